@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/call.h"
-#include "client/error.h"
-#include "client/tensor_bytes.h"
+#include "client/api/call.h"
+#include "client/api/error.h"
+#include "client/transfer/tensor_bytes.h"
 
 namespace ringattn::client {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
-#include "client/call.h"
-#include "client/error.h"
+#include "client/api/call.h"
+#include "client/api/error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "client/call.h"
+#include "client/api/call.h"
 
 namespace ringattn::client {
 

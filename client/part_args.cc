@@ -3,7 +3,7 @@
 #include <cstring>
 #include <memory>
 
-#include "client/tensor_bytes.h"
+#include "client/transfer/tensor_bytes.h"
 
 namespace ringattn::client {
 namespace {

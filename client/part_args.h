@@ -8,9 +8,9 @@
 #include <functional>
 #include <memory>
 
-#include "client/byte_runs.h"
-#include "client/call.h"
+#include "client/api/call.h"
 #include "client/call_split.h"
+#include "client/transfer/byte_runs.h"
 
 namespace ringattn::client {
 

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "client/tensor_bytes.h"
+#include "client/transfer/tensor_bytes.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::client {

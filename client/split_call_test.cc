@@ -6,8 +6,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/synchronization/blocking_counter.h"
-#include "client/client.h"
-#include "client/fake_attention_server.h"
+#include "client/api/client.h"
+#include "client/testing/fake_attention_server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

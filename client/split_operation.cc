@@ -7,7 +7,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "client/error.h"
+#include "client/api/error.h"
 #include "client/merged_report.h"
 
 namespace ringattn::client {

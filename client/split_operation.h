@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "client/operation.h"
+#include "client/call/operation.h"
 
 namespace ringattn::client {
 

@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/api/error.h"
 #include "client/call_split.h"
-#include "client/error.h"
 #include "client/merged_progress.h"
 #include "client/part_args.h"
-#include "client/tensor_bytes.h"
+#include "client/transfer/tensor_bytes.h"
 
 namespace ringattn::client {
 namespace {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/attempt.h"
-#include "client/call.h"
-#include "client/call_plan.h"
+#include "client/api/call.h"
+#include "client/call/attempt.h"
+#include "client/call/call_plan.h"
 
 namespace ringattn::client {
 

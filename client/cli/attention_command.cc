@@ -12,7 +12,7 @@
 #include "client/cli/region_stage.h"
 #include "client/cli/report.h"
 #include "client/cli/trace.h"
-#include "client/tensor_bytes.h"
+#include "client/transfer/tensor_bytes.h"
 #include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {

@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/api/client.h"
 #include "client/cli/command.h"
 #include "client/cli/flags.h"
 #include "client/cli/region_stage.h"
 #include "client/cli/server_flags.h"
-#include "client/client.h"
-#include "client/safetensors.h"
+#include "client/files/safetensors.h"
 
 namespace ringattn::client::cli {
 

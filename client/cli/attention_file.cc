@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/tensor_bytes.h"
+#include "client/transfer/tensor_bytes.h"
 #include "common/wire/proto_values.h"
 
 namespace ringattn::client::cli {

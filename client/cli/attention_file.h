@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/call.h"
+#include "client/api/call.h"
 #include "client/cli/flags.h"
-#include "client/safetensors.h"
+#include "client/files/safetensors.h"
 #include "ringattn/v1/tensor.pb.h"
 
 namespace ringattn::client::cli {

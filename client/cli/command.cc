@@ -5,7 +5,7 @@
 #include "CLI/App.hpp"
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
-#include "client/error.h"
+#include "client/api/error.h"
 #include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {

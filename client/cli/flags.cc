@@ -12,9 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "client/call.h"
+#include "client/api/call.h"
+#include "client/api/error.h"
 #include "client/cli/command.h"
-#include "client/error.h"
 #include "common/request/validation.h"
 
 namespace ringattn::client::cli {

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "client/cli/dilation_flags.h"
 #include "client/cli/term_flags.h"
-#include "client/tensor_bytes.h"
+#include "client/transfer/tensor_bytes.h"
 #include "common/request/validation.h"
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/cluster.pb.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "CLI/CLI.hpp"
-#include "client/error.h"
+#include "client/api/error.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::client::cli {

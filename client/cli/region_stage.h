@@ -13,11 +13,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/call.h"
-#include "client/call_tensors.h"
-#include "client/client.h"
-#include "client/cuda_region.h"
-#include "client/region.h"
+#include "client/api/call.h"
+#include "client/api/client.h"
+#include "client/api/cuda_region.h"
+#include "client/api/region.h"
+#include "client/call/call_tensors.h"
 
 namespace CLI {
 class App;

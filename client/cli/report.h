@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "client/call.h"
+#include "client/api/call.h"
 #include "client/cli/command.h"
 #include "client/cli/flags.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "client/client.h"
+#include "client/api/client.h"
 
 namespace CLI {
 class App;

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/call.h"
+#include "client/api/call.h"
 #include "common/attention/attention_spec.h"
 #include "common/attention/tensors.h"
 

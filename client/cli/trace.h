@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/call.h"
+#include "client/api/call.h"
 #include "client/cli/command.h"
 
 namespace ringattn::client::cli {

@@ -1,7 +1,7 @@
 // Causal attention over 1,024 tokens, 8 heads: ./forward_example 127.0.0.1:7700
 #include <cstdio>
 
-#include "client/client.h"
+#include "client/api/client.h"
 
 int main(int argc, char** argv) {
   auto client = ringattn::client::Client::Connect(argc > 1 ? argv[1] : "127.0.0.1:7700");

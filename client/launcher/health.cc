@@ -8,7 +8,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "client/error.h"
+#include "client/api/error.h"
 
 namespace ringattn::client {
 

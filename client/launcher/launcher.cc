@@ -18,7 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "client/client.h"
+#include "client/api/client.h"
 #include "client/launcher/child_process.h"
 #include "client/launcher/health.h"
 #include "client/launcher/worker_device.h"

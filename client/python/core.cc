@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "client/client.h"
-#include "client/cuda_device.h"
-#include "client/error.h"
+#include "client/api/client.h"
+#include "client/api/error.h"
+#include "client/memory/cuda_device.h"
 #include "client/python/dlpack.h"
 #include "client/python/gil_released.h"
 #include "client/python/proto_dict.h"

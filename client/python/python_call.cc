@@ -14,7 +14,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "client/error.h"
+#include "client/api/error.h"
 #include "client/python/gil_released.h"
 #include "client/python/proto_dict.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "client/client.h"
+#include "client/api/client.h"
 
 namespace ringattn::python {
 

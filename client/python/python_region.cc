@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "client/cuda_device.h"
+#include "client/memory/cuda_device.h"
 #include "client/python/gil_released.h"
 
 namespace ringattn::python {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/cuda_region.h"
+#include "client/api/cuda_region.h"
+#include "client/api/region.h"
 #include "client/python/python_call.h"
-#include "client/region.h"
 
 namespace ringattn::python {
 

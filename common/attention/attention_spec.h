@@ -28,7 +28,7 @@ enum class Packing : uint8_t {
   kKv = 2,   // [.., seq_len_kv, 2, num_kv_heads, head_dim]
 };
 
-// Where the tokens of a document of a part of a dilated problem are (common/plan/dilation.h):
+// Where the tokens of a document of a part of a dilated problem are (common/layout/dilation.h):
 // token t is position first + step * t of `document` of the whole problem.
 struct DocumentPlace {
   int64_t document = 0;
@@ -222,7 +222,7 @@ struct AttentionSpec {
   std::vector<ProbabilityRow> probability_rows;  // forward: those of TensorId::kProbabilities
   // Workers have of a bias, its gradient and a mask the columns of their keys, of all queries,
   // instead of the rows of their queries (CutsPairsByKeys and NotCutByKeys,
-  // common/plan/schedule.h).
+  // common/schedule/schedule.h).
   bool pairs_by_keys = false;
 
   // Of out, dq, dk and dv.

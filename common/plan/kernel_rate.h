@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/attention/attention_spec.h"
-#include "common/plan/schedule.h"
+#include "common/schedule/schedule.h"
 
 namespace ringattn {
 

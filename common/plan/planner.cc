@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/plan/dilation.h"
-#include "common/plan/schedule.h"
-#include "common/plan/work_count.h"
+#include "common/layout/dilation.h"
+#include "common/schedule/schedule.h"
+#include "common/schedule/work_count.h"
 
 namespace ringattn {
 namespace {

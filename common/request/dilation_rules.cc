@@ -1,7 +1,7 @@
 #include "common/request/dilation_rules.h"
 
 #include "absl/strings/str_cat.h"
-#include "common/plan/dilation.h"
+#include "common/layout/dilation.h"
 
 namespace ringattn {
 namespace {

@@ -10,8 +10,8 @@
 #include "common/attention/attention_spec.h"
 #include "common/attention/tensors.h"
 #include "common/attention/tuning.h"
-#include "common/plan/schedule.h"
-#include "common/plan/shard_plan.h"
+#include "common/layout/shard_plan.h"
+#include "common/schedule/schedule.h"
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/tensor.pb.h"
 

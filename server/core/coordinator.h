@@ -4,7 +4,7 @@
 //   Coordinator core(config);
 //   for (const Action& action : core.Handle(event, now)) CarryOut(action);
 //
-// Not thread safe: one thread (server/edge/core_loop) feeds it.
+// Not thread safe: one thread (server/edge/loop/core_loop) feeds it.
 #ifndef RINGATTN_SERVER_CORE_COORDINATOR_H_
 #define RINGATTN_SERVER_CORE_COORDINATOR_H_
 
@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/core/config.h"
-#include "server/core/events.h"
-#include "server/core/operation_view.h"
-#include "server/core/residual_view.h"
-#include "server/core/snapshot.h"
+#include "server/core/events/config.h"
+#include "server/core/events/events.h"
+#include "server/core/events/operation_view.h"
+#include "server/core/events/residual_view.h"
+#include "server/core/events/snapshot.h"
 
 namespace ringattn::server {
 

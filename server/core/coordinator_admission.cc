@@ -5,11 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/security/token.h"
-#include "server/core/client_failures.h"
 #include "server/core/coordinator_impl.h"
-#include "server/core/placement.h"
-#include "server/core/reserve_message.h"
-#include "server/core/worker_offers.h"
+#include "server/core/requests/client_failures.h"
+#include "server/core/requests/placement.h"
+#include "server/core/requests/reserve_message.h"
+#include "server/core/requests/worker_offers.h"
 
 namespace ringattn::server {
 namespace {

@@ -22,18 +22,18 @@
 #include <vector>
 
 #include "server/core/coordinator.h"
-#include "server/core/fair_order.h"
-#include "server/core/losses.h"
-#include "server/core/operations.h"
-#include "server/core/placement.h"
-#include "server/core/regions.h"
-#include "server/core/request_queue.h"
-#include "server/core/requests.h"
-#include "server/core/residuals.h"
-#include "server/core/ring.h"
-#include "server/core/roster.h"
-#include "server/core/suspicion.h"
-#include "server/core/turn.h"
+#include "server/core/events/turn.h"
+#include "server/core/loss/losses.h"
+#include "server/core/loss/suspicion.h"
+#include "server/core/requests/fair_order.h"
+#include "server/core/requests/operations.h"
+#include "server/core/requests/placement.h"
+#include "server/core/requests/regions.h"
+#include "server/core/requests/request_queue.h"
+#include "server/core/requests/requests.h"
+#include "server/core/requests/residuals.h"
+#include "server/core/ring/ring.h"
+#include "server/core/ring/roster.h"
 
 namespace ringattn::server {
 

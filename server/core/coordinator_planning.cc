@@ -3,11 +3,11 @@
 #include <string>
 #include <utility>
 
-#include "server/core/client_failures.h"
 #include "server/core/coordinator_impl.h"
-#include "server/core/measured_inputs.h"
-#include "server/core/planning_cost.h"
-#include "server/core/worker_offers.h"
+#include "server/core/requests/client_failures.h"
+#include "server/core/requests/planning_cost.h"
+#include "server/core/requests/worker_offers.h"
+#include "server/core/ring/measured_inputs.h"
 
 namespace ringattn::server {
 

@@ -1,8 +1,8 @@
 // Coordinator: events of the clients, a request's end, and its run.
 #include <utility>
 
-#include "server/core/client_failures.h"
 #include "server/core/coordinator_impl.h"
+#include "server/core/requests/client_failures.h"
 
 namespace ringattn::server {
 

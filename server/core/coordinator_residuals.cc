@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/core/client_failures.h"
 #include "server/core/coordinator_impl.h"
+#include "server/core/requests/client_failures.h"
 
 namespace ringattn::server {
 namespace {

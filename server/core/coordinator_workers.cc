@@ -3,9 +3,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/wire/durations.h"
-#include "server/core/blame.h"
-#include "server/core/client_failures.h"
 #include "server/core/coordinator_impl.h"
+#include "server/core/loss/blame.h"
+#include "server/core/requests/client_failures.h"
 
 namespace ringattn::server {
 

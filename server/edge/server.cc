@@ -13,8 +13,8 @@
 #include "common/process/descriptors.h"
 #include "common/process/listener_probe.h"
 #include "common/security/security_metrics.h"
-#include "server/core/losses.h"
-#include "server/edge/live_page.h"
+#include "server/core/loss/losses.h"
+#include "server/edge/status/live_page.h"
 #include "server/identity/gate.h"
 
 namespace ringattn::server {

@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "common/security/file_watch.h"
-#include "server/core/events.h"
+#include "server/core/events/events.h"
 #include "server/identity/clients_file.h"
 
 namespace ringattn::server {

@@ -17,7 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "common/security/principal.h"
 #include "common/security/secret.h"
-#include "server/core/client_terms.h"
+#include "server/core/events/client_terms.h"
 
 namespace ringattn::server {
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "server/core/plan_summary.h"
+#include "server/core/requests/plan_summary.h"
 
 namespace ringattn::server {
 

@@ -10,7 +10,7 @@
 #include <unordered_map>
 
 #include "absl/status/statusor.h"
-#include "server/core/events.h"
+#include "server/core/events/events.h"
 
 namespace ringattn::server {
 

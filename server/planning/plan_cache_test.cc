@@ -4,7 +4,7 @@
 
 #include "common/base/limits.h"
 #include "gtest/gtest.h"
-#include "server/core/plan_summary.h"
+#include "server/core/requests/plan_summary.h"
 
 namespace ringattn::server {
 namespace {

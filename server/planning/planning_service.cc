@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/process/thread_priority.h"
-#include "server/core/plan_summary.h"
+#include "server/core/requests/plan_summary.h"
 
 namespace ringattn::server {
 namespace {

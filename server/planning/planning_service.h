@@ -24,8 +24,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/base/limits.h"
-#include "server/core/events.h"
-#include "server/core/fair_order.h"
+#include "server/core/events/events.h"
+#include "server/core/requests/fair_order.h"
 #include "server/planning/plan_cache.h"
 
 namespace ringattn::server {

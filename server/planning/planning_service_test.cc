@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
-#include "server/core/plan_summary.h"
+#include "server/core/requests/plan_summary.h"
 
 namespace ringattn::server {
 namespace {

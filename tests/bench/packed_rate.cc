@@ -22,8 +22,8 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
-#include "client/client.h"
-#include "client/region.h"
+#include "client/api/client.h"
+#include "client/api/region.h"
 #include "common/wire/allocator.h"
 #include "common/wire/durations.h"
 

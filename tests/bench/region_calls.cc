@@ -14,8 +14,8 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "client/client.h"
-#include "client/region.h"
+#include "client/api/client.h"
+#include "client/api/region.h"
 
 ABSL_FLAG(std::string, server, "", "host:port of the service");
 ABSL_FLAG(int, tokens, 65'536, "of q, k and v");

@@ -24,7 +24,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "client/client.h"
+#include "client/api/client.h"
 #include "common/security/credentials.h"
 #include "common/wire/allocator.h"
 #include "ringattn/v1/attention.grpc.pb.h"

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "common/attention/attention_spec.h"
+#include "common/layout/shard_plan.h"
 #include "common/oracle/generator.h"
-#include "common/plan/schedule.h"
-#include "common/plan/shard_plan.h"
+#include "common/schedule/schedule.h"
 
 namespace ringattn::tests {
 

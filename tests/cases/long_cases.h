@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/attention/attention_spec.h"
-#include "common/plan/shard_plan.h"
+#include "common/layout/shard_plan.h"
 
 namespace ringattn::tests {
 

@@ -30,7 +30,7 @@ import time
 import grpc
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests/e2e"), str(ROOT / "tests/chaos")]
+sys.path[:0] = [str(ROOT / "tests/e2e/support"), str(ROOT / "tests/chaos")]
 
 import client_faults  # noqa: E402
 import process_faults  # noqa: E402

@@ -22,8 +22,8 @@
 #include "absl/flags/parse.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "client/client.h"
-#include "client/error.h"
+#include "client/api/client.h"
+#include "client/api/error.h"
 #include "tests/cases/case_generator.h"
 #include "tests/e2e/service_case.h"
 

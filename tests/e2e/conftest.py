@@ -3,7 +3,7 @@ import pathlib
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))
 
 from cluster import Cluster  # noqa: E402
 

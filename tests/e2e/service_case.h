@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "client/client.h"
+#include "client/api/client.h"
 #include "tests/cases/case_generator.h"
 
 namespace ringattn::tests {

@@ -7,11 +7,14 @@ well-behaved client does not share:
 """
 
 import contextlib
+import pathlib
 import subprocess
 import sys
 import threading
 
 import grpc
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))  # run as a program, too
 
 from attention import header_for, make_inputs, requests
 from cluster import CHANNEL_OPTIONS, wait_until

@@ -410,7 +410,7 @@ def test_a_client_that_is_killed_leaves_nothing(ring, phase):
     time.sleep(1)
     before = [open_descriptors(w.pid) for w in ring.workers.values()]
     child = subprocess.Popen([sys.executable, "-c", CLIENT.format(
-        here=str(pathlib.Path(__file__).parent), address=ring.address, phase=phase)],
+        here=str(pathlib.Path(__file__).parent / "support"), address=ring.address, phase=phase)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
     if phase == "running":

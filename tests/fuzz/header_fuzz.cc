@@ -11,10 +11,10 @@
 #include <variant>
 
 #include "common/base/limits.h"
-#include "common/plan/schedule.h"
 #include "common/request/validation.h"
+#include "common/schedule/schedule.h"
 #include "ringattn/v1/attention.pb.h"
-#include "server/edge/header_translation.h"
+#include "server/edge/header/header_translation.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "client/safetensors.h"
+#include "client/files/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   // As large and as aligned as the file, so that a step outside is seen.

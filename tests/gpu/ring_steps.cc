@@ -39,7 +39,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "common/plan/schedule.h"
+#include "common/schedule/schedule.h"
 #include "worker/executor/bind_call.h"
 #include "worker/executor/late_keys.h"
 #include "worker/kernels/cuda/cuda_kernels.h"

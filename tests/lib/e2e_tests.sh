@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
 
 ./deploy/install_deps.sh python3-pytest python3-grpcio python3-numpy prometheus patchelf
-bazel build --noshow_progress //server:ringattn-server //worker:ringattn-worker //client/... \
+bazel build --noshow_progress //server:ringattn-server //worker:ringattn-worker //client/api:client/... \
   //tests/e2e/... //tests/chaos/... || { record "fail end-to-end build"; exit 1; }
 
 report=$(mktemp --suffix=.xml)

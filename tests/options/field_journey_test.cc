@@ -17,8 +17,8 @@
 #include "absl/strings/str_format.h"
 #include "common/plan/planner.h"
 #include "gtest/gtest.h"
-#include "server/core/reserve_message.h"
-#include "server/edge/header_translation.h"
+#include "server/core/requests/reserve_message.h"
+#include "server/edge/header/header_translation.h"
 #include "worker/executor/bind_call.h"
 #include "worker/service/reserve_decoder.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "server/core/plan_summary.h"
+#include "server/core/requests/plan_summary.h"
 #include "tests/simulation/sim_worker.h"
 
 namespace ringattn::server::simulation {

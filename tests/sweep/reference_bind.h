@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "absl/status/statusor.h"
-#include "common/plan/program.h"
+#include "common/program/program.h"
 #include "tests/sweep/reference_operands.h"
 #include "worker/kernels/attention_kernel.h"
 

@@ -1,5 +1,5 @@
 // The executor's deliberately dumb twin: runs the programs of all ranks in
-// lockstep, in one thread, straight from the words of common/plan/schedule.h: in each
+// lockstep, in one thread, straight from the words of common/schedule/schedule.h: in each
 // step the transfers of all ranks as one group, then each rank's calls in order.
 //
 // What it checks while it does so: transfers match one to one and in size, every
@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/plan/schedule.h"
-#include "common/plan/shard_plan.h"
+#include "common/layout/shard_plan.h"
+#include "common/schedule/schedule.h"
 #include "tests/sweep/reference_memory.h"
 #include "tests/sweep/reference_problems.h"
 #include "worker/kernels/attention_kernel.h"

@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/attention/attention_spec.h"
-#include "common/plan/schedule.h"
-#include "common/plan/shard_plan.h"
+#include "common/layout/shard_plan.h"
+#include "common/schedule/schedule.h"
 #include "tests/sweep/poisoned_buffer.h"
 
 namespace ringattn::tests {

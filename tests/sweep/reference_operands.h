@@ -1,6 +1,6 @@
 // The operands of one compute call in the interpreter: the second binding of every op, on purpose,
-// from the words of common/plan/program.h, apart from worker/executor/bind_call. Each operand must
-// have exactly the bytes of its shape.
+// from the words of common/program/program.h, apart from worker/executor/bind_call. Each operand
+// must have exactly the bytes of its shape.
 #ifndef RINGATTN_TESTS_SWEEP_REFERENCE_OPERANDS_H_
 #define RINGATTN_TESTS_SWEEP_REFERENCE_OPERANDS_H_
 
@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "common/attention/attention_spec.h"
-#include "common/plan/program.h"
+#include "common/program/program.h"
 #include "tests/sweep/reference_memory.h"
 #include "tests/sweep/reference_problems.h"
 #include "worker/kernels/attention_kernel.h"

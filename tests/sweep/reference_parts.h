@@ -1,5 +1,5 @@
 // The parts of a dilated problem straight from the definition of a level (docs/semantics.md), token
-// by token: the second reading of common/plan/dilation.h, for the interpreter.
+// by token: the second reading of common/layout/dilation.h, for the interpreter.
 #ifndef RINGATTN_TESTS_SWEEP_REFERENCE_PARTS_H_
 #define RINGATTN_TESTS_SWEEP_REFERENCE_PARTS_H_
 
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/attention/attention_spec.h"
-#include "common/plan/shard_plan.h"
+#include "common/layout/shard_plan.h"
 #include "worker/kernels/attention_kernel.h"
 
 namespace ringattn::tests {

@@ -1,6 +1,6 @@
 #include "tests/sweep/reference_problems.h"
 
-#include "common/plan/dilation.h"
+#include "common/layout/dilation.h"
 
 namespace ringattn::tests {
 

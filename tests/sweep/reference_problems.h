@@ -7,8 +7,8 @@
 
 #include "common/attention/attention_spec.h"
 #include "common/attention/band.h"
-#include "common/plan/schedule.h"
-#include "common/plan/shard_plan.h"
+#include "common/layout/shard_plan.h"
+#include "common/schedule/schedule.h"
 #include "tests/sweep/reference_parts.h"
 #include "worker/kernels/attention_kernel.h"
 

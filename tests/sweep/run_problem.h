@@ -5,11 +5,11 @@
 
 #include "absl/status/statusor.h"
 #include "common/attention/attention_spec.h"
+#include "common/layout/shard_plan.h"
 #include "common/oracle/comparator.h"
 #include "common/oracle/generator.h"
 #include "common/oracle/oracle.h"
-#include "common/plan/schedule.h"
-#include "common/plan/shard_plan.h"
+#include "common/schedule/schedule.h"
 #include "tests/cases/case_generator.h"
 #include "tests/sweep/reference_interpreter.h"
 

@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
+E2E = pathlib.Path(__file__).resolve().parents[1] / "e2e"
+sys.path[:0] = [str(E2E / "support"), str(E2E)]
 
 from cluster import Cluster  # noqa: E402
 

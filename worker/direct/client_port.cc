@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/wire/transport.h"
-#include "worker/service/shard_exchange.h"
+#include "worker/operation/shard_exchange.h"
 
 namespace ringattn::worker {
 namespace {

@@ -14,8 +14,8 @@
 #include "common/security/credentials.h"
 #include "common/wire/listener.h"
 #include "ringattn/v1/shard.grpc.pb.h"
-#include "worker/service/shard_access.h"
-#include "worker/service/shard_hooks.h"
+#include "worker/operation/shard_access.h"
+#include "worker/operation/shard_hooks.h"
 
 namespace ringattn::worker {
 

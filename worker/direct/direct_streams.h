@@ -15,8 +15,8 @@
 #include "absl/time/time.h"
 #include "ringattn/v1/worker_control.pb.h"
 #include "worker/direct/direct_transfer.h"
-#include "worker/service/shard_access.h"
-#include "worker/service/transfer_reporter.h"
+#include "worker/operation/shard_access.h"
+#include "worker/operation/transfer_reporter.h"
 
 namespace ringattn::worker {
 

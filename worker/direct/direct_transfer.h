@@ -15,9 +15,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "worker/service/shard_access.h"
-#include "worker/service/shard_operation.h"
-#include "worker/service/transfer_reporter.h"
+#include "worker/operation/shard_access.h"
+#include "worker/operation/shard_operation.h"
+#include "worker/operation/transfer_reporter.h"
 
 namespace ringattn::worker {
 

@@ -9,9 +9,9 @@
 
 #include "absl/functional/function_ref.h"
 #include "common/attention/attention_spec.h"
-#include "common/plan/dilation.h"
-#include "common/plan/program.h"
-#include "common/plan/shard_plan.h"
+#include "common/layout/dilation.h"
+#include "common/layout/shard_plan.h"
+#include "common/program/program.h"
 #include "worker/executor/hazard_tracker.h"
 #include "worker/kernels/attention_kernel.h"
 

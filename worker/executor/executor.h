@@ -1,4 +1,4 @@
-// The executor: interprets one rank's Program (common/plan/program.h). It knows the
+// The executor: interprets one rank's Program (common/program/program.h). It knows the
 // device and the communicator only by their interfaces, and nothing of what a
 // particular schedule means.
 #ifndef RINGATTN_WORKER_EXECUTOR_EXECUTOR_H_

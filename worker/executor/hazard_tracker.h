@@ -9,7 +9,7 @@
 #include <map>
 #include <vector>
 
-#include "common/plan/program.h"
+#include "common/program/program.h"
 #include "worker/device/event.h"
 
 namespace ringattn::worker {

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "absl/functional/function_ref.h"
-#include "common/plan/program.h"
+#include "common/program/program.h"
 
 namespace ringattn::worker {
 

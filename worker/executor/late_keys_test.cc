@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "common/plan/schedule.h"
+#include "common/schedule/schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

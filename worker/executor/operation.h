@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/attention/attention_spec.h"
-#include "common/plan/program.h"
-#include "common/plan/shard_plan.h"
+#include "common/layout/shard_plan.h"
+#include "common/program/program.h"
 #include "worker/device/device.h"
 #include "worker/executor/hazard_tracker.h"
 

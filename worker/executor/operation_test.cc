@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/plan/schedule.h"
+#include "common/schedule/schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/device/cpu/cpu_device.h"

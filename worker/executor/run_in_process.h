@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/plan/schedule.h"
+#include "common/schedule/schedule.h"
 #include "worker/executor/executor.h"
 
 namespace ringattn::worker {

@@ -16,11 +16,11 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "ringattn/v1/worker_control.pb.h"
+#include "worker/operation/transfer_reporter.h"
 #include "worker/region/copy_threads.h"
 #include "worker/region/region_listener.h"
 #include "worker/region/region_pinner.h"
 #include "worker/region/region_transfer.h"
-#include "worker/service/transfer_reporter.h"
 
 namespace ringattn::worker {
 

@@ -17,13 +17,13 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "common/plan/tensor_route.h"
+#include "common/layout/tensor_route.h"
 #include "ringattn/v1/worker_control.pb.h"
 #include "worker/device/staging.h"
+#include "worker/operation/shard_operation.h"
 #include "worker/region/copy_threads.h"
 #include "worker/region/region.h"
 #include "worker/region/work_count.h"
-#include "worker/service/shard_operation.h"
 
 namespace ringattn::worker {
 

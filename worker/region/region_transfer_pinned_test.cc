@@ -9,7 +9,7 @@
 #include "absl/time/clock.h"
 #include "common/attention/tensors.h"
 #include "common/local_memory/scoped_descriptor.h"
-#include "common/plan/schedule.h"
+#include "common/schedule/schedule.h"
 #include "gtest/gtest.h"
 #include "worker/device/cpu/cpu_device.h"
 #include "worker/region/pinning_device.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/plan/schedule.h"
+#include "common/schedule/schedule.h"
 #include "worker/kernels/work.h"
 
 namespace ringattn::worker {

@@ -18,7 +18,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 #include "worker/executor/executor.h"
-#include "worker/service/shard_operation.h"
+#include "worker/operation/shard_operation.h"
 
 namespace ringattn::worker {
 

@@ -1,6 +1,6 @@
 #include "worker/service/operation_runner.h"
 
-#include "common/plan/schedule.h"
+#include "common/schedule/schedule.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::worker {

@@ -20,8 +20,8 @@
 #include "worker/device/device.h"
 #include "worker/device/host_queue.h"
 #include "worker/executor/operation.h"
-#include "worker/service/operation_registry.h"
-#include "worker/service/residual.h"
+#include "worker/operation/operation_registry.h"
+#include "worker/operation/residual.h"
 
 namespace ringattn::worker {
 

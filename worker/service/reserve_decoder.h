@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "common/attention/attention_spec.h"
-#include "common/plan/schedule.h"
-#include "common/plan/shard_plan.h"
+#include "common/layout/shard_plan.h"
+#include "common/schedule/schedule.h"
 #include "ringattn/v1/worker_control.pb.h"
 
 namespace ringattn::worker {

@@ -6,7 +6,7 @@
 
 #include "ringattn/v1/attention.pb.h"
 #include "worker/executor/executor.h"
-#include "worker/service/shard_operation.h"
+#include "worker/operation/shard_operation.h"
 
 namespace ringattn::worker {
 

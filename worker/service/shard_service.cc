@@ -6,7 +6,7 @@
 #include "common/base/limits.h"
 #include "common/security/secret.h"
 #include "common/wire/open_metadata.h"
-#include "worker/service/shard_exchange.h"
+#include "worker/operation/shard_exchange.h"
 
 namespace ringattn::worker {
 namespace {

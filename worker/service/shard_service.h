@@ -11,9 +11,9 @@
 #include <grpcpp/grpcpp.h>
 
 #include "ringattn/v1/shard.grpc.pb.h"
-#include "worker/service/operation_registry.h"
-#include "worker/service/shard_access.h"
-#include "worker/service/shard_hooks.h"
+#include "worker/operation/operation_registry.h"
+#include "worker/operation/shard_access.h"
+#include "worker/operation/shard_hooks.h"
 
 namespace ringattn::worker {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/plan/schedule.h"
+#include "common/schedule/schedule.h"
 #include "gtest/gtest.h"
 #include "worker/testing/scalar_device.h"
 

@@ -2,7 +2,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "common/plan/shard_plan.h"
+#include "common/layout/shard_plan.h"
 #include "worker/service/run_report.h"
 
 namespace ringattn::worker {

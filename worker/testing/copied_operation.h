@@ -17,13 +17,13 @@
 
 #include "absl/time/clock.h"
 #include "common/local_memory/scoped_descriptor.h"
-#include "common/plan/schedule.h"
+#include "common/schedule/schedule.h"
 #include "gtest/gtest.h"
 #include "ringattn/v1/worker_control.pb.h"
 #include "worker/device/cpu/cpu_device.h"
 #include "worker/executor/executor.h"
+#include "worker/operation/shard_operation.h"
 #include "worker/region/region.h"
-#include "worker/service/shard_operation.h"
 
 namespace ringattn::worker {
 

@@ -6,11 +6,11 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "common/layout/shard_plan.h"
 #include "common/oracle/comparator.h"
 #include "common/oracle/generator.h"
 #include "common/oracle/oracle.h"
-#include "common/plan/schedule.h"
-#include "common/plan/shard_plan.h"
+#include "common/schedule/schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/device/cuda/cuda_status.h"

@@ -8,8 +8,8 @@
 #include "worker/kernels/cpu/backward_block.h"
 #include "worker/kernels/cpu/bias_gradient_rows.h"
 #include "worker/kernels/cpu/careful_gradients.h"
-#include "worker/kernels/cpu/elementwise.h"
-#include "worker/kernels/cpu/tile_hulls.h"
+#include "worker/kernels/cpu/simd/elementwise.h"
+#include "worker/kernels/cpu/workspace/tile_hulls.h"
 #include "worker/kernels/work.h"
 
 namespace ringattn::worker::cpu {

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "worker/kernels/cpu/score_pass.h"
-#include "worker/kernels/cpu/tile_ops.h"
-#include "worker/kernels/cpu/workspace.h"
+#include "worker/kernels/cpu/simd/tile_ops.h"
+#include "worker/kernels/cpu/workspace/workspace.h"
 
 namespace ringattn::worker::cpu {
 

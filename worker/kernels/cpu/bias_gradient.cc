@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "worker/kernels/cpu/careful.h"
-#include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/score_pass.h"
-#include "worker/kernels/cpu/term_ops.h"
+#include "worker/kernels/cpu/simd/elementwise.h"
+#include "worker/kernels/cpu/simd/term_ops.h"
 #include "worker/kernels/cpu/wide_rows.h"
 #include "worker/kernels/work.h"
 

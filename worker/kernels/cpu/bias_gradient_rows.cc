@@ -1,6 +1,6 @@
 #include "worker/kernels/cpu/bias_gradient_rows.h"
 
-#include "worker/kernels/cpu/elementwise.h"
+#include "worker/kernels/cpu/simd/elementwise.h"
 #include "worker/kernels/same_operands.h"
 
 namespace ringattn::worker::cpu {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "worker/kernels/cpu/kernel_runner.h"
+#include "worker/kernels/cpu/testing/kernel_runner.h"
 #include "worker/kernels/naive/naive_kernels.h"
 
 namespace ringattn::worker {

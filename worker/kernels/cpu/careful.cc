@@ -1,6 +1,6 @@
 #include "worker/kernels/cpu/careful.h"
 
-#include "worker/kernels/cpu/elementwise.h"
+#include "worker/kernels/cpu/simd/elementwise.h"
 
 namespace ringattn::worker::cpu {
 

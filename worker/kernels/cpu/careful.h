@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "worker/kernels/cpu/tile_ops.h"
+#include "worker/kernels/cpu/simd/tile_ops.h"
 
 namespace ringattn::worker::cpu {
 

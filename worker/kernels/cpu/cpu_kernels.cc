@@ -9,13 +9,13 @@
 #include "worker/kernels/cpu/backward.h"
 #include "worker/kernels/cpu/bias_gradient.h"
 #include "worker/kernels/cpu/bias_gradient_rows.h"
-#include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/forward.h"
 #include "worker/kernels/cpu/part_rows.h"
 #include "worker/kernels/cpu/probabilities.h"
-#include "worker/kernels/cpu/tile_ops.h"
+#include "worker/kernels/cpu/simd/elementwise.h"
+#include "worker/kernels/cpu/simd/tile_ops.h"
 #include "worker/kernels/cpu/wide_rows.h"
-#include "worker/kernels/cpu/workspace.h"
+#include "worker/kernels/cpu/workspace/workspace.h"
 
 namespace ringattn::worker {
 namespace cpu {

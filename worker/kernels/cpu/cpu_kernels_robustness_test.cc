@@ -9,7 +9,7 @@
 
 #include "gtest/gtest.h"
 #include "worker/kernels/cpu/cpu_kernels.h"
-#include "worker/kernels/cpu/kernel_runner.h"
+#include "worker/kernels/cpu/testing/kernel_runner.h"
 #include "worker/kernels/work.h"
 
 namespace ringattn::worker {

@@ -10,8 +10,8 @@
 
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
-#include "worker/kernels/cpu/kernel_runner.h"
-#include "worker/kernels/cpu/tile_ops.h"
+#include "worker/kernels/cpu/simd/tile_ops.h"
+#include "worker/kernels/cpu/testing/kernel_runner.h"
 
 namespace ringattn::worker {
 namespace {

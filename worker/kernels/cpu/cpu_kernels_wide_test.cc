@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "worker/kernels/cpu/cpu_kernels.h"
-#include "worker/kernels/cpu/kernel_runner.h"
+#include "worker/kernels/cpu/testing/kernel_runner.h"
 
 namespace ringattn::worker {
 namespace {

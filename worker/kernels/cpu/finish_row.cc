@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/attention/merge.h"
-#include "worker/kernels/cpu/elementwise.h"
+#include "worker/kernels/cpu/simd/elementwise.h"
 #include "worker/kernels/cpu/wide_rows.h"
 
 namespace ringattn::worker::cpu {

@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "worker/kernels/attention_kernel.h"
-#include "worker/kernels/cpu/tile_ops.h"
-#include "worker/kernels/cpu/token_runs.h"
+#include "worker/kernels/cpu/simd/tile_ops.h"
+#include "worker/kernels/cpu/workspace/token_runs.h"
 
 namespace ringattn::worker::cpu {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "worker/kernels/cpu/elementwise.h"
-#include "worker/kernels/cpu/workspace.h"
+#include "worker/kernels/cpu/simd/elementwise.h"
+#include "worker/kernels/cpu/workspace/workspace.h"
 #include "worker/kernels/e4m3.h"
 
 namespace ringattn::worker::cpu {

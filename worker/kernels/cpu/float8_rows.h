@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "worker/kernels/attention_kernel.h"
-#include "worker/kernels/cpu/thread_pool.h"
-#include "worker/kernels/cpu/tile_ops.h"
+#include "worker/kernels/cpu/simd/tile_ops.h"
+#include "worker/kernels/cpu/workspace/thread_pool.h"
 
 namespace ringattn::worker::cpu {
 

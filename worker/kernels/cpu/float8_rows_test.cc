@@ -6,7 +6,7 @@
 #include "common/oracle/numeric.h"
 #include "gtest/gtest.h"
 #include "worker/kernels/cpu/cpu_kernels.h"
-#include "worker/kernels/cpu/kernel_runner.h"
+#include "worker/kernels/cpu/testing/kernel_runner.h"
 #include "worker/kernels/e4m3.h"
 
 namespace ringattn::worker {

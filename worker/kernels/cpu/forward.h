@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "worker/kernels/attention_kernel.h"
-#include "worker/kernels/cpu/workspace.h"
+#include "worker/kernels/cpu/workspace/workspace.h"
 
 namespace ringattn::worker::cpu {
 

@@ -8,7 +8,7 @@
 
 #include "absl/types/span.h"
 #include "common/attention/merge.h"
-#include "worker/kernels/cpu/elementwise.h"
+#include "worker/kernels/cpu/simd/elementwise.h"
 
 namespace ringattn::worker::cpu {
 namespace {

@@ -5,9 +5,9 @@
 #include <cmath>
 #include <limits>
 
-#include "worker/kernels/cpu/elementwise.h"
 #include "worker/kernels/cpu/score_pass.h"
-#include "worker/kernels/cpu/tile_ops.h"
+#include "worker/kernels/cpu/simd/elementwise.h"
+#include "worker/kernels/cpu/simd/tile_ops.h"
 
 namespace ringattn::worker::cpu {
 namespace {

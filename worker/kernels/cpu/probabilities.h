@@ -4,8 +4,8 @@
 
 #include "absl/status/status.h"
 #include "worker/kernels/attention_kernel.h"
-#include "worker/kernels/cpu/progress.h"
-#include "worker/kernels/cpu/workspace.h"
+#include "worker/kernels/cpu/workspace/progress.h"
+#include "worker/kernels/cpu/workspace/workspace.h"
 
 namespace ringattn::worker::cpu {
 

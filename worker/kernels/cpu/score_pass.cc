@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "worker/kernels/cpu/term_ops.h"
+#include "worker/kernels/cpu/simd/term_ops.h"
 
 namespace ringattn::worker::cpu {
 namespace {

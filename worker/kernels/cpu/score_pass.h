@@ -7,9 +7,9 @@
 #include <cstdint>
 
 #include "worker/kernels/attention_kernel.h"
-#include "worker/kernels/cpu/scratch.h"
-#include "worker/kernels/cpu/tile_ops.h"
-#include "worker/kernels/cpu/token_runs.h"
+#include "worker/kernels/cpu/simd/tile_ops.h"
+#include "worker/kernels/cpu/workspace/scratch.h"
+#include "worker/kernels/cpu/workspace/token_runs.h"
 #include "worker/kernels/philox.h"
 
 namespace ringattn::worker::cpu {

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
-#include "worker/kernels/cpu/elementwise.h"
-#include "worker/kernels/cpu/workspace.h"
+#include "worker/kernels/cpu/simd/elementwise.h"
+#include "worker/kernels/cpu/workspace/workspace.h"
 
 namespace ringattn::worker::cpu {
 namespace {

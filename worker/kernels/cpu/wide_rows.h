@@ -11,7 +11,7 @@
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cpu/float8_rows.h"
 #include "worker/kernels/cpu/score_pass.h"
-#include "worker/kernels/cpu/token_runs.h"
+#include "worker/kernels/cpu/workspace/token_runs.h"
 
 namespace ringattn::worker::cpu {
 

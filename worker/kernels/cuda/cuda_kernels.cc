@@ -1,7 +1,7 @@
 #include "worker/kernels/cuda/cuda_kernels.h"
 
-#include "worker/kernels/cuda/elementwise.h"
-#include "worker/kernels/cuda/launch.h"
+#include "worker/kernels/cuda/launch/elementwise.h"
+#include "worker/kernels/cuda/launch/launch.h"
 #include "worker/kernels/cuda/part_rows.h"
 #include "worker/kernels/cuda/probabilities.h"
 #include "worker/kernels/cuda/zero_rows.h"

@@ -34,8 +34,8 @@
 #include "absl/status/statusor.h"
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cuda/choose.h"
-#include "worker/kernels/cuda/device_info.h"
-#include "worker/kernels/cuda/prepared_kernel.h"
+#include "worker/kernels/cuda/launch/device_info.h"
+#include "worker/kernels/cuda/launch/prepared_kernel.h"
 
 namespace ringattn::worker::cuda {
 

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "worker/kernels/cuda/cuda_kernels.h"
-#include "worker/kernels/cuda/launch.h"
+#include "worker/kernels/cuda/launch/launch.h"
+#include "worker/kernels/cuda/launch/tables.h"
 #include "worker/kernels/cuda/part_rows.h"
-#include "worker/kernels/cuda/tables.h"
 
 namespace ringattn::worker::cuda {
 namespace {

@@ -3,12 +3,12 @@
 #include <vector>
 
 #include "worker/kernels/cuda/cuda_kernels.h"
-#include "worker/kernels/cuda/launch.h"
-#include "worker/kernels/cuda/params_of.h"
+#include "worker/kernels/cuda/launch/launch.h"
+#include "worker/kernels/cuda/launch/params_of.h"
+#include "worker/kernels/cuda/launch/tables.h"
+#include "worker/kernels/cuda/plan/probability_plan.h"
+#include "worker/kernels/cuda/plan/term_table.h"
 #include "worker/kernels/cuda/probabilities.h"
-#include "worker/kernels/cuda/probability_plan.h"
-#include "worker/kernels/cuda/tables.h"
-#include "worker/kernels/cuda/term_table.h"
 
 namespace ringattn::worker::cuda {
 namespace {

@@ -3,8 +3,8 @@
 #include <optional>
 
 #include "worker/kernels/cuda/cuda_kernels.h"
-#include "worker/kernels/cuda/launch.h"
-#include "worker/kernels/cuda/stored_rows.h"
+#include "worker/kernels/cuda/launch/launch.h"
+#include "worker/kernels/cuda/plan/stored_rows.h"
 #include "worker/kernels/cuda/zero_rows.h"
 
 namespace ringattn::worker::cuda {

@@ -10,9 +10,9 @@
 
 #include <algorithm>
 
+#include "worker/kernels/cuda/plan/probability_plan.h"
 #include "worker/kernels/cuda/primitives/numerics.cuh"
 #include "worker/kernels/cuda/primitives/thread.cuh"
-#include "worker/kernels/cuda/probability_plan.h"
 #include "worker/kernels/cuda/simt/pair_terms.cuh"
 
 namespace ringattn::worker::cuda {

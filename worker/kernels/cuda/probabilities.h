@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "worker/kernels/cuda/probability_params.h"
+#include "worker/kernels/cuda/plan/probability_params.h"
 
 namespace ringattn::worker::cuda {
 

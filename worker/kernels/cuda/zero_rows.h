@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "worker/kernels/cuda/stored_rows.h"
+#include "worker/kernels/cuda/plan/stored_rows.h"
 
 namespace ringattn::worker::cuda {
 

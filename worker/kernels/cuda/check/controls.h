@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "worker/kernels/cuda/device_info.h"
+#include "worker/kernels/cuda/launch/device_info.h"
 
 namespace ringattn::worker::cuda::check {
 

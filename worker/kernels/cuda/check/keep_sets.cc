@@ -11,7 +11,7 @@
 #include "worker/kernels/cuda/check/guarded_buffer.h"
 #include "worker/kernels/cuda/check/launch_and_wait.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
-#include "worker/kernels/cuda/family.h"
+#include "worker/kernels/cuda/launch/family.h"
 
 namespace ringattn::worker::cuda::check {
 namespace {

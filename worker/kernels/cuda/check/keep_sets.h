@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "worker/kernels/cuda/device_info.h"
+#include "worker/kernels/cuda/launch/device_info.h"
 
 namespace ringattn::worker::cuda::check {
 

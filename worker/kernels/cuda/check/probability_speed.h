@@ -2,7 +2,7 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_PROBABILITY_SPEED_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_PROBABILITY_SPEED_H_
 
-#include "worker/kernels/cuda/device_info.h"
+#include "worker/kernels/cuda/launch/device_info.h"
 
 namespace ringattn::worker::cuda::check {
 

@@ -10,7 +10,7 @@
 #include "worker/kernels/cuda/check/expected_results.h"
 #include "worker/kernels/cuda/check/random_case.h"
 #include "worker/kernels/cuda/check/split_counts.h"
-#include "worker/kernels/cuda/device_info.h"
+#include "worker/kernels/cuda/launch/device_info.h"
 
 namespace ringattn::worker::cuda::check {
 

@@ -9,7 +9,7 @@
 
 #include "worker/kernels/attention_kernel.h"
 #include "worker/kernels/cuda/check/random_case.h"
-#include "worker/kernels/cuda/prepared_kernel.h"
+#include "worker/kernels/cuda/launch/prepared_kernel.h"
 
 namespace ringattn::worker::cuda::check {
 

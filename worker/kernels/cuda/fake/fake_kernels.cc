@@ -14,7 +14,7 @@
 
 #include "worker/kernels/cpu/cpu_kernels.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
-#include "worker/kernels/cuda/stored_rows.h"
+#include "worker/kernels/cuda/plan/stored_rows.h"
 #include "worker/testing/fake_cuda/fake_cuda.h"
 
 namespace ringattn::worker::cuda {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "worker/kernels/cuda/attention_params.h"
+#include "worker/kernels/cuda/plan/attention_params.h"
 
 namespace ringattn::worker::cuda {
 

@@ -7,12 +7,12 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_ATTENTION_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SIMT_ATTENTION_CUH_
 
-#include "worker/kernels/cuda/attention_params.h"
-#include "worker/kernels/cuda/forward_row.cuh"
+#include "worker/kernels/cuda/plan/attention_params.h"
 #include "worker/kernels/cuda/primitives/band.cuh"
+#include "worker/kernels/cuda/primitives/forward_row.cuh"
 #include "worker/kernels/cuda/primitives/numerics.cuh"
+#include "worker/kernels/cuda/primitives/score_rule.cuh"
 #include "worker/kernels/cuda/primitives/thread.cuh"
-#include "worker/kernels/cuda/score_rule.cuh"
 #include "worker/kernels/cuda/simt/row_tile.cuh"
 
 namespace ringattn::worker::cuda::simt {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "worker/kernels/cuda/launch.h"
-#include "worker/kernels/cuda/prepare_backward.h"
-#include "worker/kernels/cuda/prepare_forward.h"
+#include "worker/kernels/cuda/launch/launch.h"
+#include "worker/kernels/cuda/launch/prepare_backward.h"
+#include "worker/kernels/cuda/launch/prepare_forward.h"
 #include "worker/kernels/cuda/simt/kernels.h"
 #include "worker/kernels/cuda/simt/terms.h"
 

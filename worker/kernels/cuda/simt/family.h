@@ -5,7 +5,7 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_FAMILY_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SIMT_FAMILY_H_
 
-#include "worker/kernels/cuda/family.h"
+#include "worker/kernels/cuda/launch/family.h"
 
 namespace ringattn::worker::cuda::simt {
 

@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
+#include "worker/kernels/cuda/plan/term_params.h"
 #include "worker/kernels/cuda/primitives/numerics.cuh"
-#include "worker/kernels/cuda/score_rule.cuh"
-#include "worker/kernels/cuda/term_params.h"
+#include "worker/kernels/cuda/primitives/score_rule.cuh"
 #include "worker/kernels/philox.h"
 
 namespace ringattn::worker::cuda::simt {

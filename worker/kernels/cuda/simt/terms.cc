@@ -4,13 +4,13 @@
 #include <utility>
 #include <vector>
 
-#include "worker/kernels/cuda/params_of.h"
-#include "worker/kernels/cuda/split_keys.h"
-#include "worker/kernels/cuda/tables.h"
-#include "worker/kernels/cuda/term_params.h"
-#include "worker/kernels/cuda/term_table.h"
-#include "worker/kernels/cuda/tile_plan.h"
-#include "worker/kernels/cuda/tiled_call.h"
+#include "worker/kernels/cuda/launch/params_of.h"
+#include "worker/kernels/cuda/launch/split_keys.h"
+#include "worker/kernels/cuda/launch/tables.h"
+#include "worker/kernels/cuda/launch/tiled_call.h"
+#include "worker/kernels/cuda/plan/term_params.h"
+#include "worker/kernels/cuda/plan/term_table.h"
+#include "worker/kernels/cuda/plan/tile_plan.h"
 
 namespace ringattn::worker::cuda::simt {
 namespace {

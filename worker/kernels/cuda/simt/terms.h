@@ -6,7 +6,7 @@
 #include <memory>
 #include <string_view>
 
-#include "worker/kernels/cuda/family.h"
+#include "worker/kernels/cuda/launch/family.h"
 #include "worker/kernels/cuda/simt/terms_kernels.h"
 
 namespace ringattn::worker::cuda::simt {

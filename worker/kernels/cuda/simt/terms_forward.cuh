@@ -3,8 +3,8 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_FORWARD_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_FORWARD_CUH_
 
-#include "worker/kernels/cuda/forward_row.cuh"
 #include "worker/kernels/cuda/primitives/band.cuh"
+#include "worker/kernels/cuda/primitives/forward_row.cuh"
 #include "worker/kernels/cuda/primitives/thread.cuh"
 #include "worker/kernels/cuda/simt/pair_terms.cuh"
 #include "worker/kernels/cuda/simt/row_tile.cuh"

@@ -6,8 +6,8 @@
 #include "worker/kernels/cuda/primitives/band.cuh"
 #include "worker/kernels/cuda/primitives/mma.cuh"
 #include "worker/kernels/cuda/primitives/numerics.cuh"
+#include "worker/kernels/cuda/primitives/score_rule.cuh"
 #include "worker/kernels/cuda/primitives/thread.cuh"
-#include "worker/kernels/cuda/score_rule.cuh"
 
 namespace ringattn::worker::cuda::sm80 {
 

@@ -3,7 +3,7 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_WALK_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_WALK_CUH_
 
-#include "worker/kernels/cuda/attention_params.h"
+#include "worker/kernels/cuda/plan/attention_params.h"
 
 namespace ringattn::worker::cuda::sm80 {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "worker/kernels/cuda/launch.h"
-#include "worker/kernels/cuda/prepare_backward.h"
-#include "worker/kernels/cuda/prepare_forward.h"
+#include "worker/kernels/cuda/launch/launch.h"
+#include "worker/kernels/cuda/launch/prepare_backward.h"
+#include "worker/kernels/cuda/launch/prepare_forward.h"
 #include "worker/kernels/cuda/sm80/kernels.h"
 
 namespace ringattn::worker::cuda::sm80 {

@@ -3,7 +3,7 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_FAMILY_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_FAMILY_H_
 
-#include "worker/kernels/cuda/family.h"
+#include "worker/kernels/cuda/launch/family.h"
 
 namespace ringattn::worker::cuda::sm80 {
 

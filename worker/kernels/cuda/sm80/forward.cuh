@@ -23,8 +23,8 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_CUH_
 
-#include "worker/kernels/cuda/forward_row.cuh"
 #include "worker/kernels/cuda/primitives/copy_async.cuh"
+#include "worker/kernels/cuda/primitives/forward_row.cuh"
 #include "worker/kernels/cuda/primitives/thread.cuh"
 #include "worker/kernels/cuda/sm80/forward_loads.cuh"
 #include "worker/kernels/cuda/sm80/forward_products.cuh"

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "worker/kernels/cuda/attention_params.h"
+#include "worker/kernels/cuda/plan/attention_params.h"
 #include "worker/kernels/cuda/primitives/thread.cuh"
 
 namespace ringattn::worker::cuda::sm80 {

@@ -4,11 +4,11 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_SOFTMAX_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_SOFTMAX_CUH_
 
-#include "worker/kernels/cuda/attention_params.h"
+#include "worker/kernels/cuda/plan/attention_params.h"
 #include "worker/kernels/cuda/primitives/band.cuh"
 #include "worker/kernels/cuda/primitives/numerics.cuh"
-#include "worker/kernels/cuda/row_softmax.cuh"
-#include "worker/kernels/cuda/score_rule.cuh"
+#include "worker/kernels/cuda/primitives/row_softmax.cuh"
+#include "worker/kernels/cuda/primitives/score_rule.cuh"
 
 namespace ringattn::worker::cuda::sm80 {
 

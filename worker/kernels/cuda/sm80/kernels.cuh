@@ -5,8 +5,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "worker/kernels/cuda/attention_params.h"
-#include "worker/kernels/cuda/tile_kernel.h"
+#include "worker/kernels/cuda/plan/attention_params.h"
+#include "worker/kernels/cuda/plan/tile_kernel.h"
 
 namespace ringattn::worker::cuda::sm80 {
 

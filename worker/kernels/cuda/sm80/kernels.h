@@ -3,7 +3,7 @@
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_KERNELS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_KERNELS_H_
 
-#include "worker/kernels/cuda/tile_kernel.h"
+#include "worker/kernels/cuda/plan/tile_kernel.h"
 
 namespace ringattn::worker::cuda::sm80 {
 

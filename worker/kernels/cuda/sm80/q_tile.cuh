@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "worker/kernels/cuda/attention_params.h"
-#include "worker/kernels/cuda/forward_row.cuh"
+#include "worker/kernels/cuda/plan/attention_params.h"
+#include "worker/kernels/cuda/primitives/forward_row.cuh"
 #include "worker/kernels/cuda/primitives/tile_copy.cuh"
 
 namespace ringattn::worker::cuda::sm80 {

@@ -1,10 +1,10 @@
 #include "worker/kernels/cuda/sm90/family.h"
 
 #include "worker/kernels/cuda/simt/family.h"
-#include "worker/kernels/cuda/sm90/backward.h"
-#include "worker/kernels/cuda/sm90/bias_gradient.h"
-#include "worker/kernels/cuda/sm90/float8_forward.h"
-#include "worker/kernels/cuda/sm90/forward.h"
+#include "worker/kernels/cuda/sm90/launch/backward.h"
+#include "worker/kernels/cuda/sm90/launch/bias_gradient.h"
+#include "worker/kernels/cuda/sm90/launch/float8_forward.h"
+#include "worker/kernels/cuda/sm90/launch/forward.h"
 
 namespace ringattn::worker::cuda::sm90 {
 namespace {

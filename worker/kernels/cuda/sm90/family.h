@@ -6,7 +6,7 @@
 
 #include <optional>
 
-#include "worker/kernels/cuda/family.h"
+#include "worker/kernels/cuda/launch/family.h"
 
 namespace ringattn::worker::cuda::sm90 {
 

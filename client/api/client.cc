@@ -1,0 +1,466 @@
+#include "client/api/client.h"
+
+#include <algorithm>
+#include <random>
+#include <type_traits>
+#include <utility>
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/call/call_plan.h"
+#include "client/call/cuda_call.h"
+#include "client/call/staged_operation.h"
+#include "client/split_operation.h"
+#include "client/split_plan.h"
+#include "common/process/loopback.h"
+#include "common/security/bearer_token.h"
+#include "common/security/credentials.h"
+#include "common/wire/durations.h"
+#include "common/wire/grpc_lifetime.h"
+#include "common/wire/transport.h"
+#include "ringattn/v1/attention.grpc.pb.h"
+#include "ringattn/v1/cluster.grpc.pb.h"
+#include "ringattn/v1/local_memory.grpc.pb.h"
+
+namespace ringattn::client {
+namespace {
+
+// Of a message beside its chunk's data, and of Accepted and Summary, which grow with
+// the ring and its timelines.
+constexpr int kMessageSlackBytes = 16 << 20;
+
+// What idle staging memory waits for (StagingOptions::idle), looked at so often.
+constexpr absl::Duration kTrimInterval = absl::Seconds(5);
+
+// Below, staging saves some 2 ms of a call: not worth regions that stand ready.
+constexpr uint64_t kMinStagedBytes = 1 << 20;
+
+// The coordinator answers from memory.
+constexpr absl::Duration kAttachDeadline = absl::Seconds(5);
+
+// `connect_time`: of one attempt.
+grpc::ChannelArguments ChannelArgumentsFor(const ClientOptions& options,
+                                           absl::Duration connect_time) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(options.max_chunk_bytes_down) +
+                                     kMessageSlackBytes);
+  wire::SetTransport(&arguments);
+  // A restarted server is back in a second; gRPC's own backoff would reach minutes.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(connect_time)));
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+  // Tensors are not for a web proxy that the environment happens to name.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return arguments;
+}
+
+std::string RandomRequestId() {
+  std::random_device random;
+  return absl::StrFormat("c-%08x%08x%08x%08x", random(), random(), random(), random());
+}
+
+CallOptions Named(CallOptions options) {
+  if (options.request_id.empty()) options.request_id = RandomRequestId();
+  return options;
+}
+
+ChunkLimits ChunkLimitsOf(const ClientOptions& options) {
+  return {options.max_chunk_bytes_up, options.max_chunk_bytes_down};
+}
+
+void SetDeadline(absl::Duration deadline, grpc::ClientContext* context) {
+  if (deadline == absl::InfiniteDuration()) return;
+  context->set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+}
+
+absl::Status InField(absl::string_view field, const absl::Status& status) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": ", status.message()));
+}
+
+void Prepare(absl::Duration deadline, BearerToken* token, grpc::ClientContext* context) {
+  SetDeadline(deadline, context);
+  if (token != nullptr) token->AddTo(context);
+}
+
+// What to stage; nothing if the call cannot use it or is not worth it.
+template <typename Args, typename Results>
+StagingPlan StagingFor(const Args& args, const Results& results, const CallOptions& options,
+                       const RegionIndex& regions) {
+  const bool asked = options.transport == TransportWish::kHost;
+  const bool may = options.transport == TransportWish::kAuto && options.streams <= 1;
+  if (!asked && !may) return {};
+  bool only_dout = false;
+  if constexpr (std::is_same_v<Args, BackwardArgs>) {
+    // The other tensors travel only if the residual is gone.
+    only_dout = !args.residual_handle.empty() && !options.transport_required;
+    if (args.residual_handle.empty() && !CheckBackwardSizes(args, results).ok()) return {};
+  } else {
+    if (!CheckForwardSizes(args, results).ok()) return {};
+  }
+  StagingPlan plan = PlanStaging(args, results, regions, only_dout);
+  if (!asked && plan.copied_bytes < kMinStagedBytes) return {};
+  // Tensors without bytes lie in any region, but in one.
+  if (asked && plan.region_bytes == 0 && regions.Any() == nullptr) plan.region_bytes = 1;
+  return plan;
+}
+
+absl::Status CheckSizes(const ForwardArgs& args, const ForwardResults& results) {
+  return CheckForwardSizes(args, results);
+}
+// With a residual the other tensors may be left out.
+absl::Status CheckSizes(const BackwardArgs& args, const BackwardResults& results) {
+  if (!args.residual_handle.empty()) return absl::OkStatus();
+  return CheckBackwardSizes(args, results);
+}
+
+absl::StatusOr<std::vector<PlannedRequest>> PlanRequests(const ForwardArgs& args,
+                                                         const ForwardResults& results,
+                                                         const CallOptions& options,
+                                                         const ChunkLimits& limits,
+                                                         const RegionIndex& regions) {
+  return PlanForwardRequests(args, results, options, limits, regions);
+}
+
+absl::StatusOr<std::vector<PlannedRequest>> PlanRequests(const BackwardArgs& args,
+                                                         const BackwardResults& results,
+                                                         const CallOptions& options,
+                                                         const ChunkLimits& limits,
+                                                         const RegionIndex& regions) {
+  return PlanBackwardRequests(args, results, options, limits, regions);
+}
+
+template <typename Response, typename Call>
+absl::StatusOr<Response> Unary(absl::Duration deadline, BearerToken* token, const Call& call) {
+  grpc::ClientContext context;
+  Prepare(deadline, token, &context);
+  Response response;
+  const grpc::Status status = call(&context, &response);
+  if (!status.ok()) return FromGrpcStatus(status);
+  return response;
+}
+
+}  // namespace
+
+absl::StatusOr<TransportSecurity> SecurityOf(const ClientOptions& options) {
+  const bool any = !options.tls_ca.empty() || !options.tls_cert.empty() ||
+                   !options.tls_key.empty() || !options.tls_server_name.empty();
+  if (!any) return TransportSecurity();
+  if (options.credentials != nullptr) {
+    return absl::InvalidArgumentError("credentials: given beside tls_ fields");
+  }
+  if (options.tls_ca.empty()) {
+    return absl::InvalidArgumentError("tls_ca: missing; TLS needs the server's authorities");
+  }
+  if (options.tls_cert.empty() != options.tls_key.empty()) {
+    return absl::InvalidArgumentError("tls_cert and tls_key go together");
+  }
+  auto security =
+      TransportSecurity::Tls({.files = {options.tls_cert, options.tls_key, options.tls_ca},
+                              .server_name = options.tls_server_name});
+  if (!security.ok()) return InField("tls", security.status());
+  return security;
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& target,
+                                                        const ClientOptions& options) {
+  if (target.empty()) return absl::InvalidArgumentError("the server's address is empty");
+  if (options.channels < 1) return absl::InvalidArgumentError("channels must be at least 1");
+  if (options.channels_per_worker < 0 ||
+      options.channels_per_worker > WorkerChannels::kMostPerWorker) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("channels_per_worker must be in 0..", WorkerChannels::kMostPerWorker));
+  }
+  if (options.max_chunk_bytes_down < 1 || options.max_chunk_bytes_up > (1u << 30) ||
+      options.max_chunk_bytes_down > (1u << 30)) {
+    return absl::InvalidArgumentError(
+        "max_chunk_bytes_down must be in 1..2^30, max_chunk_bytes_up in 0..2^30");
+  }
+  wire::KeepGrpcRunning();
+  std::unique_ptr<Client> client(new Client(options));
+  const grpc::ChannelArguments arguments = ChannelArgumentsFor(options, absl::Milliseconds(100));
+  absl::StatusOr<TransportSecurity> security = SecurityOf(options);
+  if (!security.ok()) return security.status();
+  if (!options.token_file.empty()) {
+    if (security->is_plain() && options.credentials == nullptr && !IsLoopback(target)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("token_file: the token would travel in plain text to ", target,
+                       ", which is not a loopback address; give tls_ca"));
+    }
+    auto token = BearerToken::FromFile(options.token_file);
+    if (!token.ok()) return InField("token_file", token.status());
+    client->token_ = *std::move(token);
+  }
+  for (int i = 0; i < options.channels; ++i) {
+    client->channels_.push_back(
+        options.credentials ? grpc::CreateCustomChannel(target, options.credentials, arguments)
+                            : security->Dial(target, arguments));
+  }
+  client->hold_ = std::make_unique<ResidualHold>(client->channels_[0], client->token_);
+  // Of a connection to a worker the first attempt decides (operation.cc): it gets a second.
+  const grpc::ChannelArguments worker_arguments = ChannelArgumentsFor(options, absl::Seconds(1));
+  client->workers_ = std::make_shared<WorkerChannels>(
+      [credentials = options.credentials, security = *security,
+       arguments = worker_arguments](const std::string& endpoint) {
+        return credentials ? grpc::CreateCustomChannel(endpoint, credentials, arguments)
+                           : security.Dial(endpoint, arguments);
+      },
+      options.channels_per_worker);
+  return client;
+}
+
+Client::Client(const ClientOptions& options)
+    : options_(options),
+      staging_(
+          {.max_bytes = options.staging_bytes}, [this] { return AttachCall(); }, regions_),
+      copies_(CopyPool::DefaultThreads(), kTrimInterval, [this] { staging_.Trim(); }) {}
+
+Client::~Client() {
+  staging_.Close();
+  registry_->CancelAllAndWait();
+}
+
+const std::shared_ptr<grpc::Channel>& Client::NextChannel() {
+  return channels_[next_channel_.fetch_add(1) % channels_.size()];
+}
+
+SharedRegion::AttachCall Client::AttachCall() {
+  return [channel = NextChannel(), token = token_](const v1::AttachRequest& request) {
+    const auto stub = v1::LocalMemoryService::NewStub(channel);
+    return Unary<v1::AttachResponse>(
+        kAttachDeadline, token.get(),
+        [&](auto* context, auto* response) { return stub->Attach(context, request, response); });
+  };
+}
+
+Operation Client::Start(absl::StatusOr<std::vector<PlannedRequest>> requests,
+                        const CallOptions& options, const std::string& why_not_staged,
+                        const Done& done) {
+  if (!requests.ok()) return FailedOperation(options.request_id, requests.status(), done);
+  workers_->Prune();
+  std::vector<SplitRequest> ready;
+  for (PlannedRequest& request : *requests) {
+    if (request.plan.host == nullptr && !why_not_staged.empty()) {
+      absl::StrAppend(&request.plan.no_host_reason, ", and is not staged: ", why_not_staged);
+    }
+    ready.push_back({.params = {.request_id = std::move(request.request_id),
+                                .channel = NextChannel(),
+                                .workers = workers_,
+                                .plan = std::make_shared<const CallPlan>(std::move(request.plan)),
+                                .fallback = std::move(request.fallback),
+                                .registry = registry_,
+                                .retry = options_.retry,
+                                .token = token_,
+                                .deadline = options.deadline},
+                     .collect = std::move(request.collect)});
+  }
+  if (ready.size() == 1) {
+    ready[0].params.done = done;
+    return StartOperation(std::move(ready[0].params));
+  }
+  return StartSplitOperation(
+      {.request_id = options.request_id, .requests = std::move(ready), .done = done});
+}
+
+template <typename Args, typename Results>
+Operation Client::StartCall(const Args& args, const Results& results, const CallOptions& options,
+                            const Done& done) {
+  const CallOptions named = Named(options);
+  StagingPlan cuda;
+  if (absl::Status status = PlanCudaCopies(args, results, *regions_, &cuda); !status.ok()) {
+    return FailedOperation(named.request_id, status, done);
+  }
+  if (cuda.copied_bytes > 0) {
+    return StartWithCuda(args, results, named, std::move(cuda), done);
+  }
+  StagingPlan staging = StagingFor(args, results, named, *regions_);
+  const auto bytes = static_cast<int64_t>(staging.region_bytes);
+  std::string why_not;
+  bool stages = bytes > 0 && staging_.MayTake(bytes, &why_not);
+  std::shared_ptr<SharedRegion> region;
+  if (stages && named.transport == TransportWish::kAuto) {
+    bool prepare = false;
+    region = staging_.TakeReady(bytes, &prepare);
+    if (prepare) copies_.Add([this, bytes] { staging_.Prepare(bytes); });
+    stages = region != nullptr;
+    if (!stages) why_not = "no memory is ready for it yet";
+  }
+  if (!stages) {
+    return Start(PlanRequests(args, results, named, ChunkLimitsOf(options_), *regions_), named,
+                 why_not, done);
+  }
+  // A call lives no longer than this client.
+  auto start = [this, args, results, named, staging](uint8_t* base, const std::string& why,
+                                                     absl::Duration deadline, const Done& ended) {
+    Args in = args;
+    Results out = results;
+    CallOptions rest = named;
+    rest.deadline = deadline;
+    if (base != nullptr) PointToStage(staging, base, &in, &out);
+    return Start(PlanRequests(in, out, rest, ChunkLimitsOf(options_), *regions_), rest, why, ended);
+  };
+  return StartStagedOperation({.request_id = named.request_id,
+                               .plan = std::move(staging),
+                               .region = std::move(region),
+                               .pool = &staging_,
+                               .copies = &copies_,
+                               .registry = registry_,
+                               .deadline = named.deadline,
+                               .start = std::move(start),
+                               .done = done});
+}
+
+template <typename Args, typename Results>
+Operation Client::StartWithCuda(const Args& args, const Results& results,
+                                const CallOptions& options, StagingPlan copies, const Done& done) {
+  if (absl::Status status = CheckSizes(args, results); !status.ok()) {
+    return FailedOperation(options.request_id, status, done);
+  }
+  const bool wished = options.transport == TransportWish::kCuda;
+  std::string why_not;
+  if (!wished && options.transport != TransportWish::kAuto) {
+    why_not = "the caller chose another way";
+  } else if (!AllOnCuda(args, results, *regions_)) {
+    why_not = "not all tensors lie in CUDA memory";
+  } else {
+    why_not = WhyNotAttached(copies, *regions_);
+  }
+  // A call lives no longer than this client.
+  auto start = [this, args, results, options, copies](uint8_t* host, absl::Duration deadline,
+                                                      const Done& ended) {
+    CallOptions rest = options;
+    rest.deadline = deadline;
+    if (host == nullptr) {
+      return Start(PlanRequests(args, results, rest, ChunkLimitsOf(options_), *regions_), rest, "",
+                   ended);
+    }
+    if (rest.transport == TransportWish::kCuda) rest.transport = TransportWish::kAuto;
+    Args in = args;
+    Results out = results;
+    PointToStage(copies, host, &in, &out);
+    return StartCall(in, out, rest, ended);
+  };
+  return StartCudaCall({.request_id = options.request_id,
+                        .plan = std::move(copies),
+                        .why_not = std::move(why_not),
+                        .required = wished && options.transport_required,
+                        .regions = regions_,
+                        .copies = &copies_,
+                        .registry = registry_,
+                        .deadline = options.deadline,
+                        .start = std::move(start),
+                        .done = done});
+}
+
+Operation Client::StartForward(const ForwardArgs& args, const ForwardResults& results,
+                               const CallOptions& options, const Done& done) {
+  return StartCall(args, results, options, done);
+}
+
+Operation Client::StartBackward(const BackwardArgs& args, const BackwardResults& results,
+                                const CallOptions& options, const Done& done) {
+  return StartCall(args, results, options, done);
+}
+
+CallResult Client::Forward(const ForwardArgs& args, const ForwardResults& results,
+                           const CallOptions& options) {
+  return StartForward(args, results, options).Wait();
+}
+
+CallResult Client::Backward(const BackwardArgs& args, const BackwardResults& results,
+                            const CallOptions& options) {
+  return StartBackward(args, results, options).Wait();
+}
+
+absl::StatusOr<v1::GetOperationResponse> Client::GetOperation(const std::string& request_id,
+                                                              absl::Duration deadline) {
+  const auto stub = v1::AttentionService::NewStub(NextChannel());
+  v1::GetOperationRequest request;
+  request.set_request_id(request_id);
+  return Unary<v1::GetOperationResponse>(deadline, token_.get(),
+                                         [&](auto* context, auto* response) {
+                                           return stub->GetOperation(context, request, response);
+                                         });
+}
+
+absl::Status Client::CancelOperation(const std::string& request_id, absl::Duration deadline) {
+  const auto stub = v1::AttentionService::NewStub(NextChannel());
+  v1::CancelOperationRequest request;
+  request.set_request_id(request_id);
+  return Unary<v1::CancelOperationResponse>(deadline, token_.get(),
+                                            [&](auto* context, auto* response) {
+                                              return stub->CancelOperation(context, request,
+                                                                           response);
+                                            })
+      .status();
+}
+
+absl::Status Client::DeleteResidual(const std::string& residual_handle, absl::Duration deadline) {
+  const auto stub = v1::AttentionService::NewStub(NextChannel());
+  v1::DeleteResidualRequest request;
+  request.set_residual_handle(residual_handle);
+  return Unary<v1::DeleteResidualResponse>(deadline, token_.get(),
+                                           [&](auto* context, auto* response) {
+                                             return stub->DeleteResidual(context, request,
+                                                                         response);
+                                           })
+      .status();
+}
+
+absl::StatusOr<std::vector<std::string>> Client::RenewResiduals(
+    const std::vector<std::string>& residual_handles, absl::Duration ttl, absl::Duration deadline) {
+  const auto stub = v1::AttentionService::NewStub(NextChannel());
+  v1::RenewResidualsRequest request;
+  request.mutable_residual_handles()->Add(residual_handles.begin(), residual_handles.end());
+  if (ttl != absl::ZeroDuration()) ringattn::SetDuration(ttl, request.mutable_ttl());
+  auto response = Unary<v1::RenewResidualsResponse>(
+      deadline, token_.get(),
+      [&](auto* context, auto* answer) { return stub->RenewResiduals(context, request, answer); });
+  if (!response.ok()) return response.status();
+  std::vector<std::string> reasons;
+  for (const v1::ResidualStatus& status : response->residuals()) {
+    reasons.push_back(status.reason());
+  }
+  return reasons;
+}
+
+absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(absl::Duration deadline) {
+  const auto stub = v1::ClusterService::NewStub(NextChannel());
+  return Unary<v1::GetServerInfoResponse>(
+      deadline, token_.get(),
+      [&](auto* context, auto* response) { return stub->GetServerInfo(context, {}, response); });
+}
+
+absl::StatusOr<v1::Topology> Client::GetTopology(absl::Duration deadline) {
+  const auto stub = v1::ClusterService::NewStub(NextChannel());
+  auto response = Unary<v1::GetTopologyResponse>(
+      deadline, token_.get(),
+      [&](auto* context, auto* response) { return stub->GetTopology(context, {}, response); });
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_topology());
+}
+
+absl::Status Client::WatchTopology(const std::function<bool(const v1::Topology&)>& on_topology,
+                                   absl::Duration deadline) {
+  const auto stub = v1::ClusterService::NewStub(NextChannel());
+  grpc::ClientContext context;
+  Prepare(deadline, token_.get(), &context);
+  const auto reader = stub->WatchTopology(&context, {});
+  v1::WatchTopologyResponse response;
+  while (reader->Read(&response)) {
+    if (!on_topology(response.topology())) {
+      context.TryCancel();
+      while (reader->Read(&response)) {
+      }
+      reader->Finish();
+      return absl::OkStatus();
+    }
+  }
+  return FromGrpcStatus(reader->Finish());
+}
+
+}  // namespace ringattn::client

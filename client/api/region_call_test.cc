@@ -1,0 +1,193 @@
+// Calls that have no other way than their regions, and workers that come later than those.
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/synchronization/notification.h"
+#include "client/api/client.h"
+#include "client/api/region.h"
+#include "client/testing/fake_attention_server.h"
+#include "client/testing/fake_region_worker.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "ringattn/v1/local_memory.grpc.pb.h"
+
+namespace ringattn::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A coordinator whose second worker joins when the test says so.
+class FakeLocalMemory final : public v1::LocalMemoryService::Service {
+ public:
+  grpc::Status Attach(grpc::ServerContext*, const v1::AttachRequest* request,
+                      v1::AttachResponse* response) override {
+    if (before_answer) before_answer();
+    response->set_region_id(request->region_id().empty() ? "region" : request->region_id());
+    for (FakeRegionWorker* worker : {&first, &second}) {
+      if (worker == &second && !joined) continue;
+      if (worker->has_region()) {
+        response->add_attached(worker->name());
+      } else {
+        *response->add_points() = worker->Point();
+      }
+    }
+    return grpc::Status::OK;
+  }
+
+  FakeRegionWorker first{"first"}, second{"second"};
+  std::atomic<bool> joined{false};
+  std::function<void()> before_answer;
+};
+
+grpc::Status Lacks() {
+  return FakeError{.code = grpc::StatusCode::FAILED_PRECONDITION,
+                   .message = "second has not attached the region of q",
+                   .reason = "TRANSPORT_UNAVAILABLE"}
+      .ToStatus();
+}
+
+grpc::Status ServeFromRegions(const v1::ForwardHeader& header, ForwardStream* stream) {
+  v1::ForwardResponse accepted = AcceptedFor(header);
+  accepted.mutable_accepted()->set_transport(v1::TRANSPORT_HOST_MEMORY);
+  stream->Write(accepted);
+  v1::ForwardRequest more;
+  while (stream->Read(&more)) {
+  }
+  v1::ForwardResponse last;
+  last.mutable_summary()->set_flops(1);
+  stream->Write(last);
+  return grpc::Status::OK;
+}
+
+class RegionCallTest : public testing::Test {
+ protected:
+  void Serve(FakeAttentionServer::Handler handler) {
+    server_ = std::make_unique<FakeAttentionServer>(std::move(handler), &memory_);
+    ClientOptions options;
+    options.retry.initial_backoff = absl::Milliseconds(5);
+    options.retry.max_backoff = absl::Milliseconds(20);
+    options.retry.max_replays = 4;
+    client_ = *Client::Connect(server_->address(), options);
+    region_ = *Region::Allocate(client_.get(), 1 << 16);
+    ASSERT_TRUE(memory_.first.has_region());
+    args_.shape.set_batch(1);
+    args_.shape.set_seq_len_q(16);
+    args_.shape.set_seq_len_kv(16);
+    args_.shape.set_num_heads(1);
+    args_.shape.set_num_kv_heads(1);
+    args_.shape.set_head_dim(8);
+    args_.dtype = v1::DATA_TYPE_FLOAT32;
+    uint8_t* next = region_->memory().data();
+    const auto place = [&next](size_t bytes) {
+      next += bytes;
+      return MutableBytes(next - bytes, bytes);
+    };
+    const auto bytes = [&](v1::TensorId id) { return *TensorBytes(args_.shape, args_.dtype, id); };
+    args_.q = place(bytes(v1::TENSOR_ID_Q));
+    args_.k = place(bytes(v1::TENSOR_ID_K));
+    args_.v = place(bytes(v1::TENSOR_ID_V));
+    results_.out = place(bytes(v1::TENSOR_ID_OUT));
+    results_.lse = place(bytes(v1::TENSOR_ID_LSE));
+  }
+
+  Operation Start(absl::Duration deadline = absl::Seconds(60)) {
+    return client_->StartForward(
+        args_, results_,
+        {.transport = TransportWish::kHost, .transport_required = true, .deadline = deadline});
+  }
+
+  FakeLocalMemory memory_;
+  std::unique_ptr<FakeAttentionServer> server_;
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<Region> region_;
+  ForwardArgs args_;
+  ForwardResults results_;
+};
+
+TEST_F(RegionCallTest, AWorkerThatHasJustJoinedIsShownTheRegionBeforeTheReplay) {
+  Serve([this](int call, const auto& header, auto*, auto* stream) {
+    memory_.joined = true;
+    if (call == 0) {
+      EXPECT_EQ(header.transport().places_size(), 5);
+      return Lacks();
+    }
+    EXPECT_TRUE(memory_.second.has_region());
+    return ServeFromRegions(header, stream);
+  });
+  const CallResult report = Start().Wait();
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->accepted.transport(), v1::TRANSPORT_HOST_MEMORY);
+  EXPECT_EQ(report->summary.attempts(), 2u);
+}
+
+// Nobody had it: the header names no region, and the refusal is the same.
+TEST_F(RegionCallTest, TheOnlyWorkerMayHaveBeenStartedAgain) {
+  Serve([this](int call, const auto& header, auto*, auto* stream) {
+    memory_.joined = true;
+    if (call > 0) return ServeFromRegions(header, stream);
+    memory_.first.DropRegions();
+    return Lacks();
+  });
+  const CallResult report = Start().Wait();
+  ASSERT_TRUE(report.ok()) << report.status();
+}
+
+TEST_F(RegionCallTest, AnotherCoordinatorIsToldOfTheRegionBeforeTheReplay) {
+  Serve([this](int call, const auto& header, auto*, auto* stream) {
+    if (call > 0) return ServeFromRegions(header, stream);
+    memory_.first.DropRegions();
+    return FakeError{.code = grpc::StatusCode::INVALID_ARGUMENT,
+                     .message = "names no region of this client",
+                     .reason = "REGION_UNKNOWN"}
+        .ToStatus();
+  });
+  const CallResult report = Start().Wait();
+  ASSERT_TRUE(report.ok()) << report.status();
+}
+
+TEST_F(RegionCallTest, WhereNoWorkerTakesItTheRefusalIsFinal) {
+  memory_.second.RefuseWith(AttachCode::kForeignUser);
+  Serve([this](auto...) {
+    memory_.joined = true;
+    return Lacks();
+  });
+  const CallResult report = Start().Wait();
+  EXPECT_TRUE(absl::IsFailedPrecondition(report.status()));
+  EXPECT_THAT(report.status().message(), HasSubstr("second has not attached"));
+  EXPECT_EQ(server_->calls(), 1);
+  EXPECT_GE(memory_.second.attaches(), 1);
+}
+
+TEST_F(RegionCallTest, ReplaysForWantOfARegionAreBounded) {
+  Serve([this](auto...) {
+    memory_.joined = true;
+    memory_.second.DropRegions();  // starts again, and again
+    return Lacks();
+  });
+  const CallResult report = Start().Wait();
+  EXPECT_TRUE(absl::IsFailedPrecondition(report.status()));
+  EXPECT_THAT(report.status().message(), HasSubstr("(after 4 replays)"));
+  EXPECT_EQ(server_->calls(), 5);
+}
+
+TEST_F(RegionCallTest, TheDeadlineAndTheCallerEndTheWait) {
+  Serve([](auto...) { return Lacks(); });
+  absl::Notification over;
+  memory_.before_answer = [&] { over.WaitForNotification(); };
+  const absl::Time begin = absl::Now();
+  const CallResult late = Start(absl::Milliseconds(300)).Wait();
+  EXPECT_TRUE(absl::IsFailedPrecondition(late.status())) << late.status();
+  const Operation cancelled = Start();
+  while (server_->calls() < 2) absl::SleepFor(absl::Milliseconds(5));
+  absl::SleepFor(absl::Milliseconds(50));
+  cancelled.Cancel();
+  EXPECT_TRUE(absl::IsCancelled(cancelled.Wait().status()));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
+  EXPECT_EQ(server_->calls(), 2);
+  over.Notify();
+}
+
+}  // namespace
+}  // namespace ringattn::client

@@ -1,0 +1,589 @@
+#include "client/call/attempt.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/api/error.h"
+#include "client/transfer/direct_transfer.h"
+#include "common/observability/trace_context.h"
+#include "common/schedule/schedule.h"
+#include "common/wire/chunk_codec.h"
+#include "common/wire/crc32c.h"
+#include "common/wire/grpc_slices.h"
+#include "common/wire/proto_values.h"
+
+namespace ringattn::client {
+namespace {
+
+// How many chunks are put into place at a time, and held whole for it; what fits into the stream's
+// window of one more may wait there.
+constexpr int kChunksSideBySide = 2;
+
+// How long the coordinator's word is waited for when a stream to a worker has failed.
+constexpr std::chrono::seconds kTrailerWait{2};
+
+// What a server sends besides chunks; both RPCs have the same four members.
+struct ControlMessage {
+  std::optional<v1::Accepted> accepted;
+  std::optional<v1::Progress> progress;
+  std::optional<v1::Summary> summary;
+};
+
+template <typename Response>
+absl::StatusOr<ControlMessage> ParseControl(grpc::ByteBuffer* buffer) {
+  absl::StatusOr<Response> response = wire::ParseProto<Response>(buffer);
+  if (!response.ok()) return response.status();
+  ControlMessage message;
+  if (response->has_accepted()) message.accepted = std::move(*response->mutable_accepted());
+  if (response->has_progress()) message.progress = std::move(*response->mutable_progress());
+  if (response->has_summary()) message.summary = std::move(*response->mutable_summary());
+  return message;
+}
+
+absl::StatusOr<ControlMessage> ParseControl(CallKind kind, grpc::ByteBuffer* buffer) {
+  return kind == CallKind::kForward ? ParseControl<v1::ForwardResponse>(buffer)
+                                    : ParseControl<v1::BackwardResponse>(buffer);
+}
+
+const char* MethodOf(CallKind kind) {
+  return kind == CallKind::kForward ? "/ringattn.v1.AttentionService/Forward"
+                                    : "/ringattn.v1.AttentionService/Backward";
+}
+
+absl::Status ServerError(absl::string_view what) {
+  return absl::InternalError(absl::StrCat("the server broke the protocol: ", what));
+}
+
+// The reading side (OnRead..., OnDone) and the writing side (OnWriteDone) each run on
+// one thread at a time, but side by side. They meet in gate_, borrowed_ and
+// context_; all else belongs to one side. Beside the reading side, which ends after them, the
+// bytes of some chunks are put into place and reported; those threads meet in filling_, failure_
+// and progress_mutex_.
+class StreamAttempt final : public Attempt,
+                            public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                            public std::enable_shared_from_this<StreamAttempt> {
+ public:
+  StreamAttempt(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<WorkerChannels> workers,
+                std::shared_ptr<const CallPlan> plan, BearerToken* token,
+                std::chrono::system_clock::time_point deadline, const AttemptTerms& terms,
+                std::function<void(AttemptResult)> done)
+      : stub_(std::in_place, std::move(channel)),
+        workers_(std::move(workers)),
+        plan_(std::move(plan)),
+        deadline_(deadline),
+        done_(std::move(done)),
+        assembler_(plan_->outputs),
+        start_(std::chrono::steady_clock::now()) {
+    context_->set_deadline(deadline);
+    if (token != nullptr) token->AddTo(context_.get());
+    if (!plan_->traceparent.empty()) context_->AddMetadata(kTraceparentKey, plan_->traceparent);
+    if (!plan_->direct) {
+      no_direct_reason_ = plan_->no_direct_reason;
+    } else if (!terms.no_direct.empty() || workers_ == nullptr) {
+      no_direct_reason_ = absl::StrCat("no direct stream: ", terms.no_direct);
+    } else {
+      offers_direct_ = true;
+    }
+    if (!terms.offers_host) {
+      no_host_reason_ = "the coordinator did not know the regions";
+    } else if (plan_->host == nullptr) {
+      no_host_reason_ = plan_->no_host_reason;
+    } else {
+      if (plan_->only_host) attachments_ = plan_->host->Attachments();
+      offer_ = plan_->host->Options(plan_->host_required, &no_host_reason_);
+    }
+  }
+
+  void Start() override {
+    self_ = shared_from_this();
+    stub_->PrepareBidiStreamingCall(context_.get(), MethodOf(plan_->kind), {}, this);
+    write_buffer_ = Header();
+    StartWrite(&write_buffer_);
+    StartRead(&read_buffer_);
+    StartCall();
+  }
+
+  void Cancel() override {
+    const std::lock_guard lock(mutex_);
+    user_cancelled_ = true;
+    if (context_ != nullptr) context_->TryCancel();
+  }
+
+ private:
+  void Abandon() {
+    const std::lock_guard lock(mutex_);
+    if (context_ != nullptr) context_->TryCancel();
+  }
+
+  // The plan's, and behind it what this stream says of transports: a message that comes in two
+  // pieces is the two merged.
+  grpc::ByteBuffer Header() const {
+    v1::TransportOptions options;
+    if (offer_) {
+      options = *offer_;
+    } else if (plan_->host_required) {
+      options.add_accept(plan_->on_cuda ? v1::TRANSPORT_CUDA_MEMORY : v1::TRANSPORT_HOST_MEMORY);
+      options.set_required(true);
+    }
+    if (offers_direct_) {
+      options.add_accept(v1::TRANSPORT_DIRECT_STREAM);
+      if (plan_->direct_required) options.set_required(true);
+    }
+    if (options.accept().empty()) return plan_->header;
+    std::string more;
+    if (plan_->kind == CallKind::kForward) {
+      v1::ForwardRequest request;
+      *request.mutable_header()->mutable_transport() = options;
+      more = request.SerializeAsString();
+    } else {
+      v1::BackwardRequest request;
+      *request.mutable_header()->mutable_transport() = options;
+      more = request.SerializeAsString();
+    }
+    std::vector<grpc::Slice> slices;
+    plan_->header.Dump(&slices);
+    slices.emplace_back(more);
+    return {slices.data(), slices.size()};
+  }
+
+  // --- Writing: header, wait for Accepted, chunks, half-close -------------------
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) return;  // the stream has ended; OnDone has the reason
+    if (!header_written_) {
+      header_written_ = true;
+      PassGate();
+      return;
+    }
+    ReportTransfer(v1::OPERATION_STATE_UPLOADING, source_->dealt_bytes(), source_->total_bytes());
+    WriteNextChunk();
+  }
+
+  // The second to come, of the header's write and Accepted, begins the upload.
+  void PassGate() {
+    if (gate_.fetch_sub(1) == 1) WriteNextChunk();
+  }
+
+  void WriteNextChunk() {
+    std::optional<ChunkSource::Chunk> chunk = source_->Next();
+    if (!chunk) {
+      times_.uploaded_seconds = SecondsSinceStart();
+      StartWritesDone();
+      return;
+    }
+    wire::ChunkHeader header{.tensor = chunk->tensor, .offset = chunk->offset};
+    if (plan_->with_crc32c) {
+      header.crc32c = wire::Crc32c(chunk->bytes.data(), chunk->bytes.size());
+    }
+    const grpc::Slice payload = SliceOf(*chunk);
+    const wire::StreamMessage type =
+        plan_->kind == CallKind::kForward ? wire::kForwardRequest : wire::kBackwardRequest;
+    write_buffer_ = wire::MakeChunkBuffer(
+        wire::EncodeChunkPrefix(type, header, chunk->bytes.size()), {payload});
+    StartWrite(&write_buffer_);
+  }
+
+  grpc::Slice SliceOf(ChunkSource::Chunk& chunk) {
+    if (chunk.gathered != nullptr) {
+      return wire::BorrowSlice(
+          chunk.bytes.data(), chunk.bytes.size(),
+          [](void* gathered) { delete[] static_cast<uint8_t*>(gathered); },
+          chunk.gathered.release());
+    }
+    borrowed_.fetch_add(1);
+    return wire::BorrowSlice(
+        chunk.bytes.data(), chunk.bytes.size(),
+        [](void* borrowed) { static_cast<std::atomic<int64_t>*>(borrowed)->fetch_sub(1); },
+        &borrowed_);
+  }
+
+  // --- Reading ------------------------------------------------------------------
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    server_answered_ = true;
+    const wire::StreamMessage type =
+        plan_->kind == CallKind::kForward ? wire::kForwardResponse : wire::kBackwardResponse;
+    const auto message = wire::ReceivedMessage::Parse(type, read_buffer_);
+    if (!message.ok()) return Break(ServerError(message.status().message()));
+    if (message->is_chunk()) return TakeChunk(*message);
+    if (absl::Status status = TakeControl(); !status.ok()) return Break(std::move(status));
+    StartRead(&read_buffer_);
+  }
+
+  // What comes later does not matter any more.
+  void Break(absl::Status why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_.ok()) failure_ = std::move(why);
+    }
+    Abandon();
+  }
+
+  absl::Status TakeControl() {
+    absl::StatusOr<ControlMessage> control = ParseControl(plan_->kind, &read_buffer_);
+    if (!control.ok()) return ServerError(control.status().message());
+    if (control->accepted) return TakeAccepted(*std::move(control->accepted));
+    if (control->progress) Report(*control->progress);
+    if (control->summary) summary_ = *std::move(control->summary);
+    return absl::OkStatus();
+  }
+
+  absl::Status ClaimChunk(const wire::ReceivedMessage& message) {
+    if (!accepted_) return ServerError("a chunk before Accepted");
+    if (!by_coordinator_) return ServerError("a chunk that does not belong here");
+    if (summary_) return ServerError("a chunk after the summary");
+    if (times_.first_output_seconds == 0) times_.first_output_seconds = SecondsSinceStart();
+    return assembler_.Claim(message.chunk(), message.payload_bytes());
+  }
+
+  // The next message is read while this one's bytes are put into place, which takes longer than
+  // they took to come where the memory is touched for the first time.
+  void TakeChunk(const wire::ReceivedMessage& message) {
+    if (absl::Status status = ClaimChunk(message); !status.ok()) return Break(std::move(status));
+    if (filling_.fetch_add(1) + 1 < kChunksSideBySide) StartRead(&read_buffer_);
+    absl::Status status =
+        assembler_.Fill(message.chunk(), message.payload(), message.payload_bytes());
+    if (status.ok()) {
+      ReportFilled();
+    } else {
+      Break(std::move(status));
+    }
+    if (filling_.fetch_sub(1) == kChunksSideBySide) StartRead(&read_buffer_);
+  }
+
+  // Who comes later says no less. One of gRPC's few threads at a time is in a callback that lasts,
+  // as a terminal's may; who finds one there leaves it to the next chunk, but for the last.
+  void ReportFilled() {
+    if (!plan_->on_progress) return;
+    std::unique_lock lock(progress_mutex_, std::defer_lock);
+    if (assembler_.received_bytes() == assembler_.total_bytes()) {
+      lock.lock();
+    } else if (!lock.try_lock()) {
+      return;
+    }
+    plan_->on_progress(TransferProgress(v1::OPERATION_STATE_DOWNLOADING,
+                                        assembler_.received_bytes(), assembler_.total_bytes()));
+  }
+
+  absl::Status TakeAccepted(v1::Accepted accepted) {
+    if (accepted_) return ServerError("a second Accepted");
+    if (absl::Status status = assembler_.CheckAnnounced(accepted.outputs()); !status.ok()) {
+      return status;
+    }
+    times_.accepted_seconds = SecondsSinceStart();
+    const v1::Transport wished =
+        plan_->on_cuda ? v1::TRANSPORT_CUDA_MEMORY : v1::TRANSPORT_HOST_MEMORY;
+    const bool by_host = accepted.transport() == wished;
+    if (plan_->on_cuda && !by_host) {
+      return ServerError("it took another way than CUDA memory, which was required");
+    }
+    const bool by_direct = accepted.transport() == v1::TRANSPORT_DIRECT_STREAM;
+    if (by_host && !offer_) return ServerError("it took memory that was not offered");
+    if (by_direct && !offers_direct_) return ServerError("it took streams that were not offered");
+    by_coordinator_ = !by_host && !by_direct;
+    // A worker lacks a region: it has been started again, perhaps.
+    if (offer_ && !by_host) plan_->host->AttachAgain();
+    const uint64_t chunk_bytes = ChunkBytesUp(plan_->max_chunk_bytes_up, accepted);
+    source_.emplace(by_coordinator_ ? plan_->inputs : std::vector<InputTensor>(), chunk_bytes);
+    if (by_direct) {
+      if (absl::Status status = StartDirect(accepted, chunk_bytes); !status.ok()) return status;
+    }
+    accepted_ = std::move(accepted);
+    PassGate();
+    return absl::OkStatus();
+  }
+
+  // --- Streams to the workers ---------------------------------------------------
+
+  absl::Status StartDirect(const v1::Accepted& accepted, uint64_t chunk_bytes) {
+    const std::optional<ScheduleKind> schedule = FromProto(accepted.plan().schedule());
+    auto tensors =
+        ShardTensors::Make(accepted.tickets(), plan_->inputs, plan_->direct_outputs, chunk_bytes,
+                           schedule.has_value() && KeepsKeysInPlace(*schedule));
+    if (!tensors.ok()) return tensors.status();
+    const auto self = shared_from_this();
+    DirectTransferEvents events{
+        .on_moved = [self](uint64_t dealt,
+                           uint64_t received) { self->OnDirectMoved(dealt, received); },
+        .on_broken = [self](const absl::Status& why,
+                            bool unreachable) { self->OnDirectBroken(why, unreachable); },
+        .on_ended = [self] { self->OneEnded(); }};
+    auto transfer = std::make_shared<DirectTransfer>(
+        accepted, *std::move(tensors), workers_.get(),
+        DirectTransferOptions{.deadline = deadline_,
+                              .max_chunk_bytes_down = accepted.max_chunk_bytes_down(),
+                              .with_crc32c = plan_->with_crc32c},
+        std::move(events), &borrowed_);
+    unended_.fetch_add(1);
+    {
+      const std::lock_guard lock(mutex_);
+      transfer_ = transfer;
+    }
+    transfer->Start();
+    return absl::OkStatus();
+  }
+
+  void OnDirectMoved(uint64_t dealt, uint64_t received) {
+    if (!plan_->on_progress) return;
+    const std::shared_ptr<DirectTransfer> transfer = Transfer();
+    const ShardTensors& tensors = transfer->tensors();
+    if (received > 0) {
+      ReportTransfer(v1::OPERATION_STATE_DOWNLOADING, received, tensors.bytes_down());
+    } else {
+      ReportTransfer(v1::OPERATION_STATE_UPLOADING, dealt, tensors.bytes_up());
+    }
+  }
+
+  // The coordinator may know why, and says it soon.
+  void OnDirectBroken(const absl::Status& why, bool unreachable) {
+    const std::lock_guard lock(mutex_);
+    if (context_ == nullptr) return;
+    direct_failure_ = why;
+    unreachable_ = unreachable;
+    if (unreachable) return context_->TryCancel();
+    trailer_wait_.emplace();
+    trailer_wait_->Set(std::chrono::system_clock::now() + kTrailerWait,
+                       [self = shared_from_this()](bool passed) {
+                         if (passed) self->Abandon();
+                       });
+  }
+
+  std::shared_ptr<DirectTransfer> Transfer() {
+    const std::lock_guard lock(mutex_);
+    return transfer_;
+  }
+
+  // --- Progress -----------------------------------------------------------------
+
+  static v1::Progress TransferProgress(v1::OperationState state, uint64_t bytes,
+                                       uint64_t total_bytes) {
+    v1::Progress progress;
+    progress.set_state(state);
+    progress.set_fraction_done(total_bytes == 0 ? 1.0 : static_cast<double>(bytes) / total_bytes);
+    return progress;
+  }
+
+  void ReportTransfer(v1::OperationState state, uint64_t bytes, uint64_t total_bytes) {
+    if (plan_->on_progress) Report(TransferProgress(state, bytes, total_bytes));
+  }
+
+  void Report(const v1::Progress& progress) {
+    if (!plan_->on_progress) return;
+    const std::lock_guard lock(progress_mutex_);
+    plan_->on_progress(progress);
+  }
+
+  // --- The end ------------------------------------------------------------------
+
+  void OnDone(const grpc::Status& status) override {
+    result_.status = failure_.ok() ? FromGrpcStatus(status) : failure_;
+    // What workers still send after an OK belongs to the result.
+    if (const auto transfer = Transfer(); transfer != nullptr && !result_.status.ok()) {
+      transfer->Cancel();
+    }
+    // Without a connection gRPC itself makes up UNAVAILABLE, without details.
+    result_.server_answered = server_answered_ || !status.error_details().empty() ||
+                              status.error_code() != grpc::StatusCode::UNAVAILABLE;
+    OneEnded();
+  }
+
+  // The last of this stream and those to the workers has the result.
+  void OneEnded() {
+    if (unended_.fetch_sub(1) == 1) Conclude();
+  }
+
+  void Conclude() {
+    TakeDirectEnd();
+    if (result_.status.ok()) result_.status = CheckEnd();
+    if (accepted_) result_.report.accepted = *std::move(accepted_);
+    SayTransport();
+    if (summary_) result_.report.summary = *std::move(summary_);
+    times_.began = start_;
+    times_.finished_seconds = SecondsSinceStart();
+    result_.report.times = times_;
+    write_buffer_.Clear();
+    {
+      // The context holds the call, and the call what was not sent of our slices.
+      const std::lock_guard lock(mutex_);
+      context_.reset();
+      transfer_.reset();      // holds this
+      trailer_wait_.reset();  // likewise
+    }
+    if (!offer_ || result_.status.ok() || !DetailsOf(result_.status).reason.empty()) {
+      return FinishWhenMemoryIsFree(std::chrono::microseconds(200));
+    }
+    // The service did not say that nobody writes any more: the workers do. From a timer goes on
+    // what comes next: the caller may let go of its regions in `done`.
+    plan_->host->Fence(offer_->fence_number(), [this](const std::string& unsure) {
+      if (!unsure.empty()) {
+        result_.status = WithMessage(
+            result_.status, absl::StrCat(result_.status.message(), " (", unsure,
+                                         " did not confirm that it leaves the memory alone)"));
+      }
+      alarm_.emplace();
+      alarm_->Set(std::chrono::system_clock::now(),
+                  [this](bool) { FinishWhenMemoryIsFree(std::chrono::microseconds(200)); });
+    });
+  }
+
+  // What the streams to the workers came to, where the coordinator's end does not say it.
+  void TakeDirectEnd() {
+    const std::shared_ptr<DirectTransfer> transfer = Transfer();
+    if (transfer == nullptr) return;
+    times_.uploaded_seconds = transfer->uploaded_seconds(start_);
+    times_.first_output_seconds = transfer->first_output_seconds(start_);
+    complete_ = transfer->tensors().complete();
+    const std::lock_guard lock(mutex_);
+    if (direct_failure_.ok()) return;
+    const bool unsaid = result_.status.ok() || (absl::IsCancelled(result_.status) &&
+                                                DetailsOf(result_.status).reason.empty());
+    if (!unsaid || user_cancelled_) return;
+    if (unreachable_) result_.no_direct = std::string(direct_failure_.message());
+    // What came damaged, or against the protocol, comes no better the next time.
+    const bool is_final = absl::IsDataLoss(direct_failure_) || absl::IsInternal(direct_failure_);
+    result_.status = is_final ? direct_failure_
+                              : absl::UnavailableError(absl::StrCat("a stream to a worker failed: ",
+                                                                    direct_failure_.message()));
+  }
+
+  void SayTransport() {
+    CallReport& report = result_.report;
+    report.transport_reason = report.accepted.transport_reason();
+    if (report.transport_reason.empty()) report.transport_reason = no_host_reason_;
+    const bool relayed = report.accepted.transport() == v1::TRANSPORT_COORDINATOR_STREAM ||
+                         report.accepted.transport() == v1::TRANSPORT_UNSPECIFIED;
+    // Why it is no better way, each reason once.
+    for (const std::string* reason : {&no_host_reason_, &no_direct_reason_}) {
+      if (!relayed || reason->empty() || absl::StrContains(report.transport_reason, *reason)) {
+        continue;
+      }
+      absl::StrAppend(&report.transport_reason, report.transport_reason.empty() ? "" : "; ",
+                      *reason);
+    }
+    const ErrorDetails details = DetailsOf(result_.status);
+    const std::string& reason = details.reason;
+    // A coordinator of an older version.
+    for (const FieldViolation& violation : details.violations) {
+      if (offers_direct_ && absl::StartsWith(violation.field, "transport.accept")) {
+        result_.no_direct = "the coordinator does not know direct streams";
+      }
+    }
+    result_.region_unknown = offer_ && reason == "REGION_UNKNOWN";
+    const bool unavailable = reason == "TRANSPORT_UNAVAILABLE";
+    if (offer_ && (result_.region_unknown || unavailable)) plan_->host->AttachAgain();
+    if (plan_->only_host && (result_.region_unknown || unavailable)) {
+      result_.lacked_at = attachments_;
+    }
+    if (unavailable && !no_host_reason_.empty()) {
+      result_.status = WithMessage(
+          result_.status, absl::StrCat(result_.status.message(), " (", no_host_reason_, ")"));
+    }
+  }
+
+  absl::Status CheckEnd() const {
+    if (!accepted_) return ServerError("it ended without Accepted");
+    if (!summary_) return ServerError("it ended without a summary");
+    // What workers wrote or sent themselves has not passed here.
+    if (by_coordinator_) return assembler_.CheckComplete();
+    return complete_ ? absl::OkStatus() : ServerError("it ended before all outputs were sent");
+  }
+
+  // gRPC drops the last of the borrowed slices on its own threads, inside its locks;
+  // so the caller is not told from there, but from a timer that looks again.
+  void FinishWhenMemoryIsFree(std::chrono::microseconds pause) {
+    if (borrowed_.load() == 0) {
+      const std::shared_ptr<StreamAttempt> self = std::move(self_);
+      // The last reference to a channel must not fall here: gRPC would join this very
+      // thread. So everything that leads to it goes before the caller hears of the end.
+      read_buffer_.Clear();
+      plan_.reset();
+      stub_.reset();
+      workers_.reset();
+      done_(std::move(result_));
+      return;
+    }
+    alarm_.emplace();
+    alarm_->Set(std::chrono::system_clock::now() + pause, [this, pause](bool) {
+      FinishWhenMemoryIsFree(
+          std::min<std::chrono::microseconds>(2 * pause, std::chrono::milliseconds(20)));
+    });
+  }
+
+  double SecondsSinceStart() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+  std::optional<grpc::GenericStub> stub_;
+  std::shared_ptr<WorkerChannels> workers_;
+  std::shared_ptr<const CallPlan> plan_;
+  const std::chrono::system_clock::time_point deadline_;
+  const std::function<void(AttemptResult)> done_;
+  std::optional<v1::TransportOptions> offer_;  // host memory, with places; fixed from the start on
+  std::string no_host_reason_;                 // why there is no offer
+  std::vector<uint64_t> attachments_;          // before the offer was made; only_host alone
+  bool offers_direct_ = false;                 // likewise fixed
+  std::string no_direct_reason_;               // why it does not
+  std::shared_ptr<StreamAttempt> self_;        // until done_ has been called
+
+  // Writing side.
+  grpc::ByteBuffer write_buffer_;
+  bool header_written_ = false;
+
+  // Reading side.
+  grpc::ByteBuffer read_buffer_;
+  OutputAssembler assembler_;
+  std::optional<v1::Accepted> accepted_;
+  std::optional<v1::Summary> summary_;
+  std::atomic<int> filling_{0};  // chunks being put into place
+  bool server_answered_ = false;
+  bool by_coordinator_ = true;
+  bool complete_ = true;  // what did not pass the coordinator
+
+  // Made by the reading side before it passes the gate, then the writing side's.
+  std::optional<ChunkSource> source_;
+  std::atomic<int> gate_{2};
+  std::atomic<int64_t> borrowed_{0};  // slices of the caller's memory that gRPC holds
+
+  std::mutex progress_mutex_;  // one on_progress call at a time
+  // Streams to end: this one, and those to workers together.
+  std::atomic<int> unended_{1};
+
+  std::mutex mutex_;  // all up to context_, which is null once the call has ended
+  bool user_cancelled_ = false;
+  absl::Status failure_;  // of the reading side; read in OnDone
+  absl::Status direct_failure_;
+  bool unreachable_ = false;
+  std::shared_ptr<DirectTransfer> transfer_;  // until all streams have ended
+  std::optional<grpc::Alarm> trailer_wait_;
+  std::unique_ptr<grpc::ClientContext> context_ = std::make_unique<grpc::ClientContext>();
+
+  std::optional<grpc::Alarm> alarm_;
+  AttemptResult result_;
+  ClientTimes times_;  // each member written by one side, read in OnDone
+  const std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace
+
+std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
+                                     std::shared_ptr<WorkerChannels> workers,
+                                     std::shared_ptr<const CallPlan> plan,
+                                     const std::shared_ptr<BearerToken>& token,
+                                     std::chrono::system_clock::time_point deadline,
+                                     const AttemptTerms& terms,
+                                     std::function<void(AttemptResult)> done) {
+  return std::make_shared<StreamAttempt>(std::move(channel), std::move(workers), std::move(plan),
+                                         token.get(), deadline, terms, std::move(done));
+}
+
+}  // namespace ringattn::client

@@ -1,0 +1,402 @@
+#include "client/call/call_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/transfer/tensor_bytes.h"
+#include "common/observability/trace_context.h"
+#include "common/wire/durations.h"
+#include "common/wire/grpc_slices.h"
+#include "common/wire/proto_values.h"
+
+namespace ringattn::client {
+namespace {
+
+template <typename Bytes>
+TensorTypes TypesOf(const BasicForwardArgs<Bytes>& args) {
+  return {args.dtype, args.output_dtype, args.lse_format, args.probability_rows};
+}
+template <typename Bytes>
+TensorTypes TypesOf(const BasicBackwardArgs<Bytes>& args) {
+  return {args.dtype, args.output_dtype, args.lse_format};
+}
+
+template <typename Args>
+absl::Status CheckSize(const Args& args, v1::TensorId tensor, uint64_t given_bytes) {
+  const absl::StatusOr<uint64_t> bytes =
+      TensorBytes(args.shape, TypesOf(args), tensor, args.options);
+  if (!bytes.ok()) return bytes.status();
+  if (*bytes == given_bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(TensorIdName(tensor), " has ", given_bytes, " bytes, its shape needs ", *bytes));
+}
+
+template <typename Args>
+absl::Status CheckSizes(const Args& args, const CallPlan& plan) {
+  for (const InputTensor& input : plan.inputs) {
+    absl::Status status = CheckSize(args, input.tensor, input.bytes.size());
+    if (!status.ok()) return status;
+  }
+  for (const OutputTensor& output : plan.outputs) {
+    absl::Status status = CheckSize(args, output.tensor, output.bytes.size());
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+v1::ReplyOptions Reply(const CallOptions& options, const ChunkLimits& limits) {
+  v1::ReplyOptions reply;
+  reply.set_max_chunk_bytes(limits.down_bytes);
+  reply.set_with_crc32c(options.with_crc32c);
+  reply.set_with_timeline(options.with_timeline);
+  if (options.on_progress) {
+    const int64_t nanoseconds = absl::ToInt64Nanoseconds(options.progress_interval);
+    reply.mutable_progress_interval()->set_seconds(nanoseconds / 1'000'000'000);
+    reply.mutable_progress_interval()->set_nanos(nanoseconds % 1'000'000'000);
+  }
+  return reply;
+}
+
+template <typename Header, typename Args>
+void FillHeader(const Args& args, const CallOptions& options, const std::string& request_id,
+                const ChunkLimits& limits, Header* header) {
+  header->set_request_id(request_id);
+  *header->mutable_shape() = args.shape;
+  header->set_dtype(args.dtype);
+  *header->mutable_options() = args.options;
+  *header->mutable_plan() = args.plan;
+  *header->mutable_reply() = Reply(options, limits);
+  header->mutable_reply()->set_output_dtype(args.output_dtype);
+  header->mutable_reply()->set_lse_format(args.lse_format);
+}
+
+void SetRetain(absl::Duration ttl, v1::ForwardHeader* header) {
+  v1::RetainOptions* retain = header->mutable_retain();
+  if (ttl != absl::ZeroDuration()) SetDuration(ttl, retain->mutable_ttl());
+}
+
+// Inputs that together are no more than this travel in the header: the chunk's round
+// trip for Accepted would take longer than they do, and a queue of headers stays small.
+constexpr uint64_t kMaxInlineBytes = 64 << 10;
+
+// Below this a stream to each worker takes longer than the way through the coordinator.
+constexpr uint64_t kLeastDirectBytes = 1 << 20;
+
+uint64_t InputBytes(const CallPlan& plan) {
+  uint64_t bytes = 0;
+  for (const InputTensor& input : plan.inputs) bytes += input.bytes.size();
+  return bytes;
+}
+
+template <typename Header>
+void InlineSmallInputs(CallPlan* plan, Header* header) {
+  if (plan->host != nullptr || plan->on_cuda || plan->direct || InputBytes(*plan) > kMaxInlineBytes)
+    return;
+  for (const InputTensor& input : plan->inputs) {
+    if (input.bytes.empty()) continue;
+    v1::InlineTensor* tensor = header->add_inline_tensors();
+    tensor->set_tensor(input.tensor);
+    std::string& data = *tensor->mutable_data();
+    data.resize(input.bytes.size());
+    CopyOut(input.bytes, 0, data.size(), reinterpret_cast<uint8_t*>(data.data()));
+  }
+  plan->inputs.clear();
+}
+
+void SetDirect(const CallOptions& options, CallPlan* plan) {
+  uint64_t bytes = InputBytes(*plan);
+  for (const OutputTensor& output : plan->outputs) bytes += output.bytes.size();
+  switch (options.transport) {
+    case TransportWish::kRelay:
+      plan->no_direct_reason = "the caller chose the coordinator";
+      break;
+    case TransportWish::kHost:
+      plan->no_direct_reason = "the caller chose host memory";
+      break;
+    case TransportWish::kCuda:
+      plan->no_direct_reason = "the caller chose CUDA memory";
+      break;
+    case TransportWish::kDirect:
+      plan->direct = true;
+      plan->direct_required = options.transport_required;
+      break;
+    case TransportWish::kAuto:
+      plan->direct = bytes >= kLeastDirectBytes;
+      plan->no_direct_reason =
+          plan->direct ? "" : "no direct stream: the tensors are less than a MiB";
+      break;
+  }
+}
+
+// CUDA memory is offered alone, as nothing here could read the tensors: what becomes of a call that
+// cannot have it is StartCudaCall's.
+void SetCuda(const CallOptions& options, CallPlan* plan) {
+  const bool wished = options.transport == TransportWish::kCuda;
+  if (wished && plan->host != nullptr && !plan->host->on_cuda()) {
+    plan->host = nullptr;
+    plan->no_host_reason = "the tensors lie in host memory";
+  }
+  plan->on_cuda = plan->host != nullptr || (wished && options.transport_required);
+  if (plan->host != nullptr && !plan->host->on_cuda()) plan->on_cuda = false;
+  if (!plan->on_cuda) return;
+  plan->host_required = true;
+  plan->direct = false;
+  plan->no_direct_reason = "the tensors lie in CUDA memory";
+}
+
+void SetTransport(const CallOptions& options, const RegionIndex* regions, CallPlan* plan) {
+  SetDirect(options, plan);
+  plan->host_required = options.transport == TransportWish::kHost && options.transport_required;
+  if (options.transport == TransportWish::kRelay) {
+    plan->no_host_reason = plan->no_direct_reason;
+  } else if (options.transport == TransportWish::kDirect) {
+    plan->no_host_reason = "the caller chose streams to the workers";
+  } else if (regions == nullptr) {
+    plan->no_host_reason = "the client has no region";
+  } else {
+    plan->host = HostPlaces::Of(plan->inputs, plan->outputs, *regions, &plan->no_host_reason);
+  }
+  SetCuda(options, plan);
+  plan->only_host =
+      plan->host != nullptr && options.transport_required &&
+      (options.transport == TransportWish::kHost || options.transport == TransportWish::kCuda);
+}
+
+absl::Status SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan* plan) {
+  if (!options.traceparent.empty() && !ReadTraceparent(options.traceparent)) {
+    return absl::InvalidArgumentError(
+        "traceparent is not valid: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, in lower "
+        "case");
+  }
+  plan->traceparent = options.traceparent;
+  plan->max_chunk_bytes_up = limits.up_bytes;
+  plan->with_crc32c = options.with_crc32c;
+  plan->on_progress = options.on_progress;
+  return absl::OkStatus();
+}
+
+// The caller's buffers by tensor: those with a name in the arguments, and `more`.
+template <typename Bytes>
+class Buffers {
+ public:
+  Buffers(std::initializer_list<std::pair<v1::TensorId, Bytes>> named, const TensorMap<Bytes>& more)
+      : buffers_(more) {
+    for (const auto& [tensor, bytes] : named) {
+      if (!bytes.empty()) buffers_.emplace(tensor, bytes);
+    }
+  }
+
+  // The request's tensors, each with its buffer, in the order in which they are streamed.
+  // INVALID_ARGUMENT for a buffer of a tensor that the request does not have.
+  template <typename Tensor>
+  absl::StatusOr<std::vector<Tensor>> InOrder(const std::vector<TensorId>& wanted) {
+    std::vector<Tensor> tensors;
+    for (TensorId id : wanted) {
+      const v1::TensorId tensor = ToProto(id);
+      const auto found = buffers_.find(tensor);
+      tensors.push_back({tensor, found == buffers_.end() ? Bytes() : found->second});
+      if (found != buffers_.end()) buffers_.erase(found);
+    }
+    if (buffers_.empty()) return tensors;
+    return absl::InvalidArgumentError(
+        absl::StrCat(TensorIdName(buffers_.begin()->first), " is no tensor of this request"));
+  }
+
+ private:
+  TensorMap<Bytes> buffers_;
+};
+
+// The parts of packed results as tensors of their own, as workers send them, where they lie; others
+// as they are. REQUIRES: the sizes are right.
+std::vector<OutputTensor> AsWorkersSend(const AttentionSpec& spec, const std::vector<TensorId>& ids,
+                                        const std::vector<OutputTensor>& tensors) {
+  std::vector<OutputTensor> all;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const std::vector<TensorId> parts = PartsOf(ids[i]);
+    if (parts.size() == 1 || tensors[i].bytes.empty()) {
+      all.push_back(tensors[i]);
+      continue;
+    }
+    uint64_t token_bytes = 0, offset = 0;
+    for (TensorId part : parts) token_bytes += LayoutOf(spec, part).inner_bytes;
+    for (TensorId part : parts) {
+      const TensorLayout layout = LayoutOf(spec, part);
+      const auto tokens = static_cast<uint64_t>(layout.outer * layout.rows);
+      const auto part_bytes = static_cast<uint64_t>(layout.inner_bytes);
+      all.push_back({ToProto(part),
+                     {tensors[i].bytes.data() + offset, tokens, part_bytes, token_bytes},
+                     layout});
+      offset += part_bytes;
+    }
+  }
+  return all;
+}
+
+template <typename Args>
+bool HasDlse(const Args& args) {
+  return args.more.count(v1::TENSOR_ID_DLSE) > 0;
+}
+
+template <typename Args, typename Input, typename Output>
+absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recompute_forward,
+                                     Buffers<Input> inputs, Buffers<Output> outputs,
+                                     bool beside_residual = false) {
+  const absl::StatusOr<AttentionSpec> spec =
+      SpecForTensors(args.shape, TypesOf(args), args.options, HasDlse(args));
+  if (!spec.ok()) return spec.status();
+  const Direction direction =
+      kind == CallKind::kForward ? Direction::kForward : Direction::kBackward;
+  CallPlan plan;
+  plan.kind = kind;
+  std::vector<TensorId> wanted = InputsOf(*spec, direction, recompute_forward);
+  if (beside_residual) {
+    wanted.erase(std::remove_if(wanted.begin(), wanted.end(),
+                                [](TensorId id) { return !IsSentBesideResidual(id); }),
+                 wanted.end());
+  }
+  auto in = inputs.template InOrder<InputTensor>(wanted);
+  if (!in.ok()) return in.status();
+  auto out = outputs.template InOrder<OutputTensor>(OutputsOf(*spec, direction));
+  if (!out.ok()) return out.status();
+  plan.inputs = *std::move(in);
+  plan.outputs = *std::move(out);
+  // In this order they stand in both.
+  for (size_t i = 0; i < wanted.size(); ++i) plan.inputs[i].layout = LayoutOf(*spec, wanted[i]);
+  const std::vector<TensorId> given = OutputsOf(*spec, direction);
+  for (size_t i = 0; i < given.size(); ++i) plan.outputs[i].layout = LayoutOf(*spec, given[i]);
+  absl::Status sizes = CheckSizes(args, plan);
+  if (!sizes.ok()) return sizes;
+  plan.direct_outputs = AsWorkersSend(*spec, given, plan.outputs);
+  return plan;
+}
+
+template <typename Input, typename Output>
+absl::StatusOr<CallPlan> ForwardTensors(const BasicForwardArgs<Input>& args,
+                                        const BasicForwardResults<Output>& results) {
+  return PlanTensors(
+      CallKind::kForward, args, /*recompute_forward=*/false,
+      Buffers<Input>(
+          {{v1::TENSOR_ID_Q, args.q}, {v1::TENSOR_ID_K, args.k}, {v1::TENSOR_ID_V, args.v}},
+          args.more),
+      Buffers<Output>({{v1::TENSOR_ID_OUT, results.out}, {v1::TENSOR_ID_LSE, results.lse}},
+                      results.more));
+}
+
+template <typename Input, typename Output>
+absl::StatusOr<CallPlan> BackwardTensors(const BasicBackwardArgs<Input>& args,
+                                         const BasicBackwardResults<Output>& results) {
+  TensorMap<Input> inputs = args.more;
+  if (args.has_forward_result) {
+    inputs.emplace(v1::TENSOR_ID_OUT, args.out);
+    inputs.emplace(v1::TENSOR_ID_LSE, args.lse);
+  }
+  return PlanTensors(CallKind::kBackward, args, !args.has_forward_result,
+                     Buffers<Input>({{v1::TENSOR_ID_Q, args.q},
+                                     {v1::TENSOR_ID_K, args.k},
+                                     {v1::TENSOR_ID_V, args.v},
+                                     {v1::TENSOR_ID_DOUT, args.dout}},
+                                    inputs),
+                     Buffers<Output>({{v1::TENSOR_ID_DQ, results.dq},
+                                      {v1::TENSOR_ID_DK, results.dk},
+                                      {v1::TENSOR_ID_DV, results.dv}},
+                                     results.more));
+}
+
+}  // namespace
+
+absl::Status CheckForwardSizes(const ForwardArgs& args, const ForwardResults& results) {
+  return ForwardTensors(args, results).status();
+}
+
+absl::Status CheckBackwardSizes(const BackwardArgs& args, const BackwardResults& results) {
+  return BackwardTensors(args, results).status();
+}
+
+bool LiesInRegions(const ForwardArgs& args, const ForwardResults& results,
+                   const CallOptions& options, const RegionIndex& regions) {
+  absl::StatusOr<CallPlan> plan = ForwardTensors(args, results);
+  if (!plan.ok()) return false;
+  SetTransport(options, &regions, &*plan);
+  return plan->host != nullptr;
+}
+
+bool LiesInRegions(const BackwardArgs& args, const BackwardResults& results,
+                   const CallOptions& options, const RegionIndex& regions) {
+  absl::StatusOr<CallPlan> plan = BackwardTensors(args, results);
+  if (!plan.ok()) return false;
+  SetTransport(options, &regions, &*plan);
+  return plan->host != nullptr;
+}
+
+absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
+                                     const BasicForwardResults<MutableRuns>& results,
+                                     const CallOptions& options, const std::string& request_id,
+                                     const ChunkLimits& limits, const RegionIndex* regions) {
+  absl::StatusOr<CallPlan> tensors = ForwardTensors(args, results);
+  if (!tensors.ok()) return tensors.status();
+  CallPlan plan = *std::move(tensors);
+  if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
+  v1::ForwardRequest request;
+  FillHeader(args, options, request_id, limits, request.mutable_header());
+  for (const v1::ProbabilityRow& row : args.probability_rows) {
+    *request.mutable_header()->mutable_reply()->add_probability_rows() = row;
+  }
+  if (options.retain) SetRetain(*options.retain, request.mutable_header());
+  SetTransport(options, regions, &plan);
+  InlineSmallInputs(&plan, request.mutable_header());
+  plan.header = wire::SerializeProto(request);
+  return plan;
+}
+
+absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
+                                      const BasicBackwardResults<MutableRuns>& results,
+                                      const CallOptions& options, const std::string& request_id,
+                                      const ChunkLimits& limits, const RegionIndex* regions) {
+  absl::StatusOr<CallPlan> tensors = BackwardTensors(args, results);
+  if (!tensors.ok()) return tensors.status();
+  CallPlan plan = *std::move(tensors);
+  if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
+  v1::BackwardRequest request;
+  FillHeader(args, options, request_id, limits, request.mutable_header());
+  request.mutable_header()->set_has_forward_result(args.has_forward_result);
+  request.mutable_header()->set_has_dlse(HasDlse(args));
+  SetTransport(options, regions, &plan);
+  InlineSmallInputs(&plan, request.mutable_header());
+  plan.header = wire::SerializeProto(request);
+  return plan;
+}
+
+absl::StatusOr<CallPlan> PlanResidualBackward(
+    const BackwardArgs& args, const BackwardResults& results, const CallOptions& options,
+    const std::string& request_id, const ChunkLimits& limits, const RegionIndex* regions) {
+  TensorMap<ConstRuns> inputs;
+  const auto dlse = args.more.find(v1::TENSOR_ID_DLSE);
+  if (dlse != args.more.end()) inputs.emplace(dlse->first, dlse->second);
+  inputs.emplace(v1::TENSOR_ID_DOUT, args.dout);
+  TensorMap<MutableRuns> outputs;
+  for (const auto& [tensor, bytes] : results.more) outputs.emplace(tensor, bytes);
+  absl::StatusOr<CallPlan> tensors = PlanTensors(
+      CallKind::kBackward, args, /*recompute_forward=*/false, Buffers<ConstRuns>({}, inputs),
+      Buffers<MutableRuns>({{v1::TENSOR_ID_DQ, results.dq},
+                            {v1::TENSOR_ID_DK, results.dk},
+                            {v1::TENSOR_ID_DV, results.dv}},
+                           outputs),
+      /*beside_residual=*/true);
+  if (!tensors.ok()) return tensors.status();
+  CallPlan plan = *std::move(tensors);
+  if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
+  v1::BackwardRequest request;
+  FillHeader(args, options, request_id, limits, request.mutable_header());
+  request.mutable_header()->set_residual_handle(args.residual_handle);
+  request.mutable_header()->set_keep_residual(args.keep_residual);
+  request.mutable_header()->set_has_dlse(HasDlse(args));
+  SetTransport(options, regions, &plan);
+  InlineSmallInputs(&plan, request.mutable_header());
+  plan.header = wire::SerializeProto(request);
+  return plan;
+}
+
+}  // namespace ringattn::client

@@ -1,0 +1,117 @@
+// A call some of whose tensors lie in CUDA memory: by CUDA memory if that can be had, else on
+// copies of them in host memory, by whatever way those can take.
+#ifndef RINGATTN_CLIENT_CALL_CUDA_CALL_H_
+#define RINGATTN_CLIENT_CALL_CUDA_CALL_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "client/api/call.h"
+#include "client/call/call_registry.h"
+#include "client/call/call_tensors.h"
+#include "client/call/operation.h"
+#include "client/call/staged_operation.h"
+#include "client/memory/copy_pool.h"
+#include "client/memory/region_index.h"
+
+namespace ringattn::client {
+
+// The tensors that lie in regions of CUDA memory, side by side in host memory; without any:
+// nothing. INVALID_ARGUMENT if one begins in such a region and reaches beyond it.
+template <typename Args, typename Results>
+absl::Status PlanCudaCopies(const Args& args, const Results& results, const RegionIndex& regions,
+                            StagingPlan* plan);
+
+// Whether all tensors with bytes lie in regions of CUDA memory.
+template <typename Args, typename Results>
+bool AllOnCuda(const Args& args, const Results& results, const RegionIndex& regions);
+
+// Why no worker could take them now: the first of their regions that none has; empty: all are
+// known.
+std::string WhyNotAttached(const StagingPlan& plan, const RegionIndex& regions);
+
+struct CudaCallParams {
+  std::string request_id;
+  StagingPlan plan;  // of PlanCudaCopies
+  // Why the call cannot go by CUDA memory, as far as is known already; empty: it may.
+  std::string why_not;
+  bool required = false;  // by CUDA memory or not at all
+  std::shared_ptr<const RegionIndex> regions;
+  CopyPool* copies = nullptr;  // outlives the call
+  std::shared_ptr<CallRegistry> registry;
+  absl::Duration deadline = absl::InfiniteDuration();
+  // Begins a call on the tensors where they are (`host` is null), or on their copies.
+  std::function<Operation(uint8_t* host, absl::Duration deadline,
+                          const std::function<void(const CallResult&)>& done)>
+      start;
+  std::function<void(const CallResult&)> done;  // as OperationParams::done; may be empty
+};
+
+// Does not block.
+Operation StartCudaCall(CudaCallParams params);
+
+// ------------------------------------------------------------------ implementation
+
+namespace cuda_copies {
+
+template <typename Bytes>
+absl::Status Add(const Bytes& tensor, const RegionIndex& regions, StagingPlan* plan,
+                 std::vector<StagingPlan::Tensor>* copied) {
+  if (tensor.empty()) return absl::OkStatus();
+  const auto begins_in = regions.Find(tensor.data(), 1);
+  if (begins_in == nullptr || begins_in->cuda() == nullptr) return absl::OkStatus();
+  if (regions.Find(tensor.data(), tensor.size()) == nullptr) {
+    return absl::InvalidArgumentError(
+        "a tensor begins in a region of CUDA memory and reaches beyond its end");
+  }
+  for (const StagingPlan::Tensor& each : *copied) {
+    if (each.data == tensor.data() && each.bytes == tensor.size()) return absl::OkStatus();
+  }
+  copied->push_back(
+      {const_cast<uint8_t*>(tensor.data()), tensor.size(), plan->region_bytes});  // NOLINT
+  plan->region_bytes +=
+      (tensor.size() + staging::kAlignment - 1) / staging::kAlignment * staging::kAlignment;
+  plan->copied_bytes += tensor.size();
+  return absl::OkStatus();
+}
+
+}  // namespace cuda_copies
+
+template <typename Args, typename Results>
+absl::Status PlanCudaCopies(const Args& args, const Results& results, const RegionIndex& regions,
+                            StagingPlan* plan) {
+  absl::Status status;
+  Args in = args;
+  Results out = results;
+  ForEachTensor(in, [&](const ConstBytes& tensor) {
+    status.Update(cuda_copies::Add(tensor, regions, plan, &plan->inputs));
+  });
+  ForEachTensor(out, [&](const MutableBytes& tensor) {
+    status.Update(cuda_copies::Add(tensor, regions, plan, &plan->outputs));
+  });
+  return status;
+}
+
+template <typename Args, typename Results>
+bool AllOnCuda(const Args& args, const Results& results, const RegionIndex& regions) {
+  bool all = true;
+  const auto look = [&](const auto& tensor) {
+    if (tensor.empty()) return;
+    const auto region = regions.Find(tensor.data(), tensor.size());
+    all = all && region != nullptr && region->cuda() != nullptr;
+  };
+  Args in = args;
+  Results out = results;
+  ForEachTensor(in, look);
+  ForEachTensor(out, look);
+  return all;
+}
+
+}  // namespace ringattn::client
+
+#endif  // RINGATTN_CLIENT_CALL_CUDA_CALL_H_

@@ -1,0 +1,102 @@
+#include "client/call/staged_operation.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/api/error.h"
+#include "client/call/copied_call.h"
+
+namespace ringattn::client {
+namespace {
+
+class StagedCall final : public CopiedCall, public std::enable_shared_from_this<StagedCall> {
+ public:
+  explicit StagedCall(StagedParams params)
+      : CopiedCall(params.request_id, params.deadline), params_(std::move(params)) {}
+
+  void Start() {
+    params_.copies->Add([self = shared_from_this()] { self->TakeRegion(); });
+  }
+
+ private:
+  // --- One after another, each on a thread of copies or of the call's `done`.
+
+  void TakeRegion() {
+    region_ = std::move(params_.region);
+    if (const auto stopped = Stopped()) return End(*stopped);
+    if (region_ == nullptr) {
+      auto region = params_.pool->Take(static_cast<int64_t>(params_.plan.region_bytes));
+      if (!region.ok()) return Call(nullptr, std::string(region.status().message()));
+      region_ = *std::move(region);
+    }
+    std::vector<CopyPool::Piece> pieces;
+    for (const StagingPlan::Tensor& input : params_.plan.inputs) {
+      pieces.push_back({region_->data() + input.offset, input.data, input.bytes});
+    }
+    params_.copies->Copy(
+        pieces, [self = shared_from_this()] { return !self->IsCancelled(); },
+        [self = shared_from_this()] { self->Call(self->region_->data(), ""); });
+  }
+
+  void Call(uint8_t* base, const std::string& why_not) {
+    if (const auto stopped = Stopped()) return End(*stopped);
+    staging_seconds_ = seconds();
+    // The end, which may come at once, clears params_.
+    Make([this, base, why_not, start = std::move(params_.start)](absl::Duration deadline) {
+      return start(base, why_not, deadline, [self = shared_from_this()](const CallResult& result) {
+        self->OnCalled(result);
+      });
+    });
+  }
+
+  // What follows may block, which gRPC's threads must not.
+  void OnCalled(const CallResult& result) {
+    auto self = shared_from_this();
+    if (!result.ok() || region_ == nullptr) {
+      return params_.copies->Add([self, result] { self->End(result); });
+    }
+    std::vector<CopyPool::Piece> pieces;
+    for (const StagingPlan::Tensor& output : params_.plan.outputs) {
+      pieces.push_back({output.data, region_->data() + output.offset, output.bytes});
+    }
+    params_.copies->Copy(
+        pieces, [] { return true; }, [self, result] { self->End(self->Staged(*result)); });
+  }
+
+  CallReport Staged(CallReport report) const {
+    if (report.accepted.transport() == v1::TRANSPORT_HOST_MEMORY) {
+      absl::StrAppend(&report.transport_reason,
+                      "; staged: tensors lay in no region and were copied into and out of one");
+    }
+    report.staged_bytes = params_.plan.copied_bytes;
+    SetTimes(staging_seconds_, &report);
+    return report;
+  }
+
+  void End(CallResult result) {
+    if (region_ != nullptr) {
+      // A status of the service comes when nobody writes any more. After any other a frozen
+      // worker may still have a piece to finish, if the call was made at all.
+      const bool made = staging_seconds_ > 0;
+      const bool reusable = !made || result.ok() || !DetailsOf(result.status()).reason.empty();
+      params_.pool->GiveBack(std::move(region_), reusable);
+    }
+    if (params_.done) params_.done(result);
+    const std::shared_ptr<CallRegistry> registry = std::move(params_.registry);
+    params_ = {};
+    Conclude(std::move(result), registry);
+  }
+
+  StagedParams params_;
+  std::shared_ptr<SharedRegion> region_;
+  double staging_seconds_ = 0;
+};
+
+}  // namespace
+
+Operation StartStagedOperation(StagedParams params) {
+  const std::shared_ptr<CallRegistry> registry = params.registry;
+  return StartCopiedCall(std::make_shared<StagedCall>(std::move(params)), *registry);
+}
+
+}  // namespace ringattn::client

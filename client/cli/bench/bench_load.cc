@@ -1,0 +1,410 @@
+#include "client/cli/bench/bench_load.h"
+
+#include <algorithm>
+#include <fstream>
+#include <memory>
+#include <vector>
+
+#include "CLI/App.hpp"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
+#include "client/api/error.h"
+#include "client/cli/flags.h"
+#include "client/cli/report.h"
+#include "client/load/load_level.h"
+#include "client/load/load_range.h"
+#include "common/wire/durations.h"
+#include "nlohmann/json.hpp"
+
+namespace ringattn::client::cli {
+namespace {
+
+constexpr char kGroup[] = "Load (perf_analyzer's names)";
+// Threads, and places for results, of one client process.
+constexpr int kMaxInFlight = 1024;
+
+std::string FailureOf(const absl::Status& status) {
+  const std::string& reason = DetailsOf(status).reason;
+  return absl::StrCat(absl::StatusCodeToString(status.code()), reason.empty() ? "" : " ", reason);
+}
+
+load::CallSample SampleOf(const CallResult& result) {
+  load::CallSample sample;
+  if (!result.ok()) {
+    sample.failure = FailureOf(result.status());
+    return sample;
+  }
+  const v1::Summary& summary = result->summary;
+  sample.replays = static_cast<int>(summary.attempts()) - 1;
+  for (const v1::StageTime& stage : summary.stages()) {
+    const double seconds = ToSeconds(stage.time());
+    if (stage.stage() == v1::STAGE_QUEUE) sample.queue_seconds = seconds;
+    if (stage.stage() == v1::STAGE_UPLOAD) sample.upload_seconds = seconds;
+    if (stage.stage() == v1::STAGE_COMPUTE) sample.compute_seconds = seconds;
+    if (stage.stage() == v1::STAGE_DOWNLOAD) sample.download_seconds = seconds;
+  }
+  for (const v1::RankReport& rank : summary.ranks()) {
+    sample.kernel_seconds = std::max(sample.kernel_seconds, ToSeconds(rank.compute_time()));
+  }
+  sample.bytes_up = summary.bytes_up();
+  sample.bytes_down = summary.bytes_down();
+  return sample;
+}
+
+// Calls overlap: at best the slowest of the busiest rank's kernels, the payload up and the payload
+// down is always at work. What is not known of the payload (rate 0) is taken to cost nothing.
+double BoundOf(const load::LevelResult& result, double bytes_per_second) {
+  double seconds = result.kernel_seconds;
+  if (bytes_per_second > 0) {
+    seconds = std::max(
+        {seconds, result.bytes_up / bytes_per_second, result.bytes_down / bytes_per_second});
+  }
+  return seconds > 0 ? 1 / seconds : 0;
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (file) return absl::OkStatus();
+  return absl::UnknownError(absl::StrCat("cannot write ", path));
+}
+
+CLI::Option* Add(CLI::App* command, const std::string& name, auto& value, const char* help) {
+  std::string dashed = name;
+  std::replace(dashed.begin(), dashed.end(), '_', '-');
+  return command->add_option(absl::StrCat("--", name, ",--", dashed), value, help)->group(kGroup);
+}
+
+}  // namespace
+
+void LoadFlags::AddTo(CLI::App* command) {
+  auto* concurrency = Add(command, "concurrency_range", concurrency_range_,
+                          "START:END:STEP: calls in flight at a time, level after level");
+  Add(command, "request_rate_range", rate_range_,
+      "START:END:STEP: calls that begin per second, whether or not earlier ones have ended; "
+      "latency counts from when a call was due")
+      ->excludes(concurrency);
+  command
+      ->add_flag_callback(
+          "--poisson", [this] { poisson_ = true; },
+          "Of a rate: calls come as from independent clients, not evenly "
+          "(--request-distribution=poisson)")
+      ->group(kGroup);
+  Add(command, "request_distribution", distribution_,
+      "Of a rate: constant, evenly, which is the default, or poisson, as from independent clients")
+      ->check(CLI::IsMember({"constant", "poisson"}))
+      ->excludes("--poisson");
+  Add(command, "max_threads", max_threads_, "Of a rate: calls in flight at most")
+      ->check(CLI::Range(1, kMaxInFlight))
+      ->capture_default_str();
+  Add(command, "measurement_interval", interval_ms_, "Milliseconds of a window, at least")
+      ->check(CLI::Range(1.0, 3.6e6))
+      ->capture_default_str();
+  Add(command, "measurement_request_count", request_count_, "Calls that end in a window, at least")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  Add(command, "stability_percentage", stability_,
+      "A level is measured when rate and latency of three windows are within so many percent of "
+      "their average")
+      ->check(CLI::Range(0.1, 100.0))
+      ->capture_default_str();
+  Add(command, "max_trials", max_trials_, "Windows of a level at most")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  Add(command, "percentile", percentile_,
+      "Of 100: the latency that is to be stable and below the threshold; the average unless given")
+      ->check(CLI::Range(1.0, 99.99));
+  Add(command, "latency_threshold", threshold_ms_,
+      "Milliseconds: the level above it is the last, and does not count")
+      ->check(CLI::PositiveNumber);
+  metrics_.AddTo(command, kGroup);
+  Add(command, "export_csv", csv_, "Write the levels to this file, a line each");
+  Add(command, "export_json", json_, "Write to this file what --json prints");
+}
+
+absl::StatusOr<LoadTest> LoadTest::Prepare(const LoadFlags& flags) {
+  LoadTest test;
+  test.by_rate_ = !flags.rate_range_.empty();
+  test.poisson_ = flags.poisson_ || flags.distribution_ == "poisson";
+  test.max_threads_ = flags.max_threads_;
+  if (!test.by_rate_ && (flags.poisson_ || !flags.distribution_.empty())) {
+    return UsageError(absl::StrCat(flags.poisson_ ? "--poisson" : "--request_distribution",
+                                   " needs --request_rate_range"));
+  }
+  if (test.by_rate_) {
+    auto levels = load::ParseLevels(flags.rate_range_);
+    if (!levels.ok()) {
+      return UsageError(absl::StrCat("--request_rate_range: ", levels.status().message()));
+    }
+    test.loads_ = *std::move(levels);
+  } else {
+    const auto levels = load::ParseWholeLevels(flags.concurrency_range_, kMaxInFlight);
+    if (!levels.ok()) {
+      return UsageError(absl::StrCat("--concurrency_range: ", levels.status().message()));
+    }
+    test.loads_.assign(levels->begin(), levels->end());
+  }
+  test.measurement_ = {.interval = absl::Milliseconds(flags.interval_ms_),
+                       .request_count = flags.request_count_,
+                       .stability_percentage = flags.stability_,
+                       .max_trials = flags.max_trials_,
+                       .percentile = flags.percentile_};
+  if (flags.metrics_.collect) {
+    auto metrics = BenchMetrics::Prepare(flags.metrics_, test.measurement_);
+    if (!metrics.ok()) return metrics.status();
+    test.metrics_ = *std::move(metrics);
+  } else if (!flags.metrics_.urls.empty()) {
+    return UsageError("--metrics_url needs --collect_metrics");
+  }
+  test.threshold_seconds_ = flags.threshold_ms_ / 1e3;
+  test.csv_ = flags.csv_;
+  test.json_ = flags.json_;
+  return test;
+}
+
+int LoadTest::most_in_flight() const {
+  return by_rate_ ? max_threads_ : static_cast<int>(loads_.back());
+}
+
+absl::StatusOr<LoadTest::Level> LoadTest::Measure(double load, const CallOptions& options,
+                                                  const BenchResults& forward, Callers& callers,
+                                                  std::vector<char>& used) {
+  load::LoadShape shape;
+  shape.concurrency = by_rate_ ? max_threads_ : static_cast<int>(load);
+  shape.rate = by_rate_ ? load : 0;
+  shape.poisson = poisson_;
+  Level level;
+  level.load = load;
+  // Scraped from before the first window on: rates are of the whole of it.
+  if (metrics_) metrics_->Begin();
+  absl::Mutex mutex;  // for level.last
+  {
+    load::LoadLevel calls(shape, [&](int slot) {
+      CallResult result = callers[slot]->Call(options, forward);
+      used[slot] = result.ok() ? 1 : 0;
+      load::CallSample sample = SampleOf(result);
+      if (result.ok()) {
+        absl::MutexLock lock(&mutex);
+        level.last = *std::move(result);
+      }
+      return sample;
+    });
+    level.measured = load::MeasureLevel(measurement_, [&](absl::Time deadline, size_t count) {
+      return calls.Take(deadline, count);
+    });
+  }
+  if (!metrics_) return level;
+  auto metrics = metrics_->End(level.measured);
+  if (!metrics.ok()) return metrics.status();
+  level.metrics = *std::move(metrics);
+  return level;
+}
+
+absl::Status LoadTest::Run(Client& client, const std::string& server, const BenchProblem& problem,
+                           const CallOptions& options, const BenchResults& forward,
+                           PayloadBounds& bounds, int64_t rows, const CudaFlags& cuda,
+                           ProgressBar& bar) {
+  if (metrics_) {
+    if (absl::Status status = metrics_->Find(client, server); !status.ok()) return status;
+  }
+  Callers callers;
+  for (size_t at = 0; at < loads_.size(); ++at) {
+    const double load = loads_[at];
+    bar.Update(absl::StrFormat("%g %s", load, by_rate_ ? "calls/s" : "in flight"),
+               static_cast<double>(at) / static_cast<double>(loads_.size()));
+    const int slots = by_rate_ ? max_threads_ : static_cast<int>(load);
+    while (static_cast<int>(callers.size()) < slots) {
+      callers.push_back(std::make_unique<BenchCaller>(&client, &problem, cuda));
+    }
+    std::vector<char> used(callers.size(), 0);  // a slot's own: no two threads write one
+    auto measured = Measure(load, options, forward, callers, used);
+    if (!measured.ok()) return measured.status();
+    Level level = *std::move(measured);
+    // What the load did to results is as much of interest as what it did to times.
+    const auto last = std::find(used.begin(), used.end(), 1);
+    if (last != used.end()) {
+      BenchCaller& caller = *callers[last - used.begin()];
+      if (absl::Status status = caller.Fetch(); !status.ok()) return status;
+      BenchResults& judged = caller.results();
+      if (problem.backward()) {
+        // Judged with them; backward does not write them.
+        for (v1::TensorId tensor : {v1::TENSOR_ID_OUT, v1::TENSOR_ID_LSE}) {
+          std::copy(forward.Of(tensor).begin(), forward.Of(tensor).end(),
+                    judged.Of(tensor).begin());
+        }
+      }
+      const oracle::Report verdict = problem.Judge(judged, rows, at + 2);
+      if (!verdict.passed()) {
+        return absl::DataLossError(absl::StrCat("at ", load, by_rate_ ? " calls/s" : " in flight",
+                                                " a result is wrong:\n", verdict.ToString()));
+      }
+    }
+    if (level.measured.result.succeeded > 0) {
+      const auto payload_bound = bounds.Of(level.last);
+      if (!payload_bound.ok()) return payload_bound.status();
+      level.payload_bound = *payload_bound;
+    }
+    level.bound = BoundOf(level.measured.result, level.payload_bound.bytes_per_second);
+    level.within =
+        threshold_seconds_ <= 0 || (level.measured.result.succeeded > 0 &&
+                                    level.measured.result.latency.chosen <= threshold_seconds_);
+    levels_.push_back(std::move(level));
+    if (!levels_.back().within) break;
+  }
+  return absl::OkStatus();
+}
+
+bool LoadTest::HasDeadLevel() const {
+  return std::any_of(levels_.begin(), levels_.end(),
+                     [](const Level& level) { return level.measured.result.succeeded == 0; });
+}
+
+std::string LoadTest::Chosen() const {
+  return measurement_.percentile > 0 ? absl::StrFormat("p%g", measurement_.percentile) : "average";
+}
+
+std::string LoadTest::Text() const {
+  std::string text = absl::StrFormat(
+      "%12s %10s %8s %9s %9s %9s %9s   %s\n", by_rate_ ? "calls/s due" : "in flight", "calls/s",
+      "of bound", "avg ms", "p50 ms", "p95 ms", "p99 ms", "ms of it: queue, up, compute, down");
+  for (const Level& level : levels_) {
+    const load::LevelResult& r = level.measured.result;
+    absl::StrAppendFormat(
+        &text, "%12g %10.4g %7.1f%% %9.4g %9.4g %9.4g %9.4g   %.4g, %.4g, %.4g, %.4g", level.load,
+        r.calls_per_second, level.bound > 0 ? 100 * r.calls_per_second / level.bound : 0,
+        1e3 * r.latency.average, 1e3 * r.latency.p50, 1e3 * r.latency.p95, 1e3 * r.latency.p99,
+        1e3 * r.queue_seconds, 1e3 * r.upload_seconds, 1e3 * r.compute_seconds,
+        1e3 * r.download_seconds);
+    if (!level.measured.stable) {
+      absl::StrAppendFormat(&text, "; not stable in %d windows", level.measured.windows);
+    }
+    if (r.delayed > 0) absl::StrAppendFormat(&text, "; %d began late", r.delayed);
+    if (r.replays > 0) absl::StrAppendFormat(&text, "; %d replays", r.replays);
+    for (const auto& [failure, count] : r.failed) {
+      absl::StrAppendFormat(&text, "; %d failed: %s", count, failure);
+    }
+    if (!level.within) {
+      absl::StrAppendFormat(&text, "; over %g ms", 1e3 * threshold_seconds_);
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  absl::StrAppend(&text,
+                  "the bound: the slowest of the busiest rank's kernels, payload up and payload "
+                  "down\n");
+  // With --transport=auto calls may change their way once memory for it is ready.
+  std::string ways;
+  for (const Level& level : levels_) {
+    if (level.measured.result.succeeded == 0) continue;
+    const std::string way = absl::StrCat("payload by ", ShortName(level.last.accepted.transport()),
+                                         ", bound: ", level.payload_bound.Text(), "\n");
+    if (!absl::StrContains(ways, way)) absl::StrAppend(&ways, way);
+  }
+  absl::StrAppend(&text, ways);
+  if (metrics_) {
+    absl::StrAppend(&text, metrics_->TextHead());
+    for (const Level& level : levels_) {
+      absl::StrAppend(&text, metrics_->Text(absl::StrFormat("%g", level.load), level.metrics));
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  if (threshold_seconds_ > 0) {
+    const Level* best = nullptr;
+    for (const Level& level : levels_) {
+      if (level.within) best = &level;
+    }
+    if (best == nullptr) {
+      absl::StrAppendFormat(&text, "no level has its latency (%s) within %g ms\n", Chosen(),
+                            1e3 * threshold_seconds_);
+    } else {
+      absl::StrAppendFormat(&text, "%g is the last level whose latency (%s) is within %g ms\n",
+                            best->load, Chosen(), 1e3 * threshold_seconds_);
+    }
+  }
+  return text;
+}
+
+Json LoadTest::ToJson() const {
+  Json levels = Json::array();
+  for (const Level& level : levels_) {
+    const load::LevelResult& r = level.measured.result;
+    Json failed = Json::object();
+    for (const auto& [failure, count] : r.failed) failed[failure] = count;
+    levels.push_back({{by_rate_ ? "request_rate" : "concurrency", level.load},
+                      {"stable", level.measured.stable},
+                      {"windows", level.measured.windows},
+                      {"within_threshold", level.within},
+                      {"seconds", r.seconds},
+                      {"succeeded", r.succeeded},
+                      {"failed", failed},
+                      {"replays", r.replays},
+                      {"delayed", r.delayed},
+                      {"calls_per_second",
+                       {{"value", r.calls_per_second},
+                        {"bound", level.bound},
+                        {"fraction", level.bound > 0 ? r.calls_per_second / level.bound : 0}}},
+                      {"latency_seconds",
+                       {{"average", r.latency.average},
+                        {"minimum", r.latency.minimum},
+                        {"maximum", r.latency.maximum},
+                        {"p50", r.latency.p50},
+                        {"p90", r.latency.p90},
+                        {"p95", r.latency.p95},
+                        {"p99", r.latency.p99},
+                        {"chosen", r.latency.chosen}}},
+                      {"stage_seconds",
+                       {{"queue", r.queue_seconds},
+                        {"upload", r.upload_seconds},
+                        {"compute", r.compute_seconds},
+                        {"download", r.download_seconds}}}});
+    levels.back()["transport"] = nullptr;
+    if (r.succeeded > 0) {
+      levels.back()["transport"] = {{"kind", ShortName(level.last.accepted.transport())},
+                                    {"reason", level.last.transport_reason},
+                                    {"payload_bound", level.payload_bound.ToJson()}};
+    }
+    if (metrics_) levels.back()["metrics"] = metrics_->ToJson(level.metrics);
+  }
+  Json load = {{"mode", by_rate_ ? "request_rate" : "concurrency"},
+               {"distribution", by_rate_ ? (poisson_ ? "poisson" : "constant") : ""},
+               {"chosen_latency", Chosen()},
+               {"latency_threshold_seconds", threshold_seconds_}};
+  if (metrics_) load["metrics"] = metrics_->ToJson();
+  load["levels"] = levels;
+  return load;
+}
+
+std::string LoadTest::Csv() const {
+  std::string text = absl::StrCat(
+      by_rate_ ? "Request Rate" : "Concurrency",
+      ",Calls/Second,Bound Calls/Second,Queue,Upload,Compute,Download,Avg latency,p50 latency,p90 "
+      "latency,p95 latency,p99 latency,Succeeded,Failed,Replays,Delayed,Stable",
+      metrics_ ? metrics_->CsvHead() : "", "\n");
+  for (const Level& level : levels_) {
+    const load::LevelResult& r = level.measured.result;
+    int failed = 0;
+    for (const auto& [failure, count] : r.failed) failed += count;
+    absl::StrAppendFormat(&text, "%g,%g,%g", level.load, r.calls_per_second, level.bound);
+    for (double seconds :
+         {r.queue_seconds, r.upload_seconds, r.compute_seconds, r.download_seconds,
+          r.latency.average, r.latency.p50, r.latency.p90, r.latency.p95, r.latency.p99}) {
+      absl::StrAppendFormat(&text, ",%.0f", 1e6 * seconds);  // microseconds, as perf_analyzer has
+    }
+    absl::StrAppendFormat(&text, ",%d,%d,%d,%d,%d", r.succeeded, failed, r.replays, r.delayed,
+                          level.measured.stable);
+    absl::StrAppend(&text, metrics_ ? metrics_->CsvCells(level.metrics) : "", "\n");
+  }
+  return text;
+}
+
+absl::Status LoadTest::Export(const Json& whole) const {
+  if (!csv_.empty()) {
+    if (absl::Status status = WriteFile(csv_, Csv()); !status.ok()) return status;
+  }
+  if (json_.empty()) return absl::OkStatus();
+  return WriteFile(json_, whole.dump(2) + "\n");
+}
+
+}  // namespace ringattn::client::cli

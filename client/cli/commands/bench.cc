@@ -1,0 +1,412 @@
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include "CLI/App.hpp"
+#include "absl/strings/str_cat.h"
+#include "client/api/client.h"
+#include "client/cli/bench/bench_load.h"
+#include "client/cli/bench/bench_problem.h"
+#include "client/cli/bench/loopback_rate.h"
+#include "client/cli/bench/payload_bound.h"
+#include "client/cli/command.h"
+#include "client/cli/flags.h"
+#include "client/cli/progress_bar.h"
+#include "client/cli/region_stage.h"
+#include "client/cli/report.h"
+#include "client/cli/server_flags.h"
+#include "client/cli/trace.h"
+#include "client/cli/verify_json.h"
+#include "common/oracle/verify.h"
+#include "common/wire/durations.h"
+#include "nlohmann/json.hpp"
+
+namespace ringattn::client::cli {
+namespace {
+
+struct Flags {
+  ServerFlags server;
+  ShapeFlags shape;
+  OptionFlags options;
+  bool backward = false;
+  int runs = 5;
+  int64_t rows = 32;
+  uint64_t seed = 1;
+  std::string deadline;
+  int streams = 1;
+  std::string transport = "auto";
+  CudaFlags cuda;
+  int channels_per_worker = ClientOptions().channels_per_worker;
+  int64_t staging_bytes = ClientOptions().staging_bytes;
+  std::string trace;
+  LoadFlags load;
+  bool json = false;
+};
+
+// A figure and what it can be at most.
+struct Figure {
+  double value = 0;
+  double bound = 0;
+
+  Json ToJson() const {
+    return {{"value", value}, {"bound", bound}, {"fraction", bound > 0 ? value / bound : 0}};
+  }
+};
+
+struct Measured {
+  oracle::Report verdict;
+  std::vector<CallReport> reports;
+  double loopback_bytes_per_second = 0;
+  PayloadBound payload_bound;  // of the last run's way
+};
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+template <typename Of>
+double MedianOf(const std::vector<CallReport>& reports, const Of& of) {
+  std::vector<double> values;
+  for (const CallReport& report : reports) values.push_back(of(report));
+  return Median(std::move(values));
+}
+
+double StageSeconds(const CallReport& report, v1::Stage wanted) {
+  for (const v1::StageTime& stage : report.summary.stages()) {
+    if (stage.stage() == wanted) return ToSeconds(stage.time());
+  }
+  return 0;
+}
+
+// A service, a request that it is asked for, and its first result.
+struct Bench {
+  std::unique_ptr<Client> client;
+  std::unique_ptr<BenchProblem> problem;
+  std::unique_ptr<BenchCaller> caller;
+  CallOptions options;
+  oracle::Report verdict;
+  CallReport first;
+};
+
+CallResult CallOnce(Bench& bench) {
+  return bench.caller->Call(bench.options, bench.caller->results());
+}
+
+// Connects, calls once and judges the result.
+absl::StatusOr<Bench> Begin(const Flags& flags, const Problem& problem, const AttentionSpec& spec,
+                            int channels, ProgressBar& bar) {
+  const auto deadline = ParseDeadline(flags.deadline);
+  if (!deadline.ok()) return deadline.status();
+  Bench bench;
+  ClientOptions options;
+  options.channels = channels;
+  options.channels_per_worker = flags.channels_per_worker;
+  options.staging_bytes = flags.staging_bytes;
+  auto client = flags.server.Connect(options);
+  if (!client.ok()) return client.status();
+  bench.client = *std::move(client);
+  bench.options = {.streams = flags.streams, .deadline = *deadline};
+  bar.Update("making inputs", -1);
+  bench.problem = std::make_unique<BenchProblem>(problem, spec, flags.backward, flags.seed);
+  bench.caller = std::make_unique<BenchCaller>(bench.client.get(), bench.problem.get(), flags.cuda);
+  SetTransport(flags.transport, &bench.options);
+  bar.Update("first run", -1);
+  CallResult report = bench.caller->CallForward(bench.options);
+  if (report.ok() && flags.backward) report = CallOnce(bench);
+  if (!report.ok()) return report.status();
+  if (absl::Status status = bench.caller->Fetch(); !status.ok()) return status;
+  bench.first = *std::move(report);
+  bar.Update("verifying", -1);
+  bench.verdict = bench.problem->Judge(bench.caller->results(), flags.rows, flags.seed);
+  return bench;
+}
+
+// Plain TCP with as many connections as the payload travels on. Enough to outlast a connection's
+// slow start, not so much that it takes long.
+absl::StatusOr<double> LoopbackBeside(const CallReport& report, int connections) {
+  const int64_t probe = std::clamp<int64_t>(report.summary.bytes_up(), 256 << 20, 1 << 30);
+  return LoopbackBytesPerSecond(probe, connections);
+}
+
+PayloadBound RelayBound(double loopback_bytes_per_second, size_t connections) {
+  return {.kind = PayloadBound::Kind::kTcp,
+          .side_by_side = static_cast<int>(connections),
+          .bytes_per_second = loopback_bytes_per_second};
+}
+
+absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
+                                 const AttentionSpec& spec) {
+  auto trace = TraceFile::Open(flags.trace);
+  if (!trace.ok()) return trace.status();
+  ProgressBar bar;
+  auto bench = Begin(flags, problem, spec, flags.streams, bar);
+  if (!bench.ok()) return bench.status();
+  Measured measured;
+  measured.verdict = bench->verdict;
+  if (!measured.verdict.passed()) return measured;
+  for (int run = 0; run < flags.runs; ++run) {
+    bar.Update("measuring", static_cast<double>(run) / flags.runs);
+    bench->options.with_timeline = !flags.trace.empty() && run == flags.runs - 1;
+    CallResult report = CallOnce(*bench);
+    if (!report.ok()) return report.status();
+    measured.reports.push_back(*std::move(report));
+  }
+  const CallReport& last = measured.reports.back();
+  const auto loopback = LoopbackBeside(last, static_cast<int>(last.streams()));
+  if (!loopback.ok()) return loopback.status();
+  measured.loopback_bytes_per_second = *loopback;
+  PayloadBounds bounds(flags.channels_per_worker, RelayBound(*loopback, last.streams()));
+  const auto payload_bound = bounds.Of(last);
+  if (!payload_bound.ok()) return payload_bound.status();
+  measured.payload_bound = *payload_bound;
+  if (absl::Status status = trace->Write(last); !status.ok()) return status;
+  return measured;
+}
+
+struct Figures {
+  double seconds_median = 0, seconds_min = 0, seconds_max = 0;
+  Json stage_seconds;  // medians, each of its own
+  Figure tokens_per_second, flops_per_second, upload, payload;
+};
+
+Figures Summarise(const Problem& problem, const Measured& measured) {
+  const std::vector<CallReport>& reports = measured.reports;
+  const auto seconds = [](const CallReport& report) { return report.times.finished_seconds; };
+  const auto by_seconds = [&](const CallReport& a, const CallReport& b) {
+    return seconds(a) < seconds(b);
+  };
+  Figures figures;
+  figures.seconds_median = MedianOf(reports, seconds);
+  figures.seconds_min = seconds(*std::min_element(reports.begin(), reports.end(), by_seconds));
+  figures.seconds_max = seconds(*std::max_element(reports.begin(), reports.end(), by_seconds));
+
+  for (const v1::Stage stage :
+       {v1::STAGE_QUEUE, v1::STAGE_UPLOAD, v1::STAGE_COMPUTE, v1::STAGE_DOWNLOAD}) {
+    figures.stage_seconds[ShortName(stage)] =
+        MedianOf(reports, [stage](const CallReport& r) { return StageSeconds(r, stage); });
+  }
+  // Of one request: its way to the coordinator and back, and what each end does beside it. Stages
+  // of several overlap.
+  if (reports.back().streams() == 1) {
+    figures.stage_seconds["elsewhere"] = MedianOf(reports, [](const CallReport& r) {
+      double elsewhere = r.times.finished_seconds;
+      for (const v1::StageTime& stage : r.summary.stages()) elsewhere -= ToSeconds(stage.time());
+      return elsewhere;
+    });
+  }
+
+  // The kernels' own time on the busiest rank: what is left if nothing ever waits.
+  const double kernel_seconds = MedianOf(reports, [](const CallReport& report) {
+    double busiest = 0;
+    for (const v1::RankReport& rank : report.summary.ranks()) {
+      busiest = std::max(busiest, ToSeconds(rank.compute_time()));
+    }
+    return busiest;
+  });
+  const double compute_seconds =
+      MedianOf(reports, [](const CallReport& r) { return ToSeconds(r.summary.compute_time()); });
+  const v1::Summary& last = reports.back().summary;
+  const auto ratio = [](double a, double b) { return b > 0 ? a / b : 0; };
+  figures.flops_per_second = {ratio(last.flops(), compute_seconds),
+                              ratio(last.flops(), kernel_seconds)};
+  const double wire = measured.payload_bound.bytes_per_second;
+  figures.upload = {
+      ratio(
+          last.bytes_up(),
+          MedianOf(reports, [](const CallReport& r) { return StageSeconds(r, v1::STAGE_UPLOAD); })),
+      wire};
+  // Both ways, over all time that is neither queue nor compute: what the coordinator
+  // calls download ends when the last byte is written, not when it has arrived. Of
+  // several streams, whose stages overlap, over all time.
+  const double wire_seconds = MedianOf(reports, [](const CallReport& r) {
+    if (r.streams() > 1) return r.times.finished_seconds;
+    return r.times.finished_seconds - StageSeconds(r, v1::STAGE_QUEUE) -
+           ToSeconds(r.summary.compute_time());
+  });
+  figures.payload = {ratio(last.bytes_up() + last.bytes_down(), wire_seconds), wire};
+  const double tokens =
+      static_cast<double>(problem.shape.batch()) * static_cast<double>(problem.shape.seq_len_q());
+  // Where it is not known, payload is taken to cost nothing: at most so many tokens all the same.
+  const double up_seconds = ratio(static_cast<double>(last.bytes_up()), wire);
+  const double down_seconds = ratio(static_cast<double>(last.bytes_down()), wire);
+  const double bound_seconds = reports.back().streams() > 1
+                                   ? std::max({kernel_seconds, up_seconds, down_seconds})
+                                   : kernel_seconds + up_seconds + down_seconds;
+  figures.tokens_per_second = {ratio(tokens, figures.seconds_median), ratio(tokens, bound_seconds)};
+  return figures;
+}
+
+void PrintFigure(const char* name, const Figure& figure, double unit, const char* unit_name,
+                 const std::string& bound) {
+  if (figure.bound <= 0) {
+    std::printf("%-10s %12.4g %-8s %12s  %6s  %s\n", name, figure.value / unit, unit_name, "-", "-",
+                bound.c_str());
+    return;
+  }
+  std::printf("%-10s %12.4g %-8s %12.4g  %5.1f%%  %s\n", name, figure.value / unit, unit_name,
+              figure.bound / unit, 100 * figure.value / figure.bound, bound.c_str());
+}
+
+void PrintText(const Flags& flags, const Measured& measured, const Figures& figures) {
+  const v1::PlanReport& plan = measured.reports.back().accepted.plan();
+  std::printf("%s\n%s, %s, %u members: %s\n", measured.verdict.ToString().c_str(),
+              ShortName(plan.schedule()).c_str(), ShortName(plan.layout()).c_str(),
+              plan.world_size(), plan.reason().c_str());
+  std::printf("%s, %d runs after the verified one: median %.4f s (%.4f to %.4f)\n\n",
+              flags.backward ? "backward" : "forward", flags.runs, figures.seconds_median,
+              figures.seconds_min, figures.seconds_max);
+  if (const std::string kernels = KernelsText(measured.reports.back().summary); !kernels.empty()) {
+    std::printf("%s\n", kernels.c_str());
+  }
+  const size_t streams = measured.reports.back().streams();
+  if (streams > 1) std::printf("%zu streams\n", streams);
+  const v1::Transport way = measured.reports.back().accepted.transport();
+  std::printf("by %s: %s\n", ShortName(way).c_str(),
+              measured.reports.back().transport_reason.c_str());
+  const std::string payload_bound = measured.payload_bound.Text();
+  std::printf("%-10s %12s %-8s %12s  %6s  %s\n", "", "measured", "", "bound", "", "the bound is");
+  PrintFigure("call", figures.tokens_per_second, 1, "tokens/s",
+              streams > 1
+                  ? "the slowest of the busiest rank's kernels and, at the payload's bound, "
+                    "payload up and payload down"
+                  : "kernel time of the busiest rank + payload at its bound");
+  PrintFigure("compute", figures.flops_per_second, 1e9, "GFLOP/s",
+              "the busiest rank's kernels without any wait");
+  PrintFigure("upload", figures.upload, 1e9, "GB/s", payload_bound);
+  PrintFigure("payload", figures.payload, 1e9, "GB/s",
+              streams > 1 ? "the same (both ways, over all time)"
+                          : "the same (both ways, over all time but queue and compute)");
+}
+
+int Mismatch(const oracle::Report& verdict, bool json) {
+  if (json) {
+    Print({{"command", "bench"}, {"verified", ReportJson(verdict)}});
+  } else {
+    std::printf("%sMISMATCH: nothing was measured\n", verdict.ToString().c_str());
+  }
+  return kMismatch;
+}
+
+// Connections of a load test: one does not fill a link, and more than these no faster.
+constexpr int kMaxChannels = 16;
+
+int RunLoadTest(const Flags& flags, const Problem& problem, const AttentionSpec& spec) {
+  if (!flags.trace.empty()) {
+    return Fail(UsageError("--trace is of single calls, not of a load test"), flags.json);
+  }
+  auto test = LoadTest::Prepare(flags.load);
+  if (!test.ok()) return Fail(test.status(), flags.json);
+  const int channels = std::clamp(test->most_in_flight() * flags.streams, 1, kMaxChannels);
+  Json object = {{"command", "bench"}, {"direction", flags.backward ? "backward" : "forward"}};
+  {
+    ProgressBar bar;
+    auto bench = Begin(flags, problem, spec, channels, bar);
+    if (!bench.ok()) return Fail(bench.status(), flags.json);
+    if (!bench->verdict.passed()) return Mismatch(bench->verdict, flags.json);
+    const auto loopback = LoopbackBeside(bench->first, channels);
+    if (!loopback.ok()) return Fail(loopback.status(), flags.json);
+    object["verified"] = ReportJson(bench->verdict);
+    object["loopback_bytes_per_second"] = *loopback;
+    PayloadBounds bounds(flags.channels_per_worker, RelayBound(*loopback, channels));
+    const absl::Status status =
+        test->Run(*bench->client, flags.server.server, *bench->problem, bench->options,
+                  bench->caller->results(), bounds, flags.rows, flags.cuda, bar);
+    if (absl::IsDataLoss(status)) {
+      Fail(status, flags.json);
+      return kMismatch;
+    }
+    if (!status.ok()) return Fail(status, flags.json);
+  }
+  object["load"] = test->ToJson();
+  if (absl::Status status = test->Export(object); !status.ok()) return Fail(status, flags.json);
+  if (flags.json) {
+    Print(object);
+  } else {
+    std::printf("%s", test->Text().c_str());
+  }
+  return test->HasDeadLevel() ? kFailure : kSuccess;
+}
+
+int RunBench(const Flags& flags) {
+  Problem problem;
+  if (absl::Status status = flags.shape.Apply(&problem); !status.ok()) {
+    return Fail(status, flags.json);
+  }
+  if (absl::Status status = flags.options.Apply(&problem); !status.ok()) {
+    return Fail(status, flags.json);
+  }
+  const auto valid = ValidateLocally(
+      problem, flags.backward ? Direction::kBackward : Direction::kForward, flags.backward);
+  if (!valid.ok()) return Fail(valid.status(), flags.json);
+  if (flags.load.wanted()) return RunLoadTest(flags, problem, valid->spec);
+  if (flags.load.collects_metrics()) {
+    return Fail(UsageError("--collect_metrics needs --concurrency_range or --request_rate_range"),
+                flags.json);
+  }
+  const auto measured = Measure(flags, problem, valid->spec);
+  if (!measured.ok()) return Fail(measured.status(), flags.json);
+  if (!measured->verdict.passed()) return Mismatch(measured->verdict, flags.json);
+  const Figures figures = Summarise(problem, *measured);
+  if (!flags.json) {
+    PrintText(flags, *measured, figures);
+    return kSuccess;
+  }
+  Json object = {{"command", "bench"},
+                 {"direction", flags.backward ? "backward" : "forward"},
+                 {"verified", ReportJson(measured->verdict)},
+                 {"runs", flags.runs},
+                 {"seconds",
+                  {{"median", figures.seconds_median},
+                   {"min", figures.seconds_min},
+                   {"max", figures.seconds_max}}},
+                 {"stage_seconds", figures.stage_seconds},
+                 {"tokens_per_second", figures.tokens_per_second.ToJson()},
+                 {"compute_flops_per_second", figures.flops_per_second.ToJson()},
+                 {"upload_bytes_per_second", figures.upload.ToJson()},
+                 {"payload_bytes_per_second", figures.payload.ToJson()},
+                 {"payload_bound", measured->payload_bound.ToJson()},
+                 {"loopback_bytes_per_second", measured->loopback_bytes_per_second},
+                 {"last_run", CallJson(problem, measured->reports.back())}};
+  Print(object);
+  return kSuccess;
+}
+
+}  // namespace
+
+void AddBench(CLI::App& app, Run& run) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand(
+      "bench",
+      "Measure a service: verifies a first run, then medians, each beside its bound "
+      "measured in the same run; exits 1 if the result is wrong");
+  flags->server.AddTo(command);
+  flags->shape.AddTo(command);
+  flags->options.AddTo(command, TermForms::kFromFlags);
+  command->add_flag("--backward", flags->backward,
+                    "Measure the backward pass (out and lse are sent)");
+  command->add_option("--runs", flags->runs, "Measured runs")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  command->add_option("--rows", flags->rows, "Rows of each tensor that are verified")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--seed", flags->seed, "Of the inputs and of the rows")
+      ->check(NotNegative())
+      ->capture_default_str();
+  command->add_option("--deadline", flags->deadline, "Of each call; none unless given");
+  AddStreamsFlag(command, &flags->streams);
+  AddTransportFlags(command, &flags->transport, &flags->staging_bytes);
+  AddCudaFlags(command, &flags->cuda);
+  AddChannelsFlag(command, &flags->channels_per_worker);
+  command->add_option("--trace", flags->trace,
+                      "Write the last run's timeline to this file, for chrome://tracing or "
+                      "ui.perfetto.dev");
+  flags->load.AddTo(command);
+  command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");
+  command->callback([flags, &run] { run = [flags] { return RunBench(*flags); }; });
+}
+
+}  // namespace ringattn::client::cli

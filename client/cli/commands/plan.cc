@@ -1,0 +1,275 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/App.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/api/client.h"
+#include "client/cli/command.h"
+#include "client/cli/flags.h"
+#include "client/cli/planner_inputs.h"
+#include "client/cli/report.h"
+#include "client/cli/server_flags.h"
+#include "common/plan/planner.h"
+#include "common/schedule/schedule.h"
+#include "nlohmann/json.hpp"
+
+namespace ringattn::client::cli {
+namespace {
+
+struct Flags {
+  ShapeFlags shape;
+  OptionFlags options;
+  bool backward = false;
+  bool with_forward_result = false;
+  bool dlse = false;
+  v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
+  v1::Packing packing = v1::PACKING_UNSPECIFIED;
+  std::vector<v1::ProbabilityRow> probability_rows;
+  ServerFlags server;
+  std::string deadline = "10s";
+  std::optional<int> workers;  // kDefaultWorkers, or as many as the server's ring has
+  std::optional<double> device_flops_per_s;
+  std::optional<double> link_bytes_per_s;
+  bool json = false;
+};
+
+constexpr int kDefaultWorkers = 4;
+
+struct Planned {
+  Problem problem;
+  PlannerInputs inputs;
+  AttentionSpec spec;
+  Plan plan;
+  Schedule schedule;
+  std::vector<std::string> members;  // as asked for
+};
+
+// What the service's own planner would count on (server/core/ring/measured_inputs.h).
+absl::StatusOr<PlannerInputs> InputsOfServer(const Flags& flags, const ValidRequest& request) {
+  const auto deadline = ParseDeadline(flags.deadline);
+  if (!deadline.ok()) return deadline.status();
+  auto client = flags.server.Connect({.channels = 1});
+  if (!client.ok()) return client.status();
+  const auto info = (*client)->GetServerInfo(*deadline);
+  if (!info.ok()) return info.status();
+  const auto topology = (*client)->GetTopology(*deadline);
+  if (!topology.ok()) return topology.status();
+  for (const std::string& name : request.choice.members) {
+    const bool is_ready =
+        std::any_of(topology->workers().begin(), topology->workers().end(),
+                    [&](const auto& worker) { return worker.has_rank() && worker.name() == name; });
+    if (is_ready) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("plan.members: no worker ", name, " is ready"));
+  }
+  PlannerInputs inputs = InputsOf(*topology, request.spec, request.direction);
+  inputs.single_device_threshold_tokens =
+      static_cast<int64_t>(info->limits().single_device_threshold_tokens());
+  return inputs;
+}
+
+absl::StatusOr<PlannerInputs> InputsOf(const Flags& flags, const ValidRequest& request) {
+  PlannerInputs inputs;
+  if (flags.server.server.empty()) {
+    // As many as asked for: there is no server that could have fewer.
+    inputs.ready_workers =
+        std::max(flags.workers.value_or(kDefaultWorkers), request.choice.world_size.value_or(0));
+  } else {
+    auto measured = InputsOfServer(flags, request);
+    if (!measured.ok()) return measured.status();
+    inputs = *measured;
+    if (flags.workers) inputs.ready_workers = *flags.workers;
+  }
+  if (flags.device_flops_per_s) inputs.device_flops_per_s = *flags.device_flops_per_s;
+  if (flags.link_bytes_per_s) inputs.link_bytes_per_s = *flags.link_bytes_per_s;
+  return inputs;
+}
+
+// What the flags ask for; one of the other direction is an error by name.
+absl::StatusOr<Problem> ProblemOf(const Flags& flags) {
+  if (!flags.backward && flags.with_forward_result) {
+    return UsageError("--with_forward_result needs --backward");
+  }
+  if (!flags.backward && flags.dlse) return UsageError("--dlse needs --backward");
+  if (flags.backward && !flags.probability_rows.empty()) {
+    return UsageError("--probabilities is of forward, not --backward");
+  }
+  Problem problem;
+  if (absl::Status status = flags.shape.Apply(&problem); !status.ok()) return status;
+  if (absl::Status status = flags.options.Apply(&problem); !status.ok()) return status;
+  problem.shape.set_packing(flags.packing);
+  problem.has_dlse = flags.dlse;
+  problem.lse_format = flags.lse_format;
+  problem.probability_rows = flags.probability_rows;
+  return problem;
+}
+
+absl::StatusOr<Planned> MakePlan(const Flags& flags) {
+  absl::StatusOr<Problem> asked = ProblemOf(flags);
+  if (!asked.ok()) return asked.status();
+  Problem& problem = *asked;
+  const Direction direction = flags.backward ? Direction::kBackward : Direction::kForward;
+  auto valid = ValidateLocally(problem, direction, flags.with_forward_result);
+  if (!valid.ok()) return valid.status();
+  auto inputs = InputsOf(flags, *valid);
+  if (!inputs.ok()) return inputs.status();
+  auto plan = PlanRequest(valid->spec, direction, valid->choice, *inputs);
+  if (!plan.ok()) return plan.status();
+  Schedule schedule = MakeSchedule(valid->spec, plan->shards, plan->schedule, direction,
+                                   valid->recompute_forward, plan->heads_per_step);
+  return Planned{std::move(problem),     *inputs,
+                 std::move(valid->spec), *std::move(plan),
+                 std::move(schedule),    valid->choice.members};
+}
+
+// Where the prediction's rates come from.
+const char* RateSource(const Flags& flags) {
+  if (!flags.server.server.empty()) return "server";
+  return flags.device_flops_per_s && flags.link_bytes_per_s ? "flags" : "defaults";
+}
+
+std::string RateText(const Flags& flags, const PlannerInputs& inputs) {
+  const std::string rates = absl::StrCat(HumanRate(inputs.device_flops_per_s), "FLOP/s and ",
+                                         HumanBytes(inputs.link_bytes_per_s), "/s between workers");
+  if (!flags.server.server.empty())
+    return absl::StrCat("with what ", flags.server.server, " measured: ", rates);
+  if (flags.device_flops_per_s && flags.link_bytes_per_s) return absl::StrCat("with ", rates);
+  return absl::StrCat("with default rates, which are no machine's: ", rates,
+                      "; --server takes a service's");
+}
+
+Json SpansJson(const Shard& shard) {
+  Json spans = Json::array();
+  for (const Span& span : shard) {
+    spans.push_back({{"begin", span.begin}, {"length", span.length}, {"stride", span.stride}});
+  }
+  return spans;
+}
+
+Json StepJson(const Program& program, const Step& step) {
+  Json transfers = Json::array();
+  for (const Transfer& transfer : step.transfers) {
+    transfers.push_back({{"kind", transfer.kind == Transfer::Kind::kSend ? "send" : "receive"},
+                         {"peer", transfer.peer},
+                         {"buffer", program.buffers[transfer.range.buffer].name},
+                         {"bytes", transfer.range.bytes}});
+  }
+  int64_t tiles = 0;
+  for (const ComputeCall& call : step.calls) {
+    tiles += std::llround(static_cast<double>(call.tiles) * call.share_of_heads());
+  }
+  return {{"transfers", transfers}, {"calls", step.calls.size()}, {"tiles", tiles}};
+}
+
+Json ToJson(const Flags& flags, const Planned& planned) {
+  const Plan& plan = planned.plan;
+  Json ranks = Json::array();
+  for (const Program& program : planned.schedule.programs) {
+    const int rank = program.rank;
+    Json steps = Json::array();
+    for (const Step& step : program.steps) steps.push_back(StepJson(program, step));
+    ranks.push_back({{"rank", rank},
+                     {"spans_q", SpansJson(plan.shards.q[rank])},
+                     {"spans_kv", SpansJson(plan.shards.kv[rank])},
+                     {"buffer_bytes", plan.buffer_bytes[rank]},
+                     {"sent_bytes", plan.sent_bytes[rank]},
+                     {"tiles", plan.tiles[rank]},
+                     {"steps", steps}});
+  }
+  return {{"command", "plan"},
+          {"direction", flags.backward ? "backward" : "forward"},
+          {"shape", ShapeJson(planned.problem)},
+          {"options", OptionsJson(planned.problem)},
+          {"plan",
+           {{"schedule", ScheduleKindName(plan.schedule)},
+            {"layout", LayoutName(plan.shards.layout)},
+            {"world_size", plan.shards.world_size},
+            {"members", planned.members},
+            {"stripe", plan.shards.stripe},
+            {"heads_per_step", plan.heads_per_step},
+            {"reason", plan.reason},
+            {"predicted_compute_seconds", plan.predicted_compute_seconds},
+            {"rates",
+             {{"source", RateSource(flags)},
+              {"device_flops_per_s", planned.inputs.device_flops_per_s},
+              {"link_bytes_per_s", planned.inputs.link_bytes_per_s},
+              {"step_overhead_s", planned.inputs.step_overhead_s},
+              {"exchange_overhead_s", planned.inputs.exchange_overhead_s}}},
+            {"exchanged_bytes", plan.exchanged_bytes},
+            {"flops", plan.flops},
+            {"ranks", ranks}}}};
+}
+
+int RunPlan(const Flags& flags) {
+  const auto planned = MakePlan(flags);
+  if (!planned.ok()) return Fail(planned.status(), flags.json);
+  if (flags.json) {
+    Print(ToJson(flags, *planned));
+    return kSuccess;
+  }
+  const Plan& plan = planned->plan;
+  std::printf("%s, %s: %s\n", ScheduleKindName(plan.schedule), LayoutName(plan.shards.layout),
+              plan.reason.c_str());
+  std::printf("%s", OptionsText(planned->problem).c_str());
+  std::printf("%sFLOP, %s exchanged\npredicted %.4g s %s\n\n", HumanRate(plan.flops).c_str(),
+              HumanBytes(plan.exchanged_bytes).c_str(), plan.predicted_compute_seconds,
+              RateText(flags, planned->inputs).c_str());
+  std::printf("%s\n%s", ToString(plan.shards).c_str(),
+              ToString(planned->schedule, planned->spec).c_str());
+  return kSuccess;
+}
+
+}  // namespace
+
+void AddPlan(CLI::App& app, Run& run) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand(
+      "plan",
+      "Shards and schedule of a request, computed here: spans, transfers with their bytes, tiles "
+      "per rank and step. Needs no server; with one, plans for its ring and its rates");
+  flags->shape.AddTo(command);
+  AddPackingFlag(command, &flags->packing);
+  flags->options.AddTo(command, TermForms::kFromFlags);
+  AddDlseFlag(command, &flags->dlse);
+  AddLseFlag(command, &flags->lse_format);
+  AddProbabilitiesFlag(command, &flags->probability_rows);
+  command->add_flag("--backward", flags->backward, "Plan the backward pass");
+  command->add_flag("--with_forward_result", flags->with_forward_result,
+                    "Backward: out and lse are sent, not computed again");
+  flags->server.AddSecurityTo(command);
+  command->add_option("--server", flags->server.server,
+                      "host:port of a service: plan for the workers that it has, with the rates "
+                      "that they measured");
+  command->add_option("--deadline", flags->deadline, "Of --server: give up after this long")
+      ->capture_default_str();
+  command
+      ->add_option("--workers", flags->workers,
+                   absl::StrCat("Workers that are ready; ", kDefaultWorkers,
+                                ", or the server's, unless given"))
+      ->check(CLI::Range(1, 1024));
+  const PlannerInputs defaults;
+  command
+      ->add_option(
+          "--device_flops_per_s", flags->device_flops_per_s,
+          absl::StrFormat("For the prediction; unless given, the server's or %g, the order "
+                          "of magnitude of one CPU core",
+                          defaults.device_flops_per_s))
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--link_bytes_per_s", flags->link_bytes_per_s,
+                   absl::StrFormat("For the prediction; unless given, the server's or %g",
+                                   defaults.link_bytes_per_s))
+      ->check(CLI::PositiveNumber);
+  command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");
+  command->callback([flags, &run] { run = [flags] { return RunPlan(*flags); }; });
+}
+
+}  // namespace ringattn::client::cli

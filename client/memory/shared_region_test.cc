@@ -1,0 +1,293 @@
+#include "client/memory/shared_region.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "client/memory/region_index.h"
+#include "client/testing/fake_region_worker.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ringattn::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+
+template <typename Predicate>
+bool Await(const Predicate& predicate) {
+  for (int i = 0; i < 3000 && !predicate(); ++i) absl::SleepFor(absl::Milliseconds(5));
+  return predicate();
+}
+
+// A coordinator that has two workers and hears at once of what is attached.
+class SharedRegionTest : public testing::Test {
+ protected:
+  absl::StatusOr<v1::AttachResponse> Attach(const v1::AttachRequest& request) {
+    ++calls_;
+    v1::AttachResponse response;
+    if (!refusal_.ok()) return refusal_;
+    if (forgets_ && !request.region_id().empty()) {
+      forgets_ = false;
+      ++incarnation_;
+      return absl::NotFoundError("no such region");
+    }
+    response.set_region_id(request.region_id().empty() ? "region-" + std::to_string(incarnation_)
+                                                       : request.region_id());
+    for (FakeRegionWorker* worker : {&first_, &second_}) {
+      if (worker->has_region() && !request.region_id().empty()) {
+        response.add_attached(worker->name());
+      } else {
+        *response.add_points() = worker->Point();
+        if (worker == &second_ && change_second_)
+          change_second_(*response.mutable_points()->rbegin());
+      }
+    }
+    return response;
+  }
+
+  std::shared_ptr<SharedRegion> Make(int64_t bytes = 10'000) {
+    auto made = SharedRegion::Make(
+        bytes, [this](const v1::AttachRequest& request) { return Attach(request); });
+    EXPECT_TRUE(made.ok()) << made.status();
+    (*made)->AwaitFirstRound(absl::Seconds(10));
+    return *made;
+  }
+
+  // What the fence's end says of workers that did not answer.
+  static std::string Fence(SharedRegion& region, uint64_t number) {
+    auto over = std::make_shared<std::promise<std::string>>();
+    region.Fence(number, [over](const std::string& unsure) { over->set_value(unsure); });
+    return over->get_future().get();
+  }
+
+  // Whether a worker took it.
+  static bool ShowAgain(SharedRegion& region, uint64_t than) {
+    auto over = std::make_shared<std::promise<bool>>();
+    region.ShowAgain(than, [over](bool taken) { over->set_value(taken); });
+    return over->get_future().get();
+  }
+
+  FakeRegionWorker first_{"first"}, second_{"second"};
+  std::atomic<int> calls_{0}, incarnation_{0};
+  std::atomic<bool> forgets_{false};
+  absl::Status refusal_;
+  std::function<void(v1::AttachPoint&)> change_second_;
+};
+
+TEST_F(SharedRegionTest, ItIsShownToAllWorkersAndLetGoOf) {
+  const std::shared_ptr<SharedRegion> region = Make();
+  EXPECT_EQ(region->bytes() % sysconf(_SC_PAGESIZE), 0);
+  EXPECT_THAT(region->workers(), UnorderedElementsAre("first", "second"));
+  std::string why;
+  EXPECT_EQ(region->id(&why), "region-0");
+  EXPECT_THAT(why, IsEmpty());
+  std::memset(region->data(), 7, region->bytes());
+  region->Stop();
+  EXPECT_TRUE(Await([&] { return !first_.has_region() && !second_.has_region(); }));
+  EXPECT_THAT(region->id(&why), IsEmpty());
+  EXPECT_THAT(why, HasSubstr("released"));
+  EXPECT_EQ(region->data()[9'999], 7);  // mapped as long as somebody has it
+}
+
+TEST_F(SharedRegionTest, AWorkerThatWasStartedAgainGetsItAgainUnderTheSameName) {
+  const std::shared_ptr<SharedRegion> region = Make();
+  first_.DropRegions();
+  EXPECT_TRUE(Await([&] { return first_.attaches() == 2 && region->workers().size() == 2; }));
+  EXPECT_EQ(second_.attaches(), 1);
+  std::string why;
+  EXPECT_EQ(region->id(&why), "region-0");
+  region->Stop();
+}
+
+TEST_F(SharedRegionTest, ItIsShownAgainToAWorkerThatLacksIt) {
+  second_.RefuseWith(AttachCode::kDescriptorRefused);
+  const std::shared_ptr<SharedRegion> region = Make();
+  const uint64_t before = region->attachments();
+  EXPECT_EQ(before, 1);
+  EXPECT_FALSE(ShowAgain(*region, before));
+  EXPECT_EQ(region->attachments(), before);
+  second_.RefuseWith(AttachCode::kAttached);
+  EXPECT_TRUE(Await([&] { return ShowAgain(*region, before); }));
+  EXPECT_EQ(region->attachments(), 2);
+  EXPECT_TRUE(ShowAgain(*region, before));  // for who asked before that: it has been
+  EXPECT_FALSE(ShowAgain(*region, 2));
+  region->Stop();
+  EXPECT_FALSE(ShowAgain(*region, 2));
+}
+
+// A round that has begun may have asked who is there before somebody joined.
+TEST_F(SharedRegionTest, ItIsShownInARoundThatBeginsLater) {
+  const std::shared_ptr<SharedRegion> region = Make();
+  const int calls = calls_;
+  absl::Notification asked, go_on;
+  change_second_ = [&](v1::AttachPoint&) {
+    if (!asked.HasBeenNotified()) asked.Notify();
+    go_on.WaitForNotification();
+  };
+  first_.DropRegions();
+  second_.DropRegions();
+  asked.WaitForNotification();
+  std::atomic<int> shown{0};
+  region->ShowAgain(4, [&](bool taken) {
+    EXPECT_FALSE(taken);
+    ++shown;
+  });
+  EXPECT_EQ(shown, 0);
+  go_on.Notify();
+  EXPECT_TRUE(Await([&] { return shown == 1; }));
+  EXPECT_EQ(region->attachments(), 4);
+  EXPECT_GE(calls_, calls + 3);  // to ask, to hear that it has arrived, and the later round
+  region->Stop();
+}
+
+TEST_F(SharedRegionTest, AnotherCoordinatorGivesItAnotherName) {
+  const std::shared_ptr<SharedRegion> region = Make();
+  forgets_ = true;
+  region->AttachAgain();
+  std::string why;
+  EXPECT_TRUE(Await([&] { return region->id(&why) == "region-1"; }));
+  EXPECT_TRUE(Await([&] { return region->workers().size() == 2; }));
+  EXPECT_EQ(first_.attaches(), 2);
+  EXPECT_EQ(second_.attaches(), 2);
+  region->Stop();
+}
+
+TEST_F(SharedRegionTest, AFenceWaitsForEveryWorker) {
+  const std::shared_ptr<SharedRegion> region = Make();
+  EXPECT_THAT(Fence(*region, 41), IsEmpty());
+  EXPECT_THAT(Fence(*region, 42), IsEmpty());
+  EXPECT_THAT(first_.fences(), ElementsAre(41, 42));
+  EXPECT_THAT(second_.fences(), ElementsAre(41, 42));
+  second_.AnswerFences(false);
+  std::atomic<bool> over{false};
+  region->Fence(43, [&](const std::string& unsure) {
+    EXPECT_THAT(unsure, IsEmpty());
+    over = true;
+  });
+  EXPECT_TRUE(Await([&] { return second_.fences().size() == 3; }));
+  absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_FALSE(over);
+  second_.DropRegions();  // it ends: nobody is left to write
+  EXPECT_TRUE(Await([&] { return over.load(); }));
+  region->Stop();
+}
+
+TEST_F(SharedRegionTest, AWorkerThatDoesNotAnswerAFenceIsNamedAndLeftOut) {
+  const std::shared_ptr<SharedRegion> region = Make();
+  second_.AnswerFences(false);
+  const absl::Time begin = absl::Now();
+  EXPECT_EQ(Fence(*region, 1), "second");
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(15));
+  EXPECT_THAT(first_.fences(), ElementsAre(1));
+  region->Stop();
+}
+
+TEST_F(SharedRegionTest, AFenceOfOneThatHasStoppedIsOver) {
+  const std::shared_ptr<SharedRegion> region = Make();
+  second_.AnswerFences(false);
+  std::atomic<int> over{0};
+  region->Fence(1, [&](const std::string&) { ++over; });
+  region->Stop();
+  EXPECT_EQ(over, 1);
+  region->Fence(2, [&](const std::string&) { ++over; });
+  EXPECT_EQ(over, 2);
+}
+
+TEST_F(SharedRegionTest, WhoRefusesIsNamed) {
+  second_.RefuseWith(AttachCode::kDescriptorRefused);
+  const std::shared_ptr<SharedRegion> region = Make();
+  EXPECT_THAT(region->workers(), ElementsAre("first"));
+  EXPECT_THAT(region->trouble(), HasSubstr("second: as it was told"));
+  second_.RefuseWith(AttachCode::kAttached);
+  EXPECT_TRUE(Await([&] { return region->workers().size() == 2; }));  // it is asked again
+  region->Stop();
+}
+
+// However many others have it.
+TEST_F(SharedRegionTest, WhoRefusesIsAskedUntilItTakesIt) {
+  second_.RefuseWith(AttachCode::kDescriptorRefused);
+  const std::shared_ptr<SharedRegion> region = Make();
+  const int calls = calls_;
+  EXPECT_TRUE(Await([&] { return calls_ >= calls + 6; }));  // three rounds more
+  second_.RefuseWith(AttachCode::kAttached);
+  EXPECT_TRUE(Await([&] { return region->workers().size() == 2; }));
+  region->Stop();
+}
+
+// As workers do to other users' processes: the client's message meets a closed socket.
+TEST_F(SharedRegionTest, WhoRefusesUnheardIsNamedToo) {
+  second_.RefuseUnheard(AttachCode::kForeignUser);
+  const std::shared_ptr<SharedRegion> region = Make();
+  EXPECT_THAT(region->workers(), ElementsAre("first"));
+  EXPECT_THAT(region->trouble(), HasSubstr("second: as it was told"));
+  region->Stop();
+}
+
+TEST_F(SharedRegionTest, AFolderThatIsNotSharedIsNamed) {
+  change_second_ = [](v1::AttachPoint& point) { point.set_socket_path("/nowhere/at/all.sock"); };
+  const std::shared_ptr<SharedRegion> region = Make();
+  EXPECT_THAT(region->workers(), ElementsAre("first"));
+  EXPECT_THAT(region->trouble(), HasSubstr("second: "));
+  EXPECT_THAT(region->trouble(), HasSubstr("No such file or directory"));
+  region->Stop();
+}
+
+TEST_F(SharedRegionTest, AnotherMachinesWorkerIsNotDialled) {
+  change_second_ = [](v1::AttachPoint& point) { point.set_host_id("another"); };
+  const std::shared_ptr<SharedRegion> region = Make();
+  EXPECT_THAT(region->workers(), ElementsAre("first"));
+  EXPECT_THAT(region->trouble(), HasSubstr("second: is on another machine"));
+  EXPECT_EQ(second_.attaches(), 0);
+  const int calls = calls_;
+  absl::SleepFor(absl::Milliseconds(500));
+  EXPECT_EQ(calls_, calls);  // and nobody asks for it again
+  region->Stop();
+}
+
+TEST_F(SharedRegionTest, WithoutWorkersItIsMemoryLikeAnyOther) {
+  refusal_ = absl::FailedPreconditionError("no worker takes host memory");
+  const std::shared_ptr<SharedRegion> region = Make();
+  EXPECT_THAT(region->workers(), IsEmpty());
+  std::string why;
+  EXPECT_THAT(region->id(&why), IsEmpty());
+  EXPECT_THAT(why, HasSubstr("no worker takes host memory"));
+  region->data()[0] = 1;
+  const int calls = calls_;
+  absl::SleepFor(absl::Milliseconds(300));
+  EXPECT_EQ(calls_, calls);  // the coordinator has said no: nobody asks on
+  region->Stop();
+}
+
+TEST_F(SharedRegionTest, BadSizesAreRefused) {
+  const auto attach = [this](const v1::AttachRequest& request) { return Attach(request); };
+  EXPECT_TRUE(absl::IsInvalidArgument(SharedRegion::Make(0, attach).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(SharedRegion::Make(int64_t{1} << 60, attach).status()));
+}
+
+TEST_F(SharedRegionTest, TheIndexFindsWhatLiesInside) {
+  const std::shared_ptr<SharedRegion> region = Make(4096);
+  RegionIndex index;
+  EXPECT_EQ(index.Any(), nullptr);
+  index.Add(region);
+  EXPECT_EQ(index.Find(region->data(), 4096), region);
+  EXPECT_EQ(index.Find(region->data() + 4096, 0), region);
+  EXPECT_EQ(index.Find(region->data() + 1, 4096), nullptr);
+  EXPECT_EQ(index.Find(region->data() - 1, 1), nullptr);
+  index.Remove(region.get());
+  EXPECT_EQ(index.Find(region->data(), 1), nullptr);
+  region->Stop();
+}
+
+}  // namespace
+}  // namespace ringattn::client

@@ -1,0 +1,94 @@
+// DirectTransfer: the streams of one attempt straight to its members: inputs up, outputs down.
+#ifndef RINGATTN_CLIENT_TRANSFER_DIRECT_TRANSFER_H_
+#define RINGATTN_CLIENT_TRANSFER_DIRECT_TRANSFER_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <grpcpp/alarm.h>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/transfer/shard_tensors.h"
+#include "client/transfer/worker_channels.h"
+#include "ringattn/v1/attention.pb.h"
+
+namespace ringattn::client {
+
+struct DirectTransferOptions {
+  std::chrono::system_clock::time_point deadline;
+  uint32_t max_chunk_bytes_down = 0;
+  bool with_crc32c = true;
+};
+
+// What the attempt hears, on gRPC's threads.
+struct DirectTransferEvents {
+  // So many bytes of all have been dealt out, or have come. Side by side with others.
+  std::function<void(uint64_t dealt, uint64_t received)> on_moved;
+  // It cannot succeed any more: once at most, before on_ended. `unreachable`: a member did not
+  // take the connection or did not answer.
+  std::function<void(const absl::Status& why, bool unreachable)> on_broken;
+  // All streams have ended: once. Nothing is called after it.
+  std::function<void()> on_ended;
+};
+
+// Thread safe. Keeps itself alive until on_ended.
+class DirectTransfer : public std::enable_shared_from_this<DirectTransfer> {
+ public:
+  // Of a member's shard: how many streams move it.
+  static int StreamsFor(uint64_t bytes, int channels);
+
+  // `borrowed` counts the slices of the caller's memory that gRPC holds; it outlives them.
+  DirectTransfer(const v1::Accepted& accepted, std::unique_ptr<ShardTensors> tensors,
+                 WorkerChannels* workers, DirectTransferOptions options,
+                 DirectTransferEvents events, std::atomic<int64_t>* borrowed);
+  ~DirectTransfer();
+
+  void Start();
+  // Ends all streams soon. Idempotent, also before Start.
+  void Cancel();
+
+  const ShardTensors& tensors() const { return *tensors_; }
+  // Since `start`; 0 where it has not come to that.
+  double uploaded_seconds(std::chrono::steady_clock::time_point start) const;
+  double first_output_seconds(std::chrono::steady_clock::time_point start) const;
+
+ private:
+  class Stream;
+
+  void OnMoved();
+  void OnStreamOpened();
+  void OnStreamEnded(const absl::Status& status, bool opened, const std::string& worker);
+  void Break(const absl::Status& why, bool unreachable);
+  void WatchOpening(std::chrono::milliseconds wait, bool only_connection);
+  void CheckOpening(bool only_connection);
+  // Nobody needs the alarm any more.
+  void StopWatching();
+
+  const DirectTransferOptions options_;
+  const DirectTransferEvents events_;
+  const std::unique_ptr<ShardTensors> tensors_;
+  std::atomic<int64_t>* const borrowed_;
+  std::vector<std::shared_ptr<Stream>> streams_;  // fixed by the constructor
+  std::atomic<size_t> unopened_;
+  std::atomic<size_t> unended_;
+  std::atomic<bool> broken_{false};
+  std::atomic<bool> cancelled_{false};
+  std::atomic<int64_t> uploaded_at_{0};  // steady clock's count
+  std::atomic<int64_t> first_output_at_{0};
+
+  std::mutex watch_mutex_;
+  bool watched_ = true;               // false: the alarm is not set again
+  std::optional<grpc::Alarm> watch_;  // of the streams' opening
+};
+
+}  // namespace ringattn::client
+
+#endif  // RINGATTN_CLIENT_TRANSFER_DIRECT_TRANSFER_H_

@@ -1,0 +1,112 @@
+#include "client/transfer/tensor_bytes.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "common/request/option_fields.h"
+#include "common/request/violations.h"
+#include "common/wire/proto_values.h"
+
+namespace ringattn::client {
+namespace {
+
+// Far above every limit, and no product of two of them overflows int64.
+constexpr uint64_t kMaxDimension = uint64_t{1} << 60;
+
+absl::StatusOr<TensorId> Known(v1::TensorId tensor) {
+  const std::optional<TensorId> id = TensorFromNumber(tensor);
+  if (id.has_value()) return *id;
+  return absl::InvalidArgumentError(absl::StrCat(static_cast<int>(tensor), " names no tensor"));
+}
+
+}  // namespace
+
+const char* TensorIdName(v1::TensorId tensor) {
+  const std::optional<TensorId> id = TensorFromNumber(tensor);
+  return id.has_value() ? TensorName(*id) : "?";
+}
+
+absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape,
+                                           const TensorTypes& types) {
+  const std::optional<DType> type = FromProto(types.dtype);
+  if (!type.has_value()) return absl::InvalidArgumentError("dtype is not set");
+  for (uint64_t dimension : {shape.batch(), shape.seq_len_q(), shape.seq_len_kv()}) {
+    if (dimension > kMaxDimension) {
+      return absl::InvalidArgumentError("shape: the size of a tensor overflows");
+    }
+  }
+  AttentionSpec spec;
+  spec.dtype = *type;
+  spec.fp32_results = *type != DType::kFloat32 && types.output_dtype == v1::DATA_TYPE_FLOAT32;
+  spec.shape.packed = shape.has_packed();
+  spec.shape.batch = static_cast<int64_t>(shape.batch());
+  spec.shape.seq_len_q = static_cast<int64_t>(shape.seq_len_q());
+  spec.shape.seq_len_kv = static_cast<int64_t>(shape.seq_len_kv());
+  spec.shape.num_heads = shape.num_heads();
+  spec.shape.num_kv_heads = static_cast<int64_t>(KvHeads(shape));
+  spec.shape.head_dim = shape.head_dim();
+  spec.shape.head_dim_v = static_cast<int64_t>(HeadDimV(shape));
+  const auto& cu_q = shape.packed().cu_seqlens_q();
+  const auto& cu_k = shape.packed().cu_seqlens_k();
+  spec.shape.cu_seqlens_q.assign(cu_q.begin(), cu_q.end());
+  spec.shape.cu_seqlens_k.assign(cu_k.begin(), cu_k.end());
+  for (const std::vector<int64_t>* list : {&spec.shape.cu_seqlens_q, &spec.shape.cu_seqlens_k}) {
+    if (std::is_sorted(list->begin(), list->end())) continue;
+    return absl::InvalidArgumentError("shape.packed: the documents' lengths make no sense");
+  }
+  // Another number is the server's to refuse.
+  spec.shape.packing = FromProto(shape.packing()).value_or(Packing::kNone);
+  spec.lse_per_document = types.lse_format == v1::LSE_FORMAT_PER_DOCUMENT;
+  if (spec.lse_per_document && spec.shape.cu_seqlens_q.empty()) {
+    return absl::InvalidArgumentError(
+        "reply.lse_format: is per document, but shape.packed is not set");
+  }
+  const uint64_t documents = cu_k.empty() ? 0 : cu_k.size() - 1;
+  for (const v1::ProbabilityRow& row : types.probability_rows) {
+    if (spec.shape.packed && row.batch() >= documents) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("probability_rows: there is no document ", row.batch()));
+    }
+    spec.probability_rows.push_back(
+        {static_cast<int64_t>(row.batch()), static_cast<int64_t>(row.position())});
+  }
+  return spec;
+}
+
+absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape,
+                                             const TensorTypes& types,
+                                             const v1::AttentionOptions& options, bool has_dlse) {
+  absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, types);
+  if (!spec.ok()) return spec;
+  Violations wrong(/*max_bytes=*/0);  // the server's to tell
+  spec->options = ReadOptions(options, spec->shape, wrong);
+  spec->has_dlse = has_dlse;
+  return spec;
+}
+
+absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& shape,
+                                                      const TensorTypes& types, v1::TensorId tensor,
+                                                      const v1::AttentionOptions& options) {
+  const absl::StatusOr<TensorId> id = Known(tensor);
+  if (!id.ok()) return id.status();
+  const absl::StatusOr<AttentionSpec> spec = SpecForTensors(shape, types, options, false);
+  if (!spec.ok()) return spec.status();
+  return DimensionsOf(*spec, *id);
+}
+
+absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, const TensorTypes& types,
+                                     v1::TensorId tensor, const v1::AttentionOptions& options) {
+  const absl::StatusOr<TensorId> id = Known(tensor);
+  if (!id.ok()) return id.status();
+  const absl::StatusOr<AttentionSpec> spec = SpecForTensors(shape, types, options, false);
+  if (!spec.ok()) return spec.status();
+  const int64_t bytes = BytesOf(*spec, *id);
+  if (bytes >= kSaturatedBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shape: the size of ", TensorName(*id), " overflows"));
+  }
+  return static_cast<uint64_t>(bytes);
+}
+
+}  // namespace ringattn::client

@@ -1,0 +1,164 @@
+#include "common/schedule/all_gather.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/schedule/bundle.h"
+#include "common/schedule/shard_buffers.h"
+
+namespace ringattn {
+namespace {
+
+// Slots of both bundles: the own shard, others' rows one after another by source, and (gradients)
+// what others have contributed to the own shard, one after another by who sent it.
+constexpr int kHome = 0;
+constexpr int kGathered = 1;
+constexpr int kLanding = 2;
+
+class AllGather {
+ public:
+  AllGather(const GatherRoute& route, const RingPieces& pieces, ShardBuffers& shard,
+            ProgramBuilder& builder)
+      : route_(route),
+        pieces_(pieces),
+        shard_(shard),
+        builder_(builder),
+        world_size_(static_cast<int>(route.seen.size())),
+        kv_(KvBundle(builder.spec(), {"home", "gathered"})),
+        gradients_(KvGradientBundle(builder.spec(), {"home", "gathered", "landing"})) {
+    kv_.Of(TensorId::kK).slots[kHome] = shard.k;
+    kv_.Of(TensorId::kV).slots[kHome] = shard.v;
+    if (shard.kv_segment_ids != kNoBuffer) {
+      kv_.Of(TensorId::kKvSegmentIds).slots[kHome] = shard.kv_segment_ids;
+    }
+    gradients_.Of(TensorId::kDk).slots[kHome] = shard.dk_acc;
+    gradients_.Of(TensorId::kDv).slots[kHome] = shard.dv_acc;
+  }
+
+  void Gather(int64_t step) {
+    ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t) {
+      builder_.Move(step, kv_, source, Home(source), rank, {kGathered, before, rows}, rows);
+    });
+  }
+
+  void Forward(int64_t step) {
+    if (std::any_of(route_.q_rows.begin(), route_.q_rows.end(), [](int64_t n) { return n > 0; })) {
+      builder_.Use(step);  // a rank that sees no key has a call, too
+    }
+    CallsAt calls;
+    ComputeCall call;
+    for (const auto& [keys, work] : Operands(/*gradients=*/false)) AddOperand(call, keys, work);
+    if (!call.kv.empty()) calls.emplace_back(step, std::move(call));
+    AddForwardCalls(std::move(calls), step, shard_, builder_);
+  }
+
+  // Computes in `step`; gradients go home in the one behind it.
+  void Backward(int64_t step) {
+    UseBackwardSteps(step);
+    StartBackward(step, shard_, builder_);
+    builder_.AddZeroRows(step, gradients_, Home(builder_.rank()), {0, builder_.kv_rows()});
+    ComputeCall call = BackwardCallOf(shard_, builder_);
+    for (const auto& [keys, work] : Operands(/*gradients=*/true)) {
+      if (keys.source_rank != builder_.rank()) {
+        builder_.AddZero(step, keys.dk);
+        builder_.AddZero(step, keys.dv);
+      }
+      AddOperand(call, keys, work);
+    }
+    if (!call.kv.empty()) AddBackwardCall(step, std::move(call), shard_, builder_);
+    // By rank that contributed: the order in which the owner adds.
+    ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t landing) {
+      const BlockPlace landed{kLanding, landing, rows};
+      builder_.Move(step + 1, gradients_, rank, {kGathered, before, rows}, source, landed, rows);
+      if (source == builder_.rank()) {
+        builder_.AddRowsLate(step + 1, gradients_, landed, Home(source), rows);
+      }
+    });
+    AddUpSinkGradients(step + 1, route_.q_rows, shard_, builder_);
+    FinishBackward(step + 1, shard_, builder_);
+  }
+
+ private:
+  BlockPlace Home(int source) const { return {kHome, 0, {0, route_.kv_rows[source]}}; }
+
+  template <typename Do>
+  void ForEachSeen(const Do& action) const {
+    ForEachGathered(route_, action);
+  }
+
+  // What this rank's queries see, by source.
+  std::vector<std::pair<KvOperand, WorkCount>> Operands(bool gradients) {
+    std::vector<std::pair<KvOperand, WorkCount>> operands;
+    const auto add = [&](int source, const RowRange& rows, const BlockPlace& place) {
+      const WorkCount work = pieces_.Work(builder_.rank(), source, rows);
+      if (work.pairs == 0 && source == builder_.rank()) return;
+      KvOperand keys{source, rows.begin, rows.end, builder_.Range(kv_, TensorId::kK, place),
+                     builder_.Range(kv_, TensorId::kV, place)};
+      if (builder_.spec().options.segment_ids) {
+        keys.segment_ids = builder_.Range(kv_, TensorId::kKvSegmentIds, place);
+      }
+      if (gradients) {
+        keys.dk = builder_.Range(gradients_, TensorId::kDk, place);
+        keys.dv = builder_.Range(gradients_, TensorId::kDv, place);
+      }
+      operands.emplace_back(std::move(keys), work);
+    };
+    int64_t gathered = 0;
+    for (int source = 0; source < world_size_; ++source) {
+      if (source == builder_.rank()) {
+        const RowRange all{0, builder_.kv_rows()};
+        add(source, all, {kHome, 0, all});
+        continue;
+      }
+      for (const RowRange& rows : route_.seen[builder_.rank()][source]) {
+        add(source, rows, {kGathered, gathered, rows});
+        gathered += rows.size();
+      }
+    }
+    return operands;
+  }
+
+  void UseBackwardSteps(int64_t step) {
+    for (int rank = 0; rank < world_size_; ++rank) {
+      if (route_.q_rows[rank] == 0 && route_.kv_rows[rank] == 0) continue;
+      builder_.Use(step);
+      if (builder_.spec().result_dtype() != DType::kFloat32) builder_.Use(step + 1);  // conversions
+    }
+    if (builder_.spec().options.sinks) builder_.Use(step);  // rank 0 has dsinks
+  }
+
+  const GatherRoute& route_;
+  const RingPieces& pieces_;
+  ShardBuffers& shard_;
+  ProgramBuilder& builder_;
+  const int world_size_;
+  Bundle kv_;
+  Bundle gradients_;
+};
+
+}  // namespace
+
+GatherRoute MakeGatherRoute(const ShardPlan& plan, const RingPieces& pieces) {
+  GatherRoute route;
+  route.seen = SeenRows(plan, pieces);
+  for (int rank = 0; rank < plan.world_size; ++rank) {
+    route.q_rows.push_back(RowsIn(plan.q[rank]));
+    route.kv_rows.push_back(RowsIn(plan.kv[rank]));
+  }
+  return route;
+}
+
+Program MakeAllGatherProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
+                             bool recompute_forward, const GatherRoute& route,
+                             const RingPieces& pieces, int rank) {
+  ProgramBuilder builder(spec, plan, rank);
+  ShardBuffers shard = AddShardBuffers(direction, recompute_forward, builder);
+  AllGather gather(route, pieces, shard, builder);
+  int64_t step = 0;
+  gather.Gather(step++);
+  if (direction == Direction::kForward || recompute_forward) gather.Forward(step++);
+  if (direction == Direction::kBackward) gather.Backward(step);
+  return builder.Finish();
+}
+
+}  // namespace ringattn

@@ -1,0 +1,48 @@
+// What travels: the tensors of a block that go around together, and the slots in which
+// blocks lie on one rank.
+#ifndef RINGATTN_COMMON_SCHEDULE_BUNDLE_H_
+#define RINGATTN_COMMON_SCHEDULE_BUNDLE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/attention/attention_spec.h"
+#include "common/attention/band.h"
+#include "common/attention/tensors.h"
+#include "common/program/program.h"
+
+namespace ringattn {
+
+// Where a range of one source's rows lies: in a slot, as [batch, range.size(), inner],
+// after `rows_before` rows per batch row that belong to other ranges. The same on every
+// rank, since all use their slots alike.
+struct BlockPlace {
+  int slot = 0;
+  int64_t rows_before = 0;
+  RowRange range;
+};
+
+// A tensor of what travels: another one (ids, biases of keys, scales) is another entry.
+struct BundleTensor {
+  TensorId id = TensorId::kK;
+  int64_t row_bytes = 0;        // of one row in one batch row
+  std::vector<BufferId> slots;  // this rank's buffers, kNoBuffer until first used
+};
+
+struct Bundle {
+  std::vector<std::string> slot_names;  // a buffer is called SLOT.TENSOR
+  std::vector<BundleTensor> tensors;    // in the order in which they travel
+
+  // REQUIRES: the bundle has it.
+  BundleTensor& Of(TensorId id);
+};
+
+// k and v in the spec's dtype, with their segment ids where the request has them; dk and dv in
+// fp32.
+Bundle KvBundle(const AttentionSpec& spec, std::vector<std::string> slot_names);
+Bundle KvGradientBundle(const AttentionSpec& spec, std::vector<std::string> slot_names);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_SCHEDULE_BUNDLE_H_

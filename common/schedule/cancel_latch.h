@@ -1,0 +1,29 @@
+// Whether work that nobody wants any more goes on.
+#ifndef RINGATTN_COMMON_SCHEDULE_CANCEL_LATCH_H_
+#define RINGATTN_COMMON_SCHEDULE_CANCEL_LATCH_H_
+
+#include <functional>
+#include <utility>
+
+namespace ringattn {
+
+// Asks until it hears a yes, then never again: whoever counts on the answer finds it in
+// cancelled(). Not thread safe.
+class CancelLatch {
+ public:
+  explicit CancelLatch(std::function<bool()> question) : question_(std::move(question)) {}
+
+  bool Ask() {
+    if (!cancelled_ && question_) cancelled_ = question_();
+    return cancelled_;
+  }
+  bool cancelled() const { return cancelled_; }
+
+ private:
+  const std::function<bool()> question_;  // empty: no
+  bool cancelled_ = false;
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_SCHEDULE_CANCEL_LATCH_H_

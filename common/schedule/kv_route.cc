@@ -1,0 +1,202 @@
+#include "common/schedule/kv_route.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ringattn {
+namespace {
+
+using Ranges = std::vector<RowRange>;
+// By distance, then source, then part.
+using RangesByDistance = std::vector<std::vector<Ranges>>;
+
+RowRange Hull(const RowRange& a, const RowRange& b) {
+  if (a.empty()) return b;
+  if (b.empty()) return a;
+  return {std::min(a.begin, b.begin), std::max(a.end, b.end)};
+}
+
+int64_t RowsIn(const Ranges& ranges) {
+  int64_t rows = 0;
+  for (const RowRange& range : ranges) rows += range.size();
+  return rows;
+}
+
+int PipelineParts(const ShardPlan& plan) {
+  int64_t most_rows = 0;
+  for (const Shard& shard : plan.kv) most_rows = std::max(most_rows, RowsIn(shard));
+  return static_cast<int>(std::clamp<int64_t>(most_rows / kMinPartRows, 1, kMaxParts));
+}
+
+// Cuts a shard into `parts` ranges, where possible between two spans, else at a
+// whole number of tiles.
+Ranges CutForPipeline(const Shard& shard, int parts) {
+  const int64_t rows = RowsIn(shard);
+  Ranges ranges;
+  int64_t begin = 0;
+  for (int part = 1; part <= parts; ++part) {
+    int64_t cut = rows * part / parts;
+    if (part < parts) {
+      const int64_t target = cut;
+      cut = target / kTileRows * kTileRows;
+      int64_t boundary = 0;
+      for (const Span& span : shard) {
+        boundary += span.length;
+        if (std::abs(boundary - target) < kTileRows / 2) cut = boundary;
+      }
+    }
+    cut = std::max(cut, begin);
+    ranges.push_back(begin < cut ? RowRange{begin, cut} : RowRange{});
+    begin = cut;
+  }
+  return ranges;
+}
+
+Ranges CutIntoSlices(const Shard& shard, Layout layout) {
+  const int64_t rows = RowsIn(shard);
+  if (layout != Layout::kZigzag || shard.size() < 2) return {{0, rows}};
+  return {{0, shard[0].length}, {shard[0].length, rows}};
+}
+
+// needed[d][source][part]: what rank source + d sees of the part.
+RangesByDistance FindNeeds(const RingPieces& pieces, const std::vector<Ranges>& parts) {
+  const int world_size = static_cast<int>(parts.size());
+  RangesByDistance needed(world_size, std::vector<Ranges>(world_size));
+  for (int source = 0; source < world_size; ++source) {
+    for (const RowRange& part : parts[source]) {
+      const Ranges by_rank = pieces.Needs(source, part);
+      for (int distance = 0; distance < world_size; ++distance) {
+        needed[distance][source].push_back(by_rank[(source + distance) % world_size]);
+      }
+    }
+  }
+  return needed;
+}
+
+// What a rank has to hold so that it and all after it can be served.
+RangesByDistance RelayedRows(const RangesByDistance& needed) {
+  RangesByDistance held = needed;
+  for (size_t distance = held.size() - 1; distance-- > 1;) {
+    for (size_t source = 0; source < held.size(); ++source) {
+      for (size_t part = 0; part < held[distance][source].size(); ++part) {
+        RowRange& rows = held[distance][source][part];
+        rows = Hull(rows, held[distance + 1][source][part]);
+      }
+    }
+  }
+  return held;
+}
+
+// Rows that the busiest rank receives, summed over the steps.
+int64_t RowsOnCriticalPath(const RangesByDistance& held) {
+  int64_t rows = 0;
+  for (size_t distance = 1; distance < held.size(); ++distance) {
+    int64_t most = 0;
+    for (const Ranges& ranges : held[distance]) most = std::max(most, RowsIn(ranges));
+    rows += most;
+  }
+  return rows;
+}
+
+Ranges JoinTouching(const Ranges& ranges) {
+  Ranges joined;
+  for (const RowRange& range : ranges) {
+    if (range.empty()) continue;
+    if (!joined.empty() && joined.back().end == range.begin) {
+      joined.back().end = range.end;
+    } else {
+      joined.push_back(range);
+    }
+  }
+  return joined;
+}
+
+}  // namespace
+
+bool KvRoute::SeesAny(int step, int source) const {
+  const std::vector<char>& parts = sees[step][source];
+  return std::find(parts.begin(), parts.end(), 1) != parts.end();
+}
+
+RingPieces::RingPieces(const AttentionSpec& spec, const ShardPlan& plan, CancelLatch* latch)
+    : latch_(latch), bands_(DocumentBands(spec)), q_(plan.world_size), kv_(plan.world_size) {
+  for (int rank = 0; rank < plan.world_size && !latch_->Ask(); ++rank) {
+    q_[rank] = QueryPieces(spec.shape, plan.q[rank]);
+    kv_[rank] = KeyPieces(spec.shape, plan.kv[rank]);
+  }
+}
+
+WorkCount RingPieces::Work(int rank, int source, const RowRange& kv_rows) const {
+  if (latch_->Ask()) return {};
+  return CountWork(q_[rank], SlicePieces(kv_[source], kv_rows.begin, kv_rows.end), bands_);
+}
+
+std::vector<RowRange> RingPieces::Needs(int source, const RowRange& part) const {
+  std::vector<RowRange> needs(q_.size());
+  const std::vector<Piece> kv = SlicePieces(kv_[source], part.begin, part.end);
+  for (size_t rank = 0; rank < q_.size() && !latch_->Ask(); ++rank) {
+    const RowRange rows = NeededRows(q_[rank], kv, bands_);
+    if (!rows.empty()) needs[rank] = {part.begin + rows.begin, part.begin + rows.end};
+  }
+  return needs;
+}
+
+KvRoute MakeKvRoute(const ShardPlan& plan, const RingPieces& pieces, PartRule rule) {
+  KvRoute route;
+  route.world_size = plan.world_size;
+  for (const Shard& shard : plan.q) route.q_rows.push_back(RowsIn(shard));
+  for (const Shard& shard : plan.kv) route.kv_rows.push_back(RowsIn(shard));
+  std::vector<Ranges> parts;
+  if (rule == PartRule::kPipeline) route.parts = PipelineParts(plan);
+  for (const Shard& shard : plan.kv) {
+    parts.push_back(rule == PartRule::kPipeline ? CutForPipeline(shard, route.parts)
+                                                : CutIntoSlices(shard, plan.layout));
+  }
+
+  const RangesByDistance needed = FindNeeds(pieces, parts);
+  const RangesByDistance relayed = RelayedRows(needed);
+  // Direct exchange never moves more rows. Yet its own block must outlive the pass,
+  // which takes a third K/V buffer, and it talks to everybody rather than to two
+  // neighbours, so it has to save a quarter of the exchange time.
+  route.direct = 4 * RowsOnCriticalPath(needed) < 3 * RowsOnCriticalPath(relayed);
+  const RangesByDistance& held = route.direct ? needed : relayed;
+
+  for (int distance = 0; distance < plan.world_size; ++distance) {
+    std::vector<Ranges> by_source;
+    std::vector<std::vector<char>> sees;
+    bool any = distance == 0;
+    for (int source = 0; source < plan.world_size; ++source) {
+      std::vector<char>& parts_seen = sees.emplace_back();
+      for (const RowRange& rows : needed[distance][source]) parts_seen.push_back(!rows.empty());
+      Ranges ranges = held[distance][source];
+      if (distance == 0) ranges = {{0, route.kv_rows[source]}};
+      any = any || RowsIn(ranges) > 0;
+      if (rule == PartRule::kSlices || distance == 0) ranges = JoinTouching(ranges);
+      by_source.push_back(std::move(ranges));
+    }
+    if (!any) continue;
+    route.distances.push_back(distance);
+    route.held.push_back(std::move(by_source));
+    route.sees.push_back(std::move(sees));
+  }
+  return route;
+}
+
+std::vector<std::vector<std::vector<RowRange>>> SeenRows(const ShardPlan& plan,
+                                                         const RingPieces& pieces) {
+  std::vector<std::vector<Ranges>> seen(plan.world_size, std::vector<Ranges>(plan.world_size));
+  for (int source = 0; source < plan.world_size; ++source) {
+    for (const RowRange& slice : CutIntoSlices(plan.kv[source], plan.layout)) {
+      const Ranges by_rank = pieces.Needs(source, slice);
+      for (int rank = 0; rank < plan.world_size; ++rank) {
+        seen[rank][source].push_back(by_rank[rank]);
+      }
+    }
+  }
+  for (std::vector<Ranges>& by_source : seen) {
+    for (Ranges& ranges : by_source) ranges = JoinTouching(ranges);
+  }
+  return seen;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,97 @@
+// KvRoute: which rows of whose K/V shard every rank holds at every step of a ring
+// pass, and how they get there. The schedule turns it into buffers, transfers and
+// calls; here are only row ranges.
+#ifndef RINGATTN_COMMON_SCHEDULE_KV_ROUTE_H_
+#define RINGATTN_COMMON_SCHEDULE_KV_ROUTE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "common/attention/attention_spec.h"
+#include "common/attention/band.h"
+#include "common/layout/shard_plan.h"
+#include "common/schedule/cancel_latch.h"
+#include "common/schedule/work_count.h"
+
+namespace ringattn {
+
+// How a shard is cut before anything travels.
+enum class PartRule : uint8_t {
+  // The two slices of a zigzag shard apart, so that the rows travel that are
+  // needed and not those between them; ranges that touch are joined again.
+  kSlices,
+  // Up to kMaxParts parts of about equal length, each a range of its own: while
+  // one part computes, another's gradients travel.
+  kPipeline,
+};
+
+// Four, because a zigzag shard often has work in one of its slices only: two parts
+// in each keep one travelling while the other computes.
+inline constexpr int64_t kMaxParts = 4;
+// Shorter parts would cost more in calls than they hide in transfers.
+inline constexpr int64_t kMinPartRows = 256;
+
+struct KvRoute {
+  int world_size = 1;
+  // False: relay. At step k a rank holds what came to its left neighbour at step
+  // k - 1, and passes on the rows that somebody after it needs.
+  // True: direct. Every rank gets just the rows it needs from their owner.
+  bool direct = false;
+  std::vector<int64_t> q_rows;   // by rank
+  std::vector<int64_t> kv_rows;  // by rank
+  // Parts per shard: 1 under kSlices, where a step moves a block at once.
+  int parts = 1;
+  // Step k computes on the block of the rank this far to the left; distances[0] is
+  // 0, the rank's own block. Distances over which nothing travels are left out.
+  std::vector<int> distances;
+  // held[k][source]: disjoint, ascending ranges of source's rows that rank
+  // source + distances[k] holds at step k. held[0] is the whole shard as one range.
+  // kPipeline, k > 0: exactly `parts` entries, some of them empty; else non-empty.
+  std::vector<std::vector<std::vector<RowRange>>> held;
+  // sees[k][source][part]: the rank at that distance sees a key of the part, whether the
+  // ranges of held are parts or were joined.
+  std::vector<std::vector<std::vector<char>>> sees;
+
+  int steps() const { return static_cast<int>(distances.size()); }
+  int SourceOf(int rank, int step) const {
+    return (rank + world_size - distances[step]) % world_size;
+  }
+  int HolderOf(int source, int step) const { return (source + distances[step]) % world_size; }
+  // Who sends `source`'s rows to their holder at `step` > 0, and the step at which
+  // the sender itself holds them.
+  int SenderTo(int source, int step) const { return direct ? source : HolderOf(source, step - 1); }
+  int SenderStep(int step) const { return direct ? 0 : step - 1; }
+  // source's holder at the step has work with the part; with any.
+  bool Sees(int step, int source, int part) const { return sees[step][source][part] != 0; }
+  bool SeesAny(int step, int source) const;
+};
+
+// The pieces of every rank's shards, made once per problem.
+class RingPieces {
+ public:
+  // `latch` outlives the pieces: it is asked before each pass over two ranks' pieces.
+  RingPieces(const AttentionSpec& spec, const ShardPlan& plan, CancelLatch* latch);
+
+  // The work of `rank`'s q shard with rows of `source`'s kv shard.
+  WorkCount Work(int rank, int source, const RowRange& kv_rows) const;
+  // By rank: the hull of the keys of rows `part` of `source` that the rank sees, as rows
+  // of source's shard.
+  std::vector<RowRange> Needs(int source, const RowRange& part) const;
+
+ private:
+  CancelLatch* const latch_;
+  std::vector<Band> bands_;
+  std::vector<std::vector<Piece>> q_;   // by rank
+  std::vector<std::vector<Piece>> kv_;  // by rank
+};
+
+KvRoute MakeKvRoute(const ShardPlan& plan, const RingPieces& pieces, PartRule rule);
+
+// By rank, then source: the rows of source's kv shard that the rank sees, as disjoint, ascending,
+// non-empty ranges; the two slices of a zigzag shard apart unless they touch.
+std::vector<std::vector<std::vector<RowRange>>> SeenRows(const ShardPlan& plan,
+                                                         const RingPieces& pieces);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_SCHEDULE_KV_ROUTE_H_

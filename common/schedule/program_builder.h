@@ -1,0 +1,94 @@
+// Collects one rank's program.
+#ifndef RINGATTN_COMMON_SCHEDULE_PROGRAM_BUILDER_H_
+#define RINGATTN_COMMON_SCHEDULE_PROGRAM_BUILDER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/attention/attention_spec.h"
+#include "common/layout/shard_plan.h"
+#include "common/program/program.h"
+#include "common/schedule/bundle.h"
+
+namespace ringattn {
+
+// Steps are numbered from 0 and appear as they are named; within a step, transfers and
+// calls keep the order in which they were added, and late calls come after the others.
+// Steps that no rank uses are left out, so all ranks' builders must hear of the same ones:
+// Move and Use speak of any rank, the rest of this one. Not thread safe.
+class ProgramBuilder {
+ public:
+  // `spec` and `plan` outlive the builder.
+  ProgramBuilder(const AttentionSpec& spec, const ShardPlan& plan, int rank);
+
+  int rank() const { return program_.rank; }
+  const AttentionSpec& spec() const { return spec_; }
+  int64_t q_rows() const { return RowsIn(plan_.q[rank()]); }
+  int64_t kv_rows() const { return RowsIn(plan_.kv[rank()]); }
+
+  BufferId AddBuffer(std::string name, int64_t bytes);
+  BufferId AddInput(TensorId id);
+  BufferId AddOutput(TensorId id);
+  const std::string& NameOf(BufferId buffer) const { return program_.buffers[buffer].name; }
+  // kNoBuffer if there is none.
+  BufferId InputOf(TensorId id) const;
+  BufferId AddTensor(TensorId id);  // scratch, of the tensor's shape
+  int64_t ShardBytes(TensorId id) const;
+  ByteRange Whole(BufferId buffer) const;
+  ByteRange WholeIfAny(BufferId buffer) const {
+    return buffer == kNoBuffer ? kNone : Whole(buffer);
+  }
+
+  // The buffer's first bytes; it grows to hold them.
+  ByteRange First(BufferId buffer, int64_t bytes);
+  // The bytes of a range of rows in its slot, whose buffer is added when first used and
+  // grows to hold them.
+  ByteRange Range(Bundle& bundle, TensorId id, const BlockPlace& place);
+
+  // Copies `rows`, which both places hold, from one rank to the other: per tensor as one
+  // transfer where they lie in one run on both sides, else one per batch row.
+  void Move(int64_t step, Bundle& bundle, int from, const BlockPlace& source, int to,
+            const BlockPlace& target, const RowRange& rows);
+  // Some rank has a call in the step.
+  void Use(int64_t step);
+
+  // This rank's side of a transfer.
+  void AddTransfer(int64_t step, const Transfer& transfer);
+
+  void AddCall(int64_t step, ComputeCall call);
+  void AddLateCall(int64_t step, ComputeCall call);
+  // target = 0; nothing for no bytes.
+  void AddZero(int64_t step, const ByteRange& target);
+  // The same over `rows` of every tensor of a block.
+  void AddZeroRows(int64_t step, Bundle& bundle, const BlockPlace& target, const RowRange& rows);
+  // target += source over `rows` of every tensor of a block, fp32, as late calls.
+  void AddRowsLate(int64_t step, Bundle& bundle, const BlockPlace& source, const BlockPlace& target,
+                   const RowRange& rows);
+  // target = source, rounded, over two whole buffers, as a late call; nothing if they are one.
+  void AddConvertLate(int64_t step, BufferId source, BufferId target);
+
+  Program Finish();
+
+ private:
+  struct Run {
+    int64_t source_row;
+    int64_t target_row;
+    int64_t rows;
+  };
+  std::vector<Run> RunsOf(const BlockPlace& source, const BlockPlace& target,
+                          const RowRange& rows) const;
+  BufferId SlotBuffer(const Bundle& bundle, BundleTensor& tensor, int slot);
+  ByteRange Range(const Bundle& bundle, BundleTensor& tensor, const BlockPlace& place);
+
+  const AttentionSpec& spec_;
+  const ShardPlan& plan_;
+  Program program_;
+  std::vector<Step> steps_;
+  std::vector<std::vector<ComputeCall>> late_;  // by step
+  std::vector<char> used_;                      // by step
+};
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_SCHEDULE_PROGRAM_BUILDER_H_

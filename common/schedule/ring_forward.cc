@@ -1,0 +1,50 @@
+#include "common/schedule/ring_forward.h"
+
+#include <utility>
+
+namespace ringattn {
+namespace {
+
+// The steps in which some rank has a call.
+void UseStepsWithCalls(RingRank& ring, int64_t first_step) {
+  const KvRoute& route = ring.route;
+  for (int rank = 0; rank < route.world_size; ++rank) {
+    bool sees_any = false;
+    for (int step = 0; step < route.steps(); ++step) {
+      if (!route.SeesAny(step, route.SourceOf(rank, step))) continue;
+      sees_any = true;
+      ring.builder.Use(first_step + step);
+    }
+    if (!sees_any && route.q_rows[rank] > 0) ring.builder.Use(first_step);
+  }
+}
+
+}  // namespace
+
+int64_t AddRingForward(RingRank& ring, int64_t first_step) {
+  const KvRoute& route = ring.route;
+  for (int step = 1; step < route.steps(); ++step) {
+    ring.slots.Claim(step);
+    for (int source = 0; source < route.world_size; ++source) {
+      for (const RowRange& rows : route.held[step][source]) {
+        ring.FetchKv(first_step + step - 1, source, step, rows);
+      }
+    }
+  }
+  UseStepsWithCalls(ring, first_step);
+
+  CallsAt calls;
+  for (int step = 0; step < route.steps(); ++step) {
+    ComputeCall call;
+    const int source = route.SourceOf(ring.rank(), step);
+    for (const RowRange& rows : route.held[step][source]) {
+      const WorkCount& work = ring.Work(source, rows);
+      if (work.pairs > 0) AddOperand(call, ring.Keys(step, rows), work);
+    }
+    if (!call.kv.empty()) calls.emplace_back(first_step + step, std::move(call));
+  }
+  AddForwardCalls(std::move(calls), first_step, ring.shard, ring.builder);
+  return route.steps();
+}
+
+}  // namespace ringattn

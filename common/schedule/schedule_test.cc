@@ -1,0 +1,563 @@
+#include "common/schedule/schedule.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <ctime>
+#include <initializer_list>
+#include <map>
+#include <random>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "common/schedule/testing/schedule_cases.h"
+#include "common/schedule/testing/schedule_simulator.h"
+#include "gtest/gtest.h"
+
+namespace ringattn {
+namespace {
+
+// The most rows of a shard, per batch row.
+int64_t LargestShard(const ShardPlan& plan) {
+  int64_t rows = 0;
+  for (const Shard& shard : plan.kv) rows = std::max(rows, RowsIn(shard));
+  return rows;
+}
+
+// K/V: two blocks, three where the own one outlives the pass. Gradients: home, two
+// that travel, and where several ranks send to the same rows, landing room for two.
+void ExpectMemoryIsBounded(const ScheduleCase& c, const Schedule& schedule) {
+  const AttentionShape& shape = c.spec.shape;
+  const int64_t largest = shape.batch * LargestShard(c.plan);
+  const int64_t block = largest * shape.num_kv_heads * (shape.head_dim + shape.head_dim_v);
+  const int64_t ids = c.spec.options.segment_ids ? largest * 4 : 0;
+  const int64_t blocks = schedule.direct || c.direction == Direction::kBackward ? 3 : 2;
+  for (const Program& program : schedule.programs) {
+    int64_t keys = 0, gradients = 0;
+    for (const BufferSpec& buffer : program.buffers) {
+      const std::string& name = buffer.name;
+      if (name == "k" || name == "v" || absl::StartsWith(name, "kv_slot") ||
+          name == "kv_segment_ids") {
+        keys += buffer.bytes;
+      }
+      if (absl::StartsWith(name, "dkv_slot") || absl::StartsWith(name, "landing")) {
+        gradients += buffer.bytes;
+      }
+    }
+    EXPECT_LE(keys, blocks * (block * ElementBytes(c.spec.dtype) + ids));
+    EXPECT_LE(gradients, (schedule.direct ? 4 : 2) * block * 4);
+    if (c.plan.world_size == 1) {
+      EXPECT_EQ(gradients, 0);
+      EXPECT_EQ(program.SentBytes(), 0);
+    }
+  }
+}
+
+// K/V of all ranks, own ones included, and backward as many gradients beside those of others and,
+// from every other rank, as many as the own shard has.
+void ExpectAllGatherMemory(const ScheduleCase& c, const Schedule& schedule) {
+  const AttentionShape& shape = c.spec.shape;
+  const int64_t per_row = shape.batch * shape.num_kv_heads * (shape.head_dim + shape.head_dim_v);
+  for (const Program& program : schedule.programs) {
+    int64_t keys = 0, gathered = 0, landing = 0;
+    for (const BufferSpec& buffer : program.buffers) {
+      const std::string& name = buffer.name;
+      if (name == "k" || name == "v" || name == "gathered.k" || name == "gathered.v") {
+        keys += buffer.bytes;
+      }
+      if (name == "gathered.dk" || name == "gathered.dv") gathered += buffer.bytes;
+      if (absl::StartsWith(name, "landing")) landing += buffer.bytes;
+    }
+    const int64_t own_rows = RowsIn(c.plan.kv[program.rank]);
+    EXPECT_LE(keys, shape.seq_len_kv * per_row * ElementBytes(c.spec.dtype));
+    EXPECT_LE(gathered, (shape.seq_len_kv - own_rows) * per_row * 4);
+    EXPECT_LE(landing, (c.plan.world_size - 1) * own_rows * per_row * 4);
+  }
+}
+
+int64_t BytesNamed(const Program& program, std::initializer_list<absl::string_view> prefixes) {
+  int64_t bytes = 0;
+  for (const BufferSpec& buffer : program.buffers) {
+    for (absl::string_view prefix : prefixes) {
+      bytes += absl::StartsWith(buffer.name, prefix) ? buffer.bytes : 0;
+    }
+  }
+  return bytes;
+}
+
+// Of the heads of a group, twice: what is put together of the own shard and what comes of others.
+// Their gradients alike, and those that land once. The q side and the request's K/V are whole.
+void ExpectHeadGroupsMemory(const ScheduleCase& c, const Schedule& schedule) {
+  const AttentionShape& shape = c.spec.shape;
+  const int64_t per_row = shape.batch * c.heads_per_step * (shape.head_dim + shape.head_dim_v);
+  const int64_t element_bytes = ElementBytes(c.spec.dtype);
+  for (const Program& program : schedule.programs) {
+    const int64_t own_rows = RowsIn(c.plan.kv[program.rank]);
+    const int64_t others_rows = shape.seq_len_kv - own_rows;
+    EXPECT_LE(BytesNamed(program, {"own0.k", "own0.v", "own1.k", "own1.v"}),
+              2 * own_rows * per_row * element_bytes);
+    EXPECT_LE(BytesNamed(program, {"gathered0.k", "gathered0.v", "gathered1.k", "gathered1.v"}),
+              2 * others_rows * per_row * element_bytes);
+    EXPECT_LE(BytesNamed(program, {"gathered0.d", "gathered1.d"}), 2 * others_rows * per_row * 4);
+    EXPECT_LE(BytesNamed(program, {"own0.d", "own1.d"}), 2 * own_rows * per_row * 4);
+    EXPECT_LE(BytesNamed(program, {"landing"}), (c.plan.world_size - 1) * own_rows * per_row * 4);
+  }
+}
+
+// K/V and their gradients are the shard's alone. Others' queries, with what goes with them: of two
+// shards, or of all; partials: of three, or of as many as there are ranks.
+void ExpectResidentKeysMemory(const ScheduleCase& c, const Schedule& schedule) {
+  const AttentionShape& shape = c.spec.shape;
+  int64_t largest = 0;
+  for (const Shard& shard : c.plan.q) largest = std::max(largest, RowsIn(shard));
+  const int64_t heads = shape.batch * shape.num_heads;
+  const bool backward = c.direction == Direction::kBackward;
+  int64_t per_row = heads * shape.head_dim * ElementBytes(c.spec.dtype);
+  if (backward) per_row += heads * (shape.head_dim_v * ElementBytes(c.spec.dtype) + 8);
+  if (c.spec.options.segment_ids) per_row += shape.batch * 4;
+  int64_t part = 0;
+  if (!backward || c.recompute_forward) part += heads * (shape.head_dim_v + 1) * 4;
+  if (backward) part += heads * shape.head_dim * 4;
+  const bool gathered = c.kind == ScheduleKind::kReplicatedQ;
+  const int ranks = c.plan.world_size;
+  for (const Program& program : schedule.programs) {
+    const int64_t own = RowsIn(c.plan.q[program.rank]);
+    const int64_t others =
+        gathered ? shape.seq_len_q - own : std::min<int64_t>(2, ranks - 1) * largest;
+    EXPECT_LE(BytesNamed(program, {"others"}), others * per_row);
+    EXPECT_LE(BytesNamed(program, {"part"}), (ranks == 1 ? 0
+                                              : gathered ? ranks
+                                                         : 3) *
+                                                 largest * part);
+    EXPECT_EQ(BytesNamed(program, {"gathered", "kv_slot", "dkv_slot", "landing"}), 0);
+  }
+}
+
+void ExpectMemory(const ScheduleCase& c, const Schedule& schedule) {
+  if (KeepsKeysInPlace(c.kind)) return ExpectResidentKeysMemory(c, schedule);
+  if (c.heads_per_step != 0 && c.heads_per_step != c.spec.shape.num_kv_heads) {
+    return ExpectHeadGroupsMemory(c, schedule);
+  }
+  c.kind == ScheduleKind::kAllGather ? ExpectAllGatherMemory(c, schedule)
+                                     : ExpectMemoryIsBounded(c, schedule);
+}
+
+void RunCases(int seed, int count, int64_t longest) {
+  std::map<ScheduleKind, int> direct, relayed;
+  for (int i = 0; i < count; ++i) {
+    std::mt19937 random(seed * 100000 + i);
+    const ScheduleCase c = DrawScheduleCase(random, longest);
+    const Schedule schedule = c.Make();
+    ScheduleSimulator simulator(c.spec, c.plan, schedule);
+    const std::string error = simulator.Run();
+    ASSERT_EQ(error, "") << "seed " << seed << " case " << i << "\n" << Describe(c, schedule);
+    ExpectMemory(c, schedule);
+    ASSERT_FALSE(testing::Test::HasFailure()) << "case " << i << "\n" << Describe(c, schedule);
+    if (c.kind != ScheduleKind::kRing && c.kind != ScheduleKind::kPassQ) continue;
+    ++(schedule.direct ? direct : relayed)[c.kind];
+  }
+  for (ScheduleKind kind : {ScheduleKind::kRing, ScheduleKind::kPassQ}) {
+    EXPECT_GT(direct[kind], relayed[kind] / 50) << ScheduleKindName(kind);
+    EXPECT_LT(direct[kind], relayed[kind]) << ScheduleKindName(kind);
+  }
+}
+
+TEST(ScheduleTest, ManyShortSequences) { RunCases(1, 8000, 40); }
+
+// Long enough for parts of shards to travel on their own.
+TEST(ScheduleTest, LongerSequences) { RunCases(2, 600, 3000); }
+
+// The proof above is worth what the simulator notices: take away any single call,
+// or all transfers of any step, and it must object.
+TEST(ScheduleTest, TheSimulatorNoticesDamage) {
+  int damaged = 0;
+  for (int i = 0; i < 400; ++i) {
+    std::mt19937 random(7000 + i);
+    const ScheduleCase c = DrawScheduleCase(random, 40);
+    const Schedule intact = c.Make();
+    for (size_t step = 0; step < intact.programs[0].steps.size(); ++step) {
+      Schedule schedule = intact;
+      bool any = false;
+      for (Program& program : schedule.programs) {
+        any = any || !program.steps[step].transfers.empty();
+        program.steps[step].transfers.clear();
+      }
+      // A backward pass may fetch again what the forward pass left in a slot.
+      if (any && !c.recompute_forward) {
+        EXPECT_NE(ScheduleSimulator(c.spec, c.plan, schedule).Run(), "")
+            << "case " << i << " step " << step;
+        ++damaged;
+      }
+      const int rank = random() % c.plan.world_size;
+      std::vector<ComputeCall>& calls = (schedule = intact).programs[rank].steps[step].calls;
+      if (calls.empty()) continue;
+      const size_t victim = random() % calls.size();
+      // Nobody misses the delta of a rank that has no backward call; zeros under what the groups of
+      // heads write in full, each for its own; copies that the forward pass has made before.
+      if (calls[victim].op == ComputeCall::Op::kDelta) continue;
+      if (c.heads_per_step != 0 && calls[victim].op == ComputeCall::Op::kZero) continue;
+      if (c.recompute_forward && calls[victim].op == ComputeCall::Op::kCopy) continue;
+      calls.erase(calls.begin() + victim);
+      EXPECT_NE(ScheduleSimulator(c.spec, c.plan, schedule).Run(), "")
+          << "case " << i << " rank " << rank << " step " << step;
+      ++damaged;
+    }
+    ASSERT_FALSE(HasFailure()) << Describe(c, intact);
+  }
+  EXPECT_GT(damaged, 1000);
+}
+
+TEST(ScheduleTest, SingleDeviceForwardNeedsNoAccumulator) {
+  const AttentionSpec spec = DenseSpec(100, 100);
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kSingle, Direction::kForward, false);
+  ASSERT_EQ(schedule.programs.size(), 1u);
+  EXPECT_EQ(schedule.programs[0].buffers.size(), 5u);  // q, k, v, out, lse
+  ASSERT_EQ(schedule.programs[0].steps.size(), 1u);
+  const ComputeCall& call = schedule.programs[0].steps[0].calls.at(0);
+  EXPECT_TRUE(call.initial && call.final);
+  EXPECT_EQ(call.pairs, 10000);
+}
+
+TEST(ScheduleTest, RowsWithoutKeysAreStillWritten) {
+  AttentionSpec spec = DenseSpec(64, 8);
+  spec.options.causal = true;  // bottom right: the first 56 rows see no key
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
+  const ComputeCall& call = schedule.programs[0].steps.at(0).calls.at(0);
+  EXPECT_TRUE(call.kv.empty());
+  EXPECT_TRUE(call.initial && call.final);
+}
+
+TEST(ScheduleTest, CausalZigzagHalvesTheWorkAndBalancesIt) {
+  AttentionSpec spec = DenseSpec(65536, 65536);
+  const int64_t full = (65536 / 128) * (65536 / 128);
+  spec.options.causal = true;
+  for (int world_size : {2, 4, 8}) {
+    const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, world_size);
+    for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+      const Schedule schedule = MakeSchedule(spec, plan, ScheduleKind::kRing, direction, false);
+      int64_t total = 0, least = full, most = 0;
+      for (const Program& program : schedule.programs) {
+        total += program.TileCount();
+        least = std::min(least, program.TileCount());
+        most = std::max(most, program.TileCount());
+      }
+      EXPECT_LE(total, 0.53 * full);
+      EXPECT_LE(most, 1.05 * least);
+      EXPECT_FALSE(schedule.direct);
+    }
+  }
+}
+
+TEST(ScheduleTest, RelayTalksToNeighboursOnly) {
+  AttentionSpec spec = DenseSpec(4096, 4096);
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
+  for (const Program& program : schedule.programs) {
+    ASSERT_EQ(program.steps.size(), 4u);
+    for (const Step& step : program.steps) {
+      for (const Transfer& transfer : step.transfers) {
+        const int towards = transfer.kind == Transfer::Kind::kSend ? 1 : 3;
+        EXPECT_EQ(transfer.peer, (program.rank + towards) % 4);
+      }
+    }
+  }
+}
+
+// The longest window of the requirement: 1,024 of 64K tokens over 4 ranks.
+TEST(ScheduleTest, AWindowExchangesWhatItReaches) {
+  for (bool causal : {true, false}) {
+    AttentionSpec spec = DenseSpec(65536, 65536);
+    spec.options.causal = causal;
+    spec.options.window_left = 1024;
+    spec.options.window_right = causal ? 0 : 1024;
+    const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+    const Schedule schedule =
+        MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
+    ScheduleSimulator simulator(spec, plan, schedule);
+    ASSERT_EQ(simulator.Run(), "");
+    const int64_t row_bytes = 2 + 2;  // key and value: one head of one bf16 each
+    for (int from = 0; from < 4; ++from) {
+      for (int to = 0; to < 4; ++to) {
+        const bool expected = to == from + 1 || (!causal && to == from - 1);
+        EXPECT_EQ(simulator.bytes_sent()[from][to], expected ? 1024 * row_bytes : 0)
+            << from << " to " << to;
+      }
+    }
+    EXPECT_EQ(schedule.direct, !causal);
+  }
+}
+
+// One call over all keys, behind one exchange; backward one exchange more, and additions in rank
+// order.
+TEST(ScheduleTest, AllGatherComputesOnceOnAllKeys) {
+  AttentionSpec spec = DenseSpec(4096, 4096);
+  spec.options.causal = true;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 8);
+  const Schedule forward =
+      MakeSchedule(spec, plan, ScheduleKind::kAllGather, Direction::kForward, false);
+  for (const Program& program : forward.programs) {
+    ASSERT_EQ(program.steps.size(), 2u);
+    EXPECT_TRUE(program.steps[0].calls.empty() && program.steps[1].transfers.empty());
+    ASSERT_EQ(program.steps[1].calls.size(), 1u);
+    EXPECT_TRUE(program.steps[1].calls[0].initial && program.steps[1].calls[0].final);
+    for (const BufferSpec& buffer : program.buffers) EXPECT_NE(buffer.name, "out_acc");
+  }
+  const Schedule backward =
+      MakeSchedule(spec, plan, ScheduleKind::kAllGather, Direction::kBackward, false);
+  for (const Program& program : backward.programs) {
+    ASSERT_EQ(program.steps.size(), 3u);
+    EXPECT_TRUE(program.steps[1].transfers.empty());
+    std::vector<int64_t> landed;
+    for (const ComputeCall& call : program.steps[2].calls) {
+      if (call.op == ComputeCall::Op::kAdd &&
+          program.buffers[call.source.buffer].name == "landing.dk") {
+        landed.push_back(call.source.offset);
+      }
+    }
+    EXPECT_FALSE(landed.empty());
+    EXPECT_TRUE(std::is_sorted(landed.begin(), landed.end()));
+  }
+  // The same work as on the ring, and no row travels that its target does not see.
+  const Schedule ring = MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
+  for (int rank = 0; rank < 8; ++rank) {
+    EXPECT_EQ(forward.programs[rank].PairCount(), ring.programs[rank].PairCount());
+    EXPECT_LE(forward.programs[rank].SentBytes(), 7 * 512 * 4);
+  }
+}
+
+TEST(ScheduleTest, AllGatherFetchesWhatAWindowReaches) {
+  AttentionSpec spec = DenseSpec(65536, 65536);
+  spec.options.causal = true;
+  spec.options.window_left = 1024;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kAllGather, Direction::kForward, false);
+  ScheduleSimulator simulator(spec, plan, schedule);
+  ASSERT_EQ(simulator.Run(), "");
+  for (int from = 0; from < 4; ++from) {
+    for (int to = 0; to < 4; ++to) {
+      EXPECT_EQ(simulator.bytes_sent()[from][to], to == from + 1 ? 1024 * 4 : 0);
+    }
+  }
+}
+
+// Queries go around, K/V do not: per rank W - 1 hops of q and as many partials that go home.
+TEST(ScheduleTest, PassQSendsQueriesAndPartials) {
+  AttentionSpec spec = DenseSpec(512, 8192);
+  spec.shape.num_heads = 4;
+  spec.shape.num_kv_heads = 2;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  const int64_t rows = 512 / 4;
+  const int64_t q = rows * 4 * 2, part = rows * 4 * 4, statistic = rows * 4 * 4;
+  const Schedule forward =
+      MakeSchedule(spec, plan, ScheduleKind::kPassQ, Direction::kForward, false);
+  EXPECT_FALSE(forward.direct);
+  for (const Program& program : forward.programs) {
+    EXPECT_EQ(program.SentBytes(), 3 * (q + part + statistic));
+    // The partial that leaves in a step was computed in the one before: nothing waits for it.
+    ASSERT_EQ(program.steps.size(), 5u);
+    for (size_t step = 0; step < 4; ++step) {
+      const ComputeCall& call = program.steps[step].calls.at(0);
+      EXPECT_TRUE(call.op == ComputeCall::Op::kForward && call.initial && !call.final);
+      for (const Transfer& transfer : program.steps[step].transfers) {
+        EXPECT_NE(transfer.range.buffer, call.q.out_acc.buffer);
+        EXPECT_NE(transfer.range.buffer, call.q.lse.buffer);
+      }
+    }
+    EXPECT_TRUE(program.steps.back().calls.back().final);
+  }
+  const Schedule backward =
+      MakeSchedule(spec, plan, ScheduleKind::kPassQ, Direction::kBackward, false);
+  for (const Program& program : backward.programs) {
+    EXPECT_EQ(program.SentBytes(), 3 * (2 * q + 2 * statistic + part));
+  }
+}
+
+// Of all partials, in the order of ranks, whichever came in first.
+TEST(ScheduleTest, ReplicatedQMergesInTheOrderOfRanks) {
+  AttentionSpec spec = DenseSpec(4096, 4096);
+  spec.options.causal = true;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 8);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kReplicatedQ, Direction::kForward, false);
+  int64_t least = int64_t{1} << 60, most = 0;
+  for (const Program& program : schedule.programs) {
+    least = std::min(least, program.TileCount());
+    most = std::max(most, program.TileCount());
+    const ComputeCall& merge = program.steps.back().calls.back();
+    ASSERT_EQ(merge.op, ComputeCall::Op::kMerge);
+    ASSERT_EQ(merge.parts.size(), 8u);
+    // The part of the rank s steps to the left comes in at step s + 1, into slot s - 1.
+    for (int from = 0; from < 8; ++from) {
+      const std::string& name = program.buffers[merge.parts[from].lse.buffer].name;
+      const int step = (from - program.rank + 8) % 8;
+      EXPECT_EQ(name, step == 0 ? "lse" : "part" + std::to_string(step - 1) + ".lse");
+    }
+  }
+  // K/V are cut zigzag, so no rank idles where only late queries see late keys.
+  EXPECT_LE(most, 1.1 * least);
+}
+
+// 16 groups of one head in the memory of two, and the same bytes on their way.
+TEST(ScheduleTest, HeadsPerStepBoundsTheMemory) {
+  AttentionSpec spec = DenseSpec(8192, 8192);
+  spec.shape.num_heads = spec.shape.num_kv_heads = 16;
+  spec.shape.head_dim = spec.shape.head_dim_v = 64;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 8);
+  for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const Schedule whole = MakeSchedule(spec, plan, ScheduleKind::kAllGather, direction, false);
+    const Schedule one = MakeSchedule(spec, plan, ScheduleKind::kAllGather, direction, false, 1);
+    const int64_t gathered = BytesNamed(whole.programs[0], {"gathered"});
+    EXPECT_EQ(BytesNamed(one.programs[0], {"gathered"}), gathered / 16 * 2);
+    EXPECT_LT(one.programs[0].BufferBytes(), whole.programs[0].BufferBytes() - gathered * 3 / 4);
+    EXPECT_EQ(one.programs[0].SentBytes(), whole.programs[0].SentBytes());
+    EXPECT_EQ(one.programs[0].PairCount(), whole.programs[0].PairCount());
+    EXPECT_EQ(one.programs[0].TileCount(), whole.programs[0].TileCount());
+  }
+}
+
+// A window of a few shards: only who sees keys gets queries, and then straight from their owner.
+TEST(ScheduleTest, PassQSkipsRanksWithoutWork) {
+  AttentionSpec spec = DenseSpec(8192, 8192);
+  spec.options.window_left = spec.options.window_right = 512;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 8);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kPassQ, Direction::kForward, false);
+  EXPECT_TRUE(schedule.direct);
+  ScheduleSimulator simulator(spec, plan, schedule);
+  ASSERT_EQ(simulator.Run(), "");
+  for (int from = 0; from < 8; ++from) {
+    for (int to = 0; to < 8; ++to) {
+      EXPECT_EQ(simulator.bytes_sent()[from][to] != 0, std::abs(from - to) == 1);
+    }
+  }
+}
+
+TEST(ScheduleTest, GradientsTravelWhileTheNextPartComputes) {
+  const AttentionSpec spec = DenseSpec(8192, 8192);
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kBackward, false);
+  for (const Program& program : schedule.programs) {
+    const ComputeCall* last = nullptr;
+    for (const Step& step : program.steps) {
+      for (const ComputeCall& call : step.calls) {
+        if (call.op == ComputeCall::Op::kBackward) last = &call;
+      }
+    }
+    ASSERT_NE(last, nullptr);
+    EXPECT_EQ(last->kv[0].source_rank, program.rank);
+    EXPECT_LE(4 * last->kv[0].rows(), RowsIn(plan.kv[program.rank]));
+    for (const Step& step : program.steps) {
+      for (const ComputeCall& call : step.calls) {
+        if (call.op != ComputeCall::Op::kBackward || &call == last) continue;
+        for (const Transfer& transfer : step.transfers) {
+          // No call of a ring step waits for its own step's exchange, so both run at
+          // once. But the last: own rows on which others' gradients come home meanwhile.
+          for (const ByteRange& range : {call.kv[0].dk, call.kv[0].dv}) {
+            EXPECT_FALSE(transfer.range.buffer == range.buffer &&
+                         transfer.range.offset < range.offset + range.bytes &&
+                         range.offset < transfer.range.offset + transfer.range.bytes)
+                << "rank " << program.rank;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Only a window's reach of a block comes home, steps before the last one where most parts are
+// empty. The rest of the block need not wait for it.
+TEST(ScheduleTest, AWindowsOwnRowsDoNotWaitForThoseThatComeHome) {
+  AttentionSpec spec = DenseSpec(8192, 8192);
+  spec.options.causal = true;
+  spec.options.window_left = 512;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kBackward, false);
+  for (const Program& program : schedule.programs) {
+    std::vector<const ComputeCall*> own;
+    for (const Step& step : program.steps) {
+      for (const ComputeCall& call : step.calls) {
+        if (call.op == ComputeCall::Op::kBackward && call.kv[0].source_rank == program.rank) {
+          own.push_back(&call);
+        }
+      }
+    }
+    if (program.rank == 3) {  // nobody sees its keys
+      ASSERT_EQ(own.size(), 1u);
+      continue;
+    }
+    ASSERT_EQ(own.size(), 2u) << "rank " << program.rank;
+    EXPECT_EQ(own[0]->kv[0].row_end, 2048 - 512);
+    EXPECT_EQ(own[1]->kv[0].row_begin, 2048 - 512);
+  }
+}
+
+TEST(ScheduleTest, OutputsOfFp32AreTheirAccumulators) {
+  AttentionSpec spec = DenseSpec(300, 300);
+  spec.dtype = DType::kFloat32;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 3);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kBackward, false);
+  for (const Program& program : schedule.programs) {
+    for (const Step& step : program.steps) {
+      for (const ComputeCall& call : step.calls) {
+        EXPECT_NE(call.op, ComputeCall::Op::kConvert);
+        if (call.op != ComputeCall::Op::kBackward) continue;
+        EXPECT_EQ(program.buffers[call.q.dq_acc.buffer].output, TensorId::kDq);
+      }
+    }
+  }
+}
+
+TEST(ScheduleTest, MemoryShrinksWithTheRing) {
+  AttentionSpec spec = DenseSpec(65536, 65536);
+  spec.options.causal = true;
+  for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+    std::vector<int64_t> bytes;
+    for (int world_size : {2, 4, 8}) {
+      const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, world_size);
+      const Schedule schedule = MakeSchedule(spec, plan, ScheduleKind::kRing, direction, false);
+      bytes.push_back(schedule.programs[0].BufferBytes());
+    }
+    EXPECT_NEAR(static_cast<double>(bytes[2]) / bytes[1], 0.5, 0.02);
+    EXPECT_LT(bytes[1], 0.63 * bytes[0]);
+  }
+}
+
+TEST(ScheduleTest, IsFastAtAMillionTokens) {
+  AttentionSpec spec = DenseSpec(1 << 20, 1 << 20);
+  spec.options.causal = true;
+  for (Layout layout :
+       {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kZigzagPerDocument}) {
+    const ShardPlan plan = MakeShardPlan(spec, layout, 8);
+    const std::clock_t begin = std::clock();  // processor time: machines are shared
+    const Schedule schedule =
+        MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kBackward, true);
+    const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    EXPECT_LT(seconds, 0.1);
+    int64_t pairs = 0;
+    for (const Program& program : schedule.programs) pairs += program.PairCount();
+    EXPECT_EQ(pairs, 2 * ((int64_t{1} << 20) * ((int64_t{1} << 20) + 1) / 2));
+  }
+}
+
+TEST(ScheduleTest, Prints) {
+  AttentionSpec spec = DenseSpec(4096, 4096);
+  spec.options.causal = true;
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 2);
+  const std::string text =
+      ToString(MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false), spec);
+  for (const char* part : {"schedule ring, forward, exchange relay", "rank 1", "kv_slot1.k",
+                           "to 1: 4096 B", "tiles", "initial", "final", "exchanged"}) {
+    EXPECT_TRUE(absl::StrContains(text, part)) << part << "\n" << text;
+  }
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,40 @@
+// Problems for tests of schedules.
+#ifndef RINGATTN_COMMON_SCHEDULE_TESTING_SCHEDULE_CASES_H_
+#define RINGATTN_COMMON_SCHEDULE_TESTING_SCHEDULE_CASES_H_
+
+#include <cstdint>
+#include <random>
+#include <string>
+
+#include "common/schedule/schedule.h"
+
+namespace ringattn {
+
+// One batch row, one head of one bf16 each; no mask.
+AttentionSpec DenseSpec(int64_t sq, int64_t sk);
+
+struct ScheduleCase {
+  AttentionSpec spec;
+  ShardPlan plan;
+  ScheduleKind kind;
+  Direction direction;
+  bool recompute_forward;
+  int64_t heads_per_step = 0;
+
+  Schedule Make() const {
+    return MakeSchedule(spec, plan, kind, direction, recompute_forward, heads_per_step);
+  }
+  Program MakeProgram(int rank, bool keeps_inputs = false) const {
+    return ringattn::MakeProgram(spec, plan, kind, direction, recompute_forward, rank, keeps_inputs,
+                                 heads_per_step);
+  }
+};
+
+// Every option, schedule, layout, direction and ring sizes 1 to 8, axes up to `longest`.
+ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest);
+
+std::string Describe(const ScheduleCase& c, const Schedule& schedule);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_SCHEDULE_TESTING_SCHEDULE_CASES_H_

@@ -1,0 +1,28 @@
+// OperationView: what GetOperation and progress messages tell of a request.
+#ifndef RINGATTN_SERVER_CORE_EVENTS_OPERATION_VIEW_H_
+#define RINGATTN_SERVER_CORE_EVENTS_OPERATION_VIEW_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/core/events/events.h"
+
+namespace ringattn::server {
+
+struct OperationView {
+  std::string request_id;
+  std::string principal;
+  v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
+  uint64_t generation = 0;
+  std::optional<Plan> plan;  // without its spans (plan_summary.h)
+  std::vector<std::string> members;
+  std::optional<Failure> failure;
+  // While it computes: how much of its work the least advanced member has behind it.
+  double computed_fraction = 0;
+};
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_CORE_EVENTS_OPERATION_VIEW_H_

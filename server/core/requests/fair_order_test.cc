@@ -1,0 +1,288 @@
+#include "server/core/requests/fair_order.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+namespace ringattn::server {
+namespace {
+
+using Ids = std::vector<FairOrder::Id>;
+
+// It is served and takes as long as expected.
+void Serve(FairOrder* order, FairOrder::Id id) {
+  const double cost = order->Has(id) ? order->CostOf(id) : 0;
+  order->Start(id);
+  order->Finish(id, cost);
+}
+
+// Serves everything that waits, one after another.
+Ids ServeAll(FairOrder* order, Ids waiting) {
+  Ids served;
+  while (!waiting.empty()) {
+    order->Sort(&waiting);
+    served.push_back(waiting.front());
+    Serve(order, waiting.front());
+    waiting.erase(waiting.begin());
+  }
+  return served;
+}
+
+TEST(FairOrderTest, AClientsRequestsOfAKindKeepTheirOrder) {
+  FairOrder order;
+  order.Enter(1, "a", 5);
+  order.Enter(2, "a", 1);
+  order.Enter(3, "a", 7);
+  EXPECT_EQ(ServeAll(&order, {3, 2, 1}), (Ids{1, 2, 3}));
+}
+
+// Of whatever time passes a client of weight three gets three times what one of weight one gets.
+TEST(FairOrderTest, SharesAreByWeight) {
+  FairOrder order;
+  Ids waiting;
+  for (FairOrder::Id id = 0; id < 40; ++id) {
+    order.Enter(100 + id, "one", 1, 1);
+    order.Enter(200 + id, "three", 1, 3);
+    waiting.insert(waiting.end(), {100 + id, 200 + id});
+  }
+  const Ids served = ServeAll(&order, waiting);
+  const auto of_three = [&](size_t first) {
+    return std::count_if(served.begin(), served.begin() + first,
+                         [](FairOrder::Id id) { return id >= 200; });
+  };
+  EXPECT_NEAR(of_three(8), 6, 1);
+  EXPECT_NEAR(of_three(24), 18, 1);
+  EXPECT_NEAR(of_three(48), 36, 1);
+}
+
+// What a run took longer than expected its client pays for by its weight, too; and a weight is
+// that of the moment when a request came.
+TEST(FairOrderTest, AWeightCountsForWhatWasReallyUsed) {
+  FairOrder order;
+  order.Enter(9, "other", 1);  // with nobody there, all would be equal again
+  order.Enter(1, "light", 1, 1);
+  order.Enter(2, "heavy", 1, 4);
+  order.Start(1);
+  order.Finish(1, 8);  // clock 8
+  order.Start(2);
+  order.Finish(2, 8);  // clock 2
+  order.Enter(3, "light", 1, 1);
+  order.Enter(4, "heavy", 1, 4);
+  order.Enter(5, "heavy", 1, 0.01);
+  EXPECT_TRUE(order.Before(4, 3));
+  order.Start(4);
+  EXPECT_TRUE(order.Before(5, 3));  // a clock of 2.25
+  order.Start(5);                   // moves it by 100
+  order.Enter(6, "heavy", 1, 4);
+  EXPECT_TRUE(order.Before(3, 6));
+}
+
+// Many callers share a connection.
+TEST(FairOrderTest, ASmallRequestPassesItsOwnClientsLargeOnes) {
+  FairOrder order;
+  Ids waiting;
+  for (FairOrder::Id id = 1; id <= 64; ++id) {
+    order.Enter(id, "a", 2);
+    waiting.push_back(id);
+  }
+  order.Start(1);
+  waiting.erase(waiting.begin());
+  order.Enter(100, "a", 0.001);
+  order.Enter(101, "a", 0.002);
+  EXPECT_TRUE(order.Before(100, 2));
+  EXPECT_TRUE(order.Before(101, 2));
+  // Its client pays for it as for any other.
+  order.Enter(200, "b", 2);
+  EXPECT_TRUE(order.Before(200, 100));
+}
+
+// ... but not for ever.
+TEST(FairOrderTest, SmallRequestsDoNotStarveTheirOwnClientsLargeOne) {
+  FairOrder order({/*passing_factor=*/4, /*passing_seconds=*/0});
+  order.Enter(1, "a", 2);
+  double passed = 0;
+  for (FairOrder::Id id = 100; passed < 100; ++id, passed += 0.1) {
+    order.Enter(id, "a", 0.1);
+    if (order.Before(1, id)) break;
+    Serve(&order, id);
+  }
+  EXPECT_NEAR(passed, 8, 0.2);
+}
+
+TEST(FairOrderTest, ClientsTakeTurns) {
+  FairOrder order;
+  for (int i = 0; i < 3; ++i) order.Enter(10 + i, "a", 1);
+  for (int i = 0; i < 3; ++i) order.Enter(20 + i, "b", 1);
+  EXPECT_EQ(ServeAll(&order, {10, 11, 12, 20, 21, 22}), (Ids{10, 20, 11, 21, 12, 22}));
+}
+
+// Shares are of time, not of requests.
+TEST(FairOrderTest, TurnsAreAsLongAsTheyCost) {
+  FairOrder order;
+  order.Enter(1, "a", 4);
+  order.Enter(2, "a", 4);
+  for (int i = 0; i < 6; ++i) order.Enter(10 + i, "b", 1);
+  EXPECT_EQ(ServeAll(&order, {1, 2, 10, 11, 12, 13, 14, 15}), (Ids{10, 1, 11, 12, 13, 14, 2, 15}));
+}
+
+// What a request took counts, not what was expected of it: at its end its client has paid.
+TEST(FairOrderTest, AClientPaysForWhatItTook) {
+  FairOrder order;
+  order.Enter(1, "a", 1);
+  order.Enter(2, "a", 1);
+  for (FairOrder::Id id = 10; id < 19; ++id) order.Enter(id, "b", 1);
+  order.Start(1);
+  EXPECT_FALSE(order.Waits(1));
+  EXPECT_TRUE(order.Has(1));
+  order.Finish(1, 8);
+  EXPECT_FALSE(order.Has(1));
+  EXPECT_EQ(ServeAll(&order, {2, 10, 11, 12, 13, 14, 15, 16, 17, 18}),
+            (Ids{10, 11, 12, 13, 14, 15, 16, 17, 2, 18}));
+}
+
+// ... also by the requests that it sends afterwards.
+TEST(FairOrderTest, ADebtIsNotForgottenWhileOthersWait) {
+  FairOrder order;
+  order.Enter(1, "a", 1);
+  order.Start(1);
+  order.Enter(10, "b", 1);
+  order.Enter(11, "b", 1);
+  order.Finish(1, 5);
+  order.Enter(2, "a", 0.5);
+  EXPECT_EQ(ServeAll(&order, {2, 10, 11}), (Ids{10, 11, 2}));
+}
+
+// What took less than expected is cheaper for its client.
+TEST(FairOrderTest, WhatWasNotUsedComesBack) {
+  FairOrder order;
+  order.Enter(1, "a", 10);
+  order.Enter(2, "a", 10);
+  order.Enter(10, "b", 2);
+  order.Enter(11, "b", 2);
+  order.Start(1);
+  EXPECT_TRUE(order.Before(11, 2));
+  order.Finish(1, 1);
+  EXPECT_TRUE(order.Before(10, 2));
+  EXPECT_TRUE(order.Before(2, 11));
+}
+
+// A client that rests while it has something in the queue saves nothing up by it.
+TEST(FairOrderTest, AWaitingRequestSavesNothingUp) {
+  FairOrder order;
+  order.Enter(1, "a", 1);  // its inputs do not come
+  for (FairOrder::Id id = 10; id < 20; ++id) order.Enter(id, "b", 1);
+  for (FairOrder::Id id = 10; id < 18; ++id) Serve(&order, id);
+  for (FairOrder::Id id = 2; id < 6; ++id) order.Enter(id, "a", 1);
+  order.Finish(1, 0);
+  EXPECT_EQ(ServeAll(&order, {2, 3, 4, 5, 18, 19}), (Ids{2, 18, 3, 19, 4, 5}));
+}
+
+// The one that runs is not interrupted; of 64 that wait, none goes before the
+// small one.
+TEST(FairOrderTest, ASmallRequestWaitsForNoneOfAnothersQueue) {
+  for (const bool one_client : {true, false}) {
+    FairOrder order;
+    Ids waiting;
+    for (FairOrder::Id id = 1; id <= 64; ++id) {
+      order.Enter(id, one_client ? "a" : absl::StrCat("a", id), 2);
+      waiting.push_back(id);
+    }
+    order.Start(1);
+    waiting.erase(waiting.begin());
+    order.Enter(100, "b", 0.001);
+    waiting.push_back(100);
+    order.Sort(&waiting);
+    EXPECT_EQ(waiting.front(), 100u);
+  }
+}
+
+// Whoever asks again and again gets equal shares, not all of it.
+TEST(FairOrderTest, ManySmallOnesDoNotStarveALargeOne) {
+  FairOrder order;
+  order.Enter(1, "large", 2);
+  int small = 0;
+  for (FairOrder::Id id = 100;; ++id, ++small) {
+    order.Enter(id, "small", 0.1);
+    if (order.Before(1, id)) break;
+    Serve(&order, id);
+  }
+  EXPECT_EQ(small, 1);  // its clock is past the large one's start from then on
+}
+
+// ... nor do many clients with one each, however long they go on.
+TEST(FairOrderTest, ManyClientsDoNotStarveALargeOne) {
+  FairOrder order({/*passing_factor=*/4, /*passing_seconds=*/0});
+  order.Enter(1, "large", 2);
+  order.Enter(2, "another", 2);
+  double passed = 0;
+  FairOrder::Id id = 100;
+  for (; passed < 100; ++id, passed += 0.1) {
+    order.Enter(id, absl::StrCat("client-", id), 0.1);
+    if (order.Before(1, id)) break;
+    Serve(&order, id);
+  }
+  EXPECT_NEAR(passed, 8, 0.2);
+  EXPECT_TRUE(order.Before(1, 2));
+  Serve(&order, 1);
+  // The other one has waited as long, but they do not take over together.
+  EXPECT_TRUE(order.Before(id, 2));
+}
+
+// Large requests of two clients pass each other in turn. A small one of a third must not wait
+// for one more of them each time as if they had been starved.
+TEST(FairOrderTest, OnlyTheOldestOfAClientIsLetPast) {
+  FairOrder order({/*passing_factor=*/4, /*passing_seconds=*/10});
+  Ids waiting;
+  for (FairOrder::Id id = 1; id <= 32; ++id) {
+    order.Enter(id, "a", 2);
+    order.Enter(100 + id, "b", 2);
+    waiting.push_back(id);
+    waiting.push_back(100 + id);
+  }
+  for (FairOrder::Id small = 1000; !waiting.empty(); ++small) {
+    order.Enter(small, absl::StrCat("small-", small), 0.001);
+    EXPECT_EQ(order.Before(small, waiting.front()), true) << waiting.size() << " wait";
+    Serve(&order, small);
+    order.Sort(&waiting);
+    Serve(&order, waiting.front());
+    waiting.erase(waiting.begin());
+    if (!waiting.empty()) order.Sort(&waiting);
+  }
+}
+
+// A request that ends early pays for what it used: nothing, or its planning.
+TEST(FairOrderTest, WhoLeavesPaysForWhatItUsed) {
+  for (const double used : {0.0, 9.0}) {
+    FairOrder order;
+    order.Enter(1, "a", 6);
+    order.Enter(2, "a", 6);
+    order.Enter(3, "b", 3);
+    order.Enter(4, "b", 3);
+    EXPECT_TRUE(order.Before(4, 2));
+    order.Finish(1, used);
+    EXPECT_FALSE(order.Has(1));
+    EXPECT_EQ(order.Before(2, 4), used == 0);
+  }
+}
+
+TEST(FairOrderTest, RemembersNobodyForEver) {
+  FairOrder order;
+  for (FairOrder::Id id = 1; id <= 10; ++id) {
+    order.Enter(id, absl::StrCat("client-", id), 1);
+    Serve(&order, id);
+  }
+  EXPECT_EQ(order.client_count(), 0u);
+  order.Enter(1, "waits", 1e9);
+  for (FairOrder::Id id = 2; id <= 5000; ++id) {
+    order.Enter(id, absl::StrCat("client-", id), 1);
+    Serve(&order, id);
+  }
+  EXPECT_LE(order.client_count(), FairOrder::kMaxClients + 1);
+  order.Start(2);  // has no place: nothing
+  order.Finish(2, 1);
+}
+
+}  // namespace
+}  // namespace ringattn::server

@@ -1,0 +1,219 @@
+// Operations: the one order of runs, and who is behind whom in it.
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/requests/client_failures.h"
+#include "server/core/requests/operations.h"
+
+namespace ringattn::server {
+namespace {
+
+using Phase = Operation::Phase;
+
+bool HaveSameMembers(const Operation& a, const Operation& b) {
+  return std::equal(a.members.begin(), a.members.end(), b.members.begin(), b.members.end(),
+                    [](const auto& x, const auto& y) { return x.connection == y.connection; });
+}
+
+bool ShareMembers(const Operation& a, const Operation& b) {
+  return std::any_of(a.members.begin(), a.members.end(),
+                     [&](const auto& member) { return b.IsOn(member.connection); });
+}
+
+}  // namespace
+
+// Those that have all their inputs, each when its turn comes; one that has to wait holds up
+// those behind it that need its members.
+std::vector<StreamId> Operations::StartDueRuns() {
+  std::map<StreamId, Operation*> waiting;
+  std::vector<StreamId> streams;
+  for (auto& [id, operation] : operations_) {
+    if (operation.phase != Phase::kUploaded) continue;
+    waiting[*operation.stream] = &operation;
+    streams.push_back(*operation.stream);
+  }
+  order_.Sort(&streams);
+  std::vector<StreamId> started;
+  std::vector<const Operation*> held_up;
+  for (StreamId stream : streams) {
+    Operation& operation = *waiting.at(stream);
+    if (MayRun(operation, held_up)) {
+      StartRun(operation);
+      started.push_back(stream);
+    } else {
+      held_up.push_back(&operation);
+    }
+  }
+  return started;
+}
+
+// Workers run what they are given one after another, so an operation may be sent ahead of
+// what they compute. But not far ahead: another that comes meanwhile may have its turn
+// before. And not where its transfers would have to wait for what only some of its members
+// compute: that can take longer than any bound on a transfer.
+bool Operations::MayRun(const Operation& operation,
+                        const std::vector<const Operation*>& held_up) const {
+  for (const Operation* other : held_up) {
+    if (ShareMembers(*other, operation)) return false;
+  }
+  if (absl::Seconds(SecondsAhead(operation)) > config_.run_ahead_max) return false;
+  if (operation.members.size() == 1) return true;
+  return std::none_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
+    return !HaveSameMembers(entry.second, operation) && Precedes(entry.second, operation);
+  });
+}
+
+// What its busiest member has to compute first, as predicted.
+double Operations::SecondsAhead(const Operation& operation) const {
+  double most = 0;
+  for (const Member& member : operation.members) {
+    double seconds = 0;
+    for (const auto& [id, other] : operations_) {
+      if (other.phase != Phase::kRunning) continue;
+      for (const Member& theirs : other.members) {
+        const bool computes = theirs.connection == member.connection && !theirs.finished;
+        if (computes) seconds += other.run_seconds;
+      }
+    }
+    most = std::max(most, seconds);
+  }
+  return most;
+}
+
+// Sent to all members at once, so that any two operations run in the same order on
+// all workers that they share.
+void Operations::StartRun(Operation& operation) {
+  operation.run_sequence = ++last_run_;
+  operation.turn_wait = turn_.now() - operation.phase_since;
+  Enter(operation, Phase::kRunning);
+  operation.run_sent = operation.run_since = turn_.now();
+  order_.Start(operation.place);
+  for (const Member& member : operation.members) {
+    v1::Run* run = turn_.Send(member.connection)->mutable_run();
+    run->set_operation_id(operation.id);
+    run->set_generation(operation.generation);
+  }
+}
+
+Operation* Operations::OnFinished(ConnectionId connection, const v1::Finished& finished,
+                                  const std::string& worker_name, int generation_rank) {
+  const MemberRef ref = FindMember(connection, finished.operation_id(), finished.generation());
+  if (ref.operation == nullptr || ref.operation->phase != Phase::kRunning) return nullptr;
+  Operation& operation = *ref.operation;
+  Member& member = *ref.member;
+  if (member.finished) return nullptr;
+  member.device_seconds = DeviceSeconds(operation, member);
+  member.finished = true;
+  last_finished_[connection] = turn_.now();
+  operation.last_advance = turn_.now();
+  member.report = finished.report();
+  member.report.set_rank(ref.ring_rank);
+  member.report.set_worker(worker_name);
+  if (!finished.ok() && operation.stream && !operation.pending_failure) {
+    // Alone it has no peer whose loss could be the cause.
+    const bool alone = operation.members.size() == 1;
+    FailLater(operation, ComputeFailed(generation_rank, worker_name, finished.reason()),
+              alone ? absl::ZeroDuration() : config_.blame_window);
+  }
+  if (AllFinished(operation)) Charge(operation);
+  return &operation;
+}
+
+// From when it had nothing to run before it: until the member finished, or until now.
+double Operations::DeviceSeconds(const Operation& operation, const Member& member) const {
+  if (member.finished) return member.device_seconds;
+  for (const auto& [id, other] : operations_) {
+    if (other.phase != Phase::kRunning || other.run_sequence >= operation.run_sequence) continue;
+    for (const Member& theirs : other.members) {
+      if (theirs.connection == member.connection && !theirs.finished) return 0;
+    }
+  }
+  const auto free = last_finished_.find(member.connection);
+  const absl::Time since = free == last_finished_.end()
+                               ? operation.run_sent
+                               : std::max(operation.run_sent, free->second);
+  return absl::ToDoubleSeconds(turn_.now() - since);
+}
+
+// All members are occupied as long as one of them computes its share of an exchange, so their
+// times add up. A cancelled run pays for what it took until it stood still, and so does one
+// that a lost worker ended.
+void Operations::Charge(const Operation& operation) {
+  double used = operation.planning_seconds;
+  for (const Member& member : operation.members) used += DeviceSeconds(operation, member);
+  order_.Finish(operation.place, used);
+}
+
+bool Operations::AllFinished(const Operation& operation) {
+  return std::all_of(operation.members.begin(), operation.members.end(),
+                     [](const Member& member) { return member.finished; });
+}
+
+// -------------------------------------------------------------------- progress
+
+void Operations::OnHeartbeat(ConnectionId connection, const v1::Heartbeat& heartbeat) {
+  for (auto& [id, operation] : operations_) {
+    for (Member& member : operation.members) {
+      if (member.connection != connection) continue;
+      const bool named =
+          heartbeat.operation_id() == id && heartbeat.generation() == operation.generation;
+      member.waits_for_peer = named && heartbeat.waits_for_peer();
+      if (!named) continue;
+      member.fraction_done = heartbeat.fraction_done();
+      const bool advanced = std::make_pair(heartbeat.step(), heartbeat.progress()) >
+                            std::make_pair(member.step, member.progress);
+      if (!advanced) continue;
+      member.step = heartbeat.step();
+      member.progress = heartbeat.progress();
+      operation.last_advance = turn_.now();
+    }
+  }
+}
+
+const Operation* Operations::FindStalledRun() {
+  for (auto& [id, operation] : operations_) {
+    if (operation.phase != Phase::kRunning) continue;
+    if (IsBehindAnother(operation)) operation.last_advance = turn_.now();
+    if (turn_.now() - operation.last_advance > operation.progress_timeout) return &operation;
+  }
+  return nullptr;
+}
+
+// True while `earlier` still occupies a worker that `later`, which runs or will, needs.
+bool Operations::Precedes(const Operation& earlier, const Operation& later) const {
+  if (earlier.phase != Phase::kRunning) return false;
+  const bool later_runs = later.run_sequence != 0;
+  if (later_runs && earlier.run_sequence >= later.run_sequence) return false;
+  return std::any_of(earlier.members.begin(), earlier.members.end(), [&](const Member& member) {
+    return !member.finished && later.IsOn(member.connection);
+  });
+}
+
+bool Operations::IsBehindAnother(const Operation& operation) const {
+  return std::any_of(operations_.begin(), operations_.end(),
+                     [&](const auto& entry) { return Precedes(entry.second, operation); });
+}
+
+std::vector<const Operation*> Operations::RootsOf(const std::set<std::string>& named) const {
+  std::vector<const Operation*> implicated;
+  for (const auto& [id, operation] : operations_) {
+    if (operation.phase == Phase::kRunning && named.count(id) > 0) {
+      implicated.push_back(&operation);
+    }
+  }
+  for (size_t i = 0; i < implicated.size(); ++i) {  // grows while it is walked
+    for (const auto& [id, other] : operations_) {
+      const bool known =
+          std::find(implicated.begin(), implicated.end(), &other) != implicated.end();
+      if (!known && Precedes(other, *implicated[i])) implicated.push_back(&other);
+    }
+  }
+  std::vector<const Operation*> roots;
+  for (const Operation* operation : implicated) {
+    if (!IsBehindAnother(*operation)) roots.push_back(operation);
+  }
+  return roots;
+}
+
+}  // namespace ringattn::server

@@ -1,0 +1,454 @@
+#include "server/core/requests/operations.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/requests/client_failures.h"
+
+namespace ringattn::server {
+namespace {
+
+using Phase = Operation::Phase;
+
+// No device has more, and sums of it do not overflow.
+int64_t WorkspaceBytes(const v1::Reserved& reserved) {
+  return static_cast<int64_t>(std::min(reserved.workspace_bytes(), uint64_t{1} << 60));
+}
+
+// No two kernels of a device differ by more. What is no number is none.
+double Slowdown(const v1::Reserved& reserved) {
+  constexpr double kMost = 1000;
+  return reserved.slowdown() >= 1 ? std::min(reserved.slowdown(), kMost) : 1;
+}
+
+}  // namespace
+
+bool Operation::IsOn(ConnectionId connection) const {
+  return std::any_of(members.begin(), members.end(),
+                     [&](const Member& member) { return member.connection == connection; });
+}
+
+// ------------------------------------------------------------------- reserving
+
+std::string Operations::NextId(uint64_t generation) {
+  return absl::StrCat(generation, "-", ++last_id_);
+}
+
+void Operations::Start(const Order& order) {
+  const std::string& id = order.reserve.operation_id();
+  Operation& operation = operations_[id];
+  operation.id = id;
+  operation.generation = order.reserve.generation();
+  operation.place = order.stream;
+  operation.stream = order.stream;
+  operation.residual = order.residual;
+  operation.client = order.client;
+  operation.cost_seconds = order.cost_seconds;
+  operation.planning_seconds = order.planning_seconds;
+  operation.run_seconds = order.run_seconds;
+  operation.is_express = order.is_express;
+  operation.reserves_alone = order.reserves_alone;
+  operation.by_host_memory = !order.reserve.places().empty();
+  operation.by_members = operation.by_host_memory || !order.tokens.empty();
+  operation.step_seconds = order.step_seconds;
+  SetLimits(operation);
+  Enter(operation, Phase::kReserving);
+  for (size_t i = 0; i < order.members.size(); ++i) {
+    Member& member = operation.members.emplace_back();
+    member.connection = order.members[i];
+    member.bytes = order.bytes[i];
+    v1::Reserve* reserve = turn_.Send(member.connection)->mutable_reserve();
+    *reserve = order.reserve;
+    if (!order.tokens.empty()) reserve->set_token(order.tokens[i]);
+  }
+}
+
+void Operations::SetLimits(Operation& operation) const {
+  const auto scaled = [&operation](double factor, double seconds) {
+    return factor * operation.slowdown * absl::Seconds(seconds);
+  };
+  operation.progress_timeout =
+      std::max(config_.progress_timeout, scaled(config_.progress_factor, operation.step_seconds));
+  operation.run_limit =
+      std::max(config_.run_time_floor, scaled(config_.run_time_factor, operation.run_seconds));
+}
+
+Operations::ReserveAnswer Operations::OnReserved(ConnectionId connection,
+                                                 const v1::Reserved& reserved) {
+  using Kind = ReserveAnswer::Kind;
+  const MemberRef ref = FindMember(connection, reserved.operation_id(), reserved.generation());
+  if (ref.operation == nullptr || ref.member->reserved) return {};
+  Operation& operation = *ref.operation;
+  const bool waits = operation.phase == Phase::kReserving;
+  ref.member->workspace_bytes = WorkspaceBytes(reserved);
+  if (!reserved.ok()) {
+    ref.member->released = true;  // it holds nothing and will not answer Release
+    if (waits) return {Kind::kRefused, &operation, ref.member};
+    EraseIfReleased(operation);
+    return {};
+  }
+  ref.member->reserved = true;
+  if (!waits) return {};
+  if (reserved.bytes() > 0) ref.member->bytes = reserved.bytes();
+  operation.slowdown = std::max(operation.slowdown, Slowdown(reserved));
+  SetLimits(operation);
+  ref.member->residual_bytes = static_cast<int64_t>(
+      std::min(reserved.residual_bytes(), static_cast<uint64_t>(ref.member->bytes)));
+  const bool all = std::all_of(operation.members.begin(), operation.members.end(),
+                               [](const Member& member) { return member.reserved; });
+  if (!all) return {};
+  return {Kind::kAllReserved, &operation, ref.member};
+}
+
+void Operations::Withdraw(Operation& operation) {
+  operation.stream.reset();
+  ReleaseAll(operation);
+}
+
+bool Operations::OthersHoldMemoryOn(ConnectionId connection) const {
+  return std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
+    return entry.second.was_accepted && entry.second.IsOn(connection);
+  });
+}
+
+bool Operations::OthersReserve(const Operation* besides) const {
+  return std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
+    return &entry.second != besides && !entry.second.was_accepted;
+  });
+}
+
+bool Operations::OneReservesAlone() const {
+  return std::any_of(operations_.begin(), operations_.end(), [](const auto& entry) {
+    return entry.second.reserves_alone && entry.second.phase == Phase::kReserving;
+  });
+}
+
+void Operations::Accept(Operation& operation) {
+  operation.was_accepted = true;
+  Enter(operation, Phase::kUploading);
+  CompleteUpload(operation);
+}
+
+// ------------------------------------------------------------------- transfers
+
+// A shard without rows is uploaded before its operation is accepted.
+void Operations::OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded) {
+  const MemberRef ref = FindMember(connection, uploaded.operation_id(), uploaded.generation());
+  if (ref.operation == nullptr) return;
+  ref.member->uploaded = true;
+  if (ref.operation->phase != Phase::kUploading) return;
+  ref.operation->last_advance = turn_.now();
+  CompleteUpload(*ref.operation);
+}
+
+void Operations::CompleteUpload(Operation& operation) {
+  for (const Member& member : operation.members) {
+    if (!member.uploaded) return;
+  }
+  Enter(operation, Phase::kUploaded);
+}
+
+void Operations::OnTransferProgress(Operation& operation, Phase phase) {
+  if (operation.phase == phase) operation.last_advance = turn_.now();
+}
+
+void Operations::OnStalled(Operation& operation, const std::vector<int>& ranks) {
+  if (operation.by_members) return;  // the members themselves say how they do
+  for (size_t rank = 0; rank < operation.members.size(); ++rank) {
+    std::optional<absl::Time>& since = operation.members[rank].stalled_since;
+    const bool named = std::find(ranks.begin(), ranks.end(), static_cast<int>(rank)) != ranks.end();
+    since = named ? since.value_or(turn_.now()) : std::optional<absl::Time>();
+  }
+}
+
+Operations::Transferred Operations::OnTransferProgress(ConnectionId connection,
+                                                       const v1::TransferProgress& progress) {
+  const MemberRef ref = FindMember(connection, progress.operation_id(), progress.generation());
+  if (ref.operation == nullptr || !ref.operation->by_members || !ref.operation->stream) return {};
+  Member& member = *ref.member;
+  const bool moved =
+      progress.received() > member.received_bytes || progress.sent() > member.sent_bytes;
+  member.received_bytes = std::max(member.received_bytes, progress.received());
+  member.sent_bytes = std::max(member.sent_bytes, progress.sent());
+  member.waits_for_client = progress.waits_for_client();
+  if (moved || member.waits_for_client) member.stalled_since = turn_.now();
+  const Phase phase = ref.operation->phase;
+  if (moved && (phase == Phase::kUploading || phase == Phase::kDownloading)) {
+    ref.operation->last_advance = turn_.now();
+  }
+  return {ref.operation, ref.ring_rank};
+}
+
+Operation* Operations::OnDelivered(ConnectionId connection, const v1::Delivered& delivered) {
+  const MemberRef ref = FindMember(connection, delivered.operation_id(), delivered.generation());
+  if (ref.operation == nullptr || !ref.operation->by_members) return nullptr;
+  ref.member->delivered = true;
+  return AllDelivered(*ref.operation) ? ref.operation : nullptr;
+}
+
+bool Operations::AllDelivered(const Operation& operation) {
+  return operation.by_members && std::all_of(operation.members.begin(), operation.members.end(),
+                                             [](const Member& member) { return member.delivered; });
+}
+
+// The client owes nothing but where a member waits for it.
+void Operations::WatchMembers(Operation& operation) {
+  const bool uploading = operation.phase == Phase::kUploading;
+  if (!operation.by_members || (!uploading && operation.phase != Phase::kDownloading)) return;
+  bool waits_for_client = false;
+  for (Member& member : operation.members) {
+    if (uploading ? member.uploaded : member.delivered) continue;
+    if (!member.waits_for_client) continue;
+    waits_for_client = true;
+    member.stalled_since = turn_.now();
+  }
+  if (!waits_for_client) operation.last_advance = turn_.now();
+}
+
+// --------------------------------------------------------------------- the end
+
+void Operations::FailLater(Operation& operation, Failure failure, absl::Duration delay) {
+  operation.pending_failure = std::move(failure);
+  operation.pending_failure_due = turn_.now() + delay;
+}
+
+void Operations::Close(Operation& operation, bool keep_residual) {
+  operation.stream.reset();
+  operation.pending_failure.reset();
+  operation.pending_failure_due = absl::InfiniteFuture();
+  switch (operation.phase) {
+    case Phase::kReserving:
+    case Phase::kUploading:
+    case Phase::kUploaded:
+    case Phase::kDownloading:
+      return ReleaseAll(operation, keep_residual);
+    case Phase::kRunning:
+      for (const Member& member : operation.members) {
+        if (member.finished) continue;
+        v1::Cancel* cancel = turn_.Send(member.connection)->mutable_cancel();
+        cancel->set_operation_id(operation.id);
+        cancel->set_generation(operation.generation);
+      }
+      if (AllFinished(operation)) ReleaseAll(operation);
+      return;
+    case Phase::kReleasing:
+      return;
+  }
+}
+
+void Operations::ReleaseAll(Operation& operation, bool keep_residual) {
+  Enter(operation, Phase::kReleasing);
+  for (Member& member : operation.members) {
+    if (member.released) continue;
+    if (keep_residual) member.bytes -= member.residual_bytes;
+    v1::Release* release = turn_.Send(member.connection)->mutable_release();
+    release->set_operation_id(operation.id);
+    release->set_generation(operation.generation);
+    release->set_keep_residual(keep_residual);
+  }
+}
+
+void Operations::OnReleased(ConnectionId connection, const v1::Released& released) {
+  const MemberRef ref = FindMember(connection, released.operation_id(), released.generation());
+  if (ref.operation == nullptr || ref.operation->phase != Phase::kReleasing) return;
+  ref.member->released = true;
+  EraseIfReleased(*ref.operation);
+}
+
+void Operations::EraseIfReleased(Operation& operation) {
+  if (operation.phase != Phase::kReleasing) return;
+  for (const Member& member : operation.members) {
+    if (!member.released) return;
+  }
+  if (!operation.was_refused) ++releases_;
+  if (operation.held_failure) turn_.Emit(*std::move(operation.held_failure));
+  operations_.erase(std::string(operation.id));
+}
+
+std::vector<FailRequest> Operations::Clear() {
+  std::vector<FailRequest> held;
+  for (auto& [id, operation] : operations_) {
+    if (operation.phase == Phase::kRunning) Charge(operation);
+    if (operation.held_failure) held.push_back(*std::move(operation.held_failure));
+  }
+  operations_.clear();
+  last_finished_.clear();
+  ++releases_;
+  return held;
+}
+
+// ---------------------------------------------------------------------- timers
+
+// A member that lives and whose transfer is stalled: nothing else would notice.
+std::optional<std::string> Operations::WhyStalled(const Operation& operation,
+                                                  const Member& member) const {
+  const bool uploading = operation.phase == Phase::kUploading;
+  if (!uploading && operation.phase != Phase::kDownloading) return std::nullopt;
+  const bool done = uploading ? member.uploaded : member.delivered;
+  if (!member.stalled_since || done) return std::nullopt;
+  const absl::Duration staging =
+      CoordinatorConfig::kStagingRounds * config_.limits.download_idle_timeout;
+  const absl::Duration limit =
+      config_.transfer_timeout + (uploading ? absl::ZeroDuration() : staging);
+  const absl::Duration stalled = turn_.now() - *member.stalled_since;
+  if (stalled <= limit) return std::nullopt;
+  return absl::StrCat(
+      uploading ? "it took no bytes of its inputs for " : "it sent no bytes of its outputs for ",
+      absl::FormatDuration(stalled), " in operation ", operation.id);
+}
+
+void Operations::CheckMembers(const Operation& operation, Overdue* overdue) {
+  const bool reserving = operation.phase == Phase::kReserving;
+  if ((reserving || operation.phase == Phase::kReleasing) &&
+      turn_.now() - operation.phase_since > config_.control_timeout) {
+    for (const Member& member : operation.members) {
+      if (reserving ? member.reserved : member.released) continue;
+      overdue->members.push_back(
+          {member.connection, LossReason::kNoAnswer,
+           absl::StrCat("it did not answer ", reserving ? "Reserve" : "Release")});
+    }
+  }
+  if (!operation.stream) return;
+  for (const Member& member : operation.members) {
+    std::optional<std::string> why = WhyStalled(operation, member);
+    if (!why) continue;
+    ++(operation.phase == Phase::kUploading ? stalled_uploads_ : stalled_downloads_);
+    overdue->members.push_back({member.connection, LossReason::kTransferStalled, *std::move(why)});
+  }
+}
+
+std::optional<Failure> Operations::WhyEnded(const Operation& operation) const {
+  if (operation.pending_failure_due <= turn_.now()) return operation.pending_failure;
+  const absl::Duration idle = turn_.now() - operation.last_advance;
+  const Limits& limits = config_.limits;
+  if (operation.phase == Phase::kUploading && idle > limits.upload_idle_timeout) {
+    return UploadIdle(limits.upload_idle_timeout);
+  }
+  if (operation.phase == Phase::kRunning &&
+      turn_.now() - operation.run_since > operation.run_limit) {
+    return RunTooLong(operation.run_limit, absl::Seconds(operation.run_seconds));
+  }
+  if (operation.phase == Phase::kDownloading && idle > limits.download_idle_timeout) {
+    return DownloadIdle(limits.download_idle_timeout);
+  }
+  return std::nullopt;
+}
+
+Operations::Overdue Operations::CheckTimers() {
+  Overdue overdue;
+  for (auto& [id, operation] : operations_) {
+    WatchMembers(operation);
+    CheckMembers(operation, &overdue);
+    if (operation.phase == Phase::kRunning && IsBehindAnother(operation)) {
+      operation.run_since = turn_.now();
+    }
+    if (!operation.stream) continue;
+    if (std::optional<Failure> why = WhyEnded(operation)) {
+      overdue.requests.emplace_back(*operation.stream, *std::move(why));
+    }
+  }
+  return overdue;
+}
+
+void Operations::Forgive(absl::Duration pause) {
+  for (auto& [connection, finished] : last_finished_) finished += pause;
+  for (auto& [id, operation] : operations_) {
+    operation.phase_since += pause;
+    operation.run_sent += pause;
+    operation.run_since += pause;
+    operation.last_advance += pause;
+    operation.pending_failure_due += pause;
+    for (Member& member : operation.members) {
+      if (member.stalled_since) *member.stalled_since += pause;
+    }
+  }
+}
+
+// --------------------------------------------------------------------- lookups
+
+void Operations::Enter(Operation& operation, Phase phase) {
+  operation.phase = phase;
+  operation.phase_since = turn_.now();
+  operation.last_advance = turn_.now();
+  const bool is_watched =
+      operation.by_members && (phase == Phase::kUploading || phase == Phase::kDownloading);
+  for (Member& member : operation.members) {
+    member.stalled_since.reset();
+    if (is_watched) member.stalled_since = turn_.now();
+  }
+}
+
+Operations::MemberRef Operations::FindMember(ConnectionId connection,
+                                             const std::string& operation_id, uint64_t generation) {
+  Operation* operation = Find(operation_id);
+  if (operation == nullptr || operation->generation != generation) return {};
+  for (size_t rank = 0; rank < operation->members.size(); ++rank) {
+    if (operation->members[rank].connection == connection) {
+      return {operation, &operation->members[rank], static_cast<int>(rank)};
+    }
+  }
+  return {};
+}
+
+Operation* Operations::Find(const std::string& id) {
+  const auto found = operations_.find(id);
+  return found == operations_.end() ? nullptr : &found->second;
+}
+
+const Operation* Operations::Find(const std::string& id) const {
+  const auto found = operations_.find(id);
+  return found == operations_.end() ? nullptr : &found->second;
+}
+
+Site Operations::SiteOf(ConnectionId connection) const {
+  Site site;
+  for (const auto& [id, operation] : operations_) {
+    for (const Member& member : operation.members) {
+      if (member.connection != connection) continue;
+      if (!member.released) site.reserved_bytes += member.bytes;
+      ++site.operations;
+      site.clients.insert(operation.client);
+      site.largest_cost = std::max(site.largest_cost, operation.cost_seconds);
+      site.computes |= operation.phase == Phase::kUploaded ||
+                       (operation.phase == Phase::kRunning && !member.finished);
+      if (!operation.is_express) continue;
+      ++site.express_operations;
+      site.express_clients.insert(operation.client);
+    }
+  }
+  return site;
+}
+
+std::set<std::string> Operations::ResidualsInUse() const {
+  std::set<std::string> handles;
+  for (const auto& [id, operation] : operations_) {
+    if (!operation.residual.empty()) handles.insert(operation.residual);
+  }
+  return handles;
+}
+
+int64_t Operations::accepted_requests() const {
+  return std::count_if(operations_.begin(), operations_.end(), [](const auto& entry) {
+    return entry.second.stream.has_value() && entry.second.was_accepted;
+  });
+}
+
+std::map<ConnectionId, int64_t> Operations::ReservedByWorker() const {
+  std::map<ConnectionId, int64_t> reserved;
+  for (const auto& [id, operation] : operations_) {
+    for (const Member& member : operation.members) {
+      if (!member.released) reserved[member.connection] += member.bytes;
+    }
+  }
+  return reserved;
+}
+
+double Operations::ComputedFraction(const Operation& operation) {
+  double fraction = 1;
+  for (const Member& member : operation.members) {
+    if (!member.finished) fraction = std::min(fraction, member.fraction_done);
+  }
+  return fraction;
+}
+
+}  // namespace ringattn::server

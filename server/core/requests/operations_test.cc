@@ -1,0 +1,352 @@
+// Operations without requests or a ring.
+#include "server/core/requests/operations.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+namespace ringattn::server {
+namespace {
+
+using Kind = Operations::ReserveAnswer::Kind;
+using Phase = Operation::Phase;
+constexpr uint64_t kGeneration = 3;
+
+class OperationsTest : public testing::Test {
+ protected:
+  OperationsTest() { turn_.Begin(now_); }
+
+  void Pass(absl::Duration time) {
+    now_ += time;
+    turn_.Begin(now_);
+  }
+
+  // As a request of this stream, on these members.
+  std::string Start(StreamId stream, const std::vector<ConnectionId>& members,
+                    double run_seconds = 0.001, double step_seconds = 0) {
+    Operations::Order order;
+    order.stream = stream;
+    order.step_seconds = step_seconds;
+    order.client = "client";
+    order.cost_seconds = order.run_seconds = run_seconds;
+    order.members = members;
+    order.bytes.assign(members.size(), 100);
+    order.reserve.set_operation_id(operations_.NextId(kGeneration));
+    order.reserve.set_generation(kGeneration);
+    order_.Enter(stream, "client", run_seconds);
+    operations_.Start(order);
+    return order.reserve.operation_id();
+  }
+
+  Operations::ReserveAnswer Reserved(ConnectionId connection, const std::string& id, bool ok) {
+    v1::Reserved reserved;
+    Name(id, &reserved);
+    reserved.set_ok(ok);
+    return operations_.OnReserved(connection, reserved);
+  }
+
+  void Uploaded(ConnectionId connection, const std::string& id) {
+    v1::Uploaded uploaded;
+    Name(id, &uploaded);
+    operations_.OnUploaded(connection, uploaded);
+  }
+
+  Operation* Finished(ConnectionId connection, const std::string& id, bool ok = true) {
+    v1::Finished finished;
+    Name(id, &finished);
+    finished.set_ok(ok);
+    return operations_.OnFinished(connection, finished, "name", 0);
+  }
+
+  void Released(ConnectionId connection, const std::string& id) {
+    v1::Released released;
+    Name(id, &released);
+    operations_.OnReleased(connection, released);
+  }
+
+  // Reserved and uploaded on all members.
+  std::string StartUploaded(StreamId stream, const std::vector<ConnectionId>& members,
+                            double run_seconds = 0.001) {
+    const std::string id = Start(stream, members, run_seconds);
+    for (ConnectionId member : members) Reserved(member, id, true);
+    operations_.Accept(*operations_.Find(id));
+    for (ConnectionId member : members) Uploaded(member, id);
+    return id;
+  }
+
+  int Sent(v1::JoinResponse::MessageCase kind) {
+    int count = 0;
+    for (const Action& action : turn_.Take()) {
+      const auto* send = std::get_if<SendToWorker>(&action);
+      count += send != nullptr && send->message.message_case() == kind;
+    }
+    return count;
+  }
+
+  template <typename Message>
+  static void Name(const std::string& id, Message* message) {
+    message->set_operation_id(id);
+    message->set_generation(kGeneration);
+  }
+
+  // How much more than the other client's, which took nothing, this client's next request has
+  // to wait for.
+  double Charged() {
+    order_.Enter(1001, "client", 1e-9);
+    double low = 0, high = 1000;
+    while (high - low > 1e-6) {  // bisection by requests that start later and later
+      const double middle = (low + high) / 2;
+      order_.Enter(2000, "other", middle);
+      order_.Enter(2001, "other", middle);
+      (order_.Before(2001, 1001) ? low : high) = middle;
+      order_.Finish(2001, 0);
+      order_.Finish(2000, 0);
+    }
+    order_.Finish(1001, 0);
+    return low;
+  }
+
+  CoordinatorConfig config_;
+  absl::Time now_ = absl::FromUnixSeconds(1000);
+  Turn turn_;
+  FairOrder order_;
+  Operations operations_{&config_, &turn_, &order_};
+};
+
+TEST_F(OperationsTest, FromReserveToRelease) {
+  const std::string id = Start(1, {10, 11});
+  EXPECT_EQ(Sent(v1::JoinResponse::kReserve), 2);
+  EXPECT_EQ(Reserved(10, id, true).kind, Kind::kNothing);
+  EXPECT_EQ(Reserved(10, id, true).kind, Kind::kNothing);  // repeated
+  const Operations::ReserveAnswer answer = Reserved(11, id, true);
+  ASSERT_EQ(answer.kind, Kind::kAllReserved);
+  operations_.Accept(*answer.operation);
+  Uploaded(10, id);
+  EXPECT_TRUE(operations_.StartDueRuns().empty());
+  Uploaded(11, id);
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{1}));
+  EXPECT_EQ(Sent(v1::JoinResponse::kRun), 2);
+  EXPECT_FALSE(Operations::AllFinished(*Finished(10, id)));
+  EXPECT_EQ(Finished(10, id), nullptr);  // repeated
+  Operation* operation = Finished(11, id);
+  EXPECT_TRUE(Operations::AllFinished(*operation));
+  operations_.BeginDownload(*operation);
+  operations_.Close(*operation);
+  EXPECT_EQ(Sent(v1::JoinResponse::kRelease), 2);
+  Released(10, id);
+  EXPECT_EQ(operations_.ReservedByWorker().count(10), 0u);
+  EXPECT_EQ(operations_.ReservedByWorker().at(11), 100);
+  Released(11, id);
+  EXPECT_TRUE(operations_.empty());
+  EXPECT_EQ(operations_.releases(), 1u);
+}
+
+TEST_F(OperationsTest, MessagesOfAnotherGenerationAreIgnored) {
+  const std::string id = Start(1, {10});
+  v1::Reserved reserved;
+  reserved.set_operation_id(id);
+  reserved.set_generation(kGeneration - 1);
+  reserved.set_ok(true);
+  EXPECT_EQ(operations_.OnReserved(10, reserved).kind, Kind::kNothing);
+  EXPECT_EQ(Reserved(99, id, true).kind, Kind::kNothing);
+  EXPECT_EQ(Reserved(10, "3-99", true).kind, Kind::kNothing);
+}
+
+TEST_F(OperationsTest, ARefusalGivesTheRestBack) {
+  const std::string id = Start(1, {10, 11});
+  Reserved(10, id, true);
+  const Operations::ReserveAnswer answer = Reserved(11, id, false);
+  ASSERT_EQ(answer.kind, Kind::kRefused);
+  EXPECT_FALSE(operations_.OthersReserve(answer.operation));
+  answer.operation->was_refused = true;
+  operations_.Withdraw(*answer.operation);
+  EXPECT_EQ(Sent(v1::JoinResponse::kRelease), 1);  // not to the one that refused
+  EXPECT_TRUE(operations_.OthersReserve(nullptr));
+  Released(10, id);
+  EXPECT_TRUE(operations_.empty());
+  EXPECT_EQ(operations_.releases(), 0u);
+}
+
+// A long run is not sent ahead of others, and what shares a worker with it waits its turn.
+TEST_F(OperationsTest, RunsAreSentAheadOnlyWhereLittleIsComputed) {
+  const std::string first = StartUploaded(1, {10}, /*run_seconds=*/10);
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{1}));
+  StartUploaded(2, {10}, 0.001);
+  StartUploaded(3, {11}, 0.001);
+  StartUploaded(4, {10, 11}, 0.001);
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{3}));
+  Finished(10, first);
+  // A ring is not sent ahead of what only some of its members compute.
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{2}));
+  Finished(11, "3-3");
+  Finished(10, "3-2");
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{4}));
+}
+
+TEST_F(OperationsTest, WhoseTurnItIsRunsFirst) {
+  const std::string first = StartUploaded(1, {10}, 10);
+  operations_.StartDueRuns();
+  const std::string late = Start(2, {10}, 10);
+  StartUploaded(3, {10}, 10);
+  Reserved(10, late, true);
+  operations_.Accept(*operations_.Find(late));
+  Uploaded(10, late);  // the last to have its inputs
+  Finished(10, first);
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{2}));
+}
+
+TEST_F(OperationsTest, WhoComputesFinishesItsExchanges) {
+  const std::string id = StartUploaded(1, {10, 11});
+  operations_.StartDueRuns();
+  Finished(10, id);
+  turn_.Take();
+  operations_.Close(*operations_.Find(id));
+  EXPECT_EQ(Sent(v1::JoinResponse::kCancel), 1);
+  EXPECT_EQ(operations_.Find(id)->phase, Phase::kRunning);
+}
+
+TEST_F(OperationsTest, TimersTellWhoIsOverdue) {
+  const std::string id = Start(1, {10, 11});
+  Reserved(10, id, true);
+  Pass(config_.control_timeout);
+  EXPECT_TRUE(operations_.CheckTimers().members.empty());
+  Pass(absl::Milliseconds(1));
+  const Operations::Overdue overdue = operations_.CheckTimers();
+  ASSERT_EQ(overdue.members.size(), 1u);
+  EXPECT_EQ(overdue.members[0].connection, 11u);
+  operations_.Forgive(config_.control_timeout);
+  EXPECT_TRUE(operations_.CheckTimers().members.empty());
+}
+
+// Where a member's kernels are slower than the plan took them for, everybody waits for longer.
+TEST_F(OperationsTest, SlowKernelsMayTakeTheirTime) {
+  const double seconds = 1000;  // with the factor far above the floor
+  StreamId stream = 0;
+  const auto limits = [&](double first, double second) {
+    const std::string id = Start(++stream, {10, 11}, seconds, seconds);
+    for (const auto& [connection, slowdown] : {std::pair(10, first), std::pair(11, second)}) {
+      v1::Reserved reserved;
+      Name(id, &reserved);
+      reserved.set_ok(true);
+      reserved.set_slowdown(slowdown);
+      operations_.OnReserved(connection, reserved);
+    }
+    const Operation& operation = *operations_.Find(id);
+    return std::pair(operation.progress_timeout, operation.run_limit);
+  };
+  const auto step = config_.progress_factor * absl::Seconds(seconds);
+  const auto run = config_.run_time_factor * absl::Seconds(seconds);
+  ASSERT_GT(step, config_.progress_timeout);
+  ASSERT_GT(run, config_.run_time_floor);
+  EXPECT_EQ(limits(1, 1), std::pair(step, run));
+  EXPECT_EQ(limits(0, 0), std::pair(step, run));  // a worker that says nothing
+  EXPECT_EQ(limits(40, 1), std::pair(40 * step, 40 * run));
+  EXPECT_EQ(limits(2, 3), std::pair(3 * step, 3 * run));
+  EXPECT_EQ(limits(-5, std::nan("")), std::pair(step, run));
+  EXPECT_EQ(limits(1e300, 1), std::pair(1000 * step, 1000 * run));
+}
+
+TEST_F(OperationsTest, AnUploadThatRestsEndsItsRequest) {
+  const std::string id = Start(1, {10});
+  Reserved(10, id, true);
+  operations_.Accept(*operations_.Find(id));
+  Pass(config_.limits.upload_idle_timeout);
+  operations_.OnTransferProgress(*operations_.Find(id), Phase::kUploading);
+  Pass(config_.limits.upload_idle_timeout);
+  EXPECT_TRUE(operations_.CheckTimers().requests.empty());
+  Pass(absl::Milliseconds(1));
+  const Operations::Overdue overdue = operations_.CheckTimers();
+  ASSERT_EQ(overdue.requests.size(), 1u);
+  EXPECT_EQ(overdue.requests[0].second.reason, "UPLOAD_IDLE");
+}
+
+// The time behind others is not its own.
+TEST_F(OperationsTest, ARunsTimeCountsFromItsTurn) {
+  config_.run_time_floor = absl::Seconds(10);
+  const std::string first = StartUploaded(1, {10});
+  StartUploaded(2, {10});
+  EXPECT_EQ(operations_.StartDueRuns().size(), 2u);
+  Pass(absl::Seconds(9));
+  EXPECT_TRUE(operations_.CheckTimers().requests.empty());
+  Pass(absl::Seconds(2));
+  const Operations::Overdue overdue = operations_.CheckTimers();
+  ASSERT_EQ(overdue.requests.size(), 1u);
+  EXPECT_EQ(overdue.requests[0].first, 1u);
+  EXPECT_EQ(overdue.requests[0].second.reason, "RUN_TOO_LONG");
+  Finished(10, first);
+  operations_.Close(*operations_.Find(first));
+  Pass(absl::Seconds(9));
+  EXPECT_TRUE(operations_.CheckTimers().requests.empty());
+  Pass(absl::Seconds(2));
+  EXPECT_EQ(operations_.CheckTimers().requests.size(), 1u);
+}
+
+// Expected: a millisecond each.
+TEST_F(OperationsTest, ARunIsChargedForWhatItTookWhenItEnds) {
+  order_.Enter(999, "waits", 1000);  // while nobody waits nobody owes anything
+  const std::string id = StartUploaded(1, {10, 11});
+  operations_.StartDueRuns();
+  EXPECT_NEAR(Charged(), 0.001, 1e-4);
+  Pass(absl::Seconds(3));
+  Finished(10, id);
+  EXPECT_NEAR(Charged(), 0.001, 1e-4);
+  Pass(absl::Seconds(1));
+  Finished(11, id);
+  EXPECT_NEAR(Charged(), 7, 1e-4);  // of two devices
+}
+
+// What was before it on its worker is charged to whom it belongs.
+TEST_F(OperationsTest, ARunPaysFromWhenItsDeviceWasFree) {
+  order_.Enter(999, "waits", 1000);
+  const std::string first = StartUploaded(1, {10});
+  const std::string second = StartUploaded(2, {10});
+  EXPECT_EQ(operations_.StartDueRuns().size(), 2u);
+  Pass(absl::Seconds(5));
+  Finished(10, first);
+  EXPECT_NEAR(Charged(), 5, 0.01);
+  Pass(absl::Seconds(2));
+  operations_.Forgive(absl::Seconds(1));  // of these, the coordinator itself stood still for one
+  Finished(10, second);
+  EXPECT_NEAR(Charged(), 6, 0.01);
+}
+
+TEST_F(OperationsTest, ACancelledRunIsChargedWhenItsWorkersStandStill) {
+  order_.Enter(999, "waits", 1000);
+  const std::string id = StartUploaded(1, {10});
+  operations_.StartDueRuns();
+  Pass(absl::Seconds(2));
+  operations_.Close(*operations_.Find(id));
+  EXPECT_NEAR(Charged(), 0.001, 1e-4);
+  Pass(absl::Seconds(1));
+  Finished(10, id, /*ok=*/false);
+  EXPECT_NEAR(Charged(), 3, 1e-4);
+}
+
+TEST_F(OperationsTest, RunsThatALostWorkerEndsAreCharged) {
+  order_.Enter(999, "waits", 1000);
+  StartUploaded(1, {10});
+  StartUploaded(2, {10});  // did not come to run
+  operations_.StartDueRuns();
+  Pass(absl::Seconds(4));
+  operations_.Clear();
+  EXPECT_NEAR(Charged(), 4, 0.01);
+}
+
+TEST_F(OperationsTest, ASiteSaysHowItIsOccupied) {
+  StartUploaded(1, {10}, 8);
+  Start(2, {10, 11}, 2);
+  const Site site = operations_.SiteOf(10);
+  EXPECT_EQ(site.operations, 2);
+  EXPECT_EQ(site.reserved_bytes, 200);
+  EXPECT_EQ(site.largest_cost, 8);
+  EXPECT_TRUE(site.computes);
+  EXPECT_FALSE(operations_.SiteOf(11).computes);
+  EXPECT_EQ(operations_.SiteOf(12).operations, 0);
+}
+
+}  // namespace
+}  // namespace ringattn::server

@@ -1,0 +1,90 @@
+#include "server/core/requests/placement.h"
+
+#include <algorithm>
+#include <cassert>
+#include <functional>
+#include <limits>
+#include <tuple>
+
+namespace ringattn::server {
+namespace {
+
+// What costs an eighth of another delays it by an eighth at most.
+constexpr double kExpressCostRatio = 8;
+
+int64_t RoomOf(const Site& site) { return site.memory_bytes - site.workspace_bytes; }
+
+bool CouldHold(const Site& site, int64_t bytes) {
+  return site.serves && (site.memory_bytes == 0 || RoomOf(site) >= bytes);
+}
+
+bool HasMemory(const Site& site, int64_t bytes) {
+  return site.memory_bytes == 0 || site.reserved_bytes <= RoomOf(site) - bytes;
+}
+
+bool HasCommonPlace(const Site& site, const PlaceLimits& limits) {
+  return site.operations - site.express_operations < limits.all - limits.express;
+}
+
+bool HasExpressPlace(const Site& site, const PlacementRequest& request, const PlaceLimits& limits) {
+  if (request.many_documents || site.express_operations >= limits.express) return false;
+  if (site.express_clients.count(request.client) > 0) return false;
+  if (request.cost_seconds * kExpressCostRatio <= site.largest_cost) return true;
+  return !site.computes && site.clients.count(request.client) == 0;
+}
+
+// The idlest of those that may be taken; fewer than `count` if there are not enough.
+std::vector<int> Idlest(const std::vector<Site>& sites, int count,
+                        const std::function<bool(const Site&)>& may_take) {
+  std::vector<std::tuple<int, int64_t, int>> idlest;
+  for (int rank = 0; rank < static_cast<int>(sites.size()); ++rank) {
+    const Site& site = sites[rank];
+    if (may_take(site)) idlest.emplace_back(site.operations, site.reserved_bytes, rank);
+  }
+  std::sort(idlest.begin(), idlest.end());
+  std::vector<int> ranks;
+  for (const auto& [operations, bytes, rank] : idlest) {
+    if (static_cast<int>(ranks.size()) < count) ranks.push_back(rank);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+}  // namespace
+
+Placement Place(const std::vector<Site>& sites, const PlacementRequest& request,
+                const PlaceLimits& limits, bool only_express) {
+  const int count = request.count;
+  const int64_t bytes = request.buffer_bytes;
+  assert(count >= 1 && count <= static_cast<int>(sites.size()));
+  Placement placement;
+  int could_hold = 0, have_memory = 0;
+  for (const Site& site : sites) {
+    if (RoomOf(site) > RoomOf(sites[placement.roomiest_rank])) {
+      placement.roomiest_rank = static_cast<int>(&site - sites.data());
+    }
+    could_hold += CouldHold(site, bytes);
+    have_memory += CouldHold(site, bytes) && HasMemory(site, bytes);
+  }
+  if (could_hold < count) {
+    placement.answer = Placement::Answer::kNeverFits;
+    return placement;
+  }
+  if (have_memory < count) return placement;
+  for (const bool express : {false, true}) {
+    if (only_express && !express) continue;
+    placement.ranks = Idlest(sites, count, [&](const Site& site) {
+      return CouldHold(site, bytes) && HasMemory(site, bytes) &&
+             (express ? HasExpressPlace(site, request, limits) : HasCommonPlace(site, limits));
+    });
+    if (static_cast<int>(placement.ranks.size()) < count) continue;
+    placement.answer = Placement::Answer::kPlaced;
+    placement.is_express = express;
+    return placement;
+  }
+  placement.ranks.clear();
+  placement.answer = Placement::Answer::kWaitsForPlaces;
+  return placement;
+}
+
+}  // namespace ringattn::server

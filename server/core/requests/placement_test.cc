@@ -1,0 +1,115 @@
+#include "server/core/requests/placement.h"
+
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace ringattn::server {
+namespace {
+
+using Answer = Placement::Answer;
+constexpr PlaceLimits kLimits = {/*all=*/8, /*express=*/2};
+
+Site Occupied(int operations, double largest_cost) {
+  Site site;
+  site.operations = operations;
+  site.largest_cost = largest_cost;
+  site.computes = true;
+  return site;
+}
+
+PlacementRequest Costs(double seconds, int count = 1) {
+  PlacementRequest request;
+  request.client = "me";
+  request.cost_seconds = seconds;
+  request.count = count;
+  return request;
+}
+
+TEST(PlacementTest, TheIdlestInOrderOfRanks) {
+  std::vector<Site> sites(4);
+  sites[0].operations = 3;
+  sites[1].operations = 1;
+  sites[2].operations = 1;
+  sites[2].reserved_bytes = 10;
+  const Placement placement = Place(sites, Costs(1, 3), kLimits, false);
+  EXPECT_EQ(placement.answer, Answer::kPlaced);
+  EXPECT_EQ(placement.ranks, (std::vector<int>{1, 2, 3}));
+  EXPECT_FALSE(placement.is_express);
+}
+
+TEST(PlacementTest, MemoryThatIsThereAtAllIsWaitedFor) {
+  std::vector<Site> sites(2);
+  sites[0].memory_bytes = 100;
+  sites[0].reserved_bytes = 50;
+  sites[1].memory_bytes = 40;
+  PlacementRequest request = Costs(1);
+  request.buffer_bytes = 60;
+  EXPECT_EQ(Place(sites, request, kLimits, false).answer, Answer::kWaitsForMemory);
+  sites[0].workspace_bytes = 41;
+  const Placement never = Place(sites, request, kLimits, false);
+  EXPECT_EQ(never.answer, Answer::kNeverFits);
+  EXPECT_EQ(never.roomiest_rank, 0);
+  sites[1].memory_bytes = 0;  // does not say
+  EXPECT_EQ(Place(sites, request, kLimits, false).ranks, (std::vector<int>{1}));
+}
+
+TEST(PlacementTest, ExpressPlacesAreForSmallRequests) {
+  const std::vector<Site> sites = {Occupied(6, /*largest_cost=*/8)};
+  EXPECT_EQ(Place(sites, Costs(1.1), kLimits, false).answer, Answer::kWaitsForPlaces);
+  const Placement placement = Place(sites, Costs(1), kLimits, false);
+  EXPECT_EQ(placement.answer, Answer::kPlaced);
+  EXPECT_TRUE(placement.is_express);
+}
+
+// Forty of them would take every place, and send nothing for as long as they may.
+TEST(PlacementTest, ManyDocumentsTakeNoExpressPlace) {
+  std::vector<Site> sites = {Occupied(6, /*largest_cost=*/8)};
+  PlacementRequest request = Costs(0.001);
+  request.many_documents = true;
+  EXPECT_EQ(Place(sites, request, kLimits, false).answer, Answer::kWaitsForPlaces);
+  sites[0].computes = false;
+  EXPECT_EQ(Place(sites, request, kLimits, false).answer, Answer::kWaitsForPlaces);
+  sites[0].operations = 5;
+  EXPECT_EQ(Place(sites, request, kLimits, false).answer, Answer::kPlaced);
+}
+
+TEST(PlacementTest, OneExpressPlaceForAClient) {
+  std::vector<Site> sites = {Occupied(7, /*largest_cost=*/8)};
+  sites[0].express_operations = 1;
+  sites[0].express_clients = {"me"};
+  EXPECT_EQ(Place(sites, Costs(1), kLimits, false).answer, Answer::kWaitsForPlaces);
+  sites[0].express_clients = {"you"};
+  EXPECT_EQ(Place(sites, Costs(1), kLimits, false).answer, Answer::kPlaced);
+  sites[0].operations = 8;
+  sites[0].express_operations = 2;
+  EXPECT_EQ(Place(sites, Costs(1), kLimits, false).answer, Answer::kWaitsForPlaces);
+}
+
+// Places that are held by clients who hardly upload.
+TEST(PlacementTest, ExpressPlacesWhileNothingComputes) {
+  std::vector<Site> sites = {Occupied(6, /*largest_cost=*/0.001)};
+  sites[0].computes = false;
+  EXPECT_TRUE(Place(sites, Costs(100), kLimits, false).is_express);
+}
+
+// ... but not by more of theirs: the first small request of the same client would wait for them.
+TEST(PlacementTest, WhoHasPlacesTakesNoExpressOneForALargeRequest) {
+  std::vector<Site> sites = {Occupied(6, /*largest_cost=*/8)};
+  sites[0].computes = false;
+  sites[0].clients = {"me"};
+  EXPECT_EQ(Place(sites, Costs(8), kLimits, false).answer, Answer::kWaitsForPlaces);
+  EXPECT_TRUE(Place(sites, Costs(1), kLimits, false).is_express);
+  sites[0].clients = {"you"};
+  EXPECT_TRUE(Place(sites, Costs(8), kLimits, false).is_express);
+}
+
+TEST(PlacementTest, BehindOneThatWaitsOnlyExpressPlacesAreTaken) {
+  std::vector<Site> sites = {Occupied(2, /*largest_cost=*/8), Occupied(6, /*largest_cost=*/8)};
+  EXPECT_EQ(Place(sites, Costs(1, 2), kLimits, true).ranks, (std::vector<int>{0, 1}));
+  EXPECT_TRUE(Place(sites, Costs(1, 2), kLimits, true).is_express);
+  EXPECT_EQ(Place(sites, Costs(5, 2), kLimits, true).answer, Answer::kWaitsForPlaces);
+}
+
+}  // namespace
+}  // namespace ringattn::server

@@ -1,0 +1,260 @@
+#include "server/core/requests/regions.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/wire/durations.h"
+#include "server/core/requests/client_failures.h"
+
+namespace ringattn::server {
+namespace {
+
+// A token that is as old as this is taken by no worker: beyond it nobody can attach what was
+// offered, and the news that somebody did has arrived.
+constexpr absl::Duration kOfferEnds = absl::Seconds(5);
+
+std::string PlaceField(size_t index, const char* field) {
+  return absl::StrCat("transport.places[", index, "].", field);
+}
+
+const char* NameOf(v1::RegionKind kind) {
+  return kind == v1::REGION_KIND_CUDA ? "CUDA memory" : "host memory";
+}
+
+bool Takes(const v1::Register& registration, v1::RegionKind kind) {
+  return !registration.local_socket().empty() &&
+         (kind != v1::REGION_KIND_CUDA || registration.takes_cuda_memory());
+}
+
+}  // namespace
+
+void Regions::OnAttach(const AttachRequested& event) {
+  AttachAnswered answer;
+  answer.call = event.call;
+  std::variant<v1::AttachResponse, Failure> result = Attach(event);
+  if (auto* failure = std::get_if<Failure>(&result)) {
+    answer.failure = *std::move(failure);
+  } else {
+    answer.response = std::get<v1::AttachResponse>(std::move(result));
+  }
+  turn_.Emit(std::move(answer));
+}
+
+std::variant<Regions::Region*, Failure> Regions::FindOrMake(const AttachRequested& event) {
+  const Limits& limits = config_.limits;
+  if (event.bytes < 1 || event.bytes > limits.max_request_bytes) {
+    return RegionSizeWrong(event.bytes, limits.max_request_bytes);
+  }
+  const auto found = regions_.find(event.region_id);
+  if (!event.is_new) {
+    if (found == regions_.end() || found->second.principal != event.principal) {
+      return RegionNotFound();
+    }
+    if (found->second.bytes != event.bytes) return RegionHasAnotherSize(found->second.bytes);
+    if (found->second.kind != event.kind) {
+      return RegionHasAnotherKind(found->second.kind == v1::REGION_KIND_CUDA);
+    }
+    return &found->second;
+  }
+  const int64_t own = std::count_if(regions_.begin(), regions_.end(), [&](const auto& entry) {
+    return entry.second.client == event.client;
+  });
+  if (own >= limits.max_regions_per_client ||
+      static_cast<int64_t>(regions_.size()) >= limits.max_regions) {
+    return TooManyRegions(own, limits.max_regions_per_client, config_.retry_after);
+  }
+  Region& region = regions_[event.region_id];
+  region.principal = event.principal;
+  region.client = event.client;
+  region.bytes = event.bytes;
+  region.kind = event.kind;
+  return &region;
+}
+
+std::variant<v1::AttachResponse, Failure> Regions::Attach(const AttachRequested& event) {
+  const bool served = std::any_of(
+      roster_.workers().begin(), roster_.workers().end(),
+      [&event](const auto& entry) { return Takes(entry.second.registration, event.kind); });
+  if (!served) return NoLocalMemory(event.kind == v1::REGION_KIND_CUDA);
+  std::variant<Region*, Failure> found = FindOrMake(event);
+  if (auto* failure = std::get_if<Failure>(&found)) return *std::move(failure);
+  Region& region = *std::get<Region*>(found);
+  region.offered_at = turn_.now();
+  v1::AttachResponse response;
+  response.set_region_id(event.region_id);
+  SetDuration(config_.limits.attach_token_time, response.mutable_valid_for());
+  size_t next_token = 0;
+  for (const auto& [connection, worker] : roster_.workers()) {
+    const v1::Register& registration = worker.registration;
+    if (region.attached.count(connection) > 0) {
+      response.add_attached(registration.name());
+      continue;
+    }
+    const bool takes = Takes(registration, event.kind);
+    if (!takes || next_token == event.tokens.size()) {
+      response.add_unavailable(absl::StrCat(
+          registration.name(), ": ",
+          takes ? "is one worker too many" : absl::StrCat("takes no ", NameOf(event.kind))));
+      continue;
+    }
+    const std::string& token = event.tokens[next_token++];
+    v1::ExpectRegion* expect = turn_.Send(connection)->mutable_expect_region();
+    expect->set_region_id(event.region_id);
+    expect->set_token(token);
+    expect->set_principal(event.principal);
+    expect->set_bytes(event.bytes);
+    expect->set_kind(event.kind);
+    SetDuration(config_.limits.attach_token_time, expect->mutable_valid_for());
+    v1::AttachPoint* point = response.add_points();
+    point->set_worker(registration.name());
+    point->set_socket_path(registration.local_socket());
+    point->set_token(token);
+    point->set_host_id(registration.host_id());
+  }
+  return response;
+}
+
+void Regions::OnChanged(ConnectionId connection, const v1::RegionChanged& changed) {
+  const auto found = regions_.find(changed.region_id());
+  if (found == regions_.end()) {
+    // It was given up meanwhile: nobody could use it.
+    if (changed.attached()) {
+      turn_.Send(connection)->mutable_forget_region()->set_region_id(changed.region_id());
+    }
+    return;
+  }
+  if (changed.attached()) {
+    found->second.attached.insert(connection);
+  } else {
+    // Its client has let go: of all of it, when it has of the last. One that would show it to
+    // others still is told that it is unknown, and makes a new one.
+    found->second.attached.erase(connection);
+    if (found->second.attached.empty()) regions_.erase(found);
+  }
+}
+
+void Regions::OnWorkerGone(ConnectionId connection) {
+  for (auto& [id, region] : regions_) region.attached.erase(connection);
+}
+
+void Regions::Sweep() {
+  const absl::Time old = turn_.now() - config_.limits.attach_token_time - kOfferEnds;
+  for (auto entry = regions_.begin(); entry != regions_.end();) {
+    const bool unused = entry->second.attached.empty() && entry->second.offered_at < old;
+    entry = unused ? regions_.erase(entry) : std::next(entry);
+  }
+}
+
+void Regions::Forgive(absl::Duration pause) {
+  for (auto& [id, region] : regions_) region.offered_at += pause;
+}
+
+const Regions::Region* Regions::Find(const std::string& id, const std::string& principal) const {
+  const auto found = regions_.find(id);
+  if (found == regions_.end() || found->second.principal != principal) return nullptr;
+  return &found->second;
+}
+
+std::optional<Failure> Regions::WhyRefused(const TransportChoice& choice,
+                                           const std::string& principal) const {
+  for (size_t i = 0; i < choice.places.size(); ++i) {
+    const TensorPlaceChoice& place = choice.places[i];
+    const Region* region = Find(place.region_id, principal);
+    if (region == nullptr) return RegionUnknown(PlaceField(i, "region_id"));
+    if (place.offset > region->bytes - place.bytes) {
+      return PlaceOutside(PlaceField(i, "offset"), TensorName(place.tensor), place.offset,
+                          place.bytes, region->bytes);
+    }
+  }
+  return std::nullopt;
+}
+
+std::string Regions::WhyNotAttached(const TransportChoice& choice,
+                                    const std::vector<ConnectionId>& members,
+                                    v1::RegionKind kind) const {
+  for (const TensorPlaceChoice& place : choice.places) {
+    const auto region = regions_.find(place.region_id);
+    if (region == regions_.end() || region->second.kind == kind) continue;
+    return absl::StrCat(TensorName(place.tensor), " lies in ", NameOf(region->second.kind));
+  }
+  for (ConnectionId member : members) {
+    if (!Takes(roster_.at(member).registration, kind)) {
+      return absl::StrCat(roster_.NameOf(member), " takes no ", NameOf(kind));
+    }
+    for (const TensorPlaceChoice& place : choice.places) {
+      const auto region = regions_.find(place.region_id);
+      if (region != regions_.end() && region->second.attached.count(member) > 0) continue;
+      return absl::StrCat(roster_.NameOf(member), " has not attached the region of ",
+                          TensorName(place.tensor));
+    }
+  }
+  return "";
+}
+
+namespace {
+
+// Empty: clients can stream straight to the members.
+std::string WhyNotDirect(const TransportChoice& choice, const Roster& roster,
+                         const TransportRoute& route) {
+  if (!choice.why_not_direct.empty()) return choice.why_not_direct;
+  for (ConnectionId member : route.members) {
+    if (roster.at(member).registration.client_data_address().empty()) {
+      return absl::StrCat(roster.NameOf(member), " has no client data address");
+    }
+  }
+  if (route.spans > route.max_ticket_spans) {
+    return absl::StrCat("the layout cuts the tensors into ", route.spans, " spans, more than ",
+                        route.max_ticket_spans);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::variant<TransportDecision, Failure> DecideTransport(const TransportChoice& choice,
+                                                         const Regions& regions,
+                                                         const Roster& roster,
+                                                         const TransportRoute& route) {
+  if (choice.says_nothing()) return TransportDecision();
+  std::string why_not;
+  const auto add = [&](const char* transport, const std::string& why) {
+    absl::StrAppend(&why_not, why_not.empty() ? "" : "; ", "no ", transport, ": ", why);
+  };
+  for (TransportKind kind : choice.accept) {
+    switch (kind) {
+      case TransportKind::kCoordinatorStream:
+        return TransportDecision{
+            v1::TRANSPORT_COORDINATOR_STREAM,
+            why_not.empty() ? "coordinator stream: the request prefers it" : why_not};
+      case TransportKind::kDirectStream: {
+        const std::string why = WhyNotDirect(choice, roster, route);
+        if (why.empty()) {
+          return TransportDecision{v1::TRANSPORT_DIRECT_STREAM,
+                                   "direct stream: all members have a client data address"};
+        }
+        add("direct stream", why);
+        break;
+      }
+      case TransportKind::kHostMemory:
+      case TransportKind::kCudaMemory: {
+        const bool cuda = kind == TransportKind::kCudaMemory;
+        const v1::RegionKind memory = cuda ? v1::REGION_KIND_CUDA : v1::REGION_KIND_HOST;
+        const std::string why = choice.why_not_places.empty()
+                                    ? regions.WhyNotAttached(choice, route.members, memory)
+                                    : choice.why_not_places;
+        if (why.empty()) {
+          return TransportDecision{
+              cuda ? v1::TRANSPORT_CUDA_MEMORY : v1::TRANSPORT_HOST_MEMORY,
+              absl::StrCat(NameOf(memory), ": all members have the regions of all tensors")};
+        }
+        add(NameOf(memory), why);
+        break;
+      }
+    }
+  }
+  if (choice.required) return TransportUnavailable(why_not);
+  return TransportDecision{v1::TRANSPORT_COORDINATOR_STREAM, why_not};
+}
+
+}  // namespace ringattn::server

@@ -1,0 +1,49 @@
+#include "server/core/requests/reserve_message.h"
+
+#include "common/request/option_fields.h"
+#include "common/wire/proto_values.h"
+
+namespace ringattn::server {
+v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec, const Plan& plan,
+                        const std::string& operation_id, uint64_t generation,
+                        const std::vector<uint32_t>& members) {
+  v1::Reserve reserve;
+  reserve.set_operation_id(operation_id);
+  reserve.set_generation(generation);
+  reserve.mutable_members()->Add(members.begin(), members.end());
+  reserve.set_backward(request.direction == Direction::kBackward);
+  reserve.set_recompute_forward(request.recompute_forward);
+  ToProto(spec.shape, reserve.mutable_shape());
+  reserve.set_dtype(ToProto(spec.dtype));
+  WriteOptions(spec.options, reserve.mutable_options());
+  reserve.set_layout(ToProto(plan.shards.layout));
+  reserve.set_schedule(ToProto(plan.schedule));
+  reserve.set_stripe(plan.shards.stripe);
+  reserve.set_heads_per_step(static_cast<uint32_t>(plan.heads_per_step));
+  reserve.set_with_timeline(request.with_timeline);
+  reserve.set_has_dlse(spec.has_dlse);
+  reserve.set_fp32_results(spec.fp32_results);
+  ToProto(request.choice.tuning, reserve.mutable_tuning());
+  for (const ProbabilityRow& row : spec.probability_rows) {
+    v1::ProbabilityRow* added = reserve.add_probability_rows();
+    added->set_batch(row.batch);
+    added->set_position(row.position);
+  }
+  reserve.set_lse_per_document(spec.lse_per_document);
+  reserve.set_retain(request.retain.has_value());
+  reserve.set_request_id(request.request_id);
+  reserve.set_traceparent(request.traceparent);
+  return reserve;
+}
+
+void AddPlaces(const TransportChoice& choice, v1::Reserve* reserve) {
+  for (const TensorPlaceChoice& place : choice.places) {
+    v1::TensorPlace* added = reserve->add_places();
+    added->set_tensor(ToProto(place.tensor));
+    added->set_region_id(place.region_id);
+    added->set_offset(place.offset);
+  }
+  reserve->set_fence_number(choice.fence_number);
+}
+
+}  // namespace ringattn::server

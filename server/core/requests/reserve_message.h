@@ -1,0 +1,24 @@
+// The Reserve message of a planned request.
+#ifndef RINGATTN_SERVER_CORE_REQUESTS_RESERVE_MESSAGE_H_
+#define RINGATTN_SERVER_CORE_REQUESTS_RESERVE_MESSAGE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/core/events/events.h"
+
+namespace ringattn::server {
+
+//   spec: the request's, which need not have it itself
+//   members: generation ranks by ring rank; as many as the plan's world size.
+v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec, const Plan& plan,
+                        const std::string& operation_id, uint64_t generation,
+                        const std::vector<uint32_t>& members);
+
+// Where the members take the tensors from and put them, by host memory.
+void AddPlaces(const TransportChoice& choice, v1::Reserve* reserve);
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_CORE_REQUESTS_RESERVE_MESSAGE_H_

@@ -1,0 +1,92 @@
+// What workers offer, and what requests ask for by name: tuning and members.
+#include "server/core/requests/worker_offers.h"
+
+#include "gtest/gtest.h"
+#include "server/core/testing/scenario.h"
+
+namespace ringattn::server {
+namespace {
+
+v1::Register Worker() {
+  v1::Register worker;
+  worker.set_name("a");
+  worker.set_device("cpu");
+  worker.add_options("bias");
+  for (uint32_t tile : {12, 96}) worker.mutable_tuning()->add_tile_q(tile);
+  worker.mutable_tuning()->add_key_splits(1);
+  return worker;
+}
+
+TEST(WorkerOffers, NamedMembersAloneMayServe) {
+  PlanChoice choice;
+  EXPECT_TRUE(MayServe(choice, "a"));
+  choice.members = {"b", "c"};
+  EXPECT_FALSE(MayServe(choice, "a"));
+  EXPECT_TRUE(MayServe(choice, "c"));
+}
+
+TEST(WorkerOffers, WhatIsOfferedIsServed) {
+  AttentionSpec spec;
+  PlanChoice choice;
+  EXPECT_FALSE(WhyNotServedBy(Worker(), spec, choice).has_value());
+  spec.options.bias = BiasForm();
+  choice.tuning = {96, 0, 1};
+  EXPECT_FALSE(WhyNotServedBy(Worker(), spec, choice).has_value());
+}
+
+TEST(WorkerOffers, WhatIsNotOfferedIsRefusedWithTheList) {
+  AttentionSpec spec;
+  PlanChoice choice;
+  choice.tuning.tile_q = 24;
+  const std::optional<Failure> tile = WhyNotServedBy(Worker(), spec, choice);
+  ASSERT_TRUE(tile.has_value());
+  EXPECT_EQ(tile->code, absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(tile->field, "plan.tuning.tile_q");
+  EXPECT_EQ(tile->message,
+            "plan.tuning.tile_q: is 24; the kernels of device cpu (worker a) take 12, 96");
+  choice.tuning = {0, 64, 0};
+  EXPECT_EQ(WhyNotServedBy(Worker(), spec, choice)->message,
+            "plan.tuning.tile_kv: is 64; the kernels of device cpu (worker a) take none");
+  choice.tuning = {0, 0, 2};
+  EXPECT_EQ(WhyNotServedBy(Worker(), spec, choice)->field, "plan.tuning.key_splits");
+  choice.tuning = {};
+  spec.probability_rows = {{0, 0}};
+  const std::optional<Failure> rows = WhyNotServedBy(Worker(), spec, choice);
+  ASSERT_TRUE(rows.has_value());
+  EXPECT_EQ(rows->code, absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(rows->reason, "OPTION_NOT_SERVED");
+  EXPECT_EQ(rows->field, "reply.probability_rows");
+}
+
+// Of the members that the planner would take, those that offer it.
+TEST(WorkerOffers, TuningChoosesAmongTheMembers) {
+  EXPECT_SCENARIO(R"(
+join a device=gpu
+join b device=cpu tile_q=96
+wait 300ms
+> serving 1
+request s1 tokens=10 world=1 tile_q=96
+> b: reserve 1-1 [1]
+request s2 tokens=10 world=2 tile_q=96
+> s2: failed INVALID_ARGUMENT TUNING_NOT_OFFERED field plan.tuning.tile_q: plan.tuning.tile_q: is 96; the kernels of device gpu (worker a) take none
+)");
+}
+
+// In their order, whoever is idler; and refused by name if one is not there.
+TEST(WorkerOffers, MembersAreTakenByName) {
+  EXPECT_SCENARIO(R"(
+ring a b c d
+request s1 tokens=10 world=2 members=d,b
+> d b: reserve 1-1 [3 1]
+b reserved 1-1
+d reserved 1-1
+> s1: accepted 1-1 on d b
+request s2 tokens=10 world=2 members=a,c
+> a c: reserve 1-2 [0 2]
+request s3 tokens=10 world=2 members=d,nobody
+> s3: failed FAILED_PRECONDITION MEMBER_NOT_READY field plan.members: plan.members: no worker nobody is ready
+)");
+}
+
+}  // namespace
+}  // namespace ringattn::server

@@ -1,0 +1,240 @@
+#include "server/core/ring/ring.h"
+
+#include <algorithm>
+
+namespace ringattn::server {
+namespace {
+
+// A forming that failed is tried again after 2, 4, 8, at most 16 forming delays.
+constexpr int kMaxFormingBackoffLog2 = 4;
+// Workers that join while others gather put the start off by at most this many
+// forming delays.
+constexpr int kMaxGatherExtensions = 4;
+// Share of the time in which admission may be held back for newcomers: 1 in this.
+constexpr int kNewcomerHoldPeriod = 6;
+
+}  // namespace
+
+Ring::Ring(const CoordinatorConfig* config, const Roster* roster, Turn* turn)
+    : config_(*config), roster_(*roster), turn_(*turn), generation_(config->initial_generation) {}
+
+std::optional<int> Ring::RankOf(ConnectionId connection) const {
+  const auto found = std::find(members_.begin(), members_.end(), connection);
+  if (found == members_.end()) return std::nullopt;
+  return static_cast<int>(found - members_.begin());
+}
+
+void Ring::Enter(RingPhase phase, absl::Time deadline) {
+  phase_ = phase;
+  deadline_ = deadline;
+  changed_ = true;
+}
+
+// ------------------------------------------------------------------------ time
+
+std::vector<ConnectionId> Ring::Overdue(const char** what) const {
+  switch (phase_) {
+    case RingPhase::kPreparing:
+      *what = "it did not answer Prepare";
+      break;
+    case RingPhase::kCommitting:
+      *what = "it did not answer Commit";
+      break;
+    case RingPhase::kTearingDown:
+      *what = "it did not answer Teardown";
+      break;
+    case RingPhase::kEmpty:
+    case RingPhase::kGathering:
+    case RingPhase::kReady:
+      return {};
+  }
+  if (turn_.now() < deadline_) return {};
+  return {awaited_.begin(), awaited_.end()};
+}
+
+void Ring::Advance(bool idle, bool steady) {
+  switch (phase_) {
+    case RingPhase::kEmpty:
+      if (!roster_.empty()) Gather();
+      return;
+    case RingPhase::kGathering:
+      if (roster_.empty()) {
+        Enter(RingPhase::kEmpty, absl::InfiniteFuture());
+        return AnswerReform(absl::UnavailableError("no worker is connected"));
+      }
+      if (MayPrepare()) StartPreparing();
+      return;
+    case RingPhase::kPreparing:
+    case RingPhase::kCommitting:
+      return;
+    case RingPhase::kReady:
+      if (!MemberLeaves()) return ConsiderNewcomers(idle, steady);
+      if (!idle || !steady) return;
+      // Whoever replaces it comes soon.
+      RememberSize();
+      return TearDown();
+    case RingPhase::kTearingDown:
+      if (awaited_.empty()) Gather();
+      return;
+  }
+}
+
+void Ring::Forgive(absl::Duration pause) {
+  deadline_ += pause;
+  lost_at_ += pause;
+  ringless_since_ += pause;
+}
+
+// --------------------------------------------------------------------- forming
+
+void Ring::Gather() {
+  members_.clear();
+  const int backoff = 1 << std::min(failed_formings_, kMaxFormingBackoffLog2);
+  Enter(RingPhase::kGathering, turn_.now() + backoff * config_.forming_delay);
+}
+
+bool Ring::MayPrepare() const {
+  const absl::Time now = turn_.now();
+  if (now < deadline_) return false;
+  const bool still_joining = now - roster_.newest_join() < config_.forming_delay;
+  return !still_joining || now >= deadline_ + kMaxGatherExtensions * config_.forming_delay;
+}
+
+void Ring::StartPreparing() {
+  std::vector<ConnectionId> members;
+  for (const auto& [connection, worker] : roster_.workers()) members.push_back(connection);
+  std::sort(members.begin(), members.end(), [this](ConnectionId a, ConnectionId b) {
+    return roster_.NameOf(a) < roster_.NameOf(b);
+  });
+  members.resize(std::min<size_t>(members.size(), config_.limits.max_world_size));
+
+  ++generation_;
+  members_ = members;
+  blobs_.assign(members.size(), "");
+  awaited_ = {members.begin(), members.end()};
+  Enter(RingPhase::kPreparing, turn_.now() + config_.control_timeout);
+  for (size_t rank = 0; rank < members.size(); ++rank) {
+    v1::Prepare* prepare = turn_.Send(members[rank])->mutable_prepare();
+    prepare->set_generation(generation_);
+    prepare->set_rank(rank);
+    prepare->set_world_size(members.size());
+  }
+}
+
+void Ring::OnPrepared(ConnectionId connection, const v1::Prepared& prepared) {
+  if (phase_ != RingPhase::kPreparing || prepared.generation() != generation_) return;
+  if (awaited_.erase(connection) == 0) return;
+  blobs_[*RankOf(connection)] = prepared.blob();
+  if (awaited_.empty()) StartCommitting();
+}
+
+void Ring::StartCommitting() {
+  phase_ = RingPhase::kCommitting;
+  awaited_ = {members_.begin(), members_.end()};
+  deadline_ = turn_.now() + config_.control_timeout;
+  for (ConnectionId member : members_) {
+    v1::Commit* commit = turn_.Send(member)->mutable_commit();
+    commit->set_generation(generation_);
+    for (const std::string& blob : blobs_) commit->add_blobs(blob);
+  }
+}
+
+bool Ring::OnCommitted(ConnectionId connection, const v1::Committed& committed) {
+  if (phase_ != RingPhase::kCommitting || committed.generation() != generation_) return false;
+  if (awaited_.erase(connection) == 0) return false;
+  if (awaited_.empty()) BecomeReady();
+  return true;
+}
+
+void Ring::BecomeReady() {
+  Enter(RingPhase::kReady, absl::InfiniteFuture());
+  failed_formings_ = 0;
+  ++formed_count_;
+  AnswerReform(absl::OkStatus());
+}
+
+// ------------------------------------------------------------------ tearing down
+
+void Ring::OnMemberFailed(ConnectionId connection) {
+  awaited_.erase(connection);
+  if (phase_ != RingPhase::kPreparing && phase_ != RingPhase::kCommitting) return;
+  ++failed_formings_;
+  TearDown();
+}
+
+void Ring::Lose() {
+  RememberSize();
+  TearDown();
+}
+
+void Ring::RememberSize() {
+  // Lost again before the first replacement came: what was whole is still missed.
+  if (!ReplacementIsDue(size_before_loss_)) size_before_loss_ = members_.size();
+  lost_at_ = turn_.now();
+}
+
+void Ring::TearDown() {
+  if (phase_ == RingPhase::kReady) ringless_since_ = turn_.now();
+  Enter(RingPhase::kTearingDown, turn_.now() + config_.teardown_timeout);
+  awaited_.clear();
+  newcomer_hold_since_.reset();
+  for (ConnectionId member : members_) {
+    if (!roster_.Has(member)) continue;
+    awaited_.insert(member);
+    turn_.Send(member)->mutable_teardown()->set_generation(generation_);
+  }
+}
+
+void Ring::OnTornDown(ConnectionId connection, const v1::TornDown& torn_down) {
+  if (phase_ != RingPhase::kTearingDown || torn_down.generation() != generation_) return;
+  awaited_.erase(connection);
+}
+
+bool Ring::ReplacementIsDue(int world_size) const {
+  if (world_size <= static_cast<int>(members_.size())) return false;
+  const bool was_larger =
+      world_size <= size_before_loss_ && turn_.now() - lost_at_ < config_.replacement_time_max;
+  return was_larger || turn_.now() - turn_.started_at() < config_.assembly_time_max;
+}
+
+// ------------------------------------------------ those who leave, newcomers, operators
+
+bool Ring::MemberLeaves() const {
+  const std::vector<ConnectionId> leaving = roster_.Leaving();
+  return ready() && std::any_of(leaving.begin(), leaving.end(),
+                                [this](ConnectionId one) { return RankOf(one).has_value(); });
+}
+
+bool Ring::NewcomersWait() const {
+  return roster_.size() > members_.size() &&
+         members_.size() < static_cast<size_t>(config_.limits.max_world_size);
+}
+
+bool Ring::HoldsAdmission() const {
+  return MemberLeaves() || (newcomer_hold_since_ && turn_.now() >= *newcomer_hold_since_);
+}
+
+void Ring::ConsiderNewcomers(bool idle, bool steady) {
+  if (!NewcomersWait()) {
+    newcomer_hold_since_.reset();
+    return;
+  }
+  const absl::Time now = turn_.now();
+  if (!steady || now - roster_.newest_join() < config_.forming_delay) return;
+  if (idle) return TearDown();
+  if (!newcomer_hold_since_) newcomer_hold_since_ = now;
+  if (now >= *newcomer_hold_since_ + config_.newcomer_hold_max) {
+    newcomer_hold_since_ = now + (kNewcomerHoldPeriod - 1) * config_.newcomer_hold_max;
+  }
+}
+
+void Ring::AskReform() {
+  reform_asked_ = true;
+  if (roster_.empty()) AnswerReform(absl::UnavailableError("no worker is connected"));
+}
+
+void Ring::AnswerReform(const absl::Status& status) {
+  if (std::exchange(reform_asked_, false)) turn_.Emit(RingReformed{status, generation_});
+}
+
+}  // namespace ringattn::server

@@ -1,0 +1,124 @@
+#include "server/core/testing/scenario_views.h"
+
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "server/core/loss/losses.h"
+
+namespace ringattn::server {
+namespace {
+
+using View = std::function<ScenarioLines(const Coordinator&, const Words&, const ScenarioNews&)>;
+
+ScenarioLines State(const Coordinator& core, const Words& words, const ScenarioNews&) {
+  const std::optional<OperationView> view =
+      core.FindOperation(words[1], Option(words, "principal", ""));
+  std::string state = "unknown";
+  if (view) {
+    state = v1::OperationState_Name(view->state);
+    state = std::string(absl::StripPrefix(state, "OPERATION_STATE_"));
+    if (!view->members.empty()) {
+      absl::StrAppend(&state, " on ", absl::StrJoin(view->members, " "));
+    }
+    if (view->failure) absl::StrAppend(&state, ": ", view->failure->reason);
+  }
+  return {{words[1], state}};
+}
+
+ScenarioLines Prediction(const Coordinator& core, const Words& words, const ScenarioNews&) {
+  const std::optional<OperationView> view = core.FindOperation(words[1], "");
+  return {{words[1], view && view->plan ? absl::StrCat(view->plan->predicted_compute_seconds, " s")
+                                        : "not planned"}};
+}
+
+// The newest first; each was told once.
+ScenarioLines Losses(const Coordinator& core, const Words&, const ScenarioNews& news) {
+  const CoordinatorSnapshot snapshot = core.Snapshot(/*max_requests=*/0);
+  ScenarioLines lines;
+  for (const LostWorker& loss : snapshot.losses) {
+    lines.push_back(
+        {loss.worker,
+         absl::StrCat(LossReasonName(loss.reason), ", ",
+                      loss.rank ? absl::StrCat("rank ", *loss.rank) : std::string("no rank"),
+                      " of ", loss.generation, ", ended ", loss.ended_requests, ": ", loss.words)});
+  }
+  if (news.losses != snapshot.losses.size()) {
+    lines.push_back({"", absl::StrCat("told of ", news.losses)});
+  }
+  return lines;
+}
+
+// What an operator sees of requests, at most so many.
+ScenarioLines Requests(const Coordinator& core, const Words& words, const ScenarioNews&) {
+  const CoordinatorSnapshot snapshot = core.Snapshot(std::atoll(words[1].c_str()));
+  Words counts;
+  for (size_t stage = 0; stage < kRequestStages; ++stage) {
+    const int64_t count = snapshot.requests_by_stage[stage];
+    if (count == 0) continue;
+    counts.push_back(absl::StrCat(count, " ", RequestStageName(static_cast<RequestStage>(stage))));
+  }
+  ScenarioLines lines = {{"", counts.empty() ? "no requests" : absl::StrJoin(counts, ", ")}};
+  for (const RequestSnapshot& row : snapshot.requests) {
+    lines.push_back(
+        {row.request_id,
+         absl::StrCat(RequestStageName(row.stage), ", ", row.query_tokens, " tokens, ",
+                      absl::FormatDuration(snapshot.when - row.arrived_at),
+                      row.members.empty() ? "" : " on ", absl::StrJoin(row.members, " "))});
+  }
+  return lines;
+}
+
+ScenarioLines Stats(const Coordinator& core, const Words&, const ScenarioNews&) {
+  const CoordinatorStats stats = core.stats();
+  return {{"", absl::StrCat("queued ", stats.queued_requests, " active ", stats.active_requests,
+                            stats.reserved_bytes > 0 ? " memory held" : " memory free", " ready ",
+                            stats.ready_workers)}};
+}
+
+ScenarioLines ResidualsKept(const Coordinator& core, const Words&, const ScenarioNews&) {
+  const ResidualCounts counts = core.stats().residuals;
+  std::string text = absl::StrCat(counts.residuals, " of ", counts.bytes, " bytes, kept ",
+                                  counts.kept, " refused ", counts.refused, " read ", counts.reads);
+  for (const ResidualEnd end : kResidualEnds) {
+    const int64_t ended = counts.ended[static_cast<size_t>(end)];
+    if (ended > 0) absl::StrAppend(&text, " ", ResidualEndName(end), " ", ended);
+  }
+  return {{"", text}};
+}
+
+// As the topology says it that was published last, which must be the newest.
+ScenarioLines Memory(const Coordinator& core, const Words&, const ScenarioNews& news) {
+  const v1::Topology topology = core.topology();
+  Words workers;
+  for (const v1::WorkerInfo& worker : topology.workers()) {
+    workers.push_back(absl::StrCat(worker.name(), " ", worker.reserved_bytes()));
+  }
+  const bool published = news.published.SerializeAsString() == topology.SerializeAsString();
+  return {{"", absl::StrCat(published ? "" : "unpublished: ", absl::StrJoin(workers, ", "))}};
+}
+
+const std::map<std::string, View>& Views() {
+  static const auto* views = new std::map<std::string, View>{{"state", State},
+                                                             {"predicted", Prediction},
+                                                             {"losses", Losses},
+                                                             {"requests", Requests},
+                                                             {"stats", Stats},
+                                                             {"memory", Memory},
+                                                             {"residuals", ResidualsKept}};
+  return *views;
+}
+
+}  // namespace
+
+bool IsQuestion(const std::string& verb) { return Views().count(verb) > 0; }
+
+ScenarioLines AnswerOf(const Coordinator& core, const Words& words, const ScenarioNews& news) {
+  return Views().at(words[0])(core, words, news);
+}
+
+}  // namespace ringattn::server

@@ -1,0 +1,111 @@
+#include "server/edge/access/audit_log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ringattn::server {
+namespace {
+
+// Everybody's requests: not for everybody's eyes.
+constexpr mode_t kMode = 0640;
+
+int OpenFile(const std::string& path) {
+  if (path == "-") return STDOUT_FILENO;
+  return open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, kMode);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AuditLog>> AuditLog::Open(const std::string& path,
+                                                         Metrics* metrics) {
+  const int file = OpenFile(path);
+  if (file < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot append to the audit log ", path, ": ", strerror(errno)));
+  }
+  return std::unique_ptr<AuditLog>(new AuditLog(path, file, metrics));
+}
+
+AuditLog::AuditLog(const std::string& path, int file, Metrics* metrics)
+    : path_(path),
+      lost_(metrics
+                ->Counters("ringattn_audit_lines_lost_total",
+                           "Lines that the audit log lacks, because it could not be written.")
+                .Add({})),
+      file_(file),
+      thread_([this] { Run(); }) {}
+
+AuditLog::~AuditLog() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  thread_.join();
+  if (path_ != "-" && file_ >= 0) close(file_);
+}
+
+void AuditLog::Write(std::initializer_list<LogField> fields) {
+  std::string line = FormatLogLine("ringattn-server", LogLevel::kInfo, "audit", fields);
+  line += '\n';
+  absl::MutexLock lock(&mutex_);
+  if (waiting_.size() >= kMaxQueuedLines) {
+    waiting_.pop_front();
+    lost_.Increment();
+  }
+  waiting_.push_back(std::move(line));
+}
+
+void AuditLog::Run() {
+  const auto has_news = [this] {
+    mutex_.AssertHeld();
+    return !waiting_.empty() || stopping_;
+  };
+  while (true) {
+    std::deque<std::string> lines;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(&has_news));
+      lines.swap(waiting_);
+      if (lines.empty()) return;
+    }
+    ReopenIfMoved();
+    std::string text;
+    for (const std::string& line : lines) text += line;
+    Append(text, static_cast<int64_t>(lines.size()));
+  }
+}
+
+void AuditLog::Append(const std::string& lines, int64_t count) {
+  size_t written = 0;
+  while (file_ >= 0 && written < lines.size()) {
+    const ssize_t some = write(file_, lines.data() + written, lines.size() - written);
+    if (some < 0 && errno == EINTR) continue;
+    if (some <= 0) break;
+    written += static_cast<size_t>(some);
+  }
+  if (written == lines.size()) return;
+  lost_.Increment(static_cast<double>(count));
+  LogError("the audit log cannot be written", {{"file", path_}, {"why", strerror(errno)}});
+}
+
+void AuditLog::ReopenIfMoved() {
+  if (path_ == "-") return;
+  struct stat there {
+  }, ours{};
+  const bool same = file_ >= 0 && stat(path_.c_str(), &there) == 0 && fstat(file_, &ours) == 0 &&
+                    there.st_ino == ours.st_ino && there.st_dev == ours.st_dev;
+  if (same) return;
+  const int opened = OpenFile(path_);
+  if (opened < 0) return;  // the old one is better than none
+  if (file_ >= 0) close(file_);
+  file_ = opened;
+}
+
+}  // namespace ringattn::server

@@ -1,0 +1,53 @@
+// AuditLog: who had what computed: one JSON object a line for every Forward and Backward call
+// that ended, and for every CancelOperation. Not thinned out, as other logs are.
+#ifndef RINGATTN_SERVER_EDGE_ACCESS_AUDIT_LOG_H_
+#define RINGATTN_SERVER_EDGE_ACCESS_AUDIT_LOG_H_
+
+#include <cstdint>
+#include <deque>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/observability/log.h"
+#include "common/observability/metrics.h"
+
+namespace ringattn::server {
+
+// Lines are appended by a thread of their own, so that a slow disk holds nobody up. So many may
+// wait (some 40 MiB); beyond them, and while nothing can be written, lines are lost and counted
+// in ringattn_audit_lines_lost_total. A file that was moved away is opened anew. Thread safe.
+class AuditLog {
+ public:
+  static constexpr size_t kMaxQueuedLines = 65536;
+
+  // "-" is standard output. Errors: INVALID_ARGUMENT if the file cannot be appended to.
+  static absl::StatusOr<std::unique_ptr<AuditLog>> Open(const std::string& path, Metrics* metrics);
+  ~AuditLog();  // writes what waits
+
+  // One line. Tensor contents, tokens and secrets are nobody's to pass.
+  void Write(std::initializer_list<LogField> fields) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  AuditLog(const std::string& path, int file, Metrics* metrics);
+
+  void Run();
+  void Append(const std::string& lines, int64_t count);
+  void ReopenIfMoved();
+
+  const std::string path_;
+  prometheus::Counter& lost_;
+  int file_;  // the thread's
+  absl::Mutex mutex_;
+  std::deque<std::string> waiting_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_EDGE_ACCESS_AUDIT_LOG_H_

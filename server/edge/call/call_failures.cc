@@ -1,0 +1,88 @@
+#include "server/edge/call/call_failures.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ringattn::server {
+namespace {
+
+Failure Make(absl::StatusCode code, const char* reason, std::string message,
+             const char* field = "") {
+  Failure failure;
+  failure.code = code;
+  failure.reason = reason;
+  failure.message = std::move(message);
+  failure.field = field;
+  return failure;
+}
+
+}  // namespace
+
+Failure NoPlace(PlacesFull full, const Limits& limits, absl::Duration retry_after) {
+  Failure failure = Make(absl::StatusCode::kResourceExhausted, "TOO_MANY_REQUESTS",
+                         "the server has too many calls open");
+  if (full == PlacesFull::kClient) {
+    failure.reason = "TOO_MANY_STREAMS";
+    failure.message = absl::StrCat("this client has ", limits.max_streams_per_client,
+                                   " calls open, the limit for one");
+  } else if (full == PlacesFull::kConnection) {
+    failure.reason = "TOO_MANY_STREAMS";
+    failure.message = absl::StrCat("this connection has ", limits.max_streams_per_connection,
+                                   " calls open, the limit for one");
+  }
+  failure.retry_after = retry_after;
+  return failure;
+}
+
+Failure Evicted(const Limits& limits, absl::Duration retry_after) {
+  Failure failure = Make(absl::StatusCode::kResourceExhausted, "TOO_MANY_WITHOUT_HEADER",
+                         absl::StrCat("more than ", limits.max_streams_without_header,
+                                      " calls are open without a header, and this was the oldest"),
+                         "header");
+  failure.retry_after = retry_after;
+  return failure;
+}
+
+Failure CoreBusy(absl::Duration retry_after) {
+  Failure failure =
+      Make(absl::StatusCode::kUnavailable, "BUSY", "the server is busy or shuts down");
+  failure.retry_after = retry_after;
+  return failure;
+}
+
+Failure HeaderMissing() {
+  return Make(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST",
+              "the stream ended before its header", "header");
+}
+
+Failure HeaderLate(absl::Duration limit) {
+  return Make(absl::StatusCode::kDeadlineExceeded, "HEADER_TIMEOUT",
+              absl::StrCat("no header came within ", absl::FormatDuration(limit)), "header");
+}
+
+Failure HeaderTooLarge(int64_t bytes, int64_t limit) {
+  return Make(absl::StatusCode::kResourceExhausted, "OVER_LIMIT",
+              absl::StrCat("the header has ", bytes, " bytes, the limit is ", limit), "header");
+}
+
+Failure UploadTooSlow(const Limits& limits) {
+  return Make(
+      absl::StatusCode::kDeadlineExceeded, "UPLOAD_TOO_SLOW",
+      absl::StrCat("tensor bytes arrived more slowly than ", limits.min_upload_bytes_per_second,
+                   " a second for longer than ", absl::FormatDuration(limits.upload_grace),
+                   ", or than ", absl::FormatDuration(limits.upload_grace_contended),
+                   " while other requests waited"));
+}
+
+Failure DeadlinePassed() {
+  return Make(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
+              "the call's deadline passed");
+}
+
+Failure CancelledByClient() {
+  return Make(absl::StatusCode::kCancelled, "CANCELLED", "the client cancelled or went away");
+}
+
+}  // namespace ringattn::server

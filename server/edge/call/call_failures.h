@@ -1,0 +1,29 @@
+// The failures that the edge itself gives to clients: code, reason and words.
+#ifndef RINGATTN_SERVER_EDGE_CALL_CALL_FAILURES_H_
+#define RINGATTN_SERVER_EDGE_CALL_CALL_FAILURES_H_
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+#include "common/base/limits.h"
+#include "server/core/events/events.h"
+#include "server/edge/access/stream_places.h"
+
+namespace ringattn::server {
+
+// RESOURCE_EXHAUSTED with RetryInfo. REQUIRES: full is not kNone.
+Failure NoPlace(PlacesFull full, const Limits& limits, absl::Duration retry_after);
+// For the oldest stream without a header, where there are too many.
+Failure Evicted(const Limits& limits, absl::Duration retry_after);
+// The core has too much to do to be asked.
+Failure CoreBusy(absl::Duration retry_after);
+Failure HeaderMissing();
+Failure HeaderLate(absl::Duration limit);
+Failure HeaderTooLarge(int64_t bytes, int64_t limit);
+Failure UploadTooSlow(const Limits& limits);
+Failure DeadlinePassed();
+Failure CancelledByClient();
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_EDGE_CALL_CALL_FAILURES_H_

@@ -1,0 +1,386 @@
+#include "server/edge/call/request_call.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <grpc/grpc_security_constants.h>
+
+#include "absl/time/clock.h"
+#include "common/security/token.h"
+#include "server/edge/call/call_failures.h"
+#include "server/edge/call/call_header.h"
+#include "server/edge/call/replies.h"
+#include "server/edge/data/member_plane.h"
+#include "server/edge/data/run_soon.h"
+#include "server/edge/header/error_details.h"
+
+namespace ringattn::server {
+namespace {
+
+// Ends a call that is nobody's.
+class Refusal final : public ByteStreamReactor {
+ public:
+  explicit Refusal(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+RequestCall::RequestCall(const RequestContext* context, grpc::CallbackServerContext* call,
+                         Direction direction, Caller caller)
+    : context_(context),
+      call_(call),
+      direction_(direction),
+      caller_(std::move(caller)),
+      traceparent_(TraceparentOf(call->client_metadata())),
+      opened_at_(absl::Now()),
+      meter_(context->limits) {}
+
+ByteStreamReactor* RequestCall::Start(const RequestContext* context,
+                                      grpc::CallbackServerContext* call, Direction direction) {
+  std::variant<Caller, grpc::Status> caller = context->callers->Identify(*call);
+  if (const auto* status = std::get_if<grpc::Status>(&caller)) {
+    context->metrics->RequestEnded(direction, CodeName(status->error_code()));
+    return new Refusal(*status);
+  }
+  const std::shared_ptr<RequestCall> self(
+      new RequestCall(context, call, direction, std::get<Caller>(std::move(caller))));
+  self->self_ = self;
+  const RequestRegistry::Entry entry = context->registry->Add(self, self->caller_);
+  self->Begin(entry);
+  if (entry.evicted != nullptr) entry.evicted->Evict();
+  return self.get();
+}
+
+void RequestCall::Begin(const RequestRegistry::Entry& entry) {
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    id_ = entry.id;
+    if (entry.refused != PlacesFull::kNone) {
+      End(NoPlace(entry.refused, context_->limits, context_->retry_after));
+    }
+    todo = Next();
+  }
+  Do(std::move(todo));
+}
+
+// ------------------------------------------------------- what is started when
+
+RequestCall::Todo RequestCall::Next() {
+  Todo todo;
+  if (std::exchange(stops_, false)) todo.stop = plane_;
+  if (soon_) {
+    todo.soon = std::exchange(soon_, nullptr);
+    ++busy_;
+  }
+  const bool takes = life_.state() == CallState::kAwaitingHeader ||
+                     (life_.state() == CallState::kTransferring && plane_->Wants());
+  todo.read = takes && !reading_ && !half_closed_;
+  reading_ = reading_ || todo.read;
+  const bool ends = life_.state() == CallState::kEnding || life_.state() == CallState::kCutOff;
+  if (!writing_ && !outgoing_.empty()) {
+    todo.write = writing_ = true;
+    in_flight_ = std::move(outgoing_.front());
+    outgoing_.pop_front();
+  } else if (!writing_ && ends && busy_ == 0) {
+    life_.MoveTo(CallState::kFinished);
+    todo.finish = status_;
+  }
+  if (todo.read || todo.write) ++busy_;
+  return todo;
+}
+
+void RequestCall::Do(Todo todo) {
+  if (todo.stop != nullptr) todo.stop->Stop();
+  if (todo.soon) {
+    RunSoon([self = shared_from_this(), work = std::move(todo.soon)] {
+      work();
+      self->Unbusy();
+    });
+  }
+  if (todo.read) StartRead(&incoming_);
+  if (todo.write) StartWrite(&in_flight_.message);
+  if (todo.finish.has_value()) return Finish(*todo.finish);
+  if (todo.read || todo.write) Unbusy();
+}
+
+void RequestCall::Unbusy() {
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    --busy_;
+    todo = Next();
+  }
+  Do(std::move(todo));
+}
+
+void RequestCall::Enqueue(grpc::ByteBuffer message, int64_t payload_bytes) {
+  outgoing_.push_back({std::move(message), payload_bytes});
+}
+
+void RequestCall::OnWriteDone(bool ok) {
+  const int64_t written = std::exchange(in_flight_, {}).payload_bytes;
+  if (ok) context_->metrics->SentToClient(written);
+  std::shared_ptr<DataPlane> plane;
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    if (!ok) outgoing_.clear();  // the call is broken; OnCancel follows
+    // Nothing follows a summary.
+    const bool told = ok && life_.state() == CallState::kEnding && status_.ok();
+    if (told && outgoing_.empty()) untold_residual_.clear();
+    if (ok && written > 0 && !life_.over()) plane = plane_;
+    todo = Next();
+  }
+  Do(std::move(todo));
+  if (plane != nullptr) plane->Delivered(written);
+}
+
+// ----------------------------------------------------------------- the header
+
+void RequestCall::OnReadDone(bool ok) {
+  void (RequestCall::*take)() = nullptr;
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ok && life_.state() == CallState::kAwaitingHeader) {
+      life_.MoveTo(CallState::kCheckingHeader);
+      take = &RequestCall::TakeHeader;
+    } else if (ok && !life_.over()) {
+      take = &RequestCall::TakeChunk;
+    } else {
+      reading_ = false;
+      if (!ok) HalfClosed(absl::Now());
+      todo = Next();
+    }
+  }
+  if (take == nullptr) return Do(std::move(todo));
+  (this->*take)();
+}
+
+void RequestCall::TakeHeader() {
+  auto header = CheckHeader(direction_, &incoming_, context_->limits);
+  if (auto* residual = std::get_if<ResidualHeader>(&header)) {
+    return LookUpResidual(std::move(*residual));
+  }
+  if (const auto* status = std::get_if<grpc::Status>(&header)) return TakeRequest(*status);
+  TakeRequest(std::get<HeaderRequest>(std::move(header)));
+}
+
+// What the core knows of it is all that its thread has to do with this.
+void RequestCall::LookUpResidual(ResidualHeader header) {
+  auto shared = std::make_shared<ResidualHeader>(std::move(header));
+  const bool asked =
+      context_->core->Ask([self = shared_from_this(), shared](const Coordinator& core) {
+        ResidualView view =
+            core.FindResidual(shared->handle(), self->caller_.principal, shared->request_id());
+        RunSoon([self, shared, view = std::move(view)] {
+          self->TakeRequest(CompleteHeader(std::move(*shared), view, self->context_->limits));
+        });
+      });
+  if (!asked) TakeRequest(ToGrpcStatus(CoreBusy(context_->retry_after), context_->limits));
+}
+
+void RequestCall::TakeRequest(std::variant<HeaderRequest, grpc::Status> header) {
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    reading_ = false;
+    if (life_.over()) {
+      // It ended while its header was being checked.
+    } else if (const auto* status = std::get_if<grpc::Status>(&header)) {
+      End(*status);
+    } else {
+      Announce(std::get<HeaderRequest>(std::move(header)));
+    }
+    todo = Next();
+  }
+  Do(std::move(todo));
+}
+
+void RequestCall::Announce(HeaderRequest request) {
+  const absl::Time now = absl::Now();
+  RequestArrived arrived;
+  arrived.stream = id_;
+  arrived.request_id = request.request_id;
+  arrived.fingerprint = request.fingerprint;
+  arrived.spec = request.valid.spec;
+  arrived.direction = request.valid.direction;
+  arrived.recompute_forward = request.valid.recompute_forward;
+  arrived.choice = request.valid.choice;
+  arrived.deadline = Deadline(now);
+  arrived.with_timeline = request.reply.with_timeline;
+  arrived.principal = caller_.principal;
+  arrived.client = caller_.client;
+  arrived.terms = caller_.terms;
+  next_progress_ = now + request.reply.progress_interval;
+  arrived.traceparent = traceparent_;
+  if (request.valid.retain_ttl) {
+    arrived.retain = RequestArrived::Retain{MakeResidualHandle(), *request.valid.retain_ttl};
+  }
+  arrived.residual = request.valid.residual_handle;
+  arrived.keep_residual = request.valid.keep_residual;
+  arrived.transport = request.valid.transport;
+  const std::vector<TransportKind>& accept = arrived.transport.accept;
+  if (std::find(accept.begin(), accept.end(), TransportKind::kDirectStream) != accept.end()) {
+    arrived.token_seed = RandomToken();
+  }
+  LogArrival(request, traceparent_);
+  request_ = std::move(request);
+  PlacesFull full = context_->registry->HeaderCame(id_);
+  if (full == PlacesFull::kNone && !context_->core->TryPost(std::move(arrived))) {
+    full = PlacesFull::kServer;
+  }
+  if (full != PlacesFull::kNone) {
+    return End(NoPlace(full, context_->limits, context_->retry_after));
+  }
+  life_.MoveTo(CallState::kQueued);
+}
+
+absl::Time RequestCall::Deadline(absl::Time now) const {
+  const auto deadline = call_->deadline();
+  if (deadline == std::chrono::system_clock::time_point::max()) {
+    return now + context_->limits.default_deadline;
+  }
+  return std::min(absl::FromChrono(deadline), now + context_->limits.max_deadline);
+}
+
+TransferTotals RequestCall::Totals() {
+  absl::MutexLock lock(&mutex_);
+  return plane_ == nullptr ? TransferTotals() : plane_->totals();
+}
+
+void RequestCall::Evict() {
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (life_.state() != CallState::kAwaitingHeader) return;
+    End(Evicted(context_->limits, context_->retry_after));
+    todo = Next();
+  }
+  Do(std::move(todo));
+}
+
+// --------------------------------------------------------------- from the core
+
+void RequestCall::Accept(const AcceptRequest& accept) {
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (life_.state() != CallState::kQueued) return;
+    life_.MoveTo(CallState::kOpening);
+    flops_ = accept.plan->flops;
+    generation_ = accept.generation;
+    transport_ = accept.transport;
+    transport_reason_ = accept.transport_reason;
+    context_->metrics->Accepted(transport_);
+    v1::Accepted accepted = MakeAccepted(*request_, accept, traceparent_, context_->limits);
+    TransferSpec spec{
+        direction_, request_->valid, request_->reply, std::exchange(request_->inline_tensors, {}),
+        accept,     ShardPlan(),     traceparent_};
+    if (transport_ == v1::TRANSPORT_DIRECT_STREAM) {
+      soon_ = [this, spec = std::move(spec), accepted = std::move(accepted)]() mutable {
+        HandOutTickets(spec, std::move(accepted));
+      };
+    } else if (transport_ == v1::TRANSPORT_HOST_MEMORY || transport_ == v1::TRANSPORT_CUDA_MEMORY) {
+      // At once: nothing is to be opened, and the members may have done all before another
+      // thread came to it.
+      Enqueue(Wrap(direction_, std::move(accepted)), 0);
+      plane_ = std::make_shared<MemberPlane>(spec);
+      life_.MoveTo(CallState::kTransferring);
+    } else {
+      Enqueue(Wrap(direction_, std::move(accepted)), 0);
+      soon_ = [this, spec = std::move(spec)]() mutable { OpenDataPlane(std::move(spec)); };
+    }
+    todo = Next();
+  }
+  Do(std::move(todo));
+}
+
+void RequestCall::Download(const BeginDownload& begin) {
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (life_.over()) return;
+    download_ = begin;
+    if (life_.state() == CallState::kTransferring) DrainSoon();
+    todo = Next();
+  }
+  Do(std::move(todo));
+}
+
+void RequestCall::Advance(const TransferAdvanced& advanced) {
+  std::shared_ptr<DataPlane> plane;
+  {
+    absl::MutexLock lock(&mutex_);
+    plane = plane_;
+  }
+  if (plane != nullptr) plane->Advanced(advanced);
+}
+
+void RequestCall::Succeed(const FinishRequest& finish) {
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!life_.in_core()) return;
+    untold_residual_ = finish.residual_handle;
+    if (life_.state() == CallState::kGivingUp) {
+      // Whoever gave up in the same moment gets no other answer from the core.
+      End(why_);
+    } else {
+      plane_->Succeeded();
+      if (transport_ != v1::TRANSPORT_COORDINATOR_STREAM) {
+        context_->metrics->MovedByMembers(transport_, plane_->totals());
+      }
+      Enqueue(Wrap(direction_, MakeSummary(*download_, finish, flops_, plane_->totals())), 0);
+      context_->metrics->StageTook("queue", download_->queue_time);
+      context_->metrics->StageTook("upload", download_->upload_time);
+      context_->metrics->StageTook("compute", download_->compute_time);
+      context_->metrics->StageTook("download", finish.download_time);
+      download_time_ = finish.download_time;
+      const AttentionShape& shape = request_->valid.spec.shape;
+      context_->metrics->Served(direction_, shape.batch * shape.seq_len_q);
+      End(grpc::Status::OK);
+    }
+    todo = Next();
+  }
+  Do(std::move(todo));
+}
+
+void RequestCall::Fail(const Failure& failure) {
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!life_.in_core()) return;
+    if (failure.reason == "UPLOAD_IDLE" || failure.reason == "UPLOAD_TOO_SLOW") {
+      context_->metrics->IdleEnded("upload");
+    }
+    if (failure.reason == "DOWNLOAD_IDLE") context_->metrics->IdleEnded("download");
+    End(failure);
+    todo = Next();
+  }
+  Do(std::move(todo));
+}
+
+void RequestCall::OnTick(absl::Time now, const Coordinator& core) {
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (life_.state() == CallState::kAwaitingHeader &&
+        now - opened_at_ > context_->limits.header_timeout) {
+      End(HeaderLate(context_->limits.header_timeout));
+    }
+    if (now >= judge_at_) JudgeHalfClose();
+    if (life_.state() == CallState::kTransferring) LookAtTransfer(now, core);
+    if (life_.state() == CallState::kEnding) CutOffIfStuck(now);
+    if (!life_.over() && now >= next_progress_) SendProgress(now, core);
+    todo = Next();
+  }
+  Do(std::move(todo));
+}
+
+}  // namespace ringattn::server

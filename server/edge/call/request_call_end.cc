@@ -1,0 +1,142 @@
+// RequestCall: how it ends, whoever ends it, and what is left to say then.
+#include <utility>
+
+#include <grpc/grpc.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/observability/log.h"
+#include "server/edge/call/call_audit.h"
+#include "server/edge/call/call_failures.h"
+#include "server/edge/call/request_call.h"
+#include "server/edge/header/error_details.h"
+
+namespace ringattn::server {
+
+void RequestCall::OnCancel() {
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (life_.over()) return;
+    const bool late = absl::FromChrono(call_->deadline()) <= absl::Now();
+    Leave(late ? DeadlinePassed() : CancelledByClient());
+    todo = Next();
+  }
+  Do(std::move(todo));
+}
+
+void RequestCall::HalfClosed(absl::Time now) {
+  half_closed_ = true;
+  if (life_.over()) return;
+  if (absl::FromChrono(call_->deadline()) <= now) return Leave(DeadlinePassed());
+  judge_at_ = now + context_->cancel_notice;
+}
+
+void RequestCall::JudgeHalfClose() {
+  judge_at_ = absl::InfiniteFuture();
+  if (life_.over() || call_->IsCancelled()) return;  // OnCancel knows more
+  if (life_.state() == CallState::kAwaitingHeader) {
+    End(HeaderMissing());
+  } else if (life_.state() == CallState::kTransferring && !plane_->complete()) {
+    GiveUp(plane_->Incomplete());
+  }
+}
+
+void RequestCall::Leave(Failure why) {
+  if (life_.in_core()) return GiveUp(std::move(why));
+  End(why);
+}
+
+void RequestCall::GiveUp(Failure why) {
+  life_.MoveTo(CallState::kGivingUp);
+  stops_ = plane_ != nullptr;
+  why_ = std::move(why);
+  context_->core->Post(RequestEnded{id_, why_});
+}
+
+void RequestCall::End(const Failure& failure) { End(ToGrpcStatus(failure, context_->limits)); }
+
+void RequestCall::End(const grpc::Status& status) {
+  life_.MoveTo(CallState::kEnding);
+  ended_at_ = absl::Now();
+  status_ = status;
+  if (!status.ok()) {
+    outgoing_.clear();  // what the client has not got yet is worth nothing to it now
+    stops_ = plane_ != nullptr;
+  }
+  context_->metrics->RequestEnded(direction_, CodeName(status.error_code()));
+  context_->callers->CountRequest(caller_, CodeName(status.error_code()));
+  LogInfo("request ended", {{"request_id", RequestId()},
+                            {"traceparent", traceparent_},
+                            {"generation", generation_},
+                            {"method", Method()},
+                            {"code", CodeName(status.error_code())},
+                            {"error", status.error_message()},
+                            {"seconds", absl::ToDoubleSeconds(ended_at_ - opened_at_)}});
+}
+
+// The status waits behind a message that the client does not take. Of a result that is
+// the summary, and the client may rest as long as before any other part of it.
+// Cancelling lets go of that message and sends the status ahead, code and words without
+// the details; what TryCancel sends would be CANCELLED.
+void RequestCall::CutOffIfStuck(absl::Time now) {
+  const Limits& limits = context_->limits;
+  const absl::Duration limit =
+      status_.ok() ? limits.download_idle_timeout : limits.unread_status_timeout;
+  if (now - ended_at_ <= limit) return;
+  life_.MoveTo(CallState::kCutOff);
+  LogWarning("the client did not take the call's end",
+             {{"request_id", RequestId()},
+              {"traceparent", traceparent_},
+              {"code", CodeName(status_.error_code())},
+              {"seconds", absl::ToDoubleSeconds(now - ended_at_)}});
+  if (status_.ok()) {
+    context_->metrics->IdleEnded("download");
+    status_ = {
+        grpc::StatusCode::DEADLINE_EXCEEDED,
+        absl::StrCat("the client took no bytes of the result for ", absl::FormatDuration(limit))};
+  }
+  grpc_call_cancel_with_status(call_->c_call(), static_cast<grpc_status_code>(status_.error_code()),
+                               status_.error_message().c_str(), nullptr);
+}
+
+void RequestCall::OnDone() {
+  std::shared_ptr<RequestCall> self;
+  std::shared_ptr<DataPlane> plane;
+  StreamId id = 0;
+  std::string untold_residual;
+  {
+    absl::MutexLock lock(&mutex_);
+    life_.MoveTo(CallState::kDone);
+    untold_residual = std::move(untold_residual_);
+    Audit();
+    id = id_;
+    // It refers to this object and this object to it.
+    plane = std::move(plane_);
+    self = std::move(self_);
+  }
+  if (plane != nullptr) plane->Stop();
+  // Nobody knows its handle: it would lie there for its time, and count for its client.
+  if (!untold_residual.empty()) {
+    context_->core->Post(ResidualDeleted{std::move(untold_residual), caller_.principal});
+  }
+  if (id != 0) context_->registry->Remove(id);
+}
+
+void RequestCall::Audit() {
+  if (context_->audit == nullptr) return;
+  WriteAuditLine({caller_, Method(), request_, download_, transport_, transport_reason_,
+                  plane_ != nullptr ? plane_->totals() : TransferTotals(), generation_,
+                  ended_at_ - opened_at_, download_time_, status_},
+                 context_->audit);
+}
+
+const char* RequestCall::Method() const {
+  return direction_ == Direction::kForward ? "Forward" : "Backward";
+}
+
+std::string RequestCall::RequestId() const {
+  return request_.has_value() ? request_->request_id : std::string();
+}
+
+}  // namespace ringattn::server

@@ -1,0 +1,148 @@
+// RequestCall: tensors on their way through it, and how they are getting on.
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "server/core/requests/plan_summary.h"
+#include "server/edge/call/call_failures.h"
+#include "server/edge/call/replies.h"
+#include "server/edge/call/request_call.h"
+#include "server/edge/data/coordinator_relay.h"
+#include "server/edge/data/member_plane.h"
+
+namespace ringattn::server {
+
+std::shared_ptr<DataPlane> RequestCall::MakePlane(TransferSpec spec) {
+  // Up to a million spans: not for the core's thread.
+  spec.shards = WithSpans(*spec.accept.plan, spec.request.spec).shards;
+  if (context_->make_data_plane) {
+    return context_->make_data_plane(std::move(spec), shared_from_this());
+  }
+  return std::make_shared<CoordinatorRelay>(std::move(spec), shared_from_this(), context_->limits,
+                                            context_->channels, context_->secret);
+}
+
+void RequestCall::OpenDataPlane(TransferSpec spec) {
+  std::shared_ptr<DataPlane> plane = MakePlane(std::move(spec));
+  std::optional<Failure> bad = plane->Open();
+  CountInputs(*plane);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (life_.state() == CallState::kOpening) {
+      life_.MoveTo(CallState::kTransferring);
+      plane_ = std::move(plane);
+      if (bad.has_value()) {
+        GiveUp(*std::move(bad));
+      } else if (download_.has_value()) {
+        DrainSoon();
+      }
+      return;  // Unbusy goes on from here
+    }
+  }
+  plane->Stop();
+}
+
+// The members have nothing to do before the client knows of them.
+void RequestCall::HandOutTickets(const TransferSpec& spec, v1::Accepted accepted) {
+  AddTickets(spec.accept, WithSpans(*spec.accept.plan, spec.request.spec).shards, &accepted);
+  absl::MutexLock lock(&mutex_);
+  if (life_.state() != CallState::kOpening) return;
+  Enqueue(Wrap(direction_, std::move(accepted)), 0);
+  plane_ = std::make_shared<MemberPlane>(spec);
+  life_.MoveTo(CallState::kTransferring);
+  if (download_.has_value()) DrainSoon();  // Unbusy goes on from here
+}
+
+// gRPC's threads put the result together, not the core's.
+void RequestCall::DrainSoon() {
+  soon_ = [plane = plane_] { plane->Drain(); };
+}
+
+void RequestCall::TakeChunk() {
+  std::shared_ptr<DataPlane> plane;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!life_.over()) plane = plane_;
+  }
+  std::optional<Failure> bad;
+  if (plane != nullptr) {
+    bad = plane->Feed(incoming_);
+    CountInputs(*plane);
+  }
+  incoming_.Clear();
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    reading_ = false;
+    if (bad.has_value() && !life_.over()) GiveUp(*std::move(bad));
+    todo = Next();
+  }
+  Do(std::move(todo));
+}
+
+void RequestCall::CountInputs(const DataPlane& plane) {
+  const int64_t received = plane.totals().received_bytes;
+  context_->metrics->ReceivedFromClient(received - std::exchange(counted_bytes_, received));
+}
+
+void RequestCall::OnRoom() {
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    todo = Next();
+  }
+  Do(std::move(todo));
+}
+
+void RequestCall::OnOutput(grpc::ByteBuffer message, int64_t payload_bytes) {
+  Todo todo;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (life_.over()) return;
+    Enqueue(std::move(message), payload_bytes);
+    todo = Next();
+  }
+  Do(std::move(todo));
+}
+
+void RequestCall::OnDrained() {
+  absl::MutexLock lock(&mutex_);
+  if (!life_.over()) context_->core->Post(DownloadFinished{id_});
+}
+
+void RequestCall::OnMemberFailed(int rank, const std::string& reason) {
+  absl::MutexLock lock(&mutex_);
+  if (!life_.over()) context_->core->Post(ShardStreamFailed{id_, rank, reason});
+}
+
+// The one place where a transfer's stalls are told: the members' and the client's to the core,
+// which knows how long each may last, and an upload that is too slow.
+void RequestCall::LookAtTransfer(absl::Time now, const Coordinator& core) {
+  if (now - looked_at_ < context_->report_interval) return;
+  looked_at_ = now;
+  TransferStalls stalls = plane_->Look();
+  if (stalls.known) context_->core->Post(MembersStalled{id_, std::move(stalls.members)});
+  const bool client_moves = stalls.known && !stalls.client;
+  if (download_.has_value()) {
+    if (client_moves) context_->core->Post(DownloadProgressed{id_});
+    return;
+  }
+  if (client_moves) context_->core->Post(UploadProgressed{id_});
+  const int64_t received = plane_->totals().received_bytes;
+  const bool contended = stalls.waits_for_input && core.stats().queued_requests > 0;
+  meter_.Look(now, received - std::exchange(metered_bytes_, received), stalls.waits_for_input,
+              contended);
+  if (stalls.waits_for_input && meter_.too_slow()) GiveUp(UploadTooSlow(context_->limits));
+}
+
+void RequestCall::SendProgress(absl::Time now, const Coordinator& core) {
+  next_progress_ = now + request_->reply.progress_interval;
+  // A client that does not read gets no backlog of news.
+  if (plane_ == nullptr || outgoing_.size() >= 4) return;
+  const std::optional<OperationView> view =
+      core.FindOperation(request_->request_id, caller_.principal);
+  if (!view.has_value()) return;
+  Enqueue(Wrap(direction_, MakeProgress(*view, plane_->totals())), 0);
+}
+
+}  // namespace ringattn::server

@@ -1,0 +1,390 @@
+// The call by itself: over a real gRPC stream, with a data plane that does what the test says
+// and a core that has no workers, so that the test answers in its place.
+#include "server/edge/call/request_call.h"
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/server_builder.h>
+
+#include "absl/synchronization/notification.h"
+#include "common/observability/metrics.h"
+#include "common/security/credentials.h"
+#include "gtest/gtest.h"
+#include "ringattn/v1/attention.grpc.pb.h"
+#include "server/edge/services/attention_service.h"
+#include "server/edge/testing/test_support.h"
+
+namespace ringattn::server {
+namespace {
+
+using grpc::StatusCode;
+
+// Each step waits until the test lets it.
+class GatedPlane final : public DataPlane {
+ public:
+  explicit GatedPlane(std::shared_ptr<TransferListener> with) : listener(std::move(with)) {}
+
+  std::optional<Failure> Open() override { return Pass(opening, may_open); }
+  std::optional<Failure> Feed(const grpc::ByteBuffer&) override { return Pass(feeding, may_feed); }
+  void Drain() override { Pass(draining, may_drain); }
+  bool Wants() const override { return true; }
+  bool complete() const override { return false; }
+  Failure Incomplete() const override {
+    return {absl::StatusCode::kInvalidArgument, "incomplete", "BAD_CHUNK", {}, "chunk.data"};
+  }
+  void Delivered(int64_t) override {}
+  TransferStalls Look() override { return {}; }
+  TransferTotals totals() const override { return {}; }
+  void Stop() override { stopped = true; }
+
+  const std::shared_ptr<TransferListener> listener;
+  absl::Notification opening, may_open, feeding, may_feed, draining, may_drain;
+  std::atomic<bool> stopped = false;
+
+ private:
+  static std::optional<Failure> Pass(absl::Notification& here, absl::Notification& gate) {
+    here.Notify();
+    gate.WaitForNotification();
+    return std::nullopt;
+  }
+};
+
+// What a server has around its calls. The core refuses every request, as it has no ring, and
+// nobody tells the call.
+class Edge final : public ActionSink {
+ public:
+  explicit Edge(const Limits& limits = {})
+      : registry(limits), server_metrics_(&metrics_, limits), callers_(nullptr, limits, &metrics_) {
+    CoordinatorConfig config;
+    config.tick_interval = absl::Milliseconds(5);
+    core_ = std::make_unique<CoreLoop>(config, this);
+    context_.limits = limits;
+    context_.core = core_.get();
+    context_.registry = &registry;
+    context_.metrics = &server_metrics_;
+    context_.callers = &callers_;
+    context_.report_interval = absl::Milliseconds(10);
+    context_.cancel_notice = absl::Milliseconds(50);
+    context_.make_data_plane = [this](TransferSpec, std::shared_ptr<TransferListener> listener) {
+      auto made = std::make_shared<GatedPlane>(std::move(listener));
+      absl::MutexLock lock(&mutex_);
+      plane_ = made;
+      return made;
+    };
+    service_ = std::make_unique<AttentionServiceImpl>(&context_);
+    int port = 0;
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", TransportSecurity().ServerCredentials(), &port);
+    builder.RegisterService(service_.get());
+    server_ = builder.BuildAndStart();
+    core_->Start();
+    target_ = "127.0.0.1:" + std::to_string(port);
+    stub = NewStub();
+  }
+
+  ~Edge() override {
+    server_->Shutdown(std::chrono::system_clock::now());
+    core_->Stop();
+  }
+
+  // On a connection of its own.
+  std::unique_ptr<v1::AttentionService::Stub> NewStub(
+      grpc::ChannelArguments arguments = grpc::ChannelArguments()) const {
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return v1::AttentionService::NewStub(
+        grpc::CreateCustomChannel(target_, TransportSecurity().ChannelCredentials(), arguments));
+  }
+
+  void CarryOut(const Action& action, const Coordinator&) override {
+    refused += std::holds_alternative<FailRequest>(action);
+  }
+  void OnTick(absl::Time now, const Coordinator& core) override {
+    for (const auto& call : registry.All())
+      call->OnTick(now + absl::Milliseconds(ahead_ms.load()), core);
+    ++ticks;
+  }
+
+  // For the calls it is so much later from now on, and they know it when this returns.
+  bool Advance(absl::Duration time) {
+    ahead_ms += absl::ToInt64Milliseconds(time);
+    return Ticks();
+  }
+
+  // The core's thread comes round.
+  bool Ticks() {
+    const int before = ticks;
+    return WaitUntil([&] { return ticks > before + 2; });
+  }
+
+  std::shared_ptr<GatedPlane> WaitForPlane() {
+    WaitUntil([this] {
+      absl::MutexLock lock(&mutex_);
+      return plane_ != nullptr;
+    });
+    absl::MutexLock lock(&mutex_);
+    return plane_;
+  }
+
+  RequestRegistry registry;
+  std::unique_ptr<v1::AttentionService::Stub> stub;
+  std::atomic<int> refused = 0;
+  std::atomic<int> ticks = 0;
+  std::atomic<int64_t> ahead_ms = 0;
+
+ private:
+  Metrics metrics_;
+  ServerMetrics server_metrics_;
+  Callers callers_;
+  absl::Mutex mutex_;
+  std::shared_ptr<GatedPlane> plane_ ABSL_GUARDED_BY(mutex_);
+  RequestContext context_;
+  std::unique_ptr<CoreLoop> core_;
+  std::unique_ptr<AttentionServiceImpl> service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string target_;
+};
+
+v1::ForwardRequest Header() {
+  v1::ForwardRequest request;
+  v1::AttentionShape* shape = request.mutable_header()->mutable_shape();
+  shape->set_batch(1);
+  shape->set_seq_len_q(4);
+  shape->set_seq_len_kv(4);
+  shape->set_num_heads(1);
+  shape->set_head_dim(4);
+  request.mutable_header()->set_dtype(v1::DATA_TYPE_FLOAT32);
+  return request;
+}
+
+Failure Lost() {
+  Failure failure;
+  failure.code = absl::StatusCode::kAborted;
+  failure.message = "lost";
+  failure.reason = "WORKER_LOST";
+  return failure;
+}
+
+// A call that has just been accepted: its data plane is being opened.
+struct AcceptedCall {
+  explicit AcceptedCall(Edge* edge) {
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    stream = edge->stub->Forward(&context);
+    stream->Write(Header());
+    EXPECT_TRUE(WaitUntil([edge] { return edge->refused == 1; }));
+    call = edge->registry.All().at(0);
+    AcceptRequest accept;
+    accept.request_id = "test";
+    accept.generation = 1;
+    Plan plan;
+    plan.shards.q = plan.shards.kv = {Shard{}};
+    plan.buffer_bytes = plan.tiles = plan.sent_bytes = {0};
+    accept.plan = std::make_shared<const Plan>(plan);
+    call->Accept(accept);
+    plane = edge->WaitForPlane();
+    plane->opening.WaitForNotification();
+  }
+  ~AcceptedCall() {
+    for (absl::Notification* gate : {&plane->may_open, &plane->may_feed, &plane->may_drain}) {
+      if (!gate->HasBeenNotified()) gate->Notify();
+    }
+    call->Fail(Lost());  // unless it has ended
+  }
+
+  grpc::Status End() {
+    v1::ForwardResponse response;
+    while (stream->Read(&response)) {
+    }
+    return stream->Finish();
+  }
+
+  void SendChunk() {
+    v1::ForwardRequest request;
+    request.mutable_chunk()->set_data("x");
+    stream->Write(request);
+  }
+
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::ForwardRequest, v1::ForwardResponse>> stream;
+  std::shared_ptr<RequestCall> call;
+  std::shared_ptr<GatedPlane> plane;
+};
+
+// One gate at a time: gRPC may queue what it has to do next behind a thread that waits here.
+TEST(RequestCallTest, TheCoresThreadDoesNotWaitForAPlaneThatOpens) {
+  Edge edge;
+  AcceptedCall accepted(&edge);
+  EXPECT_TRUE(edge.Ticks());
+}
+
+TEST(RequestCallTest, TheCoresThreadDoesNotWaitForAChunkOnItsWay) {
+  Edge edge;
+  AcceptedCall accepted(&edge);
+  accepted.plane->may_open.Notify();
+  accepted.SendChunk();
+  accepted.plane->feeding.WaitForNotification();
+  EXPECT_TRUE(edge.Ticks());
+  // And what the core decides takes effect meanwhile.
+  accepted.call->Fail(Lost());
+  EXPECT_TRUE(accepted.plane->stopped);
+  accepted.plane->may_feed.Notify();
+  EXPECT_EQ(accepted.End().error_code(), StatusCode::ABORTED);
+}
+
+TEST(RequestCallTest, TheCoresThreadDoesNotWaitForOutputsThatArePutTogether) {
+  Edge edge;
+  AcceptedCall accepted(&edge);
+  accepted.plane->may_open.Notify();
+  accepted.call->Download(BeginDownload{});
+  accepted.plane->draining.WaitForNotification();
+  EXPECT_TRUE(edge.Ticks());
+  accepted.call->Fail(Lost());
+  EXPECT_TRUE(accepted.plane->stopped);
+  accepted.plane->may_drain.Notify();
+  EXPECT_EQ(accepted.End().error_code(), StatusCode::ABORTED);
+}
+
+TEST(RequestCallTest, ADownloadThatBeginsWhileThePlaneOpensIsNotForgotten) {
+  Edge edge;
+  AcceptedCall accepted(&edge);
+  accepted.call->Download(BeginDownload{});
+  EXPECT_FALSE(accepted.plane->draining.HasBeenNotified());
+  accepted.plane->may_open.Notify();
+  accepted.plane->draining.WaitForNotification();
+  accepted.plane->may_drain.Notify();
+  accepted.call->Succeed(FinishRequest{});
+  EXPECT_TRUE(accepted.End().ok());
+}
+
+// A call that has succeeded, with a summary that does not fit HTTP/2's usual window of 64 KiB: it
+// is under way until the client reads.
+struct CallWithALongSummary {
+  explicit CallWithALongSummary(Edge* edge) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
+    edge->stub = edge->NewStub(arguments);
+    accepted = std::make_unique<AcceptedCall>(edge);
+    accepted->plane->may_open.Notify();
+    BeginDownload begin;
+    v1::RankReport& report = begin.reports.emplace_back();
+    for (int i = 0; i < 10'000; ++i)
+      report.add_timeline()->set_name("a step of a long computation");
+    accepted->call->Download(begin);
+    accepted->plane->draining.WaitForNotification();
+    accepted->plane->may_drain.Notify();
+    accepted->call->Succeed(FinishRequest{});
+  }
+
+  std::unique_ptr<AcceptedCall> accepted;
+};
+
+TEST(RequestCallTest, AClientMayRestBeforeTheSummaryAsLongAsBeforeAnyChunk) {
+  Edge edge;
+  CallWithALongSummary call(&edge);
+  // Longer than a failed call's end is kept.
+  ASSERT_TRUE(edge.Advance(Limits().download_idle_timeout - absl::Seconds(5)));
+  const grpc::Status status = call.accepted->End();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST(RequestCallTest, AClientThatNeverTakesTheSummaryLearnsWhyItIsMissing) {
+  Edge edge;
+  CallWithALongSummary call(&edge);
+  ASSERT_TRUE(edge.Advance(Limits().download_idle_timeout + absl::Milliseconds(1)));
+  const grpc::Status status = call.accepted->End();
+  EXPECT_EQ(status.error_code(), StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(status.error_message(), "the client took no bytes of the result for 30s");
+}
+
+TEST(RequestCallTest, ACallThatEndsWhileItsPlaneOpensStopsIt) {
+  Edge edge;
+  AcceptedCall accepted(&edge);
+  accepted.call->Fail(Lost());
+  EXPECT_FALSE(accepted.plane->stopped);
+  accepted.plane->may_open.Notify();
+  EXPECT_EQ(accepted.End().error_code(), StatusCode::ABORTED);
+  EXPECT_TRUE(WaitUntil([&] { return accepted.plane->stopped.load(); }));
+}
+
+// gRPC says that a stream has no more messages before it says that the client went away.
+TEST(RequestCallTest, AStreamThatBreaksIsNotTakenForOneThatTheClientEnded) {
+  Edge edge;
+  grpc::ClientContext context;
+  const auto stream = edge.stub->Forward(&context);
+  ASSERT_TRUE(WaitUntil([&] { return edge.registry.All().size() == 1; }));
+  const std::shared_ptr<RequestCall> call = edge.registry.All()[0];
+  call->OnReadDone(false);
+  call->OnCancel();
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::CANCELLED);
+}
+
+TEST(RequestCallTest, AStreamThatTheClientEndsTooEarlyIsItsMistake) {
+  Edge edge;
+  grpc::ClientContext context;
+  const auto stream = edge.stub->Forward(&context);
+  stream->WritesDone();
+  EXPECT_EQ(stream->Finish().error_code(), StatusCode::INVALID_ARGUMENT);
+}
+
+TEST(RequestCallTest, AHeaderThatDoesNotComeEndsTheCall) {
+  Limits limits;
+  limits.header_timeout = absl::Milliseconds(50);
+  Edge edge(limits);
+  grpc::ClientContext context;
+  const auto stream = edge.stub->Forward(&context);
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_NE(status.error_details().find("HEADER_TIMEOUT"), std::string::npos);
+}
+
+TEST(RequestCallTest, TheOldestCallWithoutAHeaderMakesRoom) {
+  Limits limits;
+  limits.max_streams_without_header = 3;
+  Edge edge(limits);
+  std::array<grpc::ClientContext, 4> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReaderWriter<v1::ForwardRequest, v1::ForwardResponse>>>
+      streams;
+  for (size_t i = 0; i < 4; ++i) {
+    streams.push_back(edge.stub->Forward(&contexts[i]));
+    if (i == 3) break;
+    ASSERT_TRUE(WaitUntil([&] { return edge.registry.All().size() == i + 1; }));
+  }
+  const grpc::Status status = streams[0]->Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_NE(status.error_details().find("TOO_MANY_WITHOUT_HEADER"), std::string::npos);
+  EXPECT_NE(status.error_details().find("RetryInfo"), std::string::npos);
+  ASSERT_TRUE(WaitUntil([&] { return edge.registry.All().size() == 3; }));
+  for (size_t i = 1; i < 4; ++i) {
+    contexts[i].TryCancel();
+    EXPECT_EQ(streams[i]->Finish().error_code(), StatusCode::CANCELLED);
+  }
+}
+
+TEST(RequestCallTest, AConnectionHasItsPlacesAndNoMore) {
+  Limits limits;
+  limits.max_streams_per_connection = 2;
+  Edge edge(limits);
+  grpc::ClientContext first, second, third, other;
+  const auto one = edge.stub->Forward(&first);
+  const auto two = edge.stub->Forward(&second);
+  ASSERT_TRUE(WaitUntil([&] { return edge.registry.All().size() == 2; }));
+  const grpc::Status status = edge.stub->Forward(&third)->Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_NE(status.error_details().find("TOO_MANY_STREAMS"), std::string::npos);
+  EXPECT_NE(status.error_details().find("RetryInfo"), std::string::npos);
+  const auto stub = edge.NewStub();
+  const auto elsewhere = stub->Forward(&other);
+  EXPECT_TRUE(WaitUntil([&] { return edge.registry.All().size() == 3; }));
+  for (grpc::ClientContext* context : {&first, &second, &other}) context->TryCancel();
+  for (const auto* stream : {&one, &two, &elsewhere}) {
+    EXPECT_EQ((*stream)->Finish().error_code(), StatusCode::CANCELLED);
+  }
+}
+
+}  // namespace
+}  // namespace ringattn::server

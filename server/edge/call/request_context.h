@@ -1,0 +1,43 @@
+// What every Forward and Backward call needs from the process that serves it.
+#ifndef RINGATTN_SERVER_EDGE_CALL_REQUEST_CONTEXT_H_
+#define RINGATTN_SERVER_EDGE_CALL_REQUEST_CONTEXT_H_
+
+#include <string>
+
+#include "absl/time/time.h"
+#include "common/base/limits.h"
+#include "server/edge/access/audit_log.h"
+#include "server/edge/access/callers.h"
+#include "server/edge/call/request_registry.h"
+#include "server/edge/call/residual_holds.h"
+#include "server/edge/data/data_plane.h"
+#include "server/edge/data/shard_client.h"
+#include "server/edge/loop/core_loop.h"
+#include "server/edge/status/server_metrics.h"
+
+namespace ringattn::server {
+
+// All of it outlives the server's calls. Const once serving.
+struct RequestContext {
+  Limits limits;
+  std::string secret;
+  absl::Duration retry_after = absl::Seconds(1);
+  CoreLoop* core = nullptr;
+  RequestRegistry* registry = nullptr;
+  ShardChannels* channels = nullptr;
+  ServerMetrics* metrics = nullptr;
+  Callers* callers = nullptr;
+  ResidualHolds* holds = nullptr;
+  AuditLog* audit = nullptr;  // null: none is kept
+  // Null: CoordinatorRelay.
+  MakeDataPlane make_data_plane = nullptr;
+  // How often the core hears how a transfer does; its limits are counted in seconds.
+  absl::Duration report_interval = absl::Milliseconds(200);
+  // A client's stream that breaks ends like one that the client half-closed, and only then
+  // gRPC says which it was. So long it has time to.
+  absl::Duration cancel_notice = absl::Milliseconds(100);
+};
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_EDGE_CALL_REQUEST_CONTEXT_H_

@@ -1,0 +1,46 @@
+// RequestRegistry: the open Forward and Backward streams by id, so that the core's
+// actions find them, and the places that they take.
+#ifndef RINGATTN_SERVER_EDGE_CALL_REQUEST_REGISTRY_H_
+#define RINGATTN_SERVER_EDGE_CALL_REQUEST_REGISTRY_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "server/core/events/events.h"
+#include "server/edge/access/stream_places.h"
+
+namespace ringattn::server {
+
+class RequestCall;
+
+// Thread safe; its lock is held for moments only and no other is taken under it.
+class RequestRegistry {
+ public:
+  explicit RequestRegistry(const Limits& limits) : places_(limits) {}
+
+  struct Entry {
+    StreamId id = 0;                                 // 0: refused
+    PlacesFull refused = PlacesFull::kNone;          // why
+    std::shared_ptr<RequestCall> evicted = nullptr;  // has to make room
+  };
+  Entry Add(std::shared_ptr<RequestCall> call, const Caller& caller);
+  // As StreamPlaces::HeaderCame.
+  PlacesFull HeaderCame(StreamId id);
+  void Remove(StreamId id);
+  std::shared_ptr<RequestCall> Find(StreamId id) const;
+  std::vector<std::shared_ptr<RequestCall>> All() const;
+
+ private:
+  mutable absl::Mutex mutex_;
+  StreamPlaces places_ ABSL_GUARDED_BY(mutex_);
+  StreamId last_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<StreamId, std::shared_ptr<RequestCall>> calls_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_EDGE_CALL_REQUEST_REGISTRY_H_

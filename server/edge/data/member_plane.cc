@@ -1,0 +1,63 @@
+#include "server/edge/data/member_plane.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/attention/tensors.h"
+
+namespace ringattn::server {
+
+MemberPlane::MemberPlane(const TransferSpec& spec) : transport_(spec.accept.transport) {
+  for (TensorId id : spec.request.inputs) totals_.bytes_up += BytesOf(spec.request.spec, id);
+  for (TensorId id : spec.request.outputs) totals_.bytes_down += BytesOf(spec.request.spec, id);
+}
+
+std::optional<Failure> MemberPlane::Feed(const grpc::ByteBuffer&) {
+  Failure failure;
+  failure.code = absl::StatusCode::kInvalidArgument;
+  failure.reason = "BAD_CHUNK";
+  failure.field = "chunk";
+  const char* const way = transport_ == v1::TRANSPORT_HOST_MEMORY   ? "are taken from host memory"
+                          : transport_ == v1::TRANSPORT_CUDA_MEMORY ? "are taken from CUDA memory"
+                                                                    : "go to the workers";
+  failure.message =
+      absl::StrCat("the tensors ", way, " (Accepted.transport): no message may follow the header");
+  return failure;
+}
+
+// The members have all their inputs, or they could not have computed.
+void MemberPlane::Drain() {
+  absl::MutexLock lock(&mutex_);
+  totals_.received_bytes = totals_.bytes_up;
+}
+
+TransferStalls MemberPlane::Look() {
+  TransferStalls stalls;
+  stalls.known = false;
+  absl::MutexLock lock(&mutex_);
+  stalls.waits_for_input = waits_for_client_ && totals_.received_bytes < totals_.bytes_up;
+  return stalls;
+}
+
+TransferTotals MemberPlane::totals() const {
+  absl::MutexLock lock(&mutex_);
+  return totals_;
+}
+
+// A tensor that every member takes whole counts once for each of them: no more than all of it.
+void MemberPlane::Advanced(const TransferAdvanced& advanced) {
+  absl::MutexLock lock(&mutex_);
+  totals_.received_bytes =
+      std::max(totals_.received_bytes, std::min(advanced.received_bytes, totals_.bytes_up));
+  totals_.sent_bytes =
+      std::max(totals_.sent_bytes, std::min(advanced.sent_bytes, totals_.bytes_down));
+  waits_for_client_ = advanced.waits_for_client;
+}
+
+void MemberPlane::Succeeded() {
+  absl::MutexLock lock(&mutex_);
+  totals_.received_bytes = totals_.bytes_up;
+  totals_.sent_bytes = totals_.bytes_down;
+}
+
+}  // namespace ringattn::server

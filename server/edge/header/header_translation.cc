@@ -1,0 +1,70 @@
+#include "server/edge/header/header_translation.h"
+
+#include <google/protobuf/unknown_field_set.h>
+
+#include <type_traits>
+#include <utility>
+
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+#include "common/wire/durations.h"
+
+namespace ringattn::server {
+namespace {
+
+template <typename Header>
+uint64_t Fingerprint(Header* header) {
+  header->clear_request_id();
+  header->clear_transport();  // a replay may travel otherwise
+  return absl::HashOf(std::is_same_v<Header, v1::BackwardHeader>, header->SerializeAsString());
+}
+
+template <typename First>
+std::variant<HeaderRequest, Rejection> Read(First first, const Limits& limits) {
+  Violations violations(limits.max_error_detail_bytes);
+  const auto& unknown = first.GetReflection()->GetUnknownFields(first);
+  if (unknown.field_count() > 0) {
+    violations.Unknown(absl::StrCat(unknown.field(0).number()));
+    return std::move(violations).ToRejection();
+  }
+  if (!first.has_header()) {
+    violations.Invalid("header", "must be the first message");
+    return std::move(violations).ToRejection();
+  }
+  auto& header = *first.mutable_header();
+  std::variant<ValidRequest, Rejection> checked = ValidateRequest(header, limits);
+  if (auto* rejected = std::get_if<Rejection>(&checked)) return *std::move(rejected);
+
+  HeaderRequest request;
+  request.valid = std::get<ValidRequest>(std::move(checked));
+  request.request_id = header.request_id();
+  request.fingerprint = Fingerprint(&header);
+  const v1::ReplyOptions& reply = header.reply();
+  request.reply.max_chunk_bytes = reply.has_max_chunk_bytes()
+                                      ? static_cast<int64_t>(reply.max_chunk_bytes())
+                                      : limits.max_chunk_bytes_down_default;
+  request.reply.with_crc32c = reply.with_crc32c();
+  request.reply.with_timeline = reply.with_timeline();
+  if (reply.has_progress_interval()) {
+    request.reply.progress_interval = ToDuration(reply.progress_interval());
+  }
+  for (v1::InlineTensor& tensor : *header.mutable_inline_tensors()) {
+    request.inline_tensors.push_back(
+        {*TensorFromNumber(tensor.tensor()), std::move(*tensor.mutable_data())});
+  }
+  return request;
+}
+
+}  // namespace
+
+uint64_t FingerprintOf(v1::BackwardHeader header) { return Fingerprint(&header); }
+
+std::variant<HeaderRequest, Rejection> ReadHeader(v1::ForwardRequest first, const Limits& limits) {
+  return Read(std::move(first), limits);
+}
+
+std::variant<HeaderRequest, Rejection> ReadHeader(v1::BackwardRequest first, const Limits& limits) {
+  return Read(std::move(first), limits);
+}
+
+}  // namespace ringattn::server

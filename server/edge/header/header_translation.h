@@ -1,0 +1,50 @@
+// From a Forward or Backward header as protobuf to what common/request judges.
+// Nothing of a header is ignored: unknown fields at any depth, numbers that are no
+// value of their enum, and fields reserved for later become violations by name.
+#ifndef RINGATTN_SERVER_EDGE_HEADER_HEADER_TRANSLATION_H_
+#define RINGATTN_SERVER_EDGE_HEADER_HEADER_TRANSLATION_H_
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "common/base/limits.h"
+#include "common/request/validation.h"
+#include "ringattn/v1/attention.pb.h"
+
+namespace ringattn::server {
+
+struct InlineData {
+  TensorId tensor = TensorId::kQ;
+  std::string bytes;
+};
+
+// How the client wants its reply.
+struct ReplyChoice {
+  int64_t max_chunk_bytes = 0;
+  bool with_crc32c = false;
+  absl::Duration progress_interval = absl::InfiniteDuration();
+  bool with_timeline = false;
+};
+
+struct HeaderRequest {
+  ValidRequest valid;
+  std::string request_id;    // empty if the client gave none
+  uint64_t fingerprint = 0;  // of the header without its id and transport; equal within one process
+  ReplyChoice reply;
+  std::vector<InlineData> inline_tensors;  // sizes are right
+};
+
+// Of a header as the client sent it, without its id; equal within one process.
+uint64_t FingerprintOf(v1::BackwardHeader header);
+
+// The first message of a stream, its header taken out. All functions are pure and
+// safe for any message.
+std::variant<HeaderRequest, Rejection> ReadHeader(v1::ForwardRequest first, const Limits& limits);
+std::variant<HeaderRequest, Rejection> ReadHeader(v1::BackwardRequest first, const Limits& limits);
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_EDGE_HEADER_HEADER_TRANSLATION_H_

@@ -1,0 +1,187 @@
+#include "server/edge/services/join_service.h"
+
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "common/observability/log.h"
+#include "common/security/secret.h"
+
+namespace ringattn::server {
+namespace {
+
+// The core sends a handful of messages per operation and worker; one that has not
+// taken so many does not read.
+constexpr size_t kMaxQueuedMessages = 4096;
+
+}  // namespace
+
+// Thread safe.
+class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::JoinResponse> {
+ public:
+  JoinStream(JoinService* service, ConnectionId id) : service_(service), id_(id) {
+    StartRead(&incoming_);
+  }
+
+  void Send(const v1::JoinResponse& message) {
+    absl::MutexLock lock(&mutex_);
+    if (ending_) return;
+    if (outgoing_.size() >= kMaxQueuedMessages) {
+      return EndLocked(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                                    "the worker does not read its control stream"));
+    }
+    outgoing_.push_back(message);
+    WriteNext();
+  }
+
+  // Ends the stream after what is queued.
+  void End(const grpc::Status& status) {
+    absl::MutexLock lock(&mutex_);
+    EndLocked(status);
+  }
+
+  // The next message is read once the core has handled this one, so that a worker
+  // cannot fill the core's queue.
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      Gone();
+      return End(grpc::Status::OK);
+    }
+    auto read_next = [service = service_, id = id_] {
+      if (std::shared_ptr<JoinStream> stream = service->Find(id)) stream->ReadNext();
+    };
+    if (std::exchange(registered_, true)) {
+      service_->core_->Post(WorkerSaid{id_, std::move(incoming_), absl::Now()},
+                            std::move(read_next));
+    } else if (incoming_.has_register_()) {
+      const v1::Register& registration = incoming_.register_();
+      LogInfo("worker joins", {{"worker", registration.name()},
+                               {"incarnation", registration.incarnation()},
+                               {"device", registration.device()},
+                               {"data_address", registration.data_address()},
+                               {"client_data_address", registration.client_data_address()},
+                               {"connection", id_}});
+      absl::MutexLock lock(&mutex_);
+      // The core was told of its end: what came after that would join for good.
+      if (gone_) return;
+      worker_ = registration.name();
+      service_->core_->Post(WorkerJoined{id_, registration}, std::move(read_next));
+    } else {
+      End(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                       "the first message must be the registration"));
+    }
+  }
+
+  void OnWriteDone(bool ok) override {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    outgoing_.pop_front();
+    if (!ok) outgoing_.clear();
+    WriteNext();
+  }
+
+  void OnCancel() override {
+    Gone();
+    absl::MutexLock lock(&mutex_);
+    outgoing_.resize(writing_ ? 1 : 0);
+    EndLocked(grpc::Status::CANCELLED);
+  }
+
+  void OnDone() override {
+    Gone();
+    service_->Remove(id_);  // the last reference, or nearly
+  }
+
+ private:
+  void ReadNext() {
+    absl::MutexLock lock(&mutex_);
+    if (!finished_) StartRead(&incoming_);
+  }
+
+  void Gone() {
+    std::string worker;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (std::exchange(gone_, true)) return;
+      worker = worker_;
+    }
+    if (!worker.empty()) LogInfo("worker left", {{"worker", worker}, {"connection", id_}});
+    service_->core_->Post(WorkerGone{id_});
+  }
+
+  void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (std::exchange(ending_, true)) return;
+    status_ = status;
+    WriteNext();
+  }
+
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_ || finished_) return;
+    if (!outgoing_.empty()) {
+      writing_ = true;
+      StartWrite(&outgoing_.front());
+    } else if (ending_) {
+      finished_ = true;
+      Finish(status_);
+    }
+  }
+
+  JoinService* const service_;
+  const ConnectionId id_;
+  v1::JoinRequest incoming_;  // one read at a time
+  bool registered_ = false;   // likewise
+
+  absl::Mutex mutex_;
+  std::string worker_ ABSL_GUARDED_BY(mutex_);                     // empty: it has not registered
+  std::deque<v1::JoinResponse> outgoing_ ABSL_GUARDED_BY(mutex_);  // the first is being written
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool gone_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+JoinService::JoinService(CoreLoop* core, std::string secret)
+    : core_(core), secret_(std::move(secret)) {}
+
+JoinService::~JoinService() = default;
+
+grpc::ServerBidiReactor<v1::JoinRequest, v1::JoinResponse>* JoinService::Join(
+    grpc::CallbackServerContext* call) {
+  class Refusal final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::JoinResponse> {
+   public:
+    explicit Refusal(const grpc::Status& status) { Finish(status); }
+    void OnDone() override { delete this; }
+  };
+  if (grpc::Status status = CheckSecret(*call, secret_); !status.ok()) return new Refusal(status);
+  absl::MutexLock lock(&mutex_);
+  const ConnectionId id = ++last_;
+  return streams_.emplace(id, std::make_shared<JoinStream>(this, id)).first->second.get();
+}
+
+void JoinService::Send(ConnectionId connection, const v1::JoinResponse& message) {
+  if (std::shared_ptr<JoinStream> stream = Find(connection)) stream->Send(message);
+}
+
+void JoinService::Drop(ConnectionId connection, const std::string& reason) {
+  LogWarning("worker dropped", {{"connection", connection}, {"reason", reason}});
+  if (std::shared_ptr<JoinStream> stream = Find(connection)) {
+    stream->End(grpc::Status(grpc::StatusCode::UNAVAILABLE, reason));
+  }
+}
+
+std::shared_ptr<JoinStream> JoinService::Find(ConnectionId connection) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = streams_.find(connection);
+  return found == streams_.end() ? nullptr : found->second;
+}
+
+void JoinService::Remove(ConnectionId connection) {
+  std::shared_ptr<JoinStream> removed;  // destroyed without the lock
+  absl::MutexLock lock(&mutex_);
+  const auto found = streams_.find(connection);
+  if (found == streams_.end()) return;
+  removed = std::move(found->second);
+  streams_.erase(found);
+}
+
+}  // namespace ringattn::server

@@ -1,0 +1,58 @@
+#include "server/edge/services/join_service.h"
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <grpcpp/create_channel.h>
+
+#include "absl/time/clock.h"
+#include "common/base/version.h"
+#include "common/security/credentials.h"
+#include "common/security/secret.h"
+#include "gtest/gtest.h"
+#include "server/edge/testing/test_support.h"
+
+namespace ringattn::server {
+namespace {
+
+// A worker that registers and is gone in the same moment: the end may overtake the beginning on
+// the way to the core, which would then keep it until it has been silent for long.
+void RegisterAndVanish(v1::WorkerControlService::Stub* stub) {
+  grpc::ClientContext context;
+  context.AddMetadata(kSecretMetadataKey, kTestSecret);
+  const auto stream = stub->Join(&context);
+  v1::JoinRequest request;
+  request.mutable_register_()->set_name("flash");
+  request.mutable_register_()->set_version(kVersion);
+  stream->Write(request);
+  context.TryCancel();
+  (void)stream->Finish();
+}
+
+TEST(JoinServiceTest, NobodyStaysWhoWentWhileItJoined) {
+  TestCluster cluster(1);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      grpc::ChannelArguments arguments;
+      arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+      const auto stub = v1::WorkerControlService::NewStub(
+          grpc::CreateCustomChannel(cluster.server->addresses().control,
+                                    TransportSecurity().ChannelCredentials(), arguments));
+      for (int n = 0; n < 200; ++n) RegisterAndVanish(stub.get());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  // Long before it would be lost for its silence (5 s).
+  const auto is_gone = [&] {
+    const v1::Topology topology = cluster.topology();
+    return std::none_of(topology.workers().begin(), topology.workers().end(),
+                        [](const v1::WorkerInfo& worker) { return worker.name() == "flash"; });
+  };
+  EXPECT_TRUE(WaitUntil(is_gone, absl::Seconds(3)));
+}
+
+}  // namespace
+}  // namespace ringattn::server

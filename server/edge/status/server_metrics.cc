@@ -1,0 +1,217 @@
+#include "server/edge/status/server_metrics.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/loss/losses.h"
+
+namespace ringattn::server {
+
+namespace {
+
+constexpr const char* kMethods[] = {"Forward", "Backward"};
+
+// The codes that calls end with (attention.proto); others get a series when they come.
+constexpr const char* kCodes[] = {"OK",
+                                  "CANCELLED",
+                                  "INVALID_ARGUMENT",
+                                  "DEADLINE_EXCEEDED",
+                                  "RESOURCE_EXHAUSTED",
+                                  "FAILED_PRECONDITION",
+                                  "ABORTED",
+                                  "UNIMPLEMENTED",
+                                  "INTERNAL",
+                                  "UNAVAILABLE"};
+
+const char* MethodOf(Direction direction) {
+  return kMethods[direction == Direction::kForward ? 0 : 1];
+}
+
+}  // namespace
+
+const char* TransportName(v1::Transport transport) {
+  switch (transport) {
+    case v1::TRANSPORT_COORDINATOR_STREAM:
+      return "coordinator_stream";
+    case v1::TRANSPORT_DIRECT_STREAM:
+      return "direct_stream";
+    case v1::TRANSPORT_HOST_MEMORY:
+      return "host_memory";
+    case v1::TRANSPORT_CUDA_MEMORY:
+      return "cuda_memory";
+    default:
+      return "";
+  }
+}
+
+ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
+    : requests_(metrics->Counters("ringattn_requests_total",
+                                  "Forward and Backward calls that ended, by status code.")),
+      tokens_(metrics->Counters(
+          "ringattn_request_tokens_total",
+          "Query tokens, of all batch rows, of Forward and Backward calls that ended well.")),
+      idle_transfers_(metrics->Counters(
+          "ringattn_idle_transfers_total",
+          "Requests ended because the client sent or took no tensor bytes for too long.")),
+      stalled_workers_(metrics->Counters(
+          "ringattn_stalled_workers_total",
+          "Workers lost because they lived and took no bytes of an upload, or sent none of a "
+          "result, for too long.")),
+      stages_(StageDurations(*metrics)),
+      transports_(metrics->Counters("ringattn_transport_requests_total",
+                                    "Requests accepted, by the way that their tensors take.")),
+      worker_up_(metrics->Gauges("ringattn_worker_up",
+                                 "1 if the rank of the ring is served, 0 if it was once.")),
+      losses_(metrics->Counters("ringattn_worker_losses_total",
+                                "Workers lost, by name and by what was seen of it.")) {
+  auto& bytes = TensorBytes(*metrics);
+  bytes_up_ = &bytes.Add({{"direction", "up"}, {"transport", "coordinator_stream"}});
+  bytes_down_ = &bytes.Add({{"direction", "down"}, {"transport", "coordinator_stream"}});
+  for (const v1::Transport transport :
+       {v1::TRANSPORT_COORDINATOR_STREAM, v1::TRANSPORT_DIRECT_STREAM, v1::TRANSPORT_HOST_MEMORY,
+        v1::TRANSPORT_CUDA_MEMORY}) {
+    if (transport != v1::TRANSPORT_COORDINATOR_STREAM) {
+      const char* name = TransportName(transport);
+      member_bytes_up_[transport] = &bytes.Add({{"direction", "up"}, {"transport", name}});
+      member_bytes_down_[transport] = &bytes.Add({{"direction", "down"}, {"transport", name}});
+    }
+    transports_.Add({{"transport", TransportName(transport)}});
+  }
+  const auto gauge = [metrics](const char* name, const char* help) {
+    return &metrics->Gauges(name, help).Add({});
+  };
+  regions_ = gauge("ringattn_regions", "Regions of memory that clients share.");
+  queue_depth_ = gauge("ringattn_queue_depth", "Requests that wait to be admitted.");
+  queue_bytes_ = gauge("ringattn_queue_bytes", "Input bytes of the requests that wait.");
+  active_requests_ = gauge("ringattn_active_requests", "Requests admitted and not yet ended.");
+  reserved_bytes_ = gauge("ringattn_reserved_bytes",
+                          "Worker memory reserved for requests, all workers together.");
+  generation_ = gauge("ringattn_ring_generation", "Generation of the ring.");
+  ring_members_ = gauge("ringattn_ring_members", "Members of the ring; 0 unless it is ready.");
+  connected_workers_ =
+      gauge("ringattn_connected_workers", "Workers that are connected, in the ring or not.");
+  gauge("ringattn_max_queued_requests", "Requests that may wait to be admitted.")
+      ->Set(static_cast<double>(limits.max_queued_requests));
+  gauge("ringattn_max_queued_bytes", "Input bytes of the requests that may wait.")
+      ->Set(static_cast<double>(limits.max_queued_bytes));
+  reforms_ = &metrics
+                  ->Counters("ringattn_ring_reforms_total",
+                             "Times that a ring was formed again after the first.")
+                  .Add({});
+  residuals_ = gauge("ringattn_residuals", "Residuals that are kept for a Backward.");
+  residual_holds_ =
+      gauge("ringattn_residual_holds", "Open HoldResiduals streams, which keep residuals.");
+  residual_bytes_ =
+      gauge("ringattn_residual_bytes", "Worker memory that residuals take, all workers together.");
+  gauge("ringattn_max_residual_bytes", "What residuals may take.")
+      ->Set(static_cast<double>(limits.max_residual_bytes));
+  const auto counter = [&](const char* name, const char* help) {
+    return &metrics->Counters(name, help).Add({});
+  };
+  residuals_kept_ = counter("ringattn_residuals_kept_total", "Forwards that left a residual.");
+  residuals_refused_ = counter("ringattn_residuals_refused_total",
+                               "Forwards that asked for a residual and got none.");
+  residual_reads_ =
+      counter("ringattn_residual_reads_total", "Backwards that succeeded with a residual.");
+  auto& ended = metrics->Counters("ringattn_residuals_ended_total",
+                                  "Residuals that are kept no more, by why.");
+  for (const ResidualEnd end : kResidualEnds) {
+    residuals_ended_.push_back(&ended.Add({{"reason", ResidualEndName(end)}}));
+  }
+  // The series exist before the first request, so that rates start at zero.
+  for (const char* method : kMethods) {
+    for (const char* code : kCodes) requests_.Add({{"method", method}, {"code", code}});
+    tokens_.Add({{"method", method}});
+  }
+  for (const char* stage : {"upload", "download"}) idle_transfers_.Add({{"stage", stage}});
+  stalled_uploads_ = &stalled_workers_.Add({{"stage", "upload"}});
+  stalled_downloads_ = &stalled_workers_.Add({{"stage", "download"}});
+  for (const char* stage : {"queue", "upload", "compute", "download"}) {
+    stages_.Add({{"stage", stage}}, StageBuckets());
+  }
+}
+
+void ServerMetrics::RequestEnded(Direction direction, const char* code) {
+  requests_.Add({{"method", MethodOf(direction)}, {"code", code}}).Increment();
+}
+
+void ServerMetrics::Served(Direction direction, int64_t query_tokens) {
+  tokens_.Add({{"method", MethodOf(direction)}}).Increment(static_cast<double>(query_tokens));
+}
+
+void ServerMetrics::IdleEnded(const char* stage) {
+  idle_transfers_.Add({{"stage", stage}}).Increment();
+}
+
+void ServerMetrics::StageTook(const char* stage, absl::Duration duration) {
+  stages_.Add({{"stage", stage}}, StageBuckets()).Observe(absl::ToDoubleSeconds(duration));
+}
+
+void ServerMetrics::Accepted(v1::Transport transport) {
+  transports_.Add({{"transport", TransportName(transport)}}).Increment();
+}
+
+void ServerMetrics::SetStats(const CoordinatorStats& stats) {
+  regions_->Set(static_cast<double>(stats.regions));
+  queue_depth_->Set(stats.queued_requests);
+  queue_bytes_->Set(stats.queued_bytes);
+  active_requests_->Set(stats.active_requests);
+  reserved_bytes_->Set(stats.reserved_bytes);
+  generation_->Set(stats.generation);
+  ring_members_->Set(stats.ready_workers);
+  connected_workers_->Set(stats.connected_workers);
+  reforms_->Increment(stats.ring_reforms - seen_.ring_reforms);
+  stalled_uploads_->Increment(stats.stalled_uploads - seen_.stalled_uploads);
+  SetResiduals(stats.residuals);
+  stalled_downloads_->Increment(stats.stalled_downloads - seen_.stalled_downloads);
+  seen_ = stats;
+}
+
+void ServerMetrics::SetResidualHolds(int64_t streams) {
+  residual_holds_->Set(static_cast<double>(streams));
+}
+
+void ServerMetrics::SetResiduals(const ResidualCounts& counts) {
+  residuals_->Set(static_cast<double>(counts.residuals));
+  residual_bytes_->Set(static_cast<double>(counts.bytes));
+  residuals_kept_->Increment(counts.kept - seen_.residuals.kept);
+  residuals_refused_->Increment(counts.refused - seen_.residuals.refused);
+  residual_reads_->Increment(counts.reads - seen_.residuals.reads);
+  for (size_t end = 0; end < residuals_ended_.size(); ++end) {
+    residuals_ended_[end]->Increment(counts.ended[end] - seen_.residuals.ended[end]);
+  }
+}
+
+std::string ServerMetrics::LabelOf(const std::string& worker) {
+  if (worker_names_.count(worker) > 0) return worker;
+  if (worker_names_.size() >= kMaxWorkerNames) return "other";
+  worker_names_.insert(worker);
+  return worker;
+}
+
+void ServerMetrics::WorkerLost(const LostWorker& loss) {
+  losses_.Add({{"worker", LabelOf(loss.worker)}, {"reason", LossReasonName(loss.reason)}})
+      .Increment();
+}
+
+void ServerMetrics::SetTopology(const v1::Topology& topology) {
+  // A worker's series exist before its first loss, so that the increase to 1 is seen.
+  for (const v1::WorkerInfo& worker : topology.workers()) {
+    if (worker_names_.count(worker.name()) > 0) continue;
+    for (const LossReason reason : kLossReasons) {
+      losses_.Add({{"worker", LabelOf(worker.name())}, {"reason", LossReasonName(reason)}});
+    }
+  }
+  for (prometheus::Gauge* gauge : workers_seen_) gauge->Set(0);
+  for (const v1::WorkerInfo& worker : topology.workers()) {
+    if (!worker.has_rank()) continue;
+    prometheus::Gauge& gauge =
+        worker_up_.Add({{"rank", absl::StrCat(worker.rank())}, {"device", worker.device()}});
+    gauge.Set(1);
+    if (std::find(workers_seen_.begin(), workers_seen_.end(), &gauge) == workers_seen_.end()) {
+      workers_seen_.push_back(&gauge);
+    }
+  }
+}
+
+}  // namespace ringattn::server

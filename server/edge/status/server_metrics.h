@@ -1,0 +1,96 @@
+// The coordinator's metrics, registered once.
+#ifndef RINGATTN_SERVER_EDGE_STATUS_SERVER_METRICS_H_
+#define RINGATTN_SERVER_EDGE_STATUS_SERVER_METRICS_H_
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "common/base/limits.h"
+#include "common/observability/metrics.h"
+#include "common/schedule/schedule.h"
+#include "ringattn/v1/cluster.pb.h"
+#include "server/core/coordinator.h"
+#include "server/edge/data/data_plane.h"
+
+namespace ringattn::server {
+
+// In metrics and logs: "coordinator_stream", "direct_stream", "host_memory"; "" of none.
+const char* TransportName(v1::Transport transport);
+
+// Thread safe, but for the two Set functions and WorkerLost, which one thread calls.
+class ServerMetrics {
+ public:
+  // Tells worker names apart in labels up to so many in the process's life; then they are "other".
+  static constexpr size_t kMaxWorkerNames = 256;
+
+  ServerMetrics(Metrics* metrics, const Limits& limits);
+
+  void RequestEnded(Direction direction, const char* code);
+  // One that ended well.
+  void Served(Direction direction, int64_t query_tokens);
+  // By the limit on uploads ("upload") or downloads ("download") that stand still.
+  void IdleEnded(const char* stage);
+  void StageTook(const char* stage, absl::Duration duration);
+  void ReceivedFromClient(int64_t bytes) { bytes_up_->Increment(bytes); }
+  void SentToClient(int64_t bytes) { bytes_down_->Increment(bytes); }
+
+  void Accepted(v1::Transport transport);
+  // A request that ended well, whose members moved its tensors themselves.
+  void MovedByMembers(v1::Transport transport, const TransferTotals& totals) {
+    member_bytes_up_.at(transport)->Increment(static_cast<double>(totals.bytes_up));
+    member_bytes_down_.at(transport)->Increment(static_cast<double>(totals.bytes_down));
+  }
+
+  void SetResidualHolds(int64_t streams);
+  void SetStats(const CoordinatorStats& stats);
+  void WorkerLost(const LostWorker& loss);
+  // ringattn_worker_up{rank, device}: 1 for each member of a ready ring; a rank that
+  // was there before and is not now reads 0.
+  void SetTopology(const v1::Topology& topology);
+
+ private:
+  void SetResiduals(const ResidualCounts& counts);
+  // The label of a worker's losses.
+  std::string LabelOf(const std::string& worker);
+
+  prometheus::Family<prometheus::Counter>& requests_;
+  prometheus::Family<prometheus::Counter>& tokens_;
+  prometheus::Family<prometheus::Counter>& idle_transfers_;
+  prometheus::Family<prometheus::Counter>& stalled_workers_;
+  prometheus::Family<prometheus::Histogram>& stages_;
+  prometheus::Counter* bytes_up_;
+  prometheus::Counter* bytes_down_;
+  // Of the transports whose bytes do not pass here.
+  std::map<v1::Transport, prometheus::Counter*> member_bytes_up_, member_bytes_down_;
+  prometheus::Family<prometheus::Counter>& transports_;
+  prometheus::Gauge* regions_;
+  prometheus::Gauge* queue_depth_;
+  prometheus::Gauge* queue_bytes_;
+  prometheus::Gauge* active_requests_;
+  prometheus::Gauge* reserved_bytes_;
+  prometheus::Gauge* generation_;
+  prometheus::Gauge* ring_members_;
+  prometheus::Gauge* connected_workers_;
+  prometheus::Counter* reforms_;
+  prometheus::Counter* stalled_uploads_;
+  prometheus::Counter* stalled_downloads_;
+  prometheus::Gauge* residuals_;
+  prometheus::Gauge* residual_bytes_;
+  prometheus::Gauge* residual_holds_;
+  prometheus::Counter* residuals_kept_;
+  prometheus::Counter* residuals_refused_;
+  prometheus::Counter* residual_reads_;
+  std::vector<prometheus::Counter*> residuals_ended_;  // by ResidualEnd
+  CoordinatorStats seen_;                              // what the counters have counted
+  prometheus::Family<prometheus::Gauge>& worker_up_;
+  std::vector<prometheus::Gauge*> workers_seen_;
+  prometheus::Family<prometheus::Counter>& losses_;
+  std::set<std::string> worker_names_;
+};
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_EDGE_STATUS_SERVER_METRICS_H_

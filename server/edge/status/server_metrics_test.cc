@@ -1,0 +1,90 @@
+#include "server/edge/status/server_metrics.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ringattn::server {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+v1::Topology With(const std::string& worker) {
+  v1::Topology topology;
+  topology.add_workers()->set_name(worker);
+  return topology;
+}
+
+LostWorker Loss(const std::string& worker, LossReason reason) {
+  LostWorker loss;
+  loss.worker = worker;
+  loss.reason = reason;
+  return loss;
+}
+
+size_t SeriesOf(const Metrics& metrics, const std::string& name) {
+  const std::string text = metrics.Text();
+  size_t count = 0;
+  for (size_t at = 0; (at = text.find("\n" + name + "{", at)) != std::string::npos; ++at) ++count;
+  return count;
+}
+
+TEST(ServerMetricsTest, LossesCountByWorkerAndReason) {
+  Metrics metrics;
+  ServerMetrics server(&metrics, Limits());
+  server.SetTopology(With("a"));
+  EXPECT_THAT(metrics.Text(),
+              HasSubstr("ringattn_worker_losses_total{reason=\"silent\",worker=\"a\"} 0"));
+  server.WorkerLost(Loss("a", LossReason::kSilent));
+  server.WorkerLost(Loss("a", LossReason::kSilent));
+  server.WorkerLost(Loss("b", LossReason::kStuck));  // came and went between two topologies
+  EXPECT_THAT(metrics.Text(),
+              HasSubstr("ringattn_worker_losses_total{reason=\"silent\",worker=\"a\"} 2"));
+  EXPECT_THAT(metrics.Text(),
+              HasSubstr("ringattn_worker_losses_total{reason=\"stuck\",worker=\"b\"} 1"));
+}
+
+TEST(ServerMetricsTest, NamesThatNeverRestDoNotGrowTheMetricsForEver) {
+  Metrics metrics;
+  ServerMetrics server(&metrics, Limits());
+  constexpr int kNames = 3 * ServerMetrics::kMaxWorkerNames;
+  for (int i = 0; i < kNames; ++i) {
+    server.SetTopology(With(absl::StrCat("pod-", i)));
+    server.WorkerLost(Loss(absl::StrCat("pod-", i), LossReason::kDisconnected));
+  }
+  EXPECT_EQ(SeriesOf(metrics, "ringattn_worker_losses_total"),
+            (ServerMetrics::kMaxWorkerNames + 1) * std::size(kLossReasons));
+  EXPECT_THAT(metrics.Text(), HasSubstr(absl::StrCat("reason=\"disconnected\",worker=\"other\"} ",
+                                                     kNames - ServerMetrics::kMaxWorkerNames)));
+}
+
+TEST(ServerMetricsTest, RequestsHaveASeriesForEachCodeBeforeTheFirst) {
+  Metrics metrics;
+  ServerMetrics server(&metrics, Limits());
+  EXPECT_THAT(metrics.Text(),
+              HasSubstr("ringattn_requests_total{code=\"ABORTED\",method=\"Backward\"} 0"));
+  server.RequestEnded(Direction::kBackward, "ABORTED");
+  server.Served(Direction::kForward, 4096);
+  EXPECT_THAT(metrics.Text(),
+              HasSubstr("ringattn_requests_total{code=\"ABORTED\",method=\"Backward\"} 1"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_request_tokens_total{method=\"Forward\"} 4096"));
+}
+
+TEST(ServerMetricsTest, StatsBecomeGauges) {
+  Metrics metrics;
+  ServerMetrics server(&metrics, Limits());
+  CoordinatorStats stats;
+  stats.ready_workers = 3;
+  stats.connected_workers = 4;
+  server.SetStats(stats);
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_ring_members 3"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_connected_workers 4"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_max_queued_requests 256"));
+}
+
+}  // namespace
+}  // namespace ringattn::server

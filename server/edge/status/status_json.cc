@@ -1,0 +1,154 @@
+#include "server/edge/status/status_json.h"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/strip.h"
+#include "common/observability/trace_context.h"
+#include "server/core/loss/losses.h"
+
+namespace ringattn::server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kMaxTextBytes = 256;
+// Connections that are in no ring are not bounded by it.
+constexpr size_t kMaxWorkers = 128;
+
+// From outside. What is cut within a character is shown with a replacement for it.
+std::string Text(absl::string_view text) { return std::string(text.substr(0, kMaxTextBytes)); }
+
+// "RING_STATE_READY" -> "ready".
+std::string Word(absl::string_view name, absl::string_view prefix) {
+  return absl::AsciiStrToLower(absl::StripPrefix(name, prefix));
+}
+
+double Seconds(absl::Duration duration) { return absl::ToDoubleSeconds(duration); }
+
+double UnixSeconds(absl::Time time) { return absl::ToDoubleSeconds(time - absl::UnixEpoch()); }
+
+Json WorkerJson(const WorkerSnapshot& worker) {
+  const v1::WorkerInfo& info = worker.info;
+  return {{"name", Text(info.name())},
+          {"incarnation", Text(info.incarnation())},
+          {"rank", info.has_rank() ? Json(info.rank()) : Json()},
+          {"state", Word(v1::WorkerState_Name(info.state()), "WORKER_STATE_")},
+          {"device", Text(info.device())},
+          {"computes", Text(worker.computes)},
+          {"done", worker.computed_fraction},
+          {"waits_for_peer", worker.waits_for_peer},
+          {"memory_bytes", info.memory_bytes()},
+          {"reserved_bytes", info.reserved_bytes()},
+          {"link_bytes_per_second", info.link_bytes_per_second()},
+          {"silence_seconds", Seconds(worker.silence)},
+          {"data_address", Text(info.data_address())},
+          {"metrics_address", Text(info.metrics_address())}};
+}
+
+// Of the stage's work; none where a stage only waits.
+Json DoneJson(const RequestSnapshot& request, const TransferTotals& totals) {
+  const auto share = [](int64_t part, int64_t whole) {
+    return whole == 0 ? 1.0 : static_cast<double>(part) / static_cast<double>(whole);
+  };
+  switch (request.stage) {
+    case RequestStage::kUploading:
+      return share(totals.received_bytes, totals.bytes_up);
+    case RequestStage::kComputing:
+      return request.computed_fraction;
+    case RequestStage::kDownloading:
+      return share(totals.sent_bytes, totals.bytes_down);
+    default:
+      return nullptr;
+  }
+}
+
+Json RequestJson(const RequestSnapshot& request, const TransferTotals& totals, absl::Time when) {
+  Json members = Json::array();
+  for (const std::string& member : request.members) members.push_back(Text(member));
+  const absl::Duration left = request.deadline - when;
+  return {{"stream", request.stream},
+          {"request_id", Text(request.request_id)},
+          {"principal", Text(request.principal)},
+          {"trace_id", std::string(TraceIdOf(request.traceparent))},
+          {"direction", request.direction == Direction::kForward ? "forward" : "backward"},
+          {"stage", RequestStageName(request.stage)},
+          {"done", DoneJson(request, totals)},
+          {"query_tokens", request.query_tokens},
+          {"input_bytes", request.input_bytes},
+          {"age_seconds", Seconds(when - request.arrived_at)},
+          {"deadline_seconds", left == absl::InfiniteDuration() ? Json() : Json(Seconds(left))},
+          {"members", members}};
+}
+
+Json LossJson(const LostWorker& loss) {
+  return {{"time", UnixSeconds(loss.when)}, {"worker", Text(loss.worker)},
+          {"device", Text(loss.device)},    {"rank", loss.rank ? Json(*loss.rank) : Json()},
+          {"generation", loss.generation},  {"reason", LossReasonName(loss.reason)},
+          {"words", Text(loss.words)},      {"ended_requests", loss.ended_requests}};
+}
+
+// Members by rank, and what they have together.
+void AddWorkers(const CoordinatorSnapshot& core, Json* json) {
+  int64_t members = 0, memory = 0, reserved = 0;
+  Json rows = Json::array();
+  for (const WorkerSnapshot& worker : core.workers) {
+    if (rows.size() < kMaxWorkers) rows.push_back(WorkerJson(worker));
+    if (!worker.info.has_rank()) continue;
+    ++members;
+    memory += static_cast<int64_t>(worker.info.memory_bytes());
+    reserved += static_cast<int64_t>(worker.info.reserved_bytes());
+  }
+  (*json)["ring"] = {{"state", Word(v1::RingState_Name(core.ring_state), "RING_STATE_")},
+                     {"generation", core.generation},
+                     {"members", members},
+                     {"workers", core.workers.size()},
+                     {"reforms", core.ring_reforms}};
+  (*json)["memory"] = {{"bytes", memory}, {"reserved_bytes", reserved}};
+  (*json)["workers"] = std::move(rows);
+}
+
+void AddRequests(const ServerStatus& status, Json* json) {
+  const CoordinatorSnapshot& core = status.core;
+  int64_t in_flight = 0;
+  Json stages = Json::object();
+  for (size_t stage = 0; stage < kRequestStages; ++stage) {
+    in_flight += core.requests_by_stage[stage];
+    stages[RequestStageName(static_cast<RequestStage>(stage))] = core.requests_by_stage[stage];
+  }
+  Json rows = Json::array();
+  for (size_t i = 0; i < core.requests.size(); ++i) {
+    const TransferTotals totals =
+        i < status.transfers.size() ? status.transfers[i] : TransferTotals();
+    rows.push_back(RequestJson(core.requests[i], totals, core.when));
+  }
+  (*json)["requests_in_flight"] = in_flight;
+  (*json)["stages"] = std::move(stages);
+  (*json)["requests"] = std::move(rows);
+}
+
+}  // namespace
+
+std::string StatusJson(const StatusConstants& constants, const ServerStatus& status,
+                       absl::Time now) {
+  const CoordinatorSnapshot& core = status.core;
+  Json json = {{"version", constants.version},
+               {"time", UnixSeconds(core.when)},
+               {"age_seconds", std::max(0.0, Seconds(now - core.when))},
+               {"uptime_seconds", std::max(0.0, Seconds(now - constants.started_at))}};
+  AddWorkers(core, &json);
+  json["queue"] = {{"requests", core.queued_requests},
+                   {"bytes", core.queued_bytes},
+                   {"max_requests", constants.limits.max_queued_requests},
+                   {"max_bytes", constants.limits.max_queued_bytes}};
+  AddRequests(status, &json);
+  Json losses = Json::array();
+  for (const LostWorker& loss : core.losses) losses.push_back(LossJson(loss));
+  json["losses"] = std::move(losses);
+  // Text that is not UTF-8 is shown with replacement characters.
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace ringattn::server

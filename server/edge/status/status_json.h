@@ -1,0 +1,27 @@
+// The coordinator's status as JSON, for the live page (docs/operations.md).
+#ifndef RINGATTN_SERVER_EDGE_STATUS_STATUS_JSON_H_
+#define RINGATTN_SERVER_EDGE_STATUS_STATUS_JSON_H_
+
+#include <string>
+
+#include "absl/time/time.h"
+#include "common/base/limits.h"
+#include "server/edge/status/status_board.h"
+
+namespace ringattn::server {
+
+// What does not change while the process lives.
+struct StatusConstants {
+  std::string version;
+  absl::Time started_at;
+  Limits limits;
+};
+
+// At most 400 KiB, usually a tenth of it, whatever is in flight: rows are bounded by the snapshot
+// and by the ring, and every text from outside by 256 bytes. Pure.
+std::string StatusJson(const StatusConstants& constants, const ServerStatus& status,
+                       absl::Time now);
+
+}  // namespace ringattn::server
+
+#endif  // RINGATTN_SERVER_EDGE_STATUS_STATUS_JSON_H_

@@ -1,0 +1,105 @@
+#include "server/edge/status/topology_board.h"
+
+#include <utility>
+
+#include "absl/time/clock.h"
+
+namespace ringattn::server {
+namespace {
+
+grpc::ByteBuffer Serialise(v1::Topology topology) {
+  v1::WatchTopologyResponse response;
+  *response.mutable_topology() = std::move(topology);
+  const grpc::Slice slice(response.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+}  // namespace
+
+TopologyBoard::TopologyBoard(const TopologyBoardOptions& options)
+    : options_(options), thread_([this] { Run(); }) {}
+
+TopologyBoard::~TopologyBoard() {
+  Close();
+  thread_.join();
+}
+
+void TopologyBoard::Publish(v1::Topology topology, bool only_memory) {
+  absl::MutexLock lock(&mutex_);
+  topology_ = std::move(topology);
+  ++version_;
+  untold_ = true;
+  urgent_ = urgent_ || !only_memory;
+}
+
+void TopologyBoard::Close() {
+  {
+    absl::MutexLock lock(&mutex_);
+    closed_ = true;
+  }
+  absl::MutexLock lock(&watchers_mutex_);
+  refuses_ = true;
+  for (Watcher* watcher : std::exchange(watchers_, {})) watcher->OnClosed();
+}
+
+bool TopologyBoard::Watch(Watcher* watcher) {
+  absl::MutexLock lock(&watchers_mutex_);
+  if (refuses_) {
+    watcher->OnClosed();
+    return true;
+  }
+  if (watchers_.size() >= options_.max_watchers) return false;
+  watchers_.insert(watcher);
+  Refresh();
+  watcher->OnTopology(response_);
+  return true;
+}
+
+void TopologyBoard::Unwatch(Watcher* watcher) {
+  absl::MutexLock lock(&watchers_mutex_);
+  watchers_.erase(watcher);
+}
+
+absl::Time TopologyBoard::Due() const {
+  if (!untold_) return absl::InfiniteFuture();
+  return told_at_ + (urgent_ ? options_.min_interval : options_.memory_interval);
+}
+
+void TopologyBoard::Run() {
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex_);
+      const absl::Time due = Due();
+      const auto changed = [this, due] {
+        mutex_.AssertHeld();
+        return closed_ || Due() != due;
+      };
+      mutex_.AwaitWithDeadline(absl::Condition(&changed), due);
+      if (closed_) return;
+      if (absl::Now() < Due()) continue;
+      untold_ = urgent_ = false;
+      told_at_ = absl::Now();
+    }
+    TellAll();
+  }
+}
+
+void TopologyBoard::TellAll() {
+  absl::MutexLock lock(&watchers_mutex_);
+  if (watchers_.empty()) return;
+  Refresh();
+  for (Watcher* watcher : watchers_) watcher->OnTopology(response_);
+}
+
+void TopologyBoard::Refresh() {
+  v1::Topology topology;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (version_ == response_version_) return;
+    response_version_ = version_;
+    topology = topology_;
+  }
+  response_ = Serialise(std::move(topology));
+}
+
+}  // namespace ringattn::server

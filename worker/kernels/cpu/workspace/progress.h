@@ -1,0 +1,33 @@
+// Progress: how a running call hears that it should stop and says how far it is.
+#ifndef RINGATTN_WORKER_KERNELS_CPU_WORKSPACE_PROGRESS_H_
+#define RINGATTN_WORKER_KERNELS_CPU_WORKSPACE_PROGRESS_H_
+
+#include <atomic>
+#include <cstdint>
+
+namespace ringattn::worker::cpu {
+
+// Thread safe. Both atomics outlive the object.
+class Progress {
+ public:
+  Progress(const std::atomic<bool>& stop, std::atomic<int64_t>* tiles_done,
+           std::atomic<int64_t>* work_done)
+      : stop_(stop), tiles_done_(tiles_done), work_done_(work_done) {}
+
+  // Polled at least once per tile by whoever computes.
+  bool stopped() const { return stop_.load(std::memory_order_relaxed); }
+  // work: of the tile's visible pairs (worker/kernels/work.h); 0 for what is not counted.
+  void CountTile(int64_t work) const {
+    if (tiles_done_ != nullptr) tiles_done_->fetch_add(1, std::memory_order_relaxed);
+    if (work_done_ != nullptr) work_done_->fetch_add(work, std::memory_order_relaxed);
+  }
+
+ private:
+  const std::atomic<bool>& stop_;
+  std::atomic<int64_t>* tiles_done_;
+  std::atomic<int64_t>* work_done_;
+};
+
+}  // namespace ringattn::worker::cpu
+
+#endif  // RINGATTN_WORKER_KERNELS_CPU_WORKSPACE_PROGRESS_H_

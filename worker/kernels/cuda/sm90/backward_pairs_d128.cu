@@ -1,6 +1,0 @@
-// head_dim up to 128 with ALiBi, segment ids or a mask.
-#include "worker/kernels/cuda/sm90/terms_backward_kernels.cuh"
-
-namespace ringattn::worker::cuda::sm90 {
-RINGATTN_SM90_TERM_BACKWARD(pairs_d128, 128, 64, false, false)
-}  // namespace ringattn::worker::cuda::sm90

@@ -1,6 +1,0 @@
-// head_dim up to 64 with dropout, but no bias.
-#include "worker/kernels/cuda/sm90/terms_forward_kernels.cuh"
-
-namespace ringattn::worker::cuda::sm90 {
-RINGATTN_SM90_TERM_FORWARD(drops_d64, 384, 64, 128, false, true)
-}  // namespace ringattn::worker::cuda::sm90

@@ -1,0 +1,84 @@
+// The sm_90a backward, from a call to a launch.
+//
+// Tables, as WriteTables lays them out: tiles, q ranges, tensor maps of q's pieces, of the blocks'
+// pieces, and of their gradients, turns, score terms.
+//
+// Thread-safe: there is no shared state.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_BACKWARD_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_BACKWARD_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cuda/launch/family.h"
+#include "worker/kernels/cuda/plan/tile_plan.h"
+#include "worker/kernels/cuda/sm90/launch/call_bias.h"
+#include "worker/kernels/cuda/sm90/launch/call_terms.h"
+#include "worker/kernels/cuda/sm90/launch/forward.h"
+#include "worker/kernels/cuda/sm90/launch/ordered_backward.h"
+#include "worker/kernels/cuda/sm90/terms/terms_params.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+// As ServesForward (forward.h); with score terms no softcap. The same bits every time ordered
+// kernels give (ordered_backward.h).
+bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device);
+
+// Whether it can take the call's addresses, multiples of 16, and pieces, all of one stride.
+bool TakesBackward(const BackwardCall& call);
+
+// Whether its kernel can store the gradient of the call's bias at `dbias` too, all that a
+// BiasGradientCall of the same operands would: a head of a batch row has a plane for itself, of
+// the call's 16-bit type, in whole vectors.
+bool StoresBiasGradient(const BackwardCall& call, const void* dbias);
+
+// All kernels of the backward.
+std::vector<KernelEntry> BackwardEntries();
+
+class PreparedBackward : public PreparedKernel {
+ public:
+  // REQUIRES: ServesBackward and TakesBackward; with a `dbias`, StoresBiasGradient.
+  static absl::StatusOr<std::unique_ptr<PreparedBackward>> Create(const BackwardCall& call,
+                                                                  const DeviceInfo& device,
+                                                                  std::optional<void*> dbias = {});
+
+  bool stores_key_gradients() const override { return stores_key_gradients_; }
+  void WriteTables(void* target) const override;
+  void DropTables() override;
+  absl::Status Launch(const TableLaunch& launch) const override;
+
+ private:
+  explicit PreparedBackward(std::string_view kernel_class) : PreparedKernel(kName, kernel_class) {}
+  absl::Status Init(const BackwardCall& call, const DeviceInfo& device, std::optional<void*> dbias);
+
+  BackwardKernel kernel_;
+  DType dtype_ = DType::kBFloat16;
+  TermBackwardKernelParams params_;  // tables unset; plain kernels take their part
+  CallTerms terms_;
+  CallBias bias_;
+  CallTurns turns_;
+  BackwardPlan plan_;
+  std::vector<QueryMaps> query_maps_;
+  std::vector<PieceMaps> key_maps_;
+  std::vector<SumMaps> sum_maps_;
+  int64_t ranges_offset_ = 0;  // in the tables, bytes
+  int64_t query_maps_offset_ = 0;
+  int64_t key_maps_offset_ = 0;
+  int64_t sum_maps_offset_ = 0;
+  int64_t turns_offset_ = 0;
+  int64_t terms_offset_ = 0;
+  int64_t bias_scratch_offset_ = 0;  // in the scratch memory, bytes
+  int64_t turns_scratch_offset_ = 0;
+  int64_t sorted_scratch_offset_ = 0;
+  bool stores_key_gradients_ = false;
+  bool sorts_ = false;  // tiles by what segment ids leave of them
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_BACKWARD_H_

@@ -1,0 +1,431 @@
+#include "worker/kernels/cuda/sm90/launch/forward.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "worker/kernels/cuda/launch/launch.h"
+#include "worker/kernels/cuda/launch/params_of.h"
+#include "worker/kernels/cuda/launch/tables.h"
+#include "worker/kernels/cuda/sm90/forward/forward_kernels.h"
+#include "worker/kernels/cuda/sm90/forward/keyless_rows.h"
+#include "worker/kernels/cuda/sm90/launch/float8_forward.h"
+#include "worker/kernels/cuda/sm90/launch/piece_maps.h"
+#include "worker/kernels/cuda/sm90/launch/tensor_maps.h"
+#include "worker/kernels/cuda/sm90/terms/terms_classes.h"
+#include "worker/kernels/cuda/sm90/terms/terms_kernels.h"
+
+namespace ringattn::worker::cuda::sm90 {
+namespace {
+
+// Of K and V that the tiles running at one time should meet: about half of an H200's L2.
+constexpr int64_t kSectionBytes = int64_t{32} << 20;
+// Waves of a section of uneven tiles below which all heads are one section.
+constexpr int64_t kUnevenWaves = 12;
+
+// Of one multiprocessor, about what these kernels make (H200: 650e12 on 132).
+constexpr double kFlopsPerSecond = 5e12;
+
+// `long_kernel`, where there is one, takes over when a q tile sees many keys; `split_kernel` when
+// keys are split and no tile has more rows than its own.
+struct HeadDimClass {
+  int64_t head_dim;
+  ForwardKernel (*kernel)();
+  ForwardKernel (*long_kernel)();
+  ForwardKernel (*split_kernel)();
+};
+constexpr HeadDimClass kClasses[] = {
+    {64, ForwardKernel_d64, nullptr, nullptr},
+    {96, ForwardKernel_d96, nullptr, nullptr},
+    {128, ForwardKernel_d128, ForwardKernel_d128_long, ForwardKernel_d128_split},
+    {192, ForwardKernel_d192, nullptr, nullptr},
+    {256, ForwardKernel_d256, nullptr, nullptr}};
+// Keys per q tile, on average: at 32K and 64K the long kernel of d128 is 1 to 4% faster, at
+// 8K and 16K up to 2% slower (H200, 2026-11-22).
+constexpr int64_t kLongKeys = 24576;
+
+// Null above 256.
+const HeadDimClass* ClassOf(const AttentionProblem& problem) {
+  const int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
+  for (const HeadDimClass& candidate : kClasses) {
+    if (dim <= candidate.head_dim) return &candidate;
+  }
+  return nullptr;
+}
+
+// By TermKind.
+constexpr ForwardKernel (*kTermKernels[][3])() = {
+    {ForwardKernel_pairs_d64, ForwardKernel_drops_d64, ForwardKernel_terms_d64},
+    {ForwardKernel_pairs_d128, ForwardKernel_drops_d128, ForwardKernel_terms_d128}};
+
+constexpr ForwardKernel (*kAlibiKernels[])() = {ForwardKernel_alibi_d64, ForwardKernel_alibi_d128};
+
+// REQUIRES: ServesTerms.
+ForwardKernel TermKernelOf(const AttentionProblem& problem) {
+  const int wide = std::max(problem.head_dim, problem.head_dim_v) > 64;
+  if (AlibiInProduct(problem)) return kAlibiKernels[wide]();
+  return kTermKernels[wide][static_cast<int>(TermKindOf(problem))]();
+}
+
+int64_t KeysOf(const ForwardPlan& plan, const ForwardTile& tile) {
+  int64_t keys = 0;
+  for (int32_t r = tile.range_begin; r < tile.range_end; ++r) keys += plan.ranges[r].row_count;
+  return keys;
+}
+
+int64_t MeanKeys(const ForwardPlan& plan) {
+  int64_t keys = 0;
+  for (const ForwardTile& tile : plan.tiles) keys += KeysOf(plan, tile);
+  return keys / static_cast<int64_t>(plan.tiles.size());
+}
+
+// Counted through all blocks, as tile_plan.h does.
+int32_t FirstLatePiece(const std::vector<KvBlock>& blocks) {
+  int32_t piece = 0;
+  for (const KvBlock& block : blocks) {
+    if (block.late) return piece;
+    piece += static_cast<int32_t>(block.pieces.size());
+  }
+  return kNoLatePiece;
+}
+
+// ForwardTileShape::early_key_tiles: what all multiprocessors compute until the late keys come.
+// Where heads are cut into sections it is none: tiles that are split have parts in all sections,
+// but keys come within the first one, and a tile of so many keys sees its own for about as long.
+int64_t EarlyKeyTiles(const ForwardCall& call, const ForwardPlan& plan,
+                      const ForwardTileShape& shape, int32_t tile_rows, int32_t sm_count) {
+  const AttentionProblem& problem = *call.problem;
+  const int64_t tiles = static_cast<int64_t>(plan.tiles.size());
+  const int64_t pack = tile_rows / shape.q_rows;
+  const int64_t packs = problem.num_heads / problem.num_kv_heads / pack;
+  const int32_t section = SectionHeads(call, plan, tiles, packs, shape.blocks_per_tile, sm_count,
+                                       /*element_bytes=*/2);
+  if (section < shape.blocks_per_tile) return 0;
+  const double flops = 2.0 * tile_rows * shape.keys * (problem.head_dim + problem.head_dim_v);
+  const double key_tiles = absl::ToDoubleSeconds(call.late_after) * kFlopsPerSecond / flops;
+  return static_cast<int64_t>(key_tiles * sm_count / static_cast<double>(shape.blocks_per_tile));
+}
+
+bool FewToMerge(const ForwardPlan& plan, int32_t pack) {
+  return std::all_of(plan.combines.begin(), plan.combines.end(), [&](const CombineTile& combine) {
+    return combine.q_rows * pack <= kMostMergedRows &&
+           combine.slot_end - combine.slot_begin <= kMostMergedParts;
+  });
+}
+
+int64_t MostRows(const ForwardPlan& plan) {
+  int64_t rows = 0;
+  for (const ForwardTile& tile : plan.tiles) rows = std::max<int64_t>(rows, tile.q_rows);
+  return rows;
+}
+
+}  // namespace
+
+int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t tiles,
+                     int64_t packs_per_kv_head, int64_t heads, int64_t sm_count,
+                     int64_t element_bytes) {
+  const AttentionProblem& problem = *call.problem;
+  int64_t bytes = 0;  // of one kv head
+  for (const KvBlock& block : call.blocks) {
+    bytes += block.rows * (problem.head_dim + problem.head_dim_v) * element_bytes;
+  }
+  const int64_t kv_heads = std::max<int64_t>(kSectionBytes / std::max<int64_t>(bytes, 1), 1);
+  const int64_t largest = std::min(kv_heads * packs_per_kv_head, heads);
+  const int64_t sections = (heads + largest - 1) / std::max<int64_t>(largest, 1);
+  // Uneven tiles (causal) balance by starting with the longest of all heads, and blocks that
+  // run through keys of like length in step share them in the cache anyway: sections pay
+  // only when they are many waves long.
+  int64_t total = 0, longest = 0;
+  for (int64_t i = 0; i < tiles; ++i) {
+    const int64_t keys = KeysOf(plan, plan.tiles[i]);
+    total += keys;
+    longest = std::max(longest, keys);
+  }
+  const int64_t section_heads = (heads + sections - 1) / std::max<int64_t>(sections, 1);
+  const bool uneven = longest * tiles * 4 > total * 5;
+  if (uneven && section_heads * tiles < kUnevenWaves * sm_count) return static_cast<int32_t>(heads);
+  return static_cast<int32_t>(std::max<int64_t>(section_heads, 1));
+}
+
+std::vector<SplitPart> SplitPartsOf(const ForwardPlan& plan, size_t tiles) {
+  std::vector<SplitPart> parts(tiles);
+  for (size_t t = 0; t < tiles; ++t) {
+    parts[t].tile = plan.tiles[t];
+    const KvRange& last = plan.ranges[plan.tiles[t].range_end - 1];
+    parts[t].last = {static_cast<int32_t>(last.row_begin),
+                     last.row_count,
+                     last.full_begin,
+                     last.full_end,
+                     last.limits.first_lower,
+                     last.limits.first_upper,
+                     last.piece};
+    const int32_t slot = plan.tiles[t].partial_slot;
+    const auto after = std::upper_bound(
+        plan.combines.begin(), plan.combines.end(), slot,
+        [](int32_t at, const CombineTile& combine) { return at < combine.slot_begin; });
+    if (slot >= 0) parts[t].combine = static_cast<int32_t>(after - plan.combines.begin()) - 1;
+  }
+  return parts;
+}
+
+bool ServesForward(const AttentionProblem& problem, const DeviceInfo& device) {
+  if (problem.compute == ComputeDType::kFloat8E4M3) return ServesFloat8Forward(problem, device);
+  if (problem.dtype == DType::kFloat32 || device.compute_major != 9) return false;
+  if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return false;
+  if (std::max(problem.head_dim, problem.head_dim_v) <= 32) return false;
+  if (problem.terms.any()) {
+    return ServesTerms(problem, /*backward=*/false) &&
+           TermKernelOf(problem).shared_bytes <= device.shared_bytes_per_block;
+  }
+  const HeadDimClass* head_dim_class = ClassOf(problem);
+  return head_dim_class != nullptr &&
+         head_dim_class->kernel().shared_bytes <= device.shared_bytes_per_block;
+}
+
+bool TakesForward(const ForwardCall& call) {
+  bool aligned = Aligned16(call.q) && Aligned16(call.out) && Aligned16(call.out_acc);
+  for (const KvBlock& block : call.blocks) {
+    aligned = aligned && Aligned16(block.k) && Aligned16(block.v);
+  }
+  return aligned && OneStride(call.q_pieces, call.blocks) &&
+         TakesBias(*call.problem, call.terms, call.blocks, StrideOf(call.q_pieces, call.blocks));
+}
+
+bool TakesLateKeys(const ForwardCall& call) {
+  const AttentionProblem& problem = *call.problem;
+  return !problem.terms.any() && problem.compute == ComputeDType::kAsInputs;
+}
+
+std::vector<KernelEntry> ForwardEntries() {
+  std::vector<KernelEntry> entries;
+  for (int element_bytes : {2, 4}) entries.push_back({BiasCopyEntry(element_bytes), 0});
+  for (const void* address : KeylessRowsEntries()) entries.push_back({address, 0});
+  for (const void* address : PairClassEntries()) entries.push_back({address, 0});
+  const auto add = [&entries](const ForwardKernel& kernel) {
+    for (const void* address : {kernel.bf16, kernel.fp16}) {
+      entries.push_back({address, kernel.shared_bytes});
+    }
+  };
+  for (const HeadDimClass& candidate : kClasses) {
+    add(candidate.kernel());
+    if (candidate.long_kernel != nullptr) add(candidate.long_kernel());
+    if (candidate.split_kernel != nullptr) add(candidate.split_kernel());
+  }
+  for (const auto& of_class : kTermKernels) {
+    for (const auto& kernel : of_class) add(kernel());
+  }
+  for (const auto& kernel : kAlibiKernels) add(kernel());
+  return entries;
+}
+
+absl::StatusOr<std::unique_ptr<PreparedForward>> PreparedForward::Create(
+    const ForwardCall& call, const DeviceInfo& device, const KernelTuning& tuning) {
+  std::unique_ptr<PreparedForward> prepared(
+      new PreparedForward(call.problem->terms.any() ? kTermKernelClass : kPlainKernelClass));
+  if (absl::Status status = prepared->Init(call, device, tuning); !status.ok()) return status;
+  return prepared;
+}
+
+absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& device,
+                                   const KernelTuning& tuning) {
+  const AttentionProblem& problem = *call.problem;
+  dtype_ = problem.dtype;
+  const HeadDimClass& head_dim_class = *ClassOf(problem);
+  ForwardKernel& kernel = kernel_;
+  const bool terms = problem.terms.any();
+  kernel = terms ? TermKernelOf(problem) : head_dim_class.kernel();
+
+  TermForwardKernelParams& params = params_;
+  ForwardParams& forward = params.forward;
+  forward.common = CommonOf(problem, call.q_rows);
+  forward.q = call.q;
+  forward.lse = call.lse;
+  forward.sinks = call.sinks;
+  SetResult(call, forward);
+
+  const int64_t group_size = forward.common.group_size;
+  // Rows of a bias are those of one head.
+  const int32_t pack = forward.head_pack =
+      problem.terms.bias.has_value() ? 1 : HeadPack(call, kernel.tile_rows);
+  const int64_t packs = problem.num_heads / pack;
+
+  ForwardTileShape shape;
+  shape.q_rows = kernel.tile_rows / pack;
+  shape.keys = kernel.tile_keys;
+  shape.blocks_per_tile = problem.batch * packs;
+  shape.target_blocks = tuning.max_key_splits == 1 ? 0 : device.sm_count;
+  shape.blocks_at_once = shape.target_blocks;
+  // Wider heads' partial results cost what it saves (H200, 16K: d192 721 beside 736 TFLOP/s whole).
+  shape.fills_last_wave = !terms && head_dim_class.head_dim <= 128;
+  if (problem.terms.bias.has_value()) shape.key_align = kBiasKeyAlign;
+  plan_ = PlanForwardTiles(call, shape);
+  const ForwardPlan& plan = plan_;
+  if (!terms && head_dim_class.split_kernel != nullptr && !plan.combines.empty()) {
+    const ForwardKernel candidate = head_dim_class.split_kernel();
+    for_parts_ = candidate.shared_bytes <= device.shared_bytes_per_block &&
+                 MostRows(plan) * pack <= candidate.tile_rows;
+    if (for_parts_) {
+      kernel = candidate;
+      shape.q_rows = kernel.tile_rows / pack;
+      shape.keys = kernel.tile_keys;
+      plan_ = PlanForwardTiles(call, shape);
+    }
+  }
+  if (!terms && !for_parts_ && head_dim_class.long_kernel != nullptr && !plan.tiles.empty()) {
+    const ForwardKernel candidate = head_dim_class.long_kernel();
+    const int64_t threshold = tuning.long_keys > 0 ? tuning.long_keys : kLongKeys;
+    if (candidate.shared_bytes <= device.shared_bytes_per_block && MeanKeys(plan) >= threshold) {
+      kernel = candidate;
+      shape.keys = kernel.tile_keys;
+      plan_ = PlanForwardTiles(call, shape);
+    }
+  }
+  forward.tile_rows = kernel.tile_rows;
+  if (call.has_late_keys() && !terms && !plan.tiles.empty()) {
+    first_late_piece_ = FirstLatePiece(call.blocks);
+    shape.early_key_tiles = EarlyKeyTiles(call, plan, shape, kernel.tile_rows, device.sm_count);
+    plan_ = PlanForwardTiles(call, shape);
+  }
+
+  // Tiles without keys come last.
+  size_t tiles = plan.tiles.size();
+  while (tiles > 0 && plan.tiles[tiles - 1].range_begin == plan.tiles[tiles - 1].range_end) --tiles;
+  keyless_tiles_ = static_cast<int32_t>(plan.tiles.size() - tiles);
+  const int64_t items = static_cast<int64_t>(tiles) * shape.blocks_per_tile;
+  if (items > std::numeric_limits<int32_t>::max()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a forward call of ", items, " tiles and heads"));
+  }
+  params.tiles = static_cast<int32_t>(tiles);
+  params.heads = static_cast<int32_t>(shape.blocks_per_tile);
+  params.section_heads =
+      for_parts_ ? params.heads
+                 : SectionHeads(call, plan, params.tiles, group_size / pack, shape.blocks_per_tile,
+                                device.sm_count, /*element_bytes=*/2);
+  params.q_box_bytes = static_cast<uint32_t>(shape.q_rows) * pack * 128;
+  blocks_ = static_cast<int32_t>(std::min<int64_t>(items, device.sm_count));
+
+  MappedTensor q;
+  q.data = call.q;
+  q.columns = problem.head_dim;
+  q.heads = problem.num_heads;
+  q.rows = q.row_pitch = call.q_rows;
+  q.batch = problem.batch;
+  q.box_heads = pack;
+  q.box_rows = shape.q_rows;
+  if (absl::Status s = EncodeMap(problem.dtype, q, params.q_map); !s.ok()) return s;
+  if (absl::Status s = MapKeys(problem, call.blocks, kernel.tile_keys, maps_); !s.ok()) {
+    return s;
+  }
+
+  if (for_parts_) {
+    merges_ = FewToMerge(plan, pack);
+    parts_ = SplitPartsOf(plan, tiles);
+    std::copy_n(maps_.begin(), std::min<size_t>(maps_.size(), kNearMaps), near_maps_.begin());
+  }
+  const int64_t tickets = merges_ ? static_cast<int64_t>(plan.combines.size()) * params.heads : 0;
+  tickets_offset_ = AlignUp(sizeof(WorkCounters));
+  tiles_offset_ = tickets_offset_ + AlignUp(tickets * static_cast<int64_t>(sizeof(uint32_t)));
+  ranges_offset_ = tiles_offset_ + TableBytes(plan.tiles);
+  combines_offset_ = ranges_offset_ + TableBytes(plan.ranges);
+  maps_offset_ = combines_offset_ + TableBytes(plan.combines);
+  parts_offset_ = maps_offset_ + TableBytes(maps_);
+  terms_offset_ = parts_offset_ + TableBytes(parts_);
+  split_ = SplitKeys(plan, forward);
+  if (terms) {
+    absl::Status s = terms_.Init(call, plan, kernel.tile_rows, kernel.tile_keys, packs);
+    if (!s.ok()) return s;
+    params.stride = StrideOf(call.q_pieces, call.blocks);
+    params.keys = PhiloxKeysOf(problem);
+    s = bias_.Init(problem, call.terms, call.q_rows, call.blocks, params.stride);
+    if (!s.ok()) return s;
+  }
+  table_bytes_ = terms_offset_ + terms_.table_bytes();
+  scratch_bytes_ = split_.scratch_bytes();
+  if (terms) {
+    terms_scratch_offset_ = AlignUp(scratch_bytes_);
+    bias_scratch_offset_ = terms_scratch_offset_ + terms_.scratch_bytes();
+    scratch_bytes_ = bias_scratch_offset_ + bias_.scratch_bytes();
+  }
+  return absl::OkStatus();
+}
+
+void PreparedForward::WriteTables(void* target) const {
+  std::memset(target, 0, tiles_offset_);
+  WriteTable(plan_.tiles, target, tiles_offset_);
+  WriteTable(plan_.ranges, target, ranges_offset_);
+  WriteTable(plan_.combines, target, combines_offset_);
+  WriteTable(maps_, target, maps_offset_);
+  WriteTable(parts_, target, parts_offset_);
+  terms_.WriteTables(static_cast<char*>(target) + terms_offset_);
+}
+
+std::optional<int64_t> PreparedForward::keys_word_offset() const {
+  if (first_late_piece_ == kNoLatePiece || params_.tiles == 0 || !has_work()) return std::nullopt;
+  return offsetof(WorkCounters, keys);
+}
+
+absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
+  if (!has_work()) return absl::OkStatus();
+  TermForwardKernelParams params = params_;
+  if (launch.awaits_keys) params.first_late_piece = first_late_piece_;
+  ForwardParams& forward = params.forward;
+  forward.common.stop_word = launch.stop_word;
+  forward.tiles = TableAt<ForwardTile>(launch.tables, tiles_offset_);
+  forward.ranges = TableAt<KvRange>(launch.tables, ranges_offset_);
+  split_.Place(launch.scratch, forward);
+  params.maps = TableAt<PieceMaps>(launch.tables, maps_offset_);
+  params.counters = const_cast<WorkCounters*>(TableAt<WorkCounters>(launch.tables, 0));
+
+  if (keyless_tiles_ > 0) {
+    const absl::Status status =
+        ToStatus(LaunchKeylessRows(dtype_, forward, forward.tiles + params.tiles, keyless_tiles_,
+                                   launch.stream),
+                 "keyless rows launch");
+    if (!status.ok() || params.tiles == 0) return status;
+  }
+  if (terms_.any()) {
+    char* const scratch = static_cast<char*>(launch.scratch);
+    terms_.Place(TableAt<char>(launch.tables, terms_offset_), scratch + terms_scratch_offset_,
+                 params.terms, params.pairs);
+    absl::Status status = ToStatus(LaunchPairClasses(params, kernel_.tile_keys, launch.stream),
+                                   "score term classes launch");
+    if (!status.ok()) return status;
+    status =
+        bias_.Place(scratch + bias_scratch_offset_, kForwardBiasRows, launch.stream, params.bias);
+    if (!status.ok()) return status;
+  }
+  const void* entry = dtype_ == DType::kFloat16 ? kernel_.fp16 : kernel_.bf16;
+  void* arguments[] = {&params};
+  SplitForwardParams split;
+  if (for_parts_) {
+    static_cast<ForwardKernelParams&>(split) = params;
+    std::copy(near_maps_.begin(), near_maps_.end(), split.near_maps);
+    split.parts = TableAt<SplitPart>(launch.tables, parts_offset_);
+    split.combines = TableAt<CombineTile>(launch.tables, combines_offset_);
+    if (merges_) {
+      split.tickets = const_cast<uint32_t*>(TableAt<uint32_t>(launch.tables, tickets_offset_));
+    }
+    arguments[0] = &split;
+  }
+  // The kernel of split keys waits for what is in front of it by itself, once it is ready.
+  cudaLaunchAttribute beside = {};
+  beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  beside.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks_);
+  config.blockDim = dim3(kernel_.threads);
+  config.dynamicSmemBytes = kernel_.shared_bytes;
+  config.stream = launch.stream;
+  config.attrs = &beside;
+  config.numAttrs = for_parts_ ? 1 : 0;
+  absl::Status status =
+      ToStatus(cudaLaunchKernelExC(&config, entry, arguments), "attention kernel launch");
+  if (!status.ok() || merges_) return status;
+  return split_.Combine(dtype_, forward, TableAt<CombineTile>(launch.tables, combines_offset_),
+                        launch.stream, /*early=*/true);
+}
+
+}  // namespace ringattn::worker::cuda::sm90

@@ -1,0 +1,108 @@
+// The sm_90a forward, from a call to a launch.
+//
+// Tables, as WriteTables lays them out: work counters (with the word about late keys among them)
+// and tickets, zeroed, as a launch leaves them; tiles, key ranges, combine tiles, tensor maps,
+// parts of split keys, score terms. The kernel writes the counters, so a prepared call runs on one
+// stream at a time.
+//
+// Thread-safe: there is no shared state.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_FORWARD_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_FORWARD_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/kernels/attention_kernel.h"
+#include "worker/kernels/cuda/launch/family.h"
+#include "worker/kernels/cuda/launch/split_keys.h"
+#include "worker/kernels/cuda/plan/tile_plan.h"
+#include "worker/kernels/cuda/sm90/launch/call_bias.h"
+#include "worker/kernels/cuda/sm90/launch/call_terms.h"
+#include "worker/kernels/cuda/sm90/terms/terms_params.h"
+
+namespace ringattn::worker::cuda::sm90 {
+
+inline constexpr std::string_view kName = "sm90";
+
+// How many packs of heads of the plan's first `tiles` tiles share a section (WorkCounters).
+int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t tiles,
+                     int64_t packs_per_kv_head, int64_t heads, int64_t sm_count,
+                     int64_t element_bytes);
+
+// Of each of the plan's first `tiles` tiles, all of which have keys.
+std::vector<SplitPart> SplitPartsOf(const ForwardPlan& plan, size_t tiles);
+
+// 16-bit tensors on a device of compute capability 9.0 whose rows the copy engine can take:
+// head_dim and head_dim_v multiples of 8, one of them above 32 (below, the tensor cores would
+// mostly multiply padding). With score terms up to 128.
+bool ServesForward(const AttentionProblem& problem, const DeviceInfo& device);
+
+// Whether it can take the call's addresses, multiples of 16, and pieces, all of one stride.
+bool TakesForward(const ForwardCall& call);
+
+// Whether its kernel waits for late keys: those without score terms and e4m3 do. REQUIRES:
+// ServesForward and TakesForward.
+bool TakesLateKeys(const ForwardCall& call);
+
+// All kernels of the family.
+std::vector<KernelEntry> ForwardEntries();
+
+class PreparedForward : public PreparedKernel {
+ public:
+  // REQUIRES: ServesForward and TakesForward.
+  static absl::StatusOr<std::unique_ptr<PreparedForward>> Create(const ForwardCall& call,
+                                                                 const DeviceInfo& device,
+                                                                 const KernelTuning& tuning);
+
+  // False for calls that have nothing to write.
+  bool has_work() const { return params_.tiles + keyless_tiles_ > 0 && params_.heads > 0; }
+  void WriteTables(void* target) const override;
+  void DropTables() override {
+    plan_ = {};
+    maps_ = {};
+    parts_ = {};
+    terms_.DropTables();
+  }
+  std::optional<int64_t> keys_word_offset() const override;
+  absl::Status Launch(const TableLaunch& launch) const override;
+
+ private:
+  explicit PreparedForward(std::string_view kernel_class) : PreparedKernel(kName, kernel_class) {}
+  absl::Status Init(const ForwardCall& call, const DeviceInfo& device, const KernelTuning& tuning);
+
+  ForwardKernel kernel_;
+  DType dtype_ = DType::kBFloat16;
+  TermForwardKernelParams params_;  // tables and partials unset; plain kernels take their part
+  CallTerms terms_;
+  CallBias bias_;
+  ForwardPlan plan_;
+  std::vector<PieceMaps> maps_;
+  bool for_parts_ = false;        // the kernel is its class's split_kernel
+  bool merges_ = false;           // likewise, and it merges the parts
+  std::vector<SplitPart> parts_;  // empty with other kernels
+  std::array<PieceMaps, kNearMaps> near_maps_;
+  int32_t blocks_ = 0;
+  int32_t keyless_tiles_ = 0;
+  int32_t first_late_piece_ = kNoLatePiece;
+  SplitKeys split_;
+  int64_t tickets_offset_ = 0;  // in the tables, bytes
+  int64_t tiles_offset_ = 0;
+  int64_t ranges_offset_ = 0;
+  int64_t combines_offset_ = 0;
+  int64_t maps_offset_ = 0;
+  int64_t parts_offset_ = 0;
+  int64_t terms_offset_ = 0;
+  int64_t terms_scratch_offset_ = 0;  // in the scratch memory, bytes
+  int64_t bias_scratch_offset_ = 0;
+};
+
+}  // namespace ringattn::worker::cuda::sm90
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_FORWARD_H_

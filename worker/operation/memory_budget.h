@@ -1,0 +1,82 @@
+// MemoryBudget: what a worker may reserve for requests, and what is taken.
+#ifndef RINGATTN_WORKER_OPERATION_MEMORY_BUDGET_H_
+#define RINGATTN_WORKER_OPERATION_MEMORY_BUDGET_H_
+
+#include <cassert>
+#include <cstdint>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+
+namespace ringattn::worker {
+
+// Thread safe. Outlives its reservations.
+class MemoryBudget {
+ public:
+  // Gives its bytes back on destruction. Movable.
+  class Reservation {
+   public:
+    Reservation() = default;
+    Reservation(Reservation&& other) noexcept
+        : budget_(std::exchange(other.budget_, nullptr)), bytes_(other.bytes_) {}
+    Reservation& operator=(Reservation&& other) noexcept {
+      std::swap(budget_, other.budget_);
+      std::swap(bytes_, other.bytes_);
+      return *this;
+    }
+    ~Reservation() {
+      if (budget_ != nullptr) budget_->Return(bytes_);
+    }
+    int64_t bytes() const { return bytes_; }
+    // Takes a part out, which goes back by itself. REQUIRES: bytes <= bytes().
+    Reservation Split(int64_t bytes) {
+      assert(bytes <= bytes_);
+      bytes_ -= bytes;
+      return Reservation(budget_, bytes);
+    }
+
+   private:
+    friend class MemoryBudget;
+    Reservation(MemoryBudget* budget, int64_t bytes) : budget_(budget), bytes_(bytes) {}
+    MemoryBudget* budget_ = nullptr;
+    int64_t bytes_ = 0;
+  };
+
+  explicit MemoryBudget(int64_t limit_bytes) : limit_bytes_(limit_bytes) {}
+
+  // RESOURCE_EXHAUSTED, with the arithmetic, if less than `bytes` is left.
+  absl::StatusOr<Reservation> Take(int64_t bytes) {
+    absl::MutexLock lock(&mutex_);
+    if (bytes > limit_bytes_ - taken_bytes_) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "needs ", bytes, " bytes, ", limit_bytes_ - taken_bytes_, " are free (limit ",
+          limit_bytes_, ", ", taken_bytes_, " reserved by other operations)"));
+    }
+    taken_bytes_ += bytes;
+    return Reservation(this, bytes);
+  }
+
+  int64_t limit_bytes() const { return limit_bytes_; }
+  int64_t taken_bytes() const {
+    absl::MutexLock lock(&mutex_);
+    return taken_bytes_;
+  }
+
+ private:
+  void Return(int64_t bytes) {
+    absl::MutexLock lock(&mutex_);
+    taken_bytes_ -= bytes;
+  }
+
+  const int64_t limit_bytes_;
+  mutable absl::Mutex mutex_;
+  int64_t taken_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace ringattn::worker
+
+#endif  // RINGATTN_WORKER_OPERATION_MEMORY_BUDGET_H_

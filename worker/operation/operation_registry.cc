@@ -1,0 +1,90 @@
+#include "worker/operation/operation_registry.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ringattn::worker {
+
+OperationRegistry::OperationRegistry(Device* device, MemoryBudget* budget,
+                                     ReleasedCallback on_released)
+    : device_(device), budget_(budget), on_released_(std::move(on_released)) {}
+
+absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Admit(
+    const OperationInfo& info, std::unique_ptr<Operation> operation) {
+  if (Find(info.id, info.generation) != nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("operation ", info.id, " exists already"));
+  }
+  const int64_t workspace_bytes = operation->workspace_bytes();
+  const int64_t buffer_bytes = operation->buffer_bytes();
+  absl::StatusOr<MemoryBudget::Reservation> reservation =
+      budget_->Take(buffer_bytes + workspace_bytes);
+  if (!reservation.ok() && workspace_bytes > 0) {
+    return absl::Status(reservation.status().code(),
+                        absl::StrCat("buffers of ", buffer_bytes, " and a kernel workspace of ",
+                                     workspace_bytes, " bytes: ", reservation.status().message()));
+  }
+  if (!reservation.ok()) return reservation.status();
+  if (absl::Status status = operation->Allocate(); !status.ok()) return status;
+
+  absl::MutexLock lock(&mutex_);
+  ++alive_;
+  auto shard = std::make_shared<ShardOperation>(info, std::move(operation), *std::move(reservation),
+                                                device_, [this, info] { OnDestroyed(info); });
+  operations_[info.id] = shard;
+  return shard;
+}
+
+std::shared_ptr<ShardOperation> OperationRegistry::Find(const std::string& id,
+                                                        uint64_t generation) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = operations_.find(id);
+  if (found == operations_.end() || found->second->info().generation != generation) return nullptr;
+  return found->second;
+}
+
+void OperationRegistry::Release(const std::string& id, uint64_t generation) {
+  std::shared_ptr<ShardOperation> operation = Find(id, generation);
+  if (operation == nullptr) return on_released_({id, generation});
+  {
+    absl::MutexLock lock(&mutex_);
+    operations_.erase(id);
+    releasing_[id] = generation;
+  }
+  operation->End(absl::AbortedError("the operation was released"));
+}
+
+void OperationRegistry::EndAll(const std::string& reason) {
+  std::map<std::string, std::shared_ptr<ShardOperation>> operations;
+  {
+    absl::MutexLock lock(&mutex_);
+    operations.swap(operations_);
+    // Nobody waits for these answers any more.
+    releasing_.clear();
+  }
+  for (const auto& [id, operation] : operations) operation->End(absl::AbortedError(reason));
+}
+
+bool OperationRegistry::WaitUntilEmpty(absl::Time deadline) const {
+  const auto empty = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return alive_ == 0; };
+  absl::MutexLock lock(&mutex_);
+  return mutex_.AwaitWithDeadline(absl::Condition(&empty), deadline);
+}
+
+void OperationRegistry::OnDestroyed(const OperationInfo& info) {
+  bool released = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = releasing_.find(info.id);
+    if (found != releasing_.end() && found->second == info.generation) {
+      releasing_.erase(found);
+      released = true;
+    }
+  }
+  if (released) on_released_(info);
+  // Last: whoever waits for this may destroy the registry.
+  absl::MutexLock lock(&mutex_);
+  --alive_;
+}
+
+}  // namespace ringattn::worker
