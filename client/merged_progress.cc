@@ -8,7 +8,7 @@ namespace ringattn::client {
 MergedProgress::MergedProgress(std::vector<double> bytes,
                                std::function<void(const v1::Progress&)> report)
     : bytes_(std::move(bytes)), report_(std::move(report)), latest_(bytes_.size()) {
-  for (v1::Progress& progress : latest_) progress.set_state(v1::OPERATION_STATE_QUEUED);
+  for (v1::Progress& progress : latest_) progress.set_state(v1::REQUEST_STATE_QUEUED);
 }
 
 void MergedProgress::Update(size_t request, const v1::Progress& progress) {

@@ -287,7 +287,7 @@ TEST(SplitCall, ProgressIsOfTheWholeCall) {
   Problem problem(1, 40'000);
   ASSERT_TRUE(ConnectTo(server)->Forward(problem.args, problem.results, options).ok());
   EXPECT_TRUE(within);
-  EXPECT_EQ(last[v1::OPERATION_STATE_DOWNLOADING], 1.0);
+  EXPECT_EQ(last[v1::REQUEST_STATE_DOWNLOADING], 1.0);
 }
 
 TEST(SplitCall, DestructionEndsWhatIsInFlight) {

@@ -230,7 +230,7 @@ void AddLocalMemory(CLI::App* app, CommandLine* line, RawOptions* raw) {
                   "host: clients of this machine may hand over host memory, and tensors in it do "
                   "not travel; cuda: host memory and memory on this machine's GPUs (GPU workers "
                   "alone); off: none is taken")
-      ->check(CLI::IsMember({"off", "host", "cuda"}))
+      ->check(CLI::IsMember({"off", "host_memory", "cuda_memory"}))
       ->type_name("KIND")
       ->capture_default_str();
   app->add_option(
@@ -257,7 +257,7 @@ void AddLocalMemory(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->default_str("half of the machine's memory");
   app->add_option("--max_imported_memory", raw->max_imported_memory,
                   "of clients' CUDA memory, allocations of at most so much are mapped at a time; "
-                  "with --local_memory=cuda")
+                  "with --local_memory=cuda_memory")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 50))
       ->type_name("BYTES")
       ->default_str("2 TiB");
@@ -265,7 +265,7 @@ void AddLocalMemory(CLI::App* app, CommandLine* line, RawOptions* raw) {
 
 // One of them without the other means nothing.
 void ResolveLocalMemory(const RawOptions& raw, CommandLine* line) {
-  if (raw.local_memory != "cuda" && raw.max_imported_memory >= 0) {
+  if (raw.local_memory != "cuda_memory" && raw.max_imported_memory >= 0) {
     throw CLI::ValidationError(
         "--max_imported_memory",
         absl::StrCat("means nothing with --local_memory=", raw.local_memory));
@@ -287,7 +287,7 @@ void ResolveLocalMemory(const RawOptions& raw, CommandLine* line) {
         "--local_socket_dir",
         absl::StrCat("must be an absolute path with --local_memory=", raw.local_memory));
   }
-  if (raw.local_memory == "cuda") {
+  if (raw.local_memory == "cuda_memory") {
     line->worker.max_imported_bytes =
         raw.max_imported_memory >= 0 ? raw.max_imported_memory : kUsualImportedBytes;
   }
@@ -349,7 +349,7 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options,
       {"--pinned_pool", "--ring_transport", "--peer_memory", "--peer_socket_dir", "--nccl_max_ctas",
        "--nccl_library", "--kernel_family", "--late_keys", "--pin_local_memory"},
       with);
-  if (local_memory == "cuda") {
+  if (local_memory == "cuda_memory") {
     throw CLI::ValidationError("--local_memory",
                                absl::StrCat("cuda means nothing with ", with,
                                             ": CUDA memory is copied by a GPU worker alone"));

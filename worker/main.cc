@@ -115,7 +115,7 @@ absl::Status Run(const CommandLine& line, const TransportSecurity& security) {
 
   if (options.max_imported_bytes > 0 && !device->imports_memory()) {
     // --device=auto found no GPU: what was asked for by the name of a device is refused before.
-    LogWarning("--local_memory=cuda: host memory alone is taken, the device is no GPU",
+    LogWarning("--local_memory=cuda_memory: host memory alone is taken, the device is no GPU",
                {{"device", device->description()}});
   }
 

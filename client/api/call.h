@@ -1,6 +1,6 @@
 // What a call takes and gives. Tensors stay in the caller's memory throughout: inputs
 // are sent from it and outputs are written to it, without a copy in between (but see
-// CallOptions::streams and TransportWish).
+// CallOptions::streams and TransportPreference).
 #ifndef RINGATTN_CLIENT_API_CALL_H_
 #define RINGATTN_CLIENT_API_CALL_H_
 
@@ -105,7 +105,7 @@ using BackwardResults = BasicBackwardResults<MutableBytes>;
 inline constexpr int kMaxStreams = 64;
 
 // How a call's tensors are to travel.
-enum class TransportWish {
+enum class TransportPreference {
   // By host memory if all of them lie in regions (region.h), or if they are 1 MiB or more and can
   // pass through one of the library's that is ready: such are made, in the background, from a
   // client's second such call on (ClientOptions::staging_bytes). Else straight to the workers if
@@ -125,7 +125,7 @@ struct CallOptions {
   std::string request_id = {};
   // More than 1: the call is sent as up to so many requests side by side (its batch
   // rows, packed documents, blocks of queries or, backward, groups of heads), named
-  // <request_id>/0, /1, ... for GetOperation and CancelOperation. Each takes the
+  // <request_id>/0, /1, ... for GetStatus and Cancel. Each takes the
   // client's next channel, so give the client as many; uploads, computation and
   // downloads of different requests overlap.
   // Results are the same up to rounding. Blocks of queries send the keys again that they
@@ -140,7 +140,7 @@ struct CallOptions {
   std::optional<absl::Duration> retain = {};
   // Of tensors in regions a call is one request, whatever `streams` says. With `streams` and
   // kAuto nothing is staged.
-  TransportWish transport = TransportWish::kAuto;
+  TransportPreference transport = TransportPreference::kAuto;
   // With kDirect, kHost and kCuda: FAILED_PRECONDITION, TRANSPORT_UNAVAILABLE rather than by the
   // coordinator. A worker that has just joined is shown the tensors' regions, and the call
   // replayed.

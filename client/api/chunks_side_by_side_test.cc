@@ -57,7 +57,7 @@ class SlowFirstChunk {
     std::optional<Operation> operation;
     CallOptions options;
     options.on_progress = [&](const v1::Progress& progress) {
-      if (progress.state() != v1::OPERATION_STATE_DOWNLOADING || first_done_.exchange(true)) return;
+      if (progress.state() != v1::REQUEST_STATE_DOWNLOADING || first_done_.exchange(true)) return;
       second_came_ = second_written_.WaitForNotificationWithTimeout(kBound);
       started.WaitForNotification();
       if (meanwhile) meanwhile(*operation);

@@ -91,8 +91,8 @@ void Prepare(absl::Duration deadline, BearerToken* token, grpc::ClientContext* c
 template <typename Args, typename Results>
 StagingPlan StagingFor(const Args& args, const Results& results, const CallOptions& options,
                        const RegionIndex& regions) {
-  const bool asked = options.transport == TransportWish::kHost;
-  const bool may = options.transport == TransportWish::kAuto && options.streams <= 1;
+  const bool asked = options.transport == TransportPreference::kHostMemory;
+  const bool may = options.transport == TransportPreference::kAuto && options.streams <= 1;
   if (!asked && !may) return {};
   bool only_dout = false;
   if constexpr (std::is_same_v<Args, BackwardArgs>) {
@@ -282,7 +282,7 @@ Operation Client::StartCall(const Args& args, const Results& results, const Call
   std::string why_not;
   bool stages = bytes > 0 && staging_.MayTake(bytes, &why_not);
   std::shared_ptr<SharedRegion> region;
-  if (stages && named.transport == TransportWish::kAuto) {
+  if (stages && named.transport == TransportPreference::kAuto) {
     bool prepare = false;
     region = staging_.TakeReady(bytes, &prepare);
     if (prepare) copies_.Add([this, bytes] { staging_.Prepare(bytes); });
@@ -320,14 +320,14 @@ Operation Client::StartWithCuda(const Args& args, const Results& results,
   if (absl::Status status = CheckSizes(args, results); !status.ok()) {
     return FailedOperation(options.request_id, status, done);
   }
-  const bool wished = options.transport == TransportWish::kCuda;
+  const bool wished = options.transport == TransportPreference::kCudaMemory;
   std::string why_not;
-  if (!wished && options.transport != TransportWish::kAuto) {
+  if (!wished && options.transport != TransportPreference::kAuto) {
     why_not = "the caller chose another way";
   } else if (!AllOnCuda(args, results, *regions_)) {
     why_not = "not all tensors lie in CUDA memory";
   } else {
-    why_not = WhyNotAttached(copies, *regions_);
+    why_not = CheckAttached(copies, *regions_);
   }
   // A call lives no longer than this client.
   auto start = [this, args, results, options, copies](uint8_t* host, absl::Duration deadline,
@@ -338,7 +338,8 @@ Operation Client::StartWithCuda(const Args& args, const Results& results,
       return Start(PlanRequests(args, results, rest, ChunkLimitsOf(options_), *regions_), rest, "",
                    ended);
     }
-    if (rest.transport == TransportWish::kCuda) rest.transport = TransportWish::kAuto;
+    if (rest.transport == TransportPreference::kCudaMemory)
+      rest.transport = TransportPreference::kAuto;
     Args in = args;
     Results out = results;
     PointToStage(copies, host, &in, &out);
@@ -376,26 +377,24 @@ CallResult Client::Backward(const BackwardArgs& args, const BackwardResults& res
   return StartBackward(args, results, options).Wait();
 }
 
-absl::StatusOr<v1::GetOperationResponse> Client::GetOperation(const std::string& request_id,
-                                                              absl::Duration deadline) {
+absl::StatusOr<v1::GetStatusResponse> Client::GetStatus(const std::string& request_id,
+                                                        absl::Duration deadline) {
   const auto stub = v1::AttentionService::NewStub(NextChannel());
-  v1::GetOperationRequest request;
+  v1::GetStatusRequest request;
   request.set_request_id(request_id);
-  return Unary<v1::GetOperationResponse>(deadline, token_.get(),
-                                         [&](auto* context, auto* response) {
-                                           return stub->GetOperation(context, request, response);
-                                         });
+  return Unary<v1::GetStatusResponse>(deadline, token_.get(), [&](auto* context, auto* response) {
+    return stub->GetStatus(context, request, response);
+  });
 }
 
-absl::Status Client::CancelOperation(const std::string& request_id, absl::Duration deadline) {
+absl::Status Client::Cancel(const std::string& request_id, absl::Duration deadline) {
   const auto stub = v1::AttentionService::NewStub(NextChannel());
-  v1::CancelOperationRequest request;
+  v1::CancelRequest request;
   request.set_request_id(request_id);
-  return Unary<v1::CancelOperationResponse>(deadline, token_.get(),
-                                            [&](auto* context, auto* response) {
-                                              return stub->CancelOperation(context, request,
-                                                                           response);
-                                            })
+  return Unary<v1::CancelResponse>(deadline, token_.get(),
+                                   [&](auto* context, auto* response) {
+                                     return stub->Cancel(context, request, response);
+                                   })
       .status();
 }
 

@@ -45,8 +45,8 @@ struct ClientOptions {
   // Connections; calls go round them. One call uses as many as it has streams
   // (CallOptions), so this bounds how many streams at a time get one of their own.
   int channels = 4;
-  // Connections to each worker that tensors go straight to (TransportWish), 16 at most. 0: as many
-  // as serve a call best, by the number of its workers and of this machine's cores.
+  // Connections to each worker that tensors go straight to (TransportPreference), 16 at most. 0: as
+  // many as serve a call best, by the number of its workers and of this machine's cores.
   int channels_per_worker = 0;
   // TLS, with files in PEM that are read again when they change; plain text without tls_ca.
   std::string tls_ca = {};    // authorities: the server's certificate must lead to one of them
@@ -111,9 +111,9 @@ class Client {
 
   // --- Operations and cluster --------------------------------------------------
   // Blocking, not replayed. Errors: as the protos say.
-  absl::StatusOr<v1::GetOperationResponse> GetOperation(const std::string& request_id,
-                                                        absl::Duration deadline);
-  absl::Status CancelOperation(const std::string& request_id, absl::Duration deadline);
+  absl::StatusOr<v1::GetStatusResponse> GetStatus(const std::string& request_id,
+                                                  absl::Duration deadline);
+  absl::Status Cancel(const std::string& request_id, absl::Duration deadline);
   // Lets go of what a Forward with CallOptions::retain left.
   absl::Status DeleteResidual(const std::string& residual_handle, absl::Duration deadline);
   // Keeps residuals for `ttl` from now on; 0: as long as the server thinks right. For each an empty

@@ -452,7 +452,7 @@ TEST(Client, ProgressIsReported) {
   FakeAttentionServer server([](int, const auto& header, auto*, ForwardStream* stream) {
     EXPECT_TRUE(header.reply().has_progress_interval());
     v1::ForwardResponse progress;
-    progress.mutable_progress()->set_state(v1::OPERATION_STATE_QUEUED);
+    progress.mutable_progress()->set_state(v1::REQUEST_STATE_QUEUED);
     const grpc::Status status = Echo(header, stream);
     return status;
   });
@@ -461,8 +461,8 @@ TEST(Client, ProgressIsReported) {
   options.on_progress = [&](const v1::Progress& p) { last[p.state()] = p.fraction_done(); };
   Problem problem;
   ASSERT_TRUE(ConnectTo(server)->Forward(problem.args, problem.results, options).ok());
-  EXPECT_EQ(last[v1::OPERATION_STATE_UPLOADING], 1.0);
-  EXPECT_EQ(last[v1::OPERATION_STATE_DOWNLOADING], 1.0);
+  EXPECT_EQ(last[v1::REQUEST_STATE_UPLOADING], 1.0);
+  EXPECT_EQ(last[v1::REQUEST_STATE_DOWNLOADING], 1.0);
 }
 
 // --- A server that breaks the protocol --------------------------------------------

@@ -6,10 +6,10 @@
 //   ... launch what writes q, k, v; cudaStreamSynchronize(stream) ...
 //   client->Forward(args, results);         // finds them there by their addresses
 //
-// Workers take it with --local_memory=cuda. Where all tensors of a call lie in such regions and all
-// members of the ring have them, the call is CUDA_MEMORY (CallReport::accepted). Else the library
-// copies them through host memory and the call takes another way; the report says which and why.
-// Tensors on a GPU that lie in no CudaRegion are not taken: their addresses mean nothing here.
+// Workers take it with --local_memory=cuda_memory. Where all tensors of a call lie in such regions
+// and all members of the ring have them, the call is CUDA_MEMORY (CallReport::accepted). Else the
+// library copies them through host memory and the call takes another way; the report says which and
+// why. Tensors on a GPU that lie in no CudaRegion are not taken: their addresses mean nothing here.
 //
 // Order: the caller's streams have done what writes the inputs when the call begins
 // (cudaStreamSynchronize), and nothing uses them or the results before it has ended. From then on

@@ -93,9 +93,10 @@ class RegionCallTest : public testing::Test {
   }
 
   Operation Start(absl::Duration deadline = absl::Seconds(60)) {
-    return client_->StartForward(
-        args_, results_,
-        {.transport = TransportWish::kHost, .transport_required = true, .deadline = deadline});
+    return client_->StartForward(args_, results_,
+                                 {.transport = TransportPreference::kHostMemory,
+                                  .transport_required = true,
+                                  .deadline = deadline});
   }
 
   FakeLocalMemory memory_;

@@ -135,7 +135,7 @@ class StreamAttempt final : public Attempt,
       options.set_required(true);
     }
     if (offers_direct_) {
-      options.add_accept(v1::TRANSPORT_DIRECT_STREAM);
+      options.add_accept(v1::TRANSPORT_DIRECT);
       if (plan_->direct_required) options.set_required(true);
     }
     if (options.accept().empty()) return plan_->header;
@@ -164,7 +164,7 @@ class StreamAttempt final : public Attempt,
       PassGate();
       return;
     }
-    ReportTransfer(v1::OPERATION_STATE_UPLOADING, source_->dealt_bytes(), source_->total_bytes());
+    ReportTransfer(v1::REQUEST_STATE_UPLOADING, source_->dealt_bytes(), source_->total_bytes());
     WriteNextChunk();
   }
 
@@ -271,8 +271,8 @@ class StreamAttempt final : public Attempt,
     } else if (!lock.try_lock()) {
       return;
     }
-    plan_->on_progress(TransferProgress(v1::OPERATION_STATE_DOWNLOADING,
-                                        assembler_.received_bytes(), assembler_.total_bytes()));
+    plan_->on_progress(TransferProgress(v1::REQUEST_STATE_DOWNLOADING, assembler_.received_bytes(),
+                                        assembler_.total_bytes()));
   }
 
   absl::Status TakeAccepted(v1::Accepted accepted) {
@@ -287,7 +287,7 @@ class StreamAttempt final : public Attempt,
     if (plan_->on_cuda && !by_host) {
       return ServerError("it took another way than CUDA memory, which was required");
     }
-    const bool by_direct = accepted.transport() == v1::TRANSPORT_DIRECT_STREAM;
+    const bool by_direct = accepted.transport() == v1::TRANSPORT_DIRECT;
     if (by_host && !offer_) return ServerError("it took memory that was not offered");
     if (by_direct && !offers_direct_) return ServerError("it took streams that were not offered");
     by_coordinator_ = !by_host && !by_direct;
@@ -338,9 +338,9 @@ class StreamAttempt final : public Attempt,
     const std::shared_ptr<DirectTransfer> transfer = Transfer();
     const ShardTensors& tensors = transfer->tensors();
     if (received > 0) {
-      ReportTransfer(v1::OPERATION_STATE_DOWNLOADING, received, tensors.bytes_down());
+      ReportTransfer(v1::REQUEST_STATE_DOWNLOADING, received, tensors.bytes_down());
     } else {
-      ReportTransfer(v1::OPERATION_STATE_UPLOADING, dealt, tensors.bytes_up());
+      ReportTransfer(v1::REQUEST_STATE_UPLOADING, dealt, tensors.bytes_up());
     }
   }
 
@@ -365,7 +365,7 @@ class StreamAttempt final : public Attempt,
 
   // --- Progress -----------------------------------------------------------------
 
-  static v1::Progress TransferProgress(v1::OperationState state, uint64_t bytes,
+  static v1::Progress TransferProgress(v1::RequestState state, uint64_t bytes,
                                        uint64_t total_bytes) {
     v1::Progress progress;
     progress.set_state(state);
@@ -373,7 +373,7 @@ class StreamAttempt final : public Attempt,
     return progress;
   }
 
-  void ReportTransfer(v1::OperationState state, uint64_t bytes, uint64_t total_bytes) {
+  void ReportTransfer(v1::RequestState state, uint64_t bytes, uint64_t total_bytes) {
     if (plan_->on_progress) Report(TransferProgress(state, bytes, total_bytes));
   }
 
@@ -460,7 +460,7 @@ class StreamAttempt final : public Attempt,
     CallReport& report = result_.report;
     report.transport_reason = report.accepted.transport_reason();
     if (report.transport_reason.empty()) report.transport_reason = no_host_reason_;
-    const bool relayed = report.accepted.transport() == v1::TRANSPORT_COORDINATOR_STREAM ||
+    const bool relayed = report.accepted.transport() == v1::TRANSPORT_RELAY ||
                          report.accepted.transport() == v1::TRANSPORT_UNSPECIFIED;
     // Why it is no better way, each reason once.
     for (const std::string* reason : {&no_host_reason_, &no_direct_reason_}) {

@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "client/api/call.h"
-#include "client/call/host_places.h"
+#include "client/call/host_tensor_locations.h"
 #include "client/transfer/transfer.h"
 #include "client/transfer/worker_channels.h"
 #include "common/security/bearer_token.h"
@@ -35,7 +35,7 @@ struct CallPlan {
   std::function<void(const v1::Progress&)> on_progress;  // may be empty
   // Where the tensors lie; null: not all of them in regions, or the caller would not have it, for
   // this reason.
-  std::shared_ptr<const HostPlaces> host = nullptr;
+  std::shared_ptr<const HostTensorLocations> host = nullptr;
   std::string no_host_reason = {};
   bool host_required = false;
   // The caller would have no other way either: a worker that lacks a region is shown it, and the
@@ -61,7 +61,7 @@ struct AttemptResult {
   // Why the tensors should not go straight to the workers again; empty: they may.
   std::string no_direct = {};
   // Of a plan that is only_host, refused because a worker lacks a region, perhaps: what its
-  // HostPlaces::Attachments were before; else empty.
+  // HostTensorLocations::Attachments were before; else empty.
   std::vector<uint64_t> lacked_at = {};
 };
 

@@ -110,20 +110,20 @@ void SetDirect(const CallOptions& options, CallPlan* plan) {
   uint64_t bytes = InputBytes(*plan);
   for (const OutputTensor& output : plan->outputs) bytes += output.bytes.size();
   switch (options.transport) {
-    case TransportWish::kRelay:
+    case TransportPreference::kRelay:
       plan->no_direct_reason = "the caller chose the coordinator";
       break;
-    case TransportWish::kHost:
+    case TransportPreference::kHostMemory:
       plan->no_direct_reason = "the caller chose host memory";
       break;
-    case TransportWish::kCuda:
+    case TransportPreference::kCudaMemory:
       plan->no_direct_reason = "the caller chose CUDA memory";
       break;
-    case TransportWish::kDirect:
+    case TransportPreference::kDirect:
       plan->direct = true;
       plan->direct_required = options.transport_required;
       break;
-    case TransportWish::kAuto:
+    case TransportPreference::kAuto:
       plan->direct = bytes >= kLeastDirectBytes;
       plan->no_direct_reason =
           plan->direct ? "" : "no direct stream: the tensors are less than a MiB";
@@ -134,7 +134,7 @@ void SetDirect(const CallOptions& options, CallPlan* plan) {
 // CUDA memory is offered alone, as nothing here could read the tensors: what becomes of a call that
 // cannot have it is StartCudaCall's.
 void SetCuda(const CallOptions& options, CallPlan* plan) {
-  const bool wished = options.transport == TransportWish::kCuda;
+  const bool wished = options.transport == TransportPreference::kCudaMemory;
   if (wished && plan->host != nullptr && !plan->host->on_cuda()) {
     plan->host = nullptr;
     plan->no_host_reason = "the tensors lie in host memory";
@@ -149,20 +149,22 @@ void SetCuda(const CallOptions& options, CallPlan* plan) {
 
 void SetTransport(const CallOptions& options, const RegionIndex* regions, CallPlan* plan) {
   SetDirect(options, plan);
-  plan->host_required = options.transport == TransportWish::kHost && options.transport_required;
-  if (options.transport == TransportWish::kRelay) {
+  plan->host_required =
+      options.transport == TransportPreference::kHostMemory && options.transport_required;
+  if (options.transport == TransportPreference::kRelay) {
     plan->no_host_reason = plan->no_direct_reason;
-  } else if (options.transport == TransportWish::kDirect) {
+  } else if (options.transport == TransportPreference::kDirect) {
     plan->no_host_reason = "the caller chose streams to the workers";
   } else if (regions == nullptr) {
     plan->no_host_reason = "the client has no region";
   } else {
-    plan->host = HostPlaces::Of(plan->inputs, plan->outputs, *regions, &plan->no_host_reason);
+    plan->host =
+        HostTensorLocations::Of(plan->inputs, plan->outputs, *regions, &plan->no_host_reason);
   }
   SetCuda(options, plan);
-  plan->only_host =
-      plan->host != nullptr && options.transport_required &&
-      (options.transport == TransportWish::kHost || options.transport == TransportWish::kCuda);
+  plan->only_host = plan->host != nullptr && options.transport_required &&
+                    (options.transport == TransportPreference::kHostMemory ||
+                     options.transport == TransportPreference::kCudaMemory);
 }
 
 absl::Status SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan* plan) {

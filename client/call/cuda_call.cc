@@ -118,7 +118,7 @@ class CudaCall final : public CopiedCall, public std::enable_shared_from_this<Cu
 
 }  // namespace
 
-std::string WhyNotAttached(const StagingPlan& plan, const RegionIndex& regions) {
+std::string CheckAttached(const StagingPlan& plan, const RegionIndex& regions) {
   for (const std::vector<StagingPlan::Tensor>* tensors : {&plan.inputs, &plan.outputs}) {
     for (const StagingPlan::Tensor& tensor : *tensors) {
       const auto region = regions.Find(tensor.data, tensor.bytes);

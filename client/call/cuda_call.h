@@ -33,7 +33,7 @@ bool AllOnCuda(const Args& args, const Results& results, const RegionIndex& regi
 
 // Why no worker could take them now: the first of their regions that none has; empty: all are
 // known.
-std::string WhyNotAttached(const StagingPlan& plan, const RegionIndex& regions);
+std::string CheckAttached(const StagingPlan& plan, const RegionIndex& regions);
 
 struct CudaCallParams {
   std::string request_id;

@@ -148,7 +148,7 @@ class Request final : public Operation::State, public std::enable_shared_from_th
   void ShowRegions(const AttemptResult& refused) ABSL_LOCKS_EXCLUDED(mutex_) {
     refusal_ = refused.status;
     // The caller, or the deadline, may end the call from here on.
-    const std::shared_ptr<const HostPlaces> places = params_.plan->host;
+    const std::shared_ptr<const HostTensorLocations> places = params_.plan->host;
     {
       const absl::MutexLock lock(&mutex_);
       attempt_.reset();

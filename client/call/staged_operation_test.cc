@@ -166,7 +166,7 @@ TEST_F(StagedOperationTest, OfABackwardThatReadsAResidualDoutAlone) {
 
 TEST_F(StagedOperationTest, ByTheRelayAfterAllItSaysSo) {
   const Operation operation = Start();
-  Held()->End(ReportBy(v1::TRANSPORT_COORDINATOR_STREAM));
+  Held()->End(ReportBy(v1::TRANSPORT_RELAY));
   const CallResult result = operation.Wait();
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->transport_reason, "as the service says");
@@ -180,7 +180,7 @@ TEST_F(StagedOperationTest, WithoutARegionItIsMadeOnTheCallersMemory) {
   EXPECT_FALSE(staged_);
   EXPECT_EQ(here_.q.data(), q_.data());
   EXPECT_THAT(why_not_, HasSubstr("no worker of this machine took memory: worker: as it was told"));
-  held->End(ReportBy(v1::TRANSPORT_COORDINATOR_STREAM));
+  held->End(ReportBy(v1::TRANSPORT_RELAY));
   const CallResult result = operation.Wait();
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->staged_bytes, 0u);

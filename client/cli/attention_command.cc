@@ -18,9 +18,8 @@
 namespace ringattn::client::cli {
 namespace {
 
-std::string StateName(v1::OperationState state) {
-  return absl::AsciiStrToLower(
-      absl::StripPrefix(v1::OperationState_Name(state), "OPERATION_STATE_"));
+std::string StateName(v1::RequestState state) {
+  return absl::AsciiStrToLower(absl::StripPrefix(v1::OperationState_Name(state), "REQUEST_STATE_"));
 }
 
 // Keeps the process small while tensors pass through its mappings.
@@ -34,7 +33,7 @@ class PageTrimmer {
   // Called as tensors move, on one thread at a time.
   void OnProgress(const v1::Progress& progress) {
     constexpr double kTrimBytes = 64 << 20;
-    if (fills_meanwhile_ && progress.state() == v1::OPERATION_STATE_DOWNLOADING) {
+    if (fills_meanwhile_ && progress.state() == v1::REQUEST_STATE_DOWNLOADING) {
       files_.output->NoteFilled(progress.fraction_done());
     }
     const double moved = progress.fraction_done() * static_cast<double>(files_.tensor_bytes);
@@ -48,7 +47,7 @@ class PageTrimmer {
  private:
   OpenedFiles& files_;
   const bool fills_meanwhile_;
-  v1::OperationState state_ = v1::OPERATION_STATE_UNSPECIFIED;
+  v1::RequestState state_ = v1::REQUEST_STATE_UNSPECIFIED;
   double trimmed_at_ = 0;
 };
 
@@ -75,7 +74,7 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
                       .with_timeline = !flags.trace.empty(),
                       .traceparent = flags.traceparent};
   SetTransport(flags.transport, &options);
-  PageTrimmer trimmer(files, flags.transport != "host" && flags.transport != "cuda");
+  PageTrimmer trimmer(files, flags.transport != "host_memory" && flags.transport != "cuda_memory");
   options.on_progress = [&](const v1::Progress& progress) {
     trimmer.OnProgress(progress);
     bar.Update(StateName(progress.state()), progress.fraction_done());

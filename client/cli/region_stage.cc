@@ -14,7 +14,7 @@ void AddTransportFlags(CLI::App* command, std::string* transport, int64_t* stagi
                    "GPUs copy out of and into, or the call fails; "
                    "relay: through the coordinator; auto: host where memory stands "
                    "ready, which a command's first call finds none of, else direct, else relay")
-      ->check(CLI::IsMember({"auto", "relay", "direct", "host", "cuda"}))
+      ->check(CLI::IsMember({"auto", "relay", "direct", "host_memory", "cuda_memory"}))
       ->capture_default_str();
   command
       ->add_option("--staging_limit", *staging_bytes,
@@ -27,13 +27,14 @@ void AddTransportFlags(CLI::App* command, std::string* transport, int64_t* stagi
 void AddCudaFlags(CLI::App* command, CudaFlags* flags) {
   command
       ->add_option("--cuda_device", flags->device,
-                   "With --transport=cuda: the GPU whose memory tensors lie in")
+                   "With --transport=cuda_memory: the GPU whose memory tensors lie in")
       ->check(CLI::Range(0, 1023))
       ->capture_default_str();
   command
-      ->add_option("--cuda_memory", flags->memory,
-                   "With --transport=cuda: vmm, of cuMemCreate, or malloc, of cudaMalloc, which "
-                   "workers cannot map from every container")
+      ->add_option(
+          "--cuda_memory", flags->memory,
+          "With --transport=cuda_memory: vmm, of cuMemCreate, or malloc, of cudaMalloc, which "
+          "workers cannot map from every container")
       ->check(CLI::IsMember({"vmm", "malloc"}))
       ->capture_default_str();
 }
@@ -49,10 +50,10 @@ void AddChannelsFlag(CLI::App* command, int* channels) {
 
 void SetTransport(const std::string& transport, CallOptions* options) {
   if (transport == "auto") return;
-  options->transport = transport == "host"     ? TransportWish::kHost
-                       : transport == "direct" ? TransportWish::kDirect
-                       : transport == "cuda"   ? TransportWish::kCuda
-                                               : TransportWish::kRelay;
+  options->transport = transport == "host_memory"   ? TransportPreference::kHostMemory
+                       : transport == "direct"      ? TransportPreference::kDirect
+                       : transport == "cuda_memory" ? TransportPreference::kCudaMemory
+                                                    : TransportPreference::kRelay;
   options->transport_required = transport != "relay";
 }
 

@@ -27,7 +27,7 @@ namespace ringattn::client::cli {
 
 // Adds --transport=auto|relay|direct|host|cuda and --staging_limit.
 void AddTransportFlags(CLI::App* command, std::string* transport, int64_t* staging_bytes);
-// Memory on a GPU for --transport=cuda.
+// Memory on a GPU for --transport=cuda_memory.
 struct CudaFlags {
   int device = 0;
   std::string memory = "vmm";  // or malloc
@@ -143,7 +143,7 @@ class RegionStage {
 template <typename Args, typename Results, typename Call>
 CallResult CallStaged(Client* client, const Args& args, const Results& results,
                       const CallOptions& options, const CudaFlags& cuda, const Call& call) {
-  if (options.transport != TransportWish::kCuda) return call(args, results);
+  if (options.transport != TransportPreference::kCudaMemory) return call(args, results);
   auto stage = RegionStage<Args, Results>::Make(client, args, results, &cuda);
   if (!stage.ok()) return stage.status();
   CallResult report = call(stage->args(), stage->results());

@@ -73,7 +73,7 @@ TEST(Trace, PartsOfACallAreSideBySide) {
   report.accepted.set_traceparent("00-trace");
   report.accepted.set_transport(v1::TRANSPORT_HOST_MEMORY);
   report.transport_reason = "asked for";
-  report.parts[1].accepted.set_transport(v1::TRANSPORT_DIRECT_STREAM);
+  report.parts[1].accepted.set_transport(v1::TRANSPORT_DIRECT);
   report.parts[1].transport_reason = "no region";
   const Json trace = TraceJson(report);
   EXPECT_EQ(trace["otherData"]["request_id"], "mine");
@@ -85,7 +85,7 @@ TEST(Trace, PartsOfACallAreSideBySide) {
     if (event["ph"] == "X" && event["name"] == "upload") uploads.push_back(event["args"]);
   }
   ASSERT_EQ(uploads.size(), 2u);
-  EXPECT_EQ(uploads[1], (Json{{"transport", "direct_stream"}, {"reason", "no region"}}));
+  EXPECT_EQ(uploads[1], (Json{{"transport", "direct"}, {"reason", "no region"}}));
   for (const Json& event : trace["traceEvents"]) {
     if (event["ph"] != "X" || event["pid"] != 10) continue;
     begins.push_back(event["ts"]);

@@ -203,8 +203,8 @@ absl::Status Launcher::StartServer() {
   const std::string port_file = state_.File(kPortFile);
   unlink(port_file.c_str());
   const std::string log = state_.File("server.log");
-  const ListenerSpeech speech =
-      options_.security.tls_ca.empty() ? ListenerSpeech::kPlainText : ListenerSpeech::kTls;
+  const ListenerProtocol speech =
+      options_.security.tls_ca.empty() ? ListenerProtocol::kPlainText : ListenerProtocol::kTls;
   absl::Status status = supervisor_.Add(
       {.name = kServerName,
        .command = [this] { return ServerCommand(); },

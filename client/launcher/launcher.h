@@ -24,7 +24,8 @@ struct LauncherOptions {
   int metrics_port = 0;
   int threads = 0;  // per worker; 0: the machine's cores divided by the workers
   std::string state_dir;
-  std::string local_memory = "host";  // of the workers: off, host, cuda; sockets lie in state_dir
+  std::string local_memory =
+      "host_memory";  // of the workers: off, host_memory, cuda_memory; sockets lie in state_dir
   // Of the workers: on, off, or auto: where their clients are of this machine and the coordinator
   // speaks plain text.
   std::string direct = "auto";

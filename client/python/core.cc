@@ -64,11 +64,10 @@ py::tuple Unary(const Call& call) {
   return ValueOrError(absl::OkStatus(), ToDict(*response));
 }
 
-py::tuple CancelOperation(ClientHandle& client, const std::string& request_id,
-                          double deadline_seconds) {
+py::tuple Cancel(ClientHandle& client, const std::string& request_id, double deadline_seconds) {
   const absl::Status status = [&] {
     const GilReleased released;
-    return client.get().CancelOperation(request_id, absl::Seconds(deadline_seconds));
+    return client.get().Cancel(request_id, absl::Seconds(deadline_seconds));
   }();
   return ValueOrError(status, py::none());
 }
@@ -226,9 +225,9 @@ PYBIND11_MODULE(_core, module) {
       .def("get_operation",
            [](ClientHandle& client, const std::string& request_id, double deadline) {
              return Unary(
-                 [&] { return client.get().GetOperation(request_id, absl::Seconds(deadline)); });
+                 [&] { return client.get().GetStatus(request_id, absl::Seconds(deadline)); });
            })
-      .def("cancel_operation", &CancelOperation)
+      .def("cancel_operation", &Cancel)
       .def("delete_residual", &DeleteResidual)
       .def("renew_residuals", &RenewResiduals)
       .def("hold_residuals", &HoldResiduals)

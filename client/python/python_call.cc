@@ -68,11 +68,13 @@ void FillProbabilityRows(const py::dict& request, client::ForwardArgs* args) {
 }
 
 // By the names that Python has for them. What is missing here, Python refuses by name.
-const std::map<std::string, client::TransportWish>& Transports() {
-  static const auto* const transports = new std::map<std::string, client::TransportWish>{
-      {"auto", client::TransportWish::kAuto},     {"relay", client::TransportWish::kRelay},
-      {"direct", client::TransportWish::kDirect}, {"host", client::TransportWish::kHost},
-      {"cuda", client::TransportWish::kCuda},
+const std::map<std::string, client::TransportPreference>& Transports() {
+  static const auto* const transports = new std::map<std::string, client::TransportPreference>{
+      {"auto", client::TransportPreference::kAuto},
+      {"relay", client::TransportPreference::kRelay},
+      {"direct", client::TransportPreference::kDirect},
+      {"host_memory", client::TransportPreference::kHostMemory},
+      {"cuda_memory", client::TransportPreference::kCudaMemory},
   };
   return *transports;
 }
@@ -91,7 +93,7 @@ client::CallOptions CallOptionsOf(const py::dict& call) {
   options.transport = wish->second;
   // What is asked for by name is required.
   options.transport_required =
-      transport != "auto" && options.transport != client::TransportWish::kRelay;
+      transport != "auto" && options.transport != client::TransportPreference::kRelay;
   if (retain_seconds >= 0) options.retain = absl::Seconds(retain_seconds);
   ReadItem(call, "request_id", &options.request_id);
   ReadItem(call, "streams", &options.streams);

@@ -30,12 +30,12 @@ enum class Packing : uint8_t {
 
 // Where the tokens of a document of a part of a dilated problem are (common/layout/dilation.h):
 // token t is position first + step * t of `document` of the whole problem.
-struct DocumentPlace {
+struct DocumentPosition {
   int64_t document = 0;
   int64_t first = 0;
   int64_t step = 1;
 
-  bool operator==(const DocumentPlace&) const = default;
+  bool operator==(const DocumentPosition&) const = default;
 };
 
 // Shapes of the problem.
@@ -70,7 +70,7 @@ struct AttentionShape {
 
   // Of a part of a dilated problem alone, never of a request: of each document, whose tokens'
   // positions then count as the whole problem's; and the columns of its bias and mask.
-  std::vector<DocumentPlace> places;
+  std::vector<DocumentPosition> places;
   int64_t pair_columns = 0;
 
   int64_t group_size() const { return num_heads / num_kv_heads; }

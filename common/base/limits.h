@@ -75,7 +75,7 @@ struct Limits {
   // One client's part of it: half, so that the others find places whatever it does.
   int64_t max_queued_requests_per_client = 128;
   int64_t max_queued_bytes_per_client = 32 * kGiB;
-  // What GetOperation still knows. Of each a report without tensors or places of tokens: at
+  // What GetStatus still knows. Of each a report without tensors or places of tokens: at
   // most 64 ranks of 160 bytes (two spans of 24 in vectors of 24, four counts, a name) and
   // some words, 11 KiB; of one rank 600 bytes. The bytes bind first for rings above 40.
   int64_t finished_operations_kept = 1024;

@@ -85,7 +85,7 @@ class SelectedTokens {
 
   int64_t total() const { return total_; }
   std::vector<int64_t>& cu_seqlens() { return cu_seqlens_; }
-  std::vector<DocumentPlace>& places() { return places_; }
+  std::vector<DocumentPosition>& places() { return places_; }
 
   // The selected tokens of a shard, as a shard of the selection's tokens, and which rows they are.
   void Cut(const Shard& whole, Shard& part, std::vector<RowRun>& rows) const {
@@ -142,7 +142,7 @@ class SelectedTokens {
   std::vector<int64_t> compact_;   // by segment: selected tokens before it
   int64_t total_ = 0;
   std::vector<int64_t> cu_seqlens_ = {0};  // of segments with a selected token
-  std::vector<DocumentPlace> places_;
+  std::vector<DocumentPosition> places_;
 };
 
 // The key heads that a part's query heads share, evenly, or one for each of them.
@@ -205,7 +205,7 @@ DilatedPart MakePart(const AttentionSpec& spec, const ShardPlan& plan, const Sel
   shape.places = std::move(tokens.places());
   if (!spec.shape.document_rules.empty()) {
     shape.document_rules.clear();
-    for (const DocumentPlace& place : shape.places) {
+    for (const DocumentPosition& place : shape.places) {
       shape.document_rules.push_back(spec.shape.document_rules[place.document]);
     }
   }

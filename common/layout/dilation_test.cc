@@ -75,7 +75,7 @@ void CheckParts(const AttentionSpec& spec, const ShardPlan& plan, const std::str
       for (const Piece& piece : QueryPieces(shape, part.plan.q[rank])) {
         for (int64_t i = 0; i < piece.length; ++i, ++rows) {
           const int64_t token = tokens[whole_row.at(piece.local_begin + i)];
-          const DocumentPlace& place = shape.places[piece.document];
+          const DocumentPosition& place = shape.places[piece.document];
           const auto [d, segment, position] = PlaceOf(spec.shape, token, int64_t{1} << 40);
           EXPECT_EQ(place.document, d) << what;
           EXPECT_EQ(piece.PositionOf(i), position) << what;
@@ -175,7 +175,7 @@ TEST(DilationTest, TermsFollowHeadsAndDocuments) {
   // Segments of 32 and 8 tokens, then 32 and 28: every second from 1 on.
   EXPECT_EQ(part.shape.cu_seqlens_q, (std::vector<int64_t>{0, 16, 20, 36, 50}));
   EXPECT_EQ(part.shape.places,
-            (std::vector<DocumentPlace>{{0, 1, 2}, {0, 33, 2}, {1, 1, 2}, {1, 33, 2}}));
+            (std::vector<DocumentPosition>{{0, 1, 2}, {0, 33, 2}, {1, 1, 2}, {1, 33, 2}}));
   ASSERT_EQ(part.shape.document_rules.size(), 4u);
   EXPECT_TRUE(part.shape.document_rules[1].causal);
   EXPECT_EQ(part.shape.document_rules[2].window_left, 3);

@@ -235,10 +235,10 @@ std::vector<Piece> CutIntoPieces(const Shard& shard, const std::vector<int64_t>&
 
 namespace {
 
-std::vector<Piece> Placed(std::vector<Piece> pieces, const std::vector<DocumentPlace>& places) {
+std::vector<Piece> Placed(std::vector<Piece> pieces, const std::vector<DocumentPosition>& places) {
   if (places.empty()) return pieces;
   for (Piece& piece : pieces) {
-    const DocumentPlace& place = places[piece.document];
+    const DocumentPosition& place = places[piece.document];
     piece.position = place.first + place.step * piece.position;
     piece.stride *= place.step;
   }

@@ -73,7 +73,7 @@ prometheus::Histogram::BucketBoundaries StageBuckets();
 void DescribeProcess(Metrics& metrics, const std::string& version);
 
 // ringattn_bytes_total{direction, transport}: tensor payload. direction is up
-// (towards the workers), down, or ring; transport is coordinator_stream, tcp, ...
+// (towards the workers), down, or ring; transport is relay, tcp, ...
 prometheus::Family<prometheus::Counter>& TensorBytes(Metrics& metrics);
 
 }  // namespace ringattn

@@ -34,7 +34,7 @@ bool Keeps(const DropoutForm& dropout, int64_t batch, int64_t head, int64_t i, i
   return lane_bits >= dropout.threshold;
 }
 
-PairContext PairTerms::Look(const QueryPlace& query, int64_t j) const {
+PairContext PairTerms::Look(const QueryPosition& query, int64_t j) const {
   const AttentionShape& shape = spec_.shape;
   const AttentionOptions& options = spec_.options;
   const int64_t batch_row = shape.packed ? query.document : query.batch;
@@ -62,7 +62,7 @@ PairContext PairTerms::Look(const QueryPlace& query, int64_t j) const {
   return pair;
 }
 
-double PairTerms::BiasOf(const QueryPlace& query, int64_t j) const {
+double PairTerms::BiasOf(const QueryPosition& query, int64_t j) const {
   const AttentionShape& shape = spec_.shape;
   const BiasForm& bias = *spec_.options.bias;
   const int64_t heads = bias.per_head ? shape.num_heads : 1;
@@ -72,7 +72,7 @@ double PairTerms::BiasOf(const QueryPlace& query, int64_t j) const {
   return Load(DTypeOf(spec_, TensorId::kBias), inputs_.bias, row * PairColumns(shape) + j);
 }
 
-bool PairTerms::MaskAllows(const QueryPlace& query, int64_t j) const {
+bool PairTerms::MaskAllows(const QueryPosition& query, int64_t j) const {
   if (!spec_.options.mask.has_value()) return true;
   const AttentionShape& shape = spec_.shape;
   const MaskForm& mask = *spec_.options.mask;
@@ -85,7 +85,7 @@ bool PairTerms::MaskAllows(const QueryPlace& query, int64_t j) const {
   return (inputs_.mask[row * ((columns + 7) / 8) + j / 8] >> (j % 8) & 1) != 0;
 }
 
-bool PairTerms::IdsAllow(const QueryPlace& query, int64_t j) const {
+bool PairTerms::IdsAllow(const QueryPosition& query, int64_t j) const {
   if (!spec_.options.segment_ids) return true;
   const AttentionShape& shape = spec_.shape;
   const int32_t q_id = inputs_.q_segment_ids[query.batch * shape.seq_len_q +
@@ -96,7 +96,7 @@ bool PairTerms::IdsAllow(const QueryPlace& query, int64_t j) const {
   return q_id >= 0 && q_id == k_id;
 }
 
-int64_t PairTerms::LevelsThatSelect(const QueryPlace& query, int64_t j) const {
+int64_t PairTerms::LevelsThatSelect(const QueryPosition& query, int64_t j) const {
   if (spec_.options.dilation_levels.empty()) return 1;
   int64_t levels = 0;
   for (const DilationLevel& level : spec_.options.dilation_levels) {

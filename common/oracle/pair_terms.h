@@ -28,7 +28,7 @@ struct PairContext {
 };
 
 // A query row's head by where it is.
-struct QueryPlace {
+struct QueryPosition {
   int64_t batch = 0;
   int64_t document = 0;
   int64_t head = 0;
@@ -44,17 +44,17 @@ class PairTerms {
         any_(HasScoreTerms(spec.options) || !spec.options.dilation_levels.empty()) {}
 
   // Masks by position (causal, window) apart.
-  PairContext Of(const QueryPlace& query, int64_t j) const {
+  PairContext Of(const QueryPosition& query, int64_t j) const {
     return any_ ? Look(query, j) : PairContext();
   }
   bool any() const { return any_; }
 
  private:
-  PairContext Look(const QueryPlace& query, int64_t j) const;
-  double BiasOf(const QueryPlace& query, int64_t j) const;
-  bool MaskAllows(const QueryPlace& query, int64_t j) const;
-  bool IdsAllow(const QueryPlace& query, int64_t j) const;
-  int64_t LevelsThatSelect(const QueryPlace& query, int64_t j) const;
+  PairContext Look(const QueryPosition& query, int64_t j) const;
+  double BiasOf(const QueryPosition& query, int64_t j) const;
+  bool MaskAllows(const QueryPosition& query, int64_t j) const;
+  bool IdsAllow(const QueryPosition& query, int64_t j) const;
+  int64_t LevelsThatSelect(const QueryPosition& query, int64_t j) const;
 
   const AttentionSpec& spec_;
   const Inputs& inputs_;

@@ -73,7 +73,7 @@ inline void DoubtRow(const AttentionOptions& options, RowScores& row) {
 }
 
 inline void ScoreRow(const AttentionSpec& spec, const Document& document, const PairTerms& terms,
-                     const QueryPlace& query, const double* q, double sink, HeadRows& k,
+                     const QueryPosition& query, const double* q, double sink, HeadRows& k,
                      RowScores& row, const Float8Scales* float8 = nullptr) {
   row = {std::move(row.keys)};
   row.keys.clear();
@@ -127,7 +127,7 @@ class QueryRow {
       : spec_(spec), document_(document), terms_(terms), float8_(float8) {}
 
   //   sink  of the head, -inf if it has none
-  void Forward(const QueryPlace& query, const double* q, double sink, HeadRows& k, HeadRows& v,
+  void Forward(const QueryPosition& query, const double* q, double sink, HeadRows& k, HeadRows& v,
                Result& result, int64_t at) {
     ScoreRow(spec_, document_, terms_, query, q, sink, k, row_, float8_);
     if (row_.coarse()) DoubtRow(spec_.options, row_);
@@ -216,7 +216,7 @@ class QueryRow {
 
  private:
   // What v's tiniest values may be rounded to by another scale.
-  void GrantTinyValues(const QueryPlace& query, double share, RowSet& out, int64_t at) const {
+  void GrantTinyValues(const QueryPosition& query, double share, RowSet& out, int64_t at) const {
     const double loss = share * Float8TinyLoss(float8_->Of(TensorId::kV, query.batch,
                                                            query.head / spec_.shape.group_size()));
     for (int64_t d = at * out.dim; d < (at + 1) * out.dim; ++d) out.floor[d] += loss;

@@ -42,8 +42,8 @@ std::string TlsHello() {
   return hello;
 }
 
-std::string HelloIn(ListenerSpeech speech) {
-  return speech == ListenerSpeech::kTls ? TlsHello() : std::string(kHello, kHelloBytes);
+std::string HelloIn(ListenerProtocol speech) {
+  return speech == ListenerProtocol::kTls ? TlsHello() : std::string(kHello, kHelloBytes);
 }
 
 absl::Status Waited(int fd, short events, absl::Time end) {
@@ -72,7 +72,7 @@ absl::Status Converse(int fd, const addrinfo& target, const std::string& hello, 
 }  // namespace
 
 absl::Status ProbeListener(const std::string& address, absl::Duration timeout,
-                           ListenerSpeech speech) {
+                           ListenerProtocol speech) {
   const absl::Time end = absl::Now() + timeout;
   const size_t colon = address.rfind(':');
   if (colon == std::string::npos) return absl::UnavailableError("no port in the address");

@@ -10,7 +10,7 @@
 namespace ringattn {
 
 // What the listener expects to hear first.
-enum class ListenerSpeech { kPlainText, kTls };
+enum class ListenerProtocol { kPlainText, kTls };
 
 // Connects to "host:port", says hello in HTTP/2 or TLS and waits for the first byte of the
 // answer; of TLS a client's first words, no more: nothing is proved and no certificate needed. A
@@ -19,7 +19,7 @@ enum class ListenerSpeech { kPlainText, kTls };
 // for `timeout` at most. Errors: UNAVAILABLE (refused, closed), DEADLINE_EXCEEDED (no answer),
 // RESOURCE_EXHAUSTED (no descriptor for asking). Thread safe.
 absl::Status ProbeListener(const std::string& address, absl::Duration timeout,
-                           ListenerSpeech speech = ListenerSpeech::kPlainText);
+                           ListenerProtocol speech = ListenerProtocol::kPlainText);
 
 }  // namespace ringattn
 

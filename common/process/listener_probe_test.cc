@@ -62,7 +62,7 @@ TEST(ListenerProbeTest, InTlsAClientsFirstWordsAreEnough) {
     }
     close(peer);
   });
-  EXPECT_EQ(ProbeListener(server.address, absl::Seconds(10), ListenerSpeech::kTls),
+  EXPECT_EQ(ProbeListener(server.address, absl::Seconds(10), ListenerProtocol::kTls),
             absl::OkStatus());
   answers.join();
 }

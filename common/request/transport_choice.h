@@ -13,7 +13,7 @@ namespace ringattn {
 enum class TransportKind : uint8_t { kCoordinatorStream, kDirectStream, kHostMemory, kCudaMemory };
 
 // A whole tensor in a region of the client's.
-struct TensorPlaceChoice {
+struct TensorLocationChoice {
   TensorId tensor = TensorId::kQ;
   std::string region_id;
   int64_t offset = 0;
@@ -23,7 +23,7 @@ struct TensorPlaceChoice {
 struct TransportChoice {
   std::vector<TransportKind> accept;  // the best first; empty: the header says nothing
   bool required = false;
-  std::vector<TensorPlaceChoice> places;
+  std::vector<TensorLocationChoice> places;
   uint64_t fence_number = 0;
   // Why no memory of the client's can serve this request, whatever the workers have; empty: some
   // can.

@@ -20,9 +20,9 @@ std::string PlaceField(int index, const char* field) {
 
 std::optional<TransportKind> KindOf(int transport) {
   switch (transport) {
-    case v1::TRANSPORT_COORDINATOR_STREAM:
+    case v1::TRANSPORT_RELAY:
       return TransportKind::kCoordinatorStream;
-    case v1::TRANSPORT_DIRECT_STREAM:
+    case v1::TRANSPORT_DIRECT:
       return TransportKind::kDirectStream;
     case v1::TRANSPORT_HOST_MEMORY:
       return TransportKind::kHostMemory;
@@ -55,9 +55,9 @@ void ReadAccept(const v1::TransportOptions& options, TransportChoice* choice,
   }
 }
 
-std::optional<TensorPlaceChoice> ReadPlace(const v1::TensorPlace& place, int index,
-                                           const TransportSubject& subject,
-                                           Violations& violations) {
+std::optional<TensorLocationChoice> ReadPlace(const v1::TensorLocation& place, int index,
+                                              const TransportSubject& subject,
+                                              Violations& violations) {
   const std::optional<TensorId> id = TensorFromNumber(place.tensor());
   if (!id.has_value()) {
     violations.Invalid(PlaceField(index, "tensor"), "names no tensor");
@@ -81,16 +81,16 @@ std::optional<TensorPlaceChoice> ReadPlace(const v1::TensorPlace& place, int ind
                                     " reach beyond every region"));
     return std::nullopt;
   }
-  return TensorPlaceChoice{*id, place.region_id(), static_cast<int64_t>(place.offset()), bytes};
+  return TensorLocationChoice{*id, place.region_id(), static_cast<int64_t>(place.offset()), bytes};
 }
 
-bool Overlap(const TensorPlaceChoice& a, const TensorPlaceChoice& b) {
+bool Overlap(const TensorLocationChoice& a, const TensorLocationChoice& b) {
   return a.region_id == b.region_id && a.bytes > 0 && b.bytes > 0 &&
          a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
 }
 
 // What is written must be nobody else's. Inputs may share bytes.
-void CheckOverlaps(const std::vector<TensorPlaceChoice>& places, const TransportSubject& subject,
+void CheckOverlaps(const std::vector<TensorLocationChoice>& places, const TransportSubject& subject,
                    Violations& violations) {
   for (size_t i = 0; i < places.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
@@ -108,7 +108,8 @@ void ReadPlaces(const v1::TransportOptions& options, const TransportSubject& sub
                 TransportChoice* choice, Violations& violations) {
   const size_t tensors = subject.inputs.size() + subject.outputs.size();
   for (int i = 0; i < options.places_size() && choice->places.size() <= tensors; ++i) {
-    std::optional<TensorPlaceChoice> place = ReadPlace(options.places(i), i, subject, violations);
+    std::optional<TensorLocationChoice> place =
+        ReadPlace(options.places(i), i, subject, violations);
     if (!place.has_value()) return;  // one wrong place is enough to say
     const auto twice = std::find_if(choice->places.begin(), choice->places.end(),
                                     [&](const auto& p) { return p.tensor == place->tensor; });
@@ -121,7 +122,7 @@ void ReadPlaces(const v1::TransportOptions& options, const TransportSubject& sub
   CheckOverlaps(choice->places, subject, violations);
 }
 
-std::string WhyNotPlaces(const TransportChoice& choice, const TransportSubject& subject) {
+std::string CheckLocations(const TransportChoice& choice, const TransportSubject& subject) {
   if (!subject.inline_tensors.empty()) return "some of its tensors are inline";
   for (const std::vector<TensorId>* tensors : {&subject.inputs, &subject.outputs}) {
     for (TensorId id : *tensors) {
@@ -162,7 +163,7 @@ TransportChoice ReadTransport(const v1::TransportOptions& options, const Transpo
     return choice;
   }
   ReadPlaces(options, subject, &choice, violations);
-  choice.why_not_places = WhyNotPlaces(choice, subject);
+  choice.why_not_places = CheckLocations(choice, subject);
   return choice;
 }
 

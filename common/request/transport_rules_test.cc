@@ -75,14 +75,14 @@ TEST(TransportRulesTest, InlineTensorsTravel) {
 
 TEST(TransportRulesTest, StreamsToTheWorkersNeedNoPlaces) {
   const TransportChoice choice =
-      Accepted(Header("transport { accept: TRANSPORT_DIRECT_STREAM required: true }"));
+      Accepted(Header("transport { accept: TRANSPORT_DIRECT required: true }"));
   EXPECT_EQ(choice.accept, std::vector{TransportKind::kDirectStream});
   EXPECT_TRUE(choice.required);
   EXPECT_EQ(choice.why_not_direct, "");
 }
 
 TEST(TransportRulesTest, InlineTensorsGoByTheCoordinator) {
-  v1::ForwardHeader header = Header("transport { accept: TRANSPORT_DIRECT_STREAM }");
+  v1::ForwardHeader header = Header("transport { accept: TRANSPORT_DIRECT }");
   header.add_inline_tensors()->set_tensor(v1::TENSOR_ID_K);
   header.mutable_inline_tensors(0)->set_data(std::string(128, 0));
   EXPECT_EQ(Accepted(header).why_not_direct, "some of its tensors are inline");
@@ -90,7 +90,7 @@ TEST(TransportRulesTest, InlineTensorsGoByTheCoordinator) {
 
 TEST(TransportRulesTest, WhatWorkersHaveInAnotherFormGoesByTheCoordinator) {
   const auto why_not = [](const std::string& more) {
-    return Accepted(Header("transport { accept: TRANSPORT_DIRECT_STREAM } " + more)).why_not_direct;
+    return Accepted(Header("transport { accept: TRANSPORT_DIRECT } " + more)).why_not_direct;
   };
   EXPECT_EQ(why_not("shape { packing: PACKING_KV }"), "") << "its parts do not";
   EXPECT_EQ(why_not("reply { probability_rows { position: 0 } }"), "it asks for probabilities");

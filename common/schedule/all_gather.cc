@@ -17,7 +17,7 @@ constexpr int kLanding = 2;
 
 class AllGather {
  public:
-  AllGather(const GatherRoute& route, const RingPieces& pieces, ShardBuffers& shard,
+  AllGather(const GatherRoute& route, const RingSpans& pieces, ShardBuffers& shard,
             ProgramBuilder& builder)
       : route_(route),
         pieces_(pieces),
@@ -68,7 +68,7 @@ class AllGather {
     if (!call.kv.empty()) AddBackwardCall(step, std::move(call), shard_, builder_);
     // By rank that contributed: the order in which the owner adds.
     ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t landing) {
-      const BlockPlace landed{kLanding, landing, rows};
+      const BlockLocation landed{kLanding, landing, rows};
       builder_.Move(step + 1, gradients_, rank, {kGathered, before, rows}, source, landed, rows);
       if (source == builder_.rank()) {
         builder_.AddRowsLate(step + 1, gradients_, landed, Home(source), rows);
@@ -79,7 +79,7 @@ class AllGather {
   }
 
  private:
-  BlockPlace Home(int source) const { return {kHome, 0, {0, route_.kv_rows[source]}}; }
+  BlockLocation Home(int source) const { return {kHome, 0, {0, route_.kv_rows[source]}}; }
 
   template <typename Do>
   void ForEachSeen(const Do& action) const {
@@ -89,7 +89,7 @@ class AllGather {
   // What this rank's queries see, by source.
   std::vector<std::pair<KvOperand, WorkCount>> Operands(bool gradients) {
     std::vector<std::pair<KvOperand, WorkCount>> operands;
-    const auto add = [&](int source, const RowRange& rows, const BlockPlace& place) {
+    const auto add = [&](int source, const RowRange& rows, const BlockLocation& place) {
       const WorkCount work = pieces_.Work(builder_.rank(), source, rows);
       if (work.pairs == 0 && source == builder_.rank()) return;
       KvOperand keys{source, rows.begin, rows.end, builder_.Range(kv_, TensorId::kK, place),
@@ -128,7 +128,7 @@ class AllGather {
   }
 
   const GatherRoute& route_;
-  const RingPieces& pieces_;
+  const RingSpans& pieces_;
   ShardBuffers& shard_;
   ProgramBuilder& builder_;
   const int world_size_;
@@ -138,7 +138,7 @@ class AllGather {
 
 }  // namespace
 
-GatherRoute MakeGatherRoute(const ShardPlan& plan, const RingPieces& pieces) {
+GatherRoute MakeGatherRoute(const ShardPlan& plan, const RingSpans& pieces) {
   GatherRoute route;
   route.seen = SeenRows(plan, pieces);
   for (int rank = 0; rank < plan.world_size; ++rank) {
@@ -150,7 +150,7 @@ GatherRoute MakeGatherRoute(const ShardPlan& plan, const RingPieces& pieces) {
 
 Program MakeAllGatherProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
                              bool recompute_forward, const GatherRoute& route,
-                             const RingPieces& pieces, int rank) {
+                             const RingSpans& pieces, int rank) {
   ProgramBuilder builder(spec, plan, rank);
   ShardBuffers shard = AddShardBuffers(direction, recompute_forward, builder);
   AllGather gather(route, pieces, shard, builder);

@@ -46,11 +46,11 @@ void ForEachGathered(const GatherRoute& route, const Do& action) {
   }
 }
 
-GatherRoute MakeGatherRoute(const ShardPlan& plan, const RingPieces& pieces);
+GatherRoute MakeGatherRoute(const ShardPlan& plan, const RingSpans& pieces);
 
 Program MakeAllGatherProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
                              bool recompute_forward, const GatherRoute& route,
-                             const RingPieces& pieces, int rank);
+                             const RingSpans& pieces, int rank);
 
 }  // namespace ringattn
 

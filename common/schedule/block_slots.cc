@@ -11,7 +11,7 @@ const char* const BlockSlots::kGradientNames[5] = {"dkv_slot0", "dkv_slot1", "ho
 
 bool BlockSlots::Claim(int step) { return std::exchange(claimed_by_[KvSlot(step)], step) != step; }
 
-BlockPlace BlockSlots::InBlock(int slot, int source, int step, const RowRange& rows) const {
+BlockLocation BlockSlots::InBlock(int slot, int source, int step, const RowRange& rows) const {
   int64_t rows_before = 0;
   for (const RowRange& range : route_.held[step][source]) {
     if (range.begin <= rows.begin && rows.end <= range.end) return {slot, rows_before, range};
@@ -21,19 +21,19 @@ BlockPlace BlockSlots::InBlock(int slot, int source, int step, const RowRange& r
   return {};
 }
 
-BlockPlace BlockSlots::Kv(int source, int step, const RowRange& rows) const {
+BlockLocation BlockSlots::Kv(int source, int step, const RowRange& rows) const {
   return InBlock(KvSlot(step), source, step, rows);
 }
 
-BlockPlace BlockSlots::Gradients(int source, int step, const RowRange& rows) const {
+BlockLocation BlockSlots::Gradients(int source, int step, const RowRange& rows) const {
   return InBlock(step % 2, source, step, rows);
 }
 
-BlockPlace BlockSlots::HomeGradients(int source) const {
+BlockLocation BlockSlots::HomeGradients(int source) const {
   return {kGradientHome, 0, {0, route_.kv_rows[source]}};
 }
 
-BlockPlace BlockSlots::Landing(int64_t at, const RowRange& rows) {
+BlockLocation BlockSlots::Landing(int64_t at, const RowRange& rows) {
   return {kLanding + static_cast<int>(at % 2), 0, rows};
 }
 

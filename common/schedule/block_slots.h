@@ -31,16 +31,16 @@ class BlockSlots {
 
   // Place of `rows`, inside one of the ranges held, in the block of `source` that its
   // holder has at `step`. Gradients: step > 0.
-  BlockPlace Kv(int source, int step, const RowRange& rows) const;
-  BlockPlace Gradients(int source, int step, const RowRange& rows) const;
+  BlockLocation Kv(int source, int step, const RowRange& rows) const;
+  BlockLocation Gradients(int source, int step, const RowRange& rows) const;
   // The whole shard's gradients at their owner.
-  BlockPlace HomeGradients(int source) const;
+  BlockLocation HomeGradients(int source) const;
   // Where `rows` land that are sent home at program step `at`.
-  static BlockPlace Landing(int64_t at, const RowRange& rows);
+  static BlockLocation Landing(int64_t at, const RowRange& rows);
 
  private:
   int KvSlot(int step) const { return keeps_home_ && step > 0 ? 2 - step % 2 : step % 2; }
-  BlockPlace InBlock(int slot, int source, int step, const RowRange& rows) const;
+  BlockLocation InBlock(int slot, int source, int step, const RowRange& rows) const;
 
   const KvRoute& route_;
   const bool keeps_home_;

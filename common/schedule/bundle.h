@@ -17,7 +17,7 @@ namespace ringattn {
 // Where a range of one source's rows lies: in a slot, as [batch, range.size(), inner],
 // after `rows_before` rows per batch row that belong to other ranges. The same on every
 // rank, since all use their slots alike.
-struct BlockPlace {
+struct BlockLocation {
   int slot = 0;
   int64_t rows_before = 0;
   RowRange range;

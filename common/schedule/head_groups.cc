@@ -24,7 +24,7 @@ constexpr int kGatheredIds = 1;
 
 class HeadGroups {
  public:
-  HeadGroups(const GatherRoute& route, const RingPieces& pieces, int64_t heads_per_step,
+  HeadGroups(const GatherRoute& route, const RingSpans& pieces, int64_t heads_per_step,
              ShardBuffers& shard, ProgramBuilder& builder)
       : route_(route),
         pieces_(pieces),
@@ -93,7 +93,7 @@ class HeadGroups {
     return std::any_of(rows.begin(), rows.end(), [](int64_t n) { return n > 0; });
   }
   static int Slot(int first, int64_t group) { return first + static_cast<int>(group % 2); }
-  BlockPlace Own(int source, int64_t group) const {
+  BlockLocation Own(int source, int64_t group) const {
     return {Slot(kOwn, group), 0, {0, route_.kv_rows[source]}};
   }
 
@@ -251,7 +251,7 @@ class HeadGroups {
   void Return(int64_t step, int64_t group) {
     if (AnyRows(route_.kv_rows)) builder_.Use(step);
     ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t landing) {
-      const BlockPlace landed{kLanding, landing, rows};
+      const BlockLocation landed{kLanding, landing, rows};
       builder_.Move(step, gradients_, rank, {Slot(kGathered, group), before, rows}, source, landed,
                     rows);
       if (source == builder_.rank()) {
@@ -274,8 +274,8 @@ class HeadGroups {
   }
 
   void AddOperands(int64_t group, bool gradients, ComputeCall& call) {
-    const auto add = [&](int source, const RowRange& rows, const BlockPlace& place,
-                         const BlockPlace& ids) {
+    const auto add = [&](int source, const RowRange& rows, const BlockLocation& place,
+                         const BlockLocation& ids) {
       const WorkCount work = pieces_.Work(builder_.rank(), source, rows);
       if (work.pairs == 0 && source == builder_.rank()) return;
       KvOperand keys{source, rows.begin, rows.end, builder_.Range(kv_, TensorId::kK, place),
@@ -316,7 +316,7 @@ class HeadGroups {
   }
 
   const GatherRoute& route_;
-  const RingPieces& pieces_;
+  const RingSpans& pieces_;
   const int64_t heads_;  // of K/V, of a group
   const int64_t groups_;
   ShardBuffers& shard_;
@@ -331,7 +331,7 @@ class HeadGroups {
 
 Program MakeHeadGroupsProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
                               bool recompute_forward, const GatherRoute& route,
-                              const RingPieces& pieces, int64_t heads_per_step, int rank) {
+                              const RingSpans& pieces, int64_t heads_per_step, int rank) {
   ProgramBuilder builder(spec, plan, rank);
   ShardBuffers shard = AddShardBuffers(direction, recompute_forward, builder);
   HeadGroups groups(route, pieces, heads_per_step, shard, builder);

@@ -22,7 +22,7 @@ namespace ringattn {
 // one plane per head, as the sum over heads is no group's.
 Program MakeHeadGroupsProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
                               bool recompute_forward, const GatherRoute& route,
-                              const RingPieces& pieces, int64_t heads_per_step, int rank);
+                              const RingSpans& pieces, int64_t heads_per_step, int rank);
 
 }  // namespace ringattn
 

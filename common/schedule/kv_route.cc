@@ -59,7 +59,7 @@ Ranges CutIntoSlices(const Shard& shard, Layout layout) {
 }
 
 // needed[d][source][part]: what rank source + d sees of the part.
-RangesByDistance FindNeeds(const RingPieces& pieces, const std::vector<Ranges>& parts) {
+RangesByDistance FindNeeds(const RingSpans& pieces, const std::vector<Ranges>& parts) {
   const int world_size = static_cast<int>(parts.size());
   RangesByDistance needed(world_size, std::vector<Ranges>(world_size));
   for (int source = 0; source < world_size; ++source) {
@@ -118,7 +118,7 @@ bool KvRoute::SeesAny(int step, int source) const {
   return std::find(parts.begin(), parts.end(), 1) != parts.end();
 }
 
-RingPieces::RingPieces(const AttentionSpec& spec, const ShardPlan& plan, CancelLatch* latch)
+RingSpans::RingSpans(const AttentionSpec& spec, const ShardPlan& plan, CancelLatch* latch)
     : latch_(latch), bands_(DocumentBands(spec)), q_(plan.world_size), kv_(plan.world_size) {
   for (int rank = 0; rank < plan.world_size && !latch_->Ask(); ++rank) {
     q_[rank] = QueryPieces(spec.shape, plan.q[rank]);
@@ -126,12 +126,12 @@ RingPieces::RingPieces(const AttentionSpec& spec, const ShardPlan& plan, CancelL
   }
 }
 
-WorkCount RingPieces::Work(int rank, int source, const RowRange& kv_rows) const {
+WorkCount RingSpans::Work(int rank, int source, const RowRange& kv_rows) const {
   if (latch_->Ask()) return {};
   return CountWork(q_[rank], SlicePieces(kv_[source], kv_rows.begin, kv_rows.end), bands_);
 }
 
-std::vector<RowRange> RingPieces::Needs(int source, const RowRange& part) const {
+std::vector<RowRange> RingSpans::Needs(int source, const RowRange& part) const {
   std::vector<RowRange> needs(q_.size());
   const std::vector<Piece> kv = SlicePieces(kv_[source], part.begin, part.end);
   for (size_t rank = 0; rank < q_.size() && !latch_->Ask(); ++rank) {
@@ -141,7 +141,7 @@ std::vector<RowRange> RingPieces::Needs(int source, const RowRange& part) const 
   return needs;
 }
 
-KvRoute MakeKvRoute(const ShardPlan& plan, const RingPieces& pieces, PartRule rule) {
+KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rule) {
   KvRoute route;
   route.world_size = plan.world_size;
   for (const Shard& shard : plan.q) route.q_rows.push_back(RowsIn(shard));
@@ -183,7 +183,7 @@ KvRoute MakeKvRoute(const ShardPlan& plan, const RingPieces& pieces, PartRule ru
 }
 
 std::vector<std::vector<std::vector<RowRange>>> SeenRows(const ShardPlan& plan,
-                                                         const RingPieces& pieces) {
+                                                         const RingSpans& pieces) {
   std::vector<std::vector<Ranges>> seen(plan.world_size, std::vector<Ranges>(plan.world_size));
   for (int source = 0; source < plan.world_size; ++source) {
     for (const RowRange& slice : CutIntoSlices(plan.kv[source], plan.layout)) {

@@ -67,10 +67,10 @@ struct KvRoute {
 };
 
 // The pieces of every rank's shards, made once per problem.
-class RingPieces {
+class RingSpans {
  public:
   // `latch` outlives the pieces: it is asked before each pass over two ranks' pieces.
-  RingPieces(const AttentionSpec& spec, const ShardPlan& plan, CancelLatch* latch);
+  RingSpans(const AttentionSpec& spec, const ShardPlan& plan, CancelLatch* latch);
 
   // The work of `rank`'s q shard with rows of `source`'s kv shard.
   WorkCount Work(int rank, int source, const RowRange& kv_rows) const;
@@ -85,12 +85,12 @@ class RingPieces {
   std::vector<std::vector<Piece>> kv_;  // by rank
 };
 
-KvRoute MakeKvRoute(const ShardPlan& plan, const RingPieces& pieces, PartRule rule);
+KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rule);
 
 // By rank, then source: the rows of source's kv shard that the rank sees, as disjoint, ascending,
 // non-empty ranges; the two slices of a zigzag shard apart unless they touch.
 std::vector<std::vector<std::vector<RowRange>>> SeenRows(const ShardPlan& plan,
-                                                         const RingPieces& pieces);
+                                                         const RingSpans& pieces);
 
 }  // namespace ringattn
 

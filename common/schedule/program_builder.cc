@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/schedule/gradient_offers.h"
+#include "common/schedule/gradient_store_hints.h"
 
 namespace ringattn {
 
@@ -68,7 +68,7 @@ BufferId ProgramBuilder::SlotBuffer(const Bundle& bundle, BundleTensor& tensor, 
 }
 
 ByteRange ProgramBuilder::Range(const Bundle& bundle, BundleTensor& tensor,
-                                const BlockPlace& place) {
+                                const BlockLocation& place) {
   const int64_t row_bytes = spec_.shape.batch * tensor.row_bytes;
   const ByteRange range{SlotBuffer(bundle, tensor, place.slot), place.rows_before * row_bytes,
                         place.range.size() * row_bytes};
@@ -77,12 +77,12 @@ ByteRange ProgramBuilder::Range(const Bundle& bundle, BundleTensor& tensor,
   return range;
 }
 
-ByteRange ProgramBuilder::Range(Bundle& bundle, TensorId id, const BlockPlace& place) {
+ByteRange ProgramBuilder::Range(Bundle& bundle, TensorId id, const BlockLocation& place) {
   return Range(bundle, bundle.Of(id), place);
 }
 
-std::vector<ProgramBuilder::Run> ProgramBuilder::RunsOf(const BlockPlace& source,
-                                                        const BlockPlace& target,
+std::vector<ProgramBuilder::Run> ProgramBuilder::RunsOf(const BlockLocation& source,
+                                                        const BlockLocation& target,
                                                         const RowRange& rows) const {
   assert(source.range.begin <= rows.begin && rows.end <= source.range.end);
   assert(target.range.begin <= rows.begin && rows.end <= target.range.end);
@@ -107,10 +107,10 @@ void ProgramBuilder::Use(int64_t step) {
   used_[step] = 1;
 }
 
-void ProgramBuilder::Move(int64_t step, Bundle& bundle, int from, const BlockPlace& source, int to,
-                          const BlockPlace& target, const RowRange& rows) {
+void ProgramBuilder::Move(int64_t step, Bundle& bundle, int from, const BlockLocation& source,
+                          int to, const BlockLocation& target, const RowRange& rows) {
   Use(step);
-  const auto add = [&](Transfer::Kind kind, int peer, const BlockPlace& here) {
+  const auto add = [&](Transfer::Kind kind, int peer, const BlockLocation& here) {
     for (BundleTensor& tensor : bundle.tensors) {
       const BufferId buffer = Range(bundle, tensor, here).buffer;
       for (const Run& run : RunsOf(source, target, rows)) {
@@ -147,7 +147,7 @@ void ProgramBuilder::AddZero(int64_t step, const ByteRange& target) {
   AddCall(step, std::move(call));
 }
 
-void ProgramBuilder::AddZeroRows(int64_t step, Bundle& bundle, const BlockPlace& target,
+void ProgramBuilder::AddZeroRows(int64_t step, Bundle& bundle, const BlockLocation& target,
                                  const RowRange& rows) {
   for (BundleTensor& tensor : bundle.tensors) {
     const BufferId buffer = SlotBuffer(bundle, tensor, target.slot);
@@ -157,8 +157,8 @@ void ProgramBuilder::AddZeroRows(int64_t step, Bundle& bundle, const BlockPlace&
   }
 }
 
-void ProgramBuilder::AddRowsLate(int64_t step, Bundle& bundle, const BlockPlace& source,
-                                 const BlockPlace& target, const RowRange& rows) {
+void ProgramBuilder::AddRowsLate(int64_t step, Bundle& bundle, const BlockLocation& source,
+                                 const BlockLocation& target, const RowRange& rows) {
   for (BundleTensor& tensor : bundle.tensors) {
     const BufferId from = SlotBuffer(bundle, tensor, source.slot);
     const BufferId to = SlotBuffer(bundle, tensor, target.slot);

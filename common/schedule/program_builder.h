@@ -44,12 +44,12 @@ class ProgramBuilder {
   ByteRange First(BufferId buffer, int64_t bytes);
   // The bytes of a range of rows in its slot, whose buffer is added when first used and
   // grows to hold them.
-  ByteRange Range(Bundle& bundle, TensorId id, const BlockPlace& place);
+  ByteRange Range(Bundle& bundle, TensorId id, const BlockLocation& place);
 
   // Copies `rows`, which both places hold, from one rank to the other: per tensor as one
   // transfer where they lie in one run on both sides, else one per batch row.
-  void Move(int64_t step, Bundle& bundle, int from, const BlockPlace& source, int to,
-            const BlockPlace& target, const RowRange& rows);
+  void Move(int64_t step, Bundle& bundle, int from, const BlockLocation& source, int to,
+            const BlockLocation& target, const RowRange& rows);
   // Some rank has a call in the step.
   void Use(int64_t step);
 
@@ -61,10 +61,10 @@ class ProgramBuilder {
   // target = 0; nothing for no bytes.
   void AddZero(int64_t step, const ByteRange& target);
   // The same over `rows` of every tensor of a block.
-  void AddZeroRows(int64_t step, Bundle& bundle, const BlockPlace& target, const RowRange& rows);
+  void AddZeroRows(int64_t step, Bundle& bundle, const BlockLocation& target, const RowRange& rows);
   // target += source over `rows` of every tensor of a block, fp32, as late calls.
-  void AddRowsLate(int64_t step, Bundle& bundle, const BlockPlace& source, const BlockPlace& target,
-                   const RowRange& rows);
+  void AddRowsLate(int64_t step, Bundle& bundle, const BlockLocation& source,
+                   const BlockLocation& target, const RowRange& rows);
   // target = source, rounded, over two whole buffers, as a late call; nothing if they are one.
   void AddConvertLate(int64_t step, BufferId source, BufferId target);
 
@@ -76,10 +76,10 @@ class ProgramBuilder {
     int64_t target_row;
     int64_t rows;
   };
-  std::vector<Run> RunsOf(const BlockPlace& source, const BlockPlace& target,
+  std::vector<Run> RunsOf(const BlockLocation& source, const BlockLocation& target,
                           const RowRange& rows) const;
   BufferId SlotBuffer(const Bundle& bundle, BundleTensor& tensor, int slot);
-  ByteRange Range(const Bundle& bundle, BundleTensor& tensor, const BlockPlace& place);
+  ByteRange Range(const Bundle& bundle, BundleTensor& tensor, const BlockLocation& place);
 
   const AttentionSpec& spec_;
   const ShardPlan& plan_;

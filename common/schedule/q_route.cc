@@ -41,7 +41,7 @@ bool QRoute::IsSeenByOthers(int source) const {
   return false;
 }
 
-QRoute MakeQRoute(const ShardPlan& plan, const RingPieces& pieces, bool gathered) {
+QRoute MakeQRoute(const ShardPlan& plan, const RingSpans& pieces, bool gathered) {
   QRoute route;
   const int world_size = route.world_size = plan.world_size;
   route.gathered = gathered;

@@ -42,7 +42,7 @@ struct QRoute {
 };
 
 //   gathered  QRoute::gathered, and then direct
-QRoute MakeQRoute(const ShardPlan& plan, const RingPieces& pieces, bool gathered);
+QRoute MakeQRoute(const ShardPlan& plan, const RingSpans& pieces, bool gathered);
 
 }  // namespace ringattn
 

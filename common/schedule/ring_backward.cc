@@ -146,7 +146,7 @@ void RingBackward::Contribute(int source, int step, int part, bool first) {
   builder_.Use(at);
   if (route_.HolderOf(source, step) != ring_.rank()) return;
   const RowRange& rows = route_.held[step][source][part];
-  const BlockPlace place = ring_.slots.Gradients(source, step, rows);
+  const BlockLocation place = ring_.slots.Gradients(source, step, rows);
   KvOperand operand = ring_.Keys(step, rows);
   operand.dk = builder_.Range(ring_.gradients, TensorId::kDk, place);
   operand.dv = builder_.Range(ring_.gradients, TensorId::kDv, place);
@@ -194,7 +194,7 @@ void RingBackward::SendToLanding(int64_t at, int source, int step, const RowRang
   // Added a step later, so that calls do not queue behind an addition that still waits.
   const int64_t add_at = std::min(at + 1, own_step_);
   builder_.Use(add_at);
-  const BlockPlace landing = BlockSlots::Landing(at, rows);
+  const BlockLocation landing = BlockSlots::Landing(at, rows);
   builder_.Move(at, ring_.gradients, route_.HolderOf(source, step),
                 ring_.slots.Gradients(source, step, rows), source, landing, rows);
   if (source != ring_.rank()) return;
@@ -236,7 +236,7 @@ void RingBackward::AddOwnCall(const std::vector<RowRange>& ranges) {
     const WorkCount& work = ring_.Work(rank, rows);
     if (work.pairs == 0) continue;
     KvOperand keys = ring_.Keys(rank, rows, {BlockSlots::kHome, rows.begin, rows});
-    const BlockPlace home{BlockSlots::kGradientHome, rows.begin, rows};
+    const BlockLocation home{BlockSlots::kGradientHome, rows.begin, rows};
     keys.dk = builder_.Range(ring_.gradients, TensorId::kDk, home);
     keys.dv = builder_.Range(ring_.gradients, TensorId::kDv, home);
     AddOperand(call, keys, work);

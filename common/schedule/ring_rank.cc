@@ -4,7 +4,7 @@
 
 namespace ringattn {
 
-RingRank::RingRank(const KvRoute& the_route, const RingPieces& the_pieces, bool keeps_home,
+RingRank::RingRank(const KvRoute& the_route, const RingSpans& the_pieces, bool keeps_home,
                    const ShardBuffers& the_shard, ProgramBuilder& the_builder)
     : route(the_route),
       pieces(the_pieces),
@@ -35,11 +35,11 @@ void RingRank::FetchKv(int64_t at, int source, int step, const RowRange& rows) {
 
 KvOperand RingRank::Keys(int step, const RowRange& rows) {
   const int source = route.SourceOf(rank(), step);
-  const BlockPlace place = slots.Kv(source, step, rows);
+  const BlockLocation place = slots.Kv(source, step, rows);
   return Keys(source, rows, place);
 }
 
-KvOperand RingRank::Keys(int source, const RowRange& rows, const BlockPlace& place) {
+KvOperand RingRank::Keys(int source, const RowRange& rows, const BlockLocation& place) {
   KvOperand keys{source, rows.begin, rows.end, builder.Range(kv, TensorId::kK, place),
                  builder.Range(kv, TensorId::kV, place)};
   if (builder.spec().options.segment_ids) {

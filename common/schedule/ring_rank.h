@@ -20,7 +20,7 @@ namespace ringattn {
 struct RingRank {
   // `route`, `pieces` and `builder` outlive it.
   //   keeps_home: the rank's own K/V block outlives the pass
-  RingRank(const KvRoute& route, const RingPieces& pieces, bool keeps_home,
+  RingRank(const KvRoute& route, const RingSpans& pieces, bool keeps_home,
            const ShardBuffers& shard, ProgramBuilder& builder);
 
   int rank() const { return builder.rank(); }
@@ -30,12 +30,12 @@ struct RingRank {
   // This rank's keys at `step`, without gradients.
   KvOperand Keys(int step, const RowRange& rows);
   // Those of `source` that lie at a place of their own.
-  KvOperand Keys(int source, const RowRange& rows, const BlockPlace& place);
+  KvOperand Keys(int source, const RowRange& rows, const BlockLocation& place);
   // Of this rank's queries with rows of `source`; counted once.
   const WorkCount& Work(int source, const RowRange& rows);
 
   const KvRoute& route;
-  const RingPieces& pieces;
+  const RingSpans& pieces;
   ProgramBuilder& builder;
   ShardBuffers shard;
   BlockSlots slots;

@@ -24,7 +24,7 @@ struct ScheduleBuilder::Shared {
 
   CancelLatch latch;
   // What the ranks have in common, of all but kSingle.
-  std::unique_ptr<const RingPieces> pieces;
+  std::unique_ptr<const RingSpans> pieces;
   KvRoute route;       // kRing
   GatherRoute gather;  // kAllGather
   QRoute queries;      // KeepsKeysInPlace
@@ -70,7 +70,7 @@ ScheduleBuilder::ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& pla
     return;
   }
   if (kind == ScheduleKind::kSingle) return;
-  shared_->pieces = std::make_unique<RingPieces>(spec, plan, &shared_->latch);
+  shared_->pieces = std::make_unique<RingSpans>(spec, plan, &shared_->latch);
   if (kind == ScheduleKind::kAllGather) {
     shared_->gather = MakeGatherRoute(plan, *shared_->pieces);
     return;

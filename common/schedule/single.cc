@@ -12,7 +12,7 @@ Program MakeSingleProgram(const AttentionSpec& spec, const ShardPlan& plan, Dire
   ProgramBuilder builder(spec, plan, 0);
   ShardBuffers shard = AddShardBuffers(direction, recompute_forward, builder);
   const RowRange all{0, builder.kv_rows()};
-  const WorkCount work = RingPieces(spec, plan, &latch).Work(0, 0, all);
+  const WorkCount work = RingSpans(spec, plan, &latch).Work(0, 0, all);
   KvOperand keys{0, all.begin, all.end, builder.Whole(shard.k), builder.Whole(shard.v)};
   keys.segment_ids = builder.WholeIfAny(shard.kv_segment_ids);
   int64_t step = 0;

@@ -31,17 +31,17 @@ ResidualView Coordinator::FindResidual(const std::string& handle, const std::str
 
 Coordinator::Impl::Impl(CoordinatorConfig config)
     : config_(std::move(config)),
-      ring_(&config_, &roster_, &turn_),
-      requests_(&config_, &turn_),
-      operations_(&config_, &turn_, &order_),
-      residuals_(&config_, &turn_),
-      regions_(&config_, &turn_, &roster_) {}
+      ring_(&config_, &roster_, &batch_),
+      requests_(&config_, &batch_),
+      operations_(&config_, &batch_, &order_),
+      residuals_(&config_, &batch_),
+      regions_(&config_, &batch_, &roster_) {}
 
 namespace {
 
 // Transfers' progress and heartbeats change nothing that Settle() looks at, and come often.
 bool IsOnlyProgress(const Event& event) {
-  if (const auto* said = std::get_if<WorkerSaid>(&event)) {
+  if (const auto* said = std::get_if<WorkerMessage>(&event)) {
     if (said->message.has_heartbeat()) return true;
     const v1::TransferProgress& progress = said->message.transfer_progress();
     return said->message.has_transfer_progress() && !progress.region_released() &&
@@ -56,13 +56,13 @@ bool IsOnlyProgress(const Event& event) {
 
 std::vector<Action> Coordinator::Impl::Handle(Event event, absl::Time now) {
   // Ten missed ticks are no jitter: this process was stopped or starved.
-  const absl::Duration gap = turn_.started() ? now - turn_.now() : absl::ZeroDuration();
+  const absl::Duration gap = batch_.started() ? now - batch_.now() : absl::ZeroDuration();
   if (gap > 10 * config_.tick_interval) ForgivePause(gap);
-  turn_.Begin(now);
+  batch_.Begin(now);
   const bool only_progress = IsOnlyProgress(event);
   std::visit([this](auto& value) { On(value); }, event);
   if (!only_progress) Settle();
-  return turn_.Take();
+  return batch_.Take();
 }
 
 void Coordinator::Impl::On(const Tick&) {
@@ -83,7 +83,7 @@ void Coordinator::Impl::On(const DrainRequested& event) {
 
 void Coordinator::Impl::Settle() {
   AdvanceRing();
-  TellHeldFailures();
+  SendDeferredFailures();
   AskForPlans();
   StartDueRuns();
   AdmitQueued();
@@ -94,17 +94,17 @@ void Coordinator::Impl::ReportChanges() {
   const bool serving = ring_.ready() && !draining_;
   if (serving != serving_reported_) {
     serving_reported_ = serving;
-    turn_.Emit(ServingChanged{serving});
+    batch_.Emit(ServingChanged{serving});
   }
   const bool members_changed = ring_.TakeChanged() | std::exchange(topology_changed_, false);
   std::map<ConnectionId, int64_t> reserved = ReservedByWorker();
   if (members_changed || reserved != reserved_reported_) {
-    turn_.Emit(TopologyChanged{!members_changed});
+    batch_.Emit(TopologyChanged{!members_changed});
   }
   reserved_reported_ = std::move(reserved);
   if (drain_unanswered_ && requests_.empty() && operations_.empty() && held_failures_.empty()) {
     drain_unanswered_ = false;
-    turn_.Emit(DrainCompleted{});
+    batch_.Emit(DrainCompleted{});
   }
 }
 
@@ -197,7 +197,7 @@ CoordinatorStats Coordinator::Impl::stats() const {
 std::optional<OperationView> Coordinator::Impl::FindOperation(const std::string& request_id,
                                                               const std::string& principal) const {
   std::optional<OperationView> view = requests_.FindView(request_id, principal);
-  if (!view || view->state != v1::OPERATION_STATE_COMPUTING) return view;
+  if (!view || view->state != v1::REQUEST_STATE_COMPUTING) return view;
   const Request& request = *requests_.FindById(request_id, principal);
   const Operation* operation = operations_.Find(request.operation_id);
   if (operation != nullptr) {

@@ -9,7 +9,7 @@
 #include "server/core/requests/client_failures.h"
 #include "server/core/requests/placement.h"
 #include "server/core/requests/reserve_message.h"
-#include "server/core/requests/worker_offers.h"
+#include "server/core/requests/worker_capabilities.h"
 
 namespace ringattn::server {
 namespace {
@@ -117,7 +117,7 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
     const v1::Register& registration = roster_.at(member).registration;
     const PlanChoice& choice = request.arrived.choice;
     (*sites)[rank].serves = MayServe(choice, registration.name()) &&
-                            !WhyNotServedBy(registration, *request.spec, choice).has_value();
+                            !CheckServedBy(registration, *request.spec, choice).has_value();
   }
   PlacementRequest wanted;
   wanted.client = request.arrived.client;
@@ -185,7 +185,7 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   if (request.transport.transport == v1::TRANSPORT_HOST_MEMORY ||
       request.transport.transport == v1::TRANSPORT_CUDA_MEMORY) {
     AddPlaces(request.arrived.transport, &order.reserve);
-  } else if (request.transport.transport == v1::TRANSPORT_DIRECT_STREAM) {
+  } else if (request.transport.transport == v1::TRANSPORT_DIRECT) {
     for (size_t rank = 0; rank < order.members.size(); ++rank) {
       order.tokens.push_back(TokenOf(request, static_cast<int>(rank)));
     }
@@ -240,7 +240,7 @@ void Coordinator::Impl::Refuse(Operation& operation, const Operation::Member& by
   operations_.Withdraw(operation);
 }
 
-// It keeps its turn.
+// It keeps its batch.
 void Coordinator::Impl::Requeue(Operation& operation) {
   Request& request = *requests_.Find(*operation.stream);
   request.operation_id.clear();
@@ -249,7 +249,7 @@ void Coordinator::Impl::Requeue(Operation& operation) {
 
 void Coordinator::Impl::Accept(Operation& operation) {
   Request& request = *requests_.Find(*operation.stream);
-  request.accepted_at = turn_.now();
+  request.accepted_at = batch_.now();
   request.generation = ring_.generation();
 
   Plan plan = *request.plan;
@@ -272,14 +272,14 @@ void Coordinator::Impl::Accept(Operation& operation) {
     const v1::Register& registration = roster_.at(member.connection).registration;
     RingMember& told = accept.members.emplace_back(
         RingMember{member.connection, registration.name(), registration.data_address()});
-    if (accept.transport == v1::TRANSPORT_DIRECT_STREAM) {
+    if (accept.transport == v1::TRANSPORT_DIRECT) {
       told.client_data_address = registration.client_data_address();
       told.token = TokenOf(request, static_cast<int>(accept.members.size()) - 1);
     }
     request.member_names.push_back(registration.name());
   }
-  turn_.Emit(std::move(accept));
-  requests_.SetState(request, v1::OPERATION_STATE_UPLOADING);
+  batch_.Emit(std::move(accept));
+  requests_.SetState(request, v1::REQUEST_STATE_UPLOADING);
   operations_.Accept(operation);
 }
 

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "server/core/coordinator.h"
-#include "server/core/events/turn.h"
+#include "server/core/events/batch.h"
 #include "server/core/loss/losses.h"
 #include "server/core/loss/suspicion.h"
 #include "server/core/requests/fair_order.h"
@@ -63,7 +63,7 @@ class Coordinator::Impl {
 
   // coordinator_workers.cc: the control streams
   void On(const WorkerJoined& event);
-  void On(const WorkerSaid& event);
+  void On(const WorkerMessage& event);
   void On(const WorkerGone& event);
   void On(const ReformRequested& event);
   void OnHeartbeat(ConnectionId connection, const v1::Heartbeat& heartbeat);
@@ -97,10 +97,10 @@ class Coordinator::Impl {
   void EndRequest(StreamId stream, const Failure& failure);
   // But for its operation; the caller tells the client.
   FailRequest EndQuietly(Request& request, const Failure& failure);
-  void TellHeldFailures();
+  void SendDeferredFailures();
   void FinishDownload(Operation& operation);
   Operation* OperationOf(StreamId stream);
-  std::optional<Failure> WhyNotQueued(const RequestArrived& event) const;
+  std::optional<Failure> CheckQueue(const RequestArrived& event) const;
   void StartDueRuns();
   void ConcludeRun(Operation& operation);
 
@@ -109,10 +109,10 @@ class Coordinator::Impl {
   void AskForPlans();
   void AskForPlan(Request& request);
   void StopPlanning(Request& request);
-  std::optional<Failure> WhyNotServed(const Request& request, int world_size) const;
+  std::optional<Failure> CheckServed(const Request& request, int world_size) const;
   // In the ring; nothing if it is not there.
   std::optional<int> RankOf(const std::string& worker) const;
-  Failure WhyNotPlanned(const Request& request, const absl::Status& status) const;
+  Failure PlanningFailure(const Request& request, const absl::Status& status) const;
 
   // coordinator_admission.cc: from the queue to Accepted
   void AdmitQueued();
@@ -146,7 +146,7 @@ class Coordinator::Impl {
   std::map<ConnectionId, int64_t> ReservedByWorker() const;
 
   const CoordinatorConfig config_;
-  Turn turn_;
+  ActionBatch batch_;
   Roster roster_;
   Ring ring_;
   Suspicion suspicion_;

@@ -6,7 +6,7 @@
 #include "server/core/coordinator_impl.h"
 #include "server/core/requests/client_failures.h"
 #include "server/core/requests/planning_cost.h"
-#include "server/core/requests/worker_offers.h"
+#include "server/core/requests/worker_capabilities.h"
 #include "server/core/ring/measured_inputs.h"
 
 namespace ringattn::server {
@@ -36,11 +36,11 @@ void Coordinator::Impl::AskForPlan(Request& request) {
   }
   ask.inputs = MeasuredInputs(ring_, roster_, config_.limits, *ask.spec, ask.direction);
   ask.cost_seconds = PlanningCostSeconds(*ask.spec, ask.choice, ask.inputs);
-  turn_.Emit(std::move(ask));
+  batch_.Emit(std::move(ask));
 }
 
 void Coordinator::Impl::StopPlanning(Request& request) {
-  if (std::exchange(request.asked_generation, 0) != 0) turn_.Emit(CancelPlan{request.stream()});
+  if (std::exchange(request.asked_generation, 0) != 0) batch_.Emit(CancelPlan{request.stream()});
 }
 
 void Coordinator::Impl::On(const Planned& event) {
@@ -57,14 +57,14 @@ void Coordinator::Impl::On(const Planned& event) {
     if (!RankOf(name).has_value()) return EndRequest(event.stream, MemberNotReady(name));
   }
   if (!event.plan.ok()) {
-    return EndRequest(event.stream, WhyNotPlanned(*request, event.plan.status()));
+    return EndRequest(event.stream, PlanningFailure(*request, event.plan.status()));
   }
   const Plan& plan = **event.plan;
-  if (std::optional<Failure> why = WhyNotServed(*request, plan.shards.world_size)) {
+  if (std::optional<Failure> why = CheckServed(*request, plan.shards.world_size)) {
     return EndRequest(event.stream, *why);
   }
   const absl::Duration predicted = absl::Seconds(plan.predicted_compute_seconds);
-  const absl::Duration left = request->arrived.deadline - turn_.now();
+  const absl::Duration left = request->arrived.deadline - batch_.now();
   if (predicted / config_.run_time_factor > left) {
     return EndRequest(event.stream, DeadlineTooShort(predicted, left));
   }
@@ -82,15 +82,15 @@ void Coordinator::Impl::On(const Planned& event) {
 }
 
 // The failure, if too few members have kernels for a request of this many.
-std::optional<Failure> Coordinator::Impl::WhyNotServed(const Request& request,
-                                                       int world_size) const {
+std::optional<Failure> Coordinator::Impl::CheckServed(const Request& request,
+                                                      int world_size) const {
   const PlanChoice& choice = request.arrived.choice;
   int serving = 0;
   std::optional<Failure> first_why;
   for (ConnectionId member : ring_.members()) {
     const v1::Register& registration = roster_.at(member).registration;
     if (!MayServe(choice, registration.name())) continue;
-    const std::optional<Failure> why = WhyNotServedBy(registration, *request.spec, choice);
+    const std::optional<Failure> why = CheckServedBy(registration, *request.spec, choice);
     serving += why.has_value() ? 0 : 1;
     if (!first_why.has_value()) first_why = why;
   }
@@ -105,7 +105,8 @@ std::optional<int> Coordinator::Impl::RankOf(const std::string& worker) const {
   return std::nullopt;
 }
 
-Failure Coordinator::Impl::WhyNotPlanned(const Request& request, const absl::Status& status) const {
+Failure Coordinator::Impl::PlanningFailure(const Request& request,
+                                           const absl::Status& status) const {
   if (absl::IsDeadlineExceeded(status)) return PlanningTooLong(status);
   if (absl::IsResourceExhausted(status)) return PlannerBusy(status, config_.retry_after);
   const bool due = ring_.ReplacementIsDue(request.arrived.choice.world_size.value_or(0));

@@ -19,7 +19,7 @@ void Coordinator::Impl::On(RequestArrived& event) {
     }
     EndRequest(older->stream(), Superseded(event.request_id));
   }
-  if (std::optional<Failure> why = WhyNotQueued(event)) return refuse(*why);
+  if (std::optional<Failure> why = CheckQueue(event)) return refuse(*why);
   if (!event.residual.empty()) {
     const auto why = residuals_.WhyNot(event.residual, event.principal, event.request_id);
     if (why) return refuse(*why);
@@ -31,8 +31,8 @@ void Coordinator::Impl::On(RequestArrived& event) {
   if (ring_.ready()) AskForPlan(request);
 }
 
-std::optional<Failure> Coordinator::Impl::WhyNotQueued(const RequestArrived& event) const {
-  if (event.deadline <= turn_.now()) return DeadlineExceeded("arriving");
+std::optional<Failure> Coordinator::Impl::CheckQueue(const RequestArrived& event) const {
+  if (event.deadline <= batch_.now()) return DeadlineExceeded("arriving");
   if (std::optional<Failure> why = regions_.WhyRefused(event.transport, event.principal)) {
     return why;
   }
@@ -135,7 +135,7 @@ void Coordinator::Impl::EndRequest(StreamId stream, const Failure& failure) {
   if (operation != nullptr && operation->by_host_memory && operation->was_accepted) {
     operation->held_failure = std::move(told);
   } else {
-    turn_.Emit(std::move(told));
+    batch_.Emit(std::move(told));
   }
   if (operation != nullptr) operations_.Close(*operation);
 }
@@ -150,9 +150,9 @@ FailRequest Coordinator::Impl::EndQuietly(Request& request, const Failure& failu
   return requests_.FailSilently(request, failure);
 }
 
-void Coordinator::Impl::TellHeldFailures() {
+void Coordinator::Impl::SendDeferredFailures() {
   if (held_failures_.empty() || ring_.phase() == RingPhase::kTearingDown) return;
-  for (FailRequest& held : held_failures_) turn_.Emit(std::move(held));
+  for (FailRequest& held : held_failures_) batch_.Emit(std::move(held));
   held_failures_.clear();
 }
 
@@ -165,8 +165,8 @@ void Coordinator::Impl::StartDueRuns() {
   if (suspicion_.open()) return;
   for (StreamId stream : operations_.StartDueRuns()) {
     Request& request = *requests_.Find(stream);
-    request.run_at = turn_.now();
-    requests_.SetState(request, v1::OPERATION_STATE_COMPUTING);
+    request.run_at = batch_.now();
+    requests_.SetState(request, v1::REQUEST_STATE_COMPUTING);
   }
 }
 
@@ -175,20 +175,20 @@ void Coordinator::Impl::ConcludeRun(Operation& operation) {
   if (!operation.stream) return operations_.ReleaseAll(operation);
   if (operation.pending_failure) {
     const Failure failure = *operation.pending_failure;
-    if (operation.pending_failure_due <= turn_.now()) EndRequest(*operation.stream, failure);
+    if (operation.pending_failure_due <= batch_.now()) EndRequest(*operation.stream, failure);
     return;
   }
   operations_.BeginDownload(operation);
   Request& request = *requests_.Find(*operation.stream);
-  request.download_at = turn_.now();
+  request.download_at = batch_.now();
   BeginDownload begin;
   begin.stream = request.stream();
   for (const Operation::Member& member : operation.members) begin.reports.push_back(member.report);
   begin.queue_time = request.accepted_at - request.arrived_at + operation.turn_wait;
   begin.upload_time = request.run_at - request.accepted_at - operation.turn_wait;
-  begin.compute_time = turn_.now() - request.run_at;
-  turn_.Emit(std::move(begin));
-  requests_.SetState(request, v1::OPERATION_STATE_DOWNLOADING);
+  begin.compute_time = batch_.now() - request.run_at;
+  batch_.Emit(std::move(begin));
+  requests_.SetState(request, v1::REQUEST_STATE_DOWNLOADING);
   if (Operations::AllDelivered(operation)) FinishDownload(operation);
 }
 

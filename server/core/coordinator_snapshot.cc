@@ -72,7 +72,7 @@ RequestSnapshot Describe(const Request& request, const Operation* operation) {
 
 CoordinatorSnapshot Coordinator::Impl::Snapshot(int64_t max_requests) const {
   CoordinatorSnapshot snapshot;
-  snapshot.when = turn_.now();
+  snapshot.when = batch_.now();
   const CoordinatorStats numbers = stats();
   snapshot.generation = numbers.generation;
   snapshot.ring_reforms = numbers.ring_reforms;
@@ -87,7 +87,7 @@ CoordinatorSnapshot Coordinator::Impl::Snapshot(int64_t max_requests) const {
     const Worker& worker = roster_.at(order[i]);
     WorkerSnapshot& row = snapshot.workers.emplace_back();
     row.info = std::move(*shown.mutable_workers(static_cast<int>(i)));
-    row.silence = turn_.now() - worker.last_heard;
+    row.silence = batch_.now() - worker.last_heard;
     row.computes = worker.heartbeat.operation_id();
     row.computed_fraction = worker.heartbeat.fraction_done();
     row.waits_for_peer = worker.heartbeat.waits_for_peer();

@@ -27,19 +27,19 @@ void Coordinator::Impl::On(const WorkerJoined& event) {
   if (roster_.Has(event.connection)) return;
   const std::string refusal = WhyTurnedAway(event.registration, config_.version);
   if (!refusal.empty()) {
-    v1::Leave* leave = turn_.Send(event.connection)->mutable_leave();
+    v1::Leave* leave = batch_.Send(event.connection)->mutable_leave();
     leave->set_reason(refusal);
     leave->set_exit(true);
-    return turn_.Emit(DropWorker{event.connection, refusal});
+    return batch_.Emit(DropWorker{event.connection, refusal});
   }
   // The old process of this name is dead or about to notice that its stream is.
   for (ConnectionId replaced : roster_.Named(event.registration.name())) {
     LoseWorker(replaced, LossReason::kReplaced, "its name joined again", /*drop=*/true);
   }
-  roster_.Add(event.connection, event.registration, turn_.now());
+  roster_.Add(event.connection, event.registration, batch_.now());
   topology_changed_ = true;
   SetDuration(config_.heartbeat_interval,
-              turn_.Send(event.connection)->mutable_registered()->mutable_heartbeat_interval());
+              batch_.Send(event.connection)->mutable_registered()->mutable_heartbeat_interval());
 }
 
 void Coordinator::Impl::On(const WorkerGone& event) {
@@ -47,8 +47,8 @@ void Coordinator::Impl::On(const WorkerGone& event) {
              /*drop=*/false);
 }
 
-void Coordinator::Impl::On(const WorkerSaid& event) {
-  if (!roster_.Heard(event.connection, std::min(event.received, turn_.now()))) return;
+void Coordinator::Impl::On(const WorkerMessage& event) {
+  if (!roster_.Heard(event.connection, std::min(event.received, batch_.now()))) return;
   const v1::JoinRequest& message = event.message;
   switch (message.message_case()) {
     case v1::JoinRequest::kHeartbeat:
@@ -105,7 +105,7 @@ void Coordinator::Impl::OnGenerationFailed(ConnectionId connection,
                                            const v1::GenerationFailed& failed) {
   if (failed.generation() != ring_.generation() || !ring_.RankOf(connection)) return;
   if (ring_.ready()) {
-    suspicion_.Report(connection, failed, ring_, roster_, turn_.now(), config_.blame_window);
+    suspicion_.Report(connection, failed, ring_, roster_, batch_.now(), config_.blame_window);
   } else if (ring_.phase() != RingPhase::kTearingDown) {
     ring_.OnMemberFailed(connection);
   }
@@ -141,7 +141,7 @@ void Coordinator::Impl::OnTransferProgress(ConnectionId connection,
     advanced.sent_bytes += static_cast<int64_t>(member.sent_bytes);
     advanced.waits_for_client |= member.waits_for_client;
   }
-  turn_.Emit(advanced);
+  batch_.Emit(advanced);
   const int rank = ring_.RankOf(connection).value_or(-1);
   if (progress.region_released()) {
     return EndRequest(stream, RegionReleased(rank, roster_.NameOf(connection)));
@@ -174,7 +174,7 @@ void Coordinator::Impl::LoseWorker(ConnectionId connection, LossReason reason,
   const bool is_member = ring_.RankOf(connection).has_value();
   const Failure failure = LostFailure(connection, words);
   NoteLoss(connection, reason, words);
-  if (drop) turn_.Emit(DropWorker{connection, words});
+  if (drop) batch_.Emit(DropWorker{connection, words});
   roster_.Remove(connection);
   regions_.OnWorkerGone(connection);
   topology_changed_ = true;
@@ -191,12 +191,12 @@ void Coordinator::Impl::NoteLoss(ConnectionId connection, LossReason reason,
                                  const std::string& words) {
   const std::optional<int> rank = ring_.ready() ? ring_.RankOf(connection) : std::nullopt;
   const v1::Register& registration = roster_.at(connection).registration;
-  LostWorker loss{turn_.now(), registration.name(), registration.device(),
-                  rank,        ring_.generation(),  reason,
+  LostWorker loss{batch_.now(), registration.name(), registration.device(),
+                  rank,         ring_.generation(),  reason,
                   words};
   if (rank) loss.ended_requests = operations_.accepted_requests();
   losses_.Add(loss);
-  turn_.Emit(std::move(loss));
+  batch_.Emit(std::move(loss));
 }
 
 Failure Coordinator::Impl::LostFailure(ConnectionId connection, const std::string& reason) const {
@@ -242,7 +242,7 @@ void Coordinator::Impl::AdvanceRing() {
 void Coordinator::Impl::DismissLeavers() {
   for (ConnectionId connection : roster_.Leaving()) {
     if (ring_.RankOf(connection)) continue;
-    v1::Leave* leave = turn_.Send(connection)->mutable_leave();
+    v1::Leave* leave = batch_.Send(connection)->mutable_leave();
     leave->set_reason("it asked to leave");
     leave->set_exit(true);
     roster_.Remove(connection);
@@ -253,7 +253,7 @@ void Coordinator::Impl::DismissLeavers() {
 }
 
 void Coordinator::Impl::CheckSilence() {
-  const absl::Time now = turn_.now();
+  const absl::Time now = batch_.now();
   // The longest silent takes the blame.
   for (ConnectionId connection : roster_.SilentSince(now - config_.heartbeat_timeout)) {
     if (!roster_.Has(connection)) continue;
@@ -264,9 +264,9 @@ void Coordinator::Impl::CheckSilence() {
 }
 
 void Coordinator::Impl::CheckSuspicion() {
-  if (!suspicion_.IsDue(turn_.now())) return;
+  if (!suspicion_.IsDue(batch_.now())) return;
   const std::vector<Standing> standings =
-      suspicion_.Judge(ring_, roster_, operations_, turn_.now());
+      suspicion_.Judge(ring_, roster_, operations_, batch_.now());
   const std::string first_report = absl::StrCat("first report from ", suspicion_.first_report());
   const std::optional<int> rank = RankToBlame(standings);
   if (!rank) return EndGeneration(RingEnded(first_report, config_.retry_after));
@@ -283,7 +283,7 @@ void Coordinator::Impl::CheckRuns() {
   const Operation* operation = operations_.FindStalledRun();
   if (operation == nullptr) return;
   const std::string what =
-      absl::StrCat("no progress for ", absl::FormatDuration(turn_.now() - operation->last_advance),
+      absl::StrCat("no progress for ", absl::FormatDuration(batch_.now() - operation->last_advance),
                    " in operation ", operation->id);
   const std::optional<int> rank = RankToBlame(StandingsIn(*operation, ring_));
   // Either way the generation ends, and its operations with it.

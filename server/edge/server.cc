@@ -155,8 +155,8 @@ void Server::WatchOver() {
   housekeeping_.emplace(HousekeepingOptions{}, &metrics_,
                         Housekeeping::Listeners{{"public", &public_->listener()},
                                                 {"control", &control_->listener()}});
-  const ListenerSpeech speech =
-      options_.client_security.is_plain() ? ListenerSpeech::kPlainText : ListenerSpeech::kTls;
+  const ListenerProtocol speech =
+      options_.client_security.is_plain() ? ListenerProtocol::kPlainText : ListenerProtocol::kTls;
   liveness_.emplace(
       options_.liveness,
       Liveness::Handlers{

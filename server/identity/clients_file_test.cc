@@ -22,7 +22,7 @@ std::string WhyNot(const std::string& json) {
 }
 
 // What is said of a client "a" with this beside its name.
-std::string WhyNotWith(const std::string& fields) {
+std::string CheckWith(const std::string& fields) {
   return WhyNot(Clients(absl::StrCat(R"({"name": "a", )", fields, "}")));
 }
 
@@ -57,7 +57,7 @@ TEST(KnownClients, AreFoundByTokenAndByCertificate) {
 
 TEST(KnownClients, EveryBadFieldIsNamed) {
   const std::string token = absl::StrCat(R"("token_sha256": [")", kAbc, R"("])");
-  EXPECT_EQ(WhyNotWith(token), "");
+  EXPECT_EQ(CheckWith(token), "");
   const struct {
     std::string fields;
     std::string says;
@@ -90,8 +90,8 @@ TEST(KnownClients, EveryBadFieldIsNamed) {
        "clients[1] (b).token_sha256 holds a digest for the second time"},
   };
   for (const auto& row : rows) {
-    EXPECT_NE(WhyNotWith(row.fields).find(row.says), std::string::npos)
-        << row.fields << "\nsays: " << WhyNotWith(row.fields);
+    EXPECT_NE(CheckWith(row.fields).find(row.says), std::string::npos)
+        << row.fields << "\nsays: " << CheckWith(row.fields);
   }
   for (const char* name : {R"("")", "7", R"("a b")", R"("ä")", R"("a\n")"}) {
     const std::string why = WhyNot(Clients(absl::StrCat(R"({"name": )", name, ", ", token, "}")));
@@ -104,7 +104,7 @@ TEST(KnownClients, AFileIsAnObjectWithAListThatIsNotEmpty) {
   for (const char* json : {"", "rubbish", "[]", "{}", R"({"clients": {}})", R"({"clients": [)"}) {
     EXPECT_EQ(WhyNot(json), "it is not a JSON object with a list \"clients\"") << json;
   }
-  EXPECT_EQ(WhyNotWith(R"("weight": 1, "weight": 2)"), "weight stands twice in one object");
+  EXPECT_EQ(CheckWith(R"("weight": 1, "weight": 2)"), "weight stands twice in one object");
   EXPECT_EQ(WhyNot(R"({"clients": [], "clients": []})"), "clients stands twice in one object");
   EXPECT_EQ(WhyNot(R"({"clients": []})"), "clients must name 1 to 1024");
   EXPECT_EQ(WhyNot(R"({"clients": [1]})"), "clients[0] is not an object");

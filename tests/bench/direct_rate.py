@@ -35,7 +35,7 @@ def main():
     paths = options.paths or ("host,direct,relay" if options.packed else "host,staged,direct,relay")
     with tempfile.TemporaryDirectory() as directory:
         ring = Cluster(directory, workers=options.workers,
-                       worker_flags=["--client_data_listen=127.0.0.1:0", "--local_memory=host",
+                       worker_flags=["--client_data_listen=127.0.0.1:0", "--local_memory=host_memory",
                                      f"--local_socket_dir={directory}"])
         try:
             program = "packed_rate" if options.packed else "transport_rate"

@@ -68,13 +68,13 @@ constexpr Form kForms[] = {
 
 struct Way {
   const char* name;
-  TransportWish wish;
+  TransportPreference wish;
 };
 
 Way WayOf(const std::string& name) {
-  if (name == "host") return {"host memory", TransportWish::kHost};
-  if (name == "direct") return {"direct", TransportWish::kDirect};
-  if (name == "relay") return {"relay", TransportWish::kRelay};
+  if (name == "host") return {"host memory", TransportPreference::kHostMemory};
+  if (name == "direct") return {"direct", TransportPreference::kDirect};
+  if (name == "relay") return {"relay", TransportPreference::kRelay};
   Die(absl::StrCat("--paths: there is no ", name));
 }
 
@@ -164,7 +164,7 @@ class Bench {
     }
   }
 
-  double Upload(TransportWish wish, v1::Packing packing) {
+  double Upload(TransportPreference wish, v1::Packing packing) {
     ForwardArgs args;
     args.shape.set_batch(1);
     args.shape.set_seq_len_q(tokens_);
@@ -194,7 +194,7 @@ class Bench {
     std::memset(lse_.data(), 0xff, lse_.size());
     CallOptions options;
     options.transport = wish;
-    options.transport_required = wish != TransportWish::kRelay;
+    options.transport_required = wish != TransportPreference::kRelay;
     options.with_crc32c = false;
     const CallResult result = client_->Forward(args, {.out = out_, .lse = lse_}, options);
     if (!result.ok()) Die(FormatError(result.status()));

@@ -47,7 +47,7 @@ with ringattn.connect(flags.server) as client:
 
     def by_python():
         began = time.perf_counter()
-        out, lse, report = client.forward(q, k, v, window=(0, 0), transport="host")
+        out, lse, report = client.forward(q, k, v, window=(0, 0), transport="host_memory")
         seconds = time.perf_counter() - began
         assert report.transport == "host_memory" and report.staged_bytes == 0 and out[0, -1, 0, 0] == 1
         return seconds

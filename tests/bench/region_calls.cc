@@ -63,7 +63,7 @@ int Run() {
   args.v = take(k);
   const ForwardResults results{.out = take(q), .lse = take(lse)};
   CallOptions options;
-  options.transport = TransportWish::kHost;
+  options.transport = TransportPreference::kHostMemory;
   options.transport_required = true;
   std::printf("ready\n");
   std::fflush(stdout);

@@ -172,7 +172,7 @@ bool IsRight(const Tensors& tensors, int64_t rows) {
 }
 
 // `staged_bytes`: what the client library must have copied.
-Took Call(Client& client, const Tensors& tensors, int64_t rows, TransportWish wish,
+Took Call(Client& client, const Tensors& tensors, int64_t rows, TransportPreference wish,
           uint64_t staged_bytes) {
   ForwardArgs args;
   args.shape.set_batch(1);
@@ -193,7 +193,7 @@ Took Call(Client& client, const Tensors& tensors, int64_t rows, TransportWish wi
   if (absl::GetFlag(FLAGS_fresh)) Untouch(tensors.out);
   CallOptions options;
   options.transport = wish;
-  options.transport_required = wish != TransportWish::kRelay;
+  options.transport_required = wish != TransportPreference::kRelay;
   options.with_crc32c = absl::GetFlag(FLAGS_crc32c);
   const CallResult result = client.Forward(args, {.out = tensors.out, .lse = tensors.lse}, options);
   if (!result.ok()) Die(FormatError(result.status()));
@@ -332,7 +332,7 @@ class Bench {
     paths_.push_back(std::move(path));
     return paths_.size() - 1;
   }
-  size_t AddCall(const std::string& name, TransportWish wish) {
+  size_t AddCall(const std::string& name, TransportPreference wish) {
     return Add({name, name, [this, wish] { return Call(*client_, *tensors_, rows_, wish, 0); }});
   }
 
@@ -340,7 +340,8 @@ class Bench {
     const int threads = absl::GetFlag(FLAGS_threads);
     const size_t staged =
         Add({"host memory, staged", "", [this] {
-               return Call(*client_, *plain_, rows_, TransportWish::kHost, Tensors::Bytes(rows_));
+               return Call(*client_, *plain_, rows_, TransportPreference::kHostMemory,
+                           Tensors::Bytes(rows_));
              }});
     between_.resize(bytes_);
     const size_t copies =
@@ -359,7 +360,7 @@ class Bench {
   void AddPaths() {
     if (region_ != nullptr) {
       const int threads = absl::GetFlag(FLAGS_threads);
-      const size_t host = AddCall("host memory", TransportWish::kHost);
+      const size_t host = AddCall("host memory", TransportPreference::kHostMemory);
       const size_t copy =
           Add({absl::StrCat("memcpy of the same memory, ", threads, " threads"), "the memcpy",
                [this, threads] {
@@ -374,7 +375,7 @@ class Bench {
     if (direct_) {
       const int streams = absl::GetFlag(FLAGS_workers) * absl::GetFlag(FLAGS_channels);
       const size_t direct =
-          AddCall(absl::StrCat("direct, ", streams, " streams"), TransportWish::kDirect);
+          AddCall(absl::StrCat("direct, ", streams, " streams"), TransportPreference::kDirect);
       const size_t tcp =
           Add({absl::StrCat("plain TCP, one hop, ", streams, " connections"), "plain TCP",
                [this, streams] {
@@ -386,7 +387,7 @@ class Bench {
         ratios_.push_back({direct, beside});
       }
     }
-    if (Has("relay")) AddCall("relay, one stream", TransportWish::kRelay);
+    if (Has("relay")) AddCall("relay, one stream", TransportPreference::kRelay);
   }
 
   const bool direct_;

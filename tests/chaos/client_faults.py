@@ -175,7 +175,7 @@ def cancels_by_name(chaos, rng):
             header = header_for(inputs, backward=True, request_id=f"cancelled-{index}")
             call = backward(chaos, stub, requests(header, chunks_of(inputs, NAMES)))
             time.sleep(0.2 * rng.random())
-            stub.CancelOperation(pb.CancelOperationRequest(request_id=header.request_id),
+            stub.Cancel(pb.CancelRequest(request_id=header.request_id),
                                  timeout=30)
             outcome(call)
 

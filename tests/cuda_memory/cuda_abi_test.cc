@@ -1,10 +1,10 @@
-// The client library declares itself what it uses of CUDA's driver (client/cuda_driver.h): that is
-// what cuda.h says.
+// The client library declares itself what it uses of CUDA's driver (client/memory/cuda_driver.h):
+// that is what cuda.h says.
 #include <cuda.h>
 
 #include <cstddef>
 
-#include "client/cuda_driver.h"
+#include "client/memory/cuda_driver.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::client::cuda {

@@ -13,12 +13,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/api/client.h"
+#include "client/api/cuda_region.h"
+#include "client/api/error.h"
+#include "client/api/region.h"
 #include "client/cli/region_stage.h"
-#include "client/client.h"
-#include "client/cuda_driver.h"
-#include "client/cuda_region.h"
-#include "client/error.h"
-#include "client/region.h"
+#include "client/memory/cuda_driver.h"
 #include "common/base/version.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -42,7 +42,7 @@ using client::CudaRegion;
 using client::ForwardArgs;
 using client::ForwardResults;
 using client::MutableBytes;
-using client::TransportWish;
+using client::TransportPreference;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -183,7 +183,7 @@ struct Problem {
 // What the relay makes of it.
 Problem Relayed(client::Client& client, uint64_t tokens) {
   Problem problem(tokens);
-  const CallOptions relay{.transport = TransportWish::kRelay};
+  const CallOptions relay{.transport = TransportPreference::kRelay};
   const auto forward = client.Forward(problem.Args(), problem.Results(), relay);
   EXPECT_TRUE(forward.ok()) << forward.status();
   const auto backward = client.Backward(problem.BackArgs(), problem.BackResults(), relay);
@@ -260,10 +260,12 @@ TEST_F(CudaMemoryTest, ForwardAndBackwardAreTheRelaysBitForBit) {
     ASSERT_TRUE(region.ok()) << region.status();
     EXPECT_THAT((*region)->workers(), ElementsAre("worker-0"));
     EXPECT_EQ((*region)->trouble(), "");
-    for (const TransportWish wish : {TransportWish::kAuto, TransportWish::kCuda}) {
-      ExpectForward(*client, region->get(), expected,
-                    {.transport = wish, .transport_required = wish == TransportWish::kCuda},
-                    v1::TRANSPORT_CUDA_MEMORY, "CUDA memory: all members have the regions");
+    for (const TransportPreference wish :
+         {TransportPreference::kAuto, TransportPreference::kCudaMemory}) {
+      ExpectForward(
+          *client, region->get(), expected,
+          {.transport = wish, .transport_required = wish == TransportPreference::kCudaMemory},
+          v1::TRANSPORT_CUDA_MEMORY, "CUDA memory: all members have the regions");
     }
     OnGpu gpu(region->get(), &expected);
     BackwardArgs args = expected.BackArgs();
@@ -320,14 +322,15 @@ TEST_F(CudaMemoryTest, WhereItIsNotTakenTensorsTakeAnotherWayWithTheReason) {
     ASSERT_TRUE(region.ok()) << region.status();
     EXPECT_THAT((*region)->workers(), IsEmpty());
     EXPECT_EQ((*region)->trouble(), "no connected worker takes CUDA memory (--local_memory)");
-    for (const TransportWish wish : {TransportWish::kAuto, TransportWish::kCuda}) {
-      ExpectForward(*client, region->get(), expected, {.transport = wish},
-                    v1::TRANSPORT_COORDINATOR_STREAM,
+    for (const TransportPreference wish :
+         {TransportPreference::kAuto, TransportPreference::kCudaMemory}) {
+      ExpectForward(*client, region->get(), expected, {.transport = wish}, v1::TRANSPORT_RELAY,
                     "no connected worker takes CUDA memory (--local_memory)");
     }
     OnGpu gpu(region->get(), &expected);
     const CallResult refused = client->Forward(
-        gpu.Args(), gpu.Results(), {.transport = TransportWish::kCuda, .transport_required = true});
+        gpu.Args(), gpu.Results(),
+        {.transport = TransportPreference::kCudaMemory, .transport_required = true});
     EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(client::DetailsOf(refused.status()).reason, "TRANSPORT_UNAVAILABLE");
     EXPECT_THAT(refused.status().message(), HasSubstr("takes CUDA memory"));
@@ -340,12 +343,12 @@ TEST_F(CudaMemoryTest, OtherWaysAreTakenOnCopies) {
   Problem expected = Relayed(*client, 300);
   auto region = CudaRegion::Create(client.get(), 0, 16 << 20);
   ASSERT_TRUE(region.ok()) << region.status();
-  ExpectForward(*client, region->get(), expected, {.transport = TransportWish::kRelay},
-                v1::TRANSPORT_COORDINATOR_STREAM,
+  ExpectForward(*client, region->get(), expected, {.transport = TransportPreference::kRelay},
+                v1::TRANSPORT_RELAY,
                 "tensors in CUDA memory were copied through host memory: the caller chose another "
                 "way");
   ExpectForward(*client, region->get(), expected,
-                {.transport = TransportWish::kHost, .transport_required = true},
+                {.transport = TransportPreference::kHostMemory, .transport_required = true},
                 v1::TRANSPORT_HOST_MEMORY, "the caller chose another way");
   // Some here, some there.
   OnGpu gpu(region->get(), &expected);
@@ -358,16 +361,17 @@ TEST_F(CudaMemoryTest, OtherWaysAreTakenOnCopies) {
   EXPECT_GT(mixed->staged_bytes, 0u);
   EXPECT_EQ(gpu.Back(results.out), expected.out);
   const CallResult refused = client->Forward(
-      args, results, {.transport = TransportWish::kCuda, .transport_required = true});
+      args, results, {.transport = TransportPreference::kCudaMemory, .transport_required = true});
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(refused.status().message(), HasSubstr("k lies in"));
   // Nor do tensors of host memory become others because they are wished to be.
   Problem host(300);
-  const CallResult not_there = client->Forward(
-      host.Args(), host.Results(), {.transport = TransportWish::kCuda, .transport_required = true});
+  const CallResult not_there =
+      client->Forward(host.Args(), host.Results(),
+                      {.transport = TransportPreference::kCudaMemory, .transport_required = true});
   EXPECT_EQ(not_there.status().code(), absl::StatusCode::kFailedPrecondition);
   const CallResult anyway =
-      client->Forward(host.Args(), host.Results(), {.transport = TransportWish::kCuda});
+      client->Forward(host.Args(), host.Results(), {.transport = TransportPreference::kCudaMemory});
   ASSERT_TRUE(anyway.ok()) << anyway.status();
   EXPECT_EQ(host.out, expected.out);
 }
@@ -438,7 +442,7 @@ TEST_F(CudaMemoryTest, CudaMallocedMemoryOfAProcessWithTheWorkersNumberIsRefused
   ASSERT_TRUE(region.ok()) << region.status();
   EXPECT_THAT((*region)->workers(), IsEmpty());
   EXPECT_THAT((*region)->trouble(), HasSubstr("both have process number"));
-  ExpectForward(*client, region->get(), expected, {}, v1::TRANSPORT_COORDINATOR_STREAM,
+  ExpectForward(*client, region->get(), expected, {}, v1::TRANSPORT_RELAY,
                 "both have process number");
   region = CudaRegion::CreateLinear(client.get(), 0, 4 << 20);
   ASSERT_TRUE(region.ok()) << region.status();
@@ -458,7 +462,7 @@ TEST_F(CudaMemoryTest, HolesOfLsePerDocumentAreFilledThere) {
   ForwardArgs args = problem.Args();
   args.lse_format = v1::LSE_FORMAT_PER_DOCUMENT;
   const auto relayed =
-      client->Forward(args, problem.Results(), {.transport = TransportWish::kRelay});
+      client->Forward(args, problem.Results(), {.transport = TransportPreference::kRelay});
   ASSERT_TRUE(relayed.ok()) << relayed.status();
   auto region = CudaRegion::Create(client.get(), 0, 16 << 20);
   ASSERT_TRUE(region.ok()) << region.status();
@@ -475,7 +479,7 @@ TEST_F(CudaMemoryTest, HolesOfLsePerDocumentAreFilledThere) {
   EXPECT_EQ(hole, -std::numeric_limits<float>::infinity());
 }
 
-// What `ringattn forward --transport=cuda` does with tensors of files.
+// What `ringattn forward --transport=cuda_memory` does with tensors of files.
 TEST_F(CudaMemoryTest, TheCommandLinePutsTensorsThere) {
   Service service(Takes::kCuda);
   const auto client = service.Connect();

@@ -21,7 +21,7 @@ def ring(tmp_path_factory):
     from cluster import Cluster
     directory = tmp_path_factory.mktemp("cuda")
     cluster = Cluster(directory, workers=2,
-                      worker_flags=["--local_memory=host", f"--local_socket_dir={directory}"])
+                      worker_flags=["--local_memory=host_memory", f"--local_socket_dir={directory}"])
     yield cluster
     print(cluster.tail())
     cluster.close()
@@ -90,7 +90,7 @@ def test_a_cpu_worker_that_is_to_take_cuda_memory_is_a_mistake(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("a-secret-of-some-length")
     ended = subprocess.run([BIN / "worker" / "ringattn-worker", f"--secret_file={secret}",
-                            "--device=cpu", "--local_memory=cuda", f"--local_socket_dir={tmp_path}"],
+                            "--device=cpu", "--local_memory=cuda_memory", f"--local_socket_dir={tmp_path}"],
                            capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode > 1
     assert "--local_memory: cuda means nothing with --device=cpu" in ended.stderr + ended.stdout
@@ -105,7 +105,7 @@ def without_gpu(make_ring, tmp_path):
         worker = subprocess.Popen(
             [BIN / "worker" / "ringattn-worker", f"--coordinator={ring.control_address}",
              f"--secret_file={ring.secret}", "--name=auto", "--device=auto", "--threads=1",
-             "--local_memory=cuda", f"--local_socket_dir={tmp_path}"], stdout=out, stderr=out)
+             "--local_memory=cuda_memory", f"--local_socket_dir={tmp_path}"], stdout=out, stderr=out)
     try:
         ring.wait_ready(1)
         if '"device":"cpu (' not in log.read_text():
@@ -118,7 +118,7 @@ def without_gpu(make_ring, tmp_path):
 
 def test_a_worker_that_finds_no_gpu_takes_host_memory_alone_and_warns(without_gpu, tmp_path):
     ring, log = without_gpu
-    assert "--local_memory=cuda: host memory alone is taken, the device is no GPU" in log.read_text()
+    assert "--local_memory=cuda_memory: host memory alone is taken, the device is no GPU" in log.read_text()
     region = Region(ring, 1 << 16)
     assert list(region.links) == ["auto"]
     region.close()
@@ -126,7 +126,7 @@ def test_a_worker_that_finds_no_gpu_takes_host_memory_alone_and_warns(without_gp
     subprocess.run([CLI, "generate", f"--output={source}", "--seq_len=64", "--heads=2",
                     "--head_dim=64"], check=True, timeout=60, capture_output=True)
     ended = subprocess.run([CLI, "forward", f"--server={ring.address}", f"--input={source}",
-                            f"--output={output}", "--transport=cuda"],
+                            f"--output={output}", "--transport=cuda_memory"],
                            capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode != 0
     assert "no CUDA driver: libcuda.so.1 cannot be loaded" in ended.stderr + ended.stdout

@@ -31,7 +31,7 @@ def test_results_equal_the_relays(ring, layout, world_size):
         for parts in (1, 3):
             direct = DirectCall(ring, inputs, backward=backward, **options)
             arrays = direct.run(parts)
-            assert direct.accepted.transport == pb.TRANSPORT_DIRECT_STREAM
+            assert direct.accepted.transport == pb.TRANSPORT_DIRECT
             assert direct.accepted.transport_reason and not direct.accepted.inputs
             assert len({t.token for t in direct.tickets}) == len(direct.tickets) == world_size
             assert direct.result.summary.bytes_up == sum(inputs[n].nbytes for n in direct.names)
@@ -63,15 +63,15 @@ def test_the_command_line_says_which_way(ring, tmp_path):
     files = {name: tmp_path / f"{name}.safetensors" for name in ("relay", "auto", "direct")}
     for command in ("forward", "backward"):
         relay = call(ring, command, source, files["relay"], "--transport=relay")
-        assert relay["transport"] == {"kind": "coordinator_stream", "staged_bytes": 0,
+        assert relay["transport"] == {"kind": "relay", "staged_bytes": 0,
                                       "reason": "the caller chose the coordinator"}
         auto = call(ring, command, source, files["auto"])
-        assert auto["transport"]["kind"] == "direct_stream"
-        assert auto["bytes"]["direct_stream"]["up"] > 0
+        assert auto["transport"]["kind"] == "direct"
+        assert auto["bytes"]["direct"]["up"] > 0
         direct = call(ring, command, source, files["direct"], "--transport=direct",
                       "--channels_per_worker=4")
         assert direct["transport"] == {
-            "kind": "direct_stream", "staged_bytes": 0,
+            "kind": "direct", "staged_bytes": 0,
             "reason": "direct stream: all members have a client data address"}
         assert direct["client_seconds"]["first_output"] > 0
         assert files["relay"].read_bytes() == files["direct"].read_bytes()
@@ -86,7 +86,7 @@ def test_tiny_tensors_take_the_coordinator_with_the_reason(ring, tmp_path):
     source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     generate(source, "--seq_len=300", "--heads=4", "--head_dim=32")
     auto = call(ring, "forward", source, output)
-    assert auto["transport"]["kind"] == "coordinator_stream"
+    assert auto["transport"]["kind"] == "relay"
     assert "no direct stream: the tensors are less than a MiB" in auto["transport"]["reason"]
 
 
@@ -97,8 +97,8 @@ def test_what_a_forward_left_is_read_by_direct_streams_too(make_direct_ring, tmp
     kept = call(ring, "forward", source, out, "--retain=1m", "--transport=direct")
     handle = kept["residual"]["handle"]
     read = call(ring, "backward", source, grads, f"--residual={handle}", "--transport=direct")
-    assert read["transport"]["kind"] == "direct_stream" and read["residual"]["failure"] == ""
-    assert read["bytes"]["direct_stream"]["up"] == 2900 * 4 * 64 * 2  # dout
+    assert read["transport"]["kind"] == "direct" and read["residual"]["failure"] == ""
+    assert read["bytes"]["direct"]["up"] == 2900 * 4 * 64 * 2  # dout
     subprocess.run([CLI, "verify", f"--input={source}", f"--output={grads}", f"--forward={out}",
                     "--causal"], check=True, capture_output=True)
 
@@ -112,7 +112,7 @@ def test_a_measurement_is_beside_as_many_connections(ring):
         return done.stdout
 
     report = json.loads(bench("--transport=direct", "--channels_per_worker=3", "--json"))
-    assert report["last_run"]["transport"]["kind"] == "direct_stream"
+    assert report["last_run"]["transport"]["kind"] == "direct"
     assert report["payload_bound"]["kind"] == "tcp" and report["payload_bound"]["connections"] == 6
     assert report["upload_bytes_per_second"]["bound"] == report["payload_bound"]["bytes_per_second"]
     relay = json.loads(bench("--transport=relay", "--json"))
@@ -161,17 +161,17 @@ def test_no_tensor_byte_passes_the_coordinator(ring, tmp_path):
         return moved, (processor_seconds(ring.server.pid) - used) / moved * 1e9
 
     before, memory = counted(), resident_bytes(ring.server.pid)
-    moved, seconds = moved_by_calls("direct", "direct_stream", 10)
+    moved, seconds = moved_by_calls("direct", "direct", 10)
     after = counted()
     grown = {name for name in after if after[name] > before.get(name, 0)}
-    assert grown and all("direct_stream" in name for name in grown), grown
+    assert grown and all("direct" in name for name in grown), grown
     assert sum(after[n] - before[n] for n in grown) == moved > 0.6e9
     assert resident_bytes(ring.server.pid) - memory < 8 << 20
     sums = [metrics(ring.worker_ports(i)["metrics"]) for i in range(4)]
     for direction in ("up", "down"):
-        name = f'ringattn_bytes_total{{direction="{direction}",transport="direct_stream"}}'
+        name = f'ringattn_bytes_total{{direction="{direction}",transport="direct"}}'
         assert sum(s[name] for s in sums) > 0.3e9
-    _, by_relay = moved_by_calls("relay", "coordinator_stream", 5)
+    _, by_relay = moved_by_calls("relay", "relay", 5)
     print(f"{seconds:.3f} s of the coordinator's processor per GB, {by_relay:.3f} s by the relay")
     # What calls and heartbeats take, on any machine; half of the tensors would take more.
     in_time(seconds < 0.4 * by_relay, (seconds, by_relay))
@@ -203,7 +203,7 @@ def test_a_worker_out_of_reach_is_relayed_with_the_reason(make_ring, tmp_path, k
     begin = time.monotonic()
     report = call(ring, "forward", source, output)
     assert time.monotonic() - begin < 10
-    assert report["transport"]["kind"] == "coordinator_stream"
+    assert report["transport"]["kind"] == "relay"
     reason = report["transport"]["reason"]
     assert "no direct stream: " in reason and f"worker-1 at {address}" in reason
     relay = tmp_path / "relay.safetensors"
@@ -239,7 +239,7 @@ def test_inline_tensors_take_the_coordinator(ring):
         direct.header.inline_tensors.add(tensor=tensor_id(name), data=inputs[name].tobytes())
     accepted = next(ring.attention.Forward(iter([pb.ForwardRequest(header=direct.header)]),
                                            timeout=30)).accepted
-    assert accepted.transport == pb.TRANSPORT_COORDINATOR_STREAM
+    assert accepted.transport == pb.TRANSPORT_RELAY
     assert accepted.transport_reason == "no direct stream: some of its tensors are inline"
 
 
@@ -278,15 +278,15 @@ def test_over_tls_with_and_without_proofs(make_ring, tmp_path):
     generate(source, "--seq_len=3000", "--heads=4", "--head_dim=64")
     tls = [f"--client_tls_cert={served[0]}", f"--client_tls_key={served[1]}"]
     for flags, mine, kind in (
-            (tls, None, "direct_stream"),
-            (tls + [f"--client_tls_ca={authority.certificate}"], trainer, "direct_stream"),
-            (tls + [f"--client_tls_ca={authority.certificate}"], None, "coordinator_stream"),
-            ([], None, "coordinator_stream")):
+            (tls, None, "direct"),
+            (tls + [f"--client_tls_ca={authority.certificate}"], trainer, "direct"),
+            (tls + [f"--client_tls_ca={authority.certificate}"], None, "relay"),
+            ([], None, "relay")):
         ring = make_ring(workers=2, worker_flags=LISTEN + flags, server_flags=server_tls(*served),
                          dial=lambda address: tls_channel(address, authority.certificate))
         report = call(ring, "forward", source, output, *client_tls(authority.certificate, mine))
         assert report["transport"]["kind"] == kind, report["transport"]
-        if kind == "coordinator_stream":
+        if kind == "relay":
             assert "no direct stream: worker-" in report["transport"]["reason"]
         ring.close()
 
@@ -295,7 +295,7 @@ def test_the_launcher_opens_the_port_for_this_machine(tmp_path):
     state = tmp_path / "state"
     source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     generate(source, "--seq_len=3000", "--heads=4", "--head_dim=64")
-    for flags, kind in (([], "direct_stream"), (["--direct=off"], "coordinator_stream")):
+    for flags, kind in (([], "direct"), (["--direct=off"], "relay")):
         subprocess.run([CLI, "up", "--workers=2", "--device=cpu", "--port=0", "--detach",
                         f"--state_dir={state}", *flags], check=True, capture_output=True,
                        timeout=120)

@@ -414,7 +414,7 @@ def test_a_client_that_is_killed_leaves_nothing(ring, phase):
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
     if phase == "running":
-        await_state(ring, "direct-victim-running", [pb.OPERATION_STATE_COMPUTING])
+        await_state(ring, "direct-victim-running", [pb.REQUEST_STATE_COMPUTING])
     child.send_signal(signal.SIGKILL)
     child.wait()
     await_free(ring)
@@ -437,11 +437,11 @@ def test_a_killed_worker_is_replaced_and_the_call_replayed(make_direct_ring, tmp
         call(ring, "forward", source, output, "--transport=direct", "--request_id=replayed")))
     thread.start()
 
-    await_state(ring, "replayed", [pb.OPERATION_STATE_COMPUTING])
+    await_state(ring, "replayed", [pb.REQUEST_STATE_COMPUTING])
     ring.kill_worker(1)
     ring.start_worker(1)
     thread.join()
-    assert reports[0]["attempts"] >= 2 and reports[0]["transport"]["kind"] == "direct_stream"
+    assert reports[0]["attempts"] >= 2 and reports[0]["transport"]["kind"] == "direct"
     subprocess.run([CLI, "verify", f"--input={source}", f"--output={output}", "--causal"],
                    check=True, capture_output=True)
 

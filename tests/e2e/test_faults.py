@@ -58,7 +58,7 @@ class Call:
 
     def wait_state(self, state, seconds=60):
         def reached():
-            reply = self.stub.GetOperation(pb.GetOperationRequest(request_id=self.id), timeout=5)
+            reply = self.stub.GetStatus(pb.GetStatusRequest(request_id=self.id), timeout=5)
             return reply.state == state
         wait_until(reached, seconds, f"operation state {state}")
 
@@ -88,10 +88,10 @@ def enter(ring, phase):
     if phase == "download":
         call = Call(ring, make_inputs(sq=40000, heads=4, dim=64), layout=pb.LAYOUT_CONTIGUOUS,
                     window=(8, 0))
-        call.wait_state(pb.OPERATION_STATE_DOWNLOADING)
+        call.wait_state(pb.REQUEST_STATE_DOWNLOADING)
         return call
     call = Call(ring, make_inputs(**BIG), backward=phase == "backward")
-    call.wait_state(pb.OPERATION_STATE_COMPUTING)
+    call.wait_state(pb.REQUEST_STATE_COMPUTING)
     time.sleep(0.3)
     return call
 
@@ -112,7 +112,7 @@ def test_a_worker_is_lost(make_ring, phase, how):
         # The service's bound. On the call itself the news comes some 10 ms later; once, beside
         # busy loops, 25 s later, which nothing has explained or shown again. created_time in
         # the evidence tells whether the wire or Python was late.
-        call.wait_state(pb.OPERATION_STATE_FAILED, (6 if how == "kill" else 14) - (
+        call.wait_state(pb.REQUEST_STATE_FAILED, (6 if how == "kill" else 14) - (
             time.monotonic() - begin))
         ended, ended_at = time.monotonic(), time.time()
         error = call.error()
@@ -252,11 +252,11 @@ def test_what_kernels_need_beside_the_buffers_is_settled_before_the_upload(make_
 
     def queued():
         try:
-            reply = ring.attention.GetOperation(pb.GetOperationRequest(request_id="second"),
+            reply = ring.attention.GetStatus(pb.GetStatusRequest(request_id="second"),
                                                 timeout=5)
         except grpc.RpcError:
             return False
-        return reply.state == pb.OPERATION_STATE_QUEUED
+        return reply.state == pb.REQUEST_STATE_QUEUED
     wait_until(queued, 20, "the second request in the queue")
     first.go_on.set()
     for response in first.stream:
@@ -337,7 +337,7 @@ def test_an_idle_upload_gives_its_memory_back(make_ring):
 def test_an_idle_download_gives_its_memory_back(make_ring):
     ring = make_ring(workers=2, server_flags=["--download_idle_timeout=2s"])
     call = enter(ring, "download")  # and takes nothing of its 40 MB
-    call.wait_state(pb.OPERATION_STATE_FAILED, 60)
+    call.wait_state(pb.REQUEST_STATE_FAILED, 60)
     wait_until(lambda: not any(w.reserved_bytes for w in ring.topology().workers), 10, "memory")
     # Code and words come also to a client that looks long after.
     error = call.error()
@@ -353,7 +353,7 @@ def test_a_slow_reader_and_a_slow_writer_stall_only_themselves(make_ring):
                                               "--upload_grace=2m"])
     reader = Call(ring, make_inputs(sq=40000, heads=4, dim=64), window=(8, 0),
                   request_id="reader")
-    reader.wait_state(pb.OPERATION_STATE_DOWNLOADING)
+    reader.wait_state(pb.REQUEST_STATE_DOWNLOADING)
     writer = Call(ring, make_inputs(sq=20000, heads=4, dim=64), upload=0.5, request_id="writer")
     before = resident_bytes(ring.server.pid)
     begin = time.monotonic()
@@ -416,7 +416,7 @@ def test_the_client_library_replays_over_a_lost_worker(make_ring, tmp_path):
                                f"--output={out}", "--causal", "--schedule=ring", "--json",
                                "--request_id=replayed"],
                               stdout=subprocess.PIPE, text=True)
-    await_state(ring, "replayed", [pb.OPERATION_STATE_COMPUTING])
+    await_state(ring, "replayed", [pb.REQUEST_STATE_COMPUTING])
     ring.kill_worker(2)
     report, _ = client.communicate(timeout=90)
     assert client.returncode == 0

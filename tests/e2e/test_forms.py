@@ -18,7 +18,7 @@ TYPES = {"F32": np.uint32, "BF16": np.uint16, "F16": np.uint16}
 def ring(tmp_path_factory):
     from cluster import Cluster
     directory = tmp_path_factory.mktemp("forms")
-    cluster = Cluster(directory, workers=4, worker_flags=["--local_memory=host",
+    cluster = Cluster(directory, workers=4, worker_flags=["--local_memory=host_memory",
                                                           f"--local_socket_dir={directory}",
                                                           "--client_data_listen=127.0.0.1:0"])
     yield cluster

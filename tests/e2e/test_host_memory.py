@@ -66,17 +66,17 @@ def test_the_command_line_says_which_way(ring, tmp_path):
         return json.loads(done.stdout)
 
     relay = call("forward", "relay")
-    assert relay["transport"]["kind"] == "coordinator_stream"
+    assert relay["transport"]["kind"] == "relay"
     assert relay["transport"]["reason"].startswith("the client has no region")
-    host = call("forward", "host", "--transport=host")
+    host = call("forward", "host", "--transport=host_memory")
     assert host["transport"]["kind"] == "host_memory"
     assert host["bytes"]["host_memory"]["up"] > 0
     assert files["relay"].read_bytes() == files["host"].read_bytes()
     call("backward", "relay_grads", "--transport=relay")
-    assert call("backward", "grads", "--transport=host")["transport"]["kind"] == "host_memory"
+    assert call("backward", "grads", "--transport=host_memory")["transport"]["kind"] == "host_memory"
     assert files["grads"].read_bytes() == files["relay_grads"].read_bytes()
     bench = subprocess.run([CLI, "bench", f"--server={ring.address}", "--seq_len=512",
-                            "--runs=1", "--transport=host", "--json"],
+                            "--runs=1", "--transport=host_memory", "--json"],
                            capture_output=True, text=True, timeout=120)
     report = json.loads(bench.stdout)
     assert report["last_run"]["transport"]["kind"] == "host_memory", bench.stdout
@@ -101,7 +101,7 @@ def test_files_are_staged_for_host_memory_alone(ring, tmp_path):
         reply = json.loads(done.stdout)
         return reply, out.read_bytes() if done.returncode == 0 else None
 
-    staged, results = call("--transport=host")
+    staged, results = call("--transport=host_memory")
     assert staged["transport"]["kind"] == "host_memory"
     assert "; staged: " in staged["transport"]["reason"]
     moved = 4 * 4096 * 4 * 64 * 2 + 4096 * 4 * 4
@@ -109,7 +109,7 @@ def test_files_are_staged_for_host_memory_alone(ring, tmp_path):
     seconds = staged["client_seconds"]
     assert 0 < seconds["accepted"] < seconds["finished"]
     relayed, expected = call("--transport=relay")
-    assert relayed["transport"]["kind"] == "coordinator_stream"
+    assert relayed["transport"]["kind"] == "relay"
     assert relayed["transport"]["staged_bytes"] == 0
     assert results == expected
     reasons = {"": "is not staged: no memory is ready for it yet",
@@ -117,9 +117,9 @@ def test_files_are_staged_for_host_memory_alone(ring, tmp_path):
                "--staging_limit=4MiB": "are more than the limit of staging (4194304)"}
     for flag, reason in reasons.items():
         relayed, results = call(*flag.split())
-        assert relayed["transport"]["kind"] == "coordinator_stream" and results == expected
+        assert relayed["transport"]["kind"] == "relay" and results == expected
         assert reason in relayed["transport"]["reason"]
-    refused, _ = call("--staging_limit=4MiB", "--transport=host")
+    refused, _ = call("--staging_limit=4MiB", "--transport=host_memory")
     assert refused["error"]["reason"] == "TRANSPORT_UNAVAILABLE"
     assert "the limit of staging" in refused["error"]["message"]
     await_unmapped(ring)
@@ -146,7 +146,7 @@ def test_the_load_generator_finds_memory_ready(ring):
 
 def test_where_no_worker_takes_memory_nothing_is_staged(make_ring):
     transport = transport_after_some_calls(make_ring(workers=1))
-    assert transport["kind"] == "coordinator_stream" and transport["staged_bytes"] == 0
+    assert transport["kind"] == "relay" and transport["staged_bytes"] == 0
     assert "is not staged: no worker of this machine took memory" in transport["reason"]
 
 
@@ -166,10 +166,10 @@ def test_what_a_forward_left_is_read_by_host_memory_too(make_local_ring, tmp_pat
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
 
-    kept = call("forward", out, "--retain=1m", "--transport=host")
+    kept = call("forward", out, "--retain=1m", "--transport=host_memory")
     assert kept["transport"]["kind"] == "host_memory"
     handle = kept["residual"]["handle"]
-    read = call("backward", grads, f"--residual={handle}", "--transport=host")
+    read = call("backward", grads, f"--residual={handle}", "--transport=host_memory")
     assert read["transport"]["kind"] == "host_memory" and read["residual"]["failure"] == ""
     assert read["bytes"]["host_memory"]["up"] == 900 * 4 * 32 * 2  # dout
     subprocess.run([CLI, "verify", f"--input={source}", f"--output={grads}", f"--forward={out}",
@@ -178,7 +178,7 @@ def test_what_a_forward_left_is_read_by_host_memory_too(make_local_ring, tmp_pat
 
 def test_the_load_generator_by_host_memory(ring):
     done = subprocess.run([CLI, "bench", f"--server={ring.address}", "--seq_len=256", "--heads=2",
-                           "--head_dim=32", "--transport=host", "--concurrency_range=1:3:2",
+                           "--head_dim=32", "--transport=host_memory", "--concurrency_range=1:3:2",
                            "--measurement_interval=100", "--max_trials=3", "--backward", "--json"],
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -228,7 +228,7 @@ def test_the_coordinators_memory_and_processor_do_not_grow_with_the_tensors(ring
     moved, seconds = moved_by_calls("host", "host_memory", 10)
     assert moved > 0.6e9
     assert resident_bytes(ring.server.pid) - memory < 8 << 20
-    _, by_relay = moved_by_calls("relay", "coordinator_stream", 5)
+    _, by_relay = moved_by_calls("relay", "relay", 5)
     print(f"{seconds:.3f} s of the coordinator's processor per GB, {by_relay:.3f} s by the relay")
     # What calls and heartbeats take, on any machine; half of the tensors would take more.
     in_time(seconds < 0.4 * by_relay, (seconds, by_relay))
@@ -237,7 +237,7 @@ def test_the_coordinators_memory_and_processor_do_not_grow_with_the_tensors(ring
 @pytest.mark.parametrize("flags", [[], ["--options", "--seed=79"]])
 def test_cases_of_the_sweep_match_the_oracle(ring, flags):
     done = subprocess.run([BIN / "tests/e2e/service_sweep", f"--server={ring.address}",
-                           "--cases=80", "--max_world_size=4", "--transport=host", *flags],
+                           "--cases=80", "--max_world_size=4", "--transport=host_memory", *flags],
                           capture_output=True, text=True, timeout=600)
     print(done.stdout[-3000:])
     assert done.returncode == 0, done.stderr
@@ -255,7 +255,7 @@ def test_without_an_attached_region_the_relay_serves_with_the_reason(make_local_
     call = HostCall(some, inputs, required=False, schedule=RING, world_size=2)
     responses = ring.attention.Forward(requests(call.header, chunks_of(inputs, "qkv")), timeout=60)
     accepted = next(responses).accepted
-    assert accepted.transport == pb.TRANSPORT_COORDINATOR_STREAM
+    assert accepted.transport == pb.TRANSPORT_RELAY
     assert accepted.transport_reason == ("no host memory: worker-1 has not attached the region of q")
     assert len(accepted.inputs) == 3
     assert sum(len(r.chunk.data) for r in responses) == sum(

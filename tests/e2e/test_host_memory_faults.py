@@ -104,7 +104,7 @@ def test_another_user_is_refused(make_ring, served):
     nobody = 65534
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own are closed to others
         os.chmod(folder, 0o755)
-        flags = ["--local_memory=host", f"--local_socket_dir={folder}"]
+        flags = ["--local_memory=host_memory", f"--local_socket_dir={folder}"]
         ring = make_ring(workers=1, worker_flags=flags + (
             [f"--local_uids={os.geteuid()},{served}"] if served else []))
         region = Region(ring, 1 << 16, attach=False)
@@ -238,8 +238,8 @@ def test_after_the_status_of_a_cancelled_call_nothing_is_written(slow_ring):
     call = long_call(region, request_id="cancelled")
     stream = call.start(ring.attention)
     next(stream)
-    await_state(ring, "cancelled", [pb.OPERATION_STATE_COMPUTING])
-    ring.attention.CancelOperation(pb.CancelOperationRequest(request_id="cancelled"), timeout=10)
+    await_state(ring, "cancelled", [pb.REQUEST_STATE_COMPUTING])
+    ring.attention.Cancel(pb.CancelRequest(request_id="cancelled"), timeout=10)
     error = error_of(stream)
     assert error.code() == grpc.StatusCode.CANCELLED
     begin, end = call.output_span()
@@ -257,7 +257,7 @@ def test_after_a_fence_nothing_is_written(slow_ring):
     call = long_call(region, request_id="fenced", fence_number=77)
     stream = call.start(ring.attention)
     next(stream)
-    await_state(ring, "fenced", [pb.OPERATION_STATE_COMPUTING])
+    await_state(ring, "fenced", [pb.REQUEST_STATE_COMPUTING])
     for worker in region.links:
         code, number = region.fence(worker, 77)
         assert code == FENCED and number == struct.pack("<Q", 77)
@@ -275,7 +275,7 @@ def test_a_region_released_in_flight_ends_its_requests(slow_ring):
     call = long_call(region, request_id="released")
     stream = call.start(ring.attention)
     generation = next(stream).accepted.generation
-    await_state(ring, "released", [pb.OPERATION_STATE_COMPUTING])
+    await_state(ring, "released", [pb.REQUEST_STATE_COMPUTING])
     region.close()
     error = error_of(stream)
     assert error.code() == grpc.StatusCode.CANCELLED
@@ -335,10 +335,10 @@ def test_a_client_that_is_killed_leaves_nothing(ring, phase):
         stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
     if phase == "running":
-        await_state(ring, victim, [pb.OPERATION_STATE_COMPUTING])
+        await_state(ring, victim, [pb.REQUEST_STATE_COMPUTING])
     elif phase == "copying out":
         # Its copies take milliseconds: as near to them as can be.
-        await_state(ring, victim, [pb.OPERATION_STATE_DOWNLOADING, pb.OPERATION_STATE_SUCCEEDED])
+        await_state(ring, victim, [pb.REQUEST_STATE_DOWNLOADING, pb.REQUEST_STATE_SUCCEEDED])
     child.send_signal(signal.SIGKILL)
     child.wait()
     await_unmapped(ring)
@@ -362,7 +362,7 @@ def test_a_worker_that_is_started_again_is_shown_the_region_again(make_local_rin
     long = long_call(region, request_id="loses")
     stream = long.start(ring.attention)
     next(stream)
-    await_state(ring, "loses", [pb.OPERATION_STATE_COMPUTING])
+    await_state(ring, "loses", [pb.REQUEST_STATE_COMPUTING])
     before = ring.topology().generation
     ring.kill_worker(1)
     error = error_of(stream)
@@ -395,7 +395,7 @@ def test_calls_that_require_host_memory_outlive_a_killed_worker(make_local_ring)
     before = ring.topology().generation
     calls = subprocess.Popen(
         [CLI, "bench", f"--server={ring.address}", "--seq_len=512", "--runs=8", "--world_size=2",
-         "--schedule=ring", "--transport=host", "--json"],
+         "--schedule=ring", "--transport=host_memory", "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: calls_over(ring) >= 2, 60, "two calls over")
     ring.kill_worker(1)

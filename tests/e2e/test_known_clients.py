@@ -100,20 +100,20 @@ def test_a_request_is_its_clients_own(secure, pki):
     with tls_channel(secure.address, pki.ca, pki.spiffe) as channel:
         theirs = stub(channel)
         held = Held(ours, "mine")
-        ask = pb.GetOperationRequest(request_id="mine")
-        cancel = pb.CancelOperationRequest(request_id="mine")
-        assert ours.GetOperation(ask, timeout=10).state == pb.OPERATION_STATE_UPLOADING
-        for call in (lambda: theirs.GetOperation(ask, timeout=10),
-                     lambda: theirs.CancelOperation(cancel, timeout=10)):
+        ask = pb.GetStatusRequest(request_id="mine")
+        cancel = pb.CancelRequest(request_id="mine")
+        assert ours.GetStatus(ask, timeout=10).state == pb.REQUEST_STATE_UPLOADING
+        for call in (lambda: theirs.GetStatus(ask, timeout=10),
+                     lambda: theirs.Cancel(cancel, timeout=10)):
             assert refusal(call)[:2] == (CODE.NOT_FOUND, "OPERATION_NOT_FOUND")
         # The same name is another request where it is another's: nothing is superseded.
         run(theirs, make_inputs(**SMALL), request_id="mine", timeout=20)
         assert held.finish()[-1] == "summary"
         held = Held(ours, "cancelled")
-        ours.CancelOperation(pb.CancelOperationRequest(request_id="cancelled"), timeout=10)
+        ours.Cancel(pb.CancelRequest(request_id="cancelled"), timeout=10)
         assert refusal(held.finish)[0] == CODE.CANCELLED
     wanted = {("trainer", "Forward", "OK"), ("evaluator", "Forward", "OK"),
-              ("evaluator", "CancelOperation", "NOT_FOUND"), ("trainer", "CancelOperation", "OK")}
+              ("evaluator", "Cancel", "NOT_FOUND"), ("trainer", "Cancel", "OK")}
     wait_until(lambda: wanted <= {(line["client"], line["method"], line["code"])
                                   for line in audit_lines(secure)
                                   if line["request_id"] in ("mine", "cancelled")}, 20, "audit lines")

@@ -18,7 +18,7 @@ CASES = int(os.environ.get("RINGATTN_OPTION_MIX_CASES", 24))
 def ring(tmp_path_factory):
     from cluster import Cluster
     directory = tmp_path_factory.mktemp("mix")
-    cluster = Cluster(directory, workers=3, worker_flags=["--local_memory=host",
+    cluster = Cluster(directory, workers=3, worker_flags=["--local_memory=host_memory",
                                                           f"--local_socket_dir={directory}",
                                                           "--client_data_listen=127.0.0.1:0"])
     yield cluster
@@ -196,7 +196,7 @@ def test_pairs_cut_by_keys(ring, tmp_path, transport, layout):
             done = cli(command, *where, f"--input={source}", f"--output={output}", *options, *more,
                        "--json")
             report = json.loads(done.stdout)
-            kinds = {"relay": "coordinator_stream", "host": "host_memory", "direct": "direct_stream"}
+            kinds = {"relay": "relay", "host": "host_memory", "direct": "direct"}
             assert report["transport"]["kind"] == kinds[transport]
             plan = report["plan"]
             assert (plan["schedule"], plan["world_size"]) == (schedule, 3)

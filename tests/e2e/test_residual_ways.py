@@ -9,9 +9,9 @@ import pytest
 
 from cluster import CLI
 
-FLAGS = {"host": lambda tmp: ["--local_memory=host", f"--local_socket_dir={tmp}"],
+FLAGS = {"host": lambda tmp: ["--local_memory=host_memory", f"--local_socket_dir={tmp}"],
          "direct": lambda tmp: ["--client_data_listen=127.0.0.1:0"]}
-KIND = {"host": "host_memory", "direct": "direct_stream"}
+KIND = {"host": "host_memory", "direct": "direct"}
 # Large enough for direct streams: q, k, v and dout of 2 x 900 tokens.
 SHAPE = ["--batch=2", "--seq_len=900", "--heads=4", "--kv_heads=2", "--head_dim=64", "--dtype=bf16"]
 Q, K = 2 * 900 * 4 * 64 * 2, 2 * 900 * 2 * 64 * 2

@@ -313,7 +313,7 @@ def test_the_command_line_and_its_fallback(make_ring, tmp_path):
     assert len(handle) == 32
     report = backward(f"--residual={handle}", "--keep_residual")
     assert report["residual"]["failure"] == "" and report["attempts"] == 1
-    assert report["bytes"]["coordinator_stream"]["up"] == 2 * 300 * 4 * 32 * 2  # dout
+    assert report["bytes"]["relay"]["up"] == 2 * 300 * 4 * 32 * 2  # dout
     cli("verify", f"--input={given}", f"--output={grad}", f"--forward={out}", "--causal")
     text = cli("forward", server, f"--input={given}", f"--output={out}", *ring_flags,
                "--retain=1m")
@@ -330,7 +330,7 @@ def test_the_command_line_and_its_fallback(make_ring, tmp_path):
     ring.wait_ready(2, after_generation=generation)
     report = backward(f"--residual={handle}")
     assert report["residual"]["failure"] == "RESIDUAL_LOST"
-    assert report["bytes"]["coordinator_stream"]["up"] == 2 * 300 * 32 * 2 * (4 + 2 + 2 + 4)
+    assert report["bytes"]["relay"]["up"] == 2 * 300 * 32 * 2 * (4 + 2 + 2 + 4)
     cli("verify", f"--input={given}", f"--output={grad}", f"--forward={out}", "--causal")
 
     # Refused before anything is sent.

@@ -180,15 +180,15 @@ def test_operations_can_be_seen_and_cancelled(ring):
 
     call = ring.attention.Forward(requests(header, slow_chunks()), timeout=30)
     assert next(call).WhichOneof("message") == "accepted"
-    state = ring.attention.GetOperation(pb.GetOperationRequest(request_id="cancel-me"))
-    assert state.state == pb.OPERATION_STATE_UPLOADING
-    ring.attention.CancelOperation(pb.CancelOperationRequest(request_id="cancel-me"))
+    state = ring.attention.GetStatus(pb.GetStatusRequest(request_id="cancel-me"))
+    assert state.state == pb.REQUEST_STATE_UPLOADING
+    ring.attention.Cancel(pb.CancelRequest(request_id="cancel-me"))
     with pytest.raises(grpc.RpcError) as error:
         list(call)
     gate.set()
     assert error.value.code() == grpc.StatusCode.CANCELLED
     with pytest.raises(grpc.RpcError) as error:
-        ring.attention.CancelOperation(pb.CancelOperationRequest(request_id="never-seen"))
+        ring.attention.Cancel(pb.CancelRequest(request_id="never-seen"))
     assert error.value.code() == grpc.StatusCode.NOT_FOUND
 
 

@@ -51,7 +51,7 @@ def test_the_report_says_what_was_sent(ring, tmp_path):
     once = call("forward", ring, source, forward, streams=1)
     assert once["streams"] == 1 and "parts" not in once
     split = call("forward", ring, source, forward, f"--trace={tmp_path}/t.json", streams=3)
-    sent = lambda report: report["bytes"]["coordinator_stream"]
+    sent = lambda report: report["bytes"]["relay"]
     row = 2 * 64 * 4
     assert sent(once)["up"] == 3 * 3000 * row
     assert sent(split)["up"] == (3000 + 3 * 2 * 3000) * row  # all keys to every block
@@ -91,9 +91,9 @@ def test_groups_of_heads_backward(ring, tmp_path, dtype):
                       "--world_size=4")
         assert report["streams"] == 3
         cli("verify", f"--input={source}", f"--output={backward}", f"--forward={forward}", *mask)
-    sent = report["bytes"]["coordinator_stream"]
+    sent = report["bytes"]["relay"]
     once = call("backward", ring, source, backward, *mask, streams=1)
-    assert sent == once["bytes"]["coordinator_stream"]  # nothing twice
+    assert sent == once["bytes"]["relay"]  # nothing twice
     assert report["flops"] == once["flops"]
     assert call("backward", ring, source, backward, *mask, streams=8)["streams"] == 5
 

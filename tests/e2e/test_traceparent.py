@@ -59,7 +59,7 @@ def test_a_failure_s_lines_carry_it_too(ring):
         requests(header_for(inputs, request_id="traced-cancel"), iter(())),
         metadata=[("traceparent", TRACEPARENT)], timeout=30)
     next(call)
-    ring.attention.CancelOperation(pb.CancelOperationRequest(request_id="traced-cancel"))
+    ring.attention.Cancel(pb.CancelRequest(request_id="traced-cancel"))
     ended = logged(ring, "server", "traced-cancel", ["request ended"])[-1]
     assert (ended["code"], ended["traceparent"]) == ("CANCELLED", TRACEPARENT)
 

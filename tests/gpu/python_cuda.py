@@ -23,7 +23,7 @@ def tensors(tokens, heads, kv_heads, device, seed=0):
 
 def judge(client, heads, kv_heads, device):
     """Both passes of a short call by autograd, against torch in fp32."""
-    ringattn.set_default_client(client, transport="cuda")
+    ringattn.set_default_client(client, transport="cuda_memory")
     q, k, v, dout = tensors(2048, heads, kv_heads, device)
     for tensor in (q, k, v):
         tensor.requires_grad_()
@@ -44,7 +44,7 @@ def judge(client, heads, kv_heads, device):
 def order(client, heads, kv_heads, device):
     """What a side stream still writes is waited for; what is freed while a kernel reads it is not given away early."""
     q, k, v, _ = tensors(4096, heads, kv_heads, device, 1)
-    want = client.forward(q, k, v, causal=True, transport="cuda").out.clone()
+    want = client.forward(q, k, v, causal=True, transport="cuda_memory").out.clone()
     side = torch.cuda.Stream(device)
     wrong = 0
     for _ in range(20):
@@ -53,11 +53,11 @@ def order(client, heads, kv_heads, device):
         with torch.cuda.stream(side):
             torch.cuda._sleep(20_000_000)
             late.copy_(q)
-            out = client.forward(late, k, v, causal=True, transport="cuda").out
+            out = client.forward(late, k, v, causal=True, transport="cuda_memory").out
             torch.cuda._sleep(20_000_000)
             kept = out.clone()
             del out
-            client.forward(torch.zeros_like(q), k, v, causal=True, transport="cuda")
+            client.forward(torch.zeros_like(q), k, v, causal=True, transport="cuda_memory")
         side.synchronize()
         wrong += not torch.equal(kept, want)
     assert wrong == 0, f"{wrong} of 20"
@@ -68,9 +68,9 @@ def times(client, args, device):
     q, k, v, _ = tensors(args.tokens, args.heads, args.kv_heads, device, 2)
     own = [client.cuda_empty(tensor.shape, tensor.dtype, device.index or 0).copy_(tensor) for tensor in (q, k, v)]
     found = {}
-    for name, given, options in (("torch_memory", (q, k, v), {"transport": "cuda"}),
-                                 ("own_regions", own, {"transport": "cuda"}),
-                                 ("through_the_host", (q, k, v), {"transport": "host"})):
+    for name, given, options in (("torch_memory", (q, k, v), {"transport": "cuda_memory"}),
+                                 ("own_regions", own, {"transport": "cuda_memory"}),
+                                 ("through_the_host", (q, k, v), {"transport": "host_memory"})):
         seconds, rings, report = [], [], None
         for _ in range(args.runs + 1):
             torch.cuda.synchronize()

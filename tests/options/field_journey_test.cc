@@ -160,7 +160,7 @@ constexpr Journey kJourneys[] = {
     {"reply.output_dtype", "reply { output_dtype: DATA_TYPE_FLOAT32 }"},
     {"inline_tensors.tensor", "inline_tensors { tensor: TENSOR_ID_DV data: 'x' }", Fate::kRefused},
     {"inline_tensors.data", "inline_tensors { tensor: TENSOR_ID_Q data: 'x' }", Fate::kRefused},
-    {"transport.accept", "transport { accept: TRANSPORT_COORDINATOR_STREAM }"},
+    {"transport.accept", "transport { accept: TRANSPORT_RELAY }"},
     {"transport.required", "transport { accept: TRANSPORT_HOST_MEMORY required: true }",
      Fate::kArrives, "transport { accept: TRANSPORT_HOST_MEMORY }"},
     {"transport.places.tensor",

@@ -79,7 +79,7 @@ def taken(client):
     """A worker that takes CUDA memory: nothing passes the host, whatever allocations inputs are of."""
     arrays = problem()
     wanted = on_host(client, arrays)
-    for options in ({}, {"transport": "cuda"}):
+    for options in ({}, {"transport": "cuda_memory"}):
         results, *reports = both_passes(client, arrays, **options)
         for got, want in zip(results, wanted):
             assert isinstance(got, ringattn.CudaArray) and got.device == 0
@@ -105,7 +105,7 @@ def own_memory(client):
     wanted = client.forward(*arrays[:3], transport="relay")
     places = set()
     for _ in range(50):
-        out, lse, report = client.forward(*given, transport="cuda")
+        out, lse, report = client.forward(*given, transport="cuda_memory")
         assert report.staged_bytes == 0 and report.transport == "cuda_memory"
         expect_equal(out, wanted.out)
         capsule = _core.DlpackTensor(out.__dlpack__())
@@ -135,7 +135,7 @@ def refused(client):
         assert "copied through host memory" in report.transport_reason, report.transport_reason
         assert report.staged_bytes > 0
     try:
-        both_passes(client, arrays, transport="cuda")
+        both_passes(client, arrays, transport="cuda_memory")
     except ringattn.FailedPreconditionError as error:
         assert error.reason == "TRANSPORT_UNAVAILABLE", error
     else:
@@ -191,7 +191,7 @@ def beyond_the_limit(client):
     else:
         raise AssertionError("there was room")
     try:
-        small.forward(*(GpuTensor(array) for array in arrays), transport="cuda")
+        small.forward(*(GpuTensor(array) for array in arrays), transport="cuda_memory")
     except ringattn.ResourceExhaustedError as error:
         assert "region_bytes" in str(error), error
     else:
@@ -225,7 +225,7 @@ def autograd(client):
 
     _cuda.CudaLibrary.finish = to_torch
     arrays = problem(6)
-    ringattn.set_default_client(client, transport="cuda")
+    ringattn.set_default_client(client, transport="cuda_memory")
     for residual in ("off", "auto"):
         q, k, v = (torch.tensor(array, requires_grad=True) for array in arrays[:3])
         out, lse = ringattn.attention(q, k, v, causal=True, residual=residual)
@@ -247,7 +247,7 @@ def event_loop(client):
     wanted = client.forward(q, k, v, transport="relay")
 
     async def main():
-        calls = [client.forward_async(*(GpuTensor(array) for array in (q, k, v)), transport="cuda") for _ in range(4)]
+        calls = [client.forward_async(*(GpuTensor(array) for array in (q, k, v)), transport="cuda_memory") for _ in range(4)]
         return await asyncio.gather(*calls)
 
     for result in asyncio.run(main()):

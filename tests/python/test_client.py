@@ -133,7 +133,7 @@ def test_call_options_and_report(client, rng):
                             request_id="py-1", deadline=60.0,
                             traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").report
     assert report.request_id == "py-1" and report.plan.layout == "striped" and report.plan.world_size == 2
-    assert report.transport == "coordinator_stream"
+    assert report.transport == "relay"
     assert set(report.stages) >= {"queue", "upload", "compute", "download"}
     assert report.bytes_up == q.nbytes + k.nbytes + v.nbytes
     assert report.details["summary"]["ranks"][0]["timeline"][0]["category"]

@@ -130,7 +130,7 @@ def test_wrong_packing():
 
 
 @pytest.mark.parametrize("options, residual", [
-    ({}, "auto"), ({}, "remote"), ({}, "off"), ({"transport": "host"}, "auto"), ({"transport": "direct"}, "auto"),
+    ({}, "auto"), ({}, "remote"), ({}, "off"), ({"transport": "host_memory"}, "auto"), ({"transport": "direct"}, "auto"),
     ({"transport": "direct"}, "remote"), ({"streams": 2}, "auto"), ({"streams": 2}, "off"),
 ])
 def test_packed_tensors_travel_as_they_are(client, monkeypatch, options, residual):

@@ -21,7 +21,7 @@ def packed_form(packing, q, k, v):
 OPTIONS = {"causal": True, "window": (40, 3), "softcap": 2.0, "world_size": 3, "layout": "zigzag"}
 
 
-@pytest.mark.parametrize("transport", ["relay", "host", "direct"])
+@pytest.mark.parametrize("transport", ["relay", "host_memory", "direct"])
 @pytest.mark.parametrize("packing, kv_heads, keys", [("qkv", 4, 70), ("kv", 2, 90)])
 def test_packed_inputs_have_the_bits_of_plain_ones(client, rng, transport, packing, kv_heads, keys):
     q, k, v, dout = plain(rng, tokens_k=(2, keys), kv_heads=kv_heads)
@@ -107,7 +107,7 @@ def by_document(lse, cu):
     return rows
 
 
-@pytest.mark.parametrize("transport", ["relay", "host"])
+@pytest.mark.parametrize("transport", ["relay", "host_memory"])
 def test_lse_per_document(client, rng, transport):
     q, k, v, dout = plain(rng, (75,), (90,), kv_heads=2)
     cu_q, cu_k = np.array([0, 20, 20, 75]), np.array([0, 30, 31, 90])

@@ -76,9 +76,9 @@ def test_small_calls(client, rng, watched, record_property):
     def work(times):
         for i in range(times):
             if i % 10 == 9:
-                out = client.forward(*shared, transport="host").out
+                out = client.forward(*shared, transport="host_memory").out
             elif i % 100 == 50:
-                out = client.forward(q, k, v, transport="host").out
+                out = client.forward(q, k, v, transport="host_memory").out
             else:
                 out = client.forward(q, k, v).out
             if i % 500 < 10:

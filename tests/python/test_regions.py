@@ -151,7 +151,7 @@ def test_tensors_in_regions_are_neither_sent_nor_copied(client, rng):
     by_host = client.backward(dout, q, k, v, out=out, lse=lse, causal=True)
     assert by_host.report.transport == "host_memory" and by_host.report.staged_bytes == 0
     relayed = client.backward(dout, q, k, v, out=out, lse=lse, causal=True, transport="relay")
-    assert relayed.report.transport == "coordinator_stream"
+    assert relayed.report.transport == "relay"
     assert relayed.report.transport_reason == "the caller chose the coordinator"
     for name in ("dq", "dk", "dv"):
         assert (getattr(by_host, name) == getattr(relayed, name)).all(), name
@@ -160,12 +160,12 @@ def test_tensors_in_regions_are_neither_sent_nor_copied(client, rng):
 def test_other_tensors_are_staged(client, rng):
     q, k, v = tensors(rng)
     relayed = client.forward(q, k, v, transport="relay")
-    staged = client.forward(q, k, v, transport="host")
+    staged = client.forward(q, k, v, transport="host_memory")
     assert staged.report.transport == "host_memory" and "; staged" in staged.report.transport_reason
     # Results lie where workers write: the inputs alone were copied.
     assert staged.report.staged_bytes == q.nbytes + k.nbytes + v.nbytes
     assert (staged.out == relayed.out).all() and (staged.lse == relayed.lse).all()
-    assert client.forward(q, k, v).report.transport == "coordinator_stream"
+    assert client.forward(q, k, v).report.transport == "relay"
 
 
 def test_large_tensors_are_staged_when_memory_is_ready(client, rng):
@@ -173,7 +173,7 @@ def test_large_tensors_are_staged_when_memory_is_ready(client, rng):
     q, k, v = tensors(rng, queries=4096, keys=32)
     first = client.forward(q, k, v)
     # Straight to the workers meanwhile: the ring of `ringattn up` has ports for it.
-    assert first.report.transport == "direct_stream" and first.report.staged_bytes == 0
+    assert first.report.transport == "direct" and first.report.staged_bytes == 0
     reports = []
 
     def is_staged():
@@ -189,7 +189,7 @@ def test_large_tensors_are_staged_when_memory_is_ready(client, rng):
 
 def test_one_tensor_elsewhere_is_staged_alone(client, rng):
     q, k, v = tensors(rng, client.empty)
-    report = client.forward(q.copy(), k, v, transport="host").report
+    report = client.forward(q.copy(), k, v, transport="host_memory").report
     assert report.transport == "host_memory" and report.staged_bytes == q.nbytes
 
 
@@ -197,9 +197,9 @@ def test_staging_has_a_limit(address, rng):
     q, k, v = tensors(rng, queries=4096)
     with ringattn.connect(address, staging_bytes=2 * MIB, region_bytes=0) as client:
         report = client.forward(q, k, v).report
-        assert report.transport == "direct_stream" and report.staged_bytes == 0
+        assert report.transport == "direct" and report.staged_bytes == 0
         with pytest.raises(ringattn.FailedPreconditionError, match="limit of staging") as error:
-            client.forward(q, k, v, transport="host")
+            client.forward(q, k, v, transport="host_memory")
         assert error.value.reason == "TRANSPORT_UNAVAILABLE"
 
 
@@ -221,16 +221,16 @@ def test_a_closed_region_is_memory_like_any_other(client, rng):
     region.close()
     expected = reference.forward(q, k, v)[0]
     report = client.forward(q, k, v)
-    assert report.report.transport == "coordinator_stream"
+    assert report.report.transport == "relay"
     reference.close(report.out, expected, 1e-5)
-    assert client.forward(q, k, v, transport="host").report.staged_bytes > 0
+    assert client.forward(q, k, v, transport="host_memory").report.staged_bytes > 0
 
 
 def test_regions_of_another_client_are_not_found(address, client, rng):
     q, k, v = tensors(rng, client.empty)
     with ringattn.connect(address) as other:
         report = other.forward(q, k, v).report
-        assert report.transport == "coordinator_stream" and "region" in report.transport_reason
+        assert report.transport == "relay" and "region" in report.transport_reason
 
 
 def test_results_keep_their_place_until_they_are_gone(client, rng):
@@ -270,7 +270,7 @@ def test_torch_calls_by_host_memory(client):
     assert result.report.transport == "host_memory" and result.report.staged_bytes == 0
     relayed = client.forward(q, k, v, causal=True, transport="relay")
     assert (result.out == relayed.out).all() and result.out.dtype == torch.bfloat16
-    ringattn.set_default_client(client, transport="host")
+    ringattn.set_default_client(client, transport="host_memory")
     try:
         leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
         ringattn.flash_attn_func(*leaves, causal=True).float().square().sum().backward()

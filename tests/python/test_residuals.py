@@ -24,7 +24,7 @@ def equal(ours, theirs, names=GRADIENTS):
         assert (getattr(ours, name) == getattr(theirs, name)).all(), name
 
 
-@pytest.mark.parametrize("transport", ["relay", "host", "direct"])
+@pytest.mark.parametrize("transport", ["relay", "host_memory", "direct"])
 def test_backward_sends_dout_alone(client, rng, transport):
     q, k, v, dout = tensors(rng)
     options = {"causal": True, "window": (40, 3), "softcap": 2.0, "world_size": 3}
@@ -69,7 +69,7 @@ def test_every_tensor_of_a_backward(client, rng):
     equal(result, expected)
 
 
-@pytest.mark.parametrize("transport", ["relay", "host", "direct"])
+@pytest.mark.parametrize("transport", ["relay", "host_memory", "direct"])
 def test_tensors_are_sent_where_it_is_gone(client, rng, transport):
     q, k, v, dout = tensors(rng)
     out, lse, report = client.forward(q, k, v, retain=60, causal=True)

@@ -69,7 +69,7 @@ class Service:
         self.processes.append(subprocess.Popen(
             [BIN / "worker/ringattn-worker", f"--coordinator={bound['control']}", "--name=worker-0", "--device=cpu",
              "--threads=1", "--memory_limit=1000000000", "--data_listen=127.0.0.1:0", f"--secret_file={secret}",
-             "--local_memory=host", f"--local_socket_dir={self.folder}"],
+             "--local_memory=host_memory", f"--local_socket_dir={self.folder}"],
             stdout=(self.folder / "worker.log").open("w"), stderr=subprocess.STDOUT))
 
     def close(self):
@@ -89,9 +89,9 @@ def test_a_certificate(service):
     with ringattn.connect(service.address, tls_ca=service.ca, tls_cert=service.trainer[0],
                           tls_key=service.trainer[1]) as client:
         out, _, report = client.forward(Q, Q, Q, deadline=60)
-        assert (out == 1).all() and report.transport == "coordinator_stream"
+        assert (out == 1).all() and report.transport == "relay"
         # Host memory and residuals are this client's own here too.
-        kept = client.forward(Q, Q, Q, transport="host", retain=60)
+        kept = client.forward(Q, Q, Q, transport="host_memory", retain=60)
         assert kept.report.transport == "host_memory"
         assert client.backward(Q, residual=kept.report.residual).report.bytes_up == Q.nbytes
 

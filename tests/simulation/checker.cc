@@ -11,7 +11,7 @@ void Checker::OnCoordinatorStarted(const Coordinator* core) {
   operations_.clear();
 }
 
-void Checker::OnWorkerSaid(const WorkerSaid& said) {
+void Checker::OnWorkerSaid(const WorkerMessage& said) {
   if (dropped_.count(said.connection) > 0) return;
   const v1::JoinRequest& message = said.message;
   if (message.has_prepared() && message.prepared().generation() == generation_) {

@@ -226,7 +226,7 @@ void Clients::Upload(StreamId id, const AcceptRequest& accept) {
     absl::Duration time = world_->random.Between(0.5 * call.upload_time, call.upload_time);
     world_->scheduler.After(time, [this, id, i] { TakeUpload(id, i); });
   }
-  stream.direct = accept.transport == v1::TRANSPORT_DIRECT_STREAM;
+  stream.direct = accept.transport == v1::TRANSPORT_DIRECT;
   if (stream.direct != call.direct) world_->Violate("another transport than could be had");
   if (stream.direct) return ReportTransfers(id);
   if (!call.idles) ReportUpload(id);
@@ -381,7 +381,7 @@ std::string Clients::WhyIllegal(const Stream& stream, const Failure& failure) co
   const auto only = [](bool condition, const char* why) { return condition ? "" : why; };
   switch (failure.code) {
     case absl::StatusCode::kCancelled: {
-      // CancelOperation names the request, so whichever stream has it is ended.
+      // Cancel names the request, so whichever stream has it is ended.
       bool asked = stream.cancelled;
       for (const auto& [id, other] : streams_) {
         asked |= other.call == stream.call && other.cancelled;

@@ -51,7 +51,7 @@ ConnectionId ControlPlane::Dial(SimWorker* worker, const v1::Register& registrat
 void ControlPlane::Say(ConnectionId connection, v1::JoinRequest message) {
   const auto link = links_.find(connection);
   if (link == links_.end() || !link->second.open_there) return;
-  const WorkerSaid said{connection, std::move(message), world_->now()};
+  const WorkerMessage said{connection, std::move(message), world_->now()};
   Arrive(connection, said);
   const bool repeat = world_->weather == Weather::kStorm && !world_->faults_over;
   if (repeat && world_->random.OneIn(30)) Arrive(connection, said);
@@ -138,7 +138,7 @@ void ControlPlane::Feed(const Event& event) {
     inbox_.push_back(event);
     return;
   }
-  if (const auto* said = std::get_if<WorkerSaid>(&event)) checker_->OnWorkerSaid(*said);
+  if (const auto* said = std::get_if<WorkerMessage>(&event)) checker_->OnWorkerSaid(*said);
   if (const auto* gone = std::get_if<WorkerGone>(&event)) checker_->OnWorkerGone(*gone);
   const std::vector<Action> actions = core_->Handle(event, world_->now());
   for (const Action& action : actions) {

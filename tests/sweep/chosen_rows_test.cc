@@ -169,7 +169,7 @@ TEST(ChosenRows, ChangeNothingElse) {
 
 // Every value that the device offers, in both directions: what the oracle says.
 TEST(Tuning, EveryOfferedTileIsRight) {
-  const worker::TuningOffer offer = worker::CpuDevice(1, 1 << 20).tuning_offer();
+  const worker::TuningChoices offer = worker::CpuDevice(1, 1 << 20).tuning_offer();
   ASSERT_GE(offer.tile_q.size(), 3u);
   ASSERT_GE(offer.tile_kv.size(), 3u);
   EXPECT_EQ(offer.key_splits, std::vector<int32_t>{1});

@@ -66,7 +66,7 @@ class PreparedCall {
 using PreparedCalls = std::vector<std::unique_ptr<const PreparedCall>>;
 
 // What may stand in AttentionProblem::tuning.
-struct TuningOffer {
+struct TuningChoices {
   std::vector<int32_t> tile_q;
   std::vector<int32_t> tile_kv;
   std::vector<int32_t> key_splits;
@@ -102,7 +102,7 @@ class Device {
   virtual std::vector<std::string> served_options() const { return {}; }
 
   // The values of Tuning that it takes; none of a field that its kernels do not have.
-  virtual TuningOffer tuning_offer() const { return {}; }
+  virtual TuningChoices tuning_offer() const { return {}; }
 
   // Whether the kernel of this call can be started before its late keys (KvBlock::late) are there,
   // and waits for them itself. Addresses may be null here.

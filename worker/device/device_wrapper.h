@@ -28,7 +28,7 @@ class DeviceWrapper : public Device {
   }
   std::vector<ServedCalls> served_calls() const override { return inner_->served_calls(); }
   std::vector<std::string> served_options() const override { return inner_->served_options(); }
-  TuningOffer tuning_offer() const override { return inner_->tuning_offer(); }
+  TuningChoices tuning_offer() const override { return inner_->tuning_offer(); }
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
     return inner_->Prepare(std::move(calls));
   }

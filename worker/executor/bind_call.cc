@@ -33,7 +33,7 @@ ScoreTerms TermsOf(const AttentionSpec& spec, const ShardPlan& plan, int rank) {
   }
   terms.segment_ids = options.segment_ids;
   terms.dropout = options.dropout;
-  for (const DocumentPlace& place : shape.places) terms.owners.push_back(place.document);
+  for (const DocumentPosition& place : shape.places) terms.owners.push_back(place.document);
   return terms;
 }
 

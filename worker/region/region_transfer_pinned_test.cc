@@ -56,14 +56,14 @@ class RegionTransferPinnedTest : public testing::Test {
     for (TensorId id : {TensorId::kK, TensorId::kV, TensorId::kQ, TensorId::kOut, TensorId::kLse,
                         TensorId::kBias, TensorId::kMask}) {
       if (InfoOf(id).is_present != nullptr && !InfoOf(id).is_present(spec)) continue;
-      v1::TensorPlace* place = reserve_.add_places();
+      v1::TensorLocation* place = reserve_.add_places();
       place->set_tensor(static_cast<v1::TensorId>(id));
       place->set_region_id("region");
       place->set_offset(offset);
       offset += BytesOf(spec, id);
     }
     region_ = MakeRegion(offset);
-    for (const v1::TensorPlace& place : reserve_.places()) {
+    for (const v1::TensorLocation& place : reserve_.places()) {
       const auto id = static_cast<TensorId>(place.tensor());
       for (int64_t i = 0; i < BytesOf(spec, id); ++i) {
         region_->data()[place.offset() + i] = ByteAt(id, i);
@@ -117,7 +117,7 @@ class RegionTransferPinnedTest : public testing::Test {
   }
 
   const uint8_t* Place(TensorId id) const {
-    for (const v1::TensorPlace& place : reserve_.places()) {
+    for (const v1::TensorLocation& place : reserve_.places()) {
       if (place.tensor() == static_cast<v1::TensorId>(id)) return region_->data() + place.offset();
     }
     return nullptr;

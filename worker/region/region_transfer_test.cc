@@ -122,8 +122,8 @@ TEST_F(RegionTransferTest, WhatHasNoPlaceIsRefused) {
   CopiedOperation copied;
   const std::shared_ptr<Region> region = copied.MakeRegion();
   EXPECT_TRUE(absl::IsCancelled(Make(copied, nullptr).status()));
-  v1::TensorPlace* out = copied.reserve().mutable_places(3);
-  const v1::TensorPlace right = *out;
+  v1::TensorLocation* out = copied.reserve().mutable_places(3);
+  const v1::TensorLocation right = *out;
   out->set_offset(region->bytes() - BytesOf(copied.spec(), TensorId::kOut) + 1);
   EXPECT_EQ(Make(copied, region).status(),
             absl::InvalidArgumentError("out lies outside its region"));

@@ -39,7 +39,7 @@ TEST(Measurement, EveryServedDtypeAndDirectionHasARate) {
 }
 
 // Says that it serves what its kernels do not compute.
-class Boaster : public ScalarDevice {
+class OverstatingDevice : public ScalarDevice {
  public:
   std::vector<ServedCalls> served_calls() const override {
     return {{"boast", {DType::kBFloat16}, false}};
@@ -48,7 +48,7 @@ class Boaster : public ScalarDevice {
 
 // What a device refuses is reported, not guessed.
 TEST(Measurement, ADeviceThatCannotComputeIsAnError) {
-  Boaster device;
+  OverstatingDevice device;
   EXPECT_EQ(MeasureKernelRates(device, {}, absl::Milliseconds(10)).status().code(),
             absl::StatusCode::kUnimplemented);
   EXPECT_EQ(MeasureCallSeconds(device, absl::ZeroDuration()).status().code(),

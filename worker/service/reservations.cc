@@ -35,8 +35,8 @@ bool MayHaveManyDocuments(const v1::Reserve& reserve) {
 
 //   residual  what the operation reads; null: nothing
 absl::StatusOr<std::unique_ptr<Operation>> DecodeAndBind(
-    const v1::Reserve& reserve, RingPlace place, const std::shared_ptr<const Residual>& residual,
-    Device* device) {
+    const v1::Reserve& reserve, RingMembership place,
+    const std::shared_ptr<const Residual>& residual, Device* device) {
   absl::StatusOr<ReservedProgram> decoded = DecodeReserve(reserve, place.rank, place.world_size);
   if (!decoded.ok()) return decoded.status();
   std::vector<LentBuffer> lent;
@@ -62,7 +62,7 @@ Reservations::Reservations(Device* device, OperationRegistry* registry,
       on_control_(std::move(on_control)),
       done_(std::move(done)) {}
 
-void Reservations::Reserve(std::shared_ptr<const v1::Reserve> reserve, RingPlace place) {
+void Reservations::Reserve(std::shared_ptr<const v1::Reserve> reserve, RingMembership place) {
   const std::string& id = reserve->operation_id();
   if (pending_.contains(id)) {
     return done_(*reserve,

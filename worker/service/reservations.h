@@ -26,7 +26,7 @@
 namespace ringattn::worker {
 
 // This worker's place in the ring.
-struct RingPlace {
+struct RingMembership {
   int rank = 0;
   int world_size = 0;
   KeyArrival arrival;
@@ -49,7 +49,7 @@ class Reservations {
 
   // `done` follows, within the call unless the request has many documents. NOT_FOUND: the
   // residual that it names is not here.
-  void Reserve(std::shared_ptr<const v1::Reserve> reserve, RingPlace place);
+  void Reserve(std::shared_ptr<const v1::Reserve> reserve, RingMembership place);
 
   // As OperationRegistry::Release, of one that is still being decoded too.
   void Release(const std::string& id, uint64_t generation);

@@ -185,8 +185,8 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   for (const std::string& option : device.served_options()) {
     control.registration.add_options(option);
   }
-  const TuningOffer offer = device.tuning_offer();
-  v1::TuningOffer* tuning = control.registration.mutable_tuning();
+  const TuningChoices offer = device.tuning_offer();
+  v1::TuningChoices* tuning = control.registration.mutable_tuning();
   tuning->mutable_tile_q()->Add(offer.tile_q.begin(), offer.tile_q.end());
   tuning->mutable_tile_kv()->Add(offer.tile_kv.begin(), offer.tile_kv.end());
   tuning->mutable_key_splits()->Add(offer.key_splits.begin(), offer.key_splits.end());

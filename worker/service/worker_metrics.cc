@@ -52,10 +52,8 @@ WorkerMetrics::WorkerMetrics()
                                   "Of the last program: its unmasked pairs over the time inside "
                                   "its compute calls.")
                           .Add({})),
-      received_bytes_(
-          TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "coordinator_stream"}})),
-      sent_bytes_(
-          TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "coordinator_stream"}})),
+      received_bytes_(TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "relay"}})),
+      sent_bytes_(TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "relay"}})),
       copied_in_bytes_(
           TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "host_memory"}})),
       copied_out_bytes_(
@@ -64,10 +62,9 @@ WorkerMetrics::WorkerMetrics()
           TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "cuda_memory"}})),
       imported_out_bytes_(
           TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "cuda_memory"}})),
-      direct_in_bytes_(
-          TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "direct_stream"}})),
+      direct_in_bytes_(TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "direct"}})),
       direct_out_bytes_(
-          TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "direct_stream"}})),
+          TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "direct"}})),
       refused_streams_(metrics_.Counters("ringattn_refused_streams_total",
                                          "Streams of clients to this worker that were turned away "
                                          "before they moved anything, by the reason.")),

@@ -128,7 +128,7 @@ class CopiedOperation {
     for (TensorId id : {TensorId::kQ, TensorId::kK, TensorId::kV, TensorId::kOut, TensorId::kLse}) {
       offsets_[id] = end + kGap;
       end = offsets_[id] + BytesOf(spec_, id);
-      v1::TensorPlace* place = reserve_.add_places();
+      v1::TensorLocation* place = reserve_.add_places();
       place->set_tensor(static_cast<v1::TensorId>(id));
       place->set_region_id(region_id);
       place->set_offset(offsets_[id]);

@@ -112,8 +112,8 @@ CallResult BenchCaller::CallForward(const CallOptions& options) {
 }
 
 CallResult BenchCaller::Call(const CallOptions& options, const BenchResults& forward) {
-  const bool on_cuda = options.transport == TransportWish::kCuda;
-  const bool staged = on_cuda || options.transport == TransportWish::kHost;
+  const bool on_cuda = options.transport == TransportPreference::kCudaMemory;
+  const bool staged = on_cuda || options.transport == TransportPreference::kHostMemory;
   const CudaFlags* const cuda = on_cuda ? &cuda_ : nullptr;
   if (problem_->backward()) {
     if (!staged) {

@@ -105,7 +105,7 @@ absl::StatusOr<PayloadBound> PayloadBounds::Of(const CallReport& report) {
     case v1::TRANSPORT_HOST_MEMORY:
       bound = {.kind = PayloadBound::Kind::kMemcpy, .side_by_side = CopyThreads(workers)};
       break;
-    case v1::TRANSPORT_DIRECT_STREAM:
+    case v1::TRANSPORT_DIRECT:
       bound = {.kind = PayloadBound::Kind::kTcp,
                .side_by_side = workers * (channels_per_worker_ > 0
                                               ? channels_per_worker_

@@ -24,7 +24,7 @@ CallReport ReportOf(v1::Transport transport, int workers) {
 
 TEST(PayloadBounds, TheCoordinatorsIsWhatWasMeasuredForIt) {
   PayloadBounds bounds(0, kRelay);
-  const auto bound = bounds.Of(ReportOf(v1::TRANSPORT_COORDINATOR_STREAM, 2));
+  const auto bound = bounds.Of(ReportOf(v1::TRANSPORT_RELAY, 2));
   ASSERT_TRUE(bound.ok());
   EXPECT_EQ(bound->ToJson(),
             (Json{{"kind", "tcp"}, {"connections", 3}, {"bytes_per_second", 5e9}}));
@@ -47,14 +47,14 @@ TEST(PayloadBounds, HostMemorysIsAMemcpyByAsManyThreadsAsWorkersHave) {
 
 TEST(PayloadBounds, DirectStreamsIsTcpOnAsManyConnections) {
   PayloadBounds given(3, kRelay);
-  const auto bound = given.Of(ReportOf(v1::TRANSPORT_DIRECT_STREAM, 2));
+  const auto bound = given.Of(ReportOf(v1::TRANSPORT_DIRECT, 2));
   ASSERT_TRUE(bound.ok()) << bound.status();
   EXPECT_EQ(bound->kind, Kind::kTcp);
   EXPECT_EQ(bound->side_by_side, 6);
   EXPECT_GT(bound->bytes_per_second, 1e7);
   // Three connections were measured for the coordinator.
   PayloadBounds known(3, kRelay);
-  EXPECT_EQ(known.Of(ReportOf(v1::TRANSPORT_DIRECT_STREAM, 1))->bytes_per_second, 5e9);
+  EXPECT_EQ(known.Of(ReportOf(v1::TRANSPORT_DIRECT, 1))->bytes_per_second, 5e9);
 }
 
 TEST(PayloadBounds, CudaMemoryHasNone) {

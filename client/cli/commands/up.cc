@@ -188,7 +188,7 @@ void AddUp(CLI::App& app, Run& run) {
                    "host: this user's clients may keep tensors in memory that the workers read and "
                    "write themselves (sockets in state_dir); cuda: and in memory of this machine's "
                    "GPUs, of GPU workers; off: tensors travel")
-      ->check(CLI::IsMember({"off", "host", "cuda"}))
+      ->check(CLI::IsMember({"off", "host_memory", "cuda_memory"}))
       ->capture_default_str();
   command
       ->add_option("--direct", options.direct,

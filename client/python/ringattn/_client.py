@@ -207,7 +207,7 @@ class Client:
     def _room_of(self, request: Request, core: _core.Client) -> Any:
         """Results are born where workers can write, if host memory is what the call asks for or comes from."""
         transport = request.call["transport"]
-        if transport == "host" or (transport == "auto" and self._arena.hold(list(request.inputs.values()))):
+        if transport == "host_memory" or (transport == "auto" and self._arena.hold(list(request.inputs.values()))):
             return lambda nbytes: None if (block := self._arena.take(core, nbytes)) is None else np.asarray(block)
         return None
 
@@ -331,7 +331,7 @@ class Client:
         return _values(self._connected().topology(deadline))
 
     def get_operation(self, request_id: str, *, deadline: float = 10.0) -> dict[str, Any]:
-        """The proto GetOperationResponse as a dict. Raises NotFoundError for one that is not known any more."""
+        """The proto GetStatusResponse as a dict. Raises NotFoundError for one that is not known any more."""
         return _values(self._connected().get_operation(request_id, deadline))
 
     def cancel_operation(self, request_id: str, *, deadline: float = 10.0) -> None:

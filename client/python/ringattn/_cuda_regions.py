@@ -109,7 +109,7 @@ class CudaArena:
 
     def _why_not(self, core: _core.Client, device: int, transport: str) -> str:
         """Why a call's tensors on this GPU are better copied to the host at once; empty: they may stay."""
-        if transport not in ("auto", "cuda"):
+        if transport not in ("auto", "cuda_memory"):
             return f"transport is {transport!r}"
         refused = self._refused.get(device)
         if refused is not None and time.monotonic() < refused[0]:
@@ -136,12 +136,12 @@ class CudaArena:
                                       if isinstance(memory, CudaTensor)}
         why = self._why_not(core, library.device, transport)
         blocks = None
-        if not why or transport == "cuda":
+        if not why or transport == "cuda_memory":
             try:
                 blocks = self._blocks_for(core, request)
             except ResourceExhaustedError as error:  # the GPU's memory, or descriptors
                 why = str(error)
-            if blocks is None and transport == "cuda":
+            if blocks is None and transport == "cuda_memory":
                 raise ResourceExhaustedError(
                     "RESOURCE_EXHAUSTED", f"transport='cuda': {why or self._no_room()}")
         # Whoever writes the inputs is done, and whoever still read what lay in the blocks before.

@@ -74,10 +74,10 @@ class CallOptions(TypedDict, total=False):
     on_progress: Callable[[Progress], None] | None
     #: Seconds between two of them, about. 0.2 unless given.
     progress_interval: float
-    #: How tensors travel. "host": workers of this machine copy them out of and into memory that they are shown, or
+    #: How tensors travel. "host_memory": workers of this machine copy them out of and into memory that they are shown, or
     #: the call fails; "relay": through the coordinator; "auto", the default: host memory where it can be had.
     #: `Report.transport_reason` says why it came as it did.
-    transport: Literal["auto", "relay", "host", "direct", "cuda"]
+    transport: Literal["auto", "relay", "direct", "host_memory", "cuda_memory"]
 
 
 class AttentionOptions(CallOptions, total=False):

@@ -39,7 +39,7 @@ class Report:
 
     request_id: str
     plan: Plan
-    transport: str  #: how tensors travelled, "coordinator_stream" or "host_memory"
+    transport: str  #: how tensors travelled, "relay" or "host_memory"
     transport_reason: str  #: why so, in words
     staged_bytes: int  #: copied into and out of shared memory, as the tensors did not lie in it
     stages: Mapping[str, float]  #: "queue", "upload", "compute", "download" of the service

@@ -77,7 +77,7 @@ def _call_dict(options: Mapping[str, Any]) -> dict[str, Any]:
     if deadline is not None and not 0 < deadline < math.inf:
         raise invalid("deadline", f"is {deadline}, must be a positive number of seconds")
     transport = options.get("transport") or "auto"
-    if transport not in ("auto", "relay", "host", "direct", "cuda"):
+    if transport not in ("auto", "relay", "direct", "host_memory", "cuda_memory"):
         raise invalid("transport", f"is {transport!r}, must be auto, relay, host, direct or cuda")
     if transport not in _core.TRANSPORTS:
         raise NotImplementedError(f"transport: {transport!r} is not served by this version")

@@ -53,7 +53,7 @@ struct WorkerJoined {  // the stream's first message
   ConnectionId connection = 0;
   v1::Register registration;
 };
-struct WorkerSaid {  // every later message
+struct WorkerMessage {  // every later message
   ConnectionId connection = 0;
   v1::JoinRequest message;
   // When it came: it may have waited for its handling. Later than that handling: taken for it.
@@ -128,7 +128,7 @@ struct ShardStreamFailed {
   int member = 0;  // rank in the request's ring
   std::string reason;
 };
-struct CancelRequested {  // the CancelOperation RPC; the edge checked that it exists
+struct CancelRequested {  // the Cancel RPC; the edge checked that it exists
   std::string request_id;
   std::string principal;  // whose request it is
 };
@@ -169,7 +169,7 @@ struct ReformRequested {};
 struct Tick {};
 
 using Event =
-    std::variant<WorkerJoined, WorkerSaid, WorkerGone, RequestArrived, RequestEnded,
+    std::variant<WorkerJoined, WorkerMessage, WorkerGone, RequestArrived, RequestEnded,
                  UploadProgressed, DownloadProgressed, MembersStalled, DownloadFinished,
                  ShardStreamFailed, CancelRequested, Planned, ResidualDeleted, ResidualsRenewed,
                  AttachRequested, DrainRequested, ReformRequested, Tick>;
@@ -219,7 +219,7 @@ struct AcceptRequest {
   uint64_t generation = 0;
   std::shared_ptr<const Plan> plan;  // not null; without its spans (plan_summary.h)
   std::vector<RingMember> members;   // by ring rank
-  v1::Transport transport = v1::TRANSPORT_COORDINATOR_STREAM;
+  v1::Transport transport = v1::TRANSPORT_RELAY;
   std::string transport_reason;
 };
 // Every member has computed; outputs flow on the shard streams.
@@ -242,9 +242,9 @@ struct FailRequest {
   StreamId stream = 0;
   Failure failure;
 };
-struct StateChanged {  // GetOperation, Progress and metrics read it
+struct StateChanged {  // GetStatus, Progress and metrics read it
   StreamId stream = 0;
-  v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
+  v1::RequestState state = v1::REQUEST_STATE_UNSPECIFIED;
 };
 struct TopologyChanged {     // Coordinator::topology() has news
   bool only_memory = false;  // of reserved_bytes alone: as often as requests come and go

@@ -1,4 +1,4 @@
-// OperationView: what GetOperation and progress messages tell of a request.
+// OperationView: what GetStatus and progress messages tell of a request.
 #ifndef RINGATTN_SERVER_CORE_EVENTS_OPERATION_VIEW_H_
 #define RINGATTN_SERVER_CORE_EVENTS_OPERATION_VIEW_H_
 
@@ -14,7 +14,7 @@ namespace ringattn::server {
 struct OperationView {
   std::string request_id;
   std::string principal;
-  v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
+  v1::RequestState state = v1::REQUEST_STATE_UNSPECIFIED;
   uint64_t generation = 0;
   std::optional<Plan> plan;  // without its spans (plan_summary.h)
   std::vector<std::string> members;

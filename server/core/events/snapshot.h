@@ -13,10 +13,10 @@
 
 namespace ringattn::server {
 
-// Finer than OperationState: what a request waits for is what an operator asks.
+// Finer than RequestState: what a request waits for is what an operator asks.
 enum class RequestStage : uint8_t {
   kPlanning,   // queued, its plan is being made
-  kQueued,     // for its turn, for memory or for a ring
+  kQueued,     // for its batch, for memory or for a ring
   kReserving,  // the workers set memory aside
   kUploading,
   kReady,  // all inputs are there; it waits for its turn to run

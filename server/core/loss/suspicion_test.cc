@@ -13,7 +13,7 @@ namespace {
 class SuspicionTest : public testing::Test {
  protected:
   SuspicionTest() {
-    turn_.Begin(now_);
+    batch_.Begin(now_);
     for (ConnectionId connection = 1; connection <= 3; ++connection) {
       v1::Register registration;
       registration.set_name(absl::StrCat("w", connection));
@@ -37,7 +37,7 @@ class SuspicionTest : public testing::Test {
 
   void Pass(absl::Duration time) {
     now_ += time;
-    turn_.Begin(now_);
+    batch_.Begin(now_);
   }
 
   void Report(ConnectionId reporter) {
@@ -51,11 +51,11 @@ class SuspicionTest : public testing::Test {
 
   CoordinatorConfig config_;
   absl::Time now_ = absl::FromUnixSeconds(1000);
-  Turn turn_;
+  ActionBatch batch_;
   Roster roster_;
-  Ring ring_{&config_, &roster_, &turn_};
+  Ring ring_{&config_, &roster_, &batch_};
   FairOrder order_;
-  Operations operations_{&config_, &turn_, &order_};
+  Operations operations_{&config_, &batch_, &order_};
   Suspicion suspicion_;
 };
 

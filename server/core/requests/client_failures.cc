@@ -81,7 +81,7 @@ Failure Superseded(const std::string& request_id) {
 }
 
 Failure CancelledByCall() {
-  return Make(absl::StatusCode::kCancelled, "CANCELLED", "cancelled by CancelOperation");
+  return Make(absl::StatusCode::kCancelled, "CANCELLED", "cancelled by Cancel");
 }
 
 Failure DeadlineExceeded(const char* state) {

@@ -230,7 +230,7 @@ TEST(FairOrderTest, ManyClientsDoNotStarveALargeOne) {
   EXPECT_TRUE(order.Before(id, 2));
 }
 
-// Large requests of two clients pass each other in turn. A small one of a third must not wait
+// Large requests of two clients pass each other in batch. A small one of a third must not wait
 // for one more of them each time as if they had been starved.
 TEST(FairOrderTest, OnlyTheOldestOfAClientIsLetPast) {
   FairOrder order({/*passing_factor=*/4, /*passing_seconds=*/10});

@@ -85,12 +85,12 @@ double Operations::SecondsAhead(const Operation& operation) const {
 // all workers that they share.
 void Operations::StartRun(Operation& operation) {
   operation.run_sequence = ++last_run_;
-  operation.turn_wait = turn_.now() - operation.phase_since;
+  operation.turn_wait = batch_.now() - operation.phase_since;
   Enter(operation, Phase::kRunning);
-  operation.run_sent = operation.run_since = turn_.now();
+  operation.run_sent = operation.run_since = batch_.now();
   order_.Start(operation.place);
   for (const Member& member : operation.members) {
-    v1::Run* run = turn_.Send(member.connection)->mutable_run();
+    v1::Run* run = batch_.Send(member.connection)->mutable_run();
     run->set_operation_id(operation.id);
     run->set_generation(operation.generation);
   }
@@ -105,8 +105,8 @@ Operation* Operations::OnFinished(ConnectionId connection, const v1::Finished& f
   if (member.finished) return nullptr;
   member.device_seconds = DeviceSeconds(operation, member);
   member.finished = true;
-  last_finished_[connection] = turn_.now();
-  operation.last_advance = turn_.now();
+  last_finished_[connection] = batch_.now();
+  operation.last_advance = batch_.now();
   member.report = finished.report();
   member.report.set_rank(ref.ring_rank);
   member.report.set_worker(worker_name);
@@ -133,7 +133,7 @@ double Operations::DeviceSeconds(const Operation& operation, const Member& membe
   const absl::Time since = free == last_finished_.end()
                                ? operation.run_sent
                                : std::max(operation.run_sent, free->second);
-  return absl::ToDoubleSeconds(turn_.now() - since);
+  return absl::ToDoubleSeconds(batch_.now() - since);
 }
 
 // All members are occupied as long as one of them computes its share of an exchange, so their
@@ -166,7 +166,7 @@ void Operations::OnHeartbeat(ConnectionId connection, const v1::Heartbeat& heart
       if (!advanced) continue;
       member.step = heartbeat.step();
       member.progress = heartbeat.progress();
-      operation.last_advance = turn_.now();
+      operation.last_advance = batch_.now();
     }
   }
 }
@@ -174,8 +174,8 @@ void Operations::OnHeartbeat(ConnectionId connection, const v1::Heartbeat& heart
 const Operation* Operations::FindStalledRun() {
   for (auto& [id, operation] : operations_) {
     if (operation.phase != Phase::kRunning) continue;
-    if (IsBehindAnother(operation)) operation.last_advance = turn_.now();
-    if (turn_.now() - operation.last_advance > operation.progress_timeout) return &operation;
+    if (IsBehindAnother(operation)) operation.last_advance = batch_.now();
+    if (batch_.now() - operation.last_advance > operation.progress_timeout) return &operation;
   }
   return nullptr;
 }

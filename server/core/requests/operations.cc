@@ -57,7 +57,7 @@ void Operations::Start(const Order& order) {
     Member& member = operation.members.emplace_back();
     member.connection = order.members[i];
     member.bytes = order.bytes[i];
-    v1::Reserve* reserve = turn_.Send(member.connection)->mutable_reserve();
+    v1::Reserve* reserve = batch_.Send(member.connection)->mutable_reserve();
     *reserve = order.reserve;
     if (!order.tokens.empty()) reserve->set_token(order.tokens[i]);
   }
@@ -137,7 +137,7 @@ void Operations::OnUploaded(ConnectionId connection, const v1::Uploaded& uploade
   if (ref.operation == nullptr) return;
   ref.member->uploaded = true;
   if (ref.operation->phase != Phase::kUploading) return;
-  ref.operation->last_advance = turn_.now();
+  ref.operation->last_advance = batch_.now();
   CompleteUpload(*ref.operation);
 }
 
@@ -149,7 +149,7 @@ void Operations::CompleteUpload(Operation& operation) {
 }
 
 void Operations::OnTransferProgress(Operation& operation, Phase phase) {
-  if (operation.phase == phase) operation.last_advance = turn_.now();
+  if (operation.phase == phase) operation.last_advance = batch_.now();
 }
 
 void Operations::OnStalled(Operation& operation, const std::vector<int>& ranks) {
@@ -157,7 +157,7 @@ void Operations::OnStalled(Operation& operation, const std::vector<int>& ranks) 
   for (size_t rank = 0; rank < operation.members.size(); ++rank) {
     std::optional<absl::Time>& since = operation.members[rank].stalled_since;
     const bool named = std::find(ranks.begin(), ranks.end(), static_cast<int>(rank)) != ranks.end();
-    since = named ? since.value_or(turn_.now()) : std::optional<absl::Time>();
+    since = named ? since.value_or(batch_.now()) : std::optional<absl::Time>();
   }
 }
 
@@ -171,10 +171,10 @@ Operations::Transferred Operations::OnTransferProgress(ConnectionId connection,
   member.received_bytes = std::max(member.received_bytes, progress.received());
   member.sent_bytes = std::max(member.sent_bytes, progress.sent());
   member.waits_for_client = progress.waits_for_client();
-  if (moved || member.waits_for_client) member.stalled_since = turn_.now();
+  if (moved || member.waits_for_client) member.stalled_since = batch_.now();
   const Phase phase = ref.operation->phase;
   if (moved && (phase == Phase::kUploading || phase == Phase::kDownloading)) {
-    ref.operation->last_advance = turn_.now();
+    ref.operation->last_advance = batch_.now();
   }
   return {ref.operation, ref.ring_rank};
 }
@@ -200,16 +200,16 @@ void Operations::WatchMembers(Operation& operation) {
     if (uploading ? member.uploaded : member.delivered) continue;
     if (!member.waits_for_client) continue;
     waits_for_client = true;
-    member.stalled_since = turn_.now();
+    member.stalled_since = batch_.now();
   }
-  if (!waits_for_client) operation.last_advance = turn_.now();
+  if (!waits_for_client) operation.last_advance = batch_.now();
 }
 
 // --------------------------------------------------------------------- the end
 
 void Operations::FailLater(Operation& operation, Failure failure, absl::Duration delay) {
   operation.pending_failure = std::move(failure);
-  operation.pending_failure_due = turn_.now() + delay;
+  operation.pending_failure_due = batch_.now() + delay;
 }
 
 void Operations::Close(Operation& operation, bool keep_residual) {
@@ -225,7 +225,7 @@ void Operations::Close(Operation& operation, bool keep_residual) {
     case Phase::kRunning:
       for (const Member& member : operation.members) {
         if (member.finished) continue;
-        v1::Cancel* cancel = turn_.Send(member.connection)->mutable_cancel();
+        v1::Cancel* cancel = batch_.Send(member.connection)->mutable_cancel();
         cancel->set_operation_id(operation.id);
         cancel->set_generation(operation.generation);
       }
@@ -241,7 +241,7 @@ void Operations::ReleaseAll(Operation& operation, bool keep_residual) {
   for (Member& member : operation.members) {
     if (member.released) continue;
     if (keep_residual) member.bytes -= member.residual_bytes;
-    v1::Release* release = turn_.Send(member.connection)->mutable_release();
+    v1::Release* release = batch_.Send(member.connection)->mutable_release();
     release->set_operation_id(operation.id);
     release->set_generation(operation.generation);
     release->set_keep_residual(keep_residual);
@@ -261,7 +261,7 @@ void Operations::EraseIfReleased(Operation& operation) {
     if (!member.released) return;
   }
   if (!operation.was_refused) ++releases_;
-  if (operation.held_failure) turn_.Emit(*std::move(operation.held_failure));
+  if (operation.held_failure) batch_.Emit(*std::move(operation.held_failure));
   operations_.erase(std::string(operation.id));
 }
 
@@ -290,7 +290,7 @@ std::optional<std::string> Operations::WhyStalled(const Operation& operation,
       CoordinatorConfig::kStagingRounds * config_.limits.download_idle_timeout;
   const absl::Duration limit =
       config_.transfer_timeout + (uploading ? absl::ZeroDuration() : staging);
-  const absl::Duration stalled = turn_.now() - *member.stalled_since;
+  const absl::Duration stalled = batch_.now() - *member.stalled_since;
   if (stalled <= limit) return std::nullopt;
   return absl::StrCat(
       uploading ? "it took no bytes of its inputs for " : "it sent no bytes of its outputs for ",
@@ -300,7 +300,7 @@ std::optional<std::string> Operations::WhyStalled(const Operation& operation,
 void Operations::CheckMembers(const Operation& operation, Overdue* overdue) {
   const bool reserving = operation.phase == Phase::kReserving;
   if ((reserving || operation.phase == Phase::kReleasing) &&
-      turn_.now() - operation.phase_since > config_.control_timeout) {
+      batch_.now() - operation.phase_since > config_.control_timeout) {
     for (const Member& member : operation.members) {
       if (reserving ? member.reserved : member.released) continue;
       overdue->members.push_back(
@@ -318,14 +318,14 @@ void Operations::CheckMembers(const Operation& operation, Overdue* overdue) {
 }
 
 std::optional<Failure> Operations::WhyEnded(const Operation& operation) const {
-  if (operation.pending_failure_due <= turn_.now()) return operation.pending_failure;
-  const absl::Duration idle = turn_.now() - operation.last_advance;
+  if (operation.pending_failure_due <= batch_.now()) return operation.pending_failure;
+  const absl::Duration idle = batch_.now() - operation.last_advance;
   const Limits& limits = config_.limits;
   if (operation.phase == Phase::kUploading && idle > limits.upload_idle_timeout) {
     return UploadIdle(limits.upload_idle_timeout);
   }
   if (operation.phase == Phase::kRunning &&
-      turn_.now() - operation.run_since > operation.run_limit) {
+      batch_.now() - operation.run_since > operation.run_limit) {
     return RunTooLong(operation.run_limit, absl::Seconds(operation.run_seconds));
   }
   if (operation.phase == Phase::kDownloading && idle > limits.download_idle_timeout) {
@@ -340,7 +340,7 @@ Operations::Overdue Operations::CheckTimers() {
     WatchMembers(operation);
     CheckMembers(operation, &overdue);
     if (operation.phase == Phase::kRunning && IsBehindAnother(operation)) {
-      operation.run_since = turn_.now();
+      operation.run_since = batch_.now();
     }
     if (!operation.stream) continue;
     if (std::optional<Failure> why = WhyEnded(operation)) {
@@ -368,13 +368,13 @@ void Operations::Forgive(absl::Duration pause) {
 
 void Operations::Enter(Operation& operation, Phase phase) {
   operation.phase = phase;
-  operation.phase_since = turn_.now();
-  operation.last_advance = turn_.now();
+  operation.phase_since = batch_.now();
+  operation.last_advance = batch_.now();
   const bool is_watched =
       operation.by_members && (phase == Phase::kUploading || phase == Phase::kDownloading);
   for (Member& member : operation.members) {
     member.stalled_since.reset();
-    if (is_watched) member.stalled_since = turn_.now();
+    if (is_watched) member.stalled_since = batch_.now();
   }
 }
 

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/core/events/batch.h"
 #include "server/core/events/config.h"
-#include "server/core/events/turn.h"
 #include "server/core/requests/fair_order.h"
 #include "server/core/requests/placement.h"
 
@@ -50,7 +50,7 @@ struct Operation {
     // Since when its transfer of this phase is stalled, although it is waited for.
     std::optional<absl::Time> stalled_since;
     // Where no tensor passes the coordinator. `stalled_since` is then since when nothing of them
-    // has moved that was not the client's turn.
+    // has moved that was not the client's batch.
     uint64_t received_bytes = 0;
     uint64_t sent_bytes = 0;
     bool waits_for_client = false;
@@ -104,8 +104,8 @@ class Operations {
   using Member = Operation::Member;
 
   // All outlive it. `order` learns whose turn came, and what each run really took.
-  Operations(const CoordinatorConfig* config, Turn* turn, FairOrder* order)
-      : config_(*config), turn_(*turn), order_(*order) {}
+  Operations(const CoordinatorConfig* config, ActionBatch* batch, FairOrder* order)
+      : config_(*config), batch_(*batch), order_(*order) {}
 
   // --- Reserving.
   std::string NextId(uint64_t generation);
@@ -254,7 +254,7 @@ class Operations {
   std::optional<Failure> WhyEnded(const Operation& operation) const;
 
   const CoordinatorConfig& config_;
-  Turn& turn_;
+  ActionBatch& batch_;
   FairOrder& order_;
   std::map<ConnectionId, absl::Time> last_finished_;  // when each member's last run had ended
   std::map<std::string, Operation> operations_;       // of this generation, by id

@@ -18,11 +18,11 @@ constexpr uint64_t kGeneration = 3;
 
 class OperationsTest : public testing::Test {
  protected:
-  OperationsTest() { turn_.Begin(now_); }
+  OperationsTest() { batch_.Begin(now_); }
 
   void Pass(absl::Duration time) {
     now_ += time;
-    turn_.Begin(now_);
+    batch_.Begin(now_);
   }
 
   // As a request of this stream, on these members.
@@ -80,7 +80,7 @@ class OperationsTest : public testing::Test {
 
   int Sent(v1::JoinResponse::MessageCase kind) {
     int count = 0;
-    for (const Action& action : turn_.Take()) {
+    for (const Action& action : batch_.Take()) {
       const auto* send = std::get_if<SendToWorker>(&action);
       count += send != nullptr && send->message.message_case() == kind;
     }
@@ -112,9 +112,9 @@ class OperationsTest : public testing::Test {
 
   CoordinatorConfig config_;
   absl::Time now_ = absl::FromUnixSeconds(1000);
-  Turn turn_;
+  ActionBatch batch_;
   FairOrder order_;
-  Operations operations_{&config_, &turn_, &order_};
+  Operations operations_{&config_, &batch_, &order_};
 };
 
 TEST_F(OperationsTest, FromReserveToRelease) {
@@ -171,7 +171,7 @@ TEST_F(OperationsTest, ARefusalGivesTheRestBack) {
   EXPECT_EQ(operations_.releases(), 0u);
 }
 
-// A long run is not sent ahead of others, and what shares a worker with it waits its turn.
+// A long run is not sent ahead of others, and what shares a worker with it waits its batch.
 TEST_F(OperationsTest, RunsAreSentAheadOnlyWhereLittleIsComputed) {
   const std::string first = StartUploaded(1, {10}, /*run_seconds=*/10);
   EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{1}));
@@ -203,7 +203,7 @@ TEST_F(OperationsTest, WhoComputesFinishesItsExchanges) {
   const std::string id = StartUploaded(1, {10, 11});
   operations_.StartDueRuns();
   Finished(10, id);
-  turn_.Take();
+  batch_.Take();
   operations_.Close(*operations_.Find(id));
   EXPECT_EQ(Sent(v1::JoinResponse::kCancel), 1);
   EXPECT_EQ(operations_.Find(id)->phase, Phase::kRunning);

@@ -38,7 +38,7 @@ void Regions::OnAttach(const AttachRequested& event) {
   } else {
     answer.response = std::get<v1::AttachResponse>(std::move(result));
   }
-  turn_.Emit(std::move(answer));
+  batch_.Emit(std::move(answer));
 }
 
 std::variant<Regions::Region*, Failure> Regions::FindOrMake(const AttachRequested& event) {
@@ -80,7 +80,7 @@ std::variant<v1::AttachResponse, Failure> Regions::Attach(const AttachRequested&
   std::variant<Region*, Failure> found = FindOrMake(event);
   if (auto* failure = std::get_if<Failure>(&found)) return *std::move(failure);
   Region& region = *std::get<Region*>(found);
-  region.offered_at = turn_.now();
+  region.offered_at = batch_.now();
   v1::AttachResponse response;
   response.set_region_id(event.region_id);
   SetDuration(config_.limits.attach_token_time, response.mutable_valid_for());
@@ -99,7 +99,7 @@ std::variant<v1::AttachResponse, Failure> Regions::Attach(const AttachRequested&
       continue;
     }
     const std::string& token = event.tokens[next_token++];
-    v1::ExpectRegion* expect = turn_.Send(connection)->mutable_expect_region();
+    v1::ExpectRegion* expect = batch_.Send(connection)->mutable_expect_region();
     expect->set_region_id(event.region_id);
     expect->set_token(token);
     expect->set_principal(event.principal);
@@ -120,7 +120,7 @@ void Regions::OnChanged(ConnectionId connection, const v1::RegionChanged& change
   if (found == regions_.end()) {
     // It was given up meanwhile: nobody could use it.
     if (changed.attached()) {
-      turn_.Send(connection)->mutable_forget_region()->set_region_id(changed.region_id());
+      batch_.Send(connection)->mutable_forget_region()->set_region_id(changed.region_id());
     }
     return;
   }
@@ -139,7 +139,7 @@ void Regions::OnWorkerGone(ConnectionId connection) {
 }
 
 void Regions::Sweep() {
-  const absl::Time old = turn_.now() - config_.limits.attach_token_time - kOfferEnds;
+  const absl::Time old = batch_.now() - config_.limits.attach_token_time - kOfferEnds;
   for (auto entry = regions_.begin(); entry != regions_.end();) {
     const bool unused = entry->second.attached.empty() && entry->second.offered_at < old;
     entry = unused ? regions_.erase(entry) : std::next(entry);
@@ -159,7 +159,7 @@ const Regions::Region* Regions::Find(const std::string& id, const std::string& p
 std::optional<Failure> Regions::WhyRefused(const TransportChoice& choice,
                                            const std::string& principal) const {
   for (size_t i = 0; i < choice.places.size(); ++i) {
-    const TensorPlaceChoice& place = choice.places[i];
+    const TensorLocationChoice& place = choice.places[i];
     const Region* region = Find(place.region_id, principal);
     if (region == nullptr) return RegionUnknown(PlaceField(i, "region_id"));
     if (place.offset > region->bytes - place.bytes) {
@@ -170,10 +170,10 @@ std::optional<Failure> Regions::WhyRefused(const TransportChoice& choice,
   return std::nullopt;
 }
 
-std::string Regions::WhyNotAttached(const TransportChoice& choice,
-                                    const std::vector<ConnectionId>& members,
-                                    v1::RegionKind kind) const {
-  for (const TensorPlaceChoice& place : choice.places) {
+std::string Regions::CheckAttached(const TransportChoice& choice,
+                                   const std::vector<ConnectionId>& members,
+                                   v1::RegionKind kind) const {
+  for (const TensorLocationChoice& place : choice.places) {
     const auto region = regions_.find(place.region_id);
     if (region == regions_.end() || region->second.kind == kind) continue;
     return absl::StrCat(TensorName(place.tensor), " lies in ", NameOf(region->second.kind));
@@ -182,7 +182,7 @@ std::string Regions::WhyNotAttached(const TransportChoice& choice,
     if (!Takes(roster_.at(member).registration, kind)) {
       return absl::StrCat(roster_.NameOf(member), " takes no ", NameOf(kind));
     }
-    for (const TensorPlaceChoice& place : choice.places) {
+    for (const TensorLocationChoice& place : choice.places) {
       const auto region = regions_.find(place.region_id);
       if (region != regions_.end() && region->second.attached.count(member) > 0) continue;
       return absl::StrCat(roster_.NameOf(member), " has not attached the region of ",
@@ -195,8 +195,8 @@ std::string Regions::WhyNotAttached(const TransportChoice& choice,
 namespace {
 
 // Empty: clients can stream straight to the members.
-std::string WhyNotDirect(const TransportChoice& choice, const Roster& roster,
-                         const TransportRoute& route) {
+std::string CheckDirect(const TransportChoice& choice, const Roster& roster,
+                        const TransportRoute& route) {
   if (!choice.why_not_direct.empty()) return choice.why_not_direct;
   for (ConnectionId member : route.members) {
     if (roster.at(member).registration.client_data_address().empty()) {
@@ -225,12 +225,12 @@ std::variant<TransportDecision, Failure> DecideTransport(const TransportChoice& 
     switch (kind) {
       case TransportKind::kCoordinatorStream:
         return TransportDecision{
-            v1::TRANSPORT_COORDINATOR_STREAM,
+            v1::TRANSPORT_RELAY,
             why_not.empty() ? "coordinator stream: the request prefers it" : why_not};
       case TransportKind::kDirectStream: {
-        const std::string why = WhyNotDirect(choice, roster, route);
+        const std::string why = CheckDirect(choice, roster, route);
         if (why.empty()) {
-          return TransportDecision{v1::TRANSPORT_DIRECT_STREAM,
+          return TransportDecision{v1::TRANSPORT_DIRECT,
                                    "direct stream: all members have a client data address"};
         }
         add("direct stream", why);
@@ -241,7 +241,7 @@ std::variant<TransportDecision, Failure> DecideTransport(const TransportChoice& 
         const bool cuda = kind == TransportKind::kCudaMemory;
         const v1::RegionKind memory = cuda ? v1::REGION_KIND_CUDA : v1::REGION_KIND_HOST;
         const std::string why = choice.why_not_places.empty()
-                                    ? regions.WhyNotAttached(choice, route.members, memory)
+                                    ? regions.CheckAttached(choice, route.members, memory)
                                     : choice.why_not_places;
         if (why.empty()) {
           return TransportDecision{
@@ -254,7 +254,7 @@ std::variant<TransportDecision, Failure> DecideTransport(const TransportChoice& 
     }
   }
   if (choice.required) return TransportUnavailable(why_not);
-  return TransportDecision{v1::TRANSPORT_COORDINATOR_STREAM, why_not};
+  return TransportDecision{v1::TRANSPORT_RELAY, why_not};
 }
 
 }  // namespace ringattn::server

@@ -13,8 +13,8 @@
 
 #include "absl/time/time.h"
 #include "common/request/transport_choice.h"
+#include "server/core/events/batch.h"
 #include "server/core/events/config.h"
-#include "server/core/events/turn.h"
 #include "server/core/ring/roster.h"
 
 namespace ringattn::server {
@@ -23,8 +23,8 @@ namespace ringattn::server {
 class Regions {
  public:
   // All outlive it.
-  Regions(const CoordinatorConfig* config, Turn* turn, const Roster* roster)
-      : config_(*config), turn_(*turn), roster_(*roster) {}
+  Regions(const CoordinatorConfig* config, ActionBatch* batch, const Roster* roster)
+      : config_(*config), batch_(*batch), roster_(*roster) {}
 
   // Tells the workers that the region may come and emits the answer.
   void OnAttach(const AttachRequested& event);
@@ -41,9 +41,8 @@ class Regions {
                                     const std::string& principal) const;
   // Why these members cannot take the tensors from their places in memory of this kind; empty:
   // they can.
-  std::string WhyNotAttached(const TransportChoice& choice,
-                             const std::vector<ConnectionId>& members,
-                             v1::RegionKind kind = v1::REGION_KIND_HOST) const;
+  std::string CheckAttached(const TransportChoice& choice, const std::vector<ConnectionId>& members,
+                            v1::RegionKind kind = v1::REGION_KIND_HOST) const;
 
   size_t size() const { return regions_.size(); }
 
@@ -62,14 +61,14 @@ class Regions {
   const Region* Find(const std::string& id, const std::string& principal) const;
 
   const CoordinatorConfig& config_;
-  Turn& turn_;
+  ActionBatch& batch_;
   const Roster& roster_;
   std::map<std::string, Region> regions_;  // by id
 };
 
 // How a request's tensors travel, once its members are known.
 struct TransportDecision {
-  v1::Transport transport = v1::TRANSPORT_COORDINATOR_STREAM;
+  v1::Transport transport = v1::TRANSPORT_RELAY;
   std::string reason;  // empty where the request says nothing of transports
 };
 

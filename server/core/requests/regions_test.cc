@@ -12,7 +12,7 @@ constexpr char kId[] = "0123456789abcdef";
 class RegionsTest : public testing::Test {
  protected:
   RegionsTest() {
-    turn_.Begin(now_);
+    batch_.Begin(now_);
     for (ConnectionId connection : {1, 2, 3}) {
       v1::Register registration;
       registration.set_name(std::string(1, static_cast<char>('a' + connection - 1)));
@@ -36,7 +36,7 @@ class RegionsTest : public testing::Test {
     regions_.OnAttach(event);
     expected_.clear();
     AttachAnswered answer;
-    for (Action& action : turn_.Take()) {
+    for (Action& action : batch_.Take()) {
       if (auto* sent = std::get_if<SendToWorker>(&action)) {
         expected_[sent->connection] = sent->message.expect_region();
       } else {
@@ -55,7 +55,7 @@ class RegionsTest : public testing::Test {
 
   void Wait(absl::Duration duration) {
     now_ += duration;
-    turn_.Begin(now_);
+    batch_.Begin(now_);
     regions_.Sweep();
   }
 
@@ -68,9 +68,9 @@ class RegionsTest : public testing::Test {
 
   absl::Time now_ = absl::UnixEpoch();
   CoordinatorConfig config_;
-  Turn turn_;
+  ActionBatch batch_;
   Roster roster_;
-  Regions regions_{&config_, &turn_, &roster_};
+  Regions regions_{&config_, &batch_, &roster_};
   int64_t spans_ = 2;  // of the plan
   std::map<ConnectionId, v1::ExpectRegion> expected_;
 };
@@ -91,17 +91,17 @@ TEST_F(RegionsTest, EachWorkerThatTakesMemoryHasATokenOfItsOwn) {
 
 TEST_F(RegionsTest, ItServesOnceAllMembersHaveIt) {
   Attach();
-  EXPECT_EQ(regions_.WhyNotAttached(QAt(0), {1, 2}), "a has not attached the region of q");
+  EXPECT_EQ(regions_.CheckAttached(QAt(0), {1, 2}), "a has not attached the region of q");
   Say(1, true);
-  EXPECT_EQ(regions_.WhyNotAttached(QAt(0), {1, 2}), "b has not attached the region of q");
-  EXPECT_EQ(regions_.WhyNotAttached(QAt(0), {1}), "");
+  EXPECT_EQ(regions_.CheckAttached(QAt(0), {1, 2}), "b has not attached the region of q");
+  EXPECT_EQ(regions_.CheckAttached(QAt(0), {1}), "");
   Say(2, true);
-  EXPECT_EQ(regions_.WhyNotAttached(QAt(0), {1, 2}), "");
-  EXPECT_EQ(regions_.WhyNotAttached(QAt(0), {1, 2, 3}), "c takes no host memory");
+  EXPECT_EQ(regions_.CheckAttached(QAt(0), {1, 2}), "");
+  EXPECT_EQ(regions_.CheckAttached(QAt(0), {1, 2, 3}), "c takes no host memory");
   Say(2, false);
-  EXPECT_EQ(regions_.WhyNotAttached(QAt(0), {1, 2}), "b has not attached the region of q");
+  EXPECT_EQ(regions_.CheckAttached(QAt(0), {1, 2}), "b has not attached the region of q");
   regions_.OnWorkerGone(1);
-  EXPECT_EQ(regions_.WhyNotAttached(QAt(0), {1}), "a has not attached the region of q");
+  EXPECT_EQ(regions_.CheckAttached(QAt(0), {1}), "a has not attached the region of q");
 }
 
 TEST_F(RegionsTest, AnAttachedOneIsOfferedToTheOthersOnly) {
@@ -154,7 +154,7 @@ TEST_F(RegionsTest, OneThatNobodyHasIsForgotten) {
   EXPECT_EQ(regions_.size(), 0u);
   // Too late: the worker is to let go of it.
   Say(2, true);
-  const std::vector<Action> actions = turn_.Take();
+  const std::vector<Action> actions = batch_.Take();
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(std::get<SendToWorker>(actions[0]).message.forget_region().region_id(), kId);
 }
@@ -183,15 +183,14 @@ TEST_F(RegionsTest, TheBestTransportThatCanBeHad) {
   TransportChoice choice = QAt(0);
   EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1})).transport, v1::TRANSPORT_HOST_MEMORY);
   const auto relay = std::get<TransportDecision>(decide(choice, {1, 2}));
-  EXPECT_EQ(relay.transport, v1::TRANSPORT_COORDINATOR_STREAM);
+  EXPECT_EQ(relay.transport, v1::TRANSPORT_RELAY);
   EXPECT_EQ(relay.reason, "no host memory: b has not attached the region of q");
   choice.required = true;
   const auto refused = std::get<Failure>(decide(choice, {1, 2}));
   EXPECT_EQ(refused.code, absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(refused.reason, "TRANSPORT_UNAVAILABLE");
   choice.accept.push_back(TransportKind::kCoordinatorStream);
-  EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1, 2})).transport,
-            v1::TRANSPORT_COORDINATOR_STREAM);
+  EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1, 2})).transport, v1::TRANSPORT_RELAY);
   EXPECT_EQ(std::get<TransportDecision>(decide({}, {1})).reason, "");
 }
 
@@ -241,10 +240,9 @@ TEST_F(RegionsTest, StreamsToTheMembersComeNext) {
   TransportChoice choice;
   choice.accept = {TransportKind::kHostMemory, TransportKind::kDirectStream};
   choice.why_not_places = "q has no place in a region";
-  EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1, 2})).transport,
-            v1::TRANSPORT_DIRECT_STREAM);
+  EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1, 2})).transport, v1::TRANSPORT_DIRECT);
   const auto relay = std::get<TransportDecision>(decide(choice, {1, 3}));
-  EXPECT_EQ(relay.transport, v1::TRANSPORT_COORDINATOR_STREAM);
+  EXPECT_EQ(relay.transport, v1::TRANSPORT_RELAY);
   EXPECT_EQ(relay.reason,
             "no host memory: q has no place in a region; no direct stream: c has no client data "
             "address");

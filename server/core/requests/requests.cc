@@ -12,13 +12,13 @@
 namespace ringattn::server {
 namespace {
 
-const char* StateWord(v1::OperationState state) {
+const char* StateWord(v1::RequestState state) {
   switch (state) {
-    case v1::OPERATION_STATE_UPLOADING:
+    case v1::REQUEST_STATE_UPLOADING:
       return "uploading";
-    case v1::OPERATION_STATE_COMPUTING:
+    case v1::REQUEST_STATE_COMPUTING:
       return "computing";
-    case v1::OPERATION_STATE_DOWNLOADING:
+    case v1::REQUEST_STATE_DOWNLOADING:
       return "downloading";
     default:
       return "queued";
@@ -56,42 +56,42 @@ Request& Requests::Add(RequestArrived arrived) {
   request.spec = std::make_shared<const AttentionSpec>(std::move(arrived.spec));
   arrived.spec = {};
   request.arrived = std::move(arrived);
-  request.arrived_at = turn_.now();
+  request.arrived_at = batch_.now();
   request.bytes = bytes;
   request.query_tokens = request.spec->shape.batch * request.spec->shape.seq_len_q;
   request.many_documents = PlannedDocuments(*request.spec) > kManyDocuments;
   stream_by_name_[NameOf(request)] = request.stream();
-  SetState(request, v1::OPERATION_STATE_QUEUED);
+  SetState(request, v1::REQUEST_STATE_QUEUED);
   return request;
 }
 
-void Requests::SetState(Request& request, v1::OperationState state) {
+void Requests::SetState(Request& request, v1::RequestState state) {
   if (request.state == state) return;
   request.state = state;
-  turn_.Emit(StateChanged{request.stream(), state});
+  batch_.Emit(StateChanged{request.stream(), state});
 }
 
 void Requests::Succeed(Request& request, std::string residual_handle, std::string residual_reason) {
-  SetState(request, v1::OPERATION_STATE_SUCCEEDED);
-  turn_.Emit(FinishRequest{request.stream(), turn_.now() - request.download_at,
-                           std::move(residual_handle), std::move(residual_reason)});
+  SetState(request, v1::REQUEST_STATE_SUCCEEDED);
+  batch_.Emit(FinishRequest{request.stream(), batch_.now() - request.download_at,
+                            std::move(residual_handle), std::move(residual_reason)});
   Forget(request, std::nullopt);
 }
 
 void Requests::Fail(Request& request, const Failure& failure) {
-  turn_.Emit(FailSilently(request, failure));
+  batch_.Emit(FailSilently(request, failure));
 }
 
 FailRequest Requests::FailSilently(Request& request, const Failure& failure) {
-  SetState(request, v1::OPERATION_STATE_FAILED);
+  SetState(request, v1::REQUEST_STATE_FAILED);
   FailRequest told{request.stream(), failure};
   Forget(request, failure);
   return told;
 }
 
 void Requests::Refuse(StreamId stream, const Failure& failure) {
-  turn_.Emit(StateChanged{stream, v1::OPERATION_STATE_FAILED});
-  turn_.Emit(FailRequest{stream, failure});
+  batch_.Emit(StateChanged{stream, v1::REQUEST_STATE_FAILED});
+  batch_.Emit(FailRequest{stream, failure});
 }
 
 void Requests::Forget(const Request& request, const std::optional<Failure>& failure) {
@@ -115,10 +115,10 @@ std::vector<std::pair<StreamId, Failure>> Requests::CheckTimers(
     std::optional<absl::Time> ringless_since) const {
   std::vector<std::pair<StreamId, Failure>> ended;
   for (const auto& [stream, request] : requests_) {
-    if (request.arrived.deadline <= turn_.now()) {
+    if (request.arrived.deadline <= batch_.now()) {
       ended.emplace_back(stream, DeadlineExceeded(StateWord(request.state)));
-    } else if (ringless_since && request.state == v1::OPERATION_STATE_QUEUED &&
-               turn_.now() - std::max(request.arrived_at, *ringless_since) >
+    } else if (ringless_since && request.state == v1::REQUEST_STATE_QUEUED &&
+               batch_.now() - std::max(request.arrived_at, *ringless_since) >
                    config_.ring_wait_max) {
       ended.emplace_back(stream, NoRing(config_.retry_after));
     }

@@ -1,5 +1,5 @@
 // Requests: the client's side, from arrival until exactly one FinishRequest or FailRequest,
-// and for a while afterwards what GetOperation may still ask for.
+// and for a while afterwards what GetStatus may still ask for.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_REQUESTS_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_REQUESTS_H_
 
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/core/events/batch.h"
 #include "server/core/events/config.h"
 #include "server/core/events/operation_view.h"
-#include "server/core/events/turn.h"
 #include "server/core/requests/regions.h"
 
 namespace ringattn::server {
@@ -27,7 +27,7 @@ struct Request {
   int64_t bytes = 0;            // of all inputs
   int64_t query_tokens = 0;     // of all batch rows
   bool many_documents = false;  // a plan of it has more than kManyDocuments
-  v1::OperationState state = v1::OPERATION_STATE_UNSPECIFIED;
+  v1::RequestState state = v1::REQUEST_STATE_UNSPECIFIED;
   std::shared_ptr<const Plan> plan;  // without its spans; null: not yet
   uint64_t plan_generation = 0;
   uint64_t asked_generation = 0;  // for which a plan is being made; 0: for none
@@ -64,11 +64,12 @@ int64_t BytesOf(const OperationView& view);
 class Requests {
  public:
   // Both outlive it.
-  Requests(const CoordinatorConfig* config, Turn* turn) : config_(*config), turn_(*turn) {}
+  Requests(const CoordinatorConfig* config, ActionBatch* batch)
+      : config_(*config), batch_(*batch) {}
 
   // REQUIRES: neither the stream nor its request_id is known.
   Request& Add(RequestArrived arrived);
-  void SetState(Request& request, v1::OperationState state);
+  void SetState(Request& request, v1::RequestState state);
   // Both end it: the request is gone, its view remains.
   //   residual_reason  why the Forward has no residual, if it asked for one
   void Succeed(Request& request, std::string residual_handle, std::string residual_reason);
@@ -111,7 +112,7 @@ class Requests {
   void Forget(const Request& request, const std::optional<Failure>& failure);
 
   const CoordinatorConfig& config_;
-  Turn& turn_;
+  ActionBatch& batch_;
   std::map<StreamId, Request> requests_;
   std::map<Name, StreamId> stream_by_name_;
   std::deque<Finished> finished_;  // the newest last

@@ -14,7 +14,7 @@ namespace {
 
 class RequestsTest : public testing::Test {
  protected:
-  RequestsTest() { turn_.Begin(now_); }
+  RequestsTest() { batch_.Begin(now_); }
 
   Request& Add(StreamId stream, const std::string& id, const std::string& principal = "") {
     RequestArrived arrived;
@@ -29,13 +29,13 @@ class RequestsTest : public testing::Test {
 
   void Pass(absl::Duration time) {
     now_ += time;
-    turn_.Begin(now_);
+    batch_.Begin(now_);
   }
 
   CoordinatorConfig config_;
   absl::Time now_ = absl::FromUnixSeconds(1000);
-  Turn turn_;
-  Requests requests_{&config_, &turn_};
+  ActionBatch batch_;
+  Requests requests_{&config_, &batch_};
 };
 
 TEST_F(RequestsTest, EndsOnceAndIsRemembered) {
@@ -43,11 +43,11 @@ TEST_F(RequestsTest, EndsOnceAndIsRemembered) {
   EXPECT_EQ(request.spec->shape.seq_len_q, 8);
   EXPECT_EQ(request.bytes, 3 * 8 * 4);
   EXPECT_EQ(requests_.FindById("job", ""), &request);
-  turn_.Take();
+  batch_.Take();
   requests_.Fail(request, CancelledByCall());
-  const std::vector<Action> actions = turn_.Take();
+  const std::vector<Action> actions = batch_.Take();
   ASSERT_EQ(actions.size(), 2u);
-  EXPECT_EQ(std::get<StateChanged>(actions[0]).state, v1::OPERATION_STATE_FAILED);
+  EXPECT_EQ(std::get<StateChanged>(actions[0]).state, v1::REQUEST_STATE_FAILED);
   EXPECT_EQ(std::get<FailRequest>(actions[1]).failure.reason, "CANCELLED");
   EXPECT_EQ(requests_.Find(1), nullptr);
   EXPECT_EQ(requests_.FindById("job", ""), nullptr);
@@ -92,7 +92,7 @@ TEST_F(RequestsTest, WhatEndedIsBounded) {
     request.member_names.assign(64, std::string(100, 'n'));
     const int64_t before = requests_.finished_bytes();
     requests_.Fail(request, CancelledByCall());
-    turn_.Take();
+    batch_.Take();
     if (stream == 1) largest = requests_.finished_bytes() - before;
     ASSERT_LE(requests_.finished_bytes(), config_.limits.finished_operation_bytes);
   }

@@ -37,8 +37,8 @@ v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec
 }
 
 void AddPlaces(const TransportChoice& choice, v1::Reserve* reserve) {
-  for (const TensorPlaceChoice& place : choice.places) {
-    v1::TensorPlace* added = reserve->add_places();
+  for (const TensorLocationChoice& place : choice.places) {
+    v1::TensorLocation* added = reserve->add_places();
     added->set_tensor(ToProto(place.tensor));
     added->set_region_id(place.region_id);
     added->set_offset(place.offset);

@@ -58,7 +58,7 @@ std::string Residuals::Keep(Residual residual, std::optional<int64_t> client_lim
     CountRefusal();
     return *std::move(why);
   }
-  residual.expires = turn_.now() + residual.ttl;
+  residual.expires = batch_.now() + residual.ttl;
   ++counts_.residuals;
   ++counts_.kept;
   counts_.bytes += residual.bytes();
@@ -123,7 +123,7 @@ std::optional<Failure> Residuals::WhyNot(const std::string& handle, const std::s
     const Residual& residual = found->second;
     if (!residual.consumed) return std::nullopt;
     const bool is_replay = !request_id.empty() && residual.consumed_by == request_id &&
-                           turn_.now() <= residual.replay_until;
+                           batch_.now() <= residual.replay_until;
     if (is_replay) return std::nullopt;
     return ResidualGone(ResidualEnd::kConsumed);
   }
@@ -152,7 +152,7 @@ void Residuals::Read(const std::string& handle, const std::string& request_id, b
   ++counts_.reads;
   const auto found = residuals_.find(handle);
   if (found == residuals_.end() || keep) return;
-  Consume(found->second, request_id, turn_.now() + config_.residual_replay_time);
+  Consume(found->second, request_id, batch_.now() + config_.residual_replay_time);
 }
 
 void Residuals::Consume(Residual& residual, const std::string& request_id,
@@ -168,7 +168,7 @@ void Residuals::Consume(Residual& residual, const std::string& request_id,
 void Residuals::Renew(const std::string& handle, const std::string& principal, absl::Duration ttl) {
   const auto found = residuals_.find(handle);
   if (found == residuals_.end() || found->second.principal != principal) return;
-  if (!found->second.consumed) found->second.expires = turn_.now() + ttl;
+  if (!found->second.consumed) found->second.expires = batch_.now() + ttl;
 }
 
 // Requests that named it before may still read it.
@@ -180,7 +180,7 @@ void Residuals::Delete(const std::string& handle, const std::string& principal,
     Drop(found, found->second.consumed ? ResidualEnd::kConsumed : ResidualEnd::kDeleted);
     return;
   }
-  Consume(found->second, "", turn_.now());
+  Consume(found->second, "", batch_.now());
 }
 
 std::vector<StreamId> Residuals::OnWorkerGone(ConnectionId connection) {
@@ -227,9 +227,9 @@ void Residuals::CheckTimers(const InUse& in_use) {
     const auto entry = next++;
     const Residual& residual = entry->second;
     if (!residual.readers.empty() || in_use.count(entry->first) > 0) continue;
-    if (residual.consumed && residual.replay_until < turn_.now()) {
+    if (residual.consumed && residual.replay_until < batch_.now()) {
       Drop(entry, ResidualEnd::kConsumed);
-    } else if (!residual.consumed && residual.expires <= turn_.now()) {
+    } else if (!residual.consumed && residual.expires <= batch_.now()) {
       Drop(entry, ResidualEnd::kExpired);
     }
   }
@@ -252,7 +252,7 @@ std::vector<StreamId> Residuals::Drop(Entries::iterator entry, ResidualEnd end,
     bytes -= member.bytes;
     if (bytes == 0) bytes_by_worker_.erase(member.connection);
     if (besides && member.connection == *besides) continue;
-    turn_.SendDrop(member.connection)->add_operation_ids(residual.operation_id);
+    batch_.SendDrop(member.connection)->add_operation_ids(residual.operation_id);
   }
   consumed_ -= residual.consumed;
   --counts_.residuals;

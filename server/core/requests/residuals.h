@@ -22,9 +22,9 @@
 #include "absl/time/time.h"
 #include "common/attention/attention_spec.h"
 #include "common/plan/planner.h"
+#include "server/core/events/batch.h"
 #include "server/core/events/config.h"
 #include "server/core/events/residual_view.h"
-#include "server/core/events/turn.h"
 
 namespace ringattn::server {
 
@@ -60,7 +60,8 @@ struct Residual {
 class Residuals {
  public:
   // Both outlive it.
-  Residuals(const CoordinatorConfig* config, Turn* turn) : config_(*config), turn_(*turn) {}
+  Residuals(const CoordinatorConfig* config, ActionBatch* batch)
+      : config_(*config), batch_(*batch) {}
 
   // Handles whose residual a worker reads, or will: these stay, whatever happens.
   using InUse = std::set<std::string>;
@@ -126,7 +127,7 @@ class Residuals {
                              std::optional<ConnectionId> besides = std::nullopt);
 
   const CoordinatorConfig& config_;
-  Turn& turn_;
+  ActionBatch& batch_;
   Entries residuals_;                       // by handle
   std::map<uint64_t, std::string> oldest_;  // their handles in the order in which they were kept
   uint64_t last_number_ = 0;

@@ -21,7 +21,7 @@ class ResidualsTest : public testing::Test {
  protected:
   ResidualsTest() {
     config_.limits.max_residual_bytes = 1000;
-    turn_.Begin(now_);
+    batch_.Begin(now_);
   }
 
   static Residual Of(const std::string& handle, int64_t bytes, const std::string& client = "") {
@@ -45,13 +45,13 @@ class ResidualsTest : public testing::Test {
   }
   void Pass(absl::Duration time) {
     now_ += time;
-    turn_.Begin(now_);
+    batch_.Begin(now_);
     residuals_.CheckTimers(in_use_);
   }
   // What workers were told to drop since it was asked last: "connection operation".
   std::vector<std::string> Dropped() {
     std::vector<std::string> dropped;
-    for (const Action& action : turn_.Take()) {
+    for (const Action& action : batch_.Take()) {
       const auto& send = std::get<SendToWorker>(action);
       for (const std::string& id : send.message.drop_residuals().operation_ids()) {
         dropped.push_back(absl::StrCat(send.connection, " ", id));
@@ -62,8 +62,8 @@ class ResidualsTest : public testing::Test {
 
   CoordinatorConfig config_;
   absl::Time now_ = absl::FromUnixSeconds(1000);
-  Turn turn_;
-  Residuals residuals_{&config_, &turn_};
+  ActionBatch batch_;
+  Residuals residuals_{&config_, &batch_};
   Residuals::InUse in_use_;
 };
 
@@ -116,14 +116,14 @@ TEST_F(ResidualsTest, TheirNumberIsBounded) {
   EXPECT_THAT(Keep("c", 1), HasSubstr("room for no more"));
 }
 
-// All that a stream held end in one turn, ten seconds after it; a worker whose control stream has
+// All that a stream held end in one batch, ten seconds after it; a worker whose control stream has
 // 4,096 messages to read is given up.
 TEST_F(ResidualsTest, ManyThatEndAtOnceAreOneMessageForEachWorker) {
   config_.limits.max_residual_bytes = int64_t{1} << 40;
   for (int i = 0; i < 5000; ++i) ASSERT_EQ(Keep(absl::StrCat(i), 10), "");
   Pass(absl::Seconds(11));
   EXPECT_EQ(residuals_.counts().residuals, 0);
-  const std::vector<Action> actions = turn_.Take();
+  const std::vector<Action> actions = batch_.Take();
   ASSERT_EQ(actions.size(), 2u);
   for (const Action& action : actions) {
     EXPECT_EQ(std::get<SendToWorker>(action).message.drop_residuals().operation_ids_size(), 5000);
@@ -135,7 +135,7 @@ TEST_F(ResidualsTest, NoDropOvertakesWhatWasSaidBefore) {
   Keep("a", 10);
   Keep("b", 10);
   residuals_.Evict("a");
-  turn_.Send(1)->mutable_release()->set_operation_id("op-b");
+  batch_.Send(1)->mutable_release()->set_operation_id("op-b");
   residuals_.Evict("b");
   EXPECT_THAT(Dropped(), ElementsAre("1 op-a", "2 op-a", "2 op-b", "1 op-b"));
 }

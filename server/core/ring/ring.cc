@@ -15,8 +15,8 @@ constexpr int kNewcomerHoldPeriod = 6;
 
 }  // namespace
 
-Ring::Ring(const CoordinatorConfig* config, const Roster* roster, Turn* turn)
-    : config_(*config), roster_(*roster), turn_(*turn), generation_(config->initial_generation) {}
+Ring::Ring(const CoordinatorConfig* config, const Roster* roster, ActionBatch* batch)
+    : config_(*config), roster_(*roster), batch_(*batch), generation_(config->initial_generation) {}
 
 std::optional<int> Ring::RankOf(ConnectionId connection) const {
   const auto found = std::find(members_.begin(), members_.end(), connection);
@@ -48,7 +48,7 @@ std::vector<ConnectionId> Ring::Overdue(const char** what) const {
     case RingPhase::kReady:
       return {};
   }
-  if (turn_.now() < deadline_) return {};
+  if (batch_.now() < deadline_) return {};
   return {awaited_.begin(), awaited_.end()};
 }
 
@@ -90,11 +90,11 @@ void Ring::Forgive(absl::Duration pause) {
 void Ring::Gather() {
   members_.clear();
   const int backoff = 1 << std::min(failed_formings_, kMaxFormingBackoffLog2);
-  Enter(RingPhase::kGathering, turn_.now() + backoff * config_.forming_delay);
+  Enter(RingPhase::kGathering, batch_.now() + backoff * config_.forming_delay);
 }
 
 bool Ring::MayPrepare() const {
-  const absl::Time now = turn_.now();
+  const absl::Time now = batch_.now();
   if (now < deadline_) return false;
   const bool still_joining = now - roster_.newest_join() < config_.forming_delay;
   return !still_joining || now >= deadline_ + kMaxGatherExtensions * config_.forming_delay;
@@ -112,9 +112,9 @@ void Ring::StartPreparing() {
   members_ = members;
   blobs_.assign(members.size(), "");
   awaited_ = {members.begin(), members.end()};
-  Enter(RingPhase::kPreparing, turn_.now() + config_.control_timeout);
+  Enter(RingPhase::kPreparing, batch_.now() + config_.control_timeout);
   for (size_t rank = 0; rank < members.size(); ++rank) {
-    v1::Prepare* prepare = turn_.Send(members[rank])->mutable_prepare();
+    v1::Prepare* prepare = batch_.Send(members[rank])->mutable_prepare();
     prepare->set_generation(generation_);
     prepare->set_rank(rank);
     prepare->set_world_size(members.size());
@@ -131,9 +131,9 @@ void Ring::OnPrepared(ConnectionId connection, const v1::Prepared& prepared) {
 void Ring::StartCommitting() {
   phase_ = RingPhase::kCommitting;
   awaited_ = {members_.begin(), members_.end()};
-  deadline_ = turn_.now() + config_.control_timeout;
+  deadline_ = batch_.now() + config_.control_timeout;
   for (ConnectionId member : members_) {
-    v1::Commit* commit = turn_.Send(member)->mutable_commit();
+    v1::Commit* commit = batch_.Send(member)->mutable_commit();
     commit->set_generation(generation_);
     for (const std::string& blob : blobs_) commit->add_blobs(blob);
   }
@@ -170,18 +170,18 @@ void Ring::Lose() {
 void Ring::RememberSize() {
   // Lost again before the first replacement came: what was whole is still missed.
   if (!ReplacementIsDue(size_before_loss_)) size_before_loss_ = members_.size();
-  lost_at_ = turn_.now();
+  lost_at_ = batch_.now();
 }
 
 void Ring::TearDown() {
-  if (phase_ == RingPhase::kReady) ringless_since_ = turn_.now();
-  Enter(RingPhase::kTearingDown, turn_.now() + config_.teardown_timeout);
+  if (phase_ == RingPhase::kReady) ringless_since_ = batch_.now();
+  Enter(RingPhase::kTearingDown, batch_.now() + config_.teardown_timeout);
   awaited_.clear();
   newcomer_hold_since_.reset();
   for (ConnectionId member : members_) {
     if (!roster_.Has(member)) continue;
     awaited_.insert(member);
-    turn_.Send(member)->mutable_teardown()->set_generation(generation_);
+    batch_.Send(member)->mutable_teardown()->set_generation(generation_);
   }
 }
 
@@ -193,8 +193,8 @@ void Ring::OnTornDown(ConnectionId connection, const v1::TornDown& torn_down) {
 bool Ring::ReplacementIsDue(int world_size) const {
   if (world_size <= static_cast<int>(members_.size())) return false;
   const bool was_larger =
-      world_size <= size_before_loss_ && turn_.now() - lost_at_ < config_.replacement_time_max;
-  return was_larger || turn_.now() - turn_.started_at() < config_.assembly_time_max;
+      world_size <= size_before_loss_ && batch_.now() - lost_at_ < config_.replacement_time_max;
+  return was_larger || batch_.now() - batch_.started_at() < config_.assembly_time_max;
 }
 
 // ------------------------------------------------ those who leave, newcomers, operators
@@ -211,7 +211,7 @@ bool Ring::NewcomersWait() const {
 }
 
 bool Ring::HoldsAdmission() const {
-  return MemberLeaves() || (newcomer_hold_since_ && turn_.now() >= *newcomer_hold_since_);
+  return MemberLeaves() || (newcomer_hold_since_ && batch_.now() >= *newcomer_hold_since_);
 }
 
 void Ring::ConsiderNewcomers(bool idle, bool steady) {
@@ -219,7 +219,7 @@ void Ring::ConsiderNewcomers(bool idle, bool steady) {
     newcomer_hold_since_.reset();
     return;
   }
-  const absl::Time now = turn_.now();
+  const absl::Time now = batch_.now();
   if (!steady || now - roster_.newest_join() < config_.forming_delay) return;
   if (idle) return TearDown();
   if (!newcomer_hold_since_) newcomer_hold_since_ = now;
@@ -234,7 +234,7 @@ void Ring::AskReform() {
 }
 
 void Ring::AnswerReform(const absl::Status& status) {
-  if (std::exchange(reform_asked_, false)) turn_.Emit(RingReformed{status, generation_});
+  if (std::exchange(reform_asked_, false)) batch_.Emit(RingReformed{status, generation_});
 }
 
 }  // namespace ringattn::server

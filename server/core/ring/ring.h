@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/core/events/batch.h"
 #include "server/core/events/config.h"
-#include "server/core/events/turn.h"
 #include "server/core/ring/roster.h"
 
 namespace ringattn::server {
@@ -30,7 +30,7 @@ enum class RingPhase {
 class Ring {
  public:
   // All outlive it.
-  Ring(const CoordinatorConfig* config, const Roster* roster, Turn* turn);
+  Ring(const CoordinatorConfig* config, const Roster* roster, ActionBatch* batch);
 
   // --- Answers of workers. What belongs to another phase or generation is ignored.
   void OnPrepared(ConnectionId connection, const v1::Prepared& prepared);
@@ -89,7 +89,7 @@ class Ring {
 
   const CoordinatorConfig& config_;
   const Roster& roster_;
-  Turn& turn_;
+  ActionBatch& batch_;
 
   RingPhase phase_ = RingPhase::kEmpty;
   uint64_t generation_;

@@ -11,7 +11,7 @@ namespace {
 
 class RingTest : public testing::Test {
  protected:
-  RingTest() { turn_.Begin(now_); }
+  RingTest() { batch_.Begin(now_); }
 
   void Join(ConnectionId connection, const std::string& name) {
     v1::Register registration;
@@ -21,14 +21,14 @@ class RingTest : public testing::Test {
 
   void Pass(absl::Duration time, bool idle = true) {
     now_ += time;
-    turn_.Begin(now_);
+    batch_.Begin(now_);
     ring_.Advance(idle, /*steady=*/true);
   }
 
   // To whom a message of this kind went since the last call.
   std::vector<ConnectionId> Sent(v1::JoinResponse::MessageCase kind) {
     std::vector<ConnectionId> to;
-    for (const Action& action : turn_.Take()) {
+    for (const Action& action : batch_.Take()) {
       const auto* send = std::get_if<SendToWorker>(&action);
       if (send != nullptr && send->message.message_case() == kind) to.push_back(send->connection);
     }
@@ -58,14 +58,14 @@ class RingTest : public testing::Test {
     Pass(config_.forming_delay);
     for (ConnectionId member : members) Prepared(member);
     for (ConnectionId member : members) Committed(member);
-    turn_.Take();
+    batch_.Take();
   }
 
   CoordinatorConfig config_;
   absl::Time now_ = absl::FromUnixSeconds(1000);
   Roster roster_;
-  Turn turn_;
-  Ring ring_{&config_, &roster_, &turn_};
+  ActionBatch batch_;
+  Ring ring_{&config_, &roster_, &batch_};
 };
 
 using Kind = v1::JoinResponse;
@@ -100,7 +100,7 @@ TEST_F(RingTest, WhoDoesNotAnswerIsOverdue) {
   Pass(config_.control_timeout);
   EXPECT_EQ(ring_.Overdue(&what), (std::vector<ConnectionId>{2}));
   EXPECT_STREQ(what, "it did not answer Prepare");
-  turn_.Take();
+  batch_.Take();
   roster_.Remove(2);
   ring_.OnMemberFailed(2);
   EXPECT_EQ(Sent(Kind::kTeardown), (std::vector<ConnectionId>{1}));
@@ -176,7 +176,7 @@ TEST_F(RingTest, AMemberThatLeavesIsWaitedForAndMissed) {
 
 TEST_F(RingTest, WhoAsksForAnotherIsAnswered) {
   ring_.AskReform();
-  const std::vector<Action> actions = turn_.Take();
+  const std::vector<Action> actions = batch_.Take();
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(std::get<RingReformed>(actions[0]).status.code(), absl::StatusCode::kUnavailable);
 }

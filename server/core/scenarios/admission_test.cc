@@ -171,7 +171,7 @@ a finished 1-2
 c finished 1-2
 > s2: download
 cancel s4
-> s4: failed CANCELLED CANCELLED: cancelled by CancelOperation
+> s4: failed CANCELLED CANCELLED: cancelled by Cancel
 b finished 1-3
 > s3: download
 )");

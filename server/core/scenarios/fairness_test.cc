@@ -292,7 +292,7 @@ accepted s3 id=job header=3
 > s3: accepted 1-3 on a
 cancel job principal=mallory
 cancel job principal=bob
-> s2: failed CANCELLED CANCELLED: cancelled by CancelOperation
+> s2: failed CANCELLED CANCELLED: cancelled by Cancel
 state job principal=alice
 > job: UPLOADING on a
 state job principal=bob

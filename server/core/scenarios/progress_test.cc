@@ -180,7 +180,7 @@ ring a
 running s1
 > a: run 1-1
 cancel s1
-> s1: failed CANCELLED CANCELLED: cancelled by CancelOperation
+> s1: failed CANCELLED CANCELLED: cancelled by Cancel
 > a: cancel 1-1
 wait 19s
 wait 2s

@@ -10,7 +10,7 @@ TEST(RequestEndTest, CancelWhileQueued) {
 join a
 request s1
 cancel s1
-> s1: failed CANCELLED CANCELLED: cancelled by CancelOperation
+> s1: failed CANCELLED CANCELLED: cancelled by Cancel
 cancel s1
 wait 1s
 > serving 1
@@ -25,7 +25,7 @@ request s1 tokens=10 world=2
 > a b: reserve 1-1 [0 1]
 a reserved 1-1
 cancel s1
-> s1: failed CANCELLED CANCELLED: cancelled by CancelOperation
+> s1: failed CANCELLED CANCELLED: cancelled by Cancel
 > a: release 1-1
 b reserved 1-1
 stats
@@ -57,7 +57,7 @@ running s1 tokens=10 world=2
 > a b: run 1-1
 a finished 1-1
 cancel s1
-> s1: failed CANCELLED CANCELLED: cancelled by CancelOperation
+> s1: failed CANCELLED CANCELLED: cancelled by Cancel
 > b: cancel 1-1
 stats
 > queued 0 active 0 memory held ready 2

@@ -161,7 +161,7 @@ class Scenario {
   }
 
   void Say(const std::string& name, v1::JoinRequest message) {
-    Feed(WorkerSaid{workers_.at(name).connection, std::move(message)});
+    Feed(WorkerMessage{workers_.at(name).connection, std::move(message)});
   }
 
   void WorkerSays(const std::string& name, const Words& words) {
@@ -377,7 +377,7 @@ class Scenario {
         std::abort();
     }
     if (answered && !worker->second.manual) {
-      if (!worker->second.silent) answers->push_back(WorkerSaid{send.connection, answer});
+      if (!worker->second.silent) answers->push_back(WorkerMessage{send.connection, answer});
       return;
     }
     // The same words to several workers in a row make one line.

@@ -13,15 +13,15 @@
 namespace ringattn::server {
 namespace {
 
-using View = std::function<ScenarioLines(const Coordinator&, const Words&, const ScenarioNews&)>;
+using View = std::function<ScenarioLines(const Coordinator&, const Words&, const ScenarioEvents&)>;
 
-ScenarioLines State(const Coordinator& core, const Words& words, const ScenarioNews&) {
+ScenarioLines State(const Coordinator& core, const Words& words, const ScenarioEvents&) {
   const std::optional<OperationView> view =
       core.FindOperation(words[1], Option(words, "principal", ""));
   std::string state = "unknown";
   if (view) {
     state = v1::OperationState_Name(view->state);
-    state = std::string(absl::StripPrefix(state, "OPERATION_STATE_"));
+    state = std::string(absl::StripPrefix(state, "REQUEST_STATE_"));
     if (!view->members.empty()) {
       absl::StrAppend(&state, " on ", absl::StrJoin(view->members, " "));
     }
@@ -30,14 +30,14 @@ ScenarioLines State(const Coordinator& core, const Words& words, const ScenarioN
   return {{words[1], state}};
 }
 
-ScenarioLines Prediction(const Coordinator& core, const Words& words, const ScenarioNews&) {
+ScenarioLines Prediction(const Coordinator& core, const Words& words, const ScenarioEvents&) {
   const std::optional<OperationView> view = core.FindOperation(words[1], "");
   return {{words[1], view && view->plan ? absl::StrCat(view->plan->predicted_compute_seconds, " s")
                                         : "not planned"}};
 }
 
 // The newest first; each was told once.
-ScenarioLines Losses(const Coordinator& core, const Words&, const ScenarioNews& news) {
+ScenarioLines Losses(const Coordinator& core, const Words&, const ScenarioEvents& news) {
   const CoordinatorSnapshot snapshot = core.Snapshot(/*max_requests=*/0);
   ScenarioLines lines;
   for (const LostWorker& loss : snapshot.losses) {
@@ -54,7 +54,7 @@ ScenarioLines Losses(const Coordinator& core, const Words&, const ScenarioNews& 
 }
 
 // What an operator sees of requests, at most so many.
-ScenarioLines Requests(const Coordinator& core, const Words& words, const ScenarioNews&) {
+ScenarioLines Requests(const Coordinator& core, const Words& words, const ScenarioEvents&) {
   const CoordinatorSnapshot snapshot = core.Snapshot(std::atoll(words[1].c_str()));
   Words counts;
   for (size_t stage = 0; stage < kRequestStages; ++stage) {
@@ -73,14 +73,14 @@ ScenarioLines Requests(const Coordinator& core, const Words& words, const Scenar
   return lines;
 }
 
-ScenarioLines Stats(const Coordinator& core, const Words&, const ScenarioNews&) {
+ScenarioLines Stats(const Coordinator& core, const Words&, const ScenarioEvents&) {
   const CoordinatorStats stats = core.stats();
   return {{"", absl::StrCat("queued ", stats.queued_requests, " active ", stats.active_requests,
                             stats.reserved_bytes > 0 ? " memory held" : " memory free", " ready ",
                             stats.ready_workers)}};
 }
 
-ScenarioLines ResidualsKept(const Coordinator& core, const Words&, const ScenarioNews&) {
+ScenarioLines ResidualsKept(const Coordinator& core, const Words&, const ScenarioEvents&) {
   const ResidualCounts counts = core.stats().residuals;
   std::string text = absl::StrCat(counts.residuals, " of ", counts.bytes, " bytes, kept ",
                                   counts.kept, " refused ", counts.refused, " read ", counts.reads);
@@ -92,7 +92,7 @@ ScenarioLines ResidualsKept(const Coordinator& core, const Words&, const Scenari
 }
 
 // As the topology says it that was published last, which must be the newest.
-ScenarioLines Memory(const Coordinator& core, const Words&, const ScenarioNews& news) {
+ScenarioLines Memory(const Coordinator& core, const Words&, const ScenarioEvents& news) {
   const v1::Topology topology = core.topology();
   Words workers;
   for (const v1::WorkerInfo& worker : topology.workers()) {
@@ -117,7 +117,7 @@ const std::map<std::string, View>& Views() {
 
 bool IsQuestion(const std::string& verb) { return Views().count(verb) > 0; }
 
-ScenarioLines AnswerOf(const Coordinator& core, const Words& words, const ScenarioNews& news) {
+ScenarioLines AnswerOf(const Coordinator& core, const Words& words, const ScenarioEvents& news) {
   return Views().at(words[0])(core, words, news);
 }
 

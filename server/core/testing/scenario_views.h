@@ -15,7 +15,7 @@ namespace ringattn::server {
 using ScenarioLines = std::vector<std::pair<std::string, std::string>>;  // who, text
 
 // What the coordinator has told by itself until now.
-struct ScenarioNews {
+struct ScenarioEvents {
   const v1::Topology& published;  // the newest
   size_t losses = 0;
 };
@@ -23,7 +23,7 @@ struct ScenarioNews {
 // state, predicted, stats, losses, requests, memory, residuals.
 bool IsQuestion(const std::string& verb);
 // REQUIRES: words[0] is a question.
-ScenarioLines AnswerOf(const Coordinator& core, const Words& words, const ScenarioNews& news);
+ScenarioLines AnswerOf(const Coordinator& core, const Words& words, const ScenarioEvents& news);
 
 }  // namespace ringattn::server
 

@@ -1,5 +1,5 @@
 // AuditLog: who had what computed: one JSON object a line for every Forward and Backward call
-// that ended, and for every CancelOperation. Not thinned out, as other logs are.
+// that ended, and for every Cancel. Not thinned out, as other logs are.
 #ifndef RINGATTN_SERVER_EDGE_ACCESS_AUDIT_LOG_H_
 #define RINGATTN_SERVER_EDGE_ACCESS_AUDIT_LOG_H_
 

@@ -15,7 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/base/limits.h"
 #include "common/observability/metrics.h"
-#include "server/edge/access/stream_places.h"
+#include "server/edge/access/stream_slots.h"
 #include "server/identity/client_directory.h"
 
 namespace ringattn::server {

@@ -20,14 +20,14 @@ Failure Make(absl::StatusCode code, const char* reason, std::string message,
 
 }  // namespace
 
-Failure NoPlace(PlacesFull full, const Limits& limits, absl::Duration retry_after) {
+Failure NoPlace(ExhaustedLimit full, const Limits& limits, absl::Duration retry_after) {
   Failure failure = Make(absl::StatusCode::kResourceExhausted, "TOO_MANY_REQUESTS",
                          "the server has too many calls open");
-  if (full == PlacesFull::kClient) {
+  if (full == ExhaustedLimit::kClient) {
     failure.reason = "TOO_MANY_STREAMS";
     failure.message = absl::StrCat("this client has ", limits.max_streams_per_client,
                                    " calls open, the limit for one");
-  } else if (full == PlacesFull::kConnection) {
+  } else if (full == ExhaustedLimit::kConnection) {
     failure.reason = "TOO_MANY_STREAMS";
     failure.message = absl::StrCat("this connection has ", limits.max_streams_per_connection,
                                    " calls open, the limit for one");

@@ -7,12 +7,12 @@
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "server/core/events/events.h"
-#include "server/edge/access/stream_places.h"
+#include "server/edge/access/stream_slots.h"
 
 namespace ringattn::server {
 
 // RESOURCE_EXHAUSTED with RetryInfo. REQUIRES: full is not kNone.
-Failure NoPlace(PlacesFull full, const Limits& limits, absl::Duration retry_after);
+Failure NoPlace(ExhaustedLimit full, const Limits& limits, absl::Duration retry_after);
 // For the oldest stream without a header, where there are too many.
 Failure Evicted(const Limits& limits, absl::Duration retry_after);
 // The core has too much to do to be asked.

@@ -71,7 +71,7 @@ v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& acc
   for (TensorId id : request.valid.inputs) {
     const bool is_inline = std::any_of(request.inline_tensors.begin(), request.inline_tensors.end(),
                                        [id](const InlineData& data) { return data.tensor == id; });
-    const bool comes_here = !is_inline && accept.transport == v1::TRANSPORT_COORDINATOR_STREAM;
+    const bool comes_here = !is_inline && accept.transport == v1::TRANSPORT_RELAY;
     if (comes_here) Describe(spec, id, accepted.add_inputs());
   }
   for (TensorId id : request.valid.outputs) Describe(spec, id, accepted.add_outputs());
@@ -113,11 +113,11 @@ v1::Progress MakeProgress(const OperationView& view, const TransferTotals& total
   };
   v1::Progress progress;
   progress.set_state(view.state);
-  if (view.state == v1::OPERATION_STATE_UPLOADING) {
+  if (view.state == v1::REQUEST_STATE_UPLOADING) {
     progress.set_fraction_done(fraction(totals.received_bytes, totals.bytes_up));
-  } else if (view.state == v1::OPERATION_STATE_COMPUTING) {
+  } else if (view.state == v1::REQUEST_STATE_COMPUTING) {
     progress.set_fraction_done(view.computed_fraction);
-  } else if (view.state == v1::OPERATION_STATE_DOWNLOADING) {
+  } else if (view.state == v1::REQUEST_STATE_DOWNLOADING) {
     progress.set_fraction_done(fraction(totals.sent_bytes, totals.bytes_down));
   }
   return progress;

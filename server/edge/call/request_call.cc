@@ -13,7 +13,7 @@
 #include "server/edge/call/call_header.h"
 #include "server/edge/call/replies.h"
 #include "server/edge/data/member_plane.h"
-#include "server/edge/data/run_soon.h"
+#include "server/edge/data/run_deferred.h"
 #include "server/edge/header/error_details.h"
 
 namespace ringattn::server {
@@ -59,7 +59,7 @@ void RequestCall::Begin(const RequestRegistry::Entry& entry) {
   {
     absl::MutexLock lock(&mutex_);
     id_ = entry.id;
-    if (entry.refused != PlacesFull::kNone) {
+    if (entry.refused != ExhaustedLimit::kNone) {
       End(NoPlace(entry.refused, context_->limits, context_->retry_after));
     }
     todo = Next();
@@ -72,8 +72,8 @@ void RequestCall::Begin(const RequestRegistry::Entry& entry) {
 RequestCall::Todo RequestCall::Next() {
   Todo todo;
   if (std::exchange(stops_, false)) todo.stop = plane_;
-  if (soon_) {
-    todo.soon = std::exchange(soon_, nullptr);
+  if (deferred_) {
+    todo.soon = std::exchange(deferred_, nullptr);
     ++busy_;
   }
   const bool takes = life_.state() == CallState::kAwaitingHeader ||
@@ -96,7 +96,7 @@ RequestCall::Todo RequestCall::Next() {
 void RequestCall::Do(Todo todo) {
   if (todo.stop != nullptr) todo.stop->Stop();
   if (todo.soon) {
-    RunSoon([self = shared_from_this(), work = std::move(todo.soon)] {
+    RunDeferred([self = shared_from_this(), work = std::move(todo.soon)] {
       work();
       self->Unbusy();
     });
@@ -132,7 +132,7 @@ void RequestCall::OnWriteDone(bool ok) {
     if (!ok) outgoing_.clear();  // the call is broken; OnCancel follows
     // Nothing follows a summary.
     const bool told = ok && life_.state() == CallState::kEnding && status_.ok();
-    if (told && outgoing_.empty()) untold_residual_.clear();
+    if (told && outgoing_.empty()) undelivered_residual_.clear();
     if (ok && written > 0 && !life_.over()) plane = plane_;
     todo = Next();
   }
@@ -178,7 +178,7 @@ void RequestCall::LookUpResidual(ResidualHeader header) {
       context_->core->Ask([self = shared_from_this(), shared](const Coordinator& core) {
         ResidualView view =
             core.FindResidual(shared->handle(), self->caller_.principal, shared->request_id());
-        RunSoon([self, shared, view = std::move(view)] {
+        RunDeferred([self, shared, view = std::move(view)] {
           self->TakeRequest(CompleteHeader(std::move(*shared), view, self->context_->limits));
         });
       });
@@ -231,11 +231,11 @@ void RequestCall::Announce(HeaderRequest request) {
   }
   LogArrival(request, traceparent_);
   request_ = std::move(request);
-  PlacesFull full = context_->registry->HeaderCame(id_);
-  if (full == PlacesFull::kNone && !context_->core->TryPost(std::move(arrived))) {
-    full = PlacesFull::kServer;
+  ExhaustedLimit full = context_->registry->HeaderCame(id_);
+  if (full == ExhaustedLimit::kNone && !context_->core->TryPost(std::move(arrived))) {
+    full = ExhaustedLimit::kServer;
   }
-  if (full != PlacesFull::kNone) {
+  if (full != ExhaustedLimit::kNone) {
     return End(NoPlace(full, context_->limits, context_->retry_after));
   }
   life_.MoveTo(CallState::kQueued);
@@ -282,8 +282,8 @@ void RequestCall::Accept(const AcceptRequest& accept) {
     TransferSpec spec{
         direction_, request_->valid, request_->reply, std::exchange(request_->inline_tensors, {}),
         accept,     ShardPlan(),     traceparent_};
-    if (transport_ == v1::TRANSPORT_DIRECT_STREAM) {
-      soon_ = [this, spec = std::move(spec), accepted = std::move(accepted)]() mutable {
+    if (transport_ == v1::TRANSPORT_DIRECT) {
+      deferred_ = [this, spec = std::move(spec), accepted = std::move(accepted)]() mutable {
         HandOutTickets(spec, std::move(accepted));
       };
     } else if (transport_ == v1::TRANSPORT_HOST_MEMORY || transport_ == v1::TRANSPORT_CUDA_MEMORY) {
@@ -294,7 +294,7 @@ void RequestCall::Accept(const AcceptRequest& accept) {
       life_.MoveTo(CallState::kTransferring);
     } else {
       Enqueue(Wrap(direction_, std::move(accepted)), 0);
-      soon_ = [this, spec = std::move(spec)]() mutable { OpenDataPlane(std::move(spec)); };
+      deferred_ = [this, spec = std::move(spec)]() mutable { OpenDataPlane(std::move(spec)); };
     }
     todo = Next();
   }
@@ -307,7 +307,7 @@ void RequestCall::Download(const BeginDownload& begin) {
     absl::MutexLock lock(&mutex_);
     if (life_.over()) return;
     download_ = begin;
-    if (life_.state() == CallState::kTransferring) DrainSoon();
+    if (life_.state() == CallState::kTransferring) DrainDeferred();
     todo = Next();
   }
   Do(std::move(todo));
@@ -327,13 +327,13 @@ void RequestCall::Succeed(const FinishRequest& finish) {
   {
     absl::MutexLock lock(&mutex_);
     if (!life_.in_core()) return;
-    untold_residual_ = finish.residual_handle;
+    undelivered_residual_ = finish.residual_handle;
     if (life_.state() == CallState::kGivingUp) {
       // Whoever gave up in the same moment gets no other answer from the core.
       End(why_);
     } else {
       plane_->Succeeded();
-      if (transport_ != v1::TRANSPORT_COORDINATOR_STREAM) {
+      if (transport_ != v1::TRANSPORT_RELAY) {
         context_->metrics->MovedByMembers(transport_, plane_->totals());
       }
       Enqueue(Wrap(direction_, MakeSummary(*download_, finish, flops_, plane_->totals())), 0);

@@ -107,7 +107,7 @@ class RequestCall final : public ByteStreamReactor,
   void HandOutTickets(const TransferSpec& spec, v1::Accepted accepted) ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<DataPlane> MakePlane(TransferSpec spec);
   void CountInputs(const DataPlane& plane);
-  void DrainSoon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DrainDeferred() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LookAtTransfer(absl::Time now, const Coordinator& core)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendProgress(absl::Time now, const Coordinator& core) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -169,15 +169,15 @@ class RequestCall final : public ByteStreamReactor,
   std::string transport_reason_ ABSL_GUARDED_BY(mutex_);
   // From kTransferring on, until kDone.
   std::shared_ptr<DataPlane> plane_ ABSL_GUARDED_BY(mutex_);
-  std::function<void()> soon_ ABSL_GUARDED_BY(mutex_);  // not begun yet
-  bool stops_ ABSL_GUARDED_BY(mutex_) = false;          // the plane is to be stopped
+  std::function<void()> deferred_ ABSL_GUARDED_BY(mutex_);  // not begun yet
+  bool stops_ ABSL_GUARDED_BY(mutex_) = false;              // the plane is to be stopped
   absl::Time looked_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   UploadMeter meter_ ABSL_GUARDED_BY(mutex_);
   int64_t metered_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<BeginDownload> download_ ABSL_GUARDED_BY(mutex_);  // set: downloading
   absl::Duration download_time_ ABSL_GUARDED_BY(mutex_);           // once it succeeded
   // The handle of what it left, until the summary that says it has been written.
-  std::string untold_residual_ ABSL_GUARDED_BY(mutex_);
+  std::string undelivered_residual_ ABSL_GUARDED_BY(mutex_);
 
   Failure why_ ABSL_GUARDED_BY(mutex_);          // from kGivingUp on
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);  // from kEnding on, and then final

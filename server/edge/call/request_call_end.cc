@@ -104,11 +104,11 @@ void RequestCall::OnDone() {
   std::shared_ptr<RequestCall> self;
   std::shared_ptr<DataPlane> plane;
   StreamId id = 0;
-  std::string untold_residual;
+  std::string undelivered_residual;
   {
     absl::MutexLock lock(&mutex_);
     life_.MoveTo(CallState::kDone);
-    untold_residual = std::move(untold_residual_);
+    undelivered_residual = std::move(undelivered_residual_);
     Audit();
     id = id_;
     // It refers to this object and this object to it.
@@ -117,8 +117,8 @@ void RequestCall::OnDone() {
   }
   if (plane != nullptr) plane->Stop();
   // Nobody knows its handle: it would lie there for its time, and count for its client.
-  if (!untold_residual.empty()) {
-    context_->core->Post(ResidualDeleted{std::move(untold_residual), caller_.principal});
+  if (!undelivered_residual.empty()) {
+    context_->core->Post(ResidualDeleted{std::move(undelivered_residual), caller_.principal});
   }
   if (id != 0) context_->registry->Remove(id);
 }

@@ -34,7 +34,7 @@ void RequestCall::OpenDataPlane(TransferSpec spec) {
       if (bad.has_value()) {
         GiveUp(*std::move(bad));
       } else if (download_.has_value()) {
-        DrainSoon();
+        DrainDeferred();
       }
       return;  // Unbusy goes on from here
     }
@@ -50,12 +50,12 @@ void RequestCall::HandOutTickets(const TransferSpec& spec, v1::Accepted accepted
   Enqueue(Wrap(direction_, std::move(accepted)), 0);
   plane_ = std::make_shared<MemberPlane>(spec);
   life_.MoveTo(CallState::kTransferring);
-  if (download_.has_value()) DrainSoon();  // Unbusy goes on from here
+  if (download_.has_value()) DrainDeferred();  // Unbusy goes on from here
 }
 
 // gRPC's threads put the result together, not the core's.
-void RequestCall::DrainSoon() {
-  soon_ = [plane = plane_] { plane->Drain(); };
+void RequestCall::DrainDeferred() {
+  deferred_ = [plane = plane_] { plane->Drain(); };
 }
 
 void RequestCall::TakeChunk() {

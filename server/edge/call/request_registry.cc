@@ -12,7 +12,7 @@ RequestRegistry::Entry RequestRegistry::Add(std::shared_ptr<RequestCall> call,
   Entry entry;
   const StreamId id = ++last_;
   entry.refused = places_.Enter(id, caller);
-  if (entry.refused != PlacesFull::kNone) return entry;
+  if (entry.refused != ExhaustedLimit::kNone) return entry;
   entry.id = id;
   calls_.emplace(id, std::move(call));
   if (const std::optional<StreamId> evicted = places_.TakeEvicted()) {
@@ -21,7 +21,7 @@ RequestRegistry::Entry RequestRegistry::Add(std::shared_ptr<RequestCall> call,
   return entry;
 }
 
-PlacesFull RequestRegistry::HeaderCame(StreamId id) {
+ExhaustedLimit RequestRegistry::HeaderCame(StreamId id) {
   absl::MutexLock lock(&mutex_);
   return places_.HeaderCame(id);
 }

@@ -11,7 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "server/core/events/events.h"
-#include "server/edge/access/stream_places.h"
+#include "server/edge/access/stream_slots.h"
 
 namespace ringattn::server {
 
@@ -24,19 +24,19 @@ class RequestRegistry {
 
   struct Entry {
     StreamId id = 0;                                 // 0: refused
-    PlacesFull refused = PlacesFull::kNone;          // why
+    ExhaustedLimit refused = ExhaustedLimit::kNone;  // why
     std::shared_ptr<RequestCall> evicted = nullptr;  // has to make room
   };
   Entry Add(std::shared_ptr<RequestCall> call, const Caller& caller);
-  // As StreamPlaces::HeaderCame.
-  PlacesFull HeaderCame(StreamId id);
+  // As StreamSlots::HeaderCame.
+  ExhaustedLimit HeaderCame(StreamId id);
   void Remove(StreamId id);
   std::shared_ptr<RequestCall> Find(StreamId id) const;
   std::vector<std::shared_ptr<RequestCall>> All() const;
 
  private:
   mutable absl::Mutex mutex_;
-  StreamPlaces places_ ABSL_GUARDED_BY(mutex_);
+  StreamSlots places_ ABSL_GUARDED_BY(mutex_);
   StreamId last_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<StreamId, std::shared_ptr<RequestCall>> calls_ ABSL_GUARDED_BY(mutex_);
 };

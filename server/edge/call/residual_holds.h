@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "server/core/events/events.h"
-#include "server/edge/access/stream_places.h"
+#include "server/edge/access/stream_slots.h"
 
 namespace ringattn::server {
 

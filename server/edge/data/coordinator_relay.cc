@@ -8,7 +8,7 @@
 #include "common/wire/grpc_slices.h"
 #include "common/wire/proto_values.h"
 #include "ringattn/v1/shard.pb.h"
-#include "server/edge/data/run_soon.h"
+#include "server/edge/data/run_deferred.h"
 #include "server/edge/header/error_details.h"
 
 namespace ringattn::server {
@@ -247,7 +247,7 @@ void CoordinatorRelay::Pump() {
     if (chunks == kChunksAtATime) {
       absl::MutexLock lock(&merge_mutex_);
       pumping_ = false;
-      return RunSoon([self = shared_from_this()] { self->Pump(); });
+      return RunDeferred([self = shared_from_this()] { self->Pump(); });
     }
     std::optional<DownloadMerger::Chunk> chunk;
     std::vector<int> readers;

@@ -94,7 +94,7 @@ class Bench final : private ActionSink {
     do {  // once at least: what is awaited may have come already
       ++sequence;
       for (ConnectionId worker = 1; worker <= kWorkers; ++worker) {
-        WorkerSaid said;
+        WorkerMessage said;
         said.connection = worker;
         said.message.mutable_heartbeat()->set_sequence(sequence);
         said.received = absl::Now();
@@ -146,7 +146,7 @@ class Bench final : private ActionSink {
   void OnTick(absl::Time, const Coordinator&) override {}
 
   void Answer(const SendToWorker& send) {
-    WorkerSaid said;
+    WorkerMessage said;
     said.connection = send.connection;
     const v1::JoinResponse& message = send.message;
     if (message.has_prepare()) {
@@ -250,7 +250,7 @@ TEST(CoreLoopTest, ItsOwnLagIsNobodysSilence) {
     const absl::Time until = absl::Now() + 2 * config.heartbeat_timeout;
     for (uint64_t sequence = 1; absl::Now() < until; ++sequence) {
       for (ConnectionId worker = 1; worker <= kWorkers; ++worker) {
-        WorkerSaid said;
+        WorkerMessage said;
         said.connection = worker;
         said.message.mutable_heartbeat()->set_sequence(1000 * round + sequence);
         said.received = absl::Now();

@@ -24,7 +24,7 @@ Failure NotKnown() {
   return failure;
 }
 
-void Fill(const OperationView& view, v1::GetOperationResponse* response) {
+void Fill(const OperationView& view, v1::GetStatusResponse* response) {
   response->set_request_id(view.request_id);
   response->set_state(view.state);
   response->set_generation(view.generation);
@@ -35,7 +35,7 @@ void Fill(const OperationView& view, v1::GetOperationResponse* response) {
 }
 
 bool IsEnded(const OperationView& view) {
-  return view.state == v1::OPERATION_STATE_SUCCEEDED || view.state == v1::OPERATION_STATE_FAILED;
+  return view.state == v1::REQUEST_STATE_SUCCEEDED || view.state == v1::REQUEST_STATE_FAILED;
 }
 
 void AuditCancel(const RequestContext& context, const Caller& caller, const std::string& request_id,
@@ -44,7 +44,7 @@ void AuditCancel(const RequestContext& context, const Caller& caller, const std:
   context.audit->Write({{"client", caller.principal},
                         {"peer", caller.connection},
                         {"request_id", request_id.substr(0, context.limits.max_request_id_bytes)},
-                        {"method", "CancelOperation"},
+                        {"method", "Cancel"},
                         {"code", view.has_value() ? "OK" : "NOT_FOUND"}});
 }
 
@@ -60,9 +60,9 @@ ByteStreamReactor* AttentionServiceImpl::Backward(grpc::CallbackServerContext* c
 
 // Both calls look the operation up on the core's thread and answer from there: gRPC
 // keeps request and response until Finish.
-grpc::ServerUnaryReactor* AttentionServiceImpl::GetOperation(grpc::CallbackServerContext* call,
-                                                             const v1::GetOperationRequest* request,
-                                                             v1::GetOperationResponse* response) {
+grpc::ServerUnaryReactor* AttentionServiceImpl::GetStatus(grpc::CallbackServerContext* call,
+                                                          const v1::GetStatusRequest* request,
+                                                          v1::GetStatusResponse* response) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   const std::variant<Caller, grpc::Status> caller = context_->callers->Identify(*call);
   if (const auto* refused = std::get_if<grpc::Status>(&caller)) {
@@ -81,9 +81,9 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::GetOperation(grpc::CallbackServe
   return reactor;
 }
 
-grpc::ServerUnaryReactor* AttentionServiceImpl::CancelOperation(
-    grpc::CallbackServerContext* call, const v1::CancelOperationRequest* request,
-    v1::CancelOperationResponse* response) {
+grpc::ServerUnaryReactor* AttentionServiceImpl::Cancel(grpc::CallbackServerContext* call,
+                                                       const v1::CancelRequest* request,
+                                                       v1::CancelResponse* response) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   std::variant<Caller, grpc::Status> identified = context_->callers->Identify(*call);
   if (const auto* refused = std::get_if<grpc::Status>(&identified)) {

@@ -10,8 +10,8 @@ namespace ringattn::server {
 
 using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Forward<
     v1::AttentionService::WithRawCallbackMethod_Backward<
-        v1::AttentionService::WithCallbackMethod_GetOperation<
-            v1::AttentionService::WithCallbackMethod_CancelOperation<
+        v1::AttentionService::WithCallbackMethod_GetStatus<
+            v1::AttentionService::WithCallbackMethod_Cancel<
                 v1::AttentionService::WithCallbackMethod_DeleteResidual<
                     v1::AttentionService::WithCallbackMethod_RenewResiduals<
                         v1::AttentionService::WithCallbackMethod_HoldResiduals<
@@ -24,12 +24,12 @@ class AttentionServiceImpl final : public AttentionServiceBase {
 
   ByteStreamReactor* Forward(grpc::CallbackServerContext* call) override;
   ByteStreamReactor* Backward(grpc::CallbackServerContext* call) override;
-  grpc::ServerUnaryReactor* GetOperation(grpc::CallbackServerContext* call,
-                                         const v1::GetOperationRequest* request,
-                                         v1::GetOperationResponse* response) override;
-  grpc::ServerUnaryReactor* CancelOperation(grpc::CallbackServerContext* call,
-                                            const v1::CancelOperationRequest* request,
-                                            v1::CancelOperationResponse* response) override;
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* call,
+                                      const v1::GetStatusRequest* request,
+                                      v1::GetStatusResponse* response) override;
+  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* call,
+                                   const v1::CancelRequest* request,
+                                   v1::CancelResponse* response) override;
   grpc::ServerUnaryReactor* DeleteResidual(grpc::CallbackServerContext* call,
                                            const v1::DeleteResidualRequest* request,
                                            v1::DeleteResidualResponse* response) override;

@@ -50,7 +50,7 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
       if (std::shared_ptr<JoinStream> stream = service->Find(id)) stream->ReadNext();
     };
     if (std::exchange(registered_, true)) {
-      service_->core_->Post(WorkerSaid{id_, std::move(incoming_), absl::Now()},
+      service_->core_->Post(WorkerMessage{id_, std::move(incoming_), absl::Now()},
                             std::move(read_next));
     } else if (incoming_.has_register_()) {
       const v1::Register& registration = incoming_.register_();

@@ -31,10 +31,10 @@ const char* MethodOf(Direction direction) {
 
 const char* TransportName(v1::Transport transport) {
   switch (transport) {
-    case v1::TRANSPORT_COORDINATOR_STREAM:
-      return "coordinator_stream";
-    case v1::TRANSPORT_DIRECT_STREAM:
-      return "direct_stream";
+    case v1::TRANSPORT_RELAY:
+      return "relay";
+    case v1::TRANSPORT_DIRECT:
+      return "direct";
     case v1::TRANSPORT_HOST_MEMORY:
       return "host_memory";
     case v1::TRANSPORT_CUDA_MEMORY:
@@ -65,12 +65,11 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
       losses_(metrics->Counters("ringattn_worker_losses_total",
                                 "Workers lost, by name and by what was seen of it.")) {
   auto& bytes = TensorBytes(*metrics);
-  bytes_up_ = &bytes.Add({{"direction", "up"}, {"transport", "coordinator_stream"}});
-  bytes_down_ = &bytes.Add({{"direction", "down"}, {"transport", "coordinator_stream"}});
-  for (const v1::Transport transport :
-       {v1::TRANSPORT_COORDINATOR_STREAM, v1::TRANSPORT_DIRECT_STREAM, v1::TRANSPORT_HOST_MEMORY,
-        v1::TRANSPORT_CUDA_MEMORY}) {
-    if (transport != v1::TRANSPORT_COORDINATOR_STREAM) {
+  bytes_up_ = &bytes.Add({{"direction", "up"}, {"transport", "relay"}});
+  bytes_down_ = &bytes.Add({{"direction", "down"}, {"transport", "relay"}});
+  for (const v1::Transport transport : {v1::TRANSPORT_RELAY, v1::TRANSPORT_DIRECT,
+                                        v1::TRANSPORT_HOST_MEMORY, v1::TRANSPORT_CUDA_MEMORY}) {
+    if (transport != v1::TRANSPORT_RELAY) {
       const char* name = TransportName(transport);
       member_bytes_up_[transport] = &bytes.Add({{"direction", "up"}, {"transport", name}});
       member_bytes_down_[transport] = &bytes.Add({{"direction", "down"}, {"transport", name}});

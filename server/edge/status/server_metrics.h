@@ -17,7 +17,7 @@
 
 namespace ringattn::server {
 
-// In metrics and logs: "coordinator_stream", "direct_stream", "host_memory"; "" of none.
+// In metrics and logs: "relay", "direct", "host_memory"; "" of none.
 const char* TransportName(v1::Transport transport);
 
 // Thread safe, but for the two Set functions and WorkerLost, which one thread calls.

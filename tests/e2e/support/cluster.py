@@ -206,8 +206,8 @@ def await_state(ring, request_id, states):
     """Until the operation is in one of these states."""
     def reached():
         try:
-            reply = ring.attention.GetOperation(
-                attention_pb2.GetOperationRequest(request_id=request_id), timeout=5)
+            reply = ring.attention.GetStatus(
+                attention_pb2.GetStatusRequest(request_id=request_id), timeout=5)
         except grpc.RpcError:
             return False
         return reply.state in states

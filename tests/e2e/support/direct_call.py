@@ -82,7 +82,7 @@ class DirectCall:
     def __init__(self, ring, inputs, backward=False, required=True, timeout=60, **options):
         self.inputs, self.backward = inputs, backward
         self.header = header_for(inputs, backward=backward, **options)
-        self.header.transport.accept.append(pb.TRANSPORT_DIRECT_STREAM)
+        self.header.transport.accept.append(pb.TRANSPORT_DIRECT)
         self.header.transport.required = required
         kind = pb.BackwardRequest if backward else pb.ForwardRequest
         self.names = ["q", "k", "v"] + (["dout"] if backward else [])

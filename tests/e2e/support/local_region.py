@@ -154,7 +154,7 @@ class HostCall:
             self.add(name, self.outputs[name][0])
 
     def add(self, name, offset):
-        self.header.transport.places.append(pb.TensorPlace(
+        self.header.transport.places.append(pb.TensorLocation(
             tensor=getattr(T, f"TENSOR_ID_{name.upper()}"), region_id=self.region.id,
             offset=offset))
 

@@ -14,7 +14,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def local_flags(directory):
-    return ["--local_memory=host", f"--local_socket_dir={directory}"]
+    return ["--local_memory=host_memory", f"--local_socket_dir={directory}"]
 
 
 # Each call of a kernel takes so much longer, on any machine.

@@ -28,7 +28,7 @@ UNMAP_SECONDS = 5
 
 
 def cuda(kind, device=0):
-    return ["--transport=cuda", f"--cuda_memory={kind}", f"--cuda_device={device}"]
+    return ["--transport=cuda_memory", f"--cuda_memory={kind}", f"--cuda_device={device}"]
 
 
 def same_bits(session, ring, shape, result):
@@ -70,7 +70,7 @@ def times(session, shape, result):
     result["copy_bound"] = rates or why
     result["cuda_memory"], result["goals"] = [], []
     for command in PASSES:
-        host = wire.bench(session, shape, command, "--runs=15", "--transport=host",
+        host = wire.bench(session, shape, command, "--runs=15", "--transport=host_memory",
                           "--deadline=120s", transport="host_memory")
         for kind in KINDS:
             line = wire.bench(session, shape, command, "--runs=15", *cuda(kind), "--deadline=120s",
@@ -174,7 +174,7 @@ def part(session, length):
         session.ring.down()  # two clusters do not fit beside one another
         import_rates(session, result)
         shared, ring = session.ring, session.make_ring("cuda-memory", session.workers, "cuda")
-        ring.up_flags = ["--local_memory=cuda"]
+        ring.up_flags = ["--local_memory=cuda_memory"]
         session.ring = ring
         try:
             ring.ensure()

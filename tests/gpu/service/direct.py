@@ -24,7 +24,7 @@ def part(session, length):
             for command in ("forward", "backward"):
                 runs, relay_runs = RUNS[length]
                 line = wire.bench(session, shape, command, f"--runs={runs}", "--transport=direct",
-                                  "--staging_limit=64GiB", "--deadline=120s", transport="direct_stream")
+                                  "--staging_limit=64GiB", "--deadline=120s", transport="direct")
                 relay = wire.bench(session, shape, command, f"--runs={relay_runs}", "--transport=relay",
                                    "--deadline=120s")
                 line["relay_seconds"] = relay["call_seconds"]

@@ -42,7 +42,7 @@ def part(session, length):
             runs, relay_runs = RUNS[length]
             # A region's pages are pinned, or not, by the time that it is used again. The limit of
             # staging is 4 GiB unless said otherwise, a backward of 256K tokens more.
-            line = wire.bench(session, shape, command, f"--runs={runs}", "--transport=host",
+            line = wire.bench(session, shape, command, f"--runs={runs}", "--transport=host_memory",
                               "--staging_limit=64GiB", "--deadline=120s", transport="host_memory")
             if relay_runs:
                 relay = wire.bench(session, shape, command, f"--runs={relay_runs}", "--transport=relay",

@@ -63,7 +63,7 @@ def run_on(session, name, flags, result, bench):
         line["ring_bytes"] = moved(ring)
         if bench:
             for command in PASSES:
-                figures = wire.bench(session, shape, command, "--runs=7", "--transport=host",
+                figures = wire.bench(session, shape, command, "--runs=7", "--transport=host_memory",
                                      "--deadline=120s", transport="host_memory")
                 line[f"{command}_ring_seconds"] = figures["ring_seconds"]
         else:

@@ -41,7 +41,7 @@ def part(session):
 
         read = [f"--residual={handle}", "--keep_residual"]
         ways = {"backward_residual": (source, "--transport=relay", *read),
-                "backward_residual_host_memory": (source, "--transport=host", *read),
+                "backward_residual_host_memory": (source, "--transport=host_memory", *read),
                 "backward_stateless": (source, "--transport=relay", *plan),
                 "backward_stateless_with_forward": (with_forward, "--transport=relay", *plan)}
         for way in ways.values():

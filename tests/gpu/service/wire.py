@@ -14,7 +14,7 @@ from session import CAUSAL
 STAGES = ("upload", "compute", "download")
 
 
-def bench(session, shape, command, *options, transport="coordinator_stream"):
+def bench(session, shape, command, *options, transport="relay"):
     """`ringattn bench` of a causal request, by the ring: verified, then the median call. Makes its inputs
     in memory; its backward pass gets out and lse from the client."""
     report = session.harness.run_json([

@@ -18,9 +18,9 @@ std::string BlobOf(uint64_t generation, int rank) {
 }
 
 // Where the ranks meet. Thread safe.
-class Meeting {
+class Rendezvous {
  public:
-  explicit Meeting(int world_size) : ranks_(world_size) {}
+  explicit Rendezvous(int world_size) : ranks_(world_size) {}
 
   int world_size() const { return static_cast<int>(ranks_.size()); }
 
@@ -95,7 +95,7 @@ class Meeting {
 
 class InProcessRingTransport : public RingTransport {
  public:
-  InProcessRingTransport(std::shared_ptr<Meeting> meeting, int rank)
+  InProcessRingTransport(std::shared_ptr<Rendezvous> meeting, int rank)
       : meeting_(std::move(meeting)), rank_(rank) {}
   ~InProcessRingTransport() override { Cancel(); }
 
@@ -116,14 +116,14 @@ class InProcessRingTransport : public RingTransport {
   void Cancel() override { meeting_->Cancel(rank_); }
 
  private:
-  const std::shared_ptr<Meeting> meeting_;
+  const std::shared_ptr<Rendezvous> meeting_;
   const int rank_;
 };
 
 }  // namespace
 
 std::vector<std::unique_ptr<RingTransport>> MakeInProcessTransports(int world_size) {
-  auto meeting = std::make_shared<Meeting>(world_size);
+  auto meeting = std::make_shared<Rendezvous>(world_size);
   std::vector<std::unique_ptr<RingTransport>> transports;
   for (int rank = 0; rank < world_size; ++rank) {
     transports.push_back(std::make_unique<InProcessRingTransport>(meeting, rank));

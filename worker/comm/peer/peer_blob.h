@@ -24,7 +24,7 @@ struct PeerBlob {
   int64_t process_id = 0;
   std::string device_uuid;                   // 32 hexadecimal digits
   std::vector<std::string> reachable_uuids;  // devices whose memory this one can read
-  std::string place;                         // PeerSegment::path, or PeerDoor::socket
+  std::string place;                         // PeerSegment::path, or HandleServer::socket
   std::string token = {};                    // of the door, kTokenBytes; kVmm alone
 };
 

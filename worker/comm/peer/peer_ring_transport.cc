@@ -67,9 +67,9 @@ absl::Status PeerRingTransport::Init() {
     const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
     if (!driver.ok()) return driver.status();
     driver_ = *driver;
-    PeerDoor::Options door;
+    HandleServer::Options door;
     door.folder = options_.socket_folder;
-    absl::StatusOr<std::unique_ptr<PeerDoor>> opened = PeerDoor::Open(std::move(door));
+    absl::StatusOr<std::unique_ptr<HandleServer>> opened = HandleServer::Open(std::move(door));
     if (!opened.ok()) return opened.status();
     door_ = *std::move(opened);
   } else if (status.ok()) {
@@ -186,7 +186,7 @@ absl::StatusOr<PeerMapping> PeerRingTransport::MapPeer(const Attempt& attempt, i
   const PeerAddress address{blob.place, attempt.generation, blob.token};
   absl::StatusOr<std::unique_ptr<PeerSegment>> segment;
   if (door_ != nullptr) {
-    absl::StatusOr<ScopedDescriptor> shown = PeerDoor::Fetch(
+    absl::StatusOr<ScopedDescriptor> shown = HandleServer::Fetch(
         address, kPeerSegmentItem, deadline, [&attempt] { return attempt.cancelled.load(); });
     if (!shown.ok()) return MemoryOf(peer, shown.status());
     segment = PeerSegment::Adopt(*std::move(shown), attempt.generation, peer, attempt.world_size);
@@ -234,7 +234,7 @@ absl::StatusOr<PeerMapper> PeerRingTransport::VmmMapperOf(const Attempt& attempt
                 stop](int index, const PeerRegion& region) -> absl::StatusOr<char*> {
     // Closed as soon as it is mapped: an open descriptor keeps the memory in use by itself.
     const absl::StatusOr<ScopedDescriptor> shown =
-        PeerDoor::Fetch(address, index, absl::Now() + kLateRegionTimeout, stop);
+        HandleServer::Fetch(address, index, absl::Now() + kLateRegionTimeout, stop);
     if (!shown.ok()) return MemoryOf(peer, shown.status());
     absl::StatusOr<std::unique_ptr<VmmMapping>> mapping =
         VmmMapping::Map(events, driver, shown->get(), region.bytes, gpu);

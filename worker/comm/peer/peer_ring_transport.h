@@ -12,9 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/peer/handle_server.h"
 #include "worker/comm/peer/peer_blob.h"
 #include "worker/comm/peer/peer_copy_engine.h"
-#include "worker/comm/peer/peer_door.h"
 #include "worker/comm/peer/peer_segment.h"
 #include "worker/comm/peer/stream_flags.h"
 #include "worker/comm/ring_attempts.h"
@@ -38,8 +38,8 @@ struct PeerTransportOptions {
   absl::Duration connect_timeout = absl::Seconds(30);  // as NcclTransportOptions
   absl::Duration abort_timeout = absl::Seconds(5);
   std::function<void(const std::string& what)> on_stuck;
-  // For descriptors: the folder of this rank's socket (PeerDoor::Options), seen under the same path
-  // by all; empty: the ranks are in one network namespace.
+  // For descriptors: the folder of this rank's socket (HandleServer::Options), seen under the same
+  // path by all; empty: the ranks are in one network namespace.
   std::string socket_folder;
   // Maps memory of ranks in this very process like that of others. CUDA refuses it; fakes
   // of it do not.
@@ -87,7 +87,7 @@ class PeerRingTransport : public RingTransport {
   const StreamFlags* const flags_;
   PeerBlob about_us_;                   // but for the segment and the token
   const CudaDriver* driver_ = nullptr;  // with a door
-  std::unique_ptr<PeerDoor> door_;      // null: regions have no descriptors
+  std::unique_ptr<HandleServer> door_;  // null: regions have no descriptors
 
   RingAttempts attempts_;
 };

@@ -91,7 +91,7 @@ std::vector<std::string> CpuDevice::served_options() const {
 }
 
 // Multiples of a row group and of every packed panel. The keys of a row are never split.
-TuningOffer CpuDevice::tuning_offer() const {
+TuningChoices CpuDevice::tuning_offer() const {
   return {{12, 24, 48, 96, 120, 240, 480}, {192, 384, 576, 768, 960}, {1}};
 }
 

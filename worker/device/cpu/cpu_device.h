@@ -24,7 +24,7 @@ class CpuDevice : public Device {
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
   std::vector<ServedCalls> served_calls() const override;
   std::vector<std::string> served_options() const override;
-  TuningOffer tuning_offer() const override;
+  TuningChoices tuning_offer() const override;
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
   bool waits_for_transfer() const override { return queue_.waiting(); }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;

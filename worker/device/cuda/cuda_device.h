@@ -67,7 +67,7 @@ class CudaDevice : public Device, private CudaCallQueue {
   std::vector<ServedCalls> served_calls() const override { return CudaServedCalls(kernels_); }
   std::vector<std::string> served_options() const override { return CudaServedOptions(kernels_); }
   // A kernel's tiles are its own; it can be kept from splitting the keys of a row.
-  TuningOffer tuning_offer() const override { return {{}, {}, {1}}; }
+  TuningChoices tuning_offer() const override { return {{}, {}, {1}}; }
   bool TakesLateKeys(const ForwardCall& call) const override;
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
   bool waits_for_transfer() const override;

@@ -7,7 +7,7 @@
 
 #include "worker/kernels/cpu/backward_block.h"
 #include "worker/kernels/cpu/bias_gradient_rows.h"
-#include "worker/kernels/cpu/careful_gradients.h"
+#include "worker/kernels/cpu/nonfinite_gradients.h"
 #include "worker/kernels/cpu/simd/elementwise.h"
 #include "worker/kernels/cpu/workspace/tile_hulls.h"
 #include "worker/kernels/work.h"
@@ -321,13 +321,13 @@ class BackwardPass {
     }
   }
 
-  CarefulGradients Careful() const {
+  NonfiniteGradients Nonfinite() const {
     return {call_, workspace_, ops_, terms_, key_tile_, cols_, cols_v_};
   }
 
   // The block's rows of q or dout.
   SourceRows BlockRows(const Task& task, const Block& block, const void* tensor, int dim) const {
-    return Careful().BlockRows(task, block, tensor, dim);
+    return Nonfinite().BlockRows(task, block, tensor, dim);
   }
 
   // The first row of the tile in q's buffer.
@@ -383,14 +383,14 @@ class BackwardPass {
   // dk and dv of the task, dq of the block; ds where the bias's gradient is wanted.
   void AddBlock(Task& task, Block& block) {
     if (block.wide) {
-      Careful().AddWideGradients(task, block);
+      Nonfinite().AddWideGradients(task, block);
       // StoreBiasGradient mends what does not fit.
       if (dbias_.wanted()) ComputeGradients(task, block);
       return;
     }
     ComputeGradients(task, block);
     if (block.not_finite && !block.uniform) {
-      Careful().AddVisibleGradients(task, block);
+      Nonfinite().AddVisibleGradients(task, block);
       return;
     }
     const int key_end = std::min(block.col_end, task.tile->rows);
@@ -445,7 +445,7 @@ class BackwardPass {
       // Columns that the block has not computed.
       std::fill(ds + from, ds + std::clamp(block.col_begin, from, to), 0.0f);
       std::fill(ds + std::clamp(block.col_end, from, to), ds + to, 0.0f);
-      if (!in_range) Careful().MendScoreGradients(task, block, m);
+      if (!in_range) Nonfinite().MendScoreGradients(task, block, m);
       dbias_.Store(TermRowOf(task, block, m), task.keys_at, from, to, ds);
     }
   }

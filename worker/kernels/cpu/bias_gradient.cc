@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "worker/kernels/cpu/careful.h"
+#include "worker/kernels/cpu/nonfinite.h"
 #include "worker/kernels/cpu/score_pass.h"
 #include "worker/kernels/cpu/simd/elementwise.h"
 #include "worker/kernels/cpu/simd/term_ops.h"

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <limits>
 
-#include "worker/kernels/cpu/careful.h"
 #include "worker/kernels/cpu/finish_row.h"
 #include "worker/kernels/cpu/float8_rows.h"
+#include "worker/kernels/cpu/nonfinite.h"
 #include "worker/kernels/cpu/score_pass.h"
 #include "worker/kernels/cpu/simd/elementwise.h"
 #include "worker/kernels/cpu/wide_rows.h"

@@ -81,9 +81,9 @@ absl::StatusOr<const KernelFamily*> FamilyOf(const BackwardCall& call, const Dev
 }
 
 // A call that another one's kernel has computed.
-class NothingLeft : public PreparedKernel {
+class NoOpKernel : public PreparedKernel {
  public:
-  explicit NothingLeft(const KernelName& name) : PreparedKernel(name.family, name.kernel_class) {}
+  explicit NoOpKernel(const KernelName& name) : PreparedKernel(name.family, name.kernel_class) {}
   void WriteTables(void*) const override {}
   void DropTables() override {}
   absl::Status Launch(const TableLaunch&) const override { return absl::OkStatus(); }
@@ -170,7 +170,7 @@ absl::StatusOr<PreparedGradients> PrepareGradients(const BackwardCall& call,
   auto prepared = (*family)->prepare_both_gradients(call, gradient, device);
   if (!prepared.ok()) return prepared.status();
   if (*prepared == nullptr) return gradients;
-  gradients.bias_gradient = std::make_unique<NothingLeft>((*prepared)->name());
+  gradients.bias_gradient = std::make_unique<NoOpKernel>((*prepared)->name());
   gradients.backward = *std::move(prepared);
   return gradients;
 }

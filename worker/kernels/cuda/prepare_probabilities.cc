@@ -59,7 +59,7 @@ class ProbabilityKernel : public PreparedKernel {
     ProbabilityParams params = params_;
     params.common.stop_word = launch.stop_word;
     params.tiles = TableAt<ProbabilityTile>(launch.tables, 0);
-    params.rows = TableAt<ChosenRowPlace>(launch.tables, rows_offset_);
+    params.rows = TableAt<ChosenRowLocation>(launch.tables, rows_offset_);
     params.terms.slopes = has_slopes_ ? TableAt<float>(launch.tables, slopes_offset_) : nullptr;
     cudaError_t error = cudaSuccess;
     if (params.finished) {

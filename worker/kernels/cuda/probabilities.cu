@@ -128,11 +128,11 @@ struct Tile {
 };
 
 // Of one pair: its row, and which of all query heads it is.
-struct PairPlace {
+struct PairPosition {
   int row;  // of params.rows
   int head;
 
-  __device__ __forceinline__ PairPlace(const ProbabilityParams& params, int pair, int kv_head)
+  __device__ __forceinline__ PairPosition(const ProbabilityParams& params, int pair, int kv_head)
       : row(pair / params.common.group_size),
         head(kv_head * params.common.group_size + pair % params.common.group_size) {}
 };
@@ -143,8 +143,8 @@ __device__ __forceinline__ void Store(const ProbabilityParams& params, const Pro
                                       int pair, int first,
                                       const float (&products)[Tile<kPairs>::kOwnKeys]) {
   const CommonParams& common = params.common;
-  const PairPlace place(params, tile.pair_begin + pair, blockIdx.y);
-  const ChosenRowPlace& row = params.rows[place.row];
+  const PairPosition place(params, tile.pair_begin + pair, blockIdx.y);
+  const ChosenRowLocation& row = params.rows[place.row];
   TermRange range;
   range.q_position = row.position;
   range.k_position = tile.k_position + tile.k_stride * first;
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t first_token = batch * tile.block_rows + tile.row_begin;
   const auto q_place = [&](int pair) -> int64_t {
     if (pair >= tile.pair_count) return -1;
-    const PairPlace place(params, tile.pair_begin + pair, blockIdx.y);
+    const PairPosition place(params, tile.pair_begin + pair, blockIdx.y);
     const int64_t row = batch * common.q_rows + params.rows[place.row].local_row;
     return (row * common.num_heads + place.head) * common.head_dim;
   };
@@ -238,7 +238,7 @@ __global__ void unseen_rows(const __grid_constant__ ProbabilityParams params) {
 __global__ void row_weights(const __grid_constant__ ProbabilityParams params) {
   const CommonParams& common = params.common;
   const int head = blockIdx.x % common.num_heads;
-  const ChosenRowPlace& row = params.rows[blockIdx.x / common.num_heads];
+  const ChosenRowLocation& row = params.rows[blockIdx.x / common.num_heads];
   const float lse =
       params.lse[(row.batch * common.num_heads + head) * common.q_rows + row.local_row];
   float* const target =

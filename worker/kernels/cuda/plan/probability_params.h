@@ -14,7 +14,7 @@
 namespace ringattn::worker::cuda {
 
 // A chosen row. It sees key position j iff lower <= j - position <= upper.
-struct ChosenRowPlace {
+struct ChosenRowLocation {
   int64_t batch = 0;
   int64_t local_row = 0;  // of the call's queries
   int64_t position = 0;   // in its document
@@ -41,10 +41,10 @@ struct ProbabilityTile {
 };
 
 struct ProbabilityParams {
-  CommonParams common;                     // vector_qk is of q and of every block's k
-  TermParams terms;                        // no ranges
-  const ProbabilityTile* tiles = nullptr;  // device; [grid.x]
-  const ChosenRowPlace* rows = nullptr;    // device
+  CommonParams common;                      // vector_qk is of q and of every block's k
+  TermParams terms;                         // no ranges
+  const ProbabilityTile* tiles = nullptr;   // device; [grid.x]
+  const ChosenRowLocation* rows = nullptr;  // device
   const void* q = nullptr;
   float* target = nullptr;     // [row_count, num_heads, columns]
   const float* lse = nullptr;  // [batch, num_heads, q_rows]

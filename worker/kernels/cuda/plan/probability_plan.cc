@@ -11,12 +11,12 @@ namespace {
 constexpr int64_t kNoDocument = -1;
 
 struct PlacedRow {
-  ChosenRowPlace row;
+  ChosenRowLocation row;
   int64_t document = kNoDocument;  // of the call's pieces, unlike row.document
   const Piece* piece = nullptr;
 };
 
-struct BlockPiece {
+struct BlockSpan {
   const KvBlock* block;
   const Piece* piece;
 };
@@ -95,7 +95,7 @@ RowRange SeenKeys(const ProbabilitiesCall& call, const std::vector<PlacedRow>& r
   return hull;
 }
 
-ProbabilityTile TileOf(const AttentionProblem& problem, const BlockPiece& keys,
+ProbabilityTile TileOf(const AttentionProblem& problem, const BlockSpan& keys,
                        const RowRange& range) {
   ProbabilityTile tile;
   tile.k = keys.block->k;
@@ -134,7 +134,7 @@ ProbabilityPlan PlanProbabilities(const ProbabilitiesCall& call, int64_t target_
   const auto group_size = static_cast<int32_t>(problem.num_heads / problem.num_kv_heads);
   const std::vector<PlacedRow> rows = PlaceRows(call);
   const std::vector<Group> groups = GroupsOf(rows);
-  std::map<int64_t, std::vector<BlockPiece>> keys_of;  // by document
+  std::map<int64_t, std::vector<BlockSpan>> keys_of;  // by document
   for (const KvBlock& block : call.blocks) {
     for (const Piece& piece : block.pieces) {
       if (piece.length > 0) keys_of[piece.document].push_back({&block, &piece});
@@ -153,7 +153,7 @@ ProbabilityPlan PlanProbabilities(const ProbabilitiesCall& call, int64_t target_
     const int32_t end = group.end * group_size;
     for (int32_t pair = group.begin * group_size; pair < end; pair += plan.tile_pairs) {
       const int32_t count = std::min(plan.tile_pairs, end - pair);
-      for (const BlockPiece& keys : keys_of[rows[group.begin].document]) {
+      for (const BlockSpan& keys : keys_of[rows[group.begin].document]) {
         const RowRange seen = SeenKeys(call, rows, pair / group_size,
                                        (pair + count - 1) / group_size + 1, *keys.piece);
         if (seen.empty()) continue;

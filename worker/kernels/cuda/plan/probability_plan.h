@@ -17,7 +17,7 @@ inline constexpr int32_t kFewProbabilityPairs = 8;
 inline constexpr int32_t kProbabilityKeys = 64;  // that a tile computes at a time
 
 struct ProbabilityPlan {
-  std::vector<ChosenRowPlace> rows;  // all of the call's, by batch row, document and position
+  std::vector<ChosenRowLocation> rows;  // all of the call's, by batch row, document and position
   std::vector<ProbabilityTile> tiles;
   int32_t tile_pairs = kProbabilityPairs;
 };

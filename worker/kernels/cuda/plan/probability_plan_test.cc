@@ -92,9 +92,9 @@ Met Walk(const ProbabilityPlan& plan, int group_size) {
     EXPECT_GT(tile.pair_count, 0);
     EXPECT_LE(tile.pair_count, plan.tile_pairs);
     EXPECT_GT(tile.row_count, 0);
-    const ChosenRowPlace& first = plan.rows[tile.pair_begin / group_size];
+    const ChosenRowLocation& first = plan.rows[tile.pair_begin / group_size];
     for (int32_t p = tile.pair_begin; p < tile.pair_begin + tile.pair_count; ++p) {
-      const ChosenRowPlace& row = plan.rows[p / group_size];
+      const ChosenRowLocation& row = plan.rows[p / group_size];
       EXPECT_EQ(row.batch, first.batch);
       EXPECT_EQ(row.shift, first.shift);
       for (int64_t c = 0; c < tile.row_count; ++c) {

@@ -7,13 +7,13 @@ namespace ringattn::worker::cuda {
 namespace {
 
 // The blocks' pieces, counted through as the plans count them.
-struct BlockPiece {
+struct BlockSpan {
   const KvBlock* block;
   const Piece* piece;
 };
 
-std::vector<BlockPiece> KeyPieces(const std::vector<KvBlock>& blocks) {
-  std::vector<BlockPiece> pieces;
+std::vector<BlockSpan> KeyPieces(const std::vector<KvBlock>& blocks) {
+  std::vector<BlockSpan> pieces;
   for (const KvBlock& block : blocks) {
     for (const Piece& piece : block.pieces) pieces.push_back({&block, &piece});
   }
@@ -21,7 +21,7 @@ std::vector<BlockPiece> KeyPieces(const std::vector<KvBlock>& blocks) {
 }
 
 TermRange RangeOf(const AttentionProblem& problem, const Piece& q, int64_t q_row,
-                  const BlockPiece& keys, int64_t k_row) {
+                  const BlockSpan& keys, int64_t k_row) {
   TermRange range;
   range.q_position = q.PositionOf(q_row - q.local_begin);
   range.k_position = keys.piece->PositionOf(k_row - keys.piece->local_begin);
@@ -74,7 +74,7 @@ TermParams TermsOf(const AttentionProblem& problem, const TermOperands& operands
 }
 
 std::vector<TermRange> TermRangesOf(const ForwardCall& call, const ForwardPlan& plan) {
-  const std::vector<BlockPiece> keys = KeyPieces(call.blocks);
+  const std::vector<BlockSpan> keys = KeyPieces(call.blocks);
   std::map<int64_t, const Piece*> queries;  // by first row
   for (const Piece& piece : call.q_pieces) {
     if (piece.length > 0) queries[piece.local_begin] = &piece;
@@ -93,7 +93,7 @@ std::vector<TermRange> TermRangesOf(const ForwardCall& call, const ForwardPlan& 
 }
 
 std::vector<TermRange> TermRangesOf(const BackwardCall& call, const BackwardPlan& plan) {
-  const std::vector<BlockPiece> keys = KeyPieces(call.blocks);
+  const std::vector<BlockSpan> keys = KeyPieces(call.blocks);
   std::vector<TermRange> ranges(plan.ranges.size());
   for (const BackwardTile& tile : plan.tiles) {
     for (int32_t i = tile.range_begin; i < tile.range_end; ++i) {

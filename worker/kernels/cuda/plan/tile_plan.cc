@@ -34,14 +34,14 @@ BandLimits LimitsOf(const Piece& q, int64_t q_row, const Piece& k, int64_t k_row
   return limits;
 }
 
-struct BlockPiece {
+struct BlockSpan {
   size_t block;
   const Piece* piece;
   int32_t index;  // of the piece, through all blocks
 };
 
-std::map<int64_t, std::vector<BlockPiece>> KeysByDocument(const std::vector<KvBlock>& blocks) {
-  std::map<int64_t, std::vector<BlockPiece>> result;
+std::map<int64_t, std::vector<BlockSpan>> KeysByDocument(const std::vector<KvBlock>& blocks) {
+  std::map<int64_t, std::vector<BlockSpan>> result;
   int32_t index = 0;
   for (size_t b = 0; b < blocks.size(); ++b) {
     for (const Piece& piece : blocks[b].pieces) {
@@ -104,7 +104,7 @@ struct Draft {
 
 // What q rows [begin, end) of the piece see of the keys, from a multiple of `key_align` on; no
 // range if nothing.
-void AppendRange(const Piece& q, int64_t begin, int64_t end, const BlockPiece& keys,
+void AppendRange(const Piece& q, int64_t begin, int64_t end, const BlockSpan& keys,
                  const KvBlock& block, const Band& band, int32_t key_align,
                  std::vector<KvRange>& ranges) {
   RowRange reach = ReachableKeys(q, begin, end, *keys.piece, band);
@@ -137,7 +137,7 @@ std::vector<Draft> DraftTiles(const ForwardCall& call, const ForwardTileShape& s
       if (found != keys_by_document.end()) {
         const Band& band = call.problem->bands[q.document];
         for (const bool late : {true, false}) {
-          for (const BlockPiece& keys : found->second) {
+          for (const BlockSpan& keys : found->second) {
             const KvBlock& block = call.blocks[keys.block];
             if (block.late != late) continue;
             AppendRange(q, begin, end, keys, block, band, shape.key_align, draft.ranges);

@@ -17,7 +17,7 @@ struct QueryMaps {
   TensorMap dq;    // fp32, like q; box: 32 columns of kStagedRows rows
 };
 
-// The same of the keys of one piece of one block, beside its PieceMaps.
+// The same of the keys of one piece of one block, beside its SpanMaps.
 struct SumMaps {
   TensorMap dk;  // fp32, like k; boxes as dq's
   TensorMap dv;
@@ -33,7 +33,7 @@ struct BackwardKernelParams {
   const BackwardTile* tiles = nullptr;    // device
   const QRange* ranges = nullptr;         // device
   const QueryMaps* query_maps = nullptr;  // device; QRange::piece counts in it
-  const PieceMaps* key_maps = nullptr;    // device; BackwardTile::piece counts in it
+  const SpanMaps* key_maps = nullptr;     // device; BackwardTile::piece counts in it
   const SumMaps* sum_maps = nullptr;      // device; likewise
   const float* lse = nullptr;
   const float* delta = nullptr;

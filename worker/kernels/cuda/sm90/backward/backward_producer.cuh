@@ -105,7 +105,7 @@ struct BackwardProducer {
   // Executed by one lane.
   __device__ __forceinline__ void Load() const {
     const int batch = item.batch;
-    const PieceMaps& keys = params.key_maps[item.tile->piece];
+    const SpanMaps& keys = params.key_maps[item.tile->piece];
     AcquireMap(&keys.k);
     AcquireMap(&keys.v);
     const int kv_head = item.first_head / params.common.group_size;

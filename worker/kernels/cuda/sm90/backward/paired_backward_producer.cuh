@@ -36,7 +36,7 @@ struct PairedBackwardProducer : BackwardProducer<Shape> {
 
   // Executed by one lane.
   __device__ __forceinline__ void Load() const {
-    const PieceMaps& keys = this->params.key_maps[this->item.tile->piece];
+    const SpanMaps& keys = this->params.key_maps[this->item.tile->piece];
     AcquireMap(&keys.k);
     AcquireMap(&keys.v);
     const int batch = this->item.batch;

@@ -58,7 +58,7 @@ struct WideBackwardProducer : BackwardProducer<Shape> {
 
   // Executed by one lane.
   __device__ __forceinline__ void Load() const {
-    const PieceMaps& keys = this->params.key_maps[this->item.tile->piece];
+    const SpanMaps& keys = this->params.key_maps[this->item.tile->piece];
     AcquireMap(&keys.k);
     AcquireMap(&keys.v);
     const int kv_head = this->item.first_head / this->params.common.group_size;

@@ -16,7 +16,7 @@ struct alignas(64) TensorMap {
 
 // The keys and values of one piece of one block: [batch, rows, num_kv_heads, head_dim],
 // where rows end with the piece, so that what follows it reads as zero.
-struct PieceMaps {
+struct SpanMaps {
   TensorMap k;
   TensorMap v;
 };
@@ -37,7 +37,7 @@ inline constexpr int32_t kNoLatePiece = 0x7fffffff;
 struct ForwardKernelParams {
   TensorMap q_map;  // box: 64 columns of one tile's rows and packed heads
   ForwardParams forward;
-  const PieceMaps* maps = nullptr;   // device; KvRange::piece counts in it
+  const SpanMaps* maps = nullptr;    // device; KvRange::piece counts in it
   WorkCounters* counters = nullptr;  // device
   uint32_t q_box_bytes = 0;
   int32_t tiles = 0;
@@ -70,7 +70,7 @@ inline constexpr int32_t kNearMaps = 2;
 
 // What kernels for few rows and split keys are given. All heads are one section.
 struct SplitForwardParams : ForwardKernelParams {
-  PieceMaps near_maps[kNearMaps];         // the first pieces' once more: here they need no fence
+  SpanMaps near_maps[kNearMaps];          // the first pieces' once more: here they need no fence
   const SplitPart* parts = nullptr;       // device; of each tile
   const CombineTile* combines = nullptr;  // device
   // Device; of each CombineTile and pack of heads, how many of its partials are there. The last

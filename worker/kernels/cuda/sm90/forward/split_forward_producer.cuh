@@ -123,7 +123,7 @@ struct SplitForwardProducer {
                   static_cast<int>(part.tile.q_row_begin), item.batch, kEvictFirst);
         }
       };
-      const PieceMaps* late_maps = nullptr;
+      const SpanMaps* late_maps = nullptr;
       int late_row = 0;
       const auto load_values = [&] {
         Loads::Claim(v, shared + Shape::kVEmpty);
@@ -135,7 +135,7 @@ struct SplitForwardProducer {
       for (int range = part.tile.range_end - 1;;) {
         if (rows.piece >= params.first_late_piece) Loads::AwaitKeys(params, shared);
         const bool near = rows.piece < kNearMaps;
-        const PieceMaps* maps = near ? &params.near_maps[rows.piece] : &params.maps[rows.piece];
+        const SpanMaps* maps = near ? &params.near_maps[rows.piece] : &params.maps[rows.piece];
         if (!near) {
           AcquireMap(&maps->k);
           AcquireMap(&maps->v);

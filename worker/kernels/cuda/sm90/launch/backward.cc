@@ -10,7 +10,7 @@
 #include "worker/kernels/cuda/launch/tables.h"
 #include "worker/kernels/cuda/sm90/backward/backward_kernels.h"
 #include "worker/kernels/cuda/sm90/launch/backward_deal.h"
-#include "worker/kernels/cuda/sm90/launch/piece_maps.h"
+#include "worker/kernels/cuda/sm90/launch/span_maps.h"
 #include "worker/kernels/cuda/sm90/terms/terms_classes.h"
 #include "worker/kernels/cuda/sm90/terms/terms_kernels.h"
 
@@ -285,7 +285,7 @@ absl::Status PreparedBackward::Launch(const TableLaunch& launch) const {
   params.tiles = TableAt<BackwardTile>(launch.tables, 0);
   params.ranges = TableAt<QRange>(launch.tables, ranges_offset_);
   params.query_maps = TableAt<QueryMaps>(launch.tables, query_maps_offset_);
-  params.key_maps = TableAt<PieceMaps>(launch.tables, key_maps_offset_);
+  params.key_maps = TableAt<SpanMaps>(launch.tables, key_maps_offset_);
   params.sum_maps = TableAt<SumMaps>(launch.tables, sum_maps_offset_);
   if (terms_.any()) {
     terms_.Place(TableAt<char>(launch.tables, terms_offset_), launch.scratch, params.terms,

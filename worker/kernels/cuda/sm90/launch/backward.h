@@ -64,7 +64,7 @@ class PreparedBackward : public PreparedKernel {
   CallTurns turns_;
   BackwardPlan plan_;
   std::vector<QueryMaps> query_maps_;
-  std::vector<PieceMaps> key_maps_;
+  std::vector<SpanMaps> key_maps_;
   std::vector<SumMaps> sum_maps_;
   int64_t ranges_offset_ = 0;  // in the tables, bytes
   int64_t query_maps_offset_ = 0;

@@ -7,7 +7,7 @@
 #include "worker/kernels/cuda/launch/launch.h"
 #include "worker/kernels/cuda/launch/params_of.h"
 #include "worker/kernels/cuda/launch/tables.h"
-#include "worker/kernels/cuda/sm90/launch/piece_maps.h"
+#include "worker/kernels/cuda/sm90/launch/span_maps.h"
 #include "worker/kernels/cuda/sm90/launch/tensor_maps.h"
 #include "worker/kernels/cuda/sm90/terms/terms_classes.h"
 
@@ -147,7 +147,7 @@ absl::Status PreparedBiasGradient::Launch(const TableLaunch& launch) const {
   params.forward.common.stop_word = launch.stop_word;
   params.forward.tiles = TableAt<ForwardTile>(launch.tables, 0);
   params.forward.ranges = TableAt<KvRange>(launch.tables, ranges_offset_);
-  params.maps = TableAt<PieceMaps>(launch.tables, maps_offset_);
+  params.maps = TableAt<SpanMaps>(launch.tables, maps_offset_);
   char* const scratch = static_cast<char*>(launch.scratch);
   terms_.Place(TableAt<char>(launch.tables, terms_offset_), scratch, params.terms, params.pairs);
   absl::Status status =

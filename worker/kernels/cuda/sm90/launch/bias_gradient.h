@@ -50,7 +50,7 @@ class PreparedBiasGradient : public PreparedKernel {
   CallTerms terms_;
   CallBias bias_;
   ForwardPlan plan_;
-  std::vector<PieceMaps> maps_;
+  std::vector<SpanMaps> maps_;
   int64_t blocks_ = 0;
   int64_t ranges_offset_ = 0;  // in the tables, bytes
   int64_t maps_offset_ = 0;

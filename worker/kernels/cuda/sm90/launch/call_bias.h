@@ -24,7 +24,7 @@ inline constexpr int32_t kBiasKeyAlign = 8;
 // Whether a call's bias, if it has one, can be read: from an address that is a multiple of 16, or
 // copied; with the pieces of its keys at columns that are multiples of 16 bytes. Where a bias or a
 // mask is cut by keys, positions are to be consecutive: columns and rows of a range then are, as
-// they are where it is cut by queries. OneStride (piece_maps.h) holds for the call.
+// they are where it is cut by queries. OneStride (span_maps.h) holds for the call.
 bool TakesBias(const AttentionProblem& problem, const TermOperands& operands,
                const std::vector<KvBlock>& blocks, int32_t stride);
 

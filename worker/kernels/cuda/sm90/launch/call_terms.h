@@ -42,7 +42,7 @@ std::vector<int64_t> PairBegins(const std::vector<Range>& ranges, int32_t step) 
   return begins;
 }
 
-// The step between positions of a call for which OneStride holds (piece_maps.h).
+// The step between positions of a call for which OneStride holds (span_maps.h).
 int32_t StrideOf(const std::vector<Piece>& q_pieces, const std::vector<KvBlock>& blocks);
 
 // A value; without Init that of a call without terms. Thread-safe for readers.

@@ -184,7 +184,7 @@ absl::Status PreparedFloat8Forward::PlaceScratch(void* scratch) {
   for (const Block& block : blocks_) {
     for (size_t i = 0; i < block.pieces.size(); ++i) {
       const Piece& piece = block.pieces[i];
-      PieceMaps& maps = maps_[at++];
+      SpanMaps& maps = maps_[at++];
       if (piece.length == 0) continue;
       const int64_t heads = common.num_kv_heads;
       // What follows a piece reads as zero, also where it is another piece's.
@@ -238,7 +238,7 @@ absl::Status PreparedFloat8Forward::Launch(const TableLaunch& launch) const {
   forward.tiles = TableAt<ForwardTile>(launch.tables, tiles_offset_);
   forward.ranges = TableAt<KvRange>(launch.tables, ranges_offset_);
   split_.Place(scratch, forward);
-  params.forward.maps = TableAt<PieceMaps>(launch.tables, maps_offset_);
+  params.forward.maps = TableAt<SpanMaps>(launch.tables, maps_offset_);
   params.forward.counters = const_cast<WorkCounters*>(TableAt<WorkCounters>(launch.tables, 0));
 
   if (keyless_tiles_ > 0) {

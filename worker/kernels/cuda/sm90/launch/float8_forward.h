@@ -60,7 +60,7 @@ class PreparedFloat8Forward : public PreparedKernel {
   ForwardKernelParams params_;  // tables, partials and q's map unset
   Float8RoundingParams rounding_;
   ForwardPlan plan_;
-  std::vector<PieceMaps> maps_;
+  std::vector<SpanMaps> maps_;
   std::vector<Float8Tile> float8_tiles_;
   std::vector<Block> blocks_;
   int32_t grid_ = 0;

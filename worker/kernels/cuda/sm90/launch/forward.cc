@@ -12,7 +12,7 @@
 #include "worker/kernels/cuda/sm90/forward/forward_kernels.h"
 #include "worker/kernels/cuda/sm90/forward/keyless_rows.h"
 #include "worker/kernels/cuda/sm90/launch/float8_forward.h"
-#include "worker/kernels/cuda/sm90/launch/piece_maps.h"
+#include "worker/kernels/cuda/sm90/launch/span_maps.h"
 #include "worker/kernels/cuda/sm90/launch/tensor_maps.h"
 #include "worker/kernels/cuda/sm90/terms/terms_classes.h"
 #include "worker/kernels/cuda/sm90/terms/terms_kernels.h"
@@ -376,7 +376,7 @@ absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
   forward.tiles = TableAt<ForwardTile>(launch.tables, tiles_offset_);
   forward.ranges = TableAt<KvRange>(launch.tables, ranges_offset_);
   split_.Place(launch.scratch, forward);
-  params.maps = TableAt<PieceMaps>(launch.tables, maps_offset_);
+  params.maps = TableAt<SpanMaps>(launch.tables, maps_offset_);
   params.counters = const_cast<WorkCounters*>(TableAt<WorkCounters>(launch.tables, 0));
 
   if (keyless_tiles_ > 0) {

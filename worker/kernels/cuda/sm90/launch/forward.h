@@ -83,11 +83,11 @@ class PreparedForward : public PreparedKernel {
   CallTerms terms_;
   CallBias bias_;
   ForwardPlan plan_;
-  std::vector<PieceMaps> maps_;
+  std::vector<SpanMaps> maps_;
   bool for_parts_ = false;        // the kernel is its class's split_kernel
   bool merges_ = false;           // likewise, and it merges the parts
   std::vector<SplitPart> parts_;  // empty with other kernels
-  std::array<PieceMaps, kNearMaps> near_maps_;
+  std::array<SpanMaps, kNearMaps> near_maps_;
   int32_t blocks_ = 0;
   int32_t keyless_tiles_ = 0;
   int32_t first_late_piece_ = kNoLatePiece;

@@ -161,7 +161,7 @@ struct BiasGradientProducer {
         }
         if (!job.SameKv(before)) {
           const KvRange& range = params.forward.ranges[job.range];
-          const PieceMaps& maps = params.maps[range.piece];
+          const SpanMaps& maps = params.maps[range.piece];
           if (range.piece != mapped) {
             AcquireMap(&maps.k);
             AcquireMap(&maps.v);

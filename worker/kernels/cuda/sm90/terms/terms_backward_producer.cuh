@@ -115,7 +115,7 @@ struct TermBackwardProducer {
     const int kv_head = item.first_head / params.common.group_size;
     const Plain plain = WithoutTerms();
     if (leads) {
-      const PieceMaps& keys = params.key_maps[item.tile->piece];
+      const SpanMaps& keys = params.key_maps[item.tile->piece];
       AcquireMap(&keys.k);
       AcquireMap(&keys.v);
       plain.Copy(shared + Shape::kK, Shape::kKeyPanelBytes, shared + Shape::kKFull, keys.k, kv_head,

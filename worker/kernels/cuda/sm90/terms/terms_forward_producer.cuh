@@ -96,7 +96,7 @@ struct TermForwardProducer {
   __device__ __forceinline__ void Issue(const Item& item, const Found& tile, const Found& before,
                                         bool last) {
     const KvRange& range = params.forward.ranges[tile.range];
-    const PieceMaps& maps = params.maps[range.piece];
+    const SpanMaps& maps = params.maps[range.piece];
     if (lane == 0 && tile.range != before.range) {
       AcquireMap(&maps.k);
       AcquireMap(&maps.v);

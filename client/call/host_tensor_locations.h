@@ -1,7 +1,7 @@
-// HostPlaces: the regions in which a call's tensors lie, all of host memory or all of CUDA memory,
-// and what of that a stream's header says.
-#ifndef RINGATTN_CLIENT_CALL_HOST_PLACES_H_
-#define RINGATTN_CLIENT_CALL_HOST_PLACES_H_
+// HostTensorLocations: the regions in which a call's tensors lie, all of host memory or all of CUDA
+// memory, and what of that a stream's header says.
+#ifndef RINGATTN_CLIENT_CALL_HOST_TENSOR_LOCATIONS_H_
+#define RINGATTN_CLIENT_CALL_HOST_TENSOR_LOCATIONS_H_
 
 #include <cstdint>
 #include <functional>
@@ -18,13 +18,14 @@
 namespace ringattn::client {
 
 // Immutable; keeps the regions' memory.
-class HostPlaces {
+class HostTensorLocations {
  public:
   // Null if a tensor does not lie in a region, or in one of another kind than others: `why` says
   // which.
-  static std::shared_ptr<const HostPlaces> Of(const std::vector<InputTensor>& inputs,
-                                              const std::vector<OutputTensor>& outputs,
-                                              const RegionIndex& regions, std::string* why);
+  static std::shared_ptr<const HostTensorLocations> Of(const std::vector<InputTensor>& inputs,
+                                                       const std::vector<OutputTensor>& outputs,
+                                                       const RegionIndex& regions,
+                                                       std::string* why);
 
   // They lie on GPUs: nothing that the host reads.
   bool on_cuda() const { return on_cuda_; }
@@ -56,4 +57,4 @@ class HostPlaces {
 
 }  // namespace ringattn::client
 
-#endif  // RINGATTN_CLIENT_CALL_HOST_PLACES_H_
+#endif  // RINGATTN_CLIENT_CALL_HOST_TENSOR_LOCATIONS_H_

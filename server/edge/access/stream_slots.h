@@ -1,6 +1,6 @@
-// StreamPlaces: how many Forward and Backward streams may be open, in all and for each client.
-#ifndef RINGATTN_SERVER_EDGE_ACCESS_STREAM_PLACES_H_
-#define RINGATTN_SERVER_EDGE_ACCESS_STREAM_PLACES_H_
+// StreamSlots: how many Forward and Backward streams may be open, in all and for each client.
+#ifndef RINGATTN_SERVER_EDGE_ACCESS_STREAM_SLOTS_H_
+#define RINGATTN_SERVER_EDGE_ACCESS_STREAM_SLOTS_H_
 
 #include <cstdint>
 #include <map>
@@ -25,24 +25,24 @@ struct Caller {
 };
 
 // What is full.
-enum class PlacesFull { kNone, kServer, kClient, kConnection };
+enum class ExhaustedLimit { kNone, kServer, kClient, kConnection };
 
 // Two kinds of places. A stream begins among those without a header, where the oldest makes
 // room for the newest; with its header it moves to the requests' places, which nobody is moved
 // from. In both it counts for its client and its connection. Pure; not thread safe.
-class StreamPlaces {
+class StreamSlots {
  public:
-  explicit StreamPlaces(const Limits& limits);
+  explicit StreamSlots(const Limits& limits);
 
   // REQUIRES: ids ascend. Not kNone, and no place taken: the client or its connection has
   // all its places.
-  PlacesFull Enter(StreamId id, const Caller& caller);
+  ExhaustedLimit Enter(StreamId id, const Caller& caller);
   // While too many are without a header: the oldest of them, named once. It counts for its
   // client until Leave.
   std::optional<StreamId> TakeEvicted();
   // Its header has come. kServer, and nothing changes, if the requests' places are full.
   // REQUIRES: it entered, has not left, and this is the first time.
-  PlacesFull HeaderCame(StreamId id);
+  ExhaustedLimit HeaderCame(StreamId id);
   void Leave(StreamId id);
 
   int64_t without_header() const { return static_cast<int64_t>(headerless_.size()); }
@@ -68,4 +68,4 @@ class StreamPlaces {
 
 }  // namespace ringattn::server
 
-#endif  // RINGATTN_SERVER_EDGE_ACCESS_STREAM_PLACES_H_
+#endif  // RINGATTN_SERVER_EDGE_ACCESS_STREAM_SLOTS_H_

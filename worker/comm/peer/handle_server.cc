@@ -1,4 +1,4 @@
-#include "worker/comm/peer/peer_door.h"
+#include "worker/comm/peer/handle_server.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -76,7 +76,7 @@ void SweepFolder(const std::string& folder) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PeerDoor>> PeerDoor::Open(Options options) {
+absl::StatusOr<std::unique_ptr<HandleServer>> HandleServer::Open(Options options) {
   if (!options.folder.empty()) SweepFolder(options.folder);
   std::string socket = options.folder.empty() ? absl::StrCat("@", RandomName())
                                               : absl::StrCat(options.folder, "/", RandomName());
@@ -86,35 +86,35 @@ absl::StatusOr<std::unique_ptr<PeerDoor>> PeerDoor::Open(Options options) {
   if (!wake.valid()) {
     return absl::FailedPreconditionError(absl::StrCat("eventfd: ", std::strerror(errno)));
   }
-  std::unique_ptr<PeerDoor> door(
-      new PeerDoor(std::move(options), std::move(socket), *std::move(listener), std::move(wake)));
+  std::unique_ptr<HandleServer> door(new HandleServer(std::move(options), std::move(socket),
+                                                      *std::move(listener), std::move(wake)));
   door->thread_ = std::thread([raw = door.get()] { raw->Run(); });
-  pthread_setname_np(door->thread_.native_handle(), "peer_door");
+  pthread_setname_np(door->thread_.native_handle(), "handle_server");
   return door;
 }
 
-PeerDoor::PeerDoor(Options options, std::string socket, ScopedDescriptor listener,
-                   ScopedDescriptor wake)
+HandleServer::HandleServer(Options options, std::string socket, ScopedDescriptor listener,
+                           ScopedDescriptor wake)
     : options_(std::move(options)),
       socket_(std::move(socket)),
       listener_(std::move(listener)),
       wake_(std::move(wake)) {}
 
-PeerDoor::~PeerDoor() {
+HandleServer::~HandleServer() {
   const uint64_t one = 1;
   (void)!write(wake_.get(), &one, sizeof(one));
   if (thread_.joinable()) thread_.join();
   if (!options_.folder.empty()) unlink(socket_.c_str());
 }
 
-std::shared_ptr<const void> PeerDoor::Offer(PeerOffer offer) {
-  auto shown = std::make_shared<const PeerOffer>(std::move(offer));
+std::shared_ptr<const void> HandleServer::Offer(PeerHandles offer) {
+  auto shown = std::make_shared<const PeerHandles>(std::move(offer));
   {
     absl::MutexLock lock(&offers_->mutex);
     offers_->standing.push_back(shown);
   }
-  const PeerOffer* const raw = shown.get();
-  return {raw, [offers = offers_](const PeerOffer* gone) {
+  const PeerHandles* const raw = shown.get();
+  return {raw, [offers = offers_](const PeerHandles* gone) {
             absl::MutexLock lock(&offers->mutex);
             auto& all = offers->standing;
             all.erase(std::remove_if(all.begin(), all.end(),
@@ -125,7 +125,7 @@ std::shared_ptr<const void> PeerDoor::Offer(PeerOffer offer) {
 
 // ------------------------------------------------------------------- the thread
 
-void PeerDoor::Run() {
+void HandleServer::Run() {
   std::vector<pollfd> polled;
   while (true) {
     polled.assign(2, {});
@@ -148,7 +148,7 @@ void PeerDoor::Run() {
   }
 }
 
-void PeerDoor::Accept() {
+void HandleServer::Accept() {
   ScopedDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket.valid()) {
     // Without descriptors the listener stays readable; others come free.
@@ -159,7 +159,7 @@ void PeerDoor::Accept() {
   connections_.push_back({std::move(socket), absl::Now() + options_.question_timeout});
 }
 
-void PeerDoor::Answer(int socket) {
+void HandleServer::Answer(int socket) {
   const absl::StatusOr<uid_t> user = PeerUser(socket);
   absl::StatusOr<ScopedDescriptor> found = absl::UnavailableError("not understood");
   Question question;
@@ -186,8 +186,8 @@ void PeerDoor::Answer(int socket) {
   (void)SendMessage(socket, absl::string_view(&here, 1), found->get(), MSG_DONTWAIT);
 }
 
-absl::StatusOr<ScopedDescriptor> PeerDoor::Find(const PeerAddress& asked, int32_t item) const {
-  std::shared_ptr<const PeerOffer> offer;
+absl::StatusOr<ScopedDescriptor> HandleServer::Find(const PeerAddress& asked, int32_t item) const {
+  std::shared_ptr<const PeerHandles> offer;
   absl::MutexLock lock(&offers_->mutex);  // an offer's descriptors are open under it
   for (const auto& each : offers_->standing) {
     if (SecretsEqual(each->token, asked.token) && each->generation == asked.generation) {
@@ -210,9 +210,10 @@ absl::StatusOr<ScopedDescriptor> PeerDoor::Find(const PeerAddress& asked, int32_
 
 // -------------------------------------------------------------------- the other side
 
-absl::StatusOr<ScopedDescriptor> PeerDoor::Fetch(const PeerAddress& from, int32_t item,
-                                                 absl::Time deadline,
-                                                 const std::function<bool()>& stop, uid_t user) {
+absl::StatusOr<ScopedDescriptor> HandleServer::Fetch(const PeerAddress& from, int32_t item,
+                                                     absl::Time deadline,
+                                                     const std::function<bool()>& stop,
+                                                     uid_t user) {
   struct stat file = {};
   if (!absl::StartsWith(from.socket, "@") && lstat(from.socket.c_str(), &file) != 0) {
     return absl::FailedPreconditionError(

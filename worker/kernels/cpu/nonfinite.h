@@ -1,8 +1,8 @@
 // Element by element steps for tiles in which masked rows or keys hold NaN or
 // infinity: there a weight of 0 does not silence its operand, so masked elements
 // must not be touched at all.
-#ifndef RINGATTN_WORKER_KERNELS_CPU_CAREFUL_H_
-#define RINGATTN_WORKER_KERNELS_CPU_CAREFUL_H_
+#ifndef RINGATTN_WORKER_KERNELS_CPU_NONFINITE_H_
+#define RINGATTN_WORKER_KERNELS_CPU_NONFINITE_H_
 
 #include <cstdint>
 
@@ -22,4 +22,4 @@ void AddWeightedRow(const SourceRows& source, int row, float weight, float* conv
 
 }  // namespace ringattn::worker::cpu
 
-#endif  // RINGATTN_WORKER_KERNELS_CPU_CAREFUL_H_
+#endif  // RINGATTN_WORKER_KERNELS_CPU_NONFINITE_H_

@@ -1,7 +1,7 @@
 // What a call's pieces are to the family's kernels: the tensor maps of its blocks, and which
 // pieces the masks can follow. Host side; thread-safe.
-#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_PIECE_MAPS_H_
-#define RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_PIECE_MAPS_H_
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_SPAN_MAPS_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_SPAN_MAPS_H_
 
 #include <vector>
 
@@ -19,7 +19,7 @@ bool OneStride(const std::vector<Piece>& q_pieces, const std::vector<KvBlock>& b
 // counts them; those of empty pieces, and of blocks without addresses, stay empty. `box_rows`
 // are a key tile's. INTERNAL with CUDA's text if the driver refuses one.
 absl::Status MapKeys(const AttentionProblem& problem, const std::vector<KvBlock>& blocks,
-                     int32_t box_rows, std::vector<PieceMaps>& maps);
+                     int32_t box_rows, std::vector<SpanMaps>& maps);
 
 // The same of dk and dv.
 absl::Status MapSums(const AttentionProblem& problem, const std::vector<KvBlock>& blocks,
@@ -30,4 +30,4 @@ absl::Status MapQueries(const BackwardCall& call, int32_t tile_rows, std::vector
 
 }  // namespace ringattn::worker::cuda::sm90
 
-#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_PIECE_MAPS_H_
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_SPAN_MAPS_H_

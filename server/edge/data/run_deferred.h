@@ -1,4 +1,4 @@
-// RunSoon: work on one of gRPC's threads instead of the caller's.
+// RunDeferred: work on one of gRPC's threads instead of the caller's.
 #ifndef RINGATTN_SERVER_EDGE_DATA_RUN_SOON_H_
 #define RINGATTN_SERVER_EDGE_DATA_RUN_SOON_H_
 
@@ -13,7 +13,7 @@ namespace ringattn::server {
 
 // Runs `work` once, soon, on one of gRPC's threads, not inside this call. Thread safe.
 // (gRPC's own pool serves: an alarm that is due at once is handed to it.)
-inline void RunSoon(std::function<void()> work) {
+inline void RunDeferred(std::function<void()> work) {
   struct Job {
     grpc::Alarm alarm;
     std::function<void()> work;

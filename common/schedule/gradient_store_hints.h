@@ -1,6 +1,6 @@
 // Offers to store gradients of keys as they are returned, in whatever program they are right.
-#ifndef RINGATTN_COMMON_SCHEDULE_GRADIENT_OFFERS_H_
-#define RINGATTN_COMMON_SCHEDULE_GRADIENT_OFFERS_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_GRADIENT_STORE_HINTS_H_
+#define RINGATTN_COMMON_SCHEDULE_GRADIENT_STORE_HINTS_H_
 
 #include "common/program/program.h"
 
@@ -14,4 +14,4 @@ void OfferToStoreGradients(Program& program);
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_GRADIENT_OFFERS_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_GRADIENT_STORE_HINTS_H_

@@ -1,4 +1,4 @@
-#include "client/call/host_places.h"
+#include "client/call/host_tensor_locations.h"
 
 #include <algorithm>
 #include <atomic>
@@ -15,9 +15,9 @@ std::atomic<uint64_t> last_fence_number{0};
 
 }  // namespace
 
-std::shared_ptr<const HostPlaces> HostPlaces::Of(const std::vector<InputTensor>& inputs,
-                                                 const std::vector<OutputTensor>& outputs,
-                                                 const RegionIndex& regions, std::string* why) {
+std::shared_ptr<const HostTensorLocations> HostTensorLocations::Of(
+    const std::vector<InputTensor>& inputs, const std::vector<OutputTensor>& outputs,
+    const RegionIndex& regions, std::string* why) {
   // Nothing lies anywhere: in the region of some other tensor.
   std::shared_ptr<SharedRegion> any = regions.Any();
   for (const InputTensor& input : inputs) {
@@ -29,7 +29,7 @@ std::shared_ptr<const HostPlaces> HostPlaces::Of(const std::vector<InputTensor>&
     *why = "the client has no region";
     return nullptr;
   }
-  auto places = std::make_shared<HostPlaces>();
+  auto places = std::make_shared<HostTensorLocations>();
   places->on_cuda_ = any->cuda() != nullptr;
   const auto add = [&](v1::TensorId tensor, const uint8_t* data, uint64_t size, bool whole) {
     if (size == 0) {
@@ -62,7 +62,8 @@ std::shared_ptr<const HostPlaces> HostPlaces::Of(const std::vector<InputTensor>&
   return places;
 }
 
-std::optional<v1::TransportOptions> HostPlaces::Options(bool required, std::string* why) const {
+std::optional<v1::TransportOptions> HostTensorLocations::Options(bool required,
+                                                                 std::string* why) const {
   v1::TransportOptions options;
   options.add_accept(on_cuda_ ? v1::TRANSPORT_CUDA_MEMORY : v1::TRANSPORT_HOST_MEMORY);
   options.set_required(required);
@@ -75,7 +76,7 @@ std::optional<v1::TransportOptions> HostPlaces::Options(bool required, std::stri
                           " is attached nowhere: ", trouble);
       return std::nullopt;
     }
-    v1::TensorPlace* added = options.add_places();
+    v1::TensorLocation* added = options.add_places();
     added->set_tensor(place.tensor);
     added->set_region_id(id);
     added->set_offset(place.offset);
@@ -83,7 +84,7 @@ std::optional<v1::TransportOptions> HostPlaces::Options(bool required, std::stri
   return options;
 }
 
-std::vector<std::shared_ptr<SharedRegion>> HostPlaces::Regions() const {
+std::vector<std::shared_ptr<SharedRegion>> HostTensorLocations::Regions() const {
   std::vector<std::shared_ptr<SharedRegion>> regions;
   for (const Place& place : places_) {
     if (std::find(regions.begin(), regions.end(), place.region) == regions.end()) {
@@ -93,7 +94,7 @@ std::vector<std::shared_ptr<SharedRegion>> HostPlaces::Regions() const {
   return regions;
 }
 
-void HostPlaces::Fence(uint64_t number, const SharedRegion::Fenced& done) const {
+void HostTensorLocations::Fence(uint64_t number, const SharedRegion::Fenced& done) const {
   struct Rest {
     absl::Mutex mutex;
     size_t waiting = 0;
@@ -114,11 +115,11 @@ void HostPlaces::Fence(uint64_t number, const SharedRegion::Fenced& done) const 
   }
 }
 
-void HostPlaces::AttachAgain() const {
+void HostTensorLocations::AttachAgain() const {
   for (const std::shared_ptr<SharedRegion>& region : Regions()) region->AttachAgain();
 }
 
-std::vector<uint64_t> HostPlaces::Attachments() const {
+std::vector<uint64_t> HostTensorLocations::Attachments() const {
   std::vector<uint64_t> attachments;
   for (const std::shared_ptr<SharedRegion>& region : Regions()) {
     attachments.push_back(region->attachments());
@@ -127,8 +128,8 @@ std::vector<uint64_t> HostPlaces::Attachments() const {
 }
 
 // What is called back does not keep the regions: it may be the last on a region's own thread.
-void HostPlaces::ShowAgain(const std::vector<uint64_t>& than,
-                           const SharedRegion::Shown& done) const {
+void HostTensorLocations::ShowAgain(const std::vector<uint64_t>& than,
+                                    const SharedRegion::Shown& done) const {
   struct Rest {
     absl::Mutex mutex;
     size_t waiting = 0;

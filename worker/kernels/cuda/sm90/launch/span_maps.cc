@@ -1,4 +1,4 @@
-#include "worker/kernels/cuda/sm90/launch/piece_maps.h"
+#include "worker/kernels/cuda/sm90/launch/span_maps.h"
 
 #include "worker/kernels/cuda/launch/tensor_map.h"
 #include "worker/kernels/cuda/sm90/launch/tensor_maps.h"
@@ -38,7 +38,7 @@ bool OneStride(const std::vector<Piece>& q_pieces, const std::vector<KvBlock>& b
 }
 
 absl::Status MapKeys(const AttentionProblem& problem, const std::vector<KvBlock>& blocks,
-                     int32_t box_rows, std::vector<PieceMaps>& maps) {
+                     int32_t box_rows, std::vector<SpanMaps>& maps) {
   for (const KvBlock& block : blocks) {
     MappedTensor tensor;
     tensor.heads = problem.num_kv_heads;
@@ -46,7 +46,7 @@ absl::Status MapKeys(const AttentionProblem& problem, const std::vector<KvBlock>
     tensor.batch = problem.batch;
     tensor.box_rows = box_rows;
     for (const Piece& piece : block.pieces) {
-      PieceMaps& target = maps.emplace_back();
+      SpanMaps& target = maps.emplace_back();
       if (piece.length == 0) continue;
       tensor.rows = piece.local_begin + piece.length;
       tensor.data = block.k;

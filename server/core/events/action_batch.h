@@ -1,7 +1,7 @@
-// Turn: the handling of one event: when it is, and what is to be done because of it. The
+// ActionBatch: the handling of one event: when it is, and what is to be done because of it. The
 // core's parts share one, so that their actions keep the order in which they arose.
-#ifndef RINGATTN_SERVER_CORE_EVENTS_TURN_H_
-#define RINGATTN_SERVER_CORE_EVENTS_TURN_H_
+#ifndef RINGATTN_SERVER_CORE_EVENTS_ACTION_BATCH_H_
+#define RINGATTN_SERVER_CORE_EVENTS_ACTION_BATCH_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace ringattn::server {
 
 // Not thread safe.
-class Turn {
+class ActionBatch {
  public:
   // Times never go backwards; one that does is taken for the newest.
   void Begin(absl::Time now) {
@@ -34,7 +34,7 @@ class Turn {
     return &std::get<SendToWorker>(actions_.back()).message;
   }
   // Likewise; one message for all residuals that a worker is to drop with nothing said between
-  // them: thousands may end in one turn, and a control stream takes so many messages only.
+  // them: thousands may end in one batch, and a control stream takes so many messages only.
   v1::DropResiduals* SendDrop(ConnectionId connection) {
     const auto newest = newest_.find(connection);
     if (newest != newest_.end()) {
@@ -57,4 +57,4 @@ class Turn {
 
 }  // namespace ringattn::server
 
-#endif  // RINGATTN_SERVER_CORE_EVENTS_TURN_H_
+#endif  // RINGATTN_SERVER_CORE_EVENTS_ACTION_BATCH_H_

@@ -1,10 +1,10 @@
-#include "worker/kernels/cpu/careful_gradients.h"
+#include "worker/kernels/cpu/nonfinite_gradients.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "worker/kernels/cpu/careful.h"
+#include "worker/kernels/cpu/nonfinite.h"
 #include "worker/kernels/cpu/wide_rows.h"
 
 namespace ringattn::worker::cpu {
@@ -18,22 +18,20 @@ double DotOf(const float* a, const float* b, int count) {
 
 }  // namespace
 
-SourceRows CarefulGradients::BlockRows(const KeyTask& task, const QueryBlock& block,
-                                       const void* tensor, int dim) const {
+SourceRows NonfiniteGradients::BlockRows(const KeyTask& task, const QueryBlock& block,
+                                         const void* tensor, int dim) const {
   const int64_t local = workspace.q.runs()[block.tile->run].local_begin + block.tile->begin;
   return RowsOfHeads(problem.dtype, tensor, task.batch_index, call.q_rows, problem.num_heads, dim,
                      block.first_head, block.heads, local, block.tile->rows);
 }
 
-bool CarefulGradients::IsHidden(const QueryBlock& block, int m, int j) const {
+bool NonfiniteGradients::IsHidden(const QueryBlock& block, int m, int j) const {
   return block.add[int64_t{m} * key_tile + j] == -std::numeric_limits<float>::infinity();
 }
 
-CarefulGradients::PairGradient CarefulGradients::GradientOfPair(const KeyTask& task,
-                                                                const QueryBlock& block, int m,
-                                                                int j, const float* q,
-                                                                const float* k, const float* dout,
-                                                                const float* v) const {
+NonfiniteGradients::PairGradient NonfiniteGradients::GradientOfPair(
+    const KeyTask& task, const QueryBlock& block, int m, int j, const float* q, const float* k,
+    const float* dout, const float* v) const {
   const double product = DotOf(q, k, static_cast<int>(problem.head_dim));
   double slope = 1.0, keep = 1.0, score;
   if (terms.any()) {
@@ -57,7 +55,7 @@ CarefulGradients::PairGradient CarefulGradients::GradientOfPair(const KeyTask& t
 }
 
 // The same pair by pair, for blocks with masks and values that are not finite.
-void CarefulGradients::AddVisibleGradients(KeyTask& task, QueryBlock& block) const {
+void NonfiniteGradients::AddVisibleGradients(KeyTask& task, QueryBlock& block) const {
   const int head_dim = static_cast<int>(problem.head_dim);
   const int head_dim_v = static_cast<int>(problem.head_dim_v);
   std::fill_n(block.dq, int64_t{block.rows} * cols, 0.0f);
@@ -80,7 +78,7 @@ void CarefulGradients::AddVisibleGradients(KeyTask& task, QueryBlock& block) con
 }
 
 // The same in double, for blocks whose products may not fit fp32.
-void CarefulGradients::AddWideGradients(KeyTask& task, QueryBlock& block) const {
+void NonfiniteGradients::AddWideGradients(KeyTask& task, QueryBlock& block) const {
   const int head_dim = static_cast<int>(problem.head_dim);
   const int head_dim_v = static_cast<int>(problem.head_dim_v);
   std::fill_n(block.dq, int64_t{block.rows} * cols, 0.0f);
@@ -106,8 +104,8 @@ void CarefulGradients::AddWideGradients(KeyTask& task, QueryBlock& block) const 
   }
 }
 
-void CarefulGradients::MendScoreGradients(const KeyTask& task, const QueryBlock& block,
-                                          int m) const {
+void NonfiniteGradients::MendScoreGradients(const KeyTask& task, const QueryBlock& block,
+                                            int m) const {
   float q[256], dout[256], k[256], v[256];
   LoadRow(BlockRows(task, block, call.q, static_cast<int>(problem.head_dim)), m, q);
   LoadRow(BlockRows(task, block, call.dout, static_cast<int>(problem.head_dim_v)), m, dout);

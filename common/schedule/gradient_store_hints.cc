@@ -1,4 +1,4 @@
-#include "common/schedule/gradient_offers.h"
+#include "common/schedule/gradient_store_hints.h"
 
 #include <cstdint>
 #include <map>

@@ -1,4 +1,4 @@
-#include "worker/comm/peer/peer_door.h"
+#include "worker/comm/peer/handle_server.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -41,7 +41,7 @@ ino_t InodeOf(int descriptor) {
   return file.st_ino;
 }
 
-class PeerDoorTest : public ::testing::TestWithParam<bool> {
+class HandleServerTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     segment_ = ScopedDescriptor(memfd_create("segment", MFD_CLOEXEC));
@@ -61,9 +61,9 @@ class PeerDoorTest : public ::testing::TestWithParam<bool> {
     }
   }
 
-  void Open(PeerDoor::Options options) {
+  void Open(HandleServer::Options options) {
     options.folder = folder_;
-    auto door = PeerDoor::Open(std::move(options));
+    auto door = HandleServer::Open(std::move(options));
     ASSERT_TRUE(door.ok()) << door.status();
     door_ = *std::move(door);
     address_ = {door_->socket(), 7, token_};
@@ -79,56 +79,58 @@ class PeerDoorTest : public ::testing::TestWithParam<bool> {
   std::string folder_;
   const std::string token_ = RandomToken();
   ScopedDescriptor segment_, region_;
-  std::unique_ptr<PeerDoor> door_;
+  std::unique_ptr<HandleServer> door_;
   PeerAddress address_;
 };
 
-TEST_P(PeerDoorTest, GivesWhatIsOfferedAsLongAsItIs) {
+TEST_P(HandleServerTest, GivesWhatIsOfferedAsLongAsItIs) {
   auto offer = Offer();
   for (int round = 0; round < 3; ++round) {
-    auto segment = PeerDoor::Fetch(address_, kPeerSegmentItem, Soon());
+    auto segment = HandleServer::Fetch(address_, kPeerSegmentItem, Soon());
     ASSERT_TRUE(segment.ok()) << segment.status();
     EXPECT_EQ(InodeOf(segment->get()), InodeOf(segment_.get()));
-    auto region = PeerDoor::Fetch(address_, 0, Soon());
+    auto region = HandleServer::Fetch(address_, 0, Soon());
     ASSERT_TRUE(region.ok()) << region.status();
     EXPECT_EQ(InodeOf(region->get()), InodeOf(region_.get()));
   }
   for (int32_t none : {1, 2, -2}) {
-    EXPECT_EQ(PeerDoor::Fetch(address_, none, Soon()).status().code(), absl::StatusCode::kInternal);
+    EXPECT_EQ(HandleServer::Fetch(address_, none, Soon()).status().code(),
+              absl::StatusCode::kInternal);
   }
   offer = nullptr;
-  EXPECT_EQ(PeerDoor::Fetch(address_, 0, Soon()).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(HandleServer::Fetch(address_, 0, Soon()).status().code(),
+            absl::StatusCode::kUnavailable);
 }
 
-TEST_P(PeerDoorTest, AnotherTokenOrGenerationGetsNothing) {
+TEST_P(HandleServerTest, AnotherTokenOrGenerationGetsNothing) {
   const auto offer = Offer();
   for (PeerAddress wrong :
        {PeerAddress{door_->socket(), 7, RandomToken()}, PeerAddress{door_->socket(), 8, token_},
         PeerAddress{door_->socket(), 7, token_.substr(1)}, PeerAddress{door_->socket(), 7, ""}}) {
-    const absl::Status status = PeerDoor::Fetch(wrong, kPeerSegmentItem, Soon()).status();
+    const absl::Status status = HandleServer::Fetch(wrong, kPeerSegmentItem, Soon()).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("no ring"));
   }
-  EXPECT_TRUE(PeerDoor::Fetch(address_, kPeerSegmentItem, Soon()).ok());
+  EXPECT_TRUE(HandleServer::Fetch(address_, kPeerSegmentItem, Soon()).ok());
 }
 
 // To the door this process is another user's; then the door is another's to the process.
-TEST_P(PeerDoorTest, AnotherUserGetsNothingAndIsNotAsked) {
-  PeerDoor::Options options;
+TEST_P(HandleServerTest, AnotherUserGetsNothingAndIsNotAsked) {
+  HandleServer::Options options;
   options.user = geteuid() + 1;
   Open(std::move(options));
   const auto offer = Offer();
-  const absl::Status refused = PeerDoor::Fetch(address_, kPeerSegmentItem, Soon()).status();
+  const absl::Status refused = HandleServer::Fetch(address_, kPeerSegmentItem, Soon()).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("own user"));
   const absl::Status foreign =
-      PeerDoor::Fetch(address_, kPeerSegmentItem, Soon(), nullptr, geteuid() + 1).status();
+      HandleServer::Fetch(address_, kPeerSegmentItem, Soon(), nullptr, geteuid() + 1).status();
   EXPECT_EQ(foreign.code(), absl::StatusCode::kFailedPrecondition) << foreign;
   EXPECT_THAT(std::string(foreign.message()), HasSubstr("of another user"));
 }
 
-TEST_P(PeerDoorTest, NoiseAndSilenceKeepNobodyOut) {
-  PeerDoor::Options options;
+TEST_P(HandleServerTest, NoiseAndSilenceKeepNobodyOut) {
+  HandleServer::Options options;
   options.question_timeout = absl::Milliseconds(100);
   options.max_waiting = 4;
   Open(std::move(options));
@@ -140,7 +142,7 @@ TEST_P(PeerDoorTest, NoiseAndSilenceKeepNobodyOut) {
     if (i % 2 == 0) (void)SendMessage(socket->get(), std::string(i * 10, 'x'), -1, 0);
     silent.push_back(*std::move(socket));
   }
-  EXPECT_TRUE(PeerDoor::Fetch(address_, kPeerSegmentItem, Soon()).ok());
+  EXPECT_TRUE(HandleServer::Fetch(address_, kPeerSegmentItem, Soon()).ok());
   // The last one said nothing: it is closed when its time is over.
   const timeval timeout = {5, 0};
   setsockopt(silent.back().get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
@@ -149,21 +151,21 @@ TEST_P(PeerDoorTest, NoiseAndSilenceKeepNobodyOut) {
   EXPECT_TRUE(end->bytes.empty());
 }
 
-TEST_P(PeerDoorTest, ADoorThatIsGoneIsToldApart) {
+TEST_P(HandleServerTest, ADoorThatIsGoneIsToldApart) {
   door_ = nullptr;
-  const absl::Status status = PeerDoor::Fetch(address_, kPeerSegmentItem, Soon()).status();
+  const absl::Status status = HandleServer::Fetch(address_, kPeerSegmentItem, Soon()).status();
   // A folder that is not the same here looks no different.
   EXPECT_EQ(status.code(), folder_.empty() ? absl::StatusCode::kUnavailable
                                            : absl::StatusCode::kFailedPrecondition)
       << status;
 }
 
-INSTANTIATE_TEST_SUITE_P(Places, PeerDoorTest, ::testing::Bool(), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Places, HandleServerTest, ::testing::Bool(), [](const auto& info) {
   return info.param ? "InAFolder" : "InTheNamespace";
 });
 
 // Frozen, it has to be waited for; killed, it leaves its file.
-TEST(PeerDoorProcessTest, OneThatIsFrozenOrKilledIsUnavailableInTime) {
+TEST(HandleServerProcessTest, OneThatIsFrozenOrKilledIsUnavailableInTime) {
   char folder[] = "/tmp/peer_door_test.XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);
   const std::string token = RandomToken();
@@ -171,9 +173,9 @@ TEST(PeerDoorProcessTest, OneThatIsFrozenOrKilledIsUnavailableInTime) {
   ASSERT_EQ(pipe(pipe_ends), 0);
   const pid_t child = fork();
   if (child == 0) {
-    PeerDoor::Options options;
+    HandleServer::Options options;
     options.folder = folder;
-    auto door = PeerDoor::Open(std::move(options));
+    auto door = HandleServer::Open(std::move(options));
     const int memory = memfd_create("segment", MFD_CLOEXEC);
     const auto offer =
         (*door)->Offer({1, token, memory, [] { return std::vector<DeviceRegion>(); }});
@@ -185,30 +187,30 @@ TEST(PeerDoorProcessTest, OneThatIsFrozenOrKilledIsUnavailableInTime) {
   char path[200] = {};
   ASSERT_GT(read(pipe_ends[0], path, sizeof(path) - 1), 0);
   const PeerAddress address{path, 1, token};
-  EXPECT_TRUE(PeerDoor::Fetch(address, kPeerSegmentItem, Soon()).ok());
+  EXPECT_TRUE(HandleServer::Fetch(address, kPeerSegmentItem, Soon()).ok());
   kill(child, SIGSTOP);
   ASSERT_EQ(waitpid(child, nullptr, WUNTRACED), child);  // it has stopped
   const absl::Time begin = absl::Now();
   const absl::Status frozen =
-      PeerDoor::Fetch(address, kPeerSegmentItem, begin + absl::Milliseconds(200)).status();
+      HandleServer::Fetch(address, kPeerSegmentItem, begin + absl::Milliseconds(200)).status();
   EXPECT_EQ(frozen.code(), absl::StatusCode::kUnavailable) << frozen;
   EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
   int looks = 0;
   const absl::Status stopped =
-      PeerDoor::Fetch(address, kPeerSegmentItem, absl::InfiniteFuture(), [&] {
+      HandleServer::Fetch(address, kPeerSegmentItem, absl::InfiniteFuture(), [&] {
         return ++looks > 3;
       }).status();
   EXPECT_EQ(stopped.code(), absl::StatusCode::kCancelled) << stopped;
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  const absl::Status dead = PeerDoor::Fetch(address, kPeerSegmentItem, Soon()).status();
+  const absl::Status dead = HandleServer::Fetch(address, kPeerSegmentItem, Soon()).status();
   EXPECT_EQ(dead.code(), absl::StatusCode::kUnavailable) << dead;
   // The next one takes its file away, and leaves what is not a door's.
   close(open(absl::StrCat(folder, "/other").c_str(), O_CREAT | O_WRONLY, 0600));
   EXPECT_EQ(FilesOf(folder).size(), 2u);
-  PeerDoor::Options options;
+  HandleServer::Options options;
   options.folder = folder;
-  auto next = PeerDoor::Open(std::move(options));
+  auto next = HandleServer::Open(std::move(options));
   ASSERT_TRUE(next.ok()) << next.status();
   EXPECT_EQ(FilesOf(folder).size(), 2u);
   *next = nullptr;
@@ -217,10 +219,10 @@ TEST(PeerDoorProcessTest, OneThatIsFrozenOrKilledIsUnavailableInTime) {
   rmdir(folder);
 }
 
-TEST(PeerDoorProcessTest, AFolderThatIsNotThereIsToldByName) {
-  PeerDoor::Options options;
+TEST(HandleServerProcessTest, AFolderThatIsNotThereIsToldByName) {
+  HandleServer::Options options;
   options.folder = "/tmp/no/such/folder";
-  const absl::Status status = PeerDoor::Open(std::move(options)).status();
+  const absl::Status status = HandleServer::Open(std::move(options)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("/tmp/no/such"));
 }

@@ -57,15 +57,15 @@ struct RetainingCall {
 bool HasSucceeded(const TestCluster& cluster, const std::string& id) {
   return WaitUntil([&] {
     grpc::ClientContext context;
-    v1::GetOperationRequest request;
-    v1::GetOperationResponse response;
+    v1::GetStatusRequest request;
+    v1::GetStatusResponse response;
     request.set_request_id(id);
-    return cluster.attention->GetOperation(&context, request, &response).ok() &&
-           response.state() == v1::OPERATION_STATE_SUCCEEDED;
+    return cluster.attention->GetStatus(&context, request, &response).ok() &&
+           response.state() == v1::REQUEST_STATE_SUCCEEDED;
   });
 }
 
-TEST(UntoldResidualTest, OneWhoseSummaryWasNotWrittenIsLetGoOf) {
+TEST(UndeliveredResidualTest, OneWhoseSummaryWasNotWrittenIsLetGoOf) {
   TestCluster cluster(1);
   RetainingCall call(cluster, "untold");
   ASSERT_TRUE(HasSucceeded(cluster, "untold"));
@@ -75,7 +75,7 @@ TEST(UntoldResidualTest, OneWhoseSummaryWasNotWrittenIsLetGoOf) {
   EXPECT_TRUE(cluster.WaitIdle());
 }
 
-TEST(UntoldResidualTest, OneWhoseSummaryWasReadStays) {
+TEST(UndeliveredResidualTest, OneWhoseSummaryWasReadStays) {
   TestCluster cluster(1);
   RetainingCall call(cluster, "told");
   std::string handle;

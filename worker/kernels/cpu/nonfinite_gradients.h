@@ -1,6 +1,6 @@
 // The products of a backward block pair by pair, where the quick ones would be wrong.
-#ifndef RINGATTN_WORKER_KERNELS_CPU_CAREFUL_GRADIENTS_H_
-#define RINGATTN_WORKER_KERNELS_CPU_CAREFUL_GRADIENTS_H_
+#ifndef RINGATTN_WORKER_KERNELS_CPU_NONFINITE_GRADIENTS_H_
+#define RINGATTN_WORKER_KERNELS_CPU_NONFINITE_GRADIENTS_H_
 
 #include <cstdint>
 
@@ -10,13 +10,13 @@
 namespace ringattn::worker::cpu {
 
 // Refers to what a pass has.
-class CarefulGradients {
+class NonfiniteGradients {
  public:
   //   key_tile    columns of a block's tiles
   //   cols, cols_v  padded columns of k and v
-  CarefulGradients(const BackwardCall& the_call, const Workspace& the_workspace,
-                   const TileOps& the_ops, const ScorePass& the_terms, int the_key_tile,
-                   int the_cols, int the_cols_v)
+  NonfiniteGradients(const BackwardCall& the_call, const Workspace& the_workspace,
+                     const TileOps& the_ops, const ScorePass& the_terms, int the_key_tile,
+                     int the_cols, int the_cols_v)
       : call(the_call),
         problem(*the_call.problem),
         workspace(the_workspace),
@@ -57,4 +57,4 @@ class CarefulGradients {
 
 }  // namespace ringattn::worker::cpu
 
-#endif  // RINGATTN_WORKER_KERNELS_CPU_CAREFUL_GRADIENTS_H_
+#endif  // RINGATTN_WORKER_KERNELS_CPU_NONFINITE_GRADIENTS_H_

@@ -1,6 +1,6 @@
-// PeerDoor: the Unix socket at which a rank hands what it shares with its ring, its segment and its
-// regions, to the others, as file descriptors. Descriptors mean the same in every namespace, where
-// paths under /proc and CUDA's legacy handles do not.
+// HandleServer: the Unix socket at which a rank hands what it shares with its ring, its segment and
+// its regions, to the others, as file descriptors. Descriptors mean the same in every namespace,
+// where paths under /proc and CUDA's legacy handles do not.
 //
 // A connection is one question and its answer. The asker shows the token that the rank has put into
 // its blob for this generation; only the ring's members see blobs. Either end leaves the other
@@ -32,7 +32,7 @@ namespace ringattn::worker {
 inline constexpr int32_t kPeerSegmentItem = -1;
 
 // What a rank shows while it is a member of one generation.
-struct PeerOffer {
+struct PeerHandles {
   uint64_t generation = 0;
   std::string token;  // kTokenBytes
   int segment = -1;   // stays the caller's, open for as long as the offer stands
@@ -47,7 +47,7 @@ struct PeerAddress {
 };
 
 // Thread safe.
-class PeerDoor {
+class HandleServer {
  public:
   struct Options {
     // Of the socket, a name that nobody else has; it and others' doors have to be seen under the
@@ -58,18 +58,18 @@ class PeerDoor {
     size_t max_waiting = 64;  // connections without a question; the oldest goes
   };
   // Takes files of doors that died away from the folder. FAILED_PRECONDITION if it cannot listen.
-  static absl::StatusOr<std::unique_ptr<PeerDoor>> Open(Options options);
+  static absl::StatusOr<std::unique_ptr<HandleServer>> Open(Options options);
   // Withdraws what is offered.
-  ~PeerDoor();
-  PeerDoor(const PeerDoor&) = delete;
-  PeerDoor& operator=(const PeerDoor&) = delete;
+  ~HandleServer();
+  HandleServer(const HandleServer&) = delete;
+  HandleServer& operator=(const HandleServer&) = delete;
 
   // As PeerAddress::socket.
   const std::string& socket() const { return socket_; }
 
   // Until what it returns is destroyed: from then on nothing is handed out for that token. It may
   // outlive the door.
-  std::shared_ptr<const void> Offer(PeerOffer offer);
+  std::shared_ptr<const void> Offer(PeerHandles offer);
 
   // Asks at another's door, and waits until `deadline` at most, or until `stop` says so, which is
   // asked every 20 ms and may be null: CANCELLED. The descriptor is the caller's to
@@ -84,14 +84,15 @@ class PeerDoor {
  private:
   struct Offers {
     absl::Mutex mutex;
-    std::vector<std::shared_ptr<const PeerOffer>> standing ABSL_GUARDED_BY(mutex);
+    std::vector<std::shared_ptr<const PeerHandles>> standing ABSL_GUARDED_BY(mutex);
   };
   struct Connection {
     ScopedDescriptor socket;
     absl::Time deadline;
   };
 
-  PeerDoor(Options options, std::string socket, ScopedDescriptor listener, ScopedDescriptor wake);
+  HandleServer(Options options, std::string socket, ScopedDescriptor listener,
+               ScopedDescriptor wake);
   void Run();
   void Accept();
   // Whatever the question is, the connection is over after it.

@@ -1,4 +1,4 @@
-#include "worker/kernels/cpu/careful.h"
+#include "worker/kernels/cpu/nonfinite.h"
 
 #include "worker/kernels/cpu/simd/elementwise.h"
 

@@ -1,6 +1,6 @@
 // What a worker's device serves of a request, by what the worker said when it joined.
-#ifndef RINGATTN_SERVER_CORE_REQUESTS_WORKER_OFFERS_H_
-#define RINGATTN_SERVER_CORE_REQUESTS_WORKER_OFFERS_H_
+#ifndef RINGATTN_SERVER_CORE_REQUESTS_WORKER_CAPABILITIES_H_
+#define RINGATTN_SERVER_CORE_REQUESTS_WORKER_CAPABILITIES_H_
 
 #include <optional>
 #include <string>
@@ -17,9 +17,9 @@ bool MayServe(const PlanChoice& choice, const std::string& worker);
 
 // Nothing if it serves the request; else UNIMPLEMENTED, OPTION_NOT_SERVED with the field that its
 // device has no kernels for, or INVALID_ARGUMENT, TUNING_NOT_OFFERED with the values that it takes.
-std::optional<Failure> WhyNotServedBy(const v1::Register& worker, const AttentionSpec& spec,
-                                      const PlanChoice& choice);
+std::optional<Failure> CheckServedBy(const v1::Register& worker, const AttentionSpec& spec,
+                                     const PlanChoice& choice);
 
 }  // namespace ringattn::server
 
-#endif  // RINGATTN_SERVER_CORE_REQUESTS_WORKER_OFFERS_H_
+#endif  // RINGATTN_SERVER_CORE_REQUESTS_WORKER_CAPABILITIES_H_

@@ -1,5 +1,5 @@
 // What workers offer, and what requests ask for by name: tuning and members.
-#include "server/core/requests/worker_offers.h"
+#include "server/core/requests/worker_capabilities.h"
 
 #include "gtest/gtest.h"
 #include "server/core/testing/scenario.h"
@@ -28,30 +28,30 @@ TEST(WorkerOffers, NamedMembersAloneMayServe) {
 TEST(WorkerOffers, WhatIsOfferedIsServed) {
   AttentionSpec spec;
   PlanChoice choice;
-  EXPECT_FALSE(WhyNotServedBy(Worker(), spec, choice).has_value());
+  EXPECT_FALSE(CheckServedBy(Worker(), spec, choice).has_value());
   spec.options.bias = BiasForm();
   choice.tuning = {96, 0, 1};
-  EXPECT_FALSE(WhyNotServedBy(Worker(), spec, choice).has_value());
+  EXPECT_FALSE(CheckServedBy(Worker(), spec, choice).has_value());
 }
 
 TEST(WorkerOffers, WhatIsNotOfferedIsRefusedWithTheList) {
   AttentionSpec spec;
   PlanChoice choice;
   choice.tuning.tile_q = 24;
-  const std::optional<Failure> tile = WhyNotServedBy(Worker(), spec, choice);
+  const std::optional<Failure> tile = CheckServedBy(Worker(), spec, choice);
   ASSERT_TRUE(tile.has_value());
   EXPECT_EQ(tile->code, absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(tile->field, "plan.tuning.tile_q");
   EXPECT_EQ(tile->message,
             "plan.tuning.tile_q: is 24; the kernels of device cpu (worker a) take 12, 96");
   choice.tuning = {0, 64, 0};
-  EXPECT_EQ(WhyNotServedBy(Worker(), spec, choice)->message,
+  EXPECT_EQ(CheckServedBy(Worker(), spec, choice)->message,
             "plan.tuning.tile_kv: is 64; the kernels of device cpu (worker a) take none");
   choice.tuning = {0, 0, 2};
-  EXPECT_EQ(WhyNotServedBy(Worker(), spec, choice)->field, "plan.tuning.key_splits");
+  EXPECT_EQ(CheckServedBy(Worker(), spec, choice)->field, "plan.tuning.key_splits");
   choice.tuning = {};
   spec.probability_rows = {{0, 0}};
-  const std::optional<Failure> rows = WhyNotServedBy(Worker(), spec, choice);
+  const std::optional<Failure> rows = CheckServedBy(Worker(), spec, choice);
   ASSERT_TRUE(rows.has_value());
   EXPECT_EQ(rows->code, absl::StatusCode::kUnimplemented);
   EXPECT_EQ(rows->reason, "OPTION_NOT_SERVED");

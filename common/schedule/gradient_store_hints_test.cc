@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "common/schedule/gradient_offers.h"
+#include "common/schedule/gradient_store_hints.h"
 #include "common/schedule/schedule.h"
 #include "common/schedule/testing/schedule_cases.h"
 #include "common/schedule/testing/schedule_simulator.h"
