@@ -16,7 +16,7 @@
 #include "common/process/descriptors.h"
 #include "common/process/secret_file.h"
 #include "common/wire/allocator.h"
-#include "common/wire/grpc_lifetime.h"
+#include "common/wire/grpc_1_51/grpc_lifetime.h"
 #include "common/wire/grpc_log.h"
 #include "server/edge/server.h"
 #include "server/options.h"

@@ -19,8 +19,8 @@
 #include "common/observability/log.h"
 #include "common/process/descriptors.h"
 #include "common/wire/allocator.h"
+#include "common/wire/grpc_1_51/keep_awake.h"
 #include "common/wire/grpc_log.h"
-#include "common/wire/keep_awake.h"
 #include "worker/backend.h"
 #include "worker/command_line.h"
 

@@ -20,7 +20,7 @@
 #include "common/security/bearer_token.h"
 #include "common/security/credentials.h"
 #include "common/wire/durations.h"
-#include "common/wire/grpc_lifetime.h"
+#include "common/wire/grpc_1_51/grpc_lifetime.h"
 #include "common/wire/transport.h"
 #include "ringattn/v1/attention.grpc.pb.h"
 #include "ringattn/v1/cluster.grpc.pb.h"

@@ -33,7 +33,7 @@
 #include "client/transfer/worker_channels.h"
 #include "common/security/bearer_token.h"
 #include "common/security/credentials.h"
-#include "common/wire/keep_awake.h"
+#include "common/wire/grpc_1_51/keep_awake.h"
 #include "ringattn/v1/cluster.pb.h"
 
 namespace ringattn::client {

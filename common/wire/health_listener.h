@@ -11,7 +11,7 @@
 #include <grpcpp/server.h>
 
 #include "absl/status/statusor.h"
-#include "common/wire/listener.h"
+#include "common/wire/grpc_1_51/listener.h"
 
 namespace ringattn::wire {
 

@@ -9,7 +9,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "common/security/credentials.h"
-#include "common/wire/keep_awake.h"
+#include "common/wire/grpc_1_51/keep_awake.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::wire {

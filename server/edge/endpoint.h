@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/security/credentials.h"
-#include "common/wire/listener.h"
+#include "common/wire/grpc_1_51/listener.h"
 #include "common/wire/transport.h"
 
 namespace ringattn::server {

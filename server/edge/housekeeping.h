@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "common/observability/metrics.h"
-#include "common/wire/listener.h"
+#include "common/wire/grpc_1_51/listener.h"
 
 namespace ringattn::server {
 

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/limits.h"
 #include "common/security/credentials.h"
-#include "common/wire/listener.h"
+#include "common/wire/grpc_1_51/listener.h"
 #include "ringattn/v1/shard.grpc.pb.h"
 #include "worker/operation/shard_access.h"
 #include "worker/operation/shard_hooks.h"

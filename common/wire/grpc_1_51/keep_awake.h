@@ -6,8 +6,8 @@
 // waited up to 100 ms on each side that uses the callback API. An event every quarter of a
 // second leaves at least one thread listening at any time: whichever had the latest event
 // has three quarters of its second left when the next one comes.
-#ifndef RINGATTN_COMMON_WIRE_KEEP_AWAKE_H_
-#define RINGATTN_COMMON_WIRE_KEEP_AWAKE_H_
+#ifndef RINGATTN_COMMON_WIRE_GRPC_1_51_KEEP_AWAKE_H_
+#define RINGATTN_COMMON_WIRE_GRPC_1_51_KEEP_AWAKE_H_
 
 namespace ringattn::wire {
 
@@ -24,4 +24,4 @@ class KeepAwake {
 
 }  // namespace ringattn::wire
 
-#endif  // RINGATTN_COMMON_WIRE_KEEP_AWAKE_H_
+#endif  // RINGATTN_COMMON_WIRE_GRPC_1_51_KEEP_AWAKE_H_

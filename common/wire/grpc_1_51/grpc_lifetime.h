@@ -1,6 +1,6 @@
 // How long gRPC lives in a process that uses it.
-#ifndef RINGATTN_COMMON_WIRE_GRPC_LIFETIME_H_
-#define RINGATTN_COMMON_WIRE_GRPC_LIFETIME_H_
+#ifndef RINGATTN_COMMON_WIRE_GRPC_1_51_GRPC_LIFETIME_H_
+#define RINGATTN_COMMON_WIRE_GRPC_1_51_GRPC_LIFETIME_H_
 
 #include <grpc/grpc.h>
 
@@ -18,4 +18,4 @@ inline void KeepGrpcRunning() {
 
 }  // namespace ringattn::wire
 
-#endif  // RINGATTN_COMMON_WIRE_GRPC_LIFETIME_H_
+#endif  // RINGATTN_COMMON_WIRE_GRPC_1_51_GRPC_LIFETIME_H_

@@ -1,4 +1,4 @@
-#include "common/wire/listener.h"
+#include "common/wire/grpc_1_51/listener.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

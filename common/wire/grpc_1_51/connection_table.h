@@ -2,8 +2,8 @@
 //
 // gRPC closes the connections that it was given and tells nobody. A socket's cookie, which
 // the kernel never gives out twice, says whether a descriptor still is the socket that it was.
-#ifndef RINGATTN_COMMON_WIRE_CONNECTION_TABLE_H_
-#define RINGATTN_COMMON_WIRE_CONNECTION_TABLE_H_
+#ifndef RINGATTN_COMMON_WIRE_GRPC_1_51_CONNECTION_TABLE_H_
+#define RINGATTN_COMMON_WIRE_GRPC_1_51_CONNECTION_TABLE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -27,4 +27,4 @@ class ConnectionTable {
 
 }  // namespace ringattn::wire
 
-#endif  // RINGATTN_COMMON_WIRE_CONNECTION_TABLE_H_
+#endif  // RINGATTN_COMMON_WIRE_GRPC_1_51_CONNECTION_TABLE_H_

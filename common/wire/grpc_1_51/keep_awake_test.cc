@@ -1,4 +1,4 @@
-#include "common/wire/keep_awake.h"
+#include "common/wire/grpc_1_51/keep_awake.h"
 
 #include <algorithm>
 #include <memory>

@@ -8,8 +8,8 @@
 //   (*listener)->AddTo(&builder, credentials);
 //   auto server = builder.BuildAndStart();
 //   (*listener)->Start();
-#ifndef RINGATTN_COMMON_WIRE_LISTENER_H_
-#define RINGATTN_COMMON_WIRE_LISTENER_H_
+#ifndef RINGATTN_COMMON_WIRE_GRPC_1_51_LISTENER_H_
+#define RINGATTN_COMMON_WIRE_GRPC_1_51_LISTENER_H_
 
 #include <cstdint>
 #include <functional>
@@ -25,7 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "common/wire/connection_table.h"
+#include "common/wire/grpc_1_51/connection_table.h"
 
 namespace ringattn::wire {
 
@@ -92,4 +92,4 @@ class Listener {
 
 }  // namespace ringattn::wire
 
-#endif  // RINGATTN_COMMON_WIRE_LISTENER_H_
+#endif  // RINGATTN_COMMON_WIRE_GRPC_1_51_LISTENER_H_

@@ -1,4 +1,4 @@
-#include "common/wire/connection_table.h"
+#include "common/wire/grpc_1_51/connection_table.h"
 
 #include <sys/socket.h>
 
