@@ -110,6 +110,18 @@ struct Limits {
   int64_t ended_residuals_kept = 16384;
   int64_t max_renewed_residuals = 1024;  // by one call
 
+  // --- K/V caches (kv_cache.proto).
+  int64_t max_kv_caches = 4096;    // a record of some 4 KiB each, and a spec of at most 64 KiB
+  int64_t max_kv_cache_bytes = 0;  // of one client's caches; 0: only the workers' memory limits
+  absl::Duration default_kv_ttl = absl::Seconds(60);
+  absl::Duration max_kv_ttl = absl::Hours(6);
+  int64_t max_step_rows = 4096;     // a row and its checks take 1 us: 4 ms
+  int64_t max_step_tokens = 65536;  // 64 heads of 256 in fp32 make 4 GiB: max_step_bytes binds
+  int64_t max_sequences = 65536;    // of one cache, 100 bytes each without their tables
+  int64_t max_kv_layers = 1024;     // of one cache
+  int64_t max_kv_blocks = int64_t{1} << 24;  // of one plane: a table entry is 4 bytes
+  int64_t max_step_bytes = 64 * kMiB;        // one StepBegin or LayerCall; gRPC holds it in memory
+
   // --- Time.
   // From the call to its header: the largest, 4 MiB, at 0.4 MB/s.
   absl::Duration header_timeout = absl::Seconds(10);

@@ -1,0 +1,56 @@
+// KvPlacement: how the ranks of a cache divide it. Kv heads first, then positions, because ranks
+// with different heads exchange and merge nothing.
+//
+//   W = G * S ranks; rank = head_part * S + position_part
+//   rank's kv heads of a group:  [head_part * Hkv / G, (head_part + 1) * Hkv / G)
+//   rank's entries:              p with (p / block_tokens) mod S = position_part
+//
+// G is the largest divisor of W that divides num_kv_heads of every group.
+#ifndef RINGATTN_COMMON_KV_PLACEMENT_H_
+#define RINGATTN_COMMON_KV_PLACEMENT_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "common/kv/cache_spec.h"
+
+namespace ringattn {
+
+struct KvPlacement {
+  int head_parts = 1;
+  int position_parts = 1;
+
+  int world_size() const { return head_parts * position_parts; }
+  int head_part(int rank) const { return rank / position_parts; }
+  int position_part(int rank) const { return rank % position_parts; }
+  bool operator==(const KvPlacement&) const = default;
+};
+
+// REQUIRES: world_size >= 1.
+KvPlacement PlaceKvCache(const KvCacheSpec& spec, int world_size);
+
+// Heads of a group that a rank holds.
+struct KvHeadRange {
+  int64_t kv_begin = 0, kv_end = 0;  // kv heads
+  int64_t begin = 0, end = 0;        // query heads
+};
+KvHeadRange HeadsOf(const KvLayerGroup& group, const KvPlacement& placement, int rank);
+
+// Entries in [begin, end) of a sequence that position part `part` holds.
+int64_t EntriesOnPart(int64_t begin, int64_t end, int64_t block_tokens, int position_parts,
+                      int part);
+
+// With S position parts one table entry stands for S blocks, one per part, so `blocks` of the spec
+// counts table entries, and a table entry covers S * block_tokens sequence entries.
+inline int64_t EntriesPerTableEntry(const KvCacheSpec& spec, const KvPlacement& placement) {
+  return spec.block_tokens * placement.position_parts;
+}
+
+// Device memory that a rank's K and V take: for every plane the widest group's heads and dims.
+//   plane = blocks * block_tokens * max over groups with that plane of
+//           (kv heads of the rank * (head_dim + head_dim_v)) * element size
+int64_t KvBytesOfRank(const KvCacheSpec& spec, const KvPlacement& placement, int rank);
+
+}  // namespace ringattn
+
+#endif  // RINGATTN_COMMON_KV_PLACEMENT_H_
