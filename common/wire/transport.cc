@@ -13,7 +13,7 @@ template <typename Set>
 void SetBothEnds(const Set& set) {
   // Windows that grow with the measured rate reach tens of megabytes on loopback: more
   // than caches hold, and what waits in them is memory that nobody bounds. A fixed
-  // window was a third faster (docs/benchmarks.md).
+  // window was a third faster (tests/bench/results/relay_settings.csv).
   set(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
   set(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytes);

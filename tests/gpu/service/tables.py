@@ -1,5 +1,5 @@
-"""The summary as Markdown, to be read and to be pasted into docs/benchmarks.md. Every table is a pure
-function of summary["parts"]; parts that were not run leave no rows."""
+"""The summary as Markdown. Every table is a pure function of summary["parts"]; parts that did not run have no
+rows. Figures to keep go into tests/bench/results/*.csv and, if they are headlines, docs/benchmarks.md."""
 
 PASSES = ("forward", "backward")
 
@@ -221,18 +221,6 @@ def residual_table(parts):
                   "residual by host memory / this"), rows)
 
 
-def streams_table(parts):
-    rows = [(name, command, f["tokens"], f["streams"], number(f["call_seconds"]),
-             *(number(f["stage_seconds"][stage]) for stage in ("upload", "compute", "download")),
-             gigabytes(f["bytes_up"], 3), gigabytes(f["bytes_down"], 3))
-            for name, part in parts.items() for command in PASSES
-            for f in (part.get(command) if isinstance(part.get(command), list) else ())]
-    return table("A call as several requests side by side, seconds (stages: from the first part's begin to "
-                 "the last one's end)",
-                 ("part", "pass", "tokens", "streams", "call", "upload", "compute", "download",
-                  "GB up", "GB down"), rows)
-
-
 def in_flight_table(parts):
     rows = []
     for name, part in parts.items():
@@ -310,7 +298,7 @@ def markdown(summary, brief=False):
                      for name in environment.get("gpus", [])})
     details = () if brief else (rank_table, end_to_end_table, clocks_table)
     for make in (*details, wire_table, host_memory_table, direct_table, packed_table, cuda_memory_table, residual_table,
-                 streams_table, in_flight_table, memory_table, faults_table, peer_table, ring_table, checks_table,
+                 in_flight_table, memory_table, faults_table, peer_table, ring_table, checks_table,
                  goals_table, parts_table):
         lines += make(parts)
     return "\n".join(lines) + "\n"
