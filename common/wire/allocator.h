@@ -9,8 +9,8 @@ namespace ringattn::wire {
 // Lets malloc keep what it has freed, up to a bound, instead of giving it back to the
 // kernel. gRPC allocates and frees memory for every read; by default glibc returns it
 // each time, and the kernel clears and maps it anew: a third of all processor time of a
-// bare gRPC relay (tests/bench/results/relay_settings.csv). Once, at the start of main, before other threads.
-// Programs that move much through the client library gain as much by calling it.
+// bare gRPC relay (tests/bench/results/relay_settings.csv). Once, at the start of main, before
+// other threads. Programs that move much through the client library gain as much by calling it.
 void KeepFreedMemory();
 
 // Bytes that malloc keeps free, in all arenas. Thread safe; some microseconds an arena.
