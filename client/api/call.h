@@ -1,6 +1,7 @@
-// What a call takes and gives. Tensors stay in the caller's memory throughout: inputs
-// are sent from it and outputs are written to it, without a copy in between (but see
-// CallOptions::streams and TransportPreference).
+// Arguments, options and results of one attention call.
+//
+// Tensors stay in the caller's memory. The library sends inputs from it and writes outputs to it
+// without an intermediate copy, except where TransportPreference says that tensors are staged.
 #ifndef RINGATTN_CLIENT_API_CALL_H_
 #define RINGATTN_CLIENT_API_CALL_H_
 
@@ -19,8 +20,8 @@
 
 namespace ringattn::client {
 
-// Host memory, row-major and little-endian, in the shapes of
-// proto/ringattn/v1/tensor.proto.
+// Tensor memory: row-major and little-endian, in the shapes of proto/ringattn/v1/tensor.proto.
+// Host memory, or an address in a CudaRegion. The caller owns it.
 using ConstBytes = absl::Span<const uint8_t>;
 using MutableBytes = absl::Span<uint8_t>;
 
@@ -34,141 +35,125 @@ MutableBytes MutableBytesOf(std::vector<T>& values) {
   return {reinterpret_cast<uint8_t*>(values.data()), values.size() * sizeof(T)};
 }
 
-// Tensors by their id: those that only some requests have. Inputs: SINKS where the options
-// have sinks, BIAS, MASK, Q_SEGMENT_IDS and KV_SEGMENT_IDS likewise, QKV or KV where shape.packing
-// says so (q, k and v are then left out), and of Backward also DLSE, whose presence here makes it
-// part of the request; outputs of Forward: PROBABILITIES; of Backward: DSINKS, DBIAS, DQKV or DKV.
-// A call that has any cannot
-// be split (CallOptions::streams).
+// Tensors that only some requests have, by id. An entry whose request does not have the tensor is
+// an error.
+//   inputs    SINKS, BIAS, MASK, Q_SEGMENT_IDS, KV_SEGMENT_IDS: where AttentionOptions asks for them
+//             QKV, or KV: where shape.packing asks for them; q, k and v, or k and v, are then empty
+//             DLSE: Backward only; its presence makes it part of the request
+//   outputs   PROBABILITIES: Forward with probability_rows
+//             DSINKS, DBIAS, DQKV, DKV: Backward, where the matching input is there
 template <typename Bytes>
 using TensorMap = std::map<v1::TensorId, Bytes>;
 
-// `Bytes`: what shows a tensor's memory.
-template <typename Bytes>
-struct BasicForwardArgs {
+// Inputs of a forward pass.
+struct ForwardArgs {
   v1::AttentionShape shape = {};
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
-  // Of out, dq, dk and dv, also where out is an input: `dtype` unless FLOAT32.
+  // Type of out: `dtype`, or FLOAT32.
   v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
-  // Packed documents only: of lse, and of dlse, both also where they are inputs.
+  // Layout of lse; other than the default only with packed documents.
   v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
-  // Rows whose softmax weights come back, as result PROBABILITIES.
+  // Rows whose softmax weights are returned as the output PROBABILITIES.
   std::vector<v1::ProbabilityRow> probability_rows = {};
-  Bytes q = {}, k = {}, v = {};
-  TensorMap<Bytes> more = {};
+  ConstBytes q = {}, k = {}, v = {};
+  TensorMap<ConstBytes> more = {};
 };
-using ForwardArgs = BasicForwardArgs<ConstBytes>;
 
-template <typename Bytes>
-struct BasicForwardResults {
-  Bytes out;
-  Bytes lse;  // fp32
-  TensorMap<Bytes> more = {};
+// Memory for the outputs of a forward pass. lse is fp32.
+struct ForwardResults {
+  MutableBytes out;
+  MutableBytes lse;
+  TensorMap<MutableBytes> more = {};
 };
-using ForwardResults = BasicForwardResults<MutableBytes>;
 
-template <typename Bytes>
-struct BasicBackwardArgs {
+// Inputs of a backward pass.
+struct BackwardArgs {
   v1::AttentionShape shape = {};
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
-  // Of out, dq, dk and dv, also where out is an input: `dtype` unless FLOAT32.
+  // Type of dq, dk and dv, and of out where it is an input: `dtype`, or FLOAT32.
   v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
-  // Packed documents only: of lse, and of dlse, both also where they are inputs.
+  // Layout of lse and of DLSE; other than the default only with packed documents.
   v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
   v1::AttentionOptions options = {};
   v1::PlanOptions plan = {};
-  Bytes q = {}, k = {}, v = {}, dout = {};
-  // CallReport::residual_handle of the Forward: the workers have all inputs but dout and DLSE, and
-  // only those are sent. shape, dtype, output_dtype and options must be the Forward's. The other
-  // tensors may be left out, all of them; where they are given, the call is sent once more with
-  // them should the residual be gone, and CallReport::residual_failure says why. Refused beside
-  // CallOptions::streams.
+  ConstBytes q = {}, k = {}, v = {}, dout = {};
+  // CallReport::residual_handle() of the Forward. The workers then already hold all inputs except
+  // dout and DLSE, and only those are sent. shape, dtype, output_dtype and options must equal the
+  // Forward's. The other tensors may be omitted, all of them. If they are given and the residual
+  // no longer exists, the library replays the call with the tensors and reports the reason in
+  // CallReport::residual_failure.
   std::string residual_handle = {};
-  bool keep_residual = false;  // for another Backward
-  // True: `out` and `lse` are given too. False: the server computes them again.
+  // Keeps the residual for another Backward. Requires residual_handle.
+  bool keep_residual = false;
+  // True: `out` and `lse` are inputs. False: the server recomputes them.
   bool has_forward_result = false;
-  Bytes out = {}, lse = {};
-  TensorMap<Bytes> more = {};
+  ConstBytes out = {}, lse = {};
+  TensorMap<ConstBytes> more = {};
 };
-using BackwardArgs = BasicBackwardArgs<ConstBytes>;
 
-template <typename Bytes>
-struct BasicBackwardResults {
-  Bytes dq, dk, dv;
-  TensorMap<Bytes> more = {};
+// Memory for the outputs of a backward pass.
+struct BackwardResults {
+  MutableBytes dq, dk, dv;
+  TensorMap<MutableBytes> more = {};
 };
-using BackwardResults = BasicBackwardResults<MutableBytes>;
 
-// Of CallOptions::streams. A coordinator's queue holds 256 requests.
-inline constexpr int kMaxStreams = 64;
-
-// How a call's tensors are to travel.
+// Which transport the library prefers for a call's tensors.
 enum class TransportPreference {
-  // By host memory if all of them lie in regions (region.h), or if they are 1 MiB or more and can
-  // pass through one of the library's that is ready: such are made, in the background, from a
-  // client's second such call on (ClientOptions::staging_bytes). Else straight to the workers if
-  // they are a MiB and more and the workers can be reached, else by the coordinator.
+  // The first of these that is available:
+  //   CUDA memory   all tensors lie in CUDA regions (cuda_region.h)
+  //   host memory   all tensors lie in host regions (region.h), or they have at least 1 MiB and fit
+  //                 a staging region that is ready. The library creates staging regions in the
+  //                 background from a client's second such call on (ClientOptions::staging_bytes).
+  //   direct        the tensors have at least 1 MiB and the workers are reachable
+  //   relay
   kAuto,
-  kRelay,   // by the coordinator
-  kDirect,  // straight to the workers; see CallOptions::transport_required
-  kHost,    // by host memory, staged if need be; likewise
-  // By CUDA memory if all tensors lie in regions of it (cuda_region.h); likewise. So does kAuto.
-  // Where it cannot be had, and with the others above, tensors in such regions are copied through
-  // host memory.
-  kCuda,
+  // Through the coordinator.
+  kRelay,
+  // Streams straight to the workers.
+  kDirect,
+  // Host memory. Tensors outside regions are staged.
+  kHostMemory,
+  // CUDA memory, if all tensors lie in CUDA regions. With any other outcome or preference, tensors
+  // in CUDA regions are copied through host memory.
+  kCudaMemory,
 };
 
 struct CallOptions {
-  // The same for every replay of the call. Made up if empty.
+  // The same for every replay of the call. Generated if empty.
   std::string request_id = {};
-  // More than 1: the call is sent as up to so many requests side by side (its batch
-  // rows, packed documents, blocks of queries or, backward, groups of heads), named
-  // <request_id>/0, /1, ... for GetStatus and Cancel. Each takes the
-  // client's next channel, so give the client as many; uploads, computation and
-  // downloads of different requests overlap.
-  // Results are the same up to rounding. Blocks of queries send the keys again that they
-  // share, and lse of documents and blocks passes through a buffer of its size; chunks of
-  // groups of heads, which lie between the others', through one of theirs.
-  // Which calls cannot be split, and how: call_split.h. How many requests it was:
-  // CallReport::streams().
-  int streams = 1;
-  // Forward: its inputs and results stay with the workers for this long, for a Backward that reads
-  // them (BackwardArgs::residual_handle); 0: for as long as the server thinks right. A Forward does
-  // not fail because they cannot be kept. INVALID_ARGUMENT beside `streams`, and for Backward.
+  // Forward only. Asks the workers to keep the inputs and results this long for a Backward
+  // (BackwardArgs::residual_handle). 0: the server's default. The Forward succeeds even if nothing
+  // can be kept. Backward returns INVALID_ARGUMENT if it is set.
   std::optional<absl::Duration> retain = {};
-  // Of tensors in regions a call is one request, whatever `streams` says. With `streams` and
-  // kAuto nothing is staged.
   TransportPreference transport = TransportPreference::kAuto;
-  // With kDirect, kHost and kCuda: FAILED_PRECONDITION, TRANSPORT_UNAVAILABLE rather than by the
-  // coordinator. A worker that has just joined is shown the tensors' regions, and the call
-  // replayed.
+  // With kDirect, kHostMemory and kCudaMemory: the call fails with FAILED_PRECONDITION,
+  // TRANSPORT_UNAVAILABLE instead of using another transport. If a worker has just joined, the
+  // library attaches the tensors' regions to it and replays the call.
   bool transport_required = false;
-  // For the call with all its replays, counted from its start.
+  // Covers the call with all its replays, from its start.
   absl::Duration deadline = absl::InfiniteDuration();
-  // Called on the library's threads, one call at a time; must not block.
+  // Called on the library's threads, one call at a time. Must not block.
   std::function<void(const v1::Progress&)> on_progress = {};
   absl::Duration progress_interval = absl::Milliseconds(200);
-  // The timeline of every rank, in CallReport::summary.
+  // Asks for the timeline of every rank, in CallReport::summary.
   bool with_timeline = false;
-  // W3C trace context that the call belongs to, "00-...": sent with every request of it, and found
-  // in the service's logs, its live page and CallReport::accepted. INVALID_ARGUMENT if it is not
-  // valid (trace_context.h).
+  // W3C trace context of the call, "00-...". It is sent with every request of the call and appears
+  // in the service's logs, on its status page and in CallReport::accepted. INVALID_ARGUMENT if it
+  // is malformed.
   std::string traceparent = {};
-  // A CRC-32C over every chunk, both ways.
+  // Protects every chunk in both directions by a CRC-32C.
   bool with_crc32c = true;
 };
 
-// Moments of the attempt that succeeded, in seconds since it began. Of a call in
-// several streams: the first to be accepted, the last to be uploaded, the first
-// output, the last to finish, since the first began. Of a staged call: since its tensors began to
-// be copied, until its results were.
+// Milestones of the attempt that succeeded, in seconds since `began`. For a call that copies its
+// tensors, `began` is the start of the copies in and `finished_seconds` the end of the copies out.
 struct ClientTimes {
   std::chrono::steady_clock::time_point began = {};
   double accepted_seconds = 0;
   double uploaded_seconds = 0;      // the last chunk was handed to the transport
-  double first_output_seconds = 0;  // 0 if there was no chunk down
+  double first_output_seconds = 0;  // 0: no chunk was received
   double finished_seconds = 0;
 };
 
@@ -176,24 +161,19 @@ struct CallReport {
   v1::Accepted accepted;
   v1::Summary summary;
   ClientTimes times;
-  // Why the tensors travelled as `accepted.transport()` says: the service's words, or this
-  // library's where it did not ask for anything else.
+  // Why the call used accepted.transport(): the service's explanation, or the library's where it
+  // offered nothing else.
   std::string transport_reason = {};
-  // Copied by this library into and out of regions of its own, as the tensors lay in none.
+  // Bytes that the library copied into and out of staging memory.
   uint64_t staged_bytes = 0;
-  // Of a call in several streams: each request's own report, in order of rows; the
-  // fields above are then what merged_report.h makes of them. Else empty.
-  std::vector<CallReport> parts = {};
-  // Backward: the reason (ErrorInfo) for which the residual could not be read and the tensors were
-  // sent instead, e.g. "RESIDUAL_LOST". Empty: it was read, or there was none.
+  // Backward: ErrorInfo.reason, e.g. "RESIDUAL_LOST", if the residual could not be read and the
+  // tensors were sent instead. Empty if the residual was read or the call named none.
   std::string residual_failure = {};
 
-  // Forward with CallOptions::retain: what was kept, or else why nothing was.
+  // Forward with CallOptions::retain: the handle of what the workers keep, or the reason why they
+  // keep nothing.
   const std::string& residual_handle() const { return summary.residual_handle(); }
   const std::string& residual_reason() const { return summary.residual_reason(); }
-  // The requests that the call was sent as: what CallOptions::streams asked for, or
-  // fewer where there were not so many rows.
-  size_t streams() const { return parts.empty() ? 1 : parts.size(); }
 };
 
 }  // namespace ringattn::client

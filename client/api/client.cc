@@ -14,8 +14,6 @@
 #include "client/call/call_plan.h"
 #include "client/call/cuda_call.h"
 #include "client/call/staged_operation.h"
-#include "client/split_operation.h"
-#include "client/split_plan.h"
 #include "common/process/loopback.h"
 #include "common/security/bearer_token.h"
 #include "common/security/credentials.h"
@@ -92,15 +90,15 @@ template <typename Args, typename Results>
 StagingPlan StagingFor(const Args& args, const Results& results, const CallOptions& options,
                        const RegionIndex& regions) {
   const bool asked = options.transport == TransportPreference::kHostMemory;
-  const bool may = options.transport == TransportPreference::kAuto && options.streams <= 1;
+  const bool may = options.transport == TransportPreference::kAuto;
   if (!asked && !may) return {};
   bool only_dout = false;
   if constexpr (std::is_same_v<Args, BackwardArgs>) {
     // The other tensors travel only if the residual is gone.
     only_dout = !args.residual_handle.empty() && !options.transport_required;
-    if (args.residual_handle.empty() && !CheckBackwardSizes(args, results).ok()) return {};
+    if (args.residual_handle.empty() && !CheckSizes(args, results).ok()) return {};
   } else {
-    if (!CheckForwardSizes(args, results).ok()) return {};
+    if (!CheckSizes(args, results).ok()) return {};
   }
   StagingPlan plan = PlanStaging(args, results, regions, only_dout);
   if (!asked && plan.copied_bytes < kMinStagedBytes) return {};
@@ -109,29 +107,13 @@ StagingPlan StagingFor(const Args& args, const Results& results, const CallOptio
   return plan;
 }
 
-absl::Status CheckSizes(const ForwardArgs& args, const ForwardResults& results) {
-  return CheckForwardSizes(args, results);
+// As CheckSizes. With a residual the other tensors may be omitted, so nothing is checked here.
+absl::Status CheckGivenSizes(const ForwardArgs& args, const ForwardResults& results) {
+  return CheckSizes(args, results);
 }
-// With a residual the other tensors may be left out.
-absl::Status CheckSizes(const BackwardArgs& args, const BackwardResults& results) {
+absl::Status CheckGivenSizes(const BackwardArgs& args, const BackwardResults& results) {
   if (!args.residual_handle.empty()) return absl::OkStatus();
-  return CheckBackwardSizes(args, results);
-}
-
-absl::StatusOr<std::vector<PlannedRequest>> PlanRequests(const ForwardArgs& args,
-                                                         const ForwardResults& results,
-                                                         const CallOptions& options,
-                                                         const ChunkLimits& limits,
-                                                         const RegionIndex& regions) {
-  return PlanForwardRequests(args, results, options, limits, regions);
-}
-
-absl::StatusOr<std::vector<PlannedRequest>> PlanRequests(const BackwardArgs& args,
-                                                         const BackwardResults& results,
-                                                         const CallOptions& options,
-                                                         const ChunkLimits& limits,
-                                                         const RegionIndex& regions) {
-  return PlanBackwardRequests(args, results, options, limits, regions);
+  return CheckSizes(args, results);
 }
 
 template <typename Response, typename Call>
@@ -237,33 +219,23 @@ SharedRegion::AttachCall Client::AttachCall() {
   };
 }
 
-Operation Client::Start(absl::StatusOr<std::vector<PlannedRequest>> requests,
-                        const CallOptions& options, const std::string& why_not_staged,
-                        const Done& done) {
-  if (!requests.ok()) return FailedOperation(options.request_id, requests.status(), done);
+Operation Client::Start(absl::StatusOr<PlannedRequest> request, const CallOptions& options,
+                        const std::string& why_not_staged, const Done& done) {
+  if (!request.ok()) return FailedOperation(options.request_id, request.status(), done);
   workers_->Prune();
-  std::vector<SplitRequest> ready;
-  for (PlannedRequest& request : *requests) {
-    if (request.plan.host == nullptr && !why_not_staged.empty()) {
-      absl::StrAppend(&request.plan.no_host_reason, ", and is not staged: ", why_not_staged);
-    }
-    ready.push_back({.params = {.request_id = std::move(request.request_id),
-                                .channel = NextChannel(),
-                                .workers = workers_,
-                                .plan = std::make_shared<const CallPlan>(std::move(request.plan)),
-                                .fallback = std::move(request.fallback),
-                                .registry = registry_,
-                                .retry = options_.retry,
-                                .token = token_,
-                                .deadline = options.deadline},
-                     .collect = std::move(request.collect)});
+  if (request->plan.host == nullptr && !why_not_staged.empty()) {
+    absl::StrAppend(&request->plan.no_host_reason, ", and is not staged: ", why_not_staged);
   }
-  if (ready.size() == 1) {
-    ready[0].params.done = done;
-    return StartOperation(std::move(ready[0].params));
-  }
-  return StartSplitOperation(
-      {.request_id = options.request_id, .requests = std::move(ready), .done = done});
+  return StartOperation({.request_id = options.request_id,
+                         .channel = NextChannel(),
+                         .workers = workers_,
+                         .plan = std::make_shared<const CallPlan>(std::move(request->plan)),
+                         .fallback = std::move(request->fallback),
+                         .registry = registry_,
+                         .retry = options_.retry,
+                         .token = token_,
+                         .deadline = options.deadline,
+                         .done = done});
 }
 
 template <typename Args, typename Results>
@@ -290,7 +262,7 @@ Operation Client::StartCall(const Args& args, const Results& results, const Call
     if (!stages) why_not = "no memory is ready for it yet";
   }
   if (!stages) {
-    return Start(PlanRequests(args, results, named, ChunkLimitsOf(options_), *regions_), named,
+    return Start(PlanRequest(args, results, named, ChunkLimitsOf(options_), *regions_), named,
                  why_not, done);
   }
   // A call lives no longer than this client.
@@ -301,7 +273,7 @@ Operation Client::StartCall(const Args& args, const Results& results, const Call
     CallOptions rest = named;
     rest.deadline = deadline;
     if (base != nullptr) PointToStage(staging, base, &in, &out);
-    return Start(PlanRequests(in, out, rest, ChunkLimitsOf(options_), *regions_), rest, why, ended);
+    return Start(PlanRequest(in, out, rest, ChunkLimitsOf(options_), *regions_), rest, why, ended);
   };
   return StartStagedOperation({.request_id = named.request_id,
                                .plan = std::move(staging),
@@ -317,7 +289,7 @@ Operation Client::StartCall(const Args& args, const Results& results, const Call
 template <typename Args, typename Results>
 Operation Client::StartWithCuda(const Args& args, const Results& results,
                                 const CallOptions& options, StagingPlan copies, const Done& done) {
-  if (absl::Status status = CheckSizes(args, results); !status.ok()) {
+  if (absl::Status status = CheckGivenSizes(args, results); !status.ok()) {
     return FailedOperation(options.request_id, status, done);
   }
   const bool wished = options.transport == TransportPreference::kCudaMemory;
@@ -335,7 +307,7 @@ Operation Client::StartWithCuda(const Args& args, const Results& results,
     CallOptions rest = options;
     rest.deadline = deadline;
     if (host == nullptr) {
-      return Start(PlanRequests(args, results, rest, ChunkLimitsOf(options_), *regions_), rest, "",
+      return Start(PlanRequest(args, results, rest, ChunkLimitsOf(options_), *regions_), rest, "",
                    ended);
     }
     if (rest.transport == TransportPreference::kCudaMemory)

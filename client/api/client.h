@@ -38,12 +38,11 @@
 
 namespace ringattn::client {
 
-struct PlannedRequest;  // split_plan.h
+struct PlannedRequest;  // call_plan.h
 struct StagingPlan;     // staged_operation.h
 
 struct ClientOptions {
-  // Connections; calls go round them. One call uses as many as it has streams
-  // (CallOptions), so this bounds how many streams at a time get one of their own.
+  // Connections to the coordinator. Calls use them in turn, one each.
   int channels = 4;
   // Connections to each worker that tensors go straight to (TransportPreference), 16 at most. 0: as
   // many as serve a call best, by the number of its workers and of this machine's cores.
@@ -94,8 +93,8 @@ class Client {
   // contents are worthless.
   // Errors: those of proto/ringattn/v1/attention.proto, with details (error.h);
   // INVALID_ARGUMENT, before anything is sent, where a buffer has not the size that
-  // shape and dtype give it, or `streams` cannot be had (call_split.h); INTERNAL if the
-  // server breaks the protocol; DATA_LOSS if a result arrives damaged.
+  // shape and dtype give it; INTERNAL if the server breaks the protocol; DATA_LOSS if a result
+  // arrives damaged.
   CallResult Forward(const ForwardArgs& args, const ForwardResults& results,
                      const CallOptions& options = {});
   CallResult Backward(const BackwardArgs& args, const BackwardResults& results,
@@ -162,7 +161,7 @@ class Client {
   Operation StartCall(const Args& args, const Results& results, const CallOptions& options,
                       const Done& done);
   // REQUIRES: options.request_id is set. `why_not_staged` goes into the report.
-  Operation Start(absl::StatusOr<std::vector<PlannedRequest>> requests, const CallOptions& options,
+  Operation Start(absl::StatusOr<PlannedRequest> request, const CallOptions& options,
                   const std::string& why_not_staged, const Done& done);
 
   const ClientOptions options_;

@@ -169,7 +169,6 @@ TEST_F(ResidualCall, WhatCannotBeIsRefusedBeforeAnythingIsSent) {
     EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
     return std::string(result.status().message());
   };
-  EXPECT_THAT(message({.streams = 2}), HasSubstr("streams: a residual is of one request"));
   EXPECT_THAT(message({.retain = absl::Minutes(1)}), HasSubstr("retain"));
   args_.q = BytesOf(tensor_);  // of the tensors, one
   EXPECT_THAT(message(), HasSubstr("has 0 bytes"));
@@ -199,9 +198,6 @@ TEST_F(ResidualCall, AForwardAsksForItAndSaysWhatCameOfIt) {
   EXPECT_EQ(asked.ttl().nanos(), 500'000'000);
   ASSERT_TRUE(client->Forward(args, results, {.retain = absl::ZeroDuration()}).ok());
   EXPECT_FALSE(asked.has_ttl());
-  const CallResult split =
-      client->Forward(args, results, {.streams = 2, .retain = absl::Minutes(1)});
-  EXPECT_THAT(std::string(split.status().message()), HasSubstr("streams"));
 }
 
 }  // namespace

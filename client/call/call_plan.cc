@@ -1,7 +1,7 @@
 #include "client/call/call_plan.h"
 
 #include <algorithm>
-#include <map>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -15,12 +15,10 @@
 namespace ringattn::client {
 namespace {
 
-template <typename Bytes>
-TensorTypes TypesOf(const BasicForwardArgs<Bytes>& args) {
+TensorTypes TypesOf(const ForwardArgs& args) {
   return {args.dtype, args.output_dtype, args.lse_format, args.probability_rows};
 }
-template <typename Bytes>
-TensorTypes TypesOf(const BasicBackwardArgs<Bytes>& args) {
+TensorTypes TypesOf(const BackwardArgs& args) {
   return {args.dtype, args.output_dtype, args.lse_format};
 }
 
@@ -35,7 +33,7 @@ absl::Status CheckSize(const Args& args, v1::TensorId tensor, uint64_t given_byt
 }
 
 template <typename Args>
-absl::Status CheckSizes(const Args& args, const CallPlan& plan) {
+absl::Status CheckBufferSizes(const Args& args, const CallPlan& plan) {
   for (const InputTensor& input : plan.inputs) {
     absl::Status status = CheckSize(args, input.tensor, input.bytes.size());
     if (!status.ok()) return status;
@@ -61,9 +59,9 @@ v1::ReplyOptions Reply(const CallOptions& options, const ChunkLimits& limits) {
 }
 
 template <typename Header, typename Args>
-void FillHeader(const Args& args, const CallOptions& options, const std::string& request_id,
-                const ChunkLimits& limits, Header* header) {
-  header->set_request_id(request_id);
+void FillHeader(const Args& args, const CallOptions& options, const ChunkLimits& limits,
+                Header* header) {
+  header->set_request_id(options.request_id);
   *header->mutable_shape() = args.shape;
   header->set_dtype(args.dtype);
   *header->mutable_options() = args.options;
@@ -147,7 +145,7 @@ void SetCuda(const CallOptions& options, CallPlan* plan) {
   plan->no_direct_reason = "the tensors lie in CUDA memory";
 }
 
-void SetTransport(const CallOptions& options, const RegionIndex* regions, CallPlan* plan) {
+void SetTransport(const CallOptions& options, const RegionIndex& regions, CallPlan* plan) {
   SetDirect(options, plan);
   plan->host_required =
       options.transport == TransportPreference::kHostMemory && options.transport_required;
@@ -155,11 +153,9 @@ void SetTransport(const CallOptions& options, const RegionIndex* regions, CallPl
     plan->no_host_reason = plan->no_direct_reason;
   } else if (options.transport == TransportPreference::kDirect) {
     plan->no_host_reason = "the caller chose streams to the workers";
-  } else if (regions == nullptr) {
-    plan->no_host_reason = "the client has no region";
   } else {
     plan->host =
-        HostTensorLocations::Of(plan->inputs, plan->outputs, *regions, &plan->no_host_reason);
+        HostTensorLocations::Of(plan->inputs, plan->outputs, regions, &plan->no_host_reason);
   }
   SetCuda(options, plan);
   plan->only_host = plan->host != nullptr && options.transport_required &&
@@ -242,10 +238,11 @@ bool HasDlse(const Args& args) {
   return args.more.count(v1::TENSOR_ID_DLSE) > 0;
 }
 
-template <typename Args, typename Input, typename Output>
+// `has_residual`: the inputs are only those that are sent in addition to a residual.
+template <typename Args>
 absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recompute_forward,
-                                     Buffers<Input> inputs, Buffers<Output> outputs,
-                                     bool beside_residual = false) {
+                                     Buffers<ConstBytes> inputs, Buffers<MutableBytes> outputs,
+                                     bool has_residual = false) {
   const absl::StatusOr<AttentionSpec> spec =
       SpecForTensors(args.shape, TypesOf(args), args.options, HasDlse(args));
   if (!spec.ok()) return spec.status();
@@ -254,7 +251,7 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recom
   CallPlan plan;
   plan.kind = kind;
   std::vector<TensorId> wanted = InputsOf(*spec, direction, recompute_forward);
-  if (beside_residual) {
+  if (has_residual) {
     wanted.erase(std::remove_if(wanted.begin(), wanted.end(),
                                 [](TensorId id) { return !IsSentBesideResidual(id); }),
                  wanted.end());
@@ -269,136 +266,143 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recom
   for (size_t i = 0; i < wanted.size(); ++i) plan.inputs[i].layout = LayoutOf(*spec, wanted[i]);
   const std::vector<TensorId> given = OutputsOf(*spec, direction);
   for (size_t i = 0; i < given.size(); ++i) plan.outputs[i].layout = LayoutOf(*spec, given[i]);
-  absl::Status sizes = CheckSizes(args, plan);
+  absl::Status sizes = CheckBufferSizes(args, plan);
   if (!sizes.ok()) return sizes;
   plan.direct_outputs = AsWorkersSend(*spec, given, plan.outputs);
   return plan;
 }
 
-template <typename Input, typename Output>
-absl::StatusOr<CallPlan> ForwardTensors(const BasicForwardArgs<Input>& args,
-                                        const BasicForwardResults<Output>& results) {
+absl::StatusOr<CallPlan> ForwardTensors(const ForwardArgs& args, const ForwardResults& results) {
   return PlanTensors(
       CallKind::kForward, args, /*recompute_forward=*/false,
-      Buffers<Input>(
+      Buffers<ConstBytes>(
           {{v1::TENSOR_ID_Q, args.q}, {v1::TENSOR_ID_K, args.k}, {v1::TENSOR_ID_V, args.v}},
           args.more),
-      Buffers<Output>({{v1::TENSOR_ID_OUT, results.out}, {v1::TENSOR_ID_LSE, results.lse}},
-                      results.more));
+      Buffers<MutableBytes>({{v1::TENSOR_ID_OUT, results.out}, {v1::TENSOR_ID_LSE, results.lse}},
+                            results.more));
 }
 
-template <typename Input, typename Output>
-absl::StatusOr<CallPlan> BackwardTensors(const BasicBackwardArgs<Input>& args,
-                                         const BasicBackwardResults<Output>& results) {
-  TensorMap<Input> inputs = args.more;
+Buffers<MutableBytes> Gradients(const BackwardResults& results) {
+  return Buffers<MutableBytes>({{v1::TENSOR_ID_DQ, results.dq},
+                                {v1::TENSOR_ID_DK, results.dk},
+                                {v1::TENSOR_ID_DV, results.dv}},
+                               results.more);
+}
+
+absl::StatusOr<CallPlan> BackwardTensors(const BackwardArgs& args, const BackwardResults& results) {
+  TensorMap<ConstBytes> inputs = args.more;
   if (args.has_forward_result) {
     inputs.emplace(v1::TENSOR_ID_OUT, args.out);
     inputs.emplace(v1::TENSOR_ID_LSE, args.lse);
   }
   return PlanTensors(CallKind::kBackward, args, !args.has_forward_result,
-                     Buffers<Input>({{v1::TENSOR_ID_Q, args.q},
-                                     {v1::TENSOR_ID_K, args.k},
-                                     {v1::TENSOR_ID_V, args.v},
-                                     {v1::TENSOR_ID_DOUT, args.dout}},
-                                    inputs),
-                     Buffers<Output>({{v1::TENSOR_ID_DQ, results.dq},
-                                      {v1::TENSOR_ID_DK, results.dk},
-                                      {v1::TENSOR_ID_DV, results.dv}},
-                                     results.more));
+                     Buffers<ConstBytes>({{v1::TENSOR_ID_Q, args.q},
+                                          {v1::TENSOR_ID_K, args.k},
+                                          {v1::TENSOR_ID_V, args.v},
+                                          {v1::TENSOR_ID_DOUT, args.dout}},
+                                         inputs),
+                     Gradients(results));
+}
+
+// The inputs of a Backward that reads a residual: dout and DLSE.
+absl::StatusOr<CallPlan> ResidualBackwardTensors(const BackwardArgs& args,
+                                                 const BackwardResults& results) {
+  TensorMap<ConstBytes> inputs;
+  const auto dlse = args.more.find(v1::TENSOR_ID_DLSE);
+  if (dlse != args.more.end()) inputs.insert(*dlse);
+  inputs.emplace(v1::TENSOR_ID_DOUT, args.dout);
+  return PlanTensors(CallKind::kBackward, args, /*recompute_forward=*/false,
+                     Buffers<ConstBytes>({}, inputs), Gradients(results), /*has_residual=*/true);
+}
+
+// Completes a plan that has its tensors: settings, transport, and the stream's first message.
+template <typename Request>
+absl::StatusOr<CallPlan> Complete(absl::StatusOr<CallPlan> tensors, const CallOptions& options,
+                                  const ChunkLimits& limits, const RegionIndex& regions,
+                                  Request request) {
+  if (!tensors.ok()) return tensors.status();
+  CallPlan plan = *std::move(tensors);
+  if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
+  SetTransport(options, regions, &plan);
+  InlineSmallInputs(&plan, request.mutable_header());
+  plan.header = wire::SerializeProto(request);
+  return plan;
+}
+
+v1::BackwardRequest RequestOf(const BackwardArgs& args, const CallOptions& options,
+                              const ChunkLimits& limits) {
+  v1::BackwardRequest request;
+  FillHeader(args, options, limits, request.mutable_header());
+  request.mutable_header()->set_has_dlse(HasDlse(args));
+  return request;
+}
+
+// A Backward that sends its tensors.
+absl::StatusOr<CallPlan> PlanFullBackward(const BackwardArgs& args, const BackwardResults& results,
+                                          const CallOptions& options, const ChunkLimits& limits,
+                                          const RegionIndex& regions) {
+  v1::BackwardRequest request = RequestOf(args, options, limits);
+  request.mutable_header()->set_has_forward_result(args.has_forward_result);
+  return Complete(BackwardTensors(args, results), options, limits, regions, std::move(request));
+}
+
+bool HasTensors(const BackwardArgs& args) {
+  return !args.q.empty() || !args.k.empty() || !args.v.empty() || args.has_forward_result ||
+         args.more.count(v1::TENSOR_ID_QKV) > 0 || args.more.count(v1::TENSOR_ID_KV) > 0;
 }
 
 }  // namespace
 
-absl::Status CheckForwardSizes(const ForwardArgs& args, const ForwardResults& results) {
+absl::Status CheckSizes(const ForwardArgs& args, const ForwardResults& results) {
   return ForwardTensors(args, results).status();
 }
 
-absl::Status CheckBackwardSizes(const BackwardArgs& args, const BackwardResults& results) {
+absl::Status CheckSizes(const BackwardArgs& args, const BackwardResults& results) {
   return BackwardTensors(args, results).status();
 }
 
-bool LiesInRegions(const ForwardArgs& args, const ForwardResults& results,
-                   const CallOptions& options, const RegionIndex& regions) {
-  absl::StatusOr<CallPlan> plan = ForwardTensors(args, results);
-  if (!plan.ok()) return false;
-  SetTransport(options, &regions, &*plan);
-  return plan->host != nullptr;
-}
-
-bool LiesInRegions(const BackwardArgs& args, const BackwardResults& results,
-                   const CallOptions& options, const RegionIndex& regions) {
-  absl::StatusOr<CallPlan> plan = BackwardTensors(args, results);
-  if (!plan.ok()) return false;
-  SetTransport(options, &regions, &*plan);
-  return plan->host != nullptr;
-}
-
-absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
-                                     const BasicForwardResults<MutableRuns>& results,
-                                     const CallOptions& options, const std::string& request_id,
-                                     const ChunkLimits& limits, const RegionIndex* regions) {
-  absl::StatusOr<CallPlan> tensors = ForwardTensors(args, results);
-  if (!tensors.ok()) return tensors.status();
-  CallPlan plan = *std::move(tensors);
-  if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
+absl::StatusOr<PlannedRequest> PlanRequest(const ForwardArgs& args, const ForwardResults& results,
+                                           const CallOptions& options, const ChunkLimits& limits,
+                                           const RegionIndex& regions) {
   v1::ForwardRequest request;
-  FillHeader(args, options, request_id, limits, request.mutable_header());
+  FillHeader(args, options, limits, request.mutable_header());
   for (const v1::ProbabilityRow& row : args.probability_rows) {
     *request.mutable_header()->mutable_reply()->add_probability_rows() = row;
   }
   if (options.retain) SetRetain(*options.retain, request.mutable_header());
-  SetTransport(options, regions, &plan);
-  InlineSmallInputs(&plan, request.mutable_header());
-  plan.header = wire::SerializeProto(request);
-  return plan;
+  auto plan =
+      Complete(ForwardTensors(args, results), options, limits, regions, std::move(request));
+  if (!plan.ok()) return plan.status();
+  return PlannedRequest{.plan = *std::move(plan)};
 }
 
-absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
-                                      const BasicBackwardResults<MutableRuns>& results,
-                                      const CallOptions& options, const std::string& request_id,
-                                      const ChunkLimits& limits, const RegionIndex* regions) {
-  absl::StatusOr<CallPlan> tensors = BackwardTensors(args, results);
-  if (!tensors.ok()) return tensors.status();
-  CallPlan plan = *std::move(tensors);
-  if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
-  v1::BackwardRequest request;
-  FillHeader(args, options, request_id, limits, request.mutable_header());
-  request.mutable_header()->set_has_forward_result(args.has_forward_result);
-  request.mutable_header()->set_has_dlse(HasDlse(args));
-  SetTransport(options, regions, &plan);
-  InlineSmallInputs(&plan, request.mutable_header());
-  plan.header = wire::SerializeProto(request);
-  return plan;
-}
-
-absl::StatusOr<CallPlan> PlanResidualBackward(
-    const BackwardArgs& args, const BackwardResults& results, const CallOptions& options,
-    const std::string& request_id, const ChunkLimits& limits, const RegionIndex* regions) {
-  TensorMap<ConstRuns> inputs;
-  const auto dlse = args.more.find(v1::TENSOR_ID_DLSE);
-  if (dlse != args.more.end()) inputs.emplace(dlse->first, dlse->second);
-  inputs.emplace(v1::TENSOR_ID_DOUT, args.dout);
-  TensorMap<MutableRuns> outputs;
-  for (const auto& [tensor, bytes] : results.more) outputs.emplace(tensor, bytes);
-  absl::StatusOr<CallPlan> tensors = PlanTensors(
-      CallKind::kBackward, args, /*recompute_forward=*/false, Buffers<ConstRuns>({}, inputs),
-      Buffers<MutableRuns>({{v1::TENSOR_ID_DQ, results.dq},
-                            {v1::TENSOR_ID_DK, results.dk},
-                            {v1::TENSOR_ID_DV, results.dv}},
-                           outputs),
-      /*beside_residual=*/true);
-  if (!tensors.ok()) return tensors.status();
-  CallPlan plan = *std::move(tensors);
-  if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
-  v1::BackwardRequest request;
-  FillHeader(args, options, request_id, limits, request.mutable_header());
+absl::StatusOr<PlannedRequest> PlanRequest(const BackwardArgs& args, const BackwardResults& results,
+                                           const CallOptions& options, const ChunkLimits& limits,
+                                           const RegionIndex& regions) {
+  if (options.retain) {
+    return absl::InvalidArgumentError("retain: only a Forward leaves a residual");
+  }
+  if (args.residual_handle.empty()) {
+    if (args.keep_residual) {
+      return absl::InvalidArgumentError("keep_residual is set, but residual_handle is empty");
+    }
+    auto plan = PlanFullBackward(args, results, options, limits, regions);
+    if (!plan.ok()) return plan.status();
+    return PlannedRequest{.plan = *std::move(plan)};
+  }
+  v1::BackwardRequest request = RequestOf(args, options, limits);
   request.mutable_header()->set_residual_handle(args.residual_handle);
   request.mutable_header()->set_keep_residual(args.keep_residual);
-  request.mutable_header()->set_has_dlse(HasDlse(args));
-  SetTransport(options, regions, &plan);
-  InlineSmallInputs(&plan, request.mutable_header());
-  plan.header = wire::SerializeProto(request);
-  return plan;
+  auto plan = Complete(ResidualBackwardTensors(args, results), options, limits, regions,
+                       std::move(request));
+  if (!plan.ok()) return plan.status();
+  PlannedRequest planned{.plan = *std::move(plan)};
+  if (HasTensors(args)) {
+    auto fallback = PlanFullBackward(args, results, options, limits, regions);
+    if (!fallback.ok()) return fallback.status();
+    planned.fallback = std::make_shared<const CallPlan>(*std::move(fallback));
+  }
+  return planned;
 }
 
 }  // namespace ringattn::client

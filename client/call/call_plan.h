@@ -1,51 +1,46 @@
-// From a caller's arguments to what travels: checks the buffers' sizes and builds the
-// stream's header.
+// Translates a caller's arguments into a CallPlan: checks buffer sizes, chooses the transports to
+// offer, and builds the stream's first message.
+// Tests: client/api/client_test.cc, residual_call_test.cc, region_call_test.cc.
 #ifndef RINGATTN_CLIENT_CALL_CALL_PLAN_H_
 #define RINGATTN_CLIENT_CALL_CALL_PLAN_H_
 
 #include <cstdint>
-#include <string>
+#include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/api/call.h"
 #include "client/call/attempt.h"
-#include "client/transfer/byte_runs.h"
 
 namespace ringattn::client {
 
+// Largest chunk in each direction, in bytes. up_bytes 0: the server's recommendation.
 struct ChunkLimits {
   uint32_t up_bytes = 0;
   uint32_t down_bytes = 0;
 };
 
-// The buffers alone. Errors: as below.
-absl::Status CheckForwardSizes(const ForwardArgs& args, const ForwardResults& results);
-absl::Status CheckBackwardSizes(const BackwardArgs& args, const BackwardResults& results);
+struct PlannedRequest {
+  CallPlan plan;
+  // Replaces `plan` if the residual that it reads no longer exists: the same call with its
+  // tensors. Null if the call has no residual, or the caller gave no tensors.
+  std::shared_ptr<const CallPlan> fallback = nullptr;
+};
 
-// `regions`: the client's; null: it has none. Errors: INVALID_ARGUMENT naming the first buffer
-// whose size is not what shape and dtype make it.
-absl::StatusOr<CallPlan> PlanForward(const BasicForwardArgs<ConstRuns>& args,
-                                     const BasicForwardResults<MutableRuns>& results,
-                                     const CallOptions& options, const std::string& request_id,
-                                     const ChunkLimits& limits,
-                                     const RegionIndex* regions = nullptr);
-absl::StatusOr<CallPlan> PlanBackward(const BasicBackwardArgs<ConstRuns>& args,
-                                      const BasicBackwardResults<MutableRuns>& results,
-                                      const CallOptions& options, const std::string& request_id,
-                                      const ChunkLimits& limits,
-                                      const RegionIndex* regions = nullptr);
+// Returns INVALID_ARGUMENT naming the first buffer whose size differs from what shape and dtype
+// require. The Backward form requires an empty residual_handle.
+absl::Status CheckSizes(const ForwardArgs& args, const ForwardResults& results);
+absl::Status CheckSizes(const BackwardArgs& args, const BackwardResults& results);
 
-// Whether the transport that the options wish for is host memory and all tensors lie in regions.
-// REQUIRES: the sizes are right.
-bool LiesInRegions(const ForwardArgs& args, const ForwardResults& results,
-                   const CallOptions& options, const RegionIndex& regions);
-bool LiesInRegions(const BackwardArgs& args, const BackwardResults& results,
-                   const CallOptions& options, const RegionIndex& regions);
-
-// A Backward that reads args.residual_handle: dout and DLSE are all that it sends.
-absl::StatusOr<CallPlan> PlanResidualBackward(
-    const BackwardArgs& args, const BackwardResults& results, const CallOptions& options,
-    const std::string& request_id, const ChunkLimits& limits, const RegionIndex* regions);
+// Plans one call. The plan refers to the caller's memory. `regions` are the client's.
+// Requires options.request_id. Errors: INVALID_ARGUMENT for a wrong buffer size, a malformed
+// traceparent, or options that contradict each other.
+absl::StatusOr<PlannedRequest> PlanRequest(const ForwardArgs& args, const ForwardResults& results,
+                                           const CallOptions& options, const ChunkLimits& limits,
+                                           const RegionIndex& regions);
+absl::StatusOr<PlannedRequest> PlanRequest(const BackwardArgs& args, const BackwardResults& results,
+                                           const CallOptions& options, const ChunkLimits& limits,
+                                           const RegionIndex& regions);
 
 }  // namespace ringattn::client
 

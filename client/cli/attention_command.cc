@@ -19,7 +19,7 @@ namespace ringattn::client::cli {
 namespace {
 
 std::string StateName(v1::RequestState state) {
-  return absl::AsciiStrToLower(absl::StripPrefix(v1::OperationState_Name(state), "REQUEST_STATE_"));
+  return absl::AsciiStrToLower(absl::StripPrefix(v1::RequestState_Name(state), "REQUEST_STATE_"));
 }
 
 // Keeps the process small while tensors pass through its mappings.
@@ -55,7 +55,7 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
   const auto deadline = ParseDeadline(flags.deadline);
   if (!deadline.ok()) return deadline.status();
   ClientOptions client_options;
-  client_options.channels = flags.streams;
+  client_options.channels = 1;
   client_options.channels_per_worker = flags.channels_per_worker;
   client_options.staging_bytes = flags.staging_bytes;
   auto client = flags.server.Connect(client_options);
@@ -68,7 +68,6 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
   ProgressBar bar(*interval);
   bar.Update("connecting", -1);
   CallOptions options{.request_id = flags.request_id,
-                      .streams = flags.streams,
                       .retain = *retain,
                       .deadline = *deadline,
                       .with_timeline = !flags.trace.empty(),
@@ -136,7 +135,6 @@ void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
   command->add_option("--traceparent", traceparent,
                       "W3C trace context that the call belongs to: 00-TRACE-PARENT-FLAGS; in the "
                       "service's logs and in --trace");
-  AddStreamsFlag(command, &streams);
   AddTransportFlags(command, &transport, &staging_bytes);
   AddCudaFlags(command, &cuda);
   AddChannelsFlag(command, &channels_per_worker);

@@ -30,7 +30,6 @@ struct AttentionFlags {
   std::string retain;    // forward's; empty: nothing is kept
   std::string residual;  // backward's; likewise
   bool keep_residual = false;
-  int streams = 1;
   std::string transport = "auto";
   CudaFlags cuda;
   int channels_per_worker = ClientOptions().channels_per_worker;

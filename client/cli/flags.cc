@@ -333,17 +333,6 @@ void AddPackingFlag(CLI::App* command, v1::Packing* packing) {
       ->check(CLI::IsMember({"none", "qkv", "kv"}));
 }
 
-void AddStreamsFlag(CLI::App* command, int* streams) {
-  command
-      ->add_option("--streams", *streams,
-                   "Send the call as up to this many requests side by side, on connections of "
-                   "their own: by batch rows or documents, or one batch row forward by blocks of "
-                   "queries, which send the keys that they share again, and backward by groups of "
-                   "heads")
-      ->check(CLI::Range(1, kMaxStreams))
-      ->capture_default_str();
-}
-
 namespace {
 
 template <typename Header>

@@ -106,9 +106,6 @@ void AddProbabilitiesFlag(CLI::App* command, std::vector<v1::ProbabilityRow>* ro
 // Adds --packing=none|qkv|kv, of the file that is generated.
 void AddPackingFlag(CLI::App* command, v1::Packing* packing);
 
-// Adds --streams=N.
-void AddStreamsFlag(CLI::App* command, int* streams);
-
 // Checks the problem with the service's own rules and default limits, without a
 // server. Errors: the code and the violations that the server would give.
 absl::StatusOr<ValidRequest> ValidateLocally(const Problem& problem, Direction direction,

@@ -1,7 +1,6 @@
 #include "client/cli/report.h"
 
 #include <algorithm>
-#include <chrono>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -114,7 +113,6 @@ Json KernelsJson(const v1::RankReport& rank) {
   return kernels;
 }
 
-// Of a call or one of its parts.
 Json MeasuredJson(const CallReport& report) {
   const v1::Summary& summary = report.summary;
   uint64_t ring_bytes = 0;
@@ -162,19 +160,11 @@ Json MeasuredJson(const CallReport& report) {
 
 Json CallJson(const Problem& problem, const CallReport& report) {
   Json json = MeasuredJson(report);
-  json["streams"] = report.streams();
   json["shape"] = ShapeJson(problem);
   json["options"] = OptionsJson(problem);
   json["residual"] = {{"handle", report.residual_handle()},
                       {"reason", report.residual_reason()},
                       {"failure", report.residual_failure}};
-  if (report.parts.empty()) return json;
-  Json& parts = json["parts"] = Json::array();
-  for (const CallReport& part : report.parts) {
-    parts.push_back(MeasuredJson(part));
-    parts.back()["began_seconds"] =
-        std::chrono::duration<double>(part.times.began - report.times.began).count();
-  }
   return json;
 }
 
@@ -219,10 +209,6 @@ std::string CallText(const CallReport& report) {
   std::string text = absl::StrFormat("plan   %s, %s, %d %s: %s\n", ShortName(plan.schedule()),
                                      ShortName(plan.layout()), plan.world_size(),
                                      plan.world_size() == 1 ? "member" : "members", plan.reason());
-  if (report.streams() > 1) {
-    absl::StrAppendFormat(&text, "split  %d requests side by side, so that stages overlap\n",
-                          report.streams());
-  }
   absl::StrAppendFormat(&text, "time   %.3f s in all", report.times.finished_seconds);
   for (const v1::StageTime& stage : summary.stages()) {
     absl::StrAppendFormat(&text, ", %s %.3f", ShortName(stage.stage()), ToSeconds(stage.time()));
@@ -249,10 +235,7 @@ std::string CallText(const CallReport& report) {
   }
   absl::StrAppend(&text, "by     ", ShortName(report.accepted.transport()),
                   report.transport_reason.empty() ? "" : ": ", report.transport_reason, "\n");
-  if (summary.attempts() > 1 && report.streams() > 1) {
-    absl::StrAppend(&text, "sent   ", summary.attempts() - 1, " requests again under request id ",
-                    report.accepted.request_id(), "/...\n");
-  } else if (summary.attempts() > 1) {
+  if (summary.attempts() > 1) {
     absl::StrAppend(&text, "sent   ", summary.attempts(), " times under request id ",
                     report.accepted.request_id(), "\n");
   }

@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <map>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/flags.h"
@@ -80,12 +78,10 @@ class Events {
   std::map<std::pair<int, std::string>, int> rows_;
 };
 
-// One request's bars. `began` is when it began, in the trace's time; `row_suffix` keeps
-// its bars apart from those of requests that overlap it.
-class RequestBars {
+// The bars of one call.
+class CallBars {
  public:
-  RequestBars(Events& events, const CallReport& report, double began, std::string row_suffix)
-      : events_(events), report_(report), began_(began), row_suffix_(std::move(row_suffix)) {}
+  CallBars(Events& events, const CallReport& report) : events_(events), report_(report) {}
 
   void Client() {
     const ClientTimes& times = report_.times;
@@ -134,60 +130,26 @@ class RequestBars {
   void Bar(int process, const std::string& row, const std::string& name,
            const std::string& category, double begin_seconds, double end_seconds,
            const Json& arguments = Json::object()) {
-    events_.Bar(process, row + row_suffix_, name, category, began_ + begin_seconds,
-                began_ + end_seconds, arguments);
+    events_.Bar(process, row, name, category, begin_seconds, end_seconds, arguments);
   }
 
   Events& events_;
   const CallReport& report_;
-  const double began_;
-  const std::string row_suffix_;
 };
-
-std::vector<RequestBars> BarsOf(const CallReport& report, Events& events) {
-  std::vector<RequestBars> requests;
-  if (report.parts.empty()) {
-    requests.emplace_back(events, report, 0, "");
-    return requests;
-  }
-  for (size_t i = 0; i < report.parts.size(); ++i) {
-    const CallReport& part = report.parts[i];
-    const double began =
-        std::chrono::duration<double>(part.times.began - report.times.began).count();
-    requests.emplace_back(events, part, began, absl::StrCat(" ", i));
-  }
-  return requests;
-}
 
 }  // namespace
 
 Json TraceJson(const CallReport& report) {
   Events events;
-  std::vector<RequestBars> requests = BarsOf(report, events);
+  CallBars bars(events, report);
   events.Process(kClientProcess, "client");
-  for (RequestBars& request : requests) request.Client();
+  bars.Client();
   events.Process(kCoordinatorProcess, "coordinator");
-  for (RequestBars& request : requests) request.Coordinator();
-
-  if (report.parts.empty()) {
-    for (const v1::RankReport& rank : report.summary.ranks()) {
-      const int process = kFirstRankProcess + static_cast<int>(rank.rank());
-      events.Process(process, absl::StrCat("rank ", rank.rank(), " ", rank.worker()));
-      requests[0].Rank(process, rank);
-    }
-    return events.Take(report);
-  }
-  // A worker may be of another rank in each part.
-  std::map<std::string, int> processes;
+  bars.Coordinator();
   for (const v1::RankReport& rank : report.summary.ranks()) {
-    const int process = kFirstRankProcess + static_cast<int>(processes.size());
-    processes.emplace(rank.worker(), process);
-    events.Process(process, rank.worker());
-  }
-  for (size_t i = 0; i < requests.size(); ++i) {
-    for (const v1::RankReport& rank : report.parts[i].summary.ranks()) {
-      requests[i].Rank(processes.at(rank.worker()), rank);
-    }
+    const int process = kFirstRankProcess + static_cast<int>(rank.rank());
+    events.Process(process, absl::StrCat("rank ", rank.rank(), " ", rank.worker()));
+    bars.Rank(process, rank);
   }
   return events.Take(report);
 }

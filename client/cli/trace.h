@@ -12,9 +12,8 @@
 
 namespace ringattn::client::cli {
 
-// Times are microseconds since the successful attempt began. Ranks report theirs
-// since the server accepted; they are shifted by when the client saw that. A call in
-// several streams: since the first of them began, each with rows of its own.
+// Times are microseconds since the successful attempt began. Ranks report times since the server
+// accepted the request; these are shifted by the moment at which the client received Accepted.
 Json TraceJson(const CallReport& report);
 
 // The file that a timeline goes to, opened before the call so that a path that cannot be

@@ -50,50 +50,23 @@ TEST(Trace, BarsOfARankAreShiftedAndOnRowsByCategory) {
   EXPECT_NE(rows[0], rows[1]);
 }
 
-TEST(Trace, PartsOfACallAreSideBySide) {
-  const std::chrono::steady_clock::time_point start(std::chrono::seconds(5));
+TEST(Trace, NamesTheCallAndItsTransport) {
   CallReport report;
-  report.times.began = start;
-  report.summary.add_ranks()->set_worker("worker-7");
-  for (int i = 0; i < 2; ++i) {
-    CallReport part;
-    part.times = {.began = start + std::chrono::seconds(10 * i), .accepted_seconds = 1};
-    v1::RankReport* rank = part.summary.add_ranks();
-    rank->set_rank(i);
-    rank->set_worker("worker-7");
-    v1::TimelineEvent* event = rank->add_timeline();
-    event->set_category(v1::TIMELINE_CATEGORY_COMPUTE);
-    SetSeconds(2, event->mutable_begin());
-    SetSeconds(3, event->mutable_end());
-    report.parts.push_back(part);
-  }
-  std::vector<double> begins;
-  std::vector<int> rows;
   report.accepted.set_request_id("mine");
   report.accepted.set_traceparent("00-trace");
-  report.accepted.set_transport(v1::TRANSPORT_HOST_MEMORY);
-  report.transport_reason = "asked for";
-  report.parts[1].accepted.set_transport(v1::TRANSPORT_DIRECT);
-  report.parts[1].transport_reason = "no region";
+  report.accepted.set_transport(v1::TRANSPORT_DIRECT);
+  report.transport_reason = "no region";
   const Json trace = TraceJson(report);
   EXPECT_EQ(trace["otherData"]["request_id"], "mine");
   EXPECT_EQ(trace["otherData"]["traceparent"], "00-trace");
-  EXPECT_EQ(trace["otherData"]["transport"], "host_memory");
-  EXPECT_EQ(trace["otherData"]["transport_reason"], "asked for");
+  EXPECT_EQ(trace["otherData"]["transport"], "direct");
+  EXPECT_EQ(trace["otherData"]["transport_reason"], "no region");
   std::vector<Json> uploads;
   for (const Json& event : trace["traceEvents"]) {
     if (event["ph"] == "X" && event["name"] == "upload") uploads.push_back(event["args"]);
   }
-  ASSERT_EQ(uploads.size(), 2u);
-  EXPECT_EQ(uploads[1], (Json{{"transport", "direct"}, {"reason", "no region"}}));
-  for (const Json& event : trace["traceEvents"]) {
-    if (event["ph"] != "X" || event["pid"] != 10) continue;
-    begins.push_back(event["ts"]);
-    rows.push_back(event["tid"]);
-  }
-  EXPECT_EQ(begins, (std::vector<double>{3e6, 13e6}));
-  ASSERT_EQ(rows.size(), 2u);
-  EXPECT_NE(rows[0], rows[1]);
+  ASSERT_EQ(uploads.size(), 1u);
+  EXPECT_EQ(uploads[0], (Json{{"transport", "direct"}, {"reason", "no region"}}));
 }
 
 TEST(TraceFile, APathThatCannotBeWrittenFailsWhenItIsOpened) {

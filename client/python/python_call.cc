@@ -96,7 +96,6 @@ client::CallOptions CallOptionsOf(const py::dict& call) {
       transport != "auto" && options.transport != client::TransportPreference::kRelay;
   if (retain_seconds >= 0) options.retain = absl::Seconds(retain_seconds);
   ReadItem(call, "request_id", &options.request_id);
-  ReadItem(call, "streams", &options.streams);
   ReadItem(call, "timeline", &options.with_timeline);
   ReadItem(call, "traceparent", &options.traceparent);
   ReadItem(call, "crc32c", &options.with_crc32c);
@@ -323,7 +322,6 @@ py::tuple PythonCall::Result() {
   report["request_id"] = request_id();
   report["accepted"] = ToDict(result->accepted);
   report["summary"] = ToDict(result->summary);
-  report["streams"] = result->streams();
   report["transport_reason"] = result->transport_reason;
   report["staged_bytes"] = result->staged_bytes;
   report["residual_failure"] = result->residual_failure;

@@ -66,7 +66,7 @@ class PythonCall {
   // `request`: {"shape", "dtype", "output_dtype", "lse_format", "options", "plan"}, as the protos
   // name them, of a forward "probability_rows", and of a backward "residual_handle",
   // "keep_residual". `inputs`, `outputs`: tensors' names to
-  // objects with the buffer protocol. `call`: {"request_id", "streams", "deadline", "timeline",
+  // objects with the buffer protocol. `call`: {"request_id", "deadline", "timeline",
   // "traceparent", "crc32c", "transport", "retain", "progress_interval"}, the last two in seconds:
   // retain 0 for as long as the service thinks right, no interval for no progress. Throws:
   // pybind11::value_error naming a field; what HeldBuffers throws.

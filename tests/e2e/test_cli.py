@@ -57,9 +57,6 @@ def test_sinks_and_dlse(ring, tmp_path, documents):
             ("backward", ["--dlse"], "sinks")]:
         done = cli(command, server, read, f"--output={tmp_path}/x", *flags, *OPTIONS, code=3)
         assert f'"{says}" is there without --{says}' in done.stderr
-    done = cli("forward", server, read, f"--output={tmp_path}/x", "--sinks", "--streams=2",
-               *OPTIONS, code=None)
-    assert "streams" in done.stderr and "sinks" in done.stderr
     plain = tmp_path / "p.safetensors"
     generate(plain)
     done = cli("forward", server, f"--input={plain}", f"--output={tmp_path}/x", "--sinks", *OPTIONS,
@@ -67,12 +64,11 @@ def test_sinks_and_dlse(ring, tmp_path, documents):
     assert '"sinks" is missing; --sinks needs it' in done.stderr
 
 
-@pytest.mark.parametrize("streams", ["1", "3"])
-def test_fp32_results(ring, tmp_path, streams):
+def test_fp32_results(ring, tmp_path):
     source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
     generate(source)
     server, fp32 = f"--server={ring.address}", "--output_dtype=fp32"
-    ask = [server, fp32, f"--streams={streams}", *OPTIONS]
+    ask = [server, fp32, *OPTIONS]
     wrote = cli("forward", *ask, f"--input={source}", f"--output={forward}").stdout
     assert "out fp32" in wrote
     cli("verify", f"--input={source}", f"--output={forward}", fp32, "--causal")
@@ -85,13 +81,13 @@ def test_fp32_results(ring, tmp_path, streams):
     assert "dq" in checked and "dv" in checked
 
 
-@pytest.mark.parametrize("dtype, streams", [("bf16", "1"), ("fp16", "3")])
-def test_fp8(ring, tmp_path, dtype, streams):
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_fp8(ring, tmp_path, dtype):
     """Products in e4m3: judged by the option's own bound, which a result without it does not keep."""
     source, fp8, plain = (tmp_path / f"{n}.safetensors" for n in "ifp")
     generate(source, dtype=dtype)
     server, read, asked = f"--server={ring.address}", f"--input={source}", "--compute_dtype=fp8_e4m3"
-    cli("forward", server, read, f"--output={fp8}", asked, f"--streams={streams}", *OPTIONS)
+    cli("forward", server, read, f"--output={fp8}", asked, *OPTIONS)
     checked = cli("verify", read, f"--output={fp8}", asked, "--causal").stdout
     assert re.search(r"^out ok", checked, re.M) and re.search(r"^lse ok", checked, re.M), checked
     cli("forward", server, read, f"--output={plain}", *OPTIONS)
@@ -154,9 +150,6 @@ def test_score_terms(ring, tmp_path, documents, encoding):
         done = cli("forward", server, f"--input={plain}", f"--output={tmp_path}/x", flag, *OPTIONS,
                    code=3)
         assert f'"{tensor}" is missing; {flag} needs it' in done.stderr
-    done = cli("forward", server, f"--input={plain}", f"--output={tmp_path}/x", "--streams=2",
-               "--dropout=0.1,1", *OPTIONS, code=None)
-    assert "streams" in done.stderr and "dropout" in done.stderr
 
 
 def test_bad_term_flags(ring, tmp_path):

@@ -105,8 +105,5 @@ def test_what_cannot_be(ring, tmp_path, tensors):
     done = cli("forward", f"--server={ring.address}", f"--input={tensors}",
                f"--output={tmp_path}/x", "--dilation=8:2", "--probabilities=0:1", code=None)
     assert "reply.probability_rows" in done.stderr
-    done = cli("forward", f"--server={ring.address}", f"--input={tensors}",
-               f"--output={tmp_path}/x", "--dilation=8:2", "--streams=2", code=None)
-    assert "options.dilation_levels cannot be split" in done.stderr
     info = json.loads(cli("info", f"--server={ring.address}", "--json").stdout)
     assert "dilation_levels" in json.dumps(info)

@@ -76,8 +76,7 @@ def test_the_command_line_says_which_way(ring, tmp_path):
         assert direct["client_seconds"]["first_output"] > 0
         assert files["relay"].read_bytes() == files["direct"].read_bytes()
         assert files["relay"].read_bytes() == files["auto"].read_bytes()
-    split = call(ring, "forward", source, files["auto"], "--streams=3")
-    assert split["streams"] == 3
+    call(ring, "forward", source, files["auto"])
     subprocess.run([CLI, "verify", f"--input={source}", f"--output={files['auto']}", "--causal"],
                    check=True, capture_output=True)
 

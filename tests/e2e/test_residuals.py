@@ -334,14 +334,11 @@ def test_the_command_line_and_its_fallback(make_ring, tmp_path):
     cli("verify", f"--input={given}", f"--output={grad}", f"--forward={out}", "--causal")
 
     # Refused before anything is sent.
-    for flags, expected in [(["--retain=1m", "--streams=2"], "streams"),
-                            (["--retain=never"], "--retain=never"), (["--retain=30h"],
-                                                                     "retain.ttl")]:
+    for flags, expected in [(["--retain=never"], "--retain=never"),
+                            (["--retain=30h"], "retain.ttl")]:
         code = 2 if "never" in flags[0] else 3
         assert expected in cli("forward", server, f"--input={given}", f"--output={out}",
                                *ring_flags, *flags, expect=code)
-    assert "streams" in cli("backward", server, f"--input={given}", f"--output={grad}", "--causal",
-                            f"--residual={handle}", "--streams=2", expect=3)
     assert "--residual" in cli("backward", server, f"--input={given}", f"--output={grad}",
                                "--keep_residual", expect=2)
 

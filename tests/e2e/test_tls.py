@@ -30,7 +30,7 @@ def test_everything_works_over_mutual_tls(secure, pki, tmp_path):
     cli("generate", f"--output={source}", "--seq_len=700", "--heads=4", "--kv_heads=2",
         "--head_dim=32", "--dtype=bf16", "--seed=7", "--with_dout")
     options = ["--causal", "--schedule=ring", "--world_size=2"]
-    cli("forward", *reach, f"--input={source}", f"--output={forward}", *options, "--streams=2",
+    cli("forward", *reach, f"--input={source}", f"--output={forward}", *options,
         "--request_id=over-tls")
     cli("backward", *reach, f"--input={source}", f"--output={backward}", *options)
     cli("verify", f"--input={source}", f"--output={backward}", f"--forward={forward}", "--causal")

@@ -1,8 +1,12 @@
 """A request takes of each worker what its plan says, and beside it a process keeps a bounded rest."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from stubs import attention_pb2 as pb
+from test_cli import cli
 from worker_memory import KEPT_BYTES, idle_bytes, inputs_of, kept_bytes, typical_growth, warm_up
 
 
@@ -20,3 +24,24 @@ def test_a_request_takes_what_its_plan_says(make_ring, workers):
     kept = kept_bytes(ring, start)
     print(f"kept beside requests: {kept / 1e6:.1f} MB")
     assert kept <= KEPT_BYTES
+
+
+def test_requests_queue_for_the_workers_memory(make_ring, tmp_path):
+    """Concurrent requests of which no two fit into a worker's memory limit all succeed."""
+    source = tmp_path / "i.safetensors"
+    cli("generate", f"--output={source}", "--seq_len=4000", "--heads=8", "--head_dim=64", "--dtype=fp32", "--seed=7")
+
+    def forward(ring, index):
+        output = tmp_path / f"f{index}.safetensors"
+        done = cli("forward", f"--server={ring.address}", f"--input={source}", f"--output={output}", "--schedule=ring",
+                   "--world_size=2", "--window=200,0", "--deadline=100s", "--json")
+        return output, json.loads(done.stdout)
+
+    _, alone = forward(make_ring(workers=2), 0)
+    needed = max(rank["buffer_bytes"] for rank in alone["plan"]["ranks"])
+    tight = make_ring(workers=2, worker_flags=[f"--memory_limit={needed * 3 // 2}"])
+    with ThreadPoolExecutor(4) as callers:
+        calls = list(callers.map(lambda index: forward(tight, index), range(1, 5)))
+    for output, report in calls:
+        assert report["plan"]["world_size"] == 2 and report["attempts"] == 1
+        cli("verify", f"--input={source}", f"--output={output}", "--window=200,0")

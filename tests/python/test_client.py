@@ -25,7 +25,7 @@ def test_forward(client, rng, options):
     reference.close(out, expected[0], 1e-5)
     reference.close(lse, expected[1], 1e-5)
     assert out.dtype == lse.dtype == np.float32
-    assert report.plan.world_size == 3 and report.attempts == 1 and report.streams == 1
+    assert report.plan.world_size == 3 and report.attempts == 1
 
 
 def test_backward_equals_finite_differences(client, rng):
@@ -142,7 +142,6 @@ def test_call_options_and_report(client, rng):
         assert (use.call, use.family, use.kernel_class) == ("forward", "cpu_fp32", "plain")
         assert use.instructions and use.calls >= 1
     assert report.details["accepted"]["traceparent"].startswith("00-4bf92f")
-    assert client.forward(q, k, v, streams=2).report.streams == 2
     assert client.get_operation("py-1")["state"] == "succeeded"
 
 

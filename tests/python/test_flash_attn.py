@@ -131,10 +131,9 @@ def test_wrong_packing():
 
 @pytest.mark.parametrize("options, residual", [
     ({}, "auto"), ({}, "remote"), ({}, "off"), ({"transport": "host_memory"}, "auto"), ({"transport": "direct"}, "auto"),
-    ({"transport": "direct"}, "remote"), ({"streams": 2}, "auto"), ({"streams": 2}, "off"),
+    ({"transport": "direct"}, "remote"),
 ])
 def test_packed_tensors_travel_as_they_are(client, monkeypatch, options, residual):
-    """But where the way takes none: then apart, with the same result."""
     sent = []
     for method in ("forward", "backward"):
         def spy(*tensors, _call=getattr(client, method), **named):
@@ -145,13 +144,12 @@ def test_packed_tensors_travel_as_they_are(client, monkeypatch, options, residua
     qkv = torch.randn(2, 70, 3, 2, 16, requires_grad=True)
     ringattn.set_default_client(client, residual=residual, world_size=2, layout="zigzag", schedule="ring", **options)
     ours = torch.autograd.grad(ringattn.flash_attn_qkvpacked_func(qkv, causal=True).square().sum(), qkv)[0]
-    apart = "streams" in options
-    form = {"q", "k", "v"} if apart else {"qkv"}
+    form = {"qkv"}
     assert sent == [form, set() if residual == "remote" else form]
     sent.clear()
     half = torch.autograd.grad(
         ringattn.flash_attn_kvpacked_func(qkv[:, :, 0], qkv[:, :, 1:], causal=True).square().sum(), qkv)[0]
-    form = {"q", "k", "v"} if apart else {"q", "kv"}
+    form = {"q", "kv"}
     assert sent == [form, set() if residual == "remote" else form]
     theirs = torch.autograd.grad(torch_reference.attention(*qkv.unbind(2), causal=True)[0].square().sum(), qkv)[0]
     reference.close(ours, theirs, 1e-5)

@@ -152,8 +152,6 @@ def test_what_cannot_be_is_refused(client, rng):
         client.backward(dout, q, k, v, keep_residual=True)
     with pytest.raises(ringattn.InvalidArgumentError, match="retain"):
         client.forward(q, k, v, retain=-1)
-    with pytest.raises(ringattn.InvalidArgumentError, match="streams"):
-        client.forward(q, k, v, retain=60, streams=2)
     with pytest.raises(ringattn.InvalidArgumentError, match="seconds"):
         client.renew_residuals([residual], 0)
     with pytest.raises(TypeError, match="unexpected keyword argument 'retain'"):

@@ -38,7 +38,7 @@ class PayloadBounds {
   // already.
   PayloadBounds(int channels_per_worker, const PayloadBound& relay);
 
-  // By the coordinator's stream: plain TCP on as many connections as the call's streams, over one
+  // By the coordinator's stream: plain TCP on as many connections as the client has, over one
   // hop. By direct streams: plain TCP on as many as the client library has to all members. By host
   // memory: a memcpy by as many threads as that many workers of this machine copy with unless told
   // otherwise (--copy_threads). By CUDA memory: none; what its copies can do only a GPU knows.

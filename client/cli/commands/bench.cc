@@ -34,7 +34,6 @@ struct Flags {
   int64_t rows = 32;
   uint64_t seed = 1;
   std::string deadline;
-  int streams = 1;
   std::string transport = "auto";
   CudaFlags cuda;
   int channels_per_worker = ClientOptions().channels_per_worker;
@@ -108,7 +107,7 @@ absl::StatusOr<Bench> Begin(const Flags& flags, const Problem& problem, const At
   auto client = flags.server.Connect(options);
   if (!client.ok()) return client.status();
   bench.client = *std::move(client);
-  bench.options = {.streams = flags.streams, .deadline = *deadline};
+  bench.options = {.deadline = *deadline};
   bar.Update("making inputs", -1);
   bench.problem = std::make_unique<BenchProblem>(problem, spec, flags.backward, flags.seed);
   bench.caller = std::make_unique<BenchCaller>(bench.client.get(), bench.problem.get(), flags.cuda);
@@ -142,7 +141,7 @@ absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
   auto trace = TraceFile::Open(flags.trace);
   if (!trace.ok()) return trace.status();
   ProgressBar bar;
-  auto bench = Begin(flags, problem, spec, flags.streams, bar);
+  auto bench = Begin(flags, problem, spec, /*channels=*/1, bar);
   if (!bench.ok()) return bench.status();
   Measured measured;
   measured.verdict = bench->verdict;
@@ -155,10 +154,10 @@ absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
     measured.reports.push_back(*std::move(report));
   }
   const CallReport& last = measured.reports.back();
-  const auto loopback = LoopbackBeside(last, static_cast<int>(last.streams()));
+  const auto loopback = LoopbackBeside(last, /*connections=*/1);
   if (!loopback.ok()) return loopback.status();
   measured.loopback_bytes_per_second = *loopback;
-  PayloadBounds bounds(flags.channels_per_worker, RelayBound(*loopback, last.streams()));
+  PayloadBounds bounds(flags.channels_per_worker, RelayBound(*loopback, /*connections=*/1));
   const auto payload_bound = bounds.Of(last);
   if (!payload_bound.ok()) return payload_bound.status();
   measured.payload_bound = *payload_bound;
@@ -188,15 +187,12 @@ Figures Summarise(const Problem& problem, const Measured& measured) {
     figures.stage_seconds[ShortName(stage)] =
         MedianOf(reports, [stage](const CallReport& r) { return StageSeconds(r, stage); });
   }
-  // Of one request: its way to the coordinator and back, and what each end does beside it. Stages
-  // of several overlap.
-  if (reports.back().streams() == 1) {
-    figures.stage_seconds["elsewhere"] = MedianOf(reports, [](const CallReport& r) {
-      double elsewhere = r.times.finished_seconds;
-      for (const v1::StageTime& stage : r.summary.stages()) elsewhere -= ToSeconds(stage.time());
-      return elsewhere;
-    });
-  }
+  // What no stage covers: the trip to the coordinator and back, and work at each end.
+  figures.stage_seconds["elsewhere"] = MedianOf(reports, [](const CallReport& r) {
+    double elsewhere = r.times.finished_seconds;
+    for (const v1::StageTime& stage : r.summary.stages()) elsewhere -= ToSeconds(stage.time());
+    return elsewhere;
+  });
 
   // The kernels' own time on the busiest rank: what is left if nothing ever waits.
   const double kernel_seconds = MedianOf(reports, [](const CallReport& report) {
@@ -218,11 +214,9 @@ Figures Summarise(const Problem& problem, const Measured& measured) {
           last.bytes_up(),
           MedianOf(reports, [](const CallReport& r) { return StageSeconds(r, v1::STAGE_UPLOAD); })),
       wire};
-  // Both ways, over all time that is neither queue nor compute: what the coordinator
-  // calls download ends when the last byte is written, not when it has arrived. Of
-  // several streams, whose stages overlap, over all time.
+  // Both directions, over all time that is neither queue nor compute. The coordinator's download
+  // stage ends when it has written the last byte, not when the client has received it.
   const double wire_seconds = MedianOf(reports, [](const CallReport& r) {
-    if (r.streams() > 1) return r.times.finished_seconds;
     return r.times.finished_seconds - StageSeconds(r, v1::STAGE_QUEUE) -
            ToSeconds(r.summary.compute_time());
   });
@@ -232,9 +226,7 @@ Figures Summarise(const Problem& problem, const Measured& measured) {
   // Where it is not known, payload is taken to cost nothing: at most so many tokens all the same.
   const double up_seconds = ratio(static_cast<double>(last.bytes_up()), wire);
   const double down_seconds = ratio(static_cast<double>(last.bytes_down()), wire);
-  const double bound_seconds = reports.back().streams() > 1
-                                   ? std::max({kernel_seconds, up_seconds, down_seconds})
-                                   : kernel_seconds + up_seconds + down_seconds;
+  const double bound_seconds = kernel_seconds + up_seconds + down_seconds;
   figures.tokens_per_second = {ratio(tokens, figures.seconds_median), ratio(tokens, bound_seconds)};
   return figures;
 }
@@ -261,24 +253,18 @@ void PrintText(const Flags& flags, const Measured& measured, const Figures& figu
   if (const std::string kernels = KernelsText(measured.reports.back().summary); !kernels.empty()) {
     std::printf("%s\n", kernels.c_str());
   }
-  const size_t streams = measured.reports.back().streams();
-  if (streams > 1) std::printf("%zu streams\n", streams);
   const v1::Transport way = measured.reports.back().accepted.transport();
   std::printf("by %s: %s\n", ShortName(way).c_str(),
               measured.reports.back().transport_reason.c_str());
   const std::string payload_bound = measured.payload_bound.Text();
   std::printf("%-10s %12s %-8s %12s  %6s  %s\n", "", "measured", "", "bound", "", "the bound is");
   PrintFigure("call", figures.tokens_per_second, 1, "tokens/s",
-              streams > 1
-                  ? "the slowest of the busiest rank's kernels and, at the payload's bound, "
-                    "payload up and payload down"
-                  : "kernel time of the busiest rank + payload at its bound");
+              "kernel time of the busiest rank + payload at its bound");
   PrintFigure("compute", figures.flops_per_second, 1e9, "GFLOP/s",
               "the busiest rank's kernels without any wait");
   PrintFigure("upload", figures.upload, 1e9, "GB/s", payload_bound);
   PrintFigure("payload", figures.payload, 1e9, "GB/s",
-              streams > 1 ? "the same (both ways, over all time)"
-                          : "the same (both ways, over all time but queue and compute)");
+              "the same (both ways, over all time but queue and compute)");
 }
 
 int Mismatch(const oracle::Report& verdict, bool json) {
@@ -299,7 +285,7 @@ int RunLoadTest(const Flags& flags, const Problem& problem, const AttentionSpec&
   }
   auto test = LoadTest::Prepare(flags.load);
   if (!test.ok()) return Fail(test.status(), flags.json);
-  const int channels = std::clamp(test->most_in_flight() * flags.streams, 1, kMaxChannels);
+  const int channels = std::clamp(test->most_in_flight(), 1, kMaxChannels);
   Json object = {{"command", "bench"}, {"direction", flags.backward ? "backward" : "forward"}};
   {
     ProgressBar bar;
@@ -397,7 +383,6 @@ void AddBench(CLI::App& app, Run& run) {
       ->check(NotNegative())
       ->capture_default_str();
   command->add_option("--deadline", flags->deadline, "Of each call; none unless given");
-  AddStreamsFlag(command, &flags->streams);
   AddTransportFlags(command, &flags->transport, &flags->staging_bytes);
   AddCudaFlags(command, &flags->cuda);
   AddChannelsFlag(command, &flags->channels_per_worker);

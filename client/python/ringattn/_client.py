@@ -144,7 +144,7 @@ class Client:
         """Exact attention of q over k and v. Options: `ForwardOptions`.
 
         `qkv` [batch, seq_len, 3, heads, head_dim] instead of q, k and v, or `kv` [batch, seq_len_k, 2, kv_heads,
-        head_dim] instead of k and v, is sent as it is, on every way; not with `streams`.
+        head_dim] instead of k and v, is sent as it is, on every way.
 
         Raises:
             RingattnError: by status code, see its subclasses. `InvalidArgumentError` names the field.
@@ -352,7 +352,7 @@ def connect(target: str, *, tls_ca: str | os.PathLike[str] | None = None,
         tls_key: its key. Files are read again when they change.
         tls_server_name: the name that the server's certificate is for, where that is not the target's host.
         token_file: a file with the bearer token that every call shows. Not in plain text, but to loopback.
-        channels: connections; calls, and the streams of one, go round them.
+        channels: connections; calls go round them.
         max_chunk_bytes_up: 0: as the server recommends.
         max_replays: how often a call is sent again, under one request id, after a worker was lost.
         connect_timeout: seconds after which a server that has never answered is given up.

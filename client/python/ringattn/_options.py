@@ -47,8 +47,6 @@ class CallOptions(TypedDict, total=False):
     deadline: float | None
     #: Names the operation for `get_operation` and `cancel_operation`; made up if it is not given.
     request_id: str
-    #: Send the call as up to so many requests side by side.
-    streams: int
     layout: Literal["contiguous", "zigzag", "zigzag_per_document", "striped"] | None
     schedule: Literal["single", "ring", "all_gather", "pass_q", "replicated_q"] | None
     #: Members of the ring; None: the service chooses.

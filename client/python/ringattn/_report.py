@@ -50,7 +50,6 @@ class Report:
     bytes_down: int
     kernels: Mapping[str, tuple[KernelUse, ...]]  #: which kernels computed, by worker
     attempts: int  #: 1, and one more for each replay
-    streams: int  #: requests that the call was sent as
     residual: Residual | None  #: forward with `retain`: what `Client.backward` takes; None: nothing was kept,
     residual_reason: str  #: for this reason
     residual_failure: str  #: backward: why the residual could not be read and tensors were sent; empty: it was
@@ -82,7 +81,6 @@ def report_of(values: dict[str, Any], residual: Callable[[str], Residual] | None
                       instructions=use.get("instructions", ""), calls=use["calls"])
             for use in rank.get("kernels", ())) for rank in summary.get("ranks", ())},
         attempts=summary["attempts"],
-        streams=values["streams"],
         residual=residual(handle) if residual is not None and handle else None,
         residual_reason=summary["residual_reason"],
         residual_failure=values["residual_failure"],

@@ -93,7 +93,7 @@ def _call_dict(options: Mapping[str, Any]) -> dict[str, Any]:
         raise invalid("progress_interval", f"is {interval}, must be a positive number of seconds")
     return {"progress_interval": interval if options.get("on_progress") is not None else 0.0,
             "crc32c": options.get("crc32c", True),
-            "request_id": options.get("request_id"), "streams": options.get("streams", 1), "deadline": deadline,
+            "request_id": options.get("request_id"), "deadline": deadline,
             "timeline": options.get("timeline", False), "traceparent": options.get("traceparent"),
             "transport": transport, "retain": retain}
 

@@ -56,14 +56,11 @@ def _options(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, alibi_slo
 _TENSORS = 12
 
 
-def _inputs(q: Tensor, k: Tensor | None, v: Tensor | None, packing: str, options: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors as a call takes them: packed ones as they are, but for one that is sent as several requests."""
+def _inputs(q: Tensor, k: Tensor | None, v: Tensor | None, packing: str) -> dict[str, Tensor]:
+    """The tensors as a call takes them: packed ones stay packed."""
     if packing == "":
         return {"q": q, "k": k, "v": v}
-    if options.get("streams", 1) == 1:
-        return {"qkv": q} if packing == "qkv" else {"q": q, "kv": k}
-    parts = q.unbind(-3) if packing == "qkv" else (q, *k.unbind(-3))
-    return dict(zip(("q", "k", "v"), parts))
+    return {"qkv": q} if packing == "qkv" else {"q": q, "kv": k}
 
 
 def _gradients_of_inputs(result: BackwardResult, packing: str, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,13 +103,9 @@ def _attention(q: Tensor, k: Tensor | None, v: Tensor | None, cu_seqlens_q: Tens
                        dropout_seed, dropout_p, softmax_scale, causal, window_left, window_right, softcap,
                        deterministic, bias_before_softcap, mask_bits, documents, dropout_origin, longest_query)
     client = default_client()
-    if options.get("streams", 1) > 1:
-        if residual == "remote":
-            raise NotImplementedError("residual='remote': beside streams; a residual is of one request")
-        residual = "off"
     if residual != "off":
         options |= {"retain": True, "bias_gradient": bias_gradient}
-    result = client.forward(**_inputs(q, k, v, packing, options), **options)
+    result = client.forward(**_inputs(q, k, v, packing), **options)
     if longest_query >= 0 and result.lse.shape[-1] != longest_query:
         raise invalid("max_seqlen_q", f"is {longest_query}, the longest document has {result.lse.shape[-1]} queries")
     return result.out, result.lse, _kept(client, result.report, residual)
@@ -161,7 +154,7 @@ def _attention_backward(dout: Tensor, dlse: Tensor | None, out: Tensor | None, l
         options.pop("key_splits", None)  # of the forward, which is given
         if _keeper.find(residual) is not None:
             options |= {"residual": residual, "keep_residual": keep}
-        result = client.backward(dout, **_inputs(q, k, v, packing, options), out=out, lse=lse, dlse=dlse,
+        result = client.backward(dout, **_inputs(q, k, v, packing), out=out, lse=lse, dlse=dlse,
                                  bias_gradient=bias_gradient, **options)
     if not keep or result.report.residual_failure:
         _keeper.forget(residual)
@@ -282,7 +275,7 @@ def attention(q: Tensor | None = None, k: Tensor | None = None, v: Tensor | None
     q: [batch, seq_len_q, heads, head_dim], k: [batch, seq_len_k, kv_heads, head_dim], v: the same with its own
     head_dim; packed with cu_seqlens: without the batch axis. kv_heads divides heads. Or `qkv` [batch, seq_len, 3, heads,
     head_dim] alone, or q and `kv` [batch, seq_len_k, 2, kv_heads, head_dim]: they and their gradients travel as they
-    are (taken apart only where the default client's options have `streams`).
+    are.
 
     Args:
         window: (left, right) tokens beside a query's own position; -1: no limit.

@@ -40,7 +40,7 @@ CPU = {"lengths": {"16k": 1536, "32k": 2048, "64k": 3072, "128k": 4096, "256k": 
 
 # In order of value; what one call's time does not reach is not run. Others must be named.
 DEFAULT = ("smoke sweep 64k 32k packed 256k kill stop kill-backward stop-backward 64k-mha peer agree "
-           "window full 128k in-flight memory end-to-end streams quickstart 128k-mha 256k-mha 512k 1m tests")
+           "window full 128k in-flight memory end-to-end quickstart 128k-mha 256k-mha 512k 1m tests")
 
 
 def parts_of(session):
@@ -50,7 +50,6 @@ def parts_of(session):
              "sweep": (150, correctness.sweep(session), True),
              "agree": (90, correctness.agree(session), True),
              "end-to-end": (80, wire.end_to_end(session), True),
-             "streams": (150, wire.streams(session), True),
              "in-flight": (120, wire.in_flight(session), True),
              "residual": (150, residuals.part(session), True),
              "host-memory": (60, host_memory.part(session, "64k"), True),

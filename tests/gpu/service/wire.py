@@ -54,22 +54,6 @@ def end_to_end(session):
     return run
 
 
-def streams(session):
-    """A long call as several requests side by side: one sequence, forward by blocks of queries, backward
-    by groups of heads."""
-    def run(result):
-        session.ring.ensure()
-        shape = Shape(**session.profile["shape"], seq_len=session.profile["lengths"]["256k"])
-        for command in ("forward", "backward"):
-            result[command] = []
-            for count in (1, min(4, shape.kv_heads)):
-                line = bench(session, shape, command, "--runs=2", f"--streams={count}")
-                result[command].append({"streams": count, **line})
-            bits = [line["bytes_down"] for line in result[command]]
-            check(bits[0] == bits[1], f"{command}: {bits} bytes came back")
-    return run
-
-
 def in_flight(session):
     """Forward passes from 1, 2 and 4 clients at once: seconds per request beside the slowest stage of a
     request that is alone. All results have the bits of the first, which is judged."""
