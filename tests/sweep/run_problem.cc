@@ -137,7 +137,7 @@ CaseResult RunCase(const Case& c, const oracle::InputTensors& inputs,
                                c.world_size == 1 ? 0 : c.heads_per_step};
   if (!forward && !c.recompute_forward) {
     if (c.data == oracle::DataKind::kVastScores) {
-      // Backward asks for this service's own lse there (docs/semantics.md): p of a key that no
+      // Backward asks for this service's own lse there (docs/numerics.md): p of a key that no
       // other comes near is 1 only if score and lse were rounded alike.
       absl::StatusOr<TensorMap> own =
           RunProblem(c.spec, placement, Direction::kForward, false, tensors, engine, kernels);

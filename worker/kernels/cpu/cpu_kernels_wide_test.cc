@@ -60,7 +60,7 @@ TEST_P(WideTest, TheWinnerTakesAllWhateverTheScores) {
       shape.heads = 2;
       shape.softcap = softcap;
       // Scores that a cap makes equal have no winner; below, an fp32 lse of scores that are
-      // not exact costs p more than the bound here allows (docs/semantics.md has F for it).
+      // not exact costs p more than the bound here allows (docs/numerics.md has F for it).
       if (softcap > 0 && (exponent < 10 || exponent > 11)) continue;
       TestData data = WithWinners(shape, std::ldexp(1.0f, exponent));
       Reference reference(data);

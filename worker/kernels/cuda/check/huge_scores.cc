@@ -244,7 +244,7 @@ class HugeScores {
   // so many roundings. A wide row's is exactly 1: what
   // is subtracted from its score was rounded like it. Below, lse and score are products and sums of
   // fp32 of the size S = |Score()|, rounded by 2^-24 S each: the base in log2 units, lse, its way
-  // back to log2 units, and the two constants, log2(e) and ln 2. docs/semantics.md grants 2^-21 of
+  // back to log2 units, and the two constants, log2(e) and ln 2. docs/numerics.md grants 2^-21 of
   // p (1 + S) in all. P is then rounded to the dtype, above 1 by half of 2^-7 (bf16) or 2^-10. Of a
   // capped one the tangent counts as well; how near that comes is not what is asked here.
   double ProbabilityError(int roundings) const {

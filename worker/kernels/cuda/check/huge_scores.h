@@ -1,5 +1,5 @@
 // Scores that fp32 holds in steps of up to 2^100: the part of cuda_kernels_test that checks what
-// docs/semantics.md promises of them. Rows have one largest key that no other comes near, so that
+// docs/numerics.md promises of them. Rows have one largest key that no other comes near, so that
 // out is its value, lse its score, dv the sum of the dout of the rows that chose it, and dS their
 // dlse.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_HUGE_SCORES_H_

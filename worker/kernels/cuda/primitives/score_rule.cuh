@@ -29,7 +29,7 @@ struct Softcap {
 
 // Scores from here on (log2 units; a row's lse in natural ones) are wide: fp32 holds them in steps
 // of 2^-6 and more, so that what is subtracted from one must have been rounded like it. Rows whose
-// largest score is wide take the slower way that does so; docs/semantics.md has what holds there.
+// largest score is wide take the slower way that does so; docs/numerics.md has what holds there.
 inline constexpr float kWide = 131072.0f;
 inline constexpr float kLargestFloat = 3.402823466e38f;
 

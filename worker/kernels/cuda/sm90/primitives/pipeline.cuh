@@ -21,8 +21,8 @@ __device__ __forceinline__ void Arrive(uint32_t barrier) {
 }
 
 // Who arrives for threads that have left, or written, what a barrier guards: one for all that it
-// has met before. Built with RINGATTN_RACECHECK each for itself (README.md, "What racecheck
-// reports").
+// has met before. Built with RINGATTN_RACECHECK each for itself (MEMORY_ORDER.md, "Reports of
+// racecheck").
 #ifdef RINGATTN_RACECHECK
 inline constexpr bool kAllArrive = true;
 #else
