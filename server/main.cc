@@ -24,16 +24,16 @@
 namespace ringattn::server {
 namespace {
 
-// The supervisor's to replace (sysexits.h: EX_OSERR).
+// Exit code for supervisors to restart the process (sysexits.h: EX_OSERR).
 constexpr int kExitDeaf = 71;
 
-// What the operator has to mend is told apart from what may go away.
+// Configuration errors and transient errors have different exit codes.
 int Die(const absl::Status& status) {
   std::fprintf(stderr, "ringattn-server: %s\n", std::string(status.message()).c_str());
   return absl::IsInvalidArgument(status) ? kUsageExitCode : 1;
 }
 
-// Whoever sees the file sees all of it.
+// Writes the file by a rename, so that readers never see part of it.
 absl::Status WritePortFile(const std::string& path, const ServerAddresses& addresses) {
   const nlohmann::ordered_json json = {{"listen", addresses.listen},
                                        {"control", addresses.control},
@@ -55,7 +55,7 @@ int Run(int argc, char** argv) {
   if (!secret.ok()) return Die(secret.status());
   if (line.check_flags) return 0;
 
-  // Blocked in every thread, so that sigwait below gets them.
+  // Blocked in every thread, so that sigwait below receives them.
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
@@ -67,8 +67,8 @@ int Run(int argc, char** argv) {
   wire::LogForGrpc();
   line.server.secret = *std::move(secret);
   line.server.core.version = kVersion;
-  // Milliseconds: above every generation of an earlier process, as rings do not form
-  // a thousand times a second.
+  // Milliseconds exceed every generation of an earlier process, because rings do not form a
+  // thousand times per second.
   line.server.core.initial_generation = static_cast<uint64_t>(absl::ToUnixMillis(absl::Now()));
   line.server.on_dead = [] {
     ShutdownLogging();
@@ -103,7 +103,7 @@ int Run(int argc, char** argv) {
   LogInfo("stopped", {{"drained", drained}});
   server->reset();
   ShutdownLogging();
-  // Static destructors must not run beside gRPC's threads.
+  // Static destructors must not run concurrently with gRPC's threads.
   _exit(0);
 }
 

@@ -14,24 +14,24 @@
 namespace ringattn::server {
 
 struct CommandLine {
-  ServerOptions server;  // without the secret and what protects its links
+  ServerOptions server;  // without the secret and transport security
   std::string secret_file;
-  TlsFiles client_tls;  // certificate empty: plain text
+  TlsFiles client_tls;  // empty certificate: plain text
   ClusterTlsFlags cluster_tls;
   bool insecure = false;
   std::string port_file;
   absl::Duration drain_timeout = absl::Seconds(30);
   LogLevel log_level = LogLevel::kInfo;
-  bool check_flags = false;  // that is all there is to do
+  bool check_flags = false;  // check the flags and exit
 };
 
-inline constexpr int kUsageExitCode = 2;  // as of the command line, docs/cli-json.md
+inline constexpr int kUsageExitCode = 2;  // command-line error, docs/cli-json.md
 
-// Exits the process, as command lines do, after --help, --version and mistakes.
+// Exits the process after --help, --version and errors.
 CommandLine ParseCommandLine(int argc, char** argv);
 
-// Opens the TLS files into line->server. Starts threads. Errors: INVALID_ARGUMENT, naming the
-// flag and the file.
+// Opens the TLS files into line->server. Starts threads. Returns INVALID_ARGUMENT, naming the flag
+// and the file.
 absl::Status OpenSecurity(CommandLine* line);
 
 }  // namespace ringattn::server

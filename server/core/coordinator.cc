@@ -39,7 +39,8 @@ Coordinator::Impl::Impl(CoordinatorConfig config)
 
 namespace {
 
-// Transfers' progress and heartbeats change nothing that Settle() looks at, and come often.
+// Returns true for transfer progress and heartbeats. They are frequent and change nothing that
+// Settle() reads.
 bool IsOnlyProgress(const Event& event) {
   if (const auto* said = std::get_if<WorkerMessage>(&event)) {
     if (said->message.has_heartbeat()) return true;
@@ -55,7 +56,7 @@ bool IsOnlyProgress(const Event& event) {
 }  // namespace
 
 std::vector<Action> Coordinator::Impl::Handle(Event event, absl::Time now) {
-  // Ten missed ticks are no jitter: this process was stopped or starved.
+  // A gap of ten ticks means that this process was stopped or starved.
   const absl::Duration gap = batch_.started() ? now - batch_.now() : absl::ZeroDuration();
   if (gap > 10 * config_.tick_interval) ForgivePause(gap);
   batch_.Begin(now);
@@ -117,7 +118,7 @@ void Coordinator::Impl::ForgivePause(absl::Duration pause) {
   regions_.Forgive(pause);
 }
 
-// ------------------------------------------------------------- what others see
+// ------------------------------------------------------------- views
 
 std::vector<ConnectionId> Coordinator::Impl::WorkersInOrder() const {
   std::vector<ConnectionId> order;

@@ -1,10 +1,10 @@
-// The coordinator as a pure state machine: membership, two-phase ring forming,
-// admission, the one order of operations, failure detection.
+// The coordinator as a pure state machine: membership, two-phase ring forming, admission, the order
+// of runs, and failure detection.
 //
 //   Coordinator core(config);
 //   for (const Action& action : core.Handle(event, now)) CarryOut(action);
 //
-// Not thread safe: one thread (server/edge/loop/core_loop) feeds it.
+// Not thread safe: one thread (server/edge/loop/core_loop) feeds it. Tests: server/core/scenarios.
 #ifndef RINGATTN_SERVER_CORE_COORDINATOR_H_
 #define RINGATTN_SERVER_CORE_COORDINATOR_H_
 
@@ -28,16 +28,16 @@ struct CoordinatorStats {
   int64_t queued_bytes = 0;
   int64_t active_requests = 0;
   int64_t reserved_bytes = 0;
-  int64_t finished_bytes = 0;  // memory of what is known of operations that ended
+  int64_t finished_bytes = 0;  // memory of the records of operations that ended
   uint64_t generation = 0;
   int64_t ring_reforms = 0;
-  // Workers lost because they took none of an upload's bytes, or sent none of a result's.
+  // Workers evicted because they accepted no upload bytes, or sent no result bytes.
   int64_t stalled_uploads = 0;
   int64_t stalled_downloads = 0;
   ResidualCounts residuals;
-  int64_t regions = 0;        // of host memory that clients share
-  int ready_workers = 0;      // members of the ring, 0 unless it is ready
-  int connected_workers = 0;  // of the ring or not
+  int64_t regions = 0;  // regions of local memory that clients have attached
+  int ready_workers = 0;  // members of the ring; 0 unless the ring is ready
+  int connected_workers = 0;  // including workers outside the ring
 };
 
 class Coordinator {
@@ -45,20 +45,22 @@ class Coordinator {
   explicit Coordinator(CoordinatorConfig config);
   ~Coordinator();
 
-  // Times never go backwards. `now` is when everything is known that was said until then: what
-  // waits to be handled is nobody's silence.
+  // Applies one event and returns the resulting actions, in order. Times must not decrease. `now`
+  // is the time up to which every received message has been handled, so that a message that waits
+  // in a queue is not mistaken for silence.
   std::vector<Action> Handle(Event event, absl::Time now);
 
   v1::Topology topology() const;
   CoordinatorStats stats() const;
-  // For operators: everything at a glance, at most `max_requests` of the requests in flight.
-  // Time grows with all that are in flight, by some 50 ns each.
+  // Returns the state of everything for operators, with at most `max_requests` of the requests in
+  // flight. Takes about 50 ns per request in flight.
   CoordinatorSnapshot Snapshot(int64_t max_requests) const;
-  // Operations in flight and the last Limits::finished_operations_kept that ended.
+  // Returns operations in flight and the last Limits::finished_operations_kept that ended; nullopt
+  // for an unknown request.
   std::optional<OperationView> FindOperation(const std::string& request_id,
                                              const std::string& principal) const;
-  // For the header of a Backward that names a residual. request_id: the Backward's, as it may be
-  // one that is sent again; empty: it has none.
+  // Resolves the residual that a Backward's header names. `request_id` is the Backward's, because a
+  // retry of the same request may read a consumed residual; empty if it has none.
   ResidualView FindResidual(const std::string& handle, const std::string& principal,
                             const std::string& request_id) const;
 

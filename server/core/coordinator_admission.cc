@@ -1,4 +1,4 @@
-// Coordinator: a request's way from the queue to members that have reserved its memory.
+// Coordinator: admission of requests, from the queue to the members' reservations.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -14,27 +14,28 @@
 namespace ringattn::server {
 namespace {
 
-// Written for every member on the core's thread; at an estimated 20 ns each, 3 ms.
+// Per event: Reserve lists the documents for every member on the core's thread, at about 20 ns
+// each, 3 ms in total.
 constexpr int64_t kMaxDocumentsPerTurn = int64_t{1} << 17;
 
-// Members are chosen before ranks, so each must have room for the largest.
+// Members are chosen before ranks, so each must have room for the largest buffers.
 int64_t LargestBuffers(const Plan& plan) {
   return *std::max_element(plan.buffer_bytes.begin(), plan.buffer_bytes.end());
 }
 
 }  // namespace
 
-// Each when its turn comes; as many at once as there is room for. One that waits for memory
-// holds up those behind it, so that small ones cannot starve a big one; one that waits for
-// a place lets only those pass that take an express place.
+// Admits queued requests in order, as many as fit. A request that waits for memory blocks the
+// requests after it, so that small requests cannot starve a large one. After a request that waits
+// for a slot, only requests that take an express slot are admitted.
 void Coordinator::Impl::AdmitQueued() {
   if (!ring_.ready() || suspicion_.open() || ring_.HoldsAdmission() || queue_.empty()) return;
-  int64_t documents = 0;  // that Reserve messages of this turn list
+  int64_t documents = 0;  // listed by the Reserve messages of this event
   bool only_express = false;
   std::vector<Site> sites = Sites();
   for (StreamId stream : Admissible()) {
     Request* const found = requests_.Find(stream);
-    if (found == nullptr) continue;  // its residual made room for another
+    if (found == nullptr) continue;  // ended because its residual was evicted
     Request& request = *found;
     if (request.blocked_until_release > operations_.releases()) return;
     if (operations_.OneReservesAlone()) return;
@@ -60,7 +61,7 @@ void Coordinator::Impl::AdmitQueued() {
           StopRetaining(request, "no worker has the memory to keep the inputs as they are");
           break;
         }
-        if (residual != nullptr) {  // the tensors themselves may fit: they need not stay
+        if (residual != nullptr) {  // without the residual, the tensors may fit
           LoseResidual(residual->handle);
           break;
         }
@@ -78,14 +79,14 @@ void Coordinator::Impl::AdmitQueued() {
         documents += request.spec->shape.num_documents() * placement.ranks.size();
         StartOperation(request, placement);
         sites = Sites();
-        // The next event goes on: nobody's heartbeat waits for more than this.
+        // The next event continues, so that heartbeats wait no longer than this.
         if (documents > kMaxDocumentsPerTurn) return;
         break;
     }
   }
 }
 
-// Those with a plan, by turns.
+// Returns the queued requests with a plan for this ring, in order of service.
 std::vector<StreamId> Coordinator::Impl::Admissible() const {
   std::vector<StreamId> streams;
   for (const auto& [stream, entry] : queue_.entries()) {
@@ -133,13 +134,13 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
       only_express);
   const std::vector<std::string>& named = request.arrived.choice.members;
   if (placement.answer != Placement::Answer::kPlaced || named.empty()) return placement;
-  // They are the only ones that may serve it; the order is the client's.
+  // Only the named members may serve it; the client chose their order.
   placement.ranks.clear();
   for (const std::string& name : named) placement.ranks.push_back(*RankOf(name));
   return placement;
 }
 
-// The failure, if the request requires what it cannot have.
+// Returns the failure if the request requires a transport that is unavailable.
 std::optional<Failure> Coordinator::Impl::ChooseTransport(Request& request,
                                                           const Placement& placement) const {
   TransportRoute route;
@@ -193,14 +194,14 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   operations_.Start(order);
 }
 
-// What a client shows to the member of its operation, and to no other one. The operation's id
-// has the generation in it, and no id comes twice.
+// Returns the token that the client presents to one member of the operation. Tokens never repeat,
+// because an operation's id contains its generation and is unique.
 std::string Coordinator::Impl::TokenOf(const Request& request, int ring_rank) {
   return DeriveToken(request.arrived.token_seed,
                      absl::StrCat(request.operation_id, " ", ring_rank));
 }
 
-// All or nothing: what the others set aside goes back before the next attempt.
+// A reservation is all or nothing: the other members release theirs before the next attempt.
 void Coordinator::Impl::Refuse(Operation& operation, const Operation::Member& by,
                                const v1::Reserved& reserved) {
   Request& request = *requests_.Find(*operation.stream);
@@ -215,22 +216,22 @@ void Coordinator::Impl::Refuse(Operation& operation, const Operation::Member& by
                       ReserveMalformed(*ring_.RankOf(by.connection), roster_.NameOf(by.connection),
                                        reserved.reason()));
   }
-  // The plan knows the buffers alone. What the kernels need beside them is news once:
-  // with it admission decides anew whether the request waits, fits elsewhere or never does.
+  // The plan covers buffers only. The kernels' workspace becomes known with the first rejection;
+  // admission then decides again whether the request waits, fits elsewhere or never fits.
   const bool is_news = by.workspace_bytes > request.WorkspaceOn(by.connection);
   if (is_news) {
     request.workspace_bytes[by.connection] = by.workspace_bytes;
   } else if (operations_.OthersHoldMemoryOn(by.connection)) {
     request.blocked_until_release = operations_.releases() + 1;
   } else if (operations_.OthersReserve(&operation)) {
-    // Each may have had what the other lacked.
+    // Each may hold what the other lacked.
     request.reserves_alone = true;
   } else if (request.retains()) {
     Requeue(operation);
     operations_.Withdraw(operation);
     return StopRetaining(request, "a worker lacks the memory to keep the inputs as they are");
   } else if (EvictOneOn(by.connection, request.arrived.residual)) {
-    // Tried again now.
+    // Retried immediately.
   } else {
     return EndRequest(request.stream(),
                       ReserveRefused(*ring_.RankOf(by.connection), roster_.NameOf(by.connection),
@@ -240,7 +241,7 @@ void Coordinator::Impl::Refuse(Operation& operation, const Operation::Member& by
   operations_.Withdraw(operation);
 }
 
-// It keeps its batch.
+// The request keeps its position.
 void Coordinator::Impl::Requeue(Operation& operation) {
   Request& request = *requests_.Find(*operation.stream);
   request.operation_id.clear();
@@ -267,7 +268,7 @@ void Coordinator::Impl::Accept(Operation& operation) {
   accept.plan = request.plan;
   accept.transport = request.transport.transport;
   accept.transport_reason = request.transport.reason;
-  if (!request.retains()) request.spec.reset();  // nobody needs it any more
+  if (!request.retains()) request.spec.reset();  // not needed any more
   for (const Operation::Member& member : operation.members) {
     const v1::Register& registration = roster_.at(member.connection).registration;
     RingMember& told = accept.members.emplace_back(

@@ -1,18 +1,18 @@
-// Coordinator's insides: the values that it consists of, and the ways between them.
+// The implementation of Coordinator: its components and the event handlers that connect them.
 //
-//   Roster      who is connected
+//   Roster      connected workers
 //   Ring        prepare, commit, tear down; when to re-form
-//   Suspicion   who broke the ring
-//   Requests    the clients' side of requests
-//   RequestQueue, FairOrder   those that wait, and whose turn it is
+//   Suspicion   which member broke the ring
+//   Requests    the client's side of requests
+//   RequestQueue, FairOrder   waiting requests, and their order
 //   Operations  the workers' side of requests
-//   Residuals   what Forwards left for Backwards
-//   Losses      who was lost lately
+//   Residuals   state that Forwards keep for Backwards
+//   Losses      recently lost workers
 //   Regions     memory that clients share with workers
 //
-// Every value has its own fields and is tested alone. Coordinator hands each event to those
-// that it concerns, hands on what follows for the others, and then Settle() draws the
-// conclusions, so that no conclusion depends on which event made it true.
+// Each component has private state and unit tests. Coordinator passes each event to the components
+// that it concerns and forwards the consequences. Then Settle() makes every decision that depends
+// on the combined state, so that no decision depends on which event made it possible.
 #ifndef RINGATTN_SERVER_CORE_COORDINATOR_IMPL_H_
 #define RINGATTN_SERVER_CORE_COORDINATOR_IMPL_H_
 
@@ -56,12 +56,12 @@ class Coordinator::Impl {
   void On(const Tick& event);
   void Settle();
   void ReportChanges();
-  // Members by rank, then the others in the order in which they came.
+  // Returns members by rank, then the other workers in the order in which they joined.
   std::vector<ConnectionId> WorkersInOrder() const;
-  // The process itself did not run for a while: nobody else is late because of it.
+  // Extends every timeout by `pause`, during which this process did not run.
   void ForgivePause(absl::Duration pause);
 
-  // coordinator_workers.cc: the control streams
+  // coordinator_workers.cc: control streams
   void On(const WorkerJoined& event);
   void On(const WorkerMessage& event);
   void On(const WorkerGone& event);
@@ -83,7 +83,7 @@ class Coordinator::Impl {
   void EndGeneration(const Failure& failure);
   Failure LostFailure(ConnectionId connection, const std::string& reason) const;
 
-  // coordinator_requests.cc: the clients
+  // coordinator_requests.cc: clients
   void On(RequestArrived& event);
   void On(const RequestEnded& event);
   void On(const UploadProgressed& event);
@@ -95,7 +95,7 @@ class Coordinator::Impl {
   void On(const AttachRequested& event) { regions_.OnAttach(event); }
   void CheckRequests();
   void EndRequest(StreamId stream, const Failure& failure);
-  // But for its operation; the caller tells the client.
+  // Ends the request but not its operation. The caller emits the returned action.
   FailRequest EndQuietly(Request& request, const Failure& failure);
   void SendDeferredFailures();
   void FinishDownload(Operation& operation);
@@ -110,11 +110,11 @@ class Coordinator::Impl {
   void AskForPlan(Request& request);
   void StopPlanning(Request& request);
   std::optional<Failure> CheckServed(const Request& request, int world_size) const;
-  // In the ring; nothing if it is not there.
+  // Returns the rank in the ring; nullopt for a worker outside it.
   std::optional<int> RankOf(const std::string& worker) const;
   Failure PlanningFailure(const Request& request, const absl::Status& status) const;
 
-  // coordinator_admission.cc: from the queue to Accepted
+  // coordinator_admission.cc: from the queue to AcceptRequest
   void AdmitQueued();
   std::vector<StreamId> Admissible() const;
   std::vector<Site> Sites() const;
@@ -129,7 +129,7 @@ class Coordinator::Impl {
   // coordinator_residuals.cc
   struct KeptResidual {
     std::string handle;
-    std::string reason;  // why there is none, if it was asked for
+    std::string reason;  // why a requested residual was not kept
   };
   void On(const ResidualDeleted& event);
   void On(const ResidualsRenewed& event);
@@ -142,7 +142,7 @@ class Coordinator::Impl {
   void LoseResidual(const std::string& handle);
   bool MakeRoomFor(const Request& request);
   bool EvictOneOn(ConnectionId connection, const std::string& besides);
-  // Operations and residuals.
+  // Returns the bytes reserved by operations and residuals.
   std::map<ConnectionId, int64_t> ReservedByWorker() const;
 
   const CoordinatorConfig config_;
@@ -152,19 +152,19 @@ class Coordinator::Impl {
   Suspicion suspicion_;
   Requests requests_;
   RequestQueue queue_;
-  FairOrder order_;  // of requests from their plan until their run has ended
+  FairOrder order_;  // requests from their plan until their run has ended
   Operations operations_;
   Residuals residuals_;
   Losses losses_;
   Regions regions_;
-  // Of a generation that has ended: to be told once its workers copy nothing any more.
+  // Failures of an ended generation that clients receive once its workers have stopped copying.
   std::vector<FailRequest> held_failures_;
 
-  uint64_t plans_asked_ = 0;  // the generation for which the queue's plans are asked for
+  uint64_t plans_asked_ = 0;  // the generation for which the queue's plans were requested
   bool draining_ = false;
   bool drain_unanswered_ = false;
   bool serving_reported_ = false;
-  bool topology_changed_ = false;                      // beside what the ring says
+  bool topology_changed_ = false;  // in addition to Ring's changes
   std::map<ConnectionId, int64_t> reserved_reported_;  // as of the last TopologyChanged
 };
 

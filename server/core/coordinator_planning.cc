@@ -1,4 +1,4 @@
-// Coordinator: plans for what is queued.
+// Coordinator: plans for queued requests.
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,7 +11,7 @@
 
 namespace ringattn::server {
 
-// For another ring, plans are others.
+// Plans depend on the ring, so a new ring requires new plans.
 void Coordinator::Impl::AskForPlans() {
   if (!ring_.ready() || plans_asked_ == ring_.generation()) return;
   plans_asked_ = ring_.generation();
@@ -32,7 +32,7 @@ void Coordinator::Impl::AskForPlan(Request& request) {
   ask.choice.recompute_forward = request.arrived.recompute_forward;
   ask.choice.keeps_inputs = request.retains();
   if (const Residual* residual = residuals_.Find(request.arrived.residual)) {
-    ask.fingerprint = residual->fingerprint + 1;  // its own differs from every other's
+    ask.fingerprint = residual->fingerprint + 1;  // distinct from all requests' fingerprints
   }
   ask.inputs = MeasuredInputs(ring_, roster_, config_.limits, *ask.spec, ask.direction);
   ask.cost_seconds = PlanningCostSeconds(*ask.spec, ask.choice, ask.inputs);
@@ -73,7 +73,7 @@ void Coordinator::Impl::On(const Planned& event) {
   request->blocked_until_release = 0;
   request->reserves_alone = false;
   request->workspace_bytes.clear();
-  // What it will occupy, and what it has taken already, are its client's.
+  // The client is charged for the predicted run and for planning.
   if (!order_.Has(event.stream)) {
     const double cost = plan.predicted_compute_seconds * plan.shards.world_size;
     order_.Enter(event.stream, request->arrived.client, cost + request->planning_seconds,
@@ -81,7 +81,7 @@ void Coordinator::Impl::On(const Planned& event) {
   }
 }
 
-// The failure, if too few members have kernels for a request of this many.
+// Returns the failure if fewer than `world_size` members have kernels for the request.
 std::optional<Failure> Coordinator::Impl::CheckServed(const Request& request,
                                                       int world_size) const {
   const PlanChoice& choice = request.arrived.choice;

@@ -1,4 +1,4 @@
-// Coordinator: events of the clients, a request's end, and its run.
+// Coordinator: events from clients, and the run and the end of a request.
 #include <utility>
 
 #include "server/core/coordinator_impl.h"
@@ -27,7 +27,7 @@ void Coordinator::Impl::On(RequestArrived& event) {
   }
   Request& request = requests_.Add(std::move(event));
   queue_.Add(request.stream(), request.arrived.client, request.bytes);
-  // A request that can never be planned learns so at once, not behind the queue.
+  // Plan immediately, so that a request that can never be planned fails without queueing.
   if (ring_.ready()) AskForPlan(request);
 }
 
@@ -39,7 +39,7 @@ std::optional<Failure> Coordinator::Impl::CheckQueue(const RequestArrived& event
   if (roster_.empty()) return NoRing(config_.retry_after);
   const Limits& limits = config_.limits;
   const int64_t bytes = InputBytes(event);
-  // One request always fits: its own size is the edge's to judge.
+  // A single request always fits; the edge limits its size.
   const auto is_full = [&](const QueueShare& share, int64_t max_requests, int64_t max_bytes) {
     return share.requests >= max_requests ||
            (share.requests > 0 && share.bytes > max_bytes - bytes);
@@ -130,8 +130,8 @@ void Coordinator::Impl::EndRequest(StreamId stream, const Failure& failure) {
   if (request == nullptr) return;
   Operation* operation = OperationOf(stream);
   FailRequest told = EndQuietly(*request, failure);
-  // Where members write into the client's memory, it learns of the end when they do not any
-  // more: then the memory is its own again.
+  // Members that write into client memory must stop before the client may reuse it, so the failure
+  // is held until then.
   if (operation != nullptr && operation->by_host_memory && operation->was_accepted) {
     operation->held_failure = std::move(told);
   } else {
@@ -144,7 +144,7 @@ FailRequest Coordinator::Impl::EndQuietly(Request& request, const Failure& failu
   const StreamId stream = request.stream();
   StopPlanning(request);
   queue_.Remove(stream);
-  // What runs is charged when it has ended.
+  // A running request is charged when its run has ended.
   if (order_.Waits(stream)) order_.Finish(stream, request.planning_seconds);
   if (!request.arrived.residual.empty()) residuals_.Detach(request.arrived.residual, stream);
   return requests_.FailSilently(request, failure);

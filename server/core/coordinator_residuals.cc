@@ -1,4 +1,4 @@
-// Coordinator: what Forwards leave for Backwards, from the wish to keep it to its end.
+// Coordinator: residuals, from the Forward's request for one to its end.
 #include <algorithm>
 #include <utility>
 
@@ -8,7 +8,8 @@
 namespace ringattn::server {
 namespace {
 
-// The Forward's plan, with nothing left to choose: its shards are where they are.
+// Returns a choice that reproduces the Forward's plan, because the shards already have their
+// places.
 PlanChoice SamePlan(const Plan& plan) {
   PlanChoice choice;
   choice.layout = plan.shards.layout;
@@ -31,7 +32,7 @@ ResidualView Coordinator::Impl::FindResidual(const std::string& handle,
   view.spec = residual.spec;
   view.choice = SamePlan(*residual.plan);
   for (const ResidualMember& member : residual.members) {
-    // It ends with the first of its workers.
+    // A residual ends with the first worker that is lost.
     if (roster_.Has(member.connection)) view.members.push_back(roster_.NameOf(member.connection));
   }
   return view;
@@ -49,7 +50,7 @@ void Coordinator::Impl::On(const ResidualsRenewed& event) {
 
 // --------------------------------------------------------------------- keeping
 
-// At the Forward's end: until then nothing is kept that could turn out to be worthless.
+// Called at the end of the Forward, so that results of a failed Forward are never kept.
 Coordinator::Impl::KeptResidual Coordinator::Impl::KeepResidual(const Request& request,
                                                                 const Operation& operation) {
   if (!request.retains()) return {"", request.not_retained};
@@ -72,7 +73,7 @@ Coordinator::Impl::KeptResidual Coordinator::Impl::KeepResidual(const Request& r
   return {handle, ""};
 }
 
-// A Forward goes on without: keeping its inputs takes one more K/V buffer.
+// The Forward continues without a residual, because keeping its inputs needs one more K/V buffer.
 void Coordinator::Impl::StopRetaining(Request& request, std::string why) {
   request.arrived.retain.reset();
   request.not_retained = std::move(why);
@@ -85,8 +86,8 @@ void Coordinator::Impl::StopRetaining(Request& request, std::string why) {
 
 // --------------------------------------------------------------------- reading
 
-// On the workers that have it, in the order in which they have it; its own bytes are no
-// memory that others hold.
+// Places the request on the members that hold the residual, by their ring rank. The residual's
+// bytes do not count as memory held by others.
 Placement Coordinator::Impl::PlaceReader(const Residual& residual, const PlacementRequest& wanted,
                                          std::vector<Site> sites, bool only_express) const {
   for (size_t rank = 0; rank < sites.size(); ++rank) {
@@ -123,9 +124,9 @@ void Coordinator::Impl::LoseResidual(const std::string& handle) {
   EndReaders(residuals_.Lose(handle), ResidualEnd::kLost);
 }
 
-// Whatever waits for memory goes before what is only kept. Consumed ones go at once; others only
-// where the request would not fit even if nothing else ran, so that it does not cost somebody's
-// residual what a moment's patience saves. True if any went.
+// Evicts residuals until the request fits, since queued requests take precedence over kept state.
+// Consumed residuals are evicted at once, others only if the request would not fit on idle workers;
+// a short wait is cheaper than a lost residual. Returns true if any was evicted.
 bool Coordinator::Impl::MakeRoomFor(const Request& request) {
   if (residuals_.counts().residuals == 0) return false;
   std::vector<Site> sites = Sites();
@@ -137,7 +138,7 @@ bool Coordinator::Impl::MakeRoomFor(const Request& request) {
   const auto waits = [&](std::vector<Site>* on) {
     return PlaceRequest(request, on, false).answer == Placement::Answer::kWaitsForMemory;
   };
-  // Asked at every event while it waits: the common answer is quick.
+  // Called at every event while the request waits, so the common answer must be cheap.
   if (residuals_.consumed() == 0 && !waits(&idle_sites)) return false;
   bool made_room = false;
   for (const std::string& handle : residuals_.EvictionOrder(operations_.ResidualsInUse())) {
@@ -159,7 +160,7 @@ bool Coordinator::Impl::MakeRoomFor(const Request& request) {
   return made_room;
 }
 
-// The worker has less than it said, or in pieces too small.
+// The worker has less memory than it announced, or its memory is fragmented.
 bool Coordinator::Impl::EvictOneOn(ConnectionId connection, const std::string& besides) {
   for (const std::string& handle : residuals_.EvictionOrder(operations_.ResidualsInUse())) {
     if (handle == besides || !residuals_.Find(handle)->IsOn(connection)) continue;

@@ -1,4 +1,4 @@
-// Coordinator: what operators see of it.
+// Coordinator: the snapshot for operators.
 #include <utility>
 
 #include "server/core/coordinator_impl.h"

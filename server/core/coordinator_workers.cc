@@ -1,4 +1,4 @@
-// Coordinator: events of the control streams, and what the silence of one means.
+// Coordinator: events from control streams, and the detection of lost workers.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +13,7 @@ using Phase = Operation::Phase;
 
 namespace {
 
-// Empty if the worker may join.
+// Returns the reason to reject the worker; empty if it may join.
 std::string WhyTurnedAway(const v1::Register& registration, const std::string& version) {
   if (registration.name().empty()) return "a worker needs a name";
   if (version.empty() || registration.version() == version) return "";
@@ -32,7 +32,7 @@ void Coordinator::Impl::On(const WorkerJoined& event) {
     leave->set_exit(true);
     return batch_.Emit(DropWorker{event.connection, refusal});
   }
-  // The old process of this name is dead or about to notice that its stream is.
+  // The earlier process of this name has exited or is about to notice that its stream broke.
   for (ConnectionId replaced : roster_.Named(event.registration.name())) {
     LoseWorker(replaced, LossReason::kReplaced, "its name joined again", /*drop=*/true);
   }
@@ -82,7 +82,7 @@ void Coordinator::Impl::On(const WorkerMessage& event) {
       roster_.SetLeaving(event.connection);
       topology_changed_ = true;
       return;
-    case v1::JoinRequest::kRegister:  // once only, by WorkerJoined
+    case v1::JoinRequest::kRegister:  // sent only once, as WorkerJoined
     case v1::JoinRequest::MESSAGE_NOT_SET:
       return;
   }
@@ -160,7 +160,7 @@ void Coordinator::Impl::OnTransferProgress(ConnectionId connection,
 
 void Coordinator::Impl::OnDelivered(ConnectionId connection, const v1::Delivered& delivered) {
   Operation* operation = operations_.OnDelivered(connection, delivered);
-  // Before its run has ended everywhere it waits for that: ConcludeRun.
+  // While the run has not ended on all members, ConcludeRun finishes the download.
   if (operation != nullptr && operation->stream && operation->phase == Phase::kDownloading) {
     FinishDownload(*operation);
   }
@@ -186,7 +186,7 @@ void Coordinator::Impl::LoseWorker(ConnectionId connection, LossReason reason,
   EndReaders(residuals_.OnWorkerGone(connection), ResidualEnd::kLost);
 }
 
-// Before the ring hears of it: then nobody knows any more what it was to the ring.
+// Must run while the ring still knows the worker's rank.
 void Coordinator::Impl::NoteLoss(ConnectionId connection, LossReason reason,
                                  const std::string& words) {
   const std::optional<int> rank = ring_.ready() ? ring_.RankOf(connection) : std::nullopt;
@@ -220,7 +220,7 @@ void Coordinator::Impl::EndGeneration(const Failure& failure) {
   for (const auto& [stream, entry] : queue_.entries()) StopPlanning(*requests_.Find(stream));
   suspicion_.Close();
   for (StreamId stream : accepted) EndRequest(stream, failure);
-  // The survivors may still write; they say TornDown when they do not any more.
+  // Surviving members may still write; they send TornDown once they have stopped.
   for (StreamId stream : copied) {
     held_failures_.push_back(EndQuietly(*requests_.Find(stream), failure));
   }
@@ -237,8 +237,8 @@ void Coordinator::Impl::AdvanceRing() {
   if (ring_.phase() == before) ring_.Advance(operations_.empty(), !suspicion_.open());
 }
 
-// Those that leave and are in no ring, not even in one that is being formed or torn down: before
-// the next one takes them.
+// Dismisses leaving workers outside every ring, including rings that form or tear down, before the
+// next ring could include them.
 void Coordinator::Impl::DismissLeavers() {
   for (ConnectionId connection : roster_.Leaving()) {
     if (ring_.RankOf(connection)) continue;
@@ -254,7 +254,7 @@ void Coordinator::Impl::DismissLeavers() {
 
 void Coordinator::Impl::CheckSilence() {
   const absl::Time now = batch_.now();
-  // The longest silent takes the blame.
+  // The longest silent worker is blamed first.
   for (ConnectionId connection : roster_.SilentSince(now - config_.heartbeat_timeout)) {
     if (!roster_.Has(connection)) continue;
     const absl::Duration silence = now - roster_.at(connection).last_heard;
@@ -286,7 +286,7 @@ void Coordinator::Impl::CheckRuns() {
       absl::StrCat("no progress for ", absl::FormatDuration(batch_.now() - operation->last_advance),
                    " in operation ", operation->id);
   const std::optional<int> rank = RankToBlame(StandingsIn(*operation, ring_));
-  // Either way the generation ends, and its operations with it.
+  // In both cases the generation ends, with all its operations.
   if (rank) return LoseWorker(ring_.members()[*rank], LossReason::kStuck, what, /*drop=*/true);
   EndGeneration(
       RingEnded(absl::StrCat(what, ": every rank waits for another"), config_.retry_after));

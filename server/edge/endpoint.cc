@@ -15,17 +15,16 @@
 namespace ringattn::server {
 namespace {
 
-// More than the registry admits in all, so that its answer, which has a code and a
-// reason, comes before HTTP/2's silent queueing.
+// Larger than the registry's total limit, so that the registry's failure with code and reason
+// precedes HTTP/2's silent queueing.
 constexpr int kMaxStreamsPerConnection = 4096;
-// A connection without a call gives its place back, by a GOAWAY that no request is lost
-// to; clients connect again when they need to.
+// An idle connection is closed by a GOAWAY, which loses no request; clients reconnect as needed.
 constexpr int kMaxConnectionIdleMs = 15 * 60 * 1000;
 
-// Registers what every gRPC server of this process gets from here on.
+// Installs the plugins of every gRPC server that is started afterwards.
 void InitPlugins() {
   static const bool once = [] {
-    // What it would say about malformed messages, the client is told.
+    // Errors in messages are reported to the client, so protobuf's own log is not needed.
     google::protobuf::SetLogHandler(nullptr);
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -42,8 +41,8 @@ void Configure(const EndpointOptions& options, const grpc::ResourceQuota& quota,
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxConnectionIdleMs);
   wire::SetTransport(builder, options.min_ping_interval);
-  // For reflection, the one service here with blocking calls: a thread for each stream, as
-  // many as the quota allows, and RESOURCE_EXHAUSTED beyond.
+  // Reflection is the only service with blocking calls. It uses one thread per stream, up to the
+  // quota, and RESOURCE_EXHAUSTED beyond it.
   builder->SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
   builder->SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
   builder->SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
@@ -68,7 +67,7 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Start(
   endpoint->listener_->AddTo(&builder, options.security.ServerCredentials(options.gate));
   endpoint->server_ = builder.BuildAndStart();
   if (endpoint->server_ == nullptr) {
-    return absl::UnavailableError(absl::StrCat(options.name, ": gRPC does not start"));
+    return absl::UnavailableError(absl::StrCat(options.name, ": gRPC failed to start"));
   }
   endpoint->listener_->Start();
   return endpoint;

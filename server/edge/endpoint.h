@@ -19,34 +19,36 @@
 namespace ringattn::server {
 
 struct EndpointOptions {
-  std::string name;    // "public", "control": for messages
+  std::string name;  // "public" or "control", for messages
   std::string listen;  // "host:port"; port 0 picks a free one
   TransportSecurity security;
-  // Decides on every call first; may be null (TransportSecurity::ServerCredentials).
+  // Checks every call first; may be null (TransportSecurity::ServerCredentials).
   std::shared_ptr<grpc::AuthMetadataProcessor> gate = nullptr;
   int64_t max_connections = 1024;
   int64_t max_message_bytes = 0;
   absl::Duration min_ping_interval = wire::kMinPingInterval;
 };
 
-// With health, reflection and the transport that all of ours have. Thread safe.
+// A server with health, reflection and the transport settings that all endpoints share. Thread
+// safe.
 class Endpoint {
  public:
-  // Serves from here on. `services` outlive it; `quota` bounds its buffers and, where it says
-  // so, the threads of blocking calls (reflection's). Errors: UNAVAILABLE.
+  // Starts to serve. `services` must outlive the endpoint. `quota` bounds its buffers and
+  // optionally the threads of blocking calls (reflection). Returns UNAVAILABLE if the port cannot
+  // be used.
   static absl::StatusOr<std::unique_ptr<Endpoint>> Start(
       const EndpointOptions& options, const grpc::ResourceQuota& quota,
       const std::vector<grpc::Service*>& services);
-  // Ends what is left at once.
+  // Ends open calls immediately.
   ~Endpoint();
 
   const std::string& address() const { return listener_->address(); }
   wire::Listener& listener() { return *listener_; }
 
-  // Of these names, grpc.health.v1 answers with SERVING or NOT_SERVING; others it does not know.
+  // Sets the state that grpc.health.v1 reports for `name`; other names are unknown to it.
   void SetServing(const std::string& name, bool serving);
 
-  // Takes no connection any more; calls may go on until `deadline`, then end with CANCELLED.
+  // Closes the port. Calls may continue until `deadline` and then end with CANCELLED.
   void Shutdown(absl::Time deadline);
 
  private:

@@ -5,7 +5,7 @@
 namespace ringattn::server {
 namespace {
 
-TEST(EndpointTest, ATakenPortIsAnErrorThatNamesIt) {
+TEST(EndpointTest, AnOccupiedPortIsNamedInTheError) {
   const grpc::ResourceQuota quota("test");
   auto first = Endpoint::Start({.name = "public", .listen = "127.0.0.1:0"}, quota, {});
   ASSERT_TRUE(first.ok()) << first.status();

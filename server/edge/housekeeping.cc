@@ -8,12 +8,12 @@ namespace ringattn::server {
 Housekeeping::Housekeeping(const HousekeepingOptions& options, Metrics* metrics,
                            Listeners listeners)
     : options_(options) {
-  auto& connections = metrics->Gauges("ringattn_open_connections", "Connections now, by listener.");
+  auto& connections = metrics->Gauges("ringattn_open_connections", "Open connections, by listener.");
   auto& refused = metrics->Counters("ringattn_refused_connections_total",
-                                    "Connections beyond the listener's bound.");
+                                    "Connections refused because the listener's bound was reached.");
   auto& failed = metrics->Counters(
       "ringattn_failed_accepts_total",
-      "Times that no connection could be accepted, for want of descriptors or memory.");
+      "Failures to accept a connection, for lack of descriptors or memory.");
   for (const auto& [name, listener] : listeners) {
     const prometheus::Labels labels = {{"listener", name}};
     ports_.push_back(
@@ -25,9 +25,9 @@ Housekeeping::Housekeeping(const HousekeepingOptions& options, Metrics* metrics,
       &metrics->Gauges("ringattn_resident_bytes", "Resident memory of this process.").Add({});
   trims_ = &metrics
                 ->Counters("ringattn_memory_trims_total",
-                           "Times that freed memory was given back to the kernel.")
+                           "Times that freed memory was returned to the kernel.")
                 .Add({});
-  metrics->Gauges("ringattn_max_descriptors", "File descriptors that this process may have.")
+  metrics->Gauges("ringattn_max_descriptors", "Limit on this process's file descriptors.")
       .Add({})
       .Set(DescriptorLimit());
   thread_ = std::thread([this] { Run(); });

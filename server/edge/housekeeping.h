@@ -1,5 +1,4 @@
-// Housekeeping: what the coordinator looks at every few seconds: its descriptors,
-// connections and memory.
+// Housekeeping: periodic checks of the coordinator's descriptors, connections and memory.
 #ifndef RINGATTN_SERVER_EDGE_HOUSEKEEPING_H_
 #define RINGATTN_SERVER_EDGE_HOUSEKEEPING_H_
 
@@ -21,9 +20,9 @@ namespace ringattn::server {
 
 struct HousekeepingOptions {
   absl::Duration interval = absl::Seconds(2);
-  // What malloc keeps free for the next burst: 32 MiB in each of up to eight arenas
-  // (common/wire/allocator). Beyond it the kernel gets it back when no request is there,
-  // and from the second figure on, in any case.
+  // Freed memory that malloc keeps for the next burst: 32 MiB in each of up to eight arenas
+  // (common/wire/allocator). Above the first figure it is returned to the kernel while no request
+  // exists, above the second figure always.
   int64_t max_free_bytes_idle = 64 * kMiB;
   int64_t max_free_bytes = kGiB;
 };
@@ -33,11 +32,11 @@ class Housekeeping {
  public:
   using Listeners = std::vector<std::pair<std::string, wire::Listener*>>;  // by name
 
-  // `metrics` and the listeners outlive it. Starts a thread.
+  // Starts a thread. `metrics` and the listeners must outlive this object.
   Housekeeping(const HousekeepingOptions& options, Metrics* metrics, Listeners listeners);
   ~Housekeeping();
 
-  // Whether requests wait or are served.
+  // Sets whether requests are queued or served.
   void SetBusy(bool busy) { busy_ = busy; }
 
  private:
@@ -46,7 +45,7 @@ class Housekeeping {
     prometheus::Gauge* connections;
     prometheus::Counter* refused;
     prometheus::Counter* failed_accepts;
-    wire::ListenerStats seen;  // what the counters have counted
+    wire::ListenerStats seen;  // values that the counters include already
   };
 
   void Run();
@@ -54,7 +53,7 @@ class Housekeeping {
 
   const HousekeepingOptions options_;
   std::atomic<bool> busy_ = false;
-  std::vector<Port> ports_;  // the thread's
+  std::vector<Port> ports_;  // used by the thread only
   prometheus::Gauge* open_descriptors_;
   prometheus::Gauge* resident_bytes_;
   prometheus::Counter* trims_;

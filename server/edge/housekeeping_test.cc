@@ -15,7 +15,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// 300 MB in pieces as gRPC's, freed but for every hundredth, so that no arena can shrink.
+// Allocates 300 MB in pieces of gRPC's size and frees all but every hundredth, so that no arena can
+// shrink.
 std::vector<std::unique_ptr<char[]>> Burst() {
   std::vector<std::unique_ptr<char[]>> kept;
   std::vector<std::unique_ptr<char[]>> freed;
@@ -36,7 +37,7 @@ bool Appears(const Metrics& metrics, const std::string& line, absl::Duration pat
   return false;
 }
 
-TEST(HousekeepingTest, FreedMemoryGoesBackWhenIdle) {
+TEST(HousekeepingTest, FreedMemoryIsReturnedWhenIdle) {
   const auto kept = Burst();
   const int64_t before = ResidentBytes();
   EXPECT_GT(before, 250 * kMiB);  // malloc keeps it
@@ -49,7 +50,7 @@ TEST(HousekeepingTest, FreedMemoryGoesBackWhenIdle) {
   EXPECT_LT(ResidentBytes(), before - 200 * kMiB);
 }
 
-TEST(HousekeepingTest, ItsMetrics) {
+TEST(HousekeepingTest, ExportsMetrics) {
   Metrics metrics;
   auto listener = wire::Listener::Bind({.address = "127.0.0.1:0"});
   ASSERT_TRUE(listener.ok());

@@ -1,6 +1,6 @@
-// Liveness: whether this process still answers at its own port.
+// Liveness: checks that this process answers on its public port.
 //
-// Metrics and the core go on when a listener is dead, so nothing else would notice.
+// Metrics and the core keep running when a listener is dead, so no other check would detect it.
 #ifndef RINGATTN_SERVER_EDGE_LIVENESS_H_
 #define RINGATTN_SERVER_EDGE_LIVENESS_H_
 
@@ -18,24 +18,24 @@ struct LivenessOptions {
   absl::Duration interval = absl::Seconds(5);
   absl::Duration probe_timeout = absl::Seconds(5);
   absl::Duration unhealthy_after = absl::Seconds(10);  // of failures without a success
-  absl::Duration dead_after = absl::Seconds(30);       // likewise
+  absl::Duration dead_after = absl::Seconds(30);  // of failures without a success
 };
 
 // Thread safe.
 class Liveness {
  public:
   struct Handlers {
-    // Asks once; blocks for the timeout at most.
+    // Sends one probe; blocks for at most `timeout`.
     std::function<absl::Status(absl::Duration timeout)> probe;
-    // Not alive any more, with the last failure, or alive again (OK).
+    // The port stopped answering (the last failure) or answers again (OK).
     std::function<void(const absl::Status& why)> on_change;
-    // Not to be mended from within. Called once.
+    // The process cannot recover. Called once.
     std::function<void(const absl::Status& why)> on_dead;
   };
 
-  // Asks at once and then at each interval, on a thread of its own, which calls the handlers.
+  // Starts a thread that probes immediately and then at each interval, and calls the handlers.
   Liveness(const LivenessOptions& options, Handlers handlers);
-  ~Liveness();  // no handler is called after it
+  ~Liveness();  // no handler is called afterwards
 
  private:
   void Run();

@@ -15,7 +15,7 @@ constexpr LivenessOptions kFast = {.interval = absl::Milliseconds(1),
                                    .dead_after = absl::Milliseconds(100)};
 
 TEST(LivenessTest, FailuresMakeItUnhealthyAndThenDead) {
-  std::vector<std::string> said;  // the liveness thread's, until `dead`
+  std::vector<std::string> said;  // used by the liveness thread until `dead`
   absl::Notification dead;
   {
     const Liveness liveness(
@@ -36,12 +36,12 @@ TEST(LivenessTest, ASuccessStartsOver) {
   std::vector<bool> said;
   absl::Notification again;
   LivenessOptions options = kFast;
-  options.dead_after = absl::Seconds(10);  // it may be called unhealthy late
+  options.dead_after = absl::Seconds(10);  // it may be reported unhealthy late
   {
     const Liveness liveness(
         options, {.probe =
                       [&](absl::Duration) {
-                        // Fails until it has been called unhealthy.
+                        // Fails until it has been reported unhealthy.
                         ++probes;
                         return said.empty() ? absl::DeadlineExceededError("") : absl::OkStatus();
                       },

@@ -22,20 +22,19 @@ namespace {
 
 constexpr char kAttentionService[] = "ringattn.v1.AttentionService";
 
-// 64 workers, each of which may be about to replace a connection that is not yet given up,
-// and operators.
+// 64 workers, each of which may replace a connection that is still open, and operators.
 constexpr int64_t kMaxControlConnections = 256;
 constexpr int64_t kShardConnections = 64 * 4;  // of ShardChannels, to max_world_size workers
-// The metrics port's, logs, gRPC's own.
+// The metrics port, logs and gRPC itself.
 constexpr int64_t kOtherDescriptors = 64;
 constexpr int64_t kMostConnections = 10'000;
-// For statuses to leave; a client that does not take its own is cut off.
+// Time for statuses to be sent before a client that does not read is cut off.
 constexpr absl::Duration kLastWords = absl::Milliseconds(500);
 
 Failure CutOffByShutdown(absl::Duration retry_after) {
   Failure failure;
   failure.code = absl::StatusCode::kUnavailable;
-  failure.message = "the server shuts down and the request did not end in time";
+  failure.message = "the server is shutting down and the request did not end in time";
   failure.reason = "SHUTTING_DOWN";
   failure.retry_after = retry_after;
   return failure;
@@ -170,7 +169,7 @@ void Server::WatchOver() {
               },
           .on_dead =
               [this](const absl::Status& why) {
-                LogError("the public port stays dead", {{"why", why.ToString()}});
+                LogError("the public port does not recover", {{"why", why.ToString()}});
                 options_.on_dead();
               }});
 }
@@ -200,7 +199,7 @@ bool Server::Shutdown(absl::Duration timeout) {
 
 void Server::CutOff() {
   const Failure failure = CutOffByShutdown(options_.core.retry_after);
-  // On the core's thread, as all that ends a request. The event itself is no news.
+  // Requests end on the core's thread; the event itself changes nothing.
   core_.Post(DrainRequested{}, [streams = registry_.All(), failure] {
     for (const std::shared_ptr<RequestCall>& stream : streams) stream->Fail(failure);
   });
@@ -244,9 +243,9 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
     void operator()(const FailRequest& a) {
       if (auto stream = Find(a.stream)) stream->Fail(a.failure);
     }
-    void operator()(const StateChanged&) {}  // whoever wants to know asks the core
-    void operator()(const PlanThis&) {}      // seen to by CoreLoop
-    void operator()(const CancelPlan&) {}    // likewise
+    void operator()(const StateChanged&) {}  // the core is queried instead
+    void operator()(const PlanThis&) {}  // handled by CoreLoop
+    void operator()(const CancelPlan&) {}  // handled by CoreLoop
     void operator()(const TopologyChanged& a) {
       v1::Topology topology = core.topology();
       if (!a.only_memory) OnMembers(topology);

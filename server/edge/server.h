@@ -1,5 +1,5 @@
-// Server: the coordinator process but for its command line. Two gRPC listeners
-// (public; control, for workers and operators), the core's thread, and metrics.
+// Server: the coordinator process without its command line: two gRPC listeners (public, and control
+// for workers and operators), the core's thread, and metrics.
 #ifndef RINGATTN_SERVER_EDGE_SERVER_H_
 #define RINGATTN_SERVER_EDGE_SERVER_H_
 
@@ -38,47 +38,48 @@
 namespace ringattn::server {
 
 struct ServerOptions {
-  // "host:port"; port 0 picks a free one. Without metrics_listen, no metrics port; without
-  // health_listen, no health port beside the health service that each gRPC listener has.
+  // "host:port"; port 0 picks a free one. An empty metrics_listen disables the metrics port. An
+  // empty health_listen disables the health port; each gRPC listener serves health in any case.
   std::string listen = "127.0.0.1:7700";
   std::string control_listen = "127.0.0.1:7701";
   std::string metrics_listen = "127.0.0.1:7702";
   std::string health_listen;
   std::string secret;
-  // What protects the public listener; the control listener and the channels to workers.
+  // Protects the public listener; and the control listener with the channels to workers.
   TransportSecurity client_security;
   TransportSecurity cluster_security;
-  // Whom the public listener serves (server/identity/clients_file.h); empty: everybody that
-  // gets through to it.
+  // The clients that the public listener serves (server/identity/clients_file.h); empty: every
+  // caller that passes transport security.
   std::string clients_file;
   // A file, "-" for standard output, or empty for none.
   std::string audit_log;
-  // gRPC's own buffers, all connections together. A last resort that ends calls when
-  // memory runs out, not back-pressure: flow control stays far below it.
+  // Bound on gRPC's buffers over all connections. It ends calls when memory runs out and is a last
+  // resort; flow control stays far below it.
   int64_t max_transport_bytes = 4 * kGiB;
-  // Public connections at a time; 0: as DefaultMaxConnections says.
+  // Public connections at a time; 0: DefaultMaxConnections.
   int64_t max_connections = 0;
-  // Threads of blocking calls, which only reflection has: one for each of its streams.
+  // Threads of blocking calls; only reflection has them, one per stream.
   int max_reflection_threads = 32;
   absl::Duration min_ping_interval = wire::kMinPingInterval;
   TopologyBoardOptions topology;
   LivenessOptions liveness;
-  // The process does not answer at its own port and cannot mend it: called once, from a
-  // thread of the server's, to end the process. Not called while it shuts down.
+  // The process does not answer on its public port and cannot recover. Called once, from a server
+  // thread, to end the process. Not called during shutdown.
   std::function<void()> on_dead = [] {};
   CoordinatorConfig core;
 };
 
-// Of `descriptors` that the process may have: all but those for others, or half if it may
-// have few, and not more than 10,000, of some 30 KiB each. The others: 256 control
-// connections, 64 workers' four channels each, and 64 for metrics, logs and gRPC itself.
+// Returns the default for max_connections, given the process's descriptor limit. It leaves
+// descriptors for 256 control connections, four channels to each of 64 workers, and 64 for metrics,
+// logs and gRPC. It is at least half of a small limit, and at most 10,000 connections of about 30
+// KiB each.
 int64_t DefaultMaxConnections(int64_t descriptors);
 
-// grpc.health.v1, on the public port and on the health port: wire::kLivenessName is SERVING while
-// the public port takes connections, ready or not, for supervisors, which replace what is not
-// alive. "", the service's own name and wire::kReadinessName say whether requests can be served.
+// Names of grpc.health.v1 on the public port and on the health port. wire::kLivenessName is SERVING
+// while the public port accepts connections, ready or not, for supervisors that restart dead
+// processes. "", the service's name and wire::kReadinessName report whether requests can be served.
 
-// As bound.
+// The bound addresses.
 struct ServerAddresses {
   std::string listen;
   std::string control;
@@ -89,17 +90,17 @@ struct ServerAddresses {
 // Thread safe.
 class Server final : private ActionSink {
  public:
-  // UNAVAILABLE if a port cannot be bound; INVALID_ARGUMENT if the clients file or the audit
-  // log is of no use.
+  // Returns UNAVAILABLE if a port cannot be bound, and INVALID_ARGUMENT if the clients file or the
+  // audit log is unusable.
   static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options);
-  // Ends what is left at once.
+  // Ends open calls immediately.
   ~Server() override;
 
   const ServerAddresses& addresses() const { return addresses_; }
 
-  // Drains: new requests get UNAVAILABLE with RetryInfo, reason DRAINING; those that were
-  // there go on until `timeout` and then end with UNAVAILABLE, reason SHUTTING_DOWN. Then
-  // the ports close. True if nothing had to be cut off.
+  // Drains: new requests fail with UNAVAILABLE (RetryInfo, reason DRAINING). Existing requests
+  // continue until `timeout` and then fail with UNAVAILABLE (reason SHUTTING_DOWN). Then the ports
+  // close. Returns true if no request was cut off.
   bool Shutdown(absl::Duration timeout);
 
  private:
@@ -111,7 +112,7 @@ class Server final : private ActionSink {
   void SetServing(bool serving);
   void SetAlive(bool alive);
   ServerStatus MakeStatus(const Coordinator& core) const;
-  // Ends all requests and waits a moment for their statuses to leave.
+  // Ends all requests and waits briefly until their statuses have been sent.
   void CutOff();
 
   void CarryOut(const Action& action, const Coordinator& core) override;
@@ -121,9 +122,9 @@ class Server final : private ActionSink {
   const wire::KeepAwake keep_awake_;
   Metrics metrics_;
   ServerMetrics server_metrics_;
-  const std::unique_ptr<ClientDirectory> directory_;  // null: everybody is served
+  const std::unique_ptr<ClientDirectory> directory_;  // null: every caller is accepted
   Callers callers_;
-  std::unique_ptr<AuditLog> audit_;  // null: none is kept
+  std::unique_ptr<AuditLog> audit_;  // null: none
   CoreLoop core_;
   RequestRegistry registry_;
   ResidualHolds holds_;
@@ -136,7 +137,7 @@ class Server final : private ActionSink {
   LocalMemoryServiceImpl local_memory_service_;
   JoinService join_service_;
   AdminServiceImpl admin_service_;
-  std::unique_ptr<wire::HealthListener> health_;  // null without
+  std::unique_ptr<wire::HealthListener> health_;  // null: none
   std::unique_ptr<Endpoint> public_;
   std::unique_ptr<Endpoint> control_;
   std::optional<Housekeeping> housekeeping_;

@@ -59,7 +59,7 @@ void ClientDirectory::Reload() {
   const absl::Status status = Load();
   if (status.ok()) return;
   ++stats_.refused_reloads;
-  LogError("the clients file was replaced by what is of no use; the old one stays in force",
+  LogError("the new clients file is invalid; the previous one stays in force",
            {{"why", status.message()}});
 }
 

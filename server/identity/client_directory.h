@@ -1,5 +1,5 @@
-// ClientDirectory: which known client makes a call, by the token or the certificate that it
-// shows. Follows its clients file while the process runs.
+// ClientDirectory: identifies the known client that makes a call, by its token or certificate.
+// Reloads its clients file while the process runs.
 #ifndef RINGATTN_SERVER_IDENTITY_CLIENT_DIRECTORY_H_
 #define RINGATTN_SERVER_IDENTITY_CLIENT_DIRECTORY_H_
 
@@ -24,21 +24,21 @@ namespace ringattn::server {
 using CallMetadata = std::multimap<grpc::string_ref, grpc::string_ref>;
 
 struct DirectoryStats {
-  int64_t reloads = 0;          // since the start
-  int64_t refused_reloads = 0;  // the file was replaced by what is of no use
+  int64_t reloads = 0;  // since the start
+  int64_t refused_reloads = 0;  // the new file was invalid
   int64_t clients = 0;
 };
 
 // Thread safe.
 class ClientDirectory {
  public:
-  // Errors: INVALID_ARGUMENT, naming the file and what is wrong in it.
+  // Returns INVALID_ARGUMENT, naming the file and the error in it.
   static absl::StatusOr<std::unique_ptr<ClientDirectory>> Open(const std::string& path);
 
-  // The client that a call's "authorization: Bearer TOKEN" or certificate is listed for. Both
-  // may be shown if they are one client's, and a certificate that is not listed is as good as
-  // none; but a token that is not known is never overlooked. Else UNAUTHENTICATED with words
-  // for the caller, and as its reason one of kAuthFailureReasons.
+  // Returns the client that the call's "authorization: Bearer TOKEN" or certificate is listed for.
+  // A call may present both if they belong to the same client. An unlisted certificate is ignored,
+  // but an unknown token is always an error. Otherwise returns UNAUTHENTICATED with a message for
+  // the caller and a reason from kAuthFailureReasons.
   std::variant<KnownClient, Failure> Identify(const CallMetadata& metadata,
                                               const grpc::AuthContext* auth) const;
 
@@ -58,8 +58,8 @@ class ClientDirectory {
   std::unique_ptr<FileWatch> watch_;
 };
 
-// Nothing was shown; what was shown is no bearer token; nobody's token; nobody's certificate;
-// a token and a certificate of two clients.
+// In order: no credentials; not a bearer token; an unknown token; an unknown certificate; a token
+// and a certificate of two clients.
 inline constexpr const char* kAuthFailureReasons[] = {"CREDENTIALS_MISSING",
                                                       "CREDENTIALS_MALFORMED", "TOKEN_UNKNOWN",
                                                       "CERTIFICATE_UNKNOWN", "CREDENTIALS_DIFFER"};

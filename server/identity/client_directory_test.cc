@@ -27,13 +27,13 @@ class Directory : public testing::Test {
       : path_(absl::StrCat(testing::TempDir(), "/clients-",
                            testing::UnitTest::GetInstance()->current_test_info()->name())) {}
 
-  // Moved into place.
+  // Replaces the file by a rename.
   void Put(const std::string& text) {
     std::ofstream(path_ + ".new") << text;
     ASSERT_EQ(std::rename((path_ + ".new").c_str(), path_.c_str()), 0);
   }
 
-  // The name, or the reason of the refusal.
+  // Returns the client's name, or the reason of the failure.
   static std::string Who(const ClientDirectory& directory, const std::vector<std::string>& values) {
     CallMetadata metadata;
     for (const std::string& value : values) metadata.emplace("authorization", value);
@@ -61,7 +61,7 @@ TEST_F(Directory, IdentifiesByBearerToken) {
   EXPECT_EQ(Who(**directory, {good, good}), "CREDENTIALS_MALFORMED");
 }
 
-TEST_F(Directory, FollowsItsFileAndKeepsTheOldOneIfTheNewIsBad) {
+TEST_F(Directory, ReloadsItsFileAndKeepsTheOldOneIfTheNewIsInvalid) {
   Put(FileWith(kToken));
   const auto directory = ClientDirectory::Open(path_);
   ASSERT_TRUE(directory.ok()) << directory.status();

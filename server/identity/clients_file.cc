@@ -19,7 +19,7 @@ using Json = nlohmann::json;
 constexpr size_t kMaxNameBytes = 64;
 constexpr size_t kMaxCertificateBytes = 1024;
 
-// The first thing that is wrong, beginning with the field.
+// The first error in the file, beginning with the field's name.
 class Faults {
  public:
   void Add(absl::string_view field, absl::string_view why) {
@@ -32,10 +32,10 @@ class Faults {
   absl::Status first_;
 };
 
-// Discarded if it is no JSON. The library takes the last of two fields of one name: whoever wrote
-// both meant something else.
+// Returns a discarded value if the text is not JSON. Detects repeated field names, of which the
+// library would silently use the last.
 Json ParseJson(absl::string_view text, std::string* repeated) {
-  std::vector<std::set<std::string>> fields;  // of the objects that are open
+  std::vector<std::set<std::string>> fields;  // of the open objects
   const auto look = [&](int, Json::parse_event_t event, Json& parsed) {
     if (event == Json::parse_event_t::object_start) fields.emplace_back();
     if (event == Json::parse_event_t::object_end) fields.pop_back();
@@ -55,7 +55,7 @@ bool IsName(const std::string& name) {
          });
 }
 
-// The list of texts in a field, empty if there is none.
+// Returns the list of strings in a field; empty if the field is missing.
 std::vector<std::string> Texts(const Json& client, const char* field, size_t most, Faults* faults) {
   std::vector<std::string> texts;
   if (!client.contains(field)) return texts;
@@ -70,7 +70,7 @@ std::vector<std::string> Texts(const Json& client, const char* field, size_t mos
   return texts;
 }
 
-// A whole number from 1, if the field is there.
+// Returns a whole number of at least 1; nullopt if the field is missing.
 std::optional<int64_t> Count(const Json& client, const char* field, Faults* faults) {
   if (!client.contains(field)) return std::nullopt;
   const Json& value = client[field];
@@ -107,7 +107,7 @@ void RefuseUnknownFields(const Json& object, const std::set<std::string>& known,
   }
 }
 
-// As Principal::id() says it; empty if it is neither.
+// Returns the form of Principal::id(); empty if the text is neither a SPIFFE ID nor a subject.
 std::string CertificateId(absl::string_view text) {
   if (text.size() > kMaxCertificateBytes) return "";
   Principal principal{Principal::Kind::kSpiffe, std::string(text)};
@@ -119,7 +119,7 @@ std::string CertificateId(absl::string_view text) {
   return principal.id();
 }
 
-// One entry but for what it is known by.
+// Reads an entry without its tokens and certificates.
 KnownClient ReadTerms(const Json& entry, Faults* faults) {
   KnownClient client;
   client.name = NameIn(entry, faults);

@@ -1,4 +1,4 @@
-// KnownClients: whom the operator lets in, as a clients file says. docs/security.md has an
+// KnownClients: the clients that the operator admits, from a clients file. docs/security.md has an
 // example.
 //
 //   {"clients": [{"name": "trainer",
@@ -26,36 +26,36 @@ struct KnownClient {
   ClientTerms terms;
 };
 
-// Bounds of a file. Every token is compared with every digest: some 20 us of them at most.
+// Bounds of a file. Each token is compared with every digest, which takes at most 20 us.
 inline constexpr size_t kMaxClients = 1024;
 inline constexpr size_t kMaxTokensPerClient = 4;
 inline constexpr size_t kMaxCertificatesPerClient = 64;
 inline constexpr double kMinWeight = 0.01;
 inline constexpr double kMaxWeight = 100;
 
-// A value; const once made, and then thread safe.
+// Immutable, and therefore thread safe.
 class KnownClients {
  public:
-  // INVALID_ARGUMENT, naming the client and the field, for everything that is not as above:
-  // fields that it does not know, two clients of one name, token or certificate, a client that
-  // nobody can be. Digests may be in either case; of a certificate a SPIFFE ID or the subject
-  // as `openssl x509 -noout -subject -nameopt RFC2253` prints it, with "x509:" before it or not.
+  // Returns INVALID_ARGUMENT with the client and the field for unknown fields, repeated names,
+  // tokens or certificates, and clients without credentials. Digests may use either case. A
+  // certificate is a SPIFFE ID, or a subject as printed by `openssl x509 -noout -subject -nameopt
+  // RFC2253`, with or without the prefix "x509:".
   static absl::StatusOr<KnownClients> Parse(absl::string_view json);
 
-  // Null: nobody's. Takes as long whoever it is.
+  // Returns null for an unknown token. Takes the same time for every token.
   const KnownClient* ByToken(absl::string_view token) const;
-  // Null: nobody's, anonymous ones included.
+  // Returns null for an unknown or anonymous principal.
   const KnownClient* ByCertificate(const Principal& principal) const;
 
   const std::vector<KnownClient>& clients() const { return clients_; }
 
  private:
-  // Of the client that is added next. The error begins with the field.
+  // Adds credentials of the client that is added next. The error begins with the field.
   absl::Status AddTokens(const std::vector<std::string>& digests);
   absl::Status AddCertificates(const std::vector<std::string>& ids);
 
   std::vector<KnownClient> clients_;
-  std::vector<std::pair<SecretDigest, size_t>> tokens_;  // with places in clients_
+  std::vector<std::pair<SecretDigest, size_t>> tokens_;  // with indexes into clients_
   std::map<std::string, size_t> certificates_;           // by Principal::id()
 };
 

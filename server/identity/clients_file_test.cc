@@ -21,7 +21,7 @@ std::string WhyNot(const std::string& json) {
   return std::string(KnownClients::Parse(json).status().message());
 }
 
-// What is said of a client "a" with this beside its name.
+// Returns the error for a client "a" with these additional fields.
 std::string CheckWith(const std::string& fields) {
   return WhyNot(Clients(absl::StrCat(R"({"name": "a", )", fields, "}")));
 }
@@ -50,7 +50,7 @@ TEST(KnownClients, AreFoundByTokenAndByCertificate) {
   EXPECT_EQ(name(Kind::kX509Subject, "CN=second"), "by/certificate@1.x_");
   EXPECT_EQ(known->ByCertificate({Kind::kSpiffe, "spiffe://lab.example/a"})->terms, ClientTerms());
   EXPECT_EQ(name(Kind::kSpiffe, "spiffe://lab.example/ab"), "");
-  // A subject may be any text, somebody's SPIFFE ID too.
+  // A subject may be any text, including another client's SPIFFE ID.
   EXPECT_EQ(name(Kind::kX509Subject, "spiffe://lab.example/a"), "");
   EXPECT_EQ(name(Kind::kAnonymous, ""), "");
 }
@@ -100,7 +100,7 @@ TEST(KnownClients, EveryBadFieldIsNamed) {
   EXPECT_NE(WhyNot(Clients("{" + token + "}")).find("clients[0].name must be"), std::string::npos);
 }
 
-TEST(KnownClients, AFileIsAnObjectWithAListThatIsNotEmpty) {
+TEST(KnownClients, AFileIsAnObjectWithANonemptyList) {
   for (const char* json : {"", "rubbish", "[]", "{}", R"({"clients": {}})", R"({"clients": [)"}) {
     EXPECT_EQ(WhyNot(json), "it is not a JSON object with a list \"clients\"") << json;
   }

@@ -1,5 +1,4 @@
-// Gate: lets calls of services that do not look at their callers themselves pass for known
-// clients only.
+// Gate: authenticates calls of services that do not identify their callers themselves.
 #ifndef RINGATTN_SERVER_IDENTITY_GATE_H_
 #define RINGATTN_SERVER_IDENTITY_GATE_H_
 
@@ -11,15 +10,14 @@
 
 namespace ringattn::server {
 
-// The public listener's, where there is a directory. It asks for an identity for everything but
-//   grpc.health.v1   open: probes have none, and it says no more than whether this serves
-//   ringattn.v1      these services look for themselves, and answer with details, which a gate
-//                    cannot
-// so that reflection, and whatever a library registers by itself, is for known clients.
-// Thread safe.
+// Used on the public listener with a clients file. Requires a known client for every service except
+//   grpc.health.v1   open: probes have no credentials, and it reports only whether this serves
+//   ringattn.v1      identifies callers itself and answers with error details
+// Reflection, and services that libraries register, are therefore limited to known clients. Thread
+// safe.
 class Gate final : public grpc::AuthMetadataProcessor {
  public:
-  // `directory` outlives the server. Called with the reason of each refusal.
+  // `directory` must outlive the server. `on_refusal` is called with the reason of each rejection.
   Gate(const ClientDirectory* directory, std::function<void(const Failure&)> on_refusal);
 
   bool IsBlocking() const override { return false; }

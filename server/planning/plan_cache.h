@@ -1,5 +1,5 @@
-// PlanCache: plans of the last requests, for equal ones: a model's layers and steps ask for
-// the same plan again and again.
+// PlanCache: recent plans, for equal requests. A model's layers and steps request the same plan
+// repeatedly.
 #ifndef RINGATTN_SERVER_PLANNING_PLAN_CACHE_H_
 #define RINGATTN_SERVER_PLANNING_PLAN_CACHE_H_
 
@@ -14,7 +14,7 @@
 
 namespace ringattn::server {
 
-// What a plan follows from. Equal only if everything is: `fingerprint` finds candidates.
+// All inputs of a plan. Keys are equal only if all inputs are; `fingerprint` only finds candidates.
 struct PlanKey {
   uint64_t fingerprint = 0;
   std::shared_ptr<const AttentionSpec> spec;  // not null
@@ -25,19 +25,19 @@ struct PlanKey {
   bool operator==(const PlanKey& other) const;
 };
 PlanKey KeyOf(const PlanThis& request);
-// What keeping it takes, its document boundaries included.
+// Returns the memory that an entry occupies, including its document boundaries.
 int64_t BytesOf(const PlanKey& key);
 
 using SharedPlan = absl::StatusOr<std::shared_ptr<const Plan>>;
 
-// The least lately used go first. Refusals are kept as well. Not thread safe.
+// Evicts the least recently used entries. Errors are cached as well. Not thread safe.
 class PlanCache {
  public:
   explicit PlanCache(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Nothing if it is not known.
+  // Returns nullopt if the key is unknown.
   std::optional<SharedPlan> Find(const PlanKey& key);
-  // What alone is larger than the bound is not kept.
+  // A plan that alone exceeds the bound is not stored.
   void Put(PlanKey key, SharedPlan plan);
   int64_t bytes() const { return bytes_; }
   size_t size() const { return entries_.size(); }
@@ -48,7 +48,7 @@ class PlanCache {
     SharedPlan plan;
     int64_t bytes = 0;
   };
-  using Entries = std::list<Entry>;  // the last used first
+  using Entries = std::list<Entry>;  // most recently used first
 
   Entries::iterator Locate(const PlanKey& key);
   void Remove(Entries::iterator entry);

@@ -25,15 +25,15 @@ std::shared_ptr<const Plan> Saying(const char* reason) {
   return plan;
 }
 
-TEST(PlanCacheTest, FindsWhatIsEqual) {
+TEST(PlanCacheTest, FindsEqualKeys) {
   PlanCache cache(kMiB);
   cache.Put(Key(1, 8), Saying("eight"));
   ASSERT_TRUE(cache.Find(Key(1, 8)).has_value());
   EXPECT_EQ((**cache.Find(Key(1, 8)))->reason, "eight");
 }
 
-// The fingerprint is only where to look.
-TEST(PlanCacheTest, EverythingMustBeEqual) {
+// The fingerprint only finds candidates.
+TEST(PlanCacheTest, AllInputsMustBeEqual) {
   PlanCache cache(kMiB);
   cache.Put(Key(1, 8), Saying("eight"));
   EXPECT_FALSE(cache.Find(Key(1, 9)).has_value());
@@ -52,28 +52,28 @@ TEST(PlanCacheTest, EverythingMustBeEqual) {
   EXPECT_EQ((**cache.Find(Key(1, 9)))->reason, "nine");
 }
 
-TEST(PlanCacheTest, RefusalsAreKept) {
+TEST(PlanCacheTest, ErrorsAreCached) {
   PlanCache cache(kMiB);
   cache.Put(Key(1, 8), absl::InvalidArgumentError("no"));
   EXPECT_EQ(cache.Find(Key(1, 8))->status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(PlanCacheTest, IsBoundedAndForgetsWhatIsLeastUsed) {
+TEST(PlanCacheTest, IsBoundedAndEvictsTheLeastRecentlyUsed) {
   const int64_t one = BytesOf(Key(1, 8)) + BytesOf(*Saying(""));
   PlanCache cache(3 * one + one / 2);
   for (uint64_t i = 1; i <= 3; ++i) cache.Put(Key(i, 8), Saying(""));
   EXPECT_EQ(cache.size(), 3u);
-  EXPECT_TRUE(cache.Find(Key(1, 8)).has_value());  // used
+  EXPECT_TRUE(cache.Find(Key(1, 8)).has_value());  // marks it as used
   cache.Put(Key(4, 8), Saying(""));
   EXPECT_EQ(cache.size(), 3u);
   EXPECT_FALSE(cache.Find(Key(2, 8)).has_value());
   EXPECT_TRUE(cache.Find(Key(1, 8)).has_value());
-  cache.Put(Key(4, 8), Saying(""));  // again: not twice
+  cache.Put(Key(4, 8), Saying(""));  // replaces the entry
   EXPECT_EQ(cache.size(), 3u);
   EXPECT_LE(cache.bytes(), 3 * one + one / 2);
 }
 
-TEST(PlanCacheTest, WhatIsTooLargeIsNotKept) {
+TEST(PlanCacheTest, OversizedPlansAreNotStored) {
   PlanCache cache(1000);
   PlanKey key = Key(1, 8);
   auto spec = std::make_shared<AttentionSpec>(*key.spec);

@@ -72,7 +72,7 @@ void PlanningService::Submit(PlanThis request) {
         return;
       }
       answer.plan = absl::ResourceExhaustedError(
-          absl::StrCat(queue_.size(), " requests wait for their plans already"));
+          absl::StrCat(queue_.size(), " requests are waiting for their plans already"));
     }
   }
   done_(std::move(answer));
@@ -104,10 +104,10 @@ PlanningStats PlanningService::stats() const {
   return stats;
 }
 
-// --------------------------------------------------------------- on its threads
+// -------------------------------------------------------------- planning threads
 
 void PlanningService::Work(bool only_light) {
-  // Plans of long document lists are made with what the rest of the process leaves over.
+  // Plans for long document lists use the CPU time that the process has to spare.
   if (!only_light) LowerThreadPriority();
   while (const std::shared_ptr<Job> job = TakeNext(only_light)) {
     const absl::Time since = absl::Now();
@@ -127,7 +127,7 @@ bool PlanningService::FindNext(bool only_light, Ticket* next) const {
   return found;
 }
 
-// Null once it is time to stop.
+// Returns null when the service stops.
 std::shared_ptr<PlanningService::Job> PlanningService::TakeNext(bool only_light) {
   absl::MutexLock lock(&mutex_);
   Ticket next = 0;
@@ -154,7 +154,7 @@ SharedPlan PlanningService::Make(const Job& job) const {
   if (plan.ok()) return std::make_shared<const Plan>(WithoutSpans(*std::move(plan)));
   if (absl::IsCancelled(plan.status())) {
     return absl::DeadlineExceededError(
-        absl::StrCat("planning takes longer than ", absl::FormatDuration(options_.time_max)));
+        absl::StrCat("planning exceeded its limit of ", absl::FormatDuration(options_.time_max)));
   }
   return plan.status();
 }

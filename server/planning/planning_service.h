@@ -1,12 +1,12 @@
-// PlanningService: makes plans on threads of its own, so that the core's thread, which hears
-// the workers' heartbeats, never waits for one.
+// PlanningService: makes plans on separate threads, so that planning never delays the core's
+// thread, which handles the workers' heartbeats.
 //
 //   core --PlanThis--> [queue, fair by client] --> threads --Planned--> core
 //                          CancelPlan
 //
-// The queue is bounded, every plan's time is bounded, and what is cancelled costs nothing
-// further. One thread takes only plans that are made in a moment: a request with few
-// documents never waits for one with a hundred thousand.
+// The queue and each plan's time are bounded, and a cancelled plan stops. One thread takes only
+// plans that take milliseconds, so that a request with few documents never waits for one with a
+// hundred thousand.
 #ifndef RINGATTN_SERVER_PLANNING_PLANNING_SERVICE_H_
 #define RINGATTN_SERVER_PLANNING_PLANNING_SERVICE_H_
 
@@ -31,9 +31,9 @@
 namespace ringattn::server {
 
 struct PlanningOptions {
-  // Beside the one for light plans.
+  // In addition to the thread for light plans.
   int threads = 1;
-  // What takes no longer (PlanThis::cost_seconds) is light.
+  // Plans with at most this PlanThis::cost_seconds are light.
   double light_seconds = 0.005;
   int64_t max_queued = 256;
   int64_t max_queued_bytes = kGiB;
@@ -49,25 +49,25 @@ struct PlanningStats {
   int64_t cancelled = 0;
 };
 
-// Thread safe. Its lock is held for moments only, never while a plan is made.
+// Thread safe. The lock is held briefly, never while a plan is made.
 class PlanningService {
  public:
-  // Called on any thread, the caller of Submit's included, once per plan that was asked for and
-  // not cancelled. Must not block.
+  // Called on any thread, including inside Submit, once per plan that was submitted and not
+  // cancelled. Must not block.
   using Done = std::function<void(Planned)>;
-  // Makes a plan; tests put in their own.
+  // Makes a plan; tests replace it.
   using Planner = std::function<absl::StatusOr<Plan>(const PlanThis&, const PlanControl&)>;
 
   PlanningService(const PlanningOptions& options, Done done);
   PlanningService(const PlanningOptions& options, Done done, Planner planner);
-  // Cancels what is left.
+  // Cancels the remaining plans.
   ~PlanningService();
 
-  // Answered by Done. Takes the place of an earlier one of this stream. Answers at once if an
-  // equal one is known, or with RESOURCE_EXHAUSTED if too many wait. DEADLINE_EXCEEDED: it took
-  // longer than time_max.
+  // Plans the request; answered by Done. Replaces an earlier one of this stream. Answers
+  // immediately from the cache, or with RESOURCE_EXHAUSTED if too many are queued. Answers
+  // DEADLINE_EXCEEDED if the plan takes longer than time_max.
   void Submit(PlanThis request) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Nothing if none is under way.
+  // No effect if no plan of this stream is queued or running.
   void Cancel(StreamId stream) ABSL_LOCKS_EXCLUDED(mutex_);
   PlanningStats stats() const ABSL_LOCKS_EXCLUDED(mutex_);
 

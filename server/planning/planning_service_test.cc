@@ -24,14 +24,14 @@ PlanThis Ask(StreamId stream, const std::string& client, double cost, int64_t to
   ask.stream = stream;
   ask.generation = 7;
   ask.client = client;
-  ask.fingerprint = stream;  // each its own, so that nothing is known already
+  ask.fingerprint = stream;  // distinct, so that the cache is never hit
   ask.spec = std::move(spec);
   ask.inputs.ready_workers = 1;
   ask.cost_seconds = cost;
   return ask;
 }
 
-// What came back. Thread safe.
+// The answers received. Thread safe.
 class Answers {
  public:
   PlanningService::Done Done() {
@@ -61,7 +61,7 @@ class Answers {
   std::vector<Planned> planned_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Makes heavy plans only when it is told to. Thread safe.
+// Makes heavy plans only when the test releases it. Thread safe.
 class HeldPlanner {
  public:
   PlanningService::Planner Planner() {
@@ -73,7 +73,7 @@ class HeldPlanner {
         return open_ || ask.cost_seconds < kHeavy;
       };
       while (!may_go()) {
-        // Woken by every change, and cancellation is looked for in between.
+        // Woken by every change; checks for cancellation in between.
         mutex_.AwaitWithTimeout(absl::Condition(&may_go), absl::Milliseconds(1));
         if (control.IsCancelled()) return absl::CancelledError("");
       }
@@ -120,7 +120,7 @@ TEST(PlanningServiceTest, PlansAsThePlannerDoes) {
   EXPECT_EQ((*planned.plan)->predicted_compute_seconds, expected->predicted_compute_seconds);
 }
 
-TEST(PlanningServiceTest, RefusalsComeAsTheyAre) {
+TEST(PlanningServiceTest, ErrorsAreForwarded) {
   Answers answers;
   PlanningService service({}, answers.Done());
   PlanThis ask = Ask(1, "a", kLight);
@@ -156,7 +156,7 @@ TEST(PlanningServiceTest, LightPlansDoNotWaitForHeavyOnes) {
   answers.Await(41);
 }
 
-TEST(PlanningServiceTest, ClientsTakeTurns) {
+TEST(PlanningServiceTest, ClientsAlternate) {
   Answers answers;
   HeldPlanner planner;
   PlanningService service({}, answers.Done(), planner.Planner());
@@ -169,14 +169,14 @@ TEST(PlanningServiceTest, ClientsTakeTurns) {
   EXPECT_EQ(planner.made(), (std::vector<StreamId>{1, 10, 2, 3, 4}));
 }
 
-TEST(PlanningServiceTest, WhatIsCancelledCostsNothing) {
+TEST(PlanningServiceTest, CancelledPlansStop) {
   Answers answers;
   HeldPlanner planner;
   PlanningService service({}, answers.Done(), planner.Planner());
   for (StreamId stream = 1; stream <= 3; ++stream) service.Submit(Ask(stream, "a", kHeavy));
   planner.AwaitMade(1);
-  service.Cancel(1);  // under way
-  service.Cancel(2);  // waits
+  service.Cancel(1);  // running
+  service.Cancel(2);  // queued
   service.Cancel(9);  // unknown
   planner.AwaitMade(2);
   EXPECT_EQ(planner.made(), (std::vector<StreamId>{1, 3}));
@@ -186,8 +186,8 @@ TEST(PlanningServiceTest, WhatIsCancelledCostsNothing) {
   EXPECT_EQ(service.stats().queued, 0);
 }
 
-// The ring changed: the newer question is what counts.
-TEST(PlanningServiceTest, ANewerQuestionOfAStreamTakesItsPlace) {
+// The ring changed, so the newer request counts.
+TEST(PlanningServiceTest, ANewerRequestOfAStreamReplacesTheOlder) {
   Answers answers;
   HeldPlanner planner;
   PlanningService service({}, answers.Done(), planner.Planner());
@@ -202,7 +202,7 @@ TEST(PlanningServiceTest, ANewerQuestionOfAStreamTakesItsPlace) {
   EXPECT_EQ(answers.at(0).generation, 8u);
 }
 
-TEST(PlanningServiceTest, TooManyAreToldSo) {
+TEST(PlanningServiceTest, TooManyPlansAreRejected) {
   Answers answers;
   HeldPlanner planner;
   PlanningOptions options;
@@ -215,14 +215,14 @@ TEST(PlanningServiceTest, TooManyAreToldSo) {
   EXPECT_EQ(answers.at(0).plan.status().code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST(PlanningServiceTest, SoAreThoseWithTooLongLists) {
+TEST(PlanningServiceTest, TooLongListsAreRejected) {
   Answers answers;
   HeldPlanner planner;
   PlanningOptions options;
   options.max_queued_bytes = BytesOf(KeyOf(Ask(1, "a", kHeavy)));
   PlanningService service(options, answers.Done(), planner.Planner());
   service.Submit(Ask(1, "a", kHeavy));
-  planner.AwaitMade(1);  // and waits no more
+  planner.AwaitMade(1);  // and leaves the queue
   service.Submit(Ask(2, "a", kHeavy));
   service.Submit(Ask(3, "a", kHeavy));
   EXPECT_EQ(answers.Await(1), (std::vector<StreamId>{3}));
@@ -239,7 +239,7 @@ TEST(PlanningServiceTest, PlanningTimeIsBounded) {
   EXPECT_EQ(answers.at(0).plan.status().code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-TEST(PlanningServiceTest, EndsWithPlansUnderWay) {
+TEST(PlanningServiceTest, StopsWhilePlansAreRunning) {
   Answers answers;
   HeldPlanner planner;
   {

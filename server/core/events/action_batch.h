@@ -1,5 +1,5 @@
-// ActionBatch: the handling of one event: when it is, and what is to be done because of it. The
-// core's parts share one, so that their actions keep the order in which they arose.
+// ActionBatch: the time and the resulting actions of one event. All components of the core share
+// one batch, so that actions keep the order in which they were emitted.
 #ifndef RINGATTN_SERVER_CORE_EVENTS_ACTION_BATCH_H_
 #define RINGATTN_SERVER_CORE_EVENTS_ACTION_BATCH_H_
 
@@ -17,7 +17,8 @@ namespace ringattn::server {
 // Not thread safe.
 class ActionBatch {
  public:
-  // Times never go backwards; one that does is taken for the newest.
+  // Starts the handling of an event. Times must not decrease; an earlier time is replaced by the
+  // newest one.
   void Begin(absl::Time now) {
     if (now_ == absl::InfinitePast()) started_at_ = now;
     now_ = std::max(now_, now);
@@ -27,14 +28,15 @@ class ActionBatch {
   absl::Time started_at() const { return started_at_; }
 
   void Emit(Action action) { actions_.push_back(std::move(action)); }
-  // To be filled in before anything else is emitted.
+  // Returns a message for the caller to fill in before it emits anything else.
   v1::JoinResponse* Send(ConnectionId connection) {
     newest_[connection] = actions_.size();
     Emit(SendToWorker{connection, {}});
     return &std::get<SendToWorker>(actions_.back()).message;
   }
-  // Likewise; one message for all residuals that a worker is to drop with nothing said between
-  // them: thousands may end in one batch, and a control stream takes so many messages only.
+  // Returns the DropResiduals message for this worker, to be filled in before anything else is
+  // emitted. Consecutive drops for one worker share a message, because one batch may end thousands
+  // of residuals and a control stream's queue is bounded.
   v1::DropResiduals* SendDrop(ConnectionId connection) {
     const auto newest = newest_.find(connection);
     if (newest != newest_.end()) {
@@ -52,7 +54,7 @@ class ActionBatch {
   absl::Time now_ = absl::InfinitePast();
   absl::Time started_at_ = absl::InfinitePast();
   std::vector<Action> actions_;
-  std::map<ConnectionId, size_t> newest_;  // of actions_, to each worker
+  std::map<ConnectionId, size_t> newest_;  // index in actions_ of the last message to each worker
 };
 
 }  // namespace ringattn::server

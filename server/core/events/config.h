@@ -1,5 +1,5 @@
-// CoordinatorConfig: what the core is told once. Times between coordinator and workers are
-// here; the limits of the service's surface are in common/base/limits.h.
+// CoordinatorConfig: the core's settings, fixed at construction. It holds the timing between
+// coordinator and workers; limits on requests are in common/base/limits.h.
 #ifndef RINGATTN_SERVER_CORE_EVENTS_CONFIG_H_
 #define RINGATTN_SERVER_CORE_EVENTS_CONFIG_H_
 
@@ -15,68 +15,67 @@ struct CoordinatorConfig {
   Limits limits;
   absl::Duration tick_interval = absl::Milliseconds(50);
   absl::Duration heartbeat_interval = absl::Seconds(1);
-  // A connected worker that has not been heard of for this long is lost.
+  // A connected worker that has sent nothing for this long is lost.
   absl::Duration heartbeat_timeout = absl::Seconds(5);
-  // While an operation computes: no progress on any rank for this long, though
-  // heartbeats arrive, marks the least advanced rank as stuck. The floor; grows
-  // with the predicted step time (progress_factor times it, and Reserved.slowdown).
+  // While an operation computes, a rank is stuck if no rank makes progress for this long although
+  // heartbeats arrive; the least advanced rank is blamed. This is the minimum: the limit grows with
+  // the predicted step time (progress_factor times it) and with Reserved.slowdown.
   absl::Duration progress_timeout = absl::Seconds(20);
   double progress_factor = 10.0;
-  // A member that is heard of but takes none of the bytes that wait for it is lost after this.
-  // Longer than a worker waits for staging memory (30 s) before it ends the transfer itself.
-  // Within it a message must go: of the largest, 16 MiB, that is 0.3 MB/s.
+  // A live member that accepts none of the bytes queued for it is lost after this time. It is
+  // longer than the 30 s that a worker waits for staging memory before it ends the transfer itself.
+  // One message, at most 16 MiB, must pass within it, which requires 0.3 MB/s.
   absl::Duration transfer_timeout = absl::Seconds(60);
-  // Likewise one that sends none of a result, but results of clients that do not read may
-  // have its staging memory until they idle out: so many download_idle_timeouts later. The
-  // smallest staging pool has blocks for two downloads beside each other; the last of eight
-  // (max_operations_per_worker) waits until three pairs have given theirs back.
+  // The same for a member that sends no result bytes, plus this many download_idle_timeouts.
+  // Results of clients that do not read may occupy a member's staging memory until those clients
+  // reach the idle timeout. The smallest staging pool has blocks for two concurrent downloads, so
+  // the last of eight (max_operations_per_worker) waits for three pairs.
   static constexpr int kStagingRounds = 3;
-  // Prepare, Commit, Reserve and Release are answered within this or the worker is dropped.
+  // A worker must answer Prepare, Commit, Reserve and Release within this time or it is dropped.
   absl::Duration control_timeout = absl::Seconds(10);
-  // After a report that the ring broke: evidence of who broke it is gathered for
-  // this long. Longer than a heartbeat interval, so that silence counts.
+  // Time to gather evidence after a report that the ring broke. Longer than a heartbeat interval,
+  // so that silence can be observed.
   absl::Duration blame_window = absl::Milliseconds(1500);
-  // Likewise for Teardown. With blame_window in all 5 s from detection until the
-  // survivors are free.
+  // Time to answer Teardown. Together with blame_window, survivors are free 5 s after detection.
   absl::Duration teardown_timeout = absl::Milliseconds(3500);
-  // Wait this long for more workers before forming a ring with those present.
+  // Time to wait for more workers before a ring is formed.
   absl::Duration forming_delay = absl::Milliseconds(300);
   // Requests wait this long for a ring, then fail with UNAVAILABLE.
   absl::Duration ring_wait_max = absl::Seconds(30);
-  // After a loss, requests for as many workers as there were are told for this long
-  // to try again (UNAVAILABLE), not that they ask for too many.
+  // For this long after a loss, requests for as many workers as the ring had fail with UNAVAILABLE
+  // (retry) rather than with "too many workers".
   absl::Duration replacement_time_max = absl::Seconds(30);
-  // The same from the start, whatever they ask for: the workers of a restarted
-  // coordinator do not all come back in the same moment.
+  // The same after the start, for any number of workers, because the workers of a restarted
+  // coordinator reconnect over a period of time.
   absl::Duration assembly_time_max = absl::Seconds(3);
-  // While a newcomer waits for the ring to become idle, new requests are held back
-  // for at most this long, so that it can join under steady load.
+  // Longest time for which new requests are held back so that the ring becomes idle and a newcomer
+  // can join under steady load.
   absl::Duration newcomer_hold_max = absl::Seconds(10);
-  // What clients are told to wait before they try again.
+  // RetryInfo sent to clients.
   absl::Duration retry_after = absl::Seconds(1);
-  // Operations that hold memory on one worker at a time: one computes while others
-  // upload and download, and a slow client occupies one place only.
+  // Operations that may hold memory on one worker at a time. One computes while others upload or
+  // download, and a slow client occupies only one slot.
   int max_operations_per_worker = 8;
-  // Of these, so many (a quarter) are express: for requests that cost far less than what
-  // computes there, and for whoever comes while nothing computes there and has no place, one per
-  // client. Large requests, or clients that hardly upload, cannot take them all.
+  // A quarter of these slots are express slots. Requests that cost far less than the running work
+  // may take them. A client without any slot may take one while the worker is idle, at most one per
+  // client. Large requests and clients that hardly upload therefore cannot occupy all slots.
   int express_operations_per_worker() const { return max_operations_per_worker / 4; }
-  // A run is sent to workers that compute only if they will be done so soon: workers keep
-  // the order in which runs come, and a small one must be able to go before the next large
-  // one. Longer than the way to a worker and back, so that small runs follow each other
+  // A run is sent to a busy worker only if the worker is predicted to be idle within this time.
+  // Workers execute runs in arrival order, so a run that is sent early blocks cheaper ones that
+  // arrive later. The value exceeds one round trip to a worker, so small runs follow each other
   // without a gap.
   absl::Duration run_ahead_max = absl::Milliseconds(50);
-  // A run that takes longer than predicted by this factor, and longer than the floor, is
-  // ended: what a client occupies is what its share of the queue was charged for.
+  // A run that exceeds its prediction by this factor and also exceeds the minimum is ended, because
+  // the client's share was charged for the prediction.
   double run_time_factor = 20.0;
   absl::Duration run_time_floor = absl::Minutes(10);
-  // A Backward that consumed a residual may be sent again for so long, should its answer have
-  // been lost: longer than a client library tries.
+  // A Backward that consumed a residual may be repeated for this long, in case its answer was lost.
+  // Longer than a client library retries.
   absl::Duration residual_replay_time = absl::Seconds(60);
-  // The first generation is above this: derive it from the start time, so that a
-  // restarted coordinator never repeats a number.
+  // Generations start above this. Derive it from the start time so that a restarted coordinator
+  // never repeats a number.
   uint64_t initial_generation = 0;
-  // Workers of another version are turned away. Empty: any is taken.
+  // Workers of another version are rejected. Empty: any version is accepted.
   std::string version;
 };
 

@@ -1,9 +1,8 @@
-// The coordinator's core speaks in these values: events in, actions out. It owns
-// no socket, timer, thread or clock, so that a simulator can drive it with any
-// order of losses, delays and repeats. server/edge turns RPCs into events and
-// carries actions out.
+// Events into the coordinator's core and actions out of it. The core owns no socket, timer, thread
+// or clock, so a simulator can drive it with any order of losses, delays and retries. server/edge
+// turns RPCs into events and carries out actions.
 //
-// Worker messages are the protobuf messages of WorkerControlService themselves.
+// Messages from and to workers are the protobuf messages of WorkerControlService.
 #ifndef RINGATTN_SERVER_CORE_EVENTS_EVENTS_H_
 #define RINGATTN_SERVER_CORE_EVENTS_EVENTS_H_
 
@@ -33,7 +32,7 @@ using ConnectionId = uint64_t;
 // One open Forward or Backward stream of a client. Never reused.
 using StreamId = uint64_t;
 
-// A failure as the client sees it: the edge adds the google.rpc details.
+// A failure as the client receives it. The edge adds the google.rpc details.
 struct Failure {
   absl::StatusCode code = absl::StatusCode::kUnknown;
   std::string message;
@@ -42,9 +41,9 @@ struct Failure {
   std::string field;                          // BadRequest.field_violations.field; usually empty
   struct Quota {
     std::string subject;      // "client:NAME"
-    std::string description;  // which one, and what it is
+    std::string description;  // the quota's name and its figures
   };
-  std::optional<Quota> quota;  // QuotaFailure, of one client's own
+  std::optional<Quota> quota;  // QuotaFailure: one of the client's limits
 };
 
 // ---------------------------------------------------------------- events
@@ -56,90 +55,92 @@ struct WorkerJoined {  // the stream's first message
 struct WorkerMessage {  // every later message
   ConnectionId connection = 0;
   v1::JoinRequest message;
-  // When it came: it may have waited for its handling. Later than that handling: taken for it.
+  // Arrival time; the message may have waited in a queue. A time after its handling counts as the
+  // time of handling.
   absl::Time received = absl::InfiniteFuture();
 };
-struct WorkerGone {  // the stream ended, for whatever reason
+struct WorkerGone {  // the stream ended, for any reason
   ConnectionId connection = 0;
 };
 
 // A validated request. Its stream stays open until FinishRequest or FailRequest.
 struct RequestArrived {
   StreamId stream = 0;
-  // Who asks, as authenticated; empty: anybody. Request ids are the principal's own.
+  // The authenticated caller; empty: anonymous. Request ids are unique per principal.
   std::string principal;
-  // Whose share of the service it takes: the principal, or else the connection it came on.
+  // The client that the request's share is charged to: the principal, or else its connection.
   std::string client;
-  ClientTerms terms;         // the client's
-  std::string request_id;    // never empty: the edge makes one up
-  uint64_t fingerprint = 0;  // of the header without request_id: tells a replay from a mix-up
+  ClientTerms terms;  // of the client
+  std::string request_id;  // never empty: the edge generates a missing one
+  // of the header without request_id; distinguishes a retry from a reused id
+  uint64_t fingerprint = 0;
   AttentionSpec spec;
   Direction direction = Direction::kForward;
   bool recompute_forward = false;
   PlanChoice choice;
   absl::Time deadline = absl::InfiniteFuture();
   bool with_timeline = false;
-  std::string traceparent;  // W3C trace context that it belongs to; empty: none
-  // A Forward whose inputs and results are to stay for a Backward, under this handle.
+  std::string traceparent;  // W3C trace context of the request; empty: none
+  // Set for a Forward whose inputs and results are kept for a Backward, under this handle.
   struct Retain {
-    std::string handle;  // that nobody can guess
+    std::string handle;  // unguessable
     absl::Duration ttl;
   };
   std::optional<Retain> retain;
-  // A Backward: the handle of what it reads; empty: the client sends all. `choice` is then the
-  // Forward's plan.
+  // For a Backward, the handle of the residual that it reads; empty: the client sends all tensors.
+  // `choice` then repeats the Forward's plan.
   std::string residual;
   bool keep_residual = false;
   TransportChoice transport;
-  // 32 random bytes, the request's own: what the tokens of its operations are made of. Only if
-  // its tensors may go straight to workers.
+  // 32 random bytes from which the tokens of the request's operations are derived. Set only if
+  // clients may stream tensors to workers.
   std::string token_seed;
 };
-// The client cancelled, its deadline passed, its connection broke or its upload
-// was wrong: `why` says which. Answered by FailRequest with `why`, unless the stream
-// has ended already. Later events of the stream are ignored.
+// The client cancelled, its deadline passed, its connection broke or its upload was invalid; `why`
+// holds the cause. Answered by FailRequest with `why`, unless the stream has ended. Later events of
+// the stream are ignored.
 struct RequestEnded {
   StreamId stream = 0;
   Failure why;
 };
-// Bytes arrived from the client, or it is not the client that is waited for (for the idle limit).
+// The client sent bytes, or the upload does not wait for the client. Resets the idle limit.
 struct UploadProgressed {
   StreamId stream = 0;
 };
-// The client took bytes, or it is not the client that is waited for (for the idle limit).
+// The client took bytes, or the download does not wait for the client. Resets the idle limit.
 struct DownloadProgressed {
   StreamId stream = 0;
 };
-// How the request's members do, as the edge sees it from time to time. Those named have been
-// waited for in vain since it looked before: while uploading they took none of the bytes that
-// wait for them, or have them all and have not said Uploaded; while downloading they sent
-// nothing though there was room for it. Whoever is not named has moved or was not waited for.
+// Periodic report of the members that have not moved since the previous report although they should
+// have. While uploading, such a member accepted no bytes, or has all its bytes and has not sent
+// Uploaded. While downloading, it sent nothing although there was room. All other members moved or
+// had nothing to do.
 struct MembersStalled {
   StreamId stream = 0;
   std::vector<int> members;  // ranks in the request's ring
 };
-// The whole result has been handed to the client's transport.
+// The whole result was handed to the client's transport.
 struct DownloadFinished {
   StreamId stream = 0;
 };
-// A shard stream to a member failed although the member's Join stream lives.
+// A shard stream to a member failed although the member's Join stream is open.
 struct ShardStreamFailed {
   StreamId stream = 0;
   int member = 0;  // rank in the request's ring
   std::string reason;
 };
-struct CancelRequested {  // the Cancel RPC; the edge checked that it exists
+struct CancelRequested {  // the Cancel RPC; the edge checked that the request exists
   std::string request_id;
-  std::string principal;  // whose request it is
+  std::string principal;  // the request's
 };
-// Answers PlanThis. Ignored if the request has ended or the ring is another one by now.
+// Answers PlanThis. Ignored if the request has ended or the ring has changed.
 struct Planned {
   StreamId stream = 0;
   uint64_t generation = 0;
-  // Without its spans (plan_summary.h). What PlanRequest answers, and of the planning itself
-  // DEADLINE_EXCEEDED (it took too long) and RESOURCE_EXHAUSTED (too many wait for theirs).
+  // Without spans (plan_summary.h). Or PlanRequest's error, DEADLINE_EXCEEDED if planning took too
+  // long, or RESOURCE_EXHAUSTED if too many requests wait for plans.
   absl::StatusOr<std::shared_ptr<const Plan>> plan;
-  double seconds = 0;  // of one core, that it took; none if it was known
+  double seconds = 0;  // of one core, spent on planning; 0 for a cached plan
 };
 struct ResidualDeleted {  // the DeleteResidual RPC
   std::string handle;
@@ -152,14 +153,14 @@ struct ResidualsRenewed {  // the RenewResiduals RPC
 };
 // The Attach RPC. Answered by AttachAnswered.
 struct AttachRequested {
-  uint64_t call = 0;  // names the RPC
+  uint64_t call = 0;  // identifies the RPC
   std::string principal;
   std::string client;
   int64_t bytes = 0;
   v1::RegionKind kind = v1::REGION_KIND_HOST;
-  std::string region_id;  // 128 random bits if it is new
+  std::string region_id;  // 128 random bits for a new region
   bool is_new = false;
-  std::vector<std::string> tokens;  // 128 random bits each, to be dealt out
+  std::vector<std::string> tokens;  // 128 random bits each, one per worker
 };
 struct DrainRequested {
   bool undo = false;
@@ -180,25 +181,26 @@ struct SendToWorker {
   ConnectionId connection = 0;
   v1::JoinResponse message;
 };
-// Close the Join stream. The worker is treated as gone already.
+// Closes the Join stream. The core treats the worker as gone already.
 struct DropWorker {
   ConnectionId connection = 0;
   std::string reason;
 };
 
-// Make a plan, elsewhere; answered by Planned. Takes the place of an earlier one of the stream.
+// Requests a plan, made outside the core; answered by Planned. Replaces an earlier one of the
+// stream.
 struct PlanThis {
   StreamId stream = 0;
   uint64_t generation = 0;
   std::string client;
-  uint64_t fingerprint = 0;  // the request's
+  uint64_t fingerprint = 0;  // of the request
   std::shared_ptr<const AttentionSpec> spec;
   Direction direction = Direction::kForward;
   PlanChoice choice;
   PlannerInputs inputs;
-  double cost_seconds = 0;  // that making it will take, roughly
+  double cost_seconds = 0;  // rough prediction of the planning time
 };
-// Its plan is not wanted any more; one that is made already may still come.
+// Cancels PlanThis. Planned may still arrive if the plan was already made.
 struct CancelPlan {
   StreamId stream = 0;
 };
@@ -207,86 +209,86 @@ struct RingMember {
   ConnectionId connection = 0;
   std::string name;
   std::string data_address;
-  // Of DIRECT_STREAM: where the client reaches it, and what it shows there.
+  // For direct streams: the member's address for clients, and the token that the client presents.
   std::string client_data_address = {};
   std::string token = {};
 };
-// Memory is reserved on every member: tell the client and open the shard streams.
+// Memory is reserved on every member. The edge informs the client and opens the shard streams.
 struct AcceptRequest {
   StreamId stream = 0;
   std::string request_id;
   std::string operation_id;
   uint64_t generation = 0;
-  std::shared_ptr<const Plan> plan;  // not null; without its spans (plan_summary.h)
+  std::shared_ptr<const Plan> plan;  // not null; without spans (plan_summary.h)
   std::vector<RingMember> members;   // by ring rank
   v1::Transport transport = v1::TRANSPORT_RELAY;
   std::string transport_reason;
 };
-// Every member has computed; outputs flow on the shard streams.
+// Every member has computed. Outputs flow on the shard streams.
 struct BeginDownload {
   StreamId stream = 0;
   std::vector<v1::RankReport> reports;  // by ring rank
   absl::Duration queue_time, upload_time, compute_time;
 };
-// End the stream with OK after the summary. Follows DownloadFinished, or where the members
-// write the outputs themselves their Delivered.
+// Ends the stream with OK after the summary. Follows DownloadFinished or, where members write the
+// outputs themselves, Delivered from all of them.
 struct FinishRequest {
   StreamId stream = 0;
   absl::Duration download_time;
-  // Of a Forward that asked for it: the handle, or why nothing is kept.
+  // For a Forward that requested a residual: its handle, or the reason that there is none.
   std::string residual_handle;
   std::string residual_reason;
 };
-// End the stream with this status and close its shard streams. Nothing follows.
+// Ends the stream with this status and closes its shard streams. No action for the stream follows.
 struct FailRequest {
   StreamId stream = 0;
   Failure failure;
 };
-struct StateChanged {  // GetStatus, Progress and metrics read it
+struct StateChanged {  // read by GetStatus, Progress and metrics
   StreamId stream = 0;
   v1::RequestState state = v1::REQUEST_STATE_UNSPECIFIED;
 };
-struct TopologyChanged {     // Coordinator::topology() has news
-  bool only_memory = false;  // of reserved_bytes alone: as often as requests come and go
+struct TopologyChanged {  // Coordinator::topology() has changed
+  bool only_memory = false;  // only reserved_bytes changed, as with every request
 };
-// Why a worker was lost.
+// The reason that a worker was lost.
 enum class LossReason : uint8_t {
-  kDisconnected,     // its control stream ended: the process, its machine or the network
+  kDisconnected,  // its control stream ended: process, machine or network failure
   kSilent,           // no heartbeat
-  kNoAnswer,         // to a command
-  kStuck,            // its run made no progress
-  kTransferStalled,  // it took no input bytes or sent no output bytes
-  kReplaced,         // another process joined under its name
+  kNoAnswer,  // to a command, within control_timeout
+  kStuck,  // its run made no progress
+  kTransferStalled,  // it accepted no input bytes or sent no output bytes
+  kReplaced,  // another process joined under its name
 };
 inline constexpr LossReason kLossReasons[] = {
     LossReason::kDisconnected, LossReason::kSilent,          LossReason::kNoAnswer,
     LossReason::kStuck,        LossReason::kTransferStalled, LossReason::kReplaced,
 };
-// Told once for each loss, for logs and metrics; nothing is to be done about it.
+// Emitted once per loss, for logs and metrics. Requires no reaction.
 struct LostWorker {
   absl::Time when;
   std::string worker;
   std::string device;
-  std::optional<int> rank;  // in the ring that it ended; none: it was in no ready ring
+  std::optional<int> rank;  // in the ring that the loss ended; nullopt: in no ready ring
   uint64_t generation = 0;
   LossReason reason = LossReason::kDisconnected;
-  std::string words;           // the same with its figures
-  int64_t ended_requests = 0;  // that it had accepted, and that end with ABORTED
+  std::string words;  // the reason with its figures
+  int64_t ended_requests = 0;  // accepted requests that end with ABORTED
 };
-struct ServingChanged {  // what grpc.health.v1 should say
+struct ServingChanged {  // the state for grpc.health.v1
   bool serving = false;
 };
 struct AttachAnswered {
   uint64_t call = 0;
   std::optional<Failure> failure;
-  v1::AttachResponse response;  // unless it failed
+  v1::AttachResponse response;  // valid unless `failure` is set
 };
-// How far a request's tensors are that do not pass the coordinator, all members together.
+// Progress of a request's tensors that bypass the coordinator, summed over its members.
 struct TransferAdvanced {
   StreamId stream = 0;
   int64_t received_bytes = 0;
   int64_t sent_bytes = 0;
-  bool waits_for_client = false;  // one of them does
+  bool waits_for_client = false;  // at least one member waits
 };
 struct DrainCompleted {};
 struct RingReformed {  // answers ReformRequested

@@ -1,4 +1,4 @@
-// OperationView: what GetStatus and progress messages tell of a request.
+// OperationView: the state of one request as GetStatus and Progress report it.
 #ifndef RINGATTN_SERVER_CORE_EVENTS_OPERATION_VIEW_H_
 #define RINGATTN_SERVER_CORE_EVENTS_OPERATION_VIEW_H_
 
@@ -16,10 +16,10 @@ struct OperationView {
   std::string principal;
   v1::RequestState state = v1::REQUEST_STATE_UNSPECIFIED;
   uint64_t generation = 0;
-  std::optional<Plan> plan;  // without its spans (plan_summary.h)
+  std::optional<Plan> plan;  // without spans (plan_summary.h)
   std::vector<std::string> members;
   std::optional<Failure> failure;
-  // While it computes: how much of its work the least advanced member has behind it.
+  // While it computes: the fraction of its work that the least advanced member has done.
   double computed_fraction = 0;
 };
 

@@ -1,4 +1,4 @@
-// What the edge asks of residuals, and what operators see of them.
+// Views of residuals for the edge and for metrics.
 #ifndef RINGATTN_SERVER_CORE_EVENTS_RESIDUAL_VIEW_H_
 #define RINGATTN_SERVER_CORE_EVENTS_RESIDUAL_VIEW_H_
 
@@ -15,21 +15,21 @@
 
 namespace ringattn::server {
 
-// What a Backward with a residual takes from its Forward; or why it cannot.
+// The Forward's values for a Backward that reads its residual, or the reason that it may not.
 struct ResidualView {
   std::optional<Failure> why_not;
-  std::shared_ptr<const AttentionSpec> spec;  // the Forward's
-  PlanChoice choice;                          // nothing left to choose
-  std::vector<std::string> members;           // by ring rank: the workers that have it
+  std::shared_ptr<const AttentionSpec> spec;  // of the Forward
+  PlanChoice choice;  // the Forward's plan, fully determined
+  std::vector<std::string> members;  // by ring rank: the workers that hold the residual
 };
 
-// How a residual ended.
+// The reason that a residual ended.
 enum class ResidualEnd : uint8_t {
   kConsumed,
   kDeleted,
   kExpired,
-  kLost,     // with a worker
-  kEvicted,  // a request needed its memory
+  kLost,  // with a worker
+  kEvicted,  // for the memory of a request
 };
 inline constexpr ResidualEnd kResidualEnds[] = {ResidualEnd::kConsumed, ResidualEnd::kDeleted,
                                                 ResidualEnd::kExpired, ResidualEnd::kLost,
@@ -38,12 +38,12 @@ const char* ResidualEndName(ResidualEnd end);  // "consumed", ...
 
 // For metrics.
 struct ResidualCounts {
-  int64_t residuals = 0;  // now
-  int64_t bytes = 0;      // now, of all workers together
+  int64_t residuals = 0;  // currently
+  int64_t bytes = 0;  // currently, summed over workers
   // Since the start.
   int64_t kept = 0;
-  int64_t refused = 0;  // Forwards that asked for one and got none
-  int64_t reads = 0;    // Backwards that succeeded with one
+  int64_t refused = 0;  // Forwards that requested a residual and got none
+  int64_t reads = 0;  // Backwards that succeeded with a residual
   std::array<int64_t, std::size(kResidualEnds)> ended{};  // by ResidualEnd
 };
 

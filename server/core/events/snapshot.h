@@ -1,5 +1,4 @@
-// CoordinatorSnapshot: what an operator wants to see at a glance, as copies that other threads
-// may read.
+// CoordinatorSnapshot: an overview for operators, copied so that other threads may read it.
 #ifndef RINGATTN_SERVER_CORE_EVENTS_SNAPSHOT_H_
 #define RINGATTN_SERVER_CORE_EVENTS_SNAPSHOT_H_
 
@@ -13,13 +12,13 @@
 
 namespace ringattn::server {
 
-// Finer than RequestState: what a request waits for is what an operator asks.
+// RequestState, subdivided by what the request waits for.
 enum class RequestStage : uint8_t {
-  kPlanning,   // queued, its plan is being made
-  kQueued,     // for its batch, for memory or for a ring
-  kReserving,  // the workers set memory aside
+  kPlanning,  // queued; its plan is being made
+  kQueued,  // waits for memory, a slot or a ring
+  kReserving,  // the workers reserve memory
   kUploading,
-  kReady,  // all inputs are there; it waits for its turn to run
+  kReady,  // all inputs are uploaded; waits to run
   kComputing,
   kDownloading,
 };
@@ -30,22 +29,22 @@ const char* RequestStageName(RequestStage stage);
 struct RequestSnapshot {
   StreamId stream = 0;
   std::string request_id;
-  std::string principal;    // empty: anybody
+  std::string principal;  // empty: anonymous
   std::string traceparent;  // empty: none
   Direction direction = Direction::kForward;
   RequestStage stage = RequestStage::kQueued;
   absl::Time arrived_at;
   absl::Time deadline;
-  int64_t query_tokens = 0;  // of all batch rows
+  int64_t query_tokens = 0;  // summed over batch rows
   int64_t input_bytes = 0;
   std::vector<std::string> members;  // by ring rank, once accepted
-  double computed_fraction = 0;      // of the least advanced member, while it computes
+  double computed_fraction = 0;  // of the least advanced member, while computing
 };
 
 struct WorkerSnapshot {
   v1::WorkerInfo info;
-  absl::Duration silence;  // since it was heard of
-  std::string computes;    // the operation that runs there, by its own word; empty: none
+  absl::Duration silence;  // time since its last message
+  std::string computes;  // id of the operation that its heartbeat reports; empty: none
   double computed_fraction = 0;
   bool waits_for_peer = false;
 };
@@ -57,11 +56,11 @@ struct CoordinatorSnapshot {
   int64_t ring_reforms = 0;
   int64_t queued_requests = 0;
   int64_t queued_bytes = 0;
-  int64_t reserved_bytes = 0;           // of all workers
+  int64_t reserved_bytes = 0;  // summed over workers
   std::vector<WorkerSnapshot> workers;  // members by rank, then the others
   std::array<int64_t, kRequestStages> requests_by_stage{};
-  std::vector<RequestSnapshot> requests;  // those that hold memory first, then the others
-  std::vector<LostWorker> losses;         // the newest first
+  std::vector<RequestSnapshot> requests;  // those that hold memory first
+  std::vector<LostWorker> losses;  // newest first
 };
 
 }  // namespace ringattn::server

@@ -1,4 +1,4 @@
-// Who broke the ring: the rule, apart from where its facts come from.
+// The rule that decides which member broke the ring, independent of the source of the evidence.
 #ifndef RINGATTN_SERVER_CORE_LOSS_BLAME_H_
 #define RINGATTN_SERVER_CORE_LOSS_BLAME_H_
 
@@ -12,18 +12,18 @@ namespace ringattn::server {
 
 struct Standing {
   int rank = 0;
-  bool silent = false;  // not heard of since the first report
+  bool silent = false;  // no message since the first report
   absl::Duration silence;
-  // Has work to do, waits for no peer, stands still, and did not itself report
-  // that the ring broke.
+  // It has work to do, waits for no peer, makes no progress, and did not itself report a broken
+  // ring.
   bool owes_progress = false;
   uint32_t step = 0;
   uint64_t progress = 0;
 };
 
-// The rank at fault: the longest silent one, else the least advanced of those that
-// owe progress (ties: the lowest rank). None if nobody is silent or owes any.
-// A rank that waits or that reported is a victim, however little it has done.
+// Returns the rank at fault: the longest silent rank, else the least advanced rank that owes
+// progress (ties: the lowest rank). Returns nullopt if there is neither. Ranks that wait or that
+// reported the failure are never blamed, however little they have computed.
 std::optional<int> RankToBlame(const std::vector<Standing>& standings);
 
 }  // namespace ringattn::server

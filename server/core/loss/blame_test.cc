@@ -21,7 +21,7 @@ Standing Silent(int rank, absl::Duration silence) {
   return standing;
 }
 
-TEST(BlameTest, NobodyWithoutEvidence) {
+TEST(BlameTest, NoRankWithoutEvidence) {
   EXPECT_EQ(RankToBlame({}), std::nullopt);
   EXPECT_EQ(RankToBlame({At(0, 1, 1, false), At(1, 0, 0, false)}), std::nullopt);
 }
@@ -31,11 +31,11 @@ TEST(BlameTest, LeastAdvancedByStepThenProgressThenRank) {
   EXPECT_EQ(RankToBlame({At(0, 1, 8), At(1, 1, 8)}), 0);
 }
 
-TEST(BlameTest, AVictimIsInnocentHoweverLittleItHasDone) {
+TEST(BlameTest, AWaitingRankIsNeverBlamed) {
   EXPECT_EQ(RankToBlame({At(0, 0, 0, false), At(1, 5, 5)}), 1);
 }
 
-TEST(BlameTest, SilenceOutweighsStanding) {
+TEST(BlameTest, SilenceOutweighsProgress) {
   EXPECT_EQ(RankToBlame({At(0, 0, 0), Silent(1, absl::Seconds(2)), Silent(2, absl::Seconds(3))}),
             2);
 }

@@ -1,4 +1,4 @@
-// Losses: which workers were lost lately, and why.
+// Losses: the recently lost workers and the reasons.
 #ifndef RINGATTN_SERVER_CORE_LOSS_LOSSES_H_
 #define RINGATTN_SERVER_CORE_LOSS_LOSSES_H_
 
@@ -9,17 +9,17 @@
 
 namespace ringattn::server {
 
-// "disconnected", "silent", ...: a metric's label.
+// Returns "disconnected", "silent", ...: the metric's label.
 const char* LossReasonName(LossReason reason);
 
 // Not thread safe.
 class Losses {
  public:
-  // One screen of an operator's page; metrics count all of them.
+  // Fills one screen of the operator's page. Metrics count all losses.
   static constexpr size_t kKept = 32;
 
   void Add(LostWorker loss);
-  // The newest first.
+  // Newest first.
   const std::deque<LostWorker>& newest() const { return newest_; }
 
  private:

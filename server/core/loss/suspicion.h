@@ -1,5 +1,5 @@
-// Suspicion: somebody reported that the ring broke. Until a window closes, evidence is
-// gathered of who broke it: the reporter is often only the neighbour.
+// Suspicion: gathers evidence after a report that the ring broke. The reporter is often only a
+// neighbour of the faulty member, so the verdict waits until a window closes.
 #ifndef RINGATTN_SERVER_CORE_LOSS_SUSPICION_H_
 #define RINGATTN_SERVER_CORE_LOSS_SUSPICION_H_
 
@@ -20,7 +20,7 @@ namespace ringattn::server {
 // Not thread safe.
 class Suspicion {
  public:
-  // The first report opens the window; later ones add to it.
+  // The first report opens the window; later ones add evidence.
   void Report(ConnectionId reporter, const v1::GenerationFailed& failed, const Ring& ring,
               const Roster& roster, absl::Time now, absl::Duration window);
   void Close() { open_.reset(); }
@@ -28,11 +28,11 @@ class Suspicion {
 
   bool open() const { return open_.has_value(); }
   bool IsDue(absl::Time now) const { return open_ && now >= open_->closes; }
-  // REQUIRES: open, and every member is still in the roster (one whose stream closes within
-  // the window has settled the question already).
+  // Returns the evidence on each rank. REQUIRES: open, and every member is still in the roster (a
+  // closed control stream within the window already decides the question).
   std::vector<Standing> Judge(const Ring& ring, const Roster& roster, const Operations& operations,
                               absl::Time now) const;
-  // Who reported first, and what. REQUIRES: open.
+  // Returns who reported first, and the report. REQUIRES: open.
   const std::string& first_report() const { return open_->first_report; }
 
  private:
@@ -41,13 +41,13 @@ class Suspicion {
     absl::Time closes;
     std::string first_report;
     std::set<ConnectionId> reporters;
-    std::set<std::string> operations;                  // that the reports name
-    std::map<ConnectionId, v1::Heartbeat> heartbeats;  // as the window opened
+    std::set<std::string> operations;  // named by the reports
+    std::map<ConnectionId, v1::Heartbeat> heartbeats;  // when the window opened
   };
   std::optional<Window> open_;
 };
 
-// Of the members of one operation that shows no progress.
+// Returns the evidence on the unfinished members of one operation without progress.
 std::vector<Standing> StandingsIn(const Operation& operation, const Ring& ring);
 
 }  // namespace ringattn::server

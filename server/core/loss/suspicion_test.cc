@@ -9,7 +9,7 @@
 namespace ringattn::server {
 namespace {
 
-// Three workers in a formed ring; connections 1, 2, 3 have ranks 0, 1, 2.
+// Three workers in a formed ring, with connections 1, 2 and 3.
 class SuspicionTest : public testing::Test {
  protected:
   SuspicionTest() {
@@ -73,7 +73,7 @@ TEST_F(SuspicionTest, TheFirstReportOpensTheWindow) {
   EXPECT_FALSE(suspicion_.IsDue(now_));
 }
 
-TEST_F(SuspicionTest, WhoIsNotHeardOfIsSilent) {
+TEST_F(SuspicionTest, AWorkerWithoutMessagesIsSilent) {
   Report(2);
   Pass(config_.blame_window);
   roster_.Heard(2, now_);
@@ -85,7 +85,7 @@ TEST_F(SuspicionTest, WhoIsNotHeardOfIsSilent) {
   EXPECT_EQ(RankToBlame(standings), 0);
 }
 
-TEST_F(SuspicionTest, APauseOfTheProcessPutsItOff) {
+TEST_F(SuspicionTest, APauseOfTheProcessExtendsTheWindow) {
   Report(2);
   suspicion_.Forgive(absl::Seconds(60));
   Pass(absl::Seconds(60));

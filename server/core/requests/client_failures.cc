@@ -113,7 +113,7 @@ Failure RunTooLong(absl::Duration limit, absl::Duration predicted) {
                            absl::FormatDuration(predicted), " were predicted"));
 }
 
-// The planner's message starts with the field that it is about.
+// The planner's message starts with the name of the invalid field.
 Failure NotPlannable(const absl::Status& status) {
   Failure failure = Make(status.code(), "NOT_PLANNABLE", std::string(status.message()));
   if (absl::StartsWith(status.message(), "plan.")) {
@@ -243,7 +243,7 @@ Failure RingEnded(const std::string& reason, absl::Duration retry_after) {
                        absl::StrCat("the ring ended: ", reason), retry_after);
 }
 
-// Says of an id neither what it is nor whether another client has it.
+// Does not reveal whether the id belongs to another client.
 Failure RegionUnknown(const std::string& field) {
   Failure failure =
       Make(absl::StatusCode::kInvalidArgument, "REGION_UNKNOWN",

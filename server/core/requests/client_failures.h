@@ -1,5 +1,5 @@
-// Every failure that the core gives to clients: its code, its reason (contract
-// with client libraries) and its words.
+// Every failure that the core reports to clients: its code, its reason (a contract with client
+// libraries) and its message.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_CLIENT_FAILURES_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_CLIENT_FAILURES_H_
 
@@ -17,10 +17,10 @@ Failure Draining(absl::Duration retry_after);
 Failure NoRing(absl::Duration retry_after);
 Failure QueueFull(int64_t requests, int64_t bytes, int64_t max_requests, int64_t max_bytes,
                   absl::Duration retry_after);
-// Of the places that one client may have in the queue. Its name goes into QuotaFailure.
+// The client has reached its own queue limit. `client` goes into QuotaFailure.
 Failure ClientQueueFull(const std::string& client, int64_t requests, int64_t bytes,
                         int64_t max_requests, int64_t max_bytes, absl::Duration retry_after);
-// Likewise of the requests that it may have in flight.
+// The client has reached its limit of requests in flight.
 Failure ClientInFlightFull(const std::string& client, int64_t max_requests,
                            absl::Duration retry_after);
 Failure RequestIdReused(const std::string& request_id);
@@ -29,33 +29,34 @@ Failure CancelledByCall();
 Failure DeadlineExceeded(const char* state);
 Failure UploadIdle(absl::Duration limit);
 Failure DownloadIdle(absl::Duration limit);
-// The deadline leaves `left`, and `predicted` is needed.
+// The deadline leaves `left`, less than `predicted` by more than any error of prediction.
 Failure DeadlineTooShort(absl::Duration predicted, absl::Duration left);
-// Predictions are rough; this one was wrong by more than they ever are.
+// The run exceeded its prediction by more than any error of prediction.
 Failure RunTooLong(absl::Duration limit, absl::Duration predicted);
-// The planner's refusal, code and words as they are.
+// The planner's error, with its code and message.
 Failure NotPlannable(const absl::Status& status);
-// Too few members have kernels for an option, named as in AttentionOptions; one that lacks them.
+// Too few members have kernels for an option, named as in AttentionOptions; `worker` is one of
+// those that lack them.
 Failure OptionNotServed(const std::string& option, const std::string& device,
                         const std::string& worker);
-// `offered`: the values that it takes, as text.
+// `offered`: the accepted values, as text.
 Failure TuningNotOffered(const std::string& name, int64_t value, const std::string& offered,
                          const std::string& device, const std::string& worker);
 Failure MemberNotReady(const std::string& name);
-// Making the plan took too long.
+// Planning exceeded its time limit.
 Failure PlanningTooLong(const absl::Status& status);
-// Too many wait for their plans.
+// Too many requests wait for plans.
 Failure PlannerBusy(const absl::Status& status, absl::Duration retry_after);
-// The ring is smaller than it was, or has only just begun to gather.
+// The ring is smaller than it was, or has just begun to gather.
 Failure WorkersMissing(const absl::Status& status, absl::Duration retry_after);
-// `buffers` bytes, and `workspace` for the kernels if that is known, on the worker that only
-// has `available` in all.
+// The request needs `buffers` bytes, and `workspace` if the kernels' need is known, on a worker
+// that has `available` bytes in total.
 Failure NeverFits(int rank, const std::string& worker, int64_t buffers, int64_t workspace,
                   int64_t available);
-// A worker that holds nothing else refused to reserve.
+// A worker that holds no other memory rejected Reserve.
 Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,
                        const std::string& reason, absl::Duration retry_after);
-// A fault of ours, or workers that are of another build: the same comes of every other try.
+// An internal error, or a worker of another build. A retry fails in the same way.
 Failure ReserveMalformed(int rank, const std::string& worker, const std::string& reason);
 Failure ComputeFailed(int rank, const std::string& worker, const std::string& reason);
 Failure ShardStreamBroken(int rank, const std::string& worker, const std::string& reason,
@@ -63,27 +64,27 @@ Failure ShardStreamBroken(int rank, const std::string& worker, const std::string
 // rank: in the generation.
 Failure WorkerLost(int rank, const std::string& worker, const std::string& reason,
                    absl::Duration retry_after);
-// A Backward names a residual that nobody knows, or another client's.
+// The residual does not exist or belongs to another client.
 Failure ResidualNotFound();
-// One that there was.
+// The residual existed and has ended.
 Failure ResidualGone(ResidualEnd end);
-// The generation ended and no worker is to blame.
+// The generation ended and no worker is at fault.
 Failure RingEnded(const std::string& reason, absl::Duration retry_after);
 
-// --- Tensors that do not pass the coordinator (common/request/transport_choice.h).
-// What the client sent straight to a member was wrong.
+// --- Tensors that bypass the coordinator (common/request/transport_choice.h). The client sent
+// invalid data to a member.
 Failure BadShardChunk(int rank, const std::string& worker, const std::string& reason);
-// The request's region is none of this client's.
+// The request's region does not exist or belongs to another client.
 Failure RegionUnknown(const std::string& field);
 Failure PlaceOutside(const std::string& field, const std::string& tensor, int64_t offset,
                      int64_t bytes, int64_t region_bytes);
 Failure TransportUnavailable(const std::string& why);
-// The client closed the region's socket, or died, while its request needed it.
+// The client closed the region's socket, or exited, while its request needed the region.
 Failure RegionReleased(int rank, const std::string& worker);
 // A member could not copy the tensors.
 Failure TransferFailed(int rank, const std::string& worker, const std::string& reason,
                        absl::Duration retry_after);
-// Of Attach.
+// --- Attach.
 Failure RegionNotFound();
 Failure RegionHasAnotherSize(int64_t bytes);
 Failure RegionSizeWrong(int64_t bytes, int64_t limit);

@@ -8,10 +8,11 @@
 namespace ringattn::server {
 namespace {
 
-// What is this short delays nobody who would notice, so among such requests the first is next.
+// Costs below this count as equal, because such requests delay each other unnoticeably.
 constexpr double kShortSeconds = 0.01;
 
-// Classes of eight times the cost: what costs an eighth of another delays it by an eighth.
+// Cost classes are a factor of eight apart: a request delays one of the next class by at most an
+// eighth.
 int CostClass(double cost) {
   return static_cast<int>(std::floor(std::ilogb(std::max(cost, kShortSeconds)) / 3.0));
 }
@@ -44,8 +45,8 @@ void FairOrder::Start(Id id) {
   client.clock = std::max(client.clock, place.not_before) + place.cost / place.weight;
   SetStarts(client);
   if (!place.was_overdue) return;
-  // It had its turn: the next of those that are overdue waits for as long again, or many of
-  // them would lock everybody else out.
+  // After an overdue request, the counts of all others restart. Otherwise many overdue requests
+  // would block everyone else.
   for (auto& [other_id, other] : places_) other.passed = 0;
 }
 
@@ -106,8 +107,8 @@ void FairOrder::SetStarts(const Client& client) {
   }
 }
 
-// Of each client the oldest alone counts: those behind it wait for their own client. What was
-// overdue came first by right.
+// Only the oldest request of each client counts, because the others wait for their own client.
+// Overdue requests were served by right and count for none.
 void FairOrder::CountPassing(const Place& ended, double used) {
   if (ended.was_overdue) return;
   for (auto& [name, client] : clients_) {
@@ -119,9 +120,9 @@ void FairOrder::CountPassing(const Place& ended, double used) {
   }
 }
 
-// With nobody waiting or served all are equal again. Otherwise one whose clock stands behind the
-// common one is no different from one who never asked; and of very many, those with the
-// earliest clocks lose least by being forgotten.
+// If no request waits or runs, all clients are equal and forgotten. Otherwise a client whose clock
+// is not ahead of the common clock equals a new client and is forgotten. Beyond kMaxClients, the
+// client with the earliest clock loses the least.
 void FairOrder::ForgetIdleClients() {
   if (places_.empty()) return clients_.clear();
   auto earliest = clients_.end();

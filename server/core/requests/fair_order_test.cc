@@ -11,14 +11,14 @@ namespace {
 
 using Ids = std::vector<FairOrder::Id>;
 
-// It is served and takes as long as expected.
+// Serves one request that takes as long as expected.
 void Serve(FairOrder* order, FairOrder::Id id) {
   const double cost = order->Has(id) ? order->CostOf(id) : 0;
   order->Start(id);
   order->Finish(id, cost);
 }
 
-// Serves everything that waits, one after another.
+// Serves all waiting requests in order; returns the order.
 Ids ServeAll(FairOrder* order, Ids waiting) {
   Ids served;
   while (!waiting.empty()) {
@@ -30,7 +30,7 @@ Ids ServeAll(FairOrder* order, Ids waiting) {
   return served;
 }
 
-TEST(FairOrderTest, AClientsRequestsOfAKindKeepTheirOrder) {
+TEST(FairOrderTest, SimilarRequestsOfAClientKeepTheirOrder) {
   FairOrder order;
   order.Enter(1, "a", 5);
   order.Enter(2, "a", 1);
@@ -38,8 +38,8 @@ TEST(FairOrderTest, AClientsRequestsOfAKindKeepTheirOrder) {
   EXPECT_EQ(ServeAll(&order, {3, 2, 1}), (Ids{1, 2, 3}));
 }
 
-// Of whatever time passes a client of weight three gets three times what one of weight one gets.
-TEST(FairOrderTest, SharesAreByWeight) {
+// A client of weight three receives three quarters of the time.
+TEST(FairOrderTest, SharesFollowWeights) {
   FairOrder order;
   Ids waiting;
   for (FairOrder::Id id = 0; id < 40; ++id) {
@@ -57,11 +57,10 @@ TEST(FairOrderTest, SharesAreByWeight) {
   EXPECT_NEAR(of_three(48), 36, 1);
 }
 
-// What a run took longer than expected its client pays for by its weight, too; and a weight is
-// that of the moment when a request came.
-TEST(FairOrderTest, AWeightCountsForWhatWasReallyUsed) {
+// An overrun is charged by weight, like an expected cost.
+TEST(FairOrderTest, WeightsApplyToActualCost) {
   FairOrder order;
-  order.Enter(9, "other", 1);  // with nobody there, all would be equal again
+  order.Enter(9, "other", 1);  // while no request waits, all clients are equal
   order.Enter(1, "light", 1, 1);
   order.Enter(2, "heavy", 1, 4);
   order.Start(1);
@@ -73,14 +72,14 @@ TEST(FairOrderTest, AWeightCountsForWhatWasReallyUsed) {
   order.Enter(5, "heavy", 1, 0.01);
   EXPECT_TRUE(order.Before(4, 3));
   order.Start(4);
-  EXPECT_TRUE(order.Before(5, 3));  // a clock of 2.25
-  order.Start(5);                   // moves it by 100
+  EXPECT_TRUE(order.Before(5, 3));  // clock 2.25
+  order.Start(5);  // adds 100
   order.Enter(6, "heavy", 1, 4);
   EXPECT_TRUE(order.Before(3, 6));
 }
 
 // Many callers share a connection.
-TEST(FairOrderTest, ASmallRequestPassesItsOwnClientsLargeOnes) {
+TEST(FairOrderTest, ASmallRequestOvertakesLargeOnesOfItsClient) {
   FairOrder order;
   Ids waiting;
   for (FairOrder::Id id = 1; id <= 64; ++id) {
@@ -93,13 +92,13 @@ TEST(FairOrderTest, ASmallRequestPassesItsOwnClientsLargeOnes) {
   order.Enter(101, "a", 0.002);
   EXPECT_TRUE(order.Before(100, 2));
   EXPECT_TRUE(order.Before(101, 2));
-  // Its client pays for it as for any other.
+  // The client is charged for it as usual.
   order.Enter(200, "b", 2);
   EXPECT_TRUE(order.Before(200, 100));
 }
 
-// ... but not for ever.
-TEST(FairOrderTest, SmallRequestsDoNotStarveTheirOwnClientsLargeOne) {
+// Overtaking within a client is bounded.
+TEST(FairOrderTest, SmallRequestsDoNotStarveTheirClientsLargeOne) {
   FairOrder order({/*passing_factor=*/4, /*passing_seconds=*/0});
   order.Enter(1, "a", 2);
   double passed = 0;
@@ -111,15 +110,15 @@ TEST(FairOrderTest, SmallRequestsDoNotStarveTheirOwnClientsLargeOne) {
   EXPECT_NEAR(passed, 8, 0.2);
 }
 
-TEST(FairOrderTest, ClientsTakeTurns) {
+TEST(FairOrderTest, ClientsAlternate) {
   FairOrder order;
   for (int i = 0; i < 3; ++i) order.Enter(10 + i, "a", 1);
   for (int i = 0; i < 3; ++i) order.Enter(20 + i, "b", 1);
   EXPECT_EQ(ServeAll(&order, {10, 11, 12, 20, 21, 22}), (Ids{10, 20, 11, 21, 12, 22}));
 }
 
-// Shares are of time, not of requests.
-TEST(FairOrderTest, TurnsAreAsLongAsTheyCost) {
+// Shares are measured in time, not in requests.
+TEST(FairOrderTest, SharesAreTimeNotRequests) {
   FairOrder order;
   order.Enter(1, "a", 4);
   order.Enter(2, "a", 4);
@@ -127,8 +126,8 @@ TEST(FairOrderTest, TurnsAreAsLongAsTheyCost) {
   EXPECT_EQ(ServeAll(&order, {1, 2, 10, 11, 12, 13, 14, 15}), (Ids{10, 1, 11, 12, 13, 14, 2, 15}));
 }
 
-// What a request took counts, not what was expected of it: at its end its client has paid.
-TEST(FairOrderTest, AClientPaysForWhatItTook) {
+// The actual cost counts, not the expected one.
+TEST(FairOrderTest, AClientIsChargedTheActualCost) {
   FairOrder order;
   order.Enter(1, "a", 1);
   order.Enter(2, "a", 1);
@@ -142,8 +141,8 @@ TEST(FairOrderTest, AClientPaysForWhatItTook) {
             (Ids{10, 11, 12, 13, 14, 15, 16, 17, 2, 18}));
 }
 
-// ... also by the requests that it sends afterwards.
-TEST(FairOrderTest, ADebtIsNotForgottenWhileOthersWait) {
+// The charge also applies to the client's later requests.
+TEST(FairOrderTest, ADebtPersistsWhileOthersWait) {
   FairOrder order;
   order.Enter(1, "a", 1);
   order.Start(1);
@@ -154,8 +153,8 @@ TEST(FairOrderTest, ADebtIsNotForgottenWhileOthersWait) {
   EXPECT_EQ(ServeAll(&order, {2, 10, 11}), (Ids{10, 11, 2}));
 }
 
-// What took less than expected is cheaper for its client.
-TEST(FairOrderTest, WhatWasNotUsedComesBack) {
+// A run that takes less than expected is credited.
+TEST(FairOrderTest, UnusedCostIsCredited) {
   FairOrder order;
   order.Enter(1, "a", 10);
   order.Enter(2, "a", 10);
@@ -168,10 +167,10 @@ TEST(FairOrderTest, WhatWasNotUsedComesBack) {
   EXPECT_TRUE(order.Before(2, 11));
 }
 
-// A client that rests while it has something in the queue saves nothing up by it.
-TEST(FairOrderTest, AWaitingRequestSavesNothingUp) {
+// A client earns no credit while one of its requests waits.
+TEST(FairOrderTest, AWaitingRequestEarnsNoCredit) {
   FairOrder order;
-  order.Enter(1, "a", 1);  // its inputs do not come
+  order.Enter(1, "a", 1);  // its inputs do not arrive
   for (FairOrder::Id id = 10; id < 20; ++id) order.Enter(id, "b", 1);
   for (FairOrder::Id id = 10; id < 18; ++id) Serve(&order, id);
   for (FairOrder::Id id = 2; id < 6; ++id) order.Enter(id, "a", 1);
@@ -179,9 +178,8 @@ TEST(FairOrderTest, AWaitingRequestSavesNothingUp) {
   EXPECT_EQ(ServeAll(&order, {2, 3, 4, 5, 18, 19}), (Ids{2, 18, 3, 19, 4, 5}));
 }
 
-// The one that runs is not interrupted; of 64 that wait, none goes before the
-// small one.
-TEST(FairOrderTest, ASmallRequestWaitsForNoneOfAnothersQueue) {
+// The running request is not interrupted; the other 63 of 64 wait.
+TEST(FairOrderTest, ASmallRequestDoesNotWaitForAnotherClientsQueue) {
   for (const bool one_client : {true, false}) {
     FairOrder order;
     Ids waiting;
@@ -198,8 +196,8 @@ TEST(FairOrderTest, ASmallRequestWaitsForNoneOfAnothersQueue) {
   }
 }
 
-// Whoever asks again and again gets equal shares, not all of it.
-TEST(FairOrderTest, ManySmallOnesDoNotStarveALargeOne) {
+// A client that sends one request after another gets an equal share.
+TEST(FairOrderTest, ManySmallRequestsDoNotStarveALargeOne) {
   FairOrder order;
   order.Enter(1, "large", 2);
   int small = 0;
@@ -208,11 +206,11 @@ TEST(FairOrderTest, ManySmallOnesDoNotStarveALargeOne) {
     if (order.Before(1, id)) break;
     Serve(&order, id);
   }
-  EXPECT_EQ(small, 1);  // its clock is past the large one's start from then on
+  EXPECT_EQ(small, 1);  // its clock passes the large request's start
 }
 
-// ... nor do many clients with one each, however long they go on.
-TEST(FairOrderTest, ManyClientsDoNotStarveALargeOne) {
+// Many clients with one small request each do not starve a large one either.
+TEST(FairOrderTest, ManyClientsDoNotStarveALargeRequest) {
   FairOrder order({/*passing_factor=*/4, /*passing_seconds=*/0});
   order.Enter(1, "large", 2);
   order.Enter(2, "another", 2);
@@ -226,13 +224,12 @@ TEST(FairOrderTest, ManyClientsDoNotStarveALargeOne) {
   EXPECT_NEAR(passed, 8, 0.2);
   EXPECT_TRUE(order.Before(1, 2));
   Serve(&order, 1);
-  // The other one has waited as long, but they do not take over together.
+  // The other request has waited as long, but overdue requests do not block everyone.
   EXPECT_TRUE(order.Before(id, 2));
 }
 
-// Large requests of two clients pass each other in batch. A small one of a third must not wait
-// for one more of them each time as if they had been starved.
-TEST(FairOrderTest, OnlyTheOldestOfAClientIsLetPast) {
+// Large requests of two clients overtake each other only within the bound.
+TEST(FairOrderTest, OnlyAClientsOldestRequestCountsOvertaking) {
   FairOrder order({/*passing_factor=*/4, /*passing_seconds=*/10});
   Ids waiting;
   for (FairOrder::Id id = 1; id <= 32; ++id) {
@@ -252,8 +249,8 @@ TEST(FairOrderTest, OnlyTheOldestOfAClientIsLetPast) {
   }
 }
 
-// A request that ends early pays for what it used: nothing, or its planning.
-TEST(FairOrderTest, WhoLeavesPaysForWhatItUsed) {
+// A request that ends early is charged for what it used.
+TEST(FairOrderTest, ACancelledRequestIsChargedForItsUse) {
   for (const double used : {0.0, 9.0}) {
     FairOrder order;
     order.Enter(1, "a", 6);
@@ -267,7 +264,7 @@ TEST(FairOrderTest, WhoLeavesPaysForWhatItUsed) {
   }
 }
 
-TEST(FairOrderTest, RemembersNobodyForEver) {
+TEST(FairOrderTest, IdleClientsAreForgotten) {
   FairOrder order;
   for (FairOrder::Id id = 1; id <= 10; ++id) {
     order.Enter(id, absl::StrCat("client-", id), 1);
@@ -280,7 +277,7 @@ TEST(FairOrderTest, RemembersNobodyForEver) {
     Serve(&order, id);
   }
   EXPECT_LE(order.client_count(), FairOrder::kMaxClients + 1);
-  order.Start(2);  // has no place: nothing
+  order.Start(2);  // no entry: no effect
   order.Finish(2, 1);
 }
 

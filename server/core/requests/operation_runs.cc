@@ -1,4 +1,4 @@
-// Operations: the one order of runs, and who is behind whom in it.
+// Operations: the order of runs, and which run waits for which.
 #include <algorithm>
 #include <map>
 
@@ -23,8 +23,8 @@ bool ShareMembers(const Operation& a, const Operation& b) {
 
 }  // namespace
 
-// Those that have all their inputs, each when its turn comes; one that has to wait holds up
-// those behind it that need its members.
+// Starts operations that have all inputs, in order. An operation that must wait blocks later ones
+// that share a member with it.
 std::vector<StreamId> Operations::StartDueRuns() {
   std::map<StreamId, Operation*> waiting;
   std::vector<StreamId> streams;
@@ -48,10 +48,10 @@ std::vector<StreamId> Operations::StartDueRuns() {
   return started;
 }
 
-// Workers run what they are given one after another, so an operation may be sent ahead of
-// what they compute. But not far ahead: another that comes meanwhile may have its turn
-// before. And not where its transfers would have to wait for what only some of its members
-// compute: that can take longer than any bound on a transfer.
+// Workers execute runs in the order received, so an operation may be sent before the current run
+// ends. It must not be sent too early, because a request that arrives meanwhile may go first. It
+// must also not wait inside a ring exchange for a run that only some of its members execute,
+// because that wait can exceed the transfer timeout.
 bool Operations::MayRun(const Operation& operation,
                         const std::vector<const Operation*>& held_up) const {
   for (const Operation* other : held_up) {
@@ -64,7 +64,7 @@ bool Operations::MayRun(const Operation& operation,
   });
 }
 
-// What its busiest member has to compute first, as predicted.
+// Returns the predicted seconds of runs on its busiest member before this one.
 double Operations::SecondsAhead(const Operation& operation) const {
   double most = 0;
   for (const Member& member : operation.members) {
@@ -81,8 +81,8 @@ double Operations::SecondsAhead(const Operation& operation) const {
   return most;
 }
 
-// Sent to all members at once, so that any two operations run in the same order on
-// all workers that they share.
+// All members receive Run in the same event, so any two operations run in the same order on all
+// shared workers.
 void Operations::StartRun(Operation& operation) {
   operation.run_sequence = ++last_run_;
   operation.turn_wait = batch_.now() - operation.phase_since;
@@ -111,7 +111,7 @@ Operation* Operations::OnFinished(ConnectionId connection, const v1::Finished& f
   member.report.set_rank(ref.ring_rank);
   member.report.set_worker(worker_name);
   if (!finished.ok() && operation.stream && !operation.pending_failure) {
-    // Alone it has no peer whose loss could be the cause.
+    // A single member has no peer whose loss could be the cause.
     const bool alone = operation.members.size() == 1;
     FailLater(operation, ComputeFailed(generation_rank, worker_name, finished.reason()),
               alone ? absl::ZeroDuration() : config_.blame_window);
@@ -120,7 +120,7 @@ Operation* Operations::OnFinished(ConnectionId connection, const v1::Finished& f
   return &operation;
 }
 
-// From when it had nothing to run before it: until the member finished, or until now.
+// Returns the time from when the member was free until it finished, or until now.
 double Operations::DeviceSeconds(const Operation& operation, const Member& member) const {
   if (member.finished) return member.device_seconds;
   for (const auto& [id, other] : operations_) {
@@ -136,9 +136,8 @@ double Operations::DeviceSeconds(const Operation& operation, const Member& membe
   return absl::ToDoubleSeconds(batch_.now() - since);
 }
 
-// All members are occupied as long as one of them computes its share of an exchange, so their
-// times add up. A cancelled run pays for what it took until it stood still, and so does one
-// that a lost worker ended.
+// All members are occupied until the slowest has finished its share of an exchange, so their times
+// are summed. A cancelled run, or one ended by the loss of a worker, is charged until it stopped.
 void Operations::Charge(const Operation& operation) {
   double used = operation.planning_seconds;
   for (const Member& member : operation.members) used += DeviceSeconds(operation, member);
@@ -180,7 +179,7 @@ const Operation* Operations::FindStalledRun() {
   return nullptr;
 }
 
-// True while `earlier` still occupies a worker that `later`, which runs or will, needs.
+// Returns true while `earlier` occupies a worker that `later` needs.
 bool Operations::Precedes(const Operation& earlier, const Operation& later) const {
   if (earlier.phase != Phase::kRunning) return false;
   const bool later_runs = later.run_sequence != 0;
@@ -202,7 +201,7 @@ std::vector<const Operation*> Operations::RootsOf(const std::set<std::string>& n
       implicated.push_back(&operation);
     }
   }
-  for (size_t i = 0; i < implicated.size(); ++i) {  // grows while it is walked
+  for (size_t i = 0; i < implicated.size(); ++i) {  // grows during the loop
     for (const auto& [id, other] : operations_) {
       const bool known =
           std::find(implicated.begin(), implicated.end(), &other) != implicated.end();

@@ -10,12 +10,12 @@ namespace {
 
 using Phase = Operation::Phase;
 
-// No device has more, and sums of it do not overflow.
+// Clamped above any device's memory, so that sums do not overflow.
 int64_t WorkspaceBytes(const v1::Reserved& reserved) {
   return static_cast<int64_t>(std::min(reserved.workspace_bytes(), uint64_t{1} << 60));
 }
 
-// No two kernels of a device differ by more. What is no number is none.
+// Clamped above the ratio of any two kernels of a device. NaN and values below 1 count as 1.
 double Slowdown(const v1::Reserved& reserved) {
   constexpr double kMost = 1000;
   return reserved.slowdown() >= 1 ? std::min(reserved.slowdown(), kMost) : 1;
@@ -82,7 +82,7 @@ Operations::ReserveAnswer Operations::OnReserved(ConnectionId connection,
   const bool waits = operation.phase == Phase::kReserving;
   ref.member->workspace_bytes = WorkspaceBytes(reserved);
   if (!reserved.ok()) {
-    ref.member->released = true;  // it holds nothing and will not answer Release
+    ref.member->released = true;  // it holds nothing and receives no Release
     if (waits) return {Kind::kRefused, &operation, ref.member};
     EraseIfReleased(operation);
     return {};
@@ -131,7 +131,7 @@ void Operations::Accept(Operation& operation) {
 
 // ------------------------------------------------------------------- transfers
 
-// A shard without rows is uploaded before its operation is accepted.
+// A member with an empty shard sends Uploaded before its operation is accepted.
 void Operations::OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded) {
   const MemberRef ref = FindMember(connection, uploaded.operation_id(), uploaded.generation());
   if (ref.operation == nullptr) return;
@@ -153,7 +153,7 @@ void Operations::OnTransferProgress(Operation& operation, Phase phase) {
 }
 
 void Operations::OnStalled(Operation& operation, const std::vector<int>& ranks) {
-  if (operation.by_members) return;  // the members themselves say how they do
+  if (operation.by_members) return;  // members report their own progress
   for (size_t rank = 0; rank < operation.members.size(); ++rank) {
     std::optional<absl::Time>& since = operation.members[rank].stalled_since;
     const bool named = std::find(ranks.begin(), ranks.end(), static_cast<int>(rank)) != ranks.end();
@@ -191,7 +191,7 @@ bool Operations::AllDelivered(const Operation& operation) {
                                              [](const Member& member) { return member.delivered; });
 }
 
-// The client owes nothing but where a member waits for it.
+// The client's idle time counts only while a member waits for the client.
 void Operations::WatchMembers(Operation& operation) {
   const bool uploading = operation.phase == Phase::kUploading;
   if (!operation.by_members || (!uploading && operation.phase != Phase::kDownloading)) return;
@@ -279,7 +279,7 @@ std::vector<FailRequest> Operations::Clear() {
 
 // ---------------------------------------------------------------------- timers
 
-// A member that lives and whose transfer is stalled: nothing else would notice.
+// Detects a live member whose transfer has stalled, which no other timeout covers.
 std::optional<std::string> Operations::WhyStalled(const Operation& operation,
                                                   const Member& member) const {
   const bool uploading = operation.phase == Phase::kUploading;

@@ -1,9 +1,9 @@
-// Operations: the workers' side of requests: memory, uploads, runs. An operation is one
-// attempt to serve a request and outlives it until every member has given its memory back.
+// Operations: the workers' side of requests: memory, uploads and runs. An operation is one attempt
+// to execute a request. It outlives the request until every member has released its memory.
 //
 //   reserving -> uploading -> uploaded -> running -> downloading -> releasing
 //
-// What concerns the request is returned; Coordinator draws the conclusions.
+// Consequences for the request are returned to the caller, the Coordinator.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_OPERATIONS_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_OPERATIONS_H_
 
@@ -27,30 +27,30 @@ struct Operation {
   enum class Phase {
     kReserving,
     kUploading,
-    kUploaded,  // waits for its turn to run
+    kUploaded,  // waits to run
     kRunning,   // until every member has finished
     kDownloading,
     kReleasing,
   };
   struct Member {
     ConnectionId connection = 0;
-    int64_t bytes = 0;            // predicted, then as reserved
-    int64_t workspace_bytes = 0;  // of it, once reserved
-    int64_t residual_bytes = 0;   // of it, likewise: what would stay with a residual
+    int64_t bytes = 0;  // predicted, then as reserved
+    int64_t workspace_bytes = 0;  // part of `bytes`, once reserved
+    int64_t residual_bytes = 0;  // part of `bytes`, once reserved: kept with a residual
     bool reserved = false;
     bool uploaded = false;
     bool finished = false;
     bool released = false;
-    double device_seconds = 0;  // that its run took there, once finished
-    // Of the newest heartbeat that names this operation.
+    double device_seconds = 0;  // of its run, once finished
+    // From the newest heartbeat that names this operation.
     uint32_t step = 0;
     double fraction_done = 0;
     uint64_t progress = 0;
     bool waits_for_peer = false;
-    // Since when its transfer of this phase is stalled, although it is waited for.
+    // Since when its transfer of this phase has not moved although it should.
     std::optional<absl::Time> stalled_since;
-    // Where no tensor passes the coordinator. `stalled_since` is then since when nothing of them
-    // has moved that was not the client's batch.
+    // For tensors that bypass the coordinator. `stalled_since` is then the last time that a
+    // transfer moved or waited for the client.
     uint64_t received_bytes = 0;
     uint64_t sent_bytes = 0;
     bool waits_for_client = false;
@@ -60,36 +60,36 @@ struct Operation {
 
   std::string id;
   uint64_t generation = 0;
-  StreamId place = 0;              // in the order of turns
-  std::optional<StreamId> stream;  // none: the request has ended
+  StreamId place = 0;  // its id in FairOrder
+  std::optional<StreamId> stream;  // nullopt: the request has ended
   Phase phase = Phase::kReserving;
   std::vector<Member> members;  // by ring rank
-  std::string residual;         // the handle of what it reads; empty: nothing
-  std::string client;           // whose share it takes
-  double cost_seconds = 0;      // of devices, as predicted
-  double planning_seconds = 0;  // that were spent already
-  double run_seconds = 0;       // as predicted
-  double step_seconds = 0;      // likewise, of the longest step
-  double slowdown = 1;          // of the slowest member's kernels (v1::Reserved)
-  bool is_express = false;      // holds express places
-  bool reserves_alone = false;  // no other may ask for memory while it does
-  bool was_accepted = false;    // every member said yes to Reserve
-  bool was_refused = false;     // one said no
-  bool by_members = false;      // its tensors pass by members alone, who say how they do
-  bool by_host_memory = false;  // likewise, and they copy from and to the client's memory
-  // What the client is told once no member copies any more.
+  std::string residual;  // handle of the residual that it reads; empty: none
+  std::string client;  // that its share is charged to
+  double cost_seconds = 0;  // device seconds, predicted
+  double planning_seconds = 0;  // already spent
+  double run_seconds = 0;  // predicted
+  double step_seconds = 0;  // of the longest step, predicted
+  double slowdown = 1;  // of the slowest member's kernels (v1::Reserved)
+  bool is_express = false;  // holds express slots
+  bool reserves_alone = false;  // no other may reserve memory meanwhile
+  bool was_accepted = false;  // every member accepted Reserve
+  bool was_refused = false;  // a member rejected Reserve
+  bool by_members = false;  // tensors bypass the coordinator; members report progress
+  bool by_host_memory = false;  // bypasses it, and members copy from and to client memory
+  // Sent to the client once no member copies any more.
   std::optional<FailRequest> held_failure;
-  uint64_t run_sequence = 0;  // place in the one order of runs; 0 = none yet
+  uint64_t run_sequence = 0;  // position in the order of runs; 0: not yet
   absl::Duration progress_timeout;
   absl::Duration run_limit;
   absl::Time phase_since;
   absl::Duration turn_wait;  // from the last input to its run
   absl::Time run_sent;
-  absl::Time run_since;  // kRunning: nothing has been before it
-  // Upload: the client's last bytes. Run: the last sign of progress on any member.
+  absl::Time run_since;  // kRunning: when all earlier runs had finished
+  // Uploading: the client's last bytes. Running: the last progress of any member.
   absl::Time last_advance;
-  // A member's failure that a lost worker may explain; fails the request at `due`
-  // unless the generation has ended by then.
+  // A member's failure that the loss of a worker may explain. It fails the request at
+  // `pending_failure_due` unless the generation has ended by then.
   std::optional<Failure> pending_failure;
   absl::Time pending_failure_due = absl::InfiniteFuture();
 
@@ -103,7 +103,8 @@ class Operations {
   using Phase = Operation::Phase;
   using Member = Operation::Member;
 
-  // All outlive it. `order` learns whose turn came, and what each run really took.
+  // All arguments must outlive this object. `order` is informed of each run's start and actual
+  // cost.
   Operations(const CoordinatorConfig* config, ActionBatch* batch, FairOrder* order)
       : config_(*config), batch_(*batch), order_(*order) {}
 
@@ -119,13 +120,13 @@ class Operations {
     double step_seconds = 0;
     bool is_express = false;
     bool reserves_alone = false;
-    v1::Reserve reserve;  // with places: by_host_memory
+    v1::Reserve reserve;  // with `places` for host or CUDA memory
     // By ring rank.
     std::vector<ConnectionId> members;
     std::vector<int64_t> bytes;
-    std::vector<std::string> tokens;  // of clients' streams; empty: they send none
+    std::vector<std::string> tokens;  // for direct streams; empty: none
   };
-  // Asks every member for its memory.
+  // Sends Reserve to every member.
   void Start(const Order& order);
   struct ReserveAnswer {
     enum class Kind { kNothing, kAllReserved, kRefused };
@@ -133,65 +134,63 @@ class Operations {
     Operation* operation = nullptr;
     Member* member = nullptr;
   };
-  // kAllReserved: Accept() it. kRefused: let it Close() or Withdraw().
+  // After kAllReserved call Accept(); after kRefused call Close() or Withdraw().
   ReserveAnswer OnReserved(ConnectionId connection, const v1::Reserved& reserved);
-  // The request goes on without this attempt.
+  // Ends this attempt; the request continues.
   void Withdraw(Operation& operation);
   void Accept(Operation& operation);
-  // True if somebody who was accepted holds memory there and will give it back.
+  // Returns true if an accepted operation holds memory there, which it will release.
   bool OthersHoldMemoryOn(ConnectionId connection) const;
-  // True if an operation (but `besides`, which may be null) has asked for memory and not got
-  // all of it, or is giving back what it got of it.
+  // Returns true if an operation other than `besides` (may be null) has requested memory and not
+  // received all of it, or is releasing a partial reservation.
   bool OthersReserve(const Operation* besides) const;
   bool OneReservesAlone() const;
 
   // --- Uploads and downloads.
   void OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded);
-  // The client moved, or it is not the client that is waited for.
+  // The client moved, or the transfer does not wait for the client.
   void OnTransferProgress(Operation& operation, Phase phase);
-  // Ring ranks whose transfer is stalled; all others move or are not waited for.
+  // Takes the ring ranks whose transfer is stalled. All others moved or have nothing to do.
   void OnStalled(Operation& operation, const std::vector<int>& ranks);
 
-  // Of one whose tensors pass by its members alone.
+  // The result of a progress report for tensors that bypass the coordinator.
   struct Transferred {
-    Operation* operation = nullptr;  // null: no news to anybody
+    Operation* operation = nullptr;  // null if nothing changed
     int ring_rank = 0;
   };
   Transferred OnTransferProgress(ConnectionId connection, const v1::TransferProgress& progress);
-  // The operation, if every member has delivered.
+  // Returns the operation if every member has delivered, else null.
   Operation* OnDelivered(ConnectionId connection, const v1::Delivered& delivered);
   static bool AllDelivered(const Operation& operation);
 
-  // --- Runs.
-  // Tells the members of those whose turn it is; their streams.
+  // --- Runs. Sends Run to the members of every operation that may run now. Returns the streams.
   std::vector<StreamId> StartDueRuns();
-  // The operation, if the answer was news to it.
+  // Returns the operation if the report changed it, else null.
   Operation* OnFinished(ConnectionId connection, const v1::Finished& finished,
                         const std::string& worker_name, int generation_rank);
   static bool AllFinished(const Operation& operation);
   void BeginDownload(Operation& operation) { Enter(operation, Phase::kDownloading); }
   void FailLater(Operation& operation, Failure failure, absl::Duration delay);
 
-  // --- The end. The request has ended: workers are freed as fast as they can be. Those that
-  // compute finish their exchanges first, or their peers would hang.
-  // `keep_residual`: what a Backward needs of it stays with the workers and is not counted here
-  // any more. REQUIRES of that: it is downloading, and was reserved with `retain`.
+  // --- The end. The request has ended, and its workers are freed as soon as possible. Members that
+  // compute complete their exchanges first, because their peers would hang otherwise. With
+  // `keep_residual`, the state that a Backward needs stays with the workers and is no longer
+  // counted here. REQUIRES for that: the operation is downloading and was reserved with `retain`.
   void Close(Operation& operation, bool keep_residual = false);
-  // Once nobody computes.
+  // REQUIRES: no member computes.
   void ReleaseAll(Operation& operation, bool keep_residual = false);
   void OnReleased(ConnectionId connection, const v1::Released& released);
-  // May erase it.
+  // Erases the operation if every member has released it.
   void EraseIfReleased(Operation& operation);
-  // The generation has ended: the workers free all of them on Teardown. What its clients were
-  // to be told once nobody copies.
+  // The generation has ended; the workers free everything at Teardown. Returns the held failures.
   std::vector<FailRequest> Clear();
 
   // --- Progress.
   void OnHeartbeat(ConnectionId connection, const v1::Heartbeat& heartbeat);
-  // One that computes and shows no progress on any rank for longer than it may.
+  // Returns a running operation without progress on any rank for longer than its limit, else null.
   const Operation* FindStalledRun();
-  // Where the named operations are held up: they themselves, or those that they wait
-  // behind. What is computed side by side with them proves nothing.
+  // Returns the operations that hold up the named ones: they themselves, or the earlier runs that
+  // they wait for. Operations on other workers are not evidence.
   std::vector<const Operation*> RootsOf(const std::set<std::string>& named) const;
   struct LateMember {
     ConnectionId connection = 0;
@@ -202,7 +201,7 @@ class Operations {
     std::vector<LateMember> members;
     std::vector<std::pair<StreamId, Failure>> requests;
   };
-  // Of everything but runs.
+  // Applies all timeouts except those of runs.
   Overdue CheckTimers();
   void Forgive(absl::Duration pause);
 
@@ -212,19 +211,19 @@ class Operations {
   const std::map<std::string, Operation>& all() const { return operations_; }
   std::map<std::string, Operation>& all() { return operations_; }
   bool empty() const { return operations_.empty(); }
-  // How one member is occupied; its memory is not known here.
+  // Returns one member's occupancy; its memory size is left 0.
   Site SiteOf(ConnectionId connection) const;
-  // Handles of the residuals that operations read.
+  // Returns the handles of residuals that operations read.
   std::set<std::string> ResidualsInUse() const;
-  // Requests that were accepted and have not ended.
+  // Returns the number of accepted requests that have not ended.
   int64_t accepted_requests() const;
-  // From Reserve until Released: what a worker may hold, whether it has said so or not.
+  // From Reserve until Released: the most that each worker may hold.
   std::map<ConnectionId, int64_t> ReservedByWorker() const;
-  // How much of its work the least advanced member has behind it.
+  // Returns the fraction of its work that the least advanced member has done.
   static double ComputedFraction(const Operation& operation);
-  // How often an operation gave all its memory back.
+  // Number of operations that have released all their memory.
   uint64_t releases() const { return releases_; }
-  // Members given up because their transfer was stalled.
+  // Members given up because their transfer stalled.
   int64_t stalled_uploads() const { return stalled_uploads_; }
   int64_t stalled_downloads() const { return stalled_downloads_; }
 
@@ -247,7 +246,7 @@ class Operations {
   void Charge(const Operation& operation);
   bool Precedes(const Operation& earlier, const Operation& later) const;
   bool IsBehindAnother(const Operation& operation) const;
-  // From what was predicted and what members say of their kernels.
+  // Sets timeouts from the prediction and the members' slowdown.
   void SetLimits(Operation& operation) const;
   std::optional<std::string> WhyStalled(const Operation& operation, const Member& member) const;
   void CheckMembers(const Operation& operation, Overdue* overdue);
@@ -256,8 +255,8 @@ class Operations {
   const CoordinatorConfig& config_;
   ActionBatch& batch_;
   FairOrder& order_;
-  std::map<ConnectionId, absl::Time> last_finished_;  // when each member's last run had ended
-  std::map<std::string, Operation> operations_;       // of this generation, by id
+  std::map<ConnectionId, absl::Time> last_finished_;  // end of each member's last run
+  std::map<std::string, Operation> operations_;  // of this generation, by id
   uint64_t last_id_ = 0;
   uint64_t last_run_ = 0;
   uint64_t releases_ = 0;

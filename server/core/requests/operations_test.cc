@@ -1,4 +1,4 @@
-// Operations without requests or a ring.
+// Tests of Operations without requests or a ring.
 #include "server/core/requests/operations.h"
 
 #include <cmath>
@@ -25,7 +25,7 @@ class OperationsTest : public testing::Test {
     batch_.Begin(now_);
   }
 
-  // As a request of this stream, on these members.
+  // Starts an operation of this stream on these members.
   std::string Start(StreamId stream, const std::vector<ConnectionId>& members,
                     double run_seconds = 0.001, double step_seconds = 0) {
     Operations::Order order;
@@ -68,7 +68,7 @@ class OperationsTest : public testing::Test {
     operations_.OnReleased(connection, released);
   }
 
-  // Reserved and uploaded on all members.
+  // Starts an operation, reserved and uploaded on all members.
   std::string StartUploaded(StreamId stream, const std::vector<ConnectionId>& members,
                             double run_seconds = 0.001) {
     const std::string id = Start(stream, members, run_seconds);
@@ -93,12 +93,11 @@ class OperationsTest : public testing::Test {
     message->set_generation(kGeneration);
   }
 
-  // How much more than the other client's, which took nothing, this client's next request has
-  // to wait for.
+  // Returns how much more this client was charged than the other client, which was charged nothing.
   double Charged() {
     order_.Enter(1001, "client", 1e-9);
     double low = 0, high = 1000;
-    while (high - low > 1e-6) {  // bisection by requests that start later and later
+    while (high - low > 1e-6) {  // bisection with requests that start later
       const double middle = (low + high) / 2;
       order_.Enter(2000, "other", middle);
       order_.Enter(2001, "other", middle);
@@ -156,7 +155,7 @@ TEST_F(OperationsTest, MessagesOfAnotherGenerationAreIgnored) {
   EXPECT_EQ(Reserved(10, "3-99", true).kind, Kind::kNothing);
 }
 
-TEST_F(OperationsTest, ARefusalGivesTheRestBack) {
+TEST_F(OperationsTest, ARefusalReleasesTheOtherMembers) {
   const std::string id = Start(1, {10, 11});
   Reserved(10, id, true);
   const Operations::ReserveAnswer answer = Reserved(11, id, false);
@@ -164,15 +163,16 @@ TEST_F(OperationsTest, ARefusalGivesTheRestBack) {
   EXPECT_FALSE(operations_.OthersReserve(answer.operation));
   answer.operation->was_refused = true;
   operations_.Withdraw(*answer.operation);
-  EXPECT_EQ(Sent(v1::JoinResponse::kRelease), 1);  // not to the one that refused
+  EXPECT_EQ(Sent(v1::JoinResponse::kRelease), 1);  // not to the member that refused
   EXPECT_TRUE(operations_.OthersReserve(nullptr));
   Released(10, id);
   EXPECT_TRUE(operations_.empty());
   EXPECT_EQ(operations_.releases(), 0u);
 }
 
-// A long run is not sent ahead of others, and what shares a worker with it waits its batch.
-TEST_F(OperationsTest, RunsAreSentAheadOnlyWhereLittleIsComputed) {
+// A run is not sent ahead of a long run, and an operation that shares a worker with a blocked one
+// waits.
+TEST_F(OperationsTest, RunsAreSentAheadOnlyOfShortRuns) {
   const std::string first = StartUploaded(1, {10}, /*run_seconds=*/10);
   EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{1}));
   StartUploaded(2, {10}, 0.001);
@@ -180,26 +180,26 @@ TEST_F(OperationsTest, RunsAreSentAheadOnlyWhereLittleIsComputed) {
   StartUploaded(4, {10, 11}, 0.001);
   EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{3}));
   Finished(10, first);
-  // A ring is not sent ahead of what only some of its members compute.
+  // A ring is not sent ahead of a run on only some of its members.
   EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{2}));
   Finished(11, "3-3");
   Finished(10, "3-2");
   EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{4}));
 }
 
-TEST_F(OperationsTest, WhoseTurnItIsRunsFirst) {
+TEST_F(OperationsTest, RunsFollowTheFairOrder) {
   const std::string first = StartUploaded(1, {10}, 10);
   operations_.StartDueRuns();
   const std::string late = Start(2, {10}, 10);
   StartUploaded(3, {10}, 10);
   Reserved(10, late, true);
   operations_.Accept(*operations_.Find(late));
-  Uploaded(10, late);  // the last to have its inputs
+  Uploaded(10, late);  // the last to complete its inputs
   Finished(10, first);
   EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{2}));
 }
 
-TEST_F(OperationsTest, WhoComputesFinishesItsExchanges) {
+TEST_F(OperationsTest, ACancelledMemberFinishesItsExchanges) {
   const std::string id = StartUploaded(1, {10, 11});
   operations_.StartDueRuns();
   Finished(10, id);
@@ -209,7 +209,7 @@ TEST_F(OperationsTest, WhoComputesFinishesItsExchanges) {
   EXPECT_EQ(operations_.Find(id)->phase, Phase::kRunning);
 }
 
-TEST_F(OperationsTest, TimersTellWhoIsOverdue) {
+TEST_F(OperationsTest, TimersReportOverdueMembers) {
   const std::string id = Start(1, {10, 11});
   Reserved(10, id, true);
   Pass(config_.control_timeout);
@@ -222,9 +222,9 @@ TEST_F(OperationsTest, TimersTellWhoIsOverdue) {
   EXPECT_TRUE(operations_.CheckTimers().members.empty());
 }
 
-// Where a member's kernels are slower than the plan took them for, everybody waits for longer.
-TEST_F(OperationsTest, SlowKernelsMayTakeTheirTime) {
-  const double seconds = 1000;  // with the factor far above the floor
+// Kernels slower than the plan assumed extend the limits.
+TEST_F(OperationsTest, SlowKernelsExtendTheLimits) {
+  const double seconds = 1000;  // so that the factor exceeds the minimum
   StreamId stream = 0;
   const auto limits = [&](double first, double second) {
     const std::string id = Start(++stream, {10, 11}, seconds, seconds);
@@ -243,14 +243,14 @@ TEST_F(OperationsTest, SlowKernelsMayTakeTheirTime) {
   ASSERT_GT(step, config_.progress_timeout);
   ASSERT_GT(run, config_.run_time_floor);
   EXPECT_EQ(limits(1, 1), std::pair(step, run));
-  EXPECT_EQ(limits(0, 0), std::pair(step, run));  // a worker that says nothing
+  EXPECT_EQ(limits(0, 0), std::pair(step, run));  // a worker that reports no slowdown
   EXPECT_EQ(limits(40, 1), std::pair(40 * step, 40 * run));
   EXPECT_EQ(limits(2, 3), std::pair(3 * step, 3 * run));
   EXPECT_EQ(limits(-5, std::nan("")), std::pair(step, run));
   EXPECT_EQ(limits(1e300, 1), std::pair(1000 * step, 1000 * run));
 }
 
-TEST_F(OperationsTest, AnUploadThatRestsEndsItsRequest) {
+TEST_F(OperationsTest, AnIdleUploadEndsItsRequest) {
   const std::string id = Start(1, {10});
   Reserved(10, id, true);
   operations_.Accept(*operations_.Find(id));
@@ -264,8 +264,8 @@ TEST_F(OperationsTest, AnUploadThatRestsEndsItsRequest) {
   EXPECT_EQ(overdue.requests[0].second.reason, "UPLOAD_IDLE");
 }
 
-// The time behind others is not its own.
-TEST_F(OperationsTest, ARunsTimeCountsFromItsTurn) {
+// Time spent waiting for earlier runs does not count.
+TEST_F(OperationsTest, ARunsTimeCountsFromItsStart) {
   config_.run_time_floor = absl::Seconds(10);
   const std::string first = StartUploaded(1, {10});
   StartUploaded(2, {10});
@@ -285,9 +285,9 @@ TEST_F(OperationsTest, ARunsTimeCountsFromItsTurn) {
   EXPECT_EQ(operations_.CheckTimers().requests.size(), 1u);
 }
 
-// Expected: a millisecond each.
-TEST_F(OperationsTest, ARunIsChargedForWhatItTookWhenItEnds) {
-  order_.Enter(999, "waits", 1000);  // while nobody waits nobody owes anything
+// The expected cost is one millisecond each.
+TEST_F(OperationsTest, AFinishedRunIsChargedItsActualCost) {
+  order_.Enter(999, "waits", 1000);  // without a waiting request, nothing is charged
   const std::string id = StartUploaded(1, {10, 11});
   operations_.StartDueRuns();
   EXPECT_NEAR(Charged(), 0.001, 1e-4);
@@ -299,8 +299,8 @@ TEST_F(OperationsTest, ARunIsChargedForWhatItTookWhenItEnds) {
   EXPECT_NEAR(Charged(), 7, 1e-4);  // of two devices
 }
 
-// What was before it on its worker is charged to whom it belongs.
-TEST_F(OperationsTest, ARunPaysFromWhenItsDeviceWasFree) {
+// An earlier run on the same worker is charged to its own client.
+TEST_F(OperationsTest, ARunIsChargedFromWhenItsDeviceWasFree) {
   order_.Enter(999, "waits", 1000);
   const std::string first = StartUploaded(1, {10});
   const std::string second = StartUploaded(2, {10});
@@ -309,12 +309,13 @@ TEST_F(OperationsTest, ARunPaysFromWhenItsDeviceWasFree) {
   Finished(10, first);
   EXPECT_NEAR(Charged(), 5, 0.01);
   Pass(absl::Seconds(2));
-  operations_.Forgive(absl::Seconds(1));  // of these, the coordinator itself stood still for one
+  // one of these seconds, in which the coordinator was paused
+  operations_.Forgive(absl::Seconds(1));
   Finished(10, second);
   EXPECT_NEAR(Charged(), 6, 0.01);
 }
 
-TEST_F(OperationsTest, ACancelledRunIsChargedWhenItsWorkersStandStill) {
+TEST_F(OperationsTest, ACancelledRunIsChargedUntilItsWorkersStop) {
   order_.Enter(999, "waits", 1000);
   const std::string id = StartUploaded(1, {10});
   operations_.StartDueRuns();
@@ -326,17 +327,17 @@ TEST_F(OperationsTest, ACancelledRunIsChargedWhenItsWorkersStandStill) {
   EXPECT_NEAR(Charged(), 3, 1e-4);
 }
 
-TEST_F(OperationsTest, RunsThatALostWorkerEndsAreCharged) {
+TEST_F(OperationsTest, RunsEndedByALostWorkerAreCharged) {
   order_.Enter(999, "waits", 1000);
   StartUploaded(1, {10});
-  StartUploaded(2, {10});  // did not come to run
+  StartUploaded(2, {10});  // does not start to run
   operations_.StartDueRuns();
   Pass(absl::Seconds(4));
   operations_.Clear();
   EXPECT_NEAR(Charged(), 4, 0.01);
 }
 
-TEST_F(OperationsTest, ASiteSaysHowItIsOccupied) {
+TEST_F(OperationsTest, SiteReportsOccupancy) {
   StartUploaded(1, {10}, 8);
   Start(2, {10, 11}, 2);
   const Site site = operations_.SiteOf(10);

@@ -9,7 +9,7 @@
 namespace ringattn::server {
 namespace {
 
-// What costs an eighth of another delays it by an eighth at most.
+// A request delays another by at most an eighth if it costs at most an eighth of it.
 constexpr double kExpressCostRatio = 8;
 
 int64_t RoomOf(const Site& site) { return site.memory_bytes - site.workspace_bytes; }
@@ -33,7 +33,7 @@ bool HasExpressPlace(const Site& site, const PlacementRequest& request, const Pl
   return !site.computes && site.clients.count(request.client) == 0;
 }
 
-// The idlest of those that may be taken; fewer than `count` if there are not enough.
+// Returns the least occupied acceptable sites; fewer than `count` if there are not enough.
 std::vector<int> Idlest(const std::vector<Site>& sites, int count,
                         const std::function<bool(const Site&)>& may_take) {
   std::vector<std::tuple<int, int64_t, int>> idlest;

@@ -1,4 +1,4 @@
-// Which members serve a request: the rule, apart from where its facts come from.
+// The rule that chooses the members for a request, independent of the source of the facts.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_PLACEMENT_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_PLACEMENT_H_
 
@@ -9,55 +9,59 @@
 
 namespace ringattn::server {
 
-// One member of the ring, as it is occupied now.
+// The current occupancy of one ring member.
 struct Site {
-  int64_t memory_bytes = 0;       // 0: it does not say, and is asked
-  int64_t reserved_bytes = 0;     // by others
-  int operations = 0;             // that hold a place
-  int express_operations = 0;     // of these
+  int64_t memory_bytes = 0;  // 0: unknown; the worker decides at Reserve
+  int64_t reserved_bytes = 0;  // by other operations
+  int operations = 0;  // that hold a slot
+  int express_operations = 0;  // of `operations`
   std::set<std::string> clients;  // of all operations
   std::set<std::string> express_clients;
-  bool serves = true;       // its device has kernels for the request
-  bool computes = false;    // or has something to compute
+  bool serves = true;  // its device has kernels for the request
+  bool computes = false;  // or has an operation ready to compute
   double largest_cost = 0;  // of its operations, in device seconds
-  // What this request is known to need there beside its buffers.
+  // Workspace that this request is known to need there in addition to its buffers.
   int64_t workspace_bytes = 0;
 };
 
 struct PlacementRequest {
   std::string client;
-  double cost_seconds = 0;   // of devices
+  double cost_seconds = 0;  // of devices
   int64_t buffer_bytes = 0;  // on each member
-  int count = 1;             // of members
-  // Planning and decoding it take long (kManyDocuments), however little it computes.
+  int count = 1;  // of members
+  // Planning and decoding take long (kManyDocuments), even if the computation is short.
   bool many_documents = false;
 };
 
-// Places per member.
+// Slots per member.
 struct PlaceLimits {
   int all = 0;
-  int express = 0;  // of these, for requests that may take them
+  int express = 0;  // part of `all`, for requests that may take them
 };
 
 struct Placement {
   enum class Answer {
     kPlaced,
-    kWaitsForMemory,  // that others hold
-    kWaitsForPlaces,  // likewise
-    kNeverFits,       // not even if nobody held anything; of members that serve it, enough exist
+    kWaitsForMemory,  // held by others
+    kWaitsForPlaces,  // held by others
+    kNeverFits,  // too few members that serve it could ever hold it
   };
   Answer answer = Answer::kWaitsForMemory;
-  std::vector<int> ranks;   // kPlaced: ascending, as many as asked for
+  std::vector<int> ranks;  // kPlaced: ascending, `count` of them
   bool is_express = false;  // kPlaced: the same on all members
   int roomiest_rank = 0;    // kNeverFits
 };
 
-// The idlest sites (operations, then bytes, then rank) that have a place and the buffers' bytes
-// free beside the workspace. A request takes express places if there are no others, it has not
-// many documents, its client has none there, and either it costs at most an eighth of what it would
-// wait for, or nothing computes there and its client has no place at all: one that has taken the
-// common places keeps the express one for its small requests. `only_express`: one whose turn is
-// earlier waits for a common place. REQUIRES: 1 <= count <= sites.size().
+// Returns the least occupied sites (by operations, then bytes, then rank) that have a free slot and
+// enough free bytes for buffers and workspace.
+//
+// A request takes express slots only if all of these hold: common slots do not suffice, it has few
+// documents, and its client holds no express slot there. In addition, either it costs at most an
+// eighth of the work that it would wait for, or the member is idle and the client has no slot
+// there. A client that has taken common slots therefore keeps the express slot for its small
+// requests.
+//
+// `only_express`: an earlier request waits for a common slot. REQUIRES: 1 <= count <= sites.size().
 Placement Place(const std::vector<Site>& sites, const PlacementRequest& request,
                 const PlaceLimits& limits, bool only_express);
 

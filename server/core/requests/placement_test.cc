@@ -26,7 +26,7 @@ PlacementRequest Costs(double seconds, int count = 1) {
   return request;
 }
 
-TEST(PlacementTest, TheIdlestInOrderOfRanks) {
+TEST(PlacementTest, TakesTheLeastOccupiedByRank) {
   std::vector<Site> sites(4);
   sites[0].operations = 3;
   sites[1].operations = 1;
@@ -38,7 +38,7 @@ TEST(PlacementTest, TheIdlestInOrderOfRanks) {
   EXPECT_FALSE(placement.is_express);
 }
 
-TEST(PlacementTest, MemoryThatIsThereAtAllIsWaitedFor) {
+TEST(PlacementTest, WaitsForMemoryThatCouldBecomeFree) {
   std::vector<Site> sites(2);
   sites[0].memory_bytes = 100;
   sites[0].reserved_bytes = 50;
@@ -50,11 +50,11 @@ TEST(PlacementTest, MemoryThatIsThereAtAllIsWaitedFor) {
   const Placement never = Place(sites, request, kLimits, false);
   EXPECT_EQ(never.answer, Answer::kNeverFits);
   EXPECT_EQ(never.roomiest_rank, 0);
-  sites[1].memory_bytes = 0;  // does not say
+  sites[1].memory_bytes = 0;  // unknown
   EXPECT_EQ(Place(sites, request, kLimits, false).ranks, (std::vector<int>{1}));
 }
 
-TEST(PlacementTest, ExpressPlacesAreForSmallRequests) {
+TEST(PlacementTest, ExpressSlotsAreForSmallRequests) {
   const std::vector<Site> sites = {Occupied(6, /*largest_cost=*/8)};
   EXPECT_EQ(Place(sites, Costs(1.1), kLimits, false).answer, Answer::kWaitsForPlaces);
   const Placement placement = Place(sites, Costs(1), kLimits, false);
@@ -62,8 +62,8 @@ TEST(PlacementTest, ExpressPlacesAreForSmallRequests) {
   EXPECT_TRUE(placement.is_express);
 }
 
-// Forty of them would take every place, and send nothing for as long as they may.
-TEST(PlacementTest, ManyDocumentsTakeNoExpressPlace) {
+// Forty such requests would otherwise take every slot and send nothing.
+TEST(PlacementTest, ManyDocumentsTakeNoExpressSlot) {
   std::vector<Site> sites = {Occupied(6, /*largest_cost=*/8)};
   PlacementRequest request = Costs(0.001);
   request.many_documents = true;
@@ -74,7 +74,7 @@ TEST(PlacementTest, ManyDocumentsTakeNoExpressPlace) {
   EXPECT_EQ(Place(sites, request, kLimits, false).answer, Answer::kPlaced);
 }
 
-TEST(PlacementTest, OneExpressPlaceForAClient) {
+TEST(PlacementTest, AClientHoldsOneExpressSlotPerMember) {
   std::vector<Site> sites = {Occupied(7, /*largest_cost=*/8)};
   sites[0].express_operations = 1;
   sites[0].express_clients = {"me"};
@@ -86,15 +86,15 @@ TEST(PlacementTest, OneExpressPlaceForAClient) {
   EXPECT_EQ(Place(sites, Costs(1), kLimits, false).answer, Answer::kWaitsForPlaces);
 }
 
-// Places that are held by clients who hardly upload.
-TEST(PlacementTest, ExpressPlacesWhileNothingComputes) {
+// Clients that hardly upload hold all common slots.
+TEST(PlacementTest, ExpressSlotsAreOpenWhileTheMemberIsIdle) {
   std::vector<Site> sites = {Occupied(6, /*largest_cost=*/0.001)};
   sites[0].computes = false;
   EXPECT_TRUE(Place(sites, Costs(100), kLimits, false).is_express);
 }
 
-// ... but not by more of theirs: the first small request of the same client would wait for them.
-TEST(PlacementTest, WhoHasPlacesTakesNoExpressOneForALargeRequest) {
+// A client's further requests do not: its first small request would wait for them.
+TEST(PlacementTest, AClientWithSlotsTakesNoExpressSlotForALargeRequest) {
   std::vector<Site> sites = {Occupied(6, /*largest_cost=*/8)};
   sites[0].computes = false;
   sites[0].clients = {"me"};
@@ -104,7 +104,7 @@ TEST(PlacementTest, WhoHasPlacesTakesNoExpressOneForALargeRequest) {
   EXPECT_TRUE(Place(sites, Costs(8), kLimits, false).is_express);
 }
 
-TEST(PlacementTest, BehindOneThatWaitsOnlyExpressPlacesAreTaken) {
+TEST(PlacementTest, OnlyExpressSlotsAreTakenWhileAnEarlierRequestWaits) {
   std::vector<Site> sites = {Occupied(2, /*largest_cost=*/8), Occupied(6, /*largest_cost=*/8)};
   EXPECT_EQ(Place(sites, Costs(1, 2), kLimits, true).ranks, (std::vector<int>{0, 1}));
   EXPECT_TRUE(Place(sites, Costs(1, 2), kLimits, true).is_express);

@@ -1,6 +1,5 @@
-// A plan without the places of its tokens: what is kept and told of it. The places follow
-// from layout, ring size and stripe, and their list is by far the largest part: 3 MiB of a
-// plan that has 2 KiB otherwise.
+// Plans without their spans, as the coordinator keeps and reports them. Spans follow from layout,
+// ring size and stripe, and they dominate a plan's size: 3 MiB compared with 2 KiB for the rest.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_PLAN_SUMMARY_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_PLAN_SUMMARY_H_
 
@@ -10,13 +9,13 @@
 
 namespace ringattn::server {
 
-// Every shard becomes one span of as many rows (none if it has none); Plan::spans says how many
-// there were.
+// Replaces every shard by one span of as many rows (no span for an empty shard) and stores the
+// number of spans in Plan::spans.
 Plan WithoutSpans(Plan plan);
-// As it was before WithoutSpans. REQUIRES: it is of this spec.
+// Reverses WithoutSpans. REQUIRES: the plan was made for this spec.
 Plan WithSpans(Plan plan, const AttentionSpec& spec);
 
-// Memory that it takes.
+// Returns the memory that the plan occupies.
 int64_t BytesOf(const Plan& plan);
 
 }  // namespace ringattn::server

@@ -22,7 +22,7 @@ PlannerInputs Workers(int count) {
   return inputs;
 }
 
-TEST(PlanSummaryTest, SpansComeBack) {
+TEST(PlanSummaryTest, WithSpansReversesWithoutSpans) {
   const AttentionSpec spec = Documents(100, 7);
   for (const Layout layout :
        {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kZigzagPerDocument}) {
@@ -52,13 +52,13 @@ TEST(PlanSummaryTest, RanksWithoutRowsHaveNoSpan) {
   const absl::StatusOr<Plan> plan = PlanRequest(spec, Direction::kForward, choice, Workers(4));
   ASSERT_TRUE(plan.ok()) << plan.status();
   const Plan summary = WithoutSpans(*plan);
-  // Two tokens for four ranks.
+  // Two tokens on four ranks.
   size_t spans = 0;
   for (const Shard& shard : summary.shards.q) spans += shard.size();
   EXPECT_EQ(spans, 2u);
 }
 
-// limits.h counts on it: 64 ranks take some 11 KiB, whatever the request's lists.
+// limits.h relies on it: 64 ranks take about 11 KiB, independent of the request's lists.
 TEST(PlanSummaryTest, IsSmall) {
   AttentionSpec spec = Documents(1 << 12, 1 << 10);
   PlanChoice choice;

@@ -1,4 +1,4 @@
-// What making a plan will cost, before it is made.
+// Predicts the cost of planning a request.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_PLANNING_COST_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_PLANNING_COST_H_
 
@@ -6,8 +6,8 @@
 
 namespace ringattn::server {
 
-// Seconds of one core, within an order of magnitude. It decides whose plan is made next and
-// is charged to the request's client; nothing is refused because of it.
+// Returns seconds of one core, within an order of magnitude. Used to order planning and to charge
+// the client; no request is rejected because of it.
 double PlanningCostSeconds(const AttentionSpec& spec, const PlanChoice& choice,
                            const PlannerInputs& inputs);
 

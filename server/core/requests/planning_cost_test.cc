@@ -19,7 +19,7 @@ AttentionSpec SpecOf(int64_t documents) {
   return spec;
 }
 
-// One document, cut into segments.
+// One document, divided into segments.
 AttentionSpec DilatedOf(int64_t segment_length, int64_t rate) {
   AttentionSpec spec = SpecOf(1);
   spec.options.dilation_levels = {{segment_length, rate, std::nullopt, 0, spec.shape.num_heads}};
@@ -32,9 +32,9 @@ double SecondsOf(const AttentionSpec& spec, const PlanChoice& choice = {}) {
   return PlanningCostSeconds(spec, choice, inputs);
 }
 
-TEST(PlanningCost, SegmentsCostWhatDocumentsDo) {
+TEST(PlanningCost, SegmentsCostAsMuchAsDocuments) {
   EXPECT_LT(SecondsOf(SpecOf(1)), 1e-3);
-  PlanChoice chosen;  // so that documents let the planner try no other
+  PlanChoice chosen;  // fixed, because documents give the planner a choice
   chosen.layout = Layout::kContiguous;
   const double documents = SecondsOf(SpecOf(kTokens / 4), chosen);
   EXPECT_GT(documents, 0.1);
@@ -43,7 +43,7 @@ TEST(PlanningCost, SegmentsCostWhatDocumentsDo) {
   EXPECT_LT(SecondsOf(DilatedOf(kTokens, 1)), 1e-3);
 }
 
-TEST(PlanningCost, EveryOffsetHasSegmentsOfItsOwn) {
+TEST(PlanningCost, EveryOffsetAddsSegments) {
   EXPECT_NEAR(SecondsOf(DilatedOf(1024, 8)) / SecondsOf(DilatedOf(1024, 1)), 8, 0.5);
   PlanChoice striped;
   striped.layout = Layout::kStriped;

@@ -10,8 +10,7 @@
 namespace ringattn::server {
 namespace {
 
-// A token that is as old as this is taken by no worker: beyond it nobody can attach what was
-// offered, and the news that somebody did has arrived.
+// Time after a token's expiry until the last RegionChanged for it has arrived.
 constexpr absl::Duration kOfferEnds = absl::Seconds(5);
 
 std::string PlaceField(size_t index, const char* field) {
@@ -118,7 +117,7 @@ std::variant<v1::AttachResponse, Failure> Regions::Attach(const AttachRequested&
 void Regions::OnChanged(ConnectionId connection, const v1::RegionChanged& changed) {
   const auto found = regions_.find(changed.region_id());
   if (found == regions_.end()) {
-    // It was given up meanwhile: nobody could use it.
+    // The region was removed meanwhile, and nothing could use it.
     if (changed.attached()) {
       batch_.Send(connection)->mutable_forget_region()->set_region_id(changed.region_id());
     }
@@ -127,8 +126,8 @@ void Regions::OnChanged(ConnectionId connection, const v1::RegionChanged& change
   if (changed.attached()) {
     found->second.attached.insert(connection);
   } else {
-    // Its client has let go: of all of it, when it has of the last. One that would show it to
-    // others still is told that it is unknown, and makes a new one.
+    // The client closed the region's socket. The region ends with its last attachment; a later
+    // Attach of it fails with NOT_FOUND, and the client creates a new one.
     found->second.attached.erase(connection);
     if (found->second.attached.empty()) regions_.erase(found);
   }
@@ -194,7 +193,7 @@ std::string Regions::CheckAttached(const TransportChoice& choice,
 
 namespace {
 
-// Empty: clients can stream straight to the members.
+// Returns the reason that clients cannot stream to the members; empty if they can.
 std::string CheckDirect(const TransportChoice& choice, const Roster& roster,
                         const TransportRoute& route) {
   if (!choice.why_not_direct.empty()) return choice.why_not_direct;

@@ -1,5 +1,5 @@
-// Regions: memory that clients share with workers (local_memory.proto), as far as the
-// coordinator knows it: whose it is, how large, and which workers have it.
+// Regions: the coordinator's records of memory that clients share with workers
+// (local_memory.proto): owner, size, and the workers that have attached it.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_REGIONS_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_REGIONS_H_
 
@@ -22,24 +22,25 @@ namespace ringattn::server {
 // Not thread safe.
 class Regions {
  public:
-  // All outlive it.
+  // All arguments must outlive this object.
   Regions(const CoordinatorConfig* config, ActionBatch* batch, const Roster* roster)
       : config_(*config), batch_(*batch), roster_(*roster) {}
 
-  // Tells the workers that the region may come and emits the answer.
+  // Announces the region to the workers and emits the answer.
   void OnAttach(const AttachRequested& event);
   void OnChanged(ConnectionId connection, const v1::RegionChanged& changed);
-  // The worker's stream has ended, and its regions with it.
+  // The worker's stream ended, which detaches its regions.
   void OnWorkerGone(ConnectionId connection);
-  // Forgets those that nobody has and nobody can get any more.
+  // Removes regions that no worker has attached and whose tokens have expired.
   void Sweep();
-  // The process itself did not run for so long.
+  // Extends timeouts by a pause of this process.
   void Forgive(absl::Duration pause);
 
-  // INVALID_ARGUMENT by field: a region that is not the principal's, or too short.
+  // Returns INVALID_ARGUMENT by field for a region that is too short or belongs to another
+  // principal.
   std::optional<Failure> WhyRefused(const TransportChoice& choice,
                                     const std::string& principal) const;
-  // Why these members cannot take the tensors from their places in memory of this kind; empty:
+  // Returns the reason that these members cannot reach the tensors in memory of this kind; empty if
   // they can.
   std::string CheckAttached(const TransportChoice& choice, const std::vector<ConnectionId>& members,
                             v1::RegionKind kind = v1::REGION_KIND_HOST) const;
@@ -53,7 +54,7 @@ class Regions {
     int64_t bytes = 0;
     v1::RegionKind kind = v1::REGION_KIND_HOST;
     std::set<ConnectionId> attached;
-    absl::Time offered_at;  // last
+    absl::Time offered_at;  // last announcement
   };
 
   std::variant<v1::AttachResponse, Failure> Attach(const AttachRequested& event);
@@ -66,21 +67,21 @@ class Regions {
   std::map<std::string, Region> regions_;  // by id
 };
 
-// How a request's tensors travel, once its members are known.
+// The transport of a request's tensors, chosen once its members are known.
 struct TransportDecision {
   v1::Transport transport = v1::TRANSPORT_RELAY;
-  std::string reason;  // empty where the request says nothing of transports
+  std::string reason;  // empty if the request states no preference
 };
 
-// Where a request's tensors would go.
+// The members and the layout that a transport would have to serve.
 struct TransportRoute {
   std::vector<ConnectionId> members;  // by ring rank
   int64_t spans = 0;                  // Plan::spans
   int64_t max_ticket_spans = 0;       // Limits
 };
 
-// The first of the transports that the request accepts and can have.
-// FAILED_PRECONDITION, TRANSPORT_UNAVAILABLE, if it requires another than it could.
+// Returns the first transport that the request accepts and that is available. Returns
+// FAILED_PRECONDITION (TRANSPORT_UNAVAILABLE) if the request requires one that is not.
 std::variant<TransportDecision, Failure> DecideTransport(const TransportChoice& choice,
                                                          const Regions& regions,
                                                          const Roster& roster,

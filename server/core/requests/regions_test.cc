@@ -7,8 +7,8 @@ namespace {
 
 constexpr char kId[] = "0123456789abcdef";
 
-// Two workers that take host memory (connections 1 and 2), the first of which takes CUDA memory
-// too, and one that takes none (3).
+// Two workers with host memory (connections 1 and 2), of which the first also takes CUDA memory,
+// and one worker without (3).
 class RegionsTest : public testing::Test {
  protected:
   RegionsTest() {
@@ -75,7 +75,7 @@ class RegionsTest : public testing::Test {
   std::map<ConnectionId, v1::ExpectRegion> expected_;
 };
 
-TEST_F(RegionsTest, EachWorkerThatTakesMemoryHasATokenOfItsOwn) {
+TEST_F(RegionsTest, EachWorkerWithLocalMemoryGetsItsOwnToken) {
   const AttachAnswered answer = Attach();
   EXPECT_EQ(answer.call, 7u);
   ASSERT_FALSE(answer.failure.has_value());
@@ -89,7 +89,7 @@ TEST_F(RegionsTest, EachWorkerThatTakesMemoryHasATokenOfItsOwn) {
   EXPECT_EQ(answer.response.unavailable(0), "c: takes no host memory");
 }
 
-TEST_F(RegionsTest, ItServesOnceAllMembersHaveIt) {
+TEST_F(RegionsTest, ARegionIsUsableOnceAllMembersAttachedIt) {
   Attach();
   EXPECT_EQ(regions_.CheckAttached(QAt(0), {1, 2}), "a has not attached the region of q");
   Say(1, true);
@@ -104,7 +104,7 @@ TEST_F(RegionsTest, ItServesOnceAllMembersHaveIt) {
   EXPECT_EQ(regions_.CheckAttached(QAt(0), {1}), "a has not attached the region of q");
 }
 
-TEST_F(RegionsTest, AnAttachedOneIsOfferedToTheOthersOnly) {
+TEST_F(RegionsTest, AnAttachedRegionIsAnnouncedToTheOthersOnly) {
   Attach();
   Say(1, true);
   const AttachAnswered again = Attach(/*is_new=*/false);
@@ -114,7 +114,7 @@ TEST_F(RegionsTest, AnAttachedOneIsOfferedToTheOthersOnly) {
   EXPECT_EQ(again.response.attached(0), "a");
 }
 
-TEST_F(RegionsTest, ItIsItsPrincipalsOwn) {
+TEST_F(RegionsTest, ARegionBelongsToItsPrincipal) {
   Attach();
   EXPECT_EQ(regions_.WhyRefused(QAt(0), "me"), std::nullopt);
   const std::optional<Failure> foreign = regions_.WhyRefused(QAt(0), "you");
@@ -127,7 +127,7 @@ TEST_F(RegionsTest, ItIsItsPrincipalsOwn) {
   EXPECT_EQ(Attach(/*is_new=*/false, "me", 999).failure->field, "bytes");
 }
 
-TEST_F(RegionsTest, PlacesLieInside) {
+TEST_F(RegionsTest, TensorsMustLieInsideTheirRegion) {
   Attach();
   EXPECT_EQ(regions_.WhyRefused(QAt(900), "me"), std::nullopt);
   const std::optional<Failure> outside = regions_.WhyRefused(QAt(901), "me");
@@ -136,7 +136,7 @@ TEST_F(RegionsTest, PlacesLieInside) {
   EXPECT_TRUE(regions_.WhyRefused(QAt(0, 1001), "me").has_value());
 }
 
-TEST_F(RegionsTest, OneThatNobodyHasIsForgotten) {
+TEST_F(RegionsTest, AnUnattachedRegionIsForgotten) {
   Attach();
   Wait(absl::Seconds(14));
   EXPECT_EQ(regions_.size(), 1u);
@@ -145,21 +145,21 @@ TEST_F(RegionsTest, OneThatNobodyHasIsForgotten) {
   EXPECT_EQ(regions_.size(), 1u);
   Say(1, false);
   EXPECT_EQ(regions_.size(), 0u);
-  // A worker that went away may come back within the token's time.
+  // A worker may reconnect while the token is valid.
   Attach();
   Say(1, true);
   regions_.OnWorkerGone(1);
   EXPECT_EQ(regions_.size(), 1u);
   Wait(absl::Seconds(16));
   EXPECT_EQ(regions_.size(), 0u);
-  // Too late: the worker is to let go of it.
+  // Too late: the worker must forget the region.
   Say(2, true);
   const std::vector<Action> actions = batch_.Take();
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(std::get<SendToWorker>(actions[0]).message.forget_region().region_id(), kId);
 }
 
-TEST_F(RegionsTest, TheyAreCounted) {
+TEST_F(RegionsTest, RegionsAreCounted) {
   config_.limits.max_regions_per_client = 1;
   EXPECT_FALSE(Attach().failure.has_value());
   const AttachAnswered second = Attach();
@@ -174,7 +174,7 @@ TEST_F(RegionsTest, SizesAreChecked) {
   EXPECT_EQ(regions_.size(), 0u);
 }
 
-TEST_F(RegionsTest, TheBestTransportThatCanBeHad) {
+TEST_F(RegionsTest, TheFirstAvailableTransportIsChosen) {
   Attach();
   Say(1, true);
   const auto decide = [&](const TransportChoice& choice, std::vector<ConnectionId> members) {
@@ -194,7 +194,7 @@ TEST_F(RegionsTest, TheBestTransportThatCanBeHad) {
   EXPECT_EQ(std::get<TransportDecision>(decide({}, {1})).reason, "");
 }
 
-TEST_F(RegionsTest, CudaMemoryIsOfWorkersThatTakeIt) {
+TEST_F(RegionsTest, CudaMemoryNeedsWorkersThatTakeIt) {
   const AttachAnswered answer = Attach(true, "me", 1000, v1::REGION_KIND_CUDA);
   ASSERT_FALSE(answer.failure.has_value());
   ASSERT_EQ(answer.response.points_size(), 1);
@@ -211,7 +211,7 @@ TEST_F(RegionsTest, CudaMemoryIsOfWorkersThatTakeIt) {
   EXPECT_EQ(none.failure->message, "no connected worker takes CUDA memory (--local_memory)");
 }
 
-TEST_F(RegionsTest, ATensorsMemoryIsOfTheKindOfItsTransport) {
+TEST_F(RegionsTest, ATensorsMemoryKindMatchesTheTransport) {
   Attach(true, "me", 1000, v1::REGION_KIND_CUDA);
   Say(1, true);
   const auto decide = [&](const TransportChoice& choice, std::vector<ConnectionId> members) {
@@ -232,8 +232,8 @@ TEST_F(RegionsTest, ATensorsMemoryIsOfTheKindOfItsTransport) {
   EXPECT_EQ(refused.message, "transport.required: no CUDA memory: b takes no CUDA memory");
 }
 
-// a and b are reached by clients, c is not.
-TEST_F(RegionsTest, StreamsToTheMembersComeNext) {
+// Clients reach a and b, but not c.
+TEST_F(RegionsTest, DirectStreamsNeedReachableMembers) {
   const auto decide = [&](const TransportChoice& choice, std::vector<ConnectionId> members) {
     return DecideTransport(choice, regions_, roster_, {members, spans_, 4096});
   };

@@ -1,4 +1,4 @@
-// RequestQueue: requests that are not yet reserving, and how much of it each client has.
+// RequestQueue: requests that do not reserve memory yet, and each client's share of the queue.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_REQUEST_QUEUE_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_REQUEST_QUEUE_H_
 
@@ -10,18 +10,18 @@
 
 namespace ringattn::server {
 
-// What waits: of all clients, or of one.
+// Queued requests, of all clients or of one.
 struct QueueShare {
   int64_t requests = 0;
-  int64_t bytes = 0;  // that will be uploaded
+  int64_t bytes = 0;  // to be uploaded
 };
 
-// Whose turn it is, FairOrder says. Not thread safe.
+// FairOrder determines the order of service. Not thread safe.
 class RequestQueue {
  public:
   // REQUIRES: the stream is not in it.
   void Add(StreamId stream, const std::string& client, int64_t bytes);
-  // Nothing if it is not in it.
+  // No effect if the stream is not queued.
   void Remove(StreamId stream);
 
   bool Has(StreamId stream) const { return entries_.count(stream) > 0; }

@@ -1,5 +1,5 @@
-// Requests: the client's side, from arrival until exactly one FinishRequest or FailRequest,
-// and for a while afterwards what GetStatus may still ask for.
+// Requests: the client's side of requests, from arrival until exactly one FinishRequest or
+// FailRequest. Keeps the view of ended requests for GetStatus, within limits.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_REQUESTS_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_REQUESTS_H_
 
@@ -21,31 +21,31 @@
 namespace ringattn::server {
 
 struct Request {
-  RequestArrived arrived;                     // without its spec
-  std::shared_ptr<const AttentionSpec> spec;  // until it is accepted
+  RequestArrived arrived;  // without its spec
+  std::shared_ptr<const AttentionSpec> spec;  // until the request is accepted
   absl::Time arrived_at;
-  int64_t bytes = 0;            // of all inputs
-  int64_t query_tokens = 0;     // of all batch rows
-  bool many_documents = false;  // a plan of it has more than kManyDocuments
+  int64_t bytes = 0;  // of all inputs
+  int64_t query_tokens = 0;  // summed over batch rows
+  bool many_documents = false;  // its plan has more than kManyDocuments
   v1::RequestState state = v1::REQUEST_STATE_UNSPECIFIED;
-  std::shared_ptr<const Plan> plan;  // without its spans; null: not yet
+  std::shared_ptr<const Plan> plan;  // without spans; null: not yet
   uint64_t plan_generation = 0;
-  uint64_t asked_generation = 0;  // for which a plan is being made; 0: for none
-  double planning_seconds = 0;    // of one core, that its plans took
+  uint64_t asked_generation = 0;  // generation of the pending PlanThis; 0: none
+  double planning_seconds = 0;  // of one core, spent on its plans
   std::string operation_id;       // empty while queued
-  // A worker had no memory: not worth another try before this many releases.
+  // A worker lacked memory: no new attempt before this many releases.
   uint64_t blocked_until_release = 0;
-  // Refused while others reserved as well: it may be that they were in each other's way.
+  // Set after a rejection while other operations reserved as well, since they may have competed.
   bool reserves_alone = false;
-  // What workers that refused said their kernels need for this plan beside the buffers.
+  // Kernel workspace for this plan, as reported by workers that rejected it.
   std::map<ConnectionId, int64_t> workspace_bytes;
-  TransportDecision transport;  // of the members that it asks, or has
+  TransportDecision transport;  // to the members asked
   absl::Time accepted_at;
   absl::Time run_at;
   absl::Time download_at;
-  std::string not_retained;               // why its residual was given up
+  std::string not_retained;  // why its residual was given up
   std::vector<std::string> member_names;  // by ring rank, once accepted
-  uint64_t generation = 0;                // likewise
+  uint64_t generation = 0;  // once accepted
 
   bool retains() const { return arrived.retain.has_value(); }
   StreamId stream() const { return arrived.stream; }
@@ -55,49 +55,49 @@ struct Request {
   }
 };
 
-// The bytes that a client will upload.
+// Returns the bytes that the client uploads.
 int64_t InputBytes(const RequestArrived& request);
-// Memory that it takes.
+// Returns the memory that the view occupies.
 int64_t BytesOf(const OperationView& view);
 
 // Not thread safe. References stay valid until their request ends.
 class Requests {
  public:
-  // Both outlive it.
+  // Both arguments must outlive this object.
   Requests(const CoordinatorConfig* config, ActionBatch* batch)
       : config_(*config), batch_(*batch) {}
 
-  // REQUIRES: neither the stream nor its request_id is known.
+  // REQUIRES: neither the stream nor the request_id is known.
   Request& Add(RequestArrived arrived);
   void SetState(Request& request, v1::RequestState state);
-  // Both end it: the request is gone, its view remains.
-  //   residual_reason  why the Forward has no residual, if it asked for one
+  // Both end the request and keep its view.
+  //   residual_reason  why a requested residual was not kept
   void Succeed(Request& request, std::string residual_handle, std::string residual_reason);
   void Fail(Request& request, const Failure& failure);
-  // Likewise, but somebody else tells the client: with what is returned.
+  // Ends the request like Fail, but returns the action for the caller to emit.
   FailRequest FailSilently(Request& request, const Failure& failure);
   // For a stream that never became a request.
   void Refuse(StreamId stream, const Failure& failure);
 
-  // Those whose deadline has passed, or that have waited long enough for a ring; `ringless_since`
-  // is when there last was one, unless there is one.
+  // Returns the requests whose deadline has passed, or that have waited too long for a ring.
+  // `ringless_since`: when the last ring ended; nullopt while there is one.
   std::vector<std::pair<StreamId, Failure>> CheckTimers(
       std::optional<absl::Time> ringless_since) const;
 
   Request* Find(StreamId stream);
   const Request* Find(StreamId stream) const;
-  // Ids are the principal's own.
+  // Request ids are unique per principal.
   const Request* FindById(const std::string& request_id, const std::string& principal) const;
-  // In flight or lately ended.
+  // In flight or recently ended.
   std::optional<OperationView> FindView(const std::string& request_id,
                                         const std::string& principal) const;
-  // In flight, of one client.
+  // Requests of one client in flight.
   int64_t CountOf(const std::string& client) const;
-  // In flight, in the order in which they came.
+  // In flight, in order of arrival.
   const std::map<StreamId, Request>& all() const { return requests_; }
   bool empty() const { return requests_.empty(); }
   int64_t size() const { return static_cast<int64_t>(requests_.size()); }
-  // Of what has ended.
+  // Memory of the views of ended requests.
   int64_t finished_bytes() const { return finished_bytes_; }
 
  private:
@@ -115,7 +115,7 @@ class Requests {
   ActionBatch& batch_;
   std::map<StreamId, Request> requests_;
   std::map<Name, StreamId> stream_by_name_;
-  std::deque<Finished> finished_;  // the newest last
+  std::deque<Finished> finished_;  // newest last
   int64_t finished_bytes_ = 0;
 };
 

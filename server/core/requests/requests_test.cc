@@ -1,4 +1,4 @@
-// Requests without operations.
+// Tests of Requests without operations.
 #include "server/core/requests/requests.h"
 
 #include <string>
@@ -54,7 +54,7 @@ TEST_F(RequestsTest, EndsOnceAndIsRemembered) {
   EXPECT_EQ(requests_.FindView("job", "")->failure->reason, "CANCELLED");
 }
 
-TEST_F(RequestsTest, IdsArePrincipalsOwn) {
+TEST_F(RequestsTest, IdsAreUniquePerPrincipal) {
   Add(1, "job", "alice");
   Add(2, "job", "bob");
   EXPECT_EQ(requests_.FindById("job", "alice")->stream(), 1u);
@@ -66,7 +66,7 @@ TEST_F(RequestsTest, IdsArePrincipalsOwn) {
   EXPECT_FALSE(requests_.FindView("job", "mallory").has_value());
 }
 
-TEST_F(RequestsTest, TimersTellWhoseDeadlinePassed) {
+TEST_F(RequestsTest, TimersReportPassedDeadlines) {
   Add(1, "job");
   Pass(absl::Seconds(9));
   EXPECT_TRUE(requests_.CheckTimers(std::nullopt).empty());
@@ -75,8 +75,8 @@ TEST_F(RequestsTest, TimersTellWhoseDeadlinePassed) {
   EXPECT_EQ(requests_.CheckTimers(std::nullopt)[0].second.reason, "DEADLINE_EXCEEDED");
 }
 
-// The report of a ring of 64 with long names, a thousand times and more.
-TEST_F(RequestsTest, WhatEndedIsBounded) {
+// The view of a ring of 64 workers with long names.
+TEST_F(RequestsTest, EndedRequestsAreBoundedInBytes) {
   Plan plan;
   plan.shards.q.assign(64, {{0, 1, 1}});
   plan.shards.kv.assign(64, {{0, 1, 1}});
@@ -101,7 +101,7 @@ TEST_F(RequestsTest, WhatEndedIsBounded) {
   EXPECT_TRUE(requests_.FindView("job-3000", "").has_value());
 }
 
-TEST_F(RequestsTest, SmallReportsAreBoundedByTheirNumber) {
+TEST_F(RequestsTest, EndedRequestsAreBoundedInNumber) {
   config_.limits.finished_operations_kept = 3;
   for (StreamId stream = 1; stream <= 5; ++stream) {
     requests_.Fail(Add(stream, absl::StrCat("job-", stream)), CancelledByCall());

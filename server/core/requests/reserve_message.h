@@ -1,4 +1,4 @@
-// The Reserve message of a planned request.
+// Builds the Reserve message of a planned request.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_RESERVE_MESSAGE_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_RESERVE_MESSAGE_H_
 
@@ -10,13 +10,13 @@
 
 namespace ringattn::server {
 
-//   spec: the request's, which need not have it itself
-//   members: generation ranks by ring rank; as many as the plan's world size.
+//   spec     the request's; `request.spec` may be empty
+//   members  generation ranks by ring rank, as many as the plan's world size
 v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec, const Plan& plan,
                         const std::string& operation_id, uint64_t generation,
                         const std::vector<uint32_t>& members);
 
-// Where the members take the tensors from and put them, by host memory.
+// Adds the tensors' locations in the client's host or CUDA memory.
 void AddPlaces(const TransportChoice& choice, v1::Reserve* reserve);
 
 }  // namespace ringattn::server

@@ -5,7 +5,7 @@
 namespace ringattn::server {
 namespace {
 
-TEST(ReserveMessageTest, CarriesWhatTheScheduleFollowsFrom) {
+TEST(ReserveMessageTest, CarriesTheInputsOfTheSchedule) {
   RequestArrived request;
   request.spec.dtype = DType::kBFloat16;
   request.spec.shape.packed = true;
@@ -50,7 +50,7 @@ TEST(ReserveMessageTest, CarriesWhatTheScheduleFollowsFrom) {
   EXPECT_EQ(reserve.shape().head_dim_v(), 32);
   ASSERT_EQ(reserve.shape().packed().cu_seqlens_k_size(), 3);
   EXPECT_EQ(reserve.shape().packed().cu_seqlens_k(1), 7);
-  // Zero is a value, not an absence.
+  // Zero is a valid value and differs from an absent one.
   EXPECT_TRUE(reserve.options().has_softmax_scale());
   EXPECT_EQ(reserve.options().softmax_scale(), 0.0);
   EXPECT_FALSE(reserve.options().has_softcap());

@@ -10,8 +10,7 @@
 namespace ringattn::server {
 namespace {
 
-// What the coordinator itself keeps of one: some words and counts, and the boundaries of its
-// documents, which are most of it.
+// Bytes of the coordinator's record: a few fields, and mostly the document boundaries.
 int64_t RecordBytes(const Residual& residual) {
   const AttentionShape& shape = residual.spec->shape;
   return static_cast<int64_t>(sizeof(Residual) + residual.members.size() * sizeof(ResidualMember) +
@@ -171,7 +170,7 @@ void Residuals::Renew(const std::string& handle, const std::string& principal, a
   if (!found->second.consumed) found->second.expires = batch_.now() + ttl;
 }
 
-// Requests that named it before may still read it.
+// Requests that named it earlier may still read it.
 void Residuals::Delete(const std::string& handle, const std::string& principal,
                        const InUse& in_use) {
   const auto found = residuals_.find(handle);
@@ -201,7 +200,7 @@ std::vector<StreamId> Residuals::Lose(const std::string& handle) {
 }
 
 std::vector<std::string> Residuals::EvictionOrder(const InUse& in_use) const {
-  // readers, not consumed, age
+  // has readers, not consumed, age
   std::vector<std::tuple<bool, bool, int64_t, std::string>> order;
   int64_t age = 0;
   for (const auto& [number, handle] : oldest_) {

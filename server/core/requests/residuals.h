@@ -1,11 +1,11 @@
-// Residuals: what Forwards left with the workers for a Backward each, by handle. The coordinator
-// has the records, the workers the memory; a worker is told what to let go of, and does not
-// answer, since what it is told later finds the memory free.
+// Residuals: the coordinator's records of state that Forwards left with the workers, each for one
+// Backward, by handle. The workers own the memory. Dropping needs no answer, since the control
+// stream is ordered and later commands find the memory free.
 //
 //   Keep -> kept -> consumed by a Backward -> dropped
 //             \-> expired, lost, evicted, deleted -> dropped
 //
-// What was dropped is remembered for a while, so that who asks for it learns why.
+// Ended residuals are remembered for a while, so that a late reader learns the reason.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_RESIDUALS_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_RESIDUALS_H_
 
@@ -30,27 +30,27 @@ namespace ringattn::server {
 
 struct ResidualMember {
   ConnectionId connection = 0;
-  int64_t bytes = 0;  // that it keeps
+  int64_t bytes = 0;  // kept on this member
 };
 
 struct Residual {
   std::string handle;
-  std::string principal;                      // who may use it
-  std::string client;                         // whose quota it counts for
-  std::string operation_id;                   // names it to the workers
-  std::shared_ptr<const AttentionSpec> spec;  // the Forward's
-  std::shared_ptr<const Plan> plan;           // likewise; without its spans
-  uint64_t fingerprint = 0;                   // of the Forward: equal ones share plans
+  std::string principal;  // that may use it
+  std::string client;  // whose quota it counts for
+  std::string operation_id;  // its name in messages to workers
+  std::shared_ptr<const AttentionSpec> spec;  // of the Forward
+  std::shared_ptr<const Plan> plan;  // of the Forward; without spans
+  uint64_t fingerprint = 0;  // of the Forward; equal ones share plans
   std::vector<ResidualMember> members;        // by ring rank
   absl::Duration ttl;
   absl::Time expires;
-  // Set once it is consumed: only this request, sent again, may read it, until then.
+  // After consumption, only the consuming request may read it again, until replay_until.
   bool consumed = false;
   std::string consumed_by;
   absl::Time replay_until;
   // Requests that name it and have not ended.
   std::set<StreamId> readers;
-  uint64_t number = 0;  // in the order in which they were kept
+  uint64_t number = 0;  // order of keeping
 
   int64_t bytes() const;
   bool IsOn(ConnectionId connection) const;
@@ -59,30 +59,28 @@ struct Residual {
 // Not thread safe. References stay valid until their residual is dropped.
 class Residuals {
  public:
-  // Both outlive it.
+  // Both arguments must outlive this object.
   Residuals(const CoordinatorConfig* config, ActionBatch* batch)
       : config_(*config), batch_(*batch) {}
 
-  // Handles whose residual a worker reads, or will: these stay, whatever happens.
+  // Handles of residuals that operations read now. These are never dropped.
   using InUse = std::set<std::string>;
 
-  // --- Keeping.
-  // Empty: it is kept, and expires after its ttl. Else why not; consumed ones that are not read
-  // make room first.
-  //   client_limit  what this client may have at a time
+  // --- Keeping. Returns an empty string if the residual is kept until its ttl expires, else the
+  // reason. Consumed residuals without readers are dropped to make room.
+  //   client_limit  bytes that this client may keep at a time
   std::string Keep(Residual residual, std::optional<int64_t> client_limit, const InUse& in_use);
-  // A forward that asked for it is served without: counted.
+  // Counts a Forward that is served without the residual that it requested.
   void CountRefusal() { ++counts_.refused; }
 
-  // --- Reading.
-  // Nothing if the request may read it.
+  // --- Reading. Returns nullopt if the request may read the residual, else the failure.
   std::optional<Failure> WhyNot(const std::string& handle, const std::string& principal,
                                 const std::string& request_id) const;
-  // Null if it is gone.
+  // Returns null if there is none.
   const Residual* Find(const std::string& handle) const;
-  // REQUIRES: not gone.
+  // REQUIRES: Find(handle) != nullptr.
   void Attach(const std::string& handle, StreamId reader);
-  // The reader's request has ended. Nothing if the residual is gone.
+  // The reader's request has ended. No effect if the residual has ended.
   void Detach(const std::string& handle, StreamId reader);
   // A Backward has succeeded with it.
   void Read(const std::string& handle, const std::string& request_id, bool keep);
@@ -90,24 +88,22 @@ class Residuals {
   // --- Endings.
   void Renew(const std::string& handle, const std::string& principal, absl::Duration ttl);
   void Delete(const std::string& handle, const std::string& principal, const InUse& in_use);
-  // A worker is gone, and with it its residuals. The requests that name them.
+  // The worker is lost, and its residuals with it. Returns the requests that name them.
   std::vector<StreamId> OnWorkerGone(ConnectionId connection);
-  // It is not where it should be. The requests that name it.
+  // The residual is missing on a worker. Returns the requests that name it.
   std::vector<StreamId> Lose(const std::string& handle);
-  // What may go to make room, the least missed first: consumed ones, then the oldest, last those
-  // that a request waits to read.
+  // Eviction order: consumed, then oldest, then awaited by a request.
   std::vector<std::string> EvictionOrder(const InUse& in_use) const;
-  // The requests that name it.
+  // Returns the requests that name it.
   std::vector<StreamId> Evict(const std::string& handle);
-  // Those whose time is over.
+  // Drops residuals that have expired.
   void CheckTimers(const InUse& in_use);
   void Forgive(absl::Duration pause);
 
-  // --- Lookups.
-  // No entry: none.
+  // --- Lookups. Bytes by worker; workers without residuals have no entry.
   const std::map<ConnectionId, int64_t>& bytes_by_worker() const { return bytes_by_worker_; }
   const ResidualCounts& counts() const { return counts_; }
-  // Of those that are kept: nobody but a replay reads them.
+  // Consumed residuals that are still kept; only a retry can read them.
   int64_t consumed() const { return consumed_; }
 
  private:
@@ -122,17 +118,17 @@ class Residuals {
   std::optional<std::string> MakeRoom(const Residual& wanted, std::optional<int64_t> client_limit,
                                       const InUse& in_use);
   int64_t BytesOfClient(const std::string& client) const;
-  // Tells its workers but `besides`, remembers why, and returns its readers.
+  // Informs its workers except `besides`, remembers the reason, and returns its readers.
   std::vector<StreamId> Drop(Entries::iterator residual, ResidualEnd end,
                              std::optional<ConnectionId> besides = std::nullopt);
 
   const CoordinatorConfig& config_;
   ActionBatch& batch_;
   Entries residuals_;                       // by handle
-  std::map<uint64_t, std::string> oldest_;  // their handles in the order in which they were kept
+  std::map<uint64_t, std::string> oldest_;  // handles in order of keeping
   uint64_t last_number_ = 0;
   std::map<std::string, Gone> gone_;
-  std::deque<std::string> gone_order_;  // the newest last
+  std::deque<std::string> gone_order_;  // newest last
   std::map<ConnectionId, int64_t> bytes_by_worker_;
   int64_t record_bytes_ = 0;
   int64_t consumed_ = 0;

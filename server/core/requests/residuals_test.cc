@@ -1,4 +1,4 @@
-// Residuals without requests and operations.
+// Tests of Residuals without requests and operations.
 #include "server/core/requests/residuals.h"
 
 #include <memory>
@@ -48,7 +48,7 @@ class ResidualsTest : public testing::Test {
     batch_.Begin(now_);
     residuals_.CheckTimers(in_use_);
   }
-  // What workers were told to drop since it was asked last: "connection operation".
+  // Returns the drops sent since the last call, as "connection operation".
   std::vector<std::string> Dropped() {
     std::vector<std::string> dropped;
     for (const Action& action : batch_.Take()) {
@@ -67,20 +67,20 @@ class ResidualsTest : public testing::Test {
   Residuals::InUse in_use_;
 };
 
-TEST_F(ResidualsTest, CountsWhatItKeepsByWorker) {
+TEST_F(ResidualsTest, CountsBytesByWorker) {
   EXPECT_EQ(Keep("a", 101), "");
   EXPECT_EQ(Keep("b", 10), "");
   EXPECT_EQ(residuals_.bytes_by_worker().at(1), 55);
   EXPECT_EQ(residuals_.bytes_by_worker().at(2), 56);
   EXPECT_EQ(residuals_.counts().bytes, 111);
   EXPECT_THAT(residuals_.OnWorkerGone(1), IsEmpty());
-  EXPECT_THAT(Dropped(), ElementsAre("2 op-a", "2 op-b"));  // the other one is gone
+  EXPECT_THAT(Dropped(), ElementsAre("2 op-a", "2 op-b"));  // the third worker is lost
   EXPECT_THAT(residuals_.bytes_by_worker(), IsEmpty());
   EXPECT_EQ(WhyNot("a"), "RESIDUAL_LOST");
   EXPECT_EQ(WhyNot("c"), "RESIDUAL_NOT_FOUND");
 }
 
-TEST_F(ResidualsTest, ConsumedOnesMakeRoomAndOthersDoNot) {
+TEST_F(ResidualsTest, ConsumedResidualsMakeRoomAndOthersDoNot) {
   EXPECT_EQ(Keep("a", 400), "");
   EXPECT_EQ(Keep("b", 400), "");
   EXPECT_THAT(Keep("c", 400), HasSubstr("800 of max_residual_bytes 1000"));
@@ -88,9 +88,9 @@ TEST_F(ResidualsTest, ConsumedOnesMakeRoomAndOthersDoNot) {
   residuals_.Read("a", "request", /*keep=*/true);
   EXPECT_EQ(Keep("c", 400), "");
   EXPECT_THAT(Dropped(), ElementsAre("1 op-b", "2 op-b"));
-  EXPECT_EQ(WhyNot("b", "request"), "RESIDUAL_CONSUMED");  // its replay as well
+  EXPECT_EQ(WhyNot("b", "request"), "RESIDUAL_CONSUMED");  // for a retry as well
   residuals_.Read("a", "request", /*keep=*/false);
-  residuals_.Attach("a", 7);  // a replay that has come
+  residuals_.Attach("a", 7);  // a retry that has arrived
   EXPECT_THAT(Keep("d", 400), HasSubstr("800 of"));
   residuals_.Detach("a", 7);
   in_use_ = {"a"};
@@ -100,13 +100,13 @@ TEST_F(ResidualsTest, ConsumedOnesMakeRoomAndOthersDoNot) {
   EXPECT_EQ(residuals_.counts().refused, 3);
 }
 
-TEST_F(ResidualsTest, AClientHasItsOwnQuota) {
+TEST_F(ResidualsTest, ClientsHaveSeparateQuotas) {
   EXPECT_EQ(Keep("a", 100, "alice", 150), "");
   EXPECT_THAT(Keep("b", 100, "alice", 150), HasSubstr("this client's residuals take 100"));
   EXPECT_EQ(Keep("b", 100, "bob", 150), "");
 }
 
-TEST_F(ResidualsTest, TheirNumberIsBounded) {
+TEST_F(ResidualsTest, TheNumberOfResidualsIsBounded) {
   config_.limits.max_residuals = 2;
   EXPECT_EQ(Keep("a", 1), "");
   EXPECT_EQ(Keep("b", 1), "");
@@ -116,9 +116,9 @@ TEST_F(ResidualsTest, TheirNumberIsBounded) {
   EXPECT_THAT(Keep("c", 1), HasSubstr("room for no more"));
 }
 
-// All that a stream held end in one batch, ten seconds after it; a worker whose control stream has
-// 4,096 messages to read is given up.
-TEST_F(ResidualsTest, ManyThatEndAtOnceAreOneMessageForEachWorker) {
+// A hold stream's end drops all its residuals in one batch; a worker whose control stream has 4,096
+// unread messages is dropped.
+TEST_F(ResidualsTest, ResidualsDroppedTogetherShareAMessage) {
   config_.limits.max_residual_bytes = int64_t{1} << 40;
   for (int i = 0; i < 5000; ++i) ASSERT_EQ(Keep(absl::StrCat(i), 10), "");
   Pass(absl::Seconds(11));
@@ -130,8 +130,8 @@ TEST_F(ResidualsTest, ManyThatEndAtOnceAreOneMessageForEachWorker) {
   }
 }
 
-// What was kept by the message between them is there to be dropped.
-TEST_F(ResidualsTest, NoDropOvertakesWhatWasSaidBefore) {
+// A residual that is kept by an intermediate message must exist before its drop.
+TEST_F(ResidualsTest, DropsStayInOrderWithOtherMessages) {
   Keep("a", 10);
   Keep("b", 10);
   residuals_.Evict("a");
@@ -140,7 +140,7 @@ TEST_F(ResidualsTest, NoDropOvertakesWhatWasSaidBefore) {
   EXPECT_THAT(Dropped(), ElementsAre("1 op-a", "2 op-a", "2 op-b", "1 op-b"));
 }
 
-TEST_F(ResidualsTest, EndedOnesAreRememberedForAWhile) {
+TEST_F(ResidualsTest, EndedResidualsAreRememberedForAWhile) {
   config_.limits.ended_residuals_kept = 2;
   for (const char* handle : {"a", "b", "c"}) {
     Keep(handle, 1);
@@ -151,7 +151,7 @@ TEST_F(ResidualsTest, EndedOnesAreRememberedForAWhile) {
   EXPECT_EQ(WhyNot("c"), "RESIDUAL_CONSUMED");
 }
 
-TEST_F(ResidualsTest, WhatIsReadStaysWhateverTheTime) {
+TEST_F(ResidualsTest, AResidualInUseDoesNotExpire) {
   Keep("a", 1);
   Keep("b", 1);
   Keep("c", 1);
@@ -168,7 +168,7 @@ TEST_F(ResidualsTest, WhatIsReadStaysWhateverTheTime) {
   EXPECT_EQ(WhyNot("b"), "RESIDUAL_EXPIRED");
 }
 
-TEST_F(ResidualsTest, OnlyTheSameRequestIsReplayedAndNotForLong) {
+TEST_F(ResidualsTest, OnlyTheSameRequestMayReadAgainAndNotForLong) {
   Keep("a", 1);
   residuals_.Read("a", "request", /*keep=*/false);
   EXPECT_EQ(WhyNot("a", "request"), "");
@@ -181,7 +181,7 @@ TEST_F(ResidualsTest, OnlyTheSameRequestIsReplayedAndNotForLong) {
   EXPECT_EQ(residuals_.counts().residuals, 0);
 }
 
-TEST_F(ResidualsTest, TheLeastMissedGoFirst) {
+TEST_F(ResidualsTest, EvictionFollowsItsOrder) {
   for (const char* handle : {"d", "c", "b", "a", "e"}) Keep(handle, 1);
   residuals_.Read("b", "request", /*keep=*/false);
   residuals_.Attach("d", 7);
@@ -191,7 +191,7 @@ TEST_F(ResidualsTest, TheLeastMissedGoFirst) {
   EXPECT_EQ(WhyNot("d"), "RESIDUAL_LOST");
 }
 
-TEST_F(ResidualsTest, APauseOfTheProcessCostsNoTime) {
+TEST_F(ResidualsTest, APauseOfTheProcessExtendsExpiry) {
   Keep("a", 1);
   residuals_.Forgive(absl::Seconds(20));
   Pass(absl::Seconds(25));

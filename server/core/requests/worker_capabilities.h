@@ -1,4 +1,4 @@
-// What a worker's device serves of a request, by what the worker said when it joined.
+// Checks whether a worker's device serves a request, by the worker's registration.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_WORKER_CAPABILITIES_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_WORKER_CAPABILITIES_H_
 
@@ -12,11 +12,12 @@
 
 namespace ringattn::server {
 
-// Whether the client would have this worker: all, unless it names its members.
+// Returns true if the client allows this worker: all are allowed unless the request names members.
 bool MayServe(const PlanChoice& choice, const std::string& worker);
 
-// Nothing if it serves the request; else UNIMPLEMENTED, OPTION_NOT_SERVED with the field that its
-// device has no kernels for, or INVALID_ARGUMENT, TUNING_NOT_OFFERED with the values that it takes.
+// Returns nullopt if the worker serves the request. Otherwise returns UNIMPLEMENTED
+// (OPTION_NOT_SERVED) with the field that its device has no kernels for, or INVALID_ARGUMENT
+// (TUNING_NOT_OFFERED) with the accepted values.
 std::optional<Failure> CheckServedBy(const v1::Register& worker, const AttentionSpec& spec,
                                      const PlanChoice& choice);
 

@@ -1,4 +1,4 @@
-// What workers offer, and what requests ask for by name: tuning and members.
+// Tests of named members and tuning values against the workers' registrations.
 #include "server/core/requests/worker_capabilities.h"
 
 #include "gtest/gtest.h"
@@ -17,7 +17,7 @@ v1::Register Worker() {
   return worker;
 }
 
-TEST(WorkerOffers, NamedMembersAloneMayServe) {
+TEST(WorkerCapabilitiesTest, OnlyNamedMembersMayServe) {
   PlanChoice choice;
   EXPECT_TRUE(MayServe(choice, "a"));
   choice.members = {"b", "c"};
@@ -25,7 +25,7 @@ TEST(WorkerOffers, NamedMembersAloneMayServe) {
   EXPECT_TRUE(MayServe(choice, "c"));
 }
 
-TEST(WorkerOffers, WhatIsOfferedIsServed) {
+TEST(WorkerCapabilitiesTest, OfferedValuesAreServed) {
   AttentionSpec spec;
   PlanChoice choice;
   EXPECT_FALSE(CheckServedBy(Worker(), spec, choice).has_value());
@@ -34,7 +34,7 @@ TEST(WorkerOffers, WhatIsOfferedIsServed) {
   EXPECT_FALSE(CheckServedBy(Worker(), spec, choice).has_value());
 }
 
-TEST(WorkerOffers, WhatIsNotOfferedIsRefusedWithTheList) {
+TEST(WorkerCapabilitiesTest, OtherValuesAreRejectedWithTheAcceptedOnes) {
   AttentionSpec spec;
   PlanChoice choice;
   choice.tuning.tile_q = 24;
@@ -58,8 +58,8 @@ TEST(WorkerOffers, WhatIsNotOfferedIsRefusedWithTheList) {
   EXPECT_EQ(rows->field, "reply.probability_rows");
 }
 
-// Of the members that the planner would take, those that offer it.
-TEST(WorkerOffers, TuningChoosesAmongTheMembers) {
+// Only members that offer the value are chosen.
+TEST(WorkerCapabilitiesTest, TuningRestrictsTheMembers) {
   EXPECT_SCENARIO(R"(
 join a device=gpu
 join b device=cpu tile_q=96
@@ -72,8 +72,9 @@ request s2 tokens=10 world=2 tile_q=96
 )");
 }
 
-// In their order, whoever is idler; and refused by name if one is not there.
-TEST(WorkerOffers, MembersAreTakenByName) {
+// Named members serve in the client's order, regardless of occupancy. The request fails if one is
+// missing.
+TEST(WorkerCapabilitiesTest, MembersAreTakenByName) {
   EXPECT_SCENARIO(R"(
 ring a b c d
 request s1 tokens=10 world=2 members=d,b

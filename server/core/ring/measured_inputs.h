@@ -1,4 +1,4 @@
-// What a ring has measured of itself, as the planner wants it.
+// Planner inputs from a ring's own measurements.
 #ifndef RINGATTN_SERVER_CORE_RING_MEASURED_INPUTS_H_
 #define RINGATTN_SERVER_CORE_RING_MEASURED_INPUTS_H_
 
@@ -9,8 +9,8 @@
 
 namespace ringattn::server {
 
-// The slowest member's figures for a request: of the kernels that would serve it; the planner's
-// defaults where none has measured.
+// Returns the slowest member's figures for the kernels that would serve this request. Uses the
+// planner's defaults for figures that no member has measured.
 PlannerInputs MeasuredInputs(const Ring& ring, const Roster& roster, const Limits& limits,
                              const AttentionSpec& spec, Direction direction);
 

@@ -5,12 +5,11 @@
 namespace ringattn::server {
 namespace {
 
-// A forming that failed is tried again after 2, 4, 8, at most 16 forming delays.
+// A failed forming is retried after 2, 4, 8, at most 16 forming delays.
 constexpr int kMaxFormingBackoffLog2 = 4;
-// Workers that join while others gather put the start off by at most this many
-// forming delays.
+// Workers that join while others gather delay the start by at most this many forming delays.
 constexpr int kMaxGatherExtensions = 4;
-// Share of the time in which admission may be held back for newcomers: 1 in this.
+// Admission is held back for newcomers during at most one in this many hold times.
 constexpr int kNewcomerHoldPeriod = 6;
 
 }  // namespace
@@ -70,7 +69,7 @@ void Ring::Advance(bool idle, bool steady) {
     case RingPhase::kReady:
       if (!MemberLeaves()) return ConsiderNewcomers(idle, steady);
       if (!idle || !steady) return;
-      // Whoever replaces it comes soon.
+      // A replacement is expected soon.
       RememberSize();
       return TearDown();
     case RingPhase::kTearingDown:
@@ -168,7 +167,7 @@ void Ring::Lose() {
 }
 
 void Ring::RememberSize() {
-  // Lost again before the first replacement came: what was whole is still missed.
+  // A second loss before the first replacement keeps the original size.
   if (!ReplacementIsDue(size_before_loss_)) size_before_loss_ = members_.size();
   lost_at_ = batch_.now();
 }
@@ -197,7 +196,7 @@ bool Ring::ReplacementIsDue(int world_size) const {
   return was_larger || batch_.now() - batch_.started_at() < config_.assembly_time_max;
 }
 
-// ------------------------------------------------ those who leave, newcomers, operators
+// ------------------------------------------- leaving members, newcomers, operators
 
 bool Ring::MemberLeaves() const {
   const std::vector<ConnectionId> leaving = roster_.Leaving();

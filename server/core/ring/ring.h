@@ -1,5 +1,5 @@
-// Ring: one generation of workers after another: gather, prepare, commit, serve, tear down.
-// It knows nothing of requests; whoever owns it ends them when a generation ends.
+// Ring: the life cycle of ring generations: gather, prepare, commit, serve, tear down. It has no
+// knowledge of requests; its owner ends them when a generation ends.
 #ifndef RINGATTN_SERVER_CORE_RING_RING_H_
 #define RINGATTN_SERVER_CORE_RING_RING_H_
 
@@ -29,48 +29,47 @@ enum class RingPhase {
 // Not thread safe.
 class Ring {
  public:
-  // All outlive it.
+  // All arguments must outlive the ring.
   Ring(const CoordinatorConfig* config, const Roster* roster, ActionBatch* batch);
 
-  // --- Answers of workers. What belongs to another phase or generation is ignored.
+  // --- Answers of workers. Answers for another phase or generation are ignored.
   void OnPrepared(ConnectionId connection, const v1::Prepared& prepared);
-  // True if it was waited for.
+  // Returns true if the answer was expected.
   bool OnCommitted(ConnectionId connection, const v1::Committed& committed);
   void OnTornDown(ConnectionId connection, const v1::TornDown& torn_down);
-  // A member has left the roster or cannot go on. While it forms, the ring starts anew; a
-  // ready one waits for Lose().
+  // A member left the roster or cannot continue. A ring that is forming starts over; a ready ring
+  // stays until Lose().
   void OnMemberFailed(ConnectionId connection);
 
-  // --- Time.
-  // Those that should have answered by now; `what` says which message. To be removed from
-  // the roster and reported by OnMemberFailed.
+  // --- Time. Returns the members that missed the deadline, and stores the missed answer's name in
+  // *what. The caller removes them from the roster and reports them by OnMemberFailed.
   std::vector<ConnectionId> Overdue(const char** what) const;
-  // Draws the conclusions. `idle`: no operation is left; `steady`: nothing is being blamed.
+  // Performs the due phase changes. `idle`: no operation exists; `steady`: no suspicion is open.
   void Advance(bool idle, bool steady);
-  // The process itself did not run for so long.
+  // Extends timeouts by a pause of this process.
   void Forgive(absl::Duration pause);
 
-  // --- The end of a ready generation: after a loss, and by an operator's word.
+  // --- The end of a ready generation, after a loss or at an operator's request.
   void Lose();
-  // Answered by RingReformed, at once if there is no worker.
+  // Answered by RingReformed, immediately if no worker is connected.
   void AskReform();
 
   RingPhase phase() const { return phase_; }
   bool ready() const { return phase_ == RingPhase::kReady; }
   uint64_t generation() const { return generation_; }
-  // By rank; the lost ones too.
+  // By rank; includes lost members.
   const std::vector<ConnectionId>& members() const { return members_; }
   std::optional<int> RankOf(ConnectionId connection) const;
   int64_t formed_count() const { return formed_count_; }
-  // The end of the last ready generation.
+  // Returns when the last ready generation ended.
   absl::Time ringless_since() const { return ringless_since_; }
-  // While a member that leaves, or newcomers, wait for the ring to become idle, nothing new is
-  // to be admitted.
+  // Returns true while a leaving member or newcomers wait for the ring to become idle. Nothing may
+  // be admitted meanwhile.
   bool HoldsAdmission() const;
-  // True if the ring had this size until lately but has not now, or may be about to
-  // have it: a replay of what a loss aborted is not to be told that it asks for too much.
+  // Returns true if the ring recently had this size, or may reach it shortly after the start. A
+  // retry after a loss then fails with UNAVAILABLE instead of "too many workers".
   bool ReplacementIsDue(int world_size) const;
-  // Whether something that the topology shows has changed since the last call.
+  // Returns whether the topology has changed since the last call.
   bool TakeChanged() { return std::exchange(changed_, false); }
 
  private:
@@ -95,15 +94,15 @@ class Ring {
   uint64_t generation_;
   std::vector<ConnectionId> members_;             // by rank
   std::vector<std::string> blobs_;                // by rank
-  std::set<ConnectionId> awaited_;                // that have not answered in this phase
+  std::set<ConnectionId> awaited_;  // members that have not answered in this phase
   absl::Time deadline_ = absl::InfiniteFuture();  // of this phase
   int failed_formings_ = 0;                       // since the last ready ring
   int64_t formed_count_ = 0;
   absl::Time ringless_since_ = absl::InfinitePast();
-  // The last loss, and how many workers the ring had before it.
+  // Time of the last loss, and the number of workers before it.
   absl::Time lost_at_ = absl::InfinitePast();
   int size_before_loss_ = 0;
-  // Since when (possibly in the future) admission is held back for newcomers.
+  // Start time, possibly in the future, of holding back admission for newcomers.
   std::optional<absl::Time> newcomer_hold_since_;
   bool reform_asked_ = false;
   bool changed_ = false;

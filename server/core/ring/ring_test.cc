@@ -1,4 +1,4 @@
-// A ring without requests. What it does among them: ring_forming_test.cc, loss_test.cc.
+// Tests of Ring without requests. Scenarios cover it within the coordinator.
 #include "server/core/ring/ring.h"
 
 #include <string>
@@ -25,7 +25,7 @@ class RingTest : public testing::Test {
     ring_.Advance(idle, /*steady=*/true);
   }
 
-  // To whom a message of this kind went since the last call.
+  // Returns the receivers of messages of this kind since the last call.
   std::vector<ConnectionId> Sent(v1::JoinResponse::MessageCase kind) {
     std::vector<ConnectionId> to;
     for (const Action& action : batch_.Take()) {
@@ -89,7 +89,7 @@ TEST_F(RingTest, FormsInOrderOfNames) {
   EXPECT_EQ(ring_.RankOf(3), std::nullopt);
 }
 
-TEST_F(RingTest, WhoDoesNotAnswerIsOverdue) {
+TEST_F(RingTest, AMemberWithoutAnswerIsOverdue) {
   Join(1, "a");
   Join(2, "b");
   Pass(absl::ZeroDuration());
@@ -109,7 +109,7 @@ TEST_F(RingTest, WhoDoesNotAnswerIsOverdue) {
   EXPECT_EQ(ring_.phase(), RingPhase::kGathering);
 }
 
-TEST_F(RingTest, APauseOfTheProcessIsNobodysFault) {
+TEST_F(RingTest, APauseOfTheProcessExtendsDeadlines) {
   Join(1, "a");
   Pass(absl::ZeroDuration());
   Pass(config_.forming_delay);
@@ -119,7 +119,7 @@ TEST_F(RingTest, APauseOfTheProcessIsNobodysFault) {
   EXPECT_TRUE(ring_.Overdue(&what).empty());
 }
 
-TEST_F(RingTest, ALossIsMissedForAWhile) {
+TEST_F(RingTest, AReplacementIsExpectedForAWhile) {
   Join(1, "a");
   Join(2, "b");
   Form({1, 2});
@@ -137,7 +137,7 @@ TEST_F(RingTest, ALossIsMissedForAWhile) {
   EXPECT_FALSE(ring_.ReplacementIsDue(2));
 }
 
-TEST_F(RingTest, NewcomersWaitUntilItIsIdle) {
+TEST_F(RingTest, NewcomersWaitUntilTheRingIsIdle) {
   Join(1, "a");
   Form({1});
   Join(2, "b");
@@ -150,14 +150,14 @@ TEST_F(RingTest, NewcomersWaitUntilItIsIdle) {
   EXPECT_EQ(ring_.phase(), RingPhase::kTearingDown);
 }
 
-TEST_F(RingTest, AMemberThatLeavesIsWaitedForAndMissed) {
+TEST_F(RingTest, ALeavingMemberHoldsAdmissionAndIsReplaced) {
   Join(1, "a");
   Join(2, "b");
   Form({1, 2});
   Pass(config_.assembly_time_max, /*idle=*/false);
   EXPECT_FALSE(ring_.HoldsAdmission());
   roster_.SetLeaving(2);
-  // However long it takes: the worker ends the waiting.
+  // There is no time limit; the worker itself stops waiting.
   Pass(10 * config_.newcomer_hold_max, /*idle=*/false);
   EXPECT_TRUE(ring_.ready());
   EXPECT_TRUE(ring_.HoldsAdmission());
@@ -174,7 +174,7 @@ TEST_F(RingTest, AMemberThatLeavesIsWaitedForAndMissed) {
   EXPECT_TRUE(ring_.ReplacementIsDue(2));
 }
 
-TEST_F(RingTest, WhoAsksForAnotherIsAnswered) {
+TEST_F(RingTest, AskReformIsAnsweredWithoutWorkers) {
   ring_.AskReform();
   const std::vector<Action> actions = batch_.Take();
   ASSERT_EQ(actions.size(), 1u);

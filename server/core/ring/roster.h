@@ -1,4 +1,4 @@
-// Roster: the workers that are connected, and what each has said of itself.
+// Roster: the connected workers with their registration, newest heartbeat and measurements.
 #ifndef RINGATTN_SERVER_CORE_RING_ROSTER_H_
 #define RINGATTN_SERVER_CORE_RING_ROSTER_H_
 
@@ -14,9 +14,9 @@ namespace ringattn::server {
 struct Worker {
   v1::Register registration;
   absl::Time last_heard;
-  v1::Heartbeat heartbeat;  // the newest
-  v1::Committed committed;  // what it measured of its newest ring
-  bool leaving = false;     // it said so
+  v1::Heartbeat heartbeat;  // newest
+  v1::Committed committed;  // measurements of its newest ring
+  bool leaving = false;  // it sent Leaving
 };
 
 // Not thread safe.
@@ -25,14 +25,14 @@ class Roster {
   // REQUIRES: the connection is not in it.
   void Add(ConnectionId connection, const v1::Register& registration, absl::Time now);
   void Remove(ConnectionId connection) { workers_.erase(connection); }
-  // False if it is not connected.
+  // Records a message's time. Returns false if the worker is not connected.
   bool Heard(ConnectionId connection, absl::Time now);
-  // False if it is no newer than what is known.
+  // Returns false if a newer heartbeat is stored already.
   bool TakeHeartbeat(ConnectionId connection, const v1::Heartbeat& heartbeat);
   // REQUIRES: Has(connection).
   void SetLeaving(ConnectionId connection) { workers_.at(connection).leaving = true; }
   void TakeMeasurements(ConnectionId connection, const v1::Committed& committed);
-  // The process itself did not run for so long: nobody was silent because of it.
+  // Extends every worker's last_heard by a pause of this process.
   void Forgive(absl::Duration pause);
 
   bool Has(ConnectionId connection) const { return workers_.count(connection) > 0; }
@@ -42,13 +42,13 @@ class Roster {
     return at(connection).registration.name();
   }
   std::vector<ConnectionId> Named(const std::string& name) const;
-  // Not heard of since `time`; the longest silent first.
+  // Returns workers without a message since `time`, the longest silent first.
   std::vector<ConnectionId> SilentSince(absl::Time time) const;
-  // In the order in which they came.
+  // In the order in which they joined.
   const std::map<ConnectionId, Worker>& workers() const { return workers_; }
   bool empty() const { return workers_.empty(); }
   size_t size() const { return workers_.size(); }
-  // Those that have said that they leave.
+  // Returns the workers that sent Leaving.
   std::vector<ConnectionId> Leaving() const;
   absl::Time newest_join() const { return newest_join_; }
 

@@ -13,7 +13,7 @@
 namespace ringattn::server {
 namespace {
 
-// Everybody's requests: not for everybody's eyes.
+// The log contains all clients' requests, so others must not read it.
 constexpr mode_t kMode = 0640;
 
 int OpenFile(const std::string& path) {
@@ -37,7 +37,7 @@ AuditLog::AuditLog(const std::string& path, int file, Metrics* metrics)
     : path_(path),
       lost_(metrics
                 ->Counters("ringattn_audit_lines_lost_total",
-                           "Lines that the audit log lacks, because it could not be written.")
+                           "Audit log lines that were dropped because they could not be written.")
                 .Add({})),
       file_(file),
       thread_([this] { Run(); }) {}
@@ -103,7 +103,7 @@ void AuditLog::ReopenIfMoved() {
                     there.st_ino == ours.st_ino && there.st_dev == ours.st_dev;
   if (same) return;
   const int opened = OpenFile(path_);
-  if (opened < 0) return;  // the old one is better than none
+  if (opened < 0) return;  // keep the old file
   if (file_ >= 0) close(file_);
   file_ = opened;
 }

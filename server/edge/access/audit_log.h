@@ -1,5 +1,5 @@
-// AuditLog: who had what computed: one JSON object a line for every Forward and Backward call
-// that ended, and for every Cancel. Not thinned out, as other logs are.
+// AuditLog: the record of requests: one JSON object per line for every Forward and Backward call
+// that ended, and for every Cancel. Unlike other logs, it is never sampled.
 #ifndef RINGATTN_SERVER_EDGE_ACCESS_AUDIT_LOG_H_
 #define RINGATTN_SERVER_EDGE_ACCESS_AUDIT_LOG_H_
 
@@ -18,18 +18,18 @@
 
 namespace ringattn::server {
 
-// Lines are appended by a thread of their own, so that a slow disk holds nobody up. So many may
-// wait (some 40 MiB); beyond them, and while nothing can be written, lines are lost and counted
-// in ringattn_audit_lines_lost_total. A file that was moved away is opened anew. Thread safe.
+// A dedicated thread appends the lines, so that a slow disk delays no request. At most this many
+// lines wait (about 40 MiB). Lines beyond that, and lines that cannot be written, are dropped and
+// counted in ringattn_audit_lines_lost_total. A file that was moved away is reopened. Thread safe.
 class AuditLog {
  public:
   static constexpr size_t kMaxQueuedLines = 65536;
 
-  // "-" is standard output. Errors: INVALID_ARGUMENT if the file cannot be appended to.
+  // "-" is standard output. Returns INVALID_ARGUMENT if the file cannot be appended to.
   static absl::StatusOr<std::unique_ptr<AuditLog>> Open(const std::string& path, Metrics* metrics);
-  ~AuditLog();  // writes what waits
+  ~AuditLog();  // writes the waiting lines
 
-  // One line. Tensor contents, tokens and secrets are nobody's to pass.
+  // Appends one line. `fields` must not contain tensor contents, tokens or secrets.
   void Write(std::initializer_list<LogField> fields) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -41,7 +41,7 @@ class AuditLog {
 
   const std::string path_;
   prometheus::Counter& lost_;
-  int file_;  // the thread's
+  int file_;  // used by the thread only
   absl::Mutex mutex_;
   std::deque<std::string> waiting_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

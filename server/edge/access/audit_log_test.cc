@@ -22,7 +22,7 @@ std::vector<nlohmann::json> LinesOf(const std::string& path) {
   return lines;
 }
 
-TEST(AuditLog, NoLineIsThinnedOut) {
+TEST(AuditLog, EveryLineIsWritten) {
   const std::string path = absl::StrCat(testing::TempDir(), "/audit");
   std::remove(path.c_str());
   Metrics metrics;
@@ -39,7 +39,7 @@ TEST(AuditLog, NoLineIsThinnedOut) {
   EXPECT_NE(metrics.Text().find("ringattn_audit_lines_lost_total 0"), std::string::npos);
 }
 
-TEST(AuditLog, AFileThatWasMovedAwayIsMadeAnew) {
+TEST(AuditLog, AMovedFileIsReopened) {
   const std::string path = absl::StrCat(testing::TempDir(), "/moved");
   std::remove(path.c_str());
   Metrics metrics;
@@ -58,7 +58,7 @@ TEST(AuditLog, AFileThatWasMovedAwayIsMadeAnew) {
   EXPECT_EQ(LinesOf(path + ".1").size(), 1);
 }
 
-TEST(AuditLog, WhatCannotBeWrittenIsCounted) {
+TEST(AuditLog, DroppedLinesAreCounted) {
   Metrics metrics;
   EXPECT_EQ(AuditLog::Open("/no/such/folder/audit", &metrics).status().code(),
             absl::StatusCode::kInvalidArgument);

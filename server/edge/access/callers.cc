@@ -13,18 +13,18 @@ Callers::Callers(const ClientDirectory* directory, const Limits& limits, Metrics
     : directory_(directory),
       limits_(limits),
       failures_(metrics->Counters("ringattn_auth_failures_total",
-                                  "Calls of nobody that the clients file knows, by reason.")),
+                                  "Calls rejected because the caller is not in the clients file, by reason.")),
       requests_(metrics->Counters("ringattn_client_requests_total",
                                   "Forward and Backward calls that ended, by client and status "
                                   "code.")) {
   if (directory_ == nullptr) return;
   for (const char* reason : kAuthFailureReasons) failures_.Add({{"reason", reason}});
   ReloadCounters reloads(&metrics->Counters("ringattn_clients_file_reloads_total",
-                                            "Times that the clients file was replaced; refused: "
-                                            "the old one stays in force."),
+                                            "Reloads of the clients file; refused: "
+                                            "invalid, the previous one stays in force."),
                          {});
   prometheus::Gauge* known =
-      &metrics->Gauges("ringattn_known_clients", "Clients that the clients file names.").Add({});
+      &metrics->Gauges("ringattn_known_clients", "Clients in the clients file.").Add({});
   metrics->OnScrape([directory, reloads, known]() mutable {
     const DirectoryStats stats = directory->stats();
     reloads.Set(stats.reloads, stats.refused_reloads);
@@ -53,7 +53,7 @@ std::variant<Caller, grpc::Status> Callers::Identify(const grpc::CallbackServerC
 
 void Callers::Refused(const Failure& failure, const std::string& peer) {
   failures_.Add({{"reason", failure.reason}}).Increment();
-  LogWarning("a call of no known client was refused",
+  LogWarning("a call of an unknown client was rejected",
              {{"reason", failure.reason}, {"peer", peer}, {"why", failure.message}});
 }
 

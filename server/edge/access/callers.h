@@ -1,5 +1,5 @@
-// Callers: whose a call on the public listener is. Every handler of it asks before anything
-// else, so that nobody unknown gets as far as a header.
+// Callers: identifies the caller of each call on the public listener. Every handler calls it first,
+// so that no header of an unknown caller is read.
 #ifndef RINGATTN_SERVER_EDGE_ACCESS_CALLERS_H_
 #define RINGATTN_SERVER_EDGE_ACCESS_CALLERS_H_
 
@@ -23,21 +23,22 @@ namespace ringattn::server {
 // Thread safe.
 class Callers {
  public:
-  // Without a directory everybody is served: a principal is what the certificate says, and
-  // without one a client is its connection. Both pointers outlive it; `directory` may be null.
+  // Without a directory every caller is accepted. The principal is then the certificate's name, and
+  // a caller without a certificate is identified by its connection. Both pointers must outlive this
+  // object; `directory` may be null.
   Callers(const ClientDirectory* directory, const Limits& limits, Metrics* metrics);
 
-  // REQUIRES: called by the handler (common/security/principal.h). The status is
-  // UNAUTHENTICATED, with an ErrorInfo, and counted.
+  // REQUIRES: called from the handler (common/security/principal.h). Returns UNAUTHENTICATED with
+  // an ErrorInfo for an unknown caller, and counts it.
   std::variant<Caller, grpc::Status> Identify(const grpc::CallbackServerContext& call);
 
-  // Somebody was turned away. `peer`: may be empty.
+  // Counts and logs a rejected caller. `peer` may be empty.
   void Refused(const Failure& failure, const std::string& peer);
-  // A Forward or Backward call has ended.
+  // Counts an ended Forward or Backward call.
   void CountRequest(const Caller& caller, const char* code);
 
  private:
-  // Names of this many clients become labels, all others "other".
+  // Number of client names that become metric labels; all others share the label "other".
   static constexpr size_t kMaxLabels = kMaxClients;
 
   const ClientDirectory* const directory_;

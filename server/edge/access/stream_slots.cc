@@ -2,7 +2,7 @@
 
 namespace ringattn::server {
 
-// Requests' places are twice the queue: as many again may be served, or end.
+// Request slots are twice the queue, to include requests that run or end.
 StreamSlots::StreamSlots(const Limits& limits)
     : max_requests_(2 * limits.max_queued_requests),
       max_without_header_(limits.max_streams_without_header),

@@ -1,4 +1,5 @@
-// StreamSlots: how many Forward and Backward streams may be open, in all and for each client.
+// StreamSlots: bounds the open Forward and Backward streams, in total, per client and per
+// connection.
 #ifndef RINGATTN_SERVER_EDGE_ACCESS_STREAM_SLOTS_H_
 #define RINGATTN_SERVER_EDGE_ACCESS_STREAM_SLOTS_H_
 
@@ -13,35 +14,35 @@
 
 namespace ringattn::server {
 
-// Whose a call is.
+// The identity of a call's sender.
 struct Caller {
-  std::string principal;   // authenticated: a known client's name, or what its certificate
-                           // says where no clients are listed; empty: anonymous
+  std::string principal;  // authenticated: a known client's name, or the certificate's
+                           // name where no clients file is used; empty: anonymous
   std::string connection;  // gRPC's peer: "ipv4:10.0.0.7:40312", "unix:..."
-  // Who shares a place with whom: the principal if there is one, else the connection. Many
-  // clients may be behind one address, so the port counts too.
+  // The unit that limits apply to: the principal, or else the connection. Many clients may share an
+  // address, so the connection includes the port.
   std::string client;
   ClientTerms terms = {};
 };
 
-// What is full.
+// The limit that was reached.
 enum class ExhaustedLimit { kNone, kServer, kClient, kConnection };
 
-// Two kinds of places. A stream begins among those without a header, where the oldest makes
-// room for the newest; with its header it moves to the requests' places, which nobody is moved
-// from. In both it counts for its client and its connection. Pure; not thread safe.
+// There are two kinds of slots. A stream starts in a slot without a header, where the oldest stream
+// is evicted for the newest. With its header it moves to a request slot, which is never taken away.
+// Both count towards the limits of client and connection. Pure; not thread safe.
 class StreamSlots {
  public:
   explicit StreamSlots(const Limits& limits);
 
-  // REQUIRES: ids ascend. Not kNone, and no place taken: the client or its connection has
-  // all its places.
+  // Takes a slot. If the client's or the connection's limit is reached, takes none and returns that
+  // limit. REQUIRES: ids ascend.
   ExhaustedLimit Enter(StreamId id, const Caller& caller);
-  // While too many are without a header: the oldest of them, named once. It counts for its
-  // client until Leave.
+  // Returns the oldest stream without a header while there are too many, each stream once. It
+  // counts towards its client until Leave.
   std::optional<StreamId> TakeEvicted();
-  // Its header has come. kServer, and nothing changes, if the requests' places are full.
-  // REQUIRES: it entered, has not left, and this is the first time.
+  // Moves the stream to a request slot. Returns kServer, without a change, if there is none.
+  // REQUIRES: entered, not left, first call for this stream.
   ExhaustedLimit HeaderCame(StreamId id);
   void Leave(StreamId id);
 

@@ -7,7 +7,7 @@ namespace {
 
 Limits MakeLimits() {
   Limits limits;
-  limits.max_queued_requests = 4;  // 8 places with a header
+  limits.max_queued_requests = 4;  // 8 slots with a header
   limits.max_streams_without_header = 3;
   limits.max_streams_per_client = 6;
   limits.max_streams_per_connection = 4;
@@ -20,7 +20,7 @@ Caller Known(const std::string& principal, const std::string& connection) {
   return {principal, connection, principal};
 }
 
-TEST(StreamSlotsTest, TheOldestWithoutAHeaderMakesRoom) {
+TEST(StreamSlotsTest, TheOldestWithoutAHeaderIsEvicted) {
   StreamSlots places(MakeLimits());
   for (StreamId id = 1; id <= 3; ++id) {
     EXPECT_EQ(places.Enter(id, Anonymous("a")), ExhaustedLimit::kNone);
@@ -36,7 +36,7 @@ TEST(StreamSlotsTest, TheOldestWithoutAHeaderMakesRoom) {
   EXPECT_EQ(places.TakeEvicted(), StreamId{3}) << "although the first has not left yet";
 }
 
-TEST(StreamSlotsTest, WithoutHeadersNobodyIsLockedOut) {
+TEST(StreamSlotsTest, StreamsWithoutHeadersLockOutNoClient) {
   StreamSlots places(MakeLimits());
   StreamId id = 0;
   for (int i = 0; i < 100; ++i) {
@@ -49,7 +49,7 @@ TEST(StreamSlotsTest, WithoutHeadersNobodyIsLockedOut) {
   }
 }
 
-TEST(StreamSlotsTest, AConnectionHasItsShareAndOthersTheirs) {
+TEST(StreamSlotsTest, EachConnectionHasItsLimit) {
   StreamSlots places(MakeLimits());
   for (StreamId id = 1; id <= 4; ++id) {
     EXPECT_EQ(places.Enter(id, Anonymous("a")), ExhaustedLimit::kNone);
@@ -61,7 +61,7 @@ TEST(StreamSlotsTest, AConnectionHasItsShareAndOthersTheirs) {
   EXPECT_EQ(places.Enter(7, Anonymous("a")), ExhaustedLimit::kNone);
 }
 
-TEST(StreamSlotsTest, APrincipalHasOneShareOnAllItsConnections) {
+TEST(StreamSlotsTest, APrincipalHasOneLimitOnAllItsConnections) {
   StreamSlots places(MakeLimits());
   for (StreamId id = 1; id <= 6; ++id) {
     EXPECT_EQ(places.Enter(id, Known("alice", id % 2 == 0 ? "a" : "b")), ExhaustedLimit::kNone);
@@ -71,7 +71,7 @@ TEST(StreamSlotsTest, APrincipalHasOneShareOnAllItsConnections) {
   EXPECT_EQ(places.Enter(8, Known("bob", "c")), ExhaustedLimit::kNone);
 }
 
-TEST(StreamSlotsTest, RequestsAreBoundedAndWhatLeavesMakesRoom) {
+TEST(StreamSlotsTest, RequestsAreBoundedAndLeavingFreesSlots) {
   StreamSlots places(MakeLimits());
   StreamId id = 0;
   for (int i = 0; i < 8; ++i) {
@@ -82,7 +82,7 @@ TEST(StreamSlotsTest, RequestsAreBoundedAndWhatLeavesMakesRoom) {
   EXPECT_EQ(places.HeaderCame(id), ExhaustedLimit::kServer);
   places.Leave(id);
   places.Leave(1);
-  places.Leave(1);  // leaving twice is leaving once
+  places.Leave(1);  // a second Leave has no effect
   places.Enter(++id, Anonymous("late"));
   EXPECT_EQ(places.HeaderCame(id), ExhaustedLimit::kNone);
 }

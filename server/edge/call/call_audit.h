@@ -1,4 +1,4 @@
-// The audit log's line of a Forward or Backward call that has ended.
+// Writes the audit log's line for an ended Forward or Backward call.
 #ifndef RINGATTN_SERVER_EDGE_CALL_CALL_AUDIT_H_
 #define RINGATTN_SERVER_EDGE_CALL_CALL_AUDIT_H_
 
@@ -18,14 +18,14 @@
 
 namespace ringattn::server {
 
-// What is known of the call at its end.
+// The state of the call at its end.
 struct EndedCall {
   const Caller& caller;
   const char* method;
-  const std::optional<HeaderRequest>& request;   // none: no header came
-  const std::optional<BeginDownload>& download;  // none: nothing was computed
+  const std::optional<HeaderRequest>& request;  // nullopt: no header arrived
+  const std::optional<BeginDownload>& download;  // nullopt: not computed
   v1::Transport transport;
-  const std::string& transport_reason;  // why the tensors took this way; empty: nothing was asked
+  const std::string& transport_reason;  // reason for the transport; empty: no preference stated
   TransferTotals totals;
   uint64_t generation;
   absl::Duration time;

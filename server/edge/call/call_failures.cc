@@ -47,7 +47,7 @@ Failure Evicted(const Limits& limits, absl::Duration retry_after) {
 
 Failure CoreBusy(absl::Duration retry_after) {
   Failure failure =
-      Make(absl::StatusCode::kUnavailable, "BUSY", "the server is busy or shuts down");
+      Make(absl::StatusCode::kUnavailable, "BUSY", "the server is busy or shutting down");
   failure.retry_after = retry_after;
   return failure;
 }
@@ -59,7 +59,7 @@ Failure HeaderMissing() {
 
 Failure HeaderLate(absl::Duration limit) {
   return Make(absl::StatusCode::kDeadlineExceeded, "HEADER_TIMEOUT",
-              absl::StrCat("no header came within ", absl::FormatDuration(limit)), "header");
+              absl::StrCat("no header arrived within ", absl::FormatDuration(limit)), "header");
 }
 
 Failure HeaderTooLarge(int64_t bytes, int64_t limit) {

@@ -1,4 +1,4 @@
-// The failures that the edge itself gives to clients: code, reason and words.
+// The failures that the edge itself reports to clients: code, reason and message.
 #ifndef RINGATTN_SERVER_EDGE_CALL_CALL_FAILURES_H_
 #define RINGATTN_SERVER_EDGE_CALL_CALL_FAILURES_H_
 
@@ -11,11 +11,11 @@
 
 namespace ringattn::server {
 
-// RESOURCE_EXHAUSTED with RetryInfo. REQUIRES: full is not kNone.
+// Returns RESOURCE_EXHAUSTED with RetryInfo. REQUIRES: full is not kNone.
 Failure NoPlace(ExhaustedLimit full, const Limits& limits, absl::Duration retry_after);
-// For the oldest stream without a header, where there are too many.
+// For the oldest stream without a header when there are too many of them.
 Failure Evicted(const Limits& limits, absl::Duration retry_after);
-// The core has too much to do to be asked.
+// The core's event queue is full.
 Failure CoreBusy(absl::Duration retry_after);
 Failure HeaderMissing();
 Failure HeaderLate(absl::Duration limit);

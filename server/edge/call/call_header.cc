@@ -29,7 +29,7 @@ std::string MakeRequestId() {
 
 using Checked = std::variant<HeaderRequest, grpc::Status, ResidualHeader>;
 
-// Named, or refused.
+// Adds a missing request_id, or converts the rejection.
 std::variant<HeaderRequest, grpc::Status> Judge(std::variant<HeaderRequest, Rejection> read,
                                                 const Limits& limits) {
   if (const auto* rejection = std::get_if<Rejection>(&read)) {
@@ -57,7 +57,8 @@ Checked JudgeFirst(First first, const Limits& limits) {
 
 std::string MakeResidualHandle() {
   unsigned char bits[16];
-  // Neither interrupted nor short for so few: without it there is no secret to be had.
+  // getrandom neither blocks nor returns less for so few bytes; without random bits there is no
+  // secret.
   if (getrandom(bits, sizeof(bits), 0) != static_cast<ssize_t>(sizeof(bits))) std::abort();
   return absl::BytesToHexString({reinterpret_cast<const char*>(bits), sizeof(bits)});
 }
@@ -84,7 +85,7 @@ std::variant<HeaderRequest, grpc::Status> CompleteHeader(ResidualHeader header,
                                                          const ResidualView& residual,
                                                          const Limits& limits) {
   if (residual.why_not) return ToGrpcStatus(*residual.why_not, limits);
-  // A replay is one of what the client sent, whatever fills it up.
+  // A retry repeats the client's header, not the completed one.
   const uint64_t fingerprint = FingerprintOf(header.first.header());
   std::optional<Rejection> differs = FillFromResidual(
       *residual.spec, residual.choice, residual.members, limits, header.first.mutable_header());

@@ -1,4 +1,4 @@
-// The first message of a call, checked, and what is said of it in the log.
+// Checks the first message of a call, and describes it for the log.
 #ifndef RINGATTN_SERVER_EDGE_CALL_CALL_HEADER_H_
 #define RINGATTN_SERVER_EDGE_CALL_CALL_HEADER_H_
 
@@ -16,7 +16,7 @@
 
 namespace ringattn::server {
 
-// A header that only the core can complete: it names a residual.
+// A header that names a residual, which only the core can resolve.
 struct ResidualHeader {
   v1::BackwardRequest first;
 
@@ -24,22 +24,21 @@ struct ResidualHeader {
   const std::string& request_id() const { return first.header().request_id(); }
 };
 
-// What the header asks for, with a request_id made up if it has none; or the status that
-// refuses it. Empties `message`. Work for a header of 4 MiB: milliseconds. Thread safe.
+// Returns the checked request, with a generated request_id if it has none, or the status that
+// rejects it. Consumes `message`. Takes milliseconds for a header of 4 MiB. Thread safe.
 std::variant<HeaderRequest, grpc::Status, ResidualHeader> CheckHeader(Direction direction,
                                                                       grpc::ByteBuffer* message,
                                                                       const Limits& limits);
-// The rest of it, once it is known what the residual is of.
+// Completes the check with the residual's Forward.
 std::variant<HeaderRequest, grpc::Status> CompleteHeader(ResidualHeader header,
                                                          const ResidualView& residual,
                                                          const Limits& limits);
 
-// 128 bits from the operating system, in hexadecimal: nobody can guess it.
+// Returns 128 random bits from the operating system, in hexadecimal.
 std::string MakeResidualHandle();
 
-// The client's W3C trace context (trace_context.h); empty if it sent none, several, or one that
-// is not valid, which the log then says: a trace that ends here is the client's to mend, and no
-// reason to refuse its request.
+// Returns the client's W3C trace context (trace_context.h). Returns an empty string if there is
+// none, more than one, or an invalid one; the latter is logged and does not reject the request.
 std::string TraceparentOf(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata);
 
 void LogArrival(const HeaderRequest& request, const std::string& traceparent);

@@ -61,7 +61,7 @@ bool MayFollow(CallState from, CallState to) {
 
 void CallLife::MoveTo(CallState to) {
   if (!MayFollow(state_, to)) {
-    LogError("a call cannot change its state so",
+    LogError("invalid state transition of a call",
              {{"from", CallStateName(state_)}, {"to", CallStateName(to)}});
     std::abort();
   }

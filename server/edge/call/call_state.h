@@ -1,4 +1,4 @@
-// CallState: where one Forward or Backward call stands, and where it may go from there.
+// CallState: the phases of one Forward or Backward call, and the transitions between them.
 #ifndef RINGATTN_SERVER_EDGE_CALL_CALL_STATE_H_
 #define RINGATTN_SERVER_EDGE_CALL_CALL_STATE_H_
 
@@ -6,20 +6,21 @@ namespace ringattn::server {
 
 enum class CallState {
   kAwaitingHeader,
-  kCheckingHeader,  // without the call's lock: headers may have 4 MiB
-  kQueued,          // announced to the core, which has not accepted it yet
-  kOpening,         // accepted; its data plane is being opened
-  kTransferring,    // the data plane moves inputs, waits for the ring, moves outputs
-  kGivingUp,        // the core was told that the call is over and has not answered yet
-  kEnding,          // the status is final and waits behind what is being written
-  kCutOff,          // it waited too long: gRPC was told to end the call at once
-  kFinished,        // gRPC has the status
-  kDone,            // gRPC is done with the call
+  kCheckingHeader,  // without the call's lock, since a header may have 4 MiB
+  kQueued,  // sent to the core, not yet accepted
+  kOpening,  // accepted; its data plane is being opened
+  kTransferring,  // the data plane moves inputs, waits for the ring, moves outputs
+  kGivingUp,  // the core was informed of the end and has not answered
+  kEnding,  // the status is final and waits for a pending write
+  kCutOff,  // that wait was too long: gRPC ends the call immediately
+  kFinished,  // gRPC has the status
+  kDone,  // gRPC has released the call
 };
 
 const char* CallStateName(CallState state);
 
-// A call moves down the list above, past states that it does not need:
+// Returns whether a call may move from `from` to `to`. Calls move down the list above and may skip
+// states:
 //
 //   AwaitingHeader -> CheckingHeader -> Queued -> Opening -> Transferring
 //   Queued, Opening, Transferring -> GivingUp
@@ -30,12 +31,12 @@ bool MayFollow(CallState from, CallState to);
 class CallLife {
  public:
   CallState state() const { return state_; }
-  // Ends the process if `to` may not follow: whoever asks is wrong about the call.
+  // Ends the process if MayFollow(state(), to) is false, which is a programming error.
   void MoveTo(CallState to);
 
-  // Nothing that the client sends or the ring computes changes the outcome any more.
+  // Returns true once neither the client nor the ring can change the outcome.
   bool over() const { return state_ >= CallState::kGivingUp; }
-  // The core knows of the call and has not answered for good.
+  // Returns true while the core owes a final answer.
   bool in_core() const { return state_ >= CallState::kQueued && state_ <= CallState::kGivingUp; }
 
  private:

@@ -11,7 +11,7 @@ constexpr CallState kAll[] = {CallState::kAwaitingHeader, CallState::kCheckingHe
                               CallState::kEnding,         CallState::kCutOff,
                               CallState::kFinished,       CallState::kDone};
 
-TEST(CallStateTest, NothingGoesBackOrStays) {
+TEST(CallStateTest, TransitionsOnlyMoveForward) {
   for (CallState from : kAll) {
     for (CallState to : kAll) {
       if (to <= from) {
@@ -30,7 +30,7 @@ TEST(CallStateTest, EveryCallEndsWithExactlyOneStatus) {
   }
 }
 
-TEST(CallStateTest, OnlyWhatTheCoreKnowsIsGivenUp) {
+TEST(CallStateTest, OnlyCallsKnownToTheCoreAreGivenUp) {
   for (CallState from : kAll) {
     EXPECT_EQ(MayFollow(from, CallState::kGivingUp), from == CallState::kQueued ||
                                                          from == CallState::kOpening ||
@@ -38,7 +38,7 @@ TEST(CallStateTest, OnlyWhatTheCoreKnowsIsGivenUp) {
   }
 }
 
-TEST(CallStateTest, TheUsualLife) {
+TEST(CallStateTest, ASuccessfulCallPassesAllStates) {
   CallLife life;
   for (CallState next : {CallState::kCheckingHeader, CallState::kQueued, CallState::kOpening,
                          CallState::kTransferring}) {
@@ -56,7 +56,7 @@ TEST(CallStateTest, TheUsualLife) {
   }
 }
 
-TEST(CallStateDeathTest, AWrongStepEndsTheProcess) {
+TEST(CallStateDeathTest, AnInvalidTransitionEndsTheProcess) {
   CallLife life;
   EXPECT_DEATH(life.MoveTo(CallState::kTransferring), "awaiting header");
 }

@@ -1,5 +1,5 @@
-// The messages that the coordinator itself writes into a client's stream. Forward
-// and Backward answer alike, in response types of their own. Pure.
+// Builds the messages that the coordinator itself writes to a client's stream. Forward and Backward
+// use the same messages in different response types. Pure.
 #ifndef RINGATTN_SERVER_EDGE_CALL_REPLIES_H_
 #define RINGATTN_SERVER_EDGE_CALL_REPLIES_H_
 
@@ -24,17 +24,17 @@ v1::PlanReport MakePlanReport(const Plan& plan, const std::vector<std::string>& 
 
 v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& accept,
                           const std::string& traceparent, const Limits& limits);
-// Where the client sends and takes each member's part. `shards`: with their spans.
+// Adds where the client sends and receives each member's shard. `shards` must have spans.
 void AddTickets(const AcceptRequest& accept, const ShardPlan& shards, v1::Accepted* accepted);
 
-// How far the operation's current state is.
+// Returns the progress of the operation's current state.
 v1::Progress MakeProgress(const OperationView& view, const TransferTotals& totals);
 
 // `flops`: Plan::flops.
 v1::Summary MakeSummary(const BeginDownload& begin, const FinishRequest& finish, double flops,
                         const TransferTotals& totals);
 
-// As the oneof member of a ForwardResponse or BackwardResponse.
+// Wraps the message as a ForwardResponse or BackwardResponse.
 grpc::ByteBuffer Wrap(Direction direction, v1::Accepted accepted);
 grpc::ByteBuffer Wrap(Direction direction, v1::Progress progress);
 grpc::ByteBuffer Wrap(Direction direction, v1::Summary summary);

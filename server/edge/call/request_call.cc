@@ -19,7 +19,7 @@
 namespace ringattn::server {
 namespace {
 
-// Ends a call that is nobody's.
+// Rejects an unauthenticated call.
 class Refusal final : public ByteStreamReactor {
  public:
   explicit Refusal(const grpc::Status& status) { Finish(status); }
@@ -67,7 +67,7 @@ void RequestCall::Begin(const RequestRegistry::Entry& entry) {
   Do(std::move(todo));
 }
 
-// ------------------------------------------------------- what is started when
+// ------------------------------------------------------------ work without the lock
 
 RequestCall::Todo RequestCall::Next() {
   Todo todo;
@@ -130,7 +130,7 @@ void RequestCall::OnWriteDone(bool ok) {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
     if (!ok) outgoing_.clear();  // the call is broken; OnCancel follows
-    // Nothing follows a summary.
+    // The summary is the last message.
     const bool told = ok && life_.state() == CallState::kEnding && status_.ok();
     if (told && outgoing_.empty()) undelivered_residual_.clear();
     if (ok && written > 0 && !life_.over()) plane = plane_;
@@ -171,7 +171,7 @@ void RequestCall::TakeHeader() {
   TakeRequest(std::get<HeaderRequest>(std::move(header)));
 }
 
-// What the core knows of it is all that its thread has to do with this.
+// The core's thread only looks up the residual.
 void RequestCall::LookUpResidual(ResidualHeader header) {
   auto shared = std::make_shared<ResidualHeader>(std::move(header));
   const bool asked =
@@ -191,7 +191,7 @@ void RequestCall::TakeRequest(std::variant<HeaderRequest, grpc::Status> header) 
     absl::MutexLock lock(&mutex_);
     reading_ = false;
     if (life_.over()) {
-      // It ended while its header was being checked.
+      // The call ended while its header was checked.
     } else if (const auto* status = std::get_if<grpc::Status>(&header)) {
       End(*status);
     } else {
@@ -265,7 +265,7 @@ void RequestCall::Evict() {
   Do(std::move(todo));
 }
 
-// --------------------------------------------------------------- from the core
+// ------------------------------------------------------------- from the core
 
 void RequestCall::Accept(const AcceptRequest& accept) {
   Todo todo;
@@ -287,8 +287,8 @@ void RequestCall::Accept(const AcceptRequest& accept) {
         HandOutTickets(spec, std::move(accepted));
       };
     } else if (transport_ == v1::TRANSPORT_HOST_MEMORY || transport_ == v1::TRANSPORT_CUDA_MEMORY) {
-      // At once: nothing is to be opened, and the members may have done all before another
-      // thread came to it.
+      // Immediate: nothing has to be opened, and the members may have finished before another
+      // thread ran.
       Enqueue(Wrap(direction_, std::move(accepted)), 0);
       plane_ = std::make_shared<MemberPlane>(spec);
       life_.MoveTo(CallState::kTransferring);
@@ -329,7 +329,7 @@ void RequestCall::Succeed(const FinishRequest& finish) {
     if (!life_.in_core()) return;
     undelivered_residual_ = finish.residual_handle;
     if (life_.state() == CallState::kGivingUp) {
-      // Whoever gave up in the same moment gets no other answer from the core.
+      // A call that gave up at the same moment receives no other answer from the core.
       End(why_);
     } else {
       plane_->Succeeded();

@@ -1,6 +1,6 @@
-// RequestCall: one client's Forward or Backward call, from the header to the status. It checks
-// the header, announces the request to the core, opens a data plane when the core accepts, and
-// ends as the core decides. Tensors are the data plane's.
+// RequestCall: one client's Forward or Backward call, from the header to the status. It checks the
+// header, submits the request to the core, opens a data plane when the core accepts, and ends as
+// the core decides. The data plane moves the tensors.
 #ifndef RINGATTN_SERVER_EDGE_CALL_REQUEST_CALL_H_
 #define RINGATTN_SERVER_EDGE_CALL_REQUEST_CALL_H_
 
@@ -31,20 +31,19 @@ namespace ringattn::server {
 
 using ByteStreamReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
-// Thread safe: gRPC's threads and the core's thread call it. Its lock guards where the call
-// stands and is held for moments: headers are checked, payload is moved and gRPC's operations
-// are started without it, so the core's thread never waits for any of that. Locks are taken in
-// the order data plane, call, core queue; but the data plane's Look, Wants, complete and totals
-// may be asked under the call's lock.
+// Thread safe: called by gRPC's threads and by the core's thread. The lock guards the call's state
+// and is held only briefly. Header checks, payload and gRPC operations run without it, so the
+// core's thread never waits for them. Lock order: data plane, call, core queue. DataPlane::Look,
+// Wants, complete and totals may be called under the call's lock.
 class RequestCall final : public ByteStreamReactor,
                           public TransferListener,
                           public std::enable_shared_from_this<RequestCall> {
  public:
-  // A reactor that lives until gRPC is done with it.
+  // Returns a reactor that deletes itself when gRPC has released the call.
   static ByteStreamReactor* Start(const RequestContext* context, grpc::CallbackServerContext* call,
                                   Direction direction);
 
-  // From the core's thread.
+  // Called from the core's thread.
   void Accept(const AcceptRequest& accept) ABSL_LOCKS_EXCLUDED(mutex_);
   void Download(const BeginDownload& begin) ABSL_LOCKS_EXCLUDED(mutex_);
   void Advance(const TransferAdvanced& advanced) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -52,9 +51,9 @@ class RequestCall final : public ByteStreamReactor,
   void Fail(const Failure& failure) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnTick(absl::Time now, const Coordinator& core) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // From any thread: its tensor bytes so far.
+  // Returns the tensor bytes transferred so far. Any thread.
   TransferTotals Totals() ABSL_LOCKS_EXCLUDED(mutex_);
-  // From any thread: makes room for others, unless its header has come.
+  // Ends the call to free its slot, unless its header has arrived. Any thread.
   void Evict() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // ByteStreamReactor
@@ -75,10 +74,10 @@ class RequestCall final : public ByteStreamReactor,
     grpc::ByteBuffer message;
     int64_t payload_bytes = 0;
   };
-  // What a decision under the lock leaves to be done without it.
+  // Work decided under the lock and executed without it.
   struct Todo {
     std::shared_ptr<DataPlane> stop = nullptr;
-    std::function<void()> soon = nullptr;  // on one of gRPC's threads
+    std::function<void()> soon = nullptr;  // runs on one of gRPC's threads
     bool read = false;
     bool write = false;
     std::optional<grpc::Status> finish = std::nullopt;
@@ -88,10 +87,10 @@ class RequestCall final : public ByteStreamReactor,
               Caller caller);
 
   void Begin(const RequestRegistry::Entry& entry) ABSL_LOCKS_EXCLUDED(mutex_);
-  // What may be started now. Whoever calls it passes the result to Do.
+  // Returns the work that may start now. The caller passes it to Do.
   Todo Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Do(Todo todo) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Work that was begun without the lock is done.
+  // Marks the end of work that ran without the lock.
   void Unbusy() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // --- header
@@ -114,20 +113,20 @@ class RequestCall final : public ByteStreamReactor,
   void Enqueue(grpc::ByteBuffer message, int64_t payload_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // --- endings
-  // No more comes from the client: it half-closed, or went away and OnCancel follows soon.
+  // --- endings The client sends nothing more: it half-closed, or it disconnected and OnCancel
+  // follows.
   void HalfClosed(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // It did not follow: is anything missing?
+  // OnCancel did not follow: rejects an incomplete upload.
   void JudgeHalfClose() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the call for a reason that the core does not know yet, if it knows the call.
+  // Ends the call for a reason that the core, if it knows the call, does not know yet.
   void Leave(Failure why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Tells the core that the request is over and stops all traffic; the core answers
-  // with Fail(), or with Succeed() if that crossed on the way.
+  // Reports the end to the core and stops all traffic. The core answers with Fail(), or with
+  // Succeed() if the request succeeded at the same time.
   void GiveUp(Failure why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const Failure& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CutOffIfStuck(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The call's line in the audit log, once everything is known of it.
+  // Writes the call's line to the audit log, once the outcome is final.
   void Audit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   const char* Method() const;
   std::string RequestId() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -139,48 +138,48 @@ class RequestCall final : public ByteStreamReactor,
   const std::string traceparent_;  // empty: none
   const absl::Time opened_at_;
   std::shared_ptr<RequestCall> self_;  // until OnDone
-  // Of the one read that is outstanding, then of whoever handles its message.
+  // Owned by the outstanding read, then by the handler of its message.
   grpc::ByteBuffer incoming_;
-  int64_t counted_bytes_ = 0;  // in the metrics, of what has been received; likewise
-  // Of the one write that is outstanding: set before StartWrite, read in OnWriteDone.
+  int64_t counted_bytes_ = 0;  // bytes of incoming_ already counted in the metrics
+  // The outstanding write: set before StartWrite, read in OnWriteDone.
   Outgoing in_flight_;
 
   absl::Mutex mutex_;
   CallLife life_ ABSL_GUARDED_BY(mutex_);
-  StreamId id_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: it got no place
+  StreamId id_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: it got no slot
 
   // The client's stream.
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;  // outstanding, or its message is being handled
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time judge_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // JudgeHalfClose
-  std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);                 // behind in_flight_
-  // Work that goes on without the lock and needs the call: gRPC gets the status after it.
+  absl::Time judge_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // for JudgeHalfClose
+  std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);  // queued after in_flight_
+  // Amount of work without the lock that needs the call. gRPC receives the status after it.
   int busy_ ABSL_GUARDED_BY(mutex_) = 0;
 
-  // From the header on. Inline tensors go to the data plane.
+  // Set once the header is checked. Inline tensors move to the data plane.
   std::optional<HeaderRequest> request_ ABSL_GUARDED_BY(mutex_);
   absl::Time next_progress_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
 
-  // From Accept on.
+  // Set by Accept.
   double flops_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   v1::Transport transport_ ABSL_GUARDED_BY(mutex_) = v1::TRANSPORT_UNSPECIFIED;
   std::string transport_reason_ ABSL_GUARDED_BY(mutex_);
-  // From kTransferring on, until kDone.
+  // From kTransferring until kDone.
   std::shared_ptr<DataPlane> plane_ ABSL_GUARDED_BY(mutex_);
-  std::function<void()> deferred_ ABSL_GUARDED_BY(mutex_);  // not begun yet
-  bool stops_ ABSL_GUARDED_BY(mutex_) = false;              // the plane is to be stopped
+  std::function<void()> deferred_ ABSL_GUARDED_BY(mutex_);  // not started yet
+  bool stops_ ABSL_GUARDED_BY(mutex_) = false;  // the data plane must be stopped
   absl::Time looked_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   UploadMeter meter_ ABSL_GUARDED_BY(mutex_);
   int64_t metered_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<BeginDownload> download_ ABSL_GUARDED_BY(mutex_);  // set: downloading
-  absl::Duration download_time_ ABSL_GUARDED_BY(mutex_);           // once it succeeded
-  // The handle of what it left, until the summary that says it has been written.
+  absl::Duration download_time_ ABSL_GUARDED_BY(mutex_);  // set on success
+  // Handle of the residual that the call produced; cleared once the summary was written.
   std::string undelivered_residual_ ABSL_GUARDED_BY(mutex_);
 
-  Failure why_ ABSL_GUARDED_BY(mutex_);          // from kGivingUp on
-  grpc::Status status_ ABSL_GUARDED_BY(mutex_);  // from kEnding on, and then final
+  Failure why_ ABSL_GUARDED_BY(mutex_);  // from kGivingUp on
+  grpc::Status status_ ABSL_GUARDED_BY(mutex_);  // final from kEnding on
   absl::Time ended_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
 };
 

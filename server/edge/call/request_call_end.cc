@@ -1,4 +1,4 @@
-// RequestCall: how it ends, whoever ends it, and what is left to say then.
+// RequestCall: the endings of a call.
 #include <utility>
 
 #include <grpc/grpc.h>
@@ -34,7 +34,7 @@ void RequestCall::HalfClosed(absl::Time now) {
 
 void RequestCall::JudgeHalfClose() {
   judge_at_ = absl::InfiniteFuture();
-  if (life_.over() || call_->IsCancelled()) return;  // OnCancel knows more
+  if (life_.over() || call_->IsCancelled()) return;  // OnCancel reports the cause
   if (life_.state() == CallState::kAwaitingHeader) {
     End(HeaderMissing());
   } else if (life_.state() == CallState::kTransferring && !plane_->complete()) {
@@ -61,7 +61,7 @@ void RequestCall::End(const grpc::Status& status) {
   ended_at_ = absl::Now();
   status_ = status;
   if (!status.ok()) {
-    outgoing_.clear();  // what the client has not got yet is worth nothing to it now
+    outgoing_.clear();  // undelivered messages have no value after a failure
     stops_ = plane_ != nullptr;
   }
   context_->metrics->RequestEnded(direction_, CodeName(status.error_code()));
@@ -75,17 +75,17 @@ void RequestCall::End(const grpc::Status& status) {
                             {"seconds", absl::ToDoubleSeconds(ended_at_ - opened_at_)}});
 }
 
-// The status waits behind a message that the client does not take. Of a result that is
-// the summary, and the client may rest as long as before any other part of it.
-// Cancelling lets go of that message and sends the status ahead, code and words without
-// the details; what TryCancel sends would be CANCELLED.
+// The status waits while the client does not take the last message. After a result, that message is
+// the summary, and the client may wait for as long as before any other chunk. Cancelling discards
+// the message and sends the status immediately, with code and message but without details.
+// TryCancel alone would send CANCELLED.
 void RequestCall::CutOffIfStuck(absl::Time now) {
   const Limits& limits = context_->limits;
   const absl::Duration limit =
       status_.ok() ? limits.download_idle_timeout : limits.unread_status_timeout;
   if (now - ended_at_ <= limit) return;
   life_.MoveTo(CallState::kCutOff);
-  LogWarning("the client did not take the call's end",
+  LogWarning("the client did not read the call's status",
              {{"request_id", RequestId()},
               {"traceparent", traceparent_},
               {"code", CodeName(status_.error_code())},
@@ -111,12 +111,13 @@ void RequestCall::OnDone() {
     undelivered_residual = std::move(undelivered_residual_);
     Audit();
     id = id_;
-    // It refers to this object and this object to it.
+    // The plane and this object refer to each other.
     plane = std::move(plane_);
     self = std::move(self_);
   }
   if (plane != nullptr) plane->Stop();
-  // Nobody knows its handle: it would lie there for its time, and count for its client.
+  // The client does not have the handle, so the residual would count against its quota until it
+  // expires.
   if (!undelivered_residual.empty()) {
     context_->core->Post(ResidualDeleted{std::move(undelivered_residual), caller_.principal});
   }

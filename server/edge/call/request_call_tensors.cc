@@ -1,4 +1,4 @@
-// RequestCall: tensors on their way through it, and how they are getting on.
+// RequestCall: the transfer of tensors and its supervision.
 #include <algorithm>
 #include <utility>
 
@@ -13,7 +13,7 @@
 namespace ringattn::server {
 
 std::shared_ptr<DataPlane> RequestCall::MakePlane(TransferSpec spec) {
-  // Up to a million spans: not for the core's thread.
+  // May produce a million spans, so it does not run on the core's thread.
   spec.shards = WithSpans(*spec.accept.plan, spec.request.spec).shards;
   if (context_->make_data_plane) {
     return context_->make_data_plane(std::move(spec), shared_from_this());
@@ -36,13 +36,13 @@ void RequestCall::OpenDataPlane(TransferSpec spec) {
       } else if (download_.has_value()) {
         DrainDeferred();
       }
-      return;  // Unbusy goes on from here
+      return;  // Unbusy continues
     }
   }
   plane->Stop();
 }
 
-// The members have nothing to do before the client knows of them.
+// Sends Accepted first, because the members have no work before the client knows of them.
 void RequestCall::HandOutTickets(const TransferSpec& spec, v1::Accepted accepted) {
   AddTickets(spec.accept, WithSpans(*spec.accept.plan, spec.request.spec).shards, &accepted);
   absl::MutexLock lock(&mutex_);
@@ -50,10 +50,10 @@ void RequestCall::HandOutTickets(const TransferSpec& spec, v1::Accepted accepted
   Enqueue(Wrap(direction_, std::move(accepted)), 0);
   plane_ = std::make_shared<MemberPlane>(spec);
   life_.MoveTo(CallState::kTransferring);
-  if (download_.has_value()) DrainDeferred();  // Unbusy goes on from here
+  if (download_.has_value()) DrainDeferred();  // Unbusy continues
 }
 
-// gRPC's threads put the result together, not the core's.
+// gRPC's threads assemble the outputs, not the core's thread.
 void RequestCall::DrainDeferred() {
   deferred_ = [plane = plane_] { plane->Drain(); };
 }
@@ -115,8 +115,8 @@ void RequestCall::OnMemberFailed(int rank, const std::string& reason) {
   if (!life_.over()) context_->core->Post(ShardStreamFailed{id_, rank, reason});
 }
 
-// The one place where a transfer's stalls are told: the members' and the client's to the core,
-// which knows how long each may last, and an upload that is too slow.
+// Reports stalled members and clients to the core, which knows the limits, and ends uploads that
+// are too slow.
 void RequestCall::LookAtTransfer(absl::Time now, const Coordinator& core) {
   if (now - looked_at_ < context_->report_interval) return;
   looked_at_ = now;
@@ -137,7 +137,7 @@ void RequestCall::LookAtTransfer(absl::Time now, const Coordinator& core) {
 
 void RequestCall::SendProgress(absl::Time now, const Coordinator& core) {
   next_progress_ = now + request_->reply.progress_interval;
-  // A client that does not read gets no backlog of news.
+  // A client that does not read gets no queue of progress messages.
   if (plane_ == nullptr || outgoing_.size() >= 4) return;
   const std::optional<OperationView> view =
       core.FindOperation(request_->request_id, caller_.principal);

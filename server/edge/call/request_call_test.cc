@@ -1,5 +1,5 @@
-// The call by itself: over a real gRPC stream, with a data plane that does what the test says
-// and a core that has no workers, so that the test answers in its place.
+// Tests of RequestCall over a real gRPC stream. The data plane does what the test specifies, and
+// the core has no workers, so the test answers in its place.
 #include "server/edge/call/request_call.h"
 
 #include <array>
@@ -24,7 +24,7 @@ namespace {
 
 using grpc::StatusCode;
 
-// Each step waits until the test lets it.
+// A data plane in which each step waits until the test opens its gate.
 class GatedPlane final : public DataPlane {
  public:
   explicit GatedPlane(std::shared_ptr<TransferListener> with) : listener(std::move(with)) {}
@@ -54,8 +54,8 @@ class GatedPlane final : public DataPlane {
   }
 };
 
-// What a server has around its calls. The core refuses every request, as it has no ring, and
-// nobody tells the call.
+// The server's parts around a call. The core rejects every request because it has no ring, but the
+// call is not informed.
 class Edge final : public ActionSink {
  public:
   explicit Edge(const Limits& limits = {})
@@ -92,7 +92,7 @@ class Edge final : public ActionSink {
     core_->Stop();
   }
 
-  // On a connection of its own.
+  // Uses its own connection.
   std::unique_ptr<v1::AttentionService::Stub> NewStub(
       grpc::ChannelArguments arguments = grpc::ChannelArguments()) const {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -109,13 +109,13 @@ class Edge final : public ActionSink {
     ++ticks;
   }
 
-  // For the calls it is so much later from now on, and they know it when this returns.
+  // Advances the calls' clock by this time; they have seen it when this returns.
   bool Advance(absl::Duration time) {
     ahead_ms += absl::ToInt64Milliseconds(time);
     return Ticks();
   }
 
-  // The core's thread comes round.
+  // Runs one round of the core's thread.
   bool Ticks() {
     const int before = ticks;
     return WaitUntil([&] { return ticks > before + 2; });
@@ -169,7 +169,7 @@ Failure Lost() {
   return failure;
 }
 
-// A call that has just been accepted: its data plane is being opened.
+// A call that has just been accepted and whose data plane is being opened.
 struct AcceptedCall {
   explicit AcceptedCall(Edge* edge) {
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
@@ -214,28 +214,28 @@ struct AcceptedCall {
   std::shared_ptr<GatedPlane> plane;
 };
 
-// One gate at a time: gRPC may queue what it has to do next behind a thread that waits here.
-TEST(RequestCallTest, TheCoresThreadDoesNotWaitForAPlaneThatOpens) {
+// Closes one gate at a time, because gRPC may queue its next work on the thread that waits here.
+TEST(RequestCallTest, TheCoreDoesNotWaitForAnOpeningDataPlane) {
   Edge edge;
   AcceptedCall accepted(&edge);
   EXPECT_TRUE(edge.Ticks());
 }
 
-TEST(RequestCallTest, TheCoresThreadDoesNotWaitForAChunkOnItsWay) {
+TEST(RequestCallTest, TheCoreDoesNotWaitForAChunkInFlight) {
   Edge edge;
   AcceptedCall accepted(&edge);
   accepted.plane->may_open.Notify();
   accepted.SendChunk();
   accepted.plane->feeding.WaitForNotification();
   EXPECT_TRUE(edge.Ticks());
-  // And what the core decides takes effect meanwhile.
+  // The core's decision takes effect meanwhile.
   accepted.call->Fail(Lost());
   EXPECT_TRUE(accepted.plane->stopped);
   accepted.plane->may_feed.Notify();
   EXPECT_EQ(accepted.End().error_code(), StatusCode::ABORTED);
 }
 
-TEST(RequestCallTest, TheCoresThreadDoesNotWaitForOutputsThatArePutTogether) {
+TEST(RequestCallTest, TheCoreDoesNotWaitForOutputsBeingMerged) {
   Edge edge;
   AcceptedCall accepted(&edge);
   accepted.plane->may_open.Notify();
@@ -248,7 +248,7 @@ TEST(RequestCallTest, TheCoresThreadDoesNotWaitForOutputsThatArePutTogether) {
   EXPECT_EQ(accepted.End().error_code(), StatusCode::ABORTED);
 }
 
-TEST(RequestCallTest, ADownloadThatBeginsWhileThePlaneOpensIsNotForgotten) {
+TEST(RequestCallTest, ADownloadThatBeginsWhileTheDataPlaneOpensStarts) {
   Edge edge;
   AcceptedCall accepted(&edge);
   accepted.call->Download(BeginDownload{});
@@ -260,8 +260,8 @@ TEST(RequestCallTest, ADownloadThatBeginsWhileThePlaneOpensIsNotForgotten) {
   EXPECT_TRUE(accepted.End().ok());
 }
 
-// A call that has succeeded, with a summary that does not fit HTTP/2's usual window of 64 KiB: it
-// is under way until the client reads.
+// A call that has succeeded, with a summary larger than HTTP/2's window of 64 KiB: the write stays
+// pending until the client reads.
 struct CallWithALongSummary {
   explicit CallWithALongSummary(Edge* edge) {
     grpc::ChannelArguments arguments;
@@ -283,16 +283,16 @@ struct CallWithALongSummary {
   std::unique_ptr<AcceptedCall> accepted;
 };
 
-TEST(RequestCallTest, AClientMayRestBeforeTheSummaryAsLongAsBeforeAnyChunk) {
+TEST(RequestCallTest, TheIdleLimitAppliesToTheSummary) {
   Edge edge;
   CallWithALongSummary call(&edge);
-  // Longer than a failed call's end is kept.
+  // Longer than the status of a failed call waits.
   ASSERT_TRUE(edge.Advance(Limits().download_idle_timeout - absl::Seconds(5)));
   const grpc::Status status = call.accepted->End();
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-TEST(RequestCallTest, AClientThatNeverTakesTheSummaryLearnsWhyItIsMissing) {
+TEST(RequestCallTest, AClientThatNeverReadsTheSummaryGetsAStatus) {
   Edge edge;
   CallWithALongSummary call(&edge);
   ASSERT_TRUE(edge.Advance(Limits().download_idle_timeout + absl::Milliseconds(1)));
@@ -301,7 +301,7 @@ TEST(RequestCallTest, AClientThatNeverTakesTheSummaryLearnsWhyItIsMissing) {
   EXPECT_EQ(status.error_message(), "the client took no bytes of the result for 30s");
 }
 
-TEST(RequestCallTest, ACallThatEndsWhileItsPlaneOpensStopsIt) {
+TEST(RequestCallTest, ACallThatEndsWhileItsDataPlaneOpensStopsIt) {
   Edge edge;
   AcceptedCall accepted(&edge);
   accepted.call->Fail(Lost());
@@ -311,8 +311,8 @@ TEST(RequestCallTest, ACallThatEndsWhileItsPlaneOpensStopsIt) {
   EXPECT_TRUE(WaitUntil([&] { return accepted.plane->stopped.load(); }));
 }
 
-// gRPC says that a stream has no more messages before it says that the client went away.
-TEST(RequestCallTest, AStreamThatBreaksIsNotTakenForOneThatTheClientEnded) {
+// After a disconnection, gRPC first reports the end of messages and then the cancellation.
+TEST(RequestCallTest, ABrokenStreamIsNotAHalfClose) {
   Edge edge;
   grpc::ClientContext context;
   const auto stream = edge.stub->Forward(&context);
@@ -323,7 +323,7 @@ TEST(RequestCallTest, AStreamThatBreaksIsNotTakenForOneThatTheClientEnded) {
   EXPECT_EQ(stream->Finish().error_code(), StatusCode::CANCELLED);
 }
 
-TEST(RequestCallTest, AStreamThatTheClientEndsTooEarlyIsItsMistake) {
+TEST(RequestCallTest, AnEarlyHalfCloseIsAnInvalidRequest) {
   Edge edge;
   grpc::ClientContext context;
   const auto stream = edge.stub->Forward(&context);
@@ -331,7 +331,7 @@ TEST(RequestCallTest, AStreamThatTheClientEndsTooEarlyIsItsMistake) {
   EXPECT_EQ(stream->Finish().error_code(), StatusCode::INVALID_ARGUMENT);
 }
 
-TEST(RequestCallTest, AHeaderThatDoesNotComeEndsTheCall) {
+TEST(RequestCallTest, AMissingHeaderEndsTheCall) {
   Limits limits;
   limits.header_timeout = absl::Milliseconds(50);
   Edge edge(limits);
@@ -342,7 +342,7 @@ TEST(RequestCallTest, AHeaderThatDoesNotComeEndsTheCall) {
   EXPECT_NE(status.error_details().find("HEADER_TIMEOUT"), std::string::npos);
 }
 
-TEST(RequestCallTest, TheOldestCallWithoutAHeaderMakesRoom) {
+TEST(RequestCallTest, TheOldestCallWithoutAHeaderIsEvicted) {
   Limits limits;
   limits.max_streams_without_header = 3;
   Edge edge(limits);
@@ -365,7 +365,7 @@ TEST(RequestCallTest, TheOldestCallWithoutAHeaderMakesRoom) {
   }
 }
 
-TEST(RequestCallTest, AConnectionHasItsPlacesAndNoMore) {
+TEST(RequestCallTest, AConnectionHasALimitOfCalls) {
   Limits limits;
   limits.max_streams_per_connection = 2;
   Edge edge(limits);

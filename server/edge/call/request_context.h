@@ -1,4 +1,4 @@
-// What every Forward and Backward call needs from the process that serves it.
+// RequestContext: the server's parts that every Forward and Backward call uses.
 #ifndef RINGATTN_SERVER_EDGE_CALL_REQUEST_CONTEXT_H_
 #define RINGATTN_SERVER_EDGE_CALL_REQUEST_CONTEXT_H_
 
@@ -17,7 +17,7 @@
 
 namespace ringattn::server {
 
-// All of it outlives the server's calls. Const once serving.
+// All members outlive the server's calls and are constant while it serves.
 struct RequestContext {
   Limits limits;
   std::string secret;
@@ -28,13 +28,13 @@ struct RequestContext {
   ServerMetrics* metrics = nullptr;
   Callers* callers = nullptr;
   ResidualHolds* holds = nullptr;
-  AuditLog* audit = nullptr;  // null: none is kept
+  AuditLog* audit = nullptr;  // null: no audit log
   // Null: CoordinatorRelay.
   MakeDataPlane make_data_plane = nullptr;
-  // How often the core hears how a transfer does; its limits are counted in seconds.
+  // Interval of transfer reports to the core, whose limits are in seconds.
   absl::Duration report_interval = absl::Milliseconds(200);
-  // A client's stream that breaks ends like one that the client half-closed, and only then
-  // gRPC says which it was. So long it has time to.
+  // A broken connection first appears as a half-close; gRPC reports the cancellation within this
+  // time.
   absl::Duration cancel_notice = absl::Milliseconds(100);
 };
 

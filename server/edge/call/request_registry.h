@@ -1,5 +1,5 @@
-// RequestRegistry: the open Forward and Backward streams by id, so that the core's
-// actions find them, and the places that they take.
+// RequestRegistry: the open Forward and Backward streams by id, for the core's actions, and the
+// slots that they hold.
 #ifndef RINGATTN_SERVER_EDGE_CALL_REQUEST_REGISTRY_H_
 #define RINGATTN_SERVER_EDGE_CALL_REQUEST_REGISTRY_H_
 
@@ -17,18 +17,18 @@ namespace ringattn::server {
 
 class RequestCall;
 
-// Thread safe; its lock is held for moments only and no other is taken under it.
+// Thread safe. Its lock is held briefly, and no other lock is taken under it.
 class RequestRegistry {
  public:
   explicit RequestRegistry(const Limits& limits) : places_(limits) {}
 
   struct Entry {
-    StreamId id = 0;                                 // 0: refused
-    ExhaustedLimit refused = ExhaustedLimit::kNone;  // why
-    std::shared_ptr<RequestCall> evicted = nullptr;  // has to make room
+    StreamId id = 0;  // 0: rejected
+    ExhaustedLimit refused = ExhaustedLimit::kNone;  // the limit that was reached
+    std::shared_ptr<RequestCall> evicted = nullptr;  // must be ended for the new stream
   };
   Entry Add(std::shared_ptr<RequestCall> call, const Caller& caller);
-  // As StreamSlots::HeaderCame.
+  // See StreamSlots::HeaderCame.
   ExhaustedLimit HeaderCame(StreamId id);
   void Remove(StreamId id);
   std::shared_ptr<RequestCall> Find(StreamId id) const;

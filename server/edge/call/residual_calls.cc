@@ -15,7 +15,7 @@
 namespace ringattn::server {
 namespace {
 
-// Whose residuals they are; nothing, and the call ended, if nobody's.
+// Returns the caller. Returns nullopt, after finishing the call, for an unknown caller.
 std::optional<Caller> CallerOf(const RequestContext* context, grpc::CallbackServerContext* call,
                                grpc::ServerUnaryReactor* reactor) {
   std::variant<Caller, grpc::Status> caller = context->callers->Identify(*call);
@@ -26,7 +26,7 @@ std::optional<Caller> CallerOf(const RequestContext* context, grpc::CallbackServ
   return std::get<Caller>(std::move(caller));
 }
 
-// Without the handle, which is a secret.
+// Omits the handle, which is a secret.
 void AuditDelete(const RequestContext& context, const Caller& caller, const char* code) {
   if (context.audit == nullptr) return;
   context.audit->Write({{"client", caller.principal},
@@ -67,7 +67,7 @@ grpc::ServerUnaryReactor* AnswerDeleteResidual(const RequestContext* context,
         const bool known = !view.why_not || view.why_not->code != absl::StatusCode::kNotFound;
         AuditDelete(*context, caller, known ? "OK" : "NOT_FOUND");
         if (!known) return reactor->Finish(ToGrpcStatus(*view.why_not, context->limits));
-        // One that is consumed goes as well, and nobody can ask for it again.
+        // Consumed residuals are deleted as well and cannot be read again.
         context->core->Post(ResidualDeleted{handle, caller.principal},
                             [reactor] { reactor->Finish(grpc::Status::OK); });
       });

@@ -1,4 +1,4 @@
-// The unary calls about residuals: DeleteResidual and RenewResiduals.
+// The unary calls on residuals: DeleteResidual and RenewResiduals.
 #ifndef RINGATTN_SERVER_EDGE_CALL_RESIDUAL_CALLS_H_
 #define RINGATTN_SERVER_EDGE_CALL_RESIDUAL_CALLS_H_
 
@@ -9,7 +9,7 @@
 
 namespace ringattn::server {
 
-// Both identify the caller, ask the core and answer from its thread: gRPC keeps request and
+// Both identify the caller, query the core and answer from its thread; gRPC keeps request and
 // response until Finish. Thread safe.
 grpc::ServerUnaryReactor* AnswerDeleteResidual(const RequestContext* context,
                                                grpc::CallbackServerContext* call,

@@ -17,8 +17,8 @@
 namespace ringattn::server {
 namespace {
 
-// One thing at a time: a request is read, the core is asked, the answer is written. So whatever
-// ends the call is seen by the step that is under way. Deletes itself.
+// Processes one step at a time: reads a request, queries the core, writes the answer. The current
+// step therefore notices the end of the call. Deletes itself.
 class HoldCall final
     : public grpc::ServerBidiReactor<v1::HoldResidualsRequest, v1::HoldResidualsResponse>,
       public ResidualHolds::Stream {
@@ -61,14 +61,14 @@ class HoldCall final
   }
 
   void OnClosed() override {
-    End(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server shuts down"));
+    End(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is shutting down"));
   }
 
   void OnDone() override {
     if (std::optional<ResidualsRenewed> left = context_.holds->Leave(this)) {
       context_.core->Post(*std::move(left));
     }
-    // Whoever was here last has left the lock.
+    // Waits until the last holder has released the lock.
     { absl::MutexLock lock(&mutex_); }
     delete this;
   }
@@ -85,7 +85,7 @@ class HoldCall final
     return std::move(violations).ToRejection();
   }
 
-  // On the core's thread.
+  // Runs on the core's thread.
   void Answer(const Coordinator& core) {
     response_.Clear();
     std::vector<std::string> kept;
@@ -112,7 +112,7 @@ class HoldCall final
     if (!finished_) StartWrite(&response_);
   }
 
-  // The core has answered. True, and the call finished, if something wanted its end meanwhile.
+  // The core has answered. Returns true, and finishes the call, if its end was requested meanwhile.
   bool Asked() {
     std::optional<grpc::Status> end;
     {
@@ -124,7 +124,7 @@ class HoldCall final
     return end.has_value();
   }
 
-  // Not while the core has this: it goes with the call's end.
+  // While the core has the call, the end is deferred until it answers.
   void End(const grpc::Status& status) {
     absl::MutexLock lock(&mutex_);
     if (asking_) {

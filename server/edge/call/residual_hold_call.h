@@ -1,4 +1,4 @@
-// The stream of HoldResiduals.
+// The HoldResiduals stream.
 #ifndef RINGATTN_SERVER_EDGE_CALL_RESIDUAL_HOLD_CALL_H_
 #define RINGATTN_SERVER_EDGE_CALL_RESIDUAL_HOLD_CALL_H_
 
@@ -9,7 +9,8 @@
 
 namespace ringattn::server {
 
-// gRPC's until it is done. `context` outlives it. Thread safe.
+// Returns a reactor that deletes itself when the stream ends. `context` must outlive it. Thread
+// safe.
 grpc::ServerBidiReactor<v1::HoldResidualsRequest, v1::HoldResidualsResponse>* StartHoldResiduals(
     const RequestContext* context, grpc::CallbackServerContext* call);
 

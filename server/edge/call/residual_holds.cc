@@ -11,7 +11,7 @@ namespace {
 Failure TooManyHolds(absl::Duration retry_after) {
   Failure failure;
   failure.code = absl::StatusCode::kResourceExhausted;
-  failure.message = "too many streams hold residuals: one holds as many as there are";
+  failure.message = "too many HoldResiduals streams are open; one stream can hold all residuals";
   failure.reason = "TOO_MANY_HOLDS";
   failure.retry_after = retry_after;
   return failure;
@@ -20,7 +20,7 @@ Failure TooManyHolds(absl::Duration retry_after) {
 Failure Closed(absl::Duration retry_after) {
   Failure failure;
   failure.code = absl::StatusCode::kUnavailable;
-  failure.message = "the server shuts down";
+  failure.message = "the server is shutting down";
   failure.reason = "SHUTTING_DOWN";
   failure.retry_after = retry_after;
   return failure;

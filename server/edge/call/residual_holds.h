@@ -1,4 +1,4 @@
-// ResidualHolds: the open HoldResiduals streams, and what each holds.
+// ResidualHolds: the open HoldResiduals streams and the residuals that each holds.
 #ifndef RINGATTN_SERVER_EDGE_CALL_RESIDUAL_HOLDS_H_
 #define RINGATTN_SERVER_EDGE_CALL_RESIDUAL_HOLDS_H_
 
@@ -18,34 +18,35 @@
 
 namespace ringattn::server {
 
-// Thread safe. Without I/O; streams are called under its lock and must not call back.
+// Thread safe. Performs no I/O. Calls streams under its lock; they must not call back.
 class ResidualHolds {
  public:
   class Stream {
    public:
     virtual ~Stream() = default;
-    // The server shuts down.
+    // The server is shutting down.
     virtual void OnClosed() = 0;
   };
-  // Whether a residual is there for a principal.
+  // Returns whether a principal's residual exists.
   using IsKept = std::function<bool(const std::string& handle, const std::string& principal)>;
 
   explicit ResidualHolds(const Limits& limits) : limits_(limits) {}
 
-  // Nothing: the stream is one of them until Leave. Else why it is turned away.
+  // Adds the stream until Leave. Returns nullopt, or the failure that rejects the stream.
   std::optional<Failure> Enter(Stream* stream, const Caller& caller, absl::Duration retry_after)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // REQUIRES: it has entered.
+  // REQUIRES: the stream was added.
   void Hold(Stream* stream, const std::vector<std::string>& handles) ABSL_LOCKS_EXCLUDED(mutex_);
   void Release(Stream* stream, const std::vector<std::string>& handles) ABSL_LOCKS_EXCLUDED(mutex_);
-  // What it held and no other stream of the same principal does. Nothing if it has not entered.
+  // Removes the stream. Returns the residuals that it held and no other stream of the same
+  // principal holds; nullopt if the stream was not added.
   std::optional<ResidualsRenewed> Leave(Stream* stream) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Every third of residual_hold_ttl what is held, by principal, to be renewed; what is not kept
-  // any more is forgotten.
+  // Returns the held residuals to renew, by principal, every third of residual_hold_ttl. Forgets
+  // residuals that have ended.
   std::vector<ResidualsRenewed> Due(absl::Time now, const IsKept& is_kept)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends all streams and those to come.
+  // Ends all current and future streams.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
 
   int64_t streams() const ABSL_LOCKS_EXCLUDED(mutex_);

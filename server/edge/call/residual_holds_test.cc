@@ -31,7 +31,7 @@ constexpr absl::Duration kRetry = absl::Seconds(1);
 
 bool All(const std::string&, const std::string&) { return true; }
 
-TEST(ResidualHolds, RenewsWhatIsHeldByPrincipalAThirdOfTheTimeApart) {
+TEST(ResidualHolds, RenewsHeldResidualsByPrincipalEveryThirdOfTheTtl) {
   const Limits limits;
   ResidualHolds holds(limits);
   FakeStream one, two, three;
@@ -52,7 +52,7 @@ TEST(ResidualHolds, RenewsWhatIsHeldByPrincipalAThirdOfTheTimeApart) {
   EXPECT_EQ(holds.Due(At(120), All).size(), 2u);
 }
 
-TEST(ResidualHolds, ForgetsWhatIsGoneAndWhatIsReleased) {
+TEST(ResidualHolds, ForgetsEndedAndReleasedResiduals) {
   ResidualHolds holds{Limits()};
   FakeStream stream;
   ASSERT_FALSE(holds.Enter(&stream, Of("a"), kRetry));
@@ -67,7 +67,7 @@ TEST(ResidualHolds, ForgetsWhatIsGoneAndWhatIsReleased) {
   EXPECT_THAT(holds.Leave(&stream)->handles, ElementsAre("r3"));
 }
 
-TEST(ResidualHolds, AnEndLeavesAMomentToWhatNobodyElseHolds) {
+TEST(ResidualHolds, AStreamsEndShortensOnlyResidualsThatNoOtherHolds) {
   const Limits limits;
   ResidualHolds holds(limits);
   FakeStream old_one, new_one, foreign;
@@ -100,13 +100,13 @@ TEST(ResidualHolds, StreamsAreBounded) {
   EXPECT_EQ(of_client->reason, "TOO_MANY_HOLDS");
   ASSERT_FALSE(holds.Enter(&streams[3], Of("a"), kRetry));
   EXPECT_TRUE(holds.Enter(&streams[4], Of("b"), kRetry).has_value());
-  // Who was turned away has nothing to leave; a place that is left is another's.
+  // A rejected stream holds nothing; a freed slot can be used by another stream.
   EXPECT_FALSE(holds.Leave(&streams[4]).has_value());
   EXPECT_TRUE(holds.Leave(&streams[0]).has_value());
   EXPECT_FALSE(holds.Enter(&streams[5], Of("b"), kRetry));
 }
 
-TEST(ResidualHolds, CloseEndsAllAndThoseToCome) {
+TEST(ResidualHolds, CloseEndsCurrentAndFutureStreams) {
   ResidualHolds holds{Limits()};
   FakeStream stream, late;
   ASSERT_FALSE(holds.Enter(&stream, Of("a"), kRetry));

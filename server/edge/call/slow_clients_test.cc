@@ -1,5 +1,5 @@
-// Clients that hold what others need: a whole server, workers that compute nothing, and times
-// short enough to wait for.
+// Tests of slow clients that occupy shared resources: a whole server, workers that compute nothing,
+// and short limits.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -66,7 +66,7 @@ grpc::Status RunSmall(TestCluster* cluster) {
   return call.End();
 }
 
-// Sends a byte every 5 ms until the call ends; its status.
+// Sends a byte every 5 ms until the call ends; returns its status.
 grpc::Status Trickle(Call* call) {
   uint64_t at = 0;
   while (call->stream->Write(Chunk(kQ, at++, 1))) absl::SleepFor(absl::Milliseconds(5));
@@ -78,8 +78,8 @@ void ExpectTooSlow(const grpc::Status& status) {
   EXPECT_NE(status.error_details().find("UPLOAD_TOO_SLOW"), std::string::npos);
 }
 
-// 200 bytes a second arrive, so no limit on idleness is ever reached.
-TEST(SlowClientsTest, ATrickleIsEndedAndItsMemoryGivenBack) {
+// 200 bytes per second arrive, so no idle limit applies.
+TEST(SlowClientsTest, ATrickleIsEndedAndItsMemoryFreed) {
   TestCluster cluster(1, [](ServerOptions* options) {
     options->core.limits.min_upload_bytes_per_second = 1 << 20;
     options->core.limits.upload_grace = absl::Milliseconds(500);
@@ -92,11 +92,11 @@ TEST(SlowClientsTest, ATrickleIsEndedAndItsMemoryGivenBack) {
   EXPECT_TRUE(RunSmall(&cluster).ok());
 }
 
-TEST(SlowClientsTest, TricklesThatHoldEveryPlaceMakeRoomForWhoWaits) {
+TEST(SlowClientsTest, TricklesInEverySlotEndWhileOthersWait) {
   TestCluster cluster(1, [](ServerOptions* options) {
     options->core.max_operations_per_worker = 1;
     options->core.limits.min_upload_bytes_per_second = 1 << 20;
-    options->core.limits.upload_grace = absl::Hours(1);  // not by this
+    options->core.limits.upload_grace = absl::Hours(1);  // must not be the cause
     options->core.limits.upload_grace_contended = absl::Milliseconds(500);
     options->core.limits.upload_idle_timeout = absl::Hours(1);
   });
@@ -109,13 +109,13 @@ TEST(SlowClientsTest, TricklesThatHoldEveryPlaceMakeRoomForWhoWaits) {
   ExpectTooSlow(slow);
 }
 
-TEST(SlowClientsTest, AClientThatWaitsForItsMembersIsNotSlow) {
+TEST(SlowClientsTest, AClientThatWaitsForMembersIsNotSlow) {
   TestCluster cluster(1, [](ServerOptions* options) {
     options->core.limits.min_upload_bytes_per_second = 1 << 20;
     options->core.limits.upload_grace = absl::Seconds(1);
   });
   cluster.workers[0]->SetUploadGate(false);
-  // As large as it takes to fill the server's window, and then as long as a trickle lives.
+  // Large enough to fill the server's window, then waits for as long as a trickle may last.
   Call waits(&cluster, 200'000);
   ASSERT_TRUE(waits.ReadAccepted());
   std::thread uploader([&] {

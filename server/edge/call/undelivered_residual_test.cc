@@ -1,4 +1,4 @@
-// What becomes of a residual whose handle the client may not have got.
+// Tests of residuals whose handle may not have reached the client.
 #include <chrono>
 #include <memory>
 #include <string>
@@ -15,8 +15,8 @@ namespace {
 
 constexpr uint64_t kTokens = 16, kDim = 8;
 
-// A Forward that leaves a residual, all of its inputs sent. Its summary is longer than the window
-// of the client's stream: it stays on its way until the client reads.
+// A Forward with a residual, whose inputs are all sent. Its summary exceeds the window of the
+// client's stream, so its write stays pending until the client reads.
 struct RetainingCall {
   RetainingCall(const TestCluster& cluster, const std::string& id) {
     grpc::ChannelArguments arguments;
@@ -65,7 +65,7 @@ bool HasSucceeded(const TestCluster& cluster, const std::string& id) {
   });
 }
 
-TEST(UndeliveredResidualTest, OneWhoseSummaryWasNotWrittenIsLetGoOf) {
+TEST(UndeliveredResidualTest, AResidualWithoutADeliveredSummaryIsDropped) {
   TestCluster cluster(1);
   RetainingCall call(cluster, "untold");
   ASSERT_TRUE(HasSucceeded(cluster, "untold"));
@@ -75,7 +75,7 @@ TEST(UndeliveredResidualTest, OneWhoseSummaryWasNotWrittenIsLetGoOf) {
   EXPECT_TRUE(cluster.WaitIdle());
 }
 
-TEST(UndeliveredResidualTest, OneWhoseSummaryWasReadStays) {
+TEST(UndeliveredResidualTest, AResidualWithADeliveredSummaryStays) {
   TestCluster cluster(1);
   RetainingCall call(cluster, "told");
   std::string handle;

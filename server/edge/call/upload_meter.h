@@ -1,4 +1,4 @@
-// UploadMeter: how far a client's upload is behind the minimum rate.
+// UploadMeter: measures how far a client's upload lags behind the minimum rate.
 #ifndef RINGATTN_SERVER_EDGE_CALL_UPLOAD_METER_H_
 #define RINGATTN_SERVER_EDGE_CALL_UPLOAD_METER_H_
 
@@ -9,9 +9,9 @@
 
 namespace ringattn::server {
 
-// The lag grows with the time in which the client's bytes could be taken, and shrinks by what
-// its bytes would take at the minimum rate; it is never below zero, so that a fast begin is no
-// credit for a slow rest. Pure: the clock is the caller's. Not thread safe.
+// The lag grows with the time in which the server could have received bytes. It shrinks by the time
+// that received bytes take at the minimum rate. It is never negative, so a fast start earns no
+// credit. Pure: the caller provides the clock. Not thread safe.
 class UploadMeter {
  public:
   explicit UploadMeter(const Limits& limits)
@@ -19,16 +19,15 @@ class UploadMeter {
         grace_(limits.upload_grace),
         contended_grace_(limits.upload_grace_contended) {}
 
-  // Since the last look: `bytes` arrived, and the client was (`waits`) or was not waited for.
-  // `contended`: other requests wait for a place.
+  // Records the interval since the last call: `bytes` arrived, and `waits` states whether the
+  // server waited for the client. `contended`: other requests wait for a slot.
   void Look(absl::Time now, int64_t bytes, bool waits, bool contended);
 
-  // Behind by more than it may be.
+  // Returns true once the lag exceeds its limit.
   bool too_slow() const { return lag_ > grace_ || contended_lag_ > contended_grace_; }
 
  private:
-  // What lies between two looks counts up to this: no more is ever between them but when this
-  // process itself had no time.
+  // Upper bound for one interval. Longer intervals occur only if this process was not scheduled.
   static constexpr absl::Duration kLongestLook = absl::Seconds(1);
 
   const double bytes_per_second_;
@@ -36,7 +35,7 @@ class UploadMeter {
   const absl::Duration contended_grace_;
   absl::Time looked_at_ = absl::InfiniteFuture();
   absl::Duration lag_;
-  absl::Duration contended_lag_;  // since others have begun to wait
+  absl::Duration contended_lag_;  // lag while other requests wait
 };
 
 }  // namespace ringattn::server

@@ -16,7 +16,7 @@ Limits MakeLimits() {
   return limits;
 }
 
-// A client that sends `bytes` every `interval`; when it is found too slow, at most `limit`.
+// Sends `bytes` every `interval`; returns when the client is found too slow, at most `limit`.
 absl::Duration TimeUntilTooSlow(int64_t bytes, absl::Duration interval, absl::Duration limit,
                                 bool waits = true, bool contended = false) {
   UploadMeter meter(MakeLimits());
@@ -45,20 +45,20 @@ TEST(UploadMeterTest, HalfTheRateEndsAfterTwiceTheGrace) {
   EXPECT_LE(found, absl::Seconds(22));
 }
 
-TEST(UploadMeterTest, TheMinimumRateIsEnoughForEver) {
+TEST(UploadMeterTest, TheMinimumRateNeverExpires) {
   EXPECT_EQ(TimeUntilTooSlow(1010, absl::Seconds(1), kHour), kHour);
 }
 
-TEST(UploadMeterTest, LargeChunksCountWhenTheyAreWhole) {
+TEST(UploadMeterTest, LargeChunksCountOnArrival) {
   EXPECT_EQ(TimeUntilTooSlow(9'500, absl::Seconds(9), kHour), kHour);
   EXPECT_LT(TimeUntilTooSlow(100'000, absl::Seconds(12), kHour), absl::Seconds(12));
 }
 
-TEST(UploadMeterTest, AClientThatIsNotWaitedForIsNotSlow) {
+TEST(UploadMeterTest, TimeWithoutWaitingForTheClientDoesNotCount) {
   EXPECT_EQ(TimeUntilTooSlow(0, kHour, kHour, /*waits=*/false), kHour);
 }
 
-TEST(UploadMeterTest, AFastBeginIsNoCredit) {
+TEST(UploadMeterTest, AFastStartEarnsNoCredit) {
   UploadMeter meter(MakeLimits());
   absl::Time now = absl::UnixEpoch();
   meter.Look(now, int64_t{1} << 40, true, false);
@@ -67,23 +67,23 @@ TEST(UploadMeterTest, AFastBeginIsNoCredit) {
   EXPECT_LE(now - begin, absl::Seconds(11));
 }
 
-TEST(UploadMeterTest, WhileOthersWaitTheGraceIsShort) {
+TEST(UploadMeterTest, TheGraceIsShorterUnderContention) {
   const absl::Duration found =
       TimeUntilTooSlow(1, absl::Milliseconds(2500), kHour, /*waits=*/true, /*contended=*/true);
   EXPECT_GE(found, absl::Seconds(2));
   EXPECT_LE(found, absl::Seconds(3));
 }
 
-TEST(UploadMeterTest, OthersThatWaitForAMomentChangeNothing) {
+TEST(UploadMeterTest, BriefContentionChangesNothing) {
   UploadMeter meter(MakeLimits());
   absl::Time now = absl::UnixEpoch();
-  for (int i = 0; i < 45; ++i) {  // 9 s of silence
+  for (int i = 0; i < 45; ++i) {  // 9 s without data
     meter.Look(now += kLook, 0, true, /*contended=*/i % 5 != 0);
     ASSERT_FALSE(meter.too_slow());
   }
 }
 
-TEST(UploadMeterTest, ThePauseOfThisProcessIsNotTheClients) {
+TEST(UploadMeterTest, APauseOfThisProcessDoesNotCount) {
   UploadMeter meter(MakeLimits());
   absl::Time now = absl::UnixEpoch();
   meter.Look(now, 0, true, false);
@@ -91,9 +91,9 @@ TEST(UploadMeterTest, ThePauseOfThisProcessIsNotTheClients) {
   EXPECT_FALSE(meter.too_slow());
 }
 
-TEST(StallWatchTest, StalledIsWaitedForAtTwoLooksWithoutAMoveBetween) {
+TEST(StallWatchTest, StalledMeansNoMoveBetweenTwoLooks) {
   StallWatch watch;
-  EXPECT_FALSE(watch.Look(true));  // waited for since when?
+  EXPECT_FALSE(watch.Look(true));  // no earlier look to compare with
   EXPECT_TRUE(watch.Look(true));
   EXPECT_TRUE(watch.Look(true));
   watch.Moved();

@@ -14,12 +14,12 @@
 namespace ringattn::server {
 namespace {
 
-// ExchangeResponse's members.
+// Field numbers of ExchangeResponse.
 constexpr int kOpened = v1::ExchangeResponse::kOpened;
 constexpr int kDone = v1::ExchangeResponse::kDone;
 
-// What members are asked to send at a time: not less than is worth a message, not
-// more than the read-ahead.
+// Bytes per message that members are asked to send: large enough to amortize a message, at most the
+// read-ahead.
 int64_t ShardChunkBytes(int64_t client_chunk_bytes) {
   return std::clamp(client_chunk_bytes, 64 * kKiB, CoordinatorRelay::kReadAheadBytes);
 }
@@ -78,7 +78,7 @@ std::optional<Failure> CoordinatorRelay::Open() {
                                          channels_->Next(targets_[rank].data_address), secret_,
                                          open));
   }
-  // No stream has an answer before this, so none looks at the list while it grows.
+  // No stream receives an answer before this, so the list is not read while it grows.
   for (const std::shared_ptr<ShardStream>& stream : streams_) stream->Begin();
   for (InlineData& data : std::exchange(inline_tensors_, {})) {
     wire::ChunkHeader chunk;
@@ -87,7 +87,7 @@ std::optional<Failure> CoordinatorRelay::Open() {
     if (!data.bytes.empty()) payload.emplace_back(data.bytes);
     if (std::optional<Failure> failure = Route(chunk, std::move(payload))) return failure;
   }
-  // Without a tensor, or with empty ones only, nothing was routed.
+  // Nothing was routed if there are no tensors or only empty ones.
   if (!router_.complete() || complete()) return std::nullopt;
   {
     absl::MutexLock lock(&state_mutex_);
@@ -97,7 +97,7 @@ std::optional<Failure> CoordinatorRelay::Open() {
   return std::nullopt;
 }
 
-// --------------------------------------------------------------------------- up
+// -------------------------------------------------------------------------- upload
 
 bool CoordinatorRelay::Wants() const {
   absl::MutexLock lock(&state_mutex_);
@@ -158,7 +158,7 @@ void CoordinatorRelay::OnShardWritten(int rank, int64_t payload_bytes) {
   if (has_room) listener_->OnRoom();
 }
 
-// ------------------------------------------------------------------------- down
+// ------------------------------------------------------------------------ download
 
 void CoordinatorRelay::Drain() {
   {
@@ -196,7 +196,7 @@ void CoordinatorRelay::OnShardMessage(int rank, grpc::ByteBuffer buffer) {
     member.done = member.done || is_done;
     member.reading = is_done;
   }
-  // The read that follows the last message finds the stream's end.
+  // Reading after the last message returns the stream's end.
   if (is_done) streams_[rank]->Read();
   Pump();
 }
@@ -235,7 +235,8 @@ bool CoordinatorRelay::TakeDrained() {
   return drained_;
 }
 
-// What comes while a thread is at it, that one sees: it looks once more before it leaves.
+// A thread that is already moving outputs checks again before it leaves, so it also handles outputs
+// that arrive now.
 void CoordinatorRelay::Pump() {
   {
     absl::MutexLock lock(&merge_mutex_);
@@ -261,7 +262,7 @@ void CoordinatorRelay::Pump() {
         pumping_ = false;
       }
     }
-    // Reading first: members send on while the chunk is being written.
+    // Read first: members continue to send while the chunk is written.
     for (int rank : readers) streams_[rank]->Read();
     if (!chunk.has_value()) continue;
     ++chunks;
@@ -281,8 +282,8 @@ void CoordinatorRelay::Delivered(int64_t payload_bytes) {
 
 // --------------------------------------------------------------- stalls and ends
 
-// True while a member has something to do, as far as is known here: one that has all of its
-// inputs says so to the core alone.
+// Returns true while a member has work, as far as this process knows. A member with all its inputs
+// reports that to the core only.
 bool CoordinatorRelay::WaitsFor(const Member& member) const {
   if (draining_) return member.reading && !member.done;
   return member.waiting_bytes > 0 || complete_;
@@ -325,7 +326,7 @@ void CoordinatorRelay::OnShardEnded(int rank, const grpc::Status& status) {
                                           {"worker", targets_[rank].name},
                                           {"code", CodeName(status.error_code())},
                                           {"error", status.error_message()}});
-  // gRPC's own words may hold addresses, which are nothing to the client.
+  // gRPC's own message may contain addresses that clients must not see.
   listener_->OnMemberFailed(
       rank, absl::StrCat("its shard stream ended with ", CodeName(status.error_code())));
 }

@@ -1,13 +1,12 @@
-// CoordinatorRelay: the data plane through this process. The client's chunks arrive on its
-// own stream and go on to the members' shard streams; theirs come back the same way.
+// CoordinatorRelay: the data plane through this process. It forwards the client's chunks to the
+// members' shard streams, and the members' chunks to the client.
 //
-// What it holds of a tensor is bounded, whatever the tensor's size:
-//   up    kUploadWindowBytes + one chunk, as the client's next message is read only
+// Memory use is bounded, independent of the tensor size:
+//   up    kUploadWindowBytes + one chunk: the client's next message is read only
 //         while less than the window waits for the members
-//   down  kDownloadWindowBytes + two chunks for the client (one is on its way, the next waits
-//         behind it, and the one after that may come), and kReadAheadBytes + one chunk for each
-//         member
-// So a slow client or member stalls this request and no other.
+//   down  kDownloadWindowBytes + two chunks for the client (one in flight, one
+//         queued), and kReadAheadBytes + one chunk for each member
+// A slow client or member therefore delays only this request.
 #ifndef RINGATTN_SERVER_EDGE_DATA_COORDINATOR_RELAY_H_
 #define RINGATTN_SERVER_EDGE_DATA_COORDINATOR_RELAY_H_
 
@@ -30,11 +29,11 @@
 
 namespace ringattn::server {
 
-// Two locks. merge_mutex_ is held while outputs are put together, and their crc computed where the
-// member's own does not serve: gRPC's threads wait for one another there, the core's thread never
-// comes. Not while the listener takes them, which lasts as long as writing a chunk does: one thread
-// at a time does that, others leave it to it and go on reading. state_mutex_ guards counters, is
-// held for moments and is the last to be taken. Inputs need neither: one thread at a time feeds
+// There are two locks. merge_mutex_ is held while outputs are assembled and their crc is computed
+// (unless the member's own applies). Only gRPC's threads take it, never the core's thread. It is
+// not held while the listener takes outputs, which lasts as long as writing a chunk: one thread at
+// a time does that, and other threads leave and continue reading. state_mutex_ guards counters, is
+// held briefly and is taken last. Inputs need neither lock, because one thread at a time feeds
 // them.
 class CoordinatorRelay final : public DataPlane,
                                public ShardStreamOwner,
@@ -70,23 +69,24 @@ class CoordinatorRelay final : public DataPlane,
 
  private:
   struct Member {
-    bool reading = true;        // a message is asked for
-    bool done = false;          // it has sent everything
-    int64_t waiting_bytes = 0;  // payload on its way to it
+    bool reading = true;  // a message was requested
+    bool done = false;  // it has sent everything
+    int64_t waiting_bytes = 0;  // payload queued for it
     StallWatch watch;
   };
 
   std::optional<Failure> Route(const wire::ChunkHeader& chunk, std::vector<grpc::Slice> payload)
       ABSL_LOCKS_EXCLUDED(state_mutex_);
-  // Moves outputs on as far as they go, unless another thread does so already: then that one. After
-  // kChunksAtATime another of gRPC's threads goes on, so that this one serves whoever waits.
+  // Moves outputs as far as possible, unless another thread already does; then that thread
+  // continues. After kChunksAtATime the work moves to another thread, so that this one can serve
+  // other calls.
   void Pump() ABSL_LOCKS_EXCLUDED(merge_mutex_, state_mutex_);
   std::optional<DownloadMerger::Chunk> NextForClient() ABSL_EXCLUSIVE_LOCKS_REQUIRED(merge_mutex_)
       ABSL_LOCKS_EXCLUDED(state_mutex_);
-  // Those of which another message has room, now being read.
+  // Returns the members that have room for another message, and marks them as reading.
   std::vector<int> TakeReaders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(merge_mutex_)
       ABSL_LOCKS_EXCLUDED(state_mutex_);
-  // True once, when everything is delivered.
+  // Returns true once, when everything is delivered.
   bool TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(merge_mutex_) ABSL_LOCKS_EXCLUDED(state_mutex_);
   bool WaitsFor(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
   bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
@@ -105,9 +105,9 @@ class CoordinatorRelay final : public DataPlane,
   const std::vector<RingMember> targets_;  // by rank
   const int64_t shard_chunk_bytes_;
   const bool with_crc32c_;
-  std::vector<InlineData> inline_tensors_;             // Open's
+  std::vector<InlineData> inline_tensors_;  // consumed by Open
   std::vector<std::shared_ptr<ShardStream>> streams_;  // by rank; fixed by Open
-  UploadRouter router_;                                // of whoever feeds
+  UploadRouter router_;  // used by the feeding thread
 
   absl::Mutex merge_mutex_ ABSL_ACQUIRED_BEFORE(state_mutex_);
   DownloadMerger merger_ ABSL_GUARDED_BY(merge_mutex_);
@@ -118,8 +118,8 @@ class CoordinatorRelay final : public DataPlane,
   StallWatch client_ ABSL_GUARDED_BY(state_mutex_);
   TransferTotals totals_ ABSL_GUARDED_BY(state_mutex_);
   int64_t upload_waiting_bytes_ ABSL_GUARDED_BY(state_mutex_) = 0;  // for the members
-  int64_t undelivered_bytes_ ABSL_GUARDED_BY(state_mutex_) = 0;     // to the client
-  bool complete_ ABSL_GUARDED_BY(state_mutex_) = false;             // all inputs have come
+  int64_t undelivered_bytes_ ABSL_GUARDED_BY(state_mutex_) = 0;  // to the client
+  bool complete_ ABSL_GUARDED_BY(state_mutex_) = false;  // all inputs have arrived
   bool draining_ ABSL_GUARDED_BY(state_mutex_) = false;
   bool drained_ ABSL_GUARDED_BY(state_mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(state_mutex_) = false;

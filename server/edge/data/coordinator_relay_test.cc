@@ -1,4 +1,4 @@
-// What the relay does at its edges; what flows through it is flow_control_test's.
+// Tests of the relay's edge cases; flow_control_test covers its data flow.
 #include "server/edge/data/coordinator_relay.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct Listener final : TransferListener {
   std::atomic<int> failed_rank = -1;
 };
 
-// Of one member, if not said otherwise at an address where nobody listens.
+// A relay to one member, by default at an address where no process listens.
 TransferSpec MakeSpec(int64_t rows = 1, const std::string& address = "127.0.0.1:1") {
   TransferSpec spec;
   AttentionShape& shape = spec.request.spec.shape;
@@ -52,7 +52,7 @@ TransferSpec MakeSpec(int64_t rows = 1, const std::string& address = "127.0.0.1:
   return spec;
 }
 
-// A member that sends its outputs at once, in small chunks: byte i of a tensor is i / 256.
+// A member that sends its outputs immediately in small chunks: byte i of a tensor is i / 256.
 class SendingMember final : public v1::ShardService::Service {
  public:
   static constexpr int64_t kChunkBytes = 4096;
@@ -104,8 +104,8 @@ class SendingMember final : public v1::ShardService::Service {
   std::string address_;
 };
 
-// A client's stream: it takes an output after the other, each a while after it was given, and
-// somebody else says so than who gave it.
+// A client's stream that takes one output after the other with a delay, and reports it on another
+// thread.
 class SlowListener final : public TransferListener {
  public:
   ~SlowListener() override {
@@ -168,16 +168,16 @@ class SlowListener final : public TransferListener {
   }
 
   std::atomic<int> drained_{0}, failed_{0}, wrong_{0}, at_once_{0}, most_at_once_{0};
-  uint64_t out_ = 0, lse_ = 0;  // of OnOutput, which comes once at a time
+  uint64_t out_ = 0, lse_ = 0;  // offset of OnOutput, which is called serially
   absl::Mutex mutex_;
   std::deque<int64_t> given_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 
-// Whoever moves outputs on is handed over among the member's, the client's and the pool's threads:
-// nothing is lost, doubled or turned round by that.
-TEST(CoordinatorRelayTest, OutputsComeInOrderWhoeverMovesThemOn) {
+// Outputs are moved by threads of the member, the client and the pool in turn, without losing,
+// duplicating or reordering any.
+TEST(CoordinatorRelayTest, OutputsStayInOrderAcrossThreads) {
   constexpr int64_t kRows = 100'000;  // 1.6 MB in chunks of 4 KiB
   SendingMember member(kRows);
   ShardChannels channels{Limits(), TransportSecurity()};
@@ -200,7 +200,7 @@ TEST(CoordinatorRelayTest, OutputsComeInOrderWhoeverMovesThemOn) {
   relay->Stop();
 }
 
-TEST(CoordinatorRelayTest, AMemberThatCannotBeReachedIsToldOf) {
+TEST(CoordinatorRelayTest, AnUnreachableMemberIsReported) {
   ShardChannels channels{Limits(), TransportSecurity()};
   const auto listener = std::make_shared<Listener>();
   const auto relay =
@@ -212,8 +212,8 @@ TEST(CoordinatorRelayTest, AMemberThatCannotBeReachedIsToldOf) {
   relay->Stop();
 }
 
-// It and its streams refer to one another.
-TEST(CoordinatorRelayTest, NothingIsLeftOfOneThatWasStopped) {
+// The relay and its streams refer to each other.
+TEST(CoordinatorRelayTest, AStoppedRelayIsDestroyed) {
   ShardChannels channels{Limits(), TransportSecurity()};
   const auto listener = std::make_shared<Listener>();
   auto relay =

@@ -1,6 +1,6 @@
-// DataPlane: moves one accepted operation's tensors between the client and the members. The
-// call (request_call.h) owns one from Accepted to the status; how the bytes travel is the
-// implementation's: CoordinatorRelay takes them through this process.
+// DataPlane: moves one accepted operation's tensors between the client and the members. The call
+// (request_call.h) owns one from Accepted to the status. Implementations differ in the transport;
+// CoordinatorRelay forwards the bytes through this process.
 #ifndef RINGATTN_SERVER_EDGE_DATA_DATA_PLANE_H_
 #define RINGATTN_SERVER_EDGE_DATA_DATA_PLANE_H_
 
@@ -18,88 +18,89 @@
 
 namespace ringattn::server {
 
-// What is to be moved, and for whom.
+// The tensors to move, and between whom.
 struct TransferSpec {
   Direction direction = Direction::kForward;
   ValidRequest request;
   ReplyChoice reply;
-  std::vector<InlineData> inline_tensors;  // came with the header
-  AcceptRequest accept;                    // members
-  ShardPlan shards;                        // who of them holds which tokens
-  std::string traceparent = {};            // for logs; empty: none
+  std::vector<InlineData> inline_tensors;  // from the header
+  AcceptRequest accept;  // with the members
+  ShardPlan shards;  // with spans
+  std::string traceparent = {};  // for logs; empty: none
 };
 
-// Tensor bytes so far, inputs up and outputs down.
+// Tensor bytes so far: inputs up and outputs down.
 struct TransferTotals {
   int64_t received_bytes = 0;
-  int64_t bytes_up = 0;  // when all have arrived
+  int64_t bytes_up = 0;  // once all have arrived
   int64_t sent_bytes = 0;
   int64_t bytes_down = 0;
 };
 
-// Who keeps the transfer from moving.
+// The parties that hold up the transfer.
 struct TransferStalls {
-  // Members that were waited for since the last look and took or sent nothing.
+  // Members that had work since the last look and moved nothing.
   std::vector<int> members;
-  // The client likewise: its next bytes could be taken, or bytes wait for it.
+  // The client had work and moved nothing: the server could take its bytes, or has bytes for it.
   bool client = false;
-  // Its next input bytes could be taken now.
+  // The client's next input bytes could be taken now.
   bool waits_for_input = false;
-  // False: nothing passes here that could be looked at; the members tell the core themselves who
-  // stands. `waits_for_input` is known nevertheless.
+  // False if the tensors bypass this process; the members then report stalls to the core.
+  // `waits_for_input` is valid nevertheless.
   bool known = true;
 };
 
-// The call, as the data plane sees it. Called on any thread, never under a lock of the plane
-// that Look, Wants or Stop take.
+// The call, as the data plane uses it. Called on any thread, never under a lock that Look, Wants or
+// Stop take.
 class TransferListener {
  public:
   virtual ~TransferListener() = default;
   // Wants() may have become true.
   virtual void OnRoom() = 0;
-  // A message for the client's stream. Delivered() follows once it has left this process.
+  // A message for the client's stream. The call reports Delivered() once it has left this process.
   virtual void OnOutput(grpc::ByteBuffer message, int64_t payload_bytes) = 0;
-  // Everything has been delivered. Once, and only after Drain().
+  // Everything has been delivered. Called once, after Drain().
   virtual void OnDrained() = 0;
-  // The transfer with a member failed although the member's control connection lives.
+  // The transfer with a member failed although its control stream is open.
   virtual void OnMemberFailed(int rank, const std::string& reason) = 0;
 };
 
-// Thread safe, but for what Open, Feed and Incomplete say. Look, Wants, totals and Stop hold
-// locks for moments only and never wait for payload: the core's thread calls them. All others
-// work on payload and are not for that thread.
+// Thread safe, with the exceptions stated at Open, Feed and Incomplete. The core's thread calls
+// Look, Wants, totals and Stop, which hold locks only briefly and never wait for payload. All other
+// functions handle payload and must not run on that thread.
 class DataPlane {
  public:
   virtual ~DataPlane() = default;
 
-  // Connects to the members and passes the inline tensors on. What is wrong with those, if
-  // anything. Called once, before Feed.
+  // Connects to the members and sends the inline tensors. Returns the failure if those are invalid.
+  // Called once, before Feed.
   virtual std::optional<Failure> Open() = 0;
 
-  // A message of the client's stream after the header: passes it on, or says what is wrong
-  // with it. One call at a time, not beside Open.
+  // Forwards a message that follows the header, or returns the failure if it is invalid. One call
+  // at a time, not concurrently with Open.
   virtual std::optional<Failure> Feed(const grpc::ByteBuffer& message) = 0;
-  // There is room for another message, if only to refuse what is too much.
+  // Returns true if another message may be read, even if only to reject it.
   virtual bool Wants() const = 0;
-  // All inputs have come.
+  // Returns true once all inputs have arrived.
   virtual bool complete() const = 0;
-  // What is missing. REQUIRES: !complete() and no Feed or Open runs.
+  // Returns the failure that names the missing input. REQUIRES: !complete(), and no Feed or Open is
+  // running.
   virtual Failure Incomplete() const = 0;
 
-  // The members have computed: their outputs may go to the client. Once.
+  // The members have computed: sends their outputs to the client. Called once.
   virtual void Drain() = 0;
-  // So many bytes given to OnOutput have left this process.
+  // This many bytes passed to OnOutput have left this process.
   virtual void Delivered(int64_t payload_bytes) = 0;
 
-  // Called from time to time while the transfer lasts.
+  // Called periodically during the transfer.
   virtual TransferStalls Look() = 0;
   virtual TransferTotals totals() const = 0;
-  // The members say how far they are: where the bytes do not pass here.
+  // Progress reported by the members, for tensors that bypass this process.
   virtual void Advanced(const TransferAdvanced& advanced) {}
-  // The request has succeeded: everything is where it belongs.
+  // The request has succeeded and all outputs were delivered.
   virtual void Succeeded() {}
 
-  // Ends all traffic. No call of the listener begins after it that matters; idempotent.
+  // Ends all traffic. Later calls of the listener have no effect. Idempotent.
   virtual void Stop() = 0;
 };
 

@@ -19,7 +19,7 @@ uint32_t Crc32cOf(const std::vector<grpc::Slice>& slices) {
   return crc;
 }
 
-// What stands where nobody has a byte: fp32 -inf, little-endian.
+// Appends the value for bytes that no member has: fp32 -inf, little-endian.
 void AppendHole(const ByteRun& run, PayloadBuilder* payload) {
   static const grpc::Slice* const pattern = [] {
     std::string bytes;
@@ -57,7 +57,7 @@ DownloadMerger::DownloadMerger(const ValidRequest& request, const ShardPlan& sha
   StartChunk();
 }
 
-// To the next range of which something is missing.
+// Advances to the next incomplete range.
 void DownloadMerger::SkipDone(int rank) {
   Member& member = members_[rank];
   if (member.range < member.order.size() && member.done_bytes == member.order[member.range].bytes) {
@@ -154,7 +154,7 @@ std::optional<DownloadMerger::Chunk> DownloadMerger::Next() {
     waiting.payload.MoveTo(bytes, &*payload_);
     const bool is_full = payload_->bytes() == chunk_end_ - chunk_begin_;
     if (is_full && waiting.payload.left() > 0) source_crc32c_.reset();
-    // What is left begins later.
+    // The remainder begins later.
     auto rest = member.waiting.extract(found);
     if (rest.mapped().payload.left() > 0) {
       std::get<2>(rest.key()) += bytes;

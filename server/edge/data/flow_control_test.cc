@@ -1,5 +1,4 @@
-// What flows through the server, how much of it the server holds, and in which pieces
-// it arrives.
+// Tests of the server's data flow, its memory bounds and the size of its chunks.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -21,9 +20,9 @@ namespace {
 
 constexpr int kQ = 1, kK = 2, kV = 3;
 
-// What HTTP/2 lets on its way on both sides of the server: on each a stream's window
-// and, where a reader waits, the rest of its message; and the message whose write has
-// not ended. With windows that gRPC chooses by itself it was 9 MiB and more.
+// Bytes in flight in HTTP/2 on each side of the server: a stream's window, the rest of the message
+// that a reader waits for, and the message being written. With gRPC's automatic windows it would
+// exceed 9 MiB.
 constexpr int64_t kTransportBytes = 2 * (wire::kStreamWindowBytes + kMiB) + 2 * kMiB;
 
 v1::ForwardHeader MakeHeader(uint64_t sq, uint64_t sk, uint32_t heads, uint32_t dim) {
@@ -75,7 +74,7 @@ struct Call {
     stream->WritesDone();
   }
 
-  // Reads to the end. Every byte of the outputs comes once, in order, right.
+  // Reads to the end. Every output byte must arrive once, in order and with the right value.
   grpc::Status ReadAll() {
     v1::ForwardResponse response;
     std::map<int, uint64_t> next;
@@ -120,7 +119,7 @@ void ExpectSmallRequestRuns(TestCluster* cluster) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-// The value once it has not changed for a while; what comes later only weakens the test.
+// Returns the value once it has been stable for a while. Later changes only weaken the test.
 template <typename Value>
 int64_t Settled(const Value& value) {
   int64_t last = value();
@@ -134,7 +133,7 @@ int64_t Settled(const Value& value) {
   return last;
 }
 
-TEST(FlowControlTest, AnUploadThatAWorkerDoesNotReadIsHeldBackAtTheClient) {
+TEST(FlowControlTest, BackPressureReachesTheClientOfAnUpload) {
   TestCluster cluster(2);
   for (auto& worker : cluster.workers) worker->SetUploadGate(false);
   Call call(&cluster, MakeHeader(128 * 1024, 1, 2, 128));  // q has 128 MiB
@@ -153,14 +152,14 @@ TEST(FlowControlTest, AnUploadThatAWorkerDoesNotReadIsHeldBackAtTheClient) {
   EXPECT_TRUE(cluster.WaitIdle());
 }
 
-TEST(FlowControlTest, ASlowMemberStallsItsOwnRequestOnly) {
+TEST(FlowControlTest, ASlowMemberStallsOnlyItsRequest) {
   TestCluster cluster(2);
   cluster.workers[0]->SetUploadGate(false);
   cluster.workers[1]->SetUploadGate(false);
   Call stuck(&cluster, MakeHeader(16 * 1024, 1, 2, 128));
   ASSERT_TRUE(stuck.ReadAccepted());
   std::thread uploader([&] { stuck.Upload(); });
-  // Whoever has not the stuck request serves the next one.
+  // Only members without the stuck request serve the next one.
   int holder = cluster.workers[0]->held_operations() == 1 ? 0 : 1;
   cluster.workers[1 - holder]->SetUploadGate(true);
   for (int i = 0; i < 5; ++i) ExpectSmallRequestRuns(&cluster);
@@ -169,7 +168,7 @@ TEST(FlowControlTest, ASlowMemberStallsItsOwnRequestOnly) {
   EXPECT_TRUE(stuck.ReadAll().ok());
 }
 
-// How long a client may rest, and a member.
+// Limits for an idle client and an idle member.
 std::unique_ptr<TestCluster> ClusterOfTwo(absl::Duration idle, absl::Duration transfer_timeout) {
   return std::make_unique<TestCluster>(2, [=](ServerOptions* options) {
     options->core.limits.upload_idle_timeout = idle;
@@ -193,8 +192,8 @@ void ExpectLost(const grpc::Status& status, const std::string& worker, const std
   EXPECT_NE(status.error_details().find("RetryInfo"), std::string::npos);
 }
 
-// What the transport swallows before the member stalls, and what it does not.
-TEST(FlowControlTest, AMemberThatTakesNothingIsLostAndTheClientNotBlamed) {
+// The transport absorbs less than the whole upload.
+TEST(FlowControlTest, AMemberThatTakesNothingIsLost) {
   for (uint64_t tokens : {uint64_t{512}, uint64_t{32 * 1024}}) {
     const auto cluster = ClusterOfTwo(absl::Seconds(1), absl::Milliseconds(1500));
     cluster->workers[1]->SetUploadGate(false);
@@ -212,7 +211,7 @@ TEST(FlowControlTest, AClientThatWaitsForAMemberIsNotIdle) {
   Call call(cluster.get(), MakeRingHeader(32 * 1024));
   ASSERT_TRUE(call.ReadAccepted());
   std::thread uploader([&] { call.Upload(); });
-  // As long as a client may rest: another that does so begins after this one waits.
+  // The idle limit of a client, from the moment that this client begins to wait.
   ASSERT_TRUE(WaitUntil([&] { return cluster->workers[0]->received_bytes() > 0; }));
   Call rests(cluster.get(), MakeRingHeader(64));
   ASSERT_TRUE(rests.ReadAccepted());
@@ -224,7 +223,7 @@ TEST(FlowControlTest, AClientThatWaitsForAMemberIsNotIdle) {
 }
 
 TEST(FlowControlTest, AMemberThatSendsNothingIsLost) {
-  // A second, and three times the other limit, which is three looks at the client long.
+  // One second plus three times the client's limit.
   const auto cluster = std::make_unique<TestCluster>(2, [](ServerOptions* options) {
     options->core.limits.download_idle_timeout = absl::Milliseconds(600);
     options->core.transfer_timeout = absl::Seconds(1);
@@ -235,7 +234,7 @@ TEST(FlowControlTest, AMemberThatSendsNothingIsLost) {
   ExpectLost(call.ReadAll(), "fake-0", "it sent no bytes of its outputs for ");
 }
 
-TEST(FlowControlTest, AReplyThatTheClientDoesNotReadIsHeldBackAtTheWorkers) {
+TEST(FlowControlTest, BackPressureReachesTheWorkersOfADownload) {
   for (v1::Layout layout : {v1::LAYOUT_CONTIGUOUS, v1::LAYOUT_STRIPED}) {
     TestCluster cluster(2);
     v1::ForwardHeader header = MakeHeader(128 * 1024, 1, 2, 128);  // out has 128 MiB
@@ -249,7 +248,7 @@ TEST(FlowControlTest, AReplyThatTheClientDoesNotReadIsHeldBackAtTheWorkers) {
     };
     ASSERT_TRUE(WaitUntil([&] { return sent() > 0; }));
     const int64_t in_flight = Settled(sent);
-    // Every member's stream has a transport of its own, beside the client's.
+    // Each member's stream has a transport window, in addition to the client's.
     EXPECT_LE(in_flight, CoordinatorRelay::kDownloadWindowBytes + 2 * kMiB +
                              2 * (CoordinatorRelay::kReadAheadBytes + kMiB) + kTransportBytes);
     RecordProperty("download_in_flight_bytes", std::to_string(in_flight));
@@ -260,7 +259,7 @@ TEST(FlowControlTest, AReplyThatTheClientDoesNotReadIsHeldBackAtTheWorkers) {
   }
 }
 
-TEST(FlowControlTest, RepliesComeInChunksOfTheSizeAskedFor) {
+TEST(FlowControlTest, RepliesHaveTheRequestedChunkSize) {
   TestCluster cluster(3);
   for (v1::Layout layout : {v1::LAYOUT_CONTIGUOUS, v1::LAYOUT_ZIGZAG, v1::LAYOUT_STRIPED}) {
     for (uint32_t max_chunk_bytes : {0u, 1024u, 5000u, 3u << 20, 16u << 20}) {
@@ -288,7 +287,7 @@ TEST(FlowControlTest, RepliesComeInChunksOfTheSizeAskedFor) {
   }
 }
 
-TEST(FlowControlTest, ProgressComesWhenAskedFor) {
+TEST(FlowControlTest, ProgressIsSentOnRequest) {
   TestCluster cluster(1);
   cluster.workers[0]->SetRunGate(false);
   v1::ForwardHeader header = MakeHeader(100, 100, 1, 8);
@@ -303,7 +302,7 @@ TEST(FlowControlTest, ProgressComesWhenAskedFor) {
   EXPECT_TRUE(call.ReadAll().ok());
 }
 
-TEST(FlowControlTest, AClientThatGoesAwayFreesEverything) {
+TEST(FlowControlTest, ADisconnectedClientFreesEverything) {
   TestCluster cluster(2);
   const uint64_t generation = cluster.topology().generation();
   for (int i = 0; i < 100; ++i) {

@@ -17,15 +17,15 @@ std::optional<Failure> MemberPlane::Feed(const grpc::ByteBuffer&) {
   failure.code = absl::StatusCode::kInvalidArgument;
   failure.reason = "BAD_CHUNK";
   failure.field = "chunk";
-  const char* const way = transport_ == v1::TRANSPORT_HOST_MEMORY   ? "are taken from host memory"
-                          : transport_ == v1::TRANSPORT_CUDA_MEMORY ? "are taken from CUDA memory"
+  const char* const way = transport_ == v1::TRANSPORT_HOST_MEMORY   ? "are copied from host memory"
+                          : transport_ == v1::TRANSPORT_CUDA_MEMORY ? "are copied from CUDA memory"
                                                                     : "go to the workers";
   failure.message =
       absl::StrCat("the tensors ", way, " (Accepted.transport): no message may follow the header");
   return failure;
 }
 
-// The members have all their inputs, or they could not have computed.
+// The members have computed, so they have all inputs.
 void MemberPlane::Drain() {
   absl::MutexLock lock(&mutex_);
   totals_.received_bytes = totals_.bytes_up;
@@ -44,7 +44,7 @@ TransferTotals MemberPlane::totals() const {
   return totals_;
 }
 
-// A tensor that every member takes whole counts once for each of them: no more than all of it.
+// A tensor that every member takes whole is counted once per member, so the sum is clamped.
 void MemberPlane::Advanced(const TransferAdvanced& advanced) {
   absl::MutexLock lock(&mutex_);
   totals_.received_bytes =

@@ -1,6 +1,6 @@
-// MemberPlane: the data plane of a request whose tensors do not pass here: its members copy them
-// from and to memory that the client shares, or the client streams to the members. They tell the
-// core how they do. What is left is to refuse chunks and to know the sums.
+// MemberPlane: the data plane of a request whose tensors bypass this process. The members copy them
+// from and to memory that the client shares, or the client streams them to the members. The members
+// report progress to the core. This class rejects chunks and reports the sums.
 #ifndef RINGATTN_SERVER_EDGE_DATA_MEMBER_PLANE_H_
 #define RINGATTN_SERVER_EDGE_DATA_MEMBER_PLANE_H_
 
@@ -22,9 +22,9 @@ class MemberPlane final : public DataPlane {
 
   std::optional<Failure> Open() override { return std::nullopt; }
   std::optional<Failure> Feed(const grpc::ByteBuffer& message) override;
-  bool Wants() const override { return true; }  // the end of the client's stream, or a refusal
+  bool Wants() const override { return true; }  // the end of the stream, or a chunk to reject
   bool complete() const override { return true; }
-  Failure Incomplete() const override { return {}; }  // never asked
+  Failure Incomplete() const override { return {}; }  // never called
   void Drain() override;
   void Delivered(int64_t) override {}
   TransferStalls Look() override;

@@ -31,12 +31,12 @@ void PayloadBuilder::Copy(const uint8_t* data, int64_t bytes) {
   while (remaining > 0) {
     if (block_used_ == block_size_) {
       CloseBlock();
-      // left_ still counts all of this piece.
+      // left_ still includes all of this piece.
       block_size_ = std::min(kBlockBytes, left_ - (bytes - remaining));
       block_ = grpc::Slice(grpc_slice_malloc(block_size_), grpc::Slice::STEAL_REF);
     }
     const int64_t here = std::min(remaining, block_size_ - block_used_);
-    // Nobody else refers to the block before CloseBlock.
+    // The block has no other reference before CloseBlock.
     std::memcpy(const_cast<uint8_t*>(block_.begin()) + block_used_, data, here);
     block_used_ += here;
     data += here;
@@ -70,7 +70,7 @@ void PayloadReader::MoveTo(int64_t bytes, PayloadBuilder* target) {
     at_ += here;
     bytes -= here;
     if (at_ == static_cast<int64_t>(slice.size())) {
-      // What has been passed on belongs to whoever got it.
+      // The receiver owns the bytes that were passed on.
       slices_[index_] = grpc::Slice();
       ++index_;
       at_ = 0;

@@ -1,5 +1,5 @@
-// Moving payload from one message to another without copying it, except where pieces
-// are so small that a reference costs more than the bytes.
+// Moves payload between messages without a copy, except where pieces are so small that a reference
+// costs more than the bytes.
 #ifndef RINGATTN_SERVER_EDGE_DATA_PAYLOAD_H_
 #define RINGATTN_SERVER_EDGE_DATA_PAYLOAD_H_
 
@@ -10,21 +10,21 @@
 
 namespace ringattn::server {
 
-// Below this many bytes a piece is copied: a slice takes a counted reference, 32
-// bytes of bookkeeping and an entry of writev, about the cost of copying 2 KiB.
+// Smaller pieces are copied: a slice costs a counted reference, 32 bytes of bookkeeping and a
+// writev entry, about as much as copying 2 KiB.
 inline constexpr int64_t kMinSliceBytes = 2048;
 
 // The payload of a message under construction. Not thread safe.
 class PayloadBuilder {
  public:
-  // `total_bytes`: how many will be appended, to size the buffers for small pieces.
+  // `total_bytes`: the sum of the bytes that will be appended; sizes the buffers for small pieces.
   explicit PayloadBuilder(int64_t total_bytes) : left_(total_bytes) {}
 
   // Appends slice bytes [begin, end), by reference or by copy.
   void Append(const grpc::Slice& slice, int64_t begin, int64_t end);
 
   int64_t bytes() const { return bytes_; }
-  // Ends the construction. The slices, after one another, are the payload.
+  // Finishes the payload and returns it as consecutive slices.
   std::vector<grpc::Slice> Take();
 
  private:
@@ -34,12 +34,12 @@ class PayloadBuilder {
   int64_t left_;
   int64_t bytes_ = 0;
   std::vector<grpc::Slice> slices_;
-  grpc::Slice block_;  // where small pieces are gathered
+  grpc::Slice block_;  // collects small pieces
   int64_t block_size_ = 0;
   int64_t block_used_ = 0;
 };
 
-// Reads a received payload from front to back. Not thread safe.
+// Reads a received payload sequentially. Not thread safe.
 class PayloadReader {
  public:
   PayloadReader() = default;

@@ -1,4 +1,4 @@
-// RunDeferred: work on one of gRPC's threads instead of the caller's.
+// RunDeferred: runs work on one of gRPC's threads instead of the caller's.
 #ifndef RINGATTN_SERVER_EDGE_DATA_RUN_SOON_H_
 #define RINGATTN_SERVER_EDGE_DATA_RUN_SOON_H_
 
@@ -11,8 +11,8 @@
 
 namespace ringattn::server {
 
-// Runs `work` once, soon, on one of gRPC's threads, not inside this call. Thread safe.
-// (gRPC's own pool serves: an alarm that is due at once is handed to it.)
+// Schedules `work` to run once on one of gRPC's threads, never inside this call. Thread safe. Uses
+// gRPC's own pool, through an alarm that is due immediately.
 inline void RunDeferred(std::function<void()> work) {
   struct Job {
     grpc::Alarm alarm;

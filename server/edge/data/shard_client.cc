@@ -19,7 +19,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Lim
   arguments.SetMaxReceiveMessageSize(static_cast<int>(limits.max_message_bytes));
   arguments.SetMaxSendMessageSize(-1);
   wire::SetTransport(&arguments);
-  // A worker that comes back at the same address is found quickly.
+  // Reconnects quickly to a worker that restarts at the same address.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   return security.Dial(address, arguments);
@@ -63,7 +63,7 @@ std::shared_ptr<ShardStream> ShardStream::Make(std::shared_ptr<ShardStreamOwner>
   stream->context_.AddMetadata(kSecretMetadataKey, secret);
   wire::PutOpenShard(open, &stream->context_);
   stream->stub_.PrepareBidiStreamingCall(&stream->context_, kExchangeMethod, {}, stream.get());
-  // Operations are started outside of reactions until Close().
+  // The hold allows operations outside of reactions until Close().
   stream->AddHold();
   stream->StartRead(&stream->incoming_);
   return stream;
@@ -102,7 +102,7 @@ ShardStream::Next ShardStream::TakeWrite() {
     half_closed_ = true;
     next = Next::kHalfClose;
   }
-  // The stream's own hold may go before Start is done.
+  // The stream's own hold may be removed before Start returns.
   if (next != Next::kNothing) AddHold();
   return next;
 }
@@ -151,7 +151,7 @@ void ShardStream::OnReadDone(bool ok) {
     return;
   }
   absl::MutexLock lock(&mutex_);
-  Close();  // OnDone will say why
+  Close();  // OnDone reports the cause
 }
 
 void ShardStream::OnWriteDone(bool ok) {

@@ -1,5 +1,5 @@
-// The coordinator's side of ShardService: channels to workers and one Exchange
-// stream per request and member, as raw byte buffers.
+// The coordinator's side of ShardService: channels to workers, and one Exchange stream per request
+// and member, as raw byte buffers.
 #ifndef RINGATTN_SERVER_EDGE_DATA_SHARD_CLIENT_H_
 #define RINGATTN_SERVER_EDGE_DATA_SHARD_CLIENT_H_
 
@@ -25,16 +25,16 @@
 
 namespace ringattn::server {
 
-// Channels by data address; a few per worker, because one HTTP/2 connection does not
-// fill a link. Thread safe.
+// Channels by data address. Several per worker, because one HTTP/2 connection does not saturate a
+// link. Thread safe.
 class ShardChannels {
  public:
   ShardChannels(const Limits& limits, const TransportSecurity& security)
       : limits_(limits), security_(security) {}
 
-  // The worker's channels in turn.
+  // Returns the worker's channels in rotation.
   std::shared_ptr<grpc::Channel> Next(const std::string& address);
-  // Closes (once their streams end) the channels to all others.
+  // Closes all channels to other addresses once their streams have ended.
   void Keep(const std::set<std::string>& addresses);
 
  private:
@@ -50,25 +50,25 @@ class ShardChannels {
   std::map<std::string, Worker> workers_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Who hears about a stream. Called from gRPC's threads, never under the stream's
-// lock, one call at a time of each kind; but a message's may begin before the last one's has
-// returned, once the next was asked for (Read).
+// Receives a stream's events. Called from gRPC's threads, never under the stream's lock, with one
+// call at a time of each kind. A message's call may overlap the previous message's once the next
+// message was requested by Read.
 class ShardStreamOwner {
  public:
   virtual ~ShardStreamOwner() = default;
   virtual void OnShardMessage(int rank, grpc::ByteBuffer message) = 0;
-  // `payload_bytes` of those given to Write have left this process.
+  // This many payload bytes passed to Write have left this process.
   virtual void OnShardWritten(int rank, int64_t payload_bytes) = 0;
-  // Last. OK only if the worker ended the stream in good order.
+  // The last call. OK only if the worker completed the stream.
   virtual void OnShardEnded(int rank, const grpc::Status& status) = 0;
 };
 
-// One Exchange stream. Keeps itself and its owner alive until OnShardEnded. Thread safe; its
-// lock is taken after its owner's and held for moments only: gRPC's own work for a message,
-// which may be as long as the message, is done without it.
+// One Exchange stream. Keeps itself and its owner alive until OnShardEnded. Thread safe. Its lock
+// is taken after its owner's and held only briefly; gRPC's work on a message, which may take as
+// long as the message is large, runs without it.
 class ShardStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // One that will ask for what `open` says, and for one message.
+  // Returns a stream that sends `open` and requests one message.
   static std::shared_ptr<ShardStream> Make(std::shared_ptr<ShardStreamOwner> owner, int rank,
                                            std::shared_ptr<grpc::Channel> channel,
                                            const std::string& secret, const v1::OpenShard& open);
@@ -76,13 +76,14 @@ class ShardStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc:
   ShardStream(const ShardStream&) = delete;
   ShardStream& operator=(const ShardStream&) = delete;
 
-  // Starts the call; the owner may hear of it before this returns. REQUIRES: once, first of all.
+  // Starts the call, whose events may arrive before this returns. REQUIRES: called once, before all
+  // others.
   void Begin() { StartCall(); }
-  // Messages go out in order. Payload counts for OnShardWritten.
+  // Messages are sent in order. `payload_bytes` is reported by OnShardWritten.
   void Write(grpc::ByteBuffer message, int64_t payload_bytes);
-  // Half-closes after what is queued.
+  // Half-closes after the queued messages.
   void WritesDone();
-  // Asks for one message more. REQUIRES: none asked for is outstanding.
+  // Requests one more message. REQUIRES: no request is outstanding.
   void Read();
   // Ends the stream. Idempotent.
   void Cancel();
@@ -102,23 +103,23 @@ class ShardStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc:
 
   enum class Next { kNothing, kRead, kWrite, kHalfClose };
 
-  // What is to be written next, if anything may be, with a hold of its own.
+  // Returns the next write, if one may start, and adds a hold for it.
   Next TakeWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Starts what was taken, and lets go of its hold.
+  // Starts the write and removes its hold.
   void Start(Next next) ABSL_LOCKS_EXCLUDED(mutex_);
-  // No operation is started any more, so the stream may end.
+  // Prevents further operations, so that the stream may end.
   void Close() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::shared_ptr<ShardStreamOwner> owner_;  // until OnDone; it refers to this stream too
   const int rank_;
   grpc::GenericStub stub_;
   grpc::ClientContext context_;
-  grpc::ByteBuffer incoming_;  // of the read that is outstanding
+  grpc::ByteBuffer incoming_;  // of the outstanding read
   std::shared_ptr<ShardStream> self_;
 
   absl::Mutex mutex_;
   std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);
-  Outgoing in_flight_;  // of whoever set writing_, until OnWriteDone
+  Outgoing in_flight_;  // owned by the thread that set writing_, until OnWriteDone
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool half_close_ ABSL_GUARDED_BY(mutex_) = false;
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;

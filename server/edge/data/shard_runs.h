@@ -1,5 +1,5 @@
-// ShardRuns: TensorRoute::FromGlobal over a long range, a window at a time, so that
-// runs of single bytes do not turn a chunk into gigabytes of runs.
+// ShardRuns: applies TensorRoute::FromGlobal to a long range in windows, so that a chunk made of
+// one-byte runs does not expand to gigabytes of runs.
 #ifndef RINGATTN_SERVER_EDGE_DATA_SHARD_RUNS_H_
 #define RINGATTN_SERVER_EDGE_DATA_SHARD_RUNS_H_
 
@@ -14,15 +14,15 @@ namespace ringattn::server {
 // Not thread safe.
 class ShardRuns {
  public:
-  // Walks [begin, end) of the client's tensor. `route` outlives this.
+  // Iterates over [begin, end) of the client's tensor. `route` must outlive this.
   ShardRuns(const TensorRoute* route, int64_t begin, int64_t end)
       : route_(route), at_(begin), end_(end) {}
 
-  // The next run, or nothing at the end. It stays current until Advance().
+  // Returns the current run, valid until Advance(); null at the end.
   const ByteRun* Current() {
     if (index_ == runs_.size()) {
       if (at_ == end_) return nullptr;
-      // 64 KiB in runs of one byte: 65,536 of 40 bytes.
+      // 64 KiB in runs of one byte: 65,536 runs of 40 bytes.
       const int64_t bytes = std::min<int64_t>(end_ - at_, 64 * 1024);
       runs_ = route_->FromGlobal(at_, bytes);
       at_ += bytes;
@@ -31,7 +31,7 @@ class ShardRuns {
     return &runs_[index_];
   }
 
-  // Takes `bytes` off the current run. REQUIRES: bytes <= Current()->bytes.
+  // Consumes `bytes` of the current run. REQUIRES: bytes <= Current()->bytes.
   void Advance(int64_t bytes) {
     ByteRun& run = runs_[index_];
     run.global_offset += bytes;

@@ -1,18 +1,18 @@
-// StallWatch: whether one party of a transfer, a member or the client, keeps others waiting.
+// StallWatch: detects whether one party of a transfer, a member or the client, holds it up.
 #ifndef RINGATTN_SERVER_EDGE_DATA_STALL_WATCH_H_
 #define RINGATTN_SERVER_EDGE_DATA_STALL_WATCH_H_
 
 namespace ringattn::server {
 
-// Looked at from time to time. No clock: who looks decides how often, and for how long a
-// stall may last. Not thread safe.
+// Polled periodically. It has no clock; the caller decides the interval and the tolerated stall.
+// Not thread safe.
 class StallWatch {
  public:
-  // It took or sent bytes.
+  // The party took or sent bytes.
   void Moved() { moved_ = true; }
 
-  // `waited_for`: it has something to do. True if that was so at the last look as well and it
-  // has not moved since: it is stalled.
+  // `waited_for`: the party has something to do. Returns true if that was also so at the last look
+  // and the party has not moved since.
   bool Look(bool waited_for) {
     const bool stalled = waited_for && !moved_;
     moved_ = !waited_for;

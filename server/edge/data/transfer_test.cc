@@ -1,5 +1,5 @@
-// UploadRouter and DownloadMerger against each other and against a plain copy: what
-// is cut up must come back together, for every layout, ring size and chunking.
+// Tests of UploadRouter and DownloadMerger against each other and against a plain copy, for every
+// layout, ring size and chunking.
 #include <algorithm>
 #include <map>
 #include <random>
@@ -40,7 +40,7 @@ std::string RandomBytes(int64_t bytes, uint32_t seed) {
   return result;
 }
 
-// As gRPC would deliver it: in slices of `slice_bytes`.
+// Splits the data into slices of `slice_bytes`, as gRPC delivers it.
 std::vector<grpc::Slice> Slices(const std::string& data, int64_t slice_bytes) {
   std::vector<grpc::Slice> slices;
   for (size_t at = 0; at < data.size(); at += slice_bytes) {
@@ -49,7 +49,7 @@ std::vector<grpc::Slice> Slices(const std::string& data, int64_t slice_bytes) {
   return slices;
 }
 
-// The local tensor of a rank, by the definition of a shard.
+// Returns a rank's local tensor, from the definition of a shard.
 std::string Shred(const std::string& global, const TensorLayout& layout, const Shard& shard) {
   std::string local;
   for (int64_t outer = 0; outer < layout.outer; ++outer) {
@@ -81,7 +81,7 @@ struct Case {
   int64_t sq, sk, heads, dim;
   DType dtype;
   int64_t chunk_bytes;
-  // A bias with its gradient and a mask, cut by queries or by keys; null: none.
+  // A bias with its gradient and a mask, sharded by queries or by keys; null: none.
   std::optional<bool> pairs_by_keys = std::nullopt;
 
   void AddTo(AttentionSpec& spec) const {
@@ -98,7 +98,7 @@ std::vector<Case> Cases() {
        {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kZigzagPerDocument}) {
     for (int world_size : {1, 2, 3, 4, 8}) {
       cases.push_back({layout, world_size, 203, 211, 4, 24, DType::kFloat32, 7001});
-      // As large as members' chunks below, and half of it: some are passed on as they are.
+      // The size of members' chunks below, and half of it: some are passed on unchanged.
       cases.push_back({layout, world_size, 203, 211, 4, 24, DType::kFloat32, 3000});
       cases.push_back({layout, world_size, 203, 211, 4, 24, DType::kFloat32, 1500});
       cases.push_back({layout, world_size, 64, 5, 1, 1, DType::kBFloat16, 100});
@@ -119,7 +119,7 @@ TEST(TransferTest, RoutedChunksAreTheShards) {
   const Limits limits;
   for (const Case& c : Cases()) {
     ValidRequest request = MakeRequest(2, c.sq, c.sk, c.heads, c.dim, c.dtype);
-    request.spec.options.sinks = true;  // which every rank gets
+    request.spec.options.sinks = true;  // goes to every rank
     c.AddTo(request.spec);
     request.inputs = InputsOf(request.spec, Direction::kForward, false);
     const ShardPlan plan = MakeShardPlan(request.spec, c.layout, c.world_size);
@@ -167,7 +167,7 @@ TEST(TransferTest, RoutedChunksAreTheShards) {
 TEST(TransferTest, MergedStreamsAreTheTensors) {
   for (const Case& c : Cases()) {
     ValidRequest request = MakeRequest(2, c.sq, c.sk, c.heads, c.dim, c.dtype);
-    request.spec.options.sinks = true;  // whose gradient rank 0 has
+    request.spec.options.sinks = true;  // whose gradient rank 0 holds
     c.AddTo(request.spec);
     for (TensorId id : OutputsOf(request.spec, Direction::kBackward)) request.outputs.push_back(id);
     const ShardPlan plan = MakeShardPlan(request.spec, c.layout, c.world_size);
@@ -220,7 +220,7 @@ TEST(TransferTest, MergedStreamsAreTheTensors) {
   }
 }
 
-// Requests whose tensors travel in another form than workers have them in.
+// Requests whose tensors have different layouts for clients and workers.
 std::vector<ValidRequest> FormRequests() {
   std::vector<ValidRequest> requests;
   ValidRequest qkv = MakeRequest(2, 300, 300, 4, 24, DType::kBFloat16);
@@ -245,14 +245,14 @@ std::vector<ValidRequest> FormRequests() {
     request.direction = Direction::kBackward;
     request.inputs = InputsOf(request.spec, Direction::kBackward, false);
     request.outputs = OutputsOf(request.spec, Direction::kBackward);
-    // lse is an output of forward.
+    // lse is an output of Forward.
     if (request.spec.lse_per_document)
       request.outputs.insert(request.outputs.begin(), TensorId::kLse);
   }
   return requests;
 }
 
-// The client's bytes, with what nobody has as `hole`.
+// Returns the client's bytes, with `hole` for bytes that no member has.
 std::string Whole(const ValidRequest& request, const ShardPlan& plan, TensorId id,
                   const std::map<std::pair<TensorId, int>, std::string>& locals, char hole) {
   const TensorRoute route(request.spec, plan, id);
@@ -268,7 +268,7 @@ std::string Whole(const ValidRequest& request, const ShardPlan& plan, TensorId i
   return whole;
 }
 
-// Random shards of a client's tensors.
+// Returns random shards of a client's tensors.
 std::map<std::pair<TensorId, int>, std::string> RandomShards(const ValidRequest& request,
                                                              const ShardPlan& plan,
                                                              const std::vector<TensorId>& ids) {
@@ -291,7 +291,7 @@ struct PartRun {
   std::string bytes;
 };
 
-// Whose bytes those of a shard of `id` are, from `offset` on, byte by byte.
+// Maps each byte of a shard of `id`, from `offset` on, to the client's byte.
 std::vector<PartRun> PartRuns(const ValidRequest& request, TensorId id, int64_t offset,
                               const std::string& bytes) {
   const std::vector<TensorId> parts = PartsOf(id);
@@ -310,7 +310,7 @@ std::vector<PartRun> PartRuns(const ValidRequest& request, TensorId id, int64_t 
   return runs;
 }
 
-TEST(TransferTest, FormsOfTheClientBecomeShardsForEveryChunkSize) {
+TEST(TransferTest, ClientTensorsBecomeShardsForEveryChunkSize) {
   for (const ValidRequest& request : FormRequests()) {
     for (int64_t chunk_bytes :
          {int64_t{1} << 10, int64_t{7001}, int64_t{1} << 20, int64_t{16} << 20}) {
@@ -336,7 +336,7 @@ TEST(TransferTest, FormsOfTheClientBecomeShardsForEveryChunkSize) {
             if (local.crc32c) {
               EXPECT_EQ(*local.crc32c, wire::Crc32c(payload.data(), payload.size()));
             }
-            // Whole, packed tensors travel on as they came.
+            // Complete packed tensors are passed on unchanged.
             EXPECT_EQ(local.tensor, static_cast<int>(id));
             for (const auto& [part_id, offset, bytes] :
                  PartRuns(request, id, static_cast<int64_t>(local.offset), payload)) {
@@ -353,13 +353,13 @@ TEST(TransferTest, FormsOfTheClientBecomeShardsForEveryChunkSize) {
   }
 }
 
-TEST(TransferTest, ShardsBecomeFormsOfTheClientForEveryChunkSize) {
+TEST(TransferTest, ShardsBecomeClientTensorsForEveryChunkSize) {
   for (const ValidRequest& request : FormRequests()) {
     for (int64_t chunk_bytes :
          {int64_t{1} << 10, int64_t{7001}, int64_t{1} << 20, int64_t{16} << 20}) {
       const ShardPlan plan = MakeShardPlan(request.spec, Layout::kZigzag, 3);
       const auto shards = RandomShards(request, plan, request.outputs);
-      // Less than a block: what is due must be let in all the same.
+      // Less than a block: the next byte due must be read nevertheless.
       DownloadMerger merger(request, plan, wire::kForwardResponse, chunk_bytes, true, 4096);
       struct Piece {
         wire::ChunkHeader header;
@@ -416,7 +416,7 @@ TEST(TransferTest, ShardsBecomeFormsOfTheClientForEveryChunkSize) {
   }
 }
 
-TEST(TransferTest, MembersThatSendAnythingElseAreFound) {
+TEST(TransferTest, UnexpectedChunksOfMembersAreDetected) {
   const ValidRequest request = MakeRequest(1, 8, 8, 1, 4, DType::kFloat32);
   const ShardPlan plan = MakeShardPlan(request.spec, Layout::kContiguous, 2);
   DownloadMerger merger(request, plan, wire::kForwardResponse, 1 << 20, false, 1 << 20);
@@ -425,11 +425,11 @@ TEST(TransferTest, MembersThatSendAnythingElseAreFound) {
   };
   const int out = static_cast<int>(TensorId::kOut), lse = static_cast<int>(TensorId::kLse);
   EXPECT_EQ(add({out, 16, {}}, 16), absl::StatusCode::kInternal);  // a gap
-  EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kInternal);   // another tensor first
-  EXPECT_EQ(add({out, 0, {}}, 65), absl::StatusCode::kInternal);   // more than the shard
-  EXPECT_EQ(add({out, 0, {}}, 0), absl::StatusCode::kInternal);    // nothing
+  EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kInternal);  // the wrong tensor first
+  EXPECT_EQ(add({out, 0, {}}, 65), absl::StatusCode::kInternal);  // more than the shard
+  EXPECT_EQ(add({out, 0, {}}, 0), absl::StatusCode::kInternal);  // empty
   EXPECT_EQ(add({out, 0, {}}, 64), absl::StatusCode::kOk);
-  EXPECT_EQ(add({out, 0, {}}, 64), absl::StatusCode::kInternal);  // again
+  EXPECT_EQ(add({out, 0, {}}, 64), absl::StatusCode::kInternal);  // repeated
   EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kOk);
   EXPECT_EQ(add({lse, 16, {}}, 16), absl::StatusCode::kInternal);  // past the end
 
@@ -440,8 +440,8 @@ TEST(TransferTest, MembersThatSendAnythingElseAreFound) {
   EXPECT_FALSE(DownloadMerger::CrcMatches({out, 0, crc ^ 1}, Slices(data, 10)));
 }
 
-// Which was looked at when it came. Here the numbers tell whose it is.
-TEST(TransferTest, TheCrcOfAMembersWholeChunkIsPassedOn) {
+// Add does not check crcs, so the test uses arbitrary values to identify them.
+TEST(TransferTest, TheCrcOfAWholeChunkIsForwarded) {
   const ValidRequest request = MakeRequest(1, 64, 64, 1, 4, DType::kFloat32);
   const ShardPlan plan = MakeShardPlan(request.spec, Layout::kContiguous, 1);
   const int out = static_cast<int>(TensorId::kOut), lse = static_cast<int>(TensorId::kLse);
@@ -468,7 +468,7 @@ TEST(TransferTest, TheCrcOfAMembersWholeChunkIsPassedOn) {
   const Piece last{{lse, 0, 3}, 256};
   EXPECT_EQ(merged({{{out, 0, 1}, 512}, {{out, 512, 2}, 512}, last}),
             (std::vector<uint32_t>{1, 2, 3}));
-  // Two of the client's in one, one in two, across, and none that says any.
+  // Two chunks merged, one split, one overlapping, and one without a crc.
   const std::vector<uint32_t> computed{crc_of(512), crc_of(512), 3};
   EXPECT_EQ(merged({{{out, 0, 1}, 1024}, last}), computed);
   EXPECT_EQ(merged({{{out, 0, 1}, 256}, {{out, 256, 2}, 256}, {{out, 512, {}}, 512}, last}),
@@ -476,8 +476,8 @@ TEST(TransferTest, TheCrcOfAMembersWholeChunkIsPassedOn) {
   EXPECT_EQ(merged({{{out, 0, 1}, 700}, {{out, 700, 2}, 324}, last}), computed);
 }
 
-TEST(TransferTest, LargePiecesAreReferencesAndSmallOnesAreGathered) {
-  // One row is 8 * 128 * 4 = 4 KiB: above the threshold.
+TEST(TransferTest, LargePiecesAreReferencedAndSmallOnesCopied) {
+  // One row is 8 * 128 * 4 = 4 KiB, above the threshold.
   const ValidRequest request = MakeRequest(1, 64, 64, 8, 128, DType::kFloat32);
   const ShardPlan plan = MakeShardPlan(request.spec, Layout::kStriped, 2);
   UploadRouter router(request, plan, Limits());

@@ -74,7 +74,7 @@ std::optional<Failure> UploadRouter::Check(const wire::ChunkHeader& chunk,
   }
   if (bytes == 0 && size > 0) return BadChunk("chunk.data", place + "has no data");
   if (chunk.crc32c.has_value() && wire::Crc32c(FragmentsOf(payload)) != *chunk.crc32c) {
-    return BadChunk("chunk.crc32c", place + "has another crc32c");
+    return BadChunk("chunk.crc32c", place + "does not match its crc32c");
   }
   if (bytes == 0) return std::nullopt;
   switch ((*input)->arrived.Add(chunk.offset, bytes)) {
@@ -82,7 +82,7 @@ std::optional<Failure> UploadRouter::Check(const wire::ChunkHeader& chunk,
       return std::nullopt;
     case ByteRangeSet::Added::kOverlaps:
       return BadChunk("chunk.offset", place + "overlaps bytes that were sent before");
-    case ByteRangeSet::Added::kOutside:  // was looked at above
+    case ByteRangeSet::Added::kOutside:  // checked above
     case ByteRangeSet::Added::kTooManyRanges:
       break;
   }
@@ -99,8 +99,7 @@ UploadRouter::Parts UploadRouter::Cut(const TensorRoute& route, int64_t begin,
   ShardRuns runs(&route, begin, begin + bytes);
   while (const ByteRun* run = runs.Current()) {
     std::optional<Part>& part = by_place[run->rank * tensors + run->part];
-    // How much this rank gets of the chunk is not known before its end; the chunk's
-    // rest bounds it.
+    // The rank's share of the chunk is known only at the end; the rest of the chunk bounds it.
     if (!part.has_value()) {
       part = Part{run->rank, route.parts()[run->part], run->local_offset,
                   PayloadBuilder(reader.left())};
@@ -118,7 +117,7 @@ UploadRouter::Parts UploadRouter::Cut(const TensorRoute& route, int64_t begin,
   return parts;
 }
 
-// By copy, in the order of the shards; bytes that nobody has are dropped.
+// Copies the bytes in shard order and drops bytes that no shard has.
 UploadRouter::Parts UploadRouter::Gather(const TensorRoute& route, int64_t begin,
                                          const std::vector<grpc::Slice>& payload) const {
   const int64_t bytes = PayloadReader(payload).left();
@@ -143,7 +142,7 @@ UploadRouter::Parts UploadRouter::Gather(const TensorRoute& route, int64_t begin
     };
     while (end < runs.size() && continues(runs[end])) part_bytes += runs[end++].bytes;
     grpc::Slice gathered(grpc_slice_malloc(part_bytes), grpc::Slice::STEAL_REF);
-    // Nobody else refers to it yet.
+    // The slice has no other reference yet.
     auto* target = const_cast<uint8_t*>(gathered.begin());
     for (size_t i = first; i < end; ++i) {
       std::memcpy(target, whole.data() + (runs[i].global_offset - begin), runs[i].bytes);
@@ -188,7 +187,7 @@ std::optional<Failure> UploadRouter::Route(const wire::ChunkHeader& chunk,
     header.tensor = static_cast<int>(part.tensor);
     header.offset = part.local_begin;
     const int64_t part_bytes = part.payload.bytes();
-    // The client's crc still holds where the chunk lies in one shard.
+    // The client's crc applies if the chunk lies in one shard.
     if (part.is_whole_chunk) header.crc32c = chunk.crc32c;
     routed->push_back(
         {part.rank,

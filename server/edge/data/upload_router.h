@@ -1,10 +1,9 @@
-// UploadRouter: checks a client's chunks and deals their bytes out to the shards.
-// Payload is passed on by reference (payload.h). No I/O.
+// UploadRouter: validates a client's chunks and distributes their bytes to the shards. Payload is
+// passed on by reference (payload.h). No I/O.
 //
-// A rank's bytes keep their order in its shard, so the part of a chunk that belongs
-// to one rank is one piece of its local tensor: at most one message per rank. Of a packed tensor
-// whose parts a plan cuts differently it is one for each of them, of a tensor per document as many
-// as there are heads in the chunk. Chunks of a replicated tensor go to every rank.
+// A rank's bytes keep their order within its shard, so a chunk yields at most one message per rank.
+// A packed tensor whose parts are sharded differently yields one message per part, and a tensor per
+// document one per head in the chunk. Chunks of a replicated tensor go to every rank.
 #ifndef RINGATTN_SERVER_EDGE_DATA_UPLOAD_ROUTER_H_
 #define RINGATTN_SERVER_EDGE_DATA_UPLOAD_ROUTER_H_
 
@@ -38,20 +37,19 @@ class UploadRouter {
  public:
   UploadRouter(const ValidRequest& request, const ShardPlan& shards, const Limits& limits);
 
-  // What is wrong with a chunk, if anything: INVALID_ARGUMENT for an unknown or
-  // unexpected tensor, bytes outside it or sent before, no data (unless the tensor
-  // is empty), too much data, a wrong crc; RESOURCE_EXHAUSTED for chunks strewn with
-  // too many gaps between them. Otherwise appends messages to `routed`.
+  // Appends the chunk's messages to `routed`, or returns the failure. INVALID_ARGUMENT: an unknown
+  // or unexpected tensor, bytes outside it or already sent, no data (unless the tensor is empty),
+  // too much data, or a wrong crc. RESOURCE_EXHAUSTED: too many gaps between chunks.
   std::optional<Failure> Route(const wire::ChunkHeader& chunk, std::vector<grpc::Slice> payload,
                                std::vector<RoutedChunk>* routed);
 
-  // True once every input has arrived completely. Empty tensors need no chunk.
+  // Returns true once every input has arrived completely. Empty tensors need no chunk.
   bool complete() const { return received_bytes_ == total_bytes_; }
   int64_t received_bytes() const { return received_bytes_; }
   int64_t total_bytes() const { return total_bytes_; }
 
-  // INVALID_ARGUMENT naming the first tensor that lacks bytes and the first of them.
-  // REQUIRES: !complete().
+  // Returns INVALID_ARGUMENT with the first incomplete tensor and its first missing byte. REQUIRES:
+  // !complete().
   Failure Incomplete() const;
 
  private:
@@ -61,13 +59,13 @@ class UploadRouter {
     ByteRangeSet arrived;
   };
 
-  // What one rank gets of a chunk: a piece of one of its local tensors.
+  // One rank's bytes of a chunk: a contiguous piece of one of its local tensors.
   struct Part {
     int rank = 0;
     TensorId tensor = TensorId::kQ;
     int64_t local_begin = 0;
     PayloadBuilder payload;
-    bool is_whole_chunk = false;  // its bytes are the chunk's, in their order
+    bool is_whole_chunk = false;  // the same bytes in the same order as the chunk
   };
   using Parts = std::vector<Part>;
 
@@ -81,7 +79,7 @@ class UploadRouter {
 
   const int64_t max_chunk_bytes_;
   const int world_size_;
-  std::vector<Input> inputs_;  // in the order in which they are streamed
+  std::vector<Input> inputs_;  // in streaming order
   int64_t received_bytes_ = 0;
   int64_t total_bytes_ = 0;
 };

@@ -17,8 +17,8 @@ constexpr char kDomain[] = "ringattn";
 constexpr size_t kMaxMessageBytes = 1024;
 constexpr size_t kMaxFieldBytes = 256;
 
-// Metadata and protobuf strings must be ASCII or UTF-8; what is echoed of a request
-// may be anything.
+// Makes echoed request data printable, because metadata and protobuf strings must be ASCII or
+// UTF-8.
 std::string Printable(absl::string_view text, size_t max_bytes) {
   std::string result(text.substr(0, max_bytes));
   for (char& c : result) {
@@ -68,7 +68,7 @@ google::rpc::Status ToRpcStatus(const Failure& failure) {
   }
   if (!failure.field.empty()) {
     google::rpc::BadRequest bad_request;
-    // The message may begin with the field that the violation names anyway.
+    // Removes the field from the message's start, since the violation names it.
     absl::string_view description = failure.message;
     absl::ConsumePrefix(&description, absl::StrCat(failure.field, ": "));
     AddViolation({failure.field, std::string(description)}, &bad_request);
@@ -88,8 +88,8 @@ grpc::Status ToGrpcStatus(const Rejection& rejection, const Limits& limits) {
   const bool over_limit = rejection.code == absl::StatusCode::kResourceExhausted;
   AddErrorInfo(over_limit ? "OVER_LIMIT" : "INVALID_REQUEST", &status);
   google::rpc::BadRequest bad_request;
-  // The type's name and the framing of two nested messages take less than 100 bytes;
-  // the message travels twice, inside the details and beside them.
+  // The type name and the framing of two nested messages take less than 100 bytes. The message is
+  // sent twice, inside the details and next to them.
   const size_t budget = static_cast<size_t>(limits.max_error_detail_bytes) - status.ByteSizeLong() -
                         status.message().size() - 100;
   for (const Violation& violation : rejection.violations) {

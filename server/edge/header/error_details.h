@@ -1,5 +1,5 @@
-// Failures as clients see them: a status whose trailer `grpc-status-details-bin`
-// carries google.rpc details (BadRequest, ErrorInfo, QuotaFailure, RetryInfo).
+// Converts failures to statuses whose trailer `grpc-status-details-bin` carries google.rpc details
+// (BadRequest, ErrorInfo, QuotaFailure, RetryInfo).
 #ifndef RINGATTN_SERVER_EDGE_HEADER_ERROR_DETAILS_H_
 #define RINGATTN_SERVER_EDGE_HEADER_ERROR_DETAILS_H_
 
@@ -12,17 +12,16 @@
 
 namespace ringattn::server {
 
-// Everything sent is printable and, details and message together, within
-// Limits::max_error_detail_bytes: a longer trailer would hide the code itself.
-// All functions are pure and thread safe.
+// The result is printable. Details and message together fit into Limits::max_error_detail_bytes,
+// because a longer trailer would hide the status code. All functions are pure and thread safe.
 grpc::Status ToGrpcStatus(const Failure& failure, const Limits& limits);
 google::rpc::Status ToRpcStatus(const Failure& failure);
 
 // ErrorInfo.reason is INVALID_REQUEST or OVER_LIMIT.
 grpc::Status ToGrpcStatus(const Rejection& rejection, const Limits& limits);
 
-// "OK", "INVALID_ARGUMENT", ...: the name that metrics and logs use. Peers may send any
-// number; one that is no code is "UNKNOWN".
+// Returns "OK", "INVALID_ARGUMENT", ...: the name in metrics and logs. Peers may send any number;
+// an unknown one is "UNKNOWN".
 const char* CodeName(int code);
 
 }  // namespace ringattn::server

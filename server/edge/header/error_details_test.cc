@@ -27,7 +27,7 @@ Message Find(const google::rpc::Status& status) {
   return message;
 }
 
-TEST(ErrorDetailsTest, AFailureCarriesAllItHas) {
+TEST(ErrorDetailsTest, AFailureCarriesItsDetails) {
   Failure failure;
   failure.code = absl::StatusCode::kAborted;
   failure.message = "rank 2 (worker-2) was lost";
@@ -56,7 +56,7 @@ TEST(ErrorDetailsTest, AQuotaIsNamedWithItsSubject) {
   EXPECT_EQ(violation.description(), "max_requests_in_flight: 4");
 }
 
-// Else clients print "plan.world_size: plan.world_size: ...".
+// Otherwise clients would print "plan.world_size: plan.world_size: ...".
 TEST(ErrorDetailsTest, AViolationDoesNotNameItsFieldTwice) {
   Failure failure;
   failure.code = absl::StatusCode::kFailedPrecondition;
@@ -69,7 +69,7 @@ TEST(ErrorDetailsTest, AViolationDoesNotNameItsFieldTwice) {
   EXPECT_EQ(violation.description(), "asks for 4 workers, 1 is ready");
 }
 
-TEST(ErrorDetailsTest, AFailureHasNothingMore) {
+TEST(ErrorDetailsTest, AFailureCarriesNoOtherDetails) {
   Failure failure;
   failure.code = absl::StatusCode::kCancelled;
   failure.message = "cancelled";
@@ -90,7 +90,7 @@ TEST(ErrorDetailsTest, ManyAndLongViolationsStayWithinTheBound) {
   }
 }
 
-TEST(ErrorDetailsTest, WhatIsEchoedIsPrintable) {
+TEST(ErrorDetailsTest, EchoedDataIsPrintable) {
   Rejection rejection;
   rejection.violations = {{"field\n", std::string("a\0b\xff\x7f\r\n", 7)}};
   const grpc::Status status = ToGrpcStatus(rejection, Limits());
@@ -99,7 +99,7 @@ TEST(ErrorDetailsTest, WhatIsEchoedIsPrintable) {
             "a?b????");
 }
 
-TEST(ErrorDetailsTest, CodesSayWhoActs) {
+TEST(ErrorDetailsTest, CodesDependOnWhoMustAct) {
   Rejection rejection;
   rejection.violations = {{"options.dropout.rate", "is 2"}};
   EXPECT_EQ(Find<google::rpc::ErrorInfo>(Details(ToGrpcStatus(rejection, Limits()))).reason(),

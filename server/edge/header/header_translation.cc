@@ -15,7 +15,7 @@ namespace {
 template <typename Header>
 uint64_t Fingerprint(Header* header) {
   header->clear_request_id();
-  header->clear_transport();  // a replay may travel otherwise
+  header->clear_transport();  // a retry may use another transport
   return absl::HashOf(std::is_same_v<Header, v1::BackwardHeader>, header->SerializeAsString());
 }
 

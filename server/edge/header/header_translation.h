@@ -1,6 +1,6 @@
-// From a Forward or Backward header as protobuf to what common/request judges.
-// Nothing of a header is ignored: unknown fields at any depth, numbers that are no
-// value of their enum, and fields reserved for later become violations by name.
+// Translates a Forward or Backward header from protobuf to the values that common/request checks.
+// No part of a header is ignored: unknown fields at any depth, unknown enum values and reserved
+// fields become violations by name.
 #ifndef RINGATTN_SERVER_EDGE_HEADER_HEADER_TRANSLATION_H_
 #define RINGATTN_SERVER_EDGE_HEADER_HEADER_TRANSLATION_H_
 
@@ -21,7 +21,7 @@ struct InlineData {
   std::string bytes;
 };
 
-// How the client wants its reply.
+// The client's options for its reply.
 struct ReplyChoice {
   int64_t max_chunk_bytes = 0;
   bool with_crc32c = false;
@@ -31,17 +31,16 @@ struct ReplyChoice {
 
 struct HeaderRequest {
   ValidRequest valid;
-  std::string request_id;    // empty if the client gave none
-  uint64_t fingerprint = 0;  // of the header without its id and transport; equal within one process
+  std::string request_id;  // empty if the client sent none
+  uint64_t fingerprint = 0;  // of the header without id and transport; stable within one process
   ReplyChoice reply;
-  std::vector<InlineData> inline_tensors;  // sizes are right
+  std::vector<InlineData> inline_tensors;  // sizes are checked
 };
 
-// Of a header as the client sent it, without its id; equal within one process.
+// Returns the fingerprint of a header without its id; stable within one process.
 uint64_t FingerprintOf(v1::BackwardHeader header);
 
-// The first message of a stream, its header taken out. All functions are pure and
-// safe for any message.
+// Reads a stream's first message. All functions are pure and safe for any message.
 std::variant<HeaderRequest, Rejection> ReadHeader(v1::ForwardRequest first, const Limits& limits);
 std::variant<HeaderRequest, Rejection> ReadHeader(v1::BackwardRequest first, const Limits& limits);
 

@@ -1,9 +1,8 @@
-// CoreLoop: the one thread that owns the Coordinator. RPC threads post events, it
-// handles them one after another, hands the actions to an ActionSink, and ticks. Plans are made
-// on threads beside it.
+// CoreLoop: the single thread that owns the Coordinator. RPC threads post events. The loop handles
+// them in order, passes the actions to an ActionSink, and ticks. Separate threads make plans.
 //
-// The core's clock stands while what came until then is handled: however far this thread is
-// behind, whoever has spoken has been heard before his silence is judged.
+// The core's clock does not advance while queued events are handled. Messages that have arrived are
+// therefore processed before any timeout is evaluated.
 #ifndef RINGATTN_SERVER_EDGE_LOOP_CORE_LOOP_H_
 #define RINGATTN_SERVER_EDGE_LOOP_CORE_LOOP_H_
 
@@ -20,35 +19,34 @@
 
 namespace ringattn::server {
 
-// Carries actions out, all but PlanThis and CancelPlan. Called on the core's thread; must not
-// block.
+// Carries out actions, except PlanThis and CancelPlan. Called on the core's thread; must not block.
 class ActionSink {
  public:
   virtual ~ActionSink() = default;
   virtual void CarryOut(const Action& action, const Coordinator& core) = 0;
-  // After each Tick event and its actions.
+  // Called after each Tick event and its actions.
   virtual void OnTick(absl::Time now, const Coordinator& core) = 0;
 };
 
-// Thread safe. The queue is bounded: RequestArrived, which clients cause at will, is
-// refused when it is long; every other event has a source that waits for an earlier
-// one's handling (this loop's own tick is one) or posts a fixed number per stream.
+// Thread safe. The queue is bounded. RequestArrived, whose number clients control, is rejected when
+// the queue is long. Every other event comes from a source that waits until an earlier event is
+// handled, or that posts a fixed number per stream.
 class CoreLoop {
  public:
-  // `sink` outlives the loop. The thread starts with Start().
+  // `sink` must outlive the loop. Start() starts the thread.
   CoreLoop(CoordinatorConfig config, ActionSink* sink);
   ~CoreLoop();
 
   void Start();
-  // Handles what is queued and ends the thread. Events posted later are dropped.
+  // Handles the queued events and ends the thread. Events posted later are dropped.
   void Stop();
 
   void Post(Event event);
-  // Runs `then` on the core's thread once the event is handled.
+  // Runs `then` on the core's thread after the event.
   void Post(Event event, std::function<void()> then);
-  // False, and nothing posted, if the queue is long.
+  // Returns false, and posts nothing, if the queue is long.
   bool TryPost(RequestArrived event);
-  // Runs `question` on the core's thread, between events. False if the queue is long.
+  // Runs `question` on the core's thread between events. Returns false if the queue is long.
   bool Ask(std::function<void(const Coordinator&)> question);
   PlanningStats planning_stats() const { return planning_.stats(); }
 
@@ -67,13 +65,13 @@ class CoreLoop {
 
   const absl::Duration tick_interval_;
   ActionSink* const sink_;
-  Coordinator core_;  // the thread's own once it runs
+  Coordinator core_;  // used by the thread only, once it runs
 
   absl::Mutex mutex_;
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
-  PlanningService planning_;  // ends before what it posts to
+  PlanningService planning_;  // destroyed before its receiver
 };
 
 }  // namespace ringattn::server

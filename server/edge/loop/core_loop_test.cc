@@ -1,6 +1,6 @@
-// The core's thread beside planning: heartbeats are heard and small requests served while
-// lists of a hundred thousand documents are planned. Workers answer at once, so what is
-// timed is this process alone.
+// Tests of the core's thread during planning: heartbeats are handled and small requests served
+// while lists of a hundred thousand documents are planned. Workers answer immediately, so only this
+// process is measured.
 #include "server/edge/loop/core_loop.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ constexpr int kWorkers = 4;
 constexpr StreamId kFirstTiny = 1000000;
 constexpr absl::Duration kBound = absl::Milliseconds(50);
 
-// A header of 1 MiB: every document of eight tokens takes a byte on either axis.
+// A header of 1 MiB: each document of eight tokens takes one byte per axis.
 RequestArrived Packed(StreamId stream, int64_t documents) {
   RequestArrived request;
   request.stream = stream;
@@ -66,7 +66,7 @@ CoordinatorConfig Config() {
   return config;
 }
 
-// A loop whose workers say at once whatever is expected of them. Thread safe.
+// A loop whose workers immediately send every expected answer. Thread safe.
 class Bench final : private ActionSink {
  public:
   explicit Bench(const CoordinatorConfig& config) : loop_(config, this) {
@@ -85,13 +85,13 @@ class Bench final : private ActionSink {
 
   CoreLoop& loop() { return loop_; }
 
-  // Heartbeats of all workers, again and again, each timed until it was handled; until
-  // `done` holds.
+  // Sends heartbeats of all workers repeatedly, and measures each until it is handled, until `done`
+  // holds.
   template <typename Done>
   std::vector<absl::Duration> BeatUntil(Done done) {
     std::vector<absl::Duration> times;
     uint64_t sequence = 0;
-    do {  // once at least: what is awaited may have come already
+    do {  // at least once, since `done` may hold already
       ++sequence;
       for (ConnectionId worker = 1; worker <= kWorkers; ++worker) {
         WorkerMessage said;
@@ -103,7 +103,7 @@ class Bench final : private ActionSink {
         handled.WaitForNotification();
         times.push_back(absl::Now() - said.received);
       }
-      // A rest, so that the load is not the measurement itself.
+      // A pause, so that the load does not dominate the measurement.
       absl::MutexLock lock(&mutex_);
       mutex_.AwaitWithTimeout(absl::Condition(&done), absl::Milliseconds(2));
     } while (!Holds(done));
@@ -121,7 +121,7 @@ class Bench final : private ActionSink {
     return done();
   }
 
-  // Under the lock:
+  // Requires the lock:
   bool IsAccepted(StreamId stream) const { return accepted_.count(stream) > 0; }
   int64_t drops() {
     absl::MutexLock lock(&mutex_);
@@ -173,7 +173,7 @@ class Bench final : private ActionSink {
   bool serving_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t drops_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<StreamId, absl::Time> accepted_ ABSL_GUARDED_BY(mutex_);
-  CoreLoop loop_;  // ends first
+  CoreLoop loop_;  // stops first
 };
 
 absl::Duration Percentile99(std::vector<absl::Duration> times) {
@@ -181,7 +181,7 @@ absl::Duration Percentile99(std::vector<absl::Duration> times) {
   return times.at(times.size() * 99 / 100);
 }
 
-TEST(CoreLoopTest, HeartbeatsAreHeardWhileAPackedRequestIsPlanned) {
+TEST(CoreLoopTest, HeartbeatsAreHandledWhileAPackedRequestIsPlanned) {
   Bench bench(Config());
   const absl::Time begin = absl::Now();
   ASSERT_TRUE(bench.loop().TryPost(Packed(1, 100000)));
@@ -194,9 +194,9 @@ TEST(CoreLoopTest, HeartbeatsAreHeardWhileAPackedRequestIsPlanned) {
   EXPECT_EQ(bench.drops(), 0);
 }
 
-// Without a tensor byte. Nobody is lost, nobody else waits, and once they are cancelled
-// nothing goes on.
-TEST(CoreLoopTest, FortyLargeHeadersHurtNobody) {
+// Headers without tensor bytes. No worker is lost, no other request waits, and after cancellation
+// no work continues.
+TEST(CoreLoopTest, FortyLargeHeadersDelayNoOtherRequest) {
   Bench bench(Config());
   constexpr StreamId kHeaders = 40;
   for (StreamId stream = 1; stream <= kHeaders; ++stream) {
@@ -231,16 +231,16 @@ TEST(CoreLoopTest, FortyLargeHeadersHurtNobody) {
   EXPECT_EQ(bench.drops(), 0);
 }
 
-// The thread itself was held up for longer than workers may be silent. They were not: what
-// they said meanwhile is heard before they are judged.
-TEST(CoreLoopTest, ItsOwnLagIsNobodysSilence) {
+// The thread was blocked for longer than the heartbeat timeout, but the workers were not silent:
+// their messages are handled before any timeout is evaluated.
+TEST(CoreLoopTest, LagOfTheThreadIsNotSilenceOfWorkers) {
   CoordinatorConfig config = Config();
   config.heartbeat_timeout = absl::Milliseconds(400);
-  // So that no single gap is long enough to be taken for a pause of the process.
+  // So that no single gap counts as a pause of the process.
   config.tick_interval = absl::Milliseconds(100);
   Bench bench(config);
   for (int round = 0; round < 2; ++round) {
-    // One question holds the thread until heartbeats are older than the timeout.
+    // One query blocks the thread until heartbeats are older than the timeout.
     absl::Notification blocked, go_on;
     ASSERT_TRUE(bench.loop().Ask([&](const Coordinator&) {
       blocked.Notify();
@@ -256,7 +256,7 @@ TEST(CoreLoopTest, ItsOwnLagIsNobodysSilence) {
         said.received = absl::Now();
         bench.loop().Post(std::move(said));
       }
-      absl::SleepFor(absl::Milliseconds(20));  // it is the lag
+      absl::SleepFor(absl::Milliseconds(20));  // the lag itself
     }
     go_on.Notify();
     absl::Notification handled;
@@ -274,8 +274,8 @@ int64_t ResidentBytes() {
   return fields == 2 ? resident * 4096 : -1;
 }
 
-// Each has a list of 2^16 stripes in its plan, 3 MiB.
-TEST(CoreLoopTest, WhatEndedHoldsOnlyItsReport) {
+// Each plan lists 2^16 stripes, 3 MiB.
+TEST(CoreLoopTest, EndedRequestsKeepOnlyTheirView) {
   Bench bench(Config());
   const auto serve = [&](StreamId stream) {
     RequestArrived request = Packed(stream, int64_t{1} << 17);
@@ -301,7 +301,7 @@ TEST(CoreLoopTest, WhatEndedHoldsOnlyItsReport) {
   std::printf("resident memory grew by %lld bytes, %lld of them known\n",
               static_cast<long long>(grown), static_cast<long long>(finished_bytes));
   ASSERT_GT(before, 0);
-  EXPECT_LT(grown, 48 * kMiB);  // the allocator's own; of whole plans it would be 750 MiB
+  EXPECT_LT(grown, 48 * kMiB);  // the allocator's own; whole plans would take 750 MiB
   EXPECT_LT(finished_bytes, 250 * 2 * kKiB);
 }
 

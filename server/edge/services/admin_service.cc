@@ -8,8 +8,8 @@
 
 namespace ringattn::server {
 
-// A unary call that waits for the core or for its own cancellation, whichever comes
-// first. Thread safe. Shared by gRPC (until OnDone) and the list it waits in.
+// A unary call that waits for the core or for its own cancellation, whichever is first. Thread
+// safe. Shared by gRPC (until OnDone) and the waiting list.
 class AdminWaiter final : public grpc::ServerUnaryReactor {
  public:
   static std::shared_ptr<AdminWaiter> Make() {
@@ -23,7 +23,7 @@ class AdminWaiter final : public grpc::ServerUnaryReactor {
     if (std::exchange(answered_, true)) return;
     Finish(status);
   }
-  // `fill` runs only while gRPC still keeps the response.
+  // `fill` runs only while gRPC keeps the response.
   template <typename Fill>
   void Answer(const grpc::Status& status, Fill fill) {
     absl::MutexLock lock(&mutex_);
@@ -37,7 +37,7 @@ class AdminWaiter final : public grpc::ServerUnaryReactor {
     return answered_;
   }
 
-  v1::ReformRingResponse* response = nullptr;  // ReformRing only; gRPC's, until answered
+  v1::ReformRingResponse* response = nullptr;  // ReformRing only; owned by gRPC until answered
 
   void OnCancel() override { Answer(grpc::Status::CANCELLED); }
   void OnDone() override { std::move(self_).reset(); }
@@ -50,7 +50,7 @@ class AdminWaiter final : public grpc::ServerUnaryReactor {
 
 namespace {
 
-// Those whose caller went away are forgotten when the next one comes.
+// Removes cancelled calls when the next one arrives.
 void Add(std::shared_ptr<AdminWaiter> waiter, std::vector<std::shared_ptr<AdminWaiter>>* to) {
   to->erase(
       std::remove_if(to->begin(), to->end(), [](const auto& other) { return other->answered(); }),
@@ -75,7 +75,7 @@ grpc::ServerUnaryReactor* AdminServiceImpl::Drain(grpc::CallbackServerContext* c
     LogInfo("drain undone by an operator");
     core_->Post(DrainRequested{true}, [waiter] { waiter->Answer(grpc::Status::OK); });
   } else {
-    LogInfo("drain asked for by an operator");
+    LogInfo("drain requested by an operator");
     {
       absl::MutexLock lock(&mutex_);
       Add(waiter, &drains_);
@@ -94,7 +94,7 @@ grpc::ServerUnaryReactor* AdminServiceImpl::ReformRing(grpc::CallbackServerConte
     waiter->Answer(status);
     return waiter.get();
   }
-  LogInfo("a new ring asked for by an operator");
+  LogInfo("re-forming requested by an operator");
   {
     absl::MutexLock lock(&mutex_);
     Add(waiter, &reforms_);
@@ -146,7 +146,7 @@ void AdminServiceImpl::Close() {
     reforms_.clear();
   }
   for (const auto& waiter : waiters) {
-    waiter->Answer(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server shuts down"));
+    waiter->Answer(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is shutting down"));
   }
 }
 

@@ -1,4 +1,4 @@
-// The control listener's AdminService: Drain and ReformRing wait for the core.
+// AdminServiceImpl: the control listener's AdminService. Drain and ReformRing wait for the core.
 #ifndef RINGATTN_SERVER_EDGE_SERVICES_ADMIN_SERVICE_H_
 #define RINGATTN_SERVER_EDGE_SERVICES_ADMIN_SERVICE_H_
 
@@ -18,7 +18,7 @@ class AdminWaiter;
 // Thread safe.
 class AdminServiceImpl final : public v1::AdminService::CallbackService {
  public:
-  // `core` outlives the server's calls.
+  // `core` must outlive the server's calls.
   AdminServiceImpl(CoreLoop* core, std::string secret);
   ~AdminServiceImpl() override;
 
@@ -29,12 +29,12 @@ class AdminServiceImpl final : public v1::AdminService::CallbackService {
                                        const v1::ReformRingRequest* request,
                                        v1::ReformRingResponse* response) override;
 
-  // The core's answers, which go to everyone who waits.
+  // The core's answers, forwarded to all waiting callers.
   void OnDrained();
   void OnReformed(const RingReformed& reformed);
-  // True once drained; returns at the latest at the deadline. For shutdown.
+  // Returns true once drained, or false at the deadline. For shutdown.
   bool DrainAndWait(absl::Duration timeout);
-  // Answers all who wait with UNAVAILABLE.
+  // Answers all waiting callers with UNAVAILABLE.
   void Close();
 
  private:

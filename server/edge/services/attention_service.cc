@@ -19,7 +19,7 @@ namespace {
 Failure NotKnown() {
   Failure failure;
   failure.code = absl::StatusCode::kNotFound;
-  failure.message = "no operation in flight or lately ended has this request_id";
+  failure.message = "no request in flight or recently ended has this request_id";
   failure.reason = "OPERATION_NOT_FOUND";
   return failure;
 }
@@ -58,8 +58,8 @@ ByteStreamReactor* AttentionServiceImpl::Backward(grpc::CallbackServerContext* c
   return RequestCall::Start(context_, call, Direction::kBackward);
 }
 
-// Both calls look the operation up on the core's thread and answer from there: gRPC
-// keeps request and response until Finish.
+// Both calls look up the operation on the core's thread and answer from there; gRPC keeps request
+// and response until Finish.
 grpc::ServerUnaryReactor* AttentionServiceImpl::GetStatus(grpc::CallbackServerContext* call,
                                                           const v1::GetStatusRequest* request,
                                                           v1::GetStatusResponse* response) {

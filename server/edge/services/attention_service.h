@@ -1,5 +1,5 @@
-// The public AttentionService. Forward and Backward are raw byte streams on the
-// server side, which keeps tensor bytes out of protobuf objects.
+// AttentionServiceImpl: the public AttentionService. Forward and Backward are raw byte streams on
+// the server side, which keeps tensor bytes out of protobuf objects.
 #ifndef RINGATTN_SERVER_EDGE_SERVICES_ATTENTION_SERVICE_H_
 #define RINGATTN_SERVER_EDGE_SERVICES_ATTENTION_SERVICE_H_
 

@@ -1,4 +1,4 @@
-// The table of bad_requests_test: headers that are wrong in one way each.
+// Test cases of bad_requests_test: headers that are invalid in one respect each.
 #ifndef RINGATTN_SERVER_EDGE_SERVICES_BAD_HEADER_ROWS_H_
 #define RINGATTN_SERVER_EDGE_SERVICES_BAD_HEADER_ROWS_H_
 
@@ -9,7 +9,7 @@ namespace ringattn::server {
 inline constexpr grpc::StatusCode kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
 inline constexpr grpc::StatusCode kOver = grpc::StatusCode::RESOURCE_EXHAUSTED;
 
-// q, dout and out have 2*8*4*16*4 = 4096 bytes, k and v 2*8*2*16*4 = 2048.
+// q, dout and out have 2*8*4*16*4 = 4096 bytes; k and v have 2*8*2*16*4 = 2048.
 inline constexpr char kBase[] = R"(
   shape { batch: 2 seq_len_q: 8 seq_len_kv: 8 num_heads: 4 num_kv_heads: 2 head_dim: 16 }
   dtype: DATA_TYPE_FLOAT32
@@ -60,7 +60,7 @@ inline const BadHeader kHeaderRows[] = {
     {"shape { packing: PACKING_QKV num_kv_heads: 4 head_dim_v: 8 }", kInvalid, "shape.head_dim_v"},
     {"shape { packing: PACKING_KV head_dim_v: 8 }", kInvalid, "shape.head_dim_v"},
     {"shape { packing: PACKING_KV head_dim_v: 256 }", kInvalid, "shape.head_dim_v"},
-    // Though q, k and v by themselves are not too large.
+    // q, k and v on their own are within the limits.
     {"shape { packing: PACKING_QKV seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 4 "
      "num_kv_heads: 4 head_dim: 64 batch: 1 }",
      kOver, "shape"},
@@ -130,7 +130,7 @@ inline const BadHeader kHeaderRows[] = {
     {"options { bias { dtype: 77 } }", kInvalid, "options.bias.dtype"},
     {"dtype: DATA_TYPE_FLOAT16 options { bias { dtype: DATA_TYPE_BFLOAT16 } }", kInvalid,
      "options.bias.dtype"},
-    // Too large though q, k and v are not: 2^40 pairs, for every head.
+    // The bias exceeds the limit although q, k and v do not: 2^40 pairs per head.
     {"shape { seq_len_q: 1048576 seq_len_kv: 1048576 } options { bias { per_head: true } }", kOver,
      "shape"},
     {"shape { batch: 4096 seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 1024 "
@@ -156,7 +156,7 @@ inline const BadHeader kHeaderRows[] = {
      kInvalid, "inline_tensors[0].tensor"},
     {"options { bias {} } inline_tensors { tensor: TENSOR_ID_MASK data: 'x' }", kInvalid,
      "inline_tensors[0].tensor"},
-    // 8 x 8 bytes, and 8 rows of one byte.
+    // The mask has 8 x 8 elements in 8 rows of one byte.
     {"options { mask {} } inline_tensors { tensor: TENSOR_ID_MASK data: '12345678' }", kInvalid,
      "inline_tensors[0].data"},
     {"options { mask { encoding: MASK_ENCODING_BITS } } "
@@ -258,7 +258,7 @@ inline const BadHeader kHeaderRows[] = {
     {"plan { tuning { tile_q: 96 tile_kv: 2147483648 } }", kInvalid, "plan.tuning.tile_kv"},
     {"plan { tuning { key_splits: 0 } }", kInvalid, "plan.tuning.key_splits"},
     {"plan { tuning { key_splits: 4294967295 } }", kInvalid, "plan.tuning.key_splits"},
-    // Fields that are right, and no device of this ring offers the value.
+    // Valid fields, but no device of this ring offers the value.
     {"plan { tuning { tile_q: 96 } }", kInvalid, "plan.tuning.tile_q"},
     {"plan { tuning { tile_kv: 128 } }", kInvalid, "plan.tuning.tile_kv"},
     {"plan { tuning { key_splits: 2 } }", kInvalid, "plan.tuning.key_splits"},
@@ -369,7 +369,7 @@ inline const BadHeader kForwardRows[] = {
      "reply.probability_rows[2].position"},
     {"shape { seq_len_q: 0 } reply { probability_rows {} }", kInvalid,
      "reply.probability_rows[0].position"},
-    // The weights of one row, of every head, though q, k and v are small.
+    // Probabilities of one row, for every head, although q, k and v are small.
     {"shape { batch: 1 seq_len_kv: 134217728 num_heads: 1024 num_kv_heads: 1 head_dim: 1 } "
      "reply { probability_rows {} }",
      kOver, "shape"},

@@ -1,6 +1,5 @@
-// Every way of getting a request wrong that we could think of, through a real server:
-// each must end with its code and name its field, and leave no memory reserved and
-// the ring as it was.
+// Invalid requests, sent to a real server. Each must end with the right code and name its field,
+// reserve no memory and leave the ring unchanged.
 #include <google/protobuf/text_format.h>
 #include <grpcpp/generic/generic_stub.h>
 
@@ -25,7 +24,7 @@ namespace {
 
 using grpc::StatusCode;
 
-// A call as bytes: what a client may send is not always protobuf.
+// A call of raw bytes, because a client may send invalid protobuf.
 struct Outcome {
   bool accepted = false;
   grpc::Status status;
@@ -41,7 +40,7 @@ class BadRequestsTest : public ::testing::Test {
 
   void SetUp() override { generation_ = cluster_->topology().generation(); }
 
-  // However many were wrong: the ring is the same and nobody holds memory.
+  // Afterwards the ring is unchanged and no memory is reserved.
   void TearDown() override {
     EXPECT_TRUE(cluster_->WaitIdle());
     EXPECT_EQ(cluster_->topology().generation(), generation_);
@@ -54,7 +53,7 @@ class BadRequestsTest : public ::testing::Test {
     return count;
   }
 
-  // Sends the first message, waits for the answer to it, then sends the rest.
+  // Sends the first message, waits for its answer, then sends the rest.
   static Outcome Call(bool backward, const std::vector<std::string>& messages) {
     grpc::GenericStub stub(cluster_->channel);
     grpc::ClientContext context;
@@ -171,7 +170,7 @@ std::string Chunk(int tensor, uint64_t offset, uint64_t bytes,
 
 constexpr int kQ = 1, kK = 2, kV = 3, kOut = 4, kLse = 5, kDout = 6;
 
-TEST_F(BadRequestsTest, TheBasesAreRight) {
+TEST_F(BadRequestsTest, TheBaseRequestsAreValid) {
   for (bool backward : {false, true}) {
     std::vector<std::string> messages = {First(backward, kBase, ""), Chunk(kQ, 0, 4096),
                                          Chunk(kK, 0, 2048), Chunk(kV, 0, 2048)};
@@ -241,7 +240,7 @@ TEST_F(BadRequestsTest, LargeHeaders) {
   }
   Expect(Call(false, {First(header)}), kOver, "options.dilation_levels");
 
-  // More violations than an answer may hold.
+  // More violations than an answer may list.
   header = Parse<v1::ForwardHeader>(kBase, "");
   for (int i = 0; i < 5000; ++i) header.add_inline_tensors();
   Expect(Call(false, {First(header)}), kInvalid, "inline_tensors[0].tensor");
@@ -297,10 +296,10 @@ TEST_F(BadRequestsTest, FirstMessages) {
     Expect(Call(backward, {std::string("\x0a\x05"
                                        "abc",
                                        5)}),
-           kInvalid, "header");                                                    // cut off
+           kInvalid, "header");  // truncated
     Expect(Call(backward, {std::string("\x0b\x0b\x0b", 3)}), kInvalid, "header");  // open groups
     Expect(Call(backward, {std::string("\x98\x06\x01", 3)}), kInvalid, "99");  // an unknown field
-    // A header whose request_id is no UTF-8.
+    // A header whose request_id is not UTF-8.
     Expect(Call(backward, {std::string("\x0a\x04\x0a\x02\xff\xfe", 6)}), kInvalid, "header");
   }
   EXPECT_EQ(Reserves(), before);
@@ -372,7 +371,7 @@ TEST_F(BadRequestsTest, Chunks) {
       Expect(Call(backward, messages), kInvalid, row.field);
     }
   }
-  // dout belongs to backward, out and lse only where the header announces them.
+  // dout belongs to Backward; out and lse only if the header announces them.
   Expect(Call(false, {First(false, kBase, ""), Chunk(kDout, 0, 8)}), kInvalid, "chunk.tensor");
   const std::string with_result = First(true, kBase, "has_forward_result: true");
   Expect(Call(true, {with_result, Chunk(kLse, 256, 1)}), kInvalid, "chunk.data");
@@ -393,7 +392,7 @@ TEST_F(BadRequestsTest, ChunksOverTheLimit) {
   const std::string large = "shape { seq_len_q: 40000 }";  // q has 20 MB
   Expect(Call(false, {First(false, kBase, large), Chunk(kQ, 0, (16 << 20) + 1)}), kInvalid,
          "chunk.data");
-  // More than a message may have, and still refused by us and not by gRPC.
+  // Larger than the limit, but rejected by this server and not by gRPC.
   const std::string larger = "shape { seq_len_q: 80000 }";
   const Outcome outcome = Call(false, {First(false, kBase, larger), Chunk(kQ, 0, (32 << 20) + 1)});
   Expect(outcome, kInvalid, "chunk.data");
@@ -413,8 +412,8 @@ TEST_F(BadRequestsTest, MoreRanksThanWorkers) {
   EXPECT_EQ(outcome.status.error_code(), StatusCode::FAILED_PRECONDITION);
 }
 
-// Tests run in the order in which they are written.
-TEST_F(BadRequestsTest, WereAtLeastTwoHundred) {
+// Tests run in the order of their definition.
+TEST_F(BadRequestsTest, AtLeastTwoHundredCasesWereTested) {
   if (::testing::GTEST_FLAG(filter) != "*") GTEST_SKIP() << "some were left out";
   EXPECT_GE(checked_, 200);
   RecordProperty("bad_requests", checked_);

@@ -17,17 +17,17 @@ namespace {
 Failure TooManyWatchers(absl::Duration retry_after) {
   Failure failure;
   failure.code = absl::StatusCode::kResourceExhausted;
-  failure.message = "too many watch the topology; GetTopology answers";
+  failure.message = "too many clients watch the topology; use GetTopology";
   failure.reason = "TOO_MANY_WATCHERS";
   failure.retry_after = retry_after;
   return failure;
 }
 
-// Writes the newest topology whenever the last write is done. Deletes itself.
+// Writes the newest topology whenever the previous write is done. Deletes itself.
 class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                           public TopologyBoard::Watcher {
  public:
-  // `too_many`: what the client is told then.
+  // `too_many`: the status for a watcher beyond the limit.
   WatchStream(TopologyBoard* board, const grpc::Status& too_many) : board_(board) {
     if (!board_->Watch(this)) End(too_many);
   }
@@ -39,7 +39,7 @@ class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   }
 
   void OnClosed() override {
-    End(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server shuts down"));
+    End(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is shutting down"));
   }
 
   void OnWriteDone(bool ok) override {
@@ -52,7 +52,7 @@ class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
   void OnDone() override {
     board_->Unwatch(this);
-    // Whoever was here last has left the lock.
+    // Waits until the last holder has released the lock.
     { absl::MutexLock lock(&mutex_); }
     delete this;
   }
@@ -80,7 +80,7 @@ class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// OK for whoever may ask.
+// Returns OK for a known caller.
 grpc::Status WhyRefused(Callers* callers, const grpc::CallbackServerContext& call) {
   const std::variant<Caller, grpc::Status> caller = callers->Identify(call);
   const auto* refused = std::get_if<grpc::Status>(&caller);
@@ -171,13 +171,13 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetTopology(grpc::CallbackServerCo
     reactor->Finish(status);
     return reactor;
   }
-  // Behind every event that came before: whoever was told Accepted sees what it holds.
+  // The query follows all earlier events, so a client that received Accepted sees its reservation.
   const bool asked = core_->Ask([reactor, response](const Coordinator& core) {
     *response->mutable_topology() = core.topology();
     reactor->Finish(grpc::Status::OK);
   });
   if (!asked) {
-    reactor->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "busy, or shutting down"));
+    reactor->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is busy or shutting down"));
   }
   return reactor;
 }

@@ -1,4 +1,4 @@
-// The public ClusterService: what the server is and what it runs on.
+// ClusterServiceImpl: the public ClusterService: server information and topology.
 #ifndef RINGATTN_SERVER_EDGE_SERVICES_CLUSTER_SERVICE_H_
 #define RINGATTN_SERVER_EDGE_SERVICES_CLUSTER_SERVICE_H_
 
@@ -14,7 +14,7 @@ namespace ringattn::server {
 
 v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limits& limits);
 
-// WatchTopology takes and gives bytes: what all watchers are told is serialised once.
+// WatchTopology uses byte buffers, so that one serialized message serves all watchers.
 using ClusterServiceBase = v1::ClusterService::WithRawCallbackMethod_WatchTopology<
     v1::ClusterService::WithCallbackMethod_GetServerInfo<
         v1::ClusterService::WithCallbackMethod_GetTopology<v1::ClusterService::Service>>>;
@@ -22,7 +22,7 @@ using ClusterServiceBase = v1::ClusterService::WithRawCallbackMethod_WatchTopolo
 // Thread safe.
 class ClusterServiceImpl final : public ClusterServiceBase {
  public:
-  // What it is given pointers to outlives the server's calls.
+  // All pointers must outlive the server's calls.
   ClusterServiceImpl(const std::string& version, const Limits& limits, absl::Duration retry_after,
                      CoreLoop* core, TopologyBoard* board, Callers* callers);
 

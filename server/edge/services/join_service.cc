@@ -9,8 +9,8 @@
 namespace ringattn::server {
 namespace {
 
-// The core sends a handful of messages per operation and worker; one that has not
-// taken so many does not read.
+// The core sends a handful of messages per operation and worker; a worker with this many unread
+// messages has stopped reading.
 constexpr size_t kMaxQueuedMessages = 4096;
 
 }  // namespace
@@ -33,14 +33,14 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
     WriteNext();
   }
 
-  // Ends the stream after what is queued.
+  // Ends the stream after the queued messages.
   void End(const grpc::Status& status) {
     absl::MutexLock lock(&mutex_);
     EndLocked(status);
   }
 
-  // The next message is read once the core has handled this one, so that a worker
-  // cannot fill the core's queue.
+  // The next message is read once the core has handled this one, so that a worker cannot fill the
+  // core's queue.
   void OnReadDone(bool ok) override {
     if (!ok) {
       Gone();
@@ -61,7 +61,7 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
                                {"client_data_address", registration.client_data_address()},
                                {"connection", id_}});
       absl::MutexLock lock(&mutex_);
-      // The core was told of its end: what came after that would join for good.
+      // The core already knows of the stream's end; a later registration would never be removed.
       if (gone_) return;
       worker_ = registration.name();
       service_->core_->Post(WorkerJoined{id_, registration}, std::move(read_next));
@@ -88,7 +88,7 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
 
   void OnDone() override {
     Gone();
-    service_->Remove(id_);  // the last reference, or nearly
+    service_->Remove(id_);  // usually the last reference
   }
 
  private:
@@ -128,10 +128,10 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
   JoinService* const service_;
   const ConnectionId id_;
   v1::JoinRequest incoming_;  // one read at a time
-  bool registered_ = false;   // likewise
+  bool registered_ = false;  // used by the reading thread only
 
   absl::Mutex mutex_;
-  std::string worker_ ABSL_GUARDED_BY(mutex_);                     // empty: it has not registered
+  std::string worker_ ABSL_GUARDED_BY(mutex_);  // empty: not registered
   std::deque<v1::JoinResponse> outgoing_ ABSL_GUARDED_BY(mutex_);  // the first is being written
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,4 +1,4 @@
-// The control listener's WorkerControlService: one JoinStream per worker, from its
+// JoinService: the control listener's WorkerControlService, with one JoinStream per worker from its
 // registration to its end.
 #ifndef RINGATTN_SERVER_EDGE_SERVICES_JOIN_SERVICE_H_
 #define RINGATTN_SERVER_EDGE_SERVICES_JOIN_SERVICE_H_
@@ -17,17 +17,17 @@ namespace ringattn::server {
 
 class JoinStream;
 
-// Thread safe. Locks are taken in the order service, stream, core queue.
+// Thread safe. Lock order: service, stream, core queue.
 class JoinService final : public v1::WorkerControlService::CallbackService {
  public:
-  // `core` outlives the server's calls.
+  // `core` must outlive the server's calls.
   JoinService(CoreLoop* core, std::string secret);
   ~JoinService() override;
 
   grpc::ServerBidiReactor<v1::JoinRequest, v1::JoinResponse>* Join(
       grpc::CallbackServerContext* call) override;
 
-  // The core's actions; a connection that is gone is ignored.
+  // The core's actions; a closed connection is ignored.
   void Send(ConnectionId connection, const v1::JoinResponse& message);
   void Drop(ConnectionId connection, const std::string& reason);
 

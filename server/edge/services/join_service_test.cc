@@ -17,8 +17,8 @@
 namespace ringattn::server {
 namespace {
 
-// A worker that registers and is gone in the same moment: the end may overtake the beginning on
-// the way to the core, which would then keep it until it has been silent for long.
+// A worker that registers and disconnects at the same time. The disconnection must not overtake the
+// registration, or the core would keep the worker until its heartbeat timeout.
 void RegisterAndVanish(v1::WorkerControlService::Stub* stub) {
   grpc::ClientContext context;
   context.AddMetadata(kSecretMetadataKey, kTestSecret);
@@ -31,7 +31,7 @@ void RegisterAndVanish(v1::WorkerControlService::Stub* stub) {
   (void)stream->Finish();
 }
 
-TEST(JoinServiceTest, NobodyStaysWhoWentWhileItJoined) {
+TEST(JoinServiceTest, AWorkerThatLeavesWhileJoiningIsRemoved) {
   TestCluster cluster(1);
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
@@ -45,7 +45,7 @@ TEST(JoinServiceTest, NobodyStaysWhoWentWhileItJoined) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  // Long before it would be lost for its silence (5 s).
+  // Long before its heartbeat timeout (5 s).
   const auto is_gone = [&] {
     const v1::Topology topology = cluster.topology();
     return std::none_of(topology.workers().begin(), topology.workers().end(),

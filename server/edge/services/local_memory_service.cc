@@ -18,7 +18,7 @@ namespace {
 Failure CannotAsk(absl::Duration retry_after) {
   Failure failure;
   failure.code = absl::StatusCode::kUnavailable;
-  failure.message = "the server is busy or shuts down";
+  failure.message = "the server is busy or shutting down";
   failure.reason = "BUSY";
   failure.retry_after = retry_after;
   return failure;
@@ -27,7 +27,7 @@ Failure CannotAsk(absl::Duration retry_after) {
 Failure BadRegionId() {
   Failure failure;
   failure.code = absl::StatusCode::kInvalidArgument;
-  failure.message = "region_id: must be empty or have 16 bytes";
+  failure.message = "region_id: must be empty or 16 bytes long";
   failure.reason = "INVALID_REQUEST";
   failure.field = "region_id";
   return failure;
@@ -36,13 +36,13 @@ Failure BadRegionId() {
 Failure BadKind(int kind) {
   Failure failure;
   failure.code = absl::StatusCode::kInvalidArgument;
-  failure.message = absl::StrCat("kind: ", kind, " is no kind of memory of this version");
+  failure.message = absl::StrCat("kind: ", kind, " is not a supported kind of memory; use REGION_KIND_HOST or REGION_KIND_CUDA");
   failure.reason = "INVALID_REQUEST";
   failure.field = "kind";
   return failure;
 }
 
-// 128 bits that nobody can guess; empty if there are none to be had.
+// Returns 128 unguessable bits; empty if the system provides none.
 std::string RandomId() {
   std::string id(kRegionIdBytes, 0);
   const bool ok =

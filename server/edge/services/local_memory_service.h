@@ -1,4 +1,5 @@
-// The public LocalMemoryService: announces clients' regions to the workers.
+// LocalMemoryServiceImpl: the public LocalMemoryService, which announces clients' regions to the
+// workers.
 #ifndef RINGATTN_SERVER_EDGE_SERVICES_LOCAL_MEMORY_SERVICE_H_
 #define RINGATTN_SERVER_EDGE_SERVICES_LOCAL_MEMORY_SERVICE_H_
 
@@ -20,7 +21,7 @@ namespace ringattn::server {
 class LocalMemoryServiceImpl final
     : public v1::LocalMemoryService::WithCallbackMethod_Attach<v1::LocalMemoryService::Service> {
  public:
-  // What it is given pointers to outlives the server's calls.
+  // All pointers must outlive the server's calls.
   LocalMemoryServiceImpl(const Limits& limits, absl::Duration retry_after, CoreLoop* core,
                          Callers* callers);
 
@@ -28,7 +29,7 @@ class LocalMemoryServiceImpl final
                                    const v1::AttachRequest* request,
                                    v1::AttachResponse* response) override;
 
-  // From the core's thread.
+  // Called from the core's thread.
   void Answer(const AttachAnswered& answer);
 
  private:

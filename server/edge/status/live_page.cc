@@ -10,7 +10,7 @@
 namespace ringattn::server {
 namespace {
 
-// The core looks every 50 ms. Longer than any of its turns, shorter than anyone's patience.
+// The core checks every 50 ms. Longer than any event takes to handle, short enough for a viewer.
 constexpr absl::Duration kPatience = absl::Seconds(1);
 
 std::function<HttpReply()> File(const char* content_type, std::string_view text) {

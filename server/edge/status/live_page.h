@@ -1,4 +1,4 @@
-// The live page: what it consists of, by path. "/" draws "/status.json"; the rest is fixed.
+// The live page's files by path. "/" draws "/status.json"; all other files are constant.
 #ifndef RINGATTN_SERVER_EDGE_STATUS_LIVE_PAGE_H_
 #define RINGATTN_SERVER_EDGE_STATUS_LIVE_PAGE_H_
 
@@ -8,7 +8,7 @@
 
 namespace ringattn::server {
 
-// `board` outlives what serves the routes.
+// `board` must outlive the server of these routes.
 HttpRoutes LivePage(StatusConstants constants, StatusBoard* board);
 
 }  // namespace ringattn::server

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kMethods[] = {"Forward", "Backward"};
 
-// The codes that calls end with (attention.proto); others get a series when they come.
+// Status codes of calls (attention.proto). Other codes get a series when they occur.
 constexpr const char* kCodes[] = {"OK",
                                   "CANCELLED",
                                   "INVALID_ARGUMENT",
@@ -49,21 +49,21 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
                                   "Forward and Backward calls that ended, by status code.")),
       tokens_(metrics->Counters(
           "ringattn_request_tokens_total",
-          "Query tokens, of all batch rows, of Forward and Backward calls that ended well.")),
+          "Query tokens, over all batch rows, of Forward and Backward calls that succeeded.")),
       idle_transfers_(metrics->Counters(
           "ringattn_idle_transfers_total",
           "Requests ended because the client sent or took no tensor bytes for too long.")),
       stalled_workers_(metrics->Counters(
           "ringattn_stalled_workers_total",
-          "Workers lost because they lived and took no bytes of an upload, or sent none of a "
+          "Live workers evicted because they took no bytes of an upload, or sent none of a "
           "result, for too long.")),
       stages_(StageDurations(*metrics)),
       transports_(metrics->Counters("ringattn_transport_requests_total",
-                                    "Requests accepted, by the way that their tensors take.")),
+                                    "Requests accepted, by the transport of their tensors.")),
       worker_up_(metrics->Gauges("ringattn_worker_up",
-                                 "1 if the rank of the ring is served, 0 if it was once.")),
+                                 "1 for a rank of the ready ring, 0 for a rank that existed earlier.")),
       losses_(metrics->Counters("ringattn_worker_losses_total",
-                                "Workers lost, by name and by what was seen of it.")) {
+                                "Workers lost, by name and reason.")) {
   auto& bytes = TensorBytes(*metrics);
   bytes_up_ = &bytes.Add({{"direction", "up"}, {"transport", "relay"}});
   bytes_down_ = &bytes.Add({{"direction", "down"}, {"transport", "relay"}});
@@ -80,44 +80,44 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
     return &metrics->Gauges(name, help).Add({});
   };
   regions_ = gauge("ringattn_regions", "Regions of memory that clients share.");
-  queue_depth_ = gauge("ringattn_queue_depth", "Requests that wait to be admitted.");
-  queue_bytes_ = gauge("ringattn_queue_bytes", "Input bytes of the requests that wait.");
+  queue_depth_ = gauge("ringattn_queue_depth", "Requests waiting for admission.");
+  queue_bytes_ = gauge("ringattn_queue_bytes", "Input bytes of requests waiting for admission.");
   active_requests_ = gauge("ringattn_active_requests", "Requests admitted and not yet ended.");
   reserved_bytes_ = gauge("ringattn_reserved_bytes",
-                          "Worker memory reserved for requests, all workers together.");
+                          "Worker memory reserved for requests, summed over workers.");
   generation_ = gauge("ringattn_ring_generation", "Generation of the ring.");
   ring_members_ = gauge("ringattn_ring_members", "Members of the ring; 0 unless it is ready.");
   connected_workers_ =
-      gauge("ringattn_connected_workers", "Workers that are connected, in the ring or not.");
-  gauge("ringattn_max_queued_requests", "Requests that may wait to be admitted.")
+      gauge("ringattn_connected_workers", "Connected workers, in the ring or not.");
+  gauge("ringattn_max_queued_requests", "Limit on requests waiting for admission.")
       ->Set(static_cast<double>(limits.max_queued_requests));
-  gauge("ringattn_max_queued_bytes", "Input bytes of the requests that may wait.")
+  gauge("ringattn_max_queued_bytes", "Limit on the input bytes of waiting requests.")
       ->Set(static_cast<double>(limits.max_queued_bytes));
   reforms_ = &metrics
                   ->Counters("ringattn_ring_reforms_total",
-                             "Times that a ring was formed again after the first.")
+                             "Rings formed after the first.")
                   .Add({});
-  residuals_ = gauge("ringattn_residuals", "Residuals that are kept for a Backward.");
+  residuals_ = gauge("ringattn_residuals", "Residuals kept for a Backward.");
   residual_holds_ =
-      gauge("ringattn_residual_holds", "Open HoldResiduals streams, which keep residuals.");
+      gauge("ringattn_residual_holds", "Open HoldResiduals streams.");
   residual_bytes_ =
-      gauge("ringattn_residual_bytes", "Worker memory that residuals take, all workers together.");
-  gauge("ringattn_max_residual_bytes", "What residuals may take.")
+      gauge("ringattn_residual_bytes", "Worker memory used by residuals, summed over workers.");
+  gauge("ringattn_max_residual_bytes", "Limit on the worker memory used by residuals.")
       ->Set(static_cast<double>(limits.max_residual_bytes));
   const auto counter = [&](const char* name, const char* help) {
     return &metrics->Counters(name, help).Add({});
   };
-  residuals_kept_ = counter("ringattn_residuals_kept_total", "Forwards that left a residual.");
+  residuals_kept_ = counter("ringattn_residuals_kept_total", "Forwards that kept a residual.");
   residuals_refused_ = counter("ringattn_residuals_refused_total",
-                               "Forwards that asked for a residual and got none.");
+                               "Forwards whose requested residual was not kept.");
   residual_reads_ =
       counter("ringattn_residual_reads_total", "Backwards that succeeded with a residual.");
   auto& ended = metrics->Counters("ringattn_residuals_ended_total",
-                                  "Residuals that are kept no more, by why.");
+                                  "Residuals that ended, by reason.");
   for (const ResidualEnd end : kResidualEnds) {
     residuals_ended_.push_back(&ended.Add({{"reason", ResidualEndName(end)}}));
   }
-  // The series exist before the first request, so that rates start at zero.
+  // Series exist before the first request, so that rates start at zero.
   for (const char* method : kMethods) {
     for (const char* code : kCodes) requests_.Add({{"method", method}, {"code", code}});
     tokens_.Add({{"method", method}});
@@ -194,7 +194,7 @@ void ServerMetrics::WorkerLost(const LostWorker& loss) {
 }
 
 void ServerMetrics::SetTopology(const v1::Topology& topology) {
-  // A worker's series exist before its first loss, so that the increase to 1 is seen.
+  // A worker's series exist before its first loss, so that the increase to 1 is visible.
   for (const v1::WorkerInfo& worker : topology.workers()) {
     if (worker_names_.count(worker.name()) > 0) continue;
     for (const LossReason reason : kLossReasons) {

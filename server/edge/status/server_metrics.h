@@ -1,4 +1,4 @@
-// The coordinator's metrics, registered once.
+// ServerMetrics: the coordinator's metrics, registered once.
 #ifndef RINGATTN_SERVER_EDGE_STATUS_SERVER_METRICS_H_
 #define RINGATTN_SERVER_EDGE_STATUS_SERVER_METRICS_H_
 
@@ -17,28 +17,29 @@
 
 namespace ringattn::server {
 
-// In metrics and logs: "relay", "direct", "host_memory"; "" of none.
+// Returns the name in metrics and logs: "relay", "direct", "host_memory", ...; "" for none.
 const char* TransportName(v1::Transport transport);
 
-// Thread safe, but for the two Set functions and WorkerLost, which one thread calls.
+// Thread safe, except the two Set functions and WorkerLost, which one thread must call.
 class ServerMetrics {
  public:
-  // Tells worker names apart in labels up to so many in the process's life; then they are "other".
+  // Number of distinct worker names in labels over the process's life; further names become
+  // "other".
   static constexpr size_t kMaxWorkerNames = 256;
 
   ServerMetrics(Metrics* metrics, const Limits& limits);
 
   void RequestEnded(Direction direction, const char* code);
-  // One that ended well.
+  // Counts a request that succeeded.
   void Served(Direction direction, int64_t query_tokens);
-  // By the limit on uploads ("upload") or downloads ("download") that stand still.
+  // Counts a request ended by the idle limit of uploads ("upload") or downloads ("download").
   void IdleEnded(const char* stage);
   void StageTook(const char* stage, absl::Duration duration);
   void ReceivedFromClient(int64_t bytes) { bytes_up_->Increment(bytes); }
   void SentToClient(int64_t bytes) { bytes_down_->Increment(bytes); }
 
   void Accepted(v1::Transport transport);
-  // A request that ended well, whose members moved its tensors themselves.
+  // Counts the bytes of a successful request whose tensors bypassed the coordinator.
   void MovedByMembers(v1::Transport transport, const TransferTotals& totals) {
     member_bytes_up_.at(transport)->Increment(static_cast<double>(totals.bytes_up));
     member_bytes_down_.at(transport)->Increment(static_cast<double>(totals.bytes_down));
@@ -47,13 +48,13 @@ class ServerMetrics {
   void SetResidualHolds(int64_t streams);
   void SetStats(const CoordinatorStats& stats);
   void WorkerLost(const LostWorker& loss);
-  // ringattn_worker_up{rank, device}: 1 for each member of a ready ring; a rank that
-  // was there before and is not now reads 0.
+  // Sets ringattn_worker_up{rank, device}: 1 for each member of a ready ring, 0 for a rank that
+  // existed earlier.
   void SetTopology(const v1::Topology& topology);
 
  private:
   void SetResiduals(const ResidualCounts& counts);
-  // The label of a worker's losses.
+  // Returns the label for a worker's losses.
   std::string LabelOf(const std::string& worker);
 
   prometheus::Family<prometheus::Counter>& requests_;
@@ -63,7 +64,7 @@ class ServerMetrics {
   prometheus::Family<prometheus::Histogram>& stages_;
   prometheus::Counter* bytes_up_;
   prometheus::Counter* bytes_down_;
-  // Of the transports whose bytes do not pass here.
+  // By transport that bypasses the coordinator.
   std::map<v1::Transport, prometheus::Counter*> member_bytes_up_, member_bytes_down_;
   prometheus::Family<prometheus::Counter>& transports_;
   prometheus::Gauge* regions_;
@@ -84,7 +85,7 @@ class ServerMetrics {
   prometheus::Counter* residuals_refused_;
   prometheus::Counter* residual_reads_;
   std::vector<prometheus::Counter*> residuals_ended_;  // by ResidualEnd
-  CoordinatorStats seen_;                              // what the counters have counted
+  CoordinatorStats seen_;  // values that the counters include already
   prometheus::Family<prometheus::Gauge>& worker_up_;
   std::vector<prometheus::Gauge*> workers_seen_;
   prometheus::Family<prometheus::Counter>& losses_;

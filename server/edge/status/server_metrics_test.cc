@@ -41,14 +41,14 @@ TEST(ServerMetricsTest, LossesCountByWorkerAndReason) {
               HasSubstr("ringattn_worker_losses_total{reason=\"silent\",worker=\"a\"} 0"));
   server.WorkerLost(Loss("a", LossReason::kSilent));
   server.WorkerLost(Loss("a", LossReason::kSilent));
-  server.WorkerLost(Loss("b", LossReason::kStuck));  // came and went between two topologies
+  server.WorkerLost(Loss("b", LossReason::kStuck));  // joined and left between two topologies
   EXPECT_THAT(metrics.Text(),
               HasSubstr("ringattn_worker_losses_total{reason=\"silent\",worker=\"a\"} 2"));
   EXPECT_THAT(metrics.Text(),
               HasSubstr("ringattn_worker_losses_total{reason=\"stuck\",worker=\"b\"} 1"));
 }
 
-TEST(ServerMetricsTest, NamesThatNeverRestDoNotGrowTheMetricsForEver) {
+TEST(ServerMetricsTest, WorkerNamesInLabelsAreBounded) {
   Metrics metrics;
   ServerMetrics server(&metrics, Limits());
   constexpr int kNames = 3 * ServerMetrics::kMaxWorkerNames;
@@ -62,7 +62,7 @@ TEST(ServerMetricsTest, NamesThatNeverRestDoNotGrowTheMetricsForEver) {
                                                      kNames - ServerMetrics::kMaxWorkerNames)));
 }
 
-TEST(ServerMetricsTest, RequestsHaveASeriesForEachCodeBeforeTheFirst) {
+TEST(ServerMetricsTest, SeriesExistBeforeTheFirstRequest) {
   Metrics metrics;
   ServerMetrics server(&metrics, Limits());
   EXPECT_THAT(metrics.Text(),

@@ -1,7 +1,7 @@
-// StatusBoard: the newest snapshot of the coordinator for whoever looks at the live page.
+// StatusBoard: the newest snapshot of the coordinator, for viewers of the live page.
 //
-// The core's thread makes one only when somebody waits for it, at most every `min_interval`
-// however many look, and never waits itself. Nobody looks: nothing is made.
+// The core's thread makes a snapshot only while a viewer waits for one, at most once per
+// `min_interval` for all viewers, and never waits itself.
 #ifndef RINGATTN_SERVER_EDGE_STATUS_STATUS_BOARD_H_
 #define RINGATTN_SERVER_EDGE_STATUS_STATUS_BOARD_H_
 
@@ -19,15 +19,16 @@ namespace ringattn::server {
 
 struct StatusBoardOptions {
   absl::Duration min_interval = absl::Milliseconds(250);
-  // Requests that are shown one by one; all are counted.
+  // Requests that are listed individually; all are counted.
   int64_t max_requests = 64;
-  // More do not wait: while the core is stuck, half of the HTTP threads stay free for scrapes.
+  // Bound on waiting viewers. While the core is stuck, half of the HTTP threads stay free for
+  // metrics.
   int max_waiting = 8;
 };
 
 struct ServerStatus {
   CoordinatorSnapshot core;
-  // Of core.requests, one each.
+  // One for each of core.requests.
   std::vector<TransferTotals> transfers;
 };
 
@@ -38,17 +39,17 @@ class StatusBoard {
 
   const StatusBoardOptions& options() const { return options_; }
 
-  // From the core's thread: whether it is time to Publish().
+  // Called from the core's thread: returns whether Publish() is due.
   bool Wants(absl::Time now) const;
   void Publish(ServerStatus status, absl::Time now);
 
-  // Waits for one that is newer than min_interval, at most for `patience` and with max_waiting
-  // others; else the last one, however old it is. Null: there was none yet.
+  // Waits at most `patience`, alongside at most max_waiting others, for a snapshot newer than
+  // min_interval. Otherwise returns the last one, of any age; null if there is none.
   std::shared_ptr<const ServerStatus> Look(absl::Duration patience);
 
  private:
   const StatusBoardOptions options_;
-  mutable absl::Mutex mutex_;  // held for moments only
+  mutable absl::Mutex mutex_;  // held only briefly
   std::shared_ptr<const ServerStatus> newest_ ABSL_GUARDED_BY(mutex_);
   absl::Time published_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   int waiting_ ABSL_GUARDED_BY(mutex_) = 0;

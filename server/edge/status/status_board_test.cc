@@ -16,7 +16,7 @@ ServerStatus Generation(uint64_t generation) {
   return status;
 }
 
-// What the core's thread does on each tick.
+// Does what the core's thread does on each tick.
 class Ticker {
  public:
   explicit Ticker(StatusBoard* board)
@@ -38,7 +38,7 @@ class Ticker {
   std::thread thread_;
 };
 
-TEST(StatusBoardTest, NobodyLooksNothingIsMade) {
+TEST(StatusBoardTest, NoSnapshotIsMadeWithoutViewers) {
   StatusBoard board({.min_interval = absl::Milliseconds(1)});
   const Ticker ticker(&board);
   absl::SleepFor(absl::Milliseconds(50));
@@ -47,7 +47,7 @@ TEST(StatusBoardTest, NobodyLooksNothingIsMade) {
   EXPECT_GE(ticker.published(), 1u);
 }
 
-TEST(StatusBoardTest, ManyWhoLookShareOne) {
+TEST(StatusBoardTest, ViewersShareASnapshot) {
   StatusBoard board({.min_interval = absl::Seconds(60), .max_waiting = 16});
   const Ticker ticker(&board);
   std::vector<std::thread> lookers;
@@ -65,7 +65,7 @@ TEST(StatusBoardTest, ManyWhoLookShareOne) {
   EXPECT_EQ(ticker.published(), 1u);
 }
 
-TEST(StatusBoardTest, ACoreThatIsStuckCostsPatienceAndTheLastOneIsShown) {
+TEST(StatusBoardTest, AStuckCoreYieldsTheLastSnapshotAfterThePatience) {
   StatusBoard board({.min_interval = absl::Milliseconds(1)});
   EXPECT_EQ(board.Look(absl::Milliseconds(20)), nullptr);
   board.Publish(Generation(7), absl::Now());
@@ -78,22 +78,22 @@ TEST(StatusBoardTest, ACoreThatIsStuckCostsPatienceAndTheLastOneIsShown) {
   EXPECT_FALSE(board.Wants(absl::Now()));
 }
 
-TEST(StatusBoardTest, NotAllWaitForACoreThatIsStuck) {
+TEST(StatusBoardTest, OnlyABoundedNumberWaitsForAStuckCore) {
   StatusBoard board({.max_waiting = 2});
   std::vector<std::thread> waiting;
   for (int i = 0; i < 2; ++i) {
-    waiting.emplace_back([&] {  // again, if the look below was first
+    waiting.emplace_back([&] {  // repeats if the look below was first
       while (board.Look(absl::Seconds(30)) == nullptr) absl::SleepFor(absl::Milliseconds(1));
     });
   }
   const absl::Time deadline = absl::Now() + absl::Seconds(10);
   absl::Duration took = absl::InfiniteDuration();
-  // As soon as both are waiting, a third is answered at once.
+  // Once both are waiting, a third is answered immediately.
   while (took > absl::Milliseconds(5) && absl::Now() < deadline) {
     const absl::Time start = absl::Now();
     EXPECT_EQ(board.Look(absl::Milliseconds(10)), nullptr);
     took = absl::Now() - start;
-    // A place that is taken again at once would keep one of them out for ever.
+    // Looking again immediately could keep the other one out.
     absl::SleepFor(absl::Milliseconds(5));
   }
   EXPECT_LE(took, absl::Milliseconds(5));

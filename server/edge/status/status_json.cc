@@ -15,10 +15,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxTextBytes = 256;
-// Connections that are in no ring are not bounded by it.
+// Workers outside the ring are not bounded by the ring.
 constexpr size_t kMaxWorkers = 128;
 
-// From outside. What is cut within a character is shown with a replacement for it.
+// External text. A character cut in the middle becomes a replacement character.
 std::string Text(absl::string_view text) { return std::string(text.substr(0, kMaxTextBytes)); }
 
 // "RING_STATE_READY" -> "ready".
@@ -48,7 +48,7 @@ Json WorkerJson(const WorkerSnapshot& worker) {
           {"metrics_address", Text(info.metrics_address())}};
 }
 
-// Of the stage's work; none where a stage only waits.
+// Fraction of the stage's work; null for a stage that only waits.
 Json DoneJson(const RequestSnapshot& request, const TransferTotals& totals) {
   const auto share = [](int64_t part, int64_t whole) {
     return whole == 0 ? 1.0 : static_cast<double>(part) / static_cast<double>(whole);
@@ -90,7 +90,7 @@ Json LossJson(const LostWorker& loss) {
           {"words", Text(loss.words)},      {"ended_requests", loss.ended_requests}};
 }
 
-// Members by rank, and what they have together.
+// Members by rank, and their sums.
 void AddWorkers(const CoordinatorSnapshot& core, Json* json) {
   int64_t members = 0, memory = 0, reserved = 0;
   Json rows = Json::array();
@@ -147,7 +147,7 @@ std::string StatusJson(const StatusConstants& constants, const ServerStatus& sta
   Json losses = Json::array();
   for (const LostWorker& loss : core.losses) losses.push_back(LossJson(loss));
   json["losses"] = std::move(losses);
-  // Text that is not UTF-8 is shown with replacement characters.
+  // Text that is not UTF-8 gets replacement characters.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -1,4 +1,4 @@
-// The coordinator's status as JSON, for the live page (docs/operations.md).
+// Formats the coordinator's status as JSON for the live page (docs/operations.md).
 #ifndef RINGATTN_SERVER_EDGE_STATUS_STATUS_JSON_H_
 #define RINGATTN_SERVER_EDGE_STATUS_STATUS_JSON_H_
 
@@ -10,15 +10,15 @@
 
 namespace ringattn::server {
 
-// What does not change while the process lives.
+// Values that are constant for the process.
 struct StatusConstants {
   std::string version;
   absl::Time started_at;
   Limits limits;
 };
 
-// At most 400 KiB, usually a tenth of it, whatever is in flight: rows are bounded by the snapshot
-// and by the ring, and every text from outside by 256 bytes. Pure.
+// Returns at most 400 KiB, usually a tenth of that: snapshot and ring bound the rows, and external
+// text is cut to 256 bytes. Pure.
 std::string StatusJson(const StatusConstants& constants, const ServerStatus& status,
                        absl::Time now);
 

@@ -49,7 +49,7 @@ ServerStatus Example() {
   return status;
 }
 
-TEST(StatusJsonTest, SaysWhatThereIs) {
+TEST(StatusJsonTest, ListsWorkersAndRequests) {
   const auto json = nlohmann::json::parse(StatusJson(Constants(), Example(), kNow));
   EXPECT_EQ(json["version"], "1.2.3");
   EXPECT_EQ(json["uptime_seconds"], 3600);
@@ -71,7 +71,7 @@ TEST(StatusJsonTest, SaysWhatThereIs) {
   EXPECT_EQ(json["losses"][0]["ended_requests"], 2);
 }
 
-TEST(StatusJsonTest, TextFromOutsideStaysText) {
+TEST(StatusJsonTest, ExternalTextIsEscaped) {
   ServerStatus status = Example();
   status.core.requests[0].request_id = "</script><b>\"\\\x01";
   status.core.losses[0].words = "\xff not UTF-8";
@@ -80,7 +80,7 @@ TEST(StatusJsonTest, TextFromOutsideStaysText) {
   EXPECT_EQ(json["losses"][0]["words"], "\xEF\xBF\xBD not UTF-8");
 }
 
-TEST(StatusJsonTest, ItsSizeIsBoundedWhateverOthersWrite) {
+TEST(StatusJsonTest, SizeIsBoundedForAnyText) {
   ServerStatus status = Example();
   const std::string endless(1 << 20, 'x');
   RequestSnapshot request = status.core.requests[0];

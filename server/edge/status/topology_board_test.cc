@@ -9,7 +9,7 @@
 namespace ringattn::server {
 namespace {
 
-// Remembers what it is told.
+// Records the calls it receives.
 class Listening final : public TopologyBoard::Watcher {
  public:
   void OnTopology(const grpc::ByteBuffer& response) override {
@@ -57,12 +57,12 @@ class Listening final : public TopologyBoard::Watcher {
 v1::Topology Generation(uint64_t generation) {
   v1::Topology topology;
   topology.set_generation(generation);
-  // Larger than what a slice keeps inline.
+  // Larger than a slice's inline storage.
   topology.add_workers()->set_name(std::string(100, 'w'));
   return topology;
 }
 
-TEST(TopologyBoardTest, TellsTheNewestAtOnce) {
+TEST(TopologyBoardTest, SendsTheNewestImmediately) {
   TopologyBoard board;
   board.Publish(Generation(3), false);
   Listening watcher;
@@ -75,22 +75,22 @@ TEST(TopologyBoardTest, TellsTheNewestAtOnce) {
   EXPECT_FALSE(watcher.closed());
 }
 
-TEST(TopologyBoardTest, AFloodOfChangesIsToldTogether) {
+TEST(TopologyBoardTest, FrequentChangesAreCombined) {
   TopologyBoard board({.min_interval = absl::Milliseconds(1), .memory_interval = absl::Hours(1)});
   Listening watcher;
   ASSERT_TRUE(board.Watch(&watcher));
-  board.Publish(Generation(1), true);  // the first is due at once
+  board.Publish(Generation(1), true);  // the first is due immediately
   ASSERT_TRUE(watcher.Await(1));
   const size_t before = watcher.count();
   for (int i = 2; i < 1000; ++i) board.Publish(Generation(i), true);
-  // A change of members does not wait, and takes what was due with it.
+  // A change of members is sent without delay, together with the pending changes.
   board.Publish(Generation(1000), false);
   EXPECT_TRUE(watcher.Await(1000));
   EXPECT_EQ(watcher.count(), before + 1);
   board.Unwatch(&watcher);
 }
 
-TEST(TopologyBoardTest, OneSerialisationServesAll) {
+TEST(TopologyBoardTest, OneSerializationServesAll) {
   TopologyBoard board;
   Listening first, second;
   ASSERT_TRUE(board.Watch(&first));

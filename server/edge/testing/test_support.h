@@ -1,7 +1,7 @@
-// For tests of the edge: a whole server in this process, and workers that compute
-// nothing but speak both protocols. A fake worker checks every byte it receives and
-// makes up every byte it sends from the byte's place in the global tensor, so that a
-// byte in a wrong place is seen at either end.
+// Support for tests of the edge: a whole server in this process, and workers that compute nothing
+// but speak both protocols. A fake worker checks every byte it receives and generates every byte it
+// sends from the byte's position in the global tensor, so misplaced bytes are detected on both
+// sides.
 #ifndef RINGATTN_SERVER_EDGE_TESTING_TEST_SUPPORT_H_
 #define RINGATTN_SERVER_EDGE_TESTING_TEST_SUPPORT_H_
 
@@ -28,32 +28,32 @@ namespace ringattn::server {
 
 inline constexpr char kTestSecret[] = "0123456789abcdef";
 
-// The byte at `offset` of a tensor, for inputs and outputs alike.
+// Returns the byte at `offset` of a tensor, for inputs and outputs.
 inline char PatternByte(int tensor, uint64_t offset) {
   const uint64_t mixed = (offset + 31 * static_cast<uint64_t>(tensor)) * 0x9e3779b97f4a7c15u;
   return static_cast<char>(mixed >> 56);
 }
 std::string Pattern(int tensor, uint64_t offset, uint64_t bytes);
 
-// Reports of requests with a timeline have a long one, 500 KB. Thread safe.
+// A worker without computation. Reports of requests with a timeline have 500 KB. Thread safe.
 class FakeWorker final : public v1::ShardService::Service {
  public:
-  // Joins at once.
+  // Joins immediately.
   FakeWorker(const std::string& name, const std::string& control_address);
   ~FakeWorker() override;
 
-  // While closed, uploads are not read beyond what has been read.
+  // While closed, uploads are not read any further.
   void SetUploadGate(bool open) ABSL_LOCKS_EXCLUDED(mutex_);
-  // While closed, nothing of an output is sent.
+  // While closed, no output is sent.
   void SetSendGate(bool open) ABSL_LOCKS_EXCLUDED(mutex_);
-  // While closed, operations that were told to run do not finish.
+  // While closed, runs do not finish.
   void SetRunGate(bool open) ABSL_LOCKS_EXCLUDED(mutex_);
   int64_t received_bytes() const { return received_bytes_; }
   int64_t sent_bytes() const { return sent_bytes_; }
   int64_t wrong_bytes() const { return wrong_bytes_; }
   int reserves() const { return reserves_; }
   int held_operations() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Residuals that it was told to let go of.
+  // Returns the residuals that it was ordered to drop.
   int dropped_residuals() const { return dropped_residuals_; }
 
   grpc::Status Exchange(
@@ -69,7 +69,7 @@ class FakeWorker final : public v1::ShardService::Service {
     bool run = false;
     bool released = false;
   };
-  // A chunk's bytes with their places: [local offset, +size) of the rank's tensor.
+  // A chunk's bytes and their position: [local offset, +size) of the rank's tensor.
   void ForEachByte(const Operation& operation, int tensor, uint64_t offset, uint64_t bytes,
                    const std::function<void(uint64_t index, uint64_t global)>& visit) const;
 
@@ -103,13 +103,13 @@ class FakeWorker final : public v1::ShardService::Service {
   std::thread heartbeat_thread_;
 };
 
-// A server with `workers` fake workers, ready.
+// A ready server with `workers` fake workers.
 struct TestCluster {
   explicit TestCluster(int workers, const std::function<void(ServerOptions*)>& change = nullptr);
   ~TestCluster();
 
   v1::Topology topology() const;
-  // Waits until no worker holds anything; false after 10 s.
+  // Waits until no worker holds memory; returns false after 10 s.
   bool WaitIdle() const;
 
   std::unique_ptr<Server> server;
@@ -119,7 +119,7 @@ struct TestCluster {
   std::unique_ptr<v1::ClusterService::Stub> cluster;
 };
 
-// Polls; false after `timeout`.
+// Polls the condition; returns false after `timeout`.
 bool WaitUntil(const std::function<bool()>& condition, absl::Duration timeout = absl::Seconds(10));
 
 }  // namespace ringattn::server
