@@ -8,7 +8,7 @@ namespace ringattn::worker {
 
 struct CutOff::Call {
   absl::Mutex mutex;
-  grpc::CallbackServerContext* context ABSL_GUARDED_BY(mutex) = nullptr;  // null: over
+  grpc::CallbackServerContext* context ABSL_GUARDED_BY(mutex) = nullptr;  // null: disarmed
 };
 
 CutOff::CutOff(grpc::CallbackServerContext* context) : call_(std::make_shared<Call>()) {

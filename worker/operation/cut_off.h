@@ -1,5 +1,6 @@
-// CutOff: the end of a call whose peer takes neither what was sent nor the status. gRPC keeps such
-// a call, and whatever it would still send, for as long as the connection lives.
+// CutOff: a deadline for ending a call whose peer reads neither the pending messages nor the
+// status. Without it, gRPC keeps the call and its unsent messages for as long as the connection
+// lives.
 #ifndef RINGATTN_WORKER_OPERATION_CUT_OFF_H_
 #define RINGATTN_WORKER_OPERATION_CUT_OFF_H_
 
@@ -16,16 +17,16 @@ namespace ringattn::worker {
 // Thread compatible.
 class CutOff {
  public:
-  // `context` outlives it.
+  // `context` must outlive this object.
   explicit CutOff(grpc::CallbackServerContext* context);
-  // The call is left alone from here on.
+  // Disarms: the call is not cancelled after this returns.
   ~CutOff();
 
-  // Cancels the call when `time` has passed. Of several calls the first counts.
+  // Cancels the call after `time`. Only the first call has an effect.
   void Arm(absl::Duration time);
 
  private:
-  // The alarm's too, whose callback may come late.
+  // Shared with the alarm, whose callback may run after this object is destroyed.
   struct Call;
 
   const std::shared_ptr<Call> call_;

@@ -1,4 +1,5 @@
-// MemoryBudget: what a worker may reserve for requests, and what is taken.
+// MemoryBudget: the device memory that a worker may reserve for requests, and how much of it is
+// reserved.
 #ifndef RINGATTN_WORKER_OPERATION_MEMORY_BUDGET_H_
 #define RINGATTN_WORKER_OPERATION_MEMORY_BUDGET_H_
 
@@ -14,10 +15,10 @@
 
 namespace ringattn::worker {
 
-// Thread safe. Outlives its reservations.
+// Thread safe. Must outlive its reservations.
 class MemoryBudget {
  public:
-  // Gives its bytes back on destruction. Movable.
+  // Returns its bytes to the budget on destruction. Movable.
   class Reservation {
    public:
     Reservation() = default;
@@ -32,7 +33,7 @@ class MemoryBudget {
       if (budget_ != nullptr) budget_->Return(bytes_);
     }
     int64_t bytes() const { return bytes_; }
-    // Takes a part out, which goes back by itself. REQUIRES: bytes <= bytes().
+    // Splits off `bytes` as a reservation with its own lifetime. REQUIRES: bytes <= bytes().
     Reservation Split(int64_t bytes) {
       assert(bytes <= bytes_);
       bytes_ -= bytes;
@@ -48,7 +49,7 @@ class MemoryBudget {
 
   explicit MemoryBudget(int64_t limit_bytes) : limit_bytes_(limit_bytes) {}
 
-  // RESOURCE_EXHAUSTED, with the arithmetic, if less than `bytes` is left.
+  // Reserves `bytes`. Returns RESOURCE_EXHAUSTED, with the figures, if less than that is free.
   absl::StatusOr<Reservation> Take(int64_t bytes) {
     absl::MutexLock lock(&mutex_);
     if (bytes > limit_bytes_ - taken_bytes_) {

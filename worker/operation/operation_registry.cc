@@ -59,7 +59,7 @@ void OperationRegistry::EndAll(const std::string& reason) {
   {
     absl::MutexLock lock(&mutex_);
     operations.swap(operations_);
-    // Nobody waits for these answers any more.
+    // The coordinator no longer waits for Released messages of this generation.
     releasing_.clear();
   }
   for (const auto& [id, operation] : operations) operation->End(absl::AbortedError(reason));
@@ -82,7 +82,7 @@ void OperationRegistry::OnDestroyed(const OperationInfo& info) {
     }
   }
   if (released) on_released_(info);
-  // Last: whoever waits for this may destroy the registry.
+  // Last: a thread that waits for this may destroy the registry.
   absl::MutexLock lock(&mutex_);
   --alive_;
 }

@@ -1,4 +1,4 @@
-// OperationRegistry: the operations that are reserved on this worker.
+// OperationRegistry: the operations that this worker has reserved.
 #ifndef RINGATTN_WORKER_OPERATION_OPERATION_REGISTRY_H_
 #define RINGATTN_WORKER_OPERATION_OPERATION_REGISTRY_H_
 
@@ -22,29 +22,30 @@ namespace ringattn::worker {
 // Thread safe.
 class OperationRegistry {
  public:
-  // Called, from any thread, when a released operation's memory is free.
+  // Called once the memory of a released operation is free, on any thread.
   using ReleasedCallback = std::function<void(const OperationInfo&)>;
 
-  // `device` and `budget` outlive the registry and everything it made.
+  // `device` and `budget` must outlive the registry and every operation that it admits.
   OperationRegistry(Device* device, MemoryBudget* budget, ReleasedCallback on_released);
 
-  // Sets memory aside for the operation, which is bound and not allocated.
-  //   INVALID_ARGUMENT    the id is taken, or calls that the device cannot make ready
-  //   RESOURCE_EXHAUSTED  over the memory limit, with the arithmetic
+  // Reserves memory for an operation and allocates its buffers. `operation` must be bound but not
+  // allocated. Errors:
+  //   INVALID_ARGUMENT    the id exists, or the device cannot prepare one of the calls
+  //   RESOURCE_EXHAUSTED  exceeds the memory limit; the message has the figures
   absl::StatusOr<std::shared_ptr<ShardOperation>> Admit(const OperationInfo& info,
                                                         std::unique_ptr<Operation> operation);
 
-  // Null if there is none of that id and generation.
+  // Returns null if there is no operation with this id and generation.
   std::shared_ptr<ShardOperation> Find(const std::string& id, uint64_t generation) const;
 
-  // Ends the operation and lets go of it; on_released follows once nobody uses its
-  // memory any more, at once if there is no such operation.
+  // Ends the operation and drops the registry's reference. Calls on_released when the last user of
+  // its memory is done, or at once if there is no such operation.
   void Release(const std::string& id, uint64_t generation);
 
-  // Ends every operation with ABORTED and lets go of all of them.
+  // Ends every operation with ABORTED and drops all references.
   void EndAll(const std::string& reason);
 
-  // True once the memory of everything ever reserved is free.
+  // Waits until the memory of every admitted operation is free. Returns false at `deadline`.
   bool WaitUntilEmpty(absl::Time deadline) const;
 
  private:

@@ -1,6 +1,8 @@
-// PackedInput: a shard of a packed tensor, qkv or kv, as it arrives: [outer, local rows, parts,
-// heads, dim]. The operation has the parts as tensors of their own, so that bytes of the whole are
-// one run of each part's tensor, and lie strewn in a chunk.
+// PackedInput: maps the bytes of a packed shard (qkv or kv) to the tensors that it consists of.
+//
+// The wire layout is [outer, local rows, parts, heads, dim]. The operation stores each part as a
+// separate tensor. A byte range of the packed shard therefore maps to one contiguous range of each
+// part, whose bytes are interleaved in the chunk.
 #ifndef RINGATTN_WORKER_OPERATION_PACKED_INPUT_H_
 #define RINGATTN_WORKER_OPERATION_PACKED_INPUT_H_
 
@@ -16,7 +18,7 @@
 
 namespace ringattn::worker {
 
-// Immutable, thread safe.
+// Immutable; thread safe.
 class PackedInput {
  public:
   struct Range {
@@ -26,7 +28,7 @@ class PackedInput {
     bool operator==(const Range&) const = default;
   };
 
-  // `part_bytes`: of one token in one of the parts, of which each has the same. REQUIRES: > 0.
+  // `part_bytes`: bytes of one token in one part; all parts have the same. REQUIRES: > 0.
   PackedInput(TensorId id, std::vector<TensorId> parts, int64_t part_bytes)
       : id_(id),
         parts_(std::move(parts)),
@@ -36,21 +38,22 @@ class PackedInput {
   TensorId id() const { return id_; }
   const std::vector<TensorId>& parts() const { return parts_; }
 
-  // What of parts()[part] is among bytes [offset, offset + bytes) of the whole. REQUIRES: these lie
-  // in the shard.
+  // Returns the range of parts()[part] that bytes [offset, offset + bytes) of the packed shard
+  // cover. REQUIRES: the range lies within the shard.
   Range RangeOf(size_t part, int64_t offset, int64_t bytes) const {
     const int64_t begin = Before(part, offset);
     return {begin, Before(part, offset + bytes) - begin};
   }
 
-  // Calls visit(const uint8_t* data, int64_t bytes), which returns a status, for the runs of that
-  // range in a payload that begins at `offset` of the whole, in order; ends with the first error.
+  // Calls `visit(const uint8_t* data, int64_t bytes)`, which returns a status, for each contiguous
+  // run of parts()[part] in `payload`, in order. `payload` starts at `offset` of the packed shard.
+  // Stops at the first error and returns it.
   template <typename Visit>
   absl::Status ForEachRun(size_t part, int64_t offset, absl::Span<const wire::Fragment> payload,
                           const Visit& visit) const {
     const int64_t begin = static_cast<int64_t>(part) * part_bytes_;
     const int64_t end = begin + part_bytes_;
-    int64_t at = offset % token_bytes_;  // in the token
+    int64_t at = offset % token_bytes_;  // offset in the token
     for (const wire::Fragment& fragment : payload) {
       const uint8_t* data = fragment.data;
       auto left = static_cast<int64_t>(fragment.size);
@@ -71,7 +74,7 @@ class PackedInput {
   }
 
  private:
-  // How many of the first `offset` bytes of the whole are the part's.
+  // Returns how many of the first `offset` bytes of the packed shard belong to the part.
   int64_t Before(size_t part, int64_t offset) const {
     const int64_t inside = offset % token_bytes_ - static_cast<int64_t>(part) * part_bytes_;
     return offset / token_bytes_ * part_bytes_ + std::clamp<int64_t>(inside, 0, part_bytes_);

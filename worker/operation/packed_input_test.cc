@@ -8,8 +8,8 @@
 namespace ringattn::worker {
 namespace {
 
-// Every range of a shard, in fragments of every length: what the parts get are their bytes, and
-// where they get them is where those lie.
+// Checks every byte range of a shard with fragments of every length: each part receives its bytes,
+// at the right offsets.
 TEST(PackedInput, EveryRangeIsDealtOutToItsParts) {
   constexpr int64_t kRows = 4, kPartBytes = 3;
   const PackedInput packed(TensorId::kQkv, PartsOf(TensorId::kQkv), kPartBytes);

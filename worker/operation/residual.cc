@@ -26,7 +26,7 @@ absl::StatusOr<std::vector<LentBuffer>> Residual::LendTo(
       return absl::InvalidArgumentError(
           absl::StrCat("the residual has no ", TensorName(*input), " for this operation"));
     }
-    // Owned by the residual as a whole, so that its bytes stay counted.
+    // The loan owns the whole residual, so that its bytes stay counted in the budget.
     lent.push_back({static_cast<BufferId>(buffer),
                     std::shared_ptr<DeviceBuffer>(residual, kept->second.get())});
   }
@@ -66,7 +66,7 @@ std::shared_ptr<const Residual> ResidualStore::Find(const std::string& id) const
 }
 
 void ResidualStore::Drop(const std::string& id) {
-  std::shared_ptr<const Residual> dropped;  // freed without the lock
+  std::shared_ptr<const Residual> dropped;  // destroyed after the lock is released
   absl::MutexLock lock(&mutex_);
   const auto found = residuals_.find(id);
   if (found == residuals_.end()) return;

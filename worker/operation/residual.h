@@ -1,5 +1,5 @@
-// Residual: what a forward operation leaves on this worker for a backward one later: the buffers
-// of its inputs, out and lse as they lie, in no ring and no generation.
+// Residual: the state that a forward operation leaves on this worker for a later backward: the
+// buffers of its inputs, out and lse. It is independent of rings and generations.
 #ifndef RINGATTN_WORKER_OPERATION_RESIDUAL_H_
 #define RINGATTN_WORKER_OPERATION_RESIDUAL_H_
 
@@ -20,12 +20,12 @@
 
 namespace ringattn::worker {
 
-// The tensors of a residual: what a backward that is given the forward's results reads, but for
-// the gradients that it starts from.
+// Returns the tensors of a residual: what a backward with saved forward results reads, except the
+// incoming gradients.
 std::vector<TensorId> ResidualTensors(const AttentionSpec& spec);
 
-// Immutable, shared by the store and by every operation that reads it: buffers and their part of
-// the memory budget go back with the last of them.
+// Immutable. Shared by the store and by every operation that reads it. The last owner frees the
+// buffers and their reservation in the memory budget.
 class Residual {
  public:
   using Buffers = std::map<TensorId, std::shared_ptr<DeviceBuffer>>;
@@ -35,30 +35,30 @@ class Residual {
 
   int64_t bytes() const { return reservation_.bytes(); }
 
-  // For the buffers of a backward program that hold this rank's shards of the residual's
-  // tensors; each keeps all of `residual` alive. INVALID_ARGUMENT if the program reads a tensor
-  // that neither the residual has nor a client of one sends.
+  // Returns the loans for a backward `program`: one for each buffer that holds this rank's shard of
+  // a residual tensor. Each loan keeps `residual` alive. Returns INVALID_ARGUMENT if the program
+  // reads a tensor that is neither in the residual nor sent with a backward that uses one.
   static absl::StatusOr<std::vector<LentBuffer>> LendTo(
       const Program& program, const std::shared_ptr<const Residual>& residual);
 
  private:
-  const MemoryBudget::Reservation reservation_;  // goes back after the buffers
+  const MemoryBudget::Reservation reservation_;  // released after the buffers
   const Buffers buffers_;
 };
 
-// What an operation would leave: bytes of its buffers. REQUIRES: allocated, a forward one whose
-// program keeps its inputs.
+// Returns the bytes of the buffers that the operation would leave as a residual. REQUIRES:
+// `operation` is allocated, and it is a forward whose program keeps its inputs.
 int64_t ResidualBytes(Operation& operation);
-// Shares those buffers. `reservation` is what they were taken from. REQUIRES: the same, and it
-// has finished.
+// Makes a residual that shares those buffers and takes their bytes from `reservation`, the
+// operation's own. REQUIRES: as for ResidualBytes, and the operation has finished.
 std::shared_ptr<const Residual> MakeResidual(Operation& operation,
                                              MemoryBudget::Reservation& reservation);
 
-// Residuals by the id of the operation that left them. Thread safe.
+// The worker's residuals by the id of the operation that left them. Thread safe.
 class ResidualStore {
  public:
   void Put(const std::string& id, std::shared_ptr<const Residual> residual);
-  // Null if there is none.
+  // Returns null if there is no such residual.
   std::shared_ptr<const Residual> Find(const std::string& id) const;
   void Drop(const std::string& id);
   void Clear();

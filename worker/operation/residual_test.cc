@@ -1,4 +1,5 @@
-// What a forward operation leaves, and a backward one that reads it: memory, budget, bits.
+// Residuals of forward operations and backward operations that read them: memory, budget and
+// bit-equal results.
 #include "worker/operation/residual.h"
 
 #include <cstring>
@@ -41,7 +42,7 @@ class ResidualTest : public testing::Test {
     EXPECT_TRUE(operation.ok()) << operation.status();
     return *std::move(operation);
   }
-  // The same numbers for a tensor wherever it is uploaded.
+  // Fills a tensor with values that depend only on its id.
   static void Fill(Operation& operation, TensorId id) {
     auto* values = static_cast<float*>(operation.InputBuffer(id)->data());
     uint32_t seed = static_cast<uint32_t>(id);
@@ -79,7 +80,7 @@ TEST_F(ResidualTest, ABackwardReadsItAndItsMemoryIsCountedOnce) {
     for (TensorId id : ResidualTensors(spec)) expected += BytesOf(spec, id);
     EXPECT_EQ(bytes, expected);
 
-    // The same tensors, uploaded.
+    // The same tensors, uploaded instead of lent.
     std::unique_ptr<Operation> stateless = Make(spec, Direction::kBackward);
     FillUploads(*stateless);
     for (TensorId id : {TensorId::kOut, TensorId::kLse}) {
@@ -116,7 +117,7 @@ TEST_F(ResidualTest, ABackwardReadsItAndItsMemoryIsCountedOnce) {
                 0)
           << TensorName(id) << " of " << shape.seq_len_q;
     }
-    // Whoever reads it has it, and its bytes are counted until he is done.
+    // A reader keeps the residual, and the budget counts its bytes until the reader is destroyed.
     store_.Drop("1-1");
     EXPECT_EQ(store_.bytes(), 0);
     EXPECT_EQ(budget_.taken_bytes(), bytes);

@@ -1,6 +1,5 @@
-// ShardAccess: who may open a shard stream, on which terms, and who learns how it does. The
-// coordinator's streams (shard_service) show the cluster's secret; clients' own (worker/direct) a
-// token.
+// ShardAccess: admission to shard streams. The coordinator's streams (shard_service) present the
+// cluster secret; clients' direct streams (worker/direct) present a token.
 #ifndef RINGATTN_WORKER_OPERATION_SHARD_ACCESS_H_
 #define RINGATTN_WORKER_OPERATION_SHARD_ACCESS_H_
 
@@ -16,32 +15,33 @@
 
 namespace ringattn::worker {
 
-// An open stream's hold on its operation; destroyed when the stream is done, and then its listener
-// hears nothing any more. Thread safe, but for the destructor.
+// An admitted stream's reference to its operation. After its destruction the stream's listener is
+// not called again. Thread safe, except for the destructor.
 class ShardLease {
  public:
-  // Bytes of one output that this stream carries.
+  // The bytes of one output that this stream carries.
   struct Part {
     TensorId id;
-    int64_t begin = 0;  // in the shard's tensor
+    int64_t begin = 0;  // offset in the shard's tensor
     DeviceRange memory;
   };
 
   virtual ~ShardLease() = default;
 
   virtual const std::shared_ptr<ShardOperation>& operation() const = 0;
-  // In the order in which they are sent.
+  // Returns the outputs in the order in which they are sent.
   virtual std::vector<Part> Outputs() const = 0;
 
-  // A chunk of an input is being taken, and has been, or was wrong.
+  // OnChunk: a chunk of an input has been received. OnChunkTaken: it has been copied, or rejected
+  // with `status`.
   virtual void OnChunk() {}
   virtual void OnChunkTaken(int64_t bytes, const absl::Status& status) {}
-  // No more comes on this stream. What is wrong with that, if anything.
+  // The peer has half-closed the stream. Returns an error if inputs are still missing.
   virtual absl::Status OnInputsEnd() = 0;
-  // A message has been given to the transport, and the transport has taken so many bytes of it.
+  // OnSend: a message has been passed to gRPC. OnSent: gRPC has sent `bytes` tensor bytes of it.
   virtual void OnSend() {}
   virtual void OnSent(int64_t bytes) {}
-  // Everything has been taken, ShardDone included.
+  // gRPC has sent every message, ShardDone included.
   virtual void OnDone() {}
 };
 

@@ -13,8 +13,8 @@
 namespace ringattn::worker {
 namespace {
 
-// From the operation's end to the call's: a peer that takes nothing may not hold memory that the
-// coordinator waits for (10 s, --control_timeout) or that a teardown does (5 s).
+// From the end of the operation to the end of the call. A peer that reads nothing must not hold
+// memory longer than the coordinator (--control_timeout, 10 s) or a teardown (5 s) waits for it.
 constexpr absl::Duration kTimeToLeave = absl::Seconds(2);
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -29,7 +29,7 @@ ShardExchange::ShardExchange(grpc::CallbackServerContext* context, ShardAccess* 
 
 void ShardExchange::Begin() {
   const std::optional<v1::OpenShard> open = wire::ReadOpenShard(*context_);
-  // Without the lock: the operation may have news at once.
+  // Without the lock: the operation may notify this object at once.
   absl::StatusOr<std::unique_ptr<ShardLease>> lease = access_->Open(open, this);
   if (!lease.ok()) return Reject(ToGrpc(lease.status()));
   lease_ = *std::move(lease);
@@ -50,7 +50,7 @@ void ShardExchange::Reject(grpc::Status status) {
 
 void ShardExchange::OnReadDone(bool ok) {
   if (!ok) {
-    // Half-closed or broken; a broken call says so elsewhere too.
+    // Half-closed or broken. If the call broke, OnCancel reports it too.
     absl::MutexLock lock(&mutex_);
     if (absl::Status status = lease_->OnInputsEnd(); !status.ok()) Fail(ToGrpc(status));
     return;
@@ -106,7 +106,7 @@ void ShardExchange::OnDone() {
     absl::MutexLock lock(&mutex_);
     download.swap(download_);
   }
-  // Without the lock, which its notice takes: it waits for one in progress.
+  // Without the lock: destroying the download waits for a running on_ready, which takes the lock.
   download.reset();
   delete this;
 }
@@ -127,11 +127,10 @@ void ShardExchange::Advance() {
   if (ended_) return;
   if (!over.ok() && !failure_.has_value() && !done_sent_) failure_ = ToGrpc(over);
   if (failure_.has_value()) {
-    // The answer to OpenShard fits all windows but a hostile peer's and is gone in a moment;
-    // cancelling it would hide the status.
+    // The reply to OpenShard fits every window except a hostile peer's, so its write ends soon.
+    // Cancelling it would hide the status.
     if (writing_ && download_ == nullptr) return;
-    // A chunk that waits for flow control would hold the status back, and with it the
-    // operation's memory.
+    // A chunk that waits for flow control would delay the status and keep the operation's memory.
     if (writing_) return context_->TryCancel();
     ended_ = true;
     return Finish(*failure_);
@@ -187,7 +186,7 @@ void ShardExchange::MakeChunk(const Download::HostRange& piece) {
   wire::ChunkHeader header{static_cast<int32_t>(output.id),
                            static_cast<uint64_t>(output.begin + piece.offset), std::nullopt};
   if (with_crc32c_) header.crc32c = wire::Crc32c(piece.data, piece.bytes);
-  // The slice keeps the memory, the operation's or staging, until gRPC has sent it.
+  // The slice keeps the operation or the staging memory alive until gRPC has sent it.
   using Keeper = std::pair<std::shared_ptr<ShardOperation>, std::shared_ptr<const void>>;
   const auto drop = [](void* keeper) { delete static_cast<Keeper*>(keeper); };
   outgoing_ = wire::MakeChunkBuffer(

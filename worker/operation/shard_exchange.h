@@ -1,5 +1,5 @@
-// ShardExchange: one Exchange call, from OpenShard in its metadata to ShardDone. Nothing is read of
-// a call that is not let in.
+// ShardExchange: one Exchange call, from OpenShard in its metadata to ShardDone. It reads no
+// message before the call is admitted.
 #ifndef RINGATTN_WORKER_OPERATION_SHARD_EXCHANGE_H_
 #define RINGATTN_WORKER_OPERATION_SHARD_EXCHANGE_H_
 
@@ -19,16 +19,16 @@
 
 namespace ringattn::worker {
 
-// Thread safe: gRPC's reactions and the operation's notices come on any thread. One
-// read and one write are outstanding at most, so flow control reaches both ends.
+// Thread safe: gRPC's reactions and the operation's notifications arrive on any thread. At most one
+// read and one write are outstanding, so HTTP/2 flow control reaches both peers.
 class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                       public OperationListener {
  public:
-  // All arguments outlive the call. Deletes itself when the call is done.
+  // All arguments must outlive the call. The object deletes itself when the call is done.
   ShardExchange(grpc::CallbackServerContext* context, ShardAccess* access,
                 const ShardServiceHooks* hooks);
 
-  // Within the method's handler, one of them.
+  // The method's handler must call exactly one of these before it returns.
   void Begin() ABSL_LOCKS_EXCLUDED(mutex_);
   void Reject(grpc::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -39,12 +39,12 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   void OnOperationChanged() override;
 
  private:
-  // Takes the chunk that has come.
+  // Copies the received chunk into the operation's input.
   grpc::Status HandleMessage();
 
-  // Starts the next write or ends the call, if it is time for either.
+  // Starts the next write or finishes the call, if either is due.
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // False if there is nothing to send (yet), or it failed.
+  // Returns false if there is nothing to send yet, or if sending has failed.
   bool NextMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MakeChunk(const Download::HostRange& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -54,7 +54,7 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   const ShardServiceHooks* const hooks_;
 
   grpc::ByteBuffer incoming_;  // belongs to the outstanding read
-  // Written by Begin alone, before opened_ and before anything is read.
+  // Written only by Begin, before opened_ is set and before anything is read.
   std::unique_ptr<ShardLease> lease_;
   std::shared_ptr<ShardOperation> operation_;
   int64_t max_chunk_bytes_ = 0;

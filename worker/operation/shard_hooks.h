@@ -1,4 +1,4 @@
-// What others learn of shard streams.
+// Callbacks that report the progress of shard streams.
 #ifndef RINGATTN_WORKER_OPERATION_SHARD_HOOKS_H_
 #define RINGATTN_WORKER_OPERATION_SHARD_HOOKS_H_
 
@@ -11,12 +11,12 @@
 namespace ringattn::worker {
 
 struct ShardServiceHooks {
-  // All inputs of the operation have arrived. Called once per operation at most.
+  // All inputs of the operation have arrived. Called at most once per operation.
   std::function<void(const OperationInfo&)> on_uploaded;
   // Tensor bytes received and sent, for metrics.
   std::function<void(int64_t)> on_received_bytes;
   std::function<void(int64_t)> on_sent_bytes;
-  // Outputs are on the host; what copying them from the device took. Once per exchange.
+  // Outputs have been copied to the host; the duration of that copy. Called once per exchange.
   std::function<void(absl::Duration)> on_downloaded;
 };
 

@@ -29,7 +29,7 @@ absl::Status WrongPlace(TensorId id, uint64_t offset, uint64_t bytes, const Byte
   return absl::ResourceExhaustedError(absl::StrCat(place, "leave too many gaps"));
 }
 
-// What of an operation's inputs comes packed, if anything.
+// Returns the map of the operation's packed input, if it has one.
 std::optional<PackedInput> PackedOf(const Operation& operation) {
   std::set<TensorId> uploads;
   for (const BufferSpec& buffer : operation.program().buffers) {
@@ -67,8 +67,8 @@ ShardOperation::ShardOperation(OperationInfo info, std::unique_ptr<Operation> op
 }
 
 ShardOperation::~ShardOperation() {
-  // Memory goes back when nothing writes it any more: chunks of an operation that ended
-  // early may still be on their way. A copy that hangs is the teardown's watchdog's.
+  // The memory is returned only when nothing writes to it: chunks of an operation that ended early
+  // may still be in flight. The teardown's watchdog handles a copy that hangs.
   for (const EventRef& upload : uploads_) (void)upload->Wait(absl::InfiniteFuture());
   operation_.reset();
   { MemoryBudget::Reservation returned = std::move(reservation_); }
@@ -98,7 +98,7 @@ absl::Status ShardOperation::WriteFrom(Source source, const wire::ChunkHeader& c
                                        uint64_t payload_bytes) {
   Targets targets;
   if (absl::Status status = Cover(chunk, payload_bytes, &targets); !status.ok()) return status;
-  // Without the lock: ranges that are covered once belong to one writer.
+  // Without the lock: Cover assigns each range to one writer only.
   absl::Status status = Copy(source, chunk, payload, targets);
   absl::MutexLock lock(&mutex_);
   --copying_;
@@ -114,7 +114,7 @@ absl::Status ShardOperation::Cover(const wire::ChunkHeader& chunk, uint64_t payl
   const auto id = static_cast<TensorId>(chunk.tensor);
   if (chunk.tensor < 1 || chunk.tensor > 255 || inputs_.count(id) == 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("tensor ", chunk.tensor, " is no input of this operation"));
+        absl::StrCat("tensor ", chunk.tensor, " is not an input of this operation"));
   }
   if (absl::Status status = CoverInput(id, chunk.offset, payload_bytes, targets); !status.ok()) {
     return status;
@@ -144,7 +144,8 @@ absl::Status ShardOperation::CoverPacked(const wire::ChunkHeader& chunk, uint64_
                                                    " bytes at ", chunk.offset,
                                                    " reach outside a shard of ", size));
   }
-  // Stays so if one of the parts is refused: what was counted of the others never comes.
+  // Counted even if a later part is rejected. The ranges already marked as arrived then never fill,
+  // so the inputs never become complete.
   ++copying_;
   for (size_t part = 0; part < parts.size(); ++part) {
     const PackedInput::Range range = packed_->RangeOf(part, static_cast<int64_t>(chunk.offset),
@@ -182,7 +183,7 @@ absl::StatusOr<std::vector<EventRef>> ShardOperation::Upload(
   return (*upload)->Finish();
 }
 
-// A part after the other, as one upload: what it costs is for each chunk.
+// Uploads one part after another within a single Upload, because the fixed cost is per chunk.
 absl::StatusOr<std::vector<EventRef>> ShardOperation::UploadPacked(
     const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
     const Targets& targets) {
@@ -210,7 +211,7 @@ absl::Status ShardOperation::Copy(Source source, const wire::ChunkHeader& chunk,
   if (!events.ok()) return events.status();
   if (source != Source::kAnyMemory) {
     for (const EventRef& event : *events) {
-      // A copy that hangs is the teardown's watchdog's.
+      // The teardown's watchdog handles a copy that hangs.
       absl::Status status = event->Wait(absl::InfiniteFuture());
       if (!status.ok()) return status;
     }
@@ -230,7 +231,7 @@ absl::Status ShardOperation::Copy(Source source, const wire::ChunkHeader& chunk,
 
 void ShardOperation::ForgetDoneUploads() const {
   const auto done = [this](const EventRef& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    // One that failed stays, for the program to meet.
+    // A failed upload stays, so that the program fails with it.
     if (!event->Done() || !event->Wait(absl::InfinitePast()).ok()) return false;
     upload_copies_.begin = std::min(upload_copies_.begin, event->begin_time());
     upload_copies_.end = std::max(upload_copies_.end, event->end_time());
@@ -286,7 +287,7 @@ std::vector<ShardOperation::Output> ShardOperation::Outputs() const {
 
 std::vector<ShardOperation::Output> ShardOperation::StreamedOutputs() const {
   std::map<TensorId, DeviceRange> memory;
-  std::set<TensorId> tensors;  // as clients have them
+  std::set<TensorId> tensors;  // as clients name them
   for (const Output& output : Outputs()) {
     memory[output.id] = output.memory;
     tensors.insert(ClientTensorOf(operation_->spec(), output.id));

@@ -1,5 +1,5 @@
-// ShardOperation: one operation as this worker holds it: its buffers, how much of
-// its inputs has arrived, and where it stands.
+// ShardOperation: one operation on this worker: its buffers, how much of its inputs has arrived,
+// and its state.
 #ifndef RINGATTN_WORKER_OPERATION_SHARD_OPERATION_H_
 #define RINGATTN_WORKER_OPERATION_SHARD_OPERATION_H_
 
@@ -26,8 +26,8 @@
 
 namespace ringattn::worker {
 
-// Told when the operation has something new to say. Called without locks of the
-// operation other than the one that keeps the listener from being removed.
+// Called whenever the operation's state changes. The only lock held is the one that prevents the
+// listener from being removed meanwhile.
 class OperationListener {
  public:
   virtual ~OperationListener() = default;
@@ -43,24 +43,25 @@ struct OperationInfo {
   std::string traceparent = {};  // empty: none
 };
 
-// Thread safe. Shared by the registry, the runner, the open exchange and every slice
-// that gRPC still sends from its buffers; the memory goes back with the last of them.
+// Thread safe. Shared by the registry, the runner, the open exchange and every slice of its buffers
+// that gRPC still sends. The last owner frees the memory.
 class ShardOperation {
  public:
-  // An output of the program, or a part of it.
+  // An output tensor of the program, or a range of one.
   struct Output {
     TensorId id;
     DeviceRange memory;
-    int64_t offset = 0;  // of the memory in the rank's tensor
+    int64_t offset = 0;  // of `memory` in the rank's tensor
   };
-  // When copies to the device began and ended, and what they took in all.
+  // When copies to the device began and ended, and the sum of their durations.
   struct CopyTimes {
     absl::Time begin = absl::InfiniteFuture();
     absl::Time end = absl::InfinitePast();
     absl::Duration total;
   };
 
-  // `on_destroyed` runs after the memory went back.
+  // `on_destroyed` is called after the memory has been returned. `device` must outlive the
+  // operation.
   ShardOperation(OperationInfo info, std::unique_ptr<Operation> operation,
                  MemoryBudget::Reservation reservation, Device* device,
                  std::function<void()> on_destroyed);
@@ -74,65 +75,68 @@ class ShardOperation {
   int64_t reserved_bytes() const { return reservation_.bytes(); }
 
   // --- inputs
-  // Takes one chunk on its way to its input buffer; the payload is free on return.
-  // Of a packed tensor it may be of the whole or of one of its parts (PackedInput).
-  // INVALID_ARGUMENT if it is no input, lies outside, overlaps or fails its crc;
-  // RESOURCE_EXHAUSTED if its tensor came in too many pieces (kMaxRangesPerTensor).
+  // Copies one chunk into its input buffer. The caller may reuse the payload on return. A chunk of
+  // a packed tensor may belong to the packed tensor or to one of its parts (PackedInput). Errors:
+  //   INVALID_ARGUMENT    not an input, outside the shard, overlaps, or fails its crc
+  //   RESOURCE_EXHAUSTED  the tensor arrived in too many ranges (kMaxRangesPerTensor)
   absl::Status Write(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
                      uint64_t payload_bytes);
-  // The same of memory that the device reaches by itself, each fragment within one pin, and never
-  // of a packed tensor as a whole
-  // (Device::PinHost). Returns when it is not read any more.
+  // Like Write, for pinned memory that the device reads directly (Device::PinHost). Each fragment
+  // must lie within one pin, and the chunk must not belong to a packed tensor. Blocks until the
+  // memory has been read.
   absl::Status WritePinned(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
                            uint64_t payload_bytes);
-  // The same of a client's CUDA memory (Device::ImportMemory). REQUIRES: the chunk has no crc.
+  // Like WritePinned, for a client's CUDA memory (Device::ImportMemory). REQUIRES: the chunk has no
+  // crc.
   absl::Status WriteImported(const wire::ChunkHeader& chunk,
                              absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
   bool InputsComplete() const;
-  // True for the first caller after the inputs are complete.
+  // Returns true to the first caller after the inputs are complete.
   bool TakeUploadedNotice();
   absl::Time reserved_time() const { return reserved_time_; }
-  // From Reserve to the last input byte; zero while incomplete.
+  // Time of the last input byte.
   absl::Time uploaded_time() const;
-  // What the program has to wait for before it touches inputs. REQUIRES: complete.
+  // Returns the uploads that the program must wait for before it reads inputs. REQUIRES: complete.
   std::vector<EventRef> PendingUploads() const;
-  // Zero on devices whose memory is the host's. Complete once the program has ended.
+  // All zero on devices that compute in host memory. Final once the program has ended.
   CopyTimes upload_copies() const;
 
   // --- outputs
   std::vector<Output> Outputs() const;
-  // Their parts in the order in which they are streamed (shard.proto).
+  // Returns the same bytes in the order in which they are streamed (shard.proto).
   std::vector<Output> StreamedOutputs() const;
-  // Outputs, or ranges of them, on their way to the host (Device::BeginDownload). REQUIRES:
+  // Starts copying outputs, or ranges of them, to the host (Device::BeginDownload). REQUIRES:
   // finished.
   std::unique_ptr<Download> BeginDownload(const std::vector<Output>& outputs,
                                           std::function<void()> on_ready) const;
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready) const;
 
-  // A part of an output into pinned memory (Device::CopyToPinned). REQUIRES: finished.
+  // Copies a range of an output into pinned memory (Device::CopyToPinned). REQUIRES: finished.
   absl::StatusOr<EventRef> CopyToPinned(void* pinned, DeviceRange part) const;
 
-  // Parts of outputs into a client's CUDA memory (Device::CopyImported). REQUIRES: finished.
+  // Copies ranges of outputs into a client's CUDA memory (Device::CopyImported). REQUIRES:
+  // finished.
   absl::StatusOr<EventRef> CopyToImported(absl::Span<const DeviceCopy> pieces) const;
-  // A few bytes into memory that the device reaches.
+  // Copies a few bytes into device memory, synchronously.
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) const;
 
-  // What it leaves for a backward, with its part of the memory; once, from the control thread.
-  // Null unless it has finished well. REQUIRES: its program keeps its inputs.
+  // Returns the residual for a later backward, together with its share of the reserved memory. Call
+  // once, from the control thread. Returns null unless the operation has finished successfully.
+  // REQUIRES: the program keeps its inputs.
   std::shared_ptr<const Residual> TakeResidual();
 
-  // --- life
-  // The program has ended well: outputs can be read.
+  // --- lifecycle
+  // The program has ended successfully, so outputs can be read.
   void SetFinished();
-  // The operation is over for the service (released, failed, generation ended): the
-  // exchange ends with `why`, the program stops. The first call counts.
+  // Ends the operation: it was released, it failed, or its generation ended. The exchange ends with
+  // `why` and the program stops. Only the first call has an effect.
   void End(absl::Status why);
   bool finished() const;
-  // OK while it has not ended.
+  // OK until End is called.
   absl::Status ended() const;
 
-  // One listener at a time; false if there is one already.
+  // Returns false if there is a listener already.
   bool SetListener(OperationListener* listener);
   void RemoveListener();
 
@@ -142,7 +146,7 @@ class ShardOperation {
     ByteRangeSet arrived{0};
   };
 
-  // Where a chunk's bytes go: to one input or, if it is of a packed tensor, to each of its parts.
+  // Destinations of a chunk: one input, or each part of a packed tensor.
   using Targets = std::vector<UploadTarget>;
 
   void Notify();
@@ -172,15 +176,15 @@ class ShardOperation {
   Device* const device_;
   const absl::Time reserved_time_;
   std::unique_ptr<Operation> operation_;
-  std::optional<PackedInput> packed_;  // fixed; nothing where no packed input is cut as one
+  std::optional<PackedInput> packed_;  // constant; empty if no input arrives packed
   MemoryBudget::Reservation reservation_;
   const std::function<void()> on_destroyed_;
 
   mutable absl::Mutex mutex_;
   std::map<TensorId, Input> inputs_ ABSL_GUARDED_BY(mutex_);
-  // Chunks whose bytes are being copied; completeness waits for them.
+  // Chunks that are being copied. Inputs are complete only when this is 0.
   int copying_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Bounded by the device's staging memory: what is done goes when more comes.
+  // Bounded by the device's staging memory. Finished uploads are removed when new ones are added.
   mutable std::vector<EventRef> uploads_ ABSL_GUARDED_BY(mutex_);
   mutable CopyTimes upload_copies_ ABSL_GUARDED_BY(mutex_);
   bool uploaded_noticed_ ABSL_GUARDED_BY(mutex_) = false;

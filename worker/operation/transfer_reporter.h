@@ -1,5 +1,5 @@
-// TransferReporter: tells the coordinator of the transfers that go past it: that inputs and outputs
-// are through, that one cannot go on, and a few times a second how far each is.
+// TransferReporter: reports transfers that bypass the coordinator to it: inputs complete, outputs
+// delivered, failures, and the byte counts a few times per second.
 #ifndef RINGATTN_WORKER_OPERATION_TRANSFER_REPORTER_H_
 #define RINGATTN_WORKER_OPERATION_TRANSFER_REPORTER_H_
 
@@ -25,17 +25,17 @@ struct TransferCounts {
   bool operator==(const TransferCounts&) const = default;
 };
 
-// Why a transfer cannot go on.
+// Why a transfer failed.
 enum class TransferEnd : uint8_t {
-  kHere,      // something of this worker's
-  kReleased,  // the client let go of a region
-  kBadChunk   // what the client sent is wrong
+  kHere,      // an error on this worker
+  kReleased,  // the client released a region
+  kBadChunk   // the client sent an invalid chunk
 };
 
 // Thread safe.
 class TransferReporter {
  public:
-  // `send` never blocks; called until Stop.
+  // `send` must not block. It is not called after Stop.
   TransferReporter(std::function<void(v1::JoinRequest)> send, absl::Duration interval);
   ~TransferReporter() { Stop(); }
 
@@ -43,13 +43,13 @@ class TransferReporter {
   void Delivered(const OperationInfo& info);
   void Failed(const OperationInfo& info, TransferEnd end, const std::string& why);
 
-  // From now on `counts` says how far `transfer` is, whenever that has changed; not called any
-  // more once Unwatch has returned. It must not call this.
+  // From now on, reports `counts` whenever they change. `counts` is not called after Unwatch
+  // returns, and it must not call this object.
   void Watch(const void* transfer, const OperationInfo& info,
              std::function<TransferCounts()> counts) ABSL_LOCKS_EXCLUDED(mutex_);
   void Unwatch(const void* transfer) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Nobody is looked at any more. Idempotent; once at a time.
+  // Stops reporting. Idempotent; must not be called concurrently.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

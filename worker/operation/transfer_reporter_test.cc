@@ -48,7 +48,7 @@ TEST_F(TransferReporterTest, SaysHowFarATransferIsWheneverThatChanges) {
     while (looks < until) absl::SleepFor(kInterval);
   };
   await_looks(3);
-  EXPECT_TRUE(sent().empty());  // nothing has moved
+  EXPECT_TRUE(sent().empty());  // the counts have not changed
   received = 5;
   ASSERT_TRUE(AwaitSent(1));
   EXPECT_EQ(sent()[0].transfer_progress().operation_id(), "7-1");
