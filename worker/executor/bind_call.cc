@@ -56,7 +56,7 @@ AttentionProblem WholeProblemOf(const AttentionSpec& spec, const ShardPlan& plan
   return problem;
 }
 
-// Of some heads alone: a problem of fewer, whose heads are the whole one's.
+// Returns the problem restricted to some heads.
 AttentionProblem OnlyHeads(const AttentionProblem& whole, const HeadRange& heads) {
   AttentionProblem problem = whole;
   const int64_t group_size = whole.num_heads / whole.num_kv_heads;
@@ -74,7 +74,7 @@ AttentionProblem OnlyHeads(const AttentionProblem& whole, const HeadRange& heads
   return problem;
 }
 
-// `call` is a ForwardCall, a BackwardCall, a BiasGradientCall or a ProbabilitiesCall.
+// `Call` is ForwardCall, BackwardCall, BiasGradientCall or ProbabilitiesCall.
 template <typename Call>
 Call DescribeAttention(const BindContext& contexts, const ComputeCall& call) {
   const ProblemContext& context = contexts.Of(call);
@@ -151,7 +151,7 @@ ScatterCall DescribeScatter(const BindContext& context, const ComputeCall& call)
   return made;
 }
 
-// Addresses by the type that the kernel call's field has.
+// Assigns addresses to a kernel call's fields, whatever their pointer type.
 class Addresses {
  public:
   explicit Addresses(absl::FunctionRef<void*(const ByteRange&)> address) : address_(address) {}
@@ -411,7 +411,7 @@ std::vector<Access> AccessesOf(const ComputeCall& call) {
   const auto add = [&](const ByteRange& range, bool write) {
     if (range.buffer != kNoBuffer) accesses.push_back({range, write});
   };
-  // A write waits for earlier readers and writers alike, so it covers a read.
+  // A write waits for earlier readers and writers alike, so it implies a read.
   const auto read = [&](const ByteRange& range) { add(range, false); };
   const auto write = [&](const ByteRange& range) { add(range, true); };
   switch (call.op) {

@@ -1,6 +1,6 @@
-// From a program's compute call to the kernel call, in two steps, each done once: what
-// the kernel computes on, then where it lies. Every operand stands in the call, so all
-// three functions are tables.
+// Turns a program's compute call into a kernel call, in two steps: DescribeCall fills in what to
+// compute, SetAddresses where the operands are. A ComputeCall names every operand, so all functions
+// here are tables.
 #ifndef RINGATTN_WORKER_EXECUTOR_BIND_CALL_H_
 #define RINGATTN_WORKER_EXECUTOR_BIND_CALL_H_
 
@@ -17,23 +17,25 @@
 
 namespace ringattn::worker {
 
-// What the calls of one problem share: the whole one, or a part of it where it is dilated.
+// What the calls of one problem share. A dilated operation has one context for each of its parts.
 struct ProblemContext {
-  // Of the calls of `rank`.
+  // For the calls of `rank`.
   ProblemContext(const AttentionSpec& spec, const ShardPlan& plan, int rank, const Tuning& tuning);
 
-  // Adds what the call needs: pieces of the shards that its operands come from, and its heads.
+  // Adds what `call` needs: the position spans of its operands' shards, and the problem of its
+  // heads.
   void Add(const ComputeCall& call, const AttentionSpec& spec, const ShardPlan& plan);
-  // The problem of a call's heads.
+  // Returns the problem restricted to a call's heads.
   const AttentionProblem& ProblemOf(const HeadRange& heads) const;
 
-  AttentionProblem problem;                      // of all heads
-  std::map<int64_t, AttentionProblem> of_heads;  // by the first one: a program's ranges are alike
-  std::vector<std::vector<Piece>> q_pieces;      // by source rank
-  std::vector<std::vector<Piece>> kv_pieces;     // by source rank
+  AttentionProblem problem;  // all heads
+  std::map<int64_t, AttentionProblem>
+      of_heads;  // by first head: a program's head ranges have equal lengths
+  std::vector<std::vector<Piece>> q_pieces;   // by source rank
+  std::vector<std::vector<Piece>> kv_pieces;  // by source rank
 };
 
-// What the calls of an operation share: they refer to it.
+// What the calls of an operation share. Kernel calls refer to it, so it must outlive them.
 struct BindContext {
   BindContext(const AttentionSpec& spec, const ShardPlan& plan, const Program& program);
 
@@ -42,24 +44,24 @@ struct BindContext {
   }
 
   ProblemContext whole;
-  // Of a dilated problem, and what each has of it.
+  // One per part of a dilated problem.
   std::vector<ProblemContext> parts;
   std::vector<DilatedPart> dilated;
   int rank = 0;
-  std::vector<ChosenRow> chosen;  // the rank's
+  std::vector<ChosenRow> chosen;  // the rank's rows
   int64_t probability_columns = 0;
 };
 
-// The kernel call but for the addresses, which are null.
+// Returns the kernel call without addresses (null).
 KernelCall DescribeCall(const BindContext& context, const ComputeCall& call);
 
-// Fills in the addresses of the kernel call that `call` was described by.
+// Fills in the addresses of a kernel call that DescribeCall returned for `call`.
 void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRange&)> address,
                   KernelCall& kernel_call);
 
-// What the call reads and writes.
+// Returns the byte ranges that the call reads and writes.
 std::vector<Access> AccessesOf(const ComputeCall& call);
-// Of these, the late keys.
+// Returns those of them that are late keys.
 std::vector<Access> LateReadsOf(const ComputeCall& call);
 
 }  // namespace ringattn::worker

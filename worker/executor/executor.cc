@@ -34,8 +34,8 @@ std::vector<PeerTransfer> BindTransfers(const Operation& operation, const Step& 
   return group;
 }
 
-// Waits for the operations before `end` that nobody has waited for yet. The first
-// failure in program order, from which the others follow, is kept in *failure.
+// Waits for the started items before `end`, beginning at *waited. Stores the first failure in
+// program order in *failure; later failures follow from it.
 void WaitUntil(size_t end, const std::vector<Started>& started, size_t* waited,
                absl::Status* failure, RunControl* control) {
   for (; *waited < end; ++*waited) {
@@ -45,20 +45,20 @@ void WaitUntil(size_t end, const std::vector<Started>& started, size_t* waited,
     if (status.ok() || !failure->ok()) continue;
     *failure = absl::Status(
         status.code(), absl::StrCat("step ", item.step, " ", item.name, ": ", status.message()));
-    // Nothing that is still enqueued can matter; let the device go.
+    // The result is lost, so stop the kernels that are still enqueued.
     control->stop = true;
   }
 }
 
-// How much of the transfers' time passed while a call ran. Calls follow one another, and so do
-// the transfers' groups, so one walk over both is enough.
+// Returns how much of the transfers' time overlapped with compute calls. Calls are ordered, and so
+// are transfer groups, so one merge pass suffices.
 absl::Duration HiddenTime(const std::vector<Started>& started) {
   std::vector<const Event*> calls;
   for (const Started& item : started) {
     if (!item.transfer) calls.push_back(item.event.get());
   }
   absl::Duration hidden;
-  size_t first = 0;  // that has not ended before the transfer began
+  size_t first = 0;  // the first call that may overlap the transfer
   for (const Started& item : started) {
     if (!item.transfer) continue;
     const absl::Time begin = item.event->begin_time();
@@ -159,11 +159,11 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
       hazards.Record(ready.accesses, done);
       started.push_back({step, false, ready.name, std::move(done), ready.call->kernel()});
     };
-    // The exchange is enqueued before the step's calls, so that it runs beside them, and
-    // whether or not this rank has work: the others count on it. Where it takes nothing from
-    // the calls, the first one goes ahead of it, if their order makes no difference: the
-    // device need not stand idle while the exchange is being enqueued. So it does where the
-    // exchange brings keys that the call itself waits for.
+    // Every rank starts the exchange, even without work of its own, because its peers depend on it.
+    // The exchange is enqueued before the step's calls, so that both overlap. The first call
+    // precedes it if the transport uses no compute units and the two do not conflict: the device
+    // then starts at once. It must precede it if the kernel itself waits for keys that the exchange
+    // brings.
     if (const Step& now = program.steps[step]; !now.transfers.empty()) {
       std::vector<Access> accesses;
       std::vector<PeerTransfer> group = BindTransfers(operation, now, &accesses);
@@ -184,8 +184,8 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
       if (!exchanged) start_exchange();
     }
     while (next_call < calls.size()) start_call();
-    // Nobody waits for the step itself, only for one `steps_ahead` before it, so
-    // that what is enqueued stays bounded.
+    // Waits only for the step `steps_ahead` before this one, so that the amount of enqueued work
+    // stays bounded.
     end_of_step.push_back(started.size());
     if (step >= options.steps_ahead) {
       WaitUntil(end_of_step[step - options.steps_ahead], started, &waited, &failure, &control);

@@ -1,6 +1,5 @@
-// The executor: interprets one rank's Program (common/program/program.h). It knows the
-// device and the communicator only by their interfaces, and nothing of what a
-// particular schedule means.
+// The executor: interprets one rank's Program (common/program/program.h). It uses the device and
+// the communicator through their interfaces only and is independent of the schedule.
 #ifndef RINGATTN_WORKER_EXECUTOR_EXECUTOR_H_
 #define RINGATTN_WORKER_EXECUTOR_EXECUTOR_H_
 
@@ -17,7 +16,7 @@
 
 namespace ringattn::worker {
 
-// One bar of the timeline.
+// One bar of the timeline of a report.
 struct TimelineBar {
   // kWait: the device waited for an exchange.
   enum class Kind : uint8_t { kCompute, kExchange, kWait };
@@ -25,10 +24,10 @@ struct TimelineBar {
   Kind kind = Kind::kCompute;
   absl::Time begin;
   absl::Time end;
-  KernelName kernel;  // kCompute: that served the call; empty: it multiplies no q by k
+  KernelName kernel;  // kCompute: the kernel that ran; empty for calls without q·k products
 };
 
-// Calls of one name that one kernel served.
+// Calls of one name that one kernel computed.
 struct KernelUse {
   const char* call = "";  // OpName: "forward", "backward", "bias_gradient", "probabilities"
   KernelName kernel;
@@ -38,32 +37,32 @@ struct KernelUse {
 struct ExecutionReport {
   absl::Time begin;
   absl::Time end;
-  absl::Duration compute_time;    // inside compute calls
-  absl::Duration ring_wait_time;  // the device stood idle between calls
-  absl::Duration exchange_time;   // of transfers, from begin to end, added up
-  // The part of exchange_time during which a compute call ran here.
+  absl::Duration compute_time;    // sum over compute calls
+  absl::Duration ring_wait_time;  // the device was idle between calls
+  absl::Duration exchange_time;   // sum over transfer groups, each from begin to end
+  // The portion of exchange_time during which a compute call ran on this rank.
   absl::Duration hidden_exchange_time;
   int64_t sent_bytes = 0;
-  std::string transport;  // of the sent bytes: Communicator::transport
+  std::string transport;  // Communicator::transport, which sent these bytes
   int64_t tiles = 0;
   std::vector<KernelUse> kernels;     // in the order of their first calls
-  std::vector<TimelineBar> timeline;  // if asked for
+  std::vector<TimelineBar> timeline;  // if requested
 };
 
 struct ExecuteOptions {
   bool with_timeline = false;
-  // Steps enqueued ahead of the oldest unfinished one.
+  // How many steps may be enqueued ahead of the oldest unfinished one.
   int steps_ahead = 3;
-  // Inputs may still be on their way: whatever touches one runs behind these.
+  // Pending uploads of inputs. Every access to an input waits for them.
   std::vector<EventRef> uploads;
 };
 
-// Runs the operation to its end on the calling thread. Inputs must be filled; of those
-// being uploaded it is enough that options.uploads has their events.
-// `communicator` may be null for a program without transfers.
-//   CANCELLED    control().stop was set; all transfers have taken place
+// Runs the operation to its end on the calling thread. Inputs must be filled or covered by
+// options.uploads. `communicator` may be null for a program without transfers. Errors:
+//   CANCELLED    control().stop was set; all transfers have still taken place
 //   UNAVAILABLE  a transfer failed
-// The step being executed is visible to other threads in *current_step (may be null).
+//
+// Publishes the current step in *current_step (may be null), for other threads to read.
 absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
                                         Communicator* communicator, const ExecuteOptions& options,
                                         std::atomic<int64_t>* current_step);

@@ -1,5 +1,5 @@
-// The executor against a device that only sleeps and moves markers: ordering,
-// overlap, cancel and failure. What the programs compute is the sweep's concern.
+// The executor with a device that only sleeps and moves markers: ordering, overlap, cancellation
+// and failure. The sweep (tests/) checks computed values.
 #include "worker/executor/executor.h"
 #include "worker/comm/communicator_wrapper.h"
 
@@ -31,8 +31,8 @@ class Memory : public DeviceBuffer {
   std::vector<char> data_;
 };
 
-// Every call sleeps kCall. A zero call fills its target with 1 instead, so that
-// data can be followed.
+// Every call sleeps for kCall. A zero call instead fills its target with ones, so that the test can
+// trace the data.
 class SleepingDevice : public Device {
  public:
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override {
@@ -69,13 +69,13 @@ class SleepingDevice : public Device {
   std::string description() const override { return "sleeping"; }
 
   int64_t allocatable = 1 << 20;
-  std::vector<std::string>* log = nullptr;  // of what is started
+  std::vector<std::string>* log = nullptr;  // names of the items in the order in which they start
 
  private:
   HostQueue queue_{"sleeping"};
 };
 
-// Two events, one after the other, as one.
+// Two events in sequence, as one event.
 class JoinedEvent : public Event {
  public:
   JoinedEvent(EventRef first, EventRef last) : first_(std::move(first)), last_(std::move(last)) {}
@@ -112,15 +112,15 @@ class SlowCommunicator : public CommunicatorWrapper {
   }
 
   bool takes_units = true;
-  std::vector<std::string>* log = nullptr;  // of what is started
+  std::vector<std::string>* log = nullptr;  // names of the items in the order in which they start
 
  private:
   std::atomic<bool> aborted_{false};
   HostQueue queue_{"slow"};
 };
 
-// Two ranks swap `steps` times: receive into one of two buffers while a zero call
-// marks the other, which is what the next step sends.
+// Two ranks swap `steps` times. Each step receives into one of two buffers while a zero call marks
+// the other one, which the next step sends.
 Program SwapProgram(int rank, int steps) {
   Program program;
   program.rank = rank;
@@ -130,7 +130,7 @@ Program SwapProgram(int rank, int steps) {
     Step now;
     now.transfers = {{Transfer::Kind::kSend, 1 - rank, {mine, 0, 8}},
                      {Transfer::Kind::kReceive, 1 - rank, {theirs, 0, 8}}};
-    // Reads `mine` only through the transfer; the call works on a third buffer.
+    // Only the transfer reads `mine`. The call uses a third buffer.
     ComputeCall call;
     call.op = ComputeCall::Op::kZero;
     call.target = {2, 0, 8};
@@ -182,7 +182,7 @@ TEST(Executor, TransfersRunBesideCallsThatDoNotNeedThem) {
     ASSERT_TRUE(pair.reports[rank].ok()) << pair.reports[rank].status();
     const ExecutionReport& report = *pair.reports[rank];
     EXPECT_GE(report.compute_time, kSteps * kCall);
-    // One after the other nothing would be hidden, however long each of them took.
+    // Without overlap nothing would be hidden.
     EXPECT_GT(report.hidden_exchange_time, kSteps * kTransfer / 2);
     EXPECT_EQ(report.sent_bytes, kSteps * 8);
     int calls = 0, exchanges = 0;
@@ -222,7 +222,7 @@ TEST(Executor, SaysHowMuchOfTheExchangeIsHidden) {
   }
 }
 
-// What rank 0 starts in a step of two calls, whose first works on `target`.
+// Returns what rank 0 starts, in order, in a step of two calls, the first of which writes `target`.
 std::vector<std::string> StartedInAStep(bool takes_units, BufferId target) {
   SleepingDevice devices[2];
   auto plain = MakeInProcessRing(2);
@@ -251,7 +251,7 @@ TEST(Executor, ACallGoesAheadOfAnExchangeThatTakesNothingFromIt) {
   using ::testing::ElementsAre;
   EXPECT_THAT(StartedInAStep(false, kWork), ElementsAre("call", "exchange", "call"));
   EXPECT_THAT(StartedInAStep(true, kWork), ElementsAre("exchange", "call", "call"));
-  // Their order is the program's where it matters.
+  // Conflicting items keep the program's order.
   EXPECT_THAT(StartedInAStep(false, kSent), ElementsAre("exchange", "call", "call"));
   EXPECT_THAT(StartedInAStep(false, kReceived), ElementsAre("exchange", "call", "call"));
 }
@@ -259,7 +259,7 @@ TEST(Executor, ACallGoesAheadOfAnExchangeThatTakesNothingFromIt) {
 TEST(Executor, StopEndsTheCallsButNotTheExchanges) {
   constexpr int kSteps = 50;
   Pair pair(kSteps);
-  // Rank 0 alone is told to stop; rank 1 must still get through.
+  // Only rank 0 is stopped. Rank 1 must still complete its exchanges.
   pair.operations[0]->control().stop = true;
   const absl::Time begin = absl::Now();
   std::thread other([&] { pair.RunRank(1); });
@@ -269,7 +269,7 @@ TEST(Executor, StopEndsTheCallsButNotTheExchanges) {
   other.join();
   EXPECT_EQ(pair.reports[1].status().code(), absl::StatusCode::kCancelled);
   EXPECT_LT(absl::Now() - begin, kSteps * (kCall + kTransfer));
-  // The ring is whole: the next operation on it runs.
+  // The ring is intact, so the next operation runs.
   for (int rank : {0, 1}) {
     pair.operations[rank] =
         *Operation::Create(TinySpec(), MakeShardPlan(TinySpec(), Layout::kContiguous, 2),

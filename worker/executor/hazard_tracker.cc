@@ -32,7 +32,7 @@ std::vector<EventRef> HazardTracker::Dependencies(const std::vector<Access>& acc
     for (const Entry& entry : found->second) {
       if (!entry.write && !access.write) continue;
       if (!Overlap(entry.range, access.range)) continue;
-      // A finished event stays: it may have failed, and failures must spread.
+      // Finished events are kept: one may have failed, and failures must propagate.
       if (std::find(events.begin(), events.end(), entry.event) == events.end()) {
         events.push_back(entry.event);
       }
@@ -50,7 +50,7 @@ void HazardTracker::Record(const std::vector<Access>& accesses, const EventRef& 
     if (access.range.bytes == 0) continue;
     std::vector<Entry>& entries = entries_[access.range.buffer];
     if (access.write) {
-      // Whoever waits for this write waits for everything it replaced.
+      // A waiter for this write waits for everything that it replaced.
       entries.erase(std::remove_if(entries.begin(), entries.end(),
                                    [&](const Entry& entry) {
                                      return entry.event != event &&

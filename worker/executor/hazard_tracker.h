@@ -1,7 +1,7 @@
-// HazardTracker: turns program order into events. Each operation names the byte
-// ranges it reads and writes; it must wait for earlier writers of what it touches
-// and for earlier readers of what it writes, and for nothing else. That is all the
-// overlap a schedule can have without changing its result.
+// HazardTracker: derives event dependencies from program order. Each operation names the byte
+// ranges that it reads and writes. It must wait for earlier writers of those ranges and for earlier
+// readers of what it writes, and for nothing else. This permits all the overlap that preserves the
+// result.
 #ifndef RINGATTN_WORKER_EXECUTOR_HAZARD_TRACKER_H_
 #define RINGATTN_WORKER_EXECUTOR_HAZARD_TRACKER_H_
 
@@ -19,19 +19,19 @@ struct Access {
   bool write = false;
 };
 
-// The order of two operations matters: one writes what the other touches.
+// Returns true if the order of two operations matters: one writes what the other accesses.
 bool Conflict(const std::vector<Access>& a, const std::vector<Access>& b);
 
 // Not thread safe.
 class HazardTracker {
  public:
-  // Events that an operation with these accesses has to wait for, without repeats.
+  // Returns the events that an operation with these accesses must wait for, without duplicates.
   std::vector<EventRef> Dependencies(const std::vector<Access>& accesses) const;
 
-  // Notes writers from before the first operation, which do not wait for one another.
+  // Records writers that precede the first operation. They do not wait for one another.
   void RecordInitial(const ByteRange& range, const std::vector<EventRef>& writers);
 
-  // Notes that `event` ends an operation with these accesses.
+  // Records that `event` completes an operation with these accesses.
   void Record(const std::vector<Access>& accesses, const EventRef& event);
 
  private:

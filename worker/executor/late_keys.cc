@@ -11,7 +11,7 @@ bool Overlap(const ByteRange& a, const ByteRange& b) {
   return a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
 }
 
-// Whether the step receives something into the keys.
+// Returns whether the step receives into the keys.
 bool ReceivesInto(const Step& step, const KvOperand& keys) {
   return std::any_of(step.transfers.begin(), step.transfers.end(), [&](const Transfer& transfer) {
     return transfer.kind == Transfer::Kind::kReceive &&
@@ -33,7 +33,7 @@ bool IsWholeForward(const ComputeCall& call) {
   return call.op == ComputeCall::Op::kForward && call.part == ComputeCall::kWhole;
 }
 
-// Two steps behind one another, the keys of whose calls neither changes but for receiving them.
+// Two consecutive steps. Neither changes the keys of their calls, except by receiving them.
 struct Pair {
   const Step& step;
   const Step& next;
@@ -46,7 +46,7 @@ struct Pair {
   }
 };
 
-// A ring's: each step has a call.
+// The ring's case: each step has one call.
 bool CanJoin(const Pair& pair) {
   if (pair.step.calls.size() != 1 || pair.next.calls.size() != 1) return false;
   const ComputeCall& first = pair.step.calls.front();
@@ -58,7 +58,8 @@ bool CanJoin(const Pair& pair) {
                      [&](const KvOperand& keys) { return pair.Comes(keys); });
 }
 
-// all_gather's: the first step only receives, and the call behind it has own keys too.
+// The all_gather case: the first step only receives, and the next call also has keys of its own
+// rank.
 bool CanBeginSooner(const Pair& pair) {
   if (!pair.step.calls.empty() || pair.next.calls.size() != 1) return false;
   const ComputeCall& call = pair.next.calls.front();
@@ -72,7 +73,7 @@ bool CanBeginSooner(const Pair& pair) {
 }
 
 ComputeCall Joined(const ComputeCall& first, const ComputeCall& second) {
-  ComputeCall call = second;  // with what a final call has more
+  ComputeCall call = second;  // the final call has operands that the first lacks
   call.initial = first.initial;
   if (call.initial && call.final) call.q.out_acc = kNone;
   call.kv = first.kv;
@@ -85,7 +86,7 @@ ComputeCall Joined(const ComputeCall& first, const ComputeCall& second) {
   return call;
 }
 
-// The call, whose keys that `step` receives are late and stand behind the others.
+// Returns the call to run in `step`. The keys that `step` receives become late and move to the end.
 ComputeCall BegunSooner(const Step& step, ComputeCall call) {
   for (KvOperand& keys : call.kv) keys.late = ReceivesInto(step, keys);
   std::stable_partition(call.kv.begin(), call.kv.end(),

@@ -1,9 +1,10 @@
-// Forward calls that begin before all of their keys have come.
+// Forward calls that start before all of their keys have arrived.
 //
-// A ring's forward has a call for each step: on the rank's own keys while the next ones travel,
-// then on those. Each writes and reads partial results, begins with a device that is idle and ends
-// with one that is half idle. Where a kernel waits for keys itself (Device::TakesLateKeys), one
-// call has the keys of two steps: queries see their own keys first, and there is no partial result.
+// A ring's forward has one call per step: first on the rank's own keys while the next block
+// travels, then on that block. Each call reads and writes partial results, and the device is partly
+// idle at the start and end of each. If the kernel can wait for keys itself
+// (Device::TakesLateKeys), one call covers the keys of two steps. It processes the rank's own keys
+// first and writes no partial result.
 #ifndef RINGATTN_WORKER_EXECUTOR_LATE_KEYS_H_
 #define RINGATTN_WORKER_EXECUTOR_LATE_KEYS_H_
 
@@ -14,18 +15,21 @@
 
 namespace ringattn::worker {
 
-// Makes one call of two forward calls in steps behind one another, where the second one's keys are
-// what the first one's step receives; these become late (KvOperand::late). Where the first step has
-// no call, as all_gather's, the second one's call moves there if some of its keys are the rank's
-// own. The steps stay, with their transfers: peers notice nothing. Not where that would hold a
-// transfer up: one beside the second call that comes into the first one's keys; nor where the rank
-// sends itself something in that step, which may need the units that the kernel has. What no
-// operation uses any more becomes empty.
-//   takes  whether the device's kernel for the joined call waits for its late keys
+// Merges forward calls of consecutive steps and returns the new program.
+//
+// Two calls become one if the first call's step receives the second call's keys. These keys become
+// late (KvOperand::late). If the first step has no call (all_gather), the second step's call moves
+// there, provided that some of its keys are the rank's own. Steps keep their transfers, so peers
+// are unaffected. Buffers that are no longer used become empty.
+//
+// Calls stay separate if merging would delay a transfer: the second step receives into the first
+// call's keys, or the rank sends to itself in the first step, which may need compute units that the
+// kernel occupies.
+//   takes  returns whether the device's kernel for the merged call waits for its late keys
 Program JoinLateKeys(Program program, absl::FunctionRef<bool(const ComputeCall&)> takes);
 
-// The longer of the ways of a step's transfers: its group ends when both are through, and with it
-// the wait for late keys.
+// Returns the larger of the bytes sent and received in a step. The step's transfer group, and with
+// it the wait for late keys, ends when both directions are done.
 int64_t LongerWayBytes(const Step& step);
 
 }  // namespace ringattn::worker

@@ -69,7 +69,7 @@ TEST(LateKeys, TwoStepsBecomeOneCallWithoutAPartialResult) {
     EXPECT_EQ(after.TileCount(), before.TileCount());
     bool late = false;
     for (const KvOperand& keys : call.kv) {
-      EXPECT_TRUE(keys.late || !late) << "late keys stand behind the others";
+      EXPECT_TRUE(keys.late || !late) << "late keys come last";
       late = keys.late;
       EXPECT_EQ(keys.late, keys.source_rank != rank);
     }
@@ -98,7 +98,7 @@ TEST(LateKeys, ACallOfGatheredKeysBeginsWithItsOwn) {
     ASSERT_EQ(call.kv.size(), before.steps[1].calls[0].kv.size());
     for (size_t i = 0; i < call.kv.size(); ++i) {
       EXPECT_EQ(call.kv[i].late, call.kv[i].source_rank != rank);
-      EXPECT_EQ(call.kv[i].late, i > 0) << "the rank's own stand first";
+      EXPECT_EQ(call.kv[i].late, i > 0) << "the rank's own keys come first";
     }
     EXPECT_EQ(after.PairCount(), before.PairCount());
     EXPECT_EQ(CallsOf(Join(before, /*takes=*/false)), 1);
@@ -106,7 +106,8 @@ TEST(LateKeys, ACallOfGatheredKeysBeginsWithItsOwn) {
   }
 }
 
-// Heads that are gathered in turn are computed while the next ones travel, between copies.
+// Gathered heads are computed while the next ones travel. The local copies between them keep the
+// calls apart.
 TEST(LateKeys, HeadsThatAreGatheredInTurnStayAsTheyAre) {
   const AttentionSpec spec = Spec();
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 2);
@@ -119,10 +120,10 @@ TEST(LateKeys, HeadsThatAreGatheredInTurnStayAsTheyAre) {
   }
 }
 
-// Queries whose rank has none of the keys that they see.
+// The rank owns none of the keys that its queries see.
 TEST(LateKeys, ACallWithoutOwnKeysWaitsForItsStep) {
   AttentionSpec spec = Spec();
-  spec.shape.seq_len_kv = 16;  // of the first rank alone, if they are not dealt out
+  spec.shape.seq_len_kv = 16;  // all in rank 0's shard under the contiguous layout
   spec.shape.cu_seqlens_k = {0, 16};
   spec.options.causal = false;
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
@@ -146,8 +147,8 @@ TEST(LateKeys, WhatTheDeviceDoesNotTakeStays) {
   EXPECT_GT(BytesOf(program, "out_acc"), 0);
 }
 
-// The third block comes to where the own one lies, and must not wait until a joined call has ended:
-// so the first call stays alone. What comes last disturbs nobody.
+// The third block overwrites the rank's own block and must not wait for the end of a merged call.
+// The first call therefore stays separate. The last two can merge.
 TEST(LateKeys, ATransferIntoTheFirstCallsKeysKeepsStepsApart) {
   AttentionSpec full = Spec();
   full.options.causal = false;
@@ -158,7 +159,7 @@ TEST(LateKeys, ATransferIntoTheFirstCallsKeysKeepsStepsApart) {
   EXPECT_FALSE(relayed.steps[1].calls[0].kv[0].late);
   EXPECT_TRUE(relayed.steps[1].calls[0].kv[1].late);
   EXPECT_TRUE(relayed.steps[1].calls[0].final);
-  // Where the own block stays, the first two can be one.
+  // If the rank's own block is kept, the first two calls can merge.
   const Program kept = Join(ring.ForwardOf(0, /*keeps_inputs=*/true));
   EXPECT_EQ(CallsOf(kept), 2);
   EXPECT_EQ(kept.steps[0].calls[0].kv.size(), 2u);
@@ -166,13 +167,13 @@ TEST(LateKeys, ATransferIntoTheFirstCallsKeysKeepsStepsApart) {
   EXPECT_GT(BytesOf(kept, "out_acc"), 0);
 }
 
-// A window shorter than a shard: rows of the neighbour alone.
+// A window shorter than a shard: only rows of the neighbouring rank are needed.
 TEST(LateKeys, ShortWindowsAreTwoStepsOnAnyRing) {
   AttentionSpec spec = Spec();
   spec.options.window_left = 100;
   spec.options.window_right = 0;
   const Ring ring(4, spec, Layout::kContiguous);
-  EXPECT_EQ(CallsOf(Join(ring.ForwardOf(0))), 1);  // sees its own keys alone
+  EXPECT_EQ(CallsOf(Join(ring.ForwardOf(0))), 1);  // sees only its own keys
   const Program second = Join(ring.ForwardOf(1));
   EXPECT_EQ(CallsOf(ring.ForwardOf(1)), 2);
   EXPECT_EQ(CallsOf(second), 1);
@@ -200,7 +201,8 @@ TEST(LateKeys, ATransferWithOneselfKeepsStepsApart) {
   EXPECT_EQ(CallsOf(Join(program)), 2);
 }
 
-// Gradients leave between the calls of a backward; its recomputed forward is joined.
+// Gradients are sent between the calls of a backward, so these stay. Its recomputed forward is
+// merged.
 TEST(LateKeys, ABackwardsCallsStay) {
   const Ring ring(2);
   for (const bool recompute : {false, true}) {

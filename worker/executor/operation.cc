@@ -12,7 +12,8 @@ namespace ringattn::worker {
 
 namespace {
 
-// About when the late keys of a step's calls are there, from the step's begin.
+// Returns when the late keys of a step's calls should have arrived, relative to the start of the
+// step.
 absl::Duration ArrivalOf(const Step& step, const KeyArrival& arrival) {
   return arrival.delay + absl::Seconds(LongerWayBytes(step) / arrival.bytes_per_second);
 }
@@ -26,8 +27,8 @@ absl::StatusOr<std::unique_ptr<Operation>> Operation::Bind(AttentionSpec spec, S
                                                            KeyArrival arrival) {
   std::unique_ptr<Operation> operation(new Operation(
       std::move(spec), std::move(plan), std::move(program), std::move(members), device));
-  // When keys come is measured, and decides where a joined call cuts its keys: its bits are this
-  // ring's, until it forms anew.
+  // The measured arrival time decides where a merged call splits its keys. Results are therefore
+  // bit-equal only within one ring generation, so deterministic requests are not merged.
   const bool joins = arrival.may_be_late() && !operation->spec().options.deterministic;
   if (joins) operation->JoinLateKeys();
   for (const Step& step : operation->program_.steps) {

@@ -1,5 +1,5 @@
-// Operation: one rank's part of one request, ready to run: its program, its memory and
-// its calls. executor.h runs it.
+// Operation: one rank's share of one request, ready to run: program, memory and prepared calls.
+// executor.h runs it.
 #ifndef RINGATTN_WORKER_EXECUTOR_OPERATION_H_
 #define RINGATTN_WORKER_EXECUTOR_OPERATION_H_
 
@@ -20,51 +20,51 @@ namespace ringattn::worker {
 
 struct BindContext;  // bind_call.h
 
-// A compute call of a program, bound to the operation's memory and made ready.
+// A compute call of a program, bound to the operation's memory and prepared.
 struct ReadyCall {
   const PreparedCall* call = nullptr;
-  std::vector<Access> accesses;    // what it reads and writes
-  std::vector<Access> late_reads;  // of these, what its step's transfers may still bring
+  std::vector<Access> accesses;    // ranges that it reads and writes
+  std::vector<Access> late_reads;  // those of them that its step may still be receiving
   const char* name = "";           // "forward", "backward", ...
 };
 
-// Memory that outlives the operation, for one buffer of its program: what an earlier
-// operation left (residuals, a session's keys), or where this one leaves something.
+// Memory for one buffer of a program that outlives the operation: a residual of an earlier
+// operation, or memory that keeps this operation's result.
 struct LentBuffer {
   BufferId buffer = kNoBuffer;
-  std::shared_ptr<DeviceBuffer> memory;  // of the operation's device
+  std::shared_ptr<DeviceBuffer> memory;  // on the operation's device
 };
 
-// When what a step receives is there, from the step's begin. By default kernels are never asked to
-// wait for it.
+// When received keys arrive, relative to the start of their step. By default, kernels never wait
+// for keys.
 struct KeyArrival {
-  double bytes_per_second = 0;  // 0: transfers need units that compute, or are too slow
-  absl::Duration delay;         // beside their bytes
+  double bytes_per_second = 0;  // 0: transfers use compute units or are too slow to wait for
+  absl::Duration delay;         // fixed part of the transfer time
 
   bool may_be_late() const { return bytes_per_second > 0; }
 };
 
-// Not thread safe, but for control().
+// Not thread safe, except for control().
 class Operation {
  public:
-  // Binds the program's calls, some of them joined where keys may come late (late_keys.h), so that
-  // program() differs then from what was given; of a deterministic request none. The buffer of each
-  // lent one becomes kRetained: nothing is allocated for it and nobody uploads to it.
-  //   members: generation ranks by ring rank; members[ring_rank] is this worker
-  //   device   outlives the operation
-  //   arrival  when keys come that a call's kernel waits for
-  // INVALID_ARGUMENT: calls that the device has no kernel for; a lent buffer that the
-  // program does not have, that is smaller than the program needs, or an input that it
-  // would overwrite.
+  // Binds the program's calls. Merges calls whose keys may arrive late (late_keys.h), so program()
+  // may differ from the argument; deterministic requests keep their calls. A lent buffer becomes
+  // kRetained: it is neither allocated nor uploaded.
+  //   members  generation ranks by ring rank; members[ring_rank] is this worker
+  //   device   must outlive the operation
+  //   arrival  when keys arrive that a kernel may wait for
+  //
+  // Returns INVALID_ARGUMENT if the device has no kernel for a call, or if a lent buffer is not in
+  // the program, is too small, or is an input that the program would overwrite.
   static absl::StatusOr<std::unique_ptr<Operation>> Bind(AttentionSpec spec, ShardPlan plan,
                                                          Program program, std::vector<int> members,
                                                          Device* device,
                                                          std::vector<LentBuffer> lent = {},
                                                          KeyArrival arrival = {});
-  // Allocates the buffers and makes the calls ready, so that running them allocates
-  // nothing. Once. RESOURCE_EXHAUSTED: the operation is good for nothing any more.
+  // Allocates the buffers and prepares the calls, so that running them allocates nothing. Call
+  // once. After RESOURCE_EXHAUSTED the operation must be destroyed.
   absl::Status Allocate();
-  // Both.
+  // Binds and allocates.
   static absl::StatusOr<std::unique_ptr<Operation>> Create(AttentionSpec spec, ShardPlan plan,
                                                            Program program,
                                                            std::vector<int> members, Device* device,
@@ -79,26 +79,26 @@ class Operation {
   const Program& program() const { return program_; }
   const std::vector<int>& members() const { return members_; }
 
-  // What Allocate takes: for buffers, but for lent ones, and for kernels beside them.
+  // What Allocate takes: buffer_bytes for buffers that are not lent, workspace_bytes for kernels.
   int64_t buffer_bytes() const;
   int64_t workspace_bytes() const { return workspace_bytes_; }
 
-  // The buffer of an input or output tensor, null if the program has none. This
-  // rank's shard lies at its beginning; the buffer may be larger, where a program
-  // uses it again for other blocks. REQUIRES: allocated.
+  // Returns the buffer of an input or output tensor, or null if the program has none. This rank's
+  // shard is at its beginning; the buffer is larger if the program reuses it for other blocks.
+  // REQUIRES: allocated.
   DeviceBuffer* InputBuffer(TensorId id);
   DeviceBuffer* OutputBuffer(TensorId id);
-  // The buffer of an input or output tensor, to outlive the operation; null if there is none.
-  // REQUIRES: allocated.
+  // Returns the same buffer with shared ownership, so that it can outlive the operation. REQUIRES:
+  // allocated.
   std::shared_ptr<DeviceBuffer> ShareBuffer(TensorId id) const;
-  // Bytes of this rank's shard of a tensor.
+  // Returns the bytes of this rank's shard of a tensor.
   int64_t ShardBytes(TensorId id) const;
   // REQUIRES: allocated.
   void* Address(const ByteRange& range) const {
     char* base = static_cast<char*>(buffers_[range.buffer]->data());
     return base == nullptr ? nullptr : base + range.offset;
   }
-  // The calls of a step, in order. REQUIRES: allocated.
+  // Returns the calls of a step, in order. REQUIRES: allocated.
   const std::vector<ReadyCall>& ReadyCalls(int64_t step) const { return ready_[step]; }
 
   RunControl& control() { return control_; }

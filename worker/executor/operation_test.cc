@@ -1,5 +1,5 @@
-// Operations: memory that is lent to them, and what they ask for. That programs compute
-// the right thing is the sweep's concern.
+// Operations: lent memory, and what operations request from the device. The sweep (tests/) checks
+// computed values.
 #include "worker/executor/operation.h"
 
 #include <cstring>
@@ -51,7 +51,7 @@ std::vector<float> Ramp(TensorId id) {
   return values;
 }
 
-// Fills what the client would upload, runs, and returns the outputs.
+// Fills the inputs that a client would upload, runs the operation and returns the outputs.
 std::map<TensorId, std::vector<float>> RunToEnd(Operation& operation, Device& device) {
   for (const BufferSpec& buffer : operation.program().buffers) {
     if (buffer.source != BufferSource::kUpload) continue;
@@ -79,8 +79,8 @@ std::shared_ptr<DeviceBuffer> Memory(Device& device, int64_t bytes) {
   return std::shared_ptr<DeviceBuffer>(*device.Allocate(bytes));
 }
 
-// A forward operation leaves out and lse in memory that outlives it; a backward one takes
-// them from there, and nobody uploads them.
+// A forward leaves out and lse in memory that outlives it. A backward borrows them, and nothing is
+// uploaded for them.
 TEST(Operation, LentBuffersCarryResidualsFromOneToTheNext) {
   CpuDevice device(/*threads=*/1, /*memory_limit_bytes=*/1 << 20);
   Program backward = ProgramOf(Direction::kBackward, false);
@@ -114,7 +114,7 @@ TEST(Operation, LentBuffersCarryResidualsFromOneToTheNext) {
   EXPECT_EQ(gradients, RunToEnd(**recomputing, device));
 }
 
-// When keys come is measured at each forming of a ring, and would be in the bits.
+// Arrival times are measured when a ring forms and would affect the results' bits.
 TEST(Operation, StepsOfADeterministicRequestAreNotJoined) {
   class WaitsForKeys : public ScalarDevice {
     bool TakesLateKeys(const ForwardCall&) const override { return true; }
@@ -157,7 +157,7 @@ TEST(Operation, WhatCannotBeLentIsRefusedByName) {
   EXPECT_THAT(refusal(program, {{lse, nullptr}}), HasSubstr("no such buffer"));
   EXPECT_THAT(refusal(program, {{lse, Memory(device, 48)}, {lse, Memory(device, 48)}}),
               HasSubstr("no such buffer"));
-  // A ring whose blocks alternate in the home shard's buffer would destroy retained keys.
+  // This ring's blocks alternate in the home shard's buffer, which would overwrite retained keys.
   AttentionSpec full = Spec();
   full.options.causal = false;
   const ShardPlan four = MakeShardPlan(full, Layout::kContiguous, 4);
@@ -170,7 +170,7 @@ TEST(Operation, WhatCannotBeLentIsRefusedByName) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("would overwrite"));
 }
 
-// The device is asked for its workspace once per operation, and for its kernels once.
+// An operation asks the device for its workspace once and prepares its kernels once.
 TEST(Operation, BindsOnce) {
   class CountingDevice : public ScalarDevice {
    public:
@@ -185,7 +185,7 @@ TEST(Operation, BindsOnce) {
       return 17;
     }
     absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
-      // The same description, with addresses now.
+      // The same description, now with addresses.
       const auto& forward = std::get<ForwardCall>(calls.at(0));
       EXPECT_NE(forward.q, nullptr);
       EXPECT_EQ(forward.q_pieces.data(), pieces);

@@ -9,7 +9,7 @@
 namespace ringattn::worker {
 namespace {
 
-// Devices that take late keys get them.
+// Lets devices that accept late keys use them.
 constexpr KeyArrival kArrival{.bytes_per_second = 1e12};
 
 ShardMap MapOf(const AttentionSpec& spec, const ShardPlan& plan, TensorId id) {

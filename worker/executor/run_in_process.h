@@ -1,5 +1,5 @@
-// The whole ring in one process: a device and a thread per rank, the in-process
-// transport between them. What tests and benchmarks without a service use.
+// Runs a whole ring in one process: one device and one thread per rank, connected by the in-process
+// transport. For tests and benchmarks without a service.
 #ifndef RINGATTN_WORKER_EXECUTOR_RUN_IN_PROCESS_H_
 #define RINGATTN_WORKER_EXECUTOR_RUN_IN_PROCESS_H_
 
@@ -15,7 +15,7 @@
 
 namespace ringattn::worker {
 
-// Whole tensors (not shards), laid out as LayoutOf(spec, id) says.
+// Whole tensors (not shards), laid out as LayoutOf(spec, id) returns.
 using TensorMap = std::map<TensorId, std::vector<uint8_t>>;
 
 struct InProcessResult {
@@ -23,9 +23,8 @@ struct InProcessResult {
   std::vector<ExecutionReport> reports;  // by rank
 };
 
-// Steps are joined on devices that take late keys (late_keys.h).
-// Cuts `inputs` as the plan says, runs the schedule on `world_size` ranks and puts
-// the outputs together. `make_device` is called once per rank.
+// Shards `inputs` by the plan, runs the schedule on `world_size` ranks and assembles the outputs.
+// Calls `make_device` once per rank. Merges steps on devices that accept late keys (late_keys.h).
 absl::StatusOr<InProcessResult> RunInProcess(
     const AttentionSpec& spec, const ShardPlan& plan, const Schedule& schedule,
     const TensorMap& inputs, const std::function<std::unique_ptr<Device>()>& make_device,
