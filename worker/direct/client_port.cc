@@ -16,17 +16,18 @@
 namespace ringattn::worker {
 namespace {
 
-// A client has one stream on a connection for each of its requests that this worker serves.
+// A client opens one stream per request that this worker serves.
 constexpr int kMaxStreamsPerConnection = 128;
-// Until it speaks HTTP/2, over TLS where there is TLS.
+// Until the client has completed the TLS and HTTP/2 handshakes.
 constexpr int kHandshakeTimeoutMs = 5'000;
-// One without a stream gives its place back; a client that comes again connects again.
+// Closes connections without streams, so that they do not count against max_connections. Clients
+// reconnect when they need one.
 constexpr int kMaxConnectionIdleMs = 30'000;
-// What gRPC holds of messages that are on their way in: 16 chunks of the largest size, 256 of the
-// recommended one.
+// Limits what gRPC holds of incoming messages: 16 chunks of the largest size, or 256 of the
+// recommended size.
 constexpr size_t kMaxTransportBytes = size_t{256} << 20;
 
-// What the process registers for all its servers is not for this one.
+// Excludes the plugins that the process registers for all of its servers.
 class NoPlugins final : public grpc::ServerBuilderOption {
  public:
   void UpdateArguments(grpc::ChannelArguments*) override {}
@@ -45,7 +46,7 @@ class ClientPort::Service final
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(
       grpc::CallbackServerContext* context) override {
-    // Who has no token is turned away here, with nothing read but the metadata.
+    // A call without a valid token is rejected here, after only its metadata has been read.
     auto* exchange = new ShardExchange(context, access_, &hooks_);  // deletes itself
     exchange->Begin();
     return exchange;
@@ -76,7 +77,7 @@ absl::StatusOr<std::unique_ptr<ClientPort>> ClientPort::Start(const ClientPortOp
                              static_cast<int>(options.limits.max_client_metadata_bytes));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxConnectionIdleMs);
-  // Of two values gRPC takes the first.
+  // gRPC uses the first of two values for the same argument.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   wire::SetTransport(&builder);
   builder.SetOption(std::make_unique<NoPlugins>());

@@ -1,5 +1,5 @@
-// ClientPort: the listener where clients reach this worker's ShardService, and nothing else: no
-// reflection, no health, and no secret but the tokens of operations.
+// ClientPort: the listener through which clients reach this worker's ShardService. It serves no
+// reflection and no health, and accepts no secret except the tokens of operations.
 #ifndef RINGATTN_WORKER_DIRECT_CLIENT_PORT_H_
 #define RINGATTN_WORKER_DIRECT_CLIENT_PORT_H_
 
@@ -29,7 +29,8 @@ struct ClientPortOptions {
 // Thread safe.
 class ClientPort {
  public:
-  // Serves from here on. `access` outlives it. UNAVAILABLE if it cannot bind.
+  // Starts serving. `access` must outlive the port. Returns UNAVAILABLE if the address cannot be
+  // bound.
   static absl::StatusOr<std::unique_ptr<ClientPort>> Start(const ClientPortOptions& options,
                                                            ShardAccess* access,
                                                            ShardServiceHooks hooks);
@@ -37,7 +38,7 @@ class ClientPort {
 
   const std::string& address() const { return listener_->address(); }
 
-  // Takes no connection any more; streams that still send have until `deadline`. Idempotent.
+  // Stops accepting connections. Open streams may continue until `deadline`. Idempotent.
   void Stop(std::chrono::system_clock::time_point deadline);
 
  private:

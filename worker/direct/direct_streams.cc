@@ -9,7 +9,7 @@ namespace ringattn::worker {
 
 namespace {
 
-// How long a search takes says something of a digest, and nothing of the token.
+// The duration of a lookup may reveal something about a digest, but nothing about the token.
 std::string KeyOf(const std::string& token) { return SecretDigest::Of(token).ToHex(); }
 
 }  // namespace
@@ -37,7 +37,8 @@ void DirectStreams::Begin(const std::shared_ptr<ShardOperation>& operation,
                           const v1::Reserve& reserve) {
   auto transfer = std::make_shared<DirectTransfer>(operation, reserve.token(), &transfer_hooks_);
   if (!transfer->Start()) {
-    return transfer_hooks_.on_failed(operation->info(), false, "the operation has another stream");
+    return transfer_hooks_.on_failed(operation->info(), false,
+                                     "the operation already has another stream");
   }
   reporter_.Watch(transfer.get(), transfer->info(),
                   [watched = transfer.get()] { return watched->progress(); });
@@ -45,12 +46,13 @@ void DirectStreams::Begin(const std::shared_ptr<ShardOperation>& operation,
     absl::MutexLock lock(&mutex_);
     transfers_[KeyOf(reserve.token())].swap(transfer);
   }
-  // Of the same token, which the coordinator gives to one operation alone.
+  // An earlier transfer with the same token, if any. The coordinator gives each token to one
+  // operation only.
   if (transfer != nullptr) reporter_.Unwatch(transfer.get());
 }
 
 void DirectStreams::Forget(const std::string& operation_id, uint64_t generation) {
-  std::shared_ptr<DirectTransfer> forgotten;  // let go of without the lock
+  std::shared_ptr<DirectTransfer> forgotten;  // destroyed after the lock is released
   {
     absl::MutexLock lock(&mutex_);
     const auto found = std::find_if(transfers_.begin(), transfers_.end(), [&](const auto& entry) {

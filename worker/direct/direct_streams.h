@@ -1,5 +1,5 @@
-// DirectStreams: the operations of this worker whose clients stream to it themselves, and who may
-// open a stream for one. What becomes of them the coordinator is told.
+// DirectStreams: the operations of this worker that clients stream to directly. Checks who may open
+// a stream and reports the transfers to the coordinator.
 #ifndef RINGATTN_WORKER_DIRECT_DIRECT_STREAMS_H_
 #define RINGATTN_WORKER_DIRECT_DIRECT_STREAMS_H_
 
@@ -20,10 +20,10 @@
 
 namespace ringattn::worker {
 
-// Why a stream was turned away, for metrics.
+// Why a stream was rejected, for metrics.
 enum class StreamRefusal : uint8_t {
-  kToken,  // good for nothing: missing, wrong, stale, used
-  kParts   // with the right token
+  kToken,  // token missing, wrong, expired or already used
+  kParts   // token valid, but parts or chunk size out of range
 };
 inline constexpr StreamRefusal kStreamRefusals[] = {StreamRefusal::kToken, StreamRefusal::kParts};
 const char* StreamRefusalName(StreamRefusal refusal);
@@ -33,7 +33,7 @@ struct DirectStreamsOptions {
 };
 
 struct DirectStreamsHooks {
-  std::function<void(v1::JoinRequest)> send;  // to the coordinator; never blocks
+  std::function<void(v1::JoinRequest)> send;  // to the coordinator; must not block
   std::function<void(StreamRefusal)> on_refused;
 };
 
@@ -44,14 +44,14 @@ class DirectStreams final : public ShardAccess {
   // REQUIRES: no stream is open.
   ~DirectStreams() override = default;
 
-  // From now on streams with reserve.token() may be opened for the operation.
+  // Accepts streams with reserve.token() for the operation from now on.
   void Begin(const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Its token opens nothing any more; open streams go on.
+  // Rejects further streams of the operation. Open streams continue.
   void Forget(const std::string& operation_id, uint64_t generation) ABSL_LOCKS_EXCLUDED(mutex_);
   void ForgetAll() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // ShardAccess. A call without an OpenShard that can be read is one with a wrong token.
+  // ShardAccess. A call without a readable OpenShard is rejected like one with a wrong token.
   absl::StatusOr<std::unique_ptr<ShardLease>> Open(const std::optional<v1::OpenShard>& open,
                                                    OperationListener* listener) override
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -62,9 +62,9 @@ class DirectStreams final : public ShardAccess {
   const DirectStreamsHooks hooks_;
   DirectHooks transfer_hooks_;
   absl::Mutex mutex_;
-  // By their tokens' digests.
+  // by the digest of the token
   std::map<std::string, std::shared_ptr<DirectTransfer>> transfers_ ABSL_GUARDED_BY(mutex_);
-  TransferReporter reporter_;  // last: its thread looks at transfers
+  TransferReporter reporter_;  // last: its thread reads transfers
 };
 
 }  // namespace ringattn::worker

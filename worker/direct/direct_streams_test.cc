@@ -1,4 +1,4 @@
-// Whole workers around a fake coordinator, and clients that stream to them.
+// Runs whole workers with a fake coordinator and clients that stream to them.
 #include "worker/direct/direct_streams.h"
 
 #include <algorithm>
@@ -40,7 +40,7 @@ class DirectStreamsTest : public testing::Test {
     Open(rank, token, part, parts, &status);
     return status;
   }
-  // The first one that is as wanted.
+  // Returns the first report that satisfies `is`.
   v1::TransferProgress AwaitProgress(int rank,
                                      const std::function<bool(const v1::TransferProgress&)>& is) {
     while (true) {
@@ -77,13 +77,14 @@ TEST_F(DirectStreamsTest, SeveralStreamsMoveOneOperation) {
         exchanges[rank].push_back(Open(rank, absl::StrCat("token", rank), part, parts, &status));
         ASSERT_TRUE(status.ok()) << status;
       }
-      // All by the last one: inputs come on any.
+      // Sends everything on the last stream: any stream may carry inputs.
       EXPECT_TRUE(exchanges[rank].back()->Upload(request_, rank, 777));
       EXPECT_TRUE(
           cluster_.coordinator().Await(Cluster::Name(rank), Message::kUploaded).has_value());
     }
     cluster_.SendRun(id, 1);
-    // Finished may come behind Delivered: who computed says so after the outputs are there.
+    // A worker reports Finished after it has made the outputs available, so Finished may arrive
+    // after Delivered.
     TensorMap outputs;
     for (int rank = 0; rank < 2; ++rank) {
       for (auto& exchange : exchanges[rank]) {
@@ -103,7 +104,7 @@ TEST_F(DirectStreamsTest, ATokenOpensOneSetOfStreamsAtItsWorkerUntilRelease) {
   cluster_.Form(1);
   cluster_.Reserve(request_, "1-1", 1, "token");
   const absl::Status refusal = DirectTransfer::Refusal();
-  EXPECT_EQ(Refused(0, "token1"), refusal);  // another rank's
+  EXPECT_EQ(Refused(0, "token1"), refusal);  // belongs to another rank
   EXPECT_EQ(Refused(0, "token"), refusal);
   EXPECT_EQ(Refused(0, ""), refusal);
   EXPECT_EQ(Refused(0, kTestSecret), refusal);
@@ -112,19 +113,19 @@ TEST_F(DirectStreamsTest, ATokenOpensOneSetOfStreamsAtItsWorkerUntilRelease) {
   absl::Status status;
   const auto first = Open(0, "token0", 1, 2, &status);
   EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(Refused(0, "token0", 1, 2), refusal);  // used
-  EXPECT_EQ(Refused(0, "token0", 0, 3), refusal);  // another set
+  EXPECT_EQ(Refused(0, "token0", 1, 2), refusal);  // already used
+  EXPECT_EQ(Refused(0, "token0", 0, 3), refusal);  // another number of parts
   const auto second = Open(0, "token0", 0, 2, &status);
   EXPECT_TRUE(status.ok()) << status;
   cluster_.Release("1-1", 1);
   EXPECT_TRUE(absl::IsAborted(first->Finish()));
   EXPECT_TRUE(absl::IsAborted(second->Finish()));
-  EXPECT_EQ(Refused(1, "token1"), refusal);  // stale, though never used
+  EXPECT_EQ(Refused(1, "token1"), refusal);  // expired, although never used
   EXPECT_THAT(cluster_.worker(0).metrics().Text(),
               HasSubstr("ringattn_refused_streams_total{reason=\"parts\"} 2"));
 }
 
-// Also with the right token: who cannot say what he wants has no business here.
+// A valid token does not help a call that cannot be parsed.
 TEST_F(DirectStreamsTest, WhatCannotBeReadOpensNothingAndSpendsNothing) {
   cluster_.Form(1);
   cluster_.Reserve(request_, "1-1", 1, "token");
@@ -153,7 +154,7 @@ TEST_F(DirectStreamsTest, WhatCannotBeReadOpensNothingAndSpendsNothing) {
   EXPECT_TRUE(absl::IsAborted(exchange.Finish()));
 }
 
-// The operation's news may come while a stream is being opened for it.
+// The operation may end while a stream is being opened for it.
 TEST_F(DirectStreamsTest, AnOperationMayEndWhileItsStreamsOpen) {
   cluster_.Form(1);
   for (int round = 0; round < 40; ++round) {
@@ -169,12 +170,12 @@ TEST_F(DirectStreamsTest, AnOperationMayEndWhileItsStreamsOpen) {
       });
     }
     absl::SleepFor(absl::Microseconds(200 * round));
-    cluster_.Release(id, 1);  // answered once nobody holds it any more
+    cluster_.Release(id, 1);  // the reply arrives once all references are gone
     for (std::thread& client : clients) client.join();
   }
 }
 
-// A window of 5 bytes: neither the answer nor the status ever leaves the worker.
+// A window of 5 bytes: neither the reply nor the status ever leaves the worker.
 TEST_F(DirectStreamsTest, APeerThatTakesNothingHoldsNothing) {
   cluster_.Form(1);
   cluster_.Reserve(request_, "1-1", 1, "token");
@@ -193,7 +194,7 @@ TEST_F(DirectStreamsTest, APeerThatTakesNothingHoldsNothing) {
   absl::SleepFor(absl::Milliseconds(300));
   EXPECT_EQ(Refused(0, "token0"), DirectTransfer::Refusal());  // the stream is open
   const absl::Time begin = absl::Now();
-  cluster_.Release("1-1", 1);  // is answered
+  cluster_.Release("1-1", 1);  // the reply arrives
   EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
   v1::ExchangeResponse unread;
   EXPECT_FALSE(stream->Read(&unread));
@@ -226,7 +227,7 @@ TEST_F(DirectStreamsTest, TheNextGenerationForgetsTheTokens) {
 TEST_F(DirectStreamsTest, WhoIsWaitedForIsSaid) {
   cluster_.Form(1);
   cluster_.Reserve(request_, "1-1", 1, "token");
-  // For the client, before it has come at all.
+  // Waits for the client, although it has not connected yet.
   EXPECT_EQ(AwaitProgress(0, [](const auto& p) { return p.waits_for_client(); }).received(), 0u);
   std::vector<std::unique_ptr<TestExchange>> exchanges;
   uint64_t bytes = 0;
@@ -236,7 +237,7 @@ TEST_F(DirectStreamsTest, WhoIsWaitedForIsSaid) {
     exchanges.back()->Upload(request_, rank, 1000);
   }
   for (const auto& [id, tensor] : request_.inputs) bytes += request_.MapOf(id).local_bytes(0);
-  // For nobody while it could compute.
+  // With all inputs here, the worker waits for the coordinator, not for the client.
   const auto uploaded = AwaitProgress(0, [&](const auto& p) { return p.received() == bytes; });
   EXPECT_FALSE(uploaded.waits_for_client());
   cluster_.SendRun("1-1", 1);

@@ -10,7 +10,7 @@
 namespace ringattn::worker {
 namespace {
 
-// Where a part begins: on a cache line, so that no two parts share one.
+// Returns where a part begins, aligned to a cache line so that parts do not share one.
 int64_t PartBegin(int64_t bytes, uint32_t part, uint32_t parts) {
   if (part == parts) return bytes;
   return bytes / parts * part / 64 * 64;
@@ -18,7 +18,7 @@ int64_t PartBegin(int64_t bytes, uint32_t part, uint32_t parts) {
 
 }  // namespace
 
-// One stream's.
+// The lease of one stream.
 class DirectTransfer::Lease final : public ShardLease {
  public:
   Lease(std::shared_ptr<DirectTransfer> transfer, std::shared_ptr<ShardOperation> operation,
@@ -58,7 +58,7 @@ class DirectTransfer::Lease final : public ShardLease {
     const bool is_wrong = absl::IsInvalidArgument(status) || absl::IsResourceExhausted(status);
     transfer_->Fail(is_wrong, std::string(status.message()));
   }
-  // More may come on the others.
+  // Other streams may still bring inputs.
   absl::Status OnInputsEnd() override {
     if (operation_->InputsComplete()) return absl::OkStatus();
     return absl::AbortedError("the stream ended before all inputs arrived");
@@ -113,7 +113,8 @@ absl::Status DirectTransfer::Admit(const v1::OpenShard& open) {
   absl::MutexLock lock(&mutex_);
   if (!is_right || counts_.forgotten) return Refusal();
   const Limits limits;
-  // As of a reply by the coordinator: of single bytes a gigabyte would be as many messages.
+  // The coordinator applies the same bounds to its replies. Single-byte chunks would turn a
+  // gigabyte into as many messages.
   const int64_t chunk_bytes = open.max_chunk_bytes();
   if (chunk_bytes != 0 &&
       (chunk_bytes < limits.min_chunk_bytes_down || chunk_bytes > limits.max_chunk_bytes_up)) {
@@ -198,7 +199,7 @@ void DirectTransfer::Leave(OperationListener* listener, bool delivered) {
     absl::MutexLock lock(&mutex_);
     --counts_.open;
   }
-  if (!delivered) Fail(false, "a stream of the client's ended early");
+  if (!delivered) Fail(false, "the client closed a stream before it had all outputs");
 }
 
 }  // namespace ringattn::worker

@@ -1,5 +1,5 @@
-// DirectTransfer: one operation whose client streams its tensors straight to this worker: the
-// token that its streams show, which of them are open, and how far all of them together are.
+// DirectTransfer: the direct streams of one operation: its token, which streams are open, and the
+// progress of all of them together.
 #ifndef RINGATTN_WORKER_DIRECT_DIRECT_TRANSFER_H_
 #define RINGATTN_WORKER_DIRECT_DIRECT_TRANSFER_H_
 
@@ -23,29 +23,29 @@ namespace ringattn::worker {
 
 // Called on gRPC's threads; must not block.
 struct DirectHooks {
-  // All outputs have left: once.
+  // All outputs have been sent. Called once.
   std::function<void(const OperationInfo&)> on_delivered;
-  // It cannot go on; `bad_chunk`: because what the client sent is wrong. Once.
+  // The transfer failed. `bad_chunk`: the client sent an invalid chunk. Called once.
   std::function<void(const OperationInfo&, bool bad_chunk, const std::string& why)> on_failed;
 };
 
-// Thread safe. Its leases keep it.
+// Thread safe. Its leases keep it alive.
 class DirectTransfer final : public OperationListener,
                              public std::enable_shared_from_this<DirectTransfer> {
  public:
-  // `hooks` outlive it and its leases.
+  // `hooks` must outlive this object and its leases.
   DirectTransfer(const std::shared_ptr<ShardOperation>& operation, std::string token,
                  const DirectHooks* hooks);
   ~DirectTransfer() override;
 
-  // Hears of the operation from now on. False if another one does.
+  // Registers as the operation's listener. Returns false if the operation already has one.
   bool Start();
-  // Its token opens nothing any more.
+  // Rejects further streams.
   void Forget() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Stream `part` of `parts`; `listener` until the lease is gone. UNAUTHENTICATED, always with the
-  // same words, for a token or a part that is good for nothing (any more); INVALID_ARGUMENT where
-  // the token is right and the parts or max_chunk_bytes are not, which spends nothing.
+  // Opens stream `part` of `parts`. Calls `listener` until the lease is destroyed. Errors:
+  //   UNAUTHENTICATED   the token or part is wrong, expired or used; always the same message
+  //   INVALID_ARGUMENT  parts or max_chunk_bytes is out of range; the token stays usable
   absl::StatusOr<std::unique_ptr<ShardLease>> Open(const v1::OpenShard& open,
                                                    OperationListener* listener)
       ABSL_LOCKS_EXCLUDED(listeners_mutex_, mutex_);
@@ -63,12 +63,12 @@ class DirectTransfer final : public OperationListener,
 
   struct Counts {
     bool forgotten = false;
-    uint32_t parts = 0;  // 0: no stream has come yet
+    uint32_t parts = 0;  // 0: no stream has been opened yet
     std::vector<bool> opened;
-    uint32_t open = 0;       // now
-    uint32_t delivered = 0;  // that have sent all of their part
-    int chunks = 0;          // being taken
-    int sends = 0;           // that the transport has not taken yet
+    uint32_t open = 0;       // streams that are open now
+    uint32_t delivered = 0;  // streams that have sent all of their outputs
+    int chunks = 0;          // chunks that are being copied
+    int sends = 0;           // messages that gRPC has not sent yet
     int64_t received_bytes = 0;
     int64_t sent_bytes = 0;
     bool failed = false;
@@ -76,18 +76,18 @@ class DirectTransfer final : public OperationListener,
 
   absl::Status Admit(const v1::OpenShard& open) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnDelivered() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Somebody has to hear of it, unless the operation is over anyway.
+  // Reports a failure once, unless the operation has already ended.
   void Fail(bool bad_chunk, const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_);
   void Leave(OperationListener* listener, bool delivered)
       ABSL_LOCKS_EXCLUDED(listeners_mutex_, mutex_);
 
   const OperationInfo info_;
-  // Not owned: its memory goes back as soon as it is released and its streams are done.
+  // Weak: the memory is returned as soon as the operation is released and its streams are done.
   const std::weak_ptr<ShardOperation> operation_;
   const std::string token_;
   const DirectHooks* const hooks_;
 
-  absl::Mutex listeners_mutex_;  // held while they are told
+  absl::Mutex listeners_mutex_;  // held while listeners are called
   std::set<OperationListener*> listeners_ ABSL_GUARDED_BY(listeners_mutex_);
   mutable absl::Mutex mutex_;
   Counts counts_ ABSL_GUARDED_BY(mutex_);
