@@ -349,7 +349,7 @@ TEST_F(CudaMemoryTest, OtherWaysAreTakenOnCopies) {
                 "way");
   ExpectForward(*client, region->get(), expected,
                 {.transport = TransportPreference::kHostMemory, .transport_required = true},
-                v1::TRANSPORT_HOST_MEMORY, "the caller chose another way");
+                v1::TRANSPORT_HOST_MEMORY, "the caller chose another transport");
   // Some here, some there.
   OnGpu gpu(region->get(), &expected);
   ForwardArgs args = gpu.Args();
@@ -441,12 +441,12 @@ TEST_F(CudaMemoryTest, CudaMallocedMemoryOfAProcessWithTheWorkersNumberIsRefused
   auto region = CudaRegion::Adopt(client.get(), reinterpret_cast<void*>(pointer), 4 << 20);
   ASSERT_TRUE(region.ok()) << region.status();
   EXPECT_THAT((*region)->workers(), IsEmpty());
-  EXPECT_THAT((*region)->trouble(), HasSubstr("both have process number"));
+  EXPECT_THAT((*region)->trouble(), HasSubstr("both have process id"));
   ExpectForward(*client, region->get(), expected, {}, v1::TRANSPORT_RELAY,
-                "both have process number");
+                "both have process id");
   region = CudaRegion::CreateLinear(client.get(), 0, 4 << 20);
   ASSERT_TRUE(region.ok()) << region.status();
-  EXPECT_THAT((*region)->trouble(), HasSubstr("both have process number"));
+  EXPECT_THAT((*region)->trouble(), HasSubstr("both have process id"));
 }
 
 // Of lse per document some bytes are no worker's: they are filled, on the GPU.
@@ -501,7 +501,7 @@ TEST_F(CudaMemoryTest, TheCommandLinePutsTensorsThere) {
       client::cli::CallStaged(client.get(), problem.Args(), problem.Results(), options,
                               {.device = 2, .memory = "malloc"}, call);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(refused.status().message(), HasSubstr("both have process number"));
+  EXPECT_THAT(refused.status().message(), HasSubstr("both have process id"));
   const CallResult no_gpu = client::cli::CallStaged(client.get(), problem.Args(), problem.Results(),
                                                     options, {.device = 7}, call);
   EXPECT_EQ(no_gpu.status().code(), absl::StatusCode::kInvalidArgument);

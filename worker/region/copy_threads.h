@@ -1,4 +1,4 @@
-// CopyThreads: a few threads that take short pieces of work in turn.
+// CopyThreads: a small thread pool for short pieces of work.
 #ifndef RINGATTN_WORKER_REGION_COPY_THREADS_H_
 #define RINGATTN_WORKER_REGION_COPY_THREADS_H_
 
@@ -13,12 +13,12 @@
 
 namespace ringattn::worker {
 
-// Thread safe. First come, first served: work that is long does a piece and adds itself again,
-// so that whoever comes meanwhile has a turn.
+// Thread safe. First come, first served. Long work should do one piece and add itself again, so
+// that other work gets its turn.
 class CopyThreads {
  public:
   explicit CopyThreads(int threads);
-  // Does what has been added, which may add no more by then.
+  // Finishes the work that has been added. That work must not add more by then.
   ~CopyThreads();
 
   CopyThreads(const CopyThreads&) = delete;

@@ -1,6 +1,5 @@
 // Clients' CUDA memory from the socket to the operation's buffers and back, on a GPU worker's
-// device over a fake runtime and driver: allocations are memfds, so that the client's bytes are
-// those that arrive.
+// device with a fake runtime and driver. Allocations are memfds, so the test can compare bytes.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -34,7 +33,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kAllocation = 8 * kMiB;
-constexpr int64_t kRegionAt = 4096;  // in the allocation
+constexpr int64_t kRegionAt = 4096;  // offset in the allocation
 
 int OpenDescriptors() {
   int count = 0;
@@ -112,7 +111,7 @@ class CudaRegionsTest : public testing::Test {
     EXPECT_TRUE(SendMessage(socket.get(), Encode(message), fd, 0).ok());
     return Read(socket);
   }
-  // Of an announced region of `bytes`.
+  // Announces a region of `bytes`, sends `message` and returns the worker's answer.
   WorkerAnswer Answer(const AttachMessage& message, int fd, int64_t bytes = kMiB) {
     Expect("region", bytes);
     const ScopedDescriptor socket = Connect();
@@ -125,8 +124,8 @@ class CudaRegionsTest : public testing::Test {
     return static_cast<int>(std::count_if(sent_.begin(), sent_.end(), is_it));
   }
 
-  // An operation of a ring of `ranks` whose tensors lie kRegionAt bytes into the allocation:
-  // copied in, its outputs made up, and copied out.
+  // Runs an operation of `ranks` ranks whose tensors start at kRegionAt in the allocation: copies
+  // its inputs, fills its outputs and copies these back.
   void CopyBothWays(int ranks, Layout layout, int64_t tokens) {
     SCOPED_TRACE(absl::StrCat(ranks, " ranks, ", tokens, " tokens"));
     in_ = out_ = 0;
@@ -170,7 +169,7 @@ class CudaRegionsTest : public testing::Test {
     }
     copied.operation()->SetFinished();
     ASSERT_TRUE(Await([&] { return Count([](const auto& m) { return m.has_delivered(); }) == 1; }));
-    // Its own spans and not a byte beside them.
+    // Only this rank's spans were written.
     EXPECT_EQ(std::memcmp(expected.data(), client.data(), kAllocation), 0);
     EXPECT_EQ(out_, bytes_out);
     copied.operation()->End(absl::CancelledError("released"));
@@ -210,7 +209,7 @@ TEST_F(CudaRegionsTest, WhatIsOfNoUseIsRefusedByName) {
   answer = Answer(Vmm(said), fd);
   EXPECT_EQ(answer.code, AttachCode::kDescriptorRefused);
   EXPECT_THAT(answer.words, HasSubstr("does not have the 16777216 bytes"));
-  // The region is not inside: too long, and an offset that would wrap around.
+  // The region is not within the allocation: too long, or its offset would overflow.
   EXPECT_EQ(Answer(Vmm(client.Said()), fd, kAllocation + 1).code, AttachCode::kDescriptorRefused);
   answer = Answer(Vmm(client.Said(~uint64_t{0})), fd);
   EXPECT_EQ(answer.code, AttachCode::kDescriptorRefused);
@@ -224,7 +223,7 @@ TEST_F(CudaRegionsTest, WhatIsOfNoUseIsRefusedByName) {
   EXPECT_EQ(Answer(Vmm(client.Said()), pipe_ends[0]).code, AttachCode::kDescriptorRefused);
   close(pipe_ends[0]);
   close(pipe_ends[1]);
-  // Without a descriptor, and with one where none belongs.
+  // A missing descriptor, and an unexpected one.
   EXPECT_EQ(Answer(Vmm(client.Said()), -1).code, AttachCode::kNotUnderstood);
   AttachMessage ipc = Vmm(client.Said());
   ipc.memory = MemoryKind::kCudaIpc;
@@ -233,7 +232,7 @@ TEST_F(CudaRegionsTest, WhatIsOfNoUseIsRefusedByName) {
   ipc.cuda.exporter_pid = static_cast<uint32_t>(getpid());
   answer = Answer(ipc, -1);
   EXPECT_EQ(answer.code, AttachCode::kDescriptorRefused);
-  EXPECT_THAT(answer.words, HasSubstr("both have process number"));
+  EXPECT_THAT(answer.words, HasSubstr("both have process id"));
   EXPECT_EQ(imported_, 0);
   EXPECT_EQ(regions_, 0);
 }
@@ -247,8 +246,8 @@ TEST_F(CudaRegionsTest, ATokenIsForOneUseAndOneKind) {
   Expect("other", kMiB, v1::REGION_KIND_HOST, 'h');
   const WorkerAnswer answer = Show(third, Vmm(client.Said(), 'h'), client.descriptor());
   EXPECT_EQ(answer.code, AttachCode::kKindRefused);
-  EXPECT_EQ(answer.words, "a region of host memory was announced");
-  // Nor does host memory come for a region of CUDA memory.
+  EXPECT_EQ(answer.words, "a region of host memory was expected");
+  // Host memory is rejected for a region of CUDA memory too.
   CopiedOperation host;
   Expect("third", host.region_bytes(), v1::REGION_KIND_CUDA, 'c');
   const ScopedDescriptor fourth = Connect();
@@ -283,7 +282,7 @@ TEST_F(CudaRegionsTest, NoMoreIsImportedThanMayBe) {
   EXPECT_EQ(Answer(Vmm(client.Said()), client.descriptor()).code, AttachCode::kAttached);
 }
 
-// A driver that takes seconds to map something keeps nobody waiting but who wanted it.
+// A driver that takes seconds to map memory delays only its own client.
 TEST_F(CudaRegionsTest, ImportsGoOnBesideFences) {
   FakeAllocation client(kAllocation);
   Expect("region", kMiB);
@@ -313,15 +312,15 @@ TEST_F(CudaRegionsTest, AClientThatDiesWhileItIsImportedLeavesNothing) {
     ASSERT_TRUE(SendMessage(socket.get(), Encode(Vmm(client.Said())), client.descriptor(), 0).ok());
     ASSERT_TRUE(Await([] { return FakeVmm().held_imports > 0; }));
   }
-  absl::SleepFor(absl::Milliseconds(20));  // the listener sees its end
+  absl::SleepFor(absl::Milliseconds(20));  // the listener notices the closed socket
   FakeVmm().hold_imports = false;
   EXPECT_TRUE(Await([&] { return imported_ == 0 && FakeVmm().mappings == mappings; }));
   EXPECT_EQ(regions_, 0);
   EXPECT_EQ(Count([](const auto& m) { return m.has_region_changed(); }), 0);
 }
 
-// The client dies while the worker copies: the copy ends, the operation fails, and what was mapped
-// goes at once.
+// The client dies while the worker copies. The copy completes, the operation fails, and the memory
+// is unmapped at once.
 TEST_F(CudaRegionsTest, AClientThatDiesInMidCopyIsUnmapped) {
   auto copied =
       std::make_unique<CopiedOperation>(9'000, 1, Layout::kContiguous, "region", device_.get());
@@ -341,12 +340,12 @@ TEST_F(CudaRegionsTest, AClientThatDiesInMidCopyIsUnmapped) {
     return m.has_transfer_progress() && m.transfer_progress().region_released();
   };
   EXPECT_TRUE(Await([&] { return Count(released) == 1; }));
-  EXPECT_EQ(imported_, kAllocation);  // the copy goes on
+  EXPECT_EQ(imported_, kAllocation);  // the copy is still running
   Faults().hold_copies = false;
   copied->operation()->End(absl::CancelledError("released"));
   copied->LetGo();
   EXPECT_TRUE(Await([&] { return copied->destroyed() && imported_ == 0; }));
-  EXPECT_EQ(FakeVmm().mappings, mappings - 2);  // the client's own as well
+  EXPECT_EQ(FakeVmm().mappings, mappings - 2);  // the client's own mapping too
 }
 
 TEST_F(CudaRegionsTest, AThousandRegionsLeaveNothing) {

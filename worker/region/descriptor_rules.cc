@@ -16,23 +16,23 @@ namespace {
 
 absl::Status Refused(absl::string_view why) { return absl::InvalidArgumentError(why); }
 
-// Of stat's block counts.
+// the unit of stat's block counts
 constexpr int64_t kBlockBytes = 512;
 
 }  // namespace
 
 absl::Status CheckRegionDescriptor(int fd, int64_t bytes) {
   struct stat file = {};
-  if (fstat(fd, &file) != 0) return Refused("the descriptor is of no use");
-  if (!S_ISREG(file.st_mode)) return Refused("the descriptor is of no memfd");
+  if (fstat(fd, &file) != 0) return Refused("the descriptor is invalid");
+  if (!S_ISREG(file.st_mode)) return Refused("the descriptor is not a memfd");
   struct statfs system = {};
-  if (fstatfs(fd, &system) != 0) return Refused("the descriptor is of no memfd");
+  if (fstatfs(fd, &system) != 0) return Refused("the descriptor is not a memfd");
   if (static_cast<uint64_t>(system.f_type) == HUGETLBFS_MAGIC) {
-    return Refused("the memfd has huge pages of hugetlbfs");
+    return Refused("the memfd uses hugetlbfs pages; ordinary pages are required");
   }
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || static_cast<uint64_t>(system.f_type) != TMPFS_MAGIC) {
-    return Refused("the descriptor is of no memfd");
+    return Refused("the descriptor is not a memfd");
   }
   if ((seals & F_SEAL_SHRINK) == 0) return Refused("the memfd is not sealed against shrinking");
   if ((seals & F_SEAL_SEAL) == 0) return Refused("the memfd is not sealed against more seals");
@@ -43,7 +43,8 @@ absl::Status CheckRegionDescriptor(int fd, int64_t bytes) {
     return Refused("the descriptor is not open for reading and writing");
   }
   if (file.st_size < bytes) {
-    return Refused(absl::StrCat("the memfd has ", file.st_size, " bytes, ", bytes, " were said"));
+    return Refused(absl::StrCat("the memfd has ", file.st_size, " bytes; the region needs ", bytes,
+                                " were said"));
   }
   if (int64_t{file.st_blocks} * kBlockBytes < file.st_size) {
     return Refused("not all pages of the memfd are allocated (fallocate)");

@@ -1,4 +1,4 @@
-// Which file descriptors a worker takes as a client's memory.
+// Checks which file descriptors a worker accepts as a client's memory.
 #ifndef RINGATTN_WORKER_REGION_DESCRIPTOR_RULES_H_
 #define RINGATTN_WORKER_REGION_DESCRIPTOR_RULES_H_
 
@@ -8,10 +8,9 @@
 
 namespace ringattn::worker {
 
-// OK, or INVALID_ARGUMENT saying what is wrong. Taken is a memfd of ordinary pages that cannot
-// shrink any more (touching a page beyond the end is SIGBUS), all of whose pages are there (a
-// page that cannot be had when it is touched is SIGBUS too), that may be read and written and is
-// at least `bytes` long.
+// Returns OK, or INVALID_ARGUMENT with the reason. Accepts a memfd of ordinary pages that is open
+// for reading and writing and has at least `bytes` bytes. It must be sealed against shrinking, and
+// all of its pages must be allocated. Otherwise the worker could get SIGBUS when it touches a page.
 absl::Status CheckRegionDescriptor(int fd, int64_t bytes);
 
 }  // namespace ringattn::worker

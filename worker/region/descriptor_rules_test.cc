@@ -53,7 +53,7 @@ TEST(DescriptorRulesTest, PagesMustBeThere) {
   EXPECT_EQ(Why(MakeMemfd(kBytes, false, kSeals)),
             "not all pages of the memfd are allocated (fallocate)");
   EXPECT_EQ(Why(MakeMemfd(kBytes, true, kSeals), kBytes + 1),
-            "the memfd has 1048576 bytes, 1048577 were said");
+            "the memfd has 1048576 bytes; the region needs 1048577");
   ScopedDescriptor holed(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(holed.get(), kBytes), 0);
   ASSERT_EQ(fallocate(holed.get(), 0, 0, kBytes), 0);
@@ -66,15 +66,15 @@ TEST(DescriptorRulesTest, OtherKindsAreRefused) {
   int pipes[2] = {};
   ASSERT_EQ(pipe(pipes), 0);
   ScopedDescriptor reading(pipes[0]), writing(pipes[1]);
-  EXPECT_EQ(Why(reading), "the descriptor is of no memfd");
-  EXPECT_EQ(Why(ScopedDescriptor(open("/dev/zero", O_RDWR))), "the descriptor is of no memfd");
-  EXPECT_EQ(Why(ScopedDescriptor(open("/", O_RDONLY))), "the descriptor is of no memfd");
+  EXPECT_EQ(Why(reading), "the descriptor is not a memfd");
+  EXPECT_EQ(Why(ScopedDescriptor(open("/dev/zero", O_RDWR))), "the descriptor is not a memfd");
+  EXPECT_EQ(Why(ScopedDescriptor(open("/", O_RDONLY))), "the descriptor is not a memfd");
   char name[] = "/tmp/descriptor_rules_XXXXXX";
   ScopedDescriptor file(mkstemp(name));
   unlink(name);
   ASSERT_EQ(ftruncate(file.get(), kBytes), 0);
   EXPECT_NE(Why(file), "");
-  EXPECT_EQ(Why(ScopedDescriptor()), "the descriptor is of no use");
+  EXPECT_EQ(Why(ScopedDescriptor()), "the descriptor is invalid");
 }
 
 TEST(DescriptorRulesTest, AFileInShmIsNoMemfd) {
@@ -91,7 +91,7 @@ TEST(DescriptorRulesTest, HugePagesAreRefused) {
   ScopedDescriptor huge(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB));
   if (!huge.valid() || ftruncate(huge.get(), 2 << 20) != 0) GTEST_SKIP() << "no hugetlbfs";
   ASSERT_EQ(fcntl(huge.get(), F_ADD_SEALS, kSeals), 0);
-  EXPECT_EQ(Why(huge, 2 << 20), "the memfd has huge pages of hugetlbfs");
+  EXPECT_EQ(Why(huge, 2 << 20), "the memfd uses hugetlbfs pages; ordinary pages are required");
 }
 
 TEST(DescriptorRulesTest, ItMustBeWritable) {

@@ -12,7 +12,7 @@
 namespace ringattn::worker {
 namespace {
 
-// Some milliseconds of faults.
+// a few milliseconds of page faults
 constexpr int64_t kPopulateBytes = 16 * kMiB;
 
 }  // namespace
@@ -23,7 +23,7 @@ std::string LocalSocketPath(const std::string& folder, const std::string& worker
     const bool plain = std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_';
     file.push_back(plain ? c : '_');
   }
-  // Behind "/proc/self/fd/N/" it has to fit into a socket's address.
+  // With the prefix "/proc/self/fd/N/" the path must fit into a socket address.
   return absl::StrCat(folder, "/", file.substr(0, 64), ".sock");
 }
 
@@ -72,12 +72,12 @@ LocalMemory::LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks)
 LocalMemory::~LocalMemory() { Stop(); }
 
 void LocalMemory::Stop() {
-  if (listener_ != nullptr) listener_->Stop();  // null: Start has failed
+  if (listener_ != nullptr) listener_->Stop();  // null if Start has failed
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
   }
-  pinner_.reset();  // nobody asks for more
+  pinner_.reset();  // no further requests to pin
   reporter_.Stop();
 }
 
@@ -114,7 +114,7 @@ void LocalMemory::Begin(const std::shared_ptr<ShardOperation>& operation,
 
 void LocalMemory::OnOver(const RegionTransfer* transfer) {
   reporter_.Unwatch(transfer);
-  std::shared_ptr<RegionTransfer> over;  // let go of without the lock
+  std::shared_ptr<RegionTransfer> over;  // destroyed after the lock is released
   absl::MutexLock lock(&mutex_);
   const auto found = std::find_if(transfers_.begin(), transfers_.end(),
                                   [transfer](const auto& each) { return each.get() == transfer; });
@@ -133,7 +133,7 @@ void LocalMemory::OnAttached(const std::shared_ptr<Region>& region, size_t regio
   Populate(region, 0);
 }
 
-// A slice at a time: operations have their turns in between.
+// Handles one slice at a time, so that operations get their turns in between.
 void LocalMemory::Populate(const std::shared_ptr<Region>& region, int64_t offset) {
   if (region->on_device() || offset >= region->bytes()) return;
   up_.Add([this, weak = std::weak_ptr<Region>(region), offset] {

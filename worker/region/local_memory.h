@@ -1,5 +1,5 @@
-// LocalMemory: what a worker has of clients' memory: the listener over which it comes, and the
-// copies that go on from and to it.
+// LocalMemory: a worker's use of clients' memory: the listener that receives regions and the copies
+// from and to them.
 #ifndef RINGATTN_WORKER_REGION_LOCAL_MEMORY_H_
 #define RINGATTN_WORKER_REGION_LOCAL_MEMORY_H_
 
@@ -27,23 +27,23 @@ namespace ringattn::worker {
 struct LocalMemoryOptions {
   std::string socket_path;
   std::vector<uid_t> uids;
-  int copy_threads = 2;  // each way
-  // What pins regions that are used again, at most so many bytes at a time (RegionPinner). Outlives
-  // the regions. Null, or 0 bytes: nothing is pinned.
+  int copy_threads = 2;  // per direction
+  // Pins regions that are used repeatedly, at most max_pinned_bytes at a time (RegionPinner).
+  // `device` must outlive the regions. If it is null or the limit is 0, nothing is pinned.
   Device* device = nullptr;
   int64_t max_pinned_bytes = 0;
-  // CUDA memory is taken too, at most so many bytes of allocations at a time; 0: none. `device` has
-  // to import memory.
+  // Maximum bytes of imported CUDA allocations; 0: CUDA memory is not accepted. Requires a device
+  // that can import memory.
   int64_t max_imported_bytes = 0;
   absl::Duration report_interval = absl::Milliseconds(200);
 };
 
 struct LocalMemoryHooks {
-  std::function<void(v1::JoinRequest)> send;  // to the coordinator; never blocks
+  std::function<void(v1::JoinRequest)> send;  // to the coordinator; must not block
   // For metrics.
   std::function<void(int64_t)> on_received_bytes;
   std::function<void(int64_t)> on_sent_bytes;
-  std::function<void(int64_t)> on_imported_in_bytes;  // likewise from and to CUDA memory
+  std::function<void(int64_t)> on_imported_in_bytes;  // the same for CUDA memory
   std::function<void(int64_t)> on_imported_out_bytes;
   std::function<void(absl::Duration)> on_downloaded;
   std::function<void(size_t regions)> on_regions;
@@ -55,31 +55,31 @@ struct LocalMemoryHooks {
 // Thread safe.
 class LocalMemory {
  public:
-  // The errors are the listener's: INVALID_ARGUMENT for a path of no use, or errno's.
+  // Returns the listener's errors: INVALID_ARGUMENT for an unusable path, or an error from errno.
   static absl::StatusOr<std::unique_ptr<LocalMemory>> Start(LocalMemoryOptions options,
                                                             LocalMemoryHooks hooks);
-  // REQUIRES: every operation that was given to Begin has ended.
+  // REQUIRES: every operation that was passed to Begin has ended.
   ~LocalMemory();
 
-  // The coordinator's words.
+  // The coordinator's messages.
   void Expect(const v1::ExpectRegion& expect);
   void Forget(const v1::ForgetRegion& forget);
-  // It is gone: nobody knows of the regions any more.
+  // The coordinator is lost: releases all regions.
   void ForgetAll();
 
-  // Begins to copy for an operation with places; `rank` of its ring. What becomes of it is told
-  // the coordinator.
+  // Starts copying for an operation whose tensors lie in regions; `rank` is this worker's in the
+  // operation's ring. Reports the outcome to the coordinator.
   void Begin(const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve, int rank)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // No more regions, no more hooks for them, no more reports; what is asked of it from then on has
-  // no effect, and Begin fails. Idempotent; once at a time.
+  // Releases the regions and stops calling hooks and sending reports. Later calls have no effect,
+  // except that Begin fails. Idempotent; must not be called concurrently.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks);
 
-  // The listener's hooks, which run beside Start: they ask nothing of the listener.
+  // The listener's hooks. They may run before Start has returned, so they must not use listener_.
   void OnAttached(const std::shared_ptr<Region>& region, size_t regions);
   void OnGone(const std::shared_ptr<Region>& region, size_t regions) ABSL_LOCKS_EXCLUDED(mutex_);
   void SendRegion(const Region& region, bool attached);
@@ -91,7 +91,7 @@ class LocalMemory {
   TransferReporter reporter_;
   TransferHooks transfer_hooks_;
   std::unique_ptr<RegionPinner> pinner_;      // null: nothing is pinned
-  std::unique_ptr<RegionListener> listener_;  // from Start on
+  std::unique_ptr<RegionListener> listener_;  // set by Start
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::set<std::shared_ptr<RegionTransfer>> transfers_ ABSL_GUARDED_BY(mutex_);
@@ -99,7 +99,7 @@ class LocalMemory {
   CopyThreads down_;
 };
 
-// DIR/NAME.sock, the name without what a file's cannot have.
+// Returns FOLDER/NAME.sock, with characters that file names cannot have replaced.
 std::string LocalSocketPath(const std::string& folder, const std::string& worker_name);
 
 }  // namespace ringattn::worker

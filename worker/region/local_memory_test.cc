@@ -65,7 +65,7 @@ class LocalMemoryTest : public testing::Test {
     SetDuration(absl::Seconds(10), expect.mutable_valid_for());
     memory_->Expect(expect);
   }
-  // The client's end of a region.
+  // Returns the client's end of the region's socket.
   ScopedDescriptor Attach(int fd, char token = 't') {
     auto socket = ConnectLocally(path());
     EXPECT_TRUE(socket.ok()) << socket.status();
@@ -77,7 +77,7 @@ class LocalMemoryTest : public testing::Test {
     return *std::move(socket);
   }
 
-  // The messages for which `is_it` holds.
+  // Returns the number of messages for which `is_it` holds.
   template <typename Is>
   int Count(const Is& is_it) {
     const absl::MutexLock lock(&mutex_);
@@ -153,7 +153,7 @@ TEST_F(LocalMemoryTest, ARegionsEndFailsWhatUsesIt) {
 TEST_F(LocalMemoryTest, WhatCannotBeginIsSaid) {
   CopiedOperation copied;
   memory_->Begin(copied.operation(), copied.reserve(), copied.rank());
-  Progress([](const auto& p) { return p.region_released(); });  // nobody has attached it
+  Progress([](const auto& p) { return p.region_released(); });  // no region is attached
   CopiedOperation nowhere;
   nowhere.reserve().clear_places();
   memory_->Begin(nowhere.operation(), nowhere.reserve(), nowhere.rank());
@@ -184,7 +184,7 @@ TEST_F(LocalMemoryTest, AfterItsEndNothingHappens) {
   EXPECT_TRUE(Await([&] { return Changes(true) == 1; }));
   memory_->Stop();
   EXPECT_EQ(Changes(false), 0);
-  // What is still on its way to it.
+  // Messages that arrive late.
   Expect("late", 4096);
   memory_->Forget({});
   memory_->ForgetAll();
@@ -194,7 +194,7 @@ TEST_F(LocalMemoryTest, AfterItsEndNothingHappens) {
   memory_->Stop();
 }
 
-// Clients come while it starts, and while it ends.
+// Clients connect while the listener starts and while it stops.
 TEST_F(LocalMemoryTest, ClientsMayComeAtAnyTime) {
   CopiedOperation sized;
   const ScopedDescriptor memfd = sized.MakeMemfd();

@@ -1,5 +1,5 @@
-// PinningDevice: for tests, a device that has a use for pinned memory, without a GPU. Its copies
-// are made late, by a queue, and fail if they do not lie within one pin.
+// PinningDevice: for tests, a device that uses pinned memory, without a GPU. A queue makes its
+// copies asynchronously. A copy fails if it does not lie within one pin.
 #ifndef RINGATTN_WORKER_REGION_PINNING_DEVICE_H_
 #define RINGATTN_WORKER_REGION_PINNING_DEVICE_H_
 
@@ -23,7 +23,7 @@ class PinningDevice : public DeviceWrapper {
  public:
   explicit PinningDevice(Device* inner) : DeviceWrapper(inner) {}
 
-  // Called before each pin; what it returns, if not OK, is the pin's result.
+  // Called before each pin. If it returns an error, PinHost returns that error.
   std::function<absl::Status(int64_t bytes)> before_pin;
 
   int64_t pinned_bytes() const {
@@ -48,7 +48,7 @@ class PinningDevice : public DeviceWrapper {
     direct_out_ += bytes;
     return CopyLate(pinned, device, bytes, pinned);
   }
-  // To one target: what is packed does not come from pinned memory.
+  // Supports one target only: packed inputs do not come from pinned memory.
   absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(std::vector<UploadTarget> targets) override {
     if (targets.size() != 1) return absl::UnimplementedError("several targets");
     return std::make_unique<DirectUpload>(this, static_cast<char*>(targets[0].data));
@@ -95,7 +95,7 @@ class PinningDevice : public DeviceWrapper {
     return queue_.Start(
         [this, to, from, bytes, host] {
           if (!IsWithinOnePin(static_cast<const char*>(host), bytes)) {
-            return absl::InternalError("a copy that does not lie within one pin");
+            return absl::InternalError("the copy does not lie within one pin");
           }
           std::memcpy(to, from, bytes);
           return absl::OkStatus();

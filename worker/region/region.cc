@@ -21,7 +21,7 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Map(std::string id, int fd, int6
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot map ", bytes, " bytes: ", std::strerror(errno)));
   }
-  // A core dump of a worker is no place for a client's tensors.
+  // Excludes clients' tensors from core dumps of the worker.
   madvise(data, bytes, MADV_DONTDUMP);
   return std::shared_ptr<Region>(
       new Region(std::move(id), nullptr, static_cast<uint8_t*>(data), bytes));

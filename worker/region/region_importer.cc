@@ -22,7 +22,7 @@ class RegionImporter::Budget {
     absl::MutexLock lock(&mutex_);
     Change(-bytes);
   }
-  // The metric's owner is about to go.
+  // The owner of the metric is being destroyed.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     on_imported_ = nullptr;
@@ -114,10 +114,10 @@ void RegionImporter::Run() {
       job = std::move(jobs_.front());
       jobs_.pop_front();
     }
-    // Whoever is gone by now needs nothing mapped.
+    // The connection has been closed, so nothing needs to be mapped.
     if (job.import.expired()) continue;
     absl::StatusOr<std::shared_ptr<Region>> result = Do(job);
-    job.descriptor.Close();  // before anybody hears of it
+    job.descriptor.Close();  // before the result is published
     const std::shared_ptr<Import> import = job.import.lock();
     if (import == nullptr) continue;
     {

@@ -1,5 +1,5 @@
-// RegionImporter: maps clients' CUDA memory in the background. To map the memory of a whole GPU
-// takes seconds, during which the listener has others to answer.
+// RegionImporter: imports clients' CUDA memory in the background. Mapping a whole GPU's memory
+// takes seconds, during which the listener must serve other clients.
 #ifndef RINGATTN_WORKER_REGION_REGION_IMPORTER_H_
 #define RINGATTN_WORKER_REGION_REGION_IMPORTER_H_
 
@@ -24,11 +24,12 @@ namespace ringattn::worker {
 // Thread safe.
 class RegionImporter {
  public:
-  // One region on its way. Dropped, it is unmapped as soon as it is there. Thread safe.
+  // One pending import. If it is dropped, the memory is unmapped as soon as it has been mapped.
+  // Thread safe.
   class Import {
    public:
     bool is_done() const ABSL_LOCKS_EXCLUDED(mutex_);
-    // Once. REQUIRES: is_done().
+    // Returns the result. Call once. REQUIRES: is_done().
     absl::StatusOr<std::shared_ptr<Region>> Take() ABSL_LOCKS_EXCLUDED(mutex_);
 
    private:
@@ -39,29 +40,32 @@ class RegionImporter {
         absl::UnknownError("not there yet");
   };
 
-  // `device` outlives it and every region that it made. At most `max_bytes` of allocations are
-  // imported at a time. `on_done`: some import is done; on the importer's thread. `on_imported`,
-  // which may be empty, is told of changes of what is imported in all, on any thread.
+  // `device` must outlive the importer and every region that it makes. At most `max_bytes` of
+  // allocations are imported at a time. `on_done` is called on the importer's thread when an import
+  // is done. `on_imported` (may be empty) is called on any thread when the total of imported bytes
+  // changes.
   RegionImporter(Device* device, int64_t max_bytes, std::function<void()> on_done,
                  std::function<void(int64_t bytes)> on_imported);
-  // Imports that have not begun are forgotten. What was imported stays, with its region.
+  // Drops imports that have not started. Imported memory stays with its region.
   ~RegionImporter();
 
   RegionImporter(const RegionImporter&) = delete;
   RegionImporter& operator=(const RegionImporter&) = delete;
 
-  // Never blocks. `descriptor` as of the message: none, or of the allocation; closed when it has
-  // been imported. The import ends with
-  //   INVALID_ARGUMENT     the region is not inside its allocation, or Device::ImportMemory's
-  //   FAILED_PRECONDITION, RESOURCE_EXHAUSTED  Device::ImportMemory's
-  //   OUT_OF_RANGE         it would be more than max_bytes
+  // Starts an import. Never blocks. `descriptor` is the message's: empty, or of the allocation; it
+  // is closed after the import. Errors of the import:
+  //   INVALID_ARGUMENT     the region is not within its allocation, or from Device::ImportMemory
+  //   FAILED_PRECONDITION  from Device::ImportMemory
+  //   RESOURCE_EXHAUSTED   from Device::ImportMemory
+  //   OUT_OF_RANGE         would exceed max_bytes
   std::shared_ptr<Import> Start(std::string region_id, int64_t bytes, CudaAllocation allocation,
                                 ScopedDescriptor descriptor) ABSL_LOCKS_EXCLUDED(mutex_);
 
   int64_t imported_bytes() const;
 
  private:
-  // What is imported, told when it changes. Shared with what is, which may outlive the importer.
+  // Counts imported bytes and reports changes. Shared with the imported memory, which may outlive
+  // the importer.
   class Budget;
   class Counted;
 

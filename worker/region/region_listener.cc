@@ -20,16 +20,16 @@ namespace ringattn::worker {
 namespace {
 
 constexpr int kBacklog = 64;
-// How long the thread sleeps at most: deadlines are in seconds.
+// Longest sleep of the thread; deadlines are in seconds.
 constexpr int kPollMs = 250;
-// A coordinator that announces more has lost its mind: one each for all regions and some.
+// Far more than one for each region: a coordinator that announces more is faulty.
 constexpr size_t kMaxExpected = 4096;
 
-// Only the file of a socket, and only one that nobody listens on any more.
+// Removes only a socket file on which no process listens.
 void RemoveLeftover(const std::string& path) {
   struct stat file = {};
   if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode)) return;
-  if (ConnectLocally(path).ok()) return;  // bind will say that it is taken
+  if (ConnectLocally(path).ok()) return;  // bind will report that it is in use
   unlink(path.c_str());
 }
 
@@ -100,28 +100,28 @@ void RegionListener::Stop() {
   }
   connections_.clear();
   absl::MutexLock lock(&mutex_);
-  regions.swap(regions_);  // unmapped without the lock
+  regions.swap(regions_);  // unmapped after the lock is released
   expected_.clear();
   forgotten_.clear();
 }
 
-// ------------------------------------------------------------------ from others
+// ------------------------------------------------------- called by other threads
 
 void RegionListener::Expect(const std::string& region_id, const std::string& token, int64_t bytes,
                             absl::Time deadline, bool is_cuda) {
   const absl::Time now = absl::Now();
   absl::MutexLock lock(&mutex_);
-  // The newest of a region counts: clients ask for one again as often as they like.
+  // Only the newest token of a region is valid: clients may request one repeatedly.
   std::erase_if(expected_, [&](const Expected& entry) {
     return entry.deadline < now || entry.region_id == region_id;
   });
-  // What is left of these is only that they are refused at once.
+  // Spent tokens are kept only to reject them at once.
   if (expected_.size() >= kMaxExpected) {
     std::erase_if(expected_, [](const Expected& entry) { return entry.is_spent; });
   }
   if (expected_.size() < kMaxExpected)
     expected_.push_back({region_id, token, bytes, deadline, is_cuda});
-  Wake();  // somebody may have shown it already
+  Wake();  // a connection may already have presented this token
 }
 
 void RegionListener::Forget(const std::string& region_id) {
@@ -164,14 +164,15 @@ void RegionListener::Wake() {
   (void)!write(wake_.get(), &one, sizeof(one));
 }
 
-// ------------------------------------------------------------------- the thread
+// --------------------------------------------------------- the listener's thread
 
 void RegionListener::Run() {
   std::vector<pollfd> polled;
   while (true) {
     polled.assign(2, {});
     polled[0] = {wake_.get(), POLLIN, 0};
-    // Without a descriptor or a place left nobody is let in; who waits outside costs nothing.
+    // At the limit no connection is accepted. Connections wait in the kernel's backlog, which costs
+    // nothing.
     const bool full = connections_.size() >= options_.max_regions + options_.max_unattached;
     polled[1] = {full ? -1 : listener_.get(), POLLIN, 0};
     for (const Connection& connection : connections_) {
@@ -187,7 +188,7 @@ void RegionListener::Run() {
     const absl::Time now = absl::Now();
     for (size_t i = connections_.size(); i-- > 0;) {
       Connection& connection = connections_[i];
-      // What is being imported has as long as that takes.
+      // An import may take longer than the deadline.
       const bool late =
           connection.region == nullptr && connection.import == nullptr && connection.deadline < now;
       if (late || (polled[i + 2].revents != 0 && !Serve(connection)) ||
@@ -204,7 +205,7 @@ void RegionListener::Run() {
 void RegionListener::Accept() {
   ScopedDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket.valid()) {
-    // Out of descriptors: whoever waits would wake this thread at once again.
+    // Out of descriptors: the pending connection would wake this thread again at once.
     if (errno == EMFILE || errno == ENFILE) absl::SleepFor(absl::Milliseconds(50));
     return;
   }
@@ -220,7 +221,7 @@ void RegionListener::Accept() {
 }
 
 void RegionListener::EvictOldest() {
-  // What is imported counts as a region, whose number is bounded.
+  // A connection that is importing counts as a region; max_regions bounds those.
   const auto waits = [](const Connection& c) { return c.region == nullptr && c.import == nullptr; };
   const auto waiting = std::count_if(connections_.begin(), connections_.end(), waits);
   if (waiting <= static_cast<int64_t>(options_.max_unattached)) return;
@@ -235,14 +236,14 @@ bool RegionListener::Serve(Connection& connection) {
   const std::optional<ClientMessage> message =
       received->is_cut ? std::nullopt : ReadClientMessage(received->bytes);
   if (!message.has_value()) {
-    return Refuse(connection, AttachCode::kNotUnderstood, "no message of version 2");
+    return Refuse(connection, AttachCode::kNotUnderstood, "the message is not valid in version 2");
   }
   if (const auto* other = std::get_if<OtherVersion>(&*message)) {
     return RefuseVersion(connection, other->version);
   }
   if (const auto* unknown = std::get_if<UnknownMemory>(&*message)) {
     return Refuse(connection, AttachCode::kKindRefused,
-                  absl::StrCat("memory of kind ", unknown->kind, " is not known here"));
+                  absl::StrCat("memory kind ", unknown->kind, " is not supported"));
   }
   if (const auto* attach = std::get_if<AttachMessage>(&*message)) {
     return TakeToken(connection, *attach, *received);
@@ -259,7 +260,7 @@ std::optional<RegionListener::Expected> RegionListener::TakeExpected(const std::
                                                                      bool* known) {
   const absl::Time now = absl::Now();
   absl::MutexLock lock(&mutex_);
-  // All are compared, whichever it is.
+  // Compares all tokens, so that the time does not depend on the match.
   Expected* found = nullptr;
   for (Expected& entry : expected_) {
     if (SecretsEqual(entry.token, token)) found = &entry;
@@ -289,21 +290,21 @@ bool RegionListener::TakeToken(Connection& connection, const AttachMessage& mess
 bool RegionListener::Attach(Connection& connection) {
   bool known = false;
   const std::optional<Expected> expected = TakeExpected(connection.shown.token, &known);
-  // The client may be faster than the coordinator's word.
+  // The client may be faster than the coordinator's message.
   if (!known && absl::Now() < connection.token_deadline) return true;
   if (!expected.has_value()) {
-    return Refuse(connection, AttachCode::kNoSuchToken, "the token is unknown, used or too old");
+    return Refuse(connection, AttachCode::kNoSuchToken, "the token is unknown, used or expired");
   }
   connection.shown.token.clear();
   const bool is_cuda = connection.shown.memory != MemoryKind::kHostMemfd;
   if (is_cuda && importer_ == nullptr) {
     return Refuse(connection, AttachCode::kKindRefused,
-                  "this worker takes no CUDA memory (--local_memory, or it has no GPU)");
+                  "this worker does not accept CUDA memory (--local_memory, or it has no GPU)");
   }
   if (is_cuda != expected->is_cuda) {
     return Refuse(
         connection, AttachCode::kKindRefused,
-        absl::StrCat("a region of ", expected->is_cuda ? "CUDA" : "host", " memory was announced"));
+        absl::StrCat("a region of ", expected->is_cuda ? "CUDA" : "host", " memory was expected"));
   }
   return is_cuda ? BeginImport(connection, *expected) : AttachHost(connection, *expected);
 }
@@ -316,7 +317,8 @@ bool RegionListener::MayKeep(const Connection& connection, const std::string& re
       std::none_of(connections_.begin(), connections_.end(), imports_it)) {
     return true;
   }
-  return Refuse(connection, AttachCode::kCannotMap, "it is here already, or too many are");
+  return Refuse(connection, AttachCode::kCannotMap,
+                "the region is attached already, or too many regions are attached");
 }
 
 bool RegionListener::AttachHost(Connection& connection, const Expected& expected) {
@@ -367,13 +369,13 @@ bool RegionListener::Keep(Connection& connection, std::shared_ptr<Region> region
   return Answer(connection, {AttachCode::kAttached, "", 0});
 }
 
-// In the version that the client speaks, if that is the first one, which has this answer too.
+// Answers in version 1 if the client uses that; its answers include this one.
 bool RegionListener::RefuseVersion(const Connection& connection, uint32_t version) {
-  const WorkerAnswer answer{AttachCode::kNotUnderstood,
-                            absl::StrCat("version ", version,
-                                         " of the attach protocol is not "
-                                         "spoken here, version ",
-                                         kAttachVersion, " is")};
+  const WorkerAnswer answer{
+      AttachCode::kNotUnderstood,
+      absl::StrCat("version ", version,
+                   " of the attach protocol is not supported; this worker uses version ",
+                   kAttachVersion, " is")};
   LogWarning("a client's memory was refused", {{"why", answer.words}});
   hooks_.on_refused(answer.code);
   (void)SendMessage(connection.socket.get(), Encode(answer, version == 1 ? 1 : kAttachVersion),
@@ -389,7 +391,7 @@ bool RegionListener::Refuse(const Connection& connection, AttachCode code,
   return false;
 }
 
-// Whoever does not read its answers is of no use.
+// A client that does not read its answers is disconnected.
 bool RegionListener::Answer(const Connection& connection, const WorkerAnswer& answer) {
   return SendMessage(connection.socket.get(), Encode(answer), /*descriptor=*/-1, MSG_DONTWAIT).ok();
 }

@@ -1,5 +1,5 @@
-// RegionListener: the Unix socket over which clients of this machine hand their memory to this
-// worker. What is said on it: proto/ringattn/v1/local_memory.proto.
+// RegionListener: the Unix socket over which clients on this machine pass their memory to this
+// worker. proto/ringattn/v1/local_memory.proto defines the protocol.
 #ifndef RINGATTN_WORKER_REGION_REGION_LISTENER_H_
 #define RINGATTN_WORKER_REGION_REGION_LISTENER_H_
 
@@ -27,51 +27,53 @@ namespace ringattn::worker {
 
 struct RegionListenerOptions {
   std::string socket_path;
-  std::vector<uid_t> uids;  // of the processes that are served
-  // A connection that has not shown a token by then is closed.
+  std::vector<uid_t> uids;  // users whose processes are accepted
+  // A connection that has not presented a token by then is closed.
   absl::Duration attach_timeout = absl::Seconds(5);
-  // A token that is not known may be on its way from the coordinator: so long it is waited for.
+  // How long to wait for an unknown token, which may still be on its way from the coordinator.
   absl::Duration token_wait = absl::Seconds(2);
-  size_t max_unattached = 64;  // connections without a region; the oldest goes
+  size_t max_unattached = 64;  // connections without a region; the oldest is evicted
   size_t max_regions = 512;
-  // What maps CUDA memory, at most so many bytes of allocations at a time. Outlives the regions.
-  // Null, or one that imports none: only host memory is taken.
+  // Imports CUDA memory, at most max_imported_bytes of allocations at a time. Must outlive the
+  // regions. If null, or if it cannot import, only host memory is accepted.
   Device* device = nullptr;
   int64_t max_imported_bytes = 0;
 };
 
-// Called by the listener's thread, without locks, perhaps before Start has returned. `regions`: how
-// many there are now.
+// Called on the listener's thread, without locks, possibly before Start has returned. `regions`:
+// the current number of regions.
 struct RegionListenerHooks {
   std::function<void(const std::shared_ptr<Region>&, size_t regions)> on_attached;
-  // The client has closed the socket, or is gone. The region is released already.
+  // The client has closed the socket or is gone. The region has been released.
   std::function<void(const std::shared_ptr<Region>&, size_t regions)> on_gone;
   std::function<void(AttachCode)> on_refused;
-  // What is imported in all has changed; on any thread, perhaps after Stop. May be empty.
+  // The total of imported bytes has changed. Called on any thread, possibly after Stop. May be
+  // empty.
   std::function<void(int64_t bytes)> on_imported_bytes;
 };
 
 // Thread safe.
 class RegionListener {
  public:
-  // Takes a socket's file that a dead worker left at the path away. The errors are the listener's.
+  // Starts listening; removes a socket file that a dead worker left at the path. Returns an error
+  // if the socket cannot be created.
   static absl::StatusOr<std::unique_ptr<RegionListener>> Start(RegionListenerOptions options,
                                                                RegionListenerHooks hooks);
   ~RegionListener();
-  // Releases all regions, of which the hooks hear nothing, and takes no more. When it returns no
-  // hook is running. Idempotent; not from a hook.
+  // Releases all regions without calling hooks, and stops accepting. No hook is running when it
+  // returns. Idempotent; must not be called from a hook.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // A client may come with this token until `deadline`, once. A token that the region had before is
-  // not taken any more.
+  // Accepts one client with this token until `deadline`. An earlier token of the region becomes
+  // invalid.
   void Expect(const std::string& region_id, const std::string& token, int64_t bytes,
               absl::Time deadline, bool is_cuda = false) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Releases the region, if it is here, and closes its socket.
+  // Releases the region, if it is attached, and closes its socket.
   void Forget(const std::string& region_id) ABSL_LOCKS_EXCLUDED(mutex_);
-  // All of them, and whatever was expected.
+  // Releases all regions and drops all expected tokens.
   void ForgetAll() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Null if it is not here, or released.
+  // Returns null if the region is not attached or has been released.
   std::shared_ptr<Region> Find(const std::string& region_id) const ABSL_LOCKS_EXCLUDED(mutex_);
   size_t regions() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -86,13 +88,13 @@ class RegionListener {
   };
   struct Connection {
     ScopedDescriptor socket;
-    absl::Time deadline;  // until it has a region
+    absl::Time deadline;  // until a region is attached
     std::shared_ptr<Region> region;
-    // Shown and not known yet, with its descriptor; without a token: none.
+    // A presented token that is not known yet, with its descriptor; empty token: none.
     AttachMessage shown = {};
     ScopedDescriptor memory = {};
     absl::Time token_deadline = absl::InfiniteFuture();
-    // CUDA memory on its way, and for which region.
+    // Pending import of CUDA memory, and for which region.
     std::shared_ptr<RegionImporter::Import> import = nullptr;
     std::string region_id = {};
   };
@@ -104,7 +106,7 @@ class RegionListener {
   void Wake();
   void Accept();
   void EvictOldest();
-  // False: the connection is to be closed.
+  // Returns false if the connection must be closed.
   bool Serve(Connection& connection);
   bool TakeToken(Connection& connection, const AttachMessage& message, LocalMessage& received);
   bool Attach(Connection& connection);
@@ -116,10 +118,11 @@ class RegionListener {
   bool Refuse(const Connection& connection, AttachCode code, absl::string_view words);
   bool RefuseVersion(const Connection& connection, uint32_t version);
   bool Answer(const Connection& connection, const WorkerAnswer& answer);
-  // With its region, if it has one.
+  // Closes a connection and releases its region, if any.
   void Close(size_t index);
   void CloseForgotten();
-  // Marks it spent. `known`: it is, or was not long ago.
+  // Returns the entry of the token and marks it spent. Sets *known if the token is known, or was
+  // recently.
   std::optional<Expected> TakeExpected(const std::string& token, bool* known)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -127,15 +130,15 @@ class RegionListener {
   const RegionListenerHooks hooks_;
   const ScopedDescriptor listener_;
   const ScopedDescriptor wake_;               // an eventfd
-  std::unique_ptr<RegionImporter> importer_;  // null: host memory alone
-  std::vector<Connection> connections_;       // the thread's own
+  std::unique_ptr<RegionImporter> importer_;  // null: host memory only
+  std::vector<Connection> connections_;       // used by the thread only
 
   mutable absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<Expected> expected_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::shared_ptr<Region>> regions_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Region>> forgotten_ ABSL_GUARDED_BY(mutex_);
-  std::thread thread_;  // last: starts when the rest is there
+  std::thread thread_;  // last: starts when the other members exist
 };
 
 }  // namespace ringattn::worker

@@ -118,7 +118,7 @@ TEST_F(RegionListenerTest, ARegionLivesAsLongAsItsSocket) {
   EXPECT_TRUE(Await([&] { return gone_ == 1; }));
   EXPECT_EQ(listener_->Find("region"), nullptr);
   EXPECT_TRUE(region->released());
-  EXPECT_EQ(region->data()[kBytes - 1], 'x');  // mapped while somebody has it
+  EXPECT_EQ(region->data()[kBytes - 1], 'x');  // stays mapped while it is referenced
 }
 
 TEST_F(RegionListenerTest, ATokenIsForOneUse) {
@@ -131,7 +131,7 @@ TEST_F(RegionListenerTest, ATokenIsForOneUse) {
   EXPECT_EQ(refused_, AttachCode::kNoSuchToken);
 }
 
-// One client's asking leaves room for the others.
+// One client that requests many tokens does not use up the limit for others.
 TEST_F(RegionListenerTest, ARegionThatIsAskedForOftenTakesOnePlace) {
   const absl::Time later = absl::Now() + absl::Seconds(60);
   std::string token;
@@ -143,7 +143,7 @@ TEST_F(RegionListenerTest, ARegionThatIsAskedForOftenTakesOnePlace) {
   const ScopedDescriptor memfd = MakeMemfd();
   const ScopedDescriptor first = Connect(), second = Connect();
   EXPECT_EQ(Show(first, memfd.get()).code, AttachCode::kAttached);
-  EXPECT_EQ(Show(second, memfd.get(), token).code, AttachCode::kAttached);  // the newest
+  EXPECT_EQ(Show(second, memfd.get(), token).code, AttachCode::kAttached);  // the newest token
 }
 
 TEST_F(RegionListenerTest, ATokenThatMetABadDescriptorIsUsedUp) {
@@ -184,11 +184,11 @@ TEST_F(RegionListenerTest, WhatIsNotUnderstoodIsRefused) {
   ASSERT_TRUE(SendMessage(fence.get(), Encode(FenceMessage{1}), -1, 0).ok());
   EXPECT_EQ(Read(fence).code, AttachCode::kNotUnderstood);
   EXPECT_TRUE(IsClosed(fence));
-  // None of them used the token up.
+  // None of them spent the token.
   EXPECT_EQ(Show(Connect(), memfd.get()).code, AttachCode::kAttached);
 }
 
-// A client of the first version hears of it in its own words, one of a later version in ours.
+// A client of version 1 is answered in version 1, others in the current version.
 TEST_F(RegionListenerTest, OtherVersionsAreToldSo) {
   Expect();
   const ScopedDescriptor memfd = MakeMemfd();
@@ -201,7 +201,7 @@ TEST_F(RegionListenerTest, OtherVersionsAreToldSo) {
     ASSERT_TRUE(received.ok());
     const std::string words =
         absl::StrCat("version ", static_cast<int>(version),
-                     " of the attach protocol is not spoken here, version 2 is");
+                     " of the attach protocol is not supported; this worker uses version 2 is");
     EXPECT_EQ(received->bytes,
               std::string({version == 1 ? '\1' : '\2', 0, 0, 0, 1, 0, 0, 0}) + words);
     EXPECT_TRUE(IsClosed(socket));
@@ -220,7 +220,7 @@ TEST_F(RegionListenerTest, KindsOfMemoryThatAreNotTakenAreRefusedByName) {
   ASSERT_TRUE(SendMessage(socket.get(), unknown, memfd.get(), 0).ok());
   WorkerAnswer answer = Read(socket);
   EXPECT_EQ(answer.code, AttachCode::kKindRefused);
-  EXPECT_EQ(answer.words, "memory of kind 9 is not known here");
+  EXPECT_EQ(answer.words, "memory kind 9 is not supported");
   EXPECT_TRUE(IsClosed(socket));
   AttachMessage cuda{kToken, MemoryKind::kCudaVmm};
   cuda.cuda = {.device_uuid = std::string(kDeviceUuidBytes, 'u'), .bytes = kBytes};
@@ -228,7 +228,8 @@ TEST_F(RegionListenerTest, KindsOfMemoryThatAreNotTakenAreRefusedByName) {
   ASSERT_TRUE(SendMessage(second.get(), Encode(cuda), memfd.get(), 0).ok());
   answer = Read(second);
   EXPECT_EQ(answer.code, AttachCode::kKindRefused);
-  EXPECT_EQ(answer.words, "this worker takes no CUDA memory (--local_memory, or it has no GPU)");
+  EXPECT_EQ(answer.words,
+            "this worker does not accept CUDA memory (--local_memory, or it has no GPU)");
   EXPECT_EQ(refused_, AttachCode::kKindRefused);
   EXPECT_EQ(Show(Connect(), memfd.get()).code, AttachCode::kNoSuchToken);
 }
@@ -257,7 +258,7 @@ TEST_F(RegionListenerTest, AFenceIsAnswered) {
 TEST_F(RegionListenerTest, WhoShowsNothingIsClosed) {
   const ScopedDescriptor idle = Connect();
   EXPECT_TRUE(IsClosed(idle));
-  // More than may wait: the oldest makes room.
+  // One more than may wait: the oldest is evicted.
   std::vector<ScopedDescriptor> many;
   for (int i = 0; i < 5; ++i) many.push_back(Connect());
   EXPECT_TRUE(IsClosed(many[0]));
@@ -300,7 +301,7 @@ TEST_F(RegionListenerTest, AfterItsEndNothingIsTakenAndNobodyHearsOfIt) {
   EXPECT_EQ(gone_, 0);
   EXPECT_TRUE(IsClosed(socket));
   EXPECT_FALSE(ConnectLocally(absl::StrCat(folder_, "/w.sock")).ok());
-  // Words of the coordinator that come late.
+  // Messages of the coordinator that arrive late.
   Expect();
   listener_->Forget("region");
   listener_->ForgetAll();
@@ -316,7 +317,7 @@ TEST_F(RegionListenerTest, ASocketThatADeadWorkerLeftIsReplaced) {
   ASSERT_EQ(access(path.c_str(), F_OK), 0);
   Start({geteuid()});
   Connect();
-  // But not one that is in use.
+  // But a socket that is in use is not replaced.
   RegionListenerOptions taken;
   taken.socket_path = path;
   taken.uids = {geteuid()};

@@ -29,7 +29,7 @@ class RegionPinner::Budget {
     absl::MutexLock lock(&mutex_);
     Change(-bytes);
   }
-  // The metric's owner is about to go.
+  // The owner of the metric is being destroyed.
   void Close() {
     absl::MutexLock lock(&mutex_);
     on_pinned_ = nullptr;
@@ -110,16 +110,17 @@ void RegionPinner::Run() {
 }
 
 bool RegionPinner::PinWhole(Region& region) {
-  // All of it or nothing: tensors that lie in two parts of a region are then of one kind.
+  // Pins all of a region or nothing, so that all tensors of a region are copied in the same way.
   if (!budget_->Take(region.bytes())) {
-    LogInfo("a region is not pinned: too much is", {{"bytes", region.bytes()}});
+    LogInfo("a region is not pinned, because the limit is reached (--pin_local_memory)",
+            {{"bytes", region.bytes()}});
     return true;
   }
   bool stopping = false;
   while (!stopping && region.pinned_bytes() < region.bytes() && !region.released()) {
     const absl::Time begin = absl::Now();
     if (!PinNextPiece(region)) break;
-    // Whoever waited for the driver has a turn as long.
+    // Pauses for as long as the pin took, so that others can use the driver.
     const absl::Duration pause = absl::Now() - begin;
     absl::MutexLock lock(&mutex_);
     stopping = mutex_.AwaitWithTimeout(absl::Condition(&stopping_), pause);

@@ -1,7 +1,7 @@
-// RegionPinner: pins regions that are used again, in the background, so that a device's copies
-// reach them without staging. Staged copies run at 8 GB/s for each thread, a GPU's own at its
-// link's rate; pinning costs some 20 GB/s once and holds the driver up meanwhile, so a region that
-// is used once is never pinned, and one that is, a piece at a time with pauses.
+// RegionPinner: pins regions that are used repeatedly, in the background, so that the device's copy
+// engines access them without staging. Staged copies run at 8 GB/s per thread, a GPU's own copies
+// at the link's rate. Pinning runs at about 20 GB/s and blocks the driver. Regions that are used
+// once are therefore not pinned, and the others piece by piece, with pauses.
 #ifndef RINGATTN_WORKER_REGION_REGION_PINNER_H_
 #define RINGATTN_WORKER_REGION_REGION_PINNER_H_
 
@@ -22,30 +22,31 @@ namespace ringattn::worker {
 // Thread safe.
 class RegionPinner {
  public:
-  // `device` outlives it and every region that it was given. At most `max_bytes` are pinned at a
-  // time; a region that does not fit beside the others is not pinned. `on_pinned` (for metrics)
-  // is told, on any thread, of changes of what is pinned in all.
+  // `device` must outlive the pinner and every region passed to it. At most `max_bytes` are pinned
+  // at a time; a region that does not fit in addition to the others is not pinned. `on_pinned`, for
+  // metrics, is called on any thread when the total of pinned bytes changes.
   RegionPinner(Device* device, int64_t max_bytes, std::function<void(int64_t bytes)> on_pinned);
-  // What is pinned stays so, with its region.
+  // Pinned memory stays pinned, with its region.
   ~RegionPinner();
 
   RegionPinner(const RegionPinner&) = delete;
   RegionPinner& operator=(const RegionPinner&) = delete;
 
-  // The region has served an operation. Never blocks; of a region that was wanted before, nothing.
+  // Reports that the region has served an operation, and schedules it for pinning. Never blocks.
+  // Has no effect for a region that was scheduled before.
   void Want(const std::shared_ptr<Region>& region) ABSL_LOCKS_EXCLUDED(mutex_);
 
   int64_t pinned_bytes() const;
 
  private:
-  // What is pinned, told when it changes. Shared with the pins, which may outlive the pinner.
+  // Counts pinned bytes and reports changes. Shared with the pins, which may outlive the pinner.
   class Budget;
   class CountedPin;
 
   void Run();
-  // False: it is to stop.
+  // Returns false if the pinner is being destroyed.
   bool PinWhole(Region& region);
-  // False: no more of this region.
+  // Returns false if no more of this region is to be pinned.
   bool PinNextPiece(Region& region);
 
   Device* const device_;
@@ -53,9 +54,9 @@ class RegionPinner {
 
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  bool useless_ ABSL_GUARDED_BY(mutex_) = false;  // the device has no use for pinned memory
+  bool useless_ ABSL_GUARDED_BY(mutex_) = false;  // the device does not use pinned memory
   std::deque<std::weak_ptr<Region>> wanted_ ABSL_GUARDED_BY(mutex_);
-  // Ids of regions that were wanted; the latest, lest it grow for ever.
+  // Ids of scheduled regions; only the latest, so that the list stays bounded.
   std::deque<std::string> known_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };

@@ -46,7 +46,7 @@ TEST_F(RegionPinnerTest, PinsAllPiecesOfARegionAndGivesThemBackWithIt) {
   ASSERT_TRUE(Becomes([&] { return region->pinned_bytes() == bytes; }));
   EXPECT_EQ(device_.pinned_bytes(), bytes);
   EXPECT_EQ(told_, bytes);
-  pinner.Want(region);  // once is enough
+  pinner.Want(region);  // scheduling twice has no effect
   region.reset();
   EXPECT_TRUE(Becomes([&] { return device_.pinned_bytes() == 0; }));
   EXPECT_TRUE(Becomes([&] { return pinner.pinned_bytes() == 0; }));
@@ -103,7 +103,8 @@ TEST_F(RegionPinnerTest, EndsInTheMiddleOfARegionThatOutlivesIt) {
   const std::shared_ptr<Region> region = MakeRegion("a", 4 * kPiece);
   {
     device_.before_pin = [pieces = 0](int64_t) mutable {
-      if (++pieces > 1) absl::SleepFor(absl::Milliseconds(300));  // the end comes meanwhile
+      if (++pieces > 1)
+        absl::SleepFor(absl::Milliseconds(300));  // the pinner is destroyed meanwhile
       return absl::OkStatus();
     };
     RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);

@@ -59,7 +59,7 @@ TEST(RegionTest, FencesAreBounded) {
   const std::shared_ptr<Region> region = MakeRegion();
   for (uint64_t number = 1; number <= 5000; ++number) region->Fence(number);
   EXPECT_FALSE(region->BeginWrite(5000));
-  EXPECT_TRUE(region->BeginWrite(1));  // long forgotten
+  EXPECT_TRUE(region->BeginWrite(1));  // the fence has been dropped
   region->EndWrite(1);
 }
 

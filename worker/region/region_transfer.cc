@@ -12,21 +12,22 @@
 namespace ringattn::worker {
 namespace {
 
-// Large enough that taking turns costs nothing beside the copy, small enough that an operation
-// that has ended, or a fence, waits for a fraction of a millisecond.
+// Large enough that switching between transfers is negligible; small enough that an ended operation
+// or a fence waits for a fraction of a millisecond.
 constexpr int64_t kBlockBytes = 1 * kMiB;
-// Of a shard with short rows apart from one another: a run of bytes takes 40 bytes to say.
+// For shards with short, separate rows. Each run takes 40 bytes to describe.
 constexpr int64_t kMaxRunsPerBlock = 16 * 1024;
-// By the device itself: a copy is enqueued and waited for in 10 us, and runs at 50 GB/s.
+// For direct copies: enqueuing and waiting takes 10 us, and copies run at 50 GB/s.
 constexpr int64_t kDirectBlockBytes = 8 * kMiB;
 constexpr int64_t kLeastDirectRun = 64 * kKiB;
-// Between GPUs at 380 GB/s, and faster within one: 0.2 ms, beside which waiting costs a tenth.
+// Between GPUs copies run at 380 GB/s and within one they are faster. A block takes 0.2 ms, of
+// which waiting is a tenth.
 constexpr int64_t kDeviceBlockBytes = 64 * kMiB;
-// Of runs that are no rectangle each is enqueued by itself.
+// Runs that do not form a rectangle are enqueued one by one.
 constexpr int64_t kDeviceRunsPerBlock = 2 * 1024;
 
-// How long a shard's runs are, by a look at its beginning: every span of a shard has one stride. At
-// most kLeastDirectRun; 0 of an empty shard.
+// Returns the length of the shard's runs, determined at its beginning: all spans of a shard have
+// one stride. At most kLeastDirectRun; 0 for an empty shard.
 int64_t RunBytes(const TensorRoute& route, size_t part, int rank) {
   const int64_t bytes = std::min(route.local_bytes(part, rank), kLeastDirectRun);
   if (bytes == 0) return 0;
@@ -46,7 +47,8 @@ absl::StatusOr<RegionTransfer::Copied> Locate(int rank, const ShardPlan& plan,
   }
   std::shared_ptr<Region> region = find(place->region_id());
   if (region == nullptr) {
-    return absl::CancelledError(absl::StrCat("the region of ", TensorName(whole), " is not here"));
+    return absl::CancelledError(
+        absl::StrCat("the region of ", TensorName(whole), " is not attached"));
   }
   const int64_t bytes = BytesOf(spec, whole);
   if (bytes > region->bytes() || place->offset() > static_cast<uint64_t>(region->bytes() - bytes)) {
@@ -61,7 +63,7 @@ absl::StatusOr<RegionTransfer::Copied> Locate(int rank, const ShardPlan& plan,
                                 base, run_bytes,        bytes};
 }
 
-// A part of a region, cut where pins end.
+// Adds a run of a region, split where pins end.
 void AddWithinPins(const RegionTransfer::Copied& copied, const ByteRun& run,
                    std::vector<ByteRun>* pieces) {
   const int64_t place = copied.base - copied.region->data();
@@ -95,7 +97,7 @@ bool RegionTransfer::Copied::IsDirect() const {
   return on_device() || (long_runs() && base + bytes <= region->data() + region->pinned_bytes());
 }
 
-// Of a shard in short runs the runs are what takes time.
+// For shards of short runs, the number of runs determines the time.
 int64_t RegionTransfer::Copied::direct_block_bytes() const {
   if (!on_device()) return kDirectBlockBytes;
   return std::clamp(run_bytes * kDeviceRunsPerBlock, block_bytes(), kDeviceBlockBytes);
@@ -128,7 +130,7 @@ void RegionTransfer::Start(std::function<void()> on_over) {
     on_over_ = std::move(on_over);
   }
   if (!operation_->SetListener(this)) {
-    Fail(false, "the operation has a shard stream");
+    Fail(false, "the operation already has a shard stream");
     std::function<void()> over;
     {
       absl::MutexLock lock(&mutex_);
@@ -162,7 +164,7 @@ std::vector<std::shared_ptr<Region>> RegionTransfer::Regions() const {
 
 void RegionTransfer::OnOperationChanged() { AddDown(&RegionTransfer::Proceed); }
 
-// ------------------------------------------------------------------ taking turns
+// ------------------------------------------------------------------ scheduling
 
 void RegionTransfer::AddUp(void (RegionTransfer::*work)()) {
   work_.Add();
@@ -180,7 +182,7 @@ void RegionTransfer::AddDown(void (RegionTransfer::*work)()) {
   });
 }
 
-// The last to leave an operation that has ended puts the light out.
+// The last piece of work of an ended operation calls on_over_.
 void RegionTransfer::Leave() {
   if (!work_.Leave()) return;
   std::function<void()> on_over;
@@ -266,7 +268,7 @@ void RegionTransfer::Proceed() {
     absl::MutexLock lock(&mutex_);
     if (std::exchange(downloading_, true)) return;
   }
-  // Before the download, whose end is the transfer's.
+  // Before the download, because the end of the download ends the transfer.
   for (const Copied& output : outputs_) {
     if (rank_ != 0) break;
     const absl::StatusOr<bool> filled = FillHoles(output);
@@ -280,7 +282,8 @@ void RegionTransfer::Proceed() {
     for (size_t i = 0; i < outputs.size(); ++i) {
       outputs_[i].memory = outputs[i].memory;
       bytes_down_ += outputs[i].memory.bytes;
-      const bool direct = outputs_[i].IsDirect();  // asked once: it becomes so at any time
+      const bool direct =
+          outputs_[i].IsDirect();  // read once, because it may become true at any time
       (direct ? direct_ : staged_).push_back(i);
       if (!direct) staged.push_back(outputs[i].memory);
     }
@@ -330,7 +333,7 @@ absl::StatusOr<std::vector<EventRef>> RegionTransfer::StartDirectOutput(const Bl
     absl::StatusOr<EventRef> copy = operation_->CopyToPinned(output.base + run.global_offset,
                                                              {from + run.local_offset, run.bytes});
     if (!copy.ok()) {
-      // Whatever became of one, the others write as well until they are done.
+      // After a failure, waits for the other copies too, because they write until they are done.
       for (const EventRef& started : copies) (void)started->Wait(absl::InfiniteFuture());
       return copy.status();
     }
@@ -386,7 +389,7 @@ void RegionTransfer::CopyOut() {
   if (copied_bytes > 0) {
     sent_bytes_ += copied_bytes;
     CountOut(outputs_[output], copied_bytes);
-    // What comes next, or later with the device's notice.
+    // Continues with the next range now, or later when the device reports it ready.
     AddDown(&RegionTransfer::CopyOut);
   }
   FinishDownload();
@@ -417,10 +420,10 @@ bool RegionTransfer::CopyOutput(size_t index, const Download::HostRange& piece,
   return true;
 }
 
-// Bytes of the client's tensor that no worker has: fp32 -inf (lse per document).
+// Writes the rows of the client's tensor that no worker owns: -inf in fp32 (lse per document).
 absl::StatusOr<bool> RegionTransfer::FillHoles(const Copied& output) {
   constexpr float kHole = -std::numeric_limits<float>::infinity();
-  std::vector<float> holes;  // of a device's memory, which only copies reach
+  std::vector<float> holes;  // source of copies to device memory
   absl::StatusOr<bool> filled = true;
   output.route.ForEachHole([&](int64_t offset, int64_t bytes) {
     for (int64_t done = 0; filled.ok() && *filled && done < bytes; done += kBlockBytes) {

@@ -1,4 +1,4 @@
-// Copies of regions that are pinned: by the device itself, within pins, and the same bytes.
+// Copies from and to pinned regions: made by the device itself, within pins, with the same bytes.
 #include <sys/mman.h>
 
 #include <atomic>
@@ -19,7 +19,7 @@
 namespace ringattn::worker {
 namespace {
 
-// q and out of 41 MB, k and v of 10 MB: q lies across the end of the first pin.
+// q and out have 41 MB, k and v 10 MB, so q crosses the end of the first pin.
 AttentionSpec Spec(int64_t tokens) {
   AttentionSpec spec;
   spec.shape.seq_len_q = spec.shape.seq_len_kv = tokens;
@@ -40,7 +40,7 @@ uint8_t ByteAt(TensorId id, int64_t offset) {
   return static_cast<uint8_t>((offset * 2654435761u >> 13) + 31 * static_cast<int>(id));
 }
 
-// `bytes` are those of ByteAt from `first` on.
+// Expects `bytes` to equal ByteAt, starting at `first`.
 void ExpectBytes(TensorId id, int64_t first, const uint8_t* bytes, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     if (bytes[i] == ByteAt(id, first + i)) continue;
@@ -50,7 +50,7 @@ void ExpectBytes(TensorId id, int64_t first, const uint8_t* bytes, int64_t count
 
 class RegionTransferPinnedTest : public testing::Test {
  protected:
-  // k, v, q, out, lse and what else `spec` has, after one another.
+  // Places k, v, q, out, lse and the other tensors of `spec` one after another.
   void PlaceTensors(const AttentionSpec& spec) {
     int64_t offset = 0;
     for (TensorId id : {TensorId::kK, TensorId::kV, TensorId::kQ, TensorId::kOut, TensorId::kLse,
@@ -85,7 +85,7 @@ class RegionTransferPinnedTest : public testing::Test {
                                             *budget_.Take(1), &device_, [] {});
   }
 
-  // Copies rank 0's part in, sets its outputs to what stands for them, and copies them out.
+  // Copies rank 0's shard in, fills its outputs with known bytes, and copies them out.
   void CopyBothWays(const std::shared_ptr<ShardOperation>& operation) {
     TransferHooks hooks;
     std::atomic<bool> uploaded{false}, delivered{false}, over{false};
@@ -200,7 +200,7 @@ TEST_F(RegionTransferPinnedTest, ShortRunsAreStagedPinnedOrNot) {
   EXPECT_EQ(device_.direct_bytes_in() + device_.direct_bytes_out(), 0);
 }
 
-// A row of a bias is as many runs as its columns have owners: long or short as they come.
+// A row of a bias has one run per owner of its columns, so runs may be long or short.
 TEST_F(RegionTransferPinnedTest, PairsAreCopiedByKeys) {
   for (const int64_t tokens : {200, 900}) {
     for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {

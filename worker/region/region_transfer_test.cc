@@ -48,7 +48,7 @@ class RegionTransferTest : public testing::Test {
     (*made)->Start([this] { ++over_; });
     return kept_.get();
   }
-  // The operation's end, after which nothing is copied and nobody has it.
+  // Ends the operation. Afterwards nothing is copied and no reference remains.
   void End(CopiedOperation& copied) {
     copied.operation()->End(absl::CancelledError("released"));
     EXPECT_TRUE(Await([&] { return over_ == 1; }));
@@ -68,7 +68,7 @@ class RegionTransferTest : public testing::Test {
   std::string why_;
   TransferHooks hooks_;
   CopyThreads up_{2}, down_{2};
-  std::shared_ptr<RegionTransfer> kept_;  // as its owner has to
+  std::shared_ptr<RegionTransfer> kept_;  // plays the owner
 };
 
 TEST_F(RegionTransferTest, InputsComeAndOutputsGo) {
@@ -91,7 +91,7 @@ TEST_F(RegionTransferTest, InputsComeAndOutputsGo) {
   EXPECT_EQ(transfer->sent_bytes(), sent_);
   EXPECT_EQ(sent_, BytesOf(copied.spec(), TensorId::kOut) + BytesOf(copied.spec(), TensorId::kLse));
   EXPECT_EQ(downloads_, 1);
-  // Nothing between the tensors was touched.
+  // Bytes between the tensors are unchanged.
   for (TensorId id : {TensorId::kQ, TensorId::kOut, TensorId::kLse}) {
     for (int64_t i = 1; i <= CopiedOperation::kGap; ++i) {
       ASSERT_EQ(region->data()[copied.offset(id) - i], 0x5a);
@@ -131,7 +131,8 @@ TEST_F(RegionTransferTest, WhatHasNoPlaceIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(Make(copied, region).status()));
   *out = right;
   out->set_region_id("another");
-  EXPECT_EQ(Make(copied, region).status(), absl::CancelledError("the region of out is not here"));
+  EXPECT_EQ(Make(copied, region).status(),
+            absl::CancelledError("the region of out is not attached"));
   *out = right;
   out->set_tensor(v1::TENSOR_ID_DQ);
   EXPECT_EQ(Make(copied, region).status(), absl::InvalidArgumentError("out has no place"));
@@ -154,7 +155,7 @@ TEST_F(RegionTransferTest, AReleasedRegionFailsItOnce) {
   EXPECT_EQ(failed_, 1);
   EXPECT_TRUE(released_);
   EXPECT_EQ(why(), "the client released a region");
-  copied.Compute();  // its results go nowhere
+  copied.Compute();  // its results are not copied
   End(copied);
   EXPECT_EQ(delivered_, 0);
   EXPECT_EQ(sent_, 0);

@@ -1,5 +1,5 @@
-// WorkCount: the pieces of work for something that are added or done right now, and which of them
-// is the last once it has ended.
+// WorkCount: counts the pieces of work that are queued or running for an operation, and identifies
+// the last one after the operation has ended.
 #ifndef RINGATTN_WORKER_REGION_WORK_COUNT_H_
 #define RINGATTN_WORKER_REGION_WORK_COUNT_H_
 
@@ -14,8 +14,8 @@ namespace ringattn::worker {
 // Thread safe.
 class WorkCount {
  public:
-  // `ended` never becomes false again, and whoever makes it true adds a piece of work after that.
-  // It is asked under this count's lock.
+  // `ended` must never change back to false. The thread that makes it true must add a piece of work
+  // afterwards. It is called under this object's lock.
   explicit WorkCount(std::function<bool()> ended) : ended_(std::move(ended)) {}
 
   void Add() ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -23,12 +23,13 @@ class WorkCount {
     ++pieces_;
   }
 
-  // A piece is done. True for one of them: nothing is under way any more, and it has ended.
+  // A piece of work is done. Returns true exactly once: when no work is left and the operation has
+  // ended.
   bool Leave() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
-    // The end is looked at when the count is known. An answer from before the lock may be old by
-    // then: the piece that came with the end has left meanwhile, seen this one and not been the
-    // last, and this one would not be it either.
+    // `ended_` must be read under the lock, together with the count. With an answer from before the
+    // lock, the operation could end meanwhile, and the piece added by the end could leave while
+    // this one is still counted. Then neither would be the last.
     if (--pieces_ > 0 || over_ || !ended_()) return false;
     over_ = true;
     return true;

@@ -16,21 +16,21 @@ TEST(WorkCountTest, TheLastOfWhatHasEndedIsOne) {
   bool ended = false;
   WorkCount count([&] { return ended; });
   count.Add();
-  EXPECT_FALSE(count.Leave());  // the last, and it goes on
+  EXPECT_FALSE(count.Leave());  // the last one, but the operation has not ended
   count.Add();
   count.Add();
   ended = true;
   EXPECT_FALSE(count.Leave());
   EXPECT_TRUE(count.Leave());
-  count.Add();  // comes too late
+  count.Add();  // added too late
   EXPECT_FALSE(count.Leave());
 }
 
-// What a worker once lost an operation's memory to: one piece asks whether it has ended and is told
-// no; the end comes, and its own piece comes and goes before the first has counted itself out.
+// A race: the last piece of work reads `ended` as false. The operation ends, and the piece that it
+// adds comes and goes before the first one leaves. One of them must be the last.
 TEST(WorkCountTest, AnEndThatComesBesideTheLastPieceIsSeen) {
   std::atomic<bool> ended{false};
-  std::function<void()> beside;  // what happens while the first to ask is being answered
+  std::function<void()> beside;  // what happens while the first one reads `ended`
   WorkCount count([&] {
     const bool answer = ended;
     if (beside) std::exchange(beside, nullptr)();
@@ -46,7 +46,7 @@ TEST(WorkCountTest, AnEndThatComesBesideTheLastPieceIsSeen) {
       last += count.Leave() ? 1 : 0;
       gone.Notify();
     });
-    // It cannot come and go under the lock; where it can it has done so by then.
+    // The other piece blocks if the lock is held. Otherwise it has come and gone by now.
     gone.WaitForNotificationWithTimeout(absl::Milliseconds(200));
   };
   count.Add();
