@@ -21,7 +21,7 @@ void WaitForTheRingsEnd(const FaultState& state) {
   while (!state.aborted.load()) absl::SleepFor(kPoll);
 }
 
-// Has nothing (yet) from one chunk on, and never says that it has.
+// Returns nothing from one chunk on, without ever finishing.
 class FaultyDownload : public Download {
  public:
   FaultyDownload(std::unique_ptr<Download> inner, std::shared_ptr<FaultState> state)
@@ -35,7 +35,7 @@ class FaultyDownload : public Download {
     if (stopped_) return std::nullopt;
     return piece;
   }
-  // What was kept back has yet to be sent, even if nothing follows it.
+  // The withheld ranges have not been sent, so the download has not finished, even at its end.
   bool finished() const override { return !stopped_ && inner_->finished(); }
   absl::Duration copy_time() const override { return inner_->copy_time(); }
 
@@ -63,8 +63,8 @@ class FaultyDevice : public DeviceWrapper {
     return inner().Prepare(std::move(calls));
   }
 
-  // The delay stands between what the call waits for and the call. While it runs,
-  // waits_for_transfer() is false: to the outside this rank computes.
+  // Inserts the delay between the call and what it waits for. While it runs, waits_for_transfer()
+  // is false, so the rank appears to compute.
   EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) override {
     const FaultPlan& plan = state_->plan;
     const bool stalls = plan.stall_step >= 0 && state_->groups_started.load() > plan.stall_step &&
@@ -89,7 +89,7 @@ class FaultyDevice : public DeviceWrapper {
 
   bool waits_for_transfer() const override { return !delaying_ && inner().waits_for_transfer(); }
   absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(std::vector<UploadTarget> targets) override {
-    // The thread that reads the stream stalls, so the next message is not asked for.
+    // The thread that reads the stream stalls, so no further message is read.
     const int64_t chunk = state_->chunks_read.fetch_add(1);
     if (chunk == state_->plan.stop_reading) WaitForTheRingsEnd(*state_);
     return inner().BeginUpload(std::move(targets));
@@ -139,7 +139,7 @@ class FaultyCommunicator : public CommunicatorWrapper {
       return CommunicatorWrapper::Start(std::move(group), std::move(after), control);
     const int64_t index = state_->groups_started.fetch_add(1);
     const bool skips = index == state_->plan.skip_send;
-    if (index == state_->plan.fail_send) Abort("a group of transfers was made to fail");
+    if (index == state_->plan.fail_send) Abort("injected failure of a transfer group");
     if (skips && state_->holds_start) WaitForTheRingsEnd(*state_);
     if (!skips || state_->holds_start) {
       return CommunicatorWrapper::Start(std::move(group), std::move(after), control);
@@ -196,7 +196,7 @@ class FaultyTransport : public RingTransport {
 }  // namespace
 
 absl::StatusOr<FaultPlan> ParseFaultPlan(const std::string& text) {
-  // A number that the fault happens at, or how much of it there is.
+  // The number is the index at which the fault occurs, or its amount.
   static constexpr struct {
     const char* name;
     int64_t FaultPlan::*number;
@@ -216,10 +216,11 @@ absl::StatusOr<FaultPlan> ParseFaultPlan(const std::string& text) {
     plan.*fault.number = number;
     return plan;
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "\"", text,
-      "\" is none of stall_step:N, skip_send:N, fail_send:N, stop_reading:N, stop_sending:N, "
-      "slow_step_ms:M and workspace:M with N >= 0, M > 0"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", text,
+                   "\" is not a fault; use one of stall_step:N, skip_send:N, fail_send:N, "
+                   "stop_reading:N, stop_sending:N, "
+                   "slow_step_ms:M or workspace:M with N >= 0, M > 0"));
 }
 
 std::unique_ptr<Device> MakeFaultyDevice(std::unique_ptr<Device> inner,

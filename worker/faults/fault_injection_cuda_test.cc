@@ -1,5 +1,5 @@
-// Injected faults of GPU workers, and the measurement of their rings, on the fake CUDA and
-// NCCL: no GPU. The thread that starts work stalls where a CPU worker's queue would.
+// Injected faults of GPU workers, and the measurement of their rings, with the fake CUDA and NCCL.
+// The thread that starts work stalls where a CPU worker's queue would.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -25,7 +25,7 @@ constexpr int64_t kBytes = 4096;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
 
-// Two GPU workers' devices and ring over the transport of that name; rank 1 has the fault.
+// Two GPU workers' devices and a ring over the transport of that name. Rank 1 has the fault.
 class CudaFaults : public testing::TestWithParam<std::string> {
  protected:
   bool peer() const { return GetParam() == "peer"; }
@@ -58,7 +58,7 @@ class CudaFaults : public testing::TestWithParam<std::string> {
     Form(1);
   }
 
-  // As a worker does: connects and measures.
+  // Connects and measures, as a worker does.
   void Form(uint64_t generation) {
     const std::vector<std::string> blobs = {*transports_[0]->Prepare(generation, 0, 2),
                                             *transports_[1]->Prepare(generation, 1, 2)};
@@ -90,8 +90,8 @@ class CudaFaults : public testing::TestWithParam<std::string> {
         {{Kind::kSend, 1 - rank, data, kBytes}, {Kind::kReceive, 1 - rank, data + kBytes, kBytes}},
         {}, &control_);
   }
-  // A step: the exchange, and a call behind it. The call's end, or the exchange's if that
-  // failed.
+  // Runs one step: the exchange and a call that waits for it. Returns the call's result, or the
+  // exchange's if that failed.
   absl::Status Step(int rank) {
     const EventRef exchanged = Exchange(rank);
     const EventRef called = devices_[rank]->Start(*calls_[rank].front(), {exchanged}, &control_);
@@ -121,15 +121,15 @@ TEST_P(CudaFaults, AStalledRankStandsStillUntilItsRingEnds) {
     stalled = Step(1);
     over.Notify();
   });
-  // Its exchange took place before it stalled: only its call is missing.
+  // Rank 1 exchanged before it stalled, so only its own call is missing.
   EXPECT_TRUE(Step(0).ok());
   EXPECT_FALSE(over.WaitForNotificationWithTimeout(absl::Milliseconds(200)));
-  EXPECT_FALSE(devices_[1]->waits_for_transfer()) << "to the outside it computes";
+  EXPECT_FALSE(devices_[1]->waits_for_transfer()) << "from outside it appears to compute";
   Abort();
   EXPECT_TRUE(over.WaitForNotificationWithTimeout(absl::Seconds(20)));
   rank_1.join();
   EXPECT_TRUE(stalled.ok()) << stalled;
-  Form(2);  // once is enough
+  Form(2);  // the fault occurs once
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
 }
 

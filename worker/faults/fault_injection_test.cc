@@ -22,8 +22,8 @@ std::shared_ptr<FaultState> StateOf(const std::string& text) {
   return state;
 }
 
-// A ring of one behind the faulty transport: its groups are empty, but counted once an
-// operation is prepared.
+// A ring of one over the faulty transport. Its groups are empty, but they count once an operation
+// is prepared.
 std::unique_ptr<Communicator> RingOfOne(RingTransport& transport) {
   auto blob = transport.Prepare(1, 0, 1);
   return *transport.Connect(1, {*blob}, Soon());
@@ -54,7 +54,7 @@ TEST(FaultInjection, ASkippedGroupNeverEndsUntilTheRingDoes) {
       MakeFaultyTransport(std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
   auto ring = RingOfOne(*transport);
   RunControl control;
-  // As many as one likes while the ring is formed.
+  // Groups do not count while the ring forms.
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(ring->Start({}, {}, &control)->Wait(Soon()).ok());
   PrepareAnOperation(state);
   EXPECT_TRUE(ring->Start({}, {}, &control)->Wait(Soon()).ok());
@@ -76,7 +76,7 @@ TEST(FaultInjection, AFailedGroupEndsItsRing) {
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(ring->Start({}, {}, &control)->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
   }
-  // The next ring is whole.
+  // The next ring works.
   ring = RingOfOne(*transport);
   PrepareAnOperation(state);
   EXPECT_TRUE(ring->Start({}, {}, &control)->Wait(Soon()).ok());
@@ -99,7 +99,7 @@ TEST(FaultInjection, AStalledCallEndsWithItsRingAndOnlyOneStalls) {
   control.stop = true;
   EXPECT_EQ(stalled->Wait(absl::Now() + absl::Milliseconds(100)).code(),
             absl::StatusCode::kDeadlineExceeded);
-  EXPECT_FALSE(device->waits_for_transfer()) << "to the outside it computes";
+  EXPECT_FALSE(device->waits_for_transfer()) << "from outside it appears to compute";
   ring->Abort("enough");
   EXPECT_TRUE(stalled->Wait(Soon()).ok());
   EXPECT_TRUE(device->Start(zero, {}, &control)->Wait(Soon()).ok());
