@@ -1,5 +1,4 @@
-// DeviceWrapper: a device that passes everything on to another. Decorators override what they
-// change.
+// DeviceWrapper: forwards every call to another device. Decorators override what they change.
 #ifndef RINGATTN_WORKER_DEVICE_DEVICE_WRAPPER_H_
 #define RINGATTN_WORKER_DEVICE_DEVICE_WRAPPER_H_
 
@@ -14,10 +13,10 @@
 
 namespace ringattn::worker {
 
-// As thread safe as what it wraps.
+// As thread safe as the wrapped device.
 class DeviceWrapper : public Device {
  public:
-  // `inner` outlives the wrapper's use.
+  // `inner` must outlive the use of the wrapper.
   explicit DeviceWrapper(Device* inner) : inner_(inner) {}
 
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override {

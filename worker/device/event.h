@@ -1,6 +1,6 @@
-// Event: the completion of something enqueued. Device and transport work is
-// ordered by events alone: `start(after) -> event`. The CPU back end implements
-// them as futures (host_event.h), CUDA as stream events.
+// Event: the completion of enqueued work. Device and transport work is ordered by events only:
+// `start(after) -> event`. The CPU back end implements events as futures (host_event.h), CUDA as
+// stream events.
 #ifndef RINGATTN_WORKER_DEVICE_EVENT_H_
 #define RINGATTN_WORKER_DEVICE_EVENT_H_
 
@@ -20,28 +20,26 @@ class Event {
  public:
   virtual ~Event() = default;
 
-  // True once the work has ended, well or not. Never blocks.
+  // Returns true once the work has ended, successfully or not. Never blocks.
   virtual bool Done() const = 0;
 
-  // Blocks the host until Done, at most until `deadline`. The work's own status,
-  // or DEADLINE_EXCEEDED.
+  // Blocks until Done() or `deadline`. Returns the status of the work, or DEADLINE_EXCEEDED.
   virtual absl::Status Wait(absl::Time deadline) const = 0;
 
-  // When the work itself began (everything it waited for was there) and ended.
-  // REQUIRES: Done().
+  // When the work itself began, after everything it waited for, and ended. REQUIRES: Done().
   virtual absl::Time begin_time() const = 0;
   virtual absl::Time end_time() const = 0;
 };
 
 using EventRef = std::shared_ptr<const Event>;
 
-// What a call is started behind.
+// What a call waits for.
 struct StartAfter {
   StartAfter() = default;
   StartAfter(std::vector<EventRef> events) : all(std::move(events)) {}
   StartAfter(std::initializer_list<EventRef> events) : all(events) {}
 
-  // All events, for who waits for late keys as for the rest.
+  // Returns all events, for devices that wait for late keys like for everything else.
   std::vector<EventRef> Joined() && {
     if (bring_keys) {
       for (EventRef& event : std::exchange(bring_keys, {})()) all.push_back(std::move(event));
@@ -49,11 +47,11 @@ struct StartAfter {
     return std::move(all);
   }
 
-  std::vector<EventRef> all;  // before anything of the call
-  // Enqueues what brings the call's late keys (KvBlock::late), and returns the events before which
-  // they are not there. Called once, within Start; a device that takes late keys calls it when it
-  // has enqueued the call, which need not wait for it then. Not called by a call that fails at
-  // once. Empty: the call has no late keys.
+  std::vector<EventRef> all;  // before any part of the call
+  // Enqueues the transfers of the call's late keys (KvBlock::late) and returns the events that
+  // complete them. Called once, within Start. A device that supports late keys calls it after it
+  // has enqueued the call. A call that fails at once does not call it. Empty: the call has no late
+  // keys.
   std::function<std::vector<EventRef>()> bring_keys;
 };
 

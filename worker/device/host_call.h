@@ -1,4 +1,4 @@
-// Prepared calls of a device whose memory is the host's: the call itself.
+// Prepared calls for devices that compute in host memory.
 #ifndef RINGATTN_WORKER_DEVICE_HOST_CALL_H_
 #define RINGATTN_WORKER_DEVICE_HOST_CALL_H_
 
@@ -13,7 +13,7 @@
 
 namespace ringattn::worker {
 
-// Starts a call as Device::Start does. The call outlives the event.
+// Starts a call like Device::Start. The call must outlive the event.
 using StartHostCall = std::function<EventRef(const KernelCall& call, std::vector<EventRef> after,
                                              RunControl* control)>;
 
@@ -33,7 +33,8 @@ class HostCall : public PreparedCall {
   const StartHostCall start_;
 };
 
-// `name_of`: who serves a dtype; the class follows from the call.
+// Returns the name of the kernel that serves a call. `name_of` returns the family that serves a
+// dtype; the class follows from the call.
 inline KernelName HostKernelName(const KernelCall& call, KernelName (*name_of)(DType dtype)) {
   KernelName kernel;
   if (const AttentionProblem* problem = ProductProblem(call)) {
@@ -45,7 +46,7 @@ inline KernelName HostKernelName(const KernelCall& call, KernelName (*name_of)(D
   return kernel;
 }
 
-// Device::Prepare of such a device. `name_of`: see HostKernelName.
+// Implements Device::Prepare for such a device. `name_of`: see HostKernelName.
 inline PreparedCalls PrepareHostCalls(std::vector<KernelCall> calls,
                                       KernelName (*name_of)(DType dtype),
                                       const StartHostCall& start) {

@@ -1,4 +1,4 @@
-// HostEvent: an Event that host threads finish.
+// HostEvent: an Event that host threads complete.
 #ifndef RINGATTN_WORKER_DEVICE_HOST_EVENT_H_
 #define RINGATTN_WORKER_DEVICE_HOST_EVENT_H_
 
@@ -13,10 +13,10 @@ namespace ringattn::worker {
 // Thread safe.
 class HostEvent : public Event {
  public:
-  // Marks the moment at which the work itself begins; Finish() does if nobody did.
+  // Marks the moment at which the work itself begins. Finish() does so if Begin() was not called.
   void Begin();
 
-  // Ends the event. REQUIRES: called once.
+  // Completes the event. REQUIRES: called once.
   void Finish(absl::Status status);
 
   bool Done() const override;

@@ -1,10 +1,10 @@
-// HostPin: host memory that a device's copies reach without staging, for as long as this is there.
+// HostPin: host memory that a device's copies access without staging while this object exists.
 #ifndef RINGATTN_WORKER_DEVICE_HOST_PIN_H_
 #define RINGATTN_WORKER_DEVICE_HOST_PIN_H_
 
 namespace ringattn::worker {
 
-// Given back on destruction. REQUIRES on destruction: no copy from or to it is under way.
+// Unpinned on destruction. REQUIRES on destruction: no copy from or to it is in flight.
 class HostPin {
  public:
   HostPin() = default;

@@ -56,7 +56,7 @@ void HostQueue::RunItem(Item item) {
     item.event->Begin();
     status = item.work();
   }
-  // The closure may own buffers' keepers: let go before anyone sees the event done.
+  // The closure may own references to buffers, so it is destroyed before the event is done.
   item.work = nullptr;
   item.event->Finish(std::move(status));
 }

@@ -1,5 +1,5 @@
-// HostQueue: a stream on the host. Work runs in the order in which it was started,
-// on one thread, each piece after the events it waits for.
+// HostQueue: a stream on the host. Runs work on one thread, in the order in which it was started,
+// each item after the events it waits for.
 #ifndef RINGATTN_WORKER_DEVICE_HOST_QUEUE_H_
 #define RINGATTN_WORKER_DEVICE_HOST_QUEUE_H_
 
@@ -17,14 +17,14 @@
 
 namespace ringattn::worker {
 
-// Thread safe. The destructor lets everything started end first; the events that
-// work waits for come from queues and transports that end within their own bounds.
+// Thread safe. The destructor waits for everything started. The events that work waits for must end
+// within bounds of their own.
 class HostQueue {
  public:
-  // What to do when an event that the work waits for has failed.
+  // What to do if an event that the work waits for has failed.
   enum class OnFailure {
-    kSkip,  // fail with the same status, do not run
-    kRun,   // run all the same
+    kSkip,  // do not run; fail with the same status
+    kRun,   // run anyway
   };
 
   explicit HostQueue(std::string thread_name);  // at most 15 characters
@@ -37,7 +37,7 @@ class HostQueue {
   EventRef Start(std::function<absl::Status()> work, std::vector<EventRef> after,
                  OnFailure on_failure);
 
-  // True while the work at the head waits for an event.
+  // Returns true while the work at the head waits for an event.
   bool waiting() const { return waiting_.load(std::memory_order_relaxed); }
 
  private:
@@ -55,7 +55,7 @@ class HostQueue {
   std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<bool> waiting_{false};
-  std::thread thread_;  // last: starts when the rest is there
+  std::thread thread_;  // last: starts when the other members exist
 };
 
 }  // namespace ringattn::worker

@@ -1,4 +1,4 @@
-// ImportedMemory: memory of a GPU that another process has allocated, mapped into this one.
+// ImportedMemory: GPU memory that another process has allocated, mapped into this process.
 #ifndef RINGATTN_WORKER_DEVICE_IMPORTED_MEMORY_H_
 #define RINGATTN_WORKER_DEVICE_IMPORTED_MEMORY_H_
 
@@ -7,18 +7,18 @@
 
 namespace ringattn::worker {
 
-// An allocation of another process, as it says itself.
+// An allocation of another process, as described by that process.
 struct SharedAllocation {
-  // Of cuMemExportToShareableHandle; stays the caller's. Negative: ipc_handle has the memory.
+  // From cuMemExportToShareableHandle; stays owned by the caller. Negative: use ipc_handle.
   int descriptor = -1;
   std::string ipc_handle = {};  // cudaIpcMemHandle_t
-  uint32_t exporter_pid = 0;    // with ipc_handle: the process's own number for itself
+  uint32_t exporter_pid = 0;    // with ipc_handle: the exporter's process id in its own namespace
   std::string device_uuid = {};
   int64_t bytes = 0;
 };
 
-// Unmapped and given back on destruction: until then the GPU counts the memory as used, whatever
-// its owner does. REQUIRES on destruction: no copy from or to it is under way.
+// Unmapped on destruction. Until then the GPU counts the memory as used, even after its owner has
+// freed it. REQUIRES on destruction: no copy from or to it is in flight.
 class ImportedMemory {
  public:
   ImportedMemory() = default;
@@ -26,11 +26,11 @@ class ImportedMemory {
   ImportedMemory(const ImportedMemory&) = delete;
   ImportedMemory& operator=(const ImportedMemory&) = delete;
 
-  // The allocation's first byte, for copies of the device that imported it.
+  // Returns the address of the first byte, for copies of the device that imported it.
   virtual uint8_t* data() const = 0;
 };
 
-// One of the pieces of a copy between a device's memory and what it has imported.
+// One piece of a copy between device memory and imported memory.
 struct DeviceCopy {
   void* to = nullptr;
   const void* from = nullptr;

@@ -10,10 +10,10 @@ using FamilyOf = absl::FunctionRef<std::string(const ChosenBy&)>;
 
 constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kUsualHeadDim = 128;
-// Tensor cores and copy engines read 16 bytes at a time: families tell multiples of this apart.
+// Tensor cores and copy engines read 16 bytes at a time, so families distinguish multiples of this.
 constexpr int64_t kMultiple = 8;
 
-// Head dims of one family.
+// A range of head dims that one family serves.
 struct Run {
   std::string family;
   int64_t min = 0;
@@ -23,13 +23,13 @@ struct Run {
   bool operator==(const Run&) const = default;
 };
 
-// Of the multiples, or of the other head dims, in ascending order.
+// Returns the ranges of the multiples, or of the other head dims, in ascending order.
 std::vector<Run> RunsOf(FamilyOf family_of, ChosenBy by, bool of_multiples) {
   std::vector<Run> runs;
   bool open = false;
   for (int64_t head_dim = 1; head_dim <= kMaxHeadDim; ++head_dim) {
     const bool is_multiple = head_dim % kMultiple == 0;
-    // A multiple beside another head dim is served as that is.
+    // A multiple that follows another head dim is part of the same range.
     if (!of_multiples && is_multiple && open) runs.back().max = head_dim;
     if (is_multiple != of_multiples) continue;
     by.head_dim = head_dim;
@@ -46,7 +46,8 @@ std::vector<Run> RunsOf(FamilyOf family_of, ChosenBy by, bool of_multiples) {
   return runs;
 }
 
-// All of them; multiples only where another family than that of their neighbours serves them.
+// Returns the ranges of all head dims. Multiples form separate ranges only where another family
+// serves them.
 std::vector<Run> RunsOf(FamilyOf family_of, const ChosenBy& by) {
   std::vector<Run> runs = RunsOf(family_of, by, /*of_multiples=*/false);
   const size_t others = runs.size();
@@ -60,9 +61,10 @@ std::vector<Run> RunsOf(FamilyOf family_of, const ChosenBy& by) {
   return runs;
 }
 
-// The usual one, or the nearest that the run's family serves. Of kernels with score terms or in
-// fixed orders, which may be exact ones, rather the first beyond it: those compute 256 there, and a
-// rate that is too high would have a rank at work counted as lost.
+// Returns the head dim to measure: the usual one, or the nearest that the range's family serves.
+// For kernels with score terms or deterministic order, it prefers the first one beyond. Those
+// kernels may be exact ones that compute 256 there, and with a rate that is too high, a working
+// rank would appear lost.
 int64_t HeadDimOf(FamilyOf family_of, const Run& run, ChosenBy by) {
   const bool plain = !by.score_terms && !by.deterministic;
   const int64_t wanted = plain ? kUsualHeadDim : kUsualHeadDim + 1;
@@ -75,7 +77,7 @@ int64_t HeadDimOf(FamilyOf family_of, const Run& run, ChosenBy by) {
       if (family_of(by) == run.family) return by.head_dim;
     }
   }
-  return run.min;  // which it serves, or the run would not begin there
+  return run.min;  // the family serves it, because the range begins there
 }
 
 void Add(FamilyOf family_of, const Run& run, const ChosenBy& by, RequestKind kind,
@@ -114,7 +116,7 @@ std::vector<ServedCalls> ServedCallsBy(FamilyOf family_of) {
   for (const bool score_terms : {false, true}) {
     for (const bool backward : {false, true}) {
       for (const bool deterministic : {false, true}) {
-        if (deterministic && !backward) continue;  // every forward is
+        if (deterministic && !backward) continue;  // every forward is deterministic
         for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
           AddKinds(family_of,
                    {.dtype = dtype,

@@ -1,4 +1,5 @@
-// Which kernels serve which kinds of calls: found by asking the rule that chooses them. Pure.
+// Finds which kernels serve which kinds of calls, by evaluating the rule that selects them. Pure
+// functions.
 #ifndef RINGATTN_WORKER_DEVICE_SERVED_CALLS_H_
 #define RINGATTN_WORKER_DEVICE_SERVED_CALLS_H_
 
@@ -12,17 +13,17 @@
 
 namespace ringattn::worker {
 
-// Kernels of one family that a device would choose for calls of these dtypes, this direction and
-// this kind. Each has a rate of its own: predictions go by it.
+// Kernels of one family that a device selects for calls of these dtypes, direction and kind. Each
+// entry has a separate rate for predictions.
 struct ServedCalls {
   std::string family;
   std::vector<DType> dtypes;
   bool backward = false;
   RequestKind kind;
-  int64_t head_dim = 128;  // of a call of this kind, to be measured
+  int64_t head_dim = 128;  // of the call that measures this entry
 };
 
-// What a choice of kernels goes by, of calls with head_dim_v = head_dim.
+// The properties by which kernels are selected, for calls with head_dim_v = head_dim.
 struct ChosenBy {
   DType dtype = DType::kBFloat16;
   bool backward = false;
@@ -34,9 +35,9 @@ struct ChosenBy {
   bool operator==(const ChosenBy&) const = default;
 };
 
-// Every kind of call that the rule has kernels for, once. `family_of`: the family's name, empty if
-// there is none. A deterministic backward is a kind of its own whoever serves it, for its sums
-// cost; a softcap is where it changes the choice.
+// Returns every kind of call for which the rule has kernels, once. `family_of` returns the family's
+// name, or an empty string if there is none. A deterministic backward is always a separate kind,
+// because its ordered sums cost time. A softcap is one only where it changes the selection.
 std::vector<ServedCalls> ServedCallsBy(absl::FunctionRef<std::string(const ChosenBy&)> family_of);
 
 }  // namespace ringattn::worker

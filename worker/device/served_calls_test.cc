@@ -10,8 +10,9 @@
 namespace ringattn::worker {
 namespace {
 
-// As on Hopper: its kernels take multiples of 8 beyond 32, with score terms up to 128 and without
-// a softcap backward; fixed orders as `ordered` says; the rest is sm80's, or the exact family's.
+// The rule of Hopper: its kernels serve multiples of 8 above 32, with score terms up to 128 and
+// without a softcap backward; `ordered` controls deterministic order. sm80 or the exact family
+// serves the rest.
 std::string Family(const ChosenBy& by, bool ordered) {
   const bool tensor_cores = by.dtype != DType::kFloat32;
   const bool hopper = tensor_cores && by.head_dim > 32 && by.head_dim % 8 == 0;
@@ -32,8 +33,8 @@ std::vector<KernelRate> RatesOf(const std::vector<ServedCalls>& all) {
   return rates;
 }
 
-// What is measured is of its own kind, and the rate that a request is given is that of the family
-// which the rule chooses for it.
+// The measured call has the entry's kind, and a request is predicted with the rate of the family
+// that the rule selects for it.
 TEST(ServedCalls, ARequestHasTheRateOfWhoServesIt) {
   for (const bool ordered : {false, true}) {
     const auto rule = [ordered](const ChosenBy& by) { return Family(by, ordered); };
@@ -67,7 +68,8 @@ TEST(ServedCalls, ARequestHasTheRateOfWhoServesIt) {
   }
 }
 
-// One head dim that the copy engine cannot read keeps the others' kernels away from a request.
+// A head dim that the copy engine cannot read excludes the Hopper kernels, even if the other head
+// dim is suitable.
 TEST(ServedCalls, BothHeadDimsCount) {
   const auto rates =
       RatesOf(ServedCallsBy([](const ChosenBy& by) { return Family(by, /*ordered=*/false); }));
@@ -96,15 +98,15 @@ TEST(ServedCalls, ExactKernelsAreMeasuredWhereTheyAreSlow) {
       EXPECT_EQ(served.head_dim, 128);
     }
     if (served.family == "sm80") {
-      EXPECT_EQ(served.head_dim, 127);  // Hopper takes 128
+      EXPECT_EQ(served.head_dim, 127);  // Hopper serves 128
     }
   }
 }
 
-// Where one family has everything, there is a rate for each of the few kinds that differ.
+// If one family serves everything, there is one rate for each of the few kinds that differ.
 TEST(ServedCalls, OneFamilyForAllHasFewRates) {
   const auto all = ServedCallsBy([](const ChosenBy&) { return std::string("one"); });
-  EXPECT_EQ(all.size(), 6u);  // forward, backward, deterministic; with score terms and without
+  EXPECT_EQ(all.size(), 6u);  // forward, backward, deterministic; each with and without score terms
   for (const ServedCalls& served : all) {
     EXPECT_EQ(served.dtypes.size(), 3u);
     EXPECT_EQ(served.kind.min_head_dim, 1);
@@ -113,7 +115,7 @@ TEST(ServedCalls, OneFamilyForAllHasFewRates) {
   }
 }
 
-// A forced family need not have all: there is no rate of what it lacks.
+// A forced family may lack some calls; these have no rate.
 TEST(ServedCalls, WhatNobodyServesHasNoRate) {
   const auto rates = RatesOf(ServedCallsBy([](const ChosenBy& by) {
     return std::string(by.dtype == DType::kFloat32 || by.head_dim % 8 != 0 ? "" : "sm90");

@@ -12,11 +12,11 @@
 namespace ringattn::worker {
 namespace {
 
-// How long released memory waits for the next request: longer than the pause between
-// requests that follow one another, too short for anybody to miss it.
+// How long released memory is kept for the next request: longer than the pause between consecutive
+// requests, and too short to matter to other processes.
 constexpr absl::Duration kKeepTime = absl::Seconds(1);
 
-// Products of bf16 run on instructions of their own; fp16 is widened to fp32.
+// bf16 products use their own instructions; fp16 is widened to fp32.
 constexpr std::string_view kBf16Family = "cpu_bf16";
 constexpr std::string_view kFp32Family = "cpu_fp32";
 
@@ -25,8 +25,8 @@ KernelName NameOf(DType dtype) {
           .instructions = CpuKernels::InstructionsFor(dtype)};
 }
 
-// The bias's gradient `next` if the kernels compute it at once with the backward `call` before it,
-// in the order of the queue; else null.
+// Returns the bias-gradient call `next` if the kernels can compute it together with the preceding
+// backward `call`; else null.
 const BiasGradientCall* BothAtOnce(const KernelCall& call, const KernelCall& next) {
   const auto* const backward = std::get_if<BackwardCall>(&call);
   const auto* const gradient = std::get_if<BiasGradientCall>(&next);
@@ -34,7 +34,7 @@ const BiasGradientCall* BothAtOnce(const KernelCall& call, const KernelCall& nex
   return CpuKernels::HasBothAtOnce(*backward, *gradient) ? gradient : nullptr;
 }
 
-// Untouched pages cost nothing, so a worker's resident size is what requests really use.
+// Untouched pages cost nothing, so the resident size of a worker is what requests really use.
 class HostBuffer : public DeviceBuffer {
  public:
   HostBuffer(std::shared_ptr<PagePool> pool, void* data, int64_t bytes)
@@ -73,7 +73,7 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> CpuDevice::Allocate(int64_t bytes)
 std::vector<ServedCalls> CpuDevice::served_calls() const {
   std::vector<ServedCalls> served;
   for (const bool score_terms : {false, true}) {
-    RequestKind kind;  // a fixed order and a softcap cost CPUs nothing
+    RequestKind kind;  // deterministic order and softcap do not slow CPU kernels down
     kind.score_terms = score_terms;
     for (const bool backward : {false, true}) {
       served.push_back({std::string(kBf16Family), {DType::kBFloat16}, backward, kind});
@@ -90,7 +90,7 @@ std::vector<std::string> CpuDevice::served_options() const {
           "deterministic", "compute_dtype", "reply.probability_rows"};
 }
 
-// Multiples of a row group and of every packed panel. The keys of a row are never split.
+// Multiples of a row group and of every packed panel. A row's keys are never split.
 TuningChoices CpuDevice::tuning_offer() const {
   return {{12, 24, 48, 96, 120, 240, 480}, {192, 384, 576, 768, 960}, {1}};
 }
@@ -144,8 +144,8 @@ EventRef CpuDevice::StartWork(std::function<absl::Status()> work, std::vector<Ev
       [work = std::move(work), control]() -> absl::Status {
         if (control->stop.load(std::memory_order_relaxed)) return absl::OkStatus();
         absl::Status status = work();
-        // A stopped call counts as done: what follows is stopped too, and the
-        // executor reports the cancellation once.
+        // A stopped call counts as done. Later calls are stopped too, and the executor reports the
+        // cancellation once.
         if (absl::IsCancelled(status)) return absl::OkStatus();
         return status;
       },

@@ -1,4 +1,4 @@
-// CpuDevice: host memory, and compute calls run by CpuKernels on a HostQueue.
+// CpuDevice: host memory, with compute calls run by CpuKernels on a HostQueue.
 #ifndef RINGATTN_WORKER_DEVICE_CPU_CPU_DEVICE_H_
 #define RINGATTN_WORKER_DEVICE_CPU_CPU_DEVICE_H_
 
@@ -14,11 +14,11 @@
 
 namespace ringattn::worker {
 
-// Thread safe, as Device says.
+// Thread safe, as Device requires.
 class CpuDevice : public Device {
  public:
-  // `threads` >= 1 compute threads. Released memory is kept for the next buffers for a
-  // moment, as long as it and the buffers stay within `memory_limit_bytes` (page_pool.h).
+  // `threads`: compute threads, at least 1. Released memory is kept briefly for later buffers,
+  // while all memory stays within `memory_limit_bytes` (page_pool.h).
   CpuDevice(int threads, int64_t memory_limit_bytes);
 
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
@@ -33,7 +33,7 @@ class CpuDevice : public Device {
 
  private:
   absl::Status Run(const KernelCall& call, RunControl* control);
-  // A BackwardCall, and what is computed with it.
+  // Runs a BackwardCall and computes the bias gradient in the same pass.
   absl::Status RunBoth(const KernelCall& backward, const BiasGradientCall& gradient,
                        RunControl* control);
   EventRef StartWork(std::function<absl::Status()> work, std::vector<EventRef> after,

@@ -10,9 +10,9 @@
 namespace ringattn::worker {
 namespace {
 
-// With pages of 4 KiB, 64 MiB cost 16,384 faults. Only huge pages that lie inside as a
-// whole, so that nothing beyond the buffer becomes resident. A system without them
-// refuses; that is no error.
+// With pages of 4 KiB, 64 MiB cost 16,384 faults. Advises only huge pages that lie completely
+// inside, so that nothing beyond the buffer becomes resident. A system without huge pages rejects
+// the advice, which is not an error.
 void AskForHugePages(void* data, int64_t bytes) {
   constexpr uintptr_t kHugePageBytes = uintptr_t{2} << 20;
   const auto begin = reinterpret_cast<uintptr_t>(data);
@@ -48,7 +48,7 @@ void* PagePool::Take(int64_t bytes) {
   {
     absl::MutexLock lock(&mutex_);
     used_bytes_ += bytes;
-    // The youngest: its bytes may still lie in a cache.
+    // The most recent entry, because it may still be in a cache.
     const auto found = std::find_if(kept_.rbegin(), kept_.rend(),
                                     [bytes](const Kept& kept) { return kept.bytes == bytes; });
     if (found != kept_.rend()) {
@@ -61,7 +61,7 @@ void* PagePool::Take(int64_t bytes) {
   }
   Unmap(gone);
   if (void* const data = Map(bytes)) return data;
-  // The system has none left; what is kept may be what it lacks.
+  // The system is out of memory; the kept memory may be what it lacks.
   Pages all;
   {
     absl::MutexLock lock(&mutex_);
@@ -120,7 +120,7 @@ void PagePool::ReturnOld() {
       if (closing_) return;
       const absl::Time due = kept_.front().since + keep_time_;
       if (mutex_.AwaitWithDeadline(absl::Condition(&closing_), due)) return;
-      // Meanwhile it may have been taken over.
+      // It may have been reused meanwhile.
       while (!kept_.empty() && kept_.front().since + keep_time_ <= absl::Now()) {
         kept_bytes_ -= kept_.front().bytes;
         old.push_back(kept_.front());

@@ -1,9 +1,9 @@
-// PagePool: anonymous memory that is kept for a moment after its release.
+// PagePool: anonymous memory that is reused shortly after its release.
 //
-// Fresh pages cost a fault and a clearing each: for a request whose time goes into
-// its transfer, as much as the copies themselves. Requests come in series of one
-// size, so the next one takes over the pages of the last. What nobody has taken
-// over within `keep_time` goes back to the system, and an idle process holds nothing.
+// Each fresh page costs a page fault and a clearing. For a request dominated by its transfer, that
+// takes as long as the copies. Requests often come in series of one size, so the next one reuses
+// the pages of the last. Memory that is not reused within `keep_time` is returned to the system, so
+// an idle process holds none.
 #ifndef RINGATTN_WORKER_DEVICE_CPU_PAGE_POOL_H_
 #define RINGATTN_WORKER_DEVICE_CPU_PAGE_POOL_H_
 
@@ -20,18 +20,18 @@ namespace ringattn::worker {
 // Thread safe.
 class PagePool {
  public:
-  // Memory is kept only while it and what is in use stay within `limit_bytes`
-  // together; what is in use is not limited here.
+  // Keeps released memory only while kept and used memory together stay within `limit_bytes`. Used
+  // memory is not limited here.
   PagePool(int64_t limit_bytes, absl::Duration keep_time);
-  // REQUIRES: nothing is in use any more.
+  // REQUIRES: no memory is in use.
   ~PagePool();
 
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
-  // `bytes` > 0 of memory, page-aligned, contents undefined; null if there is none.
+  // Returns `bytes` > 0 of page-aligned memory with undefined contents, or null if there is none.
   void* Take(int64_t bytes);
-  // Gives back what Take(bytes) returned.
+  // Releases memory that Take(bytes) returned.
   void Give(void* data, int64_t bytes);
 
   int64_t kept_bytes() const;
@@ -44,7 +44,7 @@ class PagePool {
   };
   using Pages = std::deque<Kept>;  // oldest first
 
-  // Takes the oldest out until limit_bytes_ holds again.
+  // Removes the oldest entries until limit_bytes_ holds, and returns them.
   Pages Excess() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Unmap(const Pages& pages);
   void ReturnOld();
@@ -57,7 +57,7 @@ class PagePool {
   int64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // last: returns what has become old
+  std::thread thread_;  // last: returns old memory
 };
 
 }  // namespace ringattn::worker

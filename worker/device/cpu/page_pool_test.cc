@@ -8,7 +8,7 @@
 namespace ringattn::worker {
 namespace {
 
-constexpr int64_t kBytes = 5'000'000;  // some huge pages and two ends
+constexpr int64_t kBytes = 5'000'000;  // some huge pages and both ends
 
 TEST(PagePoolTest, MemoryCanBeWrittenFromEndToEnd) {
   PagePool pool(0, absl::ZeroDuration());
@@ -43,10 +43,10 @@ TEST(PagePoolTest, WhatIsKeptAndWhatIsInUseStayWithinTheLimit) {
   for (void*& buffer : buffers) buffer = pool.Take(kBytes);
   for (void* buffer : buffers) pool.Give(buffer, kBytes);
   EXPECT_EQ(pool.kept_bytes(), 3 * kBytes);
-  void* large = pool.Take(2 * kBytes);  // the two that were released first make room
+  void* large = pool.Take(2 * kBytes);  // the two that were released first are evicted
   EXPECT_EQ(pool.kept_bytes(), kBytes);
   EXPECT_EQ(pool.Take(kBytes), buffers[2]);
-  void* beyond = pool.Take(kBytes);  // the pool does not refuse, the budget does
+  void* beyond = pool.Take(kBytes);  // the pool does not limit used memory; the budget does
   ASSERT_NE(beyond, nullptr);
   pool.Give(beyond, kBytes);
   EXPECT_EQ(pool.kept_bytes(), 0);
@@ -57,7 +57,8 @@ TEST(PagePoolTest, WhatIsKeptAndWhatIsInUseStayWithinTheLimit) {
 TEST(PagePoolTest, WhatNobodyTakesOverGoesBack) {
   PagePool pool(kBytes, absl::Milliseconds(1));
   pool.Give(pool.Take(kBytes), kBytes);
-  while (pool.kept_bytes() > 0) absl::SleepFor(absl::Milliseconds(1));  // or the test times out
+  while (pool.kept_bytes() > 0)
+    absl::SleepFor(absl::Milliseconds(1));  // the test times out otherwise
 }
 
 TEST(PagePoolTest, TooMuchIsRefusedAndNotCounted) {

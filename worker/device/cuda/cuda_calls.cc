@@ -17,12 +17,12 @@ using cuda::TableLaunch;
 using Attention = std::unique_ptr<PreparedKernel>;
 using Kernel = PreparedCudaCall::Kernel;
 
-constexpr int64_t kStopWordBytes = 256;  // keeps what follows aligned
+constexpr int64_t kStopWordBytes = 256;  // keeps the following tables aligned
 
 struct Planned {
   std::vector<Kernel> kernels;
   std::vector<int64_t> tables_offsets;
-  int64_t tables_end = kStopWordBytes;  // stop word and tables
+  int64_t tables_end = kStopWordBytes;  // end of stop word and tables
   int64_t scratch_bytes = 0;
 
   int64_t bytes() const { return tables_end + scratch_bytes; }
@@ -72,8 +72,8 @@ void Add(Kernel kernel, Planned& planned) {
   planned.kernels.push_back(std::move(kernel));
 }
 
-// A backward call and the bias's gradient behind it, in the order of the queue, where one kernel
-// computes both; else empty.
+// Returns the kernels that compute a backward call together with the bias-gradient call after it;
+// empty if no kernel computes both.
 absl::StatusOr<cuda::PreparedGradients> ChooseBoth(const KernelCall& call, const KernelCall& next,
                                                    const KernelChoice& choice) {
   const auto* const backward = std::get_if<BackwardCall>(&call);
@@ -88,7 +88,7 @@ bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
   return x < y + b_bytes && y < x + a_bytes;
 }
 
-// Whether a call that computes no attention may touch what `zero` does.
+// Returns whether a call other than an attention call may access memory that `zero` writes.
 bool Touches(const KernelCall& call, const ZeroCall& zero) {
   const auto touches = [&zero](const void* address, int64_t bytes) {
     return Overlap(zero.target, zero.bytes, address, bytes);
@@ -109,8 +109,8 @@ bool Touches(const KernelCall& call, const ZeroCall& zero) {
   return std::holds_alternative<GatherCall>(call) || std::holds_alternative<ScatterCall>(call);
 }
 
-// The gradients of a bias that are stored where the zero call at `index` zeroes, before anything
-// else comes there.
+// Returns the bias-gradient calls whose results go to the memory that the zero call at `index`
+// clears, up to the first other call that accesses it.
 std::vector<const BiasGradientCall*> StoredBehind(const std::vector<KernelCall>& calls,
                                                   size_t index) {
   const auto& zero = std::get<ZeroCall>(calls[index]);
@@ -122,8 +122,8 @@ std::vector<const BiasGradientCall*> StoredBehind(const std::vector<KernelCall>&
   return stored;
 }
 
-// Addresses of gradients of a bias: of the calls that zero, which may be as many as all others,
-// these alone are worth a look at what comes behind.
+// Returns the addresses of all bias gradients. Operations may have very many zero calls; only those
+// that clear one of these addresses need a search of the calls after them.
 std::set<const void*> BiasGradientsOf(const std::vector<KernelCall>& calls) {
   std::set<const void*> gradients;
   for (const KernelCall& call : calls) {
@@ -133,7 +133,8 @@ std::set<const void*> BiasGradientsOf(const std::vector<KernelCall>& calls) {
   return gradients;
 }
 
-// What zeroes and converts gradients that a kernel stores itself does nothing.
+// If a kernel stores its gradients directly, replaces the calls that zero and convert their sums by
+// nothing.
 void TakeOffers(const std::vector<KernelCall>& calls, Planned& planned) {
   std::set<int> taken;
   for (size_t i = 0; i < calls.size(); ++i) {
@@ -296,7 +297,7 @@ absl::StatusOr<PreparedCalls> PrepareCudaCalls(const std::vector<KernelCall>& ca
                         absl::StrCat("kernel workspace: ", buffer.status().message()));
   }
   auto workspace = std::make_shared<CallWorkspace>(events, *std::move(buffer));
-  std::vector<char> tables(planned->tables_end);  // the stop word is 0
+  std::vector<char> tables(planned->tables_end);  // initializes the stop word to 0
   PreparedCalls prepared;
   for (size_t i = 0; i < planned->kernels.size(); ++i) {
     Kernel& kernel = planned->kernels[i];
@@ -323,7 +324,7 @@ std::vector<ServedCalls> CudaServedCalls(const KernelChoice& choice) {
 }
 
 std::vector<std::string> CudaServedOptions(const KernelChoice& choice) {
-  // Every family has bf16; which other types a forced one has, its rates say.
+  // Every family has bf16. The rates say which other dtypes a forced family has.
   const auto served = [&choice](bool score_terms, bool deterministic) {
     for (const bool backward : {false, true}) {
       const ChosenBy usual{
@@ -335,7 +336,8 @@ std::vector<std::string> CudaServedOptions(const KernelChoice& choice) {
   std::vector<std::string> options;
   if (served(true, false)) options = {"dropout", "alibi", "bias", "mask", "segment_ids"};
   options.push_back("dilation_levels");
-  options.push_back("reply.probability_rows");  // no family's: one kernel has them all
+  options.push_back(
+      "reply.probability_rows");  // not a property of families: one kernel serves them all
   if (served(false, true)) options.push_back("deterministic");
   if (FamilyOf({}, choice, ComputeDType::kFloat8E4M3).ok()) options.push_back("compute_dtype");
   return options;

@@ -1,5 +1,5 @@
-// The calls of one operation, made ready for a CUDA stream: kernels chosen, tile tables
-// on the device, scratch set aside.
+// The prepared calls of one operation for a CUDA stream: selected kernels, tile tables on the
+// device and scratch memory.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_CALLS_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_CUDA_CALLS_H_
 
@@ -25,20 +25,20 @@
 
 namespace ringattn::worker {
 
-// What the calls of an operation share on the device: a word that ends them, their
-// tables, and scratch that one call after the other uses. Thread safe.
+// Device memory that the calls of an operation share: a stop word, their tables, and scratch that
+// the calls use one after another. Thread safe.
 class CallWorkspace {
  public:
   CallWorkspace(CudaEventPool* events, std::unique_ptr<DeviceBuffer> memory);
-  // Waits for a stop on its way.
+  // Waits for a pending write of the stop word.
   ~CallWorkspace();
 
   char* data() const { return static_cast<char*>(memory_->data()); }
   const uint32_t* stop_word() const { return reinterpret_cast<const uint32_t*>(data()); }
 
-  // Sets the stop word, once: queued kernels end as soon as their blocks read it.
-  // `stream` is used for nothing else; `one` is pinned and holds 1. A copy engine writes
-  // the word, so that it arrives also while every SM is taken.
+  // Sets the stop word; later calls have no effect. Queued kernels end as soon as their blocks read
+  // it. `stream` must be used for nothing else; `one` is pinned and holds 1. A copy engine writes
+  // the word, so it arrives even if kernels occupy every SM.
   absl::Status Stop(cudaStream_t stream, const uint32_t* one);
 
  private:
@@ -50,23 +50,23 @@ class CallWorkspace {
 
 class PreparedCudaCall;
 
-// The in-order queue that calls are started on: the device's.
+// The in-order queue of a device, on which calls are started.
 class CudaCallQueue {
  public:
   virtual ~CudaCallQueue() = default;
-  // As Device::Start.
+  // See Device::Start.
   virtual EventRef StartCall(const PreparedCudaCall& call, StartAfter after,
                              RunControl* control) = 0;
 };
 
 class PreparedCudaCall : public PreparedCall {
  public:
-  // std::monostate: nothing is to be done.
+  // std::monostate: nothing to do.
   using Kernel = std::variant<std::unique_ptr<cuda::PreparedKernel>, DeltaCall, SinkGradientCall,
                               ZeroCall, AddCall, ConvertCall, MergeCall, CopyCall, std::monostate>;
 
-  // Tables of the kernel lie in the workspace from `tables_offset`, scratch from
-  // `scratch_offset`. `queue` outlives the call.
+  // The kernel's tables start at `tables_offset` in the workspace, its scratch at `scratch_offset`.
+  // `queue` must outlive the call.
   PreparedCudaCall(CudaCallQueue* queue, Kernel kernel, std::shared_ptr<CallWorkspace> workspace,
                    int64_t tables_offset, int64_t scratch_offset);
 
@@ -75,12 +75,12 @@ class PreparedCudaCall : public PreparedCall {
     return queue_->StartCall(*this, std::move(after), control);
   }
 
-  // Enqueues the kernels. INTERNAL if a launch fails. `awaits_keys`: they are to wait for late keys
-  // until keys_word() is not 0; REQUIRES that there is such a word.
+  // Enqueues the kernels. Returns INTERNAL if a launch fails. With `awaits_keys` they wait for late
+  // keys until keys_word() is not 0. REQUIRES: keys_word() exists in that case.
   absl::Status Launch(cudaStream_t stream, bool awaits_keys) const;
 
-  // Device memory: a word that is 0 between launches, and that a launch which was told to waits for
-  // before it reads late keys. Null: the kernel does not wait.
+  // Returns a word in device memory that is 0 between launches. A launch with `awaits_keys` waits
+  // for it before it reads late keys. Null if the kernel cannot wait.
   uint32_t* keys_word() const;
 
   const std::shared_ptr<CallWorkspace>& workspace() const { return workspace_; }
@@ -93,13 +93,14 @@ class PreparedCudaCall : public PreparedCall {
   const int64_t scratch_offset_;
 };
 
-// What decides which kernels a device's calls get.
+// Determines which kernels a device's calls get.
 struct KernelChoice {
   cuda::DeviceInfo device;
   cuda::KernelTuning tuning;
 };
 
-// Device::WorkspaceBytes, TakesLateKeys, Prepare, served_calls and served_options.
+// Implementations of Device::WorkspaceBytes, TakesLateKeys, Prepare, served_calls and
+// served_options.
 absl::StatusOr<int64_t> CudaWorkspaceBytes(const std::vector<KernelCall>& calls,
                                            const KernelChoice& choice);
 bool CudaTakesLateKeys(const ForwardCall& call, const KernelChoice& choice);

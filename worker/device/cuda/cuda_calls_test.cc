@@ -1,4 +1,5 @@
-// What several calls become together, on a GPU or on fakes; a part of cuda_device_test.
+// Calls that are prepared together and share work, on a GPU or with fakes. Part of
+// cuda_device_test.
 #include "worker/device/cuda/cuda_calls.h"
 
 #include <algorithm>
@@ -24,7 +25,7 @@ constexpr int64_t kHeads = 4, kKvHeads = 2, kDim = 64;
 constexpr int64_t kRowBytes = kKeys * 2;  // of dbias
 constexpr int64_t kSpareBytes = 8 * kRowBytes;
 
-// A causal problem in bf16 with a bias for each head, and its backward's operands.
+// A causal bf16 problem with a bias per head, and the operands of its backward.
 class BiasedBackward {
  public:
   BiasedBackward(CudaDevice& device, int64_t batch, bool per_batch) : device_(device) {
@@ -56,7 +57,7 @@ class BiasedBackward {
     }
   }
 
-  // Of blocks [begin, end) of two.
+  // Returns the backward over key blocks [begin, end) of two.
   BackwardCall Backward(int begin = 0, int end = 2) const {
     BackwardCall call;
     call.problem = &problem_;
@@ -94,15 +95,15 @@ class BiasedBackward {
     call.dbias = dbias_->data();
     return call;
   }
-  // Bytes [begin, end) of dbias; of all unless given.
+  // Zeroes bytes [begin, end) of dbias, by default all.
   ZeroCall Zero() const { return {dbias_->data(), dbias_bytes()}; }
   ZeroCall Zero(int64_t begin, int64_t end) const { return {dbias() + begin, end - begin}; }
-  // Three rows: of what is to spare, or of dbias, into the former.
+  // Copies three rows into the spare memory, from dbias or from elsewhere in the spare memory.
   CopyCall Copy(bool from_dbias) const {
     return {spare(),  from_dbias ? dbias() : spare() + 4 * kRowBytes, 3, kRowBytes, kRowBytes,
             kRowBytes};
   }
-  // The second and the fourth row of dbias.
+  // Gathers the second and fourth rows of dbias.
   GatherCall Gather() const {
     GatherCall call;
     call.inner_bytes = kRowBytes;
@@ -117,12 +118,12 @@ class BiasedBackward {
 
   struct Results {
     std::vector<float> dbias;
-    std::vector<std::vector<float>> sums;  // dq, and each block's dk and dv
+    std::vector<std::vector<float>> sums;  // dq, and dk and dv of each block
     std::vector<float> spare;
   };
 
-  // What `calls` leave, prepared together or each by itself; of memory in which all but the sums
-  // is NaN.
+  // Runs `calls`, prepared together or one by one, and returns their results. All memory except the
+  // sums starts as NaN.
   Results Run(const std::vector<KernelCall>& calls, bool together) {
     Restart();
     std::vector<PreparedCalls> prepared;
@@ -131,7 +132,7 @@ class BiasedBackward {
     } else {
       for (const KernelCall& call : calls) prepared.push_back(Prepared({call}));
     }
-    RunControl control;  // outlives every call's event
+    RunControl control;  // must outlive the events of all calls
     std::vector<EventRef> events;
     for (const PreparedCalls& some : prepared) {
       for (const auto& call : some) events.push_back(device_.Start(*call, {}, &control));
@@ -140,7 +141,7 @@ class BiasedBackward {
     return Read();
   }
 
-  // Of `calls`, prepared together, the first alone.
+  // Prepares `calls` together, but runs only the first one.
   Results RunFirst(const std::vector<KernelCall>& calls) {
     Restart();
     const PreparedCalls prepared = Prepared(calls);
@@ -155,7 +156,7 @@ class BiasedBackward {
  private:
   struct Block {
     std::unique_ptr<DeviceBuffer> k, v;
-    size_t sums = 0;  // dk is there, and dv behind it
+    size_t sums = 0;  // dk, followed by dv
   };
 
   char* dbias() const { return static_cast<char*>(dbias_->data()); }
@@ -233,7 +234,7 @@ class BiasedBackward {
   Block blocks_[2];
 };
 
-// bf16's rounding, of sums in any order. NaN is near NaN alone.
+// Tolerates bf16 rounding of sums in any order. NaN equals only NaN.
 void ExpectNear(const std::vector<float>& found, const std::vector<float>& expected) {
   ASSERT_EQ(found.size(), expected.size());
   for (size_t i = 0; i < found.size(); ++i) {
@@ -245,7 +246,7 @@ void ExpectNear(const std::vector<float>& found, const std::vector<float>& expec
 struct Sequence {
   const char* name;
   std::vector<KernelCall> calls;
-  bool leaves;  // the first of them leaves to the others what they store
+  bool leaves;  // the first call leaves to the others what they store
 };
 
 std::vector<Sequence> SequencesOf(const BiasedBackward& made) {
@@ -289,7 +290,7 @@ TEST(CudaCallsTest, ABiasGradientIsTheSameHoweverItsZerosAreLeftOut) {
           ExpectNear(found.sums[i], expected.sums[i]);
         }
         ExpectNear(found.spare, expected.spare);
-        // Row 10 sees the keys up to 26.
+        // Row 10 sees keys up to 26.
         const std::vector<float> zeroed = made.RunFirst(sequence.calls).dbias;
         for (int64_t plane = 0; plane < made.planes(); ++plane) {
           const float* const row = zeroed.data() + (plane * kRows + 10) * kKeys;
@@ -305,7 +306,7 @@ TEST(CudaCallsTest, ABiasGradientIsTheSameHoweverItsZerosAreLeftOut) {
   EXPECT_EQ(times_broken, 0);
 }
 
-// Two blocks of keys of a plain problem in bf16, every byte of their sums 0xff, i.e. NaN, before.
+// Two key blocks of a plain bf16 problem. Their sums start as NaN (all bytes 0xff).
 class OfferedBackward {
  public:
   OfferedBackward(CudaDevice& device, float softcap) : device_(device) {
@@ -334,8 +335,9 @@ class OfferedBackward {
     }
   }
 
-  // dk and dv of the blocks, rounded, after zeros, the call and conversions, which are told `offer`
-  // where the call is `offered` one; then the sums, of which NaN is what nobody has touched.
+  // Runs zero calls, the backward and conversions, which carry `offer`; the backward carries it
+  // only if `offered`. Returns the blocks' rounded dk and dv, then the sums, in which NaN marks
+  // untouched values.
   std::vector<std::vector<uint16_t>> Run(bool offered, int offer) {
     BackwardCall call = call_;
     std::vector<KernelCall> calls, behind;
@@ -372,7 +374,7 @@ class OfferedBackward {
     return found;
   }
 
-  // That served the last call.
+  // The family that served the last call.
   const std::string& family() const { return family_; }
 
  private:
@@ -433,15 +435,15 @@ TEST(CudaCallsTest, GradientsThatAKernelStoresAreNeitherZeroedNorConverted) {
       if (i < 4) ExpectNear(FloatsOf(found[i]), FloatsOf(expected[i]));
     }
     if (!stores) continue;
-    // Zeros of another offer, which nobody takes, are as they were.
+    // Zero calls of another offer, which no kernel took, still run.
     const auto others = made.Run(/*offered=*/true, 1);
     for (size_t i = 4; i < expected.size(); ++i) EXPECT_FALSE(IsUntouched(others[i])) << i;
   }
   EXPECT_EQ(times_broken, 0);
 }
 
-// A dilated backward has as many calls that zero as any others. Were each of them looked through
-// for what comes behind, these would be 2^33 looks: twenty seconds.
+// A dilated backward has as many zero calls as other calls. Searching the later calls for each of
+// them would take 2^33 steps, or twenty seconds.
 TEST(CudaCallsTest, PreparingTakesTimeByTheCalls) {
   auto device = MakeDevice();
   BiasedBackward made(*device, 1, false);

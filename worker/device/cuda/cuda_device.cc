@@ -12,9 +12,8 @@
 namespace ringattn::worker {
 namespace {
 
-// How often the device's thread looks: while downloads have copies to wait for, and
-// while there are only calls or idle downloads. The second bounds how long a stop takes
-// to reach the kernels.
+// Polling intervals of the service thread: while downloads wait for copies, and while there are
+// only calls or idle downloads. The second one bounds the time until a stop reaches the kernels.
 constexpr absl::Duration kBusyPause = absl::Microseconds(200);
 constexpr absl::Duration kPause = absl::Milliseconds(1);
 constexpr int kOldestComputeMajor = 8;
@@ -27,13 +26,13 @@ absl::Status NoSuchDevice(int device, int count) {
 }  // namespace
 
 absl::StatusOr<int> CudaDeviceCount() {
-  // Both are read when the driver is initialised, which the next call does. Kernels are
-  // loaded by hand (LoadKernels), onto this process's device alone: eagerly they would be
-  // onto every device whose memory is mapped, in 2.7 s each.
+  // The driver reads both variables when the next call initializes it. LoadKernels loads kernels
+  // explicitly, on this process's device only. Eager loading would load them on every device whose
+  // memory is mapped, at 2.7 s each.
   setenv("CUDA_MODULE_LOADING", "LAZY", /*overwrite=*/1);
-  // Streams that share one of the default eight queues wait for one another, and some
-  // streams here wait for peers: a ring would stand still with the one that training
-  // frameworks' environments ask for.
+  // By default, streams share eight queues, and streams that share one wait for each other. Some
+  // streams here wait for peers. With the single queue that training frameworks set, a ring would
+  // deadlock.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/1);
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -100,7 +99,7 @@ absl::Status CudaDevice::Init() {
   int lowest = 0, highest = 0;
   status = CudaStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
                       "cudaDeviceGetStreamPriorityRange");
-  // Transfers go first where both could: their kernels are small, and peers wait.
+  // Transfers have priority: their kernels are small, and peers wait for them.
   if (status.ok()) {
     status = CudaStatus(cudaStreamCreateWithPriority(&compute_, cudaStreamNonBlocking, lowest),
                         "cudaStreamCreateWithPriority");
@@ -206,7 +205,7 @@ absl::Status CudaDevice::Enqueue(const PreparedCudaCall& call, StartAfter& after
     status = call.Launch(compute_, awaits_keys);
   }
   if (awaits_keys) status.Update(BringKeys(call, *event, after));
-  // Also when a launch failed: one before it may use the operands.
+  // Even if a launch failed, because an earlier launch of the call may use the operands.
   absl::Status recorded = event->RecordEnd(compute_);
   status.Update(recorded);
   return status;
@@ -216,8 +215,8 @@ absl::Status CudaDevice::BringKeys(const PreparedCudaCall& call, const CudaEvent
                                    StartAfter& after) {
   const std::vector<EventRef> keys = std::exchange(after.bring_keys, {})();
   after.all.insert(after.all.end(), keys.begin(), keys.end());
-  // Behind the call's begin too: the launch before this one leaves the word at 0. A copy engine
-  // writes it, so that it arrives although the kernel has every SM.
+  // Also waits for the call's begin, because the previous launch resets the word to 0. A copy
+  // engine writes the word, so it arrives even if the kernel occupies every SM.
   CudaEvent told(events_, nullptr, 0);
   absl::Status status = begun.MakeStreamWaitForBegin(keys_stream_);
   if (status.ok()) status = WaitOnStream(keys_stream_, keys);
@@ -227,16 +226,16 @@ absl::Status CudaDevice::BringKeys(const PreparedCudaCall& call, const CudaEvent
                         "cudaMemcpyAsync of a word about keys");
   }
   if (status.ok()) status = told.RecordEnd(keys_stream_);
-  // The kernel waits for nothing any more that would not come.
+  // Prevents the kernel from waiting for keys that will not arrive.
   if (!status.ok()) (void)call.workspace()->Stop(stop_stream_, one_);
-  // The word may be written after a kernel that was stopped: it is the call's until then.
+  // The word may be written after a stopped kernel has ended, so the call owns it until then.
   status.Update(told.MakeStreamWait(compute_));
   status.Update(KnownFailure(keys));
   return status;
 }
 
 void CudaDevice::CheckContext(const absl::Status& failure) {
-  // A wrong argument is forgotten; an error that stays is the context's.
+  // An invalid argument leaves the stream usable. An error that persists has broken the context.
   const cudaError_t state = cudaStreamQuery(stop_stream_);
   if (state == cudaSuccess || state == cudaErrorNotReady) return;
   (void)cudaGetLastError();

@@ -1,9 +1,9 @@
-// CudaDevice: one GPU. Compute calls run in order on one stream, behind the events they
-// wait for; tensor bytes travel on two copy streams (cuda_staging.h).
+// CudaDevice: one GPU. Compute calls run in order on one stream, after the events they wait for.
+// Tensor bytes travel on two copy streams (cuda_staging.h).
 //
-// A thread of the device's own looks after what is enqueued: it counts progress, passes
-// an operation's stop on to its kernels, and moves downloads on. It sleeps while there
-// is nothing. No call of a pass waits for it.
+// A service thread polls what is enqueued: it counts progress, passes an operation's stop on to its
+// kernels, and advances downloads. It sleeps while the device is idle. No call of a run waits for
+// it.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_DEVICE_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_CUDA_DEVICE_H_
 
@@ -31,34 +31,38 @@
 
 namespace ringattn::worker {
 
-// Devices that this process can use. The first call of CUDA in a process: it also sets how
-// the driver is to work. UNAVAILABLE with CUDA's reason if there is no driver or device.
+// Returns the number of devices that this process can use. Must be the first use of CUDA in a
+// process, because it configures the driver. Returns UNAVAILABLE with CUDA's reason if there is no
+// driver or device.
 absl::StatusOr<int> CudaDeviceCount();
 
-// Bytes of a device that no process has taken. INVALID_ARGUMENT if there is no such device.
+// Returns the bytes of a device that no process uses, or INVALID_ARGUMENT if there is no such
+// device.
 absl::StatusOr<int64_t> CudaFreeBytes(int device);
 
 struct CudaDeviceOptions {
   int device = 0;
   int64_t pinned_pool_bytes = int64_t{256} << 20;
-  // Buffers lie in regions that the other processes of a ring can map (CudaMemory).
+  // Allocates buffers in regions that the other processes of a ring can map (CudaMemory).
   bool in_regions = false;
   RegionSharing region_sharing = RegionSharing::kVmmOrIpc;
-  // What requests may take: regions do not grow beyond it ahead of need, but for the rest of
-  // a whole GiB.
+  // Memory limit for requests. Regions do not grow beyond it ahead of need, except up to a whole
+  // GiB.
   int64_t memory_limit_bytes = 0;
-  // The kernel family that serves every call, for debugging; empty: the first that can. Calls
-  // that it does not serve are refused.
+  // The kernel family that serves every call, for debugging; empty: the first suitable one. Calls
+  // that the family does not serve are rejected.
   std::string kernel_family;
-  // The context is beyond repair (CudaEventPool::SetOnBroken); the process should end.
+  // The context is unusable (CudaEventPool::SetOnBroken); the process should end.
   std::function<void(const std::string& what)> on_broken;
 };
 
-// Thread safe, as Device says. Waits for CudaEvents only.
+// Thread safe, as Device requires. Can wait for CudaEvents only.
 class CudaDevice : public Device, private CudaCallQueue {
  public:
-  // INVALID_ARGUMENT if there is no such device or kernel family; RESOURCE_EXHAUSTED without memory
-  // for the pinned pool; UNIMPLEMENTED for a device before compute capability 8.0.
+  // Errors:
+  //   INVALID_ARGUMENT    no such device or kernel family
+  //   RESOURCE_EXHAUSTED  no memory for the pinned pool
+  //   UNIMPLEMENTED       compute capability below 8.0
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(CudaDeviceOptions options);
   ~CudaDevice() override;
 
@@ -66,7 +70,7 @@ class CudaDevice : public Device, private CudaCallQueue {
   absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const override;
   std::vector<ServedCalls> served_calls() const override { return CudaServedCalls(kernels_); }
   std::vector<std::string> served_options() const override { return CudaServedOptions(kernels_); }
-  // A kernel's tiles are its own; it can be kept from splitting the keys of a row.
+  // Kernels choose their own tiles; splitting the keys of a row can be disabled.
   TuningChoices tuning_offer() const override { return {{}, {}, {1}}; }
   bool TakesLateKeys(const ForwardCall& call) const override;
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
@@ -86,9 +90,9 @@ class CudaDevice : public Device, private CudaCallQueue {
   DeviceUsage usage() const override;
   std::string description() const override { return description_; }
 
-  // None unless in_regions was asked for.
+  // Empty unless in_regions is set.
   std::vector<DeviceRegion> regions() const { return memory_->regions(); }
-  // As CudaMemory's.
+  // See CudaMemory.
   const std::string& why_not_vmm() const { return memory_->why_not_vmm(); }
 
  private:
@@ -101,33 +105,34 @@ class CudaDevice : public Device, private CudaCallQueue {
   CudaDevice(CudaEventPool* events, CudaDeviceOptions options);
   absl::Status Init();
   EventRef StartCall(const PreparedCudaCall& call, StartAfter after, RunControl* control) override;
-  // Afterwards after.all has every event that the call waits for, and nothing is left to bring.
+  // Enqueues the call. Afterwards after.all has every event that the call waits for, and
+  // after.bring_keys has been called.
   absl::Status Enqueue(const PreparedCudaCall& call, StartAfter& after, const RunControl& control,
                        CudaEvent* event);
-  // Enqueues what brings the keys that a call which has been launched waits for, and what tells its
-  // kernel that they are there; the call's end is to come behind both.
+  // Enqueues the transfers of the late keys of a launched call, and the write that signals the
+  // kernel that they have arrived. The caller records the call's end after both.
   absl::Status BringKeys(const PreparedCudaCall& call, const CudaEvent& begun, StartAfter& after);
-  // Made for the first client that shares memory: most workers have none.
+  // Created for the first client that shares memory, because most workers have none.
   absl::StatusOr<CudaImports*> Imports() ABSL_LOCKS_EXCLUDED(imports_mutex_);
-  // A failed call may mean that no later one can succeed.
+  // Checks after a failed call whether the context is unusable.
   void CheckContext(const absl::Status& failure);
   void LookAfter();
-  // Forgets calls that are done and stops those that should end. False if none is left.
+  // Removes finished calls and stops those that should end. Returns false if none is left.
   bool LookAfterCalls();
 
   CudaEventPool* const events_;
   const CudaDeviceOptions options_;
   std::string description_;
   KernelChoice kernels_;
-  // CUDA_LAUNCH_BLOCKING: a launch returns when the kernel has ended, so none may wait for what is
-  // enqueued behind it.
+  // CUDA_LAUNCH_BLOCKING is set: a launch returns when the kernel has ended, so no kernel may wait
+  // for work that is enqueued later.
   bool blocking_launches_ = false;
   std::unique_ptr<CudaMemory> memory_;
   std::unique_ptr<CudaStaging> staging_;
   cudaStream_t compute_ = nullptr;
   cudaStream_t stop_stream_ = nullptr;
-  cudaStream_t keys_stream_ = nullptr;  // words about late keys, which wait for transfers
-  uint32_t* one_ = nullptr;             // pinned, 1
+  cudaStream_t keys_stream_ = nullptr;  // carries the late-key signals, which wait for transfers
+  uint32_t* one_ = nullptr;             // pinned; holds 1
 
   absl::Mutex imports_mutex_;
   std::unique_ptr<CudaImports> imports_ ABSL_GUARDED_BY(imports_mutex_);
@@ -135,9 +140,9 @@ class CudaDevice : public Device, private CudaCallQueue {
   mutable absl::Mutex mutex_;
   absl::CondVar wake_;
   std::deque<InFlight> in_flight_ ABSL_GUARDED_BY(mutex_);
-  bool awake_ ABSL_GUARDED_BY(mutex_) = false;  // there may be something to look after
+  bool awake_ ABSL_GUARDED_BY(mutex_) = false;  // the service thread may have work
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // last: starts when the rest is there
+  std::thread thread_;  // last: starts when the other members exist
 };
 
 }  // namespace ringattn::worker

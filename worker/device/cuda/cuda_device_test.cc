@@ -1,4 +1,4 @@
-// What CudaDevice promises, on a GPU. A program to run there; the first GPU is used.
+// Checks CudaDevice on the first GPU. Also built with fakes.
 #include "worker/device/cuda/cuda_device.h"
 
 #include <cmath>
@@ -30,7 +30,7 @@ TEST(CudaDeviceTest, DescribesItself) {
   std::printf("%s\n", device->description().c_str());
 }
 
-// Every kind of call has one family, and each of them computes what it says.
+// Every kind of call has exactly one family, which computes it.
 TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
   auto device = MakeDevice();
   std::vector<KernelRate> rates;
@@ -53,7 +53,7 @@ TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
       }
     }
   }
-  // And compute_dtype, where there is a kernel for it.
+  // And compute_dtype, where a kernel has it.
   EXPECT_GE(device->served_options().size(), 8u);
   for (const int64_t head_dim : {1, 100, 128, 256}) {
     const AttentionProblem problem{
@@ -72,7 +72,7 @@ TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
   }
 }
 
-// What a forced family does not compute is not offered.
+// Options that a forced family does not compute are not offered.
 TEST(CudaDeviceTest, AForcedFamilyWithoutScoreTermsOffersNone) {
   const auto device = CudaDevice::Create({.device = 0, .kernel_family = "sm80"});
   ASSERT_TRUE(device.ok()) << device.status();
@@ -112,7 +112,7 @@ TEST(CudaDeviceTest, MemoryGoesAndComesBack) {
   const auto none = device->Allocate(int64_t{1} << 50);
   EXPECT_EQ(none.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(none.status().message()), HasSubstr("are free"));
-  EXPECT_TRUE(device->Allocate(kMiB).ok()) << "and the device is as good as before";
+  EXPECT_TRUE(device->Allocate(kMiB).ok()) << "and the device still works";
   EXPECT_EQ(times_broken, 0);
 }
 
@@ -133,7 +133,7 @@ TEST(CudaDeviceTest, CallsRunInOrderAndCountAsProgress) {
   for (const EventRef& event : events) {
     EXPECT_TRUE(event->Done());
     EXPECT_LE(event->begin_time(), event->end_time());
-    // The device's clock on the host's, as well as a busy machine lets them be compared.
+    // Device times agree with the host clock, as far as a busy machine allows.
     EXPECT_GT(event->begin_time(), begin - absl::Milliseconds(100));
     EXPECT_LT(event->end_time(), end + absl::Milliseconds(100));
   }
@@ -195,7 +195,7 @@ AttentionProblem SmallProblem() {
   return problem;
 }
 
-// A stop reaches kernels that are queued behind a transfer, and only this operation's.
+// A stop reaches kernels that are queued after a transfer, and only those of its own operation.
 TEST(CudaDeviceTest, AStoppedOperationsKernelsDoNothing) {
   auto device = MakeDevice();
   constexpr int64_t kRows = 64, kBytes = kRows * 32 * 4;
@@ -240,7 +240,7 @@ TEST(CudaDeviceTest, AStoppedOperationsKernelsDoNothing) {
   }
 }
 
-// Seconds of work in the queue end in a moment, and leave no trace.
+// A stop ends seconds of queued work within milliseconds and leaves no trace.
 TEST(CudaDeviceTest, AStopEndsSecondsOfWorkAtOnce) {
   auto device = MakeDevice();
   constexpr int64_t kRows = 131072, kHeads = 32, kDim = 128;
@@ -281,7 +281,7 @@ TEST(CudaDeviceTest, AStopEndsSecondsOfWorkAtOnce) {
   EXPECT_LT(absl::Now() - stopped, absl::Seconds(1));
   std::printf("stopped after %.1f ms\n", absl::ToDoubleMilliseconds(absl::Now() - stopped));
   EXPECT_TRUE(device->Start(*calls[0], {}, &control)->Wait(absl::Now() + absl::Seconds(1)).ok())
-      << "a stopped operation does nothing more";
+      << "a stopped operation has no further effect";
 
   RunControl next;
   PreparedCalls again = Ready(*device, {call});
@@ -302,7 +302,7 @@ TEST(CudaDeviceTest, WorkspaceIsPredictedExactly) {
   problem.head_dim = problem.head_dim_v = 128;
   problem.bands = {Band{}};
   const Piece queries{.length = 3}, keys{.length = 100000};
-  ForwardCall call;  // few queries: the keys are split, partials need scratch
+  ForwardCall call;  // few queries: the keys are split, and partial results need scratch
   call.problem = &problem;
   call.q_rows = 3;
   call.q_pieces = {queries};
@@ -325,7 +325,7 @@ struct Problem {
   int64_t window_left;
 };
 
-// One GPU through plan, schedule, executor and kernels, judged by the oracle.
+// Runs plan, schedule, executor and kernels on one GPU and compares the result with the oracle.
 void ExpectOracle(const AttentionSpec& spec) {
   const oracle::InputTensors inputs =
       oracle::GenerateInputs(spec, oracle::DataKind::kNormal, 5, /*with_dout=*/true);
@@ -404,7 +404,7 @@ TEST(CudaExecutorTest, OneDeviceAgreesWithTheOracle) {
   EXPECT_EQ(times_broken, 0);
 }
 
-// Last: the context does not survive it.
+// Last: the context does not survive this test.
 TEST(CudaDeviceTestOfTheEnd, ABrokenContextIsReportedOnceAndNamesTheError) {
   auto device = MakeDevice();
   float* const nowhere = reinterpret_cast<float*>(uintptr_t{0x10000});

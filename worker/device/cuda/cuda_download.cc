@@ -8,8 +8,8 @@
 namespace ringattn::worker {
 namespace {
 
-// Blocks copied and not yet read: the link fills one in 80 us, the wire takes
-// milliseconds for it, and the thread that moves downloads on looks every 200 us.
+// Blocks that have been copied and not yet read. The link fills one in 80 us, the network takes
+// milliseconds for it, and the service thread polls every 200 us.
 constexpr size_t kBlocksAhead = 4;
 
 }  // namespace
@@ -110,8 +110,7 @@ void CudaDownloadState::Close() {
     closed_ = true;
     ahead.swap(ahead_);
   }
-  // The operation's memory is read until these are done; a copy that hangs is the
-  // teardown's watchdog's.
+  // These copies read the operation's memory. The teardown's watchdog handles a copy that hangs.
   for (const Ahead& copy : ahead) (void)copy.copied->Wait(absl::InfiniteFuture());
 }
 

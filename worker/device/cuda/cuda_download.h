@@ -1,4 +1,4 @@
-// CudaDownload: Download through pinned blocks, enqueued ahead of the reader.
+// CudaDownload: a Download that copies through pinned blocks, a few blocks ahead of its reader.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_DOWNLOAD_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_CUDA_DOWNLOAD_H_
 
@@ -15,8 +15,8 @@
 
 namespace ringattn::worker {
 
-// Shared by the reader's CudaDownload and the thread that moves downloads on, so that
-// neither has to wait for the other. Thread safe.
+// Shared by the reader's CudaDownload and the thread that advances downloads, so that neither waits
+// for the other. Thread safe.
 class CudaDownloadState {
  public:
   CudaDownloadState(CudaStaging* staging, std::vector<DeviceRange> ranges,
@@ -26,11 +26,11 @@ class CudaDownloadState {
   bool finished() const;
   absl::Duration copy_time() const;
 
-  // Enqueues at most one more copy and tells the reader if it waits and has reason not to.
-  // True if there is more to do soon: the reader waits, or there is room for a copy.
+  // Enqueues at most one more copy, and notifies a waiting reader if it has something to read.
+  // Returns true if there is more to do soon: the reader waits, or there is room for another copy.
   bool Advance();
 
-  // Afterwards on_ready is not called and the device's memory not read.
+  // After this returns, on_ready is not called and device memory is not read.
   void Close();
 
  private:
@@ -39,23 +39,23 @@ class CudaDownloadState {
     size_t range;
     int64_t offset;  // in the range
     int64_t bytes;
-    int64_t read_bytes;  // given to the reader
+    int64_t read_bytes;  // already returned to the reader
     EventRef copied;
   };
 
-  // Enqueues the next copy. False if there is none, or no room or block for it.
+  // Enqueues the next copy. Returns false if there is none, or no room or block for it.
   bool CopyNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SkipEmptyRanges() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   CudaStaging* const staging_;
   const std::vector<DeviceRange> ranges_;
 
-  // Held while the reader is told, so that Close can wait for that.
+  // Held while the reader is notified, so that Close can wait for that.
   absl::Mutex notice_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   std::function<void()> on_ready_ ABSL_GUARDED_BY(notice_mutex_);
 
   mutable absl::Mutex mutex_;
-  size_t range_ ABSL_GUARDED_BY(mutex_) = 0;  // the next copy's
+  size_t range_ ABSL_GUARDED_BY(mutex_) = 0;  // of the next copy
   int64_t offset_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<Ahead> ahead_ ABSL_GUARDED_BY(mutex_);
   bool reader_waits_ ABSL_GUARDED_BY(mutex_) = false;

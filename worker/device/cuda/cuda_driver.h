@@ -1,4 +1,4 @@
-// CudaDriver: the calls of CUDA's driver that memory shared between processes needs.
+// CudaDriver: the CUDA driver calls for memory that processes share.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_DRIVER_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_CUDA_DRIVER_H_
 
@@ -10,12 +10,12 @@
 
 namespace ringattn::worker {
 
-// From the driver that is there, so that the program starts without one. Immutable.
+// Loaded at run time, so that the program starts without a driver. Immutable; thread safe.
 struct CudaDriver {
-  // FAILED_PRECONDITION naming the call that the driver does not have.
+  // Returns FAILED_PRECONDITION with the name of a call that the driver lacks.
   static absl::StatusOr<const CudaDriver*> Load();
 
-  // "cuMemMap: CUDA_ERROR_INVALID_VALUE (1)"
+  // Formats an error: "cuMemMap: CUDA_ERROR_INVALID_VALUE (1)".
   std::string What(const char* call, CUresult result) const;
 
   decltype(&cuGetErrorName) get_error_name = nullptr;

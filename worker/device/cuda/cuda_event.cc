@@ -11,16 +11,15 @@
 namespace ringattn::worker {
 namespace {
 
-// A pass enqueues a few steps of a handful of calls and transfers, two events each;
-// copies of staged uploads and downloads come on top.
+// A run enqueues a few steps with a handful of calls and transfers, two events each. Staged copies
+// need more.
 constexpr int kEventsAtStart = 512;
 constexpr absl::Duration kReferenceAge = absl::Seconds(5);
 constexpr absl::Duration kRebaseBound = absl::Milliseconds(1);
 constexpr absl::Duration kGoodWindow = absl::Microseconds(100);
 constexpr int kAttempts = 10;
-// Between two looks at an event that is waited for.
-// Small things are done within microseconds, and the shortest sleep is 60 of them: the kernel's
-// timers have 50 of slack.
+// Intervals between two polls of an awaited event. Short work ends within microseconds, while the
+// shortest sleep takes 60, because the kernel's timers have 50 us of slack.
 constexpr absl::Duration kSpin = absl::Microseconds(20);
 constexpr absl::Duration kFirstPause = absl::Microseconds(10);
 constexpr absl::Duration kLongestPause = absl::Microseconds(200);
@@ -102,17 +101,17 @@ void CudaEventPool::Rebase() {
   const std::shared_ptr<const Reference> old = reference();
   if (old != nullptr && absl::Now() - old->time < kReferenceAge) return;
   if (!UseDevice().ok()) return;
-  // Events that were made with the old reference may still ask for it.
+  // Events that were created with the old reference may still use it.
   const auto give_back = [this](const Reference* reference) {
     Give(reference->event);
     delete reference;
   };
-  // The first one has to come about; the device may have to wake up for it.
+  // The first reference must succeed, and the device may have to wake up for it.
   const absl::Time deadline = absl::Now() + (old == nullptr ? absl::Seconds(1) : kRebaseBound);
   std::shared_ptr<const Reference> best;
   absl::Duration best_window = absl::InfiniteDuration();
-  // The shortest look counts. One is longer if this thread lost its processor meanwhile, and the
-  // tie then that far off.
+  // The measurement with the shortest window counts. A thread that loses its processor gets a
+  // longer window, and the mapping is off by as much.
   for (int attempt = 1; attempt <= kAttempts && best_window >= kGoodWindow; ++attempt) {
     absl::StatusOr<cudaEvent_t> event = Take();
     if (!event.ok()) break;
@@ -130,7 +129,8 @@ void CudaEventPool::Rebase() {
   }
   if (best == nullptr) return;
   absl::MutexLock lock(&mutex_);
-  reference_.swap(best);  // the old one goes after the lock: its deleter takes it
+  reference_.swap(best);  // the old one is destroyed after the lock is released, because its
+                          // deleter takes the lock
 }
 
 void CudaEventPool::SetOnBroken(std::function<void(const std::string&)> on_broken) {
@@ -233,7 +233,8 @@ absl::Time CudaEvent::TimeOf(cudaEvent_t event) const {
   return reference_->time + absl::Milliseconds(milliseconds);
 }
 
-// Exact however old the reference is, whose fp32 milliseconds grow coarse.
+// Exact however old the reference is; times relative to an old reference are coarse in fp32
+// milliseconds.
 absl::Duration CudaEvent::ElapsedSinceBegin() const {
   float milliseconds = 0;
   if (begin_ == nullptr) return absl::ZeroDuration();
@@ -291,7 +292,7 @@ absl::Status CudaEvent::MakeStreamWait(cudaStream_t stream) const {
     absl::MutexLock lock(&mutex_);
     if (!done_) end = end_;
   }
-  // Not under the lock, which Done() takes: a stream that is full has this call wait.
+  // Without the lock, which Done() takes: this call blocks if the stream is full.
   if (end == nullptr) return absl::OkStatus();
   return CudaStatus(cudaStreamWaitEvent(stream, end, 0), "cudaStreamWaitEvent");
 }

@@ -1,5 +1,5 @@
-// CudaEvent: an Event on a CUDA stream: a pair of cudaEvent_t around the work, taken
-// from a pool, so that a ring step creates nothing.
+// CudaEvent: an Event on a CUDA stream: a pair of cudaEvent_t around the work, taken from a pool so
+// that ring steps create no events.
 //
 //   auto event = std::make_shared<CudaEvent>(pool, control, /*progress=*/1);
 //   status = WaitOnStream(stream, after);
@@ -8,8 +8,8 @@
 //   status = event->RecordEnd(stream);
 //   if (!status.ok()) event->Fail(status);
 //
-// A step that fails after work was enqueued still records the end: only then does
-// Done() say that nothing touches the operands any more.
+// A step that fails after work was enqueued must still record the end. Only then does Done() imply
+// that nothing accesses the operands any more.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_EVENT_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_CUDA_EVENT_H_
 
@@ -31,34 +31,33 @@
 
 namespace ringattn::worker {
 
-// Timing events of one device, and what ties their clock to the host's. Lives as long
-// as the process. Thread safe.
+// The timing events of one device, and the mapping from its clock to the host's. Lives as long as
+// the process. Thread safe.
 class CudaEventPool {
  public:
-  // The device's pool, made on first use. INTERNAL if the device cannot be used.
+  // Returns the device's pool, created on first use. Returns INTERNAL if the device cannot be used.
   static absl::StatusOr<CudaEventPool*> ForDevice(int device);
 
   int device() const { return device_; }
 
-  // Makes the device current on the calling thread. Every thread that talks to CUDA
-  // does so first: a new thread's current device is 0, whatever the process uses.
+  // Makes the device current on the calling thread. Every thread must call this before it uses
+  // CUDA, because a new thread's current device is 0.
   absl::Status UseDevice() const;
 
-  // Ties the device's clock to the host's anew if that is long ago: elapsed times are
-  // fp32 milliseconds, exact to 1 us over ten seconds only. Outside ring passes; takes
-  // a millisecond at most, and keeps the old tie if the device is too busy.
+  // Renews the mapping between the clocks if it is old: elapsed times are fp32 milliseconds, which
+  // are exact to 1 us for ten seconds only. Call it outside runs. Takes at most a millisecond, and
+  // keeps the old mapping if the device is too busy.
   void Rebase();
 
-  // Once a CUDA call has shown that the context is beyond repair ("sticky" errors), every
-  // later call fails. `on_broken` is called at the first such error, on the thread that
-  // met it; a worker process leaves then, and is replaced.
+  // After a "sticky" error the CUDA context is unusable and every later call fails. `on_broken` is
+  // called once, on the thread that found the error. A worker process then exits and is restarted.
   void SetOnBroken(std::function<void(const std::string& what)> on_broken);
   void ReportBroken(const absl::Status& status);
 
  private:
   friend class CudaEvent;
 
-  // A moment on both clocks.
+  // One moment on both clocks.
   struct Reference {
     cudaEvent_t event = nullptr;
     absl::Time time;
@@ -79,46 +78,46 @@ class CudaEventPool {
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// Thread safe. RecordBegin and RecordEnd come from one thread, before the event is
-// shared; Fail from any.
+// Thread safe. RecordBegin and RecordEnd must be called by one thread, before the event is shared.
+// Fail may be called on any thread.
 class CudaEvent : public Event {
  public:
-  // `progress` is added to control->progress when the work is first seen to have ended;
-  // `control` (may be null) is not touched after that, so it may go once Done() or
-  // Wait() said so. `pool` outlives everything.
+  // When the work is first observed to have ended, adds `progress` to control->progress. `control`
+  // (may be null) is not used after that, so it may be destroyed once Done() or Wait() has reported
+  // the end. `pool` must outlive the event.
   CudaEvent(CudaEventPool* pool, RunControl* control, int64_t progress);
   ~CudaEvent() override;
 
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 
-  // Before and after the work on `stream`, which is the pool's device's.
+  // Called before and after the work on `stream`, which must belong to the pool's device.
   absl::Status RecordBegin(cudaStream_t stream);
   absl::Status RecordEnd(cudaStream_t stream);
 
-  // The host's verdict, the first counts: the event fails with `status`, at once if the
-  // end was not recorded, else when the stream gets there. Without effect once done.
+  // Fails the event with `status`; the first failure counts. If the end was not recorded, the event
+  // is done at once, else when the stream gets there. No effect once done.
   void Fail(absl::Status status);
-  // The same, but where the end was recorded the event is not done before LetGo() either:
-  // for a stream that may get there before all that it stands for has ended.
+  // Like Fail. If the end was recorded, the event is in addition not done before LetGo(). For work
+  // that may continue after its stream has passed the recorded end.
   void FailAndHold(absl::Status status);
   void LetGo();
 
   bool Done() const override;
-  // INTERNAL, naming the call, if CUDA reports an asynchronous error: then the pool's
-  // on_broken has been called.
+  // Returns INTERNAL, with the name of the call, if CUDA reports an asynchronous error. The pool's
+  // on_broken has then been called.
   absl::Status Wait(absl::Time deadline) const override;
   absl::Time begin_time() const override;
   absl::Time end_time() const override;
 
-  // The verdict so far: OK while none is known.
+  // Returns the failure, or OK while none is known.
   absl::Status failure() const;
-  // True if the operation was told to stop and this work has not ended.
+  // Returns true if the operation was stopped and this work has not ended.
   bool stop_requested() const;
-  // Makes later work on `stream` wait for the end of this one. Nothing to wait for if
-  // the end was not recorded.
+  // Makes later work on `stream` wait for the end of this work. No effect if the end was not
+  // recorded.
   absl::Status MakeStreamWait(cudaStream_t stream) const;
-  // The same of its begin.
+  // The same for the begin of this work.
   absl::Status MakeStreamWaitForBegin(cudaStream_t stream) const;
 
  private:
@@ -142,11 +141,11 @@ class CudaEvent : public Event {
   mutable absl::Time end_time_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Makes later work on `stream` wait for all of `after`, also for those that have failed.
-// INTERNAL if one of them is no CudaEvent: on a GPU worker a programming error.
+// Makes later work on `stream` wait for all of `after`, including failed ones. Returns INTERNAL if
+// one of them is not a CudaEvent, which is a programming error on a GPU worker.
 absl::Status WaitOnStream(cudaStream_t stream, const std::vector<EventRef>& after);
 
-// The first failure among `after` that is known by now.
+// Returns the first failure among `after` that is known now.
 absl::Status KnownFailure(const std::vector<EventRef>& after);
 
 }  // namespace ringattn::worker

@@ -1,4 +1,4 @@
-// Events on the fake CUDA, whose streams can be full.
+// Events with the fake CUDA, whose streams can be full.
 #include "worker/device/cuda/cuda_event.h"
 
 #include <thread>
@@ -44,7 +44,7 @@ TEST(CudaEventTest, CanBeAskedWhileAFullStreamIsToWaitForIt) {
   }
 }
 
-// Never a good look at the clocks, and no time for many: the best of them has to do.
+// No measurement of the clocks is good and there is no time for many, so the best one must do.
 TEST(CudaEventTest, ASlowDevicesClockIsTiedToo) {
   Faults().record_ms = 150;
   const absl::StatusOr<CudaEventPool*> pool = CudaEventPool::ForDevice(1);
@@ -57,7 +57,7 @@ TEST(CudaEventTest, ASlowDevicesClockIsTiedToo) {
   const absl::Time begin = absl::Now();
   ASSERT_TRUE(event.RecordEnd(stream).ok());
   ASSERT_TRUE(event.Wait(absl::Now() + absl::Seconds(20)).ok());
-  // Off by half of what the look took.
+  // Off by half of the measurement's window.
   EXPECT_GT(event.end_time(), begin - absl::Seconds(1));
   EXPECT_LT(event.end_time(), absl::Now() + absl::Seconds(1));
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);

@@ -12,7 +12,8 @@
 namespace ringattn::worker {
 namespace {
 
-// cudaMemcpy2DAsync's bound on distances between rows (cudaDeviceProp::memPitch) is this or more.
+// The limit of cudaMemcpy2DAsync for distances between rows (cudaDeviceProp::memPitch) is at least
+// this.
 constexpr int64_t kMaxPitch = (int64_t{1} << 31) - 1;
 
 absl::Status OutOfReach(const std::string& why) { return absl::FailedPreconditionError(why); }
@@ -34,8 +35,8 @@ class IpcMapping final : public ImportedMemory {
   void* const data_;
 };
 
-// How many pieces from `first` on are rows of one rectangle: of one length, at equal distances on
-// either side.
+// Returns how many pieces from `first` on are rows of one rectangle: equal lengths at equal
+// distances on both sides.
 size_t RowsFrom(absl::Span<const DeviceCopy> pieces, size_t first, int64_t* to_pitch,
                 int64_t* from_pitch) {
   const auto distance = [](const void* from, const void* to) {
@@ -114,13 +115,13 @@ absl::StatusOr<int> CudaImports::FindReachable(const std::string& uuid) const {
                         "cudaDeviceCanAccessPeer");
     if (!status.ok()) return status;
     if (can == 0) {
-      return OutOfReach("this worker's GPU has no peer access to the GPU on which the memory lies");
+      return OutOfReach("this worker's GPU has no peer access to the memory's GPU");
     }
     return gpu;
   }
   return OutOfReach(
-      "this worker does not see the GPU on which the memory lies (CUDA_VISIBLE_DEVICES, or the "
-      "container's devices)");
+      "this worker does not see the GPU of the memory (CUDA_VISIBLE_DEVICES, or the container's "
+      "devices)");
 }
 
 absl::StatusOr<std::unique_ptr<ImportedMemory>> CudaImports::Import(
@@ -142,15 +143,15 @@ absl::StatusOr<std::unique_ptr<ImportedMemory>> CudaImports::ImportIpc(
     const SharedAllocation& allocation) {
   cudaIpcMemHandle_t handle;
   if (allocation.ipc_handle.size() != sizeof(handle)) {
-    return absl::InvalidArgumentError("the handle is of no CUDA memory");
+    return absl::InvalidArgumentError("the handle does not refer to CUDA memory");
   }
-  // CUDA takes an importer with the exporter's number for the exporter itself and fails with words
-  // that tell nobody why; in containers most processes have number 1.
+  // CUDA mistakes an importer with the exporter's process id for the exporter and fails with a
+  // misleading error. In containers most processes have id 1.
   if (allocation.exporter_pid == static_cast<uint32_t>(getpid())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "client and worker both have process number ", allocation.exporter_pid,
-        " (in pid namespaces of their own): CUDA does not open handles of cudaMalloc'ed memory "
-        "then; memory of cuMemCreate is not affected"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("client and worker both have process id ", allocation.exporter_pid,
+                     " (in different PID namespaces), with which CUDA cannot open handles of "
+                     "cudaMalloc; use memory of cuMemCreate instead"));
   }
   std::memcpy(&handle, allocation.ipc_handle.data(), sizeof(handle));
   void* data = nullptr;
@@ -167,12 +168,12 @@ absl::StatusOr<std::unique_ptr<ImportedMemory>> CudaImports::ImportIpc(
   if (result != CUDA_SUCCESS) {
     return absl::ResourceExhaustedError(driver_.What("cuMemGetAddressRange", result));
   }
-  // Small allocations lie in a block of the driver's, all of which is mapped.
+  // Small allocations are part of a larger driver block, all of which is mapped.
   const auto address = reinterpret_cast<CUdeviceptr>(data);
   const auto said = static_cast<size_t>(allocation.bytes);
   if (address < base || said > bytes || address - base > bytes - said) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the allocation does not have the ", said, " bytes that were said"));
+        absl::StrCat("the allocation does not have the ", said, " bytes that the client stated"));
   }
   return mapping;
 }
@@ -190,11 +191,11 @@ absl::StatusOr<EventRef> CudaImports::Copy(absl::Span<const DeviceCopy> pieces,
   const absl::Status copied = Enqueue(pieces, stream);
   status = event->RecordEnd(stream);
   if (!status.ok()) {
-    // Copies are under way and nothing says when they end: the context is beyond use.
+    // Copies are in flight and nothing reports their end, so the context is unusable.
     events_->ReportBroken(status);
     return status;
   }
-  // Those before one that failed are under way; nobody may unmap beneath them.
+  // Earlier copies are in flight, and the memory must not be unmapped under them.
   if (!copied.ok()) {
     (void)event->Wait(absl::InfiniteFuture());
     return copied;

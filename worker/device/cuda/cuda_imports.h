@@ -1,5 +1,5 @@
-// CudaImports: memory that clients have allocated on this machine's GPUs, mapped for one device,
-// and that device's copies from and to it, on a stream of its own each way.
+// CudaImports: maps memory that clients have allocated on this machine's GPUs, and copies from and
+// to it on one stream per direction.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_IMPORTS_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_CUDA_IMPORTS_H_
 
@@ -18,24 +18,24 @@
 
 namespace ringattn::worker {
 
-// Thread safe. Outlives what it has imported.
+// Thread safe. Must outlive what it has imported.
 class CudaImports {
  public:
-  // FAILED_PRECONDITION without what it needs of the driver.
+  // Returns FAILED_PRECONDITION if the driver lacks a required call.
   static absl::StatusOr<std::unique_ptr<CudaImports>> Create(CudaEventPool* events);
   ~CudaImports();
   CudaImports(const CudaImports&) = delete;
   CudaImports& operator=(const CudaImports&) = delete;
 
-  // As Device::ImportMemory and Device::CopyImported.
+  // See Device::ImportMemory and Device::CopyImported.
   absl::StatusOr<std::unique_ptr<ImportedMemory>> Import(const SharedAllocation& allocation);
   absl::StatusOr<EventRef> Copy(absl::Span<const DeviceCopy> pieces, ImportedCopy direction);
 
  private:
   CudaImports(CudaEventPool* events, const CudaDriver* driver)
       : events_(events), driver_(*driver) {}
-  // This process's number for the GPU. FAILED_PRECONDITION unless it is this device or one that it
-  // reaches.
+  // Returns the GPU's index in this process. Returns FAILED_PRECONDITION unless it is this device
+  // or one with peer access.
   absl::StatusOr<int> FindReachable(const std::string& uuid) const;
   absl::StatusOr<std::unique_ptr<ImportedMemory>> ImportVmm(const SharedAllocation& allocation,
                                                             int gpu);
@@ -43,7 +43,7 @@ class CudaImports {
 
   CudaEventPool* const events_;
   const CudaDriver& driver_;
-  // A copy and its two events are enqueued together, so that its times are its own.
+  // A copy and its two events are enqueued under one lock, so that they time only that copy.
   absl::Mutex in_mutex_, out_mutex_;
   cudaStream_t in_ = nullptr, out_ = nullptr;
 };

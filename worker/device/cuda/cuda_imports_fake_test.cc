@@ -1,4 +1,4 @@
-// What a device maps of other processes' memory, on a fake driver whose allocations are memfds.
+// Imports of other processes' memory, with a fake driver whose allocations are memfds.
 #include "worker/device/cuda/cuda_imports.h"
 
 #include <fcntl.h>
@@ -79,7 +79,7 @@ TEST_F(CudaImportsTest, BytesTravelBothWays) {
   }
 }
 
-// Rows at equal distances are one copy, others are not; the bytes are the same.
+// Rows at equal distances become one copy, others do not. The bytes are the same.
 TEST_F(CudaImportsTest, RowsOfARectangleAreOneCopy) {
   FakeAllocation client(kBytes);
   for (int64_t i = 0; i < kBytes; ++i) client.data()[i] = static_cast<uint8_t>(i * 13 >> 5);
@@ -90,9 +90,10 @@ TEST_F(CudaImportsTest, RowsOfARectangleAreOneCopy) {
   for (int64_t row = 0; row < 100; ++row) {
     pieces.push_back({own.data() + row * 64, (*imported)->data() + row * 256, 64});
   }
-  pieces.push_back({own.data() + 6400, (*imported)->data() + 100 * 256, 32});        // shorter
-  pieces.push_back({own.data() + 6432, (*imported)->data() + 3 * kMiB, 32});         // elsewhere
-  pieces.push_back({own.data() + 6464, (*imported)->data() + 3 * kMiB - 4096, 32});  // before it
+  pieces.push_back({own.data() + 6400, (*imported)->data() + 100 * 256, 32});  // shorter
+  pieces.push_back({own.data() + 6432, (*imported)->data() + 3 * kMiB, 32});   // elsewhere
+  pieces.push_back(
+      {own.data() + 6464, (*imported)->data() + 3 * kMiB - 4096, 32});  // at a lower address
   const int copies = Faults().copies_2d;
   auto copied = device_->CopyImported(pieces, ImportedCopy::kIn);
   ASSERT_TRUE(copied.ok()) << copied.status();
@@ -112,11 +113,13 @@ TEST_F(CudaImportsTest, WhatIsOfNoUseIsRefusedByName) {
   EXPECT_NE(Why(said).message().find("does not see the GPU"), std::string::npos);
   said = Vmm(other);
   said.device_uuid = client.uuid();
-  EXPECT_EQ(Why(said).message(), "the descriptor's memory lies on another GPU than said");
+  EXPECT_EQ(Why(said).message(),
+            "the descriptor's memory is on another GPU than the client stated");
   said = Vmm(client);
   said.bytes = kBytes + 2 * kMiB;
   EXPECT_EQ(Why(said).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Why(said).message(), "the allocation does not have the 6291456 bytes that were said");
+  EXPECT_EQ(Why(said).message(),
+            "the allocation does not have the 6291456 bytes that the client stated");
   said.bytes = kBytes - 1;
   EXPECT_NE(Why(said).message().find("no multiple"), std::string::npos);
   said.bytes = 0;
@@ -126,12 +129,11 @@ TEST_F(CudaImportsTest, WhatIsOfNoUseIsRefusedByName) {
   ASSERT_EQ(ftruncate(memfd.get(), kBytes), 0);
   said.descriptor = memfd.get();
   EXPECT_EQ(Why(said).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_NE(Why(said).message().find("of no CUDA memory"), std::string::npos);
+  EXPECT_NE(Why(said).message().find("does not refer to CUDA memory"), std::string::npos);
   said.descriptor = 4000;  // closed
   EXPECT_EQ(Why(said).code(), absl::StatusCode::kInvalidArgument);
   Faults().no_peer_access = true;
-  EXPECT_EQ(Why(Vmm(other)).message(),
-            "this worker's GPU has no peer access to the GPU on which the memory lies");
+  EXPECT_EQ(Why(Vmm(other)).message(), "this worker's GPU has no peer access to the memory's GPU");
   EXPECT_TRUE(Why(Vmm(client)).ok());
   FakeVmm().refuse_access = true;
   EXPECT_EQ(Why(Vmm(client)).code(), absl::StatusCode::kResourceExhausted);
@@ -159,13 +161,13 @@ TEST_F(CudaImportsTest, HandlesOfCudaMallocAreOfOtherProcessNumbers) {
   said.bytes = kBytes;
   said.exporter_pid = static_cast<uint32_t>(getpid());
   EXPECT_EQ(Why(said).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_NE(Why(said).message().find("both have process number"), std::string::npos);
+  EXPECT_NE(Why(said).message().find("both have process id"), std::string::npos);
   said.exporter_pid += 1;
   Faults().refuse_mapping = true;
   EXPECT_NE(Why(said).message().find("cudaIpcOpenMemHandle"), std::string::npos);
   Faults().refuse_mapping = false;
   said.ipc_handle.pop_back();
-  EXPECT_EQ(Why(said).message(), "the handle is of no CUDA memory");
+  EXPECT_EQ(Why(said).message(), "the handle does not refer to CUDA memory");
   EXPECT_EQ(Faults().mapped, 0);
   cudaFree(data);
 }

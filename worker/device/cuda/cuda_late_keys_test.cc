@@ -1,4 +1,4 @@
-// Calls that are started before all of their keys are there, on a GPU or on fakes; a part of
+// Calls that start before all of their keys have arrived, on a GPU or with fakes. Part of
 // cuda_device_test.
 #include <cstdint>
 #include <cstring>
@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kRows = 300, kOwnKeys = 256, kLateKeys = 200;
 constexpr int64_t kHeads = 4, kKvHeads = 2, kDim = 64;
 
-// Queries of all of two blocks of keys, the second of which comes late.
+// Queries that see all of two key blocks, the second of which arrives late.
 class TwoBlocks {
  public:
   explicit TwoBlocks(CudaDevice& device) : device_(device) {
@@ -102,7 +102,7 @@ class TwoBlocks {
   std::unique_ptr<DeviceBuffer> q_, k_, v_, late_, out_, lse_;
 };
 
-// The late keys on their way: a copy behind a gate.
+// The late keys in flight: a copy that waits for a gate.
 class Arrival {
  public:
   Arrival(const TwoBlocks& blocks, CudaEventPool* pool)
@@ -147,7 +147,7 @@ TEST(CudaLateKeysTest, ACallStartsBeforeItsLateKeysAndReadsThemWhenTheyAreThere)
   RunControl control;
   ASSERT_TRUE(device->Start(*calls[0], {}, &control)->Wait(Soon()).ok());
   const std::vector<float> expected = blocks.Results();
-  // Twice: a launch leaves everything as the next one needs it.
+  // Twice: a launch must leave everything ready for the next one.
   for (int time = 0; time < 2; ++time) {
     blocks.Forget();
     blocks.ForgetResults();
@@ -165,12 +165,12 @@ TEST(CudaLateKeysTest, ACallStartsBeforeItsLateKeysAndReadsThemWhenTheyAreThere)
     EXPECT_GE(done->end_time(), arrival.event()->end_time());
     const std::vector<float> found = blocks.Results();
     for (size_t i = 0; i < found.size(); ++i) {
-      ASSERT_NEAR(found[i], expected[i], 0.01) << i;  // NaN is not near
+      ASSERT_NEAR(found[i], expected[i], 0.01) << i;  // NaN is not near any value
     }
   }
 }
 
-// Two launches behind one another, whose keys come in the other order.
+// Two consecutive launches whose keys arrive in reverse order.
 TEST(CudaLateKeysTest, EachLaunchWaitsForKeysOfItsOwn) {
   auto device = MakeDevice();
   TwoBlocks first(*device), second(*device);
@@ -191,7 +191,7 @@ TEST(CudaLateKeysTest, EachLaunchWaitsForKeysOfItsOwn) {
   keys.Open();
   ASSERT_TRUE(one->Wait(Soon()).ok());
   ASSERT_TRUE(two->Wait(Soon()).ok());
-  const std::vector<float> found = second.Results();  // drawn alike
+  const std::vector<float> found = second.Results();  // both have the same inputs
   for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 0.01) << i;
 }
 
@@ -205,7 +205,7 @@ TEST(CudaLateKeysTest, ACallThatIsStoppedDoesNotWaitForever) {
   const EventRef done = device->Start(*calls[0], BehindKeys(arrival.event()), &control);
   absl::SleepFor(absl::Milliseconds(20));
   control.stop = true;
-  // The keys still come, as peers' transfers do, and the call's memory is in use until they have.
+  // The keys still arrive, as transfers from peers do, and the call's memory is in use until then.
   EXPECT_EQ(done->Wait(absl::Now() + absl::Milliseconds(50)).code(),
             absl::StatusCode::kDeadlineExceeded);
   arrival.Open();

@@ -10,18 +10,17 @@
 namespace ringattn::worker {
 namespace {
 
-// Mapping tens of gigabytes and copying small things takes milliseconds.
+// Mapping tens of gigabytes, or copying a few bytes, takes milliseconds.
 constexpr absl::Duration kBound = absl::Minutes(1);
-// What CUDA's own allocations are aligned to.
+// The alignment of CUDA's own allocations.
 constexpr int64_t kAlignment = 256;
-// Regions grow by half of what there is, up to ahead_bytes, and by this at least, in whole
-// ones of these: few to map, and of pages as large as CUDA has them, since mapping costs by
-// the page.
+// Regions grow by half of their total up to ahead_bytes, in multiples of at least this. That keeps
+// their number small and their pages large; mapping costs time per page.
 constexpr int64_t kRegionUnit = int64_t{1} << 30;
-// The unit when memory is short.
+// The unit if memory is short.
 constexpr int64_t kPage = int64_t{2} << 20;
 
-// How old device_used_bytes may be when memory is taken or given.
+// How old device_used_bytes may be when memory is allocated or freed.
 constexpr int64_t kUsageIntervalNanos = 20'000'000;
 
 int64_t RoundUp(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -69,7 +68,7 @@ absl::Status CudaMemory::UseRegions(RegionSharing sharing) {
   if (status.ok()) status = VmmRegion::CheckSupport(**driver, events_->device());
   if (status.ok()) {
     vmm_driver_ = *driver;
-    status = AddRegion(kRegionUnit);  // says whether this process may, too
+    status = AddRegion(kRegionUnit);  // also checks that this process may use such memory
   }
   if (!absl::IsFailedPrecondition(status) || sharing == RegionSharing::kVmm) return status;
   vmm_driver_ = nullptr;
@@ -164,7 +163,7 @@ absl::StatusOr<void*> CudaMemory::FromRegions(int64_t bytes) {
   if (const std::optional<void*> data = FromOneOf(bytes); data.has_value()) return *data;
   absl::MutexLock growing(&growing_);
   while (true) {
-    // Others may have grown it meanwhile, or taken of what has just been added.
+    // Another thread may have added a region meanwhile, or used part of the new one.
     if (const std::optional<void*> data = FromOneOf(bytes); data.has_value()) return *data;
     if (absl::Status status = Grow(bytes); !status.ok()) return status;
   }
@@ -193,7 +192,7 @@ absl::StatusOr<void*> CudaMemory::FromPool(int64_t bytes) {
   void* data = nullptr;
   cudaError_t error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
   if (error == cudaErrorMemoryAllocation) {
-    // What the pool keeps may lie in pieces of the wrong size.
+    // The pool may hold free memory in pieces of the wrong size.
     (void)cudaGetLastError();
     (void)cudaMemPoolTrimTo(pool_, 0);
     error = cudaMallocFromPoolAsync(&data, bytes, pool_, stream_);
@@ -250,7 +249,7 @@ absl::Status CudaMemory::CopyToHost(void* host, const void* device, int64_t byte
 
 void CudaMemory::Count(int64_t bytes) {
   allocated_bytes_ += bytes;
-  // An operation takes and gives a dozen of buffers at once, and the driver is slow to say.
+  // An operation allocates and frees a dozen buffers at once, and the driver's query is slow.
   const int64_t now = absl::GetCurrentTimeNanos();
   int64_t asked = asked_at_.load();
   if (now - asked < kUsageIntervalNanos || !asked_at_.compare_exchange_strong(asked, now)) return;

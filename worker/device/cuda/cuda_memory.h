@@ -1,8 +1,7 @@
-// CudaMemory: memory of one device. Freeing it does not wait for the device, as cudaFree
-// does: operations come and go while others run. It comes either from CUDA's
-// stream-ordered pool or from regions, of cuMemCreate or of cudaMalloc: only those can other
-// processes map.
-// Both grow with what is asked for and keep what they have.
+// CudaMemory: memory of one device. Freeing it does not wait for the device, unlike cudaFree, so
+// operations can start and end while others run. Memory comes from CUDA's stream-ordered pool, or
+// from regions made by cuMemCreate or cudaMalloc, which other processes can map. Both grow on
+// demand and never shrink.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_MEMORY_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_CUDA_MEMORY_H_
 
@@ -27,13 +26,13 @@
 
 namespace ringattn::worker {
 
-// Thread safe. Outlives its buffers.
+// Thread safe. Must outlive its buffers.
 class CudaMemory {
  public:
-  // `in_regions`: everything comes from regions. There is one from the start. They grow by
-  // more than what is asked for while all together have no more than `ahead_bytes`, beyond it
-  // by the least that they grow by (1 GiB, 2 MiB when memory is short). FAILED_PRECONDITION with
-  // what the device or its driver lacks if `sharing` is kVmm and cannot be had.
+  // With `in_regions`, all memory comes from regions, one of which exists from the start. While all
+  // regions together stay within `ahead_bytes`, they grow by more than is needed; beyond that, by
+  // the smallest unit (1 GiB, or 2 MiB if memory is short). Returns FAILED_PRECONDITION, with what
+  // the device or driver lacks, if `sharing` is kVmm and not available.
   static absl::StatusOr<std::unique_ptr<CudaMemory>> Create(
       CudaEventPool* events, bool in_regions, int64_t ahead_bytes,
       RegionSharing sharing = RegionSharing::kVmmOrIpc);
@@ -41,24 +40,24 @@ class CudaMemory {
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
 
-  // 256-byte aligned, uninitialised. RESOURCE_EXHAUSTED, with what is free, if there is
-  // none. What was freed stays with the process, for the next allocation.
+  // Returns uninitialised memory, aligned to 256 bytes. Returns RESOURCE_EXHAUSTED, with what is
+  // free, if there is none. Freed memory stays with the process for later allocations.
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes);
 
-  // Host-synchronous, apart from all other streams.
+  // Host-synchronous, independent of all other streams.
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes);
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes);
 
-  // By this process, through this class, and by anybody, as it was 20 ms at most before memory was
-  // last taken or given. Both ask nothing of CUDA: heartbeats read them, and a call of CUDA may
-  // wait for another.
+  // Bytes allocated through this class, and bytes of the device that any process uses, at most 20
+  // ms old at the last allocation or release. Neither calls CUDA: heartbeats read them, and a CUDA
+  // call may block on another.
   int64_t allocated_bytes() const { return allocated_bytes_.load(); }
   int64_t device_used_bytes() const { return device_used_bytes_.load(); }
-  // What the driver says now.
+  // Asks the driver.
   int64_t device_free_bytes() const;
-  // Those of DeviceRegions; none unless in_regions. Waits for no call of CUDA either.
+  // The regions for DeviceRegions; empty unless in_regions is set. Does not block on CUDA either.
   std::vector<DeviceRegion> regions() const;
-  // Why regions are cudaMalloc's though cuMemCreate's would do; empty unless that is so. Fixed.
+  // Why regions come from cudaMalloc although cuMemCreate was preferred; empty otherwise. Constant.
   const std::string& why_not_vmm() const { return why_not_vmm_; }
 
  private:
@@ -67,7 +66,7 @@ class CudaMemory {
   struct Region {
     DeviceRegion memory;
     ExtentAllocator extents;
-    std::unique_ptr<VmmRegion> vmm;  // null: cudaMalloc's
+    std::unique_ptr<VmmRegion> vmm;  // null: from cudaMalloc
   };
 
   CudaMemory(CudaEventPool* events, bool in_regions, int64_t ahead_bytes)
@@ -91,17 +90,18 @@ class CudaMemory {
   CudaEventPool* const events_;
   const bool in_regions_;
   const int64_t ahead_bytes_;
-  const CudaDriver* vmm_driver_ = nullptr;  // null: regions are cudaMalloc's. As of Create
-  std::string why_not_vmm_;                 // likewise
+  const CudaDriver* vmm_driver_ =
+      nullptr;               // null: regions come from cudaMalloc. Constant after Create
+  std::string why_not_vmm_;  // constant after Create
   cudaMemPool_t pool_ = nullptr;
-  absl::Mutex growing_;  // before mutex_
-  // No call of CUDA is made under it: a ring in progress asks for the regions.
+  absl::Mutex growing_;  // acquired before mutex_
+  // No CUDA call is made under it: a run in progress reads the regions.
   mutable absl::Mutex mutex_;
   std::vector<Region> regions_ ABSL_GUARDED_BY(mutex_);
-  cudaStream_t stream_ = nullptr;  // orders allocations; carries the small copies
+  cudaStream_t stream_ = nullptr;  // orders allocations and carries the small copies
   std::atomic<int64_t> allocated_bytes_{0};
   std::atomic<int64_t> device_used_bytes_{0};
-  std::atomic<int64_t> asked_at_{0};  // when device_used_bytes_ is of
+  std::atomic<int64_t> asked_at_{0};  // time of device_used_bytes_
 };
 
 }  // namespace ringattn::worker

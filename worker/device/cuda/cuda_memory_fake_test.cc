@@ -1,4 +1,4 @@
-// Memory in regions, on the fake CUDA.
+// Memory in regions, with the fake CUDA.
 #include "worker/device/cuda/cuda_memory.h"
 
 #include <fcntl.h>
@@ -41,7 +41,7 @@ TEST(CudaMemoryTest, RegionsGrowAheadOfNeedUpToTheirBound) {
   }
   for (int64_t& total : totals) total /= kGiB;
   EXPECT_EQ(totals, (std::vector<int64_t>{1, 2, 3, 5, 8, 12}));
-  // What is asked for comes all the same, and no more than that.
+  // Larger needs are met too, but without growing ahead.
   auto more = *memory->Allocate(3 * kGiB);
   EXPECT_EQ(Bytes(*memory), 15 * kGiB);
 }
@@ -53,7 +53,8 @@ TEST(CudaMemoryTest, RegionsDoNotGrowBeyondTheBoundForLittle) {
   EXPECT_EQ(Bytes(*memory), 9 * kGiB);
 }
 
-// A ring in progress asks for the regions, and ends of operations give memory back.
+// A run in progress reads the regions, and ending operations free memory, while a region is being
+// added.
 TEST(CudaMemoryTest, NobodyWaitsForMemoryThatComes) {
   auto memory = InRegions(4 * kGiB);
   auto first = *memory->Allocate(kGiB);
@@ -73,7 +74,7 @@ TEST(CudaMemoryTest, NobodyWaitsForMemoryThatComes) {
   EXPECT_EQ(Bytes(*memory), 2 * kGiB);
 }
 
-// The driver takes its time to say what is free, and an operation's buffers come and go together.
+// The driver's query is slow, and an operation's buffers are allocated and freed together.
 TEST(CudaMemoryTest, TheDriverIsNotAskedForEveryBuffer) {
   for (const bool in_regions : {false, true}) {
     auto memory = CudaMemory::Create(*CudaEventPool::ForDevice(0), in_regions, kGiB);
@@ -122,7 +123,7 @@ TEST(CudaMemoryTest, RegionsAreSharedByDescriptorAndGivenBack) {
   close(descriptor);
 }
 
-// What cannot be had is told, and legacy handles do instead unless descriptors are asked for.
+// If cuMemCreate is not available, legacy handles are used, unless descriptors are required.
 TEST(CudaMemoryTest, WithoutDescriptorsRegionsAreCudaMallocs) {
   for (std::atomic<bool>* fault : {&FakeVmm().no_vmm, &FakeVmm().refuse_create}) {
     *fault = true;

@@ -1,4 +1,4 @@
-// Copies of pinned host memory, on a GPU or on fakes; a part of cuda_device_test.
+// Copies from and to pinned host memory, on a GPU or with fakes. Part of cuda_device_test.
 #include <sys/mman.h>
 
 #include <cstring>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
-// Pages of this process, as a client's region is.
+// Pages of this process, like those of a client's region.
 class Pages {
  public:
   explicit Pages(int64_t bytes) : bytes_(bytes) {
@@ -46,7 +46,7 @@ TEST(CudaPinTest, PinnedMemoryIsCopiedBothWaysWithoutStaging) {
     ASSERT_TRUE(memory.ok());
     auto upload = (*device)->BeginUpload({{(*memory)->data(), bytes}});
     ASSERT_TRUE(upload.ok());
-    // The first byte is staged, and what is pinned goes behind it.
+    // The first byte is staged and the pinned memory follows it.
     ASSERT_TRUE((*upload)->Append(source.data(), 1).ok());
     ASSERT_TRUE((*upload)->AppendPinned(source.data() + 1, 5 * kMiB).ok());
     ASSERT_TRUE((*upload)->AppendPinned(source.data() + 1 + 5 * kMiB, bytes - 5 * kMiB - 1).ok());
@@ -59,7 +59,7 @@ TEST(CudaPinTest, PinnedMemoryIsCopiedBothWaysWithoutStaging) {
     EXPECT_GE((*copied)->end_time(), (*copied)->begin_time());
     EXPECT_EQ(std::memcmp(source.data(), target.data(), bytes), 0);
   }
-  // What was given back can be pinned again.
+  // Unpinned memory can be pinned again.
   EXPECT_TRUE((*device)->PinHost(source.data(), bytes).ok());
 }
 

@@ -11,8 +11,8 @@
 namespace ringattn::worker {
 namespace {
 
-// Blocks come back at the rate of the link to the device, whatever compute does: to
-// wait this long means that the device is in trouble.
+// Blocks are returned at the rate of the link, regardless of compute. A wait this long means that
+// the device has a problem.
 constexpr absl::Duration kUploadWait = absl::Seconds(30);
 
 class CudaUpload : public Upload {
@@ -22,7 +22,7 @@ class CudaUpload : public Upload {
     cursor_ = TargetCursor(std::move(targets));
   }
 
-  // What is under way writes to memory that may be given back after this.
+  // Copies in flight write to memory that may be freed after this.
   ~CudaUpload() override {
     if (finished_) return;
     for (const EventRef& event : events_) (void)event->Wait(absl::InfiniteFuture());
@@ -65,7 +65,7 @@ class CudaUpload : public Upload {
   }
 
  private:
-  // The next bytes, to where those before them ended.
+  // Copies the next bytes to the position where the previous ones ended.
   absl::StatusOr<EventRef> CopyOn(const void* pinned, int64_t bytes) {
     const auto* source = static_cast<const char*>(pinned);
     std::vector<DeviceCopy> copies;
@@ -88,7 +88,7 @@ class CudaUpload : public Upload {
   }
 
   CudaStaging* const staging_;
-  TargetCursor cursor_{{}};  // where copies have come to
+  TargetCursor cursor_{{}};  // where the next copy goes
   int64_t left_bytes_ = 0;   // announced and not appended
   PinnedPool::Block block_;
   int64_t filled_bytes_ = 0;  // of block_
@@ -111,7 +111,7 @@ class CudaDownload : public Download {
   const std::shared_ptr<CudaDownloadState> state_;
 };
 
-// Host memory that the driver knows.
+// Host memory that is registered with the driver.
 class CudaHostPin : public HostPin {
  public:
   CudaHostPin(CudaEventPool* events, void* data) : events_(events), data_(data) {}
@@ -181,7 +181,7 @@ absl::StatusOr<EventRef> CudaStaging::Copy(absl::Span<const DeviceCopy> copies, 
   }
   if (status.ok()) status = event->RecordEnd(stream);
   if (status.ok()) return event;
-  // A copy is under way and nothing says when it ends: the context is beyond use.
+  // A copy is in flight and nothing reports its end, so the context is unusable.
   if (under_way) events_->ReportBroken(status);
   return status;
 }
@@ -201,7 +201,7 @@ absl::StatusOr<std::unique_ptr<HostPin>> CudaStaging::PinHost(void* data, int64_
   if (!status.ok()) return status;
   const cudaError_t error = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
   if (error != cudaSuccess) {
-    (void)cudaGetLastError();  // no call's later on
+    (void)cudaGetLastError();  // keeps the error from appearing in a later call
     return absl::ResourceExhaustedError(
         absl::StrCat("cudaHostRegister of ", bytes, " bytes: ", cudaGetErrorString(error)));
   }

@@ -1,10 +1,10 @@
-// CudaStaging: tensor bytes between the wire and a device through the pinned pool, on a
-// copy stream each way, so that wire, copies and compute run at the same time.
+// CudaStaging: moves tensor bytes between the wire and a device through the pinned pool, on one
+// copy stream per direction, so that network, copies and compute overlap.
 //
-//   up    wire slices -> pinned block -> copy stream -> device; the block goes back by
-//         event, compute waits for the event
+//   up    wire slices -> pinned block -> copy stream -> device; the copy's event returns
+//         the block, and compute waits for the event
 //   down  device -> copy stream -> pinned block, a few blocks ahead of the reader; the
-//         block goes back when the reader (gRPC) lets go of it
+//         block is returned when the reader (gRPC) releases it
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_STAGING_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_CUDA_STAGING_H_
 
@@ -26,12 +26,12 @@
 
 namespace ringattn::worker {
 
-// Copies of 4 MiB run at the link's full rate (55 GB/s), and take 80 us.
+// Copies of 4 MiB run at the link's full rate (55 GB/s) and take 80 us.
 inline constexpr int64_t kStagingBlockBytes = int64_t{4} << 20;
 
 class CudaDownloadState;
 
-// Thread safe. Outlives its uploads and downloads.
+// Thread safe. Must outlive its uploads and downloads.
 class CudaStaging {
  public:
   static absl::StatusOr<std::unique_ptr<CudaStaging>> Create(CudaEventPool* events,
@@ -40,22 +40,22 @@ class CudaStaging {
   CudaStaging(const CudaStaging&) = delete;
   CudaStaging& operator=(const CudaStaging&) = delete;
 
-  // As Device::BeginUpload and Device::BeginDownload.
+  // See Device::BeginUpload and Device::BeginDownload.
   std::unique_ptr<Upload> BeginUpload(std::vector<UploadTarget> targets);
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready);
 
-  // As Device::PinHost.
+  // See Device::PinHost.
   absl::StatusOr<std::unique_ptr<HostPin>> PinHost(void* data, int64_t bytes);
 
-  // Moves every download on, one block each in turn, and tells readers that wait.
-  // Called again and again by one thread while there are any.
+  // Advances every download by one block in turn and notifies waiting readers. The service thread
+  // calls it repeatedly while there are downloads.
   enum class Downloads { kNone, kIdle, kBusy };
   Downloads AdvanceDownloads();
 
   int64_t used_bytes() const { return pool_->used_bytes(); }
 
-  // Copies from and to pinned memory, as one event.
+  // Copies between pinned and device memory. Returns one event for all of them.
   absl::StatusOr<EventRef> CopyToDevice(absl::Span<const DeviceCopy> copies);
   absl::StatusOr<EventRef> CopyToHost(void* pinned, const void* source, int64_t bytes);
   const std::shared_ptr<PinnedPool>& pool() const { return pool_; }
@@ -68,7 +68,7 @@ class CudaStaging {
 
   CudaEventPool* const events_;
   const std::shared_ptr<PinnedPool> pool_;
-  // One copy and its two events are enqueued together, so that its times are its own.
+  // A copy and its two events are enqueued under one lock, so that they time only that copy.
   absl::Mutex up_mutex_, down_mutex_;
   cudaStream_t up_ = nullptr, down_ = nullptr;
 

@@ -1,4 +1,4 @@
-// Uploads and downloads through pinned staging memory, on a GPU or on fakes; a part of
+// Uploads and downloads through pinned staging memory, on a GPU or with fakes. Part of
 // cuda_device_test.
 #include <algorithm>
 #include <cstdint>
@@ -92,7 +92,7 @@ TEST(CudaStagingTest, AnUploadFillsItsTargetsOneBehindTheOther) {
   }
 }
 
-// Reads a download as an exchange does: whatever is there, else wait for the notice.
+// Reads a download as an exchange does: reads what is there, else waits for the notification.
 std::vector<std::vector<uint8_t>> ReadAll(CudaDevice& device, std::vector<DeviceRange> ranges,
                                           int64_t max_bytes) {
   std::vector<std::vector<uint8_t>> result(ranges.size());
@@ -146,7 +146,8 @@ TEST(CudaStagingTest, DownloadsComeInOrderAndSideBySide) {
   EXPECT_EQ(device->usage().staging_used_bytes, 0);
 }
 
-// Half of the pool's eight blocks are for downloads, and one may be four ahead of its reader.
+// Half of the pool's eight blocks are for downloads, and one download may be four blocks ahead of
+// its reader.
 TEST(CudaStagingTest, AReaderThatRestsLeavesOthersTheirBlocks) {
   auto device = MakeDevice(32 * kMiB);
   const std::vector<uint8_t> data = RandomBytes(30 * kMiB, 1);
@@ -154,7 +155,7 @@ TEST(CudaStagingTest, AReaderThatRestsLeavesOthersTheirBlocks) {
   ASSERT_TRUE(device->CopyFromHost(memory->data(), data.data(), data.size()).ok());
   const std::vector<DeviceRange> ranges = {{memory->data(), memory->bytes()}};
   auto resting = device->BeginDownload(ranges, [] {});
-  for (int looks = 0; looks < 8;) {  // each copies ahead what it may
+  for (int looks = 0; looks < 8;) {  // each call may copy ahead
     auto piece = resting->Next(1);
     ASSERT_TRUE(piece.ok()) << piece.status();
     piece->has_value() ? void(++looks) : std::this_thread::yield();

@@ -1,4 +1,4 @@
-// CUDA runtime errors as statuses.
+// Converts CUDA runtime errors to statuses.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_STATUS_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_CUDA_STATUS_H_
 
@@ -9,8 +9,8 @@
 
 namespace ringattn::worker {
 
-// INTERNAL with CUDA's text behind `call`, the name of what failed. Clears the
-// thread's last error, so that a harmless one does not show up at the next launch.
+// Returns INTERNAL with `call`, the name of the failed call, followed by CUDA's text. Clears the
+// thread's last error, so that it does not appear at the next launch.
 inline absl::Status CudaStatus(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return absl::OkStatus();
   (void)cudaGetLastError();

@@ -8,18 +8,18 @@
 
 namespace ringattn::worker {
 
-// How other processes get at regions.
+// How other processes map regions.
 enum class RegionSharing {
-  kVmmOrIpc,  // the first of the two that the device and its driver have
-  kVmm,       // cuMemCreate's, by file descriptors
-  kIpc,       // cudaMalloc's, by CUDA's legacy handles, which equal process numbers break
+  kVmmOrIpc,  // the first of the two that device and driver support
+  kVmm,       // cuMemCreate, shared as file descriptors
+  kIpc,       // cudaMalloc, shared as legacy handles, which fail between equal process ids
 };
 
 // Not owned.
 struct DeviceRegion {
   char* base = nullptr;
   int64_t bytes = 0;
-  int descriptor = -1;  // of cuMemCreate's memory, to be passed on; negative: cudaMalloc's
+  int descriptor = -1;  // of cuMemCreate memory, to be passed on; negative: cudaMalloc
 
   bool Contains(const void* data, int64_t size) const {
     const int64_t offset = static_cast<const char*>(data) - base;
@@ -27,8 +27,8 @@ struct DeviceRegion {
   }
 };
 
-// All regions that a device's buffers may lie in. Only ever longer: a region keeps its
-// place in the list and its memory. Thread safe.
+// Returns all regions that may contain a device's buffers. The list only grows: a region keeps its
+// index and its memory. Thread safe.
 using DeviceRegions = std::function<std::vector<DeviceRegion>()>;
 
 }  // namespace ringattn::worker

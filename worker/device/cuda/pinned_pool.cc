@@ -9,8 +9,8 @@ namespace ringattn::worker {
 namespace {
 
 constexpr int kMinBlocks = 4;
-// A copy of a block takes some 80 us at 55 GB/s; this is how often a waiting upload
-// looks whether one has ended.
+// How often a waiting upload checks for finished copies. Copying a block takes about 80 us at 55
+// GB/s.
 constexpr absl::Duration kLook = absl::Microseconds(100);
 
 }  // namespace
@@ -45,7 +45,7 @@ PinnedPool::PinnedPool(int64_t block_bytes, int block_count, Source source)
 }
 
 PinnedPool::~PinnedPool() {
-  // What is copied from here is read until its event is done.
+  // Copies read these blocks until their events are done.
   for (const Copying& copying : copying_) {
     (void)copying.copied->Wait(absl::Now() + absl::Seconds(10));
   }
@@ -68,7 +68,8 @@ absl::StatusOr<PinnedPool::Block> PinnedPool::TakeForUpload(absl::Time deadline)
           "no staging memory in time: ", block_count_, " blocks of ", block_bytes_, " bytes, ",
           upload_blocks_, " hold uploads, ", download_blocks_, " downloads"));
     }
-    // Copies end without a word, so whoever is next looks; the others are told.
+    // The end of a copy is not signalled, so the first in the queue polls. The others are
+    // signalled.
     const bool look = *waiting_.begin() == turn && !copying_.empty();
     changed_.WaitWithTimeout(&mutex_, look ? std::min(left, kLook) : left);
   }
@@ -92,7 +93,7 @@ std::optional<PinnedPool::Block> PinnedPool::TryTakeForDownload(bool ahead) {
 }
 
 void PinnedPool::ReturnAfter(Block block, EventRef copied) {
-  // The block's own reference goes at the end, outside the lock.
+  // The block's own reference is dropped last, outside the lock.
   const std::shared_ptr<PinnedPool> keeper = std::move(block.pool_);
   absl::MutexLock lock(&mutex_);
   copying_.push_back({block.index_, block.download_, std::move(copied)});

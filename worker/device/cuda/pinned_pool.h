@@ -1,13 +1,12 @@
-// PinnedPool: a fixed set of equal blocks of pinned host memory between the wire and a
-// device. Pinning is slow and scarce, so it happens once; a full pool is what holds a
-// fast client back.
+// PinnedPool: a fixed set of equal blocks of pinned host memory between the wire and a device.
+// Pinning is slow and pinned memory is scarce, so it is allocated once. An exhausted pool slows
+// fast clients down.
 //
-// Who gets a block: uploads wait in line, one block per turn, so that a stream with many
-// bytes cannot starve the others. Uploads hold three quarters of the blocks at most and
-// downloads one half, so that a reader that does not read never stops uploads, and a
-// flood of uploads never stops downloads. The second half of the downloads' share is for
-// those that have nothing to send: blocks copied ahead for readers that do not read would
-// stop the downloads of others until they idle out.
+// Uploads queue for blocks and get one per turn, so that a stream with many bytes cannot starve
+// others. Uploads hold at most three quarters of the blocks and downloads at most half, so neither
+// can stop the other. The second half of the downloads' share is reserved for downloads that have
+// nothing to send. Otherwise blocks copied ahead for readers that do not read would stop all other
+// downloads.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_PINNED_POOL_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_PINNED_POOL_H_
 
@@ -32,13 +31,13 @@ namespace ringattn::worker {
 // Thread safe. Blocks keep the pool alive.
 class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
  public:
-  // Where the memory comes from; `free` gets what `allocate` returned.
+  // Allocates the pool's memory; `free` gets what `allocate` returned.
   struct Source {
     std::function<absl::StatusOr<void*>(int64_t bytes)> allocate;
     std::function<void(void*)> free;
   };
 
-  // Gives itself back on destruction. Movable.
+  // Returned to the pool on destruction. Movable.
   class Block {
    public:
     Block() = default;
@@ -65,23 +64,23 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
     bool download_ = false;
   };
 
-  // total_bytes / block_bytes blocks. INVALID_ARGUMENT if these are fewer than four;
-  // the source's error if it has no memory.
+  // Creates total_bytes / block_bytes blocks. Returns INVALID_ARGUMENT if these are fewer than
+  // four, or the error of the source.
   static absl::StatusOr<std::shared_ptr<PinnedPool>> Create(int64_t total_bytes,
                                                             int64_t block_bytes, Source source);
   ~PinnedPool();
   PinnedPool(const PinnedPool&) = delete;
   PinnedPool& operator=(const PinnedPool&) = delete;
 
-  // A block for an upload, in the order of the calls. UNAVAILABLE if there is none by
-  // `deadline`.
+  // Returns a block for an upload, in the order of the calls. Returns UNAVAILABLE if there is none
+  // by `deadline`.
   absl::StatusOr<Block> TakeForUpload(absl::Time deadline);
 
-  // A block for a download if one is free now. `ahead`: its reader has not read the last
-  // one to the end yet.
+  // Returns a block for a download if one is available now. `ahead`: the reader has not finished
+  // the previous block.
   std::optional<Block> TryTakeForDownload(bool ahead);
 
-  // The block goes back once `copied` is done.
+  // Returns the block to the pool once `copied` is done.
   void ReturnAfter(Block block, EventRef copied);
 
   int64_t block_bytes() const { return block_bytes_; }
@@ -110,9 +109,9 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
   absl::CondVar changed_;
   std::vector<int> free_ ABSL_GUARDED_BY(mutex_);
   std::list<Copying> copying_ ABSL_GUARDED_BY(mutex_);
-  std::set<uint64_t> waiting_ ABSL_GUARDED_BY(mutex_);  // turns, the lowest is next
+  std::set<uint64_t> waiting_ ABSL_GUARDED_BY(mutex_);  // turns; the lowest is next
   uint64_t next_turn_ ABSL_GUARDED_BY(mutex_) = 0;
-  int upload_blocks_ ABSL_GUARDED_BY(mutex_) = 0;  // taken, copying ones included
+  int upload_blocks_ ABSL_GUARDED_BY(mutex_) = 0;  // includes blocks that are being copied
   int download_blocks_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -89,14 +89,14 @@ TEST(PinnedPool, UploadsAndDownloadsLeaveEachOtherRoom) {
   EXPECT_TRUE(pool->TakeForUpload(absl::Now() + absl::Seconds(1)).ok());
 }
 
-// As the default pool of 64 blocks stands to 8 operations a worker: seven readers that
-// stopped hold what they can, one block each in gRPC's hands too, and the eighth goes on.
+// In the proportion of the default pool, 64 blocks for 8 operations: seven stopped readers hold all
+// they can, including one block each in gRPC, and the eighth still proceeds.
 TEST(PinnedPool, ReadersThatDoNotReadLeaveRoomForOneThatDoes) {
   Counted counted;
   auto pool = *PinnedPool::Create(64 * kBlock, kBlock, counted.Source());
   std::vector<PinnedPool::Block> stuck;
   for (int reader = 0; reader < 7; ++reader) {
-    stuck.push_back(*pool->TryTakeForDownload(/*ahead=*/false));  // gRPC's
+    stuck.push_back(*pool->TryTakeForDownload(/*ahead=*/false));  // held by gRPC
     stuck.push_back(*pool->TryTakeForDownload(/*ahead=*/false));
     for (int i = 0; i < 3; ++i) {
       auto block = pool->TryTakeForDownload(/*ahead=*/true);
@@ -127,7 +127,7 @@ TEST(PinnedPool, ABlockComesBackWhenItsCopyIsDone) {
   EXPECT_EQ(pool->used_bytes(), 0);
 }
 
-// More streams than blocks: each gets its turn, and every block comes back.
+// More streams than blocks: each gets its turn, and all blocks are returned.
 TEST(PinnedPool, UploadsTakeTurns) {
   Counted counted;
   auto pool = *PinnedPool::Create(4 * kBlock, kBlock, counted.Source());

@@ -1,4 +1,4 @@
-// What the parts of cuda_device_test share: the device that they ask, on a GPU or on fakes.
+// Shared by the parts of cuda_device_test: the device under test, on a GPU or with fakes.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_TEST_DEVICE_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_TEST_DEVICE_H_
 
@@ -24,10 +24,10 @@ inline constexpr int64_t kMiB = int64_t{1} << 20;
 
 inline absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
 
-// Of all devices that MakeDevice made.
+// Calls of on_broken on all devices that MakeDevice created.
 inline std::atomic<int> times_broken{0};
 
-// The first GPU. Nothing goes without one, so the program ends if there is none.
+// Creates the device for the first GPU. Exits the program if there is none.
 inline std::unique_ptr<CudaDevice> MakeDevice(int64_t pinned_pool_bytes = 32 * kMiB) {
   auto device = CudaDevice::Create({.device = 0,
                                     .pinned_pool_bytes = pinned_pool_bytes,
@@ -39,7 +39,7 @@ inline std::unique_ptr<CudaDevice> MakeDevice(int64_t pinned_pool_bytes = 32 * k
   return *std::move(device);
 }
 
-// Work on a stream of its own that ends when the test says so.
+// Work on its own stream that ends when the test opens the gate.
 class Gate {
  public:
   explicit Gate(CudaEventPool* pool) : event_(std::make_shared<CudaEvent>(pool, nullptr, 0)) {

@@ -59,7 +59,7 @@ absl::Status VmmRegion::Init(int64_t bytes) {
   size_t page = 0;
   CUresult result = driver_.granularity(&page, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
   if (result != CUDA_SUCCESS) return refused("cuMemGetAllocationGranularity", result);
-  if (page == 0) return absl::FailedPreconditionError("the driver names no page size");
+  if (page == 0) return absl::FailedPreconditionError("the driver reports no page size");
   bytes_ = (static_cast<size_t>(bytes) + page - 1) / page * page;
   result = driver_.create(&handle_, bytes_, &properties, 0);
   if (result != CUDA_SUCCESS) return refused("cuMemCreate", result);
@@ -101,7 +101,7 @@ absl::StatusOr<std::unique_ptr<VmmMapping>> VmmMapping::Map(CudaEventPool* event
   return mapping;
 }
 
-// What is undone when an import fails half-way, or when it ends, in the reverse order.
+// Undoes a complete or partial import, in reverse order.
 VmmMapping::~VmmMapping() {
   if (!events_->UseDevice().ok()) return;
   if (is_mapped_) (void)driver_.unmap(address_, bytes_);
@@ -115,7 +115,7 @@ absl::Status VmmMapping::Init(int descriptor, int64_t bytes, int gpu) {
                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   if (result != CUDA_SUCCESS) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the descriptor is of no CUDA memory that can be shared: ",
+        absl::StrCat("the descriptor does not refer to shareable CUDA memory: ",
                      driver_.What("cuMemImportFromShareableHandle", result)));
   }
   has_handle_ = true;
@@ -125,14 +125,15 @@ absl::Status VmmMapping::Init(int descriptor, int64_t bytes, int gpu) {
     return Failed("cuMemGetAllocationPropertiesFromHandle", result);
   }
   if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties.location.id != gpu) {
-    return absl::InvalidArgumentError("the descriptor's memory lies on another GPU than said");
+    return absl::InvalidArgumentError(
+        "the descriptor's memory is on another GPU than the client stated");
   }
   size_t granularity = 0;
   result = driver_.granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
   if (result != CUDA_SUCCESS) return Failed("cuMemGetAllocationGranularity", result);
   if (granularity == 0 || bytes % static_cast<int64_t>(granularity) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("the allocation is said to have ", bytes,
-                                                   " bytes, which are no multiple of the GPU's ",
+    return absl::InvalidArgumentError(absl::StrCat("the stated size of the allocation is ", bytes,
+                                                   " bytes, which is not a multiple of the GPU's ",
                                                    granularity));
   }
   bytes_ = bytes;
@@ -141,11 +142,11 @@ absl::Status VmmMapping::Init(int descriptor, int64_t bytes, int gpu) {
     address_ = 0;
     return Failed("cuMemAddressReserve", result);
   }
-  // There is no way to ask an allocation for its size, but none is mapped beyond it.
+  // The driver cannot report the size of an allocation, but it does not map beyond its end.
   result = driver_.map(address_, bytes_, 0, handle_, 0);
   if (result == CUDA_ERROR_INVALID_VALUE) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the allocation does not have the ", bytes_, " bytes that were said"));
+        absl::StrCat("the allocation does not have the ", bytes_, " bytes that the client stated"));
   }
   if (result != CUDA_SUCCESS) return Failed("cuMemMap", result);
   is_mapped_ = true;

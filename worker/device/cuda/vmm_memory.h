@@ -1,6 +1,6 @@
-// Memory of CUDA's virtual memory management, which processes share as file descriptors: what this
-// one shows to others, and what others have shown to it. Unlike CUDA's legacy handles descriptors
-// mean the same in every namespace.
+// CUDA virtual memory management: allocations that processes share as file descriptors. VmmRegion
+// exports an allocation, VmmMapping imports one. Unlike CUDA's legacy handles, descriptors work
+// across all namespaces.
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_VMM_MEMORY_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_VMM_MEMORY_H_
 
@@ -18,15 +18,17 @@
 
 namespace ringattn::worker {
 
-// One allocation of a device, mapped for it. Immutable; what is done with the memory is the
-// caller's. Where others have it mapped it stays in use after this is gone.
+// One allocation of a device, mapped for it. Immutable; callers synchronize accesses to the memory.
+// The memory stays allocated while other processes have it mapped.
 class VmmRegion {
  public:
-  // OK if the device has such memory and can share it; FAILED_PRECONDITION saying what it lacks.
+  // Returns OK if the device has such memory and can share it, or FAILED_PRECONDITION with what it
+  // lacks.
   static absl::Status CheckSupport(const CudaDriver& driver, int device);
 
-  // `bytes`, rounded up to the device's pages, uninitialised. `events` and `driver` outlive it.
-  // RESOURCE_EXHAUSTED without memory; FAILED_PRECONDITION naming the driver's call that refused.
+  // Allocates `bytes`, rounded up to the device's pages, uninitialised. `events` and `driver` must
+  // outlive it. Returns RESOURCE_EXHAUSTED if memory is short, or FAILED_PRECONDITION with the
+  // driver call that failed.
   static absl::StatusOr<std::unique_ptr<VmmRegion>> Create(CudaEventPool* events,
                                                            const CudaDriver* driver, int64_t bytes);
   ~VmmRegion();
@@ -35,7 +37,7 @@ class VmmRegion {
 
   char* data() const { return reinterpret_cast<char*>(address_); }
   int64_t bytes() const { return static_cast<int64_t>(bytes_); }
-  // For SCM_RIGHTS; it stays this object's.
+  // For SCM_RIGHTS; stays owned by this object.
   int descriptor() const { return descriptor_.get(); }
 
  private:
@@ -53,13 +55,13 @@ class VmmRegion {
   ScopedDescriptor descriptor_;
 };
 
-// Another process's allocation, mapped for a device of this one until it is gone.
+// Another process's allocation, mapped for a device of this process until destruction.
 class VmmMapping final : public ImportedMemory {
  public:
-  // Of the `bytes` that are said to lie behind the descriptor, which stays the caller's and is of
-  // no use to this object afterwards; `gpu`: whose memory it is said to be, as this process counts.
-  // INVALID_ARGUMENT: it is of something else, of another GPU's or a shorter allocation.
-  // RESOURCE_EXHAUSTED naming the driver's call that failed.
+  // Maps `bytes` of the allocation behind `descriptor`, which stays the caller's and may be closed
+  // afterwards. `gpu`: the index in this process of the GPU that should own the memory. Errors:
+  //   INVALID_ARGUMENT    not such an allocation, on another GPU, or too short
+  //   RESOURCE_EXHAUSTED  with the driver call that failed
   static absl::StatusOr<std::unique_ptr<VmmMapping>> Map(CudaEventPool* events,
                                                          const CudaDriver* driver, int descriptor,
                                                          int64_t bytes, int gpu);
