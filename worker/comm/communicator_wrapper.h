@@ -1,5 +1,5 @@
-// CommunicatorWrapper: a communicator that passes everything on to another. Decorators override
-// what they change.
+// CommunicatorWrapper: forwards every call to another communicator. Decorators override what they
+// change.
 #ifndef RINGATTN_WORKER_COMM_COMMUNICATOR_WRAPPER_H_
 #define RINGATTN_WORKER_COMM_COMMUNICATOR_WRAPPER_H_
 
@@ -12,7 +12,7 @@
 
 namespace ringattn::worker {
 
-// As thread safe as what it wraps.
+// As thread safe as the wrapped communicator.
 class CommunicatorWrapper : public Communicator {
  public:
   explicit CommunicatorWrapper(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}

@@ -1,4 +1,4 @@
-// RingAttempts: the ring that a transport is forming, if any.
+// RingAttempts: the ring that a transport is currently forming, if any.
 #ifndef RINGATTN_WORKER_COMM_RING_ATTEMPTS_H_
 #define RINGATTN_WORKER_COMM_RING_ATTEMPTS_H_
 
@@ -15,7 +15,7 @@
 
 namespace ringattn::worker {
 
-// Transports derive what they prepare from it.
+// Base class of what transports prepare.
 struct RingAttempt {
   virtual ~RingAttempt() = default;
 
@@ -25,20 +25,20 @@ struct RingAttempt {
   std::atomic<bool> cancelled{false};
 };
 
-// Thread safe. The phases of RingTransport, whose comments hold.
+// Implements the phases of RingTransport. Thread safe.
 class RingAttempts {
  public:
   using Joined = absl::StatusOr<std::unique_ptr<Communicator>>;
 
-  // INVALID_ARGUMENT unless 0 <= rank < world_size.
+  // Returns INVALID_ARGUMENT unless 0 <= rank < world_size.
   static absl::Status Check(int rank, int world_size);
 
-  // Cancels what was prepared before.
+  // Stores the attempt and cancels an earlier one.
   void Prepare(std::shared_ptr<RingAttempt> attempt);
 
-  // What `join` makes of the attempt of that generation; Cancel() finds it until then.
-  // CANCELLED if it is not the prepared one or is cancelled meanwhile, INVALID_ARGUMENT if
-  // not all members' blobs came.
+  // Returns what `join` makes of the attempt of that generation. Cancel() can cancel the attempt
+  // until then. Returns CANCELLED if the attempt is not the prepared one or is cancelled meanwhile,
+  // INVALID_ARGUMENT if the number of blobs is wrong.
   Joined Connect(uint64_t generation, size_t blob_count,
                  const std::function<Joined(RingAttempt& attempt)>& join);
 

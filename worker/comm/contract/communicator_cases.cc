@@ -1,4 +1,4 @@
-// What every Communicator does, whatever moves its bytes: order, sizes, waiting, and its end.
+// The contract of Communicator: order, sizes, waiting, abort and destruction.
 #include <atomic>
 #include <cstdio>
 #include <thread>
@@ -62,7 +62,7 @@ TEST_P(RingOfOne, CopiesWhatItSendsToItself) {
   EXPECT_EQ(b.Read(), Pattern(1000, 4));
 }
 
-// Every rank sends `bytes` to its right and receives from its left.
+// Each rank sends `bytes` to its right neighbour and receives from its left one.
 void PassOneBlock(Ranks& ranks, Ring& ring, int64_t bytes) {
   const int world_size = ranks.size();
   std::vector<RunControl> controls(world_size);
@@ -92,7 +92,7 @@ TEST_P(CommunicatorContract, PassesBlocksOfEverySizeAroundTheRing) {
     Ranks ranks = MakeRanks(world_size);
     Ring ring = ranks.Form(1);
     ASSERT_TRUE(Formed(ring));
-    // The last one takes several of the segments that TCP cuts transfers into, between two.
+    // The last size needs several of TCP's segments when there are two ranks.
     for (int64_t bytes :
          {int64_t{0}, int64_t{1}, int64_t{4097}, (int64_t{40} << 20) / world_size + 3}) {
       PassOneBlock(ranks, ring, bytes);
@@ -118,8 +118,8 @@ TEST_P(CommunicatorContract, OneGroupReachesAllPeersBothWays) {
   };
   for (int rank = 0; rank < world_size; ++rank) {
     std::vector<PeerTransfer> group;
-    // Receives first in some ranks and last in others: order inside a group between
-    // different peers must not matter.
+    // Some ranks list receives first, others last: the order within a group must not matter between
+    // different peers.
     for (int peer = 0; peer < world_size; ++peer) {
       if (!reaches(rank, peer)) continue;
       PeerTransfer send{Kind::kSend, peer, sent[rank]->data(), kBytes};
@@ -148,8 +148,8 @@ TEST_P(CommunicatorContract, TheNthSendMeetsTheNthReceive) {
   ASSERT_TRUE(Formed(ring));
   RunControl controls[2];
   constexpr int kCount = 60;
-  // Same size everywhere, so that only order tells them apart; the sender packs them
-  // three to a group, the receiver two.
+  // All messages have one size, so only the order distinguishes them. The sender puts three into a
+  // group, the receiver two.
   const std::vector<uint8_t> numbers = Pattern(kCount * 8, 3);
   Memory sent(ranks[0], numbers), received(ranks[1], kCount * 8);
   std::vector<EventRef> done;
@@ -220,8 +220,8 @@ TEST_P(CommunicatorContract, AGroupRunsThoughItsPredecessorFailed) {
   EXPECT_EQ(b.Read(), Pattern(4, 9));
 }
 
-// A block goes on in the next group, as in a ring pass; nobody waits between them. Prints how
-// long Start holds the executor up, and how long a small step takes.
+// Each group forwards a block that the previous group received, as in a ring pass, without waiting
+// in between. Prints how long Start blocks the caller and how long a small step takes.
 TEST_P(CommunicatorContract, ManyGroupsInARowPassTheSameBytesOn) {
   constexpr int kGroups = 500, kBytes = 4096;
   const int world_size = LargestWorld(4);
@@ -248,7 +248,7 @@ TEST_P(CommunicatorContract, ManyGroupsInARowPassTheSameBytesOn) {
             std::move(after), &controls[rank]));
       }
       enqueue_us[rank] = absl::ToDoubleMicroseconds(absl::Now() - begin) / kGroups;
-      // All of them: an event may touch its control until somebody has seen it done.
+      // Waits for all events, because an event may use its control until its end has been observed.
       for (const EventRef& event : done) EXPECT_TRUE(event->Wait(Soon()).ok());
       step_us[rank] = absl::ToDoubleMicroseconds(absl::Now() - begin) / kGroups;
       const int source = ((rank - kGroups) % world_size + world_size) % world_size;

@@ -1,5 +1,4 @@
-// What every RingTransport does while a ring is formed: the two phases, their ends and what
-// they refuse.
+// The contract of RingTransport while a ring forms: the two phases, cancellation and errors.
 #include <atomic>
 #include <thread>
 
@@ -72,7 +71,7 @@ TEST_P(FormingOfManyContract, BlobsAreChecked) {
   for (const char* bad : {"\x01", "\xff\xffxx", "nonsense"}) {
     EXPECT_EQ(code(bad), absl::StatusCode::kInvalidArgument) << bad;
   }
-  // Nothing may stand for a rank that cannot take part.
+  // An empty blob may mark a rank that cannot take part.
   EXPECT_THAT(code(""),
               AnyOf(absl::StatusCode::kInvalidArgument, absl::StatusCode::kFailedPrecondition));
 }
@@ -81,7 +80,7 @@ TEST_P(FormingOfManyContract, AMissingPeerIsUnavailableByTheDeadline) {
   const absl::Duration patience = absl::Seconds(1);
   Ranks ranks = MakeRanks(2);
   uint64_t generation = 0;
-  // Gone, or silent.
+  // The peer is gone, or silent.
   for (const bool gone : {true, false}) {
     if (!gone && GetParam().reaches_prepared_ranks) continue;
     const std::vector<std::string> blobs = ranks.Prepare(++generation);
@@ -99,7 +98,7 @@ TEST_P(FormingOfManyContract, CancelEndsAConnect) {
   Ranks ranks = MakeRanks(2);
   for (int rank : {0, 1}) {
     const std::vector<std::string> blobs = ranks.Prepare(1 + rank);
-    // Connect must not succeed before it is cancelled; it may find out that the peer is gone.
+    // Connect must not succeed before it is cancelled. It may notice that the peer is gone.
     const bool peer_gone = GetParam().reaches_prepared_ranks;
     if (peer_gone) ranks.transport(1 - rank).Cancel();
     std::atomic<bool> connecting{false};

@@ -1,4 +1,4 @@
-// Ranks whose device memory is the host's.
+// Test ranks whose device memory is host memory.
 #ifndef RINGATTN_WORKER_COMM_CONTRACT_HOST_RANKS_H_
 #define RINGATTN_WORKER_COMM_CONTRACT_HOST_RANKS_H_
 
@@ -10,7 +10,7 @@
 
 namespace ringattn::worker {
 
-// options.world_size ranks, each with the transport that is made for it.
+// Creates options.world_size ranks, each with the transport that `make_transport` returns for it.
 std::vector<std::unique_ptr<TestRank>> MakeHostRanks(
     const TestRankOptions& options,
     const std::function<std::unique_ptr<RingTransport>(int rank)>& make_transport);

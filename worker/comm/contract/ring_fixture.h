@@ -1,4 +1,4 @@
-// What the cases are written with: rings, and memory of their ranks.
+// Building blocks of the contract's cases: rings and their ranks' memory.
 #ifndef RINGATTN_WORKER_COMM_CONTRACT_RING_FIXTURE_H_
 #define RINGATTN_WORKER_COMM_CONTRACT_RING_FIXTURE_H_
 
@@ -18,18 +18,18 @@ namespace ringattn::worker {
 
 using Ring = std::vector<std::unique_ptr<Communicator>>;
 
-// An abort takes a second at most; a loaded machine may take longer.
+// An abort takes at most a second; a loaded machine may take longer.
 inline constexpr absl::Duration kAbortBound = absl::Seconds(5);
 
-// Far enough that only what never ends misses it.
+// A deadline so late that only work which never ends misses it.
 absl::Time Soon();
 
-// Bytes that tell their place and their sender.
+// Returns bytes that depend on their position and their sender (`seed`).
 std::vector<uint8_t> Pattern(int64_t bytes, int seed);
 
 std::string Message(const absl::Status& status);
 
-// True if every rank has a communicator.
+// Returns true if every rank has a communicator.
 bool Formed(const Ring& ring);
 
 // Memory of one rank. Not thread safe.
@@ -53,7 +53,7 @@ class Memory {
 
 using MemoryRef = std::unique_ptr<Memory>;
 
-// The ranks of one ring. A transport that calls itself stuck fails the test.
+// The ranks of one ring. A transport that reports itself as stuck fails the test.
 class Ranks {
  public:
   Ranks(const RingUnderTest& ring, TestRankOptions options);
@@ -62,7 +62,7 @@ class Ranks {
   TestRank* operator[](int rank) { return ranks_[rank].get(); }
   RingTransport& transport(int rank) { return ranks_[rank]->transport(); }
 
-  // Phase one at every rank, and both phases.
+  // Runs phase one on every rank; Form runs both phases.
   std::vector<std::string> Prepare(uint64_t generation);
   Ring Form(uint64_t generation);
 
@@ -70,7 +70,7 @@ class Ranks {
   std::vector<std::unique_ptr<TestRank>> ranks_;
 };
 
-// One of RingsUnderTest().
+// Parameterized by RingsUnderTest().
 class RingTest : public ::testing::TestWithParam<RingUnderTest> {
  protected:
   Ranks MakeRanks(int world_size, absl::Duration step_timeout = absl::Minutes(1),
@@ -80,12 +80,12 @@ class RingTest : public ::testing::TestWithParam<RingUnderTest> {
                               .max_ctas = max_ctas,
                               .on_stuck = nullptr});
   }
-  // Those of `wanted` for which there are devices.
+  // Returns those of `wanted` for which there are devices.
   std::vector<int> WorldSizes(const std::vector<int>& wanted) const;
   int LargestWorld(int wanted) const { return std::min(wanted, GetParam().max_world_size); }
 };
 
-// Rings of two ranks or more; skipped where the machine has no devices for them.
+// Rings of at least two ranks; skipped if the machine has too few devices.
 class RingOfManyTest : public RingTest {
  protected:
   void SetUp() override {
@@ -97,7 +97,7 @@ inline std::string RingName(const ::testing::TestParamInfo<RingUnderTest>& info)
   return info.param.name;
 }
 
-// RingsUnderTest() that are not of single ranks by nature.
+// Returns RingsUnderTest() without those that only form rings of one.
 std::vector<RingUnderTest> RingsOfMany();
 
 }  // namespace ringattn::worker

@@ -1,6 +1,6 @@
-// What the contract's cases need of a transport. A test program links the cases
-// (//worker/comm/contract:cases) and defines RingsUnderTest(); every transport has one, so
-// what they have in common is said once.
+// What the contract's cases need from a transport. A test program links the cases
+// (//worker/comm/contract:cases) and defines RingsUnderTest(). Each transport has such a program,
+// so the common behaviour is tested by one set of cases.
 #ifndef RINGATTN_WORKER_COMM_CONTRACT_RING_UNDER_TEST_H_
 #define RINGATTN_WORKER_COMM_CONTRACT_RING_UNDER_TEST_H_
 
@@ -18,21 +18,21 @@
 
 namespace ringattn::worker {
 
-// One rank's transport and device, as in a process of its own. Thread safe.
+// One rank's transport and device, as in a separate process. Thread safe.
 class TestRank {
  public:
   virtual ~TestRank() = default;
 
   virtual RingTransport& transport() = 0;
 
-  // Memory that transfers may name. Never null, also for 0 bytes.
+  // Returns memory that transfers may use. Never null, not even for 0 bytes.
   virtual void* Allocate(int64_t bytes) = 0;
   virtual void Free(void* data) = 0;
-  // Host memory to and from it. What is written is there on return, for every queue.
+  // Copies from and to host memory. Written data is visible to every queue on return.
   virtual void Write(void* data, const void* host, int64_t bytes) = 0;
   virtual void Read(void* host, const void* data, int64_t bytes) = 0;
 
-  // Work of the device: fills the memory with `value` as soon as *go. Does not block.
+  // Starts device work that fills the memory with `value` as soon as *go is true. Does not block.
   virtual EventRef FillWhen(const std::atomic<bool>* go, void* data, int64_t bytes,
                             uint8_t value) = 0;
 };
@@ -40,24 +40,24 @@ class TestRank {
 struct TestRankOptions {
   int world_size = 2;
   absl::Duration step_timeout = absl::Minutes(1);
-  int max_ctas = 4;  // where the transport takes SMs
+  int max_ctas = 4;  // for transports that use SMs
   std::function<void(const std::string&)> on_stuck;
 };
 
 struct RingUnderTest {
   std::string name;
-  // Ranks that this machine has devices for.
+  // Number of ranks for which this machine has devices.
   int max_world_size = 8;
-  // Rings of one are all that it ever forms.
+  // The transport only forms rings of one.
   bool single_rank_only = false;
-  // An aborted transfer of that size has hardly ever ended before.
+  // A transfer of this size is practically never complete when it is aborted.
   int64_t long_transfer_bytes = int64_t{64} << 20;
   bool has_step_timeout = true;
   // A group may send from a rank to itself.
   bool sends_to_itself = false;
-  // A rank that is prepared can be reached before it calls Connect.
+  // A prepared rank can be reached before it calls Connect.
   bool reaches_prepared_ranks = false;
-  // The ranks of one ring, by rank, not yet prepared; they may form several rings.
+  // Creates the unprepared ranks of one ring, by rank. They may form several rings.
   std::function<std::vector<std::unique_ptr<TestRank>>(const TestRankOptions&)> make_ranks;
 
   friend std::ostream& operator<<(std::ostream& out, const RingUnderTest& ring) {

@@ -1,4 +1,4 @@
-// What tells GPUs apart between processes.
+// The identity of a GPU, the same in every process.
 #ifndef RINGATTN_WORKER_COMM_CUDA_DEVICE_UUID_H_
 #define RINGATTN_WORKER_COMM_CUDA_DEVICE_UUID_H_
 
@@ -8,7 +8,7 @@
 
 namespace ringattn::worker {
 
-// 32 hexadecimal digits. INTERNAL if CUDA does not know the device.
+// Returns 32 hexadecimal digits, or INTERNAL if CUDA does not know the device.
 absl::StatusOr<std::string> DeviceUuid(int device);
 
 }  // namespace ringattn::worker

@@ -16,8 +16,8 @@ constexpr int kMaxRanks = 8;
 
 #define CUDA_OK(call) EXPECT_EQ((call), cudaSuccess) << #call
 
-// Copies may return before the device is done with them, and rings' streams do not wait for
-// the default stream.
+// Copies may return before the device is done with them, and ring streams do not wait for the
+// default stream.
 void CopyNow(int device, void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
   CUDA_OK(cudaSetDevice(device));
   CUDA_OK(cudaMemcpy(to, from, bytes, kind));
@@ -51,7 +51,7 @@ GpuRank::~GpuRank() {
 
 void* GpuRank::Allocate(int64_t bytes) {
   CUDA_OK(cudaSetDevice(device_));
-  return TakeMemory(bytes + 1);  // so that 0 bytes have an address
+  return TakeMemory(bytes + 1);  // so that 0 bytes have an address too
 }
 
 void GpuRank::Free(void* data) {

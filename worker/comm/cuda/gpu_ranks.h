@@ -1,5 +1,5 @@
-// Ranks of the contract's cases (worker/comm/contract) whose devices are GPUs, or fakes of
-// them; one rank per GPU in threads of one process.
+// Ranks for the contract's cases (worker/comm/contract) on GPUs or fakes of them: one rank per GPU,
+// in threads of one process.
 #ifndef RINGATTN_WORKER_COMM_CUDA_GPU_RANKS_H_
 #define RINGATTN_WORKER_COMM_CUDA_GPU_RANKS_H_
 
@@ -9,13 +9,13 @@
 
 namespace ringattn::worker {
 
-// At most 8; 0 without a driver.
+// Returns at most 8; 0 without a driver.
 int TestGpuCount();
 
-// What all rings of GPUs have in common; make_ranks is left to the transport.
+// Returns the common parameters of GPU rings; the transport sets make_ranks.
 RingUnderTest GpuRing(const std::string& name);
 
-// Memory and work of GPU `device`. Where its memory comes from is the transport's business.
+// Memory and work of GPU `device`. Derived classes choose the source of the memory.
 class GpuRank : public TestRank {
  public:
   GpuRank(int device, std::unique_ptr<RingTransport> transport);
@@ -29,18 +29,17 @@ class GpuRank : public TestRank {
   EventRef FillWhen(const std::atomic<bool>* go, void* data, int64_t bytes, uint8_t value) override;
 
  protected:
-  // cudaMalloc and cudaFree unless overridden; the device is current.
+  // cudaMalloc and cudaFree unless overridden. The device is current.
   virtual void* TakeMemory(int64_t bytes);
   virtual void GiveMemory(void* data);
 
  private:
   const int device_;
   const std::unique_ptr<RingTransport> transport_;
-  void* compute_ = nullptr;  // the stream that computes, once there is one
+  void* compute_ = nullptr;  // the compute stream, created on first use
 };
 
-// Numbers of CTAs whose rates are worth measuring; {0} where a transport takes none. Defined
-// by the program.
+// Numbers of CTAs whose rates to measure; {0} if the transport uses none. Defined by the program.
 std::vector<int> TestCtas();
 
 }  // namespace ringattn::worker

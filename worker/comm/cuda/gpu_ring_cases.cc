@@ -1,5 +1,5 @@
-// What is particular to rings between GPUs, whatever moves their bytes. Needs GPUs, or fakes
-// of them; `--gtest_filter` picks cases as usual.
+// Additional cases for rings of GPUs, independent of what moves the bytes. Needs GPUs or fakes of
+// them; `--gtest_filter` selects cases.
 #include <cstdio>
 
 #include "gmock/gmock.h"
@@ -35,7 +35,7 @@ TEST_P(GpuRingTest, TwoRanksThatSayTheyAreOneAreRefused) {
               AnyOf(absl::StatusCode::kInvalidArgument, absl::StatusCode::kFailedPrecondition));
 }
 
-// A group of a failed ring fails without being put on the stream.
+// A group on a failed ring fails without being enqueued.
 TEST_P(GpuRingTest, AGroupAfterAnAbortIsDoneAtOnce) {
   Ranks ranks = MakeRanks(2);
   Ring ring = ranks.Form(1);
@@ -47,7 +47,7 @@ TEST_P(GpuRingTest, AGroupAfterAnAbortIsDoneAtOnce) {
   EXPECT_TRUE(later->Done());
 }
 
-// What a number of CTAs carries, where a transport takes any.
+// Measures the rate for each number of CTAs, if the transport uses any.
 TEST_P(GpuRingTest, Rate) {
   constexpr int64_t kBytes = int64_t{256} << 20;
   const int world_size = GetParam().max_world_size;

@@ -17,8 +17,8 @@ using Kind = PeerTransfer::Kind;
 
 constexpr absl::Duration kPoll = absl::Milliseconds(5);
 
-// Copies to and from pageable memory. Such a copy may return before it has arrived, and a
-// communicator's stream does not wait for the default one.
+// Copies from or to pageable memory. Such a copy may return before the data has arrived, and the
+// communicator's stream does not wait for the default stream.
 absl::Status CopyNow(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   absl::Status status = CudaStatus(cudaMemcpy(to, from, bytes, kind), "cudaMemcpy");
   if (status.ok()) status = CudaStatus(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
@@ -51,7 +51,7 @@ absl::Status Handshake(Communicator& communicator, void* memory, uint64_t genera
   }
   if (absl::IsDeadlineExceeded(status)) {
     communicator.Abort(cancelled.load() ? "cancelled" : "not all ranks took part in time");
-    // Bounded by the abort: `memory` and `control` are in use until then.
+    // The abort bounds the wait. `memory` and `control` are in use until then.
     status = done->Wait(absl::InfiniteFuture());
     if (status.ok())
       status = absl::UnavailableError("a peer did not complete the handshake in time");

@@ -1,5 +1,5 @@
-// StepDeadlines: which groups of transfers are pending, and whether the one whose
-// turn it is has taken too long. Pure: time is an argument.
+// StepDeadlines: tracks pending groups of transfers and whether the current one takes too long.
+// Pure: time is an argument.
 #ifndef RINGATTN_WORKER_COMM_CUDA_STEP_DEADLINES_H_
 #define RINGATTN_WORKER_COMM_CUDA_STEP_DEADLINES_H_
 
@@ -14,7 +14,7 @@
 
 namespace ringattn::worker {
 
-// "sending to rank 1, receiving from rank 3"; "no transfer" for none.
+// Returns, for example, "sending to rank 1, receiving from rank 3", or "no transfer".
 std::string DescribeGroup(const std::vector<PeerTransfer>& group);
 
 // Not thread safe.
@@ -22,15 +22,15 @@ class StepDeadlines {
  public:
   explicit StepDeadlines(absl::Duration step_timeout) : step_timeout_(step_timeout) {}
 
-  // Groups run in the order in which they are added.
+  // Adds a group. Groups run in the order in which they are added.
   //   after        what the group waits for
-  //   done         ends when the group does
+  //   done         the group's event
   //   description  for the message
   void Add(std::vector<EventRef> after, EventRef done, std::string description);
 
-  // Forgets groups that have ended. If the first one left could run (what it waits
-  // for is done) for longer than the step timeout, says so; else empty. The moment at
-  // which it could is the first Poll that finds it so: poll often.
+  // Removes groups that have ended. Returns a message if the first remaining one has been able to
+  // run (what it waits for is done) for longer than the step timeout, else an empty string. The
+  // time counts from the first Poll that finds the group able to run, so poll often.
   std::string Poll(absl::Time now);
 
   bool empty() const { return groups_.empty(); }
@@ -44,7 +44,8 @@ class StepDeadlines {
 
   const absl::Duration step_timeout_;
   std::deque<Group> groups_;
-  absl::Time running_since_ = absl::InfiniteFuture();  // the first group; future: not yet
+  absl::Time running_since_ =
+      absl::InfiniteFuture();  // of the first group; infinite future: it cannot run yet
 };
 
 }  // namespace ringattn::worker

@@ -36,7 +36,7 @@ TEST(StepDeadlines, WaitingForComputeDoesNotCount) {
   EXPECT_THAT(steps.Poll(At(0)), IsEmpty());
   b->Finish(absl::OkStatus());
   EXPECT_THAT(steps.Poll(At(50)), IsEmpty());
-  // A failed predecessor is an ended one.
+  // A failed dependency counts as done.
   a->Finish(absl::InternalError("kernel"));
   EXPECT_THAT(steps.Poll(At(60)), IsEmpty());
   EXPECT_THAT(steps.Poll(At(70)), IsEmpty());

@@ -14,8 +14,8 @@ namespace {
 
 using Kind = PeerTransfer::Kind;
 
-// Between two looks at the pending groups: short beside any step timeout, long beside
-// what a look costs (microseconds).
+// Polling interval for pending groups: short compared with any step timeout, long compared with the
+// cost of a poll (microseconds).
 constexpr absl::Duration kWatchPause = absl::Milliseconds(5);
 constexpr absl::Duration kInterruptPause = absl::Microseconds(200);
 
@@ -23,7 +23,7 @@ bool Between(const PeerTransfer& transfer, Kind kind, int peer) {
   return transfer.kind == kind && transfer.peer == peer && transfer.bytes > 0;
 }
 
-// Those of `after` that a stream has to wait for.
+// Returns the events of `after` that a stream must wait for.
 std::vector<EventRef> Unfinished(const std::vector<EventRef>& after) {
   std::vector<EventRef> unfinished;
   for (const EventRef& event : after) {
@@ -42,8 +42,8 @@ absl::StatusOr<std::unique_ptr<StreamCommunicator>> StreamCommunicator::Create(
   absl::Status status = CudaStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
                                    "cudaDeviceGetStreamPriorityRange");
   if (!status.ok()) return status;
-  // High priority: where an engine needs SMs, its CTAs go before the waiting ones of a
-  // compute kernel, so that a transfer starts when the first of that kernel's CTAs retire.
+  // High priority: if an engine needs SMs, its CTAs precede the waiting CTAs of a compute kernel. A
+  // transfer then starts when the first CTAs of that kernel retire.
   cudaStream_t stream = nullptr;
   status = CudaStatus(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest),
                       "cudaStreamCreateWithPriority");
@@ -87,11 +87,11 @@ EventRef StreamCommunicator::Start(std::vector<PeerTransfer> group, std::vector<
   }
   bool half_enqueued = false;
   const absl::Status status = Enqueue(group, after, event.get(), &half_enqueued);
-  // What is missing here the peers will wait for.
+  // Peers would wait for the missing transfers.
   if (!status.ok()) Abort(absl::StrCat(DescribeGroup(group), ": ", status.message()));
   absl::MutexLock lock(&mutex_);
   if (half_enqueued) {
-    half_enqueued_ = event;  // EndWork says when it is over
+    half_enqueued_ = event;  // EndWork completes it
   } else if (aborted_) {
     event->FailAndHold(AbortedStatus());
     pending_.push_back(event);
@@ -127,7 +127,8 @@ absl::Status StreamCommunicator::CopyToSelf(const std::vector<PeerTransfer>& gro
     return a->bytes == b->bytes;
   };
   if (!std::equal(sends.begin(), sends.end(), receives.begin(), receives.end(), fits)) {
-    return absl::InternalError("a rank's transfers with itself do not match within a group");
+    return absl::InternalError(
+        "a rank's sends to itself and receives from itself do not match within a group");
   }
   absl::Status status;
   for (size_t i = 0; i < sends.size() && status.ok(); ++i) {
@@ -185,8 +186,8 @@ void StreamCommunicator::Watch() {
 }
 
 void StreamCommunicator::EndWork() {
-  // Whoever is putting a group on the stream comes to an end first. Once may not be enough:
-  // copies that peers have begun write words that the stream waits for.
+  // Waits for a thread that is enqueuing a group. One interrupt may not be enough, because copies
+  // that peers have begun still write words that the stream waits for.
   while (!issuing_.TryLock()) {
     if (engine_ != nullptr) engine_->Interrupt();
     absl::SleepFor(kInterruptPause);
@@ -206,8 +207,8 @@ void StreamCommunicator::EndGroups() {
     status = AbortedStatus();
   }
   if (half_enqueued == nullptr) return;
-  // Nothing more can be enqueued, so what is on the stream now is all there is. The
-  // event has no end on it: a recorded one could be seen before the failure is noted.
+  // Nothing more can be enqueued, so everything is on the stream now. The event's end was not
+  // recorded: a recorded one could be observed before the failure is set.
   (void)cudaStreamSynchronize(stream_);
   half_enqueued->Fail(status);
 }

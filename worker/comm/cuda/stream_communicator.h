@@ -1,6 +1,6 @@
-// StreamCommunicator: groups of transfers between GPUs, in order, on a high-priority
-// stream of their own, so that they run beside compute. An engine moves the bytes; what
-// waits for what, deadlines and the end are here.
+// StreamCommunicator: ordered groups of transfers between GPUs, on a separate high-priority stream
+// so that they overlap with compute. A TransferEngine moves the bytes; this class handles
+// dependencies, deadlines and abort.
 #ifndef RINGATTN_WORKER_COMM_CUDA_STREAM_COMMUNICATOR_H_
 #define RINGATTN_WORKER_COMM_CUDA_STREAM_COMMUNICATOR_H_
 
@@ -22,15 +22,16 @@
 
 namespace ringattn::worker {
 
-// Thread safe, as Communicator says; its events are CudaEvents. Empty transfers are
-// skipped by both sides. Within a group the n-th send of a rank to itself is copied to
-// its n-th receive from itself.
-// REQUIRES of every group: memory of the device; `after` are CudaEvents of the device or
-// done.
+// Thread safe, as Communicator requires. Its events are CudaEvents. Both peers skip empty
+// transfers. Within a group, the n-th send of a rank to itself is copied to its n-th receive from
+// itself.
+//
+// REQUIRES for every group: memory of the device; `after` consists of CudaEvents of the device or
+// events that are done.
 class StreamCommunicator : public Communicator {
  public:
-  // `engine` has joined its ring; null for a ring of one. `transport` is what it is called
-  // by. INTERNAL if no stream can be made.
+  // `engine` has joined its ring; null for a ring of one. `transport`: the name to report. Returns
+  // INTERNAL if the stream cannot be created.
   static absl::StatusOr<std::unique_ptr<StreamCommunicator>> Create(
       std::unique_ptr<TransferEngine> engine, std::string transport, CudaEventPool* events,
       int rank, int world_size, absl::Duration step_timeout);
@@ -54,8 +55,8 @@ class StreamCommunicator : public Communicator {
                      CudaEventPool* events, cudaStream_t stream, int rank, int world_size,
                      absl::Duration step_timeout);
 
-  // Puts the group on the stream. After a failure that may have left work behind,
-  // the event's end is not recorded and *half_enqueued is set.
+  // Enqueues the group on the stream. If it fails with work possibly left on the stream, it does
+  // not record the event's end, and sets *half_enqueued.
   absl::Status Enqueue(const std::vector<PeerTransfer>& group, const std::vector<EventRef>& after,
                        CudaEvent* event, bool* half_enqueued)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
@@ -66,7 +67,7 @@ class StreamCommunicator : public Communicator {
 
   void Watch();
   void EndWork();
-  // What is left of the groups of an aborted ring, whose transfers have come to an end.
+  // Completes the events of an aborted ring, after its transfers have ended.
   void EndGroups() ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
   absl::Status AbortedStatus() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
@@ -78,7 +79,7 @@ class StreamCommunicator : public Communicator {
   const int world_size_;
   const absl::Duration step_timeout_;
 
-  // Held while a group is put on the stream. Before mutex_.
+  // Held while a group is enqueued. Acquired before mutex_.
   absl::Mutex issuing_;
 
   absl::Mutex mutex_;
@@ -88,7 +89,7 @@ class StreamCommunicator : public Communicator {
   std::vector<std::shared_ptr<CudaEvent>> pending_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<CudaEvent> half_enqueued_ ABSL_GUARDED_BY(mutex_);
 
-  std::thread watcher_;  // last: uses the rest. Ends after an abort
+  std::thread watcher_;  // last: uses the other members. Ends after an abort
 };
 
 }  // namespace ringattn::worker

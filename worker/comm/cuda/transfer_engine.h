@@ -1,4 +1,4 @@
-// TransferEngine: what moves the bytes of a group between GPUs: NCCL, copy engines.
+// TransferEngine: moves the bytes of a group between GPUs, by NCCL or copy engines.
 #ifndef RINGATTN_WORKER_COMM_CUDA_TRANSFER_ENGINE_H_
 #define RINGATTN_WORKER_COMM_CUDA_TRANSFER_ENGINE_H_
 
@@ -11,34 +11,33 @@
 
 namespace ringattn::worker {
 
-// Enqueue comes from one thread at a time; the rest from any, at any time. The device is
-// current on the calling thread.
+// Enqueue is called by one thread at a time, the other methods by any thread at any time. The
+// device is current on the calling thread.
 class TransferEngine {
  public:
   virtual ~TransferEngine() = default;
 
-  // As Communicator's. Constant.
+  // See Communicator. Constant.
   virtual bool takes_compute_units() const = 0;
 
-  // Puts a group's transfers, all with bytes and with other ranks, on `stream`: they run
-  // when the stream gets there, and it goes on when all of them have taken place. Always
-  // the same stream. Waits for no peer. If it fails, part of the group may be enqueued, or
-  // yet be, until Abort() has returned.
+  // Enqueues a group's transfers on `stream`, which is always the same. All have bytes and other
+  // ranks as peers. They run when the stream reaches them, and the stream continues when all are
+  // complete. Does not wait for peers. After a failure, part of the group may be enqueued, now or
+  // later, until Abort() has returned.
   virtual absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) = 0;
 
-  // As Communicator's.
+  // See Communicator.
   virtual void WakeLinks() {}
 
-  // What has gone wrong since, as far as it shows by itself. Cheap.
+  // Returns asynchronous errors that the engine has noticed. Cheap.
   virtual absl::Status AsyncError() = 0;
 
-  // Makes an Enqueue() in progress and later ones fail at once. Never blocks. From here on
-  // the stream may go on before a group's transfers have come to an end: until Abort() has
-  // returned. An Enqueue() that does not end may need it again.
+  // Makes a current Enqueue() and later ones fail at once. Never blocks. Until Abort() has
+  // returned, the stream may then continue before a group's transfers have ended. An Enqueue() that
+  // still does not return may need another Interrupt().
   virtual void Interrupt() = 0;
 
-  // Interrupt(), and ends what is enqueued, within a bound or with the process's end.
-  // Idempotent.
+  // Interrupts and ends everything enqueued, within a bound or by ending the process. Idempotent.
   virtual void Abort() = 0;
 };
 

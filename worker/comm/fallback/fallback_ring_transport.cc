@@ -10,7 +10,7 @@
 namespace ringattn::worker {
 namespace {
 
-// "<bytes of primary>,<bytes of fallback>:" and the two blobs.
+// Format: "<bytes of primary>,<bytes of fallback>:" followed by both blobs.
 std::string Join(const std::string& primary, const std::string& fallback) {
   return absl::StrCat(primary.size(), ",", fallback.size(), ":", primary, fallback);
 }
@@ -43,8 +43,10 @@ absl::StatusOr<std::string> FallbackRingTransport::Prepare(uint64_t generation, 
     absl::MutexLock lock(&mutex_);
     given_up = failures_ >= kGiveUpAfter;
   }
-  absl::StatusOr<std::string> primary = given_up ? absl::FailedPreconditionError("not to be had")
-                                                 : primary_->Prepare(generation, rank, world_size);
+  absl::StatusOr<std::string> primary =
+      given_up ? absl::FailedPreconditionError(
+                     "the primary transport has been disabled after repeated failures")
+               : primary_->Prepare(generation, rank, world_size);
   absl::StatusOr<std::string> fallback = fallback_->Prepare(generation, rank, world_size);
   if (!primary.ok() && !fallback.ok()) return fallback.status();
   return Join(primary.ok() ? *primary : "", fallback.ok() ? *fallback : "");
@@ -69,7 +71,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> FallbackRingTransport::Connect(
     }
     return fallback_->Connect(generation, fallback, deadline);
   }
-  if (primary_ == nullptr) return absl::InvalidArgumentError("a blob that this rank did not give");
+  if (primary_ == nullptr)
+    return absl::InvalidArgumentError("the blob is not the one that this rank returned");
   fallback_->Cancel();
   absl::StatusOr<std::unique_ptr<Communicator>> communicator =
       primary_->Connect(generation, primary, deadline);

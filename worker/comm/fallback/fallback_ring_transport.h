@@ -1,6 +1,6 @@
-// FallbackRingTransport: two ways to form a ring; each ring takes the primary transport where
-// all of its members can, and the fallback otherwise. All members come to the same decision,
-// from the same blobs.
+// FallbackRingTransport: chooses between two transports for each ring. A ring uses the primary
+// transport if all members can, else the fallback. All members decide from the same blobs and
+// therefore agree.
 #ifndef RINGATTN_WORKER_COMM_FALLBACK_FALLBACK_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_FALLBACK_FALLBACK_RING_TRANSPORT_H_
 
@@ -20,21 +20,21 @@ namespace ringattn::worker {
 class FallbackRingTransport : public RingTransport {
  public:
   struct Hooks {
-    // OK if a ring of these blobs of the primary transport can be formed. An empty blob is
-    // of a rank whose primary transport could not prepare or was given up. A pure function.
+    // Returns OK if the primary transport can form a ring from these blobs. A blob is empty if the
+    // rank's primary transport could not prepare or was disabled. Must be a pure function.
     std::function<absl::Status(const std::vector<std::string>& blobs)> primary_suits;
-    // Which one a ring takes: the primary, or the fallback and why. For the log.
+    // Called with the choice, and the reason for the fallback. For the log.
     std::function<void(bool primary, const absl::Status& why)> on_choice;
   };
 
-  // `primary` may be null: this rank cannot, and its rings take the fallback.
+  // `primary` may be null: this rank's rings then use the fallback.
   FallbackRingTransport(std::unique_ptr<RingTransport> primary,
                         std::unique_ptr<RingTransport> fallback, Hooks hooks);
 
-  // Fails if neither can prepare.
+  // Fails if neither transport can prepare.
   absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override;
-  // A primary transport whose Connect answers FAILED_PRECONDITION kGiveUpAfter times without
-  // a success between is not offered any more: what should work there does not.
+  // If the primary's Connect fails with FAILED_PRECONDITION kGiveUpAfter times in a row, this rank
+  // disables the primary.
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
                                                         const std::vector<std::string>& blobs,
                                                         absl::Time deadline) override;

@@ -1,5 +1,4 @@
-// What is particular to a choice of transports; rings that it forms do what the contract
-// (worker/comm/contract) says.
+// The choice between transports. The contract (worker/comm/contract) covers the rings themselves.
 #include "worker/comm/fallback/fallback_ring_transport.h"
 
 #include <utility>
@@ -12,7 +11,7 @@
 
 namespace ringattn::worker {
 
-// Of rings in one process, so that a ring of either kind shows which one it is.
+// In-process rings that report which transport formed them.
 std::vector<RingUnderTest> RingsUnderTest() {
   const auto with = [](const std::string& name, bool suits) {
     RingUnderTest ring;
@@ -124,7 +123,7 @@ TEST_F(FallbackRingTransportTest, TakesTheFallbackWhereOneCannot) {
   EXPECT_EQ(choices_, "2");
 }
 
-// Machines with one worker and with several, in one ring.
+// Machines with one worker and machines with several, in one ring.
 TEST_F(FallbackRingTransportTest, ARankWithoutAPrimaryMeetsThoseThatHaveOne) {
   auto with = Make();
   FallbackRingTransport::Hooks hooks;
@@ -139,7 +138,7 @@ TEST_F(FallbackRingTransportTest, ARankWithoutAPrimaryMeetsThoseThatHaveOne) {
   EXPECT_THAT(fallback_.blobs, ElementsAre("b:,0", "b:,1"));
   EXPECT_EQ(fallback_.connects, 2);
   without.Cancel();
-  // Somebody's words in its name.
+  // A blob that this rank did not produce.
   EXPECT_EQ(without.Connect(1, {blob0, blob0}, absl::InfiniteFuture()).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
@@ -168,7 +167,7 @@ TEST_F(FallbackRingTransportTest, GivesUpAPrimaryThatShouldWorkAndDoesNot) {
     const std::string blob = *transport->Prepare(1, 0, 1);
     return transport->Connect(1, {blob}, absl::InfiniteFuture()).status();
   };
-  // A peer's death is no reason.
+  // The death of a peer does not disable the primary.
   primary_.connect = absl::UnavailableError("peer");
   for (int i = 0; i < 5; ++i) EXPECT_FALSE(form().ok());
   primary_.connect = absl::FailedPreconditionError("cannot map");

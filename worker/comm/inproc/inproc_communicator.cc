@@ -21,12 +21,12 @@ struct Offer {
   bool taken = false;
 };
 
-// Where senders and receivers meet. Thread safe.
+// Matches senders and receivers. Thread safe.
 class Exchange {
  public:
   absl::Status Run(int rank, const std::vector<PeerTransfer>& group, RunControl* control) {
-    // All sends are on offer before the first receive blocks, so no order of
-    // transfers inside a group can make two ranks wait for each other.
+    // Publishes all sends before the first receive blocks, so two ranks cannot deadlock, whatever
+    // the order of transfers in their groups.
     std::vector<std::shared_ptr<Offer>> offers;
     {
       absl::MutexLock lock(&mutex_);
@@ -76,8 +76,7 @@ class Exchange {
                                               " bytes where rank ", rank, " receives ",
                                               transfer.bytes));
     }
-    // Under the lock: a sender that gives up after an abort must not free the
-    // memory during the copy.
+    // Under the lock: after an abort, a sender must not free the memory during the copy.
     if (offer->bytes > 0) std::memcpy(transfer.data, offer->data, offer->bytes);
     offer->taken = true;
     return absl::OkStatus();
@@ -99,7 +98,7 @@ class InProcessCommunicator : public Communicator {
   InProcessCommunicator(int rank, int world_size, std::shared_ptr<Exchange> exchange)
       : rank_(rank), world_size_(world_size), exchange_(std::move(exchange)), queue_("inproc") {}
 
-  // Queued groups could wait for peers that are gone.
+  // Queued groups might otherwise wait for peers that are gone.
   ~InProcessCommunicator() override { exchange_->Abort("a communicator was closed"); }
 
   int rank() const override { return rank_; }

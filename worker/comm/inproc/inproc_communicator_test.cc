@@ -1,5 +1,4 @@
-// What is particular to rings in one process; the rest is the contract's
-// (worker/comm/contract).
+// In-process rings beyond the contract (worker/comm/contract).
 #include "worker/comm/inproc/inproc_communicator.h"
 
 #include <utility>

@@ -17,7 +17,7 @@ std::string BlobOf(uint64_t generation, int rank) {
   return absl::StrCat("inproc:", generation, ":", rank);
 }
 
-// Where the ranks meet. Thread safe.
+// Connects the ranks. Thread safe.
 class Rendezvous {
  public:
   explicit Rendezvous(int world_size) : ranks_(world_size) {}
@@ -90,7 +90,7 @@ class Rendezvous {
   }
 
   absl::Mutex mutex_;
-  std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);  // its size is fixed
+  std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);  // constant size
 };
 
 class InProcessRingTransport : public RingTransport {

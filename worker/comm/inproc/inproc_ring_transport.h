@@ -1,4 +1,4 @@
-// The two phases of forming for in-process rings, for tests that form rings of threads.
+// The two phases of forming for in-process rings, for tests.
 #ifndef RINGATTN_WORKER_COMM_INPROC_INPROC_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_INPROC_INPROC_RING_TRANSPORT_H_
 
@@ -9,7 +9,7 @@
 
 namespace ringattn::worker {
 
-// One transport per rank, which form rings with one another. Thread safe, may be destroyed in
+// Returns one transport per rank; they form rings with each other. Thread safe. May be destroyed in
 // any order.
 std::vector<std::unique_ptr<RingTransport>> MakeInProcessTransports(int world_size);
 

@@ -11,7 +11,7 @@
 namespace ringattn::worker {
 namespace {
 
-// Three lines and the id's raw bytes.
+// Three lines, followed by the raw bytes of the id.
 constexpr char kHead[] = "ringattn-nccl-1";
 constexpr size_t kMaxHostBytes = 256;
 constexpr size_t kUuidDigits = 32;
@@ -50,7 +50,7 @@ absl::StatusOr<std::string> UniqueIdOf(const std::vector<std::string>& blobs) {
     }
     if (rank == 0) unique_id = std::move(blob->unique_id);
   }
-  if (blobs.empty()) return absl::InvalidArgumentError("a ring without members");
+  if (blobs.empty()) return absl::InvalidArgumentError("the ring has no members");
   return unique_id;
 }
 

@@ -1,4 +1,4 @@
-// NcclBlob: what a rank tells the others before their NCCL communicator is made.
+// NcclBlob: what a rank sends to the others before their NCCL communicator is created.
 #ifndef RINGATTN_WORKER_COMM_NCCL_NCCL_BLOB_H_
 #define RINGATTN_WORKER_COMM_NCCL_NCCL_BLOB_H_
 
@@ -19,8 +19,8 @@ struct NcclBlob {
 
 std::string EncodeNcclBlob(const NcclBlob& blob);
 
-// The ring's unique id, from all members' blobs by rank. INVALID_ARGUMENT if one is
-// malformed, or if two ranks sit on one GPU: NCCL would refuse or, worse, hang.
+// Returns the ring's unique id, given all members' blobs by rank. Returns INVALID_ARGUMENT if one
+// is malformed, or if two ranks use one GPU, on which NCCL would fail or hang.
 absl::StatusOr<std::string> UniqueIdOf(const std::vector<std::string>& blobs);
 
 }  // namespace ringattn::worker

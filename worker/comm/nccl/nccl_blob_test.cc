@@ -10,7 +10,7 @@ using ::testing::HasSubstr;
 
 std::string Uuid(int n) { return std::string(31, 'a') + static_cast<char>('0' + n); }
 
-// Every byte value occurs in an id, line ends among them.
+// An id may contain every byte value, including newlines.
 std::string Id() {
   std::string id;
   for (int i = 0; i < kNcclUniqueIdBytes; ++i) id.push_back(static_cast<char>(i * 2 + 1));
@@ -40,12 +40,12 @@ TEST(NcclBlob, TwoRanksOnOneGpuAreNamed) {
 TEST(NcclBlob, WhatIsNoBlobIsRefusedByRank) {
   const std::string bad[] = {
       "",
-      "127.0.0.1:1234",  // a TCP worker's
+      "127.0.0.1:1234",  // a TCP worker's blob
       Blob(1).substr(1),
-      Blob(0),                                    // an id that is not rank 0's
-      Blob(1) + "x",                              // bytes too many
+      Blob(0),                                    // rank 0's id at another rank
+      Blob(1) + "x",                              // extra bytes
       EncodeNcclBlob({"node-7", "short", ""}),    // no device
-      EncodeNcclBlob({"node\x01", Uuid(1), ""}),  // a name for no log
+      EncodeNcclBlob({"node\x01", Uuid(1), ""}),  // a control character in the name
   };
   for (const std::string& blob : bad) {
     const auto id = UniqueIdOf({Blob(0), blob});

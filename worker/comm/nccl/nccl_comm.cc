@@ -23,8 +23,8 @@ absl::StatusOr<std::unique_ptr<NcclComm>> NcclComm::Join(
   config.blocking = 0;
   config.minCTAs = 1;
   config.maxCTAs = options.max_ctas;
-  // Clusters would need several SMs of one GPC free at the same time, while compute
-  // kernels give them back one by one.
+  // Clusters would need several free SMs of one GPC at once, while compute kernels free them one by
+  // one.
   config.cgaClusterSize = 0;
   std::unique_ptr<NcclComm> made(new NcclComm(library, events, options));
   absl::Status status;
@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<NcclComm>> NcclComm::Join(
     if (status.ok()) status = made->Settle("ncclCommInitRankConfig", deadline, cancelled);
   }
   if (cancelled.load()) status = absl::CancelledError("forming the ring was cancelled");
-  if (!status.ok()) return status;  // `made` aborts what has begun
+  if (!status.ok()) return status;  // `made` aborts what has been started
   return made;
 }
 
@@ -76,7 +76,7 @@ absl::Status NcclComm::Group(const std::function<ncclResult_t(ncclComm_t)>& enqu
   absl::Status status = library_->ToStatus(library_->GroupStart(), "ncclGroupStart", comm_);
   if (!status.ok()) return status;
   const ncclResult_t enqueued = enqueue(comm_);
-  // Ends the group in any case: it is the thread's state, and another ring's next.
+  // Always ends the group: it is thread state and would affect the next ring.
   const ncclResult_t ended = library_->GroupEnd();
   status = library_->ToStatus(enqueued, "ncclSend or ncclRecv", comm_);
   if (status.ok()) status = library_->ToStatus(ended, "ncclGroupEnd", comm_);

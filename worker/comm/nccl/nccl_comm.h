@@ -1,4 +1,4 @@
-// NcclComm: one NCCL communicator, made and ended within bounds.
+// NcclComm: one NCCL communicator, created and ended within time limits.
 #ifndef RINGATTN_WORKER_COMM_NCCL_NCCL_COMM_H_
 #define RINGATTN_WORKER_COMM_NCCL_NCCL_COMM_H_
 
@@ -22,15 +22,17 @@ struct NcclCommOptions {
   int world_size = 1;
   int max_ctas = 4;
   absl::Duration abort_timeout = absl::Seconds(5);
-  std::function<void(const std::string&)> on_stuck;  // may be null: then an end waits on
+  std::function<void(const std::string&)>
+      on_stuck;  // may be null: Abort() then waits without limit
 };
 
-// Thread safe: calls exclude one another, and Interrupt() ends the one that waits.
-// Always ended by ncclCommAbort, which needs no peer; a graceful end would.
+// Thread safe: calls exclude each other, and Interrupt() ends the one that is waiting. Always ended
+// by ncclCommAbort, which needs no peer, unlike a graceful end.
 class NcclComm {
  public:
-  // Blocks at most until `deadline` or until *cancelled (polled). UNAVAILABLE if not all
-  // ranks came, CANCELLED. `library` and `events` live as long as the process.
+  // Creates the communicator. Blocks until `deadline` or until *cancelled (polled) at most. Returns
+  // UNAVAILABLE if not all ranks joined, or CANCELLED. `library` and `events` must live as long as
+  // the process.
   static absl::StatusOr<std::unique_ptr<NcclComm>> Join(
       const NcclLibrary* library, CudaEventPool* events, const NcclCommOptions& options,
       const std::string& unique_id, absl::Time deadline, const std::atomic<bool>& cancelled);
@@ -39,30 +41,30 @@ class NcclComm {
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
 
-  // Runs `enqueue` (calls of ncclSend and ncclRecv) as one NCCL group and waits until it
-  // is on its streams: a few tens of microseconds, since it does not wait for transfers.
-  // UNAVAILABLE if NCCL refuses, after Interrupt(), or past `bound`. Then part of the
-  // group may be enqueued, or yet be, until Abort() has returned.
+  // Runs `enqueue`, which calls ncclSend and ncclRecv, as one NCCL group, and waits until the group
+  // is on its streams. That takes some tens of microseconds, because it does not wait for
+  // transfers. Returns UNAVAILABLE if NCCL fails, after Interrupt(), or after `bound`. Part of the
+  // group may then be enqueued, now or later, until Abort() has returned.
   absl::Status Group(const std::function<ncclResult_t(ncclComm_t)>& enqueue, absl::Duration bound);
 
-  // What NCCL has noticed by itself: a lost network connection, say. The death of a
-  // peer on the same host it does not.
+  // Returns what NCCL has noticed, such as a lost network connection. NCCL does not notice the
+  // death of a peer on the same host.
   absl::Status AsyncError();
 
   const NcclLibrary& library() const { return *library_; }
 
-  // Makes a Group() in progress and later ones fail at once. Never blocks.
+  // Makes a current Group() and later ones fail at once. Never blocks.
   void Interrupt() { interrupted_ = true; }
 
-  // Interrupt(), and ends the kernels of all groups. If it takes longer than
-  // abort_timeout, on_stuck is called. Idempotent.
+  // Interrupts and ends the kernels of all groups. Calls on_stuck if that takes longer than
+  // abort_timeout. Idempotent.
   void Abort();
 
  private:
   NcclComm(const NcclLibrary* library, CudaEventPool* events, const NcclCommOptions& options)
       : library_(library), events_(events), options_(options) {}
 
-  // Polls until the last call is done with. `stop` ends it.
+  // Polls until NCCL has completed the last call, `deadline` passes or `stop` is set.
   absl::Status Settle(const char* call, absl::Time deadline, const std::atomic<bool>& stop)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -5,7 +5,7 @@
 namespace ringattn::worker {
 namespace {
 
-// Bound of putting one group on its stream, which needs no peer.
+// Time limit for enqueuing one group, which needs no peer.
 constexpr absl::Duration kEnqueueBound = absl::Seconds(10);
 
 }  // namespace

@@ -1,4 +1,4 @@
-// NcclEngine: groups of transfers as groups of ncclSend and ncclRecv.
+// NcclEngine: runs groups of transfers as groups of ncclSend and ncclRecv.
 #ifndef RINGATTN_WORKER_COMM_NCCL_NCCL_ENGINE_H_
 #define RINGATTN_WORKER_COMM_NCCL_NCCL_ENGINE_H_
 
@@ -11,10 +11,10 @@
 
 namespace ringattn::worker {
 
-// NCCL does not compare sizes: ranks that disagree are not found out.
+// NCCL does not compare sizes, so a mismatch between ranks is not detected.
 class NcclEngine : public TransferEngine {
  public:
-  // `comm` has joined its ring and is used by nobody else.
+  // `comm` has joined its ring and must have no other user.
   explicit NcclEngine(std::unique_ptr<NcclComm> comm) : comm_(std::move(comm)) {}
 
   bool takes_compute_units() const override { return true; }

@@ -1,4 +1,4 @@
-// What becomes of a ring when NCCL itself misbehaves: on the fake NCCL, which can.
+// Rings whose NCCL fails, with the fake NCCL.
 #include <atomic>
 #include <thread>
 
@@ -102,7 +102,7 @@ TEST_F(NcclFaults, AnAbortEndsALaunchThatIsStuck) {
     send = Start(0, Kind::kSend);
   });
   while (!starting.load()) std::this_thread::yield();
-  ring_[0]->Abort("rank 1 was lost");  // never waits for the launch
+  ring_[0]->Abort("rank 1 was lost");  // does not wait for the launch
   executor.join();
   const absl::Status status = send->Wait(Soon());
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
@@ -124,7 +124,7 @@ TEST_F(NcclFaults, AFailedRingFormsAnew) {
   EXPECT_EQ(data_[1], 42);
 }
 
-// Starts and aborts from different threads, again and again; for sanitizers too.
+// Starts and aborts from different threads, repeatedly; also for sanitizers.
 TEST_F(NcclFaults, AbortsMeetGroupsInEveryState) {
   for (int round = 0; round < 50; ++round) {
     Form(10 + round);

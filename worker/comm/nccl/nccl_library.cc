@@ -12,7 +12,7 @@ namespace ringattn::worker {
 namespace {
 
 constexpr char kDefaultName[] = "libnccl.so.2";
-// The first release with non-blocking communicators and bounded CTAs as used here.
+// The first release with the non-blocking communicators and CTA limits that are used here.
 constexpr int kOldestVersion = NCCL_VERSION(2, 18, 0);
 
 std::string VersionText(int code) {
@@ -35,7 +35,7 @@ absl::StatusOr<const NcclLibrary*> NcclLibrary::Load(const std::string& path) {
   setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/1);
   void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    // Read once: a second call of dlerror returns null.
+    // Read once, because a second call of dlerror returns null.
     const char* error = dlerror();
     return absl::NotFoundError(
         absl::StrCat("NCCL cannot be loaded: ", error == nullptr ? name.c_str() : error,

@@ -1,5 +1,5 @@
-// NcclLibrary: the functions of libnccl.so.2 that this worker uses, loaded at run
-// time, so that one binary starts with and without NCCL.
+// NcclLibrary: the functions of libnccl.so.2 that this worker uses, loaded at run time, so that one
+// binary works with and without NCCL.
 #ifndef RINGATTN_WORKER_COMM_NCCL_NCCL_LIBRARY_H_
 #define RINGATTN_WORKER_COMM_NCCL_NCCL_LIBRARY_H_
 
@@ -12,24 +12,23 @@
 
 namespace ringattn::worker {
 
-// Thread safe; lives as long as the process, since NCCL's threads may outlive their
+// Thread safe. Lives as long as the process, because NCCL's threads may outlive their
 // communicators.
 class NcclLibrary {
  public:
-  // Loads `path`; if empty what $RINGATTN_NCCL names; if that is empty too
-  // libnccl.so.2 wherever the loader finds it: the bundle's lib folder,
-  // LD_LIBRARY_PATH, the system's. NOT_FOUND with the loader's words if there is none,
-  // FAILED_PRECONDITION if it is older than 2.18 or lacks a function.
+  // Loads `path`; if that is empty, the library that $RINGATTN_NCCL names; if that is empty too,
+  // libnccl.so.2 from the loader's search path (the bundle's lib folder, LD_LIBRARY_PATH, the
+  // system). Returns NOT_FOUND with the loader's message, or FAILED_PRECONDITION if the library is
+  // older than 2.18 or lacks a function.
   //
-  // Sets NCCL_NVLS_ENABLE=0 in the environment: nothing here uses multicast, which NCCL
-  // would otherwise reserve memory for (and which shared hosts may not stand). To be
-  // called before other threads read the environment.
+  // Sets NCCL_NVLS_ENABLE=0 in the environment: nothing here uses multicast, for which NCCL would
+  // otherwise reserve memory. Must be called before other threads read the environment.
   static absl::StatusOr<const NcclLibrary*> Load(const std::string& path);
 
-  const std::string& version() const { return version_; }  // "2.28.9"
+  const std::string& version() const { return version_; }  // for example "2.28.9"
 
-  // UNAVAILABLE with NCCL's own words behind `call`; OK for ncclSuccess and
-  // ncclInProgress. `communicator` may be null.
+  // Returns OK for ncclSuccess and ncclInProgress, else UNAVAILABLE with `call` and NCCL's message.
+  // `communicator` may be null.
   absl::Status ToStatus(ncclResult_t result, const char* call, ncclComm_t communicator) const;
 
   decltype(&::ncclGetVersion) GetVersion = nullptr;

@@ -24,7 +24,7 @@ TEST(NcclLibrary, TheEnvironmentNamesALibrary) {
   setenv("RINGATTN_NCCL", "/elsewhere/libnccl.so.2", 1);
   const auto library = NcclLibrary::Load("");
   EXPECT_THAT(Message(library.status()), HasSubstr("/elsewhere/libnccl.so.2"));
-  // The caller's word counts for more.
+  // The argument overrides the environment.
   EXPECT_THAT(Message(NcclLibrary::Load("/nowhere/libnccl.so.2").status()), HasSubstr("/nowhere/"));
   unsetenv("RINGATTN_NCCL");
 }
@@ -41,7 +41,7 @@ TEST(NcclLibrary, MulticastIsOffWhateverTheEnvironmentSaid) {
   EXPECT_STREQ(std::getenv("NCCL_NVLS_ENABLE"), "0");
 }
 
-// With NCCL at hand (no device is needed for this much).
+// Needs NCCL, but no device.
 TEST(NcclLibrary, ErrorsCarryNcclsWords) {
   const auto library = NcclLibrary::Load("");
   if (absl::IsNotFound(library.status())) GTEST_SKIP() << library.status();

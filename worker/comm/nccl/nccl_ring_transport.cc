@@ -53,7 +53,7 @@ absl::StatusOr<std::string> NcclRingTransport::Prepare(uint64_t generation, int 
   Cancel();
   NcclBlob blob = {HostName(), device_uuid_, ""};
   if (rank == 0 && world_size == 1) {
-    blob.unique_id.assign(kNcclUniqueIdBytes, '\0');  // nobody to meet
+    blob.unique_id.assign(kNcclUniqueIdBytes, '\0');  // a ring of one needs no rendezvous
   } else if (rank == 0) {
     if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
     ncclUniqueId id;

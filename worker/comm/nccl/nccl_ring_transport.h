@@ -1,7 +1,6 @@
-// NcclRingTransport: forms rings of GPUs over NCCL. Rank 0's blob of the Prepare
-// phase carries NCCL's unique id; Connect makes a non-blocking communicator of it.
-// NCCL's connections are neither encrypted nor authenticated: a private network is
-// assumed.
+// NcclRingTransport: forms rings of GPUs over NCCL. Rank 0's blob carries NCCL's unique id, from
+// which Connect creates a non-blocking communicator. NCCL's connections are neither encrypted nor
+// authenticated, so a private network is assumed.
 #ifndef RINGATTN_WORKER_COMM_NCCL_NCCL_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_NCCL_NCCL_RING_TRANSPORT_H_
 
@@ -20,39 +19,37 @@
 namespace ringattn::worker {
 
 struct NcclTransportOptions {
-  int device = 0;  // CUDA's number
-  // Bound of one group of transfers from the moment it could start. Large: a slow rank
-  // is no fault, and who is to blame for a stalled ring is decided elsewhere.
+  int device = 0;  // CUDA device index
+  // Time limit for one group of transfers, from the moment at which it can start. Large, because a
+  // slow rank is not an error; the coordinator decides which rank has stalled a ring.
   absl::Duration step_timeout = absl::Minutes(10);
-  // Upper bound of Connect whatever its deadline.
+  // Upper limit of Connect, whatever its deadline.
   absl::Duration connect_timeout = absl::Seconds(30);
-  // SMs that transfers may occupy. A channel moves about 21 GB/s between H200s (NCCL
-  // 2.28.9, measured): four carry the exchange of 8K bf16 tokens a GPU (34 MB of K/V, 8
-  // heads of 128) in the 1.4 ms that its products take, and leave 128 of 132 SMs.
+  // SMs that transfers may occupy. A channel moves about 21 GB/s between H200s (NCCL 2.28.9,
+  // measured). Four exchange 8K bf16 tokens per GPU (34 MB of K/V, 8 heads of 128) in the 1.4 ms
+  // that their products take, and leave 128 of 132 SMs.
   int max_ctas = 4;
-  // Bound of ending a communicator, queued transfers included. Past it `on_stuck` is
-  // called, which should end the process: what NCCL holds cannot be freed otherwise.
+  // Time limit for ending a communicator, including queued transfers. After it `on_stuck` is
+  // called, which should end the process, because NCCL's resources cannot be freed otherwise.
   absl::Duration abort_timeout = absl::Seconds(5);
   std::function<void(const std::string& what)> on_stuck;
   // libnccl.so.2; empty: see NcclLibrary::Load.
   std::string library;
 };
 
-// Thread safe. Each Connect makes a communicator of its own; a failed or abandoned
-// ring of which this was rank 0 leaves NCCL's listening thread behind until the
-// process ends (NCCL has no call to end it).
+// Thread safe. Each Connect creates a new communicator. If this is rank 0 of a failed or abandoned
+// ring, NCCL's listening thread remains until the process ends, because NCCL has no call to end it.
 class NcclRingTransport : public RingTransport {
  public:
-  // NOT_FOUND or FAILED_PRECONDITION without a usable libnccl (NcclLibrary::Load);
+  // Returns NOT_FOUND or FAILED_PRECONDITION without a usable libnccl (NcclLibrary::Load), or
   // INTERNAL if the device cannot be used.
   static absl::StatusOr<std::unique_ptr<NcclRingTransport>> Create(NcclTransportOptions options);
 
   ~NcclRingTransport() override;
 
   absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override;
-  // Ends with one exchange between every two ranks, so that a ring which was formed
-  // works, and no later step pays for NCCL's lazy connections. INVALID_ARGUMENT if two
-  // ranks use one GPU.
+  // Ends with one exchange between every two ranks. A formed ring therefore works, and no later
+  // step waits for NCCL's lazy connections. Returns INVALID_ARGUMENT if two ranks use one GPU.
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
                                                         const std::vector<std::string>& blobs,
                                                         absl::Time deadline) override;

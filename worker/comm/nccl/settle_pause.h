@@ -1,4 +1,4 @@
-// How long to sleep between two looks at what NCCL does in the background.
+// The polling interval for NCCL's background work.
 #ifndef RINGATTN_WORKER_COMM_NCCL_SETTLE_PAUSE_H_
 #define RINGATTN_WORKER_COMM_NCCL_SETTLE_PAUSE_H_
 
@@ -8,9 +8,10 @@
 
 namespace ringattn::worker {
 
-// `waited`: for how long already. Zero means: look again at once. A warm group is launched
-// within 0.1 ms and the first of a pass within about one, while the kernels wait behind
-// it; joining takes a second. So a look comes late by at most an eighth of the wait.
+// Returns how long to sleep before the next poll; zero means to poll again at once. `waited`: how
+// long the wait has lasted. A warm group is launched within 0.1 ms and the first group of a run
+// within about one, while its kernels wait for it; joining takes a second. Polling delays the
+// result by at most an eighth of the wait.
 inline absl::Duration SettlePause(absl::Duration waited) {
   if (waited < absl::Microseconds(300)) return absl::ZeroDuration();
   return std::min(waited / 8, absl::Milliseconds(1));

@@ -33,7 +33,7 @@ constexpr int kBacklog = 64;
 constexpr int kPollMs = 250;  // deadlines are in seconds
 constexpr absl::Duration kStopInterval = absl::Milliseconds(20);
 constexpr size_t kMaxAnswerBytes = 256;
-constexpr size_t kNameBytes = 8;  // of randomness, in a socket's name
+constexpr size_t kNameBytes = 8;  // random bytes in a socket's name
 
 struct Question {
   uint64_t magic = 0;
@@ -42,9 +42,9 @@ struct Question {
   char token[kTokenBytes] = {};
 };
 static_assert(std::is_trivially_copyable_v<Question>);
-constexpr uint64_t kMagic = 0x72696e67646f6f31;  // and the version
+constexpr uint64_t kMagic = 0x72696e67646f6f31;  // includes the version
 
-// An answer's first byte; words for people follow unless the descriptor comes along.
+// The first byte of a reply. A message follows, except for kHere, which carries the descriptor.
 enum class Reply : char { kHere = 'h', kForeign = 'f', kGone = 'g', kNone = 'n' };
 
 Reply ReplyOf(const absl::Status& status) {
@@ -57,7 +57,7 @@ std::string RandomName() {
                       kSuffix);
 }
 
-// Doors of workers that were killed.
+// Removes the sockets of workers that were killed.
 void SweepFolder(const std::string& folder) {
   DIR* const listing = opendir(folder.c_str());
   if (listing == nullptr) return;
@@ -123,7 +123,7 @@ std::shared_ptr<const void> HandleServer::Offer(PeerHandles offer) {
           }};
 }
 
-// ------------------------------------------------------------------- the thread
+// ---------------------------------------------------------- the server's thread
 
 void HandleServer::Run() {
   std::vector<pollfd> polled;
@@ -151,7 +151,7 @@ void HandleServer::Run() {
 void HandleServer::Accept() {
   ScopedDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket.valid()) {
-    // Without descriptors the listener stays readable; others come free.
+    // Without free descriptors the listener stays readable, so pause until some are freed.
     if (errno == EMFILE || errno == ENFILE) absl::SleepFor(absl::Milliseconds(10));
     return;
   }
@@ -164,7 +164,7 @@ void HandleServer::Answer(int socket) {
   absl::StatusOr<ScopedDescriptor> found = absl::UnavailableError("not understood");
   Question question;
   const auto message = ReceiveMessage(socket, sizeof(question) + 1, MSG_DONTWAIT);
-  // Who only looks whether somebody is here, as SweepFolder does.
+  // A connection that only tests whether a server exists, as SweepFolder does.
   if (message.ok() && message->bytes.empty()) return;
   if (!user.ok() || *user != options_.user) {
     found = absl::PermissionDeniedError("this worker's peers are processes of its own user");
@@ -176,7 +176,7 @@ void HandleServer::Answer(int socket) {
     }
   }
   if (!found.ok()) {
-    LogWarning("a peer was turned away", {{"why", found.status().message()}});
+    LogWarning("a peer was rejected", {{"why", found.status().message()}});
     std::string words(1, static_cast<char>(ReplyOf(found.status())));
     absl::StrAppend(&words, found.status().message().substr(0, kMaxAnswerBytes - 1));
     (void)SendMessage(socket, words, -1, MSG_DONTWAIT);
@@ -188,18 +188,18 @@ void HandleServer::Answer(int socket) {
 
 absl::StatusOr<ScopedDescriptor> HandleServer::Find(const PeerAddress& asked, int32_t item) const {
   std::shared_ptr<const PeerHandles> offer;
-  absl::MutexLock lock(&offers_->mutex);  // an offer's descriptors are open under it
+  absl::MutexLock lock(&offers_->mutex);  // keeps published descriptors open
   for (const auto& each : offers_->standing) {
     if (SecretsEqual(each->token, asked.token) && each->generation == asked.generation) {
       offer = each;
     }
   }
-  if (offer == nullptr) return absl::UnavailableError("no ring of this worker's has that token");
+  if (offer == nullptr) return absl::UnavailableError("this worker has no ring with that token");
   int shown = offer->segment;
   if (item != kPeerSegmentItem) {
     const std::vector<DeviceRegion> regions = offer->regions();
     if (item < 0 || item >= static_cast<int64_t>(regions.size()) || regions[item].descriptor < 0) {
-      return absl::OutOfRangeError(absl::StrCat("there is no region ", item, " to be had"));
+      return absl::OutOfRangeError(absl::StrCat("this rank has no region ", item, ""));
     }
     shown = regions[item].descriptor;
   }
@@ -208,7 +208,7 @@ absl::StatusOr<ScopedDescriptor> HandleServer::Find(const PeerAddress& asked, in
   return own;
 }
 
-// -------------------------------------------------------------------- the other side
+// ---------------------------------------------------------------- the client side
 
 absl::StatusOr<ScopedDescriptor> HandleServer::Fetch(const PeerAddress& from, int32_t item,
                                                      absl::Time deadline,
@@ -217,16 +217,16 @@ absl::StatusOr<ScopedDescriptor> HandleServer::Fetch(const PeerAddress& from, in
   struct stat file = {};
   if (!absl::StartsWith(from.socket, "@") && lstat(from.socket.c_str(), &file) != 0) {
     return absl::FailedPreconditionError(
-        absl::StrCat(from.socket, " is not to be seen here: ", std::strerror(errno)));
+        absl::StrCat(from.socket, " is not visible to this worker: ", std::strerror(errno)));
   }
   absl::StatusOr<ScopedDescriptor> socket = ConnectLocally(from.socket);
   if (!socket.ok()) return socket.status();
   const absl::StatusOr<uid_t> owner = PeerUser(socket->get());
   if (!owner.ok()) return absl::UnavailableError(owner.status().message());
   if (*owner != user) {
-    return absl::FailedPreconditionError(absl::StrCat(from.socket, " is of another user"));
+    return absl::FailedPreconditionError(absl::StrCat(from.socket, " belongs to another user"));
   }
-  // Looks whether to stop between two waits. A question of 56 bytes finds room at once.
+  // Polls `stop` between two waits. A request of 56 bytes always fits into the socket's buffer.
   const timeval timeout = absl::ToTimeval(kStopInterval);
   setsockopt(socket->get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   setsockopt(socket->get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
@@ -237,11 +237,11 @@ absl::StatusOr<ScopedDescriptor> HandleServer::Fetch(const PeerAddress& from, in
   if (!sent.ok()) return absl::UnavailableError(sent.message());
   absl::StatusOr<LocalMessage> answer = absl::UnavailableError("nothing came");
   while (absl::IsUnavailable(answer.status()) && absl::Now() < deadline) {
-    if (stop && stop()) return absl::CancelledError("asking was given up");
+    if (stop && stop()) return absl::CancelledError("the request was cancelled");
     answer = ReceiveMessage(socket->get(), kMaxAnswerBytes, 0);
   }
   if (!answer.ok() || answer->bytes.empty()) {
-    return absl::UnavailableError("it does not answer");
+    return absl::UnavailableError("the peer does not reply");
   }
   const std::string words = answer->bytes.substr(1);
   switch (static_cast<Reply>(answer->bytes[0])) {
@@ -249,7 +249,7 @@ absl::StatusOr<ScopedDescriptor> HandleServer::Fetch(const PeerAddress& from, in
       if (answer->descriptors.size() == 1 && !answer->is_cut) {
         return std::move(answer->descriptors.front());
       }
-      return absl::UnavailableError("no descriptor came along");
+      return absl::UnavailableError("the reply has no descriptor");
     case Reply::kForeign:
       return absl::FailedPreconditionError(words);
     case Reply::kNone:
@@ -257,7 +257,7 @@ absl::StatusOr<ScopedDescriptor> HandleServer::Fetch(const PeerAddress& from, in
     case Reply::kGone:
       return absl::UnavailableError(words);
   }
-  return absl::UnavailableError("it answers in another version");
+  return absl::UnavailableError("the peer replies in another version");
 }
 
 }  // namespace ringattn::worker

@@ -1,10 +1,10 @@
-// HandleServer: the Unix socket at which a rank hands what it shares with its ring, its segment and
-// its regions, to the others, as file descriptors. Descriptors mean the same in every namespace,
-// where paths under /proc and CUDA's legacy handles do not.
+// HandleServer: the Unix socket through which a rank passes its segment and regions to the other
+// ranks of its ring, as file descriptors. Unlike paths under /proc and CUDA's legacy handles,
+// descriptors work across all namespaces.
 //
-// A connection is one question and its answer. The asker shows the token that the rank has put into
-// its blob for this generation; only the ring's members see blobs. Either end leaves the other
-// alone unless both are the same user's processes.
+// A connection carries one request and its reply. The request contains the token that the rank has
+// put into its blob for this generation; only members of the ring see blobs. Both ends reject
+// processes of other users.
 #ifndef RINGATTN_WORKER_COMM_PEER_PEER_DOOR_H_
 #define RINGATTN_WORKER_COMM_PEER_PEER_DOOR_H_
 
@@ -28,18 +28,18 @@
 
 namespace ringattn::worker {
 
-// What is asked for beside regions, which are asked for by their numbers in the rank's table.
+// The item number of the segment. Regions have their index in the rank's table as item number.
 inline constexpr int32_t kPeerSegmentItem = -1;
 
-// What a rank shows while it is a member of one generation.
+// What a rank shares while it is a member of one generation.
 struct PeerHandles {
   uint64_t generation = 0;
   std::string token;  // kTokenBytes
-  int segment = -1;   // stays the caller's, open for as long as the offer stands
+  int segment = -1;   // owned by the caller, who keeps it open while it is published
   DeviceRegions regions;
 };
 
-// Where another rank's door is, and what opens it.
+// Address of another rank's server, and the credentials for it.
 struct PeerAddress {
   std::string socket;
   uint64_t generation = 0;
@@ -50,32 +50,34 @@ struct PeerAddress {
 class HandleServer {
  public:
   struct Options {
-    // Of the socket, a name that nobody else has; it and others' doors have to be seen under the
-    // same path. Empty: in no folder, but a name in the network namespace.
+    // Folder of the socket, whose name is unique. All ranks must see the folder under the same
+    // path. Empty: an abstract name in the network namespace instead of a file.
     std::string folder;
-    uid_t user = geteuid();  // whose processes are served
+    uid_t user = geteuid();  // the user whose processes are accepted
     absl::Duration question_timeout = absl::Seconds(5);
-    size_t max_waiting = 64;  // connections without a question; the oldest goes
+    size_t max_waiting = 64;  // connections without a request; the oldest is evicted
   };
-  // Takes files of doors that died away from the folder. FAILED_PRECONDITION if it cannot listen.
+  // Starts the server. Removes socket files of dead servers from the folder. Returns
+  // FAILED_PRECONDITION if it cannot listen.
   static absl::StatusOr<std::unique_ptr<HandleServer>> Open(Options options);
-  // Withdraws what is offered.
+  // Stops serving everything published.
   ~HandleServer();
   HandleServer(const HandleServer&) = delete;
   HandleServer& operator=(const HandleServer&) = delete;
 
-  // As PeerAddress::socket.
+  // See PeerAddress::socket.
   const std::string& socket() const { return socket_; }
 
-  // Until what it returns is destroyed: from then on nothing is handed out for that token. It may
-  // outlive the door.
+  // Publishes the handles until the returned object is destroyed; after that, nothing is served for
+  // their token. The object may outlive the server.
   std::shared_ptr<const void> Offer(PeerHandles offer);
 
-  // Asks at another's door, and waits until `deadline` at most, or until `stop` says so, which is
-  // asked every 20 ms and may be null: CANCELLED. The descriptor is the caller's to
-  // close. UNAVAILABLE if that rank is gone or has given the ring up; FAILED_PRECONDITION if its
-  // socket is not to be seen here, or one of the two is another user's; INTERNAL for a region that
-  // it does not have.
+  // Requests `item` from another rank's server. Blocks until `deadline`, or until `stop` (may be
+  // null, polled every 20 ms) returns true. The caller owns the descriptor. Errors:
+  //   UNAVAILABLE          the rank is gone or has left the ring
+  //   FAILED_PRECONDITION  its socket is not visible here, or either process has another user
+  //   INTERNAL             the rank has no such region
+  //   CANCELLED            `stop` returned true
   static absl::StatusOr<ScopedDescriptor> Fetch(const PeerAddress& from, int32_t item,
                                                 absl::Time deadline,
                                                 const std::function<bool()>& stop = nullptr,
@@ -95,18 +97,18 @@ class HandleServer {
                ScopedDescriptor wake);
   void Run();
   void Accept();
-  // Whatever the question is, the connection is over after it.
+  // Reads a request and replies. The connection is closed afterwards in any case.
   void Answer(int socket);
-  // A descriptor of the caller's own, so that an offer may be withdrawn meanwhile.
+  // Returns a duplicate of the descriptor, so that the handles may be unpublished meanwhile.
   absl::StatusOr<ScopedDescriptor> Find(const PeerAddress& asked, int32_t item) const;
 
   const Options options_;
   const std::string socket_;
   const ScopedDescriptor listener_;
-  const ScopedDescriptor wake_;  // an eventfd: readable when the thread is to end
+  const ScopedDescriptor wake_;  // an eventfd; readable when the thread should end
   const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();
-  std::vector<Connection> connections_;  // the thread's own
-  std::thread thread_;                   // last: starts when the rest is there
+  std::vector<Connection> connections_;  // used by the thread only
+  std::thread thread_;                   // last: starts when the other members exist
 };
 
 }  // namespace ringattn::worker

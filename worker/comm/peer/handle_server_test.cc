@@ -114,7 +114,7 @@ TEST_P(HandleServerTest, AnotherTokenOrGenerationGetsNothing) {
   EXPECT_TRUE(HandleServer::Fetch(address_, kPeerSegmentItem, Soon()).ok());
 }
 
-// To the door this process is another user's; then the door is another's to the process.
+// First the server considers this process to be of another user, then the client the server.
 TEST_P(HandleServerTest, AnotherUserGetsNothingAndIsNotAsked) {
   HandleServer::Options options;
   options.user = geteuid() + 1;
@@ -143,7 +143,7 @@ TEST_P(HandleServerTest, NoiseAndSilenceKeepNobodyOut) {
     silent.push_back(*std::move(socket));
   }
   EXPECT_TRUE(HandleServer::Fetch(address_, kPeerSegmentItem, Soon()).ok());
-  // The last one said nothing: it is closed when its time is over.
+  // The last connection sent nothing: the server closes it at its deadline.
   const timeval timeout = {5, 0};
   setsockopt(silent.back().get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   const auto end = ReceiveMessage(silent.back().get(), 100, 0);
@@ -154,7 +154,7 @@ TEST_P(HandleServerTest, NoiseAndSilenceKeepNobodyOut) {
 TEST_P(HandleServerTest, ADoorThatIsGoneIsToldApart) {
   door_ = nullptr;
   const absl::Status status = HandleServer::Fetch(address_, kPeerSegmentItem, Soon()).status();
-  // A folder that is not the same here looks no different.
+  // A folder that is not shared looks the same.
   EXPECT_EQ(status.code(), folder_.empty() ? absl::StatusCode::kUnavailable
                                            : absl::StatusCode::kFailedPrecondition)
       << status;
@@ -164,7 +164,7 @@ INSTANTIATE_TEST_SUITE_P(Places, HandleServerTest, ::testing::Bool(), [](const a
   return info.param ? "InAFolder" : "InTheNamespace";
 });
 
-// Frozen, it has to be waited for; killed, it leaves its file.
+// A frozen server makes the client wait; a killed one leaves its socket file.
 TEST(HandleServerProcessTest, OneThatIsFrozenOrKilledIsUnavailableInTime) {
   char folder[] = "/tmp/peer_door_test.XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);
@@ -205,7 +205,7 @@ TEST(HandleServerProcessTest, OneThatIsFrozenOrKilledIsUnavailableInTime) {
   waitpid(child, nullptr, 0);
   const absl::Status dead = HandleServer::Fetch(address, kPeerSegmentItem, Soon()).status();
   EXPECT_EQ(dead.code(), absl::StatusCode::kUnavailable) << dead;
-  // The next one takes its file away, and leaves what is not a door's.
+  // The next server removes the file, and leaves other files.
   close(open(absl::StrCat(folder, "/other").c_str(), O_CREAT | O_WRONLY, 0600));
   EXPECT_EQ(FilesOf(folder).size(), 2u);
   HandleServer::Options options;

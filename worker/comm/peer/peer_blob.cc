@@ -18,7 +18,7 @@
 namespace ringattn::worker {
 namespace {
 
-// Lines of text, in the order of PeerBlob.
+// Lines of text, in the order of PeerBlob's fields.
 constexpr char kHead[] = "ringattn-peer-2";
 constexpr char kVmmWord[] = "vmm";
 constexpr char kIpcWord[] = "ipc";
@@ -26,13 +26,13 @@ constexpr size_t kLines = 8;
 constexpr size_t kUuidDigits = 32;
 constexpr size_t kMaxTextBytes = 64 << 10;
 
-// The machine's boot and a namespace, unless that is null.
+// Returns the machine's boot id combined with a namespace, unless that is null.
 std::string Key(const char* space_of) {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   char space[64] = {};
   const ssize_t length = space_of == nullptr ? 1 : readlink(space_of, space, sizeof(space) - 1);
-  // Without either nobody is on the same machine.
+  // Without either, no process is considered to be on the same machine.
   if (boot.empty() || length <= 0) {
     static const auto* const alone = new std::string(absl::BytesToHexString(RandomToken()));
     return *alone;
@@ -68,7 +68,7 @@ bool Decode(const std::string& text, PeerBlob* blob) {
          absl::StartsWith(blob->place, absl::StrCat("/proc/", blob->process_id, "/fd/"));
 }
 
-// Why the ranks cannot read one another's memory; empty if they can.
+// Returns why the ranks cannot read each other's memory; empty if they can.
 std::string Obstacle(const PeerBlob& a, const PeerBlob& b) {
   if (a.sharing != b.sharing) return "share memory in different ways (--peer_memory)";
   if (a.host_key != b.host_key) {

@@ -1,4 +1,4 @@
-// PeerBlob: what a rank tells the others so that they can map its memory.
+// PeerBlob: what a rank sends to the others so that they can map its memory.
 #ifndef RINGATTN_WORKER_COMM_PEER_PEER_BLOB_H_
 #define RINGATTN_WORKER_COMM_PEER_PEER_BLOB_H_
 
@@ -11,37 +11,38 @@
 
 namespace ringattn::worker {
 
-// How a rank's memory is reached.
+// How other ranks access a rank's memory.
 enum class PeerSharing {
-  kVmm,  // descriptors, out of the rank's door
+  kVmm,  // descriptors, from the rank's HandleServer
   kIpc,  // CUDA's legacy handles, and the segment's file under /proc
 };
 
 struct PeerBlob {
   PeerSharing sharing = PeerSharing::kIpc;
-  // HostKey or DoorKey: ranks with the same one reach one another's memory.
+  // From HostKey or SocketKey: ranks with equal keys can access each other's memory.
   std::string host_key;
   int64_t process_id = 0;
   std::string device_uuid;                   // 32 hexadecimal digits
   std::vector<std::string> reachable_uuids;  // devices whose memory this one can read
-  std::string place;                         // PeerSegment::path, or HandleServer::socket
-  std::string token = {};                    // of the door, kTokenBytes; kVmm alone
+  std::string place;                         // PeerSegment::path or HandleServer::socket
+  std::string token = {};                    // for the HandleServer, kTokenBytes; kVmm only
 };
 
 std::string EncodePeerBlob(const PeerBlob& blob);
 
-// All members' blobs by rank. INVALID_ARGUMENT if one is malformed; an empty text says
-// that its rank cannot share memory: FAILED_PRECONDITION. So is the answer if two ranks
-// are on different machines or on one GPU, share memory in different ways, or if a GPU does not
-// reach another: the message names the ranks. The same for everybody who decodes the same texts.
+// Decodes all members' blobs, by rank. The result depends only on the texts. Errors:
+//   INVALID_ARGUMENT     a blob is malformed
+//   FAILED_PRECONDITION  a blob is empty (its rank cannot share memory), two ranks are on
+//                        different machines or on one GPU, share memory in different ways,
+//                        or have GPUs without peer access; the message names the ranks
 absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::string>& texts);
 
-// Of this process, whose files under /proc others can open: the machine's boot and the PID
-// namespace.
+// Identifies the processes that can open this process's files under /proc: the machine's boot id
+// and the PID namespace.
 std::string HostKey();
 
-// Of this process, whose door others reach: the machine's boot, and unless the socket is a file the
-// network namespace.
+// Identifies the processes that can reach this process's socket: the machine's boot id and, for an
+// abstract socket, the network namespace.
 std::string DoorKey(const std::string& socket);
 
 }  // namespace ringattn::worker

@@ -26,7 +26,7 @@ PeerBlob VmmBlob(int rank, int world_size) {
   PeerBlob blob = Blob(rank, world_size);
   blob.sharing = PeerSharing::kVmm;
   blob.host_key = "boot";
-  blob.process_id = 1;  // of every container
+  blob.process_id = 1;  // as in every container
   blob.place = absl::StrCat("/run/rings/", rank, ".sock");
   blob.token = std::string(31, static_cast<char>(rank)) + "\n";
   return blob;
@@ -79,7 +79,7 @@ TEST(PeerBlob, SaysWhichRanksCannotShare) {
   blobs = {Blob(0, 3), Blob(1, 3), Blob(2, 3)};
   blobs[2].device_uuid = Uuid(1);
   EXPECT_EQ(refused(blobs), "ranks 1 and 2 are on one GPU");
-  blobs = {Blob(0, 3), Blob(1, 3), Blob(2, 1)};  // 2 reaches 0 only
+  blobs = {Blob(0, 3), Blob(1, 3), Blob(2, 1)};  // rank 2 reaches rank 0 only
   EXPECT_EQ(refused(blobs), "ranks 1 and 2 have GPUs that do not reach one another");
 }
 
@@ -103,7 +103,7 @@ TEST(PeerBlob, RefusesWhatIsNotOne) {
   }
   const std::string vmm = EncodePeerBlob(VmmBlob(0, 1));
   ASSERT_TRUE(DecodePeerBlobs({vmm}).ok());
-  bad.push_back(vmm.substr(0, vmm.size() - 2));  // of the token
+  bad.push_back(vmm.substr(0, vmm.size() - 2));  // part of the token
   bad.push_back(vmm + "0a");
   bad.push_back(vmm.substr(0, vmm.size() - 1) + "x");
   bad.push_back(absl::StrReplaceAll(vmm, {{"/run/rings", "run"}}));

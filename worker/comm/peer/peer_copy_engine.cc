@@ -15,22 +15,22 @@ namespace {
 
 using Kind = PeerTransfer::Kind;
 
-// Between two looks for notices while receives wait for them, or for room to leave some: short
-// beside a small group. Such a pause takes three times as long by the timers' slack, and a group
-// begins when its notices have come, so for a while after something was enqueued there is none.
+// Polling interval for posted sends while receives wait for them, or for room to post. Short
+// compared with a small group. Timer slack triples such a pause, and a group starts when its sends
+// have been posted, so the thread first polls without pausing for kSpin.
 constexpr absl::Duration kNoticePause = absl::Microseconds(20);
 constexpr absl::Duration kSpin = absl::Microseconds(500);
-// What wakes all links of a GPU: addresses are dealt to them in turn, and fewer than 32 KiB meet
-// some alone (4 KiB: one of 18, H100). Links sleep after 50 ms; while copies go on they do not.
+// Enough to wake all links of a GPU: addresses are interleaved over them, and fewer than 32 KiB
+// leave some out (4 KiB: one of 18, H100). Links sleep after 50 ms without copies.
 constexpr int64_t kWakeBytes = 128 << 10;
 constexpr absl::Duration kSurelyAwake = absl::Milliseconds(10);
-// Beyond what any transfer is numbered, and what a wait takes as "at least".
+// Larger than any transfer's number, and valid as the operand of an "at least" wait.
 constexpr uint64_t kReleased = uint64_t{1} << 62;
 constexpr absl::Duration kReleasePause = absl::Microseconds(200);
 
 void Store(uint64_t& word, uint64_t value) { __atomic_store_n(&word, value, __ATOMIC_RELEASE); }
 
-// Puts nothing on the stream, which may be full. A stream that has failed is not busy.
+// Enqueues nothing, because the stream may be full. A failed stream is not busy.
 bool IsBusy(cudaStream_t stream) {
   return stream != nullptr && cudaStreamQuery(stream) == cudaErrorNotReady;
 }
@@ -136,7 +136,7 @@ absl::Status PeerCopyEngine::Check(const std::vector<PeerTransfer>& group) const
 }
 
 absl::StatusOr<PeerNotice> PeerCopyEngine::NoticeOf(const PeerTransfer& send) {
-  // Memory may have grown since the last look.
+  // Memory may have grown since the last query.
   for (bool looked : {false, true}) {
     for (size_t i = 0; i < known_regions_.size(); ++i) {
       if (!known_regions_[i].Contains(send.data, send.bytes)) continue;
@@ -157,7 +157,7 @@ absl::StatusOr<PeerNotice> PeerCopyEngine::NoticeOf(const PeerTransfer& send) {
 absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) {
   absl::Status status = Check(group);
   if (!status.ok()) return status;
-  // Where the stream is now, the group's targets are free.
+  // When the stream reaches this point, the group's targets are free.
   auto targets_free = std::make_shared<CudaEvent>(events_, nullptr, 0);
   status = targets_free->RecordEnd(stream);
   if (!status.ok()) return status;
@@ -167,7 +167,7 @@ absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cud
     Pulls pulls;
   };
   std::vector<WithPeer> work(peers_.size());
-  std::vector<Enqueued> last(peers_.size());  // numbers of the group's last; 0: none
+  std::vector<Enqueued> last(peers_.size());  // numbers of the group's last transfers; 0: none
   for (const PeerTransfer& transfer : group) {
     WithPeer& with_peer = work[transfer.peer];
     if (transfer.kind == Kind::kSend) {
@@ -190,7 +190,7 @@ absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cud
       for (PeerNotice& notice : work[peer].notices) outgoing_[peer].notices.push_back(notice);
       for (Pull& pull : work[peer].pulls) fresh_[peer].push_back(std::move(pull));
     }
-    // Here and now: the thread may take a while to wake up, and peers wait.
+    // On this thread: the other one may take a while to wake up, and peers wait.
     (void)Post();
     has_fresh_ = true;
     changed_.Signal();
@@ -227,7 +227,7 @@ void PeerCopyEngine::Run() {
   absl::MutexLock lock(&mutex_);
   while (!interrupted_) {
     if (!status.ok()) {
-      // The watcher ends the ring. Until then nothing can be done here.
+      // The watcher aborts the ring. Until then there is nothing to do.
       error_ = status;
       changed_.Wait(&mutex_);
       continue;
@@ -267,7 +267,7 @@ void PeerCopyEngine::WakeLinks() {
 
 absl::Status PeerCopyEngine::Wake() {
   const absl::Time now = absl::Now();
-  // A clock that was set back says nothing.
+  // After the clock was set back, the difference is meaningless.
   if (now >= last_copy_ && now - last_copy_ < kSurelyAwake) return absl::OkStatus();
   last_copy_ = now;
   absl::Status status;
@@ -368,11 +368,11 @@ void PeerCopyEngine::Interrupt() {
     interrupted_ = true;
     changed_.SignalAll();
   }
-  // A peer that does not answer is not waited for.
+  // Stops waiting for a peer that does not reply.
   for (const PeerMapping& peer : peers_) {
     if (peer.mapper.interrupted != nullptr) *peer.mapper.interrupted = true;
   }
-  // A call of CUDA that found its stream full goes on.
+  // Unblocks a CUDA call that waits because its stream is full.
   Release();
 }
 
@@ -391,7 +391,7 @@ void PeerCopyEngine::Abort() {
   (void)events_->UseDevice();
   const absl::Time deadline = absl::Now() + options_.abort_timeout;
   while (true) {
-    // Again and again: copies of peers that are still under way write smaller numbers.
+    // Repeatedly, because copies of peers that are still in flight write smaller numbers.
     Release();
     std::vector<cudaStream_t> streams = streams_;
     bool nothing_more_comes = false;

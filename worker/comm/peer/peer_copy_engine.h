@@ -1,20 +1,20 @@
-// PeerCopyEngine: transfers between GPUs of one machine by their copy engines. The receiver
-// copies out of the sender's memory, which it has mapped, so that
-//   - no SM takes part: transfers begin at once beside kernels that fill the device;
-//   - nobody writes into another rank's memory, however late a copy comes.
+// PeerCopyEngine: transfers between GPUs of one machine by their copy engines. The receiver copies
+// out of the sender's memory, which it has mapped. Therefore
+//   - no SM takes part: transfers start at once next to kernels that fill the device;
+//   - no rank writes into another rank's memory, however late a copy runs.
 //
-// A send of bytes in one of the sender's regions, to be the n-th to that receiver:
-//   sender's stream    ... what makes the bytes | receiver.ready = n | wait own.pulled >= n
-//   sender's thread    notice n {region, offset, bytes} into the receiver's segment
-//   receiver's thread  sees notice n and the n-th receive, then puts on a stream of its own
-//                      wait: targets are free | wait own.ready >= n | copy |
+// The n-th send to a receiver, of bytes in one of the sender's regions:
+//   sender's stream    ... produce the bytes | receiver.ready = n | wait own.pulled >= n
+//   sender's thread    posts send n {region, offset, bytes} in the receiver's segment
+//   receiver's thread  sees send n and the n-th receive, then enqueues on a separate stream:
+//                      wait until targets are free | wait own.ready >= n | copy |
 //                      sender.pulled = n | own.received = n
 //   receiver's stream  ... wait own.received >= n
-// Links that sleep between requests are waked by reading a little of each peer's memory, ahead
-// of the first group (WakeLinks).
-// Words are of the segments (peer_segment.h). Only the notices pass through host threads,
-// and those run ahead: groups are started while earlier ones are under way. A region is
-// mapped when the first notice names it: some 10 ms, for which no stream has to wait.
+//
+// The words are in the segments (peer_segment.h). Only posted sends pass through host threads,
+// which run ahead: groups are started while earlier ones are in flight. A region is mapped when the
+// first posted send names it, which takes about 10 ms and delays no stream. WakeLinks reads a
+// little of each peer's memory before the first group, because links sleep between requests.
 #ifndef RINGATTN_WORKER_COMM_PEER_PEER_COPY_ENGINE_H_
 #define RINGATTN_WORKER_COMM_PEER_PEER_COPY_ENGINE_H_
 
@@ -39,49 +39,49 @@
 
 namespace ringattn::worker {
 
-// Maps a region of another rank into this process.
+// Maps regions of another rank into this process.
 struct PeerMapper {
   // `index`: in that rank's table.
   std::function<absl::StatusOr<char*>(int index, const PeerRegion& region)> map;
   std::function<void(char* base)> unmap;  // may be null
-  // What is mapped can be read although its owner is gone.
+  // Mapped memory stays readable after its owner is gone.
   bool outlives_peer = false;
-  // Set when `map` is to give up whatever it waits for; may be null.
+  // Set to make `map` stop waiting; may be null.
   std::shared_ptr<std::atomic<bool>> interrupted = nullptr;
 };
 
-// Another rank as this one sees it; itself: all empty.
+// Another rank as this one sees it. Empty for this rank itself.
 struct PeerMapping {
   std::unique_ptr<PeerSegment> segment;  // registered
   PeerMapper mapper;
-  std::vector<DeviceRegion> regions;  // those of its table that are mapped, in this process
+  std::vector<DeviceRegion> regions;  // the mapped regions of its table, as mapped here
 };
 
 struct PeerCopyOptions {
   int rank = 0;
   absl::Duration abort_timeout = absl::Seconds(5);
   std::function<void(const std::string&)> on_stuck;  // may be null
-  std::shared_ptr<const void> kept = nullptr;  // let go of with the engine: what peers may ask for
+  std::shared_ptr<const void> kept = nullptr;  // what peers may request; released with the engine
 };
 
-// A rank that aborts lets its own streams pass whatever they wait for: what it still announces
-// then may be garbage, and a peer's transfer may end well with it. The operation has failed
-// on the aborting rank, and with it as a whole.
+// A rank that aborts releases its own streams from every wait. Data that it still posts may be
+// garbage, and a peer's transfer may report success with it. The operation has already failed on
+// the aborting rank, and so as a whole.
 //
-// Thread safe, as TransferEngine says. Sends must lie in the regions; ranks that disagree
-// on a transfer's size are found out.
+// Thread safe, as TransferEngine requires. Sends must lie within the regions. A size mismatch
+// between ranks is detected.
 class PeerCopyEngine : public TransferEngine {
  public:
-  // `own` is registered; `peers` by rank. INTERNAL if no streams can be made.
+  // `own` is registered; `peers` by rank. Returns INTERNAL if streams cannot be created.
   static absl::StatusOr<std::unique_ptr<PeerCopyEngine>> Create(
       PeerCopyOptions options, CudaEventPool* events, const StreamFlags* flags,
       DeviceRegions regions, std::unique_ptr<PeerSegment> own, std::vector<PeerMapping> peers);
   ~PeerCopyEngine() override;
 
-  // Enters regions into the segment's table that are not in it yet.
+  // Adds regions to the segment's table that are not in it yet.
   static absl::Status PublishRegions(const std::vector<DeviceRegion>& regions,
                                      PeerSegment& segment);
-  // Maps what the peer has entered and is not mapped yet.
+  // Maps the peer's regions that are not mapped yet.
   static absl::Status MapRegions(PeerMapping& peer);
 
   bool takes_compute_units() const override { return false; }
@@ -89,8 +89,8 @@ class PeerCopyEngine : public TransferEngine {
   void WakeLinks() override;
   absl::Status AsyncError() override;
   void Interrupt() override;
-  // Waiting ends at once, copies under way in milliseconds; kernels that the stream waits
-  // for have to come to an end by themselves.
+  // Waits end at once, copies in flight within milliseconds. Kernels that the stream waits for must
+  // end by themselves.
   void Abort() override;
 
  private:
@@ -101,15 +101,15 @@ class PeerCopyEngine : public TransferEngine {
     std::shared_ptr<const CudaEvent> targets_free;
   };
 
-  // What is to be copied from one peer, in order.
+  // Pending copies from one peer, in order.
   using Pulls = std::deque<Pull>;
-  // What one peer has to be told, in order, and how much of it was.
+  // Sends to announce to one peer, in order, and how many have been posted.
   struct Outgoing {
     std::deque<PeerNotice> notices;
     uint64_t posted = 0;
   };
 
-  // Transfers with one peer that were enqueued, by direction.
+  // Number of transfers enqueued with one peer, by direction.
   struct Enqueued {
     uint64_t sends = 0;
     uint64_t receives = 0;
@@ -121,22 +121,22 @@ class PeerCopyEngine : public TransferEngine {
   absl::Status MakeStreams();
 
   absl::Status Check(const std::vector<PeerTransfer>& group) const;
-  // Where the bytes lie, in a region that is in the own segment's table by then.
+  // Describes where the bytes are; adds their region to the own segment's table if needed.
   absl::StatusOr<PeerNotice> NoticeOf(const PeerTransfer& send);
   absl::Status PutFlags(const std::vector<Enqueued>& last, cudaStream_t stream) const;
 
   void Run();
-  // Starts what copies can be started now, and removes them from `pulls`.
+  // Starts the copies that can start now and removes them from `pulls`.
   absl::Status Advance(std::vector<Pulls>& pulls);
-  // Tells peers what there is room for. False: something is left.
+  // Posts as many sends as there is room for. Returns false if some are left.
   bool Post() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status PullFrom(int peer, Pulls& pulls);
   absl::Status StartCopy(int peer, uint64_t number, const PeerNotice& notice, const Pull& pull);
 
-  // Reads a little of every peer's memory, if nothing has been copied for a while.
+  // Reads a little of every peer's memory, unless something was copied recently.
   absl::Status Wake();
 
-  // Lets this rank's streams pass whatever they wait for, for now.
+  // Releases this rank's streams from what they wait for now.
   void Release();
 
   const PeerCopyOptions options_;
@@ -144,17 +144,18 @@ class PeerCopyEngine : public TransferEngine {
   const StreamFlags* const flags_;
   const DeviceRegions regions_;
   const std::unique_ptr<PeerSegment> own_;
-  std::vector<PeerMapping> peers_;     // mapped regions: the thread's
-  std::vector<cudaStream_t> streams_;  // by peer, for copies from it; own rank: null
+  std::vector<PeerMapping> peers_;     // mapped regions: used by the thread only
+  std::vector<cudaStream_t> streams_;  // by peer, for copies from it; null for this rank
 
-  std::vector<Enqueued> enqueued_;           // Enqueue's
-  std::vector<DeviceRegion> known_regions_;  // Enqueue's: those in the own table
-  std::vector<uint64_t> pulled_;             // the thread's, by peer
+  std::vector<Enqueued> enqueued_;           // used by Enqueue only
+  std::vector<DeviceRegion> known_regions_;  // used by Enqueue only: regions in the own table
+  std::vector<uint64_t> pulled_;             // used by the thread only, by peer
   cudaStream_t wake_stream_ = nullptr;
-  void* woken_into_ = nullptr;                   // device memory that nobody reads
-  absl::Time last_copy_ = absl::InfinitePast();  // the thread's: when one was begun
+  void* woken_into_ = nullptr;  // device memory that is never read
+  absl::Time last_copy_ =
+      absl::InfinitePast();  // used by the thread only: when a copy was last started
 
-  // No call of CUDA is made under it: those may wait for a stream that waits for a peer.
+  // No CUDA call is made under it, because such a call may wait for a stream that waits for a peer.
   absl::Mutex mutex_;
   absl::CondVar changed_;
   std::vector<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);  // by peer
@@ -169,7 +170,7 @@ class PeerCopyEngine : public TransferEngine {
   absl::Mutex ending_;  // held during Abort
   bool ended_ ABSL_GUARDED_BY(ending_) = false;
 
-  std::thread thread_;  // last: uses the rest. Ends after Interrupt()
+  std::thread thread_;  // last: uses the other members. Ends after Interrupt()
 };
 
 }  // namespace ringattn::worker

@@ -1,5 +1,5 @@
-// What becomes of a ring in shared memory when its members misbehave: on the fake CUDA,
-// with memory mapped as between processes.
+// Rings in shared memory with failing members, with the fake CUDA and memory mapped as between
+// processes.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -47,7 +47,7 @@ class PeerFaults : public ::testing::Test {
       PeerTransportOptions options;
       options.cuda_index = rank;
       options.regions = [this, rank] { return Regions(rank); };
-      // The last words are the first exchange's.
+      // The last words are reserved for the first exchange.
       options.allocate = [this, rank](int64_t bytes) {
         return std::make_unique<Borrowed>(&memory_[rank][kWords - 64], bytes);
       };
@@ -91,7 +91,7 @@ class PeerFaults : public ::testing::Test {
     return ring_[rank]->Start({{kind, 1 - rank, &memory_[rank][word], bytes}}, {}, &control_);
   }
 
-  // What a device would say of its memory; later_ comes when it has grown.
+  // The device's regions; includes later_ once it has grown.
   std::vector<DeviceRegion> Regions(int rank) {
     const auto region = [](std::vector<int>& words) {
       return DeviceRegion{reinterpret_cast<char*>(words.data()),
@@ -138,7 +138,7 @@ TEST_F(PeerFaults, MemoryThatCameLaterIsMappedWhenItIsSent) {
     EXPECT_EQ(later_[1][1], round);
     EXPECT_EQ(memory_[1][2], 10 + round);
   }
-  EXPECT_EQ(Faults().mapped.load(), 3);  // rank 0's later memory, by rank 1, once
+  EXPECT_EQ(Faults().mapped.load(), 3);  // rank 1 maps rank 0's new region once
 }
 
 TEST_F(PeerFaults, MemoryThatCannotBeMappedLaterEndsTheRing) {
@@ -186,7 +186,7 @@ TEST_F(PeerFaults, MoreTransfersThanNoticesFit) {
     receives.push_back({Kind::kReceive, 0, &memory_[1][kCount - i], 4});
   }
   EventRef sent = ring_[0]->Start(sends, {}, &control_);
-  absl::SleepFor(absl::Milliseconds(20));  // the notices are full, one way or the other
+  absl::SleepFor(absl::Milliseconds(20));  // the table of posted sends is full in either direction
   EventRef received = ring_[1]->Start(receives, {}, &control_);
   EXPECT_TRUE(received->Wait(Soon()).ok());
   EXPECT_TRUE(sent->Wait(Soon()).ok());
@@ -199,7 +199,7 @@ TEST_F(PeerFaults, AnAbortLeavesThePeersWaitingAlone) {
   ring_[0]->Abort("teardown");
   EXPECT_EQ(mine->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
   ring_[0] = nullptr;
-  // Rank 1 learns of it from elsewhere, and does not take garbage for data meanwhile.
+  // Rank 1 learns of the abort elsewhere and must not accept garbage meanwhile.
   EXPECT_FALSE(theirs->Wait(absl::Now() + absl::Milliseconds(50)).ok());
   EXPECT_FALSE(theirs->Done());
   ring_[1]->Abort("rank 0 left");
@@ -207,7 +207,7 @@ TEST_F(PeerFaults, AnAbortLeavesThePeersWaitingAlone) {
   EXPECT_EQ(memory_[1][0], -1);
 }
 
-// Whoever waited for the group gives its memory away.
+// After a group has ended, its memory may be reused.
 TEST_F(PeerFaults, AnAbortedGroupHasNotEndedWhileACopyIsUnderWay) {
   Form(1);
   Faults().hold_copies = true;
@@ -224,8 +224,8 @@ TEST_F(PeerFaults, AnAbortedGroupHasNotEndedWhileACopyIsUnderWay) {
   EXPECT_TRUE(sent->Wait(Soon()).ok());
 }
 
-// Rank 0 puts a group on a full stream when the ring is aborted; then a copy of rank 1's,
-// begun before, writes a word that the stream waits for.
+// Rank 0 enqueues a group on a full stream when the ring is aborted. Then a copy of rank 1, which
+// began earlier, writes a word that the stream waits for.
 TEST_F(PeerFaults, AnAbortEndsAStartThatFindsItsStreamFull) {
   Form(1);
   Faults().hold_copies = true;
@@ -240,7 +240,7 @@ TEST_F(PeerFaults, AnAbortEndsAStartThatFindsItsStreamFull) {
   auto call = std::make_shared<CudaEvent>(*events, nullptr, 0);
   ASSERT_TRUE(call->RecordEnd(compute).ok());
 
-  Faults().stream_depth = 4;  // up to the new group's words
+  Faults().stream_depth = 4;  // enough for all but the last words of the new group
   EventRef next;
   std::thread starter([&] {
     next = ring_[0]->Start(
@@ -249,7 +249,7 @@ TEST_F(PeerFaults, AnAbortEndsAStartThatFindsItsStreamFull) {
     started.Notify();
   });
   while (Faults().full_streams == 0) std::this_thread::yield();
-  Faults().stream_depth = 1;  // from there on
+  Faults().stream_depth = 1;  // full from here on
   ring_[0]->Abort("teardown");
   Faults().hold_copies = false;
   EXPECT_TRUE(received->Wait(Soon()).ok());
@@ -262,7 +262,7 @@ TEST_F(PeerFaults, AnAbortEndsAStartThatFindsItsStreamFull) {
   (void)cudaStreamDestroy(compute);
 }
 
-// A rank that has given the ring up may have something else open by the same number.
+// After a rank has left the ring, its descriptor number may refer to something else.
 TEST_F(PeerFaults, ASegmentWhosePlaceASocketTookIsUnavailable) {
   const int other = socket(AF_UNIX, SOCK_STREAM, 0);
   ASSERT_GE(other, 0);
@@ -302,7 +302,7 @@ TEST_F(PeerFaults, ADeviceThatCannotShareIsToldAtTheStart) {
             absl::StatusCode::kFailedPrecondition);
 }
 
-// Starts and aborts from different threads, again and again; for sanitizers too.
+// Starts and aborts from different threads, repeatedly; also for sanitizers.
 TEST_F(PeerFaults, AbortsMeetGroupsInEveryState) {
   for (int round = 0; round < 50; ++round) {
     Form(10 + round);
@@ -318,7 +318,7 @@ TEST_F(PeerFaults, AbortsMeetGroupsInEveryState) {
         }
       });
     }
-    // Not after some time: a yield takes milliseconds where all cores are busy.
+    // Counts instead of waiting for some time: a yield takes milliseconds if all cores are busy.
     while (started < round * 40 / 50) std::this_thread::yield();
     for (int rank : {0, 1}) ring_[rank]->Abort("race");
     for (std::thread& thread : threads) thread.join();

@@ -25,7 +25,7 @@ void Unmap(const PeerMapping& peer) {
   }
 }
 
-// A rank that lives answers at once; the ring's thread waits for it.
+// A live rank replies at once; the ring's thread waits for it.
 constexpr absl::Duration kLateRegionTimeout = absl::Seconds(5);
 
 absl::Status MemoryOf(int peer, const absl::Status& status) {
@@ -221,18 +221,18 @@ absl::StatusOr<PeerMapper> PeerRingTransport::VmmMapperOf(const Attempt& attempt
     return absl::FailedPreconditionError(
         absl::StrCat("this worker does not see the GPU of rank ", peer));
   }
-  // What is mapped, by its address: the mapper's, which is copied.
+  // Mappings by address. Shared, because the mapper is copied.
   using Mapped = std::map<char*, std::unique_ptr<VmmMapping>>;
   auto mapped = std::make_shared<Mapped>();
   PeerMapper mapper;
   mapper.interrupted = std::make_shared<std::atomic<bool>>(false);
-  // While the ring is formed that is given up by its cancellation, later by the engine's end.
+  // The wait is ended by the cancellation of forming, and later by the engine's end.
   const auto stop = [whole = attempt.shared_from_this(), interrupted = mapper.interrupted] {
     return whole->cancelled.load() || interrupted->load();
   };
   mapper.map = [events = events_, driver = driver_, peer, gpu, address = std::move(address), mapped,
                 stop](int index, const PeerRegion& region) -> absl::StatusOr<char*> {
-    // Closed as soon as it is mapped: an open descriptor keeps the memory in use by itself.
+    // Closed as soon as it is mapped, because an open descriptor keeps the memory allocated.
     const absl::StatusOr<ScopedDescriptor> shown =
         HandleServer::Fetch(address, index, absl::Now() + kLateRegionTimeout, stop);
     if (!shown.ok()) return MemoryOf(peer, shown.status());

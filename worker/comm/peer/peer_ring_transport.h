@@ -1,5 +1,5 @@
-// PeerRingTransport: forms rings of GPUs of one machine whose memory the ranks map into
-// one another, for PeerCopyEngine: by descriptors of cuMemCreate's memory where regions have them
+// PeerRingTransport: forms rings of GPUs on one machine whose ranks map each other's memory, for
+// PeerCopyEngine. Memory is shared by descriptors of cuMemCreate if regions have them
 // (DeviceRegion::descriptor), else by CUDA's legacy handles.
 #ifndef RINGATTN_WORKER_COMM_PEER_PEER_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_PEER_PEER_RING_TRANSPORT_H_
@@ -25,39 +25,39 @@
 
 namespace ringattn::worker {
 
-// More would need more streams than a device has queues.
+// Larger rings would need more streams than a device has queues.
 inline constexpr int kMaxPeerRing = 16;
 
 struct PeerTransportOptions {
   int cuda_index = 0;
-  // Where the device's buffers come from; sends must lie in them. There is one at least.
+  // The source of the device's buffers. Sends must lie within them. At least one exists.
   DeviceRegions regions;
-  // Memory of the regions, for the first exchange. Both callable while the transport lives.
+  // Allocates memory of the regions, for the first exchange. Both must be callable while the
+  // transport lives.
   std::function<absl::StatusOr<std::unique_ptr<DeviceBuffer>>(int64_t bytes)> allocate;
-  absl::Duration step_timeout = absl::Minutes(10);     // as NcclTransportOptions
-  absl::Duration connect_timeout = absl::Seconds(30);  // as NcclTransportOptions
+  absl::Duration step_timeout = absl::Minutes(10);     // see NcclTransportOptions
+  absl::Duration connect_timeout = absl::Seconds(30);  // see NcclTransportOptions
   absl::Duration abort_timeout = absl::Seconds(5);
   std::function<void(const std::string& what)> on_stuck;
-  // For descriptors: the folder of this rank's socket (HandleServer::Options), seen under the same
-  // path by all; empty: the ranks are in one network namespace.
+  // For descriptors: the folder of this rank's socket (HandleServer::Options), which all ranks see
+  // under the same path. Empty: all ranks are in one network namespace.
   std::string socket_folder;
-  // Maps memory of ranks in this very process like that of others. CUDA refuses it; fakes
-  // of it do not.
+  // Maps memory of ranks in this process like that of other processes. CUDA does not support this,
+  // but its fake does.
   bool ipc_within_process = false;
 };
 
 // Thread safe.
 class PeerRingTransport : public RingTransport {
  public:
-  // FAILED_PRECONDITION if the driver or the device cannot share memory so, or for a folder
-  // without room for a socket.
+  // Returns FAILED_PRECONDITION if the driver or device cannot share memory in this way, or if the
+  // folder cannot hold a socket.
   static absl::StatusOr<std::unique_ptr<PeerRingTransport>> Create(PeerTransportOptions options);
   ~PeerRingTransport() override;
 
   absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override;
-  // FAILED_PRECONDITION if these ranks cannot share memory (DecodePeerBlobs), or if mapping
-  // it fails though they should. The communicator is of transport "peer", by legacy handles
-  // "peer_ipc".
+  // Returns FAILED_PRECONDITION if these ranks cannot share memory (DecodePeerBlobs), or if mapping
+  // unexpectedly fails. The communicator's transport is "peer", or "peer_ipc" with legacy handles.
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
                                                         const std::vector<std::string>& blobs,
                                                         absl::Time deadline) override;
@@ -66,7 +66,7 @@ class PeerRingTransport : public RingTransport {
  private:
   struct Attempt : RingAttempt, std::enable_shared_from_this<Attempt> {
     std::unique_ptr<PeerSegment> segment;
-    std::shared_ptr<const void> offer;  // at the door; null without one
+    std::shared_ptr<const void> offer;  // published in handle_server_; null without one
   };
 
   PeerRingTransport(PeerTransportOptions options, CudaEventPool* events, const StreamFlags* flags);
@@ -74,19 +74,19 @@ class PeerRingTransport : public RingTransport {
   absl::StatusOr<std::unique_ptr<Communicator>> Join(Attempt& attempt,
                                                      const std::vector<std::string>& blobs,
                                                      absl::Time deadline) const;
-  // With the regions that the peer has by now.
+  // Maps the regions that the peer has now.
   absl::StatusOr<PeerMapping> MapPeer(const Attempt& attempt, int peer, const PeerBlob& blob,
                                       absl::Time deadline) const;
   absl::StatusOr<PeerMapper> MapperOf(int peer, const PeerBlob& blob) const;
-  // Of the peer that the address is of.
+  // `address`: the peer's.
   absl::StatusOr<PeerMapper> VmmMapperOf(const Attempt& attempt, int peer, const PeerBlob& blob,
                                          PeerAddress address) const;
 
   const PeerTransportOptions options_;
   CudaEventPool* const events_;
   const StreamFlags* const flags_;
-  PeerBlob about_us_;                   // but for the segment and the token
-  const CudaDriver* driver_ = nullptr;  // with a door
+  PeerBlob about_us_;                   // without segment and token
+  const CudaDriver* driver_ = nullptr;  // set together with handle_server_
   std::unique_ptr<HandleServer> door_;  // null: regions have no descriptors
 
   RingAttempts attempts_;

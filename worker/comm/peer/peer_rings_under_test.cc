@@ -14,7 +14,7 @@
 namespace ringattn::worker {
 namespace {
 
-// One region of each kind per device, which all ranks on it send from.
+// One region of each kind per device, from which all ranks on the device send.
 class Heap {
  public:
   static Heap& Of(int device, RegionSharing sharing) {
@@ -74,7 +74,7 @@ class HeapBuffer : public DeviceBuffer {
   const int64_t bytes_;
 };
 
-// Its memory is the region's, where peers find it.
+// A rank whose memory comes from the region, so that peers can map it.
 class PeerRank : public GpuRank {
  public:
   PeerRank(int device, RegionSharing sharing, std::unique_ptr<RingTransport> transport)

@@ -17,8 +17,8 @@
 namespace ringattn::worker {
 namespace {
 
-constexpr uint64_t kMagic = 0x72696e6761747431;  // and the layout's version
-// A segment keeps its size: nobody can take pages away under those who have it mapped.
+constexpr uint64_t kMagic = 0x72696e6761747431;  // includes the layout's version
+// The size is fixed, so that no process can remove pages that others have mapped.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 std::string LastError() { return std::strerror(errno); }
@@ -28,7 +28,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 }  // namespace
 
-// What the file begins with; lanes follow.
+// The beginning of the file; lanes follow.
 struct alignas(64) PeerSegment::Head {
   uint64_t magic;
   uint64_t generation;
@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Open(const std::string
   ScopedDescriptor descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
   const std::string where = absl::StrCat("shared memory of rank ", rank, " at ", path, ": ");
   if (!descriptor.valid()) {
-    // A socket that has taken the number since cannot be opened either.
+    // A socket that has reused the number cannot be opened either.
     const bool refused = errno == EACCES || errno == EPERM;
     const std::string why = absl::StrCat(where, LastError());
     return refused ? absl::FailedPreconditionError(why) : absl::UnavailableError(why);
@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Open(const std::string
 absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Adopt(ScopedDescriptor descriptor,
                                                                 uint64_t generation, int rank,
                                                                 int world_size) {
-  // Gone, or another's: that rank has given the ring up.
+  // The segment is gone or belongs to another ring: the rank has left this ring.
   const auto gone = [rank](const std::string& why) {
     return absl::UnavailableError(absl::StrCat("shared memory of rank ", rank, ": ", why));
   };
@@ -124,7 +124,7 @@ absl::Status PeerSegment::Register() {
       CudaStatus(cudaHostRegister(base_, bytes_, cudaHostRegisterMapped), "cudaHostRegister");
   void* on_device = nullptr;
   if (status.ok()) {
-    device_base_ = base_;  // unregistered at the end, whatever comes
+    device_base_ = base_;  // unregistered on destruction even if what follows fails
     status = CudaStatus(cudaHostGetDevicePointer(&on_device, base_, 0), "cudaHostGetDevicePointer");
   }
   if (!status.ok()) return absl::FailedPreconditionError(status.message());

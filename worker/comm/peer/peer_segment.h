@@ -1,6 +1,6 @@
-// PeerSegment: memory of the host that one rank shares with the others of its ring, on
-// the same machine. A rank waits for words of its own segment only, which the others
-// write: so it can end its own waiting, and does nobody else's work by it.
+// PeerSegment: host memory that one rank shares with the other ranks of its ring on the same
+// machine. A rank waits only for words of its own segment, which the others write. It can therefore
+// end its own waits without affecting other ranks.
 #ifndef RINGATTN_WORKER_COMM_PEER_PEER_SEGMENT_H_
 #define RINGATTN_WORKER_COMM_PEER_PEER_SEGMENT_H_
 
@@ -16,10 +16,10 @@
 
 namespace ringattn::worker {
 
-// A send that a rank has started: where its bytes lie, or will, in the sender's memory.
+// A send that a rank has posted: where its bytes are, or will be, in the sender's memory.
 struct PeerNotice {
-  int32_t region = 0;      // number in the sender's table
-  int32_t ends_group = 0;  // 1: the sender waits for this one to be pulled
+  int32_t region = 0;      // index in the sender's table
+  int32_t ends_group = 0;  // 1: the sender waits until this send is pulled
   int64_t offset = 0;
   int64_t bytes = 0;
 };
@@ -28,43 +28,44 @@ struct PeerNotice {
 struct PeerRegion {
   uint64_t base = 0;  // in the rank's own address space
   int64_t bytes = 0;
-  char ipc_handle[64] = {};  // cudaIpcMemHandle_t; all zero: the rank's door has a descriptor
+  char ipc_handle[64] =
+      {};  // cudaIpcMemHandle_t; all zero: the rank's HandleServer has a descriptor
 };
 
-// Regions grow by half of what there is: enough for any device.
+// Regions grow by half of their total, so this suffices for any device.
 inline constexpr int kMaxPeerRegions = 256;
 
-// Sends that a rank may have announced to another which has not taken them up.
+// How many sends a rank may post to another one before it takes them.
 inline constexpr uint64_t kPeerNotices = 1024;
 
-// What the segment of rank r holds about its peer p. Transfers between two ranks are
-// numbered from 1 in each direction. "Device" words are written by stream operations.
+// What the segment of rank r holds about peer p. Transfers between two ranks are numbered from 1 in
+// each direction. Stream operations write the words "by a device".
 struct PeerLane {
-  // By p's device: p's sends to r up to this one have their bytes in place.
+  // By p's device: the bytes of p's sends to r are in place, up to this number.
   alignas(64) uint64_t ready;
-  // By p's device: p has copied r's sends to p up to this one (written at a group's end).
+  // By p's device: p has copied r's sends to p, up to this number (written at a group's end).
   alignas(64) uint64_t pulled;
-  // By r's device: r has copied p's sends to r up to this one.
+  // By r's device: r has copied p's sends to r, up to this number.
   alignas(64) uint64_t received;
-  // By p: notices of p's sends to r up to this one are below.
+  // By p: p's sends to r have been posted below, up to this number.
   alignas(64) std::atomic<uint64_t> posted;
-  // By r: those up to this one have been read.
+  // By r: posted sends have been read, up to this number.
   alignas(64) std::atomic<uint64_t> taken;
-  alignas(64) PeerNotice notices[kPeerNotices];  // n at n % kPeerNotices
+  alignas(64) PeerNotice notices[kPeerNotices];  // n at n % kPostedSends
 };
 
 class PeerSegment {
  public:
-  // Makes this rank's segment, all zero, with a lane for each of world_size ranks. It is
-  // there as long as somebody has it mapped. RESOURCE_EXHAUSTED.
+  // Creates this rank's segment, all zero, with a lane for each of world_size ranks. It exists as
+  // long as it is mapped anywhere. Returns RESOURCE_EXHAUSTED if memory is short.
   static absl::StatusOr<std::unique_ptr<PeerSegment>> Create(uint64_t generation, int rank,
                                                              int world_size);
-  // Maps another rank's segment by its path(). UNAVAILABLE if it is not there (any more);
-  // FAILED_PRECONDITION if it may not be opened.
+  // Maps another rank's segment by its path(). Returns UNAVAILABLE if it does not exist any more,
+  // or FAILED_PRECONDITION if it may not be opened.
   static absl::StatusOr<std::unique_ptr<PeerSegment>> Open(const std::string& path,
                                                            uint64_t generation, int rank,
                                                            int world_size);
-  // The same of what that rank's door gave.
+  // Maps the segment that another rank's HandleServer returned.
   static absl::StatusOr<std::unique_ptr<PeerSegment>> Adopt(ScopedDescriptor descriptor,
                                                             uint64_t generation, int rank,
                                                             int world_size);
@@ -72,24 +73,25 @@ class PeerSegment {
   PeerSegment(const PeerSegment&) = delete;
   PeerSegment& operator=(const PeerSegment&) = delete;
 
-  // Where other processes of the same user and PID namespace open it, while this process
-  // lives and has it. Empty of one that was adopted.
+  // Path under which processes of the same user and PID namespace can open the segment while this
+  // object exists. Empty if it was adopted.
   const std::string& path() const { return path_; }
-  // What others can map; open while this lives.
+  // For other processes to map; open while this object exists.
   int descriptor() const { return descriptor_.get(); }
 
-  // Makes the words reachable for the current device. FAILED_PRECONDITION if CUDA refuses.
+  // Makes the words accessible for the current device. Returns FAILED_PRECONDITION if CUDA rejects
+  // it.
   absl::Status Register();
 
   PeerLane& lane(int peer) { return lanes_[peer]; }
 
-  // The owner's table of regions, which only grows: region_count() of them are there.
-  // AddRegion is the owner's, on one thread; RESOURCE_EXHAUSTED if the table is full.
+  // The owner's table of regions, which only grows to region_count() entries. Only the owner calls
+  // AddRegion, on one thread; it returns RESOURCE_EXHAUSTED if the table is full.
   absl::Status AddRegion(const PeerRegion& region);
   int region_count() const;
   // REQUIRES: index < region_count().
   PeerRegion region(int index) const;
-  // The device's address of a word of this segment. REQUIRES: registered.
+  // Returns the device address of a word of this segment. REQUIRES: registered.
   uint64_t* OnDevice(uint64_t* word) const;
 
  private:

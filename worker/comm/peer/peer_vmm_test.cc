@@ -1,6 +1,6 @@
-// Rings whose memory travels as descriptors, on the fake driver, whose allocations are memfds: what
-// is mapped, when it is let go of, and what becomes of it among processes of their own, also in PID
-// namespaces where both have number 1.
+// Rings that share memory by descriptors, with the fake driver, whose allocations are memfds: what
+// is mapped, when it is unmapped, and failures between separate processes, including PID namespaces
+// in which both have id 1.
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -43,8 +43,8 @@ class Borrowed : public DeviceBuffer {
   const int64_t bytes_;
 };
 
-// A rank's device, as its ring sees it: regions of a page each, the first of which ends with what
-// the first exchange takes.
+// A rank's device as its ring sees it: regions of one page each. The end of the first region serves
+// the first exchange.
 class Rank {
  public:
   explicit Rank(int number, const std::string& folder = "") : number_(number) {
@@ -151,7 +151,7 @@ TEST_F(PeerVmm, MemoryIsMappedAndGivenBack) {
   }
 }
 
-// A little of the peer's memory is read, not again while copies are recent, and beside transfers.
+// WakeLinks reads a little of the peer's memory, but not if copies are recent or in progress.
 TEST_F(PeerVmm, LinksThatSleepAreWaked) {
   Form(1);
   Communicator& ring = *ranks_[1]->ring;
@@ -166,7 +166,7 @@ TEST_F(PeerVmm, LinksThatSleepAreWaked) {
     return Faults().copies - before;
   };
   EXPECT_EQ(woken_after(absl::Milliseconds(20)), 1);
-  // Right behind a transfer, if this machine is quick enough for once.
+  // Shortly after a transfer; retried, because the machine may be too slow.
   for (int attempt = 0, copies = 2; attempt < 20 && copies != 1; ++attempt) {
     absl::SleepFor(absl::Milliseconds(20));
     Pass(ranks_[0]->Words(0), ranks_[1]->Words(0) + 3, 5);
@@ -200,7 +200,7 @@ TEST_F(PeerVmm, LaterMemoryOfARankThatIsGoneEndsTheRing) {
   Form(1);
   ranks_[0]->AddRegion();
   const EventRef sent = ranks_[0]->Start(Kind::kSend, ranks_[0]->Words(1));
-  ranks_[0]->transport = nullptr;  // its door; the notice comes all the same
+  ranks_[0]->transport = nullptr;  // its HandleServer; the posted send still arrives
   const absl::Status status = ranks_[1]->Start(Kind::kReceive, ranks_[1]->Words(0))->Wait(Soon());
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("memory of rank 0"));
@@ -210,12 +210,12 @@ TEST_F(PeerVmm, LaterMemoryOfARankThatIsGoneEndsTheRing) {
 
 TEST_F(PeerVmm, WithoutTheRingsTokenThereIsNothing) {
   std::vector<std::string> blobs = Prepare(1);
-  // Rank 1 as somebody would have it who has not seen its blob.
+  // Rank 1's blob as seen by a process that does not know its token.
   blobs[1].replace(blobs[1].size() - 8, 8, "00000000");
   std::string why;
   EXPECT_FALSE(ranks_[0]->Join(1, blobs, &why));
   EXPECT_THAT(why, HasSubstr("UNAVAILABLE: memory of rank 1: no ring"));
-  // Nor with a token of the ring before.
+  // A token of the previous ring is not valid either.
   const std::vector<std::string> old = Prepare(2);
   EXPECT_FALSE(ranks_[0]->Join(3, {*ranks_[0]->transport->Prepare(3, 0, 2), old[1]}, &why));
   EXPECT_THAT(why, HasSubstr("UNAVAILABLE: memory of rank 1"));
@@ -238,10 +238,10 @@ TEST_F(PeerVmm, AFolderWithoutRoomForASocketIsToldAtTheStart) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("/tmp/no/such"));
 }
 
-// ------------------------------------------------------------- processes of their own
+// ------------------------------------------------------------- separate processes
 
 constexpr uint64_t kGeneration = 5;
-constexpr int kStill = -1;  // of a word that nothing was copied to
+constexpr int kStill = -1;  // value of a word to which nothing was copied
 constexpr int kBlobBytes = 4096;
 
 void Say(int pipe, const std::string& text) {
@@ -260,7 +260,8 @@ std::string Hear(int pipe) {
   return text;
 }
 
-// What a member does when it is told: "go": one word to rank 1, or from rank 0; "end".
+// Runs a member. On "go" it sends one word to rank 1, or receives one from rank 0; on "end" it
+// exits.
 [[noreturn]] void Member(int number, const std::string& folder, int in, int out) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   {
@@ -286,7 +287,7 @@ std::string Hear(int pipe) {
 }
 
 struct Process {
-  // The member is the child's child where namespaces are wanted: its first process.
+  // With namespaces, the member is a grandchild: the first process of the new namespaces.
   Process(int number, const std::string& folder, int namespaces) {
     int to[2], from[2];
     EXPECT_EQ(pipe(to), 0);
@@ -300,7 +301,7 @@ struct Process {
         const pid_t first = fork();
         if (first == 0) {
           char open = 0;
-          (void)!read(gate[0], &open, 1);  // its number is said before its own words
+          (void)!read(gate[0], &open, 1);  // its process id is sent before its own messages
           Member(number, folder, to[0], from[1]);
         }
         Say(from[1], absl::StrCat(first));
@@ -330,7 +331,7 @@ struct Process {
   int in = -1, out = -1;
 };
 
-// Two members of a ring, and what they said when they had joined.
+// Two members of a ring, and what they reported after joining.
 struct Pair {
   Pair(const std::string& folder, int namespaces)
       : zero(0, folder, namespaces), one(1, folder, namespaces) {
@@ -367,7 +368,7 @@ TEST(PeerVmmProcesses, ShareMemory) {
   PassAndPart(pair);
 }
 
-// Pods of one GPU each: nothing in common but a folder, and the same number.
+// Pods of one GPU each share only a folder, and both processes have id 1.
 TEST(PeerVmmProcesses, WithTheSameNumberInNamespacesOfTheirOwnShareMemory) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root for PID namespaces";
   char folder[] = "/tmp/peer_vmm_test.XXXXXX";
@@ -389,8 +390,8 @@ TEST(PeerVmmProcesses, InSeveralNetworksWithoutAFolderAreToldSo) {
   }
 }
 
-// The sender dies between its notice and the copy, or before either: the receiver's wait has an
-// end, nothing of the dead one's is taken for data, and all of it is given back.
+// The sender dies between its post and the copy, or before both. The receiver's wait ends, it
+// accepts no data from the dead rank, and all memory is released.
 TEST(PeerVmmProcesses, OneThatIsKilledLeavesTheOtherWhole) {
   for (const bool after_a_pass : {true, false}) {
     Pair pair("", 0);
@@ -407,7 +408,7 @@ TEST(PeerVmmProcesses, OneThatIsKilledLeavesTheOtherWhole) {
   }
 }
 
-// A member that stands still is not waited for when the ring is given up.
+// A frozen member does not delay peers that leave the ring.
 TEST(PeerVmmProcesses, OneThatIsFrozenHoldsNobodyWhoGivesUp) {
   Process other(1, "", 0);
   const std::string blob = Hear(other.out);
@@ -418,7 +419,8 @@ TEST(PeerVmmProcesses, OneThatIsFrozenHoldsNobodyWhoGivesUp) {
     const std::vector<std::string> blobs = {*rank.transport->Prepare(kGeneration, 0, 2), blob};
     std::string why;
     std::thread joins([&] { EXPECT_FALSE(rank.Join(kGeneration, blobs, &why)); });
-    absl::SleepFor(absl::Milliseconds(100));  // it asks by then, or is told before
+    absl::SleepFor(
+        absl::Milliseconds(100));  // it has sent its request by then, or is cancelled before
     const absl::Time begin = absl::Now();
     rank.transport->Cancel();
     joins.join();

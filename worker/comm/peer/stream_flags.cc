@@ -26,7 +26,7 @@ absl::StatusOr<const StreamFlags*> StreamFlags::Load() {
 }
 
 absl::Status StreamFlags::Init() {
-  // From the driver that is there, so that the program starts without one.
+  // Looked up at run time, so that the program starts without a driver.
   const auto find = [](const char* name, Operation* operation) {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;

@@ -1,5 +1,5 @@
-// StreamFlags: 64-bit words in memory of the host that a CUDA stream writes and waits for.
-// Streams of different processes order their work by them, without a host thread.
+// StreamFlags: 64-bit words in host memory that CUDA streams write and wait for. They order streams
+// of different processes without a host thread.
 #ifndef RINGATTN_WORKER_COMM_PEER_STREAM_FLAGS_H_
 #define RINGATTN_WORKER_COMM_PEER_STREAM_FLAGS_H_
 
@@ -16,13 +16,13 @@ namespace ringattn::worker {
 // The driver's stream memory operations. Thread safe.
 class StreamFlags {
  public:
-  // FAILED_PRECONDITION if the driver does not have them. Lives as long as the process.
+  // Returns FAILED_PRECONDITION if the driver does not have them. Lives as long as the process.
   static absl::StatusOr<const StreamFlags*> Load();
 
-  // `flag`: the device's address of a word (cudaHostGetDevicePointer). The write comes
-  // after everything before it on the stream and makes that visible to other devices.
+  // Writes `value` on the stream. `flag`: the device address of a word (cudaHostGetDevicePointer).
+  // The write follows all earlier work on the stream and makes it visible to other devices.
   absl::Status Write(cudaStream_t stream, uint64_t* flag, uint64_t value) const;
-  // The stream waits until the word is `value` or up to 2^63 - 1 more.
+  // Makes the stream wait until the word is between `value` and value + 2^63 - 1.
   absl::Status WaitAtLeast(cudaStream_t stream, uint64_t* flag, uint64_t value) const;
 
  private:

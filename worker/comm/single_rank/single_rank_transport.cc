@@ -10,7 +10,7 @@ namespace {
 
 constexpr char kBlob[] = "single rank";
 
-// A group of no transfers is done at once; one with transfers has nobody to reach.
+// An empty group is done at once; a group with transfers fails, because there is no peer.
 class SingleRankCommunicator : public Communicator {
  public:
   int rank() const override { return 0; }

@@ -1,5 +1,5 @@
-// SingleRankTransport: rings of one member, for a device whose transport is not there.
-// Everything that needs no peer works; larger rings are refused with the reason.
+// SingleRankTransport: rings of one member, for a device whose transport is not available.
+// Everything that needs no peer works. Larger rings are rejected with the reason.
 #ifndef RINGATTN_WORKER_COMM_SINGLE_RANK_SINGLE_RANK_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_SINGLE_RANK_SINGLE_RANK_TRANSPORT_H_
 
@@ -17,10 +17,10 @@ namespace ringattn::worker {
 // Thread safe.
 class SingleRankTransport : public RingTransport {
  public:
-  // `reason`: why there is no better transport, not OK.
+  // `reason`: why no other transport is available; must not be OK.
   explicit SingleRankTransport(absl::Status reason) : reason_(std::move(reason)) {}
 
-  // FAILED_PRECONDITION with the reason if world_size is more than 1.
+  // Returns FAILED_PRECONDITION with the reason if world_size is more than 1.
   absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
                                                         const std::vector<std::string>& blobs,

@@ -1,4 +1,4 @@
-// What is particular to rings of one; the rest is the contract's (worker/comm/contract).
+// Rings of one beyond the contract (worker/comm/contract).
 #include "worker/comm/single_rank/single_rank_transport.h"
 
 #include "absl/time/clock.h"

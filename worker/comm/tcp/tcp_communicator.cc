@@ -12,14 +12,14 @@ namespace {
 
 using Kind = PeerTransfer::Kind;
 
-// Long enough that its round trip (0.2 ms) is small beside its time (5 ms at
-// 3 GB/s), short enough that closing a pair, which waits for the segment being
-// read, is quick, and that a slow link still shows progress.
+// Long enough that a round trip (0.2 ms) is short compared with its duration (5 ms at 3 GB/s).
+// Short enough that closing a pair, which waits for the segment being read, is quick, and that a
+// slow link still shows progress.
 constexpr int64_t kSegmentBytes = int64_t{16} << 20;
 
 int64_t SegmentCount(int64_t bytes) { return (bytes + kSegmentBytes - 1) / kSegmentBytes; }
 
-// What a send and its receive must agree on. The size is part of it, so that ranks
+// Returns the value on which a send and its receive must agree. It includes the size, so that ranks
 // that disagree about sizes time out instead of writing outside a buffer.
 uint64_t SlotOf(uint64_t sequence, int64_t bytes) {
   static_assert(kSegmentBytes < int64_t{1} << 26);
@@ -40,7 +40,7 @@ TcpCommunicator::TcpCommunicator(std::shared_ptr<TcpMesh> mesh, absl::Duration s
 }
 
 TcpCommunicator::~TcpCommunicator() {
-  // Queued groups could wait for peers that are gone.
+  // Queued groups might otherwise wait for peers that are gone.
   Abort("the communicator was closed");
   mesh_->StopWatching();
 }
@@ -70,7 +70,7 @@ void TcpCommunicator::Abort(const std::string& reason) {
 absl::Status TcpCommunicator::Run(const std::vector<PeerTransfer>& group, RunControl* control) {
   absl::Status status = RunWaves(group, control);
   if (!status.ok()) {
-    // What is half sent cannot be taken up again, and peers should know.
+    // Half-sent data cannot be resumed, and peers must learn of the failure.
     mesh_->Close();
     Abort(std::string(status.message()));
   }
@@ -91,7 +91,7 @@ absl::Status TcpCommunicator::RunWaves(const std::vector<PeerTransfer>& group,
   for (int64_t index = 0; status.ok() && index < wave_count; ++index) {
     if (index + 1 < wave_count) status = Post(group, index + 1, &next);
     SetInFlight({&now, &next});
-    // An abort before SetInFlight found nothing to wake.
+    // An abort before SetInFlight had nothing to interrupt.
     if (status.ok()) status = AbortedStatus();
     if (status.ok()) status = Wait(now, deadline, control);
     SetInFlight({});
@@ -133,8 +133,8 @@ absl::Status TcpCommunicator::Wait(const Wave& wave, absl::Time deadline, RunCon
     try {
       completed = send ? segment.buffer->waitSend(remaining) : segment.buffer->waitRecv(remaining);
     } catch (const std::exception& error) {
-      // A timeout closes every connection of the mesh, so the watch aborts as well:
-      // what came first is what counts.
+      // A timeout closes every connection of the mesh, so the watch aborts as well. The first cause
+      // counts.
       const bool late = absl::Now() >= deadline;
       if (absl::Status aborted = AbortedStatus(); !late && !aborted.ok()) return aborted;
       return absl::UnavailableError(absl::StrCat(

@@ -1,5 +1,5 @@
-// TcpCommunicator: groups of transfers over a TcpMesh, in order, on a thread of
-// their own, so that they run beside compute.
+// TcpCommunicator: ordered groups of transfers over a TcpMesh, on a separate thread, so that they
+// overlap with compute.
 #ifndef RINGATTN_WORKER_COMM_TCP_TCP_COMMUNICATOR_H_
 #define RINGATTN_WORKER_COMM_TCP_TCP_COMMUNICATOR_H_
 
@@ -16,15 +16,15 @@
 
 namespace ringattn::worker {
 
-// Thread safe, as Communicator says. All transfers of a group are in flight at
-// once, in both directions and with any number of peers; long ones are cut into
-// segments, two of which are in flight, and each counts as progress.
-// REQUIRES of every group: host memory, no transfer of a rank with itself.
+// Thread safe, as Communicator requires. All transfers of a group are in flight at once, in both
+// directions and with any number of peers. Long ones are divided into segments, two of which are in
+// flight; each counts as progress.
+//
+// REQUIRES for every group: host memory, and no transfer of a rank with itself.
 class TcpCommunicator : public Communicator {
  public:
-  // `mesh` is connected and used by nobody else.
-  // `step_timeout`: how long a group may take once its predecessors are done, peers'
-  // slowness included.
+  // `mesh` is connected and has no other user. `step_timeout`: time limit for a group once its
+  // predecessors are done, including the time that peers take.
   TcpCommunicator(std::shared_ptr<TcpMesh> mesh, absl::Duration step_timeout);
   ~TcpCommunicator() override;
 
@@ -37,7 +37,7 @@ class TcpCommunicator : public Communicator {
   void Abort(const std::string& reason) override;
 
  private:
-  // One segment of a transfer, in flight.
+  // One segment of a transfer in flight.
   struct Segment {
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
     const PeerTransfer* transfer = nullptr;
@@ -53,7 +53,7 @@ class TcpCommunicator : public Communicator {
 
   const std::shared_ptr<TcpMesh> mesh_;
   const absl::Duration step_timeout_;
-  // Segments posted so far, per peer. Used by the queue's thread alone.
+  // Segments posted so far, per peer. Used by the queue's thread only.
   std::vector<uint64_t> sent_, received_;
 
   mutable absl::Mutex mutex_;
@@ -61,7 +61,7 @@ class TcpCommunicator : public Communicator {
   std::string reason_ ABSL_GUARDED_BY(mutex_);
   std::vector<const Wave*> in_flight_ ABSL_GUARDED_BY(mutex_);
 
-  HostQueue queue_;  // last: its thread uses the rest
+  HostQueue queue_;  // last: its thread uses the other members
 };
 
 }  // namespace ringattn::worker

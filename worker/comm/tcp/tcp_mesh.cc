@@ -25,14 +25,14 @@ namespace {
 // Gloo waits five times a pair's timeout for its connection.
 constexpr int kGlooConnectFactor = 5;
 
-// A blob is a list of addresses, one per rank (empty for the rank itself), each
-// behind its length in two bytes.
+// A blob is a list of addresses, one per rank (empty for the rank itself), each preceded by its
+// length in two bytes.
 constexpr size_t kLengthBytes = 2;
 
-// No transfer's slot: those carry a size in their low bits.
+// Distinct from all transfers' slots, which have a size in their low bits.
 constexpr uint64_t kCanarySlot = 0;
 
-// StopWatching ends the wait. Gloo has no "forever" here: zero means at once.
+// StopWatching ends the wait. Gloo cannot wait without limit: zero means no wait.
 constexpr std::chrono::hours kCanaryPatience{24 * 365};
 
 void AppendAddress(const std::vector<char>& address, std::string* blob) {
@@ -57,8 +57,8 @@ absl::StatusOr<std::vector<char>> AddressFor(absl::string_view blob, int rank) {
   return absl::InvalidArgumentError(absl::StrCat("a blob holds no address for rank ", rank));
 }
 
-// INVALID_ARGUMENT unless `host` is an address of this machine. Gloo finds out as well,
-// but then leaks what it looked up.
+// Returns INVALID_ARGUMENT unless `host` is an address of this machine. Gloo checks that too, but
+// then leaks the result of the lookup.
 absl::Status CheckLocalAddress(const std::string& host) {
   const auto failed = [&host](const char* why) {
     return absl::InvalidArgumentError(

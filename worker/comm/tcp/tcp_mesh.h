@@ -1,5 +1,5 @@
-// TcpMesh: one rank's TCP connections to all other ranks of a generation, made by
-// Gloo. The only file of this folder (with its .cc) that knows Gloo's pairs.
+// TcpMesh: one rank's TCP connections to all other ranks of a generation, made by Gloo. Only this
+// file and its .cc use Gloo's pairs.
 #ifndef RINGATTN_WORKER_COMM_TCP_TCP_MESH_H_
 #define RINGATTN_WORKER_COMM_TCP_TCP_MESH_H_
 
@@ -24,9 +24,9 @@ namespace ringattn::worker {
 // Thread safe.
 class TcpMesh {
  public:
-  // Opens one listening socket per peer on `host` (a name or numeric address of this
-  // machine). Peers can connect from then on, whether or not Connect was called.
-  // INVALID_ARGUMENT if this machine has no such address.
+  // Opens one listening socket per peer on `host`, a name or numeric address of this machine. Peers
+  // can connect from then on, even before Connect is called. Returns INVALID_ARGUMENT if this
+  // machine has no such address.
   static absl::StatusOr<std::shared_ptr<TcpMesh>> Listen(const std::string& host, int rank,
                                                          int world_size,
                                                          absl::Duration connect_timeout);
@@ -38,26 +38,26 @@ class TcpMesh {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  // Where each peer finds this rank; opaque, the same machine architecture assumed.
+  // Returns this rank's addresses for its peers. Opaque; all machines must have the same
+  // architecture.
   std::string AddressBlob() const;
 
-  // Connects to every peer; blocks at most until `deadline`. UNAVAILABLE if a peer
-  // cannot be reached, CANCELLED after Close().
+  // Connects to every peer; blocks until `deadline` at most. Returns UNAVAILABLE if a peer cannot
+  // be reached, or CANCELLED after Close().
   absl::Status Connect(const std::vector<std::string>& blobs, absl::Time deadline);
 
-  // Calls `on_lost` (on any thread, once per peer at most) when a connection breaks.
-  // Needed because Gloo tells queued transfers of it, but not one that is partly
-  // sent or received: that would wait out its whole timeout.
-  // REQUIRES: Connect succeeded; called once.
+  // Calls `on_lost` on any thread, at most once per peer, when a connection breaks. Gloo reports
+  // that to queued transfers, but not to one that is partly sent or received, which would wait for
+  // its whole timeout. REQUIRES: Connect succeeded; called once.
   void Watch(std::function<void(int peer, const std::string& reason)> on_lost);
 
-  // Ends the watch: no call of on_lost after it returns. Implies Close().
+  // Ends the watch: on_lost is not called after this returns. Implies Close().
   void StopWatching();
 
-  // A buffer for one transfer at a time. Throws gloo::Exception.
+  // Returns a buffer for one transfer at a time. Throws gloo::Exception.
   std::unique_ptr<gloo::transport::UnboundBuffer> NewBuffer(void* data, int64_t bytes);
 
-  // Closes all connections: pending transfers fail here and at the peers. Idempotent.
+  // Closes all connections, so that pending transfers fail here and at the peers. Idempotent.
   void Close();
 
  private:
@@ -66,7 +66,7 @@ class TcpMesh {
   absl::Status ConnectPeers(const std::vector<std::vector<char>>& addresses);
   bool closed() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // A receive that nobody answers: it ends when its connection does.
+  // A receive that no peer answers: it ends when its connection does.
   struct Canary {
     int peer = 0;
     char byte = 0;
@@ -78,7 +78,7 @@ class TcpMesh {
   const int world_size_;
   std::shared_ptr<gloo::transport::Device> device_;
   std::shared_ptr<gloo::transport::Context> context_;
-  std::vector<gloo::transport::Pair*> pairs_;  // by rank, owned by context_; own is null
+  std::vector<gloo::transport::Pair*> pairs_;  // by rank, owned by context_; null for this rank
   std::vector<std::unique_ptr<Canary>> canaries_;
   mutable absl::Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

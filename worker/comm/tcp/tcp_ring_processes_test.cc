@@ -1,4 +1,4 @@
-// The TCP ring between real processes: some are killed, some stopped, all are timed.
+// TCP rings of separate processes, some of which are killed or stopped. Measures times.
 #include <arpa/inet.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -31,11 +31,11 @@ std::vector<uint8_t> Pattern(int64_t bytes, int seed) {
   return data;
 }
 
-// Ranks in processes of their own, which can be killed and stopped for real. The
-// parent passes the blobs on through pipes, as the coordinator does.
+// Ranks in separate processes, which can be killed and stopped. The parent passes the blobs between
+// them through pipes, as the coordinator does.
 class ForkedRing {
  public:
-  // Runs `body(communicator)` in each child; its result is the exit code.
+  // Runs `body(communicator)` in each child; the result is the child's exit code.
   ForkedRing(int world_size, absl::Duration step_timeout,
              const std::function<int(Communicator&)>& body) {
     EXPECT_EQ(pipe(finished_) | pipe(leave_), 0);
@@ -44,7 +44,7 @@ class ForkedRing {
       EXPECT_EQ(pipe(up[rank]) | pipe(down[rank]), 0);
       const pid_t child = fork();
       if (child == 0) {
-        alarm(60);  // never outlives the test
+        alarm(60);  // the child never outlives the test
         close(leave_[1]);
         _exit(Child(rank, world_size, step_timeout, up[rank][1], down[rank][0], body));
       }
@@ -56,7 +56,7 @@ class ForkedRing {
       EXPECT_EQ(write(down[rank][1], blobs.data(), blobs.size()),
                 static_cast<ssize_t>(blobs.size()));
     }
-    // Every rank is connected once it says so.
+    // Every rank reports when it is connected.
     char byte = 0;
     for (int rank = 0; rank < world_size; ++rank) {
       EXPECT_EQ(read(up[rank][0], &byte, 1), 1);
@@ -73,8 +73,9 @@ class ForkedRing {
     }
   }
 
-  // Waits for all bodies to end; then success is every rank's exit code 0. A rank that left
-  // before its peers are done would break their last transfers, which no coordinator does.
+  // Waits for all bodies to end and expects every rank's exit code to be 0. All ranks stay until
+  // then, because a rank that leaves early would break its peers' last transfers; a coordinator
+  // does not let that happen.
   void ExpectSuccess() {
     char byte = 0;
     for (size_t i = 0; i < children_.size(); ++i) EXPECT_EQ(read(finished_[0], &byte, 1), 1);
@@ -83,7 +84,7 @@ class ForkedRing {
   }
 
   void Signal(int rank, int signal) { kill(children_[rank], signal); }
-  // The rank's exit code; -1 if a signal ended it.
+  // Returns the rank's exit code, or -1 if a signal ended it.
   int Join(int rank) {
     int status = 0;
     waitpid(std::exchange(children_[rank], -1), &status, 0);
@@ -123,7 +124,7 @@ class ForkedRing {
     const int result = body(**communicator);
     char byte = '.';
     if (write(finished_[1], &byte, 1) != 1) return 104;
-    // Nothing is ever written there; it ends when the parent lets go.
+    // The parent writes nothing; the read ends when the parent closes the pipe.
     if (result == 0 && read(leave_[0], &byte, 1) != 0) return 105;
     return result;
   }
@@ -132,7 +133,7 @@ class ForkedRing {
   int finished_[2], leave_[2];
 };
 
-// Passes blocks around until something breaks: 1 if that is UNAVAILABLE, else 2.
+// Passes blocks around until a transfer fails. Returns 1 if the error is UNAVAILABLE, else 2.
 int PassUntilBroken(Communicator& ring) {
   constexpr int64_t kBytes = 8 << 20;
   std::vector<uint8_t> mine(kBytes), next(kBytes);
@@ -158,7 +159,7 @@ void Pump(int fd, int64_t bytes, bool out) {
   }
 }
 
-// Two processes, `bytes` each way over one connection.
+// Transfers `bytes` in each direction between two processes over one connection.
 double RawTcpBytesPerSecond(int64_t bytes) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -235,8 +236,8 @@ TEST(TcpRingProcesses, AStoppedPeerEndsOthersAtTheStepTimeout) {
   EXPECT_LT(absl::Now() - begin, absl::Seconds(8));
 }
 
-// Full duplex between two processes, beside raw TCP in the same run. Printed, and
-// bounded only against gross loss: the machine may be busy.
+// Full duplex between two processes, compared with raw TCP in the same run. Prints the rates and
+// checks only against a gross loss, because the machine may be busy.
 TEST(TcpRingProcesses, Throughput) {
   constexpr int64_t kBytes = int64_t{64} << 20;
   constexpr int kRounds = 8;

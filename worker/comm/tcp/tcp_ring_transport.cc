@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> TcpRingTransport::Connect(
   }
   absl::Status status = mesh->Connect(blobs, deadline);
   {
-    // Cancel must find the mesh until here.
+    // Cancel must be able to find the mesh until here.
     absl::MutexLock lock(&mutex_);
     if (prepared_ != mesh && status.ok()) status = absl::CancelledError("superseded");
     if (prepared_ == mesh) prepared_ = nullptr;

@@ -1,7 +1,6 @@
-// TcpRingTransport: forms rings of processes over TCP (Gloo). The two phases need
-// nothing but the blobs: Prepare opens listening sockets, one per peer, and its blob
-// says where; Connect joins them. Connections are neither encrypted nor
-// authenticated: a private network is assumed.
+// TcpRingTransport: forms rings of processes over TCP (Gloo). Prepare opens one listening socket
+// per peer, and its blob has their addresses; Connect joins them. Connections are neither encrypted
+// nor authenticated, so a private network is assumed.
 #ifndef RINGATTN_WORKER_COMM_TCP_TCP_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_TCP_TCP_RING_TRANSPORT_H_
 
@@ -17,17 +16,17 @@
 namespace ringattn::worker {
 
 struct TcpTransportOptions {
-  // Name or address of this machine that the peers can reach.
+  // A name or address of this machine that peers can reach.
   std::string host = "127.0.0.1";
-  // Bound of one group of transfers. Large: a slow rank is no fault, and who is to
-  // blame for a stalled ring is decided elsewhere.
+  // Time limit for one group of transfers. Large, because a slow rank is not an error; the
+  // coordinator decides which rank has stalled a ring.
   absl::Duration step_timeout = absl::Minutes(10);
-  // Upper bound of Connect whatever its deadline.
+  // Upper limit of Connect, whatever its deadline.
   absl::Duration connect_timeout = absl::Seconds(30);
 };
 
-// Thread safe. Ignores SIGPIPE in the whole process, since Gloo writes to sockets
-// whose other end may be gone.
+// Thread safe. Ignores SIGPIPE in the whole process, because Gloo writes to sockets whose peer may
+// be gone.
 class TcpRingTransport : public RingTransport {
  public:
   explicit TcpRingTransport(TcpTransportOptions options);

@@ -1,4 +1,4 @@
-// What is particular to rings over TCP; the rest is the contract's (worker/comm/contract).
+// TCP rings beyond the contract (worker/comm/contract).
 #include "worker/comm/tcp/tcp_ring_transport.h"
 
 #include "absl/time/clock.h"
@@ -36,14 +36,14 @@ TEST(TcpRing, AnAbortReachesThePeerMidTransfer) {
   EventRef other = ring[1]->Start({{Kind::kReceive, 0, b.data(), kBytes}}, {}, &controls[1]);
   EventRef send = ring[0]->Start({{Kind::kSend, 1, a.data(), kBytes}}, {}, &controls[0]);
   EventRef behind = ring[0]->Start({{Kind::kSend, 1, a.data(), kBytes}}, {}, &controls[0]);
-  // In the middle: some of it has arrived.
+  // Aborts in the middle, when some of the data has arrived.
   const absl::Time begin = absl::Now();
   while (controls[1].progress.load() == 0 && absl::Now() < begin + kAbortBound) {
     absl::SleepFor(absl::Milliseconds(1));
   }
   ring[0]->Abort("rank 1 was lost");
   EXPECT_EQ(behind->Wait(absl::Now() + kAbortBound).code(), absl::StatusCode::kUnavailable);
-  // It learns of it, or had received everything before.
+  // The peer notices, or had received everything before.
   EXPECT_NE(other->Wait(absl::Now() + kAbortBound).code(), absl::StatusCode::kDeadlineExceeded);
 }
 

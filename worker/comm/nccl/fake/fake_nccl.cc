@@ -1,7 +1,7 @@
-// libnccl.so.2 as far as rings use it, for ranks in threads of one process on the fake
-// CUDA runtime: non-blocking communicators that join when all ranks came, groups that
-// are launched in the background, transfers that wait for their peer until aborted.
-// Faults: FakeNcclFaults.
+// The part of libnccl.so.2 that rings use, for ranks in threads of one process on the fake CUDA
+// runtime. Communicators are non-blocking and join when all ranks have come. Groups are launched in
+// the background. Transfers wait for their peer until they are aborted. FakeNcclFaults injects
+// faults.
 #include <nccl.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct Transfer {
 
 using TransferRef = std::shared_ptr<Transfer>;
 
-// All ranks of one unique id.
+// All ranks with one unique id.
 struct Clique {
   std::mutex mutex;
   std::condition_variable changed;
@@ -55,7 +55,7 @@ void SleepMs(int milliseconds) {
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }
 
-// The group's kernel: all transfers at once, until all are done or the rank aborts.
+// The group's kernel: runs all transfers concurrently until all are done or the rank aborts.
 void RunTransfers(const std::shared_ptr<State>& state, const std::vector<TransferRef>& group) {
   Clique& clique = *state->clique;
   std::unique_lock<std::mutex> lock(clique.mutex);
@@ -81,7 +81,7 @@ void RunTransfers(const std::shared_ptr<State>& state, const std::vector<Transfe
     }
     return true;
   });
-  // Aborted: nobody may touch this rank's memory any more.
+  // Aborted: this rank's memory must not be accessed any more.
   for (auto& [key, channel] : clique.channels) {
     for (auto* queue : {&channel.sends, &channel.receives}) {
       for (const TransferRef& transfer : group) {
