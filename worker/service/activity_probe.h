@@ -1,6 +1,5 @@
-// ActivityProbe: what the worker is doing right now, seen from outside: whether it
-// computes, and whether it waits for a peer. The heartbeat reports it, so that a
-// rank which merely waits is not blamed for a stall.
+// ActivityProbe: observes what the worker is doing: whether it computes and whether it waits for a
+// peer. Heartbeats report this, so that the coordinator does not evict a rank that only waits.
 #ifndef RINGATTN_WORKER_SERVICE_ACTIVITY_PROBE_H_
 #define RINGATTN_WORKER_SERVICE_ACTIVITY_PROBE_H_
 
@@ -18,14 +17,14 @@
 
 namespace ringattn::worker {
 
-// Thread safe; its lock is held for moments only.
+// Thread safe. Holds its lock only briefly.
 class ActivityProbe {
  public:
   void NoteCall(EventRef done);
   void NoteGroup(std::vector<EventRef> after, EventRef done);
 
-  // True if transfers are in flight (everything they waited for is done, they are
-  // not) while the device has nothing that it could compute.
+  // Returns true if transfers are in flight (their dependencies are done, they are not) while the
+  // device has nothing to compute.
   bool WaitsForPeer(const Device& device) const;
 
  private:
@@ -39,7 +38,7 @@ class ActivityProbe {
   mutable std::deque<Group> groups_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Tells the probe what is started. As thread safe as what it wraps.
+// Wraps a device and records what it starts in the probe. As thread safe as the wrapped device.
 class ObservedDevice : public DeviceWrapper {
  public:
   ObservedDevice(Device* inner, ActivityProbe* probe) : DeviceWrapper(inner), probe_(probe) {}

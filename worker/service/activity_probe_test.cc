@@ -7,14 +7,14 @@
 namespace ringattn::worker {
 namespace {
 
-// Calls and groups end when the test says so.
+// The test decides when calls and groups end.
 class ManualDevice : public Device {
  public:
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t) override {
-    return absl::UnimplementedError("no memory here");
+    return absl::UnimplementedError("this device has no memory");
   }
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall>) override {
-    return absl::UnimplementedError("calls are the test's");
+    return absl::UnimplementedError("the test starts the calls");
   }
   EventRef Start(const PreparedCall&, StartAfter, RunControl*) override { return call; }
   bool waits_for_transfer() const override { return waits; }
@@ -47,7 +47,7 @@ struct Probed {
   ObservedDevice observed_device{&device, &probe};
   ObservedCommunicator observed_communicator{communicator, &probe};
   RunControl control;
-  const HostCall zero{ZeroCall{}, KernelName{}, nullptr};  // the device starts nothing
+  const HostCall zero{ZeroCall{}, KernelName{}, nullptr};  // ManualDevice does not start it
 
   bool Waits() const { return probe.WaitsForPeer(device); }
 };
@@ -59,7 +59,7 @@ TEST(ActivityProbe, TransfersInFlightAndNothingToComputeIsWaiting) {
   p.observed_communicator.Start({}, {}, &p.control);
   EXPECT_TRUE(p.Waits());
   p.observed_device.Start(p.zero, {}, &p.control);
-  EXPECT_FALSE(p.Waits()) << "it computes beside the transfer";
+  EXPECT_FALSE(p.Waits()) << "it computes during the transfer";
   p.device.waits = true;
   EXPECT_TRUE(p.Waits()) << "the call itself waits for the transfer";
   p.device.waits = false;
@@ -78,8 +78,7 @@ TEST(ActivityProbe, ATransferThatWaitsForOwnComputeIsNotThePeersFault) {
   EXPECT_TRUE(p.Waits());
 }
 
-// A dropped step: the device waits, but no transfer is in flight, so this rank itself
-// is to blame.
+// A dropped step: the device waits, but no transfer is in flight, so this rank caused the stall.
 TEST(ActivityProbe, WaitingForATransferThatWasNeverStartedIsOwnFault) {
   Probed p;
   p.observed_device.Start(p.zero, {}, &p.control);

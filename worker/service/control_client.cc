@@ -13,7 +13,7 @@
 namespace ringattn::worker {
 namespace {
 
-// A dead coordinator machine is noticed by these; a dead process at once.
+// Keepalive detects a dead coordinator machine. A dead process is detected at once.
 constexpr int kKeepaliveTimeMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 constexpr int kConnectTimeoutMs = 10'000;
@@ -24,23 +24,22 @@ std::shared_ptr<grpc::Channel> Dial(const ControlClientOptions& options) {
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // The back-off that matters is ours.
+  // gRPC must not back off longer than this class does.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS,
                    static_cast<int>(absl::ToInt64Milliseconds(options.min_backoff)));
-  // Despite its name the time that one attempt to connect may take; short ones fail for
-  // ever on a busy machine.
+  // Despite its name, this limits how long one connection attempt may take. Short attempts never
+  // succeed on a busy machine.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS,
                    static_cast<int>(absl::ToInt64Milliseconds(options.max_backoff)));
-  // A coordinator that was replaced may have another address; gRPC's own 30 s is how long the
-  // cluster would look at the old one.
+  // A restarted coordinator may have another address. By default gRPC keeps the old one for 30 s.
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kResolveAgainMs);
-  // A Commit carries a blob of every member, a Reserve the documents of a request.
+  // Commit carries a blob of every member; Reserve carries the documents of a request.
   arguments.SetMaxReceiveMessageSize(64 << 20);
   return options.security.Dial(options.coordinator, arguments);
 }
 
-// For the log: which member of the oneof it is.
+// The name of the message's oneof member, for logs.
 template <typename Message>
 std::string KindOf(const Message& message) {
   const auto* field = message.GetDescriptor()->FindFieldByNumber(message.message_case());
@@ -95,7 +94,7 @@ void ControlClient::Loop() {
     if (registered) backoff = options_.min_backoff;
     LogWarning("not connected to the coordinator",
                {{"worker", options_.registration.name()}, {"reason", reason}});
-    // Workers that lost the same coordinator should not all dial at once.
+    // Workers that lost the same coordinator must not all reconnect at once.
     if (!RestBeforeDialling(backoff * jitter(random))) return;
     backoff = std::min(2 * backoff, options_.max_backoff);
   }
@@ -113,7 +112,8 @@ bool ControlClient::RunSession(std::string* reason) {
   context.AddMetadata(kSecretMetadataKey, options_.secret);
   {
     absl::MutexLock lock(&mutex_);
-    // Whoever leaves and had no stream to say so on dials no more: it would only be let in again.
+    // A worker that leaves without a stream does not reconnect: the coordinator would only admit it
+    // again.
     if (stopping_ || leaving_) {
       *reason = "the worker is ending";
       return false;
@@ -160,12 +160,12 @@ void ControlClient::ReadLoop(Stream* stream, bool* registered) {
       }
       case v1::JoinResponse::kLeave:
         if (IsLeaving()) {
-          LogInfo("the coordinator lets this worker go",
+          LogInfo("the coordinator has released this worker",
                   {{"worker", options_.registration.name()}});
           return;
         }
         LogWarning(
-            "the coordinator turned this worker away",
+            "the coordinator rejected this worker",
             {{"worker", options_.registration.name()}, {"reason", message.leave().reason()}});
         if (message.leave().exit()) handler_.on_leave(message.leave().reason());
         return;
@@ -178,7 +178,7 @@ void ControlClient::ReadLoop(Stream* stream, bool* registered) {
 void ControlClient::WriteLoop(Stream* stream) {
   v1::JoinRequest message;
   while (TakeNext(&message)) {
-    if (!stream->Write(message)) return;  // the reader sees the end as well
+    if (!stream->Write(message)) return;  // the reader sees the error too
   }
 }
 

@@ -1,5 +1,5 @@
-// ControlClient: the Join stream to the coordinator. Dials, registers, reads, writes,
-// and when the stream ends frees everything and dials again, for ever.
+// ControlClient: the Join stream to the coordinator. Connects, registers, reads and writes. When
+// the stream ends, it frees everything and reconnects, until it is stopped.
 #ifndef RINGATTN_WORKER_SERVICE_CONTROL_CLIENT_H_
 #define RINGATTN_WORKER_SERVICE_CONTROL_CLIENT_H_
 
@@ -30,13 +30,14 @@ struct ControlClientOptions {
 };
 
 struct ControlHandler {
-  // Every message but registered and leave, on the control thread; must not block.
+  // Called for every message except `registered` and `leave`, on the control thread. Must not
+  // block.
   std::function<void(const v1::JoinResponse&)> on_message;
-  // The stream has ended; returns when everything is free.
+  // The stream has ended. Returns once everything is free.
   std::function<void(const std::string& reason)> on_disconnected;
-  // Quick, never waits for work. Called every interval by the heartbeat thread.
+  // Called at each interval by the heartbeat thread. Must return quickly and not wait for work.
   std::function<v1::Heartbeat()> make_heartbeat;
-  // The coordinator asks this process to end. Must not block.
+  // The coordinator asks this process to exit. Must not block.
   std::function<void(const std::string& reason)> on_leave;
 };
 
@@ -44,38 +45,38 @@ struct ControlHandler {
 class ControlClient {
  public:
   explicit ControlClient(ControlClientOptions options);
-  // Ends the stream and everything behind it.
+  // Ends the stream and joins all threads.
   ~ControlClient();
 
   ControlClient(const ControlClient&) = delete;
   ControlClient& operator=(const ControlClient&) = delete;
 
-  // Begins. Call once.
+  // Starts connecting. Call once.
   void Start(ControlHandler handler);
 
-  // Tells the coordinator that this worker is to end and waits until it is let go, its stream
-  // has ended for another reason, or `timeout` is over. It does not dial again. Stop() is still
-  // to be called. Blocks.
+  // Tells the coordinator that this worker wants to leave. Waits until the coordinator releases it,
+  // its stream ends for another reason, or `timeout` passes. Does not reconnect. Call Stop()
+  // afterwards. Blocks.
   void Leave(absl::Duration timeout);
 
-  // Ends the stream, frees everything, returns. Idempotent.
+  // Ends the stream and frees everything before it returns. Idempotent.
   void Stop();
 
-  // Enqueues a message for the current stream; dropped if there is none. Never blocks.
+  // Enqueues a message for the current stream, or drops it if there is none. Never blocks.
   void Send(v1::JoinRequest message);
 
  private:
   using Stream = grpc::ClientReaderWriter<v1::JoinRequest, v1::JoinResponse>;
 
   void Loop();
-  // One stream, from dialling to its end. True if the coordinator accepted it.
+  // Runs one stream from connecting to its end. Returns true if the coordinator accepted it.
   bool RunSession(std::string* reason);
   void ReadLoop(Stream* stream, bool* registered);
   void WriteLoop(Stream* stream);
   void HeartbeatLoop();
   bool TakeNext(v1::JoinRequest* message);
   bool IsLeaving();
-  // False if it is to end meanwhile.
+  // Returns false if Stop was called meanwhile.
   bool Sleep(absl::Duration duration);
   bool RestBeforeDialling(absl::Duration duration);
 
@@ -86,11 +87,11 @@ class ControlClient {
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool leaving_ ABSL_GUARDED_BY(mutex_) = false;
-  bool left_ ABSL_GUARDED_BY(mutex_) = false;  // no stream any more, and none to come
+  bool left_ ABSL_GUARDED_BY(mutex_) = false;  // no stream is open and none will be opened
   bool connected_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::ClientContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::deque<v1::JoinRequest> outbox_ ABSL_GUARDED_BY(mutex_);
-  // At most one: a stream that does not drain must not pile them up.
+  // Only the latest: heartbeats must not pile up on a stream that does not drain.
   std::optional<v1::JoinRequest> heartbeat_ ABSL_GUARDED_BY(mutex_);
   absl::Duration heartbeat_interval_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteDuration();
 

@@ -17,7 +17,7 @@
 namespace ringattn::worker {
 namespace {
 
-// Takes whoever comes, and lets nobody go.
+// Accepts every worker and releases none.
 class Coordinator final : public v1::WorkerControlService::Service {
  public:
   Coordinator() {
@@ -55,14 +55,14 @@ ControlHandler Deaf() {
           .on_leave = [](const std::string&) {}};
 }
 
-// It would become a member that nobody knows to be leaving.
+// Otherwise it would become a member without the coordinator knowing that it leaves.
 TEST(ControlClientTest, WhoLeavesBeforeItsNextStreamDialsNoMore) {
   Coordinator coordinator;
   ControlClientOptions options;
   options.coordinator = coordinator.address();
   options.registration.set_name("worker");
   ControlClient client(options);
-  client.Leave(absl::ZeroDuration());  // not connected: nothing is said
+  client.Leave(absl::ZeroDuration());  // not connected, so no message is sent
   client.Start(Deaf());
   const absl::Time begin = absl::Now();
   client.Leave(absl::Seconds(20));

@@ -14,9 +14,9 @@ namespace ringattn::worker {
 namespace {
 
 constexpr int kCallsInARow = 32;
-constexpr int64_t kDrawnValues = (1 << 18) - 5;  // odd: rows of a tensor differ
+constexpr int64_t kDrawnValues = (1 << 18) - 5;  // odd, so that a tensor's rows differ
 
-// What a call is measured on.
+// What a measured call computes.
 struct CallKind {
   MeasuredCall size;
   DType dtype = DType::kBFloat16;
@@ -32,7 +32,7 @@ struct CallKind {
   }
 };
 
-// A prepared call on operands of its own.
+// A prepared call and its operands.
 class CallOnDevice {
  public:
   static absl::StatusOr<std::unique_ptr<CallOnDevice>> Make(Device& device, const CallKind& kind) {
@@ -99,7 +99,7 @@ class CallOnDevice {
     return KernelCall(std::move(call));
   }
 
-  // All at once: which of them a request has, its plan does not weigh.
+  // All terms together: plans do not distinguish which terms a request uses.
   void AddTerms() {
     const int64_t rows = kind_.size.rows, heads = kind_.size.heads;
     ScoreTerms& terms = problem_.terms;
@@ -122,8 +122,8 @@ class CallOnDevice {
 
   Piece WholePiece() const { return Piece{.length = kind_.size.rows}; }
 
-  // Numbers around one, of either sign: a GPU draws less power, and runs faster, on zeros. A few of
-  // them again and again: a GPU's tensors are tens of millions.
+  // Values around ±1: with zeros, a GPU draws less power and runs faster. A few values are
+  // repeated, because a GPU's tensors have tens of millions of elements.
   void* Tensor(DType dtype) {
     const int64_t count = kind_.size.rows * kind_.size.heads * kind_.head_dim;
     std::vector<float> values(std::min(count, kDrawnValues));
@@ -144,7 +144,7 @@ class CallOnDevice {
     return Upload(dtype, values, static_cast<int64_t>(values.size()));
   }
 
-  // `count` elements: the values over and over. Null once something has failed.
+  // Uploads `count` elements by repeating `values`. Returns null after an error.
   void* Upload(DType dtype, const std::vector<float>& values, int64_t count) {
     if (!failure_.ok()) return nullptr;
     const int64_t period = static_cast<int64_t>(values.size()) * ElementBytes(dtype);
@@ -186,8 +186,8 @@ absl::StatusOr<double> MeasureFlopsPerSecond(Device& device, const CallKind& kin
                                              absl::Duration budget) {
   absl::StatusOr<std::unique_ptr<CallOnDevice>> call = CallOnDevice::Make(device, kind);
   if (!call.ok()) return call.status();
-  // The best call is the one least disturbed: the first ones warm up threads, caches
-  // and clock, and other processes start at the same moment.
+  // Takes the fastest call, which was disturbed least: the first calls warm up threads, caches and
+  // clocks, and other processes start at the same time.
   absl::Duration best = absl::InfiniteDuration();
   const absl::Time end = absl::Now() + budget;
   do {
@@ -232,8 +232,9 @@ absl::StatusOr<double> MeasureCallSeconds(Device& device, absl::Duration budget)
   do {
     std::vector<EventRef> calls;
     for (int i = 0; i <= kCallsInARow; ++i) calls.push_back((*call)->Start());
-    // All of them: an event may touch its control until somebody has seen it done. The last
-    // one first: waking up between them would disturb what is measured.
+    // Waits for every call, because an event may use its RunControl until its end has been
+    // observed. Waits for the last one first, as waking up between calls would disturb the
+    // measurement.
     absl::Status failure;
     for (size_t i = calls.size(); i-- > 0;) failure.Update(calls[i]->Wait(Patience()));
     if (!failure.ok()) return failure;

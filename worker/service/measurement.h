@@ -1,5 +1,5 @@
-// What this worker can do, measured in a moment at start-up for the planner's cost
-// model. Rough on purpose: a start must not wait for a good figure.
+// Measures at start-up what this worker can do, for the planner's cost model. The figures are
+// rough, because accurate ones would delay the start.
 #ifndef RINGATTN_WORKER_SERVICE_MEASUREMENT_H_
 #define RINGATTN_WORKER_SERVICE_MEASUREMENT_H_
 
@@ -13,23 +13,23 @@
 
 namespace ringattn::worker {
 
-// A call large enough to keep a device busy: rows x rows.
+// The size of a measured call, large enough to keep a device busy: rows x rows.
 struct MeasuredCall {
   int64_t rows = 512;
   int64_t heads = 1;           // CPU: one per thread
-  bool pairs_per_head = true;  // of a bias and a mask; else one of each for all heads
+  bool pairs_per_head = true;  // bias and mask have one value per pair and head, else per pair
 };
 
-// Floating-point operations per second of each of the device's served_calls, in their order, by
-// the calls' own times: the best of as many as fit into `budget` each.
-// `with_terms`: the size of calls with score terms, whose bias and mask have rows x rows elements,
-// and of deterministic ones: kernels of both may be slow. Null: the others' size.
+// Returns the rates, in floating-point operations per second, of the device's served_calls, in
+// their order. Uses the calls' own times: the best of as many calls as fit into `budget` for each.
+//   with_terms  size of calls with score terms, whose bias and mask have rows x rows elements,
+//               and of deterministic calls: both kernels may be slow. Null: as `size`
 absl::StatusOr<std::vector<KernelRate>> MeasureKernelRates(
     Device& device, const MeasuredCall& size, absl::Duration budget,
     const MeasuredCall* with_terms = nullptr);
 
-// Seconds that a call takes whose arithmetic is next to nothing, in a row of such: what the
-// host, the queue and the launch cost. The best row of as many as fit into `budget`.
+// Returns the seconds per call of a series of calls with almost no arithmetic: the cost of host,
+// queue and launch. Takes the best of as many series as fit into `budget`.
 absl::StatusOr<double> MeasureCallSeconds(Device& device, absl::Duration budget);
 
 }  // namespace ringattn::worker

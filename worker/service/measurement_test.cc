@@ -27,7 +27,7 @@ TEST(Measurement, EveryServedDtypeAndDirectionHasARate) {
       EXPECT_GT(rate->flops_per_second, 1e6);
       EXPECT_LT(rate->flops_per_second, 1e15);
       EXPECT_EQ(rate->family, dtype == DType::kBFloat16 ? "cpu_bf16" : "cpu_fp32");
-      // Score terms have a rate of their own. (What calls this small take says little of either.)
+      // Score terms have separate rates. (Calls as small as these do not measure either well.)
       spec.options.segment_ids = true;
       const KernelRate* const with_terms = RateOf(*rates, spec, direction);
       ASSERT_NE(with_terms, nullptr) << DTypeName(dtype);
@@ -38,7 +38,7 @@ TEST(Measurement, EveryServedDtypeAndDirectionHasARate) {
   }
 }
 
-// Says that it serves what its kernels do not compute.
+// Claims to serve calls that its kernels cannot compute.
 class OverstatingDevice : public ScalarDevice {
  public:
   std::vector<ServedCalls> served_calls() const override {
@@ -46,7 +46,7 @@ class OverstatingDevice : public ScalarDevice {
   }
 };
 
-// What a device refuses is reported, not guessed.
+// A call that the device rejects is an error; no rate is invented.
 TEST(Measurement, ADeviceThatCannotComputeIsAnError) {
   OverstatingDevice device;
   EXPECT_EQ(MeasureKernelRates(device, {}, absl::Milliseconds(10)).status().code(),
@@ -55,7 +55,7 @@ TEST(Measurement, ADeviceThatCannotComputeIsAnError) {
             absl::StatusCode::kUnimplemented);
 }
 
-// A slow family is measured as such, beside a fast one.
+// A slow family and a fast one are measured separately.
 class SlowInFp32 : public CpuDevice {
  public:
   SlowInFp32() : CpuDevice(1, int64_t{1} << 30) {}
@@ -72,7 +72,7 @@ class SlowInFp32 : public CpuDevice {
   }
 
  private:
-  // Takes a second longer than it took.
+  // Reports a duration one second longer than the real one.
   class Stretched : public Event {
    public:
     explicit Stretched(EventRef inner) : inner_(std::move(inner)) {}
@@ -98,7 +98,7 @@ TEST(Measurement, AFamilyHasItsOwnRate) {
   EXPECT_LT((*rates)[1].flops_per_second, (*rates)[0].flops_per_second / 10);
 }
 
-// Calls with terms may be of another size: their bias and mask are rows x rows.
+// Calls with terms may have another size, because their bias and mask are rows x rows.
 class SizesOfCalls : public CpuDevice {
  public:
   SizesOfCalls() : CpuDevice(1, int64_t{1} << 30) {}
@@ -122,7 +122,7 @@ TEST(Measurement, CallsWithTermsHaveASizeOfTheirOwn) {
   EXPECT_EQ(device.rows_with_terms, 8);
 }
 
-// 1 ms a call, far above what a call costs by itself.
+// Adds 1 ms to each call, far more than a call costs.
 class SlowToStart : public CpuDevice {
  public:
   SlowToStart() : CpuDevice(1, int64_t{1} << 30) {}
@@ -144,7 +144,7 @@ TEST(Measurement, ACallHasItsPrice) {
   EXPECT_LT(*quick, *dear);
 }
 
-// Says when somebody has seen it end: until then it may touch its control.
+// Records when its end has been observed. Until then it may use its control.
 class Asked : public Event {
  public:
   Asked(EventRef inner, std::atomic<int>* unasked) : inner_(std::move(inner)), unasked_(unasked) {

@@ -9,7 +9,7 @@
 namespace ringattn::worker {
 namespace {
 
-// Query heads that a call works on.
+// Returns the number of query heads of a call.
 int64_t HeadsOf(const AttentionShape& shape, const ComputeCall& call) {
   if (call.part != ComputeCall::kWhole) return call.part_query_heads;
   return call.heads.all() ? shape.num_heads : call.heads.count * shape.group_size();
@@ -25,7 +25,7 @@ int64_t WorkOf(const AttentionShape& shape, const ComputeCall& call) {
     case ComputeCall::Op::kBiasGradient:
       return pairs * BiasGradientPairWork(shape.head_dim, shape.head_dim_v);
     default:
-      return 0;  // little beside the others
+      return 0;  // negligible compared with the others
   }
 }
 
@@ -64,7 +64,8 @@ void OperationRunner::SetCommunicator(std::shared_ptr<Communicator> communicator
 }
 
 void OperationRunner::Announce() const {
-  // Under the lock, so that nobody else holds the communicator when its ring is torn down.
+  // Under the lock, so that no other reference to the communicator exists when its ring is torn
+  // down.
   absl::MutexLock lock(&mutex_);
   if (communicator_ != nullptr) communicator_->WakeLinks();
 }
@@ -123,7 +124,7 @@ void OperationRunner::Loop() {
       step_ = 0;
     }
     RunOne(operation, communicator);
-    // Gone before anyone can see the runner idle: teardown counts on it.
+    // Released before the runner can be seen idle; teardown relies on it.
     communicator.reset();
     absl::MutexLock lock(&mutex_);
     current_ = nullptr;
@@ -136,7 +137,7 @@ void OperationRunner::RunOne(const std::shared_ptr<ShardOperation>& operation,
   const ExecuteOptions options{.with_timeline = operation->info().with_timeline,
                                .uploads = operation->PendingUploads()};
   absl::StatusOr<ExecutionReport> report =
-      absl::UnavailableError("the ring of this operation's generation is gone");
+      absl::UnavailableError("the ring of this operation's generation has ended");
   if (communicator != nullptr) {
     report = Execute(operation->operation(), *device_, communicator.get(), options, &step_);
   }

@@ -1,5 +1,5 @@
-// OperationRunner: runs operations one after another, in the order of the
-// coordinator's Run messages, on a thread of its own.
+// OperationRunner: runs operations one after another on its own thread, in the order of the
+// coordinator's Run messages.
 #ifndef RINGATTN_WORKER_SERVICE_OPERATION_RUNNER_H_
 #define RINGATTN_WORKER_SERVICE_OPERATION_RUNNER_H_
 
@@ -22,15 +22,15 @@
 
 namespace ringattn::worker {
 
-// What is running, for heartbeats.
+// The running operation, for heartbeats.
 struct RunningOperation {
   OperationInfo info;
   int64_t step = 0;
   int64_t progress = 0;
-  double fraction_done = 0;  // of the program's work, in [0, 1]
+  double fraction_done = 0;  // fraction of the program's work, in [0, 1]
 };
 
-// The share of the program's work that is done when calls say `work` and the first
+// Returns the fraction of the program's work that is done if calls report `work` and the first
 // `calls_done` of them have ended (RunControl).
 double FractionDone(const AttentionSpec& spec, const Program& program, int64_t work,
                     int64_t calls_done);
@@ -38,36 +38,36 @@ double FractionDone(const AttentionSpec& spec, const Program& program, int64_t w
 // Thread safe.
 class OperationRunner {
  public:
-  // Called on the runner's thread after each program, unless the operation had been
-  // ended meanwhile (then nobody asks). `last` is where the program stood.
+  // Called on the runner's thread after each program, unless the operation was ended meanwhile.
+  // `last` is the program's last progress.
   using DoneCallback =
       std::function<void(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                          const RunningOperation& last)>;
 
-  // `device` outlives the runner.
+  // `device` must outlive the runner.
   OperationRunner(Device* device, DoneCallback on_done);
-  // Waits for the running operation: end it first.
+  // Waits for the running operation; end it first.
   ~OperationRunner();
 
   OperationRunner(const OperationRunner&) = delete;
   OperationRunner& operator=(const OperationRunner&) = delete;
 
-  // For operations started from now on. Null between generations.
+  // Sets the communicator of operations that start from now on. Null between generations.
   void SetCommunicator(std::shared_ptr<Communicator> communicator);
 
-  // An operation is about to be run: its ring's links are to be awake. Never blocks.
+  // Wakes the ring's links, because an operation will run soon. Never blocks.
   void Announce() const;
 
-  // Enqueues. Never blocks.
+  // Enqueues an operation. Never blocks.
   void Run(std::shared_ptr<ShardOperation> operation);
 
-  // Forgets what is queued but not running.
+  // Removes queued operations that are not running.
   void DropQueued();
 
-  // True once nothing runs and nothing is queued.
+  // Waits until nothing is running or queued. Returns false at `deadline`.
   bool WaitUntilIdle(absl::Time deadline) const;
 
-  // False if nothing runs.
+  // Returns false if nothing is running.
   bool Current(RunningOperation* running) const;
 
  private:

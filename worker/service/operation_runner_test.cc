@@ -21,7 +21,8 @@ AttentionSpec SpecOf(int64_t head_dim) {
   return spec;
 }
 
-// A backward of one device is one step: without the tiles it would be at 0 to its end.
+// A backward on one device is one step: without counting tiles its progress would stay 0 until the
+// end.
 TEST(FractionDone, GrowsWithTheTilesOfTheOnlyStep) {
   Program program;
   program.steps.push_back(
@@ -34,7 +35,7 @@ TEST(FractionDone, GrowsWithTheTilesOfTheOnlyStep) {
   EXPECT_EQ(FractionDone(SpecOf(64), program, 2 * all, 2), 1.0);
 }
 
-// Calls that say nothing until they end (CUDA) count when they do, by what they cost.
+// Calls that report no work until they end (CUDA) count by their cost when they end.
 TEST(FractionDone, CountsCallsThatHaveEnded) {
   Program program;
   program.steps.push_back({{}, {CallOf(ComputeCall::Op::kForward, 500)}});
@@ -45,7 +46,7 @@ TEST(FractionDone, CountsCallsThatHaveEnded) {
   EXPECT_EQ(FractionDone(SpecOf(8), program, 0, 3), 1.0);
 }
 
-// Calls of some heads cost those heads alone.
+// Calls of some heads count the work of those heads only.
 TEST(FractionDone, GroupsOfHeadsAddUpToAllHeads) {
   AttentionSpec spec = SpecOf(64);
   spec.shape.num_heads = 8;
@@ -60,7 +61,7 @@ TEST(FractionDone, GroupsOfHeadsAddUpToAllHeads) {
   EXPECT_EQ(FractionDone(spec, program, 0, 3), 0.75);
 }
 
-// A part of a dilated problem has some heads: two thirds of the pairs, but one third of the work.
+// One part of a dilated problem has two thirds of the pairs but one third of the heads' work.
 TEST(FractionDone, PartsOfADilatedProblemCostTheirOwnHeads) {
   AttentionSpec spec = SpecOf(64);
   spec.shape.num_heads = 8;
@@ -79,7 +80,7 @@ TEST(FractionDone, PartsOfADilatedProblemCostTheirOwnHeads) {
   EXPECT_DOUBLE_EQ(FractionDone(spec, program, first + second, 1), 1.0);
 }
 
-// The numbers of MakeSchedule: three levels, some of whose parts have a head or two of eight.
+// The figures of MakeSchedule: three levels, some of whose parts have one or two of eight heads.
 TEST(FractionDone, AScheduleOfDilatedLevelsIsDoneByItsWork) {
   AttentionSpec spec = SpecOf(64);
   spec.shape.num_heads = spec.shape.num_kv_heads = 8;
@@ -88,8 +89,8 @@ TEST(FractionDone, AScheduleOfDilatedLevelsIsDoneByItsWork) {
   spec.options.dilation_levels = {{96, 1, std::nullopt, 0, 8}, {48, 5, std::nullopt, 0, 8}};
   const Schedule schedule = MakeSchedule(spec, MakeShardPlan(spec, Layout::kContiguous, 1),
                                          ScheduleKind::kSingle, Direction::kForward, false);
-  // Level 0 sees all pairs; of level 1 each head sees 10 of 48 in both, but for the offsets 3 and
-  // 4, that see 9: heads 3 and 4 alone.
+  // At level 0 all pairs are visible. At level 1 each head sees 10 of 48 positions on either side,
+  // except for offsets 3 and 4, which see 9: heads 3 and 4 only.
   const int64_t pairs = 8 * 96 * 96 + 2 * (6 * 10 * 10 + 2 * 9 * 9);
   const int64_t work = pairs * 2 * 2 * 64;
   EXPECT_DOUBLE_EQ(FractionDone(spec, schedule.programs[0], work / 2, 0), 0.5);

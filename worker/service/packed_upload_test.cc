@@ -1,4 +1,4 @@
-// Packed inputs at whole workers: as one tensor, in parts, and wrong.
+// Packed inputs sent to whole workers: as one tensor, in parts, and with errors.
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -23,7 +23,7 @@ TEST(PackedUpload, ArrivesWholeOrInParts) {
       request.parts_apart = true;
       cluster.RunToTheEnd(request, "1-3", 1);
       cluster.RunToTheEnd(TestRequest::Make(1, world_size, packing), "1-4",
-                          1);  // ranks without a token
+                          1);  // reserved without a token
       ExpectAllFree(cluster);
     }
   }
@@ -60,7 +60,7 @@ TEST(PackedUpload, WhatIsWrongIsRefused) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("v: "));
   EXPECT_THAT(status.message(), HasSubstr("twice"));
-  // Whole and in parts: each byte once.
+  // As a whole and in parts together, each byte once.
   status = ending([&](auto& e) {
     e.SendChunk(TensorId::kKv, 0, token);
     e.SendChunk(TensorId::kK, token_bytes / 2 - 4, four);

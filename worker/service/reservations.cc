@@ -11,8 +11,8 @@
 namespace ringattn::worker {
 namespace {
 
-// At least as many documents as the plan will have, by the message alone: a segment of a dilated
-// level is one, once for each offset.
+// Returns whether the plan may have more than kManyDocuments. The bound uses the message only: each
+// segment of a dilated level counts once for each offset.
 bool MayHaveManyDocuments(const v1::Reserve& reserve) {
   constexpr uint64_t kMany = kManyDocuments;
   const v1::AttentionShape& shape = reserve.shape();
@@ -33,7 +33,7 @@ bool MayHaveManyDocuments(const v1::Reserve& reserve) {
   return false;
 }
 
-//   residual  what the operation reads; null: nothing
+// `residual`: what the operation reads, or null.
 absl::StatusOr<std::unique_ptr<Operation>> DecodeAndBind(
     const v1::Reserve& reserve, RingMembership place,
     const std::shared_ptr<const Residual>& residual, Device* device) {
@@ -68,7 +68,7 @@ void Reservations::Reserve(std::shared_ptr<const v1::Reserve> reserve, RingMembe
     return done_(*reserve,
                  absl::InvalidArgumentError(absl::StrCat("operation ", id, " exists already")), 0);
   }
-  // Now, in the order of messages: one that is dropped later stays for whoever came before.
+  // Looked up now, in message order: a residual that is dropped later stays valid for this request.
   std::shared_ptr<const Residual> residual = residuals_->Find(reserve->residual());
   if (!reserve->residual().empty() && residual == nullptr) {
     return done_(*reserve,
@@ -96,7 +96,7 @@ void Reservations::Reserve(std::shared_ptr<const v1::Reserve> reserve, RingMembe
 void Reservations::Release(const std::string& id, uint64_t generation) {
   const auto found = pending_.find(id);
   if (found != pending_.end() && found->second->generation == generation) {
-    found->second->unwanted = true;  // answered by Finish, so that nothing of it is left
+    found->second->unwanted = true;  // Finish answers, once nothing of it is left
     return;
   }
   registry_->Release(id, generation);
@@ -110,7 +110,7 @@ void Reservations::ForgetAll() {
 void Reservations::Finish(const v1::Reserve& reserve, const std::shared_ptr<Pending>& pending,
                           absl::StatusOr<std::unique_ptr<Operation>> operation) {
   const auto found = pending_.find(reserve.operation_id());
-  if (found == pending_.end() || found->second != pending) return;  // forgotten
+  if (found == pending_.end() || found->second != pending) return;  // dropped by ForgetAll
   pending_.erase(found);
   if (pending->unwanted) return registry_->Release(reserve.operation_id(), reserve.generation());
   Admit(reserve, std::move(operation));

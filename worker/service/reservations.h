@@ -1,10 +1,9 @@
-// Reservations: Reserve messages on their way to becoming operations.
+// Reservations: turns Reserve messages into operations.
 //
-// Decoding one takes time in proportion to its documents: 0.2 s of a processor for 2^17 of them. A
-// segment of a dilated level is a document too, once for each offset. So those that may have more
-// than kManyDocuments are decoded on a thread of their own, at low priority and one after the
-// other; what a worker is told meanwhile, above all the Reserve of a small request, does not wait
-// for them.
+// Decoding takes time in proportion to the number of documents: 0.2 s of CPU time for 2^17. Each
+// segment of a dilated level counts as a document for each of its offsets. Requests that may have
+// more than kManyDocuments are decoded one at a time on a low-priority thread. Other messages, such
+// as the Reserve of a small request, do not wait for them.
 #ifndef RINGATTN_WORKER_SERVICE_RESERVATIONS_H_
 #define RINGATTN_WORKER_SERVICE_RESERVATIONS_H_
 
@@ -25,36 +24,37 @@
 
 namespace ringattn::worker {
 
-// This worker's place in the ring.
+// This worker's rank in the ring.
 struct RingMembership {
   int rank = 0;
   int world_size = 0;
   KeyArrival arrival;
 };
 
-// Used by one thread at a time, the control thread.
+// Not thread safe: used on the control thread only.
 class Reservations {
  public:
-  // A Reserve was carried out or refused, on the control thread; never for one that was forgotten.
+  // Called on the control thread when a Reserve has succeeded or failed. Not called for
+  // reservations that ForgetAll dropped.
   using Done = std::function<void(const v1::Reserve& reserve,
                                   absl::StatusOr<std::shared_ptr<ShardOperation>> operation,
                                   int64_t workspace_bytes)>;
-  // Runs work on the control thread, in the order of the calls. Thread safe.
+  // Runs a function on the control thread, in the order of calls. Thread safe.
   using RunOnControl = std::function<void(std::function<void()>)>;
 
-  // `device`, `registry`, `residuals` and `aside` outlive this; this outlives what was handed to
-  // RunOnControl.
+  // `device`, `registry`, `residuals` and `aside` must outlive this object. This object must
+  // outlive the functions that it passes to RunOnControl.
   Reservations(Device* device, OperationRegistry* registry, const ResidualStore* residuals,
                HostQueue* aside, RunOnControl on_control, Done done);
 
-  // `done` follows, within the call unless the request has many documents. NOT_FOUND: the
-  // residual that it names is not here.
+  // Calls `done`, before this returns unless the request may have many documents. The result is
+  // NOT_FOUND if the residual that it names does not exist here.
   void Reserve(std::shared_ptr<const v1::Reserve> reserve, RingMembership place);
 
-  // As OperationRegistry::Release, of one that is still being decoded too.
+  // Like OperationRegistry::Release; also releases an operation that is still being decoded.
   void Release(const std::string& id, uint64_t generation);
 
-  // The ring is gone, and with it whoever wants to hear of those that are being decoded.
+  // The ring has ended: drops the reservations that are being decoded, without calling `done`.
   void ForgetAll();
 
  private:

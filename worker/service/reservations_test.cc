@@ -21,7 +21,7 @@ using testing::ElementsAre;
 
 constexpr int kLong = 2 * kManyDocuments;
 
-// Binding a call of many documents waits until it is let go, which a test does soon.
+// Blocks the binding of calls with many documents until the test releases it.
 class HeldDevice : public DeviceWrapper {
  public:
   using DeviceWrapper::DeviceWrapper;
@@ -77,7 +77,7 @@ std::shared_ptr<const v1::Reserve> ReserveOf(const std::string& id, int document
   return reserve;
 }
 
-// One document, which a level cuts into so many segments of four tokens.
+// One document that a dilated level divides into `segments` segments of four tokens.
 std::shared_ptr<const v1::Reserve> DilatedReserveOf(const std::string& id, int segments) {
   auto reserve = std::make_shared<v1::Reserve>(*ReserveOf(id, 1));
   v1::AttentionShape* shape = reserve->mutable_shape();
@@ -108,7 +108,7 @@ class ReservationsTest : public testing::Test {
   void Release(const std::string& id) {
     OnControl([&] { reservations_.Release(id, 1); });
   }
-  // What was handed over so far has been decoded and heard of.
+  // Waits until all pending reservations have been decoded and reported.
   void Drain() {
     auto decoded = aside_.Start([] { return absl::OkStatus(); }, {}, HostQueue::OnFailure::kRun);
     (void)decoded->Wait(absl::InfiniteFuture());
@@ -178,7 +178,7 @@ TEST_F(ReservationsTest, NorForOneDocumentOfManyDilatedSegments) {
   EXPECT_THAT(said(), ElementsAre("reserved short", "reserved long"));
 }
 
-// Its memory was never taken, and what was not begun is not decoded any more.
+// No memory was reserved for it, and a reservation that has not been started is not decoded.
 TEST_F(ReservationsTest, OneThatIsReleasedWhileItIsDecodedIsReleasedOnce) {
   Reserve("begun", kLong);
   device_.AwaitBinding();
@@ -198,7 +198,7 @@ TEST_F(ReservationsTest, NobodyHearsOfThoseOfARingThatIsGone) {
   Reserve("old", kLong);
   device_.AwaitBinding();
   OnControl([&] { reservations_.ForgetAll(); });
-  Reserve("old", 1);  // of the next ring, under the same id
+  Reserve("old", 1);  // in the next ring, under the same id
   device_.LetGo();
   Drain();
   EXPECT_THAT(said(), ElementsAre("reserved old"));

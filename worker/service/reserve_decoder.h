@@ -1,6 +1,6 @@
-// From a Reserve message to what the executor needs: spec, plan and this worker's
-// program. The coordinator has validated the request; what is checked here only
-// keeps a faulty or differently built one from doing harm.
+// Decodes a Reserve message into what the executor needs: spec, plan and this worker's program. The
+// coordinator has validated the request. The checks here protect the worker from a faulty
+// coordinator or one of another version.
 #ifndef RINGATTN_WORKER_SERVICE_RESERVE_DECODER_H_
 #define RINGATTN_WORKER_SERVICE_RESERVE_DECODER_H_
 
@@ -18,11 +18,12 @@ struct ReservedProgram {
   AttentionSpec spec;
   ShardPlan plan;
   Program program;           // this worker's
-  std::vector<int> members;  // generation ranks, by ring rank
+  std::vector<int> members;  // generation ranks by ring rank
 };
 
-// `rank` of `world_size`: this worker's place in the generation.
-// INVALID_ARGUMENT, naming the field, if the message makes no sense or this worker is no member.
+// Decodes for the worker that is `rank` of `world_size` in the generation. Returns
+// INVALID_ARGUMENT, with the field's name, if the message is invalid or this worker is not a
+// member.
 absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int rank, int world_size);
 
 }  // namespace ringattn::worker

@@ -53,7 +53,7 @@ TEST(ReserveDecoder, EveryRankGetsItsProgramOfTheSamePlan) {
   }
 }
 
-// The kind travels: one member may be a single device or a ring of one.
+// The message names the schedule, because one member may mean a single device or a ring of one.
 TEST(ReserveDecoder, TheScheduleIsTheReserves) {
   v1::Reserve reserve = Valid();
   reserve.clear_members();
@@ -80,7 +80,8 @@ TEST(ReserveDecoder, HeadsPerStepAreTheReserves) {
   EXPECT_GT(one->program.steps.size(), whole->program.steps.size());
 }
 
-// As the edge takes it (validation.cc): in one step nothing is left to sum up.
+// The coordinator accepts this too (validation.cc): with all heads in one step there is nothing to
+// sum.
 TEST(ReserveDecoder, AllHeadsInOneStepMayShareABiasWithGradient) {
   v1::Reserve reserve = Valid();
   reserve.set_schedule(v1::SCHEDULE_ALL_GATHER);
@@ -104,7 +105,7 @@ TEST(ReserveDecoder, PackedDocuments) {
   EXPECT_EQ(decoded->spec.shape.num_documents(), 3);
 }
 
-// Each rank has the columns of its keys where queries travel.
+// If queries travel, each rank holds the columns of its own keys.
 TEST(ReserveDecoder, ABiasIsCutAsTheScheduleSays) {
   v1::Reserve reserve = Valid();
   reserve.mutable_options()->mutable_bias()->set_per_head(true);
@@ -157,7 +158,7 @@ TEST(ReserveDecoder, WhatMakesNoSenseIsRefused) {
       [](auto& r) {
         r.set_schedule(v1::SCHEDULE_PASS_Q);
         r.mutable_options()->mutable_bias();
-        r.mutable_shape()->set_seq_len_q(60);  // as many as keys, which dilation wants
+        r.mutable_shape()->set_seq_len_q(60);  // as many queries as keys, which dilation requires
         r.mutable_options()->add_dilation_levels()->set_segment_length(4);
         r.mutable_options()->mutable_dilation_levels(0)->set_dilation_rate(1);
       },
@@ -186,7 +187,7 @@ TEST(ReserveDecoder, WhatMakesNoSenseIsRefused) {
     fault(reserve);
     const absl::Status status = DecodeReserve(reserve, 0, 3).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << "fault " << index;
-    // It names a field of the message.
+    // The message names a field of Reserve.
     const std::string words(absl::StripPrefix(status.message(), "malformed Reserve: "));
     const std::string field = words.substr(0, words.find_first_of(".:"));
     EXPECT_NE(v1::Reserve::descriptor()->FindFieldByName(field), nullptr) << status.message();

@@ -13,19 +13,19 @@ namespace {
 
 using Kind = PeerTransfer::Kind;
 
-// The best of each counts: the first ones warm up threads and connections.
+// The best of each counts: the first groups warm up threads and connections.
 constexpr int kSmallGroups = 4;
 constexpr int kProbes = 2;
 constexpr int kMaxBlocks = 5;
-// More than a cache line, less than any packet.
+// More than a cache line, less than a packet.
 constexpr int64_t kSmallBytes = 256;
-// Some 100 us over TCP, where wake-ups and slices of busy cores disturb longer ones.
+// About 100 us over TCP. Longer probes are disturbed by wake-ups and time slices on busy cores.
 constexpr int64_t kProbeBytes = int64_t{256} << 10;
 constexpr int64_t kMinProbeBytes = int64_t{64} << 10;
-// Long beside an overhead of 0.1 ms, short beside a scheduler's slice.
+// Long compared with an overhead of 0.1 ms, short compared with a time slice of the scheduler.
 constexpr absl::Duration kBlockTime = absl::Microseconds(1500);
 
-// One member's part. Used by one thread.
+// The measurement on one member. Not thread safe.
 class RingMeasurement {
  public:
   RingMeasurement(Communicator& ring, Device& device, absl::Time deadline, absl::Duration budget)
@@ -37,24 +37,24 @@ class RingMeasurement {
     absl::StatusOr<Agreed> agreed = SmallestOfAll({AllocateBlocks(max_block_bytes), 0});
     if (!agreed.ok()) return agreed.status();
     const int64_t capacity = agreed->bytes;
-    begin_ = absl::Now();  // all are here
+    begin_ = absl::Now();  // all members have joined
 
-    // Blocks of no use for a rate still serve for the small groups.
+    // Blocks too short for a rate still serve for the overhead.
     RingRates rates;
     absl::StatusOr<absl::Duration> small = BestOf(kSmallGroups, std::min(kSmallBytes, capacity));
     if (!small.ok()) return small.status();
     rates.exchange_overhead = *small;
     if (capacity < kMinProbeBytes) return rates;
 
-    // On a fast link a short block is mostly overhead and tells little, so blocks grow as
-    // long as it pays; at least twofold, hence seven times at most.
+    // On a fast link, short blocks are mostly overhead. Blocks grow while that pays, at least
+    // twofold each time, so at most seven times.
     int64_t bytes = std::min(kProbeBytes, capacity);
     for (bool grows = true; grows;) {
       absl::StatusOr<absl::Duration> probe = BestOf(kProbes, bytes);
       if (!probe.ok()) return probe.status();
       rates.link_bytes_per_second =
           std::max(rates.link_bytes_per_second, LinkBytesPerSecond(bytes, *probe, *small));
-      // Everybody's blocks are the slowest member's, or they would not match.
+      // Every member uses the slowest member's block size, so that transfers match.
       agreed = SmallestOfAll({BlockBytesAfterProbe(bytes, *probe, capacity), GroupsWithinBudget()});
       if (!agreed.ok()) return agreed.status();
       grows = agreed->bytes >= 2 * bytes && agreed->groups > kProbes;
@@ -81,26 +81,28 @@ class RingMeasurement {
     return absl::OkStatus();
   }
 
-  // Bytes of each of the two blocks: as many as asked for, or half, a quarter, ..., 0.
+  // Allocates two blocks of `bytes` each, or of half as many, a quarter, and so on. Returns the
+  // size, or 0.
   int64_t AllocateBlocks(int64_t bytes) {
     for (; bytes >= kSmallBytes; bytes /= 2) {
       if (Allocate(bytes, &sent_).ok() && Allocate(bytes, &received_).ok()) return bytes;
-      // A longer block that there was room for would stand in the way of two shorter ones.
+      // A single longer block could leave no room for two shorter ones.
       sent_ = nullptr;
       received_ = nullptr;
     }
     return 0;
   }
 
-  // As many more as fit, at what they took so far on this member, waiting included.
+  // Returns how many more groups fit into the budget at this member's average time per group so
+  // far, waiting included.
   int64_t GroupsWithinBudget() const {
     if (budget_ == absl::InfiniteDuration()) return kMaxBlocks;
-    // The wall clock may be set back meanwhile.
+    // The wall clock may have been set back.
     const absl::Duration elapsed = std::max(absl::Now() - begin_, absl::Microseconds(1));
     return static_cast<int64_t>(absl::FDivDuration(budget_ - elapsed, elapsed / groups_));
   }
 
-  // Tells every member `mine` and learns the smallest of each number: a barrier as well.
+  // Exchanges `mine` with all members and returns the minimum of each number. Acts as a barrier.
   absl::StatusOr<Agreed> SmallestOfAll(Agreed mine) {
     auto* slots = static_cast<Agreed*>(numbers_->data());
     absl::Status status = device_.CopyFromHost(slots, &mine, sizeof(mine));
@@ -125,8 +127,8 @@ class RingMeasurement {
     return mine;
   }
 
-  // The shortest of `count` groups, each with `bytes` to the next rank and from the
-  // previous one; zero bytes take no time.
+  // Returns the shortest of `count` groups, each with `bytes` to the next rank and from the
+  // previous one. Zero bytes take no time.
   absl::StatusOr<absl::Duration> BestOf(int count, int64_t bytes) {
     if (bytes == 0) return absl::ZeroDuration();
     const int world_size = ring_.world_size();
@@ -149,7 +151,7 @@ class RingMeasurement {
     absl::Status status = done->Wait(deadline_);
     if (absl::IsDeadlineExceeded(status) && !done->Done()) {
       ring_.Abort("not all members measured the ring in time");
-      // Bounded by the abort; the memory is in use until then.
+      // The abort bounds the wait. The memory is in use until then.
       (void)done->Wait(absl::InfiniteFuture());
       return absl::UnavailableError("a member did not take part in measuring the ring in time");
     }
@@ -157,7 +159,7 @@ class RingMeasurement {
     return done->end_time() - done->begin_time();
   }
 
-  // The peers would wait for what is missing here.
+  // Aborts the ring, because peers would wait for this member's transfers.
   absl::Status Failed(const absl::Status& status) {
     ring_.Abort(absl::StrCat("measuring the ring: ", status.message()));
     return absl::UnavailableError(absl::StrCat("measuring the ring: ", status.message()));
@@ -170,7 +172,7 @@ class RingMeasurement {
   absl::Time begin_;
   int groups_ = 0;
   RunControl control_;
-  std::unique_ptr<DeviceBuffer> numbers_;  // mine, then one of each rank
+  std::unique_ptr<DeviceBuffer> numbers_;  // this member's, then one per rank
   std::unique_ptr<DeviceBuffer> sent_, received_;
 };
 
@@ -184,7 +186,7 @@ absl::StatusOr<RingRates> MeasureRing(Communicator& ring, Device& device, int64_
 }
 
 double LinkBytesPerSecond(int64_t bytes, absl::Duration time, absl::Duration overhead) {
-  // Where most of the time is overhead the difference would be noise.
+  // If overhead dominates, the difference would be noise.
   const absl::Duration moving = time > 2 * overhead ? time - overhead : time;
   return static_cast<double>(bytes) / absl::ToDoubleSeconds(std::max(moving, absl::Nanoseconds(1)));
 }

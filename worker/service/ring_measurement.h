@@ -1,5 +1,5 @@
-// What the links of a ring that has just been formed can do, measured by passing blocks
-// around it. A moment's work on purpose: forming must not wait for a good figure.
+// Measures the links of a newly formed ring by passing blocks around it. The figures are rough,
+// because accurate ones would delay forming.
 #ifndef RINGATTN_WORKER_SERVICE_RING_MEASUREMENT_H_
 #define RINGATTN_WORKER_SERVICE_RING_MEASUREMENT_H_
 
@@ -13,38 +13,39 @@
 namespace ringattn::worker {
 
 struct RingRates {
-  // To the next rank while receiving from the previous one, each; 0: not measured.
+  // To the next rank while receiving from the previous one, per direction; 0: not measured.
   double link_bytes_per_second = 0;
-  // Of a group of transfers beside its bytes.
+  // Fixed time of a group of transfers, in addition to its bytes.
   absl::Duration exchange_overhead;
 };
 
-// Blocks are at most this long, two of them on every member.
+// Maximum length of a block. Each member allocates two.
 inline constexpr int64_t kMaxMeasuredBytes = int64_t{32} << 20;
-// Idle machines need 10 ms; where more processes than cores wait for one another a group
-// alone may take as long.
+// Idle machines need 10 ms. With more processes than cores, a single group may take that long.
 inline constexpr absl::Duration kMeasurementBudget = absl::Milliseconds(15);
 
-// All members call it at the same point of the ring's life, with nothing else started:
-// the same groups on every member, whose sizes and number they agree on. About 15 groups
-// of at most 1.5 ms each, whatever the link's rate: short blocks tell how long the others
-// may be. Busy members make it fewer groups.
-//   max_block_bytes  of this member; the smallest member's counts. Below 64 KiB the rate
-//                    stays unmeasured.
-// A ring of one has nothing to measure and starts no group. Memory comes from `device`
-// and is given back; a device without room for blocks measures shorter ones, or none.
-//   budget  after which there is one more block and an end, whatever the figures are worth by
-//           then; the smallest member's counts
-// UNAVAILABLE if a transfer fails or `deadline` passes; then the ring is aborted, as it
-// can be from any other thread meanwhile. RESOURCE_EXHAUSTED without some KiB of memory.
+// Measures the ring. All members must call it at the same point of the ring's life, with nothing
+// else in flight. Members agree on the sizes and the number of groups: about 15 groups of at most
+// 1.5 ms each, at any link rate, because short blocks determine how long the others may be. Busy
+// members reduce the number. A ring of one starts no group. Memory comes from `device` and is
+// freed; a device without room for full blocks measures shorter ones, or none.
+//   max_block_bytes  this member's limit; the smallest of all members applies. Below 64 KiB
+//                    the rate is not measured
+//   budget           after this time, one more block is passed; the smallest of all members
+//                    applies
+//
+// Returns UNAVAILABLE if a transfer fails or `deadline` passes. The ring is then aborted, which any
+// other thread may also do at any time. Returns RESOURCE_EXHAUSTED if a few KiB cannot be
+// allocated.
 absl::StatusOr<RingRates> MeasureRing(Communicator& ring, Device& device, int64_t max_block_bytes,
                                       absl::Time deadline,
                                       absl::Duration budget = kMeasurementBudget);
 
-// `time` is what a group with `bytes` to each side took, `overhead` one with next to none.
+// Returns the rate of a group that moved `bytes` in each direction in `time`; `overhead` is the
+// time of a group of almost no bytes.
 double LinkBytesPerSecond(int64_t bytes, absl::Duration time, absl::Duration overhead);
 
-// How long a block is worth passing after `probe_bytes` took `probe_time`.
+// Returns the useful length of a block after `probe_bytes` took `probe_time`.
 int64_t BlockBytesAfterProbe(int64_t probe_bytes, absl::Duration probe_time,
                              int64_t max_block_bytes);
 

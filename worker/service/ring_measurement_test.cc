@@ -21,7 +21,7 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
 
-// An event that took a given time.
+// An event that reports a given duration.
 class TimedEvent : public Event {
  public:
   TimedEvent(EventRef inner, absl::Duration duration)
@@ -36,8 +36,8 @@ class TimedEvent : public Event {
   const absl::Duration duration_;
 };
 
-// Transfers for real, but claims that a group took 100 us and its bytes their time at a
-// given rate. Its first group takes a second, as one that makes connections.
+// Performs real transfers, but reports that a group took 100 us plus its bytes at a given rate. The
+// first group takes a second, like one that opens connections.
 class TimedRing : public CommunicatorWrapper {
  public:
   TimedRing(std::unique_ptr<Communicator> inner, double bytes_per_second)
@@ -64,7 +64,7 @@ class TimedRing : public CommunicatorWrapper {
   const double bytes_per_second_;
 };
 
-// Memory for so many bytes in one piece, no more.
+// Limits the size of a single allocation.
 class SmallDevice : public ScalarDevice {
  public:
   explicit SmallDevice(int64_t most) : most_(most) {}
@@ -77,7 +77,7 @@ class SmallDevice : public ScalarDevice {
   const int64_t most_;
 };
 
-// Memory for so many bytes in all.
+// Limits the total of all allocations.
 class NarrowDevice : public ScalarDevice {
  public:
   explicit NarrowDevice(int64_t room) : room_(room) {}
@@ -109,8 +109,8 @@ class NarrowDevice : public ScalarDevice {
 
 using Results = std::vector<absl::StatusOr<RingRates>>;
 
-// Rank by rank; a rank with a null device does not take part. Without a budget, as most cases
-// test figures, also where the machine is busy.
+// Returns the results by rank. A rank with a null device does not take part. Most cases use no
+// budget, because they check figures and must pass on busy machines.
 Results MeasureAll(const std::vector<Communicator*>& ring, const std::vector<Device*>& devices,
                    int64_t max_block_bytes, absl::Time deadline,
                    absl::Duration budget = absl::InfiniteDuration()) {
@@ -133,7 +133,7 @@ std::vector<Communicator*> Borrow(const std::vector<std::unique_ptr<Communicator
 }
 
 TEST(RingMeasurement, EveryMemberLearnsItsLinksRateAndOverhead) {
-  // The last rank's link is slower: all pass blocks as short as it needs.
+  // The last rank's link is slower: all members use the short blocks that it needs.
   const double rates[] = {4e9, 3e9, 5e8};
   std::vector<std::unique_ptr<TimedRing>> ring;
   std::vector<Communicator*> borrowed;
@@ -147,7 +147,7 @@ TEST(RingMeasurement, EveryMemberLearnsItsLinksRateAndOverhead) {
       MeasureAll(borrowed, {&device, &device, &device}, kMaxMeasuredBytes, Soon());
   for (int rank = 0; rank < 3; ++rank) {
     ASSERT_TRUE(results[rank].ok()) << results[rank].status();
-    // The overhead that is taken off is a small group's: 256 bytes are in it.
+    // The subtracted overhead is that of a small group, which includes 256 bytes.
     EXPECT_NEAR(results[rank]->link_bytes_per_second, rates[rank], rates[rank] / 100);
     EXPECT_NEAR(absl::ToDoubleMicroseconds(results[rank]->exchange_overhead), 100, 1);
     EXPECT_LT(ring[rank]->groups, 24);
@@ -157,7 +157,7 @@ TEST(RingMeasurement, EveryMemberLearnsItsLinksRateAndOverhead) {
   }
 }
 
-// NVLink: 0.25 MiB would be nearly nothing but overhead.
+// At NVLink's rate, 0.25 MiB would be almost only overhead.
 TEST(RingMeasurement, BlocksGrowUntilTheyOutweighTheOverhead) {
   std::vector<std::unique_ptr<TimedRing>> ring;
   std::vector<Communicator*> borrowed;
@@ -196,7 +196,7 @@ TEST(RingMeasurement, ARingOfOneStartsNothing) {
   EXPECT_EQ(ring.groups, 0);
 }
 
-// The others shorten their blocks to what the poorest member has.
+// The others shorten their blocks to what the member with the least memory can hold.
 TEST(RingMeasurement, AMemberWithLittleMemoryIsNotWaitedFor) {
   for (int64_t most : {int64_t{100}, 10 * int64_t{1024}, 100 * int64_t{1024}}) {
     SmallDevice poor(most);
@@ -209,7 +209,8 @@ TEST(RingMeasurement, AMemberWithLittleMemoryIsNotWaitedFor) {
   }
 }
 
-// Room for one block as long as asked for, or for two of half that length, which are enough.
+// There is room for one block of the requested length or for two of half that length, which
+// suffice.
 TEST(RingMeasurement, ABlockThatFitsAloneLeavesRoomForTwoShorterOnes) {
   NarrowDevice narrow(150 << 10);
   ScalarDevice rich;
@@ -252,7 +253,7 @@ TEST(RingMeasurement, BlocksFitTheirTime) {
 
 TEST(RingMeasurement, TheOverheadIsNoPartOfTheRate) {
   EXPECT_DOUBLE_EQ(LinkBytesPerSecond(1000, absl::Seconds(3), absl::Seconds(1)), 500);
-  // Unless it is most of what was measured.
+  // Unless the overhead dominates.
   EXPECT_DOUBLE_EQ(LinkBytesPerSecond(1000, absl::Seconds(2), absl::Seconds(1)), 500);
   EXPECT_GT(LinkBytesPerSecond(1000, absl::ZeroDuration(), absl::ZeroDuration()), 0);
 }

@@ -9,10 +9,10 @@
 namespace ringattn::worker {
 namespace {
 
-// A kernel that waits for its keys has all of the device. NVLink brings them (200 GB/s and more)
-// before it has to; over PCIe (below 60) the steps' own calls lose less.
+// A kernel that waits for keys occupies the whole device. NVLink (200 GB/s and more) delivers them
+// before it has to wait. Over PCIe (below 60 GB/s), separate calls per step lose less.
 constexpr double kLateKeysBytesPerSecond = 100e9;
-// By which members' starts of a run may differ, and what enqueuing a group takes.
+// How far apart members may start a run, plus the time to enqueue a group.
 constexpr absl::Duration kStartSkew = absl::Microseconds(50);
 
 }  // namespace
@@ -46,7 +46,8 @@ absl::StatusOr<RingRates> RingMember::Commit(uint64_t generation,
   absl::StatusOr<std::unique_ptr<Communicator>> communicator =
       transport_->Connect(generation, blobs, deadline);
   if (absl::IsFailedPrecondition(communicator.status())) {
-    // The transport's is no news that crossed: this ring cannot be formed, and all wait.
+    // A transport's FAILED_PRECONDITION must not look like a crossed message: this ring cannot be
+    // formed, and all members wait.
     return absl::UnavailableError(communicator.status().message());
   }
   if (!communicator.ok()) return communicator.status();
@@ -93,7 +94,7 @@ void RingMember::Forget(const std::string& reason) {
 void RingMember::TearDown(const std::string& reason) {
   watchdog_->Arm(options_.teardown_timeout,
                  absl::StrCat("tearing down generation ", generation_, " (", reason, ")"));
-  // The watchdog acts first if one of these does not return.
+  // The watchdog fires first if one of these does not return.
   const absl::Time deadline = absl::Now() + 2 * options_.teardown_timeout;
   if (communicator_ != nullptr) communicator_->Abort(reason);
   runner_->DropQueued();

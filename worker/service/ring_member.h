@@ -1,4 +1,4 @@
-// RingMember: this worker's place in the ring, from Prepare to Teardown.
+// RingMember: this worker's membership in a ring, from Prepare to Teardown.
 #ifndef RINGATTN_WORKER_SERVICE_RING_MEMBER_H_
 #define RINGATTN_WORKER_SERVICE_RING_MEMBER_H_
 
@@ -23,56 +23,56 @@
 namespace ringattn::worker {
 
 struct RingMemberOptions {
-  // Of a commit: connecting to all peers and measuring the ring.
+  // Limits Commit: connecting to all peers and measuring the ring.
   absl::Duration connect_timeout = absl::Seconds(10);
-  // What requests may take of the device; the measurement takes at most half of it, while
-  // there are none.
+  // Device memory for requests. The measurement uses at most half of it, while there are no
+  // requests.
   int64_t memory_limit_bytes = 0;
-  // Bound of a teardown; past it the process ends.
+  // Limits a teardown. If it passes, the process exits.
   absl::Duration teardown_timeout = absl::Seconds(5);
-  // Kernels that can may wait for keys that are on their way (key_arrival()).
+  // Allows kernels that support it to wait for keys in flight (key_arrival()).
   bool late_keys = true;
 };
 
-// Used by one thread, on which its calls may block within their bounds; CancelForming may
-// come from any.
+// Not thread safe: used by one thread, on which calls may block within their limits. CancelForming
+// may be called from any thread.
 class RingMember {
  public:
-  // Everything outlives the member.
+  // Every argument must outlive the member.
   RingMember(RingMemberOptions options, Device* device, RingTransport* transport,
              OperationRegistry* registry, OperationRunner* runner, ActivityProbe* probe,
              Watchdog* watchdog);
 
-  // Phase one; the blob. Ends what is left of an older generation.
+  // Phase one: returns this worker's blob. Ends an older generation, if any.
   absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size);
 
-  // Phase two: connects to all peers and measures the ring with them. FAILED_PRECONDITION
-  // if another generation is prepared, UNAVAILABLE if a peer cannot be reached, the ranks
-  // have no transport in common, or one does not take part in time, CANCELLED by
-  // CancelForming.
+  // Phase two: connects to all peers and measures the ring with them. Errors:
+  //   FAILED_PRECONDITION  another generation is prepared
+  //   UNAVAILABLE          a peer cannot be reached or is late, or the ranks share no transport
+  //   CANCELLED            CancelForming was called
   absl::StatusOr<RingRates> Commit(uint64_t generation, const std::vector<std::string>& blobs);
 
-  // Ends a Commit of this or an older generation, in progress or to come. Never blocks for
-  // long.
+  // Ends a current or future Commit of this or an older generation. Never blocks for long.
   void CancelForming(uint64_t generation);
 
-  // Aborts transfers, ends and frees all operations, closes the links. When it
-  // returns nothing of any generation is left. Past its bound the watchdog strikes.
+  // Aborts transfers, ends and frees all operations and closes the links. Nothing of any generation
+  // is left when it returns. The watchdog fires if it takes too long.
   void TearDown(const std::string& reason);
 
-  // TearDown, and the next coordinator may count generations anew.
+  // Tears down, and accepts any generation number from the next coordinator.
   void Forget(const std::string& reason);
 
-  uint64_t generation() const { return generation_; }  // last prepared
+  uint64_t generation() const { return generation_; }  // the last one prepared
   bool formed() const { return communicator_ != nullptr; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  // When keys come that a step receives. Of a ring whose transfers take no units that compute, at a
-  // rate by which a kernel that has them hardly waits; else kernels do not.
+  // Returns when received keys arrive, if kernels should wait for them. That requires a ring whose
+  // transfers use no compute units and a rate at which kernels hardly wait.
   KeyArrival key_arrival() const;
 
  private:
-  // While a Commit measures `communicator`, or null. CANCELLED if it is too late.
+  // Sets the communicator that a Commit is measuring, or null. Returns CANCELLED if the generation
+  // has been cancelled.
   absl::Status SetForming(uint64_t generation, Communicator* communicator);
 
   const RingMemberOptions options_;
@@ -90,7 +90,8 @@ class RingMember {
   RingRates rates_;  // of communicator_
 
   absl::Mutex forming_mutex_;
-  uint64_t cancelled_generation_ ABSL_GUARDED_BY(forming_mutex_) = 0;  // and older ones
+  uint64_t cancelled_generation_ ABSL_GUARDED_BY(forming_mutex_) =
+      0;  // this generation and older ones
   Communicator* forming_ ABSL_GUARDED_BY(forming_mutex_) = nullptr;
 };
 

@@ -17,7 +17,7 @@
 namespace ringattn::worker {
 namespace {
 
-// Tells when its first group is started.
+// Notifies when its first group is started.
 class NoticedRing : public CommunicatorWrapper {
  public:
   NoticedRing(std::unique_ptr<Communicator> inner, absl::Notification* started)
@@ -33,7 +33,7 @@ class NoticedRing : public CommunicatorWrapper {
   absl::Notification* const started_;
 };
 
-// Connects at once to a rank 1 that exists and does nothing until told.
+// Connects at once to a rank 1 that does nothing until the test continues.
 class HalfTransport : public RingTransport {
  public:
   absl::StatusOr<std::string> Prepare(uint64_t, int, int) override { return std::string("me"); }
@@ -94,7 +94,7 @@ TEST_F(RingMemberTest, ACommitIsOverWhenTheRingIsMeasured) {
   member->TearDown("the test is over");
 }
 
-// Kernels wait for keys only where nothing of the ring needs their units.
+// Kernels wait for keys only if the ring needs none of their compute units.
 TEST_F(RingMemberTest, KeysAreNeverLateOnARingThatTakesComputeUnits) {
   auto member = Make(absl::Seconds(30));
   EXPECT_FALSE(member->key_arrival().may_be_late()) << "there is no ring";
@@ -119,7 +119,8 @@ TEST_F(RingMemberTest, APeerThatDoesNotMeasureFailsTheCommitInTime) {
   EXPECT_FALSE(member->formed());
 }
 
-// FAILED_PRECONDITION would say that the commit came too late, and nobody would be told.
+// FAILED_PRECONDITION would mean that the commit came too late, and the coordinator would not be
+// notified.
 TEST_F(RingMemberTest, ATransportThatCannotConnectTheseRanksFailsTheCommit) {
   auto member = Make(absl::Seconds(30));
   transport_.refusal = absl::FailedPreconditionError("memory of rank 1: not mapped");
@@ -146,7 +147,7 @@ TEST_F(RingMemberTest, ACommitToComeIsCancelledToo) {
   ASSERT_TRUE(member->Prepare(7, 0, 2).ok());
   member->CancelForming(7);
   EXPECT_EQ(member->Commit(7, {"me", "peer"}).status().code(), absl::StatusCode::kCancelled);
-  // A coordinator that is gone ends all of its generations, not the next one's.
+  // A lost coordinator ends all of its own generations, but not those of the next coordinator.
   member->CancelForming(std::numeric_limits<uint64_t>::max());
   member->Forget("the coordinator is gone");
   ASSERT_TRUE(member->Prepare(1, 0, 2).ok());

@@ -1,4 +1,4 @@
-// The report of one rank's run, as the wire carries it.
+// Converts the report of one rank's run to its proto.
 #ifndef RINGATTN_WORKER_SERVICE_RUN_REPORT_H_
 #define RINGATTN_WORKER_SERVICE_RUN_REPORT_H_
 
@@ -10,12 +10,12 @@
 
 namespace ringattn::worker {
 
-// Times count from the moment at which the operation was reserved here.
+// Times are relative to the moment at which the operation was reserved on this worker.
 v1::RankReport MakeRankReport(ShardOperation& operation, const ExecutionReport& report,
                               const std::string& worker_name);
 
-// Floating-point operations of the rank's program: unmasked pairs, multiply-adds
-// counted twice.
+// Returns the floating-point operations of the rank's program: unmasked pairs, with a multiply-add
+// counted as two.
 double FlopsOf(const Operation& operation);
 
 }  // namespace ringattn::worker

@@ -11,7 +11,7 @@
 namespace ringattn::worker {
 namespace {
 
-// The coordinator's stream: all of the shard, alone.
+// The lease of the coordinator's stream, which carries the whole shard.
 class WholeLease final : public ShardLease {
  public:
   explicit WholeLease(std::shared_ptr<ShardOperation> operation)
@@ -66,7 +66,7 @@ absl::StatusOr<std::unique_ptr<ShardLease>> ShardServiceImpl::Open(
   std::shared_ptr<ShardOperation> operation =
       registry_->Find(open->operation_id(), open->generation());
   if (operation == nullptr) {
-    return absl::NotFoundError("no such operation is reserved in this generation");
+    return absl::NotFoundError("this generation has no such operation");
   }
   if (!operation->SetListener(listener)) {
     return absl::InvalidArgumentError("the operation has an open exchange already");

@@ -1,6 +1,6 @@
-// ShardService: tensor bytes between the coordinator and this worker. Chunks are
-// parsed by hand and copied once on the way in, and sent from the operation's own
-// buffers on the way out.
+// ShardService: transfers tensor bytes between the coordinator and this worker. Incoming chunks are
+// parsed without protobuf and copied once. Outgoing chunks are sent from the operation's own
+// buffers.
 #ifndef RINGATTN_WORKER_SERVICE_SHARD_SERVICE_H_
 #define RINGATTN_WORKER_SERVICE_SHARD_SERVICE_H_
 
@@ -22,7 +22,7 @@ class ShardServiceImpl
     : public v1::ShardService::WithRawCallbackMethod_Exchange<v1::ShardService::Service>,
       private ShardAccess {
  public:
-  // `registry` outlives the server that serves this.
+  // `registry` must outlive the server that serves this.
   ShardServiceImpl(OperationRegistry* registry, std::string secret, ShardServiceHooks hooks);
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Exchange(

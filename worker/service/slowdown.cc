@@ -6,7 +6,7 @@
 namespace ringattn::worker {
 namespace {
 
-// Of calls whose kernels have rates.
+// Returns the direction of calls whose kernels have rates.
 std::optional<Direction> DirectionOf(ComputeCall::Op op) {
   switch (op) {
     case ComputeCall::Op::kForward:

@@ -1,4 +1,5 @@
-// By how much an operation takes longer than the rates of its kind of request say. Pure.
+// Computes how much slower an operation is than the rates of its kind of request predict. Pure
+// functions.
 #ifndef RINGATTN_WORKER_SERVICE_SLOWDOWN_H_
 #define RINGATTN_WORKER_SERVICE_SLOWDOWN_H_
 
@@ -10,12 +11,13 @@
 
 namespace ringattn::worker {
 
-// Of a call that `family` serves, of a request that `rates` may give another family: at least 1.
-// Of several rates of the family, the slowest one's.
+// Returns the slowdown, at least 1, of a call that `family` serves, for a request for which `rates`
+// may predict another family. If the family has several rates, the slowest counts.
 double SlowdownOfCall(const AttentionSpec& spec, Direction direction, std::string_view family,
                       const std::vector<KernelRate>& rates);
 
-// The largest among an operation's attention calls (v1::Reserved.slowdown). REQUIRES: allocated.
+// Returns the largest slowdown among an operation's attention calls (v1::Reserved.slowdown).
+// REQUIRES: allocated.
 double SlowdownOf(const Operation& operation, const std::vector<KernelRate>& rates);
 
 }  // namespace ringattn::worker

@@ -35,11 +35,11 @@ AttentionSpec SpecWithTerms(int64_t head_dim) {
 TEST(SlowdownTest, OfACallThatFallsToSlowerKernels) {
   const AttentionSpec spec = SpecWithTerms(8);
   EXPECT_EQ(SlowdownOfCall(spec, Direction::kForward, "fast", kRates), 1);
-  // The family's slowest, whatever the type of tensor: it may be those.
+  // The family's slowest rate counts, for any dtype, because it may apply.
   EXPECT_EQ(SlowdownOfCall(spec, Direction::kForward, "slow", kRates), 80);
-  // Expected there: the prediction knows.
+  // The rates predict this family, so there is no slowdown.
   EXPECT_EQ(SlowdownOfCall(SpecWithTerms(4), Direction::kForward, "slow", kRates), 1);
-  // Never less than one, and nothing is made up where there is no rate.
+  // Never below 1. Without a rate there is no slowdown.
   EXPECT_EQ(SlowdownOfCall(SpecWithTerms(4), Direction::kForward, "fast", kRates), 1);
   EXPECT_EQ(SlowdownOfCall(spec, Direction::kBackward, "unknown", kRates), 1);
   EXPECT_EQ(SlowdownOfCall(spec, Direction::kForward, "slow", {}), 1);
@@ -55,7 +55,7 @@ class NamedCall : public PreparedCall {
   const std::string_view family_;
 };
 
-// Its kernels for the last call are others.
+// The last call gets kernels of another family.
 class UnevenDevice : public ScalarDevice {
  public:
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {

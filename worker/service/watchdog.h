@@ -1,5 +1,5 @@
-// Watchdog: bounds work that might never return. Crash-only: what cannot be ended
-// within its bound ends the process, and whoever supervises it starts a new one.
+// Watchdog: bounds work that might never return. If the work does not end in time, the process
+// exits and its supervisor starts a new one (crash-only design).
 #ifndef RINGATTN_WORKER_SERVICE_WATCHDOG_H_
 #define RINGATTN_WORKER_SERVICE_WATCHDOG_H_
 
@@ -14,10 +14,10 @@
 
 namespace ringattn::worker {
 
-// Thread safe. One thing is watched at a time.
+// Thread safe. Watches one piece of work at a time.
 class Watchdog {
  public:
-  // `on_expired` runs on the watchdog's thread, at most once per Arm.
+  // Calls `on_expired` on the watchdog's thread, at most once per Arm.
   explicit Watchdog(std::function<void(const std::string& what)> on_expired);
   ~Watchdog();
 
@@ -36,7 +36,7 @@ class Watchdog {
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time deadline_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   std::string what_ ABSL_GUARDED_BY(mutex_);
-  std::thread thread_;  // last: starts when the rest is there
+  std::thread thread_;  // last: starts when the other members exist
 };
 
 }  // namespace ringattn::worker

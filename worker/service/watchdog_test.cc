@@ -34,7 +34,7 @@ TEST(Watchdog, LeavesDisarmedAndRearmedWorkAlone) {
   watchdog.Arm(absl::Milliseconds(1), "work that ends in time");
   watchdog.Arm(absl::Seconds(30), "other work");
   absl::SleepFor(absl::Milliseconds(50));
-  // The first arming may have struck before the second one came.
+  // The first bound may have expired before the second Arm.
   EXPECT_LE(count, 1);
 }
 

@@ -20,7 +20,7 @@
 namespace ringattn::worker {
 namespace {
 
-// Exchanges that still send when the worker ends get this long.
+// How long open exchanges may continue to send when the worker stops.
 constexpr std::chrono::milliseconds kServerShutdown{500};
 
 std::string NewIncarnation() {
@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
     WorkerOptions options, Device* device, RingTransport* transport,
     std::function<void(const std::string&)> on_leave,
     std::function<void(const std::string&)> on_stuck) {
-  // The hooks' worker does not exist yet, and before it does nobody knows of the socket.
+  // The hooks need the worker, which does not exist yet. No client knows the socket before it does.
   auto self = std::make_shared<std::atomic<Worker*>>(nullptr);
   std::unique_ptr<LocalMemory> local_memory;
   if (!options.local_socket_path.empty()) {

@@ -47,7 +47,7 @@ WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport*
       work_("worker_control"),
       decoding_("reserve_decode") {}
 
-// Says nothing of membership: who would hear it may be gone.
+// Does not report membership, because the receiver may have been destroyed.
 WorkerCore::~WorkerCore() {
   LeaveRing("the worker is ending", [](bool) {});
 }
@@ -60,7 +60,7 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
     case v1::JoinResponse::kCommit:
       return Enqueue([this, commit = message.commit()] { OnCommit(commit); });
     case v1::JoinResponse::kTeardown:
-      // A Commit that still connects or measures would hold the teardown up.
+      // A Commit that is still connecting or measuring would delay the teardown.
       if (message.teardown().generation() >= last_prepare_) {
         ring_.CancelForming(message.teardown().generation());
       }
@@ -103,7 +103,8 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
 
 void WorkerCore::OnDisconnected(const std::string& reason) {
   LeaveRing(reason, options_.on_membership);
-  // The next coordinator knows none of the regions; clients see their sockets end and attach anew.
+  // The next coordinator knows none of the regions. Clients see their sockets close and attach
+  // again.
   if (options_.local_memory != nullptr) options_.local_memory->ForgetAll();
 }
 
@@ -146,8 +147,8 @@ v1::Heartbeat WorkerCore::MakeHeartbeat() {
 }
 
 void WorkerCore::OnUploaded(const OperationInfo& info) {
-  // Unless other ranks' uploads take long, which announce the run again, it comes within the round
-  // trip to the coordinator.
+  // The run follows within a round trip to the coordinator, unless other ranks' uploads take long;
+  // these then announce the run again.
   runner_.Announce();
   v1::JoinRequest message;
   message.mutable_uploaded()->set_operation_id(info.id);
@@ -178,7 +179,7 @@ void WorkerCore::OnPrepare(const v1::Prepare& prepare) {
 void WorkerCore::OnCommit(const v1::Commit& commit) {
   const absl::StatusOr<RingRates> rates =
       ring_.Commit(commit.generation(), {commit.blobs().begin(), commit.blobs().end()});
-  // Crossed on the wire with the end of its generation.
+  // The commit crossed with the end of its generation.
   if (absl::IsFailedPrecondition(rates.status()) || absl::IsCancelled(rates.status())) return;
   if (!rates.ok()) return SendGenerationFailed(commit.generation(), rates.status(), nullptr);
   LogInfo("ring formed",
@@ -242,7 +243,7 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
                                  {"reason", reserved->reason()}});
   }
   send_(std::move(message));
-  // A shard without rows has nothing to wait for.
+  // A shard without rows has no inputs to wait for.
   if (operation.ok() && (*operation)->TakeUploadedNotice()) OnUploaded((*operation)->info());
   if (operation.ok() && !reserve.places().empty()) BeginCopies(reserve, *operation);
 }
@@ -254,13 +255,15 @@ void WorkerCore::BeginCopies(const v1::Reserve& reserve,
   if (options_.local_memory != nullptr) {
     return options_.local_memory->Begin(operation, reserve, static_cast<int>(rank));
   }
-  SendTransferFailed(reserve, "this worker takes no host memory");
+  SendTransferFailed(reserve,
+                     "this worker does not accept host memory (--local_memory)");
 }
 
 void WorkerCore::ExpectStreams(const v1::Reserve& reserve,
                                const std::shared_ptr<ShardOperation>& operation) {
   if (options_.direct_streams != nullptr) return options_.direct_streams->Begin(operation, reserve);
-  SendTransferFailed(reserve, "clients do not reach this worker");
+  SendTransferFailed(reserve,
+                     "this worker accepts no direct streams; start it with --client_data_listen");
 }
 
 void WorkerCore::SendTransferFailed(const v1::Reserve& reserve, const std::string& why) {
@@ -272,7 +275,7 @@ void WorkerCore::SendTransferFailed(const v1::Reserve& reserve, const std::strin
   send_(std::move(message));
 }
 
-// Only what was reserved with `retain` is kept: the coordinator asks for nothing else.
+// Keeps residuals only of operations reserved with `retain`; the coordinator requests no others.
 void WorkerCore::OnRelease(const v1::Release& release) {
   if (release.keep_residual()) {
     const auto operation = registry_.Find(release.operation_id(), release.generation());

@@ -1,6 +1,6 @@
-// WorkerCore: what a worker does on the coordinator's word. It turns messages into
-// calls of the ring member, the registry and the runner, and their ends into answers;
-// how messages travel is the control client's concern.
+// WorkerCore: executes the coordinator's messages. It translates them into calls of the ring
+// member, the registry and the runner, and their results into replies. The control client
+// transports the messages.
 #ifndef RINGATTN_WORKER_SERVICE_WORKER_CORE_H_
 #define RINGATTN_WORKER_SERVICE_WORKER_CORE_H_
 
@@ -34,41 +34,40 @@ namespace ringattn::worker {
 struct WorkerCoreOptions {
   std::string name;
   int64_t memory_limit_bytes = 0;
-  // Of the device: what its coordinator predicts with (Reserved.slowdown).
+  // Rates of the device, which the coordinator predicts with (Reserved.slowdown).
   std::vector<KernelRate> kernel_rates;
   RingMemberOptions ring;
-  // This worker has become a member of a ring, or is none any more. Called by the core's
-  // thread; must not block.
+  // Called on the core's thread when this worker joins or leaves a ring. Must not block.
   std::function<void(bool member)> on_membership = [](bool) {};
-  // Null: this worker takes no memory of clients. Outlives the core.
+  // Null if host memory is disabled. Must outlive the core.
   LocalMemory* local_memory = nullptr;
-  // Null: clients do not reach this worker. Outlives the core.
+  // Null if direct streams are disabled. Must outlive the core.
   DirectStreams* direct_streams = nullptr;
 };
 
-// Thread safe. Control messages are handled in the order of OnMessage; those that may
-// block do so on a thread of the core's.
+// Thread safe. Handles control messages in the order of OnMessage; those that may block run on the
+// core's own thread.
 class WorkerCore {
  public:
-  // `send` hands a message to the coordinator and never blocks. `on_stuck` is called
-  // when a teardown exceeds its bound; it is expected to end the process.
+  // `send` passes a message to the coordinator and must not block. `on_stuck` is called when a
+  // teardown exceeds its limit, and should end the process.
   WorkerCore(WorkerCoreOptions options, Device* device, RingTransport* transport,
              WorkerMetrics* metrics, std::function<void(v1::JoinRequest)> send,
              std::function<void(const std::string&)> on_stuck);
   ~WorkerCore();
 
-  // Handles every message but `registered` and `leave`. Never blocks. Called by one
-  // thread at a time.
+  // Handles every message except `registered` and `leave`. Never blocks. Must not be called
+  // concurrently.
   void OnMessage(const v1::JoinResponse& message);
 
-  // The coordinator is gone: frees everything before it returns.
+  // The coordinator is lost. Frees everything before it returns.
   void OnDisconnected(const std::string& reason);
 
-  // Quick: waits for no work.
+  // Returns quickly; waits for no work.
   v1::Heartbeat MakeHeartbeat();
 
   OperationRegistry& registry() { return registry_; }
-  // For ShardService: all inputs of an operation have arrived.
+  // Called by ShardService when all inputs of an operation have arrived.
   void OnUploaded(const OperationInfo& info);
 
  private:
@@ -82,9 +81,9 @@ class WorkerCore {
                      const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
                      int64_t workspace_bytes);
   void OnRelease(const v1::Release& release);
-  // Its client streams to this worker: from now on it may. Before anybody learns of the token.
+  // Accepts direct streams for the operation. Called before the coordinator publishes the token.
   void ExpectStreams(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
-  // Its tensors lie in regions: nobody opens a stream for them.
+  // Starts copies from and to client regions; such operations have no streams.
   void BeginCopies(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
   void SendTransferFailed(const v1::Reserve& reserve, const std::string& why);
   void OnReleased(const OperationInfo& info);
@@ -104,12 +103,12 @@ class WorkerCore {
   ResidualStore residuals_;
   OperationRegistry registry_;
   OperationRunner runner_;
-  RingMember ring_;  // used on work_ only, but for CancelForming
+  RingMember ring_;  // used on work_ only, except for CancelForming
   std::atomic<uint64_t> heartbeat_sequence_{0};
-  uint64_t last_prepare_ = 0;  // generation; used by OnMessage's thread only
+  uint64_t last_prepare_ = 0;  // generation; used on OnMessage's thread only
   Reservations reservations_;  // used on work_ only
-  HostQueue work_;             // the control thread, which uses the rest
-  HostQueue decoding_;         // last: its thread hands work to work_
+  HostQueue work_;             // the control thread, which uses the members above
+  HostQueue decoding_;         // last: its thread passes work to work_
 };
 
 }  // namespace ringattn::worker

@@ -8,49 +8,49 @@
 namespace ringattn::worker {
 
 WorkerMetrics::WorkerMetrics()
-    : info_(metrics_.Gauges("ringattn_worker_info",
-                            "1; its labels say which worker this process is, on which device, and "
-                            "its rank in the ring that it is in.")),
+    : info_(metrics_.Gauges(
+          "ringattn_worker_info",
+          "Always 1. Labels: worker, device, version, and rank in the current ring.")),
       generation_(metrics_
                       .Gauges("ringattn_ring_generation",
-                              "Generation of the ring that this process last formed.")
+                              "Generation of the ring that this process formed last.")
                       .Add({})),
       memory_limit_bytes_(metrics_
                               .Gauges("ringattn_worker_memory_limit_bytes",
-                                      "Device memory that operations may have set aside.")
+                                      "Device memory that operations may reserve.")
                               .Add({})),
       resident_bytes_(
           metrics_.Gauges("ringattn_resident_bytes", "Resident memory of this process.").Add({})),
-      reserved_bytes_(
-          metrics_
-              .Gauges("ringattn_worker_reserved_bytes", "Device memory set aside for operations.")
-              .Add({})),
+      reserved_bytes_(metrics_
+                          .Gauges("ringattn_worker_reserved_bytes",
+                                  "Device memory that operations have reserved.")
+                          .Add({})),
       residuals_(metrics_
                      .Gauges("ringattn_worker_residuals",
-                             "Residuals of forward calls that are kept for a backward.")
+                             "Residuals that forward calls have left for a later backward.")
                      .Add({})),
       residual_bytes_(metrics_
                           .Gauges("ringattn_worker_residual_bytes",
-                                  "Device memory that residuals take, part of what is reserved.")
+                                  "Device memory of residuals, included in the reserved memory.")
                           .Add({})),
-      device_used_bytes_(metrics_
-                             .Gauges("ringattn_device_memory_used_bytes",
-                                     "Memory in use on the whole GPU; 0 on a CPU.")
-                             .Add({})),
+      device_used_bytes_(
+          metrics_
+              .Gauges("ringattn_device_memory_used_bytes",
+                      "Memory in use on the whole GPU, by all processes; 0 on a CPU.")
+              .Add({})),
       allocated_bytes_(metrics_
                            .Gauges("ringattn_device_allocated_bytes",
-                                   "Memory of the GPU that operations here hold, to compare with "
-                                   "what is reserved; 0 on a CPU.")
+                                   "GPU memory allocated for operations, to compare with the "
+                                   "reserved memory; 0 on a CPU.")
                            .Add({})),
       pinned_used_bytes_(metrics_
                              .Gauges("ringattn_pinned_pool_used_bytes",
-                                     "Pinned staging memory between the wire and the GPU that is "
-                                     "in use; 0 on a CPU.")
+                                     "Pinned staging memory in use; 0 on a CPU.")
                              .Add({})),
       achieved_flops_(metrics_
                           .Gauges("ringattn_achieved_flops_per_second",
-                                  "Of the last program: its unmasked pairs over the time inside "
-                                  "its compute calls.")
+                                  "Floating-point rate of the last program: unmasked pairs over "
+                                  "the time in compute calls.")
                           .Add({})),
       received_bytes_(TensorBytes(metrics_).Add({{"direction", "up"}, {"transport", "relay"}})),
       sent_bytes_(TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "relay"}})),
@@ -66,31 +66,30 @@ WorkerMetrics::WorkerMetrics()
       direct_out_bytes_(
           TensorBytes(metrics_).Add({{"direction", "down"}, {"transport", "direct"}})),
       refused_streams_(metrics_.Counters("ringattn_refused_streams_total",
-                                         "Streams of clients to this worker that were turned away "
-                                         "before they moved anything, by the reason.")),
-      regions_(
-          metrics_
-              .Gauges("ringattn_worker_regions", "Regions of clients' memory that are mapped here.")
-              .Add({})),
+                                         "Direct streams that were rejected, by reason.")),
+      regions_(metrics_
+                   .Gauges("ringattn_worker_regions",
+                           "Regions of clients' memory that this worker has mapped.")
+                   .Add({})),
       pinned_bytes_(metrics_
                         .Gauges("ringattn_worker_pinned_bytes",
-                                "Of clients' host memory: pinned, for the GPU's own copies.")
+                                "Clients' host memory that is pinned for direct copies by the GPU.")
                         .Add({})),
       imported_bytes_(metrics_
                           .Gauges("ringattn_worker_imported_bytes",
-                                  "Clients' allocations of CUDA memory that are mapped here; the "
-                                  "GPU counts them as used until they are not.")
+                                  "Clients' CUDA memory that this worker has mapped; the GPU "
+                                  "counts it as used until it is unmapped.")
                           .Add({})),
-      refused_attaches_(metrics_.Counters(
-          "ringattn_refused_attaches_total",
-          "Clients that would hand over memory and were refused, by the reason.")),
+      refused_attaches_(
+          metrics_.Counters("ringattn_refused_attaches_total",
+                            "Rejected attempts of clients to share memory, by reason.")),
       flops_(metrics_
                  .Counters("ringattn_attention_flops_total",
-                           "Floating-point operations of unmasked pairs, computed here.")
+                           "Floating-point operations of unmasked pairs that this worker computed.")
                  .Add({})),
       tokens_(metrics_
                   .Counters("ringattn_worker_tokens_total",
-                            "Query tokens, of all batch rows, computed here.")
+                            "Query tokens, of all batch rows, that this worker computed.")
                   .Add({})),
       tiles_(metrics_
                  .Counters("ringattn_worker_tiles_total",
@@ -98,24 +97,24 @@ WorkerMetrics::WorkerMetrics()
                  .Add({})),
       kernel_calls_(metrics_.Counters(
           "ringattn_worker_kernel_calls_total",
-          "Compute calls of programs that ended well which multiply queries by keys, by what they "
-          "compute and the kernels that did.")),
-      exchange_seconds_(metrics_
-                            .Counters("ringattn_exchange_seconds_total",
-                                      "Time of transfers between ranks, waiting for a peer's side "
-                                      "included.")
-                            .Add({})),
-      hidden_exchange_seconds_(metrics_
-                                   .Counters("ringattn_hidden_exchange_seconds_total",
-                                             "The part of ringattn_exchange_seconds_total during "
-                                             "which this device computed.")
-                                   .Add({})),
+          "Compute calls with query-key products in successful programs, by call and kernel.")),
+      exchange_seconds_(
+          metrics_
+              .Counters("ringattn_exchange_seconds_total",
+                        "Time of transfers between ranks, including waiting for peers.")
+              .Add({})),
+      hidden_exchange_seconds_(
+          metrics_
+              .Counters(
+                  "ringattn_hidden_exchange_seconds_total",
+                  "Portion of ringattn_exchange_seconds_total during which this device computed.")
+              .Add({})),
       h2d_(StageDurations(metrics_).Add({{"stage", "h2d"}}, StageBuckets())),
       compute_(StageDurations(metrics_).Add({{"stage", "compute"}}, StageBuckets())),
       ring_wait_(StageDurations(metrics_).Add({{"stage", "ring_wait"}}, StageBuckets())),
       d2h_(StageDurations(metrics_).Add({{"stage", "d2h"}}, StageBuckets())),
       runs_(metrics_.Counters("ringattn_worker_runs_total", "Programs that ended, by status.")) {
-  // Rates start at zero.
+  // The series start at zero.
   for (const char* code : {"OK", "CANCELLED", "UNAVAILABLE", "INTERNAL"}) {
     runs_.Add({{"code", code}});
   }
@@ -189,7 +188,7 @@ void WorkerMetrics::CountRun(const Operation& operation, const ExecutionReport& 
     KernelCalls(use.call, use.kernel.family, use.kernel.kernel_class)
         .Increment(static_cast<double>(use.calls));
   }
-  // Where nothing is copied there is nothing to observe.
+  // Devices that do not copy have nothing to observe.
   if (upload_copies > absl::ZeroDuration()) h2d_.Observe(absl::ToDoubleSeconds(upload_copies));
   compute_.Observe(absl::ToDoubleSeconds(report.compute_time));
   ring_wait_.Observe(absl::ToDoubleSeconds(report.ring_wait_time));

@@ -26,20 +26,20 @@ class WorkerMetrics {
  public:
   WorkerMetrics();
 
-  // Who this is; labels of ringattn_worker_info, by which the other series are told apart.
-  // Once, before anything else.
+  // Sets the labels of ringattn_worker_info, which identify this process. Call once, before
+  // anything else.
   void Describe(const std::string& worker, const std::string& device, const std::string& version,
                 int64_t memory_limit_bytes);
-  // The kernels that would serve usual calls: their series begin at zero.
+  // Creates the series of kernels that serve common calls, so that they start at zero.
   void ExpectKernels(const std::vector<ServedCalls>& served);
-  // In the ring that it is in; none: in no ring.
+  // Sets the rank in the current ring, or none outside a ring.
   void SetRank(std::optional<int> rank);
 
-  // "host:port" as bound; UNAVAILABLE if it cannot bind.
+  // Serves metrics. Returns "host:port" as bound, or UNAVAILABLE if the address cannot be bound.
   absl::StatusOr<std::string> Serve(const std::string& listen) { return metrics_.Serve(listen); }
   std::string Text() const { return metrics_.Text(); }
 
-  // Of the link to the coordinator; once.
+  // Exports the certificates of the link to the coordinator. Call once.
   void ExportTls(const TransportSecurity& security) {
     ringattn::ExportTls(&metrics_, "cluster", security);
   }
@@ -57,15 +57,15 @@ class WorkerMetrics {
   }
   void CountReceived(int64_t bytes) { received_bytes_.Increment(static_cast<double>(bytes)); }
   void CountSent(int64_t bytes) { sent_bytes_.Increment(static_cast<double>(bytes)); }
-  // Out of clients' memory and into it.
+  // Bytes copied from and to clients' host memory.
   void CountCopiedIn(int64_t bytes) { copied_in_bytes_.Increment(static_cast<double>(bytes)); }
   void CountCopiedOut(int64_t bytes) { copied_out_bytes_.Increment(static_cast<double>(bytes)); }
-  // The same of CUDA memory.
+  // The same for CUDA memory.
   void CountImportedIn(int64_t bytes) { imported_in_bytes_.Increment(static_cast<double>(bytes)); }
   void CountImportedOut(int64_t bytes) {
     imported_out_bytes_.Increment(static_cast<double>(bytes));
   }
-  // From and to clients' own streams.
+  // Bytes received and sent on direct streams.
   void CountDirectIn(int64_t bytes) { direct_in_bytes_.Increment(static_cast<double>(bytes)); }
   void CountDirectOut(int64_t bytes) { direct_out_bytes_.Increment(static_cast<double>(bytes)); }
   void CountRefusedStream(StreamRefusal refusal);
@@ -73,12 +73,13 @@ class WorkerMetrics {
   void SetPinnedBytes(int64_t bytes) { pinned_bytes_.Set(static_cast<double>(bytes)); }
   void SetImportedBytes(int64_t bytes) { imported_bytes_.Set(static_cast<double>(bytes)); }
   void CountRefusedAttach(AttachCode code);
-  // One program that ended well. `upload_copies`: its inputs' copies to the device.
+  // Counts one program that ended successfully. `upload_copies`: time of copying its inputs to the
+  // device.
   void CountRun(const Operation& operation, const ExecutionReport& report,
                 absl::Duration upload_copies);
-  // One set of outputs, copied from the device.
+  // Counts copying one set of outputs from the device.
   void CountDownloadCopies(absl::Duration time);
-  // Programs that did not: "CANCELLED", "UNAVAILABLE", ...
+  // Counts a program that failed: "CANCELLED", "UNAVAILABLE", ...
   void CountFailedRun(absl::StatusCode code);
 
  private:
@@ -90,7 +91,7 @@ class WorkerMetrics {
   absl::Mutex mutex_;
   std::string worker_ ABSL_GUARDED_BY(mutex_);
   std::string device_ ABSL_GUARDED_BY(mutex_);
-  prometheus::Gauge* place_ ABSL_GUARDED_BY(mutex_) = nullptr;  // of info_, the one that is 1
+  prometheus::Gauge* place_ ABSL_GUARDED_BY(mutex_) = nullptr;  // the series of info_ that is 1
   prometheus::Gauge& generation_;
   prometheus::Gauge& memory_limit_bytes_;
   prometheus::Gauge& resident_bytes_;

@@ -1,5 +1,5 @@
-// Whole workers around a fake coordinator: every message of the control protocol and
-// the exchange, in good times and bad.
+// Whole workers with a fake coordinator: every message of the control protocol and the exchange, in
+// success and failure.
 #include "worker/service/worker.h"
 
 #include <functional>
@@ -20,7 +20,7 @@ namespace {
 using Message = v1::JoinRequest;
 using testing::HasSubstr;
 
-// The rank's first heartbeat from now on that is as wanted; after ten seconds the newest.
+// Returns the rank's first new heartbeat that satisfies `wanted`, or the latest after ten seconds.
 v1::Heartbeat AwaitHeartbeat(Cluster& cluster, int rank,
                              const std::function<bool(const v1::Heartbeat&)>& wanted) {
   const absl::Time patience = absl::Now() + absl::Seconds(10);
@@ -75,7 +75,7 @@ TEST(Worker, ComputesARequestFromReserveToRelease) {
   }
 }
 
-// Links take a while to wake up, which passes while the coordinator hears of the uploads.
+// Waking links takes time, which passes while the upload notices reach the coordinator.
 TEST(Worker, LinksAreWakedWhenAShardIsUploadedAndWhenItIsRun) {
   Cluster cluster(2);
   cluster.Form(1);
@@ -135,8 +135,8 @@ TEST(Worker, ReportsTimesTilesAndTimeline) {
   }
 }
 
-// Inputs are on their way to the device when the program is started, outputs on their way
-// from it when they are sent.
+// The program starts while inputs are being copied to the device, and outputs are sent while they
+// are being copied from it.
 TEST(Worker, StagedTensorBytesMakeTheSameResult) {
   Cluster cluster(2);
   for (int rank = 0; rank < 2; ++rank) {
@@ -169,7 +169,7 @@ TEST(Worker, StagedTensorBytesMakeTheSameResult) {
               HasSubstr("ringattn_stage_duration_seconds_count{stage=\"d2h\"} 1"));
 }
 
-// Cancels 20 downloads, each with chunks on their way; nothing may be left of them.
+// Cancels 20 downloads that have chunks in flight. Nothing may remain of them.
 void CancelDownloads(Cluster& cluster) {
   const TestRequest request = TestRequest::Make(300, 1);
   for (int round = 0; round < 20; ++round) {
@@ -223,7 +223,7 @@ TEST(Worker, RefusesWhatDoesNotFitWithTheArithmetic) {
   reserved = cluster.coordinator().Await("worker-0", Message::kReserved);
   ASSERT_TRUE(reserved.has_value());
   EXPECT_FALSE(reserved->reserved().ok());
-  EXPECT_FALSE(reserved->reserved().malformed());  // memory would help
+  EXPECT_FALSE(reserved->reserved().malformed());  // more memory would help
   EXPECT_THAT(reserved->reserved().reason(), HasSubstr("a kernel workspace of 1000 bytes"));
   EXPECT_EQ(reserved->reserved().workspace_bytes(), 1000u);
 
@@ -241,7 +241,7 @@ TEST(Worker, ExchangeRejectsWhatIsWrong) {
   const TestRequest request = TestRequest::Make(40, 1);
   const std::string address = cluster.worker(0).data_address();
   int next = 0;
-  // Reserves an operation, opens it, and returns how the stream ends after `send`.
+  // Reserves an operation, opens its stream and returns how the stream ends after `send`.
   const auto ending = [&](auto send) {
     const std::string id = absl::StrCat("3-", ++next);
     cluster.Reserve(request, id, 3);
@@ -280,14 +280,14 @@ TEST(Worker, ExchangeRejectsWhatIsWrong) {
   status = ending([&](auto& e) { e.SendChunk(TensorId::kK, 0, four, 123u); });
   EXPECT_THAT(status.message(), HasSubstr("crc32c"));
   status = ending([&](auto& e) { e.SendChunk(TensorId::kQkv, 0, four); });
-  EXPECT_THAT(status.message(), HasSubstr("no input"));  // of a request that is not packed
-  // A stale generation, and a second stream for the same operation.
+  EXPECT_THAT(status.message(), HasSubstr("no input"));  // the request is not packed
+  // A stale generation, and a second stream for one operation.
   cluster.Reserve(request, "3-again", 3);
   EXPECT_EQ(TestExchange(address).Open("3-again", 2).code(), absl::StatusCode::kNotFound);
   TestExchange first(address);
   ASSERT_TRUE(first.Open("3-again", 3).ok());
   EXPECT_EQ(TestExchange(address).Open("3-again", 3).code(), absl::StatusCode::kInvalidArgument);
-  // Released under the open stream.
+  // Released while the stream is open.
   cluster.Release("3-again", 3);
   EXPECT_EQ(first.Finish().code(), absl::StatusCode::kAborted);
   ExpectAllFree(cluster);
@@ -315,11 +315,11 @@ TEST(Worker, AnExchangeSaysInItsMetadataWhatItIsFor) {
     const absl::Status status = refused(metadata);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(status.message(), HasSubstr(key));
-    // Who has not the secret does not even learn that.
+    // A caller without the secret does not learn what is wrong.
     EXPECT_EQ(refused(metadata, "guess").code(), absl::StatusCode::kUnauthenticated);
   }
   EXPECT_EQ(refused({{key, right}}, "guess").code(), absl::StatusCode::kUnauthenticated);
-  // None of them has taken the operation's one place.
+  // None of them occupies the operation's only stream.
   TestExchange exchange(cluster.worker(0).data_address());
   EXPECT_TRUE(exchange.OpenWith({{key, right}}).ok());
   cluster.Release("3-1", 3);
@@ -344,7 +344,7 @@ TEST(Worker, CancelFreesTheDevicesAndKeepsTheRing) {
       EXPECT_FALSE(finished.ok());
       EXPECT_TRUE(finished.cancelled());
     }
-    EXPECT_LT(absl::Now() - begin, absl::Seconds(15));  // of sixty
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(15));  // far below the total of a minute
     cluster.Release(id, 1);
     for (auto& exchange : exchanges) {
       EXPECT_EQ(exchange->Finish().code(), absl::StatusCode::kAborted);
@@ -363,12 +363,12 @@ TEST(Worker, OnlyTheRankThatComputesOwesProgress) {
   cluster.Reserve(request, "1-1", 1);
   auto exchanges = cluster.UploadAll(request, "1-1", 1);
   cluster.SendRun("1-1", 1);
-  // The next rank wants blocks that the slow one has no room to take.
+  // The next rank waits for blocks that the slow rank cannot receive yet.
   const v1::Heartbeat waiting = AwaitHeartbeat(
       cluster, 2, [](const v1::Heartbeat& heartbeat) { return heartbeat.waits_for_peer(); });
   EXPECT_TRUE(waiting.waits_for_peer());
   EXPECT_EQ(waiting.operation_id(), "1-1");
-  // One that was sent while the other waited.
+  // A heartbeat that was sent while the other rank waited.
   const uint64_t before = cluster.coordinator().LastHeartbeat("worker-1").sequence();
   const v1::Heartbeat slow = AwaitHeartbeat(cluster, 1, [before](const v1::Heartbeat& heartbeat) {
     return heartbeat.sequence() > before;
@@ -395,7 +395,7 @@ TEST(Worker, TeardownMidRunFreesEverythingAndTheRingFormsAnew) {
     absl::SleepFor(absl::Milliseconds(100));
     const absl::Time begin = absl::Now();
     cluster.TearDown(generation);
-    EXPECT_LT(absl::Now() - begin, absl::Seconds(15));  // of sixty
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(15));  // far below the total of a minute
     ExpectAllFree(cluster);
     EXPECT_EQ(exchanges[generation % 3]->Finish().code(), absl::StatusCode::kAborted);
     cluster.device(generation % 3).SetDelay(absl::ZeroDuration());
@@ -414,8 +414,8 @@ TEST(Worker, ATeardownThatHangsIsReportedAsStuck) {
   auto exchanges = cluster.UploadAll(request, "1-1", 1);
   cluster.SendRun("1-1", 1);
   while (!cluster.device(0).hangs())
-    absl::SleepFor(absl::Milliseconds(1));  // or the test times out
-  cluster.TearDown(1);  // the test's on_stuck lets the device go instead of exiting
+    absl::SleepFor(absl::Milliseconds(1));  // the test times out otherwise
+  cluster.TearDown(1);                      // on_stuck unblocks the device instead of exiting
   ASSERT_EQ(cluster.stuck().size(), 1u);
   EXPECT_THAT(cluster.stuck()[0], HasSubstr("generation 1"));
 }
@@ -446,14 +446,14 @@ TEST(Worker, LeavesWhenTheCoordinatorLetsItGo) {
   const absl::Time begin = absl::Now();
   std::thread leaving([&] { cluster.worker(0).Leave(absl::Seconds(30)); });
   ASSERT_TRUE(cluster.coordinator().Await("worker-0", Message::kLeaving).has_value());
-  // Still a member, and obedient.
+  // It is still a member and follows messages.
   cluster.RunToTheEnd(TestRequest::Make(64, 1), "1-1", 1);
   v1::JoinResponse leave;
   leave.mutable_leave()->set_exit(true);
   cluster.coordinator().Send("worker-0", leave);
   leaving.join();
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
-  // It does not come back: no heartbeat of a new stream.
+  // It does not reconnect: no heartbeat on a new stream.
   const uint64_t last = cluster.coordinator().LastHeartbeat("worker-0").sequence();
   absl::SleepFor(absl::Milliseconds(400));
   EXPECT_EQ(cluster.coordinator().LastHeartbeat("worker-0").sequence(), last);
@@ -499,7 +499,7 @@ TEST(Worker, ATeardownBetweenPrepareAndCommitEndsTheForming) {
   cluster.coordinator().Send("worker-0", prepare);
   const auto prepared = cluster.coordinator().Await("worker-0", Message::kPrepared);
   ASSERT_TRUE(prepared.has_value());
-  // Rank 1 never comes: rank 0 waits in Commit until the teardown.
+  // Rank 1 never joins, so rank 0 waits in Commit until the teardown.
   v1::JoinResponse commit, teardown;
   commit.mutable_commit()->set_generation(5);
   for (int rank = 0; rank < 2; ++rank) {
