@@ -46,7 +46,7 @@ void Fill(const AttentionSpec& spec, v1::Reserve* reserve) {
   reserve->mutable_options()->set_causal(spec.options.causal);
 }
 
-// What `rank` has of a tensor.
+// Returns the shard of a tensor that `rank` owns.
 std::string LocalOf(const TestRequest& request, TensorId id, int rank) {
   const ShardMap map = request.MapOf(id);
   const std::vector<uint8_t>& tensor = request.inputs.at(id);
@@ -57,7 +57,7 @@ std::string LocalOf(const TestRequest& request, TensorId id, int rank) {
   return local;
 }
 
-// The same of a packed one: token by token its parts, one after the other.
+// The same for a packed tensor: the parts of each token in sequence.
 std::string PackedLocalOf(const TestRequest& request, TensorId id, int rank) {
   std::string whole;
   std::vector<std::string> parts;
@@ -199,7 +199,7 @@ absl::Status TestExchange::Download(const TestRequest& request, int rank, Tensor
 }
 
 absl::Status TestExchange::Finish() {
-  // The status comes behind everything that was sent before it.
+  // The status follows everything that was sent before it.
   v1::ExchangeResponse unread;
   while (stream_->Read(&unread)) {
   }
@@ -216,7 +216,7 @@ Cluster::Cluster(int worker_count, WorkerOptions base)
     options.name = Name(rank);
     options.coordinator = coordinator_->address();
     options.secret = kTestSecret;
-    options.metrics_listen = "";  // closing the port takes its server two seconds
+    options.metrics_listen = "";  // closing the port takes two seconds
     if (options.memory_limit_bytes == 0) options.memory_limit_bytes = 64 << 20;
     auto worker = Worker::Start(
         options, devices_.back().get(), transports_.back().get(), [](const std::string&) {},
@@ -364,7 +364,7 @@ void Cluster::RunToTheEnd(const TestRequest& request, const std::string& id, uin
     EXPECT_TRUE(finished.ok()) << finished.reason();
   }
   TensorMap outputs;
-  for (const auto& [id, tensor] : request.expected) outputs[id];  // also the empty ones
+  for (const auto& [id, tensor] : request.expected) outputs[id];  // includes the empty ones
   for (int rank = 0; rank < size(); ++rank) {
     const absl::Status status = exchanges[rank]->Download(request, rank, &outputs);
     EXPECT_TRUE(status.ok()) << status;

@@ -1,5 +1,5 @@
-// Cluster: workers of one process around a fake coordinator, and the calls that a
-// coordinator makes, one line each.
+// Cluster: the workers of one process, a fake coordinator, and one-line helpers for the messages
+// that a coordinator sends.
 #ifndef RINGATTN_WORKER_TESTING_CLUSTER_H_
 #define RINGATTN_WORKER_TESTING_CLUSTER_H_
 
@@ -25,47 +25,47 @@ namespace ringattn::worker {
 
 inline constexpr char kTestSecret[] = "a secret";
 
-// One request, cut for `world_size` ranks.
+// One request, sharded for `world_size` ranks.
 struct TestRequest {
   AttentionSpec spec;
   ShardPlan plan;
-  TensorMap inputs;    // whole tensors; of a packed one its parts
-  TensorMap expected;  // what RunInProcess makes of them
+  TensorMap inputs;    // whole tensors; a packed tensor as its parts
+  TensorMap expected;  // the result of RunInProcess
 
-  bool parts_apart = false;  // in the chunks of a packed input
+  bool parts_apart = false;  // sends a packed input as separate parts
 
-  // Causal fp32 forward over `tokens` tokens with fixed pseudo-random inputs.
+  // Makes a causal fp32 forward over `tokens` tokens with fixed pseudo-random inputs.
   static TestRequest Make(int64_t tokens, int world_size, Packing packing = Packing::kNone);
   ShardMap MapOf(TensorId id) const;
 };
 
-// An Exchange stream through the ordinary generated stub.
+// An Exchange stream that uses the generated stub.
 class TestExchange {
  public:
   using Metadata = std::vector<std::pair<std::string, std::string>>;
 
   TestExchange(const std::string& data_address, const std::string& secret = kTestSecret);
 
-  // The stream's status if it ended before ShardOpened.
+  // Opens a stream as the coordinator. Returns the stream's status if it ended before ShardOpened.
   absl::Status Open(const std::string& operation_id, uint64_t generation,
                     uint32_t max_chunk_bytes = 0);
-  // Likewise, of a client.
+  // Opens a direct stream as a client.
   absl::Status OpenPart(const std::string& token, uint32_t part, uint32_t parts,
                         uint32_t max_chunk_bytes = 0);
-  // Likewise, with this beside the secret instead of an OpenShard.
+  // Opens a stream with this metadata instead of an OpenShard, in addition to the secret.
   absl::Status OpenWith(const Metadata& metadata);
   bool Send(const v1::ExchangeRequest& request) { return stream_->Write(request); }
   bool SendChunk(TensorId id, uint64_t offset, const std::string& data,
                  std::optional<uint32_t> crc32c = std::nullopt);
-  // All inputs of `rank`, in pieces of `piece_bytes`, with their crc.
+  // Sends all inputs of `rank` in chunks of `piece_bytes`, with their crc.
   bool Upload(const TestRequest& request, int rank, int64_t piece_bytes);
-  // Reads to the stream's end and puts the chunks into whole tensors.
+  // Reads until the stream ends and assembles the chunks into whole tensors.
   absl::Status Download(const TestRequest& request, int rank, TensorMap* outputs);
   absl::Status Finish();
   void Cancel() { context_.TryCancel(); }
 
  private:
-  // Starts the call; its status if it ended before ShardOpened.
+  // Starts the call. Returns its status if it ended before ShardOpened.
   absl::Status Begin();
 
   grpc::ClientContext context_;
@@ -83,15 +83,15 @@ class Cluster {
   ScalarDevice& device(int rank) { return *devices_[rank]; }
   const Worker& worker(int rank) const { return *workers_[rank]; }
   Worker& worker(int rank) { return *workers_[rank]; }
-  // How often the rank's rings were told that a group may come.
+  // Returns how often WakeLinks was called on the rank's rings.
   int woken(int rank) const { return transports_[rank]->count(); }
   const std::vector<std::string>& stuck() const { return stuck_; }
 
-  // Each of these fails the test if an answer does not come.
+  // Each of these fails the test if a reply does not arrive.
   void WaitForAll();
   std::vector<v1::Committed> Form(uint64_t generation);
   void TearDown(uint64_t generation);
-  // `token`: of clients' streams, followed by the rank; empty: none.
+  // `token`: for direct streams, followed by the rank; empty: none.
   void Reserve(const TestRequest& request, const std::string& id, uint64_t generation,
                const std::string& token = "");
   void SendRun(const std::string& id, uint64_t generation);
@@ -100,7 +100,7 @@ class Cluster {
   std::vector<v1::Finished> AwaitFinished();
   std::vector<std::unique_ptr<TestExchange>> UploadAll(const TestRequest& request,
                                                        const std::string& id, uint64_t generation);
-  // The whole way, result compared with the expected one.
+  // Runs a request from Reserve to Release and compares the result with the expected one.
   void RunToTheEnd(const TestRequest& request, const std::string& id, uint64_t generation);
 
   void VanishCoordinator() { coordinator_->Vanish(); }
@@ -114,8 +114,8 @@ class Cluster {
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 
-// Waits until every worker's heartbeat says that nothing is reserved; fails the test if one does
-// not.
+// Waits until every worker's heartbeat reports that nothing is reserved. Fails the test after a
+// timeout.
 void ExpectAllFree(Cluster& cluster);
 
 }  // namespace ringattn::worker

@@ -1,5 +1,5 @@
-// An operation whose tensors lie in a region, for tests: a forward on one rank of a ring, the
-// region, and what the coordinator says of both.
+// For tests: a forward operation on one rank of a ring whose tensors lie in a region, the region,
+// and the coordinator's messages about both.
 #ifndef RINGATTN_WORKER_TESTING_COPIED_OPERATION_H_
 #define RINGATTN_WORKER_TESTING_COPIED_OPERATION_H_
 
@@ -35,10 +35,10 @@ bool Await(const Predicate& predicate) {
 
 class CopiedOperation {
  public:
-  static constexpr int64_t kGap = 192;  // before and between tensors, of a pattern
+  static constexpr int64_t kGap = 192;  // before and between tensors, filled with a pattern
 
-  // `ranks`: 1, or 2: then this is the second of a ring, which is not computed.
-  // `device`: another one than a CPU of its own; outlives this.
+  // `ranks`: 1, or 2 for the second rank of a ring, which is not computed. `device`: replaces the
+  // operation's own CPU device; must outlive this object.
   explicit CopiedOperation(int64_t tokens = 40, int ranks = 1, Layout layout = Layout::kContiguous,
                            const std::string& region_id = "region", Device* device = nullptr)
       : rank_(ranks - 1), device_(device != nullptr ? device : &cpu_) {
@@ -73,7 +73,7 @@ class CopiedOperation {
   bool destroyed() const { return destroyed_; }
   void LetGo() { operation_.reset(); }
 
-  // A memfd of the region, sealed as clients' are.
+  // Makes a memfd for the region, sealed like a client's.
   ScopedDescriptor MakeMemfd() const {
     ScopedDescriptor fd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     EXPECT_EQ(ftruncate(fd.get(), region_bytes_), 0);
@@ -87,7 +87,7 @@ class CopiedOperation {
     Fill((*region)->data());
     return *region;
   }
-  // The pattern everywhere, and in q, k and v a number for each place.
+  // Fills the region with the pattern, and q, k and v with a value that depends on the position.
   void Fill(uint8_t* region) const {
     std::memset(region, 0x5a, region_bytes_);
     for (TensorId id : {TensorId::kQ, TensorId::kK, TensorId::kV}) {
@@ -98,7 +98,7 @@ class CopiedOperation {
     }
   }
 
-  // This rank's shard of an input, as it should have arrived.
+  // Returns whether this rank's shard of an input has arrived correctly.
   bool HasArrived(TensorId id, const uint8_t* region) {
     const ShardMap map(spec_, operation_->operation().plan(), id);
     const auto* buffer =
@@ -110,7 +110,7 @@ class CopiedOperation {
     }
     return true;
   }
-  // Runs it. REQUIRES: one rank, inputs complete.
+  // Runs the operation. REQUIRES: one rank, and complete inputs.
   void Compute() {
     const auto report = Execute(operation_->operation(), *device_, nullptr, {}, nullptr);
     ASSERT_TRUE(report.ok()) << report.status();

@@ -1,5 +1,4 @@
-// FakeCoordinator: the coordinator's end of the Join streams, driven by a test step
-// by step.
+// FakeCoordinator: the coordinator's side of the Join streams, which a test controls step by step.
 #ifndef RINGATTN_WORKER_TESTING_FAKE_COORDINATOR_H_
 #define RINGATTN_WORKER_TESTING_FAKE_COORDINATOR_H_
 
@@ -21,25 +20,25 @@ namespace ringattn::worker {
 // Thread safe.
 class FakeCoordinator : public v1::WorkerControlService::Service {
  public:
-  // `port` 0 picks one.
+  // `port`: 0 picks a free one.
   explicit FakeCoordinator(std::string secret, int port = 0);
   ~FakeCoordinator() override;
 
   std::string address() const;
   int port() const { return port_; }
 
-  // Waits for a worker's registration.
+  // Waits for a worker to register.
   std::optional<v1::Register> WaitForWorker(const std::string& name, absl::Duration timeout);
 
   void Send(const std::string& worker, const v1::JoinResponse& message);
 
-  // Takes the oldest message of that kind from the worker, heartbeats apart; skips
-  // and drops others before it. Null after the timeout.
+  // Returns the oldest message of that kind from the worker, and drops all messages before it. Does
+  // not apply to heartbeats. Returns nothing after the timeout.
   std::optional<v1::JoinRequest> Await(const std::string& worker, v1::JoinRequest::MessageCase kind,
                                        absl::Duration timeout = absl::Seconds(10));
   v1::Heartbeat LastHeartbeat(const std::string& worker);
 
-  // Ends every stream, as a coordinator that dies does.
+  // Ends every stream, as if the coordinator had died.
   void Vanish();
 
   grpc::Status Join(grpc::ServerContext* context,

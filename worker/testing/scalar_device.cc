@@ -27,7 +27,7 @@ class VectorBuffer : public DeviceBuffer {
   int64_t bytes_;
 };
 
-// One query row of one head: the online softmax over every key that it sees.
+// One query row of one head: online softmax over every key that it sees.
 class Row {
  public:
   Row(const ForwardCall& call, int64_t batch, int64_t row, int64_t head)

@@ -1,5 +1,5 @@
-// ScalarDevice: a device for tests of everything above the kernels. Computes fp32
-// forward passes with plain loops, as slowly as asked.
+// ScalarDevice: a device for tests of everything above the kernels. Computes fp32 forwards with
+// plain loops, with an optional delay.
 #ifndef RINGATTN_WORKER_TESTING_SCALAR_DEVICE_H_
 #define RINGATTN_WORKER_TESTING_SCALAR_DEVICE_H_
 
@@ -14,7 +14,7 @@
 
 namespace ringattn::worker {
 
-// Thread safe, as Device says. Other dtypes and backward calls: UNIMPLEMENTED.
+// Thread safe, as Device requires. Other dtypes and backward calls return UNIMPLEMENTED.
 class ScalarDevice : public Device {
  public:
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t bytes) override;
@@ -33,14 +33,14 @@ class ScalarDevice : public Device {
                                           std::function<void()> on_ready) override;
   std::string description() const override { return "scalar"; }
 
-  // Added to every call, in pieces between which the stop word counts.
+  // Added to every call, in steps between which the call checks for a stop.
   void SetDelay(absl::Duration per_call) { delay_ns_ = absl::ToInt64Nanoseconds(per_call); }
-  // As if this device had memory of its own: tensor bytes are copied late, `per_copy`
-  // each, and preparing calls takes `workspace_bytes`. Before the first request.
+  // Imitates a device with separate memory: copies of tensor bytes are asynchronous and take
+  // `per_copy` each, and preparing calls takes `workspace_bytes`. Call before the first request.
   void SetStaged(absl::Duration per_copy, int64_t workspace_bytes);
-  // While set, calls hang whatever the stop word says.
+  // While set, calls hang even if they are stopped.
   void SetStuck(bool stuck) { stuck_ = stuck; }
-  // Whether one does.
+  // Returns whether a call hangs.
   bool hangs() const { return hangs_; }
 
  private:

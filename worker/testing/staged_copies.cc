@@ -39,7 +39,7 @@ class StagedUpload : public Upload {
   std::string block_;
 };
 
-// One block at a time; the reader is told of each.
+// Copies one block at a time and notifies the reader of each.
 class StagedDownload : public Download {
  public:
   StagedDownload(HostQueue* queue, absl::Duration delay, std::vector<DeviceRange> ranges,
@@ -113,12 +113,12 @@ class StagedDownload : public Download {
   const std::function<void()> on_ready_;
   mutable absl::Mutex mutex_;
   size_t range_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t offset_ ABSL_GUARDED_BY(mutex_) = 0;  // of the block
+  int64_t offset_ ABSL_GUARDED_BY(mutex_) = 0;  // in the block
   int64_t read_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t copies_ ABSL_GUARDED_BY(mutex_) = 0;
   bool copying_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<const std::string> block_ ABSL_GUARDED_BY(mutex_);
-  EventRef copied_;  // set by Next alone
+  EventRef copied_;  // set by Next only
 };
 
 }  // namespace

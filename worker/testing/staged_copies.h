@@ -1,5 +1,5 @@
-// Upload and Download as on a device with memory of its own, without one: bytes are
-// copied late, by a queue, through blocks of their own.
+// Upload and Download as on a device with separate memory, without such a device: a queue copies
+// bytes asynchronously through separate blocks.
 #ifndef RINGATTN_WORKER_TESTING_STAGED_COPIES_H_
 #define RINGATTN_WORKER_TESTING_STAGED_COPIES_H_
 
@@ -12,8 +12,7 @@
 
 namespace ringattn::worker {
 
-// As Device::BeginUpload and BeginDownload; every copy takes `delay`. `queue` outlives
-// them.
+// See Device::BeginUpload and BeginDownload. Every copy takes `delay`. `queue` must outlive both.
 std::unique_ptr<Upload> MakeStagedUpload(HostQueue* queue, absl::Duration delay,
                                          std::vector<UploadTarget> targets);
 std::unique_ptr<Download> MakeStagedDownload(HostQueue* queue, absl::Duration delay,

@@ -1,4 +1,4 @@
-// Transports whose rings count how often their links were to be waked (Communicator::WakeLinks).
+// Transports whose rings count calls of Communicator::WakeLinks.
 #ifndef RINGATTN_WORKER_TESTING_WOKEN_LINKS_H_
 #define RINGATTN_WORKER_TESTING_WOKEN_LINKS_H_
 
@@ -15,7 +15,7 @@ namespace ringattn::worker {
 
 class WokenRing : public CommunicatorWrapper {
  public:
-  // `count` outlives the ring.
+  // `count` must outlive the ring.
   WokenRing(std::unique_ptr<Communicator> inner, std::atomic<int>* count)
       : CommunicatorWrapper(std::move(inner)), count_(count) {}
 

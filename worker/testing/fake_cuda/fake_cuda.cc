@@ -1,8 +1,8 @@
-// As much of the CUDA runtime as an NCCL ring uses, on host memory and threads, so that
-// the ring's own logic is tested where there is no GPU. Linked into a test, its symbols
-// go before the runtime's. $FAKE_GPUS devices, three unless set.
+// The part of the CUDA runtime that a ring uses, on host memory and threads, so that the ring's
+// logic can be tested without a GPU. Linked into a test, its symbols precede the runtime's. Has
+// $FAKE_GPUS devices, by default three.
 //
-// Unlike on a device, memory is not checked to belong to the current one.
+// Unlike a device, it does not check that memory belongs to the current device.
 #include "worker/testing/fake_cuda/fake_cuda.h"
 
 #include <cuda.h>
@@ -36,7 +36,7 @@ int DeviceCount() {
 struct Event {
   std::mutex mutex;
   std::condition_variable changed;
-  uint64_t recorded = 0, done = 0;  // the how-manieth record
+  uint64_t recorded = 0, done = 0;  // number of records
   Clock::time_point time;
 
   void Finish(uint64_t ticket) {
@@ -59,7 +59,7 @@ struct Stream {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> work;
-  bool busy = false;  // with work that is not in the queue any more
+  bool busy = false;  // running work that is no longer in the queue
   bool closing = false;
 
   void Loop() {
@@ -79,14 +79,14 @@ struct Stream {
   }
 };
 
-// Handles are pointers to owners, which work on the stream's thread shares.
+// Handles are pointers to shared pointers; work on the stream's thread holds copies.
 using EventHandle = std::shared_ptr<Event>;
 using StreamHandle = std::shared_ptr<Stream>;
 
 EventHandle& Of(cudaEvent_t event) { return *reinterpret_cast<EventHandle*>(event); }
 StreamHandle& Of(cudaStream_t stream) { return *reinterpret_cast<StreamHandle*>(stream); }
 
-// The test's library, unless the environment names one.
+// Uses the test's library unless the environment names another.
 const bool library_named = [] {
   setenv("RINGATTN_NCCL", "worker/comm/nccl/fake/libfake_nccl.so", /*overwrite=*/0);
   return true;
@@ -108,7 +108,7 @@ void FakeCudaEnqueue(cudaStream_t stream, std::function<void()> work) {
   };
   std::unique_lock<std::mutex> lock(target->mutex);
   if (is_full()) ++Faults().full_streams;
-  // The depth may change meanwhile.
+  // The depth may change while waiting.
   while (is_full()) target->changed.wait_for(lock, std::chrono::milliseconds(1));
   target->work.push_back(std::move(work));
   target->changed.notify_all();
@@ -154,7 +154,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) 
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 
-// As CUDA does: at once, and what is on it still runs.
+// Like CUDA: returns at once, and work on the stream still runs.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   StreamHandle* handle = &Of(stream);
   {
@@ -166,7 +166,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-// The default stream's work is done on the spot.
+// Work on the default stream is done synchronously.
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (stream == nullptr) return cudaSuccess;
   const auto event = std::make_shared<Event>();
@@ -175,7 +175,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-// Of programs that use no other stream.
+// For programs that use no other stream.
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
@@ -266,7 +266,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return cudaSuccess;
 }
 
-// A copy of rows, as cudaMemcpyAsync's.
+// Copies rows, in the way of cudaMemcpyAsync.
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                               size_t width, size_t height, cudaMemcpyKind, cudaStream_t stream) {
   if (to_pitch < width || from_pitch < width) return cudaErrorInvalidPitchValue;
@@ -282,7 +282,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
   return cudaSuccess;
 }
 
-// Handles are the addresses themselves, with the size if it is known: all ranks are threads of one
+// Handles contain the address, and the size if it is known, because all ranks are threads of one
 // process.
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
   if (Faults().refuse_ipc) return cudaErrorNotSupported;

@@ -1,4 +1,4 @@
-// What the fake CUDA runtime (fake_cuda.cc) offers to the fake NCCL and to tests.
+// The fake CUDA runtime's interface (fake_cuda.cc) for the fake NCCL and for tests.
 #ifndef RINGATTN_WORKER_TESTING_FAKE_CUDA_FAKE_CUDA_H_
 #define RINGATTN_WORKER_TESTING_FAKE_CUDA_FAKE_CUDA_H_
 
@@ -7,25 +7,26 @@
 #include <atomic>
 #include <functional>
 
-// Runs `work` on the stream's thread, behind what was put there before. Waits for room if
-// stream_depth says so.
+// Runs `work` on the stream's thread, after earlier work. Blocks while the stream is full
+// (stream_depth).
 void FakeCudaEnqueue(cudaStream_t stream, std::function<void()> work);
 
-// Faults of the fake NCCL and CUDA; all off at first. Shared by all communicators.
+// Faults of the fake NCCL and CUDA, initially off. Shared by all communicators.
 struct FakeNcclFaults {
   std::atomic<int> abort_ms{0};             // ncclCommAbort takes this long
-  std::atomic<int> launch_ms{0};            // a group is in progress this long before its launch
+  std::atomic<int> launch_ms{0};            // a group stays in progress this long before its launch
   std::atomic<bool> lost_network{false};    // ncclCommGetAsyncError reports ncclRemoteError
   std::atomic<bool> refuse_sends{false};    // ncclSend returns ncclInvalidArgument
   std::atomic<bool> refuse_ipc{false};      // cudaIpcGetMemHandle fails
   std::atomic<bool> refuse_mapping{false};  // cudaIpcOpenMemHandle fails
-  std::atomic<bool> no_peer_access{false};  // cudaDeviceCanAccessPeer says no
-  std::atomic<bool> hold_mallocs{false};    // cudaMalloc does not return meanwhile
-  std::atomic<bool> hold_copies{false};     // cudaMemcpyAsync's copies stand still meanwhile
-  std::atomic<int> record_ms{0};            // an event that is recorded takes this long
-  std::atomic<size_t> stream_depth{0};      // what a stream holds beside its current work; 0: all
-  // No faults: handles that are open, copies and calls that are held, calls that found a
-  // stream full, copies enqueued, those of rows, and others.
+  std::atomic<bool> no_peer_access{false};  // cudaDeviceCanAccessPeer returns false
+  std::atomic<bool> hold_mallocs{false};    // cudaMalloc blocks while set
+  std::atomic<bool> hold_copies{false};     // copies of cudaMemcpyAsync stand still while set
+  std::atomic<int> record_ms{0};            // recording an event takes this long
+  std::atomic<size_t> stream_depth{
+      0};  // how many items a stream holds in addition to its current one; 0: unlimited
+  // Counters: open handles, held copies and calls, calls that found a stream full, copies enqueued,
+  // row copies, and others.
   std::atomic<int> mapped{0};
   std::atomic<int> held_mallocs{0};
   std::atomic<int> held_copies{0};

@@ -1,4 +1,4 @@
-// What CudaDevice uses of the CUDA runtime beyond what a ring does (fake_cuda.cc): pinned
+// The part of the CUDA runtime that CudaDevice uses in addition to a ring (fake_cuda.cc): pinned
 // memory and the stream-ordered pool, on host memory.
 #include <cuda_runtime_api.h>
 
@@ -25,7 +25,7 @@ cudaError_t cudaFreeHost(void* data) {
   return cudaSuccess;
 }
 
-// Of memory that is there anyway; what is registered twice, or given back and was not, is an error.
+// Registering memory twice, or unregistering memory that is not registered, is an error.
 cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned int) {
   std::lock_guard<std::mutex> lock(registered_mutex);
   for (const auto& [begin, size] : registered) {

@@ -1,8 +1,8 @@
-// As much of CUDA's driver as shares memory between processes: allocations are memfds, so that
-// what one process writes another one reads, and exported descriptors are real ones. Linked beside
-// the fake runtime (fake_cuda.cc), or, as a libcuda.so.1 of its own (with FAKE_VMM_OPAQUE), loaded
-// by what looks for a driver: there a device's memory cannot be touched by the host but by the
-// driver's copies, as it is with a GPU.
+// The part of CUDA's driver that shares memory between processes. Allocations are memfds, so
+// processes see each other's writes, and exported descriptors are real. Linked next to the fake
+// runtime (fake_cuda.cc), or built with FAKE_VMM_OPAQUE as a separate libcuda.so.1 for programs
+// that load a driver. In that build the host can reach device memory only through the driver's
+// copies, as with a GPU.
 #include "worker/testing/fake_cuda/fake_vmm.h"
 
 #include <cuda.h>
@@ -60,15 +60,15 @@ struct Mapping {
 struct Tables {
   std::mutex mutex;
   std::map<CUdeviceptr, Mapping> mappings;
-  std::map<CUdeviceptr, size_t> linear;  // of cudaMalloc and cuMemAlloc
-  std::map<CUdeviceptr, int> devices;    // of cuMemAlloc
+  std::map<CUdeviceptr, size_t> linear;  // from cudaMalloc and cuMemAlloc
+  std::map<CUdeviceptr, int> devices;    // from cuMemAlloc
 };
 Tables& All() {
   static auto* tables = new Tables();
   return *tables;
 }
 
-// A handle is a pointer to a share of its allocation.
+// A handle is a pointer to a shared pointer to its allocation.
 std::shared_ptr<Allocation>& Of(CUmemGenericAllocationHandle handle) {
   return *reinterpret_cast<std::shared_ptr<Allocation>*>(handle);
 }
@@ -77,7 +77,7 @@ CUmemGenericAllocationHandle NewHandle(std::shared_ptr<Allocation> allocation) {
       new std::shared_ptr<Allocation>(std::move(allocation)));
 }
 
-// REQUIRES: the tables' lock. The end if none holds it.
+// Returns the entry that contains `pointer`, or the end. REQUIRES: the tables' lock is held.
 template <typename Map, typename Size>
 typename Map::iterator Holding(Map& map, CUdeviceptr pointer, const Size& size) {
   auto after = map.upper_bound(pointer);
@@ -92,7 +92,8 @@ std::map<CUdeviceptr, size_t>::iterator LinearOf(CUdeviceptr pointer) {
   return Holding(All().linear, pointer, [](size_t bytes) { return bytes; });
 }
 
-// "/memfd:fake_vmm_gpu1 (deleted)": on device 1; negative: no memory of this driver's.
+// Parses "/memfd:fake_vmm_gpu1 (deleted)" as device 1. Returns a negative value for memory that is
+// not this driver's.
 int DeviceOf(int fd) {
   char path[64], name[256] = {};
   std::snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
@@ -165,7 +166,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
   return CUDA_SUCCESS;
 }
 
-// As cudaGetDeviceProperties says it.
+// Same value as cudaGetDeviceProperties.
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
   std::memset(uuid, 0, sizeof(*uuid));
   uuid->bytes[15] = static_cast<char>(device + 1);
@@ -179,7 +180,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
 CUresult cuDevicePrimaryCtxRelease(CUdevice) { return CUDA_SUCCESS; }
 CUresult cuCtxPushCurrent(CUcontext) { return CUDA_SUCCESS; }
 CUresult cuCtxPopCurrent(CUcontext*) { return CUDA_SUCCESS; }
-// How often, in a counter that who has loaded the library finds by its name.
+// Counts calls. Programs that load the library find the counter by name.
 __attribute__((visibility("default"))) unsigned fake_vmm_synchronized = 0;
 CUresult cuCtxSynchronize() {
   __atomic_add_fetch(&fake_vmm_synchronized, 1, __ATOMIC_RELAXED);
@@ -225,7 +226,7 @@ CUresult cuMemFree(CUdeviceptr pointer) {
   std::free(reinterpret_cast<void*>(pointer));
   return CUDA_SUCCESS;
 }
-// As cudaIpcGetMemHandle's: the address, and how much there is.
+// Same as cudaIpcGetMemHandle: the address and the size.
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
   const std::lock_guard<std::mutex> lock(All().mutex);
   const auto linear = LinearOf(pointer);
@@ -336,7 +337,7 @@ CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes) {
   return CUDA_SUCCESS;
 }
 
-// Without access, as it is with a GPU.
+// Without access, as on a GPU.
 CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long) {
   const std::shared_ptr<Allocation>& allocation = Of(handle);
@@ -374,8 +375,8 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
 }
 
 #ifdef FAKE_VMM_OPAQUE
-// As much of streams as programs without the runtime use (tests/gpu/import_rates.py): everything is
-// done at once.
+// The part of streams that programs without the runtime use (tests/gpu/import_rates.py). Everything
+// is done synchronously.
 CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
 CUresult cuStreamCreate(CUstream* stream, unsigned int) {
   *stream = nullptr;

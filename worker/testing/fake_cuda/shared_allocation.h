@@ -1,5 +1,5 @@
-// A client's allocation on a GPU, for tests on the fake driver: what a client of another process
-// would have, and pass on.
+// A GPU allocation of a client, for tests with the fake driver: what a client in another process
+// would own and pass on.
 #ifndef RINGATTN_WORKER_TESTING_FAKE_CUDA_SHARED_ALLOCATION_H_
 #define RINGATTN_WORKER_TESTING_FAKE_CUDA_SHARED_ALLOCATION_H_
 
@@ -14,7 +14,7 @@
 
 namespace ringattn::worker {
 
-// REQUIRES: bytes are a multiple of 2 MiB.
+// REQUIRES: bytes is a multiple of 2 MiB.
 class FakeAllocation {
  public:
   explicit FakeAllocation(int64_t bytes, int device = 0) : bytes_(bytes), device_(device) {
@@ -50,7 +50,7 @@ class FakeAllocation {
     uuid.back() = static_cast<char>(device_ + 1);
     return uuid;
   }
-  // What a client would say of it.
+  // Returns the client's description of the allocation.
   CudaAllocation Said(uint64_t offset = 0) const {
     CudaAllocation said;
     said.device_uuid = uuid();
