@@ -20,7 +20,7 @@
 namespace ringattn::worker {
 namespace {
 
-constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(20);  // of each kind of call
+constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(20);  // for each kind of call
 constexpr absl::Duration kCallMeasurement = absl::Milliseconds(10);
 
 #ifndef RINGATTN_WITH_CUDA

@@ -1,6 +1,6 @@
-// Backend: a device, the ring transport that serves its memory, and what both can do. The
-// only place that knows which implementations of the two there are (with cuda_backend.cc, its
-// part for GPUs): main.cc hands over what the command line says and gets interfaces back.
+// Backend: a device, the ring transport for its memory, and their measured rates. Only this file's
+// .cc and cuda_backend.cc know the implementations of both. main.cc passes command-line options in
+// and gets interfaces back.
 #ifndef RINGATTN_WORKER_BACKEND_H_
 #define RINGATTN_WORKER_BACKEND_H_
 
@@ -19,50 +19,50 @@
 namespace ringattn::worker {
 
 struct BackendOptions {
-  // CUDA, what moves K/V and gradients between GPUs:
-  //   peer  copy engines, out of memory that the processes of one machine map
-  //   nccl  NCCL, between machines too
-  //   auto  peer for rings whose GPUs are all on this machine and reach one another, nccl
-  //         for others; the same as nccl where there is one local worker
+  // CUDA: the transport for exchanges between GPUs.
+  //   peer  copy engines and mapped memory, within one machine
+  //   nccl  NCCL, also between machines
+  //   auto  peer for rings whose GPUs are all on this machine and reach each other, else nccl;
+  //         nccl if there is only one local worker
   std::string ring_transport = "auto";
-  // CUDA, how peer shares memory: vmm (descriptors of cuMemCreate), ipc (CUDA's legacy handles) or
-  // auto, the first that can be had.
+  // CUDA: how peer shares memory: vmm (descriptors of cuMemCreate), ipc (CUDA's legacy handles) or
+  // auto (the first that is available).
   std::string peer_memory = "auto";
-  // CUDA, the folder where the machine's workers meet for vmm, if they are in several network
-  // namespaces: with it auto takes peer for one local worker too. Empty: none.
+  // CUDA: the folder of the sockets for vmm, if the machine's workers are in different network
+  // namespaces. If it is set, auto uses peer with one local worker too. Empty: none.
   std::string peer_socket_dir;
   std::string device = "auto";  // auto, cpu or cuda:N
   int threads = 1;              // CPU
   int local_workers = 1;
-  int local_rank = 0;              // of local_workers; what auto takes
-  int64_t memory_limit_bytes = 0;  // what requests may take; 0: the backend's default
-  // The ring's, whatever moves its bytes.
-  std::string ring_host = "127.0.0.1";  // of this machine, where the peers can reach it
+  int local_rank = 0;              // index among local_workers; used by auto
+  int64_t memory_limit_bytes = 0;  // memory for requests; 0: the backend's default
+  // Common to all ring transports.
+  std::string ring_host = "127.0.0.1";  // address of this machine that peers can reach
   absl::Duration ring_step_timeout = absl::Minutes(10);
   absl::Duration ring_connect_timeout = absl::Seconds(30);
   int64_t pinned_pool_bytes = 0;       // CUDA
   int nccl_max_ctas = 0;               // CUDA; 0: the transport's default
-  std::string nccl_library;            // CUDA; empty: where NcclLibrary::Load looks
-  std::string kernel_family = "auto";  // CUDA; a family's name: it alone, for debugging
-  // The device is beyond repair; the process should end so that it can be replaced.
+  std::string nccl_library;            // CUDA; empty: see NcclLibrary::Load
+  std::string kernel_family = "auto";  // CUDA; a family's name restricts calls to it, for debugging
+  // The device is unusable; the process should exit so that it is restarted.
   std::function<void(const std::string& what)> on_broken;
 };
 
 struct Backend {
   std::unique_ptr<Device> device;
   std::unique_ptr<RingTransport> transport;
-  bool host_memory = true;         // the device's memory is the host's
-  int64_t memory_limit_bytes = 0;  // what requests may take
+  bool host_memory = true;         // the device computes in host memory
+  int64_t memory_limit_bytes = 0;  // memory for requests
   // Measured.
   std::vector<KernelRate> kernel_rates;
   double call_overhead_seconds = 0;
 };
 
-// Of this machine, or what a container's limits leave of it.
+// Returns the machine's memory, or the container's limit if that is lower.
 int64_t MachineMemoryBytes();
 
-// INVALID_ARGUMENT if the name makes no sense, or names a device that this program was
-// built without or this machine does not have; what the device says if it cannot be used.
+// Creates the device and its transport. Returns INVALID_ARGUMENT if the device name is invalid, or
+// if the program or the machine does not support that device; otherwise the device's own error.
 absl::StatusOr<Backend> MakeBackend(const BackendOptions& options);
 
 }  // namespace ringattn::worker

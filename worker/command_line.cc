@@ -28,21 +28,21 @@
 namespace ringattn::worker {
 namespace {
 
-// What is resolved only after parsing.
+// Values that are resolved after parsing.
 struct RawOptions {
   int threads = 0;
   std::string secret_file;
   std::string fault_injection;
   std::string local_memory = "off";
-  int64_t pin_local_memory = -1;     // as much as is usual
-  int64_t max_imported_memory = -1;  // likewise
+  int64_t pin_local_memory = -1;     // -1: the default
+  int64_t max_imported_memory = -1;  // -1: the default
   std::string local_socket_dir;
 };
 
-// More than all of a machine's GPUs have, 8 of 192 GiB: only address space is bounded.
+// More than the memory of all GPUs of a machine, 8 of 192 GiB; limits address space only.
 constexpr int64_t kUsualImportedBytes = int64_t{2} << 40;
 
-// Those that this process may run on, or a container's share of time if that is less.
+// Returns the cores that this process may use, or the container's CPU limit if that is lower.
 int Cores() {
   int cores = std::max(1u, std::thread::hardware_concurrency());
   cpu_set_t set;
@@ -52,14 +52,16 @@ int Cores() {
 }
 
 void AddCluster(CLI::App* app, CommandLine* line, RawOptions* raw) {
-  app->add_option("--coordinator", line->worker.coordinator, "the coordinator's control listener")
+  app->add_option("--coordinator", line->worker.coordinator,
+                  "address of the coordinator's control listener")
       ->type_name("HOST:PORT")
       ->capture_default_str();
   app->add_option("--secret_file", raw->secret_file,
                   "file with the cluster's shared secret (16 to 1024 characters)")
       ->required()
       ->type_name("FILE");
-  app->add_option("--name", line->worker.name, "unique in the cluster, stable over restarts")
+  app->add_option("--name", line->worker.name,
+                  "name of this worker: unique in the cluster, the same after a restart")
       ->check([](const std::string& name) {
         return name.empty() ? std::string("must not be empty") : std::string();
       })
@@ -69,8 +71,8 @@ void AddCluster(CLI::App* app, CommandLine* line, RawOptions* raw) {
 
 void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
   app->add_option("--device", line->backend.device,
-                  "cpu, cuda:N, or auto: cuda:local_rank if there is a GPU for each of the "
-                  "local_workers, else cpu")
+                  "cpu, cuda:N or auto. auto: cuda:<local_rank> if the machine has a GPU for each "
+                  "of the local_workers, else cpu")
       ->check([](const std::string& name) {
         return std::string(ParseDeviceName(name).status().message());
       })
@@ -78,67 +80,63 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->capture_default_str();
   app->add_option(
          "--threads", raw->threads,
-         "CPU: compute threads; 0: the machine's (a container's) cores / local_workers, at "
-         "least 1")
+         "CPU: compute threads; 0: cores of the machine (or container) / local_workers, at least 1")
       ->check(CLI::Range(0, 4096))
       ->type_name("N")
       ->capture_default_str();
   app->add_option("--local_workers", line->backend.local_workers,
-                  "workers that share this machine; only defaults depend on it")
+                  "number of workers on this machine; affects defaults only")
       ->check(CLI::Range(1, 4096))
       ->type_name("N")
       ->capture_default_str();
   app->add_option("--local_rank", line->backend.local_rank,
-                  "which of the local_workers this is; only --device=auto depends on it")
+                  "index of this worker among the local_workers; affects --device=auto only")
       ->check(CLI::Range(0, 4095))
       ->type_name("N")
       ->capture_default_str();
   app->add_option("--memory_limit", line->worker.memory_limit_bytes,
-                  "bytes that requests may reserve; 0: 80% of the machine's (a container's) / "
-                  "local_workers, or 90% of the GPU's that is free")
+                  "bytes that requests may reserve; 0: CPU: 80% of the memory of the machine (or "
+                  "container) / local_workers; GPU: 90% of the GPU's free memory")
       ->check(CLI::NonNegativeNumber)
       ->type_name("BYTES")
       ->capture_default_str();
   app->add_option("--nccl_max_ctas", line->backend.nccl_max_ctas,
-                  "GPU: SMs that NCCL's transfers may occupy; 0: 4")
+                  "GPU: maximum number of SMs for NCCL's transfers; 0: 4")
       ->check(CLI::Range(0, 64))
       ->type_name("N")
       ->capture_default_str();
   app->add_option("--nccl_library", line->backend.nccl_library,
-                  "GPU: libnccl.so.2; empty: $RINGATTN_NCCL, or where the loader finds it")
+                  "GPU: path of libnccl.so.2; empty: $RINGATTN_NCCL, else the loader's search path")
       ->type_name("FILE");
   app->add_option("--ring_transport", line->backend.ring_transport,
-                  "GPU: what moves K/V and gradients between GPUs. peer: copy engines, within a "
-                  "machine; nccl: NCCL, between machines too; auto: peer where all GPUs of a ring "
-                  "are on this machine and reach one another, nccl for other rings and with one "
-                  "local worker")
+                  "GPU: transport between GPUs. peer: copy engines, within one machine; nccl: "
+                  "NCCL, also between machines; auto: peer for rings whose GPUs are all on this "
+                  "machine and reach each other, else nccl; nccl if there is only one local worker")
       ->check(CLI::IsMember({"auto", "peer", "nccl"}))
       ->type_name("NAME")
       ->capture_default_str();
   app->add_option("--peer_memory", line->backend.peer_memory,
-                  "GPU: how workers of a machine map one another's memory. vmm: descriptors of "
-                  "cuMemCreate, from any container that sees the GPUs; ipc: CUDA's legacy handles, "
-                  "within one PID namespace; auto: vmm where the driver has it, else ipc")
+                  "GPU: how workers on one machine share memory for peer. vmm: cuMemCreate "
+                  "descriptors, across containers that see the GPUs; ipc: CUDA's legacy handles, "
+                  "within one PID namespace; auto: vmm if the driver supports it, else ipc")
       ->check(CLI::IsMember({"auto", "vmm", "ipc"}))
       ->type_name("KIND")
       ->capture_default_str();
-  app->add_option(
-         "--peer_socket_dir", line->backend.peer_socket_dir,
-         "GPU: folder where workers of this machine that are in several containers meet, seen "
-         "by all under the same path; empty: they meet in their network namespace. Given, "
-         "--ring_transport=auto takes peer with one local worker too")
+  app->add_option("--peer_socket_dir", line->backend.peer_socket_dir,
+                  "GPU: folder for the sockets of workers in several containers on this machine, "
+                  "mounted under the same path in all of them; empty: workers share a network "
+                  "namespace. If set, --ring_transport=auto uses peer with one local worker too")
       ->check([](const std::string& folder) {
         return folder.empty() || folder[0] == '/' ? "" : "must be an absolute path";
       })
       ->type_name("FOLDER");
   app->add_flag("--late_keys,!--no_late_keys", line->worker.ring.late_keys,
-                "GPU: a kernel that can may start before the keys that its ring step receives, and "
-                "wait for them; --no_late_keys: each step has a kernel call of its own")
+                "GPU: kernels that support it may start before the keys of their ring step have "
+                "arrived, and wait for them; --no_late_keys: each step has a separate kernel call")
       ->capture_default_str();
-  app->add_option(
-         "--kernel_family", line->backend.kernel_family,
-         "GPU, for debugging: the kernel family that serves every request, and refuses what "
-         "it cannot serve; auto: for each request the first that can")
+  app->add_option("--kernel_family", line->backend.kernel_family,
+                  "GPU, for debugging: the only kernel family to use; requests that it cannot "
+                  "serve are rejected; auto: for each request the first suitable family")
       ->check(CLI::IsMember({"auto", "sm90", "sm80", "simt"}))
       ->type_name("NAME")
       ->capture_default_str();
@@ -151,53 +149,59 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
 
 void AddListeners(CLI::App* app, CommandLine* line) {
   app->add_option("--data_listen", line->worker.data_listen,
-                  "gRPC for the coordinator: ShardService, health, reflection; port 0 picks one")
+                  "address of the gRPC server for the coordinator (ShardService, health, "
+                  "reflection); port 0 picks a free port")
       ->type_name("HOST:PORT")
       ->capture_default_str();
   app->add_option("--metrics_listen", line->worker.metrics_listen,
-                  "HTTP: Prometheus metrics at /metrics; port 0 picks one; empty: none")
+                  "address of the HTTP server with Prometheus metrics at /metrics; port 0 picks a "
+                  "free port; empty: none")
       ->type_name("HOST:PORT")
       ->capture_default_str();
-  app->add_option("--health_listen", line->worker.health_listen,
-                  "plain-text gRPC health alone, for probes that speak no TLS: liveness, readiness "
-                  "(a member of the ring); port 0 picks one; empty: none")
+  app->add_option(
+         "--health_listen", line->worker.health_listen,
+         "address of a plain-text gRPC server with health only, for probes without TLS: liveness "
+         "and readiness (member of a ring); port 0 picks a free port; empty: none")
       ->type_name("HOST:PORT");
   app->add_option("--ring_address", line->backend.ring_host,
                   "name or address of this machine that the other workers can reach")
       ->type_name("HOST")
       ->capture_default_str();
   app->add_option("--port_file", line->port_file,
-                  "once bound, write {\"data\",\"client_data\",\"metrics\",\"health\"} as JSON "
-                  "here")
+                  "write the bound addresses to this file as JSON: "
+                  "{\"data\",\"client_data\",\"metrics\",\"health\"}")
       ->type_name("FILE");
 }
 
 void AddClientPort(CLI::App* app, CommandLine* line) {
   app->add_option("--client_data_listen", line->worker.client_data_listen,
-                  "gRPC for clients with a ticket, whose tensors then do not pass the coordinator; "
-                  "port 0 picks one; empty: none")
+                  "address of the gRPC server for clients' direct streams; port 0 picks a free "
+                  "port; empty: no direct streams")
       ->type_name("HOST:PORT");
   app->add_option("--client_data_address", line->worker.client_data_address,
-                  "where clients reach that; as bound unless given")
+                  "address under which clients reach --client_data_listen; default: as bound")
       ->type_name("HOST:PORT");
   app->add_option("--client_tls_cert", line->client_tls.certificate,
-                  "TLS for --client_data_listen: its certificate in PEM")
+                  "TLS for --client_data_listen: PEM file with the server's certificate")
       ->type_name("FILE");
-  app->add_option("--client_tls_key", line->client_tls.key, "and its key, without a pass phrase")
+  app->add_option(
+         "--client_tls_key", line->client_tls.key,
+         "TLS for --client_data_listen: PEM file with the server's key, without a pass phrase")
       ->type_name("FILE");
   app->add_option("--client_tls_ca", line->client_tls.authorities,
-                  "clients have to show a certificate of one of these authorities too")
+                  "TLS for --client_data_listen: PEM file with the authorities of client "
+                  "certificates; if given, clients must present a certificate")
       ->type_name("FILE");
 }
 
-// What clients cannot dial, or means nothing.
+// Rejects addresses that clients cannot reach and flags that have no effect.
 void CheckClientPort(const CommandLine& line) {
   const WorkerOptions& worker = line.worker;
   const TlsFiles& tls = line.client_tls;
   if (worker.client_data_listen.empty()) {
     const auto refuse = [](const char* flag, const std::string& value) {
       if (value.empty()) return;
-      throw CLI::ValidationError(flag, "means nothing without --client_data_listen");
+      throw CLI::ValidationError(flag, "has no effect without --client_data_listen");
     };
     refuse("--client_data_address", worker.client_data_address);
     refuse("--client_tls_cert", tls.certificate);
@@ -211,10 +215,10 @@ void CheckClientPort(const CommandLine& line) {
   if (is_any && worker.client_data_address.empty()) {
     throw CLI::ValidationError(
         "--client_data_listen",
-        "is no address that clients can dial: give --client_data_address too");
+        "is not an address that clients can connect to; set --client_data_address too");
   }
   if (tls.certificate.empty() != tls.key.empty()) {
-    throw CLI::ValidationError("--client_tls_cert", "and --client_tls_key go together");
+    throw CLI::ValidationError("--client_tls_cert", "and --client_tls_key must be given together");
   }
   if (!tls.authorities.empty() && tls.certificate.empty()) {
     throw CLI::ValidationError("--client_tls_ca", "needs --client_tls_cert and --client_tls_key");
@@ -226,59 +230,57 @@ void CheckClientPort(const CommandLine& line) {
 }
 
 void AddLocalMemory(CLI::App* app, CommandLine* line, RawOptions* raw) {
-  app->add_option("--local_memory", raw->local_memory,
-                  "host: clients of this machine may hand over host memory, and tensors in it do "
-                  "not travel; cuda: host memory and memory on this machine's GPUs (GPU workers "
-                  "alone); off: none is taken")
+  app->add_option(
+         "--local_memory", raw->local_memory,
+         "whether clients on this machine may share memory with this worker. host_memory: host "
+         "memory; cuda_memory: host memory and GPU memory (GPU workers only); off: neither")
       ->check(CLI::IsMember({"off", "host_memory", "cuda_memory"}))
       ->type_name("KIND")
       ->capture_default_str();
-  app->add_option(
-         "--local_socket_dir", raw->local_socket_dir,
-         "folder for the Unix socket, NAME.sock, over which it is handed; it must be there, "
-         "and clients must see it under the same path")
+  app->add_option("--local_socket_dir", raw->local_socket_dir,
+                  "existing folder for the Unix socket NAME.sock over which clients share memory; "
+                  "clients must see it under the same path")
       ->type_name("FOLDER");
   app->add_option(
          "--local_uids", line->worker.local_uids,
-         "users, by number, whose processes may hand memory over; this worker's own unless "
-         "given")
+         "numeric user ids whose processes may share memory; default: this worker's own user")
       ->delimiter(',')
       ->type_name("UID,...");
   app->add_option("--copy_threads", line->worker.copy_threads,
-                  "threads that copy out of clients' memory, and as many into it")
+                  "threads that copy from clients' memory, and as many that copy to it")
       ->check(CLI::Range(1, 64))
       ->type_name("N")
-      ->default_str("half of the cores that are this worker's, 2 to 8");
+      ->default_str("half of this worker's cores, 2 to 8");
   app->add_option("--pin_local_memory", raw->pin_local_memory,
-                  "of clients' memory that is used again, at most so much is pinned, so that GPUs "
-                  "copy from and to it by themselves; 0: none")
+                  "maximum bytes of reused client memory to pin, so that GPUs copy from and to it "
+                  "directly; 0: none")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
       ->type_name("BYTES")
       ->default_str("half of the machine's memory");
   app->add_option("--max_imported_memory", raw->max_imported_memory,
-                  "of clients' CUDA memory, allocations of at most so much are mapped at a time; "
-                  "with --local_memory=cuda_memory")
+                  "maximum bytes of client CUDA allocations to map at a time; with "
+                  "--local_memory=cuda_memory")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 50))
       ->type_name("BYTES")
       ->default_str("2 TiB");
 }
 
-// One of them without the other means nothing.
+// Rejects flags that have no effect without each other, and resolves the defaults.
 void ResolveLocalMemory(const RawOptions& raw, CommandLine* line) {
   if (raw.local_memory != "cuda_memory" && raw.max_imported_memory >= 0) {
     throw CLI::ValidationError(
         "--max_imported_memory",
-        absl::StrCat("means nothing with --local_memory=", raw.local_memory));
+        absl::StrCat("has no effect with --local_memory=", raw.local_memory));
   }
   if (raw.local_memory == "off") {
     if (!raw.local_socket_dir.empty()) {
-      throw CLI::ValidationError("--local_socket_dir", "means nothing with --local_memory=off");
+      throw CLI::ValidationError("--local_socket_dir", "has no effect with --local_memory=off");
     }
     if (!line->worker.local_uids.empty()) {
-      throw CLI::ValidationError("--local_uids", "means nothing with --local_memory=off");
+      throw CLI::ValidationError("--local_uids", "has no effect with --local_memory=off");
     }
     if (raw.pin_local_memory >= 0) {
-      throw CLI::ValidationError("--pin_local_memory", "means nothing with --local_memory=off");
+      throw CLI::ValidationError("--pin_local_memory", "has no effect with --local_memory=off");
     }
     return;
   }
@@ -300,11 +302,11 @@ void ResolveLocalMemory(const RawOptions& raw, CommandLine* line) {
 void AddSecurity(CLI::App* app, CommandLine* line) {
   line->cluster_tls.AddTo(app);
   app->add_flag("--insecure", line->insecure,
-                "speak plain text on addresses other than loopback: --data_listen, "
+                "allow plain text on addresses other than loopback: --data_listen, "
                 "--client_data_listen, --coordinator");
 }
 
-// The secret and the tensors go over both.
+// The secret and the tensors pass through both addresses.
 absl::Status CheckSecurity(const CommandLine& line) {
   if (absl::Status status = line.cluster_tls.Check(); !status.ok()) return status;
   if (line.insecure || line.cluster_tls.given()) return absl::OkStatus();
@@ -315,23 +317,24 @@ absl::Status CheckSecurity(const CommandLine& line) {
 
 void AddTimeouts(CLI::App* app, CommandLine* line) {
   AddDuration(app, "--drain_timeout", &line->drain_timeout,
-              "on SIGTERM, requests that this worker has a part in may go on for this long");
+              "how long requests in progress may continue after SIGTERM");
   AddDuration(app, "--ring_step_timeout", &line->backend.ring_step_timeout,
-              "longest time for one ring step's transfers, peers' slowness included");
+              "time limit for the transfers of one ring step, including the time that peers take");
   AddDuration(app, "--ring_connect_timeout", &line->worker.ring.connect_timeout,
-              "longest time to connect to all peers while a ring is formed");
-  AddDuration(app, "--teardown_timeout", &line->worker.ring.teardown_timeout,
-              "longest time to end a ring's work; past it the process exits with code 70");
+              "time limit for connecting to all peers when a ring forms");
+  AddDuration(
+      app, "--teardown_timeout", &line->worker.ring.teardown_timeout,
+      "time limit for ending a ring's work; when it passes, the process exits with code 70");
 }
 
-// What a device has no use for is refused by name where the device is named; with auto it
-// applies if that device is chosen.
+// Rejects flags that have no effect on a device named explicitly. With auto they apply if that
+// device is selected.
 void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options,
                       const std::string& local_memory) {
   const auto refuse = [&app](const std::vector<const char*>& flags, const std::string& with) {
     for (const char* flag : flags) {
       if (app.get_option(flag)->count() == 0) continue;
-      throw CLI::ValidationError(flag, absl::StrCat("means nothing with ", with));
+      throw CLI::ValidationError(flag, absl::StrCat("has no effect with ", with));
     }
   };
   if (options.ring_transport == "peer") {
@@ -351,8 +354,8 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options,
       with);
   if (local_memory == "cuda_memory") {
     throw CLI::ValidationError("--local_memory",
-                               absl::StrCat("cuda means nothing with ", with,
-                                            ": CUDA memory is copied by a GPU worker alone"));
+                               absl::StrCat("cuda_memory has no effect with ", with,
+                                            ": only GPU workers copy CUDA memory"));
   }
 }
 
@@ -389,14 +392,12 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   line.worker.name = "worker-0";
   line.worker.coordinator = "127.0.0.1:7701";
   line.backend.pinned_pool_bytes = int64_t{256} << 20;
-  line.worker.copy_threads = 0;  // as many as is usual
+  line.worker.copy_threads = 0;  // 0: the default
   CLI::App app(
-      "ringattn-worker: one worker of a ringattn cluster. Holds one device and computes shards "
-      "of attention requests in a ring with the other workers, on the word of the coordinator "
-      "that it registers with.\nSIGTERM or SIGINT ends it: it leaves the ring as soon as the "
-      "requests that it has a part in have ended, or after --drain_timeout. A second one ends it "
-      "at "
-      "once.");
+      "ringattn-worker: one worker of a ringattn cluster. It owns one device, registers with the "
+      "coordinator, and computes shards of attention requests in a ring with the other "
+      "workers.\nOn SIGTERM or SIGINT it leaves the ring when its current requests have ended, or "
+      "after --drain_timeout. A second signal ends it at once.");
   app.set_version_flag("--version", std::string(kVersion));
   AddCluster(&app, &line, &raw);
   AddResources(&app, &line, &raw);
@@ -406,11 +407,10 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   AddSecurity(&app, &line);
   AddTimeouts(&app, &line);
   AddLogLevel(&app, &line.log_level);
-  app.add_flag("--check_flags", line.check_flags,
-               "say what is wrong with these flags, or exit with 0; start nothing");
+  app.add_flag("--check_flags", line.check_flags, "check the flags, print errors, and exit");
   app.add_option("--fault_injection", raw.fault_injection,
-                 "for tests: stall_step:N, skip_send:N, fail_send:N, stop_reading:N, "
-                 "stop_sending:N, slow_step_ms:M or workspace:M")
+                 "fault to inject, for tests: stall_step:N, skip_send:N, fail_send:N, "
+                 "stop_reading:N, stop_sending:N, slow_step_ms:M or workspace:M")
       ->type_name("FAULT");
   try {
     app.parse(argc, argv);

@@ -17,25 +17,26 @@
 namespace ringattn::worker {
 
 struct CommandLine {
-  WorkerOptions worker;  // complete but for what is measured, protects or the device decides
+  WorkerOptions
+      worker;  // complete except for measurements, security and what the device determines
   BackendOptions backend;
   std::string port_file;
   ClusterTlsFlags cluster_tls;
-  TlsFiles client_tls;  // of --client_data_listen
+  TlsFiles client_tls;  // for --client_data_listen
   bool insecure = false;
   std::optional<FaultPlan> faults;
   LogLevel log_level = LogLevel::kInfo;
   absl::Duration drain_timeout = absl::Seconds(30);
-  bool check_flags = false;  // that is all there is to do
+  bool check_flags = false;  // only check the flags, then exit
 };
 
-inline constexpr int kUsageExitCode = 2;  // as of the command line, docs/cli-json.md
+inline constexpr int kUsageExitCode = 2;  // as for the command line; docs/cli-json.md
 
-// Resolves defaults (threads, memory limit) from the machine and reads the secret.
-// Exits the process, as command lines do, after --help, --version and mistakes.
+// Parses the command line, determines defaults (threads, memory limit) from the machine, and reads
+// the secret. Exits the process after --help, --version and errors.
 CommandLine ParseCommandLine(int argc, char** argv);
 
-// What --client_tls_cert and its kin say; plain text without them. Errors: as
+// Returns the security for client_tls; plain text without certificate flags. Returns the errors of
 // TransportSecurity::Tls.
 absl::StatusOr<TransportSecurity> OpenClientSecurity(const CommandLine& line);
 

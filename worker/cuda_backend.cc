@@ -14,19 +14,19 @@
 namespace ringattn::worker {
 namespace {
 
-// 5e11 operations forward: a few milliseconds on tensor cores, and every SM has work.
+// 5e11 operations per forward: a few milliseconds on tensor cores, with work for every SM.
 constexpr MeasuredCall kMeasuredCall{.rows = 8192, .heads = 16};
-// With score terms or in a fixed order, whose exact kernels are slow: half a millisecond on tensor
-// cores, tens of them without, and 50 MiB of bias and mask.
+// For score terms and deterministic calls, whose exact kernels are slow: half a millisecond on
+// tensor cores, tens of them without, and 50 MiB of bias and mask.
 constexpr MeasuredCall kMeasuredCallWithTerms{.rows = 4096, .heads = 16, .pairs_per_head = false};
-constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(40);  // of each kind of call
+constexpr absl::Duration kComputeMeasurement = absl::Milliseconds(40);  // for each kind of call
 constexpr absl::Duration kCallMeasurement = absl::Milliseconds(10);
 
-// What is free at the start belongs to this worker, but for what NCCL (buffers for every
-// peer and channel) and CUDA itself take later.
+// Free memory at the start, minus a reserve for what NCCL (buffers per peer and channel) and CUDA
+// itself allocate later.
 int64_t DefaultMemoryLimit(int64_t free_bytes) { return free_bytes / 10 * 9; }
 
-// Copies between this machine's GPUs need memory that its processes can map.
+// Copies between GPUs of this machine need memory that other processes can map.
 bool SharesMemory(const BackendOptions& options) {
   return options.ring_transport == "peer" ||
          (options.ring_transport == "auto" &&
@@ -38,13 +38,13 @@ RegionSharing SharingOf(const BackendOptions& options) {
   return options.peer_memory == "ipc" ? RegionSharing::kIpc : RegionSharing::kVmmOrIpc;
 }
 
-// What the ring's memory is, and if it is not what does best, why.
+// Logs how the ring's memory is shared, and why if it is not the preferred way.
 void LogSharing(const CudaDevice& device) {
   const bool by_descriptor = device.regions().front().descriptor >= 0;
   if (device.why_not_vmm().empty()) {
-    return LogInfo("memory for rings", {{"peer_memory", by_descriptor ? "vmm" : "ipc"}});
+    return LogInfo("ring memory", {{"peer_memory", by_descriptor ? "vmm" : "ipc"}});
   }
-  LogWarning("memory for rings is shared by legacy handles",
+  LogWarning("ring memory is shared by legacy handles",
              {{"peer_memory", "ipc"}, {"reason", device.why_not_vmm()}});
 }
 
@@ -61,10 +61,10 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeNcclTransport(const BackendOp
     LogInfo("ring transport", {{"nccl", (*nccl)->nccl_version()}});
     return *std::move(nccl);
   }
-  // One that was asked for has to be there.
+  // An explicitly requested NCCL must be available.
   if (!options.nccl_library.empty() || options.ring_transport == "nccl") return nccl.status();
-  // One GPU needs no transport, and a machine with one may well lack the library.
-  LogWarning("no NCCL", {{"reason", nccl.status().message()}});
+  // A single GPU needs no transport, and its machine may lack the library.
+  LogWarning("NCCL is not available", {{"reason", nccl.status().message()}});
   return std::make_unique<SingleRankTransport>(nccl.status());
 }
 
@@ -82,12 +82,12 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakePeerTransport(const BackendOp
        .socket_folder = options.peer_socket_dir});
 }
 
-// The same kind whatever the flags and the machine, so that every worker understands every
-// other's blobs: rings may span machines with one worker and with several.
+// All flags and machines give the same kind of transport, so that every worker can read every
+// other's blobs: rings may include machines with one worker and with several.
 absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(const BackendOptions& options,
                                                              int cuda_index, CudaDevice* device) {
   const bool only_peer = options.ring_transport == "peer";
-  std::unique_ptr<RingTransport> peer;  // null: this worker maps no memory
+  std::unique_ptr<RingTransport> peer;  // null: this worker cannot map memory
   if (SharesMemory(options)) {
     absl::StatusOr<std::unique_ptr<RingTransport>> made =
         MakePeerTransport(options, cuda_index, device);
@@ -95,7 +95,8 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(const BackendOption
     if (made.ok()) {
       peer = *std::move(made);
     } else {
-      LogWarning("no copies between this machine's GPUs", {{"reason", made.status().message()}});
+      LogWarning("copy engines are not available between this machine's GPUs",
+                 {{"reason", made.status().message()}});
     }
   }
   absl::StatusOr<std::unique_ptr<RingTransport>> other =
@@ -108,8 +109,8 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(const BackendOption
     return DecodePeerBlobs(blobs).status();
   };
   hooks.on_choice = [can_copy = peer != nullptr](bool primary, const absl::Status& why) {
-    if (primary) return LogInfo("the ring's GPUs copy from one another");
-    // What this worker could do and the ring cannot is worth a warning.
+    if (primary) return LogInfo("the ring uses copy engines");
+    // This worker could copy directly but the ring cannot, which deserves a warning.
     if (can_copy) return LogWarning("the ring uses NCCL", {{"reason", why.message()}});
     LogInfo("the ring uses NCCL");
   };

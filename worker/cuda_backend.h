@@ -1,4 +1,4 @@
-// The GPU's part of backend.cc, in programs that are built with CUDA.
+// The GPU part of backend.cc, in programs that are built with CUDA.
 #ifndef RINGATTN_WORKER_CUDA_BACKEND_H_
 #define RINGATTN_WORKER_CUDA_BACKEND_H_
 
@@ -7,7 +7,7 @@
 
 namespace ringattn::worker {
 
-// How many GPUs this process can use, or why none.
+// Returns how many GPUs this process can use, or why it can use none.
 absl::StatusOr<int> CountCudaDevices();
 
 absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_index);

@@ -22,7 +22,7 @@ absl::StatusOr<DeviceName> ParseDeviceName(const std::string& text) {
     }
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("--device=", text, ": is none of auto, cpu and cuda:N"));
+      absl::StrCat("--device=", text, " is not a device; use auto, cpu or cuda:N"));
 }
 
 DeviceName ChooseDevice(int cuda_devices, int local_workers, int local_rank) {

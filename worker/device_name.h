@@ -1,4 +1,4 @@
-// What the flag --device names, before anything is known about the machine.
+// The value of the flag --device, independent of the machine.
 #ifndef RINGATTN_WORKER_DEVICE_NAME_H_
 #define RINGATTN_WORKER_DEVICE_NAME_H_
 
@@ -11,18 +11,17 @@ namespace ringattn::worker {
 enum class DeviceKind { kCpu, kCuda };
 
 struct DeviceName {
-  bool automatic = false;  // then the rest is unset
+  bool automatic = false;  // if set, the other fields are not
   DeviceKind kind = DeviceKind::kCpu;
   int cuda_index = 0;
 };
 
-// "auto", "cpu" or "cuda:N". INVALID_ARGUMENT, naming the three, for anything else.
+// Parses "auto", "cpu" or "cuda:N". Returns INVALID_ARGUMENT for anything else.
 absl::StatusOr<DeviceName> ParseDeviceName(const std::string& text);
 
-// The device that "auto" stands for on a machine with `cuda_devices` GPUs whose
-// `local_workers` workers all ask for "auto": worker `local_rank` takes the GPU of that
-// number if there is one for every worker, and all of them compute on the CPU otherwise,
-// since one ring is all of one kind.
+// Returns the device for "auto" on a machine with `cuda_devices` GPUs and `local_workers` workers.
+// Worker `local_rank` gets the GPU of that index if there is one for every worker. Otherwise all
+// workers use the CPU, because all members of a ring must be of one kind.
 DeviceName ChooseDevice(int cuda_devices, int local_workers, int local_rank);
 
 }  // namespace ringattn::worker

@@ -29,7 +29,7 @@ namespace {
 
 constexpr int kExitBroken = 70;  // EX_SOFTWARE
 
-// By rename, so that whoever waits for the file never reads half of it.
+// Renames a complete file into place, so that a reader never sees half of it.
 absl::Status WritePortFile(const std::string& path, const Worker& worker) {
   const std::string temporary = absl::StrCat(path, ".", getpid());
   std::ofstream file(temporary);
@@ -54,12 +54,13 @@ sigset_t EndSignals() {
 }
 
 [[noreturn]] void Crash(const std::string& what) {
-  LogError("beyond repair; the process exits so that it can be replaced", {{"what", what}});
+  LogError("the device is unusable; the process exits so that it is restarted", {{"what", what}});
   ShutdownLogging();
   _exit(kExitBroken);
 }
 
-// " terms", " deterministic", " head_dim 40..128 by 8": what is not said is any.
+// Returns " terms", " deterministic", " head_dim 40..128 by 8" and so on; omitted properties are
+// arbitrary.
 std::string KindText(const RequestKind& kind) {
   const RequestKind any;
   std::string text = kind.score_terms ? " terms" : "";
@@ -72,7 +73,8 @@ std::string KindText(const RequestKind& kind) {
   return text;
 }
 
-// "sm80 forward bf16,fp16 3.7e+14 FLOP/s; sm90 backward bf16,fp16 terms head_dim 40..128 by 8 ..."
+// Returns, for example, "sm80 forward bf16,fp16 3.7e+14 FLOP/s; sm90 backward bf16,fp16 terms
+// head_dim 40..128 by 8 ...".
 std::string RatesText(const std::vector<KernelRate>& rates) {
   std::string text;
   for (const KernelRate& rate : rates) {
@@ -96,7 +98,7 @@ absl::Status Run(const CommandLine& line, const TransportSecurity& security) {
   BackendOptions backend_options = line.backend;
   backend_options.memory_limit_bytes = options.memory_limit_bytes;
   backend_options.on_broken = Crash;
-  // Measures, before faults are put in.
+  // Measures before faults are injected.
   absl::StatusOr<Backend> backend = MakeBackend(backend_options);
   if (!backend.ok()) return backend.status();
   std::unique_ptr<Device>& device = backend->device;
@@ -110,13 +112,14 @@ absl::Status Run(const CommandLine& line, const TransportSecurity& security) {
     state->holds_start = !backend->host_memory;
     device = MakeFaultyDevice(std::move(device), state);
     transport = MakeFaultyTransport(std::move(transport), state);
-    LogWarning("faults are injected on purpose");
+    LogWarning("faults are injected (--fault_injection)");
   }
 
   if (options.max_imported_bytes > 0 && !device->imports_memory()) {
-    // --device=auto found no GPU: what was asked for by the name of a device is refused before.
-    LogWarning("--local_memory=cuda_memory: host memory alone is taken, the device is no GPU",
-               {{"device", device->description()}});
+    // --device=auto found no GPU. With a named device the flag is rejected earlier.
+    LogWarning(
+        "--local_memory=cuda_memory: the device is not a GPU, so only host memory is accepted",
+        {{"device", device->description()}});
   }
 
   const wire::KeepAwake keep_awake;
@@ -150,7 +153,7 @@ absl::Status Run(const CommandLine& line, const TransportSecurity& security) {
   }).detach();
   (*worker)->Leave(line.drain_timeout);
   (*worker)->Stop();
-  // What is left is memory and the metrics port, and closing that takes two seconds.
+  // Only memory and the metrics port are left, and closing the port takes two seconds.
   ShutdownLogging();
   _exit(0);
 }
@@ -164,7 +167,7 @@ int main(int argc, char** argv) {
   const ringattn::worker::CommandLine line = ringattn::worker::ParseCommandLine(argc, argv);
   if (line.check_flags) return 0;
   const sigset_t signals = ringattn::worker::EndSignals();
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // inherited by every thread made later
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // inherited by all threads created later
   ringattn::InitLogging("ringattn-worker", line.log_level);
   ringattn::wire::LogForGrpc();
   const auto security = line.cluster_tls.Open();

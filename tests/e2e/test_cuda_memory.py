@@ -41,7 +41,7 @@ def test_a_client_of_the_first_version_is_told_so_in_its_own(ring):
     socket.send_fds(link, [struct.pack("<II", 1, 1) + point.token], [region.fd])
     said = link.recv(512)
     assert said[:8] == struct.pack("<II", 1, NOT_UNDERSTOOD)
-    assert b"version 1 of the attach protocol is not spoken here, version 2 is" in said
+    assert b"version 1 of the attach protocol is not supported; this worker uses version 2" in said
     assert link.recv(16) == b""
     link.close()
     region.close()
@@ -64,7 +64,7 @@ def test_cuda_memory_is_refused_by_workers_without_a_gpu(ring):
     allocation = b"u" * 16 + struct.pack("<QQ", 1 << 21, 0)
     socket.send_fds(link, [attach_message(point.token, CUDA_VMM, allocation)], [region.fd])
     code, words = answer_of(link)
-    assert code == KIND_REFUSED and b"takes no CUDA memory" in words
+    assert code == KIND_REFUSED and b"does not accept CUDA memory" in words
     link.close()
     region.close()
 
@@ -93,7 +93,7 @@ def test_a_cpu_worker_that_is_to_take_cuda_memory_is_a_mistake(tmp_path):
                             "--device=cpu", "--local_memory=cuda_memory", f"--local_socket_dir={tmp_path}"],
                            capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode > 1
-    assert "--local_memory: cuda means nothing with --device=cpu" in ended.stderr + ended.stdout
+    assert "--local_memory: cuda_memory has no effect with --device=cpu" in ended.stderr + ended.stdout
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def without_gpu(make_ring, tmp_path):
 
 def test_a_worker_that_finds_no_gpu_takes_host_memory_alone_and_warns(without_gpu, tmp_path):
     ring, log = without_gpu
-    assert "--local_memory=cuda_memory: host memory alone is taken, the device is no GPU" in log.read_text()
+    assert "--local_memory=cuda_memory: the device is not a GPU, so only host memory is accepted" in log.read_text()
     region = Region(ring, 1 << 16)
     assert list(region.links) == ["auto"]
     region.close()

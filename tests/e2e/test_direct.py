@@ -254,8 +254,8 @@ def test_chunks_on_the_coordinators_stream_are_refused(ring):
 
 @pytest.mark.parametrize("flags, words", [
     (["--client_data_listen=0.0.0.0:0"], "give --client_data_address too"),
-    (["--client_data_address=a:1"], "means nothing without --client_data_listen"),
-    (LISTEN + ["--client_tls_cert=x"], "go together"),
+    (["--client_data_address=a:1"], "has no effect without --client_data_listen"),
+    (LISTEN + ["--client_tls_cert=x"], "must be given together"),
     (["--client_data_listen=10.1.2.3:0"], "--client_tls_cert and --client_tls_key"),
 ])
 def test_flags_that_do_not_fit_are_refused(tmp_path, flags, words):

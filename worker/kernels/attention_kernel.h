@@ -1,14 +1,13 @@
-// The kernel interface: what one compute call is once buffers have addresses.
-// Back ends (CPU, CUDA) implement it; nothing here says how.
+// The kernel interface: one compute call after its buffers have addresses. The back ends (CPU,
+// CUDA) implement it.
 //
-// Memory space: every data pointer is memory of the device that runs the call.
-// Host-side descriptions (pieces, bands) are host memory, valid until the call
-// has been started; a back end that works later copies them.
+// Memory space: every data pointer is memory of the device that runs the call. Host-side
+// descriptions (spans, bands) are host memory and must be valid until the call has been started; a
+// back end that runs later copies them.
 //
-// A row of q is visible to keys by common/attention/band.h: the row's piece and the key's
-// piece must name the same document d, and the difference of their positions
-// must lie in bands[d]. Rows of one buffer are cut into pieces; the batch axis
-// repeats them. Offsets are 64-bit element offsets throughout.
+// Visibility follows common/attention/band.h: a row of q sees a key if the spans of both name the
+// same document d and the difference of their positions lies in bands[d]. The rows of a buffer are
+// divided into spans, which repeat along the batch axis. Offsets are 64-bit element offsets.
 #ifndef RINGATTN_WORKER_KERNELS_ATTENTION_KERNEL_H_
 #define RINGATTN_WORKER_KERNELS_ATTENTION_KERNEL_H_
 
@@ -34,27 +33,28 @@ struct AttentionProblem {
   int64_t head_dim = 1;    // 1..256
   int64_t head_dim_v = 1;  // 1..256
   float softmax_scale = 1.0f;
-  float softcap = 0.0f;     // 0 = off
+  float softcap = 0.0f;     // 0: off
   std::vector<Band> bands;  // per document
   ScoreTerms terms;
-  bool fp32_results = false;  // out is fp32 whatever `dtype` is
-  // Equal calls on equal devices must give equal bits: kernels whose sums depend on which block
-  // comes first refuse them.
+  bool fp32_results = false;  // out is fp32 for every `dtype`
+  // Equal calls on equal devices must return equal bits. Kernels whose sums depend on the order in
+  // which blocks finish must reject such calls.
   bool deterministic = false;
-  // Of a ForwardCall of 16-bit tensors without score terms, head dims of multiples of 8 up to
-  // 128: its products in
-  // e4m3, as worker/kernels/e4m3.h has it. Other calls have no use for it.
+  // Applies to ForwardCalls of 16-bit tensors without score terms whose head dims are multiples of
+  // 8 up to 128: their products are in e4m3 as defined by worker/kernels/e4m3.h. Ignored by other
+  // calls.
   ComputeDType compute = ComputeDType::kAsInputs;
-  // Values that the device takes (Device::tuning_offer); kernels without tiles have no use for it.
+  // Values that the device accepts (Device::tuning_offer). Ignored by kernels without tiles.
   Tuning tuning;
 
   DType out_dtype() const { return fp32_results ? DType::kFloat32 : dtype; }
 };
 
-// The number of an offer among an operation's calls. A BackwardCall that has one may store its
-// blocks' rounded gradients in dk_out and dv_out and leave dk and dv alone: no other call adds to
-// them. The ZeroCalls and ConvertCalls of that number are then none of the device's business.
-// Whoever starts kernels without a number gives dk_out and dv_out all the same, and asks.
+// The number of an offer among an operation's calls. A BackwardCall with an offer may store its
+// blocks' rounded gradients in dk_out and dv_out and leave dk and dv untouched, because no other
+// call adds to them. The device then skips the ZeroCalls and ConvertCalls with the same number.
+// Callers that start kernels without a number still set dk_out and dv_out, and query whether the
+// kernel stores them.
 inline constexpr int kNoOffer = -1;
 
 // A block of keys.
@@ -65,29 +65,30 @@ struct KvBlock {
   const void* v = nullptr;               // [batch, rows, num_kv_heads, head_dim_v] dtype
   float* dk = nullptr;                   // backward: like k, fp32, accumulated into
   float* dv = nullptr;                   // backward: like v, fp32, accumulated into
-  const int32_t* segment_ids = nullptr;  // [batch, rows], where the problem has them
-  // backward, of a call with an offer: like k and v, dtype
+  const int32_t* segment_ids = nullptr;  // [batch, rows]; only if the problem has them
+  // backward with an offer: like k and v, dtype
   void* dk_out = nullptr;
   void* dv_out = nullptr;
-  // Of a ForwardCall whose device takes late keys (Device::TakesLateKeys): k and v may come when
-  // the call has begun (StartAfter::bring_keys). Late blocks stand behind all others.
+  // ForwardCalls on devices that support late keys (Device::TakesLateKeys): k and v may arrive
+  // after the call has begun (StartAfter::bring_keys). Late blocks come after all others.
   bool late = false;
 };
 
-// Attention of all q rows over the keys of all blocks, merged (common/attention/merge.h)
-// with the previous partial.
+// Attention of all q rows over the keys of all blocks, merged (common/attention/merge.h) with the
+// previous partial result.
 //   q        [batch, q_rows, num_heads, head_dim] dtype
-//   out_acc  [batch, q_rows, num_heads, head_dim_v] fp32, normalised partial;
-//            read unless `initial`, written unless `final`. May be null when
+//   out_acc  [batch, q_rows, num_heads, head_dim_v] fp32, normalised partial result;
+//            read unless `initial`, written unless `final`. May be null if
 //            initial && final.
 //   lse      [batch, num_heads, q_rows] fp32, natural log; read unless
 //            `initial`, always written. -inf = no key seen yet.
-//   out      [batch, q_rows, num_heads, head_dim_v] out_dtype(), written when `final`.
-//            May be the same memory as out_acc when that is fp32.
-//   sinks    [num_heads] fp32, or null; only when `final`: exp(sinks[h]) joins the
+//   out      [batch, q_rows, num_heads, head_dim_v] out_dtype(), written if `final`.
+//            May be the same memory as out_acc if that is fp32.
+//   sinks    [num_heads] fp32, or null; only if `final`: exp(sinks[h]) joins the
 //            softmax of every row, after all keys, with a value of 0. -inf is no sink.
-// A row without any visible key keeps its previous partial, or becomes
-// (0, -inf) when `initial`, before its sink joins it. No blocks, or blocks without work, are legal.
+//
+// A row without visible keys keeps its previous partial result, or becomes (0, -inf) if `initial`,
+// before its sink joins. There may be no blocks, or blocks without work.
 struct ForwardCall {
   const AttentionProblem* problem = nullptr;
   int64_t q_rows = 0;
@@ -101,15 +102,15 @@ struct ForwardCall {
   TermOperands terms;
   bool initial = false;
   bool final = false;
-  // About how long after the call's begin the late keys are there: so long a kernel should have
-  // other work.
+  // Expected time from the call's begin to the arrival of the late keys. A kernel should have other
+  // work for that long.
   absl::Duration late_after;
 
   bool has_late_keys() const { return !blocks.empty() && blocks.back().late; }
 };
 
-// delta[b, h, i] = sum over d of dout[b, i, h, d] * out[b, i, h, d], less dlse[b, h, i] where
-// dlse is given; then 0 where lse[b, h, i] is -inf, as such a row has no gradients.
+// delta[b, h, i] = sum over d of dout[b, i, h, d] * out[b, i, h, d], minus dlse[b, h, i] if dlse is
+// given. With dlse, delta is 0 where lse[b, h, i] is -inf, because such a row has no gradients.
 struct DeltaCall {
   const AttentionProblem* problem = nullptr;
   int64_t q_rows = 0;
@@ -118,27 +119,27 @@ struct DeltaCall {
   float* delta = nullptr;       // [batch, num_heads, q_rows] fp32
   const float* dlse = nullptr;  // like delta, or null
   const float* lse = nullptr;   // like delta; read only with dlse
-  float* dq_acc = nullptr;      // as BackwardCall's: 0 after it, or null
+  float* dq_acc = nullptr;      // as in BackwardCall: set to 0, or null
 };
 
-// Of a call's dq_acc.
+// Returns the number of elements of a call's dq_acc.
 inline int64_t DqElements(const AttentionProblem& problem, int64_t q_rows) {
   return problem.batch * q_rows * problem.num_heads * problem.head_dim;
 }
 
-// dsinks[h] = -sum over b and i of exp(sinks[h] - lse[b, h, i]) * delta[b, h, i], where a sink
-// of -inf has none. In an order that depends on the sizes alone.
+// dsinks[h] = -sum over b and i of exp(sinks[h] - lse[b, h, i]) * delta[b, h, i]; a sink of -inf
+// has none. The summation order depends on the sizes only.
 struct SinkGradientCall {
   const AttentionProblem* problem = nullptr;
   int64_t q_rows = 0;
   const float* sinks = nullptr;  // [num_heads]
   const float* lse = nullptr;    // [batch, num_heads, q_rows]
-  const float* delta = nullptr;  // likewise
+  const float* delta = nullptr;  // like lse
   float* dsinks = nullptr;       // [num_heads], overwritten
 };
 
-// Gradients of all q rows against the keys of all blocks, with the global lse
-// and delta (so the result is additive over blocks):
+// Gradients of all q rows with respect to the keys of all blocks, using the global lse and delta,
+// so results are additive over blocks:
 //   p  = exp(s - lse), 0 where lse = -inf
 //   dv += p^T dout;  ds = p * (dout v^T - delta), through the softcap's derivative
 //   dq_acc += scale ds k;  dk += scale ds^T q
@@ -157,10 +158,10 @@ struct BackwardCall {
   int offer = kNoOffer;
 };
 
-// The bias's gradient at all pairs of the call's queries and keys, which are stored, not added
-// to: ds before the softcap's derivative, or behind it where the bias is before the softcap,
-// summed over the batch rows and heads that share it, in a fixed order. Pairs that are no pair of
-// the call, or that the band hides, may stay as they are.
+// The gradient of the bias at all pairs of the call's queries and keys. It is stored, not added:
+// ds, before the softcap's derivative, or after it if the bias is applied before the softcap.
+// Summed over the batch rows and heads that share an element, in a fixed order. Pairs outside the
+// call or the band may keep their values.
 //   dbias  like TermOperands::bias, in the bias's element type
 struct BiasGradientCall {
   const AttentionProblem* problem = nullptr;
@@ -175,13 +176,15 @@ struct BiasGradientCall {
   void* dbias = nullptr;
 };
 
-// Partials of the same rows over disjoint sets of keys, which become one: the k-fold form of
-// common/attention/merge.h, with terms in the order of the parts. A part of lse -inf adds nothing.
+// Merges partial results of the same rows over disjoint key sets: the k-fold form of
+// common/attention/merge.h, with terms in the order of the parts. A part with lse = -inf adds
+// nothing.
 //   out_acc  [batch, q_rows, num_heads, head_dim_v] fp32; written unless `final`
-//   out      like out_acc, out_dtype(); written when `final`
+//   out      like out_acc, out_dtype(); written if `final`
 //   lse      [batch, num_heads, q_rows] fp32, written
 //   sinks    as in ForwardCall
-// out_acc or out, where that is fp32, and lse may be the same memory as one part's.
+//
+// lse, and out_acc or an fp32 out, may be the same memory as those of one part.
 struct MergePart {
   const float* out = nullptr;  // like out_acc
   const float* lse = nullptr;
@@ -198,12 +201,13 @@ struct MergeCall {
   bool final = false;
 };
 
-// Softmax weights of some rows, before dropout. A call for each group of blocks that the forward
-// has, with its flags:
+// Softmax weights of some rows, before dropout. There is one call for each group of blocks of the
+// forward, with the same flags:
 //   target  [rows.size(), num_heads, columns] fp32: row, head, the key's position in its document
-// An initial call begins with no key; each stores the scores of the keys that a row sees, and a
-// final one makes exp(score - lse) of all of them, 0 for a key that is not seen. Keys of no block
-// are not seen. A row whose lse is -inf has zeros.
+//
+// The initial call starts without keys. Each call stores the scores of the keys that a row sees.
+// The final call replaces all scores by exp(score - lse), and by 0 for keys that are not seen,
+// which include keys of no block. A row with lse = -inf gets zeros.
 struct ProbabilitiesCall {
   const AttentionProblem* problem = nullptr;
   int64_t q_rows = 0;
@@ -232,8 +236,8 @@ struct AddCall {
   int64_t count = 0;
 };
 
-// target[i] = source[i] rounded to nearest even. For fp32 a plain copy; target
-// and source are then allowed to be the same memory.
+// target[i] = source[i], rounded to nearest even. A plain copy for fp32; target and source may then
+// be the same memory.
 struct ConvertCall {
   DType dtype = DType::kFloat32;
   void* target = nullptr;
@@ -242,8 +246,8 @@ struct ConvertCall {
   int offer = kNoOffer;
 };
 
-// Run r of `runs`: run_bytes bytes at target + r * target_pitch from source + r * source_pitch.
-// Source and target do not overlap.
+// For each run r of `runs`, copies run_bytes bytes from source + r * source_pitch to target + r *
+// target_pitch. Source and target must not overlap.
 struct CopyCall {
   void* target = nullptr;
   const void* source = nullptr;
@@ -253,10 +257,11 @@ struct CopyCall {
   int64_t target_pitch = 0;
 };
 
-// Some rows and heads of a whole tensor, which a part's tensor has by themselves: part = whole.
+// Copies some rows and heads of a whole tensor into a part's tensor: part = whole.
 //   whole [outer, rows, heads, inner_bytes], part [outer, part_rows, part_heads, inner_bytes]
-// or, with heads_first, [outer, heads, rows, inner_bytes] both. Two of a part's heads may be one of
-// the whole's.
+//
+// With heads_first, both are [outer, heads, rows, inner_bytes]. Two of the part's heads may be the
+// same head of the whole.
 struct GatherCall {
   bool heads_first = false;
   int64_t outer = 1;
@@ -265,30 +270,33 @@ struct GatherCall {
   int64_t part_rows = 0;
   int64_t heads = 1;
   int64_t part_heads = 1;
-  // Host memory, valid until the call has been started. Runs ascend in `first`, from 0 on without
-  // gaps, and in the rows that they name; a head of the whole for each of the part's.
+  // Host memory, valid until the call has been started. row_runs: runs in ascending order of
+  // `first`, from 0 without gaps, and of the rows that they name. head_of: the head of the whole
+  // for each head of the part.
   absl::Span<const RowRun> row_runs;
   absl::Span<const int32_t> head_of;
   const void* whole = nullptr;
   void* part = nullptr;
 };
 
-// What a part has at some rows and heads of a whole tensor: as GatherCall, of fp32.
+// A part's values for some rows and heads of a whole tensor, in fp32; row_runs and head_of as in
+// GatherCall.
 struct ScatterPart {
   int64_t rows = 0;
   absl::Span<const RowRun> row_runs;
   absl::Span<const int32_t> head_of;
-  const float* values = nullptr;  // [outer, rows, heads, width], as heads_first says
-  const float* lse = nullptr;     // [outer, heads, rows], where it merges
+  const float* values = nullptr;  // [outer, rows, heads, width], or as heads_first says
+  const float* lse = nullptr;     // [outer, heads, rows]; if the call merges
 };
 
-// The way back, of several parts at once, for each row and head of the whole:
+// The reverse of GatherCall, for several parts at once, for each row and head of the whole:
 //   sums    values = before + parts, in the order of parts, and of the heads within one
-//   merges  (values, lse) = (before, its lse) and the parts', as MergeCall. No two heads of parts
-//           are one of the whole's at one row. Not heads_first.
-// There is nothing before where it is initial: 0, of lse -inf. Where it is final the values are
-// rounded into `result` and sinks join, as in ForwardCall; else `values` has them, and may lack
-// what no part has, as that stays. Of heads_first, neither initial nor final.
+//   merges  (values, lse) = (before, its lse) merged with the parts', as in MergeCall. No two
+//           heads of parts are the same head of the whole at one row. Not heads_first.
+//
+// An `initial` call has nothing before: 0 with lse = -inf. A `final` call rounds the values into
+// `result`, and sinks join as in ForwardCall. Otherwise `values` gets them; elements that no part
+// has may stay unwritten. With heads_first, a call is neither initial nor final.
 struct ScatterCall {
   bool merges = false;
   bool heads_first = false;
@@ -298,11 +306,11 @@ struct ScatterCall {
   int64_t outer = 1;
   int64_t rows = 0;
   int64_t heads = 1;
-  int64_t width = 0;  // at most 256, but for heads_first
+  int64_t width = 0;  // at most 256, unless heads_first
   std::vector<ScatterPart> parts;
-  // [outer, rows, heads, width]; read unless initial, and null where it is initial and final
+  // [outer, rows, heads, width]; read unless initial, null if initial and final
   float* values = nullptr;
-  void* result = nullptr;        // like values; may be the same memory where that is fp32
+  void* result = nullptr;        // like values; may be the same memory if that is fp32
   float* lse = nullptr;          // merges: [outer, heads, rows]; read unless initial, written
   const float* sinks = nullptr;  // merges, final: [heads], or null
 };
@@ -311,7 +319,7 @@ using KernelCall = std::variant<ForwardCall, DeltaCall, SinkGradientCall, Backwa
                                 BiasGradientCall, ProbabilitiesCall, ZeroCall, AddCall, ConvertCall,
                                 MergeCall, CopyCall, GatherCall, ScatterCall>;
 
-// The problem of a call that multiplies q by k; null for the others.
+// Returns the problem of a call that multiplies q by k, or null for other calls.
 inline const AttentionProblem* ProductProblem(const KernelCall& call) {
   if (const auto* forward = std::get_if<ForwardCall>(&call)) return forward->problem;
   if (const auto* backward = std::get_if<BackwardCall>(&call)) return backward->problem;

@@ -1,12 +1,13 @@
-// What a forward in e4m3 rounds (AttentionProblem::compute), for kernels that compute it in other
-// types. e4m3: four significant bits, 2^-6 the smallest normal, 2^-9 the smallest number, 448 the
-// largest; neither infinities nor, here, overflow.
+// The rounding of a forward in e4m3 (AttentionProblem::compute), for kernels that compute it in
+// other types. e4m3 has four significant bits. Its smallest normal is 2^-6, its smallest number
+// 2^-9 and its largest 448. It has no infinities and, here, no overflow.
 //
-// Of each of q, k and v, for every batch row and kv head (of q: all query heads that share it), a
-// call takes the largest finite |x| of its rows that are in pieces, and rounds
+// For each of q, k and v, and for every batch row and K/V head (for q: all query heads that share
+// it), a call takes the largest finite |x| of the rows that are in spans, and rounds
 //   x  to  RoundToE4m3(x / 2^e) * 2^e,  e = ScaleExponent(largest)
-// where NaN and infinities become NaN. Probabilities, relative to the row's largest score so far,
-// are rounded as RoundProbability; the sums that they are divided by are of those before rounding.
+// where NaN and infinities become NaN. RoundProbability rounds probabilities, which are relative to
+// the row's largest score so far. Their sums, by which results are divided, use the values before
+// rounding.
 #ifndef RINGATTN_WORKER_KERNELS_E4M3_H_
 #define RINGATTN_WORKER_KERNELS_E4M3_H_
 
@@ -18,12 +19,12 @@
 namespace ringattn::worker {
 
 inline constexpr float kE4m3Max = 448.0f;
-// Smaller scales, whose reciprocals and products could leave fp32, have no use.
+// Lower limit: with smaller scales, reciprocals and products could leave the range of fp32.
 inline constexpr int kE4m3MinExponent = -100;
-// log2 of what probabilities are multiplied with, so that more of the small ones are normal.
+// log2 of the factor of probabilities, which makes more of the small ones normal.
 inline constexpr int kE4m3ProbabilityExponent = 8;
 
-// The smallest e with largest <= 448 * 2^e. `largest` is finite and not negative.
+// Returns the smallest e with largest <= 448 * 2^e. `largest` must be finite and not negative.
 inline int ScaleExponent(float largest) {
   int exponent;
   const float fraction = std::frexp(largest, &exponent);  // [0.5, 1)
@@ -32,12 +33,12 @@ inline int ScaleExponent(float largest) {
   return exponent < kE4m3MinExponent ? kE4m3MinExponent : exponent;
 }
 
-// Nearest, ties to even. REQUIRES: |x| <= 448, or not finite: then NaN.
+// Rounds to nearest, ties to even. REQUIRES: |x| <= 448 or x is not finite, which gives NaN.
 inline float RoundToE4m3(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const float size = std::bit_cast<float>(bits & 0x7fffffffu);
   if (!(size <= std::numeric_limits<float>::max())) return std::numeric_limits<float>::quiet_NaN();
-  // Of normals 20 of the 23 fraction bits go; below 2^-6 steps are 2^-9.
+  // Normals lose 20 of the 23 fraction bits; below 2^-6 the step is 2^-9.
   const uint32_t kept = (bits + 0x7ffffu + (bits >> 20 & 1u)) & ~0xfffffu;
   constexpr float kMagic = 0x1.8p14f;  // its last place is 2^-9
   const float tiny = (x + kMagic) - kMagic;

@@ -10,7 +10,7 @@ bool Set(const Element* Call::*field, void* address, KernelCall& call) {
   return typed != nullptr;
 }
 
-// One of the score terms, which all calls with keys take.
+// Sets one of the score terms, which all calls with keys have.
 template <typename Element>
 bool SetTerm(const Element* TermOperands::*field, void* address, KernelCall& call) {
   const auto set = [&](auto* typed) {

@@ -1,5 +1,5 @@
-// Where a kernel call takes tensors that only some requests have: one place, so that a new one
-// passes through the schedule and the executor without being named there.
+// Assigns optional tensors to the operands of kernel calls. Schedule and executor pass a new
+// optional tensor through without naming it, so only this file needs to know its operand.
 #ifndef RINGATTN_WORKER_KERNELS_OPTION_OPERANDS_H_
 #define RINGATTN_WORKER_KERNELS_OPTION_OPERANDS_H_
 
@@ -8,7 +8,8 @@
 
 namespace ringattn::worker {
 
-// False if this kind of call has no such operand. `address`: device memory of the call.
+// Sets the operand for `tensor`. Returns false if this kind of call has none. `address`: memory of
+// the call's device.
 bool SetOptionOperand(TensorId tensor, void* address, KernelCall& call);
 
 }  // namespace ringattn::worker

@@ -1,6 +1,6 @@
-// Philox4x32-10 (Salmon et al., SC 2011), the source of dropout's bits: a function of a counter
-// and a key, so that any pair's bits can be had anywhere. docs/semantics.md says which bits of it
-// a pair has.
+// Philox4x32-10 (Salmon et al., SC 2011), the source of dropout's bits. It is a function of a
+// counter and a key, so the bits of any pair can be computed anywhere. docs/semantics.md defines
+// which bits a pair uses.
 #ifndef RINGATTN_WORKER_KERNELS_PHILOX_H_
 #define RINGATTN_WORKER_KERNELS_PHILOX_H_
 
@@ -18,7 +18,7 @@ struct PhiloxBlock {
   uint32_t x0, x1, x2, x3;
 };
 
-// The bits of a counter.
+// Returns the bits of a counter.
 constexpr PhiloxBlock Philox(PhiloxBlock c, uint32_t key0, uint32_t key1) {
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const uint64_t a = uint64_t{kPhiloxMultiplier0} * c.x0;
@@ -31,14 +31,14 @@ constexpr PhiloxBlock Philox(PhiloxBlock c, uint32_t key0, uint32_t key1) {
   return c;
 }
 
-// A row's stream: counters (n, row, head, batch), n counting groups of eight keys.
+// A row's random stream: counters (n, row, head, batch), where n counts groups of eight keys.
 struct PhiloxRow {
   uint32_t key0 = 0, key1 = 0;
   uint32_t row = 0, head = 0, batch = 0;
 };
 
-// The part that counter 4 * word + quarter has in a word of 32 keys: bit k is set where key
-// 32 * word + k is kept. Lane l of the 128 bits belongs to key 8 * (l / 2) + 2 * quarter + l % 2.
+// Returns the bits of counter 4 * word + quarter in a word of 32 keys: bit k is set if key 32 *
+// word + k is kept. Lane l of the 128 bits belongs to key 8 * (l / 2) + 2 * quarter + l % 2.
 constexpr uint32_t KeepBitsOfQuarter(const PhiloxRow& row, uint32_t word, uint32_t quarter,
                                      uint32_t threshold) {
   const PhiloxBlock x =

@@ -1,4 +1,4 @@
-// Whether a gradient of a bias is of the very pairs of a backward call, so that one kernel may
+// Whether a bias gradient covers exactly the pairs of a backward call, so that one kernel may
 // compute both.
 #ifndef RINGATTN_WORKER_KERNELS_SAME_OPERANDS_H_
 #define RINGATTN_WORKER_KERNELS_SAME_OPERANDS_H_

@@ -1,5 +1,5 @@
-// What computing one visible pair (i, j) of one query head costs, in multiply-adds: the
-// unit in which kernels say how far they are, and in which programs are added up.
+// The cost of computing one visible pair (i, j) of one query head, in multiply-adds. Kernels report
+// progress in this unit, and programs are costed in it.
 #ifndef RINGATTN_WORKER_KERNELS_WORK_H_
 #define RINGATTN_WORKER_KERNELS_WORK_H_
 
@@ -7,17 +7,17 @@
 
 namespace ringattn::worker {
 
-// Products q.k and p v.
+// The products q.k and p v.
 inline int64_t ForwardPairWork(int64_t head_dim, int64_t head_dim_v) {
   return head_dim + head_dim_v;
 }
 
-// Products q.k and dout.v again, and those of dq, dk and dv.
+// The products q.k and dout.v again, and those for dq, dk and dv.
 inline int64_t BackwardPairWork(int64_t head_dim, int64_t head_dim_v) {
   return 3 * head_dim + 2 * head_dim_v;
 }
 
-// Products q.k and dout.v once more.
+// The products q.k and dout.v again.
 inline int64_t BiasGradientPairWork(int64_t head_dim, int64_t head_dim_v) {
   return head_dim + head_dim_v;
 }

@@ -20,7 +20,7 @@ using oracle::Store;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// What a forward multiplies: the call's operands as they are, or, in e4m3, rounded ones in fp32.
+// The operands of a forward: the call's own or, in e4m3, copies rounded into fp32.
 class ForwardOperands {
  public:
   explicit ForwardOperands(const ForwardCall& call)
@@ -46,11 +46,11 @@ class ForwardOperands {
   }
 
   bool float8() const { return problem_.compute == ComputeDType::kFloat8E4M3; }
-  const AttentionProblem& problem() const { return problem_; }  // with the operands' dtype
+  const AttentionProblem& problem() const { return problem_; }  // with the dtype of the operands
   const void* q() const { return q_; }
   const std::vector<KvBlock>& blocks() const { return blocks_; }
-  // The weight of a key of this score in the sum of values, relative to `max`; `of_keys` is the
-  // largest score of the call's keys, relative to which e4m3 rounds.
+  // Returns the weight of a key with this score in the sum of values, relative to `max`. `of_keys`
+  // is the largest score of the call's keys, relative to which e4m3 rounds.
   double Weight(double score, double of_keys, double max) const {
     if (!float8()) return std::exp(score - max);
     return RoundProbability(static_cast<float>(std::exp(score - of_keys))) *
@@ -58,7 +58,7 @@ class ForwardOperands {
   }
 
  private:
-  // Largest magnitudes by batch row and kv head.
+  // Updates the largest magnitude of each batch row and K/V head.
   static void Include(const AttentionProblem& p, const void* data, int64_t rows,
                       const std::vector<Piece>& pieces, int64_t heads, int64_t dim,
                       std::vector<float>& largest) {
@@ -85,7 +85,7 @@ class ForwardOperands {
       const int64_t batch = static_cast<int64_t>(at) / (rows * heads * dim);
       const int e = ScaleExponent(largest[batch * p.num_kv_heads + head]);
       const double x = std::ldexp(Load(p.dtype, data, static_cast<int64_t>(at)), -e);
-      // Rows in no piece may be anything.
+      // Rows outside all spans may hold anything.
       copy[at] = std::ldexp(std::abs(x) > kE4m3Max ? 0.0f : RoundToE4m3(static_cast<float>(x)), e);
       if (std::isinf(x)) copy[at] = std::nanf("");
     }
@@ -105,7 +105,7 @@ void ForwardRow(const ForwardCall& call, const ForwardOperands& operands, const 
   const int64_t out_offset = RowOffset(b, call.q_rows, i, p.num_heads, h, p.head_dim_v);
   float& lse = call.lse[(b * p.num_heads + h) * call.q_rows + i];
 
-  // The previous partial is one more "key" with score lse and value out.
+  // The previous partial acts as one more key, with score lse and value out.
   double max = call.initial ? -kInfinity : lse;
   const std::vector<SeenKey> seen = keys.Of({b, i, h});
   double of_keys = -kInfinity;
@@ -156,7 +156,7 @@ int64_t PlaceOf(bool heads_first, int64_t outer, int64_t rows, int64_t heads, in
   return heads_first ? (outer * heads + head) * rows + row : (outer * rows + row) * heads + head;
 }
 
-// body(part's row, whole's row, part's head, whole's head)
+// Calls body(part's row, whole's row, part's head, whole's head).
 template <typename Body>
 void ForEachOfPart(absl::Span<const RowRun> runs, absl::Span<const int32_t> heads,
                    const Body& body) {
@@ -196,7 +196,7 @@ void JoinScatter(const std::vector<double>& values, double lse, ScatterState& st
   state.lse = max + std::log(before + with);
 }
 
-// All rows and heads at once, in fp64, from the words of attention_kernel.h.
+// Computes all rows and heads in fp64, following the contract in attention_kernel.h.
 void DoScatter(const ScatterCall& call) {
   std::vector<ScatterState> states;
   for (int64_t o = 0; o < call.outer; ++o) {
@@ -222,7 +222,7 @@ void DoScatter(const ScatterCall& call) {
                 PlaceOf(call.heads_first, o, part.rows, heads, part_row, part_head) * call.width;
             ScatterState& state = state_of(o, row, head);
             if (!call.merges) {
-              // fp32, as attention_kernel.h says.
+              // fp32, as attention_kernel.h requires.
               for (int64_t i = 0; i < call.width; ++i) {
                 state.values[i] = static_cast<float>(state.values[i]) + from[i];
               }
@@ -314,8 +314,8 @@ void BackwardRow(const BackwardCall& call, const SeenKeys& keys, int64_t b, int6
   }
 }
 
-// The gradient of a bias, into sums of double. They begin at 0 for all pairs of the call that the
-// band shows, also where other terms hide them.
+// The gradient of a bias, summed in fp64. Sums start at 0 for all pairs of the call inside the
+// band, including those that other terms hide.
 class BiasGradients {
  public:
   explicit BiasGradients(const BiasGradientCall& call)

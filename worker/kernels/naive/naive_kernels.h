@@ -1,6 +1,6 @@
-// The kernel contract (worker/kernels/attention_kernel.h) once more, as plainly as
-// it can be written: fp64, one pair at a time (seen_keys.h). Lets schedules and executors
-// be tested apart from the real kernels.
+// A second, deliberately simple implementation of the kernel contract
+// (worker/kernels/attention_kernel.h): fp64, one pair at a time (seen_keys.h). Tests of schedules
+// and executors use it instead of the real kernels.
 #ifndef RINGATTN_WORKER_KERNELS_NAIVE_NAIVE_KERNELS_H_
 #define RINGATTN_WORKER_KERNELS_NAIVE_NAIVE_KERNELS_H_
 
@@ -8,7 +8,7 @@
 
 namespace ringattn::worker {
 
-// Runs one call on host memory. Thread safe: no state.
+// Runs one call on host memory. Stateless, so thread safe.
 void RunNaively(const KernelCall& call);
 
 }  // namespace ringattn::worker

@@ -1,4 +1,4 @@
-// What the twin makes of the contract's rarer words.
+// Rarely used parts of the kernel contract in the naive kernels.
 #include "worker/kernels/naive/naive_kernels.h"
 
 #include <cmath>
@@ -11,7 +11,8 @@
 namespace ringattn::worker {
 namespace {
 
-// Only pairs that the band hides stay: those that a mask or ids hide, and rows without keys, get 0.
+// Only pairs outside the band stay untouched. Pairs hidden by a mask or ids, and rows without keys,
+// get 0.
 TEST(NaiveKernelsTest, ABiasGradientStoresZerosWhereTermsHideWhatTheBandShows) {
   constexpr int64_t kBatch = 2, kHeads = 2, kRows = 4, kKeys = 5;
   AttentionProblem problem;
@@ -62,7 +63,7 @@ TEST(NaiveKernelsTest, ABiasGradientStoresZerosWhereTermsHideWhatTheBandShows) {
         } else if (key == 0 || row == 0 || row == 3) {
           EXPECT_EQ(found, 0.0f);
         } else {
-          EXPECT_GT(found, 0.0f);  // of two batch rows: dp and -delta are positive
+          EXPECT_GT(found, 0.0f);  // sum over two batch rows: dp and -delta are positive
         }
       }
     }

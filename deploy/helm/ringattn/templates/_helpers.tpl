@@ -124,7 +124,7 @@ annotations:
 {{- $worker := .Values.worker -}}
 {{- if ne $worker.mode "gpu" }}{{ fail "worker.gpu.peerSocketVolume is for worker.mode=gpu" }}{{ end -}}
 {{- if gt (int $worker.gpu.perPod) 1 }}{{ fail "worker.gpu.peerSocketVolume is for pods of one GPU (worker.gpu.perPod=1): those of one pod meet without it" }}{{ end -}}
-{{- if eq $worker.gpu.ringTransport "nccl" }}{{ fail "worker.gpu.peerSocketVolume means nothing with worker.gpu.ringTransport=nccl" }}{{ end -}}
+{{- if eq $worker.gpu.ringTransport "nccl" }}{{ fail "worker.gpu.peerSocketVolume has no effect with worker.gpu.ringTransport=nccl" }}{{ end -}}
 {{- if eq $worker.spread "hard" }}{{ fail "worker.gpu.peerSocketVolume keeps the pods on one node and worker.spread=hard on one each" }}{{ end -}}
 {{- if semverCompare "<1.28.0-0" .Capabilities.KubeVersion.Version }}{{ fail "worker.gpu.peerSocketVolume needs Kubernetes 1.28: before it pods do not know their number" }}{{ end -}}
 {{- end -}}
