@@ -14,7 +14,7 @@ TEST(DeviceName, ParsesTheThreeKinds) {
   EXPECT_EQ(ParseDeviceName("cuda:13")->cuda_index, 13);
 }
 
-TEST(DeviceName, RejectsEverythingElseByName) {
+TEST(DeviceName, RejectsOtherNames) {
   for (const char* text : {"", "cuda", "cuda:", "cuda:-1", "cuda:+1", "cuda:1x", "cuda: 1",
                            "cuda:99999999999", "CUDA:0", "gpu", "cpu:0"}) {
     const auto name = ParseDeviceName(text);
@@ -23,7 +23,7 @@ TEST(DeviceName, RejectsEverythingElseByName) {
   }
 }
 
-TEST(DeviceName, AutoGivesEveryWorkerAGpuOrNone) {
+TEST(DeviceName, AutoAssignsGpuToEveryWorkerOrNone) {
   for (int rank = 0; rank < 4; ++rank) {
     EXPECT_EQ(ChooseDevice(4, 4, rank).kind, DeviceKind::kCuda);
     EXPECT_EQ(ChooseDevice(8, 4, rank).cuda_index, rank);

@@ -10,7 +10,7 @@ namespace {
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(10); }
 
-TEST(HostQueue, RunsInOrderOfStart) {
+TEST(HostQueue, RunsInStartOrder) {
   HostQueue queue("test");
   std::vector<int> order;
   EventRef last;
@@ -27,7 +27,7 @@ TEST(HostQueue, RunsInOrderOfStart) {
   EXPECT_EQ(order.size(), 100u);
 }
 
-TEST(HostQueue, WaitsForEventsOfOthersAndSaysSo) {
+TEST(HostQueue, WaitsForOtherEventsAndReportsIt) {
   HostQueue queue("test");
   auto gate = std::make_shared<HostEvent>();
   std::atomic<bool> ran{false};
@@ -49,7 +49,7 @@ TEST(HostQueue, WaitsForEventsOfOthersAndSaysSo) {
   EXPECT_GE(done->begin_time(), gate->end_time());
 }
 
-TEST(HostQueue, FailureSpreadsUnlessTheWorkMustRun) {
+TEST(HostQueue, FailurePropagatesUnlessWorkMustRun) {
   HostQueue queue("test");
   EventRef failed = queue.Start([] { return absl::UnavailableError("peer gone"); }, {},
                                 HostQueue::OnFailure::kSkip);
@@ -72,7 +72,7 @@ TEST(HostQueue, FailureSpreadsUnlessTheWorkMustRun) {
   EXPECT_TRUE(forced_ran);
 }
 
-TEST(HostQueue, DestructionFinishesWhatWasStarted) {
+TEST(HostQueue, DestructorFinishesStartedWork) {
   std::atomic<int> ran{0};
   {
     HostQueue queue("test");

@@ -7,7 +7,7 @@
 namespace ringattn::worker {
 namespace {
 
-TEST(HostUpload, AppendsOneBehindTheOtherAndIsDoneAtOnce) {
+TEST(HostUpload, AppendsInOrderAndCompletesAtOnce) {
   std::string target(10, '.');
   auto upload = MakeHostUpload({{target.data() + 2, 5}});
   ASSERT_TRUE(upload->Append("abc", 3).ok());
@@ -19,7 +19,7 @@ TEST(HostUpload, AppendsOneBehindTheOtherAndIsDoneAtOnce) {
   EXPECT_EQ(target, "..abcde...");
 }
 
-TEST(HostUpload, FillsOneTargetBehindTheOther) {
+TEST(HostUpload, FillsTargetsInOrder) {
   std::string first(2, '.'), third(5, '.');
   auto upload = MakeHostUpload({{first.data(), 2}, {nullptr, 0}, {third.data() + 1, 3}});
   ASSERT_TRUE(upload->Append("abcd", 4).ok());
@@ -54,7 +54,7 @@ TEST(HostDownload, BorrowsInOrderAndNeverAcrossRanges) {
   EXPECT_FALSE((*download->Next(3)).has_value());
 }
 
-TEST(HostDownload, NothingToSendIsFinished) {
+TEST(HostDownload, EmptyDownloadIsFinished) {
   EXPECT_TRUE(MakeHostDownload({})->finished());
   EXPECT_TRUE(MakeHostDownload({{nullptr, 0}})->finished());
 }

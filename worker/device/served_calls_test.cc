@@ -35,7 +35,7 @@ std::vector<KernelRate> RatesOf(const std::vector<ServedCalls>& all) {
 
 // The measured call has the entry's kind, and a request is predicted with the rate of the family
 // that the rule selects for it.
-TEST(ServedCalls, ARequestHasTheRateOfWhoServesIt) {
+TEST(ServedCalls, RequestHasRateOfItsFamily) {
   for (const bool ordered : {false, true}) {
     const auto rule = [ordered](const ChosenBy& by) { return Family(by, ordered); };
     const std::vector<ServedCalls> all = ServedCallsBy(rule);
@@ -104,7 +104,7 @@ TEST(ServedCalls, ExactKernelsAreMeasuredWhereTheyAreSlow) {
 }
 
 // If one family serves everything, there is one rate for each of the few kinds that differ.
-TEST(ServedCalls, OneFamilyForAllHasFewRates) {
+TEST(ServedCalls, SingleFamilyHasFewRates) {
   const auto all = ServedCallsBy([](const ChosenBy&) { return std::string("one"); });
   EXPECT_EQ(all.size(), 6u);  // forward, backward, deterministic; each with and without score terms
   for (const ServedCalls& served : all) {
@@ -116,7 +116,7 @@ TEST(ServedCalls, OneFamilyForAllHasFewRates) {
 }
 
 // A forced family may lack some calls; these have no rate.
-TEST(ServedCalls, WhatNobodyServesHasNoRate) {
+TEST(ServedCalls, UnservedCallsHaveNoRate) {
   const auto rates = RatesOf(ServedCallsBy([](const ChosenBy& by) {
     return std::string(by.dtype == DType::kFloat32 || by.head_dim % 8 != 0 ? "" : "sm90");
   }));

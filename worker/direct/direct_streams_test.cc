@@ -58,14 +58,14 @@ class DirectStreamsTest : public testing::Test {
   const TestRequest request_ = TestRequest::Make(61, 2);
 };
 
-TEST_F(DirectStreamsTest, WorkersSayWhereClientsReachThem) {
+TEST_F(DirectStreamsTest, WorkersRegisterClientAddress) {
   const auto registration = cluster_.coordinator().WaitForWorker("worker-0", absl::Seconds(5));
   ASSERT_TRUE(registration.has_value());
   EXPECT_EQ(registration->client_data_address(), cluster_.worker(0).client_data_address());
   EXPECT_NE(registration->client_data_address(), registration->data_address());
 }
 
-TEST_F(DirectStreamsTest, SeveralStreamsMoveOneOperation) {
+TEST_F(DirectStreamsTest, SeveralStreamsServeOneOperation) {
   cluster_.Form(1);
   for (const uint32_t parts : {1u, 2u, 5u}) {
     const std::string id = absl::StrCat("1-", parts);
@@ -100,7 +100,7 @@ TEST_F(DirectStreamsTest, SeveralStreamsMoveOneOperation) {
   }
 }
 
-TEST_F(DirectStreamsTest, ATokenOpensOneSetOfStreamsAtItsWorkerUntilRelease) {
+TEST_F(DirectStreamsTest, TokenOpensOneSetOfStreamsUntilRelease) {
   cluster_.Form(1);
   cluster_.Reserve(request_, "1-1", 1, "token");
   const absl::Status refusal = DirectTransfer::Refusal();
@@ -126,7 +126,7 @@ TEST_F(DirectStreamsTest, ATokenOpensOneSetOfStreamsAtItsWorkerUntilRelease) {
 }
 
 // A valid token does not help a call that cannot be parsed.
-TEST_F(DirectStreamsTest, WhatCannotBeReadOpensNothingAndSpendsNothing) {
+TEST_F(DirectStreamsTest, UnreadableMetadataIsRejectedWithoutSpendingToken) {
   cluster_.Form(1);
   cluster_.Reserve(request_, "1-1", 1, "token");
   const auto refused = [&](const TestExchange::Metadata& metadata) {
@@ -155,7 +155,7 @@ TEST_F(DirectStreamsTest, WhatCannotBeReadOpensNothingAndSpendsNothing) {
 }
 
 // The operation may end while a stream is being opened for it.
-TEST_F(DirectStreamsTest, AnOperationMayEndWhileItsStreamsOpen) {
+TEST_F(DirectStreamsTest, OperationMayEndWhileStreamsOpen) {
   cluster_.Form(1);
   for (int round = 0; round < 40; ++round) {
     const std::string id = absl::StrCat("1-", round), token = absl::StrCat("token-", round, "-");
@@ -176,7 +176,7 @@ TEST_F(DirectStreamsTest, AnOperationMayEndWhileItsStreamsOpen) {
 }
 
 // A window of 5 bytes: neither the reply nor the status ever leaves the worker.
-TEST_F(DirectStreamsTest, APeerThatTakesNothingHoldsNothing) {
+TEST_F(DirectStreamsTest, PeerThatReadsNothingHoldsNoMemory) {
   cluster_.Form(1);
   cluster_.Reserve(request_, "1-1", 1, "token");
   grpc::ChannelArguments arguments;
@@ -201,7 +201,7 @@ TEST_F(DirectStreamsTest, APeerThatTakesNothingHoldsNothing) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
-TEST_F(DirectStreamsTest, ChunksOfNoUseAreRefusedAndSpendNothing) {
+TEST_F(DirectStreamsTest, InvalidChunkSizeIsRejectedWithoutSpendingToken) {
   cluster_.Form(1);
   cluster_.Reserve(request_, "1-1", 1, "token");
   for (const uint32_t bytes : {1u, 1023u, (16u << 20) + 1}) {
@@ -216,7 +216,7 @@ TEST_F(DirectStreamsTest, ChunksOfNoUseAreRefusedAndSpendNothing) {
   EXPECT_TRUE(absl::IsAborted(exchange.Finish()));
 }
 
-TEST_F(DirectStreamsTest, TheNextGenerationForgetsTheTokens) {
+TEST_F(DirectStreamsTest, NextGenerationInvalidatesTokens) {
   cluster_.Form(1);
   cluster_.Reserve(request_, "1-1", 1, "token");
   cluster_.TearDown(1);
@@ -224,7 +224,7 @@ TEST_F(DirectStreamsTest, TheNextGenerationForgetsTheTokens) {
   EXPECT_EQ(Refused(0, "token0"), DirectTransfer::Refusal());
 }
 
-TEST_F(DirectStreamsTest, WhoIsWaitedForIsSaid) {
+TEST_F(DirectStreamsTest, ReportsWhetherItWaitsForClient) {
   cluster_.Form(1);
   cluster_.Reserve(request_, "1-1", 1, "token");
   // Waits for the client, although it has not connected yet.
@@ -250,7 +250,7 @@ TEST_F(DirectStreamsTest, WhoIsWaitedForIsSaid) {
   cluster_.Release("1-1", 1);
 }
 
-TEST_F(DirectStreamsTest, WhatIsWrongIsToldTheCoordinator) {
+TEST_F(DirectStreamsTest, ReportsInvalidChunkToCoordinator) {
   cluster_.Form(1);
   cluster_.Reserve(request_, "1-1", 1, "token");
   absl::Status status;

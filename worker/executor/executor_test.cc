@@ -174,7 +174,7 @@ struct Pair {
   }
 };
 
-TEST(Executor, TransfersRunBesideCallsThatDoNotNeedThem) {
+TEST(Executor, TransfersOverlapIndependentCalls) {
   constexpr int kSteps = 6;
   Pair pair(kSteps);
   pair.Run();
@@ -199,7 +199,7 @@ absl::Duration Overlap(const TimelineBar& a, const TimelineBar& b) {
   return std::max(absl::ZeroDuration(), std::min(a.end, b.end) - std::max(a.begin, b.begin));
 }
 
-TEST(Executor, SaysHowMuchOfTheExchangeIsHidden) {
+TEST(Executor, ReportsHiddenExchangeTime) {
   constexpr int kSteps = 4;
   Pair pair(kSteps);
   pair.Run();
@@ -246,7 +246,7 @@ std::vector<std::string> StartedInAStep(bool takes_units, BufferId target) {
   return log;
 }
 
-TEST(Executor, ACallGoesAheadOfAnExchangeThatTakesNothingFromIt) {
+TEST(Executor, CallStartsBeforeExchangeWithoutComputeUnits) {
   constexpr BufferId kSent = 0, kReceived = 1, kWork = 2;
   using ::testing::ElementsAre;
   EXPECT_THAT(StartedInAStep(false, kWork), ElementsAre("call", "exchange", "call"));
@@ -256,7 +256,7 @@ TEST(Executor, ACallGoesAheadOfAnExchangeThatTakesNothingFromIt) {
   EXPECT_THAT(StartedInAStep(false, kReceived), ElementsAre("exchange", "call", "call"));
 }
 
-TEST(Executor, StopEndsTheCallsButNotTheExchanges) {
+TEST(Executor, StopEndsCallsButNotExchanges) {
   constexpr int kSteps = 50;
   Pair pair(kSteps);
   // Only rank 0 is stopped. Rank 1 must still complete its exchanges.
@@ -280,7 +280,7 @@ TEST(Executor, StopEndsTheCallsButNotTheExchanges) {
   EXPECT_TRUE(pair.reports[1].ok());
 }
 
-TEST(Executor, AbortFailsBothRanksWithTheReason) {
+TEST(Executor, AbortFailsBothRanksWithReason) {
   Pair pair(200);
   std::thread killer([&] {
     absl::SleepFor(3 * kCall);
@@ -296,7 +296,7 @@ TEST(Executor, AbortFailsBothRanksWithTheReason) {
   }
 }
 
-TEST(Operation, RefusedAllocationNamesTheBuffer) {
+TEST(Operation, FailedAllocationNamesTheBuffer) {
   SleepingDevice device;
   device.allocatable = 20;
   auto operation = Operation::Create(TinySpec(), MakeShardPlan(TinySpec(), Layout::kContiguous, 2),

@@ -24,7 +24,7 @@ TEST(HazardTracker, ReadersDoNotWaitForReaders) {
   EXPECT_THAT(tracker.Dependencies({Read(0, 0, 10)}), IsEmpty());
 }
 
-TEST(HazardTracker, InitialWritersDoNotReplaceOneAnother) {
+TEST(HazardTracker, InitialWritersDoNotReplaceEachOther) {
   HazardTracker tracker;
   const EventRef first = NewEvent(), second = NewEvent(), later = NewEvent();
   tracker.RecordInitial({0, 0, 10}, {first, second});
@@ -44,14 +44,14 @@ TEST(HazardTracker, ReadAfterWriteWriteAfterReadWriteAfterWrite) {
   EXPECT_THAT(tracker.Dependencies({Write(0, 0, 1)}), UnorderedElementsAre(write, read));
 }
 
-TEST(HazardTracker, DisjointRangesAndOtherBuffersAreFree) {
+TEST(HazardTracker, DisjointRangesAndOtherBuffersDoNotWait) {
   HazardTracker tracker;
   tracker.Record({Write(0, 0, 10)}, NewEvent());
   EXPECT_THAT(tracker.Dependencies({Write(0, 10, 10)}), IsEmpty());
   EXPECT_THAT(tracker.Dependencies({Write(1, 0, 10)}), IsEmpty());
 }
 
-TEST(HazardTracker, ACoveringWriteReplacesWhatItWaitedFor) {
+TEST(HazardTracker, CoveringWriteReplacesEarlierEntries) {
   HazardTracker tracker;
   const EventRef first = NewEvent(), second = NewEvent();
   tracker.Record({Write(0, 2, 4)}, first);
@@ -59,7 +59,7 @@ TEST(HazardTracker, ACoveringWriteReplacesWhatItWaitedFor) {
   EXPECT_THAT(tracker.Dependencies({Read(0, 0, 10)}), UnorderedElementsAre(second));
 }
 
-TEST(HazardTracker, APartialWriteKeepsTheRest) {
+TEST(HazardTracker, PartialWriteKeepsEarlierEntries) {
   HazardTracker tracker;
   const EventRef first = NewEvent(), second = NewEvent();
   tracker.Record({Write(0, 0, 10)}, first);
@@ -67,7 +67,7 @@ TEST(HazardTracker, APartialWriteKeepsTheRest) {
   EXPECT_THAT(tracker.Dependencies({Read(0, 0, 10)}), UnorderedElementsAre(first, second));
 }
 
-TEST(HazardTracker, AWriteConflictsWithWhatItTouches) {
+TEST(HazardTracker, WriteConflictsWithOverlappingAccess) {
   EXPECT_FALSE(Conflict({Read(0, 0, 10)}, {Read(0, 0, 10)}));
   EXPECT_TRUE(Conflict({Read(1, 0, 1), Write(0, 0, 10)}, {Read(0, 9, 1)}));
   EXPECT_TRUE(Conflict({Read(0, 0, 10)}, {Read(1, 0, 1), Write(0, 9, 1)}));
@@ -75,7 +75,7 @@ TEST(HazardTracker, AWriteConflictsWithWhatItTouches) {
   EXPECT_FALSE(Conflict({Write(0, 0, 10)}, {Write(1, 0, 10)}));
 }
 
-TEST(HazardTracker, OneOperationMayTouchABufferTwice) {
+TEST(HazardTracker, OperationMayAccessABufferTwice) {
   HazardTracker tracker;
   const EventRef event = NewEvent();
   tracker.Record({Read(0, 0, 10), Write(0, 0, 10)}, event);

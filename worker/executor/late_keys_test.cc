@@ -51,7 +51,7 @@ int64_t BytesOf(const Program& program, const std::string& name) {
   return -1;
 }
 
-TEST(LateKeys, TwoStepsBecomeOneCallWithoutAPartialResult) {
+TEST(LateKeys, MergesTwoStepsWithoutPartialResult) {
   const Ring ring(2);
   for (int rank = 0; rank < 2; ++rank) {
     const Program before = ring.ForwardOf(rank);
@@ -81,7 +81,7 @@ TEST(LateKeys, TwoStepsBecomeOneCallWithoutAPartialResult) {
   }
 }
 
-TEST(LateKeys, ACallOfGatheredKeysBeginsWithItsOwn) {
+TEST(LateKeys, GatheredKeysStartWithOwnKeys) {
   const AttentionSpec spec = Spec();
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 4);
   for (int rank = 0; rank < 4; ++rank) {
@@ -108,7 +108,7 @@ TEST(LateKeys, ACallOfGatheredKeysBeginsWithItsOwn) {
 
 // Gathered heads are computed while the next ones travel. The local copies between them keep the
 // calls apart.
-TEST(LateKeys, HeadsThatAreGatheredInTurnStayAsTheyAre) {
+TEST(LateKeys, KeepsHeadsGatheredInTurn) {
   const AttentionSpec spec = Spec();
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 2);
   ScheduleBuilder builder(spec, plan, ScheduleKind::kAllGather, Direction::kForward, false, nullptr,
@@ -121,7 +121,7 @@ TEST(LateKeys, HeadsThatAreGatheredInTurnStayAsTheyAre) {
 }
 
 // The rank owns none of the keys that its queries see.
-TEST(LateKeys, ACallWithoutOwnKeysWaitsForItsStep) {
+TEST(LateKeys, CallWithoutOwnKeysWaitsForItsStep) {
   AttentionSpec spec = Spec();
   spec.shape.seq_len_kv = 16;  // all in rank 0's shard under the contiguous layout
   spec.shape.cu_seqlens_k = {0, 16};
@@ -140,7 +140,7 @@ TEST(LateKeys, ACallWithoutOwnKeysWaitsForItsStep) {
   }
 }
 
-TEST(LateKeys, WhatTheDeviceDoesNotTakeStays) {
+TEST(LateKeys, KeepsCallsThatDeviceCannotMerge) {
   const Ring ring(2);
   const Program program = Join(ring.ForwardOf(0), /*takes=*/false);
   EXPECT_EQ(CallsOf(program), 2);
@@ -149,7 +149,7 @@ TEST(LateKeys, WhatTheDeviceDoesNotTakeStays) {
 
 // The third block overwrites the rank's own block and must not wait for the end of a merged call.
 // The first call therefore stays separate. The last two can merge.
-TEST(LateKeys, ATransferIntoTheFirstCallsKeysKeepsStepsApart) {
+TEST(LateKeys, TransferIntoFirstCallsKeysPreventsMerge) {
   AttentionSpec full = Spec();
   full.options.causal = false;
   const Ring ring(3, full, Layout::kContiguous);
@@ -168,7 +168,7 @@ TEST(LateKeys, ATransferIntoTheFirstCallsKeysKeepsStepsApart) {
 }
 
 // A window shorter than a shard: only rows of the neighbouring rank are needed.
-TEST(LateKeys, ShortWindowsAreTwoStepsOnAnyRing) {
+TEST(LateKeys, ShortWindowsNeedTwoStepsOnAnyRing) {
   AttentionSpec spec = Spec();
   spec.options.window_left = 100;
   spec.options.window_right = 0;
@@ -179,7 +179,7 @@ TEST(LateKeys, ShortWindowsAreTwoStepsOnAnyRing) {
   EXPECT_EQ(CallsOf(second), 1);
 }
 
-TEST(LateKeys, ProbabilitiesBetweenTheCallsKeepThemApart) {
+TEST(LateKeys, ProbabilitiesBetweenCallsPreventMerge) {
   AttentionSpec spec = Spec();
   spec.probability_rows = {{0, kTokens - 1}};
   const Ring ring(2, spec);
@@ -195,7 +195,7 @@ TEST(LateKeys, ProbabilitiesBetweenTheCallsKeepThemApart) {
   }
 }
 
-TEST(LateKeys, ATransferWithOneselfKeepsStepsApart) {
+TEST(LateKeys, SelfTransferPreventsMerge) {
   Program program = Ring(2).ForwardOf(0);
   program.steps[0].transfers.push_back({Transfer::Kind::kSend, 0, {0, 0, 1}});
   EXPECT_EQ(CallsOf(Join(program)), 2);
@@ -203,7 +203,7 @@ TEST(LateKeys, ATransferWithOneselfKeepsStepsApart) {
 
 // Gradients are sent between the calls of a backward, so these stay. Its recomputed forward is
 // merged.
-TEST(LateKeys, ABackwardsCallsStay) {
+TEST(LateKeys, KeepsBackwardCalls) {
   const Ring ring(2);
   for (const bool recompute : {false, true}) {
     const Program before =

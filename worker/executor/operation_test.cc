@@ -81,7 +81,7 @@ std::shared_ptr<DeviceBuffer> Memory(Device& device, int64_t bytes) {
 
 // A forward leaves out and lse in memory that outlives it. A backward borrows them, and nothing is
 // uploaded for them.
-TEST(Operation, LentBuffersCarryResidualsFromOneToTheNext) {
+TEST(Operation, LentBuffersCarryResidualsBetweenOperations) {
   CpuDevice device(/*threads=*/1, /*memory_limit_bytes=*/1 << 20);
   Program backward = ProgramOf(Direction::kBackward, false);
   const int64_t out_bytes = backward.buffers[BufferOf(backward, TensorId::kOut)].bytes;
@@ -115,7 +115,7 @@ TEST(Operation, LentBuffersCarryResidualsFromOneToTheNext) {
 }
 
 // Arrival times are measured when a ring forms and would affect the results' bits.
-TEST(Operation, StepsOfADeterministicRequestAreNotJoined) {
+TEST(Operation, DeterministicRequestsAreNotMerged) {
   class WaitsForKeys : public ScalarDevice {
     bool TakesLateKeys(const ForwardCall&) const override { return true; }
   } device;
@@ -141,7 +141,7 @@ TEST(Operation, StepsOfADeterministicRequestAreNotJoined) {
   }
 }
 
-TEST(Operation, WhatCannotBeLentIsRefusedByName) {
+TEST(Operation, RejectsInvalidLoansByName) {
   ScalarDevice device;
   const auto refusal = [&](const Program& program, std::vector<LentBuffer> lent) {
     const absl::Status status =

@@ -112,7 +112,7 @@ class CudaFaults : public testing::TestWithParam<std::string> {
   RunControl control_;
 };
 
-TEST_P(CudaFaults, AStalledRankStandsStillUntilItsRingEnds) {
+TEST_P(CudaFaults, StalledRankStaysStalledUntilRingEnds) {
   Make("stall_step:1");
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
   absl::Notification over;
@@ -133,7 +133,7 @@ TEST_P(CudaFaults, AStalledRankStandsStillUntilItsRingEnds) {
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
 }
 
-TEST_P(CudaFaults, ASkippedGroupIsMissedByThePeerUntilTheRingEnds) {
+TEST_P(CudaFaults, PeerWaitsForSkippedGroupUntilRingEnds) {
   Make("skip_send:1");
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
   absl::Status skipped;
@@ -149,7 +149,7 @@ TEST_P(CudaFaults, ASkippedGroupIsMissedByThePeerUntilTheRingEnds) {
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
 }
 
-TEST_P(CudaFaults, AFailedGroupFailsItsRankAtOnce) {
+TEST_P(CudaFaults, FailedGroupFailsItsRankAtOnce) {
   Make("fail_send:1");
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
   const EventRef waiting = Exchange(0);
@@ -160,7 +160,7 @@ TEST_P(CudaFaults, AFailedGroupFailsItsRankAtOnce) {
   OnBoth([&](int rank) { EXPECT_TRUE(Step(rank).ok()); });
 }
 
-TEST_P(CudaFaults, ASlowRankTakesItsTimeAndProgresses) {
+TEST_P(CudaFaults, SlowRankMakesProgress) {
   Make("slow_step_ms:80");
   const int64_t before = control_.progress.load();
   const absl::Time begin = absl::Now();

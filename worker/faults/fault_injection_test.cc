@@ -34,7 +34,7 @@ void PrepareAnOperation(std::shared_ptr<FaultState> state) {
       MakeFaultyDevice(std::make_unique<ScalarDevice>(), std::move(state))->Prepare({}).ok());
 }
 
-TEST(FaultInjection, ParsesItsFaultsAndNothingElse) {
+TEST(FaultInjection, ParsesFaultsAndRejectsOthers) {
   EXPECT_EQ(ParseFaultPlan("stall_step:0")->stall_step, 0);
   EXPECT_EQ(ParseFaultPlan("skip_send:12")->skip_send, 12);
   EXPECT_EQ(ParseFaultPlan("fail_send:3")->fail_send, 3);
@@ -48,7 +48,7 @@ TEST(FaultInjection, ParsesItsFaultsAndNothingElse) {
   }
 }
 
-TEST(FaultInjection, ASkippedGroupNeverEndsUntilTheRingDoes) {
+TEST(FaultInjection, SkippedGroupEndsWithRing) {
   auto state = StateOf("skip_send:1");
   auto transport =
       MakeFaultyTransport(std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
@@ -65,7 +65,7 @@ TEST(FaultInjection, ASkippedGroupNeverEndsUntilTheRingDoes) {
   EXPECT_EQ(skipped->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
 }
 
-TEST(FaultInjection, AFailedGroupEndsItsRing) {
+TEST(FaultInjection, FailedGroupEndsRing) {
   auto state = StateOf("fail_send:1");
   auto transport =
       MakeFaultyTransport(std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
@@ -82,7 +82,7 @@ TEST(FaultInjection, AFailedGroupEndsItsRing) {
   EXPECT_TRUE(ring->Start({}, {}, &control)->Wait(Soon()).ok());
 }
 
-TEST(FaultInjection, AStalledCallEndsWithItsRingAndOnlyOneStalls) {
+TEST(FaultInjection, OneCallStallsUntilRingEnds) {
   auto state = StateOf("stall_step:0");
   auto transport =
       MakeFaultyTransport(std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
@@ -105,7 +105,7 @@ TEST(FaultInjection, AStalledCallEndsWithItsRingAndOnlyOneStalls) {
   EXPECT_TRUE(device->Start(zero, {}, &control)->Wait(Soon()).ok());
 }
 
-TEST(FaultInjection, AChunkIsNotTakenUntilTheRingEndsAndOnlyThatOne) {
+TEST(FaultInjection, OneChunkIsNotReadUntilRingEnds) {
   auto state = StateOf("stop_reading:1");
   auto transport =
       MakeFaultyTransport(std::make_unique<TcpRingTransport>(TcpTransportOptions{}), state);
@@ -128,7 +128,7 @@ TEST(FaultInjection, AChunkIsNotTakenUntilTheRingEndsAndOnlyThatOne) {
   EXPECT_TRUE(take().ok());
 }
 
-TEST(FaultInjection, OutputsThatAreNotThereAnyMoreHaveNotEnded) {
+TEST(FaultInjection, DownloadWithWithheldOutputsIsNotFinished) {
   auto device = MakeFaultyDevice(std::make_unique<ScalarDevice>(), StateOf("stop_sending:1"));
   const char outputs[] = "12";
   for (bool stops : {true, false}) {
@@ -142,13 +142,13 @@ TEST(FaultInjection, OutputsThatAreNotThereAnyMoreHaveNotEnded) {
   }
 }
 
-TEST(FaultInjection, AWorkspaceIsAddedToTheDevices) {
+TEST(FaultInjection, AddsWorkspaceToDevices) {
   auto inner = std::make_unique<ScalarDevice>();
   inner->SetStaged(absl::ZeroDuration(), 20);
   EXPECT_EQ(*MakeFaultyDevice(std::move(inner), StateOf("workspace:300"))->WorkspaceBytes({}), 320);
 }
 
-TEST(FaultInjection, ASlowCallTakesItsTimeAndProgresses) {
+TEST(FaultInjection, SlowCallMakesProgress) {
   auto device = MakeFaultyDevice(std::make_unique<ScalarDevice>(), StateOf("slow_step_ms:80"));
   RunControl control;
   char byte = 1;

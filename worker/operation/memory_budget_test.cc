@@ -6,7 +6,7 @@
 namespace ringattn::worker {
 namespace {
 
-TEST(MemoryBudget, GivesBackOnDestructionAndMove) {
+TEST(MemoryBudget, ReturnsBytesOnDestructionAndMove) {
   MemoryBudget budget(100);
   {
     auto first = budget.Take(60);
@@ -22,7 +22,7 @@ TEST(MemoryBudget, GivesBackOnDestructionAndMove) {
   EXPECT_EQ(budget.taken_bytes(), 0);
 }
 
-TEST(MemoryBudget, RefusesWithTheArithmetic) {
+TEST(MemoryBudget, RejectsWithTheFigures) {
   MemoryBudget budget(100);
   auto first = budget.Take(30);
   auto refused = budget.Take(71);

@@ -10,7 +10,7 @@ namespace {
 
 // Checks every byte range of a shard with fragments of every length: each part receives its bytes,
 // at the right offsets.
-TEST(PackedInput, EveryRangeIsDealtOutToItsParts) {
+TEST(PackedInput, EveryRangeReachesItsParts) {
   constexpr int64_t kRows = 4, kPartBytes = 3;
   const PackedInput packed(TensorId::kQkv, PartsOf(TensorId::kQkv), kPartBytes);
   ASSERT_EQ(packed.parts().size(), 3u);
@@ -53,7 +53,7 @@ TEST(PackedInput, EveryRangeIsDealtOutToItsParts) {
   }
 }
 
-TEST(PackedInput, EndsWithTheFirstError) {
+TEST(PackedInput, StopsAtTheFirstError) {
   const PackedInput packed(TensorId::kKv, PartsOf(TensorId::kKv), 2);
   const uint8_t bytes[16] = {};
   const wire::Fragment payload[] = {{bytes, 16}};

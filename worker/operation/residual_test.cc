@@ -67,7 +67,7 @@ class ResidualTest : public testing::Test {
   ResidualStore store_;
 };
 
-TEST_F(ResidualTest, ABackwardReadsItAndItsMemoryIsCountedOnce) {
+TEST_F(ResidualTest, BackwardReadsResidualAndMemoryIsCountedOnce) {
   for (const bool sinks : {false, true}) {
     const AttentionSpec spec = SpecOf(sinks);
     std::unique_ptr<Operation> forward = Make(spec, Direction::kForward);
@@ -126,7 +126,7 @@ TEST_F(ResidualTest, ABackwardReadsItAndItsMemoryIsCountedOnce) {
   }
 }
 
-TEST_F(ResidualTest, WhatItHasNotIsNamed) {
+TEST_F(ResidualTest, MissingTensorIsNamed) {
   std::unique_ptr<Operation> forward = Make(SpecOf(/*sinks=*/false), Direction::kForward);
   auto reservation = budget_.Take(forward->buffer_bytes());
   ASSERT_TRUE(reservation.ok());
@@ -138,7 +138,7 @@ TEST_F(ResidualTest, WhatItHasNotIsNamed) {
             absl::InvalidArgumentError("the residual has no sinks for this operation"));
 }
 
-TEST_F(ResidualTest, TheStoreForgetsAll) {
+TEST_F(ResidualTest, ClearDropsAllResiduals) {
   for (const char* id : {"1-1", "1-2"}) {
     std::unique_ptr<Operation> forward = Make(SpecOf(false), Direction::kForward);
     auto reservation = budget_.Take(forward->buffer_bytes());

@@ -33,7 +33,7 @@ class TransferReporterTest : public testing::Test {
   std::vector<v1::JoinRequest> sent_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST_F(TransferReporterTest, SaysHowFarATransferIsWheneverThatChanges) {
+TEST_F(TransferReporterTest, ReportsProgressWheneverItChanges) {
   std::atomic<int64_t> received{0};
   std::atomic<bool> waits{false};
   std::atomic<int> looks{0};
@@ -69,7 +69,7 @@ TEST_F(TransferReporterTest, SaysHowFarATransferIsWheneverThatChanges) {
   EXPECT_EQ(sent().size(), 2u);
 }
 
-TEST_F(TransferReporterTest, EndsAreToldAtOnce) {
+TEST_F(TransferReporterTest, ReportsEndsAtOnce) {
   TransferReporter reporter(Send(), absl::Hours(1));
   reporter.Uploaded(info_);
   reporter.Delivered(info_);
@@ -85,7 +85,7 @@ TEST_F(TransferReporterTest, EndsAreToldAtOnce) {
   EXPECT_EQ(sent()[4].transfer_progress().bad_chunk(), "twice");
 }
 
-TEST_F(TransferReporterTest, NothingIsLookedAtOnceItHasStopped) {
+TEST_F(TransferReporterTest, ReadsNoCountsAfterStop) {
   std::atomic<int> looks{0};
   int transfer = 0;
   TransferReporter reporter(Send(), kInterval);

@@ -187,7 +187,7 @@ class CudaRegionsTest : public testing::Test {
   std::unique_ptr<LocalMemory> memory_;
 };
 
-TEST_F(CudaRegionsTest, AShardIsCopiedBothWays) {
+TEST_F(CudaRegionsTest, CopiesShardInBothDirections) {
   CopyBothWays(1, Layout::kContiguous, 9'000);
   CopyBothWays(2, Layout::kContiguous, 9'001);
   CopyBothWays(2, Layout::kZigzag, 9'001);
@@ -196,7 +196,7 @@ TEST_F(CudaRegionsTest, AShardIsCopiedBothWays) {
   EXPECT_GT(Faults().copies_2d, rows);  // short runs at equal distances
 }
 
-TEST_F(CudaRegionsTest, WhatIsOfNoUseIsRefusedByName) {
+TEST_F(CudaRegionsTest, RejectsInvalidMemoryByName) {
   FakeAllocation client(kAllocation);
   const int fd = client.descriptor();
   CudaAllocation said = client.Said();
@@ -237,7 +237,7 @@ TEST_F(CudaRegionsTest, WhatIsOfNoUseIsRefusedByName) {
   EXPECT_EQ(regions_, 0);
 }
 
-TEST_F(CudaRegionsTest, ATokenIsForOneUseAndOneKind) {
+TEST_F(CudaRegionsTest, TokenIsValidForOneUseAndOneKind) {
   FakeAllocation client(kAllocation);
   Expect("region", kMiB);
   const ScopedDescriptor first = Connect(), second = Connect(), third = Connect();
@@ -255,14 +255,14 @@ TEST_F(CudaRegionsTest, ATokenIsForOneUseAndOneKind) {
             AttachCode::kKindRefused);
 }
 
-TEST_F(CudaRegionsTest, OtherUsersAreRefused) {
+TEST_F(CudaRegionsTest, RejectsOtherUsers) {
   Start({geteuid() + 1});
   FakeAllocation client(kAllocation);
   Expect("region", kMiB);
   EXPECT_EQ(Read(Connect()).code, AttachCode::kForeignUser);
 }
 
-TEST_F(CudaRegionsTest, NoMoreIsImportedThanMayBe) {
+TEST_F(CudaRegionsTest, RespectsImportLimit) {
   FakeAllocation client(kAllocation);
   std::vector<ScopedDescriptor> sockets;
   for (int i = 0; i < 3; ++i) {
@@ -283,7 +283,7 @@ TEST_F(CudaRegionsTest, NoMoreIsImportedThanMayBe) {
 }
 
 // A driver that takes seconds to map memory delays only its own client.
-TEST_F(CudaRegionsTest, ImportsGoOnBesideFences) {
+TEST_F(CudaRegionsTest, ImportsDoNotDelayFences) {
   FakeAllocation client(kAllocation);
   Expect("region", kMiB);
   const ScopedDescriptor attached = Connect();
@@ -301,7 +301,7 @@ TEST_F(CudaRegionsTest, ImportsGoOnBesideFences) {
   EXPECT_EQ(regions_, 2);
 }
 
-TEST_F(CudaRegionsTest, AClientThatDiesWhileItIsImportedLeavesNothing) {
+TEST_F(CudaRegionsTest, ClientDeathDuringImportLeavesNothing) {
   FakeAllocation client(kAllocation);
   const int mappings = FakeVmm().mappings;
   FakeVmm().hold_imports = true;
@@ -321,7 +321,7 @@ TEST_F(CudaRegionsTest, AClientThatDiesWhileItIsImportedLeavesNothing) {
 
 // The client dies while the worker copies. The copy completes, the operation fails, and the memory
 // is unmapped at once.
-TEST_F(CudaRegionsTest, AClientThatDiesInMidCopyIsUnmapped) {
+TEST_F(CudaRegionsTest, ClientDeathDuringCopyUnmapsMemory) {
   auto copied =
       std::make_unique<CopiedOperation>(9'000, 1, Layout::kContiguous, "region", device_.get());
   auto client = std::make_unique<FakeAllocation>(kAllocation);
@@ -348,7 +348,7 @@ TEST_F(CudaRegionsTest, AClientThatDiesInMidCopyIsUnmapped) {
   EXPECT_EQ(FakeVmm().mappings, mappings - 2);  // the client's own mapping too
 }
 
-TEST_F(CudaRegionsTest, AThousandRegionsLeaveNothing) {
+TEST_F(CudaRegionsTest, ThousandRegionsLeaveNothing) {
   FakeAllocation client(kAllocation);
   const auto once = [&] {
     Expect("region", kMiB);

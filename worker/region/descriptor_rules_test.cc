@@ -34,13 +34,13 @@ std::string Why(const ScopedDescriptor& fd, int64_t bytes = kBytes) {
   return std::string(CheckRegionDescriptor(fd.get(), bytes).message());
 }
 
-TEST(DescriptorRulesTest, ASealedMemfdIsTaken) {
+TEST(DescriptorRulesTest, AcceptsSealedMemfd) {
   EXPECT_EQ(Why(MakeMemfd(kBytes, true, kSeals)), "");
   EXPECT_EQ(Why(MakeMemfd(kBytes, true, kSeals | F_SEAL_GROW)), "");
   EXPECT_EQ(Why(MakeMemfd(kBytes, true, kSeals), 1), "");
 }
 
-TEST(DescriptorRulesTest, SealsMustKeepThePages) {
+TEST(DescriptorRulesTest, RequiresSealsThatKeepPages) {
   EXPECT_EQ(Why(MakeMemfd(kBytes, true, 0)), "the memfd is not sealed against shrinking");
   EXPECT_EQ(Why(MakeMemfd(kBytes, true, F_SEAL_GROW)), "the memfd is not sealed against shrinking");
   EXPECT_EQ(Why(MakeMemfd(kBytes, true, F_SEAL_SHRINK)),
@@ -49,7 +49,7 @@ TEST(DescriptorRulesTest, SealsMustKeepThePages) {
             "the memfd is sealed against writing");
 }
 
-TEST(DescriptorRulesTest, PagesMustBeThere) {
+TEST(DescriptorRulesTest, RequiresAllocatedPages) {
   EXPECT_EQ(Why(MakeMemfd(kBytes, false, kSeals)),
             "not all pages of the memfd are allocated (fallocate)");
   EXPECT_EQ(Why(MakeMemfd(kBytes, true, kSeals), kBytes + 1),
@@ -62,7 +62,7 @@ TEST(DescriptorRulesTest, PagesMustBeThere) {
   EXPECT_EQ(Why(holed), "not all pages of the memfd are allocated (fallocate)");
 }
 
-TEST(DescriptorRulesTest, OtherKindsAreRefused) {
+TEST(DescriptorRulesTest, RejectsOtherKindsOfFiles) {
   int pipes[2] = {};
   ASSERT_EQ(pipe(pipes), 0);
   ScopedDescriptor reading(pipes[0]), writing(pipes[1]);
@@ -77,7 +77,7 @@ TEST(DescriptorRulesTest, OtherKindsAreRefused) {
   EXPECT_EQ(Why(ScopedDescriptor()), "the descriptor is invalid");
 }
 
-TEST(DescriptorRulesTest, AFileInShmIsNoMemfd) {
+TEST(DescriptorRulesTest, RejectsFileInShm) {
   char name[] = "/dev/shm/descriptor_rules_XXXXXX";
   ScopedDescriptor file(mkstemp(name));
   if (!file.valid()) GTEST_SKIP() << "no /dev/shm";
@@ -87,14 +87,14 @@ TEST(DescriptorRulesTest, AFileInShmIsNoMemfd) {
   EXPECT_EQ(Why(file), "the memfd is not sealed against shrinking");
 }
 
-TEST(DescriptorRulesTest, HugePagesAreRefused) {
+TEST(DescriptorRulesTest, RejectsHugePages) {
   ScopedDescriptor huge(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB));
   if (!huge.valid() || ftruncate(huge.get(), 2 << 20) != 0) GTEST_SKIP() << "no hugetlbfs";
   ASSERT_EQ(fcntl(huge.get(), F_ADD_SEALS, kSeals), 0);
   EXPECT_EQ(Why(huge, 2 << 20), "the memfd uses hugetlbfs pages; ordinary pages are required");
 }
 
-TEST(DescriptorRulesTest, ItMustBeWritable) {
+TEST(DescriptorRulesTest, RequiresWriteAccess) {
   const ScopedDescriptor memfd = MakeMemfd(kBytes, true, kSeals);
   ScopedDescriptor read_only(
       open(("/proc/self/fd/" + std::to_string(memfd.get())).c_str(), O_RDONLY));

@@ -111,7 +111,7 @@ class LocalMemoryTest : public testing::Test {
   std::unique_ptr<LocalMemory> memory_;
 };
 
-TEST_F(LocalMemoryTest, AnOperationIsCopiedAndReported) {
+TEST_F(LocalMemoryTest, CopiesAndReportsOperation) {
   CopiedOperation copied(/*tokens=*/20'000);
   const ScopedDescriptor memfd = copied.MakeMemfd();
   const auto mapped = *Region::Map("mine", memfd.get(), copied.region_bytes());
@@ -135,7 +135,7 @@ TEST_F(LocalMemoryTest, AnOperationIsCopiedAndReported) {
   EXPECT_TRUE(Await([&] { return copied.destroyed(); }));
 }
 
-TEST_F(LocalMemoryTest, ARegionsEndFailsWhatUsesIt) {
+TEST_F(LocalMemoryTest, RegionEndFailsItsTransfers) {
   CopiedOperation copied;
   const ScopedDescriptor memfd = copied.MakeMemfd();
   Expect("region", copied.region_bytes());
@@ -150,7 +150,7 @@ TEST_F(LocalMemoryTest, ARegionsEndFailsWhatUsesIt) {
   EXPECT_TRUE(Await([&] { return copied.destroyed(); }));
 }
 
-TEST_F(LocalMemoryTest, WhatCannotBeginIsSaid) {
+TEST_F(LocalMemoryTest, ReportsTransferThatCannotStart) {
   CopiedOperation copied;
   memory_->Begin(copied.operation(), copied.reserve(), copied.rank());
   Progress([](const auto& p) { return p.region_released(); });  // no region is attached
@@ -161,7 +161,7 @@ TEST_F(LocalMemoryTest, WhatCannotBeginIsSaid) {
   EXPECT_THAT(failed.failure(), HasSubstr("has no place"));
 }
 
-TEST_F(LocalMemoryTest, WhatTheCoordinatorForgetsIsLetGoOf) {
+TEST_F(LocalMemoryTest, ForgetReleasesRegions) {
   CopiedOperation sized;
   const ScopedDescriptor memfd = sized.MakeMemfd();
   Expect("first", sized.region_bytes(), 'a');
@@ -176,7 +176,7 @@ TEST_F(LocalMemoryTest, WhatTheCoordinatorForgetsIsLetGoOf) {
   EXPECT_TRUE(Await([&] { return Changes(false) == 2 && regions_ == 0; }));
 }
 
-TEST_F(LocalMemoryTest, AfterItsEndNothingHappens) {
+TEST_F(LocalMemoryTest, StopEndsAllActivity) {
   CopiedOperation copied;
   const ScopedDescriptor memfd = copied.MakeMemfd();
   Expect("region", copied.region_bytes());
@@ -195,7 +195,7 @@ TEST_F(LocalMemoryTest, AfterItsEndNothingHappens) {
 }
 
 // Clients connect while the listener starts and while it stops.
-TEST_F(LocalMemoryTest, ClientsMayComeAtAnyTime) {
+TEST_F(LocalMemoryTest, ClientsMayConnectAtAnyTime) {
   CopiedOperation sized;
   const ScopedDescriptor memfd = sized.MakeMemfd();
   std::atomic<bool> over{false};
@@ -217,7 +217,7 @@ TEST_F(LocalMemoryTest, ClientsMayComeAtAnyTime) {
   client.join();
 }
 
-TEST_F(LocalMemoryTest, APathOfNoUseIsRefused) {
+TEST_F(LocalMemoryTest, RejectsUnusablePath) {
   LocalMemoryHooks hooks;
   EXPECT_FALSE(LocalMemory::Start({.socket_path = "/nowhere/at/all.sock"}, hooks).ok());
   EXPECT_EQ(LocalSocketPath("/run", "a b/c"), "/run/a_b_c.sock");

@@ -102,7 +102,7 @@ class RegionListenerTest : public testing::Test {
   std::unique_ptr<RegionListener> listener_;
 };
 
-TEST_F(RegionListenerTest, ARegionLivesAsLongAsItsSocket) {
+TEST_F(RegionListenerTest, RegionLivesAsLongAsItsSocket) {
   Expect();
   ScopedDescriptor socket = Connect();
   {
@@ -121,7 +121,7 @@ TEST_F(RegionListenerTest, ARegionLivesAsLongAsItsSocket) {
   EXPECT_EQ(region->data()[kBytes - 1], 'x');  // stays mapped while it is referenced
 }
 
-TEST_F(RegionListenerTest, ATokenIsForOneUse) {
+TEST_F(RegionListenerTest, TokenIsValidForOneUse) {
   Expect();
   const ScopedDescriptor memfd = MakeMemfd();
   const ScopedDescriptor first = Connect(), second = Connect();
@@ -132,7 +132,7 @@ TEST_F(RegionListenerTest, ATokenIsForOneUse) {
 }
 
 // One client that requests many tokens does not use up the limit for others.
-TEST_F(RegionListenerTest, ARegionThatIsAskedForOftenTakesOnePlace) {
+TEST_F(RegionListenerTest, OnlyNewestTokenOfRegionIsValid) {
   const absl::Time later = absl::Now() + absl::Seconds(60);
   std::string token;
   for (int i = 0; i < 5000; ++i) {
@@ -146,21 +146,21 @@ TEST_F(RegionListenerTest, ARegionThatIsAskedForOftenTakesOnePlace) {
   EXPECT_EQ(Show(second, memfd.get(), token).code, AttachCode::kAttached);  // the newest token
 }
 
-TEST_F(RegionListenerTest, ATokenThatMetABadDescriptorIsUsedUp) {
+TEST_F(RegionListenerTest, BadDescriptorSpendsToken) {
   Expect();
   const ScopedDescriptor first = Connect(), second = Connect();
   EXPECT_EQ(Show(first, MakeMemfd(/*sealed=*/false).get()).code, AttachCode::kDescriptorRefused);
   EXPECT_EQ(Show(second, MakeMemfd().get()).code, AttachCode::kNoSuchToken);
 }
 
-TEST_F(RegionListenerTest, UnknownAndOldTokensAreRefused) {
+TEST_F(RegionListenerTest, RejectsUnknownAndExpiredTokens) {
   const ScopedDescriptor memfd = MakeMemfd();
   EXPECT_EQ(Show(Connect(), memfd.get()).code, AttachCode::kNoSuchToken);
   Expect("region", -absl::Seconds(1));
   EXPECT_EQ(Show(Connect(), memfd.get()).code, AttachCode::kNoSuchToken);
 }
 
-TEST_F(RegionListenerTest, AClientMayBeFasterThanTheCoordinator) {
+TEST_F(RegionListenerTest, ClientMayBeFasterThanCoordinator) {
   const ScopedDescriptor socket = Connect();
   const ScopedDescriptor memfd = MakeMemfd();
   ASSERT_TRUE(SendMessage(socket.get(), Encode(AttachMessage{kToken}), memfd.get(), 0).ok());
@@ -169,7 +169,7 @@ TEST_F(RegionListenerTest, AClientMayBeFasterThanTheCoordinator) {
   EXPECT_EQ(Read(socket).code, AttachCode::kAttached);
 }
 
-TEST_F(RegionListenerTest, WhatIsNotUnderstoodIsRefused) {
+TEST_F(RegionListenerTest, RejectsInvalidMessages) {
   Expect();
   const ScopedDescriptor memfd = MakeMemfd();
   const ScopedDescriptor without = Connect();
@@ -189,7 +189,7 @@ TEST_F(RegionListenerTest, WhatIsNotUnderstoodIsRefused) {
 }
 
 // A client of version 1 is answered in version 1, others in the current version.
-TEST_F(RegionListenerTest, OtherVersionsAreToldSo) {
+TEST_F(RegionListenerTest, AnswersOtherVersions) {
   Expect();
   const ScopedDescriptor memfd = MakeMemfd();
   for (const char version : {1, 3}) {
@@ -211,7 +211,7 @@ TEST_F(RegionListenerTest, OtherVersionsAreToldSo) {
 }
 
 // This worker has no GPU.
-TEST_F(RegionListenerTest, KindsOfMemoryThatAreNotTakenAreRefusedByName) {
+TEST_F(RegionListenerTest, RejectsUnsupportedMemoryByName) {
   Expect();
   const ScopedDescriptor memfd = MakeMemfd();
   std::string unknown = Encode(AttachMessage{kToken});
@@ -234,7 +234,7 @@ TEST_F(RegionListenerTest, KindsOfMemoryThatAreNotTakenAreRefusedByName) {
   EXPECT_EQ(Show(Connect(), memfd.get()).code, AttachCode::kNoSuchToken);
 }
 
-TEST_F(RegionListenerTest, OtherUsersAreRefused) {
+TEST_F(RegionListenerTest, RejectsOtherUsers) {
   Start({geteuid() + 1});
   Expect();
   const ScopedDescriptor socket = Connect();
@@ -242,7 +242,7 @@ TEST_F(RegionListenerTest, OtherUsersAreRefused) {
   EXPECT_TRUE(IsClosed(socket));
 }
 
-TEST_F(RegionListenerTest, AFenceIsAnswered) {
+TEST_F(RegionListenerTest, AnswersFence) {
   Expect();
   const ScopedDescriptor socket = Connect();
   ASSERT_EQ(Show(socket, MakeMemfd().get()).code, AttachCode::kAttached);
@@ -255,7 +255,7 @@ TEST_F(RegionListenerTest, AFenceIsAnswered) {
   listener_->Find("region")->EndWrite(43);
 }
 
-TEST_F(RegionListenerTest, WhoShowsNothingIsClosed) {
+TEST_F(RegionListenerTest, ClosesIdleConnections) {
   const ScopedDescriptor idle = Connect();
   EXPECT_TRUE(IsClosed(idle));
   // One more than may wait: the oldest is evicted.
@@ -264,7 +264,7 @@ TEST_F(RegionListenerTest, WhoShowsNothingIsClosed) {
   EXPECT_TRUE(IsClosed(many[0]));
 }
 
-TEST_F(RegionListenerTest, WhatIsForgottenIsClosed) {
+TEST_F(RegionListenerTest, ForgetClosesConnections) {
   Expect();
   const ScopedDescriptor socket = Connect();
   ASSERT_EQ(Show(socket, MakeMemfd().get()).code, AttachCode::kAttached);
@@ -276,7 +276,7 @@ TEST_F(RegionListenerTest, WhatIsForgottenIsClosed) {
   EXPECT_EQ(Show(Connect(), MakeMemfd().get()).code, AttachCode::kNoSuchToken);
 }
 
-TEST_F(RegionListenerTest, AttachingLeavesNothing) {
+TEST_F(RegionListenerTest, AttachingLeaksNothing) {
   const auto once = [&] {
     Expect();
     ScopedDescriptor socket = Connect();
@@ -291,7 +291,7 @@ TEST_F(RegionListenerTest, AttachingLeavesNothing) {
   EXPECT_TRUE(Await([&] { return gone_ == 301 && OpenDescriptorsNow() <= before; }));
 }
 
-TEST_F(RegionListenerTest, AfterItsEndNothingIsTakenAndNobodyHearsOfIt) {
+TEST_F(RegionListenerTest, StopRejectsClientsAndCallsNoHooks) {
   Expect();
   const ScopedDescriptor socket = Connect();
   ASSERT_EQ(Show(socket, MakeMemfd().get()).code, AttachCode::kAttached);
@@ -310,7 +310,7 @@ TEST_F(RegionListenerTest, AfterItsEndNothingIsTakenAndNobodyHearsOfIt) {
   listener_->Stop();
 }
 
-TEST_F(RegionListenerTest, ASocketThatADeadWorkerLeftIsReplaced) {
+TEST_F(RegionListenerTest, ReplacesSocketOfDeadWorker) {
   const std::string path = absl::StrCat(folder_, "/w.sock");
   listener_.reset();
   { ASSERT_TRUE(ListenLocally(path, 0600, 1).ok()); }  // its file stays

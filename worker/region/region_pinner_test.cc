@@ -38,7 +38,7 @@ class RegionPinnerTest : public testing::Test {
   std::function<void(int64_t)> on_pinned_ = [this](int64_t bytes) { told_ = bytes; };
 };
 
-TEST_F(RegionPinnerTest, PinsAllPiecesOfARegionAndGivesThemBackWithIt) {
+TEST_F(RegionPinnerTest, PinsAllPiecesAndUnpinsThemWithRegion) {
   RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);
   const int64_t bytes = 2 * kPiece + 4096;
   std::shared_ptr<Region> region = MakeRegion("a", bytes);
@@ -53,7 +53,7 @@ TEST_F(RegionPinnerTest, PinsAllPiecesOfARegionAndGivesThemBackWithIt) {
   EXPECT_EQ(told_, 0);
 }
 
-TEST_F(RegionPinnerTest, PinsNoMoreThanIsAllowed) {
+TEST_F(RegionPinnerTest, RespectsLimit) {
   RegionPinner pinner(&device_, 3 * kPiece, on_pinned_);
   std::shared_ptr<Region> first = MakeRegion("first", 2 * kPiece);
   const std::shared_ptr<Region> second = MakeRegion("second", 2 * kPiece);
@@ -67,7 +67,7 @@ TEST_F(RegionPinnerTest, PinsNoMoreThanIsAllowed) {
   EXPECT_EQ(pinner.pinned_bytes(), 3 * kPiece);
 }
 
-TEST_F(RegionPinnerTest, WhatCannotBePinnedIsNotCounted) {
+TEST_F(RegionPinnerTest, FailedPinsAreNotCounted) {
   int pieces = 0;
   device_.before_pin = [&](int64_t) {
     return ++pieces == 2 ? absl::ResourceExhaustedError("no more") : absl::OkStatus();
@@ -82,7 +82,7 @@ TEST_F(RegionPinnerTest, WhatCannotBePinnedIsNotCounted) {
   EXPECT_TRUE(Becomes([&] { return other->pinned_bytes() == kPiece; }));
 }
 
-TEST_F(RegionPinnerTest, ADeviceWithoutUseForItIsAskedOnce) {
+TEST_F(RegionPinnerTest, StopsIfDeviceDoesNotPin) {
   std::atomic<int> asked{0};
   device_.before_pin = [&](int64_t) {
     ++asked;
@@ -99,7 +99,7 @@ TEST_F(RegionPinnerTest, ADeviceWithoutUseForItIsAskedOnce) {
   EXPECT_EQ(asked, 1);
 }
 
-TEST_F(RegionPinnerTest, EndsInTheMiddleOfARegionThatOutlivesIt) {
+TEST_F(RegionPinnerTest, MayEndWhilePinningRegion) {
   const std::shared_ptr<Region> region = MakeRegion("a", 4 * kPiece);
   {
     device_.before_pin = [pieces = 0](int64_t) mutable {
@@ -115,7 +115,7 @@ TEST_F(RegionPinnerTest, EndsInTheMiddleOfARegionThatOutlivesIt) {
   EXPECT_EQ(device_.pinned_bytes(), region->pinned_bytes());
 }
 
-TEST_F(RegionPinnerTest, AReleasedRegionIsLetBe) {
+TEST_F(RegionPinnerTest, DoesNotPinReleasedRegion) {
   RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);
   const std::shared_ptr<Region> region = MakeRegion("a", kPiece);
   region->Release();

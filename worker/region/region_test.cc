@@ -20,7 +20,7 @@ std::shared_ptr<Region> MakeRegion() {
   return *Region::Map("id", fd.get(), 8192);
 }
 
-TEST(RegionTest, ItOutlivesItsDescriptor) {
+TEST(RegionTest, OutlivesItsDescriptor) {
   const std::shared_ptr<Region> region = MakeRegion();
   region->Populate(0, 1 << 20);
   region->Populate(1 << 20, 1 << 20);
@@ -28,7 +28,7 @@ TEST(RegionTest, ItOutlivesItsDescriptor) {
   EXPECT_EQ(region->data()[8191], 7);
 }
 
-TEST(RegionTest, NothingIsWrittenAfterAFence) {
+TEST(RegionTest, FencePreventsWrites) {
   const std::shared_ptr<Region> region = MakeRegion();
   ASSERT_TRUE(region->BeginWrite(1));
   ASSERT_TRUE(region->BeginWrite(2));
@@ -49,7 +49,7 @@ TEST(RegionTest, NothingIsWrittenAfterAFence) {
   region->EndWrite(3);
 }
 
-TEST(RegionTest, NothingIsWrittenOnceItIsReleased) {
+TEST(RegionTest, ReleasePreventsWrites) {
   const std::shared_ptr<Region> region = MakeRegion();
   region->Release();
   EXPECT_FALSE(region->BeginWrite(1));

@@ -153,7 +153,7 @@ class RegionTransferPinnedTest : public testing::Test {
   std::shared_ptr<Region> region_;
 };
 
-TEST_F(RegionTransferPinnedTest, AnUnpinnedRegionIsStaged) {
+TEST_F(RegionTransferPinnedTest, StagesUnpinnedRegion) {
   const AttentionSpec spec = Spec(10'000);
   PlaceTensors(spec);
   const auto operation = Make(spec, Layout::kContiguous, 1);
@@ -163,7 +163,7 @@ TEST_F(RegionTransferPinnedTest, AnUnpinnedRegionIsStaged) {
   EXPECT_GT(device_.staged_bytes_in(), 0);
 }
 
-TEST_F(RegionTransferPinnedTest, APinnedRegionIsCopiedByTheDeviceWithinPins) {
+TEST_F(RegionTransferPinnedTest, DeviceCopiesPinnedRegionWithinPins) {
   const AttentionSpec spec = Spec(50'000);
   PlaceTensors(spec);
   PinAll();
@@ -179,7 +179,7 @@ TEST_F(RegionTransferPinnedTest, APinnedRegionIsCopiedByTheDeviceWithinPins) {
   EXPECT_EQ(device_.staged_bytes_in(), 0);
 }
 
-TEST_F(RegionTransferPinnedTest, APartOfARingIsCopiedFromItsPlaces) {
+TEST_F(RegionTransferPinnedTest, CopiesOneRanksShard) {
   const AttentionSpec spec = Spec(50'000);
   PlaceTensors(spec);
   PinAll();
@@ -190,7 +190,7 @@ TEST_F(RegionTransferPinnedTest, APartOfARingIsCopiedFromItsPlaces) {
   EXPECT_EQ(device_.staged_bytes_in(), 0);
 }
 
-TEST_F(RegionTransferPinnedTest, ShortRunsAreStagedPinnedOrNot) {
+TEST_F(RegionTransferPinnedTest, StagesShortRunsEvenIfPinned) {
   const AttentionSpec spec = Spec(10'000);
   PlaceTensors(spec);
   PinAll();
@@ -201,7 +201,7 @@ TEST_F(RegionTransferPinnedTest, ShortRunsAreStagedPinnedOrNot) {
 }
 
 // A row of a bias has one run per owner of its columns, so runs may be long or short.
-TEST_F(RegionTransferPinnedTest, PairsAreCopiedByKeys) {
+TEST_F(RegionTransferPinnedTest, CopiesPairTensorsByKeys) {
   for (const int64_t tokens : {200, 900}) {
     for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
       SCOPED_TRACE(testing::Message() << tokens << " " << LayoutName(layout));

@@ -71,7 +71,7 @@ class RegionTransferTest : public testing::Test {
   std::shared_ptr<RegionTransfer> kept_;  // plays the owner
 };
 
-TEST_F(RegionTransferTest, InputsComeAndOutputsGo) {
+TEST_F(RegionTransferTest, CopiesInputsAndOutputs) {
   CopiedOperation copied(/*tokens=*/30'000);  // several blocks
   const std::shared_ptr<Region> region = copied.MakeRegion();
   RegionTransfer* const transfer = Start(copied, region);
@@ -103,7 +103,7 @@ TEST_F(RegionTransferTest, InputsComeAndOutputsGo) {
   EXPECT_EQ(uploaded_, 1);
 }
 
-TEST_F(RegionTransferTest, ARankTakesItsShardAlone) {
+TEST_F(RegionTransferTest, RankCopiesOnlyItsShard) {
   for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
     over_ = uploaded_ = 0;
     CopiedOperation copied(/*tokens=*/101, /*ranks=*/2, layout);
@@ -118,7 +118,7 @@ TEST_F(RegionTransferTest, ARankTakesItsShardAlone) {
   }
 }
 
-TEST_F(RegionTransferTest, WhatHasNoPlaceIsRefused) {
+TEST_F(RegionTransferTest, RejectsInvalidPlaces) {
   CopiedOperation copied;
   const std::shared_ptr<Region> region = copied.MakeRegion();
   EXPECT_TRUE(absl::IsCancelled(Make(copied, nullptr).status()));
@@ -140,7 +140,7 @@ TEST_F(RegionTransferTest, WhatHasNoPlaceIsRefused) {
   EXPECT_TRUE(Make(copied, region).ok());
 }
 
-TEST_F(RegionTransferTest, AReleasedRegionFailsItOnce) {
+TEST_F(RegionTransferTest, ReleasedRegionFailsTransferOnce) {
   CopiedOperation copied;
   const std::shared_ptr<Region> region = copied.MakeRegion();
   CopiedOperation other;
@@ -162,7 +162,7 @@ TEST_F(RegionTransferTest, AReleasedRegionFailsItOnce) {
   EXPECT_EQ(region->data()[copied.offset(TensorId::kOut)], 0x5a);
 }
 
-TEST_F(RegionTransferTest, ARegionThatWasReleasedBeforeIsNotRead) {
+TEST_F(RegionTransferTest, DoesNotReadReleasedRegion) {
   CopiedOperation copied;
   const std::shared_ptr<Region> region = copied.MakeRegion();
   region->Release();
@@ -173,7 +173,7 @@ TEST_F(RegionTransferTest, ARegionThatWasReleasedBeforeIsNotRead) {
   End(copied);
 }
 
-TEST_F(RegionTransferTest, AfterAFenceNothingIsWritten) {
+TEST_F(RegionTransferTest, WritesNothingAfterFence) {
   CopiedOperation copied;
   const std::shared_ptr<Region> region = copied.MakeRegion();
   Start(copied, region);
@@ -190,7 +190,7 @@ TEST_F(RegionTransferTest, AfterAFenceNothingIsWritten) {
   }
 }
 
-TEST_F(RegionTransferTest, TheOperationsEndEndsItWithoutAWord) {
+TEST_F(RegionTransferTest, OperationEndEndsTransferSilently) {
   CopiedOperation copied;
   const std::shared_ptr<Region> region = copied.MakeRegion();
   Start(copied, region);
@@ -201,7 +201,7 @@ TEST_F(RegionTransferTest, TheOperationsEndEndsItWithoutAWord) {
   EXPECT_TRUE(transfer.expired());
 }
 
-TEST_F(RegionTransferTest, AnOperationWithAShardStreamIsNotCopied) {
+TEST_F(RegionTransferTest, FailsIfOperationHasShardStream) {
   class Listener final : public OperationListener {
     void OnOperationChanged() override {}
   } listener;

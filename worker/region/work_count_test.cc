@@ -12,7 +12,7 @@
 namespace ringattn::worker {
 namespace {
 
-TEST(WorkCountTest, TheLastOfWhatHasEndedIsOne) {
+TEST(WorkCountTest, ExactlyOneIsLastAfterTheEnd) {
   bool ended = false;
   WorkCount count([&] { return ended; });
   count.Add();
@@ -28,7 +28,7 @@ TEST(WorkCountTest, TheLastOfWhatHasEndedIsOne) {
 
 // A race: the last piece of work reads `ended` as false. The operation ends, and the piece that it
 // adds comes and goes before the first one leaves. One of them must be the last.
-TEST(WorkCountTest, AnEndThatComesBesideTheLastPieceIsSeen) {
+TEST(WorkCountTest, EndDuringLastPieceIsNoticed) {
   std::atomic<bool> ended{false};
   std::function<void()> beside;  // what happens while the first one reads `ended`
   WorkCount count([&] {

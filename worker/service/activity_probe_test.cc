@@ -52,9 +52,9 @@ struct Probed {
   bool Waits() const { return probe.WaitsForPeer(device); }
 };
 
-TEST(ActivityProbe, IdleWaitsForNobody) { EXPECT_FALSE(Probed().Waits()); }
+TEST(ActivityProbe, IdleRankDoesNotWaitForPeer) { EXPECT_FALSE(Probed().Waits()); }
 
-TEST(ActivityProbe, TransfersInFlightAndNothingToComputeIsWaiting) {
+TEST(ActivityProbe, WaitsIfTransfersAreInFlightAndNothingCanCompute) {
   Probed p;
   p.observed_communicator.Start({}, {}, &p.control);
   EXPECT_TRUE(p.Waits());
@@ -69,7 +69,7 @@ TEST(ActivityProbe, TransfersInFlightAndNothingToComputeIsWaiting) {
   EXPECT_FALSE(p.Waits());
 }
 
-TEST(ActivityProbe, ATransferThatWaitsForOwnComputeIsNotThePeersFault) {
+TEST(ActivityProbe, TransferAfterOwnComputeIsNotWaiting) {
   Probed p;
   auto own = std::make_shared<HostEvent>();
   p.observed_communicator.Start({}, {own}, &p.control);
@@ -79,7 +79,7 @@ TEST(ActivityProbe, ATransferThatWaitsForOwnComputeIsNotThePeersFault) {
 }
 
 // A dropped step: the device waits, but no transfer is in flight, so this rank caused the stall.
-TEST(ActivityProbe, WaitingForATransferThatWasNeverStartedIsOwnFault) {
+TEST(ActivityProbe, WaitingForUnstartedTransferIsNotWaitingForPeer) {
   Probed p;
   p.observed_device.Start(p.zero, {}, &p.control);
   p.device.waits = true;

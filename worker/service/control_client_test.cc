@@ -56,7 +56,7 @@ ControlHandler Deaf() {
 }
 
 // Otherwise it would become a member without the coordinator knowing that it leaves.
-TEST(ControlClientTest, WhoLeavesBeforeItsNextStreamDialsNoMore) {
+TEST(ControlClientTest, DoesNotReconnectAfterLeave) {
   Coordinator coordinator;
   ControlClientOptions options;
   options.coordinator = coordinator.address();

@@ -14,7 +14,7 @@
 namespace ringattn::worker {
 namespace {
 
-TEST(Measurement, EveryServedDtypeAndDirectionHasARate) {
+TEST(Measurement, MeasuresEveryServedDtypeAndDirection) {
   CpuDevice device(1, int64_t{1} << 30);
   const auto rates = MeasureKernelRates(device, {.rows = 16, .heads = 1}, absl::ZeroDuration());
   ASSERT_TRUE(rates.ok()) << rates.status();
@@ -47,7 +47,7 @@ class OverstatingDevice : public ScalarDevice {
 };
 
 // A call that the device rejects is an error; no rate is invented.
-TEST(Measurement, ADeviceThatCannotComputeIsAnError) {
+TEST(Measurement, FailsIfDeviceCannotCompute) {
   OverstatingDevice device;
   EXPECT_EQ(MeasureKernelRates(device, {}, absl::Milliseconds(10)).status().code(),
             absl::StatusCode::kUnimplemented);
@@ -88,7 +88,7 @@ class SlowInFp32 : public CpuDevice {
   bool slow_ = false;
 };
 
-TEST(Measurement, AFamilyHasItsOwnRate) {
+TEST(Measurement, MeasuresFamiliesSeparately) {
   SlowInFp32 device;
   const auto rates = MeasureKernelRates(device, {.rows = 64, .heads = 1}, absl::ZeroDuration());
   ASSERT_TRUE(rates.ok()) << rates.status();
@@ -112,7 +112,7 @@ class SizesOfCalls : public CpuDevice {
   int64_t rows_with_terms = 0;
 };
 
-TEST(Measurement, CallsWithTermsHaveASizeOfTheirOwn) {
+TEST(Measurement, MeasuresCallsWithTermsAtTheirOwnSize) {
   SizesOfCalls device;
   const MeasuredCall with_terms{.rows = 8, .heads = 2};
   const auto rates =
@@ -132,7 +132,7 @@ class SlowToStart : public CpuDevice {
   }
 };
 
-TEST(Measurement, ACallHasItsPrice) {
+TEST(Measurement, MeasuresCallOverhead) {
   CpuDevice device(1, int64_t{1} << 30);
   const auto quick = MeasureCallSeconds(device, absl::Milliseconds(5));
   ASSERT_TRUE(quick.ok()) << quick.status();
@@ -179,7 +179,7 @@ class AskedDevice : public CpuDevice {
   std::atomic<int> unasked{0};
 };
 
-TEST(Measurement, LeavesNoCallBehindThatMayTouchItsControl) {
+TEST(Measurement, WaitsForEveryCall) {
   AskedDevice device;
   ASSERT_TRUE(MeasureCallSeconds(device, absl::ZeroDuration()).ok());
   EXPECT_EQ(device.unasked, 0);

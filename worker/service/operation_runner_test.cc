@@ -23,7 +23,7 @@ AttentionSpec SpecOf(int64_t head_dim) {
 
 // A backward on one device is one step: without counting tiles its progress would stay 0 until the
 // end.
-TEST(FractionDone, GrowsWithTheTilesOfTheOnlyStep) {
+TEST(FractionDone, GrowsWithTilesOfASingleStep) {
   Program program;
   program.steps.push_back(
       {{}, {CallOf(ComputeCall::Op::kDelta, 0), CallOf(ComputeCall::Op::kBackward, 1000)}});
@@ -47,7 +47,7 @@ TEST(FractionDone, CountsCallsThatHaveEnded) {
 }
 
 // Calls of some heads count the work of those heads only.
-TEST(FractionDone, GroupsOfHeadsAddUpToAllHeads) {
+TEST(FractionDone, HeadGroupsAddUpToAllHeads) {
   AttentionSpec spec = SpecOf(64);
   spec.shape.num_heads = 8;
   spec.shape.num_kv_heads = 4;
@@ -62,7 +62,7 @@ TEST(FractionDone, GroupsOfHeadsAddUpToAllHeads) {
 }
 
 // One part of a dilated problem has two thirds of the pairs but one third of the heads' work.
-TEST(FractionDone, PartsOfADilatedProblemCostTheirOwnHeads) {
+TEST(FractionDone, DilatedPartsCountTheirOwnHeads) {
   AttentionSpec spec = SpecOf(64);
   spec.shape.num_heads = 8;
   spec.shape.num_kv_heads = 4;
@@ -81,7 +81,7 @@ TEST(FractionDone, PartsOfADilatedProblemCostTheirOwnHeads) {
 }
 
 // The figures of MakeSchedule: three levels, some of whose parts have one or two of eight heads.
-TEST(FractionDone, AScheduleOfDilatedLevelsIsDoneByItsWork) {
+TEST(FractionDone, CountsWorkOfDilatedLevels) {
   AttentionSpec spec = SpecOf(64);
   spec.shape.num_heads = spec.shape.num_kv_heads = 8;
   spec.shape.seq_len_q = spec.shape.seq_len_kv = 96;
@@ -97,7 +97,7 @@ TEST(FractionDone, AScheduleOfDilatedLevelsIsDoneByItsWork) {
   EXPECT_DOUBLE_EQ(FractionDone(spec, schedule.programs[0], work, 0), 1.0);
 }
 
-TEST(FractionDone, AProgramWithoutPairsIsDoneWhenItsCallsAre) {
+TEST(FractionDone, ProgramWithoutPairsCountsCalls) {
   Program program;
   program.steps.push_back({{}, {CallOf(ComputeCall::Op::kZero, 0)}});
   EXPECT_EQ(FractionDone(SpecOf(8), program, 0, 0), 0.0);

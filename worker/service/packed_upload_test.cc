@@ -29,7 +29,7 @@ TEST(PackedUpload, ArrivesWholeOrInParts) {
   }
 }
 
-TEST(PackedUpload, WhatIsWrongIsRefused) {
+TEST(PackedUpload, RejectsInvalidChunks) {
   Cluster cluster(1);
   cluster.Form(3);
   const TestRequest request = TestRequest::Make(40, 1, Packing::kKv);

@@ -156,7 +156,7 @@ class ReservationsTest : public testing::Test {
   std::vector<std::string> said_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST_F(ReservationsTest, AShortOneDoesNotWaitForLongOnes) {
+TEST_F(ReservationsTest, ShortRequestDoesNotWaitForLongOnes) {
   Reserve("long", kLong);
   Reserve("longer", 2 * kLong);
   device_.AwaitBinding();
@@ -168,7 +168,7 @@ TEST_F(ReservationsTest, AShortOneDoesNotWaitForLongOnes) {
   EXPECT_NE(registry_.Find("long", 1), nullptr);
 }
 
-TEST_F(ReservationsTest, NorForOneDocumentOfManyDilatedSegments) {
+TEST_F(ReservationsTest, ShortRequestDoesNotWaitForManyDilatedSegments) {
   Reserve(DilatedReserveOf("long", kLong));
   device_.AwaitBinding();
   Reserve(DilatedReserveOf("short", 1));
@@ -179,7 +179,7 @@ TEST_F(ReservationsTest, NorForOneDocumentOfManyDilatedSegments) {
 }
 
 // No memory was reserved for it, and a reservation that has not been started is not decoded.
-TEST_F(ReservationsTest, OneThatIsReleasedWhileItIsDecodedIsReleasedOnce) {
+TEST_F(ReservationsTest, ReleaseWhileDecodingReleasesOnce) {
   Reserve("begun", kLong);
   device_.AwaitBinding();
   Reserve("waiting", kLong);
@@ -194,7 +194,7 @@ TEST_F(ReservationsTest, OneThatIsReleasedWhileItIsDecodedIsReleasedOnce) {
   EXPECT_EQ(registry_.Find("begun", 1), nullptr);
 }
 
-TEST_F(ReservationsTest, NobodyHearsOfThoseOfARingThatIsGone) {
+TEST_F(ReservationsTest, ForgetAllDropsPendingReservations) {
   Reserve("old", kLong);
   device_.AwaitBinding();
   OnControl([&] { reservations_.ForgetAll(); });
@@ -204,7 +204,7 @@ TEST_F(ReservationsTest, NobodyHearsOfThoseOfARingThatIsGone) {
   EXPECT_THAT(said(), ElementsAre("reserved old"));
 }
 
-TEST_F(ReservationsTest, AnIdThatIsBeingDecodedIsTaken) {
+TEST_F(ReservationsTest, RejectsIdThatIsBeingDecoded) {
   Reserve("same", kLong);
   Reserve("same", 1);
   EXPECT_THAT(said(), ElementsAre("refused same"));

@@ -31,7 +31,7 @@ v1::Reserve Valid() {
   return reserve;
 }
 
-TEST(ReserveDecoder, EveryRankGetsItsProgramOfTheSamePlan) {
+TEST(ReserveDecoder, EveryRankGetsItsProgramOfOnePlan) {
   v1::Reserve reserve = Valid();
   reserve.mutable_options()->mutable_window()->set_left(7);
   reserve.mutable_options()->mutable_window()->set_right(-1);
@@ -54,7 +54,7 @@ TEST(ReserveDecoder, EveryRankGetsItsProgramOfTheSamePlan) {
 }
 
 // The message names the schedule, because one member may mean a single device or a ring of one.
-TEST(ReserveDecoder, TheScheduleIsTheReserves) {
+TEST(ReserveDecoder, UsesScheduleOfReserve) {
   v1::Reserve reserve = Valid();
   reserve.clear_members();
   reserve.add_members(1);
@@ -67,7 +67,7 @@ TEST(ReserveDecoder, TheScheduleIsTheReserves) {
   }
 }
 
-TEST(ReserveDecoder, HeadsPerStepAreTheReserves) {
+TEST(ReserveDecoder, UsesHeadsPerStepOfReserve) {
   v1::Reserve reserve = Valid();
   reserve.set_schedule(v1::SCHEDULE_ALL_GATHER);
   reserve.mutable_shape()->set_num_heads(4);
@@ -82,7 +82,7 @@ TEST(ReserveDecoder, HeadsPerStepAreTheReserves) {
 
 // The coordinator accepts this too (validation.cc): with all heads in one step there is nothing to
 // sum.
-TEST(ReserveDecoder, AllHeadsInOneStepMayShareABiasWithGradient) {
+TEST(ReserveDecoder, AllowsSharedBiasGradientWithAllHeadsInOneStep) {
   v1::Reserve reserve = Valid();
   reserve.set_schedule(v1::SCHEDULE_ALL_GATHER);
   reserve.set_backward(true);
@@ -94,7 +94,7 @@ TEST(ReserveDecoder, AllHeadsInOneStepMayShareABiasWithGradient) {
   EXPECT_EQ(one->program.steps.size(), whole->program.steps.size());
 }
 
-TEST(ReserveDecoder, PackedDocuments) {
+TEST(ReserveDecoder, DecodesPackedDocuments) {
   v1::Reserve reserve = Valid();
   reserve.mutable_shape()->set_batch(1);
   for (uint64_t x : {0, 20, 20, 50}) reserve.mutable_shape()->mutable_packed()->add_cu_seqlens_q(x);
@@ -106,7 +106,7 @@ TEST(ReserveDecoder, PackedDocuments) {
 }
 
 // If queries travel, each rank holds the columns of its own keys.
-TEST(ReserveDecoder, ABiasIsCutAsTheScheduleSays) {
+TEST(ReserveDecoder, ShardsBiasAsScheduleRequires) {
   v1::Reserve reserve = Valid();
   reserve.mutable_options()->mutable_bias()->set_per_head(true);
   for (const v1::Schedule schedule : {v1::SCHEDULE_RING, v1::SCHEDULE_PASS_Q}) {
@@ -133,7 +133,7 @@ TEST(ReserveDecoder, ABiasIsCutAsTheScheduleSays) {
             "malformed Reserve: schedule: serves no bias of packed documents");
 }
 
-TEST(ReserveDecoder, WhatMakesNoSenseIsRefused) {
+TEST(ReserveDecoder, RejectsInvalidFieldsByName) {
   const std::function<void(v1::Reserve&)> faults[] = {
       [](auto& r) { r.clear_members(); },
       [](auto& r) { r.set_members(0, 9); },

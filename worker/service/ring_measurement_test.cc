@@ -132,7 +132,7 @@ std::vector<Communicator*> Borrow(const std::vector<std::unique_ptr<Communicator
   return borrowed;
 }
 
-TEST(RingMeasurement, EveryMemberLearnsItsLinksRateAndOverhead) {
+TEST(RingMeasurement, MeasuresRateAndOverheadOfEveryLink) {
   // The last rank's link is slower: all members use the short blocks that it needs.
   const double rates[] = {4e9, 3e9, 5e8};
   std::vector<std::unique_ptr<TimedRing>> ring;
@@ -173,7 +173,7 @@ TEST(RingMeasurement, BlocksGrowUntilTheyOutweighTheOverhead) {
   EXPECT_LT(ring[0]->groups, 24);
 }
 
-TEST(RingMeasurement, RealGroupsHaveRealTimes) {
+TEST(RingMeasurement, MeasuresRealTransfers) {
   for (int world_size : {2, 5}) {
     ScalarDevice device;
     auto ring = MakeInProcessRing(world_size);
@@ -187,7 +187,7 @@ TEST(RingMeasurement, RealGroupsHaveRealTimes) {
   }
 }
 
-TEST(RingMeasurement, ARingOfOneStartsNothing) {
+TEST(RingMeasurement, RingOfOneStartsNoGroup) {
   TimedRing ring(std::move(MakeInProcessRing(1)[0]), 1e9);
   SmallDevice device(0);
   const auto rates = MeasureRing(ring, device, kMiB, absl::InfinitePast());
@@ -197,7 +197,7 @@ TEST(RingMeasurement, ARingOfOneStartsNothing) {
 }
 
 // The others shorten their blocks to what the member with the least memory can hold.
-TEST(RingMeasurement, AMemberWithLittleMemoryIsNotWaitedFor) {
+TEST(RingMeasurement, UsesBlocksThatTheSmallestMemberCanHold) {
   for (int64_t most : {int64_t{100}, 10 * int64_t{1024}, 100 * int64_t{1024}}) {
     SmallDevice poor(most);
     ScalarDevice rich;
@@ -211,7 +211,7 @@ TEST(RingMeasurement, AMemberWithLittleMemoryIsNotWaitedFor) {
 
 // There is room for one block of the requested length or for two of half that length, which
 // suffice.
-TEST(RingMeasurement, ABlockThatFitsAloneLeavesRoomForTwoShorterOnes) {
+TEST(RingMeasurement, HalvesBlocksUntilTwoFit) {
   NarrowDevice narrow(150 << 10);
   ScalarDevice rich;
   auto ring = MakeInProcessRing(2);
@@ -221,7 +221,7 @@ TEST(RingMeasurement, ABlockThatFitsAloneLeavesRoomForTwoShorterOnes) {
   }
 }
 
-TEST(RingMeasurement, AMemberThatNeverComesEndsItAtTheDeadline) {
+TEST(RingMeasurement, MissingMemberFailsAtTheDeadline) {
   ScalarDevice device;
   auto ring = MakeInProcessRing(3);
   const absl::Time begin = absl::Now();
@@ -234,7 +234,7 @@ TEST(RingMeasurement, AMemberThatNeverComesEndsItAtTheDeadline) {
   }
 }
 
-TEST(RingMeasurement, AnAbortEndsItAtOnce) {
+TEST(RingMeasurement, AbortEndsMeasurementAtOnce) {
   ScalarDevice device;
   auto ring = MakeInProcessRing(2);
   std::thread aborter([&] { ring[0]->Abort("a peer is gone"); });
@@ -243,7 +243,7 @@ TEST(RingMeasurement, AnAbortEndsItAtOnce) {
   EXPECT_EQ(rates.status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST(RingMeasurement, BlocksFitTheirTime) {
+TEST(RingMeasurement, BlockLengthFitsTargetTime) {
   const auto ms = [](double value) { return absl::Milliseconds(value); };
   EXPECT_EQ(BlockBytesAfterProbe(kMiB, ms(0.5), 8 * kMiB), 3 * kMiB);
   EXPECT_EQ(BlockBytesAfterProbe(kMiB, ms(100), 8 * kMiB), kMiB);  // never shorter
@@ -251,7 +251,7 @@ TEST(RingMeasurement, BlocksFitTheirTime) {
   EXPECT_EQ(BlockBytesAfterProbe(kMiB, ms(0.001), kMiB), kMiB);
 }
 
-TEST(RingMeasurement, TheOverheadIsNoPartOfTheRate) {
+TEST(RingMeasurement, RateExcludesOverhead) {
   EXPECT_DOUBLE_EQ(LinkBytesPerSecond(1000, absl::Seconds(3), absl::Seconds(1)), 500);
   // Unless the overhead dominates.
   EXPECT_DOUBLE_EQ(LinkBytesPerSecond(1000, absl::Seconds(2), absl::Seconds(1)), 500);

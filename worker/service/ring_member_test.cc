@@ -77,7 +77,7 @@ class RingMemberTest : public testing::Test {
   HalfTransport transport_;
 };
 
-TEST_F(RingMemberTest, ACommitIsOverWhenTheRingIsMeasured) {
+TEST_F(RingMemberTest, CommitEndsAfterMeasurement) {
   auto member = Make(absl::Seconds(30));
   ASSERT_TRUE(member->Prepare(1, 0, 2).ok());
   std::thread peer([&] {
@@ -95,7 +95,7 @@ TEST_F(RingMemberTest, ACommitIsOverWhenTheRingIsMeasured) {
 }
 
 // Kernels wait for keys only if the ring needs none of their compute units.
-TEST_F(RingMemberTest, KeysAreNeverLateOnARingThatTakesComputeUnits) {
+TEST_F(RingMemberTest, NoLateKeysIfTransfersUseComputeUnits) {
   auto member = Make(absl::Seconds(30));
   EXPECT_FALSE(member->key_arrival().may_be_late()) << "there is no ring";
   ASSERT_TRUE(member->Prepare(1, 0, 2).ok());
@@ -110,7 +110,7 @@ TEST_F(RingMemberTest, KeysAreNeverLateOnARingThatTakesComputeUnits) {
   member->TearDown("the test is over");
 }
 
-TEST_F(RingMemberTest, APeerThatDoesNotMeasureFailsTheCommitInTime) {
+TEST_F(RingMemberTest, CommitFailsInTimeIfPeerDoesNotMeasure) {
   auto member = Make(absl::Milliseconds(200));
   ASSERT_TRUE(member->Prepare(1, 0, 2).ok());
   const absl::Time begin = absl::Now();
@@ -121,7 +121,7 @@ TEST_F(RingMemberTest, APeerThatDoesNotMeasureFailsTheCommitInTime) {
 
 // FAILED_PRECONDITION would mean that the commit came too late, and the coordinator would not be
 // notified.
-TEST_F(RingMemberTest, ATransportThatCannotConnectTheseRanksFailsTheCommit) {
+TEST_F(RingMemberTest, CommitFailsIfTransportCannotConnect) {
   auto member = Make(absl::Seconds(30));
   transport_.refusal = absl::FailedPreconditionError("memory of rank 1: not mapped");
   ASSERT_TRUE(member->Prepare(1, 0, 2).ok());
@@ -130,7 +130,7 @@ TEST_F(RingMemberTest, ATransportThatCannotConnectTheseRanksFailsTheCommit) {
   EXPECT_EQ(status.message(), "memory of rank 1: not mapped");
 }
 
-TEST_F(RingMemberTest, CancelEndsACommitThatMeasures) {
+TEST_F(RingMemberTest, CancelEndsMeasuringCommit) {
   auto member = Make(absl::Hours(1));
   ASSERT_TRUE(member->Prepare(7, 0, 2).ok());
   std::thread teardown([&] {
@@ -142,7 +142,7 @@ TEST_F(RingMemberTest, CancelEndsACommitThatMeasures) {
   EXPECT_FALSE(member->formed());
 }
 
-TEST_F(RingMemberTest, ACommitToComeIsCancelledToo) {
+TEST_F(RingMemberTest, CancelAlsoEndsLaterCommit) {
   auto member = Make(absl::Hours(1));
   ASSERT_TRUE(member->Prepare(7, 0, 2).ok());
   member->CancelForming(7);

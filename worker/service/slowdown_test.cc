@@ -32,7 +32,7 @@ AttentionSpec SpecWithTerms(int64_t head_dim) {
   return spec;
 }
 
-TEST(SlowdownTest, OfACallThatFallsToSlowerKernels) {
+TEST(SlowdownTest, CallOnSlowerKernels) {
   const AttentionSpec spec = SpecWithTerms(8);
   EXPECT_EQ(SlowdownOfCall(spec, Direction::kForward, "fast", kRates), 1);
   // The family's slowest rate counts, for any dtype, because it may apply.
@@ -67,7 +67,7 @@ class UnevenDevice : public ScalarDevice {
   }
 };
 
-TEST(SlowdownTest, OfAnOperationItsSlowestCalls) {
+TEST(SlowdownTest, OperationUsesItsSlowestCall) {
   AttentionSpec spec = SpecWithTerms(8);
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
   UnevenDevice device;

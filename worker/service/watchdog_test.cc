@@ -7,7 +7,7 @@
 namespace ringattn::worker {
 namespace {
 
-TEST(Watchdog, StrikesOnceAfterTheBoundAndNamesTheWork) {
+TEST(Watchdog, FiresOnceAfterTheLimitAndNamesTheWork) {
   absl::Mutex mutex;
   std::string struck;
   std::atomic<int> count{0};
@@ -24,7 +24,7 @@ TEST(Watchdog, StrikesOnceAfterTheBoundAndNamesTheWork) {
   EXPECT_EQ(struck, "the work");
 }
 
-TEST(Watchdog, LeavesDisarmedAndRearmedWorkAlone) {
+TEST(Watchdog, DoesNotFireForDisarmedOrRearmedWork) {
   std::atomic<int> count{0};
   Watchdog watchdog([&](const std::string&) { ++count; });
   for (int i = 0; i < 20; ++i) {

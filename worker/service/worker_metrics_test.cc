@@ -9,7 +9,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(WorkerMetricsTest, OneSeriesSaysWhoThisIs) {
+TEST(WorkerMetricsTest, InfoSeriesIdentifiesWorker) {
   WorkerMetrics metrics;
   metrics.Describe("worker-3", "cuda:0 \"fast\"", "1.2.3", 1 << 20);
   EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_worker_info{device=\"cuda:0 \\\"fast\\\"\","
@@ -24,7 +24,7 @@ TEST(WorkerMetricsTest, OneSeriesSaysWhoThisIs) {
   EXPECT_THAT(metrics.Text(), Not(HasSubstr("rank=\"2\"")));
 }
 
-TEST(WorkerMetricsTest, KernelsAreCountedFromZero) {
+TEST(WorkerMetricsTest, KernelSeriesStartAtZero) {
   WorkerMetrics metrics;
   metrics.ExpectKernels({{"sm90", {DType::kBFloat16}, /*backward=*/false, {.score_terms = false}},
                          {"simt", {DType::kBFloat16}, /*backward=*/true, {.score_terms = true}}});

@@ -32,7 +32,7 @@ v1::Heartbeat AwaitHeartbeat(Cluster& cluster, int rank,
   return heartbeat;
 }
 
-TEST(Worker, RegistersWhatItIs) {
+TEST(Worker, RegistersItsProperties) {
   Cluster cluster(1, {.memory_limit_bytes = 12345,
                       .threads = 3,
                       .kernel_rates = {{"simt", {DType::kFloat32}, Direction::kForward, 5e9}},
@@ -50,7 +50,7 @@ TEST(Worker, RegistersWhatItIs) {
   EXPECT_FALSE(registration->incarnation().empty());
 }
 
-TEST(Worker, SaysWhatItMeasuredOfItsRing) {
+TEST(Worker, ReportsRingMeasurement) {
   for (int world_size : {1, 2, 3}) {
     Cluster cluster(world_size);
     for (const v1::Committed& committed : cluster.Form(1)) {
@@ -76,7 +76,7 @@ TEST(Worker, ComputesARequestFromReserveToRelease) {
 }
 
 // Waking links takes time, which passes while the upload notices reach the coordinator.
-TEST(Worker, LinksAreWakedWhenAShardIsUploadedAndWhenItIsRun) {
+TEST(Worker, WakesLinksAfterUploadAndBeforeRun) {
   Cluster cluster(2);
   cluster.Form(1);
   const TestRequest request = TestRequest::Make(61, 2);
@@ -94,7 +94,7 @@ TEST(Worker, LinksAreWakedWhenAShardIsUploadedAndWhenItIsRun) {
   EXPECT_TRUE(all_woken(2));
 }
 
-TEST(Worker, ShardsShorterThanTheRingWorkToo) {
+TEST(Worker, HandlesFewerTokensThanRanks) {
   Cluster cluster(4);
   cluster.Form(1);
   for (int64_t tokens : {0, 1, 3}) {
@@ -137,7 +137,7 @@ TEST(Worker, ReportsTimesTilesAndTimeline) {
 
 // The program starts while inputs are being copied to the device, and outputs are sent while they
 // are being copied from it.
-TEST(Worker, StagedTensorBytesMakeTheSameResult) {
+TEST(Worker, StagingDoesNotChangeTheResult) {
   Cluster cluster(2);
   for (int rank = 0; rank < 2; ++rank) {
     cluster.device(rank).SetStaged(absl::Milliseconds(2), 4096);
@@ -184,14 +184,14 @@ void CancelDownloads(Cluster& cluster) {
   ExpectAllFree(cluster);
 }
 
-TEST(Worker, ADownloadCancelledWhileItIsCopiedGivesTheMemoryBack) {
+TEST(Worker, DownloadCancelledDuringCopyReturnsMemory) {
   Cluster cluster(1);
   cluster.device(0).SetStaged(absl::Milliseconds(1), 0);
   cluster.Form(1);
   CancelDownloads(cluster);
 }
 
-TEST(Worker, RefusesWhatDoesNotFitWithTheArithmetic) {
+TEST(Worker, RejectsOversizedReserveWithTheFigures) {
   Cluster cluster(1, {.memory_limit_bytes = 1000});
   cluster.Form(1);
   v1::JoinResponse message;
@@ -235,7 +235,7 @@ TEST(Worker, RefusesWhatDoesNotFitWithTheArithmetic) {
   EXPECT_THAT(reserved->reserved().reason(), HasSubstr("malformed Reserve: shape: "));
 }
 
-TEST(Worker, ExchangeRejectsWhatIsWrong) {
+TEST(Worker, ExchangeRejectsInvalidMessages) {
   Cluster cluster(1);
   cluster.Form(3);
   const TestRequest request = TestRequest::Make(40, 1);
@@ -293,7 +293,7 @@ TEST(Worker, ExchangeRejectsWhatIsWrong) {
   ExpectAllFree(cluster);
 }
 
-TEST(Worker, AnExchangeSaysInItsMetadataWhatItIsFor) {
+TEST(Worker, ExchangeNeedsValidMetadata) {
   Cluster cluster(1);
   cluster.Form(3);
   const TestRequest request = TestRequest::Make(40, 1);
@@ -327,7 +327,7 @@ TEST(Worker, AnExchangeSaysInItsMetadataWhatItIsFor) {
   ExpectAllFree(cluster);
 }
 
-TEST(Worker, CancelFreesTheDevicesAndKeepsTheRing) {
+TEST(Worker, CancelFreesDevicesAndKeepsRing) {
   Cluster cluster(2);
   cluster.Form(1);
   const TestRequest request = TestRequest::Make(64, 2);
@@ -355,7 +355,7 @@ TEST(Worker, CancelFreesTheDevicesAndKeepsTheRing) {
   ExpectAllFree(cluster);
 }
 
-TEST(Worker, OnlyTheRankThatComputesOwesProgress) {
+TEST(Worker, HeartbeatsDistinguishWaitingFromComputing) {
   Cluster cluster(4);
   cluster.Form(1);
   cluster.device(1).SetDelay(absl::Seconds(60));
@@ -381,7 +381,7 @@ TEST(Worker, OnlyTheRankThatComputesOwesProgress) {
   cluster.TearDown(1);
 }
 
-TEST(Worker, TeardownMidRunFreesEverythingAndTheRingFormsAnew) {
+TEST(Worker, TeardownDuringRunFreesEverythingAndRingReforms) {
   Cluster cluster(3);
   const TestRequest request = TestRequest::Make(48, 3);
   for (uint64_t generation = 1; generation <= 3; ++generation) {
@@ -405,7 +405,7 @@ TEST(Worker, TeardownMidRunFreesEverythingAndTheRingFormsAnew) {
   EXPECT_TRUE(cluster.stuck().empty());
 }
 
-TEST(Worker, ATeardownThatHangsIsReportedAsStuck) {
+TEST(Worker, ReportsHangingTeardownAsStuck) {
   Cluster cluster(1, {.ring = {.teardown_timeout = absl::Milliseconds(300)}});
   cluster.Form(1);
   const TestRequest request = TestRequest::Make(16, 1);
@@ -420,7 +420,7 @@ TEST(Worker, ATeardownThatHangsIsReportedAsStuck) {
   EXPECT_THAT(cluster.stuck()[0], HasSubstr("generation 1"));
 }
 
-TEST(Worker, LostCoordinatorFreesEverythingAndIsDialledAgain) {
+TEST(Worker, FreesEverythingAndReconnectsAfterLosingCoordinator) {
   Cluster cluster(2);
   const TestRequest request = TestRequest::Make(64, 2);
   for (int round = 0; round < 2; ++round) {
@@ -440,7 +440,7 @@ TEST(Worker, LostCoordinatorFreesEverythingAndIsDialledAgain) {
   cluster.RunToTheEnd(request, "1-1", 1);
 }
 
-TEST(Worker, LeavesWhenTheCoordinatorLetsItGo) {
+TEST(Worker, LeavesWhenCoordinatorReleasesIt) {
   Cluster cluster(1);
   cluster.Form(1);
   const absl::Time begin = absl::Now();
@@ -459,7 +459,7 @@ TEST(Worker, LeavesWhenTheCoordinatorLetsItGo) {
   EXPECT_EQ(cluster.coordinator().LastHeartbeat("worker-0").sequence(), last);
 }
 
-TEST(Worker, LeavingEndsWithTheTimeoutAndWithTheCoordinator) {
+TEST(Worker, LeaveEndsAtTimeoutOrWithoutCoordinator) {
   Cluster cluster(2);
   cluster.Form(1);
   absl::Time begin = absl::Now();
@@ -474,7 +474,7 @@ TEST(Worker, LeavingEndsWithTheTimeoutAndWithTheCoordinator) {
   EXPECT_LT(absl::Now() - begin, absl::Seconds(30));
 }
 
-TEST(Worker, MessagesOfAnotherGenerationAreIgnored) {
+TEST(Worker, IgnoresMessagesOfOtherGenerations) {
   Cluster cluster(2);
   cluster.Form(4);
   v1::JoinResponse stale;
@@ -491,7 +491,7 @@ TEST(Worker, MessagesOfAnotherGenerationAreIgnored) {
   cluster.RunToTheEnd(TestRequest::Make(33, 2), "4-1", 4);
 }
 
-TEST(Worker, ATeardownBetweenPrepareAndCommitEndsTheForming) {
+TEST(Worker, TeardownBetweenPrepareAndCommitEndsForming) {
   Cluster cluster(2);
   v1::JoinResponse prepare;
   prepare.mutable_prepare()->set_generation(5);
@@ -515,7 +515,7 @@ TEST(Worker, ATeardownBetweenPrepareAndCommitEndsTheForming) {
   cluster.RunToTheEnd(TestRequest::Make(20, 2), "6-1", 6);
 }
 
-TEST(Worker, APeerThatCannotBeReachedFailsTheGeneration) {
+TEST(Worker, UnreachablePeerFailsTheGeneration) {
   Cluster cluster(1, {.ring = {.connect_timeout = absl::Milliseconds(200)}});
   v1::JoinResponse prepare, commit;
   prepare.mutable_prepare()->set_generation(5);
@@ -532,7 +532,7 @@ TEST(Worker, APeerThatCannotBeReachedFailsTheGeneration) {
   EXPECT_EQ(failed->generation_failed().generation(), 5u);
 }
 
-TEST(Worker, AThousandCancelledOperationsLeaveNothingBehind) {
+TEST(Worker, ThousandCancelledOperationsLeaveNothing) {
   Cluster cluster(2);
   cluster.Form(1);
   const TestRequest request = TestRequest::Make(8, 2);
@@ -546,7 +546,7 @@ TEST(Worker, AThousandCancelledOperationsLeaveNothingBehind) {
   cluster.RunToTheEnd(request, "last", 1);
 }
 
-TEST(Worker, ACancelledDownloadGivesTheMemoryBack) {
+TEST(Worker, CancelledDownloadReturnsMemory) {
   Cluster cluster(1);
   cluster.Form(1);
   CancelDownloads(cluster);

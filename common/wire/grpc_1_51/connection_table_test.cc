@@ -8,7 +8,7 @@
 namespace ringattn::wire {
 namespace {
 
-TEST(ConnectionTableTest, ForgetsWhatHasClosed) {
+TEST(ConnectionTableTest, RemovesClosedConnections) {
   int pair[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
   ConnectionTable table;
@@ -22,12 +22,12 @@ TEST(ConnectionTableTest, ForgetsWhatHasClosed) {
   EXPECT_EQ(table.Prune(), 0);
 }
 
-TEST(ConnectionTableTest, ADescriptorThatCameAgainIsAnotherConnection) {
+TEST(ConnectionTableTest, ReusedDescriptorIsAnotherConnection) {
   int first[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, first), 0);
   ConnectionTable table;
   table.Add(first[0]);
-  // Another socket under the same number, which is none of ours.
+  // Another socket with the same number, which the table does not know.
   int second[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, second), 0);
   ASSERT_EQ(dup2(second[0], first[0]), first[0]);

@@ -18,7 +18,7 @@
 namespace ringattn::wire {
 namespace {
 
-// The time until `count` calls at once, which need nothing but gRPC's callbacks, have ended.
+// Returns the time that `count` concurrent calls take, which need only gRPC's callbacks.
 absl::Duration TimeOfCalls(grpc::GenericStub& stub, int count) {
   struct Call {
     grpc::ClientContext context;
@@ -39,9 +39,9 @@ absl::Duration TimeOfCalls(grpc::GenericStub& stub, int count) {
   return absl::Now() - start;
 }
 
-// The pause is gRPC's own: after a second without an event its threads sleep for 100 ms.
-// Without a KeepAwake these calls take 50 ms.
-TEST(KeepAwakeTest, ACallAfterAPauseIsAnsweredAtOnce) {
+// The pause is gRPC's: after a second without an event its threads sleep for 100 ms. Without a
+// KeepAwake these calls take 50 ms.
+TEST(KeepAwakeTest, CallAfterPauseIsAnsweredAtOnce) {
   const KeepAwake awake;
   const KeepAwake second;
   grpc::GenericStub stub(grpc::CreateCustomChannel("", nullptr, {}));
@@ -55,18 +55,18 @@ TEST(KeepAwakeTest, ACallAfterAPauseIsAnsweredAtOnce) {
   }
   std::sort(times.begin(), times.end());
   std::sort(prompt.begin(), prompt.end());
-  // A busy machine may delay one or two, and a slow one all of them.
+  // A busy machine may delay one or two calls, and a slow one all of them.
   EXPECT_LT(times[2], prompt[2] + absl::Milliseconds(20));
 }
 
-TEST(KeepAwakeTest, EndsAndBeginsAgain) {
+TEST(KeepAwakeTest, StopsAndStartsAgain) {
   for (int i = 0; i < 20; ++i) {
     const KeepAwake awake;
   }
 }
 
-// One that ends while another begins does not wait for the other's end.
-TEST(KeepAwakeTest, EndsWhileAnotherBegins) {
+// An instance that ends while another begins does not wait for the other's end.
+TEST(KeepAwakeTest, StopsWhileAnotherStarts) {
   for (int round = 0; round < 200; ++round) {
     auto first = std::make_unique<KeepAwake>();
     absl::SleepFor(absl::Microseconds(10 * round));

@@ -30,7 +30,7 @@ int Connect(const std::string& address) {
   return fd;
 }
 
-// All that the peer says until it closes.
+// Returns everything that the peer sends before it closes.
 std::string Hear(int fd) {
   std::string heard;
   char buffer[256];
@@ -38,7 +38,7 @@ std::string Hear(int fd) {
   return heard;
 }
 
-// Keeps the connections that a listener hands on.
+// Keeps the connections that a listener passes on.
 class Keeper {
  public:
   ~Keeper() {
@@ -67,7 +67,7 @@ class Keeper {
   std::vector<int> fds_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST(ListenerTest, RefusesWhatIsBeyondItsBoundWithAReason) {
+TEST(ListenerTest, RejectsConnectionsOverLimitWithReason) {
   Keeper keeper;
   auto listener = Listener::Bind({.address = "127.0.0.1:0", .max_connections = 2});
   ASSERT_TRUE(listener.ok()) << listener.status();
@@ -81,7 +81,7 @@ TEST(ListenerTest, RefusesWhatIsBeyondItsBoundWithAReason) {
   EXPECT_EQ(heard[3], '\7');  // GOAWAY
   EXPECT_EQ((*listener)->Stats().open, 2);
   EXPECT_EQ((*listener)->Stats().refused, 1);
-  // Room again.
+  // Below the limit again.
   keeper.CloseOne();
   EXPECT_EQ((*listener)->Stats().open, 1);
   const int fourth = Connect((*listener)->address());
@@ -89,8 +89,8 @@ TEST(ListenerTest, RefusesWhatIsBeyondItsBoundWithAReason) {
   for (const int fd : {first, second, third, fourth}) close(fd);
 }
 
-// Every descriptor in use: gRPC's listener would never accept again.
-TEST(ListenerTest, GoesOnAfterTheDescriptorsRanOut) {
+// All descriptors are in use: gRPC's listener would stop accepting permanently.
+TEST(ListenerTest, ContinuesAfterDescriptorShortage) {
   rlimit limit;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
   limit.rlim_cur = 64;
@@ -120,7 +120,7 @@ TEST(ListenerTest, GoesOnAfterTheDescriptorsRanOut) {
   for (const int fd : {early, shed, late}) close(fd);
 }
 
-TEST(ListenerTest, ATakenPortIsAnError) {
+TEST(ListenerTest, PortInUseIsAnError) {
   auto first = Listener::Bind({.address = "127.0.0.1:0"});
   ASSERT_TRUE(first.ok());
   EXPECT_EQ(Listener::Bind({.address = (*first)->address()}).status().code(),
@@ -128,7 +128,7 @@ TEST(ListenerTest, ATakenPortIsAnError) {
   EXPECT_EQ(Listener::Bind({.address = "no port"}).status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST(ListenerTest, ANameIsBoundOnAllItsAddresses) {
+TEST(ListenerTest, BindsAllAddressesOfName) {
   auto listener = Listener::Bind({.address = "localhost:0"});
   ASSERT_TRUE(listener.ok()) << listener.status();
   EXPECT_EQ((*listener)->address().rfind("localhost:", 0), 0);

@@ -27,7 +27,7 @@ INSTANTIATE_TEST_SUITE_P(Rings, RingOfOne, ::testing::ValuesIn(RingsUnderTest())
 INSTANTIATE_TEST_SUITE_P(Rings, CommunicatorContract, ::testing::ValuesIn(RingsOfMany()), RingName);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CommunicatorContract);
 
-TEST_P(RingOfOne, AnEmptyGroupIsDone) {
+TEST_P(RingOfOne, EmptyGroupIsDone) {
   Ranks ranks = MakeRanks(1);
   Ring ring = ranks.Form(1);
   ASSERT_TRUE(Formed(ring));
@@ -37,7 +37,7 @@ TEST_P(RingOfOne, AnEmptyGroupIsDone) {
   EXPECT_TRUE(ring[0]->Start({}, {}, &control)->Wait(Soon()).ok());
 }
 
-TEST_P(RingOfOne, AfterAnAbortEvenEmptyGroupsFail) {
+TEST_P(RingOfOne, EmptyGroupsFailAfterAbort) {
   Ranks ranks = MakeRanks(1);
   Ring ring = ranks.Form(1);
   ASSERT_TRUE(Formed(ring));
@@ -49,7 +49,7 @@ TEST_P(RingOfOne, AfterAnAbortEvenEmptyGroupsFail) {
   EXPECT_THAT(Message(status), HasSubstr("torn down"));
 }
 
-TEST_P(RingOfOne, CopiesWhatItSendsToItself) {
+TEST_P(RingOfOne, CopiesSendsToItself) {
   if (!GetParam().sends_to_itself) GTEST_SKIP() << "peers are other ranks";
   Ranks ranks = MakeRanks(1);
   Ring ring = ranks.Form(1);
@@ -87,7 +87,7 @@ void PassOneBlock(Ranks& ranks, Ring& ring, int64_t bytes) {
   }
 }
 
-TEST_P(CommunicatorContract, PassesBlocksOfEverySizeAroundTheRing) {
+TEST_P(CommunicatorContract, PassesBlocksOfEverySize) {
   for (int world_size : WorldSizes({2, 3, 4, 8})) {
     Ranks ranks = MakeRanks(world_size);
     Ring ring = ranks.Form(1);
@@ -100,7 +100,7 @@ TEST_P(CommunicatorContract, PassesBlocksOfEverySizeAroundTheRing) {
   }
 }
 
-TEST_P(CommunicatorContract, OneGroupReachesAllPeersBothWays) {
+TEST_P(CommunicatorContract, OneGroupReachesAllPeersInBothDirections) {
   constexpr int64_t kBytes = 300'000;
   const int world_size = LargestWorld(5);
   Ranks ranks = MakeRanks(world_size);
@@ -142,7 +142,7 @@ TEST_P(CommunicatorContract, OneGroupReachesAllPeersBothWays) {
   }
 }
 
-TEST_P(CommunicatorContract, TheNthSendMeetsTheNthReceive) {
+TEST_P(CommunicatorContract, NthSendMatchesNthReceive) {
   Ranks ranks = MakeRanks(2);
   Ring ring = ranks.Form(1);
   ASSERT_TRUE(Formed(ring));
@@ -169,7 +169,7 @@ TEST_P(CommunicatorContract, TheNthSendMeetsTheNthReceive) {
   EXPECT_EQ(received.Read(), numbers);
 }
 
-TEST_P(CommunicatorContract, MembersMayExchangeWhileOthersStandBy) {
+TEST_P(CommunicatorContract, SomeMembersMayExchangeWithoutOthers) {
   const int world_size = LargestWorld(4);
   if (world_size < 3) GTEST_SKIP() << "needs three devices";
   Ranks ranks = MakeRanks(world_size);
@@ -185,7 +185,7 @@ TEST_P(CommunicatorContract, MembersMayExchangeWhileOthersStandBy) {
   EXPECT_EQ(received.Read(), Pattern(5000, 1));
 }
 
-TEST_P(CommunicatorContract, AGroupWaitsForWhatIsComputedBeforeIt) {
+TEST_P(CommunicatorContract, GroupWaitsForItsDependencies) {
   constexpr int64_t kBytes = 1 << 20;
   Ranks ranks = MakeRanks(2);
   Ring ring = ranks.Form(1);
@@ -205,7 +205,7 @@ TEST_P(CommunicatorContract, AGroupWaitsForWhatIsComputedBeforeIt) {
   EXPECT_EQ(received.Read(), std::vector<uint8_t>(kBytes, 7));
 }
 
-TEST_P(CommunicatorContract, AGroupRunsThoughItsPredecessorFailed) {
+TEST_P(CommunicatorContract, GroupRunsAfterFailedDependency) {
   Ranks ranks = MakeRanks(2);
   Ring ring = ranks.Form(1);
   ASSERT_TRUE(Formed(ring));
@@ -222,7 +222,7 @@ TEST_P(CommunicatorContract, AGroupRunsThoughItsPredecessorFailed) {
 
 // Each group forwards a block that the previous group received, as in a ring pass, without waiting
 // in between. Prints how long Start blocks the caller and how long a small step takes.
-TEST_P(CommunicatorContract, ManyGroupsInARowPassTheSameBytesOn) {
+TEST_P(CommunicatorContract, ManyGroupsForwardTheSameBytes) {
   constexpr int kGroups = 500, kBytes = 4096;
   const int world_size = LargestWorld(4);
   Ranks ranks = MakeRanks(world_size);
@@ -262,7 +262,7 @@ TEST_P(CommunicatorContract, ManyGroupsInARowPassTheSameBytesOn) {
               *std::max_element(step_us.begin(), step_us.end()), world_size);
 }
 
-TEST_P(CommunicatorContract, AbortMidTransferEndsItAndTheRingFormsAnew) {
+TEST_P(CommunicatorContract, ReformsAfterAbortDuringTransfer) {
   const int64_t bytes = GetParam().long_transfer_bytes;
   Ranks ranks = MakeRanks(2);
   Memory a(ranks[0], bytes), b(ranks[1], bytes);
@@ -291,7 +291,7 @@ TEST_P(CommunicatorContract, AbortMidTransferEndsItAndTheRingFormsAnew) {
   }
 }
 
-TEST_P(CommunicatorContract, AbortEndsAReceiveThatNobodyAnswers) {
+TEST_P(CommunicatorContract, AbortEndsUnmatchedReceive) {
   const int world_size = LargestWorld(3);
   Ranks ranks = MakeRanks(world_size);
   Ring ring = ranks.Form(1);
@@ -309,7 +309,7 @@ TEST_P(CommunicatorContract, AbortEndsAReceiveThatNobodyAnswers) {
   EXPECT_EQ(control.progress.load(), 0);
 }
 
-TEST_P(CommunicatorContract, AClosedCommunicatorEndsWhatItHad) {
+TEST_P(CommunicatorContract, DestructionEndsPendingGroups) {
   Ranks ranks = MakeRanks(2);
   Ring ring = ranks.Form(1);
   ASSERT_TRUE(Formed(ring));
@@ -320,7 +320,7 @@ TEST_P(CommunicatorContract, AClosedCommunicatorEndsWhatItHad) {
   EXPECT_EQ(receive->Wait(absl::Now() + kAbortBound).code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_P(CommunicatorContract, AStepThatTakesTooLongNamesThePeer) {
+TEST_P(CommunicatorContract, StepTimeoutNamesThePeer) {
   if (!GetParam().has_step_timeout) GTEST_SKIP() << "it has no bound of its own";
   Ranks ranks = MakeRanks(2, absl::Milliseconds(300));
   Ring ring = ranks.Form(1);

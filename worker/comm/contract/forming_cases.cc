@@ -26,7 +26,7 @@ INSTANTIATE_TEST_SUITE_P(Rings, FormingOfManyContract, ::testing::ValuesIn(Rings
                          RingName);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(FormingOfManyContract);
 
-TEST_P(FormingContract, ARankLiesInItsRing) {
+TEST_P(FormingContract, RankMustBeWithinRing) {
   Ranks ranks = MakeRanks(world_size());
   for (const auto& [rank, size] :
        {std::pair(1, 1), std::pair(2, 2), std::pair(-1, 1), std::pair(0, 0)}) {
@@ -49,7 +49,7 @@ TEST_P(FormingContract, OnlyTheLastPreparedGenerationConnects) {
   EXPECT_TRUE(Formed(ranks.Form(6)));
 }
 
-TEST_P(FormingContract, BlobsAreOfTheWholeRing) {
+TEST_P(FormingContract, RequiresOneBlobPerRank) {
   Ranks ranks = MakeRanks(world_size());
   std::vector<std::string> blobs = ranks.Prepare(3);
   const auto code = [&](const std::vector<std::string>& given) {
@@ -61,7 +61,7 @@ TEST_P(FormingContract, BlobsAreOfTheWholeRing) {
   EXPECT_EQ(code(blobs), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_P(FormingOfManyContract, BlobsAreChecked) {
+TEST_P(FormingOfManyContract, ChecksBlobs) {
   Ranks ranks = MakeRanks(2);
   const auto code = [&](const std::string& bad) {
     std::vector<std::string> blobs = ranks.Prepare(3);
@@ -76,7 +76,7 @@ TEST_P(FormingOfManyContract, BlobsAreChecked) {
               AnyOf(absl::StatusCode::kInvalidArgument, absl::StatusCode::kFailedPrecondition));
 }
 
-TEST_P(FormingOfManyContract, AMissingPeerIsUnavailableByTheDeadline) {
+TEST_P(FormingOfManyContract, MissingPeerIsUnavailableByDeadline) {
   const absl::Duration patience = absl::Seconds(1);
   Ranks ranks = MakeRanks(2);
   uint64_t generation = 0;
@@ -94,7 +94,7 @@ TEST_P(FormingOfManyContract, AMissingPeerIsUnavailableByTheDeadline) {
   EXPECT_TRUE(Formed(ranks.Form(++generation)));
 }
 
-TEST_P(FormingOfManyContract, CancelEndsAConnect) {
+TEST_P(FormingOfManyContract, CancelEndsConnect) {
   Ranks ranks = MakeRanks(2);
   for (int rank : {0, 1}) {
     const std::vector<std::string> blobs = ranks.Prepare(1 + rank);

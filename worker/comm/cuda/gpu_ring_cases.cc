@@ -17,7 +17,7 @@ class GpuRingTest : public RingOfManyTest {};
 
 INSTANTIATE_TEST_SUITE_P(Rings, GpuRingTest, ::testing::ValuesIn(RingsUnderTest()), RingName);
 
-TEST_P(GpuRingTest, HalfAnExchangeWithItselfFailsAtOnce) {
+TEST_P(GpuRingTest, UnmatchedSendToItselfFailsAtOnce) {
   Ranks ranks = MakeRanks(1);
   Ring ring = ranks.Form(1);
   ASSERT_TRUE(Formed(ring));
@@ -27,7 +27,7 @@ TEST_P(GpuRingTest, HalfAnExchangeWithItselfFailsAtOnce) {
   EXPECT_EQ(half->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_P(GpuRingTest, TwoRanksThatSayTheyAreOneAreRefused) {
+TEST_P(GpuRingTest, RejectsTwoEqualBlobs) {
   Ranks ranks = MakeRanks(2);
   std::vector<std::string> blobs = ranks.Prepare(3);
   blobs[1] = blobs[0];
@@ -36,7 +36,7 @@ TEST_P(GpuRingTest, TwoRanksThatSayTheyAreOneAreRefused) {
 }
 
 // A group on a failed ring fails without being enqueued.
-TEST_P(GpuRingTest, AGroupAfterAnAbortIsDoneAtOnce) {
+TEST_P(GpuRingTest, GroupAfterAbortFailsAtOnce) {
   Ranks ranks = MakeRanks(2);
   Ring ring = ranks.Form(1);
   ASSERT_TRUE(Formed(ring));

@@ -20,7 +20,7 @@ absl::Time At(int seconds) { return absl::UnixEpoch() + absl::Seconds(seconds); 
 
 std::shared_ptr<HostEvent> NewEvent() { return std::make_shared<HostEvent>(); }
 
-TEST(StepDeadlines, AGroupExpiresAfterItsTimeoutByName) {
+TEST(StepDeadlines, GroupExpiresAfterTimeoutByName) {
   StepDeadlines steps(kTimeout);
   EXPECT_THAT(steps.Poll(At(0)), IsEmpty());
   steps.Add({}, NewEvent(), "receiving from rank 2");
@@ -43,7 +43,7 @@ TEST(StepDeadlines, WaitingForComputeDoesNotCount) {
   EXPECT_THAT(steps.Poll(At(71)), HasSubstr("took longer"));
 }
 
-TEST(StepDeadlines, TheTimeOfEarlierGroupsDoesNotCount) {
+TEST(StepDeadlines, TimeOfEarlierGroupsDoesNotCount) {
   StepDeadlines steps(kTimeout);
   auto first = NewEvent(), second = NewEvent();
   steps.Add({}, first, "first");
@@ -55,7 +55,7 @@ TEST(StepDeadlines, TheTimeOfEarlierGroupsDoesNotCount) {
   EXPECT_EQ(steps.Poll(At(20)), "second took longer than 10s");
 }
 
-TEST(StepDeadlines, EndedGroupsAreForgotten) {
+TEST(StepDeadlines, EndedGroupsAreRemoved) {
   StepDeadlines steps(kTimeout);
   auto first = NewEvent(), second = NewEvent();
   steps.Add({}, first, "first");

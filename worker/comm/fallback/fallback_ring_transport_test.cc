@@ -102,7 +102,7 @@ class FallbackRingTransportTest : public ::testing::Test {
   std::string choices_;
 };
 
-TEST_F(FallbackRingTransportTest, TakesThePrimaryWhereAllCan) {
+TEST_F(FallbackRingTransportTest, UsesPrimaryIfAllRanksCan) {
   auto transport = Make();
   const std::string blob0 = *transport->Prepare(1, 0, 2), blob1 = *transport->Prepare(1, 1, 2);
   EXPECT_TRUE(transport->Connect(1, {blob0, blob1}, absl::InfiniteFuture()).ok());
@@ -112,7 +112,7 @@ TEST_F(FallbackRingTransportTest, TakesThePrimaryWhereAllCan) {
   EXPECT_EQ(choices_, "1");
 }
 
-TEST_F(FallbackRingTransportTest, TakesTheFallbackWhereOneCannot) {
+TEST_F(FallbackRingTransportTest, UsesFallbackIfOneRankCannot) {
   auto transport = Make();
   const std::string blob0 = *transport->Prepare(1, 0, 2);
   primary_.prepare = absl::FailedPreconditionError("no");
@@ -124,7 +124,7 @@ TEST_F(FallbackRingTransportTest, TakesTheFallbackWhereOneCannot) {
 }
 
 // Machines with one worker and machines with several, in one ring.
-TEST_F(FallbackRingTransportTest, ARankWithoutAPrimaryMeetsThoseThatHaveOne) {
+TEST_F(FallbackRingTransportTest, RankWithoutPrimaryJoinsOthers) {
   auto with = Make();
   FallbackRingTransport::Hooks hooks;
   hooks.primary_suits = [](const std::vector<std::string>& blobs) {
@@ -143,7 +143,7 @@ TEST_F(FallbackRingTransportTest, ARankWithoutAPrimaryMeetsThoseThatHaveOne) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(FallbackRingTransportTest, SaysSoIfThereIsNoWay) {
+TEST_F(FallbackRingTransportTest, ReportsMissingTransport) {
   auto transport = Make();
   const std::string blob0 = *transport->Prepare(1, 0, 2);
   primary_.prepare = absl::FailedPreconditionError("no");
@@ -161,7 +161,7 @@ TEST_F(FallbackRingTransportTest, SaysSoIfThereIsNoWay) {
   EXPECT_THAT(std::string(none.message()), HasSubstr("rank 1 has no other transport"));
 }
 
-TEST_F(FallbackRingTransportTest, GivesUpAPrimaryThatShouldWorkAndDoesNot) {
+TEST_F(FallbackRingTransportTest, DisablesPrimaryAfterRepeatedFailures) {
   auto transport = Make();
   const auto form = [&] {
     const std::string blob = *transport->Prepare(1, 0, 1);
@@ -181,7 +181,7 @@ TEST_F(FallbackRingTransportTest, GivesUpAPrimaryThatShouldWorkAndDoesNot) {
   EXPECT_EQ(fallback_.connects, 1);
 }
 
-TEST_F(FallbackRingTransportTest, RefusesMalformedBlobs) {
+TEST_F(FallbackRingTransportTest, RejectsMalformedBlobs) {
   auto transport = Make();
   for (const char* blob : {"", "3", "1,2", "1:2,", "1,1:a", "1,1:abc", "-1,2:a", "x,y:ab"}) {
     EXPECT_EQ(transport->Connect(1, {blob}, absl::InfiniteFuture()).status().code(),

@@ -41,7 +41,7 @@ TEST(InProcessRing, SizesMustAgree) {
   EXPECT_EQ(send->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
 }
 
-TEST(InProcessRing, AnAbortOfOneRankEndsThemAll) {
+TEST(InProcessRing, AbortOfOneRankAbortsAll) {
   auto ring = MakeInProcessRing(2);
   RunControl control;
   int a = 0;

@@ -20,7 +20,7 @@ std::string Id() {
 
 std::string Blob(int rank) { return EncodeNcclBlob({"node-7", Uuid(rank), rank == 0 ? Id() : ""}); }
 
-TEST(NcclBlob, TheIdArrives) {
+TEST(NcclBlob, UniqueIdRoundTrips) {
   for (int world_size : {1, 2, 8}) {
     std::vector<std::string> blobs;
     for (int rank = 0; rank < world_size; ++rank) blobs.push_back(Blob(rank));
@@ -30,14 +30,14 @@ TEST(NcclBlob, TheIdArrives) {
   }
 }
 
-TEST(NcclBlob, TwoRanksOnOneGpuAreNamed) {
+TEST(NcclBlob, NamesTwoRanksOnOneGpu) {
   const auto id = UniqueIdOf({Blob(0), Blob(1), Blob(2), Blob(1)});
   EXPECT_EQ(id.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(id.status().message()), HasSubstr("ranks 1 and 3 both use GPU"));
   EXPECT_THAT(std::string(id.status().message()), HasSubstr("node-7"));
 }
 
-TEST(NcclBlob, WhatIsNoBlobIsRefusedByRank) {
+TEST(NcclBlob, RejectsMalformedBlobByRank) {
   const std::string bad[] = {
       "",
       "127.0.0.1:1234",  // a TCP worker's blob

@@ -66,7 +66,7 @@ class NcclFaults : public ::testing::Test {
   std::unique_ptr<Communicator> ring_[2];
 };
 
-TEST_F(NcclFaults, AnAbortThatHangsIsReported) {
+TEST_F(NcclFaults, ReportsHangingAbort) {
   EventRef receive = Start(1, Kind::kReceive);
   Faults().abort_ms = 400;
   ring_[1]->Abort("teardown");
@@ -75,7 +75,7 @@ TEST_F(NcclFaults, AnAbortThatHangsIsReported) {
   EXPECT_EQ(stuck_.load(), 1);
 }
 
-TEST_F(NcclFaults, WhatNcclNoticesEndsTheRing) {
+TEST_F(NcclFaults, NcclErrorEndsRing) {
   EventRef receive = Start(1, Kind::kReceive);
   Faults().lost_network = true;
   const absl::Status status = receive->Wait(Soon());
@@ -84,7 +84,7 @@ TEST_F(NcclFaults, WhatNcclNoticesEndsTheRing) {
   EXPECT_EQ(Start(1, Kind::kReceive)->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(NcclFaults, ARefusedGroupEndsTheRing) {
+TEST_F(NcclFaults, RejectedGroupEndsRing) {
   Faults().refuse_sends = true;
   const absl::Status status = Start(0, Kind::kSend)->Wait(Soon());
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
@@ -92,7 +92,7 @@ TEST_F(NcclFaults, ARefusedGroupEndsTheRing) {
   EXPECT_EQ(control_.progress.load(), 0);
 }
 
-TEST_F(NcclFaults, AnAbortEndsALaunchThatIsStuck) {
+TEST_F(NcclFaults, AbortEndsStuckLaunch) {
   Faults().launch_ms = 60'000;
   const absl::Time begin = absl::Now();
   std::atomic<bool> starting{false};
@@ -111,7 +111,7 @@ TEST_F(NcclFaults, AnAbortEndsALaunchThatIsStuck) {
   EXPECT_EQ(stuck_.load(), 0);
 }
 
-TEST_F(NcclFaults, AFailedRingFormsAnew) {
+TEST_F(NcclFaults, ReformsAfterFailure) {
   Faults().refuse_sends = true;
   EXPECT_FALSE(Start(0, Kind::kSend)->Wait(Soon()).ok());
   Faults().refuse_sends = false;
@@ -125,7 +125,7 @@ TEST_F(NcclFaults, AFailedRingFormsAnew) {
 }
 
 // Starts and aborts from different threads, repeatedly; also for sanitizers.
-TEST_F(NcclFaults, AbortsMeetGroupsInEveryState) {
+TEST_F(NcclFaults, AbortsGroupsInEveryState) {
   for (int round = 0; round < 50; ++round) {
     Form(10 + round);
     std::vector<EventRef> events[2];

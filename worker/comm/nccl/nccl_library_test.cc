@@ -13,14 +13,14 @@ using ::testing::HasSubstr;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
-TEST(NcclLibrary, AMissingLibraryIsNotFoundByName) {
+TEST(NcclLibrary, MissingLibraryIsNotFoundByName) {
   const auto library = NcclLibrary::Load("/nowhere/libnccl.so.2");
   EXPECT_EQ(library.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(Message(library.status()),
               AllOf(HasSubstr("/nowhere/libnccl.so.2"), HasSubstr("$RINGATTN_NCCL")));
 }
 
-TEST(NcclLibrary, TheEnvironmentNamesALibrary) {
+TEST(NcclLibrary, EnvironmentNamesLibrary) {
   setenv("RINGATTN_NCCL", "/elsewhere/libnccl.so.2", 1);
   const auto library = NcclLibrary::Load("");
   EXPECT_THAT(Message(library.status()), HasSubstr("/elsewhere/libnccl.so.2"));
@@ -29,20 +29,20 @@ TEST(NcclLibrary, TheEnvironmentNamesALibrary) {
   unsetenv("RINGATTN_NCCL");
 }
 
-TEST(NcclLibrary, AnotherLibraryIsRefused) {
+TEST(NcclLibrary, RejectsOtherLibrary) {
   const auto library = NcclLibrary::Load("libz.so.1");
   EXPECT_EQ(library.status().code(), absl::StatusCode::kFailedPrecondition) << library.status();
   EXPECT_THAT(Message(library.status()), HasSubstr("libz.so.1 has no ncclGetVersion"));
 }
 
-TEST(NcclLibrary, MulticastIsOffWhateverTheEnvironmentSaid) {
+TEST(NcclLibrary, DisablesMulticastInEnvironment) {
   setenv("NCCL_NVLS_ENABLE", "1", 1);
   (void)NcclLibrary::Load("/nowhere/libnccl.so.2");
   EXPECT_STREQ(std::getenv("NCCL_NVLS_ENABLE"), "0");
 }
 
 // Needs NCCL, but no device.
-TEST(NcclLibrary, ErrorsCarryNcclsWords) {
+TEST(NcclLibrary, ErrorsCarryNcclMessages) {
   const auto library = NcclLibrary::Load("");
   if (absl::IsNotFound(library.status())) GTEST_SKIP() << library.status();
   ASSERT_TRUE(library.ok()) << library.status();

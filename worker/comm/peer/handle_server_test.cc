@@ -83,7 +83,7 @@ class HandleServerTest : public ::testing::TestWithParam<bool> {
   PeerAddress address_;
 };
 
-TEST_P(HandleServerTest, GivesWhatIsOfferedAsLongAsItIs) {
+TEST_P(HandleServerTest, ServesHandlesWhilePublished) {
   auto offer = Offer();
   for (int round = 0; round < 3; ++round) {
     auto segment = HandleServer::Fetch(address_, kPeerSegmentItem, Soon());
@@ -102,7 +102,7 @@ TEST_P(HandleServerTest, GivesWhatIsOfferedAsLongAsItIs) {
             absl::StatusCode::kUnavailable);
 }
 
-TEST_P(HandleServerTest, AnotherTokenOrGenerationGetsNothing) {
+TEST_P(HandleServerTest, RejectsOtherTokenOrGeneration) {
   const auto offer = Offer();
   for (PeerAddress wrong :
        {PeerAddress{door_->socket(), 7, RandomToken()}, PeerAddress{door_->socket(), 8, token_},
@@ -115,7 +115,7 @@ TEST_P(HandleServerTest, AnotherTokenOrGenerationGetsNothing) {
 }
 
 // First the server considers this process to be of another user, then the client the server.
-TEST_P(HandleServerTest, AnotherUserGetsNothingAndIsNotAsked) {
+TEST_P(HandleServerTest, RejectsOtherUserInBothDirections) {
   HandleServer::Options options;
   options.user = geteuid() + 1;
   Open(std::move(options));
@@ -129,7 +129,7 @@ TEST_P(HandleServerTest, AnotherUserGetsNothingAndIsNotAsked) {
   EXPECT_THAT(std::string(foreign.message()), HasSubstr("of another user"));
 }
 
-TEST_P(HandleServerTest, NoiseAndSilenceKeepNobodyOut) {
+TEST_P(HandleServerTest, ServesDespiteInvalidAndIdleConnections) {
   HandleServer::Options options;
   options.question_timeout = absl::Milliseconds(100);
   options.max_waiting = 4;
@@ -151,7 +151,7 @@ TEST_P(HandleServerTest, NoiseAndSilenceKeepNobodyOut) {
   EXPECT_TRUE(end->bytes.empty());
 }
 
-TEST_P(HandleServerTest, ADoorThatIsGoneIsToldApart) {
+TEST_P(HandleServerTest, ReportsMissingServer) {
   door_ = nullptr;
   const absl::Status status = HandleServer::Fetch(address_, kPeerSegmentItem, Soon()).status();
   // A folder that is not shared looks the same.
@@ -165,7 +165,7 @@ INSTANTIATE_TEST_SUITE_P(Places, HandleServerTest, ::testing::Bool(), [](const a
 });
 
 // A frozen server makes the client wait; a killed one leaves its socket file.
-TEST(HandleServerProcessTest, OneThatIsFrozenOrKilledIsUnavailableInTime) {
+TEST(HandleServerProcessTest, FrozenOrKilledServerIsUnavailableInTime) {
   char folder[] = "/tmp/peer_door_test.XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);
   const std::string token = RandomToken();
@@ -219,7 +219,7 @@ TEST(HandleServerProcessTest, OneThatIsFrozenOrKilledIsUnavailableInTime) {
   rmdir(folder);
 }
 
-TEST(HandleServerProcessTest, AFolderThatIsNotThereIsToldByName) {
+TEST(HandleServerProcessTest, ReportsMissingFolderByName) {
   HandleServer::Options options;
   options.folder = "/tmp/no/such/folder";
   const absl::Status status = HandleServer::Open(std::move(options)).status();

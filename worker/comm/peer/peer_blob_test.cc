@@ -38,7 +38,7 @@ std::vector<std::string> Texts(const std::vector<PeerBlob>& blobs) {
   return texts;
 }
 
-TEST(PeerBlob, ComesBackAsItWas) {
+TEST(PeerBlob, RoundTrips) {
   const auto blobs = DecodePeerBlobs(Texts({Blob(0, 2), Blob(1, 2)}));
   ASSERT_TRUE(blobs.ok()) << blobs.status();
   const PeerBlob want = Blob(1, 2), &got = (*blobs)[1];
@@ -51,7 +51,7 @@ TEST(PeerBlob, ComesBackAsItWas) {
   EXPECT_EQ(got.token, "");
 }
 
-TEST(PeerBlob, OfDescriptorsComesBackAsItWas) {
+TEST(PeerBlob, RoundTripsWithDescriptors) {
   const auto blobs = DecodePeerBlobs(Texts({VmmBlob(0, 2), VmmBlob(1, 2)}));
   ASSERT_TRUE(blobs.ok()) << blobs.status();
   const PeerBlob want = VmmBlob(1, 2), &got = (*blobs)[1];
@@ -60,7 +60,7 @@ TEST(PeerBlob, OfDescriptorsComesBackAsItWas) {
   EXPECT_EQ(got.token, want.token);
 }
 
-TEST(PeerBlob, SaysWhichRanksCannotShare) {
+TEST(PeerBlob, NamesRanksThatCannotShare) {
   const auto refused = [](std::vector<PeerBlob> blobs) {
     const absl::Status status = DecodePeerBlobs(Texts(blobs)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
@@ -83,13 +83,13 @@ TEST(PeerBlob, SaysWhichRanksCannotShare) {
   EXPECT_EQ(refused(blobs), "ranks 1 and 2 have GPUs that do not reach one another");
 }
 
-TEST(PeerBlob, ARankThatCannotShareSaysNothing) {
+TEST(PeerBlob, EmptyBlobMeansRankCannotShare) {
   const absl::Status status = DecodePeerBlobs({EncodePeerBlob(Blob(0, 2)), ""}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
 }
 
-TEST(PeerBlob, RefusesWhatIsNotOne) {
+TEST(PeerBlob, RejectsMalformedBlobs) {
   const std::string good = EncodePeerBlob(Blob(0, 1));
   ASSERT_TRUE(DecodePeerBlobs({good}).ok());
   std::vector<std::string> bad = {"x", good + "\n", good.substr(0, good.size() - 8),
@@ -116,7 +116,7 @@ TEST(PeerBlob, RefusesWhatIsNotOne) {
   }
 }
 
-TEST(PeerBlob, TheHostKeyIsTheSameWithinAProcess) {
+TEST(PeerBlob, HostKeyIsStableWithinProcess) {
   EXPECT_FALSE(HostKey().empty());
   EXPECT_EQ(HostKey(), HostKey());
 }

@@ -110,7 +110,7 @@ class PeerFaults : public ::testing::Test {
   std::unique_ptr<Communicator> ring_[2];
 };
 
-TEST_F(PeerFaults, MemoryOfOtherProcessesIsMappedAndGivenBack) {
+TEST_F(PeerFaults, MapsAndUnmapsMemoryOfOtherProcesses) {
   Form(1);
   EXPECT_EQ(Faults().mapped.load(), 2);
   memory_[0][5] = 42;
@@ -120,7 +120,7 @@ TEST_F(PeerFaults, MemoryOfOtherProcessesIsMappedAndGivenBack) {
   EXPECT_EQ(memory_[1][6], 42);
 }
 
-TEST_F(PeerFaults, MemoryThatCameLaterIsMappedWhenItIsSent) {
+TEST_F(PeerFaults, MapsNewMemoryWhenItIsSent) {
   Form(1);
   for (auto& words : later_) words.assign(100, -1);
   grown_ = true;
@@ -141,7 +141,7 @@ TEST_F(PeerFaults, MemoryThatCameLaterIsMappedWhenItIsSent) {
   EXPECT_EQ(Faults().mapped.load(), 3);  // rank 1 maps rank 0's new region once
 }
 
-TEST_F(PeerFaults, MemoryThatCannotBeMappedLaterEndsTheRing) {
+TEST_F(PeerFaults, FailedLaterMappingEndsRing) {
   Form(1);
   later_[0].assign(100, 5);
   later_[1].assign(100, -1);
@@ -157,7 +157,7 @@ TEST_F(PeerFaults, MemoryThatCannotBeMappedLaterEndsTheRing) {
   EXPECT_EQ(later_[1][0], -1);
 }
 
-TEST_F(PeerFaults, RanksThatDisagreeOnASizeAreFoundOut) {
+TEST_F(PeerFaults, DetectsSizeMismatch) {
   Form(1);
   (void)Start(0, Kind::kSend, 0, 8);
   const absl::Status status = Start(1, Kind::kReceive, 0, 4)->Wait(Soon());
@@ -167,7 +167,7 @@ TEST_F(PeerFaults, RanksThatDisagreeOnASizeAreFoundOut) {
   EXPECT_EQ(memory_[1][0], -1);
 }
 
-TEST_F(PeerFaults, BytesThatPeersHaveNotMappedAreRefused) {
+TEST_F(PeerFaults, RejectsBytesOutsideRegions) {
   Form(1);
   int elsewhere = 0;
   const absl::Status status =
@@ -176,7 +176,7 @@ TEST_F(PeerFaults, BytesThatPeersHaveNotMappedAreRefused) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("outside of the memory"));
 }
 
-TEST_F(PeerFaults, MoreTransfersThanNoticesFit) {
+TEST_F(PeerFaults, HandlesMoreTransfersThanPostedSendsFit) {
   Form(1);
   constexpr int kCount = 3 * static_cast<int>(kPeerNotices) + 5;
   std::iota(memory_[0].begin(), memory_[0].begin() + kCount, 0);
@@ -193,7 +193,7 @@ TEST_F(PeerFaults, MoreTransfersThanNoticesFit) {
   for (int i = 0; i < kCount; ++i) ASSERT_EQ(memory_[1][kCount - i], i);
 }
 
-TEST_F(PeerFaults, AnAbortLeavesThePeersWaitingAlone) {
+TEST_F(PeerFaults, AbortDoesNotReleasePeers) {
   Form(1);
   EventRef mine = Start(0, Kind::kReceive, 0), theirs = Start(1, Kind::kReceive, 0);
   ring_[0]->Abort("teardown");
@@ -208,7 +208,7 @@ TEST_F(PeerFaults, AnAbortLeavesThePeersWaitingAlone) {
 }
 
 // After a group has ended, its memory may be reused.
-TEST_F(PeerFaults, AnAbortedGroupHasNotEndedWhileACopyIsUnderWay) {
+TEST_F(PeerFaults, AbortedGroupWaitsForCopyInFlight) {
   Form(1);
   Faults().hold_copies = true;
   memory_[0][5] = 42;
@@ -226,7 +226,7 @@ TEST_F(PeerFaults, AnAbortedGroupHasNotEndedWhileACopyIsUnderWay) {
 
 // Rank 0 enqueues a group on a full stream when the ring is aborted. Then a copy of rank 1, which
 // began earlier, writes a word that the stream waits for.
-TEST_F(PeerFaults, AnAbortEndsAStartThatFindsItsStreamFull) {
+TEST_F(PeerFaults, AbortEndsStartOnFullStream) {
   Form(1);
   Faults().hold_copies = true;
   EventRef sent = Start(0, Kind::kSend, 5), received = Start(1, Kind::kReceive, 6);
@@ -263,7 +263,7 @@ TEST_F(PeerFaults, AnAbortEndsAStartThatFindsItsStreamFull) {
 }
 
 // After a rank has left the ring, its descriptor number may refer to something else.
-TEST_F(PeerFaults, ASegmentWhosePlaceASocketTookIsUnavailable) {
+TEST_F(PeerFaults, SegmentReplacedBySocketIsUnavailable) {
   const int other = socket(AF_UNIX, SOCK_STREAM, 0);
   ASSERT_GE(other, 0);
   const std::string path = absl::StrCat("/proc/", getpid(), "/fd/", other);
@@ -271,7 +271,7 @@ TEST_F(PeerFaults, ASegmentWhosePlaceASocketTookIsUnavailable) {
   close(other);
 }
 
-TEST_F(PeerFaults, ASegmentThatIsGoneIsUnavailable) {
+TEST_F(PeerFaults, MissingSegmentIsUnavailable) {
   const std::vector<std::string> blobs = Prepare(1);
   transports_[1] = nullptr;
   const absl::Status status = transports_[0]->Connect(1, blobs, Soon()).status();
@@ -279,14 +279,14 @@ TEST_F(PeerFaults, ASegmentThatIsGoneIsUnavailable) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
 }
 
-TEST_F(PeerFaults, AnotherGenerationsSegmentIsRefused) {
+TEST_F(PeerFaults, RejectsSegmentOfOtherGeneration) {
   const std::vector<std::string> old = Prepare(1);
   std::vector<std::string> blobs = {*transports_[0]->Prepare(2, 0, 2), old[1]};
   EXPECT_EQ(transports_[0]->Connect(2, blobs, Soon()).status().code(),
             absl::StatusCode::kUnavailable);
 }
 
-TEST_F(PeerFaults, MemoryThatCannotBeMappedIsToldApart) {
+TEST_F(PeerFaults, ReportsFailedMapping) {
   Faults().refuse_mapping = true;
   const std::vector<std::string> blobs = Prepare(1);
   const absl::Status status = transports_[0]->Connect(1, blobs, Soon()).status();
@@ -294,7 +294,7 @@ TEST_F(PeerFaults, MemoryThatCannotBeMappedIsToldApart) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("memory of rank 1"));
 }
 
-TEST_F(PeerFaults, ADeviceThatCannotShareIsToldAtTheStart) {
+TEST_F(PeerFaults, ReportsDeviceThatCannotShareAtCreation) {
   Faults().refuse_ipc = true;
   PeerTransportOptions options;
   options.regions = [this] { return Regions(0); };
@@ -303,7 +303,7 @@ TEST_F(PeerFaults, ADeviceThatCannotShareIsToldAtTheStart) {
 }
 
 // Starts and aborts from different threads, repeatedly; also for sanitizers.
-TEST_F(PeerFaults, AbortsMeetGroupsInEveryState) {
+TEST_F(PeerFaults, AbortsGroupsInEveryState) {
   for (int round = 0; round < 50; ++round) {
     Form(10 + round);
     std::vector<EventRef> events[2];

@@ -139,7 +139,7 @@ class PeerVmm : public ::testing::Test {
   std::unique_ptr<Rank> ranks_[2];
 };
 
-TEST_F(PeerVmm, MemoryIsMappedAndGivenBack) {
+TEST_F(PeerVmm, MapsAndUnmapsMemory) {
   const int own = FakeVmm().mappings;
   for (uint64_t generation = 1; generation <= 20; ++generation) {
     Form(generation);
@@ -152,7 +152,7 @@ TEST_F(PeerVmm, MemoryIsMappedAndGivenBack) {
 }
 
 // WakeLinks reads a little of the peer's memory, but not if copies are recent or in progress.
-TEST_F(PeerVmm, LinksThatSleepAreWaked) {
+TEST_F(PeerVmm, WakesSleepingLinks) {
   Form(1);
   Communicator& ring = *ranks_[1]->ring;
   const auto woken_after = [&](absl::Duration pause) {
@@ -186,7 +186,7 @@ TEST_F(PeerVmm, LinksThatSleepAreWaked) {
   EXPECT_EQ(Faults().copies, before);
 }
 
-TEST_F(PeerVmm, MemoryThatCameLaterIsAskedForWhenItIsSent) {
+TEST_F(PeerVmm, RequestsNewMemoryWhenItIsSent) {
   Form(1);
   for (auto& rank : ranks_) rank->AddRegion();
   const int before = FakeVmm().mappings;
@@ -196,7 +196,7 @@ TEST_F(PeerVmm, MemoryThatCameLaterIsAskedForWhenItIsSent) {
   EXPECT_EQ(FakeVmm().mappings, before + 1) << "rank 0's later memory, by rank 1, once";
 }
 
-TEST_F(PeerVmm, LaterMemoryOfARankThatIsGoneEndsTheRing) {
+TEST_F(PeerVmm, NewMemoryOfLostRankEndsRing) {
   Form(1);
   ranks_[0]->AddRegion();
   const EventRef sent = ranks_[0]->Start(Kind::kSend, ranks_[0]->Words(1));
@@ -208,7 +208,7 @@ TEST_F(PeerVmm, LaterMemoryOfARankThatIsGoneEndsTheRing) {
   EXPECT_FALSE(sent->Wait(Soon()).ok());
 }
 
-TEST_F(PeerVmm, WithoutTheRingsTokenThereIsNothing) {
+TEST_F(PeerVmm, RequiresTokenOfRing) {
   std::vector<std::string> blobs = Prepare(1);
   // Rank 1's blob as seen by a process that does not know its token.
   blobs[1].replace(blobs[1].size() - 8, 8, "00000000");
@@ -221,7 +221,7 @@ TEST_F(PeerVmm, WithoutTheRingsTokenThereIsNothing) {
   EXPECT_THAT(why, HasSubstr("UNAVAILABLE: memory of rank 1"));
 }
 
-TEST_F(PeerVmm, MemoryThatCannotBeMappedIsToldApart) {
+TEST_F(PeerVmm, ReportsFailedMapping) {
   const std::vector<std::string> blobs = Prepare(1);
   FakeVmm().refuse_access = true;
   std::string why;
@@ -229,7 +229,7 @@ TEST_F(PeerVmm, MemoryThatCannotBeMappedIsToldApart) {
   EXPECT_THAT(why, HasSubstr("FAILED_PRECONDITION: memory of rank 1: cuMemSetAccess"));
 }
 
-TEST_F(PeerVmm, AFolderWithoutRoomForASocketIsToldAtTheStart) {
+TEST_F(PeerVmm, ReportsUnusableFolderAtCreation) {
   PeerTransportOptions options;
   options.regions = [this] { return ranks_[0]->Regions(); };
   options.socket_folder = "/tmp/no/such/folder";
@@ -369,7 +369,7 @@ TEST(PeerVmmProcesses, ShareMemory) {
 }
 
 // Pods of one GPU each share only a folder, and both processes have id 1.
-TEST(PeerVmmProcesses, WithTheSameNumberInNamespacesOfTheirOwnShareMemory) {
+TEST(PeerVmmProcesses, ShareMemoryAcrossPidNamespaces) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root for PID namespaces";
   char folder[] = "/tmp/peer_vmm_test.XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);
@@ -381,7 +381,7 @@ TEST(PeerVmmProcesses, WithTheSameNumberInNamespacesOfTheirOwnShareMemory) {
   EXPECT_EQ(rmdir(folder), 0) << "no socket is left";
 }
 
-TEST(PeerVmmProcesses, InSeveralNetworksWithoutAFolderAreToldSo) {
+TEST(PeerVmmProcesses, NetworkNamespacesNeedFolder) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root for network namespaces";
   Pair pair("", CLONE_NEWPID | CLONE_NEWNET);
   for (const std::string& said : pair.said) {
@@ -392,7 +392,7 @@ TEST(PeerVmmProcesses, InSeveralNetworksWithoutAFolderAreToldSo) {
 
 // The sender dies between its post and the copy, or before both. The receiver's wait ends, it
 // accepts no data from the dead rank, and all memory is released.
-TEST(PeerVmmProcesses, OneThatIsKilledLeavesTheOtherWhole) {
+TEST(PeerVmmProcesses, KilledRankDoesNotHarmPeer) {
   for (const bool after_a_pass : {true, false}) {
     Pair pair("", 0);
     for (const std::string& said : pair.said) ASSERT_THAT(said, HasSubstr("joined"));
@@ -409,7 +409,7 @@ TEST(PeerVmmProcesses, OneThatIsKilledLeavesTheOtherWhole) {
 }
 
 // A frozen member does not delay peers that leave the ring.
-TEST(PeerVmmProcesses, OneThatIsFrozenHoldsNobodyWhoGivesUp) {
+TEST(PeerVmmProcesses, FrozenRankDoesNotDelayCancel) {
   Process other(1, "", 0);
   const std::string blob = Hear(other.out);
   kill(other.child, SIGSTOP);
@@ -430,7 +430,7 @@ TEST(PeerVmmProcesses, OneThatIsFrozenHoldsNobodyWhoGivesUp) {
   EXPECT_EQ(FakeVmm().handles, 0);
 }
 
-TEST(PeerVmmProcesses, OneThatIsKilledBeforeItIsAskedIsUnavailable) {
+TEST(PeerVmmProcesses, RankKilledBeforeRequestIsUnavailable) {
   Process zero(0, "", 0), one(1, "", 0);
   const std::string blobs[2] = {Hear(zero.out), Hear(one.out)};
   zero.Kill();

@@ -25,7 +25,7 @@ std::vector<RingUnderTest> RingsUnderTest() {
 
 namespace {
 
-TEST(SingleRankTransport, TransfersHaveNobodyToReach) {
+TEST(SingleRankTransport, TransfersFailWithoutPeers) {
   SingleRankTransport transport(absl::NotFoundError("no library"));
   auto blob = transport.Prepare(7, 0, 1);
   ASSERT_TRUE(blob.ok());
@@ -36,7 +36,7 @@ TEST(SingleRankTransport, TransfersHaveNobodyToReach) {
             absl::StatusCode::kUnavailable);
 }
 
-TEST(SingleRankTransport, RefusesMoreWithTheReason) {
+TEST(SingleRankTransport, RejectsLargerRingsWithReason) {
   SingleRankTransport transport(absl::NotFoundError("libnccl.so.2: cannot open"));
   const auto blob = transport.Prepare(7, 1, 2);
   ASSERT_EQ(blob.status().code(), absl::StatusCode::kFailedPrecondition);

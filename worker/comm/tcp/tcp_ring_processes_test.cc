@@ -196,7 +196,7 @@ double RawTcpBytesPerSecond(int64_t bytes) {
   return 2.0 * bytes / absl::ToDoubleSeconds(absl::Now() - begin);
 }
 
-TEST(TcpRingProcesses, RanksInProcessesPassBlocksAround) {
+TEST(TcpRingProcesses, SeparateProcessesPassBlocks) {
   for (int world_size : {2, 5, 8}) {
     ForkedRing ring(world_size, absl::Minutes(1), [](Communicator& communicator) {
       constexpr int64_t kBytes = 1'000'003;
@@ -218,7 +218,7 @@ TEST(TcpRingProcesses, RanksInProcessesPassBlocksAround) {
   }
 }
 
-TEST(TcpRingProcesses, AKilledPeerEndsItsNeighboursAtOnce) {
+TEST(TcpRingProcesses, KilledPeerEndsNeighboursAtOnce) {
   ForkedRing ring(4, absl::Minutes(10), PassUntilBroken);
   absl::SleepFor(absl::Milliseconds(200));
   const absl::Time begin = absl::Now();
@@ -227,7 +227,7 @@ TEST(TcpRingProcesses, AKilledPeerEndsItsNeighboursAtOnce) {
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
 }
 
-TEST(TcpRingProcesses, AStoppedPeerEndsOthersAtTheStepTimeout) {
+TEST(TcpRingProcesses, StoppedPeerEndsOthersAtStepTimeout) {
   ForkedRing ring(3, absl::Seconds(1), PassUntilBroken);
   absl::SleepFor(absl::Milliseconds(200));
   const absl::Time begin = absl::Now();

@@ -26,7 +26,7 @@ RingUnderTest TcpRing() {
   return ring;
 }
 
-TEST(TcpRing, AnAbortReachesThePeerMidTransfer) {
+TEST(TcpRing, AbortReachesPeerDuringTransfer) {
   constexpr int64_t kBytes = int64_t{64} << 20;
   Ranks ranks(TcpRing(), {});
   Ring ring = ranks.Form(1);
@@ -47,7 +47,7 @@ TEST(TcpRing, AnAbortReachesThePeerMidTransfer) {
   EXPECT_NE(other->Wait(absl::Now() + kAbortBound).code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-TEST(TcpRing, RanksThatDisagreeAboutASizeFailWithoutHarm) {
+TEST(TcpRing, SizeMismatchFailsWithoutHarm) {
   Ranks ranks(TcpRing(), {.step_timeout = absl::Milliseconds(300)});
   Ring ring = ranks.Form(1);
   ASSERT_TRUE(Formed(ring));
@@ -60,7 +60,7 @@ TEST(TcpRing, RanksThatDisagreeAboutASizeFailWithoutHarm) {
   EXPECT_EQ(b, 6);
 }
 
-TEST(TcpRing, ListensOnAddressesOfThisMachineOnly) {
+TEST(TcpRing, ListensOnLocalAddressesOnly) {
   TcpRingTransport nowhere({.host = "192.0.2.1"});
   EXPECT_EQ(nowhere.Prepare(1, 0, 2).status().code(), absl::StatusCode::kInvalidArgument);
 }

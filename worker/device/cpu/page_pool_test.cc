@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kBytes = 5'000'000;  // some huge pages and both ends
 
-TEST(PagePoolTest, MemoryCanBeWrittenFromEndToEnd) {
+TEST(PagePoolTest, WholeMemoryIsWritable) {
   PagePool pool(0, absl::ZeroDuration());
   for (int64_t bytes : {int64_t{1}, int64_t{4096}, kBytes, int64_t{6} << 20}) {
     void* data = pool.Take(bytes);
@@ -21,7 +21,7 @@ TEST(PagePoolTest, MemoryCanBeWrittenFromEndToEnd) {
   }
 }
 
-TEST(PagePoolTest, TheNextOfOneSizeTakesOverAndOthersDoNot) {
+TEST(PagePoolTest, ReusesPagesForSameSizeOnly) {
   PagePool pool(10 * kBytes, absl::InfiniteDuration());
   auto* first = static_cast<char*>(pool.Take(kBytes));
   first[123] = 45;
@@ -37,7 +37,7 @@ TEST(PagePoolTest, TheNextOfOneSizeTakesOverAndOthersDoNot) {
   pool.Give(other, kBytes - 1);
 }
 
-TEST(PagePoolTest, WhatIsKeptAndWhatIsInUseStayWithinTheLimit) {
+TEST(PagePoolTest, KeptAndUsedMemoryStayWithinLimit) {
   PagePool pool(3 * kBytes, absl::InfiniteDuration());
   void* buffers[3];
   for (void*& buffer : buffers) buffer = pool.Take(kBytes);
@@ -54,14 +54,14 @@ TEST(PagePoolTest, WhatIsKeptAndWhatIsInUseStayWithinTheLimit) {
   pool.Give(buffers[2], kBytes);
 }
 
-TEST(PagePoolTest, WhatNobodyTakesOverGoesBack) {
+TEST(PagePoolTest, ReturnsUnusedMemory) {
   PagePool pool(kBytes, absl::Milliseconds(1));
   pool.Give(pool.Take(kBytes), kBytes);
   while (pool.kept_bytes() > 0)
     absl::SleepFor(absl::Milliseconds(1));  // the test times out otherwise
 }
 
-TEST(PagePoolTest, TooMuchIsRefusedAndNotCounted) {
+TEST(PagePoolTest, FailedAllocationIsNotCounted) {
   PagePool pool(kBytes, absl::InfiniteDuration());
   pool.Give(pool.Take(kBytes), kBytes);
   EXPECT_EQ(pool.Take(int64_t{1} << 60), nullptr);

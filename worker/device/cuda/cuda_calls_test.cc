@@ -275,7 +275,7 @@ std::vector<Sequence> SequencesOf(const BiasedBackward& made) {
   };
 }
 
-TEST(CudaCallsTest, ABiasGradientIsTheSameHoweverItsZerosAreLeftOut) {
+TEST(CudaCallsTest, SkippingZerosKeepsBiasGradient) {
   auto device = MakeDevice();
   for (const int64_t batch : {1, 2}) {
     for (const bool per_batch : {false, true}) {
@@ -421,7 +421,7 @@ std::vector<float> FloatsOf(const std::vector<uint16_t>& bits) {
   return values;
 }
 
-TEST(CudaCallsTest, GradientsThatAKernelStoresAreNeitherZeroedNorConverted) {
+TEST(CudaCallsTest, StoredGradientsAreNotZeroedOrConverted) {
   auto device = MakeDevice();
   for (const float softcap : {0.0f, 30.0f}) {
     SCOPED_TRACE(softcap);
@@ -444,7 +444,7 @@ TEST(CudaCallsTest, GradientsThatAKernelStoresAreNeitherZeroedNorConverted) {
 
 // A dilated backward has as many zero calls as other calls. Searching the later calls for each of
 // them would take 2^33 steps, or twenty seconds.
-TEST(CudaCallsTest, PreparingTakesTimeByTheCalls) {
+TEST(CudaCallsTest, PrepareTimeIsLinearInCalls) {
   auto device = MakeDevice();
   BiasedBackward made(*device, 1, false);
   std::vector<KernelCall> calls = {made.Zero()};

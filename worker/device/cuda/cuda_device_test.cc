@@ -31,7 +31,7 @@ TEST(CudaDeviceTest, DescribesItself) {
 }
 
 // Every kind of call has exactly one family, which computes it.
-TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
+TEST(CudaDeviceTest, ReportsServedCalls) {
   auto device = MakeDevice();
   std::vector<KernelRate> rates;
   for (const ServedCalls& served : device->served_calls()) {
@@ -73,7 +73,7 @@ TEST(CudaDeviceTest, SaysWhichKernelsServeWhat) {
 }
 
 // Options that a forced family does not compute are not offered.
-TEST(CudaDeviceTest, AForcedFamilyWithoutScoreTermsOffersNone) {
+TEST(CudaDeviceTest, ForcedFamilyWithoutScoreTermsOffersNone) {
   const auto device = CudaDevice::Create({.device = 0, .kernel_family = "sm80"});
   ASSERT_TRUE(device.ok()) << device.status();
   EXPECT_EQ((*device)->served_options(),
@@ -81,25 +81,25 @@ TEST(CudaDeviceTest, AForcedFamilyWithoutScoreTermsOffersNone) {
   for (const ServedCalls& served : (*device)->served_calls()) EXPECT_FALSE(served.kind.score_terms);
 }
 
-TEST(CudaDeviceTest, NoSuchKernelFamilyIsSaidByName) {
+TEST(CudaDeviceTest, RejectsUnknownKernelFamilyByName) {
   const auto device = CudaDevice::Create({.device = 0, .kernel_family = "sm1"});
   EXPECT_EQ(device.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(device.status().message()), HasSubstr("\"sm1\" is none of"));
 }
 
-TEST(CudaDeviceTest, StreamsHaveQueuesOfTheirOwnWhateverTheEnvironmentSays) {
+TEST(CudaDeviceTest, SetsMaxConnectionsInEnvironment) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", /*overwrite=*/1);
   ASSERT_TRUE(CudaDeviceCount().ok());
   EXPECT_STREQ(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
 }
 
-TEST(CudaDeviceTest, NoSuchDeviceIsSaidByName) {
+TEST(CudaDeviceTest, RejectsUnknownDeviceByName) {
   const auto device = CudaDevice::Create({.device = 99});
   EXPECT_EQ(device.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(device.status().message()), HasSubstr("no CUDA device 99"));
 }
 
-TEST(CudaDeviceTest, MemoryGoesAndComesBack) {
+TEST(CudaDeviceTest, AllocatesAndFreesMemory) {
   auto device = MakeDevice();
   const int64_t before = device->usage().allocated_bytes;
   for (int i = 0; i < 50; ++i) {
@@ -143,7 +143,7 @@ TEST(CudaDeviceTest, CallsRunInOrderAndCountAsProgress) {
   for (float value : result) ASSERT_EQ(value, 100.0f);
 }
 
-TEST(CudaDeviceTest, WaitsForOtherStreamsAndSaysSo) {
+TEST(CudaDeviceTest, WaitsForOtherStreamsAndReportsIt) {
   auto device = MakeDevice();
   auto buffer = *device->Allocate(64);
   PreparedCalls calls = Ready(*device, {ZeroCall{buffer->data(), 64}});
@@ -161,7 +161,7 @@ TEST(CudaDeviceTest, WaitsForOtherStreamsAndSaysSo) {
   EXPECT_EQ(control.progress.load(), 1);
 }
 
-TEST(CudaDeviceTest, AKnownFailureSpreads) {
+TEST(CudaDeviceTest, PropagatesKnownFailure) {
   auto device = MakeDevice();
   const uint32_t seven = 7;
   auto buffer = *device->Allocate(4);
@@ -196,7 +196,7 @@ AttentionProblem SmallProblem() {
 }
 
 // A stop reaches kernels that are queued after a transfer, and only those of its own operation.
-TEST(CudaDeviceTest, AStoppedOperationsKernelsDoNothing) {
+TEST(CudaDeviceTest, KernelsOfStoppedOperationDoNothing) {
   auto device = MakeDevice();
   constexpr int64_t kRows = 64, kBytes = kRows * 32 * 4;
   const AttentionProblem problem = SmallProblem();
@@ -241,7 +241,7 @@ TEST(CudaDeviceTest, AStoppedOperationsKernelsDoNothing) {
 }
 
 // A stop ends seconds of queued work within milliseconds and leaves no trace.
-TEST(CudaDeviceTest, AStopEndsSecondsOfWorkAtOnce) {
+TEST(CudaDeviceTest, StopEndsSecondsOfWorkAtOnce) {
   auto device = MakeDevice();
   constexpr int64_t kRows = 131072, kHeads = 32, kDim = 128;
   AttentionProblem problem;

@@ -11,7 +11,7 @@
 namespace ringattn::worker {
 namespace {
 
-TEST(CudaEventTest, CanBeAskedWhileAFullStreamIsToWaitForIt) {
+TEST(CudaEventTest, CanBeQueriedWhileFullStreamWaits) {
   CudaEventPool* const pool = *CudaEventPool::ForDevice(0);
   ASSERT_TRUE(pool->UseDevice().ok());
   cudaStream_t first = nullptr, full = nullptr;
@@ -45,7 +45,7 @@ TEST(CudaEventTest, CanBeAskedWhileAFullStreamIsToWaitForIt) {
 }
 
 // No measurement of the clocks is good and there is no time for many, so the best one must do.
-TEST(CudaEventTest, ASlowDevicesClockIsTiedToo) {
+TEST(CudaEventTest, MapsClockOfSlowDevice) {
   Faults().record_ms = 150;
   const absl::StatusOr<CudaEventPool*> pool = CudaEventPool::ForDevice(1);
   Faults().record_ms = 0;

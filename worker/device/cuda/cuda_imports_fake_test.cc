@@ -50,7 +50,7 @@ class CudaImportsTest : public testing::Test {
   std::unique_ptr<CudaDevice> device_;
 };
 
-TEST_F(CudaImportsTest, BytesTravelBothWays) {
+TEST_F(CudaImportsTest, CopiesInBothDirections) {
   for (const int gpu : {0, 1}) {
     FakeAllocation client(kBytes, gpu);
     for (int64_t i = 0; i < kBytes; ++i) client.data()[i] = static_cast<uint8_t>(i * 7 >> 3);
@@ -80,7 +80,7 @@ TEST_F(CudaImportsTest, BytesTravelBothWays) {
 }
 
 // Rows at equal distances become one copy, others do not. The bytes are the same.
-TEST_F(CudaImportsTest, RowsOfARectangleAreOneCopy) {
+TEST_F(CudaImportsTest, RowsOfRectangleBecomeOneCopy) {
   FakeAllocation client(kBytes);
   for (int64_t i = 0; i < kBytes; ++i) client.data()[i] = static_cast<uint8_t>(i * 13 >> 5);
   auto imported = device_->ImportMemory(Vmm(client));
@@ -105,7 +105,7 @@ TEST_F(CudaImportsTest, RowsOfARectangleAreOneCopy) {
   }
 }
 
-TEST_F(CudaImportsTest, WhatIsOfNoUseIsRefusedByName) {
+TEST_F(CudaImportsTest, RejectsInvalidHandlesByName) {
   FakeAllocation client(kBytes), other(kBytes, 1);
   SharedAllocation said = Vmm(client);
   said.device_uuid[15] = 77;
@@ -139,7 +139,7 @@ TEST_F(CudaImportsTest, WhatIsOfNoUseIsRefusedByName) {
   EXPECT_EQ(Why(Vmm(client)).code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(CudaImportsTest, HandlesOfCudaMallocAreOfOtherProcessNumbers) {
+TEST_F(CudaImportsTest, RejectsIpcHandleOfEqualProcessId) {
   void* data = nullptr;
   ASSERT_EQ(cudaMalloc(&data, kBytes), cudaSuccess);
   std::memset(data, 0x3c, kBytes);
@@ -172,7 +172,7 @@ TEST_F(CudaImportsTest, HandlesOfCudaMallocAreOfOtherProcessNumbers) {
   cudaFree(data);
 }
 
-TEST_F(CudaImportsTest, NothingIsLeftOfAThousand) {
+TEST_F(CudaImportsTest, ThousandImportsLeaveNothing) {
   FakeAllocation client(kBytes);
   ASSERT_TRUE(Why(Vmm(client)).ok());
   const int descriptors = OpenDescriptors(), handles = FakeVmm().handles,

@@ -138,7 +138,7 @@ StartAfter BehindKeys(const EventRef& event) {
   return after;
 }
 
-TEST(CudaLateKeysTest, ACallStartsBeforeItsLateKeysAndReadsThemWhenTheyAreThere) {
+TEST(CudaLateKeysTest, CallStartsBeforeItsLateKeysArrive) {
   auto device = MakeDevice();
   TwoBlocks blocks(*device);
   const ForwardCall late = blocks.Call(/*late=*/true);
@@ -171,7 +171,7 @@ TEST(CudaLateKeysTest, ACallStartsBeforeItsLateKeysAndReadsThemWhenTheyAreThere)
 }
 
 // Two consecutive launches whose keys arrive in reverse order.
-TEST(CudaLateKeysTest, EachLaunchWaitsForKeysOfItsOwn) {
+TEST(CudaLateKeysTest, EachLaunchWaitsForItsOwnKeys) {
   auto device = MakeDevice();
   TwoBlocks first(*device), second(*device);
   if (!device->TakesLateKeys(first.Call(true))) GTEST_SKIP() << "no kernel waits for keys";
@@ -195,7 +195,7 @@ TEST(CudaLateKeysTest, EachLaunchWaitsForKeysOfItsOwn) {
   for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 0.01) << i;
 }
 
-TEST(CudaLateKeysTest, ACallThatIsStoppedDoesNotWaitForever) {
+TEST(CudaLateKeysTest, StoppedCallDoesNotWaitForever) {
   auto device = MakeDevice();
   TwoBlocks blocks(*device);
   if (!device->TakesLateKeys(blocks.Call(true))) GTEST_SKIP() << "no kernel waits for keys";
@@ -212,7 +212,7 @@ TEST(CudaLateKeysTest, ACallThatIsStoppedDoesNotWaitForever) {
   EXPECT_TRUE(done->Wait(Soon()).ok());
 }
 
-TEST(CudaLateKeysTest, KeysThatAreKnownNotToComeFailTheCall) {
+TEST(CudaLateKeysTest, FailedTransferOfKeysFailsCall) {
   auto device = MakeDevice();
   TwoBlocks blocks(*device);
   PreparedCalls calls = Ready(*device, {blocks.Call(true)});

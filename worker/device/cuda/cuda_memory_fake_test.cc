@@ -31,7 +31,7 @@ int64_t Bytes(const CudaMemory& memory) {
   return bytes;
 }
 
-TEST(CudaMemoryTest, RegionsGrowAheadOfNeedUpToTheirBound) {
+TEST(CudaMemoryTest, RegionsGrowAheadUpToLimit) {
   auto memory = InRegions(12 * kGiB);
   std::vector<std::unique_ptr<DeviceBuffer>> buffers;
   std::vector<int64_t> totals;
@@ -46,7 +46,7 @@ TEST(CudaMemoryTest, RegionsGrowAheadOfNeedUpToTheirBound) {
   EXPECT_EQ(Bytes(*memory), 15 * kGiB);
 }
 
-TEST(CudaMemoryTest, RegionsDoNotGrowBeyondTheBoundForLittle) {
+TEST(CudaMemoryTest, SmallNeedsDoNotGrowBeyondLimit) {
   auto memory = InRegions(9 * kGiB);
   std::vector<std::unique_ptr<DeviceBuffer>> buffers;
   for (int i = 0; i < 9; ++i) buffers.push_back(*memory->Allocate(kGiB));
@@ -55,7 +55,7 @@ TEST(CudaMemoryTest, RegionsDoNotGrowBeyondTheBoundForLittle) {
 
 // A run in progress reads the regions, and ending operations free memory, while a region is being
 // added.
-TEST(CudaMemoryTest, NobodyWaitsForMemoryThatComes) {
+TEST(CudaMemoryTest, GrowthDoesNotBlockOtherCalls) {
   auto memory = InRegions(4 * kGiB);
   auto first = *memory->Allocate(kGiB);
   FakeVmm().hold_creates = true;
@@ -75,7 +75,7 @@ TEST(CudaMemoryTest, NobodyWaitsForMemoryThatComes) {
 }
 
 // The driver's query is slow, and an operation's buffers are allocated and freed together.
-TEST(CudaMemoryTest, TheDriverIsNotAskedForEveryBuffer) {
+TEST(CudaMemoryTest, LimitsDriverQueries) {
   for (const bool in_regions : {false, true}) {
     auto memory = CudaMemory::Create(*CudaEventPool::ForDevice(0), in_regions, kGiB);
     ASSERT_TRUE(memory.ok()) << memory.status();
@@ -98,7 +98,7 @@ absl::StatusOr<std::unique_ptr<CudaMemory>> Shared(RegionSharing sharing) {
   return CudaMemory::Create(*CudaEventPool::ForDevice(0), /*in_regions=*/true, kGiB, sharing);
 }
 
-TEST(CudaMemoryTest, RegionsAreSharedByDescriptorAndGivenBack) {
+TEST(CudaMemoryTest, SharesRegionsByDescriptorAndFreesThem) {
   const int handles = FakeVmm().handles, mappings = FakeVmm().mappings;
   auto memory = Shared(RegionSharing::kVmmOrIpc);
   ASSERT_TRUE(memory.ok()) << memory.status();
@@ -124,7 +124,7 @@ TEST(CudaMemoryTest, RegionsAreSharedByDescriptorAndGivenBack) {
 }
 
 // If cuMemCreate is not available, legacy handles are used, unless descriptors are required.
-TEST(CudaMemoryTest, WithoutDescriptorsRegionsAreCudaMallocs) {
+TEST(CudaMemoryTest, FallsBackToCudaMallocWithoutDescriptors) {
   for (std::atomic<bool>* fault : {&FakeVmm().no_vmm, &FakeVmm().refuse_create}) {
     *fault = true;
     auto memory = Shared(RegionSharing::kVmmOrIpc);
@@ -145,7 +145,7 @@ TEST(CudaMemoryTest, WithoutDescriptorsRegionsAreCudaMallocs) {
   EXPECT_EQ((*legacy)->why_not_vmm(), "") << "it was asked for";
 }
 
-TEST(CudaMemoryTest, WhatDoesNotFitIsTold) {
+TEST(CudaMemoryTest, ReportsWhatDoesNotFit) {
   auto memory = Shared(RegionSharing::kVmm);
   ASSERT_TRUE(memory.ok()) << memory.status();
   const absl::Status status = (*memory)->Allocate(int64_t{2} << 40).status();

@@ -32,7 +32,7 @@ class Pages {
   uint8_t* data_ = nullptr;
 };
 
-TEST(CudaPinTest, PinnedMemoryIsCopiedBothWaysWithoutStaging) {
+TEST(CudaPinTest, CopiesPinnedMemoryWithoutStaging) {
   auto device = CudaDevice::Create({.device = 0, .pinned_pool_bytes = 32 * kMiB});
   ASSERT_TRUE(device.ok()) << device.status();
   const int64_t bytes = 24 * kMiB;
@@ -63,7 +63,7 @@ TEST(CudaPinTest, PinnedMemoryIsCopiedBothWaysWithoutStaging) {
   EXPECT_TRUE((*device)->PinHost(source.data(), bytes).ok());
 }
 
-TEST(CudaPinTest, WhatIsPinnedAlreadyIsRefusedAndHarmsNothing) {
+TEST(CudaPinTest, RejectsPinningTwiceWithoutHarm) {
   auto device = CudaDevice::Create({.device = 0, .pinned_pool_bytes = 32 * kMiB});
   ASSERT_TRUE(device.ok()) << device.status();
   const Pages pages(4 * kMiB);

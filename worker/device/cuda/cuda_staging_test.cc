@@ -26,7 +26,7 @@ std::vector<uint8_t> RandomBytes(int64_t bytes, uint64_t seed) {
   return data;
 }
 
-TEST(CudaStagingTest, UploadsOfManyThreadsArriveThroughASmallPool) {
+TEST(CudaStagingTest, ManyThreadsUploadThroughSmallPool) {
   auto device = MakeDevice(16 * kMiB);
   constexpr int kThreads = 6;
   constexpr int64_t kBytes = 37 * kMiB + 5, kChunk = 9 * kMiB + 1;
@@ -64,7 +64,7 @@ TEST(CudaStagingTest, UploadsOfManyThreadsArriveThroughASmallPool) {
 }
 
 // Targets that end within blocks, and blocks that end within targets.
-TEST(CudaStagingTest, AnUploadFillsItsTargetsOneBehindTheOther) {
+TEST(CudaStagingTest, UploadFillsTargetsInOrder) {
   auto device = MakeDevice(16 * kMiB);
   const std::vector<int64_t> sizes = {3, 0, 5 * kMiB + 1, 7, 4 * kMiB, kMiB / 2};
   std::vector<std::unique_ptr<DeviceBuffer>> buffers;
@@ -124,7 +124,7 @@ std::vector<std::vector<uint8_t>> ReadAll(CudaDevice& device, std::vector<Device
   return result;
 }
 
-TEST(CudaStagingTest, DownloadsComeInOrderAndSideBySide) {
+TEST(CudaStagingTest, DownloadsAreOrderedAndConcurrent) {
   auto device = MakeDevice(16 * kMiB);
   const std::vector<uint8_t> first = RandomBytes(21 * kMiB + 3, 1), second = RandomBytes(7, 2);
   auto a = *device->Allocate(first.size()), b = *device->Allocate(second.size());
@@ -148,7 +148,7 @@ TEST(CudaStagingTest, DownloadsComeInOrderAndSideBySide) {
 
 // Half of the pool's eight blocks are for downloads, and one download may be four blocks ahead of
 // its reader.
-TEST(CudaStagingTest, AReaderThatRestsLeavesOthersTheirBlocks) {
+TEST(CudaStagingTest, PausedReaderLeavesBlocksToOthers) {
   auto device = MakeDevice(32 * kMiB);
   const std::vector<uint8_t> data = RandomBytes(30 * kMiB, 1);
   auto memory = *device->Allocate(data.size());
@@ -164,7 +164,7 @@ TEST(CudaStagingTest, AReaderThatRestsLeavesOthersTheirBlocks) {
   EXPECT_TRUE(ReadAll(*device, ranges, kMiB)[0] == data);
 }
 
-TEST(CudaStagingTest, ADownloadMayBeAbandonedAndKeepsWhatWasGiven) {
+TEST(CudaStagingTest, AbandonedDownloadKeepsReturnedRanges) {
   auto device = MakeDevice(16 * kMiB);
   const std::vector<uint8_t> data = RandomBytes(30 * kMiB, 1);
   auto memory = *device->Allocate(data.size());

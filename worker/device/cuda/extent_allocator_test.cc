@@ -9,7 +9,7 @@
 namespace ringattn::worker {
 namespace {
 
-TEST(ExtentAllocator, GivesTheSmallestHoleThatFits) {
+TEST(ExtentAllocator, TakesSmallestExtentThatFits) {
   ExtentAllocator extents(1000, 1);
   const int64_t a = *extents.Take(300), b = *extents.Take(10), c = *extents.Take(100);
   const int64_t d = *extents.Take(10);
@@ -24,7 +24,7 @@ TEST(ExtentAllocator, GivesTheSmallestHoleThatFits) {
   EXPECT_EQ(extents.free_bytes(), 1000 - 90 - 200);
 }
 
-TEST(ExtentAllocator, RoundsUpAndRefusesMoreThanThereIs) {
+TEST(ExtentAllocator, RoundsUpAndRejectsTooMuch) {
   ExtentAllocator extents(1023, 256);
   EXPECT_EQ(extents.free_bytes(), 768);
   EXPECT_EQ(*extents.Take(1), 0);
@@ -33,7 +33,7 @@ TEST(ExtentAllocator, RoundsUpAndRefusesMoreThanThereIs) {
   EXPECT_EQ(extents.largest_free_bytes(), 0);
 }
 
-TEST(ExtentAllocator, ExtentsNeverOverlapAndEverythingComesBack) {
+TEST(ExtentAllocator, ExtentsNeverOverlapAndAllAreFreed) {
   constexpr int64_t kSize = 1 << 16;
   std::mt19937 random(7);
   ExtentAllocator extents(kSize, 64);

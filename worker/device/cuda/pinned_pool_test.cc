@@ -50,7 +50,7 @@ TEST(PinnedPool, IsAllocatedOnceAndFreedWithTheLastBlock) {
   EXPECT_EQ(counted.freed, 1);
 }
 
-TEST(PinnedPool, SaysWhatIsWrong) {
+TEST(PinnedPool, ReportsErrors) {
   Counted counted;
   EXPECT_EQ(PinnedPool::Create(3 * kBlock, kBlock, counted.Source()).status().code(),
             absl::StatusCode::kInvalidArgument);
@@ -72,7 +72,7 @@ TEST(PinnedPool, BlocksDoNotOverlap) {
   }
 }
 
-TEST(PinnedPool, UploadsAndDownloadsLeaveEachOtherRoom) {
+TEST(PinnedPool, UploadsAndDownloadsReserveBlocksForEachOther) {
   Counted counted;
   auto pool = *PinnedPool::Create(8 * kBlock, kBlock, counted.Source());
   std::vector<PinnedPool::Block> uploads, downloads;
@@ -91,7 +91,7 @@ TEST(PinnedPool, UploadsAndDownloadsLeaveEachOtherRoom) {
 
 // In the proportion of the default pool, 64 blocks for 8 operations: seven stopped readers hold all
 // they can, including one block each in gRPC, and the eighth still proceeds.
-TEST(PinnedPool, ReadersThatDoNotReadLeaveRoomForOneThatDoes) {
+TEST(PinnedPool, StoppedReadersLeaveBlocksToActiveOne) {
   Counted counted;
   auto pool = *PinnedPool::Create(64 * kBlock, kBlock, counted.Source());
   std::vector<PinnedPool::Block> stuck;
@@ -111,7 +111,7 @@ TEST(PinnedPool, ReadersThatDoNotReadLeaveRoomForOneThatDoes) {
   }
 }
 
-TEST(PinnedPool, ABlockComesBackWhenItsCopyIsDone) {
+TEST(PinnedPool, BlockReturnsWhenItsCopyIsDone) {
   Counted counted;
   auto pool = *PinnedPool::Create(4 * kBlock, kBlock, counted.Source());
   auto copied = std::make_shared<HostEvent>();
@@ -147,7 +147,7 @@ TEST(PinnedPool, UploadsTakeTurns) {
   EXPECT_EQ(pool->used_bytes(), 0);
 }
 
-TEST(PinnedPool, AWaiterThatGivesUpDoesNotBlockTheLine) {
+TEST(PinnedPool, TimedOutWaiterDoesNotBlockQueue) {
   Counted counted;
   auto pool = *PinnedPool::Create(4 * kBlock, kBlock, counted.Source());
   std::vector<PinnedPool::Block> held;

@@ -13,7 +13,7 @@ namespace {
 
 // Only pairs outside the band stay untouched. Pairs hidden by a mask or ids, and rows without keys,
 // get 0.
-TEST(NaiveKernelsTest, ABiasGradientStoresZerosWhereTermsHideWhatTheBandShows) {
+TEST(NaiveKernelsTest, BiasGradientIsZeroForPairsHiddenByTerms) {
   constexpr int64_t kBatch = 2, kHeads = 2, kRows = 4, kKeys = 5;
   AttentionProblem problem;
   problem.batch = kBatch;
