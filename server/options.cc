@@ -64,15 +64,17 @@ void AddLimits(CLI::App* app, CommandLine* line) {
   AddCount(group, "--max_queued_bytes", &limits.max_queued_bytes, int64_t{1} << 60,
            "limit on the input bytes of queued requests");
   group
-      ->add_option("--max_residual_bytes", limits.max_residual_bytes,
-                   "limit on the worker memory used by residuals, summed over workers; requests that "
-                   "need the memory evict residuals; 0: none are kept")
+      ->add_option(
+          "--max_residual_bytes", limits.max_residual_bytes,
+          "limit on the worker memory used by residuals, summed over workers; requests that "
+          "need the memory evict residuals; 0: none are kept")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 60))
       ->type_name("N")
       ->capture_default_str();
   AddDuration(group, "--default_residual_ttl", &limits.default_residual_ttl,
               "lifetime of a residual if the Forward sets none");
-  AddDuration(group, "--max_residual_ttl", &limits.max_residual_ttl, "longest lifetime of a residual");
+  AddDuration(group, "--max_residual_ttl", &limits.max_residual_ttl,
+              "longest lifetime of a residual");
   AddDuration(group, "--residual_hold_ttl", &limits.residual_hold_ttl,
               "time without renewal after which held residuals expire");
   AddDuration(group, "--residual_hold_grace", &limits.residual_hold_grace,
@@ -98,7 +100,8 @@ void AddLimits(CLI::App* app, CommandLine* line) {
               "shortest interval of keepalive pings, with or without an open call");
   AddCount(group, "--max_queued_requests_per_client", &limits.max_queued_requests_per_client,
            int64_t{1} << 20, "limit per client: a principal, or a connection without one");
-  AddDuration(group, "--planning_time_max", &limits.planning_time_max, "limit on the time to plan one request");
+  AddDuration(group, "--planning_time_max", &limits.planning_time_max,
+              "limit on the time to plan one request");
   AddDuration(group, "--upload_idle_timeout", &limits.upload_idle_timeout,
               "an upload for which the client sends nothing for this long, although it could, "
               "ends and frees its memory");
@@ -115,8 +118,9 @@ void AddLimits(CLI::App* app, CommandLine* line) {
            int64_t{1} << 16, "limit on open calls of one connection");
   AddCount(group, "--max_streams_without_header", &limits.max_streams_without_header,
            int64_t{1} << 16, "limit on open calls without a header; the oldest is ended");
-  AddDuration(group, "--download_idle_timeout", &limits.download_idle_timeout,
-              "a download of which the client reads nothing for this long ends and frees its memory");
+  AddDuration(
+      group, "--download_idle_timeout", &limits.download_idle_timeout,
+      "a download of which the client reads nothing for this long ends and frees its memory");
   AddDuration(group, "--default_deadline", &limits.default_deadline,
               "deadline of requests that have none");
   AddDuration(group, "--max_deadline", &limits.max_deadline, "longest deadline of a request");
@@ -125,15 +129,17 @@ void AddLimits(CLI::App* app, CommandLine* line) {
 void AddTimeouts(CLI::App* app, CommandLine* line) {
   auto* group = app->add_option_group("Workers", "Workers and the ring");
   CoordinatorConfig& core = line->server.core;
-  AddDuration(group, "--heartbeat_interval", &core.heartbeat_interval, "interval of workers' heartbeats");
+  AddDuration(group, "--heartbeat_interval", &core.heartbeat_interval,
+              "interval of workers' heartbeats");
   AddDuration(group, "--heartbeat_timeout", &core.heartbeat_timeout,
               "a worker without a message for this long is lost");
   AddDuration(group, "--progress_timeout", &core.progress_timeout,
               "time without progress after which an operation's worker is stuck (minimum; grows "
               "with the predicted step time)");
-  AddDuration(group, "--transfer_timeout", &core.transfer_timeout,
-              "a live worker that takes no bytes of an upload for this long is lost; one that sends "
-              "none of a result is lost three --download_idle_timeout later");
+  AddDuration(
+      group, "--transfer_timeout", &core.transfer_timeout,
+      "a live worker that takes no bytes of an upload for this long is lost; one that sends "
+      "none of a result is lost three --download_idle_timeout later");
   AddDuration(group, "--control_timeout", &core.control_timeout,
               "time within which a worker must answer a command");
   AddDuration(group, "--teardown_timeout", &core.teardown_timeout,
@@ -178,8 +184,7 @@ void AddSecurity(CLI::App* app, CommandLine* line) {
        "(docs/security.md). All other callers are rejected");
   file("--audit_log", &line->server.audit_log,
        "append a JSON line per ended request to this file; -: standard output");
-  app->add_flag("--insecure", line->insecure,
-                "allow plain text on addresses other than loopback")
+  app->add_flag("--insecure", line->insecure, "allow plain text on addresses other than loopback")
       ->group(group);
   line->cluster_tls.AddTo(app);
 }
@@ -219,9 +224,9 @@ absl::Status OpenSecurity(CommandLine* line) {
     const bool has_tokens = !line->server.clients_file.empty();
     absl::StatusOr<TransportSecurity> security =
         TransportSecurity::Tls({.files = line->client_tls,
-                                .peers = !asks        ? PeerProof::kNone
-                                         : has_tokens ? PeerProof::kOptional
-                                                      : PeerProof::kRequired});
+                                .peers = !asks        ? ClientCertificates::kNone
+                                         : has_tokens ? ClientCertificates::kOptional
+                                                      : ClientCertificates::kRequired});
     if (!security.ok()) return security.status();
     line->server.client_security = *std::move(security);
   }
@@ -236,9 +241,11 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   CLI::App app(
       "ringattn-server: the coordinator of ringattn. Takes attention requests over gRPC, "
       "shards them over a ring of workers and streams the results back.\n"
-      "SIGTERM or SIGINT drains and exits: new requests fail with UNAVAILABLE (RetryInfo); those in "
+      "SIGTERM or SIGINT drains and exits: new requests fail with UNAVAILABLE (RetryInfo); those "
+      "in "
       "flight may continue for --drain_timeout and then fail with UNAVAILABLE. A second one exits "
-      "immediately.\nExits with 71 if its public port does not recover (--dead_after), to be restarted.");
+      "immediately.\nExits with 71 if its public port does not recover (--dead_after), to be "
+      "restarted.");
   app.set_version_flag("--version", std::string(kVersion));
   AddListeners(&app, &line);
   AddSecurity(&app, &line);

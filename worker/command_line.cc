@@ -383,7 +383,8 @@ absl::StatusOr<TransportSecurity> OpenClientSecurity(const CommandLine& line) {
   if (line.client_tls.certificate.empty()) return TransportSecurity();
   const bool asks = !line.client_tls.authorities.empty();
   return TransportSecurity::Tls(
-      {.files = line.client_tls, .peers = asks ? PeerProof::kRequired : PeerProof::kNone});
+      {.files = line.client_tls,
+       .peers = asks ? ClientCertificates::kRequired : ClientCertificates::kNone});
 }
 
 CommandLine ParseCommandLine(int argc, char** argv) {

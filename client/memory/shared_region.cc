@@ -236,7 +236,7 @@ void SharedRegion::AttachRound() {
   if (response.ok()) {
     request.set_region_id(response->region_id());
     for (const v1::AttachPoint& point : response->points()) again |= !Attach(point, &trouble);
-    for (const std::string& words : response->unavailable()) trouble.push_back(words);
+    for (const std::string& detail : response->unavailable()) trouble.push_back(detail);
     Confirm(request);
   } else {
     trouble.emplace_back(response.status().message());
@@ -303,7 +303,7 @@ bool SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>
   if (!received.ok()) return refuse(sent.ok() ? "it did not answer" : sent.message());
   const std::optional<WorkerAnswer> answer = ReadWorkerAnswer(received->bytes);
   if (!answer.has_value()) return refuse("it closed the socket, or speaks another version");
-  if (answer->code != AttachCode::kAttached) return refuse(answer->words);
+  if (answer->code != AttachCode::kAttached) return refuse(answer->detail);
   sockets_[point.worker()] = *std::move(socket);
   ++taken_;
   return true;

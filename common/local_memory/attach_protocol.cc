@@ -16,7 +16,7 @@ void Append64(uint64_t value, std::string* to) {
   Append32(static_cast<uint32_t>(value >> 32), to);
 }
 
-// REQUIRES: there are so many bytes.
+// REQUIRES: `from` has that many bytes at `at`.
 uint64_t Read(absl::string_view from, size_t at, int bytes) {
   uint64_t value = 0;
   for (int i = bytes - 1; i >= 0; --i) value = value << 8 | static_cast<uint8_t>(from[at + i]);
@@ -32,7 +32,7 @@ std::string Head(uint32_t second, uint32_t version = kAttachVersion) {
 
 constexpr size_t kAllocationBytes = kDeviceUuidBytes + 8 + 8;
 
-// `rest` behind the kind of memory.
+// `rest`: the bytes after the kind of memory.
 std::optional<CudaAllocation> ReadAllocation(absl::string_view rest, bool by_ipc) {
   const size_t handle_at = kAllocationBytes + 4;
   if (rest.size() != (by_ipc ? handle_at + kCudaIpcHandleBytes : kAllocationBytes)) {
@@ -107,7 +107,7 @@ std::string Encode(const WorkerAnswer& answer, uint32_t version) {
   if (answer.code == AttachCode::kFenced) {
     Append64(answer.number, &bytes);
   } else {
-    bytes.append(answer.words, 0, kMaxAttachDatagramBytes - kHeadBytes);
+    bytes.append(answer.detail, 0, kMaxAttachDatagramBytes - kHeadBytes);
   }
   return bytes;
 }
@@ -123,7 +123,7 @@ std::optional<WorkerAnswer> ReadWorkerAnswer(absl::string_view datagram) {
   answer.code = static_cast<AttachCode>(code);
   const absl::string_view rest = datagram.substr(kHeadBytes);
   if (answer.code != AttachCode::kFenced) {
-    answer.words = std::string(rest);
+    answer.detail = std::string(rest);
     return answer;
   }
   if (rest.size() != 8) return std::nullopt;

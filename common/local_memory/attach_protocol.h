@@ -1,5 +1,5 @@
-// The datagrams between a client and a worker that share a region, in bytes. What they mean
-// is written down in proto/ringattn/v1/local_memory.proto. Pure.
+// Encodes the datagrams between a client and a worker that share a region. Their semantics are in
+// proto/ringattn/v1/local_memory.proto. Pure.
 #ifndef RINGATTN_COMMON_LOCAL_MEMORY_ATTACH_PROTOCOL_H_
 #define RINGATTN_COMMON_LOCAL_MEMORY_ATTACH_PROTOCOL_H_
 
@@ -16,17 +16,17 @@ inline constexpr uint32_t kAttachVersion = 2;
 inline constexpr size_t kAttachTokenBytes = 16;
 inline constexpr size_t kDeviceUuidBytes = 16;
 inline constexpr size_t kCudaIpcHandleBytes = 64;
-// No datagram is longer.
+// Maximum length of a datagram.
 inline constexpr size_t kMaxAttachDatagramBytes = 512;
 
-// What a region lies in.
+// The kind of memory of a region.
 enum class MemoryKind : uint32_t {
   kHostMemfd = 1,
-  kCudaVmm = 2,  // of cuMemCreate, as a descriptor
-  kCudaIpc = 3,  // of cudaMalloc, as CUDA's handle
+  kCudaVmm = 2,  // from cuMemCreate, shared as a descriptor
+  kCudaIpc = 3,  // from cudaMalloc, shared as a CUDA IPC handle
 };
 
-// A worker's answer.
+// The code in a worker's response.
 enum class AttachCode : uint32_t {
   kAttached = 0,
   kNotUnderstood = 1,
@@ -40,13 +40,13 @@ enum class AttachCode : uint32_t {
   kTooMuch = 9,
 };
 
-// The allocation on a GPU in which a region lies.
+// The GPU allocation that holds a region.
 struct CudaAllocation {
   std::string device_uuid;  // kDeviceUuidBytes
   uint64_t bytes = 0;
-  uint64_t offset = 0;  // of the region
-  // kCudaIpc alone:
-  uint32_t exporter_pid = 0;  // as the exporter itself sees it
+  uint64_t offset = 0;  // of the region in the allocation
+  // kCudaIpc only:
+  uint32_t exporter_pid = 0;  // in the exporter's pid namespace
   std::string ipc_handle;     // kCudaIpcHandleBytes
 };
 
@@ -59,29 +59,29 @@ struct AttachMessage {
 struct FenceMessage {
   uint64_t number = 0;
 };
-// An attach of a kind of memory that this version does not know.
+// An attach request with a kind of memory that this version does not support.
 struct UnknownMemory {
   uint32_t kind = 0;
 };
-// Of a client that speaks another version.
+// A message of a client with another protocol version.
 struct OtherVersion {
   uint32_t version = 0;
 };
 std::string Encode(const AttachMessage& message);
 std::string Encode(const FenceMessage& message);
-// Nothing of another form.
+// Returns nullopt for any other datagram.
 using ClientMessage = std::variant<AttachMessage, FenceMessage, UnknownMemory, OtherVersion>;
 std::optional<ClientMessage> ReadClientMessage(absl::string_view datagram);
 
 // --- From the worker.
 struct WorkerAnswer {
   AttachCode code = AttachCode::kAttached;
-  std::string words;    // for people; cut to fit
+  std::string detail;   // for people; truncated to fit
   uint64_t number = 0;  // kFenced
 };
-// `version`: another one only for who speaks no other, and then kNotUnderstood alone.
+// `version`: other than the default only in a kNotUnderstood response to a client of that version.
 std::string Encode(const WorkerAnswer& answer, uint32_t version = kAttachVersion);
-// Of another version only kNotUnderstood, whose form all have.
+// Accepts another version only in kNotUnderstood, which has the same form in all versions.
 std::optional<WorkerAnswer> ReadWorkerAnswer(absl::string_view datagram);
 
 }  // namespace ringattn

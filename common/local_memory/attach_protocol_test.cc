@@ -41,7 +41,7 @@ TEST(AttachProtocolTest, CudaMemoryKeepsWhatItSays) {
   EXPECT_FALSE(ReadClientMessage(datagram + "x").has_value());
 }
 
-// So that another language can write it down.
+// Fixes the bytes, so that clients in other languages can encode them.
 TEST(AttachProtocolTest, TheirBytesAreFixed) {
   EXPECT_EQ(Encode(AttachMessage{kToken}),
             std::string("\2\0\0\0\1\0\0\0", 8) + kToken + std::string("\1\0\0\0", 4));
@@ -71,7 +71,7 @@ TEST(AttachProtocolTest, OtherVersionsAndKindsAreNamed) {
   const auto unknown = ReadClientMessage(other_memory);
   ASSERT_TRUE(unknown.has_value());
   EXPECT_EQ(std::get<UnknownMemory>(*unknown).kind, 9u);
-  // The first version: no kind of memory.
+  // Version 1 has no kind of memory.
   const auto old = ReadClientMessage(std::string("\1\0\0\0\1\0\0\0", 8) + kToken);
   ASSERT_TRUE(old.has_value());
   EXPECT_EQ(std::get<OtherVersion>(*old).version, 1u);
@@ -80,7 +80,7 @@ TEST(AttachProtocolTest, OtherVersionsAndKindsAreNamed) {
   const auto read = ReadWorkerAnswer(answer);
   ASSERT_TRUE(read.has_value());
   EXPECT_EQ(read->code, AttachCode::kNotUnderstood);
-  EXPECT_EQ(read->words, "why");
+  EXPECT_EQ(read->detail, "why");
   EXPECT_FALSE(ReadWorkerAnswer(std::string("\1\0\0\0\0\0\0\0", 8)).has_value());
 }
 
@@ -88,7 +88,7 @@ TEST(AttachProtocolTest, AnswersKeepWhatTheySay) {
   const auto refused = ReadWorkerAnswer(Encode(WorkerAnswer{AttachCode::kCannotMap, "why"}));
   ASSERT_TRUE(refused.has_value());
   EXPECT_EQ(refused->code, AttachCode::kCannotMap);
-  EXPECT_EQ(refused->words, "why");
+  EXPECT_EQ(refused->detail, "why");
   const auto fenced = ReadWorkerAnswer(Encode(WorkerAnswer{AttachCode::kFenced, "", 7}));
   ASSERT_TRUE(fenced.has_value());
   EXPECT_EQ(fenced->number, 7u);

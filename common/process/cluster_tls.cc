@@ -44,7 +44,7 @@ absl::Status ClusterTlsFlags::Check() const {
 absl::StatusOr<TransportSecurity> ClusterTlsFlags::Open() const {
   if (!given()) return TransportSecurity();
   return TransportSecurity::Tls(
-      {.files = files, .peers = PeerProof::kRequired, .server_name = server_name});
+      {.files = files, .peers = ClientCertificates::kRequired, .server_name = server_name});
 }
 
 }  // namespace ringattn

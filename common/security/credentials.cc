@@ -8,13 +8,13 @@
 namespace ringattn {
 namespace {
 
-grpc_ssl_client_certificate_request_type RequestTypeOf(PeerProof peers) {
+grpc_ssl_client_certificate_request_type RequestTypeOf(ClientCertificates peers) {
   switch (peers) {
-    case PeerProof::kNone:
+    case ClientCertificates::kNone:
       return GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE;
-    case PeerProof::kOptional:
+    case ClientCertificates::kOptional:
       return GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY;
-    case PeerProof::kRequired:
+    case ClientCertificates::kRequired:
       return GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
   }
   return GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY;
@@ -22,7 +22,8 @@ grpc_ssl_client_certificate_request_type RequestTypeOf(PeerProof peers) {
 
 std::shared_ptr<grpc::ServerCredentials> PlainServerCredentials(bool with_gate) {
   if (!with_gate) return grpc::InsecureServerCredentials();
-  // On the wire the same. gRPC asks a gate only where credentials call themselves secure.
+  // The same bytes on the wire, but gRPC calls a gate only with credentials that it considers
+  // secure.
   return grpc::experimental::LocalServerCredentials(LOCAL_TCP);
 }
 

@@ -1,14 +1,14 @@
-// TransportSecurity: how the bytes between two processes are protected. Every gRPC listener
-// and every channel of the project is made from one; nothing else names credentials
-// (tests/lib/source_rules.py holds that up).
+// TransportSecurity: how the connections between two processes are protected. All gRPC listeners
+// and channels of the project use it; no other code creates credentials (tests/lib/source_rules.py
+// checks this).
 //
-// A process has one value per kind of link, since who has to prove what differs:
+// A process has one value per kind of link, because the required authentication differs:
 //   clients   the public listener, and those who call it
-//   cluster   the control and the data listeners, and those who dial them: both ends prove
-//             who they are. The ring's own connections, which are not gRPC's, stay as they are.
+//   cluster   the control and data listeners, and those who connect to them: mutual
+//             authentication. The ring's own connections, which are not gRPC, are unaffected.
 //
-// TLS 1.2 and 1.3. Files that are replaced are read again (tls_store.h), so listeners and
-// channels stay as they are while certificates rotate.
+// TLS 1.2 and 1.3. Replaced files are read again (tls_store.h), so listeners and channels continue
+// while certificates rotate.
 #ifndef RINGATTN_COMMON_SECURITY_CREDENTIALS_H_
 #define RINGATTN_COMMON_SECURITY_CREDENTIALS_H_
 
@@ -28,51 +28,52 @@
 
 namespace ringattn {
 
-// What a listener asks of those who connect. Whatever they show has to lead to an authority.
-enum class PeerProof {
-  kNone,      // no certificate is asked for
-  kOptional,  // one is asked for and may be missing
-  kRequired,  // who shows none is not connected
+// The client certificate that a listener requests. A certificate that is shown must be issued by
+// one of the authorities.
+enum class ClientCertificates {
+  kNone,      // not requested
+  kOptional,  // requested; may be missing
+  kRequired,  // peers without a certificate are not connected
 };
 
 struct TlsOptions {
-  // A listener needs a certificate, and authorities unless peers prove nothing. A channel
-  // needs authorities, and a certificate where the listener asks for one.
+  // A listener needs a certificate, and authorities unless peers is kNone. A channel needs
+  // authorities, and a certificate if the listener requires one.
   TlsFiles files;
-  PeerProof peers = PeerProof::kRequired;  // of listeners
-  // Of channels: the name that the server's certificate has to be for; empty: the host's that
-  // is dialled.
+  ClientCertificates peers = ClientCertificates::kRequired;  // of listeners
+  // Channels: the name that the server's certificate must have; empty: the name of the host in the
+  // address.
   std::string server_name = "";
 };
 
 // A value; thread safe.
 class TransportSecurity {
  public:
-  // Off: plain text, and a peer proves nothing.
+  // Plain text without authentication.
   TransportSecurity() = default;
   // Errors: INVALID_ARGUMENT, naming the file (tls_material.h).
   static absl::StatusOr<TransportSecurity> Tls(const TlsOptions& options);
 
   bool is_plain() const { return store_ == nullptr; }
 
-  // For one listener each, asked once at its start. Never null. `gate`, if given, decides on
-  // every call before its service hears of it; in plain text that is for listeners on
-  // loopback, which refuse other peers.
+  // Returns credentials for one listener; call it once at the listener's start. Never null. `gate`,
+  // if given, accepts or rejects every call before its service. In plain text a gate works only on
+  // loopback listeners, which reject other peers.
   std::shared_ptr<grpc::ServerCredentials> ServerCredentials(
       std::shared_ptr<grpc::AuthMetadataProcessor> gate = nullptr) const;
 
-  // A channel with these arguments. It does not connect yet.
+  // Creates a channel with these arguments. Does not connect yet.
   std::shared_ptr<grpc::Channel> Dial(const std::string& address,
                                       grpc::ChannelArguments arguments) const;
-  // What Dial uses, but for the server's name.
+  // Returns Dial's credentials without the server's name.
   std::shared_ptr<grpc::ChannelCredentials> ChannelCredentials() const;
 
-  // Nothing for plain text.
+  // Returns nullopt for plain text.
   std::optional<TlsState> state() const;
 
  private:
   TlsStore* store_ = nullptr;
-  PeerProof peers_ = PeerProof::kNone;
+  ClientCertificates peers_ = ClientCertificates::kNone;
   std::string server_name_;
 };
 

@@ -29,12 +29,12 @@ TEST(TransportSecurity, BothEndsOfPlainTextMeet) {
     return grpc::Status(Code::DATA_LOSS, "reached");
   });
   EXPECT_EQ(server.Call(off.ChannelCredentials()).error_code(), Code::DATA_LOSS);
-  // Who insists on TLS does not get there.
+  // A client that requires TLS cannot connect.
   EXPECT_EQ(server.Call(grpc::SslCredentials({})).error_code(), Code::UNAVAILABLE);
 }
 
-// What a listener makes of clients with a certificate, without one, and with another
-// authority's; and that clients refuse one of another authority.
+// Listeners with each requirement accept or reject clients with a certificate, without one, and
+// with another authority's; clients reject a server of another authority.
 TEST(TransportSecurity, PeersProveAsMuchAsTheyAreAskedFor) {
   const TestAuthority ours("ours"), others("others");
   const auto files = [](const std::string& name, const TestCertificate& certificate,
@@ -49,11 +49,11 @@ TEST(TransportSecurity, PeersProveAsMuchAsTheyAreAskedFor) {
   const auto trusts_others =
       TlsWith({.files = files("misled", ours.Issue("client"), others.pem())});
   const struct {
-    PeerProof peers;
+    ClientCertificates peers;
     Code nobody, alien;
-  } rows[] = {{PeerProof::kRequired, Code::UNAVAILABLE, Code::UNAVAILABLE},
-              {PeerProof::kOptional, Code::DATA_LOSS, Code::UNAVAILABLE},
-              {PeerProof::kNone, Code::DATA_LOSS, Code::DATA_LOSS}};
+  } rows[] = {{ClientCertificates::kRequired, Code::UNAVAILABLE, Code::UNAVAILABLE},
+              {ClientCertificates::kOptional, Code::DATA_LOSS, Code::UNAVAILABLE},
+              {ClientCertificates::kNone, Code::DATA_LOSS, Code::DATA_LOSS}};
   for (const auto& row : rows) {
     std::string principal;
     const auto security = TlsWith({.files = server_files, .peers = row.peers});
@@ -63,7 +63,7 @@ TEST(TransportSecurity, PeersProveAsMuchAsTheyAreAskedFor) {
                                return grpc::Status(Code::DATA_LOSS, "reached");
                              });
     EXPECT_EQ(server.Call(known.ChannelCredentials()).error_code(), Code::DATA_LOSS);
-    EXPECT_EQ(principal, row.peers == PeerProof::kNone ? "" : "x509:CN=client");
+    EXPECT_EQ(principal, row.peers == ClientCertificates::kNone ? "" : "x509:CN=client");
     EXPECT_EQ(server.Call(nobody.ChannelCredentials()).error_code(), row.nobody);
     EXPECT_EQ(server.Call(alien.ChannelCredentials()).error_code(), row.alien);
     const grpc::Status misled = server.Call(trusts_others.ChannelCredentials());
@@ -97,7 +97,7 @@ TEST(TransportSecurity, FilesThatAreReplacedAreInForceForNewConnectionsUnlessThe
   const TestAuthority first("first"), second("second");
   const TestCertificate before = first.Issue("before"), after = second.Issue("after");
   const TlsFiles files{PutFile("crt", before.certificate), PutFile("key", before.key), ""};
-  const auto security = TlsWith({.files = files, .peers = PeerProof::kNone});
+  const auto security = TlsWith({.files = files, .peers = ClientCertificates::kNone});
   Metrics metrics;
   ExportTls(&metrics, "clients", security);
   const CallCapture server(security.ServerCredentials(), [](const grpc::ServerContextBase&) {
@@ -115,7 +115,7 @@ TEST(TransportSecurity, FilesThatAreReplacedAreInForceForNewConnectionsUnlessThe
   EXPECT_EQ(code(first, "first.ca"), Code::DATA_LOSS);
   PutFile("crt", "rubbish");
   EXPECT_TRUE(wait([&] { return security.state()->refused_reloads == 1; }));
-  absl::SleepFor(absl::Milliseconds(1200));  // gRPC looks once a second
+  absl::SleepFor(absl::Milliseconds(1200));  // gRPC reloads once a second
   EXPECT_EQ(code(first, "first.ca"), Code::DATA_LOSS);
 
   PutFile("key", after.key);

@@ -29,7 +29,7 @@ DirectStreams::DirectStreams(DirectStreamsOptions options, DirectStreamsHooks ho
   transfer_hooks_.on_delivered = [this](const OperationInfo& info) { reporter_.Delivered(info); };
   transfer_hooks_.on_failed = [this](const OperationInfo& info, bool bad_chunk,
                                      const std::string& why) {
-    reporter_.Failed(info, bad_chunk ? TransferEnd::kBadChunk : TransferEnd::kHere, why);
+    reporter_.Failed(info, bad_chunk ? TransferEnd::kBadChunk : TransferEnd::kWorkerError, why);
   };
 }
 

@@ -32,8 +32,8 @@ class DirectTransfer::Lease final : public ShardLease {
 
   const std::shared_ptr<ShardOperation>& operation() const override { return operation_; }
 
-  std::vector<Part> Outputs() const override {
-    std::vector<Part> outputs;
+  std::vector<OutputRange> Outputs() const override {
+    std::vector<OutputRange> outputs;
     for (const ShardOperation::Output& output : operation_->Outputs()) {
       const int64_t begin = PartBegin(output.memory.bytes, part_, parts_);
       const int64_t end = PartBegin(output.memory.bytes, part_ + 1, parts_);

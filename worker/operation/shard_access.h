@@ -20,7 +20,7 @@ namespace ringattn::worker {
 class ShardLease {
  public:
   // The bytes of one output that this stream carries.
-  struct Part {
+  struct OutputRange {
     TensorId id;
     int64_t begin = 0;  // offset in the shard's tensor
     DeviceRange memory;
@@ -30,7 +30,7 @@ class ShardLease {
 
   virtual const std::shared_ptr<ShardOperation>& operation() const = 0;
   // Returns the outputs in the order in which they are sent.
-  virtual std::vector<Part> Outputs() const = 0;
+  virtual std::vector<OutputRange> Outputs() const = 0;
 
   // OnChunk: a chunk of an input has been received. OnChunkTaken: it has been copied, or rejected
   // with `status`.

@@ -160,7 +160,7 @@ bool ShardExchange::NextMessage() {
   if (download_ == nullptr) {
     outputs_ = lease_->Outputs();
     std::vector<DeviceRange> ranges;
-    for (const ShardLease::Part& output : outputs_) ranges.push_back(output.memory);
+    for (const ShardLease::OutputRange& output : outputs_) ranges.push_back(output.memory);
     download_ = operation_->BeginDownload(std::move(ranges), [this] { OnOperationChanged(); });
   }
   if (!download_->finished()) {
@@ -182,7 +182,7 @@ bool ShardExchange::NextMessage() {
 }
 
 void ShardExchange::MakeChunk(const Download::HostRange& piece) {
-  const ShardLease::Part& output = outputs_[piece.range];
+  const ShardLease::OutputRange& output = outputs_[piece.range];
   wire::ChunkHeader header{static_cast<int32_t>(output.id),
                            static_cast<uint64_t>(output.begin + piece.offset), std::nullopt};
   if (with_crc32c_) header.crc32c = wire::Crc32c(piece.data, piece.bytes);

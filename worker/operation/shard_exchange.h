@@ -69,7 +69,7 @@ class ShardExchange : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byt
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // Finish was called
   CutOff cut_off_ ABSL_GUARDED_BY(mutex_);
   std::optional<grpc::Status> failure_ ABSL_GUARDED_BY(mutex_);
-  std::vector<ShardLease::Part> outputs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ShardLease::OutputRange> outputs_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Download> download_ ABSL_GUARDED_BY(mutex_);  // of outputs_
   int64_t sent_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t in_flight_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of the outstanding write

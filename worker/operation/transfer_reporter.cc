@@ -50,10 +50,10 @@ void TransferReporter::Failed(const OperationInfo& info, TransferEnd end, const 
   v1::TransferProgress* progress = message.mutable_transfer_progress();
   Name(info, progress);
   switch (end) {
-    case TransferEnd::kHere:
+    case TransferEnd::kWorkerError:
       progress->set_failure(why);
       break;
-    case TransferEnd::kReleased:
+    case TransferEnd::kRegionReleased:
       progress->set_region_released(true);
       break;
     case TransferEnd::kBadChunk:

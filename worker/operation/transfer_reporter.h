@@ -27,9 +27,9 @@ struct TransferCounts {
 
 // Why a transfer failed.
 enum class TransferEnd : uint8_t {
-  kHere,      // an error on this worker
-  kReleased,  // the client released a region
-  kBadChunk   // the client sent an invalid chunk
+  kWorkerError,     // an error on this worker
+  kRegionReleased,  // the client released a region
+  kBadChunk         // the client sent an invalid chunk
 };
 
 // Thread safe.

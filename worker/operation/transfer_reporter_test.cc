@@ -73,8 +73,8 @@ TEST_F(TransferReporterTest, ReportsEndsAtOnce) {
   TransferReporter reporter(Send(), absl::Hours(1));
   reporter.Uploaded(info_);
   reporter.Delivered(info_);
-  reporter.Failed(info_, TransferEnd::kHere, "no memory");
-  reporter.Failed(info_, TransferEnd::kReleased, "not told");
+  reporter.Failed(info_, TransferEnd::kWorkerError, "no memory");
+  reporter.Failed(info_, TransferEnd::kRegionReleased, "not told");
   reporter.Failed(info_, TransferEnd::kBadChunk, "twice");
   ASSERT_EQ(sent().size(), 5u);
   EXPECT_EQ(sent()[0].uploaded().operation_id(), "7-1");

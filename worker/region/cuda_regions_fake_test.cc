@@ -99,8 +99,8 @@ class CudaRegionsTest : public testing::Test {
     EXPECT_TRUE(socket.ok()) << socket.status();
     return *std::move(socket);
   }
-  static AttachMessage Vmm(const CudaAllocation& said, char token = 't') {
-    return {std::string(kAttachTokenBytes, token), MemoryKind::kCudaVmm, said};
+  static AttachMessage Vmm(const CudaAllocation& stated, char token = 't') {
+    return {std::string(kAttachTokenBytes, token), MemoryKind::kCudaVmm, stated};
   }
   static WorkerAnswer Read(const ScopedDescriptor& socket) {
     const auto received = ReceiveMessage(socket.get(), kMaxAttachDatagramBytes, 0);
@@ -138,8 +138,8 @@ class CudaRegionsTest : public testing::Test {
     copied.Fill(region);
     Expect("region", copied.region_bytes());
     const ScopedDescriptor socket = Connect();
-    const WorkerAnswer answer = Show(socket, Vmm(client.Said(kRegionAt)), client.descriptor());
-    ASSERT_EQ(answer.code, AttachCode::kAttached) << answer.words;
+    const WorkerAnswer answer = Show(socket, Vmm(client.Describe(kRegionAt)), client.descriptor());
+    ASSERT_EQ(answer.code, AttachCode::kAttached) << answer.detail;
     EXPECT_EQ(imported_, kAllocation);
     memory_->Begin(copied.operation(), copied.reserve(), copied.rank());
     ASSERT_TRUE(Await([&] { return Count([](const auto& m) { return m.has_uploaded(); }) == 1; }));
@@ -173,7 +173,7 @@ class CudaRegionsTest : public testing::Test {
     EXPECT_EQ(std::memcmp(expected.data(), client.data(), kAllocation), 0);
     EXPECT_EQ(out_, bytes_out);
     copied.operation()->End(absl::CancelledError("released"));
-    copied.LetGo();
+    copied.Drop();
     EXPECT_TRUE(Await([&] { return copied.destroyed(); }));
   }
 
@@ -199,40 +199,41 @@ TEST_F(CudaRegionsTest, CopiesShardInBothDirections) {
 TEST_F(CudaRegionsTest, RejectsInvalidMemoryByName) {
   FakeAllocation client(kAllocation);
   const int fd = client.descriptor();
-  CudaAllocation said = client.Said();
-  said.device_uuid[15] = 99;
-  WorkerAnswer answer = Answer(Vmm(said), fd);
+  CudaAllocation stated = client.Describe();
+  stated.device_uuid[15] = 99;
+  WorkerAnswer answer = Answer(Vmm(stated), fd);
   EXPECT_EQ(answer.code, AttachCode::kDeviceOutOfReach);
-  EXPECT_THAT(answer.words, HasSubstr("does not see the GPU"));
-  said = client.Said();
-  said.bytes = 2 * kAllocation;
-  answer = Answer(Vmm(said), fd);
+  EXPECT_THAT(answer.detail, HasSubstr("does not see the GPU"));
+  stated = client.Describe();
+  stated.bytes = 2 * kAllocation;
+  answer = Answer(Vmm(stated), fd);
   EXPECT_EQ(answer.code, AttachCode::kDescriptorRefused);
-  EXPECT_THAT(answer.words, HasSubstr("does not have the 16777216 bytes"));
+  EXPECT_THAT(answer.detail, HasSubstr("does not have the 16777216 bytes"));
   // The region is not within the allocation: too long, or its offset would overflow.
-  EXPECT_EQ(Answer(Vmm(client.Said()), fd, kAllocation + 1).code, AttachCode::kDescriptorRefused);
-  answer = Answer(Vmm(client.Said(~uint64_t{0})), fd);
+  EXPECT_EQ(Answer(Vmm(client.Describe()), fd, kAllocation + 1).code,
+            AttachCode::kDescriptorRefused);
+  answer = Answer(Vmm(client.Describe(~uint64_t{0})), fd);
   EXPECT_EQ(answer.code, AttachCode::kDescriptorRefused);
-  EXPECT_THAT(answer.words, HasSubstr("not inside"));
+  EXPECT_THAT(answer.detail, HasSubstr("not inside"));
   EXPECT_EQ(refused_, AttachCode::kDescriptorRefused);
   const ScopedDescriptor host(memfd_create("host", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(host.get(), kAllocation), 0);
-  EXPECT_EQ(Answer(Vmm(client.Said()), host.get()).code, AttachCode::kDescriptorRefused);
+  EXPECT_EQ(Answer(Vmm(client.Describe()), host.get()).code, AttachCode::kDescriptorRefused);
   int pipe_ends[2];
   ASSERT_EQ(pipe(pipe_ends), 0);
-  EXPECT_EQ(Answer(Vmm(client.Said()), pipe_ends[0]).code, AttachCode::kDescriptorRefused);
+  EXPECT_EQ(Answer(Vmm(client.Describe()), pipe_ends[0]).code, AttachCode::kDescriptorRefused);
   close(pipe_ends[0]);
   close(pipe_ends[1]);
   // A missing descriptor, and an unexpected one.
-  EXPECT_EQ(Answer(Vmm(client.Said()), -1).code, AttachCode::kNotUnderstood);
-  AttachMessage ipc = Vmm(client.Said());
+  EXPECT_EQ(Answer(Vmm(client.Describe()), -1).code, AttachCode::kNotUnderstood);
+  AttachMessage ipc = Vmm(client.Describe());
   ipc.memory = MemoryKind::kCudaIpc;
   ipc.cuda.ipc_handle = std::string(kCudaIpcHandleBytes, 'h');
   EXPECT_EQ(Answer(ipc, fd).code, AttachCode::kNotUnderstood);
   ipc.cuda.exporter_pid = static_cast<uint32_t>(getpid());
   answer = Answer(ipc, -1);
   EXPECT_EQ(answer.code, AttachCode::kDescriptorRefused);
-  EXPECT_THAT(answer.words, HasSubstr("both have process id"));
+  EXPECT_THAT(answer.detail, HasSubstr("both have process id"));
   EXPECT_EQ(imported_, 0);
   EXPECT_EQ(regions_, 0);
 }
@@ -241,12 +242,13 @@ TEST_F(CudaRegionsTest, TokenIsValidForOneUseAndOneKind) {
   FakeAllocation client(kAllocation);
   Expect("region", kMiB);
   const ScopedDescriptor first = Connect(), second = Connect(), third = Connect();
-  EXPECT_EQ(Show(first, Vmm(client.Said()), client.descriptor()).code, AttachCode::kAttached);
-  EXPECT_EQ(Show(second, Vmm(client.Said()), client.descriptor()).code, AttachCode::kNoSuchToken);
+  EXPECT_EQ(Show(first, Vmm(client.Describe()), client.descriptor()).code, AttachCode::kAttached);
+  EXPECT_EQ(Show(second, Vmm(client.Describe()), client.descriptor()).code,
+            AttachCode::kNoSuchToken);
   Expect("other", kMiB, v1::REGION_KIND_HOST, 'h');
-  const WorkerAnswer answer = Show(third, Vmm(client.Said(), 'h'), client.descriptor());
+  const WorkerAnswer answer = Show(third, Vmm(client.Describe(), 'h'), client.descriptor());
   EXPECT_EQ(answer.code, AttachCode::kKindRefused);
-  EXPECT_EQ(answer.words, "a region of host memory was expected");
+  EXPECT_EQ(answer.detail, "a region of host memory was expected");
   // Host memory is rejected for a region of CUDA memory too.
   CopiedOperation host;
   Expect("third", host.region_bytes(), v1::REGION_KIND_CUDA, 'c');
@@ -268,18 +270,18 @@ TEST_F(CudaRegionsTest, RespectsImportLimit) {
   for (int i = 0; i < 3; ++i) {
     Expect(absl::StrCat(i), kMiB, v1::REGION_KIND_CUDA, static_cast<char>('a' + i));
     sockets.push_back(Connect());
-    ASSERT_EQ(
-        Show(sockets.back(), Vmm(client.Said(), static_cast<char>('a' + i)), client.descriptor())
-            .code,
-        AttachCode::kAttached);
+    ASSERT_EQ(Show(sockets.back(), Vmm(client.Describe(), static_cast<char>('a' + i)),
+                   client.descriptor())
+                  .code,
+              AttachCode::kAttached);
   }
   EXPECT_EQ(imported_, 3 * kAllocation);
-  WorkerAnswer answer = Answer(Vmm(client.Said()), client.descriptor());
+  WorkerAnswer answer = Answer(Vmm(client.Describe()), client.descriptor());
   EXPECT_EQ(answer.code, AttachCode::kTooMuch);
-  EXPECT_THAT(answer.words, HasSubstr("--max_imported_memory"));
+  EXPECT_THAT(answer.detail, HasSubstr("--max_imported_memory"));
   sockets.pop_back();
   EXPECT_TRUE(Await([&] { return imported_ == 2 * kAllocation; }));
-  EXPECT_EQ(Answer(Vmm(client.Said()), client.descriptor()).code, AttachCode::kAttached);
+  EXPECT_EQ(Answer(Vmm(client.Describe()), client.descriptor()).code, AttachCode::kAttached);
 }
 
 // A driver that takes seconds to map memory delays only its own client.
@@ -287,12 +289,13 @@ TEST_F(CudaRegionsTest, ImportsDoNotDelayFences) {
   FakeAllocation client(kAllocation);
   Expect("region", kMiB);
   const ScopedDescriptor attached = Connect();
-  ASSERT_EQ(Show(attached, Vmm(client.Said()), client.descriptor()).code, AttachCode::kAttached);
+  ASSERT_EQ(Show(attached, Vmm(client.Describe()), client.descriptor()).code,
+            AttachCode::kAttached);
   FakeVmm().hold_imports = true;
   Expect("slow", kMiB, v1::REGION_KIND_CUDA, 's');
   ScopedDescriptor slow = Connect();
   ASSERT_TRUE(
-      SendMessage(slow.get(), Encode(Vmm(client.Said(), 's')), client.descriptor(), 0).ok());
+      SendMessage(slow.get(), Encode(Vmm(client.Describe(), 's')), client.descriptor(), 0).ok());
   ASSERT_TRUE(Await([] { return FakeVmm().held_imports > 0; }));
   ASSERT_TRUE(SendMessage(attached.get(), Encode(FenceMessage{5}), -1, 0).ok());
   EXPECT_EQ(Read(attached).code, AttachCode::kFenced);
@@ -309,7 +312,8 @@ TEST_F(CudaRegionsTest, ClientDeathDuringImportLeavesNothing) {
   Expect("region", kMiB);
   {
     const ScopedDescriptor socket = Connect();
-    ASSERT_TRUE(SendMessage(socket.get(), Encode(Vmm(client.Said())), client.descriptor(), 0).ok());
+    ASSERT_TRUE(
+        SendMessage(socket.get(), Encode(Vmm(client.Describe())), client.descriptor(), 0).ok());
     ASSERT_TRUE(Await([] { return FakeVmm().held_imports > 0; }));
   }
   absl::SleepFor(absl::Milliseconds(20));  // the listener notices the closed socket
@@ -328,7 +332,8 @@ TEST_F(CudaRegionsTest, ClientDeathDuringCopyUnmapsMemory) {
   copied->Fill(client->data());
   Expect("region", copied->region_bytes());
   ScopedDescriptor socket = Connect();
-  ASSERT_EQ(Show(socket, Vmm(client->Said()), client->descriptor()).code, AttachCode::kAttached);
+  ASSERT_EQ(Show(socket, Vmm(client->Describe()), client->descriptor()).code,
+            AttachCode::kAttached);
   const int mappings = FakeVmm().mappings;
   Faults().hold_copies = true;
   Faults().held_copies = 0;
@@ -343,7 +348,7 @@ TEST_F(CudaRegionsTest, ClientDeathDuringCopyUnmapsMemory) {
   EXPECT_EQ(imported_, kAllocation);  // the copy is still running
   Faults().hold_copies = false;
   copied->operation()->End(absl::CancelledError("released"));
-  copied->LetGo();
+  copied->Drop();
   EXPECT_TRUE(Await([&] { return copied->destroyed() && imported_ == 0; }));
   EXPECT_EQ(FakeVmm().mappings, mappings - 2);  // the client's own mapping too
 }
@@ -353,7 +358,8 @@ TEST_F(CudaRegionsTest, ThousandRegionsLeaveNothing) {
   const auto once = [&] {
     Expect("region", kMiB);
     const ScopedDescriptor socket = Connect();
-    ASSERT_EQ(Show(socket, Vmm(client.Said()), client.descriptor()).code, AttachCode::kAttached);
+    ASSERT_EQ(Show(socket, Vmm(client.Describe()), client.descriptor()).code,
+              AttachCode::kAttached);
   };
   once();
   ASSERT_TRUE(Await([&] { return imported_ == 0 && regions_ == 0; }));

@@ -43,8 +43,8 @@ absl::Status CheckRegionDescriptor(int fd, int64_t bytes) {
     return Refused("the descriptor is not open for reading and writing");
   }
   if (file.st_size < bytes) {
-    return Refused(absl::StrCat("the memfd has ", file.st_size, " bytes; the region needs ", bytes,
-                                " were said"));
+    return Refused(
+        absl::StrCat("the memfd has ", file.st_size, " bytes; the region needs ", bytes));
   }
   if (int64_t{file.st_blocks} * kBlockBytes < file.st_size) {
     return Refused("not all pages of the memfd are allocated (fallocate)");

@@ -56,7 +56,8 @@ LocalMemory::LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks)
   transfer_hooks_.on_delivered = [this](const OperationInfo& info) { reporter_.Delivered(info); };
   transfer_hooks_.on_failed = [this](const OperationInfo& info, bool released,
                                      const std::string& why) {
-    reporter_.Failed(info, released ? TransferEnd::kReleased : TransferEnd::kHere, why);
+    reporter_.Failed(info, released ? TransferEnd::kRegionReleased : TransferEnd::kWorkerError,
+                     why);
   };
   transfer_hooks_.on_received_bytes = hooks_.on_received_bytes;
   transfer_hooks_.on_sent_bytes = hooks_.on_sent_bytes;
@@ -123,7 +124,7 @@ void LocalMemory::OnOver(const RegionTransfer* transfer) {
   transfers_.erase(found);
   if (stopping_ || pinner_ == nullptr) return;
   for (const std::shared_ptr<Region>& region : over->Regions()) {
-    if (!region->on_device()) pinner_->Want(region);
+    if (!region->on_device()) pinner_->Schedule(region);
   }
 }
 

@@ -131,7 +131,7 @@ TEST_F(LocalMemoryTest, CopiesAndReportsOperation) {
   EXPECT_TRUE(Await([&] { return Count([](const auto& m) { return m.has_delivered(); }) == 1; }));
   EXPECT_TRUE(copied.HasLeft(TensorId::kOut, mapped->data()));
   copied.operation()->End(absl::CancelledError("released"));
-  copied.LetGo();
+  copied.Drop();
   EXPECT_TRUE(Await([&] { return copied.destroyed(); }));
 }
 
@@ -146,7 +146,7 @@ TEST_F(LocalMemoryTest, RegionEndFailsItsTransfers) {
   Progress([](const auto& p) { return p.region_released() && p.failure().empty(); });
   EXPECT_TRUE(Await([&] { return Changes(false) == 1 && regions_ == 0; }));
   copied.operation()->End(absl::CancelledError("released"));
-  copied.LetGo();
+  copied.Drop();
   EXPECT_TRUE(Await([&] { return copied.destroyed(); }));
 }
 

@@ -130,15 +130,15 @@ void RegionImporter::Run() {
 }
 
 absl::StatusOr<std::shared_ptr<Region>> RegionImporter::Do(const Job& job) {
-  const CudaAllocation& said = job.allocation;
+  const CudaAllocation& stated = job.allocation;
   const auto bytes = static_cast<uint64_t>(job.bytes);
-  if (said.bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ||
-      bytes > said.bytes || said.offset > said.bytes - bytes) {
+  if (stated.bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ||
+      bytes > stated.bytes || stated.offset > stated.bytes - bytes) {
     return absl::InvalidArgumentError(absl::StrCat("the region's ", bytes, " bytes from ",
-                                                   said.offset, " on are not inside the ",
-                                                   said.bytes, " of its allocation"));
+                                                   stated.offset, " on are not inside the ",
+                                                   stated.bytes, " of its allocation"));
   }
-  const auto allocated = static_cast<int64_t>(said.bytes);
+  const auto allocated = static_cast<int64_t>(stated.bytes);
   if (!budget_->Take(allocated)) {
     return absl::OutOfRangeError(absl::StrCat(
         "too much CUDA memory is imported already (--max_imported_memory): ", budget_->bytes(),
@@ -146,9 +146,9 @@ absl::StatusOr<std::shared_ptr<Region>> RegionImporter::Do(const Job& job) {
   }
   absl::StatusOr<std::unique_ptr<ImportedMemory>> memory =
       device_->ImportMemory({.descriptor = job.descriptor.get(),
-                             .ipc_handle = said.ipc_handle,
-                             .exporter_pid = said.exporter_pid,
-                             .device_uuid = said.device_uuid,
+                             .ipc_handle = stated.ipc_handle,
+                             .exporter_pid = stated.exporter_pid,
+                             .device_uuid = stated.device_uuid,
                              .bytes = allocated});
   if (!memory.ok()) {
     budget_->Give(allocated);
@@ -156,7 +156,7 @@ absl::StatusOr<std::shared_ptr<Region>> RegionImporter::Do(const Job& job) {
   }
   return Region::OfDevice(job.region_id,
                           std::make_unique<Counted>(*std::move(memory), allocated, budget_),
-                          static_cast<int64_t>(said.offset), job.bytes);
+                          static_cast<int64_t>(stated.offset), job.bytes);
 }
 
 }  // namespace ringattn::worker

@@ -192,7 +192,7 @@ void RegionListener::Run() {
       const bool late =
           connection.region == nullptr && connection.import == nullptr && connection.deadline < now;
       if (late || (polled[i + 2].revents != 0 && !Serve(connection)) ||
-          (!connection.shown.token.empty() && !Attach(connection)) ||
+          (!connection.presented.token.empty() && !Attach(connection)) ||
           (connection.import != nullptr && !FinishImport(connection))) {
         Close(i);
       }
@@ -276,12 +276,12 @@ bool RegionListener::TakeToken(Connection& connection, const AttachMessage& mess
                                LocalMessage& received) {
   const size_t descriptors = message.memory == MemoryKind::kCudaIpc ? 0 : 1;
   if (connection.region != nullptr || connection.import != nullptr ||
-      !connection.shown.token.empty() || received.descriptors.size() != descriptors) {
+      !connection.presented.token.empty() || received.descriptors.size() != descriptors) {
     return Refuse(
         connection, AttachCode::kNotUnderstood,
         absl::StrCat("a connection attaches one region, with ", descriptors, " descriptors"));
   }
-  connection.shown = message;
+  connection.presented = message;
   if (descriptors > 0) connection.memory = std::move(received.descriptors.front());
   connection.token_deadline = absl::Now() + options_.token_wait;
   return Attach(connection);
@@ -289,14 +289,14 @@ bool RegionListener::TakeToken(Connection& connection, const AttachMessage& mess
 
 bool RegionListener::Attach(Connection& connection) {
   bool known = false;
-  const std::optional<Expected> expected = TakeExpected(connection.shown.token, &known);
+  const std::optional<Expected> expected = TakeExpected(connection.presented.token, &known);
   // The client may be faster than the coordinator's message.
   if (!known && absl::Now() < connection.token_deadline) return true;
   if (!expected.has_value()) {
     return Refuse(connection, AttachCode::kNoSuchToken, "the token is unknown, used or expired");
   }
-  connection.shown.token.clear();
-  const bool is_cuda = connection.shown.memory != MemoryKind::kHostMemfd;
+  connection.presented.token.clear();
+  const bool is_cuda = connection.presented.memory != MemoryKind::kHostMemfd;
   if (is_cuda && importer_ == nullptr) {
     return Refuse(connection, AttachCode::kKindRefused,
                   "this worker does not accept CUDA memory (--local_memory, or it has no GPU)");
@@ -340,7 +340,7 @@ bool RegionListener::BeginImport(Connection& connection, const Expected& expecte
   if (!MayKeep(connection, expected.region_id)) return false;
   connection.region_id = expected.region_id;
   connection.import =
-      importer_->Start(expected.region_id, expected.bytes, std::move(connection.shown.cuda),
+      importer_->Start(expected.region_id, expected.bytes, std::move(connection.presented.cuda),
                        std::move(connection.memory));
   return true;
 }
@@ -376,7 +376,7 @@ bool RegionListener::RefuseVersion(const Connection& connection, uint32_t versio
       absl::StrCat("version ", version,
                    " of the attach protocol is not supported; this worker uses version ",
                    kAttachVersion, " is")};
-  LogWarning("a client's memory was refused", {{"why", answer.words}});
+  LogWarning("a client's memory was refused", {{"why", answer.detail}});
   hooks_.on_refused(answer.code);
   (void)SendMessage(connection.socket.get(), Encode(answer, version == 1 ? 1 : kAttachVersion),
                     /*descriptor=*/-1, MSG_DONTWAIT);
@@ -384,10 +384,10 @@ bool RegionListener::RefuseVersion(const Connection& connection, uint32_t versio
 }
 
 bool RegionListener::Refuse(const Connection& connection, AttachCode code,
-                            absl::string_view words) {
-  LogWarning("a client's memory was refused", {{"why", words}});
+                            absl::string_view detail) {
+  LogWarning("a client's memory was refused", {{"why", detail}});
   hooks_.on_refused(code);
-  Answer(connection, {code, std::string(words), 0});
+  Answer(connection, {code, std::string(detail), 0});
   return false;
 }
 

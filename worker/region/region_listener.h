@@ -91,7 +91,7 @@ class RegionListener {
     absl::Time deadline;  // until a region is attached
     std::shared_ptr<Region> region;
     // A presented token that is not known yet, with its descriptor; empty token: none.
-    AttachMessage shown = {};
+    AttachMessage presented = {};
     ScopedDescriptor memory = {};
     absl::Time token_deadline = absl::InfiniteFuture();
     // Pending import of CUDA memory, and for which region.
@@ -115,7 +115,7 @@ class RegionListener {
   bool FinishImport(Connection& connection);
   bool Keep(Connection& connection, std::shared_ptr<Region> region);
   bool MayKeep(const Connection& connection, const std::string& region_id);
-  bool Refuse(const Connection& connection, AttachCode code, absl::string_view words);
+  bool Refuse(const Connection& connection, AttachCode code, absl::string_view detail);
   bool RefuseVersion(const Connection& connection, uint32_t version);
   bool Answer(const Connection& connection, const WorkerAnswer& answer);
   // Closes a connection and releases its region, if any.

@@ -199,11 +199,11 @@ TEST_F(RegionListenerTest, AnswersOtherVersions) {
     ASSERT_TRUE(SendMessage(socket.get(), message, memfd.get(), 0).ok());
     const auto received = ReceiveMessage(socket.get(), kMaxAttachDatagramBytes, 0);
     ASSERT_TRUE(received.ok());
-    const std::string words =
+    const std::string detail =
         absl::StrCat("version ", static_cast<int>(version),
                      " of the attach protocol is not supported; this worker uses version 2 is");
     EXPECT_EQ(received->bytes,
-              std::string({version == 1 ? '\1' : '\2', 0, 0, 0, 1, 0, 0, 0}) + words);
+              std::string({version == 1 ? '\1' : '\2', 0, 0, 0, 1, 0, 0, 0}) + detail);
     EXPECT_TRUE(IsClosed(socket));
   }
   EXPECT_EQ(refused_, AttachCode::kNotUnderstood);
@@ -220,7 +220,7 @@ TEST_F(RegionListenerTest, RejectsUnsupportedMemoryByName) {
   ASSERT_TRUE(SendMessage(socket.get(), unknown, memfd.get(), 0).ok());
   WorkerAnswer answer = Read(socket);
   EXPECT_EQ(answer.code, AttachCode::kKindRefused);
-  EXPECT_EQ(answer.words, "memory kind 9 is not supported");
+  EXPECT_EQ(answer.detail, "memory kind 9 is not supported");
   EXPECT_TRUE(IsClosed(socket));
   AttachMessage cuda{kToken, MemoryKind::kCudaVmm};
   cuda.cuda = {.device_uuid = std::string(kDeviceUuidBytes, 'u'), .bytes = kBytes};
@@ -228,7 +228,7 @@ TEST_F(RegionListenerTest, RejectsUnsupportedMemoryByName) {
   ASSERT_TRUE(SendMessage(second.get(), Encode(cuda), memfd.get(), 0).ok());
   answer = Read(second);
   EXPECT_EQ(answer.code, AttachCode::kKindRefused);
-  EXPECT_EQ(answer.words,
+  EXPECT_EQ(answer.detail,
             "this worker does not accept CUDA memory (--local_memory, or it has no GPU)");
   EXPECT_EQ(refused_, AttachCode::kKindRefused);
   EXPECT_EQ(Show(Connect(), memfd.get()).code, AttachCode::kNoSuchToken);

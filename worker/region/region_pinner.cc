@@ -83,18 +83,18 @@ RegionPinner::~RegionPinner() {
 
 int64_t RegionPinner::pinned_bytes() const { return budget_->pinned_bytes(); }
 
-void RegionPinner::Want(const std::shared_ptr<Region>& region) {
+void RegionPinner::Schedule(const std::shared_ptr<Region>& region) {
   absl::MutexLock lock(&mutex_);
-  if (useless_ || region->released()) return;
+  if (unsupported_ || region->released()) return;
   if (std::find(known_.begin(), known_.end(), region->id()) != known_.end()) return;
   known_.push_back(region->id());
   if (known_.size() > kMaxKnown) known_.pop_front();
-  wanted_.push_back(region);
+  scheduled_.push_back(region);
 }
 
 void RegionPinner::Run() {
   const auto has_work = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || !wanted_.empty();
+    return stopping_ || !scheduled_.empty();
   };
   while (true) {
     std::shared_ptr<Region> region;
@@ -102,8 +102,8 @@ void RegionPinner::Run() {
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(&has_work));
       if (stopping_) return;
-      region = wanted_.front().lock();
-      wanted_.pop_front();
+      region = scheduled_.front().lock();
+      scheduled_.pop_front();
     }
     if (region != nullptr && !PinWhole(*region)) return;
   }
@@ -139,8 +139,8 @@ bool RegionPinner::PinNextPiece(Region& region) {
   }
   if (absl::IsUnimplemented(pin.status())) {
     absl::MutexLock lock(&mutex_);
-    useless_ = true;
-    wanted_.clear();
+    unsupported_ = true;
+    scheduled_.clear();
   } else {
     LogWarning("a region cannot be pinned; its copies are staged",
                {{"bytes", region.bytes()}, {"reason", std::string(pin.status().message())}});

@@ -34,7 +34,7 @@ class RegionPinner {
 
   // Reports that the region has served an operation, and schedules it for pinning. Never blocks.
   // Has no effect for a region that was scheduled before.
-  void Want(const std::shared_ptr<Region>& region) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Schedule(const std::shared_ptr<Region>& region) ABSL_LOCKS_EXCLUDED(mutex_);
 
   int64_t pinned_bytes() const;
 
@@ -54,8 +54,8 @@ class RegionPinner {
 
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  bool useless_ ABSL_GUARDED_BY(mutex_) = false;  // the device does not use pinned memory
-  std::deque<std::weak_ptr<Region>> wanted_ ABSL_GUARDED_BY(mutex_);
+  bool unsupported_ ABSL_GUARDED_BY(mutex_) = false;  // the device does not use pinned memory
+  std::deque<std::weak_ptr<Region>> scheduled_ ABSL_GUARDED_BY(mutex_);
   // Ids of scheduled regions; only the latest, so that the list stays bounded.
   std::deque<std::string> known_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;

@@ -42,11 +42,11 @@ TEST_F(RegionPinnerTest, PinsAllPiecesAndUnpinsThemWithRegion) {
   RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);
   const int64_t bytes = 2 * kPiece + 4096;
   std::shared_ptr<Region> region = MakeRegion("a", bytes);
-  pinner.Want(region);
+  pinner.Schedule(region);
   ASSERT_TRUE(Becomes([&] { return region->pinned_bytes() == bytes; }));
   EXPECT_EQ(device_.pinned_bytes(), bytes);
   EXPECT_EQ(told_, bytes);
-  pinner.Want(region);  // scheduling twice has no effect
+  pinner.Schedule(region);  // scheduling twice has no effect
   region.reset();
   EXPECT_TRUE(Becomes([&] { return device_.pinned_bytes() == 0; }));
   EXPECT_TRUE(Becomes([&] { return pinner.pinned_bytes() == 0; }));
@@ -58,9 +58,9 @@ TEST_F(RegionPinnerTest, RespectsLimit) {
   std::shared_ptr<Region> first = MakeRegion("first", 2 * kPiece);
   const std::shared_ptr<Region> second = MakeRegion("second", 2 * kPiece);
   const std::shared_ptr<Region> third = MakeRegion("third", kPiece);
-  pinner.Want(first);
-  pinner.Want(second);
-  pinner.Want(third);
+  pinner.Schedule(first);
+  pinner.Schedule(second);
+  pinner.Schedule(third);
   ASSERT_TRUE(Becomes([&] { return third->pinned_bytes() == kPiece; }));
   EXPECT_EQ(first->pinned_bytes(), 2 * kPiece);
   EXPECT_EQ(second->pinned_bytes(), 0);
@@ -74,11 +74,11 @@ TEST_F(RegionPinnerTest, FailedPinsAreNotCounted) {
   };
   RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);
   const std::shared_ptr<Region> region = MakeRegion("a", 3 * kPiece);
-  pinner.Want(region);
+  pinner.Schedule(region);
   ASSERT_TRUE(Becomes([&] { return pinner.pinned_bytes() == kPiece; }));
   EXPECT_EQ(region->pinned_bytes(), kPiece);
   const std::shared_ptr<Region> other = MakeRegion("b", kPiece);
-  pinner.Want(other);
+  pinner.Schedule(other);
   EXPECT_TRUE(Becomes([&] { return other->pinned_bytes() == kPiece; }));
 }
 
@@ -90,11 +90,11 @@ TEST_F(RegionPinnerTest, StopsIfDeviceDoesNotPin) {
   };
   RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);
   const std::shared_ptr<Region> region = MakeRegion("a", kPiece);
-  pinner.Want(region);
+  pinner.Schedule(region);
   ASSERT_TRUE(Becomes([&] { return asked == 1 && pinner.pinned_bytes() == 0; }));
   absl::SleepFor(absl::Milliseconds(20));
   const std::shared_ptr<Region> other = MakeRegion("b", kPiece);
-  pinner.Want(other);
+  pinner.Schedule(other);
   absl::SleepFor(absl::Milliseconds(50));
   EXPECT_EQ(asked, 1);
 }
@@ -108,7 +108,7 @@ TEST_F(RegionPinnerTest, MayEndWhilePinningRegion) {
       return absl::OkStatus();
     };
     RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);
-    pinner.Want(region);
+    pinner.Schedule(region);
     ASSERT_TRUE(Becomes([&] { return region->pinned_bytes() >= kPiece; }));
   }
   EXPECT_LT(region->pinned_bytes(), region->bytes());
@@ -119,7 +119,7 @@ TEST_F(RegionPinnerTest, DoesNotPinReleasedRegion) {
   RegionPinner pinner(&device_, 10 * kPiece, on_pinned_);
   const std::shared_ptr<Region> region = MakeRegion("a", kPiece);
   region->Release();
-  pinner.Want(region);
+  pinner.Schedule(region);
   absl::SleepFor(absl::Milliseconds(30));
   EXPECT_EQ(region->pinned_bytes(), 0);
 }

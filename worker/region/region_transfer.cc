@@ -34,10 +34,10 @@ int64_t RunBytes(const TensorRoute& route, size_t part, int rank) {
   return bytes / static_cast<int64_t>(route.FromLocal(part, rank, 0, bytes).size());
 }
 
-absl::StatusOr<RegionTransfer::Copied> Locate(int rank, const ShardPlan& plan,
-                                              const AttentionSpec& spec, TensorId id,
-                                              const v1::Reserve& reserve,
-                                              const RegionTransfer::FindRegion& find) {
+absl::StatusOr<RegionTransfer::TensorCopy> Locate(int rank, const ShardPlan& plan,
+                                                  const AttentionSpec& spec, TensorId id,
+                                                  const v1::Reserve& reserve,
+                                                  const RegionTransfer::FindRegion& find) {
   const TensorId whole = ClientTensorOf(spec, id);
   const auto place = std::find_if(
       reserve.places().begin(), reserve.places().end(),
@@ -59,12 +59,12 @@ absl::StatusOr<RegionTransfer::Copied> Locate(int rank, const ShardPlan& plan,
   const auto found = std::find(route.parts().begin(), route.parts().end(), id);
   const auto part = static_cast<size_t>(found - route.parts().begin());
   const int64_t run_bytes = RunBytes(route, part, rank);
-  return RegionTransfer::Copied{id,   std::move(route), part, std::move(region),
-                                base, run_bytes,        bytes};
+  return RegionTransfer::TensorCopy{id,   std::move(route), part, std::move(region),
+                                    base, run_bytes,        bytes};
 }
 
 // Adds a run of a region, split where pins end.
-void AddWithinPins(const RegionTransfer::Copied& copied, const ByteRun& run,
+void AddWithinPins(const RegionTransfer::TensorCopy& copied, const ByteRun& run,
                    std::vector<ByteRun>* pieces) {
   const int64_t place = copied.base - copied.region->data();
   for (int64_t done = 0; done < run.bytes;) {
@@ -76,8 +76,8 @@ void AddWithinPins(const RegionTransfer::Copied& copied, const ByteRun& run,
   }
 }
 
-std::vector<ByteRun> PinnedPieces(const RegionTransfer::Copied& copied, int rank, int64_t offset,
-                                  int64_t bytes) {
+std::vector<ByteRun> PinnedPieces(const RegionTransfer::TensorCopy& copied, int rank,
+                                  int64_t offset, int64_t bytes) {
   std::vector<ByteRun> pieces;
   for (const ByteRun& run : copied.route.FromLocal(copied.part, rank, offset, bytes)) {
     AddWithinPins(copied, run, &pieces);
@@ -87,18 +87,18 @@ std::vector<ByteRun> PinnedPieces(const RegionTransfer::Copied& copied, int rank
 
 }  // namespace
 
-bool RegionTransfer::Copied::long_runs() const { return run_bytes >= kLeastDirectRun; }
+bool RegionTransfer::TensorCopy::long_runs() const { return run_bytes >= kLeastDirectRun; }
 
-int64_t RegionTransfer::Copied::block_bytes() const {
+int64_t RegionTransfer::TensorCopy::block_bytes() const {
   return std::clamp(run_bytes * kMaxRunsPerBlock, 4 * kKiB, kBlockBytes);
 }
 
-bool RegionTransfer::Copied::IsDirect() const {
+bool RegionTransfer::TensorCopy::IsDirect() const {
   return on_device() || (long_runs() && base + bytes <= region->data() + region->pinned_bytes());
 }
 
 // For shards of short runs, the number of runs determines the time.
-int64_t RegionTransfer::Copied::direct_block_bytes() const {
+int64_t RegionTransfer::TensorCopy::direct_block_bytes() const {
   if (!on_device()) return kDirectBlockBytes;
   return std::clamp(run_bytes * kDeviceRunsPerBlock, block_bytes(), kDeviceBlockBytes);
 }
@@ -112,12 +112,12 @@ absl::StatusOr<std::shared_ptr<RegionTransfer>> RegionTransfer::Make(
       new RegionTransfer(operation, rank, reserve.fence_number(), hooks, threads));
   for (const BufferSpec& buffer : operation->operation().program().buffers) {
     if (buffer.source != BufferSource::kUpload) continue;
-    absl::StatusOr<Copied> input = Locate(rank, plan, spec, *buffer.input, reserve, find);
+    absl::StatusOr<TensorCopy> input = Locate(rank, plan, spec, *buffer.input, reserve, find);
     if (!input.ok()) return input.status();
     transfer->inputs_.push_back(*std::move(input));
   }
   for (const ShardOperation::Output& output : operation->Outputs()) {
-    absl::StatusOr<Copied> located = Locate(rank, plan, spec, output.id, reserve, find);
+    absl::StatusOr<TensorCopy> located = Locate(rank, plan, spec, output.id, reserve, find);
     if (!located.ok()) return located.status();
     transfer->outputs_.push_back(*std::move(located));
   }
@@ -143,7 +143,7 @@ void RegionTransfer::Start(std::function<void()> on_over) {
 }
 
 void RegionTransfer::OnRegionGone(const Region& region) {
-  const auto uses = [&](const Copied& copied) { return copied.region.get() == &region; };
+  const auto uses = [&](const TensorCopy& copied) { return copied.region.get() == &region; };
   if (std::any_of(inputs_.begin(), inputs_.end(), uses) ||
       std::any_of(outputs_.begin(), outputs_.end(), uses)) {
     Fail(true, "the client released a region");
@@ -152,8 +152,8 @@ void RegionTransfer::OnRegionGone(const Region& region) {
 
 std::vector<std::shared_ptr<Region>> RegionTransfer::Regions() const {
   std::vector<std::shared_ptr<Region>> regions;
-  for (const std::vector<Copied>* tensors : {&inputs_, &outputs_}) {
-    for (const Copied& copied : *tensors) {
+  for (const std::vector<TensorCopy>* tensors : {&inputs_, &outputs_}) {
+    for (const TensorCopy& copied : *tensors) {
       if (std::find(regions.begin(), regions.end(), copied.region) == regions.end()) {
         regions.push_back(copied.region);
       }
@@ -207,7 +207,7 @@ void RegionTransfer::Fail(bool released, const std::string& why) {
 std::optional<RegionTransfer::Block> RegionTransfer::NextInput() {
   absl::MutexLock lock(&mutex_);
   while (next_input_.tensor < inputs_.size()) {
-    const Copied& input = inputs_[next_input_.tensor];
+    const TensorCopy& input = inputs_[next_input_.tensor];
     const int64_t left = input.route.local_bytes(input.part, rank_) - next_input_.offset;
     if (left > 0) {
       Block block = next_input_;
@@ -235,16 +235,16 @@ void RegionTransfer::CopyIn() {
   AddUp(&RegionTransfer::CopyIn);
 }
 
-void RegionTransfer::CountIn(const Copied& input, int64_t bytes) {
+void RegionTransfer::CountIn(const TensorCopy& input, int64_t bytes) {
   (input.on_device() ? hooks_->on_imported_in_bytes : hooks_->on_received_bytes)(bytes);
 }
 
-void RegionTransfer::CountOut(const Copied& output, int64_t bytes) {
+void RegionTransfer::CountOut(const TensorCopy& output, int64_t bytes) {
   (output.on_device() ? hooks_->on_imported_out_bytes : hooks_->on_sent_bytes)(bytes);
 }
 
 absl::Status RegionTransfer::CopyInput(const Block& block) {
-  const Copied& input = inputs_[block.tensor];
+  const TensorCopy& input = inputs_[block.tensor];
   if (input.region->released()) return absl::CancelledError("the client released the region");
   std::vector<wire::Fragment> fragments;
   for (const ByteRun& run :
@@ -269,7 +269,7 @@ void RegionTransfer::Proceed() {
     if (std::exchange(downloading_, true)) return;
   }
   // Before the download, because the end of the download ends the transfer.
-  for (const Copied& output : outputs_) {
+  for (const TensorCopy& output : outputs_) {
     if (rank_ != 0) break;
     const absl::StatusOr<bool> filled = FillHoles(output);
     if (!filled.ok()) return Fail(false, std::string(filled.status().message()));
@@ -315,7 +315,7 @@ std::optional<RegionTransfer::Block> RegionTransfer::NextDirectOutput() {
 }
 
 absl::StatusOr<std::vector<EventRef>> RegionTransfer::StartDirectOutput(const Block& block) {
-  const Copied& output = outputs_[block.tensor];
+  const TensorCopy& output = outputs_[block.tensor];
   const auto* from = static_cast<const uint8_t*>(output.memory.data);
   std::vector<EventRef> copies;
   if (output.on_device()) {
@@ -343,7 +343,7 @@ absl::StatusOr<std::vector<EventRef>> RegionTransfer::StartDirectOutput(const Bl
 }
 
 absl::StatusOr<bool> RegionTransfer::CopyDirectOutput(const Block& block) {
-  const Copied& output = outputs_[block.tensor];
+  const TensorCopy& output = outputs_[block.tensor];
   if (!output.region->BeginWrite(fence_number_)) return false;
   absl::StatusOr<std::vector<EventRef>> copies = StartDirectOutput(block);
   absl::Status status = copies.status();
@@ -402,7 +402,7 @@ size_t RegionTransfer::StagedOutput(size_t range) {
 
 bool RegionTransfer::CopyOutput(size_t index, const Download::HostRange& piece,
                                 int64_t* copied_bytes) {
-  const Copied& output = outputs_[index];
+  const TensorCopy& output = outputs_[index];
   int64_t& done = *copied_bytes;
   while (done < piece.bytes) {
     if (Stopped()) return true;
@@ -421,7 +421,7 @@ bool RegionTransfer::CopyOutput(size_t index, const Download::HostRange& piece,
 }
 
 // Writes the rows of the client's tensor that no worker owns: -inf in fp32 (lse per document).
-absl::StatusOr<bool> RegionTransfer::FillHoles(const Copied& output) {
+absl::StatusOr<bool> RegionTransfer::FillHoles(const TensorCopy& output) {
   constexpr float kHole = -std::numeric_limits<float>::infinity();
   std::vector<float> holes;  // source of copies to device memory
   absl::StatusOr<bool> filled = true;

@@ -57,7 +57,7 @@ class RegionTransfer final : public OperationListener,
 
   // The shard of a tensor, and the location of the client's whole tensor. For a packed tensor that
   // is the tensor of which this one is a part.
-  struct Copied {
+  struct TensorCopy {
     TensorId id = TensorId::kQ;
     TensorRoute route;
     size_t part = 0;  // index in route.parts()
@@ -126,8 +126,8 @@ class RegionTransfer final : public OperationListener,
   std::optional<Block> NextInput() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CopyInput(const Block& block);
   absl::StatusOr<std::vector<EventRef>> StartDirectOutput(const Block& block);
-  void CountIn(const Copied& input, int64_t bytes);
-  void CountOut(const Copied& output, int64_t bytes);
+  void CountIn(const TensorCopy& input, int64_t bytes);
+  void CountOut(const TensorCopy& output, int64_t bytes);
   absl::StatusOr<std::optional<Download::HostRange>> NextOutput() ABSL_LOCKS_EXCLUDED(mutex_);
   size_t StagedOutput(size_t range) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns false if the region must not be written any more. Copies less if the transfer is
@@ -137,7 +137,7 @@ class RegionTransfer final : public OperationListener,
   // Returns false if nothing may be written any more.
   absl::StatusOr<bool> CopyDirectOutput(const Block& block) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns false if nothing may be written any more.
-  absl::StatusOr<bool> FillHoles(const Copied& output);
+  absl::StatusOr<bool> FillHoles(const TensorCopy& output);
   void FinishDownload() ABSL_LOCKS_EXCLUDED(mutex_);
   void Fail(bool released, const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_);
   bool Stopped() const { return failed_.load() || !operation_->ended().ok(); }
@@ -151,8 +151,8 @@ class RegionTransfer final : public OperationListener,
   const TransferHooks* const hooks_;
   const TransferThreads threads_;
   WorkCount work_;  // reads the operation's state, which notifies its listener without its own lock
-  std::vector<Copied> inputs_;   // constant after Make
-  std::vector<Copied> outputs_;  // constant after Make; in the order of ShardOperation::Outputs
+  std::vector<TensorCopy> inputs_;   // constant after Make
+  std::vector<TensorCopy> outputs_;  // constant after Make; in the order of ShardOperation::Outputs
   std::atomic<int64_t> received_bytes_{0};
   std::atomic<int64_t> sent_bytes_{0};
   std::atomic<bool> failed_{false};

@@ -142,7 +142,7 @@ class RegionTransferPinnedTest : public testing::Test {
 
   void PinAll() {
     RegionPinner pinner(&device_, region_->bytes(), [](int64_t) {});
-    pinner.Want(region_);
+    pinner.Schedule(region_);
     while (region_->pinned_bytes() < region_->bytes()) absl::SleepFor(absl::Milliseconds(1));
   }
 

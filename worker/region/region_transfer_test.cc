@@ -53,7 +53,7 @@ class RegionTransferTest : public testing::Test {
     copied.operation()->End(absl::CancelledError("released"));
     EXPECT_TRUE(Await([&] { return over_ == 1; }));
     kept_.reset();
-    copied.LetGo();
+    copied.Drop();
     EXPECT_TRUE(Await([&] { return copied.destroyed(); }));
   }
   std::string why() {

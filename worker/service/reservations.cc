@@ -53,12 +53,12 @@ absl::StatusOr<std::unique_ptr<Operation>> DecodeAndBind(
 }  // namespace
 
 Reservations::Reservations(Device* device, OperationRegistry* registry,
-                           const ResidualStore* residuals, HostQueue* aside,
+                           const ResidualStore* residuals, HostQueue* background,
                            RunOnControl on_control, Done done)
     : device_(device),
       registry_(registry),
       residuals_(residuals),
-      aside_(aside),
+      background_(background),
       on_control_(std::move(on_control)),
       done_(std::move(done)) {}
 
@@ -84,26 +84,26 @@ void Reservations::Reserve(std::shared_ptr<const v1::Reserve> reserve, RingMembe
                  pending = std::move(pending)] {
     LowerThreadPriority();
     auto operation = std::make_shared<absl::StatusOr<std::unique_ptr<Operation>>>(
-        pending->unwanted ? absl::CancelledError("released before it was decoded")
-                          : DecodeAndBind(*reserve, place, residual, device_));
+        pending->cancelled ? absl::CancelledError("released before it was decoded")
+                           : DecodeAndBind(*reserve, place, residual, device_));
     on_control_(
         [this, reserve, pending, operation] { Finish(*reserve, pending, std::move(*operation)); });
     return absl::OkStatus();
   };
-  aside_->Start(std::move(decode), {}, HostQueue::OnFailure::kSkip);
+  background_->Start(std::move(decode), {}, HostQueue::OnFailure::kSkip);
 }
 
 void Reservations::Release(const std::string& id, uint64_t generation) {
   const auto found = pending_.find(id);
   if (found != pending_.end() && found->second->generation == generation) {
-    found->second->unwanted = true;  // Finish answers, once nothing of it is left
+    found->second->cancelled = true;  // Finish answers, once nothing of it is left
     return;
   }
   registry_->Release(id, generation);
 }
 
 void Reservations::ForgetAll() {
-  for (const auto& [id, pending] : pending_) pending->unwanted = true;
+  for (const auto& [id, pending] : pending_) pending->cancelled = true;
   pending_.clear();
 }
 
@@ -112,7 +112,7 @@ void Reservations::Finish(const v1::Reserve& reserve, const std::shared_ptr<Pend
   const auto found = pending_.find(reserve.operation_id());
   if (found == pending_.end() || found->second != pending) return;  // dropped by ForgetAll
   pending_.erase(found);
-  if (pending->unwanted) return registry_->Release(reserve.operation_id(), reserve.generation());
+  if (pending->cancelled) return registry_->Release(reserve.operation_id(), reserve.generation());
   Admit(reserve, std::move(operation));
 }
 

@@ -45,7 +45,7 @@ class Reservations {
   // `device`, `registry`, `residuals` and `aside` must outlive this object. This object must
   // outlive the functions that it passes to RunOnControl.
   Reservations(Device* device, OperationRegistry* registry, const ResidualStore* residuals,
-               HostQueue* aside, RunOnControl on_control, Done done);
+               HostQueue* background, RunOnControl on_control, Done done);
 
   // Calls `done`, before this returns unless the request may have many documents. The result is
   // NOT_FOUND if the residual that it names does not exist here.
@@ -60,7 +60,7 @@ class Reservations {
  private:
   struct Pending {
     uint64_t generation = 0;
-    std::atomic<bool> unwanted{false};
+    std::atomic<bool> cancelled{false};
   };
 
   void Finish(const v1::Reserve& reserve, const std::shared_ptr<Pending>& pending,
@@ -70,7 +70,7 @@ class Reservations {
   Device* const device_;
   OperationRegistry* const registry_;
   const ResidualStore* const residuals_;
-  HostQueue* const aside_;
+  HostQueue* const background_;
   const RunOnControl on_control_;
   const Done done_;
   std::map<std::string, std::shared_ptr<Pending>> pending_;  // by operation id

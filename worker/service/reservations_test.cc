@@ -34,7 +34,7 @@ class HeldDevice : public DeviceWrapper {
     }
     return DeviceWrapper::WorkspaceBytes(calls);
   }
-  void LetGo() {
+  void Unblock() {
     absl::MutexLock lock(&mutex_);
     let_go_ = true;
   }
@@ -93,7 +93,7 @@ std::shared_ptr<const v1::Reserve> DilatedReserveOf(const std::string& id, int s
 class ReservationsTest : public testing::Test {
  protected:
   ~ReservationsTest() override {
-    device_.LetGo();
+    device_.Unblock();
     Drain();
     registry_.EndAll("the test ends");
   }
@@ -110,11 +110,12 @@ class ReservationsTest : public testing::Test {
   }
   // Waits until all pending reservations have been decoded and reported.
   void Drain() {
-    auto decoded = aside_.Start([] { return absl::OkStatus(); }, {}, HostQueue::OnFailure::kRun);
+    auto decoded =
+        background_.Start([] { return absl::OkStatus(); }, {}, HostQueue::OnFailure::kRun);
     (void)decoded->Wait(absl::InfiniteFuture());
     OnControl([] {});
   }
-  std::vector<std::string> said() {
+  std::vector<std::string> events() {
     absl::MutexLock lock(&mutex_);
     return said_;
   }
@@ -123,19 +124,19 @@ class ReservationsTest : public testing::Test {
   HeldDevice device_{&scalar_};
   MemoryBudget budget_{int64_t{1} << 30};
   OperationRegistry registry_{&device_, &budget_,
-                              [this](const OperationInfo& info) { Say("released " + info.id); }};
+                              [this](const OperationInfo& info) { Record("released " + info.id); }};
   ResidualStore residuals_;
   HostQueue control_{"control"};
-  HostQueue aside_{"aside"};
+  HostQueue background_{"background"};
   Reservations reservations_{
       &device_,
       &registry_,
       &residuals_,
-      &aside_,
+      &background_,
       [this](std::function<void()> work) { Post(std::move(work)); },
       [this](const v1::Reserve& reserve, absl::StatusOr<std::shared_ptr<ShardOperation>> operation,
              int64_t) {
-        Say(absl::StrCat(operation.ok() ? "reserved " : "refused ", reserve.operation_id()));
+        Record(absl::StrCat(operation.ok() ? "reserved " : "refused ", reserve.operation_id()));
       }};
 
  private:
@@ -147,7 +148,7 @@ class ReservationsTest : public testing::Test {
         },
         {}, HostQueue::OnFailure::kRun);
   }
-  void Say(std::string what) {
+  void Record(std::string what) {
     absl::MutexLock lock(&mutex_);
     said_.push_back(std::move(what));
   }
@@ -161,10 +162,10 @@ TEST_F(ReservationsTest, ShortRequestDoesNotWaitForLongOnes) {
   Reserve("longer", 2 * kLong);
   device_.AwaitBinding();
   Reserve("short", 1);
-  EXPECT_THAT(said(), ElementsAre("reserved short"));
-  device_.LetGo();
+  EXPECT_THAT(events(), ElementsAre("reserved short"));
+  device_.Unblock();
   Drain();
-  EXPECT_THAT(said(), ElementsAre("reserved short", "reserved long", "reserved longer"));
+  EXPECT_THAT(events(), ElementsAre("reserved short", "reserved long", "reserved longer"));
   EXPECT_NE(registry_.Find("long", 1), nullptr);
 }
 
@@ -172,10 +173,10 @@ TEST_F(ReservationsTest, ShortRequestDoesNotWaitForManyDilatedSegments) {
   Reserve(DilatedReserveOf("long", kLong));
   device_.AwaitBinding();
   Reserve(DilatedReserveOf("short", 1));
-  EXPECT_THAT(said(), ElementsAre("reserved short"));
-  device_.LetGo();
+  EXPECT_THAT(events(), ElementsAre("reserved short"));
+  device_.Unblock();
   Drain();
-  EXPECT_THAT(said(), ElementsAre("reserved short", "reserved long"));
+  EXPECT_THAT(events(), ElementsAre("reserved short", "reserved long"));
 }
 
 // No memory was reserved for it, and a reservation that has not been started is not decoded.
@@ -185,10 +186,10 @@ TEST_F(ReservationsTest, ReleaseWhileDecodingReleasesOnce) {
   Reserve("waiting", kLong);
   Release("begun");
   Release("waiting");
-  EXPECT_THAT(said(), ElementsAre());
-  device_.LetGo();
+  EXPECT_THAT(events(), ElementsAre());
+  device_.Unblock();
   Drain();
-  EXPECT_THAT(said(), ElementsAre("released begun", "released waiting"));
+  EXPECT_THAT(events(), ElementsAre("released begun", "released waiting"));
   EXPECT_EQ(device_.bound(), 1);
   EXPECT_EQ(budget_.taken_bytes(), 0);
   EXPECT_EQ(registry_.Find("begun", 1), nullptr);
@@ -199,20 +200,20 @@ TEST_F(ReservationsTest, ForgetAllDropsPendingReservations) {
   device_.AwaitBinding();
   OnControl([&] { reservations_.ForgetAll(); });
   Reserve("old", 1);  // in the next ring, under the same id
-  device_.LetGo();
+  device_.Unblock();
   Drain();
-  EXPECT_THAT(said(), ElementsAre("reserved old"));
+  EXPECT_THAT(events(), ElementsAre("reserved old"));
 }
 
 TEST_F(ReservationsTest, RejectsIdThatIsBeingDecoded) {
   Reserve("same", kLong);
   Reserve("same", 1);
-  EXPECT_THAT(said(), ElementsAre("refused same"));
-  device_.LetGo();
+  EXPECT_THAT(events(), ElementsAre("refused same"));
+  device_.Unblock();
   Drain();
-  EXPECT_THAT(said(), ElementsAre("refused same", "reserved same"));
+  EXPECT_THAT(events(), ElementsAre("refused same", "reserved same"));
   Reserve("same", 1);
-  EXPECT_THAT(said(), ElementsAre("refused same", "reserved same", "refused same"));
+  EXPECT_THAT(events(), ElementsAre("refused same", "reserved same", "refused same"));
 }
 
 }  // namespace

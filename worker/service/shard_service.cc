@@ -19,8 +19,8 @@ class WholeLease final : public ShardLease {
   ~WholeLease() override { operation_->RemoveListener(); }
 
   const std::shared_ptr<ShardOperation>& operation() const override { return operation_; }
-  std::vector<Part> Outputs() const override {
-    std::vector<Part> parts;
+  std::vector<OutputRange> Outputs() const override {
+    std::vector<OutputRange> parts;
     for (const ShardOperation::Output& output : operation_->StreamedOutputs()) {
       parts.push_back({output.id, output.offset, output.memory});
     }

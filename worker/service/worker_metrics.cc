@@ -159,11 +159,11 @@ void WorkerMetrics::CountRefusedStream(StreamRefusal refusal) {
 
 void WorkerMetrics::SetRank(std::optional<int> rank) {
   absl::MutexLock lock(&mutex_);
-  if (place_ != nullptr) info_.Remove(place_);
-  place_ = &info_.Add({{"worker", worker_},
-                       {"device", device_},
-                       {"rank", rank ? absl::StrCat(*rank) : std::string("none")}});
-  place_->Set(1);
+  if (current_info_ != nullptr) info_.Remove(current_info_);
+  current_info_ = &info_.Add({{"worker", worker_},
+                              {"device", device_},
+                              {"rank", rank ? absl::StrCat(*rank) : std::string("none")}});
+  current_info_->Set(1);
 }
 
 void WorkerMetrics::CountRun(const Operation& operation, const ExecutionReport& report,

@@ -91,7 +91,8 @@ class WorkerMetrics {
   absl::Mutex mutex_;
   std::string worker_ ABSL_GUARDED_BY(mutex_);
   std::string device_ ABSL_GUARDED_BY(mutex_);
-  prometheus::Gauge* place_ ABSL_GUARDED_BY(mutex_) = nullptr;  // the series of info_ that is 1
+  prometheus::Gauge* current_info_ ABSL_GUARDED_BY(mutex_) =
+      nullptr;  // the series of info_ that is 1
   prometheus::Gauge& generation_;
   prometheus::Gauge& memory_limit_bytes_;
   prometheus::Gauge& resident_bytes_;

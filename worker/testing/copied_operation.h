@@ -71,7 +71,7 @@ class CopiedOperation {
   int64_t region_bytes() const { return region_bytes_; }
   int64_t offset(TensorId id) const { return offsets_.at(id); }
   bool destroyed() const { return destroyed_; }
-  void LetGo() { operation_.reset(); }
+  void Drop() { operation_.reset(); }
 
   // Makes a memfd for the region, sealed like a client's.
   ScopedDescriptor MakeMemfd() const {

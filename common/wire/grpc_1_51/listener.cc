@@ -22,18 +22,18 @@
 namespace ringattn::wire {
 namespace {
 
-// While the bound is reached, each arrival would look at every entry.
+// At the connection limit, each new connection would otherwise check every entry.
 constexpr absl::Duration kPruneInterval = absl::Milliseconds(100);
-// Then others have a turn: the end, for instance.
+// Then the thread checks other events, such as Stop.
 constexpr int kAcceptsInARow = 64;
-// How long a listener rests that found no descriptor or memory.
+// Pause after accept() fails for lack of descriptors or memory.
 constexpr int kRestMs = 50;
-// A peer that acknowledges nothing for this long is gone; twice the keepalive's timeout.
+// A peer that acknowledges nothing for this long is considered gone; twice the keepalive timeout.
 constexpr unsigned kUserTimeoutMs = 20'000;
 
-// GOAWAY(ENHANCE_YOUR_CALM) with its reason: RFC 9113, 6.8. Without the SETTINGS that should
-// come first: gRPC's clients then fail their calls with UNAVAILABLE and wait before they try
-// again, whereas after SETTINGS and GOAWAY one client connected 840 times in two seconds.
+// GOAWAY(ENHANCE_YOUR_CALM) with its reason: RFC 9113, 6.8. It omits the SETTINGS frame that should
+// precede it: gRPC clients then fail their calls with UNAVAILABLE and back off before they
+// reconnect. After SETTINGS and GOAWAY one client connected 840 times in two seconds.
 std::string Refusal() {
   constexpr absl::string_view kReason = "too many connections";
   std::string frames = std::string("\0\0", 2) + static_cast<char>(8 + kReason.size());
@@ -46,11 +46,10 @@ void Refuse(int connection) {
   static const std::string* const frames = new std::string(Refusal());
   const ssize_t ignored = send(connection, frames->data(), frames->size(), MSG_NOSIGNAL);
   (void)ignored;
-  // What the peer has said already would turn the close into a reset, which may overtake
-  // the reason.
+  // Unread data from the peer would turn the close into a reset, which may overtake the reason.
   shutdown(connection, SHUT_WR);
-  char said[512];
-  for (int i = 0; i < 8 && recv(connection, said, sizeof(said), MSG_DONTWAIT) > 0; ++i) {
+  char discarded[512];
+  for (int i = 0; i < 8 && recv(connection, discarded, sizeof(discarded), MSG_DONTWAIT) > 0; ++i) {
   }
   close(connection);
 }
@@ -73,13 +72,13 @@ int PortOf(int socket) {
                                           : reinterpret_cast<sockaddr_in*>(&self)->sin_port);
 }
 
-// A bound, listening socket, or -1.
+// Returns a bound, listening socket, or -1.
 int ListenOn(const addrinfo& where) {
   const int fd = socket(where.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return -1;
   const int on = 1;
   const int off = 0;
-  // Not SO_REUSEPORT: two servers on one port would share its connections at random.
+  // No SO_REUSEPORT: two servers on one port would share its connections at random.
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (where.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
   if (bind(fd, where.ai_addr, where.ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
@@ -112,8 +111,8 @@ absl::Status Listener::BindAll() {
     return failed();
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
-  // A name may stand for several addresses, one port for all of them. A machine without
-  // IPv6 resolves its names nevertheless: one that works is enough.
+  // A name may have several addresses, with one port for all of them. A machine without IPv6 still
+  // resolves names to IPv6 addresses, so one bound address is enough.
   int port = 0;
   for (addrinfo* where = found; where != nullptr; where = where->ai_next) {
     if (where->ai_family != AF_INET && where->ai_family != AF_INET6) continue;
@@ -179,7 +178,7 @@ void Listener::Run() {
   for (const int fd : sockets_) entries.push_back({fd, POLLIN, 0});
   bool resting = false;
   while (true) {
-    // At rest it waits for its end only.
+    // While pausing it waits only for Stop.
     const int ready = poll(entries.data(), resting ? 1 : entries.size(), resting ? kRestMs : -1);
     if (ready < 0 && errno != EINTR) resting = true;
     if (entries[0].revents != 0) return;
@@ -195,7 +194,7 @@ bool Listener::AcceptSome(int listener) {
   for (int i = 0; i < kAcceptsInARow; ++i) {
     const int connection = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (connection < 0) {
-      // Errors of a connection that ended while it waited are that connection's only.
+      // These errors concern only a connection that ended while it waited.
       if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return true;
       const int error = errno;
@@ -240,7 +239,7 @@ void Listener::ShedOne(int listener) {
   if (reserve_ >= 0) close(std::exchange(reserve_, -1));
   const int connection = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (connection >= 0) Refuse(connection);
-  reserve_ = OpenReserve();  // -1 while others use it up; the next rounds try again
+  reserve_ = OpenReserve();  // -1 while no descriptor is free; later rounds retry
 }
 
 }  // namespace ringattn::wire

@@ -31,11 +31,11 @@ int Connect(const std::string& address) {
 }
 
 // Returns everything that the peer sends before it closes.
-std::string Hear(int fd) {
-  std::string heard;
+std::string ReadAll(int fd) {
+  std::string received;
   char buffer[256];
-  for (ssize_t n; (n = recv(fd, buffer, sizeof(buffer), 0)) > 0;) heard.append(buffer, n);
-  return heard;
+  for (ssize_t n; (n = recv(fd, buffer, sizeof(buffer), 0)) > 0;) received.append(buffer, n);
+  return received;
 }
 
 // Keeps the connections that a listener passes on.
@@ -76,9 +76,9 @@ TEST(ListenerTest, RejectsConnectionsOverLimitWithReason) {
   const int second = Connect((*listener)->address());
   ASSERT_TRUE(keeper.Await(2));
   const int third = Connect((*listener)->address());
-  const std::string heard = Hear(third);
-  EXPECT_NE(heard.find("too many connections"), std::string::npos);
-  EXPECT_EQ(heard[3], '\7');  // GOAWAY
+  const std::string received = ReadAll(third);
+  EXPECT_NE(received.find("too many connections"), std::string::npos);
+  EXPECT_EQ(received[3], '\7');  // GOAWAY
   EXPECT_EQ((*listener)->Stats().open, 2);
   EXPECT_EQ((*listener)->Stats().refused, 1);
   // Below the limit again.
@@ -112,7 +112,7 @@ TEST(ListenerTest, ContinuesAfterDescriptorShortage) {
   peer.sin_port = htons(port);
   peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   ASSERT_EQ(connect(shed, reinterpret_cast<sockaddr*>(&peer), sizeof(peer)), 0);
-  EXPECT_NE(Hear(shed).find("too many connections"), std::string::npos);
+  EXPECT_NE(ReadAll(shed).find("too many connections"), std::string::npos);
   EXPECT_GE((*listener)->Stats().failed_accepts, 1);
   for (const int fd : hoard) close(fd);
   ASSERT_EQ(connect(late, reinterpret_cast<sockaddr*>(&peer), sizeof(peer)), 0);

@@ -202,7 +202,7 @@ void StreamCommunicator::EndGroups() {
   absl::Status status;
   {
     absl::MutexLock lock(&mutex_);
-    for (const auto& event : std::exchange(pending_, {})) event->LetGo();
+    for (const auto& event : std::exchange(pending_, {})) event->ReleaseHold();
     half_enqueued = std::move(half_enqueued_);
     status = AbortedStatus();
   }

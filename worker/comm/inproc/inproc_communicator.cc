@@ -15,7 +15,7 @@ namespace ringattn::worker {
 namespace {
 
 // A send that waits for its receiver.
-struct Offer {
+struct PendingSend {
   const void* data = nullptr;
   int64_t bytes = 0;
   bool taken = false;
@@ -27,14 +27,14 @@ class Exchange {
   absl::Status Run(int rank, const std::vector<PeerTransfer>& group, RunControl* control) {
     // Publishes all sends before the first receive blocks, so two ranks cannot deadlock, whatever
     // the order of transfers in their groups.
-    std::vector<std::shared_ptr<Offer>> offers;
+    std::vector<std::shared_ptr<PendingSend>> sends;
     {
       absl::MutexLock lock(&mutex_);
       if (aborted_) return AbortedStatus();
       for (const PeerTransfer& transfer : group) {
         if (transfer.kind != PeerTransfer::Kind::kSend) continue;
-        offers.push_back(std::make_shared<Offer>(Offer{transfer.data, transfer.bytes}));
-        mailboxes_[{rank, transfer.peer}].push_back(offers.back());
+        sends.push_back(std::make_shared<PendingSend>(PendingSend{transfer.data, transfer.bytes}));
+        mailboxes_[{rank, transfer.peer}].push_back(sends.back());
       }
     }
     for (const PeerTransfer& transfer : group) {
@@ -43,11 +43,12 @@ class Exchange {
       control->progress.fetch_add(1, std::memory_order_relaxed);
     }
     absl::MutexLock lock(&mutex_);
-    for (const auto& offer : offers) {
-      const auto over = [&]()
-                            ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return offer->taken || aborted_; };
+    for (const auto& pending : sends) {
+      const auto over = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+        return pending->taken || aborted_;
+      };
       mutex_.Await(absl::Condition(&over));
-      if (!offer->taken) return AbortedStatus();
+      if (!pending->taken) return AbortedStatus();
       control->progress.fetch_add(1, std::memory_order_relaxed);
     }
     return absl::OkStatus();
@@ -69,16 +70,16 @@ class Exchange {
     };
     mutex_.Await(absl::Condition(&over));
     if (aborted_) return AbortedStatus();
-    const std::shared_ptr<Offer> offer = mailbox.front();
+    const std::shared_ptr<PendingSend> pending = mailbox.front();
     mailbox.pop_front();
-    if (offer->bytes != transfer.bytes) {
-      return absl::InternalError(absl::StrCat("rank ", transfer.peer, " sends ", offer->bytes,
+    if (pending->bytes != transfer.bytes) {
+      return absl::InternalError(absl::StrCat("rank ", transfer.peer, " sends ", pending->bytes,
                                               " bytes where rank ", rank, " receives ",
                                               transfer.bytes));
     }
     // Under the lock: after an abort, a sender must not free the memory during the copy.
-    if (offer->bytes > 0) std::memcpy(transfer.data, offer->data, offer->bytes);
-    offer->taken = true;
+    if (pending->bytes > 0) std::memcpy(transfer.data, pending->data, pending->bytes);
+    pending->taken = true;
     return absl::OkStatus();
   }
 
@@ -87,7 +88,7 @@ class Exchange {
   }
 
   absl::Mutex mutex_;
-  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Offer>>> mailboxes_
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<PendingSend>>> mailboxes_
       ABSL_GUARDED_BY(mutex_);  // by {sender, receiver}
   bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
   std::string reason_ ABSL_GUARDED_BY(mutex_);

@@ -32,24 +32,24 @@ constexpr char kSuffix[] = ".sock";
 constexpr int kBacklog = 64;
 constexpr int kPollMs = 250;  // deadlines are in seconds
 constexpr absl::Duration kStopInterval = absl::Milliseconds(20);
-constexpr size_t kMaxAnswerBytes = 256;
+constexpr size_t kMaxReplyBytes = 256;
 constexpr size_t kNameBytes = 8;  // random bytes in a socket's name
 
-struct Question {
+struct FetchRequest {
   uint64_t magic = 0;
   uint64_t generation = 0;
   int32_t item = 0;
   char token[kTokenBytes] = {};
 };
-static_assert(std::is_trivially_copyable_v<Question>);
+static_assert(std::is_trivially_copyable_v<FetchRequest>);
 constexpr uint64_t kMagic = 0x72696e67646f6f31;  // includes the version
 
 // The first byte of a reply. A message follows, except for kHere, which carries the descriptor.
-enum class Reply : char { kHere = 'h', kForeign = 'f', kGone = 'g', kNone = 'n' };
+enum class ReplyCode : char { kHere = 'h', kForeign = 'f', kGone = 'g', kNone = 'n' };
 
-Reply ReplyOf(const absl::Status& status) {
-  if (absl::IsPermissionDenied(status)) return Reply::kForeign;
-  return absl::IsOutOfRange(status) ? Reply::kNone : Reply::kGone;
+ReplyCode CodeOf(const absl::Status& status) {
+  if (absl::IsPermissionDenied(status)) return ReplyCode::kForeign;
+  return absl::IsOutOfRange(status) ? ReplyCode::kNone : ReplyCode::kGone;
 }
 
 std::string RandomName() {
@@ -86,11 +86,11 @@ absl::StatusOr<std::unique_ptr<HandleServer>> HandleServer::Open(Options options
   if (!wake.valid()) {
     return absl::FailedPreconditionError(absl::StrCat("eventfd: ", std::strerror(errno)));
   }
-  std::unique_ptr<HandleServer> door(new HandleServer(std::move(options), std::move(socket),
-                                                      *std::move(listener), std::move(wake)));
-  door->thread_ = std::thread([raw = door.get()] { raw->Run(); });
-  pthread_setname_np(door->thread_.native_handle(), "handle_server");
-  return door;
+  std::unique_ptr<HandleServer> server(new HandleServer(std::move(options), std::move(socket),
+                                                        *std::move(listener), std::move(wake)));
+  server->thread_ = std::thread([raw = server.get()] { raw->Run(); });
+  pthread_setname_np(server->thread_.native_handle(), "handle_server");
+  return server;
 }
 
 HandleServer::HandleServer(Options options, std::string socket, ScopedDescriptor listener,
@@ -107,16 +107,16 @@ HandleServer::~HandleServer() {
   if (!options_.folder.empty()) unlink(socket_.c_str());
 }
 
-std::shared_ptr<const void> HandleServer::Offer(PeerHandles offer) {
-  auto shown = std::make_shared<const PeerHandles>(std::move(offer));
+std::shared_ptr<const void> HandleServer::Publish(PeerHandles handles) {
+  auto shown = std::make_shared<const PeerHandles>(std::move(handles));
   {
-    absl::MutexLock lock(&offers_->mutex);
-    offers_->standing.push_back(shown);
+    absl::MutexLock lock(&published_->mutex);
+    published_->handles.push_back(shown);
   }
   const PeerHandles* const raw = shown.get();
-  return {raw, [offers = offers_](const PeerHandles* gone) {
-            absl::MutexLock lock(&offers->mutex);
-            auto& all = offers->standing;
+  return {raw, [published = published_](const PeerHandles* gone) {
+            absl::MutexLock lock(&published->mutex);
+            auto& all = published->handles;
             all.erase(std::remove_if(all.begin(), all.end(),
                                      [gone](const auto& each) { return each.get() == gone; }),
                       all.end());
@@ -138,9 +138,9 @@ void HandleServer::Run() {
     if (polled[0].revents != 0) return;
     const absl::Time now = absl::Now();
     for (size_t i = connections_.size(); i-- > 0;) {
-      const bool asks = polled[i + 2].revents != 0;
-      if (asks) Answer(connections_[i].socket.get());
-      if (asks || connections_[i].deadline < now) {
+      const bool has_request = polled[i + 2].revents != 0;
+      if (has_request) HandleRequest(connections_[i].socket.get());
+      if (has_request || connections_[i].deadline < now) {
         connections_.erase(connections_.begin() + static_cast<ptrdiff_t>(i));
       }
     }
@@ -156,48 +156,47 @@ void HandleServer::Accept() {
     return;
   }
   if (connections_.size() >= options_.max_waiting) connections_.erase(connections_.begin());
-  connections_.push_back({std::move(socket), absl::Now() + options_.question_timeout});
+  connections_.push_back({std::move(socket), absl::Now() + options_.request_timeout});
 }
 
-void HandleServer::Answer(int socket) {
+void HandleServer::HandleRequest(int socket) {
   const absl::StatusOr<uid_t> user = PeerUser(socket);
-  absl::StatusOr<ScopedDescriptor> found = absl::UnavailableError("not understood");
-  Question question;
-  const auto message = ReceiveMessage(socket, sizeof(question) + 1, MSG_DONTWAIT);
+  absl::StatusOr<ScopedDescriptor> found = absl::UnavailableError("the request is invalid");
+  FetchRequest request;
+  const auto message = ReceiveMessage(socket, sizeof(request) + 1, MSG_DONTWAIT);
   // A connection that only tests whether a server exists, as SweepFolder does.
   if (message.ok() && message->bytes.empty()) return;
   if (!user.ok() || *user != options_.user) {
     found = absl::PermissionDeniedError("this worker's peers are processes of its own user");
-  } else if (message.ok() && message->bytes.size() == sizeof(question)) {
-    std::memcpy(&question, message->bytes.data(), sizeof(question));
-    if (question.magic == kMagic) {
-      found =
-          Find({"", question.generation, std::string(question.token, kTokenBytes)}, question.item);
+  } else if (message.ok() && message->bytes.size() == sizeof(request)) {
+    std::memcpy(&request, message->bytes.data(), sizeof(request));
+    if (request.magic == kMagic) {
+      found = Find({"", request.generation, std::string(request.token, kTokenBytes)}, request.item);
     }
   }
   if (!found.ok()) {
     LogWarning("a peer was rejected", {{"why", found.status().message()}});
-    std::string words(1, static_cast<char>(ReplyOf(found.status())));
-    absl::StrAppend(&words, found.status().message().substr(0, kMaxAnswerBytes - 1));
-    (void)SendMessage(socket, words, -1, MSG_DONTWAIT);
+    std::string reply(1, static_cast<char>(CodeOf(found.status())));
+    absl::StrAppend(&reply, found.status().message().substr(0, kMaxReplyBytes - 1));
+    (void)SendMessage(socket, reply, -1, MSG_DONTWAIT);
     return;
   }
-  const char here = static_cast<char>(Reply::kHere);
+  const char here = static_cast<char>(ReplyCode::kHere);
   (void)SendMessage(socket, absl::string_view(&here, 1), found->get(), MSG_DONTWAIT);
 }
 
 absl::StatusOr<ScopedDescriptor> HandleServer::Find(const PeerAddress& asked, int32_t item) const {
-  std::shared_ptr<const PeerHandles> offer;
-  absl::MutexLock lock(&offers_->mutex);  // keeps published descriptors open
-  for (const auto& each : offers_->standing) {
+  std::shared_ptr<const PeerHandles> handles;
+  absl::MutexLock lock(&published_->mutex);  // keeps published descriptors open
+  for (const auto& each : published_->handles) {
     if (SecretsEqual(each->token, asked.token) && each->generation == asked.generation) {
-      offer = each;
+      handles = each;
     }
   }
-  if (offer == nullptr) return absl::UnavailableError("this worker has no ring with that token");
-  int shown = offer->segment;
+  if (handles == nullptr) return absl::UnavailableError("this worker has no ring with that token");
+  int shown = handles->segment;
   if (item != kPeerSegmentItem) {
-    const std::vector<DeviceRegion> regions = offer->regions();
+    const std::vector<DeviceRegion> regions = handles->regions();
     if (item < 0 || item >= static_cast<int64_t>(regions.size()) || regions[item].descriptor < 0) {
       return absl::OutOfRangeError(absl::StrCat("this rank has no region ", item, ""));
     }
@@ -230,32 +229,32 @@ absl::StatusOr<ScopedDescriptor> HandleServer::Fetch(const PeerAddress& from, in
   const timeval timeout = absl::ToTimeval(kStopInterval);
   setsockopt(socket->get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   setsockopt(socket->get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
-  Question question{kMagic, from.generation, item, {}};
-  std::memcpy(question.token, from.token.data(), std::min(from.token.size(), kTokenBytes));
-  const absl::Status sent = SendMessage(
-      socket->get(), {reinterpret_cast<const char*>(&question), sizeof(question)}, -1, 0);
+  FetchRequest request{kMagic, from.generation, item, {}};
+  std::memcpy(request.token, from.token.data(), std::min(from.token.size(), kTokenBytes));
+  const absl::Status sent =
+      SendMessage(socket->get(), {reinterpret_cast<const char*>(&request), sizeof(request)}, -1, 0);
   if (!sent.ok()) return absl::UnavailableError(sent.message());
-  absl::StatusOr<LocalMessage> answer = absl::UnavailableError("nothing came");
-  while (absl::IsUnavailable(answer.status()) && absl::Now() < deadline) {
+  absl::StatusOr<LocalMessage> reply = absl::UnavailableError("no reply");
+  while (absl::IsUnavailable(reply.status()) && absl::Now() < deadline) {
     if (stop && stop()) return absl::CancelledError("the request was cancelled");
-    answer = ReceiveMessage(socket->get(), kMaxAnswerBytes, 0);
+    reply = ReceiveMessage(socket->get(), kMaxReplyBytes, 0);
   }
-  if (!answer.ok() || answer->bytes.empty()) {
+  if (!reply.ok() || reply->bytes.empty()) {
     return absl::UnavailableError("the peer does not reply");
   }
-  const std::string words = answer->bytes.substr(1);
-  switch (static_cast<Reply>(answer->bytes[0])) {
-    case Reply::kHere:
-      if (answer->descriptors.size() == 1 && !answer->is_cut) {
-        return std::move(answer->descriptors.front());
+  const std::string detail = reply->bytes.substr(1);
+  switch (static_cast<ReplyCode>(reply->bytes[0])) {
+    case ReplyCode::kHere:
+      if (reply->descriptors.size() == 1 && !reply->is_cut) {
+        return std::move(reply->descriptors.front());
       }
       return absl::UnavailableError("the reply has no descriptor");
-    case Reply::kForeign:
-      return absl::FailedPreconditionError(words);
-    case Reply::kNone:
-      return absl::InternalError(words);
-    case Reply::kGone:
-      return absl::UnavailableError(words);
+    case ReplyCode::kForeign:
+      return absl::FailedPreconditionError(detail);
+    case ReplyCode::kNone:
+      return absl::InternalError(detail);
+    case ReplyCode::kGone:
+      return absl::UnavailableError(detail);
   }
   return absl::UnavailableError("the peer replies in another version");
 }

@@ -54,7 +54,7 @@ class HandleServer {
     // path. Empty: an abstract name in the network namespace instead of a file.
     std::string folder;
     uid_t user = geteuid();  // the user whose processes are accepted
-    absl::Duration question_timeout = absl::Seconds(5);
+    absl::Duration request_timeout = absl::Seconds(5);
     size_t max_waiting = 64;  // connections without a request; the oldest is evicted
   };
   // Starts the server. Removes socket files of dead servers from the folder. Returns
@@ -70,7 +70,7 @@ class HandleServer {
 
   // Publishes the handles until the returned object is destroyed; after that, nothing is served for
   // their token. The object may outlive the server.
-  std::shared_ptr<const void> Offer(PeerHandles offer);
+  std::shared_ptr<const void> Publish(PeerHandles handles);
 
   // Requests `item` from another rank's server. Blocks until `deadline`, or until `stop` (may be
   // null, polled every 20 ms) returns true. The caller owns the descriptor. Errors:
@@ -84,9 +84,9 @@ class HandleServer {
                                                 uid_t user = geteuid());
 
  private:
-  struct Offers {
+  struct Published {
     absl::Mutex mutex;
-    std::vector<std::shared_ptr<const PeerHandles>> standing ABSL_GUARDED_BY(mutex);
+    std::vector<std::shared_ptr<const PeerHandles>> handles ABSL_GUARDED_BY(mutex);
   };
   struct Connection {
     ScopedDescriptor socket;
@@ -98,7 +98,7 @@ class HandleServer {
   void Run();
   void Accept();
   // Reads a request and replies. The connection is closed afterwards in any case.
-  void Answer(int socket);
+  void HandleRequest(int socket);
   // Returns a duplicate of the descriptor, so that the handles may be unpublished meanwhile.
   absl::StatusOr<ScopedDescriptor> Find(const PeerAddress& asked, int32_t item) const;
 
@@ -106,7 +106,7 @@ class HandleServer {
   const std::string socket_;
   const ScopedDescriptor listener_;
   const ScopedDescriptor wake_;  // an eventfd; readable when the thread should end
-  const std::shared_ptr<Offers> offers_ = std::make_shared<Offers>();
+  const std::shared_ptr<Published> published_ = std::make_shared<Published>();
   std::vector<Connection> connections_;  // used by the thread only
   std::thread thread_;                   // last: starts when the other members exist
 };

@@ -54,7 +54,7 @@ class HandleServerTest : public ::testing::TestWithParam<bool> {
     Open({});
   }
   void TearDown() override {
-    door_ = nullptr;
+    server_ = nullptr;
     if (!folder_.empty()) {
       EXPECT_THAT(FilesOf(folder_), ::testing::IsEmpty());
       rmdir(folder_.c_str());
@@ -63,14 +63,14 @@ class HandleServerTest : public ::testing::TestWithParam<bool> {
 
   void Open(HandleServer::Options options) {
     options.folder = folder_;
-    auto door = HandleServer::Open(std::move(options));
-    ASSERT_TRUE(door.ok()) << door.status();
-    door_ = *std::move(door);
-    address_ = {door_->socket(), 7, token_};
+    auto server = HandleServer::Open(std::move(options));
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    address_ = {server_->socket(), 7, token_};
   }
 
-  std::shared_ptr<const void> Offer() {
-    return door_->Offer(
+  std::shared_ptr<const void> Publish() {
+    return server_->Publish(
         {7, token_, segment_.get(), [this] {
            return std::vector<DeviceRegion>{{nullptr, 1, region_.get()}, {nullptr, 1, -1}};
          }});
@@ -79,12 +79,12 @@ class HandleServerTest : public ::testing::TestWithParam<bool> {
   std::string folder_;
   const std::string token_ = RandomToken();
   ScopedDescriptor segment_, region_;
-  std::unique_ptr<HandleServer> door_;
+  std::unique_ptr<HandleServer> server_;
   PeerAddress address_;
 };
 
 TEST_P(HandleServerTest, ServesHandlesWhilePublished) {
-  auto offer = Offer();
+  auto offer = Publish();
   for (int round = 0; round < 3; ++round) {
     auto segment = HandleServer::Fetch(address_, kPeerSegmentItem, Soon());
     ASSERT_TRUE(segment.ok()) << segment.status();
@@ -103,10 +103,11 @@ TEST_P(HandleServerTest, ServesHandlesWhilePublished) {
 }
 
 TEST_P(HandleServerTest, RejectsOtherTokenOrGeneration) {
-  const auto offer = Offer();
+  const auto offer = Publish();
   for (PeerAddress wrong :
-       {PeerAddress{door_->socket(), 7, RandomToken()}, PeerAddress{door_->socket(), 8, token_},
-        PeerAddress{door_->socket(), 7, token_.substr(1)}, PeerAddress{door_->socket(), 7, ""}}) {
+       {PeerAddress{server_->socket(), 7, RandomToken()}, PeerAddress{server_->socket(), 8, token_},
+        PeerAddress{server_->socket(), 7, token_.substr(1)},
+        PeerAddress{server_->socket(), 7, ""}}) {
     const absl::Status status = HandleServer::Fetch(wrong, kPeerSegmentItem, Soon()).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("no ring"));
@@ -119,7 +120,7 @@ TEST_P(HandleServerTest, RejectsOtherUserInBothDirections) {
   HandleServer::Options options;
   options.user = geteuid() + 1;
   Open(std::move(options));
-  const auto offer = Offer();
+  const auto offer = Publish();
   const absl::Status refused = HandleServer::Fetch(address_, kPeerSegmentItem, Soon()).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("own user"));
@@ -131,13 +132,13 @@ TEST_P(HandleServerTest, RejectsOtherUserInBothDirections) {
 
 TEST_P(HandleServerTest, ServesDespiteInvalidAndIdleConnections) {
   HandleServer::Options options;
-  options.question_timeout = absl::Milliseconds(100);
+  options.request_timeout = absl::Milliseconds(100);
   options.max_waiting = 4;
   Open(std::move(options));
-  const auto offer = Offer();
+  const auto offer = Publish();
   std::vector<ScopedDescriptor> silent;
   for (int i = 0; i < 10; ++i) {
-    auto socket = ConnectLocally(door_->socket());
+    auto socket = ConnectLocally(server_->socket());
     ASSERT_TRUE(socket.ok()) << socket.status();
     if (i % 2 == 0) (void)SendMessage(socket->get(), std::string(i * 10, 'x'), -1, 0);
     silent.push_back(*std::move(socket));
@@ -152,7 +153,7 @@ TEST_P(HandleServerTest, ServesDespiteInvalidAndIdleConnections) {
 }
 
 TEST_P(HandleServerTest, ReportsMissingServer) {
-  door_ = nullptr;
+  server_ = nullptr;
   const absl::Status status = HandleServer::Fetch(address_, kPeerSegmentItem, Soon()).status();
   // A folder that is not shared looks the same.
   EXPECT_EQ(status.code(), folder_.empty() ? absl::StatusCode::kUnavailable
@@ -175,11 +176,11 @@ TEST(HandleServerProcessTest, FrozenOrKilledServerIsUnavailableInTime) {
   if (child == 0) {
     HandleServer::Options options;
     options.folder = folder;
-    auto door = HandleServer::Open(std::move(options));
+    auto server = HandleServer::Open(std::move(options));
     const int memory = memfd_create("segment", MFD_CLOEXEC);
     const auto offer =
-        (*door)->Offer({1, token, memory, [] { return std::vector<DeviceRegion>(); }});
-    const std::string socket = (*door)->socket();
+        (*server)->Publish({1, token, memory, [] { return std::vector<DeviceRegion>(); }});
+    const std::string socket = (*server)->socket();
     (void)!write(pipe_ends[1], socket.data(), socket.size());
     pause();
     _exit(0);

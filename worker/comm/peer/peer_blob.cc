@@ -117,7 +117,7 @@ absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::str
 
 std::string HostKey() { return Key("/proc/self/ns/pid"); }
 
-std::string DoorKey(const std::string& socket) {
+std::string SocketKey(const std::string& socket) {
   return absl::StartsWith(socket, "@") ? Key("/proc/self/ns/net") : Key(nullptr);
 }
 

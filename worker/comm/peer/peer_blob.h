@@ -43,7 +43,7 @@ std::string HostKey();
 
 // Identifies the processes that can reach this process's socket: the machine's boot id and, for an
 // abstract socket, the network namespace.
-std::string DoorKey(const std::string& socket);
+std::string SocketKey(const std::string& socket);
 
 }  // namespace ringattn::worker
 

@@ -18,7 +18,7 @@ using Kind = PeerTransfer::Kind;
 // Polling interval for posted sends while receives wait for them, or for room to post. Short
 // compared with a small group. Timer slack triples such a pause, and a group starts when its sends
 // have been posted, so the thread first polls without pausing for kSpin.
-constexpr absl::Duration kNoticePause = absl::Microseconds(20);
+constexpr absl::Duration kPollPause = absl::Microseconds(20);
 constexpr absl::Duration kSpin = absl::Microseconds(500);
 // Enough to wake all links of a GPU: addresses are interleaved over them, and fewer than 32 KiB
 // leave some out (4 KiB: one of 18, H100). Links sleep after 50 ms without copies.
@@ -135,16 +135,16 @@ absl::Status PeerCopyEngine::Check(const std::vector<PeerTransfer>& group) const
   return absl::OkStatus();
 }
 
-absl::StatusOr<PeerNotice> PeerCopyEngine::NoticeOf(const PeerTransfer& send) {
+absl::StatusOr<PostedSend> PeerCopyEngine::DescribeSend(const PeerTransfer& send) {
   // Memory may have grown since the last query.
   for (bool looked : {false, true}) {
     for (size_t i = 0; i < known_regions_.size(); ++i) {
       if (!known_regions_[i].Contains(send.data, send.bytes)) continue;
-      PeerNotice notice;
-      notice.region = static_cast<int32_t>(i);
-      notice.offset = static_cast<char*>(send.data) - known_regions_[i].base;
-      notice.bytes = send.bytes;
-      return notice;
+      PostedSend posted_send;
+      posted_send.region = static_cast<int32_t>(i);
+      posted_send.offset = static_cast<char*>(send.data) - known_regions_[i].base;
+      posted_send.bytes = send.bytes;
+      return posted_send;
     }
     if (looked) break;
     known_regions_ = regions_();
@@ -163,7 +163,7 @@ absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cud
   if (!status.ok()) return status;
 
   struct WithPeer {
-    std::vector<PeerNotice> notices;
+    std::vector<PostedSend> sends;
     Pulls pulls;
   };
   std::vector<WithPeer> work(peers_.size());
@@ -171,9 +171,9 @@ absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cud
   for (const PeerTransfer& transfer : group) {
     WithPeer& with_peer = work[transfer.peer];
     if (transfer.kind == Kind::kSend) {
-      absl::StatusOr<PeerNotice> notice = NoticeOf(transfer);
-      if (!notice.ok()) return notice.status();
-      with_peer.notices.push_back(*notice);
+      absl::StatusOr<PostedSend> posted_send = DescribeSend(transfer);
+      if (!posted_send.ok()) return posted_send.status();
+      with_peer.sends.push_back(*posted_send);
       last[transfer.peer].sends = ++enqueued_[transfer.peer].sends;
     } else {
       with_peer.pulls.push_back({transfer.data, transfer.bytes, false, targets_free});
@@ -185,9 +185,9 @@ absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cud
     if (interrupted_) return absl::UnavailableError("the communicator was aborted");
     group_stream_ = stream;
     for (size_t peer = 0; peer < work.size(); ++peer) {
-      if (!work[peer].notices.empty()) work[peer].notices.back().ends_group = 1;
+      if (!work[peer].sends.empty()) work[peer].sends.back().ends_group = 1;
       if (!work[peer].pulls.empty()) work[peer].pulls.back().ends_group = true;
-      for (PeerNotice& notice : work[peer].notices) outgoing_[peer].notices.push_back(notice);
+      for (PostedSend& posted_send : work[peer].sends) outgoing_[peer].sends.push_back(posted_send);
       for (Pull& pull : work[peer].pulls) fresh_[peer].push_back(std::move(pull));
     }
     // On this thread: the other one may take a while to wake up, and peers wait.
@@ -242,7 +242,7 @@ void PeerCopyEngine::Run() {
       changed_.Wait(&mutex_);
       continue;
     }
-    if (!has_fresh_ && absl::Now() >= spin_end) changed_.WaitWithTimeout(&mutex_, kNoticePause);
+    if (!has_fresh_ && absl::Now() >= spin_end) changed_.WaitWithTimeout(&mutex_, kPollPause);
     if (std::exchange(has_fresh_, false)) spin_end = absl::Now() + kSpin;
     const bool all_posted = Post();
     for (size_t peer = 0; peer < pulls.size(); ++peer) {
@@ -292,17 +292,17 @@ absl::Status PeerCopyEngine::Advance(std::vector<Pulls>& pulls) {
 bool PeerCopyEngine::Post() {
   bool all = true;
   for (size_t peer = 0; peer < outgoing_.size(); ++peer) {
-    auto& [notices, posted] = outgoing_[peer];
-    if (notices.empty()) continue;
+    auto& [sends, posted] = outgoing_[peer];
+    if (sends.empty()) continue;
     PeerLane& words = peers_[peer].segment->lane(options_.rank);
     const uint64_t taken = words.taken.load(std::memory_order_acquire);
-    while (!notices.empty() && posted - taken < kPeerNotices) {
+    while (!sends.empty() && posted - taken < kPostedSends) {
       ++posted;
-      words.notices[posted % kPeerNotices] = notices.front();
-      notices.pop_front();
+      words.sends[posted % kPostedSends] = sends.front();
+      sends.pop_front();
       words.posted.store(posted, std::memory_order_release);
     }
-    all = all && notices.empty();
+    all = all && sends.empty();
   }
   return all;
 }
@@ -313,30 +313,31 @@ absl::Status PeerCopyEngine::PullFrom(int peer, Pulls& pulls) {
   const uint64_t posted = words.posted.load(std::memory_order_acquire);
   while (!pulls.empty() && pulled < posted) {
     ++pulled;
-    const PeerNotice notice = words.notices[pulled % kPeerNotices];
+    const PostedSend posted_send = words.sends[pulled % kPostedSends];
     words.taken.store(pulled, std::memory_order_release);
-    absl::Status status = StartCopy(peer, pulled, notice, pulls.front());
+    absl::Status status = StartCopy(peer, pulled, posted_send, pulls.front());
     if (!status.ok()) return status;
     pulls.pop_front();
   }
   return absl::OkStatus();
 }
 
-absl::Status PeerCopyEngine::StartCopy(int peer, uint64_t number, const PeerNotice& notice,
+absl::Status PeerCopyEngine::StartCopy(int peer, uint64_t number, const PostedSend& posted_send,
                                        const Pull& pull) {
-  if (notice.bytes != pull.bytes) {
-    return absl::InternalError(absl::StrCat("rank ", peer, " sends ", notice.bytes, " bytes where ",
-                                            pull.bytes, " are expected"));
+  if (posted_send.bytes != pull.bytes) {
+    return absl::InternalError(absl::StrCat("rank ", peer, " sends ", posted_send.bytes,
+                                            " bytes where ", pull.bytes, " are expected"));
   }
   PeerMapping& mapping = peers_[peer];
-  if (notice.region >= static_cast<int>(mapping.regions.size())) {
+  if (posted_send.region >= static_cast<int>(mapping.regions.size())) {
     if (absl::Status status = MapRegions(mapping); !status.ok()) return status;
   }
-  if (notice.region < 0 || notice.region >= static_cast<int>(mapping.regions.size()) ||
-      notice.offset < 0 || notice.offset > mapping.regions[notice.region].bytes - notice.bytes) {
+  if (posted_send.region < 0 || posted_send.region >= static_cast<int>(mapping.regions.size()) ||
+      posted_send.offset < 0 ||
+      posted_send.offset > mapping.regions[posted_send.region].bytes - posted_send.bytes) {
     return absl::InternalError(absl::StrCat("rank ", peer, " sends bytes outside of its memory"));
   }
-  const DeviceRegion& source = mapping.regions[notice.region];
+  const DeviceRegion& source = mapping.regions[posted_send.region];
   const cudaStream_t stream = streams_[peer];
   PeerLane& words = own_->lane(peer);
   PeerSegment& theirs = *peers_[peer].segment;
@@ -344,11 +345,11 @@ absl::Status PeerCopyEngine::StartCopy(int peer, uint64_t number, const PeerNoti
   absl::Status status = pull.targets_free->MakeStreamWait(stream);
   if (status.ok()) status = flags_->WaitAtLeast(stream, own_->OnDevice(&words.ready), number);
   if (status.ok()) {
-    status = CudaStatus(cudaMemcpyAsync(pull.target, source.base + notice.offset, pull.bytes,
+    status = CudaStatus(cudaMemcpyAsync(pull.target, source.base + posted_send.offset, pull.bytes,
                                         cudaMemcpyDefault, stream),
                         "cudaMemcpyAsync");
   }
-  if (status.ok() && notice.ends_group != 0) {
+  if (status.ok() && posted_send.ends_group != 0) {
     status = flags_->Write(stream, theirs.OnDevice(&theirs.lane(options_.rank).pulled), number);
   }
   if (status.ok() && pull.ends_group) {

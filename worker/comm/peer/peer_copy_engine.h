@@ -105,7 +105,7 @@ class PeerCopyEngine : public TransferEngine {
   using Pulls = std::deque<Pull>;
   // Sends to announce to one peer, in order, and how many have been posted.
   struct Outgoing {
-    std::deque<PeerNotice> notices;
+    std::deque<PostedSend> sends;
     uint64_t posted = 0;
   };
 
@@ -122,7 +122,7 @@ class PeerCopyEngine : public TransferEngine {
 
   absl::Status Check(const std::vector<PeerTransfer>& group) const;
   // Describes where the bytes are; adds their region to the own segment's table if needed.
-  absl::StatusOr<PeerNotice> NoticeOf(const PeerTransfer& send);
+  absl::StatusOr<PostedSend> DescribeSend(const PeerTransfer& send);
   absl::Status PutFlags(const std::vector<Enqueued>& last, cudaStream_t stream) const;
 
   void Run();
@@ -131,7 +131,8 @@ class PeerCopyEngine : public TransferEngine {
   // Posts as many sends as there is room for. Returns false if some are left.
   bool Post() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status PullFrom(int peer, Pulls& pulls);
-  absl::Status StartCopy(int peer, uint64_t number, const PeerNotice& notice, const Pull& pull);
+  absl::Status StartCopy(int peer, uint64_t number, const PostedSend& posted_send,
+                         const Pull& pull);
 
   // Reads a little of every peer's memory, unless something was copied recently.
   absl::Status Wake();

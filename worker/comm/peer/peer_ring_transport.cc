@@ -67,11 +67,11 @@ absl::Status PeerRingTransport::Init() {
     const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
     if (!driver.ok()) return driver.status();
     driver_ = *driver;
-    HandleServer::Options door;
-    door.folder = options_.socket_folder;
-    absl::StatusOr<std::unique_ptr<HandleServer>> opened = HandleServer::Open(std::move(door));
+    HandleServer::Options options;
+    options.folder = options_.socket_folder;
+    absl::StatusOr<std::unique_ptr<HandleServer>> opened = HandleServer::Open(std::move(options));
     if (!opened.ok()) return opened.status();
-    door_ = *std::move(opened);
+    handle_server_ = *std::move(opened);
   } else if (status.ok()) {
     cudaIpcMemHandle_t handle;
     status = CudaStatus(cudaIpcGetMemHandle(&handle, regions[0].base), "cudaIpcGetMemHandle");
@@ -91,7 +91,7 @@ absl::Status PeerRingTransport::Init() {
     }
   }
   about_us_.sharing = by_descriptor ? PeerSharing::kVmm : PeerSharing::kIpc;
-  about_us_.host_key = by_descriptor ? DoorKey(door_->socket()) : HostKey();
+  about_us_.host_key = by_descriptor ? SocketKey(handle_server_->socket()) : HostKey();
   about_us_.process_id = getpid();
   return absl::OkStatus();
 }
@@ -112,13 +112,13 @@ absl::StatusOr<std::string> PeerRingTransport::Prepare(uint64_t generation, int 
   if (!status.ok()) return status;
   PeerBlob blob = about_us_;
   auto attempt = std::make_shared<Attempt>();
-  if (door_ == nullptr) {
+  if (handle_server_ == nullptr) {
     blob.place = (*segment)->path();
   } else {
-    blob.place = door_->socket();
+    blob.place = handle_server_->socket();
     blob.token = RandomToken();
-    attempt->offer =
-        door_->Offer({generation, blob.token, (*segment)->descriptor(), options_.regions});
+    attempt->published = handle_server_->Publish(
+        {generation, blob.token, (*segment)->descriptor(), options_.regions});
   }
   attempt->generation = generation;
   attempt->rank = rank;
@@ -160,7 +160,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Join(
       return mapping.status();
     }
     const PeerCopyOptions options = {attempt.rank, options_.abort_timeout, options_.on_stuck,
-                                     attempt.offer};
+                                     attempt.published};
     absl::StatusOr<std::unique_ptr<PeerCopyEngine>> made =
         PeerCopyEngine::Create(options, events_, flags_, options_.regions,
                                std::move(attempt.segment), std::move(mappings));
@@ -168,8 +168,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Join(
     engine = *std::move(made);
   }
   absl::StatusOr<std::unique_ptr<StreamCommunicator>> communicator =
-      StreamCommunicator::Create(std::move(engine), door_ != nullptr ? "peer" : "peer_ipc", events_,
-                                 attempt.rank, attempt.world_size, options_.step_timeout);
+      StreamCommunicator::Create(std::move(engine), handle_server_ != nullptr ? "peer" : "peer_ipc",
+                                 events_, attempt.rank, attempt.world_size, options_.step_timeout);
   if (!communicator.ok()) return communicator.status();
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> memory =
       options_.allocate(HandshakeBytes(attempt.world_size));
@@ -185,7 +185,7 @@ absl::StatusOr<PeerMapping> PeerRingTransport::MapPeer(const Attempt& attempt, i
                                                        absl::Time deadline) const {
   const PeerAddress address{blob.place, attempt.generation, blob.token};
   absl::StatusOr<std::unique_ptr<PeerSegment>> segment;
-  if (door_ != nullptr) {
+  if (handle_server_ != nullptr) {
     absl::StatusOr<ScopedDescriptor> shown = HandleServer::Fetch(
         address, kPeerSegmentItem, deadline, [&attempt] { return attempt.cancelled.load(); });
     if (!shown.ok()) return MemoryOf(peer, shown.status());
@@ -197,7 +197,7 @@ absl::StatusOr<PeerMapping> PeerRingTransport::MapPeer(const Attempt& attempt, i
   absl::Status status = (*segment)->Register();
   if (!status.ok()) return status;
   absl::StatusOr<PeerMapper> mapper =
-      door_ != nullptr ? VmmMapperOf(attempt, peer, blob, address) : MapperOf(peer, blob);
+      handle_server_ != nullptr ? VmmMapperOf(attempt, peer, blob, address) : MapperOf(peer, blob);
   if (!mapper.ok()) return mapper.status();
   PeerMapping mapping{*std::move(segment), *std::move(mapper), {}};
   status = PeerCopyEngine::MapRegions(mapping);

@@ -66,7 +66,7 @@ class PeerRingTransport : public RingTransport {
  private:
   struct Attempt : RingAttempt, std::enable_shared_from_this<Attempt> {
     std::unique_ptr<PeerSegment> segment;
-    std::shared_ptr<const void> offer;  // published in handle_server_; null without one
+    std::shared_ptr<const void> published;  // published in handle_server_; null without one
   };
 
   PeerRingTransport(PeerTransportOptions options, CudaEventPool* events, const StreamFlags* flags);
@@ -85,9 +85,9 @@ class PeerRingTransport : public RingTransport {
   const PeerTransportOptions options_;
   CudaEventPool* const events_;
   const StreamFlags* const flags_;
-  PeerBlob about_us_;                   // without segment and token
-  const CudaDriver* driver_ = nullptr;  // set together with handle_server_
-  std::unique_ptr<HandleServer> door_;  // null: regions have no descriptors
+  PeerBlob about_us_;                            // without segment and token
+  const CudaDriver* driver_ = nullptr;           // set together with handle_server_
+  std::unique_ptr<HandleServer> handle_server_;  // null: regions have no descriptors
 
   RingAttempts attempts_;
 };

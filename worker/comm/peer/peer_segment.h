@@ -17,7 +17,7 @@
 namespace ringattn::worker {
 
 // A send that a rank has posted: where its bytes are, or will be, in the sender's memory.
-struct PeerNotice {
+struct PostedSend {
   int32_t region = 0;      // index in the sender's table
   int32_t ends_group = 0;  // 1: the sender waits until this send is pulled
   int64_t offset = 0;
@@ -36,7 +36,7 @@ struct PeerRegion {
 inline constexpr int kMaxPeerRegions = 256;
 
 // How many sends a rank may post to another one before it takes them.
-inline constexpr uint64_t kPeerNotices = 1024;
+inline constexpr uint64_t kPostedSends = 1024;
 
 // What the segment of rank r holds about peer p. Transfers between two ranks are numbered from 1 in
 // each direction. Stream operations write the words "by a device".
@@ -51,7 +51,7 @@ struct PeerLane {
   alignas(64) std::atomic<uint64_t> posted;
   // By r: posted sends have been read, up to this number.
   alignas(64) std::atomic<uint64_t> taken;
-  alignas(64) PeerNotice notices[kPeerNotices];  // n at n % kPostedSends
+  alignas(64) PostedSend sends[kPostedSends];  // n at n % kPostedSends
 };
 
 class PeerSegment {

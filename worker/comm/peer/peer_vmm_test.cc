@@ -244,12 +244,12 @@ constexpr uint64_t kGeneration = 5;
 constexpr int kStill = -1;  // value of a word to which nothing was copied
 constexpr int kBlobBytes = 4096;
 
-void Say(int pipe, const std::string& text) {
+void SendText(int pipe, const std::string& text) {
   char padded[kBlobBytes] = {};
   std::memcpy(padded, text.data(), std::min<size_t>(text.size(), kBlobBytes - 1));
   (void)!write(pipe, padded, sizeof(padded));
 }
-std::string Hear(int pipe) {
+std::string ReceiveText(int pipe) {
   char text[kBlobBytes] = {};
   size_t got = 0;
   while (got < sizeof(text)) {
@@ -266,23 +266,23 @@ std::string Hear(int pipe) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   {
     Rank rank(number, folder);
-    Say(out, *rank.transport->Prepare(kGeneration, number, 2));
-    const std::vector<std::string> blobs = {Hear(in), Hear(in)};
+    SendText(out, *rank.transport->Prepare(kGeneration, number, 2));
+    const std::vector<std::string> blobs = {ReceiveText(in), ReceiveText(in)};
     std::string why;
     const bool joined = rank.Join(kGeneration, blobs, &why);
-    Say(out, joined ? absl::StrCat("joined as process ", getpid()) : why);
+    SendText(out, joined ? absl::StrCat("joined as process ", getpid()) : why);
     int* const word = rank.Words(0);
-    for (int value = 100; joined && Hear(in) == "go"; ++value) {
+    for (int value = 100; joined && ReceiveText(in) == "go"; ++value) {
       *word = number == 0 ? value : kStill;
       const absl::Status status = rank.Start(number == 0 ? Kind::kSend : Kind::kReceive, word)
                                       ->Wait(absl::Now() + absl::Seconds(1));
       if (absl::IsDeadlineExceeded(status)) rank.ring->Abort("the other is gone");
-      Say(out, status.ok() ? absl::StrCat(*word) : std::string(status.ToString()));
+      SendText(out, status.ok() ? absl::StrCat(*word) : std::string(status.ToString()));
     }
     rank.ring = nullptr;
   }
-  Say(out,
-      absl::StrCat("mapped ", FakeVmm().mappings.load(), " handles ", FakeVmm().handles.load()));
+  SendText(out, absl::StrCat("mapped ", FakeVmm().mappings.load(), " handles ",
+                             FakeVmm().handles.load()));
   _exit(0);
 }
 
@@ -304,7 +304,7 @@ struct Process {
           (void)!read(gate[0], &open, 1);  // its process id is sent before its own messages
           Member(number, folder, to[0], from[1]);
         }
-        Say(from[1], absl::StrCat(first));
+        SendText(from[1], absl::StrCat(first));
         (void)!write(gate[1], "g", 1);
         waitpid(first, nullptr, 0);
         _exit(0);
@@ -315,7 +315,7 @@ struct Process {
     close(from[1]);
     in = to[1];
     out = from[0];
-    member = namespaces != 0 ? std::atoi(Hear(out).c_str()) : child;
+    member = namespaces != 0 ? std::atoi(ReceiveText(out).c_str()) : child;
   }
   ~Process() {
     kill(child, SIGKILL);
@@ -335,36 +335,36 @@ struct Process {
 struct Pair {
   Pair(const std::string& folder, int namespaces)
       : zero(0, folder, namespaces), one(1, folder, namespaces) {
-    const std::string blobs[2] = {Hear(zero.out), Hear(one.out)};
+    const std::string blobs[2] = {ReceiveText(zero.out), ReceiveText(one.out)};
     for (Process* member : {&zero, &one}) {
-      for (const std::string& blob : blobs) Say(member->in, blob);
+      for (const std::string& blob : blobs) SendText(member->in, blob);
     }
-    said[0] = Hear(zero.out);
-    said[1] = Hear(one.out);
+    reports[0] = ReceiveText(zero.out);
+    reports[1] = ReceiveText(one.out);
   }
   std::string Go(Process& member) {
-    Say(member.in, "go");
-    return Hear(member.out);
+    SendText(member.in, "go");
+    return ReceiveText(member.out);
   }
   Process zero, one;
-  std::string said[2];
+  std::string reports[2];
 };
 
 void PassAndPart(Pair& pair) {
   for (int value = 100; value < 103; ++value) {
-    Say(pair.zero.in, "go");
+    SendText(pair.zero.in, "go");
     EXPECT_EQ(pair.Go(pair.one), absl::StrCat(value));
-    EXPECT_EQ(Hear(pair.zero.out), absl::StrCat(value));
+    EXPECT_EQ(ReceiveText(pair.zero.out), absl::StrCat(value));
   }
   for (Process* member : {&pair.zero, &pair.one}) {
-    Say(member->in, "end");
-    EXPECT_EQ(Hear(member->out), "mapped 0 handles 0");
+    SendText(member->in, "end");
+    EXPECT_EQ(ReceiveText(member->out), "mapped 0 handles 0");
   }
 }
 
 TEST(PeerVmmProcesses, ShareMemory) {
   Pair pair("", 0);
-  for (const std::string& said : pair.said) ASSERT_THAT(said, HasSubstr("joined"));
+  for (const std::string& report : pair.reports) ASSERT_THAT(report, HasSubstr("joined"));
   PassAndPart(pair);
 }
 
@@ -375,7 +375,7 @@ TEST(PeerVmmProcesses, ShareMemoryAcrossPidNamespaces) {
   ASSERT_NE(mkdtemp(folder), nullptr);
   {
     Pair pair(folder, CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC);
-    for (const std::string& said : pair.said) ASSERT_EQ(said, "joined as process 1");
+    for (const std::string& report : pair.reports) ASSERT_EQ(report, "joined as process 1");
     PassAndPart(pair);
   }
   EXPECT_EQ(rmdir(folder), 0) << "no socket is left";
@@ -384,9 +384,9 @@ TEST(PeerVmmProcesses, ShareMemoryAcrossPidNamespaces) {
 TEST(PeerVmmProcesses, NetworkNamespacesNeedFolder) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root for network namespaces";
   Pair pair("", CLONE_NEWPID | CLONE_NEWNET);
-  for (const std::string& said : pair.said) {
-    EXPECT_THAT(said, HasSubstr("FAILED_PRECONDITION: ranks 0 and 1 are not on one machine, or "
-                                "not in one network namespace (--peer_socket_dir)"));
+  for (const std::string& report : pair.reports) {
+    EXPECT_THAT(report, HasSubstr("FAILED_PRECONDITION: ranks 0 and 1 are not on one machine, or "
+                                  "not in one network namespace (--peer_socket_dir)"));
   }
 }
 
@@ -395,23 +395,23 @@ TEST(PeerVmmProcesses, NetworkNamespacesNeedFolder) {
 TEST(PeerVmmProcesses, KilledRankDoesNotHarmPeer) {
   for (const bool after_a_pass : {true, false}) {
     Pair pair("", 0);
-    for (const std::string& said : pair.said) ASSERT_THAT(said, HasSubstr("joined"));
+    for (const std::string& report : pair.reports) ASSERT_THAT(report, HasSubstr("joined"));
     if (after_a_pass) {
-      Say(pair.zero.in, "go");
+      SendText(pair.zero.in, "go");
       EXPECT_EQ(pair.Go(pair.one), "100");
-      EXPECT_EQ(Hear(pair.zero.out), "100");
+      EXPECT_EQ(ReceiveText(pair.zero.out), "100");
     }
     pair.zero.Kill();
     EXPECT_THAT(pair.Go(pair.one), HasSubstr("DEADLINE_EXCEEDED")) << "and it aborts";
-    Say(pair.one.in, "end");
-    EXPECT_EQ(Hear(pair.one.out), "mapped 0 handles 0");
+    SendText(pair.one.in, "end");
+    EXPECT_EQ(ReceiveText(pair.one.out), "mapped 0 handles 0");
   }
 }
 
 // A frozen member does not delay peers that leave the ring.
 TEST(PeerVmmProcesses, FrozenRankDoesNotDelayCancel) {
   Process other(1, "", 0);
-  const std::string blob = Hear(other.out);
+  const std::string blob = ReceiveText(other.out);
   kill(other.child, SIGSTOP);
   ASSERT_EQ(waitpid(other.child, nullptr, WUNTRACED), other.child);
   {
@@ -432,10 +432,10 @@ TEST(PeerVmmProcesses, FrozenRankDoesNotDelayCancel) {
 
 TEST(PeerVmmProcesses, RankKilledBeforeRequestIsUnavailable) {
   Process zero(0, "", 0), one(1, "", 0);
-  const std::string blobs[2] = {Hear(zero.out), Hear(one.out)};
+  const std::string blobs[2] = {ReceiveText(zero.out), ReceiveText(one.out)};
   zero.Kill();
-  for (const std::string& blob : blobs) Say(one.in, blob);
-  EXPECT_THAT(Hear(one.out), HasSubstr("UNAVAILABLE: memory of rank 0"));
+  for (const std::string& blob : blobs) SendText(one.in, blob);
+  EXPECT_THAT(ReceiveText(one.out), HasSubstr("UNAVAILABLE: memory of rank 0"));
 }
 
 }  // namespace

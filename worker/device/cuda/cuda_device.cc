@@ -127,7 +127,7 @@ absl::Status CudaDevice::Init() {
       CudaStaging::Create(events_, options_.pinned_pool_bytes);
   if (!staging.ok()) return staging.status();
   staging_ = *std::move(staging);
-  thread_ = std::thread([this] { LookAfter(); });
+  thread_ = std::thread([this] { ServiceLoop(); });
   pthread_setname_np(thread_.native_handle(), "cuda_device");
   return absl::OkStatus();
 }
@@ -217,7 +217,7 @@ absl::Status CudaDevice::BringKeys(const PreparedCudaCall& call, const CudaEvent
   after.all.insert(after.all.end(), keys.begin(), keys.end());
   // Also waits for the call's begin, because the previous launch resets the word to 0. A copy
   // engine writes the word, so it arrives even if the kernel occupies every SM.
-  CudaEvent told(events_, nullptr, 0);
+  CudaEvent signalled(events_, nullptr, 0);
   absl::Status status = begun.MakeStreamWaitForBegin(keys_stream_);
   if (status.ok()) status = WaitOnStream(keys_stream_, keys);
   if (status.ok()) {
@@ -225,11 +225,11 @@ absl::Status CudaDevice::BringKeys(const PreparedCudaCall& call, const CudaEvent
                                         cudaMemcpyHostToDevice, keys_stream_),
                         "cudaMemcpyAsync of a word about keys");
   }
-  if (status.ok()) status = told.RecordEnd(keys_stream_);
+  if (status.ok()) status = signalled.RecordEnd(keys_stream_);
   // Prevents the kernel from waiting for keys that will not arrive.
   if (!status.ok()) (void)call.workspace()->Stop(stop_stream_, one_);
   // The word may be written after a stopped kernel has ended, so the call owns it until then.
-  status.Update(told.MakeStreamWait(compute_));
+  status.Update(signalled.MakeStreamWait(compute_));
   status.Update(KnownFailure(keys));
   return status;
 }
@@ -258,7 +258,7 @@ bool CudaDevice::waits_for_transfer() const {
   return false;
 }
 
-void CudaDevice::LookAfter() {
+void CudaDevice::ServiceLoop() {
   if (!events_->UseDevice().ok()) return;
   const auto has_news = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return closing_ || awake_; };
   while (true) {
@@ -268,7 +268,7 @@ void CudaDevice::LookAfter() {
       if (closing_) return;
       awake_ = false;
     }
-    const bool calls = LookAfterCalls();
+    const bool calls = ServiceCalls();
     const CudaStaging::Downloads downloads = staging_->AdvanceDownloads();
     if (!calls && downloads == CudaStaging::Downloads::kNone) continue;
     const absl::Duration pause = downloads == CudaStaging::Downloads::kBusy ? kBusyPause : kPause;
@@ -278,7 +278,7 @@ void CudaDevice::LookAfter() {
   }
 }
 
-bool CudaDevice::LookAfterCalls() {
+bool CudaDevice::ServiceCalls() {
   std::deque<InFlight> calls;
   {
     absl::MutexLock lock(&mutex_);

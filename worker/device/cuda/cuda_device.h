@@ -116,9 +116,9 @@ class CudaDevice : public Device, private CudaCallQueue {
   absl::StatusOr<CudaImports*> Imports() ABSL_LOCKS_EXCLUDED(imports_mutex_);
   // Checks after a failed call whether the context is unusable.
   void CheckContext(const absl::Status& failure);
-  void LookAfter();
+  void ServiceLoop();
   // Removes finished calls and stops those that should end. Returns false if none is left.
-  bool LookAfterCalls();
+  bool ServiceCalls();
 
   CudaEventPool* const events_;
   const CudaDeviceOptions options_;

@@ -192,7 +192,7 @@ void CudaEvent::FailAndHold(absl::Status status) {
   if (!held_) Finish();
 }
 
-void CudaEvent::LetGo() {
+void CudaEvent::ReleaseHold() {
   absl::MutexLock lock(&mutex_);
   held_ = false;
 }

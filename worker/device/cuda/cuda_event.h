@@ -98,10 +98,10 @@ class CudaEvent : public Event {
   // Fails the event with `status`; the first failure counts. If the end was not recorded, the event
   // is done at once, else when the stream gets there. No effect once done.
   void Fail(absl::Status status);
-  // Like Fail. If the end was recorded, the event is in addition not done before LetGo(). For work
-  // that may continue after its stream has passed the recorded end.
+  // Like Fail. If the end was recorded, the event is in addition not done before ReleaseHold(). For
+  // work that may continue after its stream has passed the recorded end.
   void FailAndHold(absl::Status status);
-  void LetGo();
+  void ReleaseHold();
 
   bool Done() const override;
   // Returns INTERNAL, with the name of the call, if CUDA reports an asynchronous error. The pool's

@@ -170,10 +170,10 @@ absl::StatusOr<std::unique_ptr<ImportedMemory>> CudaImports::ImportIpc(
   }
   // Small allocations are part of a larger driver block, all of which is mapped.
   const auto address = reinterpret_cast<CUdeviceptr>(data);
-  const auto said = static_cast<size_t>(allocation.bytes);
-  if (address < base || said > bytes || address - base > bytes - said) {
+  const auto stated = static_cast<size_t>(allocation.bytes);
+  if (address < base || stated > bytes || address - base > bytes - stated) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the allocation does not have the ", said, " bytes that the client stated"));
+        absl::StrCat("the allocation does not have the ", stated, " bytes that the client stated"));
   }
   return mapping;
 }

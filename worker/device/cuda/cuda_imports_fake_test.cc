@@ -107,31 +107,31 @@ TEST_F(CudaImportsTest, RowsOfRectangleBecomeOneCopy) {
 
 TEST_F(CudaImportsTest, RejectsInvalidHandlesByName) {
   FakeAllocation client(kBytes), other(kBytes, 1);
-  SharedAllocation said = Vmm(client);
-  said.device_uuid[15] = 77;
-  EXPECT_EQ(Why(said).code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_NE(Why(said).message().find("does not see the GPU"), std::string::npos);
-  said = Vmm(other);
-  said.device_uuid = client.uuid();
-  EXPECT_EQ(Why(said).message(),
+  SharedAllocation stated = Vmm(client);
+  stated.device_uuid[15] = 77;
+  EXPECT_EQ(Why(stated).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(Why(stated).message().find("does not see the GPU"), std::string::npos);
+  stated = Vmm(other);
+  stated.device_uuid = client.uuid();
+  EXPECT_EQ(Why(stated).message(),
             "the descriptor's memory is on another GPU than the client stated");
-  said = Vmm(client);
-  said.bytes = kBytes + 2 * kMiB;
-  EXPECT_EQ(Why(said).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Why(said).message(),
+  stated = Vmm(client);
+  stated.bytes = kBytes + 2 * kMiB;
+  EXPECT_EQ(Why(stated).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Why(stated).message(),
             "the allocation does not have the 6291456 bytes that the client stated");
-  said.bytes = kBytes - 1;
-  EXPECT_NE(Why(said).message().find("no multiple"), std::string::npos);
-  said.bytes = 0;
-  EXPECT_EQ(Why(said).message(), "the allocation has no bytes");
-  said = Vmm(client);
+  stated.bytes = kBytes - 1;
+  EXPECT_NE(Why(stated).message().find("not a multiple"), std::string::npos);
+  stated.bytes = 0;
+  EXPECT_EQ(Why(stated).message(), "the allocation has no bytes");
+  stated = Vmm(client);
   const ScopedDescriptor memfd(memfd_create("host", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(memfd.get(), kBytes), 0);
-  said.descriptor = memfd.get();
-  EXPECT_EQ(Why(said).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_NE(Why(said).message().find("does not refer to CUDA memory"), std::string::npos);
-  said.descriptor = 4000;  // closed
-  EXPECT_EQ(Why(said).code(), absl::StatusCode::kInvalidArgument);
+  stated.descriptor = memfd.get();
+  EXPECT_EQ(Why(stated).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(Why(stated).message().find("does not refer to CUDA memory"), std::string::npos);
+  stated.descriptor = 4000;  // closed
+  EXPECT_EQ(Why(stated).code(), absl::StatusCode::kInvalidArgument);
   Faults().no_peer_access = true;
   EXPECT_EQ(Why(Vmm(other)).message(), "this worker's GPU has no peer access to the memory's GPU");
   EXPECT_TRUE(Why(Vmm(client)).ok());
@@ -145,29 +145,29 @@ TEST_F(CudaImportsTest, RejectsIpcHandleOfEqualProcessId) {
   std::memset(data, 0x3c, kBytes);
   cudaIpcMemHandle_t handle;
   ASSERT_EQ(cudaIpcGetMemHandle(&handle, data), cudaSuccess);
-  SharedAllocation said{.ipc_handle = std::string(handle.reserved, sizeof(handle.reserved)),
-                        .exporter_pid = static_cast<uint32_t>(getpid()) + 1,
-                        .device_uuid = std::string(15, '\0') + '\1',
-                        .bytes = kBytes};
+  SharedAllocation stated{.ipc_handle = std::string(handle.reserved, sizeof(handle.reserved)),
+                          .exporter_pid = static_cast<uint32_t>(getpid()) + 1,
+                          .device_uuid = std::string(15, '\0') + '\1',
+                          .bytes = kBytes};
   {
-    auto imported = device_->ImportMemory(said);
+    auto imported = device_->ImportMemory(stated);
     ASSERT_TRUE(imported.ok()) << imported.status();
     EXPECT_EQ((*imported)->data()[kBytes - 1], 0x3c);
     EXPECT_EQ(Faults().mapped, 1);
   }
   EXPECT_EQ(Faults().mapped, 0);
-  said.bytes = kBytes + 1;
-  EXPECT_NE(Why(said).message().find("does not have the"), std::string::npos);
-  said.bytes = kBytes;
-  said.exporter_pid = static_cast<uint32_t>(getpid());
-  EXPECT_EQ(Why(said).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_NE(Why(said).message().find("both have process id"), std::string::npos);
-  said.exporter_pid += 1;
+  stated.bytes = kBytes + 1;
+  EXPECT_NE(Why(stated).message().find("does not have the"), std::string::npos);
+  stated.bytes = kBytes;
+  stated.exporter_pid = static_cast<uint32_t>(getpid());
+  EXPECT_EQ(Why(stated).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(Why(stated).message().find("both have process id"), std::string::npos);
+  stated.exporter_pid += 1;
   Faults().refuse_mapping = true;
-  EXPECT_NE(Why(said).message().find("cudaIpcOpenMemHandle"), std::string::npos);
+  EXPECT_NE(Why(stated).message().find("cudaIpcOpenMemHandle"), std::string::npos);
   Faults().refuse_mapping = false;
-  said.ipc_handle.pop_back();
-  EXPECT_EQ(Why(said).message(), "the handle does not refer to CUDA memory");
+  stated.ipc_handle.pop_back();
+  EXPECT_EQ(Why(stated).message(), "the handle does not refer to CUDA memory");
   EXPECT_EQ(Faults().mapped, 0);
   cudaFree(data);
 }

@@ -24,12 +24,13 @@ SeenKeys::SeenKeys(const AttentionProblem& problem, int64_t q_rows,
       q_(q),
       blocks_(blocks),
       operands_(operands),
-      q_places_(PlacesOf(q_pieces, q_rows)) {
-  for (const KvBlock& block : blocks) k_places_.push_back(PlacesOf(block.pieces, block.rows));
+      q_positions_(PositionsOf(q_pieces, q_rows)) {
+  for (const KvBlock& block : blocks) k_positions_.push_back(PositionsOf(block.pieces, block.rows));
 }
 
-std::vector<SeenKeys::Place> SeenKeys::PlacesOf(const std::vector<Piece>& pieces, int64_t rows) {
-  std::vector<Place> places(rows);
+std::vector<SeenKeys::DocumentPosition> SeenKeys::PositionsOf(const std::vector<Piece>& pieces,
+                                                              int64_t rows) {
+  std::vector<DocumentPosition> places(rows);
   for (const Piece& piece : pieces) {
     for (int64_t r = 0; r < piece.length; ++r) {
       places[piece.local_begin + r] = {piece.document, piece.position + piece.stride * r};
@@ -38,7 +39,7 @@ std::vector<SeenKeys::Place> SeenKeys::PlacesOf(const std::vector<Piece>& pieces
   return places;
 }
 
-bool SeenKeys::Sees(const Place& q, const Place& k) const {
+bool SeenKeys::Sees(const DocumentPosition& q, const DocumentPosition& k) const {
   if (q.document < 0 || q.document != k.document) return false;
   const Band& band = problem_.bands[q.document];
   const int64_t difference = k.position - q.position;
@@ -47,8 +48,8 @@ bool SeenKeys::Sees(const Place& q, const Place& k) const {
 
 int64_t SeenKeys::PlaneElementOf(int64_t q_row, size_t block, int64_t k_row) const {
   const ScoreTerms& terms = problem_.terms;
-  return terms.PairRow(q_row, q_places_[q_row].position) * terms.columns +
-         terms.PairColumn(k_row, k_places_[block][k_row].position);
+  return terms.PairRow(q_row, q_positions_[q_row].position) * terms.columns +
+         terms.PairColumn(k_row, k_positions_[block][k_row].position);
 }
 
 bool SeenKeys::IsHidden(const QueryHead& query, const SeenKey& key) const {
@@ -75,8 +76,8 @@ bool SeenKeys::Finish(const QueryHead& query, SeenKey& key) const {
   const AttentionProblem& p = problem_;
   const ScoreTerms& terms = p.terms;
   if (IsHidden(query, key)) return false;
-  const Place& q = q_places_[query.row];
-  const Place& k = k_places_[key.block][key.row];
+  const DocumentPosition& q = q_positions_[query.row];
+  const DocumentPosition& k = k_positions_[key.block][key.row];
   const int64_t batch_row = terms.BatchRow(query.batch, q.document);
   double after = 0.0;
   if (terms.bias.has_value()) {
@@ -119,7 +120,7 @@ std::vector<SeenKey> SeenKeys::Of(const QueryHead& query) const {
   for (size_t n = 0; n < blocks_.size(); ++n) {
     const KvBlock& block = blocks_[n];
     for (int64_t j = 0; j < block.rows; ++j) {
-      if (!Sees(q_places_[query.row], k_places_[n][j])) continue;
+      if (!Sees(q_positions_[query.row], k_positions_[n][j])) continue;
       const int64_t k_offset =
           RowOffset(query.batch, block.rows, j, p.num_kv_heads, kv_head, p.head_dim);
       SeenKey key{n, j};
@@ -141,7 +142,8 @@ std::vector<int64_t> SeenKeys::PlaneElementsShownTo(int64_t row) const {
   std::vector<int64_t> elements;
   for (size_t n = 0; n < blocks_.size(); ++n) {
     for (int64_t j = 0; j < blocks_[n].rows; ++j) {
-      if (Sees(q_places_[row], k_places_[n][j])) elements.push_back(PlaneElementOf(row, n, j));
+      if (Sees(q_positions_[row], k_positions_[n][j]))
+        elements.push_back(PlaneElementOf(row, n, j));
     }
   }
   return elements;

@@ -49,7 +49,7 @@ class SeenKeys {
            const void* q, const std::vector<KvBlock>& blocks, const TermOperands& operands = {});
 
   // Returns the key's position in its document, or -1 if it is in none.
-  int64_t PositionOf(const SeenKey& key) const { return k_places_[key.block][key.row].position; }
+  int64_t PositionOf(const SeenKey& key) const { return k_positions_[key.block][key.row].position; }
   // Returns the element of a bias or mask plane for a query row and a key.
   int64_t PlaneElementOf(int64_t q_row, size_t block, int64_t k_row) const;
 
@@ -61,12 +61,12 @@ class SeenKeys {
 
  private:
   // The document of a row, and its position there.
-  struct Place {
+  struct DocumentPosition {
     int64_t document = -1;  // -1: in no span
     int64_t position = 0;
   };
-  static std::vector<Place> PlacesOf(const std::vector<Piece>& pieces, int64_t rows);
-  bool Sees(const Place& q, const Place& k) const;
+  static std::vector<DocumentPosition> PositionsOf(const std::vector<Piece>& pieces, int64_t rows);
+  bool Sees(const DocumentPosition& q, const DocumentPosition& k) const;
   // Adds the score terms to key.score, which is scale * q.k. Returns false if they hide the pair.
   bool Finish(const QueryHead& query, SeenKey& key) const;
   bool IsHidden(const QueryHead& query, const SeenKey& key) const;
@@ -76,8 +76,8 @@ class SeenKeys {
   const void* const q_;
   const std::vector<KvBlock>& blocks_;
   const TermOperands operands_;
-  std::vector<Place> q_places_;
-  std::vector<std::vector<Place>> k_places_;  // by block
+  std::vector<DocumentPosition> q_positions_;
+  std::vector<std::vector<DocumentPosition>> k_positions_;  // by block
 };
 
 }  // namespace ringattn::worker

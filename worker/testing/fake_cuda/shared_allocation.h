@@ -51,12 +51,12 @@ class FakeAllocation {
     return uuid;
   }
   // Returns the client's description of the allocation.
-  CudaAllocation Said(uint64_t offset = 0) const {
-    CudaAllocation said;
-    said.device_uuid = uuid();
-    said.bytes = static_cast<uint64_t>(bytes_);
-    said.offset = offset;
-    return said;
+  CudaAllocation Describe(uint64_t offset = 0) const {
+    CudaAllocation stated;
+    stated.device_uuid = uuid();
+    stated.bytes = static_cast<uint64_t>(bytes_);
+    stated.offset = offset;
+    return stated;
   }
 
  private:
