@@ -27,7 +27,7 @@ from timing import in_time, timed
 def assert_refused(stream):
     error = stream.error()
     assert error.code() == CODE.UNAUTHENTICATED, error
-    assert error.details() == "the token opens no stream here"
+    assert error.details() == "the token is not valid for a stream of this worker"
     stream.close()
 
 

@@ -28,8 +28,9 @@ RingAttempts::Joined RingAttempts::Connect(
     }
     attempt = prepared_;
   }
-  Joined communicator = absl::InvalidArgumentError(absl::StrCat(
-      "a ring of ", attempt->world_size, " was prepared, ", blob_count, " blobs came"));
+  Joined communicator = absl::InvalidArgumentError(absl::StrCat("a ring of ", attempt->world_size,
+                                                                " ranks was prepared, but ",
+                                                                blob_count, " blobs were given"));
   if (blob_count == static_cast<size_t>(attempt->world_size)) communicator = join(*attempt);
   absl::MutexLock lock(&mutex_);
   if (prepared_ == attempt) prepared_ = nullptr;

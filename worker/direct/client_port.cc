@@ -85,7 +85,8 @@ absl::StatusOr<std::unique_ptr<ClientPort>> ClientPort::Start(const ClientPortOp
   builder.RegisterService(port->service_.get());
   port->listener_->AddTo(&builder, options.security.ServerCredentials());
   port->server_ = builder.BuildAndStart();
-  if (port->server_ == nullptr) return absl::UnavailableError("clients: gRPC does not start");
+  if (port->server_ == nullptr)
+    return absl::UnavailableError("the gRPC server for clients cannot start");
   port->listener_->Start();
   return port;
 }

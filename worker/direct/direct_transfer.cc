@@ -104,7 +104,7 @@ void DirectTransfer::Forget() {
 }
 
 absl::Status DirectTransfer::Refusal() {
-  return absl::UnauthenticatedError("the token opens no stream here");
+  return absl::UnauthenticatedError("the token is not valid for a stream of this worker");
 }
 
 absl::Status DirectTransfer::Admit(const v1::OpenShard& open) {
@@ -119,7 +119,7 @@ absl::Status DirectTransfer::Admit(const v1::OpenShard& open) {
   if (chunk_bytes != 0 &&
       (chunk_bytes < limits.min_chunk_bytes_down || chunk_bytes > limits.max_chunk_bytes_up)) {
     return absl::InvalidArgumentError(absl::StrCat("max_chunk_bytes is ", chunk_bytes,
-                                                   ", must be in ", limits.min_chunk_bytes_down,
+                                                   "; it must be in ", limits.min_chunk_bytes_down,
                                                    "..", limits.max_chunk_bytes_up));
   }
   const uint32_t most = static_cast<uint32_t>(limits.max_streams_per_ticket);

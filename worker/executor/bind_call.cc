@@ -390,7 +390,7 @@ void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRan
   std::visit(Visitor{call, Addresses(address)}, kernel_call);
   for (const OptionOperand& operand : call.q.options) {
     const bool taken = SetOptionOperand(operand.tensor, address(operand.range), kernel_call);
-    assert(taken && "a schedule gives each operand to calls that take it");
+    assert(taken && "the schedule sets an operand that this call does not have");
     (void)taken;
   }
 }

@@ -113,12 +113,14 @@ absl::Status Operation::Lend(std::vector<LentBuffer> lent) {
     if (item.buffer < 0 || item.buffer >= static_cast<BufferId>(buffers_.size()) ||
         item.memory == nullptr || buffers_[item.buffer] != nullptr) {
       return absl::InvalidArgumentError(
-          absl::StrCat("lent buffer ", item.buffer, ": the program has no such buffer to fill"));
+          absl::StrCat("lent buffer ", item.buffer,
+                       ": the program has no such buffer, or it is already filled"));
     }
     BufferSpec& spec = program_.buffers[item.buffer];
     if (item.memory->bytes() < spec.bytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "lent buffer ", spec.name, " has ", item.memory->bytes(), " bytes of ", spec.bytes));
+      return absl::InvalidArgumentError(absl::StrCat("lent buffer ", spec.name, " has ",
+                                                     item.memory->bytes(),
+                                                     " bytes; the program needs ", spec.bytes));
     }
     if (spec.input.has_value() && Overwrites(item.buffer)) {
       return absl::InvalidArgumentError(

@@ -152,7 +152,8 @@ TEST(Operation, RejectsInvalidLoansByName) {
   using ::testing::HasSubstr;
   const Program program = ProgramOf(Direction::kForward, false);
   const BufferId lse = BufferOf(program, TensorId::kLse);
-  EXPECT_THAT(refusal(program, {{lse, Memory(device, 4)}}), HasSubstr("lse has 4 bytes of 48"));
+  EXPECT_THAT(refusal(program, {{lse, Memory(device, 4)}}),
+              HasSubstr("lse has 4 bytes; the program needs 48"));
   EXPECT_THAT(refusal(program, {{99, Memory(device, 4)}}), HasSubstr("99"));
   EXPECT_THAT(refusal(program, {{lse, nullptr}}), HasSubstr("no such buffer"));
   EXPECT_THAT(refusal(program, {{lse, Memory(device, 48)}, {lse, Memory(device, 48)}}),

@@ -67,7 +67,8 @@ grpc::Status ShardExchange::HandleMessage() {
       wire::ReceivedMessage::Parse(wire::kExchangeRequest, incoming_);
   if (!message.ok()) return ToGrpc(message.status());
   if (!message->is_chunk()) {
-    return {grpc::StatusCode::INVALID_ARGUMENT, "only chunks may be sent"};
+    return {grpc::StatusCode::INVALID_ARGUMENT,
+            "the message is not a chunk; only chunks may be sent"};
   }
   lease_->OnChunk();
   absl::Status status =
@@ -89,7 +90,7 @@ void ShardExchange::OnWriteDone(bool ok) {
     if (ok && done_sent_) lease_->OnDone();
   }
   if (!ok && !failure_.has_value()) {
-    failure_ = grpc::Status(grpc::StatusCode::CANCELLED, "the peer is gone");
+    failure_ = grpc::Status(grpc::StatusCode::CANCELLED, "the peer closed the connection");
   }
   Advance();
 }

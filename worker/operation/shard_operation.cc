@@ -19,14 +19,14 @@ absl::Status WrongPlace(TensorId id, uint64_t offset, uint64_t bytes, const Byte
   switch (added) {
     case ByteRangeSet::Added::kOutside:
       return absl::InvalidArgumentError(
-          absl::StrCat(place, "reach outside a shard of ", arrived.size_bytes()));
+          absl::StrCat(place, "exceed the shard's size of ", arrived.size_bytes()));
     case ByteRangeSet::Added::kOverlaps:
-      return absl::InvalidArgumentError(absl::StrCat(place, "were sent twice in part or whole"));
+      return absl::InvalidArgumentError(absl::StrCat(place, "overlap bytes that were sent before"));
     case ByteRangeSet::Added::kTooManyRanges:
     case ByteRangeSet::Added::kNew:
       break;
   }
-  return absl::ResourceExhaustedError(absl::StrCat(place, "leave too many gaps"));
+  return absl::ResourceExhaustedError(absl::StrCat(place, "create too many separate ranges"));
 }
 
 // Returns the map of the operation's packed input, if it has one.
@@ -142,7 +142,7 @@ absl::Status ShardOperation::CoverPacked(const wire::ChunkHeader& chunk, uint64_
   if (chunk.offset > size || payload_bytes > size - chunk.offset) {
     return absl::InvalidArgumentError(absl::StrCat(TensorName(packed_->id()), ": ", payload_bytes,
                                                    " bytes at ", chunk.offset,
-                                                   " reach outside a shard of ", size));
+                                                   " exceed the shard's size of ", size));
   }
   // Counted even if a later part is rejected. The ranges already marked as arrived then never fill,
   // so the inputs never become complete.

@@ -41,11 +41,11 @@ void TransferReporter::Delivered(const OperationInfo& info) {
 }
 
 void TransferReporter::Failed(const OperationInfo& info, TransferEnd end, const std::string& why) {
-  LogWarning("a transfer of tensors failed", {{"request_id", info.request_id},
-                                              {"traceparent", info.traceparent},
-                                              {"operation_id", info.id},
-                                              {"generation", info.generation},
-                                              {"reason", why}});
+  LogWarning("a tensor transfer failed", {{"request_id", info.request_id},
+                                          {"traceparent", info.traceparent},
+                                          {"operation_id", info.id},
+                                          {"generation", info.generation},
+                                          {"reason", why}});
   v1::JoinRequest message;
   v1::TransferProgress* progress = message.mutable_transfer_progress();
   Name(info, progress);

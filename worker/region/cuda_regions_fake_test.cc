@@ -214,7 +214,7 @@ TEST_F(CudaRegionsTest, RejectsInvalidMemoryByName) {
             AttachCode::kDescriptorRefused);
   answer = Answer(Vmm(client.Describe(~uint64_t{0})), fd);
   EXPECT_EQ(answer.code, AttachCode::kDescriptorRefused);
-  EXPECT_THAT(answer.detail, HasSubstr("not inside"));
+  EXPECT_THAT(answer.detail, HasSubstr("not within"));
   EXPECT_EQ(refused_, AttachCode::kDescriptorRefused);
   const ScopedDescriptor host(memfd_create("host", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(host.get(), kAllocation), 0);

@@ -158,7 +158,7 @@ TEST_F(LocalMemoryTest, ReportsTransferThatCannotStart) {
   nowhere.reserve().clear_places();
   memory_->Begin(nowhere.operation(), nowhere.reserve(), nowhere.rank());
   const auto failed = Progress([](const auto& p) { return !p.failure().empty(); });
-  EXPECT_THAT(failed.failure(), HasSubstr("has no place"));
+  EXPECT_THAT(failed.failure(), HasSubstr("has no location in a region"));
 }
 
 TEST_F(LocalMemoryTest, ForgetReleasesRegions) {

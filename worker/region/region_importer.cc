@@ -134,15 +134,15 @@ absl::StatusOr<std::shared_ptr<Region>> RegionImporter::Do(const Job& job) {
   const auto bytes = static_cast<uint64_t>(job.bytes);
   if (stated.bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ||
       bytes > stated.bytes || stated.offset > stated.bytes - bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("the region's ", bytes, " bytes from ",
-                                                   stated.offset, " on are not inside the ",
+    return absl::InvalidArgumentError(absl::StrCat("the region's ", bytes, " bytes at offset ",
+                                                   stated.offset, " are not within the ",
                                                    stated.bytes, " of its allocation"));
   }
   const auto allocated = static_cast<int64_t>(stated.bytes);
   if (!budget_->Take(allocated)) {
     return absl::OutOfRangeError(absl::StrCat(
-        "too much CUDA memory is imported already (--max_imported_memory): ", budget_->bytes(),
-        " bytes, and ", allocated, " more were to come"));
+        "the limit of imported CUDA memory is reached (--max_imported_memory): ", budget_->bytes(),
+        " bytes are imported, and ", allocated, " more were requested"));
   }
   absl::StatusOr<std::unique_ptr<ImportedMemory>> memory =
       device_->ImportMemory({.descriptor = job.descriptor.get(),

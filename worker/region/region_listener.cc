@@ -213,7 +213,7 @@ void RegionListener::Accept() {
   connection.socket = std::move(socket);
   connection.deadline = absl::Now() + options_.attach_timeout;
   if (!IsServed(connection.socket.get(), options_.uids)) {
-    Refuse(connection, AttachCode::kForeignUser, "this user is not served (--local_uids)");
+    Refuse(connection, AttachCode::kForeignUser, "this user may not share memory (--local_uids)");
     return;
   }
   connections_.push_back(std::move(connection));
@@ -249,7 +249,8 @@ bool RegionListener::Serve(Connection& connection) {
     return TakeToken(connection, *attach, *received);
   }
   if (connection.region == nullptr || !received->descriptors.empty()) {
-    return Refuse(connection, AttachCode::kNotUnderstood, "a fence needs a region");
+    return Refuse(connection, AttachCode::kNotUnderstood,
+                  "a fence needs an attached region and no descriptor");
   }
   const uint64_t number = std::get<FenceMessage>(*message).number;
   connection.region->Fence(number);
@@ -376,7 +377,7 @@ bool RegionListener::RefuseVersion(const Connection& connection, uint32_t versio
       absl::StrCat("version ", version,
                    " of the attach protocol is not supported; this worker uses version ",
                    kAttachVersion, " is")};
-  LogWarning("a client's memory was refused", {{"why", answer.detail}});
+  LogWarning("a client's memory was rejected", {{"why", answer.detail}});
   hooks_.on_refused(answer.code);
   (void)SendMessage(connection.socket.get(), Encode(answer, version == 1 ? 1 : kAttachVersion),
                     /*descriptor=*/-1, MSG_DONTWAIT);
@@ -385,7 +386,7 @@ bool RegionListener::RefuseVersion(const Connection& connection, uint32_t versio
 
 bool RegionListener::Refuse(const Connection& connection, AttachCode code,
                             absl::string_view detail) {
-  LogWarning("a client's memory was refused", {{"why", detail}});
+  LogWarning("a client's memory was rejected", {{"why", detail}});
   hooks_.on_refused(code);
   Answer(connection, {code, std::string(detail), 0});
   return false;

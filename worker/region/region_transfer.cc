@@ -43,7 +43,8 @@ absl::StatusOr<RegionTransfer::TensorCopy> Locate(int rank, const ShardPlan& pla
       reserve.places().begin(), reserve.places().end(),
       [whole](const auto& place) { return place.tensor() == static_cast<int>(whole); });
   if (place == reserve.places().end()) {
-    return absl::InvalidArgumentError(absl::StrCat(TensorName(whole), " has no place"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(TensorName(whole), " has no location in a region"));
   }
   std::shared_ptr<Region> region = find(place->region_id());
   if (region == nullptr) {
@@ -52,7 +53,7 @@ absl::StatusOr<RegionTransfer::TensorCopy> Locate(int rank, const ShardPlan& pla
   }
   const int64_t bytes = BytesOf(spec, whole);
   if (bytes > region->bytes() || place->offset() > static_cast<uint64_t>(region->bytes() - bytes)) {
-    return absl::InvalidArgumentError(absl::StrCat(TensorName(whole), " lies outside its region"));
+    return absl::InvalidArgumentError(absl::StrCat(TensorName(whole), " is not within its region"));
   }
   uint8_t* const base = region->data() + place->offset();
   TensorRoute route(spec, plan, whole);

@@ -126,7 +126,7 @@ TEST_F(RegionTransferTest, RejectsInvalidPlaces) {
   const v1::TensorLocation right = *out;
   out->set_offset(region->bytes() - BytesOf(copied.spec(), TensorId::kOut) + 1);
   EXPECT_EQ(Make(copied, region).status(),
-            absl::InvalidArgumentError("out lies outside its region"));
+            absl::InvalidArgumentError("out is not within its region"));
   out->set_offset(~uint64_t{0});
   EXPECT_TRUE(absl::IsInvalidArgument(Make(copied, region).status()));
   *out = right;
@@ -135,7 +135,8 @@ TEST_F(RegionTransferTest, RejectsInvalidPlaces) {
             absl::CancelledError("the region of out is not attached"));
   *out = right;
   out->set_tensor(v1::TENSOR_ID_DQ);
-  EXPECT_EQ(Make(copied, region).status(), absl::InvalidArgumentError("out has no place"));
+  EXPECT_EQ(Make(copied, region).status(),
+            absl::InvalidArgumentError("out has no location in a region"));
   *out = right;
   EXPECT_TRUE(Make(copied, region).ok());
 }

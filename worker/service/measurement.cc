@@ -223,7 +223,7 @@ absl::StatusOr<std::vector<KernelRate>> MeasureKernelRates(Device& device, const
 
 absl::StatusOr<double> MeasureCallSeconds(Device& device, absl::Duration budget) {
   const std::vector<ServedCalls> served = device.served_calls();
-  if (served.empty()) return absl::UnimplementedError("the device computes no attention");
+  if (served.empty()) return absl::UnimplementedError("the device has no attention kernels");
   absl::StatusOr<std::unique_ptr<CallOnDevice>> call = CallOnDevice::Make(
       device, {{.rows = 1, .heads = 1}, served.front().dtypes.front(), served.front().backward});
   if (!call.ok()) return call.status();

@@ -71,8 +71,9 @@ void Reservations::Reserve(std::shared_ptr<const v1::Reserve> reserve, RingMembe
   // Looked up now, in message order: a residual that is dropped later stays valid for this request.
   std::shared_ptr<const Residual> residual = residuals_->Find(reserve->residual());
   if (!reserve->residual().empty() && residual == nullptr) {
-    return done_(*reserve,
-                 absl::NotFoundError(absl::StrCat("no residual of ", reserve->residual())), 0);
+    return done_(
+        *reserve,
+        absl::NotFoundError(absl::StrCat("this worker has no residual ", reserve->residual())), 0);
   }
   if (!MayHaveManyDocuments(*reserve)) {
     return Admit(*reserve, DecodeAndBind(*reserve, place, residual, device_));

@@ -153,7 +153,7 @@ class RingMeasurement {
       ring_.Abort("not all members measured the ring in time");
       // The abort bounds the wait. The memory is in use until then.
       (void)done->Wait(absl::InfiniteFuture());
-      return absl::UnavailableError("a member did not take part in measuring the ring in time");
+      return absl::UnavailableError("a member did not measure the ring in time");
     }
     if (!status.ok()) return Failed(status);
     return done->end_time() - done->begin_time();

@@ -40,7 +40,7 @@ absl::StatusOr<RingRates> RingMember::Commit(uint64_t generation,
                                              const std::vector<std::string>& blobs) {
   if (generation != generation_ || communicator_ != nullptr) {
     return absl::FailedPreconditionError(
-        absl::StrCat("generation ", generation, " is not the one that is prepared, ", generation_));
+        absl::StrCat("generation ", generation, " is not the prepared generation ", generation_));
   }
   const absl::Time deadline = absl::Now() + options_.connect_timeout;
   absl::StatusOr<std::unique_ptr<Communicator>> communicator =

@@ -57,11 +57,11 @@ absl::StatusOr<std::unique_ptr<ShardLease>> ShardServiceImpl::Open(
     const std::optional<v1::OpenShard>& open, OperationListener* listener) {
   if (!open.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat("the metadata ", wire::kOpenShardMetadataKey,
-                                                   " is not one OpenShard of at most ",
+                                                   " must be a single OpenShard of at most ",
                                                    Limits().max_open_shard_bytes, " bytes"));
   }
   if (open->max_chunk_bytes() > Limits().max_chunk_bytes_up) {
-    return absl::InvalidArgumentError("max_chunk_bytes is over Limits.max_chunk_bytes_up");
+    return absl::InvalidArgumentError("max_chunk_bytes exceeds Limits.max_chunk_bytes_up");
   }
   std::shared_ptr<ShardOperation> operation =
       registry_->Find(open->operation_id(), open->generation());

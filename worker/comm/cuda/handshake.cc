@@ -59,8 +59,7 @@ absl::Status Handshake(Communicator& communicator, void* memory, uint64_t genera
   if (status.ok()) status = CopyNow(received.data(), incoming, bytes, cudaMemcpyDeviceToHost);
   for (int peer = 0; peer < world_size && status.ok(); ++peer) {
     if (peer != communicator.rank() && received[peer] != word(peer)) {
-      status =
-          absl::UnavailableError(absl::StrCat("rank ", peer, " did not shake hands as expected"));
+      status = absl::UnavailableError(absl::StrCat("rank ", peer, " sent an unexpected handshake"));
     }
   }
   if (cancelled.load()) return absl::CancelledError("forming the ring was cancelled");

@@ -26,7 +26,7 @@ absl::StatusOr<NcclBlob> Decode(const std::string& text, size_t rank) {
     return NcclBlob{parts[1], parts[2], parts[3]};
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("rank ", rank, "'s blob is not one of an NCCL ring"));
+      absl::StrCat("rank ", rank, "'s blob is not that of an NCCL ring"));
 }
 
 }  // namespace

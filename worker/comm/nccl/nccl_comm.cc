@@ -56,7 +56,7 @@ absl::Status NcclComm::Settle(const char* call, absl::Time deadline,
     if (stop.load()) return absl::UnavailableError(absl::StrCat(call, " was interrupted"));
     if (absl::Now() >= deadline) {
       return absl::UnavailableError(
-          absl::StrCat(call, " was not done in time; not all ranks took part"));
+          absl::StrCat(call, " did not finish in time, because not all ranks took part"));
     }
     const absl::Duration pause = SettlePause(absl::Now() - begin);
     if (pause == absl::ZeroDuration()) {

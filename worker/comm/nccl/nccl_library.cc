@@ -39,7 +39,7 @@ absl::StatusOr<const NcclLibrary*> NcclLibrary::Load(const std::string& path) {
     const char* error = dlerror();
     return absl::NotFoundError(
         absl::StrCat("NCCL cannot be loaded: ", error == nullptr ? name.c_str() : error,
-                     "; install it, or name it with $RINGATTN_NCCL"));
+                     "; install it, or set --nccl_library or $RINGATTN_NCCL"));
   }
   // Never unloaded, and therefore never freed.
   std::unique_ptr<NcclLibrary> functions(new NcclLibrary());

@@ -127,7 +127,7 @@ TEST_P(HandleServerTest, RejectsOtherUserInBothDirections) {
   const absl::Status foreign =
       HandleServer::Fetch(address_, kPeerSegmentItem, Soon(), nullptr, geteuid() + 1).status();
   EXPECT_EQ(foreign.code(), absl::StatusCode::kFailedPrecondition) << foreign;
-  EXPECT_THAT(std::string(foreign.message()), HasSubstr("of another user"));
+  EXPECT_THAT(std::string(foreign.message()), HasSubstr("belongs to another user"));
 }
 
 TEST_P(HandleServerTest, ServesDespiteInvalidAndIdleConnections) {

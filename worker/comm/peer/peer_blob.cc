@@ -81,7 +81,7 @@ std::string Obstacle(const PeerBlob& a, const PeerBlob& b) {
     return std::find(from.reachable_uuids.begin(), from.reachable_uuids.end(), to.device_uuid) !=
            from.reachable_uuids.end();
   };
-  return reaches(a, b) && reaches(b, a) ? "" : "have GPUs that do not reach one another";
+  return reaches(a, b) && reaches(b, a) ? "" : "have GPUs without access to each other";
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::str
     }
     if (!Decode(texts[rank], &blobs[rank])) {
       return absl::InvalidArgumentError(
-          absl::StrCat("rank ", rank, "'s blob is not one of a ring in shared memory"));
+          absl::StrCat("rank ", rank, "'s blob is not that of a ring in shared memory"));
     }
   }
   for (size_t a = 0; a < blobs.size(); ++a) {

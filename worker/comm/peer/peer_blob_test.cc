@@ -80,7 +80,7 @@ TEST(PeerBlob, NamesRanksThatCannotShare) {
   blobs[2].device_uuid = Uuid(1);
   EXPECT_EQ(refused(blobs), "ranks 1 and 2 are on one GPU");
   blobs = {Blob(0, 3), Blob(1, 3), Blob(2, 1)};  // rank 2 reaches rank 0 only
-  EXPECT_EQ(refused(blobs), "ranks 1 and 2 have GPUs that do not reach one another");
+  EXPECT_EQ(refused(blobs), "ranks 1 and 2 have GPUs without access to each other");
 }
 
 TEST(PeerBlob, EmptyBlobMeansRankCannotShare) {

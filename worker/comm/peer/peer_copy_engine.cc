@@ -129,7 +129,8 @@ absl::Status PeerCopyEngine::Check(const std::vector<PeerTransfer>& group) const
     const bool known = transfer.peer >= 0 && transfer.peer < static_cast<int>(peers_.size()) &&
                        transfer.peer != options_.rank;
     if (!known) {
-      return absl::InternalError(absl::StrCat("no rank ", transfer.peer, " to copy with"));
+      return absl::InternalError(
+          absl::StrCat("rank ", transfer.peer, " is not a peer of this ring"));
     }
   }
   return absl::OkStatus();
@@ -151,7 +152,7 @@ absl::StatusOr<PostedSend> PeerCopyEngine::DescribeSend(const PeerTransfer& send
     absl::Status status = PublishRegions(known_regions_, *own_);
     if (!status.ok()) return status;
   }
-  return absl::InternalError("bytes to send lie outside of the memory that peers can map");
+  return absl::InternalError("the bytes to send are outside of the memory that peers can map");
 }
 
 absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) {

@@ -59,7 +59,7 @@ PeerRingTransport::~PeerRingTransport() { Cancel(); }
 absl::Status PeerRingTransport::Init() {
   const std::vector<DeviceRegion> regions = options_.regions();
   if (regions.empty()) {
-    return absl::FailedPreconditionError("the device's memory does not lie in regions");
+    return absl::FailedPreconditionError("the device's memory is not allocated in regions");
   }
   absl::Status status = events_->UseDevice();
   const bool by_descriptor = regions[0].descriptor >= 0;
@@ -101,7 +101,7 @@ absl::StatusOr<std::string> PeerRingTransport::Prepare(uint64_t generation, int 
   if (absl::Status status = RingAttempts::Check(rank, world_size); !status.ok()) return status;
   if (world_size > kMaxPeerRing) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "a ring of ", world_size, " is more than the ", kMaxPeerRing, " that can share memory"));
+        "a ring of ", world_size, " exceeds the ", kMaxPeerRing, " ranks that can share memory"));
   }
   Cancel();
   absl::StatusOr<std::unique_ptr<PeerSegment>> segment =
@@ -266,7 +266,7 @@ absl::StatusOr<PeerMapper> PeerRingTransport::MapperOf(int peer, const PeerBlob&
                         nullptr};
     }
     return absl::FailedPreconditionError(
-        absl::StrCat("no access to the GPU of rank ", peer, ", in this process"));
+        absl::StrCat("this process has no access to the GPU of rank ", peer));
   }
   PeerMapper mapper;
   mapper.map = [peer](int, const PeerRegion& region) -> absl::StatusOr<char*> {

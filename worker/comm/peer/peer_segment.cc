@@ -93,13 +93,13 @@ absl::StatusOr<std::unique_ptr<PeerSegment>> PeerSegment::Adopt(ScopedDescriptor
   std::unique_ptr<PeerSegment> segment(new PeerSegment(std::move(descriptor), bytes));
   struct stat info {};
   if (fstat(fd, &info) != 0 || info.st_size != bytes || fcntl(fd, F_GET_SEALS) != kSeals) {
-    return gone("not a ring's");
+    return gone("not a segment of a ring");
   }
   if (absl::Status status = segment->Map(); !status.ok()) return status;
   const Head& head = *segment->head_;
   if (head.magic != kMagic || head.generation != generation || head.rank != rank ||
       head.world_size != world_size) {
-    return gone("not the one of this ring");
+    return gone("not a segment of this ring");
   }
   return segment;
 }
@@ -136,7 +136,7 @@ absl::Status PeerSegment::AddRegion(const PeerRegion& region) {
   const uint64_t index = head_->region_count.load(std::memory_order_relaxed);
   if (index >= kMaxPeerRegions) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("memory in more than ", kMaxPeerRegions, " regions"));
+        absl::StrCat("the device's memory has more than ", kMaxPeerRegions, " regions"));
   }
   head_->regions[index] = region;
   head_->region_count.store(index + 1, std::memory_order_release);

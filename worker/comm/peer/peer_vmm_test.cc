@@ -214,7 +214,7 @@ TEST_F(PeerVmm, RequiresTokenOfRing) {
   blobs[1].replace(blobs[1].size() - 8, 8, "00000000");
   std::string why;
   EXPECT_FALSE(ranks_[0]->Join(1, blobs, &why));
-  EXPECT_THAT(why, HasSubstr("UNAVAILABLE: memory of rank 1: no ring"));
+  EXPECT_THAT(why, HasSubstr("UNAVAILABLE: memory of rank 1: this worker has no ring"));
   // A token of the previous ring is not valid either.
   const std::vector<std::string> old = Prepare(2);
   EXPECT_FALSE(ranks_[0]->Join(3, {*ranks_[0]->transport->Prepare(3, 0, 2), old[1]}, &why));

@@ -58,12 +58,12 @@ absl::StatusOr<std::string> SingleRankTransport::Prepare(uint64_t generation, in
 
 absl::StatusOr<std::unique_ptr<Communicator>> SingleRankTransport::Connect(
     uint64_t generation, const std::vector<std::string>& blobs, absl::Time) {
-  return attempts_.Connect(generation, blobs.size(),
-                           [&](const RingAttempt&) -> RingAttempts::Joined {
-                             if (blobs[0] != kBlob)
-                               return absl::InvalidArgumentError("rank 0's blob is not its own");
-                             return std::make_unique<SingleRankCommunicator>();
-                           });
+  return attempts_.Connect(
+      generation, blobs.size(), [&](const RingAttempt&) -> RingAttempts::Joined {
+        if (blobs[0] != kBlob)
+          return absl::InvalidArgumentError("rank 0's blob is not the one that it returned");
+        return std::make_unique<SingleRankCommunicator>();
+      });
 }
 
 }  // namespace ringattn::worker

@@ -151,8 +151,7 @@ absl::Status TcpMesh::ConnectPeers(const std::vector<std::vector<char>>& address
       }
     }
     if (closed()) {
-      return absl::CancelledError(
-          absl::StrCat("connecting to rank ", peer, " was ended before it succeeded"));
+      return absl::CancelledError(absl::StrCat("connecting to rank ", peer, " was cancelled"));
     }
   }
   return absl::OkStatus();

@@ -214,7 +214,7 @@ absl::Status CallWorkspace::Stop(cudaStream_t stream, const uint32_t* one) {
   stopped_ = std::make_shared<CudaEvent>(events_, nullptr, 0);
   absl::Status status =
       CudaStatus(cudaMemcpyAsync(data(), one, sizeof(*one), cudaMemcpyHostToDevice, stream),
-                 "cudaMemcpyAsync of a stop word");
+                 "cudaMemcpyAsync of the stop word");
   if (status.ok()) status = stopped_->RecordEnd(stream);
   if (!status.ok()) stopped_->Fail(status);
   return status;

@@ -19,8 +19,8 @@ constexpr absl::Duration kPause = absl::Milliseconds(1);
 constexpr int kOldestComputeMajor = 8;
 
 absl::Status NoSuchDevice(int device, int count) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("no CUDA device ", device, ": there are ", count, ", from 0"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "no CUDA device ", device, ": this process can use ", count, ", numbered from 0"));
 }
 
 }  // namespace
@@ -223,7 +223,7 @@ absl::Status CudaDevice::BringKeys(const PreparedCudaCall& call, const CudaEvent
   if (status.ok()) {
     status = CudaStatus(cudaMemcpyAsync(call.keys_word(), one_, sizeof(*one_),
                                         cudaMemcpyHostToDevice, keys_stream_),
-                        "cudaMemcpyAsync of a word about keys");
+                        "cudaMemcpyAsync of the late-key signal");
   }
   if (status.ok()) status = signalled.RecordEnd(keys_stream_);
   // Prevents the kernel from waiting for keys that will not arrive.

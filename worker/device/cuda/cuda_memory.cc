@@ -113,9 +113,10 @@ absl::Status CudaMemory::NoRoomFor(int64_t bytes) const {
     free += region.extents.free_bytes();
     largest = std::max(largest, region.extents.largest_free_bytes());
   }
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "cannot allocate ", bytes, " bytes on CUDA device ", events_->device(), ": ", on_device,
-      " are free; of ", total, " for requests ", free, " are, ", largest, " of them in one piece"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("cannot allocate ", bytes, " bytes on CUDA device ", events_->device(), ": ",
+                   on_device, " are free; of the ", total, " for requests, ", free, " are free, ",
+                   largest, " of them contiguous"));
 }
 
 absl::Status CudaMemory::UsePool() {
@@ -201,7 +202,7 @@ absl::StatusOr<void*> CudaMemory::FromPool(int64_t bytes) {
     (void)cudaGetLastError();
     return absl::ResourceExhaustedError(absl::StrCat(
         "cannot allocate ", bytes, " bytes on CUDA device ", events_->device(), ": ",
-        device_free_bytes(), " are free, ", allocated_bytes(), " hold other operations"));
+        device_free_bytes(), " are free, ", allocated_bytes(), " are held by other operations"));
   }
   if (absl::Status status = CudaStatus(error, "cudaMallocFromPoolAsync"); !status.ok()) {
     return status;
