@@ -36,9 +36,9 @@ class RingAttempts {
   // Stores the attempt and cancels an earlier one.
   void Prepare(std::shared_ptr<RingAttempt> attempt);
 
-  // Returns what `join` makes of the attempt of that generation. Cancel() can cancel the attempt
-  // until then. Returns CANCELLED if the attempt is not the prepared one or is cancelled meanwhile,
-  // INVALID_ARGUMENT if the number of blobs is wrong.
+  // Passes the attempt of that generation to `join` and returns the result. Cancel() can cancel the
+  // attempt until then. Returns CANCELLED if the attempt is not the prepared one or is cancelled
+  // meanwhile, INVALID_ARGUMENT if the number of blobs is wrong.
   Joined Connect(uint64_t generation, size_t blob_count,
                  const std::function<Joined(RingAttempt& attempt)>& join);
 

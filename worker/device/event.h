@@ -33,7 +33,7 @@ class Event {
 
 using EventRef = std::shared_ptr<const Event>;
 
-// What a call waits for.
+// The events that a call waits for.
 struct StartAfter {
   StartAfter() = default;
   StartAfter(std::vector<EventRef> events) : all(std::move(events)) {}

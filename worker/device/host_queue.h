@@ -18,7 +18,7 @@
 namespace ringattn::worker {
 
 // Thread safe. The destructor waits for everything started. The events that work waits for must end
-// within bounds of their own.
+// within bounded time.
 class HostQueue {
  public:
   // What to do if an event that the work waits for has failed.

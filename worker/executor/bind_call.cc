@@ -151,7 +151,7 @@ ScatterCall DescribeScatter(const BindContext& context, const ComputeCall& call)
   return made;
 }
 
-// Assigns addresses to a kernel call's fields, whatever their pointer type.
+// Assigns addresses to a kernel call's fields, converted to their pointer types.
 class Addresses {
  public:
   explicit Addresses(absl::FunctionRef<void*(const ByteRange&)> address) : address_(address) {}

@@ -17,7 +17,8 @@
 
 namespace ringattn::worker {
 
-// What the calls of one problem share. A dilated operation has one context for each of its parts.
+// Data that the calls of one problem share. A dilated operation has one context for each of its
+// parts.
 struct ProblemContext {
   // For the calls of `rank`.
   ProblemContext(const AttentionSpec& spec, const ShardPlan& plan, int rank, const Tuning& tuning);
@@ -35,7 +36,7 @@ struct ProblemContext {
   std::vector<std::vector<Piece>> kv_pieces;  // by source rank
 };
 
-// What the calls of an operation share. Kernel calls refer to it, so it must outlive them.
+// Data that the calls of an operation share. Kernel calls refer to it, so it must outlive them.
 struct BindContext {
   BindContext(const AttentionSpec& spec, const ShardPlan& plan, const Program& program);
 

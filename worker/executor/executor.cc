@@ -159,7 +159,7 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
       hazards.Record(ready.accesses, done);
       started.push_back({step, false, ready.name, std::move(done), ready.call->kernel()});
     };
-    // Every rank starts the exchange, even without work of its own, because its peers depend on it.
+    // Every rank starts the exchange, even one without calls, because its peers depend on it.
     // The exchange is enqueued before the step's calls, so that both overlap. The first call
     // precedes it if the transport uses no compute units and the two do not conflict: the device
     // then starts at once. It must precede it if the kernel itself waits for keys that the exchange

@@ -16,7 +16,7 @@ namespace {
 constexpr int kCallsInARow = 32;
 constexpr int64_t kDrawnValues = (1 << 18) - 5;  // odd, so that a tensor's rows differ
 
-// What a measured call computes.
+// The kind of a measured call.
 struct CallKind {
   MeasuredCall size;
   DType dtype = DType::kBFloat16;

@@ -147,7 +147,7 @@ TEST_F(RingMemberTest, CancelAlsoEndsLaterCommit) {
   ASSERT_TRUE(member->Prepare(7, 0, 2).ok());
   member->CancelForming(7);
   EXPECT_EQ(member->Commit(7, {"me", "peer"}).status().code(), absl::StatusCode::kCancelled);
-  // A lost coordinator ends all of its own generations, but not those of the next coordinator.
+  // A lost coordinator ends all of its generations, but not those of the next coordinator.
   member->CancelForming(std::numeric_limits<uint64_t>::max());
   member->Forget("the coordinator is gone");
   ASSERT_TRUE(member->Prepare(1, 0, 2).ok());

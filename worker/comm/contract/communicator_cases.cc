@@ -321,7 +321,7 @@ TEST_P(CommunicatorContract, DestructionEndsPendingGroups) {
 }
 
 TEST_P(CommunicatorContract, StepTimeoutNamesThePeer) {
-  if (!GetParam().has_step_timeout) GTEST_SKIP() << "it has no bound of its own";
+  if (!GetParam().has_step_timeout) GTEST_SKIP() << "it has no step timeout";
   Ranks ranks = MakeRanks(2, absl::Milliseconds(300));
   Ring ring = ranks.Form(1);
   ASSERT_TRUE(Formed(ring));

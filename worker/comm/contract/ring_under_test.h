@@ -1,4 +1,4 @@
-// What the contract's cases need from a transport. A test program links the cases
+// The interface between the contract's cases and a transport. A test program links the cases
 // (//worker/comm/contract:cases) and defines RingsUnderTest(). Each transport has such a program,
 // so the common behaviour is tested by one set of cases.
 #ifndef RINGATTN_WORKER_COMM_CONTRACT_RING_UNDER_TEST_H_

@@ -23,7 +23,7 @@ struct NcclTransportOptions {
   // Time limit for one group of transfers, from the moment at which it can start. Large, because a
   // slow rank is not an error; the coordinator decides which rank has stalled a ring.
   absl::Duration step_timeout = absl::Minutes(10);
-  // Upper limit of Connect, whatever its deadline.
+  // Upper limit of Connect, even if its deadline is later.
   absl::Duration connect_timeout = absl::Seconds(30);
   // SMs that transfers may occupy. A channel moves about 21 GB/s between H200s (NCCL 2.28.9,
   // measured). Four exchange 8K bf16 tokens per GPU (34 MB of K/V, 8 heads of 128) in the 1.4 ms

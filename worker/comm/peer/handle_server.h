@@ -31,7 +31,7 @@ namespace ringattn::worker {
 // The item number of the segment. Regions have their index in the rank's table as item number.
 inline constexpr int32_t kPeerSegmentItem = -1;
 
-// What a rank shares while it is a member of one generation.
+// The handles that a rank shares while it is a member of one generation.
 struct PeerHandles {
   uint64_t generation = 0;
   std::string token;  // kTokenBytes

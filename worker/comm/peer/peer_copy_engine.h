@@ -90,7 +90,7 @@ class PeerCopyEngine : public TransferEngine {
   absl::Status AsyncError() override;
   void Interrupt() override;
   // Waits end at once, copies in flight within milliseconds. Kernels that the stream waits for must
-  // end by themselves.
+  // end without help.
   void Abort() override;
 
  private:

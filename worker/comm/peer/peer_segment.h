@@ -38,7 +38,7 @@ inline constexpr int kMaxPeerRegions = 256;
 // How many sends a rank may post to another one before it takes them.
 inline constexpr uint64_t kPostedSends = 1024;
 
-// What the segment of rank r holds about peer p. Transfers between two ranks are numbered from 1 in
+// The entries of rank r's segment for peer p. Transfers between two ranks are numbered from 1 in
 // each direction. Stream operations write the words "by a device".
 struct PeerLane {
   // By p's device: the bytes of p's sends to r are in place, up to this number.

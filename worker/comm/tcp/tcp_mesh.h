@@ -1,5 +1,5 @@
-// TcpMesh: one rank's TCP connections to all other ranks of a generation, made by Gloo. Only this
-// file and its .cc use Gloo's pairs.
+// TcpMesh: one rank's TCP connections to all other ranks of a generation, created by Gloo. Only
+// this file and its .cc use Gloo's pairs.
 #ifndef RINGATTN_WORKER_COMM_TCP_TCP_MESH_H_
 #define RINGATTN_WORKER_COMM_TCP_TCP_MESH_H_
 

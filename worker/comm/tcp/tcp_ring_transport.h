@@ -21,7 +21,7 @@ struct TcpTransportOptions {
   // Time limit for one group of transfers. Large, because a slow rank is not an error; the
   // coordinator decides which rank has stalled a ring.
   absl::Duration step_timeout = absl::Minutes(10);
-  // Upper limit of Connect, whatever its deadline.
+  // Upper limit of Connect, even if its deadline is later.
   absl::Duration connect_timeout = absl::Seconds(30);
 };
 

@@ -257,7 +257,7 @@ std::vector<Sequence> SequencesOf(const BiasedBackward& made) {
       {"a copy elsewhere", {made.Zero(), made.Copy(false), made.Backward(), made.Gradient()}, true},
       {"a copy of it", {made.Zero(), made.Copy(true), made.Backward(), made.Gradient()}, false},
       {"a gather of it", {made.Zero(), made.Gather(), made.Backward(), made.Gradient()}, false},
-      {"a gather behind it", {made.Zero(), made.Backward(), made.Gradient(), made.Gather()}, true},
+      {"a gather after it", {made.Zero(), made.Backward(), made.Gradient(), made.Gather()}, true},
       {"two gradients",
        {made.Zero(), made.Backward(0, 1), made.Gradient(0, 1), made.Backward(1, 2),
         made.Gradient(1, 2)},

@@ -142,7 +142,7 @@ TEST(CudaMemoryTest, FallsBackToCudaMallocWithoutDescriptors) {
   auto legacy = Shared(RegionSharing::kIpc);
   ASSERT_TRUE(legacy.ok()) << legacy.status();
   EXPECT_EQ((*legacy)->regions().at(0).descriptor, -1);
-  EXPECT_EQ((*legacy)->why_not_vmm(), "") << "it was asked for";
+  EXPECT_EQ((*legacy)->why_not_vmm(), "") << "cudaMalloc was requested";
 }
 
 TEST(CudaMemoryTest, ReportsWhatDoesNotFit) {

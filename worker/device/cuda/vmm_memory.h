@@ -58,8 +58,9 @@ class VmmRegion {
 // Another process's allocation, mapped for a device of this process until destruction.
 class VmmMapping final : public ImportedMemory {
  public:
-  // Maps `bytes` of the allocation behind `descriptor`, which stays the caller's and may be closed
-  // afterwards. `gpu`: the index in this process of the GPU that should own the memory. Errors:
+  // Maps `bytes` of the allocation that `descriptor` refers to, which stays the caller's and may be
+  // closed afterwards. `gpu`: the index in this process of the GPU that should own the memory.
+  // Errors:
   //   INVALID_ARGUMENT    not such an allocation, on another GPU, or too short
   //   RESOURCE_EXHAUSTED  with the driver call that failed
   static absl::StatusOr<std::unique_ptr<VmmMapping>> Map(CudaEventPool* events,
