@@ -28,8 +28,8 @@ RowRange KeysOfPosition(int64_t position, const Piece& keys, int64_t key_begin, 
   return RowsAtPositions(keys, key_begin, key_end, position + band.lower, position + band.upper);
 }
 
-// Rows of `rows` in [row_begin, row_end) that see at least one of the keys
-// [key_begin, key_end): from the first such row to the last.
+// Returns the hull of the rows in [row_begin, row_end) of `rows` that see at least one of the keys
+// [key_begin, key_end).
 RowRange SeeingRows(const Piece& rows, int64_t row_begin, int64_t row_end, const Piece& keys,
                     int64_t key_begin, int64_t key_end, const Band& band) {
   if (rows.document != keys.document || key_begin >= key_end || band.lower > band.upper) return {};
@@ -37,8 +37,8 @@ RowRange SeeingRows(const Piece& rows, int64_t row_begin, int64_t row_end, const
       RowsAtPositions(rows, row_begin, row_end, keys.PositionOf(key_begin) - band.upper,
                       keys.PositionOf(key_end - 1) - band.lower);
   if (range.empty() || band.upper - band.lower + 1 >= keys.stride) return range;
-  // The band is narrower than the distance of two keys, so some rows fall between
-  // keys. Which ones repeats after this many rows.
+  // The band is narrower than the distance between two keys, so some rows fall between keys. The
+  // pattern of these rows repeats with this period.
   const int64_t period = keys.stride / std::gcd(keys.stride, rows.stride);
   const auto sees = [&](int64_t row) {
     return !KeysOfPosition(rows.PositionOf(row), keys, key_begin, key_end, band).empty();
@@ -55,7 +55,7 @@ RowRange SeeingRows(const Piece& rows, int64_t row_begin, int64_t row_end, const
 Band DocumentBand(const MaskRule& rule, int64_t sq, int64_t sk) {
   const int64_t shift = sk - sq;
   Band band;
-  // A side longer than any sequence is unlimited; the clamp also keeps sums small.
+  // A window longer than any sequence is unlimited. The clamp also keeps sums small.
   if (rule.window_left >= 0 && rule.window_left < kUnboundedBand) {
     band.lower = std::max(band.lower, shift - rule.window_left);
   }
@@ -89,8 +89,8 @@ RowRange KeysOfRow(const Piece& q, int64_t q_row, const Piece& kv, const Band& b
 
 RowRange ReachableKeys(const Piece& q, int64_t q_begin, int64_t q_end, const Piece& kv,
                        const Band& band) {
-  // "Row i sees key j" is "key j is seen by row i": the same relation with the
-  // roles exchanged and the band mirrored.
+  // "Row i sees key j" equals "key j is seen by row i": the same relation with exchanged roles and
+  // a mirrored band.
   return SeeingRows(kv, 0, kv.length, q, q_begin, q_end, Band{-band.upper, -band.lower});
 }
 

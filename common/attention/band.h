@@ -1,13 +1,12 @@
-// Interval arithmetic that decides, in global coordinates, which keys a row
-// sees. Causality, sliding windows and packed documents all reduce to one band
-// per document, whatever shard, layout or back end holds the row:
+// Interval arithmetic that decides, in global coordinates, which keys a row sees. Causality,
+// sliding windows and packed documents all reduce to one band per document, for every shard, layout
+// and back end:
 //
 //   query position i of a document sees key position j of the same document
 //   iff  lower <= j - i <= upper.
 //
-// Positions count inside the document, in the whole sequence, never inside a
-// shard. Kernels and planners skip whole tiles with the ranges below instead of
-// testing elements.
+// Positions count within the document over the whole sequence, never within a shard. Kernels and
+// planners use the ranges below to skip whole tiles instead of testing elements.
 #ifndef RINGATTN_COMMON_ATTENTION_BAND_H_
 #define RINGATTN_COMMON_ATTENTION_BAND_H_
 
@@ -18,7 +17,7 @@
 
 namespace ringattn {
 
-// Stands for "no bound"; far beyond any position, yet safe to add positions to.
+// Stands for "no bound". Larger than any position, yet adding positions to it cannot overflow.
 inline constexpr int64_t kUnboundedBand = int64_t{1} << 60;
 
 struct Band {
@@ -30,8 +29,8 @@ inline MaskRule RuleOf(const AttentionOptions& options) {
   return {options.causal, options.window_left, options.window_right};
 }
 
-// The band of one document with sq queries and sk keys. Both masks are aligned
-// to the bottom right: with d = sk - sq,
+// Returns the band of one document with sq queries and sk keys. Both masks are aligned to the
+// bottom right: with d = sk - sq,
 //   causal:        j <= i + d
 //   window (l, r): i + d - l <= j <= i + d + r, -1 = unlimited.
 Band DocumentBand(const MaskRule& rule, int64_t sq, int64_t sk);
@@ -39,10 +38,11 @@ inline Band DocumentBand(const AttentionOptions& options, int64_t sq, int64_t sk
   return DocumentBand(RuleOf(options), sq, sk);
 }
 
-// The rule of a document of `spec`: its own, or the options'.
+// Returns the rule of one document of `spec`: the document's rule if the shape has rules per
+// document, else the options' rule.
 MaskRule RuleOf(const AttentionSpec& spec, int64_t document);
 
-// One band per document of `spec`.
+// Returns one band per document of `spec`.
 std::vector<Band> DocumentBands(const AttentionSpec& spec);
 
 // Rows of a local buffer that lie in one document at evenly spaced positions:
@@ -60,8 +60,8 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-// Rows begin, begin + step, ..., `count` of them, of a buffer, which are rows from `first` on of a
-// smaller one that has just some of its rows.
+// `count` rows begin, begin + step, ... of a buffer. They are rows first, first + 1, ... of a
+// smaller buffer that holds only a subset of the rows.
 struct RowRun {
   int64_t begin = 0;
   int64_t step = 1;
@@ -71,14 +71,14 @@ struct RowRun {
   bool operator==(const RowRun&) const = default;
 };
 
-// One row of a local buffer that is cut into pieces and has batch rows.
+// One row of a local buffer that has pieces and batch rows.
 struct ChosenRow {
   int64_t batch = 0;
   int64_t row = 0;
 };
 
-// A half-open range of rows relative to a piece's local_begin; empty when
-// begin >= end (then both are 0).
+// A half-open range of rows relative to a piece's local_begin. Empty if begin >= end; functions
+// return {0, 0} then.
 struct RowRange {
   int64_t begin = 0;
   int64_t end = 0;
@@ -87,18 +87,18 @@ struct RowRange {
   int64_t size() const { return empty() ? 0 : end - begin; }
 };
 
-// Keys of `kv` that the single row `q_row` of `q` sees. Empty if the documents differ.
+// Returns the keys of `kv` that row `q_row` of `q` sees. Empty if the documents differ.
 RowRange KeysOfRow(const Piece& q, int64_t q_row, const Piece& kv, const Band& band);
 
-// The hull of the keys that at least one row of q in [q_begin, q_end) sees.
+// Returns the hull of the keys that at least one row of q in [q_begin, q_end) sees.
 RowRange ReachableKeys(const Piece& q, int64_t q_begin, int64_t q_end, const Piece& kv,
                        const Band& band);
 
-// The keys that every row of q in [q_begin, q_end) sees: no mask needed there.
+// Returns the keys that every row of q in [q_begin, q_end) sees. They need no mask.
 RowRange FullyVisibleKeys(const Piece& q, int64_t q_begin, int64_t q_end, const Piece& kv,
                           const Band& band);
 
-// The hull of the queries that see at least one key of kv in [kv_begin, kv_end).
+// Returns the hull of the queries that see at least one key of kv in [kv_begin, kv_end).
 RowRange ReachingQueries(const Piece& q, const Piece& kv, int64_t kv_begin, int64_t kv_end,
                          const Band& band);
 

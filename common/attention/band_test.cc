@@ -100,7 +100,7 @@ TEST(BandTest, UnboundedAtTheLongestPositions) {
              {kFar - 1 - kFar / 64, kFar});
 }
 
-// The masks' definitions, with i and j counted inside the document.
+// Compares with the definitions of the masks, with i and j counted within the document.
 TEST(BandTest, DocumentBandIsTheMask) {
   for (int64_t sq : {0, 1, 3, 7}) {
     for (int64_t sk : {0, 1, 4, 7, 9}) {

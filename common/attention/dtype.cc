@@ -32,8 +32,8 @@ float BFloat16ToFloat(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits
 
 uint16_t FloatToBFloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
-  // A NaN whose payload sits only in the low half would round to infinity: keep
-  // its sign and set the quiet bit.
+  // A NaN with a payload only in the low half would round to infinity. Keep its sign and set the
+  // quiet bit.
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x0040u);
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
@@ -58,11 +58,11 @@ uint16_t FloatToFloat16(float value) {
   if (magnitude > 0x7f800000u) {
     return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
   }
-  // From 65520 = halfway between the largest fp16 and 2^16 on, ties to even go up.
+  // From 65520 (halfway between the largest fp16 and 2^16) on, ties to even round up to infinity.
   if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
   if (magnitude < 0x38800000u) {
-    // Below 2^-14: adding 0.5 aligns units of 2^-24 with the last bit of the sum,
-    // so that the addition itself rounds to nearest even.
+    // Below 2^-14: adding 0.5 aligns units of 2^-24 with the last bit of the sum, so the addition
+    // itself rounds to nearest even.
     const float aligned = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(aligned) - 0x3f000000u));
   }

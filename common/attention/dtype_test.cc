@@ -12,7 +12,7 @@
 namespace ringattn {
 namespace {
 
-// The value of a 16-bit float by its definition: sign, exponent, fraction.
+// Computes the value of a 16-bit float from its definition: sign, exponent, fraction.
 double ValueOf(uint16_t bits, int exponent_bits) {
   const int fraction_bits = 15 - exponent_bits;
   const int exponent = (bits >> fraction_bits) & ((1 << exponent_bits) - 1);
@@ -55,8 +55,8 @@ TEST(DTypeTest, EveryHalfPrecisionValueGoesThereAndBack) {
   }
 }
 
-// Round to nearest even between every pair of neighbours: the midpoint goes to the
-// even one, its fp32 neighbours to their own side.
+// Round to nearest even between every two adjacent values: the midpoint rounds to the even one, its
+// fp32 neighbours to the nearer one.
 TEST(DTypeTest, RoundsToNearestEven) {
   for (const Format& format : kFormats) {
     const int infinity = ((1 << format.exponent_bits) - 1) << (15 - format.exponent_bits);
@@ -64,7 +64,7 @@ TEST(DTypeTest, RoundsToNearestEven) {
       const auto low = static_cast<uint16_t>(i);
       const auto high = static_cast<uint16_t>(i + 1);
       const double below = ValueOf(low, format.exponent_bits);
-      // The step to infinity is as wide as the one before it.
+      // The step to infinity has the width of the step before it.
       const double above = i + 1 < infinity ? ValueOf(high, format.exponent_bits)
                                             : 2 * below - ValueOf(i - 1, format.exponent_bits);
       const auto midpoint = static_cast<float>((below + above) / 2);
@@ -86,7 +86,7 @@ TEST(DTypeTest, SpecialValues) {
     EXPECT_EQ(format.to_float(format.from_float(std::numeric_limits<float>::max())), infinity);
     EXPECT_TRUE(std::signbit(format.to_float(format.from_float(-0.0f))));
     EXPECT_EQ(format.from_float(std::numeric_limits<float>::denorm_min()), 0);
-    // NaNs whose payload sits in the bits that are cut off.
+    // NaNs with a payload only in the discarded bits.
     for (uint32_t bits : {0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu}) {
       EXPECT_TRUE(std::isnan(format.to_float(format.from_float(std::bit_cast<float>(bits)))));
     }

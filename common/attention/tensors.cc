@@ -18,7 +18,7 @@ constexpr TensorInfo Rows(TensorId id, const char* name, Axis axis, DimOf dim, U
 
 using IsPresent = bool (*)(const AttentionSpec&);
 
-// In fp32, of query heads.
+// A tensor in fp32 with query heads.
 constexpr TensorInfo Floats(TensorId id, const char* name, TensorForm form, Axis axis, Use forward,
                             Use backward, std::optional<TensorId> gradient_of = std::nullopt,
                             IsPresent is_present = nullptr) {
@@ -39,7 +39,7 @@ bool HasQkv(const AttentionSpec& spec) { return spec.shape.packing == Packing::k
 bool HasProbabilities(const AttentionSpec& spec) { return !spec.probability_rows.empty(); }
 bool HasKv(const AttentionSpec& spec) { return spec.shape.packing == Packing::kKv; }
 
-// A bias or a mask, cut by its rows.
+// A bias or a mask, sharded by query rows.
 constexpr TensorInfo Pairs(TensorId id, const char* name, ElementOf element, Use forward,
                            Use backward, std::optional<TensorId> gradient_of,
                            IsPresent is_present) {
@@ -133,7 +133,7 @@ int64_t HeadCountOf(const AttentionShape& shape, const TensorInfo& info) {
   return info.heads == HeadsOf::kKeyValue ? shape.num_kv_heads : shape.num_heads;
 }
 
-// Of a bias or a mask: one of each that it tells apart.
+// Returns the number of batch planes (of_batch) or head planes of a bias or a mask.
 int64_t PairPlanes(const AttentionSpec& spec, const TensorInfo& info, bool of_batch) {
   const bool is_mask = info.element == ElementOf::kMask;
   const BiasForm bias = spec.options.bias.value_or(BiasForm());
@@ -142,7 +142,7 @@ int64_t PairPlanes(const AttentionSpec& spec, const TensorInfo& info, bool of_ba
   return (is_mask ? mask.per_head : bias.per_head) ? spec.shape.num_heads : 1;
 }
 
-// Elements of a row, bytes of a mask's.
+// Returns the elements of a row; for a mask, its bytes.
 int64_t PairRowElements(const AttentionSpec& spec, const TensorInfo& info) {
   const int64_t columns = PairColumns(spec.shape);
   const bool bits =
@@ -160,7 +160,7 @@ int64_t DimCountOf(const AttentionShape& shape, const TensorInfo& info) {
   return info.dim == DimOf::kValue ? shape.head_dim_v : shape.head_dim;
 }
 
-// Whom a list of tensors is for.
+// Which side a list of tensors is for.
 enum class Side { kClient, kWorker };
 
 template <typename Wanted>
@@ -325,7 +325,7 @@ int64_t SaturatingProduct(std::initializer_list<int64_t> factors) {
     if (factor == 0) return 0;
     saturated =
         saturated || __builtin_mul_overflow(product, factor, &product) || product > kSaturatedBytes;
-    if (saturated) product = 1;  // a later 0 still makes it 0
+    if (saturated) product = 1;  // a later factor 0 still gives 0
   }
   return saturated ? kSaturatedBytes : product;
 }

@@ -27,7 +27,7 @@ TEST(TensorsTest, BytesAgreeWithDimensions) {
       const TensorId id = info.id;
       int64_t bytes = HasDType(id)                        ? ElementBytes(DTypeOf(spec, id))
                       : info.element == ElementOf::kInt32 ? 4
-                                                          : 1;  // a byte of a mask
+                                                          : 1;  // one mask byte
       for (int64_t dimension : DimensionsOf(spec, id)) bytes *= dimension;
       EXPECT_EQ(BytesOf(spec, id), bytes) << TensorName(id);
       if (!IsPerDocument(spec, id)) {
@@ -73,7 +73,7 @@ TEST(TensorsTest, UsesByDirection) {
   EXPECT_EQ(OutputsOf(spec, Direction::kBackward), (Ids{T::kDq, T::kDk, T::kDv}));
 }
 
-// Options and header fields bring tensors of their own, and no others.
+// Options and header fields add their tensors and no others.
 TEST(TensorsTest, SomeTensorsArePresentWhereTheRequestHasThem) {
   using Ids = std::vector<TensorId>;
   using T = TensorId;
@@ -90,7 +90,7 @@ TEST(TensorsTest, SomeTensorsArePresentWhereTheRequestHasThem) {
             (Ids{T::kQ, T::kK, T::kV, T::kDout, T::kDlse, T::kSinks}));
 }
 
-// What packed tensors replace travels with them; workers have it by itself.
+// Clients send the packed tensor; workers hold its parts.
 TEST(TensorsTest, PackedTensorsTravelInPlaceOfTheirParts) {
   using Ids = std::vector<TensorId>;
   using T = TensorId;
@@ -138,7 +138,7 @@ TEST(TensorsTest, LsePerDocument) {
   spec.lse_per_document = true;
   EXPECT_EQ(DimensionsOf(spec, TensorId::kLse), (std::vector<int64_t>{3, 6, 7}));
   EXPECT_EQ(BytesOf(spec, TensorId::kDlse), 3 * 6 * 7 * 4);
-  EXPECT_EQ(LayoutOf(spec, TensorId::kLse).bytes(), 6 * 10 * 4);  // a worker's
+  EXPECT_EQ(LayoutOf(spec, TensorId::kLse).bytes(), 6 * 10 * 4);  // as on workers
   EXPECT_TRUE(IsPerDocument(spec, TensorId::kLse));
   EXPECT_FALSE(IsPerDocument(spec, TensorId::kOut));
 }
@@ -148,7 +148,7 @@ TEST(TensorsTest, GradientsHaveTheShapeAndPlaceOfWhatTheyAreOf) {
   for (const TensorInfo& info : AllTensors()) {
     if (!info.gradient_of) continue;
     EXPECT_EQ(DimensionsOf(spec, info.id), DimensionsOf(spec, *info.gradient_of)) << info.name;
-    // The gradient of what all ranks have is added up on one.
+    // The gradient of a replicated tensor is summed on rank 0.
     const Axis place = InfoOf(*info.gradient_of).axis;
     EXPECT_EQ(info.axis, place == Axis::kReplicated ? Axis::kRankZero : place) << info.name;
   }

@@ -1,4 +1,4 @@
-// Tuning: what a request tells kernels of their own work. Never changes a result beyond rounding.
+// Tuning: a request's parameters for kernels. They change a result only by rounding.
 #ifndef RINGATTN_COMMON_ATTENTION_TUNING_H_
 #define RINGATTN_COMMON_ATTENTION_TUNING_H_
 
@@ -6,11 +6,11 @@
 
 namespace ringattn {
 
-// 0: the kernels' own choice.
+// 0: the kernel's choice.
 struct Tuning {
-  int32_t tile_q = 0;   // rows of a tile of scores: queries times the heads that share a K/V head
-  int32_t tile_kv = 0;  // keys of a tile
-  int32_t key_splits = 0;  // forward: parts of one row's keys, at most
+  int32_t tile_q = 0;      // rows of a score tile: queries times the heads that share a K/V head
+  int32_t tile_kv = 0;     // keys of a tile
+  int32_t key_splits = 0;  // forward: maximum number of splits of a row's keys
 
   bool operator==(const Tuning&) const = default;
 };
