@@ -1,6 +1,5 @@
-// ByteRangeSet: which bytes of one tensor have arrived. Used by all three that take a
-// tensor in pieces: the coordinator (uploads), the workers (shards) and the client
-// (results).
+// ByteRangeSet records which bytes of one tensor have arrived. The coordinator (uploads), the
+// workers (shards) and the client (results) use it.
 #ifndef RINGATTN_COMMON_BASE_BYTE_RANGE_SET_H_
 #define RINGATTN_COMMON_BASE_BYTE_RANGE_SET_H_
 
@@ -13,23 +12,23 @@
 
 namespace ringattn {
 
-// Memory: one node (some 64 bytes) per range, of which there are at most max_ranges.
-// Not thread safe.
+// Memory: one node of about 64 bytes per range, and at most max_ranges ranges. Not thread safe.
 class ByteRangeSet {
  public:
   enum class Added {
     kNew,
-    // The others change nothing.
-    kOutside,       // reaches beyond the tensor
-    kOverlaps,      // with what has arrived
-    kTooManyRanges  // would be one range more than the set may hold
+    // The other values leave the set unchanged.
+    kOutside,       // the range ends beyond the tensor
+    kOverlaps,      // the range shares bytes with earlier ones
+    kTooManyRanges  // the set already holds max_ranges ranges
   };
 
   // REQUIRES: size_bytes >= 0, max_ranges >= 1.
   explicit ByteRangeSet(int64_t size_bytes, size_t max_ranges = kMaxRangesPerTensor)
       : size_bytes_(size_bytes), max_ranges_(max_ranges) {}
 
-  // Bytes [offset, offset + bytes). None are new anywhere inside [0, size], its end included.
+  // Adds bytes [offset, offset + bytes). An empty range is kNew anywhere in [0, size], including
+  // the end.
   Added Add(uint64_t offset, uint64_t bytes) {
     const auto size = static_cast<uint64_t>(size_bytes_);
     if (offset > size || bytes > size - offset) return Added::kOutside;
@@ -63,7 +62,7 @@ class ByteRangeSet {
   int64_t size_bytes() const { return size_bytes_; }
   int64_t covered_bytes() const { return covered_bytes_; }
   bool complete() const { return covered_bytes_ == size_bytes_; }
-  // The offset of the first byte that has not arrived; size_bytes if none is missing.
+  // Returns the offset of the first byte that has not arrived, or size_bytes if all have.
   int64_t first_missing() const {
     return ranges_.empty() || ranges_.begin()->first > 0 ? 0 : ranges_.begin()->second;
   }

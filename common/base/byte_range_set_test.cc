@@ -41,7 +41,7 @@ TEST(ByteRangeSetTest, RangesAreBounded) {
   EXPECT_EQ(set.Add(30, 1), Added::kNew);
   EXPECT_EQ(set.Add(40, 1), Added::kTooManyRanges);
   EXPECT_EQ(set.covered_bytes(), 3);
-  EXPECT_EQ(set.Add(11, 9), Added::kNew);  // joins two
+  EXPECT_EQ(set.Add(11, 9), Added::kNew);  // joins two ranges
   EXPECT_EQ(set.Add(40, 1), Added::kNew);
 }
 

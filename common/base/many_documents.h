@@ -1,4 +1,4 @@
-// What counts as a long list of documents.
+// kManyDocuments: from how many documents a request counts as one with many documents.
 #ifndef RINGATTN_COMMON_BASE_MANY_DOCUMENTS_H_
 #define RINGATTN_COMMON_BASE_MANY_DOCUMENTS_H_
 
@@ -6,9 +6,10 @@
 
 namespace ringattn {
 
-// Planning and decoding a packed request take some microseconds a document, on the coordinator and
-// on each worker: milliseconds from here on. Such requests stand back behind others in both.
-// Segments of a dilated request are documents of its plan (PlannedDocuments).
+// Planning and decoding a packed request take a few microseconds per document, on the coordinator
+// and on each worker, so requests above this number take milliseconds. Both processes schedule such
+// requests after the others. The segments of a dilated request count as documents
+// (PlannedDocuments).
 inline constexpr int64_t kManyDocuments = 1024;
 
 }  // namespace ringattn

@@ -1,5 +1,5 @@
-// The version of everything built from this tree. Coordinator and workers of a
-// cluster must have the same one.
+// The version of everything built from this tree. The coordinator and all workers of a cluster must
+// have the same one.
 #ifndef RINGATTN_COMMON_BASE_VERSION_H_
 #define RINGATTN_COMMON_BASE_VERSION_H_
 
