@@ -16,7 +16,7 @@ struct PartHeads {
   int64_t count = 0;
 };
 
-// A level's heads of one offset.
+// A level's heads that share one offset.
 struct Selection {
   const DilationLevel* level = nullptr;
   int64_t offset = 0;
@@ -25,12 +25,12 @@ struct Selection {
 
 int64_t Heads(const DilationLevel& level) { return level.head_end - level.head_begin; }
 
-// At most so many of them have heads.
+// Returns an upper bound of the offsets that have heads.
 int64_t OffsetCount(const DilationLevel& level) {
   return level.offset.has_value() ? 1 : std::min(level.dilation_rate, Heads(level));
 }
 
-// Of a document of so many tokens.
+// Returns the segments of a document of `tokens` tokens.
 int64_t SegmentsOf(int64_t tokens, const DilationLevel& level) {
   return tokens / level.segment_length + (tokens % level.segment_length != 0 ? 1 : 0);
 }
@@ -51,7 +51,7 @@ std::vector<Selection> SelectionsOf(const DilationLevel& level) {
   return selections;
 }
 
-// x with a * x = 1 (mod m). REQUIRES: m >= 1, gcd(a, m) = 1.
+// Returns x with a * x = 1 (mod m). REQUIRES: m >= 1, gcd(a, m) = 1.
 int64_t Inverse(int64_t a, int64_t m) {
   int64_t r0 = m, r1 = a % m, s0 = 0, s1 = 1;
   while (r1 != 0) {
@@ -62,7 +62,7 @@ int64_t Inverse(int64_t a, int64_t m) {
   return (s0 % m + m) % m;
 }
 
-// The segments of one selection, and where its tokens are.
+// The segments of one selection and the positions of its tokens.
 class SelectedTokens {
  public:
   SelectedTokens(const AttentionShape& shape, const Selection& selection)
@@ -87,7 +87,8 @@ class SelectedTokens {
   std::vector<int64_t>& cu_seqlens() { return cu_seqlens_; }
   std::vector<DocumentPosition>& places() { return places_; }
 
-  // The selected tokens of a shard, as a shard of the selection's tokens, and which rows they are.
+  // Computes the selected tokens of a shard, as a shard of the selection's tokens, and their rows
+  // in the whole's shard.
   void Cut(const Shard& whole, Shard& part, std::vector<RowRun>& rows) const {
     int64_t row = 0, first = 0;
     for (const Span& span : whole) {
@@ -108,7 +109,7 @@ class SelectedTokens {
   }
 
  private:
-  // `span`: positions in a segment whose selected tokens are numbered from `compact` on.
+  // `span` holds positions in a segment whose selected tokens are numbered from `compact` on.
   void Select(const Span& span, int64_t row, int64_t compact, size_t joins_from, Shard& part,
               std::vector<RowRun>& rows, int64_t& first) const {
     const int64_t common = std::gcd(span.stride, rate_);
@@ -138,14 +139,14 @@ class SelectedTokens {
 
   const int64_t rate_;
   const int64_t offset_;
-  std::vector<int64_t> segments_;  // tokens at which they begin, and the total
+  std::vector<int64_t> segments_;  // first token of each segment, then the total
   std::vector<int64_t> compact_;   // by segment: selected tokens before it
   int64_t total_ = 0;
-  std::vector<int64_t> cu_seqlens_ = {0};  // of segments with a selected token
+  std::vector<int64_t> cu_seqlens_ = {0};  // of segments with at least one selected token
   std::vector<DocumentPosition> places_;
 };
 
-// The key heads that a part's query heads share, evenly, or one for each of them.
+// Sets the part's key heads: those that its query heads share evenly, or else one per query head.
 void SetHeads(const AttentionShape& whole, const PartHeads& heads, DilatedPart& part) {
   std::vector<int32_t> of_each;
   for (int64_t i = 0; i < heads.count; ++i) {
@@ -241,13 +242,13 @@ int64_t SegmentCount(const AttentionShape& shape, const DilationLevel& level) {
   return count;
 }
 
-// A shape's tokens times its heads are far from overflowing.
+// A shape's tokens times its heads cannot overflow.
 int64_t PlannedDocuments(const AttentionSpec& spec) {
   const std::vector<DilationLevel>& levels = spec.options.dilation_levels;
   const AttentionShape& shape = spec.shape;
   if (levels.empty()) return shape.num_documents();
   int64_t count = 0;
-  // Empty documents, of which there may be many whatever the limit on segments, cost no division.
+  // Skips empty documents before the division. The limit on segments does not bound their number.
   for (int64_t d = 0; d < shape.num_documents(); ++d) {
     const int64_t tokens = shape.cu_seqlens_q[d + 1] - shape.cu_seqlens_q[d];
     if (tokens == 0) continue;

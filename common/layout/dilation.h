@@ -1,13 +1,12 @@
-// Dilated attention (docs/semantics.md) as problems of their own. A level lets the heads of one
-// offset see every dilation_rate-th token of a segment and nothing else: level and offset together
-// are a *part*, plain attention over fewer tokens and heads whose documents are the segments. What
-// the parts give becomes one by the arithmetic of common/attention/merge.h, and a row that no part
-// has keeps (0, -inf). Nothing is computed that no level selects: sum of n * w / r^2 pairs per
-// head.
+// Splits dilated attention (docs/semantics.md) into plain problems. A level lets the heads of one
+// offset see every dilation_rate-th token of a segment and nothing else. So level and offset
+// together are a *part*: plain attention over fewer tokens and heads whose documents are the
+// segments. The results of the parts are merged (common/attention/merge.h); a row that is in no
+// part keeps (0, -inf). Only selected pairs are computed: the sum of n * w / r^2 pairs per head.
 //
-// Tokens of a part count at their positions in the whole problem's documents
-// (AttentionShape::places), so causality, windows, ALiBi, dropout and the columns of a bias mean
-// what they mean there.
+// Tokens of a part count at their positions in the documents of the whole problem
+// (AttentionShape::places). So causality, windows, ALiBi, dropout and the columns of a bias keep
+// their meaning.
 //
 // Pure functions of their arguments; thread safe.
 #ifndef RINGATTN_COMMON_LAYOUT_DILATION_H_
@@ -23,30 +22,31 @@
 namespace ringattn {
 
 struct DilatedPart {
-  int level = 0;  // by its number; parts of one have no head in common
-  // Of the part's tokens and heads. Without sinks, packed forms and dlse, which the whole has;
-  // results in fp32.
+  int level = 0;  // index of the level; parts of one level share no head
+  // The part's tokens and heads, with results in fp32. Sinks, packed forms and dlse stay with the
+  // whole problem.
   AttentionSpec spec;
-  // Every rank has of the part what it has of the whole.
+  // Every rank owns the part's tokens that it owns of the whole problem.
   ShardPlan plan;
   // [world_size], ascending: rows of the whole's shard, and of the part's.
   std::vector<std::vector<RowRun>> q_rows;
   std::vector<std::vector<RowRun>> kv_rows;
-  // The whole's heads, by the part's. Query heads of one offset may be of uneven numbers per key
-  // head: then each has its own, and one of the whole's stands there several times.
+  // The whole's heads, indexed by the part's. If the query heads of one offset are unevenly
+  // distributed over the key heads, each query head has a key head of its own, and one of the
+  // whole's key heads appears several times.
   std::vector<int32_t> q_heads;
   std::vector<int32_t> kv_heads;
 };
 
-// Level by level, by ascending offset; parts without heads or tokens are left out.
-// REQUIRES: spec.options.dilation_levels, as validation lets them through.
+// Returns the parts by level, then by ascending offset. Parts without heads or tokens are left out.
+// REQUIRES: spec.options.dilation_levels has passed validation.
 std::vector<DilatedPart> DilatedPartsOf(const AttentionSpec& spec, const ShardPlan& plan);
 
-// How many parts they are at most: what the levels' rates and heads say.
+// Returns an upper bound of the number of parts, from the levels' rates and heads.
 int64_t DilatedPartCount(const AttentionOptions& options);
-// Segments of all documents of a level.
+// Returns the segments of all documents of a level.
 int64_t SegmentCount(const AttentionShape& shape, const DilationLevel& level);
-// Documents that a plan has: segments, once for each offset, of a dilated problem.
+// Returns the documents of a plan. For a dilated problem these are its segments, once per offset.
 int64_t PlannedDocuments(const AttentionSpec& spec);
 
 }  // namespace ringattn

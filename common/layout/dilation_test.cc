@@ -29,7 +29,7 @@ DilationLevel LevelOf(int64_t length, int64_t rate, int64_t heads,
   return {length, rate, offset, 0, heads};
 }
 
-// A token of the whole problem, by the shard's rows.
+// Returns the whole problem's token of each row of the shard.
 std::vector<int64_t> TokensOf(const Shard& shard) {
   std::vector<int64_t> tokens;
   for (const Span& span : shard) {
@@ -38,7 +38,7 @@ std::vector<int64_t> TokensOf(const Shard& shard) {
   return tokens;
 }
 
-// (document, segment, position) of a token.
+// Returns (document, segment, position) of a token.
 std::tuple<int64_t, int64_t, int64_t> PlaceOf(const AttentionShape& shape, int64_t token,
                                               int64_t segment_length) {
   int64_t d = 0;
@@ -47,13 +47,13 @@ std::tuple<int64_t, int64_t, int64_t> PlaceOf(const AttentionShape& shape, int64
   return {d, position / segment_length, position};
 }
 
-// Every part's rows against the definition: which tokens a level selects, where they are, and that
-// documents of the part are segments.
+// Compares every part's rows with the definition: which tokens a level selects, their positions,
+// and that the part's documents are segments.
 void CheckParts(const AttentionSpec& spec, const ShardPlan& plan, const std::string& what) {
   const std::vector<DilatedPart> parts = DilatedPartsOf(spec, plan);
   std::map<std::tuple<size_t, int64_t, int64_t>, int> times;  // level, head, token
   for (const DilatedPart& part : parts) {
-    // The level is known by its heads' offsets and its selected tokens; try each.
+    // A part's level follows from its heads' offsets and its selected tokens; try each.
     ASSERT_FALSE(part.q_heads.empty()) << what;
     const AttentionShape& shape = part.spec.shape;
     ASSERT_EQ(shape.num_heads, static_cast<int64_t>(part.q_heads.size())) << what;
@@ -110,7 +110,7 @@ TEST(DilationTest, PartsHaveTheTokensThatTheirLevelSelects) {
         MakeShardPlan(spec, layout, world_size, layout == Layout::kStriped ? draw(1, 7) : 1);
     const std::string what = "case " + std::to_string(n);
     CheckParts(spec, plan, what);
-    // By the definition, each pair of a head and a token that it selects is in one part.
+    // By definition, every selected pair of a head and a token is in exactly one part.
     std::set<std::pair<int64_t, int64_t>> selected, expected;
     for (const DilatedPart& part : DilatedPartsOf(spec, plan)) {
       for (int rank = 0; rank < world_size; ++rank) {
@@ -145,7 +145,7 @@ TEST(DilationTest, EvenGroupsOfQueryHeadsShareTheirKeyHeads) {
   ASSERT_EQ(parts.size(), 2u);
   EXPECT_EQ(parts[1].q_heads, (std::vector<int32_t>{1, 3, 5, 7}));
   EXPECT_EQ(parts[1].kv_heads, (std::vector<int32_t>{0, 1}));
-  // 0, 3, 6 of groups of four: heads 0 and 3 share a key head, 6 has its own.
+  // Heads 0, 3 and 6 in groups of four: heads 0 and 3 share a key head; 6 has another.
   spec.options.dilation_levels = {LevelOf(16, 3, 8)};
   parts = DilatedPartsOf(spec, plan);
   ASSERT_EQ(parts.size(), 3u);
@@ -172,7 +172,7 @@ TEST(DilationTest, TermsFollowHeadsAndDocuments) {
   EXPECT_FALSE(part.options.sinks);
   EXPECT_FALSE(part.has_dlse);
   EXPECT_TRUE(part.options.dilation_levels.empty());
-  // Segments of 32 and 8 tokens, then 32 and 28: every second from 1 on.
+  // Segments of 32 and 8 tokens, then 32 and 28: every second token, starting at 1.
   EXPECT_EQ(part.shape.cu_seqlens_q, (std::vector<int64_t>{0, 16, 20, 36, 50}));
   EXPECT_EQ(part.shape.places,
             (std::vector<DocumentPosition>{{0, 1, 2}, {0, 33, 2}, {1, 1, 2}, {1, 33, 2}}));
@@ -193,7 +193,7 @@ TEST(DilationTest, CountsPartsAndSegments) {
 TEST(DilationTest, SegmentsAreDocumentsOfThePlan) {
   AttentionSpec spec = SpecOf({0, 40, 40, 100}, 4, 4);
   EXPECT_EQ(PlannedDocuments(spec), 3);
-  // 5 and 8 segments of 8, of 3 and of 4 offsets; of the whole, at one offset, 2.
+  // 5 segments of 8 with 3 offsets and 8 with 4 offsets; 2 segments of the whole with 1 offset.
   spec.options.dilation_levels = {LevelOf(8, 3, 4), LevelOf(8, 9, 4), LevelOf(1000, 9, 4, 0)};
   EXPECT_EQ(PlannedDocuments(spec), 13 * 3 + 13 * 4 + 2);
 }

@@ -1,4 +1,4 @@
-// ShardMap: which bytes of a tensor go to which rank.
+// Maps between the bytes of a tensor and the ranks' shards.
 #include <algorithm>
 #include <cassert>
 
@@ -34,8 +34,8 @@ ShardMap::ShardMap(const TensorLayout& layout, const std::vector<Shard>& shards)
   }
   std::sort(by_token_.begin(), by_token_.end(),
             [](const OwnedSpan& a, const OwnedSpan& b) { return a.span.begin < b.span.begin; });
-  // Strided spans interleave; a search by begin finds their owner only because
-  // they all have one period and each begins inside the first one.
+  // Strided spans interleave. A search by begin finds the owner only because all spans have the
+  // same period and each begins inside the first period.
   for (const OwnedSpan& owned : by_token_) {
     assert(owned.span.stride == period_ && (period_ == 1 || owned.span.begin < period_));
     (void)owned;

@@ -9,14 +9,14 @@
 namespace ringattn {
 namespace {
 
-// Slice `index` of `tokens` tokens cut into `count` slices.
+// Returns slice `index` of `tokens` tokens divided into `count` slices.
 Span Slice(int64_t tokens, int64_t count, int64_t index) {
   const int64_t begin = tokens / count * index + tokens % count * index / count;
   const int64_t end = tokens / count * (index + 1) + tokens % count * (index + 1) / count;
   return {begin, end - begin, 1};
 }
 
-// Appends a span of stride 1, joined to the one before where they touch.
+// Appends a span of stride 1. Joins it to the previous span if they touch.
 void AppendSpan(Shard& shard, const Span& span) {
   if (span.length == 0) return;
   if (!shard.empty() && shard.back().begin + shard.back().length == span.begin) {
@@ -26,10 +26,10 @@ void AppendSpan(Shard& shard, const Span& span) {
   }
 }
 
-// Stripes dealt out in turn, each a span; single tokens make one strided span.
-// Longer stripes could be strided spans too (the k-th tokens of all stripes), which
-// is the shorter list where stripes are many; but then local rows would not be in
-// the tensor's order, and uploads and downloads could not stream.
+// Deals the stripes out in turn. Each stripe is a span; stripes of one token form one strided span.
+// Longer stripes could be strided spans too (the k-th tokens of all stripes), which would shorten
+// the list if there are many stripes. But then local rows would not follow the tensor's order, and
+// uploads and downloads could not stream.
 Shard StripedShard(int64_t tokens, int world_size, int64_t stripe, int rank) {
   if (world_size == 1) return tokens == 0 ? Shard{} : Shard{Span{0, tokens, 1}};
   Shard shard;
@@ -37,7 +37,7 @@ Shard StripedShard(int64_t tokens, int world_size, int64_t stripe, int rank) {
     if (rank < tokens) shard.push_back({rank, (tokens - rank - 1) / world_size + 1, world_size});
     return shard;
   }
-  // Counted, not stepped: a stripe may be so long that the next one's begin overflows.
+  // Counted, not stepped: with a very long stripe the next begin would overflow.
   const int64_t all_stripes = tokens / stripe + (tokens % stripe != 0 ? 1 : 0);
   const int64_t stripes = (all_stripes + world_size - 1 - rank) / world_size;
   for (int64_t i = 0; i < stripes; ++i) {
@@ -47,13 +47,13 @@ Shard StripedShard(int64_t tokens, int world_size, int64_t stripe, int rank) {
   return shard;
 }
 
-// Tokens [begin, end) on both axes that zigzag cuts by themselves.
+// Tokens [begin, end) on both axes that zigzag divides separately.
 struct Unit {
   int64_t q_begin = 0, q_end = 0;
   int64_t kv_begin = 0, kv_end = 0;
 };
 
-// Long documents, and runs of short ones, in order.
+// Returns long documents and runs of short ones, in order.
 std::vector<Unit> Units(const AttentionShape& shape, int world_size) {
   const int64_t longest_axis = std::max(shape.seq_len_q, shape.seq_len_kv);
   const int64_t long_from =
@@ -142,12 +142,12 @@ int64_t RowsIn(const Shard& shard) {
 
 namespace {
 
-// Where a chosen row's query is: in its packed or batch row's axis.
+// Returns the token of a chosen row's query on its packed or batch row's axis.
 int64_t TokenOf(const AttentionShape& shape, const ProbabilityRow& row) {
   return (shape.packed ? shape.cu_seqlens_q[row.batch] : 0) + row.position;
 }
 
-// Chosen rows with the owners of their queries.
+// Assigns each chosen row to the owner of its query.
 std::vector<Shard> ChosenShards(const AttentionSpec& spec, const ShardPlan& plan) {
   std::vector<Shard> chosen(plan.world_size);
   if (spec.probability_rows.empty()) return chosen;
@@ -213,9 +213,8 @@ std::vector<Piece> CutIntoPieces(const Shard& shard, const std::vector<int64_t>&
   for (const Span& span : shard) {
     for (int64_t done = 0; done < span.length;) {
       const int64_t token = span.begin + done * span.stride;
-      // The document of a token is the last one that begins at or before it, which
-      // also passes over empty documents. Tokens ascend, so all but the first document
-      // are found by going on from the one before.
+      // The document of a token is the last one that begins at or before it; this also skips empty
+      // documents. Tokens ascend, so only the first one needs a search.
       if (document < 0) {
         const auto next = std::upper_bound(cu_seqlens.begin(), cu_seqlens.end(), token);
         document = next - cu_seqlens.begin() - 1;

@@ -75,7 +75,8 @@ TEST(ShardPlanTest, LongDocumentsAreCutByThemselves) {
   AttentionSpec spec = DenseSpec(2200, 1700);
   spec.shape.batch = 1;
   spec.shape.packed = true;
-  // For 2 ranks a document is long from 512 tokens on: the second is, by its keys, and the last.
+  // With 2 ranks a document is long from 512 tokens on: the second one because of its keys, and the
+  // last one.
   spec.shape.cu_seqlens_q = {0, 100, 200, 300, 400, 2200};
   spec.shape.cu_seqlens_k = {0, 50, 650, 660, 700, 1700};
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzagPerDocument, 2);
@@ -84,7 +85,7 @@ TEST(ShardPlanTest, LongDocumentsAreCutByThemselves) {
             (Shard{{0, 25, 1}, {75, 50, 1}, {175, 75, 1}, {350, 500, 1}, {1750, 450, 1}}));
   EXPECT_EQ(plan.q[1], (Shard{{25, 50, 1}, {125, 50, 1}, {250, 100, 1}, {850, 900, 1}}));
   EXPECT_EQ(RowsIn(plan.kv[0]) + RowsIn(plan.kv[1]), 1700);
-  // 150 of the 600 keys of the second document's first slice come behind 12 of the first's.
+  // 150 of the 600 keys in the second document's first slice, after 12 keys of the first document.
   EXPECT_EQ(plan.kv[0][0], (Span{0, 12, 1}));
   EXPECT_EQ(plan.kv[0][1], (Span{37, 163, 1}));
   EXPECT_EQ(MakeShardPlan(DenseSpec(900, 800), Layout::kZigzagPerDocument, 3).q,
@@ -125,7 +126,7 @@ TEST(ShardPlanTest, AStripeMayBeAnyLength) {
     const ShardPlan striped =
         MakeShardPlan(DenseSpec(1 << 20, 1 << 20), Layout::kStriped, 4, stripe);
     EXPECT_EQ(striped.q[0].size(), stripe == 1 ? 1 : (((1 << 20) + stripe - 1) / stripe + 3) / 4);
-    // Local rows are in the tensor's order, whatever the stripe.
+    // Local rows are in the tensor's order for every stripe.
     for (size_t i = 1; i < striped.q[0].size(); ++i) {
       ASSERT_LE(striped.q[0][i - 1].begin + striped.q[0][i - 1].length, striped.q[0][i].begin);
     }
@@ -173,8 +174,8 @@ TEST(ShardPlanTest, PiecesFollowDocuments) {
   }
 }
 
-// Local bytes of a tensor by brute force: element [outer, token, byte] is global
-// byte (outer * rows + token) * inner + byte.
+// Computes the local bytes of a tensor by brute force: element [outer, token, byte] is global byte
+// (outer * rows + token) * inner + byte.
 TEST(ShardMapTest, RunsEqualBruteForce) {
   std::mt19937 random(5);
   for (int round = 0; round < 500; ++round) {

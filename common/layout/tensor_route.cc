@@ -43,7 +43,7 @@ std::vector<ByteRun> TensorRoute::FromGlobal(int64_t offset, int64_t bytes) cons
 }
 
 std::vector<ByteRun> TensorRoute::PackedRuns(int64_t offset, int64_t bytes) const {
-  // The parts of a token are equally large.
+  // The parts of a token have equal sizes.
   const int64_t part_bytes = maps_[0].layout().inner_bytes;
   const auto parts = static_cast<int64_t>(parts_.size());
   const int64_t end = offset + bytes;
@@ -134,7 +134,7 @@ std::vector<LocalRange> TensorRoute::StreamOrder(int rank) const {
     if (maps_[0].local_bytes(rank) > 0) order.push_back({0, 0, maps_[0].local_bytes(rank)});
     return order;
   }
-  // Parts are rows of the same tokens: where they are of both axes, these are cut alike.
+  // The parts are rows of the same tokens. If they use both axes, both are sharded alike.
   const int64_t part_bytes = maps_[0].layout().inner_bytes;
   const int64_t block = std::max<int64_t>(kStreamBlockBytes / part_bytes, 1) * part_bytes;
   for (int64_t at = 0; at < maps_[0].local_bytes(rank); at += block) {
@@ -146,8 +146,9 @@ std::vector<LocalRange> TensorRoute::StreamOrder(int rank) const {
   return order;
 }
 
-// Documents in groups: of a long one the client has head after head, as the rank does. Of short
-// ones it has each with all heads, the rank each head with all of them.
+// Orders documents in groups. Within a long document both client and rank store head after head.
+// For short documents the client stores each document with all heads; the rank stores each head
+// with all documents.
 std::vector<LocalRange> TensorRoute::DocumentOrder(int rank) const {
   const int64_t most_tokens =
       std::max(kStreamGroupTokens, kStreamBlockBytes / (heads_ * element_bytes_));

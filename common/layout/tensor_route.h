@@ -1,10 +1,10 @@
-// TensorRoute: where the bytes of a tensor, as a client has it, lie with the workers.
+// TensorRoute maps the bytes of a client's tensor to the workers' tensors.
 //
-// Most tensors are cut into shards as they are (ShardMap). Two kinds are not:
-//   packed        qkv, kv and their gradients: each token's parts follow one another; workers
-//                 have the parts as tensors of their own
-//   per document  lse and dlse as [documents, heads, longest document's queries]; workers have
-//                 the flat ones, and nobody has the bytes behind a shorter document
+// Most tensors are sharded as they are (ShardMap). Two kinds are not:
+//   packed        qkv, kv and their gradients: each token's parts are adjacent; workers hold
+//                 the parts as separate tensors
+//   per document  lse and dlse as [documents, heads, longest document's queries]; workers hold
+//                 the flat ones, and the bytes after a shorter document belong to no rank
 #ifndef RINGATTN_COMMON_LAYOUT_TENSOR_ROUTE_H_
 #define RINGATTN_COMMON_LAYOUT_TENSOR_ROUTE_H_
 
@@ -17,8 +17,8 @@
 
 namespace ringattn {
 
-// Whether each rank has the same tokens of all parts of a packed tensor: always, but for q and k of
-// a plan that cuts them differently. True of a tensor without parts.
+// Returns whether each rank owns the same tokens of all parts of a packed tensor. False only if the
+// plan shards q and k differently. True for a tensor without parts.
 bool IsCutAsOne(const ShardPlan& plan, TensorId tensor);
 
 // A range of bytes of one of the local tensors.
@@ -30,26 +30,28 @@ struct LocalRange {
   bool operator==(const LocalRange&) const = default;
 };
 
-// Immutable, cheap to copy but for a list of documents, thread safe.
+// Maps one tensor of one request. Immutable and thread safe. Cheap to copy, except for a list of
+// documents.
 class TensorRoute {
  public:
-  // REQUIRES: `tensor` is one that a client has (InputsOf, OutputsOf).
+  // REQUIRES: `tensor` is one of the client's tensors (InputsOf, OutputsOf).
   TensorRoute(const AttentionSpec& spec, const ShardPlan& plan, TensorId tensor);
-  // The way up: a packed tensor stays whole where that can be (IsCutAsOne), so that parts() has
-  // itself alone. Its shards are [outer, local rows, parts, heads, dim].
+  // The route of an upload. A packed tensor stays whole if IsCutAsOne; parts() then holds only the
+  // tensor itself, and its shards are [outer, local rows, parts, heads, dim].
   static TensorRoute ForUpload(const AttentionSpec& spec, const ShardPlan& plan, TensorId tensor);
 
-  // What workers have it as. ByteRun::part and LocalRange::part are indices of it.
+  // The workers' tensors. ByteRun::part and LocalRange::part are indices into this list.
   const std::vector<TensorId>& parts() const { return parts_; }
-  // Every rank's local tensor is the global one.
+  // Whether every rank's local tensor is the global one.
   bool replicated() const { return maps_[0].replicated(); }
-  // Neighbours of one rank and part are not always neighbours in its local tensor.
+  // Whether runs that are adjacent for the client, of one rank and part, may be apart in its local
+  // tensor.
   bool scattered() const { return per_document_; }
 
-  // As ShardMap's. Runs of bytes that nobody has are of kNoRank.
+  // As in ShardMap. Runs of bytes that no rank has are of kNoRank.
   std::vector<ByteRun> FromGlobal(int64_t offset, int64_t bytes) const;
   std::vector<ByteRun> FromLocal(size_t part, int rank, int64_t offset, int64_t bytes) const;
-  // Runs of kNoRank in the whole tensor, visit(offset, bytes).
+  // Calls visit(offset, bytes) for every run of kNoRank in the whole tensor.
   template <typename Visit>
   void ForEachHole(const Visit& visit) const {
     if (!per_document_ || longest_ == 0) return;
@@ -67,10 +69,10 @@ class TensorRoute {
   int64_t local_bytes(size_t part, int rank) const { return maps_[part].local_bytes(rank); }
   int64_t global_bytes() const { return global_bytes_; }
 
-  // The order in which a rank sends its part of the tensor, covering each of its bytes once: such
-  // that whoever puts the whole tensor together from the ranks' streams, in ascending order,
-  // keeps at most kStreamBlockBytes of a rank and part that it cannot use yet (of a tensor per
-  // document kStreamGroupTokens of each head, if that is more).
+  // Returns the order in which a rank sends its shard of the tensor; each byte appears once. A
+  // receiver that assembles the whole tensor from the ranks' streams in ascending order buffers at
+  // most kStreamBlockBytes per rank and part (for a tensor per document at most kStreamGroupTokens
+  // of each head, if that is more).
   std::vector<LocalRange> StreamOrder(int rank) const;
 
  private:
@@ -79,16 +81,17 @@ class TensorRoute {
 
   std::vector<ByteRun> PackedRuns(int64_t offset, int64_t bytes) const;
   std::vector<ByteRun> DocumentRuns(int64_t offset, int64_t bytes) const;
-  // Where byte `offset` of a part's global tensor lies in the client's, and how many follow it.
+  // Appends the runs of the client's tensor for `bytes` bytes at byte `offset` of a part's global
+  // tensor.
   void ToGlobal(size_t part, int64_t offset, int64_t bytes, const ByteRun& run,
                 std::vector<ByteRun>& runs) const;
   std::vector<LocalRange> DocumentOrder(int rank) const;
 
   std::vector<TensorId> parts_;
-  std::vector<ShardMap> maps_;  // of the parts
+  std::vector<ShardMap> maps_;  // by part
   int64_t global_bytes_ = 0;
   bool per_document_ = false;
-  // Per document only.
+  // Set for per-document tensors.
   std::vector<int64_t> documents_;
   int64_t heads_ = 0;
   int64_t longest_ = 0;

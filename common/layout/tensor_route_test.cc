@@ -57,7 +57,7 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// The client's tensor by the definition, from whole tensors of the parts; holes are 0xee.
+// Builds the client's tensor by definition from whole tensors of the parts; holes are 0xee.
 std::string Whole(const Case& c, const std::map<TensorId, std::string>& parts) {
   const AttentionShape& shape = c.spec.shape;
   std::string whole;
@@ -112,7 +112,7 @@ TEST(TensorRoute, EveryByteLiesWhereTheDefinitionHasIt) {
     ForEachPlan(c, [&](const ShardPlan& plan) {
       const TensorRoute route(c.spec, plan, c.tensor);
       ASSERT_EQ(route.global_bytes(), static_cast<int64_t>(whole.size()));
-      // The shards, by the maps of the parts, which have tests of their own.
+      // The shards, by the parts' maps, which have their own tests.
       std::map<std::pair<size_t, int>, std::string> local;
       for (size_t p = 0; p < route.parts().size(); ++p) {
         const ShardMap map(c.spec, plan, route.parts()[p]);
@@ -125,7 +125,7 @@ TEST(TensorRoute, EveryByteLiesWhereTheDefinitionHasIt) {
           }
         }
       }
-      // Up, in pieces of an odd size.
+      // Upload in chunks of an odd size.
       constexpr int64_t kPiece = 333;
       for (int64_t at = 0; at < route.global_bytes(); at += kPiece) {
         const int64_t bytes = std::min(kPiece, route.global_bytes() - at);
@@ -140,7 +140,7 @@ TEST(TensorRoute, EveryByteLiesWhereTheDefinitionHasIt) {
         }
         ASSERT_EQ(next, at + bytes);
       }
-      // And back, with the holes.
+      // Download, including the holes.
       std::string back(whole.size(), '\0');
       for (const auto& [place, bytes] : local) {
         for (size_t at = 0; at < bytes.size(); at += kPiece) {
@@ -157,8 +157,7 @@ TEST(TensorRoute, EveryByteLiesWhereTheDefinitionHasIt) {
   }
 }
 
-// On its way up a packed tensor has the shards of one tensor, [outer, local rows, parts, heads,
-// dim].
+// An uploaded packed tensor has the shards of one tensor, [outer, local rows, parts, heads, dim].
 TEST(TensorRoute, UploadsOfPackedTensorsStayWhole) {
   for (const Case& c : Cases()) {
     ForEachPlan(c, [&](const ShardPlan& plan) {
@@ -194,7 +193,8 @@ TEST(TensorRoute, PartsThatAreCutDifferentlyTravelApart) {
   EXPECT_EQ(TensorRoute::ForUpload(spec, plan, TensorId::kQkv).parts(), PartsOf(TensorId::kQkv));
 }
 
-// What a rank sends covers its shard once, and whoever puts the tensor together keeps little.
+// A rank sends each byte of its shard once, and a receiver that assembles the tensor buffers
+// little.
 TEST(TensorRoute, StreamsAreNearlyInTheOrderOfTheWhole) {
   for (const Case& c : Cases()) {
     ForEachPlan(c, [&](const ShardPlan& plan) {
@@ -202,7 +202,7 @@ TEST(TensorRoute, StreamsAreNearlyInTheOrderOfTheWhole) {
       for (int rank = 0; rank < plan.world_size; ++rank) {
         std::vector<std::vector<bool>> sent(route.parts().size());
         for (size_t p = 0; p < sent.size(); ++p) sent[p].resize(route.local_bytes(p, rank));
-        // The client's offset of each byte sent, in the order sent.
+        // The client's offset of each byte, in the order sent.
         std::vector<int64_t> offsets;
         for (const LocalRange& range : route.StreamOrder(rank)) {
           ASSERT_GT(range.bytes, 0);
@@ -217,7 +217,7 @@ TEST(TensorRoute, StreamsAreNearlyInTheOrderOfTheWhole) {
         for (const std::vector<bool>& part : sent) {
           ASSERT_EQ(std::count(part.begin(), part.end(), false), 0);
         }
-        // The bytes that wait for one that is due: sent before it, needed after it.
+        // Bytes that wait for one that is due: sent before it, needed after it.
         std::vector<int64_t> order = offsets;
         std::sort(order.begin(), order.end());
         std::map<int64_t, size_t> sent_at;
