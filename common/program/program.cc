@@ -5,8 +5,8 @@
 namespace ringattn {
 namespace {
 
-// Of calls that each have some of the heads (groups of them, or those of a part), as if each head
-// were counted by itself.
+// Returns a count as if each head were counted separately. Calls may work on a subset of the heads
+// (a group, or the heads of a dilated part).
 int64_t PerHead(const std::vector<Step>& steps, int64_t ComputeCall::*count) {
   int64_t whole = 0, parts = 0, of = 1;
   for (const Step& step : steps) {

@@ -1,15 +1,14 @@
-// Program: what one rank does, as data.
+// Program: the work of one rank, as data.
 //
-// A program is a list of buffers, sized before anything runs, and a list of steps. A
-// step is a group of transfers and a list of compute calls. Every operand of a call is
-// a range of bytes that stands in the call: nothing is known by a buffer's role.
+// A program is a list of buffers, whose sizes are fixed before it runs, and a list of steps. A step
+// is a group of transfers and a list of compute calls. A call names every operand as a range of
+// bytes; a buffer's role implies nothing.
 //
-// Ordering. Operations take effect as if executed one after another in program
-// order (a step's transfers as one group, then its calls). The executor derives
-// the real dependencies from the byte ranges that each operation reads and
-// writes, so a transfer that touches nothing a call needs runs beside it.
-// Transfers between two ranks match in program order: the n-th send of rank a to
-// rank b in step s is the n-th receive from a in step s of b, same bytes.
+// Ordering. Transfers and calls take effect as if executed one after another in program order: a
+// step's transfers as one group, then its calls. The executor derives the real dependencies from
+// the byte ranges that each of them reads and writes, so a transfer overlaps every call that does
+// not need its bytes. Transfers between two ranks match in program order: the n-th send of rank a
+// to rank b in step s is the n-th receive from a in step s of b, with the same bytes.
 #ifndef RINGATTN_COMMON_PROGRAM_PROGRAM_H_
 #define RINGATTN_COMMON_PROGRAM_PROGRAM_H_
 
@@ -27,26 +26,26 @@ namespace ringattn {
 using BufferId = int;
 inline constexpr BufferId kNoBuffer = -1;
 
-// Where the bytes that a buffer begins with come from.
+// Where a buffer's initial bytes come from.
 enum class BufferSource : uint8_t {
-  kUpload,    // the client sends them before the program runs
-  kRetained,  // memory that outlives the program, lent to it (Operation::LentBuffer)
-  kScratch,   // nowhere: the program writes before it reads
+  kUpload,    // from the client, before the program runs
+  kRetained,  // memory that outlives the program and is lent to it (Operation::LentBuffer)
+  kScratch,   // none: the program writes before it reads
 };
 
 struct BufferSpec {
   std::string name;  // "q", "k", "kv_slot1.k", "dq_acc", ...
   int64_t bytes = 0;
   BufferSource source = BufferSource::kScratch;
-  // Set for buffers that hold this rank's shard of a protocol tensor, in its
-  // TensorLayout with local rows: inputs are filled before the program runs
-  // (by `source`), outputs are read after it. The shard lies at the buffer's beginning; what
-  // travels (k, v, their segment ids) may be larger, where it later holds another rank's block.
+  // Set for buffers that hold this rank's shard of a protocol tensor, in its TensorLayout with
+  // local rows. Inputs are filled before the program runs (by `source`); outputs are read after it.
+  // The shard starts at the beginning of the buffer. Buffers of exchanged tensors (k, v and their
+  // segment ids) may be larger if they later hold another rank's block.
   std::optional<TensorId> input;
   std::optional<TensorId> output;
 };
 
-// Bytes of a buffer; kNone where a call has no such operand.
+// A range of a buffer's bytes. Calls without an operand have kNone in its place.
 struct ByteRange {
   BufferId buffer = kNoBuffer;
   int64_t offset = 0;
@@ -68,16 +67,16 @@ struct OptionOperand {
   ByteRange range;
 };
 
-// Queries that a compute call works on: rows [row_begin, row_end) of source_rank's q
-// shard, with all heads, in ranges of exactly that many rows:
+// Queries of a compute call: rows [row_begin, row_end) of source_rank's q shard, with all heads, in
+// ranges of exactly that many rows:
 //   q       [batch, rows, num_heads, head_dim] spec dtype
-//   out_acc [batch, rows, num_heads, head_dim_v] fp32, the partial; may be out's bytes
-//           where results are fp32
+//   out_acc [batch, rows, num_heads, head_dim_v] fp32, the partial; may share out's bytes
+//           if results are fp32
 //   out     [batch, rows, num_heads, head_dim_v] the spec's result_dtype()
-//   dout    the same in spec dtype
-//   lse     [batch, num_heads, rows] fp32; delta and dlse alike
+//   dout    the same shape in the spec's dtype
+//   lse     [batch, num_heads, rows] fp32; delta and dlse have the same form
 //   dq_acc  [batch, rows, num_heads, head_dim] fp32, accumulated into
-// Which of them a call has: ComputeCall::Op.
+// ComputeCall::Op states which of them a call has.
 struct QOperand {
   int source_rank = 0;
   int64_t row_begin = 0;
@@ -97,12 +96,13 @@ struct QOperand {
   const ByteRange& Option(TensorId tensor) const;
 };
 
-// Keys (and values) that a compute call works on: rows [row_begin, row_end) of
-// source_rank's kv shard, with all heads, in ranges of exactly that many rows:
-//   k [batch, rows, num_kv_heads, head_dim], v [.., head_dim_v], spec dtype
-//   dk, dv: the same shapes in fp32 (backward), accumulated into
-//   dk_out, dv_out: of an offer (ComputeCall::offer), dk and dv in the spec's dtype
-//   segment_ids [batch, rows] int32, where the request has them
+// Keys (and values) of a compute call: rows [row_begin, row_end) of source_rank's kv shard, with
+// all heads, in ranges of exactly that many rows:
+//   k       [batch, rows, num_kv_heads, head_dim] spec dtype
+//   v       [batch, rows, num_kv_heads, head_dim_v] spec dtype
+//   dk, dv  the same shapes in fp32 (backward), accumulated into
+//   dk_out, dv_out  dk and dv in the spec's dtype, if the call has an offer (ComputeCall::offer)
+//   segment_ids     [batch, rows] int32, if the request has them
 struct KvOperand {
   int source_rank = 0;
   int64_t row_begin = 0;
@@ -114,33 +114,33 @@ struct KvOperand {
   ByteRange dk_out;
   ByteRange dv_out;
   ByteRange segment_ids;
-  // k and v may still be on their way when the call starts, and its kernel waits for them. Behind
-  // all operands that are not. Schedules make none: worker/executor/late_keys.h.
+  // k and v may still be in transfer when the call starts; its kernel waits for them. Late operands
+  // follow all others. Schedules never set this (worker/executor/late_keys.h).
   bool late = false;
 
   int64_t rows() const { return row_end - row_begin; }
 };
 
-// A partial result over some keys, of the rows of the call's q operand:
+// A partial result over some keys, for the rows of the call's q operand:
 //   out [batch, rows, num_heads, head_dim_v] fp32, lse [batch, num_heads, rows] fp32
 struct PartialOperand {
   ByteRange out;
   ByteRange lse;
 };
 
-// Heads that a call works on: kv heads [begin, begin + count) of `of`, with the query heads that
-// share them. Its operands then have these heads alone, but for what has no heads.
+// Heads of a call: kv heads [begin, begin + count) of `of`, with the query heads that share them.
+// The call's operands then have only these heads, except tensors without a head axis.
 struct HeadRange {
   int64_t begin = 0;
   int64_t count = 0;
-  int64_t of = 0;  // 0: all heads, and the other two mean nothing
+  int64_t of = 0;  // 0: all heads; begin and count are then unused
 
   bool all() const { return of == 0; }
   bool operator==(const HeadRange&) const = default;
 };
 
-// Which bytes of source and target a copy is of: `runs` runs of run_bytes, each `pitch` bytes
-// behind the one before it. Source and target of the call reach from the first to the last.
+// Byte layout of a copy: `runs` runs of run_bytes each. Consecutive runs begin `pitch` bytes apart.
+// The call's source and target ranges reach from the first run to the last.
 struct CopyForm {
   int64_t runs = 0;
   int64_t run_bytes = 0;
@@ -150,20 +150,21 @@ struct CopyForm {
   bool operator==(const CopyForm&) const = default;
 };
 
-// Rows and heads of a part of a dilated problem (common/layout/dilation.h), between a tensor of the
-// whole one and one that has just them:
+// Rows and heads of a part of a dilated problem (common/layout/dilation.h). Describes a copy
+// between a tensor of the whole problem and one that holds only the part:
 //   [outer, rows, heads, inner_bytes], or [outer, heads, rows, inner_bytes]
 struct PartForm {
-  enum class Heads : uint8_t { kNone, kQuery, kKeyValue };  // kNone: heads are 1
-  bool of_keys = false;  // whose rows: the keys', or the queries'
+  enum class Heads : uint8_t { kNone, kQuery, kKeyValue };  // kNone: heads is 1
+  bool of_keys = false;                                     // rows of keys; else of queries
   Heads heads_of = Heads::kNone;
   bool heads_first = false;
   int64_t outer = 1;
   int64_t inner_bytes = 0;
-  int64_t rows = 0;       // of the whole tensor, then of the part's
-  int64_t part_rows = 0;  // kGather: of several parts each has its own
+  int64_t rows = 0;  // of the whole tensor
+  // of the part; with several parts in a kGather each has a different number
+  int64_t part_rows = 0;
   int64_t heads = 1;
-  int64_t part_heads = 1;  // likewise
+  int64_t part_heads = 1;  // of the part, like part_rows
 
   int64_t whole_bytes() const { return outer * rows * heads * inner_bytes; }
   int64_t part_bytes() const { return outer * part_rows * part_heads * inner_bytes; }
@@ -172,49 +173,49 @@ struct PartForm {
 
 struct ComputeCall {
   enum class Op : uint8_t {
-    // Attention of q over `kv`, merged into the partial. Has q and lse; out_acc unless it
-    // is both initial and final; out if it is final, and then sinks where the request has
-    // them: they join the softmax once, after all keys.
+    // Attention of q over `kv`, merged into the partial. Has q and lse; out_acc unless it is both
+    // initial and final; out if it is final, and then sinks if the request has them. Sinks join the
+    // softmax once, after all keys.
     kForward,
-    // delta = rowsum(dout * out) - dlse. Has out, dout, delta; with dlse also that and lse:
-    // where lse is -inf, delta is 0. Beside it dq_acc becomes 0, where it has that.
+    // delta = rowsum(dout * out) - dlse; 0 where lse is -inf. Has out, dout and delta; with dlse
+    // also dlse and lse. Sets dq_acc to 0 if it has one.
     kDelta,
     // target [num_heads] fp32 = -sum over batch and rows of exp(sink - lse) * delta. Has
     // sinks, lse, delta.
     kSinkGradient,
     // dq_acc += ..., and each operand's dk, dv += ... Has q, lse, dout, delta, dq_acc.
     kBackward,
-    // target (the rank's shard of dbias) = the bias's gradient, at the pairs of q and `kv`; other
-    // pairs stay. Has q, lse, dout, delta.
+    // target (the rank's shard of dbias) = the gradient of the bias at the pairs of q and `kv`.
+    // Other pairs keep their values. Has q, lse, dout, delta.
     kBiasGradient,
     // target (the rank's shard of probabilities): the scores of its chosen rows with the keys of
-    // `kv`; behind the last of these calls, which is final, exp(score - lse), and 0 at keys that a
-    // row does not see. The first is initial: there are no scores before it. Has q, and lse where
-    // it is final; of an operand only the keys and their ids.
+    // `kv`. The last of these calls is final: it replaces all scores by exp(score - lse), and by 0
+    // at keys that a row does not see. The first call is initial: target holds no scores before it.
+    // Has q, and lse if it is final; its kv operands have only keys and their ids.
     kProbabilities,
     kZero,     // target = 0
     kAdd,      // target += source, fp32
     kConvert,  // target (the spec's result_dtype()) = source (fp32)
-    // The partials of q's rows become one, in their order. Has lse and out_acc; if it is final
-    // out instead, and then sinks where the request has them. Targets may be a part's bytes.
+    // Merges the partials of q's rows, in their order. Has lse and out_acc; if it is final, out
+    // instead of out_acc, and then sinks if the request has them. Its targets may be part of a
+    // buffer.
     kMerge,
-    kCopy,  // target = source, in runs
-    // Between the whole of a dilated problem and its parts, from `part` on (`form`):
-    kGather,  // target, the part's, = source at the part's rows and heads
-    // The parts' (`parts`, of which there is an out alone) are added to source at their rows and
-    // heads, fp32. An initial one has no source, but 0. Into target: where it is final in the
-    // results' dtype, else source's bytes.
+    kCopy,  // target = source, run by run
+    // Between a dilated problem and its parts, from `part` on (`form`):
+    kGather,  // target (of the part) = source at the part's rows and heads
+    // Adds `parts` (which have only out) to source at their rows and heads, in fp32, and writes the
+    // sum to target: in the results' dtype if it is final, else over source's bytes. An initial
+    // call has no source and adds to 0.
     kScatterAdd,
-    // The partial q.out_acc, q.lse is merged with `parts` at their rows and heads; an initial one
-    // has none before it. If it is final into out instead, and then sinks where the request has
-    // them.
+    // Merges `parts` into the partial q.out_acc, q.lse at their rows and heads. An initial call has
+    // no earlier partial. A final call writes out instead, with sinks if the request has them.
     kScatterMerge,
   };
   Op op = Op::kForward;
 
-  QOperand q;                 // all but kZero, kAdd, kConvert, kCopy
+  QOperand q;                 // all except kZero, kAdd, kConvert, kCopy
   std::vector<KvOperand> kv;  // kForward, kBackward, kBiasGradient, kProbabilities
-  bool initial = false;       // kForward: there is no previous partial; kProbabilities, kScatter*
+  bool initial = false;       // kForward: no earlier partial; kProbabilities, kScatter*
   // kForward, kMerge: write out, in the results' dtype; kProbabilities, kScatter*
   bool final = false;
   HeadRange heads;                    // kForward, kBackward, kBiasGradient
@@ -225,28 +226,29 @@ struct ComputeCall {
   ByteRange target;
   CopyForm copy;  // kCopy
 
-  // Of a dilated problem: by number in DilatedPartsOf, the part that the call is of. Its operands,
-  // heads, ranks' rows and counts are then the part's. Of kScatter* the first of several.
+  // Index, in DilatedPartsOf, of the part of a dilated problem that the call computes on; of the
+  // first of several for kScatter*. The call's operands, heads, row numbers and counts then refer
+  // to the part.
   int part = kWhole;
   static constexpr int kWhole = -1;
-  int64_t part_query_heads = 0;  // of `of_query_heads`, all
+  int64_t part_query_heads = 0;  // of `of_query_heads` in all
   int64_t of_query_heads = 0;
-  // kGather: of the tensor's own bytes. kScatterAdd, kScatterMerge (of out): of fp32's.
+  // kGather: in the tensor's element size. kScatterAdd, kScatterMerge (of out): in fp32's.
   PartForm form;
 
-  // kBackward: the number of its offer to store dk and dv rounded, in dk_out and dv_out of its
-  // operands, and to leave dk and dv alone, as no other call adds to them and none but kConvert
-  // reads them. A device that takes it needs no kZero and no kConvert of that number.
+  // kBackward: number of the call's offer to store dk and dv rounded, in dk_out and dv_out of its
+  // operands, and to leave dk and dv unchanged. Valid because no other call adds to them and only
+  // kConvert reads them. A device that takes the offer skips the kZero and kConvert calls of that
+  // number.
   int offer = kNoOffer;
   static constexpr int kNoOffer = -1;
 
-  // For reports and the cost model: 128 x 128 tiles with work, per batch row and
-  // query head, and pairs (i, j) that are not masked, per batch row and head that the
-  // call works on.
+  // For reports and the cost model. tiles: 128 x 128 tiles with work, per batch row and query head.
+  // pairs: pairs (i, j) that are not masked, per batch row and head of the call.
   int64_t tiles = 0;
   int64_t pairs = 0;
 
-  // The part of all heads that it works on.
+  // The fraction of all heads that the call works on.
   double share_of_heads() const {
     const double of_part =
         heads.all() ? 1.0 : static_cast<double>(heads.count) / static_cast<double>(heads.of);
@@ -257,7 +259,7 @@ struct ComputeCall {
 
 const char* OpName(ComputeCall::Op op);  // "forward", "zero", ...
 
-// Calls visit(range) for every operand of the call, also for kNone.
+// Calls visit(range) for every operand of the call, including kNone.
 template <typename Call, typename Visit>
 void ForEachRange(Call& call, const Visit& visit) {
   for (auto* range : {&call.q.q, &call.q.out_acc, &call.q.out, &call.q.lse, &call.q.dout,
@@ -284,13 +286,13 @@ struct Step {
 
 struct Program {
   int rank = 0;
-  Tuning tuning;  // of its calls' kernels
+  Tuning tuning;  // of the kernels of its calls
   std::vector<BufferSpec> buffers;
   std::vector<Step> steps;
 
   int64_t BufferBytes() const;
   int64_t SentBytes() const;
-  // Per batch row and query head, of all heads.
+  // Per batch row and query head, over all heads.
   int64_t TileCount() const;
   int64_t PairCount() const;
 };
