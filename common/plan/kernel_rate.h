@@ -1,5 +1,5 @@
-// How fast a device's kernels are: a rate for each kind of request, for they are served by one
-// family of kernels or the other, which differ by more than a factor of ten. Pure.
+// The speed of a device's kernels, one rate per kind of request: different kinds use different
+// kernel families, whose rates differ by more than a factor of ten. Pure.
 #ifndef RINGATTN_COMMON_PLAN_KERNEL_RATE_H_
 #define RINGATTN_COMMON_PLAN_KERNEL_RATE_H_
 
@@ -13,17 +13,18 @@
 
 namespace ringattn {
 
-// Which requests of a dtype and direction kernels are chosen for: what the choice goes by.
+// The properties by which a device chooses kernels, for requests of one dtype and direction.
 struct RequestKind {
-  bool score_terms = false;           // with a bias, a mask, ids, ALiBi or dropout; or without
-  std::optional<bool> deterministic;  // of a backward; unset: either
+  bool score_terms = false;  // whether the request has a bias, a mask, ids, ALiBi or dropout
+  std::optional<bool> deterministic;  // backward only; unset: either
   std::optional<bool> softcap;        // unset: either
-  // Of head_dim and head_dim_v: the larger one's bounds, and what both are multiples of.
+  // Bounds of the larger of head_dim and head_dim_v, and a common divisor of both.
   int64_t min_head_dim = 1;
   int64_t max_head_dim = 256;
   int64_t head_dim_multiple = 1;
 
-  // Of the head dims: whether the larger is within the bounds, and both are multiples.
+  // Returns whether the larger head dimension is within the bounds and both are multiples of
+  // head_dim_multiple.
   bool Covers(int64_t head_dim, int64_t head_dim_v) const;
   bool operator==(const RequestKind&) const = default;
 };
@@ -38,10 +39,10 @@ struct KernelRate {
   RequestKind kind;
 };
 
-// The rate of the kernels that serve a request: of `rates` with its dtype and direction whose kind
-// is the request's, the first of those with the largest head_dim_multiple; null if there is none.
-// The device says what its own choice is, so both agree. (A call may still fall to slower kernels,
-// by how its pieces lie: v1::Reserved.slowdown.)
+// Returns the rate of the kernels that serve a request: among the `rates` that match its dtype,
+// direction and kind, the first of those with the largest head_dim_multiple; null if none matches.
+// The device reports its own choice, so both agree. (A call may still use slower kernels, depending
+// on its pieces: v1::Reserved.slowdown.)
 const KernelRate* RateOf(const std::vector<KernelRate>& rates, const AttentionSpec& spec,
                          Direction direction);
 

@@ -33,7 +33,7 @@ TEST(KernelRateTest, ScoreTermsDecideToo) {
   EXPECT_EQ(RateOf(rates, spec, Direction::kBackward), nullptr);
 }
 
-// Kernels of multiples of 8 up to 128 on tensor cores, everything else far slower.
+// Tensor-core kernels for multiples of 8 up to 128; all other kernels are far slower.
 TEST(KernelRateTest, HeadDimsDecide) {
   const std::vector<KernelRate> rates = {
       {"simt", {DType::kBFloat16}, Direction::kForward, 1e13, {.score_terms = true}},

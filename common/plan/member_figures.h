@@ -1,4 +1,4 @@
-// What the members of a ring have measured, as the planner wants it. Pure.
+// Combines the measurements of a ring's members into the planner's inputs. Pure.
 #ifndef RINGATTN_COMMON_PLAN_MEMBER_FIGURES_H_
 #define RINGATTN_COMMON_PLAN_MEMBER_FIGURES_H_
 
@@ -8,7 +8,7 @@
 
 namespace ringattn {
 
-// One member's. 0: not measured.
+// The measurements of one member. 0: not measured.
 struct MemberFigures {
   double flops_per_second = 0;  // of the kernels that serve the request
   double link_bytes_per_second = 0;
@@ -16,8 +16,8 @@ struct MemberFigures {
   double exchange_overhead_seconds = 0;
 };
 
-// As many workers as members, and the slowest one's figures; the planner's defaults where
-// none has measured.
+// Returns as many ready workers as members, with the slowest member's figures. A figure that no
+// member has measured keeps the planner's default.
 PlannerInputs InputsOfMembers(const std::vector<MemberFigures>& members);
 
 }  // namespace ringattn

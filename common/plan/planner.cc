@@ -13,8 +13,8 @@
 namespace ringattn {
 namespace {
 
-// Matrix products per pair: forward q k, p v; backward q k again, dout v, and the
-// products for dv, dk, dq. A multiply-add counts twice.
+// Matrix products per pair: forward q k, p v; backward q k again, dout v, and the products for dv,
+// dk, dq. A multiply-add counts as two operations.
 double FlopsPerPair(const AttentionSpec& spec, ComputeCall::Op op) {
   const double dim = static_cast<double>(spec.shape.head_dim);
   const double dim_v = static_cast<double>(spec.shape.head_dim_v);
@@ -30,7 +30,8 @@ double FlopsPerPair(const AttentionSpec& spec, ComputeCall::Op op) {
   }
 }
 
-// One product for each chosen row and key, by kernels that are so much slower than those for tiles.
+// One product per chosen row and key. Kernels for single rows are slower than those for tiles by
+// this factor.
 constexpr double kChosenRowSlowness = 32.0;
 double ProbabilityFlops(const AttentionSpec& spec, const ComputeCall& call) {
   const double row_bytes =
@@ -70,7 +71,7 @@ int64_t LongerAxis(const AttentionSpec& spec) {
   return spec.shape.batch * std::max(spec.shape.seq_len_q, spec.shape.seq_len_kv);
 }
 
-// Of a bias, a mask and the gradient, as the request has them; saturates.
+// Returns the bytes of the bias, the mask and the gradient that the request has. Saturates.
 int64_t PairTensorBytes(const AttentionSpec& spec) {
   int64_t bytes = 0;
   for (TensorId id : {TensorId::kBias, TensorId::kDbias, TensorId::kMask}) {
@@ -118,7 +119,7 @@ absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanCho
                                  HeadsText(choice), "over all ", inputs.ready_workers, " workers")};
   }
   const int64_t tokens = LongerAxis(spec);
-  // A bias or a mask grows with the square of the tokens, so these alone do not say what fits.
+  // A bias or a mask grows with the square of the tokens, so the token count does not bound memory.
   const int64_t pair_bytes = PairTensorBytes(spec);
   if (pair_bytes > kSingleDevicePairBytes) {
     return RingSize{inputs.ready_workers, absl::StrCat("a bias or mask of ", pair_bytes,
@@ -137,9 +138,9 @@ absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanCho
                    ": ring over all ", inputs.ready_workers, " workers")};
 }
 
-// A window that is bounded on both sides and shorter than a shard.
+// Returns whether the window is bounded on both sides and shorter than a shard.
 bool HasShortWindow(const AttentionSpec& spec, int world_size) {
-  if (!spec.shape.document_rules.empty()) return false;  // each document has its own
+  if (!spec.shape.document_rules.empty()) return false;  // each document has its own rule
   const AttentionOptions& options = spec.options;
   const int64_t shard_rows = spec.shape.seq_len_kv / world_size;
   if (options.window_left < 0 || options.window_left >= shard_rows) return false;
@@ -147,7 +148,8 @@ bool HasShortWindow(const AttentionSpec& spec, int world_size) {
   return options.window_right >= 0 && options.window_right < shard_rows - options.window_left;
 }
 
-// Levels whose segments each fit a shard: their work is even, and little of it crosses ranks.
+// Returns whether all levels' segments fit a shard. Then work is balanced and ranks exchange
+// little.
 bool HasShortSegments(const AttentionSpec& spec, int world_size) {
   const std::vector<DilationLevel>& levels = spec.options.dilation_levels;
   const int64_t shard_rows = spec.shape.seq_len_kv / world_size;
@@ -160,7 +162,7 @@ bool HasShortSegments(const AttentionSpec& spec, int world_size) {
 absl::Status CheckPieces(const AttentionSpec& spec, int world_size, int64_t stripe) {
   const int64_t tokens = std::max(spec.shape.seq_len_q, spec.shape.seq_len_kv);
   const int64_t documents = spec.shape.num_documents();
-  // Stripes of one token are one strided span per rank, which every document cuts.
+  // Stripes of one token form one strided span per rank, which every document divides.
   const int64_t stripes = stripe == 1 ? 0 : tokens / stripe + (tokens % stripe != 0 ? 1 : 0);
   if (stripes > kMaxStripes) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -189,7 +191,7 @@ struct Candidate {
   std::string why;
 };
 
-// The costs of a schedule, summed up program by program.
+// Sums up the cost of a schedule, one program at a time.
 class CostSum {
  public:
   CostSum(const AttentionSpec& spec, const PlannerInputs& inputs) : spec_(spec), inputs_(inputs) {}
@@ -243,7 +245,7 @@ absl::StatusOr<Candidate> Describe(const AttentionSpec& spec, Direction directio
       world_size == 1 ? ScheduleKind::kSingle : choice.schedule.value_or(ScheduleKind::kRing);
   const int64_t heads_per_step = kind == ScheduleKind::kAllGather ? choice.heads_per_step : 0;
   CostSum costs(spec, inputs);
-  // One program at a time: the plan keeps their sums.
+  // Build one program at a time; the plan keeps only sums.
   ScheduleBuilder builder(spec, shards, kind, direction, choice.recompute_forward,
                           control.cancelled, choice.keeps_inputs, heads_per_step);
   for (int rank = 0; rank < world_size && !builder.cancelled(); ++rank) {
@@ -283,9 +285,9 @@ absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction dire
   if (spec.shape.num_documents() <= 1) {
     return describe(Layout::kZigzag, "zigzag, which balances causal work");
   }
-  // Documents may balance causal work by themselves and then need few neighbours; or be
-  // so long and uneven that each has to be dealt out by itself: the cost model knows.
-  // Of a deterministic request it knows nothing that was measured.
+  // Packed documents may balance causal work without zigzag and then need few neighbours. Or they
+  // are so long and uneven that each needs its own zigzag. The cost model decides. For a
+  // deterministic request it uses no measured rate.
   const bool nominal = spec.options.deterministic;
   std::vector<Candidate> candidates;
   for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kZigzagPerDocument}) {
@@ -297,7 +299,7 @@ absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction dire
   const auto seconds = [](const Candidate& candidate) {
     return candidate.plan.predicted_compute_seconds;
   };
-  // Of equals the earlier one, which is the simpler.
+  // With equal costs the earlier candidate wins; it is the simpler one.
   Candidate& winner = *std::min_element(
       candidates.begin(), candidates.end(),
       [&](const Candidate& a, const Candidate& b) { return seconds(a) < seconds(b); });
@@ -314,13 +316,13 @@ absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction dire
   return describe(winner.plan.shards.layout, winner.why);
 }
 
-// Bytes of a query row and of a key row, with all that goes around with either of them.
+// Return the bytes of a query row and of a key row, with all tensors that travel with them.
 double BytesOfQueryRow(const AttentionSpec& spec, Direction direction, bool recompute_forward) {
   const AttentionShape& shape = spec.shape;
   const double element = static_cast<double>(ElementBytes(spec.dtype));
   const double dim = static_cast<double>(shape.head_dim);
   const double dim_v = static_cast<double>(shape.head_dim_v);
-  double bytes = 0;  // of a head
+  double bytes = 0;  // per head
   if (direction == Direction::kForward || recompute_forward) bytes += dim * element + dim_v * 4 + 4;
   if (direction == Direction::kBackward) bytes += (dim + dim_v) * element + 8 + dim * 4;
   return bytes * static_cast<double>(shape.num_heads);
@@ -336,7 +338,8 @@ double BytesOfKeyRow(const AttentionSpec& spec, Direction direction, bool recomp
   return bytes * static_cast<double>(shape.num_kv_heads);
 }
 
-// Few queries of many keys: those travel in fewer bytes than these, so that pass_q may win.
+// Returns whether pass_q may win: few queries with many keys, so that the queries travel in fewer
+// bytes than the keys.
 bool MayPassQueries(const AttentionSpec& spec, Direction direction, const PlanChoice& choice,
                     int world_size) {
   if (choice.schedule.has_value() || world_size == 1) return false;
@@ -350,9 +353,9 @@ bool MayPassQueries(const AttentionSpec& spec, Direction direction, const PlanCh
                  BytesOfKeyRow(spec, direction, choice.recompute_forward);
 }
 
-// The ring's candidate, or pass_q over the same shards where that is predicted to be faster.
-// all_gather and replicated_q are never chosen: what they save is overheads of steps, for memory
-// that grows with the whole of an axis on every device.
+// Returns the ring's candidate, or pass_q over the same shards if it is predicted to be faster.
+// Never chooses all_gather or replicated_q: they save per-step overhead but need memory for the
+// whole of an axis on every device.
 absl::StatusOr<Candidate> ChooseSchedule(const AttentionSpec& spec, Direction direction,
                                          const PlanChoice& choice, const PlannerInputs& inputs,
                                          Candidate ring, const PlanControl& control) {

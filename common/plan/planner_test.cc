@@ -16,7 +16,7 @@
 namespace ringattn {
 namespace {
 
-// Of bounds on time: code under a sanitizer does the same, two to three times as long.
+// Time limits: sanitizers make the same code two to three times slower.
 #ifdef ABSL_HAVE_ADDRESS_SANITIZER
 constexpr double kTimes = 4;
 #else
@@ -64,8 +64,8 @@ TEST(PlannerTest, ThresholdDecidesBetweenOneDeviceAndTheRing) {
   EXPECT_EQ(MustPlan(batched, {}, 2).schedule, ScheduleKind::kRing);
 }
 
-// 8 heads, d 64, bf16: 256 x 256 tiles hold all of a short request's pairs, so each term of
-// the prediction can be told from the others.
+// 8 heads, d 64, bf16: tiles of 256 x 256 hold all pairs of a short request, so the test can
+// separate the terms of the prediction.
 TEST(PlannerTest, PredictionsAreMadeOfWhatWorkersMeasured) {
   const AttentionSpec spec = Spec(4096, false);
   PlanChoice choice;
@@ -77,13 +77,13 @@ TEST(PlannerTest, PredictionsAreMadeOfWhatWorkersMeasured) {
   const auto plan = [&] { return *PlanRequest(spec, Direction::kForward, choice, inputs); };
   EXPECT_LT(plan().predicted_compute_seconds, 1e-15);
 
-  // Four steps of one call each, three of which have an exchange beside the call.
+  // Four steps of one call each; three of them have an exchange alongside the call.
   ASSERT_EQ(plan().step_count, 4);
   inputs.step_overhead_s = 0.5;
   EXPECT_NEAR(plan().predicted_compute_seconds, 4 * 0.5, 1e-9);
   inputs.exchange_overhead_s = 3;
   EXPECT_NEAR(plan().predicted_compute_seconds, 4 * 0.5 + 3 * 3, 1e-9);
-  // K and V of 1,024 tokens, 2 heads of 64: 512 KiB a step, beside the exchange's overhead.
+  // K and V of 1,024 tokens, 2 heads of 64: 512 KiB per step, in addition to the exchange overhead.
   inputs.link_bytes_per_s = 512 * 1024;
   EXPECT_NEAR(plan().predicted_compute_seconds, 4 * 0.5 + 3 * (3 + 1), 1e-9);
   // Compute hides an exchange, but not the launches.
@@ -105,7 +105,7 @@ TEST(PlannerTest, LayoutFollowsTheMask) {
 TEST(PlannerTest, DocumentsDecideByCost) {
   AttentionSpec spec = Spec(65536, true);
   spec.shape.packed = true;
-  // As many equal documents as ranks: contiguous needs no exchange at all.
+  // As many equal documents as ranks: contiguous needs no exchange.
   spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 16384, 32768, 49152, 65536};
   const Plan equal = MustPlan(spec, {}, 4);
   EXPECT_EQ(equal.shards.layout, Layout::kContiguous);
@@ -142,7 +142,7 @@ TEST(PlannerTest, ForcedChoicesAreKept) {
   EXPECT_EQ(MustPlan(Spec(1000, true), ring, 4).schedule, ScheduleKind::kSingle);
 }
 
-// Documents whose best layout depends on how fast links are.
+// Documents whose best layout depends on the link speed.
 TEST(PlannerTest, MeasuredRatesChooseNoLayoutOfADeterministicRequest) {
   AttentionSpec spec = Spec(6 * 8192, true);
   spec.shape.packed = true;
@@ -162,7 +162,7 @@ TEST(PlannerTest, MeasuredRatesChooseNoLayoutOfADeterministicRequest) {
   ASSERT_NE(layout(slow_link), layout(fast_link));
   spec.options.deterministic = true;
   EXPECT_EQ(layout(slow_link), layout(fast_link));
-  // What is predicted is still of the ring that there is.
+  // The prediction still reflects the actual ring.
   const auto seconds = [&](const PlannerInputs& inputs) {
     return PlanRequest(spec, Direction::kForward, {}, inputs)->predicted_compute_seconds;
   };
@@ -192,7 +192,7 @@ TEST(PlannerTest, ManyStripesArePlannedQuickly) {
   choice.layout = Layout::kStriped;
   choice.recompute_forward = true;
   choice.stripe = 16;
-  const std::clock_t begin = std::clock();  // processor time: machines are shared
+  const std::clock_t begin = std::clock();  // processor time: other processes share the machine
   for (int world_size : {2, 8, 64}) {
     choice.world_size = world_size;
     const Plan plan =
@@ -203,7 +203,7 @@ TEST(PlannerTest, ManyStripesArePlannedQuickly) {
   EXPECT_LT(seconds, 4.0 * kTimes);
 }
 
-// The most pieces that are planned at all: 2^17 documents on each of 4 ranks.
+// The maximum number of pieces that planning accepts: 2^17 documents on each of 4 ranks.
 AttentionSpec ManyStripedDocuments() {
   AttentionSpec spec = Spec(int64_t{1} << 23, true);
   spec.shape.packed = true;
@@ -223,13 +223,13 @@ PlanChoice StripedOverFour() {
 
 TEST(PlannerTest, ManyStripedDocumentsArePlannedQuickly) {
   const AttentionSpec spec = ManyStripedDocuments();
-  const std::clock_t begin = std::clock();  // processor time: machines are shared
+  const std::clock_t begin = std::clock();  // processor time: other processes share the machine
   MustPlan(spec, StripedOverFour(), 4, Direction::kBackward);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   EXPECT_LT(seconds, 2.0 * kTimes);
 }
 
-// The longest silence between two questions bounds how late a yes is heard.
+// The longest interval between two polls bounds the delay of a cancellation.
 TEST(PlannerTest, QuestionsComeOften) {
   const AttentionSpec spec = ManyStripedDocuments();
   std::clock_t last = std::clock();
@@ -298,7 +298,7 @@ TEST(PlannerTest, ManyDocumentsArePlannedQuickly) {
   spec.shape.cu_seqlens_k = spec.shape.cu_seqlens_q;
   PlanChoice choice;
   choice.recompute_forward = true;
-  const std::clock_t begin = std::clock();  // processor time: machines are shared
+  const std::clock_t begin = std::clock();  // processor time: other processes share the machine
   MustPlan(spec, choice, 8, Direction::kBackward);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   EXPECT_LT(seconds, 2.0 * kTimes);
@@ -310,14 +310,14 @@ TEST(PlannerTest, DilatedSegmentsThatFitAShardStayTogether) {
   Plan plan = MustPlan(spec, {}, 4);
   EXPECT_EQ(plan.shards.layout, Layout::kContiguous);
   EXPECT_TRUE(absl::StrContains(plan.reason, "segments fit a shard")) << plan.reason;
-  // Those that cross ranks are causal work as any other.
+  // Segments that cross ranks are like other causal work.
   spec.options.dilation_levels[1].segment_length = 25001;
   plan = MustPlan(spec, {}, 4);
   EXPECT_EQ(plan.shards.layout, Layout::kZigzag);
   EXPECT_GT(plan.exchanged_bytes, 0);
 }
 
-// As many segments as a request may have, on as many ranks.
+// The maximum number of segments and ranks of a request.
 TEST(PlannerTest, ManySegmentsArePlannedQuickly) {
   AttentionSpec spec = Spec(int64_t{1} << 20, true);
   spec.options.dilation_levels = {{16, 4, {}, 0, 8}};  // 2^16 segments of four offsets
@@ -342,11 +342,11 @@ TEST(PlannerTest, PlanningIsCancelled) {
   };
   EXPECT_TRUE(status().ok());
   const int questions = std::exchange(asked, 0);
-  EXPECT_GE(questions, 3);  // one a layout at least
+  EXPECT_GE(questions, 3);  // at least one per layout
   for (until = 0; until < questions; ++until) {
     asked = 0;
     EXPECT_EQ(status().code(), absl::StatusCode::kCancelled);
-    EXPECT_EQ(asked, until + 1);  // and nothing is asked after a yes
+    EXPECT_EQ(asked, until + 1);  // no poll after a cancellation
   }
 }
 
@@ -403,7 +403,7 @@ TEST(PlannerTest, ALargeBiasIsSpread) {
   EXPECT_EQ(MustPlan(spec, {}, 1, Direction::kBackward).shards.world_size, 1);
 }
 
-// The schedules that the planner does not choose among for a plain request: as before.
+// The planner keeps the ring for a plain request with equal axes.
 TEST(PlannerTest, EqualAxesStayARing) {
   for (bool causal : {false, true}) {
     for (Direction direction : {Direction::kForward, Direction::kBackward}) {
@@ -419,8 +419,8 @@ TEST(PlannerTest, EqualAxesStayARing) {
   }
 }
 
-// Over a grid of both axes and rates: what is chosen is no slower, by the model, than the best of
-// the schedules whose memory falls with the ring, by more than 5%. All the others are reported.
+// Over a grid of axes and rates: by the model, the chosen schedule is at most 5% slower than the
+// best schedule whose memory falls with the ring size. The test reports all exceptions.
 TEST(PlannerTest, ChoosesTheScheduleWithLittleRegret) {
   struct Rates {
     const char* name;
@@ -454,7 +454,7 @@ TEST(PlannerTest, ChoosesTheScheduleWithLittleRegret) {
           const double pass_q = seconds(ScheduleKind::kPassQ);
           const double best = std::min(ring, pass_q);
           const double regret = chosen.busiest_rank_seconds / best;
-          if (ratio == 1) {  // always a ring, where overheads of many steps may count
+          if (ratio == 1) {  // always a ring; overheads of many steps may count
             EXPECT_EQ(chosen.schedule, ScheduleKind::kRing);
             equal_regret = std::max(equal_regret, regret);
             continue;
@@ -509,7 +509,7 @@ TEST(PlannerTest, PassQIsChosenOnlyForWhatItTakes) {
   EXPECT_EQ(schedule({}), ScheduleKind::kRing);
 }
 
-// Memory and time of groups of heads are the program's.
+// Memory and time with heads_per_step are those of the program.
 TEST(PlannerTest, HeadsPerStepIsPlannedAsAsked) {
   AttentionSpec spec = Spec(65536, true);
   spec.shape.num_kv_heads = 8;
@@ -528,7 +528,7 @@ TEST(PlannerTest, HeadsPerStepIsPlannedAsAsked) {
   EXPECT_EQ(MustPlan(spec, choice, 8).heads_per_step, 0);
 }
 
-// limits.h promises that no product of legal dimensions overflows.
+// limits.h states that no product of legal dimensions overflows.
 TEST(LimitsTest, ProductsOfLegalDimensionsFit) {
   const Limits limits;
   __int128 bytes = limits.max_tokens;
