@@ -9,8 +9,9 @@
 namespace ringattn {
 namespace {
 
-// Slots of both bundles: the own shard, others' rows one after another by source, and (gradients)
-// what others have contributed to the own shard, one after another by who sent it.
+// Slots of both bundles: the rank's own shard, then others' rows one after another by source. The
+// gradient bundle also has a slot for others' contributions to the own shard, one after another by
+// sender.
 constexpr int kHome = 0;
 constexpr int kGathered = 1;
 constexpr int kLanding = 2;
@@ -43,7 +44,7 @@ class AllGather {
 
   void Forward(int64_t step) {
     if (std::any_of(route_.q_rows.begin(), route_.q_rows.end(), [](int64_t n) { return n > 0; })) {
-      builder_.Use(step);  // a rank that sees no key has a call, too
+      builder_.Use(step);  // a rank that sees no key still has a call
     }
     CallsAt calls;
     ComputeCall call;
@@ -52,7 +53,7 @@ class AllGather {
     AddForwardCalls(std::move(calls), step, shard_, builder_);
   }
 
-  // Computes in `step`; gradients go home in the one behind it.
+  // Computes in `step`. Gradients go to their owners in the following step.
   void Backward(int64_t step) {
     UseBackwardSteps(step);
     StartBackward(step, shard_, builder_);
@@ -66,7 +67,7 @@ class AllGather {
       AddOperand(call, keys, work);
     }
     if (!call.kv.empty()) AddBackwardCall(step, std::move(call), shard_, builder_);
-    // By rank that contributed: the order in which the owner adds.
+    // By contributing rank: the order in which the owner adds.
     ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t landing) {
       const BlockLocation landed{kLanding, landing, rows};
       builder_.Move(step + 1, gradients_, rank, {kGathered, before, rows}, source, landed, rows);
@@ -86,7 +87,7 @@ class AllGather {
     ForEachGathered(route_, action);
   }
 
-  // What this rank's queries see, by source.
+  // Returns the keys that this rank's queries see, by source.
   std::vector<std::pair<KvOperand, WorkCount>> Operands(bool gradients) {
     std::vector<std::pair<KvOperand, WorkCount>> operands;
     const auto add = [&](int source, const RowRange& rows, const BlockLocation& place) {
@@ -122,7 +123,8 @@ class AllGather {
     for (int rank = 0; rank < world_size_; ++rank) {
       if (route_.q_rows[rank] == 0 && route_.kv_rows[rank] == 0) continue;
       builder_.Use(step);
-      if (builder_.spec().result_dtype() != DType::kFloat32) builder_.Use(step + 1);  // conversions
+      // kConvert calls
+      if (builder_.spec().result_dtype() != DType::kFloat32) builder_.Use(step + 1);
     }
     if (builder_.spec().options.sinks) builder_.Use(step);  // rank 0 has dsinks
   }

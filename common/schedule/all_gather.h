@@ -1,12 +1,12 @@
-// The all-gather schedule: every rank first gets all rows of K/V that its queries see, straight
-// from their owners, and then computes in one call over all of them, so partials are neither merged
-// nor rounded in between. Backward likewise: dk and dv of others' rows are summed up in fp32 beside
-// the gathered rows, go to their owner at once and are added there in the order of ranks, so
+// The all-gather schedule. Every rank first receives all rows of K/V that its queries see, directly
+// from their owners, and then computes over all of them in one call. So partials are neither merged
+// nor rounded in between. In a backward, a rank sums dk and dv of other ranks' rows in fp32, next
+// to the gathered rows, and sends them to their owner. The owner adds them in rank order, so
 // results do not depend on timing.
 //
-// Two exchanges however large the ring, where the ring has one per rank; but a rank holds the keys
-// of the whole sequence (backward with fp32 gradients beside them), and nothing computes while they
-// travel.
+// The schedule needs two exchanges for any ring size, where the ring schedule needs one per rank.
+// In return a rank holds the keys of the whole sequence (in a backward also their fp32 gradients),
+// and no computation overlaps the exchange.
 #ifndef RINGATTN_COMMON_SCHEDULE_ALL_GATHER_H_
 #define RINGATTN_COMMON_SCHEDULE_ALL_GATHER_H_
 
@@ -18,7 +18,7 @@
 
 namespace ringattn {
 
-// What its ranks have in common.
+// The part of the schedule that all ranks share.
 struct GatherRoute {
   // seen[rank][source]: rows of source's kv shard that the rank sees, disjoint and ascending.
   std::vector<std::vector<std::vector<RowRange>>> seen;
@@ -26,9 +26,9 @@ struct GatherRoute {
   std::vector<int64_t> kv_rows;  // by rank
 };
 
-// Calls action(rank, source, rows, gathered, landing) for every range of another's rows that a rank
-// sees, by rank and source, with the rows before it among those that the rank gathers and among
-// those that the owner gets back.
+// Calls action(rank, source, rows, gathered, landing) for every range of another rank's rows that a
+// rank sees, by rank and then source. `gathered` counts the rows before it among those that the
+// rank gathers; `landing` counts those before it among the gradient rows that the owner receives.
 template <typename Do>
 void ForEachGathered(const GatherRoute& route, const Do& action) {
   const int world_size = static_cast<int>(route.seen.size());

@@ -1,5 +1,5 @@
-// What lies where at a step of a ring pass. Two slots alternate: the block of a step is
-// computed on in one while the next one arrives in the other.
+// BlockSlots assigns buffer space to the blocks of a ring pass. Two slots alternate: a call
+// computes on the block in one slot while the next block arrives in the other.
 #ifndef RINGATTN_COMMON_SCHEDULE_BLOCK_SLOTS_H_
 #define RINGATTN_COMMON_SCHEDULE_BLOCK_SLOTS_H_
 
@@ -9,33 +9,33 @@
 
 namespace ringattn {
 
-// The same on every rank: nothing here depends on one. Not thread safe.
+// The assignment is the same on every rank. Not thread safe.
 class BlockSlots {
  public:
-  // Slots of the K/V bundle. The rank's own block lies in kHome, which is one of the two
-  // that alternate, or, where the block outlives the pass, a third one.
+  // Slots of the K/V bundle. The rank's own block is in kHome. kHome is one of the two alternating
+  // slots, or a third slot if the own block outlives the pass.
   static constexpr int kHome = 0;
   static const char* const kKvNames[3];
-  // Slots of the gradient bundle: two that travel, the owner's accumulators, and two where
-  // contributions from several ranks arrive in turn before they are added.
+  // Slots of the gradient bundle: two for blocks that travel, the owner's accumulators, and two in
+  // which contributions from several ranks arrive alternately before they are added.
   static constexpr int kGradientHome = 2;
   static constexpr int kLanding = 3;
   static const char* const kGradientNames[5];
 
-  // `route` outlives the slots.
+  // `route` must outlive the slots.
   BlockSlots(const KvRoute& route, bool keeps_home) : route_(route), keeps_home_(keeps_home) {}
 
-  // From now on the step's blocks are to lie in their slot. False: they lie there already,
-  // as an earlier pass left them.
+  // Assigns the step's blocks to their slot. Returns false if an earlier pass has left the same
+  // blocks there.
   bool Claim(int step);
 
-  // Place of `rows`, inside one of the ranges held, in the block of `source` that its
-  // holder has at `step`. Gradients: step > 0.
+  // Return the location of `rows`, inside one of the held ranges, in the block of `source` that its
+  // holder has at `step`. Gradients requires step > 0.
   BlockLocation Kv(int source, int step, const RowRange& rows) const;
   BlockLocation Gradients(int source, int step, const RowRange& rows) const;
-  // The whole shard's gradients at their owner.
+  // Returns the location of the whole shard's gradients at their owner.
   BlockLocation HomeGradients(int source) const;
-  // Where `rows` land that are sent home at program step `at`.
+  // Returns where `rows` arrive that are sent to their owner at program step `at`.
   static BlockLocation Landing(int64_t at, const RowRange& rows);
 
  private:
@@ -44,7 +44,7 @@ class BlockSlots {
 
   const KvRoute& route_;
   const bool keeps_home_;
-  int claimed_by_[3] = {0, -1, -1};  // by slot: the step whose blocks lie there
+  int claimed_by_[3] = {0, -1, -1};  // by slot: the step whose blocks it holds
 };
 
 }  // namespace ringattn

@@ -1,5 +1,4 @@
-// What travels: the tensors of a block that go around together, and the slots in which
-// blocks lie on one rank.
+// Bundle: the tensors of a block that travel together, and the slots that hold blocks on one rank.
 #ifndef RINGATTN_COMMON_SCHEDULE_BUNDLE_H_
 #define RINGATTN_COMMON_SCHEDULE_BUNDLE_H_
 
@@ -14,16 +13,17 @@
 
 namespace ringattn {
 
-// Where a range of one source's rows lies: in a slot, as [batch, range.size(), inner],
-// after `rows_before` rows per batch row that belong to other ranges. The same on every
-// rank, since all use their slots alike.
+// Location of a range of one source's rows: in a slot, as [batch, range.size(), inner], after
+// `rows_before` rows per batch row of other ranges. The same on every rank, because all ranks use
+// their slots alike.
 struct BlockLocation {
   int slot = 0;
   int64_t rows_before = 0;
   RowRange range;
 };
 
-// A tensor of what travels: another one (ids, biases of keys, scales) is another entry.
+// One tensor of a bundle. Another tensor that travels with a block (ids, biases of keys, scales) is
+// another entry.
 struct BundleTensor {
   TensorId id = TensorId::kK;
   int64_t row_bytes = 0;        // of one row in one batch row
@@ -31,15 +31,15 @@ struct BundleTensor {
 };
 
 struct Bundle {
-  std::vector<std::string> slot_names;  // a buffer is called SLOT.TENSOR
+  std::vector<std::string> slot_names;  // buffers are named SLOT.TENSOR
   std::vector<BundleTensor> tensors;    // in the order in which they travel
 
-  // REQUIRES: the bundle has it.
+  // Returns the entry of `id`. REQUIRES: the bundle has it.
   BundleTensor& Of(TensorId id);
 };
 
-// k and v in the spec's dtype, with their segment ids where the request has them; dk and dv in
-// fp32.
+// The bundles of k and v in the spec's dtype, with their segment ids if the request has them, and
+// of dk and dv in fp32.
 Bundle KvBundle(const AttentionSpec& spec, std::vector<std::string> slot_names);
 Bundle KvGradientBundle(const AttentionSpec& spec, std::vector<std::string> slot_names);
 

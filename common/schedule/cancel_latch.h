@@ -1,4 +1,4 @@
-// Whether work that nobody wants any more goes on.
+// CancelLatch remembers a cancellation.
 #ifndef RINGATTN_COMMON_SCHEDULE_CANCEL_LATCH_H_
 #define RINGATTN_COMMON_SCHEDULE_CANCEL_LATCH_H_
 
@@ -7,8 +7,7 @@
 
 namespace ringattn {
 
-// Asks until it hears a yes, then never again: whoever counts on the answer finds it in
-// cancelled(). Not thread safe.
+// Polls a callback until it returns true, and never again after that. Not thread safe.
 class CancelLatch {
  public:
   explicit CancelLatch(std::function<bool()> question) : question_(std::move(question)) {}
@@ -20,7 +19,7 @@ class CancelLatch {
   bool cancelled() const { return cancelled_; }
 
  private:
-  const std::function<bool()> question_;  // empty: no
+  const std::function<bool()> question_;  // empty: never cancelled
   bool cancelled_ = false;
 };
 

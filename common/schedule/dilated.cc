@@ -19,14 +19,15 @@ namespace {
 
 using Op = ComputeCall::Op;
 
-// Has all tokens and heads of the whole, in their order: its documents alone are others.
+// Returns whether the part has all tokens and heads of the whole, in their order. Only its
+// documents differ.
 bool HasEverything(const DilatedPart& part, const AttentionSpec& whole) {
   const AttentionShape &of_part = part.spec.shape, &of_whole = whole.shape;
   return of_part.seq_len_q == of_whole.seq_len_q && of_part.num_heads == of_whole.num_heads &&
          of_part.num_kv_heads == of_whole.num_kv_heads;
 }
 
-// Parts [begin, end) are a level's.
+// The parts [begin, end) of one level.
 struct LevelParts {
   size_t begin = 0;
   size_t end = 0;
@@ -41,7 +42,7 @@ std::vector<LevelParts> LevelsOf(const std::vector<DilatedPart>& parts) {
   return levels;
 }
 
-// A part's program of one pass; its buffers by those of the whole's.
+// A part's program of one pass, and its buffers indexed by the whole's.
 struct PartProgram {
   size_t part = 0;
   Program program;
@@ -82,10 +83,10 @@ class DilatedRank {
 
   void Backward(int64_t first) {
     const bool any_tokens = spec_.shape.seq_len_q > 0;
-    // Rank 0 has dsinks, also of no tokens.
+    // Rank 0 has dsinks, even without tokens.
     if (any_tokens || spec_.options.sinks) builder_.Use(first);
     ShardBuffers start = shard_;
-    start.dq_acc = kNoBuffer;  // the first level's parts begin it
+    start.dq_acc = kNoBuffer;  // the first level's parts initialise it
     StartBackward(first, start, builder_);
     if (levels_.empty()) {
       for (BufferId none : {shard_.dq, shard_.dk, shard_.dv}) {
@@ -110,13 +111,14 @@ class DilatedRank {
   bool InPlace(size_t level) const {
     return HasEverything(route_.parts[levels_[level].begin], spec_);
   }
-  // The first level's calls leave their results where the others' are merged into or added to.
+  // Whether the calls of the first level write their results directly to the buffers into which the
+  // other levels' results are merged or added.
   bool FirstIsInPlace() const { return !levels_.empty() && InPlace(0); }
   bool LastIsScattered() const { return levels_.size() > 1 || !(levels_.empty() || InPlace(0)); }
-  // Between the first level's results and the last one's there is something.
+  // Whether the results of the first and the last level differ from the whole's results.
   bool Accumulates() const { return levels_.size() > 1 || FirstIsInPlace(); }
 
-  // Makes the results of the partial, or of nothing.
+  // Computes the results from the partial, or from no keys.
   void AddForwardOfNoKeys(int64_t step) {
     if (spec_.shape.seq_len_q > 0) builder_.Use(step);
     if (builder_.q_rows() == 0) return;
@@ -133,7 +135,7 @@ class DilatedRank {
     builder_.AddCall(step, std::move(call));
   }
 
-  // The programs of a level's parts with their copies. Returns the step behind them.
+  // Adds the programs of a level's parts with their copies. Returns the step after them.
   int64_t AddLevel(int64_t first, size_t level, const PartBuilders& builders) {
     const bool in_place = InPlace(level);
     std::vector<PartProgram> parts;
@@ -144,7 +146,7 @@ class DilatedRank {
     }
     if (!in_place) {
       builder_.Use(first);
-      // Keys first, as they travel.
+      // Keys first, because they travel.
       for (const bool of_keys : {true, false}) {
         for (const PartProgram& part : parts) AddGathers(first, part, of_keys);
       }
@@ -171,7 +173,7 @@ class DilatedRank {
     made.buffers.assign(made.program.buffers.size(), kNoBuffer);
     for (size_t i = 0; i < made.buffers.size(); ++i) {
       const BufferSpec& buffer = made.program.buffers[i];
-      // Only for delta, which the whole has.
+      // Only delta needs it, and the whole has delta.
       if (buffer.input == TensorId::kOut) continue;
       BufferId& taken = made.buffers[i];
       if (InPlace(level)) {
@@ -182,8 +184,8 @@ class DilatedRank {
     return made;
   }
 
-  // Where a part that has everything finds its input, or leaves the first level's results;
-  // kNoBuffer of others.
+  // Returns the whole's buffer that a part with all tokens and heads uses for this input or for the
+  // first level's results; kNoBuffer for others.
   BufferId WholeBufferFor(size_t level, const BufferSpec& buffer, bool is_delta) {
     if (is_delta) return shard_.delta;
     if (buffer.input.has_value()) {
@@ -212,8 +214,8 @@ class DilatedRank {
     }
   }
 
-  // Takes the part's own delta out of its program, as it is gathered, but for what becomes 0 beside
-  // it. Its buffer, if there is one.
+  // Removes the part's kDelta call from its program, because delta is gathered, but keeps the zeros
+  // that the call would write. Returns the buffer of delta if there is one.
   static std::optional<BufferId> TakeDelta(Program& program) {
     std::optional<BufferId> delta;
     for (Step& step : program.steps) {
@@ -230,7 +232,7 @@ class DilatedRank {
     return delta;
   }
 
-  // `number`: of the part in its level.
+  // `number`: index of the part in its level.
   BufferId PartBuffer(size_t number, const BufferSpec& buffer) {
     const std::string name = absl::StrCat("part", number, ".", buffer.name);
     const auto [found, is_new] = part_buffers_.try_emplace(name, kNoBuffer);
@@ -259,10 +261,11 @@ class DilatedRank {
     }
     bool late = false;
     for (ComputeCall& call : step.calls) {
-      assert(call.offer == ComputeCall::kNoOffer);  // a part's results are fp32
+      assert(call.offer == ComputeCall::kNoOffer);  // results of a part are fp32
       ForEachRange(call, move);
       MakePartCall(part.part, call);
-      // What waits for others comes behind all parts' calls, as it does behind those of one.
+      // Calls that wait for other ranks follow all parts' calls, as they do in a program of one
+      // part.
       late = late || call.op == Op::kAdd || call.op == Op::kMerge;
       if (late) {
         builder_.AddLateCall(at, std::move(call));
@@ -272,7 +275,7 @@ class DilatedRank {
     }
   }
 
-  // How the rank's part of a tensor lies in its shard of the whole's.
+  // Returns how the rank's shard of a part's tensor maps to its shard of the whole's tensor.
   PartForm FormOf(size_t number, TensorId id) const {
     const DilatedPart& part = route_.parts[number];
     const TensorInfo& info = InfoOf(id);
@@ -291,13 +294,13 @@ class DilatedRank {
       form.heads = of_keys ? spec_.shape.num_kv_heads : spec_.shape.num_heads;
       form.part_heads = of_keys ? part.spec.shape.num_kv_heads : part.spec.shape.num_heads;
     }
-    // Of kRows a layout's inner bytes have all heads, of the others its outer.
+    // A layout's inner bytes include all heads for kRows; for other forms `outer` includes them.
     form.outer = form.heads_first ? layout.outer / form.heads : layout.outer;
     form.inner_bytes = form.heads_first ? layout.inner_bytes : layout.inner_bytes / form.heads;
     return form;
   }
 
-  // False of a bias or a mask that is one for all heads.
+  // Returns false for a bias or a mask that all heads share.
   bool HasHeads(TensorId id) const {
     if (id == TensorId::kMask) return spec_.options.mask->per_head;
     if (id == TensorId::kBias || id == TensorId::kDbias) return spec_.options.bias->per_head;
@@ -317,11 +320,11 @@ class DilatedRank {
       case TensorId::kDout:
         return shard_.dout;
       default:
-        return builder_.InputOf(id);  // what only some requests have
+        return builder_.InputOf(id);  // present in some requests only
     }
   }
 
-  // Of the inputs of one axis.
+  // Gathers the inputs of one axis.
   void AddGathers(int64_t step, const PartProgram& part, bool of_keys) {
     for (size_t i = 0; i < part.buffers.size(); ++i) {
       const std::optional<TensorId>& input = part.program.buffers[i].input;
@@ -354,7 +357,7 @@ class DilatedRank {
     }
   }
 
-  // Of a result, which parts have in fp32.
+  // Returns the form of a result, which parts hold in fp32.
   PartForm ResultForm(size_t part, TensorId id) const {
     PartForm form = FormOf(part, id);
     form.inner_bytes = form.inner_bytes / ElementBytes(DTypeOf(spec_, id)) * 4;
@@ -366,7 +369,7 @@ class DilatedRank {
     const bool merges = id == TensorId::kOut;
     ComputeCall call;
     call.op = merges ? Op::kScatterMerge : Op::kScatterAdd;
-    // A bias's gradient is zero before the first level, and has its type from the beginning.
+    // The bias's gradient is zeroed before the first level and has its final type from the start.
     call.initial = level == 0 && id != TensorId::kDbias;
     call.final = level + 1 == levels_.size() && id != TensorId::kDbias;
     bool any_rows = call.initial || call.final;
@@ -426,7 +429,7 @@ DilatedRoute MakeDilatedRoute(const AttentionSpec& spec, const ShardPlan& plan, 
   DilatedRoute route;
   route.parts = DilatedPartsOf(spec, plan);
   for (const DilatedPart& part : route.parts) {
-    // The whole's inputs are other parts', too.
+    // Other parts read the whole's inputs too.
     const bool keeps_inputs = HasEverything(part, spec);
     const auto add = [&](Direction pass, std::vector<std::unique_ptr<ScheduleBuilder>>& builders) {
       builders.push_back(std::make_unique<ScheduleBuilder>(

@@ -1,13 +1,15 @@
-// Dilated attention: level by level, the programs of a level's parts (common/layout/dilation.h),
-// each the same as that of a request of its own, side by side between two copies. What the parts
-// have of the inputs is gathered before them, and their results are merged into, or added to, the
-// whole's after them, by one call for all of them: the first level's makes the partial, or the sum,
-// and the last one's the results. A part of all tokens and heads (a rate of 1) reads the inputs
-// where they are, and the first of all, if it is one, makes what the others are merged into or
-// added to. Any kind of schedule; what travels is a part's tokens and heads, of all parts of a
-// level at once.
+// The program of dilated attention. It runs level by level. Within a level, the programs of all its
+// parts (common/layout/dilation.h) run concurrently between two copies; each is the program of a
+// separate request. A gather before them copies the parts' inputs. One call after them merges their
+// results into, or adds them to, the whole's results. The first level initialises the partial or
+// the sum; the last level writes the results.
 //
-// Levels take turns with the same buffers.
+// A part with all tokens and heads (rate 1) reads the whole's inputs in place. If it is the first
+// part, it also writes the partial or sum that later results are merged into or added to. Works
+// with every schedule; ranks exchange the selected tokens and heads of all parts of a level at
+// once.
+//
+// All levels use the same buffers.
 #ifndef RINGATTN_COMMON_SCHEDULE_DILATED_H_
 #define RINGATTN_COMMON_SCHEDULE_DILATED_H_
 
@@ -23,14 +25,14 @@
 
 namespace ringattn {
 
-// What the ranks have in common. Not copied: builders refer to the parts.
+// The part of the schedule that all ranks share. Not copied, because builders refer to the parts.
 struct DilatedRoute {
   std::vector<DilatedPart> parts;
-  // By part; empty where there is no such pass.
+  // By part; empty if the program has no such pass.
   std::vector<std::unique_ptr<ScheduleBuilder>> forward;
   std::vector<std::unique_ptr<ScheduleBuilder>> backward;
 
-  bool direct() const;  // of any
+  bool direct() const;  // whether any part is direct
 };
 
 // `latch` outlives the route.

@@ -23,7 +23,7 @@ AttentionSpec SpecOf(int64_t tokens, int64_t heads, std::vector<DilationLevel> l
   return spec;
 }
 
-// Of all ranks, per batch row, times the heads.
+// Sums the pairs of all ranks, per batch row, times the heads.
 int64_t PairsOf(const Schedule& schedule, ComputeCall::Op op) {
   int64_t pairs = 0;
   for (const Program& program : schedule.programs) {
@@ -43,7 +43,7 @@ int64_t SentBytes(const Schedule& schedule) {
 }
 
 TEST(DilatedScheduleTest, ComputesThePairsOfItsLevelsAndNoMore) {
-  // Four heads of every offset: n w / r^2 each.
+  // Four heads of every offset: n w / r^2 pairs each.
   const AttentionSpec spec = SpecOf(4096, 16, {{256, 1}, {1024, 2}, {4096, 4}});
   const int64_t expected = 16 * 4096 * (256 / 1 + 1024 / 4 + 4096 / 16);
   for (ScheduleKind kind : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kPassQ,
@@ -69,8 +69,8 @@ TEST(DilatedScheduleTest, SegmentsWithinAShardExchangeNothing) {
   for (Direction direction : {Direction::kForward, Direction::kBackward}) {
     EXPECT_EQ(SentBytes(MakeSchedule(near, plan, ScheduleKind::kRing, direction, false)), 0);
   }
-  // One level that crosses ranks sends the tokens and heads that it selects: half of each for the
-  // two offsets, so half of what plain attention sends.
+  // A level that crosses ranks sends the tokens and heads that it selects: half of each for its two
+  // offsets, so half of what plain attention sends.
   const AttentionSpec far = SpecOf(4096, 4, {{256, 1}, {4096, 2}});
   AttentionSpec plain = far;
   plain.options.dilation_levels.clear();
@@ -98,7 +98,7 @@ std::vector<ComputeCall> CallsOf(const Program& program, ComputeCall::Op op) {
   return calls;
 }
 
-// The parts of a level wait for one exchange, not each for its own, and their results have one way.
+// The parts of a level share one exchange and one call for their results.
 TEST(DilatedScheduleTest, ALevelsPartsGoSideBySide) {
   const AttentionSpec spec = SpecOf(4096, 8, {{4096, 8}});
   for (ScheduleKind kind : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kPassQ,
@@ -121,7 +121,7 @@ TEST(DilatedScheduleTest, ALevelsPartsGoSideBySide) {
           EXPECT_EQ(call.parts.size(), 8u) << what;
           EXPECT_TRUE(call.initial && call.final) << what;
         }
-        // No sum of the whole, zeroed before and rounded behind.
+        // No sum of the whole that would be zeroed before and rounded after.
         EXPECT_TRUE(CallsOf(program, ComputeCall::Op::kConvert).empty()) << what;
         for (const BufferSpec& buffer : program.buffers) {
           EXPECT_TRUE(buffer.name != "out_acc" && buffer.name != "dq_acc") << what;
@@ -131,7 +131,7 @@ TEST(DilatedScheduleTest, ALevelsPartsGoSideBySide) {
   }
 }
 
-// The first level makes the partial, or the sums, the last one the results.
+// The first level initialises the partial or the sums; the last level writes the results.
 TEST(DilatedScheduleTest, LevelsFollowOneAnother) {
   const auto flags = [](const AttentionSpec& spec, Direction direction) {
     const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
@@ -146,7 +146,7 @@ TEST(DilatedScheduleTest, LevelsFollowOneAnother) {
     }
     return text;
   };
-  // One of everything lies where the others' results come.
+  // A part with all tokens and heads writes where the other parts' results are merged.
   const AttentionSpec longnet = SpecOf(512, 4, {{64, 1}, {256, 2}, {512, 4}});
   EXPECT_EQ(flags(longnet, Direction::kForward), ".f.");
   EXPECT_EQ(flags(longnet, Direction::kBackward), "...f.f.f.");
@@ -177,7 +177,7 @@ TEST(DilatedScheduleTest, AScatterSaysWhichPartsItTakes) {
   EXPECT_TRUE(has(backward, "scatter_add parts[8,12) dq final;")) << backward;
 }
 
-// Each part by itself, as a request of its own would be.
+// Each part is checked like the program of a separate request.
 TEST(DilatedScheduleTest, PartsAreRightSchedules) {
   for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
     for (ScheduleKind kind : {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kPassQ,
@@ -197,7 +197,7 @@ TEST(DilatedScheduleTest, PartsAreRightSchedules) {
 }
 
 TEST(DilatedScheduleTest, EveryRankHasTheSameSteps) {
-  // Fewer tokens than ranks, segments of one offset that most of them lack, and none at all.
+  // Fewer tokens than ranks, segments whose offset most ranks lack, and no tokens.
   for (const int64_t tokens : {0, 1, 5, 61}) {
     for (ScheduleKind kind :
          {ScheduleKind::kRing, ScheduleKind::kAllGather, ScheduleKind::kPassQ}) {

@@ -10,13 +10,13 @@ namespace {
 
 using Op = ComputeCall::Op;
 
-// A buffer that a kConvert takes whole.
+// A buffer that a kConvert call reads as a whole.
 struct Sum {
   ComputeCall* convert = nullptr;
   std::vector<ComputeCall*> zeros;
-  ComputeCall* backward = nullptr;  // that adds to it
-  int64_t added_bytes = 0;          // by that call, whose operands are of different keys
-  bool shared = false;              // with something else
+  ComputeCall* backward = nullptr;  // the call that adds to it
+  int64_t added_bytes = 0;          // by that call; its operands have different keys
+  bool shared = false;              // another transfer or call uses it
 };
 
 class Offers {
@@ -58,7 +58,7 @@ class Offers {
     return found == sums_.end() ? nullptr : &found->second;
   }
 
-  // Something else touches the range.
+  // Marks the sums of the range as shared.
   void Share(const ByteRange& range) {
     if (Sum* sum = Find(range)) sum->shared = true;
     const auto result = of_result_.find(range.buffer);
@@ -80,7 +80,7 @@ class Offers {
     });
   }
 
-  // Which of its ranges the call adds to, by address: it may have keys of every rank.
+  // Returns the ranges that the call adds to, by address. A call may have keys of every rank.
   static std::unordered_set<const ByteRange*> AddedTo(const ComputeCall& call) {
     std::unordered_set<const ByteRange*> ranges;
     if (call.op != Op::kBackward) return ranges;
@@ -120,7 +120,7 @@ class Offers {
 
   Program& program_;
   std::map<BufferId, Sum> sums_;
-  std::map<BufferId, Sum*> of_result_;  // what a kConvert writes
+  std::map<BufferId, Sum*> of_result_;  // by the target of the kConvert
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Offers to store gradients of keys as they are returned, in whatever program they are right.
+// Adds offers to store gradients of keys rounded, wherever a program permits it.
 #ifndef RINGATTN_COMMON_SCHEDULE_GRADIENT_STORE_HINTS_H_
 #define RINGATTN_COMMON_SCHEDULE_GRADIENT_STORE_HINTS_H_
 
@@ -6,10 +6,11 @@
 
 namespace ringattn {
 
-// Adds an offer (ComputeCall::offer) to every backward call whose operands' dk and dv are sums that
-// it alone adds to, all of their bytes, and that nothing but a kConvert reads: no transfer, no
-// other call. So in a program of one rank, and in a ring where a rank's keys are seen by its own
-// queries alone. The program has none before.
+// Adds an offer (ComputeCall::offer) to each backward call that meets three conditions: its
+// operands' dk and dv are sums to which no other call adds, the call adds to all of their bytes,
+// and only a kConvert reads them, no transfer and no other call. This holds in a program of one
+// rank, and in a ring for a rank whose keys only its own queries see. REQUIRES: the program has no
+// offers.
 void OfferToStoreGradients(Program& program);
 
 }  // namespace ringattn

@@ -1,5 +1,4 @@
-// Which backward calls are offered to store gradients of keys, and that all of a program's offers
-// may be taken.
+// Tests which backward calls get offers, and that a device may take all offers of a program.
 #include <algorithm>
 #include <map>
 #include <random>
@@ -26,7 +25,7 @@ std::map<ComputeCall::Op, int> CallsWithOffers(const Schedule& schedule) {
   return calls;
 }
 
-// The cases of schedule_test, which takes none.
+// Runs the cases of schedule_test and takes every offer; schedule_test takes none.
 void TakeAllOffers(int seed, int count, int64_t longest) {
   std::map<ScheduleKind, int> offering;
   for (int i = 0; i < count; ++i) {
@@ -49,7 +48,7 @@ TEST(GradientOffersTest, ManyShortSequences) { TakeAllOffers(1, 8000, 40); }
 
 TEST(GradientOffersTest, LongerSequences) { TakeAllOffers(2, 600, 3000); }
 
-// Not where others' queries add to a key's gradient, it travels, or it is fp32 itself.
+// No offer if others' queries add to a key's gradient, if it travels, or if it is fp32.
 TEST(GradientOffersTest, GradientsThatOneCallHas) {
   AttentionSpec spec = DenseSpec(64, 64);
   spec.dtype = DType::kBFloat16;
@@ -70,7 +69,7 @@ TEST(GradientOffersTest, GradientsThatOneCallHas) {
   EXPECT_EQ(offers(ScheduleKind::kSingle, 1), none);
 }
 
-// Programs that no schedule makes today. Buffers: dk's sums, dk, dv's sums, dv.
+// Programs that no schedule builds. Buffers: dk's sums, dk, dv's sums, dv.
 enum Buffers : BufferId { kDkSums, kDk, kDvSums, kDv };
 constexpr int64_t kBytes = 64;  // of sums
 
@@ -102,7 +101,7 @@ ComputeCall Backward(const ByteRange& dk, const ByteRange& dv) {
   return call;
 }
 
-// Offers of a program whose sums are zeroed, added to by these calls, and converted.
+// Returns the offers of a program that zeroes the sums, runs these calls and converts the sums.
 std::vector<ComputeCall> WithOffers(std::vector<ComputeCall> calls) {
   Program program;
   program.buffers = {
@@ -138,7 +137,7 @@ TEST(GradientOffersTest, OperandsOfOneCallMayShareASum) {
   EXPECT_EQ(calls[2].kv[1].dk_out, (ByteRange{kDk, kBytes / 4, kBytes / 4}));
 }
 
-// As where a call has keys of every rank.
+// A call that has keys of every rank.
 TEST(GradientOffersTest, ACallOfManyOperands) {
   constexpr int64_t kPart = 4;
   ComputeCall call = Backward({kDkSums, 0, kPart}, {kDvSums, 0, kPart});
@@ -160,14 +159,14 @@ TEST(GradientOffersTest, ACallOfManyOperands) {
 TEST(GradientOffersTest, NotWhereAnotherCallAddsToTheSums) {
   const ComputeCall call = Backward(Whole(kDkSums), Whole(kDvSums));
   EXPECT_EQ(CountOffers(WithOffers({call, call})), 0);
-  // Each to a half: none may take the conversion of both away.
+  // Each call adds to one half, so neither may take over the conversion of both halves.
   const ByteRange dk_end{kDkSums, kBytes / 2, kBytes / 2}, dv_end{kDvSums, kBytes / 2, kBytes / 2};
   EXPECT_EQ(CountOffers(WithOffers({Backward({kDkSums, 0, kBytes / 2}, {kDvSums, 0, kBytes / 2}),
                                     Backward(dk_end, dv_end)})),
             0);
 }
 
-// What no call adds to is 0 where it is zeroed and converted, and nothing where it is not.
+// Sums that no call adds to are 0 if they are zeroed and converted, and undefined otherwise.
 TEST(GradientOffersTest, NotWhereTheCallLeavesSomeOfTheSums) {
   EXPECT_EQ(CountOffers(WithOffers({Backward({kDkSums, 0, kBytes / 2}, Whole(kDvSums))})), 0);
 }

@@ -12,13 +12,13 @@
 namespace ringattn {
 namespace {
 
-// Slots of the bundles of a group's K/V and gradients, each for groups of even and of odd number:
-// the own shard, others' rows one after another by source. Gradients also: what others have
-// contributed to the own shard, one after another by who sent it.
+// Slots of the bundles of a group's K/V and gradients, one set for even and one for odd groups: the
+// own shard, then others' rows one after another by source. The gradient bundle also has a slot for
+// others' contributions to the own shard, one after another by sender.
 constexpr int kOwn = 0;
 constexpr int kGathered = 2;
 constexpr int kLanding = 4;
-// Slots of the bundle of what has no heads.
+// Slots of the bundle of tensors without heads.
 constexpr int kHome = 0;
 constexpr int kGatheredIds = 1;
 
@@ -50,7 +50,7 @@ class HeadGroups {
         {id, LayoutOf(builder.spec(), id).inner_bytes, {shard.kv_segment_ids, kNoBuffer}});
   }
 
-  // Each adds a pass from `first` on. Returns the steps it takes.
+  // Each adds a pass, starting at step `first`, and returns the number of its steps.
   int64_t Forward(int64_t first) {
     if (!ids_.tensors.empty()) {
       ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t) {
@@ -122,7 +122,7 @@ class HeadGroups {
     return views_.Read(step, buffer, StatisticsForm(), FirstQueryHead(group), query_heads());
   }
 
-  // Of a bias or a mask, which may be one for all heads.
+  // A bias or a mask, which all heads may share.
   struct PairsOfGroup {
     bool per_head = false;
     HeadForm form;
@@ -157,7 +157,7 @@ class HeadGroups {
     return {group * heads_, heads_, builder_.spec().shape.num_kv_heads};
   }
 
-  // Sends the group's K/V to whoever sees them.
+  // Sends the group's K/V to the ranks that see them.
   void Gather(int64_t first, int64_t group) {
     ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t) {
       builder_.Move(first + group + 1, kv_, source, Own(source, group), rank,
@@ -165,8 +165,8 @@ class HeadGroups {
     });
   }
 
-  // Puts each group's own K/V together: in the step before it travels, behind that step's call,
-  // which may still read what lay in the slot.
+  // Packs each group's own K/V in the step before they travel, after that step's call, which may
+  // still read the slot.
   void PackAll(int64_t first) {
     for (int64_t group = 0; group < groups_; ++group) {
       if (AnyRows(route_.kv_rows)) builder_.Use(first + group);
@@ -233,7 +233,7 @@ class HeadGroups {
     views_.WriteBack(step);
   }
 
-  // One behind the other: some devices compute both at once.
+  // Adds the two calls one after the other; some devices compute both at once.
   void AddBothGradients(int64_t step, int64_t group, ComputeCall backward) {
     const PairsOfGroup pairs = PairsOf(TensorId::kDbias);
     assert(pairs.per_head);
@@ -247,7 +247,7 @@ class HeadGroups {
     builder_.AddCall(step, std::move(call));
   }
 
-  // Gradients of others' rows go to their owners, who add them by rank that contributed.
+  // Sends gradients of others' rows to their owners, who add them in rank order.
   void Return(int64_t step, int64_t group) {
     if (AnyRows(route_.kv_rows)) builder_.Use(step);
     ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t landing) {
@@ -267,7 +267,7 @@ class HeadGroups {
     }
   }
 
-  // Every range of another's rows that a rank sees (all_gather.h).
+  // Visits every range of another rank's rows that a rank sees (all_gather.h).
   template <typename Do>
   void ForEachSeen(const Do& action) const {
     ForEachGathered(route_, action);
@@ -317,7 +317,7 @@ class HeadGroups {
 
   const GatherRoute& route_;
   const RingSpans& pieces_;
-  const int64_t heads_;  // of K/V, of a group
+  const int64_t heads_;  // kv heads of a group
   const int64_t groups_;
   ShardBuffers& shard_;
   ProgramBuilder& builder_;

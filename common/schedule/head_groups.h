@@ -1,11 +1,11 @@
-// The all-gather schedule, some kv heads at a time: K/V of a group of heads are put together, go
-// to the ranks that see them and are computed on with the query heads that share them, while the
-// next group travels and the one behind it is put together. Each group is a problem of its own, of
-// fewer heads, whose out, lse and gradients are those heads of the request's. So the memory for
-// others' rows is that of two groups, not of all heads.
+// The all-gather schedule in groups of kv heads. Ranks pack the K/V of a group, send them to the
+// ranks that see them, and compute with the query heads that share them. Meanwhile the next group
+// travels and the group after that is packed. Each group is a separate problem with fewer heads;
+// its out, lse and gradients are those heads of the request's. So memory for others' rows is that
+// of two groups, not of all heads.
 //
-// Backward: dk and dv of others' rows, fp32 and of the group's heads, go to their owner while the
-// next group computes, and are added there in the order of ranks.
+// In a backward, dk and dv of others' rows (fp32, heads of one group) travel to their owner while
+// the next group computes. The owner adds them in rank order.
 #ifndef RINGATTN_COMMON_SCHEDULE_HEAD_GROUPS_H_
 #define RINGATTN_COMMON_SCHEDULE_HEAD_GROUPS_H_
 
@@ -18,8 +18,8 @@
 
 namespace ringattn {
 
-// REQUIRES: heads_per_step divides num_kv_heads and is less; a bias whose gradient is wanted has
-// one plane per head, as the sum over heads is no group's.
+// REQUIRES: heads_per_step is a proper divisor of num_kv_heads. A bias with a gradient has one
+// plane per head, because no single group can compute the sum over heads.
 Program MakeHeadGroupsProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
                               bool recompute_forward, const GatherRoute& route,
                               const RingSpans& pieces, int64_t heads_per_step, int rank);

@@ -35,7 +35,7 @@ ByteRange HeadViews::Read(int64_t step, BufferId buffer, const HeadForm& form, i
   const int64_t run_bytes = count * form.head_bytes;
   if (form.outer == 1 && form.anywhere) return {buffer, begin * form.head_bytes, run_bytes};
   const ByteRange packed = Packed(buffer, form.outer * run_bytes);
-  if (packed.bytes == 0) return packed;  // a mask of no keys, for instance
+  if (packed.bytes == 0) return packed;  // for instance a mask with no keys
   builder_.AddCall(step, CopyOfHeads(form, begin, count, builder_.Whole(buffer), packed, true));
   return packed;
 }

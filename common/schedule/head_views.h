@@ -1,6 +1,6 @@
-// Some heads of tensors that lie with all of them, as kernels take them: by themselves. Where they
-// are one run of bytes that kernels take, that run; else a copy, which is made before the call or
-// after it.
+// HeadViews gives kernels some heads of a tensor that stores all heads. If these heads are one run
+// of bytes that kernels accept, a view is that run. Otherwise it is a packed copy, made before the
+// call or written back after it.
 #ifndef RINGATTN_COMMON_SCHEDULE_HEAD_VIEWS_H_
 #define RINGATTN_COMMON_SCHEDULE_HEAD_VIEWS_H_
 
@@ -16,28 +16,29 @@
 
 namespace ringattn {
 
-// How a tensor's heads lie: [outer, heads, head_bytes].
+// Layout of a tensor's heads: [outer, heads, head_bytes].
 struct HeadForm {
   int64_t outer = 0;
   int64_t heads = 0;
   int64_t head_bytes = 0;
-  // Kernels take it at any multiple of its elements. Rows of heads begin where rows may.
+  // Kernels accept it at any multiple of its element size. Rows of heads must begin where rows may.
   bool anywhere = false;
 };
 
-// The bytes of heads [begin, begin + count) from the first to the last, and the copy that
-// gathers or spreads them; `packed` has them alone.
+// Returns the copy that gathers (to_packed) or scatters heads [begin, begin + count). `all` covers
+// their bytes from the first to the last; `packed` holds only them.
 ComputeCall CopyOfHeads(const HeadForm& form, int64_t begin, int64_t count, const ByteRange& all,
                         const ByteRange& packed, bool to_packed);
 
-// One rank's. Not thread safe.
+// Views of one rank's tensors. Not thread safe.
 class HeadViews {
  public:
   explicit HeadViews(ProgramBuilder& builder) : builder_(builder) {}
 
-  // Heads that a call reads; where they have to be copied, a call at `step` does it.
+  // Returns heads that a call reads. If a copy is necessary, adds it at `step`.
   ByteRange Read(int64_t step, BufferId buffer, const HeadForm& form, int64_t begin, int64_t count);
-  // Heads that a call writes, in full. WriteBack, after it, puts them into their place.
+  // Returns heads that a call overwrites in full. WriteBack, after the call, copies them to their
+  // place.
   ByteRange Write(BufferId buffer, const HeadForm& form, int64_t begin, int64_t count);
   void WriteBack(int64_t step);
 
@@ -45,7 +46,7 @@ class HeadViews {
   ByteRange Packed(BufferId buffer, int64_t bytes);
 
   ProgramBuilder& builder_;
-  std::map<BufferId, BufferId> packed_;  // one at a time of each tensor
+  std::map<BufferId, BufferId> packed_;  // at most one copy per tensor
   std::vector<ComputeCall> to_write_back_;
 };
 

@@ -28,8 +28,8 @@ int PipelineParts(const ShardPlan& plan) {
   return static_cast<int>(std::clamp<int64_t>(most_rows / kMinPartRows, 1, kMaxParts));
 }
 
-// Cuts a shard into `parts` ranges, where possible between two spans, else at a
-// whole number of tiles.
+// Divides a shard into `parts` ranges: between two spans if possible, else after a whole number of
+// tiles.
 Ranges CutForPipeline(const Shard& shard, int parts) {
   const int64_t rows = RowsIn(shard);
   Ranges ranges;
@@ -58,7 +58,7 @@ Ranges CutIntoSlices(const Shard& shard, Layout layout) {
   return {{0, shard[0].length}, {shard[0].length, rows}};
 }
 
-// needed[d][source][part]: what rank source + d sees of the part.
+// needed[d][source][part]: the rows of the part that rank source + d sees.
 RangesByDistance FindNeeds(const RingSpans& pieces, const std::vector<Ranges>& parts) {
   const int world_size = static_cast<int>(parts.size());
   RangesByDistance needed(world_size, std::vector<Ranges>(world_size));
@@ -73,7 +73,7 @@ RangesByDistance FindNeeds(const RingSpans& pieces, const std::vector<Ranges>& p
   return needed;
 }
 
-// What a rank has to hold so that it and all after it can be served.
+// Returns the rows that a rank must hold to serve itself and all later ranks.
 RangesByDistance RelayedRows(const RangesByDistance& needed) {
   RangesByDistance held = needed;
   for (size_t distance = held.size() - 1; distance-- > 1;) {
@@ -87,7 +87,7 @@ RangesByDistance RelayedRows(const RangesByDistance& needed) {
   return held;
 }
 
-// Rows that the busiest rank receives, summed over the steps.
+// Sums, over the steps, the rows that the busiest rank receives.
 int64_t RowsOnCriticalPath(const RangesByDistance& held) {
   int64_t rows = 0;
   for (size_t distance = 1; distance < held.size(); ++distance) {
@@ -155,9 +155,9 @@ KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rul
 
   const RangesByDistance needed = FindNeeds(pieces, parts);
   const RangesByDistance relayed = RelayedRows(needed);
-  // Direct exchange never moves more rows. Yet its own block must outlive the pass,
-  // which takes a third K/V buffer, and it talks to everybody rather than to two
-  // neighbours, so it has to save a quarter of the exchange time.
+  // Direct exchange never moves more rows. But a rank's own block must then outlive the pass, which
+  // takes a third K/V buffer, and each rank communicates with all others instead of two neighbours.
+  // So direct exchange must save a quarter of the exchange time.
   route.direct = 4 * RowsOnCriticalPath(needed) < 3 * RowsOnCriticalPath(relayed);
   const RangesByDistance& held = route.direct ? needed : relayed;
 

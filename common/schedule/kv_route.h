@@ -1,6 +1,6 @@
-// KvRoute: which rows of whose K/V shard every rank holds at every step of a ring
-// pass, and how they get there. The schedule turns it into buffers, transfers and
-// calls; here are only row ranges.
+// KvRoute: which rows of each K/V shard every rank holds at every step of a ring pass, and which
+// rank sends them. It describes row ranges only; the schedule turns them into buffers, transfers
+// and calls.
 #ifndef RINGATTN_COMMON_SCHEDULE_KV_ROUTE_H_
 #define RINGATTN_COMMON_SCHEDULE_KV_ROUTE_H_
 
@@ -15,41 +15,41 @@
 
 namespace ringattn {
 
-// How a shard is cut before anything travels.
+// How a shard is divided before exchange.
 enum class PartRule : uint8_t {
-  // The two slices of a zigzag shard apart, so that the rows travel that are
-  // needed and not those between them; ranges that touch are joined again.
+  // Separates the two slices of a zigzag shard, so that only needed rows travel and not those
+  // between them. Ranges that touch are joined again.
   kSlices,
-  // Up to kMaxParts parts of about equal length, each a range of its own: while
-  // one part computes, another's gradients travel.
+  // Up to kMaxParts parts of about equal length, each a separate range: the gradients of one part
+  // travel while another part computes.
   kPipeline,
 };
 
-// Four, because a zigzag shard often has work in one of its slices only: two parts
-// in each keep one travelling while the other computes.
+// Four, because often only one slice of a zigzag shard has work: with two parts per slice, one
+// travels while the other computes.
 inline constexpr int64_t kMaxParts = 4;
 // Shorter parts would cost more in calls than they hide in transfers.
 inline constexpr int64_t kMinPartRows = 256;
 
 struct KvRoute {
   int world_size = 1;
-  // False: relay. At step k a rank holds what came to its left neighbour at step
-  // k - 1, and passes on the rows that somebody after it needs.
-  // True: direct. Every rank gets just the rows it needs from their owner.
+  // False: relay. At step k a rank holds the rows that its left neighbour held at step k - 1, and
+  // passes on those that a later rank needs.
+  // True: direct. Every rank receives only the rows it needs, from their owner.
   bool direct = false;
   std::vector<int64_t> q_rows;   // by rank
   std::vector<int64_t> kv_rows;  // by rank
-  // Parts per shard: 1 under kSlices, where a step moves a block at once.
+  // Parts per shard; 1 under kSlices, where a step moves a block at once.
   int parts = 1;
-  // Step k computes on the block of the rank this far to the left; distances[0] is
-  // 0, the rank's own block. Distances over which nothing travels are left out.
+  // Step k computes on the block of the rank at this distance to the left. distances[0] is 0, the
+  // rank's own block. Distances without transfers are left out.
   std::vector<int> distances;
-  // held[k][source]: disjoint, ascending ranges of source's rows that rank
-  // source + distances[k] holds at step k. held[0] is the whole shard as one range.
-  // kPipeline, k > 0: exactly `parts` entries, some of them empty; else non-empty.
+  // held[k][source]: disjoint, ascending ranges of source's rows that rank source + distances[k]
+  // holds at step k. held[0] is the whole shard as one range. kPipeline, k > 0: exactly `parts`
+  // entries, possibly empty; otherwise non-empty.
   std::vector<std::vector<std::vector<RowRange>>> held;
-  // sees[k][source][part]: the rank at that distance sees a key of the part, whether the
-  // ranges of held are parts or were joined.
+  // sees[k][source][part]: whether the rank at that distance sees a key of the part. Valid for both
+  // rules.
   std::vector<std::vector<std::vector<char>>> sees;
 
   int steps() const { return static_cast<int>(distances.size()); }
@@ -57,24 +57,24 @@ struct KvRoute {
     return (rank + world_size - distances[step]) % world_size;
   }
   int HolderOf(int source, int step) const { return (source + distances[step]) % world_size; }
-  // Who sends `source`'s rows to their holder at `step` > 0, and the step at which
-  // the sender itself holds them.
+  // Return the rank that sends `source`'s rows to their holder at `step` > 0, and the step at which
+  // the sender holds them.
   int SenderTo(int source, int step) const { return direct ? source : HolderOf(source, step - 1); }
   int SenderStep(int step) const { return direct ? 0 : step - 1; }
-  // source's holder at the step has work with the part; with any.
+  // Return whether source's holder at the step has work with the part, or with any part.
   bool Sees(int step, int source, int part) const { return sees[step][source][part] != 0; }
   bool SeesAny(int step, int source) const;
 };
 
-// The pieces of every rank's shards, made once per problem.
+// The pieces of every rank's shards, computed once per problem. Not thread safe.
 class RingSpans {
  public:
-  // `latch` outlives the pieces: it is asked before each pass over two ranks' pieces.
+  // `latch` must outlive the pieces. It is polled before each pass over two ranks' pieces.
   RingSpans(const AttentionSpec& spec, const ShardPlan& plan, CancelLatch* latch);
 
-  // The work of `rank`'s q shard with rows of `source`'s kv shard.
+  // Returns the work of `rank`'s q shard with rows of `source`'s kv shard.
   WorkCount Work(int rank, int source, const RowRange& kv_rows) const;
-  // By rank: the hull of the keys of rows `part` of `source` that the rank sees, as rows
+  // Returns by rank the hull of the keys that the rank sees among rows `part` of `source`, as rows
   // of source's shard.
   std::vector<RowRange> Needs(int source, const RowRange& part) const;
 
@@ -87,8 +87,8 @@ class RingSpans {
 
 KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rule);
 
-// By rank, then source: the rows of source's kv shard that the rank sees, as disjoint, ascending,
-// non-empty ranges; the two slices of a zigzag shard apart unless they touch.
+// Returns by rank, then source, the rows of source's kv shard that the rank sees, as disjoint,
+// ascending, non-empty ranges. The two slices of a zigzag shard are separate unless they touch.
 std::vector<std::vector<std::vector<RowRange>>> SeenRows(const ShardPlan& plan,
                                                          const RingSpans& pieces);
 

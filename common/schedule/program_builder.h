@@ -1,4 +1,4 @@
-// Collects one rank's program.
+// ProgramBuilder collects the program of one rank.
 #ifndef RINGATTN_COMMON_SCHEDULE_PROGRAM_BUILDER_H_
 #define RINGATTN_COMMON_SCHEDULE_PROGRAM_BUILDER_H_
 
@@ -13,13 +13,13 @@
 
 namespace ringattn {
 
-// Steps are numbered from 0 and appear as they are named; within a step, transfers and
-// calls keep the order in which they were added, and late calls come after the others.
-// Steps that no rank uses are left out, so all ranks' builders must hear of the same ones:
-// Move and Use speak of any rank, the rest of this one. Not thread safe.
+// Steps are numbered from 0 and may be added in any order. Within a step, transfers and calls keep
+// the order in which they were added, and late calls follow the others. Steps that no rank uses are
+// left out, so all ranks' builders must learn of the same steps: Move and Use apply to any rank,
+// the other functions only to this one. Not thread safe.
 class ProgramBuilder {
  public:
-  // `spec` and `plan` outlive the builder.
+  // `spec` and `plan` must outlive the builder.
   ProgramBuilder(const AttentionSpec& spec, const ShardPlan& plan, int rank);
 
   int rank() const { return program_.rank; }
@@ -31,41 +31,42 @@ class ProgramBuilder {
   BufferId AddInput(TensorId id);
   BufferId AddOutput(TensorId id);
   const std::string& NameOf(BufferId buffer) const { return program_.buffers[buffer].name; }
-  // kNoBuffer if there is none.
+  // Returns kNoBuffer if there is none.
   BufferId InputOf(TensorId id) const;
-  BufferId AddTensor(TensorId id);  // scratch, of the tensor's shape
+  BufferId AddTensor(TensorId id);  // scratch with the tensor's shape
   int64_t ShardBytes(TensorId id) const;
   ByteRange Whole(BufferId buffer) const;
   ByteRange WholeIfAny(BufferId buffer) const {
     return buffer == kNoBuffer ? kNone : Whole(buffer);
   }
 
-  // The buffer's first bytes; it grows to hold them.
+  // Returns the buffer's first bytes. Grows the buffer to hold them.
   ByteRange First(BufferId buffer, int64_t bytes);
-  // The bytes of a range of rows in its slot, whose buffer is added when first used and
-  // grows to hold them.
+  // Returns the bytes of a range of rows in its slot. Adds the slot's buffer on first use and grows
+  // it to hold them.
   ByteRange Range(Bundle& bundle, TensorId id, const BlockLocation& place);
 
-  // Copies `rows`, which both places hold, from one rank to the other: per tensor as one
-  // transfer where they lie in one run on both sides, else one per batch row.
+  // Copies `rows`, which both locations hold, from one rank to the other. Per tensor this is one
+  // transfer if the rows are contiguous on both sides, else one per batch row.
   void Move(int64_t step, Bundle& bundle, int from, const BlockLocation& source, int to,
             const BlockLocation& target, const RowRange& rows);
-  // Some rank has a call in the step.
+  // Records that some rank has a call in the step.
   void Use(int64_t step);
 
-  // This rank's side of a transfer.
+  // Adds this rank's side of a transfer.
   void AddTransfer(int64_t step, const Transfer& transfer);
 
   void AddCall(int64_t step, ComputeCall call);
   void AddLateCall(int64_t step, ComputeCall call);
-  // target = 0; nothing for no bytes.
+  // target = 0. Adds nothing if target is empty.
   void AddZero(int64_t step, const ByteRange& target);
-  // The same over `rows` of every tensor of a block.
+  // The same for `rows` of every tensor of a block.
   void AddZeroRows(int64_t step, Bundle& bundle, const BlockLocation& target, const RowRange& rows);
-  // target += source over `rows` of every tensor of a block, fp32, as late calls.
+  // target += source for `rows` of every tensor of a block, fp32, as late calls.
   void AddRowsLate(int64_t step, Bundle& bundle, const BlockLocation& source,
                    const BlockLocation& target, const RowRange& rows);
-  // target = source, rounded, over two whole buffers, as a late call; nothing if they are one.
+  // target = source, rounded, for two whole buffers, as a late call. Adds nothing if both are the
+  // same buffer.
   void AddConvertLate(int64_t step, BufferId source, BufferId target);
 
   Program Finish();

@@ -5,10 +5,10 @@
 namespace ringattn {
 namespace {
 
-// [distance][source]: the rank so far to the right has them.
+// [distance][source]: whether the rank at this distance to the right holds the source's queries.
 using Held = std::vector<std::vector<char>>;
 
-// What a rank has to hold so that it and all after it can be served.
+// Returns the queries that a rank must hold to serve itself and all later ranks.
 Held Relayed(const Held& needed) {
   Held held = needed;
   for (size_t distance = held.size() - 1; distance-- > 1;) {
@@ -19,7 +19,7 @@ Held Relayed(const Held& needed) {
   return held;
 }
 
-// Rows that the busiest rank receives, summed over the distances.
+// Sums, over the distances, the rows that the busiest rank receives.
 int64_t RowsOnCriticalPath(const Held& held, const std::vector<int64_t>& q_rows) {
   int64_t rows = 0;
   for (size_t distance = 1; distance < held.size(); ++distance) {
@@ -59,7 +59,7 @@ QRoute MakeQRoute(const ShardPlan& plan, const RingSpans& pieces, bool gathered)
     }
   }
   const Held relayed = Relayed(needed);
-  // As for keys (kv_route.cc): what goes straight must save a quarter of the exchange.
+  // As for keys (kv_route.cc): direct exchange must save a quarter of the exchange
   route.direct = gathered || 4 * RowsOnCriticalPath(needed, route.q_rows) <
                                  3 * RowsOnCriticalPath(relayed, route.q_rows);
   for (int distance = 0; distance < world_size; ++distance) {

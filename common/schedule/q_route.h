@@ -1,5 +1,5 @@
-// QRoute: which rank computes on whose queries at every step of a schedule whose keys stay where
-// they are, and how the queries get there. The schedule turns it into buffers, transfers and calls.
+// QRoute: whose queries every rank computes on at every step of a schedule with resident keys, and
+// which rank sends them. The schedule turns it into buffers, transfers and calls.
 #ifndef RINGATTN_COMMON_SCHEDULE_Q_ROUTE_H_
 #define RINGATTN_COMMON_SCHEDULE_Q_ROUTE_H_
 
@@ -12,19 +12,20 @@
 
 namespace ringattn {
 
-// A shard's queries always move together: no rank gets a part of them.
+// A shard's queries always move as a whole.
 struct QRoute {
   int world_size = 1;
-  // Every rank gets others' queries before it computes on any of them, and keeps them.
+  // Every rank receives others' queries before it computes on any of them, and keeps them.
   bool gathered = false;
-  // They come from their owner. False: at step k a rank passes on what it held at step k - 1.
+  // Queries come from their owner. False: at step k a rank passes on the queries that it held at
+  // step k - 1.
   bool direct = false;
   std::vector<int64_t> q_rows;   // by rank
   std::vector<int64_t> kv_rows;  // by rank
-  // Step k computes on the queries of the rank this far to the left; distances[0] is 0, the
-  // rank's own. Distances over which nothing travels are left out.
+  // Step k computes on the queries of the rank at this distance to the left. distances[0] is 0, the
+  // rank's own queries. Distances without transfers are left out.
   std::vector<int> distances;
-  std::vector<std::vector<char>> held;  // [step][source]: its holder at the step has them
+  std::vector<std::vector<char>> held;  // [step][source]: whether its holder at the step has them
   std::vector<WorkCount> work;          // by rank, then source: see Work
 
   int steps() const { return static_cast<int>(distances.size()); }
@@ -33,15 +34,15 @@ struct QRoute {
   }
   int HolderOf(int source, int step) const { return (source + distances[step]) % world_size; }
   int SenderTo(int source, int step) const { return direct ? source : HolderOf(source, step - 1); }
-  // Of source's queries with rank's keys.
+  // Returns the work of source's queries with rank's keys.
   const WorkCount& Work(int rank, int source) const { return work[rank * world_size + source]; }
-  // The holder at the step has work with the source's queries.
+  // Returns whether the holder at the step has work with the source's queries.
   bool Works(int step, int source) const { return Work(HolderOf(source, step), source).pairs > 0; }
-  // Somebody but the owner does.
+  // Returns whether a rank other than the owner has work with them.
   bool IsSeenByOthers(int source) const;
 };
 
-//   gathered  QRoute::gathered, and then direct
+// Makes the route of a plan. A gathered route (QRoute::gathered) is always direct.
 QRoute MakeQRoute(const ShardPlan& plan, const RingSpans& pieces, bool gathered);
 
 }  // namespace ringattn

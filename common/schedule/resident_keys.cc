@@ -14,7 +14,7 @@
 namespace ringattn {
 namespace {
 
-// Of another rank's shard of queries, or of what is sent with them.
+// The queries of other ranks' shards, or a tensor that travels with them.
 struct Travelling {
   const char* name;
   BufferId home = kNoBuffer;    // the rank's own
@@ -34,7 +34,7 @@ class ResidentKeys {
     const int64_t statistic_bytes = batch * heads * 4;
     const auto input_bytes = [&](TensorId id) { return batch * LayoutOf(spec, id).inner_bytes; };
     const auto make = [&](const char* name, BufferId home, int64_t row_bytes) {
-      // Own ones are slot 0 of none; partials have one slot more than there are steps.
+      // The own shard is slot 0 of no tensor. Partials have one slot more than there are steps.
       return Travelling{name, home, row_bytes,
                         std::vector<BufferId>(std::max(route.steps(), 2) + 1, kNoBuffer)};
     };
@@ -48,7 +48,7 @@ class ResidentKeys {
     part_dq_ = make("dq", kNoBuffer, dq_bytes);
   }
 
-  // Adds a pass from `first` on. Returns the steps it takes.
+  // Adds a pass, starting at step `first`. Returns the number of its steps.
   int64_t Forward(int64_t first) {
     std::vector<Travelling*> queries = {&q_};
     if (ids_.home != kNoBuffer) queries.push_back(&ids_);
@@ -71,14 +71,14 @@ class ResidentKeys {
     return StepsOfPass();
   }
 
-  //   has_queries  a forward pass before it has left all queries in their slots
+  //   has_queries  an earlier forward pass has left all queries in their slots
   void Backward(int64_t first, bool has_queries) {
     StartBackward(first, shard_, builder_);
     for (BufferId buffer : {shard_.dk_acc, shard_.dv_acc}) {
       builder_.AddZero(first, builder_.Whole(buffer));
     }
     UseBackwardSteps(first);
-    // Deltas must be there before they are sent.
+    // Deltas must be computed before they are sent.
     const int64_t base = first + (route_.steps() > 1 ? 1 : 0);
     std::vector<Travelling*> fetched = {&dout_, &lse_, &delta_};
     if (!has_queries) {
@@ -110,13 +110,13 @@ class ResidentKeys {
 
  private:
   int rank() const { return builder_.rank(); }
-  // The own call's, others', and one in which the last partials come home.
+  // The own call's step, others' steps, and one in which the last partials arrive.
   int64_t StepsOfPass() const { return route_.steps() == 1 ? 1 : route_.steps() + 1; }
-  // Where others' queries of a step lie.
+  // Returns the slot of others' queries at a step.
   int QuerySlot(int step) const { return route_.gathered ? step : step % 2; }
-  // Where the partial of a step is computed; it leaves one step later, and at the same time the
-  // own rows' partial of that step comes in. Gathered, into what the step before has sent off,
-  // so that all of them stay until they are merged.
+  // Returns the slot in which the partial of a step is computed. It is sent one step later, while
+  // the own rows' partial of that step arrives. A gathered route reuses the slots of partials that
+  // are already sent, so that all received partials stay until they are merged.
   int PartSlot(int step) const { return route_.gathered ? step : step % 2; }
   int LandingSlot(int step) const { return route_.gathered ? step - 1 : 2; }
 
@@ -129,7 +129,7 @@ class ResidentKeys {
     }
     return builder_.First(buffer, route_.q_rows[source] * tensor.row_bytes);
   }
-  // What `source`'s queries lie in at a step, on the rank that holds them.
+  // Returns where the rank that holds `source`'s queries stores them at a step.
   ByteRange Held(Travelling& tensor, int step, int source) {
     return step == 0 ? builder_.Whole(tensor.home) : Slot(tensor, QuerySlot(step), source);
   }
@@ -172,7 +172,8 @@ class ResidentKeys {
     });
   }
 
-  // Every partial that goes home: when, computed at which step, whose.
+  // Visits every partial that returns to its owner: when, computed at which step, and for which
+  // rank.
   void ForEachReturn(int64_t first,
                      const std::function<void(int64_t at, int step, int source)>& action) const {
     for (int step = 1; step < route_.steps(); ++step) {
@@ -182,7 +183,8 @@ class ResidentKeys {
     }
   }
 
-  // Steps at which this rank's rows come home, in the order in which they are merged.
+  // Returns the steps at which partials of this rank's rows arrive, in the order in which they are
+  // merged.
   std::vector<int> Contributions() const {
     std::vector<int> steps;
     for (int step = 1; step < route_.steps(); ++step) {
@@ -196,7 +198,7 @@ class ResidentKeys {
     return steps;
   }
 
-  // Some rank has a call on others' queries at the step.
+  // Records that some rank has a call on others' queries at the step.
   void UseCompute(int64_t first, int step) {
     for (int source = 0; source < route_.world_size; ++source) {
       if (route_.Works(step, source)) builder_.Use(first + step);
@@ -225,7 +227,7 @@ class ResidentKeys {
     if (ids_.home != kNoBuffer) {
       operand.options.push_back({TensorId::kQSegmentIds, Slot(ids_, QuerySlot(step), source)});
     }
-    // Cut by keys: these are there for everybody's queries.
+    // Sharded by keys: they hold the values for all queries.
     for (TensorId id : {TensorId::kBias, TensorId::kMask}) {
       const BufferId buffer = builder_.InputOf(id);
       if (buffer != kNoBuffer) operand.options.push_back({id, builder_.Whole(buffer)});
@@ -237,7 +239,7 @@ class ResidentKeys {
     return std::any_of(route_.q_rows.begin(), route_.q_rows.end(), [](int64_t n) { return n > 0; });
   }
 
-  // Of rows without keys too: they are out = 0, lse = -inf, or wait for what comes home.
+  // Includes rows without keys: they get out = 0, lse = -inf, or wait for partials that arrive.
   void OwnForward(int64_t first) {
     if (AnyQueries()) builder_.Use(first);
     if (builder_.q_rows() == 0) return;
@@ -294,7 +296,7 @@ class ResidentKeys {
     AddMerge(first + route_.steps(), std::move(parts), /*final=*/true);
   }
 
-  // Of the own partial, among those of lower and higher ranks.
+  // Returns the position of the own partial among those of lower and higher ranks.
   size_t OwnPlace(const std::vector<int>& steps) const {
     return std::count_if(steps.begin(), steps.end(),
                          [this](int step) { return route_.HolderOf(rank(), step) < rank(); });
@@ -325,7 +327,7 @@ class ResidentKeys {
       builder_.AddLateCall(route_.gathered ? base + route_.steps() : base + step + 1,
                            std::move(add));
     }
-    // All ranks know of the step, though the last partials may have come home before.
+    // All ranks have this step, even if the last partials arrive earlier.
     if (!route_.gathered) return;
     for (int source = 0; source < route_.world_size; ++source) {
       if (route_.IsSeenByOthers(source)) builder_.Use(base + route_.steps());
@@ -337,7 +339,7 @@ class ResidentKeys {
     for (int source = 0; source < route_.world_size; ++source) {
       if (route_.q_rows[source] == 0 && route_.kv_rows[source] == 0) continue;
       builder_.Use(first);
-      if (builder_.spec().result_dtype() != DType::kFloat32) builder_.Use(last);  // conversions
+      if (builder_.spec().result_dtype() != DType::kFloat32) builder_.Use(last);  // kConvert calls
     }
     if (builder_.spec().options.sinks) builder_.Use(first);  // rank 0 has dsinks
   }

@@ -1,20 +1,20 @@
-// The schedules whose K/V stay where they are while queries travel. A rank computes its own
-// queries' partial result over its own keys, then others' over the same keys, and sends each of
-// those partials straight to its owner while it computes the next; the owner merges them
-// (common/attention/merge.h), where sinks join and the result is rounded, once. Backward likewise:
-// q, dout, lse and delta travel; dk and dv stay; the partials are of dq, which the owner adds up.
+// The schedules in which K/V stay in place and queries travel. A rank computes the partial result
+// of its own queries over its own keys, then those of others' queries over the same keys. It sends
+// each partial directly to its owner while it computes the next. The owner merges the partials
+// (common/attention/merge.h), adds sinks and rounds the result, once. In a backward q, dout, lse
+// and delta travel; dk and dv stay; the owner adds up the partials of dq.
 //
-//   pass-Q        The queries go around the ring, two shards of others at a time on a rank, and a
-//                 partial is merged as it comes in. A rank holds a few shards, whatever the ring
-//                 size.
-//   replicated-Q  Every rank gets all queries first. Partials come in one after another and are
-//                 merged all at once, in the order of ranks. A rank holds the queries of the whole
-//                 sequence and as much of partials, in fp32, beside 1/W of K/V.
+//   pass-Q        The queries travel around the ring. A rank holds at most two shards of others'
+//                 queries at a time and merges each partial when it arrives. Memory is a few
+//                 shards for any ring size.
+//   replicated-Q  Every rank first receives all queries. Partials arrive one after another and
+//                 are merged together, in rank order. A rank holds the queries of the whole
+//                 sequence and fp32 partials of the same size, in addition to 1/W of K/V.
 //
-// A partial goes home from where it is computed, instead of going around with the queries: as many
-// bytes, but no rank waits for another's partial before it can begin its own.
+// A partial goes directly to its owner instead of around the ring with the queries. That moves the
+// same number of bytes, but no rank waits for another's partial before it starts its own.
 //
-// Orders are fixed by the schedule, so results do not depend on timing.
+// The schedule fixes all orders, so results do not depend on timing.
 #ifndef RINGATTN_COMMON_SCHEDULE_RESIDENT_KEYS_H_
 #define RINGATTN_COMMON_SCHEDULE_RESIDENT_KEYS_H_
 
@@ -24,8 +24,8 @@
 
 namespace ringattn {
 
-// The route says which of the two it is. A bias, its gradient and a mask are cut by keys
-// (AttentionSpec::pairs_by_keys): every call takes the rank's whole one.
+// The route selects one of the two schedules. A bias, its gradient and a mask are sharded by keys
+// (AttentionSpec::pairs_by_keys): every call uses the rank's whole shard of them.
 Program MakeResidentKeysProgram(const AttentionSpec& spec, const ShardPlan& plan,
                                 Direction direction, bool recompute_forward, const QRoute& route,
                                 int rank);

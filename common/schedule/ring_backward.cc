@@ -7,13 +7,13 @@
 namespace ringattn {
 namespace {
 
-// Rows of this rank's block whose gradients come home at a program step.
+// Rows of this rank's block whose gradients arrive at a program step.
 struct Landing {
   int64_t at = 0;
   RowRange rows;
 };
 
-// What of [0, end) is in none of the landings, which are disjoint.
+// Returns the ranges of [0, end) that are in no landing. Landings are disjoint.
 std::vector<RowRange> Gaps(std::vector<Landing> landings, int64_t end) {
   std::sort(landings.begin(), landings.end(),
             [](const Landing& a, const Landing& b) { return a.rows.begin < b.rows.begin; });
@@ -39,7 +39,7 @@ class RingBackward {
   void Add() {
     FindLandings();
     Start();
-    // By source and part: somebody has contributed to the accumulator that travels.
+    // By source and part: some rank has contributed to the accumulator that travels.
     std::vector<std::vector<char>> travels(route_.world_size, std::vector<char>(route_.parts, 0));
     for (int step = 1; step < route_.steps(); ++step) {
       const bool fetch = ring_.slots.Claim(step);
@@ -49,7 +49,7 @@ class RingBackward {
         }
         for (int source = 0; source < route_.world_size; ++source) {
           char& travelling = travels[source][part];
-          if (route_.direct) travelling = 0;  // every rank sends its own
+          if (route_.direct) travelling = 0;  // every rank sends its own accumulator
           if (route_.Sees(step, source, part)) {
             Contribute(source, step, part, /*first=*/!travelling);
             travelling = 1;
@@ -64,9 +64,9 @@ class RingBackward {
   }
 
  private:
-  // The program step at which a part of the step's block is computed on.
+  // Returns the program step that computes on a part of the step's block.
   int64_t StepOf(int step, int part) const {
-    if (step == 0) return first_step_;  // before any part; keys of the first ones come
+    if (step == 0) return first_step_;  // before any part, while the first keys arrive
     return first_step_ + 1 + int64_t{step - 1} * route_.parts + (route_.parts - 1 - part);
   }
 
@@ -74,13 +74,13 @@ class RingBackward {
   void Start();
   void Contribute(int source, int step, int part, bool first);
   void SendOnAndHome(int source, int step, int part);
-  // To the owner's accumulators, where nothing is yet.
+  // Sends gradients to the owner's accumulators, which are empty at these rows.
   void SendHome(int64_t at, int source, int step, const RowRange& part, const RowRange& rows);
-  // To the owner, who adds them to what others have contributed to the same rows.
+  // Sends gradients to the owner, who adds them to others' contributions to the same rows.
   void SendToLanding(int64_t at, int source, int step, const RowRange& rows);
   void OwnBlock();
-  // The rows that come home last, as one range; none if the rank computes on others'
-  // blocks meanwhile.
+  // Returns the rows that arrive last, as one range. Empty if the rank computes on others' blocks
+  // in the meantime.
   RowRange LandsLast() const;
   // REQUIRES: one range of all rows, or a batch of one.
   void AddOwnCall(const std::vector<RowRange>& ranges);
@@ -90,15 +90,16 @@ class RingBackward {
   ProgramBuilder& builder_;
   const int64_t first_step_;
   const int64_t own_step_;         // when ranks compute on their own blocks
-  std::vector<Landing> landings_;  // of this rank's block, straight into its accumulators
-  int64_t others_until_ = -1;      // this rank's last step with a call on another's block
+  std::vector<Landing> landings_;  // of this rank's block, directly into its accumulators
+  int64_t others_until_ = -1;      // this rank's last step with a call on another rank's block
 };
 
 RowRange NextHeld(const KvRoute& route, int source, int step, int part) {
   return step + 1 < route.steps() ? route.held[step + 1][source][part] : RowRange{};
 }
 
-// Rows of a part that nobody after the step's holder sees: what goes home from there.
+// Returns the rows of a part that no rank after the step's holder sees. The holder sends them to
+// the owner.
 std::vector<RowRange> Complete(const KvRoute& route, int source, int step, int part) {
   const RowRange& rows = route.held[step][source][part];
   const RowRange next = NextHeld(route, source, step, part);
@@ -125,7 +126,7 @@ void RingBackward::FindLandings() {
 
 void RingBackward::Start() {
   StartBackward(first_step_, ring_.shard, builder_);
-  // Where nothing lands, the own block starts from zero.
+  // Where no gradients arrive, the own block starts from zero.
   for (const RowRange& rows : Gaps(landings_, builder_.kv_rows())) {
     builder_.AddZeroRows(first_step_, ring_.gradients, ring_.slots.HomeGradients(ring_.rank()),
                          rows);
@@ -163,7 +164,7 @@ void RingBackward::Contribute(int source, int step, int part, bool first) {
 void RingBackward::SendOnAndHome(int source, int step, int part) {
   const int64_t at = StepOf(step, part) + 1;
   const RowRange& rows = route_.held[step][source][part];
-  if (rows.empty()) return;  // all of it is home
+  if (rows.empty()) return;  // all rows have arrived
   builder_.Use(at);
   if (route_.direct) {
     SendToLanding(at, source, step, rows);
@@ -191,7 +192,7 @@ void RingBackward::SendHome(int64_t at, int source, int step, const RowRange& pa
 }
 
 void RingBackward::SendToLanding(int64_t at, int source, int step, const RowRange& rows) {
-  // Added a step later, so that calls do not queue behind an addition that still waits.
+  // Added one step later, so that calls do not queue behind an addition that still waits.
   const int64_t add_at = std::min(at + 1, own_step_);
   builder_.Use(add_at);
   const BlockLocation landing = BlockSlots::Landing(at, rows);
@@ -218,7 +219,7 @@ RowRange RingBackward::LandsLast() const {
 void RingBackward::OwnBlock() {
   const RowRange all{0, builder_.kv_rows()};
   const RowRange late = LandsLast();
-  // Rows of one batch row are one range of bytes, so those that land last can wait while
+  // With one batch row, rows are one range of bytes, so the rows that arrive last can wait while
   // the others compute.
   const bool in_two = builder_.spec().shape.batch == 1 && !late.empty() && late.size() < all.size();
   if (in_two) {

@@ -5,7 +5,7 @@
 namespace ringattn {
 namespace {
 
-// The steps in which some rank has a call.
+// Records the steps in which some rank has a call.
 void UseStepsWithCalls(RingRank& ring, int64_t first_step) {
   const KvRoute& route = ring.route;
   for (int rank = 0; rank < route.world_size; ++rank) {

@@ -1,9 +1,8 @@
-// The forward pass of a ring that passes K/V, rank r of W: at step s rank r computes on
-// the block of kv_source_rank = (r - s) mod W while it passes that block on to r + 1 and
-// receives the next from r - 1; two K/V slots alternate, the home shard's buffers being
-// one of them. Only rows that some later rank can see travel at all; where windows or
-// documents leave ranks without common keys, blocks go straight to the ranks that need
-// them (direct, kv_route.h) instead of through all ranks between.
+// The forward pass of a ring that passes K/V. At step s, rank r of W computes on the block of
+// kv_source_rank = (r - s) mod W while it sends that block to r + 1 and receives the next from r -
+// 1. Two K/V slots alternate; the home shard's buffers are one of them. Only rows that some later
+// rank sees travel. If windows or documents leave ranks without common keys, blocks go directly to
+// the ranks that need them (`direct`, kv_route.h) instead of through all ranks between.
 #ifndef RINGATTN_COMMON_SCHEDULE_RING_FORWARD_H_
 #define RINGATTN_COMMON_SCHEDULE_RING_FORWARD_H_
 
@@ -13,7 +12,7 @@
 
 namespace ringattn {
 
-// Adds one pass to the rank's program, from `first_step` on. Returns the steps it takes.
+// Adds one pass to the rank's program, from `first_step` on. Returns the number of its steps.
 int64_t AddRingForward(RingRank& ring, int64_t first_step);
 
 }  // namespace ringattn

@@ -1,4 +1,5 @@
-// One rank's program of a ring in the making: what a forward and a backward pass share.
+// RingRank: one rank's program of a ring under construction, shared by its forward and backward
+// pass.
 #ifndef RINGATTN_COMMON_SCHEDULE_RING_RANK_H_
 #define RINGATTN_COMMON_SCHEDULE_RING_RANK_H_
 
@@ -15,23 +16,23 @@
 
 namespace ringattn {
 
-// Passes walk over everything that moves, between whatever ranks, in one order that all
-// ranks agree on, and the builder keeps this rank's part: so sends match receives.
+// Passes visit every transfer between any two ranks in one order that all ranks agree on, and the
+// builder keeps this rank's transfers. So sends match receives. Not thread safe.
 struct RingRank {
-  // `route`, `pieces` and `builder` outlive it.
-  //   keeps_home: the rank's own K/V block outlives the pass
+  // `route`, `pieces` and `builder` must outlive it.
+  //   keeps_home  the rank's own K/V block outlives the pass
   RingRank(const KvRoute& route, const RingSpans& pieces, bool keeps_home,
            const ShardBuffers& shard, ProgramBuilder& builder);
 
   int rank() const { return builder.rank(); }
 
-  // Sends `rows`, held at `step`, to their holder from whoever has them before.
+  // Sends `rows` to their holder at `step` from the rank that holds them before.
   void FetchKv(int64_t at, int source, int step, const RowRange& rows);
-  // This rank's keys at `step`, without gradients.
+  // Returns this rank's keys at `step`, without gradients.
   KvOperand Keys(int step, const RowRange& rows);
-  // Those of `source` that lie at a place of their own.
+  // Returns keys of `source` at a given location.
   KvOperand Keys(int source, const RowRange& rows, const BlockLocation& place);
-  // Of this rank's queries with rows of `source`; counted once.
+  // Returns the work of this rank's queries with rows of `source`. Computed once.
   const WorkCount& Work(int source, const RowRange& rows);
 
   const KvRoute& route;

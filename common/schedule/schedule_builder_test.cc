@@ -1,4 +1,5 @@
-// Programs built one by one: that they are those of the whole schedule, and what one costs.
+// Tests programs built one at a time: they equal those of the whole schedule, and each costs its
+// share.
 #include <algorithm>
 #include <random>
 #include <vector>
@@ -55,7 +56,7 @@ void ExpectSame(const Program& a, const Program& b) {
   }
 }
 
-// A worker that builds its own program alone gets what the planner counted on.
+// A worker that builds only its own program gets the program that the planner used.
 TEST(ScheduleBuilderTest, ARanksProgramIsTheSameByItself) {
   for (int i = 0; i < 300; ++i) {
     std::mt19937 random(900000 + i);
@@ -68,7 +69,7 @@ TEST(ScheduleBuilderTest, ARanksProgramIsTheSameByItself) {
   }
 }
 
-// What a program writes to, its inputs excepted.
+// Returns whether a program writes to one of its inputs.
 bool WritesToInput(const Program& program) {
   const auto is_input = [&](const ByteRange& range) {
     return range.buffer != kNoBuffer && program.buffers[range.buffer].input.has_value();
@@ -84,8 +85,8 @@ bool WritesToInput(const Program& program) {
   return false;
 }
 
-// A forward pass that leaves its inputs where they are, for a backward one to read: right, of the
-// same calls, and its shards' buffers no larger than the backward program's.
+// A forward pass can leave its inputs unchanged for a later backward. Its program is valid, has the
+// same calls, and its shard buffers are no larger than the backward program's.
 TEST(ScheduleBuilderTest, AForwardPassCanKeepItsInputs) {
   int other_programs = 0;
   for (int i = 0; i < 300; ++i) {
@@ -120,7 +121,7 @@ TEST(ScheduleBuilderTest, AForwardPassCanKeepItsInputs) {
   EXPECT_GT(other_programs, 10);
 }
 
-// A ring of one is another way to the same program.
+// A ring of one computes the same as a single device.
 TEST(ScheduleBuilderTest, ARingOfOneComputesAsASingleDevice) {
   int tried = 0;
   for (int i = 0; i < 2000; ++i) {
@@ -137,8 +138,8 @@ TEST(ScheduleBuilderTest, ARingOfOneComputesAsASingleDevice) {
   EXPECT_GT(tried, 100);
 }
 
-// Passes over two ranks' pieces, counted by the questions that come before each: all
-// programs take world_size times what one takes, beside what they share.
+// Counts passes over two ranks' pieces by the polls that precede each: all programs take world_size
+// times the passes of one, in addition to the shared ones.
 TEST(ScheduleBuilderTest, OneProgramCostsItsShareOfAll) {
   AttentionSpec spec = DenseSpec(1 << 16, 1 << 16);
   const ShardPlan plan = MakeShardPlan(spec, Layout::kStriped, 16);

@@ -16,15 +16,15 @@
 namespace ringattn {
 namespace {
 
-// The most rows of a shard, per batch row.
+// Returns the rows of the largest shard, per batch row.
 int64_t LargestShard(const ShardPlan& plan) {
   int64_t rows = 0;
   for (const Shard& shard : plan.kv) rows = std::max(rows, RowsIn(shard));
   return rows;
 }
 
-// K/V: two blocks, three where the own one outlives the pass. Gradients: home, two
-// that travel, and where several ranks send to the same rows, landing room for two.
+// K/V: two blocks, or three if the own block outlives the pass. Gradients: the own block, two that
+// travel, and, if several ranks send to the same rows, two landing slots.
 void ExpectMemoryIsBounded(const ScheduleCase& c, const Schedule& schedule) {
   const AttentionShape& shape = c.spec.shape;
   const int64_t largest = shape.batch * LargestShard(c.plan);
@@ -52,8 +52,8 @@ void ExpectMemoryIsBounded(const ScheduleCase& c, const Schedule& schedule) {
   }
 }
 
-// K/V of all ranks, own ones included, and backward as many gradients beside those of others and,
-// from every other rank, as many as the own shard has.
+// K/V of all ranks, including the own; backward also others' gradients and, from every other rank,
+// as many rows as the own shard has.
 void ExpectAllGatherMemory(const ScheduleCase& c, const Schedule& schedule) {
   const AttentionShape& shape = c.spec.shape;
   const int64_t per_row = shape.batch * shape.num_kv_heads * (shape.head_dim + shape.head_dim_v);
@@ -84,8 +84,8 @@ int64_t BytesNamed(const Program& program, std::initializer_list<absl::string_vi
   return bytes;
 }
 
-// Of the heads of a group, twice: what is put together of the own shard and what comes of others.
-// Their gradients alike, and those that land once. The q side and the request's K/V are whole.
+// Two groups: the packed own shard and others' rows. The same for their gradients, and landing
+// space for one. The q side and the request's K/V are whole.
 void ExpectHeadGroupsMemory(const ScheduleCase& c, const Schedule& schedule) {
   const AttentionShape& shape = c.spec.shape;
   const int64_t per_row = shape.batch * c.heads_per_step * (shape.head_dim + shape.head_dim_v);
@@ -103,8 +103,8 @@ void ExpectHeadGroupsMemory(const ScheduleCase& c, const Schedule& schedule) {
   }
 }
 
-// K/V and their gradients are the shard's alone. Others' queries, with what goes with them: of two
-// shards, or of all; partials: of three, or of as many as there are ranks.
+// K/V and their gradients are the shard's. Others' queries, with the tensors that travel with them:
+// two shards, or all. Partials: three, or one per rank.
 void ExpectResidentKeysMemory(const ScheduleCase& c, const Schedule& schedule) {
   const AttentionShape& shape = c.spec.shape;
   int64_t largest = 0;
@@ -163,11 +163,11 @@ void RunCases(int seed, int count, int64_t longest) {
 
 TEST(ScheduleTest, ManyShortSequences) { RunCases(1, 8000, 40); }
 
-// Long enough for parts of shards to travel on their own.
+// Long enough that parts of shards travel separately.
 TEST(ScheduleTest, LongerSequences) { RunCases(2, 600, 3000); }
 
-// The proof above is worth what the simulator notices: take away any single call,
-// or all transfers of any step, and it must object.
+// Checks the simulator itself: if any single call, or all transfers of any step, are removed, it
+// must report an error.
 TEST(ScheduleTest, TheSimulatorNoticesDamage) {
   int damaged = 0;
   for (int i = 0; i < 400; ++i) {
@@ -191,8 +191,8 @@ TEST(ScheduleTest, TheSimulatorNoticesDamage) {
       std::vector<ComputeCall>& calls = (schedule = intact).programs[rank].steps[step].calls;
       if (calls.empty()) continue;
       const size_t victim = random() % calls.size();
-      // Nobody misses the delta of a rank that has no backward call; zeros under what the groups of
-      // heads write in full, each for its own; copies that the forward pass has made before.
+      // Removals without effect: the delta of a rank without a backward call, zeros under sums that
+      // head groups overwrite in full, and copies that the forward pass has already made.
       if (calls[victim].op == ComputeCall::Op::kDelta) continue;
       if (c.heads_per_step != 0 && calls[victim].op == ComputeCall::Op::kZero) continue;
       if (c.recompute_forward && calls[victim].op == ComputeCall::Op::kCopy) continue;
@@ -267,7 +267,7 @@ TEST(ScheduleTest, RelayTalksToNeighboursOnly) {
   }
 }
 
-// The longest window of the requirement: 1,024 of 64K tokens over 4 ranks.
+// A window of 1,024 tokens out of 64K, over 4 ranks.
 TEST(ScheduleTest, AWindowExchangesWhatItReaches) {
   for (bool causal : {true, false}) {
     AttentionSpec spec = DenseSpec(65536, 65536);
@@ -279,7 +279,7 @@ TEST(ScheduleTest, AWindowExchangesWhatItReaches) {
         MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
     ScheduleSimulator simulator(spec, plan, schedule);
     ASSERT_EQ(simulator.Run(), "");
-    const int64_t row_bytes = 2 + 2;  // key and value: one head of one bf16 each
+    const int64_t row_bytes = 2 + 2;  // key and value: one bf16 head of one element each
     for (int from = 0; from < 4; ++from) {
       for (int to = 0; to < 4; ++to) {
         const bool expected = to == from + 1 || (!causal && to == from - 1);
@@ -291,8 +291,8 @@ TEST(ScheduleTest, AWindowExchangesWhatItReaches) {
   }
 }
 
-// One call over all keys, behind one exchange; backward one exchange more, and additions in rank
-// order.
+// One call over all keys, after one exchange; a backward has one more exchange and additions in
+// rank order.
 TEST(ScheduleTest, AllGatherComputesOnceOnAllKeys) {
   AttentionSpec spec = DenseSpec(4096, 4096);
   spec.options.causal = true;
@@ -321,7 +321,7 @@ TEST(ScheduleTest, AllGatherComputesOnceOnAllKeys) {
     EXPECT_FALSE(landed.empty());
     EXPECT_TRUE(std::is_sorted(landed.begin(), landed.end()));
   }
-  // The same work as on the ring, and no row travels that its target does not see.
+  // The same work as on the ring, and only rows that their target sees travel.
   const Schedule ring = MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
   for (int rank = 0; rank < 8; ++rank) {
     EXPECT_EQ(forward.programs[rank].PairCount(), ring.programs[rank].PairCount());
@@ -345,7 +345,8 @@ TEST(ScheduleTest, AllGatherFetchesWhatAWindowReaches) {
   }
 }
 
-// Queries go around, K/V do not: per rank W - 1 hops of q and as many partials that go home.
+// Queries travel, K/V do not: per rank W - 1 hops of q and as many partials that return to their
+// owners.
 TEST(ScheduleTest, PassQSendsQueriesAndPartials) {
   AttentionSpec spec = DenseSpec(512, 8192);
   spec.shape.num_heads = 4;
@@ -358,7 +359,7 @@ TEST(ScheduleTest, PassQSendsQueriesAndPartials) {
   EXPECT_FALSE(forward.direct);
   for (const Program& program : forward.programs) {
     EXPECT_EQ(program.SentBytes(), 3 * (q + part + statistic));
-    // The partial that leaves in a step was computed in the one before: nothing waits for it.
+    // The partial that is sent in a step was computed in the step before, so nothing waits for it.
     ASSERT_EQ(program.steps.size(), 5u);
     for (size_t step = 0; step < 4; ++step) {
       const ComputeCall& call = program.steps[step].calls.at(0);
@@ -377,7 +378,7 @@ TEST(ScheduleTest, PassQSendsQueriesAndPartials) {
   }
 }
 
-// Of all partials, in the order of ranks, whichever came in first.
+// Merges all partials in rank order, whichever arrived first.
 TEST(ScheduleTest, ReplicatedQMergesInTheOrderOfRanks) {
   AttentionSpec spec = DenseSpec(4096, 4096);
   spec.options.causal = true;
@@ -391,18 +392,18 @@ TEST(ScheduleTest, ReplicatedQMergesInTheOrderOfRanks) {
     const ComputeCall& merge = program.steps.back().calls.back();
     ASSERT_EQ(merge.op, ComputeCall::Op::kMerge);
     ASSERT_EQ(merge.parts.size(), 8u);
-    // The part of the rank s steps to the left comes in at step s + 1, into slot s - 1.
+    // The partial of the rank s steps to the left arrives at step s + 1, in slot s - 1.
     for (int from = 0; from < 8; ++from) {
       const std::string& name = program.buffers[merge.parts[from].lse.buffer].name;
       const int step = (from - program.rank + 8) % 8;
       EXPECT_EQ(name, step == 0 ? "lse" : "part" + std::to_string(step - 1) + ".lse");
     }
   }
-  // K/V are cut zigzag, so no rank idles where only late queries see late keys.
+  // K/V use zigzag, so all ranks have work when only late queries see late keys.
   EXPECT_LE(most, 1.1 * least);
 }
 
-// 16 groups of one head in the memory of two, and the same bytes on their way.
+// 16 groups of one head in the memory of two, with the same number of bytes sent.
 TEST(ScheduleTest, HeadsPerStepBoundsTheMemory) {
   AttentionSpec spec = DenseSpec(8192, 8192);
   spec.shape.num_heads = spec.shape.num_kv_heads = 16;
@@ -420,7 +421,8 @@ TEST(ScheduleTest, HeadsPerStepBoundsTheMemory) {
   }
 }
 
-// A window of a few shards: only who sees keys gets queries, and then straight from their owner.
+// With a window of a few shards, only ranks that see keys receive queries, directly from their
+// owner.
 TEST(ScheduleTest, PassQSkipsRanksWithoutWork) {
   AttentionSpec spec = DenseSpec(8192, 8192);
   spec.options.window_left = spec.options.window_right = 512;
@@ -456,8 +458,9 @@ TEST(ScheduleTest, GradientsTravelWhileTheNextPartComputes) {
       for (const ComputeCall& call : step.calls) {
         if (call.op != ComputeCall::Op::kBackward || &call == last) continue;
         for (const Transfer& transfer : step.transfers) {
-          // No call of a ring step waits for its own step's exchange, so both run at
-          // once. But the last: own rows on which others' gradients come home meanwhile.
+          // No call of a ring step waits for its own step's exchange, so both run concurrently. The
+          // exception is the last step: own rows whose gradients from other ranks arrive in the
+          // meantime.
           for (const ByteRange& range : {call.kv[0].dk, call.kv[0].dv}) {
             EXPECT_FALSE(transfer.range.buffer == range.buffer &&
                          transfer.range.offset < range.offset + range.bytes &&
@@ -470,8 +473,8 @@ TEST(ScheduleTest, GradientsTravelWhileTheNextPartComputes) {
   }
 }
 
-// Only a window's reach of a block comes home, steps before the last one where most parts are
-// empty. The rest of the block need not wait for it.
+// Only the rows within a window's reach return, several steps before the last, where most parts are
+// empty. The rest of the block need not wait for them.
 TEST(ScheduleTest, AWindowsOwnRowsDoNotWaitForThoseThatComeHome) {
   AttentionSpec spec = DenseSpec(8192, 8192);
   spec.options.causal = true;
@@ -488,7 +491,7 @@ TEST(ScheduleTest, AWindowsOwnRowsDoNotWaitForThoseThatComeHome) {
         }
       }
     }
-    if (program.rank == 3) {  // nobody sees its keys
+    if (program.rank == 3) {  // no other rank sees its keys
       ASSERT_EQ(own.size(), 1u);
       continue;
     }
@@ -536,7 +539,7 @@ TEST(ScheduleTest, IsFastAtAMillionTokens) {
   for (Layout layout :
        {Layout::kContiguous, Layout::kZigzag, Layout::kStriped, Layout::kZigzagPerDocument}) {
     const ShardPlan plan = MakeShardPlan(spec, layout, 8);
-    const std::clock_t begin = std::clock();  // processor time: machines are shared
+    const std::clock_t begin = std::clock();  // processor time: other processes share the machine
     const Schedule schedule =
         MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kBackward, true);
     const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;

@@ -1,4 +1,4 @@
-// Schedules as text.
+// Renders schedules as text.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -11,14 +11,14 @@
 namespace ringattn {
 namespace {
 
-// Decimal, as everywhere in what people read (client/cli/report.h).
+// Decimal units, as in all printed reports (client/cli/report.h).
 std::string Bytes(int64_t bytes) {
   if (bytes < 10'000) return absl::StrCat(bytes, " B");
   if (bytes < 10'000'000) return absl::StrFormat("%.1f kB", bytes / 1e3);
   return absl::StrFormat("%.1f MB", bytes / 1e6);
 }
 
-// One line per peer and direction: transfers to one peer are summed.
+// One line per peer and direction; sums the transfers of one peer.
 std::string TransfersOf(const Step& step, Transfer::Kind kind) {
   std::vector<int> peers;
   std::vector<int64_t> bytes;
@@ -44,7 +44,7 @@ bool IsScatter(const ComputeCall& call) {
   return call.op == ComputeCall::Op::kScatterAdd || call.op == ComputeCall::Op::kScatterMerge;
 }
 
-// A scatter is of several parts, which follow one another.
+// A scatter has several consecutive parts.
 std::string PartText(const ComputeCall& call) {
   if (call.part == ComputeCall::kWhole) return "";
   if (!IsScatter(call)) return absl::StrCat(" part ", call.part);

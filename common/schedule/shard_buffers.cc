@@ -7,7 +7,7 @@
 namespace ringattn {
 namespace {
 
-// An fp32 accumulator of an output: the output itself where that is fp32.
+// Adds the fp32 accumulator of an output: the output itself if it is fp32.
 BufferId AddAccumulator(TensorId output, const char* name, bool accumulates, BufferId* buffer,
                         ProgramBuilder& builder) {
   *buffer = builder.AddOutput(output);
@@ -18,7 +18,7 @@ BufferId AddAccumulator(TensorId output, const char* name, bool accumulates, Buf
   return builder.AddBuffer(name, elements * ElementBytes(DType::kFloat32));
 }
 
-// What only some requests have.
+// Adds the buffers of tensors that only some requests have.
 void AddOptionBuffers(Direction direction, ProgramBuilder& builder, ShardBuffers& shard) {
   const AttentionSpec& spec = builder.spec();
   for (TensorId id : ShardInputsOf(spec, direction, /*recompute_forward=*/false)) {
@@ -37,9 +37,9 @@ void AddOptionBuffers(Direction direction, ProgramBuilder& builder, ShardBuffers
   }
 }
 
-// Which calls take which of them.
+// The tensors that each kind of call uses.
 constexpr TensorId kFinalOptions[] = {TensorId::kSinks};  // the final forward call
-// Forward, backward, bias gradient: every call with keys. (Of the keys: KvOperand.)
+// Forward, backward and bias gradient: every call with keys. (Tensors of the keys: KvOperand.)
 constexpr TensorId kTermOptions[] = {TensorId::kBias, TensorId::kMask, TensorId::kQSegmentIds};
 constexpr TensorId kDeltaOptions[] = {TensorId::kDlse};
 constexpr TensorId kSinkGradientOptions[] = {TensorId::kSinks};
@@ -81,7 +81,7 @@ void AddOutAccumulator(ShardBuffers& shard, ProgramBuilder& builder) {
 
 namespace {
 
-// Chosen rows' probabilities over the keys of a forward call, behind it.
+// Adds the call for the chosen rows' probabilities over the keys of a forward call, after it.
 void AddProbabilities(int64_t step, const ComputeCall& forward, const ShardBuffers& shard,
                       ProgramBuilder& builder) {
   const ByteRange target = builder.WholeIfAny(shard.probabilities);
@@ -156,7 +156,7 @@ void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
 
 void StartBackward(int64_t step, const ShardBuffers& shard, ProgramBuilder& builder) {
   if (builder.q_rows() == 0) {
-    builder.AddZero(step, builder.WholeIfAny(shard.dbias));  // which may be cut by keys
+    builder.AddZero(step, builder.WholeIfAny(shard.dbias));  // dbias may be sharded by keys
     builder.AddZero(step, builder.WholeIfAny(shard.dsinks));
     return;
   }

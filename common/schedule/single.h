@@ -1,4 +1,4 @@
-// One rank, nothing travels: a forward pass is one call, a backward pass one step.
+// The schedule of one rank, without exchange: a forward pass is one call, a backward pass one step.
 #ifndef RINGATTN_COMMON_SCHEDULE_SINGLE_H_
 #define RINGATTN_COMMON_SCHEDULE_SINGLE_H_
 

@@ -10,8 +10,8 @@ int64_t CeilDivide(int64_t dividend, int64_t divisor) {
   return dividend / divisor + (dividend % divisor > 0 ? 1 : 0);
 }
 
-// Sum over i in [0, count) of floor((first + step * i) / divisor), first >= 0 and
-// step >= 0, by exchanging the roles of the axes as Euclid's algorithm does.
+// Returns the sum over i in [0, count) of floor((first + step * i) / divisor), with first >= 0 and
+// step >= 0. Exchanges the roles of the axes as Euclid's algorithm does.
 int64_t FloorSum(int64_t count, int64_t divisor, int64_t step, int64_t first) {
   int64_t sum = 0;
   while (count > 0) {
@@ -27,7 +27,7 @@ int64_t FloorSum(int64_t count, int64_t divisor, int64_t step, int64_t first) {
   return sum;
 }
 
-// Sum over the rows of q of the number of keys at positions <= the row's + bound.
+// Returns the sum over the rows of q of the keys at positions <= the row's + bound.
 int64_t KeysUpTo(const Piece& q, const Piece& kv, int64_t bound) {
   // Row r counts clamp(floor((first + q.stride r) / kv.stride) + 1, 0, kv.length).
   const int64_t first = q.position + bound - kv.position;
@@ -40,7 +40,7 @@ int64_t KeysUpTo(const Piece& q, const Piece& kv, int64_t bound) {
          kv.length * (q.length - all);
 }
 
-// REQUIRES: a band that is not empty.
+// REQUIRES: the band is not empty.
 int64_t CountPairs(const Piece& q, const Piece& kv, const Band& band) {
   return KeysUpTo(q, kv, band.upper) - KeysUpTo(q, kv, band.lower - 1);
 }
@@ -49,20 +49,20 @@ int64_t TilesOf(const RowRange& keys) {
   return keys.empty() ? 0 : (keys.end - 1) / kTileRows - keys.begin / kTileRows + 1;
 }
 
-// Tiles of the first `count` whole tiles of q. REQUIRES: the rows of a tile together
-// reach every position between the first and the last that one of them reaches, and
-// those are at least kv.stride, so that tile t has work with the keys
+// Returns the tiles of the first `count` whole tiles of q. REQUIRES: the rows of a tile together
+// reach every position between the first and the last that one of them reaches, and these positions
+// span at least kv.stride, so that tile t has work with the keys
 //   from ceil((first + step t) / stride) to floor((last + step t) / stride).
 int64_t CountWholeTiles(const Piece& q, const Piece& kv, const Band& band, int64_t count) {
   const int64_t step = kTileRows * q.stride;
   const int64_t first = q.position + band.lower - kv.position;
   const int64_t last = q.PositionOf(kTileRows - 1) + band.upper - kv.position;
-  const int64_t end = (kv.length - 1) * kv.stride;  // of the last key, from the first
+  const int64_t end = (kv.length - 1) * kv.stride;  // of the last key, relative to the first
   const auto tile_at = [&](int64_t distance, int64_t low) {
     return std::clamp(CeilDivide(distance, step), low, count);
   };
-  // Tiles with work; from `sliding_begin` on their first key is not key 0, from
-  // `sliding_end` on their last key is the last one of all.
+  // Tiles with work. From `sliding_begin` on their first key is not key 0; from `sliding_end` on
+  // their last key is the last of all.
   const int64_t begin = tile_at(-last, 0);
   const int64_t stop = tile_at(end - first + 1, begin);
   const int64_t sliding_begin = std::min(stop, tile_at(-first, begin));
@@ -126,13 +126,13 @@ void ForEachCommonDocument(const std::vector<Piece>& q, const std::vector<Piece>
   }
 }
 
-// The keys that a piece of q sees. What lies outside [begin, stop) none of its rows
-// sees; what lies in [all_begin, all_stop), inside if that is not empty, all rows see.
+// The keys that a piece of q sees. None of its rows sees a key outside [begin, stop). All rows see
+// [all_begin, all_stop), if that range is not empty.
 struct VisibleKeys {
   explicit VisibleKeys(const Piece* first)
       : begin(first), stop(first), all_begin(first), all_stop(first) {}
 
-  // To the next piece of q. Both sides ascend, so the pointers only move forward and a
+  // Advances to the next piece of q. Both sides ascend, so the pointers only move forward and a
   // walk over a document is linear in its pieces.
   void AdvanceTo(const Piece& q, const Piece* end, const Band& band) {
     while (begin != end && LastOf(*begin) < FirstOf(q) + band.lower) ++begin;
@@ -147,7 +147,7 @@ struct VisibleKeys {
   const Piece* all_stop;
 };
 
-// Counts document by document; keeps its memory from one to the next.
+// Counts document by document. Reuses its memory.
 class Counter {
  public:
   void Add(const PieceRange& q, const PieceRange& kv, const Band& band) {
@@ -189,13 +189,13 @@ class Counter {
   }
 
   WorkCount count_;
-  std::vector<int64_t> rows_before_;  // by piece of the document's keys
+  std::vector<int64_t> rows_before_;  // by key piece of the document
   std::vector<int64_t> tiles_before_;
 };
 
-// The first key, in the order of the pieces, that a row of q sees: a local row of the
-// buffer that kv describes, -1 if there is none. The smallest key that a row sees grows
-// with the row, so the first row that sees any sees it.
+// Returns the first key, in the order of the pieces, that a row of q sees, as a local row of the
+// buffer that kv describes; -1 if there is none. The smallest key that a row sees grows with the
+// row, so the first row that sees any key sees it.
 int64_t FirstSeen(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                   const std::vector<Band>& bands) {
   auto keys = kv.begin();
@@ -225,7 +225,7 @@ int64_t FirstSeen(const std::vector<Piece>& q, const std::vector<Piece>& kv,
   return -1;
 }
 
-// The last one, plus 1. The same with the order of everything reversed.
+// Returns the last key plus 1: the same search with all orders reversed.
 int64_t EndSeen(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                 const std::vector<Band>& bands) {
   auto keys = kv.rbegin();

@@ -1,5 +1,5 @@
-// How much work a set of q rows has with a set of keys, by interval arithmetic:
-// for schedules, reports and the cost model, never for the result.
+// Counts the work of a set of q rows with a set of keys by interval arithmetic. Schedules, reports
+// and the cost model use the counts; results do not depend on them.
 #ifndef RINGATTN_COMMON_SCHEDULE_WORK_COUNT_H_
 #define RINGATTN_COMMON_SCHEDULE_WORK_COUNT_H_
 
@@ -10,12 +10,12 @@
 
 namespace ringattn {
 
-// Side of the tiles that work is counted in.
+// Tile size of the counts.
 inline constexpr int64_t kTileRows = 128;
 
 struct WorkCount {
-  // Tiles of kTileRows x kTileRows, aligned to the beginnings of the q piece and
-  // the key piece, that have at least one visible pair (by their hulls).
+  // Tiles of kTileRows x kTileRows, aligned to the beginnings of the q piece and the key piece,
+  // that have at least one visible pair (by their hulls).
   int64_t tiles = 0;
   // Pairs (i, j) that are not masked. Exact.
   int64_t pairs = 0;
@@ -23,17 +23,16 @@ struct WorkCount {
   bool operator==(const WorkCount&) const = default;
 };
 
-// REQUIRES: both sorted by document, and within one by position, no piece beginning
-// before the one before it has ended, as CutIntoPieces has them; bands has one entry per
-// document.
-// In closed form: O(pieces), but for bands narrower than the stride of q, whose tiles
-// are counted one by one.
+// REQUIRES: q and kv are sorted by document, then by position, and no piece begins before the
+// previous one has ended, as CutIntoPieces returns them; bands has one entry per document.
+// Closed form in O(pieces), except that tiles of bands narrower than the stride of q are counted
+// one by one.
 WorkCount CountWork(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                     const std::vector<Band>& bands);
 
-// The hull, in local rows of the buffer that kv describes, of the keys that at
-// least one row of q sees. REQUIRES: as above, and kv in the order of local rows.
-// O(pieces) at most; from both ends it walks only until something is seen.
+// Returns the hull of the keys that at least one row of q sees, in local rows of the buffer that kv
+// describes. REQUIRES: as above, and kv in the order of local rows. O(pieces) at most; searches
+// from both ends until it finds a visible key.
 RowRange NeededRows(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                     const std::vector<Band>& bands);
 

@@ -29,7 +29,7 @@ std::vector<Piece> DrawPieces(std::mt19937& random, int count, int64_t max_lengt
 TEST(WorkCountTest, EqualsBruteForce) {
   std::mt19937 random(11);
   for (int round = 0; round < 3000; ++round) {
-    // A few long pieces, or many short ones, of which most are seen whole or not at all.
+    // A few long pieces, or many short ones that are mostly seen whole or not at all.
     const auto draw = [&] {
       return random() % 2 == 0 ? DrawPieces(random, 1 + random() % 4, 300)
                                : DrawPieces(random, 1 + random() % 60, 8);

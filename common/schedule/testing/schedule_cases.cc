@@ -36,7 +36,7 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
   AttentionSpec spec;
   spec.dtype = random() % 2 == 0 ? DType::kFloat32 : DType::kFloat16;
   AttentionShape& shape = spec.shape;
-  const bool is_long = longest > 1000;  // and takes long to simulate
+  const bool is_long = longest > 1000;  // takes long to simulate
   shape.num_kv_heads = int64_t{1} << random() % (is_long ? 2 : 3);
   shape.num_heads = shape.num_kv_heads * (is_long ? 1 : 1 + random() % 2);
   shape.head_dim = 1 + random() % 2;

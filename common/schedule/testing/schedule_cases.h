@@ -30,7 +30,8 @@ struct ScheduleCase {
   }
 };
 
-// Every option, schedule, layout, direction and ring sizes 1 to 8, axes up to `longest`.
+// Draws a case with every option, schedule, layout and direction, ring sizes 1 to 8, and axes up to
+// `longest`.
 ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest);
 
 std::string Describe(const ScheduleCase& c, const Schedule& schedule);

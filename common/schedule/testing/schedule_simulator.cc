@@ -82,7 +82,7 @@ void ScheduleSimulator::FillInputs() {
         memory_.WritePairs(rank, range);
         continue;
       }
-      // The buffer may be larger, for what comes to lie there later.
+      // The buffer may be larger, for blocks that it holds later.
       range.bytes = std::min(
           range.bytes,
           LayoutOf(spec_, *input).ShardBytes(ShardRows(plan_, LayoutOf(spec_, *input), rank)));
@@ -117,7 +117,7 @@ std::string ScheduleSimulator::Run() {
 
 bool ScheduleSimulator::RunTransfers(size_t step) {
   const int world_size = memory_.ranks();
-  // Per pair of ranks, in order: what was sent.
+  // Per pair of ranks, the cells sent, in order.
   std::map<std::pair<int, int>, std::vector<Cells>> wires;
   for (int rank = 0; rank < world_size; ++rank) {
     std::vector<ByteRange> written, touched;
@@ -265,7 +265,7 @@ bool ScheduleSimulator::CheckOutputs() {
         }
       }
     }
-    // Nothing is asked for where the rows' documents have no keys.
+    // No check if the rows' documents have no keys.
     if (!spec_.probability_rows.empty() && schedule_.direction == Direction::kForward &&
         LayoutOf(spec_, TensorId::kProbabilities).ShardBytes(RowsIn(plan_.chosen[rank])) > 0 &&
         probabilities_.computed[rank] != forward_.computed[rank]) {

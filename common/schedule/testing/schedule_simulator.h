@@ -1,8 +1,8 @@
-// Executes schedules on symbols instead of numbers: every cell of a buffer knows which row of
-// whose shard of which tensor it holds, a partial result which ranks' keys are in it, a gradient
-// which ranks have contributed to which row. Whatever a schedule does wrong (a read of something
-// never written, a transfer without its counterpart, a key seen twice or not at all, a partial
-// or a contribution lost on its way home) comes out as an error.
+// ScheduleSimulator executes schedules on symbols instead of numbers. Every cell of a buffer
+// records which row of which shard and tensor it holds; a partial result, which ranks' keys it
+// includes; a gradient, which ranks have contributed to which row. So every defect of a schedule
+// appears as an error: a read of unwritten memory, a transfer without its counterpart, a key seen
+// twice or not at all, a lost partial or contribution.
 #ifndef RINGATTN_COMMON_SCHEDULE_TESTING_SCHEDULE_SIMULATOR_H_
 #define RINGATTN_COMMON_SCHEDULE_TESTING_SCHEDULE_SIMULATOR_H_
 
@@ -19,8 +19,8 @@
 
 namespace ringattn {
 
-// Which keys each rank's queries see, row by row (common/attention/band.h, whose own test
-// has the definition of the masks).
+// The keys that each rank's queries see, row by row (common/attention/band.h, whose test has the
+// definition of the masks).
 struct VisibleKeys {
   VisibleKeys(const AttentionSpec& spec, const ShardPlan& plan);
   bool SeesAny(int rank, int source) const;
@@ -32,11 +32,11 @@ struct VisibleKeys {
 // Not thread safe.
 class ScheduleSimulator {
  public:
-  // `takes_offers`: of ComputeCall::offer, as a device may, all of them.
+  // `takes_offers`: takes every ComputeCall::offer, as a device may.
   ScheduleSimulator(const AttentionSpec& spec, const ShardPlan& plan, const Schedule& schedule,
                     bool takes_offers = false);
 
-  // Empty if the schedule is right, else what is wrong with it first.
+  // Returns an empty string if the schedule is valid, else the first error.
   std::string Run();
 
   // Bytes that each rank sent to each other rank.
@@ -51,7 +51,8 @@ class ScheduleSimulator {
 
   bool Fail(std::string what) { return memory_.Fail(std::move(what)); }
 
-  // What operands are to hold. Of a call's heads; `element_bytes` those of kRows forms.
+  // The required contents of operands, for the call's heads. `element_bytes` is that of kRows
+  // forms.
   Block ShardBlock(TensorId id, int rank) const;  // all rows and heads
   Block QBlock(const ComputeCall& call, int tensor, int64_t dim, int64_t element_bytes) const;
   Block QStatistic(const ComputeCall& call, int tensor) const;
@@ -75,18 +76,18 @@ class ScheduleSimulator {
   bool RunBiasGradient(int rank, const ComputeCall& call);
   bool CheckGradientInputs(int rank, const ComputeCall& call);
   bool CheckSinks(int rank, const ComputeCall& call);
-  // What every call with keys has of the score terms.
+  // The score terms of every call with keys.
   int64_t PairShardBytes(TensorId id, int rank) const;  // of a bias, its gradient or a mask
   bool RequireTerms(int rank, const ComputeCall& call);
   bool RunAdd(int rank, const ComputeCall& call);
   bool RunConvert(int rank, const ComputeCall& call);
   bool RunCopy(int rank, const ComputeCall& call);
-  // Into the result itself, of which nothing has been written.
+  // Writes the result itself, of which no byte has been written before.
   bool Store(int rank, const ByteRange& result, const Block& block, uint64_t contributors);
-  // Into sums of `block`'s rows.
+  // Adds to the sums of `block`'s rows.
   bool Contribute(int rank, const ByteRange& range, const Block& block, uint64_t contributors,
                   bool once);
-  // The calls of probabilities read no values.
+  // Probability calls read no values.
   bool Cover(int rank, const ComputeCall& call, Coverage& coverage, bool with_values = true);
 
   bool CheckOutputs();
@@ -101,7 +102,7 @@ class ScheduleSimulator {
   const VisibleKeys visible_;
   SymbolicMemory memory_;
   std::vector<std::map<BufferId, Cells>> converted_;  // [rank]: source of a kConvert
-  // [rank whose queries they are][rank that computed on them, first kv head]: forward calls.
+  // [rank that owns the queries][rank that computed on them, first kv head]: forward calls.
   std::vector<std::map<std::pair<int, int64_t>, int>> forward_calls_;
   std::vector<std::map<int64_t, uint64_t>> forward_done_;  // [rank][first kv head]: contributors
   Coverage forward_;

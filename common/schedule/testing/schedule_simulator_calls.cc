@@ -1,4 +1,4 @@
-// What each kind of call may find, and what it leaves.
+// Defines what each kind of call requires and what it leaves in memory.
 #include <algorithm>
 #include <utility>
 
@@ -17,7 +17,7 @@ uint64_t BitOf(int64_t rank) { return uint64_t{1} << rank; }
 
 }  // namespace
 
-// --- What operands are to hold ------------------------------------------------
+// --- Required contents of operands ----------------------------------------------
 
 int64_t ScheduleSimulator::KvHeads(const ComputeCall& call) const {
   return call.heads.all() ? spec_.shape.num_kv_heads : call.heads.count;
@@ -123,7 +123,7 @@ bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
       return RunMerge(rank, call);
     case ComputeCall::Op::kCopy:
       return RunCopy(rank, call);
-    // Of dilated problems: their parts are simulated each by itself.
+    // Dilated problems: the simulator runs each part separately.
     case ComputeCall::Op::kGather:
     case ComputeCall::Op::kScatterAdd:
     case ComputeCall::Op::kScatterMerge:
@@ -183,7 +183,7 @@ bool ScheduleSimulator::Cover(int rank, const ComputeCall& call, Coverage& cover
 }
 
 bool ScheduleSimulator::CheckSinks(int rank, const ComputeCall& call) {
-  // Once: joined to every partial they would count as often.
+  // Once: sinks joined to every partial would count several times.
   const ByteRange& sinks = call.q.Option(TensorId::kSinks);
   const bool has_sinks = sinks.buffer != kNoBuffer;
   if (has_sinks != (spec_.options.sinks && call.final)) {
@@ -230,7 +230,7 @@ bool ScheduleSimulator::RunForward(int rank, const ComputeCall& call) {
          memory_.ForEach(rank, call.q.out_acc, out, write);
 }
 
-// Out and lse of the call's rows and heads, of all who computed on them.
+// Out and lse of the call's rows and heads, by all contributing ranks.
 bool ScheduleSimulator::Finish(int rank, const ComputeCall& call, uint64_t contributors) {
   if (call.q.source_rank != rank) return Fail("rows of another rank come to their end");
   if (!forward_done_[rank].emplace(call.heads.begin, contributors).second) {
@@ -292,7 +292,7 @@ bool ScheduleSimulator::RequireTerms(int rank, const ComputeCall& call) {
       if (!memory_.CheckRows(rank, range, ids)) return false;
       continue;
     }
-    if (spec_.pairs_by_keys) {  // of all queries, whosoever the call's are
+    if (spec_.pairs_by_keys) {  // of all queries, not only the call's
       const bool is_input = schedule_.programs[rank].buffers[range.buffer].input == id;
       if (!is_input || range.offset != 0 || range.bytes != PairShardBytes(id, rank)) {
         return Fail(absl::StrCat(TensorName(id), " is not the shard's"));
@@ -448,7 +448,7 @@ bool ScheduleSimulator::RunConvert(int rank, const ComputeCall& call) {
 bool ScheduleSimulator::Store(int rank, const ByteRange& result, const Block& block,
                               uint64_t contributors) {
   if (!memory_.Write(rank, result, kNumbers)) return false;
-  // As a kConvert leaves it: the cells of fp32.
+  // The cells of fp32, as a kConvert leaves them.
   const int64_t wider = 4 / ElementBytes(spec_.result_dtype());
   Cells& cells = converted_[rank][result.buffer];
   cells.resize(memory_.Of(rank, result.buffer).size() * wider);
