@@ -13,8 +13,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// |actual - expected|, where equal infinities have no error and anything else
-// that is not finite an infinite one.
+// |actual - expected|. Equal infinities have no error; any other non-finite value has an infinite
+// error.
 double ErrorOf(double actual, double expected) {
   if (actual == expected) return 0.0;
   const double error = std::abs(actual - expected);
@@ -33,17 +33,17 @@ struct Norms {
   double exact = 0.0;
   double floor = 0.0;
   double magnitude = 0.0;
-  double squared_row_magnitudes = 0.0;  // of the rows' sums of squares
+  double squared_row_magnitudes = 0.0;  // of each row's sum of squares
 
   Judged Judge(const AttentionSpec& spec, TensorId tensor) const {
-    // As many rows of equal weight would vary as much as these do.
-    // (Fourth powers of tiny values underflow; then a row's weight is beyond saying.)
+    // The number of rows of equal weight with the same variance. (Fourth powers of tiny values
+    // underflow; a row's weight is then undefined.)
     const double rows =
         squared_row_magnitudes > 0x1p-1000 ? magnitude / squared_row_magnitudes * magnitude : 1.0;
     const double small_sample =
         (tensor == TensorId::kDsinks ? 8.0 : 4.0 / rows) * UnitOf(spec) * std::sqrt(magnitude);
-    // In e4m3 the twin's error is large beside everything else, and as much more than it is what a
-    // result that is not of rounded q, k and v has.
+    // In e4m3 the twin's error dominates all other terms. The smaller factor separates it from the
+    // error of a result computed without rounding q, k and v.
     const double twins = IsFloat8(spec) ? 1.5 : 2.0;
     return {std::sqrt(error),
             twins * std::sqrt(twin) + 1e-5 * std::sqrt(exact) + std::sqrt(floor) + small_sample};
@@ -139,7 +139,7 @@ TensorReport CompareTensor(const AttentionSpec& spec, TensorId tensor, const Row
     }
     Norms sums;
     for (int64_t d = 0; d < expected.dim; ++d) {
-      // Beyond the dtype's range the result is an infinity.
+      // A result beyond the dtype's range is an infinity.
       const double stored = RoundTo(dtype, expected.exact[base + d]);
       const double exact = std::isinf(stored) ? stored : expected.exact[base + d];
       const double value = Load(dtype, actual, first + d);
@@ -151,7 +151,7 @@ TensorReport CompareTensor(const AttentionSpec& spec, TensorId tensor, const Row
       if (std::isinf(exact)) continue;
       const double twin = ErrorOf(expected.twin[base + d], exact);
       sums.error += error * error;
-      // A twin that has overflowed judges nothing.
+      // Ignore a twin that has overflowed.
       sums.twin += std::isfinite(twin) ? twin * twin : 0.0;
       sums.exact += exact * exact;
       sums.floor += floor * floor;

@@ -29,7 +29,7 @@ struct Fixture {
                   .head_dim_v = 8,
                   .cu_seqlens_q = {0, 40},
                   .cu_seqlens_k = {0, 33}};
-    spec.options = {.softmax_scale = 0.25, .causal = true};  // seven rows see nothing
+    spec.options = {.softmax_scale = 0.25, .causal = true};  // seven rows see no key
     inputs = GenerateInputs(spec, DataKind::kNormal, 5, true);
     result = EvaluateAll(spec, inputs.view());
     out = Rounded(result.out);
@@ -116,7 +116,7 @@ TEST_P(ComparatorTest, SampledRowsAreJudgedInPlace) {
   const Result sampled = EvaluateQueryRows(fixture.spec, fixture.inputs.view(), rows);
   const Outputs outputs = {fixture.out.data(), fixture.lse.data(), fixture.dq.data()};
   EXPECT_TRUE(Compare(fixture.spec, sampled, outputs).passed());
-  // The last row is always among the samples.
+  // The last row is always sampled.
   fixture.Add(fixture.out, 40 * 4 * 8 - 1, 1.0);
   EXPECT_FALSE(Compare(fixture.spec, sampled, outputs).passed());
 }
@@ -124,11 +124,11 @@ TEST_P(ComparatorTest, SampledRowsAreJudgedInPlace) {
 INSTANTIATE_TEST_SUITE_P(DTypes, ComparatorTest,
                          testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16));
 
-// Not fp32: there the norm rule's 1e-5 is as wide as the element rule.
+// fp32 is excluded: there the norm rule's 1e-5 is as wide as the element rule.
 TEST(Comparator, ASmallBiasEverywhereFailsByNorm) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     Fixture fixture(dtype);
-    // Within the element rule, but many times what rounding would do.
+    // Within the element rule, but many times the rounding error.
     for (int64_t t = 7; t < 40; ++t) {
       for (int64_t d = 0; d < 8; ++d) {
         const int64_t element = (t * 4 + 2) * 8 + d;
@@ -143,10 +143,9 @@ TEST(Comparator, ASmallBiasEverywhereFailsByNorm) {
   }
 }
 
-// Half a unit in the last place of a subnormal is what rounding may cost, whatever the
-// size of the terms; a whole unit is not.
-// One value a head: what its independent errors lose is judged by the element rule, not by half
-// of it where the twin happens to be exact.
+// Rounding may cost half a unit in the last place of a subnormal, whatever the size of the terms; a
+// whole unit fails. With one value per head, the element rule bounds independent errors in full,
+// also if the twin happens to be exact.
 TEST(Comparator, ASinksGradientIsJudgedAsOneValue) {
   Fixture f(DType::kBFloat16);
   f.spec.options.sinks = true;
@@ -184,8 +183,8 @@ TEST(Comparator, SubnormalResultsMayBeHalfAUnitOff) {
   }
 }
 
-// A GPU's exponential flushes what fp32 would keep as a subnormal P; the term, grown by a
-// large q, is lost with it.
+// A GPU's exponential flushes a P that fp32 would keep as a subnormal. Its term, multiplied by a
+// large q, is lost too.
 TEST(Comparator, ATermWhoseProbabilityUnderflowsMayBeLost) {
   AttentionSpec spec;
   spec.options.softmax_scale = 1;
@@ -203,8 +202,8 @@ TEST(Comparator, ATermWhoseProbabilityUnderflowsMayBeLost) {
   EXPECT_FALSE(CompareTensor(spec, TensorId::kDk, expected.dk, dk).passed);
 }
 
-// A tensor-core kernel rounds P to fp16 before dropout's factor: what a subnormal P loses grows by
-// it.
+// A tensor-core kernel rounds P to fp16 before dropout's factor, which multiplies the loss of a
+// subnormal P.
 TEST(Comparator, ASubnormalProbabilityThatIsKeptMayBeHalfAUnitOffTimesTheFactor) {
   AttentionSpec spec;
   spec.dtype = DType::kFloat16;
@@ -218,7 +217,8 @@ TEST(Comparator, ASubnormalProbabilityThatIsKeptMayBeHalfAUnitOffTimesTheFactor)
     const Result expected = EvaluateAll(spec, {.q = &q, .k = k, .v = v});
     if (expected.out.exact[0] == 0.0) continue;  // dropped
     ASSERT_NEAR(expected.out.exact[0], factor * p, 1e-9);
-    const auto passes = [&](double kept) {  // by the elements' rule: this is no norm of many
+    // by the element rule; the norm rule needs many elements
+    const auto passes = [&](double kept) {
       uint16_t out;
       Store(spec.dtype, &out, 0, factor * kept);
       return CompareTensor(spec, TensorId::kOut, expected.out, &out).failed_elements == 0;
@@ -230,8 +230,9 @@ TEST(Comparator, ASubnormalProbabilityThatIsKeptMayBeHalfAUnitOffTimesTheFactor)
   }
 }
 
-// A row whose heavy keys are all dropped keeps light ones, which fp16 has no number for: an out
-// without them is right, and so is what is made of its delta. All elements of out lose alike.
+// In a row whose heavy keys are all dropped, the remaining light keys may underflow in fp16. An out
+// without them is right, and so are gradients from its delta. All elements of out have the same
+// loss.
 TEST(Comparator, DeltaMayLackAKeptWeightThatUnderflows) {
   AttentionSpec spec;
   spec.dtype = DType::kFloat16;

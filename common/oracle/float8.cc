@@ -8,7 +8,7 @@
 namespace ringattn::oracle {
 namespace {
 
-// The smallest power of two, of at least 2^-100, with largest <= 448 * scale.
+// Returns the smallest power of two, at least 2^-100, with largest <= 448 * scale.
 double ScaleOf(double largest) {
   if (largest == 0.0) return 1.0;
   double scale = 0x1p-100;

@@ -1,8 +1,8 @@
-// A forward in e4m3 (AttentionOptions::compute_dtype), as the oracle sees it.
+// The oracle's model of a forward in e4m3 (AttentionOptions::compute_dtype).
 //
-// Scales are powers of two, and which one a worker took depends on the rows that it had: it moves
-// nothing but what e4m3 has no normal number for. The oracle rounds by the largest scale that there
-// can be, of all rows of a batch row and head, and grants what a smaller one does to these values.
+// Scales are powers of two. A worker's scale depends on the rows that it has, which affects only
+// values without a normal e4m3 number. The oracle rounds by the largest possible scale (that of all
+// rows of a batch row and head) and permits the errors of smaller scales.
 #ifndef RINGATTN_COMMON_ORACLE_FLOAT8_H_
 #define RINGATTN_COMMON_ORACLE_FLOAT8_H_
 
@@ -14,26 +14,27 @@
 namespace ringattn::oracle {
 
 // A tensor core adds the products of 32 columns with 13 fraction bits below the largest of them
-// (Hopper; nothing says so but measurements), so that a score may lose about 2^-10 of its S.
+// (measured on Hopper; not documented). So a score may lose about 2^-10 of its S.
 inline constexpr double kFloat8ScoreSlack = 0x1p-10;
-// From an error of scores of this size on, what p may become is bounded as in wide rows.
+// From this error of a score on, p is bounded as in wide rows.
 inline constexpr double kFloat8CoarseError = 0x1p-6;
-// The u of the element rule: 8 u is twice the 2^-4 that rounding p costs, for sums of few bits.
+// The u of the element rule. 8 u is twice the 2^-4 that rounding p costs, for sums of few bits.
 inline constexpr double kFloat8Unit = 0x1p-6;
-// p below 2^-14 of the row's largest is no normal number any more, and off by 2^-18 of that.
+// p below 2^-14 of the row's largest has no normal number; its error is up to 2^-18 of the largest.
 inline constexpr double kFloat8WeightLoss = 0x1p-18;
 
 inline bool IsFloat8(const AttentionSpec& spec) {
   return spec.options.compute_dtype == ComputeDType::kFloat8E4M3;
 }
 
-// What |x| <= 2^-6 scale may be off by: half a step by this scale and half by another.
+// Returns the maximum error of a value with |x| <= 2^-6 scale: half a step by this scale and half a
+// step by another.
 inline double Float8TinyLoss(double scale) { return 0x1p-9 * scale; }
 
-// The power of two that a tensor is rounded relative to, by batch row and kv head.
+// The power-of-two scale of a tensor, by batch row and kv head.
 class Float8Scales {
  public:
-  // Reads q, k and v of problems in e4m3; else every scale is 0, none.
+  // Reads q, k and v if the spec computes in e4m3; otherwise every scale is 0 (none).
   Float8Scales(const AttentionSpec& spec, const Inputs& inputs);
 
   //   tensor  kQ, kK or kV

@@ -1,5 +1,5 @@
-// What the oracle's rules let pass of a forward in e4m3, and what they do not: results are made by
-// plain code that shares nothing with the kernels.
+// Tests which results of a forward in e4m3 the oracle accepts. Plain code that shares nothing with
+// the kernels computes the results.
 #include "common/oracle/float8.h"
 
 #include <algorithm>
@@ -14,14 +14,14 @@
 namespace ringattn::oracle {
 namespace {
 
-// How a result came about.
+// How a result is computed.
 struct Made {
   bool rounds_qk = true;
   bool rounds_v = true;
   bool rounds_p = true;
-  double v_scale = 1.0;      // a wrong one multiplies what v is dequantised by
-  double score_scale = 1.0;  // likewise
-  int64_t block = 1 << 20;   // keys that have scales and a running maximum of their own
+  double v_scale = 1.0;      // factor of v's dequantisation; 1 is right
+  double score_scale = 1.0;  // the same for scores
+  int64_t block = 1 << 20;   // keys that share scales and a running maximum
 };
 
 class Float8Test : public testing::Test {
@@ -47,7 +47,7 @@ class Float8Test : public testing::Test {
     lse_.resize(kTokens * kHeads);
   }
 
-  // Rows [first, last) of head h, dequantised.
+  // Returns rows [first, last) of head h, dequantised.
   std::vector<double> Rows(const void* data, int64_t h, int64_t first, int64_t last, bool rounds) {
     std::vector<double> rows;
     double largest = 0;
@@ -131,9 +131,9 @@ TEST_F(Float8Test, RefusesAResultThatIgnoresTheOption) {
     const Report exact = Judge({.rounds_qk = false, .rounds_v = false, .rounds_p = false}, options);
     EXPECT_TRUE(exact.mismatch()) << exact.ToString();
   }
-  // Of q and k, or of v, alone: p's own rounding is there.
+  // Only q and k, or only v, unrounded; p is rounded.
   EXPECT_TRUE(Judge({.rounds_qk = false}).mismatch());
-  EXPECT_TRUE(Judge({.rounds_v = false, .rounds_p = false}).passed());  // more exact than asked for
+  EXPECT_TRUE(Judge({.rounds_v = false, .rounds_p = false}).passed());  // more exact than required
 }
 
 TEST_F(Float8Test, RefusesWrongScales) {
@@ -143,7 +143,7 @@ TEST_F(Float8Test, RefusesWrongScales) {
   EXPECT_TRUE(Judge({.score_scale = 2.0}).mismatch());
 }
 
-// An outlier takes the range of what is small: the bound grows by what that may lose.
+// An outlier reduces the precision of small values, and the bound grows with that loss.
 TEST_F(Float8Test, OutliersAreGranted) {
   for (const double outlier : {300.0, 1e5}) {
     Store(DType::kBFloat16, inputs_.v.data(), 5 * kHeads * kDim, outlier);
@@ -159,10 +159,10 @@ TEST(RoundToE4m3, EveryNumberAndTheMiddles) {
   for (int e = -6; e <= 8; ++e) {
     for (int m = 0; m < 8; ++m) numbers.push_back(std::ldexp(1.0 + m / 8.0, e));
   }
-  numbers.pop_back();  // 480 is a NaN
+  numbers.pop_back();  // 480 is NaN
   for (int m = 0; m < 8; ++m) numbers.push_back(std::ldexp(m, -9));
   std::sort(numbers.begin(), numbers.end());
-  ASSERT_EQ(numbers.size(), 127u);  // all codes but the NaN's
+  ASSERT_EQ(numbers.size(), 127u);  // all codes except NaN's
   for (size_t i = 0; i + 1 < numbers.size(); ++i) {
     const double low = numbers[i], high = numbers[i + 1], middle = (low + high) / 2;
     for (const double sign : {1.0, -1.0}) {

@@ -11,8 +11,8 @@
 namespace ringattn::oracle {
 namespace {
 
-// A bijection of 64 bits whose outputs look random for consecutive inputs
-// (Stafford's variant 13 of the murmur3 finaliser).
+// A bijection of 64 bits whose outputs look random for consecutive inputs (Stafford's variant 13 of
+// the murmur3 finaliser).
 uint64_t Mix(uint64_t x) {
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
   x = (x ^ x >> 27) * 0x94D049BB133111EBu;
@@ -25,15 +25,15 @@ uint64_t StreamKey(uint64_t seed, uint64_t stream) {
   return Mix(Mix(seed + kWeyl) + (stream + 1) * kWeyl);
 }
 
-// The sum of the four 16-bit lanes of `bits`, mean 131070.
+// Returns the sum of the four 16-bit lanes of `bits`, mean 131070.
 int64_t LaneSum(uint64_t bits) {
   return static_cast<int64_t>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) +
                               (bits >> 48));
 }
 
-// FillNormal of a whole stream, in pieces: any part of it can be made without the rest.
+// FillNormal of a whole stream, in independent pieces.
 constexpr int64_t kElementsPerPiece = int64_t{1} << 22;
-// Of an element, in multiplications.
+// Cost of an element, in multiplications.
 constexpr double kCostOfElement = 4.0;
 
 void FillNormalInParallel(DType dtype, uint64_t seed, uint64_t stream, int64_t count,
@@ -48,7 +48,7 @@ void FillNormalInParallel(DType dtype, uint64_t seed, uint64_t stream, int64_t c
 }
 
 constexpr double kLaneSumMean = 131070.0;
-// A lane's variance is (2^32 - 1) / 12.
+// The variance of a lane is (2^32 - 1) / 12.
 constexpr double kLaneSumDeviation = 37837.2;
 
 }  // namespace
@@ -80,7 +80,7 @@ const char* DataKindName(DataKind kind) {
 }
 
 Inputs InputTensors::view() const {
-  // With no query there is no byte of dout, yet gradients may be asked for.
+  // Without queries dout has no bytes, yet gradients may be requested.
   static constexpr uint8_t kNoBytes = 0;
   return {.q = q.data(),
           .k = k.data(),
@@ -98,12 +98,12 @@ Inputs InputTensors::view() const {
 
 double QueryKeyDeviation(const AttentionSpec& spec, DataKind kind, uint64_t seed) {
   if (kind == DataKind::kNormal) return 1.0;
-  // Scores get the deviation |scale| sqrt(head_dim) a^2; 3,500 puts the largest
-  // of a few hundred near 1e4. Held below what fp16 can square and sum.
+  // Scores have the deviation |scale| sqrt(head_dim) a^2; 3,500 puts the largest of a few hundred
+  // near 1e4. Limited to values that fp16 can square and sum.
   const double per_square =
       std::abs(spec.options.softmax_scale) * std::sqrt(static_cast<double>(spec.shape.head_dim));
   if (kind == DataKind::kVastScores) {
-    // Products q.k stay within fp32, gradients that k multiplies within fp16.
+    // Products q.k stay within fp32, and gradients multiplied by k within fp16.
     const double largest = spec.dtype == DType::kFloat16 ? 4e3 : 1e17;
     const double scores = std::pow(10.0, 6.0 + static_cast<double>(seed % 9) * 3.0);
     return std::min(per_square == 0.0 ? largest : std::sqrt(scores / per_square), largest);
@@ -145,7 +145,7 @@ void FillMask(const AttentionSpec& spec, uint64_t seed, int64_t first_byte, int6
 }
 
 void FillSegmentIds(uint64_t seed, int64_t batch, int64_t tokens, int32_t* target) {
-  // One stream for queries and keys: equal places then have equal ids.
+  // One stream for queries and keys, so that equal positions have equal ids.
   constexpr auto kStream = static_cast<uint64_t>(TensorId::kQSegmentIds);
   const bool shuffled = seed % 2 == 0;
   for (int64_t b = 0; b < batch; ++b) {
@@ -177,7 +177,7 @@ InputTensors GenerateInputs(const AttentionSpec& spec, DataKind kind, uint64_t s
   inputs.has_dout = with_dout;
   if (with_dout) inputs.dout = fill(TensorId::kDout, q_rows * shape.head_dim_v, 1.0);
   if (spec.options.sinks) {
-    // Near the scores' size, so that neither keys nor sink vanish beside the other.
+    // Near the scores' size, so that neither keys nor sinks are negligible.
     inputs.sinks.resize(shape.num_heads);
     FillNormal(DType::kFloat32, seed, static_cast<uint64_t>(TensorId::kSinks), 0, shape.num_heads,
                2.0, inputs.sinks.data());
@@ -212,11 +212,11 @@ InputTensors GenerateInputs(const AttentionSpec& spec, DataKind kind, uint64_t s
 
 std::vector<int64_t> SplitDocuments(int64_t total, int64_t documents, bool allow_empty,
                                     uint64_t seed) {
-  // Every document gets its minimum; what is left is cut at random places.
+  // Every document gets its minimum; random boundaries divide the rest.
   std::vector<bool> empty(documents, false);
   int64_t filled = documents;
   for (int64_t d = 0; d < documents && allow_empty; ++d) {
-    // One document stays unless there is nothing to hold.
+    // At least one document stays non-empty unless there are no tokens.
     const bool may = filled > (total > 0 ? 1 : 0);
     empty[d] = may && (total < filled || RandomBits(seed, 0, d) % 3 == 0);
     filled -= empty[d] ? 1 : 0;

@@ -10,7 +10,7 @@ namespace ringattn::oracle {
 namespace {
 
 TEST(FillNormal, BitsNeverChange) {
-  // Files made long ago must be reproducible.
+  // Old files must stay reproducible.
   EXPECT_EQ(RandomBits(1, 2, 3), RandomBits(1, 2, 3));
   std::vector<float> values(4);
   FillNormal(DType::kFloat32, 42, 1, 0, 4, 1.0, values.data());

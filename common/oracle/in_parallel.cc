@@ -8,7 +8,7 @@
 namespace ringattn::oracle {
 namespace {
 
-// What a thread is worth starting for: a few milliseconds.
+// Minimum work of a thread: a few milliseconds.
 constexpr double kCostPerThread = 4e6;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// InParallel: independent pieces of the oracle's work on as many threads as there are processors.
+// InParallel: runs independent pieces of the oracle's work on all processors.
 #ifndef RINGATTN_COMMON_ORACLE_IN_PARALLEL_H_
 #define RINGATTN_COMMON_ORACLE_IN_PARALLEL_H_
 
@@ -7,9 +7,9 @@
 
 namespace ringattn::oracle {
 
-// Calls work(i) once for each i in [0, count) and returns when all have returned; in which order
-// and on which threads is not said, so `work` writes nothing that another i reads or writes.
-//   cost  of one i, in multiplications or what takes as long: of little work no thread is started
+// Calls work(i) once for each i in [0, count) and returns when all have returned. Order and threads
+// are unspecified, so `work` must not write data that another i reads or writes.
+//   cost  of one i, in multiplications; small amounts of work start no thread
 void InParallel(int64_t count, double cost, const std::function<void(int64_t)>& work);
 
 }  // namespace ringattn::oracle

@@ -53,7 +53,7 @@ double DecodeFloat16(uint16_t bits) {
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
-// REQUIRES: value is NaN, infinite or exactly a fp16 number.
+// REQUIRES: value is NaN, infinite or exactly an fp16 number.
 uint16_t EncodeFloat16(double value) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   if (std::isnan(value)) return sign | 0x7e00;
@@ -82,7 +82,7 @@ double Load(DType dtype, const void* data, int64_t index) {
 }
 
 void LoadMany(DType dtype, const void* data, int64_t first, int64_t count, double* target) {
-  // One loop per dtype: sampled rows of long sequences spend their time here.
+  // One loop per dtype: sampled rows of long sequences spend most time here.
   switch (dtype) {
     case DType::kFloat32:
       for (int64_t i = 0; i < count; ++i) target[i] = static_cast<const float*>(data)[first + i];
@@ -107,7 +107,7 @@ void Store(DType dtype, void* data, int64_t index, double value) {
       static_cast<float*>(data)[index] = static_cast<float>(value);
       return;
     case DType::kBFloat16: {
-      // A bf16 number is a float whose low half is zero.
+      // A bf16 number is a float with a zero low half.
       const float rounded = static_cast<float>(RoundToFormat(kBFloat16Format, value));
       const uint32_t bits = std::bit_cast<uint32_t>(rounded) >> 16;
       static_cast<uint16_t*>(data)[index] =

@@ -46,8 +46,8 @@ TEST(Numeric, LoadManyEqualsLoad) {
   }
 }
 
-// Every finite number comes back, and between two neighbours the border lies at
-// the middle, which goes to the even one.
+// Every finite number round-trips. Between two adjacent numbers the boundary is the midpoint, which
+// rounds to the even one.
 void CheckEveryNeighbour(DType dtype, uint16_t infinity) {
   for (uint16_t bits = 0; bits < infinity; ++bits) {
     const double low = Decode(dtype, bits);

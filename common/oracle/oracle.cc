@@ -38,14 +38,14 @@ double SinkOf(const AttentionSpec& spec, const Inputs& inputs, int64_t head) {
   return spec.options.sinks ? inputs.sinks[head] : -kInfinity;
 }
 
-// Of a query row, by its place in lse.
+// Returns the dlse of a query row.
 double DlseOf(const AttentionSpec& spec, const Inputs& inputs, const RowId& row) {
   if (!spec.has_dlse) return 0.0;
   return inputs
       .dlse[(row.batch * spec.shape.num_heads + row.head) * spec.shape.seq_len_q + row.token];
 }
 
-// Of a row with so many counterparts, in multiplications.
+// Returns the cost of a row with `others` counterparts, in multiplications.
 double RowCost(const AttentionShape& shape, int64_t others) {
   return static_cast<double>(others) * static_cast<double>(shape.head_dim + shape.head_dim_v);
 }
@@ -61,7 +61,7 @@ std::vector<RowId> AllRows(int64_t batch, int64_t tokens, int64_t heads) {
   return rows;
 }
 
-// The document that holds `token` of an axis.
+// Returns the document that holds `token` of an axis.
 int64_t DocumentOf(const std::vector<int64_t>& cu_seqlens, int64_t token) {
   int64_t document = 0;
   while (cu_seqlens[document + 1] <= token) ++document;
@@ -75,7 +75,7 @@ std::vector<RowId> SampleRows(int64_t batch, int64_t tokens, int64_t heads, int6
   std::vector<int64_t> chosen = {0, total - 1};
   uint64_t state = seed;
   while (static_cast<int64_t>(chosen.size()) < count) {
-    // Weyl sequence with a mixing step: any well spread sequence will do.
+    // A Weyl sequence with a mixing step; any well spread sequence works.
     state += 0x9E3779B97F4A7C15u;
     uint64_t mixed = (state ^ state >> 32) * 0xD6E8FEB86659FD93u;
     mixed ^= mixed >> 32;
@@ -113,8 +113,8 @@ bool Sees(const MaskRule& rule, int64_t sq, int64_t sk, int64_t i, int64_t j) {
 
 namespace {
 
-// Of an exp(score - lse) in fp32, relative, for scores of 1: what lse may lose (comparator.h) and
-// the score beside it.
+// Relative error of exp(score - lse) in fp32, for scores of 1: the permitted error of lse
+// (comparator.h) and that of the score.
 constexpr double kProbabilityLoss = 5e-6;
 
 }  // namespace
@@ -154,7 +154,7 @@ Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs) {
         HeadRows q = rows_of(TensorId::kQ, inputs.q, false, shape.head_dim);
         HeadRows k = rows_of(TensorId::kK, inputs.k, true, shape.head_dim);
         HeadRows v = rows_of(TensorId::kV, inputs.v, true, shape.head_dim_v);
-        // Decoded row by row: without gradients there is nothing behind it.
+        // Decoded row by row, because nothing is reused without gradients.
         HeadRows dout(spec.dtype, inputs.dout, sq, heads, shape.head_dim_v, b, h, document.q_begin,
                       document.q_length, /*decode_all=*/false);
         const auto kv_row = [&](int64_t j) {
@@ -227,7 +227,7 @@ Delta DeltaOf(const AttentionSpec& spec, const void* out, const void* dout, cons
   Delta delta;
   delta.value.assign(shape.batch * shape.num_heads * shape.seq_len_q, 0.0);
   delta.rounding = delta.magnitude = delta.floor = delta.value;
-  // A token's heads lie side by side.
+  // A token's heads are adjacent.
   const double cost = static_cast<double>(shape.num_heads * shape.head_dim_v);
   InParallel(shape.batch * shape.seq_len_q, cost, [&](int64_t token) {
     const int64_t b = token / shape.seq_len_q, t = token % shape.seq_len_q;
@@ -305,7 +305,7 @@ Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
         const RowDelta row_delta = {delta.value[statistic], delta.value[statistic],
                                     delta.magnitude[statistic], /*rounding=*/0.0, /*floor=*/0.0};
         const bool wide = score_size >= kWideScores;
-        // What the row's other keys can take is not known here: all of it.
+        // The share that the row's other keys can take is unknown here: assume all of it.
         const double raw = scale * dot.value + pair.before_softcap;
         const double error =
             2.0 * (ScoreError(spec.options, raw, score_size) + kFloat32Slack * added);
@@ -397,7 +397,7 @@ RowSet EvaluateProbabilities(const AttentionSpec& spec, const Inputs& inputs,
       const double p = lse == -kInfinity ? 0.0 : std::exp(key.score - lse);
       set.exact[element] = p;
       set.twin[element] = RoundTo(DType::kFloat32, p);
-      // The score's error and the lse's.
+      // The errors of the score and of the lse.
       set.floor[element] =
           kProbabilityLoss * (1.0 + scores.linear_magnitude()) * p + Float32Flush(p) + key.doubt;
     }

@@ -1,32 +1,31 @@
-// The oracle: attention and its gradients straight from the definition
-// (docs/semantics.md), in fp64, one (i, j) pair at a time. It shares no code
-// with kernels, bands, shards or schedules; it only reads their spec.
+// The oracle: attention and its gradients computed from the definition (docs/semantics.md), in
+// fp64, one (i, j) pair at a time. It shares no code with kernels, bands, shards or schedules; it
+// only reads their spec.
 //
-// Beside each exact value stand the yardsticks that the comparator judges by:
+// Each exact value has three companions from which the comparator computes its bounds:
 //   twin       the same computation with exp(s - m), p, ds and the result
 //              rounded to the dtype where a tensor-core kernel rounds them (and
-//              delta taken from the rounded out)
-//   magnitude  the value's own sum with every term's absolute value; delta's
-//              terms count with delta's rounding too (it comes from the rounded
-//              out, however much it cancels), a term that fp16 stores as a
-//              subnormal with what that may lose
-//   floor      what fp32 arithmetic may lose whatever the dtype (see below), and
+//              delta computed from the rounded out)
+//   magnitude  the value's sum over absolute values of its terms. delta's terms
+//              include delta's rounding error (delta comes from the rounded out,
+//              however much it cancels); a term that fp16 stores as a subnormal
+//              includes its possible loss
+//   floor      the possible loss of fp32 arithmetic for every dtype (see below), and
 //              half of fp16's smallest subnormal for results below 2^-14
 //
-// Usage, everything of a small problem:
+// Usage for a whole small problem:
 //   Result expected = EvaluateAll(spec, {.q = q, .k = k, .v = v, .dout = dout});
-// Usage, samples of a large one: EvaluateQueryRows first; once out and lse have
-// passed there, EvaluateKeyRows may trust the lse and delta of every row.
+// Usage for samples of a large problem: EvaluateQueryRows first; once out and lse have passed
+// there, EvaluateKeyRows may use the lse and delta of every row.
 //
-// About `floor`. Statistics are fp32 in every kernel. A score's error is of the
-// order of 2^-24 * S, S = scale * sum |q||k| (so is that of an lse near S), and
-// multiplies p; dP and delta carry 2^-24 * sum |dout||v| and 2^-24 * sum
-// |dout||out| even where they cancel, as they must exactly when a row sees one
-// key. Scores of 1e4 or documents of one token would otherwise fail any fp32
-// kernel. floor sums these per term with the factor 2^-21, plus what fp32 may
-// flush to zero of P and of the result (numeric.h).
+// Derivation of `floor`. Statistics are fp32 in every kernel. A score's error is of the order of
+// 2^-24 * S, S = scale * sum |q||k|, as is the error of an lse near S; it multiplies p. dP and
+// delta have errors of 2^-24 * sum |dout||v| and 2^-24 * sum |dout||out| even where they cancel,
+// which they must do exactly if a row sees one key. Without these terms, scores of 1e4 or documents
+// of one token would fail any fp32 kernel. floor sums these errors per term with the factor 2^-21,
+// plus what fp32 may flush to zero of P and of the result (numeric.h).
 //
-// All functions are pure and thread safe. Host memory throughout.
+// All functions are pure and thread safe. All memory is host memory.
 #ifndef RINGATTN_COMMON_ORACLE_ORACLE_H_
 #define RINGATTN_COMMON_ORACLE_ORACLE_H_
 
@@ -37,24 +36,24 @@
 
 namespace ringattn::oracle {
 
-// Whole (global) tensors in the layouts of common/attention/attention_spec.h, the spec's
-// dtype; the caller owns them. `dout` is null when no gradients are wanted.
+// Whole (global) tensors in the layouts of common/attention/attention_spec.h, in the spec's dtype.
+// The caller owns them. `dout` is null if no gradients are computed.
 struct Inputs {
   const void* q = nullptr;
   const void* k = nullptr;
   const void* v = nullptr;
   const void* dout = nullptr;
-  const float* sinks = nullptr;  // where spec.options.sinks
-  const float* dlse = nullptr;   // with dout, where spec.has_dlse
-  // Where the spec's options have them.
+  const float* sinks = nullptr;  // if spec.options.sinks
+  const float* dlse = nullptr;   // with dout, if spec.has_dlse
+  // Set if the spec's options have them.
   const void* bias = nullptr;
   const uint8_t* mask = nullptr;
   const int32_t* q_segment_ids = nullptr;
   const int32_t* kv_segment_ids = nullptr;
 };
 
-// One row of a tensor: [batch][token][head], `token` counts along the whole
-// token axis (the packed axis when packed).
+// One row of a tensor: [batch][token][head]. `token` counts along the whole token axis (the packed
+// axis if packed).
 struct RowId {
   int64_t batch = 0;
   int64_t token = 0;
@@ -63,13 +62,15 @@ struct RowId {
   bool operator==(const RowId&) const = default;
 };
 
-// Rows of one tensor with their exact values and yardsticks, each
-// [rows.size()][dim]. For lse: dim 1, exact may be -inf, magnitude is the row's
-// S = max over the keys it sees of |scale| * sum |q||k| + |bias| + |ALiBi's term|, and |sink|;
-// floor is what products in e4m3 may lose beyond fp32; twin unused. For dsinks: a row {0, 0, head}
-// for each head, dim 1. For dbias: a row of PairColumns for each batch row, query and head that the
-// bias tells apart (0 for those it does not). For probabilities: a row {0, number of the chosen
-// row, head} of ProbabilityColumns, whose bound is its floor alone.
+// Rows of one tensor with their exact values and companions, each [rows.size()][dim].
+//   lse            dim 1; exact may be -inf; magnitude is the row's S = max over the keys it sees
+//                  of |scale| * sum |q||k| + |bias| + |ALiBi's term|, and |sink|; floor is what
+//                  products in e4m3 may lose beyond fp32; twin is unused
+//   dsinks         a row {0, 0, head} for each head, dim 1
+//   dbias          a row of PairColumns for each batch row, query and head that the bias
+//                  distinguishes (0 for the others)
+//   probabilities  a row {0, index of the chosen row, head} of ProbabilityColumns; floor alone
+//                  is its bound
 struct RowSet {
   std::vector<RowId> rows;
   int64_t dim = 0;
@@ -82,9 +83,9 @@ struct RowSet {
   void Resize(std::vector<RowId> row_ids, int64_t row_dim);
 };
 
-// What was not asked for stays empty. From EvaluateAll the rows of out, dq, dk,
-// dv are in memory order (so `exact` is the tensor); those of lse are in the
-// order of out's rows, not of lse's memory.
+// Tensors that were not requested stay empty. EvaluateAll returns the rows of out, dq, dk and dv in
+// memory order (so `exact` is the tensor), and those of lse in the order of out's rows, not of
+// lse's memory.
 struct Result {
   RowSet out;
   RowSet lse;
@@ -96,22 +97,22 @@ struct Result {
   RowSet probabilities;
 };
 
-// True if query position i of a document with sq queries and sk keys sees key
-// position j of the same document.
+// Returns whether query position i of a document with sq queries and sk keys sees key position j of
+// the same document.
 bool Sees(const MaskRule& rule, int64_t sq, int64_t sk, int64_t i, int64_t j);
 
-// Everything: out and lse, the probabilities of spec.probability_rows, and dq, dk, dv, dsinks,
+// Computes out and lse, the probabilities of spec.probability_rows, and dq, dk, dv, dsinks and
 // dbias if inputs.dout is set. Cost: about 19 * head_dim multiply-adds per visible pair with
 // gradients.
 Result EvaluateAll(const AttentionSpec& spec, const Inputs& inputs);
 
-// out and lse of the given rows of q, and their dq if inputs.dout is set.
+// Computes out and lse of the given rows of q, and their dq if inputs.dout is set.
 Result EvaluateQueryRows(const AttentionSpec& spec, const Inputs& inputs,
                          const std::vector<RowId>& rows);
 
-// delta = sum over d of dout * out, less dlse (null: none), its magnitude sum |dout||out| +
-// |dlse|, and what it loses because kernels take it from a rounded out (as RowDelta has it;
-// no floor where out is given), all [batch][num_heads][seq_len_q], in fp64 from given tensors.
+// delta = sum over d of dout * out, less dlse (null: none), from given tensors in fp64. magnitude
+// is sum |dout||out| + |dlse|. rounding is what kernels lose because they compute delta from a
+// rounded out (as in RowDelta; no floor if out is given). All are [batch][num_heads][seq_len_q].
 struct Delta {
   std::vector<double> value;
   std::vector<double> magnitude;
@@ -120,25 +121,25 @@ struct Delta {
 };
 Delta DeltaOf(const AttentionSpec& spec, const void* out, const void* dout, const float* dlse);
 
-// dk and dv of the given rows (head is a kv head), trusting `lse`
-// [batch][num_heads][seq_len_q] and `delta`, which the caller has checked.
+// Computes dk and dv of the given rows (head is a kv head) from `lse` [batch][num_heads][seq_len_q]
+// and `delta`. The caller must have checked both.
 Result EvaluateKeyRows(const AttentionSpec& spec, const Inputs& inputs,
                        const std::vector<RowId>& rows, const float* lse, const Delta& delta);
 
-// dsinks, trusting the same. REQUIRES: spec.options.sinks.
+// Computes dsinks from the same inputs. REQUIRES: spec.options.sinks.
 RowSet EvaluateSinkGradients(const AttentionSpec& spec, const float* sinks, const float* lse,
                              const Delta& delta);
 
-// The given rows of dbias. REQUIRES: inputs.dout and spec.options.bias with a gradient.
+// Computes the given rows of dbias. REQUIRES: inputs.dout and spec.options.bias with a gradient.
 RowSet EvaluateBiasRows(const AttentionSpec& spec, const Inputs& inputs,
                         const std::vector<RowId>& rows);
 
-// The given rows of probabilities.
+// Computes the given rows of probabilities.
 RowSet EvaluateProbabilities(const AttentionSpec& spec, const Inputs& inputs,
                              const std::vector<RowId>& rows);
 
-// `count` distinct rows (all, if there are fewer), the first and the last row
-// among them, in ascending order. Deterministic from `seed`.
+// Returns `count` distinct rows (or all, if there are fewer), including the first and the last row,
+// in ascending order. Deterministic for a `seed`.
 std::vector<RowId> SampleQueryRows(const AttentionSpec& spec, int64_t count, uint64_t seed);
 std::vector<RowId> SampleKeyRows(const AttentionSpec& spec, int64_t count, uint64_t seed);
 std::vector<RowId> SampleBiasRows(const AttentionSpec& spec, int64_t count, uint64_t seed);

@@ -77,7 +77,8 @@ double Loss(const AttentionSpec& spec, const InputTensors& inputs) {
 
 int64_t Same(int64_t e) { return e; }
 
-// Differences of `loss` beside the gradient, whose element e is memory_index(e) of the tensor.
+// Compares differences of `loss` with the gradient, whose element e is memory_index(e) of the
+// tensor.
 template <typename LossOf, typename MemoryIndex>
 void ExpectDerivative(const LossOf& loss, void* tensor, const RowSet& gradient, const char* name,
                       const MemoryIndex& memory_index) {
@@ -129,12 +130,12 @@ std::vector<AttentionSpec> DilatedSpecs() {
   spec.options.softcap = 2.0;
   spec.options.sinks = true;
   specs.push_back(spec);
-  spec.options.dilation_levels = {{9, 4, {}, 0, 4}, {4, 2, 0, 0, 3}};  // some rows have none
+  spec.options.dilation_levels = {{9, 4, {}, 0, 4}, {4, 2, 0, 0, 3}};  // some rows are in no level
   specs.push_back(spec);
   return specs;
 }
 
-// Each level's own attention, and the weights of the levels: [row of out][level].
+// Each level's separate attention, and the weights of the levels: [row of out][level].
 struct LevelResults {
   std::vector<Result> levels;
   std::vector<std::vector<double>> weights;
@@ -148,7 +149,7 @@ LevelResults EvaluateLevels(const AttentionSpec& spec, const InputTensors& input
   for (const DilationLevel& level : spec.options.dilation_levels) {
     AttentionSpec alone = spec;
     alone.options.dilation_levels = {level};
-    alone.options.sinks = spec.options.sinks && results.levels.empty();  // they count once
+    alone.options.sinks = spec.options.sinks && results.levels.empty();  // sinks count once
     results.levels.push_back(EvaluateAll(alone, forward));
   }
   for (size_t r = 0; r < results.levels[0].out.rows.size(); ++r) {
@@ -163,7 +164,8 @@ LevelResults EvaluateLevels(const AttentionSpec& spec, const InputTensors& input
   return results;
 }
 
-// As the paper has it: levels' results, weighted by their exp(lse). With `fixed` by those weights.
+// The definition in the paper: the levels' results, weighted by their exp(lse). With `fixed`,
+// weighted by those constants.
 double LevelLoss(const AttentionSpec& spec, const InputTensors& inputs,
                  const std::vector<std::vector<double>>* fixed = nullptr) {
   const AttentionShape& shape = spec.shape;
@@ -186,7 +188,8 @@ double LevelLoss(const AttentionSpec& spec, const InputTensors& inputs,
   return loss;
 }
 
-// The oracle counts pairs in one softmax and knows of no weights; its gradients are theirs too.
+// The oracle counts pairs in one softmax without level weights, but its gradients equal those of
+// the weighted form.
 TEST(OracleTerms, GradientsPassThroughTheWeightsOfDilatedLevels) {
   for (const AttentionSpec& spec : DilatedSpecs()) {
     InputTensors inputs = GenerateInputs(spec, DataKind::kNormal, 5, true);
@@ -199,7 +202,7 @@ TEST(OracleTerms, GradientsPassThroughTheWeightsOfDilatedLevels) {
     if (spec.options.sinks) {
       ExpectDerivative(loss, inputs.sinks.data(), result.dsinks, "dsinks", Same);
     }
-    // Not so with weights that stand still: then much of dk would be another.
+    // With constant weights much of dk would differ.
     const auto fixed = EvaluateLevels(spec, inputs).weights;
     auto* k = reinterpret_cast<float*>(inputs.k.data());
     int64_t others = 0;
@@ -226,7 +229,7 @@ TEST(OracleTerms, SampledRowsEqualTheWhole) {
     const Result queries = EvaluateQueryRows(spec, inputs.view(), whole.out.rows);
     EXPECT_EQ(queries.out.exact, whole.out.exact);
     EXPECT_EQ(queries.dq.exact, whole.dq.exact);
-    // Keys, from statistics as exact as fp32 holds them.
+    // Key rows, from statistics in fp32 precision.
     std::vector<float> lse(whole.lse.exact.size());
     for (size_t r = 0; r < whole.lse.rows.size(); ++r) {
       const RowId& row = whole.lse.rows[r];
@@ -262,14 +265,14 @@ TEST(OracleTerms, MasksAndIdsHidePairs) {
   };
   EXPECT_TRUE(sees(0, 0, 0));
   EXPECT_FALSE(sees(0, 2, 3));
-  EXPECT_FALSE(sees(1, 2, 3));  // one mask for all
+  EXPECT_FALSE(sees(1, 2, 3));  // one mask for all heads
   EXPECT_FALSE(sees(0, 0, 4));
   EXPECT_TRUE(sees(0, 3, 4));
-  EXPECT_FALSE(sees(0, 4, 5));  // negative sees nothing, not even its own
+  EXPECT_FALSE(sees(0, 4, 5));  // a token with a negative id sees no key, not even itself
   EXPECT_TRUE(sees(1, 4, 5));
 }
 
-// The known answers of the generator's authors.
+// Known answers published by the generator's authors.
 TEST(Philox, KnownAnswers) {
   using Four = std::array<uint32_t, 4>;
   EXPECT_EQ(Philox({0, 0, 0, 0}, {0, 0}), (Four{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
@@ -279,7 +282,7 @@ TEST(Philox, KnownAnswers) {
             (Four{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-// A lane is compared with the threshold: never below, always from 65536 on.
+// A lane is compared with the threshold: 0 keeps every pair, 65536 none.
 TEST(Philox, LanesOfAKey) {
   DropoutForm dropout{.threshold = 1, .seed = 0};
   // Counter 0 and key 0: lanes d5e8 2766 | 8dc5 69e1 ..., low half first.

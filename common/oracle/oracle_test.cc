@@ -1,5 +1,5 @@
-// The oracle is the judge, so it is checked from outside: pictures of the mask,
-// a second formula written in matrices, finite differences, and identities.
+// Checks the oracle by independent means: pictures of the mask, a second formula in matrix form,
+// finite differences, and identities.
 #include "common/oracle/oracle.h"
 
 #include <cmath>
@@ -65,7 +65,7 @@ AttentionSpec PackedSpec(std::vector<int64_t> cu_q, std::vector<int64_t> cu_k) {
   return spec;
 }
 
-// A few specs that cover the options together.
+// A few specs that together cover the options.
 std::vector<AttentionSpec> Specs() {
   std::vector<AttentionSpec> specs;
   specs.push_back(DenseSpec(1, 9, 9, 1, 1, 4, 4));
@@ -81,7 +81,7 @@ std::vector<AttentionSpec> Specs() {
   specs.push_back(PackedSpec({0, 4, 4, 9, 15}, {0, 6, 8, 8, 13}));
   specs.back().options.softcap = 5.0;
   specs.back().options.window_left = 4;
-  specs.push_back(DenseSpec(2, 7, 4, 5, 1, 4, 3));  // causal: rows without a key
+  specs.push_back(DenseSpec(2, 7, 4, 5, 1, 4, 3));  // causal: some rows see no key
   specs.back().options.causal = true;
   specs.back().options.sinks = true;
   specs.back().has_dlse = true;
@@ -120,7 +120,7 @@ Matrix Transposed(const Matrix& a, int64_t columns) {
   return t;
 }
 
-// Rows of one head as a matrix over the whole token axis.
+// Returns the rows of one head as a matrix over the whole token axis.
 Matrix HeadOf(const AttentionSpec& spec, const void* data, int64_t b, int64_t tokens, int64_t heads,
               int64_t head, int64_t dim) {
   Matrix m = Zeros(tokens, dim);
@@ -132,8 +132,8 @@ Matrix HeadOf(const AttentionSpec& spec, const void* data, int64_t b, int64_t to
   return m;
 }
 
-// Additive mask over all tokens of the packed axis: 0 or -inf, from document
-// labels and offsets rather than from Sees.
+// Additive mask over all tokens of the packed axis: 0 or -inf, from document labels and offsets
+// rather than from Sees.
 Matrix Bias(const AttentionSpec& spec) {
   const AttentionShape& shape = spec.shape;
   Matrix bias = Zeros(shape.seq_len_q, shape.seq_len_kv);
@@ -142,7 +142,7 @@ Matrix Bias(const AttentionSpec& spec) {
     const int64_t q_end = shape.cu_seqlens_q[d + 1], k_end = shape.cu_seqlens_k[d + 1];
     for (int64_t tq = shape.cu_seqlens_q[d]; tq < q_end; ++tq) {
       for (int64_t tk = shape.cu_seqlens_k[d]; tk < k_end; ++tk) {
-        // Distances from the ends of the document: how far the key lies ahead.
+        // Distances from the ends of the document: by how much the key is ahead.
         const int64_t ahead = (q_end - 1 - tq) - (k_end - 1 - tk);
         const MaskRule o =
             shape.document_rules.empty()
@@ -188,8 +188,8 @@ TEST(Oracle, AgreesWithMatrices) {
           const int64_t h = hk * shape.group_size() + g;
           const Matrix q = HeadOf(spec, inputs.q.data(), b, sq, shape.num_heads, h, dim);
           const Matrix dout = HeadOf(spec, inputs.dout.data(), b, sq, shape.num_heads, h, dim_v);
-          // P row by row without a maximum, and the softmax's Jacobian in full:
-          // ds_j = sum over l of (p_j [j = l] - p_j p_l) dp_l.
+          // P row by row without a maximum, and the softmax's Jacobian in full: ds_j = sum over l
+          // of (p_j [j = l] - p_j p_l) dp_l.
           Matrix p = Product(q, Transposed(k, dim), sk);
           Matrix slope = Zeros(sq, sk), lse = Zeros(sq, 1);
           std::vector<long double> sink_p(sq);
@@ -280,8 +280,8 @@ void ExpectDerivative(const AttentionSpec& spec, InputTensors& inputs, void* ten
   for (size_t e = 0; e < gradient.exact.size(); ++e) {
     float* element = static_cast<float*>(tensor) + e;
     const float kept = *element;
-    if (kept == -kInfinity) continue;  // a sink that is none
-    // Steps that fp32 inputs hold exactly enough: use what they became.
+    if (kept == -kInfinity) continue;  // -inf is no sink
+    // fp32 inputs hold these steps approximately: use the stored values.
     *element = kept + 0x1p-9f;
     const double high = *element, loss_high = Loss(spec, inputs);
     *element = kept - 0x1p-9f;
@@ -322,7 +322,7 @@ TEST(Oracle, RowsThatSeeNothing) {
   EXPECT_TRUE(std::isfinite(result.lse.exact[3]));
 }
 
-// A row's sink takes what no key has; a row without keys has nothing else.
+// A row's sink takes probability from its keys; in a row without keys it takes all of it.
 TEST(Oracle, ASinkOfMinusInfinityIsNone) {
   AttentionSpec spec = DenseSpec(1, 5, 2, 1, 1, 4, 4);
   spec.options.causal = true;
@@ -371,9 +371,9 @@ TEST(Oracle, OneKeyCopiesItsValue) {
   }
 }
 
-// Scores of a wide row (S of 2^17 and more) may cancel to a lse below 2^17: backward then works as
-// in ordinary rows and loses half a unit in lse's last place of p, 2^-8 at 2^16. Where lse is wide
-// too, the only key's p is 1.
+// Scores of a wide row (S of at least 2^17) may cancel to an lse below 2^17. The backward then
+// works as in ordinary rows and loses half a unit in lse's last place of p: 2^-8 at 2^16. If lse is
+// wide too, the only key's p is 1.
 TEST(Oracle, AWideRowsGradientIsGrantedTheRoundingOfItsLse) {
   AttentionSpec spec = DenseSpec(1, 1, 1, 1, 1, 2, 1);
   spec.options.softmax_scale = 1.0;
@@ -416,8 +416,8 @@ TEST(Oracle, TheTwinsErrorIsOfTheDtypesSize) {
   }
 }
 
-// What is left without the results' rounding is p's and ds's: less, and not representable in
-// the request's dtype.
+// Without the results' rounding only the rounding of p and ds remains: smaller, and not
+// representable in the request's dtype.
 TEST(Oracle, Float32ResultsAreNotRounded) {
   AttentionSpec spec = DenseSpec(1, 64, 64, 2, 2, 32, 32);
   spec.dtype = DType::kBFloat16;
@@ -462,7 +462,7 @@ TEST(Oracle, SampledRowsEqualTheWhole) {
         EXPECT_EQ(sampled.dq.twin[r * shape.head_dim + d], whole.dq.twin[at * shape.head_dim + d]);
       }
     }
-    // For keys with the exact lse (to fp32) and delta.
+    // Key rows use the exact lse (in fp32) and delta.
     std::vector<float> lse(shape.batch * shape.num_heads * shape.seq_len_q);
     Delta delta;
     delta.value.resize(lse.size());
@@ -506,10 +506,10 @@ TEST(Oracle, SampledRowsEqualTheWhole) {
 TEST(Oracle, DeltaOfIsTheRowSum) {
   const AttentionSpec spec = DenseSpec(2, 3, 3, 2, 1, 4, 3);
   const InputTensors inputs = GenerateInputs(spec, DataKind::kNormal, 8, true);
-  // Any tensor of out's shape will do for out.
+  // Any tensor of out's shape can stand for out.
   const Delta delta = DeltaOf(spec, inputs.dout.data(), inputs.dout.data(), nullptr);
   const float* dout = reinterpret_cast<const float*>(inputs.dout.data());
-  // Row (b 1, t 2, h 0) lies at ((1 * 3 + 2) * 2 + 0) * 3, its delta at (1 * 2 + 0) * 3 + 2.
+  // Row (b 1, t 2, h 0) is at ((1 * 3 + 2) * 2 + 0) * 3, its delta at (1 * 2 + 0) * 3 + 2.
   double sum = 0.0;
   for (int d = 0; d < 3; ++d) sum += static_cast<double>(dout[30 + d]) * dout[30 + d];
   EXPECT_DOUBLE_EQ(delta.value[8], sum);

@@ -1,5 +1,4 @@
-// The oracle's arithmetic per pair (i, j) and its access to typed tensors.
-// Private to this folder.
+// The oracle's arithmetic per pair (i, j) and its access to typed tensors. Private to this folder.
 #ifndef RINGATTN_COMMON_ORACLE_PAIR_MATH_H_
 #define RINGATTN_COMMON_ORACLE_PAIR_MATH_H_
 
@@ -15,11 +14,11 @@
 
 namespace ringattn::oracle {
 
-// Eight roundings of fp32 per quantity: what floor grants (see oracle.h).
+// Eight fp32 roundings per quantity, which floor permits (see oracle.h).
 inline constexpr double kFloat32Slack = 0x1p-21;
 
-// Rows of one head of one document, as doubles. Small tensors are decoded once,
-// large ones row by row: a Row() is then valid until the next call.
+// Rows of one head of one document, as doubles. Small tensors are decoded once. Large ones are
+// decoded row by row; the result of Row() is then valid until the next call.
 class HeadRows {
  public:
   // The tensor is [batch][tokens][heads][dim]; positions count from `begin`. With a scale
@@ -64,7 +63,8 @@ class HeadRows {
   std::vector<double> values_;
 };
 
-// What rounding by another scale than the oracle's makes of a product of the two rows, at most.
+// Returns the maximum change of a product of the two rows if they are rounded by another scale than
+// the oracle's.
 inline double Float8ProductLoss(const double* q, double q_scale, const double* k, double k_scale,
                                 int64_t dim) {
   double loss = 0.0;
@@ -97,11 +97,11 @@ inline std::vector<Document> DocumentsOf(const AttentionSpec& spec) {
 
 struct Dot {
   double value = 0.0;
-  double magnitude = 0.0;  // the same with absolute values
+  double magnitude = 0.0;  // the same sum over absolute values
 };
 
 inline Dot DotOf(const double* a, const double* b, int64_t dim) {
-  // Four chains, because one would wait for every addition.
+  // Four independent sums, because one would wait for every addition.
   double value[4] = {}, magnitude[4] = {};
   int64_t d = 0;
   for (; d + 4 <= dim; d += 4) {
@@ -119,7 +119,7 @@ inline Dot DotOf(const double* a, const double* b, int64_t dim) {
           (magnitude[0] + magnitude[1]) + (magnitude[2] + magnitude[3])};
 }
 
-// A term's coefficient in each of a RowSet's four sums.
+// Coefficients of a term in each of a RowSet's four sums.
 struct Coefficients {
   double exact, twin, magnitude, floor;
 };
@@ -140,7 +140,7 @@ inline void Accumulate(const Coefficients& c, const double* x, RowSet& set, int6
   }
 }
 
-// One element of a row alone.
+// The same for a single element of a row.
 inline void AddToElement(const Coefficients& c, int64_t column, RowSet& set, int64_t row) {
   const int64_t at = row * set.dim + column;
   set.exact[at] += c.exact;
@@ -149,9 +149,9 @@ inline void AddToElement(const Coefficients& c, int64_t column, RowSet& set, int
   set.floor[at] += c.floor;
 }
 
-// Rounds the twins and adds what storing the results may lose to underflow: to the
-// floor, as it has nothing to do with the size of the row. A sum on its way to a tiny result
-// may be a subnormal, which GPUs flush: that loses less than 2^-126.
+// Rounds the twins and adds to the floor what storing the results may lose to underflow; this loss
+// does not depend on the size of the row. A partial sum of a tiny result may be a subnormal, which
+// GPUs flush; that loses less than 2^-126.
 inline void FinishRow(DType dtype, RowSet& set, int64_t row) {
   for (int64_t at = row * set.dim; at < (row + 1) * set.dim; ++at) {
     set.twin[at] = RoundTo(dtype, set.twin[at]);
@@ -160,7 +160,7 @@ inline void FinishRow(DType dtype, RowSet& set, int64_t row) {
   }
 }
 
-// A score after the softcap, and its derivative by the score before it.
+// A score after the softcap, and its derivative with respect to the score before it.
 struct Score {
   double value;
   double slope;
@@ -171,16 +171,17 @@ inline Score ScoreOf(const AttentionOptions& options, double dot, double bias = 
   const double score = options.softmax_scale * dot + bias;
   if (options.softcap == 0.0) return {score, 1.0};
   const double t = std::tanh(score / options.softcap);
-  // 1 - t^2 without its cancellation.
+  // 1 - t^2 without cancellation.
   const double cosh = std::cosh(std::min(std::abs(score / options.softcap), 350.0));
   return {options.softcap * t, 1.0 / (cosh * cosh)};
 }
 
-// A kernel rounds exp(s - m) with a running maximum m that need not be the row's,
-// so what it rounds is p times something, usually no power of two. The twin takes
-// the fraction of 1 / sum for that something. Where all `keys` scores are equal one
-// unlucky fraction would stand for the whole row: there it takes one that bf16 and
-// fp16 both round by 0.4 units. Dropout's factor is in what they round: `keep`, 1 without it.
+// Returns the factor of p in what the twin rounds. A kernel rounds exp(s - m) with a running
+// maximum m that may differ from the row's, so it rounds p times a factor that is usually not a
+// power of two. The twin uses the fraction of 1 / sum as this factor. If all `keys` scores are
+// equal, one unlucky fraction would affect the whole row; the twin then uses a factor that both
+// bf16 and fp16 round by 0.4 units. The rounded value includes dropout's factor `keep`, which is 1
+// without dropout.
 inline double RoundingScale(double sum, size_t keys, double keep) {
   if (keys > 1 && sum > static_cast<double>(keys) * (1.0 - 1e-9)) {
     return 0.5 * (1.0 + 51.425 / 128.0) / keep;
@@ -189,12 +190,12 @@ inline double RoundingScale(double sum, size_t keys, double keep) {
   return std::frexp(1.0 / sum, &exponent);
 }
 
-// From here on a row's S is wide: the errors of fp32 scores, of the order of 2^-24 S, are
-// no small factors of p any more, and what p may become is bounded by Doubt.
+// From this value on a row's S is wide: the errors of fp32 scores, of the order of 2^-24 S, are no
+// longer small relative to p, and Doubt bounds p.
 inline constexpr double kWideScores = 0x1p17;
 
-// How far a score may be off that is `raw` before the softcap, and off by `error` there: a
-// saturated softcap lets nothing of that through.
+// Returns the error of a score after the softcap, given the score before it (`raw`) and its error.
+// A saturated softcap removes the error.
 inline double CappedError(const AttentionOptions& options, double raw, double error) {
   const double c = options.softcap;
   if (c == 0.0) return error;
@@ -202,28 +203,28 @@ inline double CappedError(const AttentionOptions& options, double raw, double er
   return c * (std::tanh((size + error) / c) - std::tanh((size - error) / c) + kFloat32Slack);
 }
 
-// The same of fp32, 2^-21 S.
+// The same for the fp32 error 2^-21 S.
 inline double ScoreError(const AttentionOptions& options, double raw, double score_magnitude) {
   return CappedError(options, raw, kFloat32Slack * score_magnitude);
 }
 
-// The largest p that a key of this score may be given when score and lse are off by
-// `error` in all.
+// Returns the largest p that a key with this score can have if the total error of score and lse is
+// `error`.
 inline double MostProbability(double score, double lse, double error) {
   return std::exp(std::min(0.0, score - lse + error));
 }
 
-// How far p may be off in a row of wide scores. It grows to its most; it shrinks only by
-// what the row's other keys can take, `others` in all: a key that none comes near keeps
-// its p.
+// Returns the maximum error of p in a row of wide scores. p may grow to `most`. It may shrink only
+// by the share that the row's other keys can take, `others` in total: a key whose score far exceeds
+// all others keeps its p.
 inline double Doubt(double p, double most, double others) {
   return std::max(most - p, std::min(p, others));
 }
 
-// p's terms in out and dv. `stored` * `keep` is what the kernel rounds to the dtype, or it rounds
-// `stored` and multiplies the row's sum by `keep` (the loss of a subnormal is then multiplied too);
-// `stored` / `divisor` == p; `keep` is dropout's factor, 0 or 1 / (1 - rate), and 1 without it;
-// `score_magnitude` is the row's S.
+// Returns p's term in out and dv. A kernel rounds `stored` * `keep` to the dtype, or it rounds
+// `stored` and multiplies the row's sum by `keep` (which also multiplies the loss of a subnormal).
+// `stored` / `divisor` == p. `keep` is dropout's factor: 0 or 1 / (1 - rate), and 1 without
+// dropout. `score_magnitude` is the row's S.
 inline Coefficients ProbabilityTerm(DType dtype, double stored, double divisor,
                                     double score_magnitude, double keep = 1.0) {
   const double p = stored / divisor;
@@ -234,8 +235,8 @@ inline Coefficients ProbabilityTerm(DType dtype, double stored, double divisor,
           (kFloat32Slack * (1.0 + score_magnitude) * p + Float32Flush(p)) * keep};
 }
 
-// The same in e4m3: `stored`, relative to the row's largest, is rounded with an offset of 2^8, and
-// `sum` is of what was not rounded; `score_error` is what scores may be off by.
+// The same in e4m3. `stored`, relative to the row's largest, is rounded with an offset of 2^8;
+// `sum` is the sum of unrounded values; `score_error` is the maximum error of scores.
 inline Coefficients Float8Term(double stored, double sum, double score_magnitude,
                                double score_error) {
   const double p = stored / sum;
@@ -244,28 +245,29 @@ inline Coefficients Float8Term(double stored, double sum, double score_magnitude
           kFloat32Slack * (1.0 + score_magnitude) * p + Float32Flush(p)};
 }
 
-// delta of one query row: exact, from the rounded out, with absolute values, and what it
-// loses because kernels take it from the rounded out: in units of 8u, and of out's floor.
+// delta of one query row: exact, from the rounded out, and with absolute values. `rounding` and
+// `floor` are the losses of a delta from the rounded out: in units of 8u, and from out's floor.
 struct RowDelta {
   double value, twin, magnitude, rounding, floor;
 };
 
-// The errors of out's elements are at most 2u of out each and independent, so their sum with
-// dout is of the size of a 2-norm; 4u of it is beyond four standard deviations.
+// The errors of out's elements are independent and at most 2u of out each, so their sum with dout
+// has the size of a 2-norm; 4u of it exceeds four standard deviations.
 //   squares  the sum of (dout * out)^2 over the row
 inline double DeltaRounding(double squares) { return 0.5 * std::sqrt(squares); }
 
-// ln(exp(a) + exp(b)), where either may be -inf; a as it is without a b.
+// Returns ln(exp(a) + exp(b)); either may be -inf. Returns a unchanged if b is -inf.
 inline double LogAddExp(double a, double b) {
   const double high = std::max(a, b);
   if (std::isinf(high)) return high;
   return high + std::log1p(std::exp(std::min(a, b) - high));
 }
 
-// One query row's term of its head's dsinks: -p delta with p = exp(sink - lse). Rows' errors
-// of delta's rounding are independent, so their squares add up: magnitude holds squares until
-// FinishSinkGradients.
-//   score_magnitude  the row's S, 0 where it is wide;  doubt: how far p may then be off
+// Adds one query row's term of its head's dsinks: -p delta with p = exp(sink - lse). The rounding
+// errors of the rows' deltas are independent, so their squares add up: magnitude holds squares
+// until FinishSinkGradients.
+//   score_magnitude  the row's S, 0 where it is wide
+//   doubt            the maximum error of p in a wide row
 inline void AccumulateSink(double p, const RowDelta& delta, double score_magnitude, double doubt,
                            RowSet& set, int64_t row) {
   const double size = std::abs(delta.value);
@@ -285,7 +287,7 @@ inline void FinishSinkGradients(RowSet& set) {
   }
 }
 
-// ds's terms in what it is multiplied with: dq and dk with the softmax scale, dbias as it is.
+// Returns ds's term in its products: dq and dk with the softmax scale, dbias with factor 1.
 //   factor  the scale
 inline Coefficients GradientTerm(const AttentionSpec& spec, double p, const Dot& dp,
                                  const RowDelta& delta, double slope, double score_magnitude,
@@ -297,8 +299,8 @@ inline Coefficients GradientTerm(const AttentionSpec& spec, double p, const Dot&
   const double loss = std::min(SubnormalLoss(spec.dtype, ds), p * (size + delta.rounding)) /
                       (8.0 * ToleranceUnit(spec.dtype));
   const double noise = p * (dp.magnitude + delta.magnitude + size * score_magnitude);
-  // Dropout may leave a row with keys of little weight alone: then out is as small as what storing
-  // it loses, and so is delta beside p.
+  // Dropout may leave a row with only light keys. Then out is as small as its storage error, and so
+  // is delta relative to p.
   const double delta_floor = spec.options.dropout.threshold != 0 ? p * delta.floor : 0.0;
   return {scale * ds, scale * RoundTo(spec.dtype, ds_twin),
           std::abs(scale) * (p * (size + delta.rounding) * slope + loss),

@@ -1,4 +1,4 @@
-// One query row in fp64: its scores, then its part of every result. Private to this folder.
+// One query row in fp64: its scores and its contributions to every result. Private to this folder.
 #ifndef RINGATTN_COMMON_ORACLE_QUERY_ROW_H_
 #define RINGATTN_COMMON_ORACLE_QUERY_ROW_H_
 
@@ -15,10 +15,10 @@ namespace ringattn::oracle {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// What the linear grants of backward are taken of in a row of wide scores (backward_magnitude).
+// Magnitude for the linear bounds of a backward in a row of wide scores (backward_magnitude).
 inline double LseLoss(double lse) { return std::abs(lse) < kWideScores ? std::abs(lse) : 0.0; }
 
-// The keys that one query row sees, each as often as it counts.
+// A key that a query row sees; the list has it as often as it counts.
 struct VisibleKey {
   int64_t position;
   double score;
@@ -34,25 +34,27 @@ struct RowScores {
   double max = -kInfinity;       // of the keys' scores
   double sum = 0.0;              // of exp(score - max) over the keys
   double score_magnitude = 0.0;  // S
-  double added_magnitude = 0.0;  // what of S came after the softcap, which lets it through
-  double float8_error = 0.0;     // in e4m3: what a score may be off by, beyond fp32
+  // part of S added after the softcap, which the softcap does not reduce
+  double added_magnitude = 0.0;
+  double float8_error = 0.0;  // e4m3 only: the maximum error of a score beyond fp32
   double keys_lse() const { return keys.empty() ? -kInfinity : max + std::log(sum); }
   double lse() const { return LogAddExp(keys_lse(), sink); }
-  // What of the row's probability the keys have together, and what the sink has.
+  // The shares of the row's probability that the keys and the sink have.
   double keys_share() const { return keys.empty() ? 0.0 : std::exp(keys_lse() - lse()); }
   double sink_share() const { return sink == -kInfinity ? 0.0 : std::exp(sink - lse()); }
   bool wide() const { return score_magnitude >= kWideScores; }
-  // What the linear grants of ProbabilityTerm and GradientTerm are taken of.
+  // Whether doubts bound p, and the magnitude for the linear bounds of ProbabilityTerm and
+  // GradientTerm.
   bool coarse() const { return wide() || float8_error >= kFloat8CoarseError; }
   double linear_magnitude() const { return wide() ? 0.0 : score_magnitude; }
-  // The same for backward. Its p is exp(score - lse), of an lse that is fp32: half a unit of its
-  // last place, up to 2^-24 |lse|, is lost of every p of the row, also of a key that none comes
-  // near. Only from |lse| of 2^17 on do score and lse have to be rounded alike. Scores of a wide
-  // row may cancel to less.
+  // The same for backward. Its p is exp(score - lse) with an fp32 lse. Half a unit of lse's last
+  // place, up to 2^-24 |lse|, affects every p of the row, including a key whose score far exceeds
+  // all others. From |lse| of 2^17 on, score and lse round alike. The scores of a wide row may
+  // cancel to a smaller lse.
   double backward_magnitude() const { return wide() ? LseLoss(lse()) : score_magnitude; }
 };
 
-// Fills in each key's doubt. REQUIRES: row.coarse().
+// Computes each key's doubt. REQUIRES: row.coarse().
 inline void DoubtRow(const AttentionOptions& options, RowScores& row) {
   const double lse = row.lse();
   const double raw_error = kFloat32Slack * row.score_magnitude + row.float8_error;
@@ -99,7 +101,7 @@ inline void ScoreRow(const AttentionSpec& spec, const Document& document, const 
                      .slope = score.slope,
                      .raw = spec.options.softmax_scale * dot.value + pair.before_softcap,
                      .keep = pair.keep});
-    // Not std::max: a NaN must get through.
+    // std::max would drop a NaN.
     if (!(value <= row.max)) row.max = value;
     if (q_scale != 0.0) {
       product_loss = std::max(
@@ -116,12 +118,11 @@ inline void ScoreRow(const AttentionSpec& spec, const Document& document, const 
   }
 }
 
-// One row of q against its keys: fills row `at` of out, lse and, with dout, dq.
-// Where dk and dv are given they receive this row's contributions, at rows
-// kv_row(j).
+// Computes one row of q against its keys: row `at` of out, lse and, with dout, dq. If dk and dv are
+// given, adds this row's contributions to their rows kv_row(j). Not thread safe.
 class QueryRow {
  public:
-  // `float8` outlives it; null, or without scales: not in e4m3.
+  // `float8` must outlive it; null or without scales if the spec does not compute in e4m3.
   QueryRow(const AttentionSpec& spec, const Document& document, const PairTerms& terms,
            const Float8Scales* float8 = nullptr)
       : spec_(spec), document_(document), terms_(terms), float8_(float8) {}
@@ -132,7 +133,7 @@ class QueryRow {
     ScoreRow(spec_, document_, terms_, query, q, sink, k, row_, float8_);
     if (row_.coarse()) DoubtRow(spec_.options, row_);
     const bool is_float8 = float8_ != nullptr && IsFloat8(spec_);
-    // Where it is large, keys' doubts have it.
+    // A large error is included in the keys' doubts.
     const double score_error = row_.coarse() ? 0.0 : row_.float8_error;
     // Kernels round p among the keys; the sink joins the finished row.
     const double share = row_.keys_share();
@@ -157,8 +158,8 @@ class QueryRow {
 
   // REQUIRES: Forward has been called for the same row.
   //   dlse      of the row, 0 if there is none
-  //   sink_row  of result.dsinks, that gets this row's term; -1: none
-  //   bias_row  of result.dbias likewise
+  //   sink_row  row of result.dsinks that gets this row's term; -1: none
+  //   bias_row  row of result.dbias that gets this row's terms; -1: none
   template <typename KvRow>
   void Backward(const double* q, const double* dout, double dlse, HeadRows& k, HeadRows& v,
                 Result& result, int64_t at, int64_t sink_row, int64_t bias_row,
@@ -171,7 +172,7 @@ class QueryRow {
         DeltaRounding(SquaresOf(dout, &result.out.magnitude[at * dim_v]) + KeptSquares(dout, v)),
         DotOf(dout, &result.out.floor[at * dim_v], dim_v).magnitude};
     const double keys_share = row_.keys_share();
-    // Of delta, which is the sum of p dP.
+    // The error of delta, which is the sum of p dP.
     double delta_doubt = 0.0;
     if (row_.wide()) {
       for (const VisibleKey& key : row_.keys) {
@@ -205,7 +206,7 @@ class QueryRow {
     }
     FinishRow(spec_.result_dtype(), result.dq, at);
     if (sink_row < 0) return;
-    // What of the sink's share the keys may take, or it of theirs.
+    // The share of the sink that the keys may take, or the reverse.
     double sink_doubt = 0.0;
     for (const VisibleKey& key : row_.keys) sink_doubt += key.doubt;
     const double p = row_.sink_share();
@@ -215,23 +216,23 @@ class QueryRow {
   }
 
  private:
-  // What v's tiniest values may be rounded to by another scale.
+  // Adds the possible errors of v's tiniest values under another scale.
   void GrantTinyValues(const QueryPosition& query, double share, RowSet& out, int64_t at) const {
     const double loss = share * Float8TinyLoss(float8_->Of(TensorId::kV, query.batch,
                                                            query.head / spec_.shape.group_size()));
     for (int64_t d = at * out.dim; d < (at + 1) * out.dim; ++d) out.floor[d] += loss;
   }
 
-  // What p is times where a kernel rounds it.
+  // Returns the factor of p where a kernel rounds it.
   double RoundingScaleOfRow() const {
     double keep = 0.0;
     for (const VisibleKey& key : row_.keys) keep = std::max(keep, key.keep);
     return RoundingScale(row_.sum, row_.keys.size(), keep == 0.0 ? 1.0 : keep);
   }
 
-  // With dropout a row may keep one key alone: the rounding of its weight is then the same in all
-  // of out's elements, and not independent. Of each key's share of delta. A weight among fp16's
-  // subnormals may be lost as a whole (DeltaRounding halves what it is given).
+  // With dropout a row may keep only one key; then the rounding of its weight is the same in all of
+  // out's elements and not independent. Sums the squares of each key's share of delta. A weight
+  // among fp16's subnormals may be lost completely (DeltaRounding halves its argument).
   double KeptSquares(const double* dout, HeadRows& v) const {
     if (spec_.options.dropout.threshold == 0) return 0.0;
     const double scale = RoundingScaleOfRow();

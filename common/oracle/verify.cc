@@ -27,7 +27,7 @@ int64_t CostOf(const AttentionShape& shape) {
       std::min(pairs * static_cast<double>(shape.head_dim + shape.head_dim_v), 9e18));
 }
 
-// What EvaluateKeyRows needs of every query row.
+// The inputs of EvaluateKeyRows for every query row.
 struct Statistics {
   std::vector<float> computed_lse;
   const float* lse = nullptr;
@@ -77,7 +77,7 @@ Statistics ComputedStatistics(const AttentionSpec& spec, const Inputs& inputs) {
   return statistics;
 }
 
-// The samples and what the scan accuses, each once, in ascending order.
+// Returns the samples and the scan's suspects, each once, in ascending order.
 std::vector<RowId> WithSuspects(std::vector<RowId> rows,
                                 const std::map<TensorId, Suspects>& suspects,
                                 std::initializer_list<TensorId> tensors) {
@@ -123,7 +123,7 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
     give_up(TensorId::kDv, judged.dv, kReason);
     give_up(TensorId::kDsinks, judged.dsinks, kReason);
   }
-  // What depends on the statistics of every query row.
+  // Whether a tensor needs the statistics of every query row.
   const bool wants_key_rows =
       judged.dk != nullptr || judged.dv != nullptr || judged.dsinks != nullptr;
 

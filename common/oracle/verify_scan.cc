@@ -14,11 +14,11 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kSlack = 1.01;
-// Of all heads of all documents, for as many threads at most.
+// Pieces over all heads of all documents, an upper bound of the threads.
 constexpr int64_t kPieces = 256;
-// Of an element, in multiplications.
+// Cost of an element, in multiplications.
 constexpr double kCostOfElement = 4.0;
-// In e4m3: v and p are each rounded by 2^-4 of them.
+// e4m3: the relative rounding errors of v and p are 2^-4 each.
 constexpr double kFloat8Slack = 1.15;
 
 // Positions [begin, end).
@@ -29,7 +29,7 @@ struct Interval {
   int64_t size() const { return std::max<int64_t>(0, end - begin); }
 };
 
-// The keys that query i sees, as Sees says it for each.
+// Returns the keys that query i sees, consistent with Sees.
 Interval KeysOf(const Document& document, int64_t i) {
   const int64_t aligned = i + document.k_length - document.q_length;
   Interval keys{0, document.k_length};
@@ -41,7 +41,7 @@ Interval KeysOf(const Document& document, int64_t i) {
   return keys;
 }
 
-// The queries that see key j.
+// Returns the queries that see key j.
 Interval QueriesOf(const Document& document, int64_t j) {
   const int64_t aligned = j - document.k_length + document.q_length;
   Interval queries{0, document.q_length};
@@ -65,7 +65,7 @@ class Extremes {
 
   void Add(int64_t token, const double* row) { levels_[0].Include(token / kScanBlock, row, row); }
 
-  // REQUIRES: every token added.
+  // REQUIRES: every token has been added.
   void Finish() {
     for (int64_t span = 1; 2 * span <= levels_[0].blocks; span *= 2) {
       const int64_t blocks = levels_[0].blocks - 2 * span + 1;
@@ -132,7 +132,7 @@ bool AllFinite(const double* row, int64_t dim) {
   return std::all_of(row, row + dim, [](double value) { return std::isfinite(value); });
 }
 
-// Keeps every 2^n-th suspect, so that the rows kept are spread over those found.
+// Keeps every 2^n-th suspect, so that the kept rows are spread over all suspects.
 class Collector {
  public:
   explicit Collector(int64_t limit) : limit_(std::max<int64_t>(limit, 1)) {}
@@ -163,13 +163,13 @@ class Collector {
   Suspects suspects_;
 };
 
-// Whether a row of a gradient is as no right one can be.
-//   most   the bound of its norm; 0: it must be zeros
-//   may_vanish  it may be zeros although `most` is not 0
+// Returns whether no right result could have this gradient row.
+//   most         the bound of its norm; 0: the row must be zero
+//   may_vanish   the row may be zero although `most` is not 0
 bool GradientIsSuspect(const double* row, int64_t dim, double most, bool may_vanish) {
   if (!AllFinite(row, dim)) return true;
   if (AllZero(row, dim)) return most > 0.0 && !may_vanish;
-  // Not "norm > bound": a bound that is NaN accuses.
+  // Written so that a NaN bound makes the row suspect.
   return !(Norm(row, dim) <= kSlack * most);
 }
 
@@ -229,7 +229,7 @@ class Scanner {
     ScanKeys(head, keys, sums);
   }
 
-  // What another found in heads behind these.
+  // Appends the suspects of a scanner of later heads.
   void Append(const Scanner& other) {
     for (auto& [tensor, collector] : collectors_) collector.Append(other.collectors_.at(tensor));
   }
@@ -241,11 +241,11 @@ class Scanner {
   }
 
  private:
-  // What the keys of a head bound.
+  // Bounds from the keys of a head.
   struct Keys {
     Extremes v, k_norm, v_norm;
   };
-  // Sums over the queries of all heads of the group before each position.
+  // Prefix sums over the queries of all heads of the group.
   struct QuerySums {
     std::vector<double> dout, dout_q;
     std::vector<double> several;  // queries that see more than one key
@@ -286,7 +286,7 @@ class Scanner {
     return keys;
   }
 
-  // out, lse and dq of query head h; adds to the sums.
+  // Scans out, lse and dq of query head h and adds to the sums.
   void ScanQueries(const Head& head, const Keys& keys, int64_t h, QuerySums* sums) {
     const bool gradients = WantsGradients();
     const int64_t dim = shape_.head_dim, dim_v = shape_.head_dim_v;
@@ -313,14 +313,14 @@ class Scanner {
       if (!Wanted(TensorId::kDq)) continue;
       const double v_norm = seen.empty() ? 0.0 : keys.v_norm.LargestOver(seen);
       const double most = 2 * std::abs(spec_.options.softmax_scale) * dout_norm * v_norm * k_norm;
-      // With one key p is 1 whatever the score.
+      // With one key p is 1 for any score.
       if (IsSuspect(dq.Row(i), dim, most, /*may_vanish=*/seen.size() == 1)) {
         collectors_.at(TensorId::kDq).Add(row);
       }
     }
   }
 
-  // GradientIsSuspect where its bounds hold.
+  // GradientIsSuspect if its bounds apply.
   bool IsSuspect(const double* row, int64_t dim, double most, bool may_vanish) const {
     return has_terms_ ? !AllFinite(row, dim) : GradientIsSuspect(row, dim, most, may_vanish);
   }
@@ -352,7 +352,7 @@ class Scanner {
     const double size = std::abs(spec_.options.softmax_scale) * score_norms;
     const double softcap = spec_.options.softcap;
     const double most = softcap > 0 ? std::min(size, softcap) : size;
-    // The last term: fp32's own rounding.
+    // The last term is fp32's rounding.
     const double grant = slack_ * most + 1e-5 * (1.0 + size);
     return !(std::abs(lse - std::log(static_cast<double>(seen.size()))) <= grant);
   }
@@ -368,7 +368,7 @@ class Scanner {
     for (int64_t j = 0; j < length; ++j) {
       const RowId row{head.batch, head.document.k_begin + j, head.kv_head};
       const Interval queries = QueriesOf(head.document, j);
-      // A query that sees this key alone adds nothing to dk.
+      // A query that sees only this key adds nothing to dk.
       const bool alone = QuerySums::Over(sums.several, queries) == 0.0;
       if (Wanted(TensorId::kDk) &&
           IsSuspect(dk.Row(j), dim, scale * QuerySums::Over(sums.dout_q, queries), alone)) {
@@ -396,7 +396,8 @@ class Scanner {
 std::map<TensorId, Suspects> Scan(const AttentionSpec& spec, const Inputs& inputs,
                                   const Outputs& actual, int64_t limit) {
   const std::vector<Head> heads = HeadsOf(spec);
-  // Consecutive heads share a scanner; put together in their order, whoever was first.
+  // Consecutive heads share a scanner. Results are joined in head order, so they do not depend on
+  // timing.
   const auto count = static_cast<int64_t>(heads.size());
   const int64_t pieces = std::min(count, kPieces);
   const AttentionShape& shape = spec.shape;

@@ -135,8 +135,8 @@ TEST(Verify, GivenForwardTensorsAreJudgedToo) {
   EXPECT_FALSE(report.tensors[1].passed);
 }
 
-// A hundredth of the tokens zeroed, away from the rows that would be sampled anyway: 30 of
-// 720 rows found them on 2 of 5 seeds.
+// Zeroes a hundredth of the tokens, away from the rows that would be sampled. Samples alone (30 of
+// 720 rows) found them with 2 of 5 seeds.
 TEST(Verify, FindsZeroedTokensWhateverTheSeed) {
   for (const TensorId tensor : {TensorId::kOut, TensorId::kDq, TensorId::kDk, TensorId::kDv}) {
     for (uint64_t seed = 1; seed <= 5; ++seed) {
@@ -155,7 +155,7 @@ TEST(Verify, FindsZeroedTokensWhateverTheSeed) {
           Verify(solved.spec, solved.inputs.view(), solved.outputs(), {}, options);
       for (const TensorReport& judged : report.tensors) {
         if (judged.tensor != tensor) {
-          // dk is judged by delta, and that comes from out.
+          // dk is checked with delta, which depends on out.
           const bool follows = tensor == TensorId::kOut && judged.tensor == TensorId::kDk;
           EXPECT_TRUE(judged.passed || follows) << report.ToString();
           continue;
@@ -197,8 +197,7 @@ TEST(Verify, SaysHowManyRowsOfHowMany) {
   EXPECT_NE(whole.ToString().find("rows 720 of 720"), std::string::npos);
 }
 
-// Masks of every kind: what is right is never found suspect, and rows that see nothing
-// must be zeros.
+// Masks of every kind: right results are never suspect, and rows that see nothing must be zeros.
 TEST(Scan, FollowsEveryMask) {
   for (const int64_t sk : {60, 90, 200}) {
     for (const int64_t left : {-1, 0, 7}) {
@@ -233,7 +232,7 @@ TEST(Scan, FollowsEveryMask) {
 
 TEST(Verify, FindsARowThatIsWrongEverywhere) {
   Solved solved;
-  // One head's dv scaled by 2%: any sampled row of it shows.
+  // One head's dv scaled by 2%: any sampled row shows it.
   for (int64_t row = 1; row < 2 * 110 * 2; row += 2) {
     for (int64_t d = 0; d < 24; ++d) {
       const int64_t element = row * 24 + d;
