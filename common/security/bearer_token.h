@@ -1,4 +1,4 @@
-// BearerToken: what a client shows with every call to say who it is, from a file.
+// BearerToken: the token from a file with which a client identifies itself in every call.
 #ifndef RINGATTN_COMMON_SECURITY_BEARER_TOKEN_H_
 #define RINGATTN_COMMON_SECURITY_BEARER_TOKEN_H_
 
@@ -16,15 +16,15 @@ namespace ringattn {
 
 inline constexpr char kAuthorizationKey[] = "authorization";
 inline constexpr char kBearerPrefix[] = "Bearer ";
-// Fewer could be guessed; more do not fit a header that anybody takes.
+// Shorter tokens can be guessed; longer ones exceed common header limits.
 inline constexpr size_t kMinTokenBytes = 16;
 inline constexpr size_t kMaxTokenBytes = 1024;
 
-// Printable characters without spaces, from 16 to 1,024.
+// Returns whether `text` is 16 to 1,024 printable characters without spaces.
 bool IsToken(absl::string_view text);
 
-// The file is read for each call, so a token that is replaced is shown from the next call on;
-// while the file cannot be read, or holds no token, the last one is shown. Thread safe.
+// Reads the file for each call, so a replaced token is used from the next call on. While the file
+// cannot be read or holds no valid token, the last valid token is used. Thread safe.
 class BearerToken {
  public:
   // Errors: INVALID_ARGUMENT, naming the file but not its contents.

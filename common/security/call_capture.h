@@ -1,4 +1,4 @@
-// For tests: a server with one method, and what a handler sees of a call to it.
+// For tests: a server with one method, whose handler inspects each call.
 #ifndef RINGATTN_COMMON_SECURITY_CALL_CAPTURE_H_
 #define RINGATTN_COMMON_SECURITY_CALL_CAPTURE_H_
 
@@ -22,7 +22,7 @@ class CallCapture {
  public:
   using Answer = std::function<grpc::Status(const grpc::ServerContextBase& context)>;
 
-  // Answers every call with what `answer` says of it.
+  // Answers every call with the result of `answer`.
   CallCapture(std::shared_ptr<grpc::ServerCredentials> credentials, Answer answer)
       : service_(std::move(answer)) {
     grpc::ServerBuilder builder;
@@ -32,7 +32,8 @@ class CallCapture {
     EXPECT_NE(server_, nullptr);
   }
 
-  // The status of one call with that metadata, and with what `prepare` does to its context.
+  // Makes one call with that metadata, after `prepare` has modified its context. Returns its
+  // status.
   grpc::Status Call(std::shared_ptr<grpc::ChannelCredentials> credentials,
                     const std::vector<std::pair<std::string, std::string>>& metadata = {},
                     const std::function<void(grpc::ClientContext*)>& prepare = {}) const {

@@ -9,7 +9,7 @@
 namespace ringattn {
 namespace {
 
-// The same as long as nothing was replaced or written.
+// Returns the files' state, which changes when a file is replaced or written.
 std::string Look(const std::vector<std::string>& paths) {
   std::string seen;
   for (const std::string& path : paths) {
@@ -43,7 +43,7 @@ FileWatch::~FileWatch() {
 }
 
 void FileWatch::Run() {
-  std::string told;  // no look is empty
+  std::string told;  // a real state is never empty
   std::string last = Look(paths_);
   while (true) {
     {

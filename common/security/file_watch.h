@@ -1,4 +1,4 @@
-// FileWatch: notices that files were replaced or written to.
+// FileWatch: detects that files were replaced or written.
 #ifndef RINGATTN_COMMON_SECURITY_FILE_WATCH_H_
 #define RINGATTN_COMMON_SECURITY_FILE_WATCH_H_
 
@@ -13,16 +13,15 @@
 
 namespace ringattn {
 
-// Looks twice a second at what the paths lead to (inode, size, times), through links: so files
-// that are moved into place, links that are turned and mounted secrets are all seen. It acts
-// when two looks in a row agree: files that belong together are rarely replaced at once.
-// Thread safe.
+// Checks the paths' targets twice a second (inode, size, times), following links, so it detects
+// renamed files, changed links and mounted secrets. It calls back when two consecutive checks
+// agree, because files that belong together are rarely replaced at once. Thread safe.
 class FileWatch {
  public:
   static constexpr absl::Duration kInterval = absl::Milliseconds(500);
 
-  // Calls `on_change` on a thread of its own, once soon after the start, as nobody knows what
-  // happened since the caller read them, and then after each change.
+  // Calls `on_change` on its own thread: once soon after the start, because files may have changed
+  // since the caller read them, and then after each change.
   FileWatch(std::vector<std::string> paths, std::function<void()> on_change,
             absl::Duration interval = kInterval);
   ~FileWatch();  // on_change is not called after it

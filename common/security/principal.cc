@@ -10,8 +10,7 @@
 namespace ringattn {
 namespace {
 
-// The property's value; empty unless there is exactly one. Of two nobody could say which was
-// meant.
+// Returns the property's value; empty unless there is exactly one, because two would be ambiguous.
 std::string OnlyValue(const grpc::AuthContext& auth, const char* property) {
   const std::vector<grpc::string_ref> values = auth.FindPropertyValues(property);
   return values.size() == 1 ? std::string(values[0].data(), values[0].size()) : std::string();

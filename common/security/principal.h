@@ -1,4 +1,4 @@
-// Principal: on whose behalf a call is made, as the transport has proved it.
+// Principal: the authenticated identity of a call's peer.
 #ifndef RINGATTN_COMMON_SECURITY_PRINCIPAL_H_
 #define RINGATTN_COMMON_SECURITY_PRINCIPAL_H_
 
@@ -11,27 +11,26 @@ namespace ringattn {
 
 struct Principal {
   enum class Kind {
-    kAnonymous,    // nothing was proved: plain text, or no certificate shown
+    kAnonymous,    // no authentication: plain text, or no certificate
     kSpiffe,       // a certificate with a SPIFFE ID: "spiffe://domain/path"
     kX509Subject,  // another certificate: its subject, "CN=trainer,O=lab"
   };
   Kind kind = Kind::kAnonymous;
-  std::string name;  // empty iff anonymous
+  std::string name;  // empty only if anonymous
 
-  // One string for both, that no two principals share: what owns request ids and places in
-  // queues. Empty for all that are anonymous; "spiffe://…", which is its own prefix, or
-  // "x509:" and the subject.
+  // Returns one string that is unique per principal and owns request ids and queue places. Empty
+  // for anonymous peers; else "spiffe://…", or "x509:" and the subject.
   std::string id() const;
 
   friend bool operator==(const Principal&, const Principal&) = default;
 };
 
-// The SPIFFE ID of the peer's certificate, else its subject, else anonymous. Nothing that the
-// client only says (metadata, a certificate that was not verified) counts.
+// Returns the SPIFFE ID of the peer's certificate, else its subject, else anonymous. Ignores
+// unauthenticated data (metadata, certificates that were not verified).
 Principal PrincipalOf(const grpc::AuthContext& auth);
 
-// The same of a call being served. REQUIRES: called by the handler, before the call is shared
-// with other threads (gRPC makes the context's authentication when it is first asked for).
+// The same for a call being served. REQUIRES: called by the handler, before it shares the call with
+// other threads (gRPC creates the context's authentication on first use).
 Principal PrincipalOf(const grpc::ServerContextBase& context);
 
 }  // namespace ringattn

@@ -18,7 +18,7 @@ using Kind = Principal::Kind;
 constexpr char kSpiffeId[] = "spiffe://lab.example/trainer";
 constexpr char kSubject[] = "CN=trainer,O=lab";
 
-// What a transport has found out about a peer.
+// A peer's properties as a transport reports them.
 class FakeAuthContext : public grpc::AuthContext {
  public:
   explicit FakeAuthContext(bool authenticated) : authenticated_(authenticated) {}
@@ -89,7 +89,7 @@ TEST(PrincipalOf, WhatIsNotVerifiedDoesNotCount) {
 TEST(Principal, IdsTellKindsApart) {
   EXPECT_EQ((Principal{Kind::kSpiffe, kSpiffeId}).id(), kSpiffeId);
   EXPECT_EQ((Principal{Kind::kX509Subject, kSubject}).id(), "x509:CN=trainer,O=lab");
-  // A subject may be any text, somebody's SPIFFE ID too.
+  // A subject may be any text, even another principal's SPIFFE ID.
   EXPECT_NE((Principal{Kind::kX509Subject, kSpiffeId}).id(), kSpiffeId);
 }
 

@@ -1,5 +1,5 @@
-// The cluster's shared secret on a call: what workers and operators show on the control
-// listener, and what the coordinator shows to workers.
+// The cluster's shared secret in a call's metadata. Workers and operators send it to the control
+// listener; the coordinator sends it to workers.
 #ifndef RINGATTN_COMMON_SECURITY_SECRET_H_
 #define RINGATTN_COMMON_SECURITY_SECRET_H_
 
@@ -16,27 +16,27 @@ namespace ringattn {
 
 inline constexpr char kSecretMetadataKey[] = "ringattn-secret";
 
-// SHA-256 of a secret: what may be written down of it, if it was drawn at random.
+// SHA-256 of a secret. Safe to store if the secret was drawn at random.
 class SecretDigest {
  public:
   static SecretDigest Of(absl::string_view secret);
-  // 64 hexadecimal digits; nothing for any other text.
+  // Accepts 64 hexadecimal digits; returns nullopt for any other text.
   static std::optional<SecretDigest> FromHex(absl::string_view text);
   std::string ToHex() const;
 
-  // The project's one comparison of secrets, by OpenSSL's CRYPTO_memcmp: the time does not
-  // tell where they differ.
+  // All comparisons of secrets use this operator, based on OpenSSL's CRYPTO_memcmp: its time does
+  // not depend on where they differ.
   friend bool operator==(const SecretDigest& a, const SecretDigest& b);
 
  private:
   std::array<unsigned char, 32> bytes_;
 };
 
-// By their digests, so that the time tells neither where they differ nor, but for a block of
-// the hash per 64 bytes, whether their lengths agree.
+// Compares by digests, so the time does not depend on where they differ, and on their lengths only
+// by one hash block per 64 bytes.
 bool SecretsEqual(absl::string_view a, absl::string_view b);
 
-// OK, or UNAUTHENTICATED if the call does not carry the secret exactly once.
+// Returns OK, or UNAUTHENTICATED if the call does not have the secret exactly once.
 grpc::Status CheckSecret(const grpc::ServerContextBase& context, absl::string_view secret);
 
 }  // namespace ringattn

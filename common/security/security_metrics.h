@@ -1,4 +1,4 @@
-// What Prometheus is told of a process's TLS.
+// Exports the state of a process's TLS to Prometheus.
 #ifndef RINGATTN_COMMON_SECURITY_SECURITY_METRICS_H_
 #define RINGATTN_COMMON_SECURITY_SECURITY_METRICS_H_
 
@@ -9,17 +9,17 @@
 
 namespace ringattn {
 
-// Of the link "clients" or "cluster", nothing if it speaks plain text:
+// Exports for the link "clients" or "cluster", unless it is plain text:
 //   ringattn_tls_certificate_expiry_timestamp_seconds{link}   Unix time
 //   ringattn_tls_reloads_total{link, result}                  result: ok, refused
-// As they are when they are asked for.
+// Values are read at each scrape.
 void ExportTls(Metrics* metrics, const std::string& link, const TransportSecurity& security);
 
-// Reloads of any file by what came of them; "the series exist from the start" included.
+// Counts the reloads of a file by result. Both series exist from the start.
 class ReloadCounters {
  public:
   ReloadCounters(prometheus::Family<prometheus::Counter>* family, const prometheus::Labels& labels);
-  // Totals since the start. Not thread safe.
+  // Sets the totals since the start. Not thread safe.
   void Set(int64_t reloads, int64_t refused);
 
  private:

@@ -1,4 +1,4 @@
-// For tests: authorities and certificates, made on the spot.
+// For tests: generates authorities and certificates.
 #ifndef RINGATTN_COMMON_SECURITY_TEST_CERTIFICATES_H_
 #define RINGATTN_COMMON_SECURITY_TEST_CERTIFICATES_H_
 
@@ -31,7 +31,7 @@ class TestAuthority {
 
   const std::string& pem() const { return pem_; }
 
-  // Valid from `from` until `until`, in seconds from now.
+  // Valid from `from` until `until`, in seconds relative to the current time.
   TestCertificate Issue(const std::string& name, long from = -3600, long until = 86400,
                         const std::string& san = "DNS:localhost,IP:127.0.0.1") const {
     const Key key = NewKey();
@@ -95,7 +95,7 @@ class TestAuthority {
   std::string pem_;
 };
 
-// The path, under the test's own folder; moved into place.
+// Moves the file into place in the test's folder and returns its path.
 inline std::string PutFile(const std::string& name, const std::string& text) {
   const std::string path = testing::TempDir() + "/" +
                            testing::UnitTest::GetInstance()->current_test_info()->name() + "-" +

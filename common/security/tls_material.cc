@@ -30,10 +30,10 @@ Bio Open(const std::string& pem) {
   return Bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
 }
 
-// A key with a pass phrase is one that cannot be read: nobody is asked for it.
+// A key with a pass phrase counts as unreadable; nobody is prompted.
 int NoPassPhrase(char*, int, int, void*) { return -1; }
 
-// All certificates, up to the first that cannot be read.
+// Returns all certificates up to the first unreadable one.
 std::vector<Certificate> Certificates(const std::string& pem, bool* broken) {
   std::vector<Certificate> certificates;
   const Bio bio = Open(pem);
@@ -41,7 +41,7 @@ std::vector<Certificate> Certificates(const std::string& pem, bool* broken) {
   while (X509* next = PEM_read_bio_X509(bio.get(), nullptr, NoPassPhrase, nullptr)) {
     certificates.emplace_back(next);
   }
-  // "No start line" is the end of the file; anything else is a block that is damaged.
+  // "No start line" is the end of the file; any other error is a damaged block.
   *broken = ERR_GET_REASON(ERR_peek_last_error()) != PEM_R_NO_START_LINE;
   ERR_clear_error();
   return certificates;

@@ -1,5 +1,5 @@
-// TlsMaterial: what a process proves itself with and whom it believes, read from PEM files and
-// checked as far as one end can.
+// TlsMaterial: a process's TLS identity and trusted authorities, read from PEM files and checked as
+// far as one end can.
 #ifndef RINGATTN_COMMON_SECURITY_TLS_MATERIAL_H_
 #define RINGATTN_COMMON_SECURITY_TLS_MATERIAL_H_
 
@@ -12,11 +12,12 @@
 
 namespace ringattn {
 
-// Paths. REQUIRES: certificate and key both or neither; not all empty.
+// Paths. REQUIRES: certificate and key are both set or both empty; not all are empty.
 struct TlsFiles {
-  std::string certificate = {};  // the own one first, then those that lead to an authority
-  std::string key = {};          // the certificate's, without a pass phrase
-  std::string authorities = {};  // certificates that peers' have to lead to
+  std::string certificate = {};  // the own certificate first, then its chain to an authority
+  std::string key = {};          // of the certificate, without a pass phrase
+  // certificates of the authorities that peers' certificates must chain to
+  std::string authorities = {};
 
   friend bool operator<(const TlsFiles& a, const TlsFiles& b) {
     return std::tie(a.certificate, a.key, a.authorities) <
@@ -27,16 +28,17 @@ struct TlsFiles {
 struct TlsMaterial {
   std::string identity_pem;     // key, then certificates; empty if there is none
   std::string authorities_pem;  // empty if there are none
-  // The first of the identity's certificates to expire; the infinite future without one.
+  // The earliest expiry among the identity's certificates; infinite without an identity.
   absl::Time expires = absl::InfiniteFuture();
 };
 
-// INVALID_ARGUMENT, naming the file: it cannot be read, is no PEM, holds no certificate or no
-// key, the key is another certificate's, or a certificate of the identity has expired or is
-// not valid yet.
+// Returns INVALID_ARGUMENT, naming the file, if it cannot be read, is not PEM, or holds no
+// certificate or no key; if the key belongs to another certificate; or if a certificate of the
+// identity has expired or is not valid yet.
 absl::StatusOr<TlsMaterial> ReadTlsFiles(const TlsFiles& files, absl::Time now);
 
-// What a file holds, of 1 MiB at most. Errors: INVALID_ARGUMENT with `what` and the path.
+// Returns the contents of a file of at most 1 MiB. Errors: INVALID_ARGUMENT with `what` and the
+// path.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, absl::string_view what);
 
 }  // namespace ringattn

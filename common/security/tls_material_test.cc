@@ -20,7 +20,7 @@ TEST(ReadTlsFiles, GivesWhatIsInForceAndWhenItExpires) {
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->authorities_pem, authority.pem());
   EXPECT_EQ(read->identity_pem, absl::StrCat(late.key, "\n", late.certificate, soon.certificate));
-  // The chain is worth as long as its shortest part.
+  // The chain expires with its first certificate to expire.
   EXPECT_LT(absl::AbsDuration(read->expires - absl::Now() - absl::Hours(1)), absl::Minutes(1));
   const auto only_authorities = ReadTlsFiles({"", "", ca}, absl::Now());
   ASSERT_TRUE(only_authorities.ok());

@@ -15,7 +15,7 @@
 namespace ringattn {
 namespace {
 
-constexpr unsigned kRefreshSeconds = 1;  // gRPC's look at the copies
+constexpr unsigned kRefreshSeconds = 1;  // interval at which gRPC checks the copies
 
 std::vector<std::string> PathsOf(const TlsFiles& files) {
   std::vector<std::string> paths;
@@ -39,7 +39,7 @@ absl::Status TlsStore::MemoryFile::Replace(const std::string& text) {
     fd_ = fd;
     return absl::OkStatus();
   }
-  // Whoever opens the path finds all of the old or all of the new.
+  // A reader of the path sees either all of the old or all of the new contents.
   const int replaced = dup3(fd, fd_, O_CLOEXEC);
   close(fd);
   return replaced < 0 ? absl::ErrnoToStatus(errno, "dup3") : absl::OkStatus();
@@ -62,7 +62,7 @@ absl::StatusOr<TlsStore*> TlsStore::Open(const TlsFiles& files) {
     identity = store->identity_.path();
     authorities = store->authorities_.path();
   }
-  // Key and certificates lie in one file: so they cannot be taken from two.
+  // Key and certificates are in one file, so they always belong together.
   store->provider_ = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
       identity, identity, authorities, kRefreshSeconds);
   store->watch_ = std::make_unique<FileWatch>(PathsOf(files), [s = store.get()] { s->Reload(); });

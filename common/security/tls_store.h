@@ -1,4 +1,4 @@
-// TlsStore: TLS material that follows its files while the process runs.
+// TlsStore: TLS material that follows changes of its files while the process runs.
 #ifndef RINGATTN_COMMON_SECURITY_TLS_STORE_H_
 #define RINGATTN_COMMON_SECURITY_TLS_STORE_H_
 
@@ -18,24 +18,24 @@
 namespace ringattn {
 
 struct TlsState {
-  absl::Time expires = absl::InfiniteFuture();  // TlsMaterial's
+  absl::Time expires = absl::InfiniteFuture();  // as in TlsMaterial
   int64_t reloads = 0;                          // since the start
-  int64_t refused_reloads = 0;                  // files that were replaced by what is of no use
+  int64_t refused_reloads = 0;                  // replaced files that were invalid
 };
 
-// gRPC's own watcher of files hands on whatever it finds, and a listener that got a damaged
-// certificate serves nobody (tried with 1.51). So this one checks first: gRPC watches copies in
-// memory, which change when what the files hold has proved good. What is replaced is in force
-// for new connections within three seconds; those that are open stay as they are.
+// gRPC's own file watcher passes on unchecked contents, and a listener with a damaged certificate
+// rejects every connection (observed with 1.51). So this class checks the files first. gRPC watches
+// copies in memory, which change only after the new contents have passed the checks. New material
+// applies to new connections within three seconds; open connections are unaffected.
 //
-// Lives as long as the process: gRPC gives no word of when it has read the copies for the last
-// time. One for each set of paths, however often it is asked for. Thread safe.
+// Lives as long as the process, because gRPC does not report its last read of the copies. There is
+// one store per set of paths. Thread safe.
 class TlsStore {
  public:
-  // Errors: INVALID_ARGUMENT, naming the file, unless it was opened before.
+  // Errors: INVALID_ARGUMENT, naming the file, unless the store is already open.
   static absl::StatusOr<TlsStore*> Open(const TlsFiles& files);
 
-  // For credentials of both kinds.
+  // For server and channel credentials.
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> provider() const {
     return provider_;
   }
@@ -44,7 +44,7 @@ class TlsStore {
   TlsState state() const;
 
  private:
-  // A file without a name that is replaced in one step.
+  // An unnamed file in memory that is replaced atomically.
   class MemoryFile {
    public:
     absl::Status Replace(const std::string& text);
@@ -56,7 +56,7 @@ class TlsStore {
 
   explicit TlsStore(const TlsFiles& files) : files_(files) {}
 
-  // What the files hold, if it is good and new.
+  // Loads the files' contents if they are valid and new.
   absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Reload() ABSL_LOCKS_EXCLUDED(mutex_);
 

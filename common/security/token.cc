@@ -10,7 +10,7 @@ namespace ringattn {
 
 std::string RandomToken() {
   std::string token(kTokenBytes, '\0');
-  // Without randomness nothing here may go on.
+  // The process must not continue without randomness.
   if (RAND_bytes(reinterpret_cast<unsigned char*>(token.data()), kTokenBytes) != 1) std::abort();
   return token;
 }

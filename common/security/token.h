@@ -1,4 +1,4 @@
-// Tokens that say by themselves what somebody may do, once: of clients' streams to workers.
+// Single-use tokens that grant a permission: a client's stream to a worker.
 #ifndef RINGATTN_COMMON_SECURITY_TOKEN_H_
 #define RINGATTN_COMMON_SECURITY_TOKEN_H_
 
@@ -10,11 +10,11 @@ namespace ringattn {
 
 inline constexpr size_t kTokenBytes = 32;
 
-// From the operating system.
+// Returns a token of random bytes from the operating system.
 std::string RandomToken();
 
-// HMAC-SHA256 of `what` under `seed`, which is a RandomToken: who knows neither it nor another
-// secret can tell the token of nothing, however many others he has seen.
+// Returns HMAC-SHA256 of `what` under `seed`, which is a RandomToken. Without the seed, other
+// tokens do not help to compute this one.
 std::string DeriveToken(absl::string_view seed, absl::string_view what);
 
 }  // namespace ringattn
