@@ -1,4 +1,4 @@
-// The flags of coordinator and workers that protect what they say to one another.
+// The flags that protect the communication between coordinator and workers.
 #ifndef RINGATTN_COMMON_PROCESS_CLUSTER_TLS_H_
 #define RINGATTN_COMMON_PROCESS_CLUSTER_TLS_H_
 
@@ -17,13 +17,14 @@ struct ClusterTlsFlags {
   TlsFiles files;
   std::string server_name;
 
-  // --cluster_tls_cert, _key, _ca and _server_name.
+  // Adds --cluster_tls_cert, _key, _ca and _server_name.
   void AddTo(CLI::App* app);
   bool given() const { return !files.certificate.empty(); }
-  // INVALID_ARGUMENT, naming the flag, unless all three files are given or none of the four.
+  // Returns INVALID_ARGUMENT, naming the flag, unless all three files are given or none of the four
+  // flags.
   absl::Status Check() const;
-  // Both ends prove who they are; plain text if no file is given. Errors: as
-  // TransportSecurity::Tls. Starts threads. REQUIRES: Check() is OK.
+  // Opens mutual TLS, or plain text if no file is given. Errors: as TransportSecurity::Tls. Starts
+  // threads. REQUIRES: Check() is OK.
   absl::StatusOr<TransportSecurity> Open() const;
 };
 

@@ -5,10 +5,10 @@
 namespace ringattn {
 namespace {
 
-// Version 1 says "no limit" with the largest multiple of a page.
+// Version 1 reports "no limit" as the largest multiple of a page.
 constexpr int64_t kUnlimitedBytes = int64_t{1} << 62;
 
-// The numbers that a file begins with; "max", which is none, ends the reading.
+// Reads the numbers at the beginning of a file; stops at "max", which means no limit.
 template <typename... T>
 bool ReadNumbers(const std::string& path, T*... values) {
   std::ifstream file(path);

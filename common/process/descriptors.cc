@@ -10,7 +10,7 @@
 namespace ringattn {
 namespace {
 
-// "No limit" and what is as good as none.
+// A sufficient limit, also if the system has none.
 constexpr rlim_t kEnough = 1 << 20;
 
 }  // namespace
@@ -19,7 +19,7 @@ int64_t RaiseDescriptorLimit() {
   rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
     limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);  // else what was there holds
+    setrlimit(RLIMIT_NOFILE, &limit);  // on failure the old limit stays
   }
   return DescriptorLimit();
 }
@@ -36,7 +36,7 @@ int64_t OpenDescriptors() {
   int64_t entries = 0;
   while (readdir(folder) != nullptr) ++entries;
   closedir(folder);
-  return entries - 3;  // ".", ".." and the folder itself
+  return entries - 3;  // ".", ".." and the folder's descriptor
 }
 
 int64_t ResidentBytes() {

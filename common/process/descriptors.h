@@ -1,4 +1,4 @@
-// File descriptors of this process: how many it may have, how many it has.
+// File descriptors of this process: limit and use.
 #ifndef RINGATTN_COMMON_PROCESS_DESCRIPTORS_H_
 #define RINGATTN_COMMON_PROCESS_DESCRIPTORS_H_
 
@@ -6,19 +6,19 @@
 
 namespace ringattn {
 
-// Raises the soft limit (RLIMIT_NOFILE) to the hard one and returns what holds then.
-// Soft limits of 1,024 protect programs that use select(), which these do not. At the
-// start of main; children inherit it.
+// Raises the soft limit (RLIMIT_NOFILE) to the hard one and returns the resulting limit. Soft
+// limits of 1,024 protect programs that use select(), which these programs do not. Call at the
+// start of main; child processes inherit the limit.
 int64_t RaiseDescriptorLimit();
 
-// The soft limit now. Thread safe.
+// Returns the current soft limit. Thread safe.
 int64_t DescriptorLimit();
 
-// Descriptors open now; -1 if /proc cannot be read (there is no descriptor left for it, for
-// instance). Takes time in proportion. Thread safe.
+// Returns the number of open descriptors; -1 if /proc cannot be read (for example because no
+// descriptor is left). Time grows with that number. Thread safe.
 int64_t OpenDescriptors();
 
-// Resident memory in bytes; -1 if /proc cannot be read. Thread safe.
+// Returns resident memory in bytes; -1 if /proc cannot be read. Thread safe.
 int64_t ResidentBytes();
 
 }  // namespace ringattn

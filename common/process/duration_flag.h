@@ -1,4 +1,4 @@
-// A command line's flag for a duration: "500ms", "5s".
+// A flag for a duration: "500ms", "5s".
 #ifndef RINGATTN_COMMON_PROCESS_DURATION_FLAG_H_
 #define RINGATTN_COMMON_PROCESS_DURATION_FLAG_H_
 
@@ -12,9 +12,9 @@ class App;
 
 namespace ringattn {
 
-// The help ends with the value that *target has now. Parsing throws
-// CLI::ValidationError unless the duration is finite and above 0. `target` must outlive
-// the parsing.
+// Adds the flag; its help ends with the current value of *target. Parsing throws
+// CLI::ValidationError unless the duration is finite and above 0. `target` must outlive the
+// parsing.
 void AddDuration(CLI::App* app, const std::string& name, absl::Duration* target,
                  const std::string& help);
 

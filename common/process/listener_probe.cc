@@ -18,12 +18,12 @@
 namespace ringattn {
 namespace {
 
-// The client's preface (RFC 9113, 3.4) and an empty SETTINGS frame.
+// The client preface (RFC 9113, 3.4) and an empty SETTINGS frame.
 constexpr char kHello[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0";
 constexpr size_t kHelloBytes = 24 + 9;
 static_assert(sizeof(kHello) == kHelloBytes, "the terminating zero is the frame's last byte");
 
-// What a TLS client says first; empty if OpenSSL cannot.
+// Returns a TLS ClientHello; empty if OpenSSL fails.
 std::string TlsHello() {
   const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()),
                                                                   SSL_CTX_free);
@@ -32,10 +32,11 @@ std::string TlsHello() {
   if (ssl == nullptr) return "";
   BIO* from_peer = BIO_new(BIO_s_mem());
   BIO* to_peer = BIO_new(BIO_s_mem());
-  SSL_set_bio(ssl.get(), from_peer, to_peer);  // takes both
+  SSL_set_bio(ssl.get(), from_peer, to_peer);  // takes ownership of both
   constexpr unsigned char kHttp2[] = "\x02h2";
   SSL_set_alpn_protos(ssl.get(), kHttp2, sizeof(kHttp2) - 1);
-  SSL_connect(ssl.get());  // ends at once: it has said its part and waits for the answer
+  // returns at once: it has written the ClientHello and waits for the response
+  SSL_connect(ssl.get());
   ERR_clear_error();
   std::string hello(BIO_ctrl_pending(to_peer), '\0');
   BIO_read(to_peer, hello.data(), static_cast<int>(hello.size()));
@@ -81,7 +82,7 @@ absl::Status ProbeListener(const std::string& address, absl::Duration timeout,
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  // A wildcard address reaches this machine.
+  // A wildcard address includes this machine.
   const int error = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found);
   if (error != 0) return absl::UnavailableError(gai_strerror(error));
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);

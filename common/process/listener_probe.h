@@ -1,4 +1,4 @@
-// Whether a gRPC port still takes connections, asked from outside gRPC.
+// Checks from outside gRPC whether a gRPC port still accepts connections.
 #ifndef RINGATTN_COMMON_PROCESS_LISTENER_PROBE_H_
 #define RINGATTN_COMMON_PROCESS_LISTENER_PROBE_H_
 
@@ -9,15 +9,15 @@
 
 namespace ringattn {
 
-// What the listener expects to hear first.
+// The protocol that the listener expects.
 enum class ListenerProtocol { kPlainText, kTls };
 
-// Connects to "host:port", says hello in HTTP/2 or TLS and waits for the first byte of the
-// answer; of TLS a client's first words, no more: nothing is proved and no certificate needed. A
-// listener that refuses connections for want of room answers too: it accepts. A connection alone
-// would prove nothing, as the kernel completes it for a process that never calls accept(). Blocks
-// for `timeout` at most. Errors: UNAVAILABLE (refused, closed), DEADLINE_EXCEEDED (no answer),
-// RESOURCE_EXHAUSTED (no descriptor for asking). Thread safe.
+// Connects to "host:port", sends a client's first message of HTTP/2 or TLS and waits for the first
+// byte of the response. TLS stops there: the probe authenticates nobody and needs no certificate. A
+// listener that rejects connections for lack of room still passes, because it accepts. A connection
+// alone is not enough, because the kernel completes it even for a process that never calls
+// accept(). Blocks for at most `timeout`. Errors: UNAVAILABLE (refused, closed), DEADLINE_EXCEEDED
+// (no response), RESOURCE_EXHAUSTED (no descriptor for the probe). Thread safe.
 absl::Status ProbeListener(const std::string& address, absl::Duration timeout,
                            ListenerProtocol speech = ListenerProtocol::kPlainText);
 

@@ -13,7 +13,7 @@
 namespace ringattn {
 namespace {
 
-// A listening socket on loopback that nobody accepts from.
+// A listening socket on loopback without accept().
 struct Socket {
   Socket() : fd(socket(AF_INET, SOCK_STREAM, 0)) {
     sockaddr_in self{};

@@ -1,4 +1,4 @@
-// A command line's --log_level.
+// The --log_level flag.
 #ifndef RINGATTN_COMMON_PROCESS_LOG_LEVEL_FLAG_H_
 #define RINGATTN_COMMON_PROCESS_LOG_LEVEL_FLAG_H_
 

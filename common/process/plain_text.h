@@ -1,4 +1,4 @@
-// Where plain text may be spoken: on loopback, elsewhere only if the operator says so.
+// Permits plain text on loopback; elsewhere the operator must permit it.
 #ifndef RINGATTN_COMMON_PROCESS_PLAIN_TEXT_H_
 #define RINGATTN_COMMON_PROCESS_PLAIN_TEXT_H_
 
@@ -9,7 +9,7 @@
 
 namespace ringattn {
 
-// INVALID_ARGUMENT, naming the flag and its remedies, unless `address` is loopback
+// Returns INVALID_ARGUMENT, naming the flag and its remedies, unless `address` is loopback
 // (loopback.h). `remedy`: the flags that would protect it, "--tls_cert and --tls_key".
 absl::Status CheckPlainText(absl::string_view flag, const std::string& address,
                             absl::string_view remedy);

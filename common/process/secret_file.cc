@@ -16,7 +16,7 @@ constexpr size_t kMaxBytes = 1024;
 
 absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  // A little more than is allowed tells a long file without reading all of it.
+  // Reading slightly more than the limit detects a long file without reading all of it.
   std::string text(kMaxBytes + 64, '\0');
   file.read(text.data(), text.size());
   if (file.bad() || (file.gcount() == 0 && !file.eof())) {

@@ -1,4 +1,4 @@
-// The file that holds the cluster's shared secret.
+// Reads the file with the cluster's shared secret.
 #ifndef RINGATTN_COMMON_PROCESS_SECRET_FILE_H_
 #define RINGATTN_COMMON_PROCESS_SECRET_FILE_H_
 
@@ -8,9 +8,9 @@
 
 namespace ringattn {
 
-// The file's text without the white space around it. INVALID_ARGUMENT if it cannot
-// be read, is shorter than 16 characters, longer than 1,024, or holds what HTTP
-// metadata cannot carry.
+// Returns the file's text without surrounding white space. Returns INVALID_ARGUMENT if the file
+// cannot be read, has fewer than 16 or more than 1,024 characters, or holds characters that HTTP
+// metadata does not permit.
 absl::StatusOr<std::string> ReadSecretFile(const std::string& path);
 
 }  // namespace ringattn

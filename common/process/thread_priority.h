@@ -1,11 +1,11 @@
-// LowerThreadPriority: for threads whose work may take what others leave over.
+// LowerThreadPriority: for threads that should use only spare processor time.
 #ifndef RINGATTN_COMMON_PROCESS_THREAD_PRIORITY_H_
 #define RINGATTN_COMMON_PROCESS_THREAD_PRIORITY_H_
 
 namespace ringattn {
 
-// Of the calling thread, for good: ten steps of niceness (Linux keeps it per thread). Where that is
-// refused nothing changes: threads only share more evenly. Cheap when repeated.
+// Permanently raises the calling thread's nice value by ten (Linux keeps it per thread). If the
+// system rejects it, nothing changes and threads share time evenly. Repeated calls are cheap.
 void LowerThreadPriority();
 
 }  // namespace ringattn
