@@ -9,12 +9,12 @@
 namespace ringattn {
 namespace {
 
-// A connection has this long for its whole request and occupies a thread meanwhile. With
-// the library's defaults, 30 s and few threads, some silent ones keep everybody else out.
+// Time for a connection's whole request, during which it occupies a thread. With the library's
+// defaults (30 s, few threads) a few silent connections block all others.
 constexpr char kRequestTimeoutMs[] = "500";
-constexpr char kThreads[] = "16";  // they sleep
+constexpr char kThreads[] = "16";  // mostly idle
 
-// Scripts, styles and data of this server alone; no forms, frames, plug-ins or other hosts.
+// Permits only scripts, styles and data of this server; no forms, frames, plug-ins or other hosts.
 constexpr char kSecurityHeaders[] =
     "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
@@ -90,7 +90,7 @@ int HttpServer::OnRequest(mg_connection* connection) {
                                         kSecurityHeaders, "Connection: close\r\n\r\n");
   mg_write(connection, head.data(), head.size());
   if (method != "HEAD") mg_write(connection, reply.body.data(), reply.body.size());
-  return reply.status;  // answered; the library looks at it no more
+  return reply.status;  // a non-zero status means that the request is finished
 }
 
 }  // namespace ringattn

@@ -1,10 +1,10 @@
-// HttpServer: a handful of read-only pages for operators and scrapers, on one port.
+// HttpServer: a few read-only pages for operators and scrapers, on one port.
 //
 //   auto server = HttpServer::Start("127.0.0.1:0", {{"/metrics", [] { return HttpReply{...}; }}});
 //
-// GET and HEAD of the paths it was given, exactly; anything else is 404 or 405. Bodies of
-// requests are not read, files are not served, and every reply tells browsers not to run,
-// frame, guess at or keep anything.
+// Serves GET and HEAD of exactly the given paths; other requests get 404 or 405. It reads no
+// request bodies and serves no files. Every reply forbids browsers to run, frame, sniff or cache
+// content.
 #ifndef RINGATTN_COMMON_OBSERVABILITY_HTTP_SERVER_H_
 #define RINGATTN_COMMON_OBSERVABILITY_HTTP_SERVER_H_
 
@@ -26,22 +26,22 @@ struct HttpReply {
   std::string body = {};
 };
 
-// Called on the server's threads, several at a time. What they take is the time that a
-// scrape takes: no more than moments.
+// Handlers run concurrently on the server's threads. A scrape lasts as long as its handler, so
+// handlers should return quickly.
 using HttpRoutes = std::map<std::string, std::function<HttpReply()>>;  // by path
 
 // Thread safe.
 class HttpServer {
  public:
-  // At "host:port"; port 0 picks a free one. UNAVAILABLE if it cannot bind.
+  // Listens at "host:port"; port 0 picks a free one. Returns UNAVAILABLE if it cannot bind.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& listen,
                                                            HttpRoutes routes);
-  ~HttpServer();  // waits for what is being answered
+  ~HttpServer();  // waits for running handlers
 
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  // As bound.
+  // Returns "host:port" as bound.
   const std::string& address() const { return address_; }
 
  private:

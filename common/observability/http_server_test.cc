@@ -45,7 +45,7 @@ std::string Say(const std::string& address, const std::string& request) {
   return reply;
 }
 
-// One server for all cases: stopping one takes two seconds.
+// All cases share one server, because stopping a server takes two seconds.
 class HttpServerTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {

@@ -14,7 +14,7 @@
 namespace ringattn {
 namespace {
 
-constexpr size_t kQueuedLines = 8192;  // some 2 MiB
+constexpr size_t kQueuedLines = 8192;  // about 2 MiB
 constexpr char kLoggerName[] = "ringattn";
 
 const char* LevelName(LogLevel level) {
@@ -62,7 +62,8 @@ std::shared_ptr<spdlog::logger> Logger() {
   return spdlog::get(kLoggerName);
 }
 
-// Lines of this kind that were suppressed since the last; nothing: suppress this one too.
+// Returns how many lines of this kind were suppressed since the last one; nullopt: suppress this
+// one too.
 std::optional<int64_t> Admit(absl::string_view kind) {
   static auto* mutex = new absl::Mutex;
   static auto* throttle = new LogThrottle;
@@ -119,7 +120,7 @@ std::string FormatLogLine(absl::string_view process, LogLevel level, absl::strin
     }
   }
   if (suppressed > 0) line["suppressed"] = suppressed;
-  // Text that is not UTF-8 is shown with replacement characters.
+  // Replaces bytes that are not UTF-8 by replacement characters.
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 

@@ -1,15 +1,15 @@
-// Structured logs: one JSON object a line, on stderr.
+// Structured logs: one JSON object per line, on stderr.
 //
 //   LogInfo("request accepted", {{"request_id", id}, {"generation", generation}});
 //   {"time":"2026-01-01T00:00:00.000Z","level":"info","process":"ringattn-server",
 //    "message":"request accepted","request_id":"r1","generation":7}
 //
-// A kind of message (its text, fields apart) that comes too often is thinned out
-// (log_throttle.h): the next line of its kind then says how many are missing, as
-// "suppressed". So messages are constants, and what varies stands in the fields.
+// Lines of one kind (the same message, whatever the fields) are limited in rate (log_throttle.h).
+// The next line of that kind has the number of suppressed lines as "suppressed". So a message must
+// be a constant; variable data belongs in fields.
 //
-// Keys used everywhere: request_id, operation_id, generation, worker, rank. Tensor
-// contents and secrets are never logged. All functions are thread safe.
+// Common keys: request_id, operation_id, generation, worker, rank. Tensor contents and secrets are
+// never logged. All functions are thread safe.
 #ifndef RINGATTN_COMMON_OBSERVABILITY_LOG_H_
 #define RINGATTN_COMMON_OBSERVABILITY_LOG_H_
 
@@ -28,7 +28,7 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError };
 // "debug", "info", "warning", "error".
 std::optional<LogLevel> LogLevelFromName(absl::string_view name);
 
-// Borrows its strings for the length of the call it is passed to.
+// Borrows its strings for the duration of the call it is passed to.
 struct LogField {
   using Value = std::variant<absl::string_view, int64_t, uint64_t, double, bool>;
 
@@ -46,11 +46,11 @@ struct LogField {
   Value value;
 };
 
-// Lines are written by a thread of their own, so that a reader of stderr that does
-// not read holds nobody up: the oldest lines are then lost. Without this call, lines
-// are written at once under the name "ringattn".
+// Sets the process name and the level, and starts a thread that writes the lines. If the reader of
+// stderr stalls, the oldest lines are dropped and no caller blocks. Without this call, lines are
+// written immediately under the name "ringattn".
 void InitLogging(absl::string_view process, LogLevel level);
-// Writes what is queued. Before _exit(), for instance; nothing may be logged after it.
+// Writes queued lines, for example before _exit(). No logging is permitted after it.
 void ShutdownLogging();
 
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields = {});
@@ -68,7 +68,7 @@ inline void LogError(absl::string_view message, std::initializer_list<LogField> 
   Log(LogLevel::kError, message, fields);
 }
 
-// The line that Log writes, without its end. For tests.
+// Returns the line that Log writes, without its end. For tests.
 std::string FormatLogLine(absl::string_view process, LogLevel level, absl::string_view message,
                           std::initializer_list<LogField> fields, int64_t suppressed = 0);
 

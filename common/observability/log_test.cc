@@ -44,7 +44,7 @@ TEST(LogTest, WritesThroughItsOwnThread) {
   EXPECT_EQ(text.find("hidden"), std::string::npos);
 }
 
-// 59 MB in 75 s from one client, before.
+// A flood of messages is thinned out, and the suppressed lines are counted.
 TEST(LogTest, AFloodIsThinnedOutAndCounted) {
   InitLogging("log_test", LogLevel::kInfo);
   testing::internal::CaptureStderr();

@@ -1,4 +1,4 @@
-// LogThrottle: how often a kind of message may be logged.
+// LogThrottle limits how often a kind of message is logged.
 #ifndef RINGATTN_COMMON_OBSERVABILITY_LOG_THROTTLE_H_
 #define RINGATTN_COMMON_OBSERVABILITY_LOG_THROTTLE_H_
 
@@ -13,21 +13,21 @@
 namespace ringattn {
 
 struct LogThrottleOptions {
-  // Lines of one kind: this many at once, and so many a second in the long run. 20 lines
-  // of 250 bytes are 5 kB/s, 430 MB a day, of a kind that never rests.
+  // Lines of one kind: `burst` at once, and lines_per_second in the long run. 20 lines of 250 bytes
+  // are 5 kB/s, or 430 MB a day.
   double burst = 200;
   double lines_per_second = 20;
-  // Kinds that are told apart, some 100 bytes each; all others share one allowance.
+  // Kinds with a limit of their own, about 100 bytes each. All other kinds share one limit.
   size_t max_kinds = 512;
 };
 
-// A token bucket for each kind. Thread compatible.
+// One token bucket per kind. Thread compatible.
 class LogThrottle {
  public:
   explicit LogThrottle(const LogThrottleOptions& options = {}) : options_(options) {}
 
-  // The number of lines of this kind that were suppressed since its last one, or nothing
-  // if this one is to be suppressed as well.
+  // Returns the number of lines of this kind that were suppressed since the last one, or nullopt if
+  // this line is to be suppressed too.
   std::optional<int64_t> Admit(absl::string_view kind, absl::Time now);
 
  private:

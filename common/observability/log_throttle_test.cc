@@ -13,10 +13,10 @@ TEST(LogThrottleTest, ABurstPassesAndTheRestIsCounted) {
   LogThrottle throttle({.burst = 3, .lines_per_second = 2});
   for (int i = 0; i < 3; ++i) EXPECT_EQ(throttle.Admit("a", kStart), 0);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(throttle.Admit("a", kStart), std::nullopt);
-  EXPECT_EQ(throttle.Admit("b", kStart), 0);  // another kind has its own
+  EXPECT_EQ(throttle.Admit("b", kStart), 0);  // each kind has its own limit
   EXPECT_EQ(throttle.Admit("a", kStart + absl::Milliseconds(500)), 5);
   EXPECT_EQ(throttle.Admit("a", kStart + absl::Milliseconds(500)), std::nullopt);
-  // However long the rest, no more than a burst.
+  // After a long pause the limit is still one burst.
   int passed = 0;
   for (int i = 0; i < 10; ++i) passed += throttle.Admit("a", kStart + absl::Hours(1)).has_value();
   EXPECT_EQ(passed, 3);
@@ -26,7 +26,7 @@ TEST(LogThrottleTest, ItsMemoryIsBounded) {
   LogThrottle throttle({.burst = 1, .lines_per_second = 1, .max_kinds = 2});
   EXPECT_EQ(throttle.Admit("a", kStart), 0);
   EXPECT_EQ(throttle.Admit("b", kStart), 0);
-  // The third kind and all later ones share one allowance.
+  // The third kind and all later ones share one limit.
   EXPECT_EQ(throttle.Admit("c", kStart), 0);
   EXPECT_EQ(throttle.Admit("d", kStart), std::nullopt);
   EXPECT_EQ(throttle.Admit("e", kStart), std::nullopt);

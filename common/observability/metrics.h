@@ -1,6 +1,5 @@
-// Metrics of one process: a registry and the path that Prometheus scrapes.
-// Names, labels and help texts that both the coordinator and the workers export are
-// defined here, so that they cannot differ.
+// Metrics of one process: a registry and the path that Prometheus scrapes. Names, labels and help
+// texts that both the coordinator and the workers export are defined here, so that they agree.
 //
 //   Metrics metrics;
 //   auto& requests = metrics.Counters("ringattn_requests_total", "Requests that ended.");
@@ -33,28 +32,28 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // REQUIRES: a legal Prometheus name, each used for one kind of metric only.
+  // REQUIRES: a legal Prometheus name; each name has one kind of metric.
   prometheus::Family<prometheus::Counter>& Counters(const std::string& name,
                                                     const std::string& help);
   prometheus::Family<prometheus::Gauge>& Gauges(const std::string& name, const std::string& help);
   prometheus::Family<prometheus::Histogram>& Histograms(const std::string& name,
                                                         const std::string& help);
 
-  // Serves /metrics, and `more`, at "host:port" until destruction; port 0 picks a free one.
-  // Returns "host:port" as bound. Call once. Errors: UNAVAILABLE if it cannot bind.
+  // Serves /metrics, and `more`, at "host:port" until destruction; port 0 picks a free one. Returns
+  // "host:port" as bound. Call once. Errors: UNAVAILABLE if it cannot bind.
   absl::StatusOr<std::string> Serve(const std::string& listen, HttpRoutes more = {});
-  // What the routes use may go after it.
+  // After it returns, no route is running or will run.
   void StopServing() { server_.reset(); }
 
-  // Calls `refresh` before each scrape, one at a time, for what is only known when it is asked
-  // for. It must not block, and what it refers to outlives the Metrics.
+  // Calls `refresh` before each scrape, one call at a time, for values that are computed on demand.
+  // It must not block, and everything it refers to must outlive the Metrics.
   void OnScrape(std::function<void()> refresh);
 
-  // What a scrape returns, in Prometheus' text format.
+  // Returns the text of a scrape in Prometheus' text format.
   std::string Text() const;
 
  private:
-  class Refreshed;  // the registry, refreshed
+  class Refreshed;  // the registry with refresh callbacks
 
   std::shared_ptr<prometheus::Registry> registry_;
   std::shared_ptr<Refreshed> refreshed_;
@@ -63,17 +62,17 @@ class Metrics {
 
 // --- Metrics that several processes export -----------------------------------
 
-// ringattn_stage_duration_seconds{stage}: queue, upload, compute and download at the
-// coordinator; h2d, compute, ring_wait and d2h at a worker.
+// ringattn_stage_duration_seconds{stage}: queue, upload, compute and download at the coordinator;
+// h2d, compute, ring_wait and d2h at a worker.
 prometheus::Family<prometheus::Histogram>& StageDurations(Metrics& metrics);
-// 1 ms to 17 minutes, times 4 each.
+// 1 ms to 17 minutes, each four times the previous one.
 prometheus::Histogram::BucketBoundaries StageBuckets();
 
-// ringattn_build_info{version} and ringattn_start_time_seconds, which say what runs since when.
+// Exports ringattn_build_info{version} and ringattn_start_time_seconds.
 void DescribeProcess(Metrics& metrics, const std::string& version);
 
-// ringattn_bytes_total{direction, transport}: tensor payload. direction is up
-// (towards the workers), down, or ring; transport is relay, tcp, ...
+// ringattn_bytes_total{direction, transport}: tensor payload. direction is up (towards the
+// workers), down, or ring; transport is relay, tcp, ...
 prometheus::Family<prometheus::Counter>& TensorBytes(Metrics& metrics);
 
 }  // namespace ringattn

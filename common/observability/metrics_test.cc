@@ -56,7 +56,7 @@ TEST(MetricsTest, ServesWhatWasCounted) {
   EXPECT_THAT(reply, HasSubstr("ringattn_stage_duration_seconds_count{stage=\"queue\"} 1"));
 }
 
-// With the library's own settings two of them block all others for 30 s.
+// With the library's default settings two such connections block all others for 30 s.
 TEST(MetricsTest, ConnectionsThatSayHalfARequestBlockNobody) {
   Metrics metrics;
   metrics.Counters("ringattn_requests_total", "Requests that ended.").Add({}).Increment();

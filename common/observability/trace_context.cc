@@ -34,7 +34,7 @@ std::optional<std::string> ReadTraceparent(absl::string_view text) {
   }
   const absl::string_view version = text.substr(0, 2);
   if (!IsHex(version) || version == "ff") return std::nullopt;
-  // Later versions may say more, behind another dash.
+  // Later versions may append fields after another dash.
   if (text.size() > kSize && (version == "00" || text[kSize] != '-')) return std::nullopt;
   const absl::string_view trace_id = text.substr(kTraceIdBegin, kTraceIdSize);
   const absl::string_view parent_id = text.substr(kParentIdBegin, kParentIdSize);

@@ -33,7 +33,7 @@ TEST(TraceContextTest, WhatIsNotValidIsNone) {
            "",
            "00",
            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",      // no flags
-           "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-1",    // half of them
+           "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-1",    // one flag digit missing
            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-",  // version 00 ends there
            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0g",
            "00-0AF7651916CD43DD8448EB211C80319C-B7AD6B7169203331-01",
