@@ -16,10 +16,10 @@
 namespace ringattn {
 namespace {
 
-// Room for more than the one that belongs to a message, so that others are seen and closed.
+// Room for more than a message's one descriptor, so that extra ones are received and closed.
 constexpr size_t kMaxDescriptors = 4;
 
-// An address that fits: the file, seen from a descriptor of its folder.
+// An address within the length limit: the file relative to a descriptor of its folder.
 struct LocalAddress {
   ScopedDescriptor folder;
   sockaddr_un address = {};
@@ -68,7 +68,7 @@ absl::StatusOr<ScopedDescriptor> ListenLocally(const std::string& path, unsigned
   if (bind(socket.get(), Generic(*address), sizeof(address->address)) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot make a socket at ", path));
   }
-  // Nobody gets through before it listens.
+  // No connection succeeds before listen().
   const bool is_file = !absl::StartsWith(path, "@");
   if ((is_file && chmod(path.c_str(), permissions) != 0) || listen(socket.get(), backlog) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot listen at ", path));

@@ -1,4 +1,4 @@
-// Unix sockets of whole messages (SOCK_SEQPACKET) that also carry file descriptors.
+// Unix sockets that carry whole messages (SOCK_SEQPACKET) and file descriptors.
 #ifndef RINGATTN_COMMON_LOCAL_MEMORY_LOCAL_SOCKET_H_
 #define RINGATTN_COMMON_LOCAL_MEMORY_LOCAL_SOCKET_H_
 
@@ -14,34 +14,36 @@
 
 namespace ringattn {
 
-// Paths may be longer than a socket's address (107 bytes): they are reached through their
-// folder. "@NAME" is no file but a name in the network namespace (abstract), gone with its
-// listener; anybody there may connect. All descriptors are closed on exec. Thread safe.
+// Paths may exceed a socket address (107 bytes): they are opened relative to their folder. "@NAME"
+// is an abstract name in the network namespace, not a file; it disappears with its listener, and
+// every process in the namespace may connect. All descriptors are closed on exec. Thread safe.
 
-// A listener at `path`, which must not be there, with the file's permissions. Not blocking.
+// Creates a non-blocking listener at `path`, which must not exist, with the file's permissions.
 absl::StatusOr<ScopedDescriptor> ListenLocally(const std::string& path, unsigned permissions,
                                                int backlog);
 
-// A blocking connection. UNAVAILABLE if nobody listens there, with the reason.
+// Opens a blocking connection. Returns UNAVAILABLE, with the reason, if no process listens there.
 absl::StatusOr<ScopedDescriptor> ConnectLocally(const std::string& path);
 
-// The user, as this process counts them, who made or accepted the connection's other end.
+// Returns the user, in this process's user namespace, who made or accepted the other end of the
+// connection.
 absl::StatusOr<uid_t> PeerUser(int socket);
 
 struct LocalMessage {
   std::string bytes;                          // empty at the end of the connection
   std::vector<ScopedDescriptor> descriptors;  // in the order in which they were sent
-  bool is_cut = false;                        // it was longer, or had more descriptors
+  bool is_cut = false;                        // longer than max_bytes, or too many descriptors
 };
 
-// `flags` as of send(2) and recv(2), beside MSG_NOSIGNAL and MSG_CMSG_CLOEXEC.
-// `descriptor`: sent along unless it is negative. The errors are errno's.
+// `flags`: as for send(2) and recv(2), in addition to MSG_NOSIGNAL and MSG_CMSG_CLOEXEC. Sends
+// `descriptor` with the message unless it is negative. Errors are errno's.
 absl::Status SendMessage(int socket, absl::string_view bytes, int descriptor, int flags);
-// UNAVAILABLE if there is none yet and MSG_DONTWAIT is set, or a time-out of the socket is over.
+// Returns UNAVAILABLE if there is no message yet and MSG_DONTWAIT is set, or if the socket's
+// timeout expires.
 absl::StatusOr<LocalMessage> ReceiveMessage(int socket, size_t max_bytes, int flags);
 
-// Which machine this is, whatever its containers are called (the kernel's boot_id); empty if it
-// does not say.
+// Returns an identifier of this machine that is the same in all its containers (the kernel's
+// boot_id); empty if the kernel has none.
 std::string HostId();
 
 }  // namespace ringattn

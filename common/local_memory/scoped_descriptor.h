@@ -1,4 +1,4 @@
-// ScopedDescriptor: a file descriptor that is closed with its owner.
+// ScopedDescriptor: owns a file descriptor and closes it.
 #ifndef RINGATTN_COMMON_LOCAL_MEMORY_SCOPED_DESCRIPTOR_H_
 #define RINGATTN_COMMON_LOCAL_MEMORY_SCOPED_DESCRIPTOR_H_
 
