@@ -8,13 +8,14 @@
 namespace ringattn::wire {
 
 void KeepFreedMemory() {
-  // Above what a few streams have in flight (coordinator_relay.h), below what anybody misses.
+  // Larger than the memory that a few streams have in flight (coordinator_relay.h), and small
+  // compared with a machine's memory.
   mallopt(M_TRIM_THRESHOLD, 32 << 20);
-  // Setting either threshold ends glibc's own adjustment of both. Larger than any
-  // buffer that gRPC reads into.
+  // Setting either threshold disables glibc's automatic adjustment of both. Larger than any buffer
+  // that gRPC reads into.
   mallopt(M_MMAP_THRESHOLD, 4 << 20);
-  // Memory that one arena keeps free is none to the others: few of them bound the sum,
-  // yet many threads need some to choose from.
+  // An arena's free memory is unavailable to other arenas. A small number of arenas bounds the sum,
+  // but many threads need several to choose from.
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   mallopt(M_ARENA_MAX, std::clamp(cores / 2, 2, 8));
 }

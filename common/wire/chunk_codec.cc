@@ -24,7 +24,7 @@ constexpr uint32_t kOffsetField = 2;
 constexpr uint32_t kCrcField = 3;
 constexpr uint32_t kDataField = 15;
 
-// As deep as protobuf itself follows groups.
+// protobuf's own limit for nested groups.
 constexpr int kMaxGroupDepth = 100;
 
 absl::Status Malformed(absl::string_view what) { return absl::InvalidArgumentError(what); }
@@ -60,8 +60,8 @@ class PrefixWriter {
 
 // --- Reading ----------------------------------------------------------------
 
-// A position in the fragments and the number of bytes that may still be read from
-// it. Copies are cheap, so a nested message is a Cursor of its own.
+// A position in the fragments and the number of bytes that may still be read from it. Copies are
+// cheap, so each nested message has a separate Cursor.
 class Cursor {
  public:
   explicit Cursor(absl::Span<const Fragment> fragments) : fragments_(fragments) {
@@ -78,7 +78,7 @@ class Cursor {
     return true;
   }
 
-  // At most max_bytes long; bits beyond 64 fall off, as they do in protobuf.
+  // At most max_bytes long. Discards bits beyond 64, as protobuf does.
   bool Varint(int max_bytes, uint64_t* value) {
     *value = 0;
     for (int i = 0; i < max_bytes; ++i) {
@@ -90,7 +90,7 @@ class Cursor {
     return false;
   }
 
-  // False at malformed tags; field number 0 does not exist.
+  // Returns false for malformed tags, including field number 0.
   bool Tag(uint32_t* field, uint32_t* type) {
     uint64_t tag;
     if (!Varint(5, &tag)) return false;
@@ -109,7 +109,7 @@ class Cursor {
     return true;
   }
 
-  // A length that fits into what is left.
+  // Reads a length that fits into the remaining bytes.
   bool Length(uint64_t* length) { return Varint(5, length) && *length <= left_; }
 
   bool Skip(uint64_t bytes) {
@@ -118,10 +118,10 @@ class Cursor {
     return true;
   }
 
-  // The next `bytes` as fragments. REQUIRES: bytes <= left().
+  // Appends the next `bytes` as fragments. REQUIRES: bytes <= left().
   void Take(uint64_t bytes, std::vector<Fragment>* taken) { Advance(bytes, taken); }
 
-  // A cursor over the next `bytes`, which this one then skips.
+  // Returns a cursor over the next `bytes`, which this one skips.
   // REQUIRES: bytes <= left().
   Cursor Nested(uint64_t bytes) {
     Cursor nested = *this;
@@ -154,8 +154,7 @@ class Cursor {
   uint64_t left_ = 0;
 };
 
-// Skips one field's value. Groups are followed iteratively: depth is the sender's
-// choice.
+// Skips one field's value. Iterative, because the sender chooses the depth of groups.
 bool SkipValue(uint32_t field, uint32_t type, Cursor* cursor) {
   std::vector<uint32_t> open_groups;
   while (true) {
@@ -189,7 +188,7 @@ bool SkipValue(uint32_t field, uint32_t type, Cursor* cursor) {
   }
 }
 
-// Merges the fields of one occurrence of the chunk: the last of each wins.
+// Merges the fields of one occurrence of the chunk; the last value of each field wins.
 absl::Status ParseChunk(Cursor cursor, ParsedMessage* parsed) {
   while (cursor.left() > 0) {
     uint32_t field, type;
@@ -222,7 +221,7 @@ absl::Status ParseChunk(Cursor cursor, ParsedMessage* parsed) {
 ChunkPrefix EncodeChunkPrefix(const StreamMessage& type, const ChunkHeader& header,
                               uint64_t payload_bytes) {
   assert(payload_bytes < (uint64_t{1} << 31) - ChunkPrefix::kMaxBytes);
-  // Fields with default values are left out, as protobuf's own writer does.
+  // Omits fields with default values, as protobuf does.
   ChunkPrefix fields;
   PrefixWriter inner(&fields);
   if (header.tensor != 0) {
@@ -269,7 +268,7 @@ absl::StatusOr<ParsedMessage> ParseMessage(const StreamMessage& type,
     uint64_t length;
     if (!cursor.Length(&length)) return Malformed("message: field ends early");
     const int member = static_cast<int>(field);
-    // A oneof: the last member wins, and setting it clears what another one held.
+    // In a oneof the last member wins; setting it clears the previous member.
     if (member != parsed.member) parsed = ParsedMessage{.member = member};
     Cursor nested = cursor.Nested(length);
     if (member != type.chunk_field) continue;

@@ -1,13 +1,12 @@
-// The tensor chunk on the wire, read and written by hand.
+// Reads and writes the tensor chunk's wire format without protobuf objects.
 //
-// ringattn.v1's streams carry messages whose oneof holds a TensorChunk
-// {tensor = 1, offset = 2, crc32c = 3, data = 15}. What is written here is plain
-// protobuf that any generated stub reads, and any legal encoding is accepted
-// (fields in any order, repeated, unknown, groups), but payload bytes never pass
-// through a protobuf object: the writer makes only the bytes that precede the
-// payload, the reader returns pointers into the message's own fragments.
+// ringattn.v1's streams carry messages whose oneof holds a TensorChunk {tensor = 1, offset = 2,
+// crc32c = 3, data = 15}. The writer produces plain protobuf that any generated stub reads. The
+// reader accepts every legal encoding (fields in any order, repeated, unknown, groups). Payload
+// bytes are never copied into a protobuf object: the writer produces only the bytes before the
+// payload, and the reader returns pointers into the message's fragments.
 //
-// No I/O and no gRPC here; common/wire/grpc_slices.h adapts ByteBuffers.
+// This file does no I/O and does not depend on gRPC; common/wire/grpc_slices.h adapts ByteBuffers.
 // All functions are pure and thread safe.
 #ifndef RINGATTN_COMMON_WIRE_CHUNK_CODEC_H_
 #define RINGATTN_COMMON_WIRE_CHUNK_CODEC_H_
@@ -24,14 +23,14 @@
 
 namespace ringattn::wire {
 
-// Bytes owned by someone else. data may be null when size is 0.
+// Borrowed bytes. data may be null if size is 0.
 struct Fragment {
   const uint8_t* data = nullptr;
   size_t size = 0;
 };
 
-// A message type of ringattn.v1 that is one oneof with fields first_member..last_member,
-// of which `chunk_field` is the TensorChunk.
+// A message type of ringattn.v1 that consists of one oneof with fields first_member..last_member.
+// `chunk_field` is the TensorChunk.
 struct StreamMessage {
   int chunk_field = 0;
   int first_member = 1;
@@ -45,8 +44,7 @@ inline constexpr StreamMessage kExchangeRequest{
     .chunk_field = 2, .first_member = 2, .last_member = 2};
 inline constexpr StreamMessage kExchangeResponse{.chunk_field = 2, .last_member = 3};
 
-// A chunk without its data. `tensor` is the number of a ringattn.v1.TensorId, not
-// checked to be one that exists.
+// A chunk without its data. `tensor` is the number of a ringattn.v1.TensorId and may be unknown.
 struct ChunkHeader {
   int32_t tensor = 0;
   uint64_t offset = 0;
@@ -55,8 +53,8 @@ struct ChunkHeader {
   bool operator==(const ChunkHeader&) const = default;
 };
 
-// Everything of a message that precedes the payload; the message is complete once
-// exactly `payload_bytes` follow.
+// The bytes of a message before the payload. The message is complete after exactly `payload_bytes`
+// more bytes.
 struct ChunkPrefix {
   static constexpr size_t kMaxBytes = 64;
 
@@ -66,35 +64,34 @@ struct ChunkPrefix {
   absl::string_view view() const { return {reinterpret_cast<const char*>(bytes.data()), size}; }
 };
 
-// REQUIRES: payload_bytes < 2^31 - 64, protobuf's own bound on a message.
+// REQUIRES: payload_bytes < 2^31 - 64 (protobuf's limit on a message).
 ChunkPrefix EncodeChunkPrefix(const StreamMessage& type, const ChunkHeader& header,
                               uint64_t payload_bytes);
 
 struct ParsedMessage {
-  // The oneof member that is set, 0 if none is.
+  // The oneof member that is set; 0 if none is.
   int member = 0;
-  // True if that is the chunk; otherwise the rest is empty, and the caller lets
-  // protobuf parse the whole message.
+  // Whether the member is the chunk. If not, the other fields are empty, and protobuf must parse
+  // the whole message.
   bool is_chunk = false;
   ChunkHeader chunk = {};
   std::vector<Fragment> payload = {};  // points into the message; no empty fragments
   uint64_t payload_bytes = 0;
 };
 
-// Reads one whole message, whose bytes are the fragments' after one another.
-// Allocates only the payload's list. Of a member other than the chunk only the
-// outer encoding is looked at.
-// Errors: INVALID_ARGUMENT if it is not legal protobuf.
+// Reads one whole message, the concatenation of the fragments. Allocates only the payload's list.
+// For a member other than the chunk it checks only the outer encoding. Errors: INVALID_ARGUMENT if
+// it is not legal protobuf.
 absl::StatusOr<ParsedMessage> ParseMessage(const StreamMessage& type,
                                            absl::Span<const Fragment> message);
 
-// The fragments of bytes [offset, offset + bytes) of `fragments`.
+// Returns the fragments of bytes [offset, offset + bytes) of `fragments`.
 // REQUIRES: the range lies inside them.
 std::vector<Fragment> Subrange(absl::Span<const Fragment> fragments, uint64_t offset,
                                uint64_t bytes);
 
-// Copies the fragments after one another to `target` (host memory, at least their
-// total size, not overlapping them).
+// Copies the concatenated fragments to `target` (host memory, at least their total size, not
+// overlapping them).
 void CopyFragments(absl::Span<const Fragment> fragments, void* target);
 
 }  // namespace ringattn::wire

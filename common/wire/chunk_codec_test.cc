@@ -15,7 +15,7 @@ Fragment Whole(const std::string& bytes) {
   return {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()};
 }
 
-// The message cut into fragments of `piece` bytes, with empty ones between them.
+// Divides the message into fragments of `piece` bytes, with empty ones between them.
 std::vector<Fragment> Cut(const std::string& bytes, size_t piece) {
   std::vector<Fragment> fragments = {{nullptr, 0}};
   for (size_t at = 0; at < bytes.size(); at += piece) {
@@ -158,8 +158,8 @@ TEST(ChunkCodec, RejectsWhatIsNotProtobuf) {
   }();
   const std::string cases[] = {
       std::string(1, '\0'),                               // field number 0
-      Varint(9 << 3 | 4),                                 // a group ends that never began
-      Varint(9 << 3 | 3) + Varint(8 << 3 | 4),            // ends as another
+      Varint(9 << 3 | 4),                                 // end of a group without a beginning
+      Varint(9 << 3 | 3) + Varint(8 << 3 | 4),            // ends with another field number
       Varint(9 << 3 | 3),                                 // never ends
       Varint(9 << 3 | 6),                                 // wire type 6
       Varint(9 << 3 | 7),                                 // wire type 7
@@ -178,7 +178,7 @@ TEST(ChunkCodec, RejectsWhatIsNotProtobuf) {
   }
 }
 
-// Random damage: whatever protobuf accepts, the parser reads alike.
+// Random damage: the parser agrees with protobuf on every message that protobuf accepts.
 TEST(ChunkCodec, AgreesWithProtobufOnDamagedMessages) {
   v1::ExchangeResponse original;
   original.mutable_chunk()->set_tensor(v1::TENSOR_ID_DV);
@@ -210,8 +210,8 @@ TEST(ChunkCodec, AgreesWithProtobufOnDamagedMessages) {
   EXPECT_GT(accepted, 10'000);
 }
 
-// Of ExchangeRequest's numbers only the chunk's is a member: others are unknown fields, as to
-// protobuf.
+// In ExchangeRequest only the chunk's number is a member; protobuf too treats other numbers as
+// unknown fields.
 TEST(ChunkCodec, NumbersThatAreNoMembersClearNothing) {
   v1::ExchangeRequest request;
   request.mutable_chunk()->set_offset(7);

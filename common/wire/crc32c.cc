@@ -8,8 +8,8 @@
 namespace ringattn::wire {
 
 uint32_t ExtendCrc32c(uint32_t crc, const void* data, size_t size) {
-  // crc32_iscsi takes and gives the register itself, without the xor on either
-  // side, counts in int and does not write through its pointer.
+  // crc32_iscsi takes and returns the register without the xor on either side, counts in int and
+  // does not write through its pointer.
   constexpr size_t kMaxCallBytes = size_t{1} << 30;
   auto* bytes = static_cast<unsigned char*>(const_cast<void*>(data));
   uint32_t state = ~crc;
@@ -31,7 +31,7 @@ uint32_t Crc32c(absl::Span<const Fragment> fragments) {
 }
 
 uint32_t CopyFragmentsAndCrc32c(absl::Span<const Fragment> fragments, void* target) {
-  // Half of a small first-level cache, because source and copy both pass through.
+  // Half of a small first-level cache, because source and copy both use it.
   constexpr size_t kPieceBytes = 16 * 1024;
   auto* out = static_cast<uint8_t*>(target);
   uint32_t crc = 0;

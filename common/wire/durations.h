@@ -1,4 +1,4 @@
-// google.protobuf.Duration and this code's durations. Pure.
+// Converts between google.protobuf.Duration and absl::Duration. Pure.
 #ifndef RINGATTN_COMMON_WIRE_DURATIONS_H_
 #define RINGATTN_COMMON_WIRE_DURATIONS_H_
 
@@ -8,7 +8,7 @@
 
 namespace ringattn {
 
-// To the nanosecond; beyond the range of int64 seconds, its end.
+// Exact to the nanosecond. Saturates at the range of int64 seconds.
 inline void SetDuration(absl::Duration duration, google::protobuf::Duration* proto) {
   const int64_t seconds = absl::IDivDuration(duration, absl::Seconds(1), &duration);
   proto->set_seconds(seconds);

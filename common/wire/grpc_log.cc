@@ -26,7 +26,7 @@ LogLevel LevelOf(gpr_log_severity severity) {
 void Write(gpr_log_func_args* said) {
   absl::string_view file(said->file);
   file.remove_prefix(std::min(file.size(), file.rfind('/') + 1));
-  // One kind of message for each place, so that one does not use up another's lines.
+  // One kind of message per source location, so that locations do not share a rate limit.
   Log(LevelOf(said->severity), absl::StrCat("gRPC, ", file, ":", said->line),
       {{"text", absl::string_view(said->message)}});
 }

@@ -1,11 +1,11 @@
-// gRPC's own messages in our log.
+// Redirects gRPC's messages to this project's log.
 #ifndef RINGATTN_COMMON_WIRE_GRPC_LOG_H_
 #define RINGATTN_COMMON_WIRE_GRPC_LOG_H_
 
 namespace ringattn::wire {
 
-// From here on what gRPC has to say (errors only, unless GRPC_VERBOSITY asks for more)
-// goes through Log(), as JSON and with its limits, instead of to stderr. After InitLogging.
+// After this call gRPC's messages (only errors, unless GRPC_VERBOSITY requests more) go through
+// Log() as JSON, with its rate limits, instead of to stderr. Call after InitLogging.
 void LogForGrpc();
 
 }  // namespace ringattn::wire

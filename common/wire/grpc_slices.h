@@ -1,6 +1,6 @@
-// Chunks in gRPC's buffers, without copying: a chunk to send is a small slice with
-// its prefix and slices over memory that somebody else keeps; a received message is
-// its slices, held for as long as they are needed.
+// Chunks in gRPC buffers without copies. A chunk to send is a small slice with its prefix, and
+// slices over borrowed memory. A received message keeps its slices for as long as the caller needs
+// them.
 #ifndef RINGATTN_COMMON_WIRE_GRPC_SLICES_H_
 #define RINGATTN_COMMON_WIRE_GRPC_SLICES_H_
 
@@ -20,14 +20,13 @@
 
 namespace ringattn::wire {
 
-// A slice over [data, data + size) that somebody else owns. `done(arg)` is called
-// once, on any thread, when gRPC needs the bytes no more; not when the write's tag
-// comes back, which is earlier.
+// Returns a slice over borrowed bytes [data, data + size). `done(arg)` is called once, on any
+// thread, when gRPC no longer needs the bytes. That is later than the completion of the write.
 inline grpc::Slice BorrowSlice(const void* data, size_t size, void (*done)(void*), void* arg) {
   return grpc::Slice(const_cast<void*>(data), size, done, arg);
 }
 
-// A complete message: prefix, then the payload's slices.
+// Returns a complete message: the prefix, then the payload's slices.
 // REQUIRES: the slices' sizes add up to the prefix's payload_bytes.
 inline grpc::ByteBuffer MakeChunkBuffer(const ChunkPrefix& prefix,
                                         const std::vector<grpc::Slice>& payload) {
@@ -38,18 +37,18 @@ inline grpc::ByteBuffer MakeChunkBuffer(const ChunkPrefix& prefix,
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-// A received message, parsed as far as ParseMessage goes. Keeps gRPC's memory
-// alive; the payload's fragments point into it. Movable; thread compatible.
+// A received message, parsed by ParseMessage. Keeps gRPC's memory alive; the payload's fragments
+// point into it. Movable; thread compatible.
 class ReceivedMessage {
  public:
-  // Errors: INVALID_ARGUMENT if it is not legal protobuf; INTERNAL if gRPC cannot
-  // show the buffer (compressed with an unknown method).
+  // Errors: INVALID_ARGUMENT if it is not legal protobuf; INTERNAL if gRPC cannot provide the
+  // buffer's bytes (compressed with an unknown method).
   static absl::StatusOr<ReceivedMessage> Parse(const StreamMessage& type,
                                                const grpc::ByteBuffer& buffer) {
     ReceivedMessage message;
     if (!buffer.Dump(&message.slices_).ok()) return absl::InternalError("unreadable message");
-    // Small slices hold their bytes inside the object, so fragments may point into
-    // slices_, whose storage stays where it is from here on, also through moves.
+    // Small slices hold their bytes inside the object. So fragments may point into slices_, whose
+    // storage does not change from here on, even when moved.
     message.fragments_.reserve(message.slices_.size());
     for (const grpc::Slice& slice : message.slices_) {
       message.fragments_.push_back({slice.begin(), slice.size()});
@@ -69,14 +68,14 @@ class ReceivedMessage {
   const std::vector<Fragment>& payload() const { return parsed_.payload; }
   uint64_t payload_bytes() const { return parsed_.payload_bytes; }
 
-  // Appends slices of payload bytes [offset, offset + bytes), which share gRPC's
-  // memory by reference count.
+  // Appends slices of payload bytes [offset, offset + bytes). They share gRPC's memory by reference
+  // count.
   // REQUIRES: is_chunk() and the range lies inside the payload.
   void AppendPayloadSlices(uint64_t offset, uint64_t bytes,
                            std::vector<grpc::Slice>* target) const {
     size_t index = 0;
     for (const Fragment& fragment : Subrange(parsed_.payload, offset, bytes)) {
-      // Both lists are in message order, so the search goes on where it ended.
+      // Both lists are in message order, so the search continues where it stopped.
       while (!Holds(slices_[index], fragment)) ++index;
       const size_t begin = fragment.data - slices_[index].begin();
       target->push_back(slices_[index].sub(begin, begin + fragment.size));
@@ -95,8 +94,8 @@ class ReceivedMessage {
   ParsedMessage parsed_;
 };
 
-// Lets protobuf parse a whole message (one that is not a chunk). Empties `buffer`.
-// Errors: INVALID_ARGUMENT if it is not a Message.
+// Parses a whole message with protobuf (one that is not a chunk). Empties `buffer`. Errors:
+// INVALID_ARGUMENT if it is not a Message.
 template <typename Message>
 absl::StatusOr<Message> ParseProto(grpc::ByteBuffer* buffer) {
   Message message;

@@ -32,7 +32,7 @@ TEST(GrpcSlices, AChunkIsSentFromBorrowedMemoryAndReadBack) {
     message.AppendPayloadSlices(59'990, 20, &slices);
     ASSERT_EQ(slices.size(), 2u);
     EXPECT_EQ(slices[0].size(), 10u);
-    // Large enough not to be copied into the slice object.
+    // Large enough that the slice object does not store the bytes.
     slices.clear();
     message.AppendPayloadSlices(100, 1000, &slices);
     ASSERT_EQ(slices.size(), 1u);
@@ -59,7 +59,7 @@ TEST(GrpcSlices, OtherMembersGoThroughProtobuf) {
   EXPECT_EQ(parsed->progress().fraction_done(), 0.5);
 }
 
-// Slices under 24 bytes live inside the slice object: pointers must survive moves.
+// Slice objects store fewer than 24 bytes inline: pointers must survive moves.
 TEST(GrpcSlices, SmallMessagesSurviveMoves) {
   const ChunkHeader header{.tensor = 1};
   grpc::ByteBuffer buffer = MakeChunkBuffer(EncodeChunkPrefix(kForwardRequest, header, 3),

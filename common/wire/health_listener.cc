@@ -14,7 +14,7 @@
 namespace ringattn::wire {
 namespace {
 
-// Probes come one at a time; a few of them may hang.
+// Probes arrive one at a time; a few of them may hang.
 constexpr int64_t kMaxConnections = 64;
 constexpr int kMaxStreamsPerConnection = 16;
 constexpr int kMaxMessageBytes = 4096;  // a service's name
@@ -40,7 +40,7 @@ absl::StatusOr<std::unique_ptr<HealthListener>> HealthListener::Start(const std:
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
   SetTransport(&builder);
-  // Plain text on purpose: see the header.
+  // Intentionally plain text: see the header.
   health->listener_->AddTo(&builder, TransportSecurity().ServerCredentials());
   health->server_ = builder.BuildAndStart();
   if (health->server_ == nullptr) return absl::UnavailableError("health: gRPC does not start");

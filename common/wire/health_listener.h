@@ -1,7 +1,7 @@
-// HealthListener: grpc.health.v1 alone, in plain text, on a port of its own.
+// HealthListener: serves only grpc.health.v1, in plain text, on a separate port.
 //
-// For what cannot speak TLS or show a certificate: Kubernetes' gRPC probes, load balancers. It
-// tells whether a process lives and whether it is ready, and nothing else.
+// For probes that cannot use TLS or show a certificate: Kubernetes' gRPC probes and load balancers.
+// It reports only whether a process is alive and whether it is ready.
 #ifndef RINGATTN_COMMON_WIRE_HEALTH_LISTENER_H_
 #define RINGATTN_COMMON_WIRE_HEALTH_LISTENER_H_
 
@@ -16,24 +16,25 @@
 namespace ringattn::wire {
 
 // The names that every process's health service knows.
-//   liveness   the process answers; to be replaced by its supervisor if not
-//   readiness  it can serve: the coordinator requests, a worker its part of a ring
+//   liveness   the process responds; otherwise its supervisor should replace it
+//   readiness  it can serve: the coordinator requests, a worker its rank of a ring
 inline constexpr char kLivenessName[] = "liveness";
 inline constexpr char kReadinessName[] = "readiness";
 
 // Thread safe.
 class HealthListener {
  public:
-  // `address` is "host:port"; port 0 picks a free one. From the start kLivenessName is SERVING
-  // and kReadinessName NOT_SERVING. Errors: UNAVAILABLE if the port cannot be bound.
+  // `address` is "host:port"; port 0 picks a free one. Initially kLivenessName is SERVING and
+  // kReadinessName NOT_SERVING. Errors: UNAVAILABLE if the port cannot be bound.
   static absl::StatusOr<std::unique_ptr<HealthListener>> Start(const std::string& address);
   // Closes the port.
   ~HealthListener();
 
-  // As bound.
+  // Returns "host:port" as bound.
   const std::string& address() const { return listener_->address(); }
 
-  // Of these names it answers with SERVING or NOT_SERVING; others it does not know.
+  // Sets the response for this name to SERVING or NOT_SERVING. Names that were never set are
+  // unknown.
   void SetServing(const std::string& name, bool serving);
 
  private:

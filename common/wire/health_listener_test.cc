@@ -15,7 +15,7 @@
 namespace ringattn::wire {
 namespace {
 
-// "SERVING", "NOT_SERVING", or the code of the call's failure.
+// Returns "SERVING", "NOT_SERVING", or the code of the call's failure.
 std::string Ask(const std::string& address, const std::string& name) {
   grpc::GenericStub stub(grpc::CreateChannel(address, TransportSecurity().ChannelCredentials()));
   grpc::ClientContext context;

@@ -1,4 +1,4 @@
-// KernelRate and the message that stands for it. Pure.
+// Converts between KernelRate and its message. Pure.
 #ifndef RINGATTN_COMMON_WIRE_KERNEL_RATE_VALUES_H_
 #define RINGATTN_COMMON_WIRE_KERNEL_RATE_VALUES_H_
 
@@ -11,8 +11,8 @@ namespace ringattn {
 
 v1::KernelRate ToProto(const KernelRate& rate);
 
-// What a worker registered, without what is no rate (not finite, not above 0). Dtypes that have
-// no value here are left out.
+// Returns the rates that a worker registered, without invalid ones (not finite, or not above 0) and
+// without dtypes that DType does not have.
 std::vector<KernelRate> KernelRatesOf(
     const google::protobuf::RepeatedPtrField<v1::KernelRate>& protos);
 

@@ -31,7 +31,7 @@ TEST(KernelRateValues, RoundTrip) {
   EXPECT_EQ(KernelRatesOf(protos)[0].kind, rate.kind);
 }
 
-// Of a worker that says nothing of kinds: all head dims, deterministic or not.
+// A rate without a kind covers all head dims, deterministic or not.
 TEST(KernelRateValues, UnsetKindsAreAll) {
   Protos protos;
   protos.Add()->set_flops_per_second(1);

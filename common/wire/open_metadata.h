@@ -1,5 +1,5 @@
-// OpenShard in a call's initial metadata: what a stream of ShardService is for, so that it is
-// admitted or refused before any of its messages is read.
+// OpenShard in a call's initial metadata. It states the purpose of a ShardService stream, so that a
+// worker can accept or reject the stream before it reads a message.
 #ifndef RINGATTN_COMMON_WIRE_OPEN_METADATA_H_
 #define RINGATTN_COMMON_WIRE_OPEN_METADATA_H_
 
@@ -12,14 +12,14 @@
 
 namespace ringattn::wire {
 
-// "-bin": gRPC carries any bytes under it.
+// "-bin": gRPC permits arbitrary bytes in the value.
 inline constexpr char kOpenShardMetadataKey[] = "ringattn-open-bin";
 
-// Before the call starts, once. One of more than Limits.max_open_shard_bytes is not read.
+// Call once, before the call starts. Messages above Limits.max_open_shard_bytes are not read.
 void PutOpenShard(const v1::OpenShard& open, grpc::ClientContext* context);
 
-// Nothing if it is missing, there more than once, too large or no OpenShard. Says nothing of what
-// stands in it.
+// Returns nullopt if the key is missing or repeated, or if its value is too large or not an
+// OpenShard. Does not validate the fields.
 std::optional<v1::OpenShard> ReadOpenShard(const grpc::ServerContextBase& context);
 
 }  // namespace ringattn::wire

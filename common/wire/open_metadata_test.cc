@@ -16,7 +16,7 @@ namespace {
 
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 
-// What a server reads of a call, by the network.
+// Tests what a server reads from a call over the network.
 class OpenMetadataTest : public testing::Test {
  protected:
   std::optional<v1::OpenShard> Read(const Metadata& metadata,
@@ -48,7 +48,7 @@ v1::OpenShard EveryField() {
   return open;
 }
 
-// Of that many bytes.
+// Returns an OpenShard of that many bytes.
 std::string Serialized(size_t bytes) {
   v1::OpenShard open;
   open.set_token(std::string(bytes, 'x'));
@@ -64,7 +64,7 @@ TEST_F(OpenMetadataTest, AnyBytesArriveAsTheyWere) {
   EXPECT_EQ(read->SerializeAsString(), EveryField().SerializeAsString());
 }
 
-// Protobuf's shortest message: it opens nothing, which is for others to say.
+// The shortest protobuf message. It opens nothing; its validation is elsewhere.
 TEST_F(OpenMetadataTest, AnEmptyOneIsOne) {
   const auto read =
       Read({}, [](grpc::ClientContext* context) { PutOpenShard(v1::OpenShard(), context); });

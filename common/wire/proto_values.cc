@@ -3,7 +3,7 @@
 namespace ringattn {
 namespace {
 
-// One numbering on both sides.
+// Both sides use the same numbers.
 static_assert(static_cast<int>(TensorId::kQ) == v1::TENSOR_ID_Q);
 static_assert(static_cast<int>(TensorId::kLse) == v1::TENSOR_ID_LSE);
 static_assert(static_cast<int>(TensorId::kDout) == v1::TENSOR_ID_DOUT);
@@ -38,7 +38,7 @@ Proto ProtoOf(const Pair<Value, Proto> (&pairs)[count], Value value) {
   for (const auto& pair : pairs) {
     if (pair.value == value) return pair.proto;
   }
-  return Proto{};  // UNSPECIFIED, which no value stands for
+  return Proto{};  // UNSPECIFIED, which corresponds to no value
 }
 
 template <typename Value, typename Proto, size_t count>
@@ -51,7 +51,7 @@ std::optional<Value> ValueOf(const Pair<Value, Proto> (&pairs)[count], Proto pro
 
 }  // namespace
 
-// NONE is UNSPECIFIED: what a shape that says nothing means.
+// UNSPECIFIED means NONE for a shape without a packing.
 v1::Packing ToProto(Packing packing) { return static_cast<v1::Packing>(packing); }
 std::optional<Packing> FromProto(v1::Packing packing) {
   switch (packing) {

@@ -1,7 +1,6 @@
-// The values of common/ and the messages and enums of ringattn.v1 that stand for them:
-// the one place that knows both. Pure.
+// Converts between the values of common/ and the messages and enums of ringattn.v1. Pure.
 //
-// FromProto of an enum gives nothing for UNSPECIFIED and for numbers that are no value.
+// FromProto of an enum returns nullopt for UNSPECIFIED and for unknown numbers.
 #ifndef RINGATTN_COMMON_WIRE_PROTO_VALUES_H_
 #define RINGATTN_COMMON_WIRE_PROTO_VALUES_H_
 
@@ -26,10 +25,10 @@ inline v1::TensorId ToProto(TensorId id) { return static_cast<v1::TensorId>(id);
 std::optional<DType> FromProto(v1::DataType dtype);
 std::optional<Layout> FromProto(v1::Layout layout);
 std::optional<ScheduleKind> FromProto(v1::Schedule schedule);
-// UNSPECIFIED is kNone.
+// UNSPECIFIED becomes kNone.
 std::optional<Packing> FromProto(v1::Packing packing);
 
-// Appends to an empty message. (Options: common/request/option_fields.h.)
+// Writes to an empty message. (Options: common/request/option_fields.h.)
 void ToProto(const AttentionShape& shape, v1::AttentionShape* proto);
 
 void ToProto(const Tuning& tuning, v1::Tuning* proto);
@@ -37,7 +36,7 @@ Tuning FromProto(const v1::Tuning& proto);
 
 MaskRule FromProto(const v1::DocumentOptions& options);
 
-// What this service itself has written. REQUIRES: sizes within Limits.
+// Reads a shape that this service wrote. REQUIRES: sizes within Limits.
 AttentionShape FromProto(const v1::AttentionShape& proto);
 
 }  // namespace ringattn

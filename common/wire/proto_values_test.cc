@@ -10,7 +10,7 @@
 namespace ringattn {
 namespace {
 
-// Every value of the proto enum has one on the other side, but for `without`, and only those.
+// Every value of the proto enum, except `without`, has exactly one counterpart.
 template <typename Enum>
 void ExpectRoundTrips(const std::set<Enum>& without = {}) {
   const google::protobuf::EnumDescriptor* type = google::protobuf::GetEnumDescriptor<Enum>();
@@ -26,7 +26,7 @@ void ExpectRoundTrips(const std::set<Enum>& without = {}) {
 }
 
 TEST(ProtoValues, EnumsRoundTrip) {
-  // Of masks and ids alone, which kernels do not compute with.
+  // Only masks and ids use these; kernels do not compute with them.
   ExpectRoundTrips<v1::DataType>({v1::DATA_TYPE_INT32, v1::DATA_TYPE_UINT8});
   ExpectRoundTrips<v1::Layout>();
   ExpectRoundTrips<v1::Schedule>();

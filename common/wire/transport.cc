@@ -3,22 +3,22 @@
 namespace ringattn::wire {
 namespace {
 
-// The default of 16 KiB takes a header, a slice and an entry of writev four times as often.
+// The default of 16 KiB needs a header, a slice and a writev entry four times as often.
 constexpr int kFrameBytes = 64 << 10;
 // Many round trips; gRPC's default is two minutes.
 constexpr int kHandshakeTimeoutMs = 10'000;
 
-// Calls `set(name, value)` for what servers and channels have in common.
+// Calls `set(name, value)` for the settings that servers and channels share.
 template <typename Set>
 void SetBothEnds(const Set& set) {
-  // Windows that grow with the measured rate reach tens of megabytes on loopback: more
-  // than caches hold, and what waits in them is memory that nobody bounds. A fixed
-  // window was a third faster (tests/bench/results/relay_settings.csv).
+  // Windows that follow the measured rate reach tens of megabytes on loopback: more than caches
+  // hold, and the memory of waiting data has no bound. A fixed window was a third faster
+  // (tests/bench/results/relay_settings.csv).
   set(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
   set(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytes);
-  // While a long operation computes, its streams carry nothing but pings. They find
-  // connections whose peer is gone without a word.
+  // During a long computation the streams carry only pings. These detect connections whose peer has
+  // disappeared.
   set(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
   set(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   set(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
@@ -36,11 +36,11 @@ void SetTransport(grpc::ServerBuilder* builder, absl::Duration min_ping_interval
   SetBothEnds([&](const char* name, int value) { builder->AddChannelArgument(name, value); });
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                               static_cast<int>(absl::ToInt64Milliseconds(min_ping_interval)));
-  // Clients may hold a connection without a call.
+  // Clients may keep a connection without a call.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  // A connection without a word of HTTP/2 gives its place back.
+  // A connection that never completes the HTTP/2 handshake frees its place.
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
-  // Tensors do not compress, and a small compressed message may be a huge one.
+  // Tensors do not compress, and a small compressed message may expand to a huge one.
   builder->SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);

@@ -5,7 +5,7 @@
 namespace ringattn::wire {
 namespace {
 
-// 0 if it is no open socket; no socket has this cookie.
+// Returns 0 if `fd` is not an open socket; no socket has this cookie.
 uint64_t CookieOf(int fd) {
   uint64_t cookie = 0;
   socklen_t size = sizeof(cookie);
@@ -14,7 +14,7 @@ uint64_t CookieOf(int fd) {
 
 }  // namespace
 
-// A descriptor that comes again has been closed meanwhile: its entry is replaced.
+// A reused descriptor replaces its old entry, whose socket has been closed.
 void ConnectionTable::Add(int fd) { cookies_[fd] = CookieOf(fd); }
 
 size_t ConnectionTable::Prune() {

@@ -1,7 +1,7 @@
-// ConnectionTable: which of the sockets that were handed on are still open.
+// ConnectionTable: which of the sockets that were passed to gRPC are still open.
 //
-// gRPC closes the connections that it was given and tells nobody. A socket's cookie, which
-// the kernel never gives out twice, says whether a descriptor still is the socket that it was.
+// gRPC closes connections without notification. A socket's cookie, which the kernel never reuses,
+// shows whether a descriptor still refers to the same socket.
 #ifndef RINGATTN_COMMON_WIRE_GRPC_1_51_CONNECTION_TABLE_H_
 #define RINGATTN_COMMON_WIRE_GRPC_1_51_CONNECTION_TABLE_H_
 
@@ -14,11 +14,11 @@ namespace ringattn::wire {
 // Thread compatible.
 class ConnectionTable {
  public:
-  // Call before `fd` is handed on: from then on it may be closed at any time.
+  // Call before passing on `fd`, because it may be closed at any time after that.
   void Add(int fd);
-  // Entries, some of which may have closed since the last Prune.
+  // Returns the number of entries. Some may have closed since the last Prune.
   size_t size() const { return cookies_.size(); }
-  // Forgets what has closed: one system call an entry, some 0.2 us each. Returns size().
+  // Removes closed sockets, at one system call (about 0.2 us) per entry. Returns size().
   size_t Prune();
 
  private:

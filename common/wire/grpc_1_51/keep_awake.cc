@@ -18,8 +18,8 @@ namespace {
 // A quarter of the second after which gRPC's threads sleep.
 constexpr absl::Duration kInterval = absl::Milliseconds(250);
 
-// Makes events while it has users. Lives until the process ends, as its thread, which
-// then waits for a user, may outlive main.
+// Produces events while it has users. Lives until the process ends, because its thread, which then
+// waits for a user, may outlive main.
 class Pulse {
  public:
   static Pulse& Get() {
@@ -35,8 +35,8 @@ class Pulse {
     std::thread([this] { Run(); }).detach();
   }
 
-  // Afterwards nothing of gRPC is in use here, but for a user who has come meanwhile: the thread
-  // may not even notice that there was none for a moment.
+  // Returns after the thread has stopped using gRPC, unless a new user has arrived in the meantime:
+  // then the thread may not notice the gap between users.
   void RemoveUser() {
     absl::MutexLock lock(&mutex_);
     if (--users_ == 0) mutex_.Await(absl::Condition(this, &Pulse::IdleOrWanted));
@@ -61,8 +61,8 @@ class Pulse {
   }
 
   void BeatWhileWanted() {
-    // A channel without credentials connects to nothing; its calls end at once, with an
-    // error, and by a callback as all others.
+    // A channel without credentials never connects. Its calls end immediately with an error,
+    // through a callback like all others.
     grpc::GenericStub stub(grpc::CreateCustomChannel("", nullptr, {}));
     while (true) {
       Beat(stub);

@@ -1,8 +1,8 @@
-// Listener: the TCP port of a gRPC server, with a bound on its connections.
+// Listener: the TCP port of a gRPC server, with a limit on its connections.
 //
-// gRPC's own (1.51) bounds nothing, and ends for good at the first accept() that finds no
-// descriptor: the process lives on and nobody reaches it. This one accepts on a thread of
-// its own, refuses what is beyond the bound, and goes on after a failure.
+// gRPC 1.51's own listener has no limit and stops permanently at the first accept() without a free
+// descriptor; the process then runs but accepts no connections. This one accepts on its own thread,
+// rejects connections above the limit, and continues after failures.
 //
 //   auto listener = Listener::Bind({.address = "127.0.0.1:0"});
 //   (*listener)->AddTo(&builder, credentials);
@@ -31,34 +31,34 @@ namespace ringattn::wire {
 
 struct ListenerOptions {
   std::string address;  // "host:port", "[v6]:port"; port 0 picks a free one
-  // Connections at a time. A further one is accepted, told "too many connections" by
-  // HTTP/2's GOAWAY, and closed: calls on it end with UNAVAILABLE at once.
+  // Maximum number of open connections. A further one is accepted, gets an HTTP/2 GOAWAY with "too
+  // many connections", and is closed: its calls end with UNAVAILABLE immediately.
   int64_t max_connections = 1024;
 };
 
 struct ListenerStats {
   int64_t open = 0;            // connections now
-  int64_t refused = 0;         // over max_connections, since the start
-  int64_t failed_accepts = 0;  // for want of descriptors or memory, likewise
+  int64_t refused = 0;         // above max_connections, since the start
+  int64_t failed_accepts = 0;  // for lack of descriptors or memory, since the start
 };
 
-// Thread safe, but for the order of AddTo, Start and Stop.
+// Thread safe, except that AddTo, Start and Stop must be called in order.
 class Listener {
  public:
   // Errors: UNAVAILABLE if the address cannot be resolved or bound.
   static absl::StatusOr<std::unique_ptr<Listener>> Bind(const ListenerOptions& options);
   ~Listener();  // stops
 
-  // "host:port" as bound, the host as it was given.
+  // Returns "host:port" as bound, with the host as given.
   const std::string& address() const { return address_; }
 
-  // Before BuildAndStart; the server then takes connections from here.
+  // Call before BuildAndStart; the server then receives its connections from this listener.
   void AddTo(grpc::ServerBuilder* builder, std::shared_ptr<grpc::ServerCredentials> credentials);
-  // After BuildAndStart.
+  // Call after BuildAndStart.
   void Start();
-  // Likewise, without gRPC: `take` owns the descriptors that it gets. For tests.
+  // The same without gRPC, for tests. `take` owns the descriptors that it receives.
   void StartWith(std::function<void(int listener, int connection)> take);
-  // Accepts nothing more and closes the port. Connections that were handed on stay.
+  // Stops accepting and closes the port. Connections that were passed on stay open.
   void Stop();
 
   ListenerStats Stats();
@@ -68,18 +68,19 @@ class Listener {
 
   absl::Status BindAll();
   void Run();
-  // Accepts what waits, up to a number. False if it must rest before it tries again.
+  // Accepts waiting connections, up to a fixed number. Returns false if it must pause before it
+  // tries again.
   bool AcceptSome(int listener);
   bool Admit(int connection);
-  // Without a descriptor for accept(): gives the reserve away for a moment, so that the
-  // peer is told at once instead of waiting in the kernel's queue.
+  // Without a free descriptor for accept(): releases the reserve for a moment, so that the peer is
+  // rejected at once instead of waiting in the kernel's queue.
   void ShedOne(int listener);
 
   const ListenerOptions options_;
   std::string address_;
   std::vector<int> sockets_;
-  int wake_ = -1;     // an eventfd; readable: end
-  int reserve_ = -1;  // a descriptor kept for ShedOne; the thread's own
+  int wake_ = -1;     // an eventfd; readable: stop
+  int reserve_ = -1;  // a descriptor reserved for ShedOne; used only by the thread
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::function<void(int listener, int connection)> take_;
   std::thread thread_;
