@@ -1,4 +1,4 @@
-// What a request with options.compute_dtype may have beside it.
+// Which other options a request with options.compute_dtype may have.
 #ifndef RINGATTN_COMMON_REQUEST_COMPUTE_DTYPE_RULES_H_
 #define RINGATTN_COMMON_REQUEST_COMPUTE_DTYPE_RULES_H_
 
@@ -7,7 +7,7 @@
 
 namespace ringattn {
 
-// Largest head_dim and head_dim_v that products in e4m3 are computed of; both are multiples of 8.
+// Largest head_dim and head_dim_v of products in e4m3. Both must be multiples of 8.
 inline constexpr int64_t kMaxFloat8HeadDim = 128;
 
 //   retains  the request keeps a residual

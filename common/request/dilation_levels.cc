@@ -9,8 +9,8 @@
 namespace ringattn {
 namespace {
 
-// Longer segments and larger rates than any sequence mean the same as this one, and sums of
-// positions with it are far from overflowing.
+// Longer segments and larger rates mean the same as this one, which exceeds every sequence. Sums of
+// positions with it cannot overflow.
 constexpr uint64_t kBeyondAnySequence = uint64_t{1} << 40;
 
 int64_t CheckAtLeastOne(const std::string& field, uint64_t value, Violations& violations) {
@@ -68,7 +68,7 @@ bool SeesEverything(const DilationLevel& level, const AttentionShape& shape) {
 
 void ReadDilationLevels(const v1::AttentionOptions& from, const AttentionShape& shape,
                         AttentionOptions& to, Violations& violations) {
-  const Limits limits;  // more are not even read
+  const Limits limits;  // stop reading; CheckDilation rejects the number
   if (from.dilation_levels_size() > limits.max_dilation_levels) {
     violations.OverLimit("options.dilation_levels",
                          absl::StrCat("has ", from.dilation_levels_size(), " levels, the limit is ",
@@ -80,7 +80,7 @@ void ReadDilationLevels(const v1::AttentionOptions& from, const AttentionShape& 
                                            from.dilation_levels(i), shape, violations));
   }
   for (int64_t d = 0; d < shape.num_documents() && !to.dilation_levels.empty(); ++d) {
-    if (shape.cu_seqlens_q.size() != shape.cu_seqlens_k.size()) break;  // refused as a shape
+    if (shape.cu_seqlens_q.size() != shape.cu_seqlens_k.size()) break;  // CheckShape rejects it
     const int64_t queries = shape.cu_seqlens_q[d + 1] - shape.cu_seqlens_q[d];
     const int64_t keys = shape.cu_seqlens_k[d + 1] - shape.cu_seqlens_k[d];
     if (queries == keys) continue;

@@ -1,4 +1,4 @@
-// Dilated levels between the message and the value.
+// Reads dilated levels from the message and writes them back.
 //
 // Pure; thread safe.
 #ifndef RINGATTN_COMMON_REQUEST_DILATION_LEVELS_H_
@@ -10,7 +10,8 @@
 
 namespace ringattn {
 
-// One level that lets every row of every head see every key is no level. `shape` need not be right.
+// A single level that lets every row of every head see every key is dropped. `shape` may be
+// invalid.
 void ReadDilationLevels(const v1::AttentionOptions& from, const AttentionShape& shape,
                         AttentionOptions& to, Violations& violations);
 void WriteDilationLevels(const AttentionOptions& from, v1::AttentionOptions& to);

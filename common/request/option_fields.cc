@@ -14,8 +14,8 @@ namespace {
 using Proto = v1::AttentionOptions;
 using Options = AttentionOptions;
 
-// Kernels work in fp32: what overflows or vanishes there is out of range. The comparisons
-// are written so that NaN fails.
+// Kernels compute in fp32, so values that overflow or vanish in fp32 are out of range. The
+// comparisons reject NaN.
 void ReadSoftmaxScale(const Proto& from, const AttentionShape& shape, Options& to,
                       Violations& violations) {
   const double head_dim = static_cast<double>(std::max<int64_t>(shape.head_dim, 1));
@@ -73,7 +73,7 @@ void WriteSinks(const Options& from, Proto& to) {
 
 // --- score terms
 
-// What dropout and ALiBi tell apart: batch rows, or documents.
+// Returns the rows that dropout and ALiBi distinguish: batch rows, or documents.
 int64_t BatchRows(const AttentionShape& shape) {
   return std::max<int64_t>(shape.packed ? shape.num_documents() : shape.batch, 0);
 }
@@ -106,7 +106,7 @@ void ReadDropout(const Proto& from, const AttentionShape& shape, Options& to,
   origin("first_key", dropout.first_key(), shape.seq_len_kv, form.first_key);
   form.threshold = static_cast<uint32_t>(threshold);
   form.seed = dropout.seed();
-  if (form.threshold == 0) form = DropoutForm();  // nothing is dropped
+  if (form.threshold == 0) form = DropoutForm();  // no pair is dropped
 }
 
 void WriteDropout(const Options& from, Proto& to) {
@@ -159,7 +159,7 @@ void WriteAlibi(const Options& from, Proto& to) {
 void ReadBias(const Proto& from, const AttentionShape&, Options& to, Violations&) {
   if (!from.has_bias()) return;
   const v1::Bias& bias = from.bias();
-  // Any other type must be the request's (validation.cc).
+  // Any other dtype must be the request's (validation.cc).
   const bool float32 = bias.has_dtype() && bias.dtype() == v1::DATA_TYPE_FLOAT32;
   to.bias =
       BiasForm{bias.per_batch(), bias.per_head(), float32, bias.before_softcap(), bias.gradient()};

@@ -1,7 +1,6 @@
-// The options of a request, one table: what v1::AttentionOptions may hold, its rule, and how it
-// travels. Whoever reads or writes options
-// (the edge, Reserve, the client's own check) asks here, so that an option is either
-// carried to the kernels or refused by name.
+// The options of a request, in one table: the fields of v1::AttentionOptions, their rules, and
+// their conversion. The edge, Reserve and the client's check all read this table. So every option
+// either reaches the kernels or is rejected by name.
 //
 // Pure; thread safe.
 #ifndef RINGATTN_COMMON_REQUEST_OPTION_FIELDS_H_
@@ -18,35 +17,36 @@
 namespace ringattn {
 
 struct OptionField {
-  const char* name;  // of a field of v1::AttentionOptions
-  // From the message to the value, defaults resolved, with what is wrong as violations.
+  const char* name;  // name of the field in v1::AttentionOptions
+  // Reads the field and resolves defaults. Appends violations of the field's rule.
   void (*read)(const v1::AttentionOptions& from, const AttentionShape& shape, AttentionOptions& to,
                Violations& violations);
-  // Back. Options without effect are left unset.
+  // Writes the field. Leaves options without effect unset.
   void (*write)(const AttentionOptions& from, v1::AttentionOptions& to);
-  // Of one that only some devices' kernels serve: whether the options have it. Else null.
+  // For a field that only some devices' kernels support: whether the options use it. Otherwise
+  // null.
   bool (*of_device)(const AttentionOptions& options) = nullptr;
 };
 
-// One entry for each field of v1::AttentionOptions.
+// Returns one entry for each field of v1::AttentionOptions.
 absl::Span<const OptionField> OptionFields();
 
-// Values against their rule are violations.
-// `shape` need not be right; defaults come from its head_dim.
+// Reads all fields. `shape` may be invalid; defaults use its head_dim.
 AttentionOptions ReadOptions(const v1::AttentionOptions& proto, const AttentionShape& shape,
                              Violations& violations);
 // Appends to an empty message.
 void WriteOptions(const AttentionOptions& options, v1::AttentionOptions* proto);
 
-// Names of the fields.
+// Returns the names of all fields.
 std::vector<std::string> ServedOptions();
 
-// Of these, those that a device's kernels may lack: each worker says which its device serves.
+// Returns the fields that a device's kernels may lack. Each worker reports which of them its device
+// supports.
 std::vector<std::string> DeviceOptions();
-// The ones among them that the options have.
+// Returns those of DeviceOptions that `options` uses.
 std::vector<std::string> DeviceOptionsOf(const AttentionOptions& options);
-// Those and what else of a request a device's kernels may lack, by a path like
-// "reply.probability_rows".
+// Returns DeviceOptionsOf and other fields of a request that a device's kernels may lack, as paths
+// like "reply.probability_rows".
 std::vector<std::string> DeviceFieldsOf(const AttentionSpec& spec);
 inline constexpr char kProbabilityRowsField[] = "reply.probability_rows";
 

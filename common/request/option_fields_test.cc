@@ -12,8 +12,8 @@
 namespace ringattn {
 namespace {
 
-// A value with effect for every field. A field of the message that is not here fails
-// the test: whoever adds one says what it means.
+// A value with an effect for every field. A field of the message without a sample fails the test,
+// so that a new field gets one.
 struct Sample {
   const char* field;
   const char* text;
@@ -68,7 +68,7 @@ TEST(OptionFields, EveryFieldOfTheMessageIsInTheTableOnce) {
   }
 }
 
-// Read, written and read again: the message that came is the message that travels.
+// Reading, writing and reading again gives the original message.
 TEST(OptionFields, SetFieldsRoundTrip) {
   for (const Sample& sample : kSamples) {
     const v1::AttentionOptions proto = Parse(sample.text);
@@ -78,7 +78,7 @@ TEST(OptionFields, SetFieldsRoundTrip) {
     v1::AttentionOptions written;
     WriteOptions(options, &written);
     v1::AttentionOptions expected = proto;
-    if (!expected.has_softmax_scale()) expected.set_softmax_scale(0.25);  // resolved
+    if (!expected.has_softmax_scale()) expected.set_softmax_scale(0.25);  // the resolved default
     EXPECT_EQ(written.SerializeAsString(), expected.SerializeAsString()) << sample.field;
   }
 }
@@ -90,7 +90,7 @@ TEST(OptionFields, ServedOptionsAreAll) {
                                       "dilation_levels", "deterministic", "compute_dtype"}));
 }
 
-// What a device may lack, and a request has.
+// The options that a device may lack and this request uses.
 TEST(OptionFields, DeviceOptionsAreTheScoreTermsDilationOrderAndDType) {
   EXPECT_EQ(DeviceOptions(),
             (std::vector<std::string>{"dropout", "alibi", "bias", "mask", "segment_ids",
@@ -108,7 +108,7 @@ TEST(OptionFields, DeviceOptionsAreTheScoreTermsDilationOrderAndDType) {
   }
 }
 
-// What a level with all that it may have means, and when it is none.
+// A level with all its fields, and when a single level is dropped.
 TEST(OptionFields, OneLevelOfEverythingIsNone) {
   AttentionShape shape = SomeShape();
   shape.num_heads = 3;
@@ -119,7 +119,7 @@ TEST(OptionFields, OneLevelOfEverythingIsNone) {
     EXPECT_TRUE(violations.empty()) << text;
     return options.dilation_levels;
   };
-  // Below a rate that no sequence reaches, and nothing that is selected: no error, and no overflow.
+  // Below the largest meaningful rate, with no selected token: neither an error nor an overflow.
   const auto far = levels(
       "dilation_levels { segment_length: 60 dilation_rate: 9223372036854775808 "
       "offset: 9223372036854775807 }");
@@ -139,7 +139,7 @@ TEST(OptionFields, OneLevelOfEverythingIsNone) {
 
 TEST(OptionFields, TooManyLevelsAreNotRead) {
   v1::AttentionOptions proto;
-  for (int i = 0; i < 65; ++i) proto.add_dilation_levels();  // each of them wrong
+  for (int i = 0; i < 65; ++i) proto.add_dilation_levels();  // each of them invalid
   Violations violations(4096);
   EXPECT_TRUE(ReadOptions(proto, SomeShape(), violations).dilation_levels.empty());
   const Rejection rejection = std::move(violations).ToRejection();
@@ -148,7 +148,7 @@ TEST(OptionFields, TooManyLevelsAreNotRead) {
   EXPECT_EQ(rejection.violations[0].field, "options.dilation_levels");
 }
 
-// A rate is a multiple of 2^-16, the nearest; none is no dropout.
+// A rate is rounded to the nearest multiple of 2^-16; a rate of 0 means no dropout.
 TEST(OptionFields, RatesAreQuantised) {
   const auto threshold = [](const std::string& rate) {
     Violations violations(4096);

@@ -20,7 +20,7 @@ namespace {
 
 constexpr char kDiffers[] = "is not what the residual's Forward had";
 
-// A message of this field alone, as bytes: that one is there and empty is not that it is missing.
+// Serialises a message with only this field, so that an empty field differs from a missing one.
 std::string BytesOfField(const google::protobuf::Message& message,
                          const google::protobuf::FieldDescriptor* field) {
   std::unique_ptr<google::protobuf::Message> alone(message.New());
@@ -32,7 +32,7 @@ std::string BytesOfField(const google::protobuf::Message& message,
   return alone->SerializeAsString();
 }
 
-// The first field in which two messages of one type differ.
+// Returns the first field in which two messages of one type differ.
 std::string FirstDifference(const google::protobuf::Message& a,
                             const google::protobuf::Message& b) {
   const google::protobuf::Descriptor* type = a.GetDescriptor();
@@ -67,8 +67,8 @@ void CheckPlanIsSame(const PlanChoice& plan, const std::vector<std::string>& mem
                      const v1::PlanOptions& said, Violations& violations) {
   const auto differs = [&](const char* field) { violations.Invalid(field, kDiffers); };
   if (said.layout() != 0 && said.layout() != ToProto(*plan.layout)) differs("plan.layout");
-  // On one device every schedule is `single`, with all heads at once: what the Forward said is
-  // right here as well.
+  // On one device every schedule becomes `single` with all heads at once, so the Forward's plan
+  // options are valid here too.
   const bool is_alone = plan.schedule == ScheduleKind::kSingle;
   const bool is_schedule = FromProto(said.schedule()).has_value();
   if (said.schedule() != 0 && said.schedule() != ToProto(*plan.schedule) &&
@@ -100,7 +100,7 @@ std::optional<Rejection> FillFromResidual(const AttentionSpec& forward, const Pl
                                           const std::vector<std::string>& members,
                                           const Limits& limits, v1::BackwardHeader* header) {
   Violations violations(limits.max_error_detail_bytes);
-  FindUnknownFields(*header, "", violations);  // before they are replaced
+  FindUnknownFields(*header, "", violations);  // before the Forward's fields replace them
   if (header->has_shape()) CheckShapeIsSame(forward, header->shape(), limits, violations);
   if (header->dtype() != v1::DATA_TYPE_UNSPECIFIED && header->dtype() != ToProto(forward.dtype)) {
     violations.Invalid("dtype", kDiffers);

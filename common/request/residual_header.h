@@ -1,5 +1,5 @@
-// The header of a Backward that reads a residual: what it leaves out is its Forward's, and what
-// it says must be the same.
+// Completes the header of a Backward that reads a residual. Fields that it omits come from its
+// Forward; fields that it sets must equal the Forward's.
 #ifndef RINGATTN_COMMON_REQUEST_RESIDUAL_HEADER_H_
 #define RINGATTN_COMMON_REQUEST_RESIDUAL_HEADER_H_
 
@@ -15,11 +15,12 @@
 
 namespace ringattn {
 
-// Fills in shape, dtype, options, plan and reply.output_dtype. INVALID_ARGUMENT, by field, for
-// what is set and differs; a message that is set is compared as a whole, defaults resolved. Pure.
+// Fills in shape, dtype, options, plan and reply.output_dtype. Returns INVALID_ARGUMENT, by field,
+// for each field that is set and differs. Compares a set message as a whole, with defaults
+// resolved. Pure.
 //   forward  the Forward's request
-//   plan     what became of its plan options: nothing left to choose
-//   members  the workers that have it, by ring rank
+//   plan     its plan options, all resolved
+//   members  the workers that hold the residual, by ring rank
 std::optional<Rejection> FillFromResidual(const AttentionSpec& forward, const PlanChoice& plan,
                                           const std::vector<std::string>& members,
                                           const Limits& limits, v1::BackwardHeader* header);

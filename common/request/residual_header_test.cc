@@ -1,4 +1,4 @@
-// Headers that name a residual: what they leave out, and what they may not say.
+// Tests headers that name a residual: which fields they may omit, and which values are rejected.
 #include "common/request/residual_header.h"
 
 #include <google/protobuf/text_format.h>
@@ -33,7 +33,7 @@ class ResidualHeaderTest : public testing::Test {
     plan_.world_size = 4;
   }
 
-  // The field that is refused; empty: none is.
+  // Returns the rejected field; empty if the header is accepted.
   std::string Refused(const std::string& text) {
     auto header = Parse<v1::BackwardHeader>("residual_handle: 'h' " + text);
     if (const auto rejected = FillFromResidual(spec_, plan_, members_, limits_, &header)) {
@@ -94,7 +94,7 @@ TEST_F(ResidualHeaderTest, MembersAreTheForwardsAndTuningIsItsOwn) {
   EXPECT_EQ(Refused("plan { members: ['a', 'b', 'd', 'c'] }"), "plan.members");  // by ring rank
   EXPECT_EQ(Refused("plan { members: ['a', 'b', 'c', 'd', 'e'] }"), "plan.members");
   ASSERT_EQ(Refused("plan { members: ['a', 'b', 'c', 'd'] world_size: 4 }"), "");
-  EXPECT_EQ(request_.choice, plan_);  // the residual is where it is, without names
+  EXPECT_EQ(request_.choice, plan_);  // a residual needs no member names
   ASSERT_EQ(Refused("plan { tuning { tile_q: 96 } }"), "");
   EXPECT_EQ(request_.choice.tuning.tile_q, 96);
 }
@@ -118,7 +118,8 @@ TEST_F(ResidualHeaderTest, HeadsPerStepAreTheForwards) {
   EXPECT_EQ(Refused("plan { heads_per_step: 2 }"), "plan.heads_per_step");
 }
 
-// What a Forward was told and what became of it differ there: both calls take the same flags.
+// On one device the Forward's plan options differ from its resolved plan; both calls accept the
+// same flags.
 TEST_F(ResidualHeaderTest, OnOneDeviceEveryScheduleIsSingle) {
   plan_.layout = Layout::kContiguous;
   plan_.schedule = ScheduleKind::kSingle;
@@ -169,7 +170,7 @@ TEST(RetainTest, TimeToLiveIsBounded) {
     }
     return std::get<ValidRequest>(valid).retain_ttl.value_or(absl::InfiniteDuration());
   };
-  EXPECT_EQ(ttl(""), absl::InfiniteDuration());  // nothing is kept
+  EXPECT_EQ(ttl(""), absl::InfiniteDuration());  // no residual is kept
   EXPECT_EQ(ttl("retain {}"), limits.default_residual_ttl);
   EXPECT_EQ(ttl("retain { ttl { seconds: 5 } }"), absl::Seconds(5));
   EXPECT_EQ(ttl("retain { ttl {} }"), absl::ZeroDuration());

@@ -13,7 +13,7 @@ namespace {
 
 using CuSeqlens = google::protobuf::RepeatedField<uint64_t>;
 
-// Head dimensions above the limit are no matter of size: no kernel takes them.
+// A head dimension above the limit is unsupported rather than too large: no kernel accepts it.
 int64_t CheckHeadDim(const char* field, uint64_t value, const Limits& limits,
                      Violations& violations) {
   if (value < 1 || value > static_cast<uint64_t>(limits.max_head_dim)) {
@@ -116,7 +116,7 @@ int64_t CheckKvHeads(const v1::AttentionShape& proto, int64_t num_heads, const L
   return kv_heads;
 }
 
-// What travels in one tensor has one length, one number of heads and one dimension.
+// Tensors that are packed in one have equal lengths, head numbers and dimensions.
 void CheckPacking(const v1::AttentionShape& proto, AttentionShape& shape, Violations& violations) {
   const std::optional<Packing> packing = FromProto(proto.packing());
   if (!packing.has_value()) {

@@ -1,4 +1,4 @@
-// The rules of a request's shape. Pure.
+// The rules for a request's shape. Pure.
 #ifndef RINGATTN_COMMON_REQUEST_SHAPE_RULES_H_
 #define RINGATTN_COMMON_REQUEST_SHAPE_RULES_H_
 
@@ -9,8 +9,8 @@
 
 namespace ringattn {
 
-// Reads a shape, defaults resolved. Where a size is wrong a legal one stands in its place,
-// so that what follows stays bounded.
+// Reads a shape and resolves defaults. Replaces each invalid size by a valid one, so that later
+// checks stay bounded.
 AttentionShape CheckShape(const v1::AttentionShape& proto, const Limits& limits,
                           Violations& violations);
 

@@ -1,4 +1,4 @@
-// TransportChoice: how a request's tensors may travel, as its header says. A plain value.
+// TransportChoice: the transports that a request's header permits. A plain value.
 #ifndef RINGATTN_COMMON_REQUEST_TRANSPORT_CHOICE_H_
 #define RINGATTN_COMMON_REQUEST_TRANSPORT_CHOICE_H_
 
@@ -12,23 +12,22 @@ namespace ringattn {
 
 enum class TransportKind : uint8_t { kCoordinatorStream, kDirectStream, kHostMemory, kCudaMemory };
 
-// A whole tensor in a region of the client's.
+// A whole tensor in one of the client's regions.
 struct TensorLocationChoice {
   TensorId tensor = TensorId::kQ;
   std::string region_id;
   int64_t offset = 0;
-  int64_t bytes = 0;  // the tensor's; offset + bytes does not overflow
+  int64_t bytes = 0;  // the tensor's size; offset + bytes does not overflow
 };
 
 struct TransportChoice {
-  std::vector<TransportKind> accept;  // the best first; empty: the header says nothing
+  std::vector<TransportKind> accept;  // in order of preference; empty: the header has no preference
   bool required = false;
   std::vector<TensorLocationChoice> places;
   uint64_t fence_number = 0;
-  // Why no memory of the client's can serve this request, whatever the workers have; empty: some
-  // can.
+  // Why no region can hold this request's tensors, whatever the workers support; empty if one can.
   std::string why_not_places;
-  // Likewise of streams straight to the workers.
+  // The same for direct streams.
   std::string why_not_direct;
 
   bool says_nothing() const { return accept.empty(); }

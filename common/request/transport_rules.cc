@@ -89,7 +89,7 @@ bool Overlap(const TensorLocationChoice& a, const TensorLocationChoice& b) {
          a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
 }
 
-// What is written must be nobody else's. Inputs may share bytes.
+// Outputs must not overlap any other tensor. Inputs may share bytes.
 void CheckOverlaps(const std::vector<TensorLocationChoice>& places, const TransportSubject& subject,
                    Violations& violations) {
   for (size_t i = 0; i < places.size(); ++i) {
@@ -110,7 +110,7 @@ void ReadPlaces(const v1::TransportOptions& options, const TransportSubject& sub
   for (int i = 0; i < options.places_size() && choice->places.size() <= tensors; ++i) {
     std::optional<TensorLocationChoice> place =
         ReadPlace(options.places(i), i, subject, violations);
-    if (!place.has_value()) return;  // one wrong place is enough to say
+    if (!place.has_value()) return;  // report only the first invalid location
     const auto twice = std::find_if(choice->places.begin(), choice->places.end(),
                                     [&](const auto& p) { return p.tensor == place->tensor; });
     if (twice != choice->places.end()) {
@@ -141,7 +141,7 @@ TransportChoice ReadTransport(const v1::TransportOptions& options, const Transpo
   TransportChoice choice;
   ReadAccept(options, &choice, violations);
   if (!subject.inline_tensors.empty()) choice.why_not_direct = "some of its tensors are inline";
-  // Clients cut tensors as the workers have them, of packed ones the parts.
+  // Clients shard tensors as the workers hold them: the parts of packed tensors.
   const AttentionSpec& spec = subject.spec;
   if (spec.lse_per_document) choice.why_not_direct = "its lse is per document";
   if (!spec.probability_rows.empty()) choice.why_not_direct = "it asks for probabilities";

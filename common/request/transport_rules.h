@@ -1,4 +1,4 @@
-// What TransportOptions of a header may say, judged without knowing any region.
+// Checks the TransportOptions of a header without knowledge of regions.
 #ifndef RINGATTN_COMMON_REQUEST_TRANSPORT_RULES_H_
 #define RINGATTN_COMMON_REQUEST_TRANSPORT_RULES_H_
 
@@ -11,10 +11,10 @@
 
 namespace ringattn {
 
-// Bytes of a region's id: 128 bits.
+// Bytes of a region's id (128 bits).
 inline constexpr size_t kRegionIdBytes = 16;
 
-// The request that the options belong to, valid as far as it goes.
+// The request of the options, as far as it is valid.
 struct TransportSubject {
   const AttentionSpec& spec;
   const std::vector<TensorId>& inputs;
@@ -22,7 +22,7 @@ struct TransportSubject {
   const google::protobuf::RepeatedPtrField<v1::InlineTensor>& inline_tensors;
 };
 
-// Pure; safe for anything that a client may have written.
+// Pure; safe for any input from a client.
 TransportChoice ReadTransport(const v1::TransportOptions& options, const TransportSubject& subject,
                               Violations& violations);
 

@@ -10,7 +10,7 @@
 namespace ringattn {
 namespace {
 
-// q and out of 2 * 4 * 8 * 4 = 256 bytes, k and v of 128, lse of 32.
+// q and out have 2 * 4 * 8 * 4 = 256 bytes, k and v 128, lse 32.
 constexpr char kHeader[] = R"(
   shape { batch: 1 seq_len_q: 2 seq_len_kv: 4 num_heads: 4 num_kv_heads: 1 head_dim: 8 }
   dtype: DATA_TYPE_FLOAT32)";
@@ -39,7 +39,7 @@ TransportChoice Accepted(const v1::ForwardHeader& header) {
   return valid->transport;
 }
 
-// The field and the words of the first violation.
+// The field and description of the first violation.
 std::string Refused(const v1::ForwardHeader& header) {
   const auto result = ValidateRequest(header, Limits());
   if (std::holds_alternative<ValidRequest>(result)) return "accepted";

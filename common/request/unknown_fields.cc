@@ -14,7 +14,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
 
-// Enough to name what is wrong; the rest would not fit into the answer anyway.
+// Enough to identify the problem; more would not fit into the response.
 constexpr int kMaxUnknownFields = 64;
 
 std::string Join(const std::string& prefix, absl::string_view name) {

@@ -1,5 +1,5 @@
-// Fields that the protocol does not have: rejected, since what is ignored may have been
-// meant.
+// Rejects fields that this version of the protocol does not have. Ignoring them could change the
+// meaning of a request.
 #ifndef RINGATTN_COMMON_REQUEST_UNKNOWN_FIELDS_H_
 #define RINGATTN_COMMON_REQUEST_UNKNOWN_FIELDS_H_
 
@@ -11,8 +11,8 @@
 
 namespace ringattn {
 
-// Adds a violation for the first unknown fields of `message` and what it holds, each named
-// by its path behind `prefix` and its number.
+// Adds a violation for each of the first unknown fields in `message` and its submessages. Names a
+// field by its path after `prefix` and its number.
 void FindUnknownFields(const google::protobuf::Message& message, const std::string& prefix,
                        Violations& violations);
 

@@ -1,6 +1,6 @@
-// Validation at the edge: from a client's header to an AttentionSpec that everything
-// behind may trust. The only place that checks what clients write. Pure, and safe for any
-// input: no product is formed before its factors are bounded.
+// Validation at the edge: turns a client's header into an AttentionSpec that all later code relies
+// on. Client input is checked only here. Pure, and safe for any input: every product is formed
+// after its factors are bounded.
 #ifndef RINGATTN_COMMON_REQUEST_VALIDATION_H_
 #define RINGATTN_COMMON_REQUEST_VALIDATION_H_
 
@@ -26,24 +26,26 @@ struct ValidRequest {
   AttentionSpec spec;
   Direction direction = Direction::kForward;
   bool recompute_forward = false;
-  PlanChoice choice;  // recompute_forward included
-  // Forward: how long a residual of it is to be kept; none: it is not.
+  PlanChoice choice;  // includes recompute_forward
+  // Forward: how long to keep a residual; nullopt: no residual is kept.
   std::optional<absl::Duration> retain_ttl;
-  // Backward: the residual that it reads; empty: none. `inputs` are then those sent beside it.
+  // Backward: handle of the residual that it reads; empty: none. `inputs` then has only the tensors
+  // that the client still sends.
   std::string residual_handle;
   bool keep_residual = false;
-  std::vector<TensorId> inputs;   // in the order in which they are streamed
-  std::vector<TensorId> outputs;  // likewise
+  std::vector<TensorId> inputs;   // in streaming order
+  std::vector<TensorId> outputs;  // in streaming order
   TransportChoice transport = {};
 };
 
 std::variant<ValidRequest, Rejection> ValidateRequest(const v1::ForwardHeader& header,
                                                       const Limits& limits);
-// One with a residual_handle: once it is complete (residual_header.h).
+// A header with a residual_handle must be completed first (residual_header.h).
 std::variant<ValidRequest, Rejection> ValidateRequest(const v1::BackwardHeader& header,
                                                       const Limits& limits);
 
-// How long a residual is to be kept, `field` being where it says so; the default unless set.
+// Reads how long a residual is kept from `ttl`, or the default if it is null. `field` is its name
+// in violations.
 absl::Duration CheckResidualTtl(const google::protobuf::Duration* ttl, const char* field,
                                 const Limits& limits, Violations& violations);
 

@@ -31,7 +31,7 @@ constexpr char kGoodPacked[] = R"(
           packed { cu_seqlens_q: [0, 4, 4, 10] cu_seqlens_k: [0, 6, 12, 12] } }
   dtype: DATA_TYPE_BFLOAT16)";
 
-// `text` merged over `base`.
+// Merges `text` over `base`.
 template <typename Header = v1::ForwardHeader>
 Header Parse(const char* base, const std::string& text = "") {
   Header header;
@@ -66,7 +66,7 @@ void ExpectOneViolation(const Header& header, const std::string& field, StatusCo
   EXPECT_FALSE(rejection.violations[0].description.empty());
 }
 
-// Changes one thing and expects exactly one violation, at `field`.
+// Changes one field and expects exactly one violation, at `field`.
 void ExpectViolation(const std::string& field, StatusCode code, const std::string& text) {
   ExpectOneViolation(Parse(kGood, text), field, code);
 }
@@ -246,7 +246,7 @@ TEST(ValidationTest, BytesOverTheLimit) {
   const Rejection rejection = Reject(header);
   EXPECT_EQ(rejection.code, kTooMuch);
   EXPECT_EQ(rejection.violations[0].field, "shape");
-  // Every legal maximum at once: sizes saturate, nothing wraps to "small".
+  // All legal maxima at once: sizes saturate and do not wrap around.
   header = Parse(kGood, R"(
     shape { batch: 4096 seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 1024
             num_kv_heads: 1024 head_dim: 256 head_dim_v: 256 }
@@ -321,7 +321,7 @@ TEST(ValidationTest, LsePerDocumentIsOfPackedDocuments) {
   EXPECT_EQ(DimensionsOf(request.spec, TensorId::kLse), (std::vector<int64_t>{3, 4, 6}));
   EXPECT_FALSE(Accept(Parse(kGoodPacked)).spec.lse_per_document);
   ExpectOneViolation(Parse(kGood, per_document), "reply.lse_format", kInvalid);
-  // Larger than the flat one: of all documents one has the tokens.
+  // Larger than the flat tensor: one document has all tokens.
   auto header = Parse(kGoodPacked, per_document);
   header.mutable_shape()->set_seq_len_q(100'000'000);
   header.mutable_shape()->set_num_heads(1);
@@ -403,7 +403,7 @@ TEST(ValidationTest, TuningAndMembers) {
   EXPECT_EQ(tuned.choice.tuning, (Tuning{96, 0, 1}));
   ExpectOneViolation(Parse(kGood, "plan { tuning { tile_kv: 0 } }"), "plan.tuning.tile_kv",
                      kInvalid);
-  // A backward that computes the forward again has one to tune.
+  // A backward that recomputes the forward has a forward to tune.
   Accept(Parse<v1::BackwardHeader>(kGood, "plan { tuning { key_splits: 1 } }"));
   const ValidRequest named = Accept(Parse(kGood, "plan { members: 'b' members: 'a' }"));
   EXPECT_EQ(named.choice.members, (std::vector<std::string>{"b", "a"}));
@@ -420,7 +420,7 @@ TEST(ValidationTest, TuningAndMembers) {
   ExpectOneViolation(many, "plan.members", kTooMuch);
 }
 
-// Whatever the numbers, the answer is a spec that keeps its promises or violations.
+// For random headers the result is a valid spec or violations.
 TEST(ValidationTest, RandomHeaders) {
   std::mt19937_64 random(9);
   const auto number = [&]() -> uint64_t {

@@ -19,7 +19,7 @@ absl::Status Rejection::ToStatus() const {
 void Violations::Add(Violation violation) {
   invalid_ = invalid_ || violation.code == StatusCode::kInvalidArgument;
   bytes_ += static_cast<int64_t>(violation.field.size() + violation.description.size());
-  // The first one is always shown; its text is bounded by where it is made.
+  // The first violation is always included; its sender bounds its size.
   if (!shown_.empty() && bytes_ > max_bytes_) {
     ++left_out_;
   } else {

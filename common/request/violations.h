@@ -1,4 +1,4 @@
-// What is wrong with a request, by field.
+// The violations of a request, by field.
 #ifndef RINGATTN_COMMON_REQUEST_VIOLATIONS_H_
 #define RINGATTN_COMMON_REQUEST_VIOLATIONS_H_
 
@@ -10,12 +10,12 @@
 
 namespace ringattn {
 
-// One thing that is wrong, at a field in dotted proto style relative to the header:
-// "shape.head_dim", "shape.packed.cu_seqlens_q[3]", "options.window.left".
+// One violation, at a field in dotted proto style relative to the header: "shape.head_dim",
+// "shape.packed.cu_seqlens_q[3]", "options.window.left".
 struct Violation {
   std::string field;
   std::string description;
-  // INVALID_ARGUMENT, UNIMPLEMENTED (a field that this version does not serve) or
+  // INVALID_ARGUMENT, UNIMPLEMENTED (a field that this version does not support) or
   // RESOURCE_EXHAUSTED (over a limit).
   absl::StatusCode code = absl::StatusCode::kInvalidArgument;
 };
@@ -23,14 +23,14 @@ struct Violation {
 struct Rejection {
   // INVALID_ARGUMENT if any violation has it, else RESOURCE_EXHAUSTED.
   absl::StatusCode code = absl::StatusCode::kInvalidArgument;
-  // All that is wrong, as far as Limits::max_error_detail_bytes allows.
+  // All violations that fit Limits::max_error_detail_bytes.
   std::vector<Violation> violations;
   int64_t violations_left_out = 0;
 
   absl::Status ToStatus() const;  // the first violation and the number of others
 };
 
-// Gathers violations up to a number of bytes. Not thread safe.
+// Collects violations up to a total size. Not thread safe.
 class Violations {
  public:
   explicit Violations(int64_t max_bytes) : max_bytes_(max_bytes) {}
@@ -38,10 +38,10 @@ class Violations {
   void Add(Violation violation);
   void Invalid(std::string field, std::string description);
   void OverLimit(std::string field, std::string description);
-  void Unknown(std::string field);  // nothing is ignored
+  void Unknown(std::string field);  // a field that the protocol does not have
 
-  // Checks least <= value <= limit and returns the value, or `least` where it is wrong
-  // so that what follows stays bounded.
+  // Checks least <= value <= limit. Returns the value, or `least` if it is invalid, so that later
+  // checks stay bounded.
   int64_t Bounded(const char* field, uint64_t value, int64_t least, int64_t limit);
 
   bool empty() const { return shown_.empty(); }
