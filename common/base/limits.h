@@ -111,7 +111,7 @@ struct Limits {
   int64_t max_renewed_residuals = 1024;  // by one call
 
   // --- K/V caches (kv_cache.proto).
-  int64_t max_kv_caches = 4096;    // a record of some 4 KiB each, and a spec of at most 64 KiB
+  int64_t max_kv_caches = 4096;    // a record of some 4 KiB each, and its spec
   int64_t max_kv_cache_bytes = 0;  // of one client's caches; 0: only the workers' memory limits
   absl::Duration default_kv_ttl = absl::Seconds(60);
   absl::Duration max_kv_ttl = absl::Hours(6);
@@ -119,6 +119,8 @@ struct Limits {
   int64_t max_step_tokens = 65536;  // 64 heads of 256 in fp32 make 4 GiB: max_step_bytes binds
   int64_t max_sequences = 65536;    // of one cache, 100 bytes each without their tables
   int64_t max_kv_layers = 1024;     // of one cache
+  // KvCacheSpec. Sinks take most of it: 4 bytes per layer and head, 64 KiB for 128 layers of 128.
+  int64_t max_kv_spec_bytes = 256 * kKiB;
   int64_t max_kv_blocks = int64_t{1} << 24;  // of one plane: a table entry is 4 bytes
   int64_t max_step_bytes = 64 * kMiB;        // one StepBegin or LayerCall; gRPC holds it in memory
 

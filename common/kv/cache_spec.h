@@ -25,7 +25,8 @@ struct KvLayerGroup {
   int64_t head_dim_v = 1;
   double softmax_scale = 1;  // resolved
   double softcap = 0;        // 0: none
-  int64_t window_left = -1;  // entries that a query sees before its own; -1: all
+  // Entries that a query sees before its own; -1: all. Below kUnboundedBand.
+  int64_t window_left = -1;
   bool causal = true;
   std::vector<float> sinks;  // empty, or [layers.size(), num_heads], natural log
 

@@ -34,7 +34,7 @@ struct KvHeadRange {
   int64_t kv_begin = 0, kv_end = 0;  // kv heads
   int64_t begin = 0, end = 0;        // query heads
 };
-KvHeadRange HeadsOf(const KvLayerGroup& group, const KvPlacement& placement, int rank);
+KvHeadRange KvHeadsOf(const KvLayerGroup& group, const KvPlacement& placement, int rank);
 
 // Entries in [begin, end) of a sequence that position part `part` holds.
 int64_t EntriesOnPart(int64_t begin, int64_t end, int64_t block_tokens, int position_parts,
@@ -46,9 +46,17 @@ inline int64_t EntriesPerTableEntry(const KvCacheSpec& spec, const KvPlacement& 
   return spec.block_tokens * placement.position_parts;
 }
 
-// Device memory that a rank's K and V take: for every plane the widest group's heads and dims.
-//   plane = blocks * block_tokens * max over groups with that plane of
-//           (kv heads of the rank * (head_dim + head_dim_v)) * element size
+// Row sizes of one plane of a rank, in elements: kv heads times dims of the widest group with a
+// layer on that plane. K and V of a plane are two arrays of [blocks * block_tokens] such rows, so a
+// run of blocks of the widest group is contiguous.
+struct KvPlaneShape {
+  int64_t k_elements = 0;
+  int64_t v_elements = 0;
+};
+KvPlaneShape PlaneShapeOfRank(const KvCacheSpec& spec, const KvPlacement& placement, int plane);
+
+// Device memory that a rank's K and V take; saturates at kSaturatedBytes. The sum over planes of
+//   blocks * block_tokens * (k_elements + v_elements) * element size
 int64_t KvBytesOfRank(const KvCacheSpec& spec, const KvPlacement& placement, int rank);
 
 }  // namespace ringattn

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
+#include "absl/status/statusor.h"
 #include "common/kv/cache_spec.h"
 #include "common/kv/placement.h"
 #include "common/kv/step.h"
@@ -16,8 +16,7 @@
 
 namespace ringattn {
 
-// Bytes that q, k and v of a layer call have, for all ranks or for one. k and v are 0 for a call
-// that only reads.
+// Bytes of the tensors of a layer call that appends and of its result, for all ranks or for one.
 struct KvCallBytes {
   int64_t q = 0, k = 0, v = 0;
   int64_t out = 0, lse = 0;
@@ -26,8 +25,12 @@ KvCallBytes CallBytes(const KvCacheSpec& spec, const Step& step, int group, v1::
 KvCallBytes CallBytesOfRank(const KvCacheSpec& spec, const KvPlacement& placement, const Step& step,
                             int group, v1::KvOutput output, int rank);
 
+// New entries of the step that `rank` holds.
+int64_t AppendTokensOfRank(const KvCacheSpec& spec, const KvPlacement& placement, const Step& step,
+                           int rank);
+
 // INVALID_ARGUMENT, BAD_CALL, naming the tensor and both sizes, unless q, k and v have the sizes of
-// CallBytes (or of CallBytesOfRank).
+// CallBytes (or of CallBytesOfRank). k and v may both be empty: the call only reads.
 absl::Status CheckCallBytes(const v1::LayerCall& call, const KvCallBytes& expected);
 
 // The call of one rank. With several position parts the output becomes KV_OUTPUT_PARTIAL.

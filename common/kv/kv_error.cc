@@ -1,0 +1,23 @@
+#include "common/kv/kv_error.h"
+
+#include "absl/strings/cord.h"
+
+namespace ringattn {
+namespace {
+
+constexpr char kReasonUrl[] = "ringattn/error_info_reason";
+
+}  // namespace
+
+absl::Status KvError(absl::StatusCode code, absl::string_view reason, absl::string_view message) {
+  absl::Status status(code, message);
+  status.SetPayload(kReasonUrl, absl::Cord(reason));
+  return status;
+}
+
+std::string KvErrorReason(const absl::Status& status) {
+  const auto payload = status.GetPayload(kReasonUrl);
+  return payload.has_value() ? std::string(*payload) : std::string();
+}
+
+}  // namespace ringattn
