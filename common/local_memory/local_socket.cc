@@ -37,7 +37,7 @@ absl::StatusOr<LocalAddress> AddressOf(const std::string& path) {
   }
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos || slash + 1 == path.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is no absolute path of a socket"));
+    return absl::InvalidArgumentError(absl::StrCat(path, " is not an absolute path of a socket"));
   }
   LocalAddress result;
   const std::string folder = path.substr(0, std::max<size_t>(slash, 1));

@@ -107,7 +107,7 @@ Report Verify(const AttentionSpec& spec, const Inputs& inputs, const Outputs& ac
     data = nullptr;
   };
   if (inputs.dout == nullptr) {
-    constexpr char kReason[] = "gradients need dout beside q, k and v";
+    constexpr char kReason[] = "gradients need dout in addition to q, k and v";
     give_up(TensorId::kDq, judged.dq, kReason);
     give_up(TensorId::kDk, judged.dk, kReason);
     give_up(TensorId::kDv, judged.dv, kReason);

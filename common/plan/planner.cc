@@ -95,36 +95,37 @@ absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanCho
                                         const PlannerInputs& inputs) {
   if (inputs.ready_workers < 1) return absl::UnavailableError("no worker is ready");
   if (choice.world_size.has_value()) {
-    const int asked = *choice.world_size;
-    if (choice.schedule == ScheduleKind::kSingle && asked > 1) {
+    const int requested = *choice.world_size;
+    if (choice.schedule == ScheduleKind::kSingle && requested > 1) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "plan.world_size: is ", asked, ", but plan.schedule single runs on one device"));
+          "plan.world_size: is ", requested, ", but plan.schedule single runs on one device"));
     }
-    if (asked > inputs.ready_workers) {
+    if (requested > inputs.ready_workers) {
       return absl::FailedPreconditionError(
-          absl::StrCat("plan.world_size: asks for ", asked, " workers, ", inputs.ready_workers,
-                       inputs.ready_workers == 1 ? " is ready" : " are ready"));
+          absl::StrCat("plan.world_size: is ", requested, ", but only ", inputs.ready_workers,
+                       inputs.ready_workers == 1 ? " worker is ready" : " workers are ready"));
     }
-    if (choice.heads_per_step != 0 && asked > 1) {
-      return RingSize{asked, absl::StrCat("all_gather, ", HeadsText(choice), "over ", asked,
-                                          " workers, as asked")};
+    if (choice.heads_per_step != 0 && requested > 1) {
+      return RingSize{requested, absl::StrCat("all_gather, ", HeadsText(choice), "over ", requested,
+                                              " workers, as requested")};
     }
-    return RingSize{asked, absl::StrCat("ring size ", asked, " as asked")};
+    return RingSize{requested, absl::StrCat("ring size ", requested, " as requested")};
   }
-  if (choice.schedule == ScheduleKind::kSingle) return RingSize{1, "one device as asked"};
+  if (choice.schedule == ScheduleKind::kSingle) return RingSize{1, "one device as requested"};
   if (inputs.ready_workers == 1) return RingSize{1, "only one worker is ready"};
   if (choice.schedule.has_value()) {
     return RingSize{inputs.ready_workers,
-                    absl::StrCat(ScheduleKindName(*choice.schedule), " as asked, ",
+                    absl::StrCat(ScheduleKindName(*choice.schedule), " as requested, ",
                                  HeadsText(choice), "over all ", inputs.ready_workers, " workers")};
   }
   const int64_t tokens = LongerAxis(spec);
   // A bias or a mask grows with the square of the tokens, so the token count does not bound memory.
   const int64_t pair_bytes = PairTensorBytes(spec);
   if (pair_bytes > kSingleDevicePairBytes) {
-    return RingSize{inputs.ready_workers, absl::StrCat("a bias or mask of ", pair_bytes,
-                                                       " bytes is spread: ring over all ",
-                                                       inputs.ready_workers, " workers")};
+    return RingSize{
+        inputs.ready_workers,
+        absl::StrCat("a bias or mask of ", pair_bytes, " bytes exceeds the single-device limit of ",
+                     kSingleDevicePairBytes, ": ring over all ", inputs.ready_workers, " workers")};
   }
   if (tokens <= inputs.single_device_threshold_tokens) {
     return RingSize{1, absl::StrCat(tokens, tokens == 1 ? " token is" : " tokens are",
@@ -166,8 +167,8 @@ absl::Status CheckPieces(const AttentionSpec& spec, int world_size, int64_t stri
   const int64_t stripes = stripe == 1 ? 0 : tokens / stripe + (tokens % stripe != 0 ? 1 : 0);
   if (stripes > kMaxStripes) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "plan.stripe: stripes of %d cut %d tokens into %d, at most %d are planned (their list is "
-        "kept with the request): choose longer stripes, or 1",
+        "plan.stripe: stripes of %d divide %d tokens into %d stripes, the limit is %d: choose "
+        "longer stripes, or 1",
         stripe, tokens, stripes, kMaxStripes));
   }
   int64_t pieces = stripe == 1 ? world_size * documents : stripes + documents - 1;
@@ -179,8 +180,9 @@ absl::Status CheckPieces(const AttentionSpec& spec, int world_size, int64_t stri
   }
   if (pieces > kMaxPieceVisits / world_size) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "plan.stripe: stripes of %d over %d ranks cut %d documents into %d pieces, at most %d are "
-        "planned for so many ranks: choose longer stripes, another layout or fewer ranks",
+        "plan.stripe: stripes of %d over %d ranks divide %d documents into %d pieces, the limit "
+        "for "
+        "this ring size is %d: choose longer stripes, another layout or fewer ranks",
         stripe, world_size, documents, pieces, kMaxPieceVisits / world_size));
   }
   return absl::OkStatus();
@@ -266,21 +268,22 @@ absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction dire
     return describe_with(inputs, layout, std::move(why));
   };
   if (choice.layout.has_value()) {
-    return describe(*choice.layout, absl::StrCat(LayoutName(*choice.layout), " as asked"));
+    return describe(*choice.layout, absl::StrCat(LayoutName(*choice.layout), " as requested"));
   }
   if (world_size == 1) return describe(Layout::kContiguous, "");
   if (HasShortWindow(spec, world_size)) {
-    return describe(Layout::kContiguous, "contiguous, as the window is shorter than a shard");
+    return describe(Layout::kContiguous, "contiguous, because the window is shorter than a shard");
   }
   if (HasShortSegments(spec, world_size)) {
-    return describe(Layout::kContiguous, "contiguous, as dilated segments fit a shard");
+    return describe(Layout::kContiguous, "contiguous, because dilated segments fit a shard");
   }
   const std::vector<MaskRule>& rules = spec.shape.document_rules;
   const bool causal =
       spec.options.causal ||
       std::any_of(rules.begin(), rules.end(), [](const MaskRule& rule) { return rule.causal; });
   if (!causal) {
-    return describe(Layout::kContiguous, "contiguous, as without causality all rows cost the same");
+    return describe(Layout::kContiguous,
+                    "contiguous, because without causality all rows cost the same");
   }
   if (spec.shape.num_documents() <= 1) {
     return describe(Layout::kZigzag, "zigzag, which balances causal work");
@@ -309,9 +312,10 @@ absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction dire
     absl::StrAppendFormat(&others, "%s%.3g s %s", others.empty() ? "" : " and ", seconds(candidate),
                           LayoutName(candidate.plan.shards.layout));
   }
-  winner.why = absl::StrFormat("%s, predicted %.3g s against %s for these documents%s",
-                               LayoutName(winner.plan.shards.layout), seconds(winner), others,
-                               nominal ? " at nominal rates, as it is to be deterministic" : "");
+  winner.why =
+      absl::StrFormat("%s, predicted %.3g s against %s for these documents%s",
+                      LayoutName(winner.plan.shards.layout), seconds(winner), others,
+                      nominal ? " at nominal rates, because the request is deterministic" : "");
   if (!nominal) return std::move(winner);
   return describe(winner.plan.shards.layout, winner.why);
 }
@@ -383,9 +387,9 @@ absl::StatusOr<Candidate> ChooseSchedule(const AttentionSpec& spec, Direction di
   if (!passing.ok()) return passing.status();
   absl::StrAppendFormat(
       &passing->why,
-      "%spass_q, predicted %.3g s of the busiest rank against %.3g s with K/V going around%s",
+      "%spass_q, predicted %.3g s on the busiest rank against %.3g s with K/V travelling%s",
       passing->why.empty() ? "" : "; ", seconds, ring_seconds,
-      nominal ? " at nominal rates, as it is to be deterministic" : "");
+      nominal ? " at nominal rates, because the request is deterministic" : "");
   return passing;
 }
 

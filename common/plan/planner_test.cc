@@ -175,7 +175,7 @@ TEST(PlannerTest, RefusalsNameTheFieldAndTheNumber) {
   const absl::Status few =
       PlanRequest(Spec(1000, true), Direction::kForward, choice, Workers(4)).status();
   EXPECT_EQ(few.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(few.message(), "plan.world_size: asks for 5 workers, 4 are ready");
+  EXPECT_EQ(few.message(), "plan.world_size: is 5, but only 4 workers are ready");
 
   choice.schedule = ScheduleKind::kSingle;
   const absl::Status contradiction =
@@ -230,7 +230,7 @@ TEST(PlannerTest, ManyStripedDocumentsArePlannedQuickly) {
 }
 
 // The longest interval between two polls bounds the delay of a cancellation.
-TEST(PlannerTest, QuestionsComeOften) {
+TEST(PlannerTest, CancellationIsPolledOften) {
   const AttentionSpec spec = ManyStripedDocuments();
   std::clock_t last = std::clock();
   double longest = 0;
@@ -256,9 +256,10 @@ TEST(PlannerTest, StripesThatShredTheShardsAreRefused) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
-  EXPECT_EQ(refusal(Spec(kMaxStripes * 2 + 1, true), 2, 8),
-            "plan.stripe: stripes of 2 cut 131073 tokens into 65537, at most 65536 are planned "
-            "(their list is kept with the request): choose longer stripes, or 1");
+  EXPECT_EQ(
+      refusal(Spec(kMaxStripes * 2 + 1, true), 2, 8),
+      "plan.stripe: stripes of 2 divide 131073 tokens into 65537 stripes, the limit is 65536: "
+      "choose longer stripes, or 1");
   // Every rank has a piece of every document.
   AttentionSpec spec = Spec(int64_t{1} << 20, true);
   spec.shape.packed = true;
@@ -266,12 +267,12 @@ TEST(PlannerTest, StripesThatShredTheShardsAreRefused) {
   for (int64_t d = 0; d <= 1 << 11; ++d) spec.shape.cu_seqlens_q.push_back(d * 512);
   spec.shape.cu_seqlens_k = spec.shape.cu_seqlens_q;
   EXPECT_EQ(refusal(spec, 1, 64),
-            "plan.stripe: stripes of 1 over 64 ranks cut 2048 documents into 131072 pieces, at "
-            "most 65536 are planned for so many ranks: choose longer stripes, another layout or "
-            "fewer ranks");
+            "plan.stripe: stripes of 1 over 64 ranks divide 2048 documents into 131072 pieces, the "
+            "limit for this ring size is 65536: choose longer stripes, another layout or fewer "
+            "ranks");
 }
 
-TEST(PlannerTest, LongUnevenDocumentsAreDealtOutOneByOne) {
+TEST(PlannerTest, LongUnevenDocumentsUseZigzagPerDocument) {
   AttentionSpec spec = Spec(65536, true);
   spec.shape.packed = true;
   spec.shape.cu_seqlens_q = {0, 1000, 31000, 35000, 47000, 47500, 65536};

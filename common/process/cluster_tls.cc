@@ -13,14 +13,14 @@ void ClusterTlsFlags::AddTo(CLI::App* app) {
     app->add_option(name, *target, help)->type_name("FILE")->group(group);
   };
   file("--cluster_tls_cert", &files.certificate,
-       "this process's certificate, PEM, followed by those that lead to an authority");
-  file("--cluster_tls_key", &files.key, "its key, PEM without a pass phrase");
+       "this process's certificate in PEM, followed by its chain to an authority");
+  file("--cluster_tls_key", &files.key,
+       "the key of that certificate, in PEM without a pass phrase");
   file("--cluster_tls_ca", &files.authorities,
-       "the authorities, PEM: whoever dials and whoever is dialled has to show a certificate of "
-       "theirs");
+       "the authorities in PEM; both ends must show a certificate that one of them has issued");
   app->add_option("--cluster_tls_server_name", server_name,
-                  "the name that the certificates of dialled processes are for; unless given, the "
-                  "host by which they are dialled")
+                  "the name that a server's certificate must have; by default the host in its "
+                  "address")
       ->type_name("NAME")
       ->group(group);
 }
@@ -35,7 +35,7 @@ absl::Status ClusterTlsFlags::Check() const {
   for (const auto& [name, value] : all) {
     if (any && value->empty()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(name, " is missing: ", kClusterTlsRemedy, " go together"));
+          absl::StrCat(name, " is missing: give all of ", kClusterTlsRemedy));
     }
   }
   return absl::OkStatus();

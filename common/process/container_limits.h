@@ -1,4 +1,4 @@
-// What the kernel's control groups leave this process of the machine, as containers are told.
+// The resources that the kernel's control groups leave to this process.
 #ifndef RINGATTN_COMMON_PROCESS_CONTAINER_LIMITS_H_
 #define RINGATTN_COMMON_PROCESS_CONTAINER_LIMITS_H_
 
@@ -10,11 +10,11 @@ namespace ringattn {
 
 struct ContainerLimits {
   std::optional<int64_t> memory_bytes;  // unset: no limit
-  std::optional<double> cpus;           // of time, in processors; likewise
+  std::optional<double> cpus;           // processor time, in processors; unset: no limit
 };
 
-// Reads version 2 of control groups, else version 1, below `root`. What cannot be read is no
-// limit: outside containers the files are not there. Thread safe.
+// Reads control groups below `root`, version 2 or else version 1. A file that cannot be read means
+// no limit; outside containers the files do not exist. Thread safe.
 ContainerLimits ReadContainerLimits(const std::string& root = "/sys/fs/cgroup");
 
 }  // namespace ringattn

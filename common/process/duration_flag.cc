@@ -13,7 +13,8 @@ void AddDuration(CLI::App* app, const std::string& name, absl::Duration* target,
            absl::Duration value;
            if (!absl::ParseDuration(text, &value) || value <= absl::ZeroDuration() ||
                value == absl::InfiniteDuration()) {
-             throw CLI::ValidationError(name, text + " is no duration above 0 such as 500ms or 5s");
+             throw CLI::ValidationError(name,
+                                        text + " is not a duration above 0, such as 500ms or 5s");
            }
            *target = value;
          },

@@ -66,7 +66,8 @@ absl::Status Converse(int fd, const addrinfo& target, const std::string& hello, 
   }
   if (absl::Status status = Waited(fd, POLLIN, end); !status.ok()) return status;
   char byte;
-  if (recv(fd, &byte, 1, 0) != 1) return absl::UnavailableError("closed without an answer");
+  if (recv(fd, &byte, 1, 0) != 1)
+    return absl::UnavailableError("connection closed without a response");
   return absl::OkStatus();
 }
 

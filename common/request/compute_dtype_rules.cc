@@ -23,18 +23,18 @@ void CheckComputeDType(const AttentionSpec& spec, Direction direction, bool reta
   const AttentionOptions& options = spec.options;
   if (options.compute_dtype == ComputeDType::kAsInputs) return;
   if (direction == Direction::kBackward) {
-    return violations.Invalid(kField,
-                              "is of Forward: gradients are those of the inputs as they are, not "
-                              "of rounded ones");
+    return violations.Invalid(
+        kField,
+        "is supported in Forward only: gradients are those of the given inputs, not "
+        "of rounded ones");
   }
   if (spec.dtype == DType::kFloat32) {
-    violations.Invalid(kField, "is an 8-bit one: dtype must be bf16 or fp16");
+    violations.Invalid(kField, "is an 8-bit type: dtype must be bf16 or fp16");
   }
   CheckHeadDim("shape.head_dim", spec.shape.head_dim, violations);
   CheckHeadDim("shape.head_dim_v", spec.shape.head_dim_v, violations);
   const auto refuse = [&](const std::string& field) {
-    violations.Invalid(field,
-                       absl::StrCat("is given beside ", kField, ", which does not serve it"));
+    violations.Invalid(field, absl::StrCat("is set, but ", kField, " does not support it"));
   };
   if (options.dropout.threshold != 0) refuse("options.dropout");
   if (!options.alibi_slopes.empty()) refuse("options.alibi");

@@ -180,7 +180,7 @@ void ReadMask(const Proto& from, const AttentionShape&, Options& to, Violations&
   const v1::Mask& mask = from.mask();
   if (!v1::MaskEncoding_IsValid(mask.encoding())) {
     violations.Invalid("options.mask.encoding", absl::StrCat(static_cast<int>(mask.encoding()),
-                                                             " is no value of MaskEncoding"));
+                                                             " is not a value of MaskEncoding"));
   }
   to.mask = MaskForm{mask.per_batch(), mask.per_head(), mask.encoding() == v1::MASK_ENCODING_BITS};
 }
@@ -205,7 +205,7 @@ void ReadDeterministic(const Proto& from, const AttentionShape&, Options& to,
                        Violations& violations) {
   if (!v1::Determinism_IsValid(from.deterministic())) {
     violations.Invalid("options.deterministic", absl::StrCat(static_cast<int>(from.deterministic()),
-                                                             " is no value of Determinism"));
+                                                             " is not a value of Determinism"));
   }
   to.deterministic = from.deterministic() == v1::DETERMINISM_SAME_RING;
 }
@@ -218,7 +218,7 @@ void ReadComputeDType(const Proto& from, const AttentionShape&, Options& to,
                       Violations& violations) {
   if (!v1::ComputeDtype_IsValid(from.compute_dtype())) {
     violations.Invalid("options.compute_dtype", absl::StrCat(static_cast<int>(from.compute_dtype()),
-                                                             " is no value of ComputeDtype"));
+                                                             " is not a value of ComputeDtype"));
   }
   if (from.compute_dtype() == v1::COMPUTE_DTYPE_FLOAT8_E4M3) {
     to.compute_dtype = ComputeDType::kFloat8E4M3;

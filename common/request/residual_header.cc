@@ -18,7 +18,7 @@
 namespace ringattn {
 namespace {
 
-constexpr char kDiffers[] = "is not what the residual's Forward had";
+constexpr char kDiffers[] = "differs from the residual's Forward";
 
 // Serialises a message with only this field, so that an empty field differs from a missing one.
 std::string BytesOfField(const google::protobuf::Message& message,
@@ -89,7 +89,7 @@ void CheckPlanIsSame(const PlanChoice& plan, const std::vector<std::string>& mem
   if (!said.members().empty() &&
       !std::equal(said.members().begin(), said.members().end(), members.begin(), members.end())) {
     violations.Invalid("plan.members",
-                       absl::StrCat("are not the Forward's, where the residual is: ",
+                       absl::StrCat("differ from the Forward's members, which hold the residual: ",
                                     absl::StrJoin(members, ", ")));
   }
 }

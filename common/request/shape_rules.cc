@@ -120,8 +120,8 @@ int64_t CheckKvHeads(const v1::AttentionShape& proto, int64_t num_heads, const L
 void CheckPacking(const v1::AttentionShape& proto, AttentionShape& shape, Violations& violations) {
   const std::optional<Packing> packing = FromProto(proto.packing());
   if (!packing.has_value()) {
-    violations.Invalid("shape.packing",
-                       absl::StrCat(static_cast<int>(proto.packing()), " is no value of Packing"));
+    violations.Invalid("shape.packing", absl::StrCat(static_cast<int>(proto.packing()),
+                                                     " is not a value of Packing"));
     return;
   }
   shape.packing = *packing;

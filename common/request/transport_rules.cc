@@ -40,7 +40,7 @@ void ReadAccept(const v1::TransportOptions& options, TransportChoice* choice,
     const std::string field = absl::StrCat("transport.accept[", i, "]");
     if (!kind.has_value()) {
       violations.Invalid(field, absl::StrCat(static_cast<int>(options.accept(i)),
-                                             " is no transport of this version"));
+                                             " is not a transport of this version"));
       continue;
     }
     if (std::find(choice->accept.begin(), choice->accept.end(), *kind) != choice->accept.end()) {
@@ -65,7 +65,7 @@ std::optional<TensorLocationChoice> ReadPlace(const v1::TensorLocation& place, i
   }
   if (!Has(subject.inputs, *id) && !Has(subject.outputs, *id)) {
     violations.Invalid(PlaceField(index, "tensor"),
-                       absl::StrCat(TensorName(*id), " is no tensor of this request"));
+                       absl::StrCat(TensorName(*id), " is not a tensor of this request"));
     return std::nullopt;
   }
   if (place.region_id().size() != kRegionIdBytes) {
@@ -78,7 +78,7 @@ std::optional<TensorLocationChoice> ReadPlace(const v1::TensorLocation& place, i
   if (place.offset() > most) {
     violations.Invalid(PlaceField(index, "offset"),
                        absl::StrCat("and the ", bytes, " bytes of ", TensorName(*id),
-                                    " reach beyond every region"));
+                                    " exceed the largest offset of a region"));
     return std::nullopt;
   }
   return TensorLocationChoice{*id, place.region_id(), static_cast<int64_t>(place.offset()), bytes};
@@ -98,7 +98,7 @@ void CheckOverlaps(const std::vector<TensorLocationChoice>& places, const Transp
           Has(subject.outputs, places[i].tensor) || Has(subject.outputs, places[j].tensor);
       if (!written || !Overlap(places[i], places[j])) continue;
       violations.Invalid(PlaceField(static_cast<int>(i), "offset"),
-                         absl::StrCat("the place of ", TensorName(places[i].tensor),
+                         absl::StrCat("the location of ", TensorName(places[i].tensor),
                                       " overlaps that of ", TensorName(places[j].tensor)));
     }
   }
@@ -115,7 +115,7 @@ void ReadPlaces(const v1::TransportOptions& options, const TransportSubject& sub
                                     [&](const auto& p) { return p.tensor == place->tensor; });
     if (twice != choice->places.end()) {
       return violations.Invalid(PlaceField(i, "tensor"),
-                                absl::StrCat(TensorName(place->tensor), " has a place already"));
+                                absl::StrCat(TensorName(place->tensor), " already has a location"));
     }
     choice->places.push_back(*std::move(place));
   }
@@ -128,7 +128,7 @@ std::string CheckLocations(const TransportChoice& choice, const TransportSubject
     for (TensorId id : *tensors) {
       const bool placed = std::any_of(choice.places.begin(), choice.places.end(),
                                       [id](const auto& place) { return place.tensor == id; });
-      if (!placed) return absl::StrCat(TensorName(id), " has no place in a region");
+      if (!placed) return absl::StrCat(TensorName(id), " has no location in a region");
     }
   }
   return "";

@@ -63,7 +63,7 @@ TEST(TransportRulesTest, EveryTensorHasAPlace) {
 TEST(TransportRulesTest, WhatHasNoPlaceIsNamed) {
   v1::ForwardHeader header = Header(kPlaces);
   header.mutable_transport()->mutable_places()->DeleteSubrange(3, 1);
-  EXPECT_EQ(Accepted(header).why_not_places, "out has no place in a region");
+  EXPECT_EQ(Accepted(header).why_not_places, "out has no location in a region");
 }
 
 TEST(TransportRulesTest, InlineTensorsTravel) {
@@ -105,7 +105,7 @@ TEST(TransportRulesTest, InputsMayShareBytes) {
 TEST(TransportRulesTest, OutputsShareNothing) {
   v1::ForwardHeader header = Header(kPlaces);
   header.mutable_transport()->mutable_places(3)->set_offset(511);
-  EXPECT_EQ(Refused(header), "transport.places[3].offset: the place of out overlaps that of v");
+  EXPECT_EQ(Refused(header), "transport.places[3].offset: the location of out overlaps that of v");
   header.mutable_transport()->mutable_places(3)->set_region_id("another region!!");
   EXPECT_EQ(Refused(header), "accepted");
 }
@@ -114,20 +114,22 @@ TEST(TransportRulesTest, PlacesThatOverflowAreRefused) {
   v1::ForwardHeader header = Header(kPlaces);
   header.mutable_transport()->mutable_places(0)->set_offset(std::numeric_limits<int64_t>::max() -
                                                             255);
-  EXPECT_EQ(Refused(header),
-            "transport.places[0].offset: and the 256 bytes of q reach beyond every region");
+  EXPECT_EQ(
+      Refused(header),
+      "transport.places[0].offset: and the 256 bytes of q exceed the largest offset of a region");
   header.mutable_transport()->mutable_places(0)->set_offset(std::numeric_limits<uint64_t>::max());
-  EXPECT_EQ(Refused(header),
-            "transport.places[0].offset: and the 256 bytes of q reach beyond every region");
+  EXPECT_EQ(
+      Refused(header),
+      "transport.places[0].offset: and the 256 bytes of q exceed the largest offset of a region");
 }
 
 TEST(TransportRulesTest, MistakesAreNamed) {
   EXPECT_EQ(Refused(Header("transport { required: true }")),
             "transport.required: needs transport.accept");
   EXPECT_EQ(Refused(Header("transport { accept: TRANSPORT_UNSPECIFIED }")),
-            "transport.accept[0]: 0 is no transport of this version");
+            "transport.accept[0]: 0 is not a transport of this version");
   EXPECT_EQ(Refused(Header("transport { accept: 5 }")),
-            "transport.accept[0]: 5 is no transport of this version");
+            "transport.accept[0]: 5 is not a transport of this version");
   EXPECT_EQ(Refused(Header("transport { accept: [2, 1, 2] }")),
             "transport.accept[2]: is given twice");
   EXPECT_EQ(Refused(Header("transport { accept: [3, 3] }")), "transport.accept[1]: is given twice");
@@ -140,12 +142,12 @@ TEST(TransportRulesTest, MistakesAreNamed) {
   EXPECT_EQ(Refused(Header("transport { accept: 3 places { tensor: 99 } }")),
             "transport.places[0].tensor: names no tensor");
   EXPECT_EQ(Refused(Header("transport { accept: 3 places { tensor: TENSOR_ID_DQ } }")),
-            "transport.places[0].tensor: dq is no tensor of this request");
+            "transport.places[0].tensor: dq is not a tensor of this request");
   EXPECT_EQ(Refused(Header("transport { accept: 3 places { tensor: TENSOR_ID_Q } }")),
             "transport.places[0].region_id: must have 16 bytes");
   v1::ForwardHeader header = Header(kPlaces);
   header.mutable_transport()->mutable_places(1)->set_tensor(v1::TENSOR_ID_Q);
-  EXPECT_EQ(Refused(header), "transport.places[1].tensor: q has a place already");
+  EXPECT_EQ(Refused(header), "transport.places[1].tensor: q already has a location");
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ void ExportTls(Metrics* metrics, const std::string& link, const TransportSecurit
   prometheus::Gauge* expiry =
       &metrics
            ->Gauges("ringattn_tls_certificate_expiry_timestamp_seconds",
-                    "When this process's certificate, or one that it is led by, expires.")
+                    "When the first certificate of this process's chain expires.")
            .Add({{"link", link}});
   ReloadCounters reloads(&metrics->Counters("ringattn_tls_reloads_total",
                                             "TLS files that were replaced; refused: the old ones "

@@ -98,7 +98,7 @@ void TlsStore::Reload() {
   const absl::Status status = Load();
   if (status.ok()) return;
   ++state_.refused_reloads;
-  LogError("TLS files were replaced by what is of no use; the old ones stay in force",
+  LogError("replaced TLS files are invalid; the old ones stay in force",
            {{"why", status.message()}});
 }
 

@@ -364,7 +364,7 @@ def test_messages_say_things_once_and_in_one_unit(ring, tmp_path):
     generate(source, seq_len=20)
     done = cli("forward", f"--server={ring.address}", f"--input={source}",
                f"--output={tmp_path}/f.safetensors", "--schedule=ring", "--world_size=9", code=3)
-    assert "plan.world_size: asks for 9 workers" in done.stderr
+    assert "plan.world_size: is 9, but only" in done.stderr
     assert "plan.world_size: plan.world_size" not in done.stderr
     one = cli("plan", "--seq_len=1", "--heads=1", "--head_dim=8").stdout
     assert "1 token is within" in one and "1 tokens" not in one
@@ -446,7 +446,7 @@ def test_every_schedule(ring, tmp_path, schedule, layout):
     shown = cli("plan", "--seq_len=900", "--heads=4", "--kv_heads=2", *schedule, "--workers=4",
                 "--causal").stdout
     heads = "1 kv head at a time, " if len(schedule) > 1 else ""
-    assert f"{name} as asked, {heads}over all 4 workers" in shown
+    assert f"{name} as requested, {heads}over all 4 workers" in shown
 
 
 def test_every_schedule_with_options(ring, tmp_path):

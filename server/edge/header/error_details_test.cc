@@ -60,13 +60,13 @@ TEST(ErrorDetailsTest, AQuotaIsNamedWithItsSubject) {
 TEST(ErrorDetailsTest, AViolationDoesNotNameItsFieldTwice) {
   Failure failure;
   failure.code = absl::StatusCode::kFailedPrecondition;
-  failure.message = "plan.world_size: asks for 4 workers, 1 is ready";
+  failure.message = "plan.world_size: is 4, but only 1 worker is ready";
   failure.field = "plan.world_size";
   const google::rpc::Status details = Details(ToGrpcStatus(failure, Limits()));
   EXPECT_EQ(details.message(), failure.message);
   const auto violation = Find<google::rpc::BadRequest>(details).field_violations(0);
   EXPECT_EQ(violation.field(), "plan.world_size");
-  EXPECT_EQ(violation.description(), "asks for 4 workers, 1 is ready");
+  EXPECT_EQ(violation.description(), "is 4, but only 1 worker is ready");
 }
 
 TEST(ErrorDetailsTest, AFailureCarriesNoOtherDetails) {
