@@ -1,6 +1,6 @@
-// Every limit of the service's surface, each with its arithmetic. GetServerInfo
-// reports them. Requests over one of them get RESOURCE_EXHAUSTED and never moved a
-// tensor byte. (Timeouts between coordinator and workers: CoordinatorConfig.)
+// All limits of the service's interface, each with its arithmetic. GetServerInfo reports them.
+// Requests above a limit get RESOURCE_EXHAUSTED before any tensor byte is transferred. (Timeouts
+// between coordinator and workers: CoordinatorConfig.)
 #ifndef RINGATTN_COMMON_BASE_LIMITS_H_
 #define RINGATTN_COMMON_BASE_LIMITS_H_
 
@@ -15,16 +15,15 @@ inline constexpr int64_t kKiB = 1024;
 inline constexpr int64_t kMiB = 1024 * kKiB;
 inline constexpr int64_t kGiB = 1024 * kMiB;
 
-// Chunks of a tensor that arrive in any order leave gaps, and what lies between them is
-// remembered in some 64 bytes each (ByteRangeSet): 16 MiB per tensor. A client that shuffles
-// 1 MiB chunks of the largest tensor leaves fewer than 2^18; one that sends every second byte
-// is stopped here. A rank's part of a chunk is one range, so workers hold no more.
+// Chunks of a tensor that arrive out of order leave gaps. Each range between gaps takes about 64
+// bytes (ByteRangeSet): 16 MiB per tensor. A client that shuffles 1 MiB chunks of the largest
+// tensor leaves fewer than 2^18 ranges; one that sends every second byte is stopped here. A rank's
+// share of a chunk is one range, so workers hold no more.
 inline constexpr size_t kMaxRangesPerTensor = size_t{1} << 18;
 
 struct Limits {
-  // --- Shapes. Together 2^27 tokens * 2^12 * 2^10 heads * 2^8 * 4 bytes = 2^59: no
-  // product of legal dimensions overflows int64, and neither do the 2^54 pairs of
-  // a sequence with itself.
+  // --- Shapes. Together 2^27 tokens * 2^12 * 2^10 heads * 2^8 * 4 bytes = 2^59: no product of
+  // valid dimensions overflows int64, and neither do the 2^54 pairs of a sequence with itself.
   int64_t max_tokens = int64_t{1} << 27;  // per axis; 128 times the longest benchmark
   int64_t max_batch = 4096;
   int64_t max_heads = 1024;
@@ -37,144 +36,143 @@ struct Limits {
   // Two lists, at most 4 bytes an entry (a varint below 2^28): 2 MiB. With 1 MiB of
   // inline tensors a header stays below the 4 MiB that stock gRPC peers accept.
   int64_t max_documents = int64_t{1} << 18;
-  // Of dilated attention. LongNet has five levels. A plan has a document for each segment of each
-  // offset, so together they are bounded as documents are.
+  // Dilated attention. LongNet has five levels. A plan has a document for each segment of each
+  // offset, so their total has the same limit as documents.
   int64_t max_dilation_levels = 64;
   int64_t max_dilated_segments = int64_t{1} << 18;
-  // Every pair of ranks is planned for (2^12 pairs), and a ring of 64 already hops
-  // longer than it computes for anything that fits the limits above.
+  // Planning visits every pair of ranks (2^12 pairs). For everything within the limits above, a
+  // ring of 64 already spends more time on hops than on computation.
   int max_world_size = 64;
 
   // --- Messages.
   int64_t max_inline_bytes = kMiB;  // all inline tensors of a header together
   int64_t max_header_bytes = 4 * kMiB;
-  // Up, what is taken: each stream may have two of them in memory.
+  // Upload, accepted: each stream may have two of them in memory.
   int64_t max_chunk_bytes_up = 16 * kMiB;
-  // Up, what is best: amortises a message's cost and passes through the caches while gRPC,
-  // the coordinator and the worker handle neighbours side by side. Whole chunks of 16 MiB
-  // wait for one another: three times slower.
+  // Upload, recommended: amortises a message's cost and fits the caches while gRPC, the coordinator
+  // and the worker process adjacent chunks concurrently. Whole chunks of 16 MiB wait for one
+  // another and are three times slower.
   int64_t recommended_chunk_bytes = kMiB;
-  // Down: a stock client refuses messages over 4 MiB in all.
+  // Download: a stock client rejects messages above 4 MiB in total.
   int64_t max_chunk_bytes_down_default = kMiB;
-  // Smaller chunks would spend more on their framing than on bytes.
+  // Smaller chunks would spend more bytes on framing than on data.
   int64_t min_chunk_bytes_down = kKiB;
-  // One chunk and its envelope: tensor, offset, crc32c and two lengths are below 64
-  // bytes.
+  // One chunk and its envelope: tensor, offset, crc32c and two lengths take less than 64 bytes.
   int64_t max_message_bytes = max_chunk_bytes_up + 64 * kKiB;
-  // From clients twice as much is read, only to be refused by name: gRPC refuses what is
-  // larger before anybody sees it, RESOURCE_EXHAUSTED without details.
+  // The service reads client messages up to twice this size, only to reject them with a detailed
+  // error. gRPC itself rejects larger ones with RESOURCE_EXHAUSTED without details.
   int64_t max_refused_message_bytes = 2 * max_message_bytes;
   int64_t max_request_id_bytes = 128;
-  // Details travel in HTTP/2 trailers: 7,000 bytes pass, 9,000 hide the real code.
+  // Details are sent in HTTP/2 trailers: 7,000 bytes pass, 9,000 hide the real code.
   int64_t max_error_detail_bytes = 4 * kKiB;
 
-  // --- Queue. Waiting requests hold a header each (at most 4 MiB), so 256 of them
-  // stay below 1 GiB; the bytes are what they will upload, not memory.
+  // --- Queue. Waiting requests hold a header each (at most 4 MiB), so 256 of them stay below 1
+  // GiB. The bytes are those that they will upload, not memory.
   int64_t max_queued_requests = 256;
   int64_t max_queued_bytes = 64 * kGiB;
-  // One client's part of it: half, so that the others find places whatever it does.
+  // One client's share: half, so that other clients always find space.
   int64_t max_queued_requests_per_client = 128;
   int64_t max_queued_bytes_per_client = 32 * kGiB;
-  // What GetStatus still knows. Of each a report without tensors or places of tokens: at
-  // most 64 ranks of 160 bytes (two spans of 24 in vectors of 24, four counts, a name) and
-  // some words, 11 KiB; of one rank 600 bytes. The bytes bind first for rings above 40.
+  // Reports that GetStatus keeps, without tensors or token positions: at most 64 ranks of 160 bytes
+  // (two spans of 24 in vectors of 24, four counts, a name) and some text, 11 KiB; for one rank 600
+  // bytes. For rings above 40 the limit on bytes applies first.
   int64_t finished_operations_kept = 1024;
-  int64_t finished_operation_bytes = 8 * kMiB;  // of all of them together
+  int64_t finished_operation_bytes = 8 * kMiB;  // in total
 
-  // --- Streams: Forward and Backward calls that are open at a time. Some 20 KiB each
-  // before their header, so a few MiB in all; with one, as many as may wait and as many
-  // again that are served or end.
-  // Those without a header yet have places of their own, and the oldest makes room: a
-  // client sends the header with the call, so that only who holds it back stays here.
+  // --- Streams: open Forward and Backward calls. About 20 KiB each before their header, a few MiB
+  // in total. With a header: as many as may wait, and as many again that are served or end.
+  // Calls without a header have a separate limit; above it the oldest is ended. A client sends the
+  // header with the call, so only clients that withhold it are affected.
   int64_t max_streams_without_header = 256;
-  // Half the queue: one client cannot fill it. Twice what one call can be split into.
+  // Half the queue, so that one client cannot fill it.
   int64_t max_streams_per_client = 128;
   int64_t max_streams_per_connection = 128;
 
-  // --- Residuals (RetainOptions). Of all workers together, a bound that the operator sets; what
-  // requests need of it they get (Residuals::EvictionOrder).
+  // --- Residuals (RetainOptions). A limit over all workers, set by the operator. Requests that
+  // need the memory may evict residuals (Residuals::EvictionOrder).
   int64_t max_residual_bytes = 256 * kGiB;
   absl::Duration default_residual_ttl = absl::Minutes(10);
   absl::Duration max_residual_ttl = absl::Hours(6);
-  // HoldResiduals: renewed at a third of the time; and for how long after the stream's end, which a
-  // client's next stream must beat (ResidualHold's sign of life: 3 s).
+  // HoldResiduals: the service renews holds at a third of residual_hold_ttl. residual_hold_grace is
+  // the time after a stream's end in which the client may open its next stream (ResidualHold's
+  // interval is 3 s).
   absl::Duration residual_hold_ttl = absl::Seconds(60);
   absl::Duration residual_hold_grace = absl::Seconds(10);
   int64_t max_residual_holds = 1024;  // streams
   int64_t max_residual_holds_per_client = 16;
-  // What the coordinator keeps of each: some 3 KiB, and the boundaries of its documents, at most
-  // 4 MiB. Layers of a model times its micro-batches are far fewer.
+  // The coordinator's record of a residual: about 3 KiB, and its document boundaries, at most 4
+  // MiB. The layers of a model times its micro-batches are far fewer.
   int64_t max_residuals = 16384;
   int64_t max_residual_record_bytes = 256 * kMiB;
-  // Of those that ended, so that who asks learns why: some 200 bytes each.
+  // Ended residuals, kept so that a later request learns why they ended: about 200 bytes each.
   int64_t ended_residuals_kept = 16384;
-  int64_t max_renewed_residuals = 1024;  // by one call
+  int64_t max_renewed_residuals = 1024;  // per call
 
   // --- K/V caches (kv_cache.proto).
-  int64_t max_kv_caches = 4096;    // a record of some 4 KiB each, and its spec
+  int64_t max_kv_caches = 4096;    // a record of about 4 KiB each, and its spec
   int64_t max_kv_cache_bytes = 0;  // of one client's caches; 0: only the workers' memory limits
   absl::Duration default_kv_ttl = absl::Seconds(60);
   absl::Duration max_kv_ttl = absl::Hours(6);
-  int64_t max_step_rows = 4096;     // a row and its checks take 1 us: 4 ms
-  int64_t max_step_tokens = 65536;  // 64 heads of 256 in fp32 make 4 GiB: max_step_bytes binds
-  int64_t max_sequences = 65536;    // of one cache, 100 bytes each without their tables
-  int64_t max_kv_layers = 1024;     // of one cache
+  int64_t max_step_rows = 4096;  // validation of a row takes 1 us: 4 ms
+  // 64 heads of 256 in fp32 are 4 GiB, so max_step_bytes applies first
+  int64_t max_step_tokens = 65536;
+  int64_t max_sequences = 65536;  // per cache, 100 bytes each without their tables
+  int64_t max_kv_layers = 1024;   // per cache
   // KvCacheSpec. Sinks take most of it: 4 bytes per layer and head, 64 KiB for 128 layers of 128.
   int64_t max_kv_spec_bytes = 256 * kKiB;
-  int64_t max_kv_blocks = int64_t{1} << 24;  // of one plane: a table entry is 4 bytes
+  int64_t max_kv_blocks = int64_t{1} << 24;  // per plane; a table entry is 4 bytes
   int64_t max_step_bytes = 64 * kMiB;        // one StepBegin or LayerCall; gRPC holds it in memory
 
   // --- Time.
   // From the call to its header: the largest, 4 MiB, at 0.4 MB/s.
   absl::Duration header_timeout = absl::Seconds(10);
-  // An upload holds memory and a place at its workers. While its bytes could be taken it may
-  // fall behind this rate by upload_grace, and by less while other requests wait in the
-  // queue all the while; then it ends. 64 KiB/s is 0.5 Mbit/s. A chunk counts when it is
-  // whole: 1 MiB within 5 s is 0.2 MB/s, so slower lines send smaller chunks.
+  // An upload holds memory and a place at its workers. While the service could accept its bytes it
+  // may lag behind this rate by upload_grace, or by upload_grace_contended while other requests
+  // wait in the queue throughout; then it ends. 64 KiB/s is 0.5 Mbit/s. A chunk counts when it is
+  // complete: 1 MiB within 5 s is 0.2 MB/s, so slower clients send smaller chunks.
   int64_t min_upload_bytes_per_second = 64 * kKiB;
   absl::Duration upload_grace = absl::Seconds(30);
   absl::Duration upload_grace_contended = absl::Seconds(5);
-  // Reserved memory is held while a client uploads: longer silence than any
-  // retransmission gives it back.
+  // Reserved memory is held while a client uploads. A silence longer than any retransmission frees
+  // it.
   absl::Duration upload_idle_timeout = absl::Seconds(30);
-  // Likewise while a client downloads. Within it a reader must take a chunk; of the
+  // The same while a client downloads. Within this time a reader must read one chunk; for the
   // largest, 16 MiB, that is 0.6 MB/s.
   absl::Duration download_idle_timeout = absl::Seconds(30);
-  // A failed call's status may wait behind a message that the client does not take: then
-  // the call is cut off, and the client gets code and words without the details.
+  // A failed call's status may be queued after a message that the client does not read. After this
+  // time the call is cut off, and the client gets the code and message without the details.
   absl::Duration unread_status_timeout = absl::Seconds(10);
-  // Requests without a deadline get this one: 128M tokens on CPUs end earlier or
-  // never.
+  // Deadline of requests without one: 128M tokens on CPUs end earlier or never.
   absl::Duration default_deadline = absl::Hours(6);
   absl::Duration max_deadline = absl::Hours(24);
-  absl::Duration min_progress_interval = absl::Milliseconds(10);  // 100 messages a second
+  absl::Duration min_progress_interval = absl::Milliseconds(10);  // 100 messages per second
 
-  // --- Host memory. A region is an entry of some 200 bytes here and a mapping, a socket and a
-  // descriptor at each worker; descriptors are what runs out first, at 1,024 in the worst case.
+  // --- Host memory. A region is an entry of about 200 bytes here, and a mapping, a socket and a
+  // descriptor at each worker. Descriptors run out first, at 1,024 in the worst case.
   int64_t max_regions = 512;
   int64_t max_regions_per_client = 64;
-  // From Attach until the worker has the descriptor: two messages on one machine.
+  // From Attach until the worker receives the descriptor: two messages on one machine.
   absl::Duration attach_token_time = absl::Seconds(10);
 
-  // --- Streams straight to workers. Accepted lists what each member has: at most 12 bytes a span,
-  // 48 KiB. Layouts with more pieces have short rows, which streams move no faster.
+  // --- Direct streams. Accepted lists each member's spans, at most 12 bytes each: 48 KiB. Layouts
+  // with more spans have short rows, which streams do not transfer faster.
   int64_t max_ticket_spans = 4096;
-  // To one worker for one operation. One connection moves a third of what four do, and more than
-  // eight no more.
+  // To one worker for one operation. One connection transfers a third of what four do; more than
+  // eight transfer no more.
   int max_streams_per_ticket = 16;
-  // OpenShard in a call's metadata: a token of 32 bytes, or an operation's id, and a few numbers.
+  // OpenShard in a call's metadata: a token of 32 bytes or an operation's id, and a few numbers.
   int64_t max_open_shard_bytes = kKiB;
-  // All metadata of a client's call to a worker: OpenShard's largest, 0.7 KiB of gRPC's own as it
-  // counts them, and room for what proxies add.
+  // All metadata of a client's call to a worker: the largest OpenShard, 0.7 KiB of gRPC's own by
+  // its count, and room for additions by proxies.
   int64_t max_client_metadata_bytes = 4 * kKiB;
 
-  // --- Planning. At 32,768 tokens one device finishes within the time that a ring
-  // needs to fill; small requests run side by side instead.
+  // --- Planning. At 32,768 tokens one device finishes within the time that a ring takes to fill.
+  // Small requests run concurrently instead.
   int64_t single_device_threshold_tokens = 32768;
-  // The longest legal lists take some seconds on one core, once.
+  // The longest valid lists take a few seconds on one core, once.
   absl::Duration planning_time_max = absl::Seconds(10);
-  // Plans of earlier requests, kept for equal ones: 3 KiB each and what they follow from, at
-  // most 4 MiB of document boundaries.
+  // Plans of earlier requests, reused for equal ones: 3 KiB each and their key, at most 4 MiB of
+  // document boundaries.
   int64_t plan_cache_bytes = 64 * kMiB;
 };
 
