@@ -37,7 +37,8 @@ MutableBytes MutableBytesOf(std::vector<T>& values) {
 
 // Tensors that only some requests have, by id. An entry whose request does not have the tensor is
 // an error.
-//   inputs    SINKS, BIAS, MASK, Q_SEGMENT_IDS, KV_SEGMENT_IDS: where AttentionOptions asks for them
+//   inputs    SINKS, BIAS, MASK, Q_SEGMENT_IDS, KV_SEGMENT_IDS: where AttentionOptions asks for
+//   them
 //             QKV, or KV: where shape.packing asks for them; q, k and v, or k and v, are then empty
 //             DLSE: Backward only; its presence makes it part of the request
 //   outputs   PROBABILITIES: Forward with probability_rows

@@ -1,7 +1,6 @@
 #include "client/api/error.h"
 
 #include "absl/strings/cord.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -10,44 +9,6 @@ namespace ringattn::client {
 namespace {
 
 constexpr absl::string_view kPayloadUrl = "type.googleapis.com/google.rpc.Status";
-
-// What gRPC 1.51 and OpenSSL say, and what it means here.
-constexpr struct {
-  absl::string_view says;
-  absl::string_view means;
-} kTlsFailures[] = {
-    {"certificate verify failed",
-     "the server's certificate leads to none of the authorities given (tls_ca), or is not valid "
-     "today"},
-    {"Hostname Verification Check failed",
-     "the server's certificate is for another name than the one dialled (tls_server_name)"},
-    {"wrong version number", "the server speaks plain text, not TLS (tls_ca)"},
-    {"ls handshake failed", "TLS could not be agreed on"},
-};
-
-absl::Status ExplainConnecting(const std::string& message) {
-  for (const auto& [says, means] : kTlsFailures) {
-    if (!absl::StrContains(message, says)) continue;
-    google::rpc::ErrorInfo info;
-    info.set_reason(kTlsHandshakeFailed);
-    info.set_domain("ringattn");
-    google::rpc::Status wire;
-    wire.add_details()->PackFrom(info);
-    absl::Status status = absl::UnavailableError(absl::StrCat(means, ": ", message));
-    status.SetPayload(kPayloadUrl, absl::Cord(wire.SerializeAsString()));
-    return status;
-  }
-  // Of a certificate that the server refuses, and of plain text where it wants TLS, no more can
-  // be seen from here; and a server that just ends looks the same.
-  const bool closed = absl::StrContains(message, "Socket closed") ||
-                      absl::StrContains(message, "Connection reset") ||
-                      absl::StrContains(message, "Broken pipe");
-  if (closed && absl::StrContains(message, "failed to connect")) {
-    return absl::UnavailableError(absl::StrCat(
-        message, " (it may want TLS, or another client certificate: tls_ca, tls_cert)"));
-  }
-  return absl::UnavailableError(message);
-}
 
 }  // namespace
 
@@ -62,20 +23,30 @@ absl::Status MakeError(absl::StatusCode code, absl::string_view message,
   google::rpc::Status wire;
   wire.add_details()->PackFrom(bad_request);
   absl::Status status(code, message);
-  status.SetPayload(kPayloadUrl, absl::Cord(wire.SerializeAsString()));
+  SetDetails(wire.SerializeAsString(), &status);
   return status;
 }
 
-absl::Status TransportUnavailable(absl::string_view why) {
+absl::Status MakeErrorWithReason(absl::StatusCode code, absl::string_view message,
+                                 absl::string_view reason) {
   google::rpc::ErrorInfo info;
-  info.set_reason("TRANSPORT_UNAVAILABLE");
+  info.set_reason(std::string(reason));
   info.set_domain("ringattn");
   google::rpc::Status wire;
   wire.add_details()->PackFrom(info);
-  absl::Status status =
-      absl::FailedPreconditionError(absl::StrCat("no direct stream, which is required: ", why));
-  status.SetPayload(kPayloadUrl, absl::Cord(wire.SerializeAsString()));
+  absl::Status status(code, message);
+  SetDetails(wire.SerializeAsString(), &status);
   return status;
+}
+
+void SetDetails(const std::string& serialized, absl::Status* status) {
+  status->SetPayload(kPayloadUrl, absl::Cord(serialized));
+}
+
+absl::Status TransportUnavailable(absl::string_view why) {
+  return MakeErrorWithReason(absl::StatusCode::kFailedPrecondition,
+                             absl::StrCat("no direct stream, which is required: ", why),
+                             "TRANSPORT_UNAVAILABLE");
 }
 
 absl::Status WithMessage(const absl::Status& status, absl::string_view message) {
@@ -83,18 +54,6 @@ absl::Status WithMessage(const absl::Status& status, absl::string_view message) 
   status.ForEachPayload(
       [&](absl::string_view url, const absl::Cord& payload) { changed.SetPayload(url, payload); });
   return changed;
-}
-
-absl::Status FromGrpcStatus(const grpc::Status& status) {
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE && status.error_details().empty()) {
-    return ExplainConnecting(status.error_message());
-  }
-  absl::Status converted(static_cast<absl::StatusCode>(status.error_code()),
-                         status.error_message());
-  if (!status.ok() && !status.error_details().empty()) {
-    converted.SetPayload(kPayloadUrl, absl::Cord(status.error_details()));
-  }
-  return converted;
 }
 
 ErrorDetails DetailsOf(const absl::Status& status) {

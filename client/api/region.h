@@ -1,13 +1,13 @@
-// ringattn::client::Region: host memory that the workers of this machine read and write
-// themselves, so that tensors in it need not travel.
+// ringattn::client::Region: host memory that it shares with the workers of this machine. Workers
+// read and write tensors in it directly, so these tensors need no transfer.
 //
 //   auto region = ringattn::client::Region::Allocate(client.get(), 1 << 30);
-//   ForwardArgs args;                       // q, k, v and the results lie in (*region)->memory()
-//   client->Forward(args, results);         // finds them there by their addresses
+//   ForwardArgs args;                // q, k, v and the results lie in (*region)->memory()
+//   client->Forward(args, results);  // recognises them by their addresses
 //
-// The report says which way the tensors took and why (CallReport::transport_reason). Tensors that
-// lie in no region pass through one of the library's where that pays
-// (ClientOptions::staging_bytes), at the cost of a copy each.
+// CallReport reports the transport of each call and the reason for it. The library stages tensors
+// outside regions where that is faster (ClientOptions::staging_bytes), at the cost of a copy each.
+// Tests: client/call/region_call_test.cc, tests/e2e/test_host_memory.py.
 #ifndef RINGATTN_CLIENT_API_REGION_H_
 #define RINGATTN_CLIENT_API_REGION_H_
 
@@ -18,47 +18,45 @@
 
 #include "absl/status/statusor.h"
 #include "client/api/call.h"
-#include "client/api/client.h"
-#include "client/memory/region_index.h"
-#include "client/memory/shared_region.h"
 
 namespace ringattn::client {
 
-// Thread safe, but for what the caller does with the memory itself.
+class Client;
+
+// Thread safe, except for accesses to the memory itself.
 class Region {
  public:
-  // `bytes` of memory, zeroed and aligned to pages, at the cost of populating them (some 3 GB/s);
-  // shown to all workers before it returns, which takes milliseconds, or seconds where one hangs.
-  // Where no worker takes it (another machine, --local_memory=off) it is memory like any other:
-  // trouble() says why, and calls are relayed. `client` may go first; calls of other clients
-  // do not find it.
-  // Errors: RESOURCE_EXHAUSTED without memory or descriptors; INVALID_ARGUMENT for 0 bytes.
+  // Allocates `bytes` of zeroed, page-aligned memory (about 3 GB/s) and attaches it to all workers.
+  // Attaching takes milliseconds, or seconds if a worker hangs. If no worker can attach it (other
+  // machine, --local_memory=off), the memory works like any other: trouble() returns the reason and
+  // calls use another transport. The region may outlive `client`. Other clients' calls do not use
+  // it. Errors: RESOURCE_EXHAUSTED without memory or descriptors; INVALID_ARGUMENT for 0 bytes.
   static absl::StatusOr<std::unique_ptr<Region>> Allocate(Client* client, int64_t bytes);
 
-  // Workers let go of it; calls that use it end with CANCELLED, REGION_RELEASED. The memory is
-  // unmapped when they have ended. A child of fork() does not have it.
+  // Detaches the region from all workers. Calls that use it end with CANCELLED, REGION_RELEASED.
+  // The memory is unmapped after they have ended. A child process after fork() does not inherit it.
   ~Region();
 
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
-  MutableBytes memory() const { return {shared_->data(), static_cast<size_t>(shared_->bytes())}; }
+  MutableBytes memory() const;
 
-  // The memory stays mapped for as long as anybody has this, also when the region is gone and no
-  // worker has it any more.
-  std::shared_ptr<const void> mapping() const { return shared_; }
+  // Keeps the memory mapped while the returned pointer exists, even after the region is destroyed
+  // and no worker has it attached.
+  std::shared_ptr<const void> mapping() const;
 
-  // By name, the workers that have it now. One that is started again gets it within seconds.
-  std::vector<std::string> workers() const { return shared_->workers(); }
-  // Why some have not; empty: nothing is known.
-  std::string trouble() const { return shared_->trouble(); }
+  // Names of the workers that have the region attached. A restarted worker attaches it within
+  // seconds.
+  std::vector<std::string> workers() const;
+  // Why some workers have not attached the region; empty if no problem is known.
+  std::string trouble() const;
 
  private:
-  Region(std::shared_ptr<SharedRegion> shared, std::shared_ptr<RegionIndex> index)
-      : shared_(std::move(shared)), index_(std::move(index)) {}
+  struct Impl;
+  explicit Region(std::unique_ptr<Impl> impl);
 
-  const std::shared_ptr<SharedRegion> shared_;
-  const std::shared_ptr<RegionIndex> index_;
+  const std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace ringattn::client

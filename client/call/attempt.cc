@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/api/error.h"
 #include "client/transfer/direct_transfer.h"
+#include "client/transfer/grpc_status.h"
 #include "common/observability/trace_context.h"
 #include "common/schedule/schedule.h"
 #include "common/wire/chunk_codec.h"
@@ -24,14 +25,14 @@
 namespace ringattn::client {
 namespace {
 
-// How many chunks are put into place at a time, and held whole for it; what fits into the stream's
-// window of one more may wait there.
+// How many received chunks are copied into the outputs concurrently. Each is held whole meanwhile.
+// The stream's flow-control window may hold one more.
 constexpr int kChunksSideBySide = 2;
 
-// How long the coordinator's word is waited for when a stream to a worker has failed.
+// How long to wait for the coordinator's status after a direct stream has failed.
 constexpr std::chrono::seconds kTrailerWait{2};
 
-// What a server sends besides chunks; both RPCs have the same four members.
+// What a server sends in addition to chunks. Both RPCs have the same four members.
 struct ControlMessage {
   std::optional<v1::Accepted> accepted;
   std::optional<v1::Progress> progress;
@@ -63,11 +64,10 @@ absl::Status ServerError(absl::string_view what) {
   return absl::InternalError(absl::StrCat("the server broke the protocol: ", what));
 }
 
-// The reading side (OnRead..., OnDone) and the writing side (OnWriteDone) each run on
-// one thread at a time, but side by side. They meet in gate_, borrowed_ and
-// context_; all else belongs to one side. Beside the reading side, which ends after them, the
-// bytes of some chunks are put into place and reported; those threads meet in filling_, failure_
-// and progress_mutex_.
+// The reading side (OnRead..., OnDone) and the writing side (OnWriteDone) each run on one thread at
+// a time, concurrently with each other. They share gate_, borrowed_ and context_; every other
+// member belongs to one side. Several threads may copy and report chunks concurrently with the
+// reading side, which ends after them. They share filling_, failure_ and progress_mutex_.
 class StreamAttempt final : public Attempt,
                             public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                             public std::enable_shared_from_this<StreamAttempt> {
@@ -124,8 +124,8 @@ class StreamAttempt final : public Attempt,
     if (context_ != nullptr) context_->TryCancel();
   }
 
-  // The plan's, and behind it what this stream says of transports: a message that comes in two
-  // pieces is the two merged.
+  // The plan's header, followed by this stream's TransportOptions. Protobuf merges two concatenated
+  // messages into one.
   grpc::ByteBuffer Header() const {
     v1::TransportOptions options;
     if (offer_) {
@@ -168,7 +168,8 @@ class StreamAttempt final : public Attempt,
     WriteNextChunk();
   }
 
-  // The second to come, of the header's write and Accepted, begins the upload.
+  // Starts the upload when called for the second time: the header is written and Accepted has
+  // arrived.
   void PassGate() {
     if (gate_.fetch_sub(1) == 1) WriteNextChunk();
   }
@@ -220,7 +221,7 @@ class StreamAttempt final : public Attempt,
     StartRead(&read_buffer_);
   }
 
-  // What comes later does not matter any more.
+  // Records the first failure and ends the stream; later results do not matter.
   void Break(absl::Status why) {
     {
       const std::lock_guard lock(mutex_);
@@ -246,8 +247,8 @@ class StreamAttempt final : public Attempt,
     return assembler_.Claim(message.chunk(), message.payload_bytes());
   }
 
-  // The next message is read while this one's bytes are put into place, which takes longer than
-  // they took to come where the memory is touched for the first time.
+  // Reads the next message while this one is copied. Copying into memory that is touched for the
+  // first time takes longer than receiving.
   void TakeChunk(const wire::ReceivedMessage& message) {
     if (absl::Status status = ClaimChunk(message); !status.ok()) return Break(std::move(status));
     if (filling_.fetch_add(1) + 1 < kChunksSideBySide) StartRead(&read_buffer_);
@@ -261,8 +262,9 @@ class StreamAttempt final : public Attempt,
     if (filling_.fetch_sub(1) == kChunksSideBySide) StartRead(&read_buffer_);
   }
 
-  // Who comes later says no less. One of gRPC's few threads at a time is in a callback that lasts,
-  // as a terminal's may; who finds one there leaves it to the next chunk, but for the last.
+  // A later report never shows less progress, so threads may skip a report while another is in the
+  // callback, which may be slow (a terminal). This keeps gRPC's few threads free. The last chunk
+  // always reports.
   void ReportFilled() {
     if (!plan_->on_progress) return;
     std::unique_lock lock(progress_mutex_, std::defer_lock);
@@ -291,7 +293,7 @@ class StreamAttempt final : public Attempt,
     if (by_host && !offer_) return ServerError("it took memory that was not offered");
     if (by_direct && !offers_direct_) return ServerError("it took streams that were not offered");
     by_coordinator_ = !by_host && !by_direct;
-    // A worker lacks a region: it has been started again, perhaps.
+    // A worker lacks a region, possibly after a restart.
     if (offer_ && !by_host) plan_->host->AttachAgain();
     const uint64_t chunk_bytes = ChunkBytesUp(plan_->max_chunk_bytes_up, accepted);
     source_.emplace(by_coordinator_ ? plan_->inputs : std::vector<InputTensor>(), chunk_bytes);
@@ -344,7 +346,7 @@ class StreamAttempt final : public Attempt,
     }
   }
 
-  // The coordinator may know why, and says it soon.
+  // Waits briefly for the coordinator's status, which may explain the failure.
   void OnDirectBroken(const absl::Status& why, bool unreachable) {
     const std::lock_guard lock(mutex_);
     if (context_ == nullptr) return;
@@ -387,17 +389,17 @@ class StreamAttempt final : public Attempt,
 
   void OnDone(const grpc::Status& status) override {
     result_.status = failure_.ok() ? FromGrpcStatus(status) : failure_;
-    // What workers still send after an OK belongs to the result.
+    // After OK, chunks that workers still send belong to the result.
     if (const auto transfer = Transfer(); transfer != nullptr && !result_.status.ok()) {
       transfer->Cancel();
     }
-    // Without a connection gRPC itself makes up UNAVAILABLE, without details.
+    // gRPC itself creates UNAVAILABLE without details if there is no connection.
     result_.server_answered = server_answered_ || !status.error_details().empty() ||
                               status.error_code() != grpc::StatusCode::UNAVAILABLE;
     OneEnded();
   }
 
-  // The last of this stream and those to the workers has the result.
+  // The last stream to end, of this one and the direct streams, delivers the result.
   void OneEnded() {
     if (unended_.fetch_sub(1) == 1) Conclude();
   }
@@ -413,17 +415,17 @@ class StreamAttempt final : public Attempt,
     result_.report.times = times_;
     write_buffer_.Clear();
     {
-      // The context holds the call, and the call what was not sent of our slices.
+      // The context holds the call, which holds the slices that were not sent.
       const std::lock_guard lock(mutex_);
       context_.reset();
-      transfer_.reset();      // holds this
+      transfer_.reset();  // it refers to this
       trailer_wait_.reset();  // likewise
     }
     if (!offer_ || result_.status.ok() || !DetailsOf(result_.status).reason.empty()) {
       return FinishWhenMemoryIsFree(std::chrono::microseconds(200));
     }
-    // The service did not say that nobody writes any more: the workers do. From a timer goes on
-    // what comes next: the caller may let go of its regions in `done`.
+    // The service did not confirm that nobody writes any more, so the workers have to. Continues
+    // from a timer, because the caller may release its regions in `done`.
     plan_->host->Fence(offer_->fence_number(), [this](const std::string& unsure) {
       if (!unsure.empty()) {
         result_.status = WithMessage(
@@ -436,7 +438,8 @@ class StreamAttempt final : public Attempt,
     });
   }
 
-  // What the streams to the workers came to, where the coordinator's end does not say it.
+  // Adds the status of the direct streams where the coordinator's status does not explain the
+  // failure.
   void TakeDirectEnd() {
     const std::shared_ptr<DirectTransfer> transfer = Transfer();
     if (transfer == nullptr) return;
@@ -449,7 +452,7 @@ class StreamAttempt final : public Attempt,
                                                 DetailsOf(result_.status).reason.empty());
     if (!unsaid || user_cancelled_) return;
     if (unreachable_) result_.no_direct = std::string(direct_failure_.message());
-    // What came damaged, or against the protocol, comes no better the next time.
+    // Damaged data and protocol violations would repeat on a retry.
     const bool is_final = absl::IsDataLoss(direct_failure_) || absl::IsInternal(direct_failure_);
     result_.status = is_final ? direct_failure_
                               : absl::UnavailableError(absl::StrCat("a stream to a worker failed: ",
@@ -462,7 +465,7 @@ class StreamAttempt final : public Attempt,
     if (report.transport_reason.empty()) report.transport_reason = no_host_reason_;
     const bool relayed = report.accepted.transport() == v1::TRANSPORT_RELAY ||
                          report.accepted.transport() == v1::TRANSPORT_UNSPECIFIED;
-    // Why it is no better way, each reason once.
+    // Appends each reason for not using a faster transport once.
     for (const std::string* reason : {&no_host_reason_, &no_direct_reason_}) {
       if (!relayed || reason->empty() || absl::StrContains(report.transport_reason, *reason)) {
         continue;
@@ -472,7 +475,7 @@ class StreamAttempt final : public Attempt,
     }
     const ErrorDetails details = DetailsOf(result_.status);
     const std::string& reason = details.reason;
-    // A coordinator of an older version.
+    // A coordinator that does not know this transport rejects it by field.
     for (const FieldViolation& violation : details.violations) {
       if (offers_direct_ && absl::StartsWith(violation.field, "transport.accept")) {
         result_.no_direct = "the coordinator does not know direct streams";
@@ -493,18 +496,18 @@ class StreamAttempt final : public Attempt,
   absl::Status CheckEnd() const {
     if (!accepted_) return ServerError("it ended without Accepted");
     if (!summary_) return ServerError("it ended without a summary");
-    // What workers wrote or sent themselves has not passed here.
+    // Outputs that workers wrote or sent directly did not pass here.
     if (by_coordinator_) return assembler_.CheckComplete();
     return complete_ ? absl::OkStatus() : ServerError("it ended before all outputs were sent");
   }
 
-  // gRPC drops the last of the borrowed slices on its own threads, inside its locks;
-  // so the caller is not told from there, but from a timer that looks again.
+  // gRPC drops the last borrowed slices on its own threads while it holds locks. Therefore a timer
+  // polls and reports the end.
   void FinishWhenMemoryIsFree(std::chrono::microseconds pause) {
     if (borrowed_.load() == 0) {
       const std::shared_ptr<StreamAttempt> self = std::move(self_);
-      // The last reference to a channel must not fall here: gRPC would join this very
-      // thread. So everything that leads to it goes before the caller hears of the end.
+      // The last reference to a channel must not be dropped here, because gRPC would then join this
+      // thread. Release everything that leads to it before reporting the end.
       read_buffer_.Clear();
       plan_.reset();
       stub_.reset();
@@ -528,12 +531,12 @@ class StreamAttempt final : public Attempt,
   std::shared_ptr<const CallPlan> plan_;
   const std::chrono::system_clock::time_point deadline_;
   const std::function<void(AttemptResult)> done_;
-  std::optional<v1::TransportOptions> offer_;  // host memory, with places; fixed from the start on
-  std::string no_host_reason_;                 // why there is no offer
-  std::vector<uint64_t> attachments_;          // before the offer was made; only_host alone
-  bool offers_direct_ = false;                 // likewise fixed
-  std::string no_direct_reason_;               // why it does not
-  std::shared_ptr<StreamAttempt> self_;        // until done_ has been called
+  std::optional<v1::TransportOptions> offer_;  // host or CUDA memory, with locations; constant after construction
+  std::string no_host_reason_;  // why there is no offer
+  std::vector<uint64_t> attachments_;  // before the offer; only for only_host
+  bool offers_direct_ = false;  // constant after construction
+  std::string no_direct_reason_;  // why not
+  std::shared_ptr<StreamAttempt> self_;  // until done_ has been called
 
   // Writing side.
   grpc::ByteBuffer write_buffer_;
@@ -544,23 +547,23 @@ class StreamAttempt final : public Attempt,
   OutputAssembler assembler_;
   std::optional<v1::Accepted> accepted_;
   std::optional<v1::Summary> summary_;
-  std::atomic<int> filling_{0};  // chunks being put into place
+  std::atomic<int> filling_{0};  // chunks being copied
   bool server_answered_ = false;
   bool by_coordinator_ = true;
-  bool complete_ = true;  // what did not pass the coordinator
+  bool complete_ = true;  // of what did not pass the coordinator
 
-  // Made by the reading side before it passes the gate, then the writing side's.
+  // Created by the reading side before PassGate, then used by the writing side.
   std::optional<ChunkSource> source_;
   std::atomic<int> gate_{2};
   std::atomic<int64_t> borrowed_{0};  // slices of the caller's memory that gRPC holds
 
-  std::mutex progress_mutex_;  // one on_progress call at a time
-  // Streams to end: this one, and those to workers together.
+  std::mutex progress_mutex_;  // serialises on_progress calls
+  // Streams in flight: this one, and one for all direct streams together.
   std::atomic<int> unended_{1};
 
-  std::mutex mutex_;  // all up to context_, which is null once the call has ended
+  std::mutex mutex_;  // guards the members up to context_, which is null once the call has ended
   bool user_cancelled_ = false;
-  absl::Status failure_;  // of the reading side; read in OnDone
+  absl::Status failure_;  // from the reading side; read in OnDone
   absl::Status direct_failure_;
   bool unreachable_ = false;
   std::shared_ptr<DirectTransfer> transfer_;  // until all streams have ended
@@ -569,7 +572,7 @@ class StreamAttempt final : public Attempt,
 
   std::optional<grpc::Alarm> alarm_;
   AttemptResult result_;
-  ClientTimes times_;  // each member written by one side, read in OnDone
+  ClientTimes times_;  // each member is written by one side and read in OnDone
   const std::chrono::steady_clock::time_point start_;
 };
 

@@ -1,4 +1,5 @@
-// One attempt at a call: one stream, from the header to the status.
+// Attempt: one try of a call. It is one stream, from the header to the status.
+// Tests: client_test.cc.
 #ifndef RINGATTN_CLIENT_CALL_ATTEMPT_H_
 #define RINGATTN_CLIENT_CALL_ATTEMPT_H_
 
@@ -22,72 +23,73 @@ namespace ringattn::client {
 
 enum class CallKind { kForward, kBackward };
 
-// Everything that stays the same from replay to replay. Tensors' memory is the
-// caller's and stays valid until the call has ended.
+// What stays the same from replay to replay. The tensors' memory is the caller's and must stay
+// valid until the call has ended.
 struct CallPlan {
   CallKind kind = CallKind::kForward;
-  grpc::ByteBuffer header;  // the stream's first message, request_id included
-  std::string traceparent;  // metadata; empty: none
+  grpc::ByteBuffer header;  // the stream's first message, with the request_id
+  std::string traceparent;  // metadata; empty if there is none
   std::vector<InputTensor> inputs;
   std::vector<OutputTensor> outputs;
-  uint64_t max_chunk_bytes_up = 0;  // 0: as the server recommends
+  uint64_t max_chunk_bytes_up = 0;  // 0: the server's recommendation
   bool with_crc32c = true;
   std::function<void(const v1::Progress&)> on_progress;  // may be empty
-  // Where the tensors lie; null: not all of them in regions, or the caller would not have it, for
-  // this reason.
+  // Where the tensors lie in regions. Null, with the reason in no_host_reason, if some lie in none
+  // or the caller chose another transport.
   std::shared_ptr<const HostTensorLocations> host = nullptr;
   std::string no_host_reason = {};
   bool host_required = false;
-  // The caller would have no other way either: a worker that lacks a region is shown it, and the
-  // call replayed.
+  // The caller accepts no other transport. If a worker lacks a region, the library attaches the
+  // region to it and replays the call.
   bool only_host = false;
-  // `host` is of CUDA memory, or was to be: nothing here reads the tensors, and no other way is
-  // offered.
+  // The call may use only CUDA memory, because the host cannot read the tensors. `host` is null if
+  // the required CUDA memory is not available.
   bool on_cuda = false;
-  // Whether the tensors may go straight to the workers; else why not.
+  // Whether to offer direct streams, and the reason if not.
   bool direct = false;
   std::string no_direct_reason = {};
   bool direct_required = false;
-  // For that way: of packed results the parts, where they lie, since workers send those.
+  // The outputs for direct streams. Workers send the components of packed results separately, so
+  // each is a tensor of its own here, in its place in the packed one.
   std::vector<OutputTensor> direct_outputs = {};
 };
 
 struct AttemptResult {
   absl::Status status;
-  // Something came from a server, be it an error: the address is right.
+  // A server answered, if only with an error, so the address is right.
   bool server_answered = false;
-  CallReport report;            // complete if status is OK
-  bool region_unknown = false;  // the coordinator does not know the regions (any more)
-  // Why the tensors should not go straight to the workers again; empty: they may.
+  CallReport report;  // complete if status is OK
+  bool region_unknown = false;  // the coordinator does not know the regions
+  // Why the next attempt should not offer direct streams; empty if it may.
   std::string no_direct = {};
-  // Of a plan that is only_host, refused because a worker lacks a region, perhaps: what its
-  // HostTensorLocations::Attachments were before; else empty.
+  // Set if an only_host plan was rejected, possibly because a worker lacks a region: the values of
+  // HostTensorLocations::Attachments before the attempt. Otherwise empty.
   std::vector<uint64_t> lacked_at = {};
 };
 
-// Everything that may change from replay to replay.
+// What may change from replay to replay.
 struct AttemptTerms {
-  bool offers_host = true;     // false: whatever the plan says, likewise
-  std::string no_direct = {};  // not empty: not straight to the workers, for this reason
+  bool offers_host = true;  // false: the attempt does not offer host memory
+  std::string no_direct = {};  // the reason for not offering direct streams; empty if they may be offered
 };
 
-// A stream that, once started, runs by itself on gRPC's threads. Thread safe.
+// A stream that runs on gRPC's threads once it has started. Thread safe.
 class Attempt {
  public:
   virtual ~Attempt() = default;
 
-  // Once. The attempt keeps itself alive until its end.
+  // Call once. The attempt keeps itself alive until its end.
   virtual void Start() = 0;
 
-  // Ends the attempt soon, with CANCELLED, also before Start. Idempotent.
+  // Ends the attempt soon, with CANCELLED. May be called before Start. Idempotent.
   virtual void Cancel() = 0;
 };
 
-// An attempt on `channel`, not yet started; `token`, which may be null, is shown with it. `done` is
-// called once, on one of gRPC's threads, when the status is known and gRPC holds none of the
-// caller's memory any more. The latter may trail the former if the server has stopped reading:
-// until the connection is given up, about the keepalive timeout. Nor does a worker write any of
-// it. `workers` may be null: no streams straight to them.
+// Returns an attempt on `channel` that has not started. `token` is sent with it; it may be null.
+// `workers` may be null: no direct streams.
+// Calls `done` once, on a thread of gRPC, when the status is known and neither gRPC nor a worker
+// uses the caller's memory any more. If the server has stopped reading, gRPC releases the memory
+// only when it gives up the connection, after about the keepalive timeout.
 std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
                                      std::shared_ptr<WorkerChannels> workers,
                                      std::shared_ptr<const CallPlan> plan,

@@ -76,11 +76,11 @@ void SetRetain(absl::Duration ttl, v1::ForwardHeader* header) {
   if (ttl != absl::ZeroDuration()) SetDuration(ttl, retain->mutable_ttl());
 }
 
-// Inputs that together are no more than this travel in the header: the chunk's round
-// trip for Accepted would take longer than they do, and a queue of headers stays small.
+// Inputs of at most this many bytes together travel in the header. A round trip for Accepted would
+// take longer than sending them, and a queue of such headers stays small.
 constexpr uint64_t kMaxInlineBytes = 64 << 10;
 
-// Below this a stream to each worker takes longer than the way through the coordinator.
+// For smaller tensors, opening a stream to each worker takes longer than the relay.
 constexpr uint64_t kLeastDirectBytes = 1 << 20;
 
 uint64_t InputBytes(const CallPlan& plan) {
@@ -129,8 +129,8 @@ void SetDirect(const CallOptions& options, CallPlan* plan) {
   }
 }
 
-// CUDA memory is offered alone, as nothing here could read the tensors: what becomes of a call that
-// cannot have it is StartCudaCall's.
+// CUDA memory is offered alone, because the host cannot read the tensors. StartCudaCall handles
+// calls that cannot use it.
 void SetCuda(const CallOptions& options, CallPlan* plan) {
   const bool wished = options.transport == TransportPreference::kCudaMemory;
   if (wished && plan->host != nullptr && !plan->host->on_cuda()) {
@@ -176,7 +176,7 @@ absl::Status SetOptions(const CallOptions& options, const ChunkLimits& limits, C
   return absl::OkStatus();
 }
 
-// The caller's buffers by tensor: those with a name in the arguments, and `more`.
+// The caller's buffers by tensor: the named members of the arguments, and `more`.
 template <typename Bytes>
 class Buffers {
  public:
@@ -187,8 +187,8 @@ class Buffers {
     }
   }
 
-  // The request's tensors, each with its buffer, in the order in which they are streamed.
-  // INVALID_ARGUMENT for a buffer of a tensor that the request does not have.
+  // Returns the request's tensors with their buffers, in streaming order. Returns INVALID_ARGUMENT
+  // for a buffer of a tensor that the request does not have.
   template <typename Tensor>
   absl::StatusOr<std::vector<Tensor>> InOrder(const std::vector<TensorId>& wanted) {
     std::vector<Tensor> tensors;
@@ -200,15 +200,15 @@ class Buffers {
     }
     if (buffers_.empty()) return tensors;
     return absl::InvalidArgumentError(
-        absl::StrCat(TensorIdName(buffers_.begin()->first), " is no tensor of this request"));
+        absl::StrCat(TensorIdName(buffers_.begin()->first), " is not a tensor of this request"));
   }
 
  private:
   TensorMap<Bytes> buffers_;
 };
 
-// The parts of packed results as tensors of their own, as workers send them, where they lie; others
-// as they are. REQUIRES: the sizes are right.
+// Splits packed results into their components, as workers send them, each in its place. Other
+// tensors stay as they are. Requires correct sizes.
 std::vector<OutputTensor> AsWorkersSend(const AttentionSpec& spec, const std::vector<TensorId>& ids,
                                         const std::vector<OutputTensor>& tensors) {
   std::vector<OutputTensor> all;
@@ -262,7 +262,7 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recom
   if (!out.ok()) return out.status();
   plan.inputs = *std::move(in);
   plan.outputs = *std::move(out);
-  // In this order they stand in both.
+  // Both lists have this order.
   for (size_t i = 0; i < wanted.size(); ++i) plan.inputs[i].layout = LayoutOf(*spec, wanted[i]);
   const std::vector<TensorId> given = OutputsOf(*spec, direction);
   for (size_t i = 0; i < given.size(); ++i) plan.outputs[i].layout = LayoutOf(*spec, given[i]);
@@ -370,8 +370,7 @@ absl::StatusOr<PlannedRequest> PlanRequest(const ForwardArgs& args, const Forwar
     *request.mutable_header()->mutable_reply()->add_probability_rows() = row;
   }
   if (options.retain) SetRetain(*options.retain, request.mutable_header());
-  auto plan =
-      Complete(ForwardTensors(args, results), options, limits, regions, std::move(request));
+  auto plan = Complete(ForwardTensors(args, results), options, limits, regions, std::move(request));
   if (!plan.ok()) return plan.status();
   return PlannedRequest{.plan = *std::move(plan)};
 }

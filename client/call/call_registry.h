@@ -1,5 +1,5 @@
-// The calls of one client that have not ended, so that the client can end them before
-// it lets go of its channels.
+// CallRegistry: the calls in flight of one client. The client ends them before it releases its
+// channels.
 #ifndef RINGATTN_CLIENT_CALL_CALL_REGISTRY_H_
 #define RINGATTN_CLIENT_CALL_CALL_REGISTRY_H_
 
@@ -15,8 +15,8 @@ namespace ringattn::client {
 // Thread safe.
 class CallRegistry {
  public:
-  // `cancel` ends the call soon; called at most once, without a lock held. It must not
-  // own the call.
+  // `cancel` ends the call soon. It is called at most once and without a lock. It must not own the
+  // call.
   void Add(const void* call, std::function<void()> cancel) {
     const absl::MutexLock lock(&mutex_);
     calls_.emplace(call, std::move(cancel));
@@ -27,7 +27,7 @@ class CallRegistry {
     calls_.erase(call);
   }
 
-  // Cancels every call and waits until all are removed.
+  // Cancels all calls and waits until they are removed.
   void CancelAllAndWait() {
     std::map<const void*, std::function<void()>> calls;
     {

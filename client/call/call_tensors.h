@@ -1,4 +1,4 @@
-// Every tensor of a call's arguments and results, one after another.
+// Visits every tensor of a call's arguments and results.
 #ifndef RINGATTN_CLIENT_CALL_CALL_TENSORS_H_
 #define RINGATTN_CLIENT_CALL_CALL_TENSORS_H_
 
@@ -6,8 +6,8 @@
 
 namespace ringattn::client {
 
-// Calls visit(TensorMap's value&) for each tensor, also for those that are empty: always in the
-// same order. `visit` may point them elsewhere.
+// Calls visit(tensor&) for each tensor, empty ones included, always in the same order. `visit` may
+// point tensors elsewhere.
 template <typename Visit>
 void ForEachTensor(ForwardArgs& args, const Visit& visit) {
   for (ConstBytes* tensor : {&args.q, &args.k, &args.v}) visit(*tensor);

@@ -8,7 +8,7 @@ CallResult CopiedCall::Wait() {
 }
 
 void CopiedCall::Cancel() {
-  std::optional<Operation> call;
+  std::optional<PendingCall> call;
   {
     const absl::MutexLock lock(&mutex_);
     cancelled_ = true;
@@ -34,17 +34,18 @@ double CopiedCall::seconds() const {
   return std::chrono::duration<double>(Clock::now() - began_).count();
 }
 
-void CopiedCall::Make(const std::function<Operation(absl::Duration deadline)>& start) {
+void CopiedCall::Make(const std::function<PendingCall(absl::Duration deadline)>& start) {
   int number = 0;
   {
     const absl::MutexLock lock(&mutex_);
     number = ++calls_;
   }
-  const Operation call = start(TimeLeft());
+  const PendingCall call = start(TimeLeft());
   bool cancelled = false;
   {
     const absl::MutexLock lock(&mutex_);
-    // Has it ended already, keeping it would keep what its end let go of.
+    // An inner call that has already ended must not be kept, or it would keep what its end
+    // released.
     if (!result_.has_value() && number == calls_) call_ = call;
     cancelled = cancelled_;
   }
@@ -61,7 +62,7 @@ void CopiedCall::SetTimes(double seconds_before, CallReport* report) const {
 }
 
 void CopiedCall::Conclude(CallResult result, const std::shared_ptr<CallRegistry>& registry) {
-  std::optional<Operation> call;  // let go of without the lock
+  std::optional<PendingCall> call;  // destroyed without the lock
   {
     const absl::MutexLock lock(&mutex_);
     call.swap(call_);

@@ -1,5 +1,6 @@
-// CopiedCall: what calls have in common that the library makes on copies of the caller's tensors:
-// who waits for them, who cancels them, until when they may take, and how they end.
+// CopiedCall: the common part of calls that the library makes on copies of the caller's tensors. It
+// handles waiting, cancellation, the deadline and the end.
+// Tests: staged_call_test.cc, tests/cuda_memory/cuda_memory_fake_test.cc.
 #ifndef RINGATTN_CLIENT_CALL_COPIED_CALL_H_
 #define RINGATTN_CLIENT_CALL_COPIED_CALL_H_
 
@@ -16,41 +17,41 @@
 #include "absl/time/time.h"
 #include "client/api/call.h"
 #include "client/call/call_registry.h"
-#include "client/call/operation.h"
+#include "client/call/replayed_call.h"
 
 namespace ringattn::client {
 
-// Thread safe for waiting and cancelling; the rest is one thread's at a time, whose turn it is. A
-// call is kept alive by the work that is to come: a copy's end, the `done` of the call that it
-// makes.
-class CopiedCall : public Operation::State {
+// Wait and Cancel are thread safe. Only one thread at a time runs the other methods. Pending work
+// (a copy, or the `done` of the inner call) keeps the object alive.
+class CopiedCall : public PendingCall::State {
  public:
   const std::string& request_id() const final { return request_id_; }
   CallResult Wait() final ABSL_LOCKS_EXCLUDED(mutex_);
   void Cancel() final ABSL_LOCKS_EXCLUDED(mutex_);
 
  protected:
-  // `deadline`: from now on, copies included.
+  // `deadline` starts now and covers the copies.
   CopiedCall(std::string request_id, absl::Duration deadline)
       : request_id_(std::move(request_id)), deadline_(deadline) {}
 
   bool IsCancelled() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Why it must not go on: it was cancelled, or it is too late.
+  // Returns why the call must stop: it was cancelled, or its deadline has passed.
   std::optional<absl::Status> Stopped() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::chrono::steady_clock::time_point began() const { return began_; }
-  double seconds() const;  // since then
+  double seconds() const;  // since began()
 
-  // Makes the call on the copies, within what is left of the deadline, which is cancelled with
-  // this one from then on. Its end may come before this returns. One that is made later takes its
-  // place.
-  void Make(const std::function<Operation(absl::Duration deadline)>& start)
+  // Starts the inner call on the copies with the time that is left. From then on, cancelling this
+  // call cancels the inner one. The inner call may end before this returns. A later inner call
+  // replaces an earlier one.
+  void Make(const std::function<PendingCall(absl::Duration deadline)>& start)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // A report of the call that was made, as of this one, which began so many seconds before it.
+  // Converts the times of an inner call, which began `seconds_before` after this one, to this
+  // call's.
   void SetTimes(double seconds_before, CallReport* report) const;
 
-  // Waiters go on. The last of all: the client, and this, may be gone from here on. What refers to
-  // the caller's must have been let go of.
+  // Ends the call and wakes its waiters. This must be the last step: the client and this object may
+  // be destroyed afterwards. Release everything that refers to the caller's memory first.
   void Conclude(CallResult result, const std::shared_ptr<CallRegistry>& registry)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -66,19 +67,19 @@ class CopiedCall : public Operation::State {
 
   mutable absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  int calls_ ABSL_GUARDED_BY(mutex_) = 0;  // made
-  std::optional<Operation> call_ ABSL_GUARDED_BY(mutex_);
+  int calls_ ABSL_GUARDED_BY(mutex_) = 0;  // inner calls started
+  std::optional<PendingCall> call_ ABSL_GUARDED_BY(mutex_);
   std::optional<CallResult> result_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Begins a call of a class derived from CopiedCall, whose end takes it out of the registry.
+// Starts a call of a class derived from CopiedCall. Its end removes it from the registry.
 template <typename Call>
-Operation StartCopiedCall(const std::shared_ptr<Call>& call, CallRegistry& registry) {
+PendingCall StartCopiedCall(const std::shared_ptr<Call>& call, CallRegistry& registry) {
   registry.Add(call.get(), [weak = std::weak_ptr<Call>(call)] {
     if (const auto alive = weak.lock()) alive->Cancel();
   });
   call->Start();
-  return Operation(call);
+  return PendingCall(call);
 }
 
 }  // namespace ringattn::client

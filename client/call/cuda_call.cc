@@ -12,12 +12,12 @@
 namespace ringattn::client {
 namespace {
 
-// Whether the service turned the call down because of its way alone, before it began: it may go
-// another one.
+// Returns true if the service rejected the call only because of its transport, before it started.
+// Another transport may work.
 bool IsAboutTransport(const absl::Status& status) {
   const ErrorDetails details = DetailsOf(status);
   if (details.reason == "TRANSPORT_UNAVAILABLE" || details.reason == "REGION_UNKNOWN") return true;
-  // A coordinator of an older version knows no CUDA memory.
+  // A coordinator that does not know CUDA memory rejects it by field.
   for (const FieldViolation& violation : details.violations) {
     if (absl::StartsWith(violation.field, "transport.accept")) return true;
   }
@@ -39,13 +39,13 @@ class CudaCall final : public CopiedCall, public std::enable_shared_from_this<Cu
 
  private:
   void Call(uint8_t* host, const std::function<void(const CallResult&)>& done) {
-    // The end, which may come at once, clears params_.
+    // The end may come at once and clears params_.
     Make([host, done, start = params_.start](absl::Duration deadline) {
       return start(host, deadline, done);
     });
   }
 
-  // Copies block, which gRPC's threads must not.
+  // Continues on a copying thread, because copies block and gRPC's threads must not.
   void OnCudaCalled(const CallResult& result) {
     if (result.ok() || params_.required || !IsAboutTransport(result.status())) return End(result);
     params_.why_not = std::string(result.status().message());
@@ -112,7 +112,7 @@ class CudaCall final : public CopiedCall, public std::enable_shared_from_this<Cu
     Conclude(std::move(result), registry);
   }
 
-  CudaCallParams params_;  // one thread's at a time
+  CudaCallParams params_;  // used by one thread at a time
   std::unique_ptr<uint8_t[]> host_;
 };
 
@@ -131,7 +131,7 @@ std::string CheckAttached(const StagingPlan& plan, const RegionIndex& regions) {
   return "";
 }
 
-Operation StartCudaCall(CudaCallParams params) {
+PendingCall StartCudaCall(CudaCallParams params) {
   const std::shared_ptr<CallRegistry> registry = params.registry;
   return StartCopiedCall(std::make_shared<CudaCall>(std::move(params)), *registry);
 }

@@ -1,5 +1,6 @@
-// A call some of whose tensors lie in CUDA memory: by CUDA memory if that can be had, else on
-// copies of them in host memory, by whatever way those can take.
+// A call with tensors in CUDA memory. It uses CUDA memory if possible, otherwise copies in host
+// memory and any other transport.
+// Tests: tests/cuda_memory/cuda_memory_fake_test.cc.
 #ifndef RINGATTN_CLIENT_CALL_CUDA_CALL_H_
 #define RINGATTN_CLIENT_CALL_CUDA_CALL_H_
 
@@ -14,48 +15,49 @@
 #include "client/api/call.h"
 #include "client/call/call_registry.h"
 #include "client/call/call_tensors.h"
-#include "client/call/operation.h"
-#include "client/call/staged_operation.h"
+#include "client/call/replayed_call.h"
+#include "client/call/staged_call.h"
 #include "client/memory/copy_pool.h"
 #include "client/memory/region_index.h"
 
 namespace ringattn::client {
 
-// The tensors that lie in regions of CUDA memory, side by side in host memory; without any:
-// nothing. INVALID_ARGUMENT if one begins in such a region and reaches beyond it.
+// Plans copies of the tensors that lie in CUDA regions, next to each other in host memory. Copies
+// nothing if there are none. Returns INVALID_ARGUMENT if a tensor begins in a CUDA region and
+// extends beyond it.
 template <typename Args, typename Results>
 absl::Status PlanCudaCopies(const Args& args, const Results& results, const RegionIndex& regions,
                             StagingPlan* plan);
 
-// Whether all tensors with bytes lie in regions of CUDA memory.
+// Returns true if all non-empty tensors lie in CUDA regions.
 template <typename Args, typename Results>
 bool AllOnCuda(const Args& args, const Results& results, const RegionIndex& regions);
 
-// Why no worker could take them now: the first of their regions that none has; empty: all are
-// known.
+// Returns why workers cannot use the tensors now: the problem of the first region that no worker
+// has attached. Empty if all regions are attached.
 std::string CheckAttached(const StagingPlan& plan, const RegionIndex& regions);
 
 struct CudaCallParams {
   std::string request_id;
-  StagingPlan plan;  // of PlanCudaCopies
-  // Why the call cannot go by CUDA memory, as far as is known already; empty: it may.
+  StagingPlan plan;  // from PlanCudaCopies
+  // Why the call cannot use CUDA memory, as far as is known; empty if it may.
   std::string why_not;
-  bool required = false;  // by CUDA memory or not at all
+  bool required = false;  // fail if CUDA memory cannot be used
   std::shared_ptr<const RegionIndex> regions;
   CopyPool* copies = nullptr;  // outlives the call
   std::shared_ptr<CallRegistry> registry;
   absl::Duration deadline = absl::InfiniteDuration();
-  // Begins a call on the tensors where they are (`host` is null), or on their copies.
-  std::function<Operation(uint8_t* host, absl::Duration deadline,
-                          const std::function<void(const CallResult&)>& done)>
+  // Starts a call on the tensors in place (`host` is null) or on their copies.
+  std::function<PendingCall(uint8_t* host, absl::Duration deadline,
+                            const std::function<void(const CallResult&)>& done)>
       start;
-  std::function<void(const CallResult&)> done;  // as OperationParams::done; may be empty
+  std::function<void(const CallResult&)> done;  // as ReplayedCallParams::done; may be empty
 };
 
 // Does not block.
-Operation StartCudaCall(CudaCallParams params);
+PendingCall StartCudaCall(CudaCallParams params);
 
-// ------------------------------------------------------------------ implementation
+// --- Implementation -------------------------------------------------------------
 
 namespace cuda_copies {
 

@@ -10,7 +10,7 @@
 namespace ringattn::client {
 namespace {
 
-// Every stream of this process has a number of its own; a region is of one process.
+// Every stream of this process has its own number; a region belongs to one process.
 std::atomic<uint64_t> last_fence_number{0};
 
 }  // namespace
@@ -18,7 +18,7 @@ std::atomic<uint64_t> last_fence_number{0};
 std::shared_ptr<const HostTensorLocations> HostTensorLocations::Of(
     const std::vector<InputTensor>& inputs, const std::vector<OutputTensor>& outputs,
     const RegionIndex& regions, std::string* why) {
-  // Nothing lies anywhere: in the region of some other tensor.
+  // An empty tensor lies in the region of some other tensor.
   std::shared_ptr<SharedRegion> any = regions.Any();
   for (const InputTensor& input : inputs) {
     const ConstRuns& bytes = input.bytes;
@@ -127,7 +127,7 @@ std::vector<uint64_t> HostTensorLocations::Attachments() const {
   return attachments;
 }
 
-// What is called back does not keep the regions: it may be the last on a region's own thread.
+// The callback does not keep the regions: it may be the last reference, on a region's own thread.
 void HostTensorLocations::ShowAgain(const std::vector<uint64_t>& than,
                                     const SharedRegion::Shown& done) const {
   struct Rest {

@@ -1,5 +1,6 @@
-// HostTensorLocations: the regions in which a call's tensors lie, all of host memory or all of CUDA
-// memory, and what of that a stream's header says.
+// HostTensorLocations: the regions in which a call's tensors lie, either all in host memory or all
+// in CUDA memory, and the part of the stream's header that describes them.
+// Tests: region_call_test.cc.
 #ifndef RINGATTN_CLIENT_CALL_HOST_TENSOR_LOCATIONS_H_
 #define RINGATTN_CLIENT_CALL_HOST_TENSOR_LOCATIONS_H_
 
@@ -17,29 +18,32 @@
 
 namespace ringattn::client {
 
-// Immutable; keeps the regions' memory.
+// Immutable. Keeps the regions' memory alive.
 class HostTensorLocations {
  public:
-  // Null if a tensor does not lie in a region, or in one of another kind than others: `why` says
-  // which.
+  // Returns null, with the reason in `why`, if a tensor lies in no region or the tensors lie in
+  // regions of both kinds.
   static std::shared_ptr<const HostTensorLocations> Of(const std::vector<InputTensor>& inputs,
                                                        const std::vector<OutputTensor>& outputs,
                                                        const RegionIndex& regions,
                                                        std::string* why);
 
-  // They lie on GPUs: nothing that the host reads.
+  // The tensors lie on GPUs, so the host must not read them.
   bool on_cuda() const { return on_cuda_; }
 
-  // What one stream says. Nothing if a region has no name at the coordinator now: `why`.
+  // Returns the header's options for one stream. Returns nothing, with the reason in `why`, if the
+  // coordinator has no name for a region now.
   std::optional<v1::TransportOptions> Options(bool required, std::string* why) const;
 
-  // `done` once no worker writes for the stream of this number any more; as SharedRegion::Fence.
+  // Calls `done` once no worker writes for the stream with this fence number any more; see
+  // SharedRegion::Fence.
   void Fence(uint64_t number, const SharedRegion::Fenced& done) const;
-  // Some worker may lack a region.
+  // Attaches the regions again, for workers that may lack one.
   void AttachAgain() const;
   // SharedRegion::attachments of each region.
   std::vector<uint64_t> Attachments() const;
-  // SharedRegion::ShowAgain of each, `than` as Attachments had it; `taken`: one of them was.
+  // SharedRegion::ShowAgain for each region. `than` comes from Attachments. `done` receives true if
+  // a worker has attached one of them.
   void ShowAgain(const std::vector<uint64_t>& than, const SharedRegion::Shown& done) const;
 
  private:

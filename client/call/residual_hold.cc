@@ -4,14 +4,15 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "client/api/error.h"
+#include "client/transfer/grpc_status.h"
+#include "ringattn/v1/attention.grpc.pb.h"
 
 namespace ringattn::client {
 namespace {
 
-constexpr int kMostHandles = 1024;  // of a request: Limits::max_renewed_residuals
+constexpr int kMostHandles = 1024;  // per request: Limits::max_renewed_residuals
 
-// Moves handles over, as many as a request still has room for.
+// Moves as many handles as the request has room for.
 template <typename Field>
 void TakeSome(std::set<std::string>* from, int room, Field* to) {
   for (; room > 0 && !from->empty(); --room)
@@ -48,7 +49,7 @@ void ResidualHold::Release(const std::vector<std::string>& handles) {
   for (const std::string& handle : handles) {
     if (held_.erase(handle) == 0) continue;
     confirmed_.erase(handle);
-    // What was never said need not be taken back.
+    // A hold that was never sent need not be released.
     if (unsaid_.erase(handle) == 0) released_.insert(handle);
   }
 }
@@ -105,7 +106,7 @@ absl::Status ResidualHold::Serve() {
   }
   if (is_open) {
     stream->WritesDone();
-    context.TryCancel();  // whatever the server does
+    context.TryCancel();  // regardless of the server
   }
   const grpc::Status status = stream->Finish();
   absl::MutexLock lock(&mutex_);

@@ -25,7 +25,7 @@ using ::testing::SizeIs;
 
 using Stream = grpc::ServerReaderWriter<v1::HoldResidualsResponse, v1::HoldResidualsRequest>;
 
-// Remembers what each stream holds.
+// Records what each stream holds.
 class FakeServer final : public v1::AttentionService::Service {
  public:
   FakeServer() {
@@ -75,7 +75,7 @@ class FakeServer final : public v1::AttentionService::Service {
     absl::MutexLock lock(&mutex_);
     return held_;
   }
-  // Until it is so; fails the test if that takes long.
+  // Waits for the condition and fails the test on a timeout.
   void Await(const std::function<bool()>& condition) const {
     const absl::Time end = absl::Now() + absl::Seconds(20);
     while (!condition()) {
@@ -130,7 +130,7 @@ TEST(ResidualHold, HoldsReleasesAndEnds) {
     server.Await([&] { return server.held().size() == 2; });
     EXPECT_THAT(server.held(), ElementsAre("a", "c"));
     EXPECT_TRUE(hold.trouble().ok());
-    // Signs of life come by themselves.
+    // Signs of life are sent without a call.
     const int before = server.Get(&FakeServer::requests_);
     server.Await([&] { return server.Get(&FakeServer::requests_) > before + 3; });
     EXPECT_EQ(server.Get(&FakeServer::streams_), 1);
@@ -146,7 +146,7 @@ TEST(ResidualHold, ABrokenStreamIsOpenedAnewWithAllThatIsHeld) {
   server.Await([&] { return hold.confirmed() == 3; });
   hold.Release({"b"});
   server.Set(&FakeServer::gone_, std::set<std::string>{"lost"});
-  server.Set(&FakeServer::break_, true);  // noticed by the next sign of life
+  server.Set(&FakeServer::break_, true);  // the next sign of life detects it
   server.Await([&] { return server.Get(&FakeServer::streams_) == 2 && hold.confirmed() == 1; });
   EXPECT_THAT(server.held(), ElementsAre("a"));
   server.Await([&] { return hold.trouble().ok(); });
@@ -190,7 +190,7 @@ TEST(ResidualHold, ManyGoInRequestsThatTheServerTakes) {
 }
 
 TEST(ResidualHold, EndsAtOnceWithAServerThatDoesNotAnswer) {
-  // Nothing listens there: the stream waits for its connection.
+  // Nobody listens there, so the stream waits for its connection.
   ResidualHold hold(TransportSecurity().Dial("127.0.0.1:1", {}), nullptr, kQuick);
   hold.Hold({"a"});
   absl::SleepFor(absl::Milliseconds(50));

@@ -1,4 +1,5 @@
-// When a failed call is sent again, and when it is given up. A pure decision.
+// When a failed call is replayed, and when the client gives up. A pure function.
+// Tests: retry_policy_test.cc.
 #ifndef RINGATTN_CLIENT_CALL_RETRY_POLICY_H_
 #define RINGATTN_CLIENT_CALL_RETRY_POLICY_H_
 
@@ -6,33 +7,25 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "client/api/retry_options.h"
 
 namespace ringattn::client {
-
-struct RetryOptions {
-  // A ring that lost a worker is back within seconds; ten replays with these pauses
-  // wait about half a minute for it.
-  int max_replays = 10;
-  absl::Duration initial_backoff = absl::Milliseconds(200);
-  absl::Duration max_backoff = absl::Seconds(5);
-  // A server that has never answered is given up sooner: likely the address is wrong.
-  absl::Duration connect_timeout = absl::Seconds(5);
-};
 
 struct FailedAttempt {
   absl::Status status;
   int replays_so_far = 0;
   bool server_ever_answered = false;  // in any attempt of this call
-  absl::Duration elapsed;             // since the call began
-  absl::Duration time_left;           // until its deadline; may be infinite
+  absl::Duration elapsed;  // since the call started
+  absl::Duration time_left;  // until its deadline; may be infinite
 };
 
-// How long to wait before the replay; nothing if the failure is final. Replayed are
-//   ABORTED              unless a newer stream with the same request_id took over
-//   UNAVAILABLE          unless TLS could not come about
-//   RESOURCE_EXHAUSTED   if the server said when to come back
-// after at least what RetryInfo asks for and a backoff that doubles, `jitter` in
-// [0, 1] taking up to half of it off. A wait that would reach the deadline is final.
+// Returns how long to wait before the replay, or nothing if the failure is final. Replayed are
+//   ABORTED              unless a newer stream with the same request_id has taken over
+//   UNAVAILABLE          unless the TLS handshake failed
+//   RESOURCE_EXHAUSTED   if the server gave a RetryInfo
+// The wait is at least that of RetryInfo and at least a backoff that doubles with each replay.
+// `jitter` in [0, 1] shortens the backoff by up to half. A wait that would reach the deadline makes
+// the failure final.
 std::optional<absl::Duration> ReplayDelay(const RetryOptions& options, const FailedAttempt& attempt,
                                           double jitter);
 

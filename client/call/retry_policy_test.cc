@@ -1,7 +1,7 @@
 #include "client/call/retry_policy.h"
 
-#include "client/api/error.h"
 #include "client/testing/fake_attention_server.h"
+#include "client/transfer/grpc_status.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::client {
@@ -32,7 +32,7 @@ TEST(RetryPolicy, OnlyWhatMayPassIsReplayed) {
   }
 }
 
-// Another attempt would end alike, unlike one at a server that is not there yet.
+// A retry would end alike, unlike one at a server that is not running yet.
 TEST(RetryPolicy, TlsThatCannotComeAboutIsFinal) {
   const auto may = [](const std::string& message) {
     FailedAttempt failed = Failed({.code = grpc::StatusCode::UNAVAILABLE});

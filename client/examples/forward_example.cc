@@ -1,4 +1,4 @@
-// Causal attention over 1,024 tokens, 8 heads: ./forward_example 127.0.0.1:7700
+// Causal attention over 1,024 tokens with 8 heads. Usage: ./forward_example 127.0.0.1:7700
 #include <cstdio>
 
 #include "client/api/client.h"

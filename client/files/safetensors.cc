@@ -25,7 +25,7 @@ std::string TemporaryName(const std::string& path) {
   return absl::StrCat(path, ".", getpid(), ".", absl::Hex(std::random_device()()), ".tmp");
 }
 
-// Closes the descriptor when it goes out of scope; a mapping outlives it.
+// Closes the descriptor at the end of the scope; a mapping outlives it.
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -92,7 +92,7 @@ void SafetensorsFile::ReleasePages() const {
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     const std::string& path, std::vector<TensorDeclaration> tensors,
     const std::map<std::string, std::string>& metadata) {
-  // Widest elements first: without holes, that keeps every tensor aligned.
+  // Widest elements first, which keeps every tensor aligned without holes.
   std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
     return FileDTypeBytes(a.dtype) > FileDTypeBytes(b.dtype);
   });
@@ -110,7 +110,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
           dimension < 0 || __builtin_mul_overflow(bytes, static_cast<uint64_t>(dimension), &bytes);
     }
     overflow |= __builtin_add_overflow(data_bytes, bytes, &end);
-    // What a file offset can hold, with room for the header.
+    // The largest file offset, minus room for the header.
     if (overflow || end > (uint64_t{1} << 62)) {
       return absl::InvalidArgumentError(
           absl::StrCat(path, ": tensor \"", tensor.name, "\": shape overflows"));
@@ -132,7 +132,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   writer->path_ = path;
   if (absl::Status status = writer->OpenTemporary(); !status.ok()) return status;
   const uint64_t file_bytes = 8 + text.size() + data_bytes;
-  // Reserved rather than sparse: a full disk is an error here, not a SIGBUS later.
+  // Reserve the space instead of leaving holes: a full disk is then an error here and not a SIGBUS
+  // later.
   if (const int error = posix_fallocate(writer->descriptor_, 0, file_bytes); error != 0) {
     return SystemError(error, absl::StrCat("cannot reserve ", file_bytes, " bytes"), path);
   }
@@ -161,7 +162,7 @@ absl::Span<uint8_t> SafetensorsWriter::data(absl::string_view name) {
 }
 
 absl::Status SafetensorsWriter::OpenTemporary() {
-  // A file without a name: nothing is left of it even if this process is killed.
+  // A file without a name disappears even if this process is killed.
   const size_t slash = path_.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
   descriptor_ = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
@@ -169,7 +170,7 @@ absl::Status SafetensorsWriter::OpenTemporary() {
   if (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) {
     return SystemError(errno, "cannot create", path_);
   }
-  // Not every file system can do that.
+  // Some file systems do not support files without a name.
   temporary_path_ = TemporaryName(path_);
   descriptor_ = open(temporary_path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor_ >= 0) return absl::OkStatus();
@@ -195,7 +196,7 @@ absl::Status SafetensorsWriter::Commit() {
   mapping_ = nullptr;
   data_.clear();
   if (temporary_path_.empty()) {
-    // linkat does not replace, rename does.
+    // linkat cannot replace a file; rename can.
     temporary_path_ = TemporaryName(path_);
     const std::string self = absl::StrCat("/proc/self/fd/", descriptor_);
     if (linkat(AT_FDCWD, self.c_str(), AT_FDCWD, temporary_path_.c_str(), AT_SYMLINK_FOLLOW) != 0) {

@@ -1,13 +1,11 @@
-// Tensors in files: the safetensors format (8 bytes of header length, a JSON header,
-// then the tensors' bytes without holes), read and written through mappings so that a
-// file larger than memory is no problem.
-//
+// Tensor files in the safetensors format: 8 bytes of header length, a JSON header, then the
+// tensors' bytes without holes. Files are mapped, so a file may be larger than memory.
 //   auto file = SafetensorsFile::Open("in.safetensors");
 //   const TensorView* q = file->Find("q");
-//
 //   auto writer = SafetensorsWriter::Create("out.safetensors", {{"out", kF32, {1, 8}}}, {});
 //   FillIn((*writer)->data("out"));
 //   (*writer)->Commit();
+// Tests: safetensors_test.cc; tests/fuzz fuzzes the parser.
 #ifndef RINGATTN_CLIENT_FILES_SAFETENSORS_H_
 #define RINGATTN_CLIENT_FILES_SAFETENSORS_H_
 
@@ -49,10 +47,10 @@ absl::string_view FileDTypeName(FileDType dtype);  // "F32", "BF16", ...
 std::optional<FileDType> FileDTypeFromName(absl::string_view name);
 int64_t FileDTypeBytes(FileDType dtype);
 
-// A header longer than this is refused, as by the format's own library.
+// The maximum header length, as in the format's own library.
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 
-// One tensor of a file. data points into the file's mapping, aligned to the element.
+// One tensor of a file. `data` points into the file's mapping and is aligned to the element size.
 struct TensorView {
   std::string name;
   FileDType dtype = FileDType::kF32;
@@ -66,19 +64,18 @@ struct SafetensorsContents {
   std::map<std::string, std::string> metadata;
 };
 
-// Reads a whole file's bytes; the views point into them.
-// Errors: INVALID_ARGUMENT saying what is wrong and, where it concerns one, with
-// which tensor: header length or JSON, unknown dtype, shape that overflows or does
-// not fit its bytes, bytes out of range, overlapping, with holes or not aligned, a
-// name given twice.
+// Parses the bytes of a whole file; the views point into them. Errors: INVALID_ARGUMENT with the
+// reason and the tensor that it concerns: bad header length or JSON, unknown dtype, a shape that
+// overflows or does not match its bytes, bytes that are out of range, overlapping, misaligned or
+// leave holes, or a duplicate name.
 absl::StatusOr<SafetensorsContents> ParseSafetensors(absl::Span<const uint8_t> file);
 
-// A file mapped for reading. Movable. Immutable, so thread safe.
-// Another process that cuts the file short meanwhile ends this one with SIGBUS.
+// A file mapped for reading. Movable. Immutable, so thread safe. If another process truncates the
+// file, this process ends with SIGBUS.
 class SafetensorsFile {
  public:
-  // Errors: NOT_FOUND, PERMISSION_DENIED and the like from the system;
-  // ParseSafetensors' errors with the path in front.
+  // Errors: the system's, such as NOT_FOUND and PERMISSION_DENIED; ParseSafetensors' errors,
+  // prefixed with the path.
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
 
   SafetensorsFile(SafetensorsFile&& other) noexcept { *this = std::move(other); }
@@ -89,8 +86,8 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return contents_.metadata; }
   const TensorView* Find(absl::string_view name) const;  // null if there is none
 
-  // Lets go of the pages read so far, so that a large file does not count as this
-  // process's memory; they come back from the page cache when touched again.
+  // Releases the pages read so far, so that a large file does not count as this process's memory.
+  // They return from the page cache when they are touched again.
   void ReleasePages() const;
 
  private:
@@ -107,39 +104,37 @@ struct TensorDeclaration {
   std::vector<int64_t> shape;
 };
 
-// A file being written: declared first, then filled in any order through a shared
-// mapping, so that the page cache holds it and not the process. The path shows nothing
-// or its old content until Commit. Thread compatible; different tensors may be filled
-// by different threads.
+// A file being written. The tensors are declared first and then filled in any order through a
+// shared mapping, so the page cache and not the process holds the bytes. The path keeps its old
+// content until Commit. Thread compatible; different threads may fill different tensors.
 class SafetensorsWriter {
  public:
-  // Reserves the file's space in the folder of `path`, nameless where the file system
-  // can do that, else under a temporary name.
-  // Errors: INVALID_ARGUMENT for a name given twice or a shape that overflows;
-  // RESOURCE_EXHAUSTED without space; the system's other errors.
+  // Reserves the file's space in the folder of `path`, without a name if the file system supports
+  // it, otherwise under a temporary name. Errors: INVALID_ARGUMENT for a duplicate name or a shape
+  // that overflows; RESOURCE_EXHAUSTED without space; the system's other errors.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
       const std::string& path, std::vector<TensorDeclaration> tensors,
       const std::map<std::string, std::string>& metadata);
 
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
-  ~SafetensorsWriter();  // without Commit nothing is left
+  ~SafetensorsWriter();  // without Commit the file disappears
 
-  // The writable bytes of a declared tensor, zero at first; valid until Commit.
-  // REQUIRES: `name` was declared.
+  // The writable bytes of a declared tensor, initially zero; valid until Commit. Requires that
+  // `name` was declared.
   absl::Span<uint8_t> data(absl::string_view name);
 
-  // As SafetensorsFile's; what was written stays written.
+  // As SafetensorsFile's. Written bytes are kept.
   void ReleasePages();
 
-  // From now on a thread makes the pages ahead of whoever fills them in the file's order
-  // (PageToucher). Once.
+  // Starts a thread that populates the pages ahead of a writer that fills them in file order
+  // (PageToucher). Call once.
   void TouchAhead();
-  // So much of the file has been filled by now, from its beginning. Thread safe.
+  // Reports that this share of the file, from its beginning, has been filled. Thread safe.
   void NoteFilled(double share);
 
-  // Gives the file its name. A process killed before leaves the old file; contents
-  // reach the disk whenever the system writes them (no fsync).
+  // Gives the file its name. If the process is killed before, the old file remains. Does not fsync:
+  // the system writes the contents to disk at its own time.
   absl::Status Commit();
 
  private:
@@ -153,7 +148,7 @@ class SafetensorsWriter {
   uint8_t* mapping_ = nullptr;
   size_t mapped_bytes_ = 0;
   std::map<std::string, absl::Span<uint8_t>, std::less<>> data_;
-  std::optional<PageToucher> toucher_;  // of mapping_
+  std::optional<PageToucher> toucher_;  // for mapping_
 };
 
 }  // namespace ringattn::client

@@ -9,7 +9,7 @@
 namespace ringattn::client {
 namespace {
 
-// Far above real files; bounds what a hostile header makes us allocate per byte.
+// Far above real files. Bounds how much a hostile header can make us allocate per byte.
 constexpr size_t kMaxDimensions = 32;
 constexpr size_t kMaxEchoedBytes = 64;
 
@@ -25,8 +25,8 @@ struct RawTensor {
   std::optional<std::vector<uint64_t>> offsets = std::nullopt;
 };
 
-// Builds the header's tensors while the JSON is read. Only the format's own
-// structure is accepted, so nothing else is ever held in memory.
+// Builds the header's tensors while the JSON is being read. Accepts only the format's own
+// structure, so it never holds anything else in memory.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::vector<RawTensor> tensors;
@@ -221,7 +221,7 @@ absl::StatusOr<TensorView> Check(const RawTensor& raw, absl::Span<const uint8_t>
   return view;
 }
 
-// The format wants every byte of the data to belong to exactly one tensor.
+// The format requires that every data byte belongs to exactly one tensor.
 absl::Status CheckCoverage(const std::vector<TensorView>& tensors, absl::Span<const uint8_t> data) {
   std::vector<const TensorView*> by_position;
   for (const TensorView& tensor : tensors) by_position.push_back(&tensor);
@@ -251,7 +251,7 @@ absl::StatusOr<SafetensorsContents> ParseSafetensors(absl::Span<const uint8_t> f
   }
   uint64_t header_bytes = 0;
   for (int i = 0; i < 8; ++i) header_bytes |= static_cast<uint64_t>(file[i]) << (8 * i);
-  // The first eight bytes of another kind of file, read as a number, are no news to anybody.
+  // Do not report the first eight bytes of some other kind of file as a header length.
   if (header_bytes > file.size() - 8 && (file.size() == 8 || file[8] != '{')) {
     return Invalid("not a safetensors file: it does not begin with a header's length and \"{\"");
   }

@@ -18,7 +18,7 @@ using ::testing::Not;
 
 std::string TempPath(const std::string& name) { return testing::TempDir() + "/" + name; }
 
-// A file image in memory that is aligned like a mapping.
+// A file image in memory, aligned like a mapping.
 class Image {
  public:
   Image(const std::string& header, size_t data_bytes) : Image(header, data_bytes, header.size()) {}
@@ -54,7 +54,7 @@ std::string ErrorOf(const std::string& header, size_t data_bytes) {
 
 TEST(Safetensors, WrittenFileReadsBack) {
   const std::string path = TempPath("roundtrip.safetensors");
-  std::filesystem::remove(path);  // of an earlier run
+  std::filesystem::remove(path);  // from an earlier run
   auto writer = SafetensorsWriter::Create(path,
                                           {{"half", FileDType::kBF16, {3, 5}},
                                            {"lse", FileDType::kF32, {2, 4}},
@@ -104,7 +104,7 @@ TEST(Safetensors, AnAbandonedWriterLeavesNothing) {
 }
 
 TEST(Safetensors, TouchingAheadChangesNothing) {
-  constexpr int64_t kBytes = 40 << 20;  // some steps
+  constexpr int64_t kBytes = 40 << 20;  // several steps
   const std::string path = TempPath("touched");
   {
     auto abandoned = SafetensorsWriter::Create(path, {{"a", FileDType::kU8, {kBytes}}}, {});
@@ -191,7 +191,8 @@ TEST(Safetensors, HeaderLengths) {
   EXPECT_FALSE(ParseSafetensors({reinterpret_cast<const uint8_t*>(few.data()), 7}).ok());
 }
 
-// Text begins with a "length" of 10^18; a header that is too long, or cut off, is not that.
+// In a text file the "length" is about 10^18. A header that is too long or truncated is a different
+// error.
 TEST(Safetensors, WhatIsNoSafetensorsFileIsCalledThat) {
   const auto error_of = [](const std::string& content) {
     const auto contents =

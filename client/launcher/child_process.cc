@@ -17,8 +17,7 @@
 namespace ringattn::client {
 namespace {
 
-// In the child, between fork and exec: only what is safe after forking a process
-// with threads.
+// Runs in the child between fork and exec, where only async-signal-safe calls are allowed.
 [[noreturn]] void BecomeCommand(char* const* arguments, int log, int null, pid_t parent,
                                 int error_pipe) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -65,7 +64,7 @@ absl::StatusOr<pid_t> StartChild(const std::vector<std::string>& command,
   close(log);
   close(null);
   close(error_pipe[1]);
-  // Ends at once: exec closes the child's end.
+  // Returns at once: exec closes the child's end.
   int exec_error = 0;
   const bool failed =
       pid > 0 && read(error_pipe[0], &exec_error, sizeof(exec_error)) == sizeof(exec_error);
@@ -82,7 +81,7 @@ char ProcessState(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
   std::string line;
   if (!std::getline(file, line)) return 0;
-  // "pid (name) S ...": the name may hold anything, parentheses too.
+  // "pid (name) S ...": the name may contain any character, parentheses included.
   const size_t end = line.rfind(')');
   return end != std::string::npos && end + 2 < line.size() ? line[end + 2] : 0;
 }
@@ -96,7 +95,7 @@ std::vector<std::string> DescribeChildren(pid_t parent) {
     std::ifstream file(entry.path() / "stat");
     std::string line;
     if (!std::getline(file, line)) continue;
-    // "pid (name) S parent ...": the name may hold anything.
+    // "pid (name) S parent ...": the name may contain any character.
     const size_t begin = line.find('(');
     const size_t end = line.rfind(')');
     if (begin == std::string::npos || end == std::string::npos || end + 4 > line.size()) continue;

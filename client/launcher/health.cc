@@ -8,7 +8,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "client/api/error.h"
+#include "client/transfer/grpc_status.h"
 
 namespace ringattn::client {
 
@@ -19,7 +19,8 @@ absl::StatusOr<bool> IsServing(const std::string& address, const TransportSecuri
   grpc::GenericStub stub(security.Dial(address, arguments));
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
-  // HealthCheckRequest{}: the server as a whole. (A ByteBuffer without slices is no message.)
+  // HealthCheckRequest{}, which asks about the server as a whole. (A ByteBuffer without slices is
+  // no message.)
   const grpc::Slice nothing;
   const grpc::ByteBuffer request(&nothing, 1);
   grpc::ByteBuffer response;
@@ -36,7 +37,7 @@ absl::StatusOr<bool> IsServing(const std::string& address, const TransportSecuri
   if (!response.Dump(&slices).ok()) return absl::InternalError("unreadable health answer");
   std::string bytes;
   for (const grpc::Slice& slice : slices) bytes.append(slice.begin(), slice.end());
-  // HealthCheckResponse{status = 1: SERVING}, the only encoding of it.
+  // HealthCheckResponse{status = 1: SERVING} has exactly one encoding.
   return bytes == std::string("\x08\x01", 2);
 }
 

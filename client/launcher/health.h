@@ -1,4 +1,4 @@
-// grpc.health.v1, asked from a client.
+// A client of grpc.health.v1.
 #ifndef RINGATTN_CLIENT_LAUNCHER_HEALTH_H_
 #define RINGATTN_CLIENT_LAUNCHER_HEALTH_H_
 
@@ -10,7 +10,7 @@
 
 namespace ringattn::client {
 
-// Whether the server as a whole says SERVING. Errors: the call's.
+// Returns whether the server as a whole reports SERVING. Errors: the call's.
 absl::StatusOr<bool> IsServing(const std::string& address, const TransportSecurity& security,
                                absl::Duration deadline);
 

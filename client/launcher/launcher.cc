@@ -19,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "client/api/client.h"
+#include "client/call/client_security.h"
 #include "client/launcher/child_process.h"
 #include "client/launcher/health.h"
 #include "client/launcher/worker_device.h"
@@ -64,7 +65,7 @@ std::string TailOf(const std::string& path) {
 
 std::string WorkerChild(int index) { return absl::StrCat("worker-", index); }
 
-// The coordinator's port file: {"listen": "h:p", "control": "h:p", "metrics": "h:p"}.
+// Reads the coordinator's port file: {"listen": "h:p", "control": "h:p", "metrics": "h:p"}.
 bool ReadPorts(const std::string& path, std::string* listen, std::string* control,
                std::string* metrics) {
   const auto json = nlohmann::json::parse(ReadFile(path), nullptr, false);
@@ -133,7 +134,7 @@ absl::StatusOr<std::unique_ptr<Launcher>> Launcher::Start(const LauncherOptions&
   std::unique_ptr<Launcher> launcher(new Launcher(options, *binaries, *std::move(state)));
   auto secret = launcher->state_.WriteSecret();
   if (!secret.ok()) return secret.status();
-  // For `down`: after it, something is wrong.
+  // `down` waits this long before it kills.
   absl::Status status =
       launcher->state_.WriteEndTimeout(options.drain_timeout + options.stop_timeout + kEndMargin);
   if (!status.ok()) return status;
@@ -173,7 +174,7 @@ std::vector<std::string> Launcher::WorkerCommand(int index) const {
       "--data_listen=127.0.0.1:0",
       "--metrics_listen=127.0.0.1:0",
       "--ring_address=127.0.0.1"};
-  // GPU workers have none, and say so.
+  // GPU workers have no compute threads and reject the flag.
   if (options_.device != "cuda") {
     command.push_back(absl::StrCat("--threads=", std::max(1, threads)));
   }
@@ -187,8 +188,8 @@ std::vector<std::string> Launcher::WorkerCommand(int index) const {
   return command;
 }
 
-// Others than this machine's clients would dial themselves, and those that speak TLS want it here
-// too: --worker_flag says how.
+// Clients on other machines would dial themselves, and clients that use TLS expect it here too.
+// --worker_flag configures these cases.
 bool Launcher::WorkersListenForClients() const {
   const auto has = [](const std::vector<std::string>& flags, absl::string_view flag) {
     return std::any_of(flags.begin(), flags.end(),
@@ -218,8 +219,7 @@ absl::Status Launcher::StartServer() {
   while (!ReadPorts(port_file, &address_, &control_address_, &metrics_address_)) {
     if (WaitForSignal(absl::Milliseconds(20))) return absl::CancelledError("told to end");
     supervisor_.Poll();
-    // Started by us this moment: if it ends, it will end again (its port is taken,
-    // most likely).
+    // We have just started it. If it exits, it will exit again; most likely its port is taken.
     if (supervisor_.exit_count(kServerName) > 0 || absl::Now() > end) {
       return absl::UnavailableError(absl::StrCat("the coordinator did not come up; it said:\n",
                                                  supervisor_.exit_count(kServerName) > 0
@@ -241,9 +241,8 @@ absl::Status Launcher::StartWorkers() {
   return absl::OkStatus();
 }
 
-// A broken device (70) may be mended by another start, as may what a signal ended or the
-// coordinator sent away (0). All else
-// that a worker exits with before it has served is about its flags and its machine.
+// A restart may help after a broken device (70), a signal, or a worker that the coordinator
+// dismissed (0). Any other exit before the worker has served is about its flags or its machine.
 absl::Status Launcher::CheckWorkers() const {
   constexpr int kExitBroken = 70;
   for (int index = 0; index < options_.workers; ++index) {
@@ -304,8 +303,8 @@ void Launcher::Run() {
                        "; a second signal ends at once"));
   bool hurried = false;
   const auto hurry = [&] { return hurried = hurried || WaitForSignal(absl::ZeroDuration()); };
-  // The coordinator first: it lets what is in flight finish, for which it needs the
-  // workers. Half of the time after that is its, half theirs.
+  // End the coordinator first: it finishes requests in flight, for which it needs the workers. It
+  // gets half of the time after draining, and the workers the other half.
   supervisor_.End({kServerName}, options_.drain_timeout + options_.stop_timeout / 2, hurry);
   supervisor_.EndAll(options_.stop_timeout / 2, hurry);
 }

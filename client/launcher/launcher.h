@@ -1,4 +1,5 @@
 // `ringattn up`: a coordinator and its workers as child processes on this machine.
+// Tests: tests/e2e/test_service.py, test_tools.py.
 #ifndef RINGATTN_CLIENT_LAUNCHER_LAUNCHER_H_
 #define RINGATTN_CLIENT_LAUNCHER_LAUNCHER_H_
 
@@ -19,27 +20,27 @@ namespace ringattn::client {
 struct LauncherOptions {
   int workers = 4;
   std::string device = "auto";
-  int port = 7700;  // 0: any free one, here and below
+  int port = 7700;  // 0: any free port, here and below
   int control_port = 0;
   int metrics_port = 0;
   int threads = 0;  // per worker; 0: the machine's cores divided by the workers
   std::string state_dir;
   std::string local_memory =
-      "host_memory";  // of the workers: off, host_memory, cuda_memory; sockets lie in state_dir
-  // Of the workers: on, off, or auto: where their clients are of this machine and the coordinator
-  // speaks plain text.
+      "host_memory";  // of the workers: off, host_memory or cuda_memory; sockets lie in state_dir
+  // Direct streams: on, off, or auto, which means on if the coordinator speaks plain text and its
+  // clients are on this machine.
   std::string direct = "auto";
-  std::string bin_dir;                    // empty: see FindBinaries
-  std::vector<std::string> server_flags;  // passed on as they are
+  std::string bin_dir;  // empty: see FindBinaries
+  std::vector<std::string> server_flags;  // passed on unchanged
   std::vector<std::string> worker_flags;
-  // How the launcher itself gets through to the coordinator: the tls_ fields and token_file.
+  // How the launcher itself connects to the coordinator: the tls_ fields and token_file.
   ClientOptions security;
   absl::Duration ready_timeout = absl::Seconds(60);
-  // Told to end, requests in flight may go on for this long (the coordinator's
-  // --drain_timeout); after it all processes together have stop_timeout to end.
+  // After a signal to end, requests in flight may continue for this long (the coordinator's
+  // --drain_timeout). Then all processes together have stop_timeout to end.
   absl::Duration drain_timeout = absl::Seconds(30);
   absl::Duration stop_timeout = absl::Seconds(10);
-  // A coordinator whose port has not answered for this long is replaced.
+  // The launcher replaces a coordinator whose port has not answered for this long.
   absl::Duration silent_timeout = absl::Seconds(40);
 };
 
@@ -48,25 +49,25 @@ struct Binaries {
   std::string worker;
 };
 
-// In `bin_dir`, $RINGATTN_BIN_DIR, beside this program, or as Bazel lays them out
-// around it. Errors: NOT_FOUND with the places looked at.
+// Looks in `bin_dir`, in $RINGATTN_BIN_DIR, next to this program, and where Bazel puts them.
+// Errors: NOT_FOUND with the places searched.
 absl::StatusOr<Binaries> FindBinaries(const std::string& bin_dir);
 
-// Not thread safe; all calls from the main thread.
+// Not thread safe. All calls must be from the main thread.
 class Launcher {
  public:
-  // Blocks SIGTERM, SIGINT and SIGCHLD in this thread and those made later, so that
-  // Run can wait for them. Starts the coordinator and waits for its ports, then the
-  // workers. Errors: FAILED_PRECONDITION if one runs in the state folder already;
-  // UNAVAILABLE with the end of its log if the coordinator does not come up.
+  // Blocks SIGTERM, SIGINT and SIGCHLD in this thread and in threads created later, so that Run can
+  // wait for them. Starts the coordinator, waits for its ports, and starts the workers. Errors:
+  // FAILED_PRECONDITION if a launcher already runs in the state folder; UNAVAILABLE with the end of
+  // the log if the coordinator does not start.
   static absl::StatusOr<std::unique_ptr<Launcher>> Start(const LauncherOptions& options);
 
-  // Until the service is healthy and every worker is in the ring.
-  // Errors: UNAVAILABLE after ready_timeout, or with a worker's last words once it ends
-  // because it cannot start; CANCELLED if told to end meanwhile.
+  // Waits until the service is healthy and every worker is in the ring. Errors: UNAVAILABLE after
+  // ready_timeout, or with the end of a worker's log if the worker cannot start; CANCELLED after a
+  // signal to end.
   absl::Status WaitUntilReady();
 
-  // Supervises until SIGTERM or SIGINT, then ends everything: the coordinator drains, the
+  // Supervises until SIGTERM or SIGINT, then ends everything: the coordinator drains, and the
   // workers end after it. A second signal ends all at once.
   void Run();
 
@@ -79,12 +80,12 @@ class Launcher {
 
   absl::Status StartServer();
   absl::Status StartWorkers();
-  // Not OK if one has ended that will end again.
+  // Returns an error if a worker has exited for a reason that a restart does not fix.
   absl::Status CheckWorkers() const;
   std::vector<std::string> ServerCommand() const;
   std::vector<std::string> WorkerCommand(int index) const;
   bool WorkersListenForClients() const;
-  // Waits for a signal that ends us, a child's end, or `pause`. True: we are to end.
+  // Waits for a signal to end, the end of a child, or `pause`. Returns true after a signal to end.
   bool WaitForSignal(absl::Duration pause);
 
   const LauncherOptions options_;
@@ -92,7 +93,7 @@ class Launcher {
   const StateDir state_;
   std::string secret_file_;
   Supervisor supervisor_;
-  // Known once the coordinator has bound them; a restarted one gets the same.
+  // Known once the coordinator has bound its ports; a restarted one gets the same.
   std::string address_;
   std::string control_address_;
   std::string metrics_address_;

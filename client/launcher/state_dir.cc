@@ -30,7 +30,7 @@ absl::Status SystemError(const std::string& what) { return absl::ErrnoToStatus(e
 absl::Status MakeFolder(const std::string& path) {
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return SystemError(path);
   struct stat info;
-  // Not stat: in a folder like /tmp somebody else may have put a link there.
+  // Not stat: in a shared folder such as /tmp, another user may have put a link there.
   if (lstat(path.c_str(), &info) != 0) return SystemError(path);
   if (!S_ISDIR(info.st_mode)) {
     return absl::FailedPreconditionError(absl::StrCat(path, ": not a folder"));
@@ -84,9 +84,9 @@ StateDir::StateDir(StateDir&& other) noexcept
 StateDir::~StateDir() {
   if (lock_ < 0) return;
   unlink(File(kSecretFile).c_str());
-  // Emptied, not unlinked: a new launcher may already wait for this file's lock.
+  // Truncate instead of unlinking: a new launcher may already be waiting for this file's lock.
   if (ftruncate(lock_, 0) != 0) {
-    // Nothing depends on it: the lock says whether a launcher runs.
+    // Ignored: the lock, not the file's content, tells whether a launcher runs.
   }
   close(lock_);
 }
@@ -157,7 +157,7 @@ absl::StatusOr<bool> StopLauncher(
     return false;
   };
   if (kill(*pid, SIGTERM) != 0 && errno != ESRCH) return SystemError("kill");
-  // A stopped launcher would never see it.
+  // A stopped launcher would not see the signal.
   kill(*pid, SIGCONT);
   if (gone_by(absl::Now() + timeout)) return true;
   kill(*pid, SIGKILL);

@@ -1,5 +1,6 @@
-// The folder in which a launcher keeps what others must find: its process id (under a
-// lock that it holds for as long as it lives), the cluster's secret, ports and logs.
+// The folder in which a launcher keeps what other processes need: its process id (in a file that it
+// holds locked), the cluster's secret, ports and logs.
+// Tests: state_dir_test.cc.
 #ifndef RINGATTN_CLIENT_LAUNCHER_STATE_DIR_H_
 #define RINGATTN_CLIENT_LAUNCHER_STATE_DIR_H_
 
@@ -16,15 +17,14 @@
 
 namespace ringattn::client {
 
-// $XDG_RUNTIME_DIR/ringattn, or /tmp/ringattn-<uid>.
+// Returns $XDG_RUNTIME_DIR/ringattn, or /tmp/ringattn-<uid>.
 std::string DefaultStateDir();
 
-// A state folder that this process owns until it ends. Movable; thread compatible.
+// A state folder that this process owns until it ends. Movable. Thread compatible.
 class StateDir {
  public:
-  // Makes the folder (0700) if need be and takes its lock.
-  // Errors: FAILED_PRECONDITION if a launcher runs there; PERMISSION_DENIED if the
-  // folder belongs to somebody else; the system's.
+  // Creates the folder (0700) if necessary and takes its lock. Errors: FAILED_PRECONDITION if a
+  // launcher runs there; PERMISSION_DENIED if the folder belongs to another user; the system's.
   static absl::StatusOr<StateDir> Acquire(const std::string& path);
 
   StateDir(StateDir&& other) noexcept;
@@ -36,7 +36,7 @@ class StateDir {
 
   // For EndTimeout. Errors: the system's.
   absl::Status WriteEndTimeout(absl::Duration timeout) const;
-  // Writes a new random secret, readable by the owner only. Its path.
+  // Writes a new random secret that only the owner can read, and returns its path.
   absl::StatusOr<std::string> WriteSecret() const;
 
  private:
@@ -46,17 +46,17 @@ class StateDir {
   int lock_;
 };
 
-// The launcher that runs in `path`, if one does.
+// Returns the process id of the launcher that runs in `path`, if one does.
 std::optional<pid_t> RunningLauncher(const std::string& path);
 
-// How long the launcher that runs in `path` may take to end, as it wrote down; a minute if
+// Returns how long the launcher that runs in `path` may take to end, as it recorded; one minute if
 // it did not.
 absl::Duration EndTimeout(const std::string& path);
 
-// Ends the launcher that runs in `path`: SIGTERM, after `timeout` SIGKILL, upon which
-// the kernel ends its children. True if there was one. `report` is told who still runs,
-// after a second and every five.
-// Errors: the system's; DEADLINE_EXCEEDED if it does not even go then.
+// Ends the launcher that runs in `path`: SIGTERM, and after `timeout` SIGKILL, upon which the
+// kernel kills its children. Returns whether there was one. `report` receives the processes that
+// still run, after one second and then every five. Errors: the system's; DEADLINE_EXCEEDED if it
+// does not end even then.
 absl::StatusOr<bool> StopLauncher(
     const std::string& path, absl::Duration timeout,
     const std::function<void(const std::vector<std::string>&)>& report = [](const auto&) {});

@@ -47,12 +47,12 @@ TEST(StateDir, AFileOrALinkIsNoFolder) {
   std::ofstream(file) << "x";
   EXPECT_EQ(StateDir::Acquire(file).status().code(), absl::StatusCode::kFailedPrecondition);
   const std::string link = testing::TempDir() + "/state_link";
-  unlink(link.c_str());  // of an earlier run
+  unlink(link.c_str());  // from an earlier run
   ASSERT_EQ(symlink(testing::TempDir().c_str(), link.c_str()), 0);
   EXPECT_FALSE(StateDir::Acquire(link).ok());
 }
 
-// A process that holds the folder and ends on SIGTERM, or does not.
+// A process that holds the folder and either ends on SIGTERM or ignores it.
 pid_t Hold(const std::string& path, bool ignores_sigterm) {
   int ready[2];
   EXPECT_EQ(pipe(ready), 0);

@@ -24,7 +24,7 @@ int64_t SizeOf(const std::string& path) {
   return error ? 0 : static_cast<int64_t>(size);
 }
 
-// What the file holds after `begin`, or the last 2,000 bytes of it.
+// Returns the file's content after `begin`, at most its last 2,000 bytes.
 std::string WordsAfter(const std::string& path, int64_t begin) {
   constexpr int64_t kMost = 2000;
   std::ifstream file(path);
@@ -116,7 +116,7 @@ void Supervisor::KillIfSilent(Child& child) {
   kill(child.pid, SIGKILL);
 }
 
-// The child keeps the file open, at its end (O_APPEND) wherever that is.
+// The child keeps the file open with O_APPEND, so it continues at the new end.
 void Supervisor::BoundLog(Child& child) {
   const std::string& path = child.spec.log_path;
   if (path.empty()) return;
@@ -151,7 +151,7 @@ void Supervisor::End(const std::vector<std::string>& names, absl::Duration timeo
     child.ended = true;
     if (child.pid == 0) continue;
     kill(child.pid, SIGTERM);
-    kill(child.pid, SIGCONT);  // a stopped process sees no SIGTERM
+    kill(child.pid, SIGCONT);  // a stopped process does not see SIGTERM
     left.push_back(&child);
   }
   const auto reap = [&](int flags) {

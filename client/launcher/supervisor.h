@@ -1,6 +1,7 @@
-// Keeps a set of child processes running: what dies is started again after a pause
-// that grows while it keeps dying, what stands stopped (SIGSTOP) for too long is
-// killed first, and at the end all of them end.
+// Supervisor: keeps a set of child processes running. It restarts a child that exits, after a pause
+// that grows while the child keeps exiting; kills and restarts a child that stays stopped
+// (SIGSTOP); and ends all of them at the end.
+// Tests: supervisor_test.cc.
 #ifndef RINGATTN_CLIENT_LAUNCHER_SUPERVISOR_H_
 #define RINGATTN_CLIENT_LAUNCHER_SUPERVISOR_H_
 
@@ -19,55 +20,55 @@ namespace ringattn::client {
 
 struct ChildSpec {
   std::string name;
-  // Asked at every start, as a restart may need other words than the first one.
+  // Called for every start, because a restart may need other arguments than the first start.
   std::function<std::vector<std::string>()> command;
-  std::string log_path;  // empty: the output is this process's, and its last words are unknown
-  // Whether it answers; asked at each probe_interval, and may block for a second. None:
-  // it need not.
+  std::string log_path;  // empty: output goes to this process's, and last_words() is empty
+  // Returns whether the child answers. Called every probe_interval; may block for a second. Null:
+  // not probed.
   std::function<bool()> answers = nullptr;
 };
 
 struct SupervisorOptions {
-  // A stop shorter than this is somebody's debugger or shell; longer, and the ring
-  // waits for it in vain.
+  // A shorter stop is a debugger or a shell; during a longer one the ring waits in vain.
   absl::Duration stopped_max = absl::Seconds(3);
   absl::Duration initial_backoff = absl::Milliseconds(200);
   absl::Duration max_backoff = absl::Seconds(5);
   absl::Duration probe_interval = absl::Seconds(5);
-  // A child that has not answered for this long is killed, so that another takes its
-  // place. Longer than a coordinator needs to find out by itself (30 s).
+  // A child that has not answered for this long is killed and restarted. Longer than a coordinator
+  // needs to detect the problem itself (30 s).
   absl::Duration silent_max = absl::Seconds(40);
-  // A log that is longer becomes NAME.1 in place of the one before: twice this for each
-  // child, and what it writes between two looks.
+  // A longer log is renamed to NAME.1, replacing the previous one. A child's logs therefore take at
+  // most twice this, and what it writes between two polls.
   int64_t max_log_bytes = 16 << 20;
-  // A child that lived this long starts over with the initial backoff.
+  // The backoff of a child that has lived this long restarts at its initial value.
   absl::Duration healthy_after = absl::Seconds(10);
 };
 
-// Starts, watches and ends its children on the thread that calls it, which must be
-// the main thread (child_process.h). Not thread safe.
+// Starts, polls and ends its children on the calling thread, which must be the main thread
+// (child_process.h). Not thread safe.
 class Supervisor {
  public:
-  // `log` gets a line for each thing that happens.
+  // `log` receives a line for each event.
   Supervisor(const SupervisorOptions& options, std::function<void(const std::string&)> log)
       : options_(options), log_(std::move(log)) {}
-  ~Supervisor();  // kills what still runs
+  ~Supervisor();  // kills children that still run
 
-  // Errors: the first start's.
+  // Errors: those of the first start.
   absl::Status Add(ChildSpec spec);
 
-  // One look at everything; waits for nothing but `answers`. Call a few times a second.
+  // Checks all children once. Blocks only in `answers`. Call a few times per second.
   void Poll();
 
-  // How often the named child has ended. REQUIRES: it was added.
+  // Returns how often the named child has exited. Requires that it was added.
   int exit_count(absl::string_view name) const;
   pid_t pid(absl::string_view name) const;  // 0 while it does not run
-  // How it ended last, as waitpid() says, and the end of what it had written by then.
+  // Returns the child's last exit status, as from waitpid(), and the end of what it had written by
+  // then.
   int last_exit(absl::string_view name) const;
   const std::string& last_words(absl::string_view name) const;
 
-  // Ends these children for good: SIGTERM, and SIGKILL for what is left after `timeout`, or
-  // as soon as `hurry` says so, which is asked some hundred times a second. Waits for them.
+  // Ends these children permanently: SIGTERM, and SIGKILL for those left after `timeout`, or as
+  // soon as `hurry` returns true. `hurry` is polled some hundred times per second. Waits for them.
   void End(
       const std::vector<std::string>& names, absl::Duration timeout,
       const std::function<bool()>& hurry = [] { return false; });
@@ -81,8 +82,8 @@ class Supervisor {
     int exits = 0;
     int last_exit = 0;
     std::string last_words;
-    int64_t log_begin = 0;  // the log's size when it was started
-    bool ended = false;     // for good
+    int64_t log_begin = 0;  // the log's size at the start
+    bool ended = false;  // permanently
     absl::Time started = absl::InfinitePast();
     absl::Time restart_at = absl::InfiniteFuture();
     absl::Time stopped_since = absl::InfiniteFuture();
@@ -93,7 +94,7 @@ class Supervisor {
 
   absl::Status Start(Child& child);
   void Reap(Child& child);
-  // True if it stands stopped; kills it if it has for too long.
+  // Returns true if the child is stopped. Kills it if it has been stopped for too long.
   bool KillIfStopped(Child& child);
   void KillIfSilent(Child& child);
   void BoundLog(Child& child);

@@ -35,7 +35,7 @@ class SupervisorTest : public testing::Test {
                             .log_path = testing::TempDir() + "/" + name + ".log"});
   }
 
-  // A child that SIGTERM does not end; true once it is so.
+  // Adds a child that ignores SIGTERM; returns true once it does.
   bool AddStubborn() {
     const std::string log = testing::TempDir() + "/stubborn.log";
     std::filesystem::remove(log);
@@ -82,7 +82,7 @@ TEST_F(SupervisorTest, KillsAndReplacesWhatStandsStopped) {
 TEST_F(SupervisorTest, AShortStopIsLeftAlone) {
   ASSERT_TRUE(Add("a", "exec sleep 100").ok());
   const pid_t first = supervisor_.pid("a");
-  for (int i = 0; i < 12; ++i) {  // together longer than it may
+  for (int i = 0; i < 12; ++i) {  // together longer than the limit
     kill(first, SIGSTOP);
     for (int k = 0; k < 10; ++k, absl::SleepFor(absl::Milliseconds(10))) supervisor_.Poll();
     kill(first, SIGCONT);
@@ -114,7 +114,7 @@ TEST_F(SupervisorTest, KillsAndReplacesWhatDoesNotAnswer) {
 TEST_F(SupervisorTest, LogsAreBounded) {
   ASSERT_TRUE(Add("flood", "yes a line of sixteen | head -c 1000000; exec sleep 100").ok());
   const std::string log = testing::TempDir() + "/flood.log";
-  // All of it is out, and the log has been emptied since.
+  // All output has been written, and the log has been rotated since.
   ASSERT_TRUE(PollUntil([&] {
     return std::filesystem::exists(log + ".1") && std::filesystem::file_size(log) <= 100'000;
   }));

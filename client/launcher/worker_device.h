@@ -1,4 +1,5 @@
-// Which device the launcher gives to which worker.
+// The device that the launcher assigns to each worker.
+// Tests: worker_device_test.cc.
 #ifndef RINGATTN_CLIENT_LAUNCHER_WORKER_DEVICE_H_
 #define RINGATTN_CLIENT_LAUNCHER_WORKER_DEVICE_H_
 
@@ -6,8 +7,8 @@
 
 namespace ringattn::client {
 
-// "cuda" is GPU `index` for worker `index`; everything else is passed on as it is.
-// ("auto" is each worker's own decision, the same for all of one machine.)
+// "cuda" becomes GPU `index` for worker `index`. Other values are passed on unchanged. ("auto" is
+// each worker's own decision, the same for all workers of a machine.)
 std::string WorkerDevice(const std::string& device, int index);
 
 }  // namespace ringattn::client

@@ -25,19 +25,19 @@ namespace ringattn::client {
 namespace {
 
 constexpr int kMaxPort = 65535;
-constexpr int kExitBroken = 70;  // a device that another start may mend
+constexpr int kExitBroken = 70;  // a broken device, which a restart may fix
 constexpr absl::Duration kPollPause = absl::Milliseconds(200);
 constexpr absl::Duration kHealthTimeout = absl::Seconds(1);
-// Of a worker beyond its --drain_timeout: it frees what it holds.
+// What a worker may take beyond its --drain_timeout to free its resources.
 constexpr absl::Duration kEndMargin = absl::Seconds(8);
 
-// The value of "--name=value"; false for other flags.
+// Returns the value of "--name=value"; false for other flags.
 bool Matches(absl::string_view flag, absl::string_view name, absl::string_view* value) {
   *value = flag;
   return absl::ConsumePrefix(value, name) && absl::ConsumePrefix(value, "=");
 }
 
-// "host:port" as its two parts; false without a port.
+// Splits "host:port"; false without a port.
 bool SplitAddress(absl::string_view address, std::string* host, int* port) {
   const size_t colon = address.rfind(':');
   if (colon == absl::string_view::npos) return false;
@@ -45,7 +45,7 @@ bool SplitAddress(absl::string_view address, std::string* host, int* port) {
   return absl::SimpleAtoi(address.substr(colon + 1), port);
 }
 
-// The address with a port that is `index` higher; port 0 stays.
+// Returns the address with its port increased by `index`; port 0 stays.
 std::string Shifted(absl::string_view address, int index) {
   std::string host;
   int port = 0;
@@ -66,7 +66,7 @@ void LogLine(const std::string& line) {
                line.c_str());
 }
 
-// Waits for a signal that ends us, a child's end, or `pause`. True: we are to end.
+// Waits for a signal to end, the end of a child, or `pause`. Returns true after a signal to end.
 bool WaitForSignal(absl::Duration pause) {
   sigset_t signals;
   sigemptyset(&signals);
@@ -129,7 +129,7 @@ class Group {
     spec.name = Name(index);
     spec.command = [this, index] { return Command(index); };
     if (health_ != nullptr) {
-      // Whatever it answers, it answers.
+      // Any answer counts.
       spec.answers = [this, index] { return IsReady(index).ok(); };
     }
     return supervisor_.Add(std::move(spec));
@@ -150,8 +150,8 @@ class Group {
     health_->SetServing(wire::kReadinessName, ready);
   }
 
-  // What a signal ended, the coordinator sent away (0) or a broken device ended is started again.
-  // All else is about the flags and the machine, and will be the same next time.
+  // Workers are restarted after a signal, a dismissal by the coordinator (0) or a broken device.
+  // Any other exit is about the flags or the machine and would repeat.
   absl::Status CheckMembers() const {
     for (int index = 0; index < options_.count; ++index) {
       if (supervisor_.exit_count(Name(index)) == 0) continue;

@@ -9,10 +9,10 @@
 namespace ringattn::client {
 namespace {
 
-// A thread's part of a copy, large beside the time to hand it over.
+// The unit of work of one thread; large compared with the cost of handing it over.
 constexpr uint64_t kPartBytes = 4 << 20;
-// One thread moves some 8 GB/s; more than these fill the memory's bandwidth. While one waits for
-// memory to be made, another goes on.
+// One thread moves about 8 GB/s, and this many saturate the memory bandwidth. While one thread
+// waits for memory to be allocated, another continues.
 constexpr int kMinThreads = 2, kMaxThreads = 8;
 
 }  // namespace

@@ -1,4 +1,5 @@
-// CopyPool: the threads of a client that copy tensors.
+// CopyPool: a client's threads for copying tensors.
+// Tests: copy_pool_test.cc.
 #ifndef RINGATTN_CLIENT_MEMORY_COPY_POOL_H_
 #define RINGATTN_CLIENT_MEMORY_COPY_POOL_H_
 
@@ -23,22 +24,22 @@ class CopyPool {
     uint64_t bytes = 0;
   };
 
-  // `on_idle` is called, by one of the threads, when nothing has been added for `idle`, and again
-  // each `idle` that follows.
+  // One of the threads calls `on_idle` when no work has been added for `idle`, and again after each
+  // further `idle`.
   CopyPool(int threads, absl::Duration idle, std::function<void()> on_idle);
-  // Does what has been added.
+  // Completes the work that has been added.
   ~CopyPool();
 
   CopyPool(const CopyPool&) = delete;
   CopyPool& operator=(const CopyPool&) = delete;
 
   void Add(std::function<void()> work) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Copies the pieces, by several threads where that pays; `done` by the one that ends last.
-  // `wanted` is asked between parts: false leaves the rest out.
+  // Copies the pieces, with several threads if that is faster. The last thread to finish calls
+  // `done`. `wanted` is polled between units; if it returns false, the rest is skipped.
   void Copy(const std::vector<Piece>& pieces, std::function<bool()> wanted,
             std::function<void()> done) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // As many as pay on this machine.
+  // The number of threads that pays on this machine.
   static int DefaultThreads();
 
  private:

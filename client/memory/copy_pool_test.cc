@@ -23,7 +23,7 @@ TEST(CopyPoolTest, CopiesEveryByteOnce) {
     CopyPool pool(threads, absl::Minutes(1), [] {});
     std::vector<uint8_t> from(21'000'001), to(from.size() + 2, 0xee);
     std::iota(from.begin(), from.end(), 0);
-    // In two pieces that are no multiples of a part, and one of nothing.
+    // Two pieces that are not multiples of the unit, and an empty one.
     CopyAndWait(pool, {{to.data() + 1, from.data(), 9'000'000},
                        {nullptr, nullptr, 0},
                        {to.data() + 9'000'001, from.data() + 9'000'000, 12'000'001}});
@@ -60,7 +60,7 @@ TEST(CopyPoolTest, IdlenessIsNoticed) {
   std::atomic<int> idle{0};
   CopyPool pool(2, absl::Milliseconds(10), [&] { ++idle; });
   absl::SleepFor(absl::Milliseconds(50));
-  EXPECT_EQ(idle, 0);  // nothing was ever added: there are no threads
+  EXPECT_EQ(idle, 0);  // no work was ever added, so there are no threads
   pool.Add([] {});
   for (int i = 0; i < 1000 && idle < 3; ++i) absl::SleepFor(absl::Milliseconds(5));
   EXPECT_GE(idle, 3);

@@ -1,4 +1,5 @@
-// CudaDevice: copies to, from and within a GPU, and waiting for it, without CUDA's headers.
+// CudaDevice: copies to, from and within a GPU, and synchronisation, without CUDA's headers.
+// Tests: tests/cuda_memory/cuda_memory_fake_test.cc.
 #ifndef RINGATTN_CLIENT_MEMORY_CUDA_DEVICE_H_
 #define RINGATTN_CLIENT_MEMORY_CUDA_DEVICE_H_
 
@@ -11,7 +12,7 @@
 
 namespace ringattn::client {
 
-// A device's context on this thread, for as long as this lives.
+// Makes a device's context current on this thread during its lifetime.
 class InContext {
  public:
   InContext(const CudaDriver& driver, cuda::Context context) : driver_(driver) {
@@ -30,20 +31,20 @@ class InContext {
   absl::Status status_;
 };
 
-// In the device's primary context, which the runtime and PyTorch use too. Everything blocks.
-// Thread safe. Errors: INTERNAL naming a call of the driver.
+// Uses the device's primary context, as the CUDA runtime and PyTorch do. All calls block. Thread
+// safe. Errors: INTERNAL naming the driver call that failed.
 class CudaDevice {
  public:
-  // As this process counts them; kept for good. FAILED_PRECONDITION without a driver;
-  // INVALID_ARGUMENT if there is no such device.
+  // Returns device number `device` in this process's numbering; it exists until the process ends.
+  // FAILED_PRECONDITION without a driver; INVALID_ARGUMENT if there is no such device.
   static absl::StatusOr<const CudaDevice*> Get(int device);
 
-  // Until everything that has been put on any of its streams, by anybody in this process, is done.
+  // Waits until all work on all streams of the device in this process has completed.
   absl::Status Synchronize() const;
-  // Behind what the legacy default stream has been given; done when they return.
+  // Copies after the work that was submitted to the legacy default stream. Complete on return.
   absl::Status CopyToHost(void* host, uint64_t on_device, int64_t bytes) const;
   absl::Status CopyFromHost(uint64_t on_device, const void* host, int64_t bytes) const;
-  // Likewise, but done only after Synchronize().
+  // The same, but complete only after Synchronize().
   absl::Status StartCopy(uint64_t to, uint64_t from, int64_t bytes) const;
 
  private:

@@ -38,7 +38,7 @@ absl::Status CudaDriver::FindAll() {
     }
     *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(address);
   };
-  // The names under which cuda.h of CUDA 12 and 13 has them.
+  // The names to which cuda.h of CUDA 12 and 13 maps these calls.
   find("cuInit", &Init);
   find("cuGetErrorName", &GetErrorName);
   find("cuDeviceGetCount", &DeviceGetCount);

@@ -1,5 +1,6 @@
-// CudaDriver: as much of CUDA's driver as a client uses, found when it is first asked for: the
-// library needs neither CUDA's headers nor its libraries, and runs where there are none.
+// CudaDriver: the CUDA driver calls that a client uses. They are loaded at the first use, so the
+// library needs neither CUDA's headers nor its libraries and runs without a driver.
+// Tests: cuda_memory_test.cc, tests/cuda_memory.
 #ifndef RINGATTN_CLIENT_MEMORY_CUDA_DRIVER_H_
 #define RINGATTN_CLIENT_MEMORY_CUDA_DRIVER_H_
 
@@ -11,7 +12,7 @@
 
 namespace ringattn::client {
 
-// What CUDA's cuda.h says of these (cuda_abi_test.cc compares the two).
+// Declarations of cuda.h. tests/cuda_memory/cuda_abi_test.cc compares the two.
 namespace cuda {
 
 using Result = int;  // 0: success
@@ -52,13 +53,15 @@ struct IpcHandle {
 
 }  // namespace cuda
 
-// Immutable, for as long as the process lives. Thread safe.
+// Immutable; exists until the process ends. Thread safe.
 class CudaDriver {
  public:
-  // FAILED_PRECONDITION if this machine has no driver, or one that lacks something: by name.
+  // Returns FAILED_PRECONDITION if this machine has no driver or the driver lacks a call, which the
+  // message names.
   static absl::StatusOr<const CudaDriver*> Load();
 
-  // OK, or RESOURCE_EXHAUSTED for want of memory, else INTERNAL: "cuMemMap: CUDA_ERROR_... (1)".
+  // Returns OK, RESOURCE_EXHAUSTED if the driver is out of memory, or INTERNAL. The message has the
+  // form "cuMemMap: CUDA_ERROR_... (1)".
   absl::Status Check(const char* call, cuda::Result result) const;
 
   cuda::Result (*Init)(unsigned flags);

@@ -1,4 +1,5 @@
-// CudaMemory: memory on a GPU that this process can show to others: its own, or the caller's.
+// CudaMemory: GPU memory that this process can share with others, allocated here or by the caller.
+// Tests: tests/cuda_memory/cuda_memory_fake_test.cc.
 #ifndef RINGATTN_CLIENT_MEMORY_CUDA_MEMORY_H_
 #define RINGATTN_CLIENT_MEMORY_CUDA_MEMORY_H_
 
@@ -14,20 +15,20 @@
 
 namespace ringattn::client {
 
-// Thread safe, but for what is done with the memory itself.
+// Thread safe, except for accesses to the memory itself.
 class CudaMemory {
  public:
-  // Uninitialised, of cuMemCreate, so that any process may map it; rounded up to the GPU's pages
-  // (2 MiB). Errors: FAILED_PRECONDITION without a driver; INVALID_ARGUMENT if there is no such
-  // device, or for 0 bytes; RESOURCE_EXHAUSTED without memory.
+  // Allocates uninitialised memory with cuMemCreate, which any process can map, rounded up to the
+  // GPU's pages (2 MiB). Errors: FAILED_PRECONDITION without a driver; INVALID_ARGUMENT for 0 bytes
+  // or a device that does not exist; RESOURCE_EXHAUSTED without memory.
   static absl::StatusOr<std::shared_ptr<const CudaMemory>> Allocate(int device, int64_t bytes);
-  // The same as cudaMalloc has it, for comparison: shown by CUDA's legacy handle.
+  // Allocates memory of cudaMalloc's kind, for comparison. It is shared by CUDA's legacy handle.
   static absl::StatusOr<std::shared_ptr<const CudaMemory>> AllocateLinear(int device,
                                                                           int64_t bytes);
-  // Of the caller, who keeps it. INVALID_ARGUMENT, saying why, for memory that no other process can
-  // map.
+  // Shares memory that the caller keeps. INVALID_ARGUMENT with the reason if no other process can
+  // map it.
   static absl::StatusOr<std::shared_ptr<const CudaMemory>> Adopt(void* data, int64_t bytes);
-  // What it has allocated is unmapped here; where others have it mapped it stays in use.
+  // Unmaps what this object has allocated. It stays allocated while others have it mapped.
   ~CudaMemory();
 
   CudaMemory(const CudaMemory&) = delete;
@@ -37,11 +38,12 @@ class CudaMemory {
   int64_t bytes() const { return bytes_; }
   int device() const { return device_; }
 
-  // How it is shown: the message without its token, and what goes with it; negative: nothing.
+  // The message that shares the memory, without its token, and the descriptor to send with it, or a
+  // negative number.
   const AttachMessage& message() const { return message_; }
   int descriptor() const { return descriptor_.get(); }
 
-  // Blocking. REQUIRES: `on_device` bytes lie in it.
+  // These block. Require that the `on_device` bytes lie in this memory.
   absl::Status CopyToHost(void* host, const uint8_t* on_device, int64_t bytes) const;
   absl::Status CopyFromHost(uint8_t* on_device, const void* host, int64_t bytes) const;
 
@@ -61,7 +63,7 @@ class CudaMemory {
   int64_t bytes_ = 0;
   AttachMessage message_;
   ScopedDescriptor descriptor_;
-  // Of its own allocation; 0: none.
+  // Of an allocation of its own; 0: none.
   cuda::Allocation allocation_ = 0;
   cuda::Pointer reserved_ = 0;
   bool is_mapped_ = false;

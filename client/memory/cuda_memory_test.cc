@@ -1,4 +1,4 @@
-// What there is to test without a driver. The rest: //tests/cuda_memory.
+// What can be tested without a driver. The rest is in //tests/cuda_memory.
 #include "client/memory/cuda_memory.h"
 
 #include <dlfcn.h>

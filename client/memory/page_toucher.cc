@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-// Linux 5.14; older headers do not know it, and older kernels refuse it.
+// Linux 5.14. Older headers lack the constant, and older kernels reject it.
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -46,7 +46,7 @@ void PageToucher::Run() {
     if (at >= mapping_.size()) return;
     const uint64_t bytes = std::min(step, mapping_.size() - at);
     if (madvise(mapping_.data() + at, bytes, MADV_POPULATE_WRITE) != 0) return;
-    madvise(mapping_.data() + at, bytes, MADV_DONTNEED);  // shared: they stay in the page cache
+    madvise(mapping_.data() + at, bytes, MADV_DONTNEED);  // the mapping is shared, so pages stay in the page cache
     at += bytes;
   }
 }

@@ -1,5 +1,7 @@
-// PageToucher: makes a mapped file's pages ahead of whoever fills them in the file's order, as the
-// file system takes about as long to make room for a page as the network for its bytes.
+// PageToucher: populates the pages of a mapped file ahead of a writer that fills them in file
+// order. Allocating a page in the file system takes about as long as receiving its bytes from the
+// network.
+// Tests: page_toucher_test.cc.
 #ifndef RINGATTN_CLIENT_MEMORY_PAGE_TOUCHER_H_
 #define RINGATTN_CLIENT_MEMORY_PAGE_TOUCHER_H_
 
@@ -13,18 +15,18 @@
 
 namespace ringattn::client {
 
-// Thread safe. The pages wait in the page cache, not in this process, and hold what they held.
-// Without Linux 5.14, or where the file system fails, nothing happens.
+// Thread safe. The pages stay in the page cache, outside this process, and keep their contents.
+// Does nothing without Linux 5.14 or after an error of the file system.
 class PageToucher {
  public:
   struct Options {
-    // Pages that are this far ahead wait: in a call of half a minute and more the system would
-    // write them to the disk before they are filled, and then once more.
+    // How far to run ahead of the writer. In calls of half a minute or more, the system would
+    // otherwise write the pages to disk before they are filled, and then again.
     uint64_t ahead_bytes = uint64_t{512} << 20;
-    uint64_t step_bytes = uint64_t{16} << 20;  // multiple of a page's size
+    uint64_t step_bytes = uint64_t{16} << 20;  // a multiple of the page size
   };
 
-  // `mapping`, of whole pages from its first byte on, is shared and writable, and outlives this.
+  // `mapping` consists of whole pages, is shared and writable, and outlives this object.
   PageToucher(absl::Span<uint8_t> mapping, const Options& options);
   explicit PageToucher(absl::Span<uint8_t> mapping) : PageToucher(mapping, Options()) {}
   ~PageToucher();
@@ -32,8 +34,8 @@ class PageToucher {
   PageToucher(const PageToucher&) = delete;
   PageToucher& operator=(const PageToucher&) = delete;
 
-  // The first so many bytes have been filled by now; it goes on behind them. Less than an earlier
-  // call's, or no number at all, changes nothing.
+  // Reports that this share of the mapping has been filled; populating continues after it. Ignores
+  // NaN and values below an earlier call's.
   void NoteFilled(double share);
 
  private:
@@ -41,11 +43,11 @@ class PageToucher {
 
   const absl::Span<uint8_t> mapping_;
   const Options options_;
-  std::mutex mutex_;  // the next two
+  std::mutex mutex_;  // guards the next two
   uint64_t filled_bytes_ = 0;
   bool stopping_ = false;
   std::condition_variable changed_;
-  std::thread thread_;  // last: it uses all of them
+  std::thread thread_;  // last, because it uses all of them
 };
 
 }  // namespace ringattn::client

@@ -21,12 +21,12 @@ constexpr uint64_t kMiB = 1 << 20;
 constexpr uint64_t kBytes = 40 * kMiB;
 constexpr PageToucher::Options kSmall{.ahead_bytes = 4 * kMiB, .step_bytes = kMiB};
 
-// A file of kBytes without any page, mapped.
+// A mapped file of kBytes without any page.
 class SparseFile {
  public:
   SparseFile() {
     descriptor_ = open(testing::TempDir().c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (descriptor_ < 0) {  // not every file system has nameless files
+    if (descriptor_ < 0) {  // some file systems do not support files without a name
       std::string path = testing::TempDir() + "/sparseXXXXXX";
       descriptor_ = mkstemp(path.data());
       unlink(path.c_str());
@@ -35,7 +35,7 @@ class SparseFile {
     data_ = static_cast<uint8_t*>(
         mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0));
     EXPECT_NE(data_, MAP_FAILED);
-    madvise(data_, kBytes, MADV_RANDOM);  // what is read brings no neighbours
+    madvise(data_, kBytes, MADV_RANDOM);  // disables read-ahead
   }
   ~SparseFile() {
     munmap(data_, kBytes);
@@ -46,7 +46,7 @@ class SparseFile {
 
   absl::Span<uint8_t> data() { return {data_, kBytes}; }
 
-  // Whether a page of each MiB is in the page cache.
+  // For each MiB, whether one page of it is in the page cache.
   std::vector<bool> Resident() const {
     const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     std::vector<unsigned char> pages(kBytes / page);
@@ -56,7 +56,7 @@ class SparseFile {
     return resident;
   }
 
-  // Of the first so many MiB all; waits for it.
+  // Waits until all MiB in this range are resident.
   bool Holds(size_t from, size_t until) const {
     for (int i = 0; i < 2000; ++i) {
       const std::vector<bool> resident = Resident();
@@ -70,7 +70,7 @@ class SparseFile {
     return false;
   }
 
-  // None of those from there on; after a moment, in which they might come.
+  // Returns true if no MiB from there on is resident, after a moment in which they might become so.
   bool LacksFrom(size_t from) const {
     absl::SleepFor(absl::Milliseconds(100));
     const std::vector<bool> resident = Resident();
@@ -83,7 +83,7 @@ class SparseFile {
   uint8_t* data_ = nullptr;
 };
 
-// Older kernels cannot.
+// Older kernels do not support it.
 bool Serves() {
   SparseFile file;
   return madvise(file.data().data(), kMiB, 23) == 0;
@@ -99,12 +99,12 @@ TEST(PageToucherTest, StaysSoFarAheadOfWhatIsFilled) {
   toucher.NoteFilled(0.1);
   EXPECT_TRUE(file.Holds(4, 8));
   EXPECT_TRUE(file.LacksFrom(8));
-  // Backwards, and no numbers.
+  // Backward steps, and NaN.
   for (const double share : {0.05, 0.0, -1.0, std::nan("")}) toucher.NoteFilled(share);
   EXPECT_TRUE(file.LacksFrom(8));
 }
 
-// Pages that are filled already it would make dirty once more.
+// It must not dirty pages again that have already been filled.
 TEST(PageToucherTest, LeavesOutWhatIsFilled) {
   if (!Serves()) GTEST_SKIP() << "this kernel is older than Linux 5.14";
   SparseFile file;

@@ -1,4 +1,5 @@
-// RegionIndex: which of a client's regions a tensor's memory lies in.
+// RegionIndex: finds the region of a client in which a tensor's memory lies.
+// Tests: client/call/region_call_test.cc.
 #ifndef RINGATTN_CLIENT_MEMORY_REGION_INDEX_H_
 #define RINGATTN_CLIENT_MEMORY_REGION_INDEX_H_
 
@@ -24,7 +25,7 @@ class RegionIndex {
     regions_.erase(region->data());
   }
 
-  // Null unless all of the bytes lie in one region.
+  // Returns null unless all bytes lie in one region.
   std::shared_ptr<SharedRegion> Find(const uint8_t* data, uint64_t bytes) const {
     const absl::MutexLock lock(&mutex_);
     auto after = regions_.upper_bound(data);
@@ -34,7 +35,7 @@ class RegionIndex {
     const auto size = static_cast<uint64_t>(region->bytes());
     return offset <= size && bytes <= size - offset ? region : nullptr;
   }
-  // Any of host memory; null if there is none.
+  // Returns any host region; null if there is none.
   std::shared_ptr<SharedRegion> Any() const {
     const absl::MutexLock lock(&mutex_);
     for (const auto& [data, region] : regions_) {

@@ -27,14 +27,14 @@
 namespace ringattn::client {
 namespace {
 
-// A worker answers when it has mapped the memory; one that hangs is left out.
+// A worker answers after it has mapped the memory. One that hangs is skipped.
 constexpr int kSocketTimeoutSeconds = 5;
-// To map all of a GPU's cudaMalloc'ed memory takes 14 s, and several may come at once.
+// Mapping all cudaMalloc memory of a GPU takes 14 s, and several requests may arrive at once.
 constexpr int kCudaTimeoutSeconds = 60;
-// How long the coordinator may take to hear from the workers what they have.
+// How long the coordinator may take to learn from the workers what they have attached.
 constexpr absl::Duration kConfirmTimeout = absl::Seconds(2);
 constexpr absl::Duration kConfirmPause = absl::Milliseconds(5);
-// A worker finishes one piece of a copy before it answers a fence.
+// A worker finishes the current piece of a copy before it answers a fence.
 constexpr absl::Duration kFenceTimeout = absl::Seconds(10);
 constexpr absl::Duration kMinBackoff = absl::Milliseconds(100);
 constexpr absl::Duration kMaxBackoff = absl::Seconds(2);
@@ -63,10 +63,10 @@ absl::StatusOr<std::shared_ptr<SharedRegion>> SharedRegion::Make(int64_t bytes, 
   if (ftruncate(memory.get(), rounded) != 0) return OutOfMemory("no memfd of", rounded);
   void* const data = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
   if (data == MAP_FAILED) return OutOfMemory("cannot map", rounded);
-  // A child would share the pages with workers that know nothing of it.
+  // A child process would share the pages with workers that do not know it.
   madvise(data, rounded, MADV_DONTFORK);
-  madvise(data, rounded, MADV_HUGEPAGE);        // where the system allows it, and
-  madvise(data, rounded, MADV_POPULATE_WRITE);  // in these; older kernels do it below
+  madvise(data, rounded, MADV_HUGEPAGE);  // if the system allows it, and
+  madvise(data, rounded, MADV_POPULATE_WRITE);  // with these pages; the loop below does it on older kernels
   if (fallocate(memory.get(), 0, 0, rounded) != 0 ||
       fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     const absl::Status status = OutOfMemory("cannot allocate and seal", rounded);
@@ -113,7 +113,7 @@ void SharedRegion::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-// ------------------------------------------------------------------ from others
+// --- Called by other threads ------------------------------------------------------
 
 void SharedRegion::AwaitFirstRound(absl::Duration timeout) {
   absl::MutexLock lock(&mutex_);
@@ -140,7 +140,7 @@ void SharedRegion::ShowAgain(uint64_t than, Shown done) {
     stopped = stopping_;
     taken = attachments_ > than;
     if (!stopped && !taken) {
-      // A round that has begun may have asked the coordinator too early.
+      // A round that has already begun may have asked the coordinator too early.
       shows_.push_back({than, rounds_begun_ + 1, std::move(done)});
       round_wanted_ = true;
     }
@@ -181,7 +181,7 @@ void SharedRegion::Wake() {
   (void)!write(wake_.get(), &one, sizeof(one));
 }
 
-// ------------------------------------------------------------------- the thread
+// --- The region's thread ----------------------------------------------------------
 
 void SharedRegion::Run() {
   while (true) {
@@ -202,7 +202,7 @@ void SharedRegion::Run() {
     FinishFences(absl::Now());
   }
   sockets_.clear();
-  SendFences();  // to nobody: they are over
+  SendFences();  // to nobody, so all fences complete
   for (PendingFence& fence : std::exchange(sent_fences_, {})) fence.done("");
   attach_ = nullptr;
   std::vector<PendingShow> shows;
@@ -226,7 +226,7 @@ void SharedRegion::AttachRound() {
   request.set_region_id(id(&why));
   absl::StatusOr<v1::AttachResponse> response = attach_(request);
   if (absl::IsNotFound(response.status()) && !request.region_id().empty()) {
-    // Another coordinator: nobody there knows it.
+    // A new coordinator, where nobody knows the region.
     sockets_.clear();
     request.clear_region_id();
     response = attach_(request);
@@ -280,10 +280,10 @@ bool SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>
     trouble->push_back(absl::StrCat(point.worker(), ": ", why));
     return false;
   };
-  sockets_.erase(point.worker());  // of one that was before it
+  sockets_.erase(point.worker());  // of the worker's predecessor
   if (point.host_id() != HostId()) {
     refuse("is on another machine");
-    return true;  // for good: to ask on would only make the coordinator announce it there again
+    return true;  // final: further attempts would only make the coordinator announce the region again
   }
   absl::StatusOr<ScopedDescriptor> socket = ConnectLocally(point.socket_path());
   if (!socket.ok()) return refuse(socket.status().message());
@@ -293,8 +293,9 @@ bool SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>
   message.token = point.token();
   const absl::Status sent = SendMessage(socket->get(), Encode(message),
                                         cuda_ == nullptr ? memory_.get() : cuda_->descriptor(), 0);
-  // A worker that refuses whoever it is (--local_uids) says so at once and closes: the message then
-  // cannot be sent, or is lost unread, which is told first, and its words come behind that.
+  // A worker that rejects every client of this user (--local_uids) says so at once and closes. The
+  // message then cannot be sent, or is lost unread; the kernel reports this before the worker's
+  // answer can be read.
   auto received =
       ReceiveMessage(socket->get(), kMaxAttachDatagramBytes, sent.ok() ? 0 : MSG_DONTWAIT);
   if (!received.ok()) {
@@ -309,7 +310,7 @@ bool SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>
   return true;
 }
 
-// A request that comes before the workers' news would be relayed.
+// A request that arrives before the workers' reports would be relayed.
 void SharedRegion::Confirm(const v1::AttachRequest& request) {
   const absl::Time deadline = absl::Now() + kConfirmTimeout;
   while (!sockets_.empty() && absl::Now() < deadline) {
@@ -358,7 +359,7 @@ void SharedRegion::ServeSocket(const std::string& worker) {
   }
 }
 
-// It is gone, or has let go of the region: it writes nothing more.
+// The worker is gone or has released the region, so it writes nothing more.
 void SharedRegion::DropWorker(const std::string& worker) {
   sockets_.erase(worker);
   for (PendingFence& fence : sent_fences_) {
@@ -398,7 +399,7 @@ void SharedRegion::FinishFences(absl::Time now) {
   }
   for (PendingFence& fence : over) {
     const std::string unsure = absl::StrJoin(fence.waits_for, ", ");
-    // Whoever is frozen is not to go on with the region when it wakes up.
+    // A suspended worker must not continue with the region when it resumes.
     for (const std::string& worker : std::vector<std::string>(fence.waits_for)) DropWorker(worker);
     fence.done(unsure);
   }

@@ -1,5 +1,6 @@
-// SharedRegion: what stands behind a Region (region.h): the memory, the sockets over which the
-// workers have it, and the thread that looks after them.
+// SharedRegion: the implementation of Region and CudaRegion: the memory, the sockets over which
+// workers have it attached, and the thread that maintains them.
+// Tests: shared_region_test.cc.
 #ifndef RINGATTN_CLIENT_MEMORY_SHARED_REGION_H_
 #define RINGATTN_CLIENT_MEMORY_SHARED_REGION_H_
 
@@ -27,16 +28,16 @@ namespace ringattn::client {
 // Shared by the Region and the calls that use it. Thread safe.
 class SharedRegion {
  public:
-  // LocalMemoryService.Attach, blocking and bounded. Called on the region's thread.
+  // LocalMemoryService.Attach: blocking, with a deadline. Called on the region's thread.
   using AttachCall = std::function<absl::StatusOr<v1::AttachResponse>(const v1::AttachRequest&)>;
 
-  // Sealed and populated memory of `bytes`, rounded up to pages. RESOURCE_EXHAUSTED if there is
-  // none; INVALID_ARGUMENT for 0 bytes.
+  // Allocates `bytes` of sealed and populated memory, rounded up to pages. RESOURCE_EXHAUSTED
+  // without memory; INVALID_ARGUMENT for 0 bytes.
   static absl::StatusOr<std::shared_ptr<SharedRegion>> Make(int64_t bytes, AttachCall attach);
-  // The same of memory on a GPU.
+  // The same for GPU memory.
   static absl::StatusOr<std::shared_ptr<SharedRegion>> MakeOf(
       std::shared_ptr<const CudaMemory> memory, AttachCall attach);
-  // REQUIRES: Stop() was called.
+  // Requires that Stop() was called.
   ~SharedRegion();
 
   SharedRegion(const SharedRegion&) = delete;
@@ -44,35 +45,37 @@ class SharedRegion {
 
   uint8_t* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  // Null of host memory; else data() is an address on its GPU.
+  // Null for host memory; otherwise data() is an address on its GPU.
   const CudaMemory* cuda() const { return cuda_.get(); }
 
-  // Waits until the workers have been shown it once, or could not be.
+  // Waits until attaching has been tried once with all workers.
   void AwaitFirstRound(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Shows it to those that lack it, soon: one has been started again, perhaps.
+  // Attaches the region soon to workers that lack it, for example after a restart.
   void AttachAgain() ABSL_LOCKS_EXCLUDED(mutex_);
-  // How many times a worker has taken it, of which the coordinator has heard.
+  // Returns how many attachments by workers the coordinator has confirmed.
   uint64_t attachments() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // The same as AttachAgain; `done` once there have been more attachments than `than`, or those
-  // that lack it have been shown it from now on and none took it: `taken` says which. Called at
-  // once, on the region's thread, or by Stop.
+  // As AttachAgain. Calls `done` once there have been more attachments than `than` (true), or a
+  // round that began after this call has found no worker that attaches it (false). Called
+  // immediately, on the region's thread, or by Stop.
   using Shown = std::function<void(bool taken)>;
   void ShowAgain(uint64_t than, Shown done) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Its present name at the coordinator; empty: it has none, and `why` says why.
+  // Returns the region's present name at the coordinator; empty, with the reason in `why`, if it
+  // has none.
   std::string id(std::string* why) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // The workers that have it.
+  // The workers that have it attached.
   std::vector<std::string> workers() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Why others have not; empty: nothing is known against it.
+  // Why other workers do not have it attached; empty if no problem is known.
   std::string trouble() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // From `done` on no worker writes for the stream of this number. Called on the region's
-  // thread, or at once if it has stopped: the workers then see the socket's end. `unsure` names a
-  // worker that did not answer within the bound; empty: all did, or are gone.
+  // Calls `done` once no worker writes for the stream with this number any more. Called on the
+  // region's thread, or immediately if that has stopped, because workers then see the socket's end.
+  // `unsure` names a worker that did not answer in time; empty if all answered or are gone.
   using Fenced = std::function<void(const std::string& unsure)>;
   void Fence(uint64_t number, Fenced done) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Closes the sockets: the workers release the region. Not from its own thread. Idempotent.
+  // Closes the sockets, upon which the workers release the region. Must not run on the region's
+  // thread. Idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -83,10 +86,10 @@ class SharedRegion {
     absl::Time deadline;
   };
 
-  // Of ShowAgain.
+  // A pending ShowAgain.
   struct PendingShow {
     uint64_t than = 0;
-    uint64_t round = 0;  // over with this one at the latest
+    uint64_t round = 0;  // completed by this round at the latest
     Shown done;
   };
 
@@ -95,9 +98,9 @@ class SharedRegion {
 
   void Run();
   void Wake();
-  // Not done yet with all workers: how long to wait for another try.
+  // Returns how long to wait before the next try if some workers have not attached it.
   void AttachRound();
-  // False: another try may do better.
+  // Returns false if another try may succeed.
   bool Attach(const v1::AttachPoint& point, std::vector<std::string>* trouble);
   void Confirm(const v1::AttachRequest& request);
   void Poll();
@@ -111,10 +114,10 @@ class SharedRegion {
   const int64_t bytes_;
   const ScopedDescriptor memory_;  // of host memory
   const std::shared_ptr<const CudaMemory> cuda_;
-  const ScopedDescriptor wake_;                      // an eventfd
-  AttachCall attach_;                                // the thread's own, as all up to mutex_
+  const ScopedDescriptor wake_;  // an eventfd
+  AttachCall attach_;  // used by the thread alone, as all members up to mutex_
   std::map<std::string, ScopedDescriptor> sockets_;  // by worker
-  uint64_t taken_ = 0;                               // attachments, the present round's included
+  uint64_t taken_ = 0;  // attachments, including the present round's
   std::vector<PendingFence> sent_fences_;
   absl::Time next_round_ = absl::InfinitePast();
   absl::Duration backoff_;

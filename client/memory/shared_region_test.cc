@@ -30,7 +30,7 @@ bool Await(const Predicate& predicate) {
   return predicate();
 }
 
-// A coordinator that has two workers and hears at once of what is attached.
+// A coordinator with two workers that learns at once what is attached.
 class SharedRegionTest : public testing::Test {
  protected:
   absl::StatusOr<v1::AttachResponse> Attach(const v1::AttachRequest& request) {
@@ -64,14 +64,14 @@ class SharedRegionTest : public testing::Test {
     return *made;
   }
 
-  // What the fence's end says of workers that did not answer.
+  // Returns the fence's report about workers that did not answer.
   static std::string Fence(SharedRegion& region, uint64_t number) {
     auto over = std::make_shared<std::promise<std::string>>();
     region.Fence(number, [over](const std::string& unsure) { over->set_value(unsure); });
     return over->get_future().get();
   }
 
-  // Whether a worker took it.
+  // Returns true if a worker attached it.
   static bool ShowAgain(SharedRegion& region, uint64_t than) {
     auto over = std::make_shared<std::promise<bool>>();
     region.ShowAgain(than, [over](bool taken) { over->set_value(taken); });
@@ -97,7 +97,7 @@ TEST_F(SharedRegionTest, ItIsShownToAllWorkersAndLetGoOf) {
   EXPECT_TRUE(Await([&] { return !first_.has_region() && !second_.has_region(); }));
   EXPECT_THAT(region->id(&why), IsEmpty());
   EXPECT_THAT(why, HasSubstr("released"));
-  EXPECT_EQ(region->data()[9'999], 7);  // mapped as long as somebody has it
+  EXPECT_EQ(region->data()[9'999], 7);  // mapped while somebody holds it
 }
 
 TEST_F(SharedRegionTest, AWorkerThatWasStartedAgainGetsItAgainUnderTheSameName) {
@@ -120,13 +120,13 @@ TEST_F(SharedRegionTest, ItIsShownAgainToAWorkerThatLacksIt) {
   second_.RefuseWith(AttachCode::kAttached);
   EXPECT_TRUE(Await([&] { return ShowAgain(*region, before); }));
   EXPECT_EQ(region->attachments(), 2);
-  EXPECT_TRUE(ShowAgain(*region, before));  // for who asked before that: it has been
+  EXPECT_TRUE(ShowAgain(*region, before));  // an earlier caller is answered by that attachment
   EXPECT_FALSE(ShowAgain(*region, 2));
   region->Stop();
   EXPECT_FALSE(ShowAgain(*region, 2));
 }
 
-// A round that has begun may have asked who is there before somebody joined.
+// A round that has begun may have asked for the workers before one joined.
 TEST_F(SharedRegionTest, ItIsShownInARoundThatBeginsLater) {
   const std::shared_ptr<SharedRegion> region = Make();
   const int calls = calls_;
@@ -147,7 +147,7 @@ TEST_F(SharedRegionTest, ItIsShownInARoundThatBeginsLater) {
   go_on.Notify();
   EXPECT_TRUE(Await([&] { return shown == 1; }));
   EXPECT_EQ(region->attachments(), 4);
-  EXPECT_GE(calls_, calls + 3);  // to ask, to hear that it has arrived, and the later round
+  EXPECT_GE(calls_, calls + 3);  // one call to ask, one to confirm, and the later round
   region->Stop();
 }
 
@@ -178,7 +178,7 @@ TEST_F(SharedRegionTest, AFenceWaitsForEveryWorker) {
   EXPECT_TRUE(Await([&] { return second_.fences().size() == 3; }));
   absl::SleepFor(absl::Milliseconds(50));
   EXPECT_FALSE(over);
-  second_.DropRegions();  // it ends: nobody is left to write
+  second_.DropRegions();  // the fence completes: nobody is left to write
   EXPECT_TRUE(Await([&] { return over.load(); }));
   region->Stop();
 }
@@ -210,22 +210,22 @@ TEST_F(SharedRegionTest, WhoRefusesIsNamed) {
   EXPECT_THAT(region->workers(), ElementsAre("first"));
   EXPECT_THAT(region->trouble(), HasSubstr("second: as it was told"));
   second_.RefuseWith(AttachCode::kAttached);
-  EXPECT_TRUE(Await([&] { return region->workers().size() == 2; }));  // it is asked again
+  EXPECT_TRUE(Await([&] { return region->workers().size() == 2; }));  // the worker is asked again
   region->Stop();
 }
 
-// However many others have it.
+// Regardless of how many others have it.
 TEST_F(SharedRegionTest, WhoRefusesIsAskedUntilItTakesIt) {
   second_.RefuseWith(AttachCode::kDescriptorRefused);
   const std::shared_ptr<SharedRegion> region = Make();
   const int calls = calls_;
-  EXPECT_TRUE(Await([&] { return calls_ >= calls + 6; }));  // three rounds more
+  EXPECT_TRUE(Await([&] { return calls_ >= calls + 6; }));  // three more rounds
   second_.RefuseWith(AttachCode::kAttached);
   EXPECT_TRUE(Await([&] { return region->workers().size() == 2; }));
   region->Stop();
 }
 
-// As workers do to other users' processes: the client's message meets a closed socket.
+// Workers reject other users' processes like this: the client's message meets a closed socket.
 TEST_F(SharedRegionTest, WhoRefusesUnheardIsNamedToo) {
   second_.RefuseUnheard(AttachCode::kForeignUser);
   const std::shared_ptr<SharedRegion> region = Make();
@@ -265,7 +265,7 @@ TEST_F(SharedRegionTest, WithoutWorkersItIsMemoryLikeAnyOther) {
   region->data()[0] = 1;
   const int calls = calls_;
   absl::SleepFor(absl::Milliseconds(300));
-  EXPECT_EQ(calls_, calls);  // the coordinator has said no: nobody asks on
+  EXPECT_EQ(calls_, calls);  // the coordinator has rejected it, so nobody asks again
   region->Stop();
 }
 

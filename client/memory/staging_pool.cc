@@ -12,11 +12,11 @@
 namespace ringattn::client {
 namespace {
 
-// Sizes that differ a little share a region.
+// Calls of slightly different size share a region.
 constexpr int64_t kGranule = 2 << 20;
-// Of the first round with the workers, each of which answers in milliseconds.
+// Wait for the first attachment. Each worker answers in milliseconds.
 constexpr absl::Duration kFirstRound = absl::Seconds(10);
-// No larger a part of what is free: the caller has plans for the rest.
+// Use at most this fraction of the free memory; the rest is the caller's.
 constexpr int64_t kPartOfFreeMemory = 2;
 
 int64_t Rounded(int64_t bytes) { return (bytes + kGranule - 1) / kGranule * kGranule; }
@@ -92,7 +92,7 @@ absl::Status StagingPool::Refuse(absl::Status why) {
   return why;
 }
 
-// With a page: where nobody takes memory, none is filled in vain.
+// Probes with one page, so that no memory is populated if no worker attaches it.
 absl::Status StagingPool::Probe() {
   {
     absl::MutexLock lock(&mutex_);
@@ -114,11 +114,11 @@ absl::Status StagingPool::Probe() {
   return absl::OkStatus();
 }
 
-// The smallest that suffices.
+// Takes the smallest idle region that is large enough.
 std::shared_ptr<SharedRegion> StagingPool::TakeIdle(int64_t bytes) {
   auto best = idle_.end();
   for (auto it = idle_.begin(); it != idle_.end(); ++it) {
-    // One that no worker has now goes with time, or is shown to them again.
+    // A region that no worker has attached expires, or is attached again.
     if (it->region->bytes() < bytes || it->region->workers().empty()) continue;
     if (best == idle_.end() || it->region->bytes() < best->region->bytes()) best = it;
   }
@@ -160,7 +160,7 @@ absl::StatusOr<std::shared_ptr<SharedRegion>> StagingPool::Take(int64_t bytes) {
     absl::MutexLock lock(&mutex_);
     region = TakeIdle(wanted);
     if (region == nullptr) {
-      // Room for it, of those that did not suffice: the longest idle first.
+      // Make room by freeing regions that are too small, the longest idle first.
       while (bytes_ + wanted > options_.max_bytes && !idle_.empty()) {
         bytes_ -= idle_.front().region->bytes();
         outgrown.push_back(std::move(idle_.front().region));

@@ -1,5 +1,6 @@
-// StagingPool: regions of the client library's own, through which tensors pass that lie in none
-// of the caller's.
+// StagingPool: the library's own regions, through which it stages tensors that lie in no region of
+// the caller's.
+// Tests: staging_pool_test.cc.
 #ifndef RINGATTN_CLIENT_MEMORY_STAGING_POOL_H_
 #define RINGATTN_CLIENT_MEMORY_STAGING_POOL_H_
 
@@ -19,49 +20,51 @@
 namespace ringattn::client {
 
 struct StagingOptions {
-  int64_t max_bytes = 0;  // of all its regions together; 0: nothing is staged
-  // What nobody has used for so long is given back to the system.
+  int64_t max_bytes = 0;  // of all regions together; 0: no staging
+  // A region that has been unused this long is freed.
   absl::Duration idle = absl::Seconds(20);
-  // After a "no" nobody asks again for so long.
+  // After a failure the pool does not try again for this long.
   absl::Duration refusal_kept = absl::Seconds(5);
 };
 
 // Thread safe.
 class StagingPool {
  public:
-  // `attach`: LocalMemoryService.Attach. `index`: where calls look for regions.
+  // `attach`: LocalMemoryService.Attach. `index`: where calls look up regions.
   StagingPool(StagingOptions options, std::function<SharedRegion::AttachCall()> attach,
               std::shared_ptr<RegionIndex> index);
-  // REQUIRES: everything taken was given back.
+  // Requires that everything taken was given back.
   ~StagingPool();
 
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
 
-  // Whether it makes sense to ask for so much now; else why not. Does not block.
+  // Returns whether it makes sense to take this much now; if not, the reason in `why`. Does not
+  // block.
   bool MayTake(int64_t bytes, std::string* why) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // One that is there already, if there is; else null, and `prepare` says whether Prepare should be
-  // called, which others' Prepare and a first miss do without: a client of one call is faster by
-  // the relay than by memory that has to be made. Does not block.
+  // Returns a region that is ready, or null. If null, `prepare` tells whether to call Prepare: not
+  // after the first miss, because a client that makes one call is faster by the relay, and not
+  // while another Prepare runs. Does not block.
   std::shared_ptr<SharedRegion> TakeReady(int64_t bytes, bool* prepare) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Makes a region for whoever comes next. Blocks as Take does.
+  // Creates a region for a later call. Blocks as Take does.
   void Prepare(int64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Nothing more is made: its end is near.
+  // Stops creating regions, before destruction.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // A region of at least `bytes` that some worker has, nobody else's until it is given back.
-  // Blocks while memory is made and shown to workers: 0.3 s a GB, 10 s where a worker hangs.
-  // Errors, whose words go into reports: FAILED_PRECONDITION if no worker of this machine takes
-  // memory; RESOURCE_EXHAUSTED beyond max_bytes, or with too little free memory. Thread safe.
+  // Returns a region of at least `bytes` that some worker has attached, for exclusive use until it
+  // is given back. Blocks while memory is allocated and attached: 0.3 s per GB, 10 s if a worker
+  // hangs. Errors, whose messages go into reports: FAILED_PRECONDITION if no worker of this machine
+  // attaches memory; RESOURCE_EXHAUSTED beyond max_bytes or with too little free memory. Thread
+  // safe.
   absl::StatusOr<std::shared_ptr<SharedRegion>> Take(int64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
-  // `reusable`: no worker writes to it any more; else it is unmapped. Not from a thread of the
-  // region, which it may wait for.
+  // `reusable`: no worker writes to the region any more. Otherwise it is unmapped. Must not run on
+  // a region's thread, which it may wait for.
   void GiveBack(std::shared_ptr<SharedRegion> region, bool reusable) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Lets go of what has been idle for long.
+  // Frees regions that have been idle for long.
   void Trim() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  int64_t bytes() const ABSL_LOCKS_EXCLUDED(mutex_);  // of all its regions
+  int64_t bytes() const ABSL_LOCKS_EXCLUDED(mutex_);  // of all regions
 
  private:
   struct Idle {
@@ -78,18 +81,18 @@ class StagingPool {
   const std::function<SharedRegion::AttachCall()> attach_;
   const std::shared_ptr<RegionIndex> index_;
   mutable absl::Mutex mutex_;
-  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // in use, idle, and being made
+  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // in use, idle, and being created
   std::vector<Idle> idle_ ABSL_GUARDED_BY(mutex_);
   int64_t misses_ ABSL_GUARDED_BY(mutex_) = 0;  // of TakeReady
   bool preparing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  bool probed_ ABSL_GUARDED_BY(mutex_) = false;  // a worker took memory
+  bool probed_ ABSL_GUARDED_BY(mutex_) = false;  // a worker has attached memory
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);
   absl::Time refused_until_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
-// What this process may still take of the machine's memory or its own group's (cgroup v2);
-// INT64_MAX if the system does not say.
+// Returns how much memory this process may still allocate, by the machine and by its cgroup (v2);
+// INT64_MAX if the system does not report it.
 int64_t AvailableMemoryBytes();
 
 }  // namespace ringattn::client

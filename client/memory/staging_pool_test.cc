@@ -22,7 +22,7 @@ class StagingPoolTest : public testing::Test {
       if (refuses_) return absl::FailedPreconditionError("no worker takes host memory");
       v1::AttachResponse response;
       response.set_region_id("region");
-      // Several regions at a time: the coordinator knows of each who has it.
+      // Several regions at a time: the coordinator records for each which workers have it.
       if (request.region_id().empty()) {
         *response.add_points() = worker_.Point();
       } else {
@@ -48,7 +48,7 @@ TEST_F(StagingPoolTest, WhatIsGivenBackIsTakenAgain) {
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(index_->Find((*first)->data(), 3 * kMiB), *first);
   uint8_t* const data = (*first)->data();
-  auto second = pool->Take(3 * kMiB);  // beside it
+  auto second = pool->Take(3 * kMiB);  // in addition to the first
   ASSERT_TRUE(second.ok());
   EXPECT_NE((*second)->data(), data);
   pool->GiveBack(*std::move(first), true);
@@ -82,7 +82,7 @@ TEST_F(StagingPoolTest, TheLimitHoldsForAllTogether) {
   EXPECT_THAT(std::string(pool->Take(10 * kMiB).status().message()),
               HasSubstr("is left of the limit"));
   pool->GiveBack(*std::move(first), true);
-  // What is idle makes room for what is larger.
+  // Idle regions make room for a larger one.
   auto larger = pool->Take(14 * kMiB);
   ASSERT_TRUE(larger.ok()) << larger.status();
   EXPECT_EQ(pool->bytes(), 14 * kMiB);
@@ -131,11 +131,11 @@ TEST_F(StagingPoolTest, OneIsMadeReadyFromTheSecondMissOn) {
   const auto pool = Make({.max_bytes = 64 * kMiB});
   bool prepare = true;
   EXPECT_EQ(pool->TakeReady(3 * kMiB, &prepare), nullptr);
-  EXPECT_FALSE(prepare);  // a client of one call
+  EXPECT_FALSE(prepare);  // a client that makes one call
   EXPECT_EQ(pool->TakeReady(3 * kMiB, &prepare), nullptr);
   EXPECT_TRUE(prepare);
   EXPECT_EQ(pool->TakeReady(3 * kMiB, &prepare), nullptr);
-  EXPECT_FALSE(prepare);  // somebody does it
+  EXPECT_FALSE(prepare);  // another caller prepares
   EXPECT_EQ(calls_, 0);
   pool->Prepare(3 * kMiB);
   std::shared_ptr<SharedRegion> ready = pool->TakeReady(4 * kMiB, &prepare);

@@ -1,6 +1,5 @@
-// The extension module ringattn._core: the client library with plain values. What users see is
-// written in Python on top of it (client/python/ringattn), and so are defaults, shapes, exceptions
-// and event loops.
+// The extension module ringattn._core: the client library with plain values. client/python/ringattn
+// adds defaults, shapes, exceptions and event loops in Python.
 #include <google/protobuf/descriptor.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -25,7 +24,7 @@ namespace {
 
 namespace py = pybind11;
 
-// The same for everything here: (value, None) or (None, error).
+// The result form of all functions: (value, None) or (None, error).
 py::tuple ValueOrError(const absl::Status& status, const py::object& value) {
   if (status.ok()) return py::make_tuple(value, py::none());
   return py::make_tuple(py::none(), ErrorToDict(status));
@@ -53,7 +52,7 @@ py::tuple Connect(const std::string& target, const py::dict& options) {
   return ValueOrError(absl::OkStatus(), py::cast(std::make_shared<ClientHandle>(*std::move(made))));
 }
 
-// Calls `call` without the GIL; its message as a dict, or its error.
+// Runs `call` without the GIL. Returns its message as a dict, or its error.
 template <typename Call>
 py::tuple Unary(const Call& call) {
   auto response = [&] {
@@ -91,7 +90,7 @@ py::tuple RenewResiduals(ClientHandle& client, const std::vector<std::string>& h
   return ValueOrError(absl::OkStatus(), py::cast(*reasons));
 }
 
-// The locks that these take are held for moments, but by threads that may be waiting for a core.
+// These locks are held briefly, but the holder may be waiting for a core.
 void HoldResiduals(ClientHandle& client, const std::vector<std::string>& handles) {
   const GilReleased released;
   client.get().HoldResiduals(handles);
@@ -110,7 +109,7 @@ py::object HoldTrouble(ClientHandle& client) {
   return trouble.ok() ? py::object(py::none()) : ErrorToDict(trouble);
 }
 
-// Names of the fields of a message of ringattn.v1. Throws: there is no such message.
+// Returns the field names of a message of ringattn.v1. Throws if there is no such message.
 std::vector<std::string> MessageFields(const std::string& name) {
   const google::protobuf::Descriptor* type =
       google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName("ringattn.v1." +
@@ -133,7 +132,7 @@ py::tuple AllocateCudaRegion(ClientHandle& client, int device, int64_t bytes) {
   return ValueOrError(absl::OkStatus(), py::cast(*region));
 }
 
-// `work(device)` without the GIL; None, or its error.
+// Runs `work(device)` without the GIL. Returns None, or its error.
 template <typename Work>
 py::object OnCuda(int device, const Work& work) {
   const absl::Status status = [&] {

@@ -36,14 +36,14 @@ DlManagedTensor* TakeFrom(const py::capsule& capsule) {
   return managed;
 }
 
-// What MakeCudaDlpack's tensors stand in.
+// The state of a tensor of MakeCudaDlpack.
 struct Owned {
   DlManagedTensor tensor = {};
   std::vector<int64_t> shape;
   PyObject* owner = nullptr;
 };
 
-// Consumers call it on any thread, some after the interpreter's end.
+// Consumers may call this on any thread, and after the interpreter has ended.
 void Delete(DlManagedTensor* tensor) {
   auto* const owned = static_cast<Owned*>(tensor->context);
   if (Py_IsInitialized() != 0) {

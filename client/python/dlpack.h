@@ -1,5 +1,6 @@
-// DLPack's tensors, given and taken: https://dmlc.github.io/dlpack/latest/c_api.html, the form
-// without a version, which all libraries speak.
+// DLPack tensors, imported and exported: https://dmlc.github.io/dlpack/latest/c_api.html, in the
+// unversioned form that all libraries support.
+// Tests: tests/python/test_cuda.py.
 #ifndef RINGATTN_CLIENT_PYTHON_DLPACK_H_
 #define RINGATTN_CLIENT_PYTHON_DLPACK_H_
 
@@ -13,27 +14,27 @@ namespace ringattn::python {
 
 struct DlManagedTensor;
 
-// A tensor that a capsule brought; its producer hears when this is gone. Needs the GIL.
+// An imported tensor. Its destruction releases it to the producer. Needs the GIL.
 class DlpackTensor {
  public:
-  // The capsule is used up. Throws: it is none, or is used up already.
+  // Consumes the capsule. Throws if it is no DLPack capsule or has been consumed.
   explicit DlpackTensor(const pybind11::capsule& capsule);
   ~DlpackTensor();
   DlpackTensor(const DlpackTensor&) = delete;
   DlpackTensor& operator=(const DlpackTensor&) = delete;
 
-  uint64_t address() const;  // of its first element
+  uint64_t address() const;  // of the first element
   int device_type() const;
   int device() const;
   std::vector<int64_t> shape() const;
-  bool is_contiguous() const;      // row-major, without gaps
+  bool is_contiguous() const;  // row-major, without gaps
   std::vector<int> dtype() const;  // DLDataTypeCode, bits, lanes
 
  private:
   DlManagedTensor* const managed_;
 };
 
-// A capsule of a contiguous tensor on CUDA device `device`, which keeps `owner` alive.
+// Returns a capsule of a contiguous tensor on CUDA device `device` that keeps `owner` alive.
 pybind11::capsule MakeCudaDlpack(const pybind11::object& owner, uint64_t address, int device,
                                  const std::vector<int64_t>& shape, int dtype_code, int dtype_bits);
 

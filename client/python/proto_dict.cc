@@ -15,8 +15,8 @@ namespace pb = google::protobuf;
 namespace py = pybind11;
 using Field = pb::FieldDescriptor;
 
-// "LAYOUT_" of Layout, "TIMELINE_CATEGORY_" of TimelineCategory: what all names of an enum begin
-// with.
+// Returns the common prefix of an enum's names: "LAYOUT_" for Layout, "TIMELINE_CATEGORY_" for
+// TimelineCategory.
 std::string EnumPrefix(const pb::EnumDescriptor& type) {
   std::string prefix;
   for (const char letter : type.name()) {
@@ -44,7 +44,7 @@ py::object BytesOrText(const Field& field, const std::string& value) {
   return py::str(value);
 }
 
-// `index` counts in a repeated field, and is -1 for another.
+// `index` is the position in a repeated field, and -1 for a singular field.
 py::object ToPython(const pb::Message& message, const Field& field, int index) {
   const pb::Reflection& reflection = *message.GetReflection();
   const bool one = index < 0;

@@ -1,10 +1,8 @@
-// Protobuf messages as Python values and back, by reflection: a dict per message with the protos'
-// field names, so that a field that is added there needs no line here.
-//
+// Conversion between protobuf messages and Python values by reflection. A message becomes a dict
+// with the proto's field names, so a new field needs no code here.
 //   message   dict                          repeated   list
 //   enum      its short name, "ring" for SCHEDULE_RING
 //   Duration  seconds, a float
-//
 // All functions need the GIL.
 #ifndef RINGATTN_CLIENT_PYTHON_PROTO_DICT_H_
 #define RINGATTN_CLIENT_PYTHON_PROTO_DICT_H_
@@ -19,16 +17,16 @@
 
 namespace ringattn::python {
 
-// Every field that is set or, if it cannot be unset, has a value.
+// Returns every field that is set, and every field without presence.
 pybind11::dict ToDict(const google::protobuf::Message& message);
 
-// Sets the fields that `values` has; None leaves one unset. `where` stands before names in errors,
-// "options". Throws: pybind11::value_error naming the field, where there is none of that name, or
-// the value does not fit.
+// Sets the fields that `values` has; None leaves a field unset. `where` prefixes names in errors,
+// as in "options". Throws pybind11::value_error, naming the field, if there is no such field or the
+// value does not fit.
 void FromDict(const pybind11::dict& values, absl::string_view where,
               google::protobuf::Message* message);
 
-// A value of a C++ type. Throws: pybind11::value_error naming `name`, where it is none.
+// Converts to a C++ type. Throws pybind11::value_error, naming `name`, if the value does not fit.
 template <typename T>
 T ReadValue(pybind11::handle value, absl::string_view name) {
   try {
@@ -45,7 +43,7 @@ void ReadItem(const pybind11::dict& items, const char* name, T* target) {
   if (items.contains(name) && !items[name].is_none()) *target = ReadValue<T>(items[name], name);
 }
 
-// The number of an enum's value by its short name; -1 if there is none.
+// Returns the number of an enum's value by its short name; -1 if there is none.
 int EnumNumber(const google::protobuf::EnumDescriptor& type, absl::string_view short_name);
 
 }  // namespace ringattn::python

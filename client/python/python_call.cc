@@ -37,7 +37,7 @@ void Fill(const py::dict& request, const char* name, Message* message) {
   if (request.contains(name)) FromDict(request[name], name, message);
 }
 
-// A value of an enum of the protos by its short name; 0, unspecified, where there is none.
+// Returns an enum value of the protos by its short name; 0 (unspecified) if there is none.
 template <typename Enum>
 Enum EnumOf(const py::dict& request, const char* name,
             const google::protobuf::EnumDescriptor* type) {
@@ -67,7 +67,7 @@ void FillProbabilityRows(const py::dict& request, client::ForwardArgs* args) {
   }
 }
 
-// By the names that Python has for them. What is missing here, Python refuses by name.
+// The transports by their Python names.
 const std::map<std::string, client::TransportPreference>& Transports() {
   static const auto* const transports = new std::map<std::string, client::TransportPreference>{
       {"auto", client::TransportPreference::kAuto},
@@ -91,7 +91,7 @@ client::CallOptions CallOptionsOf(const py::dict& call) {
     throw py::value_error(absl::StrCat("transport: there is no ", transport));
   }
   options.transport = wish->second;
-  // What is asked for by name is required.
+  // A transport that the caller names is required.
   options.transport_required =
       transport != "auto" && options.transport != client::TransportPreference::kRelay;
   if (retain_seconds >= 0) options.retain = absl::Seconds(retain_seconds);
@@ -155,12 +155,12 @@ ClientHandle::~ClientHandle() {
   }
 }
 
-// Outlives the PythonCall where the client library's callback is late.
+// Outlives the PythonCall if the client library's callback is late.
 struct PythonCall::End {
   std::mutex mutex;
   std::condition_variable changed;
   bool has_come = false;
-  std::optional<v1::Progress> progress;  // the newest that nobody has taken
+  std::optional<v1::Progress> progress;  // the newest that was not taken
   int event = -1;
 
   ~End() {
@@ -186,7 +186,7 @@ struct PythonCall::End {
   void Signal() {
     changed.notify_all();
     const uint64_t one = 1;
-    // Far from the counter's end: the write neither blocks nor fails.
+    // The counter is far from its maximum, so the write neither blocks nor fails.
     if (event >= 0) static_cast<void>(write(event, &one, sizeof(one)) == 0);
   }
 };
@@ -259,15 +259,15 @@ std::unique_ptr<PythonCall> PythonCall::Start(std::shared_ptr<ClientHandle> clie
   }
   const GilReleased released;
   client::Client& library = made->client_->get();
-  made->operation_.emplace(is_forward ? library.StartForward(forward, results, options, done)
+  made->pending_call_.emplace(is_forward ? library.StartForward(forward, results, options, done)
                                       : library.StartBackward(backward, gradients, options, done));
   return made;
 }
 
 PythonCall::~PythonCall() {
-  // In a forked child the call, which is the parent's, can neither be ended nor waited for.
-  if (client_ == nullptr || !operation_ || !client_->is_of_this_process()) return;
-  operation_->Cancel();
+  // A forked child can neither end nor await the call, which belongs to the parent.
+  if (client_ == nullptr || !pending_call_ || !client_->is_of_this_process()) return;
+  pending_call_->Cancel();
   WaitWithoutGil();
 }
 
@@ -275,7 +275,7 @@ int PythonCall::event() const { return end_->event; }
 
 void PythonCall::WaitWithoutGil() {
   const GilReleased released;
-  static_cast<void>(operation_->Wait());
+  static_cast<void>(pending_call_->Wait());
 }
 
 void PythonCall::Wait() {
@@ -287,9 +287,9 @@ void PythonCall::Wait() {
   };
   while (!wait_a_while()) {
     if (PyErr_CheckSignals() == 0) continue;
-    // The error that is set stays while others' code may run: keep it in hand.
+    // Save the pending exception, because other code may run before it is raised.
     py::error_already_set raised;
-    operation_->Cancel();
+    pending_call_->Cancel();
     WaitWithoutGil();
     throw raised;
   }
@@ -303,7 +303,7 @@ py::tuple PythonCall::Poll() {
     has_come = end_->has_come;
     progress.swap(end_->progress);
     uint64_t count = 0;
-    // The end stays readable.
+    // Leave the eventfd readable after the end.
     if (end_->event >= 0 && !has_come) {
       static_cast<void>(read(end_->event, &count, sizeof(count)) == 0);
     }
@@ -315,7 +315,7 @@ py::tuple PythonCall::Poll() {
 py::tuple PythonCall::Result() {
   client::CallResult result = [this] {
     const GilReleased released;
-    return operation_->Wait();
+    return pending_call_->Wait();
   }();
   if (!result.ok()) return py::make_tuple(py::none(), ErrorToDict(result.status()));
   py::dict report;

@@ -1,4 +1,4 @@
-// One call of the client library for Python: the buffers that it reads and writes, and its end.
+// One call of the client library for Python: its buffers and its end.
 #ifndef RINGATTN_CLIENT_PYTHON_PYTHON_CALL_H_
 #define RINGATTN_CLIENT_PYTHON_PYTHON_CALL_H_
 
@@ -15,15 +15,15 @@
 
 namespace ringattn::python {
 
-// Memory on a GPU: in a call's inputs and outputs it stands where others have the buffer protocol.
-// What keeps the memory is the caller's, until the call has ended.
+// GPU memory, in place of an object with the buffer protocol among a call's inputs and outputs. The
+// caller keeps it allocated until the call has ended.
 struct CudaBytes {
   uint64_t address = 0;
   int64_t bytes = 0;
 };
 
-// The memory of CudaBytes and of objects with the buffer protocol, for as long as this lives. Needs
-// the GIL to be filled and to go.
+// Holds the memory of CudaBytes and of objects with the buffer protocol during its lifetime.
+// Filling and destroying it needs the GIL.
 class HeldBuffers {
  public:
   HeldBuffers() = default;
@@ -31,7 +31,7 @@ class HeldBuffers {
   HeldBuffers& operator=(const HeldBuffers&) = delete;
   ~HeldBuffers();
 
-  // Throws: what Python says of an object without contiguous memory, or without writable memory.
+  // Throws Python's exception for an object without contiguous memory, or without writable memory.
   client::ConstBytes Read(pybind11::handle object);
   client::MutableBytes Write(pybind11::handle object);
 
@@ -43,12 +43,12 @@ class HeldBuffers {
   std::vector<pybind11::object> objects_;
 };
 
-// A client and the process that made it: gRPC does not survive a fork.
+// A client and the process that created it, because gRPC does not survive a fork.
 class ClientHandle {
  public:
   explicit ClientHandle(std::unique_ptr<client::Client> client);
-  // Cancels what is in flight and waits for it, without the GIL if this thread has it. In a forked
-  // child nothing is touched: the client is leaked.
+  // Cancels calls in flight and waits for them, without the GIL if this thread has it. In a forked
+  // child it leaks the client instead.
   ~ClientHandle();
 
   client::Client& get() { return *client_; }
@@ -59,40 +59,42 @@ class ClientHandle {
   const int process_;
 };
 
-// Thread safe but for what is said. gRPC's threads never take the GIL: an end is signalled by a
+// Thread safe, except as stated. gRPC's threads never take the GIL: the end is signalled by a
 // condition variable, and by an eventfd that an event loop can watch.
 class PythonCall {
  public:
   // `request`: {"shape", "dtype", "output_dtype", "lse_format", "options", "plan"}, as the protos
-  // name them, of a forward "probability_rows", and of a backward "residual_handle",
-  // "keep_residual". `inputs`, `outputs`: tensors' names to
-  // objects with the buffer protocol. `call`: {"request_id", "deadline", "timeline",
-  // "traceparent", "crc32c", "transport", "retain", "progress_interval"}, the last two in seconds:
-  // retain 0 for as long as the service thinks right, no interval for no progress. Throws:
-  // pybind11::value_error naming a field; what HeldBuffers throws.
+  // name them; for a forward also "probability_rows", and for a backward "residual_handle" and
+  // "keep_residual". `inputs`, `outputs`: tensor names to objects with the buffer protocol. `call`:
+  // {"request_id", "deadline", "timeline", "traceparent", "crc32c", "transport", "retain",
+  // "progress_interval"}. "retain" and "progress_interval" are in seconds; a retain of 0 means the
+  // service's default, and without an interval there is no progress. Throws pybind11::value_error
+  // naming a field; what HeldBuffers throws.
   static std::unique_ptr<PythonCall> Start(std::shared_ptr<ClientHandle> client, bool is_forward,
                                            const pybind11::dict& request,
                                            const pybind11::dict& inputs,
                                            const pybind11::dict& outputs,
                                            const pybind11::dict& call, bool with_event);
-  // Cancels and waits if it has not ended. Needs the GIL, gives it up while it waits.
+  // Cancels the call if it has not ended, and waits. Needs the GIL and releases it while waiting.
   ~PythonCall();
 
-  const std::string& request_id() const { return operation_->request_id(); }
-  void Cancel() { operation_->Cancel(); }
+  const std::string& request_id() const { return pending_call_->request_id(); }
+  void Cancel() { pending_call_->Cancel(); }
 
-  // Readable when Poll has news, and from the end on; -1 without an event. This object's own.
+  // A descriptor that is readable when Poll has news and after the end; -1 without an event. Owned
+  // by this object.
   int event() const;
 
-  // Until there is progress that Poll has not given, or the end. Gives up the GIL. A signal whose
-  // handler raises (Ctrl-C) cancels the call, waits for its end, and raises. Needs the GIL.
+  // Waits for progress that Poll has not returned, or the end. Releases the GIL. If a signal
+  // handler raises (Ctrl-C), cancels the call, waits for its end, and raises. Needs the GIL.
   void Wait();
 
-  // (whether the call has ended, the newest Progress as a dict or None). After its end buffers are
-  // the caller's again. Does not wait for either. Needs the GIL.
+  // Returns (whether the call has ended, the newest Progress as a dict or None) without waiting.
+  // After the end the buffers belong to the caller again. Needs the GIL.
   pybind11::tuple Poll();
 
-  // (report or None, error or None), dicts. REQUIRES: Poll has told of the end. Needs the GIL.
+  // Returns (report or None, error or None), as dicts. Requires that Poll has reported the end.
+  // Needs the GIL.
   pybind11::tuple Result();
 
  private:
@@ -104,10 +106,10 @@ class PythonCall {
   std::shared_ptr<ClientHandle> client_;
   std::shared_ptr<End> end_;
   HeldBuffers buffers_;
-  std::optional<client::Operation> operation_;
+  std::optional<client::PendingCall> pending_call_;
 };
 
-// What "transport" may be.
+// The accepted values of "transport".
 std::vector<std::string> TransportNames();
 
 // An error as a dict: code, message, reason, metadata, violations [(field, description)],

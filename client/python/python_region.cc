@@ -71,7 +71,7 @@ PythonCudaRegion::~PythonCudaRegion() {
     return;
   }
   const GilReleased released;
-  // Kernels that read what lay here may still be on their way.
+  // Kernels that read this memory may still be running.
   const auto device = client::CudaDevice::Get(region_->device());
   if (device.ok()) static_cast<void>((*device)->Synchronize());
   region_.reset();

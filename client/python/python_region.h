@@ -1,4 +1,5 @@
-// Memory that workers share, for Python.
+// Shared regions for Python.
+// Tests: tests/python/test_regions.py, test_cuda.py.
 #ifndef RINGATTN_CLIENT_PYTHON_PYTHON_REGION_H_
 #define RINGATTN_CLIENT_PYTHON_PYTHON_REGION_H_
 
@@ -14,13 +15,13 @@
 
 namespace ringattn::python {
 
-// A region whose memory stays mapped for as long as this lives. Needs the GIL, which it gives up
-// where it waits.
+// A host region whose memory stays mapped during this object's lifetime. Needs the GIL and releases
+// it while waiting.
 class PythonRegion {
  public:
   static absl::StatusOr<std::shared_ptr<PythonRegion>> Allocate(ClientHandle& client,
                                                                 int64_t bytes);
-  // In a forked child, which has neither the memory nor its thread, nothing is touched.
+  // In a forked child, which has neither the memory nor the thread, nothing is released.
   ~PythonRegion();
 
   PythonRegion(const PythonRegion&) = delete;
@@ -32,7 +33,7 @@ class PythonRegion {
   std::vector<std::string> workers() const;
   std::string trouble() const;
 
-  // Workers let go of it; the memory stays. Idempotent.
+  // Detaches the region from the workers; the memory stays mapped. Idempotent.
   void Close();
 
  private:
@@ -45,14 +46,14 @@ class PythonRegion {
   const int process_;
 };
 
-// The same on a GPU: freed with this object, which therefore is kept by all that lies in it. Needs
-// the GIL, which it gives up where it waits.
+// A CUDA region. Its memory is freed with this object, so everything that lies in it keeps the
+// object alive. Needs the GIL and releases it while waiting.
 class PythonCudaRegion {
  public:
   static absl::StatusOr<std::shared_ptr<PythonCudaRegion>> Allocate(ClientHandle& client,
                                                                     int device, int64_t bytes);
-  // Behind everything that this process has put on the GPU's streams. As PythonRegion's after a
-  // fork.
+  // Waits for all work that this process has submitted to the GPU. After a fork it behaves as
+  // PythonRegion's.
   ~PythonCudaRegion();
 
   PythonCudaRegion(const PythonCudaRegion&) = delete;

@@ -1,6 +1,6 @@
-// An AttentionService for tests of the client: each call is served by a function that
-// the test sets, with the generated synchronous API, so that what the client writes by
-// hand is read by protobuf. On loopback, any free port.
+// An AttentionService for tests of the client, on a free loopback port. A function of the test
+// serves each call with the generated synchronous API, so protobuf reads what the client encodes by
+// hand.
 #ifndef RINGATTN_CLIENT_TESTING_FAKE_ATTENTION_SERVER_H_
 #define RINGATTN_CLIENT_TESTING_FAKE_ATTENTION_SERVER_H_
 
@@ -24,7 +24,7 @@
 
 namespace ringattn::client {
 
-// A status with details, as the real server gives it.
+// A status with details, as the real server sends it.
 struct FakeError {
   grpc::StatusCode code = grpc::StatusCode::UNKNOWN;
   std::string message = {};
@@ -65,11 +65,11 @@ using ForwardStream = grpc::ServerReaderWriter<v1::ForwardResponse, v1::ForwardR
 
 class FakeAttentionServer final : public v1::AttentionService::Service {
  public:
-  // Called per stream with the call's index from 0 and its header.
+  // Called per stream with the call's index, from 0, and its header.
   using Handler = std::function<grpc::Status(int call, const v1::ForwardHeader& header,
                                              grpc::ServerContext* context, ForwardStream* stream)>;
 
-  // `beside`: another service on the same address; outlives this. Null: none.
+  // `beside`: another service on the same address, which outlives this; null: none.
   explicit FakeAttentionServer(Handler handler, grpc::Service* beside = nullptr)
       : handler_(std::move(handler)) {
     int port = 0;
@@ -104,7 +104,7 @@ class FakeAttentionServer final : public v1::AttentionService::Service {
   std::unique_ptr<grpc::Server> server_;
 };
 
-// --- What handlers are made of -------------------------------------------------
+// --- Building blocks of handlers ----------------------------------------------
 
 inline v1::ForwardResponse AcceptedFor(const v1::ForwardHeader& header) {
   v1::ForwardResponse response;
@@ -121,7 +121,7 @@ inline v1::ForwardResponse AcceptedFor(const v1::ForwardHeader& header) {
   return response;
 }
 
-// Reads chunks until the client half-closes: the tensors' bytes, inline ones included.
+// Reads chunks until the client half-closes. Returns the tensors' bytes, inline ones included.
 inline std::map<int, std::string> ReadUpload(const v1::ForwardHeader& header,
                                              ForwardStream* stream) {
   std::map<int, std::string> tensors;
@@ -149,7 +149,7 @@ inline bool SendChunk(ForwardStream* stream, v1::TensorId tensor, uint64_t offse
   return stream->Write(response);
 }
 
-// out = q and lse = zeros, which any shape with head_dim_v == head_dim allows.
+// Returns out = q and lse = zeros, which fits any shape with head_dim_v == head_dim.
 inline grpc::Status Echo(const v1::ForwardHeader& header, ForwardStream* stream) {
   stream->Write(AcceptedFor(header));
   const std::map<int, std::string> tensors = ReadUpload(header, stream);

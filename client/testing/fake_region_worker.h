@@ -1,5 +1,5 @@
-// A worker's end of regions for tests of the client: it takes memory over a Unix socket and answers
-// fences, or does not. Speaks what common/local_memory has, on its own thread.
+// A worker's end of regions for tests of the client. It accepts memory over a Unix socket and
+// answers fences, or not. It speaks the protocol of common/local_memory on a thread of its own.
 #ifndef RINGATTN_CLIENT_TESTING_FAKE_REGION_WORKER_H_
 #define RINGATTN_CLIENT_TESTING_FAKE_REGION_WORKER_H_
 
@@ -46,7 +46,7 @@ class FakeRegionWorker {
 
   const std::string& name() const { return name_; }
 
-  // What the coordinator says of it to whom it lacks a region.
+  // How the coordinator describes this worker to a client that lacks it.
   v1::AttachPoint Point() const {
     v1::AttachPoint point;
     point.set_worker(name_);
@@ -56,12 +56,12 @@ class FakeRegionWorker {
     return point;
   }
 
-  // --- What it does from now on.
+  // --- Behaviour from now on.
   void RefuseWith(AttachCode code) {
     const absl::MutexLock lock(&mutex_);
     attach_code_ = code;
   }
-  // Says so to whoever connects, without a look at what is sent, and closes.
+  // Sends this code to whoever connects, without reading, and closes.
   void RefuseUnheard(AttachCode code) {
     const absl::MutexLock lock(&mutex_);
     unheard_code_ = code;
@@ -70,7 +70,7 @@ class FakeRegionWorker {
     const absl::MutexLock lock(&mutex_);
     answers_fences_ = answers;
   }
-  // As if it had been started again: nothing is attached any more.
+  // Drops all attachments, as a restart does.
   void DropRegions() {
     const absl::MutexLock lock(&mutex_);
     attached_.clear();

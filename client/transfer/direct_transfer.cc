@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/api/error.h"
+#include "client/transfer/grpc_status.h"
 #include "common/wire/chunk_codec.h"
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
@@ -18,11 +19,11 @@ namespace ringattn::client {
 namespace {
 
 constexpr char kExchange[] = "/ringattn.v1.ShardService/Exchange";
-// A connection that is not there by then goes nowhere.
+// A connection attempt that takes longer counts as failed.
 constexpr std::chrono::milliseconds kConnectTimeout{1'000};
-// One that is there is answered at once, but for a worker that has much to do.
+// A connected worker answers at once, unless it is very busy.
 constexpr std::chrono::milliseconds kAnswerTimeout{9'000};
-// Less than this is not worth a stream of its own.
+// Fewer bytes do not justify a stream of their own.
 constexpr uint64_t kLeastBytesPerStream = 2 << 20;
 
 absl::Status ServerError(absl::string_view what) {
@@ -39,7 +40,7 @@ double SecondsBetween(std::chrono::steady_clock::time_point start, int64_t end) 
 
 }  // namespace
 
-// One of a member's. Its writing side and its reading side each run on one thread at a time.
+// One stream to a member. Its writing side and its reading side each run on one thread at a time.
 class DirectTransfer::Stream final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -60,7 +61,8 @@ class DirectTransfer::Stream final
     context_->set_deadline(transfer->options_.deadline);
   }
 
-  // `keeper`: the transfer, until the stream has ended. The first chunk goes with the call.
+  // `keeper`: the transfer, kept until the stream has ended. The first chunk is sent together with
+  // the call.
   void Start(std::shared_ptr<DirectTransfer> keeper) {
     keeper_ = std::move(keeper);
     stub_->PrepareBidiStreamingCall(context_.get(), kExchange, {}, this);
@@ -90,7 +92,7 @@ class DirectTransfer::Stream final
 
   void WriteNext() {
     std::optional<ShardTensors::Chunk> chunk = transfer_->tensors_->Next(rank_);
-    // Not half-closed: the worker takes what the other streams carry for the rest.
+    // The stream is not half-closed: other streams may carry the rest of the shard.
     if (!chunk) return;
     wire::ChunkHeader header{.tensor = chunk->tensor, .offset = chunk->offset};
     if (transfer_->options_.with_crc32c) {
@@ -148,7 +150,7 @@ class DirectTransfer::Stream final
     if (!response.ok()) return ServerError(response.status().message());
     if (response->has_opened() && !opened_.exchange(true)) {
       transfer_->OnStreamOpened();
-      transfer_->OnMoved();  // also where nothing, or all there was, was dealt with the call
+      transfer_->OnMoved();  // also if nothing, or everything, was sent together with the call
     }
     done_ = done_ || response->has_done();
     return absl::OkStatus();
@@ -160,8 +162,8 @@ class DirectTransfer::Stream final
     write_buffer_.Clear();
     read_buffer_.Clear();
     {
-      // The context holds the call, and the call what was not sent of our slices. The channels
-      // are the client's too: their last reference does not fall here.
+      // The context holds the call, which holds the slices that were not sent. The client shares
+      // the channels, so this does not drop their last reference.
       const std::lock_guard lock(mutex_);
       context_.reset();
       stub_.reset();
@@ -178,14 +180,14 @@ class DirectTransfer::Stream final
   const std::string worker_;
   std::shared_ptr<DirectTransfer> keeper_;
 
-  grpc::ByteBuffer write_buffer_;  // writing side's
+  grpc::ByteBuffer write_buffer_;  // writing side
 
-  grpc::ByteBuffer read_buffer_;  // reading side's, like the next two
+  grpc::ByteBuffer read_buffer_;  // reading side, as the next two
   absl::Status failure_;
   bool done_ = false;
   std::atomic<bool> opened_{false};
 
-  std::mutex mutex_;  // context_, channel_: null once the stream has ended
+  std::mutex mutex_;  // guards context_ and channel_; both are null once the stream has ended
   std::unique_ptr<grpc::ClientContext> context_ = std::make_unique<grpc::ClientContext>();
 };
 
@@ -216,7 +218,7 @@ DirectTransfer::DirectTransfer(const v1::Accepted& accepted, std::unique_ptr<Sha
 DirectTransfer::~DirectTransfer() = default;
 
 void DirectTransfer::Start() {
-  // No stream that ends at once may leave this without its others.
+  // Keeps this alive if a stream ends at once, so that the others start too.
   const std::shared_ptr<DirectTransfer> self = shared_from_this();
   WatchOpening(kConnectTimeout, /*only_connection=*/true);
   for (const std::shared_ptr<Stream>& stream : streams_) stream->Start(self);
@@ -252,7 +254,7 @@ void DirectTransfer::OnStreamOpened() {
 void DirectTransfer::OnStreamEnded(const absl::Status& status, bool opened,
                                    const std::string& worker) {
   if (!status.ok()) {
-    // A connection that could not be made, or that nobody answered on.
+    // The connection failed, or nobody answered on it.
     const bool unreachable = !opened && absl::IsUnavailable(status);
     Break(WithMessage(status, absl::StrCat(worker, ": ", status.message())), unreachable);
   }
@@ -266,7 +268,7 @@ void DirectTransfer::Break(const absl::Status& why, bool unreachable) {
   events_.on_broken(why, unreachable);
 }
 
-// ----------------------------------------------------------- whether workers answer
+// --- Detection of workers that do not answer --------------------------------------
 
 void DirectTransfer::WatchOpening(std::chrono::milliseconds wait, bool only_connection) {
   const std::lock_guard lock(watch_mutex_);
@@ -292,7 +294,7 @@ void DirectTransfer::CheckOpening(bool only_connection) {
 void DirectTransfer::StopWatching() {
   const std::lock_guard lock(watch_mutex_);
   watched_ = false;
-  watch_.reset();  // it holds this
+  watch_.reset();  // it refers to this
 }
 
 }  // namespace ringattn::client

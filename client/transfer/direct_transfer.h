@@ -1,4 +1,6 @@
-// DirectTransfer: the streams of one attempt straight to its members: inputs up, outputs down.
+// DirectTransfer: the direct streams of one attempt, to each of its members. Inputs go up, outputs
+// come down.
+// Tests: tests/e2e/test_direct.py, test_direct_faults.py.
 #ifndef RINGATTN_CLIENT_TRANSFER_DIRECT_TRANSFER_H_
 #define RINGATTN_CLIENT_TRANSFER_DIRECT_TRANSFER_H_
 
@@ -28,35 +30,35 @@ struct DirectTransferOptions {
   bool with_crc32c = true;
 };
 
-// What the attempt hears, on gRPC's threads.
+// Callbacks for the attempt, on gRPC's threads.
 struct DirectTransferEvents {
-  // So many bytes of all have been dealt out, or have come. Side by side with others.
+  // Reports how many bytes of all tensors were sent or received. Calls may overlap.
   std::function<void(uint64_t dealt, uint64_t received)> on_moved;
-  // It cannot succeed any more: once at most, before on_ended. `unreachable`: a member did not
-  // take the connection or did not answer.
+  // The transfer cannot succeed any more. Called at most once and before on_ended. `unreachable`: a
+  // member did not accept the connection or did not answer.
   std::function<void(const absl::Status& why, bool unreachable)> on_broken;
-  // All streams have ended: once. Nothing is called after it.
+  // All streams have ended. Called once, as the last callback.
   std::function<void()> on_ended;
 };
 
 // Thread safe. Keeps itself alive until on_ended.
 class DirectTransfer : public std::enable_shared_from_this<DirectTransfer> {
  public:
-  // Of a member's shard: how many streams move it.
+  // Returns how many streams move a shard of this many bytes.
   static int StreamsFor(uint64_t bytes, int channels);
 
-  // `borrowed` counts the slices of the caller's memory that gRPC holds; it outlives them.
+  // `borrowed` counts the slices of the caller's memory that gRPC holds, and outlives them.
   DirectTransfer(const v1::Accepted& accepted, std::unique_ptr<ShardTensors> tensors,
                  WorkerChannels* workers, DirectTransferOptions options,
                  DirectTransferEvents events, std::atomic<int64_t>* borrowed);
   ~DirectTransfer();
 
   void Start();
-  // Ends all streams soon. Idempotent, also before Start.
+  // Ends all streams soon. Idempotent; may be called before Start.
   void Cancel();
 
   const ShardTensors& tensors() const { return *tensors_; }
-  // Since `start`; 0 where it has not come to that.
+  // Seconds since `start`; 0 if the upload did not complete.
   double uploaded_seconds(std::chrono::steady_clock::time_point start) const;
   double first_output_seconds(std::chrono::steady_clock::time_point start) const;
 
@@ -69,23 +71,23 @@ class DirectTransfer : public std::enable_shared_from_this<DirectTransfer> {
   void Break(const absl::Status& why, bool unreachable);
   void WatchOpening(std::chrono::milliseconds wait, bool only_connection);
   void CheckOpening(bool only_connection);
-  // Nobody needs the alarm any more.
+  // Cancels the alarm.
   void StopWatching();
 
   const DirectTransferOptions options_;
   const DirectTransferEvents events_;
   const std::unique_ptr<ShardTensors> tensors_;
   std::atomic<int64_t>* const borrowed_;
-  std::vector<std::shared_ptr<Stream>> streams_;  // fixed by the constructor
+  std::vector<std::shared_ptr<Stream>> streams_;  // constant after construction
   std::atomic<size_t> unopened_;
   std::atomic<size_t> unended_;
   std::atomic<bool> broken_{false};
   std::atomic<bool> cancelled_{false};
-  std::atomic<int64_t> uploaded_at_{0};  // steady clock's count
+  std::atomic<int64_t> uploaded_at_{0};  // count of the steady clock
   std::atomic<int64_t> first_output_at_{0};
 
   std::mutex watch_mutex_;
-  bool watched_ = true;               // false: the alarm is not set again
+  bool watched_ = true;  // false: the alarm is not set again
   std::optional<grpc::Alarm> watch_;  // of the streams' opening
 };
 

@@ -11,7 +11,7 @@
 namespace ringattn::client {
 namespace {
 
-// Pieces shorter than this are copied together: a slice costs about as much.
+// Shorter pieces are gathered into one buffer, because a slice costs about as much as copying them.
 constexpr int64_t kShortestPiece = 16 << 10;
 
 absl::Status ServerError(absl::string_view what) {
@@ -19,7 +19,7 @@ absl::Status ServerError(absl::string_view what) {
 }
 
 absl::StatusOr<Shard> ShardOf(const google::protobuf::RepeatedPtrField<v1::TokenSpan>& spans) {
-  constexpr uint64_t kMost = uint64_t{1} << 40;  // of tokens, so that nothing below overflows
+  constexpr uint64_t kMost = uint64_t{1} << 40;  // tokens; small enough that nothing below overflows
   Shard shard;
   for (const v1::TokenSpan& span : spans) {
     const uint64_t stride = span.stride() == 0 ? 1 : span.stride();
@@ -33,7 +33,8 @@ absl::StatusOr<Shard> ShardOf(const google::protobuf::RepeatedPtrField<v1::Token
   return shard;
 }
 
-// Whether `shards` have each of `rows` tokens once, in the way that ShardMap requires.
+// Returns true if `shards` together contain each of `rows` tokens once and meet ShardMap's
+// requirements.
 bool Cover(const std::vector<Shard>& shards, int64_t rows) {
   std::vector<Span> spans;
   int64_t stride = 1;
@@ -58,8 +59,8 @@ bool Cover(const std::vector<Shard>& shards, int64_t rows) {
   return next == (stride == 1 ? rows : std::min(stride, rows));
 }
 
-// Runs of a member's bytes, listed a window at a time: of single bytes those of a chunk would take
-// hundreds of megabytes.
+// Visits runs of a member's bytes, one window at a time. With single-byte runs, a list for a whole
+// chunk would take hundreds of megabytes.
 template <typename Visit>
 void ForEachRun(const ShardMap& map, int rank, int64_t offset, int64_t bytes, const Visit& visit) {
   constexpr int64_t kWindow = 64 << 10;
@@ -70,7 +71,7 @@ void ForEachRun(const ShardMap& map, int rank, int64_t offset, int64_t bytes, co
   }
 }
 
-// Of one tensor, cut along its axis.
+// The map of one tensor, which is sharded along its axis.
 absl::StatusOr<ShardMap> MapOf(v1::TensorId tensor, const TensorLayout& layout,
                                const ShardPlan& plan) {
   std::vector<Shard> shards = ShardsOf(plan, layout);
@@ -154,7 +155,7 @@ uint64_t ShardTensors::bytes_down(int rank) const {
   return bytes;
 }
 
-// ----------------------------------------------------------------------- inputs
+// --- Inputs -----------------------------------------------------------------------
 
 std::optional<ShardTensors::Chunk> ShardTensors::Next(int rank) {
   Source& source = *sources_[rank];
@@ -180,7 +181,7 @@ std::optional<ShardTensors::Chunk> ShardTensors::Next(int rank) {
 ShardTensors::Chunk ShardTensors::Cut(const Input& input, int rank, int64_t offset,
                                       int64_t bytes) const {
   Chunk chunk{input.tensor.tensor, static_cast<uint64_t>(offset), static_cast<uint64_t>(bytes)};
-  uint8_t* target = nullptr;  // where the next bytes are gathered, once they are
+  uint8_t* target = nullptr;  // where the next bytes are gathered, once gathering has started
   const auto gather = [&target](const uint8_t* data, uint64_t size) {
     std::memcpy(target, data, size);
     target += size;
@@ -207,7 +208,7 @@ ShardTensors::Chunk ShardTensors::Cut(const Input& input, int rank, int64_t offs
   return chunk;
 }
 
-// ---------------------------------------------------------------------- outputs
+// --- Outputs ----------------------------------------------------------------------
 
 absl::Status ShardTensors::Add(int rank, const wire::ChunkHeader& header,
                                absl::Span<const wire::Fragment> payload, uint64_t payload_bytes) {
@@ -235,7 +236,7 @@ absl::Status ShardTensors::Add(int rank, const wire::ChunkHeader& header,
     }
   }
   if (payload_bytes == 0) return absl::OkStatus();
-  // Bytes that came once are one thread's to write.
+  // Each byte range is received once, so only one thread writes it.
   uint32_t crc = 0;
   const uint8_t* from = payload[0].data;
   size_t left = payload[0].size, fragment = 0;

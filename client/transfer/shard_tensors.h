@@ -1,6 +1,7 @@
-// ShardTensors: a call's tensors as its members have them. What the members take is cut out of
-// the caller's buffers, what they give is put into place there. Without I/O; the places are those
-// that the tickets name, so no planner is needed.
+// ShardTensors: a call's tensors split into its members' shards. It cuts inputs out of the caller's
+// buffers and puts outputs into place there. Without I/O. The shards are those of the tickets, so
+// no planner is needed.
+// Tests: shard_tensors_test.cc.
 #ifndef RINGATTN_CLIENT_TRANSFER_SHARD_TENSORS_H_
 #define RINGATTN_CLIENT_TRANSFER_SHARD_TENSORS_H_
 
@@ -25,11 +26,10 @@ namespace ringattn::client {
 // Thread safe.
 class ShardTensors {
  public:
-  // `inputs` and `outputs`: with their layouts. INTERNAL if the tickets are not of members
-  // 0..n-1 that have each of these tensors' tokens once, and the same of all parts of a packed
-  // input, which travels whole.
-  // `pairs_by_keys`: members have a bias, its gradient and a mask by their keys, as ShardTicket
-  // says, where the layouts have them by queries.
+  // `inputs` and `outputs` have their layouts. Returns INTERNAL unless the tickets are of members
+  // 0..n-1 that together have each token of each tensor once. All components of a packed input,
+  // which is sent whole, must have the same shards. `pairs_by_keys`: members have a bias, its
+  // gradient and a mask by keys, as ShardTicket says, although the layouts have them by queries.
   static absl::StatusOr<std::unique_ptr<ShardTensors>> Make(
       const google::protobuf::RepeatedPtrField<v1::ShardTicket>& tickets,
       std::vector<InputTensor> inputs, std::vector<OutputTensor> outputs, uint64_t max_chunk_bytes,
@@ -37,24 +37,25 @@ class ShardTensors {
 
   int ranks() const { return static_cast<int>(sources_.size()); }
 
-  // --- inputs
-  // Consecutive bytes of a member's tensor, in pieces of the caller's memory or gathered.
+  // --- Inputs: consecutive bytes of a member's tensor, as pieces of the caller's memory or
+  // gathered.
   struct Chunk {
     v1::TensorId tensor;
     uint64_t offset = 0;  // in the member's tensor
     uint64_t bytes = 0;
     std::vector<ConstBytes> pieces = {};
-    // What they lie in if they are gathered, one piece; null if they are the caller's.
+    // The buffer of a gathered chunk, which is one piece; null if the pieces are the caller's
+    // memory.
     std::unique_ptr<uint8_t[]> gathered = nullptr;
   };
-  // The next of a member's; nothing when all are dealt out. By any thread: each is dealt once.
+  // Returns the next chunk of a member, or nothing after the last. Any thread may call it; each
+  // chunk is returned once.
   std::optional<Chunk> Next(int rank);
   uint64_t bytes_up() const { return bytes_up_; }  // to all members together
   uint64_t bytes_up(int rank) const { return sources_[rank]->bytes; }
   uint64_t dealt_bytes() const { return dealt_bytes_.load(); }
 
-  // --- outputs
-  // A member's chunk. Errors: as OutputAssembler::Add.
+  // --- Outputs: puts a member's chunk into place. Errors: as OutputAssembler::Add.
   absl::Status Add(int rank, const wire::ChunkHeader& header,
                    absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
   uint64_t bytes_down() const { return bytes_down_; }
@@ -71,14 +72,14 @@ class ShardTensors {
     OutputTensor tensor;
     ShardMap map;
   };
-  // What of the inputs is dealt out to a member.
+  // Progress of the inputs of one member.
   struct Source {
     absl::Mutex mutex;
     size_t tensor ABSL_GUARDED_BY(mutex) = 0;
     int64_t offset ABSL_GUARDED_BY(mutex) = 0;
-    uint64_t bytes = 0;  // in all
+    uint64_t bytes = 0;  // in total
   };
-  // What of the outputs has come from a member, by output.
+  // Progress of the outputs of one member, by output.
   struct Sink {
     absl::Mutex mutex;
     std::vector<ByteRangeSet> arrived ABSL_GUARDED_BY(mutex);
@@ -94,7 +95,7 @@ class ShardTensors {
   uint64_t bytes_up_ = 0;
   uint64_t bytes_down_ = 0;
   std::vector<std::unique_ptr<Source>> sources_;  // by rank
-  std::vector<std::unique_ptr<Sink>> sinks_;      // likewise
+  std::vector<std::unique_ptr<Sink>> sinks_;  // by rank
   std::atomic<uint64_t> dealt_bytes_{0};
   std::atomic<uint64_t> received_bytes_{0};
 };

@@ -58,8 +58,8 @@ std::vector<uint8_t> RandomBytes(int64_t bytes) {
 
 v1::TensorId Number(TensorId id) { return static_cast<v1::TensorId>(id); }
 
-// Members' tensors, made by the planner's own map, equal what is cut for them; and what they give
-// back in other pieces comes out where it was.
+// The inputs cut for members equal the shards of the planner's own map. Outputs that members return
+// in other pieces end up in their places.
 TEST(ShardTensors, EveryLayoutIsCutAndPutTogether) {
   for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
     for (const int world : {1, 2, 3, 7}) {
@@ -131,7 +131,7 @@ TEST(ShardTensors, EveryLayoutIsCutAndPutTogether) {
   }
 }
 
-// By the queries' layout and the schedule alone, as a call knows them.
+// The queries' layout and the schedule determine it, which is what a call knows.
 TEST(ShardTensors, PairsAreCutByKeysWhereThePlanSaysSo) {
   AttentionSpec spec = SpecOf(11, 13);
   spec.options.bias = BiasForm{.per_head = true, .gradient = true};
@@ -165,7 +165,7 @@ TEST(ShardTensors, PairsAreCutByKeysWhereThePlanSaysSo) {
       ASSERT_TRUE(tensors.Add(rank, {v1::TENSOR_ID_DBIAS, 0}, all, cut.size()).ok());
     }
     EXPECT_EQ(dbias, bias);
-    // Twelve keys cannot have thirteen columns, nor any a mask of bits.
+    // Twelve keys cannot have thirteen columns, and a bit mask cannot be split by keys.
     const ShardPlan fewer = MakeShardPlan(SpecOf(11, 12), layout, 3);
     EXPECT_FALSE(ShardTensors::Make(TicketsOf(fewer),
                                     {{v1::TENSOR_ID_BIAS, ConstBytes(bias), by_queries}}, {}, 100,
@@ -178,8 +178,7 @@ TEST(ShardTensors, PairsAreCutByKeysWhereThePlanSaysSo) {
   }
 }
 
-// Of runs as short as they come a chunk is one piece all the same, of long ones the caller's
-// memory.
+// A chunk of very short runs is still one piece; a chunk of long runs is the caller's memory.
 TEST(ShardTensors, ShortRunsAreGatheredAndLongOnesAreNot) {
   AttentionSpec spec = SpecOf(256, 2048);
   spec.options.mask = MaskForm{};
@@ -216,7 +215,7 @@ AttentionSpec PackedSpecOf(int64_t q, int64_t kv, Packing packing) {
   return spec;
 }
 
-// A packed tensor is cut by its tokens, as any other, and not into its parts.
+// A packed tensor is sharded by tokens, as any other, and not by its components.
 TEST(ShardTensors, PackedInputsTravelWhole) {
   const AttentionSpec spec = PackedSpecOf(41, 41, Packing::kQkv);
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 3);
@@ -225,7 +224,7 @@ TEST(ShardTensors, PackedInputsTravelWhole) {
   auto tensors = ShardTensors::Make(TicketsOf(plan), {{v1::TENSOR_ID_QKV, ConstBytes(qkv), layout}},
                                     {}, 1 << 20);
   ASSERT_TRUE(tensors.ok()) << tensors.status();
-  const ShardMap rows(spec, plan, TensorId::kQ);  // of a third of a token's bytes
+  const ShardMap rows(spec, plan, TensorId::kQ);  // a third of a token's bytes
   for (int rank = 0; rank < 3; ++rank) {
     std::vector<uint8_t> expected(3 * rows.local_bytes(rank));
     for (const ByteRun& run : rows.FromLocal(rank, 0, rows.local_bytes(rank))) {
@@ -252,7 +251,7 @@ TEST(ShardTensors, PartsThatAreCutDifferentlyAreRefused) {
       TicketsOf(plan), {{v1::TENSOR_ID_QKV, ConstBytes(qkv), LayoutOf(spec, TensorId::kQkv)}}, {},
       1 << 20);
   EXPECT_THAT(made.status().message(), HasSubstr("cut the parts of qkv differently"));
-  // k and v have one cut, whatever q's is.
+  // k and v have the same shards, whatever q has.
   const AttentionSpec apart = PackedSpecOf(40, 40, Packing::kKv);
   const auto kv = RandomBytes(BytesOf(apart, TensorId::kKv));
   EXPECT_TRUE(ShardTensors::Make(

@@ -11,7 +11,7 @@
 namespace ringattn::client {
 namespace {
 
-// Far above every limit, and no product of two of them overflows int64.
+// Far above every limit, and the product of two of them does not overflow int64.
 constexpr uint64_t kMaxDimension = uint64_t{1} << 60;
 
 absl::StatusOr<TensorId> Known(v1::TensorId tensor) {
@@ -55,7 +55,7 @@ absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape,
     if (std::is_sorted(list->begin(), list->end())) continue;
     return absl::InvalidArgumentError("shape.packed: the documents' lengths make no sense");
   }
-  // Another number is the server's to refuse.
+  // The server rejects any other number.
   spec.shape.packing = FromProto(shape.packing()).value_or(Packing::kNone);
   spec.lse_per_document = types.lse_format == v1::LSE_FORMAT_PER_DOCUMENT;
   if (spec.lse_per_document && spec.shape.cu_seqlens_q.empty()) {
@@ -79,7 +79,7 @@ absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape,
                                              const v1::AttentionOptions& options, bool has_dlse) {
   absl::StatusOr<AttentionSpec> spec = SpecForSizes(shape, types);
   if (!spec.ok()) return spec;
-  Violations wrong(/*max_bytes=*/0);  // the server's to tell
+  Violations wrong(/*max_bytes=*/0);  // the server reports the details
   spec->options = ReadOptions(options, spec->shape, wrong);
   spec->has_dlse = has_dlse;
   return spec;

@@ -1,4 +1,4 @@
-// How many bytes each tensor of a request has, from the request alone.
+// Sizes of a request's tensors, computed from the request alone.
 #ifndef RINGATTN_CLIENT_TRANSFER_TENSOR_BYTES_H_
 #define RINGATTN_CLIENT_TRANSFER_TENSOR_BYTES_H_
 
@@ -12,7 +12,7 @@
 
 namespace ringattn::client {
 
-// What the shape says, or the default where it says nothing.
+// The shape's value, or the default if it is 0.
 inline uint64_t KvHeads(const v1::AttentionShape& shape) {
   return shape.num_kv_heads() != 0 ? shape.num_kv_heads() : shape.num_heads();
 }
@@ -20,8 +20,8 @@ inline uint64_t HeadDimV(const v1::AttentionShape& shape) {
   return shape.head_dim_v() != 0 ? shape.head_dim_v() : shape.head_dim();
 }
 
-// The request's dtype and what ReplyOptions says of its tensors: what results are rounded to, the
-// form of lse and dlse, whose probabilities are asked for.
+// The request's dtype, and what ReplyOptions determines about its tensors: output type, format of
+// lse and dlse, and the rows whose probabilities are returned.
 struct TensorTypes {
   TensorTypes(v1::DataType dtype, v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED,
               v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED,
@@ -36,28 +36,28 @@ struct TensorTypes {
   std::vector<v1::ProbabilityRow> probability_rows;  // forward
 };
 
-// The problem as the table of tensors sees it (common/attention/tensors.h). Only what is
-// needed to know the size of a buffer is checked; whether the request makes sense is the
-// server's to say.
-// Errors: INVALID_ARGUMENT for an unknown dtype or a size beyond 2^60.
+// Returns the problem in the form of the tensor table (common/attention/tensors.h). Checks only
+// what the sizes depend on; the server validates the request. Errors: INVALID_ARGUMENT for an
+// unknown dtype or a size above 2^60.
 absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape,
                                            const TensorTypes& types);
-// The same with the options, which say what tensors there are (InputsOf, OutputsOf).
-//   has_dlse  backward: the gradient of lse is among them
+// The same with the options, which determine which tensors exist (InputsOf, OutputsOf).
+//   has_dlse  backward: the gradient of lse is an input
 absl::StatusOr<AttentionSpec> SpecForTensors(const v1::AttentionShape& shape,
                                              const TensorTypes& types,
                                              const v1::AttentionOptions& options, bool has_dlse);
 
-// Of one tensor: the dimensions of proto/ringattn/v1/tensor.proto, without a batch axis
-// when packed; bytes. Errors: as SpecForSizes, and for a tensor that does not exist.
-//   options  say the forms of a bias and a mask
+// Dimensions of a tensor as in proto/ringattn/v1/tensor.proto, without a batch axis when packed,
+// and its bytes.
+//   options  determine the shapes of bias and mask
+// Errors: as SpecForSizes, and INVALID_ARGUMENT for a tensor that the request does not have.
 absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& shape,
                                                       const TensorTypes& types, v1::TensorId tensor,
                                                       const v1::AttentionOptions& options = {});
 absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, const TensorTypes& types,
                                      v1::TensorId tensor, const v1::AttentionOptions& options = {});
 
-// "q", "lse", ...; "?" for a number that is no tensor.
+// Returns "q", "lse", ...; "?" for a number that is no tensor.
 const char* TensorIdName(v1::TensorId tensor);
 
 }  // namespace ringattn::client

@@ -19,7 +19,7 @@ std::string Place(const wire::ChunkHeader& header) {
                       header.offset, " ");
 }
 
-// Writes the payload to where bytes from `begin` of `target` lie; its crc if wanted.
+// Copies the payload to bytes of `target` from `begin` on. Returns its CRC-32C if `with_crc`.
 std::optional<uint32_t> CopyPayload(absl::Span<const wire::Fragment> payload, uint64_t begin,
                                     bool with_crc, const MutableRuns& target) {
   if (target.in_one_piece()) {

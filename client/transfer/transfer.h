@@ -1,5 +1,6 @@
-// The two ends of a tensor stream, over the caller's memory and without I/O: which
-// chunk to send next, and where a received chunk belongs.
+// The two ends of a tensor stream on the caller's memory, without I/O: which chunk to send next,
+// and where to put a received chunk.
+// Tests: transfer_test.cc.
 #ifndef RINGATTN_CLIENT_TRANSFER_TRANSFER_H_
 #define RINGATTN_CLIENT_TRANSFER_TRANSFER_H_
 
@@ -23,7 +24,7 @@ namespace ringattn::client {
 struct InputTensor {
   v1::TensorId tensor;
   ConstRuns bytes;
-  TensorLayout layout = {};  // how it is cut into shards
+  TensorLayout layout = {};  // how it is sharded
 };
 
 struct OutputTensor {
@@ -32,22 +33,22 @@ struct OutputTensor {
   TensorLayout layout = {};
 };
 
-// The size of chunks up: `wanted`, or what the server recommends where that is 0, or 1 MiB
-// where it recommends nothing; never more than it takes. At least 1.
+// Returns the chunk size for uploads: `wanted`, or the server's recommendation if that is 0, or 1
+// MiB without a recommendation. Never more than the server accepts; at least 1.
 uint64_t ChunkBytesUp(uint64_t wanted, const v1::Accepted& accepted);
 
-// Deals the inputs out in chunks, tensor after tensor. Thread compatible.
+// Returns the inputs in chunks, tensor by tensor. Thread compatible.
 class ChunkSource {
  public:
   struct Chunk {
     v1::TensorId tensor;
     uint64_t offset;
     ConstBytes bytes;
-    // What `bytes` lie in if they are gathered; null if they are the caller's.
+    // The buffer of gathered bytes; null if `bytes` is the caller's memory.
     std::unique_ptr<uint8_t[]> gathered = nullptr;
   };
 
-  // REQUIRES: max_chunk_bytes >= 1.
+  // Requires max_chunk_bytes >= 1.
   ChunkSource(std::vector<InputTensor> inputs, uint64_t max_chunk_bytes);
 
   std::optional<Chunk> Next();
@@ -64,27 +65,28 @@ class ChunkSource {
   uint64_t dealt_bytes_ = 0;
 };
 
-// Puts received chunks into their places. Thread compatible, but for what Fill says.
+// Puts received chunks into the outputs. Thread compatible, except for Fill.
 class OutputAssembler {
  public:
   explicit OutputAssembler(std::vector<OutputTensor> outputs);
 
-  // INTERNAL unless the server announces these very outputs, byte for byte.
+  // Returns INTERNAL unless the server announces exactly these outputs and sizes.
   absl::Status CheckAnnounced(
       const google::protobuf::RepeatedPtrField<v1::TensorDescriptor>& announced) const;
 
-  // A chunk in two steps. Errors, after which the outputs are worthless: INTERNAL for one of an
-  // unknown tensor, out of range, overlapping an earlier one or leaving too many gaps.
+  // Accepts a chunk in two steps. Errors: INTERNAL for a chunk of an unknown tensor, out of range,
+  // overlapping an earlier chunk, or leaving too many gaps. After an error the outputs are
+  // undefined.
   absl::Status Claim(const wire::ChunkHeader& header, uint64_t payload_bytes);
-  // DATA_LOSS if the crc differs. Side by side with all else: the bytes are the chunk's alone.
-  // REQUIRES: it was claimed.
+  // Copies the chunk's bytes. Returns DATA_LOSS if the crc differs. May run concurrently with
+  // everything else, because the bytes belong to this chunk alone. Requires a successful Claim.
   absl::Status Fill(const wire::ChunkHeader& header, absl::Span<const wire::Fragment> payload,
                     uint64_t payload_bytes);
-  // Both.
+  // Claim and Fill.
   absl::Status Add(const wire::ChunkHeader& header, absl::Span<const wire::Fragment> payload,
                    uint64_t payload_bytes);
 
-  // INTERNAL if bytes are missing.
+  // Returns INTERNAL if bytes are missing.
   absl::Status CheckComplete() const;
 
   uint64_t total_bytes() const { return total_bytes_; }

@@ -39,12 +39,12 @@ TEST(ChunkSource, GathersWhatIsNotInOnePiece) {
   EXPECT_EQ(dealt, (std::vector<uint8_t>{1, 2, 6, 7, 11, 12, 16, 17, 21, 22}));
 }
 
-// Chunks of random sizes in random order: everything arrives, nothing is taken twice.
+// Chunks of random sizes in random order: all bytes arrive and none twice.
 TEST(OutputAssembler, TakesAnyOrder) {
   std::mt19937 random(3);
   for (int round = 0; round < 50; ++round) {
     std::vector<uint8_t> source(500), target(round % 2 == 0 ? 500 : 700);
-    // Every second time 5 of every 7 bytes: the others stay as they are.
+    // In every second round 5 of every 7 bytes; the others stay unchanged.
     const MutableRuns view = round % 2 == 0 ? MutableRuns(MutableBytesOf(target))
                                             : MutableRuns(target.data(), 100, 5, 7);
     for (uint8_t& byte : source) byte = static_cast<uint8_t>(random());

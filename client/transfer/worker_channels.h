@@ -1,5 +1,6 @@
-// WorkerChannels: connections straight to workers, which calls share, and whether they are worth
-// a try right now.
+// WorkerChannels: connections to workers, shared by a client's calls, and whether direct streams
+// are worth trying now.
+// Tests: worker_channels_test.cc.
 #ifndef RINGATTN_CLIENT_TRANSFER_WORKER_CHANNELS_H_
 #define RINGATTN_CLIENT_TRANSFER_WORKER_CHANNELS_H_
 
@@ -27,23 +28,24 @@ class WorkerChannels {
   using Dial = std::function<std::shared_ptr<grpc::Channel>(const std::string& endpoint)>;
   using Channels = std::vector<std::shared_ptr<grpc::Channel>>;
 
-  // Tickets name no more (Limits::max_streams_per_ticket).
+  // Limits::max_streams_per_ticket.
   static constexpr int kMostPerWorker = 16;
 
-  // How many connections to each of so many workers serve a call best, from a machine with so many
-  // cores. One moves what a core can at either end, and gRPC has a thread for every second core, 16
-  // at most: on 16 cores 1, 2, 4, 8 and 16 connections moved 1.9, 3.4, 5.2, 9.5 and 9.4 GB/s.
+  // Returns how many connections to each of `workers` serve a call best from a machine with
+  // `cores`. One connection moves what a core can at either end. gRPC has a thread for every second
+  // core, at most 16. On 16 cores, 1, 2, 4, 8 and 16 connections moved 1.9, 3.4, 5.2, 9.5 and 9.4
+  // GB/s.
   static int PerWorker(int workers, int cores) {
     const int in_all = std::clamp(cores / 2, kLeastInAll, kMostInAll);
     return std::clamp((in_all + workers - 1) / workers, kLeastPerWorker, kMostPerWorker);
   }
 
-  // REQUIRES: per_worker in 0..kMostPerWorker; 0: PerWorker decides for each call.
+  // Requires per_worker in 0..kMostPerWorker. 0: PerWorker decides for each call.
   WorkerChannels(Dial dial, int per_worker,
                  int cores = static_cast<int>(std::thread::hardware_concurrency()))
       : dial_(std::move(dial)), per_worker_(per_worker), cores_(cores) {}
 
-  // Connections to one of a call's `workers`, the same for every call that has as many.
+  // Connections to one of a call's `workers`. Calls with as many workers share them.
   Channels To(const std::string& endpoint, int workers) ABSL_LOCKS_EXCLUDED(mutex_) {
     const size_t wanted = per_worker_ > 0 ? per_worker_ : PerWorker(workers, cores_);
     absl::MutexLock lock(&mutex_);
@@ -53,10 +55,10 @@ class WorkerChannels {
     return {entry.channels.begin(), entry.channels.begin() + wanted};
   }
 
-  // Lets go of those that nobody has used for long: workers come back under other ports. Not from
-  // one of gRPC's threads, which must not drop a channel's last reference.
+  // Closes connections that have been idle for long, because restarted workers use other ports.
+  // Must not run on a thread of gRPC, which must not drop a channel's last reference.
   void Prune() ABSL_LOCKS_EXCLUDED(mutex_) {
-    std::map<std::string, Entry> gone;  // let go of without the lock
+    std::map<std::string, Entry> gone;  // destroyed without the lock
     absl::MutexLock lock(&mutex_);
     if (entries_.size() <= kUnpruned) return;
     const absl::Time old = absl::Now() - kKept;
@@ -67,13 +69,13 @@ class WorkerChannels {
     }
   }
 
-  // A worker could not be reached: for a while calls need not find that out again.
+  // Records that a worker is unreachable, so that calls do not try again for a while.
   void NoteUnreachable(const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     unreachable_ = why;
     unreachable_until_ = absl::Now() + kTriedAgainAfter;
   }
-  // Why a call should not try; empty: it may.
+  // Why a call should not try direct streams; empty if it may.
   std::string WhyNot() const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     return absl::Now() < unreachable_until_ ? unreachable_ : "";

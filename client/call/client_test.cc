@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// q, k and v of distinct bytes, and room for the results.
+// q, k and v with distinct bytes, and memory for the results.
 struct Problem {
   explicit Problem(uint64_t seq_len = 1000) {
     args.shape.set_batch(2);
@@ -74,7 +74,7 @@ TEST(Client, TensorsArriveWholeBothWays) {
   });
   Problem problem;
   const auto client = ConnectTo(server);
-  const Operation operation = client->StartForward(problem.args, problem.results);
+  const PendingCall operation = client->StartForward(problem.args, problem.results);
   const CallResult report = operation.Wait();
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(operation.request_id(), request_id);
@@ -119,7 +119,7 @@ TEST(Client, SmallInputsTravelInTheHeader) {
         return FakeError{grpc::StatusCode::INTERNAL, "enough"}.ToStatus();
       });
   const auto client = ConnectTo(server);
-  Problem small(64);  // 96 KiB would be too much: 64 of q, 16 of k and of v
+  Problem small(64);  // 64 KiB of q alone with 16 KiB each of k and v exceed the limit
   EXPECT_EQ(client->Forward(small.args, small.results).status().code(),
             absl::StatusCode::kInternal);
   EXPECT_EQ(inline_tensors, 0);
@@ -226,13 +226,13 @@ TEST(Client, LostCallsAreReplayedUnderOneRequestId) {
           .code = grpc::StatusCode::UNAVAILABLE, .reason = "NO_RING", .retry_after_ms = 30}
           .ToStatus();
     }
-    if (call == 1) {  // mid-upload
+    if (call == 1) {  // during the upload
       stream->Write(AcceptedFor(header));
       v1::ForwardRequest request;
       stream->Read(&request);
       return FakeError{.code = grpc::StatusCode::ABORTED, .reason = "WORKER_LOST"}.ToStatus();
     }
-    if (call == 2) {  // mid-download, with garbage already written
+    if (call == 2) {  // during the download, after writing garbage
       stream->Write(AcceptedFor(header));
       ReadUpload(header, stream);
       SendChunk(stream, v1::TENSOR_ID_OUT, 0, std::string(5000, 'x'));
@@ -248,7 +248,7 @@ TEST(Client, LostCallsAreReplayedUnderOneRequestId) {
   EXPECT_EQ(problem.out, problem.q);
 }
 
-// As gRPC ends what a server that shuts down has not begun: without a word of the service.
+// gRPC ends calls that a server has not started at shutdown without details.
 TEST(Client, ACancellationThatNobodyAskedForIsReplayed) {
   FakeAttentionServer server([](int call, const auto& header, auto*, ForwardStream* stream) {
     return call == 0 ? grpc::Status::CANCELLED : Echo(header, stream);
@@ -331,7 +331,7 @@ TEST(Client, TheDeadlineEndsAStalledCall) {
         while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
         return grpc::Status::CANCELLED;
       });
-  Problem problem(200'000);  // 256 MiB: more than any buffer on the way
+  Problem problem(200'000);  // 256 MiB: more than all buffers on the way
   const absl::Time start = absl::Now();
   const absl::Status status =
       ConnectTo(server)
@@ -346,7 +346,7 @@ TEST(Client, TheDeadlineCoversReplays) {
     return FakeError{.code = grpc::StatusCode::UNAVAILABLE, .retry_after_ms = 1000}.ToStatus();
   });
   Problem problem;
-  // It passes in the pause before the third call, however long the others take.
+  // The deadline passes in the pause before the third attempt, however long the others take.
   const absl::Status status =
       ConnectTo(server)
           ->Forward(problem.args, problem.results, {.deadline = absl::Milliseconds(1600)})
@@ -369,12 +369,12 @@ TEST(Client, CancelEndsAStreamAndAPause) {
   });
   const auto client = ConnectTo(server);
   Problem problem;
-  const Operation stalled = client->StartForward(problem.args, problem.results);
+  const PendingCall stalled = client->StartForward(problem.args, problem.results);
   streaming.WaitForNotification();
   stalled.Cancel();
   EXPECT_EQ(stalled.Wait().status().code(), absl::StatusCode::kCancelled);
 
-  const Operation pausing = client->StartForward(problem.args, problem.results);
+  const PendingCall pausing = client->StartForward(problem.args, problem.results);
   while (server.calls() < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   const absl::Time start = absl::Now();
@@ -395,8 +395,8 @@ TEST(Client, DestructionEndsWhatIsInFlight) {
   for (int round = 0; round < 20; ++round) {
     auto client = ConnectTo(server);
     std::atomic<bool> done{false};
-    const Operation operation = client->StartForward(problem.args, problem.results, {},
-                                                     [&](const CallResult&) { done = true; });
+    const PendingCall operation = client->StartForward(problem.args, problem.results, {},
+                                                       [&](const CallResult&) { done = true; });
     if (round % 2 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     client.reset();
     EXPECT_TRUE(done);
@@ -404,7 +404,7 @@ TEST(Client, DestructionEndsWhatIsInFlight) {
   }
 }
 
-// Channels and calls come and go; nothing may depend on who drops what last.
+// Channels and calls come and go. Nothing may depend on who drops the last reference.
 TEST(Client, ShortLivedClients) {
   FakeAttentionServer server(
       [](int, const auto& header, auto*, auto* stream) { return Echo(header, stream); });
@@ -415,7 +415,7 @@ TEST(Client, ShortLivedClients) {
   }
 }
 
-// gRPC's own end, in the last channel's destructor, may take 10 s.
+// gRPC's shutdown in the last channel's destructor may take 10 s.
 TEST(Client, GrpcOutlivesTheLastClient) {
   {
     FakeAttentionServer server(
@@ -432,10 +432,10 @@ TEST(Client, ManyCallsAtOnce) {
   const auto client = ConnectTo(server);
   constexpr int kCalls = 12;
   std::vector<Problem> problems(kCalls);
-  std::vector<Operation> operations;
+  std::vector<PendingCall> operations;
   std::atomic<int> done{0};
   for (Problem& problem : problems) {
-    // Copies moved, so point at where the vectors are now.
+    // The vectors have moved; point to them again.
     problem.args.q = BytesOf(problem.q);
     problem.args.k = BytesOf(problem.k);
     problem.args.v = BytesOf(problem.v);
@@ -443,7 +443,7 @@ TEST(Client, ManyCallsAtOnce) {
     operations.push_back(client->StartForward(problem.args, problem.results, {},
                                               [&](const CallResult& r) { done += r.ok(); }));
   }
-  for (const Operation& operation : operations) EXPECT_TRUE(operation.Wait().ok());
+  for (const PendingCall& operation : operations) EXPECT_TRUE(operation.Wait().ok());
   EXPECT_EQ(done, kCalls);
   for (const Problem& problem : problems) EXPECT_EQ(problem.out, problem.q);
 }
@@ -465,7 +465,7 @@ TEST(Client, ProgressIsReported) {
   EXPECT_EQ(last[v1::REQUEST_STATE_DOWNLOADING], 1.0);
 }
 
-// --- A server that breaks the protocol --------------------------------------------
+// --- Servers that violate the protocol --------------------------------------------
 
 absl::Status StatusOfDownload(const std::function<void(ForwardStream*)>& download) {
   FakeAttentionServer server([&](int, const auto& header, auto*, ForwardStream* stream) {

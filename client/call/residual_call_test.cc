@@ -1,4 +1,4 @@
-// Backwards that read a residual, and what becomes of them when it is gone.
+// Backward calls that read a residual, with and without the residual.
 #include <map>
 #include <memory>
 #include <set>
@@ -17,7 +17,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Gives gradients of zeros, but to headers whose residual_handle `gone` names: their reason.
+// Returns gradients of zeros, except for headers whose residual_handle is in `gone`: those get the
+// given error.
 class BackwardServer final : public v1::AttentionService::Service {
  public:
   explicit BackwardServer(std::map<std::string, FakeError> gone) : gone_(std::move(gone)) {
@@ -66,8 +67,8 @@ class BackwardServer final : public v1::AttentionService::Service {
 
   const std::string& address() const { return address_; }
 
-  std::vector<v1::BackwardHeader> headers;  // as they came
-  std::vector<int> tensors;                 // of chunks
+  std::vector<v1::BackwardHeader> headers;  // in order of arrival
+  std::vector<int> tensors;  // of the chunks
 
  private:
   const std::map<std::string, FakeError> gone_;
@@ -170,7 +171,7 @@ TEST_F(ResidualCall, WhatCannotBeIsRefusedBeforeAnythingIsSent) {
     return std::string(result.status().message());
   };
   EXPECT_THAT(message({.retain = absl::Minutes(1)}), HasSubstr("retain"));
-  args_.q = BytesOf(tensor_);  // of the tensors, one
+  args_.q = BytesOf(tensor_);  // only one of the tensors
   EXPECT_THAT(message(), HasSubstr("has 0 bytes"));
   args_.q = {};
   args_.dout = BytesOf(lse_);

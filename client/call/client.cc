@@ -12,8 +12,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/call/call_plan.h"
+#include "client/call/client_impl.h"
+#include "client/call/client_security.h"
 #include "client/call/cuda_call.h"
-#include "client/call/staged_operation.h"
+#include "client/call/replayed_call.h"
+#include "client/call/staged_call.h"
+#include "client/transfer/grpc_status.h"
 #include "common/process/loopback.h"
 #include "common/security/bearer_token.h"
 #include "common/security/credentials.h"
@@ -27,32 +31,33 @@
 namespace ringattn::client {
 namespace {
 
-// Of a message beside its chunk's data, and of Accepted and Summary, which grow with
+// Room in a message for everything except chunk data, and for Accepted and Summary, which grow with
 // the ring and its timelines.
 constexpr int kMessageSlackBytes = 16 << 20;
 
-// What idle staging memory waits for (StagingOptions::idle), looked at so often.
+// How often idle staging memory is checked (StagingOptions::idle).
 constexpr absl::Duration kTrimInterval = absl::Seconds(5);
 
-// Below, staging saves some 2 ms of a call: not worth regions that stand ready.
+// For smaller tensors staging saves about 2 ms per call, which does not justify keeping regions
+// ready.
 constexpr uint64_t kMinStagedBytes = 1 << 20;
 
-// The coordinator answers from memory.
+// The coordinator answers without I/O.
 constexpr absl::Duration kAttachDeadline = absl::Seconds(5);
 
-// `connect_time`: of one attempt.
+// `connect_time`: limit of one connection attempt.
 grpc::ChannelArguments ChannelArgumentsFor(const ClientOptions& options,
                                            absl::Duration connect_time) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(static_cast<int>(options.max_chunk_bytes_down) +
                                      kMessageSlackBytes);
   wire::SetTransport(&arguments);
-  // A restarted server is back in a second; gRPC's own backoff would reach minutes.
+  // A restarted server is ready within a second; gRPC's default backoff grows to minutes.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
                    static_cast<int>(absl::ToInt64Milliseconds(connect_time)));
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
-  // Tensors are not for a web proxy that the environment happens to name.
+  // Tensors must not pass through a web proxy from the environment.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return arguments;
 }
@@ -85,7 +90,7 @@ void Prepare(absl::Duration deadline, BearerToken* token, grpc::ClientContext* c
   if (token != nullptr) token->AddTo(context);
 }
 
-// What to stage; nothing if the call cannot use it or is not worth it.
+// Returns what to stage; nothing if the call cannot use staging or does not gain from it.
 template <typename Args, typename Results>
 StagingPlan StagingFor(const Args& args, const Results& results, const CallOptions& options,
                        const RegionIndex& regions) {
@@ -94,7 +99,7 @@ StagingPlan StagingFor(const Args& args, const Results& results, const CallOptio
   if (!asked && !may) return {};
   bool only_dout = false;
   if constexpr (std::is_same_v<Args, BackwardArgs>) {
-    // The other tensors travel only if the residual is gone.
+    // The other tensors are sent only if the residual no longer exists.
     only_dout = !args.residual_handle.empty() && !options.transport_required;
     if (args.residual_handle.empty() && !CheckSizes(args, results).ok()) return {};
   } else {
@@ -102,7 +107,7 @@ StagingPlan StagingFor(const Args& args, const Results& results, const CallOptio
   }
   StagingPlan plan = PlanStaging(args, results, regions, only_dout);
   if (!asked && plan.copied_bytes < kMinStagedBytes) return {};
-  // Tensors without bytes lie in any region, but in one.
+  // Empty tensors may lie in any region, but there must be one.
   if (asked && plan.region_bytes == 0 && regions.Any() == nullptr) plan.region_bytes = 1;
   return plan;
 }
@@ -128,26 +133,6 @@ absl::StatusOr<Response> Unary(absl::Duration deadline, BearerToken* token, cons
 
 }  // namespace
 
-absl::StatusOr<TransportSecurity> SecurityOf(const ClientOptions& options) {
-  const bool any = !options.tls_ca.empty() || !options.tls_cert.empty() ||
-                   !options.tls_key.empty() || !options.tls_server_name.empty();
-  if (!any) return TransportSecurity();
-  if (options.credentials != nullptr) {
-    return absl::InvalidArgumentError("credentials: given beside tls_ fields");
-  }
-  if (options.tls_ca.empty()) {
-    return absl::InvalidArgumentError("tls_ca: missing; TLS needs the server's authorities");
-  }
-  if (options.tls_cert.empty() != options.tls_key.empty()) {
-    return absl::InvalidArgumentError("tls_cert and tls_key go together");
-  }
-  auto security =
-      TransportSecurity::Tls({.files = {options.tls_cert, options.tls_key, options.tls_ca},
-                              .server_name = options.tls_server_name});
-  if (!security.ok()) return InField("tls", security.status());
-  return security;
-}
-
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& target,
                                                         const ClientOptions& options) {
   if (target.empty()) return absl::InvalidArgumentError("the server's address is empty");
@@ -163,7 +148,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
         "max_chunk_bytes_down must be in 1..2^30, max_chunk_bytes_up in 0..2^30");
   }
   wire::KeepGrpcRunning();
-  std::unique_ptr<Client> client(new Client(options));
+  auto impl = std::make_unique<Impl>(options);
   const grpc::ChannelArguments arguments = ChannelArgumentsFor(options, absl::Milliseconds(100));
   absl::StatusOr<TransportSecurity> security = SecurityOf(options);
   if (!security.ok()) return security.status();
@@ -175,43 +160,48 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
     }
     auto token = BearerToken::FromFile(options.token_file);
     if (!token.ok()) return InField("token_file", token.status());
-    client->token_ = *std::move(token);
+    impl->token = *std::move(token);
   }
   for (int i = 0; i < options.channels; ++i) {
-    client->channels_.push_back(
-        options.credentials ? grpc::CreateCustomChannel(target, options.credentials, arguments)
-                            : security->Dial(target, arguments));
+    impl->channels.push_back(options.credentials
+                                 ? grpc::CreateCustomChannel(target, options.credentials, arguments)
+                                 : security->Dial(target, arguments));
   }
-  client->hold_ = std::make_unique<ResidualHold>(client->channels_[0], client->token_);
-  // Of a connection to a worker the first attempt decides (operation.cc): it gets a second.
+  impl->hold = std::make_unique<ResidualHold>(impl->channels[0], impl->token);
+  // A call gives up a worker after one failed connection attempt (replayed_call.cc), so allow a
+  // second for it.
   const grpc::ChannelArguments worker_arguments = ChannelArgumentsFor(options, absl::Seconds(1));
-  client->workers_ = std::make_shared<WorkerChannels>(
+  impl->workers = std::make_shared<WorkerChannels>(
       [credentials = options.credentials, security = *security,
        arguments = worker_arguments](const std::string& endpoint) {
         return credentials ? grpc::CreateCustomChannel(endpoint, credentials, arguments)
                            : security.Dial(endpoint, arguments);
       },
       options.channels_per_worker);
-  return client;
+  return std::unique_ptr<Client>(new Client(std::move(impl)));
 }
 
-Client::Client(const ClientOptions& options)
-    : options_(options),
-      staging_(
-          {.max_bytes = options.staging_bytes}, [this] { return AttachCall(); }, regions_),
-      copies_(CopyPool::DefaultThreads(), kTrimInterval, [this] { staging_.Trim(); }) {}
+Client::Impl::Impl(const ClientOptions& options)
+    : client_options(options),
+      staging_pool(
+          {.max_bytes = options.staging_bytes}, [this] { return AttachCall(); }, regions),
+      copy_pool(CopyPool::DefaultThreads(), kTrimInterval, [this] { staging_pool.Trim(); }) {}
 
-Client::~Client() {
-  staging_.Close();
-  registry_->CancelAllAndWait();
+Client::Impl::~Impl() {
+  staging_pool.Close();
+  registry->CancelAllAndWait();
 }
 
-const std::shared_ptr<grpc::Channel>& Client::NextChannel() {
-  return channels_[next_channel_.fetch_add(1) % channels_.size()];
+Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Client::~Client() = default;
+
+const std::shared_ptr<grpc::Channel>& Client::Impl::NextChannel() {
+  return channels[next_channel.fetch_add(1) % channels.size()];
 }
 
-SharedRegion::AttachCall Client::AttachCall() {
-  return [channel = NextChannel(), token = token_](const v1::AttachRequest& request) {
+SharedRegion::AttachCall Client::Impl::AttachCall() {
+  return [channel = NextChannel(), token = token](const v1::AttachRequest& request) {
     const auto stub = v1::LocalMemoryService::NewStub(channel);
     return Unary<v1::AttachResponse>(
         kAttachDeadline, token.get(),
@@ -219,124 +209,126 @@ SharedRegion::AttachCall Client::AttachCall() {
   };
 }
 
-Operation Client::Start(absl::StatusOr<PlannedRequest> request, const CallOptions& options,
-                        const std::string& why_not_staged, const Done& done) {
-  if (!request.ok()) return FailedOperation(options.request_id, request.status(), done);
-  workers_->Prune();
+PendingCall Client::Impl::Start(absl::StatusOr<PlannedRequest> request, const CallOptions& options,
+                                const std::string& why_not_staged, const Done& done) {
+  if (!request.ok()) return FailedCall(options.request_id, request.status(), done);
+  workers->Prune();
   if (request->plan.host == nullptr && !why_not_staged.empty()) {
     absl::StrAppend(&request->plan.no_host_reason, ", and is not staged: ", why_not_staged);
   }
-  return StartOperation({.request_id = options.request_id,
-                         .channel = NextChannel(),
-                         .workers = workers_,
-                         .plan = std::make_shared<const CallPlan>(std::move(request->plan)),
-                         .fallback = std::move(request->fallback),
-                         .registry = registry_,
-                         .retry = options_.retry,
-                         .token = token_,
-                         .deadline = options.deadline,
-                         .done = done});
+  return StartReplayedCall({.request_id = options.request_id,
+                            .channel = NextChannel(),
+                            .workers = workers,
+                            .plan = std::make_shared<const CallPlan>(std::move(request->plan)),
+                            .fallback = std::move(request->fallback),
+                            .registry = registry,
+                            .retry = client_options.retry,
+                            .token = token,
+                            .deadline = options.deadline,
+                            .done = done});
 }
 
 template <typename Args, typename Results>
-Operation Client::StartCall(const Args& args, const Results& results, const CallOptions& options,
-                            const Done& done) {
+PendingCall Client::Impl::StartCall(const Args& args, const Results& results,
+                                    const CallOptions& options, const Done& done) {
   const CallOptions named = Named(options);
   StagingPlan cuda;
-  if (absl::Status status = PlanCudaCopies(args, results, *regions_, &cuda); !status.ok()) {
-    return FailedOperation(named.request_id, status, done);
+  if (absl::Status status = PlanCudaCopies(args, results, *regions, &cuda); !status.ok()) {
+    return FailedCall(named.request_id, status, done);
   }
   if (cuda.copied_bytes > 0) {
     return StartWithCuda(args, results, named, std::move(cuda), done);
   }
-  StagingPlan staging = StagingFor(args, results, named, *regions_);
-  const auto bytes = static_cast<int64_t>(staging.region_bytes);
+  StagingPlan plan = StagingFor(args, results, named, *regions);
+  const auto bytes = static_cast<int64_t>(plan.region_bytes);
   std::string why_not;
-  bool stages = bytes > 0 && staging_.MayTake(bytes, &why_not);
+  bool stages = bytes > 0 && staging_pool.MayTake(bytes, &why_not);
   std::shared_ptr<SharedRegion> region;
   if (stages && named.transport == TransportPreference::kAuto) {
     bool prepare = false;
-    region = staging_.TakeReady(bytes, &prepare);
-    if (prepare) copies_.Add([this, bytes] { staging_.Prepare(bytes); });
+    region = staging_pool.TakeReady(bytes, &prepare);
+    if (prepare) copy_pool.Add([this, bytes] { staging_pool.Prepare(bytes); });
     stages = region != nullptr;
     if (!stages) why_not = "no memory is ready for it yet";
   }
   if (!stages) {
-    return Start(PlanRequest(args, results, named, ChunkLimitsOf(options_), *regions_), named,
+    return Start(PlanRequest(args, results, named, ChunkLimitsOf(client_options), *regions), named,
                  why_not, done);
   }
-  // A call lives no longer than this client.
-  auto start = [this, args, results, named, staging](uint8_t* base, const std::string& why,
-                                                     absl::Duration deadline, const Done& ended) {
+  // The destructor waits for all calls, so `this` outlives the call.
+  auto start = [this, args, results, named, plan](uint8_t* base, const std::string& why,
+                                                  absl::Duration deadline, const Done& ended) {
     Args in = args;
     Results out = results;
     CallOptions rest = named;
     rest.deadline = deadline;
-    if (base != nullptr) PointToStage(staging, base, &in, &out);
-    return Start(PlanRequest(in, out, rest, ChunkLimitsOf(options_), *regions_), rest, why, ended);
+    if (base != nullptr) PointToStage(plan, base, &in, &out);
+    return Start(PlanRequest(in, out, rest, ChunkLimitsOf(client_options), *regions), rest, why,
+                 ended);
   };
-  return StartStagedOperation({.request_id = named.request_id,
-                               .plan = std::move(staging),
-                               .region = std::move(region),
-                               .pool = &staging_,
-                               .copies = &copies_,
-                               .registry = registry_,
-                               .deadline = named.deadline,
-                               .start = std::move(start),
-                               .done = done});
+  return StartStagedCall({.request_id = named.request_id,
+                          .plan = std::move(plan),
+                          .region = std::move(region),
+                          .pool = &staging_pool,
+                          .copies = &copy_pool,
+                          .registry = registry,
+                          .deadline = named.deadline,
+                          .start = std::move(start),
+                          .done = done});
 }
 
 template <typename Args, typename Results>
-Operation Client::StartWithCuda(const Args& args, const Results& results,
-                                const CallOptions& options, StagingPlan copies, const Done& done) {
+PendingCall Client::Impl::StartWithCuda(const Args& args, const Results& results,
+                                        const CallOptions& options, StagingPlan plan,
+                                        const Done& done) {
   if (absl::Status status = CheckGivenSizes(args, results); !status.ok()) {
-    return FailedOperation(options.request_id, status, done);
+    return FailedCall(options.request_id, status, done);
   }
   const bool wished = options.transport == TransportPreference::kCudaMemory;
   std::string why_not;
   if (!wished && options.transport != TransportPreference::kAuto) {
-    why_not = "the caller chose another way";
-  } else if (!AllOnCuda(args, results, *regions_)) {
+    why_not = "the caller chose another transport";
+  } else if (!AllOnCuda(args, results, *regions)) {
     why_not = "not all tensors lie in CUDA memory";
   } else {
-    why_not = CheckAttached(copies, *regions_);
+    why_not = CheckAttached(plan, *regions);
   }
-  // A call lives no longer than this client.
-  auto start = [this, args, results, options, copies](uint8_t* host, absl::Duration deadline,
-                                                      const Done& ended) {
+  // The destructor waits for all calls, so `this` outlives the call.
+  auto start = [this, args, results, options, plan](uint8_t* host, absl::Duration deadline,
+                                                    const Done& ended) {
     CallOptions rest = options;
     rest.deadline = deadline;
     if (host == nullptr) {
-      return Start(PlanRequest(args, results, rest, ChunkLimitsOf(options_), *regions_), rest, "",
-                   ended);
+      return Start(PlanRequest(args, results, rest, ChunkLimitsOf(client_options), *regions), rest,
+                   "", ended);
     }
     if (rest.transport == TransportPreference::kCudaMemory)
       rest.transport = TransportPreference::kAuto;
     Args in = args;
     Results out = results;
-    PointToStage(copies, host, &in, &out);
+    PointToStage(plan, host, &in, &out);
     return StartCall(in, out, rest, ended);
   };
   return StartCudaCall({.request_id = options.request_id,
-                        .plan = std::move(copies),
+                        .plan = std::move(plan),
                         .why_not = std::move(why_not),
                         .required = wished && options.transport_required,
-                        .regions = regions_,
-                        .copies = &copies_,
-                        .registry = registry_,
+                        .regions = regions,
+                        .copies = &copy_pool,
+                        .registry = registry,
                         .deadline = options.deadline,
                         .start = std::move(start),
                         .done = done});
 }
 
-Operation Client::StartForward(const ForwardArgs& args, const ForwardResults& results,
-                               const CallOptions& options, const Done& done) {
-  return StartCall(args, results, options, done);
+PendingCall Client::StartForward(const ForwardArgs& args, const ForwardResults& results,
+                                 const CallOptions& options, const Done& done) {
+  return impl_->StartCall(args, results, options, done);
 }
 
-Operation Client::StartBackward(const BackwardArgs& args, const BackwardResults& results,
-                                const CallOptions& options, const Done& done) {
-  return StartCall(args, results, options, done);
+PendingCall Client::StartBackward(const BackwardArgs& args, const BackwardResults& results,
+                                  const CallOptions& options, const Done& done) {
+  return impl_->StartCall(args, results, options, done);
 }
 
 CallResult Client::Forward(const ForwardArgs& args, const ForwardResults& results,
@@ -351,19 +343,19 @@ CallResult Client::Backward(const BackwardArgs& args, const BackwardResults& res
 
 absl::StatusOr<v1::GetStatusResponse> Client::GetStatus(const std::string& request_id,
                                                         absl::Duration deadline) {
-  const auto stub = v1::AttentionService::NewStub(NextChannel());
+  const auto stub = v1::AttentionService::NewStub(impl_->NextChannel());
   v1::GetStatusRequest request;
   request.set_request_id(request_id);
-  return Unary<v1::GetStatusResponse>(deadline, token_.get(), [&](auto* context, auto* response) {
-    return stub->GetStatus(context, request, response);
-  });
+  return Unary<v1::GetStatusResponse>(
+      deadline, impl_->token.get(),
+      [&](auto* context, auto* response) { return stub->GetStatus(context, request, response); });
 }
 
 absl::Status Client::Cancel(const std::string& request_id, absl::Duration deadline) {
-  const auto stub = v1::AttentionService::NewStub(NextChannel());
+  const auto stub = v1::AttentionService::NewStub(impl_->NextChannel());
   v1::CancelRequest request;
   request.set_request_id(request_id);
-  return Unary<v1::CancelResponse>(deadline, token_.get(),
+  return Unary<v1::CancelResponse>(deadline, impl_->token.get(),
                                    [&](auto* context, auto* response) {
                                      return stub->Cancel(context, request, response);
                                    })
@@ -371,10 +363,10 @@ absl::Status Client::Cancel(const std::string& request_id, absl::Duration deadli
 }
 
 absl::Status Client::DeleteResidual(const std::string& residual_handle, absl::Duration deadline) {
-  const auto stub = v1::AttentionService::NewStub(NextChannel());
+  const auto stub = v1::AttentionService::NewStub(impl_->NextChannel());
   v1::DeleteResidualRequest request;
   request.set_residual_handle(residual_handle);
-  return Unary<v1::DeleteResidualResponse>(deadline, token_.get(),
+  return Unary<v1::DeleteResidualResponse>(deadline, impl_->token.get(),
                                            [&](auto* context, auto* response) {
                                              return stub->DeleteResidual(context, request,
                                                                          response);
@@ -384,12 +376,12 @@ absl::Status Client::DeleteResidual(const std::string& residual_handle, absl::Du
 
 absl::StatusOr<std::vector<std::string>> Client::RenewResiduals(
     const std::vector<std::string>& residual_handles, absl::Duration ttl, absl::Duration deadline) {
-  const auto stub = v1::AttentionService::NewStub(NextChannel());
+  const auto stub = v1::AttentionService::NewStub(impl_->NextChannel());
   v1::RenewResidualsRequest request;
   request.mutable_residual_handles()->Add(residual_handles.begin(), residual_handles.end());
   if (ttl != absl::ZeroDuration()) ringattn::SetDuration(ttl, request.mutable_ttl());
   auto response = Unary<v1::RenewResidualsResponse>(
-      deadline, token_.get(),
+      deadline, impl_->token.get(),
       [&](auto* context, auto* answer) { return stub->RenewResiduals(context, request, answer); });
   if (!response.ok()) return response.status();
   std::vector<std::string> reasons;
@@ -399,17 +391,27 @@ absl::StatusOr<std::vector<std::string>> Client::RenewResiduals(
   return reasons;
 }
 
+void Client::HoldResiduals(const std::vector<std::string>& residual_handles) {
+  impl_->hold->Hold(residual_handles);
+}
+
+void Client::ReleaseResiduals(const std::vector<std::string>& residual_handles) {
+  impl_->hold->Release(residual_handles);
+}
+
+absl::Status Client::ResidualHoldTrouble() const { return impl_->hold->trouble(); }
+
 absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(absl::Duration deadline) {
-  const auto stub = v1::ClusterService::NewStub(NextChannel());
+  const auto stub = v1::ClusterService::NewStub(impl_->NextChannel());
   return Unary<v1::GetServerInfoResponse>(
-      deadline, token_.get(),
+      deadline, impl_->token.get(),
       [&](auto* context, auto* response) { return stub->GetServerInfo(context, {}, response); });
 }
 
 absl::StatusOr<v1::Topology> Client::GetTopology(absl::Duration deadline) {
-  const auto stub = v1::ClusterService::NewStub(NextChannel());
+  const auto stub = v1::ClusterService::NewStub(impl_->NextChannel());
   auto response = Unary<v1::GetTopologyResponse>(
-      deadline, token_.get(),
+      deadline, impl_->token.get(),
       [&](auto* context, auto* response) { return stub->GetTopology(context, {}, response); });
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_topology());
@@ -417,9 +419,9 @@ absl::StatusOr<v1::Topology> Client::GetTopology(absl::Duration deadline) {
 
 absl::Status Client::WatchTopology(const std::function<bool(const v1::Topology&)>& on_topology,
                                    absl::Duration deadline) {
-  const auto stub = v1::ClusterService::NewStub(NextChannel());
+  const auto stub = v1::ClusterService::NewStub(impl_->NextChannel());
   grpc::ClientContext context;
-  Prepare(deadline, token_.get(), &context);
+  Prepare(deadline, impl_->token.get(), &context);
   const auto reader = stub->WatchTopology(&context, {});
   v1::WatchTopologyResponse response;
   while (reader->Read(&response)) {

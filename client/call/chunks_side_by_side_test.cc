@@ -1,5 +1,5 @@
-// Two chunks of a result are put into place at a time: the next one is read, and served in every
-// way, while the first is still at it.
+// Two received chunks are copied concurrently: the client reads and handles the next message while
+// the first chunk is still being copied.
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -17,16 +17,16 @@
 namespace ringattn::client {
 namespace {
 
-// More than a stream's window holds, so that who wrote one knows that it is being read.
+// More than a stream's window, so that a completed write means that the chunk is being read.
 constexpr uint64_t kChunkBytes = 4 << 20;
 constexpr uint64_t kChunks = 3;
 constexpr absl::Duration kBound = absl::Seconds(20);
 
-// What becomes of the second chunk while the first one is not done.
+// What happens to the second chunk while the first one is being copied.
 enum class Second { kWritten, kDamaged, kFollowedByAnError };
 
-// A call whose first chunk is not done before the server has written the second one; by then
-// `meanwhile` has run.
+// A call whose first chunk stays in the progress callback until the server has written the second
+// one and `meanwhile` has run.
 class SlowFirstChunk {
  public:
   explicit SlowFirstChunk(Second second)
@@ -48,13 +48,13 @@ class SlowFirstChunk {
   }
 
   // Returns when the call has ended.
-  absl::Status Run(const std::function<void(const Operation&)>& meanwhile = nullptr) {
+  absl::Status Run(const std::function<void(const PendingCall&)>& meanwhile = nullptr) {
     ClientOptions client_options;
     client_options.max_chunk_bytes_down = kChunkBytes;
     client_options.retry.max_replays = 0;
     const auto client = *Client::Connect(server_.address(), client_options);
     absl::Notification started;
-    std::optional<Operation> operation;
+    std::optional<PendingCall> operation;
     CallOptions options;
     options.on_progress = [&](const v1::Progress& progress) {
       if (progress.state() != v1::REQUEST_STATE_DOWNLOADING || first_done_.exchange(true)) return;
@@ -101,10 +101,10 @@ class SlowFirstChunk {
   absl::Notification second_written_;
   std::atomic<bool> first_done_{false};
   std::atomic<bool> second_came_{false};
-  FakeAttentionServer server_;  // last: it ends first
+  FakeAttentionServer server_;  // last, so that it is destroyed first
 };
 
-// Of a call that failed: the caller's memory is the caller's again.
+// After a failed call the library must not touch the caller's memory.
 void ExpectUntouchedFromNowOn(const SlowFirstChunk& call) {
   const std::vector<uint8_t> before = call.out();
   absl::SleepFor(absl::Milliseconds(100));
@@ -137,7 +137,7 @@ TEST(ChunksSideBySide, AnErrorBehindTheSecondFailsTheCall) {
 
 TEST(ChunksSideBySide, ACallIsCancelledWithTwoAtWork) {
   SlowFirstChunk call(Second::kWritten);
-  const absl::Status status = call.Run([](const Operation& operation) { operation.Cancel(); });
+  const absl::Status status = call.Run([](const PendingCall& operation) { operation.Cancel(); });
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
   EXPECT_TRUE(call.second_came());
   ExpectUntouchedFromNowOn(call);

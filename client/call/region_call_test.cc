@@ -1,4 +1,4 @@
-// Calls that have no other way than their regions, and workers that come later than those.
+// Calls that require their regions, with workers that join later.
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -92,7 +92,7 @@ class RegionCallTest : public testing::Test {
     results_.lse = place(bytes(v1::TENSOR_ID_LSE));
   }
 
-  Operation Start(absl::Duration deadline = absl::Seconds(60)) {
+  PendingCall Start(absl::Duration deadline = absl::Seconds(60)) {
     return client_->StartForward(args_, results_,
                                  {.transport = TransportPreference::kHostMemory,
                                   .transport_required = true,
@@ -123,7 +123,7 @@ TEST_F(RegionCallTest, AWorkerThatHasJustJoinedIsShownTheRegionBeforeTheReplay) 
   EXPECT_EQ(report->summary.attempts(), 2u);
 }
 
-// Nobody had it: the header names no region, and the refusal is the same.
+// No worker had the region, so the header names none; the rejection is the same.
 TEST_F(RegionCallTest, TheOnlyWorkerMayHaveBeenStartedAgain) {
   Serve([this](int call, const auto& header, auto*, auto* stream) {
     memory_.joined = true;
@@ -164,7 +164,7 @@ TEST_F(RegionCallTest, WhereNoWorkerTakesItTheRefusalIsFinal) {
 TEST_F(RegionCallTest, ReplaysForWantOfARegionAreBounded) {
   Serve([this](auto...) {
     memory_.joined = true;
-    memory_.second.DropRegions();  // starts again, and again
+    memory_.second.DropRegions();  // restarts again and again
     return Lacks();
   });
   const CallResult report = Start().Wait();
@@ -180,7 +180,7 @@ TEST_F(RegionCallTest, TheDeadlineAndTheCallerEndTheWait) {
   const absl::Time begin = absl::Now();
   const CallResult late = Start(absl::Milliseconds(300)).Wait();
   EXPECT_TRUE(absl::IsFailedPrecondition(late.status())) << late.status();
-  const Operation cancelled = Start();
+  const PendingCall cancelled = Start();
   while (server_->calls() < 2) absl::SleepFor(absl::Milliseconds(5));
   absl::SleepFor(absl::Milliseconds(50));
   cancelled.Cancel();

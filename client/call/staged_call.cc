@@ -1,4 +1,4 @@
-#include "client/call/staged_operation.h"
+#include "client/call/staged_call.h"
 
 #include <utility>
 
@@ -11,7 +11,7 @@ namespace {
 
 class StagedCall final : public CopiedCall, public std::enable_shared_from_this<StagedCall> {
  public:
-  explicit StagedCall(StagedParams params)
+  explicit StagedCall(StagedCallParams params)
       : CopiedCall(params.request_id, params.deadline), params_(std::move(params)) {}
 
   void Start() {
@@ -19,7 +19,7 @@ class StagedCall final : public CopiedCall, public std::enable_shared_from_this<
   }
 
  private:
-  // --- One after another, each on a thread of copies or of the call's `done`.
+  // --- Steps in order, each on a copying thread or in the inner call's `done` ------
 
   void TakeRegion() {
     region_ = std::move(params_.region);
@@ -41,7 +41,7 @@ class StagedCall final : public CopiedCall, public std::enable_shared_from_this<
   void Call(uint8_t* base, const std::string& why_not) {
     if (const auto stopped = Stopped()) return End(*stopped);
     staging_seconds_ = seconds();
-    // The end, which may come at once, clears params_.
+    // The end may come at once and clears params_.
     Make([this, base, why_not, start = std::move(params_.start)](absl::Duration deadline) {
       return start(base, why_not, deadline, [self = shared_from_this()](const CallResult& result) {
         self->OnCalled(result);
@@ -49,7 +49,7 @@ class StagedCall final : public CopiedCall, public std::enable_shared_from_this<
     });
   }
 
-  // What follows may block, which gRPC's threads must not.
+  // Continues on a copying thread, because the next step may block and gRPC's threads must not.
   void OnCalled(const CallResult& result) {
     auto self = shared_from_this();
     if (!result.ok() || region_ == nullptr) {
@@ -75,8 +75,8 @@ class StagedCall final : public CopiedCall, public std::enable_shared_from_this<
 
   void End(CallResult result) {
     if (region_ != nullptr) {
-      // A status of the service comes when nobody writes any more. After any other a frozen
-      // worker may still have a piece to finish, if the call was made at all.
+      // The service reports its status only when nobody writes any more. After any other status a
+      // suspended worker may still write to the region, if the call was made at all.
       const bool made = staging_seconds_ > 0;
       const bool reusable = !made || result.ok() || !DetailsOf(result.status()).reason.empty();
       params_.pool->GiveBack(std::move(region_), reusable);
@@ -87,14 +87,14 @@ class StagedCall final : public CopiedCall, public std::enable_shared_from_this<
     Conclude(std::move(result), registry);
   }
 
-  StagedParams params_;
+  StagedCallParams params_;
   std::shared_ptr<SharedRegion> region_;
   double staging_seconds_ = 0;
 };
 
 }  // namespace
 
-Operation StartStagedOperation(StagedParams params) {
+PendingCall StartStagedCall(StagedCallParams params) {
   const std::shared_ptr<CallRegistry> registry = params.registry;
   return StartCopiedCall(std::make_shared<StagedCall>(std::move(params)), *registry);
 }

@@ -1,4 +1,4 @@
-#include "client/call/operation.h"
+#include "client/call/replayed_call.h"
 
 #include <chrono>
 #include <optional>
@@ -11,20 +11,21 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "client/api/error.h"
+#include "client/call/retry_policy.h"
 
 namespace ringattn::client {
 namespace {
 
 std::chrono::system_clock::time_point SystemDeadline(absl::Time deadline) {
-  // gRPC's clock does not hold absl's infinite future.
+  // gRPC's clock cannot represent absl's infinite future.
   if (deadline == absl::InfiniteFuture()) return std::chrono::system_clock::time_point::max();
   return absl::ToChronoTime(deadline);
 }
 
-// One request. Between attempts an alarm keeps it alive, during one its `done` does.
-class Request final : public Operation::State, public std::enable_shared_from_this<Request> {
+// One call. An alarm keeps it alive between attempts, and the attempt's `done` during one.
+class Request final : public PendingCall::State, public std::enable_shared_from_this<Request> {
  public:
-  explicit Request(OperationParams params)
+  explicit Request(ReplayedCallParams params)
       : params_(std::move(params)), start_(absl::Now()), deadline_(start_ + params_.deadline) {}
 
   const std::string& request_id() const override { return request_id_; }
@@ -50,8 +51,8 @@ class Request final : public Operation::State, public std::enable_shared_from_th
   void End(CallResult result) ABSL_LOCKS_EXCLUDED(mutex_) {
     if (params_.done) params_.done(result);
     params_.done = nullptr;
-    // Before anyone can know of the end, who may then drop the client: the channel's
-    // last reference has to be the client's (see attempt.cc).
+    // Release these before anyone can learn of the end and destroy the client. The last reference
+    // to the channel must be the client's (see attempt.cc).
     params_.channel.reset();
     params_.workers.reset();
     params_.plan.reset();
@@ -77,13 +78,14 @@ class Request final : public Operation::State, public std::enable_shared_from_th
       const absl::MutexLock lock(&mutex_);
       cancelled_ = true;
       attempt = attempt_;
-      if (pause_) pause_->Cancel();  // its callback goes on, and sees cancelled_
+      if (pause_) pause_->Cancel();  // the callback runs and checks cancelled_
     }
     if (attempt != nullptr) attempt->Cancel();
   }
 
  private:
-  // What another call found out a moment ago holds for this one too, unless it has no other way.
+  // A worker that another call could not reach a moment ago is not tried again, unless the call
+  // requires direct streams.
   AttemptTerms Terms() const {
     AttemptTerms terms{.offers_host = !host_withdrawn_, .no_direct = no_direct_};
     if (terms.no_direct.empty() && params_.workers != nullptr && !params_.plan->direct_required) {
@@ -103,25 +105,26 @@ class Request final : public Operation::State, public std::enable_shared_from_th
     }
     result.status = WhatHappened(result.status);
     if (params_.fallback != nullptr && IsResidualGone(result.status)) {
-      // A residual saves bytes; the call does not depend on it.
+      // A residual only saves transfers; the call can do without it.
       residual_failure_ = DetailsOf(result.status).reason;
       params_.plan = std::move(params_.fallback);
       ++replays_;
       return StartNextAttempt();
     }
-    // The coordinator is another one: the regions get new names, and this call need not wait.
+    // The coordinator was replaced. The regions get new names in the background; this attempt does
+    // not wait for them.
     if (result.region_unknown && !host_withdrawn_ && !params_.plan->host_required) {
       host_withdrawn_ = true;
       return StartNextAttempt();
     }
-    // A worker is out of reach from here: by the coordinator it is not.
+    // A worker is unreachable from here but reachable for the coordinator.
     if (!result.no_direct.empty() && no_direct_.empty()) {
       if (params_.plan->direct_required) return End(TransportUnavailable(result.no_direct));
       no_direct_ = result.no_direct;
       params_.workers->NoteUnreachable(no_direct_);
       return StartNextAttempt();
     }
-    // A worker has just joined, or the coordinator is another one.
+    // A worker has just joined, or the coordinator was replaced.
     if (!result.lacked_at.empty() && replays_ < params_.retry.max_replays) {
       return ShowRegions(result);
     }
@@ -143,11 +146,11 @@ class Request final : public Operation::State, public std::enable_shared_from_th
     if (cancelled_) pause_->Cancel();
   }
 
-  // The call has no other way than its regions: a worker that lacks one is shown it first. Rounds
-  // with the workers are bounded, and the call's deadline is the wait's.
+  // The call requires its regions, so the workers that lack one attach it first. Each round with
+  // the workers is bounded; the call's deadline bounds the wait.
   void ShowRegions(const AttemptResult& refused) ABSL_LOCKS_EXCLUDED(mutex_) {
     refusal_ = refused.status;
-    // The caller, or the deadline, may end the call from here on.
+    // From here on the caller or the deadline may end the call.
     const std::shared_ptr<const HostTensorLocations> places = params_.plan->host;
     {
       const absl::MutexLock lock(&mutex_);
@@ -158,7 +161,8 @@ class Request final : public Operation::State, public std::enable_shared_from_th
                   [self = shared_from_this()](bool) { self->OnRegionsShown(); });
       if (cancelled_) pause_->Cancel();
     }
-    // The alarm goes off sooner: what comes next may let go of regions, whose thread this is not.
+    // Continues from the alarm, because the next step may release regions and must not do so on a
+    // region's own thread.
     places->ShowAgain(refused.lacked_at, [weak = weak_from_this()](bool taken) {
       const auto self = weak.lock();
       if (self == nullptr) return;
@@ -180,8 +184,8 @@ class Request final : public Operation::State, public std::enable_shared_from_th
     StartNextAttempt();
   }
 
-  // A server that shuts down leaves calls that it has not begun to gRPC, which ends them with
-  // CANCELLED; what the service itself cancels says so with a reason.
+  // A server that shuts down ends calls that it has not started with gRPC's CANCELLED. A
+  // cancellation by the service itself has a reason.
   absl::Status WhatHappened(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_) {
     const absl::MutexLock lock(&mutex_);
     if (cancelled_ || !absl::IsCancelled(status) || !DetailsOf(status).reason.empty()) {
@@ -190,52 +194,53 @@ class Request final : public Operation::State, public std::enable_shared_from_th
     return absl::UnavailableError("the server went away before it took the call");
   }
 
-  // The last failure, saying how often it was tried; code and details unchanged.
+  // Returns the last failure with the number of replays. Code and details are unchanged.
   absl::Status WithHistory(const absl::Status& status) const {
     if (replays_ == 0) return status;
     return WithMessage(status, absl::StrCat(status.message(), " (after ", replays_, " replays)"));
   }
 
-  // After construction changed by End only, which comes last.
-  OperationParams params_;
+  // After construction only End, which runs last, changes it.
+  ReplayedCallParams params_;
   const std::string request_id_ = params_.request_id;
   const absl::Time start_;
   const absl::Time deadline_;
 
-  // Used between attempts only, one thread at a time.
+  // Used only between attempts, by one thread at a time.
   int replays_ = 0;
   std::string residual_failure_;
   bool server_ever_answered_ = false;
-  bool host_withdrawn_ = false;  // by the coordinator from now on
-  absl::Status refusal_;         // the last for want of a region
-  std::string no_direct_;        // not empty: nor straight to the workers, for this reason
+  bool host_withdrawn_ = false;  // offers no host memory from now on
+  absl::Status refusal_;  // the last rejection for lack of a region
+  std::string no_direct_;  // the reason for not offering direct streams; empty if they may be offered
   std::minstd_rand random_{std::random_device()()};
 
   absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<Attempt> attempt_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<grpc::Alarm> pause_ ABSL_GUARDED_BY(mutex_);
-  bool taken_ ABSL_GUARDED_BY(mutex_) = false;  // a worker has taken a region since refusal_
+  bool taken_ ABSL_GUARDED_BY(mutex_) = false;  // a worker has attached a region since refusal_
   std::optional<CallResult> result_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace
 
-Operation StartOperation(OperationParams params) {
+PendingCall StartReplayedCall(ReplayedCallParams params) {
   const std::shared_ptr<CallRegistry> registry = params.registry;
   auto state = std::make_shared<Request>(std::move(params));
   registry->Add(state.get(), [weak = std::weak_ptr<Request>(state)] {
     if (const auto alive = weak.lock()) alive->Cancel();
   });
   state->StartNextAttempt();
-  return Operation(state);
+  return PendingCall(state);
 }
 
-Operation FailedOperation(const std::string& request_id, const absl::Status& error,
-                          const std::function<void(const CallResult&)>& done) {
-  auto state = std::make_shared<Request>(OperationParams{.request_id = request_id, .done = done});
+PendingCall FailedCall(const std::string& request_id, const absl::Status& error,
+                       const std::function<void(const CallResult&)>& done) {
+  auto state =
+      std::make_shared<Request>(ReplayedCallParams{.request_id = request_id, .done = done});
   state->End(error);
-  return Operation(state);
+  return PendingCall(state);
 }
 
 }  // namespace ringattn::client

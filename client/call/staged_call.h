@@ -1,7 +1,8 @@
-// One call whose tensors pass through a region of the library's: inputs are copied there, the
-// call is made on the copies, results are copied from there.
-#ifndef RINGATTN_CLIENT_CALL_STAGED_OPERATION_H_
-#define RINGATTN_CLIENT_CALL_STAGED_OPERATION_H_
+// A call that is staged: the library copies the inputs into a region of its own, makes the call on
+// the copies, and copies the results out.
+// Tests: staged_call_test.cc.
+#ifndef RINGATTN_CLIENT_CALL_STAGED_CALL_H_
+#define RINGATTN_CLIENT_CALL_STAGED_CALL_H_
 
 #include <cstdint>
 #include <functional>
@@ -14,17 +15,17 @@
 #include "client/api/call.h"
 #include "client/call/call_registry.h"
 #include "client/call/call_tensors.h"
-#include "client/call/operation.h"
+#include "client/call/replayed_call.h"
 #include "client/memory/copy_pool.h"
 #include "client/memory/region_index.h"
 #include "client/memory/staging_pool.h"
 
 namespace ringattn::client {
 
-// Which tensors of a call are staged, and where in the region.
+// The tensors that are staged, and their offsets in the region.
 struct StagingPlan {
   struct Tensor {
-    uint8_t* data = nullptr;  // the caller's; of inputs only read
+    uint8_t* data = nullptr;  // the caller's; inputs are only read
     uint64_t bytes = 0;
     uint64_t offset = 0;
   };
@@ -33,35 +34,35 @@ struct StagingPlan {
   uint64_t copied_bytes = 0;
 };
 
-// The tensors that lie in no region. `only_dout`: of a Backward's inputs but dout and DLSE none.
+// Plans staging of the tensors that lie in no region. `only_dout`: of a Backward's inputs only dout
+// and DLSE.
 template <typename Args, typename Results>
 StagingPlan PlanStaging(const Args& args, const Results& results, const RegionIndex& regions,
                         bool only_dout = false);
-// `args` and `results` pointing to the copies of PlanStaging's tensors from `base` on.
+// Points `args` and `results` to the staged copies, which begin at `base`.
 template <typename Args, typename Results>
 void PointToStage(const StagingPlan& plan, uint8_t* base, Args* args, Results* results);
 
-struct StagedParams {
+struct StagedCallParams {
   std::string request_id;
   StagingPlan plan;
-  // What to stage in, if it is there already; null: `pool` makes one.
+  // A region that is ready, or null: `pool` provides one.
   std::shared_ptr<SharedRegion> region;
   StagingPool* pool = nullptr;  // both outlive the call
   CopyPool* copies = nullptr;
-  std::shared_ptr<CallRegistry> registry;  // the call is in it until its end
+  std::shared_ptr<CallRegistry> registry;  // contains the call until its end
   absl::Duration deadline = absl::InfiniteDuration();
-  // Begins the call; `base` of the staged tensors is null if they are not, for the reason
-  // `why_not`.
-  std::function<Operation(uint8_t* base, const std::string& why_not, absl::Duration deadline,
-                          const std::function<void(const CallResult&)>& done)>
+  // Starts the inner call. `base` is null if the tensors are not staged, for the reason `why_not`.
+  std::function<PendingCall(uint8_t* base, const std::string& why_not, absl::Duration deadline,
+                            const std::function<void(const CallResult&)>& done)>
       start;
-  std::function<void(const CallResult&)> done;  // as OperationParams::done; may be empty
+  std::function<void(const CallResult&)> done;  // as ReplayedCallParams::done; may be empty
 };
 
-// Does not block: all of it is done by the copying threads.
-Operation StartStagedOperation(StagedParams params);
+// Does not block: the copying threads do all the work.
+PendingCall StartStagedCall(StagedCallParams params);
 
-// ------------------------------------------------------------------ implementation
+// --- Implementation -------------------------------------------------------------
 
 namespace staging {
 
@@ -72,7 +73,7 @@ void Add(const Bytes& tensor, const RegionIndex& regions, StagingPlan* plan,
          std::vector<StagingPlan::Tensor>* staged) {
   if (tensor.empty() || regions.Find(tensor.data(), tensor.size()) != nullptr) return;
   for (const StagingPlan::Tensor& each : *staged) {
-    if (each.data == tensor.data() && each.bytes == tensor.size()) return;  // k given as v, too
+    if (each.data == tensor.data() && each.bytes == tensor.size()) return;  // k is also given as v
   }
   staged->push_back(
       {const_cast<uint8_t*>(tensor.data()), tensor.size(), plan->region_bytes});  // NOLINT
@@ -119,4 +120,4 @@ void PointToStage(const StagingPlan& plan, uint8_t* base, Args* args, Results* r
 
 }  // namespace ringattn::client
 
-#endif  // RINGATTN_CLIENT_CALL_STAGED_OPERATION_H_
+#endif  // RINGATTN_CLIENT_CALL_STAGED_CALL_H_

@@ -1,4 +1,4 @@
-#include "client/call/staged_operation.h"
+#include "client/call/staged_call.h"
 
 #include <atomic>
 #include <cstring>
@@ -18,7 +18,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // A call that the test ends.
-class HeldCall final : public Operation::State {
+class HeldCall final : public PendingCall::State {
  public:
   explicit HeldCall(std::function<void(const CallResult&)> done) : done_(std::move(done)) {}
   const std::string& request_id() const override { return id_; }
@@ -63,8 +63,8 @@ class StagedOperationTest : public testing::Test {
     return response;
   }
 
-  Operation Start(absl::Duration deadline = absl::InfiniteDuration()) {
-    StagedParams params;
+  PendingCall Start(absl::Duration deadline = absl::InfiniteDuration()) {
+    StagedCallParams params;
     params.request_id = "one";
     params.plan = PlanStaging(args_, results_, *index_);
     params.region = std::move(region_);
@@ -82,10 +82,10 @@ class StagedOperationTest : public testing::Test {
       there_ = results_;
       if (base != nullptr) PointToStage(plan, base, &here_, &there_);
       held_ = std::make_shared<HeldCall>(done);
-      return Operation(held_);
+      return PendingCall(held_);
     };
     params.done = [this](const CallResult&) { ++done_; };
-    return StartStagedOperation(std::move(params));
+    return StartStagedCall(std::move(params));
   }
 
   std::shared_ptr<HeldCall> Held() {
@@ -114,7 +114,7 @@ class StagedOperationTest : public testing::Test {
 };
 
 TEST_F(StagedOperationTest, TensorsGoThereAndBack) {
-  const Operation operation = Start();
+  const PendingCall operation = Start();
   const std::shared_ptr<HeldCall> held = Held();
   ASSERT_TRUE(staged_);
   EXPECT_NE(here_.q.data(), q_.data());
@@ -131,7 +131,7 @@ TEST_F(StagedOperationTest, TensorsGoThereAndBack) {
   EXPECT_EQ(lse_, std::vector<uint8_t>(lse_.size(), 6));
   EXPECT_EQ(result->staged_bytes, q_.size() + k_.size() + out_.size() + lse_.size());
   EXPECT_THAT(result->transport_reason, HasSubstr("as the service says; staged"));
-  EXPECT_GT(result->times.accepted_seconds, 0.25);  // the copies before it count
+  EXPECT_GT(result->times.accepted_seconds, 0.25);  // includes the copies before it
   EXPECT_EQ(done_, 1);
   registry_->CancelAllAndWait();
 }
@@ -165,7 +165,7 @@ TEST_F(StagedOperationTest, OfABackwardThatReadsAResidualDoutAlone) {
 }
 
 TEST_F(StagedOperationTest, ByTheRelayAfterAllItSaysSo) {
-  const Operation operation = Start();
+  const PendingCall operation = Start();
   Held()->End(ReportBy(v1::TRANSPORT_RELAY));
   const CallResult result = operation.Wait();
   ASSERT_TRUE(result.ok());
@@ -175,7 +175,7 @@ TEST_F(StagedOperationTest, ByTheRelayAfterAllItSaysSo) {
 
 TEST_F(StagedOperationTest, WithoutARegionItIsMadeOnTheCallersMemory) {
   worker_.RefuseWith(AttachCode::kDescriptorRefused);
-  const Operation operation = Start();
+  const PendingCall operation = Start();
   const std::shared_ptr<HeldCall> held = Held();
   EXPECT_FALSE(staged_);
   EXPECT_EQ(here_.q.data(), q_.data());
@@ -187,18 +187,18 @@ TEST_F(StagedOperationTest, WithoutARegionItIsMadeOnTheCallersMemory) {
 }
 
 TEST_F(StagedOperationTest, AFailureIsPassedOnAndResultsAreLeftAlone) {
-  const Operation operation = Start();
+  const PendingCall operation = Start();
   const std::shared_ptr<HeldCall> held = Held();
   std::memset(there_.out.data(), 5, there_.out.size());
   held->End(absl::DeadlineExceededError("too late"));
   EXPECT_EQ(operation.Wait().status(), absl::DeadlineExceededError("too late"));
   EXPECT_EQ(out_, std::vector<uint8_t>(out_.size(), 0));
   registry_->CancelAllAndWait();
-  EXPECT_EQ(pool_.bytes(), 0);  // who knows who still writes there
+  EXPECT_EQ(pool_.bytes(), 0);  // a worker may still write there
 }
 
 TEST_F(StagedOperationTest, CancellingReachesTheCall) {
-  const Operation operation = Start();
+  const PendingCall operation = Start();
   Held();
   operation.Cancel();
   EXPECT_TRUE(absl::IsCancelled(operation.Wait().status()));
@@ -206,11 +206,11 @@ TEST_F(StagedOperationTest, CancellingReachesTheCall) {
 }
 
 TEST_F(StagedOperationTest, CancelledBeforeItBeganItIsNeverMade) {
-  // The pool's threads are busy.
+  // Keeps the pool's threads busy.
   absl::Mutex busy;
   busy.Lock();
   for (int i = 0; i < 2; ++i) copies_.Add([&] { const absl::MutexLock lock(&busy); });
-  const Operation operation = Start();
+  const PendingCall operation = Start();
   operation.Cancel();
   busy.Unlock();
   EXPECT_TRUE(absl::IsCancelled(operation.Wait().status()));
@@ -226,7 +226,7 @@ TEST_F(StagedOperationTest, AReadyRegionIsTakenAndGivenBackWhateverHappens) {
   bool prepare = false;
   region_ = pool_.TakeReady(4 << 20, &prepare);
   ASSERT_NE(region_, nullptr);
-  const Operation operation = Start();
+  const PendingCall operation = Start();
   const std::shared_ptr<HeldCall> held = Held();
   EXPECT_EQ(here_.q.data(), data);
   held->End(ReportBy(v1::TRANSPORT_HOST_MEMORY));
@@ -235,9 +235,9 @@ TEST_F(StagedOperationTest, AReadyRegionIsTakenAndGivenBackWhateverHappens) {
 }
 
 TEST_F(StagedOperationTest, TheDeadlineCountsFromTheBeginning) {
-  const Operation late = Start(absl::Nanoseconds(1));
+  const PendingCall late = Start(absl::Nanoseconds(1));
   EXPECT_TRUE(absl::IsDeadlineExceeded(late.Wait().status()));
-  const Operation operation = Start(absl::Minutes(1));
+  const PendingCall operation = Start(absl::Minutes(1));
   const std::shared_ptr<HeldCall> held = Held();
   EXPECT_LT(left_, absl::Minutes(1));
   EXPECT_GT(left_, absl::Seconds(30));
@@ -247,14 +247,14 @@ TEST_F(StagedOperationTest, TheDeadlineCountsFromTheBeginning) {
 
 TEST_F(StagedOperationTest, RegionsAreUsedAgain) {
   for (int i = 0; i < 20; ++i) {
-    const Operation operation = Start();
+    const PendingCall operation = Start();
     Held()->End(ReportBy(v1::TRANSPORT_HOST_MEMORY));
     ASSERT_TRUE(operation.Wait().ok());
     registry_->CancelAllAndWait();
     const absl::MutexLock lock(&mutex_);
     held_ = nullptr;
   }
-  EXPECT_EQ(worker_.attaches(), 2);  // a page to try it, and the region
+  EXPECT_EQ(worker_.attaches(), 2);  // one page as a probe, and the region
 }
 
 }  // namespace
