@@ -9,7 +9,7 @@ PACKAGES=(
   bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib bazel-platforms
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
   libabsl-dev libgtest-dev libgmock-dev libbenchmark-dev prometheus-cpp-dev libcivetweb-dev zlib1g-dev
-  libgloo-dev libhwy-dev libisal-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libssl-dev
+  libgloo-dev libhwy-dev libisal-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libssl-dev libcurl4-openssl-dev
 )
 # google/rpc protos: no distribution package carries them.
 GOOGLEAPIS_VERSION=1.63.2

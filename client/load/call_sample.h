@@ -1,4 +1,4 @@
-// What a load test keeps of one call.
+// What a load test records of one call.
 #ifndef RINGATTN_CLIENT_LOAD_CALL_SAMPLE_H_
 #define RINGATTN_CLIENT_LOAD_CALL_SAMPLE_H_
 
@@ -10,16 +10,16 @@
 namespace ringattn::client::load {
 
 struct CallSample {
-  // When the call was due: at a fixed rate its place in the schedule, whether or not there was
-  // somebody free to send it (so that a service that stands still is not measured by fewer calls);
-  // else its start.
+  // When the call was due. At a fixed rate this is its time in the schedule, even if no slot was
+  // free, so that a stalled service is not measured by fewer calls. Otherwise it is the call's
+  // start.
   absl::Time due;
   absl::Time began;
   absl::Time ended;
-  // Empty: the call succeeded. Else the code's name, and the reason where there is one:
+  // Empty if the call succeeded. Otherwise the code's name, with the reason if there is one:
   // "RESOURCE_EXHAUSTED QUEUE_FULL".
   std::string failure;
-  // Of one that succeeded.
+  // The rest is only set for calls that succeeded.
   int replays = 0;
   double queue_seconds = 0;
   double upload_seconds = 0;

@@ -1,120 +1,69 @@
 #include "client/load/http_get.h"
 
-#include <fcntl.h>
-#include <netdb.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include <curl/curl.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
+#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 
 namespace ringattn::client::load {
 namespace {
 
-class Socket {
- public:
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
-  ~Socket() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
+constexpr char kDefaultPath[] = "/metrics";
 
-  int get() const { return descriptor_; }
-
- private:
-  const int descriptor_;
+struct CurlDeleter {
+  void operator()(CURL* handle) const { curl_easy_cleanup(handle); }
+  void operator()(CURLU* url) const { curl_url_cleanup(url); }
+  void operator()(char* text) const { curl_free(text); }
 };
 
-absl::Status Failure(const HttpUrl& url, absl::string_view what) {
-  return absl::UnavailableError(absl::StrCat(url.ToString(), ": ", what));
+// A part of the URL; empty if the URL does not have it.
+std::string UrlPart(CURLU* url, CURLUPart part) {
+  char* text = nullptr;
+  if (curl_url_get(url, part, &text, 0) != CURLUE_OK) return "";
+  const std::unique_ptr<char, CurlDeleter> owned(text);
+  return owned.get();
 }
 
-// Until the descriptor is ready for `events`.
-absl::Status Await(const HttpUrl& url, int descriptor, short events, absl::Time deadline) {
-  while (true) {
-    const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
-    pollfd waited{descriptor, events, 0};
-    const int ready =
-        left_ms <= 0 ? 0 : poll(&waited, 1, static_cast<int>(std::min<int64_t>(left_ms, 60000)));
-    if (ready > 0) return absl::OkStatus();
-    if (ready == 0 && left_ms <= 60000) {
-      return absl::DeadlineExceededError(absl::StrCat(url.ToString(), ": no answer in time"));
-    }
-    if (ready < 0 && errno != EINTR) return Failure(url, std::strerror(errno));
-  }
+struct Page {
+  std::string body;
+  bool too_large = false;
+};
+
+// CURLOPT_WRITEFUNCTION. A return value other than the number of bytes ends the transfer.
+size_t Append(char* data, size_t size, size_t count, void* target) {
+  Page& page = *static_cast<Page*>(target);
+  const size_t bytes = size * count;
+  page.too_large = bytes > kMaxPageBytes - page.body.size();
+  if (page.too_large) return bytes + 1;
+  page.body.append(data, bytes);
+  return bytes;
 }
 
-// Connected, or why not.
-absl::StatusOr<int> Connect(const HttpUrl& url, const addrinfo& address, absl::Time deadline) {
-  const int descriptor = socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (descriptor < 0) return Failure(url, std::strerror(errno));
-  absl::Status status;
-  if (connect(descriptor, address.ai_addr, address.ai_addrlen) != 0) {
-    int error = errno;
-    if (error == EINPROGRESS) {
-      status = Await(url, descriptor, POLLOUT, deadline);
-      socklen_t size = sizeof(error);
-      if (status.ok()) getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size);
-    }
-    if (status.ok() && error != 0) status = Failure(url, std::strerror(error));
-  }
-  if (status.ok()) return descriptor;
-  close(descriptor);
-  return status;
+void InitialiseCurlOnce() {
+  static const CURLcode initialised = curl_global_init(CURL_GLOBAL_DEFAULT);
+  static_cast<void>(initialised);
 }
 
-absl::StatusOr<int> Connect(const HttpUrl& url, absl::Time deadline) {
-  addrinfo wanted = {};
-  wanted.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(url.host.c_str(), url.port.c_str(), &wanted, &found);
-  if (error != 0) return Failure(url, gai_strerror(error));
-  absl::StatusOr<int> connected = Failure(url, "the name has no address");
-  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
-    connected = Connect(url, *each, deadline);
-    if (connected.ok()) break;
+// The system's reason if there is one, otherwise curl's.
+std::string ReasonOf(CURL* handle, CURLcode code, const char* message) {
+  long os_error = 0;
+  curl_easy_getinfo(handle, CURLINFO_OS_ERRNO, &os_error);
+  if (code == CURLE_COULDNT_CONNECT && os_error != 0) {
+    return std::strerror(static_cast<int>(os_error));
   }
-  freeaddrinfo(found);
-  return connected;
+  return message[0] != '\0' ? message : curl_easy_strerror(code);
 }
 
-absl::Status Send(const HttpUrl& url, int descriptor, absl::string_view text, absl::Time deadline) {
-  while (!text.empty()) {
-    if (absl::Status status = Await(url, descriptor, POLLOUT, deadline); !status.ok()) {
-      return status;
-    }
-    const ssize_t sent = send(descriptor, text.data(), text.size(), MSG_NOSIGNAL);
-    if (sent < 0 && errno != EAGAIN && errno != EINTR) return Failure(url, std::strerror(errno));
-    if (sent > 0) text.remove_prefix(static_cast<size_t>(sent));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> ReadAll(const HttpUrl& url, int descriptor, absl::Time deadline) {
-  std::string text;
-  char block[16 << 10];
-  while (true) {
-    if (absl::Status status = Await(url, descriptor, POLLIN, deadline); !status.ok()) return status;
-    const ssize_t got = recv(descriptor, block, sizeof(block), 0);
-    if (got == 0) return text;
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-    if (got < 0) return Failure(url, std::strerror(errno));
-    text.append(block, static_cast<size_t>(got));
-    if (text.size() > kMaxPageBytes) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat(url.ToString(), ": is over ", kMaxPageBytes, " bytes"));
-    }
-  }
+absl::Status TransferError(const HttpUrl& url, CURLcode code, const std::string& reason) {
+  const std::string detail = absl::StrCat(url.ToString(), ": ", reason);
+  return code == CURLE_OPERATION_TIMEDOUT ? absl::DeadlineExceededError(detail)
+                                          : absl::UnavailableError(detail);
 }
 
 }  // namespace
@@ -125,63 +74,72 @@ std::string HttpUrl::ToString() const {
 }
 
 absl::StatusOr<HttpUrl> ParseHttpUrl(absl::string_view text) {
-  const auto wrong = [&](absl::string_view why) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" ", why));
+  const auto invalid = [&](absl::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", text, "\" ", why, "; give http://host[:port][/path]"));
   };
-  absl::string_view rest = text;
-  if (absl::StartsWith(rest, "https://")) return wrong("is https, only http is served");
-  if (!absl::ConsumePrefix(&rest, "http://")) return wrong("is no http://host:port/path");
-  HttpUrl url;
-  const size_t slash = rest.find('/');
-  url.path = slash == absl::string_view::npos ? "/metrics" : std::string(rest.substr(slash));
-  absl::string_view authority = rest.substr(0, slash);
-  if (authority.find('@') != absl::string_view::npos) return wrong("has a user, which is not sent");
-  url.port = "80";
-  const size_t bracket = authority.find(']');
-  const size_t colon = authority.rfind(':');
-  if (colon != absl::string_view::npos && (bracket == absl::string_view::npos || colon > bracket)) {
-    url.port = std::string(authority.substr(colon + 1));
-    authority = authority.substr(0, colon);
-    int port = 0;
-    if (!absl::SimpleAtoi(url.port, &port) || port < 1 || port > 65535) {
-      return wrong("has a port that is none");
-    }
+  if (absl::StartsWith(text, "https://")) return invalid("is https; only http is supported");
+  if (!absl::StartsWith(text, "http://")) return invalid("is no http:// URL");
+  const auto is_blank = [](char letter) { return letter <= ' ' || letter == 0x7f; };
+  if (std::any_of(text.begin(), text.end(), is_blank)) return invalid("contains a blank");
+  const std::unique_ptr<CURLU, CurlDeleter> parsed(curl_url());
+  const CURLUcode code = curl_url_set(parsed.get(), CURLUPART_URL, std::string(text).c_str(), 0);
+  switch (code) {
+    case CURLUE_OK:
+      break;
+    case CURLUE_NO_HOST:
+      return invalid("has no host");
+    case CURLUE_BAD_PORT_NUMBER:
+      return invalid("has an invalid port; a port is in 1..65535");
+    case CURLUE_BAD_IPV6:
+      return invalid("has an invalid address in brackets");
+    default:
+      return invalid(absl::StrCat("is no valid URL (", curl_url_strerror(code), ")"));
   }
-  if (absl::ConsumePrefix(&authority, "[") && !absl::ConsumeSuffix(&authority, "]")) {
-    return wrong("has half a bracket");
-  }
-  if (authority.empty()) return wrong("has no host");
-  for (const char letter : text) {
-    if (letter <= ' ' || letter == 0x7f) return wrong("has a blank");
-  }
-  url.host = std::string(authority);
+  if (!UrlPart(parsed.get(), CURLUPART_USER).empty()) return invalid("has a user");
+  HttpUrl url{.host = UrlPart(parsed.get(), CURLUPART_HOST),
+              .port = UrlPart(parsed.get(), CURLUPART_PORT),
+              .path = UrlPart(parsed.get(), CURLUPART_PATH)};
+  if (url.host.empty()) return invalid("has no host");
+  if (url.host.front() == '[') url.host = url.host.substr(1, url.host.size() - 2);
+  if (url.port.empty()) url.port = "80";
+  if (url.port == "0") return invalid("has port 0; a port is in 1..65535");
+  const size_t authority_end = text.find('/', std::strlen("http://"));
+  if (authority_end == absl::string_view::npos) url.path = kDefaultPath;
+  const std::string query = UrlPart(parsed.get(), CURLUPART_QUERY);
+  if (!query.empty()) absl::StrAppend(&url.path, "?", query);
   return url;
 }
 
 absl::StatusOr<std::string> HttpGet(const HttpUrl& url, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
-  const absl::StatusOr<int> connected = Connect(url, deadline);
-  if (!connected.ok()) return connected.status();
-  const Socket socket(*connected);
-  // 1.0: the body ends with the connection, and comes in one piece.
-  absl::Status status = Send(
-      url, socket.get(),
-      absl::StrCat("GET ", url.path, " HTTP/1.0\r\nHost: ", url.host, ":", url.port, "\r\n\r\n"),
-      deadline);
-  if (!status.ok()) return status;
-  absl::StatusOr<std::string> reply = ReadAll(url, socket.get(), deadline);
-  if (!reply.ok()) return reply;
-  const size_t line = reply->find("\r\n");
-  const size_t head = reply->find("\r\n\r\n");
-  if (!absl::StartsWith(*reply, "HTTP/1.") || head == std::string::npos) {
-    return Failure(url, "does not speak HTTP");
+  InitialiseCurlOnce();
+  const std::unique_ptr<CURL, CurlDeleter> handle(curl_easy_init());
+  if (handle == nullptr) return absl::ResourceExhaustedError("curl_easy_init failed");
+  const std::string address = url.ToString();
+  const auto milliseconds = std::clamp<int64_t>(absl::ToInt64Milliseconds(timeout), 1, INT32_MAX);
+  char message[CURL_ERROR_SIZE] = "";
+  Page page;
+  curl_easy_setopt(handle.get(), CURLOPT_URL, address.c_str());
+  curl_easy_setopt(handle.get(), CURLOPT_PROTOCOLS_STR, "http");
+  curl_easy_setopt(handle.get(), CURLOPT_HTTP_VERSION, CURL_HTTP_VERSION_1_1);
+  curl_easy_setopt(handle.get(), CURLOPT_NOPROXY, "*");
+  curl_easy_setopt(handle.get(), CURLOPT_NOSIGNAL, 1L);  // for use on several threads
+  curl_easy_setopt(handle.get(), CURLOPT_TIMEOUT_MS, static_cast<long>(milliseconds));
+  curl_easy_setopt(handle.get(), CURLOPT_ERRORBUFFER, message);
+  curl_easy_setopt(handle.get(), CURLOPT_WRITEFUNCTION, Append);
+  curl_easy_setopt(handle.get(), CURLOPT_WRITEDATA, &page);
+  const CURLcode code = curl_easy_perform(handle.get());
+  if (page.too_large) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(address, ": the page has more than ", kMaxPageBytes, " bytes"));
   }
-  const std::string first = reply->substr(0, line);
-  if (first.size() < 12 || first.substr(9, 3) != "200") {
-    return absl::FailedPreconditionError(absl::StrCat(url.ToString(), ": answers ", first));
+  if (code != CURLE_OK) return TransferError(url, code, ReasonOf(handle.get(), code, message));
+  long status = 0;
+  curl_easy_getinfo(handle.get(), CURLINFO_RESPONSE_CODE, &status);
+  if (status != 200) {
+    return absl::FailedPreconditionError(absl::StrCat(address, ": HTTP status ", status));
   }
-  reply->erase(0, head + 4);
-  return reply;
+  return std::move(page.body);
 }
 
 }  // namespace ringattn::client::load

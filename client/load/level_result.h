@@ -1,4 +1,5 @@
-// What calls at one level came to. Pure.
+// The result of one level of a load test. Pure functions.
+// Tests: load_test.cc.
 #ifndef RINGATTN_CLIENT_LOAD_LEVEL_RESULT_H_
 #define RINGATTN_CLIENT_LOAD_LEVEL_RESULT_H_
 
@@ -16,14 +17,14 @@ struct TimeSpan {
   absl::Time end;
 };
 
-// A stretch of time and the calls that ended in it.
+// A time span and the calls that ended in it.
 struct Window {
   absl::Time begin;
   absl::Time end;
   std::vector<CallSample> calls;
 };
 
-// Seconds. Of calls that succeeded; 0 where none did.
+// Seconds, of calls that succeeded; 0 if none did.
 struct Latency {
   double average = 0;
   double minimum = 0;
@@ -32,19 +33,19 @@ struct Latency {
   double p90 = 0;
   double p95 = 0;
   double p99 = 0;
-  double chosen = 0;  // the percentile that was asked for, or the average
+  double chosen = 0;  // the requested percentile, or the average
 };
 
 struct LevelResult {
   double seconds = 0;
   int succeeded = 0;
-  std::map<std::string, int> failed;  // by what they failed with
+  std::map<std::string, int> failed;  // by failure
   int replays = 0;
-  // Began more than a millisecond after they were due, as no slot was free.
+  // Calls that started more than a millisecond late because no slot was free.
   int delayed = 0;
   double calls_per_second = 0;  // that succeeded
   Latency latency;
-  // Averages of calls that succeeded, in seconds and bytes.
+  // Averages over calls that succeeded, in seconds and bytes.
   double queue_seconds = 0;
   double upload_seconds = 0;
   double compute_seconds = 0;
@@ -54,11 +55,11 @@ struct LevelResult {
   double bytes_down = 0;
 };
 
-// The value that `percentile` of 100 of the values do not exceed (nearest rank). REQUIRES: values
-// are sorted and not empty; 0 < percentile <= 100.
+// Returns the value that `percentile` percent of the values do not exceed (nearest rank). Requires
+// sorted, non-empty values and 0 < percentile <= 100.
 double Percentile(const std::vector<double>& sorted, double percentile);
 
-// Of all windows together. `percentile` 0: the average is chosen.
+// Summarises all windows together. `percentile` 0 chooses the average.
 LevelResult Summarise(const std::vector<Window>& windows, double percentile);
 
 }  // namespace ringattn::client::load

@@ -1,4 +1,5 @@
-// LoadLevel: calls at one level of load, for as long as the value lives.
+// LoadLevel: makes calls at one level of load during its lifetime.
+// Tests: load_test.cc.
 #ifndef RINGATTN_CLIENT_LOAD_LOAD_LEVEL_H_
 #define RINGATTN_CLIENT_LOAD_LOAD_LEVEL_H_
 
@@ -15,23 +16,23 @@
 namespace ringattn::client::load {
 
 struct LoadShape {
-  // So many calls in flight, each followed by the next. With a rate: at most so many.
+  // Calls in flight, each followed by the next one. With a rate: the maximum.
   int concurrency = 1;
-  // Above 0: calls begin at this rate, per second, whether or not earlier ones have ended.
+  // Above 0: calls start at this rate per second, whether or not earlier calls have ended.
   double rate = 0;
-  // Of a rate: gaps are drawn from an exponential distribution, as of independent clients, rather
-  // than all equal.
+  // With a rate: exponentially distributed gaps, as from independent clients, instead of equal
+  // ones.
   bool poisson = false;
   uint32_t seed = 1;
 };
 
-// Makes one call and says how it went; `slot` is the caller's own while it runs, 0 <= slot <
-// concurrency. due, began and ended are filled in by LoadLevel.
+// Makes one call and returns its sample. `slot` is exclusive to the call, 0 <= slot < concurrency.
+// LoadLevel fills in due, began and ended.
 using MakeCall = std::function<CallSample(int slot)>;
 
 class LoadLevel {
  public:
-  // Begins at once, on threads of its own.
+  // Starts at once, on threads of its own.
   LoadLevel(LoadShape shape, MakeCall call);
   // Waits for the calls in flight.
   ~LoadLevel();
@@ -39,13 +40,13 @@ class LoadLevel {
   LoadLevel(const LoadLevel&) = delete;
   LoadLevel& operator=(const LoadLevel&) = delete;
 
-  // Waits until `deadline` has passed and `count` calls or more have ended since the last Take, and
-  // gives them. Calls that take for ever are the caller's to bound.
+  // Waits until `deadline` has passed and at least `count` calls have ended since the last Take,
+  // and returns those. The caller must bound the duration of calls.
   std::vector<CallSample> Take(absl::Time deadline, size_t count) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   void Work(int slot) ABSL_LOCKS_EXCLUDED(mutex_);
-  // When the next call of a schedule is due; the present without one.
+  // When the next call of the schedule is due; now, without a schedule.
   absl::Time NextDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const LoadShape shape_;
@@ -55,7 +56,7 @@ class LoadLevel {
   absl::Time next_due_ ABSL_GUARDED_BY(mutex_) = absl::Now();
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
   std::vector<CallSample> ended_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::thread> threads_;  // last: they use the others
+  std::vector<std::thread> threads_;  // last, because they use the others
 };
 
 }  // namespace ringattn::client::load

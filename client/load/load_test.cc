@@ -80,7 +80,7 @@ TEST(LevelResult, OfNothingIsZero) {
   EXPECT_EQ(result.calls_per_second, 0);
 }
 
-// Windows whose calls all take `seconds[i]`, ten calls each.
+// Windows of ten calls each, which all take `seconds[i]`.
 StableResult MeasureThese(const std::vector<double>& seconds, int max_trials) {
   size_t next = 0;
   Measurement measurement;
@@ -100,7 +100,7 @@ StableResult MeasureThese(const std::vector<double>& seconds, int max_trials) {
 }
 
 TEST(MeasureLevel, EndsWhenThreeWindowsAgree) {
-  // The rate of ten calls in 2 ms is the clock's to decide: latency alone is judged here.
+  // The rate of ten calls in 2 ms depends on the clock, so only latency is checked here.
   std::vector<LevelResult> windows(3);
   for (size_t i = 0; i < 3; ++i) {
     windows[i].calls_per_second = 10;
@@ -133,7 +133,7 @@ TEST(LoadLevel, KeepsItsConcurrency) {
     const int now = ++running;
     for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
     }
-    // Until all have come, and long enough for one too many.
+    // Waits until all have started, and long enough for one too many.
     for (int i = 0; i < 1000 && most < 4; ++i) absl::SleepFor(absl::Milliseconds(5));
     absl::SleepFor(absl::Milliseconds(5));
     --running;
@@ -158,7 +158,7 @@ TEST(LoadLevel, ASlotIsOneCallersAtATime) {
 }
 
 TEST(LoadLevel, KeepsItsRateAndCountsFromWhenACallWasDue) {
-  // Two slots, 20 ms a call: 100 a second. 200 a second are due, so latency grows.
+  // Two slots with 20 ms per call give 100 calls per second. 200 are due, so latency grows.
   LoadLevel level({.concurrency = 2, .rate = 200}, [](int) {
     absl::SleepFor(absl::Milliseconds(20));
     return CallSample();

@@ -1,5 +1,6 @@
-// Measures a level until it is stable: window after window, as perf_analyzer does, until the last
-// three agree.
+// Measures a level until it is stable: window after window until the last three agree, as
+// perf_analyzer does.
+// Tests: load_test.cc.
 #ifndef RINGATTN_CLIENT_LOAD_MEASURE_LEVEL_H_
 #define RINGATTN_CLIENT_LOAD_MEASURE_LEVEL_H_
 
@@ -14,31 +15,32 @@ namespace ringattn::client::load {
 inline constexpr int kStableWindows = 3;
 
 struct Measurement {
-  // A window ends when so much time has passed and so many calls have ended in it.
+  // A window ends when this much time has passed and this many calls have ended in it.
   absl::Duration interval = absl::Seconds(5);
   int request_count = 1;
-  // Windows agree if the rate of calls and the latency of each are within so many percent of the
-  // average of all three.
+  // Windows agree if each one's call rate and latency are within this percentage of the average of
+  // the three.
   double stability_percentage = 10;
   int max_trials = 10;  // windows
-  // Whose latency counts: of 100, or 0 for the average.
+  // The latency percentile that must be stable; 0: the average.
   double percentile = 0;
 };
 
-// Calls that ended since it was last asked, once `deadline` has passed and there are `count`.
+// Returns the calls that ended since the last request, once `deadline` has passed and there are
+// `count`.
 using TakeCalls = std::function<std::vector<CallSample>(absl::Time deadline, size_t count)>;
 
 struct StableResult {
   LevelResult result;  // of the last three windows, or of all if there were fewer
   bool stable = false;
   int windows = 0;
-  std::vector<TimeSpan> spans = {};  // the windows that `result` is of, one after another
+  std::vector<TimeSpan> spans = {};  // the windows of `result`, in order
 };
 
 bool AreStable(const std::vector<LevelResult>& windows, double percentage);
 
-// Asks for windows until three in a row are stable or max_trials are over. A window in which no
-// call succeeds ends it: more of them would not say more.
+// Takes windows until three in a row are stable or there are max_trials. Stops after a window in
+// which no call succeeded.
 StableResult MeasureLevel(const Measurement& measurement, const TakeCalls& take);
 
 }  // namespace ringattn::client::load

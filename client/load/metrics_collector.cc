@@ -9,7 +9,7 @@
 namespace ringattn::client::load {
 namespace {
 
-// An endpoint that answers later is of no use to a measurement.
+// A slower endpoint is useless for a measurement.
 constexpr absl::Duration kScrapeTimeout = absl::Seconds(5);
 
 bool IsOf(const Figure& figure, const MetricSample& sample) {
@@ -19,7 +19,8 @@ bool IsOf(const Figure& figure, const MetricSample& sample) {
   return found != sample.labels.end() && found->second == figure.label_value;
 }
 
-// What a counter grew by from scrape to scrape. A value below the one before is another process's.
+// Returns the growth of a counter over the scrapes. A value below its predecessor belongs to a
+// restarted process.
 double Growth(const std::vector<double>& values) {
   double growth = 0;
   for (size_t i = 1; i < values.size(); ++i) {
@@ -102,9 +103,9 @@ void MetricsCollector::Work(size_t source) {
   while (true) {
     const absl::Time begun = absl::Now();
     const auto samples = FetchMetrics(sources_[source].url, kScrapeTimeout);
-    // Values are of the moment in which the page was made: halfway is the best guess.
+    // The values are of the moment at which the page was created; halfway is the best estimate.
     const absl::Time at = begun + (absl::Now() - begun) / 2;
-    // After a slow answer the next scrape is due at once, but none is made up for.
+    // After a slow answer the next scrape is due at once; missed scrapes are not made up for.
     due = std::max(due + interval_, absl::Now());
     absl::MutexLock lock(&mutex_);
     Log& log = logs_[source];

@@ -1,5 +1,6 @@
-// MetricsCollector: what processes export while a load runs, scraped again and again, and what
-// came of it in a stretch of time.
+// MetricsCollector: scrapes the metrics of processes repeatedly during a load, and summarises them
+// over a time span.
+// Tests: metrics_collector_test.cc.
 #ifndef RINGATTN_CLIENT_LOAD_METRICS_COLLECTOR_H_
 #define RINGATTN_CLIENT_LOAD_METRICS_COLLECTOR_H_
 
@@ -22,12 +23,12 @@
 namespace ringattn::client::load {
 
 enum class FigureKind {
-  kRate,     // of a counter: what it grew by, per second
+  kRate,  // of a counter: its growth per second
   kAverage,  // of a gauge
-  kMaximum,  // likewise
+  kMaximum,  // of a gauge
 };
 
-// What is made of a metric: of all its samples together, or of those with a label of a value.
+// How to summarise a metric: over all its samples, or over those with a given label value.
 struct Figure {
   const char* name;
   FigureKind kind;
@@ -36,34 +37,34 @@ struct Figure {
   const char* label_value = nullptr;
 };
 
-// One scrape, by figure: the metric's samples summed up; nothing where there is none.
+// One scrape: for each figure the sum of the metric's samples, or nothing if there are none.
 struct Scrape {
   absl::Time at;
   std::vector<std::optional<double>> values;
 };
 
-// Of an endpoint between `begin` and `end`.
+// Of one endpoint between `begin` and `end`.
 struct ScrapedFigures {
   int scrapes = 0;
   int failed = 0;
   std::string last_failure;
-  // By figure. A rate is of the time from the last scrape before `begin`, or else the first in
-  // between, to the last in between; a counter that begins anew counts from 0. Nothing: the
-  // endpoint has no such metric, or was not scraped often enough to tell.
+  // By figure. A rate covers the time from the last scrape before `begin`, or else the first one in
+  // the span, to the last one in the span. A counter that restarts counts from 0. Nothing: the
+  // endpoint has no such metric, or was not scraped often enough.
   std::vector<std::optional<double>> values;
 };
 
-// Pure. `scrapes` in order of time.
+// Pure. `scrapes` are in order of time.
 std::vector<std::optional<double>> SummariseScrapes(absl::Span<const Figure> figures,
                                                     absl::Span<const Scrape> scrapes,
                                                     absl::Time begin, absl::Time end);
 
-// Sums samples up by figure. Pure.
+// Sums the samples by figure. Pure.
 Scrape ScrapeOf(absl::Span<const Figure> figures, absl::Span<const MetricSample> samples,
                 absl::Time at);
 
-// One endpoint's page, parsed. Errors: HttpGet's, and FAILED_PRECONDITION, naming the URL, for a
-// page that is not Prometheus'.
+// Fetches and parses one endpoint's page. Errors: HttpGet's, and FAILED_PRECONDITION, with the URL,
+// for a page that is not in Prometheus' format.
 absl::StatusOr<std::vector<MetricSample>> FetchMetrics(const HttpUrl& url, absl::Duration timeout);
 
 // Thread safe.
@@ -74,7 +75,7 @@ class MetricsCollector {
     std::vector<Figure> figures;
   };
 
-  // Scrapes each source at once and then every `interval`, on a thread of its own.
+  // Scrapes each source at once and then every `interval`, on a thread per source.
   MetricsCollector(std::vector<Source> sources, absl::Duration interval);
   // Waits for scrapes in flight.
   ~MetricsCollector();
@@ -103,7 +104,7 @@ class MetricsCollector {
   mutable absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<Log> logs_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::thread> threads_;  // last: they use the others
+  std::vector<std::thread> threads_;  // last, because they use the others
 };
 
 }  // namespace ringattn::client::load

@@ -28,8 +28,8 @@ TEST(HttpUrl, HasDefaultsAndSaysWhatIsWrong) {
   EXPECT_EQ(ParseHttpUrl("http://[::1]:9/m")->ToString(), "http://[::1]:9/m");
   EXPECT_EQ(ParseHttpUrl("http://[::1]")->host, "::1");
   for (const auto& [text, why] :
-       std::vector<std::pair<std::string, std::string>>{{"", "is no http://"},
-                                                        {"localhost:7702", "is no http://"},
+       std::vector<std::pair<std::string, std::string>>{{"", "is no http:// URL"},
+                                                        {"localhost:7702", "is no http:// URL"},
                                                         {"https://a/metrics", "only http"},
                                                         {"http://", "no host"},
                                                         {"http://:80", "no host"},
@@ -114,7 +114,7 @@ TEST(MetricsCollector, ScrapesUntilItIsGone) {
                                                    }}});
   ASSERT_TRUE(server.ok());
   const HttpUrl url = *ParseHttpUrl(absl::StrCat("http://", (*server)->address()));
-  // Nobody listens at port 1 of loopback.
+  // Nobody listens on port 1 of loopback.
   const HttpUrl nobody = *ParseHttpUrl("http://127.0.0.1:1");
   const std::vector<Figure> figures(std::begin(kFigures), std::end(kFigures));
   const absl::Time begin = absl::Now();
@@ -156,7 +156,7 @@ TEST(FetchMetrics, FailuresAreTyped) {
 }
 
 TEST(HttpGet, AServerThatSaysNothingIsGivenUp) {
-  // A listener that nobody accepts from: the kernel connects, and no byte comes.
+  // A listener that never accepts: the kernel connects, but no byte arrives.
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;

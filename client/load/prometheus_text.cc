@@ -12,7 +12,7 @@
 namespace ringattn::client::load {
 namespace {
 
-// A quoted value with \\, \" and \n, at the front of `rest`.
+// Takes a quoted value with \\, \" and \n from the front of `rest`.
 bool TakeQuoted(absl::string_view* rest, std::string* value) {
   if (rest->empty() || rest->front() != '"') return false;
   rest->remove_prefix(1);
@@ -31,7 +31,7 @@ bool TakeQuoted(absl::string_view* rest, std::string* value) {
   return true;
 }
 
-// "{a="x",b="y"}" at the front of `rest`, if there is any.
+// Takes "{a="x",b="y"}", if it is there, from the front of `rest`.
 bool TakeLabels(absl::string_view* rest, std::map<std::string, std::string>* labels) {
   if (rest->empty() || rest->front() != '{') return true;
   rest->remove_prefix(1);
@@ -59,7 +59,7 @@ bool ParseLine(absl::string_view line, MetricSample* sample) {
   if (!TakeLabels(&line, &sample->labels)) return false;
   const std::vector<absl::string_view> words =
       absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
-  // The value, and perhaps a time.
+  // A value, and optionally a timestamp.
   return (words.size() == 1 || words.size() == 2) && absl::SimpleAtod(words[0], &sample->value);
 }
 

@@ -1,4 +1,5 @@
-// Prometheus' text format, as far as reading what processes export takes it.
+// A parser for the part of Prometheus' text format that processes export.
+// Tests: metrics_collector_test.cc.
 #ifndef RINGATTN_CLIENT_LOAD_PROMETHEUS_TEXT_H_
 #define RINGATTN_CLIENT_LOAD_PROMETHEUS_TEXT_H_
 
@@ -17,8 +18,8 @@ struct MetricSample {
   double value = 0;
 };
 
-// The samples, in their order; comments and times are left out. INVALID_ARGUMENT for a line that is
-// none of the format's, quoting its beginning.
+// Returns the samples in order, without comments and timestamps. INVALID_ARGUMENT, quoting the
+// beginning of the line, for a malformed line.
 absl::StatusOr<std::vector<MetricSample>> ParsePrometheusText(absl::string_view text);
 
 }  // namespace ringattn::client::load
