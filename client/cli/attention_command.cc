@@ -3,11 +3,11 @@
 #include <cstdio>
 #include <utility>
 
-#include "CLI/App.hpp"
 #include "absl/strings/ascii.h"
 #include "absl/strings/strip.h"
 #include "client/cli/attention_file.h"
 #include "client/cli/file_paths.h"
+#include "client/cli/flag_set.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/region_stage.h"
 #include "client/cli/report.h"
@@ -25,12 +25,12 @@ std::string StateName(v1::RequestState state) {
 // Keeps the process small while tensors pass through its mappings.
 class PageTrimmer {
  public:
-  // `fills_meanwhile`: results come into the output file as they are reported. Those that workers
-  // write elsewhere are copied there in the end.
+  // `fills_meanwhile`: results arrive in the output file during the download. Results that workers
+  // write to a region are copied at the end.
   PageTrimmer(OpenedFiles& files, bool fills_meanwhile)
       : files_(files), fills_meanwhile_(fills_meanwhile) {}
 
-  // Called as tensors move, on one thread at a time.
+  // Called as tensors are transferred, by one thread at a time.
   void OnProgress(const v1::Progress& progress) {
     constexpr double kTrimBytes = 64 << 20;
     if (fills_meanwhile_ && progress.state() == v1::REQUEST_STATE_DOWNLOADING) {
@@ -103,7 +103,7 @@ CallResult Perform(const AttentionFlags& flags, Direction direction, const Atten
   if (!option_tensors.ok()) return option_tensors.status();
   auto outputs = OutputsOfProblem(*problem, direction);
   if (!outputs.ok()) return outputs.status();
-  // Space for the results is reserved first: better to fail before the computation.
+  // Reserve the space for the results first, so that a full disk fails before the computation.
   auto output = CreateFor(flags.output, *problem, *outputs, true);
   if (!output.ok()) return output.status();
   auto trace = TraceFile::Open(flags.trace);
@@ -121,27 +121,27 @@ CallResult Perform(const AttentionFlags& flags, Direction direction, const Atten
 
 }  // namespace
 
-void AttentionFlags::AddTo(CLI::App* command, const std::string& input_help,
+void AttentionFlags::AddTo(FlagSet& command, const std::string& input_help,
                            const std::string& output_help) {
   server.AddTo(command);
-  command->add_option("--input", input, input_help)->required();
-  command->add_option("--output", output, output_help)->required();
+  command.Add("--input", &input, input_help).Required();
+  command.Add("--output", &output, output_help).Required();
   options.AddTo(command);
   AddLseFlag(command, &lse_format);
-  command->add_option("--deadline", deadline,
-                      "Give up after this long, replays included: 30s, 5m; none unless given");
-  command->add_option("--request_id", request_id,
-                      "Names the operation; the same one for every replay; made up unless given");
-  command->add_option("--traceparent", traceparent,
-                      "W3C trace context that the call belongs to: 00-TRACE-PARENT-FLAGS; in the "
-                      "service's logs and in --trace");
+  command.Add("--deadline", &deadline,
+              "Give up after this long, replays included: 30s, 5m; none unless given");
+  command.Add("--request_id", &request_id,
+              "Names the operation; the same one for every replay; made up unless given");
+  command.Add("--traceparent", &traceparent,
+              "W3C trace context that the call belongs to: 00-TRACE-PARENT-FLAGS; in the "
+              "service's logs and in --trace");
   AddTransportFlags(command, &transport, &staging_bytes);
   AddCudaFlags(command, &cuda);
   AddChannelsFlag(command, &channels_per_worker);
-  command->add_option("--trace", trace,
-                      "Write the timeline to this file, for chrome://tracing or ui.perfetto.dev");
+  command.Add("--trace", &trace,
+              "Write the timeline to this file, for chrome://tracing or ui.perfetto.dev");
   AddProgressFlag(command, &progress_interval);
-  command->add_flag("--json", json, "Print one JSON object (docs/cli-json.md)");
+  command.Add("--json", &json, "Print one JSON object (docs/cli-json.md)");
 }
 
 TensorMap<MutableBytes> OptionResults(const OpenedFiles& files) {

@@ -47,7 +47,7 @@ FileDType FileDTypeOf(const Problem& problem, v1::TensorId tensor) {
   return dtype == v1::DATA_TYPE_BFLOAT16 ? FileDType::kBF16 : FileDType::kF16;
 }
 
-// The flag that asks for a tensor.
+// The flag that enables a tensor.
 absl::string_view FlagOf(const TensorInfo& info) {
   return info.element == ElementOf::kInt32 ? "segment_ids" : info.name;
 }
@@ -103,7 +103,8 @@ absl::StatusOr<uint32_t> Narrow(const std::string& path, const TensorView& tenso
   return static_cast<uint32_t>(value);
 }
 
-// How q, k and v are in the file, by what is there. One that is there twice is an error.
+// Determines how q, k and v are packed from the tensors in the file. A tensor that appears in two
+// forms is an error.
 absl::StatusOr<v1::Packing> PackingOf(const std::string& path, const SafetensorsFile& file) {
   const auto refuse = [&](const char* packed, std::initializer_list<const char*> others) {
     for (const char* other : others) {
@@ -131,7 +132,7 @@ std::vector<const char*> NamesOf(v1::Packing packing) {
 
 bool IsPacked(const TensorView& view) { return view.name == "qkv" || view.name == "kv"; }
 
-// Without that of a packed tensor's parts: 4, or 3 of packed documents.
+// Number of axes without the packing axis: 4, or 3 for packed documents.
 size_t AxesOf(const TensorView& view) { return view.shape.size() - (IsPacked(view) ? 1 : 0); }
 
 int64_t TokensOf(const TensorView& view) {
@@ -159,7 +160,7 @@ absl::Status CheckLikeFirst(const std::string& path, const TensorView& view,
   return Wrong(path, view.name, absl::StrCat("has not as many dimensions as ", first.name));
 }
 
-// What a bias or a mask differs by, from its shape [batch or 1, heads or 1, ...].
+// Determines from the shape [batch or 1, heads or 1, ...] along which axes a bias or mask varies.
 template <typename Form>
 absl::StatusOr<const TensorView*> ReadForm(const std::string& path, const SafetensorsFile& file,
                                            const char* name, Form* form) {
@@ -189,7 +190,7 @@ absl::Status ReadSlopes(const std::string& path, const SafetensorsFile& file, Pr
   if (view->dtype != FileDType::kF32 || view->shape.empty() || view->shape.size() > 2) {
     return Wrong(path, kSlopes, "must be F32 [heads] or [batch, heads]");
   }
-  // As many numbers in another shape would be other heads' slopes.
+  // The same number of values in another shape would be the slopes of other heads.
   const v1::AttentionShape& shape = problem->shape;
   const int64_t heads = shape.num_heads();
   const auto rows = static_cast<int64_t>(shape.has_packed() ? shape.packed().cu_seqlens_q_size() - 1
@@ -208,12 +209,12 @@ absl::Status ReadSlopes(const std::string& path, const SafetensorsFile& file, Pr
   return absl::OkStatus();
 }
 
-// What options know from the file's tensors alone.
+// Completes the options that follow from the file's tensors.
 absl::Status ReadTermForms(const std::string& path, const SafetensorsFile& file, Problem* problem) {
   if (problem->options.has_bias()) {
     const auto view = ReadForm(path, file, "bias", problem->options.mutable_bias());
     if (!view.ok()) return view.status();
-    // Of another type than the request's it can only be fp32, which ReadTensor checks.
+    // If the type differs from the request's, it can only be fp32; ReadTensor checks this.
     if ((*view)->dtype == FileDType::kF32 && problem->dtype != v1::DATA_TYPE_FLOAT32) {
       problem->options.mutable_bias()->set_dtype(v1::DATA_TYPE_FLOAT32);
     }
@@ -278,7 +279,7 @@ absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Pro
                  absl::StrCat("is there beside ", q.name, " of ", q.shape.size(),
                               " dimensions, which is not packed"));
   }
-  // What q does not determine must agree with it, or among k and v.
+  // Dimensions that q does not determine must agree between k and v, the others with q.
   for (const TensorView* view : views) {
     const std::optional<TensorId> id = TensorFromName(view->name);
     if (*id == TensorId::kQ) continue;

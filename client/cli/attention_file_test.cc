@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 
 std::string Path(const std::string& name) { return testing::TempDir() + "/" + name; }
 
-// Writes tensors of zeros and reads the problem back: its error, or "".
+// Writes tensors of zeros and reads the problem back. Returns the error, or "".
 std::string ErrorOf(const std::vector<TensorDeclaration>& tensors, Problem* problem) {
   const std::string path = Path("attention.safetensors");
   auto writer = SafetensorsWriter::Create(path, tensors, {});
@@ -64,7 +64,7 @@ TEST(AttentionFile, PackedFilesRoundTrip) {
   EXPECT_EQ(read.shape.SerializeAsString(), problem.shape.SerializeAsString());
 }
 
-// As many numbers in another order would be taken for other heads' slopes.
+// The same number of values in another order would be the slopes of other heads.
 TEST(AttentionFile, SlopesAreByHeadOrByBatchRowAndHead) {
   const TensorDeclaration tensors[] = {{"q", FileDType::kF32, {3, 4, 2, 8}},
                                        {"k", FileDType::kF32, {3, 4, 2, 8}},

@@ -2,16 +2,16 @@
 
 #include <cstdio>
 
-#include "CLI/App.hpp"
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "client/api/error.h"
+#include "client/cli/flag_set.h"
 #include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
 namespace {
 
-// Marks a status as a matter of usage.
+// Marks a status as a usage error.
 constexpr absl::string_view kUsageUrl = "ringattn.cli/usage";
 
 }  // namespace
@@ -40,7 +40,7 @@ int Fail(const absl::Status& status, bool json) {
 }
 
 void Print(const Json& object) {
-  // Names in files may be any bytes; the output stays valid JSON.
+  // File names may contain any bytes; replace invalid UTF-8 so that the output is valid JSON.
   std::puts(object.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
@@ -64,12 +64,11 @@ absl::StatusOr<std::optional<absl::Duration>> ParseRetain(const std::string& tex
   return std::optional<absl::Duration>(duration);
 }
 
-void AddProgressFlag(CLI::App* command, std::string* interval) {
+void AddProgressFlag(FlagSet& command, std::string* interval) {
   command
-      ->add_option(
-          "--progress_interval", *interval,
-          "Where stderr is no terminal: a line there this often while it takes; 0 for none")
-      ->capture_default_str();
+      .Add("--progress_interval", interval,
+           "Where stderr is no terminal: a line there this often while it takes; 0 for none")
+      .ShowDefault();
 }
 
 absl::StatusOr<absl::Duration> ParseProgressInterval(const std::string& text) {

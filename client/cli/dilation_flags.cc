@@ -1,27 +1,27 @@
 #include "client/cli/dilation_flags.h"
 
-#include "CLI/App.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 
 namespace ringattn::client::cli {
 
-void DilationFlags::AddTo(CLI::App* command, const char* group) {
+void DilationFlags::AddTo(FlagSet& command, const char* group) {
   command
-      ->add_option("--dilation", levels_,
-                   "Levels SEGMENT:RATE[:OFFSET][,...]: in segments of so many tokens every "
-                   "RATE-th token sees the others of them, from OFFSET on, or from the head's "
-                   "number modulo RATE")
-      ->group(group)
-      ->delimiter(',');
+      .Add("--dilation", &levels_,
+           "Levels SEGMENT:RATE[:OFFSET][,...]: in segments of so many tokens every "
+           "RATE-th token sees the others of them, from OFFSET on, or from the head's "
+           "number modulo RATE")
+      .Group(group)
+      .Delimiter(',');
   command
-      ->add_option("--dilation_heads", heads_,
-                   "Every head has every level of --dilation, or the heads are split among them")
-      ->group(group)
-      ->check(CLI::IsMember({"all", "split"}))
-      ->capture_default_str();
+      .Add("--dilation_heads", &heads_,
+           "Every head has every level of --dilation, or the heads are split among them")
+      .Group(group)
+      .OneOf({"all", "split"})
+      .ShowDefault();
 }
 
 absl::Status DilationFlags::Apply(v1::AttentionOptions* options) const {
@@ -60,7 +60,7 @@ absl::Status SplitHeads(uint32_t num_heads, v1::AttentionOptions* options) {
     level.set_head_begin(head);
     head += num_heads / levels + (l >= levels - num_heads % levels ? 1 : 0);
     level.set_head_end(head);
-    // A rate of 0 is for the server's rules to refuse.
+    // The server's rules reject a rate of 0.
     if (level.dilation_rate() > 0) level.set_offset(l % level.dilation_rate());
   }
   return absl::OkStatus();

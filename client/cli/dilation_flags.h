@@ -1,4 +1,5 @@
-// --dilation, --dilation_heads.
+// The flags --dilation and --dilation_heads.
+// Tests: flags_test.cc.
 #ifndef RINGATTN_CLIENT_CLI_DILATION_FLAGS_H_
 #define RINGATTN_CLIENT_CLI_DILATION_FLAGS_H_
 
@@ -7,24 +8,21 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/cli/flag_set.h"
 #include "ringattn/v1/attention.pb.h"
-
-namespace CLI {
-class App;
-}
 
 namespace ringattn::client::cli {
 
 class DilationFlags {
  public:
   DilationFlags() = default;
-  DilationFlags(const DilationFlags&) = delete;  // the command refers to it
+  DilationFlags(const DilationFlags&) = delete;  // the flag set refers to it
   DilationFlags& operator=(const DilationFlags&) = delete;
-  void AddTo(CLI::App* command, const char* group);
+  void AddTo(FlagSet& command, const char* group);
 
   // Adds the levels to `options`. Errors: a UsageError naming the flag.
   absl::Status Apply(v1::AttentionOptions* options) const;
-  // --dilation_heads=split was given: the levels still need SplitHeads.
+  // Returns true for --dilation_heads=split; the levels then need SplitHeads.
   bool wants_split() const { return heads_ == "split"; }
 
  private:
@@ -32,9 +30,8 @@ class DilationFlags {
   std::string heads_ = "all";
 };
 
-// Deals the heads out to the levels, as evenly as possible, the later ones having those that are
-// left over; the offset of level l is l modulo its rate. Errors: a UsageError for fewer heads than
-// levels.
+// Distributes the heads over the levels as evenly as possible; later levels get the remainder. The
+// offset of level l is l modulo its rate. Errors: a UsageError for fewer heads than levels.
 absl::Status SplitHeads(uint32_t num_heads, v1::AttentionOptions* options);
 
 }  // namespace ringattn::client::cli

@@ -11,7 +11,7 @@
 namespace ringattn::client::cli {
 namespace {
 
-// Devices and pipes may be named twice: nothing in them is overwritten.
+// A device or pipe may be named twice, because nothing in it is overwritten.
 bool SameFile(const std::string& a, const std::string& b) {
   struct stat info_a, info_b;
   if (stat(a.c_str(), &info_a) == 0 && stat(b.c_str(), &info_b) == 0) {

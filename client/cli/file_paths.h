@@ -1,4 +1,5 @@
-// Which files a command reads and writes, checked before it does either.
+// Checks which files a command reads and writes before it does either.
+// Tests: file_paths_test.cc.
 #ifndef RINGATTN_CLIENT_CLI_FILE_PATHS_H_
 #define RINGATTN_CLIENT_CLI_FILE_PATHS_H_
 
@@ -15,9 +16,9 @@ struct FilePath {
   std::string path;  // empty: not given
 };
 
-// A UsageError naming both flags if a file that is written is also read, or written
-// twice: under the same name, over a symbolic link, or as another name (hard link) of the
-// same file. Touches nothing. Files that do not exist yet are compared by their names.
+// Returns a UsageError naming both flags if a file is both written and read, or written twice:
+// under the same name, through a symbolic link, or as a hard link. Touches no file. Files that do
+// not exist are compared by name.
 absl::Status CheckFilePaths(const std::vector<FilePath>& read,
                             const std::vector<FilePath>& written);
 

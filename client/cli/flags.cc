@@ -5,7 +5,6 @@
 #include <numeric>
 #include <variant>
 
-#include "CLI/App.hpp"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -15,6 +14,7 @@
 #include "client/api/call.h"
 #include "client/api/error.h"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 #include "common/request/validation.h"
 
 namespace ringattn::client::cli {
@@ -43,11 +43,6 @@ void AppendCumulative(const std::vector<uint64_t>& lengths,
   for (const uint64_t length : lengths) cumulative->Add(total += length);
 }
 
-template <typename T>
-CLI::Option* AddCount(CLI::App* command, const char* name, T& value, const char* help) {
-  return command->add_option(name, value, help)->check(NotNegative());
-}
-
 absl::StatusOr<v1::Window> ParseWindow(const std::string& text) {
   const std::vector<std::string> parts = absl::StrSplit(text, ',');
   int64_t left, right;
@@ -63,43 +58,26 @@ absl::StatusOr<v1::Window> ParseWindow(const std::string& text) {
 
 }  // namespace
 
-CLI::Validator NotNegative() {
-  return {[](const std::string& text) {
-            return absl::StartsWith(text, "-") ? absl::StrCat("is ", text, ", must not be negative")
-                                               : std::string();
-          },
-          ""};
-}
-
-void ShapeFlags::AddTo(CLI::App* command) {
-  AddCount(command, "--batch", batch_, "Batch rows; 1 with --documents")
-      ->group(kShapeGroup)
-      ->capture_default_str();
-  AddCount(command, "--seq_len", seq_len_, "Queries per batch row (packed: in all)")
-      ->group(kShapeGroup);
-  AddCount(command, "--seq_len_kv", seq_len_kv_, "Keys per batch row; --seq_len unless given")
-      ->group(kShapeGroup);
-  AddCount(command, "--heads", heads_, "Query heads")->group(kShapeGroup)->capture_default_str();
-  AddCount(command, "--kv_heads", kv_heads_, "Key and value heads; --heads unless given")
-      ->group(kShapeGroup);
-  AddCount(command, "--head_dim", head_dim_, "Dimension of q and k, 1..256")
-      ->group(kShapeGroup)
-      ->capture_default_str();
-  AddCount(command, "--head_dim_v", head_dim_v_, "Dimension of v; --head_dim unless given")
-      ->group(kShapeGroup);
-  command->add_option("--dtype", dtype_, "Element type")
-      ->group(kShapeGroup)
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
-      ->capture_default_str();
-  AddCount(command, "--documents", documents_,
-           "Pack documents of these lengths, a,b,c, after one another; attention stays inside a "
-           "document")
-      ->group(kShapeGroup)
-      ->delimiter(',');
-  AddCount(command, "--documents_kv", documents_kv_,
-           "Keys of each document; as --documents unless given")
-      ->group(kShapeGroup)
-      ->delimiter(',');
+void ShapeFlags::AddTo(FlagSet& command) {
+  const auto add = [&](const char* name, auto* value, const char* help) {
+    return command.Add(name, value, help).Group(kShapeGroup).NotNegative();
+  };
+  add("--batch", &batch_, "Batch size; 1 with --documents").ShowDefault();
+  add("--seq_len", &seq_len_, "Queries per batch element; with --documents their sum");
+  add("--seq_len_kv", &seq_len_kv_, "Keys per batch element; default: --seq_len");
+  add("--heads", &heads_, "Query heads").ShowDefault();
+  add("--kv_heads", &kv_heads_, "Key and value heads; default: --heads");
+  add("--head_dim", &head_dim_, "Dimension of q and k, 1..256").ShowDefault();
+  add("--head_dim_v", &head_dim_v_, "Dimension of v; default: --head_dim");
+  command.Add("--dtype", &dtype_, "Element type")
+      .Group(kShapeGroup)
+      .OneOf({"fp32", "bf16", "fp16"})
+      .ShowDefault();
+  add("--documents", &documents_,
+      "Lengths a,b,c of packed documents. Attention stays within a document")
+      .Delimiter(',');
+  add("--documents_kv", &documents_kv_, "Keys of each document; default: --documents")
+      .Delimiter(',');
 }
 
 absl::Status ShapeFlags::Apply(Problem* problem) const {
@@ -140,99 +118,111 @@ absl::Status ShapeFlags::Apply(Problem* problem) const {
   return absl::OkStatus();
 }
 
-void OptionFlags::AddTo(CLI::App* command, TermForms forms) {
+void OptionFlags::AddTo(FlagSet& command, TermForms forms) {
   command
-      ->add_flag_callback(
+      .AddSwitch(
           "--causal", [this] { options_.set_causal(true); },
-          "Query i sees keys up to i, aligned at the ends")
-      ->group(kOptionGroup);
+          "Query i attends to keys up to i. The last query aligns with the last key")
+      .Group(kOptionGroup);
   command
-      ->add_option("--window", window_,
-                   "LEFT,RIGHT: keys from LEFT before to RIGHT after the aligned position; -1 = "
-                   "no bound. One number W is W,W")
-      ->group(kOptionGroup);
+      .Add("--window", &window_,
+           "LEFT,RIGHT: query i attends to keys from LEFT before to RIGHT after its aligned "
+           "position; -1: no bound. W means W,W")
+      .Group(kOptionGroup);
   command
-      ->add_option_function<double>(
-          "--softmax_scale", [this](double scale) { options_.set_softmax_scale(scale); },
-          "1/sqrt(head_dim) unless given")
-      ->group(kOptionGroup);
+      .AddFunction<double>(
+          "--softmax_scale",
+          [this](double scale) {
+            options_.set_softmax_scale(scale);
+            return absl::OkStatus();
+          },
+          "Default: 1/sqrt(head_dim)")
+      .Group(kOptionGroup);
   command
-      ->add_option_function<double>(
-          "--softcap", [this](double cap) { options_.set_softcap(cap); },
-          "Scores become c tanh(score / c)")
-      ->group(kOptionGroup);
+      .AddFunction<double>(
+          "--softcap",
+          [this](double cap) {
+            options_.set_softcap(cap);
+            return absl::OkStatus();
+          },
+          "Replaces each score by c tanh(score / c)")
+      .Group(kOptionGroup);
   command
-      ->add_flag_callback(
+      .AddSwitch(
           "--sinks", [this] { options_.mutable_sinks(); },
-          "A logit per head, tensor sinks, joins the softmax without a value")
-      ->group(kOptionGroup);
+          "Tensor sinks: a logit per head that joins the softmax without a value")
+      .Group(kOptionGroup);
   terms_.AddTo(command, forms);
   dilation_.AddTo(command, kOptionGroup);
   command
-      ->add_flag_callback(
+      .AddSwitch(
           "--deterministic", [this] { options_.set_deterministic(v1::DETERMINISM_SAME_RING); },
           "Equal requests on as many workers of the same kind give equal bits")
-      ->group(kOptionGroup);
+      .Group(kOptionGroup);
   command
-      ->add_option_function<std::string>(
+      .AddFunction<std::string>(
           "--compute_dtype",
           [this](const std::string& dtype) {
             if (dtype == "fp8_e4m3") options_.set_compute_dtype(v1::COMPUTE_DTYPE_FLOAT8_E4M3);
+            return absl::OkStatus();
           },
-          "What a forward's products are computed in: the input's dtype, or fp8_e4m3, with scales "
-          "that the workers take from bf16 or fp16 tensors")
-      ->group(kOptionGroup)
-      ->check(CLI::IsMember({"input", "fp8_e4m3"}));
+          "Type of the forward pass's products: the input's dtype, or fp8_e4m3 with scales that "
+          "the "
+          "workers compute from bf16 or fp16 tensors")
+      .Group(kOptionGroup)
+      .OneOf({"input", "fp8_e4m3"});
   command
-      ->add_option(
-          "--output_dtype", output_dtype_,
-          "What out, dq, dk and dv are rounded to: the input's dtype, or fp32 as they were "
-          "summed up. A backward that takes out takes it in this type")
-      ->group(kOptionGroup)
-      ->check(CLI::IsMember({"input", "fp32"}))
-      ->capture_default_str();
+      .Add("--output_dtype", &output_dtype_,
+           "Type of out, dq, dk and dv: the input's dtype, or fp32. It also applies to out as an "
+           "input of backward")
+      .Group(kOptionGroup)
+      .OneOf({"input", "fp32"})
+      .ShowDefault();
   command
-      ->add_option("--layout", layout_,
-                   "How the sequence is dealt out to the ranks; auto is never striped")
-      ->group(kPlanGroup)
-      ->check(CLI::IsMember({"auto", "contiguous", "zigzag", "striped", "zigzag_per_document"}))
-      ->capture_default_str();
+      .Add("--layout", &layout_,
+           "How the sequence is sharded over the ranks; auto never chooses striped")
+      .Group(kPlanGroup)
+      .OneOf({"auto", "contiguous", "zigzag", "striped", "zigzag_per_document"})
+      .ShowDefault();
   command
-      ->add_option("--schedule", schedule_,
-                   "One device; a ring of them on which K/V go around; all K/V gathered on each of "
-                   "them first; a ring on which q goes around; all q on each of them")
-      ->group(kPlanGroup)
-      ->check(CLI::IsMember({"auto", "single", "ring", "all_gather", "pass_q", "replicated_q"}))
-      ->capture_default_str();
-  AddCount(command, "--world_size", world_size_, "Ring members; the server's choice unless given")
-      ->group(kPlanGroup);
-  AddCount(command, "--stripe", stripe_,
-           "Tokens per stripe of the striped layout, at most 65,536 stripes; 1 unless given")
-      ->group(kPlanGroup);
-  AddCount(command, "--heads_per_step", heads_per_step_,
-           "Of --schedule=all_gather: gather and compute K/V of so many kv heads at a time, which "
-           "bounds the memory for them; all of them unless given")
-      ->group(kPlanGroup);
-  AddTuning(command, "--tile_q", &v1::Tuning::set_tile_q, "Rows of a kernel's tile");
-  AddTuning(command, "--tile_kv", &v1::Tuning::set_tile_kv, "Keys of a kernel's tile");
+      .Add("--schedule", &schedule_,
+           "single: one worker; ring: K/V travel around the ring; all_gather: every rank gathers "
+           "all K/V first; pass_q: q travels around the ring; replicated_q: every rank has all q")
+      .Group(kPlanGroup)
+      .OneOf({"auto", "single", "ring", "all_gather", "pass_q", "replicated_q"})
+      .ShowDefault();
+  const auto add_count = [&](const char* name, auto* value, const char* help) {
+    command.Add(name, value, help).Group(kPlanGroup).NotNegative();
+  };
+  add_count("--world_size", &world_size_, "Ring members; default: the server chooses");
+  add_count("--stripe", &stripe_,
+            "Tokens per stripe of the striped layout, at most 65,536 stripes; default: 1");
+  add_count("--heads_per_step", &heads_per_step_,
+            "With --schedule=all_gather: gather K/V of this many kv heads at a time, which bounds "
+            "memory; default: all");
+  AddTuning(command, "--tile_q", &v1::Tuning::set_tile_q, "Queries per kernel tile");
+  AddTuning(command, "--tile_kv", &v1::Tuning::set_tile_kv, "Keys per kernel tile");
   AddTuning(command, "--key_splits", &v1::Tuning::set_key_splits,
-            "Forward: parts that a row's keys are cut into, at most");
+            "Forward: maximum splits of a row's keys");
   command
-      ->add_option("--members", members_,
-                   "Workers to compute on, a,b,c, in the order of the ring; the server's choice "
-                   "unless given")
-      ->group(kPlanGroup)
-      ->delimiter(',');
+      .Add("--members", &members_,
+           "Workers to compute on, a,b,c, in ring order; default: the server chooses")
+      .Group(kPlanGroup)
+      .Delimiter(',');
 }
 
-void OptionFlags::AddTuning(CLI::App* command, const char* name, void (v1::Tuning::*set)(uint32_t),
+void OptionFlags::AddTuning(FlagSet& command, const char* name, void (v1::Tuning::*set)(uint32_t),
                             const char* help) {
   command
-      ->add_option_function<uint32_t>(
-          name, [this, set](uint32_t value) { (tuning_.*set)(value); },
-          absl::StrCat(help, ", one of those that the worker's device takes"))
-      ->group(kPlanGroup)
-      ->check(NotNegative());
+      .AddFunction<uint32_t>(
+          name,
+          [this, set](uint32_t value) {
+            (tuning_.*set)(value);
+            return absl::OkStatus();
+          },
+          absl::StrCat(help, "; a value that the worker's device supports"))
+      .Group(kPlanGroup)
+      .NotNegative();
 }
 
 absl::Status OptionFlags::Apply(Problem* problem) const {
@@ -276,61 +266,63 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
   return absl::OkStatus();
 }
 
-void AddDlseFlag(CLI::App* command, bool* dlse) {
-  command->add_flag("--dlse", *dlse, "The gradient of lse, tensor dlse, counts too")
-      ->group(kOptionGroup);
+void AddDlseFlag(FlagSet& command, bool* dlse) {
+  command.Add("--dlse", dlse, "Tensor dlse, the gradient of lse, is an input of backward")
+      .Group(kOptionGroup);
 }
 
-void AddLseFlag(CLI::App* command, v1::LseFormat* format) {
+void AddLseFlag(FlagSet& command, v1::LseFormat* format) {
   command
-      ->add_option_function<std::string>(
+      .AddFunction<std::string>(
           "--lse",
           [format](const std::string& form) {
             *format = form == "document" ? v1::LSE_FORMAT_PER_DOCUMENT : v1::LSE_FORMAT_UNSPECIFIED;
+            return absl::OkStatus();
           },
-          "The form of lse and dlse of packed documents: flat, [heads, tokens], or document, "
-          "[documents, heads, longest document], -inf behind shorter ones")
-      ->group(kOptionGroup)
-      ->check(CLI::IsMember({"flat", "document"}));
+          "Layout of lse and dlse of packed documents: flat [heads, tokens], or document "
+          "[documents, heads, longest document], padded with -inf")
+      .Group(kOptionGroup)
+      .OneOf({"flat", "document"});
 }
 
-void AddProbabilitiesFlag(CLI::App* command, std::vector<v1::ProbabilityRow>* rows) {
+void AddProbabilitiesFlag(FlagSet& command, std::vector<v1::ProbabilityRow>* rows) {
   const auto parse = [rows](const std::vector<std::string>& texts) {
     for (const std::string& text : texts) {
-      const std::vector<std::string> parts = absl::StrSplit(text, ':');
+      const std::vector<std::string> fields = absl::StrSplit(text, ':');
       uint64_t batch, position;
-      if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &batch) ||
-          !absl::SimpleAtoi(parts[1], &position)) {
-        throw CLI::ValidationError("--probabilities",
-                                   absl::StrCat(text, ": expected BATCH:POSITION"));
+      if (fields.size() != 2 || !absl::SimpleAtoi(fields[0], &batch) ||
+          !absl::SimpleAtoi(fields[1], &position)) {
+        return absl::InvalidArgumentError(absl::StrCat(text, ": expected BATCH:POSITION"));
       }
       v1::ProbabilityRow& row = rows->emplace_back();
       row.set_batch(batch);
       row.set_position(position);
     }
+    return absl::OkStatus();
   };
   command
-      ->add_option_function<std::vector<std::string>>(
+      .AddFunction<std::vector<std::string>>(
           "--probabilities", parse,
-          "Also the softmax's weights of these queries, BATCH:POSITION[,...] (packed: "
+          "Also return the softmax weights of these queries, BATCH:POSITION[,...] (packed: "
           "DOCUMENT:POSITION), as tensor probabilities [rows, heads, keys]")
-      ->group(kOptionGroup)
-      ->delimiter(',');
+      .Group(kOptionGroup)
+      .Delimiter(',');
 }
 
-void AddPackingFlag(CLI::App* command, v1::Packing* packing) {
+void AddPackingFlag(FlagSet& command, v1::Packing* packing) {
   command
-      ->add_option_function<std::string>(
+      .AddFunction<std::string>(
           "--packing",
           [packing](const std::string& form) {
             *packing = form == "qkv"  ? v1::PACKING_QKV
                        : form == "kv" ? v1::PACKING_KV
                                       : v1::PACKING_UNSPECIFIED;
+            return absl::OkStatus();
           },
-          "One tensor qkv [.., tokens, 3, heads, dim] instead of q, k, v, or q and kv "
-          "[.., tokens, 2, kv_heads, dim]; the same values")
-      ->group(kShapeGroup)
-      ->check(CLI::IsMember({"none", "qkv", "kv"}));
+          "qkv: one tensor [.., tokens, 3, heads, dim] instead of q, k, v; kv: q and one tensor "
+          "[.., tokens, 2, kv_heads, dim]. The values are the same")
+      .Group(kShapeGroup)
+      .OneOf({"none", "qkv", "kv"});
 }
 
 namespace {

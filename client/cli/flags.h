@@ -1,4 +1,5 @@
-// Groups of flags that several commands have, and the requests they describe.
+// Groups of flags that several commands share, and the requests that they describe.
+// Tests: flags_test.cc.
 #ifndef RINGATTN_CLIENT_CLI_FLAGS_H_
 #define RINGATTN_CLIENT_CLI_FLAGS_H_
 
@@ -9,16 +10,12 @@
 
 #include "absl/status/statusor.h"
 #include "client/cli/dilation_flags.h"
+#include "client/cli/flag_set.h"
 #include "client/cli/term_flags.h"
 #include "client/transfer/tensor_bytes.h"
 #include "common/request/validation.h"
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/cluster.pb.h"
-
-namespace CLI {
-class App;
-class Validator;
-}  // namespace CLI
 
 namespace ringattn::client::cli {
 
@@ -28,9 +25,9 @@ struct Problem {
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
   v1::AttentionOptions options;
   v1::PlanOptions plan;
-  bool has_dlse = false;          // backward
-  bool geometric_slopes = false;  // options.alibi is to have them
-  bool split_heads = false;       // options.dilation_levels are to have their own
+  bool has_dlse = false;  // backward
+  bool geometric_slopes = false;  // options.alibi gets geometric slopes once the heads are known
+  bool split_heads = false;  // options.dilation_levels get their heads once the heads are known
   v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;
   v1::LseFormat lse_format = v1::LSE_FORMAT_UNSPECIFIED;
 
@@ -42,9 +39,9 @@ struct Problem {
 // --batch, --seq_len, ..., --dtype, --documents.
 class ShapeFlags {
  public:
-  void AddTo(CLI::App* command);
+  void AddTo(FlagSet& command);
 
-  // Fills in shape and dtype. Errors: a UsageError naming the flag.
+  // Sets shape and dtype. Errors: a UsageError naming the flag.
   absl::Status Apply(Problem* problem) const;
 
  private:
@@ -60,24 +57,24 @@ class ShapeFlags {
   std::vector<uint64_t> documents_kv_;
 };
 
-// --causal, --window, ..., and where it is computed: --layout, --schedule, ...
+// --causal, --window, ..., and the flags of the plan: --layout, --schedule, ...
 class OptionFlags {
  public:
   OptionFlags() = default;
-  OptionFlags(const OptionFlags&) = delete;  // the command refers to it
+  OptionFlags(const OptionFlags&) = delete;  // the flag set refers to it
   OptionFlags& operator=(const OptionFlags&) = delete;
-  void AddTo(CLI::App* command, TermForms forms = TermForms::kFromFile);
+  void AddTo(FlagSet& command, TermForms forms = TermForms::kFromFile);
 
-  // Fills in options and plan. Geometric ALiBi slopes and split heads need the shape: before it is
-  // known, options.alibi is there without any, and levels without heads. Errors: a UsageError
-  // naming the flag.
+  // Sets options and plan. Geometric ALiBi slopes and split heads depend on the shape: while it is
+  // unknown, options.alibi has no slopes and levels have no heads. Errors: a UsageError naming the
+  // flag.
   absl::Status Apply(Problem* problem) const;
 
  private:
-  void AddTuning(CLI::App* command, const char* name, void (v1::Tuning::*set)(uint32_t),
+  void AddTuning(FlagSet& command, const char* name, void (v1::Tuning::*set)(uint32_t),
                  const char* help);
 
-  v1::AttentionOptions options_;  // but for the window
+  v1::AttentionOptions options_;  // without the window
   std::string window_;
   std::string output_dtype_ = "input";
   TermFlags terms_;
@@ -91,27 +88,24 @@ class OptionFlags {
   std::vector<std::string> members_;
 };
 
-// Of a count: CLI11 would read -1 as 2^64 - 1, and its own check names the largest double as bound.
-CLI::Validator NotNegative();
-
-// Adds --dlse, of what has to do with backward.
-void AddDlseFlag(CLI::App* command, bool* dlse);
+// Adds --dlse, for commands of the backward pass.
+void AddDlseFlag(FlagSet& command, bool* dlse);
 
 // Adds --lse=flat|document.
-void AddLseFlag(CLI::App* command, v1::LseFormat* format);
+void AddLseFlag(FlagSet& command, v1::LseFormat* format);
 
 // Adds --probabilities=BATCH:POSITION[,...].
-void AddProbabilitiesFlag(CLI::App* command, std::vector<v1::ProbabilityRow>* rows);
+void AddProbabilitiesFlag(FlagSet& command, std::vector<v1::ProbabilityRow>* rows);
 
-// Adds --packing=none|qkv|kv, of the file that is generated.
-void AddPackingFlag(CLI::App* command, v1::Packing* packing);
+// Adds --packing=none|qkv|kv, for a generated file.
+void AddPackingFlag(FlagSet& command, v1::Packing* packing);
 
-// Checks the problem with the service's own rules and default limits, without a
-// server. Errors: the code and the violations that the server would give.
+// Validates the problem with the service's own rules and default limits, without a server. Errors:
+// the code and the violations that the server would return.
 absl::StatusOr<ValidRequest> ValidateLocally(const Problem& problem, Direction direction,
                                              bool has_forward_result);
 
-// "ring" for SCHEDULE_RING: the name of an enum value without its type's prefix.
+// Returns an enum value's name without its type's prefix: "ring" for SCHEDULE_RING.
 std::string ShortName(v1::Layout layout);
 std::string ShortName(v1::Schedule schedule);
 std::string ShortName(v1::Transport transport);

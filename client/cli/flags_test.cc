@@ -1,25 +1,23 @@
 #include "client/cli/flags.h"
+#include "client/cli/flag_set.h"
 
 #include <algorithm>
 
-#include "CLI/CLI.hpp"
 #include "client/api/error.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::client::cli {
 namespace {
 
-// Parses a command line with shape and options; the problem or the error.
+// Parses a command line of shape and option flags. Returns the problem or the error.
 absl::StatusOr<Problem> Parse(const std::string& line) {
-  CLI::App app;
+  FlagSet command;
   ShapeFlags shape;
   OptionFlags options;
-  shape.AddTo(&app);
-  options.AddTo(&app);
-  try {
-    app.parse(line);
-  } catch (const CLI::ParseError& error) {
-    return absl::OutOfRangeError(error.what());
+  shape.AddTo(command);
+  options.AddTo(command);
+  if (absl::Status status = command.ParseText(line); !status.ok()) {
+    return absl::OutOfRangeError(status.message());
   }
   Problem problem;
   if (absl::Status status = shape.Apply(&problem); !status.ok()) return status;
@@ -51,7 +49,7 @@ TEST(Flags, TuningAndMembersArrive) {
   const auto problem = Parse("--seq_len=8 --tile_q=96 --tile_kv=0 --key_splits=2 --members=b,a,c");
   ASSERT_TRUE(problem.ok()) << problem.status();
   EXPECT_EQ(problem->plan.tuning().tile_q(), 96u);
-  EXPECT_TRUE(problem->plan.tuning().has_tile_kv());  // for the rules to refuse
+  EXPECT_TRUE(problem->plan.tuning().has_tile_kv());  // the server's rules reject it
   EXPECT_EQ(problem->plan.tuning().key_splits(), 2u);
   EXPECT_EQ(
       std::vector<std::string>(problem->plan.members().begin(), problem->plan.members().end()),
@@ -61,12 +59,12 @@ TEST(Flags, TuningAndMembersArrive) {
 }
 
 TEST(Flags, RowsAndFormsArrive) {
-  CLI::App app;
+  FlagSet command;
   std::vector<v1::ProbabilityRow> rows;
   v1::LseFormat format = v1::LSE_FORMAT_UNSPECIFIED;
-  AddProbabilitiesFlag(&app, &rows);
-  AddLseFlag(&app, &format);
-  app.parse("--probabilities=1:7,0:12 --lse=document");
+  AddProbabilitiesFlag(command, &rows);
+  AddLseFlag(command, &format);
+  ASSERT_TRUE(command.ParseText("--probabilities=1:7,0:12 --lse=document").ok());
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[0].batch(), 1u);
   EXPECT_EQ(rows[0].position(), 7u);
@@ -74,7 +72,7 @@ TEST(Flags, RowsAndFormsArrive) {
   EXPECT_EQ(format, v1::LSE_FORMAT_PER_DOCUMENT);
   for (const char* wrong : {"--probabilities=1", "--probabilities=1:x", "--probabilities=-1:2",
                             "--probabilities=1:2:3", "--lse=other"}) {
-    EXPECT_THROW(app.parse(wrong), CLI::ParseError) << wrong;
+    EXPECT_FALSE(command.ParseText(wrong).ok()) << wrong;
   }
 }
 
@@ -123,7 +121,7 @@ TEST(Flags, DilatedLevels) {
             "segment_length: 8 dilation_rate: 2");
   EXPECT_EQ(all->options.dilation_levels(1).ShortDebugString(),
             "segment_length: 16 dilation_rate: 4 offset: 3");
-  // Seed 002: five heads for three levels, offsets by the level's number.
+  // Five heads for three levels, with offsets by the level's number.
   const auto split = Parse("--seq_len=10 --heads=5 --dilation=2:1,4:2,8:2 --dilation_heads=split");
   ASSERT_TRUE(split.ok()) << split.status();
   ASSERT_EQ(split->options.dilation_levels_size(), 3);

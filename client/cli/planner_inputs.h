@@ -1,4 +1,5 @@
-// A running service's figures, as its planner uses them.
+// Planner inputs from the topology of a running service.
+// Tests: planner_inputs_test.cc.
 #ifndef RINGATTN_CLIENT_CLI_PLANNER_INPUTS_H_
 #define RINGATTN_CLIENT_CLI_PLANNER_INPUTS_H_
 
@@ -7,8 +8,8 @@
 
 namespace ringattn::client::cli {
 
-// The workers that are in the ring and the slowest one's figures for this request; defaults
-// where none has measured. The single-device threshold is not in a topology.
+// Returns the workers in the ring, and the slowest one's rates for this request; defaults if no
+// worker has measured them. A topology does not contain the single-device threshold.
 PlannerInputs InputsOf(const v1::Topology& topology, const AttentionSpec& spec,
                        Direction direction);
 

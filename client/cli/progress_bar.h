@@ -1,5 +1,6 @@
-// A sign of life on stderr for work that takes a while: a bar where stderr is a
-// terminal, elsewhere (logs, pipes) a line now and then, none of quick work.
+// Progress of long work on stderr: a bar on a terminal, otherwise (logs, pipes) an occasional line.
+// Short work prints nothing.
+// Tests: progress_bar_test.cc.
 #ifndef RINGATTN_CLIENT_CLI_PROGRESS_BAR_H_
 #define RINGATTN_CLIENT_CLI_PROGRESS_BAR_H_
 
@@ -16,22 +17,22 @@ namespace ringattn::client::cli {
 
 inline constexpr absl::Duration kProgressLineInterval = absl::Seconds(10);
 
-// Thread safe. A thread of its own shows the time that passes, so that work that says
-// nothing for a while is seen to go on.
+// Thread safe. A thread of its own updates the elapsed time, so that work without reports is
+// visibly alive.
 class ProgressBar {
  public:
   struct Options {
     bool terminal = false;
-    // Without a terminal: between two lines.
+    // Without a terminal: the time between two lines.
     absl::Duration line_interval = kProgressLineInterval;
     std::function<void(const std::string&)> write;  // to stderr; one call at a time
   };
 
   explicit ProgressBar(absl::Duration line_interval = kProgressLineInterval);
   explicit ProgressBar(Options options);
-  ~ProgressBar();  // takes the bar away
+  ~ProgressBar();  // removes the bar
 
-  // What is being done, and how much of it in [0, 1]; below 0: nobody can tell.
+  // Reports the present activity and its completed fraction in [0, 1]; below 0: unknown.
   void Update(absl::string_view what, double fraction);
 
  private:
@@ -46,7 +47,7 @@ class ProgressBar {
   bool bar_stands_ ABSL_GUARDED_BY(mutex_) = false;
   std::string what_ ABSL_GUARDED_BY(mutex_);
   double fraction_ ABSL_GUARDED_BY(mutex_) = -1;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last, because it uses the others
 };
 
 }  // namespace ringattn::client::cli

@@ -14,7 +14,7 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// What was written, by whoever writes.
+// Collects what any thread writes.
 class Written {
  public:
   ProgressBar::Options Options(bool terminal, absl::Duration interval) {
@@ -71,7 +71,7 @@ TEST(ProgressBarTest, ATerminalGetsABarThatGoesAway) {
     ProgressBar bar(written.Options(true, absl::Hours(1)));
     bar.Update("computing", 0.5);
     EXPECT_THAT(written.Await(1)[0], HasSubstr("[###############               ]  50% computing"));
-    // A second later it is drawn again, although nothing was reported.
+    // A second later the bar is redrawn, although nothing was reported.
     EXPECT_THAT(written.Await(2)[1], HasSubstr("computing, 1 s"));
   }
   EXPECT_EQ(written.texts().back(), "\r\x1b[K");

@@ -13,7 +13,7 @@ Json ProtoJson(const google::protobuf::Message& message, bool with_defaults) {
   options.always_print_primitive_fields = with_defaults;
   std::string text;
   const auto status = google::protobuf::util::MessageToJsonString(message, &text, options);
-  // Not valid UTF-8 in a string, which a server must not send: shown as nothing.
+  // A string that is not valid UTF-8, which a server must not send.
   if (!status.ok()) return Json::object();
   return Json::parse(text, nullptr, false);
 }

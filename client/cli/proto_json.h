@@ -1,4 +1,4 @@
-// Protobuf's own JSON, for answers that are shown as they are.
+// Protobuf's own JSON, for answers that are printed unchanged.
 #ifndef RINGATTN_CLIENT_CLI_PROTO_JSON_H_
 #define RINGATTN_CLIENT_CLI_PROTO_JSON_H_
 
@@ -7,8 +7,8 @@
 
 namespace ringattn::client::cli {
 
-// Field names as in the .proto, fields with default values included unless told otherwise;
-// 64-bit integers are strings, as protobuf's JSON has them.
+// Field names are those of the .proto. Fields with default values are included unless
+// `with_defaults` is false. 64-bit integers are strings, as protobuf's JSON defines.
 Json ProtoJson(const google::protobuf::Message& message, bool with_defaults = true);
 
 }  // namespace ringattn::client::cli

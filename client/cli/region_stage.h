@@ -1,5 +1,6 @@
-// RegionStage: a call's tensors in memory that workers share for as long as this lives, so that
-// calls can be measured that find them there.
+// RegionStage: copies of a call's tensors in a region, so that repeated calls use host or CUDA
+// memory.
+// Tests: tests/cuda_memory/cuda_memory_fake_test.cc.
 #ifndef RINGATTN_CLIENT_CLI_REGION_STAGE_H_
 #define RINGATTN_CLIENT_CLI_REGION_STAGE_H_
 
@@ -18,33 +19,30 @@
 #include "client/api/cuda_region.h"
 #include "client/api/region.h"
 #include "client/call/call_tensors.h"
-
-namespace CLI {
-class App;
-}
+#include "client/cli/flag_set.h"
 
 namespace ringattn::client::cli {
 
-// Adds --transport=auto|relay|direct|host|cuda and --staging_limit.
-void AddTransportFlags(CLI::App* command, std::string* transport, int64_t* staging_bytes);
-// Memory on a GPU for --transport=cuda_memory.
+// Adds --transport=auto|relay|direct|host_memory|cuda_memory and --staging_limit.
+void AddTransportFlags(FlagSet& command, std::string* transport, int64_t* staging_bytes);
+// GPU memory for --transport=cuda_memory.
 struct CudaFlags {
   int device = 0;
   std::string memory = "vmm";  // or malloc
 };
 // Adds --cuda_device and --cuda_memory.
-void AddCudaFlags(CLI::App* command, CudaFlags* flags);
+void AddCudaFlags(FlagSet& command, CudaFlags* flags);
 // Adds --channels_per_worker.
-void AddChannelsFlag(CLI::App* command, int* channels);
-// REQUIRES: one of the flag's values. What is asked for by name is required.
+void AddChannelsFlag(FlagSet& command, int* channels);
+// Sets the preference for a value of --transport. Any value except auto and relay is required.
 void SetTransport(const std::string& transport, CallOptions* options);
 
 // Not thread safe. `Args`, `Results`: of Forward or Backward.
 template <typename Args, typename Results>
 class RegionStage {
  public:
-  // Everything copied into one region of the client's: of host memory, or of CUDA memory where
-  // `cuda` is given. Errors: Region::Allocate's and CudaRegion::Create's.
+  // Copies all tensors into one region of the client: host memory, or CUDA memory if `cuda` is
+  // given. Errors: those of Region::Allocate and CudaRegion::Create.
   static absl::StatusOr<RegionStage> Make(Client* client, const Args& args, const Results& results,
                                           const CudaFlags* cuda = nullptr) {
     int64_t bytes = 0;
@@ -65,7 +63,7 @@ class RegionStage {
   const Args& args() const { return args_; }
   const Results& results() const { return results_; }
 
-  // The results to where the caller wants them. Errors: the driver's.
+  // Copies the results to the caller's memory. Errors: the driver's.
   absl::Status CopyBack() const {
     for (const auto& [from, to] : back_) {
       if (to.empty()) continue;
@@ -130,16 +128,16 @@ class RegionStage {
     return status;
   }
 
-  std::unique_ptr<Region> host_;  // one of the two
+  std::unique_ptr<Region> host_;  // exactly one of the two is set
   std::unique_ptr<CudaRegion> cuda_;
   uint8_t* base_ = nullptr;
   Args args_;
   Results results_;
-  std::vector<std::pair<MutableBytes, MutableBytes>> back_;  // from the region, to the caller's
+  std::vector<std::pair<MutableBytes, MutableBytes>> back_;  // from the region, to the caller's memory
 };
 
-// One call: with its tensors in CUDA memory for as long as it takes if the options wish for that,
-// else where they are. `call(args, results)` makes it.
+// Makes one call by `call(args, results)`. Stages the tensors in CUDA memory meanwhile if the
+// options prefer it; otherwise they stay in place.
 template <typename Args, typename Results, typename Call>
 CallResult CallStaged(Client* client, const Args& args, const Results& results,
                       const CallOptions& options, const CudaFlags& cuda, const Call& call) {

@@ -193,7 +193,7 @@ std::string KernelsText(const v1::Summary& summary) {
     std::vector<Used> own;
     std::copy_if(all.begin(), all.end(), std::back_inserter(own),
                  [&call](const Used& each) { return each.call == call; });
-    const bool mixed = own.size() > 1;  // then with those who used each
+    const bool mixed = own.size() > 1;  // then list the workers of each
     texts.push_back(absl::StrCat(
         call, " by ", absl::StrJoin(own, ", ", [mixed](std::string* text, const Used& each) {
           absl::StrAppend(text, each.kernel);

@@ -1,4 +1,5 @@
-// What a finished call is shown as: JSON (docs/cli-json.md) or a few lines of text.
+// Presents a finished call: as JSON (docs/cli-json.md) or as a few lines of text.
+// Tests: report_test.cc.
 #ifndef RINGATTN_CLIENT_CLI_REPORT_H_
 #define RINGATTN_CLIENT_CLI_REPORT_H_
 
@@ -13,19 +14,20 @@ namespace ringattn::client::cli {
 // {"schedule": "ring", "layout": ..., "ranks": [...]}
 Json PlanJson(const v1::PlanReport& plan);
 
-// {"batch": 1, ..., "dtype": "bf16"} and what else says how tensors travel.
+// {"batch": 1, ..., "dtype": "bf16"}, with packing and output formats.
 Json ShapeJson(const Problem& problem);
-// Those that were asked for: AttentionOptions in protobuf's JSON, and dlse and probabilities, which
-// are no fields of it.
+// The options that were set: AttentionOptions in protobuf's JSON, and dlse and probabilities, which
+// are not fields of it.
 Json OptionsJson(const Problem& problem);
 // "with   causal, dropout\n"; empty without any.
 std::string OptionsText(const Problem& problem);
 
-// Everything about a call but its command and files.
+// Everything about a call except its command and files.
 Json CallJson(const Problem& problem, const CallReport& report);
 
-// "forward by sm90/plain; probabilities by simt/terms"; of a kind that members computed by
-// different kernels each with its workers; of CPUs with the instruction set. Empty if nobody says.
+// "forward by sm90/plain; probabilities by simt/terms". If members used different kernels for a
+// call, each kernel is followed by its workers. CPU kernels include the instruction set. Empty if
+// no rank reports kernels.
 std::string KernelsText(const v1::Summary& summary);
 
 // Lines, each with its newline.

@@ -1,29 +1,29 @@
 #include "client/cli/server_flags.h"
 
-#include "CLI/App.hpp"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 
 namespace ringattn::client::cli {
 
-void ServerFlags::AddTo(CLI::App* command) {
-  command->add_option("--server", server, "The service's gRPC address, host:port")->required();
+void ServerFlags::AddTo(FlagSet& command) {
+  command.Add("--server", &server, "The service's gRPC address, host:port").Required();
   AddSecurityTo(command);
 }
 
-void ServerFlags::AddSecurityTo(CLI::App* command) {
+void ServerFlags::AddSecurityTo(FlagSet& command) {
   const char* group = "Security (docs/security.md)";
   const auto file = [&](const char* name, std::string* target, const char* help) {
-    command->add_option(name, *target, help)->type_name("FILE")->group(group);
+    command.Add(name, target, help).ValueName("FILE").Group(group);
   };
   file("--tls_ca", &security.tls_ca,
        "Speak TLS; the authorities, PEM, that the server's certificate must lead to");
   file("--tls_cert", &security.tls_cert, "A certificate to show, PEM, with --tls_key");
   file("--tls_key", &security.tls_key, "Its key, PEM without a pass phrase");
   command
-      ->add_option("--tls_server_name", security.tls_server_name,
-                   "The name that the server's certificate is for; --server's host unless given")
-      ->type_name("NAME")
-      ->group(group);
+      .Add("--tls_server_name", &security.tls_server_name,
+           "The name that the server's certificate is for; --server's host unless given")
+      .ValueName("NAME")
+      .Group(group);
   file("--token_file", &security.token_file, "A bearer token to show with every call");
 }
 

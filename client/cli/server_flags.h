@@ -1,4 +1,4 @@
-// The flags of commands that talk to a service: where it is, and how to get through to it.
+// The flags of commands that call a service: its address and the security settings.
 #ifndef RINGATTN_CLIENT_CLI_SERVER_FLAGS_H_
 #define RINGATTN_CLIENT_CLI_SERVER_FLAGS_H_
 
@@ -7,22 +7,19 @@
 
 #include "absl/status/statusor.h"
 #include "client/api/client.h"
-
-namespace CLI {
-class App;
-}
+#include "client/cli/flag_set.h"
 
 namespace ringattn::client::cli {
 
 struct ServerFlags {
   std::string server;
-  ClientOptions security;  // the fields of the flags below
+  ClientOptions security;  // only the fields of the flags below
 
-  // --server, which is required, and the others.
-  void AddTo(CLI::App* command);
-  // --tls_ca, --tls_cert, --tls_key, --tls_server_name, --token_file.
-  void AddSecurityTo(CLI::App* command);
-  // `options` with what the flags say. Errors: Client::Connect's, as UsageError.
+  // Adds --server, which is required, and the security flags.
+  void AddTo(FlagSet& command);
+  // Adds --tls_ca, --tls_cert, --tls_key, --tls_server_name and --token_file.
+  void AddSecurityTo(FlagSet& command);
+  // Connects with `options` and the flags. Errors: Client::Connect's, as a UsageError.
   absl::StatusOr<std::unique_ptr<Client>> Connect(const ClientOptions& options) const;
 };
 

@@ -1,5 +1,6 @@
-// Tensors of a file in the form in which the oracle takes them: the parts of packed ones apart,
-// lse and dlse flat.
+// Converts tensors of a file to the oracle's form: components of packed tensors separate, lse and
+// dlse flat.
+// Tests: shard_form_test.cc.
 #ifndef RINGATTN_CLIENT_CLI_SHARD_FORM_H_
 #define RINGATTN_CLIENT_CLI_SHARD_FORM_H_
 
@@ -14,11 +15,12 @@
 
 namespace ringattn::client::cli {
 
-// `bytes`: the whole tensor ClientTensorOf(spec, id) as a client has it. A part of a packed one.
+// Returns a component of a packed tensor. `bytes`: the whole tensor ClientTensorOf(spec, id) in the
+// client's form.
 std::vector<uint8_t> PartOfPacked(const AttentionSpec& spec, TensorId id, ConstBytes bytes);
 
-// Of a tensor per document. INVALID_ARGUMENT if `holes_are_empty` and something else than -inf
-// stands behind a document: of a result, that is what must be there.
+// Returns the flat form of a tensor per document. If `holes_are_empty`, as results require, returns
+// INVALID_ARGUMENT unless the padding after each document is -inf.
 absl::StatusOr<std::vector<uint8_t>> FlatOfDocuments(const AttentionSpec& spec, TensorId id,
                                                      ConstBytes bytes, bool holes_are_empty);
 

@@ -25,7 +25,7 @@ std::vector<float> Floats(const std::vector<uint8_t>& bytes) {
 TEST(ShardForm, PartsOfAPackedTensor) {
   AttentionSpec spec = Documents();
   spec.shape.packing = Packing::kQkv;
-  // [3 tokens, 3 parts, 2 heads, 1]
+  // [3 tokens, 3 components, 2 heads, 1]
   std::vector<float> qkv;
   for (int i = 0; i < 18; ++i) qkv.push_back(static_cast<float>(i));
   const auto part = [&](TensorId id) { return Floats(PartOfPacked(spec, id, BytesOf(qkv))); };

@@ -3,11 +3,11 @@
 #include <cmath>
 #include <vector>
 
-#include "CLI/App.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -15,10 +15,10 @@ namespace {
 constexpr char kGroup[] = "What is computed";
 constexpr char kFormHelp[] = "one for all, one per query head, per batch row, or both";
 
-CLI::Option* AddForm(CLI::App* command, const char* name, std::string* form, const char* help) {
-  return command->add_option(name, *form, absl::StrCat(help, ": ", kFormHelp))
-      ->group(kGroup)
-      ->check(CLI::IsMember({"one", "heads", "batch", "both"}));
+Flag AddForm(FlagSet& command, const char* name, std::string* form, const char* help) {
+  return command.Add(name, form, absl::StrCat(help, ": ", kFormHelp))
+      .Group(kGroup)
+      .OneOf({"one", "heads", "batch", "both"});
 }
 
 template <typename Form>
@@ -42,55 +42,53 @@ absl::Status ParseDropout(const std::string& text, v1::Dropout* dropout) {
 
 }  // namespace
 
-void TermFlags::AddTo(CLI::App* command, TermForms forms) {
+void TermFlags::AddTo(FlagSet& command, TermForms forms) {
   forms_ = forms;
   const bool from_file = forms == TermForms::kFromFile;
   alibi_given_ =
       command
-          ->add_option(
-              "--alibi", alibi_,
-              forms == TermForms::kGenerated
-                  ? "Also alibi_slopes, one per query head, for --alibi of the others"
-                  : "Scores lose slope * distance: --alibi=geometric, slopes 2^(-8 (h + 1) "
-                    "/ heads)" +
-                        std::string(from_file ? ", or by tensor alibi_slopes" : ""))
-          ->group(kGroup)
-          ->expected(0, 1)
-          ->check(CLI::IsMember({"", "geometric"}));
+          .Add("--alibi", &alibi_,
+               forms == TermForms::kGenerated
+                   ? "Also alibi_slopes, one per query head, for --alibi of the others"
+                   : "Scores lose slope * distance: --alibi=geometric, slopes 2^(-8 (h + 1) "
+                     "/ heads)" +
+                         std::string(from_file ? ", or by tensor alibi_slopes" : ""))
+          .Group(kGroup)
+          .OptionalValue()
+          .OneOf({"", "geometric"});
   if (from_file) {
     command
-        ->add_flag("--bias", has_bias_,
-                   "Tensor bias is added to the scores; its shape says by "
-                   "what it differs")
-        ->group(kGroup);
-    command->add_flag("--mask", has_mask_, "Tensor mask says which pairs are seen, likewise")
-        ->group(kGroup);
+        .Add("--bias", &has_bias_,
+             "Tensor bias is added to the scores; its shape says by "
+             "what it differs")
+        .Group(kGroup);
+    command.Add("--mask", &has_mask_, "Tensor mask says which pairs are seen, likewise")
+        .Group(kGroup);
   } else {
     AddForm(command, "--bias", &bias_, "A bias that is added to the scores");
     command
-        ->add_option("--bias_dtype", bias_dtype_,
-                     "Of the bias and its gradient: the input's dtype, or fp32")
-        ->group(kGroup)
-        ->check(CLI::IsMember({"input", "fp32"}))
-        ->capture_default_str();
+        .Add("--bias_dtype", &bias_dtype_,
+             "Of the bias and its gradient: the input's dtype, or fp32")
+        .Group(kGroup)
+        .OneOf({"input", "fp32"})
+        .ShowDefault();
     AddForm(command, "--mask", &mask_, "A mask of the pairs that are seen");
   }
-  command->add_flag("--mask_bits", mask_bits_, "The mask is eight keys a byte, lowest bit first")
-      ->group(kGroup);
+  command.Add("--mask_bits", &mask_bits_, "The mask is eight keys a byte, lowest bit first")
+      .Group(kGroup);
   command
-      ->add_flag("--segment_ids", segment_ids_,
-                 "Rows see keys of equal ids: tensors q_segment_ids, kv_segment_ids")
-      ->group(kGroup);
+      .Add("--segment_ids", &segment_ids_,
+           "Rows see keys of equal ids: tensors q_segment_ids, kv_segment_ids")
+      .Group(kGroup);
   if (forms == TermForms::kGenerated) return;
+  command.Add("--bias_before_softcap", &before_softcap_, "The bias is added before the softcap")
+      .Group(kGroup);
+  command.Add("--dbias", &dbias_, "Backward also gives the bias's gradient, tensor dbias")
+      .Group(kGroup);
   command
-      ->add_flag("--bias_before_softcap", before_softcap_, "The bias is added before the softcap")
-      ->group(kGroup);
-  command->add_flag("--dbias", dbias_, "Backward also gives the bias's gradient, tensor dbias")
-      ->group(kGroup);
-  command
-      ->add_option("--dropout", dropout_,
-                   "RATE,SEED: weights are dropped at this rate, the same for any ring")
-      ->group(kGroup);
+      .Add("--dropout", &dropout_,
+           "RATE,SEED: weights are dropped at this rate, the same for any ring")
+      .Group(kGroup);
 }
 
 bool TermFlags::has_alibi() const { return alibi_given_->count() > 0; }
@@ -118,7 +116,7 @@ absl::Status TermFlags::Apply(v1::AttentionOptions* options) const {
                                                      : v1::MASK_ENCODING_BYTES);
   }
   if (segment_ids_) options->mutable_segment_ids();
-  if (has_alibi()) options->mutable_alibi();  // slopes come with the shape
+  if (has_alibi()) options->mutable_alibi();  // slopes follow once the shape is known
   if (dropout_.empty()) return absl::OkStatus();
   return ParseDropout(dropout_, options->mutable_dropout());
 }

@@ -48,7 +48,7 @@ class Events {
     if (!arguments.empty()) list_.back()["args"] = arguments;
   }
 
-  // With the names by which the service's logs know the call, and the way that its tensors took.
+  // Adds the names by which the service's logs know the call, and its transport.
   Json Take(const CallReport& report) {
     const v1::Accepted& accepted = report.accepted;
     return {{"displayTimeUnit", "ms"},
@@ -61,7 +61,7 @@ class Events {
   }
 
  private:
-  // Bars of one row must not overlap, so compute and exchange get rows of their own.
+  // Bars of one row must not overlap, so compute and exchange have separate rows.
   int RowId(int process, const std::string& row) {
     const auto [found, is_new] = rows_.emplace(std::pair(process, row), rows_.size() + 1);
     if (is_new) {
@@ -96,8 +96,8 @@ class CallBars {
     Bar(kClientProcess, "call", "download", "download", first_output, times.finished_seconds);
   }
 
-  // The stages follow one another; only their lengths are reported. All but the queue
-  // come after Accepted.
+  // Stages follow one another, and only their lengths are reported. All except the queue come after
+  // Accepted.
   void Coordinator() {
     const double accepted = report_.times.accepted_seconds;
     double at = accepted;
@@ -179,7 +179,7 @@ absl::Status TraceFile::Write(const CallReport& report) {
   if (descriptor_ < 0) return absl::OkStatus();
   const std::string text =
       TraceJson(report).dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-  // Only files have a length to cut: pipes and devices say EINVAL.
+  // Only regular files can be truncated; pipes and devices return EINVAL.
   if (ftruncate(descriptor_, 0) != 0 && errno != EINVAL) {
     return absl::ErrnoToStatus(errno, "--trace=" + path_);
   }

@@ -1,5 +1,6 @@
-// A call's timeline in the Chrome trace format, which chrome://tracing and
-// ui.perfetto.dev show: the client, the coordinator's stages, and every rank.
+// A call's timeline in the Chrome trace format for chrome://tracing and ui.perfetto.dev: the
+// client, the coordinator's stages, and every rank.
+// Tests: trace_test.cc.
 #ifndef RINGATTN_CLIENT_CLI_TRACE_H_
 #define RINGATTN_CLIENT_CLI_TRACE_H_
 
@@ -16,17 +17,17 @@ namespace ringattn::client::cli {
 // accepted the request; these are shifted by the moment at which the client received Accepted.
 Json TraceJson(const CallReport& report);
 
-// The file that a timeline goes to, opened before the call so that a path that cannot be
-// written costs no computation. Not thread safe.
+// The output file of a timeline. It is opened before the call, so that an unwritable path fails
+// early. Not thread safe.
 class TraceFile {
  public:
-  // "" is no file: Write does nothing. What the file holds stays until Write. Errors: the
-  // system's, naming the file.
+  // An empty path means no file: Write does nothing. The file keeps its content until Write.
+  // Errors: the system's, naming the file.
   static absl::StatusOr<TraceFile> Open(const std::string& path);
 
   TraceFile(TraceFile&& other) noexcept;
   TraceFile& operator=(TraceFile&&) = delete;
-  ~TraceFile();  // removes a file that Open made and nobody wrote
+  ~TraceFile();  // removes a file that Open created and nobody wrote
 
   absl::Status Write(const CallReport& report);
 

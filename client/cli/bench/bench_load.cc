@@ -5,12 +5,12 @@
 #include <memory>
 #include <vector>
 
-#include "CLI/App.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "client/api/error.h"
+#include "client/cli/flag_set.h"
 #include "client/cli/flags.h"
 #include "client/cli/report.h"
 #include "client/load/load_level.h"
@@ -22,7 +22,7 @@ namespace ringattn::client::cli {
 namespace {
 
 constexpr char kGroup[] = "Load (perf_analyzer's names)";
-// Threads, and places for results, of one client process.
+// Maximum threads and result buffers of one client process.
 constexpr int kMaxInFlight = 1024;
 
 std::string FailureOf(const absl::Status& status) {
@@ -53,8 +53,8 @@ load::CallSample SampleOf(const CallResult& result) {
   return sample;
 }
 
-// Calls overlap: at best the slowest of the busiest rank's kernels, the payload up and the payload
-// down is always at work. What is not known of the payload (rate 0) is taken to cost nothing.
+// Calls overlap, so the bound is the slowest of the busiest rank's kernels, the upload and the
+// download. An unknown payload rate (0) counts as free.
 double BoundOf(const load::LevelResult& result, double bytes_per_second) {
   double seconds = result.kernel_seconds;
   if (bytes_per_second > 0) {
@@ -72,57 +72,60 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   return absl::UnknownError(absl::StrCat("cannot write ", path));
 }
 
-CLI::Option* Add(CLI::App* command, const std::string& name, auto& value, const char* help) {
+// Adds --`name`, also spelled with dashes as perf_analyzer spells it.
+template <typename T>
+Flag Add(FlagSet& command, const std::string& name, T* value, const char* help) {
   std::string dashed = name;
   std::replace(dashed.begin(), dashed.end(), '_', '-');
-  return command->add_option(absl::StrCat("--", name, ",--", dashed), value, help)->group(kGroup);
+  return command.Add(absl::StrCat("--", name, ",--", dashed), value, help).Group(kGroup);
 }
 
 }  // namespace
 
-void LoadFlags::AddTo(CLI::App* command) {
-  auto* concurrency = Add(command, "concurrency_range", concurrency_range_,
-                          "START:END:STEP: calls in flight at a time, level after level");
-  Add(command, "request_rate_range", rate_range_,
-      "START:END:STEP: calls that begin per second, whether or not earlier ones have ended; "
-      "latency counts from when a call was due")
-      ->excludes(concurrency);
-  command
-      ->add_flag_callback(
-          "--poisson", [this] { poisson_ = true; },
-          "Of a rate: calls come as from independent clients, not evenly "
-          "(--request-distribution=poisson)")
-      ->group(kGroup);
-  Add(command, "request_distribution", distribution_,
-      "Of a rate: constant, evenly, which is the default, or poisson, as from independent clients")
-      ->check(CLI::IsMember({"constant", "poisson"}))
-      ->excludes("--poisson");
-  Add(command, "max_threads", max_threads_, "Of a rate: calls in flight at most")
-      ->check(CLI::Range(1, kMaxInFlight))
-      ->capture_default_str();
-  Add(command, "measurement_interval", interval_ms_, "Milliseconds of a window, at least")
-      ->check(CLI::Range(1.0, 3.6e6))
-      ->capture_default_str();
-  Add(command, "measurement_request_count", request_count_, "Calls that end in a window, at least")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
-  Add(command, "stability_percentage", stability_,
-      "A level is measured when rate and latency of three windows are within so many percent of "
-      "their average")
-      ->check(CLI::Range(0.1, 100.0))
-      ->capture_default_str();
-  Add(command, "max_trials", max_trials_, "Windows of a level at most")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  Add(command, "percentile", percentile_,
-      "Of 100: the latency that is to be stable and below the threshold; the average unless given")
-      ->check(CLI::Range(1.0, 99.99));
-  Add(command, "latency_threshold", threshold_ms_,
-      "Milliseconds: the level above it is the last, and does not count")
-      ->check(CLI::PositiveNumber);
+void LoadFlags::AddTo(FlagSet& command) {
+  const Flag concurrency = Add(command, "concurrency_range", &concurrency_range_,
+                               "START:END:STEP: calls in flight, one level after another");
+  Add(command, "request_rate_range", &rate_range_,
+      "START:END:STEP: calls started per second, whether or not earlier calls have ended. Latency "
+      "counts from the time at which a call was due")
+      .Excludes(concurrency);
+  const Flag poisson = command
+                           .AddSwitch(
+                               "--poisson", [this] { poisson_ = true; },
+                               "With a rate: Poisson arrivals, as from independent clients "
+                               "(--request-distribution=poisson)")
+                           .Group(kGroup);
+  Add(command, "request_distribution", &distribution_,
+      "With a rate: constant (evenly spaced, the default) or poisson (as from independent clients)")
+      .OneOf({"constant", "poisson"})
+      .Excludes(poisson);
+  Add(command, "max_threads", &max_threads_, "With a rate: maximum calls in flight")
+      .InRange(1, kMaxInFlight)
+      .ShowDefault();
+  Add(command, "measurement_interval", &interval_ms_, "Minimum length of a window, milliseconds")
+      .InRange(1.0, 3.6e6)
+      .ShowDefault();
+  Add(command, "measurement_request_count", &request_count_, "Minimum calls that end in a window")
+      .InRange(1, 1000000)
+      .ShowDefault();
+  Add(command, "stability_percentage", &stability_,
+      "A level is stable when rate and latency of three windows are within this percentage of "
+      "their "
+      "average")
+      .InRange(0.1, 100.0)
+      .ShowDefault();
+  Add(command, "max_trials", &max_trials_, "Maximum windows per level")
+      .InRange(1, 1000)
+      .ShowDefault();
+  Add(command, "percentile", &percentile_,
+      "The latency percentile for stability and threshold; default: the average")
+      .InRange(1.0, 99.99);
+  Add(command, "latency_threshold", &threshold_ms_,
+      "Milliseconds. The first level above it is the last; it is reported but does not count")
+      .Positive();
   metrics_.AddTo(command, kGroup);
-  Add(command, "export_csv", csv_, "Write the levels to this file, a line each");
-  Add(command, "export_json", json_, "Write to this file what --json prints");
+  Add(command, "export_csv", &csv_, "Write one line per level to this file");
+  Add(command, "export_json", &json_, "Write the output of --json to this file");
 }
 
 absl::StatusOr<LoadTest> LoadTest::Prepare(const LoadFlags& flags) {
@@ -178,9 +181,9 @@ absl::StatusOr<LoadTest::Level> LoadTest::Measure(double load, const CallOptions
   shape.poisson = poisson_;
   Level level;
   level.load = load;
-  // Scraped from before the first window on: rates are of the whole of it.
+  // Start scraping before the first window, so that rates cover all of it.
   if (metrics_) metrics_->Begin();
-  absl::Mutex mutex;  // for level.last
+  absl::Mutex mutex;  // guards level.last
   {
     load::LoadLevel calls(shape, [&](int slot) {
       CallResult result = callers[slot]->Call(options, forward);
@@ -219,18 +222,18 @@ absl::Status LoadTest::Run(Client& client, const std::string& server, const Benc
     while (static_cast<int>(callers.size()) < slots) {
       callers.push_back(std::make_unique<BenchCaller>(&client, &problem, cuda));
     }
-    std::vector<char> used(callers.size(), 0);  // a slot's own: no two threads write one
+    std::vector<char> used(callers.size(), 0);  // one element per slot, so that no two threads write to the same one
     auto measured = Measure(load, options, forward, callers, used);
     if (!measured.ok()) return measured.status();
     Level level = *std::move(measured);
-    // What the load did to results is as much of interest as what it did to times.
+    // Check results after the load as well as times.
     const auto last = std::find(used.begin(), used.end(), 1);
     if (last != used.end()) {
       BenchCaller& caller = *callers[last - used.begin()];
       if (absl::Status status = caller.Fetch(); !status.ok()) return status;
       BenchResults& judged = caller.results();
       if (problem.backward()) {
-        // Judged with them; backward does not write them.
+        // Judge them together with the gradients; backward does not write them.
         for (v1::TensorId tensor : {v1::TENSOR_ID_OUT, v1::TENSOR_ID_LSE}) {
           std::copy(forward.Of(tensor).begin(), forward.Of(tensor).end(),
                     judged.Of(tensor).begin());
@@ -294,7 +297,7 @@ std::string LoadTest::Text() const {
   absl::StrAppend(&text,
                   "the bound: the slowest of the busiest rank's kernels, payload up and payload "
                   "down\n");
-  // With --transport=auto calls may change their way once memory for it is ready.
+  // With --transport=auto, calls may change transport once staging memory is ready.
   std::string ways;
   for (const Level& level : levels_) {
     if (level.measured.result.succeeded == 0) continue;
@@ -390,7 +393,7 @@ std::string LoadTest::Csv() const {
     for (double seconds :
          {r.queue_seconds, r.upload_seconds, r.compute_seconds, r.download_seconds,
           r.latency.average, r.latency.p50, r.latency.p90, r.latency.p95, r.latency.p99}) {
-      absl::StrAppendFormat(&text, ",%.0f", 1e6 * seconds);  // microseconds, as perf_analyzer has
+      absl::StrAppendFormat(&text, ",%.0f", 1e6 * seconds);  // microseconds, as in perf_analyzer
     }
     absl::StrAppendFormat(&text, ",%d,%d,%d,%d,%d", r.succeeded, failed, r.replays, r.delayed,
                           level.measured.stable);

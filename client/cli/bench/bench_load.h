@@ -1,5 +1,5 @@
-// Load tests of `bench`: levels of concurrency or of request rate, each measured until it is
-// stable.
+// Load tests of `bench`: levels of concurrency or request rate, each measured until it is stable.
+// Tests: tests/e2e/test_bench_load.py.
 #ifndef RINGATTN_CLIENT_CLI_BENCH_BENCH_LOAD_H_
 #define RINGATTN_CLIENT_CLI_BENCH_BENCH_LOAD_H_
 
@@ -14,24 +14,21 @@
 #include "client/cli/bench/bench_problem.h"
 #include "client/cli/bench/payload_bound.h"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 #include "client/cli/progress_bar.h"
 #include "client/load/measure_level.h"
 
-namespace CLI {
-class App;
-}
-
 namespace ringattn::client::cli {
 
-// perf_analyzer's flags, with its names (dashes or underscores) and meanings.
+// Flags with the names (dashes or underscores) and meanings of perf_analyzer's.
 class LoadFlags {
  public:
   LoadFlags() = default;
-  LoadFlags(const LoadFlags&) = delete;  // the command refers to it
+  LoadFlags(const LoadFlags&) = delete;  // the flag set refers to it
   LoadFlags& operator=(const LoadFlags&) = delete;
-  void AddTo(CLI::App* command);
+  void AddTo(FlagSet& command);
 
-  // A range was given: a load test is what is asked for.
+  // Returns true if a range was given, so a load test is requested.
   bool wanted() const { return !concurrency_range_.empty() || !rate_range_.empty(); }
   bool collects_metrics() const { return metrics_.collect; }
 
@@ -53,38 +50,38 @@ class LoadFlags {
   MetricsFlags metrics_;
 };
 
-// What was measured, with what it was asked for.
+// The settings and results of a load test.
 class LoadTest {
  public:
   // Errors: a UsageError naming the flag.
   static absl::StatusOr<LoadTest> Prepare(const LoadFlags& flags);
 
-  // Calls in flight at most: so many connections are of use.
+  // The maximum number of calls in flight, which is also the number of useful connections.
   int most_in_flight() const;
 
-  // Level after level, until one is over the latency threshold, which is reported too and does not
-  // count. `forward`, whose result is known to be right, has backward's out and lse; results are
-  // judged again after each level. `server`: its address, where metrics are asked for. Errors: of
-  // BenchMetrics, and DATA_LOSS where a result is wrong.
+  // Measures level after level, up to and including the first one above the latency threshold.
+  // `forward` is a verified result with backward's out and lse. Results are verified again after
+  // each level. `server`: its address, for metrics. Errors: those of BenchMetrics; DATA_LOSS if a
+  // result is wrong.
   absl::Status Run(Client& client, const std::string& server, const BenchProblem& problem,
                    const CallOptions& options, const BenchResults& forward, PayloadBounds& bounds,
                    int64_t rows, const CudaFlags& cuda, ProgressBar& bar);
 
   std::string Text() const;
   Json ToJson() const;
-  // To the files that were asked for. Errors: the system's.
+  // Writes the requested files. Errors: the system's.
   absl::Status Export(const Json& whole) const;
-  // Some level had calls and none that succeeded.
+  // Returns true if in some level no call succeeded.
   bool HasDeadLevel() const;
 
  private:
   struct Level {
     double load = 0;
     load::StableResult measured;
-    double bound = 0;            // calls per second
-    CallReport last;             // of those that succeeded
-    PayloadBound payload_bound;  // of its way
-    bool within = true;          // the latency threshold
+    double bound = 0;  // calls per second
+    CallReport last;  // the last that succeeded
+    PayloadBound payload_bound;  // of the transport of `last`
+    bool within = true;  // whether the latency is within the threshold
     LevelMetrics metrics = {};
   };
 

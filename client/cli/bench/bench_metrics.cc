@@ -5,13 +5,13 @@
 #include <set>
 #include <utility>
 
-#include "CLI/App.hpp"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "client/cli/flag_set.h"
 #include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {
@@ -22,7 +22,7 @@ using load::FigureKind;
 using load::ScrapedFigures;
 
 constexpr absl::Duration kScrapeTimeout = absl::Seconds(5);
-// A coordinator's --metrics_listen, unless it says otherwise.
+// The default port of a coordinator's --metrics_listen.
 constexpr char kCoordinatorPort[] = "7702";
 
 constexpr Figure kCoordinatorFigures[] = {
@@ -36,8 +36,8 @@ constexpr Figure kCoordinatorFigures[] = {
     {"resident_bytes_maximum", FigureKind::kMaximum, "ringattn_resident_bytes"},
 };
 
-// Fractions are of the time: what programs that ended in it had spent, so a long one counts when it
-// ends, and several at a time may be more than 1.
+// Fractions of time, from the times of programs that ended in the span. A long program therefore
+// counts when it ends, and concurrent ones can exceed 1.
 constexpr Figure kWorkerFigures[] = {
     {"compute_fraction", FigureKind::kRate, "ringattn_stage_duration_seconds_sum", "stage",
      "compute"},
@@ -62,7 +62,7 @@ std::vector<Figure> FiguresOf(bool is_worker) {
   return {std::begin(kCoordinatorFigures), std::end(kCoordinatorFigures)};
 }
 
-// "12.3", or "-" where nothing is known.
+// "12.3", or "-" if the value is unknown.
 std::string Shown(const std::vector<Figure>& figures, const ScrapedFigures& scraped,
                   absl::string_view name, double unit) {
   for (size_t i = 0; i < figures.size(); ++i) {
@@ -72,7 +72,7 @@ std::string Shown(const std::vector<Figure>& figures, const ScrapedFigures& scra
   return "-";
 }
 
-// "queue_depth_average" as perf_analyzer would head a column: "Queue Depth Average".
+// Converts "queue_depth_average" to perf_analyzer's column title: "Queue Depth Average".
 std::string Title(absl::string_view name) {
   std::string title(name);
   bool begins = true;
@@ -92,24 +92,24 @@ absl::StatusOr<load::HttpUrl> UrlOf(const std::string& text) {
 
 }  // namespace
 
-void MetricsFlags::AddTo(CLI::App* command, const char* group) {
+void MetricsFlags::AddTo(FlagSet& command, const char* group) {
   command
-      ->add_flag("--collect_metrics,--collect-metrics", collect,
-                 "Scrape the coordinator's and the workers' metrics during the windows, and report "
-                 "them beside each level")
-      ->group(group);
+      .Add("--collect_metrics,--collect-metrics", &collect,
+           "Scrape the coordinator's and the workers' metrics during the windows, and report "
+           "them beside each level")
+      .Group(group);
   command
-      ->add_option("--metrics_url,--metrics-url", urls,
-                   "http://HOST:PORT/metrics, as many as wanted: what is scraped. Unless given, "
-                   "port 7702 of --server's host, and the workers' own")
-      ->delimiter(',')
-      ->group(group);
+      .Add("--metrics_url,--metrics-url", &urls,
+           "http://HOST:PORT/metrics, as many as wanted: what is scraped. Unless given, "
+           "port 7702 of --server's host, and the workers' own")
+      .Delimiter(',')
+      .Group(group);
   command
-      ->add_option("--metrics_interval,--metrics-interval", interval_ms,
-                   "Milliseconds from scrape to scrape; at most half of --measurement_interval")
-      ->check(CLI::Range(1.0, 3.6e6))
-      ->capture_default_str()
-      ->group(group);
+      .Add("--metrics_interval,--metrics-interval", &interval_ms,
+           "Milliseconds from scrape to scrape; at most half of --measurement_interval")
+      .InRange(1.0, 3.6e6)
+      .ShowDefault()
+      .Group(group);
 }
 
 absl::StatusOr<BenchMetrics> BenchMetrics::Prepare(const MetricsFlags& flags,
@@ -315,7 +315,7 @@ std::string BenchMetrics::CsvCells(const LevelMetrics& level) const {
       absl::StrAppend(&cells, ",");
       for (size_t i = 0; i < endpoints_.size(); ++i) {
         if (endpoints_[i].is_worker != is_worker || !level.whole[i].values[at]) continue;
-        // Names of workers are the operator's: no separator of this file's gets into it.
+        // The operator chooses worker names, so remove the separators of this file format.
         const std::string name =
             absl::StrReplaceAll(endpoints_[i].name, {{",", "_"}, {";", "_"}, {"\"", "_"}});
         absl::StrAppendFormat(&cells, "%s:%.9g;", name, *level.whole[i].values[at]);

@@ -1,4 +1,5 @@
-// What the coordinator and the workers export while `bench` puts a load on them.
+// Metrics of the coordinator and the workers during a load test of `bench`.
+// Tests: tests/e2e/test_bench_load.py.
 #ifndef RINGATTN_CLIENT_CLI_BENCH_BENCH_METRICS_H_
 #define RINGATTN_CLIENT_CLI_BENCH_BENCH_METRICS_H_
 
@@ -11,12 +12,9 @@
 #include "absl/status/statusor.h"
 #include "client/api/client.h"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 #include "client/load/measure_level.h"
 #include "client/load/metrics_collector.h"
-
-namespace CLI {
-class App;
-}
 
 namespace ringattn::client::cli {
 
@@ -26,43 +24,44 @@ struct MetricsFlags {
   std::vector<std::string> urls;
   double interval_ms = 1000;
 
-  // Names with underscores and with dashes.
-  void AddTo(CLI::App* command, const char* group);
+  // Adds each flag under its names with underscores and with dashes.
+  void AddTo(FlagSet& command, const char* group);
 };
 
-// What was scraped in a level's windows: the whole of them, and each.
+// Metrics over all windows of a level, and of each window.
 struct LevelMetrics {
-  std::vector<load::ScrapedFigures> whole;                 // by endpoint
-  std::vector<std::vector<load::ScrapedFigures>> windows;  // by window, by endpoint
+  std::vector<load::ScrapedFigures> whole;  // by endpoint
+  std::vector<std::vector<load::ScrapedFigures>> windows;  // by window and endpoint
 };
 
-// Not thread safe, but for the scraping itself.
+// Not thread safe, except for the scraping itself.
 class BenchMetrics {
  public:
-  // Errors: a UsageError naming the flag. `measurement`: windows must be long enough for scrapes.
+  // Errors: a UsageError naming the flag. The windows of `measurement` must be long enough for
+  // scraping.
   static absl::StatusOr<BenchMetrics> Prepare(const MetricsFlags& flags,
                                               const load::Measurement& measurement);
 
-  // Finds the endpoints: those of --metrics_url, else the coordinator's at `server`'s host and the
-  // ones that the topology's workers name; and scrapes each once. Errors, naming the URL: of the
-  // first that does not answer (load::FetchMetrics), and FAILED_PRECONDITION for one that is
-  // neither a coordinator's nor a worker's.
+  // Finds the endpoints and scrapes each once: those of --metrics_url, or else the coordinator's at
+  // `server`'s host and those of the workers in the topology. Errors, with the URL: those of the
+  // first endpoint that does not answer (load::FetchMetrics); FAILED_PRECONDITION for an endpoint
+  // that is neither a coordinator's nor a worker's.
   absl::Status Find(Client& client, const std::string& server);
 
-  // From now on endpoints are scraped, until the next call.
+  // Scrapes the endpoints until the next call.
   void Begin();
-  // Of a level that was measured since. Errors: UNAVAILABLE, naming the URL, of an endpoint that
-  // has answered so seldom that nothing can be said of it.
+  // Returns the metrics of a level measured since Begin. Errors: UNAVAILABLE, with the URL, if an
+  // endpoint answered too rarely.
   absl::StatusOr<LevelMetrics> End(const load::StableResult& measured);
 
   // "metrics" of a level.
   Json ToJson(const LevelMetrics& level) const;
   // What all levels have in common.
   Json ToJson() const;
-  // A line for each endpoint, each after `load`.
+  // Returns a line per endpoint, each starting with `load`.
   std::string Text(const std::string& load, const LevelMetrics& level) const;
   std::string TextHead() const;
-  // ",Coordinator Queue Depth Average,...": of each figure "name:value;name:value;".
+  // ",Coordinator Queue Depth Average,...". A cell lists "name:value;name:value;" for each figure.
   std::string CsvHead() const;
   std::string CsvCells(const LevelMetrics& level) const;
 
@@ -70,7 +69,7 @@ class BenchMetrics {
   struct Endpoint {
     load::HttpUrl url;
     bool is_worker = false;
-    std::string name = {};  // "coordinator", or the worker's
+    std::string name = {};  // "coordinator", or the worker's name
     std::string rank = {};  // of a worker, or "none"
     std::string device = {};
   };
@@ -82,7 +81,7 @@ class BenchMetrics {
   std::vector<load::HttpUrl> urls_;  // of the flag
   absl::Duration interval_;
   std::vector<Endpoint> endpoints_;
-  std::vector<std::string> silent_;  // workers that export nothing
+  std::vector<std::string> silent_;  // workers that export no metrics
   std::unique_ptr<load::MetricsCollector> collector_;
 };
 

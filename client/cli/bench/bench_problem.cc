@@ -17,7 +17,7 @@ BenchResults BenchProblem::MakeResults() const {
   BenchResults results;
   const auto add = [&](Direction direction) {
     for (const TensorId id : OutputsOf(spec_, direction)) {
-      // Validated, so the size is known.
+      // The problem has been validated, so the size is known.
       const auto tensor = static_cast<v1::TensorId>(id);
       results.tensors_[tensor].resize(
           *TensorBytes(problem_.shape, problem_.types(), tensor, problem_.options));

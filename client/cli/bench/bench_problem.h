@@ -1,4 +1,4 @@
-// The request that `bench` makes again and again: its inputs, made once, and places for results.
+// The request that `bench` repeats, with its inputs and buffers for results.
 #ifndef RINGATTN_CLIENT_CLI_BENCH_BENCH_PROBLEM_H_
 #define RINGATTN_CLIENT_CLI_BENCH_BENCH_PROBLEM_H_
 
@@ -16,7 +16,7 @@
 
 namespace ringattn::client::cli {
 
-// Where the results of one call at a time go.
+// Buffers for the results of one call at a time.
 class BenchResults {
  public:
   MutableBytes Of(v1::TensorId tensor) { return absl::MakeSpan(tensors_.at(tensor)); }
@@ -28,10 +28,10 @@ class BenchResults {
   std::map<v1::TensorId, std::vector<uint8_t>> tensors_;
 };
 
-// Const calls may overlap.
+// Const methods may run concurrently.
 class BenchProblem {
  public:
-  // REQUIRES: `spec` is what validation makes of `problem`.
+  // Requires the `spec` that validation derives from `problem`.
   BenchProblem(Problem problem, AttentionSpec spec, bool backward, uint64_t seed);
 
   const Problem& problem() const { return problem_; }
@@ -43,7 +43,7 @@ class BenchProblem {
   // `forward` has out and lse.
   BackwardArgs BackwardInputs(const BenchResults& forward) const;
   static BackwardResults BackwardOutputs(BenchResults& results);
-  // By the fp64 oracle, from so many sampled rows of each tensor.
+  // Verifies sampled rows of each tensor with the fp64 oracle.
   oracle::Report Judge(const BenchResults& results, int64_t rows, uint64_t seed) const;
 
  private:
@@ -55,27 +55,27 @@ class BenchProblem {
   const oracle::InputTensors inputs_;
 };
 
-// One caller of the problem: makes its calls one after another. Tensors that are to travel by host
-// or CUDA memory are staged in a region once, not for each call.
+// Makes calls of the problem, one after another. Tensors for host or CUDA memory are staged in a
+// region once, not per call.
 class BenchCaller {
  public:
-  // All outlive the caller. `forward` has backward's out and lse, and may be the caller's own
-  // results.
+  // All arguments outlive the caller. `forward` has backward's out and lse, and may be the caller's
+  // own results.
   BenchCaller(Client* client, const BenchProblem* problem, const CudaFlags& cuda);
 
   BenchResults& results() { return results_; }
 
-  // Forward, whatever is measured, with the results in results().
+  // Makes a forward call, whatever the benchmark measures. Results go to results().
   CallResult CallForward(const CallOptions& options);
-  // What is measured. The results may lie in the region until Fetch.
+  // Makes the measured call. Results may stay in the region until Fetch.
   CallResult Call(const CallOptions& options, const BenchResults& forward);
-  // The last call's results to results(). Errors: of copies from a GPU.
+  // Copies the last call's results to results(). Errors: those of copies from a GPU.
   absl::Status Fetch();
 
  private:
   Client* const client_;
   const BenchProblem* const problem_;
-  const CudaFlags cuda_;  // of calls by CUDA memory
+  const CudaFlags cuda_;  // for calls by CUDA memory
   BenchResults results_;
   std::optional<RegionStage<ForwardArgs, ForwardResults>> forward_;
   std::optional<RegionStage<BackwardArgs, BackwardResults>> backward_;

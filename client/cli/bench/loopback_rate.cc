@@ -47,7 +47,7 @@ void SendAll(int fd, int64_t bytes) {
   }
 }
 
-// Both ends of one connection over loopback.
+// Both ends of one loopback connection.
 class Connection {
  public:
   static absl::StatusOr<Connection> Open() {
@@ -71,7 +71,7 @@ class Connection {
     return made;
   }
 
-  // Moves them through; false if the connection broke.
+  // Sends `bytes` through the connection. Returns false if it broke.
   bool Move(int64_t bytes) {
     std::thread thread(SendAll, sender_.get(), bytes);
     int64_t received = 0;

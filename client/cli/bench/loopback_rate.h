@@ -1,5 +1,4 @@
-// How fast plain TCP moves bytes on this machine: the bound that bench's payload
-// rates stand beside.
+// The rate of plain TCP on this machine, as a bound for the payload rates of `bench`.
 #ifndef RINGATTN_CLIENT_CLI_BENCH_LOOPBACK_RATE_H_
 #define RINGATTN_CLIENT_CLI_BENCH_LOOPBACK_RATE_H_
 
@@ -9,9 +8,9 @@
 
 namespace ringattn::client::cli {
 
-// Bytes per second of so many connections at a time over loopback, together: `bytes` in
-// all, sent in large writes from memory and received into one buffer each. Errors: the
-// system's. REQUIRES: connections >= 1.
+// Returns the total bytes per second of concurrent loopback connections that transfer `bytes` in
+// all, in large writes from memory, each received into one buffer. Errors: the system's. Requires
+// connections >= 1.
 absl::StatusOr<double> LoopbackBytesPerSecond(int64_t bytes, int connections);
 
 }  // namespace ringattn::client::cli

@@ -19,13 +19,13 @@
 namespace ringattn::client::cli {
 namespace {
 
-// Enough to leave the caches and to outlast the threads' start.
+// Enough to exceed the caches and to hide the start of the threads.
 constexpr int64_t kLeastCopied = 64 << 20, kMostCopied = 256 << 20;
 constexpr int64_t kLeastSent = 256 << 20, kMostSent = 1 << 30;
 
 int Cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
 
-// The workers' default of --copy_threads, of all of them.
+// The default of --copy_threads, summed over the workers.
 int CopyThreads(int workers) { return workers * std::clamp(Cores() / (2 * workers), 2, 8); }
 
 int WorkersOf(const CallReport& report) {

@@ -1,5 +1,6 @@
-// What a call's payload can move at most by the way that it took, measured on this machine in the
-// same run: the bounds that bench's rates stand beside.
+// Upper bounds for the payload rate of a call by its transport, measured on this machine in the
+// same run.
+// Tests: payload_bound_test.cc.
 #ifndef RINGATTN_CLIENT_CLI_BENCH_PAYLOAD_BOUND_H_
 #define RINGATTN_CLIENT_CLI_BENCH_PAYLOAD_BOUND_H_
 
@@ -15,9 +16,9 @@ namespace ringattn::client::cli {
 
 struct PayloadBound {
   enum class Kind : uint8_t {
-    kTcp,     // plain TCP over loopback, one hop
-    kMemcpy,  // out of shared memory
-    kNone     // not measured
+    kTcp,  // plain TCP over loopback, one hop
+    kMemcpy,  // from shared memory
+    kNone  // not measured
   };
   Kind kind = Kind::kNone;
   int side_by_side = 0;  // connections, or threads
@@ -27,22 +28,22 @@ struct PayloadBound {
   Json ToJson() const;
 };
 
-// Bytes per second of so many threads, together, that copy `bytes` out of memory like a region's
-// (a memfd) into their own; the better of two passes. Errors: the system's. REQUIRES: threads >= 1.
+// Returns the total bytes per second of threads that copy `bytes` out of a memfd, which is like a
+// region's memory, into their own memory: the better of two passes. Errors: the system's. Requires
+// threads >= 1.
 absl::StatusOr<double> MemcpyBytesPerSecond(int64_t bytes, int threads);
 
 // Measures each bound once. Not thread safe.
 class PayloadBounds {
  public:
-  // `channels_per_worker`: as ClientOptions has it. `relay`: of calls by the coordinator, measured
-  // already.
+  // `channels_per_worker`: as in ClientOptions. `relay`: the bound of relayed calls, already
+  // measured.
   PayloadBounds(int channels_per_worker, const PayloadBound& relay);
 
-  // By the coordinator's stream: plain TCP on as many connections as the client has, over one
-  // hop. By direct streams: plain TCP on as many as the client library has to all members. By host
-  // memory: a memcpy by as many threads as that many workers of this machine copy with unless told
-  // otherwise (--copy_threads). By CUDA memory: none; what its copies can do only a GPU knows.
-  // Errors: the system's.
+  // Relay: plain TCP on as many connections as the client has, over one hop. Direct: plain TCP on
+  // as many connections as the library opens to all members. Host memory: a memcpy by the default
+  // number of copying threads of that many workers (--copy_threads). CUDA memory: none, because
+  // only a GPU could measure it. Errors: the system's.
   absl::StatusOr<PayloadBound> Of(const CallReport& report);
 
  private:

@@ -37,7 +37,7 @@ TEST(PayloadBounds, HostMemorysIsAMemcpyByAsManyThreadsAsWorkersHave) {
   EXPECT_EQ(bound->kind, Kind::kMemcpy);
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   EXPECT_EQ(bound->side_by_side, 3 * std::clamp(cores / 6, 2, 8));
-  // Slower than any disk, or faster than any memory: nothing was measured.
+  // Slower than any disk or faster than any memory would mean that nothing was measured.
   EXPECT_GT(bound->bytes_per_second, 1e8);
   EXPECT_LT(bound->bytes_per_second, 1e13);
   const auto again = bounds.Of(ReportOf(v1::TRANSPORT_HOST_MEMORY, 3));
@@ -52,7 +52,7 @@ TEST(PayloadBounds, DirectStreamsIsTcpOnAsManyConnections) {
   EXPECT_EQ(bound->kind, Kind::kTcp);
   EXPECT_EQ(bound->side_by_side, 6);
   EXPECT_GT(bound->bytes_per_second, 1e7);
-  // Three connections were measured for the coordinator.
+  // Three connections have been measured for the relay.
   PayloadBounds known(3, kRelay);
   EXPECT_EQ(known.Of(ReportOf(v1::TRANSPORT_DIRECT, 1))->bytes_per_second, 5e9);
 }

@@ -1,9 +1,9 @@
 #include <memory>
 
-#include "CLI/App.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_command.h"
 #include "client/cli/attention_file.h"
+#include "client/cli/flag_set.h"
 #include "client/transfer/tensor_bytes.h"
 
 namespace ringattn::client::cli {
@@ -57,10 +57,10 @@ CallResult CallBackward(const AttentionFlags& flags, Client& client, OpenedFiles
 
 }  // namespace
 
-void AddBackward(CLI::App& app, Run& run) {
+void AddBackward(FlagSet& program, Run& run) {
   auto flags = std::make_shared<AttentionFlags>();
-  CLI::App* command =
-      app.add_subcommand("backward", "Gradients of attention in a file: dq, dk and dv");
+  FlagSet& command =
+      program.AddCommand("backward", "Gradients of attention in a file: dq, dk and dv");
   flags->AddTo(
       command,
       "safetensors with q, k, v (or qkv, or q and kv), dout, as flags ask sinks and dlse, and both "
@@ -69,15 +69,13 @@ void AddBackward(CLI::App& app, Run& run) {
       "safetensors to write: dq, dk, dv, or dqkv, or dq and dkv (--output_dtype), with sinks "
       "dsinks in fp32");
   AddDlseFlag(command, &flags->dlse);
-  auto* residual = command->add_option(
-      "--residual", flags->residual,
+  const Flag residual = command.Add(
+      "--residual", &flags->residual,
       "What forward --retain printed: only dout and dlse are sent. Where it is gone the file's "
       "tensors are, and the report says so");
-  command
-      ->add_flag("--keep_residual", flags->keep_residual,
-                 "The residual stays, for another backward")
-      ->needs(residual);
-  command->callback([flags, &run] {
+  command.Add("--keep_residual", &flags->keep_residual, "The residual stays, for another backward")
+      .Needs(residual);
+  command.OnChosen([flags, &run] {
     run = [flags] {
       return RunAttention("backward", *flags, Direction::kBackward,
                           [&](Client& client, OpenedFiles& files, const CallOptions& options) {

@@ -3,7 +3,6 @@
 #include <memory>
 #include <vector>
 
-#include "CLI/App.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/api/client.h"
 #include "client/cli/bench/bench_load.h"
@@ -11,6 +10,7 @@
 #include "client/cli/bench/loopback_rate.h"
 #include "client/cli/bench/payload_bound.h"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 #include "client/cli/flags.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/region_stage.h"
@@ -43,7 +43,7 @@ struct Flags {
   bool json = false;
 };
 
-// A figure and what it can be at most.
+// A measured value and its upper bound.
 struct Figure {
   double value = 0;
   double bound = 0;
@@ -57,7 +57,7 @@ struct Measured {
   oracle::Report verdict;
   std::vector<CallReport> reports;
   double loopback_bytes_per_second = 0;
-  PayloadBound payload_bound;  // of the last run's way
+  PayloadBound payload_bound;  // of the last run's transport
 };
 
 double Median(std::vector<double> values) {
@@ -80,7 +80,7 @@ double StageSeconds(const CallReport& report, v1::Stage wanted) {
   return 0;
 }
 
-// A service, a request that it is asked for, and its first result.
+// A connected client, the request to measure, and its first result.
 struct Bench {
   std::unique_ptr<Client> client;
   std::unique_ptr<BenchProblem> problem;
@@ -94,7 +94,7 @@ CallResult CallOnce(Bench& bench) {
   return bench.caller->Call(bench.options, bench.caller->results());
 }
 
-// Connects, calls once and judges the result.
+// Connects, makes a first call and verifies its result.
 absl::StatusOr<Bench> Begin(const Flags& flags, const Problem& problem, const AttentionSpec& spec,
                             int channels, ProgressBar& bar) {
   const auto deadline = ParseDeadline(flags.deadline);
@@ -123,8 +123,8 @@ absl::StatusOr<Bench> Begin(const Flags& flags, const Problem& problem, const At
   return bench;
 }
 
-// Plain TCP with as many connections as the payload travels on. Enough to outlast a connection's
-// slow start, not so much that it takes long.
+// The rate of plain TCP with as many connections as the payload uses. The probe is long enough to
+// outlast slow start, and bounded.
 absl::StatusOr<double> LoopbackBeside(const CallReport& report, int connections) {
   const int64_t probe = std::clamp<int64_t>(report.summary.bytes_up(), 256 << 20, 1 << 30);
   return LoopbackBytesPerSecond(probe, connections);
@@ -167,7 +167,7 @@ absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
 
 struct Figures {
   double seconds_median = 0, seconds_min = 0, seconds_max = 0;
-  Json stage_seconds;  // medians, each of its own
+  Json stage_seconds;  // medians, each computed separately
   Figure tokens_per_second, flops_per_second, upload, payload;
 };
 
@@ -194,7 +194,7 @@ Figures Summarise(const Problem& problem, const Measured& measured) {
     return elsewhere;
   });
 
-  // The kernels' own time on the busiest rank: what is left if nothing ever waits.
+  // The kernel time of the busiest rank, which is the compute time without any wait.
   const double kernel_seconds = MedianOf(reports, [](const CallReport& report) {
     double busiest = 0;
     for (const v1::RankReport& rank : report.summary.ranks()) {
@@ -223,7 +223,7 @@ Figures Summarise(const Problem& problem, const Measured& measured) {
   figures.payload = {ratio(last.bytes_up() + last.bytes_down(), wire_seconds), wire};
   const double tokens =
       static_cast<double>(problem.shape.batch()) * static_cast<double>(problem.shape.seq_len_q());
-  // Where it is not known, payload is taken to cost nothing: at most so many tokens all the same.
+  // An unknown payload rate counts as free, which still gives an upper bound.
   const double up_seconds = ratio(static_cast<double>(last.bytes_up()), wire);
   const double down_seconds = ratio(static_cast<double>(last.bytes_down()), wire);
   const double bound_seconds = kernel_seconds + up_seconds + down_seconds;
@@ -276,7 +276,8 @@ int Mismatch(const oracle::Report& verdict, bool json) {
   return kMismatch;
 }
 
-// Connections of a load test: one does not fill a link, and more than these no faster.
+// Maximum connections of a load test. One does not saturate a link, and more than this are no
+// faster.
 constexpr int kMaxChannels = 16;
 
 int RunLoadTest(const Flags& flags, const Problem& problem, const AttentionSpec& spec) {
@@ -362,36 +363,31 @@ int RunBench(const Flags& flags) {
 
 }  // namespace
 
-void AddBench(CLI::App& app, Run& run) {
+void AddBench(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand(
+  FlagSet& command = program.AddCommand(
       "bench",
       "Measure a service: verifies a first run, then medians, each beside its bound "
       "measured in the same run; exits 1 if the result is wrong");
   flags->server.AddTo(command);
   flags->shape.AddTo(command);
   flags->options.AddTo(command, TermForms::kFromFlags);
-  command->add_flag("--backward", flags->backward,
-                    "Measure the backward pass (out and lse are sent)");
-  command->add_option("--runs", flags->runs, "Measured runs")
-      ->check(CLI::Range(1, 10000))
-      ->capture_default_str();
-  command->add_option("--rows", flags->rows, "Rows of each tensor that are verified")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("--seed", flags->seed, "Of the inputs and of the rows")
-      ->check(NotNegative())
-      ->capture_default_str();
-  command->add_option("--deadline", flags->deadline, "Of each call; none unless given");
+  command.Add("--backward", &flags->backward, "Measure the backward pass (out and lse are sent)");
+  command.Add("--runs", &flags->runs, "Measured runs").InRange(1, 10000).ShowDefault();
+  command.Add("--rows", &flags->rows, "Rows of each tensor that are verified")
+      .Positive()
+      .ShowDefault();
+  command.Add("--seed", &flags->seed, "Of the inputs and of the rows").NotNegative().ShowDefault();
+  command.Add("--deadline", &flags->deadline, "Of each call; none unless given");
   AddTransportFlags(command, &flags->transport, &flags->staging_bytes);
   AddCudaFlags(command, &flags->cuda);
   AddChannelsFlag(command, &flags->channels_per_worker);
-  command->add_option("--trace", flags->trace,
-                      "Write the last run's timeline to this file, for chrome://tracing or "
-                      "ui.perfetto.dev");
+  command.Add("--trace", &flags->trace,
+              "Write the last run's timeline to this file, for chrome://tracing or "
+              "ui.perfetto.dev");
   flags->load.AddTo(command);
-  command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");
-  command->callback([flags, &run] { run = [flags] { return RunBench(*flags); }; });
+  command.Add("--json", &flags->json, "Print one JSON object (docs/cli-json.md)");
+  command.OnChosen([flags, &run] { run = [flags] { return RunBench(*flags); }; });
 }
 
 }  // namespace ringattn::client::cli

@@ -1,11 +1,11 @@
 #include <cstdio>
 #include <memory>
 
-#include "CLI/App.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 #include "client/launcher/state_dir.h"
 
 namespace ringattn::client::cli {
@@ -38,18 +38,17 @@ int RunDown(const Flags& flags) {
 
 }  // namespace
 
-void AddDown(CLI::App& app, Run& run) {
+void AddDown(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand(
+  FlagSet& command = program.AddCommand(
       "down",
       "End what `ringattn up` started: requests in flight may go on for its --drain_timeout, new "
       "ones are refused; then the coordinator ends, then the workers");
-  command->add_option("--state_dir", flags->state_dir, "The one that `up` was given")
-      ->capture_default_str();
-  command->add_option("--timeout", flags->timeout,
-                      "Kill it if it has not ended by then; unless given, --drain_timeout and "
-                      "--stop_timeout of `up` and 5s");
-  command->callback([flags, &run] { run = [flags] { return RunDown(*flags); }; });
+  command.Add("--state_dir", &flags->state_dir, "The one that `up` was given").ShowDefault();
+  command.Add("--timeout", &flags->timeout,
+              "Kill it if it has not ended by then; unless given, --drain_timeout and "
+              "--stop_timeout of `up` and 5s");
+  command.OnChosen([flags, &run] { run = [flags] { return RunDown(*flags); }; });
 }
 
 }  // namespace ringattn::client::cli

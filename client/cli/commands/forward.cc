@@ -1,9 +1,9 @@
 #include <memory>
 #include <utility>
 
-#include "CLI/App.hpp"
 #include "client/cli/attention_command.h"
 #include "client/cli/attention_file.h"
+#include "client/cli/flag_set.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -38,18 +38,18 @@ CallResult CallForward(const AttentionFlags& flags, Client& client, OpenedFiles&
 
 }  // namespace
 
-void AddForward(CLI::App& app, Run& run) {
+void AddForward(FlagSet& program, Run& run) {
   auto flags = std::make_shared<AttentionFlags>();
-  CLI::App* command = app.add_subcommand("forward", "Attention of q, k, v in a file: out and lse");
+  FlagSet& command = program.AddCommand("forward", "Attention of q, k, v in a file: out and lse");
   flags->AddTo(command,
                "safetensors with q, k, v (or qkv, or q and kv), as flags ask sinks (packed: "
                "cu_seqlens_q, cu_seqlens_k)",
                "safetensors to write: out (--output_dtype), lse in fp32");
   AddProbabilitiesFlag(command, &flags->probability_rows);
-  command->add_option("--retain", flags->retain,
-                      "Keep inputs and results with the workers for this long (30s, 10m), for "
-                      "backward --residual=HANDLE; the handle is printed, or why nothing is kept");
-  command->callback([flags, &run] {
+  command.Add("--retain", &flags->retain,
+              "Keep inputs and results with the workers for this long (30s, 10m), for "
+              "backward --residual=HANDLE; the handle is printed, or why nothing is kept");
+  command.OnChosen([flags, &run] {
     run = [flags] {
       return RunAttention("forward", *flags, Direction::kForward,
                           [&](Client& client, OpenedFiles& files, const CallOptions& options) {

@@ -2,10 +2,10 @@
 #include <cstdio>
 #include <memory>
 
-#include "CLI/App.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_file.h"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 #include "client/cli/flags.h"
 #include "client/cli/progress_bar.h"
 #include "client/transfer/tensor_bytes.h"
@@ -30,7 +30,8 @@ struct Flags {
   bool json = false;
 };
 
-// `count` elements of a tensor from `first` on; of a packed one those that its parts would have.
+// Fills `count` elements of a tensor from element `first` on. A packed tensor gets the values that
+// its components would have.
 void FillRows(const AttentionSpec& spec, uint64_t seed, TensorId id, int64_t first, int64_t count,
               uint8_t* target) {
   const DType dtype = DTypeOf(spec, id);
@@ -39,7 +40,7 @@ void FillRows(const AttentionSpec& spec, uint64_t seed, TensorId id, int64_t fir
   const int64_t row = LayoutOf(spec, parts[0]).inner_bytes / element_bytes;
   const auto part_count = static_cast<int64_t>(parts.size());
   while (count > 0) {
-    // Elements that follow one another in a part as well.
+    // The elements that are also consecutive in the component.
     const int64_t here = part_count == 1 ? count : std::min(count, row - first % row);
     const TensorId part = parts[part_count == 1 ? 0 : first / row % part_count];
     const int64_t index = part_count == 1 ? first : first / row / part_count * row + first % row;
@@ -94,7 +95,7 @@ absl::Status Generate(const Flags& flags, Problem* problem, std::vector<v1::Tens
       const int64_t count = std::min(kPiece, elements - first);
       uint8_t* const piece = target.data() + first * element_bytes;
       if (ids) {
-        // A whole one is small: it has no heads and no dimension.
+        // Segment ids have no heads and no dimension, so the whole tensor is small.
         if (first == 0) {
           oracle::FillSegmentIds(flags.seed, spec.shape.batch, elements / spec.shape.batch,
                                  reinterpret_cast<int32_t*>(piece));
@@ -143,24 +144,24 @@ int RunGenerate(const Flags& flags) {
 
 }  // namespace
 
-void AddGenerate(CLI::App& app, Run& run) {
+void AddGenerate(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand(
+  FlagSet& command = program.AddCommand(
       "generate",
       "Write random q, k, v (and dout, dlse, sinks, a bias, a mask, ids) to a safetensors file");
-  command->add_option("--output", flags->output, "The file to write")->required();
+  command.Add("--output", &flags->output, "The file to write").Required();
   flags->shape.AddTo(command);
   AddPackingFlag(command, &flags->packing);
   AddLseFlag(command, &flags->lse_format);
-  command->add_option("--seed", flags->seed, "The same seed gives the same bits anywhere")
-      ->check(NotNegative())
-      ->capture_default_str();
-  command->add_flag("--with_dout", flags->with_dout, "Also dout, which backward needs");
-  command->add_flag("--sinks", flags->sinks, "Also sinks, for --sinks of the other commands");
-  command->add_flag("--dlse", flags->dlse, "Also dlse, for --dlse of backward");
+  command.Add("--seed", &flags->seed, "The same seed gives the same bits anywhere")
+      .NotNegative()
+      .ShowDefault();
+  command.Add("--with_dout", &flags->with_dout, "Also dout, which backward needs");
+  command.Add("--sinks", &flags->sinks, "Also sinks, for --sinks of the other commands");
+  command.Add("--dlse", &flags->dlse, "Also dlse, for --dlse of backward");
   flags->terms.AddTo(command, TermForms::kGenerated);
-  command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");
-  command->callback([flags, &run] { run = [flags] { return RunGenerate(*flags); }; });
+  command.Add("--json", &flags->json, "Print one JSON object (docs/cli-json.md)");
+  command.OnChosen([flags, &run] { run = [flags] { return RunGenerate(*flags); }; });
 }
 
 }  // namespace ringattn::client::cli

@@ -1,11 +1,11 @@
 #include <cstdio>
 #include <memory>
 
-#include "CLI/App.hpp"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_join.h"
 #include "client/api/client.h"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 #include "client/cli/flags.h"
 #include "client/cli/proto_json.h"
 #include "client/cli/report.h"
@@ -59,14 +59,13 @@ int RunInfo(const Flags& flags) {
 
 }  // namespace
 
-void AddInfo(CLI::App& app, Run& run) {
+void AddInfo(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand("info", "Version, features and limits of a service");
+  FlagSet& command = program.AddCommand("info", "Version, features and limits of a service");
   flags->server.AddTo(command);
-  command->add_option("--deadline", flags->deadline, "Give up after this long")
-      ->capture_default_str();
-  command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");
-  command->callback([flags, &run] { run = [flags] { return RunInfo(*flags); }; });
+  command.Add("--deadline", &flags->deadline, "Give up after this long").ShowDefault();
+  command.Add("--json", &flags->json, "Print one JSON object (docs/cli-json.md)");
+  command.OnChosen([flags, &run] { run = [flags] { return RunInfo(*flags); }; });
 }
 
 }  // namespace ringattn::client::cli

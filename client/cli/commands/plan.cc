@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "CLI/App.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/api/client.h"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 #include "client/cli/flags.h"
 #include "client/cli/planner_inputs.h"
 #include "client/cli/report.h"
@@ -35,7 +35,7 @@ struct Flags {
   std::vector<v1::ProbabilityRow> probability_rows;
   ServerFlags server;
   std::string deadline = "10s";
-  std::optional<int> workers;  // kDefaultWorkers, or as many as the server's ring has
+  std::optional<int> workers;  // default: kDefaultWorkers, or the server's ring
   std::optional<double> device_flops_per_s;
   std::optional<double> link_bytes_per_s;
   bool json = false;
@@ -49,10 +49,10 @@ struct Planned {
   AttentionSpec spec;
   Plan plan;
   Schedule schedule;
-  std::vector<std::string> members;  // as asked for
+  std::vector<std::string> members;  // as requested
 };
 
-// What the service's own planner would count on (server/core/ring/measured_inputs.h).
+// The inputs that the service's own planner would use (server/core/ring/measured_inputs.h).
 absl::StatusOr<PlannerInputs> InputsOfServer(const Flags& flags, const ValidRequest& request) {
   const auto deadline = ParseDeadline(flags.deadline);
   if (!deadline.ok()) return deadline.status();
@@ -79,7 +79,7 @@ absl::StatusOr<PlannerInputs> InputsOfServer(const Flags& flags, const ValidRequ
 absl::StatusOr<PlannerInputs> InputsOf(const Flags& flags, const ValidRequest& request) {
   PlannerInputs inputs;
   if (flags.server.server.empty()) {
-    // As many as asked for: there is no server that could have fewer.
+    // Without a server, all requested workers count as ready.
     inputs.ready_workers =
         std::max(flags.workers.value_or(kDefaultWorkers), request.choice.world_size.value_or(0));
   } else {
@@ -93,7 +93,8 @@ absl::StatusOr<PlannerInputs> InputsOf(const Flags& flags, const ValidRequest& r
   return inputs;
 }
 
-// What the flags ask for; one of the other direction is an error by name.
+// Returns the problem that the flags describe. A flag of the other direction is an error that names
+// it.
 absl::StatusOr<Problem> ProblemOf(const Flags& flags) {
   if (!flags.backward && flags.with_forward_result) {
     return UsageError("--with_forward_result needs --backward");
@@ -130,7 +131,7 @@ absl::StatusOr<Planned> MakePlan(const Flags& flags) {
                  std::move(schedule),    valid->choice.members};
 }
 
-// Where the prediction's rates come from.
+// The source of the rates for the prediction.
 const char* RateSource(const Flags& flags) {
   if (!flags.server.server.empty()) return "server";
   return flags.device_flops_per_s && flags.link_bytes_per_s ? "flags" : "defaults";
@@ -229,9 +230,9 @@ int RunPlan(const Flags& flags) {
 
 }  // namespace
 
-void AddPlan(CLI::App& app, Run& run) {
+void AddPlan(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand(
+  FlagSet& command = program.AddCommand(
       "plan",
       "Shards and schedule of a request, computed here: spans, transfers with their bytes, tiles "
       "per rank and step. Needs no server; with one, plans for its ring and its rates");
@@ -241,35 +242,33 @@ void AddPlan(CLI::App& app, Run& run) {
   AddDlseFlag(command, &flags->dlse);
   AddLseFlag(command, &flags->lse_format);
   AddProbabilitiesFlag(command, &flags->probability_rows);
-  command->add_flag("--backward", flags->backward, "Plan the backward pass");
-  command->add_flag("--with_forward_result", flags->with_forward_result,
-                    "Backward: out and lse are sent, not computed again");
+  command.Add("--backward", &flags->backward, "Plan the backward pass");
+  command.Add("--with_forward_result", &flags->with_forward_result,
+              "Backward: out and lse are sent, not computed again");
   flags->server.AddSecurityTo(command);
-  command->add_option("--server", flags->server.server,
-                      "host:port of a service: plan for the workers that it has, with the rates "
-                      "that they measured");
-  command->add_option("--deadline", flags->deadline, "Of --server: give up after this long")
-      ->capture_default_str();
+  command.Add("--server", &flags->server.server,
+              "host:port of a service: plan for the workers that it has, with the rates "
+              "that they measured");
+  command.Add("--deadline", &flags->deadline, "Of --server: give up after this long").ShowDefault();
   command
-      ->add_option("--workers", flags->workers,
-                   absl::StrCat("Workers that are ready; ", kDefaultWorkers,
-                                ", or the server's, unless given"))
-      ->check(CLI::Range(1, 1024));
+      .Add("--workers", &flags->workers,
+           absl::StrCat("Workers that are ready; ", kDefaultWorkers,
+                        ", or the server's, unless given"))
+      .InRange(1, 1024);
   const PlannerInputs defaults;
   command
-      ->add_option(
-          "--device_flops_per_s", flags->device_flops_per_s,
-          absl::StrFormat("For the prediction; unless given, the server's or %g, the order "
-                          "of magnitude of one CPU core",
-                          defaults.device_flops_per_s))
-      ->check(CLI::PositiveNumber);
+      .Add("--device_flops_per_s", &flags->device_flops_per_s,
+           absl::StrFormat("For the prediction; unless given, the server's or %g, the order "
+                           "of magnitude of one CPU core",
+                           defaults.device_flops_per_s))
+      .Positive();
   command
-      ->add_option("--link_bytes_per_s", flags->link_bytes_per_s,
-                   absl::StrFormat("For the prediction; unless given, the server's or %g",
-                                   defaults.link_bytes_per_s))
-      ->check(CLI::PositiveNumber);
-  command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");
-  command->callback([flags, &run] { run = [flags] { return RunPlan(*flags); }; });
+      .Add("--link_bytes_per_s", &flags->link_bytes_per_s,
+           absl::StrFormat("For the prediction; unless given, the server's or %g",
+                           defaults.link_bytes_per_s))
+      .Positive();
+  command.Add("--json", &flags->json, "Print one JSON object (docs/cli-json.md)");
+  command.OnChosen([flags, &run] { run = [flags] { return RunPlan(*flags); }; });
 }
 
 }  // namespace ringattn::client::cli

@@ -1,13 +1,13 @@
 #include <cstdio>
 #include <memory>
 
-#include "CLI/App.hpp"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "client/api/client.h"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 #include "client/cli/flags.h"
 #include "client/cli/proto_json.h"
 #include "client/cli/report.h"
@@ -45,7 +45,7 @@ void Show(const v1::Topology& topology, const Flags& flags) {
   if (!flags.json) {
     PrintText(topology);
   } else if (flags.watch) {
-    // One line each, so that a reader can tell them apart.
+    // One line each, so that a reader can separate them.
     std::puts(ProtoJson(topology).dump().c_str());
   } else {
     Print(ProtoJson(topology));
@@ -76,17 +76,17 @@ int RunTopology(const Flags& flags) {
 
 }  // namespace
 
-void AddTopology(CLI::App& app, Run& run) {
+void AddTopology(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand("topology", "The workers and the ring as they are now");
+  FlagSet& command = program.AddCommand("topology", "The workers and the ring as they are now");
   flags->server.AddTo(command);
-  command->add_flag("--watch", flags->watch,
-                    "Print again after each change, until interrupted or the server ends");
-  command->add_option("--deadline", flags->deadline,
-                      "Give up after this long; 10s unless given, none with --watch");
-  command->add_flag("--json", flags->json,
-                    "Print one JSON object, with --watch one per line (docs/cli-json.md)");
-  command->callback([flags, &run] { run = [flags] { return RunTopology(*flags); }; });
+  command.Add("--watch", &flags->watch,
+              "Print again after each change, until interrupted or the server ends");
+  command.Add("--deadline", &flags->deadline,
+              "Give up after this long; 10s unless given, none with --watch");
+  command.Add("--json", &flags->json,
+              "Print one JSON object, with --watch one per line (docs/cli-json.md)");
+  command.OnChosen([flags, &run] { run = [flags] { return RunTopology(*flags); }; });
 }
 
 }  // namespace ringattn::client::cli

@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <memory>
 
-#include "CLI/App.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 #include "client/cli/server_flags.h"
 #include "client/launcher/launcher.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 struct Flags {
   LauncherOptions launcher;
-  ServerFlags own;  // of the launcher's own calls
+  ServerFlags own;  // for the launcher's own calls
   std::string ready_timeout = "60s";
   std::string drain_timeout = "30s";
   std::string stop_timeout = "10s";
@@ -33,7 +33,7 @@ std::string ReadyText(const LauncherOptions& options, const Launcher& launcher) 
                       "/, metrics beside it at /metrics, logs in ", launcher.log_dir(), "\n");
 }
 
-// Starts everything, calls `report` with what to tell the user, and then supervises.
+// Starts everything, calls `report` with the text for the user, and supervises.
 int Serve(const LauncherOptions& options,
           const std::function<void(const absl::StatusOr<std::string>&)>& report) {
   auto launcher = Launcher::Start(options);
@@ -63,8 +63,8 @@ int RunInForeground(const LauncherOptions& options) {
   return code != kSuccess ? code : ended;
 }
 
-// The child serves in a session of its own; this process waits for its first word, an
-// 'E' or an 'R' and the text, through a pipe.
+// The child runs in a session of its own. This process waits on a pipe for the child's result: an
+// 'E' or an 'R', followed by the text.
 int RunDetached(const LauncherOptions& options) {
   int pipe_ends[2];
   if (pipe2(pipe_ends, O_CLOEXEC) != 0) return Fail(absl::ErrnoToStatus(errno, "pipe"), false);
@@ -74,7 +74,7 @@ int RunDetached(const LauncherOptions& options) {
     close(pipe_ends[0]);
     setsid();
     const int code = Serve(options, [&](const absl::StatusOr<std::string>& text) {
-      // From here on nobody listens to our streams.
+      // From here on nobody reads our streams.
       const std::string log = absl::StrCat(options.state_dir, "/launcher.log");
       const int out = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
       const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -88,7 +88,7 @@ int RunDetached(const LauncherOptions& options) {
       (void)ignored;
       close(pipe_ends[1]);
     });
-    // Not exit(): what the parent registered is the parent's to run.
+    // Not exit(): the parent runs the handlers that it registered.
     _exit(code);
   }
   close(pipe_ends[1]);
@@ -126,7 +126,7 @@ int RunUp(const Flags& flags) {
     }
   }
   for (const std::string& flag : options.server_flags) {
-    // Whoever waits for the coordinator must know it too.
+    // `ringattn down`, which waits for the coordinator, must know the timeout too.
     if (!absl::StartsWith(flag, "--drain_timeout")) continue;
     return Fail(absl::InvalidArgumentError("--server_flag=--drain_timeout: give --drain_timeout "
                                            "to `up` itself"),
@@ -139,8 +139,8 @@ int RunUp(const Flags& flags) {
                 false);
   }
   if (options.device == "cuda" && options.threads > 0) {
-    return Fail(absl::InvalidArgumentError("--threads means nothing with --device=cuda: it is for "
-                                           "CPU workers"),
+    return Fail(absl::InvalidArgumentError(
+                    "--threads has no effect with --device=cuda: it is for CPU workers"),
                 false);
   }
   return flags.detach ? RunDetached(options) : RunInForeground(options);
@@ -148,80 +148,76 @@ int RunUp(const Flags& flags) {
 
 }  // namespace
 
-void AddUp(CLI::App& app, Run& run) {
+void AddUp(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
   LauncherOptions& options = flags->launcher;
   options.state_dir = DefaultStateDir();
-  CLI::App* command = app.add_subcommand(
+  FlagSet& command = program.AddCommand(
       "up",
       "Run a coordinator and workers on this machine; restarts what dies, replaces what "
       "stands stopped or does not answer. SIGTERM, Ctrl-C or `ringattn down` drains and ends all "
       "of them; a second signal ends them at once");
-  const CLI::Range port(0, 65535);
-  command->add_option("--workers", options.workers, "Worker processes")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
-  command->add_option("--device", options.device, "What workers compute on")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
-  command->add_option("--port", options.port, "gRPC port on 127.0.0.1; 0 = any free one")
-      ->check(port)
-      ->capture_default_str();
+  command.Add("--workers", &options.workers, "Worker processes").InRange(1, 64).ShowDefault();
+  command.Add("--device", &options.device, "What workers compute on")
+      .OneOf({"auto", "cpu", "cuda"})
+      .ShowDefault();
+  command.Add("--port", &options.port, "gRPC port on 127.0.0.1; 0 = any free one")
+      .InRange(0, 65535)
+      .ShowDefault();
   command
-      ->add_option("--control_port", options.control_port,
-                   "The workers' and operators' port; 0 = any free one")
-      ->check(port)
-      ->capture_default_str();
+      .Add("--control_port", &options.control_port,
+           "The workers' and operators' port; 0 = any free one")
+      .InRange(0, 65535)
+      .ShowDefault();
   command
-      ->add_option("--metrics_port", options.metrics_port,
-                   "Prometheus port of the coordinator; 0 = any free one")
-      ->check(port)
-      ->capture_default_str();
+      .Add("--metrics_port", &options.metrics_port,
+           "Prometheus port of the coordinator; 0 = any free one")
+      .InRange(0, 65535)
+      .ShowDefault();
   command
-      ->add_option("--threads", options.threads,
-                   "Compute threads per CPU worker; 0 = the cores divided by the workers")
-      ->check(CLI::Range(0, 4096))
-      ->capture_default_str();
-  command->add_flag("--detach", flags->detach, "Return once the service is ready");
+      .Add("--threads", &options.threads,
+           "Compute threads per CPU worker; 0 = the cores divided by the workers")
+      .InRange(0, 4096)
+      .ShowDefault();
+  command.Add("--detach", &flags->detach, "Return once the service is ready");
   command
-      ->add_option("--local_memory", options.local_memory,
-                   "host: this user's clients may keep tensors in memory that the workers read and "
-                   "write themselves (sockets in state_dir); cuda: and in memory of this machine's "
-                   "GPUs, of GPU workers; off: tensors travel")
-      ->check(CLI::IsMember({"off", "host_memory", "cuda_memory"}))
-      ->capture_default_str();
+      .Add("--local_memory", &options.local_memory,
+           "host: this user's clients may keep tensors in memory that the workers read and "
+           "write themselves (sockets in state_dir); cuda: and in memory of this machine's "
+           "GPUs, of GPU workers; off: tensors travel")
+      .OneOf({"off", "host_memory", "cuda_memory"})
+      .ShowDefault();
   command
-      ->add_option("--direct", options.direct,
-                   "Whether clients of this machine may stream tensors straight to the workers; "
-                   "auto: unless --server_flag=--listen or TLS is given, for which workers need "
-                   "flags of their own (--worker_flag=--client_data_listen=...)")
-      ->check(CLI::IsMember({"auto", "on", "off"}))
-      ->capture_default_str();
-  command->add_option("--state_dir", options.state_dir, "Process id, secret, ports and logs")
-      ->capture_default_str();
-  command->add_option("--bin_dir", options.bin_dir,
-                      "Folder of ringattn-server and ringattn-worker; $RINGATTN_BIN_DIR, or near "
-                      "this program, unless given");
-  command->add_option("--server_flag", options.server_flags,
-                      "A flag passed on to the coordinator; may be repeated");
-  command->add_option("--worker_flag", options.worker_flags,
-                      "A flag passed on to every worker, --nccl_max_ctas=8 say; may be repeated");
+      .Add("--direct", &options.direct,
+           "Whether clients of this machine may stream tensors straight to the workers; "
+           "auto: unless --server_flag=--listen or TLS is given, for which workers need "
+           "flags of their own (--worker_flag=--client_data_listen=...)")
+      .OneOf({"auto", "on", "off"})
+      .ShowDefault();
+  command.Add("--state_dir", &options.state_dir, "Process id, secret, ports and logs")
+      .ShowDefault();
+  command.Add("--bin_dir", &options.bin_dir,
+              "Folder of ringattn-server and ringattn-worker; $RINGATTN_BIN_DIR, or near "
+              "this program, unless given");
+  command.Add("--server_flag", &options.server_flags,
+              "A flag passed on to the coordinator; may be repeated");
+  command.Add("--worker_flag", &options.worker_flags,
+              "A flag passed on to every worker, --nccl_max_ctas=8 say; may be repeated");
   flags->own.AddSecurityTo(command);
-  command->add_option("--ready_timeout", flags->ready_timeout, "Give up if not ready by then")
-      ->capture_default_str();
+  command.Add("--ready_timeout", &flags->ready_timeout, "Give up if not ready by then")
+      .ShowDefault();
   command
-      ->add_option("--drain_timeout", flags->drain_timeout,
-                   "Told to end, requests in flight may go on for this long; new ones are refused")
-      ->capture_default_str();
+      .Add("--drain_timeout", &flags->drain_timeout,
+           "Told to end, requests in flight may go on for this long; new ones are refused")
+      .ShowDefault();
   command
-      ->add_option("--stop_timeout", flags->stop_timeout,
-                   "Kill what has not ended this long after that")
-      ->capture_default_str();
+      .Add("--stop_timeout", &flags->stop_timeout, "Kill what has not ended this long after that")
+      .ShowDefault();
   command
-      ->add_option("--silent_timeout", flags->silent_timeout,
-                   "Replace a coordinator whose port has not answered for this long")
-      ->capture_default_str();
-  command->callback([flags, &run] { run = [flags] { return RunUp(*flags); }; });
+      .Add("--silent_timeout", &flags->silent_timeout,
+           "Replace a coordinator whose port has not answered for this long")
+      .ShowDefault();
+  command.OnChosen([flags, &run] { run = [flags] { return RunUp(*flags); }; });
 }
 
 }  // namespace ringattn::client::cli

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "CLI/App.hpp"
 #include "absl/strings/str_cat.h"
 #include "client/cli/attention_file.h"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 #include "client/cli/flags.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/shard_form.h"
@@ -37,7 +37,7 @@ struct Flags {
   bool json = false;
 };
 
-// A file and what to call it.
+// A file and its name for messages.
 struct Source {
   std::string path;
   SafetensorsFile file;
@@ -48,19 +48,19 @@ struct Source {
     return Source{path, *std::move(file)};
   }
   bool Has(v1::TensorId tensor) const { return file.Find(TensorIdName(tensor)) != nullptr; }
-  // By itself or as a part of a packed one.
+  // Returns true if the file has one of the tensors, alone or packed.
   bool HasAny(std::initializer_list<v1::TensorId> tensors) const {
     return std::any_of(tensors.begin(), tensors.end(), [this](auto id) { return Has(id); });
   }
 };
 
-// Reads tensors of one problem, in the oracle's form; remembers the first failure.
+// Reads tensors of one problem in the oracle's form. Records the first failure.
 class TensorReader {
  public:
   TensorReader(const Problem& problem, const AttentionSpec& spec)
       : problem_(problem), spec_(spec) {}
 
-  // The tensor's memory, as long as this lives.
+  // Returns the tensor's memory, which is valid during this object's lifetime.
   const uint8_t* Read(const Source& source, v1::TensorId tensor) {
     const auto id = static_cast<TensorId>(tensor);
     const v1::TensorId whole = ToProto(ClientTensorOf(spec_, id));
@@ -81,7 +81,7 @@ class TensorReader {
     }
     return bytes->empty() ? kEmpty : bytes->data();
   }
-  // Null if the file does not have it.
+  // Returns null if the file does not have it.
   const uint8_t* ReadIfThere(const Source& source, v1::TensorId tensor) {
     const TensorId whole = ClientTensorOf(spec_, static_cast<TensorId>(tensor));
     return source.Has(ToProto(whole)) ? Read(source, tensor) : nullptr;
@@ -89,7 +89,7 @@ class TensorReader {
   const absl::Status& status() const { return status_; }
 
  private:
-  // An empty tensor is there all the same.
+  // Distinguishes an empty tensor from a missing one.
   static constexpr uint8_t kEmpty[8] = {};
 
   const uint8_t* Keep(std::vector<uint8_t> bytes) {
@@ -117,7 +117,7 @@ bool HasGradients(const Source& output) {
                         v1::TENSOR_ID_DKV, v1::TENSOR_ID_DSINKS, v1::TENSOR_ID_DBIAS});
 }
 
-// Two files with an out or an lse: one of them would go unjudged.
+// Rejects out and lse in two files, because one of them would not be judged.
 absl::Status CheckGivenOnce(const Source& forward, const std::vector<const Source*>& others) {
   for (const v1::TensorId tensor : {v1::TENSOR_ID_OUT, v1::TENSOR_ID_LSE}) {
     for (const Source* other : others) {
@@ -130,7 +130,7 @@ absl::Status CheckGivenOnce(const Source& forward, const std::vector<const Sourc
   return absl::OkStatus();
 }
 
-// What the output has and the flags do not say, or the other way round.
+// Rejects outputs without their flag, and flags without their output.
 absl::Status CheckAskedFor(const Flags& flags, const Source& output, bool has_dbias,
                            bool has_sinks) {
   const auto wrong = [&](absl::string_view what) {
@@ -139,7 +139,7 @@ absl::Status CheckAskedFor(const Flags& flags, const Source& output, bool has_db
   if (!has_dbias && output.Has(v1::TENSOR_ID_DBIAS)) {
     return wrong("\"dbias\" is there without --dbias");
   }
-  // A forward's file has none, whatever the flags that both directions were given.
+  // A file of a forward pass has none, even if the flags of both directions are given.
   if (has_dbias && HasGradients(output) && !output.Has(v1::TENSOR_ID_DBIAS)) {
     return wrong("\"dbias\" is missing; --dbias needs it");
   }
@@ -175,7 +175,7 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
   const auto valid = ValidateLocally(problem, direction, false);
   if (!valid.ok()) return valid.status();
 
-  // Of a file that serves both directions, dlse is backward's alone.
+  // If a file serves both directions, dlse belongs to backward only.
   const bool judges_backward = flags.dlse || HasGradients(*output);
   const auto option_tensors =
       ReadOptionTensors(input->path, input->file, problem,
@@ -213,7 +213,7 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
       .probabilities = AsFloats(reader.ReadIfThere(*output, v1::TENSOR_ID_PROBABILITIES))};
   const bool gradients = HasGradients(*output);
   oracle::ForwardTensors given;
-  std::optional<Source> forward;  // as long as its tensors are used
+  std::optional<Source> forward;  // kept while its tensors are used
   if (!flags.forward.empty()) {
     auto opened = Source::Open(flags.forward);
     if (!opened.ok()) return opened.status();
@@ -262,41 +262,38 @@ int RunVerify(const Flags& flags) {
 
 }  // namespace
 
-void AddVerify(CLI::App& app, Run& run) {
+void AddVerify(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand(
+  FlagSet& command = program.AddCommand(
       "verify",
       "Check results against attention computed here in fp64; exits 1 on a mismatch, 4 if "
       "something could not be judged");
   command
-      ->add_option("--input", flags->input,
-                   "safetensors with q, k, v (or qkv, or q and kv), for gradients also dout, as "
-                   "flags ask sinks and dlse")
-      ->required();
+      .Add("--input", &flags->input,
+           "safetensors with q, k, v (or qkv, or q and kv), for gradients also dout, as "
+           "flags ask sinks and dlse")
+      .Required();
   command
-      ->add_option(
-          "--output", flags->output,
+      .Add(
+          "--output", &flags->output,
           "safetensors with what is to be checked: any of out, lse, dq, dk, dv, dqkv, dkv, dsinks, "
           "dbias")
-      ->required();
-  command->add_option("--forward", flags->forward,
-                      "safetensors with out and lse of the forward pass, if they are in neither of "
-                      "the others: judged too, and what dk and dv of a long request are judged by");
+      .Required();
+  command.Add("--forward", &flags->forward,
+              "safetensors with out and lse of the forward pass, if they are in neither of "
+              "the others: judged too, and what dk and dv of a long request are judged by");
   flags->options.AddTo(command);
   AddDlseFlag(command, &flags->dlse);
   AddLseFlag(command, &flags->lse_format);
   AddProbabilitiesFlag(command, &flags->probability_rows);
   command
-      ->add_option("--rows", flags->rows,
-                   "Sampled rows of each tensor; small problems are checked whole")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("--seed", flags->seed, "Chooses the rows")
-      ->check(NotNegative())
-      ->capture_default_str();
+      .Add("--rows", &flags->rows, "Sampled rows of each tensor; small problems are checked whole")
+      .Positive()
+      .ShowDefault();
+  command.Add("--seed", &flags->seed, "Chooses the rows").NotNegative().ShowDefault();
   AddProgressFlag(command, &flags->progress_interval);
-  command->add_flag("--json", flags->json, "Print one JSON object (docs/cli-json.md)");
-  command->callback([flags, &run] { run = [flags] { return RunVerify(*flags); }; });
+  command.Add("--json", &flags->json, "Print one JSON object (docs/cli-json.md)");
+  command.OnChosen([flags, &run] { run = [flags] { return RunVerify(*flags); }; });
 }
 
 }  // namespace ringattn::client::cli

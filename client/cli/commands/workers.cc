@@ -1,7 +1,7 @@
 #include <memory>
 
-#include "CLI/App.hpp"
 #include "client/cli/command.h"
+#include "client/cli/flag_set.h"
 #include "client/launcher/worker_group.h"
 
 namespace ringattn::client::cli {
@@ -15,9 +15,9 @@ int RunWorkers(const WorkerGroupOptions& options) {
 
 }  // namespace
 
-void AddWorkers(CLI::App& app, Run& run) {
+void AddWorkers(FlagSet& program, Run& run) {
   auto options = std::make_shared<WorkerGroupOptions>();
-  CLI::App* command = app.add_subcommand(
+  FlagSet& command = program.AddCommand(
       "workers",
       "Run several workers on this machine, one process for each GPU, of a coordinator elsewhere; "
       "restarts what dies or does not answer. What follows \"--\" are flags of ringattn-worker, as "
@@ -29,12 +29,12 @@ void AddWorkers(CLI::App& app, Run& run) {
       "it on loopback are theirs. SIGTERM or Ctrl-C lets them leave the ring and ends them; a "
       "second "
       "signal ends them at once");
-  command->add_option("--count", options->count, "Workers")->check(CLI::Range(1, 64))->required();
-  command->add_option("--bin_dir", options->bin_dir,
-                      "Folder of ringattn-worker; $RINGATTN_BIN_DIR, or near this program, unless "
-                      "given");
-  command->add_option("flags", options->flags, "Flags of ringattn-worker, behind --");
-  command->callback([options, &run] { run = [options] { return RunWorkers(*options); }; });
+  command.Add("--count", &options->count, "Workers").InRange(1, 64).Required();
+  command.Add("--bin_dir", &options->bin_dir,
+              "Folder of ringattn-worker; $RINGATTN_BIN_DIR, or near this program, unless "
+              "given");
+  command.Add("flags", &options->flags, "Flags of ringattn-worker, behind --");
+  command.OnChosen([options, &run] { run = [options] { return RunWorkers(*options); }; });
 }
 
 }  // namespace ringattn::client::cli

@@ -1,0 +1,178 @@
+#include "client/cli/flag_set.h"
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace ringattn::client::cli {
+
+Flag Flag::Group(const std::string& title) const {
+  option_->group(title);
+  return *this;
+}
+
+Flag Flag::ShowDefault() const {
+  option_->capture_default_str();
+  return *this;
+}
+
+Flag Flag::ValueName(const std::string& name) const {
+  option_->type_name(name);
+  return *this;
+}
+
+Flag Flag::Required() const {
+  option_->required();
+  return *this;
+}
+
+Flag Flag::Needs(const Flag& other) const {
+  option_->needs(other.option_);
+  return *this;
+}
+
+Flag Flag::Excludes(const Flag& other) const {
+  option_->excludes(other.option_);
+  return *this;
+}
+
+Flag Flag::Delimiter(char delimiter) const {
+  option_->delimiter(delimiter);
+  return *this;
+}
+
+Flag Flag::OptionalValue() const {
+  option_->expected(0, 1);
+  return *this;
+}
+
+Flag Flag::OneOf(const std::vector<std::string>& values) const {
+  option_->check(CLI::IsMember(values));
+  return *this;
+}
+
+Flag Flag::InRange(int min, int max) const {
+  option_->check(CLI::Range(min, max));
+  return *this;
+}
+
+Flag Flag::InRange(double min, double max) const {
+  option_->check(CLI::Range(min, max));
+  return *this;
+}
+
+Flag Flag::Positive() const {
+  option_->check(CLI::PositiveNumber);
+  return *this;
+}
+
+// CLI11 parses -1 as 2^64 - 1, and its own check names the largest double as the bound.
+Flag Flag::NotNegative() const {
+  option_->check(CLI::Validator(
+      [](const std::string& text) {
+        return absl::StartsWith(text, "-") ? absl::StrCat("is ", text, ", must not be negative")
+                                           : std::string();
+      },
+      ""));
+  return *this;
+}
+
+Flag Flag::AsSize() const {
+  option_->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  return *this;
+}
+
+size_t Flag::count() const { return option_->count(); }
+
+FlagSet::FlagSet(const std::string& name, const std::string& help, const std::string& version)
+    : owned_(std::make_unique<CLI::App>(help, name)), app_(owned_.get()) {
+  constexpr size_t kHelpColumn = 36;
+  app_->require_subcommand(1);
+  app_->set_version_flag("--version", version);
+  app_->get_formatter()->column_width(kHelpColumn);
+}
+
+FlagSet::FlagSet() : owned_(std::make_unique<CLI::App>()), app_(owned_.get()) {}
+
+FlagSet::FlagSet(CLI::App* command) : app_(command) {}
+
+FlagSet::~FlagSet() = default;
+
+FlagSet& FlagSet::AddCommand(const std::string& name, const std::string& help) {
+  commands_.emplace_back(new FlagSet(app_->add_subcommand(name, help)));
+  return *commands_.back();
+}
+
+void FlagSet::OnChosen(std::function<void()> on_chosen) { app_->callback(std::move(on_chosen)); }
+
+template <typename T>
+Flag FlagSet::Add(const std::string& names, T* value, const std::string& help) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return Flag(app_->add_flag(names, *value, help));
+  } else {
+    return Flag(app_->add_option(names, *value, help));
+  }
+}
+
+template Flag FlagSet::Add(const std::string&, bool*, const std::string&);
+template Flag FlagSet::Add(const std::string&, int*, const std::string&);
+template Flag FlagSet::Add(const std::string&, int64_t*, const std::string&);
+template Flag FlagSet::Add(const std::string&, uint32_t*, const std::string&);
+template Flag FlagSet::Add(const std::string&, uint64_t*, const std::string&);
+template Flag FlagSet::Add(const std::string&, double*, const std::string&);
+template Flag FlagSet::Add(const std::string&, std::string*, const std::string&);
+template Flag FlagSet::Add(const std::string&, std::optional<uint32_t>*, const std::string&);
+template Flag FlagSet::Add(const std::string&, std::optional<uint64_t>*, const std::string&);
+template Flag FlagSet::Add(const std::string&, std::vector<std::string>*, const std::string&);
+template Flag FlagSet::Add(const std::string&, std::vector<uint64_t>*, const std::string&);
+
+template <typename T>
+Flag FlagSet::AddFunction(const std::string& name, std::function<absl::Status(const T&)> set,
+                          const std::string& help) {
+  const auto checked = [name, set = std::move(set)](const T& value) {
+    if (absl::Status status = set(value); !status.ok()) {
+      throw CLI::ValidationError(name, std::string(status.message()));
+    }
+  };
+  return Flag(app_->add_option_function<T>(name, checked, help));
+}
+
+template Flag FlagSet::AddFunction(const std::string&,
+                                   std::function<absl::Status(const std::string&)>,
+                                   const std::string&);
+template Flag FlagSet::AddFunction(const std::string&, std::function<absl::Status(const double&)>,
+                                   const std::string&);
+template Flag FlagSet::AddFunction(const std::string&, std::function<absl::Status(const uint32_t&)>,
+                                   const std::string&);
+template Flag FlagSet::AddFunction(const std::string&,
+                                   std::function<absl::Status(const std::vector<std::string>&)>,
+                                   const std::string&);
+
+Flag FlagSet::AddSwitch(const std::string& name, std::function<void()> set,
+                        const std::string& help) {
+  return Flag(app_->add_flag_callback(name, std::move(set), help));
+}
+
+std::optional<int> FlagSet::Parse(int argc, char** argv) {
+  try {
+    app_->parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app_->exit(error);
+  }
+  return std::nullopt;
+}
+
+absl::Status FlagSet::ParseText(const std::string& text) {
+  try {
+    app_->parse(text);
+  } catch (const CLI::ParseError& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ringattn::client::cli
