@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a bare Debian 12 / Ubuntu 24.04 machine to a running, verified service.
+# From a bare Debian 12 or Ubuntu 24.04 machine to a running, verified service.
 #
 #   ./deploy/quickstart.sh          install what is missing, build, start a coordinator and
 #                                   workers, run a verified request, leave it running
@@ -17,7 +17,9 @@ STATE_DIR=${RINGATTN_STATE_DIR:-$PWD/.cache/quickstart}
 PORT=${RINGATTN_PORT:-7700}
 CLI=$PWD/bazel-bin/client/ringattn
 
-say() { printf '\n== %s\n' "$*"; }
+METRICS_PORT=${RINGATTN_METRICS_PORT:-7702}
+
+say() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
 
 stop() {
   # The service may have been started from another build.
@@ -38,7 +40,7 @@ case "${1:-}" in
   --prebuilt=*)
     prebuilt=$(realpath "${1#*=}")
     CLI=$prebuilt/bin/ringattn
-    [[ -x $CLI ]] || { echo "quickstart.sh: $prebuilt is no bundle (deploy/bundle.sh)" >&2; exit 2; }
+    [[ -x $CLI ]] || { echo "quickstart.sh: $prebuilt is not a bundle (see deploy/bundle.sh)" >&2; exit 2; }
     ;;
   '') ;;
   *)
@@ -52,12 +54,15 @@ workers=4
 ((gpus == 0)) || workers=$((gpus < 8 ? gpus : 8))
 
 if [[ -z $prebuilt ]]; then
-  say "installing what is missing"
+  say "installing missing packages"
   ./deploy/install_deps.sh
   ((gpus == 0)) || ./deploy/install_cuda.sh >/dev/null
 
-  say "building"
-  bazel build --noshow_progress //server:ringattn-server //worker:ringattn-worker //client:ringattn
+  say "building the coordinator, the worker and the command-line client; the log is .cache/build.log"
+  jobs=()
+  [[ -z ${BAZEL_JOBS:-} ]] || jobs=(--jobs="$BAZEL_JOBS")
+  ./deploy/build.sh .cache/build.log "${jobs[@]}" \
+    //server:ringattn-server //worker:ringattn-worker //client:ringattn
 fi
 if ((gpus > 0)) && [[ -z ${RINGATTN_NCCL:-} ]]; then
   nccl=$(./deploy/find_nccl.sh) && export RINGATTN_NCCL=$nccl
@@ -67,17 +72,22 @@ say "starting a coordinator and $workers workers"
 mkdir -p "$STATE_DIR"
 echo "$CLI" >"$STATE_DIR/cli"
 address=127.0.0.1:$PORT
+metrics_port=$METRICS_PORT
+if (exec 3<>"/dev/tcp/127.0.0.1/$metrics_port") 2>/dev/null; then
+  echo "port $metrics_port is taken; the live page and metrics get a free port"
+  metrics_port=0
+fi
 if "$CLI" info --server="$address" --deadline=5s >/dev/null 2>&1; then
   echo "already running at $address"
 else
-  "$CLI" up --workers="$workers" --port="$PORT" --detach --state_dir="$STATE_DIR" \
+  "$CLI" up --workers="$workers" --port="$PORT" --metrics_port="$metrics_port" --detach --state_dir="$STATE_DIR" \
     >"$STATE_DIR/up.log" 2>&1 || {
     cat "$STATE_DIR/up.log" >&2
     exit 1
   }
 fi
 
-say "8,192 tokens, causal, forward and backward through a ring of $workers, checked in fp64"
+say "verifying a forward and a backward of 8,192 tokens through a ring of $workers against an fp64 reference"
 work=$STATE_DIR/work
 mkdir -p "$work"
 schedule=ring
@@ -94,7 +104,8 @@ options=(--causal --schedule=$schedule --world_size="$workers")
 
 cat <<END
 
-ringattn is up and verified. gRPC address: $address
+ringattn is up and verified after $SECONDS s. gRPC address: $address
+$(grep -h "live page" "$STATE_DIR/up.log" 2>/dev/null || true)
 
 Try:
   $CLI topology --server=$address

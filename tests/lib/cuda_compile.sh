@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# Compiles every CUDA target and the worker with the GPU linked in, so that they cannot rot: for one
-# architecture, and the portable kernels for the other one too (their spills are counted), with the toolkit
-# from PyPI wheels (or $CUDA_HOME). Nothing runs on a GPU; the unit tests that need a toolkit but no device do.
+# Compiles every CUDA target and the worker with GPU support, so that they keep compiling: for sm_90, and in the
+# full tier the portable kernels for sm_80 too (their register spills are counted). The toolkit comes from PyPI
+# wheels or $CUDA_HOME. Nothing runs on a GPU, except unit tests that need a toolkit but no device.
 #
-# It builds in a copy of the build of everything else, $RINGATTN_CUDA_BUILD (.cache/cuda-build): what does not
-# depend on the toolkit is not compiled again, and bazel-bin's worker stays what other tests, at the same time,
-# start. A copy of an older commit's is brought up to date by compiling, one file at a time; removed, it is made
-# anew. The toolkit stands in .cache/cuda, where other builds do not look.
+# It builds in a copy of the build of everything else, $RINGATTN_CUDA_BUILD (.cache/cuda-build): objects that do
+# not depend on the toolkit are not compiled again, and bazel-bin keeps the worker that other tests start at the
+# same time. A copy of an older commit's build is brought up to date, one file at a time. The toolkit is in
+# .cache/cuda, where other builds do not look.
 #
-#   cuda_compile.sh copy    copies the other build, while no other Bazel runs; else the next does
-#   cuda_compile.sh         compiles
-#   cuda_compile.sh tests   runs those unit tests, and ends the copy's Bazel
+#   cuda_compile.sh copy             copies the other build; no other Bazel may run
+#   cuda_compile.sh standard|full    compiles
+#   cuda_compile.sh tests            runs those unit tests and ends the copy's Bazel
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
 
-part=${1:-compile}
+part=${1:-standard}
 case $part in
-  copy | compile | tests) ;;
+  copy | standard | full | tests) ;;
   *)
     sed -n '2,14s/^# \{0,1\}//p' "$0"
     exit 2
@@ -27,7 +27,7 @@ esac
 if [[ -n ${CUDA_HOME:-} && -x $CUDA_HOME/bin/nvcc ]]; then
   toolkit=$CUDA_HOME
 elif ! toolkit=$(./deploy/install_cuda.sh "$PWD/.cache/cuda"); then
-  [[ $part != compile ]] || record "skip cuda compile: the toolkit's wheels cannot be had"
+  [[ $part != standard && $part != full ]] || record "skip cuda compile: the toolkit's wheels cannot be had"
   exit 0
 fi
 build=${RINGATTN_CUDA_BUILD:-$PWD/.cache/cuda-build}
@@ -71,7 +71,9 @@ fi
 # One compiler at a time leaves a processor to the tests that run beside it.
 status=0
 begin=$SECONDS
-if cuda_bazel build --jobs=1 --repo_env=RINGATTN_CUDA_ARCHS=80 //worker/kernels/cuda/sm80/... \
+if [[ $part != full ]]; then
+  record "skip cuda compile for sm_80: the full tier compiles it"
+elif cuda_bazel build --jobs=1 --repo_env=RINGATTN_CUDA_ARCHS=80 //worker/kernels/cuda/sm80/... \
   //worker/kernels/cuda/simt/...; then
   record "pass cuda compile for sm_80 ($((SECONDS - begin)) s)"
 else

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The end-to-end suite, one tally line per case. It uses the distribution's
-# Python, whose gRPC and numpy install_deps.sh brings.
+# Runs the end-to-end suite, one tally line per case. It uses the distribution's Python, whose gRPC and numpy
+# install_deps.sh brings. Arguments are pytest's.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
 
 ./deploy/install_deps.sh python3-pytest python3-grpcio python3-numpy prometheus patchelf
-bazel build --noshow_progress //server:ringattn-server //worker:ringattn-worker //client/api:client/... \
+./deploy/build.sh .cache/e2e_build.log //server:ringattn-server //worker:ringattn-worker //client/... \
   //tests/e2e/... //tests/chaos/... || { record "fail end-to-end build"; exit 1; }
 
 report=$(mktemp --suffix=.xml)

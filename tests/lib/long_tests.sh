@@ -51,7 +51,7 @@ fi
 # The standard tier skips the browser where there is none.
 name="the live page in a browser"
 if ./deploy/install_deps.sh chromium fonts-dejavu-core && bazel build --noshow_progress \
-  //server:ringattn-server //worker:ringattn-worker //client/api:client/... &&
+  //server:ringattn-server //worker:ringattn-worker //client/... &&
   /usr/bin/python3 -m pytest -q -p no:cacheprovider tests/e2e/test_live_page.py -k browser; then
   record "pass $name"
 else

@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
 
-targets=(//common/... //worker/... //server/... //client/api:client/... //tests/sweep/...)
+targets=(//common/... //worker/... //server/... //client/... //tests/sweep/...)
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -22,6 +22,6 @@ done < <(grep -E '^//[^ ]+ +(\(cached\)|PASSED|FAILED|TIMEOUT|FLAKY|NO STATUS)' 
 # A small quarantine: one of the cases watches resident memory.
 export ASAN_OPTIONS=quarantine_size_mb=4:thread_local_quarantine_size_kb=64
 bazel build --noshow_progress --config=asan //server:ringattn-server //worker:ringattn-worker \
-  //client/api:client/... && bin=$(bazel info --config=asan bazel-bin 2>/dev/null) &&
+  //client/... && bin=$(bazel info --config=asan bazel-bin 2>/dev/null) &&
   RINGATTN_BIN=$bin ./tests/lib/e2e_tests.sh -k 'test_service or test_tools or test_faults or test_host_memory or test_residuals' || status=1
 exit "$status"
