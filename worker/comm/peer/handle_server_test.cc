@@ -47,7 +47,7 @@ class HandleServerTest : public ::testing::TestWithParam<bool> {
     segment_ = ScopedDescriptor(memfd_create("segment", MFD_CLOEXEC));
     region_ = ScopedDescriptor(memfd_create("region", MFD_CLOEXEC));
     if (GetParam()) {
-      char folder[] = "/tmp/peer_door_test.XXXXXX";
+      char folder[] = "/tmp/handle_server_test.XXXXXX";
       ASSERT_NE(mkdtemp(folder), nullptr);
       folder_ = folder;
     }
@@ -167,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(Places, HandleServerTest, ::testing::Bool(), [](const a
 
 // A frozen server makes the client wait; a killed one leaves its socket file.
 TEST(HandleServerProcessTest, FrozenOrKilledServerIsUnavailableInTime) {
-  char folder[] = "/tmp/peer_door_test.XXXXXX";
+  char folder[] = "/tmp/handle_server_test.XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);
   const std::string token = RandomToken();
   int pipe_ends[2];
