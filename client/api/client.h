@@ -8,7 +8,7 @@
 //
 // client/examples/forward_example.cc is a complete program.
 // Tests: client/call/client_test.cc, residual_call_test.cc, region_call_test.cc,
-// chunks_side_by_side_test.cc.
+// concurrent_chunks_test.cc.
 #ifndef RINGATTN_CLIENT_API_CLIENT_H_
 #define RINGATTN_CLIENT_API_CLIENT_H_
 

@@ -27,7 +27,7 @@ namespace {
 
 // How many received chunks are copied into the outputs concurrently. Each is held whole meanwhile.
 // The stream's flow-control window may hold one more.
-constexpr int kChunksSideBySide = 2;
+constexpr int kConcurrentChunks = 2;
 
 // How long to wait for the coordinator's status after a direct stream has failed.
 constexpr std::chrono::seconds kTrailerWait{2};
@@ -61,7 +61,7 @@ const char* MethodOf(CallKind kind) {
 }
 
 absl::Status ServerError(absl::string_view what) {
-  return absl::InternalError(absl::StrCat("the server broke the protocol: ", what));
+  return absl::InternalError(absl::StrCat("the server violated the protocol: ", what));
 }
 
 // The reading side (OnRead..., OnDone) and the writing side (OnWriteDone) each run on one thread at
@@ -241,7 +241,7 @@ class StreamAttempt final : public Attempt,
 
   absl::Status ClaimChunk(const wire::ReceivedMessage& message) {
     if (!accepted_) return ServerError("a chunk before Accepted");
-    if (!by_coordinator_) return ServerError("a chunk that does not belong here");
+    if (!by_coordinator_) return ServerError("a relayed chunk in a call that is not relayed");
     if (summary_) return ServerError("a chunk after the summary");
     if (times_.first_output_seconds == 0) times_.first_output_seconds = SecondsSinceStart();
     return assembler_.Claim(message.chunk(), message.payload_bytes());
@@ -251,7 +251,7 @@ class StreamAttempt final : public Attempt,
   // first time takes longer than receiving.
   void TakeChunk(const wire::ReceivedMessage& message) {
     if (absl::Status status = ClaimChunk(message); !status.ok()) return Break(std::move(status));
-    if (filling_.fetch_add(1) + 1 < kChunksSideBySide) StartRead(&read_buffer_);
+    if (filling_.fetch_add(1) + 1 < kConcurrentChunks) StartRead(&read_buffer_);
     absl::Status status =
         assembler_.Fill(message.chunk(), message.payload(), message.payload_bytes());
     if (status.ok()) {
@@ -259,7 +259,7 @@ class StreamAttempt final : public Attempt,
     } else {
       Break(std::move(status));
     }
-    if (filling_.fetch_sub(1) == kChunksSideBySide) StartRead(&read_buffer_);
+    if (filling_.fetch_sub(1) == kConcurrentChunks) StartRead(&read_buffer_);
   }
 
   // A later report never shows less progress, so threads may skip a report while another is in the
@@ -287,11 +287,13 @@ class StreamAttempt final : public Attempt,
         plan_->on_cuda ? v1::TRANSPORT_CUDA_MEMORY : v1::TRANSPORT_HOST_MEMORY;
     const bool by_host = accepted.transport() == wished;
     if (plan_->on_cuda && !by_host) {
-      return ServerError("it took another way than CUDA memory, which was required");
+      return ServerError("Accepted does not name CUDA memory, which is required");
     }
     const bool by_direct = accepted.transport() == v1::TRANSPORT_DIRECT;
-    if (by_host && !offer_) return ServerError("it took memory that was not offered");
-    if (by_direct && !offers_direct_) return ServerError("it took streams that were not offered");
+    if (by_host && !offer_)
+      return ServerError("Accepted names host or CUDA memory, which was not offered");
+    if (by_direct && !offers_direct_)
+      return ServerError("Accepted names direct streams, which were not offered");
     by_coordinator_ = !by_host && !by_direct;
     // A worker lacks a region, possibly after a restart.
     if (offer_ && !by_host) plan_->host->AttachAgain();
@@ -418,7 +420,7 @@ class StreamAttempt final : public Attempt,
       // The context holds the call, which holds the slices that were not sent.
       const std::lock_guard lock(mutex_);
       context_.reset();
-      transfer_.reset();  // it refers to this
+      transfer_.reset();      // it refers to this
       trailer_wait_.reset();  // likewise
     }
     if (!offer_ || result_.status.ok() || !DetailsOf(result_.status).reason.empty()) {
@@ -428,9 +430,10 @@ class StreamAttempt final : public Attempt,
     // from a timer, because the caller may release its regions in `done`.
     plan_->host->Fence(offer_->fence_number(), [this](const std::string& unsure) {
       if (!unsure.empty()) {
-        result_.status = WithMessage(
-            result_.status, absl::StrCat(result_.status.message(), " (", unsure,
-                                         " did not confirm that it leaves the memory alone)"));
+        result_.status =
+            WithMessage(result_.status,
+                        absl::StrCat(result_.status.message(), " (", unsure,
+                                     " did not confirm that it stopped writing to the memory)"));
       }
       alarm_.emplace();
       alarm_->Set(std::chrono::system_clock::now(),
@@ -455,7 +458,7 @@ class StreamAttempt final : public Attempt,
     // Damaged data and protocol violations would repeat on a retry.
     const bool is_final = absl::IsDataLoss(direct_failure_) || absl::IsInternal(direct_failure_);
     result_.status = is_final ? direct_failure_
-                              : absl::UnavailableError(absl::StrCat("a stream to a worker failed: ",
+                              : absl::UnavailableError(absl::StrCat("a direct stream failed: ",
                                                                     direct_failure_.message()));
   }
 
@@ -478,7 +481,7 @@ class StreamAttempt final : public Attempt,
     // A coordinator that does not know this transport rejects it by field.
     for (const FieldViolation& violation : details.violations) {
       if (offers_direct_ && absl::StartsWith(violation.field, "transport.accept")) {
-        result_.no_direct = "the coordinator does not know direct streams";
+        result_.no_direct = "the coordinator does not support direct streams";
       }
     }
     result_.region_unknown = offer_ && reason == "REGION_UNKNOWN";
@@ -494,11 +497,12 @@ class StreamAttempt final : public Attempt,
   }
 
   absl::Status CheckEnd() const {
-    if (!accepted_) return ServerError("it ended without Accepted");
-    if (!summary_) return ServerError("it ended without a summary");
+    if (!accepted_) return ServerError("the stream ended without Accepted");
+    if (!summary_) return ServerError("the stream ended without a summary");
     // Outputs that workers wrote or sent directly did not pass here.
     if (by_coordinator_) return assembler_.CheckComplete();
-    return complete_ ? absl::OkStatus() : ServerError("it ended before all outputs were sent");
+    return complete_ ? absl::OkStatus()
+                     : ServerError("the stream ended before all outputs were sent");
   }
 
   // gRPC drops the last borrowed slices on its own threads while it holds locks. Therefore a timer
@@ -531,11 +535,12 @@ class StreamAttempt final : public Attempt,
   std::shared_ptr<const CallPlan> plan_;
   const std::chrono::system_clock::time_point deadline_;
   const std::function<void(AttemptResult)> done_;
-  std::optional<v1::TransportOptions> offer_;  // host or CUDA memory, with locations; constant after construction
+  std::optional<v1::TransportOptions>
+      offer_;                   // host or CUDA memory, with locations; constant after construction
   std::string no_host_reason_;  // why there is no offer
-  std::vector<uint64_t> attachments_;  // before the offer; only for only_host
-  bool offers_direct_ = false;  // constant after construction
-  std::string no_direct_reason_;  // why not
+  std::vector<uint64_t> attachments_;    // before the offer; only for only_host
+  bool offers_direct_ = false;           // constant after construction
+  std::string no_direct_reason_;         // why not
   std::shared_ptr<StreamAttempt> self_;  // until done_ has been called
 
   // Writing side.

@@ -58,7 +58,7 @@ struct AttemptResult {
   absl::Status status;
   // A server answered, if only with an error, so the address is right.
   bool server_answered = false;
-  CallReport report;  // complete if status is OK
+  CallReport report;            // complete if status is OK
   bool region_unknown = false;  // the coordinator does not know the regions
   // Why the next attempt should not offer direct streams; empty if it may.
   std::string no_direct = {};
@@ -70,7 +70,8 @@ struct AttemptResult {
 // What may change from replay to replay.
 struct AttemptTerms {
   bool offers_host = true;  // false: the attempt does not offer host memory
-  std::string no_direct = {};  // the reason for not offering direct streams; empty if they may be offered
+  std::string no_direct =
+      {};  // the reason for not offering direct streams; empty if they may be offered
 };
 
 // A stream that runs on gRPC's threads once it has started. Thread safe.

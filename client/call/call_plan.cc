@@ -28,8 +28,8 @@ absl::Status CheckSize(const Args& args, v1::TensorId tensor, uint64_t given_byt
       TensorBytes(args.shape, TypesOf(args), tensor, args.options);
   if (!bytes.ok()) return bytes.status();
   if (*bytes == given_bytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(TensorIdName(tensor), " has ", given_bytes, " bytes, its shape needs ", *bytes));
+  return absl::InvalidArgumentError(absl::StrCat(TensorIdName(tensor), " has ", given_bytes,
+                                                 " bytes; its shape and dtype require ", *bytes));
 }
 
 template <typename Args>
@@ -109,7 +109,7 @@ void SetDirect(const CallOptions& options, CallPlan* plan) {
   for (const OutputTensor& output : plan->outputs) bytes += output.bytes.size();
   switch (options.transport) {
     case TransportPreference::kRelay:
-      plan->no_direct_reason = "the caller chose the coordinator";
+      plan->no_direct_reason = "the caller chose the relay";
       break;
     case TransportPreference::kHostMemory:
       plan->no_direct_reason = "the caller chose host memory";
@@ -124,7 +124,7 @@ void SetDirect(const CallOptions& options, CallPlan* plan) {
     case TransportPreference::kAuto:
       plan->direct = bytes >= kLeastDirectBytes;
       plan->no_direct_reason =
-          plan->direct ? "" : "no direct stream: the tensors are less than a MiB";
+          plan->direct ? "" : "no direct stream: the tensors have less than 1 MiB";
       break;
   }
 }
@@ -152,7 +152,7 @@ void SetTransport(const CallOptions& options, const RegionIndex& regions, CallPl
   if (options.transport == TransportPreference::kRelay) {
     plan->no_host_reason = plan->no_direct_reason;
   } else if (options.transport == TransportPreference::kDirect) {
-    plan->no_host_reason = "the caller chose streams to the workers";
+    plan->no_host_reason = "the caller chose direct streams";
   } else {
     plan->host =
         HostTensorLocations::Of(plan->inputs, plan->outputs, regions, &plan->no_host_reason);
@@ -166,7 +166,8 @@ void SetTransport(const CallOptions& options, const RegionIndex& regions, CallPl
 absl::Status SetOptions(const CallOptions& options, const ChunkLimits& limits, CallPlan* plan) {
   if (!options.traceparent.empty() && !ReadTraceparent(options.traceparent)) {
     return absl::InvalidArgumentError(
-        "traceparent is not valid: 00-<32 hex digits>-<16 hex digits>-<2 hex digits>, in lower "
+        "traceparent is malformed; expected 00-<32 hex digits>-<16 hex digits>-<2 hex digits> in "
+        "lower "
         "case");
   }
   plan->traceparent = options.traceparent;
@@ -379,7 +380,7 @@ absl::StatusOr<PlannedRequest> PlanRequest(const BackwardArgs& args, const Backw
                                            const CallOptions& options, const ChunkLimits& limits,
                                            const RegionIndex& regions) {
   if (options.retain) {
-    return absl::InvalidArgumentError("retain: only a Forward leaves a residual");
+    return absl::InvalidArgumentError("retain is set, but only a Forward leaves a residual");
   }
   if (args.residual_handle.empty()) {
     if (args.keep_residual) {

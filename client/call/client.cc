@@ -135,12 +135,16 @@ absl::StatusOr<Response> Unary(absl::Duration deadline, BearerToken* token, cons
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& target,
                                                         const ClientOptions& options) {
-  if (target.empty()) return absl::InvalidArgumentError("the server's address is empty");
-  if (options.channels < 1) return absl::InvalidArgumentError("channels must be at least 1");
+  if (target.empty())
+    return absl::InvalidArgumentError("target is empty; give the server's address, host:port");
+  if (options.channels < 1)
+    return absl::InvalidArgumentError(
+        absl::StrCat("channels is ", options.channels, "; must be at least 1"));
   if (options.channels_per_worker < 0 ||
       options.channels_per_worker > WorkerChannels::kMostPerWorker) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("channels_per_worker must be in 0..", WorkerChannels::kMostPerWorker));
+    return absl::InvalidArgumentError(absl::StrCat("channels_per_worker is ",
+                                                   options.channels_per_worker, "; must be in 0..",
+                                                   WorkerChannels::kMostPerWorker));
   }
   if (options.max_chunk_bytes_down < 1 || options.max_chunk_bytes_up > (1u << 30) ||
       options.max_chunk_bytes_down > (1u << 30)) {
@@ -155,7 +159,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
   if (!options.token_file.empty()) {
     if (security->is_plain() && options.credentials == nullptr && !IsLoopback(target)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("token_file: the token would travel in plain text to ", target,
+          absl::StrCat("token_file: the token would be sent in plain text to ", target,
                        ", which is not a loopback address; give tls_ca"));
     }
     auto token = BearerToken::FromFile(options.token_file);
@@ -214,7 +218,7 @@ PendingCall Client::Impl::Start(absl::StatusOr<PlannedRequest> request, const Ca
   if (!request.ok()) return FailedCall(options.request_id, request.status(), done);
   workers->Prune();
   if (request->plan.host == nullptr && !why_not_staged.empty()) {
-    absl::StrAppend(&request->plan.no_host_reason, ", and is not staged: ", why_not_staged);
+    absl::StrAppend(&request->plan.no_host_reason, "; not staged: ", why_not_staged);
   }
   return StartReplayedCall({.request_id = options.request_id,
                             .channel = NextChannel(),
@@ -249,7 +253,7 @@ PendingCall Client::Impl::StartCall(const Args& args, const Results& results,
     region = staging_pool.TakeReady(bytes, &prepare);
     if (prepare) copy_pool.Add([this, bytes] { staging_pool.Prepare(bytes); });
     stages = region != nullptr;
-    if (!stages) why_not = "no memory is ready for it yet";
+    if (!stages) why_not = "no staging memory is ready yet";
   }
   if (!stages) {
     return Start(PlanRequest(args, results, named, ChunkLimitsOf(client_options), *regions), named,

@@ -63,7 +63,7 @@ std::unique_ptr<Client> ConnectTo(const FakeAttentionServer& server,
   return *Client::Connect(server.address(), options);
 }
 
-TEST(Client, TensorsArriveWholeBothWays) {
+TEST(Client, TensorsArriveCompleteInBothDirections) {
   std::map<int, std::string> uploaded;
   std::string request_id;
   FakeAttentionServer server([&](int, const auto& header, auto*, auto* stream) {
@@ -193,7 +193,7 @@ TEST(Client, EmptyTensorsNeedNoChunks) {
   EXPECT_TRUE(report.ok()) << report.status();
 }
 
-TEST(Client, WrongBufferSizesAreRefusedLocally) {
+TEST(Client, WrongBufferSizesAreRejectedLocally) {
   FakeAttentionServer server(
       [](int, const auto& header, auto*, auto* stream) { return Echo(header, stream); });
   const auto client = ConnectTo(server);
@@ -249,7 +249,7 @@ TEST(Client, LostCallsAreReplayedUnderOneRequestId) {
 }
 
 // gRPC ends calls that a server has not started at shutdown without details.
-TEST(Client, ACancellationThatNobodyAskedForIsReplayed) {
+TEST(Client, AnUnrequestedCancellationIsReplayed) {
   FakeAttentionServer server([](int call, const auto& header, auto*, ForwardStream* stream) {
     return call == 0 ? grpc::Status::CANCELLED : Echo(header, stream);
   });
@@ -282,7 +282,7 @@ TEST(Client, ReplaysAreBounded) {
   EXPECT_EQ(server.calls(), 5);
 }
 
-TEST(Client, ASupersededStreamGivesWay) {
+TEST(Client, ASupersededCallIsNotReplayed) {
   FakeAttentionServer server([](int, const auto&, auto*, auto*) {
     return FakeError{.code = grpc::StatusCode::ABORTED, .reason = "SUPERSEDED"}.ToStatus();
   });
@@ -308,7 +308,7 @@ TEST(Client, RejectionsAreFinalAndKeepTheirDetails) {
             "  reason: INVALID_REQUEST");
 }
 
-TEST(Client, AnAbsentServerIsGivenUpAfterItsBound) {
+TEST(Client, AnAbsentServerFailsTheCallAfterConnectTimeout) {
   std::string address;
   {
     FakeAttentionServer server([](int, const auto&, auto*, auto*) { return grpc::Status::OK; });
@@ -355,7 +355,7 @@ TEST(Client, TheDeadlineCoversReplays) {
   EXPECT_LE(server.calls(), 2);
 }
 
-TEST(Client, CancelEndsAStreamAndAPause) {
+TEST(Client, CancelEndsAStreamAndABackoff) {
   absl::Notification streaming;
   FakeAttentionServer server([&](int call, const auto& header, grpc::ServerContext* context,
                                  ForwardStream* stream) {
@@ -405,7 +405,7 @@ TEST(Client, DestructionEndsWhatIsInFlight) {
 }
 
 // Channels and calls come and go. Nothing may depend on who drops the last reference.
-TEST(Client, ShortLivedClients) {
+TEST(Client, ClientsMayBeShortLived) {
   FakeAttentionServer server(
       [](int, const auto& header, auto*, auto* stream) { return Echo(header, stream); });
   for (int round = 0; round < 100; ++round) {
@@ -493,7 +493,7 @@ TEST(Client, DamagedChunksAreDataLoss) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("crc32c"));
 }
 
-TEST(Client, ChunksOutOfPlaceAreRefused) {
+TEST(Client, MisplacedChunksAreRejected) {
   struct Case {
     v1::TensorId tensor;
     uint64_t offset;
@@ -508,7 +508,7 @@ TEST(Client, ChunksOutOfPlaceAreRefused) {
   }
 }
 
-TEST(Client, OverlapsAndGapsAreRefused) {
+TEST(Client, OverlapsAndGapsAreRejected) {
   EXPECT_THAT(std::string(StatusOfDownload([](ForwardStream* stream) {
                             SendChunk(stream, v1::TENSOR_ID_OUT, 100, std::string(100, 'x'));
                             SendChunk(stream, v1::TENSOR_ID_OUT, 50, std::string(51, 'x'));

@@ -65,7 +65,7 @@ class CudaCall final : public CopiedCall, public std::enable_shared_from_this<Cu
     if (bytes > AvailableMemoryBytes()) {
       return absl::ResourceExhaustedError(
           absl::StrCat("tensors in CUDA memory need ", bytes,
-                       " bytes of host memory to take another way, more than there are"));
+                       " bytes of host memory for another transport, more than is available"));
     }
     host_.reset(new uint8_t[bytes]);  // NOLINT: uninitialised
     for (const StagingPlan::Tensor& input : params_.plan.inputs) {
@@ -124,7 +124,7 @@ std::string CheckAttached(const StagingPlan& plan, const RegionIndex& regions) {
       const auto region = regions.Find(tensor.data, tensor.bytes);
       std::string trouble;
       if (region != nullptr && region->id(&trouble).empty()) {
-        return absl::StrCat("a region is attached nowhere: ", trouble);
+        return absl::StrCat("no worker has attached a region: ", trouble);
       }
     }
   }

@@ -69,7 +69,7 @@ absl::Status Add(const Bytes& tensor, const RegionIndex& regions, StagingPlan* p
   if (begins_in == nullptr || begins_in->cuda() == nullptr) return absl::OkStatus();
   if (regions.Find(tensor.data(), tensor.size()) == nullptr) {
     return absl::InvalidArgumentError(
-        "a tensor begins in a region of CUDA memory and reaches beyond its end");
+        "a tensor begins in a CUDA region and extends beyond its end");
   }
   for (const StagingPlan::Tensor& each : *copied) {
     if (each.data == tensor.data() && each.bytes == tensor.size()) return absl::OkStatus();

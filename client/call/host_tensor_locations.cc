@@ -73,7 +73,7 @@ std::optional<v1::TransportOptions> HostTensorLocations::Options(bool required,
     const std::string id = place.region->id(&trouble);
     if (id.empty()) {
       *why = absl::StrCat("the region of ", TensorIdName(place.tensor),
-                          " is attached nowhere: ", trouble);
+                          " is attached to no worker: ", trouble);
       return std::nullopt;
     }
     v1::TensorLocation* added = options.add_places();
@@ -128,8 +128,8 @@ std::vector<uint64_t> HostTensorLocations::Attachments() const {
 }
 
 // The callback does not keep the regions: it may be the last reference, on a region's own thread.
-void HostTensorLocations::ShowAgain(const std::vector<uint64_t>& than,
-                                    const SharedRegion::Shown& done) const {
+void HostTensorLocations::Reattach(const std::vector<uint64_t>& than,
+                                   const SharedRegion::Reattached& done) const {
   struct Rest {
     absl::Mutex mutex;
     size_t waiting = 0;
@@ -139,7 +139,7 @@ void HostTensorLocations::ShowAgain(const std::vector<uint64_t>& than,
   const std::vector<std::shared_ptr<SharedRegion>> regions = Regions();
   rest->waiting = regions.size();
   for (size_t i = 0; i < regions.size(); ++i) {
-    regions[i]->ShowAgain(than[i], [rest, done](bool taken) {
+    regions[i]->Reattach(than[i], [rest, done](bool taken) {
       {
         const absl::MutexLock lock(&rest->mutex);
         rest->taken |= taken;

@@ -42,9 +42,9 @@ class HostTensorLocations {
   void AttachAgain() const;
   // SharedRegion::attachments of each region.
   std::vector<uint64_t> Attachments() const;
-  // SharedRegion::ShowAgain for each region. `than` comes from Attachments. `done` receives true if
+  // SharedRegion::Reattach for each region. `than` comes from Attachments. `done` receives true if
   // a worker has attached one of them.
-  void ShowAgain(const std::vector<uint64_t>& than, const SharedRegion::Shown& done) const;
+  void Reattach(const std::vector<uint64_t>& than, const SharedRegion::Reattached& done) const;
 
  private:
   struct Place {

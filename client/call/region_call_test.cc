@@ -107,7 +107,7 @@ class RegionCallTest : public testing::Test {
   ForwardResults results_;
 };
 
-TEST_F(RegionCallTest, AWorkerThatHasJustJoinedIsShownTheRegionBeforeTheReplay) {
+TEST_F(RegionCallTest, ANewWorkerAttachesTheRegionBeforeTheReplay) {
   Serve([this](int call, const auto& header, auto*, auto* stream) {
     memory_.joined = true;
     if (call == 0) {
@@ -124,7 +124,7 @@ TEST_F(RegionCallTest, AWorkerThatHasJustJoinedIsShownTheRegionBeforeTheReplay) 
 }
 
 // No worker had the region, so the header names none; the rejection is the same.
-TEST_F(RegionCallTest, TheOnlyWorkerMayHaveBeenStartedAgain) {
+TEST_F(RegionCallTest, TheOnlyWorkerMayHaveRestarted) {
   Serve([this](int call, const auto& header, auto*, auto* stream) {
     memory_.joined = true;
     if (call > 0) return ServeFromRegions(header, stream);
@@ -135,7 +135,7 @@ TEST_F(RegionCallTest, TheOnlyWorkerMayHaveBeenStartedAgain) {
   ASSERT_TRUE(report.ok()) << report.status();
 }
 
-TEST_F(RegionCallTest, AnotherCoordinatorIsToldOfTheRegionBeforeTheReplay) {
+TEST_F(RegionCallTest, ANewCoordinatorLearnsTheRegionBeforeTheReplay) {
   Serve([this](int call, const auto& header, auto*, auto* stream) {
     if (call > 0) return ServeFromRegions(header, stream);
     memory_.first.DropRegions();
@@ -148,7 +148,7 @@ TEST_F(RegionCallTest, AnotherCoordinatorIsToldOfTheRegionBeforeTheReplay) {
   ASSERT_TRUE(report.ok()) << report.status();
 }
 
-TEST_F(RegionCallTest, WhereNoWorkerTakesItTheRefusalIsFinal) {
+TEST_F(RegionCallTest, TheRejectionIsFinalIfNoWorkerAttachesTheRegion) {
   memory_.second.RefuseWith(AttachCode::kForeignUser);
   Serve([this](auto...) {
     memory_.joined = true;
@@ -161,7 +161,7 @@ TEST_F(RegionCallTest, WhereNoWorkerTakesItTheRefusalIsFinal) {
   EXPECT_GE(memory_.second.attaches(), 1);
 }
 
-TEST_F(RegionCallTest, ReplaysForWantOfARegionAreBounded) {
+TEST_F(RegionCallTest, ReplaysForLackOfARegionAreBounded) {
   Serve([this](auto...) {
     memory_.joined = true;
     memory_.second.DropRegions();  // restarts again and again

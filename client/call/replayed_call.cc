@@ -89,7 +89,7 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
   AttemptTerms Terms() const {
     AttemptTerms terms{.offers_host = !host_withdrawn_, .no_direct = no_direct_};
     if (terms.no_direct.empty() && params_.workers != nullptr && !params_.plan->direct_required) {
-      terms.no_direct = params_.workers->WhyNot();
+      terms.no_direct = params_.workers->UnreachableReason();
     }
     return terms;
   }
@@ -103,7 +103,7 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
       result.report.residual_failure = residual_failure_;
       return End(std::move(result.report));
     }
-    result.status = WhatHappened(result.status);
+    result.status = ExplainCancellation(result.status);
     if (params_.fallback != nullptr && IsResidualGone(result.status)) {
       // A residual only saves transfers; the call can do without it.
       residual_failure_ = DetailsOf(result.status).reason;
@@ -126,7 +126,7 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
     }
     // A worker has just joined, or the coordinator was replaced.
     if (!result.lacked_at.empty() && replays_ < params_.retry.max_replays) {
-      return ShowRegions(result);
+      return AttachRegions(result);
     }
     const absl::Time now = absl::Now();
     const FailedAttempt failed{.status = result.status,
@@ -148,7 +148,7 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
 
   // The call requires its regions, so the workers that lack one attach it first. Each round with
   // the workers is bounded; the call's deadline bounds the wait.
-  void ShowRegions(const AttemptResult& refused) ABSL_LOCKS_EXCLUDED(mutex_) {
+  void AttachRegions(const AttemptResult& refused) ABSL_LOCKS_EXCLUDED(mutex_) {
     refusal_ = refused.status;
     // From here on the caller or the deadline may end the call.
     const std::shared_ptr<const HostTensorLocations> places = params_.plan->host;
@@ -158,12 +158,12 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
       taken_ = false;
       pause_ = std::make_unique<grpc::Alarm>();
       pause_->Set(SystemDeadline(deadline_),
-                  [self = shared_from_this()](bool) { self->OnRegionsShown(); });
+                  [self = shared_from_this()](bool) { self->OnRegionsAttached(); });
       if (cancelled_) pause_->Cancel();
     }
     // Continues from the alarm, because the next step may release regions and must not do so on a
     // region's own thread.
-    places->ShowAgain(refused.lacked_at, [weak = weak_from_this()](bool taken) {
+    places->Reattach(refused.lacked_at, [weak = weak_from_this()](bool taken) {
       const auto self = weak.lock();
       if (self == nullptr) return;
       const absl::MutexLock lock(&self->mutex_);
@@ -172,7 +172,7 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
     });
   }
 
-  void OnRegionsShown() ABSL_LOCKS_EXCLUDED(mutex_) {
+  void OnRegionsAttached() ABSL_LOCKS_EXCLUDED(mutex_) {
     bool goes_on = false;
     {
       const absl::MutexLock lock(&mutex_);
@@ -186,12 +186,12 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
 
   // A server that shuts down ends calls that it has not started with gRPC's CANCELLED. A
   // cancellation by the service itself has a reason.
-  absl::Status WhatHappened(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_) {
+  absl::Status ExplainCancellation(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_) {
     const absl::MutexLock lock(&mutex_);
     if (cancelled_ || !absl::IsCancelled(status) || !DetailsOf(status).reason.empty()) {
       return status;
     }
-    return absl::UnavailableError("the server went away before it took the call");
+    return absl::UnavailableError("the server shut down before it started the call");
   }
 
   // Returns the last failure with the number of replays. Code and details are unchanged.
@@ -211,8 +211,9 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
   std::string residual_failure_;
   bool server_ever_answered_ = false;
   bool host_withdrawn_ = false;  // offers no host memory from now on
-  absl::Status refusal_;  // the last rejection for lack of a region
-  std::string no_direct_;  // the reason for not offering direct streams; empty if they may be offered
+  absl::Status refusal_;         // the last rejection for lack of a region
+  std::string
+      no_direct_;  // the reason for not offering direct streams; empty if they may be offered
   std::minstd_rand random_{std::random_device()()};
 
   absl::Mutex mutex_;

@@ -68,7 +68,7 @@ class BackwardServer final : public v1::AttentionService::Service {
   const std::string& address() const { return address_; }
 
   std::vector<v1::BackwardHeader> headers;  // in order of arrival
-  std::vector<int> tensors;  // of the chunks
+  std::vector<int> tensors;                 // of the chunks
 
  private:
   const std::map<std::string, FakeError> gone_;
@@ -128,7 +128,7 @@ TEST_F(ResidualCall, SendsDoutAlone) {
   }
 }
 
-TEST_F(ResidualCall, SendsTheTensorsWhereItIsGone) {
+TEST_F(ResidualCall, SendsTheTensorsIfTheResidualIsLost) {
   const std::pair<grpc::StatusCode, const char*> failures[] = {
       {grpc::StatusCode::FAILED_PRECONDITION, "RESIDUAL_LOST"},
       {grpc::StatusCode::FAILED_PRECONDITION, "RESIDUAL_EXPIRED"},
@@ -163,7 +163,7 @@ TEST_F(ResidualCall, FailsWithoutTensorsAndForOtherReasons) {
   EXPECT_EQ(other.headers.size(), 1u);
 }
 
-TEST_F(ResidualCall, WhatCannotBeIsRefusedBeforeAnythingIsSent) {
+TEST_F(ResidualCall, InvalidCallsAreRejectedBeforeAnythingIsSent) {
   BackwardServer server({});
   const auto message = [&](const CallOptions& options = {}) {
     const CallResult result = Call(server, options);
@@ -183,7 +183,7 @@ TEST_F(ResidualCall, WhatCannotBeIsRefusedBeforeAnythingIsSent) {
   EXPECT_THAT(server.headers, IsEmpty());
 }
 
-TEST_F(ResidualCall, AForwardAsksForItAndSaysWhatCameOfIt) {
+TEST_F(ResidualCall, AForwardRequestsARetainAndReportsTheResult) {
   v1::RetainOptions asked;
   FakeAttentionServer server([&](int, const auto& header, auto*, auto* stream) {
     asked = header.retain();

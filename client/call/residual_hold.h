@@ -71,8 +71,8 @@ class ResidualHold {
   mutable absl::Mutex mutex_;
   std::set<std::string> held_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> confirmed_ ABSL_GUARDED_BY(mutex_);  // on this stream; a subset of held_
-  std::set<std::string> unsaid_ ABSL_GUARDED_BY(mutex_);  // on this stream; a subset of held_
-  std::set<std::string> released_ ABSL_GUARDED_BY(mutex_);  // not sent either
+  std::set<std::string> unsaid_ ABSL_GUARDED_BY(mutex_);     // on this stream; a subset of held_
+  std::set<std::string> released_ ABSL_GUARDED_BY(mutex_);   // not sent either
   absl::Status trouble_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::ClientContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;  // of the open stream

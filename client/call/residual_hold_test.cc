@@ -15,6 +15,7 @@
 #include "common/security/credentials.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "ringattn/v1/attention.grpc.pb.h"
 
 namespace ringattn::client {
 namespace {
@@ -106,7 +107,7 @@ class FakeServer final : public v1::AttentionService::Service {
 constexpr ResidualHold::Options kQuick = {absl::Milliseconds(20), absl::Milliseconds(5),
                                           absl::Milliseconds(20)};
 
-TEST(ResidualHold, SaysNothingBeforeItIsAsked) {
+TEST(ResidualHold, SendsNothingBeforeTheFirstHold) {
   FakeServer server;
   {
     ResidualHold hold(server.channel_, nullptr, kQuick);
@@ -139,7 +140,7 @@ TEST(ResidualHold, HoldsReleasesAndEnds) {
   EXPECT_THAT(server.held(), IsEmpty());
 }
 
-TEST(ResidualHold, ABrokenStreamIsOpenedAnewWithAllThatIsHeld) {
+TEST(ResidualHold, ABrokenStreamIsReopenedWithAllHolds) {
   FakeServer server;
   ResidualHold hold(server.channel_, nullptr, kQuick);
   hold.Hold({"a", "b", "lost"});
@@ -152,7 +153,7 @@ TEST(ResidualHold, ABrokenStreamIsOpenedAnewWithAllThatIsHeld) {
   server.Await([&] { return hold.trouble().ok(); });
 }
 
-TEST(ResidualHold, TroubleIsToldAndTriedAgain) {
+TEST(ResidualHold, TroubleIsReportedAndRetried) {
   FakeServer server;
   server.Set(&FakeServer::refusal_, grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "too many"));
   ResidualHold hold(server.channel_, nullptr, kQuick);
@@ -165,7 +166,7 @@ TEST(ResidualHold, TroubleIsToldAndTriedAgain) {
   EXPECT_TRUE(hold.trouble().ok());
 }
 
-TEST(ResidualHold, AnOlderServerIsNotAskedAgain) {
+TEST(ResidualHold, AServerWithoutHoldsIsNotRetried) {
   FakeServer server;
   server.Set(&FakeServer::refusal_, grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "unknown"));
   ResidualHold hold(server.channel_, nullptr, kQuick);
@@ -176,7 +177,7 @@ TEST(ResidualHold, AnOlderServerIsNotAskedAgain) {
   EXPECT_EQ(server.Get(&FakeServer::streams_), 1);
 }
 
-TEST(ResidualHold, ManyGoInRequestsThatTheServerTakes) {
+TEST(ResidualHold, ManyHandlesAreSentInBoundedRequests) {
   FakeServer server;
   ResidualHold hold(server.channel_, nullptr, kQuick);
   std::vector<std::string> handles;

@@ -15,8 +15,8 @@ struct FailedAttempt {
   absl::Status status;
   int replays_so_far = 0;
   bool server_ever_answered = false;  // in any attempt of this call
-  absl::Duration elapsed;  // since the call started
-  absl::Duration time_left;  // until its deadline; may be infinite
+  absl::Duration elapsed;             // since the call started
+  absl::Duration time_left;           // until its deadline; may be infinite
 };
 
 // Returns how long to wait before the replay, or nothing if the failure is final. Replayed are

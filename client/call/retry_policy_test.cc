@@ -15,7 +15,7 @@ FailedAttempt Failed(const FakeError& error, int replays = 0) {
           .time_left = absl::InfiniteDuration()};
 }
 
-TEST(RetryPolicy, OnlyWhatMayPassIsReplayed) {
+TEST(RetryPolicy, OnlyTransientFailuresAreReplayed) {
   const RetryOptions options;
   using Code = grpc::StatusCode;
   EXPECT_TRUE(ReplayDelay(options, Failed({.code = Code::UNAVAILABLE}), 0).has_value());
@@ -33,7 +33,7 @@ TEST(RetryPolicy, OnlyWhatMayPassIsReplayed) {
 }
 
 // A retry would end alike, unlike one at a server that is not running yet.
-TEST(RetryPolicy, TlsThatCannotComeAboutIsFinal) {
+TEST(RetryPolicy, AFailedTlsHandshakeIsFinal) {
   const auto may = [](const std::string& message) {
     FailedAttempt failed = Failed({.code = grpc::StatusCode::UNAVAILABLE});
     failed.status = FromGrpcStatus(grpc::Status(grpc::StatusCode::UNAVAILABLE, message));
@@ -67,7 +67,7 @@ TEST(RetryPolicy, ADelayBeyondTheDeadlineIsFinal) {
   EXPECT_FALSE(ReplayDelay({}, failed, 0).has_value());
 }
 
-TEST(RetryPolicy, AServerThatNeverAnsweredIsGivenUpSooner) {
+TEST(RetryPolicy, AServerThatNeverAnsweredIsGivenLessTime) {
   FailedAttempt failed = Failed({.code = grpc::StatusCode::UNAVAILABLE}, 3);
   failed.server_ever_answered = false;
   EXPECT_TRUE(ReplayDelay({}, failed, 0).has_value());

@@ -66,7 +66,7 @@ class StagedCall final : public CopiedCall, public std::enable_shared_from_this<
   CallReport Staged(CallReport report) const {
     if (report.accepted.transport() == v1::TRANSPORT_HOST_MEMORY) {
       absl::StrAppend(&report.transport_reason,
-                      "; staged: tensors lay in no region and were copied into and out of one");
+                      "; staged: tensors outside regions were copied into and out of one");
     }
     report.staged_bytes = params_.plan.copied_bytes;
     SetTimes(staging_seconds_, &report);

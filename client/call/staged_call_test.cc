@@ -44,9 +44,9 @@ CallReport ReportBy(v1::Transport transport) {
   return report;
 }
 
-class StagedOperationTest : public testing::Test {
+class StagedCallTest : public testing::Test {
  protected:
-  StagedOperationTest() : q_(1'000'000, 1), k_(500'000, 2), out_(1'000'000, 0), lse_(100, 0) {
+  StagedCallTest() : q_(1'000'000, 1), k_(500'000, 2), out_(1'000'000, 0), lse_(100, 0) {
     args_.q = BytesOf(q_);
     args_.k = args_.v = BytesOf(k_);
     results_ = {.out = MutableBytesOf(out_), .lse = MutableBytesOf(lse_)};
@@ -89,7 +89,7 @@ class StagedOperationTest : public testing::Test {
   }
 
   std::shared_ptr<HeldCall> Held() {
-    const absl::MutexLock lock(&mutex_, absl::Condition(this, &StagedOperationTest::IsHeld));
+    const absl::MutexLock lock(&mutex_, absl::Condition(this, &StagedCallTest::IsHeld));
     return held_;
   }
   bool IsHeld() const { return held_ != nullptr; }
@@ -113,7 +113,7 @@ class StagedOperationTest : public testing::Test {
   std::atomic<int> done_{0};
 };
 
-TEST_F(StagedOperationTest, TensorsGoThereAndBack) {
+TEST_F(StagedCallTest, TensorsAreCopiedInAndOut) {
   const PendingCall operation = Start();
   const std::shared_ptr<HeldCall> held = Held();
   ASSERT_TRUE(staged_);
@@ -136,7 +136,7 @@ TEST_F(StagedOperationTest, TensorsGoThereAndBack) {
   registry_->CancelAllAndWait();
 }
 
-TEST_F(StagedOperationTest, OnlyWhatLiesInNoRegionIsStaged) {
+TEST_F(StagedCallTest, OnlyTensorsOutsideRegionsAreStaged) {
   auto mine = *SharedRegion::Make(
       1'000'000, [this](const v1::AttachRequest& request) { return Attach(request); });
   index_->Add(mine);
@@ -150,7 +150,7 @@ TEST_F(StagedOperationTest, OnlyWhatLiesInNoRegionIsStaged) {
   mine->Stop();
 }
 
-TEST_F(StagedOperationTest, OfABackwardThatReadsAResidualDoutAlone) {
+TEST_F(StagedCallTest, ABackwardWithAResidualStagesOnlyDout) {
   BackwardArgs args;
   args.q = args.k = args.v = args.out = BytesOf(q_);
   args.dout = BytesOf(out_);
@@ -164,7 +164,7 @@ TEST_F(StagedOperationTest, OfABackwardThatReadsAResidualDoutAlone) {
   EXPECT_EQ(PlanStaging(args, BackwardResults(), *index_).inputs.size(), 4u);
 }
 
-TEST_F(StagedOperationTest, ByTheRelayAfterAllItSaysSo) {
+TEST_F(StagedCallTest, AFallbackToTheRelayIsReported) {
   const PendingCall operation = Start();
   Held()->End(ReportBy(v1::TRANSPORT_RELAY));
   const CallResult result = operation.Wait();
@@ -173,20 +173,21 @@ TEST_F(StagedOperationTest, ByTheRelayAfterAllItSaysSo) {
   EXPECT_GT(result->staged_bytes, 0u);
 }
 
-TEST_F(StagedOperationTest, WithoutARegionItIsMadeOnTheCallersMemory) {
+TEST_F(StagedCallTest, WithoutARegionTheCallUsesTheCallersMemory) {
   worker_.RefuseWith(AttachCode::kDescriptorRefused);
   const PendingCall operation = Start();
   const std::shared_ptr<HeldCall> held = Held();
   EXPECT_FALSE(staged_);
   EXPECT_EQ(here_.q.data(), q_.data());
-  EXPECT_THAT(why_not_, HasSubstr("no worker of this machine took memory: worker: as it was told"));
+  EXPECT_THAT(why_not_,
+              HasSubstr("no worker of this machine attached memory: worker: as it was told"));
   held->End(ReportBy(v1::TRANSPORT_RELAY));
   const CallResult result = operation.Wait();
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->staged_bytes, 0u);
 }
 
-TEST_F(StagedOperationTest, AFailureIsPassedOnAndResultsAreLeftAlone) {
+TEST_F(StagedCallTest, AFailureIsReportedAndResultsStayUnchanged) {
   const PendingCall operation = Start();
   const std::shared_ptr<HeldCall> held = Held();
   std::memset(there_.out.data(), 5, there_.out.size());
@@ -197,7 +198,7 @@ TEST_F(StagedOperationTest, AFailureIsPassedOnAndResultsAreLeftAlone) {
   EXPECT_EQ(pool_.bytes(), 0);  // a worker may still write there
 }
 
-TEST_F(StagedOperationTest, CancellingReachesTheCall) {
+TEST_F(StagedCallTest, CancellingReachesTheCall) {
   const PendingCall operation = Start();
   Held();
   operation.Cancel();
@@ -205,7 +206,7 @@ TEST_F(StagedOperationTest, CancellingReachesTheCall) {
   EXPECT_EQ(done_, 1);
 }
 
-TEST_F(StagedOperationTest, CancelledBeforeItBeganItIsNeverMade) {
+TEST_F(StagedCallTest, ACallCancelledBeforeItsStartIsNeverMade) {
   // Keeps the pool's threads busy.
   absl::Mutex busy;
   busy.Lock();
@@ -218,7 +219,7 @@ TEST_F(StagedOperationTest, CancelledBeforeItBeganItIsNeverMade) {
   EXPECT_EQ(held_, nullptr);
 }
 
-TEST_F(StagedOperationTest, AReadyRegionIsTakenAndGivenBackWhateverHappens) {
+TEST_F(StagedCallTest, AReadyRegionIsAlwaysGivenBack) {
   region_ = *pool_.Take(4 << 20);
   const uint8_t* const data = region_->data();
   EXPECT_TRUE(absl::IsDeadlineExceeded(Start(absl::Nanoseconds(1)).Wait().status()));
@@ -234,7 +235,7 @@ TEST_F(StagedOperationTest, AReadyRegionIsTakenAndGivenBackWhateverHappens) {
   EXPECT_EQ(worker_.attaches(), 2);
 }
 
-TEST_F(StagedOperationTest, TheDeadlineCountsFromTheBeginning) {
+TEST_F(StagedCallTest, TheDeadlineIncludesTheCopies) {
   const PendingCall late = Start(absl::Nanoseconds(1));
   EXPECT_TRUE(absl::IsDeadlineExceeded(late.Wait().status()));
   const PendingCall operation = Start(absl::Minutes(1));
@@ -245,7 +246,7 @@ TEST_F(StagedOperationTest, TheDeadlineCountsFromTheBeginning) {
   EXPECT_TRUE(operation.Wait().ok());
 }
 
-TEST_F(StagedOperationTest, RegionsAreUsedAgain) {
+TEST_F(StagedCallTest, RegionsAreReused) {
   for (int i = 0; i < 20; ++i) {
     const PendingCall operation = Start();
     Held()->End(ReportBy(v1::TRANSPORT_HOST_MEMORY));

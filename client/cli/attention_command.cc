@@ -129,12 +129,12 @@ void AttentionFlags::AddTo(FlagSet& command, const std::string& input_help,
   options.AddTo(command);
   AddLseFlag(command, &lse_format);
   command.Add("--deadline", &deadline,
-              "Give up after this long, replays included: 30s, 5m; none unless given");
+              "Limit of the call, replays included: 30s, 5m; default: none");
   command.Add("--request_id", &request_id,
-              "Names the operation; the same one for every replay; made up unless given");
+              "Id of the request, the same for every replay; default: random");
   command.Add("--traceparent", &traceparent,
-              "W3C trace context that the call belongs to: 00-TRACE-PARENT-FLAGS; in the "
-              "service's logs and in --trace");
+              "W3C trace context of the call, 00-TRACE-PARENT-FLAGS; appears in the service's logs "
+              "and in --trace");
   AddTransportFlags(command, &transport, &staging_bytes);
   AddCudaFlags(command, &cuda);
   AddChannelsFlag(command, &channels_per_worker);

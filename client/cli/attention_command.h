@@ -29,7 +29,7 @@ struct AttentionFlags {
   std::string deadline;
   std::string request_id;
   std::string traceparent;
-  std::string retain;  // forward only; empty: nothing is kept
+  std::string retain;    // forward only; empty: nothing is kept
   std::string residual;  // backward only; empty: none
   bool keep_residual = false;
   std::string transport = "auto";
@@ -50,7 +50,7 @@ struct OpenedFiles {
   TensorMap<ConstBytes> option_tensors;  // of the input: tensors that only some requests have
   std::unique_ptr<SafetensorsWriter> output;
   std::vector<v1::TensorId> outputs;  // its tensors
-  int64_t tensor_bytes = 0;  // of the input
+  int64_t tensor_bytes = 0;           // of the input
 };
 
 // Makes the call with arguments from the files.

@@ -98,7 +98,8 @@ absl::Status ReadCuSeqlens(const std::string& path, const SafetensorsFile& file,
 absl::StatusOr<uint32_t> Narrow(const std::string& path, const TensorView& tensor, int axis) {
   const int64_t value = tensor.shape[tensor.shape.size() + axis];
   if (value > std::numeric_limits<uint32_t>::max()) {
-    return Wrong(path, tensor.name, absl::StrCat("has an absurd shape ", Dimensions(tensor.shape)));
+    return Wrong(path, tensor.name,
+                 absl::StrCat("has an unusable shape ", Dimensions(tensor.shape)));
   }
   return static_cast<uint32_t>(value);
 }
@@ -109,7 +110,7 @@ absl::StatusOr<v1::Packing> PackingOf(const std::string& path, const Safetensors
   const auto refuse = [&](const char* packed, std::initializer_list<const char*> others) {
     for (const char* other : others) {
       if (file.Find(other) == nullptr) continue;
-      return Wrong(path, other, absl::StrCat("is there beside \"", packed, "\""));
+      return Wrong(path, other, absl::StrCat("cannot be combined with \"", packed, "\""));
     }
     return absl::OkStatus();
   };
@@ -157,7 +158,7 @@ absl::Status CheckLikeFirst(const std::string& path, const TensorView& view,
                               FileDTypeName(first.dtype)));
   }
   if (AxesOf(view) == AxesOf(first)) return absl::OkStatus();
-  return Wrong(path, view.name, absl::StrCat("has not as many dimensions as ", first.name));
+  return Wrong(path, view.name, absl::StrCat("must have as many dimensions as ", first.name));
 }
 
 // Determines from the shape [batch or 1, heads or 1, ...] along which axes a bias or mask varies.
@@ -196,10 +197,9 @@ absl::Status ReadSlopes(const std::string& path, const SafetensorsFile& file, Pr
   const auto rows = static_cast<int64_t>(shape.has_packed() ? shape.packed().cu_seqlens_q_size() - 1
                                                             : shape.batch());
   if (view->shape.back() != heads || (view->shape.size() == 2 && view->shape[0] != rows)) {
-    return Wrong(
-        path, kSlopes,
-        absl::StrCat("has shape ", Dimensions(view->shape), "; beside the others it must be [",
-                     heads, "] or [", rows, ", ", heads, "]"));
+    return Wrong(path, kSlopes,
+                 absl::StrCat("has shape ", Dimensions(view->shape), "; it must be [", heads,
+                              "] or [", rows, ", ", heads, "]"));
   }
   for (int64_t i = 0; i < view->bytes / 4; ++i) {
     float slope;
@@ -276,8 +276,8 @@ absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Pro
   for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"}) {
     if (packed || file.Find(name) == nullptr) continue;
     return Wrong(path, name,
-                 absl::StrCat("is there beside ", q.name, " of ", q.shape.size(),
-                              " dimensions, which is not packed"));
+                 absl::StrCat("needs packed documents, but ", q.name, " has ", q.shape.size(),
+                              " dimensions"));
   }
   // Dimensions that q does not determine must agree between k and v, the others with q.
   for (const TensorView* view : views) {
@@ -315,7 +315,7 @@ absl::StatusOr<ConstBytes> ReadTensor(const std::string& path, const Safetensors
   if (!std::equal(view->shape.begin(), view->shape.end(), expected.begin(), expected.end())) {
     return Wrong(path, view->name,
                  absl::StrCat("has shape ", Dimensions(view->shape),
-                              "; beside the others it must "
+                              "; it must "
                               "be [",
                               absl::StrJoin(expected, ", "), "]"));
   }

@@ -86,20 +86,21 @@ TEST(AttentionFile, SlopesAreByHeadOrByBatchRowAndHead) {
   EXPECT_THAT(error_of({2, 3}), HasSubstr("it must be [2] or [3, 2]"));
 }
 
-TEST(AttentionFile, DocumentsOfTensorsThatAreNotPackedAreRefused) {
+TEST(AttentionFile, DocumentsRequirePackedTensors) {
   const TensorDeclaration q{"q", FileDType::kF32, {1, 4, 2, 8}};
   for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"}) {
     Problem problem;
-    EXPECT_THAT(ErrorOf({q,
-                         {"k", FileDType::kF32, {1, 4, 2, 8}},
-                         {"v", FileDType::kF32, {1, 4, 2, 8}},
-                         {name, FileDType::kI32, {2}}},
-                        &problem),
-                HasSubstr(std::string("\"") + name + "\" is there beside q of 4 dimensions"));
+    EXPECT_THAT(
+        ErrorOf({q,
+                 {"k", FileDType::kF32, {1, 4, 2, 8}},
+                 {"v", FileDType::kF32, {1, 4, 2, 8}},
+                 {name, FileDType::kI32, {2}}},
+                &problem),
+        HasSubstr(std::string("\"") + name + "\" needs packed documents, but q has 4 dimensions"));
   }
 }
 
-TEST(AttentionFile, PackedTensorsSayHowTheyArePacked) {
+TEST(AttentionFile, PackingFollowsFromTheTensors) {
   Problem problem;
   EXPECT_EQ(ErrorOf({{"qkv", FileDType::kBF16, {2, 10, 3, 8, 32}}}, &problem), "");
   EXPECT_EQ(problem.shape.packing(), v1::PACKING_QKV);
@@ -121,11 +122,11 @@ TEST(AttentionFile, PackedTensorsSayHowTheyArePacked) {
   EXPECT_FALSE(TravelsAlone(of_kv, v1::TENSOR_ID_K));
   const std::pair<std::vector<TensorDeclaration>, const char*> wrong[] = {
       {{kv}, "\"q\" is missing"},
-      {{q, kv, {"v", FileDType::kF32, {1, 5, 2, 8}}}, "\"v\" is there beside \"kv\""},
-      {{q, {"qkv", FileDType::kF32, {1, 4, 3, 4, 8}}}, "\"q\" is there beside \"qkv\""},
+      {{q, kv, {"v", FileDType::kF32, {1, 5, 2, 8}}}, "\"v\" cannot be combined with \"kv\""},
+      {{q, {"qkv", FileDType::kF32, {1, 4, 3, 4, 8}}}, "\"q\" cannot be combined with \"qkv\""},
       {{{"qkv", FileDType::kF32, {1, 4, 2, 4, 8}}}, "\"qkv\" has shape"},
       {{{"qkv", FileDType::kF32, {4, 8}}}, "five dimensions, or four when packed"},
-      {{q, {"kv", FileDType::kF32, {5, 2, 2, 8}}}, "\"kv\" has not as many dimensions"},
+      {{q, {"kv", FileDType::kF32, {5, 2, 2, 8}}}, "\"kv\" must have as many dimensions"},
       {{q, {"kv", FileDType::kF32, {1, 5, 2, 2, 7}}}, "\"kv\" has shape"},
       {{q, {"kv", FileDType::kF16, {1, 5, 2, 2, 8}}}, "\"kv\" is F16, q is F32"},
   };
@@ -135,7 +136,7 @@ TEST(AttentionFile, PackedTensorsSayHowTheyArePacked) {
   }
 }
 
-TEST(AttentionFile, WhatDoesNotFitIsNamed) {
+TEST(AttentionFile, MismatchedTensorsAreNamed) {
   const TensorDeclaration q{"q", FileDType::kF32, {1, 4, 2, 8}};
   const TensorDeclaration k{"k", FileDType::kF32, {1, 4, 2, 8}};
   const TensorDeclaration v{"v", FileDType::kF32, {1, 4, 2, 8}};
@@ -146,7 +147,7 @@ TEST(AttentionFile, WhatDoesNotFitIsNamed) {
   const Case cases[] = {
       {{q, v}, "\"k\" is missing"},
       {{q, k, {"v", FileDType::kF16, {1, 4, 2, 8}}}, "\"v\" is F16, q is F32"},
-      {{q, k, {"v", FileDType::kF32, {4, 2, 8}}}, "\"v\" has not as many dimensions"},
+      {{q, k, {"v", FileDType::kF32, {4, 2, 8}}}, "\"v\" must have as many dimensions"},
       {{q, k, {"v", FileDType::kF32, {1, 5, 2, 8}}}, "\"v\" has shape [1, 5, 2, 8]"},
       {{q, {"k", FileDType::kF32, {2, 4, 2, 8}}, v}, "\"k\" has shape"},
       {{q, {"k", FileDType::kF32, {1, 4, 2, 7}}, v}, "\"k\" has shape"},

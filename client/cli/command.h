@@ -18,8 +18,8 @@ namespace ringattn::client::cli {
 // Exit codes; documented in docs/cli-json.md.
 inline constexpr int kSuccess = 0;
 inline constexpr int kMismatch = 1;  // verify and bench: a result is wrong
-inline constexpr int kUsage = 2;  // the command line is wrong
-inline constexpr int kFailure = 3;  // any other error; printed to stderr
+inline constexpr int kUsage = 2;     // the command line is wrong
+inline constexpr int kFailure = 3;   // any other error; printed to stderr
 inline constexpr int kUnjudged = 4;  // verify: no mismatch, but not everything could be judged
 
 using Json = nlohmann::ordered_json;

@@ -11,14 +11,14 @@ namespace ringattn::client::cli {
 void DilationFlags::AddTo(FlagSet& command, const char* group) {
   command
       .Add("--dilation", &levels_,
-           "Levels SEGMENT:RATE[:OFFSET][,...]: in segments of so many tokens every "
-           "RATE-th token sees the others of them, from OFFSET on, or from the head's "
+           "Levels SEGMENT:RATE[:OFFSET][,...]: in each segment of SEGMENT tokens, every RATE-th "
+           "token from OFFSET on attends to the others of these; default OFFSET: the head's "
            "number modulo RATE")
       .Group(group)
       .Delimiter(',');
   command
       .Add("--dilation_heads", &heads_,
-           "Every head has every level of --dilation, or the heads are split among them")
+           "all: every head has every level of --dilation; split: the levels share the heads")
       .Group(group)
       .OneOf({"all", "split"})
       .ShowDefault();
@@ -37,8 +37,9 @@ absl::Status DilationFlags::Apply(v1::AttentionOptions* options) const {
       return UsageError(absl::StrCat("--dilation=", text, ": expected SEGMENT:RATE[:OFFSET]"));
     }
     if (parts.size() == 3 && wants_split()) {
-      return UsageError(absl::StrCat("--dilation=", text,
-                                     ": with --dilation_heads=split offsets follow from it"));
+      return UsageError(
+          absl::StrCat("--dilation=", text,
+                       ": OFFSET cannot be given with --dilation_heads=split, which sets it"));
     }
     v1::DilationLevel& level = *options->add_dilation_levels();
     level.set_segment_length(numbers[0]);
@@ -51,8 +52,8 @@ absl::Status DilationFlags::Apply(v1::AttentionOptions* options) const {
 absl::Status SplitHeads(uint32_t num_heads, v1::AttentionOptions* options) {
   const auto levels = static_cast<uint32_t>(options->dilation_levels_size());
   if (num_heads < levels) {
-    return UsageError(
-        absl::StrCat("--dilation_heads=split: ", num_heads, " heads for ", levels, " levels"));
+    return UsageError(absl::StrCat("--dilation_heads=split: ", num_heads, " heads are too few for ",
+                                   levels, " levels"));
   }
   uint32_t head = 0;
   for (uint32_t l = 0; l < levels; ++l) {

@@ -39,7 +39,7 @@ TEST_F(FilePathsTest, OtherFilesPass) {
   EXPECT_EQ(ErrorOf("/dev/null", "/dev/null"), "");
 }
 
-TEST_F(FilePathsTest, TheInputIsRefusedUnderAnyName) {
+TEST_F(FilePathsTest, TheInputIsRejectedUnderAnyName) {
   for (const char* name : {"in", "symbolic", "hard", "sub/../in"}) {
     EXPECT_THAT(ErrorOf(At(name)), HasSubstr("is the same file as --input=")) << name;
     EXPECT_THAT(ErrorOf(At("out"), At(name)), HasSubstr("--trace=")) << name;

@@ -25,7 +25,7 @@ struct Problem {
   v1::DataType dtype = v1::DATA_TYPE_UNSPECIFIED;
   v1::AttentionOptions options;
   v1::PlanOptions plan;
-  bool has_dlse = false;  // backward
+  bool has_dlse = false;          // backward
   bool geometric_slopes = false;  // options.alibi gets geometric slopes once the heads are known
   bool split_heads = false;  // options.dilation_levels get their heads once the heads are known
   v1::DataType output_dtype = v1::DATA_TYPE_UNSPECIFIED;

@@ -45,7 +45,7 @@ TEST(Flags, UnsetIsNotZero) {
   EXPECT_EQ(one->options.window().right(), 3);
 }
 
-TEST(Flags, TuningAndMembersArrive) {
+TEST(Flags, TuningAndMembersAreParsed) {
   const auto problem = Parse("--seq_len=8 --tile_q=96 --tile_kv=0 --key_splits=2 --members=b,a,c");
   ASSERT_TRUE(problem.ok()) << problem.status();
   EXPECT_EQ(problem->plan.tuning().tile_q(), 96u);
@@ -58,7 +58,7 @@ TEST(Flags, TuningAndMembersArrive) {
   EXPECT_FALSE(Parse("--seq_len=8 --tile_q=-1").ok());
 }
 
-TEST(Flags, RowsAndFormsArrive) {
+TEST(Flags, ProbabilityRowsAndLseFormatsAreParsed) {
   FlagSet command;
   std::vector<v1::ProbabilityRow> rows;
   v1::LseFormat format = v1::LSE_FORMAT_UNSPECIFIED;
@@ -76,7 +76,7 @@ TEST(Flags, RowsAndFormsArrive) {
   }
 }
 
-TEST(Flags, EverythingArrives) {
+TEST(Flags, AllFlagsAreParsed) {
   const auto problem = Parse(
       "--batch=2 --seq_len=10 --seq_len_kv=12 --heads=8 --kv_heads=2 --head_dim=32 "
       "--head_dim_v=16 --dtype=fp16 --causal --window=-1,4 --softmax_scale=0.5 --softcap=-1 "

@@ -31,7 +31,7 @@ TEST(PlannerInputs, TheSlowestMemberCounts) {
   EXPECT_EQ(inputs.exchange_overhead_s, 4e-5);
 }
 
-TEST(PlannerInputs, WhatNobodyMeasuredStaysTheDefault) {
+TEST(PlannerInputs, UnmeasuredRatesKeepTheirDefaults) {
   v1::Topology topology;
   topology.add_workers()->set_rank(0);
   const PlannerInputs inputs = InputsOf(topology, AttentionSpec(), Direction::kForward);

@@ -58,14 +58,14 @@ TEST(ProgressBarTest, WithoutATerminalQuickWorkIsSilent) {
   EXPECT_THAT(written.texts(), IsEmpty());
 }
 
-TEST(ProgressBarTest, WhatHasNoFractionGetsNone) {
+TEST(ProgressBarTest, UnknownFractionsAreNotShown) {
   Written written;
   ProgressBar bar(written.Options(false, absl::Milliseconds(5)));
   bar.Update("verifying", -1);
   EXPECT_THAT(written.Await(1), Each(HasSubstr("ringattn: verifying, after 0 s\n")));
 }
 
-TEST(ProgressBarTest, ATerminalGetsABarThatGoesAway) {
+TEST(ProgressBarTest, ATerminalShowsABarAndRemovesIt) {
   Written written;
   {
     ProgressBar bar(written.Options(true, absl::Hours(1)));

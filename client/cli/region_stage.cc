@@ -6,33 +6,31 @@ namespace ringattn::client::cli {
 void AddTransportFlags(FlagSet& command, std::string* transport, int64_t* staging_bytes) {
   command
       .Add("--transport", transport,
-           "How tensors travel. host: workers of this machine copy them out of and into "
-           "memory that they are shown (--local_memory of ringattn-worker), or the call "
-           "fails; direct: straight to the workers (their --client_data_listen), or the "
-           "call fails; cuda: copied into memory of a GPU of this machine, which workers' "
-           "GPUs copy out of and into, or the call fails; "
-           "relay: through the coordinator; auto: host where memory stands "
-           "ready, which a command's first call finds none of, else direct, else relay")
+           "Transport of tensors. relay: through the coordinator; direct: streams straight to the "
+           "workers (their --client_data_listen); host_memory: memory shared with workers of this "
+           "machine (--local_memory of ringattn-worker); cuda_memory: memory on a GPU of this "
+           "machine, shared with GPU workers; auto: host memory if staging memory is ready (never "
+           "in the first call), else direct, else relay. Without the requested transport the call "
+           "fails")
       .OneOf({"auto", "relay", "direct", "host_memory", "cuda_memory"})
       .ShowDefault();
   command
       .Add("--staging_limit", staging_bytes,
-           "Bytes of such memory, 512MiB or 4GiB; no more than half of what is free is "
-           "taken. 0: only tensors that lie in it already go by host memory")
+           "Limit of staging memory for host_memory, e.g. 512MiB or 4GiB; at most half of the free "
+           "memory is used. 0: no staging")
       .AsSize()
       .ShowDefault();
 }
 
 void AddCudaFlags(FlagSet& command, CudaFlags* flags) {
   command
-      .Add("--cuda_device", &flags->device,
-           "With --transport=cuda_memory: the GPU whose memory tensors lie in")
+      .Add("--cuda_device", &flags->device, "With --transport=cuda_memory: the GPU for the tensors")
       .InRange(0, 1023)
       .ShowDefault();
   command
       .Add("--cuda_memory", &flags->memory,
-           "With --transport=cuda_memory: vmm, of cuMemCreate, or malloc, of cudaMalloc, which "
-           "workers cannot map from every container")
+           "With --transport=cuda_memory: vmm (cuMemCreate), or malloc (cudaMalloc), which workers "
+           "cannot map from every container")
       .OneOf({"vmm", "malloc"})
       .ShowDefault();
 }
@@ -40,8 +38,8 @@ void AddCudaFlags(FlagSet& command, CudaFlags* flags) {
 void AddChannelsFlag(FlagSet& command, int* channels) {
   command
       .Add("--channels_per_worker", channels,
-           "Connections to each worker that tensors go straight to; 0: by the number of "
-           "workers and of cores")
+           "Connections to each worker for direct streams; 0: chosen by the number of workers and "
+           "cores")
       .InRange(0, 16)
       .ShowDefault();
 }

@@ -133,7 +133,8 @@ class RegionStage {
   uint8_t* base_ = nullptr;
   Args args_;
   Results results_;
-  std::vector<std::pair<MutableBytes, MutableBytes>> back_;  // from the region, to the caller's memory
+  std::vector<std::pair<MutableBytes, MutableBytes>>
+      back_;  // from the region, to the caller's memory
 };
 
 // Makes one call by `call(args, results)`. Stages the tensors in CUDA memory meanwhile if the

@@ -209,7 +209,7 @@ std::string CallText(const CallReport& report) {
   std::string text = absl::StrFormat("plan   %s, %s, %d %s: %s\n", ShortName(plan.schedule()),
                                      ShortName(plan.layout()), plan.world_size(),
                                      plan.world_size() == 1 ? "member" : "members", plan.reason());
-  absl::StrAppendFormat(&text, "time   %.3f s in all", report.times.finished_seconds);
+  absl::StrAppendFormat(&text, "time   %.3f s", report.times.finished_seconds);
   for (const v1::StageTime& stage : summary.stages()) {
     absl::StrAppendFormat(&text, ", %s %.3f", ShortName(stage.stage()), ToSeconds(stage.time()));
   }
@@ -230,7 +230,7 @@ std::string CallText(const CallReport& report) {
     absl::StrAppend(&text, "kept   nothing: ", report.residual_reason(), "\n");
   }
   if (!report.residual_failure.empty()) {
-    absl::StrAppend(&text, "sent   the tensors, as the residual could not be read: ",
+    absl::StrAppend(&text, "sent   the tensors, because the residual could not be read: ",
                     report.residual_failure, "\n");
   }
   absl::StrAppend(&text, "by     ", ShortName(report.accepted.transport()),

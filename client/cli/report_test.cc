@@ -20,7 +20,7 @@ void AddKernel(v1::RankReport* rank, const char* call, const char* family,
   use->set_calls(3);
 }
 
-TEST(Report, KernelsOfMembersThatAreAlikeAreSaidOnce) {
+TEST(Report, EqualKernelsOfMembersAreListedOnce) {
   CallReport report;
   for (const char* worker : {"a", "b"}) {
     v1::RankReport* rank = report.summary.add_ranks();
@@ -32,7 +32,7 @@ TEST(Report, KernelsOfMembersThatAreAlikeAreSaidOnce) {
   EXPECT_THAT(CallText(report), HasSubstr("\nran    forward by sm90/plain; prob"));
 }
 
-TEST(Report, AMixedRingsKernelsAreSaidWithTheirWorkers) {
+TEST(Report, DifferentKernelsAreListedWithTheirWorkers) {
   CallReport report;
   for (const char* worker : {"a", "b", "c"}) {
     v1::RankReport* rank = report.summary.add_ranks();
@@ -53,7 +53,7 @@ TEST(Report, AMixedRingsKernelsAreSaidWithTheirWorkers) {
                                                        {"calls", 3}}}));
 }
 
-TEST(Report, OptionsThatWereAskedForAreTold) {
+TEST(Report, RequestedOptionsAreListed) {
   Problem problem;
   EXPECT_EQ(CallJson(problem, {})["options"], Json::object());
   EXPECT_EQ(OptionsText(problem), "");
@@ -71,7 +71,7 @@ TEST(Report, OptionsThatWereAskedForAreTold) {
   EXPECT_EQ(OptionsText(problem), "with   causal, dropout, sinks, dlse, probabilities\n");
 }
 
-TEST(Report, ServersThatSayNothingOfKernelsHaveNoLine) {
+TEST(Report, WithoutKernelReportsThereIsNoKernelLine) {
   CallReport report;
   report.summary.add_ranks()->set_worker("a");
   EXPECT_EQ(KernelsText(report.summary), "");

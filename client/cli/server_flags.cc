@@ -16,15 +16,16 @@ void ServerFlags::AddSecurityTo(FlagSet& command) {
     command.Add(name, target, help).ValueName("FILE").Group(group);
   };
   file("--tls_ca", &security.tls_ca,
-       "Speak TLS; the authorities, PEM, that the server's certificate must lead to");
-  file("--tls_cert", &security.tls_cert, "A certificate to show, PEM, with --tls_key");
-  file("--tls_key", &security.tls_key, "Its key, PEM without a pass phrase");
+       "Use TLS; PEM file of the authorities that sign the server's certificate");
+  file("--tls_cert", &security.tls_cert,
+       "PEM file of the client's certificate; requires --tls_key");
+  file("--tls_key", &security.tls_key, "PEM file of its private key, without a pass phrase");
   command
       .Add("--tls_server_name", &security.tls_server_name,
-           "The name that the server's certificate is for; --server's host unless given")
+           "The name in the server's certificate; default: --server's host")
       .ValueName("NAME")
       .Group(group);
-  file("--token_file", &security.token_file, "A bearer token to show with every call");
+  file("--token_file", &security.token_file, "File with a bearer token to send with every call");
 }
 
 absl::StatusOr<std::unique_ptr<Client>> ServerFlags::Connect(const ClientOptions& options) const {

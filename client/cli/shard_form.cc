@@ -42,8 +42,8 @@ absl::StatusOr<std::vector<uint8_t>> FlatOfDocuments(const AttentionSpec& spec, 
         std::memcpy(&hole, row + i * sizeof(float), sizeof(hole));
         if (hole == -std::numeric_limits<float>::infinity()) continue;
         return absl::InvalidArgumentError(absl::StrCat(TensorName(id), " has ", hole,
-                                                       " behind document ", d, ", head ", h,
-                                                       ", where there must be -inf"));
+                                                       " after the end of document ", d, ", head ",
+                                                       h, "; the padding must be -inf"));
       }
     }
   }

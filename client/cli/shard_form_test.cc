@@ -22,7 +22,7 @@ std::vector<float> Floats(const std::vector<uint8_t>& bytes) {
   return {begin, begin + bytes.size() / sizeof(float)};
 }
 
-TEST(ShardForm, PartsOfAPackedTensor) {
+TEST(ShardForm, ComponentsOfAPackedTensor) {
   AttentionSpec spec = Documents();
   spec.shape.packing = Packing::kQkv;
   // [3 tokens, 3 components, 2 heads, 1]
@@ -47,7 +47,7 @@ TEST(ShardForm, LseOfDocuments) {
   EXPECT_THAT(Floats(*flat), ElementsAre(1, 3, 4, 2, 5, 6));
   lse[3] = 0;
   const auto wrong = FlatOfDocuments(spec, TensorId::kLse, BytesOf(lse), true);
-  EXPECT_THAT(wrong.status().message(), HasSubstr("lse has 0 behind document 0, head 1"));
+  EXPECT_THAT(wrong.status().message(), HasSubstr("lse has 0 after the end of document 0, head 1"));
   EXPECT_TRUE(FlatOfDocuments(spec, TensorId::kDlse, BytesOf(lse), false).ok());
 }
 

@@ -13,7 +13,8 @@ namespace ringattn::client::cli {
 namespace {
 
 constexpr char kGroup[] = "What is computed";
-constexpr char kFormHelp[] = "one for all, one per query head, per batch row, or both";
+constexpr char kFormHelp[] =
+    "one: the same for all; heads: per query head; batch: per batch element; both";
 
 Flag AddForm(FlagSet& command, const char* name, std::string* form, const char* help) {
   return command.Add(name, form, absl::StrCat(help, ": ", kFormHelp))
@@ -45,49 +46,50 @@ absl::Status ParseDropout(const std::string& text, v1::Dropout* dropout) {
 void TermFlags::AddTo(FlagSet& command, TermForms forms) {
   forms_ = forms;
   const bool from_file = forms == TermForms::kFromFile;
-  alibi_given_ =
-      command
-          .Add("--alibi", &alibi_,
-               forms == TermForms::kGenerated
-                   ? "Also alibi_slopes, one per query head, for --alibi of the others"
-                   : "Scores lose slope * distance: --alibi=geometric, slopes 2^(-8 (h + 1) "
-                     "/ heads)" +
-                         std::string(from_file ? ", or by tensor alibi_slopes" : ""))
-          .Group(kGroup)
-          .OptionalValue()
-          .OneOf({"", "geometric"});
+  alibi_given_ = command
+                     .Add("--alibi", &alibi_,
+                          forms == TermForms::kGenerated
+                              ? "Also tensor alibi_slopes, one per query head, for --alibi of the "
+                                "other commands"
+                              : "Subtract slope * distance from scores. --alibi=geometric: slopes "
+                                "2^(-8 (h + 1) / "
+                                "heads)" +
+                                    std::string(from_file ? "; --alibi: tensor alibi_slopes" : ""))
+                     .Group(kGroup)
+                     .OptionalValue()
+                     .OneOf({"", "geometric"});
   if (from_file) {
     command
         .Add("--bias", &has_bias_,
-             "Tensor bias is added to the scores; its shape says by "
-             "what it differs")
+             "Add tensor bias to the scores; its shape determines along which axes it varies")
         .Group(kGroup);
-    command.Add("--mask", &has_mask_, "Tensor mask says which pairs are seen, likewise")
+    command
+        .Add("--mask", &has_mask_, "Tensor mask selects the visible pairs; its shape as for --bias")
         .Group(kGroup);
   } else {
-    AddForm(command, "--bias", &bias_, "A bias that is added to the scores");
+    AddForm(command, "--bias", &bias_, "Add a bias to the scores");
     command
         .Add("--bias_dtype", &bias_dtype_,
-             "Of the bias and its gradient: the input's dtype, or fp32")
+             "Type of the bias and its gradient: the input's dtype, or fp32")
         .Group(kGroup)
         .OneOf({"input", "fp32"})
         .ShowDefault();
-    AddForm(command, "--mask", &mask_, "A mask of the pairs that are seen");
+    AddForm(command, "--mask", &mask_, "A mask that selects the visible pairs");
   }
-  command.Add("--mask_bits", &mask_bits_, "The mask is eight keys a byte, lowest bit first")
+  command.Add("--mask_bits", &mask_bits_, "The mask has eight keys per byte, lowest bit first")
       .Group(kGroup);
   command
       .Add("--segment_ids", &segment_ids_,
-           "Rows see keys of equal ids: tensors q_segment_ids, kv_segment_ids")
+           "Queries attend to keys with equal ids: tensors q_segment_ids, kv_segment_ids")
       .Group(kGroup);
   if (forms == TermForms::kGenerated) return;
-  command.Add("--bias_before_softcap", &before_softcap_, "The bias is added before the softcap")
+  command.Add("--bias_before_softcap", &before_softcap_, "Add the bias before the softcap")
       .Group(kGroup);
-  command.Add("--dbias", &dbias_, "Backward also gives the bias's gradient, tensor dbias")
+  command.Add("--dbias", &dbias_, "Backward also returns tensor dbias, the gradient of the bias")
       .Group(kGroup);
   command
       .Add("--dropout", &dropout_,
-           "RATE,SEED: weights are dropped at this rate, the same for any ring")
+           "RATE,SEED: drop weights at this rate; the result does not depend on the ring")
       .Group(kGroup);
 }
 
@@ -98,7 +100,8 @@ absl::Status TermFlags::Apply(v1::AttentionOptions* options) const {
   const bool has_bias = from_file ? has_bias_ : !bias_.empty();
   const bool has_mask = from_file ? has_mask_ : !mask_.empty();
   if (has_alibi() && forms_ == TermForms::kFromFlags && alibi_.empty()) {
-    return UsageError("--alibi: no file has slopes here; --alibi=geometric");
+    return UsageError(
+        "--alibi needs a value here, because there is no file with slopes: --alibi=geometric");
   }
   if (!has_bias && before_softcap_) return UsageError("--bias_before_softcap needs --bias");
   if (!has_bias && dbias_) return UsageError("--dbias needs --bias");

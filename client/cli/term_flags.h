@@ -13,7 +13,7 @@ namespace ringattn::client::cli {
 
 // The source of the shapes of bias and mask, and of slopes that are not geometric.
 enum class TermForms {
-  kFromFile,  // the tensors' own shapes: --bias, --mask (attention_file.h reads them)
+  kFromFile,   // the tensors' own shapes: --bias, --mask (attention_file.h reads them)
   kFromFlags,  // no file: --bias=one|heads|batch|both, and the same for --mask
   kGenerated,  // as kFromFlags, and --alibi generates slopes for a file; no --dropout
 };

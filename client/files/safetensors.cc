@@ -117,7 +117,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     }
     if (tensor.name == "__metadata__" || header.contains(tensor.name)) {
       return absl::InvalidArgumentError(
-          absl::StrCat(path, ": tensor \"", tensor.name, "\": name not free"));
+          absl::StrCat(path, ": tensor \"", tensor.name, "\": the name is used twice"));
     }
     header[tensor.name] = {{"dtype", std::string(FileDTypeName(tensor.dtype))},
                            {"shape", tensor.shape},
@@ -202,11 +202,11 @@ absl::Status SafetensorsWriter::Commit() {
     if (linkat(AT_FDCWD, self.c_str(), AT_FDCWD, temporary_path_.c_str(), AT_SYMLINK_FOLLOW) != 0) {
       const int error = errno;
       temporary_path_.clear();
-      return SystemError(error, "cannot name it", path_);
+      return SystemError(error, "cannot give the file its name", path_);
     }
   }
   if (rename(temporary_path_.c_str(), path_.c_str()) != 0) {
-    return SystemError(errno, "cannot rename to it", path_);
+    return SystemError(errno, "cannot rename the file", path_);
   }
   temporary_path_.clear();
   return absl::OkStatus();

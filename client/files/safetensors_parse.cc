@@ -122,7 +122,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool boolean(bool) override { return Unexpected("a boolean"); }
   bool number_integer(number_integer_t) override { return Unexpected("a negative number"); }
   bool number_float(number_float_t, const string_t&) override {
-    return Unexpected("a number that is no integer");
+    return Unexpected("a number that is not an integer");
   }
   bool binary(binary_t&) override { return Unexpected("binary data"); }
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) override {
@@ -176,7 +176,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   bool Unexpected(absl::string_view what) {
     const bool in_tensor = !tensors.empty() && !in_metadata_ && state_ != State::kStart;
-    return Fail(absl::StrCat(in_tensor ? InTensor() : "", what, " where none belongs"));
+    return Fail(absl::StrCat(in_tensor ? InTensor() : "", what,
+                             " in a place where the format allows none"));
   }
 
   State state_ = State::kStart;
@@ -196,7 +197,7 @@ absl::StatusOr<TensorView> Check(const RawTensor& raw, absl::Span<const uint8_t>
     return Invalid(absl::StrCat(where, "data_offsets need two numbers, not ", raw.offsets->size()));
   }
   const uint64_t begin = (*raw.offsets)[0], end = (*raw.offsets)[1];
-  if (begin > end) return Invalid(absl::StrCat(where, "data ends before it begins"));
+  if (begin > end) return Invalid(absl::StrCat(where, "data_offsets end before they begin"));
   if (end > data.size()) {
     return Invalid(absl::StrCat(where, "data ends at byte ", end, " of ", data.size()));
   }
@@ -247,7 +248,7 @@ absl::Status CheckCoverage(const std::vector<TensorView>& tensors, absl::Span<co
 
 absl::StatusOr<SafetensorsContents> ParseSafetensors(absl::Span<const uint8_t> file) {
   if (file.size() < 8) {
-    return Invalid(absl::StrCat("not a safetensors file: ", file.size(), " bytes are too few"));
+    return Invalid(absl::StrCat("not a safetensors file: ", file.size(), " bytes are too short"));
   }
   uint64_t header_bytes = 0;
   for (int i = 0; i < 8; ++i) header_bytes |= static_cast<uint64_t>(file[i]) << (8 * i);
@@ -261,7 +262,7 @@ absl::StatusOr<SafetensorsContents> ParseSafetensors(absl::Span<const uint8_t> f
   }
   if (header_bytes > file.size() - 8) {
     return Invalid(
-        absl::StrCat("cut short: header of ", header_bytes, " bytes in a file of ", file.size()));
+        absl::StrCat("truncated: header of ", header_bytes, " bytes in a file of ", file.size()));
   }
   const absl::Span<const uint8_t> header = file.subspan(8, header_bytes);
   const absl::Span<const uint8_t> data = file.subspan(8 + header_bytes);

@@ -193,7 +193,7 @@ TEST(Safetensors, HeaderLengths) {
 
 // In a text file the "length" is about 10^18. A header that is too long or truncated is a different
 // error.
-TEST(Safetensors, WhatIsNoSafetensorsFileIsCalledThat) {
+TEST(Safetensors, OtherFilesAreReportedAsSuch) {
   const auto error_of = [](const std::string& content) {
     const auto contents =
         ParseSafetensors({reinterpret_cast<const uint8_t*>(content.data()), content.size()});
@@ -207,10 +207,10 @@ TEST(Safetensors, WhatIsNoSafetensorsFileIsCalledThat) {
   EXPECT_THAT(error_of(huge + "{}"), HasSubstr("over the limit"));
   const Image cut(Padded("{\"x\":"), 0, 4096);
   EXPECT_THAT(std::string(ParseSafetensors(cut.bytes()).status().message()),
-              HasSubstr("cut short: header of 4096 bytes in a file of 16"));
+              HasSubstr("truncated: header of 4096 bytes in a file of 16"));
 }
 
-TEST(Safetensors, MalformedHeadersSayWhatIsWrong) {
+TEST(Safetensors, MalformedHeadersAreExplained) {
   struct Case {
     std::string header;
     size_t data_bytes;
@@ -227,7 +227,7 @@ TEST(Safetensors, MalformedHeadersSayWhatIsWrong) {
       {R"({"x":{"dtype":"F32","data_offsets":[0,8]}})", 8, "shape is missing"},
       {R"({"x":{)" + x + R"(,"data_offsets":[0]}})", 8, "two numbers"},
       {R"({"x":{)" + x + R"(,"data_offsets":[0,8,9]}})", 8, "two numbers"},
-      {R"({"x":{)" + x + R"(,"data_offsets":[8,0]}})", 8, "ends before it begins"},
+      {R"({"x":{)" + x + R"(,"data_offsets":[8,0]}})", 8, "data_offsets end before they begin"},
       {R"({"x":{)" + x + R"(,"data_offsets":[0,16]}})", 8, "ends at byte 16 of 8"},
       {R"({"x":{)" + x + R"(,"data_offsets":[0,4]}})", 4, "needs 8 bytes, data has 4"},
       {R"({"x":{)" + x + R"(,"data_offsets":[0,8]}})", 9, "1 bytes after the last tensor"},
@@ -239,23 +239,24 @@ TEST(Safetensors, MalformedHeadersSayWhatIsWrong) {
       {R"({"x":{"dtype":"F32","dtype":"F16","shape":[2],"data_offsets":[0,8]}})", 8,
        "\"dtype\" given twice"},
       {R"({"x":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8, "unknown dtype \"F33\""},
-      {R"({"x":{"dtype":4,"shape":[2],"data_offsets":[0,8]}})", 8, "a number where none belongs"},
+      {R"({"x":{"dtype":4,"shape":[2],"data_offsets":[0,8]}})", 8,
+       "a number in a place where the format allows none"},
       {R"({"x":{"dtype":"F32","shape":2,"data_offsets":[0,8]}})", 8, "a number where none"},
       {R"({"x":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8, "a negative number"},
-      {R"({"x":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", 8, "no integer"},
+      {R"({"x":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", 8, "not an integer"},
       {R"({"x":{"dtype":"F32","shape":[[2]],"data_offsets":[0,8]}})", 8, "an array where none"},
       {R"({"x":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}})", 8,
        "shape overflows"},
       {R"({"x":{"dtype":"F32","shape":[9223372036854775808],"data_offsets":[0,8]}})", 8,
        "shape overflows"},
       {R"({"x":{"dtype":"F32","shape":[18446744073709551616],"data_offsets":[0,8]}})", 8,
-       "no integer"},
+       "not an integer"},
       {R"({"x":{)" + x + R"(,"data_offsets":[0,8],"more":1}})", 8, "unknown field \"more\""},
-      {R"({"x":[1]})", 8, "an array where none belongs"},
-      {R"({"x":null})", 8, "null where none belongs"},
-      {R"({"__metadata__":{"a":1}})", 0, "a number where none belongs"},
+      {R"({"x":[1]})", 8, "an array in a place where the format allows none"},
+      {R"({"x":null})", 8, "null in a place where the format allows none"},
+      {R"({"__metadata__":{"a":1}})", 0, "a number in a place where the format allows none"},
       {R"({"__metadata__":{"a":"1","a":"2"}})", 0, "metadata \"a\" given twice"},
-      {R"({"__metadata__":"a"})", 0, "a string where none belongs"},
+      {R"({"__metadata__":"a"})", 0, "a string in a place where the format allows none"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{)" + x +
            R"(,"data_offsets":[1,9]}})",
        9, "not aligned"},
@@ -267,7 +268,8 @@ TEST(Safetensors, MalformedHeadersSayWhatIsWrong) {
 }
 
 TEST(Safetensors, DeepNestingAndLongNamesAreBounded) {
-  EXPECT_THAT(ErrorOf("{\"x\":" + std::string(100'000, '['), 0), HasSubstr("where none belongs"));
+  EXPECT_THAT(ErrorOf("{\"x\":" + std::string(100'000, '['), 0),
+              HasSubstr("in a place where the format allows none"));
   EXPECT_LT(ErrorOf("{\"" + std::string(100'000, 'n') + "\":{}}", 0).size(), 200u);
 }
 

@@ -217,14 +217,14 @@ absl::Status Launcher::StartServer() {
   if (!status.ok()) return status;
   const absl::Time end = absl::Now() + options_.ready_timeout;
   while (!ReadPorts(port_file, &address_, &control_address_, &metrics_address_)) {
-    if (WaitForSignal(absl::Milliseconds(20))) return absl::CancelledError("told to end");
+    if (WaitForSignal(absl::Milliseconds(20))) return absl::CancelledError("ended by a signal");
     supervisor_.Poll();
     // We have just started it. If it exits, it will exit again; most likely its port is taken.
     if (supervisor_.exit_count(kServerName) > 0 || absl::Now() > end) {
-      return absl::UnavailableError(absl::StrCat("the coordinator did not come up; it said:\n",
-                                                 supervisor_.exit_count(kServerName) > 0
-                                                     ? supervisor_.last_words(kServerName)
-                                                     : TailOf(log)));
+      return absl::UnavailableError(absl::StrCat(
+          "the coordinator did not start; its log ends with:\n",
+          supervisor_.exit_count(kServerName) > 0 ? supervisor_.last_output(kServerName)
+                                                  : TailOf(log)));
     }
   }
   return absl::OkStatus();
@@ -251,7 +251,8 @@ absl::Status Launcher::CheckWorkers() const {
     const int exit = supervisor_.last_exit(name);
     if (exit == 0 || !WIFEXITED(exit) || WEXITSTATUS(exit) == kExitBroken) continue;
     return absl::UnavailableError(absl::StrCat(name, " cannot start: it ", DescribeExit(exit),
-                                               " and said:\n", supervisor_.last_words(name)));
+                                               "; its log ends with:\n",
+                                               supervisor_.last_output(name)));
   }
   return absl::OkStatus();
 }
@@ -266,7 +267,7 @@ absl::Status Launcher::WaitUntilReady() {
   const absl::Time end = absl::Now() + options_.ready_timeout;
   std::string seen = "no answer yet";
   while (absl::Now() < end) {
-    if (WaitForSignal(absl::Milliseconds(50))) return absl::CancelledError("told to end");
+    if (WaitForSignal(absl::Milliseconds(50))) return absl::CancelledError("ended by a signal");
     supervisor_.Poll();
     if (absl::Status status = CheckWorkers(); !status.ok()) return status;
     const auto topology = (*client)->GetTopology(absl::Seconds(2));
@@ -298,9 +299,9 @@ bool Launcher::WaitForSignal(absl::Duration pause) {
 
 void Launcher::Run() {
   while (!WaitForSignal(kPollPause)) supervisor_.Poll();
-  LogLine(absl::StrCat("ending: requests in flight may go on for ",
+  LogLine(absl::StrCat("ending: requests in flight may continue for ",
                        absl::FormatDuration(options_.drain_timeout),
-                       "; a second signal ends at once"));
+                       "; a second signal ends them at once"));
   bool hurried = false;
   const auto hurry = [&] { return hurried = hurried || WaitForSignal(absl::ZeroDuration()); };
   // End the coordinator first: it finishes requests in flight, for which it needs the workers. It

@@ -30,7 +30,7 @@ struct LauncherOptions {
   // Direct streams: on, off, or auto, which means on if the coordinator speaks plain text and its
   // clients are on this machine.
   std::string direct = "auto";
-  std::string bin_dir;  // empty: see FindBinaries
+  std::string bin_dir;                    // empty: see FindBinaries
   std::vector<std::string> server_flags;  // passed on unchanged
   std::vector<std::string> worker_flags;
   // How the launcher itself connects to the coordinator: the tls_ fields and token_file.

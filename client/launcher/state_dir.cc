@@ -162,7 +162,7 @@ absl::StatusOr<bool> StopLauncher(
   if (gone_by(absl::Now() + timeout)) return true;
   kill(*pid, SIGKILL);
   if (gone_by(absl::Now() + absl::Seconds(5))) return true;
-  return absl::DeadlineExceededError(absl::StrCat("launcher ", *pid, " does not end"));
+  return absl::DeadlineExceededError(absl::StrCat("launcher ", *pid, " did not end"));
 }
 
 }  // namespace ringattn::client

@@ -42,7 +42,7 @@ TEST(StateDir, TheSecretIsTheOwnersAndNewEachTime) {
   EXPECT_NE(secrets[0], secrets[1]);
 }
 
-TEST(StateDir, AFileOrALinkIsNoFolder) {
+TEST(StateDir, AFileOrALinkIsRejectedAsFolder) {
   const std::string file = testing::TempDir() + "/state_file";
   std::ofstream(file) << "x";
   EXPECT_EQ(StateDir::Acquire(file).status().code(), absl::StatusCode::kFailedPrecondition);
@@ -71,7 +71,7 @@ pid_t Hold(const std::string& path, bool ignores_sigterm) {
   return pid;
 }
 
-TEST(StopLauncher, EndsWhatRunsThere) {
+TEST(StopLauncher, EndsARunningLauncher) {
   const std::string path = testing::TempDir() + "/state_stop";
   EXPECT_EQ(*StopLauncher(path, absl::Seconds(1)), false);
   for (const bool ignores_sigterm : {false, true}) {

@@ -25,7 +25,7 @@ int64_t SizeOf(const std::string& path) {
 }
 
 // Returns the file's content after `begin`, at most its last 2,000 bytes.
-std::string WordsAfter(const std::string& path, int64_t begin) {
+std::string OutputAfter(const std::string& path, int64_t begin) {
   constexpr int64_t kMost = 2000;
   std::ifstream file(path);
   file.seekg(std::max(begin, SizeOf(path) - kMost));
@@ -83,11 +83,11 @@ void Supervisor::Reap(Child& child) {
                       ? options_.initial_backoff
                       : std::min(2 * child.backoff, options_.max_backoff);
   log_(absl::StrCat(child.spec.name, ", process id ", child.pid, ", ", DescribeExit(wait_status),
-                    "; starting it again in ", absl::FormatDuration(child.backoff)));
+                    "; restarting in ", absl::FormatDuration(child.backoff)));
   child.pid = 0;
   ++child.exits;
   child.last_exit = wait_status;
-  child.last_words = WordsAfter(child.spec.log_path, child.log_begin);
+  child.last_output = OutputAfter(child.spec.log_path, child.log_begin);
   child.restart_at = now + child.backoff;
 }
 
@@ -124,8 +124,8 @@ void Supervisor::BoundLog(Child& child) {
   std::error_code error;
   std::filesystem::copy_file(path, path + ".1", std::filesystem::copy_options::overwrite_existing,
                              error);
-  if (error) log_(absl::StrCat(path, ": cannot be copied, and is emptied: ", error.message()));
-  if (truncate(path.c_str(), 0) != 0) log_(absl::StrCat(path, ": cannot be emptied"));
+  if (error) log_(absl::StrCat(path, ": cannot be copied before truncating: ", error.message()));
+  if (truncate(path.c_str(), 0) != 0) log_(absl::StrCat(path, ": cannot be truncated"));
   child.log_begin = 0;
 }
 
@@ -139,8 +139,8 @@ const Supervisor::Child& Supervisor::Find(absl::string_view name) const {
 int Supervisor::exit_count(absl::string_view name) const { return Find(name).exits; }
 pid_t Supervisor::pid(absl::string_view name) const { return Find(name).pid; }
 int Supervisor::last_exit(absl::string_view name) const { return Find(name).last_exit; }
-const std::string& Supervisor::last_words(absl::string_view name) const {
-  return Find(name).last_words;
+const std::string& Supervisor::last_output(absl::string_view name) const {
+  return Find(name).last_output;
 }
 
 void Supervisor::End(const std::vector<std::string>& names, absl::Duration timeout,
@@ -169,8 +169,8 @@ void Supervisor::End(const std::vector<std::string>& names, absl::Duration timeo
     reap(WNOHANG);
   }
   for (Child* child : left) {
-    log_(absl::StrCat(child->spec.name, hurried ? " is killed at once, as told"
-                                                : " did not end in time: killing it"));
+    log_(absl::StrCat(child->spec.name, hurried ? ": killed at once after a second signal"
+                                                : " did not end in time: killed"));
     kill(child->pid, SIGKILL);
   }
   reap(0);

@@ -22,7 +22,7 @@ struct ChildSpec {
   std::string name;
   // Called for every start, because a restart may need other arguments than the first start.
   std::function<std::vector<std::string>()> command;
-  std::string log_path;  // empty: output goes to this process's, and last_words() is empty
+  std::string log_path;  // empty: output goes to this process's, and last_output() is empty
   // Returns whether the child answers. Called every probe_interval; may block for a second. Null:
   // not probed.
   std::function<bool()> answers = nullptr;
@@ -65,7 +65,7 @@ class Supervisor {
   // Returns the child's last exit status, as from waitpid(), and the end of what it had written by
   // then.
   int last_exit(absl::string_view name) const;
-  const std::string& last_words(absl::string_view name) const;
+  const std::string& last_output(absl::string_view name) const;
 
   // Ends these children permanently: SIGTERM, and SIGKILL for those left after `timeout`, or as
   // soon as `hurry` returns true. `hurry` is polled some hundred times per second. Waits for them.
@@ -81,9 +81,9 @@ class Supervisor {
     pid_t pid = 0;
     int exits = 0;
     int last_exit = 0;
-    std::string last_words;
+    std::string last_output;
     int64_t log_begin = 0;  // the log's size at the start
-    bool ended = false;  // permanently
+    bool ended = false;     // permanently
     absl::Time started = absl::InfinitePast();
     absl::Time restart_at = absl::InfiniteFuture();
     absl::Time stopped_since = absl::InfiniteFuture();

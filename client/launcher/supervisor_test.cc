@@ -60,7 +60,7 @@ class SupervisorTest : public testing::Test {
   Supervisor supervisor_;
 };
 
-TEST_F(SupervisorTest, RestartsWhatIsKilled) {
+TEST_F(SupervisorTest, RestartsAKilledChild) {
   ASSERT_TRUE(Add("a", "exec sleep 100").ok());
   const pid_t first = supervisor_.pid("a");
   kill(first, SIGKILL);
@@ -70,7 +70,7 @@ TEST_F(SupervisorTest, RestartsWhatIsKilled) {
   EXPECT_TRUE(absl::StrContains(log_, "killed by signal 9"));
 }
 
-TEST_F(SupervisorTest, KillsAndReplacesWhatStandsStopped) {
+TEST_F(SupervisorTest, KillsAndRestartsAStoppedChild) {
   ASSERT_TRUE(Add("a", "exec sleep 100").ok());
   const pid_t first = supervisor_.pid("a");
   kill(first, SIGSTOP);
@@ -92,7 +92,7 @@ TEST_F(SupervisorTest, AShortStopIsLeftAlone) {
   EXPECT_EQ(supervisor_.pid("a"), first);
 }
 
-TEST_F(SupervisorTest, KillsAndReplacesWhatDoesNotAnswer) {
+TEST_F(SupervisorTest, KillsAndRestartsAChildThatDoesNotAnswer) {
   int asked = 0;
   ASSERT_TRUE(supervisor_
                   .Add({.name = "deaf",
@@ -120,14 +120,14 @@ TEST_F(SupervisorTest, LogsAreBounded) {
   }));
 }
 
-TEST_F(SupervisorTest, RemembersLastWords) {
+TEST_F(SupervisorTest, KeepsTheEndOfTheOutput) {
   ASSERT_TRUE(Add("wrong", "echo wrong flag; exit 9").ok());
   ASSERT_TRUE(PollUntil([&] { return supervisor_.exit_count("wrong") == 1; }));
-  EXPECT_EQ(supervisor_.last_words("wrong"), "wrong flag\n");
+  EXPECT_EQ(supervisor_.last_output("wrong"), "wrong flag\n");
   EXPECT_EQ(WEXITSTATUS(supervisor_.last_exit("wrong")), 9);
 }
 
-TEST_F(SupervisorTest, AHurryCutsTheEndShort) {
+TEST_F(SupervisorTest, AHurryShortensTheEnd) {
   ASSERT_TRUE(AddStubborn());
   int asked = 0;
   const absl::Time start = absl::Now();
@@ -145,7 +145,7 @@ TEST_F(SupervisorTest, PausesGrowWhileAChildKeepsDying) {
   EXPECT_TRUE(absl::StrContains(log_, "exited with 3; starting it again in 100ms"));
 }
 
-TEST_F(SupervisorTest, EndIsBoundedAlsoForTheStubbornAndTheStopped) {
+TEST_F(SupervisorTest, EndIsBoundedForStubbornAndStoppedChildren) {
   ASSERT_TRUE(Add("kind", "exec sleep 100").ok());
   ASSERT_TRUE(AddStubborn());
   ASSERT_TRUE(Add("stopped", "exec sleep 100").ok());

@@ -10,7 +10,7 @@ TEST(WorkerDevice, CudaIsOneGpuForEachWorker) {
   EXPECT_EQ(WorkerDevice("cuda", 7), "cuda:7");
 }
 
-TEST(WorkerDevice, TheRestIsPassedOn) {
+TEST(WorkerDevice, OtherDevicesAreUnchanged) {
   for (const char* name : {"auto", "cpu", "cuda:3", "nonsense"}) {
     EXPECT_EQ(WorkerDevice(name, 1), name);
   }

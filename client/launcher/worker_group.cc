@@ -96,8 +96,8 @@ class Group {
       TellHealth();
     }
     if (health_ != nullptr) health_->SetServing(wire::kReadinessName, false);
-    LogLine("ending: requests that these workers have a part in may go on for " +
-            absl::FormatDuration(flags_.drain_timeout) + "; a second signal ends at once");
+    LogLine("ending: requests on these workers may continue for " +
+            absl::FormatDuration(flags_.drain_timeout) + "; a second signal ends them at once");
     bool hurried = false;
     supervisor_.EndAll(flags_.drain_timeout + kEndMargin,
                        [&] { return hurried = hurried || WaitForSignal(absl::ZeroDuration()); });
@@ -180,11 +180,10 @@ absl::StatusOr<GroupFlags> ReadGroupFlags(const std::vector<std::string>& flags,
       read.check_flags = true;
     } else if (!absl::StartsWith(flag, "--")) {
       return absl::InvalidArgumentError(
-          absl::StrCat("\"", flag, "\": flags of workers are given as --name=value"));
+          absl::StrCat("\"", flag, "\": worker flags have the form --name=value"));
     } else if (Matches(flag, "--local_workers", &value) || Matches(flag, "--local_rank", &value) ||
                Matches(flag, "--port_file", &value)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(flag, ": differs from worker to worker, and follows from --count"));
+      return absl::InvalidArgumentError(absl::StrCat(flag, ": the group sets it for each worker"));
     } else if (Matches(flag, "--drain_timeout", &value)) {
       if (!absl::ParseDuration(value, &read.drain_timeout)) {
         return absl::InvalidArgumentError(absl::StrCat(flag, ": not a duration like 30s"));
@@ -193,8 +192,8 @@ absl::StatusOr<GroupFlags> ReadGroupFlags(const std::vector<std::string>& flags,
       std::string host;
       int port = 0;
       if (!SplitAddress(value, &host, &port) || port <= 0 || port + count > kMaxPort) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(flag, ": needs a port, and the ", count, " after it are the workers'"));
+        return absl::InvalidArgumentError(absl::StrCat(flag, ": give a port; the ", count,
+                                                       " ports after it are for the workers"));
       }
       read.health_listen = std::string(value);
     }

@@ -15,7 +15,7 @@ namespace ringattn::client {
 
 struct WorkerGroupOptions {
   int count = 1;
-  std::string bin_dir;  // empty: see FindBinaries
+  std::string bin_dir;             // empty: see FindBinaries
   std::vector<std::string> flags;  // of ringattn-worker, "--name=value" each; see MemberFlags
 };
 

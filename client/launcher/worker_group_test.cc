@@ -19,7 +19,7 @@ TEST(MemberFlags, NamesAndPortsDiffer) {
                   "--device=cuda:2", "--local_workers=8", "--local_rank=2"));
 }
 
-TEST(MemberFlags, WhereClientsComeDiffersToo) {
+TEST(MemberFlags, ClientAddressesDifferToo) {
   EXPECT_THAT(MemberFlags({"--client_data_listen=0.0.0.0:7720", "--client_data_address=gpu-a:7720",
                            "--device=cpu"},
                           3, 4),
@@ -33,7 +33,7 @@ TEST(MemberFlags, AFreePortAndAGivenDeviceStay) {
                           "--local_rank=1"));
 }
 
-TEST(ReadGroupFlags, TakesWhatConcernsTheGroup) {
+TEST(ReadGroupFlags, ReadsTheGroupsFlags) {
   const auto flags =
       ReadGroupFlags({"--name=a", "--drain_timeout=5s", "--health_listen=127.0.0.1:7703"}, 4);
   ASSERT_TRUE(flags.ok()) << flags.status();
@@ -42,7 +42,7 @@ TEST(ReadGroupFlags, TakesWhatConcernsTheGroup) {
   EXPECT_FALSE(flags->check_flags);
 }
 
-TEST(ReadGroupFlags, NamesWhatItCannotTake) {
+TEST(ReadGroupFlags, NamesUnsupportedFlags) {
   for (const char* flag :
        {"name", "--local_rank=1", "--local_workers=2", "--port_file=f", "--drain_timeout=soon",
         "--health_listen=127.0.0.1:0", "--health_listen=7703", "--health_listen=h:65534"}) {

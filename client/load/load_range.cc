@@ -21,7 +21,7 @@ absl::StatusOr<std::vector<double>> ParseLevels(absl::string_view text) {
     }
     numbers.push_back(number);
   }
-  if (numbers.size() > 3) return wrong("has more than START:END:STEP");
+  if (numbers.size() > 3) return wrong("has more than three fields; expected START:END:STEP");
   const double start = numbers[0];
   const double end = numbers.size() > 1 ? numbers[1] : start;
   const double step = numbers.size() > 2 ? numbers[2] : 1;

@@ -22,13 +22,13 @@ TEST(Levels, AreStartEndStep) {
   EXPECT_THAT(*ParseWholeLevels("2:6:2", 6), ElementsAre(2, 4, 6));
 }
 
-TEST(Levels, WhatIsWrongIsSaid) {
+TEST(Levels, ErrorsAreExplained) {
   for (const auto& [text, why] :
        std::vector<std::pair<std::string, std::string>>{{"", "numbers"},
                                                         {"x", "numbers"},
                                                         {"1:", "numbers"},
                                                         {"nan", "numbers"},
-                                                        {"1:2:3:4", "more than START"},
+                                                        {"1:2:3:4", "more than three fields"},
                                                         {"0", "above 0"},
                                                         {"-1:4", "above 0"},
                                                         {"4:1", "ends before"},
@@ -51,7 +51,7 @@ CallSample Sample(double at, double seconds, const std::string& failure = "") {
   return sample;
 }
 
-TEST(LevelResult, CountsWhatSucceededAndWhatFailedApart) {
+TEST(LevelResult, CountsSuccessesAndFailuresSeparately) {
   Window window{absl::UnixEpoch(), absl::UnixEpoch() + absl::Seconds(10)};
   for (int i = 1; i <= 100; ++i) window.calls.push_back(Sample(0, 0.01 * i));
   window.calls.push_back(Sample(0, 9, "UNAVAILABLE"));
@@ -72,7 +72,7 @@ TEST(LevelResult, CountsWhatSucceededAndWhatFailedApart) {
   EXPECT_NEAR(result.queue_seconds, 0.04, 1e-9);
 }
 
-TEST(LevelResult, OfNothingIsZero) {
+TEST(LevelResult, AnEmptyResultIsZero) {
   const LevelResult result =
       Summarise({{absl::UnixEpoch(), absl::UnixEpoch(), {Sample(0, 1, "ABORTED")}}}, 99);
   EXPECT_EQ(result.succeeded, 0);
@@ -113,14 +113,14 @@ TEST(MeasureLevel, EndsWhenThreeWindowsAgree) {
   EXPECT_FALSE(AreStable(windows, 10));
 }
 
-TEST(MeasureLevel, GivesUpAfterTheTrials) {
+TEST(MeasureLevel, StopsAfterMaxTrials) {
   const StableResult measured = MeasureThese({1, 5, 1, 5, 1, 5}, 5);
   EXPECT_FALSE(measured.stable);
   EXPECT_EQ(measured.windows, 5);
   EXPECT_EQ(measured.result.succeeded, 30);  // of the last three
 }
 
-TEST(MeasureLevel, EndsWhereNothingSucceeds) {
+TEST(MeasureLevel, StopsIfNoCallSucceeds) {
   const StableResult measured = MeasureThese({1, -1, 1}, 10);
   EXPECT_FALSE(measured.stable);
   EXPECT_EQ(measured.windows, 2);
@@ -144,7 +144,7 @@ TEST(LoadLevel, KeepsItsConcurrency) {
   EXPECT_EQ(most, 4);
 }
 
-TEST(LoadLevel, ASlotIsOneCallersAtATime) {
+TEST(LoadLevel, ASlotHasOneCallerAtATime) {
   std::atomic<bool> busy[3] = {};
   std::atomic<bool> shared{false};
   LoadLevel level({.concurrency = 3, .rate = 500}, [&](int slot) {
@@ -173,7 +173,7 @@ TEST(LoadLevel, KeepsItsRateAndCountsFromWhenACallWasDue) {
               (static_cast<double>(due.size()) - 1) / 200, 0.03);
 }
 
-TEST(LoadLevel, IndependentClientsComeAtTheirRateOnAverage) {
+TEST(LoadLevel, PoissonArrivalsHaveTheRequestedAverageRate) {
   LoadLevel level({.concurrency = 8, .rate = 2000, .poisson = true, .seed = 7},
                   [](int) { return CallSample(); });
   const std::vector<CallSample> calls = level.Take(absl::Now(), 1000);

@@ -23,7 +23,7 @@
 namespace ringattn::client::load {
 
 enum class FigureKind {
-  kRate,  // of a counter: its growth per second
+  kRate,     // of a counter: its growth per second
   kAverage,  // of a gauge
   kMaximum,  // of a gauge
 };

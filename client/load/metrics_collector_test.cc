@@ -21,7 +21,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Optional;
 
-TEST(HttpUrl, HasDefaultsAndSaysWhatIsWrong) {
+TEST(HttpUrl, HasDefaultsAndExplainsErrors) {
   EXPECT_EQ(ParseHttpUrl("http://a.b:7702/x/y")->ToString(), "http://a.b:7702/x/y");
   EXPECT_EQ(ParseHttpUrl("http://a.b:7702")->ToString(), "http://a.b:7702/metrics");
   EXPECT_EQ(ParseHttpUrl("http://a")->ToString(), "http://a:80/metrics");
@@ -79,7 +79,7 @@ Scrape Of(double at, double up, double down, double level) {
   return ScrapeOf(kFigures, samples, At(at));
 }
 
-TEST(SummariseScrapes, RatesReachBackAndGaugesDoNot) {
+TEST(SummariseScrapes, RatesUseTheLastScrapeBeforeTheSpan) {
   const std::vector<Scrape> scrapes = {Of(0, 0, 0, 100), Of(9, 90, 1, 50), Of(11, 110, 2, 1),
                                        Of(14, 200, 3, 3), Of(21, 900, 4, 70)};
   const auto summary = SummariseScrapes(kFigures, scrapes, At(10), At(20));
@@ -90,20 +90,20 @@ TEST(SummariseScrapes, RatesReachBackAndGaugesDoNot) {
   EXPECT_EQ(summary[4], std::nullopt);
 }
 
-TEST(SummariseScrapes, SaysNothingOfTooLittle) {
+TEST(SummariseScrapes, TooFewScrapesGiveNoValue) {
   const auto one = SummariseScrapes(kFigures, {Of(15, 1, 1, 5)}, At(10), At(20));
   EXPECT_EQ(one[0], std::nullopt);
   EXPECT_THAT(one[2], Optional(5.0));
   EXPECT_EQ(SummariseScrapes(kFigures, {}, At(10), At(20))[3], std::nullopt);
 }
 
-TEST(SummariseScrapes, ACounterThatBeginsAnewCountsFromZero) {
+TEST(SummariseScrapes, ARestartedCounterCountsFromZero) {
   const std::vector<Scrape> scrapes = {Of(10, 100, 0, 0), Of(12, 140, 0, 0), Of(14, 10, 0, 0),
                                        Of(20, 20, 0, 0)};
   EXPECT_THAT(SummariseScrapes(kFigures, scrapes, At(10), At(20))[0], Optional(6.0));
 }
 
-TEST(MetricsCollector, ScrapesUntilItIsGone) {
+TEST(MetricsCollector, ScrapesUntilItsDestruction) {
   std::atomic<int> asked{0};
   auto server = HttpServer::Start("127.0.0.1:0", {{"/metrics", [&] {
                                                      const int n = ++asked;
@@ -155,7 +155,7 @@ TEST(FetchMetrics, FailuresAreTyped) {
   EXPECT_EQ(fetch("http://no-such-name.invalid").code(), absl::StatusCode::kUnavailable);
 }
 
-TEST(HttpGet, AServerThatSaysNothingIsGivenUp) {
+TEST(HttpGet, ASilentServerTimesOut) {
   // A listener that never accepts: the kernel connects, but no byte arrives.
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};

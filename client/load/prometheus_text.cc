@@ -57,10 +57,10 @@ bool ParseLine(absl::string_view line, MetricSample* sample) {
   line.remove_prefix(end);
   line = absl::StripLeadingAsciiWhitespace(line);
   if (!TakeLabels(&line, &sample->labels)) return false;
-  const std::vector<absl::string_view> words =
+  const std::vector<absl::string_view> fields =
       absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
   // A value, and optionally a timestamp.
-  return (words.size() == 1 || words.size() == 2) && absl::SimpleAtod(words[0], &sample->value);
+  return (fields.size() == 1 || fields.size() == 2) && absl::SimpleAtod(fields[0], &sample->value);
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ TEST(CopyPoolTest, CopiesEveryByteOnce) {
   }
 }
 
-TEST(CopyPoolTest, WhatIsNotWantedAnyMoreIsLeftOut) {
+TEST(CopyPoolTest, UnwantedWorkIsSkipped) {
   CopyPool pool(1, absl::Minutes(1), [] {});
   std::vector<uint8_t> from(64 << 20, 1), to(from.size(), 0);
   absl::Notification done;
@@ -47,7 +47,7 @@ TEST(CopyPoolTest, WhatIsNotWantedAnyMoreIsLeftOut) {
   EXPECT_EQ(to.back(), 0);
 }
 
-TEST(CopyPoolTest, ItsEndDoesWhatWasAdded) {
+TEST(CopyPoolTest, DestructionCompletesPendingWork) {
   std::atomic<int> done{0};
   {
     CopyPool pool(2, absl::Minutes(1), [] {});

@@ -34,7 +34,7 @@ absl::Status CudaDriver::FindAll() {
     void* const address = dlsym(library, name);
     if (address == nullptr) {
       status.Update(absl::FailedPreconditionError(
-          absl::StrCat("the CUDA driver has no ", name, ": it is too old")));
+          absl::StrCat("the CUDA driver has no ", name, "; install a newer driver")));
     }
     *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(address);
   };
@@ -78,9 +78,9 @@ absl::Status CudaDriver::Check(const char* call, cuda::Result result) const {
   if (result == cuda::kSuccess) return absl::OkStatus();
   const char* name = nullptr;
   if (GetErrorName(result, &name) != cuda::kSuccess || name == nullptr) name = "unknown error";
-  const std::string words = absl::StrCat(call, ": ", name, " (", result, ")");
-  return result == cuda::kOutOfMemory ? absl::ResourceExhaustedError(words)
-                                      : absl::InternalError(words);
+  const std::string detail = absl::StrCat(call, ": ", name, " (", result, ")");
+  return result == cuda::kOutOfMemory ? absl::ResourceExhaustedError(detail)
+                                      : absl::InternalError(detail);
 }
 
 }  // namespace ringattn::client

@@ -38,7 +38,8 @@ absl::Status CudaMemory::UseDevice(int device) {
 }
 
 absl::StatusOr<std::shared_ptr<const CudaMemory>> CudaMemory::Allocate(int device, int64_t bytes) {
-  if (bytes < 1) return absl::InvalidArgumentError("bytes: a region needs at least 1");
+  if (bytes < 1)
+    return absl::InvalidArgumentError("bytes is less than 1; a region needs at least 1");
   const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
   if (!driver.ok()) return driver.status();
   std::shared_ptr<CudaMemory> memory(new CudaMemory(*driver));
@@ -50,7 +51,8 @@ absl::StatusOr<std::shared_ptr<const CudaMemory>> CudaMemory::Allocate(int devic
 
 absl::StatusOr<std::shared_ptr<const CudaMemory>> CudaMemory::AllocateLinear(int device,
                                                                              int64_t bytes) {
-  if (bytes < 1) return absl::InvalidArgumentError("bytes: a region needs at least 1");
+  if (bytes < 1)
+    return absl::InvalidArgumentError("bytes is less than 1; a region needs at least 1");
   const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
   if (!driver.ok()) return driver.status();
   std::shared_ptr<CudaMemory> memory(new CudaMemory(*driver));
@@ -116,7 +118,8 @@ absl::Status CudaMemory::Export(cuda::Allocation allocation) {
 }
 
 absl::StatusOr<std::shared_ptr<const CudaMemory>> CudaMemory::Adopt(void* data, int64_t bytes) {
-  if (bytes < 1) return absl::InvalidArgumentError("bytes: a region needs at least 1");
+  if (bytes < 1)
+    return absl::InvalidArgumentError("bytes is less than 1; a region needs at least 1");
   const absl::StatusOr<const CudaDriver*> driver = CudaDriver::Load();
   if (!driver.ok()) return driver.status();
   std::shared_ptr<CudaMemory> memory(new CudaMemory(*driver));
@@ -147,7 +150,7 @@ absl::Status CudaMemory::CheckInside(uint64_t base, uint64_t allocation_bytes) {
   const uint64_t offset = reinterpret_cast<uint64_t>(data_) - base;
   const auto bytes = static_cast<uint64_t>(bytes_);
   if (bytes > allocation_bytes || offset > allocation_bytes - bytes) {
-    return Unfit(absl::StrCat("reaches beyond its allocation, which has ", allocation_bytes,
+    return Unfit(absl::StrCat("extends beyond its allocation, which has ", allocation_bytes,
                               " bytes and begins ", offset,
                               " before it; a region lies in one allocation, and a segment that "
                               "grows (PyTorch's expandable_segments) consists of several"));
@@ -170,7 +173,7 @@ absl::Status CudaMemory::AdoptVmm(cuda::Allocation allocation) {
   status = Export(allocation);
   if (status.ok()) return status;
   return Unfit(
-      absl::StrCat("its allocation cannot be exported, it was made without "
+      absl::StrCat("its allocation cannot be exported, because it was made without "
                    "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: ",
                    status.message()));
 }

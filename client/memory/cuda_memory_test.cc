@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(CudaMemoryTest, WithoutADriverItSaysSo) {
+TEST(CudaMemoryTest, AMissingDriverIsReported) {
   if (dlopen("libcuda.so.1", RTLD_LAZY) != nullptr) GTEST_SKIP() << "this machine has a driver";
   uint8_t byte = 0;
   for (const auto& status :
@@ -22,7 +22,7 @@ TEST(CudaMemoryTest, WithoutADriverItSaysSo) {
   }
 }
 
-TEST(CudaMemoryTest, NoBytesAreRefusedFirst) {
+TEST(CudaMemoryTest, ZeroBytesAreRejectedFirst) {
   EXPECT_EQ(CudaMemory::Allocate(0, 0).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(CudaMemory::Adopt(nullptr, -1).status().code(), absl::StatusCode::kInvalidArgument);
 }

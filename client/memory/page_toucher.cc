@@ -46,7 +46,8 @@ void PageToucher::Run() {
     if (at >= mapping_.size()) return;
     const uint64_t bytes = std::min(step, mapping_.size() - at);
     if (madvise(mapping_.data() + at, bytes, MADV_POPULATE_WRITE) != 0) return;
-    madvise(mapping_.data() + at, bytes, MADV_DONTNEED);  // the mapping is shared, so pages stay in the page cache
+    madvise(mapping_.data() + at, bytes,
+            MADV_DONTNEED);  // the mapping is shared, so pages stay in the page cache
     at += bytes;
   }
 }

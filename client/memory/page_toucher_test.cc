@@ -89,7 +89,7 @@ bool Serves() {
   return madvise(file.data().data(), kMiB, 23) == 0;
 }
 
-TEST(PageToucherTest, StaysSoFarAheadOfWhatIsFilled) {
+TEST(PageToucherTest, StaysABoundedDistanceAhead) {
   if (!Serves()) GTEST_SKIP() << "this kernel is older than Linux 5.14";
   SparseFile file;
   ASSERT_TRUE(file.LacksFrom(0));
@@ -105,7 +105,7 @@ TEST(PageToucherTest, StaysSoFarAheadOfWhatIsFilled) {
 }
 
 // It must not dirty pages again that have already been filled.
-TEST(PageToucherTest, LeavesOutWhatIsFilled) {
+TEST(PageToucherTest, SkipsFilledPages) {
   if (!Serves()) GTEST_SKIP() << "this kernel is older than Linux 5.14";
   SparseFile file;
   PageToucher toucher(file.data(), kSmall);
@@ -119,7 +119,7 @@ TEST(PageToucherTest, LeavesOutWhatIsFilled) {
   toucher.NoteFilled(INFINITY);
 }
 
-TEST(PageToucherTest, EndsWhileItWaits) {
+TEST(PageToucherTest, EndsWhileWaiting) {
   SparseFile file;
   for (int i = 0; i < 20; ++i) {
     const PageToucher toucher(file.data(), kSmall);

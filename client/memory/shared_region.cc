@@ -54,7 +54,8 @@ void SetTimeouts(int socket, int seconds) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SharedRegion>> SharedRegion::Make(int64_t bytes, AttachCall attach) {
-  if (bytes < 1) return absl::InvalidArgumentError("bytes: a region needs at least 1");
+  if (bytes < 1)
+    return absl::InvalidArgumentError("bytes is less than 1; a region needs at least 1");
   const int64_t page = sysconf(_SC_PAGESIZE);
   const int64_t rounded = (bytes + page - 1) / page * page;
   ScopedDescriptor memory(memfd_create("ringattn-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -66,7 +67,8 @@ absl::StatusOr<std::shared_ptr<SharedRegion>> SharedRegion::Make(int64_t bytes, 
   // A child process would share the pages with workers that do not know it.
   madvise(data, rounded, MADV_DONTFORK);
   madvise(data, rounded, MADV_HUGEPAGE);  // if the system allows it, and
-  madvise(data, rounded, MADV_POPULATE_WRITE);  // with these pages; the loop below does it on older kernels
+  madvise(data, rounded,
+          MADV_POPULATE_WRITE);  // with these pages; the loop below does it on older kernels
   if (fallocate(memory.get(), 0, 0, rounded) != 0 ||
       fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     const absl::Status status = OutOfMemory("cannot allocate and seal", rounded);
@@ -133,7 +135,7 @@ uint64_t SharedRegion::attachments() const {
   return attachments_;
 }
 
-void SharedRegion::ShowAgain(uint64_t than, Shown done) {
+void SharedRegion::Reattach(uint64_t than, Reattached done) {
   bool stopped = false, taken = false;
   {
     absl::MutexLock lock(&mutex_);
@@ -141,7 +143,7 @@ void SharedRegion::ShowAgain(uint64_t than, Shown done) {
     taken = attachments_ > than;
     if (!stopped && !taken) {
       // A round that has already begun may have asked the coordinator too early.
-      shows_.push_back({than, rounds_begun_ + 1, std::move(done)});
+      reattaches_.push_back({than, rounds_begun_ + 1, std::move(done)});
       round_wanted_ = true;
     }
   }
@@ -205,16 +207,16 @@ void SharedRegion::Run() {
   SendFences();  // to nobody, so all fences complete
   for (PendingFence& fence : std::exchange(sent_fences_, {})) fence.done("");
   attach_ = nullptr;
-  std::vector<PendingShow> shows;
+  std::vector<PendingReattach> shows;
   {
     absl::MutexLock lock(&mutex_);
-    shows.swap(shows_);
+    shows.swap(reattaches_);
   }
-  for (PendingShow& show : shows) show.done(false);
+  for (PendingReattach& show : shows) show.done(false);
   absl::MutexLock lock(&mutex_);
   id_.clear();
   workers_.clear();
-  trouble_ = "it is released";
+  trouble_ = "the region is released";
   first_round_over_ = true;
 }
 
@@ -258,21 +260,21 @@ void SharedRegion::AttachRound() {
 }
 
 void SharedRegion::FinishShows() {
-  std::vector<PendingShow> over;
+  std::vector<PendingReattach> over;
   uint64_t attachments = 0;
   {
     absl::MutexLock lock(&mutex_);
     attachments = attachments_;
-    const auto is_over = [&](const PendingShow& show) ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    const auto is_over = [&](const PendingReattach& show) ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
       return attachments_ > show.than || rounds_over_ >= show.round;
     };
-    for (size_t i = shows_.size(); i-- > 0;) {
-      if (!is_over(shows_[i])) continue;
-      over.push_back(std::move(shows_[i]));
-      shows_.erase(shows_.begin() + static_cast<ptrdiff_t>(i));
+    for (size_t i = reattaches_.size(); i-- > 0;) {
+      if (!is_over(reattaches_[i])) continue;
+      over.push_back(std::move(reattaches_[i]));
+      reattaches_.erase(reattaches_.begin() + static_cast<ptrdiff_t>(i));
     }
   }
-  for (PendingShow& show : over) show.done(attachments > show.than);
+  for (PendingReattach& show : over) show.done(attachments > show.than);
 }
 
 bool SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>* trouble) {
@@ -283,7 +285,8 @@ bool SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>
   sockets_.erase(point.worker());  // of the worker's predecessor
   if (point.host_id() != HostId()) {
     refuse("is on another machine");
-    return true;  // final: further attempts would only make the coordinator announce the region again
+    return true;  // final: further attempts would only make the coordinator announce the region
+                  // again
   }
   absl::StatusOr<ScopedDescriptor> socket = ConnectLocally(point.socket_path());
   if (!socket.ok()) return refuse(socket.status().message());
@@ -301,9 +304,10 @@ bool SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>
   if (!received.ok()) {
     received = ReceiveMessage(socket->get(), kMaxAttachDatagramBytes, MSG_DONTWAIT);
   }
-  if (!received.ok()) return refuse(sent.ok() ? "it did not answer" : sent.message());
+  if (!received.ok()) return refuse(sent.ok() ? "the worker did not answer" : sent.message());
   const std::optional<WorkerAnswer> answer = ReadWorkerAnswer(received->bytes);
-  if (!answer.has_value()) return refuse("it closed the socket, or speaks another version");
+  if (!answer.has_value())
+    return refuse("the worker closed the socket or uses another protocol version");
   if (answer->code != AttachCode::kAttached) return refuse(answer->detail);
   sockets_[point.worker()] = *std::move(socket);
   ++taken_;
@@ -368,7 +372,7 @@ void SharedRegion::DropWorker(const std::string& worker) {
   }
   absl::MutexLock lock(&mutex_);
   workers_.erase(std::remove(workers_.begin(), workers_.end(), worker), workers_.end());
-  trouble_ = absl::StrCat(worker, ": it let go of the region");
+  trouble_ = absl::StrCat(worker, ": the worker released the region");
   round_wanted_ = true;
 }
 

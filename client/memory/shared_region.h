@@ -57,8 +57,8 @@ class SharedRegion {
   // As AttachAgain. Calls `done` once there have been more attachments than `than` (true), or a
   // round that began after this call has found no worker that attaches it (false). Called
   // immediately, on the region's thread, or by Stop.
-  using Shown = std::function<void(bool taken)>;
-  void ShowAgain(uint64_t than, Shown done) ABSL_LOCKS_EXCLUDED(mutex_);
+  using Reattached = std::function<void(bool taken)>;
+  void Reattach(uint64_t than, Reattached done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Returns the region's present name at the coordinator; empty, with the reason in `why`, if it
   // has none.
@@ -86,11 +86,11 @@ class SharedRegion {
     absl::Time deadline;
   };
 
-  // A pending ShowAgain.
-  struct PendingShow {
+  // A pending Reattach.
+  struct PendingReattach {
     uint64_t than = 0;
     uint64_t round = 0;  // completed by this round at the latest
-    Shown done;
+    Reattached done;
   };
 
   SharedRegion(uint8_t* data, int64_t bytes, ScopedDescriptor memory,
@@ -115,9 +115,9 @@ class SharedRegion {
   const ScopedDescriptor memory_;  // of host memory
   const std::shared_ptr<const CudaMemory> cuda_;
   const ScopedDescriptor wake_;  // an eventfd
-  AttachCall attach_;  // used by the thread alone, as all members up to mutex_
+  AttachCall attach_;            // used by the thread alone, as all members up to mutex_
   std::map<std::string, ScopedDescriptor> sockets_;  // by worker
-  uint64_t taken_ = 0;  // attachments, including the present round's
+  uint64_t taken_ = 0;                               // attachments, including the present round's
   std::vector<PendingFence> sent_fences_;
   absl::Time next_round_ = absl::InfinitePast();
   absl::Duration backoff_;
@@ -133,7 +133,7 @@ class SharedRegion {
   uint64_t attachments_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t rounds_begun_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t rounds_over_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<PendingShow> shows_ ABSL_GUARDED_BY(mutex_);
+  std::vector<PendingReattach> reattaches_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

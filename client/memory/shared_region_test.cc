@@ -72,9 +72,9 @@ class SharedRegionTest : public testing::Test {
   }
 
   // Returns true if a worker attached it.
-  static bool ShowAgain(SharedRegion& region, uint64_t than) {
+  static bool Reattach(SharedRegion& region, uint64_t than) {
     auto over = std::make_shared<std::promise<bool>>();
-    region.ShowAgain(than, [over](bool taken) { over->set_value(taken); });
+    region.Reattach(than, [over](bool taken) { over->set_value(taken); });
     return over->get_future().get();
   }
 
@@ -85,7 +85,7 @@ class SharedRegionTest : public testing::Test {
   std::function<void(v1::AttachPoint&)> change_second_;
 };
 
-TEST_F(SharedRegionTest, ItIsShownToAllWorkersAndLetGoOf) {
+TEST_F(SharedRegionTest, AllWorkersAttachAndReleaseIt) {
   const std::shared_ptr<SharedRegion> region = Make();
   EXPECT_EQ(region->bytes() % sysconf(_SC_PAGESIZE), 0);
   EXPECT_THAT(region->workers(), UnorderedElementsAre("first", "second"));
@@ -100,7 +100,7 @@ TEST_F(SharedRegionTest, ItIsShownToAllWorkersAndLetGoOf) {
   EXPECT_EQ(region->data()[9'999], 7);  // mapped while somebody holds it
 }
 
-TEST_F(SharedRegionTest, AWorkerThatWasStartedAgainGetsItAgainUnderTheSameName) {
+TEST_F(SharedRegionTest, ARestartedWorkerAttachesItUnderTheSameName) {
   const std::shared_ptr<SharedRegion> region = Make();
   first_.DropRegions();
   EXPECT_TRUE(Await([&] { return first_.attaches() == 2 && region->workers().size() == 2; }));
@@ -110,24 +110,24 @@ TEST_F(SharedRegionTest, AWorkerThatWasStartedAgainGetsItAgainUnderTheSameName) 
   region->Stop();
 }
 
-TEST_F(SharedRegionTest, ItIsShownAgainToAWorkerThatLacksIt) {
+TEST_F(SharedRegionTest, AWorkerThatLacksItAttachesItAgain) {
   second_.RefuseWith(AttachCode::kDescriptorRefused);
   const std::shared_ptr<SharedRegion> region = Make();
   const uint64_t before = region->attachments();
   EXPECT_EQ(before, 1);
-  EXPECT_FALSE(ShowAgain(*region, before));
+  EXPECT_FALSE(Reattach(*region, before));
   EXPECT_EQ(region->attachments(), before);
   second_.RefuseWith(AttachCode::kAttached);
-  EXPECT_TRUE(Await([&] { return ShowAgain(*region, before); }));
+  EXPECT_TRUE(Await([&] { return Reattach(*region, before); }));
   EXPECT_EQ(region->attachments(), 2);
-  EXPECT_TRUE(ShowAgain(*region, before));  // an earlier caller is answered by that attachment
-  EXPECT_FALSE(ShowAgain(*region, 2));
+  EXPECT_TRUE(Reattach(*region, before));  // an earlier caller is answered by that attachment
+  EXPECT_FALSE(Reattach(*region, 2));
   region->Stop();
-  EXPECT_FALSE(ShowAgain(*region, 2));
+  EXPECT_FALSE(Reattach(*region, 2));
 }
 
 // A round that has begun may have asked for the workers before one joined.
-TEST_F(SharedRegionTest, ItIsShownInARoundThatBeginsLater) {
+TEST_F(SharedRegionTest, ALaterRoundAttachesIt) {
   const std::shared_ptr<SharedRegion> region = Make();
   const int calls = calls_;
   absl::Notification asked, go_on;
@@ -139,7 +139,7 @@ TEST_F(SharedRegionTest, ItIsShownInARoundThatBeginsLater) {
   second_.DropRegions();
   asked.WaitForNotification();
   std::atomic<int> shown{0};
-  region->ShowAgain(4, [&](bool taken) {
+  region->Reattach(4, [&](bool taken) {
     EXPECT_FALSE(taken);
     ++shown;
   });
@@ -151,7 +151,7 @@ TEST_F(SharedRegionTest, ItIsShownInARoundThatBeginsLater) {
   region->Stop();
 }
 
-TEST_F(SharedRegionTest, AnotherCoordinatorGivesItAnotherName) {
+TEST_F(SharedRegionTest, ANewCoordinatorGivesItANewName) {
   const std::shared_ptr<SharedRegion> region = Make();
   forgets_ = true;
   region->AttachAgain();
@@ -183,7 +183,7 @@ TEST_F(SharedRegionTest, AFenceWaitsForEveryWorker) {
   region->Stop();
 }
 
-TEST_F(SharedRegionTest, AWorkerThatDoesNotAnswerAFenceIsNamedAndLeftOut) {
+TEST_F(SharedRegionTest, AWorkerThatDoesNotAnswerAFenceIsNamedAndDropped) {
   const std::shared_ptr<SharedRegion> region = Make();
   second_.AnswerFences(false);
   const absl::Time begin = absl::Now();
@@ -193,7 +193,7 @@ TEST_F(SharedRegionTest, AWorkerThatDoesNotAnswerAFenceIsNamedAndLeftOut) {
   region->Stop();
 }
 
-TEST_F(SharedRegionTest, AFenceOfOneThatHasStoppedIsOver) {
+TEST_F(SharedRegionTest, AFenceAfterStopCompletesAtOnce) {
   const std::shared_ptr<SharedRegion> region = Make();
   second_.AnswerFences(false);
   std::atomic<int> over{0};
@@ -204,7 +204,7 @@ TEST_F(SharedRegionTest, AFenceOfOneThatHasStoppedIsOver) {
   EXPECT_EQ(over, 2);
 }
 
-TEST_F(SharedRegionTest, WhoRefusesIsNamed) {
+TEST_F(SharedRegionTest, AWorkerThatRejectsItIsNamed) {
   second_.RefuseWith(AttachCode::kDescriptorRefused);
   const std::shared_ptr<SharedRegion> region = Make();
   EXPECT_THAT(region->workers(), ElementsAre("first"));
@@ -215,7 +215,7 @@ TEST_F(SharedRegionTest, WhoRefusesIsNamed) {
 }
 
 // Regardless of how many others have it.
-TEST_F(SharedRegionTest, WhoRefusesIsAskedUntilItTakesIt) {
+TEST_F(SharedRegionTest, AWorkerThatRejectsItIsRetried) {
   second_.RefuseWith(AttachCode::kDescriptorRefused);
   const std::shared_ptr<SharedRegion> region = Make();
   const int calls = calls_;
@@ -226,7 +226,7 @@ TEST_F(SharedRegionTest, WhoRefusesIsAskedUntilItTakesIt) {
 }
 
 // Workers reject other users' processes like this: the client's message meets a closed socket.
-TEST_F(SharedRegionTest, WhoRefusesUnheardIsNamedToo) {
+TEST_F(SharedRegionTest, AWorkerThatRejectsWithoutReadingIsNamed) {
   second_.RefuseUnheard(AttachCode::kForeignUser);
   const std::shared_ptr<SharedRegion> region = Make();
   EXPECT_THAT(region->workers(), ElementsAre("first"));
@@ -234,7 +234,7 @@ TEST_F(SharedRegionTest, WhoRefusesUnheardIsNamedToo) {
   region->Stop();
 }
 
-TEST_F(SharedRegionTest, AFolderThatIsNotSharedIsNamed) {
+TEST_F(SharedRegionTest, AnUnreachableSocketIsNamed) {
   change_second_ = [](v1::AttachPoint& point) { point.set_socket_path("/nowhere/at/all.sock"); };
   const std::shared_ptr<SharedRegion> region = Make();
   EXPECT_THAT(region->workers(), ElementsAre("first"));
@@ -243,7 +243,7 @@ TEST_F(SharedRegionTest, AFolderThatIsNotSharedIsNamed) {
   region->Stop();
 }
 
-TEST_F(SharedRegionTest, AnotherMachinesWorkerIsNotDialled) {
+TEST_F(SharedRegionTest, AWorkerOnAnotherMachineIsNotDialled) {
   change_second_ = [](v1::AttachPoint& point) { point.set_host_id("another"); };
   const std::shared_ptr<SharedRegion> region = Make();
   EXPECT_THAT(region->workers(), ElementsAre("first"));
@@ -255,7 +255,7 @@ TEST_F(SharedRegionTest, AnotherMachinesWorkerIsNotDialled) {
   region->Stop();
 }
 
-TEST_F(SharedRegionTest, WithoutWorkersItIsMemoryLikeAnyOther) {
+TEST_F(SharedRegionTest, WithoutWorkersTheMemoryIsStillUsable) {
   refusal_ = absl::FailedPreconditionError("no worker takes host memory");
   const std::shared_ptr<SharedRegion> region = Make();
   EXPECT_THAT(region->workers(), IsEmpty());
@@ -269,13 +269,13 @@ TEST_F(SharedRegionTest, WithoutWorkersItIsMemoryLikeAnyOther) {
   region->Stop();
 }
 
-TEST_F(SharedRegionTest, BadSizesAreRefused) {
+TEST_F(SharedRegionTest, BadSizesAreRejected) {
   const auto attach = [this](const v1::AttachRequest& request) { return Attach(request); };
   EXPECT_TRUE(absl::IsInvalidArgument(SharedRegion::Make(0, attach).status()));
   EXPECT_TRUE(absl::IsResourceExhausted(SharedRegion::Make(int64_t{1} << 60, attach).status()));
 }
 
-TEST_F(SharedRegionTest, TheIndexFindsWhatLiesInside) {
+TEST_F(SharedRegionTest, TheIndexFindsRangesInsideRegions) {
   const std::shared_ptr<SharedRegion> region = Make(4096);
   RegionIndex index;
   EXPECT_EQ(index.Any(), nullptr);

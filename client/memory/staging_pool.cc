@@ -73,9 +73,9 @@ int64_t StagingPool::bytes() const {
 bool StagingPool::MayTake(int64_t bytes, std::string* why) const {
   absl::MutexLock lock(&mutex_);
   if (options_.max_bytes <= 0 || closed_) {
-    *why = "it is turned off";
+    *why = "staging is turned off";
   } else if (Rounded(bytes) > options_.max_bytes) {
-    *why = std::string(TooMuch(bytes, "the limit of staging", options_.max_bytes).message());
+    *why = std::string(TooMuch(bytes, "the limit of staging memory", options_.max_bytes).message());
   } else if (!refusal_.ok() && absl::Now() < refused_until_) {
     *why = std::string(refusal_.message());
   } else {
@@ -106,7 +106,7 @@ absl::Status StagingPool::Probe() {
   (*page)->Stop();
   if (!taken) {
     return Refuse(absl::FailedPreconditionError(absl::StrCat(
-        "no worker of this machine took memory", trouble.empty() ? "" : ": ", trouble)));
+        "no worker of this machine attached memory", trouble.empty() ? "" : ": ", trouble)));
   }
   absl::MutexLock lock(&mutex_);
   probed_ = true;
@@ -167,7 +167,8 @@ absl::StatusOr<std::shared_ptr<SharedRegion>> StagingPool::Take(int64_t bytes) {
         idle_.erase(idle_.begin());
       }
       if (bytes_ + wanted > options_.max_bytes) {
-        refused = TooMuch(wanted, "is left of the limit of staging", options_.max_bytes - bytes_);
+        refused = TooMuch(wanted, "what is left of the limit of staging memory",
+                          options_.max_bytes - bytes_);
       } else {
         bytes_ += wanted;
       }
@@ -196,7 +197,7 @@ absl::StatusOr<std::shared_ptr<SharedRegion>> StagingPool::Take(int64_t bytes) {
   const std::string trouble = region->trouble();
   GiveBack(std::move(region), /*reusable=*/false);
   return Refuse(absl::FailedPreconditionError(
-      absl::StrCat("the workers have let go of the region: ", trouble)));
+      absl::StrCat("the workers have released the region: ", trouble)));
 }
 
 void StagingPool::GiveBack(std::shared_ptr<SharedRegion> region, bool reusable) {

@@ -42,7 +42,7 @@ class StagingPoolTest : public testing::Test {
   const std::shared_ptr<RegionIndex> index_ = std::make_shared<RegionIndex>();
 };
 
-TEST_F(StagingPoolTest, WhatIsGivenBackIsTakenAgain) {
+TEST_F(StagingPoolTest, ReturnedRegionsAreReused) {
   const auto pool = Make({.max_bytes = 64 * kMiB});
   auto first = pool->Take(3 * kMiB);
   ASSERT_TRUE(first.ok()) << first.status();
@@ -60,7 +60,7 @@ TEST_F(StagingPoolTest, WhatIsGivenBackIsTakenAgain) {
   pool->GiveBack(*std::move(second), true);
 }
 
-TEST_F(StagingPoolTest, TheSmallestThatSufficesIsTaken) {
+TEST_F(StagingPoolTest, TheSmallestSufficientRegionIsTaken) {
   const auto pool = Make({.max_bytes = 64 * kMiB});
   auto large = pool->Take(20 * kMiB), small = pool->Take(4 * kMiB);
   uint8_t* const data = (*small)->data();
@@ -71,11 +71,11 @@ TEST_F(StagingPoolTest, TheSmallestThatSufficesIsTaken) {
   pool->GiveBack(*std::move(taken), true);
 }
 
-TEST_F(StagingPoolTest, TheLimitHoldsForAllTogether) {
+TEST_F(StagingPoolTest, TheLimitCoversAllRegionsTogether) {
   const auto pool = Make({.max_bytes = 16 * kMiB});
   std::string why;
   EXPECT_FALSE(pool->MayTake(17 * kMiB, &why));
-  EXPECT_THAT(why, HasSubstr("the limit of staging (16777216)"));
+  EXPECT_THAT(why, HasSubstr("the limit of staging memory (16777216)"));
   EXPECT_EQ(pool->Take(17 * kMiB).status().code(), absl::StatusCode::kResourceExhausted);
   auto first = pool->Take(10 * kMiB);
   ASSERT_TRUE(first.ok());
@@ -93,11 +93,11 @@ TEST_F(StagingPoolTest, NothingIsStagedWithoutALimit) {
   const auto pool = Make({.max_bytes = 0});
   std::string why;
   EXPECT_FALSE(pool->MayTake(1, &why));
-  EXPECT_EQ(why, "it is turned off");
+  EXPECT_EQ(why, "staging is turned off");
   EXPECT_EQ(calls_, 0);
 }
 
-TEST_F(StagingPoolTest, ANoIsKeptForAWhile) {
+TEST_F(StagingPoolTest, AFailureIsCachedForAWhile) {
   refuses_ = true;
   const auto pool = Make({.max_bytes = 64 * kMiB, .refusal_kept = absl::Milliseconds(300)});
   const auto refused = pool->Take(32 * kMiB);
@@ -117,7 +117,7 @@ TEST_F(StagingPoolTest, ANoIsKeptForAWhile) {
   pool->GiveBack(*std::move(taken), true);
 }
 
-TEST_F(StagingPoolTest, WhatIsNotReusableIsUnmapped) {
+TEST_F(StagingPoolTest, UnreusableRegionsAreUnmapped) {
   const auto pool = Make({.max_bytes = 64 * kMiB});
   auto taken = pool->Take(kMiB);
   ASSERT_TRUE(taken.ok());
@@ -127,7 +127,7 @@ TEST_F(StagingPoolTest, WhatIsNotReusableIsUnmapped) {
   EXPECT_EQ(index_->Find(data, 1), nullptr);
 }
 
-TEST_F(StagingPoolTest, OneIsMadeReadyFromTheSecondMissOn) {
+TEST_F(StagingPoolTest, ARegionIsPreparedFromTheSecondMissOn) {
   const auto pool = Make({.max_bytes = 64 * kMiB});
   bool prepare = true;
   EXPECT_EQ(pool->TakeReady(3 * kMiB, &prepare), nullptr);
@@ -151,7 +151,7 @@ TEST_F(StagingPoolTest, OneIsMadeReadyFromTheSecondMissOn) {
   EXPECT_EQ(pool->bytes(), 4 * kMiB);
 }
 
-TEST_F(StagingPoolTest, WhatIsIdleForLongIsLetGoOf) {
+TEST_F(StagingPoolTest, LongIdleRegionsAreFreed) {
   const auto pool = Make({.max_bytes = 64 * kMiB, .idle = absl::Milliseconds(500)});
   auto taken = pool->Take(kMiB);
   ASSERT_TRUE(taken.ok());
@@ -165,7 +165,7 @@ TEST_F(StagingPoolTest, WhatIsIdleForLongIsLetGoOf) {
   EXPECT_FALSE(worker_.has_region());
 }
 
-TEST_F(StagingPoolTest, ARegionThatNoWorkerHasAnyMoreIsNotUsed) {
+TEST_F(StagingPoolTest, ARegionThatNoWorkerHasAttachedIsNotUsed) {
   const auto pool = Make({.max_bytes = 64 * kMiB});
   auto taken = pool->Take(kMiB);
   ASSERT_TRUE(taken.ok());
@@ -182,7 +182,7 @@ TEST_F(StagingPoolTest, ARegionThatNoWorkerHasAnyMoreIsNotUsed) {
   EXPECT_EQ(pool->bytes(), 2 * kMiB);  // its own, until it has been idle for long
 }
 
-TEST(AvailableMemoryTest, IsSomeOfTheMachines) {
+TEST(AvailableMemoryTest, IsPartOfTheMachinesMemory) {
   EXPECT_GT(AvailableMemoryBytes(), 1 << 20);
   EXPECT_LE(AvailableMemoryBytes(), int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE));
 }

@@ -114,7 +114,7 @@ std::vector<std::string> MessageFields(const std::string& name) {
   const google::protobuf::Descriptor* type =
       google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName("ringattn.v1." +
                                                                                 name);
-  if (type == nullptr) throw py::value_error("there is no message ringattn.v1." + name);
+  if (type == nullptr) throw py::value_error("ringattn.v1." + name + " is not a message");
   std::vector<std::string> names;
   for (int i = 0; i < type->field_count(); ++i) names.push_back(type->field(i)->name());
   return names;

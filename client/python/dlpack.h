@@ -27,7 +27,7 @@ class DlpackTensor {
   int device_type() const;
   int device() const;
   std::vector<int64_t> shape() const;
-  bool is_contiguous() const;  // row-major, without gaps
+  bool is_contiguous() const;      // row-major, without gaps
   std::vector<int> dtype() const;  // DLDataTypeCode, bits, lanes
 
  private:

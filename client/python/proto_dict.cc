@@ -132,7 +132,7 @@ void SetOne(pb::Message& message, const Field& field, py::handle value, const st
     case Field::CPPTYPE_ENUM: {
       const auto short_name = ReadValue<std::string>(value, name);
       const int number = EnumNumber(*field.enum_type(), short_name);
-      if (number < 0) Refuse(name, absl::StrCat("there is no ", short_name));
+      if (number < 0) Refuse(name, absl::StrCat("\"", short_name, "\" is not a value of the enum"));
       return many ? reflection.AddEnumValue(&message, &field, number)
                   : reflection.SetEnumValue(&message, &field, number);
     }
@@ -144,7 +144,7 @@ void SetOne(pb::Message& message, const Field& field, py::handle value, const st
     case Field::CPPTYPE_MESSAGE: {
       pb::Message* part = many ? reflection.AddMessage(&message, &field)
                                : reflection.MutableMessage(&message, &field);
-      if (!py::isinstance<py::dict>(value)) Refuse(name, "is a message: give a dict");
+      if (!py::isinstance<py::dict>(value)) Refuse(name, "must be a dict");
       return FromDict(py::reinterpret_borrow<py::dict>(value), name, part);
     }
   }
@@ -152,7 +152,7 @@ void SetOne(pb::Message& message, const Field& field, py::handle value, const st
 
 void Set(pb::Message& message, const Field& field, py::handle value, const std::string& name) {
   if (!field.is_repeated()) return SetOne(message, field, value, name);
-  if (!py::isinstance<py::sequence>(value)) Refuse(name, "give a list");
+  if (!py::isinstance<py::sequence>(value)) Refuse(name, "must be a list");
   int index = 0;
   for (const py::handle item : py::reinterpret_borrow<py::sequence>(value)) {
     SetOne(message, field, item, absl::StrCat(name, "[", index++, "]"));
@@ -192,7 +192,7 @@ void FromDict(const py::dict& values, absl::string_view where, pb::Message* mess
     const auto name = ReadValue<std::string>(key, where);
     const std::string path = where.empty() ? name : absl::StrCat(where, ".", name);
     const Field* field = message->GetDescriptor()->FindFieldByName(name);
-    if (field == nullptr) Refuse(path, "there is no such field");
+    if (field == nullptr) Refuse(path, "is not a field of the message");
     if (!value.is_none()) Set(*message, *field, value, path);
   }
 }

@@ -28,7 +28,7 @@ constexpr auto kSignalCheckInterval = std::chrono::milliseconds(50);
 
 v1::TensorId TensorNamed(const std::string& name) {
   const int number = EnumNumber(*v1::TensorId_descriptor(), name);
-  if (number < 0) throw py::value_error(absl::StrCat(name, ": there is no such tensor"));
+  if (number < 0) throw py::value_error(absl::StrCat(name, " is not the name of a tensor"));
   return static_cast<v1::TensorId>(number);
 }
 
@@ -44,7 +44,8 @@ Enum EnumOf(const py::dict& request, const char* name,
   if (!request.contains(name) || request[name].is_none()) return static_cast<Enum>(0);
   const auto short_name = request[name].cast<std::string>();
   const int number = EnumNumber(*type, short_name);
-  if (number < 0) throw py::value_error(absl::StrCat(name, ": there is no ", short_name));
+  if (number < 0)
+    throw py::value_error(absl::StrCat(name, ": \"", short_name, "\" is not a value of the enum"));
   return static_cast<Enum>(number);
 }
 
@@ -88,7 +89,7 @@ client::CallOptions CallOptionsOf(const py::dict& call) {
   ReadItem(call, "retain", &retain_seconds);
   const auto wish = Transports().find(transport);
   if (wish == Transports().end()) {
-    throw py::value_error(absl::StrCat("transport: there is no ", transport));
+    throw py::value_error(absl::StrCat("transport: \"", transport, "\" is not supported"));
   }
   options.transport = wish->second;
   // A transport that the caller names is required.
@@ -259,8 +260,9 @@ std::unique_ptr<PythonCall> PythonCall::Start(std::shared_ptr<ClientHandle> clie
   }
   const GilReleased released;
   client::Client& library = made->client_->get();
-  made->pending_call_.emplace(is_forward ? library.StartForward(forward, results, options, done)
-                                      : library.StartBackward(backward, gradients, options, done));
+  made->pending_call_.emplace(is_forward
+                                  ? library.StartForward(forward, results, options, done)
+                                  : library.StartBackward(backward, gradients, options, done));
   return made;
 }
 

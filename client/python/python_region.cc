@@ -41,7 +41,7 @@ std::vector<std::string> PythonRegion::workers() const {
 }
 
 std::string PythonRegion::trouble() const {
-  return region_ == nullptr ? "it is closed" : region_->trouble();
+  return region_ == nullptr ? "the region is closed" : region_->trouble();
 }
 
 void PythonRegion::Close() {

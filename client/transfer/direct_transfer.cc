@@ -27,7 +27,7 @@ constexpr std::chrono::milliseconds kAnswerTimeout{9'000};
 constexpr uint64_t kLeastBytesPerStream = 2 << 20;
 
 absl::Status ServerError(absl::string_view what) {
-  return absl::InternalError(absl::StrCat("the worker broke the protocol: ", what));
+  return absl::InternalError(absl::StrCat("the worker violated the protocol: ", what));
 }
 
 int64_t Now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
@@ -284,7 +284,7 @@ void DirectTransfer::CheckOpening(bool only_connection) {
   for (const std::shared_ptr<Stream>& stream : streams_) {
     if (stream->opened() || (only_connection && stream->IsConnected())) continue;
     return Break(absl::UnavailableError(absl::StrCat(
-                     stream->worker(), only_connection ? " took no connection within 1 s"
+                     stream->worker(), only_connection ? " did not accept a connection within 1 s"
                                                        : " did not answer within 10 s")),
                  /*unreachable=*/true);
   }

@@ -87,7 +87,7 @@ class DirectTransfer : public std::enable_shared_from_this<DirectTransfer> {
   std::atomic<int64_t> first_output_at_{0};
 
   std::mutex watch_mutex_;
-  bool watched_ = true;  // false: the alarm is not set again
+  bool watched_ = true;               // false: the alarm is not set again
   std::optional<grpc::Alarm> watch_;  // of the streams' opening
 };
 

@@ -15,11 +15,12 @@ namespace {
 constexpr int64_t kShortestPiece = 16 << 10;
 
 absl::Status ServerError(absl::string_view what) {
-  return absl::InternalError(absl::StrCat("the server broke the protocol: ", what));
+  return absl::InternalError(absl::StrCat("the server violated the protocol: ", what));
 }
 
 absl::StatusOr<Shard> ShardOf(const google::protobuf::RepeatedPtrField<v1::TokenSpan>& spans) {
-  constexpr uint64_t kMost = uint64_t{1} << 40;  // tokens; small enough that nothing below overflows
+  constexpr uint64_t kMost = uint64_t{1}
+                             << 40;  // tokens; small enough that nothing below overflows
   Shard shard;
   for (const v1::TokenSpan& span : spans) {
     const uint64_t stride = span.stride() == 0 ? 1 : span.stride();
@@ -78,7 +79,7 @@ absl::StatusOr<ShardMap> MapOf(v1::TensorId tensor, const TensorLayout& layout,
   const bool is_cut = layout.axis == Axis::kQ || layout.axis == Axis::kKv;
   if (is_cut && !Cover(shards, layout.rows)) {
     return ServerError(
-        absl::StrCat("the tickets do not have each token of ", TensorIdName(tensor), " once"));
+        absl::StrCat("the tickets do not cover each token of ", TensorIdName(tensor), " once"));
   }
   return ShardMap(layout, shards);
 }
@@ -96,7 +97,7 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
     const v1::ShardTicket& ticket = tickets[rank];
     if (ticket.rank() != static_cast<uint32_t>(rank) || ticket.endpoints().empty() ||
         ticket.token().empty()) {
-      return ServerError(absl::StrCat("the ticket of rank ", rank, " is of no use"));
+      return ServerError(absl::StrCat("the ticket of rank ", rank, " is malformed"));
     }
     for (const auto& [spans, shards] :
          {std::pair(&ticket.q(), &plan.q), std::pair(&ticket.kv(), &plan.kv)}) {
@@ -113,7 +114,7 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
     if (!pairs_by_keys || !is_pairs) return MapOf(tensor, layout, plan);
     if (keys > 0 && (layout.inner_bytes < keys || layout.inner_bytes % keys != 0)) {
       return ServerError(
-          absl::StrCat("the tickets do not have the columns of ", TensorIdName(tensor)));
+          absl::StrCat("the tickets do not cover the columns of ", TensorIdName(tensor)));
     }
     return MapOf(tensor, CutByKeys(layout, keys), plan);
   };
@@ -121,8 +122,8 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
   tensors->max_chunk_bytes_ = static_cast<int64_t>(max_chunk_bytes);
   for (InputTensor& input : inputs) {
     if (!IsCutAsOne(plan, static_cast<TensorId>(input.tensor))) {
-      return ServerError(absl::StrCat("the tickets cut the parts of ", TensorIdName(input.tensor),
-                                      " differently"));
+      return ServerError(absl::StrCat("the tickets shard the components of ",
+                                      TensorIdName(input.tensor), " differently"));
     }
     absl::StatusOr<ShardMap> map = map_of(input.tensor, input.layout);
     if (!map.ok()) return map.status();
@@ -218,7 +219,7 @@ absl::Status ShardTensors::Add(int rank, const wire::ChunkHeader& header,
   if (found == outputs_.end()) {
     return ServerError(absl::StrCat("chunk of tensor ", header.tensor, ", not an output"));
   }
-  const std::string place = absl::StrCat("chunk of rank ", rank, "'s ",
+  const std::string chunk = absl::StrCat("chunk of rank ", rank, "'s ",
                                          TensorIdName(found->tensor.tensor), " at ", header.offset);
   {
     Sink& sink = *sinks_[rank];
@@ -227,12 +228,12 @@ absl::Status ShardTensors::Add(int rank, const wire::ChunkHeader& header,
       case ByteRangeSet::Added::kNew:
         break;
       case ByteRangeSet::Added::kOutside:
-        return ServerError(absl::StrCat(place, " with ", payload_bytes, " bytes, beyond its ",
+        return ServerError(absl::StrCat(chunk, " with ", payload_bytes, " bytes, beyond its ",
                                         found->map.local_bytes(rank)));
       case ByteRangeSet::Added::kOverlaps:
-        return ServerError(absl::StrCat(place, " overlaps an earlier one"));
+        return ServerError(absl::StrCat(chunk, " overlaps an earlier chunk"));
       case ByteRangeSet::Added::kTooManyRanges:
-        return ServerError(absl::StrCat(place, " leaves too many gaps"));
+        return ServerError(absl::StrCat(chunk, " leaves too many gaps"));
     }
   }
   if (payload_bytes == 0) return absl::OkStatus();
@@ -260,7 +261,7 @@ absl::Status ShardTensors::Add(int rank, const wire::ChunkHeader& header,
                found->tensor.bytes.ForEachPiece(run.global_offset, run.bytes, take);
              });
   if (header.crc32c.has_value() && crc != *header.crc32c) {
-    return absl::DataLossError(absl::StrCat(place, " arrived with a wrong crc32c"));
+    return absl::DataLossError(absl::StrCat(chunk, " has a wrong crc32c"));
   }
   received_bytes_ += payload_bytes;
   return absl::OkStatus();

@@ -95,7 +95,7 @@ class ShardTensors {
   uint64_t bytes_up_ = 0;
   uint64_t bytes_down_ = 0;
   std::vector<std::unique_ptr<Source>> sources_;  // by rank
-  std::vector<std::unique_ptr<Sink>> sinks_;  // by rank
+  std::vector<std::unique_ptr<Sink>> sinks_;      // by rank
   std::atomic<uint64_t> dealt_bytes_{0};
   std::atomic<uint64_t> received_bytes_{0};
 };

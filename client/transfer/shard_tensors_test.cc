@@ -60,7 +60,7 @@ v1::TensorId Number(TensorId id) { return static_cast<v1::TensorId>(id); }
 
 // The inputs cut for members equal the shards of the planner's own map. Outputs that members return
 // in other pieces end up in their places.
-TEST(ShardTensors, EveryLayoutIsCutAndPutTogether) {
+TEST(ShardTensors, EveryLayoutIsSplitAndReassembled) {
   for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
     for (const int world : {1, 2, 3, 7}) {
       const AttentionSpec spec = SpecOf(41, 6);
@@ -132,7 +132,7 @@ TEST(ShardTensors, EveryLayoutIsCutAndPutTogether) {
 }
 
 // The queries' layout and the schedule determine it, which is what a call knows.
-TEST(ShardTensors, PairsAreCutByKeysWhereThePlanSaysSo) {
+TEST(ShardTensors, PairTensorsAreSplitByKeysIfThePlanSaysSo) {
   AttentionSpec spec = SpecOf(11, 13);
   spec.options.bias = BiasForm{.per_head = true, .gradient = true};
   const TensorLayout by_queries = LayoutOf(spec, TensorId::kBias);
@@ -216,7 +216,7 @@ AttentionSpec PackedSpecOf(int64_t q, int64_t kv, Packing packing) {
 }
 
 // A packed tensor is sharded by tokens, as any other, and not by its components.
-TEST(ShardTensors, PackedInputsTravelWhole) {
+TEST(ShardTensors, PackedInputsAreSentWhole) {
   const AttentionSpec spec = PackedSpecOf(41, 41, Packing::kQkv);
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 3);
   const TensorLayout layout = LayoutOf(spec, TensorId::kQkv);
@@ -242,7 +242,7 @@ TEST(ShardTensors, PackedInputsTravelWhole) {
   }
 }
 
-TEST(ShardTensors, PartsThatAreCutDifferentlyAreRefused) {
+TEST(ShardTensors, ComponentsWithDifferentShardsAreRejected) {
   const AttentionSpec spec = PackedSpecOf(40, 40, Packing::kQkv);
   ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
   plan.kv = MakeShardPlan(spec, Layout::kZigzag, 2).kv;
@@ -250,7 +250,7 @@ TEST(ShardTensors, PartsThatAreCutDifferentlyAreRefused) {
   const auto made = ShardTensors::Make(
       TicketsOf(plan), {{v1::TENSOR_ID_QKV, ConstBytes(qkv), LayoutOf(spec, TensorId::kQkv)}}, {},
       1 << 20);
-  EXPECT_THAT(made.status().message(), HasSubstr("cut the parts of qkv differently"));
+  EXPECT_THAT(made.status().message(), HasSubstr("shard the components of qkv differently"));
   // k and v have the same shards, whatever q has.
   const AttentionSpec apart = PackedSpecOf(40, 40, Packing::kKv);
   const auto kv = RandomBytes(BytesOf(apart, TensorId::kKv));
@@ -280,27 +280,27 @@ class Damaged : public testing::Test {
   Tickets tickets_;
 };
 
-TEST_F(Damaged, TicketsThatDoNotFitAreRefused) {
+TEST_F(Damaged, MismatchedTicketsAreRejected) {
   EXPECT_TRUE(Make().ok());
   tickets_[0].mutable_q(0)->set_count(1);
-  EXPECT_THAT(WhyNot(), HasSubstr("do not have each token of q once"));
+  EXPECT_THAT(WhyNot(), HasSubstr("do not cover each token of q once"));
   tickets_[0].mutable_q(0)->set_count(2);
   tickets_[1].mutable_q(0)->set_begin(1);
-  EXPECT_THAT(WhyNot(), HasSubstr("do not have each token"));
+  EXPECT_THAT(WhyNot(), HasSubstr("do not cover each token"));
   tickets_[1].mutable_q(0)->set_begin(2);
   tickets_[1].mutable_q(0)->set_stride(3);
-  EXPECT_THAT(WhyNot(), HasSubstr("do not have each token"));
+  EXPECT_THAT(WhyNot(), HasSubstr("do not cover each token"));
   tickets_[1].mutable_q(0)->set_stride(uint64_t{1} << 63);
   EXPECT_THAT(WhyNot(), HasSubstr("out of range"));
   tickets_[1].mutable_q(0)->set_stride(1);
   EXPECT_TRUE(Make().ok());
   tickets_[1].set_rank(0);
-  EXPECT_THAT(WhyNot(), HasSubstr("the ticket of rank 1 is of no use"));
+  EXPECT_THAT(WhyNot(), HasSubstr("the ticket of rank 1 is malformed"));
   tickets_.Clear();
   EXPECT_THAT(WhyNot(), HasSubstr("without tickets"));
 }
 
-TEST_F(Damaged, ChunksThatDoNotFitAreRefused) {
+TEST_F(Damaged, MismatchedChunksAreRejected) {
   auto tensors = Make();
   ASSERT_TRUE(tensors.ok());
   const uint8_t bytes[16] = {};
@@ -309,7 +309,7 @@ TEST_F(Damaged, ChunksThatDoNotFitAreRefused) {
     return (*tensors)->Add(1, header, payload, 16);
   };
   EXPECT_TRUE(add({v1::TENSOR_ID_OUT, 0}).ok());
-  EXPECT_THAT(add({v1::TENSOR_ID_OUT, 8}).message(), HasSubstr("overlaps an earlier one"));
+  EXPECT_THAT(add({v1::TENSOR_ID_OUT, 8}).message(), HasSubstr("overlaps an earlier chunk"));
   EXPECT_THAT(add({v1::TENSOR_ID_OUT, out_.size()}).message(), HasSubstr("beyond its"));
   EXPECT_THAT(add({v1::TENSOR_ID_Q, 0}).message(), HasSubstr("not an output"));
   EXPECT_TRUE(absl::IsDataLoss(add({v1::TENSOR_ID_OUT, 16, 1})));

@@ -17,7 +17,8 @@ constexpr uint64_t kMaxDimension = uint64_t{1} << 60;
 absl::StatusOr<TensorId> Known(v1::TensorId tensor) {
   const std::optional<TensorId> id = TensorFromNumber(tensor);
   if (id.has_value()) return *id;
-  return absl::InvalidArgumentError(absl::StrCat(static_cast<int>(tensor), " names no tensor"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(static_cast<int>(tensor), " is not the id of a tensor"));
 }
 
 }  // namespace
@@ -53,20 +54,21 @@ absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape,
   spec.shape.cu_seqlens_k.assign(cu_k.begin(), cu_k.end());
   for (const std::vector<int64_t>* list : {&spec.shape.cu_seqlens_q, &spec.shape.cu_seqlens_k}) {
     if (std::is_sorted(list->begin(), list->end())) continue;
-    return absl::InvalidArgumentError("shape.packed: the documents' lengths make no sense");
+    return absl::InvalidArgumentError(
+        "shape.packed: the documents' lengths are inconsistent with the shape");
   }
   // The server rejects any other number.
   spec.shape.packing = FromProto(shape.packing()).value_or(Packing::kNone);
   spec.lse_per_document = types.lse_format == v1::LSE_FORMAT_PER_DOCUMENT;
   if (spec.lse_per_document && spec.shape.cu_seqlens_q.empty()) {
     return absl::InvalidArgumentError(
-        "reply.lse_format: is per document, but shape.packed is not set");
+        "reply.lse_format is per document, which requires shape.packed");
   }
   const uint64_t documents = cu_k.empty() ? 0 : cu_k.size() - 1;
   for (const v1::ProbabilityRow& row : types.probability_rows) {
     if (spec.shape.packed && row.batch() >= documents) {
       return absl::InvalidArgumentError(
-          absl::StrCat("probability_rows: there is no document ", row.batch()));
+          absl::StrCat("probability_rows: the request has no document ", row.batch()));
     }
     spec.probability_rows.push_back(
         {static_cast<int64_t>(row.batch()), static_cast<int64_t>(row.position())});

@@ -11,10 +11,10 @@ namespace ringattn::client {
 namespace {
 
 absl::Status ServerError(absl::string_view what) {
-  return absl::InternalError(absl::StrCat("the server broke the protocol: ", what));
+  return absl::InternalError(absl::StrCat("the server violated the protocol: ", what));
 }
 
-std::string Place(const wire::ChunkHeader& header) {
+std::string NameOf(const wire::ChunkHeader& header) {
   return absl::StrCat("chunk of ", TensorIdName(static_cast<v1::TensorId>(header.tensor)), " at ",
                       header.offset, " ");
 }
@@ -103,7 +103,7 @@ absl::Status OutputAssembler::CheckAnnounced(
     }
   }
   if (announced.size() != static_cast<int>(outputs_.size())) {
-    return ServerError("Accepted announces outputs that were not asked for");
+    return ServerError("Accepted announces outputs that were not requested");
   }
   return absl::OkStatus();
 }
@@ -113,17 +113,17 @@ absl::Status OutputAssembler::Claim(const wire::ChunkHeader& header, uint64_t pa
   if (output == nullptr) {
     return ServerError(absl::StrCat("chunk of tensor ", header.tensor, ", not an output"));
   }
-  const std::string place = Place(header);
+  const std::string chunk = NameOf(header);
   switch (output->arrived.Add(header.offset, payload_bytes)) {
     case ByteRangeSet::Added::kNew:
       break;
     case ByteRangeSet::Added::kOutside:
-      return ServerError(absl::StrCat(place, "with ", payload_bytes, " bytes, beyond its ",
+      return ServerError(absl::StrCat(chunk, "with ", payload_bytes, " bytes, beyond its ",
                                       output->tensor.bytes.size()));
     case ByteRangeSet::Added::kOverlaps:
-      return ServerError(absl::StrCat(place, "overlaps an earlier one"));
+      return ServerError(absl::StrCat(chunk, "overlaps an earlier chunk"));
     case ByteRangeSet::Added::kTooManyRanges:
-      return ServerError(absl::StrCat(place, "leaves too many gaps"));
+      return ServerError(absl::StrCat(chunk, "leaves too many gaps"));
   }
   return absl::OkStatus();
 }
@@ -142,7 +142,7 @@ absl::Status OutputAssembler::Fill(const wire::ChunkHeader& header,
   const MutableRuns& target = Find(header.tensor)->tensor.bytes;
   const auto crc = CopyPayload(payload, header.offset, header.crc32c.has_value(), target);
   if (crc != header.crc32c) {
-    return absl::DataLossError(absl::StrCat(Place(header), "arrived with a wrong crc32c"));
+    return absl::DataLossError(absl::StrCat(NameOf(header), "has a wrong crc32c"));
   }
   received_bytes_ += payload_bytes;
   return absl::OkStatus();
@@ -150,8 +150,8 @@ absl::Status OutputAssembler::Fill(const wire::ChunkHeader& header,
 
 absl::Status OutputAssembler::CheckComplete() const {
   if (received_bytes_ == total_bytes_) return absl::OkStatus();
-  return ServerError(
-      absl::StrCat("it ended with ", received_bytes(), " of ", total_bytes_, " output bytes sent"));
+  return ServerError(absl::StrCat("the stream ended with ", received_bytes(), " of ", total_bytes_,
+                                  " output bytes sent"));
 }
 
 }  // namespace ringattn::client

@@ -9,7 +9,7 @@
 namespace ringattn::client {
 namespace {
 
-TEST(ChunkSource, DealsEveryByteOnceInOrder) {
+TEST(ChunkSource, ReturnsEveryByteOnceInOrder) {
   std::vector<uint8_t> q(10), empty, v(3);
   ChunkSource source({{v1::TENSOR_ID_Q, BytesOf(q)},
                       {v1::TENSOR_ID_K, BytesOf(empty)},
@@ -25,7 +25,7 @@ TEST(ChunkSource, DealsEveryByteOnceInOrder) {
 }
 
 // Two of every five bytes.
-TEST(ChunkSource, GathersWhatIsNotInOnePiece) {
+TEST(ChunkSource, GathersBytesThatAreNotContiguous) {
   std::vector<uint8_t> memory(25);
   for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<uint8_t>(i);
   ChunkSource source({{v1::TENSOR_ID_Q, ConstRuns(memory.data() + 1, 5, 2, 5)}}, 3);
@@ -40,7 +40,7 @@ TEST(ChunkSource, GathersWhatIsNotInOnePiece) {
 }
 
 // Chunks of random sizes in random order: all bytes arrive and none twice.
-TEST(OutputAssembler, TakesAnyOrder) {
+TEST(OutputAssembler, AcceptsAnyOrder) {
   std::mt19937 random(3);
   for (int round = 0; round < 50; ++round) {
     std::vector<uint8_t> source(500), target(round % 2 == 0 ? 500 : 700);
@@ -100,7 +100,7 @@ TEST(OutputAssembler, AnnouncementsMustMatch) {
   EXPECT_FALSE(assembler.CheckAnnounced(announced).ok());
 }
 
-TEST(ChunkBytesUpTest, TheServersAdviceUnlessAskedForOtherwise) {
+TEST(ChunkBytesUpTest, UsesTheServersRecommendationByDefault) {
   v1::Accepted accepted;
   EXPECT_EQ(ChunkBytesUp(0, accepted), 1u << 20) << "no advice: what is usual";
   EXPECT_EQ(ChunkBytesUp(5000, accepted), 5000u);

@@ -76,7 +76,7 @@ class WorkerChannels {
     unreachable_until_ = absl::Now() + kTriedAgainAfter;
   }
   // Why a call should not try direct streams; empty if it may.
-  std::string WhyNot() const ABSL_LOCKS_EXCLUDED(mutex_) {
+  std::string UnreachableReason() const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     return absl::Now() < unreachable_until_ ? unreachable_ : "";
   }

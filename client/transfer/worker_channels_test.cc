@@ -16,7 +16,7 @@ WorkerChannels::Dial Counting(int* dialled) {
   };
 }
 
-TEST(WorkerChannelsTest, FewWorkersAndManyCoresMakeManyConnections) {
+TEST(WorkerChannelsTest, FewWorkersAndManyCoresGetManyConnections) {
   struct Case {
     int workers, cores, each;
   };
@@ -43,7 +43,7 @@ TEST(WorkerChannelsTest, CallsShareTheFirstOnes) {
   EXPECT_EQ(dialled, 8);
 }
 
-TEST(WorkerChannelsTest, AsManyAsAreAskedFor) {
+TEST(WorkerChannelsTest, UsesTheRequestedNumberOfConnections) {
   int dialled = 0;
   WorkerChannels channels(Counting(&dialled), /*per_worker=*/3, /*cores=*/64);
   EXPECT_EQ(channels.To("127.0.0.1:1", 1).size(), 3u);

@@ -387,7 +387,7 @@ TEST_F(CudaMemoryTest, WhatReachesBeyondItsRegionIsRefused) {
   args.q = ConstBytes((*region)->memory().data() + (2 << 20) - 64, args.q.size());
   const CallResult refused = client->Forward(args, problem.Results());
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(refused.status().message(), HasSubstr("reaches beyond its end"));
+  EXPECT_THAT(refused.status().message(), HasSubstr("extends beyond its end"));
   EXPECT_EQ((*region)->CopyIn((2 << 20) - 1, ConstBytes(problem.q.data(), 2)).code(),
             absl::StatusCode::kInvalidArgument);
 }
@@ -419,7 +419,7 @@ TEST_F(CudaMemoryTest, MemoryOfTheCallersIsAdopted) {
   }
   auto refused = CudaRegion::Adopt(client.get(), data, 8 << 20);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(refused.status().message(), HasSubstr("reaches beyond its allocation"));
+  EXPECT_THAT(refused.status().message(), HasSubstr("extends beyond its allocation"));
   properties.handle_types = 0;
   auto* const private_data = reinterpret_cast<void*>(allocate(&closed));
   refused = CudaRegion::Adopt(client.get(), private_data, 4096);

@@ -355,7 +355,7 @@ def test_plan_with_a_server_predicts_what_the_server_predicts(ring, tmp_path):
         report["plan"]["predicted_compute_seconds"], rel=1e-6)
     assert "measured" in cli("plan", *shape, f"--server={ring.address}").stdout
     alone = cli("plan", *shape)
-    assert "with default rates, which are no machine's" in alone.stdout
+    assert "with default rates, which describe no real machine" in alone.stdout
     assert json.loads(cli("plan", *shape, "--json").stdout)["plan"]["rates"]["source"] == "defaults"
 
 

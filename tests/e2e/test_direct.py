@@ -64,7 +64,7 @@ def test_the_command_line_says_which_way(ring, tmp_path):
     for command in ("forward", "backward"):
         relay = call(ring, command, source, files["relay"], "--transport=relay")
         assert relay["transport"] == {"kind": "relay", "staged_bytes": 0,
-                                      "reason": "the caller chose the coordinator"}
+                                      "reason": "the caller chose the relay"}
         auto = call(ring, command, source, files["auto"])
         assert auto["transport"]["kind"] == "direct"
         assert auto["bytes"]["direct"]["up"] > 0
@@ -86,7 +86,7 @@ def test_tiny_tensors_take_the_coordinator_with_the_reason(ring, tmp_path):
     generate(source, "--seq_len=300", "--heads=4", "--head_dim=32")
     auto = call(ring, "forward", source, output)
     assert auto["transport"]["kind"] == "relay"
-    assert "no direct stream: the tensors are less than a MiB" in auto["transport"]["reason"]
+    assert "no direct stream: the tensors have less than 1 MiB" in auto["transport"]["reason"]
 
 
 def test_what_a_forward_left_is_read_by_direct_streams_too(make_direct_ring, tmp_path):

@@ -237,7 +237,7 @@ def test_what_kernels_need_beside_the_buffers_is_settled_before_the_upload(make_
         Call(ring, make_inputs(sq=2000, heads=4, dim=64), upload=0)
     assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "RetryInfo" not in details(error.value)
-    assert "and a kernel workspace of 3000000) and has 10000000 in all" in error.value.details()
+    assert "and a kernel workspace of 3000000); it has 10000000 in total" in error.value.details()
     # 4 MB and a workspace are held: the second of 2 MB and a workspace is asked for, refused
     # and waits.
     first = Call(ring, make_inputs(sq=1000, heads=4, dim=64), upload=0.5, request_id="first")

@@ -105,7 +105,7 @@ def test_packed_files_that_make_no_sense(ring, tmp_path):
     both.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size:])
     done = cli("forward", f"--server={ring.address}", f"--input={both}", f"--output={tmp_path}/x",
                code=3)
-    assert '"k" is there beside "qkv"' in done.stderr
+    assert '"k" cannot be combined with "qkv"' in done.stderr
 
 
 @pytest.mark.parametrize("transport", ["relay", "host"])

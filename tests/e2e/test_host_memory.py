@@ -112,8 +112,8 @@ def test_files_are_staged_for_host_memory_alone(ring, tmp_path):
     assert relayed["transport"]["kind"] == "relay"
     assert relayed["transport"]["staged_bytes"] == 0
     assert results == expected
-    reasons = {"": "is not staged: no memory is ready for it yet",
-               "--staging_limit=0": "is not staged: it is turned off",
+    reasons = {"": "not staged: no staging memory is ready yet",
+               "--staging_limit=0": "not staged: staging is turned off",
                "--staging_limit=4MiB": "are more than the limit of staging (4194304)"}
     for flag, reason in reasons.items():
         relayed, results = call(*flag.split())
@@ -133,7 +133,7 @@ def transport_after_some_calls(ring):
                                "--heads=4", "--head_dim=64", "--window=16,0", f"--runs={runs}",
                                "--json"], capture_output=True, text=True, timeout=300)
         transport = json.loads(done.stdout)["last_run"]["transport"]
-        if "no memory is ready for it yet" not in transport["reason"]:
+        if "no staging memory is ready yet" not in transport["reason"]:
             break
     return transport
 
@@ -147,7 +147,7 @@ def test_the_load_generator_finds_memory_ready(ring):
 def test_where_no_worker_takes_memory_nothing_is_staged(make_ring):
     transport = transport_after_some_calls(make_ring(workers=1))
     assert transport["kind"] == "relay" and transport["staged_bytes"] == 0
-    assert "is not staged: no worker of this machine took memory" in transport["reason"]
+    assert "not staged: no worker of this machine attached memory" in transport["reason"]
 
 
 def test_what_a_forward_left_is_read_by_host_memory_too(make_local_ring, tmp_path):

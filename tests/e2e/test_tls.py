@@ -142,7 +142,7 @@ def test_what_servers_and_workers_refuse_to_start_with(pki, tmp_path):
             ([*server_tls(crt, key), "--control_listen=0.0.0.0:0"], ["--control_listen"]),
             # Whatever --insecure says, tokens are not for everybody to read.
             (["--listen=0.0.0.0:0", "--insecure", f"--clients_file={clients}"],
-             ["--clients_file", "tokens would travel in plain text"]),
+             ["--clients_file", "tokens would be sent in plain text"]),
             ([f"--tls_cert={crt}"], ["--tls_cert and --tls_key go together"]),
             ([f"--tls_client_ca={pki.ca}"], ["--tls_client_ca needs"]),
             ([f"--cluster_tls_cert={crt}"], ["--cluster_tls_key is missing"]),

@@ -43,7 +43,7 @@ def test_arrays_in_a_region(client):
             region.empty(MIB, np.uint8)
         with pytest.raises(ringattn.InvalidArgumentError, match="dtype"):
             region.empty(1, np.float64)
-    assert region.closed and region.workers == [] and region.trouble == "it is closed"
+    assert region.closed and region.workers == [] and region.trouble == "the region is closed"
     with pytest.raises(ValueError):
         client.region(0)
 
@@ -152,7 +152,7 @@ def test_tensors_in_regions_are_neither_sent_nor_copied(client, rng):
     assert by_host.report.transport == "host_memory" and by_host.report.staged_bytes == 0
     relayed = client.backward(dout, q, k, v, out=out, lse=lse, causal=True, transport="relay")
     assert relayed.report.transport == "relay"
-    assert relayed.report.transport_reason == "the caller chose the coordinator"
+    assert relayed.report.transport_reason == "the caller chose the relay"
     for name in ("dq", "dk", "dv"):
         assert (getattr(by_host, name) == getattr(relayed, name)).all(), name
 

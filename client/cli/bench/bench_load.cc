@@ -222,7 +222,8 @@ absl::Status LoadTest::Run(Client& client, const std::string& server, const Benc
     while (static_cast<int>(callers.size()) < slots) {
       callers.push_back(std::make_unique<BenchCaller>(&client, &problem, cuda));
     }
-    std::vector<char> used(callers.size(), 0);  // one element per slot, so that no two threads write to the same one
+    std::vector<char> used(
+        callers.size(), 0);  // one element per slot, so that no two threads write to the same one
     auto measured = Measure(load, options, forward, callers, used);
     if (!measured.ok()) return measured.status();
     Level level = *std::move(measured);
@@ -284,7 +285,7 @@ std::string LoadTest::Text() const {
     if (!level.measured.stable) {
       absl::StrAppendFormat(&text, "; not stable in %d windows", level.measured.windows);
     }
-    if (r.delayed > 0) absl::StrAppendFormat(&text, "; %d began late", r.delayed);
+    if (r.delayed > 0) absl::StrAppendFormat(&text, "; %d started late", r.delayed);
     if (r.replays > 0) absl::StrAppendFormat(&text, "; %d replays", r.replays);
     for (const auto& [failure, count] : r.failed) {
       absl::StrAppendFormat(&text, "; %d failed: %s", count, failure);
@@ -319,7 +320,7 @@ std::string LoadTest::Text() const {
       if (level.within) best = &level;
     }
     if (best == nullptr) {
-      absl::StrAppendFormat(&text, "no level has its latency (%s) within %g ms\n", Chosen(),
+      absl::StrAppendFormat(&text, "no level has a latency (%s) within %g ms\n", Chosen(),
                             1e3 * threshold_seconds_);
     } else {
       absl::StrAppendFormat(&text, "%g is the last level whose latency (%s) is within %g ms\n",

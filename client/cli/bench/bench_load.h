@@ -78,10 +78,10 @@ class LoadTest {
   struct Level {
     double load = 0;
     load::StableResult measured;
-    double bound = 0;  // calls per second
-    CallReport last;  // the last that succeeded
+    double bound = 0;            // calls per second
+    CallReport last;             // the last that succeeded
     PayloadBound payload_bound;  // of the transport of `last`
-    bool within = true;  // whether the latency is within the threshold
+    bool within = true;          // whether the latency is within the threshold
     LevelMetrics metrics = {};
   };
 

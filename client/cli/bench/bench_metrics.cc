@@ -95,18 +95,18 @@ absl::StatusOr<load::HttpUrl> UrlOf(const std::string& text) {
 void MetricsFlags::AddTo(FlagSet& command, const char* group) {
   command
       .Add("--collect_metrics,--collect-metrics", &collect,
-           "Scrape the coordinator's and the workers' metrics during the windows, and report "
-           "them beside each level")
+           "Scrape the metrics of the coordinator and the workers during the windows, and report "
+           "them with each level")
       .Group(group);
   command
       .Add("--metrics_url,--metrics-url", &urls,
-           "http://HOST:PORT/metrics, as many as wanted: what is scraped. Unless given, "
-           "port 7702 of --server's host, and the workers' own")
+           "URLs to scrape, http://HOST:PORT/metrics; default: port 7702 of --server's host, and "
+           "the workers' own")
       .Delimiter(',')
       .Group(group);
   command
       .Add("--metrics_interval,--metrics-interval", &interval_ms,
-           "Milliseconds from scrape to scrape; at most half of --measurement_interval")
+           "Milliseconds between scrapes; at most half of --measurement_interval")
       .InRange(1.0, 3.6e6)
       .ShowDefault()
       .Group(group);
@@ -153,8 +153,8 @@ absl::Status BenchMetrics::Describe(Endpoint& endpoint) const {
   if (endpoint.is_worker) return absl::OkStatus();
   endpoint.name = "coordinator";
   if (is_coordinator) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(endpoint.url.ToString(), ": has metrics of neither a coordinator nor a worker"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      endpoint.url.ToString(), ": serves metrics of neither a coordinator nor a worker"));
 }
 
 absl::Status BenchMetrics::Find(Client& client, const std::string& server) {

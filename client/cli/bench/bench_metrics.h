@@ -30,7 +30,7 @@ struct MetricsFlags {
 
 // Metrics over all windows of a level, and of each window.
 struct LevelMetrics {
-  std::vector<load::ScrapedFigures> whole;  // by endpoint
+  std::vector<load::ScrapedFigures> whole;                 // by endpoint
   std::vector<std::vector<load::ScrapedFigures>> windows;  // by window and endpoint
 };
 

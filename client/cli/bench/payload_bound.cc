@@ -51,7 +51,7 @@ std::string PayloadBound::Text() const {
     case Kind::kTcp:
       return absl::StrCat("plain TCP over loopback, connections: ", side_by_side);
     case Kind::kMemcpy:
-      return absl::StrCat("a memcpy out of shared memory, threads: ", side_by_side);
+      return absl::StrCat("memcpy from shared memory, threads: ", side_by_side);
     case Kind::kNone:
       break;
   }

@@ -16,9 +16,9 @@ namespace ringattn::client::cli {
 
 struct PayloadBound {
   enum class Kind : uint8_t {
-    kTcp,  // plain TCP over loopback, one hop
+    kTcp,     // plain TCP over loopback, one hop
     kMemcpy,  // from shared memory
-    kNone  // not measured
+    kNone     // not measured
   };
   Kind kind = Kind::kNone;
   int side_by_side = 0;  // connections, or threads

@@ -22,7 +22,7 @@ CallReport ReportOf(v1::Transport transport, int workers) {
   return report;
 }
 
-TEST(PayloadBounds, TheCoordinatorsIsWhatWasMeasuredForIt) {
+TEST(PayloadBounds, TheRelayUsesTheGivenMeasurement) {
   PayloadBounds bounds(0, kRelay);
   const auto bound = bounds.Of(ReportOf(v1::TRANSPORT_RELAY, 2));
   ASSERT_TRUE(bound.ok());
@@ -30,7 +30,7 @@ TEST(PayloadBounds, TheCoordinatorsIsWhatWasMeasuredForIt) {
             (Json{{"kind", "tcp"}, {"connections", 3}, {"bytes_per_second", 5e9}}));
 }
 
-TEST(PayloadBounds, HostMemorysIsAMemcpyByAsManyThreadsAsWorkersHave) {
+TEST(PayloadBounds, HostMemoryIsBoundByMemcpyWithTheWorkersThreads) {
   PayloadBounds bounds(0, kRelay);
   const auto bound = bounds.Of(ReportOf(v1::TRANSPORT_HOST_MEMORY, 3));
   ASSERT_TRUE(bound.ok()) << bound.status();
@@ -45,7 +45,7 @@ TEST(PayloadBounds, HostMemorysIsAMemcpyByAsManyThreadsAsWorkersHave) {
   EXPECT_EQ(again->bytes_per_second, bound->bytes_per_second) << "measured once";
 }
 
-TEST(PayloadBounds, DirectStreamsIsTcpOnAsManyConnections) {
+TEST(PayloadBounds, DirectStreamsAreBoundByTcpOnAsManyConnections) {
   PayloadBounds given(3, kRelay);
   const auto bound = given.Of(ReportOf(v1::TRANSPORT_DIRECT, 2));
   ASSERT_TRUE(bound.ok()) << bound.status();

@@ -25,7 +25,7 @@ CallResult CallBackward(const AttentionFlags& flags, Client& client, OpenedFiles
   const bool has_lse = files.input.Find("lse") != nullptr;
   if (has_out != has_lse) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, ": backward takes both of out and lse, or neither; ",
+        absl::StrCat(path, ": backward needs both out and lse, or neither; ",
                      has_out ? "lse" : "out", " is missing"));
   }
   args.has_forward_result = has_out;
@@ -63,17 +63,17 @@ void AddBackward(FlagSet& program, Run& run) {
       program.AddCommand("backward", "Gradients of attention in a file: dq, dk and dv");
   flags->AddTo(
       command,
-      "safetensors with q, k, v (or qkv, or q and kv), dout, as flags ask sinks and dlse, and both "
-      "or neither "
-      "of out, lse (neither: they are computed again)",
-      "safetensors to write: dq, dk, dv, or dqkv, or dq and dkv (--output_dtype), with sinks "
-      "dsinks in fp32");
+      "safetensors file with q, k, v (or qkv, or q and kv), dout, sinks and dlse as the flags "
+      "require, and both or neither of out and lse (neither: the workers recompute them)",
+      "safetensors file to write: dq, dk, dv, or dqkv, or dq and dkv (--output_dtype); with "
+      "--sinks "
+      "also dsinks in fp32");
   AddDlseFlag(command, &flags->dlse);
   const Flag residual = command.Add(
       "--residual", &flags->residual,
-      "What forward --retain printed: only dout and dlse are sent. Where it is gone the file's "
-      "tensors are, and the report says so");
-  command.Add("--keep_residual", &flags->keep_residual, "The residual stays, for another backward")
+      "Handle printed by forward --retain: send only dout and dlse. If the residual no longer "
+      "exists, the file's tensors are sent, and the report has the reason");
+  command.Add("--keep_residual", &flags->keep_residual, "Keep the residual for another backward")
       .Needs(residual);
   command.OnChosen([flags, &run] {
     run = [flags] {

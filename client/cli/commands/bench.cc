@@ -125,7 +125,7 @@ absl::StatusOr<Bench> Begin(const Flags& flags, const Problem& problem, const At
 
 // The rate of plain TCP with as many connections as the payload uses. The probe is long enough to
 // outlast slow start, and bounded.
-absl::StatusOr<double> LoopbackBeside(const CallReport& report, int connections) {
+absl::StatusOr<double> MeasureLoopback(const CallReport& report, int connections) {
   const int64_t probe = std::clamp<int64_t>(report.summary.bytes_up(), 256 << 20, 1 << 30);
   return LoopbackBytesPerSecond(probe, connections);
 }
@@ -154,7 +154,7 @@ absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
     measured.reports.push_back(*std::move(report));
   }
   const CallReport& last = measured.reports.back();
-  const auto loopback = LoopbackBeside(last, /*connections=*/1);
+  const auto loopback = MeasureLoopback(last, /*connections=*/1);
   if (!loopback.ok()) return loopback.status();
   measured.loopback_bytes_per_second = *loopback;
   PayloadBounds bounds(flags.channels_per_worker, RelayBound(*loopback, /*connections=*/1));
@@ -264,7 +264,7 @@ void PrintText(const Flags& flags, const Measured& measured, const Figures& figu
               "the busiest rank's kernels without any wait");
   PrintFigure("upload", figures.upload, 1e9, "GB/s", payload_bound);
   PrintFigure("payload", figures.payload, 1e9, "GB/s",
-              "the same (both ways, over all time but queue and compute)");
+              "the same (both directions, over all time except queue and compute)");
 }
 
 int Mismatch(const oracle::Report& verdict, bool json) {
@@ -282,7 +282,7 @@ constexpr int kMaxChannels = 16;
 
 int RunLoadTest(const Flags& flags, const Problem& problem, const AttentionSpec& spec) {
   if (!flags.trace.empty()) {
-    return Fail(UsageError("--trace is of single calls, not of a load test"), flags.json);
+    return Fail(UsageError("--trace cannot be combined with a load test"), flags.json);
   }
   auto test = LoadTest::Prepare(flags.load);
   if (!test.ok()) return Fail(test.status(), flags.json);
@@ -293,7 +293,7 @@ int RunLoadTest(const Flags& flags, const Problem& problem, const AttentionSpec&
     auto bench = Begin(flags, problem, spec, channels, bar);
     if (!bench.ok()) return Fail(bench.status(), flags.json);
     if (!bench->verdict.passed()) return Mismatch(bench->verdict, flags.json);
-    const auto loopback = LoopbackBeside(bench->first, channels);
+    const auto loopback = MeasureLoopback(bench->first, channels);
     if (!loopback.ok()) return Fail(loopback.status(), flags.json);
     object["verified"] = ReportJson(bench->verdict);
     object["loopback_bytes_per_second"] = *loopback;
@@ -367,7 +367,7 @@ void AddBench(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
   FlagSet& command = program.AddCommand(
       "bench",
-      "Measure a service: verifies a first run, then medians, each beside its bound "
+      "Measure a service: verify a first call, then report medians, each with an upper bound "
       "measured in the same run; exits 1 if the result is wrong");
   flags->server.AddTo(command);
   flags->shape.AddTo(command);
@@ -377,8 +377,10 @@ void AddBench(FlagSet& program, Run& run) {
   command.Add("--rows", &flags->rows, "Rows of each tensor that are verified")
       .Positive()
       .ShowDefault();
-  command.Add("--seed", &flags->seed, "Of the inputs and of the rows").NotNegative().ShowDefault();
-  command.Add("--deadline", &flags->deadline, "Of each call; none unless given");
+  command.Add("--seed", &flags->seed, "Seed of the inputs and of the row selection")
+      .NotNegative()
+      .ShowDefault();
+  command.Add("--deadline", &flags->deadline, "Limit of each call; default: none");
   AddTransportFlags(command, &flags->transport, &flags->staging_bytes);
   AddCudaFlags(command, &flags->cuda);
   AddChannelsFlag(command, &flags->channels_per_worker);

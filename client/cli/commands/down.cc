@@ -20,14 +20,15 @@ int RunDown(const Flags& flags) {
   absl::Duration timeout = EndTimeout(flags.state_dir);
   if (!flags.timeout.empty() &&
       (!absl::ParseDuration(flags.timeout, &timeout) || timeout < absl::ZeroDuration())) {
-    return Fail(absl::InvalidArgumentError("--timeout: not a duration like 30s"), false);
+    return Fail(absl::InvalidArgumentError("--timeout is no duration; expected a value like 30s"),
+                false);
   }
   const absl::Time start = absl::Now();
   const auto report = [&](const std::vector<std::string>& running) {
     std::fprintf(stderr, "after %.0f s of at most %.0f: %s\n",
                  absl::ToDoubleSeconds(absl::Now() - start), absl::ToDoubleSeconds(timeout),
                  running.empty()
-                     ? "the launcher ends"
+                     ? "waiting for the launcher"
                      : absl::StrCat("still running: ", absl::StrJoin(running, ", ")).c_str());
   };
   const auto stopped = StopLauncher(flags.state_dir, timeout, report);
@@ -40,14 +41,16 @@ int RunDown(const Flags& flags) {
 
 void AddDown(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
-  FlagSet& command = program.AddCommand(
-      "down",
-      "End what `ringattn up` started: requests in flight may go on for its --drain_timeout, new "
-      "ones are refused; then the coordinator ends, then the workers");
-  command.Add("--state_dir", &flags->state_dir, "The one that `up` was given").ShowDefault();
-  command.Add("--timeout", &flags->timeout,
-              "Kill it if it has not ended by then; unless given, --drain_timeout and "
-              "--stop_timeout of `up` and 5s");
+  FlagSet& command =
+      program.AddCommand("down",
+                         "End what `ringattn up` started: requests in flight may continue for its "
+                         "--drain_timeout, new "
+                         "ones are rejected; then the coordinator ends, then the workers");
+  command.Add("--state_dir", &flags->state_dir, "The state folder of `up`").ShowDefault();
+  command.Add(
+      "--timeout", &flags->timeout,
+      "Kill everything after this long; default: --drain_timeout plus --stop_timeout of `up` "
+      "plus 5s");
   command.OnChosen([flags, &run] { run = [flags] { return RunDown(*flags); }; });
 }
 

@@ -41,14 +41,15 @@ CallResult CallForward(const AttentionFlags& flags, Client& client, OpenedFiles&
 void AddForward(FlagSet& program, Run& run) {
   auto flags = std::make_shared<AttentionFlags>();
   FlagSet& command = program.AddCommand("forward", "Attention of q, k, v in a file: out and lse");
-  flags->AddTo(command,
-               "safetensors with q, k, v (or qkv, or q and kv), as flags ask sinks (packed: "
-               "cu_seqlens_q, cu_seqlens_k)",
-               "safetensors to write: out (--output_dtype), lse in fp32");
+  flags->AddTo(
+      command,
+      "safetensors file with q, k, v (or qkv, or q and kv), with --sinks also sinks (packed: "
+      "cu_seqlens_q, cu_seqlens_k)",
+      "safetensors file to write: out (--output_dtype), lse in fp32");
   AddProbabilitiesFlag(command, &flags->probability_rows);
   command.Add("--retain", &flags->retain,
-              "Keep inputs and results with the workers for this long (30s, 10m), for "
-              "backward --residual=HANDLE; the handle is printed, or why nothing is kept");
+              "Keep inputs and results at the workers for this long (30s, 10m), for backward "
+              "--residual=HANDLE; prints the handle, or why nothing is kept");
   command.OnChosen([flags, &run] {
     run = [flags] {
       return RunAttention("forward", *flags, Direction::kForward,

@@ -146,19 +146,21 @@ int RunGenerate(const Flags& flags) {
 
 void AddGenerate(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
-  FlagSet& command = program.AddCommand(
-      "generate",
-      "Write random q, k, v (and dout, dlse, sinks, a bias, a mask, ids) to a safetensors file");
+  FlagSet& command = program.AddCommand("generate",
+                                        "Write random q, k, v (and dout, dlse, sinks, bias, mask, "
+                                        "segment ids) to a safetensors file");
   command.Add("--output", &flags->output, "The file to write").Required();
   flags->shape.AddTo(command);
   AddPackingFlag(command, &flags->packing);
   AddLseFlag(command, &flags->lse_format);
-  command.Add("--seed", &flags->seed, "The same seed gives the same bits anywhere")
+  command
+      .Add("--seed", &flags->seed,
+           "Seed of the random numbers; equal seeds give equal bits on every machine")
       .NotNegative()
       .ShowDefault();
-  command.Add("--with_dout", &flags->with_dout, "Also dout, which backward needs");
-  command.Add("--sinks", &flags->sinks, "Also sinks, for --sinks of the other commands");
-  command.Add("--dlse", &flags->dlse, "Also dlse, for --dlse of backward");
+  command.Add("--with_dout", &flags->with_dout, "Also write dout, which backward needs");
+  command.Add("--sinks", &flags->sinks, "Also write sinks, for --sinks of the other commands");
+  command.Add("--dlse", &flags->dlse, "Also write dlse, for --dlse of backward");
   flags->terms.AddTo(command, TermForms::kGenerated);
   command.Add("--json", &flags->json, "Print one JSON object (docs/cli-json.md)");
   command.OnChosen([flags, &run] { run = [flags] { return RunGenerate(*flags); }; });

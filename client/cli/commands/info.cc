@@ -63,7 +63,7 @@ void AddInfo(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
   FlagSet& command = program.AddCommand("info", "Version, features and limits of a service");
   flags->server.AddTo(command);
-  command.Add("--deadline", &flags->deadline, "Give up after this long").ShowDefault();
+  command.Add("--deadline", &flags->deadline, "Limit of the call").ShowDefault();
   command.Add("--json", &flags->json, "Print one JSON object (docs/cli-json.md)");
   command.OnChosen([flags, &run] { run = [flags] { return RunInfo(*flags); }; });
 }

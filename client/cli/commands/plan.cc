@@ -101,7 +101,7 @@ absl::StatusOr<Problem> ProblemOf(const Flags& flags) {
   }
   if (!flags.backward && flags.dlse) return UsageError("--dlse needs --backward");
   if (flags.backward && !flags.probability_rows.empty()) {
-    return UsageError("--probabilities is of forward, not --backward");
+    return UsageError("--probabilities cannot be combined with --backward");
   }
   Problem problem;
   if (absl::Status status = flags.shape.Apply(&problem); !status.ok()) return status;
@@ -141,10 +141,10 @@ std::string RateText(const Flags& flags, const PlannerInputs& inputs) {
   const std::string rates = absl::StrCat(HumanRate(inputs.device_flops_per_s), "FLOP/s and ",
                                          HumanBytes(inputs.link_bytes_per_s), "/s between workers");
   if (!flags.server.server.empty())
-    return absl::StrCat("with what ", flags.server.server, " measured: ", rates);
+    return absl::StrCat("with rates measured by ", flags.server.server, ": ", rates);
   if (flags.device_flops_per_s && flags.link_bytes_per_s) return absl::StrCat("with ", rates);
-  return absl::StrCat("with default rates, which are no machine's: ", rates,
-                      "; --server takes a service's");
+  return absl::StrCat("with default rates, which describe no real machine: ", rates,
+                      "; --server uses a service's rates");
 }
 
 Json SpansJson(const Shard& shard) {
@@ -232,10 +232,11 @@ int RunPlan(const Flags& flags) {
 
 void AddPlan(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
-  FlagSet& command = program.AddCommand(
-      "plan",
-      "Shards and schedule of a request, computed here: spans, transfers with their bytes, tiles "
-      "per rank and step. Needs no server; with one, plans for its ring and its rates");
+  FlagSet& command =
+      program.AddCommand("plan",
+                         "Shards and schedule of a request: spans, transfers with their bytes, "
+                         "tiles per rank and step. "
+                         "Computed locally; with --server, for its ring and its measured rates");
   flags->shape.AddTo(command);
   AddPackingFlag(command, &flags->packing);
   flags->options.AddTo(command, TermForms::kFromFlags);
@@ -244,27 +245,25 @@ void AddPlan(FlagSet& program, Run& run) {
   AddProbabilitiesFlag(command, &flags->probability_rows);
   command.Add("--backward", &flags->backward, "Plan the backward pass");
   command.Add("--with_forward_result", &flags->with_forward_result,
-              "Backward: out and lse are sent, not computed again");
+              "Backward: out and lse are inputs and not recomputed");
   flags->server.AddSecurityTo(command);
   command.Add("--server", &flags->server.server,
-              "host:port of a service: plan for the workers that it has, with the rates "
-              "that they measured");
-  command.Add("--deadline", &flags->deadline, "Of --server: give up after this long").ShowDefault();
+              "host:port of a service: plan for its workers, with their measured rates");
+  command.Add("--deadline", &flags->deadline, "Limit of the call to --server").ShowDefault();
   command
       .Add("--workers", &flags->workers,
-           absl::StrCat("Workers that are ready; ", kDefaultWorkers,
-                        ", or the server's, unless given"))
+           absl::StrCat("Workers that are ready; default: ", kDefaultWorkers, ", or the server's"))
       .InRange(1, 1024);
   const PlannerInputs defaults;
   command
       .Add("--device_flops_per_s", &flags->device_flops_per_s,
-           absl::StrFormat("For the prediction; unless given, the server's or %g, the order "
-                           "of magnitude of one CPU core",
+           absl::StrFormat("For the prediction; default: the server's, or %g, about one CPU "
+                           "core",
                            defaults.device_flops_per_s))
       .Positive();
   command
       .Add("--link_bytes_per_s", &flags->link_bytes_per_s,
-           absl::StrFormat("For the prediction; unless given, the server's or %g",
+           absl::StrFormat("For the prediction; default: the server's, or %g",
                            defaults.link_bytes_per_s))
       .Positive();
   command.Add("--json", &flags->json, "Print one JSON object (docs/cli-json.md)");

@@ -78,12 +78,11 @@ int RunTopology(const Flags& flags) {
 
 void AddTopology(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
-  FlagSet& command = program.AddCommand("topology", "The workers and the ring as they are now");
+  FlagSet& command = program.AddCommand("topology", "The present workers and ring");
   flags->server.AddTo(command);
   command.Add("--watch", &flags->watch,
               "Print again after each change, until interrupted or the server ends");
-  command.Add("--deadline", &flags->deadline,
-              "Give up after this long; 10s unless given, none with --watch");
+  command.Add("--deadline", &flags->deadline, "Limit of the call; default: 10s, none with --watch");
   command.Add("--json", &flags->json,
               "Print one JSON object, with --watch one per line (docs/cli-json.md)");
   command.OnChosen([flags, &run] { run = [flags] { return RunTopology(*flags); }; });

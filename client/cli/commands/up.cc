@@ -30,7 +30,7 @@ struct Flags {
 std::string ReadyText(const LauncherOptions& options, const Launcher& launcher) {
   return absl::StrCat("ringattn is up: gRPC address ", launcher.address(), ", ", options.workers,
                       " workers\nlive page at http://", launcher.metrics_address(),
-                      "/, metrics beside it at /metrics, logs in ", launcher.log_dir(), "\n");
+                      "/, metrics at /metrics, logs in ", launcher.log_dir(), "\n");
 }
 
 // Starts everything, calls `report` with the text for the user, and supervises.
@@ -134,13 +134,13 @@ int RunUp(const Flags& flags) {
   }
   for (const std::string& flag : options.server_flags) {
     if (!absl::StartsWith(flag, "--tls_cert") || !options.security.tls_ca.empty()) continue;
-    return Fail(absl::InvalidArgumentError("--server_flag=--tls_cert: give --tls_ca to `up` too, "
-                                           "which asks its coordinator whether it serves"),
+    return Fail(absl::InvalidArgumentError("--server_flag=--tls_cert needs --tls_ca for `up` too, "
+                                           "which checks its coordinator's health"),
                 false);
   }
   if (options.device == "cuda" && options.threads > 0) {
     return Fail(absl::InvalidArgumentError(
-                    "--threads has no effect with --device=cuda: it is for CPU workers"),
+                    "--threads has no effect with --device=cuda; it configures CPU workers"),
                 false);
   }
   return flags.detach ? RunDetached(options) : RunInForeground(options);
@@ -154,64 +154,68 @@ void AddUp(FlagSet& program, Run& run) {
   options.state_dir = DefaultStateDir();
   FlagSet& command = program.AddCommand(
       "up",
-      "Run a coordinator and workers on this machine; restarts what dies, replaces what "
-      "stands stopped or does not answer. SIGTERM, Ctrl-C or `ringattn down` drains and ends all "
-      "of them; a second signal ends them at once");
+      "Run a coordinator and workers on this machine. Restarts processes that exit, are stopped or "
+      "do not answer. SIGTERM, Ctrl-C or `ringattn down` drains and ends all of them; a second "
+      "signal ends them at once");
   command.Add("--workers", &options.workers, "Worker processes").InRange(1, 64).ShowDefault();
-  command.Add("--device", &options.device, "What workers compute on")
+  command.Add("--device", &options.device, "Device of the workers")
       .OneOf({"auto", "cpu", "cuda"})
       .ShowDefault();
-  command.Add("--port", &options.port, "gRPC port on 127.0.0.1; 0 = any free one")
+  command.Add("--port", &options.port, "gRPC port on 127.0.0.1; 0: any free port")
       .InRange(0, 65535)
       .ShowDefault();
   command
       .Add("--control_port", &options.control_port,
-           "The workers' and operators' port; 0 = any free one")
+           "Port for workers and operators; 0: any free port")
       .InRange(0, 65535)
       .ShowDefault();
   command
       .Add("--metrics_port", &options.metrics_port,
-           "Prometheus port of the coordinator; 0 = any free one")
+           "Prometheus port of the coordinator; 0: any free port")
       .InRange(0, 65535)
       .ShowDefault();
   command
       .Add("--threads", &options.threads,
-           "Compute threads per CPU worker; 0 = the cores divided by the workers")
+           "Compute threads per CPU worker; 0: the cores divided by the workers")
       .InRange(0, 4096)
       .ShowDefault();
   command.Add("--detach", &flags->detach, "Return once the service is ready");
   command
       .Add("--local_memory", &options.local_memory,
-           "host: this user's clients may keep tensors in memory that the workers read and "
-           "write themselves (sockets in state_dir); cuda: and in memory of this machine's "
-           "GPUs, of GPU workers; off: tensors travel")
+           "host_memory: clients of this user may share host memory with the workers (sockets in "
+           "state_dir); cuda_memory: also GPU memory with GPU workers; off: neither")
       .OneOf({"off", "host_memory", "cuda_memory"})
       .ShowDefault();
   command
       .Add("--direct", &options.direct,
-           "Whether clients of this machine may stream tensors straight to the workers; "
-           "auto: unless --server_flag=--listen or TLS is given, for which workers need "
-           "flags of their own (--worker_flag=--client_data_listen=...)")
+           "Direct streams from clients of this machine to the workers. auto: on, unless "
+           "--server_flag=--listen or TLS is given, for which workers need other flags "
+           "(--worker_flag=--client_data_listen=...)")
       .OneOf({"auto", "on", "off"})
       .ShowDefault();
-  command.Add("--state_dir", &options.state_dir, "Process id, secret, ports and logs")
+  command.Add("--state_dir", &options.state_dir, "Folder for process id, secret, ports and logs")
       .ShowDefault();
-  command.Add("--bin_dir", &options.bin_dir,
-              "Folder of ringattn-server and ringattn-worker; $RINGATTN_BIN_DIR, or near "
-              "this program, unless given");
+  command.Add(
+      "--bin_dir", &options.bin_dir,
+      "Folder of ringattn-server and ringattn-worker; default: $RINGATTN_BIN_DIR, or next to "
+      "this program");
   command.Add("--server_flag", &options.server_flags,
-              "A flag passed on to the coordinator; may be repeated");
+              "A flag for the coordinator; may be repeated");
   command.Add("--worker_flag", &options.worker_flags,
-              "A flag passed on to every worker, --nccl_max_ctas=8 say; may be repeated");
+              "A flag for every worker, such as --nccl_max_ctas=8; may be repeated");
   flags->own.AddSecurityTo(command);
-  command.Add("--ready_timeout", &flags->ready_timeout, "Give up if not ready by then")
+  command
+      .Add("--ready_timeout", &flags->ready_timeout,
+           "Fail if the service is not ready after this long")
       .ShowDefault();
   command
       .Add("--drain_timeout", &flags->drain_timeout,
-           "Told to end, requests in flight may go on for this long; new ones are refused")
+           "After a signal to end: requests in flight may continue for this long; new ones are "
+           "rejected")
       .ShowDefault();
   command
-      .Add("--stop_timeout", &flags->stop_timeout, "Kill what has not ended this long after that")
+      .Add("--stop_timeout", &flags->stop_timeout,
+           "Kill processes that have not ended this long after that")
       .ShowDefault();
   command
       .Add("--silent_timeout", &flags->silent_timeout,

@@ -148,7 +148,7 @@ absl::Status CheckAskedFor(const Flags& flags, const Source& output, bool has_db
   }
   const bool has_rows = !flags.probability_rows.empty();
   if (has_rows && flags.dlse) {
-    return UsageError("--probabilities is of forward, --dlse of backward");
+    return UsageError("--probabilities (forward) cannot be combined with --dlse (backward)");
   }
   if (has_rows == output.Has(v1::TENSOR_ID_PROBABILITIES)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -228,9 +228,9 @@ absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
   }
   if (!reader.status().ok()) return reader.status();
   if (outputs.out == nullptr && outputs.lse == nullptr && !has_rows && !gradients) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        flags.output,
-        ": none of out, lse, probabilities, dq, dk, dv, dsinks, dbias is there to verify"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(flags.output,
+                     ": has none of out, lse, probabilities, dq, dk, dv, dsinks, dbias to verify"));
   }
   ProgressBar bar(*interval);
   bar.Update("verifying", -1);
@@ -266,31 +266,33 @@ void AddVerify(FlagSet& program, Run& run) {
   auto flags = std::make_shared<Flags>();
   FlagSet& command = program.AddCommand(
       "verify",
-      "Check results against attention computed here in fp64; exits 1 on a mismatch, 4 if "
+      "Verify results against attention computed here in fp64; exits 1 on a mismatch, 4 if "
       "something could not be judged");
   command
-      .Add("--input", &flags->input,
-           "safetensors with q, k, v (or qkv, or q and kv), for gradients also dout, as "
-           "flags ask sinks and dlse")
+      .Add(
+          "--input", &flags->input,
+          "safetensors file with q, k, v (or qkv, or q and kv), for gradients also dout, and sinks "
+          "and dlse as the flags require")
       .Required();
   command
-      .Add(
-          "--output", &flags->output,
-          "safetensors with what is to be checked: any of out, lse, dq, dk, dv, dqkv, dkv, dsinks, "
-          "dbias")
+      .Add("--output", &flags->output,
+           "safetensors file with results to verify: any of out, lse, dq, dk, dv, dqkv, dkv, "
+           "dsinks, "
+           "dbias")
       .Required();
-  command.Add("--forward", &flags->forward,
-              "safetensors with out and lse of the forward pass, if they are in neither of "
-              "the others: judged too, and what dk and dv of a long request are judged by");
+  command.Add(
+      "--forward", &flags->forward,
+      "safetensors file with out and lse of the forward pass, if neither other file has them. "
+      "They are verified too, and used to verify dk and dv of long requests");
   flags->options.AddTo(command);
   AddDlseFlag(command, &flags->dlse);
   AddLseFlag(command, &flags->lse_format);
   AddProbabilitiesFlag(command, &flags->probability_rows);
   command
-      .Add("--rows", &flags->rows, "Sampled rows of each tensor; small problems are checked whole")
+      .Add("--rows", &flags->rows, "Sampled rows of each tensor; small problems are verified whole")
       .Positive()
       .ShowDefault();
-  command.Add("--seed", &flags->seed, "Chooses the rows").NotNegative().ShowDefault();
+  command.Add("--seed", &flags->seed, "Seed of the row selection").NotNegative().ShowDefault();
   AddProgressFlag(command, &flags->progress_interval);
   command.Add("--json", &flags->json, "Print one JSON object (docs/cli-json.md)");
   command.OnChosen([flags, &run] { run = [flags] { return RunVerify(*flags); }; });

@@ -19,21 +19,19 @@ void AddWorkers(FlagSet& program, Run& run) {
   auto options = std::make_shared<WorkerGroupOptions>();
   FlagSet& command = program.AddCommand(
       "workers",
-      "Run several workers on this machine, one process for each GPU, of a coordinator elsewhere; "
-      "restarts what dies or does not answer. What follows \"--\" are flags of ringattn-worker, as "
-      "--name=value: each worker gets its number behind --name and on top of the ports of "
-      "--data_listen, --client_data_listen, --client_data_address and --metrics_listen, and "
-      "--device=cuda:NUMBER unless a device is given; "
-      "--health_listen is this command's, which is ready when all of them are, and the ports "
-      "behind "
-      "it on loopback are theirs. SIGTERM or Ctrl-C lets them leave the ring and ends them; a "
-      "second "
+      "Run several workers on this machine, one process per GPU, for a coordinator elsewhere. "
+      "Restarts workers that exit or do not answer. Arguments after \"--\" are flags of "
+      "ringattn-worker, as --name=value. Each worker gets its number appended to --name and added "
+      "to the ports of --data_listen, --client_data_listen, --client_data_address and "
+      "--metrics_listen, and --device=cuda:NUMBER unless a device is given. --health_listen is the "
+      "address of this command, which is ready when all workers are; the ports after it on "
+      "loopback "
+      "are the workers'. SIGTERM or Ctrl-C lets the workers leave the ring and ends them; a second "
       "signal ends them at once");
   command.Add("--count", &options->count, "Workers").InRange(1, 64).Required();
   command.Add("--bin_dir", &options->bin_dir,
-              "Folder of ringattn-worker; $RINGATTN_BIN_DIR, or near this program, unless "
-              "given");
-  command.Add("flags", &options->flags, "Flags of ringattn-worker, behind --");
+              "Folder of ringattn-worker; default: $RINGATTN_BIN_DIR, or next to this program");
+  command.Add("flags", &options->flags, "Flags of ringattn-worker, after --");
   command.OnChosen([options, &run] { run = [options] { return RunWorkers(*options); }; });
 }
 

@@ -111,7 +111,7 @@ void ExpectUntouchedFromNowOn(const SlowFirstChunk& call) {
   EXPECT_TRUE(call.out() == before);
 }
 
-TEST(ChunksSideBySide, TheSecondIsReadWhileTheFirstIsNotDone) {
+TEST(ConcurrentChunks, TheSecondChunkIsReadWhileTheFirstIsCopied) {
   SlowFirstChunk call(Second::kWritten);
   const absl::Status status = call.Run();
   ASSERT_TRUE(status.ok()) << status;
@@ -121,21 +121,21 @@ TEST(ChunksSideBySide, TheSecondIsReadWhileTheFirstIsNotDone) {
   }
 }
 
-TEST(ChunksSideBySide, ASecondThatIsDamagedFailsTheCall) {
+TEST(ConcurrentChunks, ADamagedSecondChunkFailsTheCall) {
   SlowFirstChunk call(Second::kDamaged);
   EXPECT_EQ(call.Run().code(), absl::StatusCode::kDataLoss);
   EXPECT_TRUE(call.second_came());
   ExpectUntouchedFromNowOn(call);
 }
 
-TEST(ChunksSideBySide, AnErrorBehindTheSecondFailsTheCall) {
+TEST(ConcurrentChunks, AnErrorAfterTheSecondChunkFailsTheCall) {
   SlowFirstChunk call(Second::kFollowedByAnError);
   EXPECT_EQ(call.Run().code(), absl::StatusCode::kInternal);
   EXPECT_TRUE(call.second_came());
   ExpectUntouchedFromNowOn(call);
 }
 
-TEST(ChunksSideBySide, ACallIsCancelledWithTwoAtWork) {
+TEST(ConcurrentChunks, ACallIsCancelledWhileTwoChunksAreCopied) {
   SlowFirstChunk call(Second::kWritten);
   const absl::Status status = call.Run([](const PendingCall& operation) { operation.Cancel(); });
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
