@@ -78,8 +78,8 @@ class Client {
                                                          const ClientOptions& options = {});
 
   // --- Attention ---------------------------------------------------------------
-  // The memory that args and results refer to must stay valid until the call has ended, and nobody
-  // else may write to it or read the results. args and results themselves are copied.
+  // The memory that args and results refer to must stay valid until the call has ended, and other
+  // code must not write to it or read the results. args and results themselves are copied.
   //
   // The library replays a call under the same request_id after ABORTED, after UNAVAILABLE, and
   // after RESOURCE_EXHAUSTED with RetryInfo. It does not replay after a failed TLS handshake

@@ -15,7 +15,7 @@
 namespace ringattn::client {
 
 // ErrorInfo.reason of an UNAVAILABLE that the library itself returns: the TLS handshake failed
-// because of the certificates or settings of one side. A retry would fail likewise.
+// because of the certificates or settings of one side. A retry would fail in the same way.
 inline constexpr char kTlsHandshakeFailed[] = "TLS_HANDSHAKE_FAILED";
 
 struct FieldViolation {

@@ -32,7 +32,7 @@ constexpr int kConcurrentChunks = 2;
 // How long to wait for the coordinator's status after a direct stream has failed.
 constexpr std::chrono::seconds kTrailerWait{2};
 
-// What a server sends in addition to chunks. Both RPCs have the same four members.
+// The messages of a server other than chunks. Both RPCs have the same four members.
 struct ControlMessage {
   std::optional<v1::Accepted> accepted;
   std::optional<v1::Progress> progress;
@@ -395,7 +395,7 @@ class StreamAttempt final : public Attempt,
     if (const auto transfer = Transfer(); transfer != nullptr && !result_.status.ok()) {
       transfer->Cancel();
     }
-    // gRPC itself creates UNAVAILABLE without details if there is no connection.
+    // gRPC itself creates UNAVAILABLE without details if the connection fails.
     result_.server_answered = server_answered_ || !status.error_details().empty() ||
                               status.error_code() != grpc::StatusCode::UNAVAILABLE;
     OneEnded();
@@ -421,12 +421,12 @@ class StreamAttempt final : public Attempt,
       const std::lock_guard lock(mutex_);
       context_.reset();
       transfer_.reset();      // it refers to this
-      trailer_wait_.reset();  // likewise
+      trailer_wait_.reset();  // it refers to this
     }
     if (!offer_ || result_.status.ok() || !DetailsOf(result_.status).reason.empty()) {
       return FinishWhenMemoryIsFree(std::chrono::microseconds(200));
     }
-    // The service did not confirm that nobody writes any more, so the workers have to. Continues
+    // The service did not confirm that writing has stopped, so the workers have to. Continues
     // from a timer, because the caller may release its regions in `done`.
     plan_->host->Fence(offer_->fence_number(), [this](const std::string& unsure) {
       if (!unsure.empty()) {
@@ -537,7 +537,7 @@ class StreamAttempt final : public Attempt,
   const std::function<void(AttemptResult)> done_;
   std::optional<v1::TransportOptions>
       offer_;                   // host or CUDA memory, with locations; constant after construction
-  std::string no_host_reason_;  // why there is no offer
+  std::string no_host_reason_;  // why offer_ is empty
   std::vector<uint64_t> attachments_;    // before the offer; only for only_host
   bool offers_direct_ = false;           // constant after construction
   std::string no_direct_reason_;         // why not

@@ -75,7 +75,7 @@ class StagedCall final : public CopiedCall, public std::enable_shared_from_this<
 
   void End(CallResult result) {
     if (region_ != nullptr) {
-      // The service reports its status only when nobody writes any more. After any other status a
+      // The service reports its status only when writing has stopped. After any other status a
       // suspended worker may still write to the region, if the call was made at all.
       const bool made = staging_seconds_ > 0;
       const bool reusable = !made || result.ok() || !DetailsOf(result.status()).reason.empty();

@@ -1,4 +1,4 @@
-// A call that is staged: the library copies the inputs into a region of its own, makes the call on
+// A call that is staged: the library copies the inputs into a staging region, makes the call on
 // the copies, and copies the results out.
 // Tests: staged_call_test.cc.
 #ifndef RINGATTN_CLIENT_CALL_STAGED_CALL_H_

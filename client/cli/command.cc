@@ -67,7 +67,7 @@ absl::StatusOr<std::optional<absl::Duration>> ParseRetain(const std::string& tex
 void AddProgressFlag(FlagSet& command, std::string* interval) {
   command
       .Add("--progress_interval", interval,
-           "If stderr is no terminal: print a progress line this often; 0: never")
+           "If stderr is not a terminal: print a progress line this often; 0: never")
       .ShowDefault();
 }
 

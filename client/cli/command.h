@@ -57,7 +57,7 @@ absl::StatusOr<absl::Duration> ParseDeadline(const std::string& text);
 // Parses "10m"; returns nothing for an empty text. Errors: a UsageError naming --retain.
 absl::StatusOr<std::optional<absl::Duration>> ParseRetain(const std::string& text);
 
-// Adds --progress_interval: the time between two lines on stderr if it is no terminal. "0" means
+// Adds --progress_interval: the time between two lines on stderr if it is not a terminal. "0" means
 // never. Errors: UsageError.
 void AddProgressFlag(FlagSet& command, std::string* interval);
 absl::StatusOr<absl::Duration> ParseProgressInterval(const std::string& text);

@@ -17,7 +17,7 @@ namespace ringattn::client::cli {
 
 inline constexpr absl::Duration kProgressLineInterval = absl::Seconds(10);
 
-// Thread safe. A thread of its own updates the elapsed time, so that work without reports is
+// Thread safe. A background thread updates the elapsed time, so that work without reports is
 // visibly alive.
 class ProgressBar {
  public:

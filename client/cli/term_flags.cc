@@ -101,7 +101,7 @@ absl::Status TermFlags::Apply(v1::AttentionOptions* options) const {
   const bool has_mask = from_file ? has_mask_ : !mask_.empty();
   if (has_alibi() && forms_ == TermForms::kFromFlags && alibi_.empty()) {
     return UsageError(
-        "--alibi needs a value here, because there is no file with slopes: --alibi=geometric");
+        "--alibi needs a value here, because the command reads no file: --alibi=geometric");
   }
   if (!has_bias && before_softcap_) return UsageError("--bias_before_softcap needs --bias");
   if (!has_bias && dbias_) return UsageError("--dbias needs --bias");

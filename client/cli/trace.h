@@ -27,7 +27,7 @@ class TraceFile {
 
   TraceFile(TraceFile&& other) noexcept;
   TraceFile& operator=(TraceFile&&) = delete;
-  ~TraceFile();  // removes a file that Open created and nobody wrote
+  ~TraceFile();  // removes a file that Open created but Write did not fill
 
   absl::Status Write(const CallReport& report);
 

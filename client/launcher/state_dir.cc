@@ -86,7 +86,7 @@ StateDir::~StateDir() {
   unlink(File(kSecretFile).c_str());
   // Truncate instead of unlinking: a new launcher may already be waiting for this file's lock.
   if (ftruncate(lock_, 0) != 0) {
-    // Ignored: the lock, not the file's content, tells whether a launcher runs.
+    // Ignored: the lock, not the file's content, shows whether a launcher runs.
   }
   close(lock_);
 }

@@ -28,7 +28,7 @@ constexpr int kMaxPort = 65535;
 constexpr int kExitBroken = 70;  // a broken device, which a restart may fix
 constexpr absl::Duration kPollPause = absl::Milliseconds(200);
 constexpr absl::Duration kHealthTimeout = absl::Seconds(1);
-// What a worker may take beyond its --drain_timeout to free its resources.
+// The time that a worker may take beyond its --drain_timeout to free its resources.
 constexpr absl::Duration kEndMargin = absl::Seconds(8);
 
 // Returns the value of "--name=value"; false for other flags.

@@ -1,4 +1,4 @@
-// What a load test records of one call.
+// The record of one call of a load test.
 #ifndef RINGATTN_CLIENT_LOAD_CALL_SAMPLE_H_
 #define RINGATTN_CLIENT_LOAD_CALL_SAMPLE_H_
 

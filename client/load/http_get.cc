@@ -79,7 +79,7 @@ absl::StatusOr<HttpUrl> ParseHttpUrl(absl::string_view text) {
         absl::StrCat("\"", text, "\" ", why, "; give http://host[:port][/path]"));
   };
   if (absl::StartsWith(text, "https://")) return invalid("is https; only http is supported");
-  if (!absl::StartsWith(text, "http://")) return invalid("is no http:// URL");
+  if (!absl::StartsWith(text, "http://")) return invalid("is not an http:// URL");
   const auto is_blank = [](char letter) { return letter <= ' ' || letter == 0x7f; };
   if (std::any_of(text.begin(), text.end(), is_blank)) return invalid("contains a blank");
   const std::unique_ptr<CURLU, CurlDeleter> parsed(curl_url());
@@ -94,7 +94,7 @@ absl::StatusOr<HttpUrl> ParseHttpUrl(absl::string_view text) {
     case CURLUE_BAD_IPV6:
       return invalid("has an invalid address in brackets");
     default:
-      return invalid(absl::StrCat("is no valid URL (", curl_url_strerror(code), ")"));
+      return invalid(absl::StrCat("is not a valid URL (", curl_url_strerror(code), ")"));
   }
   if (!UrlPart(parsed.get(), CURLUPART_USER).empty()) return invalid("has a user");
   HttpUrl url{.host = UrlPart(parsed.get(), CURLUPART_HOST),

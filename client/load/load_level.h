@@ -32,7 +32,7 @@ using MakeCall = std::function<CallSample(int slot)>;
 
 class LoadLevel {
  public:
-  // Starts at once, on threads of its own.
+  // Starts at once, on new threads.
   LoadLevel(LoadShape shape, MakeCall call);
   // Waits for the calls in flight.
   ~LoadLevel();

@@ -28,7 +28,7 @@ absl::StatusOr<std::vector<double>> ParseLevels(absl::string_view text) {
   if (!(start > 0)) return wrong("must start above 0");
   if (end < start) return wrong("ends before it starts");
   if (!(step > 0)) return wrong("must have a step above 0");
-  // Rounding must not lose the last level if the step is no binary fraction.
+  // Rounding must not lose the last level if the step is not a binary fraction.
   const double count = std::floor((end - start) / step * (1 + 1e-9) + 1e-9) + 1;
   if (count > kMaxLevels) return wrong(absl::StrCat("has more than ", kMaxLevels, " levels"));
   std::vector<double> levels;

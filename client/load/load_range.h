@@ -14,8 +14,8 @@ namespace ringattn::client::load {
 inline constexpr int kMaxLevels = 1000;
 
 // "4" is one level; "1:16" has step 1; "1:16:5" is 1, 6, 11, 16. The end is included if a step
-// reaches it. Errors: INVALID_ARGUMENT with the reason if a field is no number, a level or step is
-// not positive, the end is before the start, or there are too many levels.
+// reaches it. Errors: INVALID_ARGUMENT with the reason if a field is not a number, a level or step
+// is not positive, the end is before the start, or there are too many levels.
 absl::StatusOr<std::vector<double>> ParseLevels(absl::string_view text);
 
 // The same for whole numbers up to `max`.

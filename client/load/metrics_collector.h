@@ -43,7 +43,7 @@ struct Scrape {
   std::vector<std::optional<double>> values;
 };
 
-// Of one endpoint between `begin` and `end`.
+// The figures of one endpoint between `begin` and `end`.
 struct ScrapedFigures {
   int scrapes = 0;
   int failed = 0;

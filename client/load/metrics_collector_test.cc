@@ -28,8 +28,8 @@ TEST(HttpUrl, HasDefaultsAndExplainsErrors) {
   EXPECT_EQ(ParseHttpUrl("http://[::1]:9/m")->ToString(), "http://[::1]:9/m");
   EXPECT_EQ(ParseHttpUrl("http://[::1]")->host, "::1");
   for (const auto& [text, why] :
-       std::vector<std::pair<std::string, std::string>>{{"", "is no http:// URL"},
-                                                        {"localhost:7702", "is no http:// URL"},
+       std::vector<std::pair<std::string, std::string>>{{"", "is not an http:// URL"},
+                                                        {"localhost:7702", "is not an http:// URL"},
                                                         {"https://a/metrics", "only http"},
                                                         {"http://", "no host"},
                                                         {"http://:80", "no host"},

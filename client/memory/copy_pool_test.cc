@@ -60,7 +60,7 @@ TEST(CopyPoolTest, IdlenessIsNoticed) {
   std::atomic<int> idle{0};
   CopyPool pool(2, absl::Milliseconds(10), [&] { ++idle; });
   absl::SleepFor(absl::Milliseconds(50));
-  EXPECT_EQ(idle, 0);  // no work was ever added, so there are no threads
+  EXPECT_EQ(idle, 0);  // no work was ever added, so the pool has not started threads
   pool.Add([] {});
   for (int i = 0; i < 1000 && idle < 3; ++i) absl::SleepFor(absl::Milliseconds(5));
   EXPECT_GE(idle, 3);

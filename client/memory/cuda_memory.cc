@@ -130,7 +130,7 @@ absl::StatusOr<std::shared_ptr<const CudaMemory>> CudaMemory::Adopt(void* data, 
       (*driver)->Check("cuPointerGetAttribute",
                        (*driver)->PointerGetAttribute(&ordinal, cuda::kAttributeDeviceOrdinal,
                                                       reinterpret_cast<cuda::Pointer>(data)));
-  if (!status.ok()) return Unfit(absl::StrCat("is no CUDA memory: ", status.message()));
+  if (!status.ok()) return Unfit(absl::StrCat("is not CUDA memory: ", status.message()));
   status = memory->UseDevice(ordinal);
   if (!status.ok()) return status;
   const InContext current(**driver, memory->context_);
@@ -184,7 +184,7 @@ absl::Status CudaMemory::AdoptLinear() {
   absl::Status status = driver_.Check(
       "cuMemGetAddressRange",
       driver_.MemGetAddressRange(&base, &allocated, reinterpret_cast<cuda::Pointer>(data_)));
-  if (!status.ok()) return Unfit(absl::StrCat("is no CUDA memory: ", status.message()));
+  if (!status.ok()) return Unfit(absl::StrCat("is not CUDA memory: ", status.message()));
   status = CheckInside(base, allocated);
   if (!status.ok()) return status;
   cuda::IpcHandle handle = {};

@@ -63,11 +63,11 @@ class CudaMemory {
   int64_t bytes_ = 0;
   AttachMessage message_;
   ScopedDescriptor descriptor_;
-  // Of an allocation of its own; 0: none.
+  // The allocation that this object made; 0: none.
   cuda::Allocation allocation_ = 0;
   cuda::Pointer reserved_ = 0;
   bool is_mapped_ = false;
-  cuda::Pointer linear_ = 0;  // likewise
+  cuda::Pointer linear_ = 0;  // the memory that this object allocated; 0: none
 };
 
 }  // namespace ringattn::client

@@ -1,4 +1,4 @@
-// What can be tested without a driver. The rest is in //tests/cuda_memory.
+// The tests that need no driver. The rest is in //tests/cuda_memory.
 #include "client/memory/cuda_memory.h"
 
 #include <dlfcn.h>

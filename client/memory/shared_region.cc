@@ -204,7 +204,7 @@ void SharedRegion::Run() {
     FinishFences(absl::Now());
   }
   sockets_.clear();
-  SendFences();  // to nobody, so all fences complete
+  SendFences();  // no sockets are left, so all fences complete
   for (PendingFence& fence : std::exchange(sent_fences_, {})) fence.done("");
   attach_ = nullptr;
   std::vector<PendingReattach> shows;
@@ -228,7 +228,7 @@ void SharedRegion::AttachRound() {
   request.set_region_id(id(&why));
   absl::StatusOr<v1::AttachResponse> response = attach_(request);
   if (absl::IsNotFound(response.status()) && !request.region_id().empty()) {
-    // A new coordinator, where nobody knows the region.
+    // A new coordinator, which does not know the region.
     sockets_.clear();
     request.clear_region_id();
     response = attach_(request);

@@ -42,9 +42,9 @@ class StagingPool {
   // Returns whether it makes sense to take this much now; if not, the reason in `why`. Does not
   // block.
   bool MayTake(int64_t bytes, std::string* why) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns a region that is ready, or null. If null, `prepare` tells whether to call Prepare: not
-  // after the first miss, because a client that makes one call is faster by the relay, and not
-  // while another Prepare runs. Does not block.
+  // Returns a region that is ready, or null. If null, `prepare` is true if the caller should call
+  // Prepare: not after the first miss, because a client that makes one call is faster by the relay,
+  // and not while another Prepare runs. Does not block.
   std::shared_ptr<SharedRegion> TakeReady(int64_t bytes, bool* prepare) ABSL_LOCKS_EXCLUDED(mutex_);
   // Creates a region for a later call. Blocks as Take does.
   void Prepare(int64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);

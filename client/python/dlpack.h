@@ -17,7 +17,7 @@ struct DlManagedTensor;
 // An imported tensor. Its destruction releases it to the producer. Needs the GIL.
 class DlpackTensor {
  public:
-  // Consumes the capsule. Throws if it is no DLPack capsule or has been consumed.
+  // Consumes the capsule. Throws if it is not a DLPack capsule or has been consumed.
   explicit DlpackTensor(const pybind11::capsule& capsule);
   ~DlpackTensor();
   DlpackTensor(const DlpackTensor&) = delete;

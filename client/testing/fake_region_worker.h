@@ -1,5 +1,5 @@
 // A worker's end of regions for tests of the client. It accepts memory over a Unix socket and
-// answers fences, or not. It speaks the protocol of common/local_memory on a thread of its own.
+// answers fences, or not. It speaks the protocol of common/local_memory on its own thread.
 #ifndef RINGATTN_CLIENT_TESTING_FAKE_REGION_WORKER_H_
 #define RINGATTN_CLIENT_TESTING_FAKE_REGION_WORKER_H_
 

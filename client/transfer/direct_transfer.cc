@@ -23,7 +23,7 @@ constexpr char kExchange[] = "/ringattn.v1.ShardService/Exchange";
 constexpr std::chrono::milliseconds kConnectTimeout{1'000};
 // A connected worker answers at once, unless it is very busy.
 constexpr std::chrono::milliseconds kAnswerTimeout{9'000};
-// Fewer bytes do not justify a stream of their own.
+// Fewer bytes do not justify a separate stream.
 constexpr uint64_t kLeastBytesPerStream = 2 << 20;
 
 absl::Status ServerError(absl::string_view what) {
@@ -254,7 +254,7 @@ void DirectTransfer::OnStreamOpened() {
 void DirectTransfer::OnStreamEnded(const absl::Status& status, bool opened,
                                    const std::string& worker) {
   if (!status.ok()) {
-    // The connection failed, or nobody answered on it.
+    // The connection failed, or the worker did not answer on it.
     const bool unreachable = !opened && absl::IsUnavailable(status);
     Break(WithMessage(status, absl::StrCat(worker, ": ", status.message())), unreachable);
   }

@@ -57,7 +57,7 @@ absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& 
 absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, const TensorTypes& types,
                                      v1::TensorId tensor, const v1::AttentionOptions& options = {});
 
-// Returns "q", "lse", ...; "?" for a number that is no tensor.
+// Returns "q", "lse", ...; "?" for a number that is not a tensor id.
 const char* TensorIdName(v1::TensorId tensor);
 
 }  // namespace ringattn::client

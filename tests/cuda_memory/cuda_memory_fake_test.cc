@@ -427,7 +427,7 @@ TEST_F(CudaMemoryTest, MemoryOfTheCallersIsAdopted) {
   EXPECT_THAT(refused.status().message(), HasSubstr("without CU_MEM_HANDLE_TYPE_POSIX"));
   refused = CudaRegion::Adopt(client.get(), expected.q.data(), 4096);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(refused.status().message(), HasSubstr("is no CUDA memory"));
+  EXPECT_THAT(refused.status().message(), HasSubstr("is not CUDA memory"));
 }
 
 // As of two containers' processes number 1. That such memory can be mapped otherwise:

@@ -187,7 +187,7 @@ Figures Summarise(const Problem& problem, const Measured& measured) {
     figures.stage_seconds[ShortName(stage)] =
         MedianOf(reports, [stage](const CallReport& r) { return StageSeconds(r, stage); });
   }
-  // What no stage covers: the trip to the coordinator and back, and work at each end.
+  // Time outside the stages: the trip to the coordinator and back, and work at each end.
   figures.stage_seconds["elsewhere"] = MedianOf(reports, [](const CallReport& r) {
     double elsewhere = r.times.finished_seconds;
     for (const v1::StageTime& stage : r.summary.stages()) elsewhere -= ToSeconds(stage.time());

@@ -20,8 +20,9 @@ int RunDown(const Flags& flags) {
   absl::Duration timeout = EndTimeout(flags.state_dir);
   if (!flags.timeout.empty() &&
       (!absl::ParseDuration(flags.timeout, &timeout) || timeout < absl::ZeroDuration())) {
-    return Fail(absl::InvalidArgumentError("--timeout is no duration; expected a value like 30s"),
-                false);
+    return Fail(
+        absl::InvalidArgumentError("--timeout is not a duration; expected a value like 30s"),
+        false);
   }
   const absl::Time start = absl::Now();
   const auto report = [&](const std::vector<std::string>& running) {

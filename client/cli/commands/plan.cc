@@ -124,8 +124,7 @@ absl::StatusOr<Planned> MakePlan(const Flags& flags) {
   if (!inputs.ok()) return inputs.status();
   auto plan = PlanRequest(valid->spec, direction, valid->choice, *inputs);
   if (!plan.ok()) return plan.status();
-  Schedule schedule = MakeSchedule(valid->spec, plan->shards, plan->schedule, direction,
-                                   valid->recompute_forward, plan->heads_per_step);
+  Schedule schedule = MakeSchedule(valid->spec, plan->shards, plan->recipe);
   return Planned{std::move(problem),     *inputs,
                  std::move(valid->spec), *std::move(plan),
                  std::move(schedule),    valid->choice.members};
@@ -190,12 +189,12 @@ Json ToJson(const Flags& flags, const Planned& planned) {
           {"shape", ShapeJson(planned.problem)},
           {"options", OptionsJson(planned.problem)},
           {"plan",
-           {{"schedule", ScheduleKindName(plan.schedule)},
-            {"layout", LayoutName(plan.shards.layout)},
+           {{"schedule", ScheduleKindName(plan.recipe.schedule)},
+            {"layout", LayoutName(plan.recipe.layout)},
             {"world_size", plan.shards.world_size},
             {"members", planned.members},
-            {"stripe", plan.shards.stripe},
-            {"heads_per_step", plan.heads_per_step},
+            {"stripe", plan.recipe.stripe},
+            {"heads_per_step", plan.recipe.heads_per_step},
             {"reason", plan.reason},
             {"predicted_compute_seconds", plan.predicted_compute_seconds},
             {"rates",
@@ -217,7 +216,7 @@ int RunPlan(const Flags& flags) {
     return kSuccess;
   }
   const Plan& plan = planned->plan;
-  std::printf("%s, %s: %s\n", ScheduleKindName(plan.schedule), LayoutName(plan.shards.layout),
+  std::printf("%s, %s: %s\n", ScheduleKindName(plan.recipe.schedule), LayoutName(plan.recipe.layout),
               plan.reason.c_str());
   std::printf("%s", OptionsText(planned->problem).c_str());
   std::printf("%sFLOP, %s exchanged\npredicted %.4g s %s\n\n", HumanRate(plan.flops).c_str(),

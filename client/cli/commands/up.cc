@@ -63,7 +63,7 @@ int RunInForeground(const LauncherOptions& options) {
   return code != kSuccess ? code : ended;
 }
 
-// The child runs in a session of its own. This process waits on a pipe for the child's result: an
+// The child runs in a new session. This process waits on a pipe for the child's result: an
 // 'E' or an 'R', followed by the text.
 int RunDetached(const LauncherOptions& options) {
   int pipe_ends[2];
@@ -74,7 +74,7 @@ int RunDetached(const LauncherOptions& options) {
     close(pipe_ends[0]);
     setsid();
     const int code = Serve(options, [&](const absl::StatusOr<std::string>& text) {
-      // From here on nobody reads our streams.
+      // From here on this process's streams have no reader.
       const std::string log = absl::StrCat(options.state_dir, "/launcher.log");
       const int out = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
       const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
