@@ -557,7 +557,7 @@ struct KvBlockMap::Impl {
     }
   }
 
-  void MakeViews(const Step& step) {
+  void MakeViews(const KvStep& step) {
     rows.reserve(step.rows.size());
     for (const StepRow& row : step.rows) {
       KvRowView& view = rows.emplace_back();
@@ -576,7 +576,7 @@ KvBlockMap::~KvBlockMap() = default;
 KvBlockMap::KvBlockMap(KvBlockMap&&) noexcept = default;
 KvBlockMap& KvBlockMap::operator=(KvBlockMap&&) noexcept = default;
 
-std::vector<Refusal> KvBlockMap::Begin(const Step& step) {
+std::vector<Refusal> KvBlockMap::Begin(const KvStep& step) {
   Impl& impl = *impl_;
   assert(!impl.begun);
   impl.free_left = impl.free.size();

@@ -72,7 +72,7 @@ class KvBlockMap {
   KvBlockMap& operator=(KvBlockMap&&) noexcept;
 
   // Empty: the step is begun. REQUIRES: no step is begun.
-  std::vector<Refusal> Begin(const Step& step);
+  std::vector<Refusal> Begin(const KvStep& step);
   // REQUIRES: a step is begun.
   void Commit();
   void Undo();

@@ -33,7 +33,7 @@ StepRow Row(SequenceId sequence, int64_t expected, int64_t keep, int64_t append,
   return {sequence, expected, keep, append, q, {}};
 }
 
-Step Rows(std::vector<StepRow> rows, std::vector<KvCommand> commands = {}) {
+KvStep Rows(std::vector<StepRow> rows, std::vector<KvCommand> commands = {}) {
   return {1, std::move(commands), std::move(rows)};
 }
 
@@ -51,7 +51,7 @@ std::vector<std::string> Reasons(const std::vector<Refusal>& refusals) {
   return names;
 }
 
-void BeginAndCommit(KvBlockMap& map, const Step& step) {
+void BeginAndCommit(KvBlockMap& map, const KvStep& step) {
   const std::vector<Refusal> refusals = map.Begin(step);
   ASSERT_THAT(Reasons(refusals), ElementsAre());
   map.Commit();
@@ -159,7 +159,8 @@ TEST(KvBlockMapTest, WindowsGiveBlocksBackBehindKeepLength) {
   ASSERT_TRUE(map.Begin(Rows({Row(1, 100, 100, 1, 1)})).empty());
   map.Commit();  // entries below 80 go: blocks 0 to 4
   EXPECT_EQ(map.blocks_used(), 2);
-  EXPECT_THAT(Reasons(map.Begin(Rows({Row(1, 101, 99, 1, 1)}))), ElementsAre("row 0 BEHIND_WINDOW"));
+  EXPECT_THAT(Reasons(map.Begin(Rows({Row(1, 101, 99, 1, 1)}))),
+              ElementsAre("row 0 BEHIND_WINDOW"));
   EXPECT_THAT(Reasons(map.Begin(Rows({Row(1, 101, 101, 1, 3)}))),
               ElementsAre("row 0 BEHIND_WINDOW"));
   EXPECT_THAT(Reasons(map.Begin(Rows({}, {KvForkCommand{1, 2, 50}}))),
@@ -202,7 +203,8 @@ TEST(KvBlockMapTest, RanksThatUndidAStepAgreeWithRanksThatNeverBeganIt) {
   EXPECT_EQ(undone.blocks_used(), other.blocks_used());
   EXPECT_EQ(undone.sequences(), other.sequences());
   // The next row of the sequence is held to the exact length again.
-  EXPECT_THAT(Reasons(other.Begin(Rows({Row(1, 20, 20, 1)}))), ElementsAre("row 0 LENGTH_MISMATCH"));
+  EXPECT_THAT(Reasons(other.Begin(Rows({Row(1, 20, 20, 1)}))),
+              ElementsAre("row 0 LENGTH_MISMATCH"));
 }
 
 // ------------------------------------------------------------------------ BLOCKS numbering
@@ -285,8 +287,8 @@ class RandomSteps {
   int64_t Pick(int64_t n) { return static_cast<int64_t>(random_() % n); }
   int64_t PerBlock() const { return spec_.block_tokens * parts_; }
 
-  Step Make() {
-    Step step;
+  KvStep Make() {
+    KvStep step;
     step.number = 1;
     std::set<SequenceId> dropped;
     for (const auto& [id, entries] : contents_) {
@@ -315,7 +317,7 @@ class RandomSteps {
     return step;
   }
 
-  void Write(const Step& step) {
+  void Write(const KvStep& step) {
     for (const KvBlockCopy& copy : map_.copies()) {
       for (int64_t i = 0; i < copy.entries; ++i) {
         memory_.At(copy.group, copy.target, i) = memory_.At(copy.group, copy.source, i);
@@ -336,7 +338,7 @@ class RandomSteps {
   }
 
   // The contents that sequences must have after `step`.
-  std::map<SequenceId, std::vector<uint64_t>> After(const Step& step) const {
+  std::map<SequenceId, std::vector<uint64_t>> After(const KvStep& step) const {
     auto after = contents_;
     for (const KvCommand& command : step.commands) {
       if (const auto* fork = std::get_if<KvForkCommand>(&command)) {
@@ -374,7 +376,7 @@ class RandomSteps {
 
   void OneStep() {
     ++step_;
-    const Step step = Make();
+    const KvStep step = Make();
     const bool settles = Pick(10) == 0;
     const auto refusals = map_.Begin(step);
     if (!settles || !refusals.empty()) {
@@ -412,7 +414,9 @@ class RandomSteps {
       map->Commit();
     }
     contents_.erase(id);
-    if (contents_.empty()) ASSERT_EQ(map_.blocks_used(), 0);
+    if (contents_.empty()) {
+      ASSERT_EQ(map_.blocks_used(), 0);
+    }
   }
 
   std::mt19937_64 random_;

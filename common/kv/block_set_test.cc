@@ -37,7 +37,9 @@ TEST(KvBlockSetTest, AgreesWithAnOrderedSet) {
       expected.insert(block);
     }
     ASSERT_EQ(set.size(), static_cast<int64_t>(expected.size()));
-    if (!expected.empty()) ASSERT_EQ(set.Lowest(), *expected.begin());
+    if (!expected.empty()) {
+      ASSERT_EQ(set.Lowest(), *expected.begin());
+    }
   }
 }
 

@@ -130,7 +130,8 @@ TEST(KvCacheSpecTest, LimitsAndReservedFieldsHaveCodesOfTheirOwn) {
                   over),
               HasSubstr("layers in spec.groups is 2003"));
   EXPECT_THAT(RefusedWith(
-                  [](auto* s) { s->mutable_groups(0)->set_sinks(std::string(1 << 20, 'x')); }, over),
+                  [](auto* s) { s->mutable_groups(0)->set_sinks(std::string(1 << 20, 'x')); },
+                  over),
               HasSubstr("the maximum is 262144"));
   const auto later = absl::StatusCode::kUnimplemented;
   EXPECT_THAT(RefusedWith([](auto* s) { s->mutable_groups(1)->set_latent_rank(512); }, later),

@@ -54,7 +54,7 @@ std::string Columns(absl::string_view source, int64_t rows, int64_t width, int64
 
 // The rows of k or v that a rank holds, and of them its heads.
 //   source  [append_tokens, kv heads, dim], row_bytes per entry, of which [begin, end) are taken
-std::string EntriesOfRank(const KvCacheSpec& spec, const KvPlacement& placement, const Step& step,
+std::string EntriesOfRank(const KvCacheSpec& spec, const KvPlacement& placement, const KvStep& step,
                           absl::string_view source, int64_t row_bytes, int64_t begin, int64_t end,
                           int rank) {
   if (placement.position_parts == 1) {
@@ -91,7 +91,7 @@ void MergeRow(const float* out, float lse, int64_t dim, float* acc, float* acc_l
 // The results of all ranks of one call, joined.
 class Joiner {
  public:
-  Joiner(const KvCacheSpec& spec, const KvPlacement& placement, const Step& step,
+  Joiner(const KvCacheSpec& spec, const KvPlacement& placement, const KvStep& step,
          const v1::LayerCall& call, const KvLayerLocation& location,
          const std::vector<v1::LayerResult>& results)
       : spec_(spec),
@@ -210,14 +210,14 @@ class Joiner {
 
 }  // namespace
 
-KvCallBytes CallBytes(const KvCacheSpec& spec, const Step& step, int group, v1::KvOutput output) {
+KvCallBytes CallBytes(const KvCacheSpec& spec, const KvStep& step, int group, v1::KvOutput output) {
   const KvLayerGroup& of = spec.groups[group];
   return BytesOf(spec, of, of.num_heads, of.num_kv_heads, step.q_tokens(), step.append_tokens(),
                  output);
 }
 
-int64_t AppendTokensOfRank(const KvCacheSpec& spec, const KvPlacement& placement, const Step& step,
-                           int rank) {
+int64_t AppendTokensOfRank(const KvCacheSpec& spec, const KvPlacement& placement,
+                           const KvStep& step, int rank) {
   int64_t sum = 0;
   for (const StepRow& row : step.rows) {
     sum += EntriesOnPart(row.keep_length, row.end(), spec.block_tokens, placement.position_parts,
@@ -226,8 +226,8 @@ int64_t AppendTokensOfRank(const KvCacheSpec& spec, const KvPlacement& placement
   return sum;
 }
 
-KvCallBytes CallBytesOfRank(const KvCacheSpec& spec, const KvPlacement& placement, const Step& step,
-                            int group, v1::KvOutput output, int rank) {
+KvCallBytes CallBytesOfRank(const KvCacheSpec& spec, const KvPlacement& placement,
+                            const KvStep& step, int group, v1::KvOutput output, int rank) {
   const KvLayerGroup& of = spec.groups[group];
   const KvHeadRange heads = KvHeadsOf(of, placement, rank);
   return BytesOf(spec, of, heads.end - heads.begin, heads.kv_end - heads.kv_begin, step.q_tokens(),
@@ -248,7 +248,7 @@ absl::Status CheckCallBytes(const v1::LayerCall& call, const KvCallBytes& expect
   return absl::OkStatus();
 }
 
-v1::LayerCall CutCall(const KvCacheSpec& spec, const KvPlacement& placement, const Step& step,
+v1::LayerCall CutCall(const KvCacheSpec& spec, const KvPlacement& placement, const KvStep& step,
                       const v1::LayerCall& call, int rank) {
   const std::optional<KvLayerLocation> location = FindLayer(spec, call.layer());
   v1::LayerCall cut;
@@ -272,7 +272,7 @@ v1::LayerCall CutCall(const KvCacheSpec& spec, const KvPlacement& placement, con
 }
 
 absl::StatusOr<v1::LayerResult> JoinResults(const KvCacheSpec& spec, const KvPlacement& placement,
-                                            const Step& step, const v1::LayerCall& call,
+                                            const KvStep& step, const v1::LayerCall& call,
                                             const std::vector<v1::LayerResult>& results) {
   const std::optional<KvLayerLocation> location = FindLayer(spec, call.layer());
   if (!location.has_value() || static_cast<int>(results.size()) != placement.world_size()) {

@@ -21,13 +21,13 @@ struct KvCallBytes {
   int64_t q = 0, k = 0, v = 0;
   int64_t out = 0, lse = 0;
 };
-KvCallBytes CallBytes(const KvCacheSpec& spec, const Step& step, int group, v1::KvOutput output);
-KvCallBytes CallBytesOfRank(const KvCacheSpec& spec, const KvPlacement& placement, const Step& step,
-                            int group, v1::KvOutput output, int rank);
+KvCallBytes CallBytes(const KvCacheSpec& spec, const KvStep& step, int group, v1::KvOutput output);
+KvCallBytes CallBytesOfRank(const KvCacheSpec& spec, const KvPlacement& placement,
+                            const KvStep& step, int group, v1::KvOutput output, int rank);
 
 // New entries of the step that `rank` holds.
-int64_t AppendTokensOfRank(const KvCacheSpec& spec, const KvPlacement& placement, const Step& step,
-                           int rank);
+int64_t AppendTokensOfRank(const KvCacheSpec& spec, const KvPlacement& placement,
+                           const KvStep& step, int rank);
 
 // INVALID_ARGUMENT, BAD_CALL, naming the tensor and both sizes, unless q, k and v have the sizes of
 // CallBytes (or of CallBytesOfRank). k and v may both be empty: the call only reads.
@@ -35,14 +35,14 @@ absl::Status CheckCallBytes(const v1::LayerCall& call, const KvCallBytes& expect
 
 // The call of one rank. With several position parts the output becomes KV_OUTPUT_PARTIAL.
 // REQUIRES: sizes were checked.
-v1::LayerCall CutCall(const KvCacheSpec& spec, const KvPlacement& placement, const Step& step,
+v1::LayerCall CutCall(const KvCacheSpec& spec, const KvPlacement& placement, const KvStep& step,
                       const v1::LayerCall& call, int rank);
 
 // Joins the results of all ranks, by rank: heads are interleaved, partials of position parts are
 // merged (common/attention/merge.h) in the order of ranks, sinks join after the merge, and out is
 // rounded to the cache's dtype. Errors: INTERNAL if a result has other sizes than it must have.
 absl::StatusOr<v1::LayerResult> JoinResults(const KvCacheSpec& spec, const KvPlacement& placement,
-                                            const Step& step, const v1::LayerCall& call,
+                                            const KvStep& step, const v1::LayerCall& call,
                                             const std::vector<v1::LayerResult>& results);
 
 }  // namespace ringattn

@@ -28,8 +28,8 @@ KvCacheSpec Spec() {
   return spec;
 }
 
-Step OneStep() {
-  Step step;
+KvStep OneStep() {
+  KvStep step;
   step.number = 1;
   step.rows = {{1, 14, 14, 4, 2, {}}, {2, 33, 33, 1, 1, {}}};
   return step;
@@ -132,7 +132,7 @@ TEST(ShardCutTest, PartialsMergeAndSinksJoinAfterwards) {
   KvCacheSpec spec = Spec();
   spec.groups[0].num_heads = spec.groups[0].num_kv_heads = 2;
   spec.groups[0].sinks = {1.0f, kNegativeInfinity};
-  Step step;
+  KvStep step;
   step.number = 1;
   step.rows = {{1, 1, 1, 0, 2, {}}};
   const KvPlacement placement{1, 2};

@@ -83,13 +83,13 @@ absl::StatusOr<StepRow> ParseRow(const std::string& at, const v1::StepRow& from,
 
 }  // namespace
 
-int64_t Step::q_tokens() const {
+int64_t KvStep::q_tokens() const {
   int64_t sum = 0;
   for (const StepRow& row : rows) sum += row.q_tokens;
   return sum;
 }
 
-int64_t Step::append_tokens() const {
+int64_t KvStep::append_tokens() const {
   int64_t sum = 0;
   for (const StepRow& row : rows) sum += row.append_tokens;
   return sum;
@@ -121,7 +121,7 @@ const char* Name(RefusalReason reason) {
   return "BAD_ROW";
 }
 
-absl::StatusOr<Step> ParseStep(const v1::StepBegin& begin, const Limits& limits) {
+absl::StatusOr<KvStep> ParseStep(const v1::StepBegin& begin, const Limits& limits) {
   if (begin.step() == 0) {
     return absl::InvalidArgumentError("begin.step is 0; steps are numbered from 1");
   }
@@ -135,7 +135,7 @@ absl::StatusOr<Step> ParseStep(const v1::StepBegin& begin, const Limits& limits)
   if (begin.commands_size() > limits.max_sequences) {
     return OverLimit("the number of begin.commands", begin.commands_size(), limits.max_sequences);
   }
-  Step step;
+  KvStep step;
   step.number = begin.step();
   step.commands.reserve(begin.commands_size());
   for (int i = 0; i < begin.commands_size(); ++i) {
@@ -159,7 +159,7 @@ absl::StatusOr<Step> ParseStep(const v1::StepBegin& begin, const Limits& limits)
   return step;
 }
 
-v1::StepBegin ToProto(const Step& step) {
+v1::StepBegin ToProto(const KvStep& step) {
   v1::StepBegin begin;
   begin.set_step(step.number);
   for (const KvCommand& command : step.commands) {

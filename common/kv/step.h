@@ -46,14 +46,14 @@ struct StepRow {
   bool operator==(const StepRow&) const = default;
 };
 
-struct Step {
+struct KvStep {
   uint64_t number = 0;
   std::vector<KvCommand> commands;
   std::vector<StepRow> rows;
 
   int64_t q_tokens() const;
   int64_t append_tokens() const;
-  bool operator==(const Step&) const = default;
+  bool operator==(const KvStep&) const = default;
 };
 
 enum class RefusalReason : uint8_t {
@@ -83,8 +83,8 @@ struct Refusal {
 // Errors: INVALID_ARGUMENT for a message of another form (e.g. an empty command),
 // RESOURCE_EXHAUSTED over Limits::max_step_rows or max_step_tokens, UNIMPLEMENTED for tree_mask and
 // lane. The message names the field.
-absl::StatusOr<Step> ParseStep(const v1::StepBegin& begin, const Limits& limits);
-v1::StepBegin ToProto(const Step& step);
+absl::StatusOr<KvStep> ParseStep(const v1::StepBegin& begin, const Limits& limits);
+v1::StepBegin ToProto(const KvStep& step);
 v1::StepRefused ToProto(uint64_t step, const std::vector<Refusal>& refusals);
 
 }  // namespace ringattn

@@ -10,8 +10,8 @@ namespace {
 
 absl::Status Fenced(uint64_t epoch, uint64_t newest, absl::StatusCode code) {
   return KvError(code, "KV_FENCED",
-                 absl::StrCat("the writer of epoch ", epoch, " is not the cache's writer; the newest "
-                              "epoch is ", newest));
+                 absl::StrCat("epoch ", epoch, " is not the writer's; the newest epoch is ",
+                              newest));
 }
 
 absl::Status StepOrder(absl::string_view message) {
@@ -62,7 +62,7 @@ absl::Status KvStepLog::Settle(uint64_t epoch, uint64_t step) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<KvStepLog::Begun> KvStepLog::Begin(uint64_t epoch, const Step& step) {
+absl::StatusOr<KvStepLog::Begun> KvStepLog::Begin(uint64_t epoch, const KvStep& step) {
   if (auto status = CheckEpoch(epoch); !status.ok()) return status;
   if (begun_.has_value() && step.number == begun_->number) {
     if (step == *begun_) return Begun{.repeated = true};

@@ -44,7 +44,7 @@ class KvStepLog {
     std::vector<Refusal> refusals;  // not empty: the step was refused
   };
   // Errors: ABORTED (KV_FENCED), FAILED_PRECONDITION (STEP_ORDER, STEP_CONFLICT).
-  absl::StatusOr<Begun> Begin(uint64_t epoch, const Step& step);
+  absl::StatusOr<Begun> Begin(uint64_t epoch, const KvStep& step);
   // Before a layer call is computed. `appends`: the call writes this rank's entries of the step. A
   // rank that holds none of the step's new entries passes true for every call, because it cannot
   // tell the two apart. Errors: ABORTED (KV_FENCED), FAILED_PRECONDITION (STEP_ORDER: not the begun
@@ -62,7 +62,7 @@ class KvStepLog {
   // The begun step if no call is in flight and, if its rows append, every layer of the cache was
   // appended; else committed(). Entries that were never written are thus never committed.
   uint64_t complete() const;
-  const std::optional<Step>& begun_step() const { return begun_; }
+  const std::optional<KvStep>& begun_step() const { return begun_; }
 
   KvBlockMap& blocks() { return blocks_; }
   const KvBlockMap& blocks() const { return blocks_; }
@@ -81,7 +81,7 @@ class KvStepLog {
   bool settled_ = false;
   uint64_t settled_step_ = 0;
   uint64_t committed_ = 0;
-  std::optional<Step> begun_;
+  std::optional<KvStep> begun_;
   int64_t in_flight_ = 0;
 };
 

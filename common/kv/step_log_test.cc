@@ -26,7 +26,7 @@ class KvStepLogTest : public ::testing::Test {
     return spec;
   }
 
-  static Step MakeStep(uint64_t number, int64_t expected, int64_t append) {
+  static KvStep MakeStep(uint64_t number, int64_t expected, int64_t append) {
     return {number, {}, {{1, expected, expected, append, 1, {}}}};
   }
 
