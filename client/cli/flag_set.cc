@@ -125,6 +125,8 @@ template Flag FlagSet::Add(const std::string&, uint32_t*, const std::string&);
 template Flag FlagSet::Add(const std::string&, uint64_t*, const std::string&);
 template Flag FlagSet::Add(const std::string&, double*, const std::string&);
 template Flag FlagSet::Add(const std::string&, std::string*, const std::string&);
+template Flag FlagSet::Add(const std::string&, std::optional<int>*, const std::string&);
+template Flag FlagSet::Add(const std::string&, std::optional<double>*, const std::string&);
 template Flag FlagSet::Add(const std::string&, std::optional<uint32_t>*, const std::string&);
 template Flag FlagSet::Add(const std::string&, std::optional<uint64_t>*, const std::string&);
 template Flag FlagSet::Add(const std::string&, std::vector<std::string>*, const std::string&);

@@ -134,7 +134,7 @@ TEST_F(SupervisorTest, AHurryShortensTheEnd) {
   supervisor_.EndAll(absl::Seconds(100), [&] { return ++asked == 3; });
   EXPECT_LT(absl::Now() - start, absl::Seconds(20));
   EXPECT_EQ(supervisor_.pid("stubborn"), 0);
-  EXPECT_TRUE(absl::StrContains(log_, "stubborn is killed at once"));
+  EXPECT_TRUE(absl::StrContains(log_, "stubborn: killed at once"));
 }
 
 TEST_F(SupervisorTest, PausesGrowWhileAChildKeepsDying) {
@@ -142,7 +142,7 @@ TEST_F(SupervisorTest, PausesGrowWhileAChildKeepsDying) {
   const absl::Time start = absl::Now();
   ASSERT_TRUE(PollUntil([&] { return supervisor_.exit_count("a") == 5; }));
   EXPECT_GE(absl::Now() - start, absl::Milliseconds(20 + 40 + 80 + 100));
-  EXPECT_TRUE(absl::StrContains(log_, "exited with 3; starting it again in 100ms"));
+  EXPECT_TRUE(absl::StrContains(log_, "exited with 3; restarting in 100ms"));
 }
 
 TEST_F(SupervisorTest, EndIsBoundedForStubbornAndStoppedChildren) {
