@@ -220,10 +220,6 @@ struct AttentionSpec {
   // queries].
   bool lse_per_document = false;
   std::vector<ProbabilityRow> probability_rows;  // forward: the rows of TensorId::kProbabilities
-  // A worker's shard of a bias, its gradient and a mask has the columns of its keys for all
-  // queries, instead of the rows of its queries (CutsPairsByKeys and NotCutByKeys,
-  // common/schedule/schedule.h).
-  bool pairs_by_keys = false;
 
   // The dtype of out, dq, dk and dv.
   DType result_dtype() const { return fp32_results ? DType::kFloat32 : dtype; }

@@ -359,7 +359,7 @@ TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id) {
   if (info.form == TensorForm::kPairs) {
     layout.outer = PairPlanes(spec, info, true) * PairPlanes(spec, info, false);
     layout.inner_bytes = SaturatingProduct({PairRowElements(spec, info), element_bytes});
-    return spec.pairs_by_keys ? CutByKeys(layout, PairColumns(shape)) : layout;
+    return layout;
   }
   if (info.form == TensorForm::kPerToken) {
     layout.outer = shape.batch;

@@ -19,7 +19,7 @@ namespace ringattn {
 
 // Which ranks hold which rows of a tensor.
 enum class Axis : uint8_t {
-  // Sharded along q's tokens (ShardPlan::q). For kPairs unless AttentionSpec::pairs_by_keys.
+  // Sharded along q's tokens (ShardPlan::q). For kPairs unless ShardPlan::pair_axis is kKv.
   kQ,
   kKv,          // sharded along k/v's tokens (ShardPlan::kv)
   kReplicated,  // every rank holds all of it
@@ -120,8 +120,7 @@ int64_t SaturatingProduct(std::initializer_list<int64_t> factors);
 //   kStatistics   batch * heads, tokens, 4
 //   kPerHead      1, heads, 4; not sharded
 //   kPairs        (batch or 1) * (heads or 1), queries, bytes of a row
-//   kPairs by keys (pairs_by_keys)  (batch or 1) * (heads or 1) * queries, keys, bytes of an
-//                                   element
+//   kPairs by keys (CutByKeys)  (batch or 1) * (heads or 1) * queries, keys, bytes of an element
 //   kPerToken     batch, tokens, 4
 //   kChosenRows   1, rows, bytes of a row
 struct TensorLayout {
@@ -136,11 +135,11 @@ struct TensorLayout {
     return SaturatingProduct({outer, shard_rows, inner_bytes});
   }
 };
-// Returns the layout of the same bytes sharded along the keys (AttentionSpec::pairs_by_keys), given
-// the `layout` sharded along the queries. The tensor has form kPairs and `keys` columns; no byte
-// holds several columns.
+// Returns the layout of the same bytes sharded along the keys, given the `layout` sharded along the
+// queries. The tensor has form kPairs and `keys` columns; no byte holds several columns.
 TensorLayout CutByKeys(const TensorLayout& layout, int64_t keys);
-// Returns the layout that workers hold: the flat one for a tensor per document.
+// Returns the layout that workers hold: the flat one for a tensor per document. A tensor of form
+// kPairs is sharded along the queries; a ShardPlan may shard it along the keys (shard_plan.h).
 TensorLayout LayoutOf(const AttentionSpec& spec, TensorId id);
 
 // Returns the bytes of the whole tensor as a client holds it. Saturates.

@@ -32,7 +32,7 @@ struct DilatedPart {
   std::vector<std::vector<RowRun>> q_rows;
   std::vector<std::vector<RowRun>> kv_rows;
   // The whole's heads, indexed by the part's. If the query heads of one offset are unevenly
-  // distributed over the key heads, each query head has a key head of its own, and one of the
+  // distributed over the key heads, each query head has a separate key head, and one of the
   // whole's key heads appears several times.
   std::vector<int32_t> q_heads;
   std::vector<int32_t> kv_heads;

@@ -43,7 +43,7 @@ ShardMap::ShardMap(const TensorLayout& layout, const std::vector<Shard>& shards)
 }
 
 ShardMap::ShardMap(const AttentionSpec& spec, const ShardPlan& plan, TensorId tensor)
-    : ShardMap(LayoutOf(spec, tensor), ShardsOf(plan, LayoutOf(spec, tensor))) {}
+    : ShardMap(LayoutOf(spec, plan, tensor), ShardsOf(plan, LayoutOf(spec, plan, tensor))) {}
 
 const ShardMap::OwnedSpan& ShardMap::OwnerOf(int64_t token) const {
   const int64_t key = period_ == 1 ? token : token % period_;

@@ -180,6 +180,12 @@ std::vector<ChosenRow> ChosenRowsOf(const AttentionSpec& spec, const ShardPlan& 
   return rows;
 }
 
+TensorLayout LayoutOf(const AttentionSpec& spec, const ShardPlan& plan, TensorId id) {
+  const TensorLayout layout = LayoutOf(spec, id);
+  const bool by_keys = InfoOf(id).form == TensorForm::kPairs && ShardsPairsByKeys(plan);
+  return by_keys ? CutByKeys(layout, PairColumns(spec.shape)) : layout;
+}
+
 ShardPlan MakeShardPlan(const AttentionSpec& spec, Layout layout, int world_size, int64_t stripe) {
   assert(world_size >= 1 && stripe >= 1);
   ShardPlan plan;

@@ -62,9 +62,19 @@ struct ShardPlan {
   std::vector<Shard> kv;  // [world_size]
   // Indices into the spec's probability_rows, by the owner of their queries. [world_size]
   std::vector<Shard> chosen;
+  // The axis of a bias, its gradient and a mask: kQ (each rank has the rows of its queries) or kKv
+  // (each rank has the columns of its keys, for all queries).
+  Axis pair_axis = Axis::kQ;
 };
 
-// REQUIRES: world_size >= 1, stripe >= 1.
+// Returns whether pair_axis is kKv.
+inline bool ShardsPairsByKeys(const ShardPlan& plan) { return plan.pair_axis == Axis::kKv; }
+
+// Returns the layout that workers hold under the plan: that of LayoutOf(spec, id), except that a
+// tensor of form kPairs follows pair_axis.
+TensorLayout LayoutOf(const AttentionSpec& spec, const ShardPlan& plan, TensorId id);
+
+// Returns the shards of a layout, with pair_axis kQ. REQUIRES: world_size >= 1, stripe >= 1.
 ShardPlan MakeShardPlan(const AttentionSpec& spec, Layout layout, int world_size,
                         int64_t stripe = 1);
 
