@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "common/schedule/bundle.h"
+#include "common/schedule/head_groups.h"
+#include "common/schedule/program_builder.h"
 #include "common/schedule/shard_buffers.h"
 
 namespace ringattn {
@@ -18,10 +20,8 @@ constexpr int kLanding = 2;
 
 class AllGather {
  public:
-  AllGather(const GatherRoute& route, const RingSpans& pieces, ShardBuffers& shard,
-            ProgramBuilder& builder)
+  AllGather(const GatherRoute& route, ShardBuffers& shard, ProgramBuilder& builder)
       : route_(route),
-        pieces_(pieces),
         shard_(shard),
         builder_(builder),
         world_size_(static_cast<int>(route.seen.size())),
@@ -91,7 +91,7 @@ class AllGather {
   std::vector<std::pair<KvOperand, WorkCount>> Operands(bool gradients) {
     std::vector<std::pair<KvOperand, WorkCount>> operands;
     const auto add = [&](int source, const RowRange& rows, const BlockLocation& place) {
-      const WorkCount work = pieces_.Work(builder_.rank(), source, rows);
+      const WorkCount work = route_.pieces.Work(builder_.rank(), source, rows);
       if (work.pairs == 0 && source == builder_.rank()) return;
       KvOperand keys{source, rows.begin, rows.end, builder_.Range(kv_, TensorId::kK, place),
                      builder_.Range(kv_, TensorId::kV, place)};
@@ -130,7 +130,6 @@ class AllGather {
   }
 
   const GatherRoute& route_;
-  const RingSpans& pieces_;
   ShardBuffers& shard_;
   ProgramBuilder& builder_;
   const int world_size_;
@@ -140,9 +139,10 @@ class AllGather {
 
 }  // namespace
 
-GatherRoute MakeGatherRoute(const ShardPlan& plan, const RingSpans& pieces) {
-  GatherRoute route;
-  route.seen = SeenRows(plan, pieces);
+GatherRoute MakeGatherRoute(const ScheduleContext& context) {
+  const ShardPlan& plan = context.plan;
+  GatherRoute route{RingSpans(context.spec, plan, context.latch), {}, {}, {}};
+  route.seen = SeenRows(plan, route.pieces);
   for (int rank = 0; rank < plan.world_size; ++rank) {
     route.q_rows.push_back(RowsIn(plan.q[rank]));
     route.kv_rows.push_back(RowsIn(plan.kv[rank]));
@@ -150,16 +150,19 @@ GatherRoute MakeGatherRoute(const ShardPlan& plan, const RingSpans& pieces) {
   return route;
 }
 
-Program MakeAllGatherProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
-                             bool recompute_forward, const GatherRoute& route,
-                             const RingSpans& pieces, int rank) {
-  ProgramBuilder builder(spec, plan, rank);
-  ShardBuffers shard = AddShardBuffers(direction, recompute_forward, builder);
-  AllGather gather(route, pieces, shard, builder);
+Program MakeAllGatherProgram(const ScheduleContext& context, const GatherRoute& route, int rank) {
+  const ProgramRecipe& recipe = context.recipe;
+  if (recipe.heads_per_step != 0 && recipe.heads_per_step < context.spec.shape.num_kv_heads) {
+    return MakeHeadGroupsProgram(context, route, rank);
+  }
+  const bool backward = recipe.direction == Direction::kBackward;
+  ProgramBuilder builder(context.spec, context.plan, rank);
+  ShardBuffers shard = AddShardBuffers(recipe.direction, recipe.recompute_forward, builder);
+  AllGather gather(route, shard, builder);
   int64_t step = 0;
   gather.Gather(step++);
-  if (direction == Direction::kForward || recompute_forward) gather.Forward(step++);
-  if (direction == Direction::kBackward) gather.Backward(step);
+  if (!backward || recipe.recompute_forward) gather.Forward(step++);
+  if (backward) gather.Backward(step);
   return builder.Finish();
 }
 

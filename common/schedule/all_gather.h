@@ -15,15 +15,19 @@
 #include "common/layout/shard_plan.h"
 #include "common/program/program.h"
 #include "common/schedule/kv_route.h"
+#include "common/schedule/schedule_table.h"
 
 namespace ringattn {
 
 // The part of the schedule that all ranks share.
 struct GatherRoute {
+  RingSpans pieces;
   // seen[rank][source]: rows of source's kv shard that the rank sees, disjoint and ascending.
   std::vector<std::vector<std::vector<RowRange>>> seen;
   std::vector<int64_t> q_rows;   // by rank
   std::vector<int64_t> kv_rows;  // by rank
+
+  bool direct() const { return false; }
 };
 
 // Calls action(rank, source, rows, gathered, landing) for every range of another rank's rows that a
@@ -46,11 +50,10 @@ void ForEachGathered(const GatherRoute& route, const Do& action) {
   }
 }
 
-GatherRoute MakeGatherRoute(const ShardPlan& plan, const RingSpans& pieces);
+GatherRoute MakeGatherRoute(const ScheduleContext& context);
 
-Program MakeAllGatherProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
-                             bool recompute_forward, const GatherRoute& route,
-                             const RingSpans& pieces, int rank);
+// With heads_per_step, gathers groups of heads (head_groups.h).
+Program MakeAllGatherProgram(const ScheduleContext& context, const GatherRoute& route, int rank);
 
 }  // namespace ringattn
 

@@ -10,16 +10,16 @@ namespace ringattn {
 // Polls a callback until it returns true, and never again after that. Not thread safe.
 class CancelLatch {
  public:
-  explicit CancelLatch(std::function<bool()> question) : question_(std::move(question)) {}
+  explicit CancelLatch(std::function<bool()> callback) : callback_(std::move(callback)) {}
 
-  bool Ask() {
-    if (!cancelled_ && question_) cancelled_ = question_();
+  bool Poll() {
+    if (!cancelled_ && callback_) cancelled_ = callback_();
     return cancelled_;
   }
   bool cancelled() const { return cancelled_; }
 
  private:
-  const std::function<bool()> question_;  // empty: never cancelled
+  const std::function<bool()> callback_;  // empty: never cancelled
   bool cancelled_ = false;
 };
 

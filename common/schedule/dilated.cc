@@ -61,14 +61,14 @@ using PartBuilders = std::vector<std::unique_ptr<ScheduleBuilder>>;
 
 class DilatedRank {
  public:
-  DilatedRank(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
-              bool recompute_forward, const DilatedRoute& route, int rank)
-      : spec_(spec),
-        plan_(plan),
+  DilatedRank(const ScheduleContext& context, const DilatedRoute& route, int rank)
+      : spec_(context.spec),
+        plan_(context.plan),
         route_(route),
         levels_(LevelsOf(route.parts)),
-        builder_(spec, plan, rank),
-        shard_(AddShardBuffers(direction, recompute_forward, builder_, Accumulates())) {}
+        builder_(spec_, plan_, rank),
+        shard_(AddShardBuffers(context.recipe.direction, context.recipe.recompute_forward, builder_,
+                               Accumulates())) {}
 
   int64_t Forward(int64_t first) {
     if (Accumulates()) AddOutAccumulator(shard_, builder_);
@@ -279,7 +279,7 @@ class DilatedRank {
   PartForm FormOf(size_t number, TensorId id) const {
     const DilatedPart& part = route_.parts[number];
     const TensorInfo& info = InfoOf(id);
-    const TensorLayout layout = LayoutOf(spec_, id);
+    const TensorLayout layout = LayoutOf(spec_, plan_, id);
     PartForm form;
     form.of_keys = info.axis == Axis::kKv;
     form.rows = form.of_keys ? builder_.kv_rows() : builder_.q_rows();
@@ -424,32 +424,35 @@ bool DilatedRoute::direct() const {
          std::any_of(backward.begin(), backward.end(), is_direct);
 }
 
-DilatedRoute MakeDilatedRoute(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
-                              Direction direction, bool recompute_forward, CancelLatch* latch) {
+DilatedRoute MakeDilatedRoute(const ScheduleContext& context) {
+  const ProgramRecipe& recipe = context.recipe;
+  const bool backward = recipe.direction == Direction::kBackward;
   DilatedRoute route;
-  route.parts = DilatedPartsOf(spec, plan);
+  route.parts = DilatedPartsOf(context.spec, context.plan);
   for (const DilatedPart& part : route.parts) {
-    // Other parts read the whole's inputs too.
-    const bool keeps_inputs = HasEverything(part, spec);
     const auto add = [&](Direction pass, std::vector<std::unique_ptr<ScheduleBuilder>>& builders) {
+      ProgramRecipe of_part = recipe;
+      of_part.direction = pass;
+      of_part.recompute_forward = false;
+      // Other parts read the whole's inputs too.
+      of_part.keeps_inputs = HasEverything(part, context.spec);
+      of_part.heads_per_step = 0;
       builders.push_back(std::make_unique<ScheduleBuilder>(
-          part.spec, part.plan, kind, pass, /*recompute_forward=*/false,
-          [latch] { return latch->Ask(); }, keeps_inputs));
+          part.spec, part.plan, of_part, [latch = context.latch] { return latch->Poll(); }));
     };
-    if (direction == Direction::kForward || recompute_forward) {
-      add(Direction::kForward, route.forward);
-    }
-    if (direction == Direction::kBackward) add(Direction::kBackward, route.backward);
+    if (!backward || recipe.recompute_forward) add(Direction::kForward, route.forward);
+    if (backward) add(Direction::kBackward, route.backward);
   }
   return route;
 }
 
-Program MakeDilatedProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
-                           bool recompute_forward, const DilatedRoute& route, int rank) {
-  DilatedRank dilated(spec, plan, direction, recompute_forward, route, rank);
+Program MakeDilatedProgram(const ScheduleContext& context, const DilatedRoute& route, int rank) {
+  const ProgramRecipe& recipe = context.recipe;
+  const bool backward = recipe.direction == Direction::kBackward;
+  DilatedRank dilated(context, route, rank);
   int64_t steps = 0;
-  if (direction == Direction::kForward || recompute_forward) steps = dilated.Forward(0);
-  if (direction == Direction::kBackward) dilated.Backward(steps);
+  if (!backward || recipe.recompute_forward) steps = dilated.Forward(0);
+  if (backward) dilated.Backward(steps);
   return dilated.Finish();
 }
 

@@ -16,12 +16,10 @@
 #include <memory>
 #include <vector>
 
-#include "common/attention/attention_spec.h"
 #include "common/layout/dilation.h"
-#include "common/layout/shard_plan.h"
 #include "common/program/program.h"
-#include "common/schedule/cancel_latch.h"
 #include "common/schedule/schedule.h"
+#include "common/schedule/schedule_table.h"
 
 namespace ringattn {
 
@@ -35,12 +33,9 @@ struct DilatedRoute {
   bool direct() const;  // whether any part is direct
 };
 
-// `latch` outlives the route.
-DilatedRoute MakeDilatedRoute(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
-                              Direction direction, bool recompute_forward, CancelLatch* latch);
+DilatedRoute MakeDilatedRoute(const ScheduleContext& context);
 
-Program MakeDilatedProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
-                           bool recompute_forward, const DilatedRoute& route, int rank);
+Program MakeDilatedProgram(const ScheduleContext& context, const DilatedRoute& route, int rank);
 
 }  // namespace ringattn
 

@@ -51,12 +51,13 @@ TEST(DilatedScheduleTest, ComputesThePairsOfItsLevelsAndNoMore) {
     for (Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
       const ShardPlan plan = MakeShardPlan(spec, layout, 4);
       const std::string what = std::string(ScheduleKindName(kind)) + " " + LayoutName(layout);
-      const Schedule forward = MakeSchedule(spec, plan, kind, Direction::kForward, false);
+      const Schedule forward = MakeSchedule(spec, plan, RecipeOn(plan, kind, Direction::kForward));
       EXPECT_EQ(PairsOf(forward, ComputeCall::Op::kForward), expected) << what;
       int64_t counted = 0;
       for (const Program& program : forward.programs) counted += program.PairCount();
       EXPECT_EQ(counted, expected / 16) << what;
-      const Schedule backward = MakeSchedule(spec, plan, kind, Direction::kBackward, true);
+      const Schedule backward =
+          MakeSchedule(spec, plan, RecipeOn(plan, kind, Direction::kBackward, true));
       EXPECT_EQ(PairsOf(backward, ComputeCall::Op::kForward), expected) << what;
       EXPECT_EQ(PairsOf(backward, ComputeCall::Op::kBackward), expected) << what;
     }
@@ -67,7 +68,8 @@ TEST(DilatedScheduleTest, SegmentsWithinAShardExchangeNothing) {
   const AttentionSpec near = SpecOf(4096, 4, {{256, 1}, {1024, 2}});
   const ShardPlan plan = MakeShardPlan(near, Layout::kContiguous, 4);
   for (Direction direction : {Direction::kForward, Direction::kBackward}) {
-    EXPECT_EQ(SentBytes(MakeSchedule(near, plan, ScheduleKind::kRing, direction, false)), 0);
+    EXPECT_EQ(SentBytes(MakeSchedule(near, plan, RecipeOn(plan, ScheduleKind::kRing, direction))),
+              0);
   }
   // A level that crosses ranks sends the tokens and heads that it selects: half of each for its two
   // offsets, so half of what plain attention sends.
@@ -75,9 +77,9 @@ TEST(DilatedScheduleTest, SegmentsWithinAShardExchangeNothing) {
   AttentionSpec plain = far;
   plain.options.dilation_levels.clear();
   const int64_t sent =
-      SentBytes(MakeSchedule(far, plan, ScheduleKind::kRing, Direction::kForward, false));
-  const int64_t all =
-      SentBytes(MakeSchedule(plain, plan, ScheduleKind::kRing, Direction::kForward, false));
+      SentBytes(MakeSchedule(far, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kForward)));
+  const int64_t all = SentBytes(
+      MakeSchedule(plain, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kForward)));
   EXPECT_GT(sent, 0);
   EXPECT_EQ(2 * sent, all);
 }
@@ -108,8 +110,9 @@ TEST(DilatedScheduleTest, ALevelsPartsGoSideBySide) {
     ASSERT_EQ(parts.size(), 8u);
     for (Direction direction : {Direction::kForward, Direction::kBackward}) {
       const std::string what = ScheduleKindName(kind);
-      const Schedule all = MakeSchedule(spec, plan, kind, direction, false);
-      const Schedule one = MakeSchedule(parts[0].spec, parts[0].plan, kind, direction, false);
+      const Schedule all = MakeSchedule(spec, plan, RecipeOn(plan, kind, direction));
+      const Schedule one =
+          MakeSchedule(parts[0].spec, parts[0].plan, RecipeOn(parts[0].plan, kind, direction));
       EXPECT_EQ(StepsWithTransfers(all), StepsWithTransfers(one)) << what;
       EXPECT_GT(StepsWithTransfers(all), 0) << what;
       for (const Program& program : all.programs) {
@@ -135,7 +138,8 @@ TEST(DilatedScheduleTest, ALevelsPartsGoSideBySide) {
 TEST(DilatedScheduleTest, LevelsFollowOneAnother) {
   const auto flags = [](const AttentionSpec& spec, Direction direction) {
     const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
-    const Schedule schedule = MakeSchedule(spec, plan, ScheduleKind::kRing, direction, false);
+    const Schedule schedule =
+        MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kRing, direction));
     const auto op = direction == Direction::kBackward ? ComputeCall::Op::kScatterAdd
                                                       : ComputeCall::Op::kScatterMerge;
     std::string text;
@@ -163,7 +167,8 @@ TEST(DilatedScheduleTest, AScatterSaysWhichPartsItTakes) {
   const AttentionSpec spec = SpecOf(64, 8, {{16, 8}, {64, 4}});
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
   const auto text = [&](Direction direction) {
-    return ToString(MakeSchedule(spec, plan, ScheduleKind::kSingle, direction, false), spec);
+    return ToString(MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kSingle, direction)),
+                    spec);
   };
   const auto has = [](const std::string& text, const std::string& call) {
     return text.find(call) != std::string::npos;
@@ -187,7 +192,8 @@ TEST(DilatedScheduleTest, PartsAreRightSchedules) {
       const ShardPlan plan = MakeShardPlan(spec, layout, 3);
       for (const DilatedPart& part : DilatedPartsOf(spec, plan)) {
         for (Direction direction : {Direction::kForward, Direction::kBackward}) {
-          const Schedule schedule = MakeSchedule(part.spec, part.plan, kind, direction, false);
+          const Schedule schedule =
+              MakeSchedule(part.spec, part.plan, RecipeOn(part.plan, kind, direction));
           EXPECT_EQ(ScheduleSimulator(part.spec, part.plan, schedule).Run(), "")
               << ScheduleKindName(kind) << " " << LayoutName(layout);
         }
@@ -204,7 +210,8 @@ TEST(DilatedScheduleTest, EveryRankHasTheSameSteps) {
       AttentionSpec spec = SpecOf(tokens, 3, {{4, 3}, {61, 7}});
       spec.options.sinks = true;
       const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 4);
-      const Schedule schedule = MakeSchedule(spec, plan, kind, Direction::kBackward, true);
+      const Schedule schedule =
+          MakeSchedule(spec, plan, RecipeOn(plan, kind, Direction::kBackward, true));
       for (const Program& program : schedule.programs) {
         EXPECT_EQ(program.steps.size(), schedule.programs[0].steps.size()) << tokens;
       }

@@ -31,10 +31,10 @@ void TakeAllOffers(int seed, int count, int64_t longest) {
   for (int i = 0; i < count; ++i) {
     std::mt19937 random(seed * 100000 + i);
     const ScheduleCase c = DrawScheduleCase(random, longest);
-    if (c.direction != Direction::kBackward) continue;
+    if (c.recipe.direction != Direction::kBackward) continue;
     const Schedule schedule = c.Make();
     if (CallsWithOffers(schedule).empty()) continue;
-    ++offering[c.kind];
+    ++offering[c.recipe.schedule];
     ScheduleSimulator simulator(c.spec, c.plan, schedule, /*takes_offers=*/true);
     ASSERT_EQ(simulator.Run(), "") << "seed " << seed << " case " << i << "\n"
                                    << Describe(c, schedule);
@@ -54,8 +54,8 @@ TEST(GradientOffersTest, GradientsThatOneCallHas) {
   spec.dtype = DType::kBFloat16;
   const auto offers = [&spec](ScheduleKind kind, int ranks) {
     const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, ranks);
-    return CallsWithOffers(
-        MakeSchedule(spec, plan, kind, Direction::kBackward, /*recompute_forward=*/true));
+    return CallsWithOffers(MakeSchedule(
+        spec, plan, RecipeOn(plan, kind, Direction::kBackward, /*recompute_forward=*/true)));
   };
   const std::map<ComputeCall::Op, int> none;
   EXPECT_EQ(offers(ScheduleKind::kSingle, 1),

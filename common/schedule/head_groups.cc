@@ -7,6 +7,7 @@
 
 #include "common/schedule/bundle.h"
 #include "common/schedule/head_views.h"
+#include "common/schedule/program_builder.h"
 #include "common/schedule/shard_buffers.h"
 
 namespace ringattn {
@@ -24,10 +25,9 @@ constexpr int kGatheredIds = 1;
 
 class HeadGroups {
  public:
-  HeadGroups(const GatherRoute& route, const RingSpans& pieces, int64_t heads_per_step,
-             ShardBuffers& shard, ProgramBuilder& builder)
+  HeadGroups(const GatherRoute& route, int64_t heads_per_step, ShardBuffers& shard,
+             ProgramBuilder& builder)
       : route_(route),
-        pieces_(pieces),
         heads_(heads_per_step),
         groups_(builder.spec().shape.num_kv_heads / heads_per_step),
         shard_(shard),
@@ -276,7 +276,7 @@ class HeadGroups {
   void AddOperands(int64_t group, bool gradients, ComputeCall& call) {
     const auto add = [&](int source, const RowRange& rows, const BlockLocation& place,
                          const BlockLocation& ids) {
-      const WorkCount work = pieces_.Work(builder_.rank(), source, rows);
+      const WorkCount work = route_.pieces.Work(builder_.rank(), source, rows);
       if (work.pairs == 0 && source == builder_.rank()) return;
       KvOperand keys{source, rows.begin, rows.end, builder_.Range(kv_, TensorId::kK, place),
                      builder_.Range(kv_, TensorId::kV, place)};
@@ -316,7 +316,6 @@ class HeadGroups {
   }
 
   const GatherRoute& route_;
-  const RingSpans& pieces_;
   const int64_t heads_;  // kv heads of a group
   const int64_t groups_;
   ShardBuffers& shard_;
@@ -329,15 +328,15 @@ class HeadGroups {
 
 }  // namespace
 
-Program MakeHeadGroupsProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
-                              bool recompute_forward, const GatherRoute& route,
-                              const RingSpans& pieces, int64_t heads_per_step, int rank) {
-  ProgramBuilder builder(spec, plan, rank);
-  ShardBuffers shard = AddShardBuffers(direction, recompute_forward, builder);
-  HeadGroups groups(route, pieces, heads_per_step, shard, builder);
+Program MakeHeadGroupsProgram(const ScheduleContext& context, const GatherRoute& route, int rank) {
+  const ProgramRecipe& recipe = context.recipe;
+  const bool backward = recipe.direction == Direction::kBackward;
+  ProgramBuilder builder(context.spec, context.plan, rank);
+  ShardBuffers shard = AddShardBuffers(recipe.direction, recipe.recompute_forward, builder);
+  HeadGroups groups(route, recipe.heads_per_step, shard, builder);
   int64_t steps = 0;
-  if (direction == Direction::kForward || recompute_forward) steps = groups.Forward(0);
-  if (direction == Direction::kBackward) groups.Backward(steps, /*has_ids=*/recompute_forward);
+  if (!backward || recipe.recompute_forward) steps = groups.Forward(0);
+  if (backward) groups.Backward(steps, /*has_ids=*/recipe.recompute_forward);
   return builder.Finish();
 }
 

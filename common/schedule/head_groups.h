@@ -9,20 +9,15 @@
 #ifndef RINGATTN_COMMON_SCHEDULE_HEAD_GROUPS_H_
 #define RINGATTN_COMMON_SCHEDULE_HEAD_GROUPS_H_
 
-#include <cstdint>
-
-#include "common/layout/shard_plan.h"
 #include "common/program/program.h"
 #include "common/schedule/all_gather.h"
-#include "common/schedule/kv_route.h"
+#include "common/schedule/schedule_table.h"
 
 namespace ringattn {
 
 // REQUIRES: heads_per_step is a proper divisor of num_kv_heads. A bias with a gradient has one
 // plane per head, because no single group can compute the sum over heads.
-Program MakeHeadGroupsProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
-                              bool recompute_forward, const GatherRoute& route,
-                              const RingSpans& pieces, int64_t heads_per_step, int rank);
+Program MakeHeadGroupsProgram(const ScheduleContext& context, const GatherRoute& route, int rank);
 
 }  // namespace ringattn
 

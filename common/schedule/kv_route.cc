@@ -120,21 +120,21 @@ bool KvRoute::SeesAny(int step, int source) const {
 
 RingSpans::RingSpans(const AttentionSpec& spec, const ShardPlan& plan, CancelLatch* latch)
     : latch_(latch), bands_(DocumentBands(spec)), q_(plan.world_size), kv_(plan.world_size) {
-  for (int rank = 0; rank < plan.world_size && !latch_->Ask(); ++rank) {
+  for (int rank = 0; rank < plan.world_size && !latch_->Poll(); ++rank) {
     q_[rank] = QueryPieces(spec.shape, plan.q[rank]);
     kv_[rank] = KeyPieces(spec.shape, plan.kv[rank]);
   }
 }
 
 WorkCount RingSpans::Work(int rank, int source, const RowRange& kv_rows) const {
-  if (latch_->Ask()) return {};
+  if (latch_->Poll()) return {};
   return CountWork(q_[rank], SlicePieces(kv_[source], kv_rows.begin, kv_rows.end), bands_);
 }
 
 std::vector<RowRange> RingSpans::Needs(int source, const RowRange& part) const {
   std::vector<RowRange> needs(q_.size());
   const std::vector<Piece> kv = SlicePieces(kv_[source], part.begin, part.end);
-  for (size_t rank = 0; rank < q_.size() && !latch_->Ask(); ++rank) {
+  for (size_t rank = 0; rank < q_.size() && !latch_->Poll(); ++rank) {
     const RowRange rows = NeededRows(q_[rank], kv, bands_);
     if (!rows.empty()) needs[rank] = {part.begin + rows.begin, part.begin + rows.end};
   }

@@ -21,7 +21,7 @@ BufferId ProgramBuilder::AddBuffer(std::string name, int64_t bytes) {
 }
 
 int64_t ProgramBuilder::ShardBytes(TensorId id) const {
-  const TensorLayout layout = LayoutOf(spec_, id);
+  const TensorLayout layout = LayoutOf(spec_, plan_, id);
   return layout.ShardBytes(ShardRows(plan_, layout, rank()));
 }
 

@@ -353,16 +353,28 @@ class ResidentKeys {
 
 }  // namespace
 
-Program MakeResidentKeysProgram(const AttentionSpec& spec, const ShardPlan& plan,
-                                Direction direction, bool recompute_forward, const QRoute& route,
+ResidentKeysRoute MakePassQRoute(const ScheduleContext& context) {
+  const RingSpans pieces(context.spec, context.plan, context.latch);
+  return {MakeQRoute(context.plan, pieces, /*gathered=*/false)};
+}
+
+ResidentKeysRoute MakeReplicatedQRoute(const ScheduleContext& context) {
+  const RingSpans pieces(context.spec, context.plan, context.latch);
+  return {MakeQRoute(context.plan, pieces, /*gathered=*/true)};
+}
+
+Program MakeResidentKeysProgram(const ScheduleContext& context, const ResidentKeysRoute& route,
                                 int rank) {
-  ProgramBuilder builder(spec, plan, rank);
-  ShardBuffers shard = AddShardBuffers(direction, recompute_forward, builder);
-  ResidentKeys keys(route, shard, builder);
+  const ProgramRecipe& recipe = context.recipe;
+  const bool backward = recipe.direction == Direction::kBackward;
+  ProgramBuilder builder(context.spec, context.plan, rank);
+  ShardBuffers shard = AddShardBuffers(recipe.direction, recipe.recompute_forward, builder);
+  ResidentKeys keys(route.queries, shard, builder);
   int64_t steps = 0;
-  if (direction == Direction::kForward || recompute_forward) steps = keys.Forward(0);
-  if (direction == Direction::kBackward) {
-    keys.Backward(steps, /*has_queries=*/recompute_forward && route.gathered);
+  if (!backward || recipe.recompute_forward) steps = keys.Forward(0);
+  if (backward) {
+    keys.Backward(steps,
+                  /*has_queries=*/recipe.recompute_forward && route.queries.gathered);
   }
   return builder.Finish();
 }

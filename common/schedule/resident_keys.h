@@ -18,16 +18,24 @@
 #ifndef RINGATTN_COMMON_SCHEDULE_RESIDENT_KEYS_H_
 #define RINGATTN_COMMON_SCHEDULE_RESIDENT_KEYS_H_
 
-#include "common/layout/shard_plan.h"
 #include "common/program/program.h"
 #include "common/schedule/q_route.h"
+#include "common/schedule/schedule_table.h"
 
 namespace ringattn {
 
-// The route selects one of the two schedules. A bias, its gradient and a mask are sharded by keys
-// (AttentionSpec::pairs_by_keys): every call uses the rank's whole shard of them.
-Program MakeResidentKeysProgram(const AttentionSpec& spec, const ShardPlan& plan,
-                                Direction direction, bool recompute_forward, const QRoute& route,
+struct ResidentKeysRoute {
+  QRoute queries;
+
+  bool direct() const { return queries.direct; }
+};
+
+ResidentKeysRoute MakePassQRoute(const ScheduleContext& context);
+ResidentKeysRoute MakeReplicatedQRoute(const ScheduleContext& context);
+
+// The program of both schedules. A bias, its gradient and a mask are sharded by keys (PairAxisOf):
+// every call uses the rank's whole shard of them.
+Program MakeResidentKeysProgram(const ScheduleContext& context, const ResidentKeysRoute& route,
                                 int rank);
 
 }  // namespace ringattn

@@ -1,10 +1,8 @@
-// Schedule: one Program per rank (program.h) that together compute one request. One
-// executor runs every program; a single device, the ring and whatever follows are
-// different values of one type, each built by a file of its own under schedule/.
+// Schedule: one Program per rank (program.h). Together they compute one request. One executor runs
+// every program; the schedules differ only in the programs that they build (schedule_table.h).
 #ifndef RINGATTN_COMMON_SCHEDULE_SCHEDULE_H_
 #define RINGATTN_COMMON_SCHEDULE_SCHEDULE_H_
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,64 +11,35 @@
 #include "common/attention/attention_spec.h"
 #include "common/layout/shard_plan.h"
 #include "common/program/program.h"
+#include "common/schedule/program_recipe.h"
+#include "common/schedule/schedule_kind.h"
 
 namespace ringattn {
 
-enum class ScheduleKind : uint8_t {
-  kSingle = 0,     // one rank, nothing travels
-  kRing = 1,       // K/V travels (schedule/ring_forward.h, ring_backward.h), over 1 rank or more
-  kAllGather = 2,  // K/V is gathered first (schedule/all_gather.h), over 1 rank or more
-  // Queries travel, K/V stays (schedule/resident_keys.h), over 1 rank or more.
-  kPassQ = 3,
-  kReplicatedQ = 4,
-};
-// Every kind, in the order of their numbers.
-inline constexpr ScheduleKind kAllScheduleKinds[] = {ScheduleKind::kSingle, ScheduleKind::kRing,
-                                                     ScheduleKind::kAllGather, ScheduleKind::kPassQ,
-                                                     ScheduleKind::kReplicatedQ};
-// Whether K/V stay where they are, and ranks compute on each other's queries.
-inline bool KeepsKeysInPlace(ScheduleKind kind) {
-  return kind == ScheduleKind::kPassQ || kind == ScheduleKind::kReplicatedQ;
-}
-// Whether ranks have a bias and a mask by their keys (AttentionSpec::pairs_by_keys): a position is
-// then a row, which packed documents and levels of dilation have not, and a column a byte or more.
-bool CutsPairsByKeys(ScheduleKind kind, const AttentionOptions& options);
-// What of a request whose pairs are cut by keys cannot be: "mask of bits", ... Null: nothing.
-const char* NotCutByKeys(const AttentionSpec& spec);
-const char* ScheduleKindName(ScheduleKind kind);
-
 struct Schedule {
-  ScheduleKind kind = ScheduleKind::kSingle;
-  Direction direction = Direction::kForward;
-  // Backward without out and lse: a forward pass runs first in the same program.
-  bool recompute_forward = false;
-  // Blocks, of keys or of queries, go straight from their owner to the ranks that need them.
+  ProgramRecipe recipe;
+  // Blocks of keys or of queries go directly from their owner to the ranks that need them.
   bool direct = false;
   std::vector<Program> programs;  // one per rank
 };
 
-// Builds the programs of one request, each by itself: a rank's program costs about
-// 1/world_size of all of them. Pure: every process that builds a rank's program from
-// the same arguments gets the same value. Not thread safe.
+// Builds the programs of one request, one rank at a time. One program costs about 1/world_size of
+// all programs. Pure. Not thread safe.
 class ScheduleBuilder {
  public:
-  // Once it has said yes, what is built is worthless and ends early. Empty: never.
+  // Returns whether to cancel. After it returns true, building ends early and its results are
+  // invalid. Empty: never.
   using Cancelled = std::function<bool()>;
 
-  // `spec` and `plan` outlive the builder. `cancelled` is asked, on the caller's thread,
-  // before each pass over the pieces of two ranks' shards.
-  // `keeps_inputs`: no input's buffer is written to, so that it can outlive the program or be
-  // lent to it. Backward programs never do; a forward one takes one more K/V buffer for it.
-  // `heads_per_step`: kAllGather gathers and computes K/V of so many kv heads at a time
-  // (schedule/head_groups.h); 0: of all of them.
-  // A dilated problem's program is of its parts (schedule/dilated.h), whatever the kind.
-  // REQUIRES: kind kSingle only with a world_size of 1; recompute_forward only backward;
-  // spec.pairs_by_keys as CutsPairsByKeys, but for one rank, where both are the same;
-  // heads_per_step 0, or a divisor of num_kv_heads with kAllGather, no gradient of a bias that
-  // heads share, and no dilation.
-  ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
-                  Direction direction, bool recompute_forward, Cancelled cancelled = {},
-                  bool keeps_inputs = false, int64_t heads_per_step = 0);
+  // `spec` and `plan` must outlive the builder. `cancelled` is polled on the caller's thread before
+  // each pass over the pieces of two ranks' shards. A dilated problem is built from its parts
+  // (dilated.h), with the recipe's schedule for each part.
+  // REQUIRES: `plan` has the recipe's layout and stripe, and shards bias and mask as the schedule
+  // requires (PairAxisOf) or has one rank. kSingle only with one rank. recompute_forward only
+  // backward. heads_per_step is 0, or a divisor of num_kv_heads with kAllGather, no gradient of a
+  // bias that heads share, and no dilation.
+  ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& plan, const ProgramRecipe& recipe,
+                  Cancelled cancelled = {});
   ~ScheduleBuilder();
   ScheduleBuilder(const ScheduleBuilder&) = delete;
   ScheduleBuilder& operator=(const ScheduleBuilder&) = delete;
@@ -78,32 +47,27 @@ class ScheduleBuilder {
   Program MakeProgram(int rank);
 
   bool direct() const;     // Schedule::direct
-  bool cancelled() const;  // it has said yes
+  bool cancelled() const;  // whether `cancelled` has returned true
 
  private:
-  struct Shared;  // what the ranks have in common
+  struct Shared;  // the part that all ranks share
 
   const AttentionSpec& spec_;
   const ShardPlan& plan_;
-  const ScheduleKind kind_;
-  const Direction direction_;
-  const bool recompute_forward_;
-  const bool keeps_inputs_;
-  const int64_t heads_per_step_;  // 0: all at once
+  const ProgramRecipe recipe_;
   std::unique_ptr<Shared> shared_;
 };
 
-// The program of one rank. REQUIRES: as ScheduleBuilder.
-Program MakeProgram(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
-                    Direction direction, bool recompute_forward, int rank,
-                    bool keeps_inputs = false, int64_t heads_per_step = 0);
+// Returns the program of one rank. REQUIRES: as ScheduleBuilder.
+Program MakeProgram(const AttentionSpec& spec, const ShardPlan& plan, const ProgramRecipe& recipe,
+                    int rank);
 
-// The programs of all ranks.
-Schedule MakeSchedule(const AttentionSpec& spec, const ShardPlan& plan, ScheduleKind kind,
-                      Direction direction, bool recompute_forward, int64_t heads_per_step = 0);
+// Returns the programs of all ranks. REQUIRES: as ScheduleBuilder.
+Schedule MakeSchedule(const AttentionSpec& spec, const ShardPlan& plan,
+                      const ProgramRecipe& recipe);
 
-// A table: buffers, then per rank and step the transfers with peers and bytes and
-// the calls with tiles, then totals.
+// Returns a table: buffers, then per rank and step the transfers with peers and bytes and the calls
+// with tiles, then totals.
 std::string ToString(const Schedule& schedule, const AttentionSpec& spec);
 
 }  // namespace ringattn

@@ -92,7 +92,7 @@ TEST(ScheduleBuilderTest, AForwardPassCanKeepItsInputs) {
   for (int i = 0; i < 300; ++i) {
     std::mt19937 random(920000 + i);
     ScheduleCase c = DrawScheduleCase(random, 400);
-    if (c.direction == Direction::kBackward) continue;
+    if (c.recipe.direction == Direction::kBackward) continue;
     const Schedule plain = c.Make();
     Schedule keeping = plain;
     for (int rank = 0; rank < c.plan.world_size; ++rank) {
@@ -103,7 +103,7 @@ TEST(ScheduleBuilderTest, AForwardPassCanKeepItsInputs) {
       EXPECT_EQ(program.TileCount(), plain.programs[rank].TileCount());
       EXPECT_EQ(program.SentBytes(), plain.programs[rank].SentBytes());
       ScheduleCase reader = c;
-      reader.direction = Direction::kBackward;
+      reader.recipe.direction = Direction::kBackward;
       const Program backward = reader.MakeProgram(rank);
       EXPECT_FALSE(WritesToInput(backward));
       for (const BufferSpec& read : backward.buffers) {
@@ -130,7 +130,10 @@ TEST(ScheduleBuilderTest, ARingOfOneComputesAsASingleDevice) {
     if (c.plan.world_size != 1) continue;
     ++tried;
     const auto program = [&](ScheduleKind kind) {
-      return MakeProgram(c.spec, c.plan, kind, c.direction, c.recompute_forward, 0);
+      ProgramRecipe recipe = c.recipe;
+      recipe.schedule = kind;
+      recipe.heads_per_step = 0;
+      return MakeProgram(c.spec, c.plan, recipe, 0);
     };
     ExpectSame(program(ScheduleKind::kSingle), program(ScheduleKind::kRing));
     ASSERT_FALSE(HasFailure()) << "case " << i;
@@ -144,10 +147,11 @@ TEST(ScheduleBuilderTest, OneProgramCostsItsShareOfAll) {
   AttentionSpec spec = DenseSpec(1 << 16, 1 << 16);
   const ShardPlan plan = MakeShardPlan(spec, Layout::kStriped, 16);
   int passes = 0;
-  ScheduleBuilder builder(spec, plan, ScheduleKind::kRing, Direction::kForward, false, [&] {
-    ++passes;
-    return false;
-  });
+  ScheduleBuilder builder(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kForward),
+                          [&] {
+                            ++passes;
+                            return false;
+                          });
   passes = 0;
   for (int rank = 0; rank < 16; ++rank) (void)builder.MakeProgram(rank);
   EXPECT_EQ(passes, 16 * 16);

@@ -30,7 +30,7 @@ void ExpectMemoryIsBounded(const ScheduleCase& c, const Schedule& schedule) {
   const int64_t largest = shape.batch * LargestShard(c.plan);
   const int64_t block = largest * shape.num_kv_heads * (shape.head_dim + shape.head_dim_v);
   const int64_t ids = c.spec.options.segment_ids ? largest * 4 : 0;
-  const int64_t blocks = schedule.direct || c.direction == Direction::kBackward ? 3 : 2;
+  const int64_t blocks = schedule.direct || c.recipe.direction == Direction::kBackward ? 3 : 2;
   for (const Program& program : schedule.programs) {
     int64_t keys = 0, gradients = 0;
     for (const BufferSpec& buffer : program.buffers) {
@@ -88,7 +88,8 @@ int64_t BytesNamed(const Program& program, std::initializer_list<absl::string_vi
 // space for one. The q side and the request's K/V are whole.
 void ExpectHeadGroupsMemory(const ScheduleCase& c, const Schedule& schedule) {
   const AttentionShape& shape = c.spec.shape;
-  const int64_t per_row = shape.batch * c.heads_per_step * (shape.head_dim + shape.head_dim_v);
+  const int64_t per_row =
+      shape.batch * c.recipe.heads_per_step * (shape.head_dim + shape.head_dim_v);
   const int64_t element_bytes = ElementBytes(c.spec.dtype);
   for (const Program& program : schedule.programs) {
     const int64_t own_rows = RowsIn(c.plan.kv[program.rank]);
@@ -110,14 +111,14 @@ void ExpectResidentKeysMemory(const ScheduleCase& c, const Schedule& schedule) {
   int64_t largest = 0;
   for (const Shard& shard : c.plan.q) largest = std::max(largest, RowsIn(shard));
   const int64_t heads = shape.batch * shape.num_heads;
-  const bool backward = c.direction == Direction::kBackward;
+  const bool backward = c.recipe.direction == Direction::kBackward;
   int64_t per_row = heads * shape.head_dim * ElementBytes(c.spec.dtype);
   if (backward) per_row += heads * (shape.head_dim_v * ElementBytes(c.spec.dtype) + 8);
   if (c.spec.options.segment_ids) per_row += shape.batch * 4;
   int64_t part = 0;
-  if (!backward || c.recompute_forward) part += heads * (shape.head_dim_v + 1) * 4;
+  if (!backward || c.recipe.recompute_forward) part += heads * (shape.head_dim_v + 1) * 4;
   if (backward) part += heads * shape.head_dim * 4;
-  const bool gathered = c.kind == ScheduleKind::kReplicatedQ;
+  const bool gathered = c.recipe.schedule == ScheduleKind::kReplicatedQ;
   const int ranks = c.plan.world_size;
   for (const Program& program : schedule.programs) {
     const int64_t own = RowsIn(c.plan.q[program.rank]);
@@ -133,12 +134,12 @@ void ExpectResidentKeysMemory(const ScheduleCase& c, const Schedule& schedule) {
 }
 
 void ExpectMemory(const ScheduleCase& c, const Schedule& schedule) {
-  if (KeepsKeysInPlace(c.kind)) return ExpectResidentKeysMemory(c, schedule);
-  if (c.heads_per_step != 0 && c.heads_per_step != c.spec.shape.num_kv_heads) {
+  if (KeepsKeysInPlace(c.recipe.schedule)) return ExpectResidentKeysMemory(c, schedule);
+  if (c.recipe.heads_per_step != 0 && c.recipe.heads_per_step != c.spec.shape.num_kv_heads) {
     return ExpectHeadGroupsMemory(c, schedule);
   }
-  c.kind == ScheduleKind::kAllGather ? ExpectAllGatherMemory(c, schedule)
-                                     : ExpectMemoryIsBounded(c, schedule);
+  c.recipe.schedule == ScheduleKind::kAllGather ? ExpectAllGatherMemory(c, schedule)
+                                                : ExpectMemoryIsBounded(c, schedule);
 }
 
 void RunCases(int seed, int count, int64_t longest) {
@@ -152,8 +153,9 @@ void RunCases(int seed, int count, int64_t longest) {
     ASSERT_EQ(error, "") << "seed " << seed << " case " << i << "\n" << Describe(c, schedule);
     ExpectMemory(c, schedule);
     ASSERT_FALSE(testing::Test::HasFailure()) << "case " << i << "\n" << Describe(c, schedule);
-    if (c.kind != ScheduleKind::kRing && c.kind != ScheduleKind::kPassQ) continue;
-    ++(schedule.direct ? direct : relayed)[c.kind];
+    if (c.recipe.schedule != ScheduleKind::kRing && c.recipe.schedule != ScheduleKind::kPassQ)
+      continue;
+    ++(schedule.direct ? direct : relayed)[c.recipe.schedule];
   }
   for (ScheduleKind kind : {ScheduleKind::kRing, ScheduleKind::kPassQ}) {
     EXPECT_GT(direct[kind], relayed[kind] / 50) << ScheduleKindName(kind);
@@ -182,7 +184,7 @@ TEST(ScheduleTest, TheSimulatorNoticesDamage) {
         program.steps[step].transfers.clear();
       }
       // A backward pass may fetch again what the forward pass left in a slot.
-      if (any && !c.recompute_forward) {
+      if (any && !c.recipe.recompute_forward) {
         EXPECT_NE(ScheduleSimulator(c.spec, c.plan, schedule).Run(), "")
             << "case " << i << " step " << step;
         ++damaged;
@@ -194,8 +196,8 @@ TEST(ScheduleTest, TheSimulatorNoticesDamage) {
       // Removals without effect: the delta of a rank without a backward call, zeros under sums that
       // head groups overwrite in full, and copies that the forward pass has already made.
       if (calls[victim].op == ComputeCall::Op::kDelta) continue;
-      if (c.heads_per_step != 0 && calls[victim].op == ComputeCall::Op::kZero) continue;
-      if (c.recompute_forward && calls[victim].op == ComputeCall::Op::kCopy) continue;
+      if (c.recipe.heads_per_step != 0 && calls[victim].op == ComputeCall::Op::kZero) continue;
+      if (c.recipe.recompute_forward && calls[victim].op == ComputeCall::Op::kCopy) continue;
       calls.erase(calls.begin() + victim);
       EXPECT_NE(ScheduleSimulator(c.spec, c.plan, schedule).Run(), "")
           << "case " << i << " rank " << rank << " step " << step;
@@ -210,7 +212,7 @@ TEST(ScheduleTest, SingleDeviceForwardNeedsNoAccumulator) {
   const AttentionSpec spec = DenseSpec(100, 100);
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
   const Schedule schedule =
-      MakeSchedule(spec, plan, ScheduleKind::kSingle, Direction::kForward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kSingle, Direction::kForward));
   ASSERT_EQ(schedule.programs.size(), 1u);
   EXPECT_EQ(schedule.programs[0].buffers.size(), 5u);  // q, k, v, out, lse
   ASSERT_EQ(schedule.programs[0].steps.size(), 1u);
@@ -224,7 +226,7 @@ TEST(ScheduleTest, RowsWithoutKeysAreStillWritten) {
   spec.options.causal = true;  // bottom right: the first 56 rows see no key
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
   const Schedule schedule =
-      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kForward));
   const ComputeCall& call = schedule.programs[0].steps.at(0).calls.at(0);
   EXPECT_TRUE(call.kv.empty());
   EXPECT_TRUE(call.initial && call.final);
@@ -237,7 +239,8 @@ TEST(ScheduleTest, CausalZigzagHalvesTheWorkAndBalancesIt) {
   for (int world_size : {2, 4, 8}) {
     const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, world_size);
     for (Direction direction : {Direction::kForward, Direction::kBackward}) {
-      const Schedule schedule = MakeSchedule(spec, plan, ScheduleKind::kRing, direction, false);
+      const Schedule schedule =
+          MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kRing, direction));
       int64_t total = 0, least = full, most = 0;
       for (const Program& program : schedule.programs) {
         total += program.TileCount();
@@ -255,7 +258,7 @@ TEST(ScheduleTest, RelayTalksToNeighboursOnly) {
   AttentionSpec spec = DenseSpec(4096, 4096);
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
   const Schedule schedule =
-      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kForward));
   for (const Program& program : schedule.programs) {
     ASSERT_EQ(program.steps.size(), 4u);
     for (const Step& step : program.steps) {
@@ -276,7 +279,7 @@ TEST(ScheduleTest, AWindowExchangesWhatItReaches) {
     spec.options.window_right = causal ? 0 : 1024;
     const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
     const Schedule schedule =
-        MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
+        MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kForward));
     ScheduleSimulator simulator(spec, plan, schedule);
     ASSERT_EQ(simulator.Run(), "");
     const int64_t row_bytes = 2 + 2;  // key and value: one bf16 head of one element each
@@ -298,7 +301,7 @@ TEST(ScheduleTest, AllGatherComputesOnceOnAllKeys) {
   spec.options.causal = true;
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 8);
   const Schedule forward =
-      MakeSchedule(spec, plan, ScheduleKind::kAllGather, Direction::kForward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kAllGather, Direction::kForward));
   for (const Program& program : forward.programs) {
     ASSERT_EQ(program.steps.size(), 2u);
     EXPECT_TRUE(program.steps[0].calls.empty() && program.steps[1].transfers.empty());
@@ -307,7 +310,7 @@ TEST(ScheduleTest, AllGatherComputesOnceOnAllKeys) {
     for (const BufferSpec& buffer : program.buffers) EXPECT_NE(buffer.name, "out_acc");
   }
   const Schedule backward =
-      MakeSchedule(spec, plan, ScheduleKind::kAllGather, Direction::kBackward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kAllGather, Direction::kBackward));
   for (const Program& program : backward.programs) {
     ASSERT_EQ(program.steps.size(), 3u);
     EXPECT_TRUE(program.steps[1].transfers.empty());
@@ -322,7 +325,8 @@ TEST(ScheduleTest, AllGatherComputesOnceOnAllKeys) {
     EXPECT_TRUE(std::is_sorted(landed.begin(), landed.end()));
   }
   // The same work as on the ring, and only rows that their target sees travel.
-  const Schedule ring = MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
+  const Schedule ring =
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kForward));
   for (int rank = 0; rank < 8; ++rank) {
     EXPECT_EQ(forward.programs[rank].PairCount(), ring.programs[rank].PairCount());
     EXPECT_LE(forward.programs[rank].SentBytes(), 7 * 512 * 4);
@@ -335,7 +339,7 @@ TEST(ScheduleTest, AllGatherFetchesWhatAWindowReaches) {
   spec.options.window_left = 1024;
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
   const Schedule schedule =
-      MakeSchedule(spec, plan, ScheduleKind::kAllGather, Direction::kForward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kAllGather, Direction::kForward));
   ScheduleSimulator simulator(spec, plan, schedule);
   ASSERT_EQ(simulator.Run(), "");
   for (int from = 0; from < 4; ++from) {
@@ -355,7 +359,7 @@ TEST(ScheduleTest, PassQSendsQueriesAndPartials) {
   const int64_t rows = 512 / 4;
   const int64_t q = rows * 4 * 2, part = rows * 4 * 4, statistic = rows * 4 * 4;
   const Schedule forward =
-      MakeSchedule(spec, plan, ScheduleKind::kPassQ, Direction::kForward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kPassQ, Direction::kForward));
   EXPECT_FALSE(forward.direct);
   for (const Program& program : forward.programs) {
     EXPECT_EQ(program.SentBytes(), 3 * (q + part + statistic));
@@ -372,7 +376,7 @@ TEST(ScheduleTest, PassQSendsQueriesAndPartials) {
     EXPECT_TRUE(program.steps.back().calls.back().final);
   }
   const Schedule backward =
-      MakeSchedule(spec, plan, ScheduleKind::kPassQ, Direction::kBackward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kPassQ, Direction::kBackward));
   for (const Program& program : backward.programs) {
     EXPECT_EQ(program.SentBytes(), 3 * (2 * q + 2 * statistic + part));
   }
@@ -384,7 +388,7 @@ TEST(ScheduleTest, ReplicatedQMergesInTheOrderOfRanks) {
   spec.options.causal = true;
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 8);
   const Schedule schedule =
-      MakeSchedule(spec, plan, ScheduleKind::kReplicatedQ, Direction::kForward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kReplicatedQ, Direction::kForward));
   int64_t least = int64_t{1} << 60, most = 0;
   for (const Program& program : schedule.programs) {
     least = std::min(least, program.TileCount());
@@ -410,8 +414,11 @@ TEST(ScheduleTest, HeadsPerStepBoundsTheMemory) {
   spec.shape.head_dim = spec.shape.head_dim_v = 64;
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 8);
   for (Direction direction : {Direction::kForward, Direction::kBackward}) {
-    const Schedule whole = MakeSchedule(spec, plan, ScheduleKind::kAllGather, direction, false);
-    const Schedule one = MakeSchedule(spec, plan, ScheduleKind::kAllGather, direction, false, 1);
+    const Schedule whole =
+        MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kAllGather, direction));
+    ProgramRecipe by_head = RecipeOn(plan, ScheduleKind::kAllGather, direction);
+    by_head.heads_per_step = 1;
+    const Schedule one = MakeSchedule(spec, plan, by_head);
     const int64_t gathered = BytesNamed(whole.programs[0], {"gathered"});
     EXPECT_EQ(BytesNamed(one.programs[0], {"gathered"}), gathered / 16 * 2);
     EXPECT_LT(one.programs[0].BufferBytes(), whole.programs[0].BufferBytes() - gathered * 3 / 4);
@@ -428,7 +435,7 @@ TEST(ScheduleTest, PassQSkipsRanksWithoutWork) {
   spec.options.window_left = spec.options.window_right = 512;
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 8);
   const Schedule schedule =
-      MakeSchedule(spec, plan, ScheduleKind::kPassQ, Direction::kForward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kPassQ, Direction::kForward));
   EXPECT_TRUE(schedule.direct);
   ScheduleSimulator simulator(spec, plan, schedule);
   ASSERT_EQ(simulator.Run(), "");
@@ -443,7 +450,7 @@ TEST(ScheduleTest, GradientsTravelWhileTheNextPartComputes) {
   const AttentionSpec spec = DenseSpec(8192, 8192);
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
   const Schedule schedule =
-      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kBackward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kBackward));
   for (const Program& program : schedule.programs) {
     const ComputeCall* last = nullptr;
     for (const Step& step : program.steps) {
@@ -481,7 +488,7 @@ TEST(ScheduleTest, AWindowsOwnRowsDoNotWaitForThoseThatComeHome) {
   spec.options.window_left = 512;
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
   const Schedule schedule =
-      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kBackward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kBackward));
   for (const Program& program : schedule.programs) {
     std::vector<const ComputeCall*> own;
     for (const Step& step : program.steps) {
@@ -506,7 +513,7 @@ TEST(ScheduleTest, OutputsOfFp32AreTheirAccumulators) {
   spec.dtype = DType::kFloat32;
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 3);
   const Schedule schedule =
-      MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kBackward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kBackward));
   for (const Program& program : schedule.programs) {
     for (const Step& step : program.steps) {
       for (const ComputeCall& call : step.calls) {
@@ -525,7 +532,8 @@ TEST(ScheduleTest, MemoryShrinksWithTheRing) {
     std::vector<int64_t> bytes;
     for (int world_size : {2, 4, 8}) {
       const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, world_size);
-      const Schedule schedule = MakeSchedule(spec, plan, ScheduleKind::kRing, direction, false);
+      const Schedule schedule =
+          MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kRing, direction));
       bytes.push_back(schedule.programs[0].BufferBytes());
     }
     EXPECT_NEAR(static_cast<double>(bytes[2]) / bytes[1], 0.5, 0.02);
@@ -541,7 +549,7 @@ TEST(ScheduleTest, IsFastAtAMillionTokens) {
     const ShardPlan plan = MakeShardPlan(spec, layout, 8);
     const std::clock_t begin = std::clock();  // processor time: other processes share the machine
     const Schedule schedule =
-        MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kBackward, true);
+        MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kBackward, true));
     const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
     EXPECT_LT(seconds, 0.1);
     int64_t pairs = 0;
@@ -554,8 +562,8 @@ TEST(ScheduleTest, Prints) {
   AttentionSpec spec = DenseSpec(4096, 4096);
   spec.options.causal = true;
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 2);
-  const std::string text =
-      ToString(MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false), spec);
+  const std::string text = ToString(
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kForward)), spec);
   for (const char* part : {"schedule ring, forward, exchange relay", "rank 1", "kv_slot1.k",
                            "to 1: 4096 B", "tiles", "initial", "final", "exchanged"}) {
     EXPECT_TRUE(absl::StrContains(text, part)) << part << "\n" << text;

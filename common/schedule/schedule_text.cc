@@ -98,29 +98,13 @@ std::string BuffersOf(const Program& program) {
 
 }  // namespace
 
-const char* ScheduleKindName(ScheduleKind kind) {
-  switch (kind) {
-    case ScheduleKind::kSingle:
-      return "single";
-    case ScheduleKind::kRing:
-      return "ring";
-    case ScheduleKind::kAllGather:
-      return "all_gather";
-    case ScheduleKind::kPassQ:
-      return "pass_q";
-    case ScheduleKind::kReplicatedQ:
-      return "replicated_q";
-  }
-  return "unknown";
-}
-
 std::string ToString(const Schedule& schedule, const AttentionSpec& spec) {
   const AttentionShape& shape = spec.shape;
   std::string text = absl::StrFormat(
       "schedule %s, %s%s, exchange %s; %s q [%d,%d,%d,%d] kv [%d,%d,%d,%d/%d]\n",
-      ScheduleKindName(schedule.kind),
-      schedule.direction == Direction::kForward ? "forward" : "backward",
-      schedule.recompute_forward ? " after forward" : "",
+      ScheduleKindName(schedule.recipe.schedule),
+      schedule.recipe.direction == Direction::kForward ? "forward" : "backward",
+      schedule.recipe.recompute_forward ? " after forward" : "",
       schedule.programs.size() == 1 ? "none" : (schedule.direct ? "direct" : "relay"),
       DTypeName(spec.dtype), shape.batch, shape.seq_len_q, shape.num_heads, shape.head_dim,
       shape.batch, shape.seq_len_kv, shape.num_kv_heads, shape.head_dim, shape.head_dim_v);

@@ -3,25 +3,26 @@
 #include <utility>
 
 #include "common/schedule/kv_route.h"
+#include "common/schedule/program_builder.h"
 #include "common/schedule/shard_buffers.h"
 
 namespace ringattn {
 
-Program MakeSingleProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
-                          bool recompute_forward, CancelLatch& latch) {
-  ProgramBuilder builder(spec, plan, 0);
-  ShardBuffers shard = AddShardBuffers(direction, recompute_forward, builder);
+Program MakeSingleProgram(const ScheduleContext& context, const SingleRoute&, int rank) {
+  const auto& [spec, plan, recipe, latch] = context;
+  ProgramBuilder builder(spec, plan, rank);
+  ShardBuffers shard = AddShardBuffers(recipe.direction, recipe.recompute_forward, builder);
   const RowRange all{0, builder.kv_rows()};
-  const WorkCount work = RingSpans(spec, plan, &latch).Work(0, 0, all);
+  const WorkCount work = RingSpans(spec, plan, latch).Work(0, 0, all);
   KvOperand keys{0, all.begin, all.end, builder.Whole(shard.k), builder.Whole(shard.v)};
   keys.segment_ids = builder.WholeIfAny(shard.kv_segment_ids);
   int64_t step = 0;
-  if (direction == Direction::kForward || recompute_forward) {
+  if (recipe.direction == Direction::kForward || recipe.recompute_forward) {
     CallsAt calls;
     if (work.pairs > 0) AddOperand(calls.emplace_back().second, keys, work);
     AddForwardCalls(std::move(calls), step++, shard, builder);
   }
-  if (direction == Direction::kBackward) {
+  if (recipe.direction == Direction::kBackward) {
     StartBackward(step, shard, builder);
     keys.dk = builder.Whole(shard.dk_acc);
     keys.dv = builder.Whole(shard.dv_acc);

@@ -2,15 +2,18 @@
 #ifndef RINGATTN_COMMON_SCHEDULE_SINGLE_H_
 #define RINGATTN_COMMON_SCHEDULE_SINGLE_H_
 
-#include "common/schedule/cancel_latch.h"
-#include "common/schedule/program_builder.h"
-#include "common/schedule/schedule.h"
+#include "common/program/program.h"
+#include "common/schedule/schedule_table.h"
 
 namespace ringattn {
 
 // REQUIRES: the plan has one rank.
-Program MakeSingleProgram(const AttentionSpec& spec, const ShardPlan& plan, Direction direction,
-                          bool recompute_forward, CancelLatch& latch);
+struct SingleRoute {
+  bool direct() const { return false; }
+};
+
+inline SingleRoute MakeSingleRoute(const ScheduleContext&) { return {}; }
+Program MakeSingleProgram(const ScheduleContext& context, const SingleRoute& route, int rank);
 
 }  // namespace ringattn
 

@@ -86,7 +86,6 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
                                  .per_head = random() % 2 == 0,
                                  .bits = random() % 2 == 0 && !KeepsKeysInPlace(kind)};
   }
-  spec.pairs_by_keys = CutsPairsByKeys(kind, spec.options);
   const std::optional<BiasForm>& bias = spec.options.bias;
   const bool sums_over_heads = bias.has_value() && bias->gradient && !bias->per_head;
   int64_t heads_per_step = 0;
@@ -103,12 +102,13 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
     if (queries == 0 || random() % 3 == 0) continue;
     spec.probability_rows.push_back({batch, static_cast<int64_t>(random() % queries)});
   }
-  plan = MakeShardPlan(spec, plan.layout, plan.world_size, plan.stripe);
-  return {spec, plan, kind, direction, recompute, heads_per_step};
+  ProgramRecipe recipe = RecipeOn(plan, kind, direction, recompute);
+  recipe.heads_per_step = heads_per_step;
+  return {spec, MakeShardPlan(spec, recipe, plan.world_size), recipe};
 }
 
 std::string Describe(const ScheduleCase& c, const Schedule& schedule) {
-  return "heads_per_step " + std::to_string(c.heads_per_step) + "\n" + ToString(c.plan) +
+  return "heads_per_step " + std::to_string(c.recipe.heads_per_step) + "\n" + ToString(c.plan) +
          ToString(schedule, c.spec) + "causal " + std::to_string(c.spec.options.causal) +
          " window " + std::to_string(c.spec.options.window_left) + "," +
          std::to_string(c.spec.options.window_right);

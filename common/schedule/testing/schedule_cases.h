@@ -16,17 +16,13 @@ AttentionSpec DenseSpec(int64_t sq, int64_t sk);
 struct ScheduleCase {
   AttentionSpec spec;
   ShardPlan plan;
-  ScheduleKind kind;
-  Direction direction;
-  bool recompute_forward;
-  int64_t heads_per_step = 0;
+  ProgramRecipe recipe;
 
-  Schedule Make() const {
-    return MakeSchedule(spec, plan, kind, direction, recompute_forward, heads_per_step);
-  }
+  Schedule Make() const { return MakeSchedule(spec, plan, recipe); }
   Program MakeProgram(int rank, bool keeps_inputs = false) const {
-    return ringattn::MakeProgram(spec, plan, kind, direction, recompute_forward, rank, keeps_inputs,
-                                 heads_per_step);
+    ProgramRecipe kept = recipe;
+    kept.keeps_inputs = keeps_inputs;
+    return ringattn::MakeProgram(spec, plan, kept, rank);
   }
 };
 

@@ -84,8 +84,8 @@ void ScheduleSimulator::FillInputs() {
       }
       // The buffer may be larger, for blocks that it holds later.
       range.bytes = std::min(
-          range.bytes,
-          LayoutOf(spec_, *input).ShardBytes(ShardRows(plan_, LayoutOf(spec_, *input), rank)));
+          range.bytes, LayoutOf(spec_, plan_, *input)
+                           .ShardBytes(ShardRows(plan_, LayoutOf(spec_, plan_, *input), rank)));
       memory_.WriteRows(rank, range, ShardBlock(*input, rank));
     }
   }
@@ -102,7 +102,7 @@ std::string ScheduleSimulator::Run() {
     for (const Program& program : schedule_.programs) {
       any = any || !program.steps[step].transfers.empty() || !program.steps[step].calls.empty();
     }
-    if (!any) Fail("a step in which nobody does anything");
+    if (!any) Fail("a step in which no rank does anything");
     if (!RunTransfers(step)) break;
     for (int rank = 0; rank < memory_.ranks() && memory_.error().empty(); ++rank) {
       for (const ComputeCall& call : schedule_.programs[rank].steps[step].calls) {
@@ -242,7 +242,8 @@ bool ScheduleSimulator::CheckSinkGradients() {
 }
 
 bool ScheduleSimulator::CheckOutputs() {
-  const bool forward = schedule_.direction == Direction::kForward || schedule_.recompute_forward;
+  const bool forward =
+      schedule_.recipe.direction == Direction::kForward || schedule_.recipe.recompute_forward;
   for (int rank = 0; rank < memory_.ranks(); ++rank) {
     const Program& program = schedule_.programs[rank];
     for (size_t id = 0; id < program.buffers.size(); ++id) {
@@ -266,18 +267,18 @@ bool ScheduleSimulator::CheckOutputs() {
       }
     }
     // No check if the rows' documents have no keys.
-    if (!spec_.probability_rows.empty() && schedule_.direction == Direction::kForward &&
+    if (!spec_.probability_rows.empty() && schedule_.recipe.direction == Direction::kForward &&
         LayoutOf(spec_, TensorId::kProbabilities).ShardBytes(RowsIn(plan_.chosen[rank])) > 0 &&
         probabilities_.computed[rank] != forward_.computed[rank]) {
       return Fail("probabilities of other keys than the forward's");
     }
-    if (schedule_.direction == Direction::kForward) continue;
+    if (schedule_.recipe.direction == Direction::kForward) continue;
     for (TensorId id : {TensorId::kDq, TensorId::kDk, TensorId::kDv}) {
       if (!CheckGradients(rank, id)) return false;
     }
   }
   if (forward && !CheckCoverage(forward_, "forward")) return false;
-  if (schedule_.direction == Direction::kForward) return true;
+  if (schedule_.recipe.direction == Direction::kForward) return true;
   if (spec_.options.sinks && !CheckSinkGradients()) return false;
   if (InfoOf(TensorId::kDbias).is_present(spec_) &&
       !CheckCoverage(bias_gradient_, "bias_gradient")) {

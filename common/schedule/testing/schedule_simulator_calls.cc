@@ -167,7 +167,7 @@ bool ScheduleSimulator::Cover(int rank, const ComputeCall& call, Coverage& cover
       ids.row_end = operand.row_end;
       if (!memory_.CheckRows(rank, operand.segment_ids, ids)) return false;
     } else if (operand.segment_ids.buffer != kNoBuffer) {
-      return Fail("segment ids that nobody sent");
+      return Fail("segment ids that were never sent");
     }
     for (int64_t row = operand.row_begin; row < operand.row_end; ++row) {
       uint64_t& heads = coverage.computed[call.q.source_rank][operand.source_rank][row];
@@ -250,7 +250,7 @@ bool ScheduleSimulator::RunMerge(int rank, const ComputeCall& call) {
     uint64_t contributors = 0;
     const auto read = [&](Cell& cell, int64_t identity) {
       if (cell.state != Cell::State::kPartial || cell.identity != identity) {
-        return Fail("merge of something that is no partial of these rows");
+        return Fail("merge of something that is not a partial of these rows");
       }
       if (contributors != 0 && cell.contributors != contributors) {
         return Fail("merge of out and lse of different partials");
@@ -276,7 +276,7 @@ bool ScheduleSimulator::RunMerge(int rank, const ComputeCall& call) {
 }
 
 int64_t ScheduleSimulator::PairShardBytes(TensorId id, int rank) const {
-  const TensorLayout layout = LayoutOf(spec_, id);
+  const TensorLayout layout = LayoutOf(spec_, plan_, id);
   return layout.ShardBytes(ShardRows(plan_, layout, rank));
 }
 
@@ -292,7 +292,7 @@ bool ScheduleSimulator::RequireTerms(int rank, const ComputeCall& call) {
       if (!memory_.CheckRows(rank, range, ids)) return false;
       continue;
     }
-    if (spec_.pairs_by_keys) {  // of all queries, not only the call's
+    if (ShardsPairsByKeys(plan_)) {  // of all queries, not only the call's
       const bool is_input = schedule_.programs[rank].buffers[range.buffer].input == id;
       if (!is_input || range.offset != 0 || range.bytes != PairShardBytes(id, rank)) {
         return Fail(absl::StrCat(TensorName(id), " is not the shard's"));
@@ -307,7 +307,7 @@ bool ScheduleSimulator::RequireTerms(int rank, const ComputeCall& call) {
     if (call.q.source_rank != rank || range.bytes != bytes) {
       return Fail(absl::StrCat(TensorName(id), " is not the shard's"));
     }
-    const TensorLayout layout = LayoutOf(spec_, id);
+    const TensorLayout layout = LayoutOf(spec_, plan_, id);
     const int64_t group = spec_.shape.group_size();
     const bool right =
         per_head ? memory_.CheckPairs(rank, range, RowsIn(plan_.q[rank]) * layout.inner_bytes,
@@ -353,7 +353,7 @@ bool ScheduleSimulator::RunDelta(int rank, const ComputeCall& call) {
       return false;
     }
   } else if (!call.q.options.empty()) {
-    return Fail("dlse that nobody sent");
+    return Fail("dlse that was never sent");
   }
   if (call.q.dq_acc.bytes > 0 &&
       !memory_.Write(rank, call.q.dq_acc, {Cell::State::kGradients, -1, 0})) {
@@ -417,7 +417,7 @@ bool ScheduleSimulator::RunAdd(int rank, const ComputeCall& call) {
   if (source_count != target_count) return Fail("add of different sizes");
   for (int64_t i = 0; i < source_count; ++i) {
     if (source[i].state != Cell::State::kGradients || target[i].state != Cell::State::kGradients) {
-      return Fail("add of something that is no gradient");
+      return Fail("add of something that is not a gradient");
     }
     if (source[i].identity != -1 && target[i].identity != -1 &&
         source[i].identity != target[i].identity) {
