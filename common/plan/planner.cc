@@ -218,10 +218,9 @@ class CostSum {
     plan_.busiest_rank_seconds = std::max(plan_.busiest_rank_seconds, rank_seconds);
   }
 
-  Plan Finish(ShardPlan shards, ScheduleKind schedule, int64_t heads_per_step) && {
+  Plan Finish(const ProgramRecipe& recipe, ShardPlan shards) && {
+    plan_.recipe = recipe;
     plan_.shards = std::move(shards);
-    plan_.schedule = schedule;
-    plan_.heads_per_step = heads_per_step;
     plan_.step_count = static_cast<int64_t>(step_seconds_.size());
     for (double seconds : step_seconds_) {
       plan_.predicted_compute_seconds += seconds;
@@ -237,25 +236,36 @@ class CostSum {
   Plan plan_;
 };
 
+// Returns the recipe of a choice with this layout on this ring size.
+ProgramRecipe RecipeFor(const PlanChoice& choice, Direction direction, Layout layout,
+                        int world_size) {
+  ProgramRecipe recipe;
+  recipe.schedule =
+      world_size == 1 ? ScheduleKind::kSingle : choice.schedule.value_or(ScheduleKind::kRing);
+  recipe.layout = layout;
+  recipe.stripe = layout == Layout::kStriped ? choice.stripe : 1;
+  recipe.direction = direction;
+  recipe.recompute_forward = choice.recompute_forward;
+  recipe.keeps_inputs = choice.keeps_inputs;
+  recipe.heads_per_step = recipe.schedule == ScheduleKind::kAllGather ? choice.heads_per_step : 0;
+  recipe.tuning = choice.tuning;
+  return recipe;
+}
+
 absl::StatusOr<Candidate> Describe(const AttentionSpec& spec, Direction direction,
                                    const PlanChoice& choice, const PlannerInputs& inputs,
                                    Layout layout, int world_size, std::string why,
                                    const PlanControl& control) {
-  ShardPlan shards =
-      MakeShardPlan(spec, layout, world_size, layout == Layout::kStriped ? choice.stripe : 1);
-  const ScheduleKind kind =
-      world_size == 1 ? ScheduleKind::kSingle : choice.schedule.value_or(ScheduleKind::kRing);
-  const int64_t heads_per_step = kind == ScheduleKind::kAllGather ? choice.heads_per_step : 0;
+  const ProgramRecipe recipe = RecipeFor(choice, direction, layout, world_size);
+  ShardPlan shards = MakeShardPlan(spec, recipe, world_size);
   CostSum costs(spec, inputs);
   // Build one program at a time; the plan keeps only sums.
-  ScheduleBuilder builder(spec, shards, kind, direction, choice.recompute_forward,
-                          control.cancelled, choice.keeps_inputs, heads_per_step);
+  ScheduleBuilder builder(spec, shards, recipe, control.cancelled);
   for (int rank = 0; rank < world_size && !builder.cancelled(); ++rank) {
     costs.Add(builder.MakeProgram(rank));
   }
   if (builder.cancelled()) return absl::CancelledError("planning was cancelled");
-  return Candidate{std::move(costs).Finish(std::move(shards), kind, heads_per_step),
-                   std::move(why)};
+  return Candidate{std::move(costs).Finish(recipe, std::move(shards)), std::move(why)};
 }
 
 absl::StatusOr<Candidate> ChooseLayout(const AttentionSpec& spec, Direction direction,

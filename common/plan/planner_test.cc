@@ -50,18 +50,18 @@ Plan MustPlan(const AttentionSpec& spec, const PlanChoice& choice, int workers,
 
 TEST(PlannerTest, ThresholdDecidesBetweenOneDeviceAndTheRing) {
   const Plan small = MustPlan(Spec(32768, true), {}, 4);
-  EXPECT_EQ(small.schedule, ScheduleKind::kSingle);
+  EXPECT_EQ(small.recipe.schedule, ScheduleKind::kSingle);
   EXPECT_EQ(small.shards.world_size, 1);
   EXPECT_EQ(small.exchanged_bytes, 0);
   EXPECT_TRUE(absl::StrContains(small.reason, "32768")) << small.reason;
   const Plan large = MustPlan(Spec(32769, true), {}, 4);
-  EXPECT_EQ(large.schedule, ScheduleKind::kRing);
+  EXPECT_EQ(large.recipe.schedule, ScheduleKind::kRing);
   EXPECT_EQ(large.shards.world_size, 4);
-  EXPECT_EQ(MustPlan(Spec(100000, true), {}, 1).schedule, ScheduleKind::kSingle);
+  EXPECT_EQ(MustPlan(Spec(100000, true), {}, 1).recipe.schedule, ScheduleKind::kSingle);
   // The longer axis counts, and every batch row.
   AttentionSpec batched = Spec(20000, true);
   batched.shape.batch = 2;
-  EXPECT_EQ(MustPlan(batched, {}, 2).schedule, ScheduleKind::kRing);
+  EXPECT_EQ(MustPlan(batched, {}, 2).recipe.schedule, ScheduleKind::kRing);
 }
 
 // 8 heads, d 64, bf16: tiles of 256 x 256 hold all pairs of a short request, so the test can
@@ -121,7 +121,7 @@ TEST(PlannerTest, ForcedChoicesAreKept) {
   choice.world_size = 3;
   choice.stripe = 16;
   const Plan plan = MustPlan(Spec(1000, true), choice, 4);
-  EXPECT_EQ(plan.schedule, ScheduleKind::kRing);
+  EXPECT_EQ(plan.recipe.schedule, ScheduleKind::kRing);
   EXPECT_EQ(plan.shards.layout, Layout::kStriped);
   EXPECT_EQ(plan.shards.world_size, 3);
   EXPECT_EQ(plan.shards.stripe, 16);
@@ -135,11 +135,11 @@ TEST(PlannerTest, ForcedChoicesAreKept) {
   PlanChoice gather;
   gather.schedule = ScheduleKind::kAllGather;
   EXPECT_EQ(MustPlan(Spec(1000, true), gather, 4).shards.world_size, 4);
-  EXPECT_EQ(MustPlan(Spec(1000, true), gather, 4).schedule, ScheduleKind::kAllGather);
-  EXPECT_EQ(MustPlan(Spec(1000, true), {}, 4).schedule, ScheduleKind::kSingle);
+  EXPECT_EQ(MustPlan(Spec(1000, true), gather, 4).recipe.schedule, ScheduleKind::kAllGather);
+  EXPECT_EQ(MustPlan(Spec(1000, true), {}, 4).recipe.schedule, ScheduleKind::kSingle);
   // A ring of one is a single device.
   ring.world_size = 1;
-  EXPECT_EQ(MustPlan(Spec(1000, true), ring, 4).schedule, ScheduleKind::kSingle);
+  EXPECT_EQ(MustPlan(Spec(1000, true), ring, 4).recipe.schedule, ScheduleKind::kSingle);
 }
 
 // Documents whose best layout depends on the link speed.
@@ -383,7 +383,7 @@ TEST(PlannerTest, RecomputingCostsMemoryAndTime) {
 }
 
 TEST(PlannerTest, EmptyProblems) {
-  EXPECT_EQ(MustPlan(Spec(0, false), {}, 2).schedule, ScheduleKind::kSingle);
+  EXPECT_EQ(MustPlan(Spec(0, false), {}, 2).recipe.schedule, ScheduleKind::kSingle);
   PlanChoice choice;
   choice.world_size = 2;
   const Plan plan = MustPlan(Spec(0, false), choice, 2, Direction::kBackward);
@@ -413,7 +413,7 @@ TEST(PlannerTest, EqualAxesStayARing) {
           PlannerInputs inputs = Workers(8);
           inputs.link_bytes_per_s = link;
           const auto plan = PlanRequest(Spec(tokens, causal), direction, {}, inputs);
-          EXPECT_EQ(plan->schedule, ScheduleKind::kRing);
+          EXPECT_EQ(plan->recipe.schedule, ScheduleKind::kRing);
         }
       }
     }
@@ -456,12 +456,12 @@ TEST(PlannerTest, ChoosesTheScheduleWithLittleRegret) {
           const double best = std::min(ring, pass_q);
           const double regret = chosen.busiest_rank_seconds / best;
           if (ratio == 1) {  // always a ring; overheads of many steps may count
-            EXPECT_EQ(chosen.schedule, ScheduleKind::kRing);
+            EXPECT_EQ(chosen.recipe.schedule, ScheduleKind::kRing);
             equal_regret = std::max(equal_regret, regret);
             continue;
           }
           EXPECT_LE(regret, 1.05) << rate.name << " 1/" << ratio << " of " << keys;
-          const bool passes = chosen.schedule == ScheduleKind::kPassQ;
+          const bool passes = chosen.recipe.schedule == ScheduleKind::kPassQ;
           EXPECT_EQ(absl::StrContains(chosen.reason, "pass_q"), passes) << chosen.reason;
           ++asked;
           passing += passes;
@@ -519,13 +519,13 @@ TEST(PlannerTest, HeadsPerStepIsPlannedAsAsked) {
   const Plan all = MustPlan(spec, choice, 8);
   choice.heads_per_step = 1;
   const Plan one = MustPlan(spec, choice, 8);
-  EXPECT_EQ(one.heads_per_step, 1);
+  EXPECT_EQ(one.recipe.heads_per_step, 1);
   EXPECT_DOUBLE_EQ(one.flops, all.flops);
   EXPECT_EQ(one.exchanged_bytes, all.exchanged_bytes);
   EXPECT_LT(one.buffer_bytes[0], 0.55 * all.buffer_bytes[0]);
   EXPECT_TRUE(absl::StrContains(one.reason, "1 kv head at a time")) << one.reason;
   choice.world_size = 1;  // nothing is gathered
-  EXPECT_EQ(MustPlan(spec, choice, 8).schedule, ScheduleKind::kSingle);
+  EXPECT_EQ(MustPlan(spec, choice, 8).recipe.schedule, ScheduleKind::kSingle);
   EXPECT_EQ(MustPlan(spec, choice, 8).heads_per_step, 0);
 }
 
