@@ -136,9 +136,9 @@ TEST(ShardTensors, PairTensorsAreSplitByKeysIfThePlanSaysSo) {
   AttentionSpec spec = SpecOf(11, 13);
   spec.options.bias = BiasForm{.per_head = true, .gradient = true};
   const TensorLayout by_queries = LayoutOf(spec, TensorId::kBias);
-  spec.pairs_by_keys = true;
   for (const Layout layout : {Layout::kContiguous, Layout::kZigzag, Layout::kStriped}) {
-    const ShardPlan plan = MakeShardPlan(spec, layout, 3);
+    ShardPlan plan = MakeShardPlan(spec, layout, 3);
+    plan.pair_axis = Axis::kKv;
     const auto bias = RandomBytes(BytesOf(spec, TensorId::kBias));
     std::vector<uint8_t> dbias(bias.size());
     auto made = ShardTensors::Make(
@@ -186,7 +186,8 @@ TEST(ShardTensors, ShortRunsAreGatheredAndLongOnesAreNot) {
   const TensorLayout by_queries = LayoutOf(spec, TensorId::kMask);
   for (const Layout layout : {Layout::kContiguous, Layout::kStriped}) {
     for (const bool by_keys : {false, true}) {
-      const ShardPlan plan = MakeShardPlan(spec, layout, 2);
+      ShardPlan plan = MakeShardPlan(spec, layout, 2);
+      if (by_keys) plan.pair_axis = Axis::kKv;
       auto made =
           ShardTensors::Make(TicketsOf(plan), {{v1::TENSOR_ID_MASK, ConstBytes(mask), by_queries}},
                              {}, 1 << 20, by_keys);
@@ -196,9 +197,7 @@ TEST(ShardTensors, ShortRunsAreGatheredAndLongOnesAreNot) {
       EXPECT_EQ(chunk->bytes, mask.size() / 2);
       ASSERT_EQ(chunk->pieces.size(), 1u);
       EXPECT_EQ(chunk->gathered == nullptr, layout == Layout::kContiguous && !by_keys);
-      spec.pairs_by_keys = by_keys;
       const ShardMap map(spec, plan, TensorId::kMask);
-      spec.pairs_by_keys = false;
       for (const ByteRun& run : map.FromLocal(1, 0, map.local_bytes(1))) {
         ASSERT_TRUE(std::equal(mask.begin() + run.global_offset,
                                mask.begin() + run.global_offset + run.bytes,

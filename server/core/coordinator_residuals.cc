@@ -12,11 +12,11 @@ namespace {
 // places.
 PlanChoice SamePlan(const Plan& plan) {
   PlanChoice choice;
-  choice.layout = plan.shards.layout;
-  choice.schedule = plan.schedule;
+  choice.layout = plan.recipe.layout;
+  choice.schedule = plan.recipe.schedule;
   choice.world_size = plan.shards.world_size;
-  choice.stripe = plan.shards.stripe;
-  choice.heads_per_step = plan.heads_per_step;
+  choice.stripe = plan.recipe.stripe;
+  choice.heads_per_step = plan.recipe.heads_per_step;
   return choice;
 }
 

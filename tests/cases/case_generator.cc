@@ -282,10 +282,9 @@ void ChooseSchedule(Case& c) {
                                      ScheduleKind::kPassQ, ScheduleKind::kReplicatedQ,
                                      ScheduleKind::kAllGather};
   c.schedule = kKinds[bits % std::size(kKinds)];
-  if (CutsPairsByKeys(c.schedule, options) && NotCutByKeys(c.spec) != nullptr) {
+  if (PairAxisOf(c.schedule, options) == Axis::kKv && UnshardableByKeys(c.spec) != nullptr) {
     c.schedule = bits / 8 % 2 == 0 ? ScheduleKind::kRing : ScheduleKind::kAllGather;
   }
-  c.spec.pairs_by_keys = CutsPairsByKeys(c.schedule, options);
   const bool sums_over_heads =
       options.bias.has_value() && options.bias->gradient && !options.bias->per_head;
   if (c.schedule != ScheduleKind::kAllGather || bits / 16 % 3 == 0 || sums_over_heads) return;
@@ -310,7 +309,7 @@ void AddDilation(Case& c) {
   };
   const AttentionShape& shape = c.spec.shape;
   if (shape.cu_seqlens_q != shape.cu_seqlens_k || c.heads_per_step != 0 || draw(0, 2) == 0) return;
-  if (c.spec.pairs_by_keys) return;
+  if (PairAxisOf(c.schedule, c.spec.options) == Axis::kKv) return;
   AttentionOptions& options = c.spec.options;
   const int64_t heads = shape.num_heads;
   const int64_t count = 1 + draw(1, 3);

@@ -87,9 +87,9 @@ void CheckAccepted(const HeaderRequest& request, const Limits& limits) {
   const ringattn::AttentionSpec& spec = request.valid.spec;
   CheckOptions(spec, limits);
   const std::optional<ringattn::ScheduleKind> schedule = request.valid.choice.schedule;
-  Require(spec.pairs_by_keys ==
-          (schedule.has_value() && ringattn::CutsPairsByKeys(*schedule, spec.options)));
-  Require(!spec.pairs_by_keys || ringattn::NotCutByKeys(spec) == nullptr);
+  Require(!schedule.has_value() ||
+          ringattn::PairAxisOf(*schedule, spec.options) == ringattn::Axis::kQ ||
+          ringattn::UnshardableByKeys(spec) == nullptr);
   for (const ringattn::ProbabilityRow& row : spec.probability_rows) {
     const auto document = static_cast<size_t>(shape.packed ? row.batch : 0);
     Require(row.batch >= 0 && row.batch < (shape.packed ? shape.num_documents() : shape.batch));

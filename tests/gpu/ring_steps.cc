@@ -333,10 +333,11 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
   const AttentionSpec alone = SpecOf(one, equal);
   const ShardPlan on_one = MakeShardPlan(alone, Layout::kContiguous, 1);
   add("one GPU, equal work", alone, on_one,
-      MakeProgram(alone, on_one, ScheduleKind::kSingle, direction, false, 0), {});
+      MakeProgram(alone, on_one, RecipeOn(on_one, ScheduleKind::kSingle, direction), 0), {});
   for (int rank = 0; rank < arguments.world; ++rank) {
     const std::string name = "rank " + std::to_string(rank);
-    const Program program = MakeProgram(spec, plan, ScheduleKind::kRing, direction, false, rank);
+    const Program program =
+        MakeProgram(spec, plan, RecipeOn(plan, ScheduleKind::kRing, direction), rank);
     add(name + ", a call a step", spec, plan, program, {});
     if (arguments.backward) continue;
     for (const int microseconds : arguments.late_us) {
@@ -345,7 +346,7 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
           absl::Microseconds(microseconds));
     }
     const Program gathered =
-        MakeProgram(spec, plan, ScheduleKind::kAllGather, direction, false, rank);
+        MakeProgram(spec, plan, RecipeOn(plan, ScheduleKind::kAllGather, direction), rank);
     for (const int microseconds : arguments.late_us) {
       add(name + ", gathered, keys after " + std::to_string(microseconds) + " us", spec, plan,
           JoinLateKeys(gathered, [](const ComputeCall&) { return true; }),

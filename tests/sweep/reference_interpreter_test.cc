@@ -34,7 +34,8 @@ absl::Status RunChanged(const std::function<void(Schedule&)>& change,
                         const Kernels& kernels = RunNaive) {
   const AttentionSpec spec = Spec();
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
-  Schedule schedule = MakeSchedule(spec, plan, ScheduleKind::kRing, Direction::kForward, false);
+  Schedule schedule =
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kForward));
   change(schedule);
   return Interpret(spec, plan, schedule, Inputs(), kernels).status();
 }
@@ -126,7 +127,7 @@ TEST(ReferenceInterpreter, WhatNobodyWroteIsNan) {
   const AttentionSpec spec = Spec();
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
   const Schedule schedule =
-      MakeSchedule(spec, plan, ScheduleKind::kSingle, Direction::kForward, false);
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kSingle, Direction::kForward));
   const auto outputs =
       Interpret(spec, plan, schedule, Inputs(), [](const KernelCall&) { return absl::OkStatus(); });
   ASSERT_TRUE(outputs.ok());

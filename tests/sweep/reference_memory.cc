@@ -33,7 +33,7 @@ absl::Status ReferenceMemory::Allocate(const TensorMap& inputs) {
 
 absl::Status ReferenceMemory::CopyShard(int rank, size_t id, TensorId tensor, uint8_t* whole,
                                         bool to_buffer) {
-  const TensorLayout layout = LayoutOf(spec_, tensor);
+  const TensorLayout layout = LayoutOf(spec_, plan_, tensor);
   const auto tokens = TokensOf(ShardsOf(plan_, layout)[rank]);
   const int64_t rows = static_cast<int64_t>(tokens.size());
   PoisonedBuffer& buffer = buffers_[rank][id];

@@ -16,7 +16,7 @@ namespace {
 const AttentionProblem& ProblemOnRank(const AttentionProblem& problem, const AttentionSpec& spec,
                                       const ReferenceProblems& problems, int rank,
                                       CallStore& store) {
-  if (!spec.pairs_by_keys) return problem;
+  if (!ShardsPairsByKeys(problems.plan())) return problem;
   AttentionProblem& own = store.some_heads.emplace_back(problem);
   own.terms.by_keys = true;
   own.terms.rows = spec.shape.seq_len_q;
@@ -135,7 +135,7 @@ std::vector<KvBlock> Operands::Blocks(bool backward, bool with_values) {
 
 int64_t Operands::PlaneBytes(bool per_batch, bool per_head, int64_t row_bytes) const {
   const AttentionShape& shape = spec.shape;
-  const int64_t rows = spec.pairs_by_keys ? shape.seq_len_q : call.q.rows();
+  const int64_t rows = ShardsPairsByKeys(problems.plan()) ? shape.seq_len_q : call.q.rows();
   return (per_batch ? shape.batch : 1) * (per_head ? heads : 1) * rows * row_bytes;
 }
 

@@ -54,16 +54,18 @@ absl::StatusOr<TensorMap> RunInterpreter(const AttentionSpec& spec, const ShardP
 
 }  // namespace
 
-absl::StatusOr<TensorMap> RunProblem(const AttentionSpec& asked, const Placement& placement,
+absl::StatusOr<TensorMap> RunProblem(const AttentionSpec& spec, const Placement& placement,
                                      Direction direction, bool recompute_forward,
                                      const TensorMap& inputs, Engine engine, KernelSet kernels) {
-  AttentionSpec spec = asked;
-  spec.pairs_by_keys = CutsPairsByKeys(placement.schedule, spec.options);
-  const ShardPlan plan =
-      MakeShardPlan(spec, placement.layout, placement.world_size, placement.stripe);
-  Schedule schedule = MakeSchedule(spec, plan, placement.schedule, direction, recompute_forward,
-                                   placement.heads_per_step);
-  for (Program& program : schedule.programs) program.tuning = placement.tuning;
+  const ProgramRecipe recipe = {.schedule = placement.schedule,
+                                .layout = placement.layout,
+                                .stripe = placement.stripe,
+                                .direction = direction,
+                                .recompute_forward = recompute_forward,
+                                .heads_per_step = placement.heads_per_step,
+                                .tuning = placement.tuning};
+  const ShardPlan plan = MakeShardPlan(spec, recipe, placement.world_size);
+  const Schedule schedule = MakeSchedule(spec, plan, recipe);
   switch (engine) {
     case Engine::kExecutor:
       return RunExecutor(spec, plan, schedule, inputs, kernels);

@@ -62,8 +62,8 @@ constexpr Setting kSettings[] = {{"ring", ScheduleKind::kRing},
                                  {"replicated_q", ScheduleKind::kReplicatedQ}};
 
 // Bytes that the busiest rank allocated; they are the plan's, on every rank.
-int64_t Allocated(const Setting& setting, int world_size, Direction direction, AttentionSpec spec) {
-  spec.pairs_by_keys = CutsPairsByKeys(setting.kind, spec.options);
+int64_t Allocated(const Setting& setting, int world_size, Direction direction,
+                  const AttentionSpec& spec) {
   PlanChoice choice;
   choice.schedule = setting.kind;
   choice.layout = Layout::kContiguous;
@@ -74,8 +74,7 @@ int64_t Allocated(const Setting& setting, int world_size, Direction direction, A
   workers.ready_workers = world_size;
   const absl::StatusOr<Plan> plan = PlanRequest(spec, direction, choice, workers);
   EXPECT_TRUE(plan.ok()) << plan.status();
-  const Schedule schedule = MakeSchedule(spec, plan->shards, plan->schedule, direction,
-                                         choice.recompute_forward, plan->heads_per_step);
+  const Schedule schedule = MakeSchedule(spec, plan->shards, plan->recipe);
   std::vector<int64_t> bytes(world_size, 0);
   int made = 0;
   const auto result = worker::RunInProcess(

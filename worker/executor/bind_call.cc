@@ -26,7 +26,7 @@ ScoreTerms TermsOf(const AttentionSpec& spec, const ShardPlan& plan, int rank) {
   terms.bias = options.bias;
   terms.mask = options.mask;
   terms.columns = PairColumns(shape);
-  if (spec.pairs_by_keys) {
+  if (ShardsPairsByKeys(plan)) {
     terms.by_keys = true;
     terms.rows = shape.seq_len_q;
     terms.columns = RowsIn(plan.kv[rank]);

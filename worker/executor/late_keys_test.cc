@@ -27,8 +27,9 @@ struct Ring {
   explicit Ring(int size, AttentionSpec the_spec = Spec(), Layout layout = Layout::kZigzag)
       : spec(std::move(the_spec)), plan(MakeShardPlan(spec, layout, size)) {}
   Program ForwardOf(int rank, bool keeps_inputs = false) const {
-    return MakeProgram(spec, plan, ScheduleKind::kRing, Direction::kForward, false, rank,
-                       keeps_inputs);
+    ProgramRecipe recipe = RecipeOn(plan, ScheduleKind::kRing, Direction::kForward);
+    recipe.keeps_inputs = keeps_inputs;
+    return MakeProgram(spec, plan, recipe, rank);
   }
   AttentionSpec spec;
   ShardPlan plan;
@@ -85,8 +86,8 @@ TEST(LateKeys, GatheredKeysStartWithOwnKeys) {
   const AttentionSpec spec = Spec();
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 4);
   for (int rank = 0; rank < 4; ++rank) {
-    const Program before = MakeProgram(spec, plan, ScheduleKind::kAllGather, Direction::kForward,
-                                       /*recompute_forward=*/false, rank);
+    const Program before = MakeProgram(
+        spec, plan, RecipeOn(plan, ScheduleKind::kAllGather, Direction::kForward), rank);
     ASSERT_EQ(before.steps.size(), 2u);
     ASSERT_TRUE(before.steps[0].calls.empty());
     const Program after = Join(before);
@@ -111,9 +112,9 @@ TEST(LateKeys, GatheredKeysStartWithOwnKeys) {
 TEST(LateKeys, KeepsHeadsGatheredInTurn) {
   const AttentionSpec spec = Spec();
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 2);
-  ScheduleBuilder builder(spec, plan, ScheduleKind::kAllGather, Direction::kForward, false, nullptr,
-                          false, /*heads_per_step=*/1);
-  for (const Step& step : Join(builder.MakeProgram(0)).steps) {
+  ProgramRecipe recipe = RecipeOn(plan, ScheduleKind::kAllGather, Direction::kForward);
+  recipe.heads_per_step = 1;
+  for (const Step& step : Join(MakeProgram(spec, plan, recipe, 0)).steps) {
     for (const ComputeCall& call : step.calls) {
       for (const KvOperand& keys : call.kv) EXPECT_FALSE(keys.late);
     }
@@ -129,8 +130,8 @@ TEST(LateKeys, CallWithoutOwnKeysWaitsForItsStep) {
   const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 2);
   for (int rank = 0; rank < 2; ++rank) {
     SCOPED_TRACE(rank);
-    const Program before = MakeProgram(spec, plan, ScheduleKind::kAllGather, Direction::kForward,
-                                       /*recompute_forward=*/false, rank);
+    const Program before = MakeProgram(
+        spec, plan, RecipeOn(plan, ScheduleKind::kAllGather, Direction::kForward), rank);
     const Program after = Join(before);
     for (const Step& step : after.steps) {
       for (const ComputeCall& call : step.calls) {
@@ -207,7 +208,8 @@ TEST(LateKeys, KeepsBackwardCalls) {
   const Ring ring(2);
   for (const bool recompute : {false, true}) {
     const Program before =
-        MakeProgram(ring.spec, ring.plan, ScheduleKind::kRing, Direction::kBackward, recompute, 0);
+        MakeProgram(ring.spec, ring.plan,
+                    RecipeOn(ring.plan, ScheduleKind::kRing, Direction::kBackward, recompute), 0);
     EXPECT_EQ(CallsOf(Join(before)), CallsOf(before) - (recompute ? 1 : 0));
   }
 }

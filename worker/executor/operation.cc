@@ -177,7 +177,7 @@ std::shared_ptr<DeviceBuffer> Operation::ShareBuffer(TensorId id) const {
 }
 
 int64_t Operation::ShardBytes(TensorId id) const {
-  const TensorLayout layout = LayoutOf(spec_, id);
+  const TensorLayout layout = LayoutOf(spec_, plan_, id);
   return layout.ShardBytes(ShardRows(plan_, layout, program_.rank));
 }
 

@@ -33,7 +33,8 @@ AttentionSpec Spec() {
 ShardPlan OneRank() { return MakeShardPlan(Spec(), Layout::kContiguous, 1); }
 
 Program ProgramOf(Direction direction, bool recompute_forward) {
-  return MakeProgram(Spec(), OneRank(), ScheduleKind::kSingle, direction, recompute_forward, 0);
+  return MakeProgram(Spec(), OneRank(),
+                     RecipeOn(OneRank(), ScheduleKind::kSingle, direction, recompute_forward), 0);
 }
 
 BufferId BufferOf(const Program& program, TensorId id) {
@@ -124,8 +125,9 @@ TEST(Operation, DeterministicRequestsAreNotMerged) {
       AttentionSpec spec = Spec();
       spec.options.deterministic = deterministic;
       const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 2);
-      Program program = MakeProgram(spec, plan, ScheduleKind::kRing, direction,
-                                    direction == Direction::kBackward, 0);
+      Program program = MakeProgram(
+          spec, plan,
+          RecipeOn(plan, ScheduleKind::kRing, direction, direction == Direction::kBackward), 0);
       const KeyArrival arrival{1e11, absl::Microseconds(20)};
       auto operation =
           Operation::Bind(spec, plan, std::move(program), {0, 1}, &device, {}, arrival);
@@ -162,7 +164,8 @@ TEST(Operation, RejectsInvalidLoansByName) {
   AttentionSpec full = Spec();
   full.options.causal = false;
   const ShardPlan four = MakeShardPlan(full, Layout::kContiguous, 4);
-  const Program ring = MakeProgram(full, four, ScheduleKind::kRing, Direction::kForward, false, 1);
+  const Program ring =
+      MakeProgram(full, four, RecipeOn(four, ScheduleKind::kRing, Direction::kForward), 1);
   const BufferId k = BufferOf(ring, TensorId::kK);
   const absl::Status status = Operation::Bind(full, four, ring, {0, 1, 2, 3}, &device,
                                               {{k, Memory(device, ring.buffers[k].bytes)}})

@@ -35,8 +35,9 @@ class ResidualTest : public testing::Test {
   std::unique_ptr<Operation> Make(const AttentionSpec& spec, Direction direction,
                                   std::vector<LentBuffer> lent = {}) {
     const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
-    Program program = MakeProgram(spec, plan, ScheduleKind::kSingle, direction, false, 0,
-                                  /*keeps_inputs=*/direction == Direction::kForward);
+    ProgramRecipe recipe = RecipeOn(plan, ScheduleKind::kSingle, direction);
+    recipe.keeps_inputs = direction == Direction::kForward;
+    Program program = MakeProgram(spec, plan, recipe, 0);
     auto operation =
         Operation::Create(spec, plan, std::move(program), {0}, &device_, std::move(lent));
     EXPECT_TRUE(operation.ok()) << operation.status();
@@ -99,7 +100,7 @@ TEST_F(ResidualTest, BackwardReadsResidualAndMemoryIsCountedOnce) {
     const AttentionShape& shape = spec.shape;
     const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
     const Program program =
-        MakeProgram(spec, plan, ScheduleKind::kSingle, Direction::kBackward, false, 0);
+        MakeProgram(spec, plan, RecipeOn(plan, ScheduleKind::kSingle, Direction::kBackward), 0);
     auto lent = Residual::LendTo(program, store_.Find("1-1"));
     ASSERT_TRUE(lent.ok()) << lent.status();
     std::unique_ptr<Operation> backward = Make(spec, Direction::kBackward, *std::move(lent));
@@ -132,8 +133,9 @@ TEST_F(ResidualTest, MissingTensorIsNamed) {
   ASSERT_TRUE(reservation.ok());
   const auto residual = MakeResidual(*forward, *reservation);
   const AttentionSpec other = SpecOf(/*sinks=*/true);
-  const Program program = MakeProgram(other, MakeShardPlan(other, Layout::kContiguous, 1),
-                                      ScheduleKind::kSingle, Direction::kBackward, false, 0);
+  const ShardPlan plan = MakeShardPlan(other, Layout::kContiguous, 1);
+  const Program program =
+      MakeProgram(other, plan, RecipeOn(plan, ScheduleKind::kSingle, Direction::kBackward), 0);
   EXPECT_EQ(Residual::LendTo(program, residual).status(),
             absl::InvalidArgumentError("the residual has no sinks for this operation"));
 }

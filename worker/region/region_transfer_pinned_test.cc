@@ -71,12 +71,12 @@ class RegionTransferPinnedTest : public testing::Test {
     }
   }
 
-  std::shared_ptr<ShardOperation> Make(const AttentionSpec& spec, Layout layout, int world) {
-    const ShardPlan plan = MakeShardPlan(spec, layout, world);
-    const auto kind = world == 1           ? ScheduleKind::kSingle
-                      : spec.pairs_by_keys ? ScheduleKind::kPassQ
-                                           : ScheduleKind::kRing;
-    Program program = MakeProgram(spec, plan, kind, Direction::kForward, false, 0);
+  std::shared_ptr<ShardOperation> Make(const AttentionSpec& spec, Layout layout, int world,
+                                       ScheduleKind schedule = ScheduleKind::kRing) {
+    const ProgramRecipe recipe = {.schedule = world == 1 ? ScheduleKind::kSingle : schedule,
+                                  .layout = layout};
+    const ShardPlan plan = MakeShardPlan(spec, recipe, world);
+    Program program = MakeProgram(spec, plan, recipe, 0);
     std::vector<int> members(world);
     for (int rank = 0; rank < world; ++rank) members[rank] = rank;
     auto operation = Operation::Create(spec, plan, std::move(program), members, &device_);
@@ -208,10 +208,9 @@ TEST_F(RegionTransferPinnedTest, CopiesPairTensorsByKeys) {
       AttentionSpec spec = Spec(tokens);
       spec.options.bias = BiasForm{.float32 = true};
       spec.options.mask = MaskForm{};
-      spec.pairs_by_keys = true;
       reserve_.clear_places();
       PlaceTensors(spec);
-      const auto operation = Make(spec, layout, 2);
+      const auto operation = Make(spec, layout, 2, ScheduleKind::kPassQ);
       CopyBothWays(operation);
       ExpectRightBytes(spec, *operation);
     }

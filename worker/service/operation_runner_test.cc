@@ -87,8 +87,9 @@ TEST(FractionDone, CountsWorkOfDilatedLevels) {
   spec.shape.seq_len_q = spec.shape.seq_len_kv = 96;
   spec.shape.cu_seqlens_q = spec.shape.cu_seqlens_k = {0, 96};
   spec.options.dilation_levels = {{96, 1, std::nullopt, 0, 8}, {48, 5, std::nullopt, 0, 8}};
-  const Schedule schedule = MakeSchedule(spec, MakeShardPlan(spec, Layout::kContiguous, 1),
-                                         ScheduleKind::kSingle, Direction::kForward, false);
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 1);
+  const Schedule schedule =
+      MakeSchedule(spec, plan, RecipeOn(plan, ScheduleKind::kSingle, Direction::kForward));
   // At level 0 all pairs are visible. At level 1 each head sees 10 of 48 positions on either side,
   // except for offsets 3 and 4, which see 9: heads 3 and 4 only.
   const int64_t pairs = 8 * 96 * 96 + 2 * (6 * 10 * 10 + 2 * 9 * 9);

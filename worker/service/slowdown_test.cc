@@ -73,8 +73,8 @@ TEST(SlowdownTest, OperationUsesItsSlowestCall) {
   UnevenDevice device;
   auto operation = Operation::Create(
       spec, plan,
-      MakeProgram(spec, plan, ScheduleKind::kRing, Direction::kForward, false, /*rank=*/0), {0, 1},
-      &device);
+      MakeProgram(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kForward), /*rank=*/0),
+      {0, 1}, &device);
   ASSERT_TRUE(operation.ok()) << operation.status();
   EXPECT_EQ(SlowdownOf(**operation, kRates), 80);
 }

@@ -89,10 +89,11 @@ TestRequest TestRequest::Make(int64_t tokens, int world_size, Packing packing) {
     request.inputs[id] =
         RandomFloats(LayoutOf(request.spec, id).bytes(), static_cast<uint32_t>(id));
   }
-  auto result = RunInProcess(
-      request.spec, request.plan,
-      MakeSchedule(request.spec, request.plan, ScheduleKind::kRing, Direction::kForward, false),
-      request.inputs, [] { return std::make_unique<ScalarDevice>(); });
+  auto result =
+      RunInProcess(request.spec, request.plan,
+                   MakeSchedule(request.spec, request.plan,
+                                RecipeOn(request.plan, ScheduleKind::kRing, Direction::kForward)),
+                   request.inputs, [] { return std::make_unique<ScalarDevice>(); });
   EXPECT_TRUE(result.ok()) << result.status();
   if (result.ok()) request.expected = result->outputs;
   return request;

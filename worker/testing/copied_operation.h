@@ -50,8 +50,10 @@ class CopiedOperation {
     spec_.options.causal = true;
     const ShardPlan plan = MakeShardPlan(spec_, layout, ranks);
     Program program =
-        MakeProgram(spec_, plan, ranks == 1 ? ScheduleKind::kSingle : ScheduleKind::kRing,
-                    Direction::kForward, false, rank_);
+        MakeProgram(spec_, plan,
+                    RecipeOn(plan, ranks == 1 ? ScheduleKind::kSingle : ScheduleKind::kRing,
+                             Direction::kForward),
+                    rank_);
     std::vector<int> members;
     for (int i = 0; i < ranks; ++i) members.push_back(i);
     auto made = Operation::Create(spec_, plan, std::move(program), members, device_);

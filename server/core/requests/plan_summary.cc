@@ -35,8 +35,7 @@ Plan WithoutSpans(Plan plan) {
 }
 
 Plan WithSpans(Plan plan, const AttentionSpec& spec) {
-  const ShardPlan& shards = plan.shards;
-  plan.shards = MakeShardPlan(spec, shards.layout, shards.world_size, shards.stripe);
+  plan.shards = MakeShardPlan(spec, plan.recipe, plan.shards.world_size);
   return plan;
 }
 

@@ -11,26 +11,27 @@ v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec
   reserve.set_operation_id(operation_id);
   reserve.set_generation(generation);
   reserve.mutable_members()->Add(members.begin(), members.end());
-  reserve.set_backward(request.direction == Direction::kBackward);
-  reserve.set_recompute_forward(request.recompute_forward);
+  const ProgramRecipe& recipe = plan.recipe;
+  reserve.set_backward(recipe.direction == Direction::kBackward);
+  reserve.set_recompute_forward(recipe.recompute_forward);
   ToProto(spec.shape, reserve.mutable_shape());
   reserve.set_dtype(ToProto(spec.dtype));
   WriteOptions(spec.options, reserve.mutable_options());
-  reserve.set_layout(ToProto(plan.shards.layout));
-  reserve.set_schedule(ToProto(plan.schedule));
-  reserve.set_stripe(plan.shards.stripe);
-  reserve.set_heads_per_step(static_cast<uint32_t>(plan.heads_per_step));
+  reserve.set_layout(ToProto(recipe.layout));
+  reserve.set_schedule(ToProto(recipe.schedule));
+  reserve.set_stripe(recipe.stripe);
+  reserve.set_heads_per_step(static_cast<uint32_t>(recipe.heads_per_step));
   reserve.set_with_timeline(request.with_timeline);
   reserve.set_has_dlse(spec.has_dlse);
   reserve.set_fp32_results(spec.fp32_results);
-  ToProto(request.choice.tuning, reserve.mutable_tuning());
+  ToProto(recipe.tuning, reserve.mutable_tuning());
   for (const ProbabilityRow& row : spec.probability_rows) {
     v1::ProbabilityRow* added = reserve.add_probability_rows();
     added->set_batch(row.batch);
     added->set_position(row.position);
   }
   reserve.set_lse_per_document(spec.lse_per_document);
-  reserve.set_retain(request.retain.has_value());
+  reserve.set_retain(recipe.keeps_inputs);
   reserve.set_request_id(request.request_id);
   reserve.set_traceparent(request.traceparent);
   return reserve;

@@ -20,16 +20,16 @@ TEST(ReserveMessageTest, CarriesTheInputsOfTheSchedule) {
   request.spec.options.softmax_scale = 0.0;
   request.spec.options.causal = true;
   request.spec.options.window_left = 0;
-  request.direction = Direction::kBackward;
-  request.recompute_forward = true;
   request.with_timeline = true;
   request.request_id = "mine";
   request.traceparent = "00-trace";
   Plan plan;
-  plan.schedule = ScheduleKind::kRing;
-  plan.shards.layout = Layout::kStriped;
-  plan.shards.stripe = 3;
-  plan.heads_per_step = 2;
+  plan.recipe = {.schedule = ScheduleKind::kRing,
+                 .layout = Layout::kStriped,
+                 .stripe = 3,
+                 .direction = Direction::kBackward,
+                 .recompute_forward = true,
+                 .heads_per_step = 2};
 
   const v1::Reserve reserve = MakeReserve(request, request.spec, plan, "9-1", 9, {2, 0});
   EXPECT_EQ(reserve.operation_id(), "9-1");

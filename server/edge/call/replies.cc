@@ -35,10 +35,10 @@ grpc::ByteBuffer WrapIn(Direction direction, Set set) {
 
 v1::PlanReport MakePlanReport(const Plan& plan, const std::vector<std::string>& members) {
   v1::PlanReport report;
-  report.set_schedule(ToProto(plan.schedule));
-  report.set_layout(ToProto(plan.shards.layout));
+  report.set_schedule(ToProto(plan.recipe.schedule));
+  report.set_layout(ToProto(plan.recipe.layout));
   report.set_world_size(plan.shards.world_size);
-  report.set_stripe(plan.shards.stripe);
+  report.set_stripe(plan.recipe.stripe);
   for (const std::string& member : members) report.add_members(member);
   report.set_reason(plan.reason);
   SetSeconds(plan.predicted_compute_seconds, report.mutable_predicted_compute_time());

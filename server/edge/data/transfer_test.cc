@@ -88,7 +88,11 @@ struct Case {
     if (!pairs_by_keys.has_value()) return;
     spec.options.bias = BiasForm{.per_batch = true, .gradient = true};
     spec.options.mask = MaskForm{.per_head = true};
-    spec.pairs_by_keys = *pairs_by_keys;
+  }
+  ShardPlan PlanFor(const AttentionSpec& spec) const {
+    ShardPlan plan = MakeShardPlan(spec, layout, world_size);
+    if (pairs_by_keys.value_or(false)) plan.pair_axis = Axis::kKv;
+    return plan;
   }
 };
 
@@ -122,7 +126,7 @@ TEST(TransferTest, RoutedChunksAreTheShards) {
     request.spec.options.sinks = true;  // goes to every rank
     c.AddTo(request.spec);
     request.inputs = InputsOf(request.spec, Direction::kForward, false);
-    const ShardPlan plan = MakeShardPlan(request.spec, c.layout, c.world_size);
+    const ShardPlan plan = c.PlanFor(request.spec);
     UploadRouter router(request, plan, limits);
     std::map<std::pair<int, int>, std::string> locals;  // (tensor, rank)
     std::vector<std::pair<TensorId, int64_t>> chunks;
@@ -155,7 +159,7 @@ TEST(TransferTest, RoutedChunksAreTheShards) {
     EXPECT_TRUE(router.complete());
     EXPECT_EQ(router.received_bytes(), router.total_bytes());
     for (TensorId id : request.inputs) {
-      const TensorLayout layout = LayoutOf(request.spec, id);
+      const TensorLayout layout = LayoutOf(request.spec, plan, id);
       for (int rank = 0; rank < c.world_size; ++rank) {
         const Shard shard = ShardsOf(plan, layout)[rank];
         EXPECT_EQ((locals[{static_cast<int>(id), rank}]), Shred(tensors[id], layout, shard));
@@ -170,7 +174,7 @@ TEST(TransferTest, MergedStreamsAreTheTensors) {
     request.spec.options.sinks = true;  // whose gradient rank 0 holds
     c.AddTo(request.spec);
     for (TensorId id : OutputsOf(request.spec, Direction::kBackward)) request.outputs.push_back(id);
-    const ShardPlan plan = MakeShardPlan(request.spec, c.layout, c.world_size);
+    const ShardPlan plan = c.PlanFor(request.spec);
     constexpr int64_t kReadAhead = 4096;
     DownloadMerger merger(request, plan, wire::kForwardResponse, c.chunk_bytes, true, kReadAhead);
     struct Piece {
@@ -180,7 +184,7 @@ TEST(TransferTest, MergedStreamsAreTheTensors) {
     std::vector<std::vector<Piece>> streams(c.world_size);
     std::map<TensorId, std::string> tensors, merged;
     for (TensorId id : request.outputs) {
-      const TensorLayout layout = LayoutOf(request.spec, id);
+      const TensorLayout layout = LayoutOf(request.spec, plan, id);
       tensors[id] = RandomBytes(layout.bytes(), 77 + static_cast<uint32_t>(id));
       for (int rank = 0; rank < c.world_size; ++rank) {
         const std::string local = Shred(tensors[id], layout, ShardsOf(plan, layout)[rank]);

@@ -23,19 +23,20 @@ namespace {
 AttentionSpec SpecOf(const v1::Reserve& reserve) {
   const AttentionShape shape = FromProto(reserve.shape());
   Violations violations(/*max_bytes=*/1024);
-  AttentionSpec spec{*FromProto(reserve.dtype()),
-                     shape,
-                     ReadOptions(reserve.options(), shape, violations),
-                     reserve.has_dlse(),
-                     reserve.fp32_results(),
-                     reserve.lse_per_document()};
-  spec.pairs_by_keys = CutsPairsByKeys(*FromProto(reserve.schedule()), spec.options);
-  return spec;
+  return {*FromProto(reserve.dtype()),
+          shape,
+          ReadOptions(reserve.options(), shape, violations),
+          reserve.has_dlse(),
+          reserve.fp32_results(),
+          reserve.lse_per_document()};
 }
 
 ShardPlan PlanOf(const v1::Reserve& reserve) {
-  return MakeShardPlan(SpecOf(reserve), *FromProto(reserve.layout()), reserve.members_size(),
-                       std::max<int64_t>(1, reserve.stripe()));
+  return MakeShardPlan(SpecOf(reserve),
+                       {.schedule = *FromProto(reserve.schedule()),
+                        .layout = *FromProto(reserve.layout()),
+                        .stripe = std::max<int64_t>(1, reserve.stripe())},
+                       reserve.members_size());
 }
 
 ShardMap MapOf(const v1::Reserve& reserve, TensorId id) {

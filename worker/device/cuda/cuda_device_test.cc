@@ -346,8 +346,9 @@ void ExpectOracle(const AttentionSpec& spec) {
     add_ids(TensorId::kKvSegmentIds, inputs.kv_segment_ids);
   }
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    const Schedule schedule = MakeSchedule(spec, plan, ScheduleKind::kSingle, direction,
-                                           direction == Direction::kBackward);
+    const Schedule schedule = MakeSchedule(
+        spec, plan,
+        RecipeOn(plan, ScheduleKind::kSingle, direction, direction == Direction::kBackward));
     const auto result = RunInProcess(spec, plan, schedule, tensors, [] { return MakeDevice(); });
     ASSERT_TRUE(result.ok()) << result.status();
     const auto find = [&](TensorId id) -> const void* {

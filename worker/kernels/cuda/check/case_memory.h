@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "common/attention/tensors.h"
+#include "common/layout/shard_plan.h"
 #include "worker/kernels/cuda/check/guarded_buffer.h"
 #include "worker/kernels/score_terms.h"
 
@@ -26,13 +27,14 @@ struct KvMemory {
 
 // A shard's part of a bias and a mask, and where the bias's gradient goes.
 struct PairMemory {
-  // `rows`: the shard's, of queries, or of keys where the spec has pairs by keys.
-  PairMemory(const AttentionSpec& spec, int64_t rows)
-      : bias(BytesOf(spec, TensorId::kBias, rows)),
-        mask(BytesOf(spec, TensorId::kMask, rows)),
-        dbias(BytesOf(spec, TensorId::kDbias, rows)) {}
-  static int64_t BytesOf(const AttentionSpec& spec, TensorId id, int64_t rows) {
-    return InfoOf(id).is_present(spec) ? LayoutOf(spec, id).ShardBytes(rows) : 0;
+  // `rows`: the shard's, of queries or of keys as plan.pair_axis states.
+  PairMemory(const AttentionSpec& spec, const ShardPlan& plan, int64_t rows)
+      : bias(BytesOf(spec, plan, TensorId::kBias, rows)),
+        mask(BytesOf(spec, plan, TensorId::kMask, rows)),
+        dbias(BytesOf(spec, plan, TensorId::kDbias, rows)) {}
+  static int64_t BytesOf(const AttentionSpec& spec, const ShardPlan& plan, TensorId id,
+                         int64_t rows) {
+    return InfoOf(id).is_present(spec) ? LayoutOf(spec, plan, id).ShardBytes(rows) : 0;
   }
   Buffer bias, mask, dbias;
 };
@@ -40,7 +42,8 @@ struct PairMemory {
 // A rank's rows of the score terms' tensors.
 struct TermMemory {
   TermMemory(const AttentionSpec& spec, int64_t rows)
-      : pairs(spec, rows), q_ids(PairMemory::BytesOf(spec, TensorId::kQSegmentIds, rows)) {}
+      : pairs(spec, ShardPlan(), rows),
+        q_ids(PairMemory::BytesOf(spec, ShardPlan(), TensorId::kQSegmentIds, rows)) {}
   // With the pairs of this rank's queries, or of a shard of keys.
   TermOperands OperandsOf(const PairMemory& of) const {
     return {of.bias.get(), of.mask.get<uint8_t>(), q_ids.get<int32_t>()};

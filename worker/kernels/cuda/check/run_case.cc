@@ -28,7 +28,6 @@ class CaseRun {
   CaseRun(const Case& c, const Expected& expected, const DeviceInfo& device, SplitCounts& splits)
       : case_(c),
         shape_(c.spec.shape),
-        pair_spec_(c.spec),
         inputs_(expected.inputs),
         expected_(expected.result),
         device_(device),
@@ -37,7 +36,7 @@ class CaseRun {
         element_(ElementBytes(c.spec.dtype)),
         q_shards_(Cut(c.layout, c.world, shape_.cu_seqlens_q)),
         kv_shards_(Cut(c.layout, c.world * c.key_blocks, shape_.cu_seqlens_k)) {
-    pair_spec_.pairs_by_keys = c.by_keys;
+    if (c.by_keys) pair_plan_.pair_axis = Axis::kKv;
     if (c.by_keys) CutTermsByKeys();
     if (c.small_device) device_.shared_bytes_per_block = 1024;
     if (c.few_sms) device_.sm_count = 1;
@@ -116,21 +115,21 @@ class CaseRun {
   void MakeKeyPairs() {
     for (size_t i = 0; i < kv_shards_.size(); ++i) {
       const Shard& shard = kv_shards_[i];
-      PairMemory& memory =
-          *key_pairs_.emplace_back(std::make_unique<PairMemory>(pair_spec_, shard.rows()));
-      UploadPairs(shard, pair_spec_, memory);
+      PairMemory& memory = *key_pairs_.emplace_back(
+          std::make_unique<PairMemory>(case_.spec, pair_plan_, shard.rows()));
+      UploadPairs(shard, pair_plan_, memory);
       if (has_dbias()) PlaceDbiasByKeys(static_cast<int>(i), memory);
     }
   }
 
-  void UploadPairs(const Shard& shard, const AttentionSpec& spec, PairMemory& memory) const {
-    Upload(shard, spec, TensorId::kBias, inputs_.bias, memory.bias);
-    Upload(shard, spec, TensorId::kMask, inputs_.mask, memory.mask);
+  void UploadPairs(const Shard& shard, const ShardPlan& plan, PairMemory& memory) const {
+    Upload(shard, plan, TensorId::kBias, inputs_.bias, memory.bias);
+    Upload(shard, plan, TensorId::kMask, inputs_.mask, memory.mask);
   }
-  static void Upload(const Shard& shard, const AttentionSpec& spec, TensorId id,
-                     const std::vector<char>& whole, Buffer& target) {
+  void Upload(const Shard& shard, const ShardPlan& plan, TensorId id,
+              const std::vector<char>& whole, Buffer& target) const {
     if (whole.empty()) return;
-    const TensorLayout layout = LayoutOf(spec, id);
+    const TensorLayout layout = LayoutOf(case_.spec, plan, id);
     target.Upload(Gather(whole, layout.outer, layout.rows, layout.inner_bytes, shard.tokens));
   }
 
@@ -151,7 +150,7 @@ class CaseRun {
   // Of queries, or of keys where they are cut so.
   void CollectDbias(const Shard& shard, const PairMemory& memory) {
     if (!has_dbias()) return;
-    const TensorLayout layout = LayoutOf(pair_spec_, TensorId::kDbias);
+    const TensorLayout layout = LayoutOf(case_.spec, pair_plan_, TensorId::kDbias);
     Scatter(memory.dbias.Download<char>(), layout.outer, layout.rows, layout.inner_bytes,
             shard.tokens, outputs_.dbias);
     outputs_.intact = outputs_.intact && memory.dbias.GuardsIntact();
@@ -215,8 +214,8 @@ class CaseRun {
   }
 
   void UploadTerms(const Shard& shard, TermMemory& terms) {
-    UploadPairs(shard, case_.spec, terms.pairs);
-    Upload(shard, case_.spec, TensorId::kQSegmentIds, inputs_.q_segment_ids, terms.q_ids);
+    UploadPairs(shard, ShardPlan(), terms.pairs);
+    Upload(shard, ShardPlan(), TensorId::kQSegmentIds, inputs_.q_segment_ids, terms.q_ids);
     if (inputs_.sinks.empty() || sinks_ != nullptr) return;
     sinks_ = std::make_unique<Buffer>(inputs_.sinks.size() * 4);
     sinks_->Upload(inputs_.sinks);
@@ -478,7 +477,7 @@ class CaseRun {
 
   // As DbiasBefore, of a shard of keys.
   std::vector<char> DbiasBeforeByKeys(const Shard& shard) const {
-    const TensorLayout layout = LayoutOf(pair_spec_, TensorId::kDbias);
+    const TensorLayout layout = LayoutOf(case_.spec, pair_plan_, TensorId::kDbias);
     const int64_t rows = layout.outer, element = layout.inner_bytes;
     const Band& band = problem_.bands[0];
     std::vector<char> before(rows * shard.rows() * element, 0);
@@ -533,7 +532,7 @@ class CaseRun {
 
   const Case& case_;
   const AttentionShape& shape_;
-  AttentionSpec pair_spec_;  // the case's, with its pairs cut as its calls have them
+  ShardPlan pair_plan_;  // only its pair_axis is used
   const CaseInputs& inputs_;
   const oracle::Result& expected_;
   DeviceInfo device_;
