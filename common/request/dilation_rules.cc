@@ -6,7 +6,7 @@
 namespace ringattn {
 namespace {
 
-// Plans hold a document for each segment of each offset.
+// Plans have a document for each segment of each offset.
 void CheckSizes(const AttentionSpec& spec, const Limits& limits, Violations& violations) {
   const int64_t segments = PlannedDocuments(spec);
   if (segments <= limits.max_dilated_segments) return;
@@ -18,16 +18,16 @@ void CheckSizes(const AttentionSpec& spec, const Limits& limits, Violations& vio
 
 }  // namespace
 
-void CheckDilation(const PlanChoice& choice, const AttentionSpec& spec, const Limits& limits,
+void CheckDilation(int64_t heads_per_step, const AttentionSpec& spec, const Limits& limits,
                    Violations& violations) {
   if (spec.options.dilation_levels.empty()) return;
-  if (choice.heads_per_step != 0) {
+  if (heads_per_step != 0) {
     violations.Invalid("plan.heads_per_step",
-                       "is set, but options.dilation_levels deal out the heads by themselves");
+                       "is set, but options.dilation_levels assign the heads");
   }
   if (!spec.probability_rows.empty()) {
     violations.Invalid("reply.probability_rows",
-                       "are given, but with options.dilation_levels a key may count several times");
+                       "are set, but with options.dilation_levels a key may count several times");
   }
   const std::optional<BiasForm>& bias = spec.options.bias;
   if (bias.has_value() && bias->gradient && !bias->float32 && spec.dtype != DType::kFloat32) {

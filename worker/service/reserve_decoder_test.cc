@@ -80,8 +80,7 @@ TEST(ReserveDecoder, UsesHeadsPerStepOfReserve) {
   EXPECT_GT(one->program.steps.size(), whole->program.steps.size());
 }
 
-// The coordinator accepts this too (validation.cc): with all heads in one step there is nothing to
-// sum.
+// With all heads in one step there is nothing to sum.
 TEST(ReserveDecoder, AllowsSharedBiasGradientWithAllHeadsInOneStep) {
   v1::Reserve reserve = Valid();
   reserve.set_schedule(v1::SCHEDULE_ALL_GATHER);
@@ -115,7 +114,7 @@ TEST(ReserveDecoder, ShardsBiasAsScheduleRequires) {
       const auto decoded = DecodeReserve(reserve, rank, 4);
       ASSERT_TRUE(decoded.ok()) << decoded.status();
       const bool by_keys = schedule == v1::SCHEDULE_PASS_Q;
-      EXPECT_EQ(decoded->spec.pairs_by_keys, by_keys);
+      EXPECT_EQ(ShardsPairsByKeys(decoded->plan), by_keys);
       const int place = decoded->program.rank;
       const int64_t pairs =
           by_keys ? 50 * RowsIn(decoded->plan.kv[place]) : 60 * RowsIn(decoded->plan.q[place]);
@@ -129,8 +128,10 @@ TEST(ReserveDecoder, ShardsBiasAsScheduleRequires) {
   reserve.mutable_shape()->set_batch(1);
   for (uint64_t x : {0, 20, 50}) reserve.mutable_shape()->mutable_packed()->add_cu_seqlens_q(x);
   for (uint64_t x : {0, 30, 60}) reserve.mutable_shape()->mutable_packed()->add_cu_seqlens_k(x);
-  EXPECT_EQ(DecodeReserve(reserve, 0, 3).status().message(),
-            "malformed Reserve: schedule: serves no bias of packed documents");
+  EXPECT_EQ(
+      DecodeReserve(reserve, 0, 3).status().message(),
+      "malformed Reserve: schedule: is pass_q, which does not support a bias of packed documents: "
+      "use ring, all_gather or single");
 }
 
 TEST(ReserveDecoder, RejectsInvalidFieldsByName) {
@@ -188,8 +189,8 @@ TEST(ReserveDecoder, RejectsInvalidFieldsByName) {
     const absl::Status status = DecodeReserve(reserve, 0, 3).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << "fault " << index;
     // The message names a field of Reserve.
-    const std::string words(absl::StripPrefix(status.message(), "malformed Reserve: "));
-    const std::string field = words.substr(0, words.find_first_of(".:"));
+    const std::string detail(absl::StripPrefix(status.message(), "malformed Reserve: "));
+    const std::string field = detail.substr(0, detail.find_first_of(".:["));
     EXPECT_NE(v1::Reserve::descriptor()->FindFieldByName(field), nullptr) << status.message();
     ++index;
   }
