@@ -25,9 +25,10 @@ sys.path.insert(0, _generate())
 
 from google.rpc import error_details_pb2, status_pb2  # noqa: E402
 from ringattn.v1 import (admin_pb2, admin_pb2_grpc, attention_pb2,  # noqa: E402
-                         attention_pb2_grpc, cluster_pb2, cluster_pb2_grpc, local_memory_pb2,
-                         local_memory_pb2_grpc, shard_pb2, shard_pb2_grpc, tensor_pb2)
+                         attention_pb2_grpc, cluster_pb2, cluster_pb2_grpc, kv_cache_pb2,
+                         kv_cache_pb2_grpc, local_memory_pb2, local_memory_pb2_grpc, shard_pb2,
+                         shard_pb2_grpc, tensor_pb2)
 
 __all__ = ["admin_pb2", "admin_pb2_grpc", "attention_pb2", "attention_pb2_grpc", "cluster_pb2",
-           "cluster_pb2_grpc", "local_memory_pb2", "local_memory_pb2_grpc", "shard_pb2",
-           "shard_pb2_grpc", "tensor_pb2", "error_details_pb2", "status_pb2", "ROOT"]
+           "cluster_pb2_grpc", "kv_cache_pb2", "kv_cache_pb2_grpc", "local_memory_pb2",
+           "local_memory_pb2_grpc", "shard_pb2", "shard_pb2_grpc", "tensor_pb2", "error_details_pb2", "status_pb2", "ROOT"]
