@@ -39,8 +39,8 @@ Coordinator::Impl::Impl(CoordinatorConfig config)
 
 namespace {
 
-// Returns true for transfer progress and heartbeats. They are frequent and change nothing that
-// Settle() reads.
+// Returns true for progress of transfers and steps, and for heartbeats. They are frequent and change
+// nothing that Settle() reads.
 bool IsOnlyProgress(const Event& event) {
   if (const auto* said = std::get_if<WorkerMessage>(&event)) {
     if (said->message.has_heartbeat()) return true;
@@ -77,8 +77,7 @@ void Coordinator::Impl::On(const Tick&) {
 }
 
 void Coordinator::Impl::On(const DrainRequested& event) {
-  draining_ = !event.undo;
-  drain_unanswered_ = draining_;
+  drain_ = event.undo ? DrainPhase::kServing : DrainPhase::kDraining;
   topology_changed_ = true;
 }
 
@@ -92,7 +91,7 @@ void Coordinator::Impl::Settle() {
 }
 
 void Coordinator::Impl::ReportChanges() {
-  const bool serving = ring_.ready() && !draining_;
+  const bool serving = ring_.ready() && !draining();
   if (serving != serving_reported_) {
     serving_reported_ = serving;
     batch_.Emit(ServingChanged{serving});
@@ -103,8 +102,9 @@ void Coordinator::Impl::ReportChanges() {
     batch_.Emit(TopologyChanged{!members_changed});
   }
   reserved_reported_ = std::move(reserved);
-  if (drain_unanswered_ && requests_.empty() && operations_.empty() && held_failures_.empty()) {
-    drain_unanswered_ = false;
+  if (drain_ == DrainPhase::kDraining && requests_.empty() && operations_.empty() &&
+      held_failures_.empty()) {
+    drain_ = DrainPhase::kDrained;
     batch_.Emit(DrainCompleted{});
   }
 }
@@ -134,7 +134,7 @@ std::vector<ConnectionId> Coordinator::Impl::WorkersInOrder() const {
 v1::Topology Coordinator::Impl::topology() const {
   v1::Topology topology;
   topology.set_generation(ring_.generation());
-  if (draining_) {
+  if (draining()) {
     topology.set_state(v1::RING_STATE_DRAINING);
   } else if (ring_.ready()) {
     topology.set_state(v1::RING_STATE_READY);
@@ -169,7 +169,7 @@ v1::Topology Coordinator::Impl::topology() const {
     if (ready) info->set_rank(*rank);
     info->set_state(!ready           ? v1::WORKER_STATE_JOINING
                     : worker.leaving ? v1::WORKER_STATE_LEAVING
-                    : draining_      ? v1::WORKER_STATE_DRAINING
+                    : draining()     ? v1::WORKER_STATE_DRAINING
                                      : v1::WORKER_STATE_READY);
   }
   return topology;

@@ -16,7 +16,7 @@ namespace {
 
 // Per event: Reserve lists the documents for every member on the core's thread, at about 20 ns
 // each, 3 ms in total.
-constexpr int64_t kMaxDocumentsPerTurn = int64_t{1} << 17;
+constexpr int64_t kMaxDocumentsPerEvent = int64_t{1} << 17;
 
 // Members are chosen before ranks, so each must have room for the largest buffers.
 int64_t LargestBuffers(const Plan& plan) {
@@ -46,17 +46,17 @@ void Coordinator::Impl::AdmitQueued() {
       continue;
     }
     Placement placement = PlaceRequest(request, &sites, only_express);
-    if (placement.answer == Placement::Answer::kWaitsForMemory && MakeRoomFor(request)) {
+    if (placement.result == Placement::Result::kWaitsForMemory && MakeRoomFor(request)) {
       sites = Sites();
       placement = PlaceRequest(request, &sites, only_express);
     }
-    switch (placement.answer) {
-      case Placement::Answer::kWaitsForMemory:
+    switch (placement.result) {
+      case Placement::Result::kWaitsForMemory:
         return;
-      case Placement::Answer::kWaitsForPlaces:
+      case Placement::Result::kWaitsForSlots:
         only_express = true;
         break;
-      case Placement::Answer::kNeverFits: {
+      case Placement::Result::kNeverFits: {
         if (request.retains()) {
           StopRetaining(request, "no worker has the memory to keep the inputs as they are");
           break;
@@ -71,7 +71,7 @@ void Coordinator::Impl::AdmitQueued() {
                                      roster_.at(on).registration.memory_bytes()));
         break;
       }
-      case Placement::Answer::kPlaced:
+      case Placement::Result::kPlaced:
         if (std::optional<Failure> why = ChooseTransport(request, placement)) {
           EndRequest(stream, *why);
           break;
@@ -80,7 +80,7 @@ void Coordinator::Impl::AdmitQueued() {
         StartOperation(request, placement);
         sites = Sites();
         // The next event continues, so that heartbeats wait no longer than this.
-        if (documents > kMaxDocumentsPerTurn) return;
+        if (documents > kMaxDocumentsPerEvent) return;
         break;
     }
   }
@@ -133,7 +133,7 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
       *sites, wanted, {config_.max_operations_per_worker, config_.express_operations_per_worker()},
       only_express);
   const std::vector<std::string>& named = request.arrived.choice.members;
-  if (placement.answer != Placement::Answer::kPlaced || named.empty()) return placement;
+  if (placement.result != Placement::Result::kPlaced || named.empty()) return placement;
   // Only the named members may serve it; the client chose their order.
   placement.ranks.clear();
   for (const std::string& name : named) placement.ranks.push_back(*RankOf(name));
@@ -185,7 +185,7 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   if (residual != nullptr) order.reserve.set_residual(residual->operation_id);
   if (request.transport.transport == v1::TRANSPORT_HOST_MEMORY ||
       request.transport.transport == v1::TRANSPORT_CUDA_MEMORY) {
-    AddPlaces(request.arrived.transport, &order.reserve);
+    AddLocations(request.arrived.transport, &order.reserve);
   } else if (request.transport.transport == v1::TRANSPORT_DIRECT) {
     for (size_t rank = 0; rank < order.members.size(); ++rank) {
       order.tokens.push_back(TokenOf(request, static_cast<int>(rank)));
@@ -205,11 +205,11 @@ std::string Coordinator::Impl::TokenOf(const Request& request, int ring_rank) {
 void Coordinator::Impl::Refuse(Operation& operation, const Operation::Member& by,
                                const v1::Reserved& reserved) {
   Request& request = *requests_.Find(*operation.stream);
-  operation.was_refused = true;
+  operation.reservation = Operation::Reservation::kRejected;
   if (reserved.residual_missing()) {
     const StreamId stream = request.stream();
     LoseResidual(request.arrived.residual);
-    return EndRequest(stream, ResidualGone(ResidualEnd::kLost));
+    return EndRequest(stream, ResidualEnded(ResidualEnd::kLost));
   }
   if (reserved.malformed()) {
     return EndRequest(request.stream(),
@@ -271,11 +271,11 @@ void Coordinator::Impl::Accept(Operation& operation) {
   if (!request.retains()) request.spec.reset();  // not needed any more
   for (const Operation::Member& member : operation.members) {
     const v1::Register& registration = roster_.at(member.connection).registration;
-    RingMember& told = accept.members.emplace_back(
+    RingMember& member_info = accept.members.emplace_back(
         RingMember{member.connection, registration.name(), registration.data_address()});
     if (accept.transport == v1::TRANSPORT_DIRECT) {
-      told.client_data_address = registration.client_data_address();
-      told.token = TokenOf(request, static_cast<int>(accept.members.size()) - 1);
+      member_info.client_data_address = registration.client_data_address();
+      member_info.token = TokenOf(request, static_cast<int>(accept.members.size()) - 1);
     }
     request.member_names.push_back(registration.name());
   }

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "server/core/coordinator.h"
-#include "server/core/events/batch.h"
+#include "server/core/events/action_batch.h"
 #include "server/core/loss/losses.h"
 #include "server/core/loss/suspicion.h"
 #include "server/core/requests/fair_order.h"
@@ -51,6 +51,14 @@ class Coordinator::Impl {
                             const std::string& request_id) const;
 
  private:
+  // Progress of a drain that an operator requested.
+  enum class DrainPhase {
+    kServing,
+    kDraining,  // admits nothing; requests are in flight
+    kDrained,   // admits nothing; DrainCompleted was emitted
+  };
+  bool draining() const { return drain_ != DrainPhase::kServing; }
+
   // coordinator.cc
   void On(const DrainRequested& event);
   void On(const Tick& event);
@@ -64,7 +72,7 @@ class Coordinator::Impl {
   // coordinator_workers.cc: control streams
   void On(const WorkerJoined& event);
   void On(const WorkerMessage& event);
-  void On(const WorkerGone& event);
+  void On(const WorkerDisconnected& event);
   void On(const ReformRequested& event);
   void OnHeartbeat(ConnectionId connection, const v1::Heartbeat& heartbeat);
   void OnGenerationFailed(ConnectionId connection, const v1::GenerationFailed& failed);
@@ -78,8 +86,8 @@ class Coordinator::Impl {
   void CheckSuspicion();
   void CheckRuns();
   void CheckOperations();
-  void LoseWorker(ConnectionId connection, LossReason reason, const std::string& words, bool drop);
-  void NoteLoss(ConnectionId connection, LossReason reason, const std::string& words);
+  void LoseWorker(ConnectionId connection, LossReason reason, const std::string& detail, bool drop);
+  void NoteLoss(ConnectionId connection, LossReason reason, const std::string& detail);
   void EndGeneration(const Failure& failure);
   Failure LostFailure(ConnectionId connection, const std::string& reason) const;
 
@@ -141,7 +149,7 @@ class Coordinator::Impl {
   void EndReaders(const std::vector<StreamId>& readers, ResidualEnd why);
   void LoseResidual(const std::string& handle);
   bool MakeRoomFor(const Request& request);
-  bool EvictOneOn(ConnectionId connection, const std::string& besides);
+  bool EvictOneOn(ConnectionId connection, const std::string& except);
   // Returns the bytes reserved by operations and residuals.
   std::map<ConnectionId, int64_t> ReservedByWorker() const;
 
@@ -161,8 +169,7 @@ class Coordinator::Impl {
   std::vector<FailRequest> held_failures_;
 
   uint64_t plans_asked_ = 0;  // the generation for which the queue's plans were requested
-  bool draining_ = false;
-  bool drain_unanswered_ = false;
+  DrainPhase drain_ = DrainPhase::kServing;
   bool serving_reported_ = false;
   bool topology_changed_ = false;  // in addition to Ring's changes
   std::map<ConnectionId, int64_t> reserved_reported_;  // as of the last TopologyChanged

@@ -11,7 +11,7 @@ using Phase = Operation::Phase;
 void Coordinator::Impl::On(RequestArrived& event) {
   if (requests_.Find(event.stream) != nullptr) return;
   const auto refuse = [&](const Failure& why) { requests_.Refuse(event.stream, why); };
-  if (draining_) return refuse(Draining(config_.retry_after));
+  if (draining()) return refuse(Draining(config_.retry_after));
 
   if (const Request* older = requests_.FindById(event.request_id, event.principal)) {
     if (older->arrived.fingerprint != event.fingerprint) {
@@ -21,7 +21,7 @@ void Coordinator::Impl::On(RequestArrived& event) {
   }
   if (std::optional<Failure> why = CheckQueue(event)) return refuse(*why);
   if (!event.residual.empty()) {
-    const auto why = residuals_.WhyNot(event.residual, event.principal, event.request_id);
+    const auto why = residuals_.CheckReadable(event.residual, event.principal, event.request_id);
     if (why) return refuse(*why);
     residuals_.Attach(event.residual, event.stream);
   }
@@ -33,7 +33,7 @@ void Coordinator::Impl::On(RequestArrived& event) {
 
 std::optional<Failure> Coordinator::Impl::CheckQueue(const RequestArrived& event) const {
   if (event.deadline <= batch_.now()) return DeadlineExceeded("arriving");
-  if (std::optional<Failure> why = regions_.WhyRefused(event.transport, event.principal)) {
+  if (std::optional<Failure> why = regions_.CheckLocations(event.transport, event.principal)) {
     return why;
   }
   if (roster_.empty()) return NoRing(config_.retry_after);
@@ -129,13 +129,14 @@ void Coordinator::Impl::EndRequest(StreamId stream, const Failure& failure) {
   Request* request = requests_.Find(stream);
   if (request == nullptr) return;
   Operation* operation = OperationOf(stream);
-  FailRequest told = EndQuietly(*request, failure);
+  FailRequest fail = EndQuietly(*request, failure);
   // Members that write into client memory must stop before the client may reuse it, so the failure
   // is held until then.
-  if (operation != nullptr && operation->by_host_memory && operation->was_accepted) {
-    operation->held_failure = std::move(told);
+  if (operation != nullptr && operation->was_accepted() &&
+      operation->path == Operation::Path::kClientMemory) {
+    operation->held_failure = std::move(fail);
   } else {
-    batch_.Emit(std::move(told));
+    batch_.Emit(std::move(fail));
   }
   if (operation != nullptr) operations_.Close(*operation);
 }
@@ -184,8 +185,8 @@ void Coordinator::Impl::ConcludeRun(Operation& operation) {
   BeginDownload begin;
   begin.stream = request.stream();
   for (const Operation::Member& member : operation.members) begin.reports.push_back(member.report);
-  begin.queue_time = request.accepted_at - request.arrived_at + operation.turn_wait;
-  begin.upload_time = request.run_at - request.accepted_at - operation.turn_wait;
+  begin.queue_time = request.accepted_at - request.arrived_at + operation.run_wait;
+  begin.upload_time = request.run_at - request.accepted_at - operation.run_wait;
   begin.compute_time = batch_.now() - request.run_at;
   batch_.Emit(std::move(begin));
   requests_.SetState(request, v1::REQUEST_STATE_DOWNLOADING);

@@ -26,8 +26,8 @@ ResidualView Coordinator::Impl::FindResidual(const std::string& handle,
                                              const std::string& principal,
                                              const std::string& request_id) const {
   ResidualView view;
-  view.why_not = residuals_.WhyNot(handle, principal, request_id);
-  if (view.why_not) return view;
+  view.failure = residuals_.CheckReadable(handle, principal, request_id);
+  if (view.failure) return view;
   const Residual& residual = *residuals_.Find(handle);
   view.spec = residual.spec;
   view.choice = SamePlan(*residual.plan);
@@ -100,7 +100,7 @@ Placement Coordinator::Impl::PlaceReader(const Residual& residual, const Placeme
   Placement placement = Place(
       sites, wanted, {config_.max_operations_per_worker, config_.express_operations_per_worker()},
       only_express);
-  if (placement.answer != Placement::Answer::kPlaced) return placement;
+  if (placement.result != Placement::Result::kPlaced) return placement;
   placement.ranks.clear();
   for (const ResidualMember& member : residual.members) {
     placement.ranks.push_back(*ring_.RankOf(member.connection));
@@ -117,7 +117,7 @@ bool Coordinator::Impl::IsInRing(const Residual& residual) const {
 // -------------------------------------------------------------------- endings
 
 void Coordinator::Impl::EndReaders(const std::vector<StreamId>& readers, ResidualEnd why) {
-  for (StreamId stream : readers) EndRequest(stream, ResidualGone(why));
+  for (StreamId stream : readers) EndRequest(stream, ResidualEnded(why));
 }
 
 void Coordinator::Impl::LoseResidual(const std::string& handle) {
@@ -136,7 +136,7 @@ bool Coordinator::Impl::MakeRoomFor(const Request& request) {
     idle_sites[rank].reserved_bytes = kept == residuals_.bytes_by_worker().end() ? 0 : kept->second;
   }
   const auto waits = [&](std::vector<Site>* on) {
-    return PlaceRequest(request, on, false).answer == Placement::Answer::kWaitsForMemory;
+    return PlaceRequest(request, on, false).result == Placement::Result::kWaitsForMemory;
   };
   // Called at every event while the request waits, so the common answer must be cheap.
   if (residuals_.consumed() == 0 && !waits(&idle_sites)) return false;
@@ -161,9 +161,9 @@ bool Coordinator::Impl::MakeRoomFor(const Request& request) {
 }
 
 // The worker has less memory than it announced, or its memory is fragmented.
-bool Coordinator::Impl::EvictOneOn(ConnectionId connection, const std::string& besides) {
+bool Coordinator::Impl::EvictOneOn(ConnectionId connection, const std::string& except) {
   for (const std::string& handle : residuals_.EvictionOrder(operations_.ResidualsInUse())) {
-    if (handle == besides || !residuals_.Find(handle)->IsOn(connection)) continue;
+    if (handle == except || !residuals_.Find(handle)->IsOn(connection)) continue;
     EndReaders(residuals_.Evict(handle), ResidualEnd::kEvicted);
     return true;
   }

@@ -14,7 +14,7 @@ using Phase = Operation::Phase;
 namespace {
 
 // Returns the reason to reject the worker; empty if it may join.
-std::string WhyTurnedAway(const v1::Register& registration, const std::string& version) {
+std::string CheckRegistration(const v1::Register& registration, const std::string& version) {
   if (registration.name().empty()) return "a worker needs a name";
   if (version.empty() || registration.version() == version) return "";
   return absl::StrCat("version ", registration.version(), " does not match the coordinator's ",
@@ -25,7 +25,7 @@ std::string WhyTurnedAway(const v1::Register& registration, const std::string& v
 
 void Coordinator::Impl::On(const WorkerJoined& event) {
   if (roster_.Has(event.connection)) return;
-  const std::string refusal = WhyTurnedAway(event.registration, config_.version);
+  const std::string refusal = CheckRegistration(event.registration, config_.version);
   if (!refusal.empty()) {
     v1::Leave* leave = batch_.Send(event.connection)->mutable_leave();
     leave->set_reason(refusal);
@@ -42,7 +42,7 @@ void Coordinator::Impl::On(const WorkerJoined& event) {
               batch_.Send(event.connection)->mutable_registered()->mutable_heartbeat_interval());
 }
 
-void Coordinator::Impl::On(const WorkerGone& event) {
+void Coordinator::Impl::On(const WorkerDisconnected& event) {
   LoseWorker(event.connection, LossReason::kDisconnected, "its control stream closed",
              /*drop=*/false);
 }
@@ -112,12 +112,12 @@ void Coordinator::Impl::OnGenerationFailed(ConnectionId connection,
 }
 
 void Coordinator::Impl::OnReserved(ConnectionId connection, const v1::Reserved& reserved) {
-  using Kind = Operations::ReserveAnswer::Kind;
-  const Operations::ReserveAnswer answer = operations_.OnReserved(connection, reserved);
-  if (answer.kind == Kind::kAllReserved) Accept(*answer.operation);
-  if (answer.kind == Kind::kRefused) {
-    Refuse(*answer.operation, *answer.member, reserved);
-    operations_.EraseIfReleased(*answer.operation);
+  using Kind = Operations::ReserveResult::Kind;
+  const Operations::ReserveResult result = operations_.OnReserved(connection, reserved);
+  if (result.kind == Kind::kAllReserved) Accept(*result.operation);
+  if (result.kind == Kind::kRefused) {
+    Refuse(*result.operation, *result.member, reserved);
+    operations_.EraseIfReleased(*result.operation);
   }
 }
 
@@ -169,31 +169,31 @@ void Coordinator::Impl::OnDelivered(ConnectionId connection, const v1::Delivered
 // -------------------------------------------------------------- losing workers
 
 void Coordinator::Impl::LoseWorker(ConnectionId connection, LossReason reason,
-                                   const std::string& words, bool drop) {
+                                   const std::string& detail, bool drop) {
   if (!roster_.Has(connection)) return;
   const bool is_member = ring_.RankOf(connection).has_value();
-  const Failure failure = LostFailure(connection, words);
-  NoteLoss(connection, reason, words);
-  if (drop) batch_.Emit(DropWorker{connection, words});
+  const Failure failure = LostFailure(connection, detail);
+  NoteLoss(connection, reason, detail);
+  if (drop) batch_.Emit(DropWorker{connection, detail});
   roster_.Remove(connection);
-  regions_.OnWorkerGone(connection);
+  regions_.OnWorkerLost(connection);
   topology_changed_ = true;
   if (is_member && ring_.ready()) {
     EndGeneration(failure);
   } else if (is_member) {
     ring_.OnMemberFailed(connection);
   }
-  EndReaders(residuals_.OnWorkerGone(connection), ResidualEnd::kLost);
+  EndReaders(residuals_.OnWorkerLost(connection), ResidualEnd::kLost);
 }
 
 // Must run while the ring still knows the worker's rank.
 void Coordinator::Impl::NoteLoss(ConnectionId connection, LossReason reason,
-                                 const std::string& words) {
+                                 const std::string& detail) {
   const std::optional<int> rank = ring_.ready() ? ring_.RankOf(connection) : std::nullopt;
   const v1::Register& registration = roster_.at(connection).registration;
   LostWorker loss{batch_.now(), registration.name(), registration.device(),
                   rank,         ring_.generation(),  reason,
-                  words};
+                  detail};
   if (rank) loss.ended_requests = operations_.accepted_requests();
   losses_.Add(loss);
   batch_.Emit(std::move(loss));
@@ -208,9 +208,9 @@ void Coordinator::Impl::EndGeneration(const Failure& failure) {
   std::vector<StreamId> accepted, copied;
   for (auto& [id, operation] : operations_.all()) {
     if (!operation.stream) continue;
-    if (operation.was_accepted && operation.by_host_memory) {
+    if (operation.was_accepted() && operation.path == Operation::Path::kClientMemory) {
       copied.push_back(*operation.stream);
-    } else if (operation.was_accepted) {
+    } else if (operation.was_accepted()) {
       accepted.push_back(*operation.stream);
     } else {
       Requeue(operation);
@@ -246,9 +246,9 @@ void Coordinator::Impl::DismissLeavers() {
     leave->set_reason("it asked to leave");
     leave->set_exit(true);
     roster_.Remove(connection);
-    regions_.OnWorkerGone(connection);
+    regions_.OnWorkerLost(connection);
     topology_changed_ = true;
-    EndReaders(residuals_.OnWorkerGone(connection), ResidualEnd::kLost);
+    EndReaders(residuals_.OnWorkerLost(connection), ResidualEnd::kLost);
   }
 }
 
@@ -265,16 +265,16 @@ void Coordinator::Impl::CheckSilence() {
 
 void Coordinator::Impl::CheckSuspicion() {
   if (!suspicion_.IsDue(batch_.now())) return;
-  const std::vector<Standing> standings =
-      suspicion_.Judge(ring_, roster_, operations_, batch_.now());
+  const std::vector<RankState> ranks =
+      suspicion_.Evidence(ring_, roster_, operations_, batch_.now());
   const std::string first_report = absl::StrCat("first report from ", suspicion_.first_report());
-  const std::optional<int> rank = RankToBlame(standings);
+  const std::optional<int> rank = RankToBlame(ranks);
   if (!rank) return EndGeneration(RingEnded(first_report, config_.retry_after));
   const ConnectionId blamed = ring_.members()[*rank];
-  const bool silent = standings[*rank].silent;
-  const std::string words = absl::StrCat(silent ? "silent" : "stalled", "; ", first_report);
-  const Failure failure = LostFailure(blamed, words);
-  NoteLoss(blamed, silent ? LossReason::kSilent : LossReason::kStuck, words);
+  const bool silent = ranks[*rank].silent;
+  const std::string detail = absl::StrCat(silent ? "silent" : "stalled", "; ", first_report);
+  const Failure failure = LostFailure(blamed, detail);
+  NoteLoss(blamed, silent ? LossReason::kSilent : LossReason::kStuck, detail);
   EndGeneration(failure);
 }
 
@@ -285,7 +285,7 @@ void Coordinator::Impl::CheckRuns() {
   const std::string what =
       absl::StrCat("no progress for ", absl::FormatDuration(batch_.now() - operation->last_advance),
                    " in operation ", operation->id);
-  const std::optional<int> rank = RankToBlame(StandingsIn(*operation, ring_));
+  const std::optional<int> rank = RankToBlame(RankStatesOf(*operation, ring_));
   // In both cases the generation ends, with all its operations.
   if (rank) return LoseWorker(ring_.members()[*rank], LossReason::kStuck, what, /*drop=*/true);
   EndGeneration(
@@ -295,7 +295,7 @@ void Coordinator::Impl::CheckRuns() {
 void Coordinator::Impl::CheckOperations() {
   const Operations::Overdue overdue = operations_.CheckTimers();
   for (const Operations::LateMember& late : overdue.members) {
-    LoseWorker(late.connection, late.reason, late.words, /*drop=*/true);
+    LoseWorker(late.connection, late.reason, late.detail, /*drop=*/true);
   }
   for (const auto& [stream, failure] : overdue.requests) EndRequest(stream, failure);
 }

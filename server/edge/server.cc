@@ -236,7 +236,7 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
     void operator()(const TransferAdvanced& a) {
       if (auto stream = Find(a.stream)) stream->Advance(a);
     }
-    void operator()(const AttachAnswered& a) { server->local_memory_service_.Answer(a); }
+    void operator()(const AttachCompleted& a) { server->local_memory_service_.Complete(a); }
     void operator()(const FinishRequest& a) {
       if (auto stream = Find(a.stream)) stream->Succeed(a);
     }
@@ -269,7 +269,7 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
                                  {"rank", a.rank.value_or(-1)},
                                  {"generation", a.generation},
                                  {"reason", LossReasonName(a.reason)},
-                                 {"words", a.words},
+                                 {"detail", a.detail},
                                  {"ended_requests", a.ended_requests}});
     }
     void operator()(const ServingChanged& a) { server->SetServing(a.serving); }
@@ -294,10 +294,10 @@ void Server::OnTick(absl::Time now, const Coordinator& core) {
   server_metrics_.SetStats(stats);
   server_metrics_.SetResidualHolds(holds_.streams());
   housekeeping_->SetBusy(stats.queued_requests + stats.active_requests > 0);
-  if (status_board_.Wants(now)) status_board_.Publish(MakeStatus(core), now);
+  if (status_board_.PublishIsDue(now)) status_board_.Publish(MakeStatus(core), now);
   for (const std::shared_ptr<RequestCall>& call : registry_.All()) call->OnTick(now, core);
   const auto is_kept = [&core](const std::string& handle, const std::string& principal) {
-    return !core.FindResidual(handle, principal, "").why_not.has_value();
+    return !core.FindResidual(handle, principal, "").failure.has_value();
   };
   for (ResidualsRenewed& held : holds_.Due(now, is_kept)) core_.Post(std::move(held));
 }

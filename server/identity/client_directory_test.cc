@@ -34,7 +34,7 @@ class Directory : public testing::Test {
   }
 
   // Returns the client's name, or the reason of the failure.
-  static std::string Who(const ClientDirectory& directory, const std::vector<std::string>& values) {
+  static std::string IdentifiedAs(const ClientDirectory& directory, const std::vector<std::string>& values) {
     CallMetadata metadata;
     for (const std::string& value : values) metadata.emplace("authorization", value);
     const auto who = directory.Identify(metadata, nullptr);
@@ -51,14 +51,14 @@ TEST_F(Directory, IdentifiesByBearerToken) {
   Put(FileWith(kToken));
   const auto directory = ClientDirectory::Open(path_);
   ASSERT_TRUE(directory.ok()) << directory.status();
-  EXPECT_EQ(Who(**directory, {absl::StrCat("Bearer ", kToken)}), "a");
-  EXPECT_EQ(Who(**directory, {absl::StrCat("bearer ", kToken)}), "a");
-  EXPECT_EQ(Who(**directory, {}), "CREDENTIALS_MISSING");
-  EXPECT_EQ(Who(**directory, {absl::StrCat("Bearer ", kNextToken)}), "TOKEN_UNKNOWN");
-  EXPECT_EQ(Who(**directory, {"Bearer "}), "TOKEN_UNKNOWN");
-  EXPECT_EQ(Who(**directory, {kToken}), "CREDENTIALS_MALFORMED");
+  EXPECT_EQ(IdentifiedAs(**directory, {absl::StrCat("Bearer ", kToken)}), "a");
+  EXPECT_EQ(IdentifiedAs(**directory, {absl::StrCat("bearer ", kToken)}), "a");
+  EXPECT_EQ(IdentifiedAs(**directory, {}), "CREDENTIALS_MISSING");
+  EXPECT_EQ(IdentifiedAs(**directory, {absl::StrCat("Bearer ", kNextToken)}), "TOKEN_UNKNOWN");
+  EXPECT_EQ(IdentifiedAs(**directory, {"Bearer "}), "TOKEN_UNKNOWN");
+  EXPECT_EQ(IdentifiedAs(**directory, {kToken}), "CREDENTIALS_MALFORMED");
   const std::string good = absl::StrCat("Bearer ", kToken);
-  EXPECT_EQ(Who(**directory, {good, good}), "CREDENTIALS_MALFORMED");
+  EXPECT_EQ(IdentifiedAs(**directory, {good, good}), "CREDENTIALS_MALFORMED");
 }
 
 TEST_F(Directory, ReloadsItsFileAndKeepsTheOldOneIfTheNewIsInvalid) {
@@ -73,14 +73,14 @@ TEST_F(Directory, ReloadsItsFileAndKeepsTheOldOneIfTheNewIsInvalid) {
   };
   Put("rubbish");
   EXPECT_TRUE(wait([](const DirectoryStats& s) { return s.refused_reloads == 1; }));
-  EXPECT_EQ(Who(**directory, {absl::StrCat("Bearer ", kToken)}), "a");
+  EXPECT_EQ(IdentifiedAs(**directory, {absl::StrCat("Bearer ", kToken)}), "a");
   Put(FileWith(kNextToken, "b"));
   EXPECT_TRUE(wait([](const DirectoryStats& s) { return s.reloads == 1; }));
-  EXPECT_EQ(Who(**directory, {absl::StrCat("Bearer ", kToken)}), "TOKEN_UNKNOWN");
-  EXPECT_EQ(Who(**directory, {absl::StrCat("Bearer ", kNextToken)}), "b");
+  EXPECT_EQ(IdentifiedAs(**directory, {absl::StrCat("Bearer ", kToken)}), "TOKEN_UNKNOWN");
+  EXPECT_EQ(IdentifiedAs(**directory, {absl::StrCat("Bearer ", kNextToken)}), "b");
   std::remove(path_.c_str());
   EXPECT_TRUE(wait([](const DirectoryStats& s) { return s.refused_reloads == 2; }));
-  EXPECT_EQ(Who(**directory, {absl::StrCat("Bearer ", kNextToken)}), "b");
+  EXPECT_EQ(IdentifiedAs(**directory, {absl::StrCat("Bearer ", kNextToken)}), "b");
 }
 
 TEST_F(Directory, ErrorsNameTheFile) {

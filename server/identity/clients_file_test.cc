@@ -17,13 +17,13 @@ std::string Clients(const std::string& entries) {
   return absl::StrCat(R"({"clients": [)", entries, "]}");
 }
 
-std::string WhyNot(const std::string& json) {
+std::string ErrorOf(const std::string& json) {
   return std::string(KnownClients::Parse(json).status().message());
 }
 
 // Returns the error for a client "a" with these additional fields.
 std::string CheckWith(const std::string& fields) {
-  return WhyNot(Clients(absl::StrCat(R"({"name": "a", )", fields, "}")));
+  return ErrorOf(Clients(absl::StrCat(R"({"name": "a", )", fields, "}")));
 }
 
 TEST(KnownClients, AreFoundByTokenAndByCertificate) {
@@ -94,21 +94,21 @@ TEST(KnownClients, EveryBadFieldIsNamed) {
         << row.fields << "\nsays: " << CheckWith(row.fields);
   }
   for (const char* name : {R"("")", "7", R"("a b")", R"("ä")", R"("a\n")"}) {
-    const std::string why = WhyNot(Clients(absl::StrCat(R"({"name": )", name, ", ", token, "}")));
+    const std::string why = ErrorOf(Clients(absl::StrCat(R"({"name": )", name, ", ", token, "}")));
     EXPECT_NE(why.find(".name must be 1 to 64 letters"), std::string::npos) << name << why;
   }
-  EXPECT_NE(WhyNot(Clients("{" + token + "}")).find("clients[0].name must be"), std::string::npos);
+  EXPECT_NE(ErrorOf(Clients("{" + token + "}")).find("clients[0].name must be"), std::string::npos);
 }
 
 TEST(KnownClients, AFileIsAnObjectWithANonemptyList) {
   for (const char* json : {"", "rubbish", "[]", "{}", R"({"clients": {}})", R"({"clients": [)"}) {
-    EXPECT_EQ(WhyNot(json), "it is not a JSON object with a list \"clients\"") << json;
+    EXPECT_EQ(ErrorOf(json), "it is not a JSON object with a list \"clients\"") << json;
   }
   EXPECT_EQ(CheckWith(R"("weight": 1, "weight": 2)"), "weight stands twice in one object");
-  EXPECT_EQ(WhyNot(R"({"clients": [], "clients": []})"), "clients stands twice in one object");
-  EXPECT_EQ(WhyNot(R"({"clients": []})"), "clients must name 1 to 1024");
-  EXPECT_EQ(WhyNot(R"({"clients": [1]})"), "clients[0] is not an object");
-  EXPECT_EQ(WhyNot(R"({"clients": [], "client": 1})"), "client is not a field of clients files");
+  EXPECT_EQ(ErrorOf(R"({"clients": [], "clients": []})"), "clients stands twice in one object");
+  EXPECT_EQ(ErrorOf(R"({"clients": []})"), "clients must name 1 to 1024");
+  EXPECT_EQ(ErrorOf(R"({"clients": [1]})"), "clients[0] is not an object");
+  EXPECT_EQ(ErrorOf(R"({"clients": [], "client": 1})"), "client is not a field of clients files");
 }
 
 }  // namespace

@@ -49,14 +49,14 @@ PlanningService::~PlanningService() {
 }
 
 void PlanningService::Submit(PlanThis request) {
-  Planned answer{request.stream, request.generation, absl::UnknownError(""), 0};
+  Planned planned{request.stream, request.generation, absl::UnknownError(""), 0};
   {
     absl::MutexLock lock(&mutex_);
     Forget(request.stream);
     const PlanKey key = KeyOf(request);
     if (std::optional<SharedPlan> known = cache_.Find(key)) {
       ++stats_.from_cache;
-      answer.plan = *std::move(known);
+      planned.plan = *std::move(known);
     } else {
       const int64_t bytes = BytesOf(key);
       if (static_cast<int64_t>(queue_.size()) < options_.max_queued &&
@@ -71,11 +71,11 @@ void PlanningService::Submit(PlanThis request) {
         queue_.emplace(ticket, std::move(job));
         return;
       }
-      answer.plan = absl::ResourceExhaustedError(
+      planned.plan = absl::ResourceExhaustedError(
           absl::StrCat(queue_.size(), " requests are waiting for their plans already"));
     }
   }
-  done_(std::move(answer));
+  done_(std::move(planned));
 }
 
 void PlanningService::Cancel(StreamId stream) {

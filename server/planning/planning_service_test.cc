@@ -31,8 +31,8 @@ PlanThis Ask(StreamId stream, const std::string& client, double cost, int64_t to
   return ask;
 }
 
-// The answers received. Thread safe.
-class Answers {
+// The results received. Thread safe.
+class Results {
  public:
   PlanningService::Done Done() {
     return [this](Planned planned) {
@@ -104,12 +104,12 @@ class HeldPlanner {
 };
 
 TEST(PlanningServiceTest, PlansAsThePlannerDoes) {
-  Answers answers;
-  PlanningService service({}, answers.Done());
+  Results results;
+  PlanningService service({}, results.Done());
   const PlanThis ask = Ask(1, "a", kLight, 1000);
   service.Submit(ask);
-  answers.Await(1);
-  const Planned planned = answers.at(0);
+  results.Await(1);
+  const Planned planned = results.at(0);
   EXPECT_EQ(planned.stream, 1u);
   EXPECT_EQ(planned.generation, 7u);
   ASSERT_TRUE(planned.plan.ok());
@@ -121,58 +121,58 @@ TEST(PlanningServiceTest, PlansAsThePlannerDoes) {
 }
 
 TEST(PlanningServiceTest, ErrorsAreForwarded) {
-  Answers answers;
-  PlanningService service({}, answers.Done());
+  Results results;
+  PlanningService service({}, results.Done());
   PlanThis ask = Ask(1, "a", kLight);
   ask.choice.world_size = 2;
   service.Submit(ask);
-  answers.Await(1);
-  EXPECT_EQ(answers.at(0).plan.status().code(), absl::StatusCode::kFailedPrecondition);
+  results.Await(1);
+  EXPECT_EQ(results.at(0).plan.status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(PlanningServiceTest, EqualRequestsArePlannedOnce) {
-  Answers answers;
+  Results results;
   HeldPlanner planner;
-  PlanningService service({}, answers.Done(), planner.Planner());
+  PlanningService service({}, results.Done(), planner.Planner());
   for (StreamId stream = 1; stream <= 5; ++stream) {
     PlanThis ask = Ask(stream, "a", kLight);
     ask.fingerprint = 1;
     service.Submit(ask);
-    EXPECT_EQ(answers.Await(stream).back(), stream);
+    EXPECT_EQ(results.Await(stream).back(), stream);
   }
   EXPECT_EQ(planner.made().size(), 1u);
   EXPECT_EQ(service.stats().from_cache, 4);
 }
 
 TEST(PlanningServiceTest, LightPlansDoNotWaitForHeavyOnes) {
-  Answers answers;
+  Results results;
   HeldPlanner planner;
-  PlanningService service({}, answers.Done(), planner.Planner());
+  PlanningService service({}, results.Done(), planner.Planner());
   for (StreamId stream = 1; stream <= 40; ++stream) service.Submit(Ask(stream, "a", kHeavy));
   planner.AwaitMade(1);
   service.Submit(Ask(100, "a", kLight));
-  EXPECT_EQ(answers.Await(1), (std::vector<StreamId>{100}));
+  EXPECT_EQ(results.Await(1), (std::vector<StreamId>{100}));
   planner.Open();
-  answers.Await(41);
+  results.Await(41);
 }
 
 TEST(PlanningServiceTest, ClientsAlternate) {
-  Answers answers;
+  Results results;
   HeldPlanner planner;
-  PlanningService service({}, answers.Done(), planner.Planner());
+  PlanningService service({}, results.Done(), planner.Planner());
   service.Submit(Ask(1, "a", kHeavy));
   planner.AwaitMade(1);
   for (StreamId stream = 2; stream <= 4; ++stream) service.Submit(Ask(stream, "a", kHeavy));
   service.Submit(Ask(10, "b", kHeavy));
   planner.Open();
-  answers.Await(5);
+  results.Await(5);
   EXPECT_EQ(planner.made(), (std::vector<StreamId>{1, 10, 2, 3, 4}));
 }
 
 TEST(PlanningServiceTest, CancelledPlansStop) {
-  Answers answers;
+  Results results;
   HeldPlanner planner;
-  PlanningService service({}, answers.Done(), planner.Planner());
+  PlanningService service({}, results.Done(), planner.Planner());
   for (StreamId stream = 1; stream <= 3; ++stream) service.Submit(Ask(stream, "a", kHeavy));
   planner.AwaitMade(1);
   service.Cancel(1);  // running
@@ -181,16 +181,16 @@ TEST(PlanningServiceTest, CancelledPlansStop) {
   planner.AwaitMade(2);
   EXPECT_EQ(planner.made(), (std::vector<StreamId>{1, 3}));
   planner.Open();
-  EXPECT_EQ(answers.Await(1), (std::vector<StreamId>{3}));
+  EXPECT_EQ(results.Await(1), (std::vector<StreamId>{3}));
   EXPECT_EQ(service.stats().cancelled, 2);
   EXPECT_EQ(service.stats().queued, 0);
 }
 
 // The ring changed, so the newer request counts.
 TEST(PlanningServiceTest, ANewerRequestOfAStreamReplacesTheOlder) {
-  Answers answers;
+  Results results;
   HeldPlanner planner;
-  PlanningService service({}, answers.Done(), planner.Planner());
+  PlanningService service({}, results.Done(), planner.Planner());
   service.Submit(Ask(1, "a", kHeavy));
   planner.AwaitMade(1);
   PlanThis newer = Ask(1, "a", kHeavy);
@@ -198,56 +198,56 @@ TEST(PlanningServiceTest, ANewerRequestOfAStreamReplacesTheOlder) {
   service.Submit(newer);
   planner.AwaitMade(2);
   planner.Open();
-  EXPECT_EQ(answers.Await(1), (std::vector<StreamId>{1}));
-  EXPECT_EQ(answers.at(0).generation, 8u);
+  EXPECT_EQ(results.Await(1), (std::vector<StreamId>{1}));
+  EXPECT_EQ(results.at(0).generation, 8u);
 }
 
 TEST(PlanningServiceTest, TooManyPlansAreRejected) {
-  Answers answers;
+  Results results;
   HeldPlanner planner;
   PlanningOptions options;
   options.max_queued = 2;
-  PlanningService service(options, answers.Done(), planner.Planner());
+  PlanningService service(options, results.Done(), planner.Planner());
   service.Submit(Ask(1, "a", kHeavy));
   planner.AwaitMade(1);
   for (StreamId stream = 2; stream <= 4; ++stream) service.Submit(Ask(stream, "a", kHeavy));
-  EXPECT_EQ(answers.Await(1), (std::vector<StreamId>{4}));
-  EXPECT_EQ(answers.at(0).plan.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(results.Await(1), (std::vector<StreamId>{4}));
+  EXPECT_EQ(results.at(0).plan.status().code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST(PlanningServiceTest, TooLongListsAreRejected) {
-  Answers answers;
+  Results results;
   HeldPlanner planner;
   PlanningOptions options;
   options.max_queued_bytes = BytesOf(KeyOf(Ask(1, "a", kHeavy)));
-  PlanningService service(options, answers.Done(), planner.Planner());
+  PlanningService service(options, results.Done(), planner.Planner());
   service.Submit(Ask(1, "a", kHeavy));
   planner.AwaitMade(1);  // and leaves the queue
   service.Submit(Ask(2, "a", kHeavy));
   service.Submit(Ask(3, "a", kHeavy));
-  EXPECT_EQ(answers.Await(1), (std::vector<StreamId>{3}));
+  EXPECT_EQ(results.Await(1), (std::vector<StreamId>{3}));
 }
 
 TEST(PlanningServiceTest, PlanningTimeIsBounded) {
-  Answers answers;
+  Results results;
   HeldPlanner planner;
   PlanningOptions options;
   options.time_max = absl::Milliseconds(1);
-  PlanningService service(options, answers.Done(), planner.Planner());
+  PlanningService service(options, results.Done(), planner.Planner());
   service.Submit(Ask(1, "a", kHeavy));
-  answers.Await(1);
-  EXPECT_EQ(answers.at(0).plan.status().code(), absl::StatusCode::kDeadlineExceeded);
+  results.Await(1);
+  EXPECT_EQ(results.at(0).plan.status().code(), absl::StatusCode::kDeadlineExceeded);
 }
 
 TEST(PlanningServiceTest, StopsWhilePlansAreRunning) {
-  Answers answers;
+  Results results;
   HeldPlanner planner;
   {
-    PlanningService service({}, answers.Done(), planner.Planner());
+    PlanningService service({}, results.Done(), planner.Planner());
     for (StreamId stream = 1; stream <= 3; ++stream) service.Submit(Ask(stream, "a", kHeavy));
     planner.AwaitMade(1);
   }
-  EXPECT_TRUE(answers.Await(0).empty());
+  EXPECT_TRUE(results.Await(0).empty());
 }
 
 }  // namespace

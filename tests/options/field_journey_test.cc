@@ -220,7 +220,7 @@ std::string TransportText(const TransportChoice& choice) {
   std::string text = absl::StrFormat("transport required %d", choice.required);
   for (TransportKind kind : choice.accept) absl::StrAppend(&text, " ", static_cast<int>(kind));
   v1::Reserve reserve;
-  server::AddPlaces(choice, &reserve);
+  server::AddLocations(choice, &reserve);
   return absl::StrCat(text, " ", reserve.ShortDebugString(), "\n");
 }
 

@@ -21,7 +21,7 @@ class Checker {
   void OnCoordinatorStarted(const Coordinator* core);
   // Before the coordinator hears it:
   void OnWorkerSaid(const WorkerMessage& said);
-  void OnWorkerGone(const WorkerGone& gone) { gone_.insert(gone.connection); }
+  void OnWorkerGone(const WorkerDisconnected& gone) { gone_.insert(gone.connection); }
   void OnAction(const Action& action);
   void OnSettled();
 

@@ -72,7 +72,7 @@ void ControlPlane::HangUp(ConnectionId connection, bool silently) {
   Link& link = found->second;
   link.open_there = false;
   link.faulty = true;
-  if (!silently && link.open_here) Arrive(connection, WorkerGone{connection});
+  if (!silently && link.open_here) Arrive(connection, WorkerDisconnected{connection});
 }
 
 void ControlPlane::Break(ConnectionId connection) {
@@ -139,7 +139,7 @@ void ControlPlane::Feed(const Event& event) {
     return;
   }
   if (const auto* said = std::get_if<WorkerMessage>(&event)) checker_->OnWorkerSaid(*said);
-  if (const auto* gone = std::get_if<WorkerGone>(&event)) checker_->OnWorkerGone(*gone);
+  if (const auto* gone = std::get_if<WorkerDisconnected>(&event)) checker_->OnWorkerGone(*gone);
   const std::vector<Action> actions = core_->Handle(event, world_->now());
   for (const Action& action : actions) {
     checker_->OnAction(action);

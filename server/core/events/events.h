@@ -59,7 +59,7 @@ struct WorkerMessage {  // every later message
   // time of handling.
   absl::Time received = absl::InfiniteFuture();
 };
-struct WorkerGone {  // the stream ended, for any reason
+struct WorkerDisconnected {  // the stream ended, for any reason
   ConnectionId connection = 0;
 };
 
@@ -151,7 +151,7 @@ struct ResidualsRenewed {  // the RenewResiduals RPC
   std::string principal;
   absl::Duration ttl;
 };
-// The Attach RPC. Answered by AttachAnswered.
+// The Attach RPC. Answered by AttachCompleted.
 struct AttachRequested {
   uint64_t call = 0;  // identifies the RPC
   std::string principal;
@@ -170,7 +170,7 @@ struct ReformRequested {};
 struct Tick {};
 
 using Event =
-    std::variant<WorkerJoined, WorkerMessage, WorkerGone, RequestArrived, RequestEnded,
+    std::variant<WorkerJoined, WorkerMessage, WorkerDisconnected, RequestArrived, RequestEnded,
                  UploadProgressed, DownloadProgressed, MembersStalled, DownloadFinished,
                  ShardStreamFailed, CancelRequested, Planned, ResidualDeleted, ResidualsRenewed,
                  AttachRequested, DrainRequested, ReformRequested, Tick>;
@@ -272,13 +272,13 @@ struct LostWorker {
   std::optional<int> rank;  // in the ring that the loss ended; nullopt: in no ready ring
   uint64_t generation = 0;
   LossReason reason = LossReason::kDisconnected;
-  std::string words;  // the reason with its figures
+  std::string detail;  // the reason with its figures
   int64_t ended_requests = 0;  // accepted requests that end with ABORTED
 };
 struct ServingChanged {  // the state for grpc.health.v1
   bool serving = false;
 };
-struct AttachAnswered {
+struct AttachCompleted {
   uint64_t call = 0;
   std::optional<Failure> failure;
   v1::AttachResponse response;  // valid unless `failure` is set
@@ -299,7 +299,7 @@ struct RingReformed {  // answers ReformRequested
 using Action =
     std::variant<SendToWorker, DropWorker, PlanThis, CancelPlan, AcceptRequest, BeginDownload,
                  FinishRequest, FailRequest, StateChanged, TopologyChanged, LostWorker,
-                 ServingChanged, AttachAnswered, TransferAdvanced, DrainCompleted, RingReformed>;
+                 ServingChanged, AttachCompleted, TransferAdvanced, DrainCompleted, RingReformed>;
 
 }  // namespace ringattn::server
 

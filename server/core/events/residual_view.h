@@ -17,7 +17,7 @@ namespace ringattn::server {
 
 // The Forward's values for a Backward that reads its residual, or the reason that it may not.
 struct ResidualView {
-  std::optional<Failure> why_not;
+  std::optional<Failure> failure;
   std::shared_ptr<const AttentionSpec> spec;  // of the Forward
   PlanChoice choice;  // the Forward's plan, fully determined
   std::vector<std::string> members;  // by ring rank: the workers that hold the residual

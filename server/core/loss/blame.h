@@ -10,7 +10,7 @@
 
 namespace ringattn::server {
 
-struct Standing {
+struct RankState {
   int rank = 0;
   bool silent = false;  // no message since the first report
   absl::Duration silence;
@@ -24,7 +24,7 @@ struct Standing {
 // Returns the rank at fault: the longest silent rank, else the least advanced rank that owes
 // progress (ties: the lowest rank). Returns nullopt if there is neither. Ranks that wait or that
 // reported the failure are never blamed, however little they have computed.
-std::optional<int> RankToBlame(const std::vector<Standing>& standings);
+std::optional<int> RankToBlame(const std::vector<RankState>& ranks);
 
 }  // namespace ringattn::server
 

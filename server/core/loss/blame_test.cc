@@ -5,20 +5,20 @@
 namespace ringattn::server {
 namespace {
 
-Standing At(int rank, uint32_t step, uint64_t progress, bool owes = true) {
-  Standing standing;
-  standing.rank = rank;
-  standing.step = step;
-  standing.progress = progress;
-  standing.owes_progress = owes;
-  return standing;
+RankState At(int rank, uint32_t step, uint64_t progress, bool owes = true) {
+  RankState state;
+  state.rank = rank;
+  state.step = step;
+  state.progress = progress;
+  state.owes_progress = owes;
+  return state;
 }
 
-Standing Silent(int rank, absl::Duration silence) {
-  Standing standing = At(rank, 9, 9);
-  standing.silent = true;
-  standing.silence = silence;
-  return standing;
+RankState Silent(int rank, absl::Duration silence) {
+  RankState state = At(rank, 9, 9);
+  state.silent = true;
+  state.silence = silence;
+  return state;
 }
 
 TEST(BlameTest, NoRankWithoutEvidence) {

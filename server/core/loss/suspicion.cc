@@ -26,47 +26,47 @@ void Suspicion::Forgive(absl::Duration pause) {
   open_->closes += pause;
 }
 
-std::vector<Standing> Suspicion::Judge(const Ring& ring, const Roster& roster,
+std::vector<RankState> Suspicion::Evidence(const Ring& ring, const Roster& roster,
                                        const Operations& operations, absl::Time now) const {
   const std::vector<const Operation*> roots = operations.RootsOf(open_->operations);
-  std::vector<Standing> standings;
+  std::vector<RankState> ranks;
   for (size_t rank = 0; rank < ring.members().size(); ++rank) {
     const ConnectionId connection = ring.members()[rank];
     const Worker& worker = roster.at(connection);
     const v1::Heartbeat& before = open_->heartbeats.at(connection);
     const v1::Heartbeat& after = worker.heartbeat;
-    Standing standing;
-    standing.rank = rank;
-    standing.silence = now - worker.last_heard;
-    standing.silent = worker.last_heard <= open_->opened;
+    RankState state;
+    state.rank = rank;
+    state.silence = now - worker.last_heard;
+    state.silent = worker.last_heard <= open_->opened;
     for (const Operation* operation : roots) {
       for (const Operation::Member& member : operation->members) {
         if (member.connection != connection || member.finished) continue;
-        standing.owes_progress = open_->reporters.count(connection) == 0 && !member.waits_for_peer;
-        standing.step = member.step;
-        standing.progress = member.progress;
+        state.owes_progress = open_->reporters.count(connection) == 0 && !member.waits_for_peer;
+        state.step = member.step;
+        state.progress = member.progress;
       }
     }
     const bool moved = before.operation_id() != after.operation_id() ||
                        before.step() != after.step() || before.progress() != after.progress();
-    if (moved) standing.owes_progress = false;
-    standings.push_back(standing);
+    if (moved) state.owes_progress = false;
+    ranks.push_back(state);
   }
-  return standings;
+  return ranks;
 }
 
-std::vector<Standing> StandingsIn(const Operation& operation, const Ring& ring) {
-  std::vector<Standing> standings;
+std::vector<RankState> RankStatesOf(const Operation& operation, const Ring& ring) {
+  std::vector<RankState> ranks;
   for (const Operation::Member& member : operation.members) {
     if (member.finished) continue;
-    Standing standing;
-    standing.rank = *ring.RankOf(member.connection);
-    standing.owes_progress = !member.waits_for_peer;
-    standing.step = member.step;
-    standing.progress = member.progress;
-    standings.push_back(standing);
+    RankState state;
+    state.rank = *ring.RankOf(member.connection);
+    state.owes_progress = !member.waits_for_peer;
+    state.step = member.step;
+    state.progress = member.progress;
+    ranks.push_back(state);
   }
-  return standings;
+  return ranks;
 }
 
 }  // namespace ringattn::server

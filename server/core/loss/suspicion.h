@@ -30,7 +30,7 @@ class Suspicion {
   bool IsDue(absl::Time now) const { return open_ && now >= open_->closes; }
   // Returns the evidence on each rank. REQUIRES: open, and every member is still in the roster (a
   // closed control stream within the window already decides the question).
-  std::vector<Standing> Judge(const Ring& ring, const Roster& roster, const Operations& operations,
+  std::vector<RankState> Evidence(const Ring& ring, const Roster& roster, const Operations& operations,
                               absl::Time now) const;
   // Returns who reported first, and the report. REQUIRES: open.
   const std::string& first_report() const { return open_->first_report; }
@@ -48,7 +48,7 @@ class Suspicion {
 };
 
 // Returns the evidence on the unfinished members of one operation without progress.
-std::vector<Standing> StandingsIn(const Operation& operation, const Ring& ring);
+std::vector<RankState> RankStatesOf(const Operation& operation, const Ring& ring);
 
 }  // namespace ringattn::server
 

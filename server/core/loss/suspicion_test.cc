@@ -78,11 +78,11 @@ TEST_F(SuspicionTest, AWorkerWithoutMessagesIsSilent) {
   Pass(config_.blame_window);
   roster_.Heard(2, now_);
   roster_.Heard(3, now_);
-  const std::vector<Standing> standings = suspicion_.Judge(ring_, roster_, operations_, now_);
-  ASSERT_EQ(standings.size(), 3u);
-  EXPECT_TRUE(standings[0].silent);
-  EXPECT_FALSE(standings[1].silent);
-  EXPECT_EQ(RankToBlame(standings), 0);
+  const std::vector<RankState> ranks = suspicion_.Evidence(ring_, roster_, operations_, now_);
+  ASSERT_EQ(ranks.size(), 3u);
+  EXPECT_TRUE(ranks[0].silent);
+  EXPECT_FALSE(ranks[1].silent);
+  EXPECT_EQ(RankToBlame(ranks), 0);
 }
 
 TEST_F(SuspicionTest, APauseOfTheProcessExtendsTheWindow) {

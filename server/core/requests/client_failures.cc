@@ -47,7 +47,7 @@ Failure ClientQueueFull(const std::string& client, int64_t requests, int64_t byt
                                          " of ", max_bytes, " bytes wait");
   Failure failure =
       MakeRetryable(absl::StatusCode::kResourceExhausted, "CLIENT_QUEUE_FULL",
-                    absl::StrCat("this client's part of the queue is full: ", quota), retry_after);
+                    absl::StrCat("this client's share of the queue is full: ", quota), retry_after);
   failure.quota = {absl::StrCat("client:", client),
                    absl::StrCat(requests >= max_requests ? "max_queued_requests_per_client: "
                                                          : "max_queued_bytes: ",
@@ -173,22 +173,21 @@ Failure NeverFits(int rank, const std::string& worker, int64_t buffers, int64_t 
           ? ""
           : absl::StrCat(" (buffers of ", buffers, " and a kernel workspace of ", workspace, ")");
   return Make(absl::StatusCode::kResourceExhausted, "WORKER_MEMORY",
-              absl::StrCat("rank ", rank, " (", worker, ") would need ", buffers + workspace,
-                           " bytes", parts, " and has ", available, " in all"));
+              absl::StrCat("rank ", rank, " (", worker, ") needs ", buffers + workspace, " bytes",
+                           parts, "; it has ", available, " in total"));
 }
 
 Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,
                        const std::string& reason, absl::Duration retry_after) {
-  return MakeRetryable(absl::StatusCode::kResourceExhausted, "WORKER_MEMORY",
-                       absl::StrCat("rank ", rank, " (", worker, ") could not set aside ", needed,
-                                    " bytes: ", reason),
-                       retry_after);
+  return MakeRetryable(
+      absl::StatusCode::kResourceExhausted, "WORKER_MEMORY",
+      absl::StrCat("rank ", rank, " (", worker, ") could not reserve ", needed, " bytes: ", reason),
+      retry_after);
 }
 
 Failure ReserveMalformed(int rank, const std::string& worker, const std::string& reason) {
   return Make(absl::StatusCode::kInternal, "RESERVE_MALFORMED",
-              absl::StrCat("rank ", rank, " (", worker,
-                           ") cannot make sense of what it was asked for: ", reason));
+              absl::StrCat("rank ", rank, " (", worker, ") could not read Reserve: ", reason));
 }
 
 Failure ComputeFailed(int rank, const std::string& worker, const std::string& reason) {
@@ -218,10 +217,10 @@ Failure ResidualNotFound() {
   return failure;
 }
 
-Failure ResidualGone(ResidualEnd end) {
-  const auto make = [](const char* reason, const char* words) {
+Failure ResidualEnded(ResidualEnd end) {
+  const auto make = [](const char* reason, const char* detail) {
     return Make(absl::StatusCode::kFailedPrecondition, reason,
-                absl::StrCat("the residual ", words, ": send the tensors"));
+                absl::StrCat("the residual ", detail, ": send the tensors"));
   };
   switch (end) {
     case ResidualEnd::kConsumed:
@@ -229,13 +228,13 @@ Failure ResidualGone(ResidualEnd end) {
     case ResidualEnd::kDeleted:
       return make("RESIDUAL_CONSUMED", "was deleted");
     case ResidualEnd::kExpired:
-      return make("RESIDUAL_EXPIRED", "was kept for as long as was asked for, and is gone");
+      return make("RESIDUAL_EXPIRED", "has expired");
     case ResidualEnd::kLost:
-      return make("RESIDUAL_LOST", "is gone with a worker that had a part of it");
+      return make("RESIDUAL_LOST", "was lost with a worker that held a shard of it");
     case ResidualEnd::kEvicted:
-      return make("RESIDUAL_LOST", "made room for a request that needed its memory");
+      return make("RESIDUAL_LOST", "was evicted for a request that needed its memory");
   }
-  return make("RESIDUAL_LOST", "is gone");
+  return make("RESIDUAL_LOST", "has ended");
 }
 
 Failure RingEnded(const std::string& reason, absl::Duration retry_after) {
@@ -252,11 +251,11 @@ Failure RegionUnknown(const std::string& field) {
   return failure;
 }
 
-Failure PlaceOutside(const std::string& field, const std::string& tensor, int64_t offset,
-                     int64_t bytes, int64_t region_bytes) {
+Failure LocationOutsideRegion(const std::string& field, const std::string& tensor, int64_t offset,
+                              int64_t bytes, int64_t region_bytes) {
   Failure failure = Make(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST",
-                         absl::StrCat(field, ": ", tensor, " takes ", bytes, " bytes from ", offset,
-                                      " on, the region has ", region_bytes));
+                         absl::StrCat(field, ": ", tensor, " needs ", bytes, " bytes from offset ",
+                                      offset, "; the region has ", region_bytes));
   failure.field = field;
   return failure;
 }
@@ -269,9 +268,9 @@ Failure TransportUnavailable(const std::string& why) {
 }
 
 Failure BadShardChunk(int rank, const std::string& worker, const std::string& reason) {
-  Failure failure =
-      Make(absl::StatusCode::kInvalidArgument, "BAD_CHUNK",
-           absl::StrCat("what rank ", rank, " (", worker, ") got from the client: ", reason));
+  Failure failure = Make(absl::StatusCode::kInvalidArgument, "BAD_CHUNK",
+                         absl::StrCat("rank ", rank, " (", worker,
+                                      ") received invalid data from the client: ", reason));
   failure.field = "chunk";
   return failure;
 }
@@ -279,7 +278,7 @@ Failure BadShardChunk(int rank, const std::string& worker, const std::string& re
 Failure RegionReleased(int rank, const std::string& worker) {
   return Make(absl::StatusCode::kCancelled, "REGION_RELEASED",
               absl::StrCat("the client released a region that the request needs; rank ", rank, " (",
-                           worker, ") saw it first"));
+                           worker, ") reported it"));
 }
 
 Failure TransferFailed(int rank, const std::string& worker, const std::string& reason,
@@ -298,8 +297,9 @@ Failure RegionNotFound() {
 }
 
 Failure RegionHasAnotherSize(int64_t bytes) {
-  Failure failure = Make(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST",
-                         absl::StrCat("bytes: the region has ", bytes));
+  Failure failure =
+      Make(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST",
+           absl::StrCat("bytes: the region has ", bytes, "; attach it with that size"));
   failure.field = "bytes";
   return failure;
 }
@@ -313,10 +313,11 @@ Failure RegionSizeWrong(int64_t bytes, int64_t limit) {
 }
 
 Failure TooManyRegions(int64_t own, int64_t limit, absl::Duration retry_after) {
-  return MakeRetryable(absl::StatusCode::kResourceExhausted, "TOO_MANY_REGIONS",
-                       absl::StrCat("this client has ", own, " regions, at most ", limit,
-                                    " are allowed, or all clients together have too many"),
-                       retry_after);
+  return MakeRetryable(
+      absl::StatusCode::kResourceExhausted, "TOO_MANY_REGIONS",
+      absl::StrCat("this client has ", own, " regions; the limit is ", limit,
+                   " per client, or the server's limit for all clients is reached"),
+      retry_after);
 }
 
 Failure RegionHasAnotherKind(bool is_cuda) {

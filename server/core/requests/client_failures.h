@@ -67,17 +67,17 @@ Failure WorkerLost(int rank, const std::string& worker, const std::string& reaso
 // The residual does not exist or belongs to another client.
 Failure ResidualNotFound();
 // The residual existed and has ended.
-Failure ResidualGone(ResidualEnd end);
+Failure ResidualEnded(ResidualEnd end);
 // The generation ended and no worker is at fault.
 Failure RingEnded(const std::string& reason, absl::Duration retry_after);
 
-// --- Tensors that bypass the coordinator (common/request/transport_choice.h). The client sent
-// invalid data to a member.
+// --- Tensors that bypass the coordinator (common/request/transport_choice.h).
+// The client sent invalid data to a member.
 Failure BadShardChunk(int rank, const std::string& worker, const std::string& reason);
 // The request's region does not exist or belongs to another client.
 Failure RegionUnknown(const std::string& field);
-Failure PlaceOutside(const std::string& field, const std::string& tensor, int64_t offset,
-                     int64_t bytes, int64_t region_bytes);
+Failure LocationOutsideRegion(const std::string& field, const std::string& tensor, int64_t offset,
+                              int64_t bytes, int64_t region_bytes);
 Failure TransportUnavailable(const std::string& why);
 // The client closed the region's socket, or exited, while its request needed the region.
 Failure RegionReleased(int rank, const std::string& worker);

@@ -22,42 +22,42 @@ int CostClass(double cost) {
 void FairOrder::Enter(Id id, const std::string& client_name, double expected_cost, double weight) {
   assert(expected_cost >= 0 && weight > 0 && !Has(id));
   Client& client = clients_[client_name];
-  if (client.places == 0) client.clock = std::max(client.clock, now_);
-  ++client.places;
-  Place& place = places_[id];
-  place.client = client_name;
-  place.cost = expected_cost;
-  place.weight = weight;
-  place.not_before = now_;
-  place.arrival = ++last_arrival_;
-  client.waiting.insert(OwnKeyOf(id, place));
+  if (client.entries == 0) client.clock = std::max(client.clock, now_);
+  ++client.entries;
+  Entry& entry = entries_[id];
+  entry.client = client_name;
+  entry.cost = expected_cost;
+  entry.weight = weight;
+  entry.not_before = now_;
+  entry.arrival = ++last_arrival_;
+  client.waiting.insert(OwnKeyOf(id, entry));
   SetStarts(client);
 }
 
 void FairOrder::Start(Id id) {
   if (!Waits(id)) return;
-  Place& place = places_.at(id);
-  Client& client = clients_.at(place.client);
-  client.waiting.erase(OwnKeyOf(id, place));
-  place.waits = false;
-  place.was_overdue = IsOverdue(place);
-  now_ = std::max(now_, place.start);
-  client.clock = std::max(client.clock, place.not_before) + place.cost / place.weight;
+  Entry& entry = entries_.at(id);
+  Client& client = clients_.at(entry.client);
+  client.waiting.erase(OwnKeyOf(id, entry));
+  entry.waits = false;
+  entry.was_overdue = IsOverdue(entry);
+  now_ = std::max(now_, entry.start);
+  client.clock = std::max(client.clock, entry.not_before) + entry.cost / entry.weight;
   SetStarts(client);
-  if (!place.was_overdue) return;
+  if (!entry.was_overdue) return;
   // After an overdue request, the counts of all others restart. Otherwise many overdue requests
   // would block everyone else.
-  for (auto& [other_id, other] : places_) other.passed = 0;
+  for (auto& [other_id, other] : entries_) other.passed = 0;
 }
 
 void FairOrder::Finish(Id id, double used) {
   assert(used >= 0);
-  const auto found = places_.find(id);
-  if (found == places_.end()) return;
-  const Place ended = std::move(found->second);
+  const auto found = entries_.find(id);
+  if (found == entries_.end()) return;
+  const Entry ended = std::move(found->second);
   Client& client = clients_.at(ended.client);
-  places_.erase(found);
-  --client.places;
+  entries_.erase(found);
+  --client.entries;
   if (ended.waits) {
     client.waiting.erase(OwnKeyOf(id, ended));
     if (used > 0) client.clock = std::max(client.clock, ended.not_before) + used / ended.weight;
@@ -70,51 +70,51 @@ void FairOrder::Finish(Id id, double used) {
 }
 
 bool FairOrder::Waits(Id id) const {
-  const auto found = places_.find(id);
-  return found != places_.end() && found->second.waits;
+  const auto found = entries_.find(id);
+  return found != entries_.end() && found->second.waits;
 }
 
-bool FairOrder::Before(Id a, Id b) const { return KeyOf(places_.at(a)) < KeyOf(places_.at(b)); }
+bool FairOrder::Before(Id a, Id b) const { return KeyOf(entries_.at(a)) < KeyOf(entries_.at(b)); }
 
 void FairOrder::Sort(std::vector<Id>* ids) const {
   std::vector<std::pair<Key, Id>> keyed;
   keyed.reserve(ids->size());
-  for (Id id : *ids) keyed.emplace_back(KeyOf(places_.at(id)), id);
+  for (Id id : *ids) keyed.emplace_back(KeyOf(entries_.at(id)), id);
   std::sort(keyed.begin(), keyed.end());
   for (size_t i = 0; i < keyed.size(); ++i) (*ids)[i] = keyed[i].second;
 }
 
-FairOrder::OwnKey FairOrder::OwnKeyOf(Id id, const Place& place) {
-  return {CostClass(place.cost), place.arrival, id};
+FairOrder::OwnKey FairOrder::OwnKeyOf(Id id, const Entry& entry) {
+  return {CostClass(entry.cost), entry.arrival, id};
 }
 
-FairOrder::Key FairOrder::KeyOf(const Place& place) const {
-  assert(place.waits);
-  if (IsOverdue(place)) return {0, 0.0, 0.0, place.arrival};
-  return {1, place.start, place.cost, place.arrival};
+FairOrder::Key FairOrder::KeyOf(const Entry& entry) const {
+  assert(entry.waits);
+  if (IsOverdue(entry)) return {0, 0.0, 0.0, entry.arrival};
+  return {1, entry.start, entry.cost, entry.arrival};
 }
 
-bool FairOrder::IsOverdue(const Place& place) const {
-  return place.passed >= std::max(bounds_.passing_factor * place.cost, bounds_.passing_seconds);
+bool FairOrder::IsOverdue(const Entry& entry) const {
+  return entry.passed >= std::max(bounds_.passing_factor * entry.cost, bounds_.passing_seconds);
 }
 
 void FairOrder::SetStarts(const Client& client) {
   double start = client.clock;
   for (const auto& [cost_class, arrival, id] : client.waiting) {
-    Place& place = places_.at(id);
-    place.start = start = std::max(start, place.not_before);
-    start += place.cost / place.weight;
+    Entry& entry = entries_.at(id);
+    entry.start = start = std::max(start, entry.not_before);
+    start += entry.cost / entry.weight;
   }
 }
 
 // Only the oldest request of each client counts, because the others wait for their own client.
 // Overdue requests were served by right and count for none.
-void FairOrder::CountPassing(const Place& ended, double used) {
+void FairOrder::CountPassing(const Entry& ended, double used) {
   if (ended.was_overdue) return;
   for (auto& [name, client] : clients_) {
-    Place* oldest = nullptr;
+    Entry* oldest = nullptr;
     for (const auto& [cost_class, arrival, id] : client.waiting) {
-      if (oldest == nullptr || arrival < oldest->arrival) oldest = &places_.at(id);
+      if (oldest == nullptr || arrival < oldest->arrival) oldest = &entries_.at(id);
     }
     if (oldest != nullptr && oldest->arrival < ended.arrival) oldest->passed += used;
   }
@@ -124,10 +124,10 @@ void FairOrder::CountPassing(const Place& ended, double used) {
 // is not ahead of the common clock equals a new client and is forgotten. Beyond kMaxClients, the
 // client with the earliest clock loses the least.
 void FairOrder::ForgetIdleClients() {
-  if (places_.empty()) return clients_.clear();
+  if (entries_.empty()) return clients_.clear();
   auto earliest = clients_.end();
   for (auto client = clients_.begin(); client != clients_.end();) {
-    if (client->second.places > 0) {
+    if (client->second.entries > 0) {
       ++client;
     } else if (client->second.clock <= now_) {
       client = clients_.erase(client);

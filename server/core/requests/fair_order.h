@@ -51,10 +51,10 @@ class FairOrder {
   // effect unless Has(id). REQUIRES: used >= 0.
   void Finish(Id id, double used);
 
-  bool Has(Id id) const { return places_.count(id) > 0; }
+  bool Has(Id id) const { return entries_.count(id) > 0; }
   bool Waits(Id id) const;
   // Returns the expected cost. REQUIRES: Has(id).
-  double CostOf(Id id) const { return places_.at(id).cost; }
+  double CostOf(Id id) const { return entries_.at(id).cost; }
   // Returns true if `a` goes before `b`. REQUIRES: both wait.
   bool Before(Id a, Id b) const;
   // Sorts by order of service. REQUIRES: all wait.
@@ -64,13 +64,13 @@ class FairOrder {
   size_t client_count() const { return clients_.size(); }
 
  private:
-  struct Place {
+  struct Entry {
     std::string client;
     double cost = 0;
     double weight = 1;
     double not_before = 0;  // now_ at arrival: idle time earns no credit
     double start = 0;
-    double passed = 0;  // cost of later requests that were served before
+    double passed = 0;     // cost of later requests that were served before
     uint64_t arrival = 0;  // sequence number
     bool waits = true;
     bool was_overdue = false;  // when it started
@@ -79,22 +79,22 @@ class FairOrder {
   using OwnKey = std::tuple<int, uint64_t, Id>;
   struct Client {
     double clock = 0;  // includes the expected cost of running requests
-    int places = 0;
+    int entries = 0;
     std::set<OwnKey> waiting;
   };
   // Overdue requests first, by arrival; then by start, cost and arrival.
   using Key = std::tuple<int, double, double, uint64_t>;
 
-  static OwnKey OwnKeyOf(Id id, const Place& place);
-  Key KeyOf(const Place& place) const;
-  bool IsOverdue(const Place& place) const;
+  static OwnKey OwnKeyOf(Id id, const Entry& entry);
+  Key KeyOf(const Entry& entry) const;
+  bool IsOverdue(const Entry& entry) const;
   // Called after a change of the client's clock or requests.
   void SetStarts(const Client& client);
-  void CountPassing(const Place& ended, double used);
+  void CountPassing(const Entry& ended, double used);
   void ForgetIdleClients();
 
   Bounds bounds_;
-  std::map<Id, Place> places_;
+  std::map<Id, Entry> entries_;
   std::map<std::string, Client> clients_;
   double now_ = 0;  // the latest start of a served request
   uint64_t last_arrival_ = 0;

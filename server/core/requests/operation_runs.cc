@@ -85,10 +85,10 @@ double Operations::SecondsAhead(const Operation& operation) const {
 // shared workers.
 void Operations::StartRun(Operation& operation) {
   operation.run_sequence = ++last_run_;
-  operation.turn_wait = batch_.now() - operation.phase_since;
+  operation.run_wait = batch_.now() - operation.phase_since;
   Enter(operation, Phase::kRunning);
   operation.run_sent = operation.run_since = batch_.now();
-  order_.Start(operation.place);
+  order_.Start(operation.order_id);
   for (const Member& member : operation.members) {
     v1::Run* run = batch_.Send(member.connection)->mutable_run();
     run->set_operation_id(operation.id);
@@ -141,7 +141,7 @@ double Operations::DeviceSeconds(const Operation& operation, const Member& membe
 void Operations::Charge(const Operation& operation) {
   double used = operation.planning_seconds;
   for (const Member& member : operation.members) used += DeviceSeconds(operation, member);
-  order_.Finish(operation.place, used);
+  order_.Finish(operation.order_id, used);
 }
 
 bool Operations::AllFinished(const Operation& operation) {

@@ -8,6 +8,7 @@
 namespace ringattn::server {
 namespace {
 
+using Memory = Operation::Memory;
 using Phase = Operation::Phase;
 
 // Clamped above any device's memory, so that sums do not overflow.
@@ -39,7 +40,7 @@ void Operations::Start(const Order& order) {
   Operation& operation = operations_[id];
   operation.id = id;
   operation.generation = order.reserve.generation();
-  operation.place = order.stream;
+  operation.order_id = order.stream;
   operation.stream = order.stream;
   operation.residual = order.residual;
   operation.client = order.client;
@@ -48,8 +49,11 @@ void Operations::Start(const Order& order) {
   operation.run_seconds = order.run_seconds;
   operation.is_express = order.is_express;
   operation.reserves_alone = order.reserves_alone;
-  operation.by_host_memory = !order.reserve.places().empty();
-  operation.by_members = operation.by_host_memory || !order.tokens.empty();
+  if (!order.reserve.places().empty()) {
+    operation.path = Operation::Path::kClientMemory;
+  } else if (!order.tokens.empty()) {
+    operation.path = Operation::Path::kDirect;
+  }
   operation.step_seconds = order.step_seconds;
   SetLimits(operation);
   Enter(operation, Phase::kReserving);
@@ -73,21 +77,21 @@ void Operations::SetLimits(Operation& operation) const {
       std::max(config_.run_time_floor, scaled(config_.run_time_factor, operation.run_seconds));
 }
 
-Operations::ReserveAnswer Operations::OnReserved(ConnectionId connection,
+Operations::ReserveResult Operations::OnReserved(ConnectionId connection,
                                                  const v1::Reserved& reserved) {
-  using Kind = ReserveAnswer::Kind;
+  using Kind = ReserveResult::Kind;
   const MemberRef ref = FindMember(connection, reserved.operation_id(), reserved.generation());
-  if (ref.operation == nullptr || ref.member->reserved) return {};
+  if (ref.operation == nullptr || ref.member->memory != Memory::kRequested) return {};
   Operation& operation = *ref.operation;
   const bool waits = operation.phase == Phase::kReserving;
   ref.member->workspace_bytes = WorkspaceBytes(reserved);
   if (!reserved.ok()) {
-    ref.member->released = true;  // it holds nothing and receives no Release
+    ref.member->memory = Memory::kReleased;  // it receives no Release
     if (waits) return {Kind::kRefused, &operation, ref.member};
     EraseIfReleased(operation);
     return {};
   }
-  ref.member->reserved = true;
+  ref.member->memory = Memory::kHeld;
   if (!waits) return {};
   if (reserved.bytes() > 0) ref.member->bytes = reserved.bytes();
   operation.slowdown = std::max(operation.slowdown, Slowdown(reserved));
@@ -95,7 +99,7 @@ Operations::ReserveAnswer Operations::OnReserved(ConnectionId connection,
   ref.member->residual_bytes = static_cast<int64_t>(
       std::min(reserved.residual_bytes(), static_cast<uint64_t>(ref.member->bytes)));
   const bool all = std::all_of(operation.members.begin(), operation.members.end(),
-                               [](const Member& member) { return member.reserved; });
+                               [](const Member& member) { return member.memory == Memory::kHeld; });
   if (!all) return {};
   return {Kind::kAllReserved, &operation, ref.member};
 }
@@ -107,13 +111,13 @@ void Operations::Withdraw(Operation& operation) {
 
 bool Operations::OthersHoldMemoryOn(ConnectionId connection) const {
   return std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
-    return entry.second.was_accepted && entry.second.IsOn(connection);
+    return entry.second.was_accepted() && entry.second.IsOn(connection);
   });
 }
 
-bool Operations::OthersReserve(const Operation* besides) const {
+bool Operations::OthersReserve(const Operation* except) const {
   return std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
-    return &entry.second != besides && !entry.second.was_accepted;
+    return &entry.second != except && !entry.second.was_accepted();
   });
 }
 
@@ -124,7 +128,7 @@ bool Operations::OneReservesAlone() const {
 }
 
 void Operations::Accept(Operation& operation) {
-  operation.was_accepted = true;
+  operation.reservation = Operation::Reservation::kGranted;
   Enter(operation, Phase::kUploading);
   CompleteUpload(operation);
 }
@@ -153,7 +157,7 @@ void Operations::OnTransferProgress(Operation& operation, Phase phase) {
 }
 
 void Operations::OnStalled(Operation& operation, const std::vector<int>& ranks) {
-  if (operation.by_members) return;  // members report their own progress
+  if (operation.bypasses_coordinator()) return;  // members report their own progress
   for (size_t rank = 0; rank < operation.members.size(); ++rank) {
     std::optional<absl::Time>& since = operation.members[rank].stalled_since;
     const bool named = std::find(ranks.begin(), ranks.end(), static_cast<int>(rank)) != ranks.end();
@@ -164,7 +168,8 @@ void Operations::OnStalled(Operation& operation, const std::vector<int>& ranks) 
 Operations::Transferred Operations::OnTransferProgress(ConnectionId connection,
                                                        const v1::TransferProgress& progress) {
   const MemberRef ref = FindMember(connection, progress.operation_id(), progress.generation());
-  if (ref.operation == nullptr || !ref.operation->by_members || !ref.operation->stream) return {};
+  if (ref.operation == nullptr || !ref.operation->bypasses_coordinator() || !ref.operation->stream)
+    return {};
   Member& member = *ref.member;
   const bool moved =
       progress.received() > member.received_bytes || progress.sent() > member.sent_bytes;
@@ -181,20 +186,22 @@ Operations::Transferred Operations::OnTransferProgress(ConnectionId connection,
 
 Operation* Operations::OnDelivered(ConnectionId connection, const v1::Delivered& delivered) {
   const MemberRef ref = FindMember(connection, delivered.operation_id(), delivered.generation());
-  if (ref.operation == nullptr || !ref.operation->by_members) return nullptr;
+  if (ref.operation == nullptr || !ref.operation->bypasses_coordinator()) return nullptr;
   ref.member->delivered = true;
   return AllDelivered(*ref.operation) ? ref.operation : nullptr;
 }
 
 bool Operations::AllDelivered(const Operation& operation) {
-  return operation.by_members && std::all_of(operation.members.begin(), operation.members.end(),
-                                             [](const Member& member) { return member.delivered; });
+  return operation.bypasses_coordinator() &&
+         std::all_of(operation.members.begin(), operation.members.end(),
+                     [](const Member& member) { return member.delivered; });
 }
 
 // The client's idle time counts only while a member waits for the client.
 void Operations::WatchMembers(Operation& operation) {
   const bool uploading = operation.phase == Phase::kUploading;
-  if (!operation.by_members || (!uploading && operation.phase != Phase::kDownloading)) return;
+  if (!operation.bypasses_coordinator() || (!uploading && operation.phase != Phase::kDownloading))
+    return;
   bool waits_for_client = false;
   for (Member& member : operation.members) {
     if (uploading ? member.uploaded : member.delivered) continue;
@@ -239,7 +246,7 @@ void Operations::Close(Operation& operation, bool keep_residual) {
 void Operations::ReleaseAll(Operation& operation, bool keep_residual) {
   Enter(operation, Phase::kReleasing);
   for (Member& member : operation.members) {
-    if (member.released) continue;
+    if (member.memory == Memory::kReleased) continue;
     if (keep_residual) member.bytes -= member.residual_bytes;
     v1::Release* release = batch_.Send(member.connection)->mutable_release();
     release->set_operation_id(operation.id);
@@ -251,16 +258,16 @@ void Operations::ReleaseAll(Operation& operation, bool keep_residual) {
 void Operations::OnReleased(ConnectionId connection, const v1::Released& released) {
   const MemberRef ref = FindMember(connection, released.operation_id(), released.generation());
   if (ref.operation == nullptr || ref.operation->phase != Phase::kReleasing) return;
-  ref.member->released = true;
+  ref.member->memory = Memory::kReleased;
   EraseIfReleased(*ref.operation);
 }
 
 void Operations::EraseIfReleased(Operation& operation) {
   if (operation.phase != Phase::kReleasing) return;
   for (const Member& member : operation.members) {
-    if (!member.released) return;
+    if (member.memory != Memory::kReleased) return;
   }
-  if (!operation.was_refused) ++releases_;
+  if (operation.reservation != Operation::Reservation::kRejected) ++releases_;
   if (operation.held_failure) batch_.Emit(*std::move(operation.held_failure));
   operations_.erase(std::string(operation.id));
 }
@@ -280,8 +287,8 @@ std::vector<FailRequest> Operations::Clear() {
 // ---------------------------------------------------------------------- timers
 
 // Detects a live member whose transfer has stalled, which no other timeout covers.
-std::optional<std::string> Operations::WhyStalled(const Operation& operation,
-                                                  const Member& member) const {
+std::optional<std::string> Operations::DescribeStall(const Operation& operation,
+                                                     const Member& member) const {
   const bool uploading = operation.phase == Phase::kUploading;
   if (!uploading && operation.phase != Phase::kDownloading) return std::nullopt;
   const bool done = uploading ? member.uploaded : member.delivered;
@@ -302,7 +309,7 @@ void Operations::CheckMembers(const Operation& operation, Overdue* overdue) {
   if ((reserving || operation.phase == Phase::kReleasing) &&
       batch_.now() - operation.phase_since > config_.control_timeout) {
     for (const Member& member : operation.members) {
-      if (reserving ? member.reserved : member.released) continue;
+      if (member.memory == (reserving ? Memory::kHeld : Memory::kReleased)) continue;
       overdue->members.push_back(
           {member.connection, LossReason::kNoAnswer,
            absl::StrCat("it did not answer ", reserving ? "Reserve" : "Release")});
@@ -310,14 +317,14 @@ void Operations::CheckMembers(const Operation& operation, Overdue* overdue) {
   }
   if (!operation.stream) return;
   for (const Member& member : operation.members) {
-    std::optional<std::string> why = WhyStalled(operation, member);
+    std::optional<std::string> why = DescribeStall(operation, member);
     if (!why) continue;
     ++(operation.phase == Phase::kUploading ? stalled_uploads_ : stalled_downloads_);
     overdue->members.push_back({member.connection, LossReason::kTransferStalled, *std::move(why)});
   }
 }
 
-std::optional<Failure> Operations::WhyEnded(const Operation& operation) const {
+std::optional<Failure> Operations::FailureDue(const Operation& operation) const {
   if (operation.pending_failure_due <= batch_.now()) return operation.pending_failure;
   const absl::Duration idle = batch_.now() - operation.last_advance;
   const Limits& limits = config_.limits;
@@ -343,7 +350,7 @@ Operations::Overdue Operations::CheckTimers() {
       operation.run_since = batch_.now();
     }
     if (!operation.stream) continue;
-    if (std::optional<Failure> why = WhyEnded(operation)) {
+    if (std::optional<Failure> why = FailureDue(operation)) {
       overdue.requests.emplace_back(*operation.stream, *std::move(why));
     }
   }
@@ -370,8 +377,8 @@ void Operations::Enter(Operation& operation, Phase phase) {
   operation.phase = phase;
   operation.phase_since = batch_.now();
   operation.last_advance = batch_.now();
-  const bool is_watched =
-      operation.by_members && (phase == Phase::kUploading || phase == Phase::kDownloading);
+  const bool is_watched = operation.bypasses_coordinator() &&
+                          (phase == Phase::kUploading || phase == Phase::kDownloading);
   for (Member& member : operation.members) {
     member.stalled_since.reset();
     if (is_watched) member.stalled_since = batch_.now();
@@ -405,7 +412,7 @@ Site Operations::SiteOf(ConnectionId connection) const {
   for (const auto& [id, operation] : operations_) {
     for (const Member& member : operation.members) {
       if (member.connection != connection) continue;
-      if (!member.released) site.reserved_bytes += member.bytes;
+      if (member.memory != Memory::kReleased) site.reserved_bytes += member.bytes;
       ++site.operations;
       site.clients.insert(operation.client);
       site.largest_cost = std::max(site.largest_cost, operation.cost_seconds);
@@ -429,7 +436,7 @@ std::set<std::string> Operations::ResidualsInUse() const {
 
 int64_t Operations::accepted_requests() const {
   return std::count_if(operations_.begin(), operations_.end(), [](const auto& entry) {
-    return entry.second.stream.has_value() && entry.second.was_accepted;
+    return entry.second.stream.has_value() && entry.second.was_accepted();
   });
 }
 
@@ -437,7 +444,7 @@ std::map<ConnectionId, int64_t> Operations::ReservedByWorker() const {
   std::map<ConnectionId, int64_t> reserved;
   for (const auto& [id, operation] : operations_) {
     for (const Member& member : operation.members) {
-      if (!member.released) reserved[member.connection] += member.bytes;
+      if (member.memory != Memory::kReleased) reserved[member.connection] += member.bytes;
     }
   }
   return reserved;

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/core/events/batch.h"
+#include "server/core/events/action_batch.h"
 #include "server/core/events/config.h"
 #include "server/core/requests/fair_order.h"
 #include "server/core/requests/placement.h"
@@ -32,15 +32,34 @@ struct Operation {
     kDownloading,
     kReleasing,
   };
+  // Reservations on all members together.
+  enum class Reservation {
+    kPending,
+    kGranted,   // every member accepted Reserve
+    kRejected,  // a member rejected Reserve
+  };
+  // The way of the tensors.
+  enum class Path {
+    kRelay,         // through the coordinator
+    kDirect,        // clients stream to the members, which report progress
+    kClientMemory,  // members copy from and to the client's memory, and report progress
+  };
+  // One member's memory.
+  enum class Memory {
+    kRequested,
+    kHeld,
+    kReleased,  // released, or never reserved
+  };
   struct Member {
     ConnectionId connection = 0;
-    int64_t bytes = 0;  // predicted, then as reserved
+    int64_t bytes = 0;            // predicted, then as reserved
     int64_t workspace_bytes = 0;  // part of `bytes`, once reserved
-    int64_t residual_bytes = 0;  // part of `bytes`, once reserved: kept with a residual
-    bool reserved = false;
+    int64_t residual_bytes = 0;   // part of `bytes`, once reserved: kept with a residual
+    Memory memory = Memory::kRequested;
+    // Messages that have arrived. Separate threads of a worker send them, so their order varies.
     bool uploaded = false;
     bool finished = false;
-    bool released = false;
+    bool delivered = false;
     double device_seconds = 0;  // of its run, once finished
     // From the newest heartbeat that names this operation.
     uint32_t step = 0;
@@ -54,36 +73,33 @@ struct Operation {
     uint64_t received_bytes = 0;
     uint64_t sent_bytes = 0;
     bool waits_for_client = false;
-    bool delivered = false;
     v1::RankReport report;
   };
 
   std::string id;
   uint64_t generation = 0;
-  StreamId place = 0;  // its id in FairOrder
+  StreamId order_id = 0;           // its id in FairOrder
   std::optional<StreamId> stream;  // nullopt: the request has ended
   Phase phase = Phase::kReserving;
   std::vector<Member> members;  // by ring rank
-  std::string residual;  // handle of the residual that it reads; empty: none
-  std::string client;  // that its share is charged to
-  double cost_seconds = 0;  // device seconds, predicted
+  std::string residual;         // handle of the residual that it reads; empty: none
+  std::string client;           // that its share is charged to
+  double cost_seconds = 0;      // device seconds, predicted
   double planning_seconds = 0;  // already spent
-  double run_seconds = 0;  // predicted
-  double step_seconds = 0;  // of the longest step, predicted
-  double slowdown = 1;  // of the slowest member's kernels (v1::Reserved)
-  bool is_express = false;  // holds express slots
+  double run_seconds = 0;       // predicted
+  double step_seconds = 0;      // of the longest step, predicted
+  double slowdown = 1;          // of the slowest member's kernels (v1::Reserved)
+  bool is_express = false;      // holds express slots
   bool reserves_alone = false;  // no other may reserve memory meanwhile
-  bool was_accepted = false;  // every member accepted Reserve
-  bool was_refused = false;  // a member rejected Reserve
-  bool by_members = false;  // tensors bypass the coordinator; members report progress
-  bool by_host_memory = false;  // bypasses it, and members copy from and to client memory
+  Reservation reservation = Reservation::kPending;
+  Path path = Path::kRelay;
   // Sent to the client once no member copies any more.
   std::optional<FailRequest> held_failure;
   uint64_t run_sequence = 0;  // position in the order of runs; 0: not yet
   absl::Duration progress_timeout;
   absl::Duration run_limit;
   absl::Time phase_since;
-  absl::Duration turn_wait;  // from the last input to its run
+  absl::Duration run_wait;  // from the last input to its run
   absl::Time run_sent;
   absl::Time run_since;  // kRunning: when all earlier runs had finished
   // Uploading: the client's last bytes. Running: the last progress of any member.
@@ -94,6 +110,8 @@ struct Operation {
   absl::Time pending_failure_due = absl::InfiniteFuture();
 
   bool IsOn(ConnectionId connection) const;
+  bool was_accepted() const { return reservation == Reservation::kGranted; }
+  bool bypasses_coordinator() const { return path != Path::kRelay; }
 };
 
 // Not thread safe. References stay valid until their operation is erased, which OnReserved,
@@ -128,22 +146,22 @@ class Operations {
   };
   // Sends Reserve to every member.
   void Start(const Order& order);
-  struct ReserveAnswer {
+  struct ReserveResult {
     enum class Kind { kNothing, kAllReserved, kRefused };
     Kind kind = Kind::kNothing;
     Operation* operation = nullptr;
     Member* member = nullptr;
   };
   // After kAllReserved call Accept(); after kRefused call Close() or Withdraw().
-  ReserveAnswer OnReserved(ConnectionId connection, const v1::Reserved& reserved);
+  ReserveResult OnReserved(ConnectionId connection, const v1::Reserved& reserved);
   // Ends this attempt; the request continues.
   void Withdraw(Operation& operation);
   void Accept(Operation& operation);
   // Returns true if an accepted operation holds memory there, which it will release.
   bool OthersHoldMemoryOn(ConnectionId connection) const;
-  // Returns true if an operation other than `besides` (may be null) has requested memory and not
+  // Returns true if an operation other than `except` (may be null) has requested memory and not
   // received all of it, or is releasing a partial reservation.
-  bool OthersReserve(const Operation* besides) const;
+  bool OthersReserve(const Operation* except) const;
   bool OneReservesAlone() const;
 
   // --- Uploads and downloads.
@@ -163,7 +181,8 @@ class Operations {
   Operation* OnDelivered(ConnectionId connection, const v1::Delivered& delivered);
   static bool AllDelivered(const Operation& operation);
 
-  // --- Runs. Sends Run to the members of every operation that may run now. Returns the streams.
+  // --- Runs.
+  // Sends Run to the members of every operation that may run now. Returns the streams.
   std::vector<StreamId> StartDueRuns();
   // Returns the operation if the report changed it, else null.
   Operation* OnFinished(ConnectionId connection, const v1::Finished& finished,
@@ -172,10 +191,11 @@ class Operations {
   void BeginDownload(Operation& operation) { Enter(operation, Phase::kDownloading); }
   void FailLater(Operation& operation, Failure failure, absl::Duration delay);
 
-  // --- The end. The request has ended, and its workers are freed as soon as possible. Members that
-  // compute complete their exchanges first, because their peers would hang otherwise. With
-  // `keep_residual`, the state that a Backward needs stays with the workers and is no longer
-  // counted here. REQUIRES for that: the operation is downloading and was reserved with `retain`.
+  // --- The end.
+  // The request has ended, and its workers are freed as soon as possible. Members that compute
+  // complete their exchanges first, because their peers would hang otherwise. With `keep_residual`,
+  // the state that a Backward needs stays with the workers and is no longer counted here. REQUIRES
+  // for that: the operation is downloading and was reserved with `retain`.
   void Close(Operation& operation, bool keep_residual = false);
   // REQUIRES: no member computes.
   void ReleaseAll(Operation& operation, bool keep_residual = false);
@@ -195,7 +215,7 @@ class Operations {
   struct LateMember {
     ConnectionId connection = 0;
     LossReason reason = LossReason::kNoAnswer;
-    std::string words;
+    std::string detail;
   };
   struct Overdue {
     std::vector<LateMember> members;
@@ -248,15 +268,15 @@ class Operations {
   bool IsBehindAnother(const Operation& operation) const;
   // Sets timeouts from the prediction and the members' slowdown.
   void SetLimits(Operation& operation) const;
-  std::optional<std::string> WhyStalled(const Operation& operation, const Member& member) const;
+  std::optional<std::string> DescribeStall(const Operation& operation, const Member& member) const;
   void CheckMembers(const Operation& operation, Overdue* overdue);
-  std::optional<Failure> WhyEnded(const Operation& operation) const;
+  std::optional<Failure> FailureDue(const Operation& operation) const;
 
   const CoordinatorConfig& config_;
   ActionBatch& batch_;
   FairOrder& order_;
   std::map<ConnectionId, absl::Time> last_finished_;  // end of each member's last run
-  std::map<std::string, Operation> operations_;  // of this generation, by id
+  std::map<std::string, Operation> operations_;       // of this generation, by id
   uint64_t last_id_ = 0;
   uint64_t last_run_ = 0;
   uint64_t releases_ = 0;

@@ -12,7 +12,7 @@
 namespace ringattn::server {
 namespace {
 
-using Kind = Operations::ReserveAnswer::Kind;
+using Kind = Operations::ReserveResult::Kind;
 using Phase = Operation::Phase;
 constexpr uint64_t kGeneration = 3;
 
@@ -42,7 +42,7 @@ class OperationsTest : public testing::Test {
     return order.reserve.operation_id();
   }
 
-  Operations::ReserveAnswer Reserved(ConnectionId connection, const std::string& id, bool ok) {
+  Operations::ReserveResult Reserved(ConnectionId connection, const std::string& id, bool ok) {
     v1::Reserved reserved;
     Name(id, &reserved);
     reserved.set_ok(ok);
@@ -121,9 +121,9 @@ TEST_F(OperationsTest, FromReserveToRelease) {
   EXPECT_EQ(Sent(v1::JoinResponse::kReserve), 2);
   EXPECT_EQ(Reserved(10, id, true).kind, Kind::kNothing);
   EXPECT_EQ(Reserved(10, id, true).kind, Kind::kNothing);  // repeated
-  const Operations::ReserveAnswer answer = Reserved(11, id, true);
-  ASSERT_EQ(answer.kind, Kind::kAllReserved);
-  operations_.Accept(*answer.operation);
+  const Operations::ReserveResult result = Reserved(11, id, true);
+  ASSERT_EQ(result.kind, Kind::kAllReserved);
+  operations_.Accept(*result.operation);
   Uploaded(10, id);
   EXPECT_TRUE(operations_.StartDueRuns().empty());
   Uploaded(11, id);
@@ -158,11 +158,11 @@ TEST_F(OperationsTest, MessagesOfAnotherGenerationAreIgnored) {
 TEST_F(OperationsTest, ARefusalReleasesTheOtherMembers) {
   const std::string id = Start(1, {10, 11});
   Reserved(10, id, true);
-  const Operations::ReserveAnswer answer = Reserved(11, id, false);
-  ASSERT_EQ(answer.kind, Kind::kRefused);
-  EXPECT_FALSE(operations_.OthersReserve(answer.operation));
-  answer.operation->was_refused = true;
-  operations_.Withdraw(*answer.operation);
+  const Operations::ReserveResult result = Reserved(11, id, false);
+  ASSERT_EQ(result.kind, Kind::kRefused);
+  EXPECT_FALSE(operations_.OthersReserve(result.operation));
+  result.operation->reservation = Operation::Reservation::kRejected;
+  operations_.Withdraw(*result.operation);
   EXPECT_EQ(Sent(v1::JoinResponse::kRelease), 1);  // not to the member that refused
   EXPECT_TRUE(operations_.OthersReserve(nullptr));
   Released(10, id);

@@ -22,11 +22,11 @@ bool HasMemory(const Site& site, int64_t bytes) {
   return site.memory_bytes == 0 || site.reserved_bytes <= RoomOf(site) - bytes;
 }
 
-bool HasCommonPlace(const Site& site, const PlaceLimits& limits) {
+bool HasCommonSlot(const Site& site, const SlotLimits& limits) {
   return site.operations - site.express_operations < limits.all - limits.express;
 }
 
-bool HasExpressPlace(const Site& site, const PlacementRequest& request, const PlaceLimits& limits) {
+bool HasExpressSlot(const Site& site, const PlacementRequest& request, const SlotLimits& limits) {
   if (request.many_documents || site.express_operations >= limits.express) return false;
   if (site.express_clients.count(request.client) > 0) return false;
   if (request.cost_seconds * kExpressCostRatio <= site.largest_cost) return true;
@@ -53,7 +53,7 @@ std::vector<int> Idlest(const std::vector<Site>& sites, int count,
 }  // namespace
 
 Placement Place(const std::vector<Site>& sites, const PlacementRequest& request,
-                const PlaceLimits& limits, bool only_express) {
+                const SlotLimits& limits, bool only_express) {
   const int count = request.count;
   const int64_t bytes = request.buffer_bytes;
   assert(count >= 1 && count <= static_cast<int>(sites.size()));
@@ -67,7 +67,7 @@ Placement Place(const std::vector<Site>& sites, const PlacementRequest& request,
     have_memory += CouldHold(site, bytes) && HasMemory(site, bytes);
   }
   if (could_hold < count) {
-    placement.answer = Placement::Answer::kNeverFits;
+    placement.result = Placement::Result::kNeverFits;
     return placement;
   }
   if (have_memory < count) return placement;
@@ -75,15 +75,15 @@ Placement Place(const std::vector<Site>& sites, const PlacementRequest& request,
     if (only_express && !express) continue;
     placement.ranks = Idlest(sites, count, [&](const Site& site) {
       return CouldHold(site, bytes) && HasMemory(site, bytes) &&
-             (express ? HasExpressPlace(site, request, limits) : HasCommonPlace(site, limits));
+             (express ? HasExpressSlot(site, request, limits) : HasCommonSlot(site, limits));
     });
     if (static_cast<int>(placement.ranks.size()) < count) continue;
-    placement.answer = Placement::Answer::kPlaced;
+    placement.result = Placement::Result::kPlaced;
     placement.is_express = express;
     return placement;
   }
   placement.ranks.clear();
-  placement.answer = Placement::Answer::kWaitsForPlaces;
+  placement.result = Placement::Result::kWaitsForSlots;
   return placement;
 }
 

@@ -11,43 +11,43 @@ namespace ringattn::server {
 
 // The current occupancy of one ring member.
 struct Site {
-  int64_t memory_bytes = 0;  // 0: unknown; the worker decides at Reserve
-  int64_t reserved_bytes = 0;  // by other operations
-  int operations = 0;  // that hold a slot
-  int express_operations = 0;  // of `operations`
+  int64_t memory_bytes = 0;       // 0: unknown; the worker decides at Reserve
+  int64_t reserved_bytes = 0;     // by other operations
+  int operations = 0;             // that hold a slot
+  int express_operations = 0;     // of `operations`
   std::set<std::string> clients;  // of all operations
   std::set<std::string> express_clients;
-  bool serves = true;  // its device has kernels for the request
-  bool computes = false;  // or has an operation ready to compute
-  double largest_cost = 0;  // of its operations, in device seconds
+  bool serves = true;         // its device has kernels for the request
+  bool computes = false;      // or has an operation ready to compute
+  double largest_cost = 0;    // of its operations, in device seconds
   // Workspace that this request is known to need there in addition to its buffers.
   int64_t workspace_bytes = 0;
 };
 
 struct PlacementRequest {
   std::string client;
-  double cost_seconds = 0;  // of devices
+  double cost_seconds = 0;   // of devices
   int64_t buffer_bytes = 0;  // on each member
-  int count = 1;  // of members
+  int count = 1;             // of members
   // Planning and decoding take long (kManyDocuments), even if the computation is short.
   bool many_documents = false;
 };
 
 // Slots per member.
-struct PlaceLimits {
+struct SlotLimits {
   int all = 0;
   int express = 0;  // part of `all`, for requests that may take them
 };
 
 struct Placement {
-  enum class Answer {
+  enum class Result {
     kPlaced,
     kWaitsForMemory,  // held by others
-    kWaitsForPlaces,  // held by others
-    kNeverFits,  // too few members that serve it could ever hold it
+    kWaitsForSlots,   // held by others
+    kNeverFits,       // too few members that serve it could ever hold it
   };
-  Answer answer = Answer::kWaitsForMemory;
-  std::vector<int> ranks;  // kPlaced: ascending, `count` of them
+  Result result = Result::kWaitsForMemory;
+  std::vector<int> ranks;   // kPlaced: ascending, `count` of them
   bool is_express = false;  // kPlaced: the same on all members
   int roomiest_rank = 0;    // kNeverFits
 };
@@ -63,7 +63,7 @@ struct Placement {
 //
 // `only_express`: an earlier request waits for a common slot. REQUIRES: 1 <= count <= sites.size().
 Placement Place(const std::vector<Site>& sites, const PlacementRequest& request,
-                const PlaceLimits& limits, bool only_express);
+                const SlotLimits& limits, bool only_express);
 
 }  // namespace ringattn::server
 

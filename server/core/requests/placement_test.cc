@@ -7,8 +7,8 @@
 namespace ringattn::server {
 namespace {
 
-using Answer = Placement::Answer;
-constexpr PlaceLimits kLimits = {/*all=*/8, /*express=*/2};
+using Result = Placement::Result;
+constexpr SlotLimits kLimits = {/*all=*/8, /*express=*/2};
 
 Site Occupied(int operations, double largest_cost) {
   Site site;
@@ -33,7 +33,7 @@ TEST(PlacementTest, TakesTheLeastOccupiedByRank) {
   sites[2].operations = 1;
   sites[2].reserved_bytes = 10;
   const Placement placement = Place(sites, Costs(1, 3), kLimits, false);
-  EXPECT_EQ(placement.answer, Answer::kPlaced);
+  EXPECT_EQ(placement.result, Result::kPlaced);
   EXPECT_EQ(placement.ranks, (std::vector<int>{1, 2, 3}));
   EXPECT_FALSE(placement.is_express);
 }
@@ -45,10 +45,10 @@ TEST(PlacementTest, WaitsForMemoryThatCouldBecomeFree) {
   sites[1].memory_bytes = 40;
   PlacementRequest request = Costs(1);
   request.buffer_bytes = 60;
-  EXPECT_EQ(Place(sites, request, kLimits, false).answer, Answer::kWaitsForMemory);
+  EXPECT_EQ(Place(sites, request, kLimits, false).result, Result::kWaitsForMemory);
   sites[0].workspace_bytes = 41;
   const Placement never = Place(sites, request, kLimits, false);
-  EXPECT_EQ(never.answer, Answer::kNeverFits);
+  EXPECT_EQ(never.result, Result::kNeverFits);
   EXPECT_EQ(never.roomiest_rank, 0);
   sites[1].memory_bytes = 0;  // unknown
   EXPECT_EQ(Place(sites, request, kLimits, false).ranks, (std::vector<int>{1}));
@@ -56,9 +56,9 @@ TEST(PlacementTest, WaitsForMemoryThatCouldBecomeFree) {
 
 TEST(PlacementTest, ExpressSlotsAreForSmallRequests) {
   const std::vector<Site> sites = {Occupied(6, /*largest_cost=*/8)};
-  EXPECT_EQ(Place(sites, Costs(1.1), kLimits, false).answer, Answer::kWaitsForPlaces);
+  EXPECT_EQ(Place(sites, Costs(1.1), kLimits, false).result, Result::kWaitsForSlots);
   const Placement placement = Place(sites, Costs(1), kLimits, false);
-  EXPECT_EQ(placement.answer, Answer::kPlaced);
+  EXPECT_EQ(placement.result, Result::kPlaced);
   EXPECT_TRUE(placement.is_express);
 }
 
@@ -67,23 +67,23 @@ TEST(PlacementTest, ManyDocumentsTakeNoExpressSlot) {
   std::vector<Site> sites = {Occupied(6, /*largest_cost=*/8)};
   PlacementRequest request = Costs(0.001);
   request.many_documents = true;
-  EXPECT_EQ(Place(sites, request, kLimits, false).answer, Answer::kWaitsForPlaces);
+  EXPECT_EQ(Place(sites, request, kLimits, false).result, Result::kWaitsForSlots);
   sites[0].computes = false;
-  EXPECT_EQ(Place(sites, request, kLimits, false).answer, Answer::kWaitsForPlaces);
+  EXPECT_EQ(Place(sites, request, kLimits, false).result, Result::kWaitsForSlots);
   sites[0].operations = 5;
-  EXPECT_EQ(Place(sites, request, kLimits, false).answer, Answer::kPlaced);
+  EXPECT_EQ(Place(sites, request, kLimits, false).result, Result::kPlaced);
 }
 
 TEST(PlacementTest, AClientHoldsOneExpressSlotPerMember) {
   std::vector<Site> sites = {Occupied(7, /*largest_cost=*/8)};
   sites[0].express_operations = 1;
   sites[0].express_clients = {"me"};
-  EXPECT_EQ(Place(sites, Costs(1), kLimits, false).answer, Answer::kWaitsForPlaces);
+  EXPECT_EQ(Place(sites, Costs(1), kLimits, false).result, Result::kWaitsForSlots);
   sites[0].express_clients = {"you"};
-  EXPECT_EQ(Place(sites, Costs(1), kLimits, false).answer, Answer::kPlaced);
+  EXPECT_EQ(Place(sites, Costs(1), kLimits, false).result, Result::kPlaced);
   sites[0].operations = 8;
   sites[0].express_operations = 2;
-  EXPECT_EQ(Place(sites, Costs(1), kLimits, false).answer, Answer::kWaitsForPlaces);
+  EXPECT_EQ(Place(sites, Costs(1), kLimits, false).result, Result::kWaitsForSlots);
 }
 
 // Clients that hardly upload hold all common slots.
@@ -98,7 +98,7 @@ TEST(PlacementTest, AClientWithSlotsTakesNoExpressSlotForALargeRequest) {
   std::vector<Site> sites = {Occupied(6, /*largest_cost=*/8)};
   sites[0].computes = false;
   sites[0].clients = {"me"};
-  EXPECT_EQ(Place(sites, Costs(8), kLimits, false).answer, Answer::kWaitsForPlaces);
+  EXPECT_EQ(Place(sites, Costs(8), kLimits, false).result, Result::kWaitsForSlots);
   EXPECT_TRUE(Place(sites, Costs(1), kLimits, false).is_express);
   sites[0].clients = {"you"};
   EXPECT_TRUE(Place(sites, Costs(8), kLimits, false).is_express);
@@ -108,7 +108,7 @@ TEST(PlacementTest, OnlyExpressSlotsAreTakenWhileAnEarlierRequestWaits) {
   std::vector<Site> sites = {Occupied(2, /*largest_cost=*/8), Occupied(6, /*largest_cost=*/8)};
   EXPECT_EQ(Place(sites, Costs(1, 2), kLimits, true).ranks, (std::vector<int>{0, 1}));
   EXPECT_TRUE(Place(sites, Costs(1, 2), kLimits, true).is_express);
-  EXPECT_EQ(Place(sites, Costs(5, 2), kLimits, true).answer, Answer::kWaitsForPlaces);
+  EXPECT_EQ(Place(sites, Costs(5, 2), kLimits, true).result, Result::kWaitsForSlots);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace {
 // Time after a token's expiry until the last RegionChanged for it has arrived.
 constexpr absl::Duration kOfferEnds = absl::Seconds(5);
 
-std::string PlaceField(size_t index, const char* field) {
+std::string LocationField(size_t index, const char* field) {
   return absl::StrCat("transport.places[", index, "].", field);
 }
 
@@ -29,15 +29,15 @@ bool Takes(const v1::Register& registration, v1::RegionKind kind) {
 }  // namespace
 
 void Regions::OnAttach(const AttachRequested& event) {
-  AttachAnswered answer;
-  answer.call = event.call;
+  AttachCompleted completed;
+  completed.call = event.call;
   std::variant<v1::AttachResponse, Failure> result = Attach(event);
   if (auto* failure = std::get_if<Failure>(&result)) {
-    answer.failure = *std::move(failure);
+    completed.failure = *std::move(failure);
   } else {
-    answer.response = std::get<v1::AttachResponse>(std::move(result));
+    completed.response = std::get<v1::AttachResponse>(std::move(result));
   }
-  batch_.Emit(std::move(answer));
+  batch_.Emit(std::move(completed));
 }
 
 std::variant<Regions::Region*, Failure> Regions::FindOrMake(const AttachRequested& event) {
@@ -133,7 +133,7 @@ void Regions::OnChanged(ConnectionId connection, const v1::RegionChanged& change
   }
 }
 
-void Regions::OnWorkerGone(ConnectionId connection) {
+void Regions::OnWorkerLost(ConnectionId connection) {
   for (auto& [id, region] : regions_) region.attached.erase(connection);
 }
 
@@ -155,15 +155,15 @@ const Regions::Region* Regions::Find(const std::string& id, const std::string& p
   return &found->second;
 }
 
-std::optional<Failure> Regions::WhyRefused(const TransportChoice& choice,
-                                           const std::string& principal) const {
+std::optional<Failure> Regions::CheckLocations(const TransportChoice& choice,
+                                               const std::string& principal) const {
   for (size_t i = 0; i < choice.places.size(); ++i) {
-    const TensorLocationChoice& place = choice.places[i];
-    const Region* region = Find(place.region_id, principal);
-    if (region == nullptr) return RegionUnknown(PlaceField(i, "region_id"));
-    if (place.offset > region->bytes - place.bytes) {
-      return PlaceOutside(PlaceField(i, "offset"), TensorName(place.tensor), place.offset,
-                          place.bytes, region->bytes);
+    const TensorLocationChoice& location = choice.places[i];
+    const Region* region = Find(location.region_id, principal);
+    if (region == nullptr) return RegionUnknown(LocationField(i, "region_id"));
+    if (location.offset > region->bytes - location.bytes) {
+      return LocationOutsideRegion(LocationField(i, "offset"), TensorName(location.tensor),
+                                   location.offset, location.bytes, region->bytes);
     }
   }
   return std::nullopt;
@@ -172,20 +172,20 @@ std::optional<Failure> Regions::WhyRefused(const TransportChoice& choice,
 std::string Regions::CheckAttached(const TransportChoice& choice,
                                    const std::vector<ConnectionId>& members,
                                    v1::RegionKind kind) const {
-  for (const TensorLocationChoice& place : choice.places) {
-    const auto region = regions_.find(place.region_id);
+  for (const TensorLocationChoice& location : choice.places) {
+    const auto region = regions_.find(location.region_id);
     if (region == regions_.end() || region->second.kind == kind) continue;
-    return absl::StrCat(TensorName(place.tensor), " lies in ", NameOf(region->second.kind));
+    return absl::StrCat(TensorName(location.tensor), " lies in ", NameOf(region->second.kind));
   }
   for (ConnectionId member : members) {
     if (!Takes(roster_.at(member).registration, kind)) {
       return absl::StrCat(roster_.NameOf(member), " takes no ", NameOf(kind));
     }
-    for (const TensorLocationChoice& place : choice.places) {
-      const auto region = regions_.find(place.region_id);
+    for (const TensorLocationChoice& location : choice.places) {
+      const auto region = regions_.find(location.region_id);
       if (region != regions_.end() && region->second.attached.count(member) > 0) continue;
       return absl::StrCat(roster_.NameOf(member), " has not attached the region of ",
-                          TensorName(place.tensor));
+                          TensorName(location.tensor));
     }
   }
   return "";
@@ -223,9 +223,8 @@ std::variant<TransportDecision, Failure> DecideTransport(const TransportChoice& 
   for (TransportKind kind : choice.accept) {
     switch (kind) {
       case TransportKind::kCoordinatorStream:
-        return TransportDecision{
-            v1::TRANSPORT_RELAY,
-            why_not.empty() ? "coordinator stream: the request prefers it" : why_not};
+        return TransportDecision{v1::TRANSPORT_RELAY,
+                                 why_not.empty() ? "relay: the request prefers it" : why_not};
       case TransportKind::kDirectStream: {
         const std::string why = CheckDirect(choice, roster, route);
         if (why.empty()) {

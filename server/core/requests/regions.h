@@ -13,7 +13,7 @@
 
 #include "absl/time/time.h"
 #include "common/request/transport_choice.h"
-#include "server/core/events/batch.h"
+#include "server/core/events/action_batch.h"
 #include "server/core/events/config.h"
 #include "server/core/ring/roster.h"
 
@@ -30,7 +30,7 @@ class Regions {
   void OnAttach(const AttachRequested& event);
   void OnChanged(ConnectionId connection, const v1::RegionChanged& changed);
   // The worker's stream ended, which detaches its regions.
-  void OnWorkerGone(ConnectionId connection);
+  void OnWorkerLost(ConnectionId connection);
   // Removes regions that no worker has attached and whose tokens have expired.
   void Sweep();
   // Extends timeouts by a pause of this process.
@@ -38,8 +38,8 @@ class Regions {
 
   // Returns INVALID_ARGUMENT by field for a region that is too short or belongs to another
   // principal.
-  std::optional<Failure> WhyRefused(const TransportChoice& choice,
-                                    const std::string& principal) const;
+  std::optional<Failure> CheckLocations(const TransportChoice& choice,
+                                        const std::string& principal) const;
   // Returns the reason that these members cannot reach the tensors in memory of this kind; empty if
   // they can.
   std::string CheckAttached(const TransportChoice& choice, const std::vector<ConnectionId>& members,

@@ -23,8 +23,8 @@ class RegionsTest : public testing::Test {
     }
   }
 
-  AttachAnswered Attach(bool is_new = true, const std::string& principal = "me",
-                        int64_t bytes = 1000, v1::RegionKind kind = v1::REGION_KIND_HOST) {
+  AttachCompleted Attach(bool is_new = true, const std::string& principal = "me",
+                         int64_t bytes = 1000, v1::RegionKind kind = v1::REGION_KIND_HOST) {
     AttachRequested event;
     event.kind = kind;
     event.call = 7;
@@ -35,15 +35,15 @@ class RegionsTest : public testing::Test {
     event.tokens = {"token-1", "token-2", "token-3"};
     regions_.OnAttach(event);
     expected_.clear();
-    AttachAnswered answer;
+    AttachCompleted completed;
     for (Action& action : batch_.Take()) {
       if (auto* sent = std::get_if<SendToWorker>(&action)) {
         expected_[sent->connection] = sent->message.expect_region();
       } else {
-        answer = std::get<AttachAnswered>(action);
+        completed = std::get<AttachCompleted>(action);
       }
     }
-    return answer;
+    return completed;
   }
 
   void Say(ConnectionId connection, bool attached) {
@@ -76,17 +76,17 @@ class RegionsTest : public testing::Test {
 };
 
 TEST_F(RegionsTest, EachWorkerWithLocalMemoryGetsItsOwnToken) {
-  const AttachAnswered answer = Attach();
-  EXPECT_EQ(answer.call, 7u);
-  ASSERT_FALSE(answer.failure.has_value());
-  ASSERT_EQ(answer.response.points_size(), 2);
-  EXPECT_EQ(answer.response.points(1).worker(), "b");
-  EXPECT_EQ(answer.response.points(1).socket_path(), "/run/b");
-  EXPECT_EQ(answer.response.points(1).token(), "token-2");
+  const AttachCompleted completed = Attach();
+  EXPECT_EQ(completed.call, 7u);
+  ASSERT_FALSE(completed.failure.has_value());
+  ASSERT_EQ(completed.response.points_size(), 2);
+  EXPECT_EQ(completed.response.points(1).worker(), "b");
+  EXPECT_EQ(completed.response.points(1).socket_path(), "/run/b");
+  EXPECT_EQ(completed.response.points(1).token(), "token-2");
   EXPECT_EQ(expected_.at(2).token(), "token-2");
   EXPECT_EQ(expected_.at(2).bytes(), 1000u);
-  ASSERT_EQ(answer.response.unavailable_size(), 1);
-  EXPECT_EQ(answer.response.unavailable(0), "c: takes no host memory");
+  ASSERT_EQ(completed.response.unavailable_size(), 1);
+  EXPECT_EQ(completed.response.unavailable(0), "c: takes no host memory");
 }
 
 TEST_F(RegionsTest, ARegionIsUsableOnceAllMembersAttachedIt) {
@@ -100,14 +100,14 @@ TEST_F(RegionsTest, ARegionIsUsableOnceAllMembersAttachedIt) {
   EXPECT_EQ(regions_.CheckAttached(QAt(0), {1, 2, 3}), "c takes no host memory");
   Say(2, false);
   EXPECT_EQ(regions_.CheckAttached(QAt(0), {1, 2}), "b has not attached the region of q");
-  regions_.OnWorkerGone(1);
+  regions_.OnWorkerLost(1);
   EXPECT_EQ(regions_.CheckAttached(QAt(0), {1}), "a has not attached the region of q");
 }
 
 TEST_F(RegionsTest, AnAttachedRegionIsAnnouncedToTheOthersOnly) {
   Attach();
   Say(1, true);
-  const AttachAnswered again = Attach(/*is_new=*/false);
+  const AttachCompleted again = Attach(/*is_new=*/false);
   ASSERT_EQ(again.response.points_size(), 1);
   EXPECT_EQ(again.response.points(0).worker(), "b");
   ASSERT_EQ(again.response.attached_size(), 1);
@@ -116,8 +116,8 @@ TEST_F(RegionsTest, AnAttachedRegionIsAnnouncedToTheOthersOnly) {
 
 TEST_F(RegionsTest, ARegionBelongsToItsPrincipal) {
   Attach();
-  EXPECT_EQ(regions_.WhyRefused(QAt(0), "me"), std::nullopt);
-  const std::optional<Failure> foreign = regions_.WhyRefused(QAt(0), "you");
+  EXPECT_EQ(regions_.CheckLocations(QAt(0), "me"), std::nullopt);
+  const std::optional<Failure> foreign = regions_.CheckLocations(QAt(0), "you");
   ASSERT_TRUE(foreign.has_value());
   EXPECT_EQ(foreign->code, absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(foreign->reason, "REGION_UNKNOWN");
@@ -129,11 +129,11 @@ TEST_F(RegionsTest, ARegionBelongsToItsPrincipal) {
 
 TEST_F(RegionsTest, TensorsMustLieInsideTheirRegion) {
   Attach();
-  EXPECT_EQ(regions_.WhyRefused(QAt(900), "me"), std::nullopt);
-  const std::optional<Failure> outside = regions_.WhyRefused(QAt(901), "me");
+  EXPECT_EQ(regions_.CheckLocations(QAt(900), "me"), std::nullopt);
+  const std::optional<Failure> outside = regions_.CheckLocations(QAt(901), "me");
   ASSERT_TRUE(outside.has_value());
   EXPECT_EQ(outside->field, "transport.places[0].offset");
-  EXPECT_TRUE(regions_.WhyRefused(QAt(0, 1001), "me").has_value());
+  EXPECT_TRUE(regions_.CheckLocations(QAt(0, 1001), "me").has_value());
 }
 
 TEST_F(RegionsTest, AnUnattachedRegionIsForgotten) {
@@ -148,7 +148,7 @@ TEST_F(RegionsTest, AnUnattachedRegionIsForgotten) {
   // A worker may reconnect while the token is valid.
   Attach();
   Say(1, true);
-  regions_.OnWorkerGone(1);
+  regions_.OnWorkerLost(1);
   EXPECT_EQ(regions_.size(), 1u);
   Wait(absl::Seconds(16));
   EXPECT_EQ(regions_.size(), 0u);
@@ -162,7 +162,7 @@ TEST_F(RegionsTest, AnUnattachedRegionIsForgotten) {
 TEST_F(RegionsTest, RegionsAreCounted) {
   config_.limits.max_regions_per_client = 1;
   EXPECT_FALSE(Attach().failure.has_value());
-  const AttachAnswered second = Attach();
+  const AttachCompleted second = Attach();
   ASSERT_TRUE(second.failure.has_value());
   EXPECT_EQ(second.failure->reason, "TOO_MANY_REGIONS");
   EXPECT_TRUE(second.failure->retry_after.has_value());
@@ -195,17 +195,17 @@ TEST_F(RegionsTest, TheFirstAvailableTransportIsChosen) {
 }
 
 TEST_F(RegionsTest, CudaMemoryNeedsWorkersThatTakeIt) {
-  const AttachAnswered answer = Attach(true, "me", 1000, v1::REGION_KIND_CUDA);
-  ASSERT_FALSE(answer.failure.has_value());
-  ASSERT_EQ(answer.response.points_size(), 1);
-  EXPECT_EQ(answer.response.points(0).worker(), "a");
+  const AttachCompleted completed = Attach(true, "me", 1000, v1::REGION_KIND_CUDA);
+  ASSERT_FALSE(completed.failure.has_value());
+  ASSERT_EQ(completed.response.points_size(), 1);
+  EXPECT_EQ(completed.response.points(0).worker(), "a");
   EXPECT_EQ(expected_.at(1).kind(), v1::REGION_KIND_CUDA);
-  ASSERT_EQ(answer.response.unavailable_size(), 2);
-  EXPECT_EQ(answer.response.unavailable(0), "b: takes no CUDA memory");
-  EXPECT_EQ(answer.response.unavailable(1), "c: takes no CUDA memory");
+  ASSERT_EQ(completed.response.unavailable_size(), 2);
+  EXPECT_EQ(completed.response.unavailable(0), "b: takes no CUDA memory");
+  EXPECT_EQ(completed.response.unavailable(1), "c: takes no CUDA memory");
   EXPECT_EQ(Attach(/*is_new=*/false).failure->field, "kind");
   roster_.Remove(1);
-  const AttachAnswered none = Attach(true, "me", 1000, v1::REGION_KIND_CUDA);
+  const AttachCompleted none = Attach(true, "me", 1000, v1::REGION_KIND_CUDA);
   ASSERT_TRUE(none.failure.has_value());
   EXPECT_EQ(none.failure->reason, "TRANSPORT_UNAVAILABLE");
   EXPECT_EQ(none.failure->message, "no connected worker takes CUDA memory (--local_memory)");
@@ -239,22 +239,22 @@ TEST_F(RegionsTest, DirectStreamsNeedReachableMembers) {
   };
   TransportChoice choice;
   choice.accept = {TransportKind::kHostMemory, TransportKind::kDirectStream};
-  choice.why_not_places = "q has no place in a region";
+  choice.why_not_places = "q has no location in a region";
   EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1, 2})).transport, v1::TRANSPORT_DIRECT);
   const auto relay = std::get<TransportDecision>(decide(choice, {1, 3}));
   EXPECT_EQ(relay.transport, v1::TRANSPORT_RELAY);
   EXPECT_EQ(relay.reason,
-            "no host memory: q has no place in a region; no direct stream: c has no client data "
+            "no host memory: q has no location in a region; no direct stream: c has no client data "
             "address");
   spans_ = 4097;
   EXPECT_EQ(std::get<TransportDecision>(decide(choice, {1})).reason,
-            "no host memory: q has no place in a region; no direct stream: the layout cuts the "
+            "no host memory: q has no location in a region; no direct stream: the layout cuts the "
             "tensors into 4097 spans, more than 4096");
   spans_ = 4096;
   choice.why_not_direct = "some of its tensors are inline";
   choice.required = true;
   EXPECT_EQ(std::get<Failure>(decide(choice, {1})).message,
-            "transport.required: no host memory: q has no place in a region; no direct stream: "
+            "transport.required: no host memory: q has no location in a region; no direct stream: "
             "some of its tensors are inline");
 }
 

@@ -84,9 +84,9 @@ void Requests::Fail(Request& request, const Failure& failure) {
 
 FailRequest Requests::FailSilently(Request& request, const Failure& failure) {
   SetState(request, v1::REQUEST_STATE_FAILED);
-  FailRequest told{request.stream(), failure};
+  FailRequest fail{request.stream(), failure};
   Forget(request, failure);
-  return told;
+  return fail;
 }
 
 void Requests::Refuse(StreamId stream, const Failure& failure) {

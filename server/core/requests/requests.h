@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/core/events/batch.h"
+#include "server/core/events/action_batch.h"
 #include "server/core/events/config.h"
 #include "server/core/events/operation_view.h"
 #include "server/core/requests/regions.h"
@@ -21,17 +21,17 @@
 namespace ringattn::server {
 
 struct Request {
-  RequestArrived arrived;  // without its spec
+  RequestArrived arrived;                     // without its spec
   std::shared_ptr<const AttentionSpec> spec;  // until the request is accepted
   absl::Time arrived_at;
-  int64_t bytes = 0;  // of all inputs
-  int64_t query_tokens = 0;  // summed over batch rows
+  int64_t bytes = 0;            // of all inputs
+  int64_t query_tokens = 0;     // summed over batch rows
   bool many_documents = false;  // its plan has more than kManyDocuments
   v1::RequestState state = v1::REQUEST_STATE_UNSPECIFIED;
   std::shared_ptr<const Plan> plan;  // without spans; null: not yet
   uint64_t plan_generation = 0;
   uint64_t asked_generation = 0;  // generation of the pending PlanThis; 0: none
-  double planning_seconds = 0;  // of one core, spent on its plans
+  double planning_seconds = 0;    // of one core, spent on its plans
   std::string operation_id;       // empty while queued
   // A worker lacked memory: no new attempt before this many releases.
   uint64_t blocked_until_release = 0;
@@ -43,9 +43,9 @@ struct Request {
   absl::Time accepted_at;
   absl::Time run_at;
   absl::Time download_at;
-  std::string not_retained;  // why its residual was given up
+  std::string not_retained;               // why its residual was given up
   std::vector<std::string> member_names;  // by ring rank, once accepted
-  uint64_t generation = 0;  // once accepted
+  uint64_t generation = 0;                // once accepted
 
   bool retains() const { return arrived.retain.has_value(); }
   StreamId stream() const { return arrived.stream; }

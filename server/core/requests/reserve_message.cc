@@ -37,12 +37,12 @@ v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec
   return reserve;
 }
 
-void AddPlaces(const TransportChoice& choice, v1::Reserve* reserve) {
-  for (const TensorLocationChoice& place : choice.places) {
+void AddLocations(const TransportChoice& choice, v1::Reserve* reserve) {
+  for (const TensorLocationChoice& location : choice.places) {
     v1::TensorLocation* added = reserve->add_places();
-    added->set_tensor(ToProto(place.tensor));
-    added->set_region_id(place.region_id);
-    added->set_offset(place.offset);
+    added->set_tensor(ToProto(location.tensor));
+    added->set_region_id(location.region_id);
+    added->set_offset(location.offset);
   }
   reserve->set_fence_number(choice.fence_number);
 }

@@ -17,7 +17,7 @@ v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec
                         const std::vector<uint32_t>& members);
 
 // Adds the tensors' locations in the client's host or CUDA memory.
-void AddPlaces(const TransportChoice& choice, v1::Reserve* reserve);
+void AddLocations(const TransportChoice& choice, v1::Reserve* reserve);
 
 }  // namespace ringattn::server
 

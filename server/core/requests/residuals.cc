@@ -115,8 +115,9 @@ int64_t Residuals::BytesOfClient(const std::string& client) const {
 
 // --------------------------------------------------------------------- reading
 
-std::optional<Failure> Residuals::WhyNot(const std::string& handle, const std::string& principal,
-                                         const std::string& request_id) const {
+std::optional<Failure> Residuals::CheckReadable(const std::string& handle,
+                                                const std::string& principal,
+                                                const std::string& request_id) const {
   const auto found = residuals_.find(handle);
   if (found != residuals_.end() && found->second.principal == principal) {
     const Residual& residual = found->second;
@@ -124,11 +125,11 @@ std::optional<Failure> Residuals::WhyNot(const std::string& handle, const std::s
     const bool is_replay = !request_id.empty() && residual.consumed_by == request_id &&
                            batch_.now() <= residual.replay_until;
     if (is_replay) return std::nullopt;
-    return ResidualGone(ResidualEnd::kConsumed);
+    return ResidualEnded(ResidualEnd::kConsumed);
   }
-  const auto gone = gone_.find(handle);
-  if (found == residuals_.end() && gone != gone_.end() && gone->second.principal == principal) {
-    return ResidualGone(gone->second.end);
+  const auto ended = ended_.find(handle);
+  if (found == residuals_.end() && ended != ended_.end() && ended->second.principal == principal) {
+    return ResidualEnded(ended->second.end);
   }
   return ResidualNotFound();
 }
@@ -182,7 +183,7 @@ void Residuals::Delete(const std::string& handle, const std::string& principal,
   Consume(found->second, "", batch_.now());
 }
 
-std::vector<StreamId> Residuals::OnWorkerGone(ConnectionId connection) {
+std::vector<StreamId> Residuals::OnWorkerLost(ConnectionId connection) {
   std::vector<StreamId> readers;
   for (auto next = residuals_.begin(); next != residuals_.end();) {
     const auto residual = next++;
@@ -242,7 +243,7 @@ void Residuals::Forgive(absl::Duration pause) {
 }
 
 std::vector<StreamId> Residuals::Drop(Entries::iterator entry, ResidualEnd end,
-                                      std::optional<ConnectionId> besides) {
+                                      std::optional<ConnectionId> except) {
   const Residual residual = std::move(entry->second);
   residuals_.erase(entry);
   oldest_.erase(residual.number);
@@ -250,7 +251,7 @@ std::vector<StreamId> Residuals::Drop(Entries::iterator entry, ResidualEnd end,
     int64_t& bytes = bytes_by_worker_[member.connection];
     bytes -= member.bytes;
     if (bytes == 0) bytes_by_worker_.erase(member.connection);
-    if (besides && member.connection == *besides) continue;
+    if (except && member.connection == *except) continue;
     batch_.SendDrop(member.connection)->add_operation_ids(residual.operation_id);
   }
   consumed_ -= residual.consumed;
@@ -259,11 +260,11 @@ std::vector<StreamId> Residuals::Drop(Entries::iterator entry, ResidualEnd end,
   record_bytes_ -= RecordBytes(residual);
   ++counts_.ended[static_cast<size_t>(end)];
 
-  gone_[residual.handle] = {residual.handle, residual.principal, end};
-  gone_order_.push_back(residual.handle);
-  while (static_cast<int64_t>(gone_order_.size()) > config_.limits.ended_residuals_kept) {
-    gone_.erase(gone_order_.front());
-    gone_order_.pop_front();
+  ended_[residual.handle] = {residual.handle, residual.principal, end};
+  ended_order_.push_back(residual.handle);
+  while (static_cast<int64_t>(ended_order_.size()) > config_.limits.ended_residuals_kept) {
+    ended_.erase(ended_order_.front());
+    ended_order_.pop_front();
   }
   return {residual.readers.begin(), residual.readers.end()};
 }

@@ -22,7 +22,7 @@
 #include "absl/time/time.h"
 #include "common/attention/attention_spec.h"
 #include "common/plan/planner.h"
-#include "server/core/events/batch.h"
+#include "server/core/events/action_batch.h"
 #include "server/core/events/config.h"
 #include "server/core/events/residual_view.h"
 
@@ -35,12 +35,12 @@ struct ResidualMember {
 
 struct Residual {
   std::string handle;
-  std::string principal;  // that may use it
-  std::string client;  // whose quota it counts for
-  std::string operation_id;  // its name in messages to workers
+  std::string principal;                      // that may use it
+  std::string client;                         // whose quota it counts for
+  std::string operation_id;                   // its name in messages to workers
   std::shared_ptr<const AttentionSpec> spec;  // of the Forward
-  std::shared_ptr<const Plan> plan;  // of the Forward; without spans
-  uint64_t fingerprint = 0;  // of the Forward; equal ones share plans
+  std::shared_ptr<const Plan> plan;           // of the Forward; without spans
+  uint64_t fingerprint = 0;                   // of the Forward; equal ones share plans
   std::vector<ResidualMember> members;        // by ring rank
   absl::Duration ttl;
   absl::Time expires;
@@ -66,16 +66,18 @@ class Residuals {
   // Handles of residuals that operations read now. These are never dropped.
   using InUse = std::set<std::string>;
 
-  // --- Keeping. Returns an empty string if the residual is kept until its ttl expires, else the
-  // reason. Consumed residuals without readers are dropped to make room.
-  //   client_limit  bytes that this client may keep at a time
+  // --- Keeping.
+  // Returns an empty string if the residual is kept until its ttl expires, else the reason.
+  // Consumed residuals without readers are dropped to make room. client_limit  bytes that this
+  // client may keep at a time
   std::string Keep(Residual residual, std::optional<int64_t> client_limit, const InUse& in_use);
   // Counts a Forward that is served without the residual that it requested.
   void CountRefusal() { ++counts_.refused; }
 
-  // --- Reading. Returns nullopt if the request may read the residual, else the failure.
-  std::optional<Failure> WhyNot(const std::string& handle, const std::string& principal,
-                                const std::string& request_id) const;
+  // --- Reading.
+  // Returns nullopt if the request may read the residual, else the failure.
+  std::optional<Failure> CheckReadable(const std::string& handle, const std::string& principal,
+                                       const std::string& request_id) const;
   // Returns null if there is none.
   const Residual* Find(const std::string& handle) const;
   // REQUIRES: Find(handle) != nullptr.
@@ -89,7 +91,7 @@ class Residuals {
   void Renew(const std::string& handle, const std::string& principal, absl::Duration ttl);
   void Delete(const std::string& handle, const std::string& principal, const InUse& in_use);
   // The worker is lost, and its residuals with it. Returns the requests that name them.
-  std::vector<StreamId> OnWorkerGone(ConnectionId connection);
+  std::vector<StreamId> OnWorkerLost(ConnectionId connection);
   // The residual is missing on a worker. Returns the requests that name it.
   std::vector<StreamId> Lose(const std::string& handle);
   // Eviction order: consumed, then oldest, then awaited by a request.
@@ -100,14 +102,15 @@ class Residuals {
   void CheckTimers(const InUse& in_use);
   void Forgive(absl::Duration pause);
 
-  // --- Lookups. Bytes by worker; workers without residuals have no entry.
+  // --- Lookups.
+  // Bytes by worker; workers without residuals have no entry.
   const std::map<ConnectionId, int64_t>& bytes_by_worker() const { return bytes_by_worker_; }
   const ResidualCounts& counts() const { return counts_; }
   // Consumed residuals that are still kept; only a retry can read them.
   int64_t consumed() const { return consumed_; }
 
  private:
-  struct Gone {
+  struct Ended {
     std::string handle;
     std::string principal;
     ResidualEnd end;
@@ -118,17 +121,17 @@ class Residuals {
   std::optional<std::string> MakeRoom(const Residual& wanted, std::optional<int64_t> client_limit,
                                       const InUse& in_use);
   int64_t BytesOfClient(const std::string& client) const;
-  // Informs its workers except `besides`, remembers the reason, and returns its readers.
+  // Informs its workers except `except`, remembers the reason, and returns its readers.
   std::vector<StreamId> Drop(Entries::iterator residual, ResidualEnd end,
-                             std::optional<ConnectionId> besides = std::nullopt);
+                             std::optional<ConnectionId> except = std::nullopt);
 
   const CoordinatorConfig& config_;
   ActionBatch& batch_;
   Entries residuals_;                       // by handle
   std::map<uint64_t, std::string> oldest_;  // handles in order of keeping
   uint64_t last_number_ = 0;
-  std::map<std::string, Gone> gone_;
-  std::deque<std::string> gone_order_;  // newest last
+  std::map<std::string, Ended> ended_;
+  std::deque<std::string> ended_order_;  // newest last
   std::map<ConnectionId, int64_t> bytes_by_worker_;
   int64_t record_bytes_ = 0;
   int64_t consumed_ = 0;

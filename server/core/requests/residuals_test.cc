@@ -39,8 +39,8 @@ class ResidualsTest : public testing::Test {
                    std::optional<int64_t> limit = std::nullopt) {
     return residuals_.Keep(Of(handle, bytes, client), limit, in_use_);
   }
-  std::string WhyNot(const std::string& handle, const std::string& request = "") {
-    const std::optional<Failure> why = residuals_.WhyNot(handle, "", request);
+  std::string ReasonOf(const std::string& handle, const std::string& request = "") {
+    const std::optional<Failure> why = residuals_.CheckReadable(handle, "", request);
     return why ? why->reason : "";
   }
   void Pass(absl::Duration time) {
@@ -73,11 +73,11 @@ TEST_F(ResidualsTest, CountsBytesByWorker) {
   EXPECT_EQ(residuals_.bytes_by_worker().at(1), 55);
   EXPECT_EQ(residuals_.bytes_by_worker().at(2), 56);
   EXPECT_EQ(residuals_.counts().bytes, 111);
-  EXPECT_THAT(residuals_.OnWorkerGone(1), IsEmpty());
+  EXPECT_THAT(residuals_.OnWorkerLost(1), IsEmpty());
   EXPECT_THAT(Dropped(), ElementsAre("2 op-a", "2 op-b"));  // the third worker is lost
   EXPECT_THAT(residuals_.bytes_by_worker(), IsEmpty());
-  EXPECT_EQ(WhyNot("a"), "RESIDUAL_LOST");
-  EXPECT_EQ(WhyNot("c"), "RESIDUAL_NOT_FOUND");
+  EXPECT_EQ(ReasonOf("a"), "RESIDUAL_LOST");
+  EXPECT_EQ(ReasonOf("c"), "RESIDUAL_NOT_FOUND");
 }
 
 TEST_F(ResidualsTest, ConsumedResidualsMakeRoomAndOthersDoNot) {
@@ -88,7 +88,7 @@ TEST_F(ResidualsTest, ConsumedResidualsMakeRoomAndOthersDoNot) {
   residuals_.Read("a", "request", /*keep=*/true);
   EXPECT_EQ(Keep("c", 400), "");
   EXPECT_THAT(Dropped(), ElementsAre("1 op-b", "2 op-b"));
-  EXPECT_EQ(WhyNot("b", "request"), "RESIDUAL_CONSUMED");  // for a retry as well
+  EXPECT_EQ(ReasonOf("b", "request"), "RESIDUAL_CONSUMED");  // for a retry as well
   residuals_.Read("a", "request", /*keep=*/false);
   residuals_.Attach("a", 7);  // a retry that has arrived
   EXPECT_THAT(Keep("d", 400), HasSubstr("800 of"));
@@ -146,9 +146,9 @@ TEST_F(ResidualsTest, EndedResidualsAreRememberedForAWhile) {
     Keep(handle, 1);
     residuals_.Delete(handle, "", in_use_);
   }
-  EXPECT_EQ(WhyNot("a"), "RESIDUAL_NOT_FOUND");
-  EXPECT_EQ(WhyNot("b"), "RESIDUAL_CONSUMED");
-  EXPECT_EQ(WhyNot("c"), "RESIDUAL_CONSUMED");
+  EXPECT_EQ(ReasonOf("a"), "RESIDUAL_NOT_FOUND");
+  EXPECT_EQ(ReasonOf("b"), "RESIDUAL_CONSUMED");
+  EXPECT_EQ(ReasonOf("c"), "RESIDUAL_CONSUMED");
 }
 
 TEST_F(ResidualsTest, AResidualInUseDoesNotExpire) {
@@ -158,26 +158,26 @@ TEST_F(ResidualsTest, AResidualInUseDoesNotExpire) {
   residuals_.Attach("a", 7);
   in_use_ = {"b"};
   Pass(absl::Seconds(11));
-  EXPECT_EQ(WhyNot("a"), "");
-  EXPECT_EQ(WhyNot("b"), "");
-  EXPECT_EQ(WhyNot("c"), "RESIDUAL_EXPIRED");
+  EXPECT_EQ(ReasonOf("a"), "");
+  EXPECT_EQ(ReasonOf("b"), "");
+  EXPECT_EQ(ReasonOf("c"), "RESIDUAL_EXPIRED");
   residuals_.Detach("a", 7);
   in_use_ = {};
   Pass(absl::Milliseconds(50));
-  EXPECT_EQ(WhyNot("a"), "RESIDUAL_EXPIRED");
-  EXPECT_EQ(WhyNot("b"), "RESIDUAL_EXPIRED");
+  EXPECT_EQ(ReasonOf("a"), "RESIDUAL_EXPIRED");
+  EXPECT_EQ(ReasonOf("b"), "RESIDUAL_EXPIRED");
 }
 
 TEST_F(ResidualsTest, OnlyTheSameRequestMayReadAgainAndNotForLong) {
   Keep("a", 1);
   residuals_.Read("a", "request", /*keep=*/false);
-  EXPECT_EQ(WhyNot("a", "request"), "");
-  EXPECT_EQ(WhyNot("a", "other"), "RESIDUAL_CONSUMED");
-  EXPECT_EQ(WhyNot("a", ""), "RESIDUAL_CONSUMED");
+  EXPECT_EQ(ReasonOf("a", "request"), "");
+  EXPECT_EQ(ReasonOf("a", "other"), "RESIDUAL_CONSUMED");
+  EXPECT_EQ(ReasonOf("a", ""), "RESIDUAL_CONSUMED");
   Pass(config_.residual_replay_time);
-  EXPECT_EQ(WhyNot("a", "request"), "");
+  EXPECT_EQ(ReasonOf("a", "request"), "");
   Pass(absl::Seconds(1));
-  EXPECT_EQ(WhyNot("a", "request"), "RESIDUAL_CONSUMED");
+  EXPECT_EQ(ReasonOf("a", "request"), "RESIDUAL_CONSUMED");
   EXPECT_EQ(residuals_.counts().residuals, 0);
 }
 
@@ -188,14 +188,14 @@ TEST_F(ResidualsTest, EvictionFollowsItsOrder) {
   in_use_ = {"e"};
   EXPECT_THAT(residuals_.EvictionOrder(in_use_), ElementsAre("b", "c", "a", "d"));
   EXPECT_THAT(residuals_.Evict("d"), ElementsAre(7u));
-  EXPECT_EQ(WhyNot("d"), "RESIDUAL_LOST");
+  EXPECT_EQ(ReasonOf("d"), "RESIDUAL_LOST");
 }
 
 TEST_F(ResidualsTest, APauseOfTheProcessExtendsExpiry) {
   Keep("a", 1);
   residuals_.Forgive(absl::Seconds(20));
   Pass(absl::Seconds(25));
-  EXPECT_EQ(WhyNot("a"), "");
+  EXPECT_EQ(ReasonOf("a"), "");
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include "server/core/requests/worker_capabilities.h"
 
 #include "gtest/gtest.h"
-#include "server/core/testing/scenario.h"
 
 namespace ringattn::server {
 namespace {
@@ -56,37 +55,6 @@ TEST(WorkerCapabilitiesTest, OtherValuesAreRejectedWithTheAcceptedOnes) {
   EXPECT_EQ(rows->code, absl::StatusCode::kUnimplemented);
   EXPECT_EQ(rows->reason, "OPTION_NOT_SERVED");
   EXPECT_EQ(rows->field, "reply.probability_rows");
-}
-
-// Only members that offer the value are chosen.
-TEST(WorkerCapabilitiesTest, TuningRestrictsTheMembers) {
-  EXPECT_SCENARIO(R"(
-join a device=gpu
-join b device=cpu tile_q=96
-wait 300ms
-> serving 1
-request s1 tokens=10 world=1 tile_q=96
-> b: reserve 1-1 [1]
-request s2 tokens=10 world=2 tile_q=96
-> s2: failed INVALID_ARGUMENT TUNING_NOT_OFFERED field plan.tuning.tile_q: plan.tuning.tile_q: is 96; the kernels of device gpu (worker a) take none
-)");
-}
-
-// Named members serve in the client's order, regardless of occupancy. The request fails if one is
-// missing.
-TEST(WorkerCapabilitiesTest, MembersAreTakenByName) {
-  EXPECT_SCENARIO(R"(
-ring a b c d
-request s1 tokens=10 world=2 members=d,b
-> d b: reserve 1-1 [3 1]
-b reserved 1-1
-d reserved 1-1
-> s1: accepted 1-1 on d b
-request s2 tokens=10 world=2 members=a,c
-> a c: reserve 1-2 [0 2]
-request s3 tokens=10 world=2 members=d,nobody
-> s3: failed FAILED_PRECONDITION MEMBER_NOT_READY field plan.members: plan.members: no worker nobody is ready
-)");
 }
 
 }  // namespace

@@ -54,10 +54,10 @@ std::vector<ConnectionId> Ring::Overdue(const char** what) const {
 void Ring::Advance(bool idle, bool steady) {
   switch (phase_) {
     case RingPhase::kEmpty:
-      if (!roster_.empty()) Gather();
+      if (!roster_.Staying().empty()) Gather();
       return;
     case RingPhase::kGathering:
-      if (roster_.empty()) {
+      if (roster_.Staying().empty()) {
         Enter(RingPhase::kEmpty, absl::InfiniteFuture());
         return AnswerReform(absl::UnavailableError("no worker is connected"));
       }
@@ -100,8 +100,7 @@ bool Ring::MayPrepare() const {
 }
 
 void Ring::StartPreparing() {
-  std::vector<ConnectionId> members;
-  for (const auto& [connection, worker] : roster_.workers()) members.push_back(connection);
+  std::vector<ConnectionId> members = roster_.Staying();
   std::sort(members.begin(), members.end(), [this](ConnectionId a, ConnectionId b) {
     return roster_.NameOf(a) < roster_.NameOf(b);
   });
@@ -205,7 +204,7 @@ bool Ring::MemberLeaves() const {
 }
 
 bool Ring::NewcomersWait() const {
-  return roster_.size() > members_.size() &&
+  return roster_.Staying().size() > members_.size() &&
          members_.size() < static_cast<size_t>(config_.limits.max_world_size);
 }
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/core/events/batch.h"
+#include "server/core/events/action_batch.h"
 #include "server/core/events/config.h"
 #include "server/core/ring/roster.h"
 
@@ -41,8 +41,9 @@ class Ring {
   // stays until Lose().
   void OnMemberFailed(ConnectionId connection);
 
-  // --- Time. Returns the members that missed the deadline, and stores the missed answer's name in
-  // *what. The caller removes them from the roster and reports them by OnMemberFailed.
+  // --- Time.
+  // Returns the members that missed the deadline, and stores the missed answer's name in *what. The
+  // caller removes them from the roster and reports them by OnMemberFailed.
   std::vector<ConnectionId> Overdue(const char** what) const;
   // Performs the due phase changes. `idle`: no operation exists; `steady`: no suspicion is open.
   void Advance(bool idle, bool steady);

@@ -52,6 +52,14 @@ std::vector<ConnectionId> Roster::Leaving() const {
   return leaving;
 }
 
+std::vector<ConnectionId> Roster::Staying() const {
+  std::vector<ConnectionId> staying;
+  for (const auto& [connection, worker] : workers_) {
+    if (!worker.leaving) staying.push_back(connection);
+  }
+  return staying;
+}
+
 std::vector<ConnectionId> Roster::SilentSince(absl::Time time) const {
   std::vector<std::pair<absl::Time, ConnectionId>> silent;
   for (const auto& [connection, worker] : workers_) {

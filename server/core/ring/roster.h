@@ -48,8 +48,9 @@ class Roster {
   const std::map<ConnectionId, Worker>& workers() const { return workers_; }
   bool empty() const { return workers_.empty(); }
   size_t size() const { return workers_.size(); }
-  // Returns the workers that sent Leaving.
+  // Returns the workers that sent Leaving, and the others.
   std::vector<ConnectionId> Leaving() const;
+  std::vector<ConnectionId> Staying() const;
   absl::Time newest_join() const { return newest_join_; }
 
  private:

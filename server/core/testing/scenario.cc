@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "server/core/requests/plan_summary.h"
 #include "server/core/testing/scenario_views.h"
-#include "server/core/testing/scenario_words.h"
+#include "server/core/testing/scenario_args.h"
 
 namespace ringattn::server {
 namespace {
@@ -28,22 +30,33 @@ AttentionSpec SpecOf(int64_t tokens) {
   return spec;
 }
 
+// Sets the limit that "KEY=VALUE" names; returns false for an unknown key.
+bool SetConfig(const std::string& key, const std::string& value, CoordinatorConfig* config) {
+  const auto number = [&value] { return std::atoi(value.c_str()); };
+  if (key == "max_operations_per_worker") {
+    config->max_operations_per_worker = number();
+  } else if (key == "max_queued_requests") {
+    config->limits.max_queued_requests = number();
+  } else if (key == "max_queued_requests_per_client") {
+    config->limits.max_queued_requests_per_client = number();
+  } else if (key == "assembly_time_max") {
+    config->assembly_time_max = Duration(value);
+  } else if (key == "run_time_floor") {
+    config->run_time_floor = Duration(value);
+  } else {
+    return false;
+  }
+  return true;
+}
+
 class Scenario {
  public:
   explicit Scenario(const CoordinatorConfig& config) : config_(config), core_(config) {}
 
-  std::string Run(const std::string& script) {
-    for (absl::string_view line : absl::StrSplit(script, '\n')) {
-      const absl::string_view text = absl::StripAsciiWhitespace(line);
-      if (absl::StartsWith(text, ">")) continue;
-      absl::StrAppend(&output_, line, "\n");
-      const absl::string_view command = absl::StripAsciiWhitespace(text.substr(0, text.find('#')));
-      if (command.empty()) continue;
-      Execute(absl::StrSplit(command, ' ', absl::SkipEmpty()));
-      Flush();
-    }
-    output_.pop_back();  // the newline after the last line
-    return output_;
+  // Executes one command and returns its trace.
+  ScenarioLines Run(const std::string& command) {
+    Execute(absl::StrSplit(command, ' ', absl::SkipEmpty()));
+    return std::exchange(lines_, {});
   }
 
  private:
@@ -54,67 +67,67 @@ class Scenario {
     v1::Heartbeat heartbeat;
   };
 
-  void Execute(const Words& words) {
-    const std::string& verb = words[0];
-    if (workers_.count(verb) > 0) return WorkerSays(verb, words);
-    if (verb == "join") return Join(words);
-    if (verb == "gone") return Feed(WorkerGone{Remove(words[1])});
-    if (verb == "ring") return FormRing(words);
+  void Execute(const Args& args) {
+    const std::string& verb = args[0];
+    if (workers_.count(verb) > 0) return SendFromWorker(verb, args);
+    if (verb == "join") return Join(args);
+    if (verb == "disconnect") return Feed(WorkerDisconnected{Remove(args[1])});
+    if (verb == "ring") return FormRing(args);
     if (verb == "manual" || verb == "silent") {
-      for (size_t i = 1; i < words.size(); ++i) {
-        (verb == "manual" ? workers_[words[i]].manual : workers_[words[i]].silent) = true;
+      for (size_t i = 1; i < args.size(); ++i) {
+        (verb == "manual" ? workers_[args[i]].manual : workers_[args[i]].silent) = true;
       }
       return;
     }
-    if (verb == "request") return Request(words);
-    if (verb == "accepted") return Serve(words, /*run=*/false);
-    if (verb == "running") return Serve(words, /*run=*/true);
-    if (verb == "upload") return Feed(UploadProgressed{Stream(words[1])});
-    if (verb == "download") return Feed(DownloadProgressed{Stream(words[1])});
-    if (verb == "stands") {
-      MembersStalled event{Stream(words[1]), {}};
-      for (size_t i = 2; i < words.size(); ++i) {
-        event.members.push_back(std::atoi(words[i].c_str()));
+    if (verb == "request") return Request(args);
+    if (verb == "accepted") return Serve(args, /*run=*/false);
+    if (verb == "running") return Serve(args, /*run=*/true);
+    if (verb == "upload") return Feed(UploadProgressed{Stream(args[1])});
+    if (verb == "download") return Feed(DownloadProgressed{Stream(args[1])});
+    if (verb == "stalled") {
+      MembersStalled event{Stream(args[1]), {}};
+      for (size_t i = 2; i < args.size(); ++i) {
+        event.members.push_back(std::atoi(args[i].c_str()));
       }
       return Feed(event);
     }
-    if (verb == "downloaded") return Feed(DownloadFinished{Stream(words[1])});
-    if (verb == "share" || verb == "unshare") return Share(words);
+    if (verb == "downloaded") return Feed(DownloadFinished{Stream(args[1])});
+    if (verb == "share" || verb == "unshare") return Share(args);
     if (verb == "end") {
       Failure why;
       why.code = absl::StatusCode::kCancelled;
       why.reason = "CLIENT_CANCELLED";
-      return Feed(RequestEnded{Stream(words[1]), why});
+      return Feed(RequestEnded{Stream(args[1]), why});
     }
     if (verb == "shard") {
-      return Feed(ShardStreamFailed{Stream(words[1]), std::atoi(words[2].c_str()), Rest(words, 3)});
+      return Feed(ShardStreamFailed{Stream(args[1]), std::atoi(args[2].c_str()), Rest(args, 3)});
     }
-    if (verb == "cancel") return Feed(CancelRequested{words[1], Option(words, "principal", "")});
-    if (verb == "hold" && words.back() == "plans") {
+    if (verb == "cancel") return Feed(CancelRequested{args[1], Option(args, "principal", "")});
+    if (verb == "hold" && args.back() == "plans") {
       holds_plans_ = true;
       return;
     }
-    if (verb == "planned") return Feed(Answer(held_plans_.at(Stream(words[1]))));
-    if (verb == "unplanned") {
-      Planned answer = Answer(held_plans_.at(Stream(words[1])));
-      answer.plan = words[2] == "late" ? absl::DeadlineExceededError("planning takes longer")
+    if (verb == "planned") return Feed(MakePlan(held_plans_.at(Stream(args[1]))));
+    if (verb == "plan_failed") {
+      Planned planned = MakePlan(held_plans_.at(Stream(args[1])));
+      planned.plan = args[2] == "late" ? absl::DeadlineExceededError("planning takes longer")
                                        : absl::ResourceExhaustedError("too many wait");
-      return Feed(answer);
+      return Feed(planned);
     }
     if (verb == "delete") {
-      return Feed(ResidualDeleted{words[1], Option(words, "principal", "")});
+      return Feed(ResidualDeleted{args[1], Option(args, "principal", "")});
     }
     if (verb == "renew") {
-      return Feed(ResidualsRenewed{{words[1]}, Option(words, "principal", ""), Duration(words[2])});
+      return Feed(ResidualsRenewed{{args[1]}, Option(args, "principal", ""), Duration(args[2])});
     }
     if (verb == "drain" || verb == "undrain") return Feed(DrainRequested{verb == "undrain"});
     if (verb == "reform") return Feed(ReformRequested{});
-    if (verb == "wait") return Wait(Duration(words[1]));
+    if (verb == "wait") return Wait(Duration(args[1]));
     if (verb == "pause") {
-      now_ += Duration(words[1]);
+      now_ += Duration(args[1]);
       return Feed(Tick{});
     }
-    if (IsQuestion(verb)) return Show(AnswerOf(core_, words, {published_, losses_told_}));
+    if (IsQuery(verb)) return Show(RunQuery(core_, args, {published_, losses_reported_}));
     lines_.push_back({"", absl::StrCat("unknown command ", verb)});
   }
 
@@ -137,19 +150,19 @@ class Scenario {
     return found == names_.end() ? "?" : found->second;
   }
 
-  void Join(const Words& words) {
+  void Join(const Args& args) {
     WorkerJoined joined;
     joined.connection = ++last_connection_;
-    joined.registration = RegistrationOf(words);
+    joined.registration = RegistrationOf(args);
     joined.registration.set_incarnation(absl::StrCat(last_connection_));
-    workers_[words[1]] = {};
-    workers_[words[1]].connection = joined.connection;
-    names_[joined.connection] = words[1];
+    workers_[args[1]] = {};
+    workers_[args[1]].connection = joined.connection;
+    names_[joined.connection] = args[1];
     Feed(joined);
   }
 
-  void FormRing(const Words& words) {
-    for (size_t i = 1; i < words.size(); ++i) Join({"join", words[i]});
+  void FormRing(const Args& args) {
+    for (size_t i = 1; i < args.size(); ++i) Join({"join", args[i]});
     Wait(2 * config_.forming_delay);
     lines_.clear();
   }
@@ -160,73 +173,73 @@ class Scenario {
     return connection;
   }
 
-  void Say(const std::string& name, v1::JoinRequest message) {
+  void Send(const std::string& name, v1::JoinRequest message) {
     Feed(WorkerMessage{workers_.at(name).connection, std::move(message)});
   }
 
-  void WorkerSays(const std::string& name, const Words& words) {
+  void SendFromWorker(const std::string& name, const Args& args) {
     v1::Heartbeat& heartbeat = workers_.at(name).heartbeat;
-    if (words[1] == "at") return SetPosition(words, &heartbeat);
-    std::optional<v1::JoinRequest> message = MessageOf(name, words, heartbeat.operation_id());
-    if (message.has_value()) return Say(name, *std::move(message));
-    lines_.push_back({"", absl::StrCat("unknown message ", words[1])});
+    if (args[1] == "at") return SetPosition(args, &heartbeat);
+    std::optional<v1::JoinRequest> message = MessageOf(name, args, heartbeat.operation_id());
+    if (message.has_value()) return Send(name, *std::move(message));
+    lines_.push_back({"", absl::StrCat("unknown message ", args[1])});
   }
 
-  void Request(const Words& words) {
+  void Request(const Args& args) {
     RequestArrived request;
-    request.stream = Stream(words[1]);
-    request.request_id = Option(words, "id", words[1]);
-    request.principal = Option(words, "principal", "");
-    request.client = Option(words, "client", request.principal);
-    request.terms.weight = std::atof(Option(words, "weight", "1").c_str());
+    request.stream = Stream(args[1]);
+    request.request_id = Option(args, "id", args[1]);
+    request.principal = Option(args, "principal", "");
+    request.client = Option(args, "client", request.principal);
+    request.terms.weight = std::atof(Option(args, "weight", "1").c_str());
     const auto own = [&](const char* option) -> std::optional<int64_t> {
-      const std::string text = Option(words, option, "");
+      const std::string text = Option(args, option, "");
       return text.empty() ? std::nullopt : std::optional<int64_t>(std::atoll(text.c_str()));
     };
     request.terms.max_requests_in_flight = own("in_flight");
     request.terms.max_queued_bytes = own("queued_bytes");
-    request.fingerprint = std::atoll(Option(words, "header", "0").c_str());
-    request.spec = SpecOf(std::atoll(Option(words, "tokens", "8").c_str()));
-    if (Option(words, "option", "") == "segment_ids") request.spec.options.segment_ids = true;
-    if (const int64_t length = std::atoll(Option(words, "segment_length", "0").c_str());
+    request.fingerprint = std::atoll(Option(args, "header", "0").c_str());
+    request.spec = SpecOf(std::atoll(Option(args, "tokens", "8").c_str()));
+    if (Option(args, "option", "") == "segment_ids") request.spec.options.segment_ids = true;
+    if (const int64_t length = std::atoll(Option(args, "segment_length", "0").c_str());
         length > 0) {
       request.spec.options.dilation_levels = {{length, 1, std::nullopt, 0, 1}};
     }
-    request.choice.tuning.tile_q = std::atoi(Option(words, "tile_q", "0").c_str());
-    const std::string members = Option(words, "members", "");
+    request.choice.tuning.tile_q = std::atoi(Option(args, "tile_q", "0").c_str());
+    const std::string members = Option(args, "members", "");
     if (!members.empty()) request.choice.members = absl::StrSplit(members, ',');
-    if (Option(words, "dtype", "") == "bf16") request.spec.dtype = DType::kBFloat16;
-    const int world = std::atoi(Option(words, "world", "0").c_str());
+    if (Option(args, "dtype", "") == "bf16") request.spec.dtype = DType::kBFloat16;
+    const int world = std::atoi(Option(args, "world", "0").c_str());
     if (world > 0) request.choice.world_size = world;
-    const std::string region = Option(words, "region", "");
-    if (const std::string spans = Option(words, "direct", ""); !spans.empty()) {
+    const std::string region = Option(args, "region", "");
+    if (const std::string spans = Option(args, "direct", ""); !spans.empty()) {
       request.transport.accept = {TransportKind::kDirectStream};
-      request.transport.required = Option(words, "required", "") == "1";
-      request.token_seed = absl::StrCat("seed of ", words[1]);
+      request.transport.required = Option(args, "required", "") == "1";
+      request.token_seed = absl::StrCat("seed of ", args[1]);
     } else if (!region.empty()) {
       request.transport.accept = {TransportKind::kHostMemory};
       request.transport.places = {{TensorId::kQ, RegionId(region), 0, 8}};
-      request.transport.required = Option(words, "required", "") == "1";
+      request.transport.required = Option(args, "required", "") == "1";
     }
-    const std::string deadline = Option(words, "deadline", "");
+    const std::string deadline = Option(args, "deadline", "");
     if (!deadline.empty()) request.deadline = now_ + Duration(deadline);
-    const std::string ttl = Option(words, "retain", "");
+    const std::string ttl = Option(args, "retain", "");
     if (!ttl.empty()) {
-      request.retain = RequestArrived::Retain{absl::StrCat("h-", words[1]), Duration(ttl)};
+      request.retain = RequestArrived::Retain{absl::StrCat("h-", args[1]), Duration(ttl)};
     }
     request.terms.max_residual_bytes = own("residual_bytes");
-    request.residual = Option(words, "residual", "");
-    if (!request.residual.empty()) FillFromResidual(words, &request);
+    request.residual = Option(args, "residual", "");
+    if (!request.residual.empty()) FillFromResidual(args, &request);
     Feed(request);
   }
 
-  // As the edge does.
-  void FillFromResidual(const Words& words, RequestArrived* request) {
+  // Copies the Forward's values, as the edge does.
+  void FillFromResidual(const Args& args, RequestArrived* request) {
     request->direction = Direction::kBackward;
-    request->keep_residual = words.back() == "keep";
+    request->keep_residual = args.back() == "keep";
     const ResidualView view =
         core_.FindResidual(request->residual, request->principal, request->request_id);
-    if (view.why_not) return;
+    if (view.failure) return;
     request->spec = *view.spec;
     request->choice = view.choice;
   }
@@ -235,37 +248,37 @@ class Scenario {
     return name + std::string(16 - name.size(), '.');
   }
 
-  // Announced, and attached by these; or let go of.
-  void Share(const Words& words) {
+  // "share R NAME..." announces the region and attaches it to workers; "unshare" releases it.
+  void Share(const Args& args) {
     AttachRequested attach;
     attach.bytes = 1000;
-    attach.region_id = RegionId(words[1]);
-    attach.is_new = shared_.insert(words[1]).second;
-    attach.tokens = Words(8, "token");
-    if (words[0] == "share") Feed(attach);
-    for (size_t i = 2; i < words.size(); ++i) {
+    attach.region_id = RegionId(args[1]);
+    attach.is_new = shared_.insert(args[1]).second;
+    attach.tokens = Args(8, "token");
+    if (args[0] == "share") Feed(attach);
+    for (size_t i = 2; i < args.size(); ++i) {
       v1::JoinRequest message;
       message.mutable_region_changed()->set_region_id(attach.region_id);
-      message.mutable_region_changed()->set_attached(words[0] == "share");
-      Say(words[i], message);
+      message.mutable_region_changed()->set_attached(args[0] == "share");
+      Send(args[i], message);
     }
   }
 
-  // The request, and its members' answers until it is accepted or runs.
-  void Serve(const Words& words, bool run) {
-    Request(words);
+  // Sends the request and its members' answers until it is accepted or runs.
+  void Serve(const Args& args, bool run) {
+    Request(args);
     const std::pair<std::string, std::string> reserve = Hide("reserve ");
     if (reserve.first.empty()) return;
-    const Words members = absl::StrSplit(reserve.first, ' ');
+    const Args members = absl::StrSplit(reserve.first, ' ');
     const std::string operation = std::vector<std::string>(absl::StrSplit(reserve.second, ' '))[1];
     for (const std::string& member : members) {
-      WorkerSays(member, {member, "reserved", operation, "residual=100"});
+      SendFromWorker(member, {member, "reserved", operation, "residual=100"});
     }
     if (!run || Hide("accepted ").first.empty()) return;
-    for (const std::string& member : members) WorkerSays(member, {member, "uploaded", operation});
+    for (const std::string& member : members) SendFromWorker(member, {member, "uploaded", operation});
   }
 
-  // Takes the first line out whose text begins so; empty strings if there is none.
+  // Removes and returns the first line whose text begins so; empty strings if there is none.
   std::pair<std::string, std::string> Hide(const std::string& begin) {
     for (auto line = lines_.begin(); line != lines_.end(); ++line) {
       if (!absl::StartsWith(line->second, begin)) continue;
@@ -289,7 +302,7 @@ class Scenario {
   }
 
   void Heartbeats() {
-    Words beating;
+    Args beating;
     for (const auto& [name, worker] : workers_) {
       if (!worker.silent) beating.push_back(name);
     }
@@ -298,30 +311,30 @@ class Scenario {
       v1::Heartbeat& heartbeat = workers_[name].heartbeat;
       heartbeat.set_sequence(heartbeat.sequence() + 1);
       *message.mutable_heartbeat() = heartbeat;
-      Say(name, message);
+      Send(name, message);
     }
   }
 
-  // Feeds one event and then what the workers answer by themselves.
+  // Handles one event, and then the automatic answers of workers.
   void Feed(const Event& event) {
     std::deque<Event> events = {event};
     while (!events.empty()) {
       const std::vector<Action> actions = core_.Handle(events.front(), now_);
       events.pop_front();
       for (const Action& action : actions) {
-        std::visit([&](const auto& value) { Note(value, &events); }, action);
+        std::visit([&](const auto& value) { Record(value, &events); }, action);
       }
     }
   }
 
-  void Note(const SendToWorker& send, std::deque<Event>* answers) {
+  void Record(const SendToWorker& send, std::deque<Event>* answers) {
     const std::string name = WorkerName(send.connection);
     const auto worker = workers_.find(name);
     if (worker == workers_.end() || worker->second.connection != send.connection) return;
     const v1::JoinResponse& message = send.message;
     v1::JoinRequest answer;
     std::string text;
-    bool answered = true;
+    bool is_automatic = true;
     switch (message.message_case()) {
       case v1::JoinResponse::kExpectRegion:
       case v1::JoinResponse::kForgetRegion:
@@ -354,33 +367,33 @@ class Scenario {
                             message.reserve().retain() ? " retain" : "",
                             message.reserve().residual().empty() ? "" : " reads ",
                             message.reserve().residual());
-        NoteToken(name, message.reserve());
-        answered = false;
+        RecordToken(name, message.reserve());
+        is_automatic = false;
         break;
       case v1::JoinResponse::kRun:
         text = absl::StrCat("run ", message.run().operation_id());
-        answered = false;
+        is_automatic = false;
         break;
       case v1::JoinResponse::kCancel:
         text = absl::StrCat("cancel ", message.cancel().operation_id());
-        answered = false;
+        is_automatic = false;
         break;
       case v1::JoinResponse::kDropResiduals:
         text = absl::StrCat("drop ", absl::StrJoin(message.drop_residuals().operation_ids(), " "));
-        answered = false;
+        is_automatic = false;
         break;
       case v1::JoinResponse::kLeave:
         text = absl::StrCat("leave: ", message.leave().reason());
-        answered = false;
+        is_automatic = false;
         break;
       case v1::JoinResponse::MESSAGE_NOT_SET:
         std::abort();
     }
-    if (answered && !worker->second.manual) {
+    if (is_automatic && !worker->second.manual) {
       if (!worker->second.silent) answers->push_back(WorkerMessage{send.connection, answer});
       return;
     }
-    // The same words to several workers in a row make one line.
+    // Equal consecutive messages to several workers become one line.
     if (!lines_.empty() && lines_.back().second == text) {
       absl::StrAppend(&lines_.back().first, " ", name);
     } else {
@@ -388,14 +401,14 @@ class Scenario {
     }
   }
 
-  // Every member's is its own, of every operation.
-  void NoteToken(const std::string& worker, const v1::Reserve& reserve) {
+  // Records that tokens never repeat.
+  void RecordToken(const std::string& worker, const v1::Reserve& reserve) {
     if (reserve.token().empty()) return;
     tokens_[{worker, reserve.operation_id()}] = reserve.token();
-    if (!known_tokens_.insert(reserve.token()).second) lines_.push_back({worker, "token again"});
+    if (!known_tokens_.insert(reserve.token()).second) lines_.push_back({worker, "repeated token"});
   }
 
-  void Note(const DropWorker& drop, std::deque<Event>*) {
+  void Record(const DropWorker& drop, std::deque<Event>*) {
     const std::string name = WorkerName(drop.connection);
     lines_.push_back({name, absl::StrCat("dropped: ", drop.reason)});
     const auto worker = workers_.find(name);
@@ -404,33 +417,33 @@ class Scenario {
     }
   }
 
-  static Planned Answer(const PlanThis& ask) {
-    Planned answer{ask.stream, ask.generation, nullptr, ask.cost_seconds};
+  static Planned MakePlan(const PlanThis& ask) {
+    Planned planned{ask.stream, ask.generation, nullptr, ask.cost_seconds};
     absl::StatusOr<Plan> plan = PlanRequest(*ask.spec, ask.direction, ask.choice, ask.inputs);
     if (plan.ok()) {
-      answer.plan = std::make_shared<const Plan>(WithoutSpans(*std::move(plan)));
+      planned.plan = std::make_shared<const Plan>(WithoutSpans(*std::move(plan)));
     } else {
-      answer.plan = plan.status();
+      planned.plan = plan.status();
     }
-    return answer;
+    return planned;
   }
 
-  // Plans are made at once and unseen, until the script says `hold plans`.
-  void Note(const PlanThis& ask, std::deque<Event>* answers) {
+  // Plans are made immediately and omitted from the trace, until `hold plans`.
+  void Record(const PlanThis& ask, std::deque<Event>* answers) {
     if (!holds_plans_) {
-      answers->push_back(Answer(ask));
+      answers->push_back(MakePlan(ask));
       return;
     }
     held_plans_[ask.stream] = ask;
     lines_.push_back({StreamName(ask.stream), absl::StrCat("plan for ", ask.generation)});
   }
 
-  void Note(const CancelPlan& cancel, std::deque<Event>*) {
+  void Record(const CancelPlan& cancel, std::deque<Event>*) {
     lines_.push_back({StreamName(cancel.stream), "stop planning"});
   }
 
-  void Note(const AcceptRequest& accept, std::deque<Event>*) {
-    Words members;
+  void Record(const AcceptRequest& accept, std::deque<Event>*) {
+    Args members;
     for (const RingMember& member : accept.members) members.push_back(member.name);
     std::string text =
         absl::StrCat("accepted ", accept.operation_id, " on ", absl::StrJoin(members, " "));
@@ -445,11 +458,11 @@ class Scenario {
     lines_.push_back({StreamName(accept.stream), text});
   }
 
-  void Note(const BeginDownload& begin, std::deque<Event>*) {
+  void Record(const BeginDownload& begin, std::deque<Event>*) {
     lines_.push_back({StreamName(begin.stream), "download"});
   }
 
-  void Note(const FinishRequest& finish, std::deque<Event>*) {
+  void Record(const FinishRequest& finish, std::deque<Event>*) {
     const std::string& handle = finish.residual_handle;
     const std::string& reason = finish.residual_reason;
     lines_.push_back(
@@ -457,7 +470,7 @@ class Scenario {
                                                  reason.empty() ? "" : ", not kept: ", reason)});
   }
 
-  void Note(const FailRequest& fail, std::deque<Event>*) {
+  void Record(const FailRequest& fail, std::deque<Event>*) {
     const Failure& failure = fail.failure;
     std::string text =
         absl::StrCat("failed ", absl::StatusCodeToString(failure.code), " ", failure.reason);
@@ -467,32 +480,25 @@ class Scenario {
     lines_.push_back({StreamName(fail.stream), text});
   }
 
-  void Note(const StateChanged&, std::deque<Event>*) {}
-  void Note(const TransferAdvanced&, std::deque<Event>*) {}
-  void Note(const AttachAnswered& answer, std::deque<Event>*) {
+  void Record(const StateChanged&, std::deque<Event>*) {}
+  void Record(const TransferAdvanced&, std::deque<Event>*) {}
+  void Record(const AttachCompleted& answer, std::deque<Event>*) {
     if (answer.failure)
       lines_.push_back({"", absl::StrCat("not shared: ", answer.failure->reason)});
   }
-  void Note(const LostWorker&, std::deque<Event>*) { ++losses_told_; }
-  void Note(const TopologyChanged&, std::deque<Event>*) { published_ = core_.topology(); }
+  void Record(const LostWorker&, std::deque<Event>*) { ++losses_reported_; }
+  void Record(const TopologyChanged&, std::deque<Event>*) { published_ = core_.topology(); }
 
-  void Note(const ServingChanged& changed, std::deque<Event>*) {
+  void Record(const ServingChanged& changed, std::deque<Event>*) {
     lines_.push_back({"", changed.serving ? absl::StrCat("serving ", core_.topology().generation())
                                           : "not serving"});
   }
 
-  void Note(const DrainCompleted&, std::deque<Event>*) { lines_.push_back({"", "drained"}); }
+  void Record(const DrainCompleted&, std::deque<Event>*) { lines_.push_back({"", "drained"}); }
 
-  void Note(const RingReformed& reformed, std::deque<Event>*) {
+  void Record(const RingReformed& reformed, std::deque<Event>*) {
     lines_.push_back({"", absl::StrCat("reformed ", reformed.generation, " ",
                                        absl::StatusCodeToString(reformed.status.code()))});
-  }
-
-  void Flush() {
-    for (const auto& [who, text] : lines_) {
-      absl::StrAppend(&output_, "> ", who, who.empty() ? "" : ": ", text, "\n");
-    }
-    lines_.clear();
   }
 
   const CoordinatorConfig config_;
@@ -500,31 +506,148 @@ class Scenario {
   absl::Time now_ = absl::FromUnixSeconds(1000);
   absl::Time next_heartbeat_ = now_;
   v1::Topology published_;
-  size_t losses_told_ = 0;
-  std::string output_;
+  size_t losses_reported_ = 0;
   ScenarioLines lines_;
   std::map<std::string, Worker> workers_;
   std::map<ConnectionId, std::string> names_;
   ConnectionId last_connection_ = 0;
   std::map<std::string, StreamId> streams_;
   bool holds_plans_ = false;
-  std::set<std::string> shared_;  // regions that were announced
+  std::set<std::string> shared_;  // announced regions
   std::map<StreamId, PlanThis> held_plans_;
   std::map<std::pair<std::string, std::string>, std::string> tokens_;  // by worker, operation
   std::set<std::string> known_tokens_;
 };
 
-}  // namespace
-
-CoordinatorConfig ScenarioConfig() {
+CoordinatorConfig DefaultConfig() {
   CoordinatorConfig config;
   config.version = "1";
   config.assembly_time_max = absl::ZeroDuration();
   return config;
 }
 
-std::string RunScenario(const std::string& script, const CoordinatorConfig& config) {
-  return Scenario(config).Run(script);
+// The configuration of "scenario NAME KEY=VALUE..."; the error names an unknown key.
+absl::StatusOr<CoordinatorConfig> ConfigOf(const Args& args) {
+  CoordinatorConfig config = DefaultConfig();
+  for (size_t i = 2; i < args.size(); ++i) {
+    const std::pair<std::string, std::string> pair = absl::StrSplit(args[i], absl::MaxSplits('=', 1));
+    if (!SetConfig(pair.first, pair.second, &config)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("scenario ", args[1], ": unknown configuration key ", pair.first));
+    }
+  }
+  return config;
+}
+
+// Expands "repeat N COMMAND ; COMMAND ..." with % as the number, or returns the command alone.
+std::vector<std::string> Expand(const std::string& command) {
+  const Args args = absl::StrSplit(command, ' ', absl::SkipEmpty());
+  if (args[0] != "repeat") return {command};
+  std::vector<std::string> commands;
+  for (int i = 1; i <= std::atoi(args[1].c_str()); ++i) {
+    const std::string text = absl::StrReplaceAll(Rest(args, 2), {{"%", absl::StrCat(i)}});
+    for (absl::string_view one : absl::StrSplit(text, " ; ")) commands.emplace_back(one);
+  }
+  return commands;
+}
+
+// The text before a comment.
+std::string CommandIn(absl::string_view line) {
+  return std::string(absl::StripAsciiWhitespace(line.substr(0, line.find('#'))));
+}
+
+// Writes a scenario with the traces that really occurred.
+class Transcript {
+ public:
+  void Add(absl::string_view line) { absl::StrAppend(&text_, line, "\n"); }
+  // Ends a block of commands; no effect without one.
+  void EndBlock(const ScenarioLines& trace) {
+    Add("----");
+    for (const auto& [who, text] : trace) Add(absl::StrCat(who, who.empty() ? "" : ": ", text));
+    Add("");
+  }
+  std::string Take() && {
+    while (absl::EndsWith(text_, "\n\n")) text_.pop_back();
+    return std::move(text_);
+  }
+
+ private:
+  std::string text_;
+};
+
+}  // namespace
+
+std::vector<ScenarioSection> SplitScenarios(const std::string& file) {
+  std::vector<ScenarioSection> sections(1);
+  std::vector<std::string> comments;  // directly above the next scenario
+  for (absl::string_view line : absl::StrSplit(file, '\n')) {
+    if (absl::StartsWith(line, "#")) {
+      comments.emplace_back(line);
+      continue;
+    }
+    if (absl::StartsWith(line, "scenario ")) {
+      const Args args = absl::StrSplit(CommandIn(line), ' ', absl::SkipEmpty());
+      sections.push_back({args.size() > 1 ? args[1] : "", ""});
+    }
+    for (const std::string& comment : comments) absl::StrAppend(&sections.back().text, comment, "\n");
+    comments.clear();
+    absl::StrAppend(&sections.back().text, line, "\n");
+  }
+  for (ScenarioSection& section : sections) {
+    while (absl::EndsWith(section.text, "\n")) section.text.pop_back();
+    if (!section.text.empty()) section.text += "\n";
+  }
+  return sections;
+}
+
+std::string JoinScenarios(const std::vector<ScenarioSection>& sections) {
+  std::string file;
+  for (const ScenarioSection& section : sections) {
+    if (section.text.empty()) continue;
+    absl::StrAppend(&file, file.empty() ? "" : "\n", section.text);
+  }
+  return file;
+}
+
+absl::StatusOr<std::string> RunScenario(const ScenarioSection& section) {
+  std::optional<Scenario> scenario;
+  Transcript transcript;
+  bool in_trace = false;  // skips the old trace
+  bool in_block = false;  // commands without a trace so far
+  for (absl::string_view line : absl::StrSplit(section.text, '\n')) {
+    if (in_trace || line == "----") {
+      if (line == "----" && in_block) transcript.EndBlock({});
+      in_block = false;
+      in_trace = !line.empty();
+      continue;
+    }
+    const std::string command = CommandIn(line);
+    if (command.empty()) {
+      if (line.empty() && in_block) transcript.EndBlock({});
+      if (!line.empty()) transcript.Add(line);
+      if (line.empty()) in_block = false;
+      continue;
+    }
+    transcript.Add(line);
+    if (absl::StartsWith(command, "scenario ")) {
+      const absl::StatusOr<CoordinatorConfig> config =
+          ConfigOf(absl::StrSplit(command, ' ', absl::SkipEmpty()));
+      if (!config.ok()) return config.status();
+      scenario.emplace(*config);
+      continue;
+    }
+    if (!scenario.has_value()) {
+      return absl::InvalidArgumentError(absl::StrCat("\"", line, "\" precedes every scenario"));
+    }
+    ScenarioLines trace;
+    for (const std::string& one : Expand(command)) {
+      const ScenarioLines lines = scenario->Run(one);
+      trace.insert(trace.end(), lines.begin(), lines.end());
+    }
+    in_block = trace.empty();
+    if (!trace.empty()) transcript.EndBlock(trace);
+  }
+  return std::move(transcript).Take();
 }
 
 }  // namespace ringattn::server

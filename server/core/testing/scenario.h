@@ -1,63 +1,91 @@
-// Scenario tests as text: commands, and below each, after "> ", what the
-// coordinator did. RunScenario executes the commands and returns the text with the
-// answers that really came, so that a test is EXPECT_SCENARIO(text).
+// Scenario tests of the coordinator's core as text files, in the style of etcd/raft's datadriven
+// tests. A file holds scenarios; each starts with an empty coordinator. Blocks of commands are
+// followed by "----" and the trace: the coordinator's actions, one per line, up to a blank line.
+// Only the last command of a block may cause actions. "#" starts a comment.
 //
-//   ring a b                 # join and form; not shown
+//   # The coordinator accepts a request once all members have reserved memory.
+//   scenario AcceptedByAllMembers
+//   ring a b
 //   request s1 tokens=100 world=2
-//   > a b: reserve 1-1 [0 1]
+//   ----
+//   a b: reserve 1-1 [0 1]
+//
 //   a reserved 1-1
 //   b reserved 1-1
-//   > s1: accepted 1-1 on a b
+//   ----
+//   s1: accepted 1-1 on a b
 //
-// Workers heartbeat on their own and answer Prepare, Commit, Teardown and Release
-// on their own, unseen, until the script says `manual NAME`. They answer Reserve,
-// Run and Cancel only by command. Time moves by `wait` alone, in ticks.
+// Workers send heartbeats and answer Prepare, Commit, Teardown and Release automatically, without a
+// line in the trace, until `manual NAME`. They answer Reserve, Run and Cancel by command only. Time
+// advances only by `wait` (in ticks) and `pause` (at once). Operations are named GENERATION-NUMBER.
 //
-//   join NAME [version=V] [tile_q=N] [memory=BYTES] [flops=F] [flops_bf16=F] [call=S]     gone NAME
-//   ring NAME...                             manual NAME...     silent NAME...
-//   NAME prepared G | committed G [link=BYTES/S] [exchange=S] | torndown G | failed G REASON
-//   NAME leaving              # clients reach all but those whose name begins with "hidden"
-//   NAME reserved OP [residual=BYTES] | missing OP
-//   NAME refused OP [workspace=BYTES] REASON | uploaded OP | released OP
-//   NAME baffled OP REASON                   # Reserved.malformed
-//   NAME finished OP | cancelled OP | broke OP REASON
-//   NAME moved OP RECEIVED SENT [waits] | delivered OP | region_gone OP | stuck OP REASON
-//   NAME got_wrong OP REASON
-//   NAME at OP STEP PROGRESS [waits]         # later heartbeats say so
+// Structure
+//   scenario NAME [max_operations_per_worker=N] [max_queued_requests=N]
+//            [max_queued_requests_per_client=N] [assembly_time_max=D] [run_time_floor=D]
+//   repeat N COMMAND ; COMMAND ...      % in a command is replaced by 1 to N
+// Workers
+//   join NAME [version=V] [tile_q=N] [memory=BYTES] [flops=F] [flops_bf16=F] [flops_terms=F]
+//        [call=S] [device=D] [options=FIELD]
+//                         clients cannot reach workers whose name begins with "hidden"
+//   ring NAME...          joins and forms a ring; without a trace
+//   disconnect NAME       the control stream ends
+//   manual NAME...        no automatic answers from now on
+//   silent NAME...        no messages from now on
+//   NAME prepared G | committed G [link=BYTES/S] [exchange=S] | torn_down G | leaving
+//   NAME generation_failed G REASON
+//   NAME reserved OP [residual=BYTES] | rejected OP [workspace=BYTES] REASON
+//   NAME residual_missing OP | malformed OP REASON         other forms of a rejected Reserve
+//   NAME uploaded OP | released OP | delivered OP
+//   NAME finished OP | cancelled OP | failed OP REASON     the end of a run
+//   NAME transferred OP RECEIVED SENT [waits]              progress of direct and local transfers
+//   NAME region_released OP | transfer_failed OP REASON | bad_chunk OP REASON
+//   NAME at OP STEP PROGRESS [waits]                       in all later heartbeats
+// Requests; S names a stream
 //   request S [id=ID] [principal=P] [client=C] [header=N] [tokens=N] [dtype=bf16] [world=N]
-//             [deadline=D] [weight=X] [in_flight=N] [queued_bytes=N]    # the client's terms
-//             [option=segment_ids] [segment_length=N] [residual_bytes=N]   # of one dilated level
-//             [members=A,B,... with world=N] [tile_q=N]
-//             [region=R [required=1]]     # all tensors lie in it
-//             [direct=1 [required=1]]     # its client can stream to the workers
-//             [retain=TTL]          # a Forward that is to be kept, as h-S
-//             [residual=H] [keep]   # a Backward that reads it
-//   share R NAME...    unshare R NAME...     # these workers have the region, or not any more
-//   hold plans    planned S    unplanned S late|busy     # otherwise plans come at once
-//   accepted S [as request]   running S [as request]   # its members answer unseen up to there
-//   upload S    download S    stands S [MEMBER...]    downloaded S    end S
-//   shard S MEMBER REASON    cancel ID [principal=P]    state ID [principal=P]
-//   delete H [principal=P]   renew H TTL [principal=P]   residuals
-//   drain   undrain   reform   wait DURATION   pause DURATION   stats   memory
-//   losses   requests MAX   # what an operator sees of them
-//   predicted ID   # seconds that the plan says
+//             [deadline=D] [members=A,B,...] [tile_q=N] [option=segment_ids]
+//             [weight=X] [in_flight=N] [queued_bytes=N] [residual_bytes=N]   the client's terms
+//             [segment_length=N]            one dilated level
+//             [region=R [required=1]]       all tensors are in region R
+//             [direct=1 [required=1]]       the client can stream to workers
+//             [retain=TTL]                  a Forward that keeps a residual, named h-S
+//             [residual=H] [keep]           a Backward that reads residual H
+//   accepted S [as request]  running S [as request]    with the members' answers up to that point
+//   upload S   download S    stalled S [RANK...]   downloaded S   end S
+//   shard S RANK REASON                            a shard stream failed
+//   cancel ID [principal=P]
+//   hold plans   planned S   plan_failed S late|busy   without `hold plans`, plans are immediate
+//   share R NAME...   unshare R NAME...            the workers attach or release region R
+//   delete H [principal=P]   renew H TTL [principal=P]
+// Operators and time
+//   drain   undrain   reform   wait DURATION   pause DURATION
+// Queries; the trace shows the answer
+//   state ID [principal=P]   predicted ID   stats   memory   residuals   losses   requests MAX
 #ifndef RINGATTN_SERVER_CORE_TESTING_SCENARIO_H_
 #define RINGATTN_SERVER_CORE_TESTING_SCENARIO_H_
 
 #include <string>
+#include <vector>
 
+#include "absl/status/statusor.h"
 #include "server/core/coordinator.h"
 
 namespace ringattn::server {
 
-// Short timeouts for tests: heartbeats each second, silence 5 s.
-CoordinatorConfig ScenarioConfig();
+// A part of a file. The first has an empty name and holds the file's head comment.
+struct ScenarioSection {
+  std::string name;
+  std::string text;  // with the comments above it; ends with one newline unless empty
+};
 
-std::string RunScenario(const std::string& script,
-                        const CoordinatorConfig& config = ScenarioConfig());
+// Splits a file into its head comment and its scenarios.
+std::vector<ScenarioSection> SplitScenarios(const std::string& file);
+// Returns the file of these sections, with a blank line between them.
+std::string JoinScenarios(const std::vector<ScenarioSection>& sections);
 
-// A macro, so that a failure is at the test's line and shows both texts. Needs gtest.
-#define EXPECT_SCENARIO(script) EXPECT_EQ(RunScenario(script), script)
+// Executes the commands and returns the section with the traces that occurred. The test passes if
+// that equals section.text. Returns INVALID_ARGUMENT for a command outside a scenario and for an
+// unknown configuration key. Unknown commands appear in the trace.
+absl::StatusOr<std::string> RunScenario(const ScenarioSection& section);
 
 }  // namespace ringattn::server
 

@@ -13,31 +13,31 @@
 namespace ringattn::server {
 namespace {
 
-using View = std::function<ScenarioLines(const Coordinator&, const Words&, const ScenarioEvents&)>;
+using View = std::function<ScenarioLines(const Coordinator&, const Args&, const ScenarioHistory&)>;
 
-ScenarioLines State(const Coordinator& core, const Words& words, const ScenarioEvents&) {
+ScenarioLines State(const Coordinator& core, const Args& args, const ScenarioHistory&) {
   const std::optional<OperationView> view =
-      core.FindOperation(words[1], Option(words, "principal", ""));
+      core.FindOperation(args[1], Option(args, "principal", ""));
   std::string state = "unknown";
   if (view) {
-    state = v1::OperationState_Name(view->state);
+    state = v1::RequestState_Name(view->state);
     state = std::string(absl::StripPrefix(state, "REQUEST_STATE_"));
     if (!view->members.empty()) {
       absl::StrAppend(&state, " on ", absl::StrJoin(view->members, " "));
     }
     if (view->failure) absl::StrAppend(&state, ": ", view->failure->reason);
   }
-  return {{words[1], state}};
+  return {{args[1], state}};
 }
 
-ScenarioLines Prediction(const Coordinator& core, const Words& words, const ScenarioEvents&) {
-  const std::optional<OperationView> view = core.FindOperation(words[1], "");
-  return {{words[1], view && view->plan ? absl::StrCat(view->plan->predicted_compute_seconds, " s")
+ScenarioLines Prediction(const Coordinator& core, const Args& args, const ScenarioHistory&) {
+  const std::optional<OperationView> view = core.FindOperation(args[1], "");
+  return {{args[1], view && view->plan ? absl::StrCat(view->plan->predicted_compute_seconds, " s")
                                         : "not planned"}};
 }
 
-// The newest first; each was told once.
-ScenarioLines Losses(const Coordinator& core, const Words&, const ScenarioEvents& news) {
+// Newest first. Each must have been reported exactly once.
+ScenarioLines Losses(const Coordinator& core, const Args&, const ScenarioHistory& history) {
   const CoordinatorSnapshot snapshot = core.Snapshot(/*max_requests=*/0);
   ScenarioLines lines;
   for (const LostWorker& loss : snapshot.losses) {
@@ -45,18 +45,18 @@ ScenarioLines Losses(const Coordinator& core, const Words&, const ScenarioEvents
         {loss.worker,
          absl::StrCat(LossReasonName(loss.reason), ", ",
                       loss.rank ? absl::StrCat("rank ", *loss.rank) : std::string("no rank"),
-                      " of ", loss.generation, ", ended ", loss.ended_requests, ": ", loss.words)});
+                      " of ", loss.generation, ", ended ", loss.ended_requests, ": ", loss.detail)});
   }
-  if (news.losses != snapshot.losses.size()) {
-    lines.push_back({"", absl::StrCat("told of ", news.losses)});
+  if (history.losses != snapshot.losses.size()) {
+    lines.push_back({"", absl::StrCat("reported ", history.losses)});
   }
   return lines;
 }
 
-// What an operator sees of requests, at most so many.
-ScenarioLines Requests(const Coordinator& core, const Words& words, const ScenarioEvents&) {
-  const CoordinatorSnapshot snapshot = core.Snapshot(std::atoll(words[1].c_str()));
-  Words counts;
+// The requests in the snapshot for operators, at most args[1].
+ScenarioLines Requests(const Coordinator& core, const Args& args, const ScenarioHistory&) {
+  const CoordinatorSnapshot snapshot = core.Snapshot(std::atoll(args[1].c_str()));
+  Args counts;
   for (size_t stage = 0; stage < kRequestStages; ++stage) {
     const int64_t count = snapshot.requests_by_stage[stage];
     if (count == 0) continue;
@@ -73,14 +73,14 @@ ScenarioLines Requests(const Coordinator& core, const Words& words, const Scenar
   return lines;
 }
 
-ScenarioLines Stats(const Coordinator& core, const Words&, const ScenarioEvents&) {
+ScenarioLines Stats(const Coordinator& core, const Args&, const ScenarioHistory&) {
   const CoordinatorStats stats = core.stats();
   return {{"", absl::StrCat("queued ", stats.queued_requests, " active ", stats.active_requests,
                             stats.reserved_bytes > 0 ? " memory held" : " memory free", " ready ",
                             stats.ready_workers)}};
 }
 
-ScenarioLines ResidualsKept(const Coordinator& core, const Words&, const ScenarioEvents&) {
+ScenarioLines ResidualsKept(const Coordinator& core, const Args&, const ScenarioHistory&) {
   const ResidualCounts counts = core.stats().residuals;
   std::string text = absl::StrCat(counts.residuals, " of ", counts.bytes, " bytes, kept ",
                                   counts.kept, " refused ", counts.refused, " read ", counts.reads);
@@ -91,14 +91,14 @@ ScenarioLines ResidualsKept(const Coordinator& core, const Words&, const Scenari
   return {{"", text}};
 }
 
-// As the topology says it that was published last, which must be the newest.
-ScenarioLines Memory(const Coordinator& core, const Words&, const ScenarioEvents& news) {
+// Reserved memory by the topology that was published last, which must be the newest.
+ScenarioLines Memory(const Coordinator& core, const Args&, const ScenarioHistory& history) {
   const v1::Topology topology = core.topology();
-  Words workers;
+  Args workers;
   for (const v1::WorkerInfo& worker : topology.workers()) {
     workers.push_back(absl::StrCat(worker.name(), " ", worker.reserved_bytes()));
   }
-  const bool published = news.published.SerializeAsString() == topology.SerializeAsString();
+  const bool published = history.published.SerializeAsString() == topology.SerializeAsString();
   return {{"", absl::StrCat(published ? "" : "unpublished: ", absl::StrJoin(workers, ", "))}};
 }
 
@@ -115,10 +115,10 @@ const std::map<std::string, View>& Views() {
 
 }  // namespace
 
-bool IsQuestion(const std::string& verb) { return Views().count(verb) > 0; }
+bool IsQuery(const std::string& verb) { return Views().count(verb) > 0; }
 
-ScenarioLines AnswerOf(const Coordinator& core, const Words& words, const ScenarioEvents& news) {
-  return Views().at(words[0])(core, words, news);
+ScenarioLines RunQuery(const Coordinator& core, const Args& args, const ScenarioHistory& history) {
+  return Views().at(args[0])(core, args, history);
 }
 
 }  // namespace ringattn::server

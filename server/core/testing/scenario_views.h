@@ -1,4 +1,4 @@
-// What a scenario shows of a coordinator that is asked (scenario.h).
+// The queries of scenarios (scenario.h): views of the coordinator's state as text.
 #ifndef RINGATTN_SERVER_CORE_TESTING_SCENARIO_VIEWS_H_
 #define RINGATTN_SERVER_CORE_TESTING_SCENARIO_VIEWS_H_
 
@@ -8,22 +8,23 @@
 
 #include "ringattn/v1/cluster.pb.h"
 #include "server/core/coordinator.h"
-#include "server/core/testing/scenario_words.h"
+#include "server/core/testing/scenario_args.h"
 
 namespace ringattn::server {
 
-using ScenarioLines = std::vector<std::pair<std::string, std::string>>;  // who, text
+// Lines of a trace: the worker or stream that they concern (may be empty), and the text.
+using ScenarioLines = std::vector<std::pair<std::string, std::string>>;
 
-// What the coordinator has told by itself until now.
-struct ScenarioEvents {
-  const v1::Topology& published;  // the newest
-  size_t losses = 0;
+// Actions that the coordinator has emitted so far.
+struct ScenarioHistory {
+  const v1::Topology& published;  // at the newest TopologyChanged
+  size_t losses = 0;              // number of LostWorker actions
 };
 
-// state, predicted, stats, losses, requests, memory, residuals.
-bool IsQuestion(const std::string& verb);
-// REQUIRES: words[0] is a question.
-ScenarioLines AnswerOf(const Coordinator& core, const Words& words, const ScenarioEvents& news);
+// Returns true for the verbs state, predicted, stats, losses, requests, memory and residuals.
+bool IsQuery(const std::string& verb);
+// REQUIRES: IsQuery(args[0]).
+ScenarioLines RunQuery(const Coordinator& core, const Args& args, const ScenarioHistory& history);
 
 }  // namespace ringattn::server
 

@@ -20,7 +20,7 @@ Failure Make(absl::StatusCode code, const char* reason, std::string message,
 
 }  // namespace
 
-Failure NoPlace(ExhaustedLimit full, const Limits& limits, absl::Duration retry_after) {
+Failure LimitReached(ExhaustedLimit full, const Limits& limits, absl::Duration retry_after) {
   Failure failure = Make(absl::StatusCode::kResourceExhausted, "TOO_MANY_REQUESTS",
                          "the server has too many calls open");
   if (full == ExhaustedLimit::kClient) {

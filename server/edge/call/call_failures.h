@@ -12,7 +12,7 @@
 namespace ringattn::server {
 
 // Returns RESOURCE_EXHAUSTED with RetryInfo. REQUIRES: full is not kNone.
-Failure NoPlace(ExhaustedLimit full, const Limits& limits, absl::Duration retry_after);
+Failure LimitReached(ExhaustedLimit full, const Limits& limits, absl::Duration retry_after);
 // For the oldest stream without a header when there are too many of them.
 Failure Evicted(const Limits& limits, absl::Duration retry_after);
 // The core's event queue is full.

@@ -30,7 +30,7 @@ std::string MakeRequestId() {
 using Checked = std::variant<HeaderRequest, grpc::Status, ResidualHeader>;
 
 // Adds a missing request_id, or converts the rejection.
-std::variant<HeaderRequest, grpc::Status> Judge(std::variant<HeaderRequest, Rejection> read,
+std::variant<HeaderRequest, grpc::Status> FinishCheck(std::variant<HeaderRequest, Rejection> read,
                                                 const Limits& limits) {
   if (const auto* rejection = std::get_if<Rejection>(&read)) {
     return ToGrpcStatus(*rejection, limits);
@@ -47,10 +47,10 @@ grpc::Status NotProtobuf(const Limits& limits) {
 }
 
 template <typename First>
-Checked JudgeFirst(First first, const Limits& limits) {
-  auto judged = Judge(ReadHeader(std::move(first), limits), limits);
-  if (auto* status = std::get_if<grpc::Status>(&judged)) return *status;
-  return std::get<HeaderRequest>(std::move(judged));
+Checked FinishCheckOfFirst(First first, const Limits& limits) {
+  auto checked = FinishCheck(ReadHeader(std::move(first), limits), limits);
+  if (auto* status = std::get_if<grpc::Status>(&checked)) return *status;
+  return std::get<HeaderRequest>(std::move(checked));
 }
 
 }  // namespace
@@ -72,32 +72,32 @@ Checked CheckHeader(Direction direction, grpc::ByteBuffer* message, const Limits
   if (direction == Direction::kForward) {
     absl::StatusOr<v1::ForwardRequest> first = wire::ParseProto<v1::ForwardRequest>(message);
     message->Clear();
-    return first.ok() ? JudgeFirst(*std::move(first), limits) : NotProtobuf(limits);
+    return first.ok() ? FinishCheckOfFirst(*std::move(first), limits) : NotProtobuf(limits);
   }
   absl::StatusOr<v1::BackwardRequest> first = wire::ParseProto<v1::BackwardRequest>(message);
   message->Clear();
   if (!first.ok()) return NotProtobuf(limits);
   if (!first->header().residual_handle().empty()) return ResidualHeader{*std::move(first)};
-  return JudgeFirst(*std::move(first), limits);
+  return FinishCheckOfFirst(*std::move(first), limits);
 }
 
 std::variant<HeaderRequest, grpc::Status> CompleteHeader(ResidualHeader header,
                                                          const ResidualView& residual,
                                                          const Limits& limits) {
-  if (residual.why_not) return ToGrpcStatus(*residual.why_not, limits);
+  if (residual.failure) return ToGrpcStatus(*residual.failure, limits);
   // A retry repeats the client's header, not the completed one.
   const uint64_t fingerprint = FingerprintOf(header.first.header());
   std::optional<Rejection> differs = FillFromResidual(
       *residual.spec, residual.choice, residual.members, limits, header.first.mutable_header());
   if (differs) return ToGrpcStatus(*differs, limits);
-  auto judged = Judge(ReadHeader(std::move(header.first), limits), limits);
-  if (auto* request = std::get_if<HeaderRequest>(&judged)) {
+  auto checked = FinishCheck(ReadHeader(std::move(header.first), limits), limits);
+  if (auto* request = std::get_if<HeaderRequest>(&checked)) {
     const Tuning tuning = request->valid.choice.tuning;
     request->valid.choice = residual.choice;
     request->valid.choice.tuning = tuning;
     request->fingerprint = fingerprint;
   }
-  return judged;
+  return checked;
 }
 
 std::string TraceparentOf(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata) {

@@ -55,66 +55,66 @@ ByteStreamReactor* RequestCall::Start(const RequestContext* context,
 }
 
 void RequestCall::Begin(const RequestRegistry::Entry& entry) {
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
     id_ = entry.id;
     if (entry.refused != ExhaustedLimit::kNone) {
-      End(NoPlace(entry.refused, context_->limits, context_->retry_after));
+      End(LimitReached(entry.refused, context_->limits, context_->retry_after));
     }
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
 }
 
 // ------------------------------------------------------------ work without the lock
 
-RequestCall::Todo RequestCall::Next() {
-  Todo todo;
-  if (std::exchange(stops_, false)) todo.stop = plane_;
+RequestCall::Steps RequestCall::Next() {
+  Steps steps;
+  if (std::exchange(stops_, false)) steps.stop = plane_;
   if (deferred_) {
-    todo.soon = std::exchange(deferred_, nullptr);
+    steps.deferred = std::exchange(deferred_, nullptr);
     ++busy_;
   }
   const bool takes = life_.state() == CallState::kAwaitingHeader ||
-                     (life_.state() == CallState::kTransferring && plane_->Wants());
-  todo.read = takes && !reading_ && !half_closed_;
-  reading_ = reading_ || todo.read;
+                     (life_.state() == CallState::kTransferring && plane_->HasRoom());
+  steps.read = takes && read_phase_ == ReadPhase::kIdle;
+  if (steps.read) read_phase_ = ReadPhase::kReading;
   const bool ends = life_.state() == CallState::kEnding || life_.state() == CallState::kCutOff;
   if (!writing_ && !outgoing_.empty()) {
-    todo.write = writing_ = true;
+    steps.write = writing_ = true;
     in_flight_ = std::move(outgoing_.front());
     outgoing_.pop_front();
   } else if (!writing_ && ends && busy_ == 0) {
     life_.MoveTo(CallState::kFinished);
-    todo.finish = status_;
+    steps.finish = status_;
   }
-  if (todo.read || todo.write) ++busy_;
-  return todo;
+  if (steps.read || steps.write) ++busy_;
+  return steps;
 }
 
-void RequestCall::Do(Todo todo) {
-  if (todo.stop != nullptr) todo.stop->Stop();
-  if (todo.soon) {
-    RunDeferred([self = shared_from_this(), work = std::move(todo.soon)] {
+void RequestCall::Do(Steps steps) {
+  if (steps.stop != nullptr) steps.stop->Stop();
+  if (steps.deferred) {
+    RunDeferred([self = shared_from_this(), work = std::move(steps.deferred)] {
       work();
       self->Unbusy();
     });
   }
-  if (todo.read) StartRead(&incoming_);
-  if (todo.write) StartWrite(&in_flight_.message);
-  if (todo.finish.has_value()) return Finish(*todo.finish);
-  if (todo.read || todo.write) Unbusy();
+  if (steps.read) StartRead(&incoming_);
+  if (steps.write) StartWrite(&in_flight_.message);
+  if (steps.finish.has_value()) return Finish(*steps.finish);
+  if (steps.read || steps.write) Unbusy();
 }
 
 void RequestCall::Unbusy() {
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
     --busy_;
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
 }
 
 void RequestCall::Enqueue(grpc::ByteBuffer message, int64_t payload_bytes) {
@@ -125,18 +125,18 @@ void RequestCall::OnWriteDone(bool ok) {
   const int64_t written = std::exchange(in_flight_, {}).payload_bytes;
   if (ok) context_->metrics->SentToClient(written);
   std::shared_ptr<DataPlane> plane;
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
     if (!ok) outgoing_.clear();  // the call is broken; OnCancel follows
     // The summary is the last message.
-    const bool told = ok && life_.state() == CallState::kEnding && status_.ok();
-    if (told && outgoing_.empty()) undelivered_residual_.clear();
+    const bool summary_sent = ok && life_.state() == CallState::kEnding && status_.ok();
+    if (summary_sent && outgoing_.empty()) undelivered_residual_.clear();
     if (ok && written > 0 && !life_.over()) plane = plane_;
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
   if (plane != nullptr) plane->Delivered(written);
 }
 
@@ -144,7 +144,7 @@ void RequestCall::OnWriteDone(bool ok) {
 
 void RequestCall::OnReadDone(bool ok) {
   void (RequestCall::*take)() = nullptr;
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
     if (ok && life_.state() == CallState::kAwaitingHeader) {
@@ -153,12 +153,12 @@ void RequestCall::OnReadDone(bool ok) {
     } else if (ok && !life_.over()) {
       take = &RequestCall::TakeChunk;
     } else {
-      reading_ = false;
+      read_phase_ = ReadPhase::kIdle;
       if (!ok) HalfClosed(absl::Now());
-      todo = Next();
+      steps = Next();
     }
   }
-  if (take == nullptr) return Do(std::move(todo));
+  if (take == nullptr) return Do(std::move(steps));
   (this->*take)();
 }
 
@@ -186,10 +186,10 @@ void RequestCall::LookUpResidual(ResidualHeader header) {
 }
 
 void RequestCall::TakeRequest(std::variant<HeaderRequest, grpc::Status> header) {
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
-    reading_ = false;
+    read_phase_ = ReadPhase::kIdle;
     if (life_.over()) {
       // The call ended while its header was checked.
     } else if (const auto* status = std::get_if<grpc::Status>(&header)) {
@@ -197,9 +197,9 @@ void RequestCall::TakeRequest(std::variant<HeaderRequest, grpc::Status> header) 
     } else {
       Announce(std::get<HeaderRequest>(std::move(header)));
     }
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
 }
 
 void RequestCall::Announce(HeaderRequest request) {
@@ -236,7 +236,7 @@ void RequestCall::Announce(HeaderRequest request) {
     full = ExhaustedLimit::kServer;
   }
   if (full != ExhaustedLimit::kNone) {
-    return End(NoPlace(full, context_->limits, context_->retry_after));
+    return End(LimitReached(full, context_->limits, context_->retry_after));
   }
   life_.MoveTo(CallState::kQueued);
 }
@@ -255,20 +255,20 @@ TransferTotals RequestCall::Totals() {
 }
 
 void RequestCall::Evict() {
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
     if (life_.state() != CallState::kAwaitingHeader) return;
     End(Evicted(context_->limits, context_->retry_after));
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
 }
 
 // ------------------------------------------------------------- from the core
 
 void RequestCall::Accept(const AcceptRequest& accept) {
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
     if (life_.state() != CallState::kQueued) return;
@@ -296,21 +296,21 @@ void RequestCall::Accept(const AcceptRequest& accept) {
       Enqueue(Wrap(direction_, std::move(accepted)), 0);
       deferred_ = [this, spec = std::move(spec)]() mutable { OpenDataPlane(std::move(spec)); };
     }
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
 }
 
 void RequestCall::Download(const BeginDownload& begin) {
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
     if (life_.over()) return;
     download_ = begin;
     if (life_.state() == CallState::kTransferring) DrainDeferred();
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
 }
 
 void RequestCall::Advance(const TransferAdvanced& advanced) {
@@ -323,7 +323,7 @@ void RequestCall::Advance(const TransferAdvanced& advanced) {
 }
 
 void RequestCall::Succeed(const FinishRequest& finish) {
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
     if (!life_.in_core()) return;
@@ -346,13 +346,13 @@ void RequestCall::Succeed(const FinishRequest& finish) {
       context_->metrics->Served(direction_, shape.batch * shape.seq_len_q);
       End(grpc::Status::OK);
     }
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
 }
 
 void RequestCall::Fail(const Failure& failure) {
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
     if (!life_.in_core()) return;
@@ -361,26 +361,26 @@ void RequestCall::Fail(const Failure& failure) {
     }
     if (failure.reason == "DOWNLOAD_IDLE") context_->metrics->IdleEnded("download");
     End(failure);
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
 }
 
 void RequestCall::OnTick(absl::Time now, const Coordinator& core) {
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
     if (life_.state() == CallState::kAwaitingHeader &&
         now - opened_at_ > context_->limits.header_timeout) {
       End(HeaderLate(context_->limits.header_timeout));
     }
-    if (now >= judge_at_) JudgeHalfClose();
+    if (now >= half_close_check_at_) CheckHalfClose();
     if (life_.state() == CallState::kTransferring) LookAtTransfer(now, core);
     if (life_.state() == CallState::kEnding) CutOffIfStuck(now);
     if (!life_.over() && now >= next_progress_) SendProgress(now, core);
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
 }
 
 }  // namespace ringattn::server

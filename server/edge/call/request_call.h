@@ -1,6 +1,8 @@
 // RequestCall: one client's Forward or Backward call, from the header to the status. It checks the
 // header, submits the request to the core, opens a data plane when the core accepts, and ends as
 // the core decides. The data plane moves the tensors.
+//
+// Tests: slow_clients_test.cc, undelivered_residual_test.cc
 #ifndef RINGATTN_SERVER_EDGE_CALL_REQUEST_CALL_H_
 #define RINGATTN_SERVER_EDGE_CALL_REQUEST_CALL_H_
 
@@ -34,7 +36,7 @@ using ByteStreamReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBu
 // Thread safe: called by gRPC's threads and by the core's thread. The lock guards the call's state
 // and is held only briefly. Header checks, payload and gRPC operations run without it, so the
 // core's thread never waits for them. Lock order: data plane, call, core queue. DataPlane::Look,
-// Wants, complete and totals may be called under the call's lock.
+// HasRoom, complete and totals may be called under the call's lock.
 class RequestCall final : public ByteStreamReactor,
                           public TransferListener,
                           public std::enable_shared_from_this<RequestCall> {
@@ -74,10 +76,16 @@ class RequestCall final : public ByteStreamReactor,
     grpc::ByteBuffer message;
     int64_t payload_bytes = 0;
   };
+  // Reading from the client's stream.
+  enum class ReadPhase {
+    kIdle,        // no read is outstanding
+    kReading,     // a read is outstanding, or its message is being handled
+    kHalfClosed,  // the client sends nothing more
+  };
   // Work decided under the lock and executed without it.
-  struct Todo {
+  struct Steps {
     std::shared_ptr<DataPlane> stop = nullptr;
-    std::function<void()> soon = nullptr;  // runs on one of gRPC's threads
+    std::function<void()> deferred = nullptr;  // runs on one of gRPC's threads
     bool read = false;
     bool write = false;
     std::optional<grpc::Status> finish = std::nullopt;
@@ -88,8 +96,8 @@ class RequestCall final : public ByteStreamReactor,
 
   void Begin(const RequestRegistry::Entry& entry) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns the work that may start now. The caller passes it to Do.
-  Todo Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Do(Todo todo) ABSL_LOCKS_EXCLUDED(mutex_);
+  Steps Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Do(Steps steps) ABSL_LOCKS_EXCLUDED(mutex_);
   // Marks the end of work that ran without the lock.
   void Unbusy() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -113,11 +121,11 @@ class RequestCall final : public ByteStreamReactor,
   void Enqueue(grpc::ByteBuffer message, int64_t payload_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // --- endings The client sends nothing more: it half-closed, or it disconnected and OnCancel
-  // follows.
+  // --- endings
+  // The client sends nothing more: it half-closed, or it disconnected and OnCancel follows.
   void HalfClosed(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // OnCancel did not follow: rejects an incomplete upload.
-  void JudgeHalfClose() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CheckHalfClose() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the call for a reason that the core, if it knows the call, does not know yet.
   void Leave(Failure why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Reports the end to the core and stops all traffic. The core answers with Fail(), or with
@@ -149,10 +157,9 @@ class RequestCall final : public ByteStreamReactor,
   StreamId id_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: it got no slot
 
   // The client's stream.
-  bool reading_ ABSL_GUARDED_BY(mutex_) = false;  // outstanding, or its message is being handled
+  ReadPhase read_phase_ ABSL_GUARDED_BY(mutex_) = ReadPhase::kIdle;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time judge_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // for JudgeHalfClose
+  absl::Time half_close_check_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // for CheckHalfClose
   std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);  // queued after in_flight_
   // Amount of work without the lock that needs the call. gRPC receives the status after it.
   int busy_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -14,26 +14,26 @@
 namespace ringattn::server {
 
 void RequestCall::OnCancel() {
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
     if (life_.over()) return;
     const bool late = absl::FromChrono(call_->deadline()) <= absl::Now();
     Leave(late ? DeadlinePassed() : CancelledByClient());
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
 }
 
 void RequestCall::HalfClosed(absl::Time now) {
-  half_closed_ = true;
+  read_phase_ = ReadPhase::kHalfClosed;
   if (life_.over()) return;
   if (absl::FromChrono(call_->deadline()) <= now) return Leave(DeadlinePassed());
-  judge_at_ = now + context_->cancel_notice;
+  half_close_check_at_ = now + context_->cancel_notice;
 }
 
-void RequestCall::JudgeHalfClose() {
-  judge_at_ = absl::InfiniteFuture();
+void RequestCall::CheckHalfClose() {
+  half_close_check_at_ = absl::InfiniteFuture();
   if (life_.over() || call_->IsCancelled()) return;  // OnCancel reports the cause
   if (life_.state() == CallState::kAwaitingHeader) {
     End(HeaderMissing());

@@ -70,14 +70,14 @@ void RequestCall::TakeChunk() {
     CountInputs(*plane);
   }
   incoming_.Clear();
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
-    reading_ = false;
+    read_phase_ = ReadPhase::kIdle;
     if (bad.has_value() && !life_.over()) GiveUp(*std::move(bad));
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
 }
 
 void RequestCall::CountInputs(const DataPlane& plane) {
@@ -86,23 +86,23 @@ void RequestCall::CountInputs(const DataPlane& plane) {
 }
 
 void RequestCall::OnRoom() {
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
 }
 
 void RequestCall::OnOutput(grpc::ByteBuffer message, int64_t payload_bytes) {
-  Todo todo;
+  Steps steps;
   {
     absl::MutexLock lock(&mutex_);
     if (life_.over()) return;
     Enqueue(std::move(message), payload_bytes);
-    todo = Next();
+    steps = Next();
   }
-  Do(std::move(todo));
+  Do(std::move(steps));
 }
 
 void RequestCall::OnDrained() {

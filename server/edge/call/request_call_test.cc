@@ -32,7 +32,7 @@ class GatedPlane final : public DataPlane {
   std::optional<Failure> Open() override { return Pass(opening, may_open); }
   std::optional<Failure> Feed(const grpc::ByteBuffer&) override { return Pass(feeding, may_feed); }
   void Drain() override { Pass(draining, may_drain); }
-  bool Wants() const override { return true; }
+  bool HasRoom() const override { return true; }
   bool complete() const override { return false; }
   Failure Incomplete() const override {
     return {absl::StatusCode::kInvalidArgument, "incomplete", "BAD_CHUNK", {}, "chunk.data"};

@@ -11,11 +11,11 @@ RequestRegistry::Entry RequestRegistry::Add(std::shared_ptr<RequestCall> call,
   absl::MutexLock lock(&mutex_);
   Entry entry;
   const StreamId id = ++last_;
-  entry.refused = places_.Enter(id, caller);
+  entry.refused = slots_.Enter(id, caller);
   if (entry.refused != ExhaustedLimit::kNone) return entry;
   entry.id = id;
   calls_.emplace(id, std::move(call));
-  if (const std::optional<StreamId> evicted = places_.TakeEvicted()) {
+  if (const std::optional<StreamId> evicted = slots_.TakeEvicted()) {
     entry.evicted = calls_.at(*evicted);
   }
   return entry;
@@ -23,7 +23,7 @@ RequestRegistry::Entry RequestRegistry::Add(std::shared_ptr<RequestCall> call,
 
 ExhaustedLimit RequestRegistry::HeaderCame(StreamId id) {
   absl::MutexLock lock(&mutex_);
-  return places_.HeaderCame(id);
+  return slots_.HeaderCame(id);
 }
 
 void RequestRegistry::Remove(StreamId id) {
@@ -33,7 +33,7 @@ void RequestRegistry::Remove(StreamId id) {
   if (found == calls_.end()) return;
   removed = std::move(found->second);
   calls_.erase(found);
-  places_.Leave(id);
+  slots_.Leave(id);
 }
 
 std::shared_ptr<RequestCall> RequestRegistry::Find(StreamId id) const {

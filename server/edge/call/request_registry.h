@@ -20,7 +20,7 @@ class RequestCall;
 // Thread safe. Its lock is held briefly, and no other lock is taken under it.
 class RequestRegistry {
  public:
-  explicit RequestRegistry(const Limits& limits) : places_(limits) {}
+  explicit RequestRegistry(const Limits& limits) : slots_(limits) {}
 
   struct Entry {
     StreamId id = 0;  // 0: rejected
@@ -36,7 +36,7 @@ class RequestRegistry {
 
  private:
   mutable absl::Mutex mutex_;
-  StreamSlots places_ ABSL_GUARDED_BY(mutex_);
+  StreamSlots slots_ ABSL_GUARDED_BY(mutex_);
   StreamId last_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<StreamId, std::shared_ptr<RequestCall>> calls_ ABSL_GUARDED_BY(mutex_);
 };

@@ -35,7 +35,7 @@ void AuditDelete(const RequestContext& context, const Caller& caller, const char
                         {"code", code}});
 }
 
-std::optional<Rejection> Judge(const v1::RenewResidualsRequest& request, const Limits& limits,
+std::optional<Rejection> CheckRequest(const v1::RenewResidualsRequest& request, const Limits& limits,
                                absl::Duration* ttl) {
   Violations violations(limits.max_error_detail_bytes);
   *ttl = CheckResidualTtl(request.has_ttl() ? &request.ttl() : nullptr, "ttl", limits, violations);
@@ -54,7 +54,7 @@ void AnswerBusy(const RequestContext* context, grpc::ServerUnaryReactor* reactor
 
 }  // namespace
 
-grpc::ServerUnaryReactor* AnswerDeleteResidual(const RequestContext* context,
+grpc::ServerUnaryReactor* HandleDeleteResidual(const RequestContext* context,
                                                grpc::CallbackServerContext* call,
                                                const v1::DeleteResidualRequest* request) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
@@ -64,9 +64,9 @@ grpc::ServerUnaryReactor* AnswerDeleteResidual(const RequestContext* context,
       context->core->Ask([context, reactor, request, caller = *caller](const Coordinator& core) {
         const std::string& handle = request->residual_handle();
         const ResidualView view = core.FindResidual(handle, caller.principal, "");
-        const bool known = !view.why_not || view.why_not->code != absl::StatusCode::kNotFound;
+        const bool known = !view.failure || view.failure->code != absl::StatusCode::kNotFound;
         AuditDelete(*context, caller, known ? "OK" : "NOT_FOUND");
-        if (!known) return reactor->Finish(ToGrpcStatus(*view.why_not, context->limits));
+        if (!known) return reactor->Finish(ToGrpcStatus(*view.failure, context->limits));
         // Consumed residuals are deleted as well and cannot be read again.
         context->core->Post(ResidualDeleted{handle, caller.principal},
                             [reactor] { reactor->Finish(grpc::Status::OK); });
@@ -75,7 +75,7 @@ grpc::ServerUnaryReactor* AnswerDeleteResidual(const RequestContext* context,
   return reactor;
 }
 
-grpc::ServerUnaryReactor* AnswerRenewResiduals(const RequestContext* context,
+grpc::ServerUnaryReactor* HandleRenewResiduals(const RequestContext* context,
                                                grpc::CallbackServerContext* call,
                                                const v1::RenewResidualsRequest* request,
                                                v1::RenewResidualsResponse* response) {
@@ -83,7 +83,7 @@ grpc::ServerUnaryReactor* AnswerRenewResiduals(const RequestContext* context,
   const std::optional<Caller> caller = CallerOf(context, call, reactor);
   if (!caller) return reactor;
   absl::Duration ttl;
-  if (std::optional<Rejection> bad = Judge(*request, context->limits, &ttl)) {
+  if (std::optional<Rejection> bad = CheckRequest(*request, context->limits, &ttl)) {
     reactor->Finish(ToGrpcStatus(*bad, context->limits));
     return reactor;
   }
@@ -92,7 +92,7 @@ grpc::ServerUnaryReactor* AnswerRenewResiduals(const RequestContext* context,
     for (const std::string& handle : request->residual_handles()) {
       const ResidualView view = core.FindResidual(handle, principal, "");
       v1::ResidualStatus* status = response->add_residuals();
-      if (view.why_not) status->set_reason(view.why_not->reason);
+      if (view.failure) status->set_reason(view.failure->reason);
     }
     context->core->Post(
         ResidualsRenewed{{request->residual_handles().begin(), request->residual_handles().end()},

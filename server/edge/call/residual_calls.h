@@ -11,10 +11,10 @@ namespace ringattn::server {
 
 // Both identify the caller, query the core and answer from its thread; gRPC keeps request and
 // response until Finish. Thread safe.
-grpc::ServerUnaryReactor* AnswerDeleteResidual(const RequestContext* context,
+grpc::ServerUnaryReactor* HandleDeleteResidual(const RequestContext* context,
                                                grpc::CallbackServerContext* call,
                                                const v1::DeleteResidualRequest* request);
-grpc::ServerUnaryReactor* AnswerRenewResiduals(const RequestContext* context,
+grpc::ServerUnaryReactor* HandleRenewResiduals(const RequestContext* context,
                                                grpc::CallbackServerContext* call,
                                                const v1::RenewResidualsRequest* request,
                                                v1::RenewResidualsResponse* response);

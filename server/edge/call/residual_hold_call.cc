@@ -92,8 +92,8 @@ class HoldCall final
     for (const std::string& handle : request_.residual_handles()) {
       const ResidualView view = core.FindResidual(handle, principal_, "");
       v1::ResidualStatus* status = response_.add_residuals();
-      if (view.why_not) {
-        status->set_reason(view.why_not->reason);
+      if (view.failure) {
+        status->set_reason(view.failure->reason);
       } else {
         kept.push_back(handle);
       }

@@ -99,9 +99,9 @@ std::optional<Failure> CoordinatorRelay::Open() {
 
 // -------------------------------------------------------------------------- upload
 
-bool CoordinatorRelay::Wants() const {
+bool CoordinatorRelay::HasRoom() const {
   absl::MutexLock lock(&state_mutex_);
-  return HasRoom();
+  return WindowHasRoom();
 }
 
 bool CoordinatorRelay::complete() const {
@@ -149,11 +149,11 @@ void CoordinatorRelay::OnShardWritten(int rank, int64_t payload_bytes) {
   {
     absl::MutexLock lock(&state_mutex_);
     if (stopped_) return;
-    const bool had_room = HasRoom();
+    const bool had_room = WindowHasRoom();
     upload_waiting_bytes_ -= payload_bytes;
     members_[rank].waiting_bytes -= payload_bytes;
     members_[rank].watch.Moved();
-    has_room = !had_room && HasRoom();
+    has_room = !had_room && WindowHasRoom();
   }
   if (has_room) listener_->OnRoom();
 }
@@ -220,7 +220,7 @@ std::vector<int> CoordinatorRelay::TakeReaders() {
   absl::MutexLock lock(&state_mutex_);
   for (size_t rank = 0; rank < members_.size() && !stopped_; ++rank) {
     Member& member = members_[rank];
-    if (member.done || member.reading || !merger_.Wants(static_cast<int>(rank))) continue;
+    if (member.done || member.reading || !merger_.HasRoom(static_cast<int>(rank))) continue;
     member.reading = true;
     readers.push_back(static_cast<int>(rank));
   }
@@ -296,7 +296,7 @@ TransferStalls CoordinatorRelay::Look() {
     Member& member = members_[rank];
     if (member.watch.Look(WaitsFor(member))) stalls.members.push_back(static_cast<int>(rank));
   }
-  stalls.waits_for_input = HasRoom() && !complete_;
+  stalls.waits_for_input = WindowHasRoom() && !complete_;
   stalls.client = client_.Look(draining_ ? undelivered_bytes_ > 0 : stalls.waits_for_input);
   return stalls;
 }

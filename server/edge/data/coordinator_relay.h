@@ -7,6 +7,8 @@
 //   down  kDownloadWindowBytes + two chunks for the client (one in flight, one
 //         queued), and kReadAheadBytes + one chunk for each member
 // A slow client or member therefore delays only this request.
+//
+// Tests: coordinator_relay_test.cc, flow_control_test.cc
 #ifndef RINGATTN_SERVER_EDGE_DATA_COORDINATOR_RELAY_H_
 #define RINGATTN_SERVER_EDGE_DATA_COORDINATOR_RELAY_H_
 
@@ -51,7 +53,7 @@ class CoordinatorRelay final : public DataPlane,
   // DataPlane
   std::optional<Failure> Open() override;
   std::optional<Failure> Feed(const grpc::ByteBuffer& message) override;
-  bool Wants() const override ABSL_LOCKS_EXCLUDED(state_mutex_);
+  bool HasRoom() const override ABSL_LOCKS_EXCLUDED(state_mutex_);
   bool complete() const override ABSL_LOCKS_EXCLUDED(state_mutex_);
   Failure Incomplete() const override { return router_.Incomplete(); }
   void Drain() override ABSL_LOCKS_EXCLUDED(merge_mutex_, state_mutex_);
@@ -69,8 +71,8 @@ class CoordinatorRelay final : public DataPlane,
 
  private:
   struct Member {
-    bool reading = true;  // a message was requested
-    bool done = false;  // it has sent everything
+    bool reading = true;        // a message was requested
+    bool done = false;          // it has sent everything
     int64_t waiting_bytes = 0;  // payload queued for it
     StallWatch watch;
   };
@@ -89,7 +91,7 @@ class CoordinatorRelay final : public DataPlane,
   // Returns true once, when everything is delivered.
   bool TakeDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(merge_mutex_) ABSL_LOCKS_EXCLUDED(state_mutex_);
   bool WaitsFor(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_);
-  bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
+  bool WindowHasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_mutex_) {
     return upload_waiting_bytes_ < kUploadWindowBytes;
   }
   void MemberFailed(int rank, const std::string& reason);
@@ -105,9 +107,9 @@ class CoordinatorRelay final : public DataPlane,
   const std::vector<RingMember> targets_;  // by rank
   const int64_t shard_chunk_bytes_;
   const bool with_crc32c_;
-  std::vector<InlineData> inline_tensors_;  // consumed by Open
+  std::vector<InlineData> inline_tensors_;             // consumed by Open
   std::vector<std::shared_ptr<ShardStream>> streams_;  // by rank; fixed by Open
-  UploadRouter router_;  // used by the feeding thread
+  UploadRouter router_;                                // used by the feeding thread
 
   absl::Mutex merge_mutex_ ABSL_ACQUIRED_BEFORE(state_mutex_);
   DownloadMerger merger_ ABSL_GUARDED_BY(merge_mutex_);
@@ -118,8 +120,8 @@ class CoordinatorRelay final : public DataPlane,
   StallWatch client_ ABSL_GUARDED_BY(state_mutex_);
   TransferTotals totals_ ABSL_GUARDED_BY(state_mutex_);
   int64_t upload_waiting_bytes_ ABSL_GUARDED_BY(state_mutex_) = 0;  // for the members
-  int64_t undelivered_bytes_ ABSL_GUARDED_BY(state_mutex_) = 0;  // to the client
-  bool complete_ ABSL_GUARDED_BY(state_mutex_) = false;  // all inputs have arrived
+  int64_t undelivered_bytes_ ABSL_GUARDED_BY(state_mutex_) = 0;     // to the client
+  bool complete_ ABSL_GUARDED_BY(state_mutex_) = false;             // all inputs have arrived
   bool draining_ ABSL_GUARDED_BY(state_mutex_) = false;
   bool drained_ ABSL_GUARDED_BY(state_mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(state_mutex_) = false;

@@ -24,9 +24,9 @@ struct TransferSpec {
   ValidRequest request;
   ReplyChoice reply;
   std::vector<InlineData> inline_tensors;  // from the header
-  AcceptRequest accept;  // with the members
-  ShardPlan shards;  // with spans
-  std::string traceparent = {};  // for logs; empty: none
+  AcceptRequest accept;                    // with the members
+  ShardPlan shards;                        // with spans
+  std::string traceparent = {};            // for logs; empty: none
 };
 
 // Tensor bytes so far: inputs up and outputs down.
@@ -50,12 +50,12 @@ struct TransferStalls {
   bool known = true;
 };
 
-// The call, as the data plane uses it. Called on any thread, never under a lock that Look, Wants or
-// Stop take.
+// The call, as the data plane uses it. Called on any thread, never under a lock that Look, HasRoom
+// or Stop take.
 class TransferListener {
  public:
   virtual ~TransferListener() = default;
-  // Wants() may have become true.
+  // HasRoom() may have become true.
   virtual void OnRoom() = 0;
   // A message for the client's stream. The call reports Delivered() once it has left this process.
   virtual void OnOutput(grpc::ByteBuffer message, int64_t payload_bytes) = 0;
@@ -66,8 +66,8 @@ class TransferListener {
 };
 
 // Thread safe, with the exceptions stated at Open, Feed and Incomplete. The core's thread calls
-// Look, Wants, totals and Stop, which hold locks only briefly and never wait for payload. All other
-// functions handle payload and must not run on that thread.
+// Look, HasRoom, totals and Stop, which hold locks only briefly and never wait for payload. All
+// other functions handle payload and must not run on that thread.
 class DataPlane {
  public:
   virtual ~DataPlane() = default;
@@ -80,7 +80,7 @@ class DataPlane {
   // at a time, not concurrently with Open.
   virtual std::optional<Failure> Feed(const grpc::ByteBuffer& message) = 0;
   // Returns true if another message may be read, even if only to reject it.
-  virtual bool Wants() const = 0;
+  virtual bool HasRoom() const = 0;
   // Returns true once all inputs have arrived.
   virtual bool complete() const = 0;
   // Returns the failure that names the missing input. REQUIRES: !complete(), and no Feed or Open is

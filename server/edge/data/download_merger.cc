@@ -96,16 +96,16 @@ absl::Status DownloadMerger::Add(int rank, const wire::ChunkHeader& chunk,
     return absl::InternalError(absl::StrCat("sent a chunk of ", bytes, " bytes of ", TensorName(id),
                                             " at ", chunk.offset));
   }
-  const Place place(member.tensor, range.part, due);
-  member.waiting.emplace(place, std::move(waiting));
-  if (rank == due_rank_ && place == due_) due_rank_ = kNoRank;
+  const Position position(member.tensor, range.part, due);
+  member.waiting.emplace(position, std::move(waiting));
+  if (rank == due_rank_ && position == due_) due_rank_ = kNoRank;
   member.waiting_bytes += bytes;
   member.done_bytes += bytes;
   SkipDone(rank);
   return absl::OkStatus();
 }
 
-bool DownloadMerger::Wants(int rank) const {
+bool DownloadMerger::HasRoom(int rank) const {
   return rank == due_rank_ || members_[rank].waiting_bytes < read_ahead_bytes_;
 }
 
@@ -135,11 +135,11 @@ std::optional<DownloadMerger::Chunk> DownloadMerger::Next() {
       continue;
     }
     Member& member = members_[run->rank];
-    const Place place(tensor_, run->part, run->local_offset);
-    const auto found = member.waiting.find(place);
+    const Position position(tensor_, run->part, run->local_offset);
+    const auto found = member.waiting.find(position);
     if (found == member.waiting.end()) {
       due_rank_ = run->rank;
-      due_ = place;
+      due_ = position;
       return std::nullopt;
     }
     Waiting& waiting = found->second;

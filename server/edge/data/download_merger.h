@@ -54,7 +54,7 @@ class DownloadMerger {
   std::optional<Chunk> Next();
 
   // Returns true if there is room for another message of this member.
-  bool Wants(int rank) const;
+  bool HasRoom(int rank) const;
 
   // Returns true once Next() has returned everything.
   bool done() const { return tensor_ == outputs_.size(); }
@@ -67,12 +67,12 @@ class DownloadMerger {
     TensorRoute route;
   };
   // Position in a member's local tensors: output, part, offset.
-  using Place = std::tuple<size_t, size_t, int64_t>;
+  using Position = std::tuple<size_t, size_t, int64_t>;
   // The remainder of a member's chunk.
   struct Waiting {
     PayloadReader payload;
     std::optional<uint32_t> crc32c;  // of the whole chunk; cleared when a piece is removed
-    int64_t number = 0;  // sequence number of the chunk
+    int64_t number = 0;              // sequence number of the chunk
   };
   struct Member {
     // Where the member's next chunk must begin: `done_bytes` into a range of the tensor's order.
@@ -80,7 +80,7 @@ class DownloadMerger {
     std::vector<LocalRange> order;  // of the tensor
     size_t range = 0;
     int64_t done_bytes = 0;
-    std::map<Place, Waiting> waiting;
+    std::map<Position, Waiting> waiting;
     int64_t waiting_bytes = 0;
   };
 
@@ -99,7 +99,7 @@ class DownloadMerger {
 
   // The byte that Next() waits for, until it has arrived.
   int due_rank_ = kNoRank;
-  Place due_;
+  Position due_;
   // The chunk under construction: bytes [chunk_begin_, chunk_end_) of tensor_.
   size_t tensor_ = 0;
   int64_t chunk_begin_ = 0;

@@ -22,7 +22,7 @@ class MemberPlane final : public DataPlane {
 
   std::optional<Failure> Open() override { return std::nullopt; }
   std::optional<Failure> Feed(const grpc::ByteBuffer& message) override;
-  bool Wants() const override { return true; }  // the end of the stream, or a chunk to reject
+  bool HasRoom() const override { return true; }  // the end of the stream, or a chunk to reject
   bool complete() const override { return true; }
   Failure Incomplete() const override { return {}; }  // never called
   void Drain() override;

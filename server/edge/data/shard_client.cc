@@ -39,13 +39,13 @@ std::shared_ptr<grpc::Channel> ShardChannels::Next(const std::string& address) {
 }
 
 void ShardChannels::Keep(const std::set<std::string>& addresses) {
-  std::map<std::string, Worker> gone;  // destroyed without the lock
+  std::map<std::string, Worker> removed;  // destroyed without the lock
   absl::MutexLock lock(&mutex_);
   for (auto it = workers_.begin(); it != workers_.end();) {
     if (addresses.count(it->first) > 0) {
       ++it;
     } else {
-      gone.insert(workers_.extract(it++));
+      removed.insert(workers_.extract(it++));
     }
   }
 }

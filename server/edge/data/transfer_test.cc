@@ -202,7 +202,7 @@ TEST(TransferTest, MergedStreamsAreTheTensors) {
     for (int idle = 0; !merger.done(); ++idle) {
       ASSERT_LT(idle, 100000) << "stuck";
       const int rank = static_cast<int>(random() % c.world_size);
-      if (at[rank] < streams[rank].size() && merger.Wants(rank)) {
+      if (at[rank] < streams[rank].size() && merger.HasRoom(rank)) {
         const Piece& piece = streams[rank][at[rank]++];
         ASSERT_TRUE(merger.Add(rank, piece.header, Slices(piece.data, 1100)).ok());
       }
@@ -398,7 +398,7 @@ TEST(TransferTest, ShardsBecomeClientTensorsForEveryChunkSize) {
       for (int idle = 0; !merger.done(); ++idle) {
         ASSERT_LT(idle, 1000000) << "stuck";
         const int rank = static_cast<int>(random() % plan.world_size);
-        if (at[rank] < streams[rank].size() && merger.Wants(rank)) {
+        if (at[rank] < streams[rank].size() && merger.HasRoom(rank)) {
           const Piece& piece = streams[rank][at[rank]++];
           waiting += piece.data.size();
           ASSERT_TRUE(merger.Add(rank, piece.header, Slices(piece.data, 1100)).ok());
@@ -429,9 +429,9 @@ TEST(TransferTest, UnexpectedChunksOfMembersAreDetected) {
   };
   const int out = static_cast<int>(TensorId::kOut), lse = static_cast<int>(TensorId::kLse);
   EXPECT_EQ(add({out, 16, {}}, 16), absl::StatusCode::kInternal);  // a gap
-  EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kInternal);  // the wrong tensor first
-  EXPECT_EQ(add({out, 0, {}}, 65), absl::StatusCode::kInternal);  // more than the shard
-  EXPECT_EQ(add({out, 0, {}}, 0), absl::StatusCode::kInternal);  // empty
+  EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kInternal);   // the wrong tensor first
+  EXPECT_EQ(add({out, 0, {}}, 65), absl::StatusCode::kInternal);   // more than the shard
+  EXPECT_EQ(add({out, 0, {}}, 0), absl::StatusCode::kInternal);    // empty
   EXPECT_EQ(add({out, 0, {}}, 64), absl::StatusCode::kOk);
   EXPECT_EQ(add({out, 0, {}}, 64), absl::StatusCode::kInternal);  // repeated
   EXPECT_EQ(add({lse, 0, {}}, 16), absl::StatusCode::kOk);

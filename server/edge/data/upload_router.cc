@@ -25,7 +25,7 @@ Failure BadChunk(std::string field, std::string message) {
   return failure;
 }
 
-std::string Place(TensorId id, uint64_t offset, int64_t bytes) {
+std::string ChunkPrefix(TensorId id, uint64_t offset, int64_t bytes) {
   return absl::StrCat("chunk of ", TensorName(id), " at ", offset, " with ", bytes, " bytes ");
 }
 
@@ -60,33 +60,34 @@ std::optional<Failure> UploadRouter::Check(const wire::ChunkHeader& chunk,
     if (candidate.id == *id) *input = &candidate;
   }
   if (*input == nullptr) {
-    return BadChunk("chunk.tensor", absl::StrCat(TensorName(*id), " is no input of this request"));
+    return BadChunk("chunk.tensor",
+                    absl::StrCat(TensorName(*id), " is not an input of this request"));
   }
   const uint64_t size = (*input)->route.global_bytes();
-  const std::string place = Place(*id, chunk.offset, bytes);
+  const std::string prefix = ChunkPrefix(*id, chunk.offset, bytes);
   if (chunk.offset > size || static_cast<uint64_t>(bytes) > size - chunk.offset) {
     return BadChunk(chunk.offset > size ? "chunk.offset" : "chunk.data",
-                    absl::StrCat(place, "ends outside the tensor of ", size, " bytes"));
+                    absl::StrCat(prefix, "ends outside the tensor of ", size, " bytes"));
   }
   if (bytes > max_chunk_bytes_) {
     return BadChunk("chunk.data",
-                    absl::StrCat(place, "is larger than the limit of ", max_chunk_bytes_));
+                    absl::StrCat(prefix, "is larger than the limit of ", max_chunk_bytes_));
   }
-  if (bytes == 0 && size > 0) return BadChunk("chunk.data", place + "has no data");
+  if (bytes == 0 && size > 0) return BadChunk("chunk.data", prefix + "has no data");
   if (chunk.crc32c.has_value() && wire::Crc32c(FragmentsOf(payload)) != *chunk.crc32c) {
-    return BadChunk("chunk.crc32c", place + "does not match its crc32c");
+    return BadChunk("chunk.crc32c", prefix + "does not match its crc32c");
   }
   if (bytes == 0) return std::nullopt;
   switch ((*input)->arrived.Add(chunk.offset, bytes)) {
     case ByteRangeSet::Added::kNew:
       return std::nullopt;
     case ByteRangeSet::Added::kOverlaps:
-      return BadChunk("chunk.offset", place + "overlaps bytes that were sent before");
+      return BadChunk("chunk.offset", prefix + "overlaps bytes that were sent before");
     case ByteRangeSet::Added::kOutside:  // checked above
     case ByteRangeSet::Added::kTooManyRanges:
       break;
   }
-  Failure failure = BadChunk("chunk.offset", place + "leaves too many gaps between chunks");
+  Failure failure = BadChunk("chunk.offset", prefix + "leaves too many gaps between chunks");
   failure.code = absl::StatusCode::kResourceExhausted;
   return failure;
 }

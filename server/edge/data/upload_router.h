@@ -4,6 +4,8 @@
 // A rank's bytes keep their order within its shard, so a chunk yields at most one message per rank.
 // A packed tensor whose parts are sharded differently yields one message per part, and a tensor per
 // document one per head in the chunk. Chunks of a replicated tensor go to every rank.
+//
+// Tests: transfer_test.cc
 #ifndef RINGATTN_SERVER_EDGE_DATA_UPLOAD_ROUTER_H_
 #define RINGATTN_SERVER_EDGE_DATA_UPLOAD_ROUTER_H_
 

@@ -18,34 +18,34 @@ class AdminWaiter final : public grpc::ServerUnaryReactor {
     return waiter;
   }
 
-  void Answer(const grpc::Status& status) {
+  void Complete(const grpc::Status& status) {
     absl::MutexLock lock(&mutex_);
-    if (std::exchange(answered_, true)) return;
+    if (std::exchange(completed_, true)) return;
     Finish(status);
   }
   // `fill` runs only while gRPC keeps the response.
   template <typename Fill>
-  void Answer(const grpc::Status& status, Fill fill) {
+  void Complete(const grpc::Status& status, Fill fill) {
     absl::MutexLock lock(&mutex_);
-    if (std::exchange(answered_, true)) return;
+    if (std::exchange(completed_, true)) return;
     fill();
     Finish(status);
   }
 
-  bool answered() {
+  bool completed() {
     absl::MutexLock lock(&mutex_);
-    return answered_;
+    return completed_;
   }
 
-  v1::ReformRingResponse* response = nullptr;  // ReformRing only; owned by gRPC until answered
+  v1::ReformRingResponse* response = nullptr;  // ReformRing only; owned by gRPC until completed
 
-  void OnCancel() override { Answer(grpc::Status::CANCELLED); }
+  void OnCancel() override { Complete(grpc::Status::CANCELLED); }
   void OnDone() override { std::move(self_).reset(); }
 
  private:
   std::shared_ptr<AdminWaiter> self_;
   absl::Mutex mutex_;
-  bool answered_ ABSL_GUARDED_BY(mutex_) = false;
+  bool completed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 namespace {
@@ -53,7 +53,7 @@ namespace {
 // Removes cancelled calls when the next one arrives.
 void Add(std::shared_ptr<AdminWaiter> waiter, std::vector<std::shared_ptr<AdminWaiter>>* to) {
   to->erase(
-      std::remove_if(to->begin(), to->end(), [](const auto& other) { return other->answered(); }),
+      std::remove_if(to->begin(), to->end(), [](const auto& other) { return other->completed(); }),
       to->end());
   to->push_back(std::move(waiter));
 }
@@ -70,10 +70,10 @@ grpc::ServerUnaryReactor* AdminServiceImpl::Drain(grpc::CallbackServerContext* c
                                                   v1::DrainResponse*) {
   const std::shared_ptr<AdminWaiter> waiter = AdminWaiter::Make();
   if (grpc::Status status = CheckSecret(*call, secret_); !status.ok()) {
-    waiter->Answer(status);
+    waiter->Complete(status);
   } else if (request->undo()) {
     LogInfo("drain undone by an operator");
-    core_->Post(DrainRequested{true}, [waiter] { waiter->Answer(grpc::Status::OK); });
+    core_->Post(DrainRequested{true}, [waiter] { waiter->Complete(grpc::Status::OK); });
   } else {
     LogInfo("drain requested by an operator");
     {
@@ -91,7 +91,7 @@ grpc::ServerUnaryReactor* AdminServiceImpl::ReformRing(grpc::CallbackServerConte
   const std::shared_ptr<AdminWaiter> waiter = AdminWaiter::Make();
   waiter->response = response;
   if (grpc::Status status = CheckSecret(*call, secret_); !status.ok()) {
-    waiter->Answer(status);
+    waiter->Complete(status);
     return waiter.get();
   }
   LogInfo("re-forming requested by an operator");
@@ -110,7 +110,7 @@ void AdminServiceImpl::OnDrained() {
     waiters.swap(drains_);
     ++drained_count_;
   }
-  for (const auto& waiter : waiters) waiter->Answer(grpc::Status::OK);
+  for (const auto& waiter : waiters) waiter->Complete(grpc::Status::OK);
 }
 
 void AdminServiceImpl::OnReformed(const RingReformed& reformed) {
@@ -122,7 +122,7 @@ void AdminServiceImpl::OnReformed(const RingReformed& reformed) {
   const grpc::Status status(static_cast<grpc::StatusCode>(reformed.status.code()),
                             std::string(reformed.status.message()));
   for (const auto& waiter : waiters) {
-    waiter->Answer(status, [&] { waiter->response->set_generation(reformed.generation); });
+    waiter->Complete(status, [&] { waiter->response->set_generation(reformed.generation); });
   }
 }
 
@@ -146,7 +146,7 @@ void AdminServiceImpl::Close() {
     reforms_.clear();
   }
   for (const auto& waiter : waiters) {
-    waiter->Answer(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is shutting down"));
+    waiter->Complete(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is shutting down"));
   }
 }
 

@@ -108,13 +108,13 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::Cancel(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* AttentionServiceImpl::DeleteResidual(
     grpc::CallbackServerContext* call, const v1::DeleteResidualRequest* request,
     v1::DeleteResidualResponse*) {
-  return AnswerDeleteResidual(context_, call, request);
+  return HandleDeleteResidual(context_, call, request);
 }
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::RenewResiduals(
     grpc::CallbackServerContext* call, const v1::RenewResidualsRequest* request,
     v1::RenewResidualsResponse* response) {
-  return AnswerRenewResiduals(context_, call, request, response);
+  return HandleRenewResiduals(context_, call, request, response);
 }
 
 grpc::ServerBidiReactor<v1::HoldResidualsRequest, v1::HoldResidualsResponse>*

@@ -1,5 +1,7 @@
 // AttentionServiceImpl: the public AttentionService. Forward and Backward are raw byte streams on
 // the server side, which keeps tensor bytes out of protobuf objects.
+//
+// Tests: bad_requests_test.cc
 #ifndef RINGATTN_SERVER_EDGE_SERVICES_ATTENTION_SERVICE_H_
 #define RINGATTN_SERVER_EDGE_SERVICES_ATTENTION_SERVICE_H_
 

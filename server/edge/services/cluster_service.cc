@@ -81,7 +81,7 @@ class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 };
 
 // Returns OK for a known caller.
-grpc::Status WhyRefused(Callers* callers, const grpc::CallbackServerContext& call) {
+grpc::Status CheckCaller(Callers* callers, const grpc::CallbackServerContext& call) {
   const std::variant<Caller, grpc::Status> caller = callers->Identify(call);
   const auto* refused = std::get_if<grpc::Status>(&caller);
   return refused == nullptr ? grpc::Status::OK : *refused;
@@ -157,7 +157,7 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetServerInfo(grpc::CallbackServer
                                                             const v1::GetServerInfoRequest*,
                                                             v1::GetServerInfoResponse* response) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const grpc::Status status = WhyRefused(callers_, *call);
+  const grpc::Status status = CheckCaller(callers_, *call);
   if (status.ok()) *response = info_;
   reactor->Finish(status);
   return reactor;
@@ -167,7 +167,7 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetTopology(grpc::CallbackServerCo
                                                           const v1::GetTopologyRequest*,
                                                           v1::GetTopologyResponse* response) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  if (const grpc::Status status = WhyRefused(callers_, *call); !status.ok()) {
+  if (const grpc::Status status = CheckCaller(callers_, *call); !status.ok()) {
     reactor->Finish(status);
     return reactor;
   }
@@ -184,7 +184,7 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetTopology(grpc::CallbackServerCo
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* ClusterServiceImpl::WatchTopology(
     grpc::CallbackServerContext* call, const grpc::ByteBuffer*) {
-  if (const grpc::Status status = WhyRefused(callers_, *call); !status.ok()) {
+  if (const grpc::Status status = CheckCaller(callers_, *call); !status.ok()) {
     return new Refusal(status);
   }
   return new WatchStream(board_, too_many_watchers_);

@@ -62,7 +62,7 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
                                {"connection", id_}});
       absl::MutexLock lock(&mutex_);
       // The core already knows of the stream's end; a later registration would never be removed.
-      if (gone_) return;
+      if (removed_) return;
       worker_ = registration.name();
       service_->core_->Post(WorkerJoined{id_, registration}, std::move(read_next));
     } else {
@@ -101,11 +101,11 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
     std::string worker;
     {
       absl::MutexLock lock(&mutex_);
-      if (std::exchange(gone_, true)) return;
+      if (std::exchange(removed_, true)) return;
       worker = worker_;
     }
     if (!worker.empty()) LogInfo("worker left", {{"worker", worker}, {"connection", id_}});
-    service_->core_->Post(WorkerGone{id_});
+    service_->core_->Post(WorkerDisconnected{id_});
   }
 
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -134,7 +134,7 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
   std::string worker_ ABSL_GUARDED_BY(mutex_);  // empty: not registered
   std::deque<v1::JoinResponse> outgoing_ ABSL_GUARDED_BY(mutex_);  // the first is being written
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool gone_ ABSL_GUARDED_BY(mutex_) = false;
+  bool removed_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);

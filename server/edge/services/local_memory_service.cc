@@ -93,26 +93,26 @@ grpc::ServerUnaryReactor* LocalMemoryServiceImpl::Attach(grpc::CallbackServerCon
   const bool asked = core_->Ask(
       [core = core_, event = std::move(event)](const Coordinator&) { core->Post(event); });
   if (!asked) {
-    AttachAnswered answer{id};
-    answer.failure = CannotAsk(retry_after_);
-    Answer(answer);
+    AttachCompleted completed{id};
+    completed.failure = CannotAsk(retry_after_);
+    Complete(completed);
   }
   return reactor;
 }
 
-void LocalMemoryServiceImpl::Answer(const AttachAnswered& answer) {
+void LocalMemoryServiceImpl::Complete(const AttachCompleted& completed) {
   Pending pending;
   {
     absl::MutexLock lock(&mutex_);
-    const auto found = pending_.find(answer.call);
+    const auto found = pending_.find(completed.call);
     if (found == pending_.end()) return;
     pending = found->second;
     pending_.erase(found);
   }
-  if (answer.failure.has_value()) {
-    return pending.reactor->Finish(ToGrpcStatus(*answer.failure, limits_));
+  if (completed.failure.has_value()) {
+    return pending.reactor->Finish(ToGrpcStatus(*completed.failure, limits_));
   }
-  *pending.response = answer.response;
+  *pending.response = completed.response;
   pending.reactor->Finish(grpc::Status::OK);
 }
 

@@ -30,7 +30,7 @@ class LocalMemoryServiceImpl final
                                    v1::AttachResponse* response) override;
 
   // Called from the core's thread.
-  void Answer(const AttachAnswered& answer);
+  void Complete(const AttachCompleted& completed);
 
  private:
   struct Pending {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "server/edge/live_page_files.h"
+#include "server/edge/status/live_page_files.h"
 
 namespace ringattn::server {
 namespace {

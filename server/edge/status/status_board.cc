@@ -6,7 +6,7 @@
 
 namespace ringattn::server {
 
-bool StatusBoard::Wants(absl::Time now) const {
+bool StatusBoard::PublishIsDue(absl::Time now) const {
   absl::MutexLock lock(&mutex_);
   return waiting_ > 0 && now - published_at_ >= options_.min_interval;
 }

@@ -40,7 +40,7 @@ class StatusBoard {
   const StatusBoardOptions& options() const { return options_; }
 
   // Called from the core's thread: returns whether Publish() is due.
-  bool Wants(absl::Time now) const;
+  bool PublishIsDue(absl::Time now) const;
   void Publish(ServerStatus status, absl::Time now);
 
   // Waits at most `patience`, alongside at most max_waiting others, for a snapshot newer than

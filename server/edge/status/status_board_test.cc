@@ -22,7 +22,7 @@ class Ticker {
   explicit Ticker(StatusBoard* board)
       : thread_([this, board] {
           while (!stop_) {
-            if (board->Wants(absl::Now())) board->Publish(Generation(++published_), absl::Now());
+            if (board->PublishIsDue(absl::Now())) board->Publish(Generation(++published_), absl::Now());
             absl::SleepFor(absl::Milliseconds(1));
           }
         }) {}
@@ -75,7 +75,7 @@ TEST(StatusBoardTest, AStuckCoreYieldsTheLastSnapshotAfterThePatience) {
   EXPECT_GE(absl::Now() - start, absl::Milliseconds(20));
   ASSERT_NE(status, nullptr);
   EXPECT_EQ(status->core.generation, 7u);
-  EXPECT_FALSE(board.Wants(absl::Now()));
+  EXPECT_FALSE(board.PublishIsDue(absl::Now()));
 }
 
 TEST(StatusBoardTest, OnlyABoundedNumberWaitsForAStuckCore) {

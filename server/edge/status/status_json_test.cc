@@ -43,7 +43,7 @@ ServerStatus Example() {
   loss.worker = "worker-1";
   loss.rank = 1;
   loss.reason = LossReason::kSilent;
-  loss.words = "silent for 5s";
+  loss.detail = "silent for 5s";
   loss.ended_requests = 2;
   core.losses.push_back(loss);
   return status;
@@ -74,10 +74,10 @@ TEST(StatusJsonTest, ListsWorkersAndRequests) {
 TEST(StatusJsonTest, ExternalTextIsEscaped) {
   ServerStatus status = Example();
   status.core.requests[0].request_id = "</script><b>\"\\\x01";
-  status.core.losses[0].words = "\xff not UTF-8";
+  status.core.losses[0].detail = "\xff not UTF-8";
   const auto json = nlohmann::json::parse(StatusJson(Constants(), status, kNow));
   EXPECT_EQ(json["requests"][0]["request_id"], "</script><b>\"\\\x01");
-  EXPECT_EQ(json["losses"][0]["words"], "\xEF\xBF\xBD not UTF-8");
+  EXPECT_EQ(json["losses"][0]["detail"], "\xEF\xBF\xBD not UTF-8");
 }
 
 TEST(StatusJsonTest, SizeIsBoundedForAnyText) {
@@ -92,7 +92,7 @@ TEST(StatusJsonTest, SizeIsBoundedForAnyText) {
   status.core.workers[0].info.set_name(endless);
   status.core.workers[0].info.set_device(endless);
   status.core.workers.assign(1000, status.core.workers[0]);
-  status.core.losses[0].words = endless;
+  status.core.losses[0].detail = endless;
   status.core.losses.assign(32, status.core.losses[0]);
   EXPECT_LT(StatusJson(Constants(), status, kNow).size(), 400u << 10);
 }

@@ -28,7 +28,7 @@ void TopologyBoard::Publish(v1::Topology topology, bool only_memory) {
   absl::MutexLock lock(&mutex_);
   topology_ = std::move(topology);
   ++version_;
-  untold_ = true;
+  unsent_ = true;
   urgent_ = urgent_ || !only_memory;
 }
 
@@ -61,8 +61,8 @@ void TopologyBoard::Unwatch(Watcher* watcher) {
 }
 
 absl::Time TopologyBoard::Due() const {
-  if (!untold_) return absl::InfiniteFuture();
-  return told_at_ + (urgent_ ? options_.min_interval : options_.memory_interval);
+  if (!unsent_) return absl::InfiniteFuture();
+  return sent_at_ + (urgent_ ? options_.min_interval : options_.memory_interval);
 }
 
 void TopologyBoard::Run() {
@@ -77,8 +77,8 @@ void TopologyBoard::Run() {
       mutex_.AwaitWithDeadline(absl::Condition(&changed), due);
       if (closed_) return;
       if (absl::Now() < Due()) continue;
-      untold_ = urgent_ = false;
-      told_at_ = absl::Now();
+      unsent_ = urgent_ = false;
+      sent_at_ = absl::Now();
     }
     TellAll();
   }

@@ -72,10 +72,10 @@ class TopologyBoard {
   absl::Mutex mutex_;  // held only briefly
   v1::Topology topology_ ABSL_GUARDED_BY(mutex_);
   int64_t version_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool untold_ ABSL_GUARDED_BY(mutex_) = false;
+  bool unsent_ ABSL_GUARDED_BY(mutex_) = false;
   bool urgent_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time told_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  absl::Time sent_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 
   std::thread thread_;
 };

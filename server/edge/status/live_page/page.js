@@ -188,7 +188,7 @@ function lossRow(loss, index) {
       cell(loss.worker, "key name"),
       cell(loss.rank ?? "–", "number"),
       cell(loss.reason.replaceAll("_", " "), "short bad long"),
-      cell(loss.words, "long"),
+      cell(loss.detail, "long"),
       cell(count(loss.ended_requests), "number"),
     ],
   };
