@@ -26,7 +26,7 @@ constexpr std::chrono::milliseconds kAnswerTimeout{9'000};
 // Fewer bytes do not justify a separate stream.
 constexpr uint64_t kLeastBytesPerStream = 2 << 20;
 
-absl::Status ServerError(absl::string_view what) {
+absl::Status WorkerError(absl::string_view what) {
   return absl::InternalError(absl::StrCat("the worker violated the protocol: ", what));
 }
 
@@ -135,9 +135,9 @@ class DirectTransfer::Stream final
 
   absl::Status TakeMessage() {
     const auto message = wire::ReceivedMessage::Parse(wire::kExchangeResponse, read_buffer_);
-    if (!message.ok()) return ServerError(message.status().message());
+    if (!message.ok()) return WorkerError(message.status().message());
     if (message->is_chunk()) {
-      if (!opened() || done_) return ServerError("a chunk before ShardOpened or after ShardDone");
+      if (!opened() || done_) return WorkerError("a chunk before ShardOpened or after ShardDone");
       absl::Status status = transfer_->tensors_->Add(rank_, message->chunk(), message->payload(),
                                                      message->payload_bytes());
       if (!status.ok()) return status;
@@ -147,7 +147,7 @@ class DirectTransfer::Stream final
       return absl::OkStatus();
     }
     auto response = wire::ParseProto<v1::ExchangeResponse>(&read_buffer_);
-    if (!response.ok()) return ServerError(response.status().message());
+    if (!response.ok()) return WorkerError(response.status().message());
     if (response->has_opened() && !opened_.exchange(true)) {
       transfer_->OnStreamOpened();
       transfer_->OnMoved();  // also if nothing, or everything, was sent together with the call
@@ -158,7 +158,7 @@ class DirectTransfer::Stream final
 
   void OnDone(const grpc::Status& status) override {
     absl::Status end = failure_.ok() ? FromGrpcStatus(status) : failure_;
-    if (end.ok() && !done_) end = ServerError("a stream ended without ShardDone");
+    if (end.ok() && !done_) end = WorkerError("a stream ended without ShardDone");
     write_buffer_.Clear();
     read_buffer_.Clear();
     {

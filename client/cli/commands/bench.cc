@@ -25,7 +25,7 @@
 namespace ringattn::client::cli {
 namespace {
 
-struct Flags {
+struct BenchFlags {
   ServerFlags server;
   ShapeFlags shape;
   OptionFlags options;
@@ -95,7 +95,7 @@ CallResult CallOnce(Bench& bench) {
 }
 
 // Connects, makes a first call and verifies its result.
-absl::StatusOr<Bench> Begin(const Flags& flags, const Problem& problem, const AttentionSpec& spec,
+absl::StatusOr<Bench> Begin(const BenchFlags& flags, const Problem& problem, const AttentionSpec& spec,
                             int channels, ProgressBar& bar) {
   const auto deadline = ParseDeadline(flags.deadline);
   if (!deadline.ok()) return deadline.status();
@@ -136,7 +136,7 @@ PayloadBound RelayBound(double loopback_bytes_per_second, size_t connections) {
           .bytes_per_second = loopback_bytes_per_second};
 }
 
-absl::StatusOr<Measured> Measure(const Flags& flags, const Problem& problem,
+absl::StatusOr<Measured> Measure(const BenchFlags& flags, const Problem& problem,
                                  const AttentionSpec& spec) {
   auto trace = TraceFile::Open(flags.trace);
   if (!trace.ok()) return trace.status();
@@ -242,7 +242,7 @@ void PrintFigure(const char* name, const Figure& figure, double unit, const char
               figure.bound / unit, 100 * figure.value / figure.bound, bound.c_str());
 }
 
-void PrintText(const Flags& flags, const Measured& measured, const Figures& figures) {
+void PrintText(const BenchFlags& flags, const Measured& measured, const Figures& figures) {
   const v1::PlanReport& plan = measured.reports.back().accepted.plan();
   std::printf("%s\n%s, %s, %u members: %s\n", measured.verdict.ToString().c_str(),
               ShortName(plan.schedule()).c_str(), ShortName(plan.layout()).c_str(),
@@ -280,7 +280,7 @@ int Mismatch(const oracle::Report& verdict, bool json) {
 // faster.
 constexpr int kMaxChannels = 16;
 
-int RunLoadTest(const Flags& flags, const Problem& problem, const AttentionSpec& spec) {
+int RunLoadTest(const BenchFlags& flags, const Problem& problem, const AttentionSpec& spec) {
   if (!flags.trace.empty()) {
     return Fail(UsageError("--trace cannot be combined with a load test"), flags.json);
   }
@@ -317,7 +317,7 @@ int RunLoadTest(const Flags& flags, const Problem& problem, const AttentionSpec&
   return test->HasDeadLevel() ? kFailure : kSuccess;
 }
 
-int RunBench(const Flags& flags) {
+int RunBench(const BenchFlags& flags) {
   Problem problem;
   if (absl::Status status = flags.shape.Apply(&problem); !status.ok()) {
     return Fail(status, flags.json);
@@ -364,7 +364,7 @@ int RunBench(const Flags& flags) {
 }  // namespace
 
 void AddBench(FlagSet& program, Run& run) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<BenchFlags>();
   FlagSet& command = program.AddCommand(
       "bench",
       "Measure a service: verify a first call, then report medians, each with an upper bound "

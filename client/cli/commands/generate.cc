@@ -17,7 +17,7 @@
 namespace ringattn::client::cli {
 namespace {
 
-struct Flags {
+struct GenerateFlags {
   std::string output;
   ShapeFlags shape;
   uint64_t seed = 0;
@@ -54,7 +54,7 @@ void FillRows(const AttentionSpec& spec, uint64_t seed, TensorId id, int64_t fir
   }
 }
 
-absl::Status Generate(const Flags& flags, Problem* problem, std::vector<v1::TensorId>* tensors) {
+absl::Status Generate(const GenerateFlags& flags, Problem* problem, std::vector<v1::TensorId>* tensors) {
   if (absl::Status status = flags.shape.Apply(problem); !status.ok()) return status;
   if (absl::Status status = flags.terms.Apply(&problem->options); !status.ok()) return status;
   problem->shape.set_packing(flags.packing);
@@ -116,7 +116,7 @@ absl::Status Generate(const Flags& flags, Problem* problem, std::vector<v1::Tens
   return (*writer)->Commit();
 }
 
-int RunGenerate(const Flags& flags) {
+int RunGenerate(const GenerateFlags& flags) {
   Problem problem;
   std::vector<v1::TensorId> tensors;
   if (absl::Status status = Generate(flags, &problem, &tensors); !status.ok()) {
@@ -145,7 +145,7 @@ int RunGenerate(const Flags& flags) {
 }  // namespace
 
 void AddGenerate(FlagSet& program, Run& run) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<GenerateFlags>();
   FlagSet& command = program.AddCommand("generate",
                                         "Write random q, k, v (and dout, dlse, sinks, bias, mask, "
                                         "segment ids) to a safetensors file");

@@ -15,7 +15,7 @@
 namespace ringattn::client::cli {
 namespace {
 
-struct Flags {
+struct InfoFlags {
   ServerFlags server;
   std::string deadline = "10s";
   bool json = false;
@@ -42,7 +42,7 @@ void PrintText(const v1::GetServerInfoResponse& info) {
   }
 }
 
-int RunInfo(const Flags& flags) {
+int RunInfo(const InfoFlags& flags) {
   const auto deadline = ParseDeadline(flags.deadline);
   if (!deadline.ok()) return Fail(deadline.status(), flags.json);
   auto client = flags.server.Connect({.channels = 1});
@@ -60,7 +60,7 @@ int RunInfo(const Flags& flags) {
 }  // namespace
 
 void AddInfo(FlagSet& program, Run& run) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<InfoFlags>();
   FlagSet& command = program.AddCommand("info", "Version, features and limits of a service");
   flags->server.AddTo(command);
   command.Add("--deadline", &flags->deadline, "Limit of the call").ShowDefault();

@@ -24,7 +24,7 @@
 namespace ringattn::client::cli {
 namespace {
 
-struct Flags {
+struct PlanFlags {
   ShapeFlags shape;
   OptionFlags options;
   bool backward = false;
@@ -53,7 +53,7 @@ struct Planned {
 };
 
 // The inputs that the service's own planner would use (server/core/ring/measured_inputs.h).
-absl::StatusOr<PlannerInputs> InputsOfServer(const Flags& flags, const ValidRequest& request) {
+absl::StatusOr<PlannerInputs> InputsOfServer(const PlanFlags& flags, const ValidRequest& request) {
   const auto deadline = ParseDeadline(flags.deadline);
   if (!deadline.ok()) return deadline.status();
   auto client = flags.server.Connect({.channels = 1});
@@ -76,7 +76,7 @@ absl::StatusOr<PlannerInputs> InputsOfServer(const Flags& flags, const ValidRequ
   return inputs;
 }
 
-absl::StatusOr<PlannerInputs> InputsOf(const Flags& flags, const ValidRequest& request) {
+absl::StatusOr<PlannerInputs> InputsOf(const PlanFlags& flags, const ValidRequest& request) {
   PlannerInputs inputs;
   if (flags.server.server.empty()) {
     // Without a server, all requested workers count as ready.
@@ -95,7 +95,7 @@ absl::StatusOr<PlannerInputs> InputsOf(const Flags& flags, const ValidRequest& r
 
 // Returns the problem that the flags describe. A flag of the other direction is an error that names
 // it.
-absl::StatusOr<Problem> ProblemOf(const Flags& flags) {
+absl::StatusOr<Problem> ProblemOf(const PlanFlags& flags) {
   if (!flags.backward && flags.with_forward_result) {
     return UsageError("--with_forward_result needs --backward");
   }
@@ -113,7 +113,7 @@ absl::StatusOr<Problem> ProblemOf(const Flags& flags) {
   return problem;
 }
 
-absl::StatusOr<Planned> MakePlan(const Flags& flags) {
+absl::StatusOr<Planned> MakePlan(const PlanFlags& flags) {
   absl::StatusOr<Problem> asked = ProblemOf(flags);
   if (!asked.ok()) return asked.status();
   Problem& problem = *asked;
@@ -131,12 +131,12 @@ absl::StatusOr<Planned> MakePlan(const Flags& flags) {
 }
 
 // The source of the rates for the prediction.
-const char* RateSource(const Flags& flags) {
+const char* RateSource(const PlanFlags& flags) {
   if (!flags.server.server.empty()) return "server";
   return flags.device_flops_per_s && flags.link_bytes_per_s ? "flags" : "defaults";
 }
 
-std::string RateText(const Flags& flags, const PlannerInputs& inputs) {
+std::string RateText(const PlanFlags& flags, const PlannerInputs& inputs) {
   const std::string rates = absl::StrCat(HumanRate(inputs.device_flops_per_s), "FLOP/s and ",
                                          HumanBytes(inputs.link_bytes_per_s), "/s between workers");
   if (!flags.server.server.empty())
@@ -169,7 +169,7 @@ Json StepJson(const Program& program, const Step& step) {
   return {{"transfers", transfers}, {"calls", step.calls.size()}, {"tiles", tiles}};
 }
 
-Json ToJson(const Flags& flags, const Planned& planned) {
+Json ToJson(const PlanFlags& flags, const Planned& planned) {
   const Plan& plan = planned.plan;
   Json ranks = Json::array();
   for (const Program& program : planned.schedule.programs) {
@@ -208,7 +208,7 @@ Json ToJson(const Flags& flags, const Planned& planned) {
             {"ranks", ranks}}}};
 }
 
-int RunPlan(const Flags& flags) {
+int RunPlan(const PlanFlags& flags) {
   const auto planned = MakePlan(flags);
   if (!planned.ok()) return Fail(planned.status(), flags.json);
   if (flags.json) {
@@ -230,7 +230,7 @@ int RunPlan(const Flags& flags) {
 }  // namespace
 
 void AddPlan(FlagSet& program, Run& run) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<PlanFlags>();
   FlagSet& command =
       program.AddCommand("plan",
                          "Shards and schedule of a request: spans, transfers with their bytes, "

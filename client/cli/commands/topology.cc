@@ -17,7 +17,7 @@
 namespace ringattn::client::cli {
 namespace {
 
-struct Flags {
+struct TopologyFlags {
   ServerFlags server;
   std::string deadline;
   bool watch = false;
@@ -41,7 +41,7 @@ void PrintText(const v1::Topology& topology) {
   }
 }
 
-void Show(const v1::Topology& topology, const Flags& flags) {
+void Show(const v1::Topology& topology, const TopologyFlags& flags) {
   if (!flags.json) {
     PrintText(topology);
   } else if (flags.watch) {
@@ -53,7 +53,7 @@ void Show(const v1::Topology& topology, const Flags& flags) {
   std::fflush(stdout);
 }
 
-int RunTopology(const Flags& flags) {
+int RunTopology(const TopologyFlags& flags) {
   const std::string text = flags.deadline.empty() && !flags.watch ? "10s" : flags.deadline;
   const auto deadline = ParseDeadline(text);
   if (!deadline.ok()) return Fail(deadline.status(), flags.json);
@@ -77,7 +77,7 @@ int RunTopology(const Flags& flags) {
 }  // namespace
 
 void AddTopology(FlagSet& program, Run& run) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<TopologyFlags>();
   FlagSet& command = program.AddCommand("topology", "The present workers and ring");
   flags->server.AddTo(command);
   command.Add("--watch", &flags->watch,

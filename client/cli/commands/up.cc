@@ -17,7 +17,7 @@
 namespace ringattn::client::cli {
 namespace {
 
-struct Flags {
+struct UpFlags {
   LauncherOptions launcher;
   ServerFlags own;  // for the launcher's own calls
   std::string ready_timeout = "60s";
@@ -110,7 +110,7 @@ int RunDetached(const LauncherOptions& options) {
   return Fail(absl::InternalError("the launcher ended before it was ready"), false);
 }
 
-int RunUp(const Flags& flags) {
+int RunUp(const UpFlags& flags) {
   LauncherOptions options = flags.launcher;
   options.security = flags.own.security;
   const std::pair<const std::string&, absl::Duration*> durations[] = {
@@ -149,7 +149,7 @@ int RunUp(const Flags& flags) {
 }  // namespace
 
 void AddUp(FlagSet& program, Run& run) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<UpFlags>();
   LauncherOptions& options = flags->launcher;
   options.state_dir = DefaultStateDir();
   FlagSet& command = program.AddCommand(

@@ -23,7 +23,7 @@
 namespace ringattn::client::cli {
 namespace {
 
-struct Flags {
+struct VerifyFlags {
   std::string input;
   std::string output;
   std::string forward;
@@ -131,7 +131,7 @@ absl::Status CheckGivenOnce(const Source& forward, const std::vector<const Sourc
 }
 
 // Rejects outputs without their flag, and flags without their output.
-absl::Status CheckAskedFor(const Flags& flags, const Source& output, bool has_dbias,
+absl::Status CheckAskedFor(const VerifyFlags& flags, const Source& output, bool has_dbias,
                            bool has_sinks) {
   const auto wrong = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat(output.path, ": tensor ", what));
@@ -156,7 +156,7 @@ absl::Status CheckAskedFor(const Flags& flags, const Source& output, bool has_db
       has_rows ? "missing; --probabilities needs it" : "there without --probabilities"));
 }
 
-absl::StatusOr<oracle::Report> Verify(const Flags& flags) {
+absl::StatusOr<oracle::Report> Verify(const VerifyFlags& flags) {
   const auto interval = ParseProgressInterval(flags.progress_interval);
   if (!interval.ok()) return interval.status();
   const auto input = Source::Open(flags.input);
@@ -243,7 +243,7 @@ const char* Verdict(const oracle::Report& report) {
   return report.passed() ? "verified" : "INCOMPLETE: not everything could be judged";
 }
 
-int RunVerify(const Flags& flags) {
+int RunVerify(const VerifyFlags& flags) {
   const auto report = Verify(flags);
   if (!report.ok()) return Fail(report.status(), flags.json);
   if (flags.json) {
@@ -263,7 +263,7 @@ int RunVerify(const Flags& flags) {
 }  // namespace
 
 void AddVerify(FlagSet& program, Run& run) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<VerifyFlags>();
   FlagSet& command = program.AddCommand(
       "verify",
       "Verify results against attention computed here in fp64; exits 1 on a mismatch, 4 if "
