@@ -28,6 +28,19 @@ ResidualView Coordinator::FindResidual(const std::string& handle, const std::str
                                        const std::string& request_id) const {
   return impl_->FindResidual(handle, principal, request_id);
 }
+KvCacheView Coordinator::FindKvCache(const std::string& id, const std::string& principal) const {
+  return impl_->FindKvCache(id, principal);
+}
+std::vector<v1::KvCacheInfo> Coordinator::ListKvCaches(const std::string& principal,
+                                                       const std::string& client,
+                                                       const std::string& after,
+                                                       int count) const {
+  return impl_->ListKvCaches(principal, client, after, count);
+}
+KvWriterView Coordinator::FindKvWriter(const std::string& id, const std::string& principal,
+                                       uint64_t epoch, const std::string& token) const {
+  return impl_->FindKvWriter(id, principal, epoch, token);
+}
 
 Coordinator::Impl::Impl(CoordinatorConfig config)
     : config_(std::move(config)),
@@ -35,7 +48,8 @@ Coordinator::Impl::Impl(CoordinatorConfig config)
       requests_(&config_, &batch_),
       operations_(&config_, &batch_, &order_),
       residuals_(&config_, &batch_),
-      regions_(&config_, &batch_, &roster_) {}
+      regions_(&config_, &batch_, &roster_),
+      kv_caches_(&config_, &batch_) {}
 
 namespace {
 
@@ -44,6 +58,7 @@ namespace {
 bool IsOnlyProgress(const Event& event) {
   if (const auto* said = std::get_if<WorkerMessage>(&event)) {
     if (said->message.has_heartbeat()) return true;
+    if (said->message.has_kv_touched()) return said->message.kv_touched().failure().empty();
     const v1::TransferProgress& progress = said->message.transfer_progress();
     return said->message.has_transfer_progress() && !progress.region_released() &&
            progress.failure().empty() && progress.bad_chunk().empty();
@@ -74,6 +89,7 @@ void Coordinator::Impl::On(const Tick&) {
   CheckRequests();
   residuals_.CheckTimers(operations_.ResidualsInUse());
   regions_.Sweep();
+  kv_caches_.CheckTimers();
 }
 
 void Coordinator::Impl::On(const DrainRequested& event) {
@@ -116,6 +132,7 @@ void Coordinator::Impl::ForgivePause(absl::Duration pause) {
   operations_.Forgive(pause);
   residuals_.Forgive(pause);
   regions_.Forgive(pause);
+  kv_caches_.Forgive(pause);
 }
 
 // ------------------------------------------------------------- views
@@ -154,6 +171,9 @@ v1::Topology Coordinator::Impl::topology() const {
     info->set_device(registration.device());
     info->set_memory_bytes(registration.memory_bytes());
     info->set_reserved_bytes(reserved[connection]);
+    info->set_kv_cache_bytes(static_cast<uint64_t>(kv_caches_.BytesOn(connection)));
+    info->set_kv_caches(static_cast<uint32_t>(kv_caches_.CachesOn(connection)));
+    info->set_max_kv_cache_bytes(registration.max_kv_cache_bytes());
     info->set_threads(registration.threads());
     info->set_data_address(registration.data_address());
     info->set_metrics_address(registration.metrics_address());
@@ -182,6 +202,7 @@ CoordinatorStats Coordinator::Impl::stats() const {
   stats.active_requests = requests_.size() - queue_.all().requests;
   stats.finished_bytes = requests_.finished_bytes();
   stats.residuals = residuals_.counts();
+  stats.kv_caches = kv_caches_.counts();
   for (const auto& [connection, bytes] : ReservedByWorker()) {
     stats.reserved_bytes += bytes;
   }

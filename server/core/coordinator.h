@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "server/core/events/config.h"
 #include "server/core/events/events.h"
+#include "server/core/events/kv_events.h"
 #include "server/core/events/operation_view.h"
 #include "server/core/events/residual_view.h"
 #include "server/core/events/snapshot.h"
@@ -35,6 +36,7 @@ struct CoordinatorStats {
   int64_t stalled_uploads = 0;
   int64_t stalled_downloads = 0;
   ResidualCounts residuals;
+  KvCacheCounts kv_caches;
   int64_t regions = 0;  // regions of local memory that clients have attached
   int ready_workers = 0;  // members of the ring; 0 unless the ring is ready
   int connected_workers = 0;  // including workers outside the ring
@@ -63,6 +65,15 @@ class Coordinator {
   // retry of the same request may read a consumed residual; empty if it has none.
   ResidualView FindResidual(const std::string& handle, const std::string& principal,
                             const std::string& request_id) const;
+  // Returns caches that exist and those that ended recently.
+  KvCacheView FindKvCache(const std::string& id, const std::string& principal) const;
+  // Returns at most `count` of the caller's caches in order of ids, after the id `after`.
+  std::vector<v1::KvCacheInfo> ListKvCaches(const std::string& principal,
+                                            const std::string& client, const std::string& after,
+                                            int count) const;
+  // Checks a StepHello on the relay.
+  KvWriterView FindKvWriter(const std::string& id, const std::string& principal, uint64_t epoch,
+                            const std::string& token) const;
 
  private:
   class Impl;

@@ -68,7 +68,8 @@ void Coordinator::Impl::AdmitQueued() {
         const ConnectionId on = ring_.members()[placement.roomiest_rank];
         EndRequest(stream, NeverFits(placement.roomiest_rank, roster_.NameOf(on),
                                      LargestBuffers(*request.plan), request.WorkspaceOn(on),
-                                     roster_.at(on).registration.memory_bytes()));
+                                     roster_.at(on).registration.memory_bytes(),
+                                     kv_caches_.BytesOn(on)));
         break;
       }
       case Placement::Result::kPlaced:
@@ -106,6 +107,13 @@ std::vector<Site> Coordinator::Impl::Sites() const {
     sites.back().memory_bytes = roster_.at(member).registration.memory_bytes();
     const auto kept = residuals_.bytes_by_worker().find(member);
     if (kept != residuals_.bytes_by_worker().end()) sites.back().reserved_bytes += kept->second;
+    // A cache stays for as long as its client wants. A request that would have to wait for it fails
+    // instead, so that it does not block the queue.
+    if (sites.back().memory_bytes > 0) {
+      sites.back().memory_bytes =
+          std::max<int64_t>(1, sites.back().memory_bytes - kv_caches_.BytesOn(member));
+    }
+    sites.back().serves_steps = kv_caches_.HasWriterOn(member);
   }
   return sites;
 }

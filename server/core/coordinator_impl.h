@@ -9,6 +9,7 @@
 //   Residuals   state that Forwards keep for Backwards
 //   Losses      recently lost workers
 //   Regions     memory that clients share with workers
+//   KvCaches    keys and values that stay with the workers
 //
 // Each component has private state and unit tests. Coordinator passes each event to the components
 // that it concerns and forwards the consequences. Then Settle() makes every decision that depends
@@ -23,6 +24,8 @@
 
 #include "server/core/coordinator.h"
 #include "server/core/events/action_batch.h"
+#include "server/core/kv/kv_caches.h"
+#include "server/core/kv/kv_members.h"
 #include "server/core/loss/losses.h"
 #include "server/core/loss/suspicion.h"
 #include "server/core/requests/fair_order.h"
@@ -49,6 +52,12 @@ class Coordinator::Impl {
                                              const std::string& principal) const;
   ResidualView FindResidual(const std::string& handle, const std::string& principal,
                             const std::string& request_id) const;
+  KvCacheView FindKvCache(const std::string& id, const std::string& principal) const;
+  std::vector<v1::KvCacheInfo> ListKvCaches(const std::string& principal,
+                                            const std::string& client, const std::string& after,
+                                            int count) const;
+  KvWriterView FindKvWriter(const std::string& id, const std::string& principal, uint64_t epoch,
+                            const std::string& token) const;
 
  private:
   // Progress of a drain that an operator requested.
@@ -150,8 +159,19 @@ class Coordinator::Impl {
   void LoseResidual(const std::string& handle);
   bool MakeRoomFor(const Request& request);
   bool EvictOneOn(ConnectionId connection, const std::string& except);
-  // Returns the bytes reserved by operations and residuals.
+  // Returns the bytes reserved by operations, residuals and K/V caches.
   std::map<ConnectionId, int64_t> ReservedByWorker() const;
+
+  // coordinator_kv.cc
+  void On(const KvCacheRequested& event);
+  void On(const KvWriterRequested& event);
+  void On(const KvCachesRenewed& event);
+  void On(const KvCacheDeleted& event);
+  void On(const KvCacheFailed& event);
+  std::vector<KvSite> KvSites() const;
+  void EvictForCache(ConnectionId connection, int64_t bytes);
+  std::variant<KvTransport, Failure> ChooseKvTransport(const KvWriterRequested& event,
+                                                       const KvCacheRecord& record) const;
 
   const CoordinatorConfig config_;
   ActionBatch batch_;
@@ -165,6 +185,7 @@ class Coordinator::Impl {
   Residuals residuals_;
   Losses losses_;
   Regions regions_;
+  KvCaches kv_caches_;
   // Failures of an ended generation that clients receive once its workers have stopped copying.
   std::vector<FailRequest> held_failures_;
 

@@ -175,6 +175,9 @@ std::map<ConnectionId, int64_t> Coordinator::Impl::ReservedByWorker() const {
   for (const auto& [connection, bytes] : residuals_.bytes_by_worker()) {
     reserved[connection] += bytes;
   }
+  for (const auto& [connection, bytes] : kv_caches_.bytes_by_worker()) {
+    reserved[connection] += bytes;
+  }
   return reserved;
 }
 

@@ -79,6 +79,7 @@ CoordinatorSnapshot Coordinator::Impl::Snapshot(int64_t max_requests) const {
   snapshot.queued_requests = numbers.queued_requests;
   snapshot.queued_bytes = numbers.queued_bytes;
   snapshot.reserved_bytes = numbers.reserved_bytes;
+  snapshot.kv_caches = numbers.kv_caches;
 
   v1::Topology shown = topology();
   snapshot.ring_state = shown.state();

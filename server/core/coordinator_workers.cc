@@ -37,6 +37,7 @@ void Coordinator::Impl::On(const WorkerJoined& event) {
     LoseWorker(replaced, LossReason::kReplaced, "its name joined again", /*drop=*/true);
   }
   roster_.Add(event.connection, event.registration, batch_.now());
+  kv_caches_.Adopt(event.connection, event.registration);
   topology_changed_ = true;
   SetDuration(config_.heartbeat_interval,
               batch_.Send(event.connection)->mutable_registered()->mutable_heartbeat_interval());
@@ -78,8 +79,17 @@ void Coordinator::Impl::On(const WorkerMessage& event) {
       return OnDelivered(event.connection, message.delivered());
     case v1::JoinRequest::kRegionChanged:
       return regions_.OnChanged(event.connection, message.region_changed());
+    case v1::JoinRequest::kKvReserved:
+      return kv_caches_.OnReserved(event.connection, message.kv_reserved());
+    case v1::JoinRequest::kKvOpened:
+      return kv_caches_.OnOpened(event.connection, message.kv_opened());
+    case v1::JoinRequest::kKvSettled:
+      return kv_caches_.OnSettled(event.connection, message.kv_settled());
+    case v1::JoinRequest::kKvTouched:
+      return kv_caches_.OnTouched(event.connection, message.kv_touched());
     case v1::JoinRequest::kLeaving:
       roster_.SetLeaving(event.connection);
+      kv_caches_.OnWorkerLeaving(event.connection, roster_.NameOf(event.connection));
       topology_changed_ = true;
       return;
     case v1::JoinRequest::kRegister:  // sent only once, as WorkerJoined
@@ -175,8 +185,10 @@ void Coordinator::Impl::LoseWorker(ConnectionId connection, LossReason reason,
   const Failure failure = LostFailure(connection, detail);
   NoteLoss(connection, reason, detail);
   if (drop) batch_.Emit(DropWorker{connection, detail});
+  const std::string name = roster_.NameOf(connection);
   roster_.Remove(connection);
   regions_.OnWorkerLost(connection);
+  kv_caches_.OnWorkerLost(connection, name);
   topology_changed_ = true;
   if (is_member && ring_.ready()) {
     EndGeneration(failure);
@@ -241,7 +253,8 @@ void Coordinator::Impl::AdvanceRing() {
 // next ring could include them.
 void Coordinator::Impl::DismissLeavers() {
   for (ConnectionId connection : roster_.Leaving()) {
-    if (ring_.RankOf(connection)) continue;
+    // Its writers go on until it closes its stream. The ring takes no leaving workers.
+    if (ring_.RankOf(connection) || kv_caches_.CachesOn(connection) > 0) continue;
     v1::Leave* leave = batch_.Send(connection)->mutable_leave();
     leave->set_reason("it asked to leave");
     leave->set_exit(true);

@@ -45,6 +45,19 @@ class ActionBatch {
     }
     return Send(connection)->mutable_drop_residuals();
   }
+  // Returns the KvFree message with this reason for this worker, in the same way.
+  v1::KvFree* SendKvFree(ConnectionId connection, const char* reason) {
+    const auto newest = newest_.find(connection);
+    if (newest != newest_.end()) {
+      v1::JoinResponse& message = std::get<SendToWorker>(actions_[newest->second]).message;
+      if (message.has_kv_free() && message.kv_free().reason() == reason) {
+        return message.mutable_kv_free();
+      }
+    }
+    v1::KvFree* free = Send(connection)->mutable_kv_free();
+    free->set_reason(reason);
+    return free;
+  }
   std::vector<Action> Take() {
     newest_.clear();
     return std::exchange(actions_, {});

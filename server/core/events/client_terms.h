@@ -19,6 +19,11 @@ struct ClientTerms {
   // Bytes of the client's residuals at a time. Unset: bounded by Limits::max_residual_bytes.
   std::optional<int64_t> max_residual_bytes;
 
+  // K/V caches of the client, and their bytes summed over workers. Unset: bounded by
+  // Limits::max_kv_caches and max_kv_cache_bytes.
+  std::optional<int64_t> max_kv_caches;
+  std::optional<int64_t> max_kv_cache_bytes;
+
   friend bool operator==(const ClientTerms&, const ClientTerms&) = default;
 };
 

@@ -72,6 +72,9 @@ struct CoordinatorConfig {
   // A Backward that consumed a residual may be repeated for this long, in case its answer was lost.
   // Longer than a client library retries.
   absl::Duration residual_replay_time = absl::Seconds(60);
+  // K/V caches of an earlier coordinator are lost unless all their ranks register within this time.
+  // Workers keep caches for as long without a coordinator.
+  absl::Duration kv_orphan_time = absl::Seconds(60);
   // Generations start above this. Derive it from the start time so that a restarted coordinator
   // never repeats a number.
   uint64_t initial_generation = 0;

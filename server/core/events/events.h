@@ -24,27 +24,10 @@
 #include "ringattn/v1/local_memory.pb.h"
 #include "ringattn/v1/worker_control.pb.h"
 #include "server/core/events/client_terms.h"
+#include "server/core/events/failure.h"
+#include "server/core/events/kv_events.h"
 
 namespace ringattn::server {
-
-// One open Join stream. Never reused.
-using ConnectionId = uint64_t;
-// One open Forward or Backward stream of a client. Never reused.
-using StreamId = uint64_t;
-
-// A failure as the client receives it. The edge adds the google.rpc details.
-struct Failure {
-  absl::StatusCode code = absl::StatusCode::kUnknown;
-  std::string message;
-  std::string reason;  // ErrorInfo.reason, UPPER_SNAKE_CASE, e.g. "WORKER_LOST"
-  std::optional<absl::Duration> retry_after;  // RetryInfo
-  std::string field;                          // BadRequest.field_violations.field; usually empty
-  struct Quota {
-    std::string subject;      // "client:NAME"
-    std::string description;  // the quota's name and its figures
-  };
-  std::optional<Quota> quota;  // QuotaFailure: one of the client's limits
-};
 
 // ---------------------------------------------------------------- events
 
@@ -173,7 +156,8 @@ using Event =
     std::variant<WorkerJoined, WorkerMessage, WorkerDisconnected, RequestArrived, RequestEnded,
                  UploadProgressed, DownloadProgressed, MembersStalled, DownloadFinished,
                  ShardStreamFailed, CancelRequested, Planned, ResidualDeleted, ResidualsRenewed,
-                 AttachRequested, DrainRequested, ReformRequested, Tick>;
+                 AttachRequested, KvCacheRequested, KvWriterRequested, KvCachesRenewed,
+                 KvCacheDeleted, KvCacheFailed, DrainRequested, ReformRequested, Tick>;
 
 // ---------------------------------------------------------------- actions
 
@@ -299,7 +283,8 @@ struct RingReformed {  // answers ReformRequested
 using Action =
     std::variant<SendToWorker, DropWorker, PlanThis, CancelPlan, AcceptRequest, BeginDownload,
                  FinishRequest, FailRequest, StateChanged, TopologyChanged, LostWorker,
-                 ServingChanged, AttachCompleted, TransferAdvanced, DrainCompleted, RingReformed>;
+                 ServingChanged, AttachCompleted, KvCacheAnswered, KvWriterAnswered, KvWriterEnded,
+                 TransferAdvanced, DrainCompleted, RingReformed>;
 
 }  // namespace ringattn::server
 

@@ -9,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "server/core/events/events.h"
+#include "server/core/events/kv_events.h"
 
 namespace ringattn::server {
 
@@ -57,6 +58,7 @@ struct CoordinatorSnapshot {
   int64_t queued_requests = 0;
   int64_t queued_bytes = 0;
   int64_t reserved_bytes = 0;  // summed over workers
+  KvCacheCounts kv_caches;
   std::vector<WorkerSnapshot> workers;  // members by rank, then the others
   std::array<int64_t, kRequestStages> requests_by_stage{};
   std::vector<RequestSnapshot> requests;  // those that hold memory first

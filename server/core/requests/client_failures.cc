@@ -167,14 +167,16 @@ Failure WorkersMissing(const absl::Status& status, absl::Duration retry_after) {
 }
 
 Failure NeverFits(int rank, const std::string& worker, int64_t buffers, int64_t workspace,
-                  int64_t available) {
+                  int64_t available, int64_t kv_caches) {
   const std::string parts =
       workspace == 0
           ? ""
           : absl::StrCat(" (buffers of ", buffers, " and a kernel workspace of ", workspace, ")");
   return Make(absl::StatusCode::kResourceExhausted, "WORKER_MEMORY",
               absl::StrCat("rank ", rank, " (", worker, ") needs ", buffers + workspace, " bytes",
-                           parts, "; it has ", available, " in total"));
+                           parts, "; it has ", available, " in total",
+                           kv_caches == 0 ? "" : ", of which K/V caches hold ",
+                           kv_caches == 0 ? "" : absl::StrCat(kv_caches)));
 }
 
 Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,

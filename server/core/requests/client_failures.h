@@ -51,8 +51,9 @@ Failure PlannerBusy(const absl::Status& status, absl::Duration retry_after);
 Failure WorkersMissing(const absl::Status& status, absl::Duration retry_after);
 // The request needs `buffers` bytes, and `workspace` if the kernels' need is known, on a worker
 // that has `available` bytes in total.
+// K/V caches hold `kv_caches` bytes of them.
 Failure NeverFits(int rank, const std::string& worker, int64_t buffers, int64_t workspace,
-                  int64_t available);
+                  int64_t available, int64_t kv_caches = 0);
 // A worker that holds no other memory rejected Reserve.
 Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,
                        const std::string& reason, absl::Duration retry_after);

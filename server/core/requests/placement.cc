@@ -36,14 +36,16 @@ bool HasExpressSlot(const Site& site, const PlacementRequest& request, const Slo
 // Returns the least occupied acceptable sites; fewer than `count` if there are not enough.
 std::vector<int> Idlest(const std::vector<Site>& sites, int count,
                         const std::function<bool(const Site&)>& may_take) {
-  std::vector<std::tuple<int, int64_t, int>> idlest;
+  std::vector<std::tuple<bool, int, int64_t, int>> idlest;
   for (int rank = 0; rank < static_cast<int>(sites.size()); ++rank) {
     const Site& site = sites[rank];
-    if (may_take(site)) idlest.emplace_back(site.operations, site.reserved_bytes, rank);
+    if (may_take(site)) {
+      idlest.emplace_back(site.serves_steps, site.operations, site.reserved_bytes, rank);
+    }
   }
   std::sort(idlest.begin(), idlest.end());
   std::vector<int> ranks;
-  for (const auto& [operations, bytes, rank] : idlest) {
+  for (const auto& [serves_steps, operations, bytes, rank] : idlest) {
     if (static_cast<int>(ranks.size()) < count) ranks.push_back(rank);
   }
   std::sort(ranks.begin(), ranks.end());

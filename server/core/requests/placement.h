@@ -19,6 +19,7 @@ struct Site {
   std::set<std::string> express_clients;
   bool serves = true;         // its device has kernels for the request
   bool computes = false;      // or has an operation ready to compute
+  bool serves_steps = false;  // a K/V cache with a writer is on it
   double largest_cost = 0;    // of its operations, in device seconds
   // Workspace that this request is known to need there in addition to its buffers.
   int64_t workspace_bytes = 0;
@@ -52,8 +53,8 @@ struct Placement {
   int roomiest_rank = 0;    // kNeverFits
 };
 
-// Returns the least occupied sites (by operations, then bytes, then rank) that have a free slot and
-// enough free bytes for buffers and workspace.
+// Returns the least occupied sites (those without steps first, then by operations, bytes and rank)
+// that have a free slot and enough free bytes for buffers and workspace.
 //
 // A request takes express slots only if all of these hold: common slots do not suffice, it has few
 // documents, and its client holds no express slot there. In addition, either it costs at most an

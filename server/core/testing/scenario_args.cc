@@ -9,6 +9,7 @@
 #include "absl/strings/strip.h"
 #include "common/wire/durations.h"
 #include "common/wire/kernel_rate_values.h"
+#include "server/core/testing/scenario_kv.h"
 
 namespace ringattn::server {
 namespace {
@@ -100,7 +101,7 @@ bool FillOperationMessage(const Args& args, v1::JoinRequest* message) {
   } else if (verb == "delivered") {
     Name(message->mutable_delivered(), args[2]);
   } else {
-    return FillTransferMessage(args, message);
+    return FillTransferMessage(args, message) || FillKvMessage(args, message);
   }
   return true;
 }
@@ -138,6 +139,7 @@ v1::Register RegistrationOf(const Args& args) {
   AddRates("flops_bf16", args, {DType::kBFloat16}, &registration);  // the first that applies is used
   AddRates("flops", args, {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, &registration);
   registration.set_device(Option(args, "device", ""));
+  AddKvCaches(args, &registration);
   const std::string served = Option(args, "options", "");
   if (!served.empty()) registration.add_options(served);
   if (const int tile = std::atoi(Option(args, "tile_q", "0").c_str()); tile > 0) {
