@@ -34,7 +34,7 @@ void AddListeners(CLI::App* app, CommandLine* line) {
         ->capture_default_str()
         ->group(group);
   };
-  listener("--listen", &server.listen, "public gRPC: AttentionService, ClusterService");
+  listener("--listen", &server.listen, "public gRPC: AttentionService, KvCacheService, ClusterService");
   listener("--control_listen", &server.control_listen,
            "control gRPC: workers and AdminService, with the secret; keep it private");
   listener("--metrics_listen", &server.metrics_listen,
@@ -79,6 +79,18 @@ void AddLimits(CLI::App* app, CommandLine* line) {
               "time without renewal after which held residuals expire");
   AddDuration(group, "--residual_hold_grace", &limits.residual_hold_grace,
               "time that residuals are kept after their HoldResiduals stream ends");
+  AddCount(group, "--max_kv_caches", &limits.max_kv_caches, int64_t{1} << 20,
+           "limit on K/V caches of all clients together");
+  group
+      ->add_option("--max_kv_cache_bytes", limits.max_kv_cache_bytes,
+                   "limit on the bytes of one client's K/V caches, summed over workers, unless the "
+                   "clients file sets another; 0: only the workers' own limits")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60))
+      ->type_name("N")
+      ->capture_default_str();
+  AddDuration(group, "--default_kv_ttl", &limits.default_kv_ttl,
+              "lease of a K/V cache if CreateCache sets none");
+  AddDuration(group, "--max_kv_ttl", &limits.max_kv_ttl, "longest lease of a K/V cache");
   AddCount(group, "--max_request_bytes", &limits.max_request_bytes, limits.max_request_bytes,
            "limit on the bytes of inputs and outputs of one request");
   AddCount(group, "--max_tokens", &limits.max_tokens, limits.max_tokens,
@@ -156,6 +168,9 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
   AddDuration(group, "--assembly_time_max", &core.assembly_time_max, "the same, after the start");
   AddDuration(group, "--newcomer_hold_max", &core.newcomer_hold_max,
               "longest time that new requests wait so that a new worker can join the ring");
+  AddDuration(group, "--kv_orphan_time", &core.kv_orphan_time,
+              "after a restart of the coordinator, a K/V cache is lost unless all its workers join "
+              "again within this time");
   AddDuration(group, "--retry_after", &core.retry_after, "RetryInfo sent to clients");
   AddCount(group, "--max_operations_per_worker", &core.max_operations_per_worker, 1024,
            "requests that hold memory on one worker at a time; a quarter of these slots is for "

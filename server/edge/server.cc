@@ -21,6 +21,7 @@ namespace ringattn::server {
 namespace {
 
 constexpr char kAttentionService[] = "ringattn.v1.AttentionService";
+constexpr char kKvCacheService[] = "ringattn.v1.KvCacheService";
 
 // 64 workers, each of which may replace a connection that is still open, and operators.
 constexpr int64_t kMaxControlConnections = 256;
@@ -54,7 +55,9 @@ Server::Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory
       callers_(directory_.get(), options_.core.limits, &metrics_),
       core_(options_.core, this),
       registry_(options_.core.limits),
-      holds_(options_.core.limits),
+      residual_holds_(options_.core.limits, "HoldResiduals"),
+      kv_holds_(options_.core.limits, "HoldCaches"),
+      kv_relays_(options_.core.limits),
       channels_(options_.core.limits, options_.cluster_security),
       board_(options_.topology),
       request_context_{.limits = options_.core.limits,
@@ -65,11 +68,21 @@ Server::Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory
                        .channels = &channels_,
                        .metrics = &server_metrics_,
                        .callers = &callers_,
-                       .holds = &holds_},
+                       .holds = &residual_holds_},
+      kv_context_{.limits = options_.core.limits,
+                  .secret = options_.secret,
+                  .retry_after = options_.core.retry_after,
+                  .core = &core_,
+                  .callers = &callers_,
+                  .channels = &channels_,
+                  .metrics = &server_metrics_,
+                  .holds = &kv_holds_,
+                  .relays = &kv_relays_},
       attention_service_(&request_context_),
       cluster_service_(kVersion, options_.core.limits, options_.core.retry_after, &core_, &board_,
                        &callers_),
       local_memory_service_(options_.core.limits, options_.core.retry_after, &core_, &callers_),
+      kv_cache_service_(&kv_context_),
       join_service_(&core_, options_.secret),
       admin_service_(&core_, options_.secret) {}
 
@@ -99,6 +112,7 @@ absl::Status Server::Listen() {
     if (!audit.ok()) return audit.status();
     audit_ = *std::move(audit);
     request_context_.audit = audit_.get();
+    kv_context_.audit = audit_.get();
   }
   DescribeProcess(metrics_, kVersion);
   grpc::ResourceQuota quota("ringattn");
@@ -133,7 +147,8 @@ absl::Status Server::Listen() {
                        .max_connections = max_connections,
                        .max_message_bytes = options_.core.limits.max_refused_message_bytes,
                        .min_ping_interval = options_.min_ping_interval},
-                      quota, {&attention_service_, &cluster_service_, &local_memory_service_});
+                      quota, {&attention_service_, &cluster_service_, &local_memory_service_,
+                              &kv_cache_service_});
   if (!endpoint.ok()) return endpoint.status();
   public_ = *std::move(endpoint);
   addresses_.listen = public_->address();
@@ -185,7 +200,9 @@ bool Server::Shutdown(absl::Duration timeout) {
     if (!drained) CutOff();
     liveness_.reset();
     board_.Close();
-    holds_.Close();
+    residual_holds_.Close();
+    kv_holds_.Close();
+    kv_relays_.Close(CutOffByShutdown(options_.core.retry_after));
     admin_service_.Close();
     public_->Shutdown(absl::Now() +
                       (timeout > absl::ZeroDuration() ? kLastWords : absl::ZeroDuration()));
@@ -208,6 +225,7 @@ void Server::CutOff() {
 void Server::SetServing(bool serving) {
   public_->SetServing("", serving);
   public_->SetServing(kAttentionService, serving);
+  public_->SetServing(kKvCacheService, serving);
   public_->SetServing(wire::kReadinessName, serving);
   if (health_ == nullptr) return;
   health_->SetServing("", serving);
@@ -237,6 +255,9 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
       if (auto stream = Find(a.stream)) stream->Advance(a);
     }
     void operator()(const AttachCompleted& a) { server->local_memory_service_.Complete(a); }
+    void operator()(const KvCacheAnswered& a) { server->kv_cache_service_.Answer(a); }
+    void operator()(const KvWriterAnswered& a) { server->kv_cache_service_.Answer(a); }
+    void operator()(const KvWriterEnded& a) { server->kv_relays_.End(a.id, a.epoch, a.failure); }
     void operator()(const FinishRequest& a) {
       if (auto stream = Find(a.stream)) stream->Succeed(a);
     }
@@ -292,14 +313,25 @@ ServerStatus Server::MakeStatus(const Coordinator& core) const {
 void Server::OnTick(absl::Time now, const Coordinator& core) {
   const CoordinatorStats stats = core.stats();
   server_metrics_.SetStats(stats);
-  server_metrics_.SetResidualHolds(holds_.streams());
+  server_metrics_.SetResidualHolds(residual_holds_.streams());
+  server_metrics_.SetKvStreams(kv_holds_.streams(), kv_relays_.streams());
   housekeeping_->SetBusy(stats.queued_requests + stats.active_requests > 0);
   if (status_board_.PublishIsDue(now)) status_board_.Publish(MakeStatus(core), now);
   for (const std::shared_ptr<RequestCall>& call : registry_.All()) call->OnTick(now, core);
-  const auto is_kept = [&core](const std::string& handle, const std::string& principal) {
+  const auto has_residual = [&core](const std::string& handle, const std::string& principal) {
     return !core.FindResidual(handle, principal, "").failure.has_value();
   };
-  for (ResidualsRenewed& held : holds_.Due(now, is_kept)) core_.Post(std::move(held));
+  for (Renewal& held : residual_holds_.Due(now, has_residual)) {
+    core_.Post(ResidualsRenewed{std::move(held.ids), std::move(held.principal), held.ttl});
+  }
+  const auto has_cache = [&core](const std::string& id, const std::string& principal) {
+    const KvCacheView view = core.FindKvCache(id, principal);
+    return !view.failure.has_value() && !view.ended.has_value();
+  };
+  for (Renewal& held : kv_holds_.Due(now, has_cache)) {
+    core_.Post(KvCachesRenewed{std::move(held.ids), std::move(held.principal), held.ttl});
+  }
+  kv_relays_.OnTick(now);
 }
 
 }  // namespace ringattn::server

@@ -19,16 +19,19 @@
 #include "server/core/coordinator.h"
 #include "server/edge/access/audit_log.h"
 #include "server/edge/access/callers.h"
+#include "server/edge/call/lease_holds.h"
 #include "server/edge/call/request_registry.h"
 #include "server/edge/data/shard_client.h"
 #include "server/edge/endpoint.h"
 #include "server/edge/housekeeping.h"
+#include "server/edge/kv/kv_relays.h"
 #include "server/edge/liveness.h"
 #include "server/edge/loop/core_loop.h"
 #include "server/edge/services/admin_service.h"
 #include "server/edge/services/attention_service.h"
 #include "server/edge/services/cluster_service.h"
 #include "server/edge/services/join_service.h"
+#include "server/edge/services/kv_cache_service.h"
 #include "server/edge/services/local_memory_service.h"
 #include "server/edge/status/server_metrics.h"
 #include "server/edge/status/status_board.h"
@@ -127,14 +130,18 @@ class Server final : private ActionSink {
   std::unique_ptr<AuditLog> audit_;  // null: none
   CoreLoop core_;
   RequestRegistry registry_;
-  ResidualHolds holds_;
+  LeaseHolds residual_holds_;
+  LeaseHolds kv_holds_;
+  KvRelays kv_relays_;
   ShardChannels channels_;
   TopologyBoard board_;
   StatusBoard status_board_;
   RequestContext request_context_;
+  KvContext kv_context_;
   AttentionServiceImpl attention_service_;
   ClusterServiceImpl cluster_service_;
   LocalMemoryServiceImpl local_memory_service_;
+  KvCacheServiceImpl kv_cache_service_;
   JoinService join_service_;
   AdminServiceImpl admin_service_;
   std::unique_ptr<wire::HealthListener> health_;  // null: none

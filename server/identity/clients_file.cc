@@ -125,12 +125,15 @@ KnownClient ReadTerms(const Json& entry, Faults* faults) {
   client.name = NameIn(entry, faults);
   RefuseUnknownFields(entry,
                       {"name", "token_sha256", "certificates", "weight", "max_requests_in_flight",
-                       "max_queued_bytes", "max_residual_bytes"},
+                       "max_queued_bytes", "max_residual_bytes", "max_kv_caches",
+                       "max_kv_cache_bytes"},
                       faults);
   client.terms.weight = Weight(entry, faults);
   client.terms.max_requests_in_flight = Count(entry, "max_requests_in_flight", faults);
   client.terms.max_queued_bytes = Count(entry, "max_queued_bytes", faults);
   client.terms.max_residual_bytes = Count(entry, "max_residual_bytes", faults);
+  client.terms.max_kv_caches = Count(entry, "max_kv_caches", faults);
+  client.terms.max_kv_cache_bytes = Count(entry, "max_kv_cache_bytes", faults);
   return client;
 }
 

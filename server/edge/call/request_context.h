@@ -8,8 +8,8 @@
 #include "common/base/limits.h"
 #include "server/edge/access/audit_log.h"
 #include "server/edge/access/callers.h"
+#include "server/edge/call/lease_holds.h"
 #include "server/edge/call/request_registry.h"
-#include "server/edge/call/residual_holds.h"
 #include "server/edge/data/data_plane.h"
 #include "server/edge/data/shard_client.h"
 #include "server/edge/loop/core_loop.h"
@@ -27,7 +27,7 @@ struct RequestContext {
   ShardChannels* channels = nullptr;
   ServerMetrics* metrics = nullptr;
   Callers* callers = nullptr;
-  ResidualHolds* holds = nullptr;
+  LeaseHolds* holds = nullptr;  // of residuals
   AuditLog* audit = nullptr;  // null: no audit log
   // Null: CoordinatorRelay.
   MakeDataPlane make_data_plane = nullptr;

@@ -134,7 +134,7 @@ class KvRelay final : public grpc::ServerBidiReactor<v1::StepRequest, v1::StepRe
     {
       absl::MutexLock lock(&mutex_);
       if (finished_at_) {
-        // The status waits behind a message that the client does not take.
+        // The client does not take a message, so the status cannot be sent.
         if (now - *finished_at_ >= context_.limits.unread_status_timeout) call_->TryCancel();
         return;
       }

@@ -137,6 +137,15 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
   SetDuration(limits.max_residual_ttl, proto->mutable_max_residual_ttl());
   SetDuration(limits.residual_hold_ttl, proto->mutable_residual_hold_ttl());
   SetDuration(limits.residual_hold_grace, proto->mutable_residual_hold_grace());
+  proto->set_max_kv_cache_bytes(limits.max_kv_cache_bytes);
+  proto->set_max_kv_caches(static_cast<uint32_t>(limits.max_kv_caches));
+  SetDuration(limits.default_kv_ttl, proto->mutable_default_kv_ttl());
+  SetDuration(limits.max_kv_ttl, proto->mutable_max_kv_ttl());
+  proto->set_max_step_rows(static_cast<uint32_t>(limits.max_step_rows));
+  proto->set_max_step_tokens(static_cast<uint32_t>(limits.max_step_tokens));
+  proto->set_max_sequences(static_cast<uint32_t>(limits.max_sequences));
+  proto->set_max_kv_layers(static_cast<uint32_t>(limits.max_kv_layers));
+  proto->set_max_step_bytes(static_cast<uint32_t>(limits.max_step_bytes));
   proto->set_max_streams_without_header(limits.max_streams_without_header);
   SetDuration(limits.max_deadline, proto->mutable_max_deadline());
   proto->set_single_device_threshold_tokens(limits.single_device_threshold_tokens);

@@ -23,6 +23,12 @@ constexpr const char* kCodes[] = {"OK",
                                   "INTERNAL",
                                   "UNAVAILABLE"};
 
+// 100 us to 100 s: decode over a fast link to prefill of a long prompt.
+prometheus::Histogram::BucketBoundaries KvStepBuckets() {
+  return {0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1,
+          0.2,    0.5,    1,      2,     5,     10,    20,   50,   100};
+}
+
 const char* MethodOf(Direction direction) {
   return kMethods[direction == Direction::kForward ? 0 : 1];
 }
@@ -117,6 +123,29 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
   for (const ResidualEnd end : kResidualEnds) {
     residuals_ended_.push_back(&ended.Add({{"reason", ResidualEndName(end)}}));
   }
+  kv_caches_ = gauge("ringattn_kv_caches", "K/V caches that exist.");
+  kv_open_caches_ = gauge("ringattn_kv_open_caches", "K/V caches that have a writer.");
+  kv_cache_bytes_ = gauge("ringattn_kv_cache_bytes",
+                          "Worker memory reserved for K/V caches, summed over workers.");
+  kv_holds_ = gauge("ringattn_kv_holds", "Open HoldCaches streams.");
+  kv_relays_ = gauge("ringattn_kv_relay_streams", "Open Steps streams on the relay.");
+  gauge("ringattn_max_kv_caches", "Limit on K/V caches.")
+      ->Set(static_cast<double>(limits.max_kv_caches));
+  kv_created_ = counter("ringattn_kv_caches_created_total", "K/V caches created.");
+  kv_refused_ = counter("ringattn_kv_caches_refused_total", "CreateCache calls that failed.");
+  kv_opened_ = counter("ringattn_kv_caches_opened_total", "OpenCache calls that succeeded.");
+  kv_adopted_ = counter("ringattn_kv_caches_adopted_total",
+                        "K/V caches taken over from an earlier coordinator.");
+  auto& kv_ended =
+      metrics->Counters("ringattn_kv_caches_ended_total", "K/V caches that ended, by reason.");
+  for (const KvCacheEnd end : kKvCacheEnds) {
+    kv_ended_.push_back(&kv_ended.Add({{"reason", KvCacheEndName(end)}}));
+  }
+  kv_step_seconds_ =
+      &metrics
+           ->Histograms("ringattn_kv_step_seconds",
+                        "Time of a step on the relay, from StepBegin to its last result.")
+           .Add({}, KvStepBuckets());
   // Series exist before the first request, so that rates start at zero.
   for (const char* method : kMethods) {
     for (const char* code : kCodes) requests_.Add({{"method", method}, {"code", code}});
@@ -162,12 +191,36 @@ void ServerMetrics::SetStats(const CoordinatorStats& stats) {
   reforms_->Increment(stats.ring_reforms - seen_.ring_reforms);
   stalled_uploads_->Increment(stats.stalled_uploads - seen_.stalled_uploads);
   SetResiduals(stats.residuals);
+  SetKvCaches(stats.kv_caches);
   stalled_downloads_->Increment(stats.stalled_downloads - seen_.stalled_downloads);
   seen_ = stats;
 }
 
 void ServerMetrics::SetResidualHolds(int64_t streams) {
   residual_holds_->Set(static_cast<double>(streams));
+}
+
+void ServerMetrics::SetKvStreams(int64_t holds, int64_t relays) {
+  kv_holds_->Set(static_cast<double>(holds));
+  kv_relays_->Set(static_cast<double>(relays));
+}
+
+void ServerMetrics::KvStepRelayed(absl::Duration duration) {
+  kv_step_seconds_->Observe(absl::ToDoubleSeconds(duration));
+}
+
+void ServerMetrics::SetKvCaches(const KvCacheCounts& counts) {
+  const KvCacheCounts& seen = seen_.kv_caches;
+  kv_caches_->Set(static_cast<double>(counts.caches));
+  kv_open_caches_->Set(static_cast<double>(counts.open));
+  kv_cache_bytes_->Set(static_cast<double>(counts.bytes));
+  kv_created_->Increment(counts.created - seen.created);
+  kv_refused_->Increment(counts.refused - seen.refused);
+  kv_opened_->Increment(counts.opened - seen.opened);
+  kv_adopted_->Increment(counts.adopted - seen.adopted);
+  for (size_t end = 0; end < kv_ended_.size(); ++end) {
+    kv_ended_[end]->Increment(counts.ended[end] - seen.ended[end]);
+  }
 }
 
 void ServerMetrics::SetResiduals(const ResidualCounts& counts) {

@@ -46,6 +46,10 @@ class ServerMetrics {
   }
 
   void SetResidualHolds(int64_t streams);
+  // Open HoldCaches streams, and open Steps streams on the relay.
+  void SetKvStreams(int64_t holds, int64_t relays);
+  // Counts a step on the relay. `duration`: from its StepBegin to its last result.
+  void KvStepRelayed(absl::Duration duration);
   void SetStats(const CoordinatorStats& stats);
   void WorkerLost(const LostWorker& loss);
   // Sets ringattn_worker_up{rank, device}: 1 for each member of a ready ring, 0 for a rank that
@@ -54,6 +58,7 @@ class ServerMetrics {
 
  private:
   void SetResiduals(const ResidualCounts& counts);
+  void SetKvCaches(const KvCacheCounts& counts);
   // Returns the label for a worker's losses.
   std::string LabelOf(const std::string& worker);
 
@@ -85,6 +90,17 @@ class ServerMetrics {
   prometheus::Counter* residuals_refused_;
   prometheus::Counter* residual_reads_;
   std::vector<prometheus::Counter*> residuals_ended_;  // by ResidualEnd
+  prometheus::Gauge* kv_caches_;
+  prometheus::Gauge* kv_open_caches_;
+  prometheus::Gauge* kv_cache_bytes_;
+  prometheus::Gauge* kv_holds_;
+  prometheus::Gauge* kv_relays_;
+  prometheus::Counter* kv_created_;
+  prometheus::Counter* kv_refused_;
+  prometheus::Counter* kv_opened_;
+  prometheus::Counter* kv_adopted_;
+  std::vector<prometheus::Counter*> kv_ended_;  // by KvCacheEnd
+  prometheus::Histogram* kv_step_seconds_;
   CoordinatorStats seen_;  // values that the counters include already
   prometheus::Family<prometheus::Gauge>& worker_up_;
   std::vector<prometheus::Gauge*> workers_seen_;

@@ -42,6 +42,9 @@ Json WorkerJson(const WorkerSnapshot& worker) {
           {"waits_for_peer", worker.waits_for_peer},
           {"memory_bytes", info.memory_bytes()},
           {"reserved_bytes", info.reserved_bytes()},
+          {"kv_cache_bytes", info.kv_cache_bytes()},
+          {"max_kv_cache_bytes", info.max_kv_cache_bytes()},
+          {"kv_caches", info.kv_caches()},
           {"link_bytes_per_second", info.link_bytes_per_second()},
           {"silence_seconds", Seconds(worker.silence)},
           {"data_address", Text(info.data_address())},
@@ -143,6 +146,10 @@ std::string StatusJson(const StatusConstants& constants, const ServerStatus& sta
                    {"bytes", core.queued_bytes},
                    {"max_requests", constants.limits.max_queued_requests},
                    {"max_bytes", constants.limits.max_queued_bytes}};
+  json["kv_caches"] = {{"caches", core.kv_caches.caches},
+                       {"open", core.kv_caches.open},
+                       {"bytes", core.kv_caches.bytes},
+                       {"max_caches", constants.limits.max_kv_caches}};
   AddRequests(status, &json);
   Json losses = Json::array();
   for (const LostWorker& loss : core.losses) losses.push_back(LossJson(loss));

@@ -108,6 +108,7 @@ function showHead(status) {
 
 function showFigures(status) {
   const { ring, queue, memory, stages } = status;
+  const caches = status.kv_caches;
   const busy = Object.entries(stages).filter(([, n]) => n > 0).map(([name, n]) => `${n} ${name}`);
   const share = memory.bytes > 0 ? memory.reserved_bytes / memory.bytes : 0;
   const figures = [
@@ -118,6 +119,8 @@ function showFigures(status) {
       `${bytes(queue.bytes)} of ${bytes(queue.max_bytes)} to upload`],
     ["Memory reserved", bytes(memory.reserved_bytes),
       `${percent(share)} of the ring's ${bytes(memory.bytes)}`],
+    ["K/V caches", `${count(caches.caches)} of ${count(caches.max_caches)}`,
+      `${count(caches.open)} with a writer, ${bytes(caches.bytes)} on workers`],
   ];
   const list = byId("figures");
   figures.forEach(([name, value, more], i) => {
@@ -146,7 +149,8 @@ function workerRow(worker) {
       cell(worker.name, "key name"),
       cell(worker.state, worker.state === "ready" ? "short good" : "short warn"),
       activity,
-      cell(`${bytes(worker.reserved_bytes)} of ${bytes(worker.memory_bytes)}`, "short", share),
+      cell(`${bytes(worker.reserved_bytes)} of ${bytes(worker.memory_bytes)}`, "short", share,
+           `${count(worker.kv_caches)} K/V caches hold ${bytes(worker.kv_cache_bytes)}`),
       cell(worker.link_bytes_per_second > 0 ? rate(worker.link_bytes_per_second) : "", "number"),
       cell(`${duration(worker.silence_seconds)} ago`,
            worker.silence_seconds > 3 ? "number bad" : "number"),

@@ -1,4 +1,4 @@
-#include "server/edge/call/residual_holds.h"
+#include "server/edge/call/lease_holds.h"
 
 #include <set>
 
@@ -11,7 +11,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-class FakeStream : public ResidualHolds::Stream {
+class FakeStream : public LeaseHolds::Stream {
  public:
   void OnClosed() override { ++closed; }
   int closed = 0;
@@ -31,9 +31,9 @@ constexpr absl::Duration kRetry = absl::Seconds(1);
 
 bool All(const std::string&, const std::string&) { return true; }
 
-TEST(ResidualHolds, RenewsHeldResidualsByPrincipalEveryThirdOfTheTtl) {
+TEST(LeaseHolds, RenewsHeldLeasesByPrincipalEveryThirdOfTheTtl) {
   const Limits limits;
-  ResidualHolds holds(limits);
+  LeaseHolds holds(limits, "HoldResiduals");
   FakeStream one, two, three;
   ASSERT_FALSE(holds.Enter(&one, Of("a"), kRetry));
   ASSERT_FALSE(holds.Enter(&two, Of("a"), kRetry));
@@ -41,35 +41,35 @@ TEST(ResidualHolds, RenewsHeldResidualsByPrincipalEveryThirdOfTheTtl) {
   holds.Hold(&one, {"r1", "r2"});
   holds.Hold(&two, {"r2", "r3"});
   holds.Hold(&three, {"r4"});
-  const std::vector<ResidualsRenewed> due = holds.Due(At(100), All);
+  const std::vector<Renewal> due = holds.Due(At(100), All);
   ASSERT_EQ(due.size(), 2u);
   EXPECT_EQ(due[0].principal, "a");
-  EXPECT_THAT(due[0].handles, ElementsAre("r1", "r2", "r3"));
+  EXPECT_THAT(due[0].ids, ElementsAre("r1", "r2", "r3"));
   EXPECT_EQ(due[0].ttl, limits.residual_hold_ttl);
   EXPECT_EQ(due[1].principal, "b");
-  EXPECT_THAT(due[1].handles, ElementsAre("r4"));
+  EXPECT_THAT(due[1].ids, ElementsAre("r4"));
   EXPECT_THAT(holds.Due(At(119.9), All), IsEmpty());
   EXPECT_EQ(holds.Due(At(120), All).size(), 2u);
 }
 
-TEST(ResidualHolds, ForgetsEndedAndReleasedResiduals) {
-  ResidualHolds holds{Limits()};
+TEST(LeaseHolds, ForgetsEndedAndReleasedLeases) {
+  LeaseHolds holds{Limits(), "HoldResiduals"};
   FakeStream stream;
   ASSERT_FALSE(holds.Enter(&stream, Of("a"), kRetry));
   holds.Hold(&stream, {"r1", "r2", "r3"});
   holds.Release(&stream, {"r2", "never"});
-  const auto due = holds.Due(At(100), [](const std::string& handle, const std::string& principal) {
+  const auto due = holds.Due(At(100), [](const std::string& id, const std::string& principal) {
     EXPECT_EQ(principal, "a");
-    return handle != "r1";
+    return id != "r1";
   });
   ASSERT_EQ(due.size(), 1u);
-  EXPECT_THAT(due[0].handles, ElementsAre("r3"));
-  EXPECT_THAT(holds.Leave(&stream)->handles, ElementsAre("r3"));
+  EXPECT_THAT(due[0].ids, ElementsAre("r3"));
+  EXPECT_THAT(holds.Leave(&stream)->ids, ElementsAre("r3"));
 }
 
-TEST(ResidualHolds, AStreamsEndShortensOnlyResidualsThatNoOtherHolds) {
+TEST(LeaseHolds, AStreamsEndShortensOnlyLeasesThatNoOtherHolds) {
   const Limits limits;
-  ResidualHolds holds(limits);
+  LeaseHolds holds(limits, "HoldResiduals");
   FakeStream old_one, new_one, foreign;
   ASSERT_FALSE(holds.Enter(&old_one, Of("a"), kRetry));
   ASSERT_FALSE(holds.Enter(&new_one, Of("a"), kRetry));
@@ -79,18 +79,18 @@ TEST(ResidualHolds, AStreamsEndShortensOnlyResidualsThatNoOtherHolds) {
   holds.Hold(&foreign, {"r2"});
   const auto left = holds.Leave(&old_one);
   ASSERT_TRUE(left.has_value());
-  EXPECT_THAT(left->handles, ElementsAre("r2"));
+  EXPECT_THAT(left->ids, ElementsAre("r2"));
   EXPECT_EQ(left->principal, "a");
   EXPECT_EQ(left->ttl, limits.residual_hold_grace);
   EXPECT_FALSE(holds.Leave(&old_one).has_value());
   EXPECT_EQ(holds.streams(), 2);
 }
 
-TEST(ResidualHolds, StreamsAreBounded) {
+TEST(LeaseHolds, StreamsAreBounded) {
   Limits limits;
   limits.max_residual_holds = 3;
   limits.max_residual_holds_per_client = 2;
-  ResidualHolds holds(limits);
+  LeaseHolds holds(limits, "HoldResiduals");
   std::vector<FakeStream> streams(6);
   ASSERT_FALSE(holds.Enter(&streams[0], Of("", "ipv4:1.2.3.4:5"), kRetry));
   ASSERT_FALSE(holds.Enter(&streams[1], Of("", "ipv4:1.2.3.4:5"), kRetry));
@@ -106,8 +106,8 @@ TEST(ResidualHolds, StreamsAreBounded) {
   EXPECT_FALSE(holds.Enter(&streams[5], Of("b"), kRetry));
 }
 
-TEST(ResidualHolds, CloseEndsCurrentAndFutureStreams) {
-  ResidualHolds holds{Limits()};
+TEST(LeaseHolds, CloseEndsCurrentAndFutureStreams) {
+  LeaseHolds holds{Limits(), "HoldResiduals"};
   FakeStream stream, late;
   ASSERT_FALSE(holds.Enter(&stream, Of("a"), kRetry));
   holds.Close();
