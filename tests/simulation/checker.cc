@@ -87,6 +87,10 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
   }
   if (message.has_registered() || message.has_leave()) return;
   if (message.has_drop_residuals()) return;  // of no generation
+  if (message.has_kv_reserve() || message.has_kv_open() || message.has_kv_settle() ||
+      message.has_kv_free()) {
+    return;
+  }
 
   if (torn_down_) world_->Violate("an operation's message outside a generation");
   if (message.has_reserve()) {

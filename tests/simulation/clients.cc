@@ -67,7 +67,7 @@ void Clients::FillResidual(const Call& call, RequestArrived* arrived) {
   arrived->keep_residual = call.keep_residual;
   const ResidualView view =
       control_->core().FindResidual(call.residual, call.principal, arrived->request_id);
-  if (view.why_not) return;
+  if (view.failure) return;
   arrived->spec = *view.spec;
   arrived->choice = view.choice;
 }

@@ -92,7 +92,7 @@ void KvWriters::Open(const std::string& id, const Claim& claim) {
 
 // The reason that the service may not end the cache so; empty: it may.
 std::string KvWriters::WhyIllegalEnd(const Cache& cache, const Failure& failure) const {
-  if (failure.reason == "KV_DELETED") return cache.deleted ? "" : "nobody deleted it";
+  if (failure.reason == "KV_DELETED") return cache.deleted ? "" : "no client deleted it";
   if (failure.reason == "KV_EXPIRED") {
     // Faults may hold up what renews a lease.
     if (world_->weather != Weather::kCalm) return "";
@@ -145,7 +145,7 @@ void KvWriters::OnOpened(uint64_t call, const KvWriterAnswered& answer) {
     world_->Violate(opening.cache, ": the claim of step ", opening.claim.step, " was ignored");
   }
   if (cache.lengths.count(settled) == 0) {
-    return world_->Violate(opening.cache, ": nobody sent step ", settled);
+    return world_->Violate(opening.cache, ": no writer sent step ", settled);
   }
   cache.must_have = settled;
   Writer writer;
@@ -154,7 +154,7 @@ void KvWriters::OnOpened(uint64_t call, const KvWriterAnswered& answer) {
   writer.step = settled;
   writer.steps_left = 1 + static_cast<int>(world_->random.Below(30));
   for (const v1::KvShardTicket& ticket : response.shards()) writer.tokens.push_back(ticket.token());
-  // As StepOpened tells it: the smallest length that all ranks have.
+  // As in StepOpened: the smallest length of all ranks.
   writer.length = cache.lengths[settled];
   int64_t least = writer.length;
   const auto undone = cache.kept.find(settled + 1);

@@ -1,7 +1,7 @@
 // Clients of K/V caches and the rules that hold for them at every step:
 //   - only the newest writer gets answers: once OpenCache has been answered, no rank answers an
 //     older epoch;
-//   - the logs of any two ranks differ by at most one step, and the one behind has completed what
+//   - the logs of any two ranks differ by at most one step, and the shorter one has completed what
 //     the other has committed;
 //   - a step with all answers is kept if its writer claims it, and in any case once the next step
 //     was begun;

@@ -73,7 +73,7 @@ class SimKvRanks {
  private:
   KvStepAnswer Answer(const KvStepMessage& message);
   void Touch(Rank* rank);
-  // In order after everything that was asked before.
+  // Executes `work` after all earlier work.
   void Enqueue(absl::Duration time, std::function<void()> work);
 
   World* const world_;

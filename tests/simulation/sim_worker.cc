@@ -20,7 +20,21 @@ SimWorker::SimWorker(World* world, ControlPlane* control, FindPeer find_peer, st
       control_(control),
       find_peer_(std::move(find_peer)),
       name_(std::move(name)),
-      traits_(traits) {}
+      traits_(traits) {
+  SimKvRanks::Host host;
+  host.later = [this](absl::Duration delay, std::function<void()> callback) {
+    Later(delay, std::move(callback));
+  };
+  host.say = [this](const v1::JoinRequest& message) {
+    if (connection_ != 0) Say(message);
+  };
+  host.connected = [this] { return connection_ != 0; };
+  host.changed = [this](const std::string& cache) {
+    if (on_kv_change_) on_kv_change_(cache);
+  };
+  kv_ = std::make_unique<SimKvRanks>(world, std::move(host), traits.memory_bytes / 2,
+                                     traits.kv_orphan_time);
+}
 
 std::string SimWorker::blob() const { return absl::StrCat(name_, "#", process_); }
 
@@ -56,6 +70,7 @@ void SimWorker::Dial() {
   rate->set_family("simulated");
   rate->add_dtypes(v1::DATA_TYPE_FLOAT32);
   rate->set_flops_per_second(traits_.flops_per_second);
+  kv_->AddTo(&registration);
   heartbeat_sequence_ = 0;
   connection_ = control_->Dial(this, registration);
 }
@@ -70,6 +85,7 @@ void SimWorker::Kill(bool silently) {
   control_->HangUp(connection_, silently);
   connection_ = 0;
   residuals_.clear();
+  kv_->Clear();
   operations_.clear();
   runs_.clear();
   running_.clear();
@@ -118,14 +134,14 @@ int64_t SimWorker::reserved_bytes() const {
   int64_t bytes = 0;
   for (const auto& [id, operation] : operations_) bytes += operation.bytes;
   for (const auto& [id, kept] : residuals_) bytes += kept;
-  return bytes;
+  return bytes + kv_->bytes();
 }
 
 void SimWorker::OnMessage(ConnectionId connection, uint64_t process,
                           const v1::JoinResponse& message) {
   if (!alive_ || process != process_) return;
   Later(absl::ZeroDuration(), [this, connection, message] {
-    if (connection != connection_) return;
+    if (connection != connection_ || kv_->OnMessage(message)) return;
     switch (message.message_case()) {
       case v1::JoinResponse::kPrepare:
         return OnPrepare(message.prepare());
@@ -157,6 +173,7 @@ void SimWorker::OnStreamClosed(ConnectionId connection, uint64_t process) {
     if (stuck_) return Kill(/*silently=*/false);  // cannot free what is stuck
     FreeEverything();
     residuals_.clear();
+    kv_->OnOrphaned();
     Later(world_->random.Between(absl::Milliseconds(100), absl::Seconds(1)), [this] {
       if (connection_ == 0) Dial();
     });

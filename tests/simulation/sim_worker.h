@@ -9,11 +9,13 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "tests/simulation/control_plane.h"
+#include "tests/simulation/sim_kv_ranks.h"
 
 namespace ringattn::server::simulation {
 
@@ -25,6 +27,7 @@ struct WorkerTraits {
   bool reports_memory = true;
   // A transfer that waits longer than this has failed.
   absl::Duration transfer_timeout = absl::InfiniteDuration();
+  absl::Duration kv_orphan_time = absl::Seconds(10);
 };
 
 // Not thread safe.
@@ -76,6 +79,11 @@ class SimWorker {
   bool stuck() const { return stuck_; }
   bool computes() const { return !running_.empty(); }
   int64_t reserved_bytes() const;
+  SimKvRanks& kv() { return *kv_; }
+  int64_t kv_bytes() const { return kv_->bytes(); }
+  void set_on_kv_change(std::function<void(const std::string& cache)> on_change) {
+    on_kv_change_ = std::move(on_change);
+  }
   // A fault was done to this or a former process.
   bool WasFaulty(uint64_t process) const { return faulty_processes_.count(process) > 0; }
   std::string blob() const;
@@ -152,6 +160,8 @@ class SimWorker {
   std::set<std::string> broken_peers_;
   std::map<std::string, Operation> operations_;
   std::map<std::string, int64_t> residuals_;  // bytes, by the operation that left them
+  std::function<void(const std::string& cache)> on_kv_change_;
+  std::unique_ptr<SimKvRanks> kv_;
   std::deque<std::string> runs_;
   std::string running_;
 };

@@ -27,6 +27,7 @@ CoordinatorConfig MakeConfig(Random& random) {
   config.limits.ended_residuals_kept = 1 << 20;  // so that each end is told as it was
   config.residual_replay_time = absl::Seconds(5);
   config.transfer_timeout = absl::Seconds(15);
+  config.kv_orphan_time = absl::Seconds(10);
   config.limits.single_device_threshold_tokens = 500;
   return config;
 }
@@ -40,10 +41,18 @@ Simulation::Simulation(uint64_t seed, bool traced)
       config_(MakeConfig(world_.random)),
       checker_(&world_, config_),
       control_(&world_, config_, &checker_),
-      clients_(&world_, &control_, [this](const std::string& name) { return FindByName(name); }) {
+      clients_(&world_, &control_, [this](const std::string& name) { return FindByName(name); }),
+      kv_writers_(&world_, &control_,
+                  [this](const std::string& name) { return FindByName(name); }) {
   ControlPlane::Hooks hooks;
-  hooks.client_action = [this](const Action& action) { clients_.OnAction(action); };
-  hooks.restarted = [this] { clients_.OnCoordinatorRestarted(); };
+  hooks.client_action = [this](const Action& action) {
+    clients_.OnAction(action);
+    kv_writers_.OnAction(action);
+  };
+  hooks.restarted = [this] {
+    clients_.OnCoordinatorRestarted();
+    kv_writers_.OnCoordinatorRestarted();
+  };
   // The launcher replaces what the coordinator gave up and cannot dial by itself.
   hooks.dropped = [this](SimWorker* worker, uint64_t process) {
     world_.scheduler.After(world_.random.Between(absl::Seconds(1), absl::Seconds(3)),
@@ -84,6 +93,8 @@ void Simulation::MakeWorkers() {
     workers_.push_back(std::make_unique<SimWorker>(
         &world_, &control_, [this](const std::string& blob) { return FindPeer(blob); },
         absl::StrCat("worker-", i), traits));
+    workers_.back()->set_on_kv_change(
+        [this](const std::string& cache) { kv_writers_.OnRankChanged(cache); });
     const bool newcomer = i > 0 && random.OneIn(5);
     const absl::Duration delay = newcomer ? random.Between(absl::Seconds(2), absl::Seconds(30))
                                           : random.Between(absl::ZeroDuration(), absl::Seconds(1));
@@ -96,6 +107,7 @@ SimulationResult Simulation::Run() {
   control_.Start();
   world_.scheduler.After(absl::Seconds(3), [this] { ArriveForEver(); });
   world_.scheduler.After(absl::Seconds(1), [this] { TendWorkers(); });
+  world_.scheduler.After(absl::Seconds(3), [this] { MakeCachesForEver(); });
   if (world_.weather == Weather::kStorm) {
     world_.scheduler.After(absl::Seconds(2), [this] { InjectForEver(); });
   } else if (world_.weather == Weather::kSingleFault) {
@@ -105,6 +117,14 @@ SimulationResult Simulation::Run() {
 
   RunUntil(world_.start + kTroubledTime);
   EndFaults();
+  if (world_.weather == Weather::kCalm) {
+    Await("answers", [this] { return kv_writers_.AllAnswered(); });
+    RunUntil(world_.now() + absl::Seconds(1));
+    // A command to free a cache may be under way.
+    const bool agreed = KvBytesAgree();
+    RunUntil(world_.now() + absl::Milliseconds(100));
+    if (!agreed && !KvBytesAgree()) world_.Violate("caches are not counted alike");
+  }
   Await("peace", [this] { return IsQuiet(); });
   const int world_size = workers_.size();
   clients_.StartGoodCall("fresh", world_size);
@@ -113,6 +133,7 @@ SimulationResult Simulation::Run() {
   result.violation = world_.violation;
   result.trace = std::move(world_.trace);
   result.ends = clients_.ends();
+  for (const auto& [reason, times] : kv_writers_.ends()) result.ends[reason] += times;
   result.virtual_time = world_.now() - world_.start;
   return result;
 }
@@ -141,6 +162,13 @@ void Simulation::ArriveForEver() {
   world_.scheduler.After(world_.random.Between(absl::ZeroDuration(),
                                                burst ? absl::Milliseconds(50) : absl::Seconds(4)),
                          [this] { ArriveForEver(); });
+}
+
+void Simulation::MakeCachesForEver() {
+  if (arrivals_over_) return;
+  kv_writers_.StartRandomCache(static_cast<int>(workers_.size()));
+  world_.scheduler.After(world_.random.Between(absl::Milliseconds(100), absl::Seconds(6)),
+                         [this] { MakeCachesForEver(); });
 }
 
 // The launcher: what has died comes back.
@@ -256,13 +284,22 @@ void Simulation::EndFaults() {
 // --- the end
 
 bool Simulation::IsQuiet() const {
-  if (control_.paused() || !clients_.AllEnded()) return false;
+  if (control_.paused() || !clients_.AllEnded() || !kv_writers_.AllAnswered()) return false;
   const CoordinatorStats stats = control_.core().stats();
   if (stats.ready_workers != static_cast<int>(workers_.size())) return false;
   if (stats.queued_requests + stats.active_requests > 0 || stats.reserved_bytes > 0) return false;
   return std::all_of(workers_.begin(), workers_.end(), [](const auto& worker) {
     return worker->alive() && worker->reserved_bytes() == 0;
   });
+}
+
+bool Simulation::KvBytesAgree() const {
+  for (const v1::WorkerInfo& info : control_.core().topology().workers()) {
+    if (static_cast<int64_t>(info.kv_cache_bytes()) != FindByName(info.name())->kv_bytes()) {
+      return false;
+    }
+  }
+  return true;
 }
 
 std::string Simulation::Describe() const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/simulation/clients.h"
+#include "tests/simulation/kv_writers.h"
 
 namespace ringattn::server::simulation {
 
@@ -32,6 +33,7 @@ class Simulation {
  private:
   void MakeWorkers();
   void ArriveForEver();
+  void MakeCachesForEver();
   void TendWorkers();
   void InjectForEver();
   void InjectOneFault();
@@ -39,6 +41,8 @@ class Simulation {
   void StrikeWorker(SimWorker* worker, bool single);
   void EndFaults();
   bool IsQuiet() const;
+  // Coordinator and workers count the same bytes of K/V caches.
+  bool KvBytesAgree() const;
   void RunUntil(absl::Time time);
   // Runs until `done` holds; a violation naming `what` if nothing leads there.
   template <typename Done>
@@ -53,6 +57,7 @@ class Simulation {
   Checker checker_;
   ControlPlane control_;
   Clients clients_;
+  KvWriters kv_writers_;
   std::vector<std::unique_ptr<SimWorker>> workers_;
   bool arrivals_over_ = false;
 };
