@@ -66,6 +66,10 @@ cuda=$!
 section python "the Python package: wheel, numpy, PyTorch, Hugging Face"
 ./tests/lib/python_tests.sh || true
 
+section readme "the README's commands, quick start included"
+./tests/lib/readme_tests.py >"$beside/readme" || true
+grep -E '^(pass|fail) ' "$beside/readme" >>"$RINGATTN_TALLY" || record "fail README (no report)"
+
 section image "image and Helm chart"
 ./tests/lib/image_tests.sh || true
 [[ $tier != full ]] || ./tests/lib/chart_tests.sh build || record "fail Helm did not build"

@@ -33,6 +33,9 @@ format() {
 
 check "source format (clang-format 14)" format
 check "source rules" python3 tests/lib/source_rules.py
+check "folder rules" python3 tests/lib/folder_rules.py
+check "plain English" python3 tests/lib/prose_rules.py
 check "source rules find what breaks them" python3 tests/lib/source_rules_test.py
+check "text rules find what breaks them" python3 tests/lib/text_rules_test.py
 check "every option names its tests" python3 tests/lib/option_table.py
 exit "$status"
