@@ -489,7 +489,7 @@ TEST(PlannerTest, PassQIsChosenOnlyForWhatItTakes) {
   PlannerInputs inputs = Workers(8);
   inputs.link_bytes_per_s = 1e7;
   const auto schedule = [&](const PlanChoice& choice) {
-    return PlanRequest(spec, Direction::kForward, choice, inputs)->schedule;
+    return PlanRequest(spec, Direction::kForward, choice, inputs)->recipe.schedule;
   };
   EXPECT_EQ(schedule({}), ScheduleKind::kPassQ);
   PlanChoice ring;
@@ -526,7 +526,7 @@ TEST(PlannerTest, HeadsPerStepIsPlannedAsAsked) {
   EXPECT_TRUE(absl::StrContains(one.reason, "1 kv head at a time")) << one.reason;
   choice.world_size = 1;  // nothing is gathered
   EXPECT_EQ(MustPlan(spec, choice, 8).recipe.schedule, ScheduleKind::kSingle);
-  EXPECT_EQ(MustPlan(spec, choice, 8).heads_per_step, 0);
+  EXPECT_EQ(MustPlan(spec, choice, 8).recipe.heads_per_step, 0);
 }
 
 // limits.h states that no product of legal dimensions overflows.
