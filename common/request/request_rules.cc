@@ -173,13 +173,13 @@ int64_t ReadStripe(uint64_t stripe, const Limits& limits, Violations& violations
   return violations.Bounded("plan.stripe", stripe, 1, limits.max_tokens);
 }
 
-void CheckProgram(const ProgramTerms& terms, const Limits& limits, AttentionSpec* spec,
+void CheckProgram(const ProgramTerms& terms, const AttentionSpec& spec, const Limits& limits,
                   Violations& violations) {
   CheckDirection(terms, violations);
   CheckTerms(terms, violations);
-  CheckSchedule(terms, *spec, violations);
-  CheckDilation(terms.heads_per_step, *spec, limits, violations);
-  CheckComputeDType(*spec, terms.direction, terms.retains, violations);
+  CheckSchedule(terms, spec, violations);
+  CheckDilation(terms.heads_per_step, spec, limits, violations);
+  CheckComputeDType(spec, terms.direction, terms.retains, violations);
 }
 
 std::vector<TensorId> ClientInputsOf(const AttentionSpec& spec, const ProgramTerms& terms) {

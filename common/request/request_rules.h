@@ -31,7 +31,7 @@ struct SpecFields {
 };
 
 // Reads a spec and resolves defaults. Appends violations and replaces invalid values by valid ones,
-// so that later checks stay bounded. Leaves fp32_results and pairs_by_keys false.
+// so that later checks stay bounded. Leaves fp32_results false.
 AttentionSpec ReadSpec(const SpecFields& fields, const Limits& limits, Violations& violations);
 
 // How a spec is computed. Unset values are chosen by the planner.
@@ -50,9 +50,9 @@ struct ProgramTerms {
 // Reads a stripe; returns a valid one after a violation.
 int64_t ReadStripe(uint64_t stripe, const Limits& limits, Violations& violations);
 
-// Checks that the program can be computed and supports the spec. Sets spec->pairs_by_keys.
+// Checks that the program can be computed and supports the spec.
 // REQUIRES: the spec is valid, or `violations` says why it is not.
-void CheckProgram(const ProgramTerms& terms, const Limits& limits, AttentionSpec* spec,
+void CheckProgram(const ProgramTerms& terms, const AttentionSpec& spec, const Limits& limits,
                   Violations& violations);
 
 // Returns the inputs that the client sends, in streaming order.

@@ -244,7 +244,7 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   CheckReply(header.reply(), limits, violations);
   request.spec.fp32_results = AsksForFloat32(header.reply(), request.spec.dtype, violations);
   const ProgramTerms terms = TermsOf(header.plan(), request);
-  CheckProgram(terms, limits, &request.spec, violations);
+  CheckProgram(terms, request.spec, limits, violations);
   CheckInlineSize(header.inline_tensors(), limits, violations);
   request.inputs = ClientInputsOf(request.spec, terms);
   request.outputs = OutputsOf(request.spec, request.direction);

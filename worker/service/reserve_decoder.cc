@@ -97,7 +97,7 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
                 reserve.probability_rows(), reserve.lse_per_document(), reserve.has_dlse()},
                limits, violations);
   result.spec.fp32_results = reserve.fp32_results();
-  CheckProgram(*terms, limits, &result.spec, violations);
+  CheckProgram(*terms, result.spec, limits, violations);
   if (violations.empty()) {
     CheckTensorSizes(result.spec, terms->direction, ClientInputsOf(result.spec, *terms), limits,
                      violations);
