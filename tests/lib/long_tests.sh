@@ -20,6 +20,7 @@ run() {
 }
 run "10,000 simulated clusters" //tests/simulation:simulation_test --seeds=10000 --first_seed=100000
 run "sweep of 20,000 cases" //tests/sweep:attention_sweep_test --cases=20000 --seed=100
+run "4,000 programs over K/V caches" //tests/sweep:kv_sweep_test --cases=4000 --seed=100
 run "long shards, 200 cases" //tests/sweep:long_sweep_test --long_cases=200 --seed=100
 
 name="known clients beside each other"

@@ -71,6 +71,17 @@ struct TuningChoices {
   std::vector<int32_t> key_splits;
 };
 
+// Computes the steps of K/V caches next to the device's queue, so that a step does not wait for a
+// running operation. Tensors are in host memory, and so is the device's memory. Used by one thread.
+class StepKernels {
+ public:
+  virtual ~StepKernels() = default;
+
+  // Runs `call`, a ForwardCall, to its end. CANCELLED soon after `stop` is set; the results are
+  // undefined then.
+  virtual absl::Status Run(const KernelCall& call, const std::atomic<bool>& stop) = 0;
+};
+
 // Current memory usage of a device, for metrics.
 struct DeviceUsage {
   int64_t memory_used_bytes = 0;   // of the whole device, by all processes
@@ -120,6 +131,12 @@ class Device {
   // event.
   virtual EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) {
     return call.Start(std::move(after), control);
+  }
+
+  // UNIMPLEMENTED: the device serves no K/V caches.
+  virtual absl::StatusOr<std::unique_ptr<StepKernels>> MakeStepKernels() {
+    return absl::UnimplementedError(description() +
+                                    " serves no K/V caches; CPU workers (--device=cpu) do");
   }
 
   // Returns true while the head of the queue waits for one of its `after` events, that is, for a

@@ -35,6 +35,9 @@ class DeviceWrapper : public Device {
   EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) override {
     return inner_->Start(call, std::move(after), control);
   }
+  absl::StatusOr<std::unique_ptr<StepKernels>> MakeStepKernels() override {
+    return inner_->MakeStepKernels();
+  }
   bool waits_for_transfer() const override { return inner_->waits_for_transfer(); }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override {
     return inner_->CopyFromHost(device, host, bytes);

@@ -52,6 +52,18 @@ class HostBuffer : public DeviceBuffer {
   const int64_t bytes_;
 };
 
+class CpuStepKernels : public StepKernels {
+ public:
+  explicit CpuStepKernels(int threads) : kernels_(threads) {}
+
+  absl::Status Run(const KernelCall& call, const std::atomic<bool>& stop) override {
+    return kernels_.Run(call, stop, nullptr);
+  }
+
+ private:
+  CpuKernels kernels_;
+};
+
 }  // namespace
 
 CpuDevice::CpuDevice(int threads, int64_t memory_limit_bytes)
@@ -126,6 +138,10 @@ absl::StatusOr<PreparedCalls> CpuDevice::Prepare(std::vector<KernelCall> calls) 
         }));
   }
   return prepared;
+}
+
+absl::StatusOr<std::unique_ptr<StepKernels>> CpuDevice::MakeStepKernels() {
+  return std::make_unique<CpuStepKernels>(threads_);
 }
 
 absl::Status CpuDevice::Run(const KernelCall& call, RunControl* control) {

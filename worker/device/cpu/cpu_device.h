@@ -26,6 +26,8 @@ class CpuDevice : public Device {
   std::vector<std::string> served_options() const override;
   TuningChoices tuning_offer() const override;
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
+  // With compute threads of its own.
+  absl::StatusOr<std::unique_ptr<StepKernels>> MakeStepKernels() override;
   bool waits_for_transfer() const override { return queue_.waiting(); }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
