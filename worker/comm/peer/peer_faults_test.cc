@@ -178,7 +178,7 @@ TEST_F(PeerFaults, RejectsBytesOutsideRegions) {
 
 TEST_F(PeerFaults, HandlesMoreTransfersThanPostedSendsFit) {
   Form(1);
-  constexpr int kCount = 3 * static_cast<int>(kPeerNotices) + 5;
+  constexpr int kCount = 3 * static_cast<int>(kPostedSends) + 5;
   std::iota(memory_[0].begin(), memory_[0].begin() + kCount, 0);
   std::vector<PeerTransfer> sends, receives;
   for (int i = 0; i < kCount; ++i) {
