@@ -29,14 +29,15 @@ std::string CheckWith(const std::string& fields) {
 TEST(KnownClients, AreFoundByTokenAndByCertificate) {
   const auto known = KnownClients::Parse(Clients(absl::StrCat(
       R"({"name": "by-token", "token_sha256": [")", kOther, R"(", ")", kAbc, R"("], "weight": 2.5,
-          "max_requests_in_flight": 32, "max_queued_bytes": 8589934592},
+          "max_requests_in_flight": 32, "max_queued_bytes": 8589934592,
+          "max_kv_caches": 7, "max_kv_cache_bytes": 4096},
          {"name": "by/certificate@1.x_", "certificates": ["spiffe://lab.example/a",
           "O=lab,CN=trainer", "x509:CN=second"]})")));
   ASSERT_TRUE(known.ok()) << known.status();
   const KnownClient* by_token = known->ByToken("abc");
   ASSERT_NE(by_token, nullptr);
   EXPECT_EQ(by_token->name, "by-token");
-  EXPECT_EQ(by_token->terms, (ClientTerms{2.5, 32, 8589934592}));
+  EXPECT_EQ(by_token->terms, (ClientTerms{2.5, 32, 8589934592, std::nullopt, 7, 4096}));
   EXPECT_EQ(known->ByToken("abd"), nullptr);
   EXPECT_EQ(known->ByToken(""), nullptr);
 

@@ -13,12 +13,13 @@ from certificates import digest, tls_channel, token_channel, write_clients
 from cluster import CHANNEL_OPTIONS, wait_until
 from secure_ring import (CODE, GRPCURL, LIMITED_TOKEN, SMALL, TOKEN, audit_lines, metric, pki,
                          refusal, secure, server_info, stub)
-from stubs import attention_pb2 as pb, cluster_pb2
+from stubs import attention_pb2 as pb, cluster_pb2, kv_cache_pb2
 
 
 def test_nobody_unknown_is_served(secure, pki):
     """Every method of every service of ours, reflection, and whatever does not exist."""
     services = [f.services_by_name.values() for f in (pb.DESCRIPTOR, cluster_pb2.DESCRIPTOR)]
+    services.append([kv_cache_pb2.DESCRIPTOR.services_by_name["KvCacheService"]])
     methods = [f"/{m.containing_service.full_name}/{m.name}" for s in services for each in s
                for m in each.methods]
     assert len(methods) >= 7

@@ -269,7 +269,8 @@ void KvWriters::OnAnswer(uint64_t id, int rank, const KvStepMessage& message,
       cache.must_have = std::max(cache.must_have, message.number - 1);
     }
   }
-  if (writer.stopped) return;
+  // A message that was sent twice may come after the next step has begun.
+  if (writer.stopped || message.number < writer.step) return;
   if (!answer.status.ok()) {
     ++ends_[absl::StrCat("(step) ", absl::StatusCodeToString(answer.status.code()))];
     const bool lost = absl::IsUnavailable(answer.status);

@@ -294,7 +294,8 @@ bool Simulation::IsQuiet() const {
 }
 
 bool Simulation::KvBytesAgree() const {
-  for (const v1::WorkerInfo& info : control_.core().topology().workers()) {
+  const v1::Topology topology = control_.core().topology();
+  for (const v1::WorkerInfo& info : topology.workers()) {
     if (static_cast<int64_t>(info.kv_cache_bytes()) != FindByName(info.name())->kv_bytes()) {
       return false;
     }

@@ -38,6 +38,15 @@ TEST(PlacementTest, TakesTheLeastOccupiedByRank) {
   EXPECT_FALSE(placement.is_express);
 }
 
+TEST(PlacementTest, PrefersWorkersThatServeNoSteps) {
+  std::vector<Site> sites(3);
+  sites[0].serves_steps = true;
+  sites[1].operations = 2;
+  sites[2].operations = 1;
+  EXPECT_EQ(Place(sites, Costs(1, 2), kLimits, false).ranks, (std::vector<int>{1, 2}));
+  EXPECT_EQ(Place(sites, Costs(1, 3), kLimits, false).ranks, (std::vector<int>{0, 1, 2}));
+}
+
 TEST(PlacementTest, WaitsForMemoryThatCouldBecomeFree) {
   std::vector<Site> sites(2);
   sites[0].memory_bytes = 100;

@@ -33,6 +33,23 @@ size_t SeriesOf(const Metrics& metrics, const std::string& name) {
   return count;
 }
 
+TEST(ServerMetricsTest, KvCachesCountByReasonOfTheirEnd) {
+  Metrics metrics;
+  ServerMetrics server(&metrics, Limits());
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_kv_caches_ended_total{reason=\"lost\"} 0"));
+  CoordinatorStats stats;
+  stats.kv_caches.caches = 3;
+  stats.kv_caches.bytes = 4096;
+  stats.kv_caches.ended[static_cast<size_t>(KvCacheEnd::kLost)] = 2;
+  server.SetStats(stats);
+  server.SetStats(stats);
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_kv_caches 3\n"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_kv_cache_bytes 4096\n"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_kv_caches_ended_total{reason=\"lost\"} 2"));
+  server.KvStepRelayed(absl::Milliseconds(3));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_kv_step_seconds_count 1\n"));
+}
+
 TEST(ServerMetricsTest, LossesCountByWorkerAndReason) {
   Metrics metrics;
   ServerMetrics server(&metrics, Limits());

@@ -25,6 +25,11 @@ ServerStatus Example() {
   worker.info.set_state(v1::WORKER_STATE_READY);
   worker.info.set_memory_bytes(1000);
   worker.info.set_reserved_bytes(250);
+  worker.info.set_kv_caches(2);
+  worker.info.set_kv_cache_bytes(100);
+  core.kv_caches.caches = 2;
+  core.kv_caches.open = 1;
+  core.kv_caches.bytes = 100;
   worker.silence = absl::Milliseconds(400);
   core.workers.emplace_back().info.set_name("newcomer");
   core.requests_by_stage[static_cast<size_t>(RequestStage::kUploading)] = 1;
@@ -58,6 +63,12 @@ TEST(StatusJsonTest, ListsWorkersAndRequests) {
   EXPECT_EQ(json["ring"]["members"], 1);
   EXPECT_EQ(json["ring"]["workers"], 2);
   EXPECT_EQ(json["memory"]["reserved_bytes"], 250);
+  EXPECT_EQ(json["kv_caches"]["caches"], 2);
+  EXPECT_EQ(json["kv_caches"]["open"], 1);
+  EXPECT_EQ(json["kv_caches"]["bytes"], 100);
+  EXPECT_EQ(json["kv_caches"]["max_caches"], Limits().max_kv_caches);
+  EXPECT_EQ(json["workers"][0]["kv_caches"], 2);
+  EXPECT_EQ(json["workers"][0]["kv_cache_bytes"], 100);
   EXPECT_EQ(json["workers"][0]["rank"], 0);
   EXPECT_TRUE(json["workers"][1]["rank"].is_null());
   EXPECT_EQ(json["requests_in_flight"], 6);
