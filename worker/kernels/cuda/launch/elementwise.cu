@@ -11,7 +11,7 @@ namespace ringattn::worker::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMaximalBlocks = 132 * 32;  // grid-stride loops beyond
+constexpr int64_t kMaximalBlocks = 132 * 32;  // more elements: grid-stride loops
 
 int BlocksFor(int64_t items) {
   return static_cast<int>(
@@ -49,7 +49,7 @@ __global__ void attention_delta(const Out* __restrict__ out, const T* __restrict
   }
 }
 
-// Eight successive elements.
+// Eight consecutive elements.
 template <typename T>
 __device__ __forceinline__ void LoadEight(const T* source, float (&x)[8]) {
   if constexpr (sizeof(T) == 4) {
@@ -68,9 +68,9 @@ __device__ __forceinline__ void LoadEight(const T* source, float (&x)[8]) {
   }
 }
 
-// The same where rows are whole vectors of eight elements, at most 32 of them: `lanes` (a power of
-// two) to a row. `zeroed` fours of floats become 0 beside it: of sums that a backward adds to,
-// which cost the reads no time.
+// The same for rows of whole vectors of eight elements, at most 32 vectors. Each row is handled by
+// `lanes` threads (a power of two). The kernel also sets `zeroed` groups of four floats to 0, in
+// buffers to which a backward adds. These stores overlap the reads and add no time.
 template <typename T, typename Out>
 __global__ void __launch_bounds__(kThreads)
     attention_delta_vectors(const Out* __restrict__ out, const T* __restrict__ dout,
@@ -151,7 +151,7 @@ __global__ void add_fp32(float* target, const float* source, int64_t count) {
   for (int64_t i = vectors * 4 + first; i < count; i += step) target[i] += source[i];
 }
 
-constexpr int kConvertBatch = 4;  // vectors that a thread asks for at once
+constexpr int kConvertBatch = 4;  // vectors that a thread loads at once
 
 template <typename T>
 __global__ void convert_from_fp32(T* target, const float* source, int64_t count) {
@@ -180,22 +180,23 @@ __global__ void convert_from_fp32(T* target, const float* source, int64_t count)
 // The larger of two, or the one that is a NaN.
 __device__ __forceinline__ float LargerOrNan(float x, float y) { return y > x || y != y ? y : x; }
 
-// Slots whose first columns are asked for before their weights are known: what there usually are
-// (132 multiprocessors by 8 kv heads), so that everything is on its way at once.
+// Slots whose first columns are loaded before their weights are known, so that all loads are in
+// flight at once. It is the usual number of slots (132 multiprocessors by 8 kv heads).
 constexpr int kEarlySlots = 16;
 
-// One block per (tile, packed head group, batch), one warp per row: its lanes ask for the lse of
-// all slots at once, and each for four columns of one slot after another.
+// One block per (tile, packed head group, batch), one warp per row. The lanes of a warp load the
+// lse of all slots at once, and each lane then reads four columns of one slot after another.
 template <typename T>
 __global__ void attention_combine(const __grid_constant__ CombineParams params) {
   const ForwardParams& forward = params.forward;
   const CommonParams& common = forward.common;
   const CombineTile combine = params.tiles[blockIdx.x];
 #if __CUDA_ARCH__ >= 900
-  // It may have been started beside the forward, whose results are there from here on.
+  // The grid may start while the forward still runs; after this wait the forward's results are
+  // visible.
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-  const bool stopped = Stopped(common.stop_word);  // asked for, not waited for
+  const bool stopped = Stopped(common.stop_word);  // loaded here, used later
   const int pack = forward.head_pack;
   const int groups = common.num_heads / pack;
   const int64_t batch = blockIdx.z;
@@ -295,8 +296,9 @@ struct MergeParams {
   int columns;
 };
 
-// One warp per (batch, row, head). `out` and lse may be the memory of one of the parts: every
-// element is read before it is written, by the same thread, and lse by all lanes before.
+// One warp per (batch, row, head). `out` and lse may alias the memory of one of the parts: the
+// thread that writes an element of out has read it before, and all lanes read lse before it is
+// written.
 template <typename Out>
 __global__ void merge_partials(const __grid_constant__ MergeParams params, Out* out) {
   const int lane = threadIdx.x & 31;
@@ -336,7 +338,7 @@ __global__ void merge_partials(const __grid_constant__ MergeParams params, Out* 
   }
 }
 
-// `unit` bytes at a time, to which everything is a multiple.
+// Copies `unit` bytes at a time; all sizes and addresses are multiples of `unit`.
 template <typename Unit>
 __global__ void copy_runs(char* __restrict__ target, const char* __restrict__ source, int64_t runs,
                           int64_t run_units, int64_t source_pitch, int64_t target_pitch) {
@@ -482,7 +484,7 @@ cudaError_t LaunchMerge(const MergeCall& call, cudaStream_t stream) {
   return cudaErrorInvalidValue;
 }
 
-// A kernel instead of a two-dimensional copy of the runtime's: that has limits to its pitches.
+// A kernel instead of the runtime's two-dimensional copy, whose pitch is limited.
 cudaError_t LaunchCopy(const CopyCall& call, cudaStream_t stream) {
   if (call.runs == 0 || call.run_bytes == 0) return cudaSuccess;
   const uint64_t bits =

@@ -1,9 +1,9 @@
 // A family: attention kernels for one kind of hardware that are chosen, prepared and launched
 // together. families.cc lists them in order of preference and is the only place that knows all.
 //
-// A new one is a folder with its kernels and one KernelFamily, and a line in families.cc. Kernels
-// that walk the tables of tile_plan.h with the parameters of attention_params.h are prepared by
-// prepare_forward.h and prepare_backward.h; others bring a PreparedKernel of their own.
+// To add a family, create a folder with its kernels and one KernelFamily, and add a line to
+// families.cc. prepare_forward.h and prepare_backward.h prepare kernels that walk the tables of
+// tile_plan.h with the parameters of attention_params.h. Other kernels implement a PreparedKernel.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_FAMILY_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_FAMILY_H_
 
@@ -20,11 +20,12 @@
 
 namespace ringattn::worker::cuda {
 
-// What a caller may force, for tests and debugging.
+// Choices that a caller may force, for tests and debugging.
 struct KernelTuning {
-  std::string family;          // empty: the first that serves the call
+  std::string family;          // empty: the first family that serves the call
   int32_t max_key_splits = 0;  // forward: 1 = never split the keys; 0 = chosen here
-  // sm90's forward: keys per q tile from which the kernel for long ranges serves; 0 = chosen there
+  // sm90 forward: keys per q tile from which the kernel for long ranges serves the call; 0 = chosen
+  // by sm90
   int64_t long_keys = 0;
 };
 
@@ -38,13 +39,14 @@ struct KernelEntry {
 struct KernelFamily {
   std::string_view name;
 
-  // Whether a kernel of the family can compute this problem on this device. Asked of problems with
-  // score terms as `terms` says, and of a deterministic backward where the family `repeats`.
+  // Whether a kernel of the family can compute this problem on this device. Called for problems
+  // with score terms only if the family has `terms`, and for a deterministic backward only if the
+  // family `repeats`.
   bool (*serves_forward)(const AttentionProblem& problem, const DeviceInfo& device);
   bool (*serves_backward)(const AttentionProblem& problem, const DeviceInfo& device);
 
-  // REQUIRES: the family serves the call's problem, and takes the call. The call's problem and
-  // pointers are copied; the call itself need not outlive the result.
+  // REQUIRES: the family serves the call's problem and takes the call. The call's problem and
+  // pointers are copied; the call need not outlive the result.
   absl::StatusOr<std::unique_ptr<PreparedKernel>> (*prepare_forward)(const ForwardCall& call,
                                                                      const DeviceInfo& device,
                                                                      const KernelTuning& tuning);
@@ -52,29 +54,33 @@ struct KernelFamily {
                                                                       const DeviceInfo& device,
                                                                       const KernelTuning& tuning);
 
-  // Every kernel that this device may be asked to run.
+  // Every kernel that this device may run.
   std::vector<KernelEntry> (*entries)(const DeviceInfo& device);
 
-  // Whether it can compute this call of a problem that it serves: pieces and addresses. Null: all.
+  // Whether the family can compute this call of a problem that it serves, given the call's pieces
+  // and addresses. Null: it takes all calls.
   bool (*takes_forward)(const ForwardCall& call) = nullptr;
   bool (*takes_backward)(const BackwardCall& call) = nullptr;
 
-  // Whether the kernel of this call, of a problem that it serves, waits for late keys. Null: none.
+  // Whether the kernel for this call of a problem that the family serves waits for late keys. Null:
+  // no kernel does.
   bool (*takes_late_keys)(const ForwardCall& call) = nullptr;
 
-  // Whether equal backward calls of a deterministic problem give equal bits; else sums may add up
-  // in whatever order blocks end in. (Every forward's do.)
+  // Whether equal backward calls of a deterministic problem give equal bits. If false, sums depend
+  // on the order in which blocks end. Every family's forward repeats its bits.
   bool repeats = false;
 
-  // Whether it is asked of forwards in e4m3.
+  // Whether the family computes forwards in e4m3.
   bool float8 = false;
 
   bool terms = false;
-  // Of a problem with a bias; not null in families with terms.
+  // Prepares the gradient of a bias. REQUIRES: the problem has a bias. Not null in families with
+  // terms.
   absl::StatusOr<std::unique_ptr<PreparedKernel>> (*prepare_bias_gradient)(
       const BiasGradientCall& call, const DeviceInfo& device) = nullptr;
-  // A backward call that it serves and takes, and the gradient of its bias from the same operands,
-  // by one kernel; a null pointer where that is two kernels' work. Null: it always is.
+  // Prepares one kernel that computes a backward call, which the family serves and takes, and the
+  // gradient of its bias from the same operands. Returns a null pointer if this needs two kernels.
+  // Null: it always needs two.
   absl::StatusOr<std::unique_ptr<PreparedKernel>> (*prepare_both_gradients)(
       const BackwardCall& call, const BiasGradientCall& gradient,
       const DeviceInfo& device) = nullptr;

@@ -1,4 +1,4 @@
-// Launching kernels and making CUDA's errors statuses.
+// Launches kernels and converts CUDA's errors to statuses.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_LAUNCH_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_LAUNCH_H_
 
@@ -13,17 +13,17 @@
 
 namespace ringattn::worker::cuda {
 
-// INTERNAL with CUDA's text.
+// Returns INTERNAL with CUDA's text for an error.
 absl::Status ToStatus(cudaError_t error, const char* what);
 
-// Appends the kernel's entries, in every dtype that it has.
+// Appends the kernel's entries, one per dtype that the kernel supports.
 void AddEntries(const TileKernel& kernel, std::vector<KernelEntry>& entries);
 
-// Loads a kernel onto the current device and allows it its shared memory there.
+// Loads a kernel onto the current device and sets its limit of dynamic shared memory there.
 absl::Status LoadKernel(const KernelEntry& entry);
 
-// Enqueues `kernel` on a grid [tiles, heads, batch]; `params` is what its entry takes.
-// Asynchronous. REQUIRES: the kernel was loaded; heads and batch <= 65535.
+// Enqueues `kernel` on a grid [tiles, heads, batch]; `params` points to the entry's parameters.
+// Asynchronous. REQUIRES: the kernel is loaded; heads and batch <= 65535.
 absl::Status LaunchTiles(const TileKernel& kernel, DType dtype, int64_t tiles, int64_t heads,
                          int64_t batch, const void* params, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// What the kernels' parameters take from a problem, for the Prepare functions of every family.
+// Converts a problem to the parameters of kernels, for the Prepare functions of every family.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_PARAMS_OF_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_PARAMS_OF_H_
 
@@ -14,7 +14,7 @@ inline bool Aligned16(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
-// Everything but the stop word and what depends on the tensors' addresses.
+// All common parameters except the stop word and those that depend on the tensors' addresses.
 inline CommonParams CommonOf(const AttentionProblem& problem, int64_t q_rows) {
   constexpr float kLog2E = 1.4426950408889634f;
   CommonParams common;
@@ -31,8 +31,9 @@ inline CommonParams CommonOf(const AttentionProblem& problem, int64_t q_rows) {
   return common;
 }
 
-// Decides on 16-byte accesses (CommonParams) by a call's dims and addresses: its blocks, a tensor
-// over head_dim (q), and one over head_dim_v; null is aligned.
+// Decides on 16-byte accesses (CommonParams) from the call's dims and addresses: those of its
+// blocks, of a tensor over head_dim (q), and of one over head_dim_v. A null address counts as
+// aligned.
 template <typename Call>
 void AllowVectors(const Call& call, const void* over_qk, const void* over_v, CommonParams& common) {
   bool aligned_qk = common.head_dim % 8 == 0 && Aligned16(over_qk);
@@ -45,7 +46,8 @@ void AllowVectors(const Call& call, const void* over_qk, const void* over_v, Com
   common.vector_v = aligned_v;
 }
 
-// Short queries: all heads of a group share a tile, so that K/V are read once. How many heads do.
+// Returns how many heads of a group share a tile. For short queries all heads of a group share it,
+// so that K/V are read once.
 inline int32_t HeadPack(const ForwardCall& call, int32_t tile_rows) {
   int64_t longest_piece = 0;
   for (const Piece& piece : call.q_pieces) longest_piece = std::max(longest_piece, piece.length);
@@ -53,8 +55,8 @@ inline int32_t HeadPack(const ForwardCall& call, int32_t tile_rows) {
   return longest_piece * group_size <= tile_rows ? static_cast<int32_t>(group_size) : 1;
 }
 
-// Where a forward's rows go. Results that stay fp32 are written as a partial is, the last ones
-// too: nothing is rounded, and a sink joins wherever it is given.
+// Sets the destination of a forward's rows. Results that stay fp32 are written as partials are,
+// including the last ones: nothing is rounded, and a sink is merged in each call that has one.
 inline void SetResult(const ForwardCall& call, ForwardParams& params) {
   const bool rounds = call.problem->out_dtype() == call.problem->dtype;
   params.initial = call.initial;

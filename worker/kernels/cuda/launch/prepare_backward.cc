@@ -12,7 +12,7 @@
 namespace ringattn::worker::cuda {
 namespace {
 
-constexpr int kBlocksPerSm = 8;  // these keep the tail short
+constexpr int kBlocksPerSm = 8;  // keep the tail short
 
 class TiledBackward : public TiledCall<BackwardParams, BackwardPlan> {
  public:
@@ -40,7 +40,8 @@ BackwardParams ParamsOf(const BackwardCall& call) {
   return params;
 }
 
-// Needs rows of whole 16-byte units; without an address the call is only being measured.
+// Requires rows of whole 16-byte units. Without an address the call only measures sizes, and no map
+// is encoded.
 absl::Status EncodeDqMap(int32_t tile_rows, BackwardParams& params) {
   const CommonParams& common = params.common;
   if (params.dq_acc == nullptr || common.head_dim % 4 != 0 || !Aligned16(params.dq_acc)) {

@@ -1,5 +1,5 @@
-// Prepares a backward call for a kernel that walks the tables of tile_plan.h: deals the heads of a
-// group to blocks, and lays out the tables.
+// Prepares a backward call for a kernel that walks the tables of tile_plan.h: assigns the heads of
+// a group to blocks and lays out the tables.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_PREPARE_BACKWARD_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_PREPARE_BACKWARD_H_
 
@@ -14,17 +14,17 @@
 namespace ringattn::worker::cuda {
 
 // REQUIRES: `kernel` computes the call's problem; `family` is a literal. `staged_dq`: the kernel
-// adds dq by the copy engine, which needs a tensor map of it. INTERNAL with CUDA's text if the
-// driver refuses that.
+// adds dq by the copy engine, which needs a tensor map of dq. Returns INTERNAL with CUDA's text if
+// the driver rejects the map.
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareTiledBackward(std::string_view family,
                                                                      const TileKernel& kernel,
                                                                      bool staged_dq,
                                                                      const BackwardCall& call,
                                                                      const DeviceInfo& device);
 
-// How many query heads of a group one block takes. All of them save dk/dv traffic; fewer per block
-// give the scheduler more, shorter blocks, of which it should have `wanted`. `tiles` are key tiles
-// times batch.
+// Returns how many query heads of a group one block processes. More heads per block save dk/dv
+// traffic. Fewer heads give the scheduler more and shorter blocks; `wanted` is the number of blocks
+// to reach. `tiles` is the number of key tiles times batch.
 int32_t HeadsPerBlock(int32_t group_size, int64_t num_heads, int64_t tiles, int64_t wanted);
 
 }  // namespace ringattn::worker::cuda

@@ -1,5 +1,5 @@
-// A forward or backward call made ready: its kernel chosen, its tables laid out on the host. What
-// every family's Prepare functions return.
+// A prepared forward or backward call: its kernel is chosen and its tables are laid out on the
+// host. The Prepare functions of every family return one.
 //
 //   kernel->PlaceScratch(scratch);
 //   kernel->WriteTables(host);  // table_bytes(), copied to the device by the caller
@@ -19,7 +19,7 @@
 
 namespace ringattn::worker::cuda {
 
-// Where a launch finds what belongs to the call beside its operands.
+// The addresses of a launch that are not operands of the call.
 struct TableLaunch {
   cudaStream_t stream = nullptr;
   const void* tables = nullptr;  // device, as WriteTables wrote them, 256-byte aligned
@@ -27,17 +27,18 @@ struct TableLaunch {
   // Device-visible (device or mapped pinned) word, may be null. Thread blocks
   // that start while it is nonzero do nothing; outputs are then unspecified.
   const uint32_t* stop_word = nullptr;
-  // Late keys (KvBlock::late) are not there yet: the kernel waits for the word of
-  // keys_word_offset() before it reads them. It has all the SMs that it takes meanwhile, so what
-  // brings the keys and writes the word must need none. REQUIRES: there is such a word.
+  // Late keys (KvBlock::late) may not have arrived: the kernel waits for the word at
+  // keys_word_offset() before it reads them. The waiting kernel may occupy all SMs, so the work
+  // that brings the keys and writes the word must not need an SM. REQUIRES: keys_word_offset() has
+  // a value.
   bool awaits_keys = false;
 };
 
-// Immutable but for PlaceScratch and DropTables. Launch is thread safe; launches with the same
-// tables run one after another (sm90 counts in them).
+// Immutable except for PlaceScratch and DropTables. Launch is thread safe. Launches with the same
+// tables run one after another, because sm90 keeps counters in the tables.
 class PreparedKernel {
  public:
-  // Literals; no family: it does not multiply q by k.
+  // Both are literals. An empty family means that the kernel does not multiply q by k.
   explicit PreparedKernel(std::string_view family,
                           std::string_view kernel_class = kPlainKernelClass)
       : family_(family), kernel_class_(kernel_class) {}
@@ -45,7 +46,7 @@ class PreparedKernel {
   PreparedKernel(const PreparedKernel&) = delete;
   PreparedKernel& operator=(const PreparedKernel&) = delete;
 
-  // Name of the family whose kernel it is (family.h).
+  // Name of the kernel's family (family.h).
   std::string_view family() const { return family_; }
   KernelName name() const {
     return family_.empty() ? KernelName() : KernelName{family_, kernel_class_, {}};
@@ -53,19 +54,20 @@ class PreparedKernel {
   int64_t table_bytes() const { return table_bytes_; }
   int64_t scratch_bytes() const { return scratch_bytes_; }
 
-  // Before WriteTables: what every launch's scratch will be (TableLaunch), device. For tables that
-  // name it. INTERNAL with CUDA's text if the driver refuses a tensor map of it.
+  // Sets the scratch address of every launch (TableLaunch, device memory), for tables that contain
+  // it. Call it before WriteTables. Returns INTERNAL with CUDA's text if the driver rejects a
+  // tensor map of the scratch.
   virtual absl::Status PlaceScratch(void* scratch) { return absl::OkStatus(); }
   virtual void WriteTables(void* target) const = 0;
   // Whether launches store KvBlock::dk_out and dv_out instead of adding to dk and dv.
   virtual bool stores_key_gradients() const { return false; }
 
-  // Where in the tables lies the word that tells a launch which awaits them that its late keys are
-  // there, by being 1. It is 0 before the first launch, and each launch that awaits keys leaves it
-  // so, but for one that was stopped. None: the kernel does not wait.
+  // Offset in the tables of the word that signals the arrival of late keys: a launch that awaits
+  // its keys waits until the word is 1. The word is 0 before the first launch. Each launch that
+  // awaits keys resets it to 0, unless it was stopped. No value: the kernel does not wait.
   virtual std::optional<int64_t> keys_word_offset() const { return std::nullopt; }
 
-  // Frees the host's copy: afterwards only Launch may be called.
+  // Frees the host's copy of the tables. Afterwards only Launch may be called.
   virtual void DropTables() = 0;
   // Asynchronous: ordered on the stream. Never allocates, never waits. The current device must
   // be the stream's. INTERNAL with CUDA's text if a launch fails.

@@ -1,5 +1,5 @@
-// Split keys: partial results of parts of a q tile's keys in scratch memory, and the combination
-// that follows the forward kernel. For every family whose plans are tile_plan.h's.
+// Split keys: a kernel writes one partial result per split of a q tile's keys to scratch memory,
+// and a second kernel combines them. For every family whose plans are those of tile_plan.h.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_SPLIT_KEYS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_SPLIT_KEYS_H_
 
@@ -18,18 +18,19 @@ namespace ringattn::worker::cuda {
 class SplitKeys {
  public:
   SplitKeys() = default;
-  // `params`: at least head counts, dims, head_pack and tile_rows.
+  // Requires of `params`: head counts, dims, head_pack and tile_rows.
   SplitKeys(const ForwardPlan& plan, const ForwardParams& params);
 
-  // Of the partials; 0 if no keys are split.
+  // Bytes of scratch for the partials; 0 if no keys are split.
   int64_t scratch_bytes() const { return out_bytes_ + lse_bytes_; }
 
   // Points `params` at its partials in `scratch` (device, scratch_bytes()).
   void Place(void* scratch, ForwardParams& params) const;
 
-  // Enqueues the combination, if there is one, behind the kernel that was given `params`.
-  // `combines`: the plan's table on the device. INTERNAL with CUDA's text if that fails.
-  // `early` (compute capability 9.0): its blocks may start, and wait, beside that kernel's.
+  // Enqueues the combination, if keys are split, after the kernel that ran with `params`.
+  // `combines`: the plan's table on the device. `early` (compute capability 9.0): blocks of the
+  // combination may start, and wait, while that kernel still runs. Returns INTERNAL with CUDA's
+  // text if the launch fails.
   absl::Status Combine(DType dtype, const ForwardParams& params, const CombineTile* combines,
                        cudaStream_t stream, bool early = false) const;
 

@@ -1,4 +1,4 @@
-// How the tables of a prepared kernel lie behind one another, in host and device memory alike.
+// The layout of a prepared kernel's tables, the same in host and device memory.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_TABLES_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_TABLES_H_
 

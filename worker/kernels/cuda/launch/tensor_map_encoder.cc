@@ -18,7 +18,7 @@ absl::StatusOr<Encoder> Find() {
                                  "cuTensorMapEncodeTiled");
   if (!status.ok()) return status;
   if (found != cudaDriverEntryPointSuccess) {
-    return absl::InternalError("the driver has no cuTensorMapEncodeTiled");
+    return absl::InternalError("the driver does not provide cuTensorMapEncodeTiled; update it");
   }
   return reinterpret_cast<Encoder>(entry);
 }

@@ -9,11 +9,11 @@
 
 namespace ringattn::worker::cuda {
 
-// cuTensorMapEncodeTiled, which the static runtime does not link: asked for once. INTERNAL, with
-// CUDA's text, if the driver has none. Thread safe.
+// Returns the driver's cuTensorMapEncodeTiled, which the static runtime does not link. Looks it up
+// once. Returns INTERNAL with CUDA's text if the driver does not provide it. Thread safe.
 absl::StatusOr<decltype(&cuTensorMapEncodeTiled)> TensorMapEncoder();
 
-// INTERNAL with CUDA's number, and the name of what was to be encoded.
+// Returns INTERNAL with CUDA's number and the name of the encoded object.
 absl::Status EncodingStatus(CUresult result, const char* name);
 
 }  // namespace ringattn::worker::cuda

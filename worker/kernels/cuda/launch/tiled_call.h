@@ -1,5 +1,5 @@
-// What a prepared call of either direction is, when its kernel walks the tables of tile_plan.h:
-// the kernel, its parameters, and a plan whose tiles and ranges become tables.
+// Base of a prepared call of either direction whose kernel walks the tables of tile_plan.h: the
+// kernel, its parameters, and a plan whose tiles and ranges become tables.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_TILED_CALL_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_LAUNCH_TILED_CALL_H_
 
@@ -15,8 +15,8 @@
 
 namespace ringattn::worker::cuda {
 
-// Params: ForwardParams or BackwardParams; Plan: ForwardPlan or BackwardPlan. A direction derives
-// from it, with what else it lays out, and launches.
+// Params: ForwardParams or BackwardParams; Plan: ForwardPlan or BackwardPlan. Each direction
+// derives a class that adds its other tables and launches the kernel.
 template <typename Params, typename Plan>
 class TiledCall : public PreparedKernel {
  public:
@@ -27,7 +27,7 @@ class TiledCall : public PreparedKernel {
   void DropTables() override { plan_ = {}; }
 
  protected:
-  // `params`: all but what ParamsAt sets.
+  // `params`: all parameters except those that ParamsAt sets.
   TiledCall(std::string_view family, const TileKernel& kernel, DType dtype, const Params& params,
             Plan plan, std::string_view kernel_class = kPlainKernelClass)
       : PreparedKernel(family, kernel_class),
@@ -45,7 +45,7 @@ class TiledCall : public PreparedKernel {
   DType dtype() const { return dtype_; }
   bool has_work() const { return tile_count_ > 0 && params_.common.batch > 0; }
 
-  // The parameters with the launch's stop word, tiles and ranges.
+  // Returns the parameters with the launch's stop word, tiles and ranges.
   Params ParamsAt(const TableLaunch& launch) const {
     Params params = params_;
     params.common.stop_word = launch.stop_word;
@@ -55,7 +55,7 @@ class TiledCall : public PreparedKernel {
     return params;
   }
 
-  // One block for each tile, batch row and each of `heads` heads or packs of them.
+  // Launches one block per tile, batch row and head (or pack of heads).
   absl::Status LaunchKernel(const Params& params, int64_t heads, cudaStream_t stream) const {
     return LaunchTiles(kernel_, dtype_, tile_count_, heads, params.common.batch, &params, stream);
   }
