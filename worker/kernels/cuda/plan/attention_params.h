@@ -15,8 +15,8 @@
 
 namespace ringattn::worker::cuda {
 
-// Which columns c of a range row r sees. first_*: the limits of row 0, clamped
-// to ±2^30; with equal strides row r's limits are simply those plus r.
+// Which columns c of a range row r sees. first_*: the limits of row 0, clamped to ±2^30. With equal
+// strides the limits of row r are those plus r.
 struct BandLimits {
   int64_t lower_base = 0;
   int64_t upper_base = 0;
@@ -28,8 +28,8 @@ struct BandLimits {
   int32_t unused = 0;
 };
 
-// Forward: keys [row_begin, row_begin + row_count) of one block, which at least
-// one row of the q tile sees. Columns [full_begin, full_end) need no mask.
+// Forward: keys [row_begin, row_begin + row_count) of one block, of which at least one is visible
+// to a row of the q tile. Columns [full_begin, full_end) need no mask.
 struct KvRange {
   const void* k = nullptr;  // the block's k, device: [batch, block_rows, num_kv_heads, head_dim]
   const void* v = nullptr;  // the block's v, device
@@ -39,12 +39,12 @@ struct KvRange {
   int32_t row_count = 0;
   int32_t full_begin = 0;
   int32_t full_end = 0;
-  int32_t piece = 0;  // of the blocks' pieces, counted through
+  int32_t piece = 0;  // index of the piece over all blocks
 };
 
-// Forward: q rows [q_row_begin, q_row_begin + q_rows) against ranges
-// [range_begin, range_end). partial_slot < 0: the epilogue merges into the
-// outputs; else the partial goes to that slot of the split-KV buffers.
+// Forward: q rows [q_row_begin, q_row_begin + q_rows) against ranges [range_begin, range_end).
+// partial_slot < 0: the epilogue merges into the outputs; otherwise it writes the partial to that
+// slot of the split-KV buffers.
 struct ForwardTile {
   int64_t q_row_begin = 0;
   int32_t q_rows = 0;
@@ -70,14 +70,15 @@ struct QRange {
   int32_t row_count = 0;
   int32_t full_begin = 0;
   int32_t full_end = 0;
-  int32_t piece = 0;  // of q's pieces
+  int32_t piece = 0;  // index of the piece of q
 };
 
 // Backward: keys [row_begin, row_begin + rows) of one block.
 struct BackwardTile {
   const void* k = nullptr;
   const void* v = nullptr;
-  // Added to. sm90: whatever the problem's type is, what is stored; null where tensor maps add.
+  // Sums to add to. sm90: may be stored gradients, in the problem's dtype whatever the pointer's
+  // type; null if tensor maps add.
   float* dk = nullptr;
   float* dv = nullptr;
   int64_t block_rows = 0;
@@ -85,10 +86,10 @@ struct BackwardTile {
   int32_t rows = 0;
   int32_t range_begin = 0;
   int32_t range_end = 0;
-  int32_t piece = 0;  // of the blocks' pieces, counted through
+  int32_t piece = 0;  // index of the piece over all blocks
 };
 
-// What both directions share. Tensors are laid out as in attention_kernel.h.
+// Parameters of both directions. Tensors have the layouts of attention_kernel.h.
 struct CommonParams {
   int64_t q_rows = 0;
   int32_t batch = 0;
@@ -97,8 +98,8 @@ struct CommonParams {
   int32_t group_size = 0;
   int32_t head_dim = 0;
   int32_t head_dim_v = 0;
-  // 16-byte accesses are allowed: head dims are multiples of 16 bytes and every
-  // base pointer is aligned.
+  // 16-byte accesses are possible: head dims are multiples of 16 bytes and every base pointer is
+  // aligned.
   int32_t vector_qk = 0;
   int32_t vector_v = 0;
   float softmax_scale = 0.0f;
@@ -115,13 +116,13 @@ struct ForwardParams {
   float* out_acc = nullptr;
   float* lse = nullptr;
   void* out = nullptr;
-  const float* sinks = nullptr;  // [num_heads], or null; only where final
+  const float* sinks = nullptr;  // [num_heads], or null; only in the final call
   int32_t initial = 0;
   int32_t final = 0;
   // Query heads of one kv head that share a tile: tile row r is q row
   // r / head_pack of head grid.y * head_pack + r % head_pack.
   int32_t head_pack = 1;
-  int32_t tile_rows = 0;         // rows of a tile, packed ones included
+  int32_t tile_rows = 0;         // rows of a tile, including packed ones
   float* partial_out = nullptr;  // [slots, batch, num_heads / head_pack, tile_rows, head_dim_v]
   float* partial_lse = nullptr;  // [slots, batch, num_heads / head_pack, tile_rows]
 };

@@ -1,9 +1,9 @@
-// Dropout's bits in the shapes in which tensor cores hand out scores. docs/semantics.md says which
-// bits a pair has; philox.h makes them. Pure; host and device.
+// Dropout's keep bits in the register layouts of tensor-core scores. docs/semantics.md defines the
+// bits of a pair and philox.h computes them. Pure functions for host and device.
 //
-// One call of Philox serves eight keys of a query, of which a forward's thread has all where its
-// range begins at an even key, wherever else it begins: what a range's offset mod 32 costs is one
-// call more (five for 128 keys instead of four), so that ranges need no alignment of their own.
+// One Philox call covers eight keys of a query. A forward's thread uses all eight if its range
+// begins at an even key. An offset of the range mod 32 costs one more call (five for 128 keys
+// instead of four), so that ranges need no alignment for dropout.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PLAN_KEEP_BITS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_PLAN_KEEP_BITS_H_
 
@@ -13,7 +13,7 @@
 
 namespace ringattn::worker::cuda {
 
-// The keys of Philox's rounds: made once for a call.
+// The keys of Philox's rounds, computed once per call.
 struct PhiloxKeys {
   uint32_t first[kPhiloxRounds] = {};
   uint32_t second[kPhiloxRounds] = {};
@@ -27,15 +27,15 @@ struct PhiloxKeys {
   }
 };
 
-// Philox of (counter, row, head, batch) begins with products of the row's, and of the counter's,
-// alone: the first two rounds and half of the third are made once for all counters that meet a row
-// and once for all rows that meet a counter. A call is 15 products then, of 20.
+// Philox of (counter, row, head, batch) begins with products that depend only on the row or only on
+// the counter. The first two rounds and half of the third are computed once for all counters that
+// meet a row and once for all rows that meet a counter. A call then takes 15 of 20 products.
 struct PhiloxRowPart {
   uint32_t high = 0, low = 0;  // of the second round's product
 };
 struct PhiloxCounterPart {
-  uint32_t x0, x2;        // joined to the row's high half, and to what becomes of it
-  uint32_t next2, next3;  // the third round's results, but for the row's low half
+  uint32_t x0, x2;        // combined with the row's high half and the results from it
+  uint32_t next2, next3;  // the third round's results, without the row's low half
 };
 
 constexpr uint32_t HighHalf(uint64_t x) { return static_cast<uint32_t>(x >> 32); }
@@ -58,7 +58,8 @@ constexpr PhiloxCounterPart CounterPartOf(const PhiloxKeys& keys, uint32_t count
           LowHalf(c)};
 }
 
-// The first three rounds, of both parts' numbers; the others, one at a time; all of them.
+// JoinPhilox computes the first three rounds from both parts. The functions after it compute one of
+// the other rounds, and all of them.
 inline constexpr int kPhiloxJoined = 3;
 constexpr PhiloxBlock JoinPhilox(const PhiloxRowPart& row, const PhiloxCounterPart& counter) {
   const uint64_t third = uint64_t{kPhiloxMultiplier1} * (row.high ^ counter.x2);
@@ -80,8 +81,8 @@ constexpr PhiloxBlock PhiloxOf(const PhiloxKeys& keys, const PhiloxRowPart& row,
   return c;
 }
 
-// Of a part's two lanes, whether the upper one is kept: of the lower one the part times 2^16 is
-// asked. `threshold` is below 2^16.
+// Returns whether the upper lane of a part is kept. For the lower lane, pass the part times 2^16.
+// `threshold` is below 2^16.
 constexpr bool KeepsUpper(uint32_t part, uint32_t threshold) { return part >= threshold << 16; }
 
 // Bits 2 p and 2 p + 1: the lower and the upper half of part p, set where it is kept.
@@ -114,10 +115,10 @@ constexpr uint32_t ClampHalves(uint32_t x, uint32_t least, uint32_t most) {
 #endif
 }
 
-// Of up to 16 parts of Philox's calls, which lanes are kept: bit j of the lower half for the lower
-// lane of part j, bit j of the upper half for its upper one. Lanes are clamped to the threshold and
-// the number below it, and summed with weights 2^j: three instructions for two lanes, none of them
-// a comparison. `threshold` is of 1 to 65535.
+// Computes which lanes of up to 16 parts of Philox calls are kept: bit j of the lower half for the
+// lower lane of part j, bit j of the upper half for its upper lane. Lanes are clamped to [threshold
+// - 1, threshold] and summed with weights 2^j. That takes three instructions for two lanes, and no
+// comparison. `threshold` is in 1 to 65535.
 struct KeepSum {
   uint32_t most, least;  // both lanes
   uint32_t sum = 0;
@@ -126,20 +127,20 @@ struct KeepSum {
   constexpr explicit KeepSum(uint32_t threshold)
       : most(threshold * 0x10001), least(most - 0x10001) {}
 
-  // Part j, of each number below 16 at most one.
+  // Adds part j; at most one part for each j below 16.
   constexpr void Add(uint32_t part, int j) {
     sum += ClampHalves(part, least, most) << j;
     weights += 1u << j;
   }
-  // Each lane was `least`, or one more where it is kept; what sums carry out of a half they carry
-  // for `least` too.
+  // Each lane added `least`, or one more if it is kept. The carries out of a half are those of
+  // `least`.
   constexpr uint32_t Bits() const { return sum - least * weights; }
 };
 
-// Of a part's two lanes, as masks of what lies in the halves of a word: all bits of a half are set
-// where its lane is kept. `threshold` is of 1 to 65535.
+// Converts the two lanes of a part to masks of the halves of a word: all bits of a half are set if
+// its lane is kept. `threshold` is in 1 to 65535.
 struct KeepMask {
-  uint32_t most, least;  // both lanes, as of KeepSum
+  uint32_t most, least;  // both lanes, as in KeepSum
   uint32_t addend;
 
   constexpr explicit KeepMask(uint32_t threshold)
@@ -150,13 +151,13 @@ struct KeepMask {
   }
 };
 
-// The call that has key `key` of the row.
+// Returns the call that contains key `key` of the row.
 constexpr PhiloxBlock CallOf(const PhiloxRow& row, uint64_t key) {
   const uint32_t counter = static_cast<uint32_t>(4 * (key / 32) + key / 2 % 4);
   return Philox({counter, row.row, row.head, row.batch}, row.key0, row.key1);
 }
 
-// Bit 2 n + i, of n < 16: whether key `key` + 8 n + i is kept. `key` is even.
+// Bit 2 n + i, for n < 16: whether key `key` + 8 n + i is kept. `key` is even.
 constexpr uint32_t KeepBitsFromEven(const PhiloxRow& row, uint64_t key, uint32_t threshold) {
   const uint32_t skipped = key / 8 % 4;  // parts of the first call
   const uint64_t first = key - 8 * skipped;
@@ -171,12 +172,12 @@ constexpr uint32_t KeepBitsFromEven(const PhiloxRow& row, uint64_t key, uint32_t
   return static_cast<uint32_t>(bits >> (2 * skipped));
 }
 
-// The same from any key; twice the calls from an odd one.
+// The same for any key; an odd key takes twice the calls.
 constexpr uint32_t KeepBits(const PhiloxRow& row, uint64_t key, uint32_t threshold) {
   const bool odd = key % 2 != 0;
   uint32_t bits = 0;
-  // Of an odd key the bits of even columns stand at the odd places of the key before it, and those
-  // of odd columns at the even places of the one behind. A loop: the code is long.
+  // For an odd key, the bits of even columns are the odd bits of the preceding key, and those of
+  // odd columns are the even bits of the following key. A loop, because the code is long.
 #ifdef __CUDA_ARCH__
 #pragma unroll 1
 #endif
@@ -193,7 +194,7 @@ constexpr bool Keeps(const PhiloxRow& row, uint64_t key, uint32_t threshold) {
   return KeptLanes(CallOf(row, key), threshold) >> lane & 1;
 }
 
-// The same bits as KeepBits has, of keys `key` + stride (8 n + i): a call for each.
+// Returns the bits of KeepBits for keys `key` + stride (8 n + i), with one call per key.
 constexpr uint32_t StridedKeepBits(const PhiloxRow& row, uint64_t key, uint64_t stride,
                                    uint32_t threshold) {
   uint32_t bits = 0;
@@ -206,7 +207,7 @@ constexpr uint32_t StridedKeepBits(const PhiloxRow& row, uint64_t key, uint64_t 
   return bits;
 }
 
-// From the order of KeepBits to that of KeepSum: bit 2 n + i to bit 16 i + n.
+// Converts the order of KeepBits to that of KeepSum: bit 2 n + i to bit 16 i + n.
 constexpr uint32_t ByHalves(uint32_t bits) {
   uint32_t swapped = (bits ^ bits >> 1) & 0x22222222;  // the perfect unshuffle, outside in
   bits ^= swapped ^ swapped << 1;

@@ -20,7 +20,7 @@ PhiloxRow RandomRow(std::mt19937& random) {
   return row;
 }
 
-// By the words that the other back ends take their bits from.
+// Computed from the words from which the other back ends take their bits.
 bool Expected(const PhiloxRow& row, uint64_t key) {
   return KeepWord(row, static_cast<uint32_t>(key / 32), kThreshold) >> (key % 32) & 1;
 }
@@ -68,7 +68,7 @@ TEST(KeepBitsTest, SumsOfClampedLanesAreTheirBits) {
         KeepSum sum(threshold);
         uint32_t expected = 0;
         for (int j = 0; j < parts; ++j) {
-          // Lanes at both sides of the threshold, and anywhere.
+          // Lanes on both sides of the threshold, and random ones.
           const uint32_t lanes[] = {static_cast<uint32_t>(random()) & 0xffff, threshold,
                                     threshold - 1, 0, 0xffff};
           const uint32_t low = lanes[random() % 5], high = lanes[random() % 5];
@@ -111,7 +111,7 @@ TEST(KeepBitsTest, ThresholdsAtTheirEnds) {
   EXPECT_EQ(KeepBits(row, 6, 65536), 0u);
 }
 
-// The products that calls share change nothing.
+// The products that calls share do not change the results.
 TEST(KeepBitsTest, PartsMakePhilox) {
   std::mt19937 random(5);
   for (int i = 0; i < 1000; ++i) {

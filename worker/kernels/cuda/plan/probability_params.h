@@ -1,5 +1,5 @@
-// What the kernels of chosen rows' probabilities are given beside attention_params.h and
-// term_params.h: tables that probability_plan.h fills. No CUDA headers.
+// Parameters of the kernels for probabilities of chosen rows, in addition to attention_params.h and
+// term_params.h. probability_plan.h fills the tables. No CUDA headers.
 //
 // A *pair* here is a chosen row and one of a key head's query heads: pair p is row p / group_size
 // of the table of rows and head p % group_size of the group.
@@ -16,17 +16,18 @@ namespace ringattn::worker::cuda {
 // A chosen row. It sees key position j iff lower <= j - position <= upper.
 struct ChosenRowLocation {
   int64_t batch = 0;
-  int64_t local_row = 0;  // of the call's queries
+  int64_t local_row = 0;  // in the call's queries
   int64_t position = 0;   // in its document
   int64_t lower = 0;
   int64_t upper = -1;
   int64_t shift = 0;       // as in TermRange
-  int32_t document = 0;    // likewise
+  int32_t document = 0;    // as in TermRange
   int32_t target_row = 0;  // its number in ProbabilitiesCall::rows
 };
 
 // Pairs [pair_begin, pair_begin + pair_count), all of one batch row and document, against keys
-// [row_begin, row_begin + row_count) of one block, which lie at k_position + k_stride c.
+// [row_begin, row_begin + row_count) of one block. Key c of these has position k_position +
+// k_stride c.
 struct ProbabilityTile {
   const void* k = nullptr;               // device: [batch, block_rows, num_kv_heads, head_dim]
   const int32_t* segment_ids = nullptr;  // device: [batch, block_rows]; null: the problem has none
@@ -41,8 +42,8 @@ struct ProbabilityTile {
 };
 
 struct ProbabilityParams {
-  CommonParams common;                      // vector_qk is of q and of every block's k
-  TermParams terms;                         // no ranges
+  CommonParams common;                      // vector_qk covers q and every block's k
+  TermParams terms;                         // without ranges
   const ProbabilityTile* tiles = nullptr;   // device; [grid.x]
   const ChosenRowLocation* rows = nullptr;  // device
   const void* q = nullptr;

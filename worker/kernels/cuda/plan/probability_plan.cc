@@ -7,12 +7,12 @@
 namespace ringattn::worker::cuda {
 namespace {
 
-// Of rows that lie in no piece.
+// The document of rows that no piece contains.
 constexpr int64_t kNoDocument = -1;
 
 struct PlacedRow {
   ChosenRowLocation row;
-  int64_t document = kNoDocument;  // of the call's pieces, unlike row.document
+  int64_t document = kNoDocument;  // index among the call's pieces, unlike row.document
   const Piece* piece = nullptr;
 };
 
@@ -21,7 +21,7 @@ struct BlockSpan {
   const Piece* piece;
 };
 
-// Null for a row of no document.
+// Returns null for a row without a document.
 const Piece* PieceOf(const std::map<int64_t, const Piece*>& by_first_row, int64_t local_row) {
   auto after = by_first_row.upper_bound(local_row);
   if (after == by_first_row.begin()) return nullptr;
@@ -80,7 +80,7 @@ std::vector<Group> GroupsOf(const std::vector<PlacedRow>& rows) {
   return groups;
 }
 
-// The hull of the keys of `keys` that rows [begin, end) see.
+// Returns the smallest range that contains every key of `keys` that rows [begin, end) see.
 RowRange SeenKeys(const ProbabilitiesCall& call, const std::vector<PlacedRow>& rows, int32_t begin,
                   int32_t end, const Piece& keys) {
   RowRange hull;
@@ -108,7 +108,7 @@ ProbabilityTile TileOf(const AttentionProblem& problem, const BlockSpan& keys,
   return tile;
 }
 
-// Cuts tiles along their keys until there are about so many.
+// Splits tiles along their keys until there are about `target_tiles`.
 std::vector<ProbabilityTile> Cut(const std::vector<ProbabilityTile>& whole, int64_t target_tiles) {
   int64_t keys = 0;
   for (const ProbabilityTile& tile : whole) keys += tile.row_count;
@@ -142,7 +142,7 @@ ProbabilityPlan PlanProbabilities(const ProbabilitiesCall& call, int64_t target_
   }
   ProbabilityPlan plan;
   for (const PlacedRow& each : rows) plan.rows.push_back(each.row);
-  // A tile of many pairs costs as much however few it has.
+  // The kernel for many pairs costs the same for any number of pairs.
   int32_t most_pairs = 0;
   for (const Group& group : groups) {
     most_pairs = std::max(most_pairs, (group.end - group.begin) * group_size);

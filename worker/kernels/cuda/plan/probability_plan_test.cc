@@ -11,7 +11,7 @@
 namespace ringattn::worker::cuda {
 namespace {
 
-// A chosen row's number, a block by its address, and a key of it.
+// Number of a chosen row, address of a block, index of a key in it.
 using Met = std::map<std::tuple<int32_t, const void*, int64_t>, int>;
 
 struct Problem {
@@ -31,7 +31,7 @@ std::vector<Piece> RandomPieces(std::mt19937& random, int64_t documents, int64_t
     *rows += piece.length;
     pieces.push_back(piece);
   }
-  *rows += random() % 3;  // of no document
+  *rows += random() % 3;  // without a document
   return pieces;
 }
 
@@ -63,7 +63,7 @@ void Fill(std::mt19937& random, Problem& made) {
   }
 }
 
-// What the call's definition says, for each of a key head's query heads.
+// The pairs by the call's definition, for each query head of a key head.
 Met Expected(const ProbabilitiesCall& call, int group_size) {
   Met met;
   for (size_t i = 0; i < call.rows.size(); ++i) {
@@ -85,7 +85,7 @@ Met Expected(const ProbabilitiesCall& call, int group_size) {
   return met;
 }
 
-// As a kernel walks the tables.
+// Walks the tables as a kernel does.
 Met Walk(const ProbabilityPlan& plan, int group_size) {
   Met met;
   for (const ProbabilityTile& tile : plan.tiles) {
@@ -124,7 +124,7 @@ TEST(ProbabilityPlanTest, EveryVisiblePairIsInOneTile) {
   EXPECT_GT(met, 10000);
 }
 
-// 64 rows at 64K tokens: whole tiles, rows that are near each other in one, keys cut evenly.
+// 64 rows at 64K tokens: tiles are full, nearby rows share a tile, and keys are split evenly.
 TEST(ProbabilityPlanTest, ManyRowsShareTheirKeys) {
   Problem made;
   AttentionProblem& problem = made.problem;

@@ -9,7 +9,7 @@
 namespace ringattn::worker::cuda {
 namespace {
 
-// Keys at positions [first, end) that lie in columns [first + shift, end + shift).
+// Keys at positions [first, end), stored in columns [first + shift, end + shift).
 struct Run {
   int64_t first = 0;
   int64_t end = 0;
@@ -18,7 +18,7 @@ struct Run {
   bool operator<(const Run& other) const { return first < other.first; }
 };
 
-// The longest run of a document's keys that the calls have.
+// Returns the longest run of a document's keys in the calls.
 Run LongestRun(const std::vector<const BiasGradientCall*>& calls, int64_t document) {
   std::vector<Run> runs;
   for (const BiasGradientCall* call : calls) {
@@ -42,7 +42,7 @@ Run LongestRun(const std::vector<const BiasGradientCall*>& calls, int64_t docume
   return longest;
 }
 
-// Of the queries of the first of calls that have the same ones.
+// Appends the rows for the queries of `calls`, all of which have the same queries.
 void AppendStoredRows(const std::vector<const BiasGradientCall*>& calls,
                       std::vector<StoredRows>& stored) {
   const AttentionProblem& problem = *calls.front()->problem;
@@ -66,13 +66,13 @@ std::vector<StoredRows> StoredRowsOf(const std::vector<const BiasGradientCall*>&
   std::vector<StoredRows> stored;
   if (calls.empty()) return stored;
   const AttentionProblem& problem = *calls.front()->problem;
-  if (problem.terms.by_keys) {  // every call stores in rows of its own, whatever others store there
+  if (problem.terms.by_keys) {  // each call stores into different rows
     for (const BiasGradientCall* call : calls) {
       if (call->problem == &problem) AppendStoredRows({call}, stored);
     }
     return stored;
   }
-  std::vector<const BiasGradientCall*> alike;  // of the same queries
+  std::vector<const BiasGradientCall*> alike;  // with the same queries
   for (const BiasGradientCall* call : calls) {
     if (call->problem == &problem && call->q_rows == calls.front()->q_rows &&
         call->q_pieces == calls.front()->q_pieces) {

@@ -31,7 +31,7 @@ BiasGradientCall CallOf(const AttentionProblem& problem, std::vector<Piece> quer
   return call;
 }
 
-// What the calls store by their contract.
+// The pairs that the calls store by their contract.
 Pairs SeenBy(const std::vector<const BiasGradientCall*>& calls) {
   Pairs pairs;
   for (const BiasGradientCall* call : calls) {
@@ -78,7 +78,8 @@ TEST(StoredRowsTest, AllThatTheBandShows) {
   }
 }
 
-// A rank's steps of a ring: zigzag's keys come in another order than their positions.
+// The steps of one rank in a ring: in zigzag layout the order of keys differs from that of
+// positions.
 TEST(StoredRowsTest, StepsTogether) {
   const AttentionProblem problem = ProblemOf({{.upper = 0}});
   const std::vector<Piece> queries = {{.length = 8, .position = 8},
@@ -123,7 +124,8 @@ TEST(StoredRowsTest, LeavesOutWhatItCannotSay) {
   EXPECT_EQ(PairsOf(StoredRowsOf({&plain, &others})), SeenBy({&plain}));
 }
 
-// A rank's steps where the bias is cut by keys: the same keys, every time with other queries.
+// The steps of one rank with a bias sharded by keys: the same keys and different queries in each
+// step.
 TEST(StoredRowsTest, StepsOfABiasThatIsCutByKeys) {
   for (const Band& band : {Band{.upper = 0}, Band{}, Band{.lower = -9, .upper = 2}}) {
     AttentionProblem problem = ProblemOf({band});
@@ -136,12 +138,12 @@ TEST(StoredRowsTest, StepsOfABiasThatIsCutByKeys) {
     const BiasGradientCall own = CallOf(problem, near, near);
     const BiasGradientCall other = CallOf(problem, far, near);
     EXPECT_EQ(PairsOf(StoredRowsOf({&own, &other})), SeenBy({&own, &other}));
-    // Of keys with a gap one run, at the columns where it lies.
+    // Keys with a gap: one run, at the columns of its keys.
     const BiasGradientCall gap = CallOf(problem, near, far);
     const Pairs stored = PairsOf(StoredRowsOf({&gap})), seen = SeenBy({&gap});
     EXPECT_TRUE(std::includes(seen.begin(), seen.end(), stored.begin(), stored.end()));
     EXPECT_FALSE(stored.empty());
-    // Positions that follow one another in columns that do not: no run.
+    // Consecutive positions in columns that are not consecutive: no run.
     const std::vector<Piece> turned = {{.length = 8, .position = 16},
                                        {.local_begin = 8, .length = 8, .position = 8}};
     const BiasGradientCall back = CallOf(problem, near, turned);
@@ -185,7 +187,7 @@ TEST(PartlyStoredTest, ElseAllIsZeroed) {
   const BiasGradientCall call = CallOf(problem, {{.length = 4}}, {{.length = 4}});
   EXPECT_TRUE(PartlyStoredOf({nullptr, 64}, {&call}).has_value());
   EXPECT_FALSE(PartlyStoredOf({nullptr, 64}, {}).has_value());
-  EXPECT_FALSE(PartlyStoredOf({nullptr, 32}, {&call}).has_value()) << "a half of it";
+  EXPECT_FALSE(PartlyStoredOf({nullptr, 32}, {&call}).has_value()) << "half of the gradient";
   const BiasGradientCall strided = CallOf(problem, {{.length = 4, .stride = 2}}, {{.length = 4}});
   EXPECT_FALSE(PartlyStoredOf({nullptr, 64}, {&strided}).has_value());
   problem.terms.bias.reset();

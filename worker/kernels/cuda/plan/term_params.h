@@ -1,5 +1,5 @@
-// What kernels with score terms are given beside attention_params.h: tables and parameters that
-// calls without terms do not have. No CUDA headers.
+// Parameters of kernels with score terms, in addition to attention_params.h: tables and parameters
+// that calls without terms do not have. No CUDA headers.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PLAN_TERM_PARAMS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_PLAN_TERM_PARAMS_H_
 
@@ -10,28 +10,28 @@
 
 namespace ringattn::worker::cuda {
 
-// Where a range lies, for terms that depend on positions in the document: row r of the tile or
-// range is query q_position + q_stride r, column c is key k_position + k_stride c (BandLimits has
-// the strides). A table of them runs beside that of the KvRanges or QRanges.
+// The position of a range in its document, for terms that depend on positions. Row r of the tile or
+// range is query q_position + q_stride r, and column c is key k_position + k_stride c (BandLimits
+// holds the strides). The table has one entry per KvRange or QRange, in the same order.
 struct TermRange {
   int64_t q_position = 0;
   int64_t k_position = 0;
   int64_t shift = 0;                     // query i is aligned with key i + shift
   const int32_t* segment_ids = nullptr;  // of the block's keys, device: [batch, block_rows]
-  int32_t document = 0;                  // of the whole problem, where packed
+  int32_t document = 0;                  // index in the whole problem, if packed
   int32_t unused = 0;
-  // Where the pair is in a plane of a bias or a mask (ScoreTerms::PairRow and PairColumn): by
-  // queries in row plane_row + r, column plane_column + k_stride c; by keys in row
-  // plane_row + q_stride r, column plane_column + c.
+  // The pair's element in a plane of a bias or a mask (ScoreTerms::PairRow and PairColumn). Sharded
+  // by queries: row plane_row + r, column plane_column + k_stride c. Sharded by keys: row plane_row
+  // + q_stride r, column plane_column + c.
   int64_t plane_row = 0;
   int64_t plane_column = 0;
 };
 
-// A problem's terms and a call's operands of them (score_terms.h), in device memory; null where
-// the problem has none.
+// A problem's score terms and a call's operands of them (score_terms.h), in device memory. A
+// pointer is null if the problem does not have its term.
 struct TermParams {
   const TermRange* ranges = nullptr;
-  const float* slopes = nullptr;  // [num_heads], or that for each batch row (document)
+  const float* slopes = nullptr;  // [num_heads], or one set for each batch row (document)
   const void* bias = nullptr;
   const uint8_t* mask = nullptr;
   const int32_t* q_segment_ids = nullptr;
@@ -53,8 +53,9 @@ struct TermParams {
   uint32_t key0 = 0, key1 = 0;
   uint32_t first_batch = 0, first_head = 0, first_query = 0, first_key = 0;
   uint32_t head_step = 1;
-  // How a bias and a mask are cut, and how many rows their planes have. (Among the others above
-  // they cost two of sm90's backwards spills: of what lies side by side more is loaded at once.)
+  // How a bias and a mask are sharded, and how many rows their planes have. The fields are placed
+  // last because two of sm90's backwards spill registers if they stand among the others: the
+  // compiler loads more adjacent fields at once.
   bool by_keys = false;
   int64_t plane_rows = 0;
 };
@@ -68,7 +69,7 @@ struct TermKeyGradientParams : BackwardParams {
   TermParams terms;
 };
 
-// What is summed over keys: dq, or a bias's gradient.
+// Parameters of gradients that are summed over keys: dq, or the gradient of a bias.
 struct TermQueryGradientParams {
   CommonParams common;
   const ForwardTile* tiles = nullptr;  // device; [grid.x]

@@ -6,7 +6,7 @@
 namespace ringattn::worker::cuda {
 namespace {
 
-// The blocks' pieces, counted through as the plans count them.
+// The blocks' pieces with their indices over all blocks, as in the plans.
 struct BlockSpan {
   const KvBlock* block;
   const Piece* piece;

@@ -1,4 +1,4 @@
-// The tables of calls with score terms: where each range of a plan (tile_plan.h) lies in its
+// The tables of calls with score terms: the position of each range of a plan (tile_plan.h) in its
 // document. Pure host arithmetic.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PLAN_TERM_TABLE_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_PLAN_TERM_TABLE_H_
@@ -11,10 +11,10 @@
 
 namespace ringattn::worker::cuda {
 
-// All but the tables, of a call of `q_rows` queries.
+// Returns all parameters except the tables, for a call of `q_rows` queries.
 TermParams TermsOf(const AttentionProblem& problem, const TermOperands& operands, int64_t q_rows);
 
-// One for each of the plan's ranges. REQUIRES: the plan is the call's.
+// Returns one entry per range of the plan. REQUIRES: the plan is the call's.
 std::vector<TermRange> TermRangesOf(const ForwardCall& call, const ForwardPlan& plan);
 std::vector<TermRange> TermRangesOf(const BackwardCall& call, const BackwardPlan& plan);
 

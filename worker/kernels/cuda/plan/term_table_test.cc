@@ -41,7 +41,7 @@ std::vector<Place> PlacesOf(const std::vector<Piece>& pieces, int64_t rows) {
   return places;
 }
 
-// Random pieces of two documents, and two blocks of keys with ids at addresses of their own.
+// Random pieces of two documents, and two blocks of keys with separate segment ids.
 struct Problem {
   explicit Problem(uint32_t seed, bool by_keys = false) {
     problem.terms.by_keys = by_keys;
@@ -53,14 +53,14 @@ struct Problem {
       KvBlock block;
       block.pieces = RandomPieces(random, &block.rows);
       block.segment_ids = &ids;
-      block.k = &ids;  // tells ranges of blocks apart
+      block.k = &ids;  // distinguishes the ranges of blocks
       blocks.push_back(block);
     }
   }
 
   const KvBlock& BlockOf(const void* k) const { return blocks[k == blocks[0].k ? 0 : 1]; }
 
-  // Rows [q_row, q_row + count) and keys from k_row on are where the table says.
+  // Verifies the table's positions of rows [q_row, q_row + count) and of keys from k_row on.
   void Check(const TermRange& term, const BandLimits& limits, int64_t q_row, int64_t q_count,
              const KvBlock& block, int64_t k_row, int64_t k_count) const {
     const std::vector<Place> queries = PlacesOf(q_pieces, q_rows);
@@ -96,7 +96,7 @@ TEST_P(TermTableTest, ForwardRangesKnowTheirPositions) {
   call.q_rows = p.q_rows;
   call.q_pieces = p.q_pieces;
   call.blocks = p.blocks;
-  // Whole, and with the keys split.
+  // Without and with split keys.
   for (const int64_t target : {0, 1000}) {
     const ForwardPlan plan = PlanForwardTiles(call, {32, 16, target, 1});
     const std::vector<TermRange> terms = TermRangesOf(call, plan);

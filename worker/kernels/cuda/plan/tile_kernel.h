@@ -1,4 +1,4 @@
-// One compiled attention kernel as the host sees it. No CUDA headers.
+// One compiled attention kernel, as seen from the host. No CUDA headers.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PLAN_TILE_KERNEL_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_PLAN_TILE_KERNEL_H_
 

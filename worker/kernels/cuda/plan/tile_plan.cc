@@ -37,7 +37,7 @@ BandLimits LimitsOf(const Piece& q, int64_t q_row, const Piece& k, int64_t k_row
 struct BlockSpan {
   size_t block;
   const Piece* piece;
-  int32_t index;  // of the piece, through all blocks
+  int32_t index;  // of the piece, over all blocks
 };
 
 std::map<int64_t, std::vector<BlockSpan>> KeysByDocument(const std::vector<KvBlock>& blocks) {
@@ -62,10 +62,10 @@ int64_t KeyTiles(const KvRange& range, int32_t keys) { return (range.row_count +
 struct WeightedTile {
   ForwardTile tile;
   int64_t weight = 0;  // key tiles
-  bool early = false;  // before all that are not
+  bool early = false;  // comes before the tiles that are not early
 };
 
-// The part [tile_begin, tile_end) of the key tiles of `ranges`, as own ranges.
+// Appends key tiles [tile_begin, tile_end) of `ranges` as separate ranges.
 void AppendSlice(const std::vector<KvRange>& ranges, int32_t keys, int64_t tile_begin,
                  int64_t tile_end, std::vector<KvRange>& out) {
   int64_t first = 0;
@@ -95,15 +95,15 @@ struct Draft {
   int32_t q_rows = 0;
   std::vector<KvRange> ranges;  // late ones first
   int64_t key_tiles = 0;
-  int64_t late_tiles = 0;  // of these, and before the others
-  int64_t parts = 1;       // into which its keys are split, of about equal length
+  int64_t late_tiles = 0;  // part of key_tiles; they come first
+  int64_t parts = 1;       // splits of its keys, of about equal length
   bool early = false;      // its tiles without late keys come before all others
 
   int64_t own_tiles() const { return key_tiles - late_tiles; }
 };
 
-// What q rows [begin, end) of the piece see of the keys, from a multiple of `key_align` on; no
-// range if nothing.
+// Appends the range of keys that q rows [begin, end) of the piece see, from a multiple of
+// `key_align` on. Appends none if they see no key.
 void AppendRange(const Piece& q, int64_t begin, int64_t end, const BlockSpan& keys,
                  const KvBlock& block, const Band& band, int32_t key_align,
                  std::vector<KvRange>& ranges) {
@@ -154,7 +154,7 @@ std::vector<Draft> DraftTiles(const ForwardCall& call, const ForwardTileShape& s
   return drafts;
 }
 
-// Below, combining partial results costs more than it saves.
+// With fewer key tiles, combining partial results costs more than it saves.
 constexpr int64_t kMinimalTiles = 4;
 
 // Splits keys where too few blocks would run.
@@ -176,7 +176,8 @@ bool AnySplit(const std::vector<Draft>& drafts) {
                      [](const Draft& draft) { return draft.parts > 1; });
 }
 
-// Those with which blocks begin that are not early: the longest, as many as run at a time.
+// Returns the drafts that run first among those that are not early: the longest, as many as run at
+// a time.
 std::vector<Draft*> Starters(const ForwardTileShape& shape, std::vector<Draft>& drafts) {
   std::vector<Draft*> starters;
   for (Draft& draft : drafts) starters.push_back(&draft);
@@ -189,9 +190,10 @@ std::vector<Draft*> Starters(const ForwardTileShape& shape, std::vector<Draft>& 
   return starters;
 }
 
-// Marks drafts until tiles without late keys are enough before late keys are waited for
-// (ForwardTileShape::early_key_tiles): beside the starters' those that see none, then, to be split,
-// those that see most of the others; the longest first.
+// Marks drafts as early until there is enough work without late keys before the kernel waits for
+// them (ForwardTileShape::early_key_tiles). The work of the starters counts as well. Drafts without
+// late keys come first. Then follow those with the most other keys, which are split. The longest
+// drafts come first.
 void MarkEarly(const ForwardTileShape& shape, std::vector<Draft>& drafts) {
   double wanted = static_cast<double>(shape.early_key_tiles);
   if (wanted <= 0) return;
@@ -218,14 +220,15 @@ void MarkEarly(const ForwardTileShape& shape, std::vector<Draft>& drafts) {
   }
 }
 
-// Tiles of equal length run in waves, and of the last one most multiprocessors may have nothing:
-// 4,096 items on 132 are 31.03. Then keys of so many of the last tiles are split that those which
-// are whole fill the waves before it; parts go wherever there is room.
+// Tiles of equal length run in waves, and the last wave may leave most multiprocessors idle: 4,096
+// items on 132 multiprocessors are 31.03 waves. This function splits the keys of so many of the
+// last tiles that the unsplit ones fill the waves before it. The splits run wherever
+// a multiprocessor is free.
 void ShortenLastWave(const ForwardTileShape& shape, std::vector<Draft>& drafts) {
   constexpr int64_t kParts = 4;
   constexpr int64_t kMostPartialItems = 1024;  // 64 KiB of scratch memory each, at head_dim 128
-  // In key tiles (1.7 us): of the launch that combines, and of a part's way through memory, by all
-  // multiprocessors at once.
+  // In key tiles (1.7 us): the launch that combines the partials, and the traffic of one partial
+  // through memory, shared by all multiprocessors.
   constexpr double kCombineCost = 4, kPartCost = 0.026;
   const int64_t at_once = shape.blocks_at_once;
   const int64_t tiles = static_cast<int64_t>(drafts.size());
@@ -243,7 +246,7 @@ void ShortenLastWave(const ForwardTileShape& shape, std::vector<Draft>& drafts) 
   const int64_t whole = waves * at_once / shape.blocks_per_tile;
   const int64_t partial_items = (tiles - whole) * shape.blocks_per_tile * kParts;
   if (last == 0 || partial_items > kMostPartialItems) return;
-  // What is left of the last wave ends somewhere within a part.
+  // The rest of the last wave ends within a split, so the estimate subtracts a whole split.
   const double gain =
       static_cast<double>(longest) *
       (1.0 - static_cast<double>(last) / static_cast<double>(at_once) - 1.0 / kParts);
@@ -252,7 +255,7 @@ void ShortenLastWave(const ForwardTileShape& shape, std::vector<Draft>& drafts) 
   for (int64_t i = whole; i < tiles; ++i) drafts[i].parts = kParts;
 }
 
-// Where the draft's key tiles are cut.
+// Returns the key tiles at which the draft is split.
 std::vector<int64_t> CutsOf(const Draft& draft) {
   const int64_t tiles = draft.key_tiles;
   std::vector<int64_t> cuts{0};
@@ -263,7 +266,7 @@ std::vector<int64_t> CutsOf(const Draft& draft) {
   return cuts;
 }
 
-// The draft's tile, or its parts and how to combine them.
+// Appends the draft's tile, or its splits and their combination.
 void AppendTiles(const Draft& draft, int32_t keys, ForwardPlan& plan,
                  std::vector<WeightedTile>& weighted) {
   WeightedTile entry;
@@ -347,7 +350,7 @@ BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys, int3
           RowRange reach = ReachingQueries(*q, k, begin, end, band);
           if (reach.empty()) continue;
           reach.begin -= reach.begin % q_align;
-          // The q rows that see every key: the same question with roles swapped.
+          // The q rows that see every key: the same function with q and k swapped.
           const RowRange full = FullyVisibleKeys(k, begin, end, *q, reversed);
           QRange range;
           range.row_begin = q->local_begin + reach.begin;

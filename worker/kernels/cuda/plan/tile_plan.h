@@ -1,6 +1,6 @@
-// Turns pieces and bands into the tile tables that the CUDA kernels walk: which
-// tiles have work, and for each the ranges it meets with the part that needs no
-// mask. Pure host arithmetic; tiles without work never reach the device.
+// Converts pieces and bands to the tile tables that the CUDA kernels walk. The tables list the
+// tiles that have work and, for each tile, its ranges with the columns that need no mask. Pure host
+// arithmetic; tiles without work never reach the device.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PLAN_TILE_PLAN_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_PLAN_TILE_PLAN_H_
 
@@ -15,35 +15,34 @@ namespace ringattn::worker::cuda {
 struct ForwardTileShape {
   int32_t q_rows = 0;  // q rows of one tile (packed heads divide the kernel's rows)
   int32_t keys = 0;    // keys of one tile
-  // At least so many (tile, head) pairs should exist; below, the keys of each
-  // tile are split and combined. 0 = never split.
+  // The plan has at least this many (tile, head) pairs. If there are fewer, it splits the keys of
+  // each tile and combines the partials. 0 = never split.
   int64_t target_blocks = 0;
   int64_t blocks_per_tile = 1;  // heads (or packs of heads) times batch
-  // How many of these run at a time. 0: not known.
+  // How many of these run at a time. 0: unknown.
   int64_t blocks_at_once = 0;
-  // Where their number leaves a last wave of equal tiles short, some are split.
+  // Split some tiles if the number of equal tiles leaves the last wave short.
   bool fills_last_wave = false;
-  // Ranges begin at multiples of so many keys of their piece: the copy engine reads an axis that
-  // lies innermost in memory from multiples of 16 bytes alone. What a tile has too early nobody
-  // sees.
+  // Ranges begin at multiples of this many keys of their piece, because the copy engine reads the
+  // innermost axis in memory only from multiples of 16 bytes. The band hides the additional keys
+  // from all rows of the tile.
   int32_t key_align = 1;
-  // Of a call with late keys (KvBlock::late): so many key tiles of each head are to be done when
-  // these are waited for. Every tile begins with keys that are there, so what the first
-  // blocks_at_once do of theirs counts. What is missing comes before them: tiles that see no late
-  // keys, then others, whose keys are split in two, the late ones and those before them.
+  // For a call with late keys (KvBlock::late): the number of key tiles per head to process before
+  // the kernel waits for late keys. Every tile processes its other keys first, so the work of the
+  // first blocks_at_once tiles counts. If that is not enough, tiles that see no late keys come
+  // before them. Further tiles are split in two, one with the late keys and one with the others.
   int64_t early_key_tiles = 0;
 };
 
 struct ForwardPlan {
-  std::vector<ForwardTile> tiles;  // longest first, behind those of early_key_tiles
+  std::vector<ForwardTile> tiles;  // longest first, after those for early_key_tiles
   // Late keys first: kernels that wait for them begin with a tile's last range.
   std::vector<KvRange> ranges;
   std::vector<CombineTile> combines;  // not empty iff the keys were split
   int64_t slots = 0;                  // split-KV partials per (batch, head)
 };
 
-// A tile whose rows see no key is listed only when the outputs must be written
-// all the same (initial or final).
+// A tile whose rows see no key is listed only if the outputs must be written (initial or final).
 ForwardPlan PlanForwardTiles(const ForwardCall& call, const ForwardTileShape& shape);
 
 struct BackwardPlan {
@@ -51,11 +50,11 @@ struct BackwardPlan {
   std::vector<QRange> ranges;
 };
 
-// Ranges begin at multiples of `q_align` rows of their piece: rows that see nothing of the tile may
-// come first.
+// Ranges begin at multiples of `q_align` rows of their piece, so the first rows of a range may see
+// no key of the tile.
 BackwardPlan PlanBackwardTiles(const BackwardCall& call, int32_t tile_keys, int32_t q_align = 1);
 
-// Rows [first, first + count) of a range. REQUIRES: it has them.
+// Returns rows [first, first + count) of a range. REQUIRES: the range contains them.
 QRange RowsOf(const QRange& range, int32_t first, int32_t count);
 
 }  // namespace ringattn::worker::cuda

@@ -17,7 +17,7 @@ using Pair = std::pair<int64_t, int64_t>;  // local q row, local key of the bloc
 int64_t Ceil(int64_t a, int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }
 int64_t Floor(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
-// The columns that a row sees, as the device computes them.
+// Returns the columns that a row sees, computed as on the device.
 Pair RowLimits(const BandLimits& limits, int64_t row) {
   if (limits.same_stride) return {limits.first_lower + row, limits.first_upper + row};
   return {Ceil(limits.lower_base + limits.q_stride * row, limits.k_stride),
@@ -175,7 +175,7 @@ TEST_P(TilePlanTest, BackwardTilesCoverEachVisiblePairOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, TilePlanTest, testing::Range(0, 300));
 
-// Ranges name their piece, counted through all blocks, empty pieces included.
+// Each range stores the index of its piece over all blocks, including empty pieces.
 TEST(TilePlanRangesTest, NameTheirPiece) {
   AttentionProblem problem;
   problem.bands = {Band{}, Band{}};
@@ -198,7 +198,7 @@ TEST(TilePlanRangesTest, NameTheirPiece) {
   EXPECT_EQ(plan.ranges[1].piece, 3);
 }
 
-// 64 queries of 32 own keys and of 32 late ones behind them, in tiles of 16 by 8.
+// 64 queries that see 32 keys of their rank and 32 late keys after them, in tiles of 16 by 8.
 struct LateRequest {
   LateRequest() {
     problem.bands = {Band{}};
@@ -215,7 +215,8 @@ struct LateRequest {
     shape.q_rows = 16;
     shape.keys = 8;
   }
-  // By tile, in the plan's order: its first row, its parts' slot, and the pieces of its ranges.
+  // Lists each tile in the plan's order: its first row, the slot of its split, and the pieces of
+  // its ranges.
   std::vector<std::string> Tiles() const {
     const ForwardPlan plan = PlanForwardTiles(call, shape);
     std::vector<std::string> tiles;
@@ -244,38 +245,38 @@ TEST(TilePlanLateKeysTest, LateKeysAreReadLast) {
 
 TEST(TilePlanLateKeysTest, TilesAreSplitUntilThereIsEnoughToDoBefore) {
   LateRequest request;
-  request.shape.early_key_tiles = 6;  // each tile has 4 of own keys
+  request.shape.early_key_tiles = 6;  // each tile has 4 without late keys
   EXPECT_EQ(request.Tiles(),
             (Lines{"0 part: 0", "16 part: 0", "32: 1 0", "48: 1 0", "0 part: 1", "16 part: 1"}));
 }
 
-// Every tile begins with its own keys: what is done of them by tiles that run at the same time
-// needs no other tile before them, and they stay whole.
+// Every tile begins with the keys that are not late. The tiles that run at the same time cover the
+// wait together and stay unsplit.
 TEST(TilePlanLateKeysTest, OwnKeysOfTheFirstTilesBridgeTheWaitToo) {
   LateRequest request;
   request.shape.early_key_tiles = 6;
-  request.shape.blocks_at_once = 1;  // 4 of its own
+  request.shape.blocks_at_once = 1;  // its tile has 4 without late keys
   EXPECT_EQ(request.Tiles(), (Lines{"16 part: 0", "0: 1 0", "32: 1 0", "48: 1 0", "16 part: 1"}));
   request.shape.blocks_at_once = 2;
   EXPECT_EQ(request.Tiles(), (Lines{"0: 1 0", "16: 1 0", "32: 1 0", "48: 1 0"}));
-  // Of four heads a tile is four blocks, of which two run.
+  // With four heads a tile is four blocks, of which two run at a time.
   request.shape.blocks_per_tile = 4;
   EXPECT_EQ(request.Tiles(), (Lines{"16 part: 0", "0: 1 0", "32: 1 0", "48: 1 0", "16 part: 1"}));
 }
 
-// Under a causal mask the first rows see none of the late keys; they come first, though they are
-// short, and where they are enough nothing is split.
+// Under a causal mask the first rows see none of the late keys. Their tiles come first although
+// they are short, and if they suffice no tile is split.
 TEST(TilePlanLateKeysTest, TilesThatSeeNoLateKeysComeFirst) {
   LateRequest request;
   request.problem.bands = {Band{.upper = 0}};
   EXPECT_EQ(request.Tiles(), (Lines{"48: 1 0", "32: 1 0", "16: 0", "0: 0"}));
-  request.shape.early_key_tiles = 5;  // of the two, 4 and 2
+  request.shape.early_key_tiles = 5;  // the two tiles have 4 and 2
   EXPECT_EQ(request.Tiles(), (Lines{"16: 0", "0: 0", "48: 1 0", "32: 1 0"}));
   request.shape.early_key_tiles = 7;
   EXPECT_EQ(request.Tiles(), (Lines{"16: 0", "32 part: 0", "0: 0", "48: 1 0", "32 part: 1"}));
 }
 
-// Keys that are split for want of blocks are not split twice.
+// Keys that are split because there are too few blocks are not split again.
 TEST(TilePlanLateKeysTest, SplitKeysStayAsTheyAre) {
   LateRequest request;
   request.shape.target_blocks = 8;
@@ -284,7 +285,7 @@ TEST(TilePlanLateKeysTest, SplitKeysStayAsTheyAre) {
   EXPECT_EQ(request.Tiles(), split);
 }
 
-// Nine tiles of equal length on four multiprocessors: the one that would run alone is four.
+// Nine equal tiles on four multiprocessors: the tile that would run alone is split in four.
 TEST(TilePlanWavesTest, AShortLastWaveIsSplit) {
   AttentionProblem problem;
   problem.bands = {Band{}};
@@ -308,8 +309,9 @@ TEST(TilePlanWavesTest, AShortLastWaveIsSplit) {
   EXPECT_EQ(plan.slots, 4);
   ASSERT_EQ(plan.combines.size(), 1u);
   EXPECT_EQ(plan.combines[0].q_row_begin, 8 * 16);
-  for (int i = 0; i < 8; ++i) EXPECT_LT(plan.tiles[i].partial_slot, 0) << "whole ones come first";
-  // Not where the last wave is nearly full, tiles differ, or parts would be too short.
+  for (int i = 0; i < 8; ++i)
+    EXPECT_LT(plan.tiles[i].partial_slot, 0) << "unsplit tiles come first";
+  // No split if the last wave is nearly full, if tiles differ, or if the splits would be too short.
   shape.blocks_at_once = 5;
   EXPECT_EQ(PlanForwardTiles(call, shape).slots, 0);
   call.q_rows = 10 * 16;
