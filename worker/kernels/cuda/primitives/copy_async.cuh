@@ -1,4 +1,4 @@
-// Copies from global to shared memory: cp.async, 16 bytes or one float a thread.
+// Copies from global to shared memory by cp.async: 16 bytes or one float per thread.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PRIMITIVES_COPY_ASYNC_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_PRIMITIVES_COPY_ASYNC_CUH_
 

@@ -1,5 +1,5 @@
-// What every forward kernel does around its main loop: finding a row of q, and writing one row
-// of the result, merged with the previous partial.
+// The parts of a forward kernel outside its main loop: locates a row of q, and writes one row of
+// the result, merged with the previous partial.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PRIMITIVES_FORWARD_ROW_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_PRIMITIVES_FORWARD_ROW_CUH_
 
@@ -10,7 +10,7 @@
 
 namespace ringattn::worker::cuda {
 
-// The first element of tile row `packed_row` of q (any dtype).
+// Returns the first element of tile row `packed_row` of q (any dtype).
 template <typename T>
 __device__ __forceinline__ const T* QRow(const ForwardParams& params, const ForwardTile& tile,
                                          int first_head, int64_t batch, int packed_row) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ DeviceMerge MergeDeviceLse(float lse_first, float lse
   return {first / sum, second / sum, max + logf(sum)};
 }
 
-// The head's sink joins a row that has all its keys: (0, sink) as one more partial.
+// Merges the head's sink into a row that has all its keys, as one more partial (0, sink).
 __device__ __forceinline__ void JoinSink(float sink, float& lse, float& weight,
                                          float& previous_weight) {
   const DeviceMerge joined = MergeDeviceLse(lse, sink);
@@ -48,10 +48,10 @@ __device__ __forceinline__ void JoinSink(float sink, float& lse, float& weight,
   lse = joined.lse;
 }
 
-// One row of the result. Holds where it goes and the weights of the merge.
+// One row of the result: its destination and the weights of the merge.
 struct ForwardRow {
   bool exists;
-  bool partial;  // goes to the split-KV buffers, unmerged
+  bool partial;  // written to the split-KV buffers, unmerged
   bool read_previous;
   bool write_acc;
   bool write_out;
@@ -110,7 +110,7 @@ struct ForwardRow {
 
   __device__ __forceinline__ void StoreLse() const { *lse_target = lse; }
 
-  // Columns column and column + 1 (column is even) of the unnormalised output.
+  // Writes columns column and column + 1 (column is even) of the unnormalised output.
   template <typename T>
   __device__ __forceinline__ void Store2(int column, float x0, float x1) const {
     if (column >= columns) return;

@@ -29,16 +29,15 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4], uint32_
                : "memory");
 }
 
-// Stores four 8 x 8 matrices, whose rows LoadMatrices would find at the same
-// addresses: r[0] rows 0 to 7, r[1] rows 8 to 15, r[2] and r[3] the
-// same of the next 8 columns.
+// Stores four 8 x 8 matrices at the addresses from which LoadMatrices reads their rows: r[0] holds
+// rows 0 to 7, r[1] rows 8 to 15, and r[2] and r[3] the same rows of the next 8 columns.
 __device__ __forceinline__ void StoreMatrices(uint32_t address, const uint32_t (&r)[4]) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 #else
-  // Lane l holds row l / 4 of each matrix, whose address lane 8 i + l / 4 has.
+  // Lane l holds row l / 4 of each matrix; lane 8 i + l / 4 holds the address of that row.
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -48,7 +47,7 @@ __device__ __forceinline__ void StoreMatrices(uint32_t address, const uint32_t (
 #endif
 }
 
-// d[16x8] += a[16x16] b[16x8], fp32 accumulation; with kFresh d is only written.
+// d[16x8] += a[16x16] b[16x8], fp32 accumulation; with kFresh d is overwritten.
 template <typename T, bool kFresh = false>
 __device__ __forceinline__ void MultiplyAdd(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                             uint32_t b1) {

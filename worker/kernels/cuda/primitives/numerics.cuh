@@ -68,7 +68,7 @@ __device__ __forceinline__ uint32_t Pack<__half>(float low, float high) {
   return packed;
 }
 
-// The reverse.
+// Unpacks one register to two floats.
 template <typename T>
 __device__ __forceinline__ float2 Unpack(uint32_t packed);
 template <>

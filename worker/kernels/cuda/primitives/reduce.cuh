@@ -1,4 +1,4 @@
-// Sums in global memory from many thread blocks, by reductions from registers.
+// Adds the results of many thread blocks to sums in global memory, by reductions from registers.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PRIMITIVES_REDUCE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_PRIMITIVES_REDUCE_CUH_
 
@@ -20,18 +20,17 @@ __device__ __forceinline__ void ReduceAdd2(float* target, float x, float y) {
 #endif
 }
 
-// Adds scale times a warp tile of accumulators (mma layout) to fp32 rows in
-// global memory. Groups of 16 rows lie kRowStep apart, groups of 16 columns
-// kColumnStep apart. `target` is the lane's first element (row lane / 4, column
-// 2 (lane % 4) of the first group), `row` and `column` its position, for the
-// bounds; `whole` says that everything lies inside them.
+// Adds scale times a warp tile of accumulators (mma layout) to fp32 rows in global memory. Groups
+// of 16 rows are kRowStep apart, groups of 16 columns kColumnStep apart. `target` is the lane's
+// first element (row lane / 4, column 2 (lane % 4) of the first group). `row` and `column` are its
+// position, for the bounds; `whole` means that the whole tile is inside them.
 template <int kRowTiles, int kColumnTiles, int kRowStep, int kColumnStep>
 __device__ __forceinline__ void ReduceTile(const float (&acc)[kRowTiles][kColumnTiles][4],
                                            float scale, float* target, int64_t row_stride, int row,
                                            int rows, int column, int columns, bool whole) {
   if (whole) {
-    // All row addresses first: a reduction reads its address late, and one
-    // register pair for all of them would make each row wait for the last.
+    // Computes all row addresses first: a reduction reads its address late, and a single register
+    // pair for all addresses would make each row wait for the previous one.
     float* row_targets[kRowTiles][2];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {

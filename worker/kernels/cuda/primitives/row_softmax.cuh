@@ -1,5 +1,5 @@
-// The online softmax of one row, as every tensor-core forward keeps it: the base that its
-// probabilities are relative to, and what becomes of it at the end.
+// The online softmax of one row, shared by all tensor-core forwards: the base of its probabilities
+// and the row's final lse.
 //
 // Probabilities are exp2(score * multiplier - offset). The base moves only when a score exceeds
 // the row's limit, 2^8 above it (exact after normalisation), which makes rescaling rare.
@@ -14,11 +14,11 @@ namespace ringattn::worker::cuda {
 // log2: how far a score may exceed the offset of its row's probabilities.
 inline constexpr float kOffsetHeadroom = 8.0f;
 
-// What a row's probabilities are relative to, exp2(base), once its maximum is `max`. Ordinary rows
-// keep it as the offset that the exponent's multiply-add subtracts. Wide rows (score_rule.cuh),
-// whose exact products would leave a rounded offset far behind, have their limit, the maximum
-// itself, subtracted from their scores before that, and an offset of 0. `multiplier` is > 0;
-// `headroom` is kOffsetHeadroom / multiplier.
+// The base of a row's probabilities, exp2(base), when its maximum is `max`. For ordinary rows the
+// base is the offset that the exponent's multiply-add subtracts. For wide rows (score_rule.cuh) a
+// rounded offset would differ too much from the exact product. Their limit, which is the maximum,
+// is subtracted from the scores first, and their offset is 0. `multiplier` is > 0; `headroom` is
+// kOffsetHeadroom / multiplier.
 struct RowBase {
   float base;  // log2 units
   float offset;
@@ -34,8 +34,8 @@ struct RowBase {
 
   __device__ __forceinline__ bool wide() const { return offset != base; }
 
-  // Of a row with this limit and offset. (Of an ordinary one with an offset of 0 the limit is the
-  // headroom.)
+  // Returns whether a row with this limit and offset is wide. An ordinary row with an offset of 0
+  // has the headroom as its limit.
   static __device__ __forceinline__ bool Wide(float limit, float offset, float multiplier) {
     return offset == 0.0f && IsWide(limit * multiplier) && limit != NegativeInfinity();
   }
@@ -43,8 +43,7 @@ struct RowBase {
     return Wide(limit, offset, multiplier) ? WideScore(limit, multiplier) : offset;
   }
 
-  // What a row of this limit and offset has is to be multiplied with to become relative to this
-  // base.
+  // Returns the factor that converts the sums of a row with this limit and offset to this base.
   __device__ __forceinline__ float Factor(float old_limit, float old_offset,
                                           float multiplier) const {
     if (old_limit == NegativeInfinity()) return 0.0f;

@@ -1,4 +1,4 @@
-// Tiles of 16-bit elements in shared memory, permuted so that ldmatrix meets no bank twice.
+// Tiles of 16-bit elements in shared memory, permuted so that ldmatrix has no bank conflicts.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PRIMITIVES_SHARED_TILE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_PRIMITIVES_SHARED_TILE_CUH_
 

@@ -62,8 +62,8 @@ struct TileCopy {
     }
   }
 
-  // The same by element accesses, for any alignment; `source` is the origin.
-  // Complete after a barrier.
+  // The same by element accesses, for any alignment; `source` is the origin. Complete after a
+  // barrier.
   static __device__ __noinline__ void CopyUnaligned(uint32_t tile, unsigned thread, const T* source,
                                                     int64_t row_stride, int valid_rows,
                                                     int columns) {
@@ -84,8 +84,8 @@ struct TileCopy {
     }
   }
 
-  // Tiles one after another by either of the two, where the threads are the whole
-  // block: the running source of the first tile; the next one's copy, which moves it.
+  // Loads consecutive tiles by either method if the threads are the whole block. First returns the
+  // running source of the first tile; each later copy advances it.
   static __device__ __forceinline__ const T* First(const T* origin, unsigned thread,
                                                    int64_t row_stride, bool vector) {
     return vector ? origin + ThreadOffset(thread, row_stride) : origin;
@@ -101,7 +101,7 @@ struct TileCopy {
     source += kRows * row_stride;
   }
 
-  // One tile by either of the two; `source` is the origin.
+  // Loads one tile by either method; `source` is the origin.
   static __device__ __forceinline__ void Load(uint32_t tile, unsigned thread, const T* source,
                                               int64_t row_stride, int valid_rows, int columns,
                                               bool vector) {

@@ -1,4 +1,4 @@
-// Tensor reductions by the copy engine (sm_90; nothing before).
+// Tensor reductions by the copy engine (sm_90 and later).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PRIMITIVES_TMA_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_PRIMITIVES_TMA_CUH_
 
@@ -6,9 +6,8 @@
 
 namespace ringattn::worker::cuda {
 
-// Tensor reductions by the copy engine (sm_90). All threads that wrote the shared
-// box call FenceBulkReads before the barrier that precedes StartTensorAdd; one
-// thread starts, commits and waits.
+// All threads that wrote the shared box call FenceBulkReads before the barrier that precedes
+// StartTensorAdd. One thread starts, commits and waits.
 __device__ __forceinline__ void FenceBulkReads() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -29,13 +28,13 @@ __device__ __forceinline__ void CommitBulk() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 #endif
 }
-// What this thread committed has read shared memory / is complete.
+// Waits until the copies that this thread committed have read shared memory, or are complete.
 __device__ __forceinline__ void WaitBulkReads() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }
-// The same of all but the last group that this thread committed.
+// The same for all copies except the last group that this thread committed.
 __device__ __forceinline__ void WaitEarlierBulkReads() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
