@@ -134,6 +134,7 @@ class Client {
  private:
   friend class Region;
   friend class CudaRegion;
+  friend class KvCache;
 
   struct Impl;
   explicit Client(std::unique_ptr<Impl> impl);

@@ -18,6 +18,7 @@
 #include "client/call/replayed_call.h"
 #include "client/call/staged_call.h"
 #include "client/transfer/grpc_status.h"
+#include "common/base/limits.h"
 #include "common/process/loopback.h"
 #include "common/security/bearer_token.h"
 #include "common/security/credentials.h"
@@ -49,8 +50,11 @@ constexpr absl::Duration kAttachDeadline = absl::Seconds(5);
 grpc::ChannelArguments ChannelArgumentsFor(const ClientOptions& options,
                                            absl::Duration connect_time) {
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(static_cast<int>(options.max_chunk_bytes_down) +
-                                     kMessageSlackBytes);
+  // A chunk, or the result of a layer call (KvCache).
+  arguments.SetMaxReceiveMessageSize(
+      std::max(static_cast<int>(options.max_chunk_bytes_down),
+               static_cast<int>(Limits().max_step_bytes)) +
+      kMessageSlackBytes);
   wire::SetTransport(&arguments);
   // A restarted server is ready within a second; gRPC's default backoff grows to minutes.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
@@ -172,6 +176,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
                                  : security->Dial(target, arguments));
   }
   impl->hold = std::make_unique<ResidualHold>(impl->channels[0], impl->token);
+  impl->cache_hold = std::make_shared<CacheHold>(impl->channels[0], impl->token);
   // A call gives up a worker after one failed connection attempt (replayed_call.cc), so allow a
   // second for it.
   const grpc::ChannelArguments worker_arguments = ChannelArgumentsFor(options, absl::Seconds(1));

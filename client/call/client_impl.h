@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/api/client.h"
+#include "client/call/cache_hold.h"
 #include "client/call/call_plan.h"
 #include "client/call/call_registry.h"
 #include "client/call/residual_hold.h"
@@ -57,6 +58,7 @@ struct Client::Impl {
   std::shared_ptr<WorkerChannels> workers;
   std::shared_ptr<BearerToken> token;  // null: calls send none
   std::unique_ptr<ResidualHold> hold;
+  std::shared_ptr<CacheHold> cache_hold;  // shared with K/V caches, which may outlive the client
 
   std::atomic<uint64_t> next_channel{0};
   const std::shared_ptr<RegionIndex> regions = std::make_shared<RegionIndex>();

@@ -104,7 +104,7 @@ class FakeServer final : public v1::AttentionService::Service {
   std::shared_ptr<grpc::Channel> channel_;
 };
 
-constexpr ResidualHold::Options kQuick = {absl::Milliseconds(20), absl::Milliseconds(5),
+constexpr LeaseHold::Options kQuick = {absl::Milliseconds(20), absl::Milliseconds(5),
                                           absl::Milliseconds(20)};
 
 TEST(ResidualHold, SendsNothingBeforeTheFirstHold) {

@@ -1,0 +1,528 @@
+#include "client/kv/kv_writer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/api/error.h"
+#include "common/base/limits.h"
+#include "common/kv/kv_error.h"
+#include "common/kv/shard_cut.h"
+#include "common/wire/durations.h"
+
+namespace ringattn::client {
+namespace {
+
+constexpr absl::Duration kMinBackoff = absl::Milliseconds(20);
+constexpr absl::Duration kMaxBackoff = absl::Milliseconds(500);
+// The coordinator answers GetCache without I/O.
+constexpr absl::Duration kStateDeadline = absl::Seconds(2);
+// A worker that does not open its stream in this time counts as unreachable.
+constexpr absl::Duration kDirectOpenTime = absl::Seconds(3);
+
+// Errors of common/kv as the library's.
+absl::Status FromKvError(const absl::Status& status) {
+  const std::string reason = KvErrorReason(status);
+  if (reason.empty()) return status;
+  return MakeErrorWithReason(status.code(), status.message(), reason);
+}
+
+absl::Status StepOrderError(absl::string_view message) {
+  return MakeErrorWithReason(absl::StatusCode::kFailedPrecondition, message, "STEP_ORDER");
+}
+
+// Status of a google.rpc.Status, with its details.
+absl::Status FromRpcStatus(const google::rpc::Status& status) {
+  absl::Status converted(static_cast<absl::StatusCode>(status.code()), status.message());
+  SetDetails(status.SerializeAsString(), &converted);
+  return converted;
+}
+
+std::string Text(ConstBytes bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+absl::Status CheckResultMemory(const char* name, size_t given, int64_t needed) {
+  if (static_cast<int64_t>(given) == needed) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("results.", name, " has ", given, " bytes; the call returns ", needed));
+}
+
+std::string RefusalText(const v1::RowRefusal& row) {
+  std::string text = absl::StrCat(row.command() ? "command " : "row ", row.row(), ": ",
+                                  row.reason());
+  if (!row.detail().empty()) absl::StrAppend(&text, " (", row.detail(), ")");
+  if (row.reason() == "LENGTH_MISMATCH") {
+    absl::StrAppend(&text, "; the sequence has ", row.length(), " entries");
+  }
+  if (row.blocks_missing() > 0) {
+    absl::StrAppend(&text, "; ", row.blocks_missing(), " blocks are missing");
+  }
+  return text;
+}
+
+}  // namespace
+
+bool IsKvFenced(const absl::Status& status) { return DetailsOf(status).reason == "KV_FENCED"; }
+
+bool IsKvGone(const absl::Status& status) {
+  const std::string reason = DetailsOf(status).reason;
+  return reason == "KV_LOST" || reason == "KV_RANKS_DIFFER" || reason == "KV_INCONSISTENT" ||
+         reason == "KV_EXPIRED" || reason == "KV_DELETED" || reason == "KV_NOT_FOUND";
+}
+
+KvWriter::KvWriter(std::shared_ptr<const KvServiceCalls> service,
+                   std::shared_ptr<WorkerChannels> workers, std::string cache_id, KvCacheSpec spec,
+                   KvOpenOptions options)
+    : service_(std::move(service)),
+      workers_(std::move(workers)),
+      cache_id_(std::move(cache_id)),
+      spec_(std::move(spec)),
+      options_(std::move(options)) {
+  for (const KvLayerGroup& group : spec_.groups) num_layers_ += group.layers.size();
+}
+
+// ------------------------------------------------------------------------------------ opening
+
+absl::Status KvWriter::Open() {
+  std::vector<v1::Transport> accept;
+  switch (options_.transport) {
+    case TransportPreference::kAuto:
+      if (workers_->UnreachableReason().empty()) accept.push_back(v1::TRANSPORT_DIRECT);
+      accept.push_back(v1::TRANSPORT_RELAY);
+      break;
+    case TransportPreference::kDirect:
+      accept = {v1::TRANSPORT_DIRECT};
+      break;
+    case TransportPreference::kRelay:
+      accept = {v1::TRANSPORT_RELAY};
+      break;
+    default:
+      return absl::InvalidArgumentError(
+          "transport of a K/V cache must be auto, direct or relay");
+  }
+  absl::Status status = OpenEpoch(accept, options_.answered_step, options_.deadline);
+  if (options_.transport == TransportPreference::kAuto && transport_ == v1::TRANSPORT_DIRECT &&
+      (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status))) {
+    const std::string why(status.message());
+    workers_->NoteUnreachable(why);
+    status = OpenEpoch({v1::TRANSPORT_RELAY}, options_.answered_step, options_.deadline);
+    transport_reason_ = absl::StrCat("the workers cannot be reached: ", why);
+  }
+  return Noted(status);
+}
+
+absl::Status KvWriter::OpenEpoch(const std::vector<v1::Transport>& accept, uint64_t answered_step,
+                                 absl::Duration deadline) {
+  const absl::Time end = absl::Now() + deadline;
+  v1::OpenCacheRequest request;
+  request.set_cache_id(cache_id_);
+  for (const v1::Transport transport : accept) request.add_accept(transport);
+  request.set_answered_step(answered_step);
+  // KV_ADOPTING, KV_BUSY and a coordinator that restarts end after a while.
+  absl::StatusOr<v1::OpenCacheResponse> opened;
+  for (absl::Duration backoff = kMinBackoff;; backoff = std::min(2 * backoff, kMaxBackoff)) {
+    opened = service_->Open(request, end - absl::Now());
+    if (opened.ok()) break;
+    if (!absl::IsUnavailable(opened.status()) || absl::Now() + backoff >= end ||
+        DetailsOf(opened.status()).reason == kTlsHandshakeFailed) {
+      return opened.status();
+    }
+    absl::SleepFor(backoff);
+  }
+  epoch_ = opened->epoch();
+  transport_ = opened->transport();
+  transport_reason_ = opened->transport_reason();
+  placement_proto_ = opened->placement();
+  placement_.head_parts = static_cast<int>(placement_proto_.head_parts());
+  placement_.position_parts = static_cast<int>(placement_proto_.position_parts());
+  if (placement_.head_parts < 1 || placement_.position_parts < 1 ||
+      (transport_ == v1::TRANSPORT_DIRECT &&
+       opened->shards_size() != placement_.world_size())) {
+    return absl::InternalError("OpenCache returned a placement that contradicts its tickets");
+  }
+  std::vector<StepStream::Peer> peers;
+  for (const v1::KvShardTicket& ticket : opened->shards()) {
+    if (transport_ != v1::TRANSPORT_DIRECT) break;
+    if (ticket.endpoints().empty() || ticket.rank() != peers.size()) {
+      return absl::InternalError("OpenCache returned tickets without endpoints or out of order");
+    }
+    StepStream::Peer peer;
+    peer.channel = workers_->To(ticket.endpoints(0), placement_.world_size()).front();
+    peer.name = absl::StrCat("worker ", ticket.worker(), " at ", ticket.endpoints(0));
+    peer.is_worker = true;
+    peer.hello.set_token(ticket.token());
+    peers.push_back(std::move(peer));
+  }
+  if (transport_ != v1::TRANSPORT_DIRECT) {
+    StepStream::Peer peer;
+    peer.channel = service_->channel();
+    peer.name = "coordinator";
+    peer.hello.set_token(opened->token());
+    peers.push_back(std::move(peer));
+  }
+  for (size_t rank = 0; rank < peers.size(); ++rank) {
+    peers[rank].hello.set_cache_id(cache_id_);
+    peers[rank].hello.set_epoch(epoch_);
+    peers[rank].hello.set_rank(static_cast<uint32_t>(rank));
+  }
+  streams_ = std::make_unique<StepStreams>(std::move(peers), service_->token());
+  StepStreams::Limits limits;
+  limits.deadline = end;
+  if (transport_ == v1::TRANSPORT_DIRECT) {
+    limits.deadline = std::min(end, absl::Now() + kDirectOpenTime);
+  }
+  if (absl::Status status = OpenStreams(limits); !status.ok()) return status;
+  return ResumeStep(opened->next_step());
+}
+
+absl::Status KvWriter::OpenStreams(const StepStreams::Limits& limits) {
+  begun_on_streams_ = false;
+  auto opened = streams_->Open(limits);
+  if (!opened.ok()) return opened.status();
+  if (step_.has_value()) return absl::OkStatus();
+  // Ranks that undid a step and ranks that never began it may report different lengths. The
+  // smaller one is valid on all of them.
+  std::map<uint64_t, std::pair<size_t, uint64_t>> lengths;  // ranks, smallest length
+  for (const v1::StepOpened& peer : *opened) {
+    for (const v1::KvSequence& sequence : peer.sequences()) {
+      auto [found, added] = lengths.emplace(sequence.sequence(),
+                                            std::pair<size_t, uint64_t>(0, sequence.length()));
+      ++found->second.first;
+      found->second.second = std::min<uint64_t>(found->second.second, sequence.length());
+    }
+  }
+  sequences_.clear();
+  for (const auto& [id, ranks_and_length] : lengths) {
+    if (ranks_and_length.first == opened->size()) sequences_[id] = ranks_and_length.second;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvWriter::ResumeStep(uint64_t next_step) {
+  if (next_step == 0) return absl::InternalError("OpenCache returned next_step 0");
+  if (!step_.has_value()) {
+    committed_ = next_step - 1;
+    return absl::OkStatus();
+  }
+  const uint64_t number = step_->step.number;
+  if (next_step == number + 1 && is_complete()) {
+    committed_ = number;
+    step_.reset();
+    return absl::OkStatus();
+  }
+  const bool undone = !step_->answered.empty();
+  if (next_step == number && !undone) {
+    step_->sent = step_->accepted = false;  // sent again with the next call
+    return absl::OkStatus();
+  }
+  step_.reset();
+  committed_ = next_step - 1;
+  // StepOpened has the lengths of the new epoch.
+  streams_->Close();
+  if (absl::Status status = OpenStreams({}); !status.ok()) return status;
+  return MakeErrorWithReason(
+      absl::StatusCode::kAborted,
+      absl::StrCat("the coordinator was lost during step ", number,
+                   ", and the workers undid it; begin it again"),
+      kStepUndone);
+}
+
+// -------------------------------------------------------------------------------------- steps
+
+bool KvWriter::is_complete() const {
+  if (!step_->accepted) return false;
+  return step_->step.append_tokens() == 0 || step_->answered.size() == num_layers_;
+}
+
+absl::Status KvWriter::BeginStep(const v1::StepBegin& begin) {
+  if (!ended_.ok()) return ended_;
+  if (step_.has_value() && step_->accepted && !is_complete()) {
+    return StepOrderError(absl::StrCat("step ", step_->step.number, " is not complete: ",
+                                       step_->answered.size(), " of ", num_layers_,
+                                       " layers were called"));
+  }
+  const bool replaces = step_.has_value() && !step_->accepted;
+  CurrentStep next;
+  next.begin = begin;
+  next.begin.set_step(replaces || !step_.has_value() ? committed_ + 1 : step_->step.number + 1);
+  absl::StatusOr<KvStep> step = ParseStep(next.begin, ringattn::Limits());
+  if (!step.ok()) return FromKvError(step.status());
+  next.step = *std::move(step);
+  if (replaces && step_->sent) {
+    if (next.step == step_->step) return absl::OkStatus();
+    return MakeErrorWithReason(
+        absl::StatusCode::kFailedPrecondition,
+        absl::StrCat("step ", next.step.number,
+                     " was sent with other rows and its outcome is unknown; repeat it or open the "
+                     "cache again"),
+        "STEP_CONFLICT");
+  }
+  if (step_.has_value() && !replaces) committed_ = step_->step.number;
+  step_ = std::move(next);
+  begun_on_streams_ = false;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
+                                                  const KvLayerResults& results,
+                                                  const KvCallOptions& options) {
+  if (!ended_.ok()) return ended_;
+  if (!step_.has_value()) return StepOrderError("no step is described; call BeginStep first");
+  const auto location = FindLayer(spec_, args.layer);
+  if (!location.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer is ", args.layer, "; no group of the cache has this layer"));
+  }
+  v1::LayerCall call;
+  call.set_step(step_->step.number);
+  call.set_layer(args.layer);
+  call.set_output(args.output == v1::KV_OUTPUT_UNSPECIFIED ? v1::KV_OUTPUT_OUT : args.output);
+  const KvCallBytes bytes = CallBytes(spec_, step_->step, location->group, call.output());
+  if (absl::Status status = CheckResultMemory("out", results.out.size(), bytes.out); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = CheckResultMemory("lse", results.lse.size(), bytes.lse); !status.ok()) {
+    return status;
+  }
+  call.set_q(Text(args.q));
+  call.set_k(Text(args.k));
+  call.set_v(Text(args.v));
+  if (absl::Status status = CheckCallBytes(call, bytes); !status.ok()) return FromKvError(status);
+  // What each peer gets: the tensors of its rank, or all of them.
+  std::vector<v1::StepRequest> requests(streams_->size());
+  int64_t sent = 0;
+  const bool cuts = transport_ == v1::TRANSPORT_DIRECT && streams_->size() > 1;
+  const int64_t most = transport_ == v1::TRANSPORT_DIRECT ? ringattn::Limits().max_step_bytes
+                                                           : ringattn::Limits().max_message_bytes;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    v1::LayerCall* own = requests[i].mutable_call();
+    if (cuts) {
+      *own = CutCall(spec_, placement_, step_->step, call, static_cast<int>(i));
+    } else {
+      *own = call;
+    }
+    const auto tensors = static_cast<int64_t>(own->q().size() + own->k().size() + own->v().size());
+    if (tensors > most) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the call sends ", tensors, " bytes on one stream; the maximum is ", most,
+                       ": use fewer tokens per step"));
+    }
+    sent += tensors;
+  }
+  auto answers = Send(requests, /*with_step=*/true, options);
+  if (!answers.ok()) return answers.status();
+  std::vector<v1::LayerResult> parts;
+  int64_t received = 0;
+  for (v1::StepResponse& answer : *answers) {
+    if (!answer.has_result() || answer.result().step() != call.step() ||
+        answer.result().layer() != call.layer()) {
+      return MakeErrorWithReason(absl::StatusCode::kInternal,
+                                 "a layer call was answered with another message", "BAD_ANSWER");
+    }
+    received += static_cast<int64_t>(answer.result().out().size() + answer.result().lse().size());
+    parts.push_back(std::move(*answer.mutable_result()));
+  }
+  absl::StatusOr<v1::LayerResult> joined =
+      cuts ? JoinResults(spec_, placement_, step_->step, call, parts) : std::move(parts.front());
+  if (!joined.ok()) return joined.status();
+  if (static_cast<int64_t>(joined->out().size()) != bytes.out ||
+      static_cast<int64_t>(joined->lse().size()) != bytes.lse) {
+    return MakeErrorWithReason(absl::StatusCode::kInternal,
+                               "a layer call was answered with a result of another size",
+                               "BAD_ANSWER");
+  }
+  std::memcpy(results.out.data(), joined->out().data(), joined->out().size());
+  std::memcpy(results.lse.data(), joined->lse().data(), joined->lse().size());
+  step_->answered.insert(args.layer);
+  return KvLayerReport{ToDuration(joined->device_time()), sent, received};
+}
+
+absl::Status KvWriter::CommitStep(const KvCallOptions& options) {
+  if (!ended_.ok()) return ended_;
+  if (!step_.has_value()) return absl::OkStatus();
+  if (step_->accepted && !is_complete()) {
+    return StepOrderError(absl::StrCat("step ", step_->step.number, " is not complete: ",
+                                       step_->answered.size(), " of ", num_layers_,
+                                       " layers were called"));
+  }
+  if (!step_->accepted && step_->step.append_tokens() > 0) {
+    return StepOrderError(absl::StrCat("step ", step_->step.number,
+                                       " appends; call every layer before CommitStep"));
+  }
+  if (!step_->accepted) {
+    if (auto begun = Send({}, /*with_step=*/true, options); !begun.ok()) return begun.status();
+  }
+  const uint64_t number = step_->step.number;
+  v1::StepRequest commit;
+  commit.mutable_commit()->set_step(number);
+  auto answers = Send(std::vector<v1::StepRequest>(streams_->size(), commit),
+                      /*with_step=*/false, options);
+  if (!answers.ok()) return answers.status();
+  committed_ = number;
+  step_.reset();
+  return absl::OkStatus();
+}
+
+absl::Status KvWriter::RoundTrip(const KvCallOptions& options) {
+  if (!ended_.ok()) return ended_;
+  if (step_.has_value()) {
+    return StepOrderError(absl::StrCat("step ", step_->step.number, " is in progress"));
+  }
+  v1::StepRequest commit;
+  commit.mutable_commit()->set_step(committed_);
+  return Send(std::vector<v1::StepRequest>(streams_->size(), commit), /*with_step=*/false, options)
+      .status();
+}
+
+void KvWriter::CloseStreams() {
+  if (streams_ != nullptr) streams_->Close();
+  if (ended_.ok()) ended_ = absl::FailedPreconditionError("the cache is closed");
+}
+
+// -------------------------------------------------------------------------- sending, recovery
+
+absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::Send(
+    const std::vector<v1::StepRequest>& requests, bool with_step, const KvCallOptions& options) {
+  StepStreams::Limits limits;
+  limits.deadline = absl::Now() + options.deadline;
+  limits.interrupted = &options.interrupted;
+  absl::Time give_up = absl::InfiniteFuture();
+  absl::Duration backoff = kMinBackoff;
+  while (true) {
+    auto answers = SendOnce(requests, with_step, limits);
+    if (answers.ok()) return answers;
+    absl::Status status = answers.status();
+    if (streams_->is_open() || IsVerdict(status) || absl::IsCancelled(status)) {
+      return Noted(std::move(status));
+    }
+    // A stream is broken.
+    if (give_up == absl::InfiniteFuture()) give_up = absl::Now() + options_.recovery_time;
+    if (absl::Status recovered = Recover(status, limits); !recovered.ok()) {
+      return Noted(std::move(recovered));
+    }
+    if (absl::Now() + backoff >= std::min(give_up, limits.deadline)) return Noted(status);
+    if (options.interrupted && options.interrupted()) {
+      return absl::CancelledError("the call was interrupted");
+    }
+    absl::SleepFor(backoff);
+    backoff = std::min(2 * backoff, kMaxBackoff);
+  }
+}
+
+absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::SendOnce(
+    const std::vector<v1::StepRequest>& requests, bool with_step,
+    const StepStreams::Limits& limits) {
+  if (!streams_->is_open()) {
+    if (absl::Status status = OpenStreams(limits); !status.ok()) return status;
+  }
+  const bool begins = with_step && !begun_on_streams_;
+  std::vector<std::vector<v1::StepRequest>> messages(streams_->size());
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (begins) *messages[i].emplace_back().mutable_begin() = step_->begin;
+    if (!requests.empty()) messages[i].push_back(requests[i]);
+  }
+  if (messages.front().empty()) return std::vector<v1::StepResponse>();
+  if (begins) step_->sent = true;
+  auto answers = streams_->Exchange(std::move(messages), limits);
+  if (!answers.ok()) return answers.status();
+  if (begins) {
+    if (absl::Status status = TakeBegun(*answers); !status.ok()) return status;
+  }
+  std::vector<v1::StepResponse> last;
+  for (std::vector<v1::StepResponse>& of_peer : *answers) {
+    if (!requests.empty()) last.push_back(std::move(of_peer.back()));
+  }
+  return last;
+}
+
+absl::Status KvWriter::Recover(const absl::Status& broken, const StepStreams::Limits& limits) {
+  const auto info = service_->Get(
+      cache_id_, std::min(kStateDeadline, std::max(limits.deadline - absl::Now(),
+                                                   absl::Milliseconds(1))));
+  // Without an answer only the workers know; the next attempt finds out.
+  if (!info.ok()) return absl::OkStatus();
+  if (info->has_ended()) return FromRpcStatus(info->ended());
+  if (info->epoch() > epoch_) {
+    return MakeErrorWithReason(absl::StatusCode::kAborted, "another writer has opened the cache",
+                               "KV_FENCED");
+  }
+  // A worker that restarted has lost the cache, and the coordinator will report it. A coordinator
+  // that restarted does not know the relay's token.
+  if (!absl::IsUnauthenticated(broken) || transport_ != v1::TRANSPORT_RELAY) {
+    return absl::OkStatus();
+  }
+  uint64_t answered = committed_;
+  if (step_.has_value() && is_complete()) answered = step_->step.number;
+  return OpenEpoch({v1::TRANSPORT_RELAY}, answered, options_.recovery_time);
+}
+
+absl::Status KvWriter::TakeBegun(const Answers& answers) {
+  const v1::StepResponse& first = answers.front().front();
+  uint64_t blocks_free = first.accepted().blocks_free();
+  for (const std::vector<v1::StepResponse>& of_peer : answers) {
+    const v1::StepResponse& answer = of_peer.front();
+    if (answer.message_case() != first.message_case()) {
+      return RanksDiffer("some accepted a step that others refused");
+    }
+    if (answer.has_refused()) continue;
+    if (!answer.has_accepted()) {
+      return MakeErrorWithReason(absl::StatusCode::kInternal,
+                                 "StepBegin was answered with another message", "BAD_ANSWER");
+    }
+    if (answer.accepted().tables_crc32c() != first.accepted().tables_crc32c()) {
+      return RanksDiffer("their block tables differ");
+    }
+    blocks_free = std::min<uint64_t>(blocks_free, answer.accepted().blocks_free());
+  }
+  if (first.has_refused()) return Refused(first.refused());
+  begun_on_streams_ = true;
+  blocks_free_ = blocks_free;
+  if (!step_->accepted) ApplyStep();
+  step_->accepted = true;
+  return absl::OkStatus();
+}
+
+absl::Status KvWriter::Refused(const v1::StepRefused& refused) {
+  refusal_ = refused;
+  const uint64_t number = step_->step.number;
+  step_.reset();
+  std::string text = absl::StrCat("the service refused step ", number);
+  for (const v1::RowRefusal& row : refused.rows()) absl::StrAppend(&text, "; ", RefusalText(row));
+  // The call that followed is not answered, and a worker may end its stream because of it.
+  streams_->Close();
+  return MakeErrorWithReason(absl::StatusCode::kFailedPrecondition, text, kStepRefused);
+}
+
+void KvWriter::ApplyStep() {
+  if (spec_.numbering == KvNumbering::kBlocks) return;
+  for (const KvCommand& command : step_->step.commands) {
+    if (const auto* fork = std::get_if<KvForkCommand>(&command)) {
+      sequences_[fork->target] = static_cast<uint64_t>(fork->length);
+    } else {
+      for (const SequenceId id : std::get<KvDropCommand>(command).sequences) sequences_.erase(id);
+    }
+  }
+  for (const StepRow& row : step_->step.rows) {
+    sequences_[row.sequence] = static_cast<uint64_t>(row.end());
+  }
+}
+
+absl::Status KvWriter::RanksDiffer(const std::string& what) {
+  streams_->Close();
+  static_cast<void>(service_->Delete(cache_id_, kStateDeadline));
+  return MakeErrorWithReason(absl::StatusCode::kDataLoss,
+                             absl::StrCat("the workers of the cache disagree: ", what,
+                                          "; create another cache and prefill it"),
+                             "KV_RANKS_DIFFER");
+}
+
+absl::Status KvWriter::Noted(absl::Status status) {
+  if (IsKvFenced(status) || IsKvGone(status)) ended_ = status;
+  return status;
+}
+
+}  // namespace ringattn::client

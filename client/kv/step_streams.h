@@ -1,0 +1,71 @@
+// StepStreams: the streams of one writer, one to each peer, used in lockstep.
+#ifndef RINGATTN_CLIENT_KV_STEP_STREAMS_H_
+#define RINGATTN_CLIENT_KV_STEP_STREAMS_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/completion_queue.h>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/kv/step_stream.h"
+#include "common/security/bearer_token.h"
+#include "ringattn/v1/kv_cache.pb.h"
+
+namespace ringattn::client {
+
+// Not thread safe.
+class StepStreams {
+ public:
+  struct Limits {
+    absl::Time deadline = absl::InfiniteFuture();
+    const std::function<bool()>* interrupted = nullptr;  // null or empty: never
+  };
+
+  // `token` may be null; it goes to the coordinator only. Opens nothing.
+  StepStreams(std::vector<StepStream::Peer> peers, std::shared_ptr<BearerToken> token);
+  ~StepStreams();
+
+  StepStreams(const StepStreams&) = delete;
+  StepStreams& operator=(const StepStreams&) = delete;
+
+  size_t size() const { return peers_.size(); }
+  bool is_open() const { return !streams_.empty(); }
+
+  // Opens the streams and returns every peer's StepOpened. Requires !is_open().
+  absl::StatusOr<std::vector<v1::StepOpened>> Open(const Limits& limits);
+
+  // Sends requests[i] to peer i and returns every peer's answers. A peer answers all requests, or
+  // only the first if that was refused. After an error the streams are closed. Errors: a peer's
+  // status, with its name; DEADLINE_EXCEEDED; CANCELLED. Requires is_open().
+  absl::StatusOr<std::vector<std::vector<v1::StepResponse>>> Exchange(
+      std::vector<std::vector<v1::StepRequest>> requests, const Limits& limits);
+
+  // Cancels all streams and waits until they have ended.
+  void Close();
+
+ private:
+  // Waits until every stream has its answers, given by `count`, or one has ended.
+  absl::StatusOr<std::vector<std::vector<v1::StepResponse>>> Await(size_t count,
+                                                                   const Limits& limits);
+  // Status of the first ended stream whose answers are missing; one that a peer chose goes first.
+  absl::Status EndOfStreams(const std::vector<std::vector<v1::StepResponse>>& answers,
+                            size_t count) const;
+
+  const std::vector<StepStream::Peer> peers_;
+  const std::shared_ptr<BearerToken> token_;
+  grpc::CompletionQueue queue_;
+  std::vector<std::unique_ptr<StepStream>> streams_;  // by peer; empty: closed
+};
+
+// True for a status that a peer chose; false for one that reports a broken connection, after which
+// the same messages may be sent again on another stream.
+bool IsVerdict(const absl::Status& status);
+
+}  // namespace ringattn::client
+
+#endif  // RINGATTN_CLIENT_KV_STEP_STREAMS_H_
