@@ -17,6 +17,7 @@
 #include "server/core/requests/plan_summary.h"
 #include "server/core/testing/scenario_views.h"
 #include "server/core/testing/scenario_args.h"
+#include "server/core/testing/scenario_kv.h"
 
 namespace ringattn::server {
 namespace {
@@ -39,6 +40,8 @@ bool SetConfig(const std::string& key, const std::string& value, CoordinatorConf
     config->limits.max_queued_requests = number();
   } else if (key == "max_queued_requests_per_client") {
     config->limits.max_queued_requests_per_client = number();
+  } else if (key == "max_kv_caches") {
+    config->limits.max_kv_caches = number();
   } else if (key == "assembly_time_max") {
     config->assembly_time_max = Duration(value);
   } else if (key == "run_time_floor") {
@@ -127,6 +130,8 @@ class Scenario {
       now_ += Duration(args[1]);
       return Feed(Tick{});
     }
+    if (std::optional<Event> event = kv_clients_.EventOf(args)) return Feed(*event);
+    if (verb == "caches") return Show(ScenarioKvClients::Show(core_, args));
     if (IsQuery(verb)) return Show(RunQuery(core_, args, {published_, losses_reported_}));
     lines_.push_back({"", absl::StrCat("unknown command ", verb)});
   }
@@ -382,6 +387,13 @@ class Scenario {
         text = absl::StrCat("drop ", absl::StrJoin(message.drop_residuals().operation_ids(), " "));
         is_automatic = false;
         break;
+      case v1::JoinResponse::kKvReserve:
+      case v1::JoinResponse::kKvOpen:
+      case v1::JoinResponse::kKvSettle:
+      case v1::JoinResponse::kKvFree:
+        text = KvCommandText(message);
+        is_automatic = false;
+        break;
       case v1::JoinResponse::kLeave:
         text = absl::StrCat("leave: ", message.leave().reason());
         is_automatic = false;
@@ -486,6 +498,13 @@ class Scenario {
     if (answer.failure)
       lines_.push_back({"", absl::StrCat("not shared: ", answer.failure->reason)});
   }
+  void Record(const KvCacheAnswered& answer, std::deque<Event>*) {
+    Show(kv_clients_.LinesOf(answer));
+  }
+  void Record(const KvWriterAnswered& answer, std::deque<Event>*) {
+    Show(kv_clients_.LinesOf(answer));
+  }
+  void Record(const KvWriterEnded& ended, std::deque<Event>*) { Show(kv_clients_.LinesOf(ended)); }
   void Record(const LostWorker&, std::deque<Event>*) { ++losses_reported_; }
   void Record(const TopologyChanged&, std::deque<Event>*) { published_ = core_.topology(); }
 
@@ -515,6 +534,7 @@ class Scenario {
   bool holds_plans_ = false;
   std::set<std::string> shared_;  // announced regions
   std::map<StreamId, PlanThis> held_plans_;
+  ScenarioKvClients kv_clients_;
   std::map<std::pair<std::string, std::string>, std::string> tokens_;  // by worker, operation
   std::set<std::string> known_tokens_;
 };

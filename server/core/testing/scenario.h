@@ -22,10 +22,12 @@
 // Structure
 //   scenario NAME [max_operations_per_worker=N] [max_queued_requests=N]
 //            [max_queued_requests_per_client=N] [assembly_time_max=D] [run_time_floor=D]
+//            [max_kv_caches=N]
 //   repeat N COMMAND ; COMMAND ...      % in a command is replaced by 1 to N
 // Workers
 //   join NAME [version=V] [tile_q=N] [memory=BYTES] [flops=F] [flops_bf16=F] [flops_terms=F]
-//        [call=S] [device=D] [options=FIELD]
+//        [call=S] [device=D] [options=FIELD] [kv=BYTES] [holds=C:RANK:EPOCH:COMMITTED:A,B,...]
+//                         kv: memory for K/V caches. holds: ranks of an earlier coordinator's caches
 //                         clients cannot reach workers whose name begins with "hidden"
 //   ring NAME...          joins and forms a ring; without a trace
 //   disconnect NAME       the control stream ends
@@ -56,6 +58,16 @@
 //   hold plans   planned S   plan_failed S late|busy   without `hold plans`, plans are immediate
 //   share R NAME...   unshare R NAME...            the workers attach or release region R
 //   delete H [principal=P]   renew H TTL [principal=P]
+// K/V caches; C is a cache, W a writer. Workers answer by command only.
+//   cache C [principal=P] [client=C] [id=REQUEST] [header=N] [heads=N] [blocks=N] [ttl=D] [world=N]
+//           [members=A,B,...] [max_caches=N] [max_bytes=N]       a block of one head is 2,048 bytes
+//   open C W [principal=P] [direct=1 [required=1]] [answered=STEP]
+//   hold_cache C TTL [principal=P]   delete_cache C [principal=P]   ranks_differ C EPOCH
+//   NAME kv_reserved C [bytes=N] | kv_refused C REASON | kv_malformed C REASON
+//   NAME kv_opened C EPOCH COMMITTED COMPLETE | kv_missing C EPOCH
+//   NAME kv_settled C EPOCH | kv_unsettled C EPOCH REASON
+//   NAME kv_touched C EPOCH STEP | kv_failed C REASON
+//   caches [principal=P] [client=C]                              query
 // Operators and time
 //   drain   undrain   reform   wait DURATION   pause DURATION
 // Queries; the trace shows the answer
