@@ -20,6 +20,8 @@ from stubs import attention_pb2 as pb, attention_pb2_grpc, cluster_pb2, tensor_p
 
 RING = dict(plan=dict(schedule=pb.SCHEDULE_RING, world_size=2))
 
+SUPPORT = str(pathlib.Path(__file__).parent / "support")
+
 
 def metrics(ring):
     text = urllib.request.urlopen(f"http://{ring.ports['metrics']}/metrics", timeout=10).read()
@@ -471,7 +473,7 @@ def test_a_killed_client_leaves_nothing(holding_ring, tmp_path):
     program = tmp_path / "holder.py"
     program.write_text(
         "import sys, time, grpc\n"
-        f"sys.path.insert(0, {str(pathlib.Path(__file__).parent / "support")!r})\n"
+        f"sys.path.insert(0, {SUPPORT!r})\n"
         "from stubs import attention_pb2 as pb, attention_pb2_grpc\n"
         f"stub = attention_pb2_grpc.AttentionServiceStub(grpc.insecure_channel({ring.address!r}))\n"
         "def requests():\n"
