@@ -12,12 +12,13 @@
 namespace ringattn::worker::cuda {
 namespace {
 
-// CUDA's bound of a grid's second and third dimension: heads and batch rows.
+// CUDA's limit of a grid's second and third dimension: heads and batch rows.
 constexpr int64_t kMaximalGrid = 65535;
 
 using Serves = bool (*KernelFamily::*)(const AttentionProblem&, const DeviceInfo&);
 
-// Whether the family is asked at all, as far as score terms and fixed orders go.
+// Returns whether the family supports the problem's score terms, fixed order of sums and compute
+// dtype.
 bool Considered(const KernelFamily& family, Serves serves, const AttentionProblem& problem) {
   const bool backward = serves == &KernelFamily::serves_backward;
   if (backward && problem.deterministic && !family.repeats) return false;
@@ -25,7 +26,7 @@ bool Considered(const KernelFamily& family, Serves serves, const AttentionProble
   return family.terms || !problem.terms.any();
 }
 
-// What most families lack, in words; null if the problem asks for nothing of it.
+// Describes the property of the problem that most families do not support; null if there is none.
 const char* BeyondPlain(Serves serves, const AttentionProblem& problem) {
   const bool backward = serves == &KernelFamily::serves_backward;
   const bool same_bits = backward && problem.deterministic;
@@ -38,7 +39,7 @@ const char* BeyondPlain(Serves serves, const AttentionProblem& problem) {
   return same_bits ? "with the same bits every time" : nullptr;
 }
 
-// `takes` asks a family that serves the problem.
+// `takes` decides on the call, for a family that serves the problem.
 absl::StatusOr<const KernelFamily*> Choose(
     Serves serves, const char* direction, const AttentionProblem& problem, const DeviceInfo& device,
     const KernelTuning& tuning,
@@ -64,7 +65,7 @@ absl::StatusOr<const KernelFamily*> Choose(
       tuning.family.empty() ? "" : ": the kernel family was forced"));
 }
 
-// Of a call of the family that serves the problem, and takes it.
+// Returns the family that serves the call's problem and takes the call.
 absl::StatusOr<const KernelFamily*> FamilyOf(const ForwardCall& call, const DeviceInfo& device,
                                              const KernelTuning& tuning) {
   return Choose(&KernelFamily::serves_forward, "forward", *call.problem, device, tuning,
@@ -80,7 +81,7 @@ absl::StatusOr<const KernelFamily*> FamilyOf(const BackwardCall& call, const Dev
                 });
 }
 
-// A call that another one's kernel has computed.
+// A call whose results another call's kernel computes.
 class NoOpKernel : public PreparedKernel {
  public:
   explicit NoOpKernel(const KernelName& name) : PreparedKernel(name.family, name.kernel_class) {}
@@ -179,7 +180,7 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBiasGradient(const BiasGr
                                                                     const DeviceInfo& device,
                                                                     const KernelTuning& tuning) {
   if (!call.problem->terms.bias.has_value()) {
-    return absl::InvalidArgumentError("a bias gradient of a problem without a bias");
+    return absl::InvalidArgumentError("the problem has no bias, so it has no bias gradient");
   }
   absl::StatusOr<const KernelFamily*> family = ChooseBackward(*call.problem, device, tuning);
   if (!family.ok()) return family.status();

@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 constexpr DeviceInfo kH200{132, 9, 227 << 10};
 constexpr DeviceInfo kA100{108, 8, 163 << 10};
-constexpr DeviceInfo kSmall{40, 8, 48 << 10};  // shared memory of no real device
+constexpr DeviceInfo kSmall{40, 8, 48 << 10};  // no real device has so little shared memory
 
 AttentionProblem ProblemOf(DType dtype, int64_t head_dim) {
   AttentionProblem problem;
@@ -23,7 +23,7 @@ AttentionProblem ProblemOf(DType dtype, int64_t head_dim) {
   return problem;
 }
 
-// Which builds for other architectures lack.
+// Builds for other architectures do not contain this family.
 bool HaveHopper() { return CheckFamily("sm90").ok(); }
 
 std::string Name(const absl::StatusOr<const KernelFamily*>& family) {
@@ -33,7 +33,8 @@ std::string Name(const absl::StatusOr<const KernelFamily*>& family) {
 TEST(ChooseTest, TensorCoresWhereTheyServe) {
   for (int64_t dim : {1, 32, 64, 96, 128, 192, 250, 256}) {
     for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-      // wgmma where it pays and the copy engine can read rows.
+      // Hopper computes head dims that are large enough for wgmma and whose rows the copy engine
+      // can read.
       const bool hopper = HaveHopper() && dim > 32 && dim % 8 == 0;
       EXPECT_EQ(Name(ChooseForward(ProblemOf(dtype, dim), kH200, {})), hopper ? "sm90" : "sm80");
       EXPECT_NE(Name(ChooseForward(ProblemOf(dtype, dim), kA100, {})), "sm90");
@@ -60,7 +61,8 @@ TEST(ChooseTest, AForcedFamilyServesOrRefusesByName) {
   EXPECT_THAT(std::string(CheckFamily("sm1").message()), HasSubstr("\"sm1\" is none of"));
 }
 
-// Hopper has the kernel; everywhere else a forward in e4m3 is refused, by that name.
+// Hopper has a kernel for forwards in e4m3. Other devices reject such a forward, with the dtype in
+// the message.
 TEST(ChooseTest, E4m3HasOneFamily) {
   for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     for (int64_t dim : {8, 64, 100, 128, 192}) {
@@ -81,8 +83,8 @@ TEST(ChooseTest, E4m3HasOneFamily) {
   }
 }
 
-// Fixed orders and score terms are the exact family's, in every dtype, but for what Hopper has
-// kernels for.
+// The exact family serves fixed orders and score terms in every dtype, except those for which
+// Hopper has kernels.
 TEST(ChooseTest, ScoreTermsAndFixedOrdersAreTheExactFamilysOrHoppers) {
   for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
     for (int64_t dim : {7, 64, 128, 256}) {
@@ -90,7 +92,7 @@ TEST(ChooseTest, ScoreTermsAndFixedOrdersAreTheExactFamilysOrHoppers) {
       const std::string plain = Name(ChooseForward(problem, kH200, {}));
       const std::string plain_backward = Name(ChooseBackward(problem, kH200, {}));
       problem.deterministic = true;
-      EXPECT_EQ(Name(ChooseForward(problem, kH200, {})), plain);  // every forward is
+      EXPECT_EQ(Name(ChooseForward(problem, kH200, {})), plain);  // every forward is deterministic
       EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})),
                 plain_backward == "sm90" ? "sm90" : "simt");
       EXPECT_EQ(Name(ChooseBackward(problem, kA100, {})), "simt");
@@ -113,7 +115,8 @@ TEST(ChooseTest, ScoreTermsAndFixedOrdersAreTheExactFamilysOrHoppers) {
   }
 }
 
-// What they do not serve is the exact family's, and refused where they are forced.
+// The exact family serves problems that the Hopper kernels do not serve. Forcing Hopper for them is
+// an error.
 TEST(ChooseTest, HopperServesTermsThatItsKernelsHave) {
   if (!HaveHopper()) GTEST_SKIP() << "built without sm_90a";
   const KernelTuning forced{.family = "sm90"};
@@ -168,7 +171,7 @@ TEST(ChooseTest, ABiasGradientNeedsABias) {
             absl::StatusCode::kInvalidArgument);
 }
 
-// Of a call that Hopper's kernel cannot read, the exact family makes the gradient.
+// The exact family computes the gradient for a call whose operands the Hopper kernel cannot read.
 TEST(ChooseTest, AForcedBiasGradientFallsToTheExactFamily) {
   if (!HaveHopper()) GTEST_SKIP() << "built without sm_90a";
   AttentionProblem problem = ProblemOf(DType::kBFloat16, 64);
@@ -186,7 +189,7 @@ TEST(ChooseTest, AForcedBiasGradientFallsToTheExactFamily) {
   EXPECT_EQ(family(), "simt");
 }
 
-// What a family serves in general and not in this call falls to the next one.
+// If a family serves a problem but does not take a call, the next family gets the call.
 TEST(ChooseTest, ACallThatIsNotTakenFallsToTheNextFamily) {
   AttentionProblem problem = ProblemOf(DType::kBFloat16, 64);
   problem.bands = {Band{}};
@@ -205,7 +208,7 @@ TEST(ChooseTest, ACallThatIsNotTakenFallsToTheNextFamily) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("from these pieces"));
 }
 
-// What reports and metrics call them.
+// The names in reports and metrics.
 TEST(ChooseTest, PreparedCallsSayFamilyAndClass) {
   AttentionProblem problem = ProblemOf(DType::kBFloat16, 64);
   problem.bands = {Band{}};
@@ -238,7 +241,7 @@ TEST(ChooseTest, ABackwardThatIsNotTakenFallsToTheNextFamily) {
   const auto prepared = PrepareBackward(call, kH200);
   ASSERT_TRUE(prepared.ok()) << prepared.status();
   EXPECT_EQ((*prepared)->family(), "sm80");
-  problem.deterministic = true;  // sm80 sums in whatever order
+  problem.deterministic = true;  // the order of sm80's sums varies
   EXPECT_EQ((*PrepareBackward(call, kH200))->family(), "simt");
   if (!HaveHopper()) return;
   const auto refused = PrepareBackward(call, kH200, {.family = "sm90"});
@@ -271,7 +274,7 @@ TEST(ChooseTest, ProblemsOutsideTheLimitsAreRefused) {
   EXPECT_EQ(ChooseBackward(problem, kH200, {}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-// A kernel is prepared by the family that was chosen, and says so.
+// The chosen family prepares the kernel, and the kernel has its name.
 TEST(ChooseTest, PreparedKernelsNameTheirFamily) {
   for (const auto& [dtype, name] :
        {std::pair(DType::kBFloat16, "sm80"), std::pair(DType::kFloat32, "simt")}) {
@@ -301,8 +304,8 @@ TEST(ChooseTest, PreparedKernelsNameTheirFamily) {
   }
 }
 
-// One kernel computes a backward and the gradient of its bias, where a family has one for both and
-// they are of the same operands.
+// One kernel computes a backward and the gradient of its bias if the family has such a kernel and
+// both calls have the same operands.
 TEST(ChooseTest, BothGradientsByOneKernelWhereThereIsOne) {
   AttentionProblem problem = ProblemOf(DType::kBFloat16, 128);
   problem.num_heads = 4;
@@ -348,8 +351,8 @@ TEST(ChooseTest, BothGradientsByOneKernelWhereThereIsOne) {
   EXPECT_EQ(joined(kH200), HaveHopper());
 }
 
-// Every kernel that is launched with more than the 48 KB that need no permission is loaded with
-// the permission, on the devices that have as much.
+// Every kernel that is launched with more than 48 KB of shared memory has a raised limit when it is
+// loaded, on devices with enough shared memory.
 TEST(ChooseTest, LoadedKernelsFitTheDevice) {
   const AttentionProblem usual = ProblemOf(DType::kBFloat16, 128);
   for (const DeviceInfo& device : {kH200, kA100}) {

@@ -1,4 +1,4 @@
-// The families in order of preference. A new one takes its place here and nowhere else.
+// The families in order of preference. A new family is added here and nowhere else.
 #include "worker/kernels/cuda/choose.h"
 #include "worker/kernels/cuda/simt/family.h"
 #include "worker/kernels/cuda/sm80/family.h"

@@ -9,7 +9,7 @@ namespace ringattn::worker::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMaximalBlocks = 132 * 32;  // grid-stride loops beyond
+constexpr int64_t kMaximalBlocks = 132 * 32;  // more elements: grid-stride loops
 
 int BlocksFor(int64_t items) {
   return static_cast<int>(
@@ -21,13 +21,14 @@ __device__ __forceinline__ int64_t FirstItem() {
 }
 __device__ __forceinline__ int64_t ItemStep() { return static_cast<int64_t>(gridDim.x) * kThreads; }
 
-// Of numbers >= 0; most are small, and a division of 64 bits is slow.
+// Requires numbers >= 0. Most numbers are small, and a 64-bit division is slow.
 __device__ __forceinline__ int64_t Divide(int64_t number, int64_t by) {
   if (((number | by) >> 32) != 0) return number / by;
   return static_cast<uint32_t>(number) / static_cast<uint32_t>(by);
 }
 
-// The whole's row that the part has as part_row: the last run that begins at or before it.
+// Returns the whole's row that is the part's row part_row: searches the last run that begins at or
+// before it.
 __device__ __forceinline__ int64_t RowOf(const GatherParams& params, int64_t part_row) {
   int64_t low = 0, high = params.run_count;
   while (high - low > 1) {
@@ -42,13 +43,14 @@ __device__ __forceinline__ int64_t RowOf(const GatherParams& params, int64_t par
   return run.begin + (part_row - run.first) * run.step;
 }
 
-// Which row and head of [outer, rows, heads] or [outer, heads, rows].
+// Returns the index of a row and head in [outer, rows, heads] or [outer, heads, rows].
 __device__ __forceinline__ int64_t PlaceOf(bool heads_first, int64_t outer, int64_t rows,
                                            int64_t heads, int64_t row, int64_t head) {
   return heads_first ? (outer * heads + head) * rows + row : (outer * rows + row) * heads + head;
 }
 
-// `Unit` bytes at a time, to which everything is a multiple; in the part's order.
+// Copies `Unit` bytes at a time, in the part's order. All sizes and addresses are multiples of
+// `Unit`.
 template <typename Unit>
 __global__ void gather_rows(GatherParams params) {
   const int64_t units = params.inner_bytes / static_cast<int64_t>(sizeof(Unit));
@@ -70,7 +72,7 @@ __global__ void gather_rows(GatherParams params) {
   }
 }
 
-// The part's number of the whole's row, or -1.
+// Returns the part's index of the whole's row, or -1.
 __device__ __forceinline__ int64_t PartRowOf(const RowRun* runs, int64_t run_count, int64_t row) {
   int64_t low = 0, high = run_count;
   while (high - low > 1) {
@@ -89,7 +91,7 @@ __device__ __forceinline__ int64_t PartRowOf(const RowRun* runs, int64_t run_cou
   return number * run.step == behind ? run.first + number : -1;
 }
 
-// A row and head of the whole, by its place in memory.
+// A row and head of the whole, from its index in memory.
 struct WarpRow {
   int64_t outer;
   int64_t row;
@@ -106,8 +108,8 @@ __device__ __forceinline__ WarpRow WarpRowAt(const ScatterParams& params, int64_
   return {outer, params.heads_first ? fast : slow, params.heads_first ? slow : fast};
 }
 
-// A lane's elements of up to kRowElements of a row: four by four where the row's address and width
-// allow it, else every 32nd. Loads wait for nothing between them.
+// A lane's elements of up to kRowElements of a row: groups of four if the row's address and width
+// allow it, otherwise every 32nd element. The loads are independent.
 constexpr int kLaneElements = 8;
 constexpr int kRowElements = 32 * kLaneElements;
 
@@ -164,11 +166,11 @@ __device__ __forceinline__ float2 WeightsOf(float& lse, float with) {
   return {first / sum, second / sum};
 }
 
-// Tables that are no larger lie in shared memory: a row's way through them is short, and nothing
-// else is read to find that no part has it.
+// Tables up to this size are copied to shared memory. This shortens the lookup of a row, and a row
+// that no part has needs no other access.
 constexpr int64_t kSharedTables = 16 << 10;
 
-// The tables' address, for all threads of the block.
+// Returns the tables' address, for all threads of the block.
 __device__ __forceinline__ const char* TablesOf(const ScatterParams& params) {
   __shared__ uint4 tables[kSharedTables / sizeof(uint4)];
   if (params.table_bytes > kSharedTables) return params.tables;
@@ -180,8 +182,9 @@ __device__ __forceinline__ const char* TablesOf(const ScatterParams& params) {
   return reinterpret_cast<const char*>(tables);
 }
 
-// One warp per row and head of the whole: sums, or as common/attention/merge.h. A block has
-// neighbours: which of them a part has differs from row to row.
+// One warp per row and head of the whole adds the parts' values, or merges them as
+// common/attention/merge.h does. A block processes neighbouring rows. The parts that have a row
+// differ from row to row.
 template <typename Out, bool kMerges, bool kFours>
 __global__ void __launch_bounds__(kThreads, 4) scatter_parts(ScatterParams params) {
   const char* const tables = TablesOf(params);
@@ -204,8 +207,8 @@ __global__ void __launch_bounds__(kThreads, 4) scatter_parts(ScatterParams param
       const ScatterSource& part = parts[heads_of[n].part];
       return PartRowOf(runs + part.first_run, part.run_count, at.row);
     };
-    // A wide row passes the loop below often: each lane looks one of its first 32 parts up, once.
-    // (Rows that are merged pass it once.)
+    // A wide row runs the loop below several times, so each lane looks up one of the first 32 parts
+    // only once. (Rows that are merged run the loop once.)
     int64_t own_row = -1;
     if (!kMerges && heads_begin + lane < heads_end) own_row = row_of(heads_begin + lane);
     bool any = params.initial || params.final;
@@ -229,7 +232,7 @@ __global__ void __launch_bounds__(kThreads, 4) scatter_parts(ScatterParams param
         if (kMerges) {
           const float with =
               part.lse[PlaceOf(true, at.outer, part.rows, part.heads, part_row, head.head)];
-          // What a row that saw no key has is 0, and of no weight.
+          // A row that saw no key is 0 and has weight 0.
           if (with == NegativeInfinity()) continue;
           weights = WeightsOf(lse, with);
         }

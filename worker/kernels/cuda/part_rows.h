@@ -1,5 +1,5 @@
-// Between a tensor and those that have some of its rows and heads (GatherCall, ScatterCall): the
-// kernels.
+// Kernels that copy between a tensor and tensors with some of its rows and heads (GatherCall,
+// ScatterCall).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PART_ROWS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_PART_ROWS_H_
 
@@ -12,7 +12,7 @@
 
 namespace ringattn::worker::cuda {
 
-// As GatherCall; the lists in device memory.
+// As GatherCall, with its lists in device memory.
 struct GatherParams {
   const RowRun* runs = nullptr;
   int64_t run_count = 0;
@@ -28,7 +28,7 @@ struct GatherParams {
   bool heads_first = false;
 };
 
-// As ScatterPart; its runs are `run_count` of all parts' from `first_run` on.
+// As ScatterPart. Its runs are `run_count` entries of all parts' runs, from `first_run` on.
 struct ScatterSource {
   const float* values = nullptr;
   const float* lse = nullptr;
@@ -38,18 +38,18 @@ struct ScatterSource {
   int64_t run_count = 0;
 };
 
-// A part's head.
+// One head of a part.
 struct ScatterHead {
   int32_t part = 0;
   int32_t head = 0;
 };
 
-// As ScatterCall; the lists in device memory, one behind another.
+// As ScatterCall, with its lists in device memory, one after another.
 struct ScatterParams {
   const char* tables = nullptr;
   int64_t table_bytes = 0;   // a multiple of 16
   int64_t runs_offset = 0;   // RowRun, of all parts; before them ScatterSource, by part
-  int64_t begin_offset = 0;  // int32_t [heads + 1]: where a head's of the whole's begin in
+  int64_t begin_offset = 0;  // int32_t [heads + 1]: first ScatterHead of each head of the whole
   int64_t heads_offset = 0;  // ScatterHead
   bool merges = false;
   bool heads_first = false;
@@ -67,12 +67,13 @@ struct ScatterParams {
   const float* sinks = nullptr;
 };
 
-// Enqueue; the launch's error. REQUIRES: outer, part_rows, part_heads, inner_bytes > 0.
+// Enqueues the copy and returns the launch's error. REQUIRES: outer, part_rows, part_heads,
+// inner_bytes > 0.
 cudaError_t LaunchGather(const GatherParams& params, cudaStream_t stream);
 // REQUIRES: outer, rows, heads, width > 0.
 cudaError_t LaunchScatter(const ScatterParams& params, cudaStream_t stream);
 
-// All kernels that they launch.
+// All kernels that the functions above launch.
 std::vector<const void*> PartRowsKernels();
 
 }  // namespace ringattn::worker::cuda

@@ -11,7 +11,7 @@
 namespace ringattn::worker::cuda {
 namespace {
 
-// The lists of the call are its tables.
+// The tables are the lists of the call.
 class GatherKernel : public PreparedKernel {
  public:
   explicit GatherKernel(const GatherCall& call)

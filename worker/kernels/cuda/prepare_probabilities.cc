@@ -13,12 +13,13 @@
 namespace ringattn::worker::cuda {
 namespace {
 
-// Blocks of one key head for every SM: enough for ends of different length to even out.
+// Blocks of one key head per SM: enough to balance blocks of different length.
 constexpr int64_t kTilesPerSm = 8;
 
 class ProbabilityKernel : public PreparedKernel {
  public:
-  // fp32 without tensor cores and every score term, as that family's: its name.
+  // The kernel has simt's name: it computes in fp32 without tensor cores and supports every score
+  // term, as that family does.
   ProbabilityKernel(const ProbabilitiesCall& call, const DeviceInfo& device)
       : PreparedKernel("simt", kTermKernelClass),
         initial_(call.initial),

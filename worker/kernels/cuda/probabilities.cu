@@ -1,11 +1,11 @@
-// Scores of some rows with all keys, in fp32 arithmetic whatever the tensors' type, with every
-// score term: simt/pair_terms.cuh is the rule, as in the exact forward and backward.
+// Scores of some rows with all keys, in fp32 arithmetic for every dtype of the tensors, with every
+// score term. simt/pair_terms.cuh defines the scores, as in the exact forward and backward.
 //
 // A block of 256 threads multiplies up to kPairs pairs (rows and heads that share a key head) by 64
-// keys at a time, over 64 elements of head_dim at a time, so that one size of shared memory holds
-// every head_dim. Each thread has kPairs / kRowThreads by kKeys / kKeyThreads products in
-// registers: 4 x 4 of many pairs, which is bound by arithmetic; 1 x 2 of few, which is bound by
-// reading k.
+// keys at a time. It processes 64 elements of head_dim at a time, so that one size of shared memory
+// fits every head_dim. Each thread holds kPairs / kRowThreads by kKeys / kKeyThreads products in
+// registers. The kernel for many pairs has 4 x 4 products per thread and is bound by arithmetic.
+// The kernel for few pairs has 1 x 2 and is bound by reading k.
 #include "worker/kernels/cuda/probabilities.h"
 
 #include <algorithm>
@@ -21,8 +21,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kKeys = kProbabilityKeys;
 constexpr int kChunk = 64;                 // elements of head_dim in shared memory
-constexpr int kStride = kChunk + 4;        // floats: rows begin in other banks
-constexpr int64_t kMostBlocks = 132 * 16;  // grid-stride loops beyond
+constexpr int kStride = kChunk + 4;        // floats: rows begin in different banks
+constexpr int64_t kMostBlocks = 132 * 16;  // more elements: grid-stride loops
 
 template <typename T>
 __device__ __forceinline__ void Widen(uint4 bits, float* target) {
@@ -38,9 +38,9 @@ __device__ __forceinline__ void Widen<float>(uint4 bits, float* target) {
   *reinterpret_cast<uint4*>(target) = bits;
 }
 
-// Elements [first, first + kChunk) of kRows rows, zero beyond `dim` and for rows whose place is
-// negative. place(r): the row's first element in `source`. `vectors`: by 16 bytes, to which rows
-// are a multiple.
+// Loads elements [first, first + kChunk) of kRows rows, with zeros beyond `dim` and for rows whose
+// `place` is negative. place(r) is the index of the row's first element in `source`. `vectors`:
+// loads 16 bytes at a time; rows are multiples of 16 bytes.
 template <typename T, int kRows, typename Place>
 __device__ __forceinline__ void LoadChunkOf(float* tile, const void* source, int first, int dim,
                                             bool vectors, const Place& place) {
@@ -88,8 +88,9 @@ struct Tile {
   static constexpr int kOwnKeys = kKeys / kKeyThreads;
   using Products = float[kOwnRows][kOwnKeys];
 
-  // A warp has 2 x 16 of many pairs, 4 x 8 of few: what it reads of k at once is then two lines of
-  // shared memory, or one. Neighbouring lanes have neighbouring keys, and store them side by side.
+  // A warp covers 2 x 16 threads for many pairs and 4 x 8 for few, so that each of its reads of k
+  // touches two lines of shared memory, or one. Neighbouring lanes have neighbouring keys and store
+  // them to adjacent addresses.
   static constexpr int kLaneKeys = kPairs == kProbabilityPairs ? 16 : 8;
   static constexpr int kLaneRows = 32 / kLaneKeys;
   static constexpr int kRowWarps = kRowThreads / kLaneRows;
@@ -127,7 +128,7 @@ struct Tile {
   }
 };
 
-// Of one pair: its row, and which of all query heads it is.
+// The row of a pair and its head among all query heads.
 struct PairPosition {
   int row;  // of params.rows
   int head;
@@ -137,7 +138,8 @@ struct PairPosition {
         head(kv_head * params.common.group_size + pair % params.common.group_size) {}
 };
 
-// What the row stores of keys `first` and on of the tile, from this thread's products with them.
+// Stores the row's scores or weights for the tile's keys from `first` on, computed from this
+// thread's products.
 template <int kPairs>
 __device__ __forceinline__ void Store(const ProbabilityParams& params, const ProbabilityTile& tile,
                                       int pair, int first,
@@ -152,7 +154,7 @@ __device__ __forceinline__ void Store(const ProbabilityParams& params, const Pro
   range.plane_column = range.k_position;
   range.shift = row.shift;
   range.document = row.document;
-  BandLimits limits;  // its strides alone are read
+  BandLimits limits;  // only its strides are read
   limits.k_stride = tile.k_stride;
   const int32_t* ids = nullptr;
   if (tile.segment_ids != nullptr) {
@@ -234,7 +236,7 @@ __global__ void unseen_rows(const __grid_constant__ ProbabilityParams params) {
   }
 }
 
-// A block has a part of one row and head.
+// A block processes a section of one row and head.
 __global__ void row_weights(const __grid_constant__ ProbabilityParams params) {
   const CommonParams& common = params.common;
   const int head = blockIdx.x % common.num_heads;

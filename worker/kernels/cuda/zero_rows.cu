@@ -9,7 +9,7 @@ __device__ __forceinline__ int64_t Clamp(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;
 }
 
-// Both at multiples of 2 bytes. Executed by one whole warp.
+// Both addresses are multiples of 2 bytes. Executed by one whole warp.
 __device__ __forceinline__ void ZeroBytes(char* begin, char* end) {
   const int lane = threadIdx.x & 31;
   const auto up = [](char* p) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ void ZeroBytes(char* begin, char* end) {
   if (p < end) *reinterpret_cast<uint16_t*>(p) = 0;
 }
 
-// A warp has a row.
+// One warp per row.
 __global__ void __launch_bounds__(kThreads)
     zero_rows(const __grid_constant__ ZeroRowsParams params) {
   const int64_t index = blockIdx.x * static_cast<int64_t>(kThreads / 32) + threadIdx.x / 32;

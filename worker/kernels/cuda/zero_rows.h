@@ -1,4 +1,4 @@
-// Zeros where a bias's gradient is not stored anyway: the kernel.
+// A kernel that zeroes the elements of a bias's gradient that no call stores.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_ZERO_ROWS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_ZERO_ROWS_H_
 
@@ -21,13 +21,13 @@ struct ZeroRowsParams {
   int64_t columns = 0;
   int32_t element_bytes = 0;
   int32_t count = 0;
-  StoredRows stored[kMostStoredRows];  // stays as it is; of no row twice
+  StoredRows stored[kMostStoredRows];  // keeps its values; each row at most once
 };
 
-// Enqueues; the launch's error.
+// Enqueues the kernel and returns the launch's error.
 cudaError_t LaunchZeroRows(const ZeroRowsParams& params, cudaStream_t stream);
 
-// All kernels that it launches.
+// All kernels that the function above launches.
 std::vector<const void*> ZeroRowsKernels();
 
 }  // namespace ringattn::worker::cuda
