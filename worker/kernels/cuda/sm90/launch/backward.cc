@@ -17,15 +17,16 @@
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
-// Items have a multiprocessor, or those of a cluster, to themselves, and are long: with so many to
-// each the longest of a causal call are a fraction of it. With fewer it depends (backward_deal.h).
+// An item occupies a multiprocessor, or all multiprocessors of a cluster, and runs for long. With
+// this many items per slot the longest one of a causal call is a small fraction of the total. With
+// fewer items, backward_deal.h decides.
 constexpr int kItemsPerSlot = 3;
 
 struct HeadDimClass {
   int64_t head_dim;
   BackwardKernel (*kernel)();
   BackwardKernel (*capped_kernel)();  // with a softcap
-  // In a fixed order of sums.
+  // The kernel with a fixed order of sums.
   BackwardKernel (*ordered_kernel)();
   BackwardKernel (*ordered_capped_kernel)();
 
@@ -46,7 +47,7 @@ constexpr HeadDimClass kClasses[] = {
     RINGATTN_SM90_BACKWARD_CLASS(256)};
 #undef RINGATTN_SM90_BACKWARD_CLASS
 
-// Null above the largest.
+// Returns null for head dims above the largest class.
 const HeadDimClass* ClassOf(const AttentionProblem& problem) {
   const int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
   for (const HeadDimClass& candidate : kClasses) {
@@ -55,18 +56,18 @@ const HeadDimClass* ClassOf(const AttentionProblem& problem) {
   return nullptr;
 }
 
-// By TermKind.
+// Indexed by TermKind.
 constexpr BackwardKernel (*kTermKernels[][3])() = {
     {BackwardKernel_pairs_d64, BackwardKernel_drops_d64, BackwardKernel_terms_d64},
     {BackwardKernel_pairs_d128, BackwardKernel_drops_d128, BackwardKernel_terms_d128}};
-// Dropout has no kernel of its own here.
+// Dropout has no separate kernel here.
 constexpr BackwardKernel (*kOrderedTermKernels[][3])() = {
     {BackwardKernel_ordered_pairs_d64, BackwardKernel_ordered_terms_d64,
      BackwardKernel_ordered_terms_d64},
     {BackwardKernel_ordered_pairs_d128, BackwardKernel_ordered_terms_d128,
      BackwardKernel_ordered_terms_d128}};
 
-// With the gradient of the bias; in a fixed order second.
+// Kernels that also store the gradient of the bias; the second one has a fixed order of sums.
 constexpr BackwardKernel (*kStoringKernels[][2])() = {
     {BackwardKernel_stores_d64, BackwardKernel_ordered_stores_d64},
     {BackwardKernel_stores_d128, BackwardKernel_ordered_stores_d128}};
@@ -79,14 +80,14 @@ BackwardKernel TermKernelOf(const AttentionProblem& problem, bool stores = false
   return kernels[wide][static_cast<int>(TermKindOf(problem))]();
 }
 
-// Whether the kernel of a call can store dk and dv (StoredSums::kPossible).
+// Returns whether the kernel of a call can store dk and dv (StoredSums::kPossible).
 bool KernelStores(const AttentionProblem& problem, bool stores_dbias) {
   if (problem.deterministic || problem.softcap > 0 || stores_dbias) return false;
   return !problem.terms.any() || TermKindOf(problem) != TermKind::kDrops;
 }
 
-// Whether every key has a tile, so that a kernel that stores leaves no gradient out. Those that no
-// query sees have none.
+// Returns whether every key has a tile, so that a kernel that stores writes every gradient. Keys
+// that no query sees have no tile.
 bool TilesHaveAllKeys(const BackwardCall& call, const BackwardPlan& plan, int32_t tile_keys) {
   int64_t tiles = 0;
   for (const KvBlock& block : call.blocks) {
@@ -107,7 +108,7 @@ bool HaveStoredGradients(const std::vector<KvBlock>& blocks) {
   });
 }
 
-// Where tiles' gradients are stored, if they are.
+// Sets the addresses at which tiles store their gradients, or null if they add.
 void PlaceKeyGradients(const std::vector<KvBlock>& blocks, bool stored, BackwardPlan& plan) {
   std::vector<const KvBlock*> of_piece;
   for (const KvBlock& block : blocks) {
@@ -196,7 +197,7 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   const bool ordered = problem.deterministic;
   plan_ = PlanBackwardTiles(call, kernel_.tile_keys(), ordered ? kernel_.tile_rows : 1);
   const int64_t tiles = static_cast<int64_t>(plan_.tiles.size());
-  const int slots = std::max(device.sm_count / kernel_.blocks, 1);  // for items at a time
+  const int slots = std::max(device.sm_count / kernel_.blocks, 1);  // items that run at a time
 
   TermBackwardKernelParams& params = params_;
   params.common = CommonOf(problem, call.q_rows);
@@ -209,7 +210,8 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   const bool can_store = KernelStores(problem, dbias.has_value()) && problem.batch > 0 &&
                          HaveStoredGradients(call.blocks) &&
                          TilesHaveAllKeys(call, plan_, kernel_.tile_keys());
-  // The model knows neither turns nor pairs of tiles that terms leave empty.
+  // The model includes neither the waits of ordered blocks nor pairs of tiles that score terms
+  // leave empty.
   if (!terms && !ordered && params.heads_per_block < group_size) {
     params.heads_per_block = BestHeads(WorkOf(call, plan_, kernel_, head_dim_class.head_dim),
                                        params.heads_per_block, can_store, slots);
@@ -220,7 +222,9 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   const int64_t packs = problem.num_heads / params.heads_per_block * problem.batch;
   if (tiles * packs > std::numeric_limits<int32_t>::max() / kernel_.blocks) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("a backward call of ", tiles * packs, " tiles and heads"));
+        absl::StrCat("a backward call needs ", tiles * packs,
+                     " work items (tiles times heads); the maximum is 2147483647 divided by the "
+                     "thread blocks of a cluster"));
   }
   params.tile_count = static_cast<int32_t>(tiles);
   params.packs = static_cast<int32_t>(packs);
@@ -252,7 +256,7 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   bias_scratch_offset_ = terms_.scratch_bytes();
   turns_scratch_offset_ = bias_scratch_offset_ + bias_.scratch_bytes();
   sorted_scratch_offset_ = turns_scratch_offset_ + turns_.scratch_bytes();
-  // Ordered blocks take their turns by the plan's order.
+  // Ordered blocks add in the plan's order.
   sorts_ = problem.terms.segment_ids && !ordered && tiles <= kMostSortedTiles;
   scratch_bytes_ = sorted_scratch_offset_ + (sorts_ ? TableBytes(plan_.tiles) : 0);
   return absl::OkStatus();

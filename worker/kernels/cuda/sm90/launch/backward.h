@@ -1,9 +1,9 @@
-// The sm_90a backward, from a call to a launch.
+// Prepares and launches the sm_90a backward.
 //
-// Tables, as WriteTables lays them out: tiles, q ranges, tensor maps of q's pieces, of the blocks'
-// pieces, and of their gradients, turns, score terms.
+// Tables in the order of WriteTables: tiles, q ranges, tensor maps (of q's pieces, of the blocks'
+// pieces and of the pieces' gradients), turns, score terms.
 //
-// Thread-safe: there is no shared state.
+// Thread-safe: no shared state.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_BACKWARD_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_BACKWARD_H_
 
@@ -25,16 +25,17 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// As ServesForward (forward.h); with score terms no softcap. The same bits every time ordered
-// kernels give (ordered_backward.h).
+// As ServesForward (forward.h). A problem with score terms must have no softcap. The ordered
+// kernels (ordered_backward.h) serve deterministic problems.
 bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device);
 
-// Whether it can take the call's addresses, multiples of 16, and pieces, all of one stride.
+// Returns whether the kernels can take the call's addresses (multiples of 16) and pieces (all of
+// one stride).
 bool TakesBackward(const BackwardCall& call);
 
-// Whether its kernel can store the gradient of the call's bias at `dbias` too, all that a
-// BiasGradientCall of the same operands would: a head of a batch row has a plane for itself, of
-// the call's 16-bit type, in whole vectors.
+// Returns whether the backward's kernel can also store the gradient of the call's bias at `dbias`,
+// all that a BiasGradientCall with the same operands stores. Requires one plane per head and batch
+// row, of the call's 16-bit type, in whole vectors.
 bool StoresBiasGradient(const BackwardCall& call, const void* dbias);
 
 // All kernels of the backward.
@@ -58,7 +59,7 @@ class PreparedBackward : public PreparedKernel {
 
   BackwardKernel kernel_;
   DType dtype_ = DType::kBFloat16;
-  TermBackwardKernelParams params_;  // tables unset; plain kernels take their part
+  TermBackwardKernelParams params_;  // without tables; plain kernels use a part of it
   CallTerms terms_;
   CallBias bias_;
   CallTurns turns_;
@@ -76,7 +77,7 @@ class PreparedBackward : public PreparedKernel {
   int64_t turns_scratch_offset_ = 0;
   int64_t sorted_scratch_offset_ = 0;
   bool stores_key_gradients_ = false;
-  bool sorts_ = false;  // tiles by what segment ids leave of them
+  bool sorts_ = false;  // tiles by the work that segment ids leave
 };
 
 }  // namespace ringattn::worker::cuda::sm90

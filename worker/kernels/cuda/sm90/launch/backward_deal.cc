@@ -7,18 +7,18 @@
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
-// Rates of an H100 or H200, for a microsecond. They weigh what a block's products take against
-// bytes and starts, no more: what is compared has the same products.
-constexpr double kOperationsPerSm = 4.2e6;  // as all head dims have it, within a fifth
-constexpr double kBytes = 3.75e6;           // of all multiprocessors
+// Rates of an H100 or H200 per microsecond. They only weigh a block's products against its bytes
+// and its start; all compared choices have the same products.
+constexpr double kOperationsPerSm = 4.2e6;  // the same for all head dims within a fifth
+constexpr double kBytes = 3.75e6;           // all multiprocessors together
 constexpr double kBlockStart = 3.0;         // until its first product
-// Of a time: what more heads than usual must save, as nothing evens out what the model does not
-// know of long blocks.
+// The fraction of the time that more heads than usual must save: long blocks leave fewer blocks to
+// compensate for effects outside the model.
 constexpr double kDoubt = 0.01;
-// Of q, dout and dq, for blocks of unequal length.
+// Bytes of q, dout and dq in a section, for blocks of unequal length.
 constexpr double kSectionBytes = 80e6;
 
-// Zeros, and a conversion that reads 4 bytes and writes 2.
+// Zeroing, and a conversion that reads 4 bytes and writes 2.
 constexpr double kSumBytes = 4 + 4 + 2;
 
 bool OutgrowsCache(const BackwardWork& work, int32_t heads_per_block, int slots) {
@@ -40,7 +40,7 @@ BackwardWork WorkOf(const BackwardCall& call, const BackwardPlan& plan,
   work.num_heads = problem.num_heads;
   work.group_size = static_cast<int32_t>(problem.num_heads / problem.num_kv_heads);
   work.batch = problem.batch;
-  // S, dP, dV, dQ and dK, of a block.
+  // S, dP, dV, dQ and dK of a block.
   work.tile_operations = int64_t{10} * kernel.tile_rows * kernel.block_keys * kernel_dim;
   work.tile_sums = kernel.tile_keys() * columns;
   work.head_bytes = call.q_rows * (columns * ElementBytes(problem.dtype) + problem.head_dim * 4);
@@ -71,7 +71,7 @@ double BlocksTime(const BackwardWork& work, int32_t heads_per_block, bool stores
       SectionPacks(static_cast<int64_t>(work.query_tiles.size()), packs, slots);
   const double tile_time = heads_per_block * (work.tile_operations / kOperationsPerSm);
   const double block_time = kBlockStart + work.tile_sums * (stores ? 2 : 4) * slots / kBytes;
-  // When slots have done what they have taken.
+  // The times at which each slot ends the blocks that it has taken.
   std::priority_queue<double, std::vector<double>, std::greater<double>> ends(
       std::greater<double>(), std::vector<double>(slots, 0.0));
   double last = 0;

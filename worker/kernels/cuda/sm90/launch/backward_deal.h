@@ -1,6 +1,6 @@
-// How many query heads of a group an item of the Hopper backward takes, one after the other. Pure.
-// Items are computed in `slots` at a time: multiprocessors, or pairs where a cluster of two thread
-// blocks has one ("blocks" below).
+// Chooses how many query heads of a group an item of the Hopper backward processes, one after
+// another. Pure. `slots` items run at a time. A slot is a multiprocessor, or a pair of them for
+// clusters of two thread blocks. "Blocks" below are items.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_BACKWARD_DEAL_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_BACKWARD_DEAL_H_
 
@@ -13,38 +13,40 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// What a backward's blocks have to do, as far as it says when they end.
+// The work of a backward's blocks, as input of the model that predicts when they end.
 struct BackwardWork {
-  std::vector<int32_t> query_tiles;  // that see each key tile, in the plan's order
+  std::vector<int32_t> query_tiles;  // per key tile in the plan's order: the query tiles that see
+                                     // it
   int64_t num_heads = 0;             // query heads
   int32_t group_size = 1;
   int64_t batch = 1;
-  int64_t tile_operations = 0;  // floating-point, of a head's pair of tiles, by one thread block
+  int64_t tile_operations = 0;  // of one thread block, for one head's pair of tiles
   int64_t tile_sums = 0;        // elements of a key tile's dk and dv
-  int64_t sums = 0;             // of all keys'
-  int64_t head_bytes = 0;       // of a head's q, dout and dq's sums, in one batch row
+  int64_t sums = 0;             // elements of the dk and dv of all keys
+  int64_t head_bytes = 0;       // q, dout and dq's sums of one head in one batch row
 };
 
-// `kernel_dim`: the head dim that `kernel` computes with, whatever the call's is.
+// `kernel_dim`: the head dim that `kernel` computes with, which may exceed the call's.
 BackwardWork WorkOf(const BackwardCall& call, const BackwardPlan& plan,
                     const BackwardKernel& kernel, int64_t kernel_dim);
 
-// How many packs of heads share a section (backward_params.h): as many as make about one wave of
-// blocks, so that the longest of the last section start early, and blocks of one pack still meet
-// the same q, dout and dq in the cache. (H200, 2026-11-22, TFLOP/s with one pack, a wave, all
-// packs: causal at 4K tokens 467, 589, 582; the full mask at 16K 591, 591, 421.)
+// Returns how many packs of heads share a section (backward_params.h): enough for about one wave of
+// blocks. Then the longest blocks of the last section start early, and blocks of one pack still
+// find the same q, dout and dq in the cache. (H200, 2026-11-22, TFLOP/s with one pack, one wave,
+// all packs: causal at 4K tokens 467, 589, 582; full mask at 16K 591, 591, 421.)
 int32_t SectionPacks(int64_t tiles, int64_t packs, int slots);
 
-// Microseconds from the first block's start to the last one's end, if slots that have nothing to
-// do take the next block. `stores`: blocks store dk and dv, rather than add to sums.
+// Returns the microseconds from the start of the first block to the end of the last one, if each
+// idle slot takes the next block. `stores`: blocks store dk and dv instead of adding to sums.
 double BlocksTime(const BackwardWork& work, int32_t heads_per_block, bool stores, int slots);
 
-// With how many heads of a group blocks are done first: `usual`, or more where that is clearly
-// earlier and a section's q, dout and dq are not much more than the cache holds: blocks of unequal
-// length do not go through their heads in step. (H200, 2026-11-24, causal at 4K tokens, d128, heads
-// of a section's 67 and 134 MB: 32/8 527 and, twice as many a block, 561 TFLOP/s; 64/8 555 and 497;
-// under the full mask, in step, 624 and 639.) `can_store`: blocks with all of them store dk and dv,
-// and the others add, to sums that must be zeroed before and converted behind.
+// Returns the number of heads per block with which the blocks finish first: `usual`, or more if the
+// gain is clear and a section's q, dout and dq do not exceed the cache by much. Blocks of unequal
+// length do not process the same head at the same time. (H200, 2026-11-24, causal at 4K tokens,
+// d128, TFLOP/s with the usual heads per block and with twice as many. Sections of 67 MB with 32/8
+// heads: 527 and 561. Sections of 134 MB with 64/8 heads: 555 and 497; with the full mask, where
+// blocks stay in step, 624 and 639.) `can_store`: blocks with all heads of a group store dk and dv.
+// Other blocks add to sums that must be zeroed first and converted afterwards.
 int32_t BestHeads(const BackwardWork& work, int32_t usual, bool can_store, int slots);
 
 }  // namespace ringattn::worker::cuda::sm90

@@ -65,7 +65,7 @@ TEST(BackwardDealTest, SectionsAreAboutOneWave) {
   EXPECT_EQ(SectionPacks(0, 8, kSms), 1);
   EXPECT_EQ(SectionPacks(32, 0, kSms), 1);
   EXPECT_EQ(SectionPacks(32, 8, kSms), 4);
-  EXPECT_EQ(SectionPacks(32, 9, kSms), 3);  // of equal sections
+  EXPECT_EQ(SectionPacks(32, 9, kSms), 3);  // sections of equal size
   EXPECT_EQ(SectionPacks(1000, 8, kSms), 1);
 }
 
@@ -74,13 +74,13 @@ TEST(BackwardDealTest, BlocksGoToWhoeverIsIdle) {
   work.query_tiles = {5, 3, 1, 1};
   work.num_heads = 2;
   work.group_size = 2;
-  work.tile_operations = int64_t{1} << 40;  // blocks' starts are nothing to it
+  work.tile_operations = int64_t{1} << 40;  // block starts are negligible
   const double tile = BlocksTime(work, 2, true, 1) / 20;
   EXPECT_NEAR(BlocksTime(work, 1, true, 1) / tile, 20, 0.01);
   EXPECT_NEAR(BlocksTime(work, 2, true, 2) / tile, 10, 0.01);
-  EXPECT_NEAR(BlocksTime(work, 2, true, 100) / tile, 10, 0.01);  // the longest
+  EXPECT_NEAR(BlocksTime(work, 2, true, 100) / tile, 10, 0.01);  // the longest block
   EXPECT_NEAR(BlocksTime(work, 1, true, 100) / tile, 5, 0.01);
-  // In sections of one head: 5 and 3, 1 and 1 behind the 3, and the same again.
+  // In sections of one head: 5 and 3, then 1 and 1 after the 3, and the same again.
   EXPECT_NEAR(BlocksTime(work, 1, true, 2) / tile, 10, 0.01);
   work.num_heads = 4;
   EXPECT_NEAR(BlocksTime(work, 2, true, 1) / tile, 40, 0.01);
@@ -94,7 +94,7 @@ TEST(BackwardDealTest, StoringTakesLessThanAdding) {
   EXPECT_LT(BlocksTime(work, 4, false, kSms), BlocksTime(work, 1, false, kSms));
 }
 
-// As PreparedBackward asks, where blocks have less than a group usually.
+// Calls BestHeads as PreparedBackward does, for shapes whose usual blocks have less than a group.
 int32_t Heads(const Shape& shape, bool can_store) {
   const BackwardWork work = Work(shape);
   const int64_t tiles = static_cast<int64_t>(work.query_tiles.size()) * shape.batch;
@@ -105,9 +105,9 @@ int32_t Heads(const Shape& shape, bool can_store) {
 }
 bool Pays(const Shape& shape) { return Heads(shape, true) == shape.heads / shape.kv_heads; }
 
-// Two waves of whole groups, which are as even as more waves of their parts: the shortest blocks
-// of a causal call follow the longest ones' neighbours, and the longest is what each
-// multiprocessor has to do. A causal call's queries must fit the cache, or nearly.
+// Two waves of whole groups are as balanced as more waves of smaller blocks. The shortest blocks of
+// a causal call run after the neighbours of the longest ones, and each multiprocessor's work equals
+// the longest block. A causal call's queries must approximately fit the cache.
 TEST(BackwardDealTest, StoringPaysWhereBlocksFillTheirWaves) {
   for (const bool causal : {true, false}) {
     for (const int64_t dim : {64, 96, 128}) {
@@ -142,10 +142,11 @@ TEST(BackwardDealTest, StoringDoesNotPayWhereWholeGroupsLeaveMultiprocessorsIdle
   EXPECT_FALSE(Pays({2176, false, 32, 8}));
 }
 
-// Where whole groups are too long, some heads of one may be as even as single ones.
+// If blocks of whole groups are too long, blocks of several heads can be as balanced as blocks of
+// one.
 TEST(BackwardDealTest, FewerBlocksAreBetterWhereTheyAreAsEven) {
   for (const bool can_store : {false, true}) {
-    EXPECT_EQ(Heads({2048, true, 32, 8}, can_store), 2);  // before: 1
+    EXPECT_EQ(Heads({2048, true, 32, 8}, can_store), 2);  // the usual number is 1
     EXPECT_EQ(Heads({2048, false, 16, 2}, can_store), 2);
     EXPECT_EQ(Heads({4096, true, 16, 2}, can_store), 2);
     EXPECT_EQ(Heads({1024, true, 64, 8}, can_store), 2);
@@ -161,7 +162,8 @@ TEST(BackwardDealTest, GroupsOfAnySizeAreDealt) {
   EXPECT_EQ(Heads({128, false, 15, 5, 3}, false), 1);
 }
 
-// Sums are little beside the products of long calls: no gain that the model could be sure of.
+// The sums of long calls are small compared with the products, so the model cannot be sure of a
+// gain.
 TEST(BackwardDealTest, StoringMustPayMoreThanDoubt) { EXPECT_FALSE(Pays({16384, true, 16, 2})); }
 
 }  // namespace

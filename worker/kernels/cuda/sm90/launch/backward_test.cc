@@ -11,7 +11,7 @@ namespace {
 
 constexpr DeviceInfo kHopper{132, 9, 227 << 10};
 
-// Without addresses a call is only being measured: nothing here needs a device.
+// Without addresses a call only measures sizes, so these tests need no device.
 struct Request {
   explicit Request(int64_t n) {
     problem.dtype = DType::kBFloat16;
@@ -65,7 +65,7 @@ TEST(Sm90BackwardTest, ServesHeadDimensionsThatItHasKernelsFor) {
   EXPECT_TRUE(serves(DType::kFloat16, 136, 256));
 }
 
-// Where nobody else adds to them and no key is left out.
+// The kernel stores key gradients if no other block adds to them and every key has a tile.
 TEST(Sm90BackwardTest, StoresKeyGradientsWhereItHasAllOfThem) {
   Request request(1000);
   request.problem.num_kv_heads = 8;
@@ -80,7 +80,7 @@ TEST(Sm90BackwardTest, StoresKeyGradientsWhereItHasAllOfThem) {
   EXPECT_TRUE(stores());
   request.problem.bands[0] = Band{-100, 0};
   EXPECT_TRUE(stores());
-  request.problem.bands[0] = Band{100, 200};  // nobody sees 100 keys: not a whole tile
+  request.problem.bands[0] = Band{100, 200};  // 100 keys are hidden: less than a tile
   EXPECT_TRUE(stores());
   request.problem.bands[0] = Band{200, 300};
   EXPECT_FALSE(stores());
@@ -88,7 +88,7 @@ TEST(Sm90BackwardTest, StoresKeyGradientsWhereItHasAllOfThem) {
   block.pieces[0].length = 900;
   EXPECT_FALSE(stores());
   block.pieces[0].length = 1000;
-  request.problem.num_kv_heads = 2;  // heads of a group are spread over blocks
+  request.problem.num_kv_heads = 2;  // heads of a group are distributed over blocks
   EXPECT_FALSE(stores());
   request.problem.num_kv_heads = 8;
   request.problem.deterministic = true;
@@ -103,9 +103,8 @@ TEST(Sm90BackwardTest, StoresKeyGradientsWhereItHasAllOfThem) {
   EXPECT_FALSE(stores());
 }
 
-// Blocks take whole groups of heads then, where that leaves no multiprocessor idle for long;
-// nothing else of the tables changes, so that a call that is only being measured needs no
-// addresses.
+// If this leaves no multiprocessor idle for long, blocks process whole groups of heads. The other
+// tables are unchanged, so a call that only measures sizes needs no addresses.
 TEST(Sm90BackwardTest, StoresKeyGradientsOfGroups) {
   const auto prepare = [](int64_t tokens, bool causal, bool offers) {
     Request request(tokens);
@@ -131,7 +130,7 @@ TEST(Sm90BackwardTest, StoresKeyGradientsOfGroups) {
   }
 }
 
-// By kernels of their own, which count in scratch memory.
+// Deterministic backwards have separate kernels, which use counters in scratch memory.
 TEST(Sm90BackwardTest, ServesDeterministicBackwards) {
   Request request(1000);
   request.call.blocks[0].pieces = {Piece{0, 1000, 1, 0, 1}};
@@ -158,20 +157,21 @@ TEST(Sm90BackwardTest, ServesDeterministicBackwards) {
   EXPECT_TRUE(ServesBackward(request.problem, kHopper));
   EXPECT_EQ(prepare()->name(), (KernelName{"sm90", "terms", ""}));
   const int64_t scratch = prepare()->scratch_bytes();
-  request.problem.terms.mask = MaskForm{.per_head = true};  // turns of its own for each head
+  request.problem.terms.mask = MaskForm{.per_head = true};  // separate turns for each head
   EXPECT_GT(prepare()->scratch_bytes(), scratch);
   request.problem.deterministic = false;
   EXPECT_TRUE(ServesBackward(request.problem, kHopper));
 }
 
-// A window's tiles begin anywhere; those of an ordered backward at a tile's rows of the piece.
+// A window's tiles begin at any row; those of an ordered backward begin at multiples of a tile's
+// rows in the piece.
 TEST(Sm90BackwardTest, OrderedRangesBeginAtTiles) {
   Request request(1000);
   request.problem.bands[0] = Band{-100, 37};
   request.problem.deterministic = true;
   request.call.q_pieces = {Piece{0, 13, 1, 0, 1}, Piece{13, 987, 0, 0, 1}};
   const std::vector<char> tables = request.Tables();
-  for (int i = 0; i < 8; ++i) {  // of 8 tiles, one range or more each
+  for (int i = 0; i < 8; ++i) {  // 8 tiles with one or more ranges each
     QRange range;
     const size_t tiles = (8 * sizeof(BackwardTile) + 255) / 256 * 256;
     std::memcpy(&range, tables.data() + tiles + i * sizeof(range), sizeof(range));
@@ -191,7 +191,7 @@ TEST(Sm90BackwardTest, TakesAlignedAddresses) {
   EXPECT_FALSE(TakesBackward(request.call));
 }
 
-// Of each head's own plane, in the call's type and in whole vectors.
+// The gradient needs one plane per head, the call's type and whole vectors.
 TEST(Sm90BackwardTest, StoresGradientsOfBiases) {
   Request request(1000);
   AttentionProblem& problem = request.problem;
@@ -235,7 +235,7 @@ TEST(Sm90BackwardTest, TakesOneStride) {
   EXPECT_TRUE(TakesBackward(request.call));
 }
 
-// Tiles and ranges name the piece whose tensor maps they use, empty pieces counted.
+// Tiles and ranges store the index of the piece whose tensor maps they use, counting empty pieces.
 TEST(Sm90BackwardTest, TablesNamePieces) {
   Request request(256);
   request.call.q_pieces = {Piece{0, 0, 0, 0, 1}, Piece{0, 256, 1, 0, 1}};

@@ -14,16 +14,18 @@
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
-// Blocks are one to an SM: so many that the longest of a causal call are a fraction of it.
+// Each SM runs one block at a time. With this many blocks per SM the longest one of a causal call
+// is a small fraction of the total.
 constexpr int64_t kBlocksPerSm = 4;
-constexpr int32_t kPairKeys = 128;  // of the tables of pairs: two of the kernel's tiles
+constexpr int32_t kPairKeys = 128;  // of the pair tables: two of the kernel's tiles
 
 ForwardKernel KernelOf(const AttentionProblem& problem) {
   return std::max(problem.head_dim, problem.head_dim_v) > 64 ? BiasGradientKernel_d128()
                                                              : BiasGradientKernel_d64();
 }
 
-// The call's queries against its keys, as forward plans take them; only tiles with keys.
+// Returns a forward call with the call's queries and keys, for the forward planner. Only tiles with
+// keys matter.
 ForwardCall QueryView(const BiasGradientCall& call) {
   ForwardCall view;
   view.problem = call.problem;
@@ -102,7 +104,8 @@ absl::Status PreparedBiasGradient::Init(const BiasGradientCall& call, const Devi
   blocks_ = problem.batch == 0 ? 0 : blocks * parts;
   if (blocks_ > std::numeric_limits<int32_t>::max()) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("a gradient of a bias in ", blocks_, " tiles and planes"));
+        absl::StrCat("a bias gradient needs ", blocks_,
+                     " blocks (tiles times planes); the maximum is 2147483647"));
   }
   params.planes = static_cast<int32_t>(planes);
   params.parts = static_cast<int32_t>(parts);

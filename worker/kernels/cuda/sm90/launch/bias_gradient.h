@@ -1,5 +1,5 @@
-// The family's gradients of a bias: a kernel beside the backward's, which leaves every element to
-// one thread.
+// The sm90 family's gradient of a bias. Its kernel is separate from the backward's. One thread
+// computes each element.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_BIAS_GRADIENT_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_BIAS_GRADIENT_H_
 
@@ -19,10 +19,10 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Whether the family's kernel can compute a call of a problem whose backward the family serves.
+// Returns whether the kernel can compute a call of a problem whose backward the family serves.
 bool TakesBiasGradient(const BiasGradientCall& call, const DeviceInfo& device);
 
-// All kernels of it.
+// All kernels of the bias gradient.
 std::vector<KernelEntry> BiasGradientEntries();
 
 class PreparedBiasGradient : public PreparedKernel {
@@ -46,7 +46,7 @@ class PreparedBiasGradient : public PreparedKernel {
 
   ForwardKernel kernel_;
   DType dtype_ = DType::kBFloat16;
-  BiasGradientKernelParams params_;  // tables unset
+  BiasGradientKernelParams params_;  // without tables
   CallTerms terms_;
   CallBias bias_;
   ForwardPlan plan_;

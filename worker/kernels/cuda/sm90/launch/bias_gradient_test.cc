@@ -24,7 +24,7 @@ AttentionProblem ProblemOf(int64_t dim, BiasForm form) {
   return problem;
 }
 
-// 1,000 causal tokens, without addresses: the call is only measured.
+// 1,000 causal tokens, without addresses: the call only measures sizes.
 BiasGradientCall CallOf(const AttentionProblem& problem) {
   BiasGradientCall call;
   call.problem = &problem;
@@ -38,7 +38,7 @@ TEST(BiasGradientTest, TakesWhatTheCopyEngineReads) {
   const AttentionProblem problem = ProblemOf(128, {});
   BiasGradientCall call = CallOf(problem);
   EXPECT_TRUE(TakesBiasGradient(call, kH200));
-  call.dbias = reinterpret_cast<void*>(uintptr_t{2});  // stores are of any alignment
+  call.dbias = reinterpret_cast<void*>(uintptr_t{2});  // the kernel stores at any alignment
   EXPECT_TRUE(TakesBiasGradient(call, kH200));
   call.dout = reinterpret_cast<const void*>(uintptr_t{8});
   EXPECT_FALSE(TakesBiasGradient(call, kH200));
@@ -50,7 +50,7 @@ TEST(BiasGradientTest, TakesWhatTheCopyEngineReads) {
   EXPECT_FALSE(TakesBiasGradient(call, {132, 9, 163 << 10}));
 }
 
-// Every plane has blocks of its own, however many heads and batch rows it is summed over.
+// Every plane has separate blocks, for any number of heads and batch rows that are summed into it.
 TEST(BiasGradientTest, PreparesTablesAndScratch) {
   for (bool per_head : {false, true}) {
     for (int64_t dim : {64, 128}) {
@@ -65,7 +65,7 @@ TEST(BiasGradientTest, PreparesTablesAndScratch) {
       const auto masked = PreparedBiasGradient::Create(CallOf(problem), kH200);
       ASSERT_TRUE(masked.ok()) << masked.status();
       EXPECT_EQ((*masked)->scratch_bytes(), 256 + 36 * 2048);  // 36 pairs of 128 by 128
-      problem.terms.columns = 1001;                            // is copied, in rows of 1,000
+      problem.terms.columns = 1001;                            // needs a copy, in rows of 1,000
       const auto copied = PreparedBiasGradient::Create(CallOf(problem), kH200);
       ASSERT_TRUE(copied.ok()) << copied.status();
       const int64_t planes = per_head ? 8 : 1;

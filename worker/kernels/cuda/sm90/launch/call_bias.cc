@@ -13,13 +13,13 @@
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
-constexpr int64_t kRowBytes = 16;  // of which the copy engine wants multiples
+constexpr int64_t kRowBytes = 16;  // the copy engine requires multiples of 16
 
 DType DTypeOf(const AttentionProblem& problem) {
   return problem.terms.bias->float32 ? DType::kFloat32 : problem.dtype;
 }
 
-// Of a piece's first key. Those behind it lie `stride` columns apart.
+// Returns the column of a piece's first key. The following keys are `stride` columns apart.
 int64_t ColumnOf(const ScoreTerms& terms, const Piece& piece) {
   return terms.PairColumn(piece.local_begin, piece.PositionOf(0));
 }
@@ -34,7 +34,7 @@ int64_t FirstColumn(const ScoreTerms& terms, const std::vector<KvBlock>& blocks)
   return first;
 }
 
-// Whether all pieces begin at whole vectors of columns that are counted from `first`.
+// Returns whether all pieces begin at whole vectors of columns, counted from `first`.
 bool WholeVectors(const ScoreTerms& terms, const std::vector<KvBlock>& blocks, int64_t first,
                   int32_t stride) {
   for (const KvBlock& block : blocks) {
@@ -47,8 +47,8 @@ bool WholeVectors(const ScoreTerms& terms, const std::vector<KvBlock>& blocks, i
   return true;
 }
 
-// A tensor [planes, rows, pitch], of which `columns` of a row exist; what lies outside reads as
-// zero.
+// Encodes the map of a tensor [planes, rows, pitch] with `columns` elements in each row. Elements
+// outside read as zero.
 absl::Status EncodeBiasMap(DType dtype, const void* data, int64_t planes, int64_t rows,
                            int64_t columns, int64_t pitch, int32_t box_rows, TensorMap& target) {
   const auto encode = TensorMapEncoder();
@@ -102,15 +102,16 @@ absl::Status CallBias::Init(const AttentionProblem& problem, const TermOperands&
   rows_ = terms.PlaneRows(q_rows);
   columns_ = terms.columns;
   if (rows_ > kMost || columns_ > kMost) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("a call with a bias of ", rows_, " rows and ", columns_));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a plane of the bias is too large; rows and columns may be at most 2147483647 each: ",
+        rows_, " x ", columns_));
   }
   dtype_ = DTypeOf(problem);
   bias_ = operands.bias;
   planes_ = (form.per_batch ? problem.batch : 1) * (form.per_head ? problem.num_heads : 1);
   if (BiasInVectors(problem, blocks, stride)) return absl::OkStatus();
 
-  // The columns from the first key's to the last one's.
+  // The columns from the first key to the last one.
   const int64_t first = FirstColumn(terms, blocks);
   int64_t end = 0;
   for (const KvBlock& block : blocks) {
@@ -120,7 +121,7 @@ absl::Status CallBias::Init(const AttentionProblem& problem, const TermOperands&
     }
   }
   if (first >= end) return absl::OkStatus();
-  bool alike = true;  // one residue alone
+  bool alike = true;  // all columns have the same residue
   for (const KvBlock& block : blocks) {
     for (const Piece& piece : block.pieces) {
       alike = alike && (piece.length == 0 || (ColumnOf(terms, piece) - first) % stride == 0);

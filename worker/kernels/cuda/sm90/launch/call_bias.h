@@ -1,5 +1,5 @@
-// The bias of one sm_90a call on the host: whether the copy engine can read it as it lies, or a
-// copy of it in scratch memory (bias_copy.h), and its tensor map.
+// The bias of one sm_90a call on the host: decides whether the copy engine reads it in place or
+// from a copy in scratch memory (bias_copy.h), and encodes its tensor map.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_CALL_BIAS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_CALL_BIAS_H_
 
@@ -16,40 +16,42 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Keys at which a range of a call with a bias begins, counted from its piece's first: the copy
-// engine reads columns from multiples of 16 bytes alone (else it stops the kernel: illegal
-// instruction).
+// A range of a call with a bias begins at a multiple of this many keys in its piece. The copy
+// engine reads columns only from multiples of 16 bytes; other addresses stop the kernel with an
+// illegal instruction error.
 inline constexpr int32_t kBiasKeyAlign = 8;
 
-// Whether a call's bias, if it has one, can be read: from an address that is a multiple of 16, or
-// copied; with the pieces of its keys at columns that are multiples of 16 bytes. Where a bias or a
-// mask is cut by keys, positions are to be consecutive: columns and rows of a range then are, as
-// they are where it is cut by queries. OneStride (span_maps.h) holds for the call.
+// Returns whether the kernels can read a call's bias, if it has one. The bias must be at an address
+// that is a multiple of 16, or be copied. The pieces of its keys must begin at columns that are
+// multiples of 16 bytes. If a bias or a mask is sharded by keys, positions must be consecutive. The
+// columns and rows of a range are then consecutive, as they are for a bias sharded by queries.
+// REQUIRES: OneStride (span_maps.h) holds for the call.
 bool TakesBias(const AttentionProblem& problem, const TermOperands& operands,
                const std::vector<KvBlock>& blocks, int32_t stride);
 
-// Whether the bias's rows, and the keys' pieces in them, begin at multiples of 16 bytes: then the
-// copy engine reads it as it lies, and tiles of its gradient are whole vectors.
+// Returns whether the bias's rows, and the keys' pieces in them, begin at multiples of 16 bytes.
+// The copy engine then reads the bias in place, and tiles of its gradient are whole vectors.
 // REQUIRES: the problem has a bias.
 bool BiasInVectors(const AttentionProblem& problem, const std::vector<KvBlock>& blocks,
                    int32_t stride);
 
-// A value; without Init that of a call without a bias. Thread-safe for readers.
+// A value type. Without Init it represents a call without a bias. Const methods may run
+// concurrently.
 class CallBias {
  public:
-  // `stride`: of positions, in q and in all blocks. RESOURCE_EXHAUSTED for more rows or columns
-  // than the copy engine counts.
+  // `stride`: of positions, in q and in all blocks. Returns RESOURCE_EXHAUSTED for more rows or
+  // columns than the copy engine can count.
   absl::Status Init(const AttentionProblem& problem, const TermOperands& operands, int64_t q_rows,
                     const std::vector<KvBlock>& blocks, int32_t stride);
 
-  // Of the copy, a multiple of 256; 0 where there is none.
+  // Bytes of the copy, a multiple of 256; 0 without a copy.
   int64_t scratch_bytes() const { return scratch_bytes_; }
 
-  // Copies the bias to `scratch` (device, 256-byte aligned) on `stream`, where that is to be, and
-  // fills `target`, for boxes of 128 bytes of `box_rows` rows. INTERNAL with CUDA's text if the
-  // driver refuses the map, or the launch fails.
+  // Copies the bias to `scratch` (device, 256-byte aligned) on `stream` if a copy is needed. Fills
+  // `target` for boxes of 128 bytes by `box_rows` rows. Returns INTERNAL with CUDA's text if the
+  // driver rejects the map or the launch fails.
   absl::Status Place(void* scratch, int32_t box_rows, cudaStream_t stream, BiasMap& target) const;
-  // How the bias's columns are found in the copy's, for tests.
+  // The mapping from the bias's columns to the copy's, for tests.
   const BiasCopyParams& copy() const { return copy_; }
   bool copies() const { return scratch_bytes_ > 0; }
   int32_t element_bytes() const { return static_cast<int32_t>(ElementBytes(dtype_)); }
@@ -61,7 +63,7 @@ class CallBias {
   int64_t rows_ = 0;  // of a plane
   int64_t columns_ = 0;
   int64_t scratch_bytes_ = 0;
-  BiasCopyParams copy_;  // source and target unset
+  BiasCopyParams copy_;  // without source and target
 };
 
 }  // namespace ringattn::worker::cuda::sm90

@@ -28,7 +28,7 @@ std::vector<KvBlock> BlockOf(std::vector<Piece> pieces) {
   return {block};
 }
 
-// As the kernels' BiasColumn.
+// Mirrors the kernels' BiasColumn.
 int64_t ColumnOf(const BiasCopyParams& copy, int64_t position) {
   const int64_t from = position - copy.first;
   return from % copy.stride * copy.class_columns + from / copy.stride;
@@ -42,7 +42,7 @@ TEST(CallBiasTest, RowsOfWholeVectorsAreReadWhereTheyLie) {
       ASSERT_TRUE(bias.Init(problem, {}, 100, BlockOf({{.length = columns}}), 1).ok());
       EXPECT_EQ(bias.copies(), columns % (fp32 ? 4 : 8) != 0) << columns;
       EXPECT_EQ(bias.element_bytes(), fp32 ? 4 : 2);
-      // An address may be anything where it is copied.
+      // A bias that is copied may have any address.
       const TermOperands odd{.bias = reinterpret_cast<const void*>(uintptr_t{258})};
       EXPECT_EQ(TakesBias(problem, odd, BlockOf({{.length = columns}}), 1), bias.copies());
       EXPECT_TRUE(TakesBias(problem, {}, BlockOf({{.length = columns}}), 1));
@@ -69,7 +69,7 @@ TEST(CallBiasTest, ACopyHasTheColumnsOfTheCallsKeysAlone) {
   EXPECT_EQ(bias.scratch_bytes(), (80 * 456 * 2 + 255) / 256 * 256);
 }
 
-// The copy engine reads columns from multiples of 16 bytes alone.
+// The copy engine reads columns only from multiples of 16 bytes.
 TEST(CallBiasTest, PiecesBeginAtWholeVectorsOrTheBiasIsNotTaken) {
   const AttentionProblem problem = ProblemOf(1024);
   const auto copies = [&](std::vector<KvBlock> blocks, int32_t stride) {
@@ -77,7 +77,8 @@ TEST(CallBiasTest, PiecesBeginAtWholeVectorsOrTheBiasIsNotTaken) {
     EXPECT_TRUE(bias.Init(problem, {}, 10, blocks, stride).ok());
     return bias.copies();
   };
-  const auto odd = BlockOf({{.length = 100, .position = 301}});  // alone: a copy begins there
+  const auto odd = BlockOf({{.length = 100, .position = 301}});  // the only block: its copy begins
+                                                                 // there
   EXPECT_TRUE(TakesBias(problem, {}, odd, 1));
   EXPECT_TRUE(copies(odd, 1));
   const auto alike = BlockOf({{.length = 100, .position = 301},
@@ -95,9 +96,9 @@ TEST(CallBiasTest, PiecesBeginAtWholeVectorsOrTheBiasIsNotTaken) {
   EXPECT_FALSE(TakesBias(problem, {}, BlockOf({{0, 30, 0, 3, 4}, {30, 20, 0, 44, 4}}), 4));
 }
 
-// Keys that follow one another in a piece have columns that do, each its own.
+// Consecutive keys of a piece have consecutive columns, and no two keys share a column.
 TEST(CallBiasTest, StridesBecomeColumnsThatFollowOneAnother) {
-  for (int64_t second : {403, 402}) {  // of the first's residue, or not
+  for (int64_t second : {403, 402}) {  // with and without the first piece's residue
     const auto blocks = BlockOf({{0, 30, 0, 3, 4}, {30, 20, 0, second, 4}});
     const Piece& a = blocks[0].pieces[0];
     const Piece& b = blocks[0].pieces[1];
@@ -115,7 +116,7 @@ TEST(CallBiasTest, StridesBecomeColumnsThatFollowOneAnother) {
         EXPECT_EQ(column, first + i);
         EXPECT_TRUE(seen.insert(column).second);
         EXPECT_LT(column, int64_t{copy.classes} * copy.class_columns);
-        // What the copy kernel puts there.
+        // The element that the copy kernel stores there.
         EXPECT_EQ(
             copy.first + column / copy.class_columns + copy.stride * (column % copy.class_columns),
             piece->PositionOf(i));
@@ -125,7 +126,7 @@ TEST(CallBiasTest, StridesBecomeColumnsThatFollowOneAnother) {
   }
 }
 
-// A key's column is its row in the block then, wherever its position is.
+// With a bias sharded by keys, a key's column is its row in the block, for every position.
 TEST(CallBiasTest, OfOneThatIsCutByKeysRowsOfTheBlockCount) {
   AttentionProblem problem = ProblemOf(64, {.per_head = true});
   problem.terms.by_keys = true;
@@ -134,7 +135,7 @@ TEST(CallBiasTest, OfOneThatIsCutByKeysRowsOfTheBlockCount) {
       {{.length = 24, .position = 301}, {.local_begin = 24, .length = 40, .position = 703}});
   EXPECT_TRUE(BiasInVectors(problem, odd, 1));
   EXPECT_TRUE(TakesBias(problem, {}, odd, 1));
-  EXPECT_FALSE(TakesBias(problem, {}, odd, 2)) << "rows and columns of other steps";
+  EXPECT_FALSE(TakesBias(problem, {}, odd, 2)) << "rows and columns have different steps";
   CallBias bias;
   ASSERT_TRUE(bias.Init(problem, {}, 10, odd, 1).ok());
   EXPECT_FALSE(bias.copies());

@@ -12,7 +12,8 @@ namespace ringattn::worker::cuda::sm90 {
 namespace {
 
 constexpr int64_t kWidestClass = 128;
-// Of a slope over the scale, to be in three numbers of bf16 and, times a stride, finite.
+// Bounds of a slope divided by the scale. Within them three bf16 numbers represent it, and its
+// product with a stride is finite.
 constexpr float kLeastSlope = 0x1p-60f, kMostSlope = 0x1p60f;
 
 }  // namespace
@@ -67,8 +68,10 @@ absl::Status CallTerms::Init(const AttentionProblem& problem, const TermParams& 
                                                        (terms.mask->per_head ? mask_heads : 1);
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (pairs > kMost || static_cast<int64_t>(ranges.size()) * std::max<int64_t>(planes, 1) > kMost) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("a call of ", pairs, " pairs of tiles with ", planes, " planes of a mask"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "too many pairs of tiles or planes of a mask; pairs, and ranges times planes, may be at "
+        "most 2147483647: ",
+        pairs, " pairs, ", planes, " planes"));
   }
   params_ = params;
   ranges_ = std::move(ranges);

@@ -1,5 +1,5 @@
-// The score terms of one sm_90a call on the host: their tables behind the plan's, and the scratch
-// memory that the launches of terms_classes.h fill.
+// The score terms of one sm_90a call on the host: their tables, placed after the plan's, and the
+// scratch memory that the launches of terms_classes.h fill.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_CALL_TERMS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_CALL_TERMS_H_
 
@@ -14,25 +14,25 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Whether the kernels with terms can compute a problem that has some, as far as they differ from
-// the plain ones: head_dim and head_dim_v up to 128; a backward without a softcap.
+// Returns whether the kernels with terms can compute a problem with score terms, beyond the
+// conditions of the plain kernels: head_dim and head_dim_v up to 128, and no softcap in a backward.
 bool ServesTerms(const AttentionProblem& problem, bool backward);
 
-// Which of its head-dim class's kernels with terms a problem is for: that of ALiBi, segment ids and
-// masks, that of dropout as well, or that of everything.
+// The kernels with terms in a head-dim class: for ALiBi, segment ids and masks; for dropout in
+// addition; for all terms.
 enum class TermKind { kPairs, kDrops, kAll };
 TermKind TermKindOf(const AttentionProblem& problem);
 
-// Whether a forward's ALiBi can be a part of its product (terms_forward_alibi.cuh): beside segment
-// ids and masks at most, and with slopes that stay far from fp32's ends when they are divided by
-// the scale.
+// Returns whether a forward's ALiBi can be computed by its matrix product
+// (terms_forward_alibi.cuh). The other terms must be segment ids and masks at most, and the slopes
+// divided by the scale must stay far from the limits of fp32.
 bool AlibiInProduct(const AttentionProblem& problem);
 
-// The keys of its dropout's rounds.
+// The Philox keys of the problem's dropout.
 PhiloxKeys PhiloxKeysOf(const AttentionProblem& problem);
 
-// Of each of a plan's ranges its first pair of tiles (terms_params.h), and behind the last range
-// the number of pairs; `step` rows of a range make one pair. The numbers may exceed int32.
+// Returns for each range of a plan the index of its first pair of tiles (terms_params.h), followed
+// by the number of pairs. `step` rows of a range form one pair. The numbers may exceed int32.
 template <typename Range>
 std::vector<int64_t> PairBegins(const std::vector<Range>& ranges, int32_t step) {
   std::vector<int64_t> begins = {0};
@@ -42,15 +42,16 @@ std::vector<int64_t> PairBegins(const std::vector<Range>& ranges, int32_t step) 
   return begins;
 }
 
-// The step between positions of a call for which OneStride holds (span_maps.h).
+// Returns the step between positions of a call for which OneStride holds (span_maps.h).
 int32_t StrideOf(const std::vector<Piece>& q_pieces, const std::vector<KvBlock>& blocks);
 
-// A value; without Init that of a call without terms. Thread-safe for readers.
+// A value type. Without Init it represents a call without terms. Const methods may run
+// concurrently.
 class CallTerms {
  public:
-  // `step` as above; `rows`: of the scores' accumulators in a tile; `mask_heads`: planes that a
-  // batch row has in a mask with heads of its own. RESOURCE_EXHAUSTED for more pairs than tables
-  // can count.
+  // `step`: as above. `rows`: rows of the scores' accumulators in a tile. `mask_heads`: planes per
+  // batch row of a mask with one plane per head. Returns RESOURCE_EXHAUSTED for more pairs than the
+  // tables can count.
   template <typename Call, typename Plan>
   absl::Status Init(const Call& call, const Plan& plan, int32_t rows, int32_t step,
                     int64_t mask_heads) {
@@ -60,9 +61,10 @@ class CallTerms {
 
   bool any() const { return any_; }
   int64_t table_bytes() const { return table_bytes_; }      // multiples of 256
-  int64_t scratch_bytes() const { return scratch_bytes_; }  // likewise
+  int64_t scratch_bytes() const { return scratch_bytes_; }  // multiples of 256
 
-  // `tables` and `scratch` are where this call's lie, 256-byte aligned.
+  // `tables` and `scratch` are the addresses of this call's tables and scratch memory, 256-byte
+  // aligned.
   void WriteTables(void* tables) const;
   void DropTables();
   void Place(const void* tables, void* scratch, TermParams& terms, PairTables& pairs) const;
@@ -73,7 +75,7 @@ class CallTerms {
                     int32_t pair_size, int64_t mask_heads);
 
   bool any_ = false;
-  TermParams params_;  // tables unset
+  TermParams params_;  // without tables
   std::vector<TermRange> ranges_;
   std::vector<int32_t> pair_begins_;
   std::vector<float> slopes_;

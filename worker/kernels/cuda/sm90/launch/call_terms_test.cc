@@ -26,7 +26,7 @@ AttentionProblem ProblemOf(int64_t dim) {
   return problem;
 }
 
-// 1,000 causal tokens, without addresses: the call is only measured.
+// 1,000 causal tokens, without addresses: the call only measures sizes.
 template <typename Call>
 Call CallOf(const AttentionProblem& problem) {
   Call call;
@@ -70,7 +70,7 @@ TEST(CallTermsTest, ScratchHoldsClassesAndMaskWords) {
   ASSERT_TRUE(all.Init(call, plan, 128, 128, 4).ok());
   EXPECT_EQ(all.scratch_bytes(), 256 + 512 + 8 * 36 * (128 * 128 / 8));
 
-  // Each table is where the kernels look for it.
+  // Each table is at the address from which the kernels read it.
   std::vector<char> tables(all.table_bytes()), scratch(all.scratch_bytes());
   all.WriteTables(tables.data());
   TermParams terms;
@@ -132,7 +132,7 @@ TEST(CallTermsTest, DropoutHasKernelsOfItsOwnAndABiasThoseOfAllTerms) {
   EXPECT_EQ(TermKindOf(problem), TermKind::kDrops);
 }
 
-// Far from fp32's ends and beside nothing but segment ids and masks.
+// Slopes must be far from fp32's limits, and segment ids and masks are the only other terms.
 TEST(CallTermsTest, AlibiIsAPartOfTheProduct) {
   AttentionProblem problem = ProblemOf(64);
   problem.terms.segment_ids = true;
@@ -155,7 +155,8 @@ TEST(CallTermsTest, AlibiIsAPartOfTheProduct) {
   EXPECT_FALSE(with(1.0f));
 }
 
-// A prepared call has its tables and scratch memory behind those of the plan; plain calls none.
+// A prepared call places its terms' tables and scratch memory after those of the plan. Plain calls
+// have none.
 TEST(CallTermsTest, PreparedCallsBringTheirTables) {
   AttentionProblem problem = ProblemOf(128);
   const auto forward_bytes = [&] {

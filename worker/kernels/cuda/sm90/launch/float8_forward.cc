@@ -17,12 +17,12 @@ namespace {
 
 constexpr int64_t kMaxHeadDim = kFloat8MaxColumns;
 
-// Of what lies innermost the copy engine takes strides and first elements that are multiples of 16
-// bytes. In v's copy that is keys.
+// The copy engine requires strides and first elements of the innermost axis at multiples of 16
+// bytes. In v's copy the innermost axis is keys.
 constexpr int32_t kVectorRows = 16;
 int64_t WholeVectors(int64_t rows) { return (rows + kVectorRows - 1) / kVectorRows * kVectorRows; }
 
-// The head-dim class that serves a problem.
+// Returns the head-dim class that serves a problem.
 int32_t ColumnsOf(const AttentionProblem& problem) {
   return std::max(problem.head_dim, problem.head_dim_v) <= 64 ? 64 : 128;
 }
@@ -30,7 +30,7 @@ ForwardKernel KernelOf(int32_t columns) {
   return columns == 64 ? Float8ForwardKernel_d64() : Float8ForwardKernel_d128();
 }
 
-// Tiles that see keys; the others come last.
+// Counts the tiles that see keys; the others come last.
 int32_t TilesWithKeys(const ForwardPlan& plan) {
   size_t tiles = plan.tiles.size();
   while (tiles > 0 && plan.tiles[tiles - 1].range_begin == plan.tiles[tiles - 1].range_end) --tiles;
@@ -64,7 +64,8 @@ absl::StatusOr<std::unique_ptr<PreparedFloat8Forward>> PreparedFloat8Forward::Cr
   const int64_t items = int64_t{prepared->params_.tiles} * prepared->params_.heads;
   if (items > std::numeric_limits<int32_t>::max()) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("a forward call of ", items, " tiles and heads"));
+        absl::StrCat("a forward call needs ", items,
+                     " work items (tiles times heads); the maximum is 2147483647"));
   }
   return prepared;
 }
@@ -150,7 +151,7 @@ void PreparedFloat8Forward::LayOutScratch(const ForwardCall& call) {
 void PreparedFloat8Forward::AddTiles(const void* source, int64_t target, int64_t rows,
                                      const std::vector<Piece>& pieces, Float8Kind kind,
                                      int64_t pitch) {
-  // Those of q have several heads.
+  // The maps of q cover several heads.
   const CommonParams& common = params_.forward.common;
   const int64_t step =
       kind == kFloat8Q ? std::max(kFloat8TileRows / common.group_size, 8) : kFloat8TileRows;
@@ -187,7 +188,7 @@ absl::Status PreparedFloat8Forward::PlaceScratch(void* scratch) {
       SpanMaps& maps = maps_[at++];
       if (piece.length == 0) continue;
       const int64_t heads = common.num_kv_heads;
-      // What follows a piece reads as zero, also where it is another piece's.
+      // Elements after the piece read as zero, including those of other pieces.
       const int64_t end = piece.local_begin + piece.length;
       ByteTensor k;
       k.data = base + block.k;
@@ -195,8 +196,9 @@ absl::Status PreparedFloat8Forward::PlaceScratch(void* scratch) {
       k.strides = {row_bytes, row_bytes * heads, row_bytes * heads * block.rows};
       k.box = {kFloat8MaxColumns, 1, kernel_.tile_keys, 1};
       if (absl::Status s = EncodeByteMap(k, maps.k); !s.ok()) return s;
-      // The piece's own, so that it begins at a multiple of 16 keys: its first row is found at the
-      // one before that of its block. What would lie before the piece is never read.
+      // Each piece has a separate copy of v, so that it begins at a multiple of 16 keys. The map's
+      // base is shifted so that the piece's first row keeps its index in the block. Nothing before
+      // the piece is read.
       const int64_t first = piece.local_begin / kVectorRows * kVectorRows;
       const int64_t pitch = WholeVectors(piece.length);
       ByteTensor v;

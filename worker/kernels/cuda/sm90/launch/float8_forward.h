@@ -1,10 +1,10 @@
-// Makes forward calls in e4m3 ready: rounds q, k and v into scratch memory, then runs the kernel of
-// forward_float8.cu on the copies.
+// Prepares forward calls in e4m3: a launch rounds q, k and v into scratch memory, then runs the
+// kernel of forward_float8.cu on the copies.
 //
-// Tables: the work counters, tiles, key ranges, combine tiles, tensor maps of the copies, and what
-// is rounded by which block. A prepared call runs on one stream at a time.
+// Tables: the work counters, tiles, key ranges, combine tiles, tensor maps of the copies, and the
+// table of the rounding kernel's blocks. A prepared call runs on one stream at a time.
 //
-// Thread-safe: there is no shared state.
+// Thread-safe: no shared state.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_FLOAT8_FORWARD_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_FLOAT8_FORWARD_H_
 
@@ -22,7 +22,8 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// 16-bit tensors, head dims of multiples of 8 up to 128, on a device of compute capability 9.0.
+// Serves 16-bit tensors with head dims that are multiples of 8 up to 128, on compute capability
+// 9.0.
 bool ServesFloat8Forward(const AttentionProblem& problem, const DeviceInfo& device);
 
 std::vector<KernelEntry> Float8ForwardEntries();
@@ -40,7 +41,7 @@ class PreparedFloat8Forward : public PreparedKernel {
   absl::Status Launch(const TableLaunch& launch) const override;
 
  private:
-  // A block's copies, in bytes behind the scratch's beginning, and its pieces.
+  // The copies of a block, as byte offsets in the scratch, and its pieces.
   struct Block {
     std::vector<Piece> pieces;
     int64_t rows = 0;
@@ -54,10 +55,10 @@ class PreparedFloat8Forward : public PreparedKernel {
   void AddTiles(const void* source, int64_t target, int64_t rows, const std::vector<Piece>& pieces,
                 Float8Kind kind, int64_t pitch);
 
-  const int32_t columns_;  // of the kernel: rows of a tile of v's copy
+  const int32_t columns_;  // of the kernel: the rows of a tile of v's copy
   const ForwardKernel kernel_;
   const DType dtype_;
-  ForwardKernelParams params_;  // tables, partials and q's map unset
+  ForwardKernelParams params_;  // without tables, partials and q's map
   Float8RoundingParams rounding_;
   ForwardPlan plan_;
   std::vector<SpanMaps> maps_;

@@ -20,16 +20,16 @@
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
-// Of K and V that the tiles running at one time should meet: about half of an H200's L2.
+// Bytes of K and V that the tiles running at one time should share: about half of an H200's L2.
 constexpr int64_t kSectionBytes = int64_t{32} << 20;
-// Waves of a section of uneven tiles below which all heads are one section.
+// If a section of uneven tiles has fewer waves than this, all heads form one section.
 constexpr int64_t kUnevenWaves = 12;
 
-// Of one multiprocessor, about what these kernels make (H200: 650e12 on 132).
+// Approximate rate of one multiprocessor with these kernels (H200: 650e12 on 132).
 constexpr double kFlopsPerSecond = 5e12;
 
-// `long_kernel`, where there is one, takes over when a q tile sees many keys; `split_kernel` when
-// keys are split and no tile has more rows than its own.
+// `long_kernel`, if not null, serves calls whose q tiles see many keys. `split_kernel` serves calls
+// with split keys if no tile has more rows than this kernel's tiles.
 struct HeadDimClass {
   int64_t head_dim;
   ForwardKernel (*kernel)();
@@ -46,7 +46,7 @@ constexpr HeadDimClass kClasses[] = {
 // 8K and 16K up to 2% slower (H200, 2026-11-22).
 constexpr int64_t kLongKeys = 24576;
 
-// Null above 256.
+// Returns null for head dims above 256.
 const HeadDimClass* ClassOf(const AttentionProblem& problem) {
   const int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
   for (const HeadDimClass& candidate : kClasses) {
@@ -55,7 +55,7 @@ const HeadDimClass* ClassOf(const AttentionProblem& problem) {
   return nullptr;
 }
 
-// By TermKind.
+// Indexed by TermKind.
 constexpr ForwardKernel (*kTermKernels[][3])() = {
     {ForwardKernel_pairs_d64, ForwardKernel_drops_d64, ForwardKernel_terms_d64},
     {ForwardKernel_pairs_d128, ForwardKernel_drops_d128, ForwardKernel_terms_d128}};
@@ -81,7 +81,7 @@ int64_t MeanKeys(const ForwardPlan& plan) {
   return keys / static_cast<int64_t>(plan.tiles.size());
 }
 
-// Counted through all blocks, as tile_plan.h does.
+// Returns the index over all blocks, as in tile_plan.h.
 int32_t FirstLatePiece(const std::vector<KvBlock>& blocks) {
   int32_t piece = 0;
   for (const KvBlock& block : blocks) {
@@ -91,9 +91,10 @@ int32_t FirstLatePiece(const std::vector<KvBlock>& blocks) {
   return kNoLatePiece;
 }
 
-// ForwardTileShape::early_key_tiles: what all multiprocessors compute until the late keys come.
-// Where heads are cut into sections it is none: tiles that are split have parts in all sections,
-// but keys come within the first one, and a tile of so many keys sees its own for about as long.
+// Returns ForwardTileShape::early_key_tiles: the key tiles that all multiprocessors compute until
+// the late keys arrive. Returns 0 if heads are divided into sections. Split tiles then have splits
+// in all sections, but the keys arrive during the first one. A tile of so many keys also spends
+// about that time on keys that are not late.
 int64_t EarlyKeyTiles(const ForwardCall& call, const ForwardPlan& plan,
                       const ForwardTileShape& shape, int32_t tile_rows, int32_t sm_count) {
   const AttentionProblem& problem = *call.problem;
@@ -134,9 +135,9 @@ int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t t
   const int64_t kv_heads = std::max<int64_t>(kSectionBytes / std::max<int64_t>(bytes, 1), 1);
   const int64_t largest = std::min(kv_heads * packs_per_kv_head, heads);
   const int64_t sections = (heads + largest - 1) / std::max<int64_t>(largest, 1);
-  // Uneven tiles (causal) balance by starting with the longest of all heads, and blocks that
-  // run through keys of like length in step share them in the cache anyway: sections pay
-  // only when they are many waves long.
+  // Uneven tiles (causal) balance if the longest tiles of all heads start first. Blocks that
+  // process keys of similar length in step share them in the cache without sections. Sections are
+  // useful only if they are many waves long.
   int64_t total = 0, longest = 0;
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t keys = KeysOf(plan, plan.tiles[i]);
@@ -246,7 +247,7 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   SetResult(call, forward);
 
   const int64_t group_size = forward.common.group_size;
-  // Rows of a bias are those of one head.
+  // The rows of a bias belong to one head.
   const int32_t pack = forward.head_pack =
       problem.terms.bias.has_value() ? 1 : HeadPack(call, kernel.tile_rows);
   const int64_t packs = problem.num_heads / pack;
@@ -257,7 +258,8 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   shape.blocks_per_tile = problem.batch * packs;
   shape.target_blocks = tuning.max_key_splits == 1 ? 0 : device.sm_count;
   shape.blocks_at_once = shape.target_blocks;
-  // Wider heads' partial results cost what it saves (H200, 16K: d192 721 beside 736 TFLOP/s whole).
+  // For wider heads the partial results cost as much as splitting saves (H200, 16K: d192 runs at
+  // 721 TFLOP/s split and 736 unsplit).
   shape.fills_last_wave = !terms && head_dim_class.head_dim <= 128;
   if (problem.terms.bias.has_value()) shape.key_align = kBiasKeyAlign;
   plan_ = PlanForwardTiles(call, shape);
@@ -296,7 +298,8 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   const int64_t items = static_cast<int64_t>(tiles) * shape.blocks_per_tile;
   if (items > std::numeric_limits<int32_t>::max()) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("a forward call of ", items, " tiles and heads"));
+        absl::StrCat("a forward call needs ", items,
+                     " work items (tiles times heads); the maximum is 2147483647"));
   }
   params.tiles = static_cast<int32_t>(tiles);
   params.heads = static_cast<int32_t>(shape.blocks_per_tile);
@@ -410,7 +413,7 @@ absl::Status PreparedForward::Launch(const TableLaunch& launch) const {
     }
     arguments[0] = &split;
   }
-  // The kernel of split keys waits for what is in front of it by itself, once it is ready.
+  // The kernel of split keys may start early; it waits for the preceding work after its setup.
   cudaLaunchAttribute beside = {};
   beside.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   beside.val.programmaticStreamSerializationAllowed = 1;

@@ -1,11 +1,11 @@
-// The sm_90a forward, from a call to a launch.
+// Prepares and launches the sm_90a forward.
 //
-// Tables, as WriteTables lays them out: work counters (with the word about late keys among them)
-// and tickets, zeroed, as a launch leaves them; tiles, key ranges, combine tiles, tensor maps,
-// parts of split keys, score terms. The kernel writes the counters, so a prepared call runs on one
-// stream at a time.
+// Tables in the order of WriteTables: work counters (including the word for late keys), tickets,
+// tiles, key ranges, combine tiles, tensor maps, split parts, score terms. Counters and tickets
+// begin as zeros, and each launch leaves them zero. The kernel writes the counters, so a prepared
+// call runs on one stream at a time.
 //
-// Thread-safe: there is no shared state.
+// Thread-safe: no shared state.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_FORWARD_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_FORWARD_H_
 
@@ -31,27 +31,29 @@ namespace ringattn::worker::cuda::sm90 {
 
 inline constexpr std::string_view kName = "sm90";
 
-// How many packs of heads of the plan's first `tiles` tiles share a section (WorkCounters).
+// Returns how many packs of heads share a section (WorkCounters), for the plan's first `tiles`
+// tiles.
 int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t tiles,
                      int64_t packs_per_kv_head, int64_t heads, int64_t sm_count,
                      int64_t element_bytes);
 
-// Of each of the plan's first `tiles` tiles, all of which have keys.
+// Returns the split part of each of the plan's first `tiles` tiles, all of which have keys.
 std::vector<SplitPart> SplitPartsOf(const ForwardPlan& plan, size_t tiles);
 
-// 16-bit tensors on a device of compute capability 9.0 whose rows the copy engine can take:
-// head_dim and head_dim_v multiples of 8, one of them above 32 (below, the tensor cores would
-// mostly multiply padding). With score terms up to 128.
+// Serves 16-bit tensors whose rows the copy engine can read, on compute capability 9.0. head_dim
+// and head_dim_v are multiples of 8, and one of them is above 32; with smaller ones the tensor
+// cores would mostly multiply padding. With score terms both are at most 128.
 bool ServesForward(const AttentionProblem& problem, const DeviceInfo& device);
 
-// Whether it can take the call's addresses, multiples of 16, and pieces, all of one stride.
+// Returns whether the kernels can take the call's addresses (multiples of 16) and pieces (all of
+// one stride).
 bool TakesForward(const ForwardCall& call);
 
-// Whether its kernel waits for late keys: those without score terms and e4m3 do. REQUIRES:
-// ServesForward and TakesForward.
+// Returns whether the call's kernel waits for late keys. Kernels without score terms and e4m3 do.
+// REQUIRES: ServesForward and TakesForward.
 bool TakesLateKeys(const ForwardCall& call);
 
-// All kernels of the family.
+// All kernels of the forward.
 std::vector<KernelEntry> ForwardEntries();
 
 class PreparedForward : public PreparedKernel {
@@ -61,7 +63,7 @@ class PreparedForward : public PreparedKernel {
                                                                  const DeviceInfo& device,
                                                                  const KernelTuning& tuning);
 
-  // False for calls that have nothing to write.
+  // Returns false for calls that write nothing.
   bool has_work() const { return params_.tiles + keyless_tiles_ > 0 && params_.heads > 0; }
   void WriteTables(void* target) const override;
   void DropTables() override {
@@ -79,13 +81,13 @@ class PreparedForward : public PreparedKernel {
 
   ForwardKernel kernel_;
   DType dtype_ = DType::kBFloat16;
-  TermForwardKernelParams params_;  // tables and partials unset; plain kernels take their part
+  TermForwardKernelParams params_;  // without tables and partials; plain kernels use a part of it
   CallTerms terms_;
   CallBias bias_;
   ForwardPlan plan_;
   std::vector<SpanMaps> maps_;
-  bool for_parts_ = false;        // the kernel is its class's split_kernel
-  bool merges_ = false;           // likewise, and it merges the parts
+  bool for_parts_ = false;        // the kernel is the class's split_kernel
+  bool merges_ = false;           // the kernel is split_kernel and merges the parts
   std::vector<SplitPart> parts_;  // empty with other kernels
   std::array<SpanMaps, kNearMaps> near_maps_;
   int32_t blocks_ = 0;

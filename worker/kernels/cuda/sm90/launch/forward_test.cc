@@ -14,8 +14,8 @@ namespace {
 
 constexpr DeviceInfo kHopper{132, 9, 227 << 10};
 
-// One document of n queries and keys. Without addresses a call is only being measured:
-// nothing here needs a device.
+// One document of n queries and keys. Without addresses a call only measures sizes, so these tests
+// need no device.
 struct Request {
   explicit Request(int64_t n) {
     problem.dtype = DType::kBFloat16;
@@ -64,7 +64,8 @@ TEST(Sm90ForwardTest, ServesE4m3OfHeadDimsUpTo128) {
   EXPECT_FALSE(ServesForward(request.problem, kHopper));
 }
 
-// Copies of one byte an element, beside the partials: rows of q and k in whole 16 bytes, keys of v.
+// The scratch holds copies of one byte per element in addition to the partials: rows of q and k in
+// whole 16 bytes, and keys of v in whole 16.
 TEST(Sm90ForwardTest, E4m3CountsItsCopies) {
   Request request(1000);
   request.problem.compute = ComputeDType::kFloat8E4M3;
@@ -120,7 +121,7 @@ TEST(Sm90ForwardTest, TablesBeginWithZeroedCounters) {
   EXPECT_EQ(counters.finished, 0u);
 }
 
-// One of two blocks late: the launch waits for a word among its counters.
+// If one of two blocks is late, the launch waits for a word among its counters.
 TEST(Sm90ForwardTest, LateKeysHaveAWord) {
   Request request(4096);
   EXPECT_FALSE((*PreparedForward::Create(request.call, kHopper, {}))->keys_word_offset());
@@ -131,7 +132,7 @@ TEST(Sm90ForwardTest, LateKeysHaveAWord) {
   EXPECT_TRUE(TakesLateKeys(request.call));
   const auto prepared = *PreparedForward::Create(request.call, kHopper, {});
   EXPECT_EQ(prepared->keys_word_offset(), static_cast<int64_t>(offsetof(WorkCounters, keys)));
-  EXPECT_EQ(prepared->scratch_bytes(), 0) << "nothing to bridge, nothing split";
+  EXPECT_EQ(prepared->scratch_bytes(), 0) << "no wait, so no split keys";
   request.call.late_after = absl::Microseconds(300);
   EXPECT_GT((*PreparedForward::Create(request.call, kHopper, {}))->scratch_bytes(), 0);
   request.problem.compute = ComputeDType::kFloat8E4M3;
@@ -148,7 +149,7 @@ struct DecodeRequest : Request {
     call.q_rows = rows;
     call.q_pieces = {Piece{0, rows, 0, 0, 1}};
   }
-  // Of partials of `slots` parts in tiles of `tile_rows`, for 2 packs of heads.
+  // Bytes of the partials of `slots` splits in tiles of `tile_rows`, for 2 packs of heads.
   static int64_t ScratchBytes(int64_t slots, int64_t tile_rows) {
     return slots * 2 * tile_rows * (128 * 4 + 4);
   }
@@ -162,13 +163,14 @@ TEST(Sm90ForwardTest, FewRowsOfSplitKeysTakeSmallTiles) {
   EXPECT_EQ(scratch(DecodeRequest(8, 16), {}), DecodeRequest::ScratchBytes(64, 64));
   EXPECT_EQ(scratch(DecodeRequest(8, 17), {}), DecodeRequest::ScratchBytes(64, 128));
   EXPECT_EQ(scratch(DecodeRequest(8), {.max_key_splits = 1}), 0);
-  // A device whose blocks cannot have its shared memory.
+  // A device with less shared memory per block than the kernel uses.
   const DecodeRequest request(8);
   const auto prepared = PreparedForward::Create(request.call, {132, 9, 200 << 10}, {});
   EXPECT_EQ((*prepared)->scratch_bytes(), DecodeRequest::ScratchBytes(64, 128));
 }
 
-// One of each merged tile and pack of heads, behind the counters; none where another kernel merges.
+// One ticket for each merged tile and pack of heads, after the counters. None if another kernel
+// merges.
 TEST(Sm90ForwardTest, TicketsBeginZeroed) {
   const auto tables = [](int64_t rows) {
     const DecodeRequest request(8, rows);
@@ -220,7 +222,7 @@ TEST(Sm90ForwardTest, PartsBeginWithTheirLastRange) {
   EXPECT_EQ(parts[1].last.row_count, 8);
 }
 
-// Rows without keys are written by the first and the last call and by no other.
+// Only the first and the last call write rows without keys.
 TEST(Sm90ForwardTest, KeylessCallsHaveWorkOnlyWhereTheyWrite) {
   Request request(128);
   request.call.blocks.clear();

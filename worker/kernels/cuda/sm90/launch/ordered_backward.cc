@@ -13,9 +13,10 @@
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
-constexpr int kGroups = 2;  // of consumers, each with its counters
+constexpr int kGroups = 2;  // of consumers, each with separate counters
 
-// From the `begin`th q tile of a range on, until the next of its runs, who comes before.
+// From q tile `begin` of a range to the next run: `after` is the counter value of the preceding key
+// tile.
 struct Run {
   int32_t begin;
   int32_t after;
@@ -25,8 +26,8 @@ int32_t TilesOf(int64_t rows, int32_t tile_rows) {
   return static_cast<int32_t>((rows + tile_rows - 1) / tile_rows);
 }
 
-// The runs of key tile `number`'s range, whose first q tile is `first`; it is the last that came
-// to them then.
+// Returns the runs of the range of key tile `number`, whose first q tile is `first`. Records
+// `number` as the last key tile at those q tiles.
 std::vector<Run> Visit(int32_t first, int32_t tiles, int32_t number, std::vector<int32_t>& last) {
   std::vector<Run> runs;
   for (int32_t i = 0; i < tiles; ++i) {
@@ -41,7 +42,7 @@ std::vector<Run> Visit(int32_t first, int32_t tiles, int32_t number, std::vector
 
 BackwardTurns TakeTurns(const std::vector<Piece>& q_pieces, int32_t tile_rows, BackwardPlan& plan) {
   BackwardTurns turns;
-  std::vector<int32_t> piece_tiles;  // of each piece, its first
+  std::vector<int32_t> piece_tiles;  // the first tile of each piece
   for (const Piece& piece : q_pieces) {
     piece_tiles.push_back(turns.query_tiles);
     turns.query_tiles += TilesOf(piece.length, tile_rows);
@@ -94,7 +95,7 @@ BackwardTurns TakeTurns(const std::vector<Piece>& q_pieces, int32_t tile_rows, B
 QueryVisits VisitsOf(const BackwardPlan& plan, const BackwardTurns& turns, int32_t tile_rows) {
   QueryVisits result;
   result.begins.resize(turns.query_tiles + 1);
-  // visit(q tile, pair, number of the key tile), pairs counted through the ranges.
+  // Calls visit(q tile, pair, index of the key tile) with pairs counted over all ranges.
   const std::vector<int64_t> pair_begins = PairBegins(plan.ranges, tile_rows);
   const auto for_all = [&](const auto& visit) {
     for (size_t number = 0; number < plan.tiles.size(); ++number) {
@@ -125,8 +126,8 @@ absl::Status CallTurns::Init(const BackwardCall& call, int32_t tile_rows,
   BackwardTurns turns = TakeTurns(call.q_pieces, tile_rows, plan);
   const int64_t pairs = PairBegins(plan.ranges, tile_rows).back();
   if (pairs > std::numeric_limits<int32_t>::max()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("a deterministic backward call of ", pairs, " pairs of tiles"));
+    return absl::ResourceExhaustedError(absl::StrCat("a deterministic backward call has ", pairs,
+                                                     " pairs of tiles; the maximum is 2147483647"));
   }
   has_visits_ = terms.segment_ids || terms.mask.has_value();
   if (has_visits_) visits_ = VisitsOf(plan, turns, tile_rows);
@@ -139,7 +140,7 @@ absl::Status CallTurns::Init(const BackwardCall& call, int32_t tile_rows,
   visits_offset_ = begins_offset_ + TableBytes(visits_.begins);
   table_bytes_ = visits_offset_ + TableBytes(visits_.visits);
   const int64_t batch = params.common.batch;
-  queries_offset_ = kTableAlignment;  // behind the tickets
+  queries_offset_ = kTableAlignment;  // after the tickets
   keys_offset_ = queries_offset_ + AlignUp(batch * params.common.num_heads * turns.query_tiles *
                                            kGroups * static_cast<int64_t>(sizeof(int32_t)));
   const bool shared_sums = params.heads_per_block < params.common.group_size;

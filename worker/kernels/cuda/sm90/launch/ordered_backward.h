@@ -1,40 +1,42 @@
-// The ordered backward: the backward kernels once more, with one order of all additions to an
-// element of dq, dk and dv, so that equal calls give equal bits (AttentionProblem::deterministic).
+// The ordered backward: variants of the backward kernels with one fixed order of all additions to
+// an element of dq, dk and dv. Equal calls give equal bits (AttentionProblem::deterministic).
 //
-// dq. Key tiles add to a q tile of a head in the order of the plan's table, or in the opposite one.
-// Ranges begin at multiples of a tile's rows and are cut where the neighbours in that order change,
-// so that all q tiles of a range have the same one before them (QTurn). A counter per batch row,
-// head, q tile and consumer group holds the number of the key tile that added last; the lane that
-// adds waits for its predecessor's number, adds, waits until that is complete in global memory
-// (not only read), and stores its own.
-// dk, dv. Where several blocks share a key tile, packs of its group's heads add one after the
-// other, by the same means. Each consumer group has rows, columns or a tensor of its own, and a
-// counter.
+// dq. Key tiles add to a q tile of a head in the order of the plan's table, or in the opposite
+// order. Ranges begin at multiples of a tile's rows and are split where the neighbours in that
+// order change, so that all q tiles of a range have the same predecessor (QTurn). Each batch row,
+// head, q tile and consumer group has a counter with the number of the key tile that added last. A
+// lane waits until the counter holds its predecessor's number, and adds. It then waits until the
+// addition is complete in global memory (not only read), and stores its number.
 //
-// Score terms. Of pairs of tiles that segment ids or a mask leave empty nobody knows before the
-// call runs, and nobody comes there: once the classes are known (terms_classes.h), a kernel goes
-// through those that come to each q tile and says of each pair, by batch row and, where masks
-// differ, head, who was the last before it.
+// dk, dv. If several blocks share a key tile, the packs of its group's heads add one after another,
+// with the same kind of counter. Each consumer group adds to separate rows, columns or a separate
+// tensor, and has a counter.
 //
-// Which order: blocks that compute at the same time should come to a q tile one after the other.
-// With the longest tiles last, and every block going from its first q tile to its last, that is so
-// for causal masks and windows: whoever begins at a q tile is its first, the next one comes a
-// tile's time later. But long blocks at the end leave the other multiprocessors without work: the
-// last section of heads (backward_params.h), unless there is but one, has them first, and goes from
-// the last q tile to the first.
+// Score terms. Segment ids and a mask leave some pairs of tiles empty. These pairs are known only
+// when the call runs, and no block adds for them. Once the classes are known (terms_classes.h), a
+// kernel walks the key tiles of each q tile. It stores for each pair the preceding nonempty pair,
+// by batch row and, if masks differ, by head.
 //
-// Why nobody waits for ever. A thread block takes a ticket when it starts, and its item is the
-// ticket's: whoever has a lower one has started, in whatever order the hardware starts blocks, and
-// whatever else shares the GPU. Every wait is for blocks with lower tickets: within a section's
-// order for dq, for an earlier pack for dk and dv. A started block keeps its multiprocessor until
-// it ends (a time slice or a debugger stops whole contexts, and resumes them); of all that have
-// started and not ended, that with the lowest ticket waits for nobody. A block that finds the stop
-// word set takes no ticket, so that none is given to a block that adds nothing.
+// Choice of the order. Blocks that run at the same time should reach a q tile one after another.
+// For causal masks and windows this holds if the longest tiles come last and every block walks from
+// its first q tile to its last: a block is the first one at the q tile where it begins, and the
+// next block reaches that tile one tile's time later. But long blocks at the end leave the other
+// multiprocessors idle. The last section of heads (backward_params.h), unless there is only one
+// section, therefore runs the longest tiles first and walks from the last q tile to the first.
 //
-// Counters are zeroed on the stream ahead of each launch, and calls that add to the same tensors
-// follow one another on it.
+// Absence of deadlocks. A thread block takes a ticket when it starts, and the ticket selects its
+// item. All blocks with lower tickets have therefore started, in any order in which the hardware
+// starts blocks and with any other work on the GPU. Every wait is for a block with a lower ticket:
+// an earlier one in the section's order for dq, and an earlier pack for dk and dv. A started block
+// keeps its multiprocessor until it ends (a time slice or a debugger stops whole contexts and
+// resumes them). Among the blocks that run, the one with the lowest ticket waits for no other
+// block. A block that finds the stop word set takes no ticket, so that every ticket belongs to a
+// block that adds.
 //
-// Pure but for CallTurns::Place.
+// Counters are zeroed on the stream before each launch. Calls that add to the same tensors run one
+// after another on the stream.
+//
+// Pure except for CallTurns::Place.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_ORDERED_BACKWARD_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_ORDERED_BACKWARD_H_
 
@@ -51,37 +53,38 @@
 namespace ringattn::worker::cuda::sm90 {
 
 struct BackwardTurns {
-  std::vector<QTurn> ranges;  // beside the plan's
+  std::vector<QTurn> ranges;  // one for each range of the plan
   int32_t query_tiles = 0;    // of all of q's pieces
 };
 
-// Cuts the plan's ranges as above and says what they wait for.
-// REQUIRES: ranges begin at multiples of `tile_rows` rows of their pieces.
+// Splits the plan's ranges as described above and returns their predecessors. REQUIRES: ranges
+// begin at multiples of `tile_rows` rows of their pieces.
 BackwardTurns TakeTurns(const std::vector<Piece>& q_pieces, int32_t tile_rows, BackwardPlan& plan);
 
 struct QueryVisits {
-  std::vector<int32_t> begins;  // of each q tile's in `visits`, and behind the last
+  std::vector<int32_t> begins;  // first entry of each q tile in `visits`, then their number
   std::vector<QVisit> visits;   // in the table's order
 };
 
-// Of a plan that TakeTurns has cut. REQUIRES: its pairs (call_terms.h) can be counted by int32.
+// Returns the visits of a plan that TakeTurns has split. REQUIRES: the number of its pairs
+// (call_terms.h) fits int32.
 QueryVisits VisitsOf(const BackwardPlan& plan, const BackwardTurns& turns, int32_t tile_rows);
 
-// The turns of one call: their table, and the counters in scratch memory. A value; without Init
-// that of a call without turns. Thread-safe for readers.
+// The turns of one call: their table, and the counters in scratch memory. A value type. Without
+// Init it represents a call without turns. Const methods may run concurrently.
 class CallTurns {
  public:
-  // Cuts `plan`, of which `params` has what is set before the tables are placed.
-  // RESOURCE_EXHAUSTED for more pairs than tables can count.
+  // Splits the ranges of `plan`. `params` holds the fields that are set before the tables are
+  // placed. Returns RESOURCE_EXHAUSTED for more pairs than the tables can count.
   absl::Status Init(const BackwardCall& call, int32_t tile_rows, const BackwardKernelParams& params,
                     BackwardPlan& plan);
 
   bool any() const { return any_; }
   int64_t table_bytes() const { return table_bytes_; }      // multiples of 256
-  int64_t scratch_bytes() const { return scratch_bytes_; }  // likewise
+  int64_t scratch_bytes() const { return scratch_bytes_; }  // multiples of 256
 
-  // `tables` and `scratch` are where this call's lie, 256-byte aligned. Place zeroes the counters
-  // on the stream. INTERNAL with CUDA's text.
+  // `tables` and `scratch` are the addresses of this call's tables and scratch memory, 256-byte
+  // aligned. Place zeroes the counters on the stream. Returns INTERNAL with CUDA's text.
   void WriteTables(void* tables) const;
   void DropTables();
   absl::Status Place(const void* tables, void* scratch, cudaStream_t stream,
@@ -89,7 +92,7 @@ class CallTurns {
 
  private:
   bool any_ = false;
-  TurnParams params_;  // addresses unset
+  TurnParams params_;  // without addresses
   std::vector<QTurn> ranges_;
   QueryVisits visits_;
   bool has_visits_ = false;

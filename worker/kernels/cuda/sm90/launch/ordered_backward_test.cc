@@ -17,7 +17,7 @@ constexpr int32_t kTileKeys = 128;
 constexpr int32_t kTileRows = 64;
 constexpr int64_t kFar = std::numeric_limits<int32_t>::max();
 
-// Documents of any lengths in pieces of q and of two blocks; a band for each.
+// Documents of random lengths in pieces of q and of two blocks, with one band for each.
 struct Request {
   explicit Request(uint32_t seed) {
     std::mt19937 random(seed);
@@ -52,8 +52,8 @@ struct Request {
 class TurnsTest : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Seeds, TurnsTest, testing::Range(0, 200));
 
-// What a kernel's lanes do, tile after tile of the table, then from its end: whoever comes to a q
-// tile finds in its counter what it waits for.
+// Simulates the kernel's lanes, tile after tile in the table's order and then in the opposite
+// order. Each tile finds its predecessor's number in the counter.
 TEST_P(TurnsTest, EveryTileFindsItsPredecessor) {
   const Request request(GetParam());
   BackwardPlan plan = PlanBackwardTiles(request.call, kTileKeys, kTileRows);
@@ -77,7 +77,7 @@ TEST_P(TurnsTest, EveryTileFindsItsPredecessor) {
   }
 }
 
-// The same rows see the same keys as before, and rows of a q tile are in no other's.
+// The same rows see the same keys as without splitting, and no two q tiles share rows.
 TEST_P(TurnsTest, CutRangesAreTheWhole) {
   const Request request(GetParam());
   const BackwardPlan whole = PlanBackwardTiles(request.call, kTileKeys, kTileRows);
@@ -108,7 +108,7 @@ TEST_P(TurnsTest, CutRangesAreTheWhole) {
   }
 }
 
-// Each pair once, at its q tile, by ascending key tiles.
+// Each pair occurs once, at its q tile, by ascending key tiles.
 TEST_P(TurnsTest, VisitsAreAllPairs) {
   const Request request(GetParam());
   BackwardPlan plan = PlanBackwardTiles(request.call, kTileKeys, kTileRows);
@@ -145,7 +145,7 @@ TEST_P(TurnsTest, VisitsAreAllPairs) {
   EXPECT_EQ(by_pair, expected);
 }
 
-// One document, causal: what follows holds for every tile but the first and last.
+// One causal document. The expectations hold for every tile except the first and last.
 TEST(CausalTurnsTest, ACausalMaskCutsNothing) {
   Request request(0);
   request.problem.bands = {Band{-kFar, 0}};
@@ -161,7 +161,7 @@ TEST(CausalTurnsTest, ACausalMaskCutsNothing) {
   for (int32_t i = 0; i < 10; ++i) {
     const BackwardTile& tile = plan.tiles[i];
     EXPECT_EQ(tile.row_begin, i * kTileKeys);  // longest first
-    // In the opposite order a tile is the first at its own two q tiles alone.
+    // In the opposite order a tile is the first one only at its two diagonal q tiles.
     EXPECT_EQ(tile.range_end - tile.range_begin, i == 9 ? 1 : 2);
     EXPECT_EQ(turns.ranges[tile.range_begin].after, i);
     EXPECT_EQ(turns.ranges[tile.range_begin].after_turned, 0);
@@ -169,7 +169,7 @@ TEST(CausalTurnsTest, ACausalMaskCutsNothing) {
   }
 }
 
-// Counters: tickets, two for each q tile of each head, and for dk and dv where packs share them.
+// Counters: tickets, two for each q tile of each head, and those for dk and dv if packs share them.
 TEST(CallTurnsTest, ScratchHoldsTheCounters) {
   const Request request(1);
   BackwardKernelParams params;

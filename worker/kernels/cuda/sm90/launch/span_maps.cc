@@ -6,7 +6,7 @@
 namespace ringattn::worker::cuda::sm90 {
 namespace {
 
-// Without an address the call is only being measured: the map stays empty.
+// Without an address the call only measures sizes, and the map stays empty.
 absl::Status MapSum(const char* name, float* data, int64_t columns, int64_t heads,
                     const Piece& piece, int64_t row_pitch, int64_t batch, TensorMap& target) {
   if (data == nullptr || batch == 0) return absl::OkStatus();

@@ -1,4 +1,4 @@
-// Tensor maps: how the copy engine sees q, k and v. Host side.
+// Tensor maps describe q, k and v to the copy engine. Host code.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_TENSOR_MAPS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_LAUNCH_TENSOR_MAPS_H_
 
@@ -11,9 +11,8 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// A 16-bit tensor [batch, row_pitch, heads, columns] of which rows [0, rows) exist, and the
-// box that one copy takes of it: 64 columns of box_rows rows of box_heads heads. What lies
-// outside reads as zero.
+// A 16-bit tensor [batch, row_pitch, heads, columns] with rows [0, rows), and the box of one copy:
+// 64 columns of box_rows rows of box_heads heads. Elements outside read as zero.
 struct MappedTensor {
   const void* data = nullptr;  // device, 16-byte aligned; null: the map stays empty
   int64_t columns = 0;         // a multiple of 8
@@ -27,8 +26,8 @@ struct MappedTensor {
 
 absl::Status EncodeMap(DType dtype, const MappedTensor& tensor, TensorMap& map);
 
-// A tensor of bytes, innermost axis first, whose innermost stride is 1, and a box of it whose rows
-// have 128 of them. What lies outside of the sizes reads as zero.
+// A tensor of bytes, innermost axis first, whose innermost stride is 1, and a box whose rows are
+// 128 bytes. Elements outside the sizes read as zero.
 struct ByteTensor {
   void* data = nullptr;  // device, 16-byte aligned
   std::array<int64_t, 4> sizes = {};
