@@ -1,14 +1,14 @@
-// A consumer warpgroup: 64 q rows of every item against all its key tiles.
+// A consumer warpgroup: processes 64 q rows of every item with all its key tiles.
 //
-// Steady state of one group, for key tile j: the product S(j) = q K(j)^T is issued, then
-// output += P(j - 1) V(j - 1) behind it; while the tensor cores are busy with the second,
-// softmax(j) runs on the first. With turns, the groups issue their pair of products one
-// after another, so that a group's softmax also runs under the other's products. (Issuing the
-// next item's first scores before the epilogue was tried: ptxas then serialises all products,
-// C7514, at two thirds of the speed.)
+// Steady state of one group, for key tile j: the product S(j) = q K(j)^T is issued, followed by
+// output += P(j - 1) V(j - 1). The group computes softmax(j) while the tensor cores work on the
+// second product. With turns, the groups issue their pairs of products one after another, so that a
+// group's softmax also runs during the other group's products. (Issuing the next item's first
+// scores before the epilogue makes ptxas serialise all products, C7514, at two thirds of the
+// speed.)
 //
-// The pipeline is one for all operand types; what depends on them is in Products: ForwardProducts
-// below, and Float8ForwardProducts (float8_forward_products.cuh).
+// The pipeline is the same for all operand types. Products contains the parts that depend on them:
+// ForwardProducts below, and Float8ForwardProducts (float8_forward_products.cuh).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_FORWARD_CONSUMER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_FORWARD_CONSUMER_CUH_
 
@@ -20,7 +20,7 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Products of 16-bit operands: their fragments, and what their scores and sums are relative to.
+// Products of 16-bit operands: their fragments, and the scales of their scores and sums.
 template <typename Shape>
 struct ForwardProducts {
   using T = typename Shape::T;
@@ -30,10 +30,11 @@ struct ForwardProducts {
   using Output = float[kDim / 2];
   using Scores = float[kKeys / 2];
   using Probabilities = uint32_t[kKeys / 4];
-  // P is packed before the wait for the last P V, in registers of its own.
+  // False: P is packed after the wait for the previous P V. True: before it, in separate registers.
   static constexpr bool kPackEarly = false;
-  static constexpr uint32_t kUnusedBits = 0x80008000;  // of packed p, which is not negative
-  static constexpr bool kScaled = false;               // by head: Scales::Begin has to know it
+  static constexpr uint32_t kUnusedBits = 0x80008000;  // of packed P, which is not negative
+  static constexpr bool kScaled = false;               // scales by head; if true, Scales::Begin
+                                                       // needs the head
 
   static __device__ __forceinline__ const ForwardKernelParams& KernelParams(const Params& params) {
     return params;
@@ -42,7 +43,7 @@ struct ForwardProducts {
     return ColumnDescriptor(address, Shape::kKvPanelBytes);
   }
 
-  // Issues scores = q K^T, from the operands' descriptors, but for the end of the batch.
+  // Issues scores = q K^T from the operands' descriptors, without ending the batch.
   static __device__ __forceinline__ void MultiplyKeys(Scores& scores, uint32_t q, uint32_t k) {
     ProductFence();
 #pragma unroll
@@ -70,8 +71,8 @@ struct ForwardProducts {
     CommitProducts();
   }
 
-  // What scores and sums are relative to, which is the same for all tiles of an item.
-  // `transform`: scores are made ready before the softmax.
+  // The scales of scores and sums, the same for all tiles of an item. `transform`: scores are
+  // converted before the softmax.
   struct Scales {
     float multiplier;
     static constexpr float kHeadroom = kOffsetHeadroom;
@@ -85,7 +86,7 @@ struct ForwardProducts {
     __device__ __forceinline__ void Probabilities(Scores& scores, RowStates& rows) const {
       Exponentials(scores, multiplier, rows);
     }
-    // The item's sums are complete.
+    // Call it when the item's sums are complete.
     __device__ __forceinline__ void Finish(Output&, RowStates& rows) const {
       rows.OffsetsToBases(multiplier);
     }
@@ -95,7 +96,7 @@ struct ForwardProducts {
     PackProbabilities<T>(scores, p);
   }
 
-  // An item's output: products are added where they are made.
+  // An item's output: products accumulate in place.
   struct Sums {
     Output output;
 
@@ -104,8 +105,8 @@ struct ForwardProducts {
       for (int i = 0; i < kDim / 2; ++i) output[i] = 0.0f;
     }
     __device__ __forceinline__ Output& target() { return output; }
-    // The last product has arrived. What was there before it was to be multiplied with `before`,
-    // and everything is with `now` if `moved`.
+    // Call it when the last product has arrived. The output before it must be multiplied by
+    // `before`, and the sum by `now` if `moved`.
     __device__ __forceinline__ void Add(const float (&)[2], const float (&now)[2], bool moved) {
       if (moved) Rescale(output, now);
     }
@@ -115,7 +116,7 @@ struct ForwardProducts {
 
 template <typename Shape, typename Products = ForwardProducts<Shape>>
 struct ForwardConsumer : Products {
-  // Named barrier 1 + g is group g's turn.
+  // Group g waits for its turn at named barrier 1 + g.
   static __device__ __forceinline__ void AwaitTurn(int group) {
     if constexpr (Shape::kTakeTurns) SyncThreads<256>(1 + group);
   }
@@ -143,7 +144,7 @@ struct ForwardConsumer : Products {
     v.Advance();
   }
 
-  // `group` counts consumer warpgroups and is the same in all threads of the warp.
+  // `group` is the index of the consumer warpgroup, the same in all threads of the warp.
   static __device__ __forceinline__ void Run(const typename Products::Params& given, char* memory,
                                              uint32_t shared, int group) {
     const ForwardKernelParams& params = Products::KernelParams(given);
@@ -161,7 +162,7 @@ struct ForwardConsumer : Products {
     const WorkSlot* slots = reinterpret_cast<const WorkSlot*>(memory + Shape::kSlots);
     const KeyTile* key_tiles = reinterpret_cast<const KeyTile*>(memory + Shape::kKeyTiles);
     RingPosition<Shape::kStages> k, v;
-    // A stage is free once all lanes of all warps have left it.
+    // A stage is free once all lanes of all warps have finished reading it.
     const auto release = [lane](uint32_t barrier) { ArriveWarp(barrier, lane); };
     if (group == Shape::kGroups - 1) PassTurn(group);
 
@@ -186,14 +187,14 @@ struct ForwardConsumer : Products {
       scales.Begin(given, transform, first_head, batch);
       float factor[2];
       bool last;
-      // What the current stage of K holds; asked for while its product runs.
+      // The description of the current stage of K, loaded while its product runs.
       KeyTile tile;
       const auto read_tile = [&] {
         tile = {};
         if (lane == 0) tile = key_tiles[k.stage];
         tile.flags = __shfl_sync(0xffffffff, tile.flags, 0);
       };
-      // Its scores have arrived.
+      // Waits for the stage's scores.
       const auto finish_scores = [&] {
         if (transform) scales.Transform(scores, common);
         if (tile.flags & KeyTile::kMasked) {
@@ -202,7 +203,7 @@ struct ForwardConsumer : Products {
         }
         last = tile.flags & KeyTile::kLast;
       };
-      // It is free afterwards, and after the last one q is. `late` is 0.
+      // Frees the stage of K, and after the last one also q. `late` is 0.
       const auto release_keys = [&](uint32_t late) {
         release((shared + Shape::kKEmpty + 8 * k.stage) | late);
         if (last) release(shared + Shape::kQEmpty);
@@ -239,19 +240,19 @@ struct ForwardConsumer : Products {
         const bool moved = SettleByBits(scores, scales.multiplier, scales.kHeadroom, rows, factor);
         scales.Probabilities(scores, rows);
         if constexpr (Products::kPackEarly) {
-          // ptxas would move all of the softmax behind the wait. So the keys' release waits for
-          // every p: by bits that are 0, which it cannot know.
+          // ptxas would move all of the softmax after the wait. The keys' release therefore depends
+          // on every p, through bits that are always 0, which ptxas cannot know.
           typename Products::Probabilities next;
           Products::Pack(scores, next);
           const uint32_t zero = AnyOf(next) & Products::kUnusedBits;
           release_keys(zero);
           AwaitProduct(sums.target(), shared + Shape::kVEmpty, v, release);
           sums.Add(before, factor, moved);
-          // Copies would be undone, and the products serialised (C7513).
+          // Copies would be optimised away, and the products serialised (C7513).
 #pragma unroll
           for (unsigned i = 0; i < sizeof(p) / 4; ++i) p[i] = next[i] | zero;
         } else {
-          PinRegisters(scores);  // or the exponentials would sink below the wait
+          PinRegisters(scores);  // otherwise the exponentials would move below the wait
           AwaitProduct(sums.target(), shared + Shape::kVEmpty, v, release);
           Products::Pack(scores, p);
           sums.Add(before, factor, moved);
@@ -260,7 +261,7 @@ struct ForwardConsumer : Products {
       WaitBarrier(shared + Shape::kVFull + 8 * v.stage, v.phase);
       Products::IssueValues(sums.target(), p, v_stages + v.stage * kStageStep);
       if constexpr (Shape::kMergesParts) {
-        scales.Finish(sums.output, rows);  // of 16-bit operands: does without the output
+        scales.Finish(sums.output, rows);  // for 16-bit operands this does not use the output
         const typename Products::Ending ending(given, slots[round & 1].Broadcast(), row, rows);
         AwaitProduct(sums.target(), shared + Shape::kVEmpty, v, release);
         Products::Finish(given, ending, row, sums.output, rows, memory);

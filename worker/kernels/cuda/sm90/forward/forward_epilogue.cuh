@@ -1,10 +1,10 @@
 // Writes a consumer warpgroup's rows from registers, merged with the previous partial.
 //
-// 16-bit results are exchanged within the four lanes that share a row first, so that each
-// lane writes 16 bytes of it; fp32 partials are whole sectors as they stand.
+// The four lanes that share a row first exchange 16-bit results, so that each lane writes 16 bytes.
+// fp32 partials form whole sectors without an exchange.
 //
-// (The portable family's ForwardRow does the same for one row at a time; its flags are the
-// same for all rows of an item here, and as members they made ptxas spill.)
+// (The portable family's ForwardRow does the same for one row at a time. Here the flags are the
+// same for all rows of an item; as members they made ptxas spill.)
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_FORWARD_EPILOGUE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_FORWARD_EPILOGUE_CUH_
 
@@ -16,8 +16,8 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Where an item's results go: into its split-KV slot as they are, or merged with the
-// previous partial into out_acc or, at the last step, out.
+// The destination of an item's results: its split-KV slot, unmerged, or out_acc (out at the last
+// step), merged with the previous partial.
 struct ItemTarget {
   const ForwardParams& params;
   const WorkSlot& slot;
@@ -36,7 +36,7 @@ struct ItemTarget {
   __device__ __forceinline__ int HeadOf(int packed_row) const {
     return slot.first_head + (params.head_pack == 1 ? 0 : packed_row % params.head_pack);
   }
-  // Index of the row's lse, and of its first element over head_dim_v.
+  // Computes the index of the row's lse and of its first element over head_dim_v.
   __device__ __forceinline__ void Locate(int packed_row, int64_t& lse_row, int64_t& row) const {
     const CommonParams& common = params.common;
     const int pack = params.head_pack;
@@ -57,8 +57,8 @@ struct ItemTarget {
 
 template <typename T, int kDim>
 struct ForwardEpilogue {
-  // The thread's two rows, `packed_row` and that plus 8, of the unnormalised output. `states`
-  // after OffsetsToBases.
+  // Stores the thread's two rows, `packed_row` and `packed_row` + 8, of the unnormalised output.
+  // Call it after OffsetsToBases of `states`.
   static __device__ __forceinline__ void Store(const ForwardParams& params, const WorkSlot& slot,
                                                int packed_row, const float (&output)[kDim / 2],
                                                const RowStates& states) {
@@ -121,7 +121,7 @@ struct ForwardEpilogue {
                 make_uint4(words[0], words[1], words[2], words[3]);
           }
         }
-        // Loads of all groups at once would spill.
+        // Loading all groups at once would spill registers.
         asm volatile("" ::: "memory");
       }
     }

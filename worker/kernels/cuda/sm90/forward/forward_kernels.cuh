@@ -1,5 +1,5 @@
-// Entry points of one head-dim class: both dtypes, and the ForwardKernel by which the
-// launcher finds them.
+// Entry points of one head-dim class: both dtypes, and the ForwardKernel by which the launcher
+// finds them.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_FORWARD_KERNELS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_FORWARD_KERNELS_CUH_
 
@@ -48,8 +48,8 @@ __device__ __forceinline__ void RunForward(const ForwardKernelParams& params, ch
 
 }  // namespace ringattn::worker::cuda::sm90
 
-// Within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (d128); what follows are
-// ForwardShape's numbers.
+// Use within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (d128); the numbers of
+// ForwardShape follow.
 #define RINGATTN_SM90_FORWARD(name, threads, ...)                                              \
   __global__ void __launch_bounds__(threads, 1)                                                \
       sm90_bf16_attention_forward_##name(const __grid_constant__ ForwardKernelParams params) { \

@@ -1,5 +1,5 @@
-// The sm_90a forward kernels by head-dim class: max(head_dim, head_dim_v) rounded up. Those of
-// split keys are launched with SplitForwardParams.
+// The sm_90a forward kernels by head-dim class: max(head_dim, head_dim_v) rounded up. The kernels
+// of split keys are launched with SplitForwardParams.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_FORWARD_KERNELS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_FORWARD_KERNELS_H_
 

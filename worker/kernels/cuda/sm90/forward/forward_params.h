@@ -1,5 +1,5 @@
-// What the host hands to the sm_90a forward kernels beyond the portable family's
-// parameters. Plain structures; no CUDA headers.
+// Parameters of the sm_90a forward kernels in addition to those of the portable family. Plain
+// structures; no CUDA headers.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_FORWARD_PARAMS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_FORWARD_PARAMS_H_
 
@@ -14,40 +14,40 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128] = {};
 };
 
-// The keys and values of one piece of one block: [batch, rows, num_kv_heads, head_dim],
-// where rows end with the piece, so that what follows it reads as zero.
+// Tensor maps of the keys and values of one piece of one block: [batch, rows, num_kv_heads,
+// head_dim]. The rows end with the piece, so that later rows read as zero.
 struct SpanMaps {
   TensorMap k;
   TensorMap v;
 };
 
-// Which block computes what: items are handed out in order of their index, the first
-// gridDim.x by block index, the others by a counter. Heads are cut into sections whose K/V
-// fit in the L2 cache together (or not at all); within a section the tiles come in the
-// table's order (longest first), each for all heads of the section.
+// Counters that distribute items to blocks. Items are assigned in order of their index: the first
+// gridDim.x by block index, the others by a counter. Heads are divided into sections whose K/V fit
+// in the L2 cache together (or not at all). Within a section the tiles follow the table's order
+// (longest first), each for all heads of the section.
 struct WorkCounters {
-  uint32_t next = 0;      // items handed out beyond the first gridDim.x
-  uint32_t finished = 0;  // blocks; the last one zeroes all for the next launch
-  uint32_t keys = 0;      // 1: late keys are there
+  uint32_t next = 0;      // items assigned in addition to the first gridDim.x
+  uint32_t finished = 0;  // blocks; the last one zeroes all counters for the next launch
+  uint32_t keys = 0;      // 1: late keys have arrived
 };
 
-// Of ForwardKernelParams::first_late_piece.
+// The value of ForwardKernelParams::first_late_piece without late keys.
 inline constexpr int32_t kNoLatePiece = 0x7fffffff;
 
 struct ForwardKernelParams {
   TensorMap q_map;  // box: 64 columns of one tile's rows and packed heads
   ForwardParams forward;
-  const SpanMaps* maps = nullptr;    // device; KvRange::piece counts in it
+  const SpanMaps* maps = nullptr;    // device; indexed by KvRange::piece
   WorkCounters* counters = nullptr;  // device
   uint32_t q_box_bytes = 0;
   int32_t tiles = 0;
   int32_t heads = 0;  // packs of heads times batch
   int32_t section_heads = 1;
-  // Keys of this piece and of those behind it are there once counters->keys is 1.
+  // Keys of this piece and of the following ones have arrived once counters->keys is 1.
   int32_t first_late_piece = kNoLatePiece;
 };
 
-// Keys of a range as a producer walks them (KvRange, of equal strides).
+// Keys of a range in the form that a producer walks (KvRange with equal strides).
 struct KeyRows {
   int32_t row_begin = 0;
   int32_t row_count = 0;
@@ -58,27 +58,29 @@ struct KeyRows {
   int32_t piece = 0;
 };
 
-// A tile of a plan whose keys are split, with all that its first copies need: one line of memory.
+// A tile of a plan whose keys are split, with all data for its first copies: one cache line.
 struct alignas(64) SplitPart {
   ForwardTile tile;
-  KeyRows last;          // of its last range, where the producer begins
-  int32_t combine = -1;  // the CombineTile that its partial belongs to, if it has one
+  KeyRows last;          // the last range, where the producer begins
+  int32_t combine = -1;  // the CombineTile of its partial; -1: none
 };
 static_assert(sizeof(SplitPart) == 64);
 
 inline constexpr int32_t kNearMaps = 2;
 
-// What kernels for few rows and split keys are given. All heads are one section.
+// Parameters of the kernels for few rows and split keys. All heads form one section.
 struct SplitForwardParams : ForwardKernelParams {
-  SpanMaps near_maps[kNearMaps];          // the first pieces' once more: here they need no fence
-  const SplitPart* parts = nullptr;       // device; of each tile
+  SpanMaps near_maps[kNearMaps];          // copies of the first pieces' maps; parameters need no
+                                          // fence
+  const SplitPart* parts = nullptr;       // device; one per tile
   const CombineTile* combines = nullptr;  // device
-  // Device; of each CombineTile and pack of heads, how many of its partials are there. The last
-  // block to count one merges them, and leaves 0. Null: a kernel behind this one merges.
+  // Device, one per CombineTile and pack of heads: how many of its partials are complete. The block
+  // that counts the last one merges them and resets the ticket to 0. Null: a later kernel merges.
   uint32_t* tickets = nullptr;
 };
 
-// What the last block merges: more is done sooner by a kernel of many blocks.
+// The most rows that the last block merges. A separate kernel of many blocks merges more rows
+// faster.
 inline constexpr int32_t kMostMergedRows = 8;
 inline constexpr int32_t kMostMergedParts = 128;
 

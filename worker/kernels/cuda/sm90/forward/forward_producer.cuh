@@ -11,7 +11,7 @@ namespace ringattn::worker::cuda::sm90 {
 
 template <typename Shape>
 struct ForwardProducer {
-  // The next stage of K or V, once it is free; its full barrier's phase is not begun.
+  // Waits until the next stage of K or V is free. Does not begin the phase of its full barrier.
   static __device__ __forceinline__ void Claim(const RingPosition<Shape::kStages>& position,
                                                uint32_t empty) {
     WaitBarrier(empty + 8 * position.stage, position.phase ^ 1);
@@ -28,15 +28,16 @@ struct ForwardProducer {
     }
     position.Advance();
   }
-  // The same of values, whose keys may be the inner axis.
+  // The same for values, whose inner axis may be keys.
   static __device__ __forceinline__ void LoadValues(RingPosition<Shape::kStages>& position,
                                                     uint32_t shared, const TensorMap* map, int head,
                                                     int row, int batch, uint64_t policy) {
     if constexpr (Shape::kKeysInner) {
       const uint32_t barrier = shared + Shape::kVFull + 8 * position.stage;
       ArriveExpecting(barrier, Shape::kVBytes);
-      // From a multiple of 16 keys, as the copy engine wants it: ranges begin at those of their
-      // piece, and the piece's values at the one before its first row (float8_forward.cc).
+      // Starts at a multiple of 16 keys, as the copy engine requires. Ranges begin at such
+      // multiples in their piece, and the piece's values at the multiple before its first row
+      // (float8_forward.cc).
       CopyBox(shared + Shape::kV + position.stage * Shape::kKvBytes, map, barrier, row & ~15, head,
               0, batch, policy);
       position.Advance();
@@ -45,11 +46,11 @@ struct ForwardProducer {
     }
   }
 
-  // Executed by one lane: returns when the late keys are there, or the launch is stopped; its
-  // results are unspecified then, and whatever lies where the keys should be will do.
+  // Executed by one lane. Returns when the late keys have arrived or the launch is stopped. In the
+  // latter case results are unspecified, and the keys' memory may hold any data.
   static __device__ __forceinline__ void AwaitKeys(const ForwardKernelParams& params,
                                                    uint32_t shared) {
-    // In shared memory: producers of three groups have no register left for it.
+    // In shared memory, because producers of three groups have no register left.
     const uint32_t there = shared + Shape::kSlots + offsetof(WorkSlot, keys_there);
     if (LoadShared(there) != 0) return;
     while (LoadAcquired(&params.counters->keys) == 0) {
@@ -60,11 +61,11 @@ struct ForwardProducer {
     StoreShared(there, 1);
   }
 
-  // Executed by one lane, from the last key to the first: under a causal mask the blocks
-  // then start at different keys and ask the L2 cache for different lines (1% at 64K
-  // tokens). Values follow their keys one tile late: the consumers multiply with them one
-  // tile late too, and a wait for their stage must not hold up the next keys.
-  // `policy`: what the L2 cache is to do with them.
+  // Executed by one lane, from the last key to the first. Under a causal mask the blocks then start
+  // at different keys and request different lines from the L2 cache (1% at 64K tokens). Values
+  // follow their keys one tile late: the consumers also multiply them one tile late, and waiting
+  // for a stage of values must not delay the next keys. `policy`: the L2 cache policy of the
+  // copies.
   static __device__ __forceinline__ void LoadItem(const ForwardKernelParams& params,
                                                   KeyTile* key_tiles, uint32_t shared,
                                                   int range_begin, int range_end, int kv_head,
@@ -123,7 +124,7 @@ struct ForwardProducer {
     uint32_t round = 0;
     uint32_t item = blockIdx.x;
     while (true) {
-      // Everything that is read from memory is asked for before the wait for q's buffer.
+      // All reads from memory are issued before the wait for q's buffer.
       const bool valid = __shfl_sync(0xffffffff, item < items && !Stopped(common.stop_word), 0);
       uint32_t next = items;
       ForwardTile item_tile;
@@ -162,8 +163,9 @@ struct ForwardProducer {
           CopyBox(shared + Shape::kQ + panel * Shape::kQPanelBytes, &params.q_map,
                   shared + Shape::kQFull, panel * kPanelColumns, head, q_row, batch, kEvictFirst);
         }
-        // Split keys are read by one block, or few: what else the cache has, tables, code and the
-        // partial results, is worth more. (The kernels in e4m3 and of d96 would spill for it.)
+        // Split keys are read by one block or a few, so other data in the cache (tables, code,
+        // partial results) is worth more. (The kernels in e4m3 and of d96 would spill registers for
+        // this.)
         const bool once = !Shape::kKeysInner && Shape::kDim != 96 && item_tile.partial_slot >= 0;
         const uint64_t policy = once ? kEvictFirst : kEvictLast;
         LoadItem(params, reinterpret_cast<KeyTile*>(memory + Shape::kKeyTiles), shared,
@@ -174,7 +176,7 @@ struct ForwardProducer {
       item = __shfl_sync(0xffffffff, next, 0);
       ++round;
     }
-    // Every block has read the counters for the last time before the last one gets here.
+    // Every block has read the counters for the last time before the last one reaches this code.
     if (lane == 0 && (items > gridDim.x || params.first_late_piece != kNoLatePiece)) {
       __threadfence();
       if (atomicAdd(&params.counters->finished, 1u) == gridDim.x - 1) {

@@ -1,5 +1,4 @@
-// The numbers of one kernel: its tile, who does what, and where things lie in shared
-// memory.
+// The numbers of one kernel: its tile, the roles of its warps, and the layout of its shared memory.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_FORWARD_SHAPE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_FORWARD_SHAPE_CUH_
 
@@ -8,19 +7,18 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// One item of work as the consumers see it. The ring of two slots lives by the barriers
-// of q: a slot is rewritten only after every consumer has left q of the item after it.
-// Slots and key tiles are written by the lane that arrives at the barrier, and read by the
-// lanes that arrive at the other, which tell the rest of their warps: the order is then
-// plain to compute-sanitizer too.
+// One work item as the consumers see it. The barriers of q protect the ring of two slots: a slot is
+// rewritten only after every consumer has finished with q of the item after it. The lane that
+// arrives at one barrier writes slots and key tiles. The lanes that arrive at the other barrier
+// read them and distribute them to their warps, so that compute-sanitizer can also see the order.
 struct WorkSlot {
   ForwardTile tile;
   int32_t first_head;
   int32_t batch;
-  int32_t valid;       // 0: no more work; kernels that merge parts: 2 + SplitPart::combine
-  int32_t keys_there;  // the first slot's, and the producer's: late keys have been waited for
+  int32_t valid;       // 0: no more work; in kernels that merge parts: 2 + SplitPart::combine
+  int32_t keys_there;  // in the first slot, for the producer: late keys have been awaited
 
-  // The slot as lane 0 reads it.
+  // Returns the slot as lane 0 reads it.
   __device__ __forceinline__ WorkSlot Broadcast() const {
     WorkSlot copy = {};
     static_assert(sizeof(copy) % 4 == 0);
@@ -34,9 +32,8 @@ struct WorkSlot {
   }
 };
 
-// What the producer says about the keys of a stage of K, so that the consumers need not
-// walk the ranges themselves. Row r of the tile sees columns [lower + r, upper + r] of it
-// that are below `columns`.
+// The producer's description of the keys of a stage of K, so that the consumers need not walk the
+// ranges. Row r of the tile sees its columns [lower + r, upper + r] that are below `columns`.
 struct KeyTile {
   static constexpr int32_t kLast = 1;    // of the item
   static constexpr int32_t kMasked = 2;  // not every row sees every column
@@ -46,10 +43,10 @@ struct KeyTile {
   int32_t columns;
 };
 
-// kRows q rows by kKeys keys; each warpgroup of consumers has 64 of the rows, one more
-// warpgroup loads. With kTakeTurns the consumer groups issue their products in turn, so
-// that the softmax of one runs under the products of another. kStages of K and of V each: of 128
-// rows three were no faster.
+// kRows q rows by kKeys keys. Each consumer warpgroup has 64 of the rows, and one more warpgroup
+// loads. With kTakeTurns the consumer groups issue their products in turn, so that the softmax of
+// one runs during the products of another. kStages each of K and of V; for 128 rows three were not
+// faster.
 template <typename T_, int kDim_, int kRows_, int kKeys_, bool kTakeTurns_, int kStages_ = 2>
 struct ForwardShape {
   using T = T_;
@@ -58,12 +55,12 @@ struct ForwardShape {
   static constexpr int kKeys = kKeys_;
   static constexpr bool kTakeTurns = kTakeTurns_;
   static constexpr int kStages = kStages_;
-  static constexpr bool kKeysInner = false;  // of V's tiles: rows are columns of v
+  static constexpr bool kKeysInner = false;  // of V's tiles; true: their rows are columns of v
   static constexpr bool kMergesParts = false;
   static constexpr int kGroups = kRows / 64;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kConsumerWarps = kGroups * 4;
-  // Of the 504 (two groups) or 512 (three) registers that a lane position has.
+  // Out of the 504 (two groups) or 512 (three) registers of a lane position over all warpgroups.
   static constexpr int kProducerRegisters = kGroups == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kGroups == 2 ? 232 : 160;
 
@@ -73,7 +70,7 @@ struct ForwardShape {
   static constexpr int kQBytes = kPanels * kQPanelBytes;
   static constexpr int kKvBytes = kPanels * kKvPanelBytes;
 
-  // Shared memory, from its base.
+  // Offsets in shared memory.
   static constexpr int kQ = 0;
   static constexpr int kK = kQ + kQBytes;
   static constexpr int kV = kK + kStages * kKvBytes;

@@ -12,12 +12,13 @@ namespace ringattn::worker::cuda::sm90 {
 
 // As in row_softmax.cuh.
 struct RowStates {
-  float limit[2];  // a larger score moves the offset; -inf until a key was seen
+  float limit[2];  // a larger score moves the offset; -inf until a key is seen
   float offset[2];
   float sum[2];  // of this thread's columns
-  bool wide;     // one of the warp's rows is (score_rule.cuh)
+  bool wide;     // a row of the warp is wide (score_rule.cuh)
 
-  // After the last tile: offsets become what sums are relative to, of wide rows as well.
+  // Call it after the last tile: converts offsets to the bases of the sums, including those of wide
+  // rows.
   __device__ __forceinline__ void OffsetsToBases(float multiplier) {
     if (!wide) return;
 #pragma unroll
@@ -37,8 +38,8 @@ struct RowStates {
   }
 };
 
-// Scores that are no longer raw: with a softcap, or with a scale that is not positive
-// (the maximum must be taken after it). In log2 units afterwards.
+// Converts raw scores to log2 units, with a softcap or with a scale that is not positive (the
+// maximum must then be taken after scaling).
 template <int kCount>
 __device__ __forceinline__ void TransformScores(float (&scores)[kCount],
                                                 const CommonParams& common) {
@@ -52,8 +53,8 @@ __device__ __forceinline__ void TransformScores(float (&scores)[kCount],
   }
 }
 
-// `tile` as lane 0 has read it. `q_rows` are the thread's two rows in the tile (of q: packed
-// heads share one), `column` its first column in the key tile.
+// `tile` as read by lane 0. `q_rows` are the q rows of the thread's two rows (packed heads share
+// one), `column` is its first column in the key tile.
 template <int kCount>
 __device__ __forceinline__ void MaskScores(float (&scores)[kCount], const KeyTile& tile,
                                            const int (&q_rows)[2], int column) {
@@ -75,7 +76,7 @@ __device__ __forceinline__ void MaskScores(float (&scores)[kCount], const KeyTil
   }
 }
 
-// The scores of wide rows become relative to their limit.
+// Subtracts the limits of wide rows from their scores.
 template <int kCount>
 __device__ __forceinline__ void SubtractLimits(float (&scores)[kCount], float multiplier,
                                                const RowStates& rows) {
@@ -90,12 +91,12 @@ __device__ __forceinline__ void SubtractLimits(float (&scores)[kCount], float mu
   }
 }
 
-// The largest score of the quad in each of its two rows.
+// Computes the largest score of the quad in each of its two rows.
 template <int kCount>
 __device__ __forceinline__ void RowMaxima(const float (&scores)[kCount], float (&max)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    // Two chains, so that the comparisons do not wait for one another.
+    // Two chains, so that the comparisons do not wait for each other.
     float x = fmaxf(scores[half * 2], scores[half * 2 + 1]);
     float y = fmaxf(scores[4 + half * 2], scores[4 + half * 2 + 1]);
 #pragma unroll
@@ -109,15 +110,16 @@ __device__ __forceinline__ void RowMaxima(const float (&scores)[kCount], float (
   }
 }
 
-// As __float_as_int, which nvcc would take apart: where branches merge, scores and their bits would
-// be registers of their own, and each score would be copied.
+// As __float_as_int, which nvcc would split: where branches merge, scores and their bits would be
+// in separate registers, and each score would be copied.
 template <int kCount>
 __device__ __forceinline__ void BitsOf(const float (&scores)[kCount], int (&bits)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm("mov.b32 %0, %1;" : "=r"(bits[i]) : "f"(scores[i]));
 }
 
-// RowMaxima of bits as integers, three at a time: right where it is not negative, else less.
+// RowMaxima of the bits as integers, three at a time. Exact if the maximum is not negative;
+// otherwise a lower bound.
 template <int kCount>
 __device__ __forceinline__ void RowMaximaOfBits(const int (&bits)[kCount], int (&max)[2]) {
 #pragma unroll
@@ -135,8 +137,8 @@ __device__ __forceinline__ void RowMaximaOfBits(const int (&bits)[kCount], int (
   }
 }
 
-// Moves the offsets of rows whose maximum grew beyond their limit; factor[half] is then what the
-// row's output is to be multiplied with. `headroom`: of RowBase.
+// Moves the offsets of rows whose maximum exceeds their limit. factor[half] is then the factor for
+// the row's output. `headroom`: as in RowBase.
 __device__ __forceinline__ void MoveBases(const float (&max)[2], float multiplier, float headroom,
                                           RowStates& rows, float (&factor)[2]) {
   bool grew_wide = false;
@@ -154,7 +156,7 @@ __device__ __forceinline__ void MoveBases(const float (&max)[2], float multiplie
   rows.wide |= __any_sync(0xffffffff, grew_wide);
 }
 
-// The same, and the scores of wide rows become relative to their limit.
+// The same, and subtracts the limits of wide rows from their scores.
 template <int kCount>
 __device__ __forceinline__ void MoveOffsets(float (&scores)[kCount], const float (&max)[2],
                                             float multiplier, float headroom, RowStates& rows,
@@ -163,8 +165,8 @@ __device__ __forceinline__ void MoveOffsets(float (&scores)[kCount], const float
   if (rows.wide) SubtractLimits(scores, multiplier, rows);
 }
 
-// Before the exponentials of a tile: MoveOffsets where a row needs it; factor[half] is 1 where it
-// does not. False, the usual case, if nothing was to be done. `headroom`: of RowBase.
+// Call it before the exponentials of a tile: runs MoveOffsets if a row needs it; factor[half] is 1
+// for other rows. Returns false, the usual case, if no row needs it. `headroom`: as in RowBase.
 template <int kCount>
 __device__ __forceinline__ bool Settle(float (&scores)[kCount], float multiplier, float headroom,
                                        RowStates& rows, float (&factor)[2]) {
@@ -181,10 +183,9 @@ __device__ __forceinline__ bool Settle(float (&scores)[kCount], float multiplier
   return true;
 }
 
-// The same with maxima of bits, which need more registers: most kernels with score terms have none
-// left. kMerged: scores come from branches that merge.
-// `headroom_log2`: by how much scores may exceed an offset, which is RowBase's times the
-// multiplier.
+// The same with integer maxima of bits, which need more registers than most kernels with score
+// terms have. kMerged: scores come from branches that merge. `headroom_log2`: how far scores may
+// exceed an offset, which is the headroom of RowBase times the multiplier.
 template <bool kMerged = false, int kCount>
 __device__ __forceinline__ bool SettleByBits(float (&scores)[kCount], float multiplier,
                                              float headroom_log2, RowStates& rows,
@@ -200,7 +201,7 @@ __device__ __forceinline__ bool SettleByBits(float (&scores)[kCount], float mult
   bool rare = rows.wide;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    // Below 0 they are those of the least score: no limit of 0 or more is exceeded then.
+    // Negative maxima are lower bounds. They cannot exceed a limit of 0 or more.
     rare |= __int_as_float(bits[half]) > rows.limit[half] ||
             (bits[half] & __float_as_int(rows.limit[half])) < 0;
     factor[half] = 1.0f;
@@ -214,7 +215,7 @@ __device__ __forceinline__ bool SettleByBits(float (&scores)[kCount], float mult
   return true;
 }
 
-// Scores become probabilities times 2^lift, in place, and enter the sums.
+// Converts scores to probabilities times 2^lift, in place, and adds them to the sums.
 template <int kCount>
 __device__ __forceinline__ void Exponentials(float (&scores)[kCount], float multiplier,
                                              RowStates& rows, float lift = 0.0f) {
@@ -235,7 +236,7 @@ __device__ __forceinline__ void Exponentials(float (&scores)[kCount], float mult
   }
 }
 
-// The A fragments of the second product.
+// Packs the A fragments of the second product.
 template <typename T, int kCount>
 __device__ __forceinline__ void PackProbabilities(const float (&scores)[kCount],
                                                   uint32_t (&p)[kCount / 2]) {

@@ -1,6 +1,6 @@
-// Rows that see no key in a call that must write them all the same: the first step's
-// become (0, -inf), the last step's are converted. Apart from the attention kernels, whose
-// products then always follow one another.
+// Writes rows that see no key in calls that must write them: those of the first step become (0,
+// -inf), those of the last step are converted. This is a separate kernel so that the products of
+// the attention kernels always follow one another.
 #include "worker/kernels/cuda/primitives/forward_row.cuh"
 #include "worker/kernels/cuda/primitives/numerics.cuh"
 #include "worker/kernels/cuda/primitives/thread.cuh"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// One block writes one tile's rows of one pack of heads; a warp takes a row.
+// One block writes one tile's rows of one pack of heads, one warp per row.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     sm90_keyless_rows(const __grid_constant__ ForwardParams params, const ForwardTile* tiles) {

@@ -11,7 +11,7 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// `tiles`: device, tile_count of them, without ranges. dtype is a 16-bit type.
+// `tiles`: device, tile_count tiles without ranges. dtype is a 16-bit type.
 cudaError_t LaunchKeylessRows(DType dtype, const ForwardParams& params, const ForwardTile* tiles,
                               int tile_count, cudaStream_t stream);
 

@@ -1,5 +1,5 @@
-// One row of a tile whose keys were split, from the partials of its parts, within the kernel that
-// makes them. (attention_combine, elementwise.cu, does it behind a kernel.)
+// Merges one row of a tile whose keys were split, from the partials of its splits, within the
+// kernel that computes them. (attention_combine in elementwise.cu does it in a later kernel.)
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_MERGE_PARTS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_MERGE_PARTS_CUH_
 
@@ -8,15 +8,16 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Partials of a row that a warp asks for at once: what there usually are (132 multiprocessors by 8
-// kv heads).
+// Partials of a row that a warp loads at once: the usual number (132 multiprocessors by 8 kv
+// heads).
 inline constexpr int kMergedAtOnce = 16;
 inline constexpr int kMergedLses = kMostMergedParts / 32;  // that a lane holds
 static_assert(kMostMergedParts % 32 == 0 && 32 % kMergedAtOnce == 0);
 
-// One warp: a row of a tile from all its partials, in the order of their slots whoever wrote them
-// when. Other blocks did so during this launch: they are read from the L2 cache. REQUIRES: at most
-// kMostMergedParts of them, of at most 128 columns, in fours.
+// Executed by one warp: merges a row of a tile from all its partials in the order of their slots,
+// independent of the order in which they were written. Other blocks wrote them during this launch,
+// so they are read from the L2 cache. REQUIRES: at most kMostMergedParts partials, with at most 128
+// columns, a multiple of four.
 template <typename T>
 __device__ __forceinline__ void MergeRow(const ForwardParams& forward, const CombineTile& combine,
                                          int first_head, int batch, int row) {
@@ -96,9 +97,9 @@ __device__ __forceinline__ void MergeRow(const ForwardParams& forward, const Com
   if (lane == 0) target.StoreLse();
 }
 
-// Counts one of `count` at `ticket`, from 0 again after the last one, which it returns true for.
-// Releases what the caller, and whoever it met at a barrier before, has stored; acquires what those
-// who counted before it have.
+// Increments `ticket`, which wraps to 0 after `count` increments, and returns true for the last of
+// them. Releases the stores of the caller and of threads that it met at a barrier; acquires those
+// of the threads that counted earlier.
 __device__ __forceinline__ bool CountsLast(uint32_t* ticket, uint32_t count) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"

@@ -1,5 +1,5 @@
-// Entry points of a forward for few q rows and split keys: one consumer group of 64 rows, so that
-// half of the products and of their power goes, and stages enough to keep memory busy.
+// Entry points of a forward for few q rows and split keys. One consumer group of 64 rows halves the
+// products and their power, and there are enough stages to keep memory busy.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_SPLIT_FORWARD_KERNELS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_SPLIT_FORWARD_KERNELS_CUH_
 
@@ -16,7 +16,7 @@ __device__ __forceinline__ void RunSplitForward(const SplitForwardParams& params
   const uint32_t shared = SharedAddress(memory);
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp == 0) {
-    // On its way while the barriers are set up.
+    // Loads are in flight while the barriers are initialised.
     const SplitItem item(params, blockIdx.x);
     if (threadIdx.x == 0) {
       PrefetchMap(&params.near_maps[0].k);
@@ -25,8 +25,9 @@ __device__ __forceinline__ void RunSplitForward(const SplitForwardParams& params
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-      // It may have been launched beside the kernel in front of it, whose results are there from
-      // here on. Everybody else hears from this lane before touching memory; tables are older.
+      // The kernel may start while the preceding kernel runs; the latter's results are visible from
+      // here on. All other threads wait for this lane before they touch memory. The tables are
+      // older.
       asm volatile("griddepcontrol.wait;" ::: "memory");
       SplitForwardProducer<Shape>::Run(params, memory, shared, item);
     }
@@ -51,8 +52,8 @@ __device__ __forceinline__ void RunSplitForward(const SplitForwardParams& params
 
 }  // namespace ringattn::worker::cuda::sm90
 
-// Within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (d128_split); what follows
-// are SplitForwardShape's numbers.
+// Use within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (d128_split); the
+// numbers of SplitForwardShape follow.
 #define RINGATTN_SM90_SPLIT_FORWARD(name, ...)                                                \
   __global__ void __launch_bounds__(256, 1)                                                   \
       sm90_bf16_attention_forward_##name(const __grid_constant__ SplitForwardParams params) { \

@@ -1,7 +1,7 @@
-// The producer of the kernel for few q rows and split keys, where memory is what is waited for: one
-// lane that asks for keys as early as it can. What it knows of its first item was read while the
-// barriers were being set up; an item's first keys do not wait until q's buffer is free, and the
-// next item's table entry is asked for before the last values.
+// The producer of the kernel for few q rows and split keys, which is bound by memory latency. One
+// lane requests keys as early as possible. It reads the data of its first item while the barriers
+// are initialised. An item's first keys do not wait for q's buffer, and the next item's table entry
+// is loaded before the last values.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_SPLIT_FORWARD_PRODUCER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_SPLIT_FORWARD_PRODUCER_CUH_
 
@@ -13,7 +13,7 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// What a producer has to know of an item before its first copy: asked for without waiting.
+// The data of an item that the producer needs before its first copy, loaded without waiting.
 struct SplitItem {
   SplitPart part;
   uint32_t stop;  // the stop word
@@ -62,8 +62,8 @@ struct SplitForwardProducer {
             range.piece};
   }
 
-  // A stopped block's items from `item` on: their parts are counted all the same, so that tickets
-  // are 0 for the next launch.
+  // Counts the parts of a stopped block's items from `item` on, so that tickets are 0 for the next
+  // launch.
   static __device__ __forceinline__ void CountStopped(const SplitForwardParams& params,
                                                       uint32_t item, uint32_t items) {
     if (params.tickets == nullptr) return;
@@ -80,7 +80,7 @@ struct SplitForwardProducer {
     }
   }
 
-  // Executed by one lane. `item`: the block's first.
+  // Executed by one lane. `item`: the block's first item.
   static __device__ __forceinline__ void Run(const SplitForwardParams& params, char* memory,
                                              uint32_t shared, SplitItem item) {
     const uint32_t items = static_cast<uint32_t>(params.tiles) * params.heads;
@@ -103,7 +103,7 @@ struct SplitForwardProducer {
       }
       uint32_t next = 0;
       if (items > gridDim.x) {
-        // Not atomicAdd: what the compiler makes of that waits for the answer.
+        // Not atomicAdd, because the compiler's code for it waits for the result.
         asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
                      : "=r"(next)
                      : "l"(&params.counters->next)
@@ -172,7 +172,7 @@ struct SplitForwardProducer {
         item = ahead;
       }
     }
-    // Every block has read the counters for the last time before the last one gets here.
+    // Every block has read the counters for the last time before the last one reaches this code.
     if (items > gridDim.x || params.first_late_piece != kNoLatePiece) {
       __threadfence();
       if (atomicAdd(&params.counters->finished, 1u) == gridDim.x - 1) {

@@ -1,4 +1,4 @@
-// Products of the kernel for few q rows and split keys, and what follows an item: the last block to
+// Products of the kernel for few q rows and split keys, and the end of an item: the last block to
 // finish one of a tile's parts merges them.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_SPLIT_FORWARD_PRODUCTS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_SPLIT_FORWARD_PRODUCTS_CUH_
@@ -16,17 +16,17 @@ struct SplitForwardProducts : ForwardProducts<Shape> {
   using Params = SplitForwardParams;
   static constexpr int kMergeTurn = 1;  // a named barrier
 
-  // How an item ends, as far as that is known before its last product: that is still on its way.
+  // The end of an item, prepared while its last product is in flight.
   struct Ending {
     WorkSlot slot;
     CombineTile combine;
-    uint32_t* ticket = nullptr;  // null: parts are not merged here, or it is none
+    uint32_t* ticket = nullptr;  // null: parts are not merged here, or the tile has only one
     int64_t first;               // the thread's row in the partials
-    int rows;                    // of the tile, packed ones
+    int rows;                    // of the tile, including packed ones
     float lse[2];
     float weight[2];
 
-    // `states` after OffsetsToBases.
+    // Call it after OffsetsToBases of `states`.
     __device__ __forceinline__ Ending(const Params& params, const WorkSlot& item, int packed_row,
                                       const RowStates& states)
         : slot(item) {
@@ -53,8 +53,8 @@ struct SplitForwardProducts : ForwardProducts<Shape> {
     }
   };
 
-  // Executed by the consumer group: the item's rows to its slot, or to the outputs if its tile has
-  // no other parts. The last block to get here with one of a tile's parts merges them.
+  // Executed by the consumer group: stores the item's rows to its slot, or to the outputs if its
+  // tile has no other parts. The last block that gets here with one of a tile's parts merges them.
   static __device__ __forceinline__ void Finish(const Params& params, const Ending& ending,
                                                 int packed_row,
                                                 const float (&output)[Shape::kDim / 2],
@@ -68,7 +68,7 @@ struct SplitForwardProducts : ForwardProducts<Shape> {
     const int columns = forward.common.head_dim_v;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Most warps have none: the first row of each.
+      // Most warps have no row: compares the first row of each.
       if ((packed_row & ~7) + half * 8 >= ending.rows) break;
       if (packed_row + half * 8 >= ending.rows) continue;
       const int64_t row = ending.first + half * 8;
