@@ -1,19 +1,19 @@
-// A consumer warpgroup: 64 keys of the thread block's against every q tile that sees them.
+// A consumer warpgroup: processes 64 of the thread block's keys with every q tile that sees them.
 //
-// The scores are computed transposed, S^T = K Q^T and dP^T = V dout^T, so that P^T and dS^T,
-// rounded, are the A operands of dV += P^T dout and dK += dS^T Q in the registers where they
-// arose. Only dS goes to shared memory, for dQ = dS K of all 128 keys, of which each group
-// computes a half, stages it, and leaves it to the producer group to add to global memory.
+// The scores are computed transposed, S^T = K Q^T and dP^T = V dout^T. P^T and dS^T, rounded, are
+// then the A operands of dV += P^T dout and dK += dS^T Q in the same registers. Only dS goes to
+// shared memory, for dQ = dS K over all 128 keys. Each group computes and stages a half of dQ, and
+// the producer group adds it to global memory.
 //
-// The products of one tile, in the order of issue, and what a group does meanwhile:
-//   S, dP, [S -> P, dP -> dS, dS to shared memory], dV, [wait for the other group's dS], dQ, dK,
-//   [stage dQ; on to the next tile, whose S is issued behind dK]
-// The second group issues its scores when the first one has issued its own: their exponentials,
-// which one unit computes for a warp of each, then come one after the other, each beside products.
-// The rows' statistics come with S and dP (backward_addends.cuh).
-// What was written for the copy engine is fenced after the next products have been issued, for the
-// fence waits until the writes are there.
-// dK and dV leave by the staged boxes too, at the end, or are stored (backward_stored_sums.cuh).
+// The products of one tile in the order of issue, with the group's other work in brackets:
+//  S, dP, [S -> P, dP -> dS, dS to shared memory], dV, [wait for the other group's dS], dQ, dK,
+//  [stage dQ; next tile, whose S is issued after dK]
+// The second group issues its scores after the first one has issued its scores. One unit computes
+// the exponentials of a warp of each group, so they run one after the other, each during the other
+// group's products. The rows' statistics are added in S and dP (backward_addends.cuh). Writes for
+// the copy engine are fenced only after the next products have been issued, because the fence waits
+// until the writes are visible. dK and dV also leave through the staged boxes at the end, or are
+// stored (backward_stored_sums.cuh).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_CONSUMER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_CONSUMER_CUH_
 
@@ -38,7 +38,8 @@ struct BackwardConsumer {
   using Sum = float[kDim / 2];  // dK or dV
   using DqTile = float[32];
 
-  // Issues scores = a b^T: a is K or V, b q or dout; kAdds: with the rows' addends of that stage.
+  // Issues scores = a b^T: a is K or V, b q or dout. kAdds: includes the rows' addends of that
+  // stage.
   template <bool kAdds>
   static __device__ __forceinline__ void IssueScores(Scores& scores, uint32_t a, uint32_t b,
                                                      uint32_t shared, int stage, Addend addend) {
@@ -82,8 +83,9 @@ struct BackwardConsumer {
     CommitProducts();
   }
 
-  // Of eight rows of dS and dq, the one in which q row i is kept: the rows of half a warp's
-  // accumulators are then two apart in q, and their stores to the staged tile meet no bank twice.
+  // Returns the row, among eight rows of dS and dq, that holds q row i. The rows of half a warp's
+  // accumulators are then two apart in q, and their stores to the staged tile have no bank
+  // conflicts.
   static __device__ __forceinline__ int KeptRow(int i) { return i / 2 + i % 2 * 4; }
   static __device__ __forceinline__ int QueryRow(int kept) { return kept % 4 * 2 + kept / 4; }
 
@@ -105,15 +107,15 @@ struct BackwardConsumer {
     return row * kPanelRowBytes + (chunk ^ (row & 7)) * 16;
   }
 
-  // Writes so many columns of accumulators, from element `first` on, scaled, to the group's staged
-  // boxes. `target` is the thread's first element there.
+  // Writes kColumns columns of accumulators, scaled, from element `first` on, to the group's staged
+  // boxes. `target` is the address of the thread's first element there.
   template <int kColumns = 64, int kCount>
   static __device__ __forceinline__ void Stage(const float (&sum)[kCount], int first, float scale,
                                                uint32_t target) {
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
       if (first + n * 4 >= kCount) break;
-      // Columns 8 n: two 16-byte chunks on in the box's row, permuted by its row mod 8.
+      // Columns 8 n are two 16-byte chunks further in the box's row, permuted by the row mod 8.
       const uint32_t address = (target ^ (n % 4 * 32)) + n / 4 * kStagedRows * 128;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -124,17 +126,17 @@ struct BackwardConsumer {
       }
     }
   }
-  // `row` is that of the lane's first accumulator, among 16 of the warp's.
+  // `row` is the row of the lane's first accumulator among the warp's 16 rows.
   static __device__ __forceinline__ uint32_t StagedOffset(int warp, int row, int lane) {
     return (warp * 16 + row) * 128 + ((lane % 4 / 2) ^ (row & 7)) * 16 + lane % 2 * 8;
   }
 
-  // Everybody in the warp has left, or written, what `barrier` guards.
+  // All lanes of the warp have finished reading or writing the memory that `barrier` guards.
   static __device__ __forceinline__ void Release(uint32_t barrier) {
     ArriveWarp(barrier, threadIdx.x % 32);
   }
 
-  // The group's staged boxes.
+  // The staged boxes of the group.
   struct StagedBoxes {
     const uint32_t full, empty;  // barriers
     const uint32_t dq, sums;     // the thread's first element, of dq and of dv and dk
@@ -148,7 +150,7 @@ struct BackwardConsumer {
           sums(shared + Shape::kStaged + group * Shape::kStagedBytes +
                StagedOffset(warp, lane / 4, lane)) {}
 
-    // Sums whose products have ended go there once the last ones have left.
+    // Writes sums whose products are complete, after the previous sums have left the boxes.
     template <int kCount>
     __device__ __forceinline__ void Write(const float (&sum)[kCount], int first, float scale,
                                           uint32_t target) {
@@ -156,7 +158,7 @@ struct BackwardConsumer {
       phase ^= 1;
       Stage(sum, first, scale, target);
     }
-    // What was written may be added.
+    // Signals that the written sums may be added.
     __device__ __forceinline__ void Announce() const {
       FenceBulkReads();
       Release(full);
@@ -169,7 +171,7 @@ struct BackwardConsumer {
     }
   };
 
-  // Descriptors of what the group multiplies, of the first stage where there are several.
+  // Descriptors of the group's operands; of the first stage if there are several.
   struct Operands {
     uint32_t k_rows, v_rows;           // its 64 keys
     uint32_t q_rows, dout_rows;        // B of the scores
@@ -193,10 +195,10 @@ struct BackwardConsumer {
     }
   };
 
-  // Waits until both groups have written dS. A barrier has one place in the code where threads wait
-  // for it: groups with code of their own have one each. Nobody arrives twice at one of them before
-  // it was waited for: the first group goes on when the second has passed its own, and the second
-  // one's next scores wait for the first group's (kScoresTurn).
+  // Waits until both groups have written dS. Threads wait for a barrier at one place in the code,
+  // so groups with separate code have a barrier each. No group arrives twice at a barrier before
+  // the other has waited for it: the first group continues after the second has passed its barrier,
+  // and the second group's next scores wait for the first group's (kScoresTurn).
   static __device__ __forceinline__ void AwaitGradients(int group) {
     constexpr int kBoth = Shape::kGroups * 128;
     if constexpr (!Shape::kGroupsDiffer) {
@@ -210,7 +212,7 @@ struct BackwardConsumer {
     }
   }
 
-  // `group` counts consumer warpgroups and is the same in all threads of the warp.
+  // `group` is the index of the consumer warpgroup, the same in all threads of the warp.
   static __device__ __forceinline__ void Run(const BackwardKernelParams& params, char* memory,
                                              uint32_t shared, const BackwardItem& item, int group) {
     if constexpr (!Shape::kGroupsDiffer) {
@@ -222,7 +224,7 @@ struct BackwardConsumer {
     }
   }
 
-  // `kDqColumns`: that the group has of dQ.
+  // `kDqColumns`: the group's columns of dQ.
   template <int kDqColumns>
   static __device__ __forceinline__ void RunGroup(const BackwardKernelParams& params, char* memory,
                                                   uint32_t shared, const BackwardItem& item,
@@ -280,7 +282,7 @@ struct BackwardConsumer {
       WaitProducts<1>();
       PinRegisters(scores);
       Rules::Exponentials(scores, tile_statistics, flags, tile, key, row, keys, common);
-      PinRegisters(scores);  // or the exponentials would sink below the wait
+      PinRegisters(scores);  // otherwise the exponentials would move below the wait
       WaitProducts<0>();
       PinRegisters(gradients);
       Rules::SubtractSteep(gradients, tile_statistics, flags);
@@ -289,7 +291,7 @@ struct BackwardConsumer {
       IssueSum(dv, p, operands.dout_columns + at.stage * kStageStep);
       FenceBulkReads();
       AwaitGradients(group);
-      // Everybody has left the statistics.
+      // All threads have read the statistics.
       if (kAllArrive || threadIdx.x == 128) Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
       IssueDq(dq, operands.ds_rows + DescriptorBytes(at.stage * Shape::kScoreBytes),
               operands.k_columns);

@@ -1,5 +1,5 @@
-// Entry points of one head-dim class of the backward: both dtypes, and the BackwardKernel by
-// which the launcher finds them. The grid is [items].
+// Entry points of one head-dim class of the backward: both dtypes, and the BackwardKernel by which
+// the launcher finds them. The grid is [items].
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_KERNELS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_KERNELS_CUH_
 
@@ -52,8 +52,8 @@ __device__ __forceinline__ void RunBackward(const typename Shape::Params& params
 
 }  // namespace ringattn::worker::cuda::sm90
 
-// Within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (d128); `run` what it runs,
-// of a `shape`, whose numbers follow; `blocks` of a cluster share an item.
+// Use within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (d128). `run` is the
+// class that it runs, with a `shape` whose numbers follow. `blocks` of a cluster share an item.
 #define RINGATTN_SM90_BACKWARD_KERNELS_OF(attributes, blocks, name, run, shape, ...)        \
   __global__ void attributes __launch_bounds__(384, 1) sm90_bf16_attention_backward_##name( \
       const __grid_constant__ shape<__nv_bfloat16, __VA_ARGS__>::Params params) {           \

@@ -19,14 +19,15 @@ BackwardKernel BackwardKernel_capped_d128();
 BackwardKernel BackwardKernel_capped_d192();
 BackwardKernel BackwardKernel_capped_d256();
 
-// In a fixed order of sums (ordered_backward.h); launched with OrderedBackwardKernelParams.
+// Kernels with a fixed order of sums (ordered_backward.h), launched with
+// OrderedBackwardKernelParams.
 BackwardKernel BackwardKernel_ordered_d64();
 BackwardKernel BackwardKernel_ordered_d96();
 BackwardKernel BackwardKernel_ordered_d128();
 BackwardKernel BackwardKernel_ordered_d192();
 BackwardKernel BackwardKernel_ordered_d256();
 
-// Likewise, with a softcap.
+// The same with a softcap.
 BackwardKernel BackwardKernel_ordered_capped_d64();
 BackwardKernel BackwardKernel_ordered_capped_d96();
 BackwardKernel BackwardKernel_ordered_capped_d128();

@@ -1,8 +1,8 @@
-// The four warps of the producer group. All walk the q tiles that see the thread block's keys:
-// range after range of the table, for each query head of the block in turn.
-//   warp 0        loads k and v, then q and dout of every tile, by bulk tensor copies
-//   warp 1        tells the consumers of every tile: its limits and its rows' statistics
-//   warps 2, 3    add what a consumer group has staged of dq, dv and dk to global memory
+// The four warps of the producer group. All warps walk the q tiles that see the thread block's
+// keys: one range of the table after another, for each query head of the block.
+//  warp 0        loads k and v, then q and dout of every tile, by bulk tensor copies
+//  warp 1        describes every tile to the consumers: its limits and its rows' statistics
+//  warps 2, 3    add the dq, dv and dk that a consumer group has staged to global memory
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_PRODUCER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_PRODUCER_CUH_
 
@@ -26,7 +26,7 @@ struct BackwardProducer {
   const uint32_t shared;  // its address
   const typename Shape::Item item;
 
-  // visit(range, row, head) of every tile.
+  // Calls visit(range, row, head) for every tile.
   template <typename Visit>
   __device__ __forceinline__ void Walk(const Visit& visit) const {
     const int begin = item.tile->range_begin, end = item.tile->range_end;
@@ -56,11 +56,12 @@ struct BackwardProducer {
     }
   }
 
-  // Whether an ordered walk comes to the range by that tile, its last.
+  // Returns whether an ordered walk enters the range at this tile, the range's last.
   __device__ __forceinline__ bool EntersAtEnd(const QRange& range, int row) const {
     return item.descends() && row + Shape::kRows >= range.row_count;
   }
-  // When consumer group `group`'s part of dq of a tile, and of dk and dv, may be added.
+  // Returns the turn in which consumer group `group`'s part of a tile's dq, or of dk and dv, may be
+  // added.
   __device__ __forceinline__ Turn TileTurn(const QRange& range, int row, int head,
                                            int group) const {
     return TurnOf(params, params.turns, item, range, row / Shape::kRows, head, group);
@@ -69,9 +70,9 @@ struct BackwardProducer {
     return TurnOf(params, params.turns, item, group);
   }
 
-  // The walk of an ordered lane that adds: enter(range, head), then visit(row) of its tiles. What
-  // is read of global memory is read on entering: awaiting a turn empties the cache of the
-  // multiprocessor.
+  // The walk of a lane that adds in order: calls enter(range, head), then visit(row) for its tiles.
+  // Global memory is read in `enter` only, because waiting for a turn invalidates the
+  // multiprocessor's cache.
   template <typename Enter, typename Visit>
   __device__ __forceinline__ void WalkRanges(const Enter& enter, const Visit& visit) const {
     const int begin = item.tile->range_begin, end = item.tile->range_end;
@@ -142,7 +143,7 @@ struct BackwardProducer {
     });
   }
 
-  // Whether the lane's rows' offsets can be addends of scores.
+  // Returns whether the offsets of the lane's rows can be addends of scores.
   template <int kCount>
   __device__ __forceinline__ bool Added(const float (&lse)[kCount]) const {
     const float multiplier = fabsf(params.common.scale_log2);
@@ -153,8 +154,8 @@ struct BackwardProducer {
     }
     return all;
   }
-  // Whether the tile is steep (backward_addends.cuh): the deltas are among its statistics then, of
-  // which those are the lane's first row's, and no addends any more. Executed by one whole warp.
+  // Returns whether the tile is steep (backward_addends.cuh). If so, moves its deltas from the
+  // addends to the statistics, which point to the lane's first row. Executed by one whole warp.
   template <int kCount>
   __device__ __forceinline__ bool TakesDeltasOut(float (&delta)[kCount], float* statistics) const {
     bool steep = false;
@@ -169,7 +170,8 @@ struct BackwardProducer {
     }
     return true;
   }
-  // The lane's rows' addends. Those of a wide tile's scores are 0: it reads lse.
+  // Writes the addends of the lane's rows. The score addends of a wide tile are 0, because its
+  // consumers read lse.
   template <int kCount>
   __device__ __forceinline__ void WriteAddends(const float (&lse)[kCount],
                                                const float (&delta)[kCount], bool wide,
@@ -197,8 +199,8 @@ struct BackwardProducer {
     FenceBulkReads();
   }
 
-  // Executed by one whole warp. Rows without keys, and rows that do not exist, get the offset
-  // -inf: their probabilities are zero.
+  // Executed by one whole warp. Rows without keys, and rows past the end, get the offset -inf, so
+  // that their probabilities are zero.
   __device__ __forceinline__ void Describe() const {
     const CommonParams& common = params.common;
     const int lane = threadIdx.x & 31;
@@ -259,8 +261,8 @@ struct BackwardProducer {
     });
   }
 
-  // Adds the group's staged boxes, once they are full, from `column` on; those from `columns` on do
-  // not exist.
+  // Adds the group's staged boxes, once they are full, from `column` on. Columns from `columns` on
+  // do not exist.
   __device__ __forceinline__ void AddStaged(const TensorMap& map, int group, uint32_t& phase,
                                             int column, int columns, int head, int row) const {
     WaitBarrier(shared + Shape::kStagedFull + 8 * group, phase);
@@ -333,7 +335,7 @@ struct BackwardProducer {
     if constexpr (Shape::kOrdered) SumTurn(group).Pass();
   }
 
-  // `warp` counts in the group and is the same in all threads of the warp.
+  // `warp` is the index in the group, the same in all threads of the warp.
   __device__ __forceinline__ void Run(int warp) const {
     if (warp == 1) {
       Describe();

@@ -1,6 +1,6 @@
-// What happens to a consumer thread's transposed scores between the products: two keys (eight
-// apart) by kRows q rows, in the accumulator layout of wgmma.cuh with keys as rows. S becomes
-// P, dP becomes dS.
+// The computation of a consumer thread on its transposed scores between the products: S becomes P,
+// and dP becomes dS. A thread has two keys (eight apart) by kRows q rows, in the accumulator layout
+// of wgmma.cuh with keys as rows.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_SCORES_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_SCORES_CUH_
 
@@ -10,12 +10,12 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Which q rows see the thread's two keys, counted from the thread's first row.
+// The q rows that see each of the thread's two keys, relative to the thread's first row.
 struct VisibleRows {
   int begin[2];
   int end[2];
 
-  // `key` is the first key, `row` the first row, both in the tile.
+  // `key` is the first key, `row` the first row, both relative to the tile.
   __device__ __forceinline__ VisibleRows(const QueryTile& tile, int key, int row, int keys) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -36,11 +36,12 @@ struct BackwardScores {
   using Scores = float[Shape::kRows / 2];
   using Packed = uint32_t[Shape::kRows / 4];
 
-  // Statistics of the rows of the thread's columns 8 n and 8 n + 1, from those of its first row.
+  // Returns the statistics of the rows of the thread's columns 8 n and 8 n + 1; `first` points to
+  // those of its first row.
   static __device__ __forceinline__ float2 Pair(const float* first, int n) {
     return *reinterpret_cast<const float2*>(first + n * 8);
   }
-  // The rows' offsets and deltas; 0 if the products have them already.
+  // Return the rows' offsets and deltas, or 0 if the products include them.
   static __device__ __forceinline__ float2 Offsets(const float* statistics, int n) {
     if constexpr (Shape::kAddsOffsets) return {};
     return Pair(statistics + Shape::kOffsets, n);
@@ -49,9 +50,10 @@ struct BackwardScores {
     if constexpr (Shape::kAddsDeltas) return {};
     return Pair(statistics + Shape::kDeltas, n);
   }
-  // Scores become what is multiplied with the gradients later, in place: P or, with a softcap, the
-  // tangents. (P is rounded only then too: its registers are too many beside dP's.) `statistics`
-  // are those of the thread's first row; `flags` are the tile's, which lies in shared memory.
+  // Converts scores in place to the factors that multiply the gradients later: P or, with a
+  // softcap, the tanh values. (P is also rounded later: packed P and dP together would need too
+  // many registers.) `statistics` points to those of the thread's first row. `flags` are the
+  // tile's; the tile is in shared memory.
   static __device__ __forceinline__ void Exponentials(Scores& scores, const float* statistics,
                                                       int32_t flags, const QueryTile& tile, int key,
                                                       int row, int keys,
@@ -70,8 +72,8 @@ struct BackwardScores {
     }
   }
 
-  // What the product could not, of a tile with these flags: dP becomes dP - delta where it is
-  // steep.
+  // Completes dP for a tile with these flags: if the tile is steep, subtracts delta, which the
+  // product does not include.
   static __device__ __forceinline__ void SubtractSteep(Scores& gradients, const float* statistics,
                                                        int32_t flags) {
     if constexpr (Shape::kSteepTiles) {
@@ -85,7 +87,7 @@ struct BackwardScores {
     }
   }
 
-  // P and dS, rounded, from what Exponentials left and dP.
+  // Computes P and dS, rounded, from the result of Exponentials and dP.
   static __device__ __forceinline__ void Differentiate(const Scores& scores,
                                                        const Scores& gradients, Packed& p,
                                                        Packed& ds, const float* statistics,
@@ -108,8 +110,8 @@ struct BackwardScores {
     }
   }
 
-  // The same in two steps, for threads that have one of S and dP each. First: scores become P,
-  // rounded, and what dP - delta is multiplied by, which is P but with a softcap.
+  // The same in two steps, for threads that have only S or only dP. First step: converts scores to
+  // P, rounded, and to the factor of dP - delta, which equals P unless there is a softcap.
   static __device__ __forceinline__ void Probabilities(Scores& scores, Packed& p, Packed& weights,
                                                        const float* statistics,
                                                        const QueryTile& tile, int key, int row,
@@ -125,7 +127,7 @@ struct BackwardScores {
       }
     }
   }
-  // Then: dS, rounded, from dP and those weights.
+  // Second step: computes dS, rounded, from dP and those factors.
   static __device__ __forceinline__ void Weigh(const Scores& gradients, const Packed& weights,
                                                Packed& ds, const float* statistics) {
 #pragma unroll
@@ -141,8 +143,8 @@ struct BackwardScores {
     }
   }
 
-  // P of a tile of which some rows are wide (score_rule.cuh), from scores that `multiplier` takes
-  // to log2 units.
+  // Computes P for a tile with wide rows (score_rule.cuh); `multiplier` converts its scores to log2
+  // units.
   static __device__ __forceinline__ void Wide(Scores& scores, const float* lse, float multiplier) {
 #pragma unroll
     for (int n = 0; n < Shape::kRows / 8; ++n) {
@@ -160,7 +162,7 @@ struct BackwardScores {
   }
 
  private:
-  // dP - delta, times kUnshift.
+  // Returns dP - delta, times kUnshift.
   static __device__ __forceinline__ float Away(float gradient, float delta) {
     if constexpr (Shape::kAddsDeltas) return gradient * Shape::kUnshift;
     return fmaf(gradient, Shape::kUnshift, -delta);

@@ -1,5 +1,5 @@
-// The numbers of one backward kernel: its tile, who does what, and where things lie in shared
-// memory. Compile-time only; the other headers take it as `Shape`.
+// The numbers of one backward kernel: its tile, the roles of its warps, and the layout of its
+// shared memory. Compile-time only; the other headers take it as `Shape`.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_SHAPE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_SHAPE_CUH_
 
@@ -8,21 +8,22 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// What the consumers are told of a q tile. Row r of it sees keys [lower + r, upper + r] of the
-// thread block's; rows from `rows` on do not exist.
+// The producer's description of a q tile for the consumers. Row r sees keys [lower + r, upper + r]
+// of the thread block's keys. Rows from `rows` on do not exist.
 struct QueryTile {
   static constexpr int32_t kLast = 1;    // of the thread block
   static constexpr int32_t kMasked = 2;  // not every row sees every key
   static constexpr int32_t kWide = 4;    // a row's lse is wide (score_rule.cuh)
-  static constexpr int32_t kSteep = 8;   // a row's delta is no addend: dP comes without any
+  static constexpr int32_t kSteep = 8;   // a row's delta cannot be an addend, so dP includes no
+                                         // delta
   int32_t flags;
   int32_t lower;
   int32_t upper;
   int32_t rows;
 };
 
-// What a thread block computes: item `index`. The first `turned_sections` take the table's tiles
-// from its end.
+// The work of a thread block: item `index`. The first `turned_sections` sections take the table's
+// tiles from its end.
 struct BackwardItem {
   const BackwardTile* tile;
   int32_t first_head;
@@ -46,25 +47,25 @@ struct BackwardItem {
   }
 };
 
-// What the kernels of every head dim have alike.
+// Numbers that the kernels of every head dim share.
 template <typename T, int kRows>
 struct BackwardNumbers {
-  // Of a row: what is added to its scores, its delta, its lse; those that are addends are not
-  // there, but for the deltas of a steep tile.
+  // Statistics of a row: the offset of its scores, its delta, and its lse. Statistics that are
+  // addends are not stored, except the deltas of a steep tile.
   static constexpr int kOffsets = 0;
   static constexpr int kDeltas = kRows;
   static constexpr int kLse = 2 * kRows;
   static constexpr int kStatistics = 3 * kRows;  // floats
 
-  // P is kept times 2^kShift, so that fp16 has no subnormals to round it to.
+  // P is stored times 2^kShift, so that fp16 does not round it to subnormals.
   static constexpr int kShift = __is_same(T, __half) ? 14 : 0;
   static constexpr float kUnshift = 1.0f / (1 << kShift);
 };
 
-// kRows q rows by kKeys keys. Two warpgroups of consumers have 64 of the keys each, one more
-// warpgroup loads q and dout, prepares the rows' statistics and adds dq.
-// kCapped_: with a softcap; a kernel of its own, for its registers are more. kAdds_: the rows'
-// statistics are addends of products (backward_addends.cuh) rather than read from shared memory.
+// kRows q rows by kKeys keys. Two consumer warpgroups have 64 of the keys each; a third warpgroup
+// loads q and dout, prepares the rows' statistics and adds dq. kCapped_: with a softcap; a separate
+// kernel, because it needs more registers. kAdds_: the rows' statistics are addends of the products
+// (backward_addends.cuh) instead of being read from shared memory.
 template <typename T_, int kDim_, int kRows_, bool kCapped_, bool kAdds_ = true>
 struct BackwardShape : BackwardNumbers<T_, kRows_> {
   using BackwardNumbers<T_, kRows_>::kStatistics;
@@ -78,34 +79,34 @@ struct BackwardShape : BackwardNumbers<T_, kRows_> {
   static constexpr int kKeys = 128;
   static constexpr bool kCapped = kCapped_;
   static constexpr bool kAddsDeltas = kAdds_;
-  static constexpr bool kAddsOffsets = kAdds_ && !kCapped;  // the tangent comes between
-  static constexpr bool kSteepTiles = kAddsDeltas && __is_same(T, __half);  // there are some
+  static constexpr bool kAddsOffsets = kAdds_ && !kCapped;  // the tanh comes between
+  static constexpr bool kSteepTiles = kAddsDeltas && __is_same(T, __half);  // steep tiles can occur
   static constexpr int kStages = 2;  // of q, dout, their statistics, and dS
   static constexpr int kGroups = 2;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kConsumerWarps = kGroups * 4;
-  // Of the 504 registers that a lane position has.
+  // Out of the 504 registers of a lane position over all warpgroups.
   static constexpr int kProducerRegisters = 24;
   static constexpr int kConsumerRegisters = 240;
 
-  // dq of a tile is 64 rows by 64 columns per consumer group: either the groups share the rows,
-  // or (one panel of columns) they have 64 rows each. Of 96 columns the second group, whose scores
-  // come later, has 32.
+  // A consumer group computes 64 rows by 64 columns of a tile's dq. Either the groups share the
+  // rows, or (with one panel of columns) each has 64 rows. For 96 columns the second group, whose
+  // scores come later, has 32.
   static constexpr bool kDqByRows = kRows == 128;
   static constexpr int kSecondDqColumns = kDqByRows || kDim > 96 ? 64 : 32;
-  static constexpr bool kGroupsDiffer = kSecondDqColumns != 64;  // and so does their code
+  static constexpr bool kGroupsDiffer = kSecondDqColumns != 64;  // their code differs, too
 
   static constexpr int kPanels = (kDim + kPanelColumns - 1) / kPanelColumns;
   static constexpr int kKeyPanelBytes = kKeys * kPanelRowBytes;
   static constexpr int kRowPanelBytes = kRows * kPanelRowBytes;
   static constexpr int kKeyBytes = kPanels * kKeyPanelBytes;
   static constexpr int kRowBytes = kPanels * kRowPanelBytes;
-  static constexpr int kScorePanelBytes = kRows * kPanelRowBytes;  // a group's keys
+  static constexpr int kScorePanelBytes = kRows * kPanelRowBytes;  // for a group's keys
   static constexpr int kScoreBytes = kGroups * kScorePanelBytes;
   static constexpr int kStagedBoxBytes = kStagedRows * 128;  // 32 columns, fp32
-  static constexpr int kStagedBytes = 2 * kStagedBoxBytes;   // of a group
+  static constexpr int kStagedBytes = 2 * kStagedBoxBytes;   // of one group
 
-  // Shared memory, from its base.
+  // Offsets in shared memory.
   static constexpr int kK = 0;
   static constexpr int kV = kK + kKeyBytes;
   static constexpr int kQ = kV + kKeyBytes;
@@ -132,7 +133,7 @@ struct BackwardShape : BackwardNumbers<T_, kRows_> {
   // Named barriers; 0 is __syncthreads.
   static constexpr int kGradientsReady = 1;  // all of dS is written
   static constexpr int kScoresTurn = 2;      // the second group may issue its scores
-  // As 1, for the second group, where the groups run code of their own. (With terms: 3, 4.)
+  // As 1, for the second group if the groups have separate code. (Kernels with terms use 3 and 4.)
   static constexpr int kSecondGradientsReady = 5;
 
   static_assert(kRows == 64 || (kRows == 128 && kPanels == 1));

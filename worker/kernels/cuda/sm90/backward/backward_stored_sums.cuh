@@ -1,6 +1,6 @@
-// dk and dv of a thread block that has all queries of its keys: rounded and stored from the
-// accumulators, where blocks that share keys add to fp32 sums. So these need no zeros before and no
-// conversion behind, which move six times the bytes.
+// dk and dv of a thread block that processes all queries of its keys: rounded and stored from the
+// accumulators. Blocks that share keys add to fp32 sums instead. Those sums must be zeroed first
+// and converted afterwards, which moves six times the bytes.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_STORED_SUMS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_STORED_SUMS_CUH_
 
@@ -14,17 +14,17 @@ template <typename Shape>
 struct StoredSums {
   using T = typename Shape::T;
   static constexpr int kDim = Shape::kDim;
-  // Ordered kernels always add; those with a softcap, with dropout alone and with a bias's gradient
-  // do, for their registers.
+  // Ordered kernels always add. Kernels with a softcap, with dropout alone, or with a bias's
+  // gradient also add, because they have no registers left.
   static constexpr bool kPossible = !Shape::kOrdered && !Shape::kCapped && !Shape::kAddsSums;
 
-  // Whether the block stores, dk and dv alike.
+  // Returns whether the block stores; the answer is the same for dk and dv.
   static __device__ __forceinline__ bool Asked(const BackwardItem& item) {
     return item.tile->dk != nullptr;
   }
 
-  // The thread's two rows of dk or dv, `key` of the block's and that plus 8, times `scale`.
-  // `target` is the tensor, of `columns` columns.
+  // Stores the thread's two rows of dk or dv, times `scale`: rows `key` and `key` + 8 of the
+  // block's. `target` is the tensor, with `columns` columns.
   static __device__ __forceinline__ void Store(const CommonParams& common, const BackwardItem& item,
                                                void* target, int columns, int key,
                                                const float (&sum)[kDim / 2], float scale) {

@@ -1,4 +1,4 @@
-// Whose turn it is to add to a tile of dq, or to dk and dv, in an ordered backward
+// The order in which the lanes of an ordered backward add to a tile of dq, or to dk and dv
 // (ordered_backward.h).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_TURNS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_BACKWARD_TURNS_CUH_
@@ -8,7 +8,7 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// What an ordered thread block computes: that of the ticket it took when it started.
+// The work of an ordered thread block: the item of the ticket that it took when it started.
 struct OrderedItem : BackwardItem {
   int32_t number;  // of its tile
   bool turned;     // its section takes the tiles from the table's end
@@ -20,20 +20,22 @@ struct OrderedItem : BackwardItem {
         turned(ticket < static_cast<uint32_t>(turns.turned_sections) *
                             static_cast<uint32_t>(params.section_packs) *
                             static_cast<uint32_t>(params.tile_count)) {}
-  // Longest tiles first, from the last q tile to the first, or both the other way round
+  // Longest tiles first and from the last q tile to the first, or both in the opposite order
   // (ordered_backward.h).
   __device__ __forceinline__ bool descends() const { return !turned; }
 };
 
-// Whether the thread block computes its item; executed by all of its threads, with one answer: the
-// groups would wait for each other for ever. `ticket` is an ordered block's; it lies where k will,
-// which nobody asks for before all have read it.
+// Returns whether the thread block computes its item. All of its threads execute this and get the
+// same answer, because otherwise the groups would wait for each other forever. `ticket` is for
+// ordered blocks. It is exchanged through the memory of k, which is not loaded before all threads
+// have read the ticket.
 template <typename Shape>
 __device__ __forceinline__ bool Starts(const typename Shape::Params& params, char* memory,
                                        uint32_t& ticket) {
   if constexpr (Shape::kOrdered) {
     uint32_t* const place = reinterpret_cast<uint32_t*>(memory + Shape::kK);
-    // A block that sees the stop word takes none: whoever has one adds all that others wait for.
+    // A block that sees the stop word takes no ticket: a block with a ticket adds everything for
+    // which others wait.
     if (threadIdx.x == 0) {
       *place =
           Stopped(params.common.stop_word) ? Shape::kNoTicket : atomicAdd(params.turns.tickets, 1u);
@@ -56,13 +58,13 @@ __device__ __forceinline__ typename Shape::Item ItemOf(const typename Shape::Par
   }
 }
 
-// Executed by the lane that adds: between Await and Pass nobody else adds to the same place.
+// Executed by the lane that adds: between Await and Pass no other lane adds to the same memory.
 struct Turn {
-  int32_t* counter;  // device; null: nobody else adds
-  int32_t wanted;    // its value when it is the lane's turn
-  int32_t passed;    // its value after
+  int32_t* counter;  // device; null: no other lane adds
+  int32_t wanted;    // the counter's value when the lane may add
+  int32_t passed;    // the value that the lane stores afterwards
 
-  // The same of the q tile so many behind.
+  // Returns the turn of the q tile that is `tile` tiles later.
   __device__ __forceinline__ Turn Of(int tile) const {
     return {counter + 2 * tile, wanted, passed};
   }
@@ -72,10 +74,11 @@ struct Turn {
     do {
       asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
     } while (value != wanted);
-    // What follows is the copy engine's.
+    // The copy engine performs the accesses that follow.
     asm volatile("fence.proxy.async.global;" ::: "memory");
   }
-  // Once what the lane has added is complete, not only read: the next one's additions come after.
+  // Call it once the lane's additions are complete, not only read, so that the next lane's
+  // additions follow them.
   __device__ __forceinline__ void Pass() const {
     if (counter == nullptr) return;
     WaitBulk();
@@ -84,7 +87,7 @@ struct Turn {
   }
 };
 
-// Of consumer group `group`'s part of dq of the range's tile `tile`.
+// Returns the turn of consumer group `group`'s part of dq in the range's tile `tile`.
 __device__ __forceinline__ Turn TurnOf(const BackwardKernelParams& params, const TurnParams& turns,
                                        const OrderedItem& item, const QRange& range, int tile,
                                        int head, int group) {
@@ -95,7 +98,8 @@ __device__ __forceinline__ Turn TurnOf(const BackwardKernelParams& params, const
           item.number + 1};
 }
 
-// Of the group's part of dk and dv: one pack of a group's heads after the other.
+// Returns the turn of the group's part of dk and dv: the packs of a group's heads add one after
+// another.
 __device__ __forceinline__ Turn TurnOf(const BackwardKernelParams& params, const TurnParams& turns,
                                        const OrderedItem& item, int group) {
   const CommonParams& common = params.common;

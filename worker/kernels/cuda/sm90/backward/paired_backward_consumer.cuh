@@ -1,18 +1,18 @@
-// The two consumer warpgroups of a paired backward: the block's 64 keys against every q tile that
-// sees those of the pair.
+// The two consumer warpgroups of a paired backward: process the block's 64 keys with every q tile
+// that sees keys of the pair.
 //
-// The values group computes S^T = K Q^T, makes P^T of it, hands it to the keys group and sums dV +=
-// P^T dout. The keys group computes dP^T = V dout^T, makes dS^T of both, and sums dK += dS^T Q. P
-// is handed over where dS will lie: each thread finds there what it needs, and a warp writes what
-// it has read itself. dS goes to the other block too (paired_backward_producer.cuh), and of both
-// blocks' dS and keys each group computes its columns of dQ, one tile late: by then the other
-// block's has arrived.
+// The values group computes S^T = K Q^T, converts it to P^T, passes it to the keys group and sums
+// dV += P^T dout. The keys group computes dP^T = V dout^T, computes dS^T from both, and sums dK +=
+// dS^T Q. P is passed in the memory of dS: each thread finds its elements there, and a warp
+// overwrites only elements that it has read. dS is also sent to the other block
+// (paired_backward_producer.cuh). Each group computes its columns of dQ from both blocks' dS and
+// keys, one tile late, when the other block's dS has arrived.
 //
-// The products in the order of issue, and what a group does meanwhile, at tile j:
-//   values  [S(j) issued] exp, hand P, dV(j), dQ(j - 1), S(j + 1), [stage dQ]
-//   keys    [dP(j) issued] wait for P, dS, tell, dK(j), dQ(j - 1), dP(j + 1), [stage dQ]
-// At the first tile there is no dQ yet; the same product is issued on whatever lies there, for a
-// branch would make the assembler wait for every product, and left alone.
+// The products in the order of issue, with the group's other work, at tile j:
+//  values  [S(j) issued] exp, pass P, dV(j), dQ(j - 1), S(j + 1), [stage dQ]
+//  keys    [dP(j) issued] wait for P, dS, announce, dK(j), dQ(j - 1), dP(j + 1), [stage dQ]
+// At the first tile there is no dQ yet. The same product is issued on undefined data and its result
+// is ignored, because a branch would make the assembler wait for every product.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_PAIRED_BACKWARD_CONSUMER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_PAIRED_BACKWARD_CONSUMER_CUH_
 
@@ -34,7 +34,7 @@ struct PairedBackwardConsumer {
   static constexpr int kDim = Shape::kDim;
   static constexpr int kBoth = Shape::kGroups * 128;
 
-  // What StoreGradients wrote from the same threads' places, in the same registers.
+  // Loads what StoreGradients wrote from the same threads' positions, into the same registers.
   static __device__ __forceinline__ void LoadProbabilities(Packed& p, uint32_t source) {
 #pragma unroll
     for (int step = 0; step < Shape::kRows / 16; ++step) {
@@ -46,7 +46,7 @@ struct PairedBackwardConsumer {
     }
   }
 
-  // A group's staged columns of dq.
+  // The staged columns of dq of a group.
   template <int kGroup>
   struct Staged {
     const uint32_t full, empty;  // barriers
@@ -73,12 +73,13 @@ struct PairedBackwardConsumer {
     }
   };
 
-  // What a thread knows of its place and of what the group multiplies; descriptors of q, dout and
-  // dS are of the first of several.
+  // A thread's position and the group's operands. Descriptors of q, dout and dS are of the first
+  // stage.
   template <int kGroup>
   struct Place {
     static constexpr bool kValues = kGroup == 0;
-    // Where the scores' B and the sum's B are: q and dout for the values, dout and q for the keys.
+    // The B operands of the scores and of the sum: q and dout for the values group, dout and q for
+    // the keys group.
     static constexpr int kScoresB = kValues ? Shape::kQ : Shape::kDout;
     static constexpr int kScoresFull = kValues ? Shape::kQFull : Shape::kDoutFull;
     static constexpr int kScoresEmpty = kValues ? Shape::kQEmpty : Shape::kDoutEmpty;
@@ -91,12 +92,12 @@ struct PairedBackwardConsumer {
     uint32_t own_rows;            // A of the scores: K or V
     uint32_t other_rows;          // their B
     uint32_t columns;             // B of the sum
-    uint32_t ds_rows;             // A of dq: the block's keys, then the other block's
-    uint32_t k_columns, other_k;  // its B likewise
+    uint32_t ds_rows;             // A of dq: the block's dS, then the other block's
+    uint32_t k_columns, other_k;  // B of dq: the same for K
     uint32_t gradient_target;     // the thread's position in dS
-    int key, row;                 // of its first element, among the pair's keys
+    int key, row;                 // of its first element among the pair's keys
 
-    // `operands`: the base as descriptors take it.
+    // `operands`: the base address in descriptor units.
     __device__ __forceinline__ Place(uint32_t shared, uint32_t operands, int warp, int lane,
                                      int rank)
         : own_rows(RowDescriptor(operands + (kValues ? Shape::kK : Shape::kV))),
@@ -117,7 +118,8 @@ struct PairedBackwardConsumer {
     }
   };
 
-  // Issues dq = dS K for the group's columns; dS of that stage is there, the other block's too.
+  // Issues dq = dS K for the group's columns. dS of that stage must be complete, including the
+  // other block's.
   template <int kCount, int kGroup>
   static __device__ __forceinline__ void IssueDq(float (&dq)[kCount], const Place<kGroup>& place,
                                                  uint32_t stage) {
@@ -152,8 +154,8 @@ struct PairedBackwardConsumer {
     using Here = Place<kGroup>;
     constexpr bool kValues = Here::kValues;
     constexpr uint32_t kSlotStep = DescriptorBytes(Shape::kRowBytes);
-    // With one slot dout comes late: there is better to do before anybody waits for it, and two
-    // products in flight, dQ and the next scores, would take more registers than there are.
+    // With one slot dout arrives late, so other work comes before the wait for it. Two products in
+    // flight, dQ and the next scores, would also need more registers than there are.
     constexpr bool kStagesFirst = Shape::kDoutSlots == 1;
     const CommonParams& common = params.common;
     const int keys = item.tile->rows;
@@ -183,8 +185,8 @@ struct PairedBackwardConsumer {
       WaitBarrier(shared + Shape::kTileFull + 8 * at.stage, at.phase);
     };
     const auto issue_scores = [&] {
-      // Found anew: descriptors of every step would be kept through the loop, which is more than
-      // the registers hold.
+      // Computed again in every iteration: descriptors of every step would otherwise be kept
+      // through the loop and exceed the registers.
       uint32_t own_rows = place.own_rows;
       KeepHere(own_rows);
       Narrow::template IssueScores<kValues ? Shape::kAddsOffsets : Shape::kAddsDeltas>(
@@ -209,7 +211,7 @@ struct PairedBackwardConsumer {
                              keys, common);
         WaitClusterBarrier(shared + Shape::kScoresEmpty + 8 * own.stage, own.phase ^ 1);
         Narrow::StoreGradients(weights, gradient_target);
-        // A barrier for each stage: the values group can be a tile ahead.
+        // One barrier per stage, because the values group can be a tile ahead.
         ArriveThreads<kBoth>(Shape::kProbabilitiesReady + own.stage);
       } else {
         Rules::SubtractSteep(scores, tile_statistics, tile.flags);
@@ -225,7 +227,7 @@ struct PairedBackwardConsumer {
       Narrow::Release(shared + Shape::kTileEmpty + 8 * own.stage);
       WaitBarrier(shared + Here::kSumFull + 8 * sum_at.stage, sum_at.phase);
       Narrow::IssueSum(sum, packed, place.columns + sum_at.stage * kSlotStep);
-      // The stage before; at the first tile the barriers' phase before.
+      // The preceding stage; at the first tile, the preceding phase of the barriers.
       const uint32_t before = own.stage ^ 1;
       AwaitGradients(shared, before, own.phase ^ before);
       IssueDq(dq, place, before);
@@ -237,8 +239,7 @@ struct PairedBackwardConsumer {
         first = false;
       };
       const auto issue_next = [&] {
-        // After the last tile those of the same once more, which nobody reads, rather than a
-        // branch.
+        // After the last tile the same scores are issued again and not read, which avoids a branch.
         if (!last) {
           at.Advance();
           scores_at.Advance();
@@ -271,7 +272,8 @@ struct PairedBackwardConsumer {
         return;
       }
     }
-    // Each waits for the other at a barrier of its own: all who wait for one do so in one place.
+    // Each group waits for the other at a separate barrier, so that all threads wait for a barrier
+    // at the same place in the code.
     ArriveThreads<kBoth>(kValues ? Shape::kValuesDone : Shape::kKeysDone);
     SyncThreads<kBoth>(kValues ? Shape::kKeysDone : Shape::kValuesDone);
     const uint32_t target = shared + Shape::kSums + kGroup * Shape::kSumBytes +

@@ -47,7 +47,7 @@ __device__ __forceinline__ void RunPairedBackward(const typename Shape::Params& 
     StoreShared(shared + Shape::kStopped, Stopped(params.common.stop_word));
   }
   SyncCluster();
-  // One answer for both blocks, which would wait for each other for ever.
+  // Both blocks must get the same answer, because otherwise they would wait for each other forever.
   if (LoadShared(shared + Shape::kStopped) |
       LoadCluster(ClusterAddress(shared + Shape::kStopped, 1 - rank))) {
     SyncCluster();
@@ -66,13 +66,13 @@ __device__ __forceinline__ void RunPairedBackward(const typename Shape::Params& 
     TakeRegisters<Shape::kConsumerRegisters>();
     PairedBackwardConsumer<Shape>::template Run<1>(params, memory, shared, item, rank);
   }
-  // The other block's threads arrive at this one's barriers to its end.
+  // Threads of the other block arrive at this block's barriers until the end.
   SyncCluster();
 }
 
 }  // namespace ringattn::worker::cuda::sm90
 
-// As RINGATTN_SM90_BACKWARD, with PairedBackwardShape's numbers.
+// As RINGATTN_SM90_BACKWARD, with the numbers of PairedBackwardShape.
 #define RINGATTN_SM90_PAIRED_BACKWARD(name, ...)                                                  \
   RINGATTN_SM90_BACKWARD_KERNELS_OF(__cluster_dims__(kClusterBlocks, 1, 1), kClusterBlocks, name, \
                                     RunPairedBackward, PairedBackwardShape, __VA_ARGS__)

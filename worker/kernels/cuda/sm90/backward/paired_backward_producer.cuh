@@ -1,6 +1,6 @@
-// The producer group of a paired backward: as BackwardProducer's, but both blocks' q and dout are
-// filled at once, and the warp that adds what the values group has staged sends dS to the other
-// block too.
+// The producer group of a paired backward. It differs from BackwardProducer in two ways: q and dout
+// of both blocks are filled at once, and the warp that adds the values group's staged dQ also sends
+// dS to the other block.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_PAIRED_BACKWARD_PRODUCER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_PAIRED_BACKWARD_PRODUCER_CUH_
 
@@ -14,8 +14,9 @@ template <typename Shape>
 struct PairedBackwardProducer : BackwardProducer<Shape> {
   const int rank;  // of the block
 
-  // The next slot of q or dout gets rows of a tile, in both blocks, once it is free in both: from
-  // the block that `copies`. Places are of the first slot.
+  // Fills the next slot of q or dout with rows of a tile in both blocks, once the slot is free in
+  // both. The block that `copies` issues the copy. `place`, `full` and `empty` are those of the
+  // first slot.
   template <int kSlots>
   __device__ __forceinline__ void FillSlot(RingPosition<kSlots>& at, int place, int full, int empty,
                                            bool copies, const TensorMap& map, int head,
@@ -74,8 +75,8 @@ struct PairedBackwardProducer : BackwardProducer<Shape> {
     });
   }
 
-  // Sends a tile's dS to the other block, once it is there. The other block's own has a place here:
-  // who wrote to this block's had waited for that too.
+  // Sends a tile's dS to the other block once it is complete. The memory for it in the other block
+  // is free: the writers of this block's dS have waited for that as well.
   __device__ __forceinline__ void Send(const RingPosition<Shape::kStages>& at, bool first) const {
     const uint32_t place = at.stage * Shape::kScorePanelBytes;
     WaitBarrier(this->shared + Shape::kScoresFull + 8 * at.stage, at.phase);
@@ -87,7 +88,7 @@ struct PairedBackwardProducer : BackwardProducer<Shape> {
                   ClusterAddress(full, other));
   }
 
-  // Adds the group's columns of dq of a tile, as they are staged.
+  // Adds the group's staged columns of a tile's dq.
   __device__ __forceinline__ void AddDq(const TensorMap& map, int group, uint32_t& phase, int head,
                                         int row) const {
     const uint32_t barriers = this->shared + 8 * group;
@@ -117,7 +118,7 @@ struct PairedBackwardProducer : BackwardProducer<Shape> {
     const CommonParams& common = this->params.common;
     uint32_t phase = 0;
     RingPosition<Shape::kStages> at;
-    // The tile before.
+    // The preceding tile.
     const TensorMap* map = nullptr;
     int head_before = 0, row_before = 0;
     this->Walk([&](const QRange& range, int row, int head) {
@@ -153,7 +154,7 @@ struct PairedBackwardProducer : BackwardProducer<Shape> {
     WaitBulk();
   }
 
-  // `warp` counts in the group and is the same in all threads of the warp.
+  // `warp` is the index in the group, the same in all threads of the warp.
   __device__ __forceinline__ void Run(int warp) const {
     if (warp == 1) {
       this->Describe();

@@ -1,17 +1,17 @@
-// The two consumer warpgroups of a wide backward: 64 keys against every q tile that sees them.
+// The two consumer warpgroups of a wide backward: process 64 keys with every q tile that sees them.
 //
-// The values group computes S^T = K Q^T, makes P^T of it, hands it to the keys group by shared
-// memory, thread by thread (both have the same elements of the transposed tile), and sums
-// dV += P^T dout. The keys group computes dP^T = V dout^T, makes dS^T of both, writes it to shared
-// memory and sums dK += dS^T Q. Then each computes its panels of dQ = dS K, one after the other,
-// and leaves them to the producer group in boxes of 32 columns.
+// The values group computes S^T = K Q^T and converts it to P^T. It passes P^T to the keys group in
+// shared memory, thread by thread (threads of both groups have the same elements of the transposed
+// tile), and sums dV += P^T dout. The keys group computes dP^T = V dout^T, computes dS^T from both,
+// writes it to shared memory and sums dK += dS^T Q. Each group then computes its panels of dQ = dS
+// K one after another, and passes them to the producer group in boxes of 32 columns.
 //
-// What follows what, from tile j to the next:
-//   values  [S issued] exp, hand P, dV issued,  wait for dS, dQ panels...   [next S behind the
-//   last] keys    [dP issued] wait for P, dS, dK issued, tell,     dQ panels...   [next dP behind
-//   the last]
-// P of the next tile is handed over after dS of this one is there, hence after it was read; dS is
-// written after the next P is there, hence after both groups have waited for their products of it.
+// The order from tile j to the next:
+//  values  [S issued] exp, pass P, dV issued, wait for dS, dQ panels, [next S after the last]
+//  keys    [dP issued] wait for P, dS, dK issued, announce, dQ panels, [next dP after the last]
+// The values group passes P of the next tile after dS of this one is complete, and therefore after
+// P of this one was read. The keys group writes dS after the next P is complete, and therefore
+// after both groups have waited for their products with the previous dS.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_WIDE_BACKWARD_CONSUMER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_WIDE_BACKWARD_CONSUMER_CUH_
 
@@ -33,7 +33,7 @@ struct WideBackwardConsumer {
   static constexpr int kDim = Shape::kDim;
   static constexpr int kBoth = Shape::kGroups * 128;
 
-  // A thread's packed elements, in four vectors of shared memory.
+  // Stores a thread's packed elements as four vectors in shared memory.
   static __device__ __forceinline__ void Hand(const Packed& packed, uint32_t target) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -54,7 +54,7 @@ struct WideBackwardConsumer {
     }
   }
 
-  // The group's boxes, each 32 columns of 64 rows, used in turn.
+  // The group's boxes, each 32 columns of 64 rows, used in a ring.
   struct Boxes {
     const uint32_t full, empty;  // barriers of the first
     const uint32_t dq, sums;     // the thread's first element there, of dq and of dv and dk
@@ -68,7 +68,7 @@ struct WideBackwardConsumer {
           sums(shared + Shape::kStaged + group * Shape::kStagedBytes +
                Narrow::StagedOffset(warp, lane / 4, lane)) {}
 
-    // 32 columns of accumulators, from element `first` on, scaled.
+    // Writes 32 columns of accumulators, scaled, from element `first` on.
     template <int kCount>
     __device__ __forceinline__ void Put(const float (&sum)[kCount], int first, float scale,
                                         uint32_t target) {
@@ -76,7 +76,7 @@ struct WideBackwardConsumer {
       const uint32_t box = target + at.stage * Shape::kBoxBytes;
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        // Columns 8 n: two 16-byte chunks on in the box's row, permuted by its row mod 8.
+        // Columns 8 n are two 16-byte chunks further in the box's row, permuted by the row mod 8.
         const uint32_t address = box ^ (n * 32);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -100,8 +100,7 @@ struct WideBackwardConsumer {
     }
   };
 
-  // What a thread knows of its place and of what the group multiplies; descriptors of q and dout
-  // are of the first slot.
+  // A thread's position and the group's operands. Descriptors of q and dout are of the first slot.
   struct Place {
     uint32_t own_rows;         // A of the scores: K or V
     uint32_t other_rows;       // their B
@@ -147,8 +146,8 @@ struct WideBackwardConsumer {
     Packed packed;
     DqPanel dq;
     RingPosition<Shape::kStages> at;
-    // The slots of the scores' B and of the sum's: q and dout for the values, dout and q for the
-    // keys.
+    // The slots of the B operands of the scores and of the sum: q and dout for the values group,
+    // dout and q for the keys group.
     RingPosition<Shape::kSlots> scores_at{kValues ? 0u : 1u};
     RingPosition<Shape::kSlots> sum_at{kValues ? 1u : 0u};
     Boxes boxes(shared, kGroup, warp, lane);
@@ -194,7 +193,7 @@ struct WideBackwardConsumer {
       } else {
         SyncThreads<128>(Shape::kOwnGradientsReady);
       }
-      // Everybody has left the statistics.
+      // All threads have read the statistics.
       if (kAllArrive || (kValues && threadIdx.x == 128)) {
         Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
       }
@@ -205,8 +204,9 @@ struct WideBackwardConsumer {
         if (panel + 1 < kPanelCount) {
           WaitProducts<0>();
         } else {
-          // The next tile's, behind them. After the last tile those of the same once more, which
-          // nobody reads: a branch here would make the assembler wait for every product.
+          // Issues the next tile's scores after the last panel. After the last tile the same scores
+          // are issued again and not read: a branch would make the assembler wait for every
+          // product.
           if (!last) {
             at.Advance();
             scores_at.AdvanceTwo();

@@ -1,6 +1,6 @@
-// The producer group of a wide backward: as BackwardProducer's, but q and dout share a ring of
-// slots, and each consumer group leaves its panels of dq by boxes of 32 columns, then all of dv
-// (group 0) or dk (group 1).
+// The producer group of a wide backward. It differs from BackwardProducer in two ways: q and dout
+// share a ring of slots, and each consumer group passes its panels of dq in boxes of 32 columns,
+// and at the end all of dv (group 0) or dk (group 1).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_WIDE_BACKWARD_PRODUCER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_WIDE_BACKWARD_PRODUCER_CUH_
 
@@ -13,14 +13,14 @@ template <typename Shape>
 struct WideBackwardProducer : BackwardProducer<Shape> {
   using SlotPosition = RingPosition<Shape::kSlots>;
 
-  // The next of the group's boxes, and that before it.
+  // The group's next box and the preceding one.
   struct BoxPosition {
     RingPosition<Shape::kBoxes> at;
     uint32_t last = Shape::kBoxes;  // none yet
   };
 
-  // Adds the group's next box, once it is full, at `column`; columns from `columns` on do not
-  // exist. The box before is free then: two are on their way at a time.
+  // Adds the group's next box at `column`, once it is full; columns from `columns` on do not exist.
+  // Then frees the preceding box, so that two boxes are in flight at a time.
   __device__ __forceinline__ void AddBox(const TensorMap& map, int group, BoxPosition& boxes,
                                          int column, int columns, int head, int row) const {
     const uint32_t barriers = this->shared + 8 * Shape::kBoxes * group;
@@ -39,14 +39,14 @@ struct WideBackwardProducer : BackwardProducer<Shape> {
     boxes.at.Advance();
   }
 
-  // Once all that was added has been read.
+  // Frees the last box. Call it once all additions have been read.
   __device__ __forceinline__ void FreeLastBox(int group, BoxPosition& boxes) const {
     if (boxes.last == Shape::kBoxes) return;
     Arrive(this->shared + 8 * Shape::kBoxes * group + Shape::kStagedEmpty + 8 * boxes.last);
     boxes.last = Shape::kBoxes;
   }
 
-  // Copies rows of q or dout of a tile to the next slot, once that is free.
+  // Copies rows of q or dout of a tile to the next slot, once it is free.
   __device__ __forceinline__ void CopyRows(SlotPosition& slot, const TensorMap& map, int head,
                                            int row) const {
     WaitBarrier(this->shared + Shape::kSlotEmpty + 8 * slot.stage, slot.phase ^ 1);
@@ -130,7 +130,7 @@ struct WideBackwardProducer : BackwardProducer<Shape> {
     this->SumTurn(group).Pass();
   }
 
-  // `warp` counts in the group and is the same in all threads of the warp.
+  // `warp` is the index in the group, the same in all threads of the warp.
   __device__ __forceinline__ void Run(int warp) const {
     if (warp == 1) {
       this->Describe();

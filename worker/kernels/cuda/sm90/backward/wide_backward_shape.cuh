@@ -1,10 +1,10 @@
-// The numbers of a wide backward kernel (head_dim above 128): its tile, who does what, and where
-// things lie in shared memory. Compile-time only; the other headers take it as `Shape`.
+// The numbers of a wide backward kernel (head_dim above 128): its tile, the roles of its warps, and
+// the layout of its shared memory. Compile-time only; the other headers take it as `Shape`.
 //
-// Sums of 64 keys are as many registers here as those of 128 keys with half the dimensions
-// (backward_shape.cuh), so that a consumer group can have one of dV and dK, not both. The groups
-// share the products: the values group has S and dV, the keys group dP and dK, and each a part of
-// dQ's columns.
+// The sums of 64 keys need as many registers here as those of 128 keys with half the dimensions
+// (backward_shape.cuh). A consumer group can therefore hold dV or dK, but not both. The groups
+// divide the products: the values group has S and dV, the keys group dP and dK, and each has a part
+// of dQ's columns.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_WIDE_BACKWARD_SHAPE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_BACKWARD_WIDE_BACKWARD_SHAPE_CUH_
 
@@ -12,13 +12,13 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// 64 q rows by 64 keys. One more warpgroup loads q and dout, prepares the rows' statistics and
-// adds what is staged.
+// 64 q rows by 64 keys. A third warpgroup loads q and dout, prepares the rows' statistics and adds
+// the staged sums.
 //
-// q and dout of the tiles take turns in one ring of slots: q of a tile, its dout, q of the next.
-// With 256 dimensions there are three, so that a group's staged boxes are three as well and it
-// seldom waits for the one before last to leave; each slot's next copy still has half a tile's
-// time.
+// q and dout of the tiles alternate in one ring of slots: q of a tile, its dout, q of the next
+// tile. With 256 dimensions the ring has three slots, so that each group can have three staged
+// boxes and rarely waits for the one before last to leave. The next copy to each slot still has
+// half a tile's time.
 template <typename T_, int kDim_, bool kCapped_>
 struct WideBackwardShape : BackwardNumbers<T_, 64> {
   using BackwardNumbers<T_, 64>::kStatistics;
@@ -31,8 +31,8 @@ struct WideBackwardShape : BackwardNumbers<T_, 64> {
   static constexpr int kRows = 64;
   static constexpr int kKeys = 64;
   static constexpr bool kCapped = kCapped_;
-  // With 192 dimensions the addends (backward_addends.cuh) have the place of a fourth box of each
-  // group; with 256 there is none for them.
+  // With 192 dimensions the addends (backward_addends.cuh) take the space of a fourth box of each
+  // group. With 256 there is none left.
   static constexpr bool kAddsDeltas = kDim == 192 && !kCapped;
   static constexpr bool kAddsOffsets = kAddsDeltas;
   static constexpr bool kSteepTiles = kAddsDeltas && __is_same(T, __half);
@@ -46,7 +46,7 @@ struct WideBackwardShape : BackwardNumbers<T_, 64> {
   static constexpr int kConsumerRegisters = 240;
 
   static constexpr int kPanels = kDim / kPanelColumns;
-  // The values group, which has the exponentials, has the smaller part of dQ's panels.
+  // The values group computes the exponentials, so it has the smaller part of dQ's panels.
   static constexpr int kValuesPanels = kPanels / 2;
   static constexpr int kKeysPanels = kPanels - kValuesPanels;
 
@@ -57,9 +57,9 @@ struct WideBackwardShape : BackwardNumbers<T_, 64> {
   static constexpr int kScorePanelBytes = kRows * kPanelRowBytes;  // dS
   static constexpr int kHandedBytes = 128 * kRows / 4 * 4;         // P, by thread
   static constexpr int kBoxBytes = kStagedRows * 128;              // 32 columns, fp32
-  static constexpr int kStagedBytes = kBoxes * kBoxBytes;          // of a group
+  static constexpr int kStagedBytes = kBoxes * kBoxBytes;          // of one group
 
-  // Shared memory, from its base.
+  // Offsets in shared memory.
   static constexpr int kK = 0;
   static constexpr int kV = kK + kKeyBytes;
   static constexpr int kRowSlots = kV + kKeyBytes;
@@ -83,8 +83,8 @@ struct WideBackwardShape : BackwardNumbers<T_, 64> {
 
   // Named barriers; 0 is __syncthreads.
   static constexpr int kGradientsReady = 1;      // all of dS is written
-  static constexpr int kProbabilitiesReady = 2;  // all of P is handed over
-  static constexpr int kOwnGradientsReady = 3;   // as 1, among those who write it
+  static constexpr int kProbabilitiesReady = 2;  // all of P has been passed
+  static constexpr int kOwnGradientsReady = 3;   // as 1, among the threads that write it
 
   static_assert(kDim == 192 || kDim == 256);
   static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");
