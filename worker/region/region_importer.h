@@ -1,5 +1,7 @@
 // RegionImporter: imports clients' CUDA memory in the background. Mapping a whole GPU's memory
 // takes seconds, during which the listener must serve other clients.
+//
+// Tests: cuda_regions_fake_test.cc
 #ifndef RINGATTN_WORKER_REGION_REGION_IMPORTER_H_
 #define RINGATTN_WORKER_REGION_REGION_IMPORTER_H_
 

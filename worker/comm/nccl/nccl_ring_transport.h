@@ -1,6 +1,8 @@
 // NcclRingTransport: forms rings of GPUs over NCCL. Rank 0's blob carries NCCL's unique id, from
 // which Connect creates a non-blocking communicator. NCCL's connections are neither encrypted nor
 // authenticated, so a private network is assumed.
+//
+// Tests: nccl_faults_test.cc, nccl_rings_under_test.cc
 #ifndef RINGATTN_WORKER_COMM_NCCL_NCCL_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_NCCL_NCCL_RING_TRANSPORT_H_
 

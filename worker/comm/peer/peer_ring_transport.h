@@ -1,6 +1,8 @@
 // PeerRingTransport: forms rings of GPUs on one machine whose ranks map each other's memory, for
 // PeerCopyEngine. Memory is shared by descriptors of cuMemCreate if regions have them
 // (DeviceRegion::descriptor), else by CUDA's legacy handles.
+//
+// Tests: peer_faults_test.cc, peer_rings_under_test.cc, peer_vmm_test.cc
 #ifndef RINGATTN_WORKER_COMM_PEER_PEER_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_PEER_PEER_RING_TRANSPORT_H_
 

@@ -1,6 +1,8 @@
 // TcpRingTransport: forms rings of processes over TCP (Gloo). Prepare opens one listening socket
 // per peer, and its blob has their addresses; Connect joins them. Connections are neither encrypted
 // nor authenticated, so a private network is assumed.
+//
+// Tests: tcp_ring_transport_test.cc, tcp_ring_processes_test.cc
 #ifndef RINGATTN_WORKER_COMM_TCP_TCP_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_TCP_TCP_RING_TRANSPORT_H_
 

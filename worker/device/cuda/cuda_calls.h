@@ -1,5 +1,7 @@
 // The prepared calls of one operation for a CUDA stream: selected kernels, tile tables on the
 // device and scratch memory.
+//
+// Tests: cuda_calls_test.cc, cuda_late_keys_test.cc
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_CALLS_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_CUDA_CALLS_H_
 

@@ -4,6 +4,8 @@
 // A service thread polls what is enqueued: it counts progress, passes an operation's stop on to its
 // kernels, and advances downloads. It sleeps while the device is idle. No call of a run waits for
 // it.
+//
+// Tests: cuda_pin_test.cc
 #ifndef RINGATTN_WORKER_DEVICE_CUDA_CUDA_DEVICE_H_
 #define RINGATTN_WORKER_DEVICE_CUDA_CUDA_DEVICE_H_
 

@@ -1,4 +1,6 @@
 // Cases one after another through the kernels of one device, each beside the oracle.
+//
+// Tests: check_on_fakes_test.cc, cuda_kernels_test.cc
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_JUDGE_CASES_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_JUDGE_CASES_H_
 
