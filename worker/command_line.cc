@@ -100,6 +100,11 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->check(CLI::NonNegativeNumber)
       ->type_name("BYTES")
       ->capture_default_str();
+  app->add_option("--max_kv_cache_bytes", line->worker.max_kv_cache_bytes,
+                  "bytes that K/V caches may reserve, a part of --memory_limit; 0: no caches")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("BYTES")
+      ->default_str("half of --memory_limit");
   app->add_option("--nccl_max_ctas", line->backend.nccl_max_ctas,
                   "GPU: maximum number of SMs for NCCL's transfers; 0: 4")
       ->check(CLI::Range(0, 64))
@@ -318,6 +323,8 @@ absl::Status CheckSecurity(const CommandLine& line) {
 void AddTimeouts(CLI::App* app, CommandLine* line) {
   AddDuration(app, "--drain_timeout", &line->drain_timeout,
               "how long requests in progress may continue after SIGTERM");
+  AddDuration(app, "--kv_orphan_time", &line->worker.kv_orphan_time,
+              "how long K/V caches outlive the loss of the coordinator");
   AddDuration(app, "--ring_step_timeout", &line->backend.ring_step_timeout,
               "time limit for the transfers of one ring step, including the time that peers take");
   AddDuration(app, "--ring_connect_timeout", &line->worker.ring.connect_timeout,

@@ -176,6 +176,12 @@ struct Limits {
   int64_t plan_cache_bytes = 64 * kMiB;
 };
 
+// The largest message that a worker reads: a chunk of a tensor, or a step of a K/V cache.
+inline int64_t MaxServedMessageBytes(const Limits& limits) {
+  const int64_t step = limits.max_step_bytes + 64 * kKiB;
+  return step > limits.max_message_bytes ? step : limits.max_message_bytes;
+}
+
 }  // namespace ringattn
 
 #endif  // RINGATTN_COMMON_BASE_LIMITS_H_

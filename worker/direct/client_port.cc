@@ -72,7 +72,7 @@ absl::StatusOr<std::unique_ptr<ClientPort>> ClientPort::Start(const ClientPortOp
   quota.Resize(kMaxTransportBytes);
   grpc::ServerBuilder builder;
   builder.SetResourceQuota(quota);
-  builder.SetMaxReceiveMessageSize(static_cast<int>(options.limits.max_message_bytes));
+  builder.SetMaxReceiveMessageSize(static_cast<int>(MaxServedMessageBytes(options.limits)));
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE,
                              static_cast<int>(options.limits.max_client_metadata_bytes));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
@@ -83,6 +83,7 @@ absl::StatusOr<std::unique_ptr<ClientPort>> ClientPort::Start(const ClientPortOp
   builder.SetOption(std::make_unique<NoPlugins>());
   builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
   builder.RegisterService(port->service_.get());
+  for (grpc::Service* service : options.services) builder.RegisterService(service);
   port->listener_->AddTo(&builder, options.security.ServerCredentials());
   port->server_ = builder.BuildAndStart();
   if (port->server_ == nullptr)

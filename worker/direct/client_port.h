@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <grpcpp/server.h>
 
@@ -24,6 +25,8 @@ struct ClientPortOptions {
   TransportSecurity security;
   int64_t max_connections = 1024;
   Limits limits;
+  // Served in addition to ShardService. They must outlive the port, and accept tokens only.
+  std::vector<grpc::Service*> services;
 };
 
 // Thread safe.

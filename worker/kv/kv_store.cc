@@ -64,7 +64,9 @@ KvStore::KvStore(KvStoreOptions options, Device* device, MemoryBudget* budget,
   if (options_.tick_interval > absl::ZeroDuration()) ticker_ = std::thread([this] { Loop(); });
 }
 
-KvStore::~KvStore() {
+KvStore::~KvStore() { Close(); }
+
+void KvStore::Close() {
   std::vector<std::string> ids;
   {
     absl::MutexLock lock(&mutex_);
@@ -73,6 +75,18 @@ KvStore::~KvStore() {
   }
   if (ticker_.joinable()) ticker_.join();
   for (const std::string& id : ids) FreeOne(id, "KV_LOST");
+  // What was started before may still send.
+  (void)zeroing_.Start([] { return absl::OkStatus(); }, {}, HostQueue::OnFailure::kRun)
+      ->Wait(absl::InfiniteFuture());
+  if (engine_ != nullptr) engine_->Run([](StepKernels*) {});
+}
+
+void KvStore::Send(v1::JoinRequest message) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (closing_) return;
+  }
+  send_(std::move(message));
 }
 
 void KvStore::Loop() {
@@ -118,6 +132,7 @@ absl::StatusOr<std::shared_ptr<KvCache>> KvStore::Make(const v1::KvReserve& rese
   auto cache = std::make_shared<KvCache>();
   {
     absl::MutexLock lock(&mutex_);
+    if (closing_) return absl::UnavailableError("the worker is ending");
     if (bytes > options_.max_bytes - bytes_) {
       return absl::ResourceExhaustedError(
           absl::StrCat("the cache needs ", bytes, " bytes; ", options_.max_bytes - bytes_,
@@ -146,7 +161,7 @@ void KvStore::SendReserved(const v1::KvReserve& reserve, const absl::Status& sta
   reserved->set_reason(std::string(status.message()));
   reserved->set_bytes(static_cast<uint64_t>(bytes));
   reserved->set_malformed(absl::IsInvalidArgument(status));
-  send_(std::move(message));
+  Send(std::move(message));
 }
 
 void KvStore::Reserve(const v1::KvReserve& reserve) {
@@ -179,11 +194,8 @@ void KvStore::Reserve(const v1::KvReserve& reserve) {
   zeroing_.Start(
       [this, cache] {
         const bool zeroed = cache->shard_->Zero(cache->stop_);
-        // FreeOne destroys the shard after the notification.
-        const int64_t bytes = cache->bytes_;
-        const v1::KvReserve reserve = cache->reserve_;
+        if (zeroed) SendReserved(cache->reserve_, absl::OkStatus(), cache->bytes_);
         cache->zeroed_.Notify();
-        if (zeroed) SendReserved(reserve, absl::OkStatus(), bytes);
         return absl::OkStatus();
       },
       {}, HostQueue::OnFailure::kRun);
@@ -241,7 +253,7 @@ void KvStore::Open(const v1::KvOpen& open) {
   opened->set_epoch(open.epoch());
   if (cache == nullptr) {
     opened->set_missing(true);
-    return send_(std::move(message));
+    return Send(std::move(message));
   }
   engine_->Post([this, cache, message = std::move(message)](StepKernels*) mutable {
     KvShard* const shard = cache->shard();
@@ -257,7 +269,7 @@ void KvStore::Open(const v1::KvOpen& open) {
       opened->set_complete_step(shard->log().complete());
       cache->Publish(options_.now(), true);
     }
-    send_(std::move(message));
+    Send(std::move(message));
   });
 }
 
@@ -269,7 +281,7 @@ void KvStore::Settle(const v1::KvSettle& settle) {
   settled->set_epoch(settle.epoch());
   if (cache == nullptr) {
     settled->set_reason("this worker does not have the cache");
-    return send_(std::move(message));
+    return Send(std::move(message));
   }
   engine_->Post([this, cache, step = settle.step(),
                  message = std::move(message)](StepKernels*) mutable {
@@ -285,7 +297,7 @@ void KvStore::Settle(const v1::KvSettle& settle) {
       absl::MutexLock lock(&mutex_);
       if (cache->opened_epoch_ == settled->epoch()) cache->settled_ = true;
     }
-    send_(std::move(message));
+    Send(std::move(message));
   });
 }
 
@@ -382,7 +394,7 @@ void KvStore::Tick() {
       touched->set_sequences(static_cast<uint64_t>(progress.sequences));
     }
   }
-  for (v1::JoinRequest& message : messages) send_(std::move(message));
+  for (v1::JoinRequest& message : messages) Send(std::move(message));
   for (const std::string& id : orphans) {
     LogWarning("cache freed: no coordinator has returned", {});
     FreeOne(id, "KV_LOST");

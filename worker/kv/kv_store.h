@@ -104,8 +104,11 @@ class KvStore {
   // outlive the store. A device without StepKernels makes a store that refuses every cache.
   KvStore(KvStoreOptions options, Device* device, MemoryBudget* budget,
           std::function<void(v1::JoinRequest)> send);
-  // Frees all caches. REQUIRES: no stream uses the store any more.
+  // REQUIRES: no stream uses the store any more.
   ~KvStore();
+
+  // Frees all caches, refuses new ones, and sends nothing after it has returned. Idempotent.
+  void Close() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Reserves memory before it returns, and answers when it is zeroed.
   void Reserve(const v1::KvReserve& reserve) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -141,6 +144,8 @@ class KvStore {
  private:
   std::shared_ptr<KvCache> Find(const std::string& id) const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::shared_ptr<KvCache>> Make(const v1::KvReserve& reserve);
+  // Unless the store is closed.
+  void Send(v1::JoinRequest message) ABSL_LOCKS_EXCLUDED(mutex_);
   void SendReserved(const v1::KvReserve& reserve, const absl::Status& status, int64_t bytes);
   void FreeOne(const std::string& id, const std::string& reason) ABSL_LOCKS_EXCLUDED(mutex_);
   void Loop() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -108,6 +108,8 @@ bool ControlClient::RestBeforeDialling(absl::Duration duration) {
 }
 
 bool ControlClient::RunSession(std::string* reason) {
+  v1::Register registration = options_.registration;
+  handler_.complete_registration(&registration);
   grpc::ClientContext context;
   context.AddMetadata(kSecretMetadataKey, options_.secret);
   {
@@ -122,7 +124,7 @@ bool ControlClient::RunSession(std::string* reason) {
     connected_ = true;
     outbox_.clear();
     heartbeat_.reset();
-    *outbox_.emplace_back().mutable_register_() = options_.registration;
+    *outbox_.emplace_back().mutable_register_() = std::move(registration);
   }
   std::unique_ptr<Stream> stream = stub_->Join(&context);
   std::thread writer([this, &stream] { WriteLoop(stream.get()); });
@@ -152,6 +154,7 @@ void ControlClient::ReadLoop(Stream* stream, bool* registered) {
     switch (message.message_case()) {
       case v1::JoinResponse::kRegistered: {
         *registered = true;
+        handler_.on_registered();
         LogInfo("registered with the coordinator", {{"worker", options_.registration.name()}});
         absl::MutexLock lock(&mutex_);
         heartbeat_interval_ =

@@ -39,6 +39,10 @@ struct ControlHandler {
   std::function<v1::Heartbeat()> make_heartbeat;
   // The coordinator asks this process to exit. Must not block.
   std::function<void(const std::string& reason)> on_leave;
+  // Completes the registration of the next stream, and: the coordinator has accepted it. Both must
+  // not block.
+  std::function<void(v1::Register*)> complete_registration = [](v1::Register*) {};
+  std::function<void()> on_registered = [] {};
 };
 
 // Thread safe.

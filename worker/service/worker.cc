@@ -76,17 +76,45 @@ Worker::Worker(WorkerOptions options, std::unique_ptr<LocalMemory> local_memory,
     : options_(std::move(options)),
       local_memory_(std::move(local_memory)),
       direct_streams_(MakeDirectStreams()),
-      core_(
-          {options_.name, options_.memory_limit_bytes, options_.kernel_rates, options_.ring,
-           [this](bool member) { SetReady(member); }, local_memory_.get(), direct_streams_.get()},
-          device, transport, &metrics_,
-          [this](v1::JoinRequest message) { control_->Send(std::move(message)); },
-          std::move(on_stuck)),
+      core_(CoreOptions(), device, transport, &metrics_,
+            [this](v1::JoinRequest message) { control_->Send(std::move(message)); },
+            std::move(on_stuck)),
       shard_service_(&core_.registry(), options_.secret,
                      {[this](const OperationInfo& info) { core_.OnUploaded(info); },
                       [this](int64_t bytes) { metrics_.CountReceived(bytes); },
                       [this](int64_t bytes) { metrics_.CountSent(bytes); },
-                      [this](absl::Duration time) { metrics_.CountDownloadCopies(time); }}) {}
+                      [this](absl::Duration time) { metrics_.CountDownloadCopies(time); }}),
+      kv_relay_service_(&core_.kv_store(), options_.secret, MakeStepHooks(/*direct=*/false)),
+      kv_direct_service_(&core_.kv_store(), "", MakeStepHooks(/*direct=*/true)) {}
+
+WorkerCoreOptions Worker::CoreOptions() {
+  WorkerCoreOptions core;
+  core.name = options_.name;
+  core.memory_limit_bytes = options_.memory_limit_bytes;
+  core.kernel_rates = options_.kernel_rates;
+  core.ring = options_.ring;
+  core.on_membership = [this](bool member) { SetReady(member); };
+  core.local_memory = local_memory_.get();
+  core.direct_streams = direct_streams_.get();
+  core.max_kv_cache_bytes = options_.max_kv_cache_bytes >= 0 ? options_.max_kv_cache_bytes
+                                                             : options_.memory_limit_bytes / 2;
+  core.kv_orphan_time = options_.kv_orphan_time;
+  return core;
+}
+
+StepHooks Worker::MakeStepHooks(bool direct) {
+  StepHooks hooks;
+  hooks.on_step = [this] { metrics_.CountKvStep(); };
+  hooks.on_call = [this](absl::Duration time) { metrics_.CountKvCall(time); };
+  hooks.on_refused = [this](const std::string& reason) { metrics_.CountKvRefusal(reason); };
+  hooks.on_received_bytes = [this, direct](int64_t bytes) {
+    direct ? metrics_.CountDirectIn(bytes) : metrics_.CountReceived(bytes);
+  };
+  hooks.on_sent_bytes = [this, direct](int64_t bytes) {
+    direct ? metrics_.CountDirectOut(bytes) : metrics_.CountSent(bytes);
+  };
+  return hooks;
+}
 
 Worker::~Worker() { Stop(); }
 
@@ -94,6 +122,7 @@ void Worker::Leave(absl::Duration timeout) { control_->Leave(timeout); }
 
 void Worker::Stop() {
   if (control_ != nullptr) control_->Stop();
+  core_.kv_store().Close();
   if (local_memory_ != nullptr) local_memory_->Stop();
   const auto end = std::chrono::system_clock::now() + kServerShutdown;
   if (client_port_ != nullptr) client_port_->Stop(end);
@@ -112,7 +141,9 @@ std::unique_ptr<DirectStreams> Worker::MakeDirectStreams() {
 absl::Status Worker::ListenForClients() {
   if (direct_streams_ == nullptr) return absl::OkStatus();
   auto port = ClientPort::Start(
-      {.listen = options_.client_data_listen, .security = options_.client_security},
+      {.listen = options_.client_data_listen,
+       .security = options_.client_security,
+       .services = {&kv_direct_service_}},
       direct_streams_.get(),
       {[this](const OperationInfo& info) { core_.OnUploaded(info); },
        [this](int64_t bytes) { metrics_.CountDirectIn(bytes); },
@@ -151,9 +182,10 @@ absl::Status Worker::Listen(const std::string& device_description) {
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort(options_.data_listen, options_.security.ServerCredentials(), &port);
-  builder.SetMaxReceiveMessageSize(static_cast<int>(Limits().max_message_bytes));
+  builder.SetMaxReceiveMessageSize(static_cast<int>(MaxServedMessageBytes(Limits())));
   wire::SetTransport(&builder);
   builder.RegisterService(&shard_service_);
+  builder.RegisterService(&kv_relay_service_);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.data_listen));
@@ -204,7 +236,11 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   control_ = std::make_unique<ControlClient>(std::move(control));
   control_->Start({[this](const v1::JoinResponse& message) { core_.OnMessage(message); },
                    [this](const std::string& reason) { core_.OnDisconnected(reason); },
-                   [this] { return core_.MakeHeartbeat(); }, std::move(on_leave)});
+                   [this] { return core_.MakeHeartbeat(); }, std::move(on_leave),
+                   [this](v1::Register* registration) {
+                     core_.kv_store().AddHeldCaches(registration);
+                   },
+                   [this] { core_.kv_store().OnRegistered(); }});
 }
 
 }  // namespace ringattn::worker

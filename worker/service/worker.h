@@ -1,5 +1,7 @@
 // Worker: one complete worker of the service: control client, shard server, metrics port. The
 // caller supplies the device and the ring transport.
+//
+// Tests: worker_test.cc, packed_upload_test.cc
 #ifndef RINGATTN_WORKER_SERVICE_WORKER_H_
 #define RINGATTN_WORKER_SERVICE_WORKER_H_
 
@@ -20,6 +22,7 @@
 #include "worker/device/device.h"
 #include "worker/direct/client_port.h"
 #include "worker/direct/direct_streams.h"
+#include "worker/kv/step_streams.h"
 #include "worker/region/local_memory.h"
 #include "worker/service/control_client.h"
 #include "worker/service/shard_service.h"
@@ -55,6 +58,9 @@ struct WorkerOptions {
   std::string client_data_listen;
   std::string client_data_address;
   TransportSecurity client_security;
+  // K/V caches: their memory together, and how long they outlive the loss of the coordinator.
+  int64_t max_kv_cache_bytes = -1;  // -1: half of memory_limit_bytes
+  absl::Duration kv_orphan_time = absl::Seconds(60);
 };
 
 // Thread safe.
@@ -97,6 +103,8 @@ class Worker {
          RingTransport* transport, std::function<void(const std::string&)> on_stuck);
 
   std::unique_ptr<DirectStreams> MakeDirectStreams();
+  WorkerCoreOptions CoreOptions();
+  StepHooks MakeStepHooks(bool direct);
   absl::Status Listen(const std::string& device_description);
   absl::Status ListenForClients();
   // Publishes whether this worker is a member of a ring.
@@ -109,6 +117,8 @@ class Worker {
   std::unique_ptr<DirectStreams> direct_streams_;  // null if disabled
   WorkerCore core_;
   ShardServiceImpl shard_service_;
+  KvShardServiceImpl kv_relay_service_;   // for the coordinator, on the data address
+  KvShardServiceImpl kv_direct_service_;  // for clients, on the client data address
   std::unique_ptr<ClientPort> client_port_;       // null if disabled
   std::unique_ptr<wire::HealthListener> health_;  // null if disabled
   std::unique_ptr<grpc::Server> server_;

@@ -32,6 +32,8 @@ WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport*
       metrics_(metrics),
       budget_(options_.memory_limit_bytes),
       device_(device, &probe_),
+      kv_store_({.max_bytes = options_.max_kv_cache_bytes, .orphan_time = options_.kv_orphan_time},
+                &device_, &budget_, send_),
       watchdog_(std::move(on_stuck)),
       registry_(&device_, &budget_, [this](const OperationInfo& info) { OnReleased(info); }),
       runner_(&device_,
@@ -88,6 +90,16 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
       return Enqueue([this, drop = message.drop_residuals()] {
         for (const std::string& id : drop.operation_ids()) residuals_.Drop(id);
       });
+    case v1::JoinResponse::kKvReserve:
+      return Enqueue(
+          [this, reserve = message.kv_reserve()] { kv_store_.Reserve(reserve); });
+    // A ring that is forming must not delay a writer.
+    case v1::JoinResponse::kKvOpen:
+      return kv_store_.Open(message.kv_open());
+    case v1::JoinResponse::kKvSettle:
+      return kv_store_.Settle(message.kv_settle());
+    case v1::JoinResponse::kKvFree:
+      return Enqueue([this, free = message.kv_free()] { kv_store_.Free(free); });
     case v1::JoinResponse::kExpectRegion:
       if (options_.local_memory != nullptr) options_.local_memory->Expect(message.expect_region());
       return;
@@ -102,6 +114,7 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
 }
 
 void WorkerCore::OnDisconnected(const std::string& reason) {
+  kv_store_.OnDisconnected();
   LeaveRing(reason, options_.on_membership);
   // The next coordinator knows none of the regions. Clients see their sockets close and attach
   // again.
@@ -141,6 +154,7 @@ v1::Heartbeat WorkerCore::MakeHeartbeat() {
   }
   metrics_->SetReservedBytes(budget_.taken_bytes());
   metrics_->SetResiduals(residuals_.count(), residuals_.bytes());
+  metrics_->SetKvCaches(kv_store_.count(), kv_store_.bytes());
   metrics_->SetDeviceUsage(device_.usage());
   if (const int64_t bytes = ResidentBytes(); bytes >= 0) metrics_->SetResidentBytes(bytes);
   return heartbeat;

@@ -18,6 +18,7 @@
 #include "worker/device/device.h"
 #include "worker/device/host_queue.h"
 #include "worker/direct/direct_streams.h"
+#include "worker/kv/kv_store.h"
 #include "worker/operation/memory_budget.h"
 #include "worker/operation/operation_registry.h"
 #include "worker/operation/residual.h"
@@ -43,6 +44,8 @@ struct WorkerCoreOptions {
   LocalMemory* local_memory = nullptr;
   // Null if direct streams are disabled. Must outlive the core.
   DirectStreams* direct_streams = nullptr;
+  int64_t max_kv_cache_bytes = 0;
+  absl::Duration kv_orphan_time = absl::Seconds(60);
 };
 
 // Thread safe. Handles control messages in the order of OnMessage; those that may block run on the
@@ -60,13 +63,15 @@ class WorkerCore {
   // concurrently.
   void OnMessage(const v1::JoinResponse& message);
 
-  // The coordinator is lost. Frees everything before it returns.
+  // The coordinator is lost. Frees everything but K/V caches before it returns.
   void OnDisconnected(const std::string& reason);
 
   // Returns quickly; waits for no work.
   v1::Heartbeat MakeHeartbeat();
 
   OperationRegistry& registry() { return registry_; }
+  // K/V caches, which belong to no ring and outlive the loss of a coordinator.
+  KvStore& kv_store() { return kv_store_; }
   // Called by ShardService when all inputs of an operation have arrived.
   void OnUploaded(const OperationInfo& info);
 
@@ -99,6 +104,7 @@ class WorkerCore {
   MemoryBudget budget_;
   ActivityProbe probe_;
   ObservedDevice device_;
+  KvStore kv_store_;
   Watchdog watchdog_;
   ResidualStore residuals_;
   OperationRegistry registry_;

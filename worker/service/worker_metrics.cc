@@ -6,6 +6,16 @@
 #include "worker/service/run_report.h"
 
 namespace ringattn::worker {
+namespace {
+
+// Powers of 2 from 31 us to 32 s: a decode step of a short sequence to a long prefill.
+prometheus::Histogram::BucketBoundaries KvCallBuckets() {
+  prometheus::Histogram::BucketBoundaries bounds;
+  for (double bound = 1.0 / 32768; bound < 40; bound *= 2) bounds.push_back(bound);
+  return bounds;
+}
+
+}  // namespace
 
 WorkerMetrics::WorkerMetrics()
     : info_(metrics_.Gauges(
@@ -33,6 +43,21 @@ WorkerMetrics::WorkerMetrics()
                           .Gauges("ringattn_worker_residual_bytes",
                                   "Device memory of residuals, included in the reserved memory.")
                           .Add({})),
+      kv_caches_(metrics_.Gauges("ringattn_worker_kv_caches", "K/V caches held here.").Add({})),
+      kv_cache_bytes_(metrics_
+                          .Gauges("ringattn_worker_kv_cache_bytes",
+                                  "Device memory of K/V caches, part of the reserved memory.")
+                          .Add({})),
+      kv_steps_(metrics_
+                    .Counters("ringattn_worker_kv_steps_total",
+                              "Steps of K/V caches that were begun, including repeated messages.")
+                    .Add({})),
+      kv_calls_(metrics_
+                    .Histograms("ringattn_worker_kv_call_seconds",
+                                "Time of layer calls of K/V caches: append and attention.")
+                    .Add({}, KvCallBuckets())),
+      kv_refusals_(metrics_.Counters("ringattn_worker_kv_refusals_total",
+                                     "Refused rows, calls and streams of K/V caches, by reason.")),
       device_used_bytes_(
           metrics_
               .Gauges("ringattn_device_memory_used_bytes",
@@ -151,6 +176,10 @@ prometheus::Counter& WorkerMetrics::KernelCalls(std::string_view call, std::stri
   return kernel_calls_.Add({{"call", std::string(call)},
                             {"family", std::string(family)},
                             {"class", std::string(kernel_class)}});
+}
+
+void WorkerMetrics::CountKvRefusal(const std::string& reason) {
+  kv_refusals_.Add({{"reason", reason.empty() ? "other" : reason}}).Increment();
 }
 
 void WorkerMetrics::CountRefusedStream(StreamRefusal refusal) {

@@ -50,6 +50,14 @@ class WorkerMetrics {
     residuals_.Set(static_cast<double>(count));
     residual_bytes_.Set(static_cast<double>(bytes));
   }
+  void SetKvCaches(int64_t count, int64_t bytes) {
+    kv_caches_.Set(static_cast<double>(count));
+    kv_cache_bytes_.Set(static_cast<double>(bytes));
+  }
+  void CountKvStep() { kv_steps_.Increment(); }
+  void CountKvCall(absl::Duration time) { kv_calls_.Observe(absl::ToDoubleSeconds(time)); }
+  // `reason`: of ErrorInfo or RowRefusal; empty counts as "other".
+  void CountKvRefusal(const std::string& reason);
   void SetDeviceUsage(const DeviceUsage& usage) {
     device_used_bytes_.Set(static_cast<double>(usage.memory_used_bytes));
     allocated_bytes_.Set(static_cast<double>(usage.allocated_bytes));
@@ -99,6 +107,11 @@ class WorkerMetrics {
   prometheus::Gauge& reserved_bytes_;
   prometheus::Gauge& residuals_;
   prometheus::Gauge& residual_bytes_;
+  prometheus::Gauge& kv_caches_;
+  prometheus::Gauge& kv_cache_bytes_;
+  prometheus::Counter& kv_steps_;
+  prometheus::Histogram& kv_calls_;
+  prometheus::Family<prometheus::Counter>& kv_refusals_;
   prometheus::Gauge& device_used_bytes_;
   prometheus::Gauge& allocated_bytes_;
   prometheus::Gauge& pinned_used_bytes_;
