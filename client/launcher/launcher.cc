@@ -1,6 +1,8 @@
 #include "client/launcher/launcher.h"
 
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -79,6 +81,25 @@ bool ReadPorts(const std::string& path, std::string* listen, std::string* contro
   return true;
 }
 
+bool IsFreeOnLoopback(int port) {
+  const int descriptor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (descriptor < 0) return true;  // the server reports what is wrong
+  const int on = 1;
+  setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const bool free = bind(descriptor, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  close(descriptor);
+  return free;
+}
+
+int MetricsPort(const LauncherOptions& options) {
+  const int port = options.metrics_port;
+  return port == kDefaultMetricsPort && !IsFreeOnLoopback(port) ? 0 : port;
+}
+
 void LogLine(const std::string& line) {
   std::fprintf(stderr, "%s ringattn up: %s\n",
                absl::FormatTime("%H:%M:%S", absl::Now(), absl::LocalTimeZone()).c_str(),
@@ -152,7 +173,7 @@ std::vector<std::string> Launcher::ServerCommand() const {
       binaries_.server,
       absl::StrCat("--listen=", listen(address_, options_.port)),
       absl::StrCat("--control_listen=", listen(control_address_, options_.control_port)),
-      absl::StrCat("--metrics_listen=", listen(metrics_address_, options_.metrics_port)),
+      absl::StrCat("--metrics_listen=", listen(metrics_address_, MetricsPort(options_))),
       absl::StrCat("--secret_file=", secret_file_),
       absl::StrCat("--port_file=", state_.File(kPortFile)),
       absl::StrCat("--drain_timeout=", absl::FormatDuration(options_.drain_timeout))};

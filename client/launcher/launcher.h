@@ -17,12 +17,15 @@
 
 namespace ringattn::client {
 
+inline constexpr int kDefaultMetricsPort = 7702;
+
 struct LauncherOptions {
   int workers = 4;
   std::string device = "auto";
   int port = 7700;  // 0: any free port, here and below
   int control_port = 0;
-  int metrics_port = 0;
+  // Metrics and live page. The default gives way to any free port if it is taken.
+  int metrics_port = kDefaultMetricsPort;
   int threads = 0;  // per worker; 0: the machine's cores divided by the workers
   std::string state_dir;
   std::string local_memory =

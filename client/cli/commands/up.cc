@@ -171,7 +171,9 @@ void AddUp(FlagSet& program, Run& run) {
       .ShowDefault();
   command
       .Add("--metrics_port", &options.metrics_port,
-           "Prometheus port of the coordinator; 0: any free port")
+           "Port of the live page and of /metrics; 0: any free port. The default gives way to a "
+           "free "
+           "port if it is taken")
       .InRange(0, 65535)
       .ShowDefault();
   command
