@@ -16,6 +16,7 @@
 #include "client/python/gil_released.h"
 #include "client/python/proto_dict.h"
 #include "client/python/python_call.h"
+#include "client/python/python_kv.h"
 #include "client/python/python_region.h"
 #include "common/base/version.h"
 
@@ -210,7 +211,8 @@ PYBIND11_MODULE(_core, module) {
       .def_property_readonly("trouble", &PythonRegion::trouble)
       .def("close", &PythonRegion::Close);
 
-  py::class_<ClientHandle, std::shared_ptr<ClientHandle>>(module, "Client")
+  py::class_<ClientHandle, std::shared_ptr<ClientHandle>> client(module, "Client");
+  client
       .def("start", &PythonCall::Start, py::arg("is_forward"), py::arg("request"),
            py::arg("inputs"), py::arg("outputs"), py::arg("call"), py::arg("with_event"))
       .def("server_info",
@@ -243,6 +245,7 @@ PYBIND11_MODULE(_core, module) {
       .def("poll", &PythonCall::Poll)
       .def("result", &PythonCall::Result);
 
+  DefineKvCache(module, client);
   DefineCuda(module);
   module.def("connect", &Connect, py::arg("target"), py::arg("options"));
   module.def("message_fields", &MessageFields, py::arg("name"));

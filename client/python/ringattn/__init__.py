@@ -9,6 +9,9 @@
 With PyTorch there are differentiable functions, on the default client (`set_default_client`, or RINGATTN_ADDRESS):
 `attention`, and `flash_attn_func`, `flash_attn_varlen_func` and their packed forms with flash-attn's arguments.
 `ringattn.huggingface.register()` makes "ringattn" an attention implementation of Hugging Face models.
+
+For inference, K/V caches stay with the workers: `Client.create_cache`, `flash_attn_with_kvcache`, and `KvCache` for
+`model.generate(past_key_values=...)`.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ from ringattn._client import BackwardResult, Client, ForwardResult, connect
 from ringattn._core import VERSION as __version__
 from ringattn._cuda import CudaArray
 from ringattn._default import default_client, empty, set_default_client
-from ringattn._errors import (AbortedError, CancelledError, DataLossError, DeadlineExceededError,
-                              FailedPreconditionError, FieldViolation, InvalidArgumentError, NotFoundError,
-                              PermissionDeniedError, ResourceExhaustedError, RingattnError, UnavailableError,
-                              UnimplementedError)
+from ringattn._errors import (AbortedError, CacheExpiredError, CacheFencedError, CacheLostError, CancelledError,
+                              DataLossError, DeadlineExceededError, FailedPreconditionError, FieldViolation,
+                              InvalidArgumentError, NotFoundError, PermissionDeniedError, ResourceExhaustedError,
+                              RingattnError, StepRefusedError, UnavailableError, UnimplementedError)
+from ringattn._kv_cache import LayerCache, LayerGroup, LayerReport, Row, Step, WorkerCache
 from ringattn._options import (AttentionOptions, BackwardOptions, CallOptions, DilationLevel, Document, ForwardOptions,
                                Progress)
 from ringattn._regions import Region
@@ -30,6 +34,8 @@ from ringattn._report import KernelUse, Plan, Report
 from ringattn._residuals import Residual
 
 if TYPE_CHECKING:
+    from ringattn._kv_flash_attn import flash_attn_with_kvcache
+    from ringattn._kv_huggingface import KvCache
     from ringattn.flash_attn import (flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func,
                                      flash_attn_varlen_func, flash_attn_varlen_kvpacked_func,
                                      flash_attn_varlen_qkvpacked_func)
@@ -44,10 +50,13 @@ _OF_TORCH = {
     "flash_attn_varlen_func": "ringattn.flash_attn",
     "flash_attn_varlen_kvpacked_func": "ringattn.flash_attn",
     "flash_attn_varlen_qkvpacked_func": "ringattn.flash_attn",
+    "flash_attn_with_kvcache": "ringattn._kv_flash_attn",
+    "KvCache": "ringattn._kv_huggingface",
 }
 
 __all__ = [
-    "AbortedError", "AttentionOptions", "BackwardOptions", "BackwardResult", "CallOptions", "CancelledError",
+    "AbortedError", "CacheExpiredError", "CacheFencedError", "CacheLostError", "LayerCache", "LayerGroup", "LayerReport",
+    "Row", "Step", "StepRefusedError", "WorkerCache", "AttentionOptions", "BackwardOptions", "BackwardResult", "CallOptions", "CancelledError",
     "Client", "CudaArray", "DataLossError", "DeadlineExceededError", "DilationLevel", "Document", "FailedPreconditionError",
     "FieldViolation", "ForwardOptions", "ForwardResult", "InvalidArgumentError", "KernelUse", "NotFoundError",
     "PermissionDeniedError", "Plan", "Progress", "Region", "Report", "Residual", "ResourceExhaustedError", "RingattnError",

@@ -150,6 +150,20 @@ def take(value: Any, field: str) -> Array:
     return Array(array.shape, dtype, _host_memory(array), library)
 
 
+def take_on_host(value: Any, field: str) -> Array:
+    """As `take`, with tensors of PyTorch on other devices copied to the host. Results return to their device.
+
+    Raises:
+        InvalidArgumentError: for an array on a GPU that is no tensor of PyTorch.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _from_torch(value, field)
+    if _cuda.is_cuda(value):
+        raise invalid(field, "lies on a GPU; pass a PyTorch tensor or host memory")
+    return take(value, field)
+
+
 def integers(value: Any, field: str) -> list[int]:
     """A sequence or array of whole numbers, as cu_seqlens are."""
     torch = sys.modules.get("torch")

@@ -16,6 +16,7 @@ from ringattn._cuda import CudaLibrary, CudaTensor
 from ringattn._cuda_regions import CudaArena
 from ringattn._dtypes import service_dtype
 from ringattn._errors import error_of, invalid
+from ringattn._kv_cache import DEFAULT_BLOCK_TOKENS, LayerGroup, WorkerCache, cache_spec
 from ringattn._options import (BACKWARD_NAMES, FORWARD_NAMES, ArrayLike, BackwardOptions, ForwardOptions, Progress,
                                check_names)
 from ringattn._regions import Arena, Region
@@ -319,6 +320,66 @@ class Client:
         service, is for good; others end when the connection is back."""
         error = self._connected().hold_trouble()
         return None if error is None else error_of(error)
+
+    # ------------------------------------------------------------------ K/V caches
+
+    def create_cache(self, *, layers: int | Sequence[int] | None = None, heads: int | None = None,
+                     kv_heads: int | None = None, head_dim: int | None = None, head_dim_v: int | None = None,
+                     softmax_scale: float | None = None, softcap: float | None = None, window: int | None = None,
+                     causal: bool = True, sinks: Any = None, groups: Sequence[LayerGroup] | None = None,
+                     dtype: Any = "bfloat16", tokens: int | None = None, blocks: int | None = None,
+                     block_tokens: int = DEFAULT_BLOCK_TOKENS, numbering: str = "sequences", label: str = "",
+                     ttl: float | None = None, world_size: int | None = None, members: Sequence[str] = (),
+                     transport: str = "auto", hold: bool = True, request_id: str = "",
+                     deadline: float = 30.0) -> WorkerCache:
+        """Reserves a K/V cache on workers and opens it. docs/inference.md is the guide.
+
+        Args:
+            layers: the number of layers, or their numbers. With heads, kv_heads, head_dim, head_dim_v, softmax_scale,
+                softcap, window, causal and sinks they make one group; see `LayerGroup`.
+            groups: several groups of layers, in place of these.
+            dtype: of q, k, v and out: float32, bfloat16 or float16.
+            tokens: entries of all sequences together. Or
+            blocks: the number of blocks of `block_tokens` entries, which all groups share.
+            numbering: "sequences", or "blocks" if the caller allocates blocks.
+            label: for people.
+            ttl: seconds that the cache lives without a hold and without steps; None: 60.
+            world_size: number of workers; None: the fewest that have room.
+            members: workers by name; empty: any.
+            transport: "direct", "relay", or "auto".
+            hold: keeps the cache while this process lives.
+            request_id: makes a repeated call return the same cache.
+            deadline: seconds.
+
+        Raises:
+            InvalidArgumentError, UnimplementedError: naming the field.
+            ResourceExhaustedError: no worker has room, or a quota is reached (`reason`: KV_MEMORY, KV_QUOTA,
+                TOO_MANY_CACHES).
+        """
+        spec = cache_spec(layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
+                          softmax_scale=softmax_scale, softcap=softcap, window=window, causal=causal, sinks=sinks,
+                          groups=groups, dtype=dtype, tokens=tokens, blocks=blocks, block_tokens=block_tokens,
+                          numbering=numbering, label=label)
+        options = {"ttl": ttl, "world_size": world_size, "members": list(members), "transport": transport,
+                   "hold": hold, "request_id": request_id, "deadline": deadline}
+        return WorkerCache(_values(self._connected().create_cache(spec, options)), self, is_owner=True)
+
+    def open_cache(self, cache_id: bytes, *, transport: str = "auto", hold: bool = True, answered_step: int = 0,
+                   deadline: float = 30.0) -> WorkerCache:
+        """Opens an existing cache and becomes its only writer.
+
+        `answered_step` is the last step of which the caller has every result; 0: unknown.
+        """
+        options = {"transport": transport, "hold": hold, "answered_step": answered_step, "deadline": deadline}
+        return WorkerCache(_values(self._connected().open_cache(cache_id, options)), self, is_owner=False)
+
+    def list_caches(self, *, deadline: float = 10.0) -> list[dict[str, Any]]:
+        """This client's caches: the protos KvCacheInfo as dicts."""
+        return _values(self._connected().list_caches(deadline))
+
+    def delete_cache(self, cache_id: bytes, *, deadline: float = 10.0) -> None:
+        """Frees a cache. Raises NotFoundError if it is unknown."""
+        _values(self._connected().delete_cache(cache_id, deadline))
 
     # ------------------------------------------------------------------ operations and cluster
 

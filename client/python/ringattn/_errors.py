@@ -92,6 +92,43 @@ class DataLossError(RingattnError):
     """A result arrived damaged."""
 
 
+class CacheFencedError(AbortedError):
+    """Another writer has opened the K/V cache (KV_FENCED)."""
+
+
+class CacheLostError(DataLossError):
+    """A worker of the K/V cache was lost, or its workers disagree. Create another cache and prefill it."""
+
+
+class CacheExpiredError(FailedPreconditionError):
+    """The K/V cache has expired or was deleted. Create another cache and prefill it."""
+
+
+class StepRefusedError(FailedPreconditionError):
+    """The service refused a step of a K/V cache. Nothing of the step was done.
+
+    Attributes:
+        rows: the protos RowRefusal as dicts: row, command, reason ("KV_FULL"), length, blocks_missing, detail.
+    """
+
+    rows: list[dict[str, Any]] = []
+
+    @classmethod
+    def of(cls, details: Mapping[str, Any], rows: list[dict[str, Any]]) -> "StepRefusedError":
+        error = cls(details["code"], details["message"], reason=details["reason"])
+        error.rows = rows
+        return error
+
+
+_BY_REASON: dict[str, type[RingattnError]] = {
+    "KV_FENCED": CacheFencedError,
+    "KV_LOST": CacheLostError,
+    "KV_RANKS_DIFFER": CacheLostError,
+    "KV_INCONSISTENT": CacheLostError,
+    "KV_EXPIRED": CacheExpiredError,
+    "KV_DELETED": CacheExpiredError,
+}
+
 _BY_CODE: dict[str, type[RingattnError]] = {
     "INVALID_ARGUMENT": InvalidArgumentError,
     "OUT_OF_RANGE": InvalidArgumentError,
@@ -115,7 +152,7 @@ def _rebuild(kind, code, message, reason, violations, retry_after, metadata) -> 
 
 def error_of(details: Mapping[str, Any]) -> RingattnError:
     """The exception for an error of the extension module."""
-    kind = _BY_CODE.get(details["code"], RingattnError)
+    kind = _BY_REASON.get(details["reason"]) or _BY_CODE.get(details["code"], RingattnError)
     return kind(details["code"], details["message"], reason=details["reason"],
                 violations=tuple(FieldViolation(*violation) for violation in details["violations"]),
                 retry_after=details["retry_after"], metadata=details["metadata"])

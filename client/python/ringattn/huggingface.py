@@ -8,11 +8,12 @@ padding would be attended. What a model asks for is computed exactly (grouped he
 sinks, position biases, dropout, padding on either side, packed sequences, static caches, masks of any form), or refused
 with NotImplementedError by name. Calls go to the default client (`ringattn.set_default_client`).
 
-Each call sends all keys and values that it attends to: made for training and prefill, not for decoding token by token.
+Each call sends all keys and values that it attends to. For decoding, pass a `ringattn.KvCache` as `past_key_values`.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from ringattn._kv_huggingface import mark_of
 from ringattn.torch_ops import attention
 
 NAME = "ringattn"
@@ -30,6 +32,20 @@ _REFUSED = {
     "head_mask": "heads cannot be masked",
     "cache": "paged caches are not served",
 }
+
+
+_warned_of_decoding = False
+
+
+def _warn_of_decoding(keys: int) -> None:
+    """Warns once per process that decoding without a K/V cache sends all keys and values for every token."""
+    global _warned_of_decoding
+    if _warned_of_decoding or torch.compiler.is_compiling():
+        return
+    _warned_of_decoding = True
+    warnings.warn(f"attention over {keys} keys sends all keys and values for every new token and layer; pass "
+                  "past_key_values=ringattn.KvCache(client, model.config) to model.generate to keep them with the "
+                  "workers", RuntimeWarning, stacklevel=3)
 
 
 def _expand_pairs(mask: Tensor, queries: int, keys: int) -> Tensor:
@@ -70,11 +86,16 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
     Raises:
         NotImplementedError: naming what is not served. RingattnError: as `ringattn.attention`.
     """
+    if (mark := mark_of(key)) is not None:
+        return mark.cache.attend(mark, module, query, key, value, attention_mask, dropout, scaling, is_causal,
+                                 sliding_window, softcap, s_aux, kwargs | {"position_bias": position_bias}), None
     for name, why in _REFUSED.items():
         if kwargs.get(name) is not None and kwargs[name] is not False:
             raise NotImplementedError(f"{name}: {why}")
     queries, keys = query.shape[2], key.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if causal and queries < keys and not query.requires_grad:
+        _warn_of_decoding(keys)
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     options: dict[str, Any] = {"softmax_scale": scaling, "softcap": softcap, "dropout_p": dropout,
                                "sinks": None if s_aux is None else s_aux.float()}
