@@ -1,5 +1,5 @@
-// A bias laid out anew for the copy engine, which reads rows of multiples of 16 bytes, and elements
-// that follow one another.
+// Copies a bias to a layout that the copy engine can read: rows of multiples of 16 bytes with
+// consecutive elements.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BIAS_COPY_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BIAS_COPY_H_
 
@@ -9,14 +9,14 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// target[r][class * class_columns + i] = source[r][first + class + stride * i], 0 from column `end`
+// target[r][class * class_columns + i] = source[r][first + class + stride * i]; 0 from column `end`
 // of the source on. Both are device memory.
 struct BiasCopyParams {
   const void* source = nullptr;  // [rows, columns]
   void* target = nullptr;        // [rows, pitch]
   int64_t rows = 0;
   int64_t columns = 0;
-  int64_t pitch = 0;  // elements; those behind the last class are not written
+  int64_t pitch = 0;  // elements; those after the last class are not written
   int64_t first = 0;
   int64_t end = 0;
   int32_t stride = 1;
@@ -27,7 +27,7 @@ struct BiasCopyParams {
 // Asynchronous. `element_bytes` is 2 or 4.
 cudaError_t LaunchBiasCopy(const BiasCopyParams& params, int element_bytes, cudaStream_t stream);
 
-// Its kernels; they take no dynamic shared memory: two.
+// Its two kernels; they use no dynamic shared memory.
 const void* BiasCopyEntry(int element_bytes);
 
 }  // namespace ringattn::worker::cuda::sm90

@@ -1,6 +1,6 @@
-// A consumer warpgroup of a bias's gradient: dS = P (dout v^T - delta) of 64 q rows against the
-// keys of every job, added up over the jobs that share elements of the gradient, and stored. The
-// order of the sum is that of heads and batch rows: equal calls give equal bits.
+// A consumer warpgroup of a bias's gradient. It computes dS = P (dout v^T - delta) of 64 q rows
+// with the keys of every job, sums it over the jobs that share elements of the gradient, and stores
+// the sum. The order of the sum is that of heads and batch rows, so equal calls give equal bits.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BIAS_GRADIENT_CONSUMER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BIAS_GRADIENT_CONSUMER_CUH_
 
@@ -18,11 +18,11 @@ struct BiasGradientConsumer {
   using T = typename Shape::T;
   using Scores = float[Shape::kKeys / 2];
 
-  // The thread's two rows of a head.
+  // Statistics of the thread's two rows in one head.
   struct RowStatistics {
-    float lse[2];  // +inf where the row saw nothing, or does not exist: P is 0
+    float lse[2];  // +inf if the row saw no key or does not exist: P is 0
     float delta[2];
-    bool wide;  // one of the warp's rows is (score_rule.cuh)
+    bool wide;  // a row of the warp is wide (score_rule.cuh)
 
     // Executed by one whole warp.
     __device__ __forceinline__ void Load(const BiasGradientKernelParams& params,
@@ -45,9 +45,9 @@ struct BiasGradientConsumer {
     }
   };
 
-  // Finished scores, in natural units, become P.
+  // Converts finished scores, in natural units, to P.
   static __device__ __forceinline__ void Exponentials(Scores& scores, const RowStatistics& rows) {
-    if (rows.wide) {  // as the forward's were rounded, which took them to log2 units and back
+    if (rows.wide) {  // rounded as the forward's: to log2 units and back
 #pragma unroll
       for (int i = 0; i < Shape::kKeys / 2; ++i) {
         const float x = WideLogProbability(WideScore(scores[i], kLog2E), rows.lse[i / 2 % 2]);
@@ -61,8 +61,8 @@ struct BiasGradientConsumer {
     }
   }
 
-  // dS, in place of dP, of which dropped pairs have none. Nothing of a pair with probability 0
-  // counts.
+  // Converts dP to dS in place; dropped pairs have a dP of 0. A pair with probability 0
+  // contributes nothing for any value of its dP.
   static __device__ __forceinline__ void Differentiate(const Scores& p, Scores& gradients,
                                                        const RowStatistics& rows, float factor) {
 #pragma unroll
@@ -72,7 +72,7 @@ struct BiasGradientConsumer {
     }
   }
 
-  // Stores the thread's sums. Columns that the range does not have are another's.
+  // Stores the thread's sums. Columns outside the range belong to another block.
   static __device__ __forceinline__ void Store(const BiasGradientKernelParams& params,
                                                const BiasGradientItem& item,
                                                const GradientTile& tile, const Scores& sums,
@@ -118,7 +118,7 @@ struct BiasGradientConsumer {
     }
   }
 
-  // The four lanes of a row exchange what they have of 32 columns, and store eight each.
+  // The four lanes of a row exchange their values of 32 columns, and store eight each.
   static __device__ __forceinline__ void StoreVectors(T* target, const Scores& sums, int half,
                                                       int q, int columns) {
 #pragma unroll
@@ -146,7 +146,7 @@ struct BiasGradientConsumer {
   }
 
  public:
-  // `group` counts consumer warpgroups and is the same in all threads of the warp.
+  // `group` is the index of the consumer warpgroup, the same in all threads of the warp.
   static __device__ __forceinline__ void Run(const BiasGradientKernelParams& params, char* memory,
                                              uint32_t shared, const BiasGradientItem& item,
                                              int group) {
@@ -171,7 +171,7 @@ struct BiasGradientConsumer {
     bool last;
     // Sums are stored while the next job's products run.
     bool stores = false;
-    uint32_t stored = 0;  // stage of their job
+    uint32_t stored = 0;  // of the job of the sums
     const auto store = [&] {
       if (!stores) return;
       Store(params, item, tiles[stored], sums, row);
@@ -193,7 +193,7 @@ struct BiasGradientConsumer {
         WaitBarrier(shared + Shape::kQFull, q_phase);
         q_phase ^= 1;
       }
-      // Of a stage that is kept from the job before, these have long passed.
+      // If the stage is kept from the preceding job, its phase has already passed.
       WaitBarrier(shared + Shape::kKFull + 8 * kv.stage, kv.phase);
       Plain::IssueScores(scores, q, k_stages + kv.stage * kStageStep);
       WaitBarrier(shared + Shape::kVFull + 8 * kv.stage, kv.phase);
@@ -214,7 +214,7 @@ struct BiasGradientConsumer {
           reinterpret_cast<const int32_t*>(memory + Shape::kIds + at.stage * Shape::kIdBytes), bias,
           true);
       Exponentials(scores, rows);
-      PinRegisters(scores);  // or the exponentials would sink below the wait
+      PinRegisters(scores);  // otherwise the exponentials would move below the wait
       WaitProducts<0>();
       PinRegisters(gradients);
       if (flags & GradientTile::kLastQ) release(shared + Shape::kQEmpty);

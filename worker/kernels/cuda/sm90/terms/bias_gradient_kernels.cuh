@@ -32,7 +32,8 @@ __device__ __forceinline__ void RunBiasGradient(const BiasGradientKernelParams& 
     }
     FenceBarrierInit();
   }
-  // One answer for all: the groups would wait for each other for ever.
+  // All threads must get the same answer, because otherwise the groups would wait for each other
+  // forever.
   if (__syncthreads_or(Stopped(params.forward.common.stop_word)) || !producer.Any()) return;
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp >= 4) {
@@ -46,8 +47,8 @@ __device__ __forceinline__ void RunBiasGradient(const BiasGradientKernelParams& 
 
 }  // namespace ringattn::worker::cuda::sm90
 
-// Within namespace ringattn::worker::cuda::sm90. `name` is the class (d128); what follows is
-// BiasGradientShape's number.
+// Use within namespace ringattn::worker::cuda::sm90. `name` is the class (d128); the number of
+// BiasGradientShape follows.
 #define RINGATTN_SM90_BIAS_GRADIENT(name, ...)                                                  \
   __global__ void __launch_bounds__(384, 1)                                                     \
       sm90_bf16_bias_gradient_##name(const __grid_constant__ BiasGradientKernelParams params) { \

@@ -1,5 +1,6 @@
-// The producer warps of a bias's gradient: one describes the jobs of the thread block and loads q,
-// dout, keys and values, whichever are new; another loads the bias. Both walk the same jobs.
+// The producer warps of a bias's gradient. One describes the jobs of the thread block and loads q,
+// dout, keys and values if they differ from the preceding job's. Another loads the bias. Both walk
+// the same jobs.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BIAS_GRADIENT_PRODUCER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BIAS_GRADIENT_PRODUCER_CUH_
 
@@ -34,7 +35,7 @@ struct BiasGradientProducer {
     }
   };
 
-  // visit(before, job, after) of all jobs, where before and after are none at the ends.
+  // Calls visit(before, job, after) for all jobs; before and after are null jobs at the ends.
   // REQUIRES: Any.
   template <typename Visit>
   __device__ __forceinline__ void Walk(const Visit& visit) const {
@@ -64,7 +65,7 @@ struct BiasGradientProducer {
     visit(before, job, Job());
   }
 
-  // Whether the block has a job; the same for all its threads.
+  // Returns whether the block has a job; the same for all its threads.
   __device__ __forceinline__ bool Any() const {
     int tiles = 0;
 #pragma unroll 1
@@ -94,7 +95,7 @@ struct BiasGradientProducer {
     const PairClasses classes(params.pairs, job.batch, mask_plane);
     const int pair = params.pairs.pair_begin[job.range] + job.row / 128;
     uint32_t checks = classes.Of(pair);
-    if ((checks & PairClasses::kSeen) == 0) checks = classes.Everything();  // its pairs get a 0
+    if ((checks & PairClasses::kSeen) == 0) checks = classes.Everything();  // its pairs get 0
     if (checks & PairClasses::kCheckIds) {
       int32_t* ids =
           reinterpret_cast<int32_t*>(memory + Shape::kIds + stage * Shape::kIdBytes) + lane;
@@ -184,8 +185,8 @@ struct BiasGradientProducer {
     });
   }
 
-  // Executed by one whole warp: the panels of every job, in the order in which the groups read
-  // them.
+  // Executed by one whole warp: loads the panels of every job, in the order in which the groups
+  // read them.
   __device__ __forceinline__ void LoadBias() const {
     const TermParams& terms = params.terms;
     const int element = terms.bias_dtype == DType::kFloat32 ? 4 : 2;

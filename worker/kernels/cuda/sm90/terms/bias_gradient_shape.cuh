@@ -1,5 +1,5 @@
-// The numbers of a bias's gradient kernel: its tile, who does what, and where things lie in shared
-// memory.
+// The numbers of a bias's gradient kernel: its tile, the roles of its warps, and the layout of its
+// shared memory.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BIAS_GRADIENT_SHAPE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_BIAS_GRADIENT_SHAPE_CUH_
 
@@ -8,12 +8,12 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// What a thread block computes: a q tile's pairs with some of its keys, in one plane of the bias,
+// The work of a thread block: a q tile's pairs with some of its keys, in one plane of the bias,
 // summed over the heads and batch rows that share the plane.
 struct BiasGradientItem {
   const ForwardTile* tile;
   int32_t plane;
-  int32_t part;  // takes every parts-th key tile
+  int32_t part;  // every parts-th key tile
   int32_t first_head, end_head;
   int32_t first_batch, end_batch;
 
@@ -33,23 +33,23 @@ struct BiasGradientItem {
   }
 };
 
-// A job: one head's scores of a key tile. What consumers are told of it.
+// The producer's description of a job: one head's scores of a key tile.
 struct GradientTile : TermKeyTile {
-  static constexpr int32_t kNewQ = 16;   // q and dout are other ones than the job's before
-  static constexpr int32_t kLastQ = 32;  // than the next one's
-  static constexpr int32_t kNewKv = 64;  // likewise k and v
+  static constexpr int32_t kNewQ = 16;   // q and dout differ from the preceding job's
+  static constexpr int32_t kLastQ = 32;  // q and dout differ from the next job's
+  static constexpr int32_t kNewKv = 64;  // the same for k and v
   static constexpr int32_t kLastKv = 128;
-  static constexpr int32_t kFirst = 256;  // of those that are summed
-  static constexpr int32_t kStore = 512;  // the last of them
+  static constexpr int32_t kFirst = 256;  // the first job of a sum
+  static constexpr int32_t kStore = 512;  // the last job of a sum
   int32_t head;
   int32_t batch;
-  int32_t word_shift;  // of the mask's words: a pair of 128 keys is two tiles
+  int32_t word_shift;  // for the mask's words: a pair of 128 keys is two tiles
   int32_t unused;
-  int64_t first_element;  // of the gradient, that row 0 has with column 0
+  int64_t first_element;  // the gradient's element for row 0, column 0
   int64_t unused_too;
 };
 
-// 128 q rows by 64 keys: two consumer groups have 64 of the rows each.
+// 128 q rows by 64 keys: each of the two consumer groups has 64 of the rows.
 template <typename T_, int kDim_>
 struct BiasGradientShape {
   using T = T_;
@@ -62,7 +62,7 @@ struct BiasGradientShape {
   static constexpr int kGroups = 2;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kConsumerWarps = kGroups * 4;
-  static constexpr int kBiasStages = 3;  // of a group
+  static constexpr int kBiasStages = 3;  // of one group
 
   static constexpr int kPanels = (kDim + kPanelColumns - 1) / kPanelColumns;
   static constexpr int kQPanelBytes = kRows * kPanelRowBytes;
@@ -71,7 +71,7 @@ struct BiasGradientShape {
   static constexpr int kKvBytes = kPanels * kKvPanelBytes;
   static constexpr int kBiasPanelBytes = kForwardBiasRows * kPanelRowBytes;
 
-  // Shared memory, from its base.
+  // Offsets in shared memory.
   static constexpr int kQ = 0;
   static constexpr int kDout = kQ + kQBytes;
   static constexpr int kK = kDout + kQBytes;

@@ -16,7 +16,7 @@ IdSpan SpanOf(const std::vector<int32_t>& ids) {
   return span;
 }
 
-// Empty means that nobody sees anybody, unchecked that everybody sees everybody.
+// Empty means that no token sees any token; unchecked means that every token sees every token.
 TEST(PairRulesTest, IdClassesAreTrueOfRandomIds) {
   std::mt19937 random(1);
   int empty = 0, full = 0;
@@ -46,7 +46,7 @@ TEST(PairRulesTest, IdClassesAreTrueOfRandomIds) {
 
 TEST(PairRulesTest, MaskClasses) {
   EXPECT_EQ(MaskClass(false, false), 0);
-  EXPECT_EQ(MaskClass(false, true), 0);  // of no pairs at all
+  EXPECT_EQ(MaskClass(false, true), 0);  // without any pairs
   EXPECT_EQ(MaskClass(true, true), kPairSeen);
   EXPECT_EQ(MaskClass(true, false), kPairSeen | kPairChecked);
 }

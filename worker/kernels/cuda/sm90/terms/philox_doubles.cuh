@@ -1,11 +1,12 @@
-// Philox's rounds with the high halves of their products by the unit of doubles, which these
-// kernels have no other use for: a 32-bit product with both halves (IMAD.WIDE) holds the
-// multipliers of integers for four cycles of a warp, one of its lower half for two.
+// Philox's rounds with the high halves of half of their products computed by the fp64 unit, which
+// these kernels do not use otherwise. A 32-bit product with both halves (IMAD.WIDE) occupies the
+// integer multipliers for four cycles of a warp, a product's lower half only for two.
 //
-// x lies as the lower word of 2^84 + 2^32 x, whose upper word is the same for all x. With
-// m = M 2^-32 and c = 2^84 - 2^52 M, both exact, m times that and c are 2^84 + x M: rounded towards
-// zero, once, by the fused multiply-add, its lower word is the product's upper half, and its upper
-// word is what it was: no word need be moved, though the assembler moves some.
+// x is stored as the lower word of the double 2^84 + 2^32 x, whose upper word is the same for all
+// x. With m = M 2^-32 and c = 2^84 - 2^52 M, both exact, the double times m plus c is 2^84 + x M.
+// The fused multiply-add rounds once, towards zero. The lower word of the result is the product's
+// upper half, and the upper word is unchanged. No word needs to be moved, although the assembler
+// moves some.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_PHILOX_DOUBLES_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_PHILOX_DOUBLES_CUH_
 
@@ -13,7 +14,7 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// A 32-bit number that is multiplied next.
+// A 32-bit number that the next round multiplies.
 struct PhiloxFactor {
   static constexpr int kUpperWord = 0x45300000;  // of 2^84 and a little more
   double number;
@@ -24,7 +25,7 @@ struct PhiloxFactor {
   __device__ __forceinline__ uint32_t Value() const {
     return static_cast<uint32_t>(__double2loint(number));
   }
-  // Its place taken by another number.
+  // Returns another number with this number's upper word.
   __device__ __forceinline__ PhiloxFactor With(uint32_t x) const {
     return {__hiloint2double(__double2hiint(number), static_cast<int>(x))};
   }
@@ -46,14 +47,14 @@ struct PhiloxRunning {
   __device__ __forceinline__ static PhiloxRunning Of(const PhiloxBlock& c) {
     return {PhiloxFactor::Of(c.x0), c.x1, PhiloxFactor::Of(c.x2), c.x3};
   }
-  // The same of another call, with the upper words that are there.
+  // Returns another call's counters with the upper words of this one.
   __device__ __forceinline__ PhiloxRunning Again(const PhiloxBlock& c) const {
     return {x0.With(c.x0), c.x1, x2.With(c.x2), c.x3};
   }
   __device__ __forceinline__ PhiloxBlock Block() const { return {x0.Value(), x1, x2.Value(), x3}; }
 };
 
-// x times the multiplier: `low` is the lower half, and what comes back the upper one, joined.
+// x times the multiplier: `low` is the lower half; returns the upper half as a factor.
 template <uint32_t kMultiplier>
 __device__ __forceinline__ PhiloxFactor PhiloxByDoubles(const PhiloxFactor& x, uint32_t joined_a,
                                                         uint32_t joined_b, uint32_t& low) {
@@ -69,10 +70,10 @@ __device__ __forceinline__ PhiloxFactor PhiloxByIntegers(const PhiloxFactor& x, 
   return x.With(HighHalf(product) ^ joined_a ^ joined_b);
 }
 
-// One of the round's two products is by doubles, the other as ever: then neither unit waits for the
-// other. Where they alternate, the first is so in odd rounds and the second in even ones: a number
-// that is multiplied has then been made by the other unit, and its upper word is where it has to
-// be.
+// One of the round's two products uses doubles and the other integers, so that neither unit waits
+// for the other. If they alternate, the first product uses doubles in odd rounds and the second in
+// even ones. A multiplied number then comes from the other unit, and its upper word is already in
+// place.
 template <bool kAlternates>
 __device__ __forceinline__ PhiloxRunning PhiloxRoundOfDoubles(const PhiloxKeys& keys,
                                                               const PhiloxRunning& c, int round) {

@@ -1,5 +1,5 @@
-// A consumer warpgroup of a backward with score terms: backward_consumer.cuh, but for what happens
-// to scores (terms_backward_scores.cuh).
+// A consumer warpgroup of a backward with score terms. It differs from backward_consumer.cuh in the
+// computation on scores (terms_backward_scores.cuh).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_BACKWARD_CONSUMER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_BACKWARD_CONSUMER_CUH_
 
@@ -16,7 +16,7 @@ struct TermBackwardConsumer {
   using Rules = TermBackwardScores<Shape>;
   static constexpr int kDim = Shape::kDim;
 
-  // `group` counts consumer warpgroups and is the same in all threads of the warp.
+  // `group` is the index of the consumer warpgroup, the same in all threads of the warp.
   static __device__ __forceinline__ void Run(const TermBackwardKernelParams& params, char* memory,
                                              uint32_t shared, const BackwardItem& item, int group) {
     const CommonParams& common = params.common;
@@ -43,7 +43,7 @@ struct TermBackwardConsumer {
     typename BiasOrNot<Shape, BackwardBias>::Type bias(shared, group);
     typename KeepWordsOrNot<Shape>::Type keep_words(memory, group);
     using Keep = typename KeepWordsOrNot<Shape>::Type::Thread;
-    // The products take the tile's statistics: it must be described before they are issued.
+    // The products read the tile's statistics, so it must be described before they are issued.
     constexpr bool kAdds = Shape::kAddsOffsets || Shape::kAddsDeltas;
     bool first = true, last;
     uint32_t last_stage = 0;
@@ -99,7 +99,7 @@ struct TermBackwardConsumer {
         if constexpr (Shape::kKeepWords) keep_words.Write(params, tile, at.stage);
       }
       if constexpr (Shape::kKeepWords) keep_words.Await();
-      PinRegisters(scores);  // or the exponentials would sink below the wait
+      PinRegisters(scores);  // otherwise the exponentials would move below the wait
       WaitProducts<0>();
       PinRegisters(gradients);
       Plain::Rules::SubtractSteep(gradients, tile_statistics, tile.flags);
@@ -110,7 +110,7 @@ struct TermBackwardConsumer {
       Plain::IssueSum(dv, p, operands.dout_columns + at.stage * kStageStep);
       FenceBulkReads();
       SyncThreads<Shape::kGroups * 128>(Shape::kGradientsReady);
-      // Everybody has left the statistics.
+      // All threads have read the statistics.
       if (kAllArrive || threadIdx.x == 128) Arrive(shared + Shape::kTileEmpty + 8 * at.stage);
       Plain::IssueDq(dq, operands.ds_rows + DescriptorBytes(at.stage * Shape::kScoreBytes),
                      operands.k_columns);

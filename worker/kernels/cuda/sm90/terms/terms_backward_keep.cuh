@@ -1,11 +1,12 @@
-// Dropout's bits of a backward's tiles. A call of Philox serves eight keys of a row, which in
-// transposed scores eight lanes of two warps have: so a consumer group makes each call once and
-// lays the bits down in shared memory, where every thread finds those of its keys. That takes place
-// between the tile's exponentials, for which the group waits: one unit computes them, at an eighth
-// of the rate of instructions.
+// Dropout's bits of a backward's tiles. A Philox call covers eight keys of a row; in transposed
+// scores eight lanes of two warps hold these keys. A consumer group therefore computes each call
+// once and stores the bits in shared memory, where every thread reads those of its keys. The calls
+// run between the tile's exponentials, for which the group waits: one unit computes exponentials at
+// an eighth of the instruction rate.
 //
-// They lie in the group's panel of that tile's dS, where nobody reads anything any more before it
-// is written: each warp's bits where it writes its own keys' dS itself, after it has read them.
+// The bits are stored in the group's panel of that tile's dS. No thread reads the panel before the
+// tile's dS is written. Each warp's bits are where the warp itself writes its keys' dS after
+// reading them.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_BACKWARD_KEEP_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_BACKWARD_KEEP_CUH_
 
@@ -15,18 +16,19 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// A group's words of one tile: a key's bits of 32 rows, lowest first.
+// A group's words of one tile: the bits of a key for 32 rows, lowest first.
 template <typename Shape>
 struct KeepWords {
-  static constexpr int kWords = Shape::kRows / 32;  // of a key
+  static constexpr int kWords = Shape::kRows / 32;  // of one key
 
-  char* const panel;  // the group's of dS, of the first stage
+  char* const panel;  // the group's dS panel of the first stage
   const int group;
 
   __device__ __forceinline__ KeepWords(char* memory, int group)
       : panel(memory + Shape::kScores + group * Shape::kScorePanelBytes), group(group) {}
 
-  // Four words of warp `warp`: of its keys 2 pair, the next one, and those eight on.
+  // Returns the address of four words of warp `warp`: of its keys 2 pair and 2 pair + 1, and of the
+  // keys eight further.
   __device__ __forceinline__ uint32_t* Place(int stage, int warp, int pair, int rows) const {
     const int row = pair * kWords + rows;  // of dS
     return reinterpret_cast<uint32_t*>(panel + stage * Shape::kScoreBytes + row * kPanelRowBytes +
@@ -37,20 +39,20 @@ struct KeepWords {
   struct Thread {
     uint32_t bits[kWords / 2];
 
-    // Of key half `half`, the row of columns 8 n + i.
+    // Returns the bit of key half `half` and the row of columns 8 n + i.
     __device__ __forceinline__ bool Has(int n, int half, int i) const {
       return bits[n / 8] >> (n % 8 * 4 + half * 2 + i) & 1;
     }
   };
 
-  // After Await.
+  // Call it after Await.
   __device__ __forceinline__ void Read(int stage, Thread& thread) const {
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32 % 4;
     uint32_t bytes[kWords];  // the first and the third
 #pragma unroll
     for (int rows = 0; rows < kWords; ++rows) {
       const uint32_t* const words = Place(stage, warp, lane / 8, rows) + lane / 4 % 2;
-      // Of every eight rows the thread's two: at 8 n, of both keys, then at 4 n.
+      // The thread's two of every eight rows: those at 8 n for both keys, then those at 4 n.
       const uint32_t first = words[0] >> (lane % 4 * 2) & 0x03030303;
       const uint32_t four = (words[2] >> (lane % 4 * 2) << 2 & 0x0c0c0c0c) | first;
       bytes[rows] = four >> 4 | four;
@@ -61,19 +63,20 @@ struct KeepWords {
     }
   }
 
-  // All of the group's warps have written.
+  // Waits until all of the group's warps have written.
   __device__ __forceinline__ void Await() const { SyncThreads<128>(Shape::kKeepReady + group); }
 
-  // Whether the tile's keys begin at a multiple of 32, side by side, as by far the most do.
+  // Returns whether the tile's keys are consecutive and begin at a multiple of 32, as in nearly all
+  // tiles.
   __device__ __forceinline__ bool ByCalls(const TermBackwardKernelParams& params,
                                           const TermQueryTile& tile) const {
     return params.stride == 1 && FirstKey(params, tile) % 32 == 0;
   }
 
   // Executed by all warps of the group, each for a quarter of the words. `exponentials` computes
-  // those of the thread's scores of eight rows, of which there are kRows / 8, with the multiplier
-  // that it is given: joined, by bits that are 0, with what a round of Philox has made, for ptxas
-  // would put all of them first. REQUIRES: ByCalls.
+  // those of the thread's scores in eight rows (one of kRows / 8 sets) with the multiplier that it
+  // receives. The multiplier is combined, through bits that are always 0, with the result of a
+  // Philox round; otherwise ptxas would place all exponentials first. REQUIRES: ByCalls.
   template <typename Exponentials>
   __device__ __forceinline__ void WriteBeside(const TermBackwardKernelParams& params,
                                               const TermQueryTile& tile, int stage,
@@ -86,7 +89,7 @@ struct KeepWords {
     const uint32_t row = static_cast<uint32_t>(tile.first_query) + lane + terms.first_query;
     uint32_t counter = static_cast<uint32_t>(FirstKey(params, tile) / 8) + pair;
     const uint32_t threshold = terms.threshold << 16;
-    constexpr int kCalls = Shape::kRows == 64 ? 4 : 2;  // side by side, by the registers
+    constexpr int kCalls = Shape::kRows == 64 ? 4 : 2;  // side by side, limited by the registers
     float factor = multiplier;
 #pragma unroll
     for (int first = 0; first < 2 * kWords; first += kCalls) {
@@ -138,7 +141,7 @@ struct KeepWords {
     }
   }
 
-  // The same without exponentials, and of any offset and stride: there a call for each pair.
+  // The same without exponentials, for any offset and stride, with one call per pair.
   __device__ __forceinline__ void Write(const TermBackwardKernelParams& params,
                                         const TermQueryTile& tile, int stage) const {
     if (ByCalls(params, tile)) {
@@ -165,7 +168,7 @@ struct KeepWords {
   }
 
  private:
-  // The position of the group's first key.
+  // Returns the position of the group's first key.
   __device__ __forceinline__ uint64_t FirstKey(const TermBackwardKernelParams& params,
                                                const TermQueryTile& tile) const {
     return static_cast<uint64_t>(tile.first_key) + params.terms.first_key +
@@ -173,7 +176,7 @@ struct KeepWords {
   }
 };
 
-// Of kernels without them.
+// For kernels without them.
 struct NoKeepWords {
   using Thread = KeptBits;
   __device__ __forceinline__ NoKeepWords(char*, int) {}

@@ -36,8 +36,8 @@ __device__ __forceinline__ void RunTermBackward(const typename Shape::Params& pa
 
 }  // namespace ringattn::worker::cuda::sm90
 
-// Within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (terms_d128); what follows
-// are TermBackwardShape's arguments.
+// Use within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (terms_d128); the
+// arguments of TermBackwardShape follow.
 #define RINGATTN_SM90_TERM_BACKWARD(name, ...) \
   RINGATTN_SM90_BACKWARD_KERNELS(name, RunTermBackward, TermBackwardShape, __VA_ARGS__)
 

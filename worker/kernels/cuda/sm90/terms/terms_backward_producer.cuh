@@ -1,7 +1,8 @@
-// The four warps of a backward's producer group with score terms: backward_producer.cuh, but for
-// pairs of tiles that segment ids or a mask leave empty, which all of them pass over, and for what
-// consumers are told; and a bias's gradient, where each head has one for itself, is stored by who
-// adds dq: it is dS, which lies there for dq's product.
+// The four warps of the producer group in a backward with score terms. They differ from
+// backward_producer.cuh in three ways. All of them skip pairs of tiles that segment ids or a mask
+// leave empty. The descriptions for the consumers contain the terms. If each head has a separate
+// gradient of the bias, the warps that add dq also store it: it is dS, which is in shared memory
+// for dq's product.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_BACKWARD_PRODUCER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_BACKWARD_PRODUCER_CUH_
 
@@ -22,7 +23,7 @@ struct TermBackwardProducer {
   const uint32_t shared;  // its address
   const typename Shape::Item item;
 
-  // A q tile: `row` counts in its range.
+  // A q tile; `row` is relative to its range.
   struct Found {
     int range = -1;
     int row = 0;
@@ -30,8 +31,8 @@ struct TermBackwardProducer {
     uint32_t checks = 0;
   };
 
-  // visit(tile, last) of every tile that some pair of may be visible in, or of one of them.
-  // Executed by one whole warp, whose lanes look at 32 pairs at a time.
+  // Calls visit(tile, last) for every tile in which some pair may be visible, or for one tile if
+  // there is none. Executed by one whole warp, whose lanes examine 32 pairs at a time.
   template <typename Visit>
   __device__ __forceinline__ void Walk(const Visit& visit) const {
     const int begin = item.tile->range_begin, end = item.tile->range_end;
@@ -67,7 +68,7 @@ struct TermBackwardProducer {
       } else {
 #pragma unroll 1
         for (int index = begin; index < end; ++index) {
-          // Where registers are short, read of the table for each batch.
+          // Read from the table for each batch if registers are short.
           const int& first_pair = params.pairs.pair_begin[index];
           const int tiles = (params.ranges[index].row_count - 1) / Shape::kRows + 1;
           uint32_t batch = 0;
@@ -95,7 +96,7 @@ struct TermBackwardProducer {
     }
     if (found.range < 0) {
       found = {begin, 0, first, ClassesOf(first).Everything()};
-      // Nobody waits for it: it adds nothing (Add).
+      // No block waits for this tile, because it adds nothing (Add).
       if constexpr (Shape::kOrdered) found.checks &= ~PairClasses::kSeen;
     }
     visit(found, true);
@@ -138,7 +139,7 @@ struct TermBackwardProducer {
         plain.Copy(shared + Shape::kQ + at.stage * Shape::kRowBytes, Shape::kRowPanelBytes,
                    shared + Shape::kQFull + 8 * at.stage, maps.q, tile.head, token, batch,
                    kEvictLast);
-        if (first) {  // read of the tile once more: kept through the walk it takes registers
+        if (first) {  // reads the tile again: keeping it through the walk takes registers
           plain.Copy(shared + Shape::kV, Shape::kKeyPanelBytes, shared + Shape::kVFull,
                      params.key_maps[item.tile->piece].v, kv_head,
                      static_cast<int>(item.tile->row_begin), batch, kEvictFirst);
@@ -154,10 +155,10 @@ struct TermBackwardProducer {
     });
   }
 
-  // ALiBi's part of DescribeTerms, where offsets are addends: ahead of it, and executed by one
-  // whole warp. Where all keys lie before the tile's rows, or all behind them, and ALiBi takes no
-  // more from a score than an lse that is added may, the rows' part comes to the lane's rows'
-  // `lse`, of which their offsets are made.
+  // ALiBi's part of DescribeTerms if offsets are addends. Call it before DescribeTerms; executed by
+  // one whole warp. If all keys are before the tile's rows, or all after them, the distance is
+  // linear. If ALiBi also subtracts at most as much from a score as an added lse may be, the rows'
+  // part is added to the `lse` of the lane's rows, from which their offsets are computed.
   template <int kCount>
   __device__ __forceinline__ void DescribeAlibi(const Found& tile, float (&lse)[kCount],
                                                 TermQueryTile& target) const {
@@ -189,7 +190,7 @@ struct TermBackwardProducer {
     }
   }
 
-  // What the consumers need of a tile beside its rows' statistics. Executed by one lane.
+  // Describes a tile to the consumers, in addition to its rows' statistics. Executed by one lane.
   __device__ __forceinline__ void DescribeTerms(const Found& tile, bool last, bool wide, bool steep,
                                                 TermQueryTile& target) const {
     const CommonParams& common = params.common;
@@ -201,7 +202,7 @@ struct TermBackwardProducer {
         min(tile.row + Shape::kRows, range.row_count) > range.full_end) {
       flags |= QueryTile::kMasked;
     }
-    // The bias of rows and keys that do not exist may be anything: their probabilities are to be 0.
+    // The bias of missing rows and keys may have any value; their probabilities must be 0.
     if (Shape::kBiased && terms.bias != nullptr &&
         (range.row_count - tile.row < Shape::kRows || item.tile->rows < Shape::kKeys)) {
       flags |= QueryTile::kMasked;
@@ -221,7 +222,7 @@ struct TermBackwardProducer {
                          params.pairs.pair_begin[tile.range] + tile.row / Shape::kRows;
     target.words =
         static_cast<const typename Shape::Word*>(params.pairs.mask_words) + pair * (128 * 4);
-    if constexpr (Shape::kAddsOffsets) return;  // DescribeAlibi has told the rest
+    if constexpr (Shape::kAddsOffsets) return;  // DescribeAlibi has written the rest
     target.head = tile.head;
     target.batch_row = terms.packed ? place.document : item.batch;
     target.first_query = place.q_position + int64_t{params.stride} * tile.row;
@@ -234,9 +235,9 @@ struct TermBackwardProducer {
     }
   }
 
-  // Rows that saw nothing may hold anything: nothing of them is to meet a probability of 0 in a
-  // product. (Their scores are hidden whatever the products make of them.) Executed by one whole
-  // warp; `keyless` is a lane's rows i * 32 + lane, bit i.
+  // Clears rows that saw no key. They may hold any values, which a product must not multiply with a
+  // probability of 0. (Their scores are hidden for any value of the products.) Executed by one
+  // whole warp; bit i of `keyless` is the lane's row i * 32 + lane.
   __device__ __forceinline__ void ClearRows(uint32_t keyless, const Position& at) const {
     if (!__any_sync(0xffffffff, keyless)) return;
     WaitBarrier(shared + Shape::kQFull + 8 * at.stage, at.phase);
@@ -256,9 +257,9 @@ struct TermBackwardProducer {
     FenceBulkReads();
   }
 
-  // The tile's chunks of the bias, of both groups, as the consumers leave those before. Executed by
-  // one lane, which has told of the tile already: what it waits for here nobody waits for but the
-  // next tile's description, whose place the same consumers leave later.
+  // Loads the tile's chunks of the bias for both groups as the consumers free the preceding ones.
+  // Executed by one lane, after it has described the tile. While it waits, only the next tile's
+  // description is delayed, whose memory the same consumers free later.
   __device__ __forceinline__ void LoadBias(const Found& tile,
                                            RingPosition<Shape::kBiasStages>& at) const {
     const TermParams& terms = params.terms;
@@ -280,7 +281,7 @@ struct TermBackwardProducer {
         ArriveExpecting(full, Shape::kBiasChunkBytes);
         CopyBox(target, &params.bias.map, full, column + group * 64, 0, first + row, plane,
                 BiasPolicy(params.terms));
-        if (wide) {  // 32 keys a panel
+        if (wide) {  // 32 keys per panel
           CopyBox(target + Shape::kBiasChunkBytes / 2, &params.bias.map, full,
                   column + group * 64 + 32, 0, first + row, plane, BiasPolicy(params.terms));
         }
@@ -289,7 +290,7 @@ struct TermBackwardProducer {
     }
   }
 
-  // Executed by one whole warp, as the plain kernel's.
+  // Executed by one whole warp, as in the plain kernel.
   __device__ __forceinline__ void Describe() const {
     const CommonParams& common = params.common;
     const int lane = threadIdx.x & 31;
@@ -360,8 +361,8 @@ struct TermBackwardProducer {
     });
   }
 
-  // When the group's part of dq of the tile may be added: after that of the key tile that was the
-  // last to come to it, where pairs may be empty.
+  // Returns the turn in which the group's part of the tile's dq may be added: after that of the
+  // last preceding key tile with a nonempty pair.
   __device__ __forceinline__ Turn TileTurn(const Found& tile, int group) const {
     const TurnParams& turns = params.turns;
     Turn turn = WithoutTerms().TileTurn(params.ranges[tile.range], tile.row, tile.head, group);
@@ -375,23 +376,23 @@ struct TermBackwardProducer {
   }
 
   // Stores the gradient of the bias at a tile's pairs with the keys of consumer group `group`: dS,
-  // as the group left it in `stage`, or zeros where the tile is not visited. Executed by one whole
-  // warp: eight rows at a time, eight keys a lane.
+  // as the group wrote it to `stage`, or zeros if the tile is not visited. Executed by one whole
+  // warp: eight rows at a time, eight keys per lane.
   template <bool kVisited>
   __device__ __forceinline__ void StoreBiasGradient(const Found& tile, int group,
                                                     uint32_t stage) const {
     using T = typename Shape::T;
     const int first = (threadIdx.x & 31) / 8, chunk = threadIdx.x & 7;
     const int key = group * 64 + chunk * 8;
-    const int keys = item.tile->rows - key;  // that exist, of the lane's
+    const int keys = item.tile->rows - key;  // that exist among the lane's keys
     const QRange& range = params.ranges[tile.range];
     const int64_t columns = params.terms.columns;
     const int64_t plane = int64_t{item.batch} * params.common.num_heads + tile.head;
     const TermRange& place = params.terms.ranges[tile.range];
     T* target = static_cast<T*>(params.dbias) + place.plane_column + key +
                 (plane * params.terms.plane_rows + place.plane_row + tile.row + first) * columns;
-    // Of eight rows, the one in which row `first` is kept (BackwardConsumer::KeptRow); row first +
-    // 4 is two on.
+    // The row, among eight, that holds row `first` (BackwardConsumer::KeptRow); row first + 4 is
+    // two further.
     const int kept = first / 2 + first % 2 * 4;
     uint32_t source = shared + Shape::kScores + stage * Shape::kScoreBytes +
                       group * Shape::kScorePanelBytes + kept * kPanelRowBytes + (chunk ^ kept) * 16;
@@ -417,7 +418,7 @@ struct TermBackwardProducer {
                  : "r"(address));
     return x;
   }
-  // Of eight elements the first `count`.
+  // Stores the first `count` of eight elements.
   static __device__ __forceinline__ void StoreVector(void* target, uint4 x, int count) {
     if (count >= 8) {
       __stcs(static_cast<uint4*>(target), x);
@@ -434,9 +435,9 @@ struct TermBackwardProducer {
     }
   }
 
-  // The same of a visited tile once its boxes are staged, in the phase that is its `stage` as well.
-  // Behind it the group may be let on. (Ahead of the boxes' sum: behind its start a call took 7%
-  // longer. H200, 16K, d128.)
+  // The same for a visited tile, once its boxes are staged, in the phase that equals its `stage`.
+  // The group may continue afterwards. (Runs before the boxes are added: after the start of the
+  // addition, a call took 7% longer. H200, 16K, d128.)
   __device__ __forceinline__ void StoreStaged(const Found& tile, int group, uint32_t stage) const {
     static_assert(Shape::kStages == 2);
     WaitBarrier(shared + Shape::kStagedFull + 8 * group, stage);
@@ -444,7 +445,7 @@ struct TermBackwardProducer {
     __syncwarp();
   }
 
-  // Zeros at the pairs of all tiles that are passed over. Executed by one whole warp.
+  // Stores zeros at the pairs of all skipped tiles. Executed by one whole warp.
   __device__ __forceinline__ void StoreZeros(int group) const {
     if (params.pairs.id_classes == nullptr && params.pairs.mask_classes == nullptr) return;
 #pragma unroll 1
@@ -464,7 +465,7 @@ struct TermBackwardProducer {
     }
   }
 
-  // For consumer group `group`: dq of every tile, then dv and dk.
+  // For consumer group `group`: adds dq of every tile, then dv and dk.
   __device__ __forceinline__ void Add(int group) const {
     AddSums(group);
     if constexpr (Shape::kStores) {
@@ -532,7 +533,7 @@ struct TermBackwardProducer {
     if constexpr (Shape::kOrdered) plain.SumTurn(group).Pass();
   }
 
-  // `warp` counts in the group and is the same in all threads of the warp.
+  // `warp` is the index in the group, the same in all threads of the warp.
   __device__ __forceinline__ void Run(int warp) const {
     if (warp == 1) {
       Describe();

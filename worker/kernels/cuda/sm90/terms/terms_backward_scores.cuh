@@ -1,7 +1,7 @@
-// What happens to a backward's transposed scores between the products when they have terms: two
-// keys (eight apart) by kRows q rows, as in backward_scores.cuh. S becomes P, dP becomes dS. The
-// order of docs/semantics.md: scale, bias, ALiBi, masks; without a softcap, for whose derivative
-// there are no registers beside dropout's bits.
+// The computation on a backward's transposed scores between the products when they have terms: S
+// becomes P, and dP becomes dS. A thread has two keys (eight apart) by kRows q rows, as in
+// backward_scores.cuh. The order is that of docs/semantics.md: scale, bias, ALiBi, masks. There is
+// no softcap: its derivative and dropout's bits would need too many registers.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_BACKWARD_SCORES_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_BACKWARD_SCORES_CUH_
 
@@ -11,8 +11,8 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// The thread's keys in the thread block, the first and eight on, and its rows in a tile, row + 8 n
-// and the next. Asked for again and again: registers are short.
+// The thread's two keys in the thread block, eight apart, and its rows in a tile, row + 8 n and the
+// next. Values are computed again at each use, because registers are short.
 struct TermKeys {
   const BackwardItem& item;
 
@@ -20,8 +20,10 @@ struct TermKeys {
     return (static_cast<int>(threadIdx.x) - 128) / 32 * 16 + (threadIdx.x & 31) / 4 + half * 8;
   }
   __device__ __forceinline__ int Row() const { return (threadIdx.x & 3) * 2; }
-  __device__ __forceinline__ int Count() const { return item.tile->rows; }  // that exist
-  // Negative for keys that see nothing, or do not exist.
+  __device__ __forceinline__ int Count() const {
+    return item.tile->rows;
+  }  // number of keys that exist
+  // Negative for keys that see no query or do not exist.
   __device__ __forceinline__ int32_t Id(const TermBackwardKernelParams& params, int half) const {
     const int key = Key(half);
     if (key >= Count()) return -1;
@@ -30,10 +32,10 @@ struct TermKeys {
   }
 };
 
-// Bits of the thread's pairs: of each key, those of rows row + 8 n + i at 2 n + i.
+// Bits of the thread's pairs: for each key, those of rows row + 8 n + i at 2 n + i.
 using TermBits = uint32_t[2];
 
-// Dropout's: as KeepWords::Thread.
+// Dropout's bits, as in KeepWords::Thread.
 struct KeptBits {
   TermBits bits = {};
 
@@ -54,7 +56,7 @@ struct TermBackwardScores {
     return bits[half] >> (n * 2 + i) & 1;
   }
 
-  // The mask's bits of the thread's pairs, if the tile asks for them; else all are set.
+  // Loads the mask's bits of the thread's pairs if the tile needs them; otherwise all bits are set.
   static __device__ __forceinline__ void LoadMask(TermBits& mask, const TermQueryTile& tile,
                                                   const TermKeys& keys) {
     mask[0] = mask[1] = 0xffffffff;
@@ -64,8 +66,8 @@ struct TermBackwardScores {
     mask[1] = words[keys.Key(1) * 4];
   }
 
-  // Dropout's bits, each thread's by itself: in kernels with a bias, which lose more by the
-  // registers that KeepWords takes than they gain. Executed by whole warps.
+  // Computes dropout's bits in each thread separately. Used in kernels with a bias, for which the
+  // registers of KeepWords cost more than it saves. Executed by whole warps.
   static __device__ __forceinline__ void KeepPairs(TermBits& keep,
                                                    const TermBackwardKernelParams& params,
                                                    const TermQueryTile& tile,
@@ -79,10 +81,10 @@ struct TermBackwardScores {
         terms.first_query;
     keep[0] = keep[1] = 0;
     if (params.stride == 1 && first_key % 16 == 0) {
-      // A lane and the one four on have keys 2 a and 2 a + 1, and so the same calls: each makes
-      // those of every other row, and hands over the other's bits. Of a call's parts the warp's 16
-      // keys have two. What is asked of a part is whether its upper half is kept; a factor of 2^16
-      // brings the lower one there.
+      // A lane and the one four further have keys 2 a and 2 a + 1, and so the same calls. Each lane
+      // computes those of every other row, and passes the other lane its bits. The warp's 16 keys
+      // use two parts of a call. The code tests whether a part's upper half is kept; a factor of
+      // 2^16 moves the lower half there.
       const uint64_t key = first_key + keys.Key(0);
       const uint32_t odd = keys.Key(0) & 1;
       const uint32_t own = odd ? 1 : 0x10000, other = odd ? 0x10000 : 1;
@@ -124,8 +126,8 @@ struct TermBackwardScores {
     }
   }
 
-  // Scores become P, in place. `statistics` are those of the thread's first row; `bias` is of
-  // kBiased.
+  // Converts scores to P in place. `statistics` points to those of the thread's first row; `bias`
+  // is used with kBiased.
   template <typename Bias>
   static __device__ __forceinline__ void Exponentials(Scores& scores, const TermBits& mask,
                                                       const float* statistics,
@@ -136,7 +138,7 @@ struct TermBackwardScores {
     const CommonParams& common = params.common;
     float scale = common.softmax_scale, multiplier = common.scale_log2;
     if constexpr (Shape::kBiased) {
-      if (params.terms.bias != nullptr) {  // leaves them in natural units
+      if (params.terms.bias != nullptr) {  // the scores are then in natural units
         bias.Add(scores, scale, params.terms.bias_dtype);
         scale = 1.0f;
         multiplier = kLog2E;
@@ -150,8 +152,8 @@ struct TermBackwardScores {
     Hide(scores, mask, params, tile, keys, tile_ids);
   }
 
-  // Of what the band, the segments and the mask hide P becomes 0. `tile_ids` are the rows'
-  // segments, in shared memory, if the tile asks for them.
+  // Sets P to 0 at pairs that the band, the segments or the mask hide. `tile_ids` are the rows'
+  // segments, in shared memory, if the tile needs them.
   static __device__ __forceinline__ void Hide(Scores& scores, const TermBits& mask,
                                               const TermBackwardKernelParams& params,
                                               const TermQueryTile& tile, const TermKeys& keys,
@@ -189,12 +191,13 @@ struct TermBackwardScores {
     }
   }
 
-  // Whether Exponential does for the tile: most of them, without ALiBi. REQUIRES: no bias.
+  // Returns whether Exponential suffices for the tile, as for most tiles without ALiBi. REQUIRES:
+  // no bias.
   static __device__ __forceinline__ bool AreNarrow(const TermBackwardKernelParams& params,
                                                    const TermQueryTile& tile) {
     return (tile.flags & QueryTile::kWide) == 0 && params.terms.slopes == nullptr;
   }
-  // Of the rows of columns 8 n and the next; a part of what Exponentials does, before Hide.
+  // The part of Exponentials before Hide, for the rows of columns 8 n and the next.
   static __device__ __forceinline__ void Exponential(Scores& scores, const float* statistics, int n,
                                                      float multiplier) {
     const float2 offset = Plain::Offsets(statistics, n);
@@ -205,9 +208,9 @@ struct TermBackwardScores {
     }
   }
 
-  // Nothing of a hidden pair counts: v's or dout's rows may hold anything then. So dP becomes 0
-  // where P is, in tiles that hide: what is left to all others is what the plain kernel does. Where
-  // deltas are no addends, dP - delta is told later (Gradient).
+  // A hidden pair contributes nothing, although its rows of v or dout may hold any values. In tiles
+  // that hide pairs, dP is therefore set to 0 where P is 0; the rest of the computation is that of
+  // the plain kernel. If deltas are not addends, Gradient clears dP - delta later.
   static __device__ __forceinline__ void ClearHidden(const Scores& scores, Scores& gradients,
                                                      const TermQueryTile& tile) {
     if constexpr (Shape::kAddsDeltas) {
@@ -219,16 +222,18 @@ struct TermBackwardScores {
     }
   }
 
-  // P of dv, and dS, rounded, from what Exponentials left and dP. `keep` is dropout's, if any.
+  // Computes the P of dv, and dS, rounded, from the result of Exponentials and dP. `keep` holds
+  // dropout's bits, if any.
   template <typename Keep>
   static __device__ __forceinline__ void Differentiate(
       const Scores& scores, const Scores& gradients, Packed& p, Packed& ds, const Keep& keep,
       const float* statistics, const TermQueryTile& tile, const TermParams& terms) {
-    if constexpr (Shape::kAddsDeltas) {  // ClearHidden has seen to what is hidden
+    if constexpr (Shape::kAddsDeltas) {  // ClearHidden has cleared hidden pairs
       Differentiate<false>(scores, gradients, p, ds, keep, statistics, terms);
       return;
     }
-    // Two ways of the rest pay where most tiles hide nothing and there is much of it: with dropout.
+    // Two variants of the rest are faster if most tiles hide nothing and the rest is long, as with
+    // dropout.
     if (!Shape::kKeepWords || (tile.flags & TermQueryTile::kHides) != 0) {
       Differentiate<true>(scores, gradients, p, ds, keep, statistics, terms);
     } else {
@@ -266,14 +271,14 @@ struct TermBackwardScores {
     }
   }
 
-  // Nothing of a hidden pair counts: v's or dout's rows may hold anything then.
+  // A hidden pair contributes nothing, although its rows of v or dout may hold any values.
   template <bool kHides>
   static __device__ __forceinline__ float Gradient(float p, float dp, float factor, float delta) {
     const float away = Shape::kAddsDeltas ? dp * factor : fmaf(dp, factor, -delta);
     return kHides && p == 0.0f ? 0.0f : p * away;
   }
 
-  // ALiBi's distance; whole numbers, exact below 2^24.
+  // Returns ALiBi's distance; whole numbers, exact below 2^24.
   static __device__ __forceinline__ float Away(const TermBackwardKernelParams& params,
                                                const TermQueryTile& tile, const TermKeys& keys,
                                                int n, int half, int i) {
@@ -282,9 +287,9 @@ struct TermBackwardScores {
     return fabsf(fmaf(stride, static_cast<float>(n * 8 + i), base));
   }
 
-  // Some of the rows are wide (score_rule.cuh): their scores are rounded as the forward rounds them
-  // (TermForwardScores), which finishes some in natural units before it takes them to log2 units.
-  // `multiplier` takes them there by itself, or behind `scale`.
+  // For tiles with wide rows (score_rule.cuh): rounds scores as the forward does
+  // (TermForwardScores), which finishes some scores in natural units before it converts them to
+  // log2 units. `multiplier` converts scores to log2 units, either alone or after `scale`.
   static __device__ __forceinline__ void Wide(Scores& scores, const float* statistics,
                                               const TermBackwardKernelParams& params,
                                               const TermQueryTile& tile, const TermKeys& keys,

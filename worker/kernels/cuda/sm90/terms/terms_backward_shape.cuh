@@ -1,5 +1,5 @@
-// A backward kernel with score terms: the plain kernel's numbers, and what lies behind them in
-// shared memory.
+// The numbers of a backward kernel with score terms: those of the plain kernel, and the shared
+// memory after the plain kernel's.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_BACKWARD_SHAPE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_BACKWARD_SHAPE_CUH_
 
@@ -10,36 +10,37 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// What the consumers are told of a q tile with terms.
+// The producer's description of a q tile with terms.
 struct TermQueryTile : QueryTile {
-  static constexpr int32_t kIds = 16;        // ids must be compared: they are beside the tile
-  static constexpr int32_t kMaskWords = 32;  // the mask's words must be asked
-  static constexpr int32_t kBent = 64;       // ALiBi is asked of each pair: see `rate`
-  static constexpr int32_t kHides = kMasked | kIds | kMaskWords;  // somebody may see less than all
+  static constexpr int32_t kIds = 16;        // ids must be compared; they are stored with the tile
+  static constexpr int32_t kMaskWords = 32;  // the mask's words must be read
+  static constexpr int32_t kBent = 64;       // ALiBi is computed for each pair: see `rate`
+  static constexpr int32_t kHides = kMasked | kIds | kMaskWords;  // some pairs may be hidden
   union {
-    int32_t head;  // dropout's
-    // Where offsets are addends and ALiBi's distance is linear in rows and keys: the rows' part of
-    // what it adds to exponents is in their offsets, that of key k is rate k. Else 0.
+    int32_t head;  // for dropout
+    // If offsets are addends and ALiBi's distance is linear in rows and keys: the rows' part of the
+    // exponents is in their offsets, and that of key k is rate k. Otherwise 0.
     float rate;
   };
   int32_t batch_row;    // document or batch row, as dropout counts it
   int64_t first_query;  // position of row 0
   int64_t first_key;    // position of the thread block's key 0
-  const void* words;    // of the pair
+  const void* words;    // of the pair's mask
   float distance;       // from row 0's aligned key to key 0
   float slope;          // of ALiBi
 };
 
-// Whether rows' statistics are addends of products. Dropout takes dP away and leaves delta.
+// Returns whether rows' statistics are addends of products. Dropout uses dP before delta is
+// subtracted.
 constexpr bool AddsStatistics(bool drops) { return !drops; }
 
-// kBiased_, kDrops_: with a bias, with dropout; ALiBi, segment ids and masks do not wait for their
-// registers.
+// kBiased_, kDrops_: with a bias, with dropout. All kernels support ALiBi, segment ids and masks,
+// which need few registers.
 //
-// A bias arrives ahead of its scores, in chunks of some rows by a group's 64 keys, as many rows as
-// kBiasChunkBytes hold; each group has a ring of its own of them.
+// A bias is loaded before its scores, in chunks of some rows by a group's 64 keys. A chunk has as
+// many rows as fit kBiasChunkBytes. Each group has a separate ring of chunks.
 //
-// kStores_: the bias's gradient is stored too (TermBackwardKernelParams::dbias), which takes
+// kStores_: also stores the bias's gradient (TermBackwardKernelParams::dbias), which needs
 // registers of the producers.
 template <typename T_, int kDim_, int kRows_, bool kBiased_, bool kDrops_, bool kStores_ = false>
 struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false, AddsStatistics(kDrops_)> {
@@ -48,10 +49,10 @@ struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false, AddsStatistic
   static constexpr bool kBiased = kBiased_;
   static constexpr bool kDrops = kDrops_;
   static constexpr bool kStores = kStores_;
-  // Whether dropout's bits are KeepWords.
+  // Whether dropout's bits are in KeepWords.
   static constexpr bool kKeepWords = kDrops && !kBiased;
   static constexpr bool kAddsSums = kKeepWords || kStores;
-  // Kernels with dropout and without a bias are for calls that drop.
+  // Kernels with dropout and without a bias serve only calls with dropout.
   static __device__ __forceinline__ bool Drops(const TermParams& terms) {
     return kDrops && (!kBiased || terms.threshold != 0);
   }
@@ -62,17 +63,17 @@ struct TermBackwardShape : BackwardShape<T_, kDim_, kRows_, false, AddsStatistic
   static constexpr int kIdBytes = kRows_ * 4;
   static constexpr int kBiasFull = kIds + Base::kStages * kIdBytes;
   static constexpr int kBiasChunkBytes = BackwardBiasBytes(kRows_);
-  static constexpr int kBiasStages = !kBiased ? 0 : kRows_ == 64 ? 2 : 3;  // of a group
+  static constexpr int kBiasStages = !kBiased ? 0 : kRows_ == 64 ? 2 : 3;  // of one group
   static constexpr int kBiasEmpty = kBiasFull + Base::kGroups * kBiasStages * 8;
   static constexpr int kBias = (kBiasEmpty + Base::kGroups * kBiasStages * 8 + 1023) / 1024 * 1024;
   static constexpr int kSharedBytes =
       kBiased ? kBias + Base::kGroups * kBiasStages * kBiasChunkBytes : kBiasFull;
-  // Named barriers behind the plain kernel's.
+  // Named barriers after the plain kernel's.
   static constexpr int kKeepReady = Base::kScoresTurn + 1;  // of a group, and the next one's
   template <typename E>
   static constexpr int kBiasRows = BackwardBiasRows(kRows_, sizeof(E));
-  // Wide sums leave producers 24, of which they spill some; with fewer for the consumers all
-  // products would be serialised (C7512).
+  // Wide sums leave 24 registers for the producers, which spill some. With fewer registers for the
+  // consumers all products would be serialised (C7512).
   static constexpr int kProducerRegisters = kDim_ <= 64 ? 40 : 24;
   static constexpr int kConsumerRegisters = kDim_ <= 64 ? 232 : 240;
 

@@ -1,11 +1,11 @@
-// A bias on its way through shared memory: the ring of panels that a producer fills by the copy
-// engine, ahead of the scores that they belong to, and how a consumer group adds them.
+// Transfers a bias through shared memory: a producer fills a ring of panels by the copy engine,
+// before their scores, and a consumer group adds them.
 //
-// Panels have rows of 128 bytes in the 128-byte swizzle: the 16-byte chunk c of row r lies at
-// c ^ (r mod 8). 16-bit elements come by ldmatrix, whose fragments are the scores' accumulators;
-// eight rows of a fragment are eight chunks of all banks. A bias of -inf hides its pair whatever
-// the product is, NaN as well; so that this costs nothing where there is none, the least element of
-// a panel is looked for, and only where it is -inf are the scores gone through again.
+// Panels have rows of 128 bytes in the 128-byte swizzle: the 16-byte chunk c of row r is at c ^ (r
+// mod 8). 16-bit elements are read by ldmatrix, whose fragments match the scores' accumulators;
+// eight rows of a fragment are eight chunks in different banks. A bias of -inf hides its pair for
+// any product, including NaN. To make this free for other biases, the code computes the least
+// element of a panel, and processes the scores again only if it is -inf.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_BIAS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_BIAS_CUH_
 
@@ -15,7 +15,7 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Where the copy engine finds a column of the bias.
+// Returns the copy engine's column for a column of the bias.
 __device__ __forceinline__ int BiasColumn(const BiasMap& bias, int64_t column) {
   const uint32_t from = static_cast<uint32_t>(column - bias.first);
   if (bias.stride == 1) return static_cast<int>(from);
@@ -29,12 +29,12 @@ __device__ __forceinline__ int BiasPlane(const TermParams& terms, int num_heads,
          (terms.bias_per_head ? head : 0);
 }
 
-// What the L2 cache should do with it: heads that share a plane meet it again.
+// Returns the L2 cache policy of the bias: heads that share a plane read it again.
 __device__ __forceinline__ uint64_t BiasPolicy(const TermParams& terms) {
   return terms.bias_per_head ? kEvictFirst : kEvictLast;
 }
 
-// The lesser of two pairs, half by half; NaN is passed over.
+// Returns the smaller of two pairs, half by half; NaN is ignored.
 template <typename T>
 __device__ __forceinline__ uint32_t LesserPairs(uint32_t a, uint32_t b) {
   uint32_t least;
@@ -51,8 +51,8 @@ __device__ __forceinline__ bool HasNegativeInfinity(uint32_t pair) {
   return x.x == NegativeInfinity() || x.y == NegativeInfinity();
 }
 
-// Four 8 x 8 matrices of 16-bit elements, lane l's row of matrix l / 8 at `row`; transposed, a
-// lane gets two elements of a column instead of two of a row.
+// Loads four 8 x 8 matrices of 16-bit elements; lane l gives the row of matrix l / 8 at `row`.
+// Transposed, a lane gets two elements of a column instead of two of a row.
 template <bool kTransposed>
 __device__ __forceinline__ void LoadMatrices(uint32_t row, uint32_t (&words)[4]) {
   if constexpr (kTransposed) {
@@ -76,11 +76,11 @@ __device__ __forceinline__ float LoadFloat(uint32_t address) {
   return x;
 }
 
-// A consumer warp's place in its group's ring of kCount panels of kBytes.
+// A consumer warp's position in its group's ring of kCount panels of kBytes.
 template <int kCount, int kBytes>
 struct BiasRing {
-  const uint32_t panels;       // shared addresses: the first one's,
-  const uint32_t full, empty;  // and those of the first barriers
+  const uint32_t panels;       // shared addresses: of the first panel,
+  const uint32_t full, empty;  // and of the first barriers
   RingPosition<kCount> at;
 
   __device__ __forceinline__ uint32_t Await() const {
@@ -94,13 +94,13 @@ struct BiasRing {
   }
 };
 
-// Of kernels without one.
+// For kernels without a bias.
 template <typename Shape>
 struct NoBias {
   __device__ __forceinline__ NoBias(uint32_t, int) {}
 };
 
-// A group's 64 q rows by kKeys keys, as forward_softmax.cuh has them.
+// A group's 64 q rows by kKeys keys, in the layout of forward_softmax.cuh.
 template <typename Shape>
 struct ForwardBias {
   using T = typename Shape::T;
@@ -133,7 +133,7 @@ struct ForwardBias {
  private:
   static __device__ __forceinline__ int Warp() { return threadIdx.x / 32 % 4; }
 
-  // Eight blocks of eight columns, two at a time: matrices of rows 0 and 8 of both.
+  // Adds eight blocks of eight columns, two at a time: matrices of rows 0 and 8 of both.
   static __device__ __forceinline__ void AddPairs(float* scores, float factor, uint32_t panel) {
     const int lane = threadIdx.x & 31;
     const uint32_t rows =
@@ -167,7 +167,7 @@ struct ForwardBias {
     }
   }
 
-  // Four blocks of eight columns.
+  // Adds four blocks of eight columns.
   static __device__ __forceinline__ void AddFloats(float* scores, float factor, uint32_t panel) {
     const int lane = threadIdx.x & 31;
     const uint32_t row =
@@ -185,7 +185,7 @@ struct ForwardBias {
   }
 };
 
-// kRows q rows by a group's 64 keys, transposed, as backward_scores.cuh has them.
+// kRows q rows by a group's 64 keys, transposed, in the layout of backward_scores.cuh.
 template <typename Shape>
 struct BackwardBias {
   using T = typename Shape::T;
@@ -198,7 +198,7 @@ struct BackwardBias {
              shared + Shape::kBiasEmpty + group * Shape::kBiasStages * 8,
              {}} {}
 
-  // As ForwardBias's.
+  // As in ForwardBias.
   __device__ __forceinline__ void Add(Scores& scores, float factor, DType dtype) {
     if (dtype == DType::kFloat32) {
       constexpr int kRows = Shape::template kBiasRows<float>;
@@ -220,7 +220,7 @@ struct BackwardBias {
  private:
   static __device__ __forceinline__ int Warp() { return threadIdx.x / 32 % 4; }
 
-  // Two blocks of eight q rows at a time: matrices of keys 0 and 8 of the warp's, of both.
+  // Adds two blocks of eight q rows at a time: matrices of the warp's keys 0 and 8, of both.
   template <int kRows>
   static __device__ __forceinline__ void AddPairs(float* scores, float factor, uint32_t chunk) {
     const int lane = threadIdx.x & 31;
@@ -255,7 +255,7 @@ struct BackwardBias {
     }
   }
 
-  // Panels of 32 keys, one behind the other: two warps read one, two the other.
+  // Panels of 32 keys, one after another: two warps read the first, two the second.
   template <int kRows>
   static __device__ __forceinline__ void AddFloats(float* scores, float factor, uint32_t chunk) {
     const int lane = threadIdx.x & 31;
@@ -265,7 +265,7 @@ struct BackwardBias {
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {  // key half e / 2: two chunks on; row e % 2
+      for (int e = 0; e < 4; ++e) {  // key half e / 2: two chunks further; row e % 2
         const float bias =
             LoadFloat((first ^ (e / 2 * 32) ^ (e % 2 * 16)) + e % 2 * 128 + n * 8 * 128);
         float& x = scores[n * 4 + e];

@@ -1,5 +1,5 @@
-// Which pairs of tiles segment ids and masks leave empty or full, and the mask's bits in the order
-// in which threads hold scores.
+// Kernels that find the pairs of tiles that segment ids and masks leave empty or full, and that
+// store the mask's bits in the order in which threads hold scores.
 #include "worker/kernels/cuda/sm90/terms/terms_classes.h"
 
 #include "worker/kernels/cuda/sm90/terms/pair_rules.h"
@@ -11,8 +11,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kSide = 128;  // keys of a pair
-// Blocks that share a tile's pairs where the mask is packed, and where ids are compared: of which a
-// warp waits for one pair's at a time.
+// Blocks that share a tile's pairs when the mask is packed, and when ids are compared; a warp
+// processes one pair's ids at a time.
 constexpr int kMaskParts = 8;
 constexpr int kIdParts = 8;
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ IdSpan SpanOf(const int32_t* ids, int count) {
   return span;
 }
 
-// A forward's pairs: `own` ids are the queries', the others the range's keys'.
+// A forward's pairs: the tile's ids are those of queries, the range's ids those of keys.
 struct ForwardSide {
   using Params = TermForwardKernelParams;
   static __device__ __forceinline__ const ForwardTile& Tile(const Params& params, int index) {
@@ -48,7 +48,7 @@ struct ForwardSide {
   }
 };
 
-// A backward's: own ids are the keys', the others the range's queries'.
+// A backward's pairs: the tile's ids are those of keys, the range's ids those of queries.
 struct BackwardSide {
   using Params = TermBackwardKernelParams;
   static __device__ __forceinline__ const BackwardTile& Tile(const Params& params, int index) {
@@ -90,12 +90,12 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A tile's place is the number of those that come before it. One block.
+// Sorts tiles: a tile's index is the number of tiles that come before it. One block.
 constexpr int kSortThreads = 1024;
 __global__ void __launch_bounds__(kSortThreads)
     sm90_sort_tiles(const __grid_constant__ TermBackwardKernelParams params, int32_t step,
                     BackwardTile* sorted) {
-  __shared__ int32_t work[kMostSortedTiles];  // pairs that somebody sees, of all batch rows
+  __shared__ int32_t work[kMostSortedTiles];  // visible pairs, over all batch rows
   const int lane = threadIdx.x % 32;
   for (int t = threadIdx.x / 32; t < params.tile_count; t += kSortThreads / 32) {
     const BackwardTile& tile = params.tiles[t];
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kSortThreads)
   }
 }
 
-// Whether the mask's rows may be read as words of 32 columns, from `column` on.
+// Returns whether the mask's rows may be read as words of 32 columns, from `column` on.
 __device__ __forceinline__ bool ReadsWords(const TermParams& terms, int64_t column,
                                            int64_t stride) {
   const uint64_t bytes = reinterpret_cast<uintptr_t>(terms.mask) | terms.mask_row_bytes;
@@ -133,7 +133,7 @@ __device__ __forceinline__ bool ReadsWords(const TermParams& terms, int64_t colu
 // A row of the mask.
 struct MaskRow {
   const uint8_t* mask;   // null: the row does not exist
-  int64_t first_column;  // of the row, that the first key has
+  int64_t first_column;  // column of the row for the first key
   int64_t stride;
 
   __device__ __forceinline__ MaskRow(const TermParams& terms, const CommonParams& common,
@@ -146,8 +146,8 @@ struct MaskRow {
     mask = exists ? terms.mask + (plane * terms.plane_rows + plane_row) * terms.mask_row_bytes
                   : nullptr;
   }
-  // Columns [first, first + 32) that are below `columns`: bit l is lane l's. Executed by one whole
-  // warp.
+  // Returns the bits of columns [first, first + 32) below `columns`: bit l is lane l's. Executed by
+  // one whole warp.
   __device__ __forceinline__ uint32_t Word(const TermParams& terms, int first, int columns) const {
     const int column = first + (threadIdx.x & 31);
     bool seen = false;
@@ -163,7 +163,7 @@ struct MaskRow {
     return *reinterpret_cast<const uint32_t*>(mask + (first_column + first) / 8) &
            ColumnsBelow(first, columns);
   }
-  // What such a word makes of `any` pair being seen, and `all` that there are.
+  // Updates `any` (some pair is visible) and `all` (every existing pair is) for such a word.
   __device__ __forceinline__ void Judge(uint32_t word, int first, int columns, bool& any,
                                         bool& all) const {
     any |= word != 0;
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(kThreads)
           if (threadIdx.x % 32 == 0) seen[row][w] = word;
         }
       }
-      StoreMaskClass(params.pairs, pair, any, all);  // and all of `seen` is written
+      StoreMaskClass(params.pairs, pair, any, all);  // all of `seen` is written as well
       for (int i = threadIdx.x; i < kSide * 4 * kChunks; i += kThreads) {
         const int chunk = i % kChunks, q = i / kChunks % 4, key = i / kChunks / 4;
         uint32_t packed = 0;
@@ -288,13 +288,13 @@ __global__ void __launch_bounds__(kThreads)
         }
         words[pair * (kSide * 4 * kChunks) + i] = static_cast<uint16_t>(packed);
       }
-      __syncthreads();  // everybody has left `seen`
+      __syncthreads();  // all threads have read `seen`
     }
   }
 }
 
-// Who comes to each q tile before whom, empty pairs left out. Grid: a plane for each batch row and
-// head of turns, q tiles.
+// Computes the order of key tiles at each q tile without empty pairs. Grid: a plane for each batch
+// row and head of turns, q tiles.
 __global__ void __launch_bounds__(kThreads)
     sm90_pair_turns(const __grid_constant__ OrderedTermBackwardKernelParams params) {
   const TurnParams& turns = params.turns;

@@ -1,15 +1,15 @@
-// ALiBi in a forward's consumer thread as one more k16 step of the product, of which no instruction
-// to a score is left.
+// Computes ALiBi in a forward's consumer as one more k16 step of the product, so that it needs no
+// instruction per score.
 //
-// Of a tile whose keys lie all before its rows (or all behind them) the distance is linear: the
-// row's from the tile's nearest column, and that column's from the key's. The second is a whole
-// number from -127 to 0, exact in bf16, and the same for all rows: B, a panel that is written once.
-// A has slope / scale in three numbers of bf16 whose sum has all of its 24 bits. So scores are
-// products of a larger k, relative to
-//   shift = slope / scale * distance of the row from the nearest column,
-// which the maximum and the offset of the row take up, once for a tile and row. No part of such a
-// sum is larger than the distance's own share of the score. Of other tiles, which both kinds of
-// keys share, B is zero, and each score has its own multiply-add.
+// If all keys of a tile are before its rows (or all after them), the distance is linear: that of
+// the row from the tile's nearest column, plus that of this column from the key. The second is a
+// whole number from -127 to 0, exact in bf16, and the same for all rows: it is B, a panel that is
+// written once. A holds slope / scale as three bf16 numbers whose sum has all of its 24 bits.
+// Scores are then products with a larger k, relative to
+//  shift = slope / scale * distance of the row from the nearest column,
+// which is included in the row's maximum and offset, once per tile and row. No part of such a sum
+// is larger than the distance's share of the score. In other tiles, which contain both kinds of
+// keys, B is zero, and each score has a separate multiply-add.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_FORWARD_ALIBI_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_FORWARD_ALIBI_CUH_
 
@@ -20,13 +20,13 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// B: row c of the panel is key c's, and a step is 32 bytes of it.
+// B: row c of the panel is that of key c, and a step is 32 bytes of it.
 template <typename Shape>
 struct AlibiOffsets {
   static constexpr int kKeys = Shape::kKeys;
   static constexpr uint32_t kKeysBefore = 0, kKeysBehind = 32, kMixed = 64;
 
-  // Executed by all threads of the block, ahead of its barrier.
+  // Executed by all threads of the block, before its barrier.
   static __device__ __forceinline__ void Write(char* memory) {
     for (int i = threadIdx.x; i < kKeys * 8; i += Shape::kThreads) {
       const int key = i / 8, part = i % 8 * 16;
@@ -40,7 +40,7 @@ struct AlibiOffsets {
     FenceBulkReads();
   }
 
-  // What the producer says of a tile: `distance` from row 0's aligned key to column 0.
+  // Returns the producer's description of a tile: `distance` from row 0's aligned key to column 0.
   static __device__ __forceinline__ AlibiKeyTile Describe(int64_t distance, int64_t stride) {
     const float step = static_cast<float>(stride);
     const int64_t width = stride * (kKeys - 1);
@@ -59,18 +59,19 @@ struct AlibiRows {
   using Scores = float[Shape::kKeys / 2];
 
   const uint32_t panel;  // B's descriptor
-  float slope[2];        // over the scale
-  uint32_t pieces[2];    // A's, of the thread's columns
+  float slope[2];        // divided by the scale
+  uint32_t pieces[2];    // A's parts, for the thread's columns
   uint32_t offsets;      // of the tile
   float shift[2];
 
   explicit __device__ __forceinline__ AlibiRows(uint32_t shared)
       : panel(RowDescriptor(shared + Shape::kOffsets)) {}
 
-  // Of a new item.
+  // Call it for each new item.
   __device__ __forceinline__ void Begin(const TermForwardKernelParams& params,
                                         const float (&slopes)[2]) {
-    const int column = threadIdx.x & 3;  // the first two of A, the next, and so on
+    const int column = threadIdx.x & 3;  // 0: the first two columns of A, 1: the next two, and so
+                                         // on
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       slope[half] = slopes[half] / params.forward.common.softmax_scale;
@@ -82,7 +83,7 @@ struct AlibiRows {
     }
   }
 
-  // Before its product.
+  // Call it before the tile's product.
   __device__ __forceinline__ void Place(const AlibiKeyTile& tile, int packed_rows) {
     offsets = tile.offsets;
 #pragma unroll
@@ -93,14 +94,14 @@ struct AlibiRows {
     }
   }
 
-  // Behind those of q k^T, in the same batch.
+  // Issues the step after those of q k^T, in the same batch.
   __device__ __forceinline__ void Multiply(Scores& scores) const {
     const uint32_t a[4] = {pieces[0], pieces[1], 0, 0};
     MultiplyRowsByRegisters<__nv_bfloat16>(scores, a,
                                            WholeDescriptor(panel + DescriptorBytes(offsets)), 1);
   }
 
-  // Of a tile with both kinds of keys: `column` is the thread's first.
+  // Applies ALiBi in a tile with both kinds of keys: `column` is the thread's first.
   __device__ __forceinline__ void Apply(Scores& scores, const TermKeyTile& tile, int packed_rows,
                                         int column, int stride) const {
     if (offsets != Offsets::kMixed) return;
@@ -127,7 +128,7 @@ struct AlibiRows {
   }
 };
 
-// Of kernels without it: scores are made elsewhere, and relative to nothing.
+// For kernels without ALiBi in the product: scores are not shifted.
 struct NoAlibi {
   explicit __device__ __forceinline__ NoAlibi(uint32_t) {}
 };
@@ -141,19 +142,20 @@ requires(Shape::kAlibi) struct AlibiOrNot<Shape> {
   using Type = AlibiRows<Shape>;
 };
 
-// What a tile is to its warp's rows.
+// The effect of a tile on its warp's rows.
 struct TileEffect {
-  bool moved;    // an offset: the output is to be multiplied with the factors
+  bool moved;    // an offset moved: the output must be multiplied by the factors
   bool nothing;  // all of its probabilities are 0
 };
 
-// Below it Exp2 is 0, by more than its arguments are rounded by where no row is wide.
+// Below this value Exp2 is 0, with more margin than the rounding of its arguments if no row is
+// wide.
 inline constexpr float kNoProbability = -128.0f;
 
-// As SettleByBits (forward_softmax.cuh), of scores that are relative to -shift. `shift` becomes 0
-// where scores cease to be: in wide rows' tiles.
+// As SettleByBits (forward_softmax.cuh), for scores that are relative to -shift. Sets `shift` to 0
+// if the scores are no longer relative to it, in tiles of wide rows.
 //
-// Where slopes are steep most keys are too far away for a probability that fp32 has.
+// If slopes are steep, most keys are too far away for a probability that fp32 can represent.
 template <int kCount>
 __device__ __forceinline__ TileEffect SettleShifted(float (&scores)[kCount], float multiplier,
                                                     RowStates& rows, float (&shift)[2],
@@ -165,7 +167,7 @@ __device__ __forceinline__ TileEffect SettleShifted(float (&scores)[kCount], flo
   bool nothing = true;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    // No score is larger. NaN stays NaN: products and sums make it with a positive sign.
+    // No score is larger. NaN stays NaN: products and sums give it a positive sign.
     const float most = __int_as_float(::max(bits[half], 0));
     rare |= most > rows.limit[half] + shift[half];
     nothing &=
@@ -191,8 +193,8 @@ __device__ __forceinline__ TileEffect SettleShifted(float (&scores)[kCount], flo
   return {true, false};
 }
 
-// As Exponentials, of such scores, in two parts: what stands before the wait for the last P V, and
-// what stands behind it. By itself ptxas divides them so, but not across a branch.
+// As Exponentials, for such scores, in two parts: before and after the wait for the last P V. ptxas
+// divides them in this way without help, but not across a branch.
 template <int kCount>
 struct ShiftedExponentials {
   static constexpr int kEarly = 8;  // scores

@@ -1,5 +1,5 @@
-// A consumer warpgroup of a forward with score terms: forward_consumer.cuh, but for what happens to
-// scores (terms_forward_scores.cuh) and to probabilities.
+// A consumer warpgroup of a forward with score terms. It differs from forward_consumer.cuh in the
+// computation on scores (terms_forward_scores.cuh) and on probabilities.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_FORWARD_CONSUMER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_FORWARD_CONSUMER_CUH_
 
@@ -17,7 +17,7 @@ struct TermForwardConsumer {
   using T = typename Shape::T;
   static constexpr int kDim = Shape::kDim;
 
-  // `group` counts consumer warpgroups and is the same in all threads of the warp.
+  // `group` is the index of the consumer warpgroup, the same in all threads of the warp.
   static __device__ __forceinline__ void Run(const TermForwardKernelParams& params, char* memory,
                                              uint32_t shared, int group) {
     const CommonParams& common = params.forward.common;
@@ -36,7 +36,7 @@ struct TermForwardConsumer {
     const TermKeyTile* tiles = reinterpret_cast<const TermKeyTile*>(memory + Shape::kTermTiles);
     RingPosition<Shape::kStages> k, v;
     typename BiasOrNot<Shape, ForwardBias>::Type bias(shared, group);
-    // A stage is free once all lanes of all warps have left it.
+    // A stage is free once all lanes of all warps have finished reading it.
     const auto release = [lane](uint32_t barrier) { ArriveWarp(barrier, lane); };
     if (group == Shape::kGroups - 1) Plain::PassTurn(group);
 
@@ -59,7 +59,7 @@ struct TermForwardConsumer {
       uint32_t words[2];
       uint32_t keep[2] = {};  // dropout's bits
       typename Rules::KeptTile kept;
-      // What need not wait for the scores is done in their products' time.
+      // Work that does not depend on the scores runs during their products.
       const auto look_ahead = [&] {
         const TermKeyTile& tile = tiles[k.stage];
         flags = tile.flags;
@@ -75,10 +75,10 @@ struct TermForwardConsumer {
         } else if constexpr (Shape::kDrops) {
           if (!Shape::Drops(terms)) return;
           Rules::KeepPairs(keep, params, own, Rules::KeyOf(params, tiles[k.stage], column));
-          PinRegisters(keep);  // or all of it would sink below the wait
+          PinRegisters(keep);  // otherwise all of it would move below the wait
         }
       };
-      // Its scores have arrived: it is free afterwards, and after the last one q is.
+      // Waits for the stage's scores. The stage is free afterwards, and after the last one also q.
       const auto finish_scores = [&] {
         if constexpr (Shape::kAlibi) {
           alibi.Apply(scores, tiles[k.stage], packed_rows, column, params.stride);
@@ -108,7 +108,8 @@ struct TermForwardConsumer {
           if (Shape::Drops(terms)) Rules::Drop(scores, keep);
         }
       };
-      // With kDropsAlways all of it comes behind the last product, in whose registers it ends.
+      // With kDropsAlways all of it runs after the last product, because it needs that product's
+      // registers.
       const auto early = [&] {
         if constexpr (Shape::kDropsAlways) return;
         Exponentials(scores, multiplier, rows);
@@ -202,7 +203,7 @@ struct TermForwardConsumer {
         } else {
           const bool moved = settle();
           early();
-          PinRegisters(scores);  // or the exponentials would sink below the wait
+          PinRegisters(scores);  // otherwise the exponentials would move below the wait
           finish_values();
           probabilities();
           if (moved) Rescale(output, factor);

@@ -52,8 +52,8 @@ __device__ __forceinline__ void RunTermForward(const TermForwardKernelParams& pa
 
 }  // namespace ringattn::worker::cuda::sm90
 
-// Within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (terms_d128); what follows
-// are TermForwardShape's arguments.
+// Use within namespace ringattn::worker::cuda::sm90. `name` is the kernel's (terms_d128); the
+// arguments of TermForwardShape follow.
 #define RINGATTN_SM90_TERM_FORWARD(name, threads, ...)                                             \
   __global__ void __launch_bounds__(threads, 1)                                                    \
       sm90_bf16_attention_forward_##name(const __grid_constant__ TermForwardKernelParams params) { \

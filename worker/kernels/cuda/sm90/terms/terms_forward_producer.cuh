@@ -1,6 +1,6 @@
-// The producer warps of a forward with score terms: forward_producer.cuh, but for pairs of tiles
-// that segment ids or a mask leave empty, which are passed over, and for what consumers are told. A
-// second warp loads a bias.
+// The producer warps of a forward with score terms. They differ from forward_producer.cuh in two
+// ways: they skip pairs of tiles that segment ids or a mask leave empty, and their descriptions for
+// the consumers contain the terms. A second warp loads a bias.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_FORWARD_PRODUCER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_FORWARD_PRODUCER_CUH_
 
@@ -14,7 +14,7 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Executed by one whole warp throughout, whose lanes look at 32 pairs at a time.
+// Executed by one whole warp, whose lanes examine 32 pairs at a time.
 template <typename Shape>
 struct TermForwardProducer {
   using Plain = ForwardProducer<Shape>;
@@ -26,7 +26,7 @@ struct TermForwardProducer {
   const int lane;
   Position k, v;
 
-  // A key tile: `row` counts in its range.
+  // A key tile; `row` is relative to its range.
   struct Found {
     int range = -1;
     int row = 0;
@@ -91,8 +91,8 @@ struct TermForwardProducer {
     __syncwarp();
   }
 
-  // Loads the tile's keys, then the values of the tile before it: the consumers multiply with
-  // values one tile late.
+  // Loads the tile's keys, then the values of the preceding tile: the consumers multiply values one
+  // tile late.
   __device__ __forceinline__ void Issue(const Item& item, const Found& tile, const Found& before,
                                         bool last) {
     const KvRange& range = params.forward.ranges[tile.range];
@@ -124,9 +124,9 @@ struct TermForwardProducer {
     return (params.forward.ranges[range].row_count - 1) / Shape::kKeys + 1;
   }
 
-  // visit(tile, last) of all tiles of an item that somebody sees, from the last key to the first,
-  // or of one of them. A tile is known to be the last once there is no next one. Whoever asks gets
-  // the same tiles: what producers and consumers count on. Executed by one whole warp.
+  // Calls visit(tile, last) for all visible tiles of an item, from the last key to the first, or
+  // for one tile if there is none. A tile is known to be the last once there is no next one. Every
+  // caller gets the same tiles, as producers and consumers require. Executed by one whole warp.
   template <typename Visit>
   __device__ __forceinline__ void Walk(const Item& item, const Visit& visit) const {
     const PairClasses classes(params.pairs, item.batch, item.plane);
@@ -169,7 +169,7 @@ struct TermForwardProducer {
     LoadValues(item, issued);
   }
 
-  // `head` is the first of a pack.
+  // `head` is the first head of a pack.
   __device__ __forceinline__ Item ItemOf(const ForwardTile& tile, int head, int batch) const {
     const CommonParams& common = params.forward.common;
     const int pack = params.forward.head_pack;
@@ -213,7 +213,7 @@ struct TermForwardProducer {
         tile = params.forward.tiles[rest / heads];
       }
       const int head = packed_head % packs * pack;
-      // Everything that is read from memory is asked for before the wait for q's buffer.
+      // All reads from memory are issued before the wait for q's buffer.
       Item own = {};
       if (valid) own = ItemOf(tile, head, batch);
       WorkSlot& slot = slots[round & 1];
@@ -242,7 +242,7 @@ struct TermForwardProducer {
       item = __shfl_sync(0xffffffff, next, 0);
       ++round;
     }
-    // Every block has read the counter for the last time before the last one gets here.
+    // Every block has read the counter for the last time before the last one reaches this code.
     if (lane == 0 && items > gridDim.x) {
       __threadfence();
       if (atomicAdd(&params.counters->finished, 1u) == gridDim.x - 1) {
@@ -252,9 +252,9 @@ struct TermForwardProducer {
     }
   }
 
-  // The second warp, of calls with a bias: its panels for the tiles of all items, in the order in
-  // which the groups read them. It learns of items as the consumers do, is among those that leave q
-  // of one, and waits for nobody but them: keys and values never wait for a bias.
+  // The second warp, for calls with a bias: loads its panels for the tiles of all items, in the
+  // order in which the groups read them. It receives items as the consumers do and also releases q
+  // of each. It waits only for consumers, so keys and values never wait for a bias.
   __device__ __forceinline__ void LoadBias() const {
     const TermParams& terms = params.terms;
     const int element = terms.bias_dtype == DType::kFloat32 ? 4 : 2;
@@ -282,8 +282,8 @@ struct TermForwardProducer {
       ArriveWarp(shared + Shape::kQEmpty, lane);  // all lanes have read the slot
     }
   }
-  // One panel for each group. What lies outside the bias reads as zero and counts as copied; of
-  // rows and keys that the tile does not have nobody uses a score.
+  // Loads one panel for each group. Elements outside the bias read as zero and count as copied.
+  // Scores of rows and keys outside the tile are not used.
   __device__ __forceinline__ void LoadPanels(const RingPosition<Shape::kBiasStages>& at, int column,
                                              int row, int plane) const {
 #pragma unroll

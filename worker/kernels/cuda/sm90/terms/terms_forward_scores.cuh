@@ -1,6 +1,6 @@
-// What a forward's consumer thread does to its scores between the product and the softmax, when
-// they have terms: two rows (eight apart), columns 8 n + 2 q and the next, as in
-// forward_softmax.cuh. The order of docs/semantics.md: scale, softcap, bias, ALiBi, masks.
+// The computation of a forward's consumer thread on scores with terms, between the product and the
+// softmax. A thread has two rows (eight apart), columns 8 n + 2 q and the next, as in
+// forward_softmax.cuh. The order is that of docs/semantics.md: scale, softcap, bias, ALiBi, masks.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_FORWARD_SCORES_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_FORWARD_SCORES_CUH_
 
@@ -14,14 +14,15 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// The head of a packed row of an item.
+// Returns the head of a packed row of an item.
 __device__ __forceinline__ int HeadOf(const TermForwardKernelParams& params, const WorkSlot& slot,
                                       int packed_row) {
   const int pack = params.forward.head_pack;
   return slot.first_head + (pack == 1 ? 0 : packed_row % pack);
 }
 
-// ALiBi's slope of a head of an item. `tile`: any of the item's. REQUIRES: there are slopes.
+// Returns ALiBi's slope of a head of an item. `tile`: any tile of the item. REQUIRES: there are
+// slopes.
 __device__ __forceinline__ float SlopeOf(const TermForwardKernelParams& params,
                                          const WorkSlot& slot, const TermKeyTile& tile, int head) {
   const TermParams& terms = params.terms;
@@ -29,21 +30,21 @@ __device__ __forceinline__ float SlopeOf(const TermForwardKernelParams& params,
   return terms.slopes[(terms.slopes_per_batch ? row * params.forward.common.num_heads : 0) + head];
 }
 
-// The thread's two rows of an item, in shared memory: registers are short.
+// The thread's two rows of an item, in shared memory because registers are short.
 struct TermRows {
-  TermRow* upper;  // the lower one is eight on
+  TermRow* upper;  // the lower row is eight further
 
   static constexpr int32_t kUnread = -2;
 
   __device__ __forceinline__ const TermRow& Of(int half) const { return upper[half * 8]; }
 
-  // kIds: the ids, too. Executed by one whole warp. `tile`: any of the item's.
+  // kIds: also loads the ids. Executed by one whole warp. `tile`: any tile of the item.
   template <bool kDrops, bool kIds>
   __device__ __forceinline__ void Load(const TermForwardKernelParams& params, const WorkSlot& slot,
                                        int packed_row, const TermKeyTile& tile) const {
     const TermParams& terms = params.terms;
     const int pack = params.forward.head_pack;
-    __syncwarp();  // everybody has left the rows of the last item
+    __syncwarp();  // all lanes have read the rows of the last item
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       const int packed = packed_row + half * 8;
@@ -67,8 +68,8 @@ struct TermRows {
     __syncwarp();
   }
 
-  // The ids, once for an item: where segments are long, few tiles ask for them. Executed by one
-  // whole warp.
+  // Loads the ids, once per item: if segments are long, few tiles need them. Executed by one whole
+  // warp.
   __device__ __forceinline__ void LoadIds(const TermForwardKernelParams& params,
                                           const WorkSlot& slot, int packed_row) const {
     if (!__any_sync(0xffffffff, Of(0).id == kUnread)) return;
@@ -96,7 +97,8 @@ struct TermForwardScores {
   static constexpr int kKeys = Shape::kKeys;
   using Scores = float[kKeys / 2];
 
-  // Whether scores leave Apply in natural units, finished; else as the product left them.
+  // Returns whether Apply leaves scores in natural units, finished; otherwise as the product left
+  // them.
   static __device__ __forceinline__ bool Transforms(const TermForwardKernelParams& params) {
     if constexpr (Shape::kAlibi) return false;
     const CommonParams& common = params.forward.common;
@@ -104,9 +106,9 @@ struct TermForwardScores {
            (Shape::kBiased && params.terms.bias != nullptr);
   }
 
-  // `flags` are the tile's; `column` is the thread's first, 2 (lane mod 4). `words` are the mask's,
-  // if the tile asks for them, `tile_ids` the keys' segments in shared memory, likewise. `bias`: of
-  // kBiased.
+  // `flags` are the tile's; `column` is the thread's first, 2 (lane mod 4). `words` are those of
+  // the mask and `tile_ids` the keys' segments in shared memory, both if the tile needs them.
+  // `bias` is used with kBiased.
   template <typename Bias>
   static __device__ __forceinline__ void Apply(Scores& scores,
                                                const TermForwardKernelParams& params,
@@ -145,16 +147,16 @@ struct TermForwardScores {
     }
   }
 
-  // The position, as dropout counts it, of the thread's first column.
+  // Returns the position of the thread's first column, as dropout counts it.
   static __device__ __forceinline__ uint64_t KeyOf(const TermForwardKernelParams& params,
                                                    const TermKeyTile& tile, int column) {
     return static_cast<uint64_t>(tile.first_key) +
            static_cast<uint64_t>(int64_t{params.stride} * column) + params.terms.first_key;
   }
 
-  // Which of the thread's pairs dropout keeps: of each row, column 8 j + i at bit 16 i + j. `key`
-  // is the tile's KeyOf. A call of Philox has the eight keys that a thread has of 32 columns; all
-  // of its 128 bits are used, where they lie.
+  // Computes which of the thread's pairs dropout keeps: of each row, column 8 j + i at bit 16 i +
+  // j. `key` is the tile's KeyOf. A Philox call covers the eight keys that a thread has among 32
+  // columns; all of its 128 bits are used in place.
   static __device__ __forceinline__ void KeepPairs(uint32_t (&keep)[2],
                                                    const TermForwardKernelParams& params,
                                                    const TermRows& rows, uint64_t key) {
@@ -181,10 +183,9 @@ struct TermForwardScores {
     for (int half = 0; half < 2; ++half) keep[half] = sums[half].Bits();
   }
 
-  // What KeptProbabilities is told of a tile's pairs, asked for while the tile's description
-  // stands. By far the most tiles begin at a multiple of 32 keys, side by side, and a thread's rows
-  // are of one head: there it is the number of the thread's first call of Philox. Else it is the
-  // bits.
+  // The input of KeptProbabilities for a tile, read while the tile's description is valid. Nearly
+  // all tiles are consecutive keys from a multiple of 32, with one head for the thread's rows. Then
+  // the input is the number of the thread's first Philox call; otherwise it is the bits.
   struct KeptTile {
     uint32_t keep[2];
     bool by_calls;
@@ -206,16 +207,16 @@ struct TermForwardScores {
     return kept;
   }
 
-  // Scores become probabilities, which enter the sums; those that dropout keeps are packed. The
-  // exponentials, of which one unit computes eight instructions' time each, stand between the
-  // rounds of Philox that decide about them: ptxas would put all of them first, and wait. So each
-  // four of them ask for a multiplier that is joined with what a round has made, by bits that are
-  // 0.
+  // Converts scores to probabilities, adds them to the sums, and packs those that dropout keeps.
+  // The exponentials, each of which takes one unit as long as eight instructions, are placed
+  // between the Philox rounds that decide about them; otherwise ptxas would place all of them
+  // first, and wait. To achieve this, each four exponentials use a multiplier that is combined,
+  // through bits that are always 0, with the result of a round.
   static __device__ __forceinline__ void KeptProbabilities(
       const Scores& scores, float multiplier, RowStates& rows, uint32_t (&p)[kKeys / 4],
       const TermForwardKernelParams& params, const TermRows& own, const KeptTile& kept) {
     float sums[4] = {};  // of each row's even and odd columns
-    // Of block n of eight columns.
+    // For block n of eight columns.
     const auto exponentials = [&](int n, int half, float factor) {
       const float a = Exp2(fmaf(scores[n * 4 + half * 2], factor, -rows.offset[half]));
       const float b = Exp2(fmaf(scores[n * 4 + half * 2 + 1], factor, -rows.offset[half]));
@@ -226,7 +227,7 @@ struct TermForwardScores {
     if (kept.by_calls) {
       const KeepMask mask(params.terms.threshold);
       const uint32_t head = own.Of(0).head, batch = own.Of(0).batch;
-      constexpr int kWords = 2;  // whose calls go side by side: with both rows four
+      constexpr int kWords = 2;  // whose calls run together: four with both rows
       // Measured: 0.97 of the time in the wider class, 1.02 in the other.
       constexpr bool kAlternates = Shape::kDim == 128;
       float factors[2] = {multiplier, multiplier};
@@ -294,13 +295,13 @@ struct TermForwardScores {
     for (int half = 0; half < 2; ++half) rows.sum[half] += sums[half * 2] + sums[half * 2 + 1];
   }
 
-  // What stands for dropped pairs becomes 0: probabilities, whose sum was taken before, or their
+  // Sets the values of dropped pairs to 0: probabilities, whose sum was computed before, or their
   // gradients.
   static __device__ __forceinline__ void Drop(Scores& values, const uint32_t (&keep)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {  // bits side by side become predicates seven at a time
+      for (int i = 0; i < 2; ++i) {  // adjacent bits become predicates seven at a time
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n) {
           if ((keep[half] >> (i * 16 + n) & 1) == 0) values[n * 4 + half * 2 + i] = 0.0f;
@@ -310,7 +311,7 @@ struct TermForwardScores {
   }
 
  private:
-  // Of any offset, stride and heads.
+  // The same for any offset, stride and heads.
   static __device__ __forceinline__ void KeepAnywhere(uint32_t (&keep)[2],
                                                       const TermForwardKernelParams& params,
                                                       const TermRows& rows, uint64_t key) {
@@ -351,7 +352,7 @@ struct TermForwardScores {
       return;
     }
     if constexpr (Shape::kBiased) {
-      // The cap and the bias, whichever comes first. A loop: each is long, and stands here once.
+      // The cap and the bias, in either order. A loop, because the code of each is long.
       const bool bias_first = inside || !capped;
       const float inner = inside ? 1.0f / common.softcap : cap.inner;
 #pragma unroll 1
@@ -362,7 +363,7 @@ struct TermForwardScores {
         }
 #pragma unroll
         for (int i = 0; i < kKeys / 2; ++i) {
-          const float x = scores[i];  // -inf is of a bias, and stays
+          const float x = scores[i];  // -inf comes from a bias and is kept
           scores[i] = x == NegativeInfinity() ? x : common.softcap * Tanh(x * inner);
         }
       }
@@ -371,7 +372,7 @@ struct TermForwardScores {
       for (int i = 0; i < kKeys / 2; ++i) scores[i] = common.softcap * cap.Tangent(scores[i]);
     }
     if (params.terms.slopes == nullptr) return;
-    // From here on what the scores are multiplied with is 1, unless nothing was done to them yet.
+    // From here on the multiplier of the scores is 1, unless they are still raw.
     const bool raw = !capped && !biased;
     const float factor = raw ? scale : 1.0f;
     const float stride = static_cast<float>(params.stride);
@@ -381,8 +382,8 @@ struct TermForwardScores {
       const float distance =
           tile.distance + stride * static_cast<float>(rows.Of(half).q_row - column);
       const float slope = rows.Of(half).slope;
-      // Keys before the row, as under a causal mask: distances that count down to the nearest one's
-      // need no absolute value, and round nothing more than that one's product.
+      // For keys before the row, as under a causal mask, distances that count down to the nearest
+      // key's need no absolute value. They round only the product of the nearest one.
       constexpr int kNearest = kKeys - 7;
       const float nearest = fmaf(-stride, static_cast<float>(kNearest), distance);
       if (__all_sync(0xffffffff, nearest >= 0.0f)) {

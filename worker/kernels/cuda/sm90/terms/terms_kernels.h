@@ -6,23 +6,23 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// ALiBi, segment ids and a mask; launched with TermForwardKernelParams.
+// Kernels for ALiBi, segment ids and a mask, launched with TermForwardKernelParams.
 ForwardKernel ForwardKernel_pairs_d64();
 ForwardKernel ForwardKernel_pairs_d128();
 
-// The same with ALiBi as a part of the product: faster, for problems that AlibiInProduct takes.
+// The same with ALiBi as a part of the product: faster, for problems that AlibiInProduct accepts.
 ForwardKernel ForwardKernel_alibi_d64();
 ForwardKernel ForwardKernel_alibi_d128();
 
-// With dropout as well.
+// Kernels that support dropout in addition.
 ForwardKernel ForwardKernel_drops_d64();
 ForwardKernel ForwardKernel_drops_d128();
 
-// Every term.
+// Kernels for all terms.
 ForwardKernel ForwardKernel_terms_d64();
 ForwardKernel ForwardKernel_terms_d128();
 
-// The same backward, launched with TermBackwardKernelParams; none has a softcap.
+// The backward kernels, launched with TermBackwardKernelParams; none has a softcap.
 BackwardKernel BackwardKernel_pairs_d64();
 BackwardKernel BackwardKernel_pairs_d128();
 BackwardKernel BackwardKernel_drops_d64();
@@ -30,11 +30,11 @@ BackwardKernel BackwardKernel_drops_d128();
 BackwardKernel BackwardKernel_terms_d64();
 BackwardKernel BackwardKernel_terms_d128();
 
-// Every term, and the gradient of the bias stored.
+// Kernels for all terms that also store the gradient of the bias.
 BackwardKernel BackwardKernel_stores_d64();
 BackwardKernel BackwardKernel_stores_d128();
 
-// Likewise in a fixed order of sums, launched with OrderedTermBackwardKernelParams.
+// The same with a fixed order of sums, launched with OrderedTermBackwardKernelParams.
 BackwardKernel BackwardKernel_ordered_pairs_d64();
 BackwardKernel BackwardKernel_ordered_pairs_d128();
 BackwardKernel BackwardKernel_ordered_terms_d64();

@@ -1,4 +1,4 @@
-// How producers find the pairs of tiles that are worth loading (terms_params.h).
+// Finds the pairs of tiles that producers must load (terms_params.h).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_PAIRS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_PAIRS_CUH_
 
@@ -6,7 +6,7 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// The plane of mask tables of `head`, the first of a pack, where a batch row has `packs`.
+// Returns the plane of mask tables of `head`, the first head of a pack, if a batch row has `packs`.
 __device__ __forceinline__ int64_t MaskPlane(const TermParams& terms, int batch, int pack,
                                              int packs) {
   const int64_t row = terms.mask_per_batch ? batch : 0;
@@ -34,9 +34,9 @@ struct PairClasses {
     const uint32_t by_mask = mask == nullptr ? kPairSeen : mask[pair];
     return (by_ids & by_mask & kPairSeen) | (by_ids & kPairChecked) | (by_mask & kPairChecked) << 1;
   }
-  // Those of eight rows of 32 pairs, the lane's of row i at bit 4 i; none from `count` on, as
-  // `pair` counts. Read all at once: a walk over pairs that nobody sees would wait for each row in
-  // turn.
+  // Returns the classes of eight rows of 32 pairs, the lane's of row i at bit 4 i, and none from
+  // `count` on, in the counting of `pair`. All are read at once, because a walk over invisible
+  // pairs would otherwise wait for each row in turn.
   static constexpr int kBatch = 256;
   __device__ __forceinline__ uint32_t BatchOf(int pair, int count) const {
     uint32_t batch = 0;
@@ -46,7 +46,7 @@ struct PairClasses {
     }
     return batch;
   }
-  // Of a pair that must be computed although nobody sees anybody: everything is asked.
+  // The checks of a pair that must be computed although it has no visible pair: all of them.
   __device__ __forceinline__ uint32_t Everything() const {
     return kSeen | (ids == nullptr ? 0 : kCheckIds) | (mask == nullptr ? 0 : kCheckMask);
   }

@@ -1,8 +1,8 @@
-// What the sm_90a kernels with score terms are given beside the plain kernels' parameters. Plain
-// structures; no CUDA headers.
+// Parameters of the sm_90a kernels with score terms, in addition to those of the plain kernels.
+// Plain structures; no CUDA headers.
 //
 // A *pair* is a tile of the plan and one of the tiles that it meets: kKeys keys of a range in the
-// forward, kRows queries of one in the backward. Pairs are counted through the plan's ranges.
+// forward, kRows queries of one in the backward. Pairs are counted over the plan's ranges.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_PARAMS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_TERMS_TERMS_PARAMS_H_
 
@@ -15,34 +15,34 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// What is known of a pair before any score, by segment ids or by a mask: bits of a byte.
-inline constexpr uint8_t kPairSeen = 1;     // else nobody in it sees anybody: it is skipped
-inline constexpr uint8_t kPairChecked = 2;  // not everybody sees everybody
+// The class of a pair by segment ids or by a mask, computed before any score: bits of a byte.
+inline constexpr uint8_t kPairSeen = 1;     // otherwise all of its pairs are hidden: it is skipped
+inline constexpr uint8_t kPairChecked = 2;  // some of its pairs may be hidden
 
-// Filled by the launches of terms_classes.h, ahead of the attention kernel.
+// Filled by the launches of terms_classes.h, before the attention kernel.
 struct PairTables {
-  const int32_t* pair_begin = nullptr;  // device; of each range, its first pair
+  const int32_t* pair_begin = nullptr;  // device; first pair of each range
   int32_t pairs = 0;
   int32_t mask_planes = 0;
   uint8_t* id_classes = nullptr;    // [batch, pairs], or null: without segment ids
   uint8_t* mask_classes = nullptr;  // [mask_planes, pairs], or null: without a mask
-  // The mask's bits as threads hold scores, lowest first: for each row of the scores' accumulator
-  // (a query, packed heads included; in the backward a key) and q < 4, those of columns
-  // 8 n + 2 q + i, at 2 n + i. [mask_planes, pairs, rows, 4] words of columns / 4 bits.
+  // The mask's bits in the order in which threads hold scores, lowest first: for each row of the
+  // scores' accumulator (a query, packed heads included; in the backward a key) and q < 4, those of
+  // columns 8 n + 2 q + i, at 2 n + i. [mask_planes, pairs, rows, 4] words of columns / 4 bits.
   void* mask_words = nullptr;
 };
 
-// How the copy engine finds the bias: as it lies, or in a copy (call_bias.h) that has every
-// `stride`-th column of a row, residue after residue.
+// The bias as the copy engine reads it: in place, or in a copy (call_bias.h) that has every
+// `stride`-th column of a row, one residue after another.
 struct BiasMap {
   TensorMap map;              // [planes, plane_rows, columns]; box: 128 bytes of so many rows
   int64_t first = 0;          // column of the bias that is column 0
-  int32_t stride = 1;         // of the bias's columns in those that follow one another
-  int32_t class_columns = 0;  // of the bias's columns that are alike modulo stride
+  int32_t stride = 1;         // between the bias's columns that become consecutive
+  int32_t class_columns = 0;  // columns of the bias with the same residue modulo stride
 };
 
-// Rows of a box: of a forward's panel, those of a consumer group; of a backward's chunk, what its
-// bytes hold beside 64 keys.
+// Rows of a box. For a forward's panel they are those of a consumer group; for a backward's chunk
+// they are limited by its bytes at 64 keys.
 inline constexpr int32_t kForwardBiasRows = 64;
 inline constexpr int32_t BackwardBiasBytes(int32_t tile_rows) {
   return tile_rows == 64 ? 8192 : 4096;
@@ -56,7 +56,7 @@ struct TermForwardKernelParams : ForwardKernelParams {
   PairTables pairs;
   BiasMap bias;
   PhiloxKeys keys;     // of dropout
-  int32_t stride = 1;  // of positions, in q and in all blocks; 1 where terms are cut by keys
+  int32_t stride = 1;  // of positions, in q and in all blocks; 1 if terms are sharded by keys
   uint32_t zero = 0;   // 0, which the compiler cannot know
 };
 
@@ -67,13 +67,13 @@ struct TermBackwardKernelParams : BackwardKernelParams {
   PhiloxKeys keys;  // of dropout
   int32_t stride = 1;
   uint32_t zero = 0;  // as in the forward's
-  // Where the bias's gradient goes, device: like the bias, of which every head has a plane for
-  // itself, in the call's 16-bit type; keys' columns are multiples of 8 where their tiles begin.
-  // Kernels that store it alone read this.
+  // The bias's gradient, device memory, with the layout of the bias. Every head has a separate
+  // plane, in the call's 16-bit type. The columns of keys are multiples of 8 where their tiles
+  // begin. Only kernels that store the gradient read this.
   void* dbias = nullptr;
 };
 
-// Of an ordered backward (ordered_backward.h).
+// Parameters of an ordered backward (ordered_backward.h).
 struct OrderedTermBackwardKernelParams : TermBackwardKernelParams {
   TurnParams turns;
 };
