@@ -1,14 +1,14 @@
-// What is particular to a forward in e4m3, in the pipeline of forward_consumer.cuh:
-//  - scores are products of rounded q and k: the powers of two that they were divided by multiply
-//    the softmax's scale, and v's the finished rows;
-//  - p is relative to the row's largest score so far times 2^8, so that it fills e4m3's range; what
-//    does not exceed that score by more than 2^0.75 still fits and does not move it (5% faster);
-//  - tensor cores add e4m3's products with 13 fraction bits. Sums of more than one tile of keys are
-//    therefore fp32 in ordinary code: each tile's product begins at 0, and enters the output by one
-//    multiply-add that also rescales it. (Scores, sums of at most 128 columns, are not split.)
+// The operand-specific part of a forward in e4m3 (see forward_consumer.cuh):
+//  - Scores are products of rounded q and k. The powers of two by which these were divided multiply
+//    the softmax's scale; v's power multiplies the finished rows.
+//  - p is relative to the row's largest score so far times 2^8, which uses e4m3's whole range.
+//    Scores up to 2^0.75 above that score still fit and do not move it (5% faster).
+//  - Tensor cores add e4m3 products with 13 fraction bits. Sums over more than one key tile are
+//    therefore fp32 in ordinary code: each tile's product begins at 0 and is added to the output by
+//    one multiply-add that also rescales it. (Scores, sums of at most 128 columns, are not split.)
 //
-// A tile's product P(j - 1) V(j - 1) is relative to the offsets that softmax(j - 1) left, and the
-// output to those before it: the factor of softmax(j - 1) lies between them.
+// A tile's product P(j - 1) V(j - 1) is relative to the offsets after softmax(j - 1), and the
+// output to the offsets before it. They differ by the factor of softmax(j - 1).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_FLOAT8_FORWARD_PRODUCTS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_FLOAT8_FORWARD_PRODUCTS_CUH_
 
@@ -19,7 +19,7 @@
 namespace ringattn::worker::cuda::sm90 {
 
 inline constexpr float kFloat8Offset = 8.0f;     // log2
-inline constexpr float kFloat8Headroom = 0.75f;  // likewise; 448 is 2^0.8 beyond the offset
+inline constexpr float kFloat8Headroom = 0.75f;  // log2; 448 is 2^0.8 beyond the offset
 
 template <typename Shape>
 struct Float8ForwardProducts {
@@ -31,7 +31,7 @@ struct Float8ForwardProducts {
   using Scores = float[kKeys / 2];
   using Probabilities = uint32_t[kKeys / 8];
   static constexpr bool kPackEarly = true;
-  static constexpr uint32_t kUnusedBits = 0x80;  // with one of four, the others need not be known
+  static constexpr uint32_t kUnusedBits = 0x80;  // one of the four values is enough
   static constexpr bool kScaled = true;
 
   static __device__ __forceinline__ const ForwardKernelParams& KernelParams(const Params& params) {

@@ -1,4 +1,4 @@
-// The numbers of the forward in e4m3: ForwardShape's, of bytes.
+// The numbers of the forward in e4m3: those of ForwardShape, for byte operands.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_FLOAT8_FORWARD_SHAPE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_FLOAT8_FORWARD_SHAPE_CUH_
 
@@ -6,7 +6,7 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// 128 q rows by 128 keys of 64 or 128 columns, a panel of each; T is the result's type.
+// 128 q rows by 128 keys with 64 or 128 columns, one panel each; T is the result's type.
 template <typename T_, int kDim_>
 struct Float8ForwardShape {
   using T = T_;
@@ -20,8 +20,8 @@ struct Float8ForwardShape {
   static constexpr int kGroups = 2;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kConsumerWarps = kGroups * 4;
-  // Of 504 that a lane position has. At 128 columns the consumers need 240 and the producers spill;
-  // where nothing has to, nothing does.
+  // Out of the 504 registers of a lane position over all warpgroups. At 128 columns the consumers
+  // need 240, and the producers spill. At 64 columns nothing spills.
   static constexpr int kProducerRegisters = kDim == 128 ? 24 : 40;
   static constexpr int kConsumerRegisters = kDim == 128 ? 240 : 232;
   static_assert(kProducerRegisters + kGroups * kConsumerRegisters <= 504, "they would never start");
@@ -30,10 +30,10 @@ struct Float8ForwardShape {
   static constexpr int kQPanelBytes = kRows * kPanelRowBytes;
   static constexpr int kKvPanelBytes = kKeys * kPanelRowBytes;
   static constexpr int kQBytes = kQPanelBytes;
-  static constexpr int kKvBytes = kKvPanelBytes;  // of a stage
+  static constexpr int kKvBytes = kKvPanelBytes;  // of one stage
   static constexpr int kVBytes = kDim * kPanelRowBytes;
 
-  // Shared memory, from its base.
+  // Offsets in shared memory.
   static constexpr int kQ = 0;
   static constexpr int kK = kQ + kQBytes;
   static constexpr int kV = kK + kStages * kKvBytes;

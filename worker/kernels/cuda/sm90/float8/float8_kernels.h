@@ -11,12 +11,12 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Head dims up to 64 and 128; bf16 and fp16 are the type of their results. Their parameters are
+// Kernels for head dims up to 64 and 128; their results are bf16 or fp16. Their parameters are
 // Float8ForwardParams.
 ForwardKernel Float8ForwardKernel_d64();
 ForwardKernel Float8ForwardKernel_d128();
 
-// Finds the largest magnitudes, then rounds. `largest` is 0 before. Asynchronous.
+// Computes the largest magnitudes, then rounds. `largest` must be 0 before. Asynchronous.
 cudaError_t LaunchFloat8Rounding(DType dtype, const Float8RoundingParams& params, int32_t tiles,
                                  cudaStream_t stream);
 std::vector<const void*> Float8RoundingEntries();

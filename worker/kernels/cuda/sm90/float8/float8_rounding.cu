@@ -1,7 +1,8 @@
-// Rounds q, k and v to e4m3 for forward_float8.cu. Two launches: the largest magnitude of every
-// batch row and kv head, over the rows that pieces name, then the rounding. Bound by memory: each
-// element is read twice, in vectors of eight, and written once. The second launch walks backwards,
-// so that it finds in the L2 cache what the first has read last.
+// Rounds q, k and v to e4m3 for forward_float8.cu in two launches. The first computes the largest
+// magnitude of every batch row and kv head over the rows of the pieces, and the second rounds. Both
+// are bound by memory: each element is read twice, in vectors of eight, and written once. The
+// second launch walks backwards, so that the data that the first launch read last is still in the
+// L2 cache.
 #include "worker/kernels/cuda/primitives/numerics.cuh"
 #include "worker/kernels/cuda/primitives/thread.cuh"
 #include "worker/kernels/cuda/sm90/float8/float8_kernels.h"
@@ -11,10 +12,10 @@ namespace ringattn::worker::cuda::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBatch = 4;  // vectors that a thread asks for at once
+constexpr int kBatch = 4;  // vectors that a thread loads at once
 constexpr int kVectorColumns = 8;
 
-// Eight successive 16-bit elements; 0 where there are none.
+// Eight consecutive 16-bit elements; 0 for missing ones.
 template <typename T>
 struct Vector {
   uint4 words = {};
@@ -38,8 +39,8 @@ struct Vector {
   }
 };
 
-// What one block works on: rows of `vectors` vectors, the block's heads side by side. Copies have
-// rows of whole 16 bytes, so that a head's last vector may have no source.
+// The rows that one block processes: `vectors` vectors per row, for the block's heads side by side.
+// Rows of the copies are whole 16 bytes, so a head's last vector may have no source.
 struct Float8Part {
   Float8Tile tile;
   int heads;    // of the tensor
@@ -62,7 +63,7 @@ struct Float8Part {
   __device__ __forceinline__ int64_t Row(int row) const {
     return (batch * tile.tensor_rows + tile.row_begin + row) * heads + first;
   }
-  // A row's vector `at`.
+  // Loads vector `at` of a row.
   template <typename T>
   __device__ __forceinline__ Vector<T> Load(int row, int at) const {
     Vector<T> vector;
@@ -74,8 +75,8 @@ struct Float8Part {
     vector.Load(static_cast<const T*>(tile.source) + Row(row) * columns + source * kVectorColumns);
     return vector;
   }
-  // Calls with (row, at) of every vector of `rows` rows, a thread's at stride, in batches:
-  // `load(slot, row, at)` for the whole batch before `use(slot, row, at)`.
+  // Visits (row, at) for every vector of `rows` rows at the thread's stride, in batches. Calls
+  // load(slot, row, at) for a whole batch before use(slot, row, at).
   template <typename LoadVector, typename Use>
   __device__ __forceinline__ void ForVectors(int rows, const LoadVector& load,
                                              const Use& use) const {
@@ -122,19 +123,19 @@ __global__ void __launch_bounds__(kThreads) FindLargest(const Float8RoundingPara
           if (size <= 3.402823466e38f) largest = fmaxf(largest, size);
         }
       });
-  // Magnitudes are in the order of their bits.
+  // The order of magnitudes is that of their bits.
   const uint32_t bits = __reduce_max_sync(0xffffffff, __float_as_uint(largest));
   if (threadIdx.x % 32 == 0 && bits != 0) atomicMax(part.Largest(params), bits);
 }
 
-// The tile of v on its way: [key][word], a row's words exchanged by the group of 16 keys that it is
-// of, so that lanes meet no bank twice where keys become the inner axis.
+// The tile of v in shared memory, [key][word]. The words of a row are exchanged according to its
+// group of 16 keys, so that lanes have no bank conflicts when keys become the inner axis.
 __device__ __forceinline__ int WordOf(int row, int word) {
   return row * (kFloat8MaxColumns / 4) + (word ^ row / 16 * 4);
 }
 
-// Rows [0, 128) of the tile, those beyond the last 0, become columns: 16 keys of four columns by
-// each thread, in the order of float8_wgmma.cuh.
+// Writes rows [0, 128) of the tile as columns, with zeros beyond the last row. Each thread writes
+// 16 keys of four columns, in the order of float8_wgmma.cuh.
 __device__ void WriteValues(const uint32_t* tile, const Float8Part& part, char* plane) {
   const int lane = threadIdx.x % 32;
   const int group = lane % 8, word = threadIdx.x / 32 * 4 + lane / 8;

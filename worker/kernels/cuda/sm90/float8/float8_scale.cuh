@@ -1,5 +1,4 @@
-// e4m3 on the device: the power of two that a tensor is rounded relative to
-// (worker/kernels/e4m3.h), and conversions.
+// e4m3 on the device: the power-of-two scale of a tensor (worker/kernels/e4m3.h), and conversions.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_FLOAT8_SCALE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_FLOAT8_SCALE_CUH_
 
@@ -7,7 +6,7 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// ScaleExponent of e4m3.h, from the bits of a magnitude: 448 is 1.75 * 2^8.
+// Returns ScaleExponent of e4m3.h from the bits of a magnitude: 448 is 1.75 * 2^8.
 __device__ __forceinline__ int Float8Exponent(uint32_t largest) {
   if (largest == 0) return 0;
   const int exponent =
@@ -15,13 +14,13 @@ __device__ __forceinline__ int Float8Exponent(uint32_t largest) {
   return max(exponent, -100);
 }
 
-// 2^exponent, within fp32's normal numbers.
+// Returns 2^exponent, within fp32's normal numbers.
 __device__ __forceinline__ float PowerOfTwo(int exponent) {
   return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// Four values rounded to nearest even, the first in the lowest byte. Beyond 448 they saturate, and
-// a NaN stays one.
+// Packs four values rounded to nearest even, the first in the lowest byte. Values beyond 448
+// saturate; NaN stays NaN.
 __device__ __forceinline__ uint32_t PackFloat8(float a, float b, float c, float d) {
   uint32_t packed;
   asm("{\n.reg .b16 low, high;\n"
@@ -33,7 +32,7 @@ __device__ __forceinline__ uint32_t PackFloat8(float a, float b, float c, float 
   return packed;
 }
 
-// NaN for an infinity: e4m3 would make it 448.
+// Returns NaN for an infinity, which e4m3 would convert to 448.
 __device__ __forceinline__ float NanUnlessFinite(float x) {
   return fabsf(x) <= 3.402823466e38f ? x : __int_as_float(0x7fffffff);
 }

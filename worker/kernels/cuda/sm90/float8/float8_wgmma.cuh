@@ -1,12 +1,13 @@
 // Warpgroup products of e4m3 (see wgmma.cuh for descriptors and accumulators).
 //
 // Both operands are read along their rows: a tile's row is 128 bytes, one panel, and a k32 step is
-// 32 bytes on. The A fragment of a k32 step is four registers: lane 4 g + q of a warp has of rows g
-// and g + 8 the bytes 4 q .. 4 q + 3 (registers 0 and 1) and 16 + 4 q .. 16 + 4 q + 3 (2 and 3).
+// 32 bytes further. The A fragment of a k32 step is four registers. Lane 4 g + q of a warp holds of
+// rows g and g + 8 the bytes 4 q .. 4 q + 3 (registers 0 and 1) and 16 + 4 q .. 16 + 4 q + 3 (2 and
+// 3).
 //
-// Accumulators become A fragments where they are, by another order of the keys: of each 16, lane q
-// has keys 2 q, 2 q + 1, 8 + 2 q and 9 + 2 q, and they are bytes 4 q .. 4 q + 3. Values lie in the
-// same order (float8_rounding.cu): byte 4 q + 2 b + i of 16 is key 8 b + 2 q + i.
+// With a different order of the keys, accumulators are A fragments in the same registers: of each
+// 16 keys, lane q holds keys 2 q, 2 q + 1, 8 + 2 q and 9 + 2 q, as bytes 4 q .. 4 q + 3. Values
+// have the same order (float8_rounding.cu): byte 4 q + 2 b + i of 16 is key 8 b + 2 q + i.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_FLOAT8_WGMMA_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FLOAT8_FLOAT8_WGMMA_CUH_
 
@@ -15,8 +16,8 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// d[64 x n] (+)= A B, kCount = n / 2 accumulators, A and B in shared memory; with accumulate = 0 d
-// is only written. p0 .. p2 number the operands behind the accumulators.
+// d[64 x n] (+)= A B, kCount = n / 2 accumulators, A and B in shared memory; with accumulate = 0, d
+// is overwritten. p0 .. p2 are the numbers of the operands after the accumulators.
 #define RINGATTN_QGMMA_SHARED(n, count, p0, p1, p2)                                           \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p2                                         \
                ", 0;\n"                                                                       \
