@@ -1,6 +1,6 @@
-// Two thread blocks of a cluster: each other's barriers, and copies into each other's shared
-// memory. Both have the same layout; a place is named by its offset from the base, or by the own
-// shared address.
+// Communication between the two thread blocks of a cluster: barriers of the other block, and copies
+// into its shared memory. Both blocks have the same layout. A location is given by its offset from
+// the base, or by its shared address in the calling block.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_PRIMITIVES_CLUSTER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_PRIMITIVES_CLUSTER_CUH_
 
@@ -12,30 +12,30 @@ namespace ringattn::worker::cuda::sm90 {
 
 inline constexpr int kClusterBlocks = 2;
 
-// 0 or 1.
+// Returns 0 or 1.
 __device__ __forceinline__ uint32_t ClusterRank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// The place of an own shared address in the block of that rank, as instructions on the cluster's
-// shared memory take it.
+// Converts a shared address of this block to the cluster address of the same location in the block
+// of that rank.
 __device__ __forceinline__ uint32_t ClusterAddress(uint32_t address, uint32_t rank) {
   uint32_t mapped;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
 }
-// An own shared address as operands' descriptors take it: above bit 17 addresses of a cluster's
-// blocks have the block's rank.
+// Converts a shared address of this block to the form of operands' descriptors. In a cluster, bits
+// above bit 17 of shared addresses hold the block's rank.
 __device__ __forceinline__ uint32_t OperandAddress(uint32_t address) { return address & 0x3ffff; }
-// Once the other block has started (SyncCluster), and until it ends.
+// Call it only after the other block has started (SyncCluster) and before it ends.
 __device__ __forceinline__ uint32_t LoadCluster(uint32_t cluster_address) {
   uint32_t value;
   asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(cluster_address) : "memory");
   return value;
 }
 
-// Whole warps, every one of both blocks: what was written before is seen behind.
+// Executed by every warp of both blocks, as whole warps. Writes before it are visible after it.
 __device__ __forceinline__ void SyncCluster() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
@@ -43,12 +43,12 @@ __device__ __forceinline__ void SyncCluster() {
           : "memory");
 }
 
-// Tells that something has been read: it orders no writes for the other block, which would cost a
-// fence of the whole device.
+// Signals that data has been read. It orders no writes for the other block, because that would take
+// a fence of the whole device.
 __device__ __forceinline__ void ArriveCluster(uint32_t cluster_barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_barrier) : "memory");
 }
-// For an own barrier at which threads of the other block arrive.
+// Waits for a barrier of this block at which threads of the other block arrive.
 __device__ __forceinline__ void WaitClusterBarrier(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
@@ -63,7 +63,7 @@ __device__ __forceinline__ void WaitClusterBarrier(uint32_t barrier, uint32_t pa
       : "memory");
 }
 
-// As CopyBox, to both blocks at once: each one's barrier counts the bytes.
+// As CopyBox, to both blocks at once: the barrier of each block counts the bytes.
 __device__ __forceinline__ void CopyBoxToBoth(uint32_t target, const void* map, uint32_t barrier,
                                               int column, int head, int row, int batch,
                                               uint64_t policy) {
@@ -76,8 +76,8 @@ __device__ __forceinline__ void CopyBoxToBoth(uint32_t target, const void* map, 
       : "memory");
 }
 
-// From own shared memory to the other block's, whose barrier counts the bytes: nothing else tells
-// that the source has been read. Multiples of 16 bytes.
+// Copies from this block's shared memory to the other block's, whose barrier counts the bytes. No
+// other signal shows that the source has been read. Multiples of 16 bytes.
 __device__ __forceinline__ void CopyToCluster(uint32_t cluster_target, uint32_t source,
                                               uint32_t bytes, uint32_t cluster_barrier) {
   asm volatile(
@@ -87,9 +87,9 @@ __device__ __forceinline__ void CopyToCluster(uint32_t cluster_target, uint32_t 
       : "memory");
 }
 
-// How a warp arrives at a barrier of both blocks: one lane for each, or, built with
-// RINGATTN_RACECHECK, every lane for itself. 2 * ArrivalsOf(32) are counted where the warps of both
-// blocks arrive.
+// Arrivals of a warp at a barrier of both blocks: one lane arrives at each. In builds with
+// RINGATTN_RACECHECK every lane arrives. Barriers at which the warps of both blocks arrive count 2
+// * ArrivalsOf(32).
 struct BothBlocks {
   const int lane;
   const uint32_t base;  // of the lane's block: cluster address of its shared memory
@@ -97,7 +97,8 @@ struct BothBlocks {
   __device__ __forceinline__ BothBlocks(uint32_t shared, int lane_of_warp)
       : lane(lane_of_warp), base(ClusterAddress(shared, lane_of_warp & 1)) {}
 
-  // `offset` of the barrier from the base. Everybody in the warp has left what it guards.
+  // `offset`: of the barrier from the base. All lanes of the warp have finished with the memory
+  // that it guards.
   __device__ __forceinline__ void Release(uint32_t shared, uint32_t offset) const {
     __syncwarp();
     if constexpr (kAllArrive) {

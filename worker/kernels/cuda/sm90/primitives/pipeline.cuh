@@ -1,4 +1,4 @@
-// How a producer warp and consumer warps hand over shared memory: mbarriers, the bulk
+// Synchronisation of shared memory between a producer warp and consumer warps: mbarriers, the bulk
 // tensor copy that completes on them, and the position in a ring of stages.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_PRIMITIVES_PIPELINE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_PRIMITIVES_PIPELINE_CUH_
@@ -7,11 +7,12 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Barriers are 8 bytes of shared memory, named by their shared address.
+// A barrier is 8 bytes of shared memory, identified by its shared address.
 __device__ __forceinline__ void InitBarrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// After the initialisation, before the block's barrier: the copy engine sees them too.
+// Call it after the initialisation and before the block's barrier: makes the barriers visible to
+// the copy engine.
 __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -20,27 +21,27 @@ __device__ __forceinline__ void Arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Who arrives for threads that have left, or written, what a barrier guards: one for all that it
-// has met before. Built with RINGATTN_RACECHECK each for itself (MEMORY_ORDER.md, "Reports of
-// racecheck").
+// Which thread arrives for threads that have finished with the memory that a barrier guards: one
+// thread, for all that it has synchronised with. In builds with RINGATTN_RACECHECK each thread
+// arrives (MEMORY_ORDER.md, "Reports of racecheck").
 #ifdef RINGATTN_RACECHECK
 inline constexpr bool kAllArrive = true;
 #else
 inline constexpr bool kAllArrive = false;
 #endif
 inline constexpr int ArrivalsOf(int threads) { return kAllArrive ? threads : 1; }
-// Its warp's, of which ArrivalsOf(32) are counted.
+// Arrives for a warp; the barrier counts ArrivalsOf(32) of them.
 __device__ __forceinline__ void ArriveWarp(uint32_t barrier, int lane) {
   __syncwarp();
   if (kAllArrive || lane == 0) Arrive(barrier);
 }
 
-// Arrives, and the phase also waits for so many bytes of copies.
+// Arrives, and makes the phase also wait for `bytes` bytes of copies.
 __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// The same before the phase's last arrival: for more bytes.
+// The same before the phase's last arrival, for additional bytes.
 __device__ __forceinline__ void ExpectBytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -59,8 +60,8 @@ __device__ __forceinline__ void WaitBarrier(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
-// A place in a ring of kStages buffers with a full and an empty barrier each. Consumers
-// wait for parity(); the producer for the opposite, so that its first round passes.
+// A position in a ring of kStages buffers with a full and an empty barrier each. Consumers wait for
+// parity(); the producer waits for the opposite, so that its first round passes.
 template <int kStages>
 struct RingPosition {
   uint32_t stage = 0;
@@ -72,7 +73,7 @@ struct RingPosition {
       phase ^= 1;
     }
   }
-  // Two buffers on, for who uses every other one.
+  // Advances by two buffers, for users of every other buffer.
   __device__ __forceinline__ void AdvanceTwo() {
     stage += 2;
     if (stage >= kStages) {
@@ -82,8 +83,8 @@ struct RingPosition {
   }
 };
 
-// What the L2 cache should do with the lines of a copy (the encodings that
-// createpolicy.fractional makes for all of an access).
+// The L2 cache policy of a copy (the encodings that createpolicy.fractional returns for all of an
+// access).
 inline constexpr uint64_t kEvictFirst = 0x12F0000000000000;
 inline constexpr uint64_t kEvictLast = 0x14F0000000000000;
 
@@ -98,7 +99,7 @@ __device__ __forceinline__ void CopyBox(uint32_t target, const void* map, uint32
       : "memory");
 }
 
-// The same of `bytes` in a row, both addresses and the size multiples of 16.
+// The same for `bytes` contiguous bytes; both addresses and the size are multiples of 16.
 __device__ __forceinline__ void CopyBytes(uint32_t target, const void* source, uint32_t bytes,
                                           uint32_t barrier) {
   asm volatile(
@@ -111,13 +112,13 @@ __device__ __forceinline__ void CopyBytes(uint32_t target, const void* source, u
 __device__ __forceinline__ void PrefetchMap(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// Before the first use of a map that lies in global memory: the copy engine reads maps
-// through a cache that an earlier kernel may have filled from the same address.
+// Call it before the first use of a map in global memory: the copy engine reads maps through a
+// cache that may hold older contents of the same address.
 __device__ __forceinline__ void AcquireMap(const void* map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
 
-// A word of shared memory, by its shared address.
+// Loads a word of shared memory at its shared address.
 __device__ __forceinline__ uint32_t LoadShared(uint32_t address) {
   uint32_t value;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
@@ -127,19 +128,20 @@ __device__ __forceinline__ void StoreShared(uint32_t address, uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
-// What another processor of the machine wrote before this word, in the order in which it wrote.
+// Loads a word with acquire order at system scope: writes that another processor made before it are
+// visible afterwards.
 __device__ __forceinline__ uint32_t LoadAcquired(const uint32_t* word) {
   uint32_t value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
   return value;
 }
-// Bulk copies that this thread starts read global memory as it is to the thread by now.
+// Bulk copies that this thread starts afterwards see global memory as the thread sees it now.
 __device__ __forceinline__ void FenceBulkCopies() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// Moves registers of the calling warpgroup from or to the block's pool. All its warps
-// execute it, in one branch.
+// Moves registers of the calling warpgroup from or to the block's pool. All warps of the warpgroup
+// execute it in one branch.
 template <int kRegisters>
 __device__ __forceinline__ void GiveRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

@@ -1,5 +1,5 @@
-// How the four lanes that share a row of accumulators exchange their pairs of columns, so that each
-// has 16 bytes in a row.
+// The four lanes that share a row of accumulators exchange their pairs of columns, so that each
+// lane holds 16 contiguous bytes.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_PRIMITIVES_QUAD_TRANSPOSE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_PRIMITIVES_QUAD_TRANSPOSE_CUH_
 
@@ -7,8 +7,8 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// Lane q of a quad has w[j] of every j and gets w[q] of every lane: a 4 x 4 transposition
-// in two rounds. All lanes of the warp take part.
+// Lane q of a quad has w[j] for every j and receives w[q] of every lane: a 4 x 4 transposition in
+// two rounds. All lanes of the warp take part.
 __device__ __forceinline__ void TransposeQuad(uint32_t (&w)[4], int q) {
   const bool odd = q & 1;
   const uint32_t a = __shfl_xor_sync(0xffffffff, odd ? w[0] : w[1], 1);

@@ -1,5 +1,5 @@
-// Warpgroup matrix products (wgmma, sm_90a): descriptors of swizzled shared-memory
-// tiles, the instruction itself, and what orders it with ordinary code.
+// Warpgroup matrix products (wgmma, sm_90a): descriptors of swizzled shared-memory tiles, the
+// instruction, and its ordering with ordinary code.
 //
 // A tile in shared memory is a row of panels: 64 columns (128 bytes) of all its rows,
 // in the 128-byte swizzle that the copy engine writes. Panels are aligned to 1024 bytes.
@@ -25,22 +25,23 @@ inline constexpr int kPanelRowBytes = 128;
 // upper word is the same for all: 128-byte swizzle, groups of 8 rows 1024 bytes apart.
 inline constexpr uint32_t kDescriptorHigh = (1u << 30) | (1024u >> 4);
 
-// An operand that is read along its rows (A and B of q k^T): the other offset is not used.
-// A k16 step is 32 bytes on.
+// An operand that is read along its rows (A and B of q k^T): the other offset is not used. A k16
+// step is 32 bytes further.
 __device__ __forceinline__ uint32_t RowDescriptor(uint32_t address) {
   return (1u << 16) | (address >> 4);
 }
-// An operand that is read along its columns (B of p v, whose k axis is the tile's rows), of
-// panels that lie `panel_bytes` apart. A k16 step is 16 rows, 2048 bytes, on.
+// An operand that is read along its columns (B of p v, whose k axis is the tile's rows), in panels
+// that are `panel_bytes` apart. A k16 step is 16 rows (2048 bytes) further.
 __device__ __forceinline__ uint32_t ColumnDescriptor(uint32_t address, uint32_t panel_bytes) {
   return (panel_bytes >> 4 << 16) | (address >> 4);
 }
-// The same, so many bytes on: shared addresses never carry beyond their 14 bits.
+// Offset in descriptor units for a number of bytes. Shared addresses never carry beyond their 14
+// bits.
 __device__ __forceinline__ constexpr uint32_t DescriptorBytes(uint32_t bytes) { return bytes >> 4; }
 
-// Of an operand without swizzle that is read along its rows: groups of 8 rows by 8 columns, each in
-// 128 bytes one row after the other. Those of the second 8 columns lie `columns_bytes` behind the
-// first ones', those of the next 8 rows right behind.
+// An operand without swizzle that is read along its rows, in groups of 8 rows by 8 columns. The
+// rows of a group are contiguous in 128 bytes. The groups of the second 8 columns are
+// `columns_bytes` after those of the first; the group of the next 8 rows follows immediately.
 __device__ __forceinline__ uint64_t PlainDescriptor(uint32_t address, uint32_t columns_bytes) {
   return uint64_t{128u >> 4} << 32 | columns_bytes >> 4 << 16 | address >> 4;
 }
@@ -62,7 +63,7 @@ __device__ __forceinline__ void WaitProducts() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kUnfinished) : "memory");
 }
 
-// Ordinary code does not read or write these registers across this point: the compiler
+// Prevents ordinary code from moving accesses to these registers across this point: the compiler
 // does not know that a product still runs after its instruction.
 template <typename R, int kCount>
 __device__ __forceinline__ void PinRegisters(R (&registers)[kCount]) {
@@ -76,8 +77,8 @@ __device__ __forceinline__ void PinRegisters(R (&registers)[kCount]) {
   }
 }
 
-// The instruction wants its accumulators as one literal list, so lists are put together
-// in eights.
+// The instruction requires its accumulators as one literal list, so lists are composed from groups
+// of eight.
 #define RINGATTN_D8(d, i)                                                                     \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -109,8 +110,8 @@ __device__ __forceinline__ void PinRegisters(R (&registers)[kCount]) {
   ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
   "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-// d[64 x n] (+)= A B: both operands in shared memory, read along their rows; with
-// accumulate = 0 d is only written. p0 .. p2 number the operands behind the accumulators.
+// d[64 x n] (+)= A B: both operands in shared memory, read along their rows; with accumulate = 0, d
+// is overwritten. p0 .. p2 are the numbers of the operands after the accumulators.
 #define RINGATTN_WGMMA_SHARED(n, count, type, p0, p1, p2)                      \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " p2                          \
                ", 0;\n"                                                        \
