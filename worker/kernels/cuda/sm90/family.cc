@@ -24,7 +24,7 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCa
   return PreparedBackward::Create(call, device);
 }
 
-// What the family's own kernel does not take the exact family's does.
+// The exact family computes bias gradients that this family's kernel does not take.
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBiasGradient(const BiasGradientCall& call,
                                                                     const DeviceInfo& device) {
   if (TakesBiasGradient(call, device)) return PreparedBiasGradient::Create(call, device);
@@ -56,7 +56,7 @@ std::optional<KernelFamily> Family() {
                       PrepareBackward, Entries,       TakesForward,   TakesBackward};
   family.takes_late_keys = TakesLateKeys;
   family.repeats = true;
-  family.terms = true;  // what its kernels do not take of them goes to the exact family
+  family.terms = true;  // calls that its kernels do not take go to the exact family
   family.float8 = true;
   family.prepare_bias_gradient = PrepareBiasGradient;
   family.prepare_both_gradients = PrepareBothGradients;

@@ -1,6 +1,6 @@
-// Attention on the tensor cores of compute capability 9.0 by wgmma and bulk tensor copies: the
-// forward in bf16 and fp16, of head_dim above 32 (forward.h), and the backward of those up to 128
-// (backward.h). Its instructions exist in no later architecture either.
+// Attention on the tensor cores of compute capability 9.0 by wgmma and bulk tensor copies, in bf16
+// and fp16: the forward (forward.h) and the backward (backward.h). Later architectures do not have
+// these instructions.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FAMILY_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FAMILY_H_
 
@@ -10,7 +10,7 @@
 
 namespace ringattn::worker::cuda::sm90 {
 
-// None in builds without Hopper among the architectures.
+// Returns no value in builds without Hopper among the architectures.
 std::optional<KernelFamily> Family();
 
 }  // namespace ringattn::worker::cuda::sm90

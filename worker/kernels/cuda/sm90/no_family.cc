@@ -1,4 +1,4 @@
-// In the place of family.cc where the architectures lack Hopper.
+// Replaces family.cc in builds whose architectures do not include Hopper.
 #include "worker/kernels/cuda/sm90/family.h"
 
 namespace ringattn::worker::cuda::sm90 {

@@ -137,11 +137,11 @@ INSTANCES = [
     ("bias_gradient_d64", "terms/bias_gradient_kernels.cuh", [
         "BIAS_GRADIENT(d64, 64)",
     ]),
-    # head_dim up to 128 with ALiBi, and segment ids or a mask beside it.
+    # head_dim up to 128 with ALiBi, and optionally segment ids or a mask.
     ("forward_alibi_d128", "terms/terms_forward_kernels.cuh", [
         "TERM_FORWARD(alibi_d128, 384, 128, 128, false, false, true)",
     ]),
-    # head_dim up to 64, 192 rows, with ALiBi, and segment ids or a mask beside it.
+    # head_dim up to 64, 192 rows, with ALiBi, and optionally segment ids or a mask.
     ("forward_alibi_d64", "terms/terms_forward_kernels.cuh", [
         "TERM_FORWARD(alibi_d64, 512, 64, 192, false, false, true)",
     ]),
@@ -170,8 +170,8 @@ INSTANCES = [
     ("forward_d64", "forward/forward_kernels.cuh", [
         "FORWARD(d64, 512, 64, 192, 128, true)",
     ]),
-    # head_dim up to 96: 192 x 112 tiles, three consumer warpgroups. (128 keys: the
-    # probabilities do not fit beside the scores, and ptxas serialises the products.)
+    # head_dim up to 96: 192 x 112 tiles, three consumer warpgroups. (With 128 keys the
+    # probabilities and the scores do not fit the registers, and ptxas serialises the products.)
     ("forward_d96", "forward/forward_kernels.cuh", [
         "FORWARD(d96, 512, 96, 192, 112, true)",
     ]),
