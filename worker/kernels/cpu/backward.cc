@@ -290,7 +290,8 @@ class BackwardPass {
     return tile == nullptr ? nullptr : tile + int64_t{m} * key_tile_;
   }
 
-  // What the score terms add, and the columns that they leave visible. False if there are none.
+  // // Stores the score terms' addends and the columns that they leave visible. Returns false if
+  // there are none.
   bool SetAddends(const Task& task, Block& block) {
     int from_all = task.tile->rows;
     int to_all = 0;
@@ -380,7 +381,8 @@ class BackwardPass {
     ops_.gradient(gradient);
   }
 
-  // dk and dv of the task, dq of the block; ds where the bias's gradient is wanted.
+  // // Adds the block to dk and dv of the task and to dq of the block; stores ds if the gradient of
+  // the bias is requested.
   void AddBlock(Task& task, Block& block) {
     if (block.wide) {
       Nonfinite().AddWideGradients(task, block);

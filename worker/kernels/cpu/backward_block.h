@@ -1,4 +1,4 @@
-// What a task of the backward kernel works on: some keys, against some queries at a time.
+// // Buffers of a task of the backward kernel: some keys, and a few queries at a time.
 #ifndef RINGATTN_WORKER_KERNELS_CPU_BACKWARD_BLOCK_H_
 #define RINGATTN_WORKER_KERNELS_CPU_BACKWARD_BLOCK_H_
 
@@ -59,8 +59,8 @@ struct QueryBlock {
   float* delta;
   int32_t* visible_begin;
   int32_t* visible_end;
-  // Of problems with score terms, a row every key tile: see ScorePass. Null: the problem's terms
-  // have none.
+  // // For problems with score terms, a row every key tile: see ScorePass. Null if the problem has
+  // no such terms.
   float* add;
   float* inside;
   float* slopes;

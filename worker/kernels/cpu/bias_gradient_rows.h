@@ -16,7 +16,7 @@ bool BackwardHasBiasGradient(const BackwardCall& call, const BiasGradientCall& g
 // The bias's gradient in memory; thread safe for different pairs.
 class BiasGradientRows {
  public:
-  //   dbias  as BiasGradientCall's; null: not wanted
+  //   dbias  as in BiasGradientCall; null if it is not requested
   BiasGradientRows(const AttentionProblem& problem, int64_t q_rows, void* dbias);
 
   bool wanted() const { return dbias_ != nullptr; }

@@ -192,8 +192,9 @@ struct Bench {
     return own;
   }
 
-  // Largest error of sampled rows of out and dq of the first batch row beside the contract's plain
-  // words (naive_kernels.h), against their rows' largest element.
+  // // Returns the largest error of sampled rows of out and dq of the first batch row, compared
+  // with the
+  // // naive definition (naive_kernels.h), relative to their rows' largest element.
   double SampledError(bool with_gradients) const {
     const int64_t d = problem.head_dim, row_size = problem.num_heads * d;
     AttentionProblem one = problem;

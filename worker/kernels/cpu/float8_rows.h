@@ -13,7 +13,8 @@
 
 namespace ringattn::worker::cpu {
 
-// Of one call, which outlives it. Immutable after FindScales, so any thread may use it.
+// // The e4m3 operands of one call, which must outlive it. Immutable after FindScales, so any
+// thread may use it.
 class Float8Rows {
  public:
   enum Tensor { kQ, kK, kV };

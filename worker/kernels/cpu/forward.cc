@@ -97,11 +97,11 @@ class ForwardPass {
     int64_t* positions;      // per tile row
     int32_t* visible_begin;  // per matrix row, relative to the key tile
     int32_t* visible_end;
-    // Of problems with score terms.
+    // // For problems with score terms.
     uint8_t* sees;        // per matrix row: some key so far
     float* add;           // rows of a group, a row every key_tile_; null: see has_addends
-    float* inside;        // likewise
-    float* keeps;         // likewise
+    float* inside;        // a row every key_tile_; null: see has_addends
+    float* keeps;         // a row every key_tile_; null: see has_addends
     int64_t* key_places;  // see ScorePass::KeysOf
     TermKeys keys_at;
   };
@@ -256,7 +256,8 @@ class ForwardPass {
     return task;
   }
 
-  // What is multiplied: the rows themselves, or rounded ones until the next call.
+  // // Returns the operand of the product: the rows themselves, or rounded ones, valid until the
+  // next call.
   SourceRows Operand(const Task& task, Float8Rows::Tensor tensor, const SourceRows& rows) const {
     if (!float8_.any()) return rows;
     return float8_.Rounded(tensor, task.batch_index, task.kv_head, rows, task.rounded);
@@ -302,7 +303,7 @@ class ForwardPass {
     }
   }
 
-  // Of the key tile at hand.
+  // // Counts the visible pairs of the current key tile.
   static int64_t VisiblePairs(const Task& task) {
     int64_t pairs = 0;
     for (int m = 0; m < task.rows; ++m) pairs += task.visible_end[m] - task.visible_begin[m];
@@ -320,7 +321,8 @@ class ForwardPass {
     return tile == nullptr ? nullptr : tile + int64_t{r} * key_tile_;
   }
 
-  // What the score terms add to the rows of a group, and the columns that they leave visible.
+  // // Stores the score terms' addends for the rows of a group and the columns that they leave
+  // visible.
   void SetAddends(Task& task, int first, int rows, int32_t* visible_begin, int32_t* visible_end) {
     for (int r = 0; r < rows; ++r) {
       const int m = first + r;

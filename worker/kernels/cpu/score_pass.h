@@ -54,7 +54,8 @@ struct PairTerm {
   float keep = 1.0f;
 };
 
-// Of one call's queries; `problem` outlives it. Immutable, so any thread may use it.
+// // The score terms of one call's queries; `problem` must outlive it. Immutable, so any thread may
+// use it.
 class ScorePass {
  public:
   ScorePass(const AttentionProblem& problem, int64_t q_rows, const TermOperands& operands);
@@ -82,7 +83,7 @@ class ScorePass {
   void Addends(const TermRow& row, const TermKeys& keys, int32_t* begin, int32_t* end, float* add,
                float* inside) const;
   // Columns [begin, end), multiples of 16, of a row of products become scores.
-  //   slopes  null: not wanted
+  //   slopes  null if they are not requested
   void Finish(const TermRow& row, const TermKeys& keys, const float* add, const float* inside,
               int begin, int end, float* scores, float* slopes) const;
   // Dropout's factors of the columns [begin, end).
@@ -107,7 +108,7 @@ class ScorePass {
   }
   void AddBias(const TermRow& row, const TermKeys& keys, int begin, int count, float* add,
                float* inside) const;
-  // Of keys whose positions are not consecutive.
+  // // For keys whose positions are not consecutive.
   void SubtractDistances(const TermRow& row, const TermKeys& keys, int begin, int end,
                          float* scores) const;
   void HideByMask(const TermRow& row, const TermKeys& keys, int begin, int count, float* add) const;

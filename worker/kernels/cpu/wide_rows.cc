@@ -83,7 +83,7 @@ bool WideRows::AddKey(const QueryRowId& row, const TokenRun& run, int64_t j, dou
   if (poisoned) return false;
   double slope;
   const double score = terms_.ScoreOf(term, product, &slope);
-  if (!std::isfinite(score)) return false;  // a bias that is no number
+  if (!std::isfinite(score)) return false;  // a bias that is NaN or infinite
   sums.Add(score, term.keep, v, problem.head_dim_v);
   return true;
 }
@@ -111,7 +111,7 @@ bool WideRows::Attend(const QueryRowId& row, float* out, float* lse) {
     const int64_t first = run.local_begin + keys.begin;
     const uint8_t* poison = PoisonOf(run.block).data() +
                             (row.batch_index * problem.num_kv_heads + kv_head) * block.rows;
-    // What a mask hides may be anything.
+    // // Masked keys may hold any value.
     if (!terms_.masks() && std::memchr(poison + first, 1, keys.size()) != nullptr) return false;
     for (int64_t j = first; j < first + keys.size(); ++j) {
       const int64_t at = (row.batch_index * block.rows + j) * problem.num_kv_heads + kv_head;

@@ -1,5 +1,6 @@
-// The SIMD leaves of the score terms, chosen at run time (score_terms.h says what for). Rows of
-// `count` columns; nothing is read or written beyond them unless said so.
+// // The SIMD leaves of the score terms, chosen at run time (score_terms.h describes their use).
+// Rows of
+// // `count` columns; nothing is read or written beyond them unless a comment allows it.
 #ifndef RINGATTN_WORKER_KERNELS_CPU_SIMD_TERM_OPS_H_
 #define RINGATTN_WORKER_KERNELS_CPU_SIMD_TERM_OPS_H_
 
@@ -37,7 +38,7 @@ struct FinishArgs {
   const float* add = nullptr;     // [count], or null
   const float* inside = nullptr;  // [count], or null
   float* scores = nullptr;        // in: q.k
-  float* slopes = nullptr;        // [count]: d score / d (scale * q.k); null: not wanted
+  float* slopes = nullptr;        // [count]: d score / d (scale * q.k); null: not requested
 };
 void FinishScores(const FinishArgs& args);
 
@@ -48,8 +49,8 @@ void KeepWords(const PhiloxRow& row, uint32_t first, uint32_t threshold, int cou
 // target[c] = bit first + c of words ? scale : 0, where one word more may be read than has bits.
 void ExpandKeepBits(const uint32_t* words, int first, float scale, int count, float* target);
 
-// ds[r][c] = ds of finished scores (GradientArgs with `terms`), a row every args.stride; may be
-// args.dp. Of each row the vectors that hold a visible column.
+// // ds[r][c] = ds of finished scores (GradientArgs with `terms`), a row every args.stride; may be
+// // args.dp. Writes those vectors of each row that hold a visible column.
 void ScoreGradients(const GradientArgs& args, float* ds);
 
 }  // namespace ringattn::worker::cpu

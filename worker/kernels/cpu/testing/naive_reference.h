@@ -71,8 +71,8 @@ struct TestData {
                               std::vector<std::vector<float>>* dv = nullptr) const;
 };
 
-// What the naive twin's scores (naive/seen_keys.h) come to, with the magnitudes that its
-// outputs do not have.
+// // The sums over the naive twin's scores (naive/seen_keys.h), with the magnitudes that its
+// outputs lack.
 struct Reference {
   explicit Reference(const TestData& data);
 
