@@ -1,35 +1,33 @@
 // Backward attention on tensor cores by mma.sync (sm_80 and later).
 //
-// Shapes as in attention_kernel.h (BackwardCall), all in global memory of the
-// launching device. One thread block owns kKeys keys of one kv head and walks
-// every q tile of kRows rows that sees them, over the query heads of the group.
-// Two groups of four warps share the work of a tile:
-//   values group:    S = q k^T, P = exp(S - lse), dV += P^T dout,
-//                    dq_acc += scale dS k for the first columns
-//   gradients group: dP = dout v^T, dS = P (dP - delta), dK += dS^T q,
-//                    dq_acc += scale dS k for the other columns, one tile late
-// P (rounded) goes from one group to the other through shared memory, where both
-// groups read it; dS lives there too. dV and dK stay in registers (fp32) and are
-// added to the received buffers by reductions at the end, so several thread
-// blocks may share a key tile (they then take different heads).
+// Shapes as in attention_kernel.h (BackwardCall), all in global memory of the launching device. One
+// thread block owns kKeys keys of one kv head and walks every q tile of kRows rows that sees them,
+// over the query heads of the group. Two groups of four warps share the work of a tile:
+//  values group:    S = q k^T, P = exp(S - lse), dV += P^T dout,
+//                   dq_acc += scale dS k for the first columns
+//  gradients group: dP = dout v^T, dS = P (dP - delta), dK += dS^T q,
+//                   dq_acc += scale dS k for the other columns, one tile late
+// P (rounded) is passed between the groups through shared memory, from which both groups read it;
+// dS is also in shared memory. dV and dK stay in registers (fp32) and are added to the caller's
+// buffers by reductions at the end. Several thread blocks may therefore share a key tile, with
+// different heads.
 //
-// Why two groups: shared-memory reads bound an mma.sync kernel, and a warp's
-// output tile of given accumulators costs reads in proportion to its height plus
-// its width. A warp that keeps only one of dK and dV, and computes only one of S
-// and dP, has twice the accumulators for it: 32 x 64 instead of 32 x 32 (S) and
-// 64 x 64 instead of 32 x 64 (dK, dV) at head_dim 128, a quarter fewer reads in
-// all. The groups run the same code on their own operands (q, k, dV against dout,
-// v, dK), and each scheduler of the SM holds one warp of each, so that one
-// group's exponentials run beside the other's products.
+// Reason for two groups: shared-memory reads bound an mma.sync kernel. For a given number of
+// accumulators, a warp's output tile costs reads in proportion to its height plus its width. A warp
+// that holds only one of dK and dV, and computes only one of S and dP, has twice the accumulators
+// for it. At head_dim 128 it has 32 x 64 instead of 32 x 32 (S) and 64 x 64 instead of 32 x 64 (dK,
+// dV), a quarter fewer reads in total. The groups run the same code on different operands (q, k, dV
+// and dout, v, dK). Each scheduler of the SM holds one warp of each group, so that one group's
+// exponentials run during the other's products.
 //
-// Order: __syncthreads begins a tile and protects q, dout, dV's and dK's operands of
-// the last one. Inside a tile the gradients group waits for P, and each group for
-// itself; dS is overwritten only once P of the next tile is there, which the values
-// group announces after its last use of dS, and after the gradients group's own dq.
+// Order: __syncthreads begins a tile and protects the last tile's q and dout and the operands of dV
+// and dK. Inside a tile the gradients group waits for P, and each group has a separate barrier. dS
+// is overwritten only once P of the next tile is complete. The values group announces that P after
+// its last use of dS, and after the gradients group has finished its dq.
 //
-// Here is how the parts follow each other. They are in backward_shape.cuh (the numbers of
-// a head-dim class, shared memory), _walk.cuh (the q tiles), _loads.cuh, _products.cuh,
-// _scores.cuh (P, dS) and _dq.cuh.
+// This file contains the order of the steps. The steps are in backward_shape.cuh (the numbers of a
+// head-dim class, shared memory), _walk.cuh (the q tiles), _loads.cuh, _products.cuh, _scores.cuh
+// (P, dS) and _dq.cuh.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_CUH_
 
@@ -59,9 +57,10 @@ struct Backward {
 
   static __device__ __forceinline__ void Run(const BackwardParams& params, char* shared) {
     const CommonParams& common = params.common;
-    // One answer for all: the groups of warps would wait for each other for ever.
+    // All threads must get the same answer, because otherwise the groups would wait for each other
+    // forever.
     if (__syncthreads_or(Stopped(common.stop_word))) return;
-    // Read again wherever it is needed, rather than kept.
+    // Read again at each use instead of being kept in registers.
     const BackwardTile& tile = params.tiles[blockIdx.x];
     const int kv_head = blockIdx.y * params.heads_per_block / common.group_size;
     const int64_t batch = blockIdx.z;
@@ -71,8 +70,8 @@ struct Backward {
     const int lane = thread & 31;
     const int warp = thread >> 5;
 
-    // Of the two operands of a kind, the values group starts from the first (k, q,
-    // P, lse) and the gradients group from the second (v, dout, dS, delta).
+    // The values group uses the first operand of each kind (k, q, P, lse), the gradients group the
+    // second (v, dout, dS, delta).
     const uint32_t kv_tiles = SharedAddress(shared);
     const uint32_t row_tiles = kv_tiles + 2 * Shape::kKvBytes;  // [q, dout][buffer]
     const uint32_t score_tiles = row_tiles + 4 * Shape::kQBytes;
@@ -124,14 +123,14 @@ struct Backward {
     KvAccumulator sum;  // dV or dK
     Clear(sum);
     int buffer = 0;
-    int row = 0;  // of the tile, in its span
+    int row = 0;  // of the tile, relative to its span
     int span_number = 0;
     BackwardQTile last{nullptr, 0, 0};
     bool more;
     do {
       WaitCopies<0>();
       if (Shape::kStaged && gradients && thread == 0) WaitBulkReads();
-      __syncthreads();  // this tile is there, and everyone has left the last one
+      __syncthreads();  // this tile is complete, and all threads have finished with the last one
       const BackwardSpan* span = spans + span_number % kBackwardSpans;
       const BackwardQTile q_tile{span, row, span->row_count - row};
       const bool masked =
@@ -163,8 +162,8 @@ struct Backward {
                      score_column + 2 * (lane & 3), tile.rows);
       };
       if (!gradients) {
-        // With a softcap the factor for the other group is left in dS's place,
-        // which the last tile's dq still reads.
+        // With a softcap the factor for the other group is stored in place of dS, which the last
+        // tile's dq still reads.
         if (common.softcap > 0.0f) SyncThreads<Shape::kThreads>(Shape::kDerivativesFree);
         Scores::Exponentials(scores, statistics, ds_tile + score_position, common);
         mask();
@@ -219,7 +218,7 @@ struct Backward {
   }
 
  private:
-  // dV or dK joins the received buffer, from row kv_row on.
+  // Adds dV or dK to the caller's buffer, from row kv_row on.
   static __device__ __forceinline__ void AddSum(const BackwardParams& params,
                                                 const BackwardTile& tile, bool gradients,
                                                 unsigned thread, int64_t kv_row, int kv_head,

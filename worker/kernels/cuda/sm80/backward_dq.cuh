@@ -1,9 +1,9 @@
-// dq_acc += scale dS k of one q tile, by either group for its passes over dq's columns.
+// dq_acc += scale dS k of one q tile; each group computes its passes over dq's columns.
 //
-// Where shared memory allows (sm_90) dq tiles are staged there, and the copy engine adds them
-// to global memory while the next tile's products run. Reductions straight from the
-// accumulators, and also whole rows by red.v4, hold up the load/store unit that ldmatrix
-// needs (measured: 8 to 10% of the kernel).
+// If shared memory is large enough (sm_90), dq tiles are staged there, and the copy engine adds
+// them to global memory while the next tile's products run. Reductions directly from the
+// accumulators, and whole rows by red.v4, block the load/store unit that ldmatrix needs (measured:
+// 8 to 10% of the kernel).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_DQ_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_DQ_CUH_
 
@@ -20,8 +20,8 @@ template <typename Shape>
 struct BackwardDq {
   using Tile = typename Shape::Tile;
 
-  // Which of eight rows of dS is row i of dq's accumulators: the rows of half a warp
-  // are two apart, so that its stores to the staged part meet no bank twice.
+  // Returns the row of dS, among eight, that is row i of dq's accumulators. The rows of half a warp
+  // are two apart, so that its stores to the staged tile have no bank conflicts.
   static __device__ __forceinline__ int QRowOf(int i) { return i % 4 * 2 + i / 4; }
 
   // Byte offset of an element of a staged dq part: its 16-byte chunk in the
@@ -31,16 +31,15 @@ struct BackwardDq {
     return column / 32 * Shape::kBoxBytes + row * 128 + chunk * 16 + column % 4 * 4;
   }
 
-  // The thread's first row in dq's accumulators.
+  // Returns the thread's first row in dq's accumulators.
   static __device__ __forceinline__ int QRow(unsigned thread) {
     return (thread >> 5) % Shape::kQWarps * 16 + QRowOf(thread % 32 / 4);
   }
 
-  // For the passes [kFirst, kEnd), by the threads of group `group` (1: gradients). The bases
-  // are those of dS and k. The last pass, if staged, is left for AddStaged, after another
-  // barrier of the group.
-  // REQUIRES: the kParts parts at `staged` are free; `staged_position` is the thread's first
-  // element in the first of them.
+  // Computes the passes [kFirst, kEnd) with the threads of group `group` (1: gradients). The bases
+  // are those of dS and k. The last pass, if staged, is left for AddStaged, after another barrier
+  // of the group. REQUIRES: the kParts parts at `staged` are free; `staged_position` is the
+  // thread's first element in the first part.
   template <int kFirst, int kEnd, int kParts>
   static __device__ __forceinline__ void Add(const BackwardParams& params, int group,
                                              unsigned thread, const BackwardQTile& tile,
@@ -76,9 +75,9 @@ struct BackwardDq {
     }
   }
 
-  // Starts adding the pass staged at `staged` to dq_acc. Before that is overwritten:
-  // WaitBulkReads by thread 0 of the group and a barrier. Tiles that end inside, whose missing
-  // rows belong to other pieces, are added by the threads themselves.
+  // Starts adding the pass staged at `staged` to dq_acc. Before `staged` is overwritten, thread 0
+  // of the group must call WaitBulkReads, followed by a barrier. Tiles that end early, whose
+  // missing rows belong to other pieces, are added by the threads.
   static __device__ __forceinline__ void AddStaged(const BackwardParams& params, unsigned thread,
                                                    const BackwardQTile& tile, int64_t batch,
                                                    int pass, uint32_t staged) {

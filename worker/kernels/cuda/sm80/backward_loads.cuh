@@ -1,6 +1,6 @@
-// Copies of the backward's operands into shared memory, each group its own unless the shape
-// says kValuesLoad. Missing rows become zeros, statistics too, so that they add nothing.
-// Complete after WaitCopies and a barrier.
+// Copies the backward's operands into shared memory. Each group copies its operands, unless the
+// shape has kValuesLoad. Missing rows, and their statistics, become zeros, so that they add
+// nothing. Complete after WaitCopies and a barrier.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_LOADS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_LOADS_CUH_
 
@@ -18,10 +18,10 @@ struct BackwardLoads {
   const bool gradients;      // the thread's group
   const unsigned thread;     // of the group
   const uint32_t row_tiles;  // in shared memory, [q, dout][buffer]
-  char* const statistics;    // there too, [buffer][lse, delta]
+  char* const statistics;    // in shared memory, [buffer][lse, delta]
   const int64_t batch;
 
-  // The group's k or v to `target`; kv_row is the tile's first row in it.
+  // Copies the group's k or v to `target`; kv_row is the tile's first row in it.
   __device__ __forceinline__ void StartKv(const BackwardTile& tile, uint32_t target, int64_t kv_row,
                                           int kv_head) const {
     const CommonParams& common = params.common;
@@ -33,7 +33,7 @@ struct BackwardLoads {
         stride, tile.rows, columns, gradients ? common.vector_v : common.vector_qk);
   }
 
-  // A tile of q and dout, with their statistics, from row `row` of the span on.
+  // Copies a tile of q and dout, with their statistics, from row `row` of the span on.
   __device__ __forceinline__ void StartTile(const BackwardSpan& span, int row, int buffer) const {
     if constexpr (Shape::kValuesLoad) {
       if (!gradients) {

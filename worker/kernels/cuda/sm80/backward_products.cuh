@@ -1,6 +1,6 @@
-// The tensor-core products of the backward, dealt to the warps of a group. Bases are a
-// thread's ldmatrix positions (the table in primitives/mma.cuh) of its warp's first groups
-// of 16 rows and columns.
+// The tensor-core products of the backward, distributed over the warps of a group. Bases are a
+// thread's ldmatrix positions (the table in primitives/mma.cuh) of its warp's first groups of 16
+// rows and columns.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_PRODUCTS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_PRODUCTS_CUH_
 
@@ -9,8 +9,8 @@
 
 namespace ringattn::worker::cuda::sm80 {
 
-// The first row and column of a thread of a group in an accumulator dealt to kRowWarps warps
-// along the rows.
+// The first row and column of a thread of a group in an accumulator with kRowWarps warps along the
+// rows.
 template <int kRowWarps>
 __device__ __forceinline__ int LaneRow(unsigned thread) {
   return static_cast<int>((thread >> 5) % kRowWarps * 16 + (thread & 31) / 4);

@@ -1,5 +1,5 @@
-// What happens to a tile of scores between the products, in registers: S becomes P in the
-// values group, dP becomes dS in the gradients group, both are masked, rounded and stored.
+// The computation on a tile of scores between the products, in registers. In the values group S
+// becomes P, in the gradients group dP becomes dS; both are masked, rounded and stored.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_SCORES_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_SCORES_CUH_
 
@@ -17,9 +17,9 @@ struct BackwardScores {
   using ScoreTile = typename Shape::ScoreTile;
   using ScoreAccumulator = typename Shape::ScoreAccumulator;
 
-  // The score rule (score_rule.cuh): scores become P. `lse` is that of the lane's first row; -inf,
-  // where p must be 0, yields an offset of -inf. With a softcap, P times the cap's derivative goes
-  // to the score tile at `derivatives`, for the gradients group.
+  // Applies the score rule (score_rule.cuh) and converts scores to P. `lse` points to that of the
+  // lane's first row; -inf, where p must be 0, yields an offset of -inf. With a softcap, stores P
+  // times the cap's derivative in the score tile at `derivatives`, for the gradients group.
   static __device__ __forceinline__ void Exponentials(ScoreAccumulator& scores, const float* lse,
                                                       uint32_t derivatives,
                                                       const CommonParams& common) {
@@ -35,7 +35,7 @@ struct BackwardScores {
         wide |= IsWide(x) && x != NegativeInfinity();
       }
     }
-    // One decision for the whole tile: the usual way stays one run of instructions.
+    // One decision for the whole tile, so that the usual path is one sequence of instructions.
     if (common.softcap > 0.0f) {
       CappedExponentials(scores, offset, derivatives, common);
     } else if (__any_sync(0xffffffff, wide)) {
@@ -54,8 +54,8 @@ struct BackwardScores {
     }
   }
 
-  // Gradients (dP) become dS, with P from the score tile at `probabilities`. `delta` is that
-  // of the lane's first row.
+  // Converts gradients (dP) to dS, with P from the score tile at `probabilities`. `delta` points to
+  // that of the lane's first row.
   static __device__ __forceinline__ void Differentiate(ScoreAccumulator& gradients,
                                                        const float* delta, uint32_t probabilities) {
     KeepHere(probabilities);
@@ -81,7 +81,7 @@ struct BackwardScores {
     }
   }
 
-  // `first_row` counts from the range's first row; `first_column` is the lane's.
+  // `first_row` is relative to the range's first row; `first_column` is the lane's.
   static __device__ __forceinline__ void Mask(ScoreAccumulator& values, const QRange& range,
                                               int first_row, int first_column, int key_count) {
 #pragma unroll
@@ -150,7 +150,7 @@ struct BackwardScores {
     }
   }
 
-  // Of a tile of which some rows are wide (score_rule.cuh).
+  // Exponentials for a tile with wide rows (score_rule.cuh).
   static __device__ __forceinline__ void WideExponentials(ScoreAccumulator& scores,
                                                           const float* lse, float scale_log2) {
 #pragma unroll
@@ -171,14 +171,14 @@ struct BackwardScores {
     }
   }
 
-  // A statistic of the lane's row in half `half` of the 16-row group `m`; that of its first
-  // row is at `first`.
+  // Returns a statistic of the lane's row in half `half` of the 16-row group `m`; `first` points to
+  // that of its first row.
   static __device__ __forceinline__ float Statistic(const float* first, int m, int half) {
     return first[m * Shape::kScoreWarps * 16 + half * 8];
   }
 
-  // Where the warp's 16 x 16 group (m, n) of a score tile is, for the position
-  // whose group (0, 0) is at `base`.
+  // Returns the address of the warp's 16 x 16 group (m, n) of a score tile, for the position whose
+  // group (0, 0) is at `base`.
   static __device__ __forceinline__ uint32_t ScoreAddress(uint32_t base, int m, int n) {
     return ScoreTile::Step(base, n * Shape::kScoreColumnWarps) +
            m * Shape::kScoreWarps * 16 * ScoreTile::kRowBytes;

@@ -1,11 +1,11 @@
-// The numbers of one head-dim class of the backward (backward.cuh): how a
-// tile's products are dealt to warps, where its operands lie in shared memory, and which
-// barriers order them. Compile-time only; the other headers take it as `Shape`.
+// The numbers of one head-dim class of the backward (backward.cuh): the distribution of a tile's
+// products over warps, the layout of shared memory, and the barriers. Compile-time only; the other
+// headers take it as `Shape`.
 //
-// Shared memory: k, v [kKeys][kDim]; q, dout [2][kRows][kDim], filled by cp.async one tile
-// ahead; P, dS [kRows][kKeys]; where they fit, the columns of dq that each group computes at
-// a time, in boxes [columns / 32][kRows][32] fp32, 128-byte swizzle; lse and delta
-// [2][2][kRows]; the walk over q tiles.
+// Shared memory: k, v [kKeys][kDim]; q, dout [2][kRows][kDim], filled by cp.async one tile ahead;
+// P, dS [kRows][kKeys]; if they fit, the columns of dq that each group computes at a time, in boxes
+// [columns / 32][kRows][32] fp32, 128-byte swizzle; lse and delta [2][2][kRows]; the walk over q
+// tiles.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_SHAPE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_BACKWARD_SHAPE_CUH_
 
@@ -14,16 +14,16 @@
 
 namespace ringattn::worker::cuda::sm80 {
 
-// k*Warps of a product: warps along the rows of its output, the remaining factor of 4 lies
-// along the columns. Each product deals its 16-row and 16-column groups to the four warps in
-// turn (warp w takes groups w, w + n, ...), which keeps every address one exclusive or away
-// from the warp's base for any head-dim class.
+// k*Warps of a product: warps along the rows of its output; the remaining factor of 4 is along the
+// columns. Each product distributes its 16-row and 16-column groups over the four warps in turn
+// (warp w takes groups w, w + n, ...). Every address is then one exclusive or away from the warp's
+// base, for any head-dim class.
 //
-//   kScoreWarps_, kKvWarps_, kQWarps_  of S/dP, dK/dV and dQ
-//   kQPasses_       dQ is computed in so many parts of its columns
-//   kValuesPasses_  of which the values group takes the first ones
-//   kValuesLoad_    the values group starts all copies; otherwise each group starts those of
-//                   its own operand. (Which is faster depends on which group has time left.)
+//  kScoreWarps_, kKvWarps_, kQWarps_  of S/dP, dK/dV and dQ
+//  kQPasses_       number of passes over dQ's columns
+//  kValuesPasses_  number of these passes, the first ones, that the values group computes
+//  kValuesLoad_    the values group starts all copies; otherwise each group starts those of its
+//                  operand. (The faster choice depends on which group has time left.)
 template <typename Element, int kDim_, int kRows_, int kKeys_, int kScoreWarps_, int kKvWarps_,
           int kQWarps_, int kQPasses_, int kValuesPasses_, bool kValuesLoad_>
 struct BackwardShape {
@@ -38,7 +38,7 @@ struct BackwardShape {
   static constexpr int kValuesPasses = kValuesPasses_;
   static constexpr bool kValuesLoad = kValuesLoad_;
 
-  static constexpr int kWarps = 4;  // of a group
+  static constexpr int kWarps = 4;  // of one group
   static constexpr int kGroupThreads = kWarps * 32;
   static constexpr int kThreads = 2 * kGroupThreads;
   static constexpr int kBlocksPerSm = 1;
@@ -69,8 +69,8 @@ struct BackwardShape {
       kStagedOffset + 4 * kStatisticsBytes + kBackwardSpans * int{sizeof(BackwardSpan)};
   static constexpr int kBoxBytes = kRows * 128;
   static constexpr int kPassBytes = kQColumns / 32 * kBoxBytes;
-  // Parts that can be staged, of the gradients group first: with two, one pass is
-  // added while the next is written.
+  // Parts that can be staged, first those of the gradients group: with two, one pass is added while
+  // the next is written.
   static constexpr int kValuesParts = kValuesPasses > 0;
   static constexpr int kGradientsParts = kQPasses - kValuesPasses > 1 &&
                                                  kSharedBytes + (2 + kValuesParts) * kPassBytes <=
@@ -89,7 +89,7 @@ struct BackwardShape {
 #endif
   static_assert(kRows <= kGroupThreads);
 
-  // P is kept times 2^kShift, so that fp16 has no subnormals to round it to.
+  // P is stored times 2^kShift, so that fp16 does not round it to subnormals.
   static constexpr int kShift = __is_same(T, __half) ? 14 : 0;
   static constexpr float kUnshift = 1.0f / (1 << kShift);
 

@@ -24,7 +24,7 @@ constexpr HeadDimClass kClasses[] = {
     {192, ForwardKernel_d192, BackwardKernel_d192}, {256, ForwardKernel_d256, BackwardKernel_d256},
 };
 
-// The kernel as this device runs it; none if it lacks the shared memory.
+// Returns the kernel as this device runs it, or no value if the device lacks the shared memory.
 std::optional<TileKernel> On(const DeviceInfo& device, TileKernel kernel) {
   if (device.compute_major >= 9 && kernel.shared_bytes_sm90 > 0) {
     kernel.shared_bytes = kernel.shared_bytes_sm90;

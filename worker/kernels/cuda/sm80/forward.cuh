@@ -1,25 +1,22 @@
 // Forward attention on tensor cores by mma.sync (sm_80 and later).
 //
-// Shapes: q [batch, q_rows, num_heads, head_dim], k and v per block, out as in
-// attention_kernel.h; all in global memory of the launching device. One thread
-// block computes one q tile (kRows rows, of one head, or of head_pack heads of
-// a group for short queries) against the tile's key ranges. Keys and values are
-// copied one tile ahead, with one barrier per key tile.
+// Shapes: q [batch, q_rows, num_heads, head_dim], k and v per block, out as in attention_kernel.h;
+// all in global memory of the launching device. One thread block computes one q tile over the
+// tile's key ranges. The tile has kRows rows of one head, or of head_pack heads of a group for
+// short queries. Keys and values are copied one tile ahead, with one barrier per key tile.
 //
-// Why this shape: shared-memory reads bound an mma.sync kernel first (a warp
-// rereads all of k and v), so a warp takes 32 rows, for which the output
-// accumulator leaves room up to head_dim 128 (above, see forward_wide.cuh).
-// The products of 16 keys with V are issued between the exponentials of the next
-// 16. (Deferring the whole product by a tile, to overlap it with the next softmax,
-// was slower: the second set of probabilities left no registers to prefetch
+// Reason for this shape: shared-memory reads bound an mma.sync kernel first, because a warp rereads
+// all of k and v. A warp therefore takes 32 rows, for which the output accumulator leaves room up
+// to head_dim 128 (for larger ones see forward_wide.cuh). The products of 16 keys with V are issued
+// between the exponentials of the next 16. (Deferring the whole product by a tile, to overlap it
+// with the next softmax, is slower: the second set of probabilities leaves no registers to prefetch
 // fragments.)
 //
-// Softmax: raw scores are compared, the scale is folded into one multiply-add before
-// exp2 (forward_rows.cuh).
+// Softmax: raw scores are compared, and the scale is part of one multiply-add before exp2
+// (forward_rows.cuh).
 //
-// Here is how the parts follow each other. They are in forward_shape.cuh (the numbers of a
-// head-dim class), _loads.cuh, _products.cuh, _softmax.cuh and _rows.cuh (scores to
-// probabilities).
+// This file contains the order of the steps. The steps are in forward_shape.cuh (the numbers of a
+// head-dim class), _loads.cuh, _products.cuh, _softmax.cuh and _rows.cuh (scores to probabilities).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_CUH_
 
@@ -86,8 +83,10 @@ struct Forward {
       const int row_count = range.row_count;
       for (int row = 0; row < row_count; row += Shape::kKeys) {
         WaitCopies<0>();
-        __syncthreads();  // this tile is there, and everyone has left the other buffer
-        // Read in every tile: kept over the exponentials, one of them was spilled, and read late.
+        __syncthreads();  // this tile is complete, and all threads have finished with the other
+                          // buffer
+        // Read in every tile: if they were kept during the exponentials, one of them would be
+        // spilled and read late.
         const int full_begin = range.full_begin;
         const int full_end = range.full_end;
         const bool more = loads.more();
@@ -117,7 +116,7 @@ struct Forward {
   }
 
  private:
-  // The scores become probabilities, 16 keys at a time, between products.
+  // Converts the scores to probabilities, 16 keys at a time, between products.
   static __device__ __forceinline__ void AddValues(Output& output,
                                                    const typename Shape::Scores& scores,
                                                    float multiplier, Rows& rows, uint32_t v_base) {
@@ -140,7 +139,7 @@ struct Forward {
   static __device__ __forceinline__ void Store(const ForwardParams& params, int row, int lane,
                                                float multiplier, const Rows& rows,
                                                const Output& output) {
-    // Asked for again, rather than kept in registers all the way.
+    // Read again instead of being kept in registers.
     uint32_t x = blockIdx.x, y = blockIdx.y, z = blockIdx.z;
     KeepHere(x);
     KeepHere(y);

@@ -1,5 +1,5 @@
-// Copies of the forward's keys and values into shared memory, tile after tile of the q tile's
-// ranges. Missing rows become zeros. Complete after CommitCopies, WaitCopies and a barrier.
+// Copies the forward's keys and values into shared memory, for each tile of the q tile's ranges.
+// Missing rows become zeros. Complete after CommitCopies, WaitCopies and a barrier.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_LOADS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_LOADS_CUH_
 
@@ -11,14 +11,14 @@
 namespace ringattn::worker::cuda::sm80 {
 
 // This thread's running source in the keys or values of one kv head. The current range's first
-// token is at `token`, counted over the batch.
+// token is at index `token` over the batch.
 template <typename Shape>
 struct RowSource {
   using T = typename Shape::T;
   using Copy = typename Shape::Copy;
 
   const typename Shape::Stride stride;
-  const T* next = nullptr;  // of the tile that is copied next
+  const T* next = nullptr;  // of the next tile to copy
 
   __device__ __forceinline__ void Open(const void* tensor, int64_t token, unsigned thread,
                                        int kv_head, int columns, bool vector) {
@@ -31,7 +31,7 @@ struct RowSource {
   }
 };
 
-// Keys first, then the values of the same tile.
+// Loads the keys of a tile, then its values.
 template <typename Shape>
 struct ForwardLoads {
   const ForwardParams& params;
@@ -39,7 +39,7 @@ struct ForwardLoads {
   const unsigned thread;
   RowSource<Shape> k, v;
   int index;      // of the range
-  int row = 0;    // of the tile, in the range
+  int row = 0;    // of the tile, relative to the range
   int count = 0;  // of the range
 
   __device__ __forceinline__ ForwardLoads(const ForwardParams& params, const ForwardTile& tile,
@@ -57,7 +57,7 @@ struct ForwardLoads {
   __device__ __forceinline__ void OpenRange() {
     const CommonParams& common = params.common;
     const KvRange& range = params.ranges[index];
-    // Asked for again, rather than kept in registers all the way.
+    // Read again instead of being kept in registers.
     uint32_t y = blockIdx.y, z = blockIdx.z;
     KeepHere(y);
     KeepHere(z);
@@ -72,7 +72,7 @@ struct ForwardLoads {
     const CommonParams& common = params.common;
     k.Load(target, thread, count - row, common.head_dim, common.vector_qk);
   }
-  // Then it is the next tile's turn.
+  // Advances to the next tile.
   __device__ __forceinline__ void LoadValues(uint32_t target) {
     const CommonParams& common = params.common;
     v.Load(target, thread, count - row, common.head_dim_v, common.vector_v);
@@ -81,7 +81,7 @@ struct ForwardLoads {
   }
 };
 
-// Keys one tile ahead of values (forward_wide.cuh); the caller walks the ranges.
+// Loads keys one tile ahead of values (forward_wide.cuh); the caller walks the ranges.
 template <typename Shape>
 struct ForwardWideLoads {
   const ForwardParams& params;
@@ -106,7 +106,7 @@ struct ForwardWideLoads {
     v.Open(range.v, Token(range), thread, kv_head, params.common.head_dim_v,
            params.common.vector_v);
   }
-  // Of the range's rows `rows` are left.
+  // `rows`: number of the range's rows that are left.
   __device__ __forceinline__ void LoadKeys(uint32_t target, int rows) {
     k.Load(target, thread, rows, params.common.head_dim, params.common.vector_qk);
   }

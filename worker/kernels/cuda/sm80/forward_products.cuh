@@ -16,7 +16,7 @@ struct ForwardProducts {
   using QFragments = typename Shape::QFragments;
   static constexpr int kRowTiles = Shape::kRowTiles;
 
-  // scores = q k^T; q from `q_fragments` where the shape keeps it in registers.
+  // scores = q k^T; takes q from `q_fragments` if the shape keeps it in registers.
   static __device__ __forceinline__ void ScoreProduct(typename Shape::Scores& scores,
                                                       const QFragments& q_fragments,
                                                       uint32_t q_base, uint32_t k_base) {

@@ -1,5 +1,5 @@
 // Running statistics of the rows that a lane holds in the forward (row_softmax.cuh), and the
-// rescaling of what it has of them.
+// rescaling of its partial results.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_ROWS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_ROWS_CUH_
 
@@ -13,11 +13,11 @@ template <typename Shape>
 struct ForwardRows {
   static constexpr int kRowTiles = Shape::kRowTiles;
 
-  float limit[kRowTiles][2];  // of scores; -inf until a key was seen
+  float limit[kRowTiles][2];  // of scores; -inf until a key is seen
   float offset[kRowTiles][2];
   float sum[kRowTiles][2];  // this lane's columns only, until the end
 
-  bool wide;  // one of the warp's rows is (score_rule.cuh)
+  bool wide;  // a row of the warp is wide (score_rule.cuh)
 
   __device__ __forceinline__ void Clear() {
     wide = false;
@@ -32,10 +32,10 @@ struct ForwardRows {
     }
   }
 
-  // Before the exponentials of a tile: moves the offsets of rows whose maximum grew, rescales what
-  // they have, and makes the scores of wide rows relative to their limit. One branch for all that
-  // is rare: a second one, of wide rows alone, took registers from every tile (d64 and d256 then
-  // spill, and lose 5% and 6%).
+  // Call it before the exponentials of a tile. Moves the offsets of rows whose maximum grew,
+  // rescales their results, and subtracts the limits of wide rows from their scores. All rare work
+  // is in one branch: a second branch for wide rows takes registers from every tile (d64 and d256
+  // then spill, and lose 5% and 6%).
   __device__ __forceinline__ void Settle(typename Shape::Scores& scores, float multiplier,
                                          typename Shape::Output& output) {
     float max[kRowTiles][2];
@@ -56,7 +56,7 @@ struct ForwardRows {
       }
     }
     if (__builtin_expect(!__any_sync(0xffffffff, rare), 1)) return;
-    // Worked out here, as a register that is kept for it is one too many.
+    // Computed here, because there is no register to keep it.
     KeepHere(multiplier);
     const float headroom = __fdividef(kOffsetHeadroom, multiplier);
     bool grew_wide = false;
@@ -91,7 +91,7 @@ struct ForwardRows {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // A select: a branch here costs d64 32 bytes of spills.
+        // A select instead of a branch, which costs d64 32 bytes of spills.
         const float subtrahend =
             RowBase::Wide(limit[m][half], offset[m][half], multiplier) ? limit[m][half] : 0.0f;
 #pragma unroll

@@ -26,8 +26,8 @@ struct ForwardShape {
   static constexpr int kKeySteps = kKeys / 16;
   static constexpr int kKeyTiles = kKeys / 8;
   static constexpr bool kQInRegisters = kRowTiles * kDimSteps * 4 <= 32;
-  // Copying a tile's values later than its keys keeps a burst of copies from
-  // blocking ldmatrix; measured better from head_dim 128 on, worse below.
+  // Copying a tile's values later than its keys keeps a burst of copies from blocking ldmatrix.
+  // Measured: faster from head_dim 128 on, slower below.
   static constexpr bool kSpreadCopies = kDim >= 128;
   static constexpr int kQBytes = kRows * kDim * 2;
   static constexpr int kKvBytes = kKeys * kDim * 2;

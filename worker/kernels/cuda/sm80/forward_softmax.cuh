@@ -1,5 +1,5 @@
-// What every tensor-core forward kernel does to the scores of a tile that its warp
-// holds as m16n8 accumulators: float[m16 row tiles][n8 key tiles][4], of which lane l
+// The steps from scores to probabilities that all tensor-core forwards share. A warp holds the
+// scores of a tile as m16n8 accumulators: float[m16 row tiles][n8 key tiles][4], of which lane l
 // has rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_SOFTMAX_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_SOFTMAX_CUH_
@@ -12,12 +12,12 @@
 
 namespace ringattn::worker::cuda::sm80 {
 
-// The score rule (score_rule.cuh). With a positive scale alone scores stay raw, and the scale is
-// folded into the exponent; with a softcap, or with a scale that is not positive (the maximum
-// must be taken after it), they are put into log2 units first.
+// The score rule (score_rule.cuh). With only a positive scale, scores stay raw, and the scale is
+// part of the exponent. With a softcap, or with a scale that is not positive (the maximum must then
+// be taken after scaling), they are converted to log2 units first.
 struct Transform {
   bool applies;      // to every score, before the mask
-  float multiplier;  // from what scores are then to log2 units; > 0
+  float multiplier;  // converts the scores to log2 units; > 0
 
   explicit __device__ __forceinline__ Transform(const CommonParams& common)
       : applies(common.softcap > 0.0f || common.scale_log2 <= 0.0f),
@@ -42,8 +42,8 @@ struct Transform {
   }
 };
 
-// `row` is the lane's first row in the tile; `column` its first column, counted from
-// the range's first key. Groups of 16 columns lie kGroupStep apart.
+// `row` is the lane's first row in the tile; `column` its first column, relative to the range's
+// first key. Groups of 16 columns are kGroupStep apart.
 template <int kGroupStep, int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void MaskScores(float (&scores)[kRowTiles][kKeyTiles][4],
                                            const KvRange& range, int row, int column,
@@ -68,9 +68,9 @@ __device__ __forceinline__ void MaskScores(float (&scores)[kRowTiles][kKeyTiles]
   }
 }
 
-// Turns the scores of one m16n8 tile into probabilities exp2(score * multiplier -
-// offset), rounded for the tensor cores: half `n` (0 or 1) of the A fragment `p`.
-// Adds them to the lane's sums of its two rows.
+// Converts the scores of one m16n8 tile to probabilities exp2(score * multiplier - offset), rounded
+// for the tensor cores: half `n` (0 or 1) of the A fragment `p`. Adds them to the lane's sums of
+// its two rows.
 template <typename T>
 __device__ __forceinline__ void Exponentials(const float (&scores)[4], int n, float multiplier,
                                              const float (&offset)[2], float (&sum)[2],

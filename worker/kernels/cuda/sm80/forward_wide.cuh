@@ -1,21 +1,20 @@
-// Forward attention on tensor cores by mma.sync for wide heads (head_dim above 128;
-// sm_80 and later). Contract, masks, softmax and epilogue are those of forward.cuh.
+// Forward attention on tensor cores by mma.sync for wide heads (head_dim above 128; sm_80 and
+// later). Contract, masks, softmax and epilogue are those of forward.cuh.
 //
-// Why this shape: shared-memory reads bound the kernel. A warp that keeps whole output
-// rows has room for 16 of them at these dims and rereads all of k and v for them. Here
-// two warps share 32 rows. Each computes the scores of half the keys and the output of
-// half the columns, so that it reads half of k and half of v for twice the rows; for
-// that P has to pass through shared memory, of which a warp reads only what the other
-// made. At head_dim 256 a tile of 64 keys moves 480 instead of 640 KB, at 192 (with a
-// third of q in registers) 336 instead of 480.
+// Reason for this shape: shared-memory reads bound the kernel. A warp that holds whole output rows
+// has room for 16 of them at these dims, and rereads all of k and v for them. Here two warps share
+// 32 rows. Each computes the scores of half the keys and the output of half the columns, so that it
+// reads half of k and half of v for twice the rows. P must then pass through shared memory; a warp
+// reads only the part that the other warp computed. At head_dim 256 a tile of 64 keys moves 480
+// instead of 640 KB, at 192 (with a third of q in registers) 336 instead of 480.
 //
-// Order: the product with V comes one tile late, so that no one waits for the other
-// warp and the exponentials of a tile run beside the products of the last one:
-//   S(t); own maxima to the other warp; O += the other's P(t-1) V;
-//   pair barrier: maxima are exchanged and P is unused;
-//   O += own P(t-1) V, and exponentials of S(t) between its products; P(t) is stored.
-// k therefore runs one tile ahead of v, and __syncthreads, which begins a tile, is what
-// makes P(t-1) visible. When a row's offset moves (rare), the products come first.
+// Order: the product with V comes one tile late, so that neither warp waits for the other and the
+// exponentials of a tile run during the products of the last one:
+//  S(t); own maxima to the other warp; O += the other's P(t-1) V;
+//  pair barrier: maxima are exchanged and P is unused;
+//  O += own P(t-1) V, and exponentials of S(t) between its products; P(t) is stored.
+// k therefore runs one tile ahead of v. __syncthreads, which begins a tile, makes P(t-1) visible.
+// If a row's offset moves (rare), the products come first.
 //
 // The parts are in forward_wide_shape.cuh (the numbers of a head-dim class), _products.cuh and
 // _rows.cuh; loads are in forward_loads.cuh.
@@ -50,15 +49,15 @@ struct ForwardWide {
   static constexpr int kKeySteps = Shape::kKeySteps;
   static constexpr int kKvBytes = Shape::kKvBytes;
 
-  // Where a lane points ldmatrix (the table in primitives/mma.cuh), and its place in the pair.
+  // A lane's ldmatrix addresses (the table in primitives/mma.cuh) and its position in the pair.
   struct Lane {
     unsigned thread;
     int lane;
-    int row_group;  // of 32 rows, of which a pair of neighbouring warps has one
+    int row_group;  // of 32 rows, shared by a pair of neighbouring warps
     int side;       // which half of the keys and columns
     uint32_t q_base, k_base, v_base, p_base;
-    uint32_t other_v;  // from the own half of v to the other's
-    float* exchange;   // one float of each lane: [warp][lane]
+    uint32_t other_v;  // offset from this warp's half of v to the other's
+    float* exchange;   // one float per lane: [warp][lane]
 
     __device__ __forceinline__ Lane(char* shared, uint32_t q_tile, uint32_t k_tiles,
                                     uint32_t v_tiles)
@@ -79,15 +78,16 @@ struct ForwardWide {
     }
 
     __device__ __forceinline__ int row() const { return row_group * 32; }  // the warp's first
-    // Neighbours are on different schedulers.
+    // Neighbouring warps are on different schedulers.
     __device__ __forceinline__ void SyncPair() const { SyncThreads<64>(1 + row_group); }
   };
 
   static __device__ __forceinline__ void Run(const ForwardParams& params, char* shared) {
     const CommonParams& common = params.common;
-    // One answer for all: the warps of a pair would wait for each other for ever.
+    // All threads must get the same answer, because otherwise the warps of a pair would wait for
+    // each other forever.
     if (__syncthreads_or(Stopped(common.stop_word))) return;
-    // Read again wherever it is needed, rather than kept.
+    // Read again at each use instead of being kept in registers.
     const ForwardTile& tile = params.tiles[blockIdx.x];
     const int pack = params.head_pack;
     const int first_head = blockIdx.y * pack;
@@ -126,7 +126,8 @@ struct ForwardWide {
       loads.OpenValues(range);
       for (int row = 0; row < row_count; row += Shape::kKeys) {
         WaitCopies<0>();
-        __syncthreads();  // k, the last v and P are there; everyone has left the others
+        __syncthreads();  // k, the last v and P are complete; all threads have finished with the
+                          // others
         if (row + Shape::kKeys < row_count) {
           loads.LoadKeys(k_tiles + (buffer ^ 1) * kKvBytes, row_count - row - Shape::kKeys);
         } else if (index + 1 < tile.range_end) {
@@ -190,7 +191,7 @@ struct ForwardWide {
         [](int) {});
   }
 
-  // The same for this warp's keys; `between` as in ValueProduct.
+  // The same for this warp's keys; `between` is that of ValueProduct.
   template <typename Between>
   static __device__ __forceinline__ void AddProbabilities(Output& output, const Probabilities& p,
                                                           const Lane& at, int buffer,
@@ -207,15 +208,15 @@ struct ForwardWide {
         between);
   }
 
-  // O += P V for this warp's keys of the last tile, whose values are in `buffer`, and the
-  // probabilities of this tile's `scores`, which take the place of the last tile's in `p`.
-  // `max` is the pair's.
+  // O += P V for this warp's keys of the last tile, whose values are in `buffer`. Also computes the
+  // probabilities of this tile's `scores`, which replace those of the last tile in `p`. `max` is
+  // the pair's.
   static __device__ __forceinline__ void AddOwn(Output& output, Rows& rows, Probabilities& p,
                                                 Scores& scores, float max, float multiplier,
                                                 const Lane& at, int buffer, bool first) {
     const bool rare = __any_sync(0xffffffff, rows.wide || max > rows.limit);
     Probabilities next;
-    // Half an A fragment of P(t).
+    // Computes half an A fragment of P(t).
     const auto exponentials = [&](int i) {
       const int n = i % 2;
       const int m = i / 2 % kRowTiles;
@@ -259,7 +260,7 @@ struct ForwardWide {
   static __device__ __forceinline__ void Store(const ForwardParams& params, const ForwardTile& tile,
                                                int first_head, const Lane& at, float multiplier,
                                                const Rows& rows, const Output& output) {
-    // Computed again rather than kept.
+    // Computed again instead of being kept in registers.
     uint32_t z = blockIdx.z;
     KeepHere(z);
     const int lane = at.lane;

@@ -1,5 +1,5 @@
-// The tensor-core products of the wide forward, of one warp. Bases are the lane's ldmatrix
-// positions (the table in primitives/mma.cuh) in its pair's rows and its own halves.
+// The tensor-core products of one warp in the wide forward. Bases are the lane's ldmatrix positions
+// (the table in primitives/mma.cuh) in its pair's rows and its halves.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_WIDE_PRODUCTS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_WIDE_PRODUCTS_CUH_
 
@@ -30,7 +30,7 @@ struct ForwardWideProducts {
     ScoreStep<0>(scores, a, b, q_fragments, q_base, k_base);
   }
 
-  // The fragments of q that stay in registers.
+  // Loads the fragments of q that stay in registers.
   static __device__ __forceinline__ void HoldQ(QFragments& fragments, uint32_t q_base) {
     HoldQStep<0>(fragments, q_base);
   }
@@ -103,8 +103,8 @@ struct ForwardWideProducts {
     }
   }
 
-  // Continues scores = q k^T from step kStep, whose fragments are in `a` and `b`; the
-  // next step's are on their way while its products run.
+  // Continues scores = q k^T from step kStep, whose fragments are in `a` and `b`; the next step's
+  // fragments are loaded during its products.
   template <int kStep>
   static __device__ __forceinline__ void ScoreStep(Scores& scores,
                                                    const uint32_t (&a)[kRowTiles][4],

@@ -1,6 +1,6 @@
 // Running statistics of the lane's rows in the wide forward [row tile][upper or lower half]; see
-// forward_rows.cuh. Both warps of a pair have the same limits and offsets, and sums over their
-// own columns.
+// forward_rows.cuh. Both warps of a pair have the same limits and offsets; each sums over its
+// columns.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_WIDE_ROWS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_WIDE_ROWS_CUH_
 
@@ -16,7 +16,7 @@ struct ForwardWideRows {
   float limit;  // of row lane / 4 of m8 group lane % 4
   float offset[kRowTiles][2];
   float sum[kRowTiles][2];
-  bool wide;  // one of the pair's rows is (score_rule.cuh)
+  bool wide;  // a row of the pair is wide (score_rule.cuh)
 
   __device__ __forceinline__ void Clear() {
 #pragma unroll
@@ -31,7 +31,7 @@ struct ForwardWideRows {
     wide = false;
   }
 
-  // Of the lane's rows of m16 tile m, upper or lower half.
+  // Returns the limit of the lane's row in m16 tile m, upper or lower half.
   __device__ __forceinline__ float LimitOf(int m, int half, int lane) const {
     return __shfl_sync(0xffffffff, limit, (lane & 28) + m * 2 + half);
   }
@@ -39,7 +39,8 @@ struct ForwardWideRows {
     return RowBase::Of(LimitOf(m, half, lane), offset[m][half], multiplier);
   }
 
-  // Before the exponentials of a tile with wide rows: their scores become relative to their limit.
+  // Call it before the exponentials of a tile with wide rows: subtracts their limits from their
+  // scores.
   __device__ __forceinline__ void SubtractLimits(typename Shape::Scores& scores, float multiplier,
                                                  int lane) const {
 #pragma unroll
@@ -57,7 +58,7 @@ struct ForwardWideRows {
     }
   }
 
-  // The lane's part of the row maxima: of row lane / 4 of m8 group lane % 4.
+  // Returns the lane's part of the row maxima: row lane / 4 of m8 group lane % 4.
   static __device__ __forceinline__ float Maximum(const typename Shape::Scores& scores, int lane) {
     float max[kRowTiles * 2];
 #pragma unroll
@@ -70,7 +71,7 @@ struct ForwardWideRows {
       }
       max[group] = x;
     }
-    // Four lanes have four partial maxima each; each lane ends with a whole one.
+    // Four lanes have four partial maxima each; each lane ends with one complete maximum.
     const bool odd = lane & 1;
     const bool high = lane & 2;
     const float low_pair =
@@ -81,7 +82,7 @@ struct ForwardWideRows {
                  __shfl_xor_sync(0xffffffff, high ? low_pair : high_pair, 2));
   }
 
-  // Moves the offsets of rows whose maximum grew, and rescales what they have.
+  // Moves the offsets of rows whose maximum grew, and rescales their results.
   __device__ __forceinline__ void MoveOffsets(float max, float multiplier, int lane,
                                               typename Shape::Output& output) {
     const float old_offset = lane & 2 ? (lane & 1 ? offset[1][1] : offset[1][0])

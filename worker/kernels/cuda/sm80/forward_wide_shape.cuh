@@ -6,8 +6,8 @@
 // rows and half of the columns, the scores of 32 rows and half of the tile's keys, the
 // previous tile's probabilities for them, and q's first kQSteps fragments.
 //
-// Halves are dealt in groups of 16 (keys or columns), in turn, which keeps every
-// address one exclusive or away from the warp's base for any head-dim class.
+// Halves are distributed in alternating groups of 16 (keys or columns). Every address is then one
+// exclusive or away from the warp's base, for any head-dim class.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_WIDE_SHAPE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM80_FORWARD_WIDE_SHAPE_CUH_
 
@@ -34,7 +34,7 @@ struct ForwardWideShape {
   static constexpr int kKeySteps = kKeys / 32;    // 16-key groups of a half
   static constexpr int kColumnSteps = kDim / 32;  // 16-column groups of a half
   static constexpr int kKeyTiles = 2 * kKeySteps;
-  static constexpr int kAhead = 2;  // fragments of v that are on their way
+  static constexpr int kAhead = 2;  // fragments of v that are loaded ahead
   static_assert(kRows % 32 == 0 && kKeys % 32 == 0 && kDim % 64 == 0);
   static_assert(kWarps / 2 < 16, "a named barrier for each pair of warps");
 

@@ -10,7 +10,7 @@
 
 namespace ringattn::worker::cuda::sm80 {
 
-// `Kernel` is a Forward, ForwardWide or Backward of one shape; `Params` what it runs on.
+// `Kernel` is a Forward, ForwardWide or Backward of one shape; `Params` are its parameters.
 template <typename Kernel, typename Params>
 __global__ void __launch_bounds__(Kernel::Shape::kThreads, Kernel::Shape::kBlocksPerSm)
     sm80_attention(const __grid_constant__ Params params) {

@@ -10,7 +10,7 @@
 
 namespace ringattn::worker::cuda::sm80 {
 
-// The q tile, packed heads included; rows that do not exist become zero.
+// Copies the q tile, including packed heads; rows that do not exist become zero.
 template <typename T, int kDim, int kRows, int kThreads>
 __device__ __forceinline__ void LoadQTile(uint32_t target, const ForwardParams& params,
                                           const ForwardTile& tile, int first_head, int64_t batch) {
