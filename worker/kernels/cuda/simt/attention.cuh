@@ -1,6 +1,6 @@
-// Attention in fp32 arithmetic without tensor cores: the path for fp32 tensors,
-// and for 16-bit ones on devices whose shared memory is too small for the
-// tensor-core kernels. Any sm_80 or later device runs it.
+// Attention in fp32 arithmetic without tensor cores. It serves fp32 tensors, and 16-bit tensors on
+// devices whose shared memory is too small for the tensor-core kernels. It runs on any device of
+// compute capability 8.0 or later.
 //
 // Shapes as in attention_kernel.h, all in global memory of the launching device.
 // 256 threads; a tile is kTile q rows by kTile keys (row_tile.cuh).

@@ -21,12 +21,12 @@ int NarrowestClass(const AttentionProblem& problem) {
                        [dim](int each) { return dim <= each; });
 }
 
-// Without terms the narrow classes have fp32 alone.
+// Without terms the narrow classes have only fp32 kernels.
 int ClassOf(const AttentionProblem& problem) {
   return problem.dtype == DType::kFloat32 ? NarrowestClass(problem) : kWidestClass;
 }
 
-// The largest kernel takes 75 KB of shared memory, which every such device has.
+// The largest kernel needs 75 KB of shared memory, which all these devices have.
 bool Serves(const AttentionProblem&, const DeviceInfo&) { return true; }
 
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall& call,

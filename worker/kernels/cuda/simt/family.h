@@ -1,7 +1,7 @@
-// Attention in fp32 arithmetic without tensor cores: the path for fp32 tensors, and for 16-bit
-// ones on devices whose shared memory is too small for the tensor-core kernels; and of all types
-// for problems with score terms and for backwards that must be deterministic. Serves every problem
-// on every device of compute capability 8.0 or later.
+// Attention in fp32 arithmetic without tensor cores. It serves fp32 tensors, and 16-bit tensors on
+// devices whose shared memory is too small for the tensor-core kernels. It also serves problems
+// with score terms and deterministic backwards in all dtypes. Serves every problem on every device
+// of compute capability 8.0 or later.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_FAMILY_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SIMT_FAMILY_H_
 

@@ -28,7 +28,7 @@ TileKernel KernelOf() {
   return kernel;
 }
 
-// The class that has all dtypes.
+// The class that has kernels for all dtypes.
 template <template <typename, int, int> typename Kernel, int kTile, typename Params>
 TileKernel WidestKernel() {
   TileKernel kernel = KernelOf<Kernel<float, 256, kTile>, Params>();

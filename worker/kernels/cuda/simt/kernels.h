@@ -1,5 +1,5 @@
-// The kernels that need no tensor cores: fp32 for head-dim classes 64, 128 and 256, and bf16 and
-// fp16 for class 256 alone (attention.cuh).
+// The kernels without tensor cores: fp32 for head-dim classes 64, 128 and 256, and bf16 and fp16
+// only for class 256 (attention.cuh).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_KERNELS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SIMT_KERNELS_H_
 

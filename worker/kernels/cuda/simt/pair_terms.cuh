@@ -1,8 +1,9 @@
-// The score terms of single pairs, on the device: what is added to a score or hides it, and what
-// dropout keeps. Meaning: docs/semantics.md; the CPU's are worker/kernels/cpu/score_pass.h.
+// The score terms of single pairs on the device: what they add to a score, which pairs they hide,
+// and which pairs dropout keeps. docs/semantics.md defines them; worker/kernels/cpu/score_pass.h is
+// the CPU's version.
 //
-// Scores are in natural units here. A pair that is hidden is left out of every sum rather than
-// given a weight of 0, so that what stands in its rows of k, v, q and dout is of no account.
+// Scores are in natural units here. A hidden pair is omitted from every sum instead of getting a
+// weight of 0, so that its rows of k, v, q and dout may hold any values.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_PAIR_TERMS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SIMT_PAIR_TERMS_CUH_
 
@@ -15,8 +16,8 @@
 
 namespace ringattn::worker::cuda::simt {
 
-// Of a row of a tile or range, which row of a plane it has, and the step from a column of the range
-// to the next one in that row.
+// Returns the row of a plane for a row of a tile or range, and the step between the elements of
+// consecutive columns of the range in that row.
 __device__ __forceinline__ int64_t PlaneRow(const TermParams& terms, const TermRange& range,
                                             const BandLimits& limits, int row) {
   return range.plane_row + (terms.by_keys ? limits.q_stride : 1) * row;
@@ -28,17 +29,18 @@ __device__ __forceinline__ int PlaneStride(const TermParams& terms, const BandLi
 struct PairTerm {
   bool visible;
   float inside;  // added before the softcap
-  float add;     // and after it
+  float add;     // added after the softcap
 };
 
-// Finite where both are.
+// Finite if both are.
 __device__ __forceinline__ float SaturatedSum(float a, float b) {
   const float sum = a + b;
   const bool finite = fabsf(a) <= kLargestFloat && fabsf(b) <= kLargestFloat;
   return finite && fabsf(sum) > kLargestFloat ? copysignf(kLargestFloat, sum) : sum;
 }
 
-// A score's weight beside the row's lse, which is finite or NaN; at most 1 where the row is wide.
+// Returns a score's weight, given the row's lse, which is finite or NaN. The weight is at most 1 if
+// the row is wide.
 __device__ __forceinline__ float ProbabilityOf(float score, float lse) {
   float x = score - lse;
   if (IsWide(lse) && x > 0.0f) x = 0.0f;
@@ -65,11 +67,11 @@ struct FinishedScore {
   }
 };
 
-// A query row's head, against the keys of one range.
+// A query row in one head, with the keys of one range.
 class RowTerms {
  public:
-  // `row`: of the range or tile that `range` is about; `local_row`: of the call's queries.
-  // `ids`: of the range's column 0. Rows that do not exist see nothing.
+  // `row`: in the range or tile that `range` describes. `local_row`: in the call's queries. `ids`:
+  // of the range's column 0. Rows that do not exist see no key.
   __device__ __forceinline__ RowTerms(const TermParams& terms, const CommonParams& common,
                                       const TermRange& range, const BandLimits& limits, int row,
                                       int64_t batch, int head, int64_t local_row, bool exists,
@@ -103,7 +105,7 @@ class RowTerms {
                static_cast<uint32_t>(batch_row + terms.first_batch)};
   }
 
-  // REQUIRES: the band lets the row, which exists, see the column.
+  // REQUIRES: the row exists, and the band makes the column visible to it.
   __device__ __forceinline__ PairTerm Of(int column) const {
     const int64_t key = KeyAt(column);
     const int64_t at = int64_t{plane_stride_} * column;
@@ -125,8 +127,8 @@ class RowTerms {
     return term;
   }
 
-  // Dropout's factor of the weight. Columns that are 8 apart share random bits, where positions
-  // follow one another.
+  // Returns dropout's factor of the weight. Columns that are 8 apart share random bits if positions
+  // are consecutive.
   __device__ __forceinline__ float Keep(int column) {
     if (terms_.threshold == 0) return 1.0f;
     const uint64_t key = static_cast<uint64_t>(KeyAt(column)) + terms_.first_key;
@@ -169,7 +171,7 @@ class RowTerms {
   const int32_t* const ids_;
   int64_t aligned_;
   int64_t bias_at_;  // of column 0
-  int64_t mask_at_;  // likewise; where it has bits, of the row
+  int64_t mask_at_;  // of column 0; of the row if the mask has bits
   float slope_ = 0.0f;
   int32_t q_id_ = -1;
   PhiloxRow stream_;
@@ -178,7 +180,8 @@ class RowTerms {
   bool has_bits_ = false;
 };
 
-// Rows of a tensor of any element type into a RowTile; offset(r): of row r, in elements.
+// Loads rows of a tensor of any element type into a RowTile; offset(r) is the offset of row r, in
+// elements.
 template <typename Tile, typename Offset>
 __device__ __forceinline__ void LoadRows(float* tile, DType dtype, const void* source,
                                          int valid_rows, int columns, const Offset& offset) {
@@ -196,8 +199,8 @@ __device__ __forceinline__ void LoadRows(float* tile, DType dtype, const void* s
   }
 }
 
-// Whether to end before the `round`-th tile: the same answer for every thread of the block, which
-// all ask. Looks every so often, as it has to wait for what it reads.
+// Returns whether to end before tile `round`: the same answer for every thread of the block, all of
+// which call it. Reads the word only every few tiles, because the read is waited for.
 __device__ __forceinline__ bool BlockStopped(const uint32_t* stop_word, int round) {
   return round % 8 == 0 && __syncthreads_or(threadIdx.x == 0 && Stopped(stop_word));
 }

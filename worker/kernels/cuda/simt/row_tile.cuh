@@ -1,8 +1,8 @@
-// A tile of fp32 rows in shared memory, and what 256 threads do with it.
+// A tile of fp32 rows in shared memory, and the operations of 256 threads on it.
 //
-// kTile rows are shared by 256 / kTile neighbouring lanes each, so that row reductions stay inside
-// a warp. Rows are padded by 16 bytes: lanes that read different rows at the same column then use
-// different banks, and every read is 16 bytes wide.
+// Each of the kTile rows is shared by 256 / kTile neighbouring lanes, so that row reductions stay
+// inside a warp. Rows are padded by 16 bytes: lanes that read different rows at the same column
+// then use different banks, and every read is 16 bytes wide.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_ROW_TILE_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SIMT_ROW_TILE_CUH_
 

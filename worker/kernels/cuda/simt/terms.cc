@@ -15,14 +15,14 @@
 namespace ringattn::worker::cuda::simt {
 namespace {
 
-// Where blocks without segment ids would be read.
+// Clears the ranges' segment ids if the problem has none, so that no kernel reads them.
 std::vector<TermRange> WithoutIds(const AttentionProblem& problem, std::vector<TermRange> ranges) {
   if (problem.terms.segment_ids) return ranges;
   for (TermRange& range : ranges) range.segment_ids = nullptr;
   return ranges;
 }
 
-// A tiled call with the tables of its terms behind the plan's.
+// A tiled call whose tables of terms follow the plan's tables.
 template <typename Params, typename Plan>
 class TermCall : public TiledCall<Params, Plan> {
   using Base = TiledCall<Params, Plan>;
@@ -117,7 +117,7 @@ class ForwardWithTerms : public TermCall<TermForwardParams, ForwardPlan> {
   const int64_t combines_offset_;  // in the tables, bytes
 };
 
-// One kernel behind the other; the tables lie likewise. Neither needs scratch.
+// Runs one kernel after another, with their tables in the same order. Neither kernel needs scratch.
 class InTurn : public PreparedKernel {
  public:
   InTurn(std::string_view family, std::unique_ptr<PreparedKernel> first,
@@ -148,7 +148,8 @@ class InTurn : public PreparedKernel {
   const std::unique_ptr<PreparedKernel> second_;
 };
 
-// A call's queries against its keys, as forward plans take them; only tiles with keys.
+// Returns a forward call with the call's queries and keys, for the forward planner. Only tiles with
+// keys matter.
 template <typename Call>
 ForwardCall QueryView(const Call& call) {
   ForwardCall view;
@@ -181,7 +182,7 @@ std::unique_ptr<PreparedKernel> PrepareKeyGradient(std::string_view family,
   params.dout = call.dout;
   params.lse = call.lse;
   params.delta = call.delta;
-  // One block for all heads of a group: nobody else adds to its keys' sums.
+  // One block for all heads of a group: no other block adds to the sums of its keys.
   params.heads_per_block = params.common.group_size;
   params.terms = TermsOf(problem, call.terms, call.q_rows);
   BackwardPlan plan = PlanBackwardTiles(call, kernel.tile_keys);
@@ -198,7 +199,7 @@ std::unique_ptr<PreparedKernel> PrepareQueryGradient(std::string_view family,
   TermQueryGradientParams params = QueryGradientParams(call);
   params.dq_acc = call.dq_acc;
   const ForwardCall view = QueryView(call);
-  ForwardTileShape shape;  // keys are not split: one block adds up a row
+  ForwardTileShape shape;  // keys are not split: one block sums a row
   shape.q_rows = kernel.tile_rows;
   shape.keys = kernel.tile_keys;
   ForwardPlan plan = PlanForwardTiles(view, shape);
@@ -257,7 +258,7 @@ std::unique_ptr<PreparedKernel> PrepareTermBiasGradient(std::string_view family,
   const ForwardCall view = QueryView(call);
   const int64_t heads = bias.per_head ? problem.num_heads : 1;
   const int64_t batch = bias.per_batch ? problem.batch : 1;
-  // Parts of a tile's keys have elements of their own: nothing is to be combined.
+  // Splits of a tile's keys have separate elements, so nothing is combined.
   ForwardTileShape shape;
   shape.q_rows = kernel.tile_rows;
   shape.keys = kernel.tile_keys;

@@ -1,5 +1,5 @@
-// Calls with score terms, and backward calls that must give the same bits every time, made ready
-// for the kernels of terms_kernels.h.
+// Prepares calls with score terms, and deterministic backward calls, for the kernels of
+// terms_kernels.h.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_H_
 
@@ -11,7 +11,7 @@
 
 namespace ringattn::worker::cuda::simt {
 
-// REQUIRES: `kernels` are of a class that holds the problem's head dims; `family` is a literal.
+// REQUIRES: `kernels` belong to a class that fits the problem's head dims; `family` is a literal.
 std::unique_ptr<PreparedKernel> PrepareTermForward(std::string_view family,
                                                    const TermKernels& kernels,
                                                    const ForwardCall& call,

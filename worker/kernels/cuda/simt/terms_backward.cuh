@@ -1,7 +1,7 @@
 // Gradients with score terms, in fp32 arithmetic without tensor cores, for tensors of any type:
-// exact and slow. Every sum belongs to one block, which adds in a fixed order: dk and dv to the
-// blocks of their key tiles, dq to those of its query tiles, and a bias's gradient to those of its
-// own tiles. Equal calls give equal bits.
+// exact and slow. One block computes each sum, in a fixed order: the blocks of key tiles compute dk
+// and dv, those of query tiles dq, and those of the bias's tiles its gradient. Equal calls give
+// equal bits.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_BACKWARD_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_BACKWARD_CUH_
 
@@ -12,7 +12,7 @@
 
 namespace ringattn::worker::cuda::simt {
 
-// A query row's lse and delta; none where the row does not exist or saw nothing.
+// A query row's lse and delta; empty if the row does not exist or saw no key.
 struct RowStatistics {
   float lse = NegativeInfinity();
   float delta = 0.0f;
@@ -29,13 +29,13 @@ struct RowStatistics {
   __device__ __forceinline__ bool any() const { return lse != NegativeInfinity(); }
 };
 
-// The pairs of a row that a thread has in a tile: which it sees, and their terms.
+// The pairs of a row that a thread has in a tile: which ones are visible, and their terms.
 template <typename Tile>
 struct TilePairs {
   PairTerm pairs[Tile::kColumns];
   uint32_t seen = 0;  // bit c: column c of the tile
 
-  // `first`: the tile's first column; lower and upper: what the row sees of the range.
+  // `first`: the tile's first column. `lower`, `upper`: the columns of the range that the row sees.
   __device__ __forceinline__ TilePairs(const RowTerms& own, bool any, int first, int lower,
                                        int upper, int lane) {
 #pragma unroll
@@ -49,7 +49,7 @@ struct TilePairs {
     }
   }
 
-  // Of all lanes of the row.
+  // Returns the visible columns of all lanes of the row.
   __device__ __forceinline__ uint32_t RowSeen() const {
     uint32_t all = seen;
 #pragma unroll
@@ -63,8 +63,8 @@ struct TilePairs {
 // A pair's weights in the gradients.
 struct PairGradient {
   float kept;   // of dout in dv
-  float ds;     // before the softcap's derivative
-  float slope;  // that
+  float ds;     // without the softcap's derivative
+  float slope;  // the softcap's derivative
 
   __device__ __forceinline__ PairGradient(float dot, float dp, const PairTerm& term, float keep,
                                           const RowStatistics& row, const CommonParams& common) {
@@ -76,7 +76,7 @@ struct PairGradient {
   }
 };
 
-// dk and dv of a key tile: all query rows that see it, all heads of the group.
+// Computes dk and dv of a key tile over all query rows that see it and all heads of the group.
 template <int kDim, int kTile>
 struct TermKeyGradient {
   using Tile = RowTile<float, kDim, kTile>;
@@ -168,7 +168,7 @@ struct TermKeyGradient {
         }
       }
     }
-    if (row < tile.rows) {  // no other block adds to these
+    if (row < tile.rows) {  // no other block adds to these sums
       Tile::AddTo(tile.dk + kv_offset(row, common.head_dim), dk, common.softmax_scale, lane,
                   common.head_dim);
       Tile::AddTo(tile.dv + kv_offset(row, common.head_dim_v), dv, 1.0f, lane, common.head_dim_v);
@@ -176,7 +176,7 @@ struct TermKeyGradient {
   }
 };
 
-// dq of a query tile: all keys.
+// Computes dq of a query tile over all keys.
 template <int kDim, int kTile>
 struct TermQueryGradient {
   using Tile = RowTile<float, kDim, kTile>;
@@ -250,7 +250,7 @@ struct TermQueryGradient {
           ds[row * Tile::kScoreStride + column] = pair.ds * pair.slope;
         }
         const uint32_t seen = mine.RowSeen();
-        __syncwarp();  // a row's lanes are of one warp
+        __syncwarp();  // the lanes of a row are in one warp
 #pragma unroll 2
         for (int key = 0; key < kTile; ++key) {
           if ((seen >> key & 1) == 0) continue;
@@ -258,15 +258,15 @@ struct TermQueryGradient {
         }
       }
     }
-    if (exists) {  // no other block adds to these
+    if (exists) {  // no other block adds to these sums
       Tile::AddTo(params.dq_acc + q_offset(row, common.head_dim), dq, common.softmax_scale, lane,
                   common.head_dim);
     }
   }
 };
 
-// A bias's gradient at the pairs of a query tile: grid.y and .z are the heads and batch rows that
-// the bias tells apart, and the block sums over those that it does not.
+// Computes a bias's gradient at the pairs of a query tile. grid.y and .z are the heads and batch
+// rows for which the bias has separate planes; the block sums over the other heads and batch rows.
 template <int kDim, int kTile>
 struct TermBiasGradient {
   using Tile = RowTile<float, kDim, kTile>;

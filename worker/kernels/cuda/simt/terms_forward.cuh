@@ -1,5 +1,5 @@
 // The forward with score terms, in fp32 arithmetic without tensor cores, for tensors of any type:
-// exact and slow. attention.cuh is the same without terms; what is said there holds here.
+// exact and slow. attention.cuh is the version without terms; its description also applies here.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_FORWARD_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_FORWARD_CUH_
 

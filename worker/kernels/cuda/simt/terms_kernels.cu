@@ -1,5 +1,5 @@
-// The kernels with score terms by head-dim class. Tiles: 32 x 32, and 16 x 16 for the gradients of
-// head_dim 256, whose tiles of 32 rows would not fit every device.
+// The kernels with score terms by head-dim class. Tiles are 32 x 32, and 16 x 16 for the gradients
+// of head_dim 256, whose tiles of 32 rows would not fit every device.
 #include "worker/kernels/cuda/simt/terms_backward.cuh"
 #include "worker/kernels/cuda/simt/terms_forward.cuh"
 #include "worker/kernels/cuda/simt/terms_kernels.h"
