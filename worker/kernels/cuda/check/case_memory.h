@@ -1,5 +1,5 @@
-// What a case's run has in device memory: of a shard of keys, of a rank's queries, and of the score
-// terms of either.
+// Device buffers of one test case: one key shard, one rank's queries, and the score-term tensors of
+// either.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_CASE_MEMORY_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_CASE_MEMORY_H_
 
@@ -12,7 +12,7 @@
 
 namespace ringattn::worker::cuda::check {
 
-// A shard of keys and values.
+// The keys and values of a shard.
 struct KvMemory {
   KvMemory(int64_t k_count, int64_t v_count, int64_t element, int64_t ids_count)
       : k(k_count * element),
@@ -25,9 +25,9 @@ struct KvMemory {
   Buffer k, v, dk, dv, dk_out, dv_out, ids;
 };
 
-// A shard's part of a bias and a mask, and where the bias's gradient goes.
+// A shard's part of a bias and a mask, and the buffer for the bias's gradient.
 struct PairMemory {
-  // `rows`: the shard's, of queries or of keys as plan.pair_axis states.
+  // `rows`: number of rows of the shard, queries or keys according to plan.pair_axis.
   PairMemory(const AttentionSpec& spec, const ShardPlan& plan, int64_t rows)
       : bias(BytesOf(spec, plan, TensorId::kBias, rows)),
         mask(BytesOf(spec, plan, TensorId::kMask, rows)),
@@ -39,12 +39,12 @@ struct PairMemory {
   Buffer bias, mask, dbias;
 };
 
-// A rank's rows of the score terms' tensors.
+// A rank's rows of the score-term tensors.
 struct TermMemory {
   TermMemory(const AttentionSpec& spec, int64_t rows)
       : pairs(spec, ShardPlan(), rows),
         q_ids(PairMemory::BytesOf(spec, ShardPlan(), TensorId::kQSegmentIds, rows)) {}
-  // With the pairs of this rank's queries, or of a shard of keys.
+  // Returns the operands with the pairs of this rank's queries, or of a key shard.
   TermOperands OperandsOf(const PairMemory& of) const {
     return {of.bias.get(), of.mask.get<uint8_t>(), q_ids.get<int32_t>()};
   }
@@ -52,7 +52,7 @@ struct TermMemory {
   Buffer q_ids;
 };
 
-// One rank's rows of q and of what belongs to them.
+// One rank's rows of q and of the tensors with the same rows.
 struct QueryMemory {
   QueryMemory(int64_t rows, int64_t d, int64_t dv, int64_t element)
       : q(rows * d * element),

@@ -37,16 +37,16 @@ TEST(CheckOnFakes, CasesWithTermsPassAndRepeat) {
   ExpectAllPass(cases, GivesTheSame, splits);
   EXPECT_GT(splits.CallsOf("fake", "bias gradient"), 0);
   EXPECT_GT(splits.CallsOf("fake", "backward with dbias"), 0);
-  EXPECT_GT(splits.CallsOf("", "zeros beside dbias"), 0);
+  EXPECT_GT(splits.CallsOf("", "partial zeros of dbias"), 0);
   EXPECT_GT(splits.CallsOf("fake", "probabilities"), 10);
   for (const std::string direction : {"forward", "backward", "bias gradient"}) {
     EXPECT_GT(splits.CallsOf("fake", direction + kByKeys), 0) << direction;
   }
   EXPECT_GT(splits.CallsOf("fake", std::string("backward with dbias") + kByKeys), 0);
-  EXPECT_GT(splits.CallsOf("", std::string("zeros beside dbias") + kByKeys), 0);
+  EXPECT_GT(splits.CallsOf("", std::string("partial zeros of dbias") + kByKeys), 0);
 }
 
-// A check that lets everything through would say the same of right kernels.
+// The check must detect wrong results, which a check that accepts everything would not.
 TEST(CheckOnFakes, WhatIsWrongIsHeard) {
   std::mt19937 random(11);
   const std::vector<Case> cases(2, RandomTermCase(random, /*small=*/true));
@@ -78,7 +78,7 @@ TEST(CheckOnFakes, CasesInE4m3Pass) {
   ExpectAllPass(cases, /*repeats=*/nullptr, splits);
 }
 
-// Which give every call that it may store dk and dv as the Hopper kernels do.
+// The cases give every call buffers in which it may store dk and dv, as the Hopper kernels do.
 TEST(CheckOnFakes, PlainCasesPassAndStoreGradientsOfKeys) {
   std::mt19937 random(15);
   std::vector<Case> cases;
@@ -91,8 +91,8 @@ TEST(CheckOnFakes, PlainCasesPassAndStoreGradientsOfKeys) {
   }
 }
 
-// What is drawn for the Hopper kernels they take, and right on other kernels too, to which a case
-// goes whose family is not there.
+// The Hopper kernels take the cases that are drawn for them. If their family is missing, another
+// family computes these cases, with correct results.
 TEST(CheckOnFakes, HopperCasesAreWhatItsKernelsTake) {
   std::mt19937 random(12);
   std::vector<Case> cases;
@@ -112,7 +112,7 @@ TEST(CheckOnFakes, HopperCasesAreWhatItsKernelsTake) {
   EXPECT_EQ(splits.CallsOf("sm90", "forward"), 0);
 }
 
-// Likewise, and every one deterministic.
+// The same for deterministic cases.
 TEST(CheckOnFakes, DeterministicCasesAreWhatHoppersKernelsTake) {
   std::mt19937 random(14);
   for (const auto draw : {RandomDeterministicCase, RandomDeterministicTermCase}) {

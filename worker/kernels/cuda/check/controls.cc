@@ -15,7 +15,7 @@
 namespace ringattn::worker::cuda::check {
 namespace {
 
-// A family that computes the problem, and by which of its kernels: those with score terms, or of
+// A family that computes the problem, and which of its kernels: those with score terms, or those of
 // deterministic backwards.
 struct Kernels {
   const char* family;
@@ -25,7 +25,7 @@ struct Kernels {
 constexpr Kernels kAllKernels[] = {
     {""}, {"sm80"}, {"simt"}, {"simt", /*terms=*/true}, {"", false, /*deterministic=*/true}};
 
-// The same problem, with a slope of 0 if with terms.
+// Returns the same problem, with a slope of 0 for kernels with terms.
 AttentionProblem ForKernels(AttentionProblem problem, const Kernels& kernels) {
   problem.deterministic = kernels.deterministic;
   if (!kernels.terms) return problem;
@@ -34,8 +34,8 @@ AttentionProblem ForKernels(AttentionProblem problem, const Kernels& kernels) {
   return problem;
 }
 
-// The backward of `forward`, whose q, k and v are zero, once as it is and once stopped: the second
-// adds nothing. p is 1 / 128 for each of 128 rows, each dout 1.
+// Runs the backward of `forward`, whose q, k and v are zero, once normally and once stopped; the
+// stopped run must add nothing. p is 1 / 128 for each of 128 rows, and each dout is 1.
 bool StopWordEndsBackward(const DeviceInfo& device, const ForwardCall& forward) {
   const int64_t rows = forward.q_rows;
   const int64_t count = rows * forward.problem->head_dim;
@@ -72,7 +72,8 @@ bool StopWordEndsBackward(const DeviceInfo& device, const ForwardCall& forward) 
   return passed;
 }
 
-// Scores are 0: lse is the logarithm of the number of keys, or untouched if the kernel was stopped.
+// All scores are 0: lse must be the logarithm of the number of keys, or unchanged if the kernel was
+// stopped.
 bool StopWordEnds(const DeviceInfo& device, int64_t head_dim) {
   AttentionProblem problem;
   problem.dtype = DType::kBFloat16;
@@ -132,8 +133,8 @@ bool SumsAreSums() {
   return passed;
 }
 
-// Partials of 300 rows of 5 heads, some without keys, against the definition in double; the target
-// is the second part.
+// Merges partials of 300 rows of 5 heads, some without keys, and compares with the definition in
+// double. The target is the second part.
 bool MergesAreMerges() {
   constexpr int64_t kRows = 300, kHeads = 5, kParts = 4, kDim = 33;
   AttentionProblem problem;
@@ -205,7 +206,7 @@ bool MergesAreMerges() {
   return passed && rounded.GuardsIntact();
 }
 
-// Runs whose bytes and pitches are multiples of 16, of 4, of 2 and of nothing.
+// Copies runs whose bytes and pitches are multiples of 16, of 4, of 2 and of 1.
 bool CopiesAreCopies() {
   bool passed = true;
   for (const int64_t unit : {16, 4, 2, 1}) {

@@ -1,5 +1,5 @@
-// What is neither a random case nor a huge score: the stop word ends kernels; sums,
-// merges and copies are what they are called.
+// Checks other than random cases and huge scores: the stop word ends kernels, and sums, merges and
+// copies return the right results.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_CONTROLS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_CONTROLS_H_
 
@@ -9,7 +9,7 @@
 
 namespace ringattn::worker::cuda::check {
 
-// How many of the checks failed; prints which.
+// Returns how many checks failed; prints their names.
 int CheckControls(const DeviceInfo& device);
 
 }  // namespace ringattn::worker::cuda::check

@@ -1,17 +1,18 @@
-// Checks the CUDA kernels on a GPU: random problems over every option, dtype and head-dim class,
-// cut into ring shards in several layouts, and scores of 1e4 to 1e36, all beside common/oracle; as
-// many problems with score terms, which run twice and must give the same bits; probabilities of
-// chosen rows in half of all, and what they cost beside a forward; dropout's exact keep set; and on
-// compute capability 9.0 forwards in e4m3 and deterministic backwards.
+// Checks the CUDA kernels on a GPU against common/oracle. The problems are random ones over every
+// option, dtype and head-dim class, split into ring shards in several layouts, and scores of 1e4 to
+// 1e36. It runs as many problems with score terms twice, which must give the same bits. It checks
+// probabilities of chosen rows in half of all problems, and their cost compared with a forward;
+// dropout's exact keep set; and, on compute capability 9.0, forwards in e4m3 and deterministic
+// backwards.
 //
 //   cuda_kernels_test [--cases=N] [--seed=S] [--small] [--terms [--family=sm90]] [--fp8]
 //       [--deterministic]
 //
-// Exit code 0 iff everything passed. --small: tiny cases alone, for compute-sanitizer.
-// --terms: score terms alone, and how fast they are. --family=sm90: by its kernels, forced.
-// --fp8: forwards in e4m3 alone, which compute capability 9.0 has; each runs twice too.
-// --deterministic: deterministic backwards of plain problems alone; each runs twice, the second
-// time beside other work on the GPU.
+// Exit code 0 iff all checks passed. --small: only tiny cases, for compute-sanitizer. --terms: only
+// score terms, and their speed. --family=sm90: forces the kernels of that family. --fp8: only
+// forwards in e4m3, which compute capability 9.0 supports; each runs twice. --deterministic: only
+// deterministic backwards of plain problems; each runs twice, the second time while other work runs
+// on the GPU.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -41,21 +42,21 @@
 namespace ringattn::worker::cuda::check {
 namespace {
 
-constexpr int kMostFailures = 20;  // after which a run says no more
+constexpr int kMostFailures = 20;  // a run stops after this many
 
 struct Arguments {
   int cases = 300;
   uint32_t seed = std::random_device()();
   bool small = false;
-  bool terms = false;          // them alone
-  bool fp8 = false;            // alone
-  bool deterministic = false;  // likewise
-  std::string family;          // of the kernels with terms; empty: those that serve by themselves
+  bool terms = false;          // only score terms
+  bool fp8 = false;            // only e4m3
+  bool deterministic = false;  // only deterministic backwards
+  std::string family;          // forced for score terms; empty: the exact family's kernels
 };
 
 constexpr char kExactFamily[] = "simt";
 
-// Whose kernels with score terms are judged.
+// Returns the family whose kernels with score terms are judged.
 std::string TermFamily(const Arguments& arguments) {
   return arguments.family.empty() ? kExactFamily : arguments.family;
 }
@@ -91,7 +92,7 @@ Arguments Parse(int argc, char** argv) {
   return arguments;
 }
 
-// Error beside bound, at its worst, by dtype and tensor.
+// The worst ratio of error to bound, by dtype and tensor.
 class WorstRatios {
  public:
   void Add(DType dtype, const oracle::Report& report) {
@@ -119,7 +120,7 @@ class WorstRatios {
   std::map<DType, std::map<TensorId, Ratios>> worst_;
 };
 
-using Draw = Case (*)(std::mt19937& random, bool small);  // of random_case.h
+using Draw = Case (*)(std::mt19937& random, bool small);  // a function of random_case.h
 
 std::vector<Case> DrawCases(const Arguments& arguments, Draw draw) {
   std::mt19937 random(arguments.seed);
@@ -128,8 +129,8 @@ std::vector<Case> DrawCases(const Arguments& arguments, Draw draw) {
   return cases;
 }
 
-// Says which cases fail, every hundredth, and how near their bounds all of them came. `kind` is
-// theirs. The number that failed.
+// Prints which cases fail, every hundredth case, and how close all cases came to their bounds.
+// `kind` describes the cases. Returns the number of failures.
 int Judge(const std::vector<Case>& cases, const DeviceInfo& device, const char* kind,
           const Repeats& repeats, SplitCounts& splits) {
   WorstRatios worst;
@@ -151,7 +152,7 @@ int CheckRandomCases(const Arguments& arguments, const DeviceInfo& device) {
   SplitCounts splits;
   int failed =
       Judge(DrawCases(arguments, RandomCase), device, "plain", /*repeats=*/nullptr, splits);
-  // In so many cases every kind happens, unless the split has stopped happening.
+  // A run of this many cases contains every kind of split, unless splitting is broken.
   const bool complete = splits.Complete();
   if (arguments.cases >= 300 && !arguments.small && !complete) ++failed;
   for (const std::string family : {"sm90", "sm80", "simt"}) {
@@ -178,31 +179,31 @@ int CheckRandomCases(const Arguments& arguments, const DeviceInfo& device) {
   return failed;
 }
 
-// The directions that a run with terms must have come across, and by whom; zeros are of no family.
+// The directions that a run with terms must contain, each with its family; zeros have no family.
 std::vector<std::pair<std::string, std::string>> TermKernelsOf(const std::string& family) {
   std::vector<std::pair<std::string, std::string>> kernels = {{family, "forward"},
                                                               {family, "backward"},
                                                               {family, "bias gradient"},
                                                               {"simt", "probabilities"},
-                                                              {"", "zeros beside dbias"}};
+                                                              {"", "partial zeros of dbias"}};
   if (family == "sm90") kernels.push_back({family, "backward with dbias"});
   return kernels;
 }
 
-// In so many cases all of them happen with terms that are cut by keys, too.
+// A run of this many cases also contains every direction with terms sharded by keys.
 constexpr int kCasesByKeys = 300;
 
-// Each case twice: the exact kernels give the same bits every time, every forward does.
+// Runs each case twice. The exact kernels and every forward must give the same bits.
 int CheckTermCases(const Arguments& arguments, const DeviceInfo& device) {
   std::vector<Case> cases =
       DrawCases(arguments, arguments.family.empty() ? RandomTermCase : RandomHopperTermCase);
   if (arguments.family.empty()) {
-    for (Case& c : cases) c.family = kExactFamily;  // also where tensor cores would serve
+    for (Case& c : cases) c.family = kExactFamily;  // also if tensor cores would serve it
   }
   const auto repeats = [](const Case& c, const CaseOutputs& first,
                           const std::function<CaseOutputs()>& run) {
     CaseOutputs again = run();
-    if (c.family != kExactFamily) {  // sums across thread blocks are in any order
+    if (c.family != kExactFamily) {  // the order of sums across thread blocks varies
       again.dq = first.dq;
       again.dk = first.dk;
       again.dv = first.dv;
@@ -219,7 +220,7 @@ int CheckTermCases(const Arguments& arguments, const DeviceInfo& device) {
     ++failed;
   }
   for (const auto& [family, direction] : TermKernelsOf(TermFamily(arguments))) {
-    if (direction == "probabilities") continue;  // whose tensors are cut by queries
+    if (direction == "probabilities") continue;  // its tensors are sharded by queries
     const int calls = splits.CallsOf(family, direction + kByKeys);
     std::printf("%d calls of %s%s by %s\n", calls, direction.c_str(), kByKeys, family.c_str());
     if (arguments.cases < kCasesByKeys || calls > 0) continue;
@@ -229,7 +230,8 @@ int CheckTermCases(const Arguments& arguments, const DeviceInfo& device) {
   return failed;
 }
 
-// Forwards alone: the backward beside them is of another problem.
+// Checks only forwards: the backward of these cases has the inputs without rounding, which is
+// another problem.
 int CheckFloat8Cases(const Arguments& arguments, const DeviceInfo& device) {
   SplitCounts splits;
   int failed =
@@ -243,8 +245,8 @@ int CheckFloat8Cases(const Arguments& arguments, const DeviceInfo& device) {
   return failed;
 }
 
-// Work on a stream of its own, from its making to its end: what blocks of other kernels it delays
-// must not show.
+// Work on a separate stream while the object exists. It delays blocks of other kernels, which must
+// not change their results.
 class OtherWork {
  public:
   OtherWork() : buffer_(kBytes) {
@@ -266,7 +268,7 @@ class OtherWork {
   cudaStream_t stream_ = nullptr;
 };
 
-// `kind` is the drawn problems'.
+// `kind` describes the drawn problems.
 int CheckDeterministicCases(const Arguments& arguments, const DeviceInfo& device, Draw draw,
                             const char* kind) {
   const auto repeats = [](const Case& c, const CaseOutputs& first,
@@ -292,7 +294,7 @@ int CheckDeterministicCases(const Arguments& arguments, const DeviceInfo& device
 
 int Main(int argc, char** argv) {
   const Arguments arguments = Parse(argc, argv);
-  std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // a run that is cut off has said something
+  std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // an interrupted run has printed its lines
   const auto device = QueryDevice(0);
   Check(device.status());
   Check(CheckFamily(arguments.family));

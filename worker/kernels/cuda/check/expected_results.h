@@ -1,5 +1,5 @@
-// What the oracle says of the cases of a kernel check, worked out on the host's cores ahead of the
-// device.
+// The oracle's results for the cases of a kernel check, computed on the host's cores before the
+// device needs them.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_EXPECTED_RESULTS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_EXPECTED_RESULTS_H_
 
@@ -21,16 +21,16 @@ struct Expected {
   oracle::Result result;
 };
 
-// Take is for one thread.
+// Take may be called by one thread only.
 class ExpectedResults {
  public:
-  // `cases` outlive the object. A thread for each core; at most twice as many results as threads
-  // wait to be taken.
+  // `cases` must outlive the object. Uses one thread per core. At most twice as many results as
+  // threads wait to be taken.
   explicit ExpectedResults(const std::vector<Case>& cases);
-  // Waits for the cases being evaluated; the rest are dropped.
+  // Waits for the cases being evaluated, and drops the others.
   ~ExpectedResults();
 
-  // Of the next case, in order. REQUIRES: fewer calls than cases before.
+  // Returns the results of the next case, in order. REQUIRES: fewer earlier calls than cases.
   std::unique_ptr<const Expected> Take();
 
  private:
@@ -41,7 +41,7 @@ class ExpectedResults {
   std::mutex mutex_;
   std::condition_variable changed_;
   // Guarded by mutex_.
-  size_t next_ = 0;   // to be evaluated
+  size_t next_ = 0;   // next case to evaluate
   size_t taken_ = 0;  // by Take
   bool closing_ = false;
   std::map<size_t, std::unique_ptr<const Expected>> ready_;

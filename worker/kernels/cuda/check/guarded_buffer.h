@@ -1,4 +1,4 @@
-// Device memory for kernel checks, and what ends a check that cannot go on.
+// Device memory for kernel checks, and functions that end a check after an error.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_GUARDED_BUFFER_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_GUARDED_BUFFER_H_
 

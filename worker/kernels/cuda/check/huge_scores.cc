@@ -15,8 +15,8 @@
 namespace ringattn::worker::cuda::check {
 namespace {
 
-// Which kernels are asked. Terms that change nothing: the same segment for all, a bias of zeros,
-// whose gradient is computed by a call of its own or, stored, by the backward's.
+// The kernels under test. The terms change nothing: the same segment for all, or a bias of zeros. A
+// separate call computes the bias's gradient, or the backward stores it.
 enum class Kind { kPlain, kCapped, kSegments, kBias, kStoredBias };
 
 constexpr const char* kKindNames[] = {"plain", "capped", "segments", "bias", "stored bias"};
@@ -24,8 +24,8 @@ constexpr const char* kKindNames[] = {"plain", "capped", "segments", "bias", "st
 struct HugeCase {
   DType dtype = DType::kBFloat16;
   int64_t head_dim = 64;
-  float amplitude = 1.0f;  // of the elements that meet; their scores are its square times scale
-  bool negative = false;   // all keys far below zero, the largest among them the least far
+  float amplitude = 1.0f;  // of the nonzero elements; their scores are its square times the scale
+  bool negative = false;   // all scores are far below zero, the largest the least far
   std::string family;
   Kind kind = Kind::kPlain;
   bool steep = false;    // deltas of more than 2^31
@@ -43,16 +43,17 @@ struct HugeCase {
 };
 
 // Row i sees keys whose scores are a, 2 a, ... (or their negatives) times the square of the
-// amplitude; the largest is key (7 i) % keys. Keys come in two calls, as around a ring.
+// amplitude. The largest is that of key (7 i) % keys. The keys come in two calls, as in a ring.
 //
-// dP of the largest is delta but for dlse, exactly: all of v, dout and dlse are whole multiples of
-// one power of two, few enough for every sum. So dS is p dlse there, 0 elsewhere.
+// dP of the largest score is exactly delta without dlse: all of v, dout and dlse are whole
+// multiples of one power of two, small enough for every sum to be exact. dS is therefore p dlse
+// there, and 0 elsewhere.
 class HugeScores {
  public:
   explicit HugeScores(const HugeCase& c) : c_(c) {
     const int64_t d = c.head_dim;
     std::vector<float> q(kRows * d), k(kKeys * d);
-    // One column for every key: q's row asks the key that it chooses twice as much as the others.
+    // One column per key: q's row weights the key that it chooses twice as much as the others.
     for (int64_t i = 0; i < kRows; ++i) {
       for (int64_t j = 0; j < kKeys; ++j) {
         const float chosen = j == ChosenBy(i) ? 2.0f : 1.0f;
@@ -65,7 +66,8 @@ class HugeScores {
     q_values_ = Rounded(q);
     k_values_ = Rounded(k);
     // Multiples of 1/8 (steep: of 2^10), exact in every dtype. Steep: positive, so that the least
-    // delta is 64 times 2^26. Beside it a dlse would be rounded away or, in fp16's dS, infinite.
+    // delta is 64 times 2^26. With such a delta, dlse would be rounded away or, in fp16's dS,
+    // infinite.
     const float factor = c.steep ? 0x1p13f : 1.0f, shift = c.steep ? 1.0f : -2.0f;
     std::vector<float> v(kKeys * d), dout(kRows * d);
     for (size_t i = 0; i < v.size(); ++i) {
@@ -81,7 +83,7 @@ class HugeScores {
     for (int64_t i = 0; i < kRows && !c.steep; ++i) dlse_[i] = static_cast<float>(i % 7) - 3.0f;
   }
 
-  // Prints what is wrong.
+  // Runs the case and prints its errors; returns whether there are none.
   bool Passes(const DeviceInfo& device) {
     const int64_t d = c_.head_dim;
     AttentionProblem problem;
@@ -150,7 +152,7 @@ class HugeScores {
     return operands;
   }
 
-  // The keys of one of the two calls.
+  // Returns the keys of one of the two calls.
   KvBlock Half(const Memory& memory, int step) const {
     const int64_t first = step * kKeys / 2 * c_.head_dim;
     KvBlock block;
@@ -160,7 +162,7 @@ class HugeScores {
     block.v = memory.v.get<char>() + first * ElementBytes(c_.dtype);
     block.dk = memory.dk.get<float>() + first;
     block.dv = memory.dv.get<float>() + first;
-    block.segment_ids = Operands(memory).q_segment_ids;  // all are alike
+    block.segment_ids = Operands(memory).q_segment_ids;  // all ids are equal
     return block;
   }
 
@@ -240,13 +242,14 @@ class HugeScores {
     return c_.kind == Kind::kCapped ? kCap * std::tanh(score / kCap) : score;
   }
 
-  // By how much the backward's p of a chosen key may differ from 1, and what is made of it, after
-  // so many roundings. A wide row's is exactly 1: what
-  // is subtracted from its score was rounded like it. Below, lse and score are products and sums of
-  // fp32 of the size S = |Score()|, rounded by 2^-24 S each: the base in log2 units, lse, its way
-  // back to log2 units, and the two constants, log2(e) and ln 2. docs/numerics.md grants 2^-21 of
-  // p (1 + S) in all. P is then rounded to the dtype, above 1 by half of 2^-7 (bf16) or 2^-10. Of a
-  // capped one the tangent counts as well; how near that comes is not what is asked here.
+  // Returns how far the backward's p of a chosen key, and values computed from it, may differ from
+  // 1 after `roundings` roundings. A wide row's p is exactly 1: the value that is subtracted from
+  // its score was rounded in the same way. For other rows, lse and score are fp32 products and sums
+  // of the size S = |Score()|, each rounded by 2^-24 S. These are the base in log2 units, lse, its
+  // conversion back to log2 units, and the two constants, log2(e) and ln 2. docs/numerics.md
+  // permits 2^-21 of p (1 + S) in total. P is then rounded to the dtype, above 1 by half of 2^-7
+  // (bf16) or 2^-10. With a softcap the error of the tanh counts as well; this test does not
+  // measure it closely.
   double ProbabilityError(int roundings) const {
     const double size = std::fabs(Score());
     if (size >= 0x1p17) return 0;
@@ -256,7 +259,7 @@ class HugeScores {
     return 0x1p-21 * (1 + size) + roundings * rounding + (c_.kind == Kind::kCapped ? 0.01 : 0.0);
   }
 
-  // A gradient beside what it is to be.
+  // The expected values of a gradient.
   class Sums {
    public:
     explicit Sums(int64_t count) : exact_(count, 0.0), magnitude_(count, 0.0) {}
@@ -265,8 +268,8 @@ class HugeScores {
       exact_[i] += x;
       magnitude_[i] += std::fabs(x);
     }
-    // How many elements are off by more than `error` of their magnitude and their rounding; `worst`
-    // becomes the largest error beside its bound.
+    // Returns how many elements are off by more than `error` of their magnitude plus their
+    // rounding. Sets `worst` to the largest ratio of error to bound.
     int Wrong(const std::vector<float>& found, double error, double* worst) const {
       int wrong = 0;
       for (size_t i = 0; i < exact_.size(); ++i) {
@@ -325,7 +328,7 @@ using Cases = std::vector<HugeCase>;
 
 constexpr DType kHalves[] = {DType::kBFloat16, DType::kFloat16};
 
-// fp16's elements end at 65504, and twice the amplitude is one.
+// fp16 elements end at 65504, and twice the amplitude is one of them.
 bool Holds(DType dtype, float amplitude) { return dtype != DType::kFloat16 || amplitude <= 3.2e4f; }
 
 void AddPlain(Cases& cases) {
@@ -344,7 +347,7 @@ void AddPlain(Cases& cases) {
   }
 }
 
-// Also of scores that are narrow, and capped: kernels of their own.
+// Adds cases with narrow and with capped scores too, because separate kernels compute them.
 void AddSteepAndOrdered(Cases& cases) {
   for (const DType dtype : kHalves) {
     for (const int64_t head_dim : {64, 96, 128, 192, 256}) {

@@ -1,4 +1,4 @@
-// Cases one after another through the kernels of one device, each beside the oracle.
+// Runs cases one after another on the kernels of one device and compares each with the oracle.
 //
 // Tests: check_on_fakes_test.cc, cuda_kernels_test.cc
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_JUDGE_CASES_H_
@@ -17,24 +17,24 @@
 namespace ringattn::worker::cuda::check {
 
 struct Judgement {
-  oracle::Report report;  // of a case in e4m3 the forward's results alone
+  oracle::Report report;  // for a case in e4m3, only of the forward's results
   bool intact = true;     // see CaseOutputs
-  bool same = true;       // as Repeats says
+  bool same = true;       // the result of Repeats
 
   bool passed() const { return report.passed() && intact && same; }
-  // What is not right, by lines.
+  // Describes the errors, one per line.
   std::string ToString() const;
 };
 
-// Whether `again`, which runs the case once more, gives what the first run gave. Empty: cases run
-// once.
+// Returns whether `again`, which runs the case once more, gives the results of the first run.
+// Empty: cases run once.
 using Repeats =
     std::function<bool(const Case&, const CaseOutputs& first, std::function<CaseOutputs()> again)>;
 
-// Bit for bit, of a case in e4m3 the forward's results alone.
+// Compares bit for bit; for a case in e4m3 only the forward's results.
 bool GivesTheSame(const Case& c, const CaseOutputs& first, std::function<CaseOutputs()> again);
 
-// Hears of every case, in order; false: of no more.
+// Called for every case, in order; return false to stop.
 using Hear = std::function<bool(const Case&, const Judgement&)>;
 
 void JudgeCases(const std::vector<Case>& cases, const DeviceInfo& device, const Repeats& repeats,

@@ -16,14 +16,14 @@
 namespace ringattn::worker::cuda::check {
 namespace {
 
-// Queries; as many keys, so that each has a column of v, whose widest kernels with terms have 256,
-// on tensor cores 128.
+// Number of queries and of keys. Each key has a column of v; the widest kernels with terms have 256
+// columns, those on tensor cores 128.
 constexpr int64_t kMostRows = 140;
 constexpr int64_t kRowsOnTensorCores = 126;
 constexpr int64_t kHeads = 3;
 constexpr int64_t kBatch = 2;
 
-// One piece of a document, from a position that no tile begins at.
+// One piece of a document, at a position where no tile begins.
 struct Placing {
   const char* name;
   int64_t position;
@@ -60,7 +60,7 @@ class KeepSets {
     dropout.first_key = 3'999'999'989u;
   }
 
-  // Wrong pairs.
+  // Returns the number of wrong pairs.
   int64_t Run() {
     const int64_t count = batch_ * rows_ * kHeads * dim_;
     const int64_t bytes = count * ElementBytes(dtype_);
@@ -102,7 +102,7 @@ class KeepSets {
   }
 
  private:
-  // Two halves, each a document of its own where packed.
+  // Returns two halves; if packed, each is a separate document.
   std::vector<Piece> Pieces() const {
     const Piece whole{0, rows_, 0, placing_.position, placing_.stride};
     if (!placing_.packed) return {whole};

@@ -1,4 +1,4 @@
-// Prepared kernels run in tests.
+// Launches prepared kernels in tests and waits for them.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_LAUNCH_AND_WAIT_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_LAUNCH_AND_WAIT_H_
 
@@ -18,8 +18,8 @@ namespace ringattn::worker::cuda::check {
 
 using Prepared = absl::StatusOr<std::unique_ptr<PreparedKernel>>;
 
-// Memory of keys that come when a call has been launched: NaN until then. From the host, by a copy
-// engine, as the call may have all the multiprocessors.
+// The memory of keys that arrive after the launch of a call, and hold NaN until then. They come
+// from the host by a copy engine, because the call may occupy all multiprocessors.
 class LateKeys {
  public:
   LateKeys() { Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
@@ -32,7 +32,7 @@ class LateKeys {
   LateKeys(const LateKeys&) = delete;
   LateKeys& operator=(const LateKeys&) = delete;
 
-  // Takes what lies there away.
+  // Saves the memory's contents on the host and fills it with NaN.
   void Take(void* device, size_t bytes) {
     if (bytes == 0) return;
     Piece piece{device, nullptr, bytes};
@@ -41,7 +41,8 @@ class LateKeys {
     Check(cudaMemset(device, 0xFF, bytes), "late keys");
     pieces_.push_back(piece);
   }
-  // Enqueues its return a millisecond from now, and the word about it.
+  // Enqueues the restoration of the contents in a millisecond, followed by the word that signals
+  // it.
   void Come(uint32_t* word) {
     if (one_ == nullptr) {
       Check(cudaHostAlloc(reinterpret_cast<void**>(&one_), 4, cudaHostAllocDefault), "word");
@@ -70,7 +71,7 @@ class LateKeys {
 };
 
 // Runs a prepared call with tables and scratch of exactly the stated size. `late`: its late keys,
-// which come when it has been launched; REQUIRES a kernel that waits for them.
+// which arrive after the launch. REQUIRES: the kernel waits for late keys.
 inline void LaunchAndWait(const Prepared& prepared, const uint32_t* stop_word = nullptr,
                           LateKeys* late = nullptr) {
   Check(prepared.status());
@@ -92,7 +93,7 @@ inline void LaunchAndWait(const Prepared& prepared, const uint32_t* stop_word = 
   }
 }
 
-// The fastest of so many launches, in seconds.
+// Returns the time of the fastest of `launches` launches, in seconds.
 inline double BestSeconds(const Prepared& prepared, int launches) {
   Check(prepared.status());
   PreparedKernel& kernel = **prepared;

@@ -17,12 +17,12 @@ namespace ringattn::worker::cuda::check {
 namespace {
 
 constexpr int64_t kOuter = 2, kHeads = 7;
-// Of the whole: with a few runs of them in a part, and with as many runs as a part has rows, which
-// are more than a block's shared memory takes.
+// Rows of the whole: with a few runs in a part, and with as many runs as a part has rows, which
+// exceed a block's shared memory.
 constexpr int64_t kFewRows = 200, kManyRows = 6000;
 constexpr int64_t kPartsOfOneHead = 40;
 
-// A part by the definition: which rows and heads of the whole it has.
+// A part by its definition: the rows and heads of the whole that it has.
 struct Lists {
   std::vector<RowRun> runs;
   std::vector<int32_t> heads;
@@ -36,7 +36,7 @@ struct Lists {
   }
 };
 
-// Of every step-th row, by itself.
+// Returns one run for each step-th row.
 std::vector<RowRun> SingleRows(int64_t rows, int64_t step) {
   std::vector<RowRun> runs;
   for (int64_t row = 0; row < rows; row += step) runs.push_back({row, 1, 1, row / step});
@@ -109,7 +109,7 @@ std::vector<float> Statistics(int64_t count, uint32_t seed) {
   return lse;
 }
 
-// What a row of lse -inf has is 0.
+// Sets the values of rows with an lse of -inf to 0.
 void ZeroWhereNothing(const std::vector<float>& lse, int64_t rows, int64_t heads, int64_t width,
                       std::vector<float>& values) {
   for (int64_t o = 0; o < kOuter; ++o) {
@@ -133,10 +133,10 @@ struct Setting {
   DType dtype;
   int64_t width;
   int64_t rows = kFewRows;
-  bool same = false;  // fp32, final, not initial: the result's memory is the values'
+  bool same = false;  // fp32, final, not initial: the result is written to the values' memory
 };
 
-// One row and head.
+// The expected result of one row and head.
 struct Expected {
   std::vector<double> values;
   double lse = -INFINITY;
@@ -154,7 +154,7 @@ struct Expected {
 };
 
 bool Scatters(const Setting& setting) {
-  // Heads of two parts at one row are others where they are merged.
+  // In merges, two parts have different heads at the same row.
   std::vector<Lists> lists = {
       {RunsOf(setting.rows),
        setting.merges ? std::vector<int32_t>{1, 4} : std::vector<int32_t>{1, 4, 4, 6}},

@@ -13,7 +13,7 @@ namespace ringattn::worker::cuda::check {
 namespace {
 
 constexpr int64_t kQueries = 20, kKeys = 300, kColumns = 301, kHeads = 6, kKvHeads = 2, kDim = 72;
-constexpr int64_t kInDocument = 18;  // rows behind are of no document
+constexpr int64_t kInDocument = 18;  // later rows have no document
 
 class Control {
  public:
@@ -23,7 +23,7 @@ class Control {
     problem_.num_kv_heads = kKvHeads;
     problem_.head_dim = problem_.head_dim_v = kDim;
     problem_.softmax_scale = 0.125f;
-    // Row i, of position 10 i, sees the ten keys from 10 i + 3 on.
+    // Row i, at position 10 i, sees the ten keys from 10 i + 3 on.
     problem_.bands = {Band{.lower = 3, .upper = 12}};
     std::vector<float> lse;
     for (int64_t h = 0; h < kHeads; ++h) {
@@ -34,7 +34,7 @@ class Control {
     Check(StartZero({k_.get(), kKeys * kKvHeads * kDim * 2}, nullptr));
   }
 
-  // `calls`: a part of the keys each.
+  // `calls`: number of calls, each with a part of the keys.
   bool Run(const std::vector<ChosenRow>& rows, int calls, bool stopped) {
     Buffer target(rows.size() * kHeads * kColumns * 4), stop(4);
     stop.Upload(std::vector<uint32_t>{stopped});
@@ -70,7 +70,7 @@ class Control {
   }
   static float Lse(int64_t row) { return row < kInDocument ? std::log(10.0f) : -INFINITY; }
   static bool Right(int64_t row, int64_t key, float found, bool stopped) {
-    if (stopped) return !(found > 0);  // untouched, or nothing seen
+    if (stopped) return !(found > 0);  // unchanged, or no key seen
     return Seen(row, key) ? std::fabs(found - 0.1f) < 1e-6f : found == 0.0f;
   }
 

@@ -1,4 +1,4 @@
-// Control of chosen rows' probabilities, beside the random cases that ask for them.
+// Check of chosen rows' probabilities, in addition to the random cases with such rows.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_PROBABILITY_CONTROLS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_PROBABILITY_CONTROLS_H_
 
@@ -6,9 +6,9 @@
 
 namespace ringattn::worker::cuda::check {
 
-// Equal scores, so that a row's weights are 1 in its number of keys: from one call and from three,
-// by the kernel for many rows and by that for few; a row of no document has zeros; a stopped call
-// stores no weight.
+// All scores are equal, so a row's weights are 1 divided by its number of keys. Checks one call and
+// three calls, with the kernel for many rows and the one for few. A row without a document must
+// have zeros; a stopped call must store no weight.
 bool ProbabilitiesAreProbabilities(const DeviceInfo& device);
 
 }  // namespace ringattn::worker::cuda::check

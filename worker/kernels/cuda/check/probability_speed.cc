@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kHeads = 32, kKvHeads = 8, kDim = 128;
 
-// Around one, of either sign: a GPU draws less power, and runs faster, on zeros.
+// Numbers around one, of either sign: a GPU draws less power, and runs faster, on zeros.
 std::vector<uint16_t> Numbers(int64_t count) {
   std::vector<uint16_t> bits(count);
   uint32_t state = 1;

@@ -12,9 +12,9 @@
 namespace ringattn::worker::cuda::check {
 namespace {
 
-// Visible pairs times head_dim that the oracle is asked for, without masks: some seconds.
+// Most visible pairs times head_dim, without masks, that the oracle computes: some seconds.
 constexpr int64_t kMostWork = int64_t{250} << 20;
-// With terms, of which it draws bits for each pair.
+// The same with score terms, for which the oracle draws bits for each pair.
 constexpr int64_t kMostTermWork = int64_t{40} << 20;
 
 template <typename T>
@@ -52,7 +52,7 @@ AttentionOptions PickOptions(std::mt19937& random, int64_t head_dim) {
   if (random() % 4 == 0) options.softcap = Pick(random, {2.0, 30.0, 50.0});
   double scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
   if (random() % 8 == 0) scale = Pick(random, {0.3, 1.0, -0.1});
-  options.softmax_scale = static_cast<float>(scale);  // what kernels get
+  options.softmax_scale = static_cast<float>(scale);  // as kernels get it
   return options;
 }
 
@@ -78,7 +78,8 @@ void AddBias(std::mt19937& random, AttentionOptions& options) {
                           .gradient = random() % 3 != 0};
 }
 
-// A bias whose gradient sm90's backward can store: of each head, in rows of whole vectors.
+// Changes a bias so that sm90's backward can store its gradient: one plane per head, in rows of
+// whole vectors.
 void FitStores(Case& c) {
   AttentionShape& shape = c.spec.shape;
   BiasForm& bias = *c.spec.options.bias;
@@ -86,8 +87,8 @@ void FitStores(Case& c) {
   bias.per_batch = !shape.packed;
   bias.float32 = false;
   if (c.layout == Layout::kStriped) c.layout = Layout::kZigzag;
-  // Shards begin at multiples of eight keys; of packed documents the longest decides how many
-  // columns there are.
+  // Shards begin at multiples of eight keys. For packed documents, the longest one determines the
+  // number of columns.
   const int64_t step = 8 * (shape.packed ? 1 : 2 * c.world);
   if (shape.packed) c.world = 1;
   const int64_t longest = PairColumns(shape);
@@ -115,7 +116,8 @@ void AddTerms(std::mt19937& random, Case& c) {
   AttentionShape& shape = c.spec.shape;
   AttentionOptions& options = c.spec.options;
   options.deterministic = random() % 3 == 0;
-  const uint32_t which = random();  // a bit for each; at least one, unless the order is what counts
+  const uint32_t which = random();  // one bit per term; at least one term, unless the order is
+                                    // tested
   if (which % 2) AddBias(random, options);
   if (which / 2 % 2) {
     options.mask = MaskForm{
@@ -132,15 +134,15 @@ void AddTerms(std::mt19937& random, Case& c) {
   if (which / 16 % 2 || (!HasScoreTerms(options) && !options.deterministic)) {
     AddDropout(random, options);
   }
-  // Packed problems have one bias and mask for all documents, whose rows are all tokens.
+  // Packed problems have one bias and one mask for all documents; their rows are all tokens.
   if (shape.packed && options.bias.has_value()) options.bias->per_batch = false;
   if (shape.packed && options.mask.has_value()) options.mask->per_batch = false;
   options.sinks = random() % 3 == 0;
   c.hostile = options.segment_ids && !options.sinks && random() % 2 == 0;
 }
 
-// Every second case that can have its bias and mask cut by keys: calls have one block of keys,
-// masks bytes.
+// Shards the bias and the mask of every second suitable case by keys: its calls have one block of
+// keys, and its masks are bytes.
 void CutByKeys(Case& c) {
   AttentionOptions& options = c.spec.options;
   c.by_keys = c.seed / 144 % 2 == 0 && !c.spec.shape.packed && c.spec.shape.seq_len_kv > 0 &&
@@ -149,7 +151,7 @@ void CutByKeys(Case& c) {
   if (c.by_keys && options.mask.has_value()) options.mask->bits = false;
 }
 
-// Of every second case that can have them: a few rows, some twice, in no order.
+// Adds a few rows, some twice, in random order, to every second suitable case.
 void AddProbabilityRows(std::mt19937& random, AttentionSpec& spec) {
   const AttentionShape& shape = spec.shape;
   if ((shape.num_documents() > 1 && !shape.packed) || random() % 2) return;
@@ -163,7 +165,7 @@ void AddProbabilityRows(std::mt19937& random, AttentionSpec& spec) {
   }
 }
 
-// What hidden rows are filled with: NaN in every type.
+// Fills hidden rows with NaN, which is 0xFF in every type.
 void Poison(const std::vector<int32_t>& ids, std::vector<char>& tensor) {
   if (ids.empty()) return;
   const size_t bytes = tensor.size() / ids.size();
@@ -220,7 +222,7 @@ std::string Case::ToString() const {
     line += std::string(" mask(") + (mask->per_batch ? "B" : "1") + (mask->per_head ? ",H" : ",1") +
             (mask->bits ? ",bits)" : ")");
   }
-  if (by_keys) line += " cut by keys";
+  if (by_keys) line += " sharded by keys";
   if (options.segment_ids) line += hostile ? " segment ids (hostile)" : " segment ids";
   if (!options.alibi_slopes.empty()) {
     line += " alibi(" + std::to_string(options.alibi_slopes.size()) + ")";
@@ -256,10 +258,10 @@ Case RandomCase(std::mt19937& random, bool small) {
   if (random() % 10 == 0) c.amplitude = 4.0f;
   c.seed = random();
   c.long_keys = c.seed % 3 == 0;
-  // Groups have blocks of their own to store dk and dv in small problems no other way.
+  // In small problems, this is the only way for blocks to process whole groups and store dk and dv.
   c.few_sms = c.seed / 3 % (shape.group_size() > 1 ? 2 : 4) == 0;
   c.apart = c.seed / 12 % 4 == 0;
-  // Striped keys of several blocks have another stride than q, which few kernels take.
+  // Striped keys of several blocks have a different stride from q, which few kernels support.
   if (c.world == 1 && c.layout != Layout::kStriped) c.key_blocks = 1 + c.seed / 48 % 3;
   AddProbabilityRows(random, c.spec);
   return c;
@@ -275,7 +277,7 @@ Case RandomTermCase(std::mt19937& random, bool small) {
   LimitWork(kMostTermWork, shape);
   c.small_device = false;
   AddTerms(random, c);
-  c.spec.probability_rows.clear();  // drawn when its documents were not packed yet
+  c.spec.probability_rows.clear();  // drawn before its documents were packed
   AddProbabilityRows(random, c.spec);
   CutByKeys(c);
   return c;
@@ -293,7 +295,7 @@ Case RandomHopperTermCase(std::mt19937& random, bool small) {
   if (random() % 16 == 0) options.softmax_scale = 0;
   options.deterministic = false;
   if (!HasScoreTerms(options)) AddDropout(random, options);
-  if (random() % 2) options.softcap = 0;  // whose backward is another family's
+  if (random() % 2) options.softcap = 0;  // another family computes its backward
   if (options.bias.has_value() && options.bias->gradient && random() % 2) FitStores(c);
   CutByKeys(c);
   c.hostile = false;
@@ -323,7 +325,7 @@ Case RandomDeterministicCase(std::mt19937& random, bool small) {
 
 Case RandomDeterministicTermCase(std::mt19937& random, bool small) {
   Case c = RandomHopperTermCase(random, small);
-  if (random() % 2) {  // alone they leave whole tiles empty
+  if (random() % 2) {  // without other terms they leave whole tiles empty
     c.spec.options.mask = {};
     c.spec.options.segment_ids = true;
     CutByKeys(c);

@@ -69,7 +69,7 @@ class CaseRun {
   }
 
  private:
-  // The chosen rows that a rank has: where, and their numbers among all.
+  // The chosen rows that a rank has: their locations, and their numbers among all chosen rows.
   struct ChosenRows {
     std::vector<ChosenRow> rows;
     std::vector<int64_t> numbers;
@@ -84,7 +84,7 @@ class CaseRun {
   int64_t QueryRowBytes(int64_t dim) const { return shape_.num_heads * dim * element_; }
   int64_t KeyRowBytes(int64_t dim) const { return shape_.num_kv_heads * dim * element_; }
 
-  // Of the keys that a rank has in a step, where it has one block of them.
+  // Returns the key shard that a rank has in a step, if it has one block of keys.
   int ShardAt(int rank, int step) const { return (rank + case_.world - step) % case_.world; }
   std::vector<KvBlock> BlocksOf(int rank, int step) const {
     if (case_.one_call || case_.key_blocks > 1) return blocks_;
@@ -93,7 +93,8 @@ class CaseRun {
   const AttentionProblem& ProblemAt(int rank, int step) const {
     return case_.by_keys ? key_problems_[ShardAt(rank, step)] : problem_;
   }
-  // The pairs of a step's call: its rank's, or where they are cut by keys its keys'.
+  // Returns the pairs of a step's call: those of its rank, or those of its keys if terms are
+  // sharded by keys.
   const PairMemory& PairsAt(int rank, int step, const TermMemory& terms) const {
     return case_.by_keys ? *key_pairs_[ShardAt(rank, step)] : terms.pairs;
   }
@@ -111,7 +112,7 @@ class CaseRun {
     }
   }
 
-  // Of each shard of keys.
+  // Creates the pairs of each key shard.
   void MakeKeyPairs() {
     for (size_t i = 0; i < kv_shards_.size(); ++i) {
       const Shard& shard = kv_shards_[i];
@@ -133,7 +134,7 @@ class CaseRun {
     target.Upload(Gather(whole, layout.outer, layout.rows, layout.inner_bytes, shard.tokens));
   }
 
-  // As PlaceDbias, ahead of the calls of all ranks.
+  // As PlaceDbias, before the calls of all ranks.
   void PlaceDbiasByKeys(int index, PairMemory& memory) {
     std::vector<BiasGradientCall> calls;
     for (const Shard& queries : q_shards_) {
@@ -147,7 +148,7 @@ class CaseRun {
     PlaceDbias(calls, DbiasBeforeByKeys(kv_shards_[index]), memory.dbias);
   }
 
-  // Of queries, or of keys where they are cut so.
+  // Collects dbias of a shard of queries, or of keys if terms are sharded by keys.
   void CollectDbias(const Shard& shard, const PairMemory& memory) {
     if (!has_dbias()) return;
     const TensorLayout layout = LayoutOf(case_.spec, pair_plan_, TensorId::kDbias);
@@ -221,8 +222,8 @@ class CaseRun {
     sinks_->Upload(inputs_.sinks);
   }
 
-  // use(local, row, global): where a row's statistic is in the rank's lse, which row of the
-  // oracle's out it is, and where it is in the whole lse.
+  // Calls use(local, row, global) with the indices of a row's statistic in the rank's lse, in the
+  // rows of the oracle's out, and in the whole lse.
   template <typename Use>
   void ForStatistics(const Shard& shard, const Use& use) const {
     for (int64_t b = 0; b < shape_.batch; ++b) {
@@ -262,7 +263,8 @@ class CaseRun {
     }
   }
 
-  // The last of several blocks, in some cases; some so late that tiles are split.
+  // Marks the last of several blocks as late in some cases; in some of these it is so late that
+  // tiles are split.
   void MakeLate(ForwardCall& call) const {
     if (call.blocks.size() < 2 || case_.seed % 3 == 0) return;
     call.blocks.back().late = true;
@@ -294,7 +296,7 @@ class CaseRun {
     return chosen;
   }
 
-  // Beside the forward's own lse.
+  // Computes the probabilities with the forward's lse.
   void Probabilities(int rank, QueryMemory& memory, const TermMemory& terms) {
     const ChosenRows chosen = ChosenOf(q_shards_[rank]);
     if (chosen.rows.empty()) return;
@@ -326,8 +328,8 @@ class CaseRun {
     outputs_.intact = outputs_.intact && target.GuardsIntact();
   }
 
-  // prepare(tuning) by the case's family, if it takes the call; else by whoever does. What a family
-  // came across, the run's counts say.
+  // Runs prepare(tuning) with the case's family, or with any family if that one does not take the
+  // call. The run's counts show which calls a family computed.
   template <typename Prepare>
   Prepared ByFamily(const Prepare& prepare) const {
     KernelTuning tuning;
@@ -339,7 +341,7 @@ class CaseRun {
     return prepare(tuning);
   }
 
-  // dq's sums become 0 beside it.
+  // Also sets dq's sums to 0.
   void CheckDelta(const Shard& shard, QueryMemory& memory, const std::vector<char>& out_bits) {
     const int64_t dv = shape_.head_dim_v;
     Check(StartDelta(
@@ -437,12 +439,13 @@ class CaseRun {
     return call;
   }
 
-  // By one kernel, if the case asks for that where it can be; false if not.
+  // Computes both gradients by one kernel, if the case requests it and a kernel can; returns false
+  // if not.
   bool BothGradients(const BackwardCall& call, const BiasGradientCall& gradient) {
     if (case_.apart) return false;
     const KernelTuning tuning{.family = case_.family};
     absl::StatusOr<PreparedGradients> both = PrepareGradients(call, gradient, device_, tuning);
-    if (absl::IsInvalidArgument(both.status())) return false;  // another family's
+    if (absl::IsInvalidArgument(both.status())) return false;  // another family computes it
     Check(both.status());
     if (both->backward == nullptr) return false;
     const Prepared prepared = std::move(both->backward);
@@ -460,8 +463,8 @@ class CaseRun {
     Count(**prepared, "bias gradient");
   }
 
-  // What is left of NaN by the zeroing that knows the calls; or, where they are none that it knows,
-  // `before`.
+  // Uploads NaN and runs the zeroing kernel that knows the calls. If there is none for these calls,
+  // uploads `before`.
   void PlaceDbias(const std::vector<BiasGradientCall>& gradients, std::vector<char> before,
                   Buffer& dbias) {
     std::vector<const BiasGradientCall*> behind;
@@ -472,10 +475,10 @@ class CaseRun {
     std::fill(before.begin(), before.end(), static_cast<char>(0xff));
     dbias.Upload(before);
     LaunchAndWait(zero);
-    Count(**zero, "zeros beside dbias");
+    Count(**zero, "partial zeros of dbias");
   }
 
-  // As DbiasBefore, of a shard of keys.
+  // As DbiasBefore, for a key shard.
   std::vector<char> DbiasBeforeByKeys(const Shard& shard) const {
     const TensorLayout layout = LayoutOf(case_.spec, pair_plan_, TensorId::kDbias);
     const int64_t rows = layout.outer, element = layout.inner_bytes;
@@ -492,8 +495,8 @@ class CaseRun {
     return before;
   }
 
-  // What a rank's dbias holds before its calls: NaN where they have a pair that the band shows,
-  // whose element they must store whatever stood there, 0 elsewhere.
+  // Returns the contents of a rank's dbias before its calls: NaN at pairs that the band shows,
+  // whose elements the calls must store over any value, and 0 elsewhere.
   std::vector<char> DbiasBefore(const Shard& shard) const {
     const TensorLayout layout = LayoutOf(case_.spec, TensorId::kDbias);
     const int64_t row_bytes = layout.inner_bytes;
@@ -516,7 +519,8 @@ class CaseRun {
     return before;
   }
 
-  // Of a shard of keys. `stored`: the gradient itself, or null: `sums` are it.
+  // Collects the gradient of a key shard. `stored`: the stored gradient, or null if it is in
+  // `sums`.
   void CollectKeyGradient(const Shard& shard, const Buffer& sums, const Buffer* stored, int64_t dim,
                           std::vector<char>& target) {
     const int64_t count = shape_.batch * shard.rows() * shape_.num_kv_heads * dim;
@@ -543,9 +547,9 @@ class CaseRun {
   const std::vector<Shard> kv_shards_;
   bool has_empty_rows_ = false;
   bool stored_ = false;                               // dk_out and dv_out instead of dk and dv
-  std::vector<std::unique_ptr<KvMemory>> kv_memory_;  // of kv_shards_
-  std::vector<KvBlock> blocks_;                       // likewise
-  // Where terms are cut by keys, likewise.
+  std::vector<std::unique_ptr<KvMemory>> kv_memory_;  // one per shard of kv_shards_
+  std::vector<KvBlock> blocks_;                       // one per shard of kv_shards_
+  // One per shard of kv_shards_ if terms are sharded by keys.
   std::vector<AttentionProblem> key_problems_;
   std::vector<std::unique_ptr<PairMemory>> key_pairs_;
   std::unique_ptr<Buffer> sinks_;

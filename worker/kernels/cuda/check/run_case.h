@@ -1,6 +1,6 @@
-// One case through the kernels of one device, as the ranks of a ring would run it, one after
-// another. Outputs are poisoned with NaN first, inputs are surrounded by NaN, and the surroundings
-// of what is written must stay untouched.
+// Runs one case on the kernels of one device, as the ranks of a ring would, one after another.
+// Outputs are filled with NaN first, and inputs are surrounded by NaN. The memory around outputs
+// must stay unchanged.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_RUN_CASE_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_RUN_CASE_H_
 
@@ -16,10 +16,10 @@ namespace ringattn::worker::cuda::check {
 
 struct CaseOutputs {
   std::vector<char> out, dq, dk, dv;  // whole tensors in the case's dtype
-  std::vector<char> dbias;            // in the bias's, where its gradient is asked for
+  std::vector<char> dbias;            // in the bias's dtype, if its gradient is requested
   std::vector<float> lse;
-  std::vector<float> probabilities;  // where some rows' are asked for
-  // No guard was touched, and delta is the sum that it should be of the kernels' own out.
+  std::vector<float> probabilities;  // if some rows' probabilities are requested
+  // No guard was overwritten, and delta is the right sum for the kernels' out.
   bool intact = true;
 
   oracle::Outputs view() const {
@@ -31,11 +31,11 @@ struct CaseOutputs {
             .dbias = dbias.empty() ? nullptr : dbias.data(),
             .probabilities = probabilities.empty() ? nullptr : probabilities.data()};
   }
-  // Bit for bit.
+  // Compares bit for bit.
   bool operator==(const CaseOutputs& other) const;
 };
 
-// The backward gets the exact lse and delta, rounded to fp32: it is judged alone.
+// The backward gets the exact lse and delta, rounded to fp32, so that it is judged separately.
 CaseOutputs RunCase(const Case& c, const Expected& expected, const DeviceInfo& device,
                     SplitCounts& splits);
 

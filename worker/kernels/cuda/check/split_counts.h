@@ -1,5 +1,5 @@
-// What a run of the kernel check has come across: a run in which a kind of call never happened has
-// not checked it.
+// Counts of the calls that a run of the kernel check contained. A run without a call of some kind
+// has not checked that kind.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_SPLIT_COUNTS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_SPLIT_COUNTS_H_
 
@@ -13,10 +13,10 @@
 
 namespace ringattn::worker::cuda::check {
 
-// Direction of forwards whose last keys came when they had been launched.
+// Direction of forwards whose last keys arrived after the launch.
 inline constexpr char kLateKeys[] = "forward with late keys";
 
-// Behind a direction: of calls whose bias and mask are cut by keys.
+// Suffix of a direction: calls whose bias and mask are sharded by keys.
 inline constexpr char kByKeys[] = " by keys";
 
 // Directions of backwards that store dk and dv (SplitCounts::AddStoring).
@@ -29,20 +29,20 @@ inline constexpr char kStoringBlocks[] = "backward storing dk and dv of several 
 // Not thread safe.
 class SplitCounts {
  public:
-  // A launched call, by family and direction ("forward").
+  // Counts a launched call, by family and direction ("forward").
   void Count(const PreparedKernel& kernel, const std::string& direction);
 
-  // A forward call whose keys were split, by what else it used.
+  // Counts a forward call whose keys were split, with the options that it used.
   void AddSplit(const Case& c, const ForwardCall& call, bool has_empty_rows);
 
-  // A backward that has stored dk and dv: also as one of groups, documents, windows and several
-  // blocks of keys, as far as it is.
+  // Counts a backward that stored dk and dv, also as one of groups, documents, windows and several
+  // blocks of keys, if it has them.
   void AddStoring(const PreparedKernel& kernel, const Case& c);
 
-  // Of calls by that family in that direction.
+  // Returns the number of calls by that family in that direction.
   int CallsOf(const std::string& family, const std::string& direction) const;
 
-  // Prints the counts; false if a kind of split call is missing.
+  // Prints the counts; returns false if a kind of split call is missing.
   bool Complete() const;
 
  private:

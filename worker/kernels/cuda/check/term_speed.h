@@ -1,5 +1,5 @@
-// How fast calls with score terms are, each term alone and all of them, beside the same call
-// without: 8,192 causal tokens, 32 heads on 8, head_dim 128, bf16.
+// The speed of calls with each score term and with all of them, compared with the same call without
+// terms: 8,192 causal tokens, 32 heads on 8, head_dim 128, bf16.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_TERM_SPEED_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_TERM_SPEED_H_
 
@@ -9,9 +9,9 @@
 
 namespace ringattn::worker::cuda::check {
 
-// Prints a line for each: TFLOP/s of the pairs that the band shows, forward, backward and of a
-// bias's gradient. The best of three calls.
-// `family`: with terms its kernels, forced.
+// Prints a line for each: TFLOP/s of the pairs that the band shows, for the forward, the backward
+// and a bias's gradient. Each is the best of three calls. `family`: forces its kernels for calls
+// with terms.
 void PrintTermSpeed(const DeviceInfo& device, const std::string& family = "");
 
 }  // namespace ringattn::worker::cuda::check
