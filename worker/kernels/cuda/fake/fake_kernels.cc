@@ -1,6 +1,6 @@
-// A family of kernels on the CPU's and the fake runtime's streams, in the place of all others:
-// what CudaDevice makes of calls is tested where there is no GPU. A call's "table" is a number that
-// has to arrive in device memory before the call runs.
+// A family of kernels on the CPU's and the fake runtime's streams that replaces all others, for
+// tests of CudaDevice without a GPU. A call's "table" is a number that must be in device memory
+// before the call runs.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -41,7 +41,7 @@ int64_t NextNumber() {
   return ++last;
 }
 
-// As Hopper's kernels: not where there are a softcap or an order to keep.
+// As in Hopper's kernels: not with a softcap or a fixed order.
 bool StoresKeyGradients(const KernelCall& call) {
   const auto* const backward = std::get_if<BackwardCall>(&call);
   if (backward == nullptr || backward->blocks.empty()) return false;
@@ -76,7 +76,7 @@ void ComputeAndStore(BackwardCall call) {
   }
 }
 
-// A call, and what its kernel computes beside it.
+// A call, and the bias gradient that its kernel also computes.
 struct FakeWork {
   KernelCall call;
   std::optional<BiasGradientCall> gradient;
@@ -88,7 +88,7 @@ class FakeKernel : public PreparedKernel {
              std::optional<BiasGradientCall> gradient = std::nullopt)
       : PreparedKernel(NameOf(call), ClassOf(call)),
         number_(NextNumber()),
-        // Nor by a kernel that stores the gradient of a bias too.
+        // A kernel that also stores the gradient of a bias does not store them.
         stores_key_gradients_(!gradient.has_value() && StoresKeyGradients(call)),
         work_(std::make_shared<const FakeWork>(FakeWork{std::move(call), std::move(gradient)})) {
     table_bytes_ = kTableBytes;
@@ -150,8 +150,8 @@ class FakeKernel : public PreparedKernel {
   const std::shared_ptr<const FakeWork> work_;
 };
 
-// Zeroes what it must, and leaves NaN where the calls behind it store: they must come, and
-// nobody else may read there before.
+// Zeroes the required elements, and fills those that later calls store with NaN. A test that reads
+// them without these calls then fails.
 class FakeZero : public PreparedKernel {
  public:
   FakeZero(const ZeroCall& call, PartlyStored partly)
@@ -204,7 +204,7 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareFakeBiasGradient(
   return std::make_unique<FakeKernel>(call, 0);
 }
 
-// Of each head's own gradient, as a GPU's families may.
+// Computes both gradients if each head has a separate plane of the bias, as a GPU's families may.
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareFakeBothGradients(
     const BackwardCall& call, const BiasGradientCall& gradient, const DeviceInfo&) {
   if (!call.problem->terms.bias->per_head) return nullptr;
