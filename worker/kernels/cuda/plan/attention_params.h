@@ -77,8 +77,8 @@ struct QRange {
 struct BackwardTile {
   const void* k = nullptr;
   const void* v = nullptr;
-  // Sums to add to. sm90: may be stored gradients, in the problem's dtype whatever the pointer's
-  // type; null if tensor maps add.
+  // Sums to add to. In sm90 they may be stored gradients, which have the problem's dtype despite
+  // the pointer's type; null if tensor maps add.
   float* dk = nullptr;
   float* dv = nullptr;
   int64_t block_rows = 0;

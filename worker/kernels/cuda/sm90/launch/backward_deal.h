@@ -20,7 +20,7 @@ struct BackwardWork {
   int64_t num_heads = 0;             // query heads
   int32_t group_size = 1;
   int64_t batch = 1;
-  int64_t tile_operations = 0;  // of one thread block, for one head's pair of tiles
+  int64_t tile_operations = 0;  // floating-point, of one thread block for one head's pair of tiles
   int64_t tile_sums = 0;        // elements of a key tile's dk and dv
   int64_t sums = 0;             // elements of the dk and dv of all keys
   int64_t head_bytes = 0;       // q, dout and dq's sums of one head in one batch row

@@ -171,7 +171,7 @@ struct BiasGradientConsumer {
     bool last;
     // Sums are stored while the next job's products run.
     bool stores = false;
-    uint32_t stored = 0;  // of the job of the sums
+    uint32_t stored = 0;  // stage of the job of these sums
     const auto store = [&] {
       if (!stores) return;
       Store(params, item, tiles[stored], sums, row);
