@@ -21,9 +21,9 @@
 // exponentials run during the other's products.
 //
 // Order: __syncthreads begins a tile and protects the last tile's q and dout and the operands of dV
-// and dK. Inside a tile the gradients group waits for P, and each group has a separate barrier. dS
-// is overwritten only once P of the next tile is complete. The values group announces that P after
-// its last use of dS, and after the gradients group has finished its dq.
+// and dK. Inside a tile the gradients group waits for P; otherwise each group synchronises only its
+// threads. dS is overwritten only once P of the next tile is complete. The values group announces
+// that P after its last use of dS, and after the gradients group has finished its dq.
 //
 // This file contains the order of the steps. The steps are in backward_shape.cuh (the numbers of a
 // head-dim class, shared memory), _walk.cuh (the q tiles), _loads.cuh, _products.cuh, _scores.cuh
