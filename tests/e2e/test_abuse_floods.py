@@ -1,7 +1,8 @@
-"""Clients that ask for much and give nothing: floods of costly headers, and of calls that are
-cut as soon as they were made. A well-behaved client beside them hardly waits, no worker is lost,
-and full service follows. The attackers are a process of their own, whose interpreter the
-well-behaved client does not share:
+"""Clients that send requests and read no answers: floods of costly headers, and of calls that are
+cancelled right after they start. A well-behaved client hardly waits meanwhile, no worker is lost,
+and
+full service follows. The attackers run in a separate process, so that they do not share an
+interpreter with the well-behaved client:
 
     test_abuse_floods.py headers|resets ADDRESS     prints a line when it has begun; ends with stdin
 """

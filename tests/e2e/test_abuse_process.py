@@ -1,5 +1,5 @@
-"""What a process must stand: descriptors that run out, pings, floods of streams and lines,
-half-open connections, signals. Beside each, and after it, a well-behaved client is served.
+"""Loads that a process must survive: exhausted descriptors, pings, floods of streams and lines,
+half-open connections, signals. A well-behaved client is served during each load and after it.
 """
 
 import concurrent.futures
@@ -52,7 +52,7 @@ def tiny(ring, **options):
 
 
 def p99(ring, count=30):
-    """Of tiny requests one after another, in seconds."""
+    """Returns the 99th percentile of the seconds that consecutive tiny requests take."""
     times = []
     for _ in range(count):
         start = time.perf_counter()
@@ -114,7 +114,7 @@ def test_connections_beyond_the_descriptors(make_ring, tmp_path, monkeypatch):
         connection.close()
     wait_until(lambda: answers_anew(ring.address), 30, "full service afterwards")
     tiny(ring)
-    print(f"p99 alone {alone * 1e3:.1f} ms, beside 800 connections {beside * 1e3:.1f} ms")
+    print(f"p99 alone {alone * 1e3:.1f} ms, with 800 connections {beside * 1e3:.1f} ms")
     in_time(refused_after < 1, refused_after)
     in_time(beside < max(10 * alone, 0.5), (beside, alone))
 
@@ -139,7 +139,7 @@ def test_descriptors_used_up_by_others(make_ring):
 
 
 def test_a_dead_port_ends_the_process(make_ring):
-    """What cannot be mended from within is left to the supervisor: exit code 71."""
+    """A failure that the process cannot repair is left to the supervisor: exit code 71."""
     ring = make_ring(workers=0, server_flags=["--dead_after=1500ms"])
     pid = ring.server.pid
     resource.prlimit(pid, resource.RLIMIT_NOFILE,
@@ -169,7 +169,7 @@ def test_a_lonely_request_is_not_late(ring):
         prompt.append(took())
         time.sleep(1.05)
         times.append(took())
-    for name, taken in (("lonely requests", times), ("those behind others", prompt)):
+    for name, taken in (("lonely requests", times), ("those after others", prompt)):
         print(f"{name}, ms:", [round(t * 1e3, 1) for t in taken])
     in_time(statistics.median(times) < statistics.median(prompt) + 0.030, (times, prompt))
 
@@ -177,7 +177,8 @@ def test_a_lonely_request_is_not_late(ring):
 # ------------------------------------------------------------------- keepalive
 
 def pinged(address, pause, count, seconds):
-    """What the server says to `count` pings, until it closes or has been silent for so long."""
+    """Returns the server's answers to `count` pings, until it closes or sends nothing for so
+    long."""
     connection = dial(address, PREFACE)
     try:
         for _ in range(count):
@@ -372,7 +373,7 @@ def test_watchers_are_bounded(make_ring):
     assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert details_of(error.value)[0] == "TOO_MANY_WATCHERS"
     ring.kill_worker(0)
-    assert any(not response.topology.workers for response in watches[0])  # still told
+    assert any(not response.topology.workers for response in watches[0])  # the watch still reports changes
     for watch in watches:
         watch.cancel()
 
@@ -384,7 +385,7 @@ def test_half_open_http_blocks_nobody(ring, port):
     start = time.monotonic()
     assert b"ringattn_" in urllib.request.urlopen(f"http://{address}/metrics", timeout=30).read()
     took = time.monotonic() - start
-    print(f"/metrics beside 20 half-open connections: {took:.2f} s")
+    print(f"/metrics with 20 half-open connections: {took:.2f} s")
     assert took < 5
     for connection in silent:
         connection.close()
@@ -406,4 +407,4 @@ def test_a_flood_of_requests_is_not_a_flood_of_lines(ring):
     print(f"{grown} bytes of log in {seconds:.1f} s for 2,500 requests")
     assert grown < 2 * (200 + 20 * (seconds + 1)) * 400
     wait_until(lambda: (tiny(ring), '"suppressed":' in log.read_text())[1], 20,
-               "how many are missing is said")
+               "the number of missing lines is reported")

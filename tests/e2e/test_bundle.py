@@ -10,7 +10,7 @@ import pytest
 from cluster import BIN, free_port
 from stubs import ROOT
 
-# What a run must not need: they are found first in PATH and fail.
+# # Programs that a run must not need: failing ones with these names come first in PATH.
 FORBIDDEN = ["bazel", "bazel-4", "bz", "g++", "gcc", "nvcc", "apt-get", "pip", "pip3", "sudo", "curl"]
 
 GLIBC = {"libc", "libm", "libdl", "librt", "libpthread", "libresolv", "libutil", "libanl"}
@@ -89,7 +89,7 @@ def test_quickstart_refuses_what_is_no_bundle(tmp_path):
 
 
 def test_install_cuda_leaves_other_folders_alone(tmp_path):
-    (tmp_path / "lib").mkdir()  # such as an installation that somebody else is just making
+    (tmp_path / "lib").mkdir()  # such as an installation in progress
     done = subprocess.run([ROOT / "deploy/install_cuda.sh", tmp_path], capture_output=True,
                           text=True, timeout=60)
     assert done.returncode == 1 and "not made by this script" in done.stderr

@@ -226,7 +226,7 @@ def test_verify_judges_everything_of_a_long_request_or_says_what_not(ring, tmp_p
     # A wrong answer outweighs what is missing, and so does a wrong forward pass.
     cli("verify", *files, "--window=63,0", code=1)
     cli("verify", *files, f"--forward={forward}", "--window=63,0", code=1)
-    # Of two files with an out one would go unjudged; gradients are no forward pass.
+    # # Of two files with an out, one would not be judged; gradients do not hold a forward pass.
     twice = cli("verify", f"--input={source}", f"--output={forward}", f"--forward={forward}",
                 window, code=3)
     assert "out is in" in twice.stderr
@@ -283,7 +283,7 @@ def test_an_input_is_never_overwritten(tmp_path, make, flag):
     target = make(source, tmp_path / "other-name")
     output = [] if flag == "--output" else [f"--output={tmp_path}/f.safetensors"]
     for command in ("forward", "backward"):
-        # Nobody listens there: it is refused before anybody is asked.
+        # # No process listens there: the command must reject the flag before it dials.
         done = cli(command, "--server=127.0.0.1:1", f"--input={source}", *output,
                    f"{flag}={target}", code=2)
         assert f"{flag}=" in done.stderr and "same file as --input=" in done.stderr
@@ -430,7 +430,7 @@ SCHEDULES = [["--schedule=all_gather"], ["--schedule=all_gather", "--heads_per_s
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda flags: "".join(flags)[11:])
 def test_every_schedule(ring, tmp_path, schedule, layout):
-    """The ring's result within the bound, whatever travels."""
+    """The ring's result is within the bound for every schedule and layout."""
     source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     cli("generate", f"--output={source}", "--seq_len=900", "--heads=4", "--kv_heads=2",
         "--head_dim=32", "--seed=3", "--with_dout")
@@ -495,7 +495,7 @@ def children(pid):
 
 
 def name_of(pid):
-    """Of a process, or of one that has just gone."""
+    """Returns the name of a process that may have just ended."""
     try:
         with open(f"/proc/{pid}/comm") as f:
             return f.read().strip()

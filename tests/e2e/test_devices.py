@@ -1,4 +1,5 @@
-"""What a worker says about devices that it cannot use; the same on machines with and without GPUs."""
+"""A worker's messages about devices that it cannot use; the same on machines with and without
+GPUs."""
 
 import subprocess
 

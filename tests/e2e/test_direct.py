@@ -1,5 +1,6 @@
-"""Tensors straight to the workers and from them: the same results as by the coordinator, which sees
-none of their bytes; who gets this way, and who is told why not."""
+"""Direct streams: tensors pass between client and workers, with the same results as over the relay,
+and the coordinator sees none of their bytes; which calls use them, and the reasons reported
+otherwise."""
 
 import json
 import socket
@@ -172,7 +173,7 @@ def test_no_tensor_byte_passes_the_coordinator(ring, tmp_path):
         assert sum(s[name] for s in sums) > 0.3e9
     _, by_relay = moved_by_calls("relay", "relay", 5)
     print(f"{seconds:.3f} s of the coordinator's processor per GB, {by_relay:.3f} s by the relay")
-    # What calls and heartbeats take, on any machine; half of the tensors would take more.
+    # # The time of calls and heartbeats on any machine; half of the tensors would take more.
     in_time(seconds < 0.4 * by_relay, (seconds, by_relay))
 
 

@@ -1,5 +1,4 @@
-"""Tensors straight to the workers and from them: everything that may go wrong, or that somebody may
-try, ends in a typed error within its bound."""
+"""Direct streams under faults and attacks: each ends in a typed error within its time bound."""
 
 import pathlib
 import re
@@ -80,8 +79,8 @@ def test_the_next_generation_knows_no_token_of_the_last(make_direct_ring):
 
 
 def test_what_says_nothing_opens_nothing(ring):
-    """A call without an OpenShard that can be read is refused as one with a wrong token is, and
-    spends nothing; on the coordinator's port it is told, if it has the secret."""
+    """A worker rejects a call without a readable OpenShard like one with a wrong token and allocates
+    nothing; the coordinator's port reports the reason to a caller that has the secret."""
     direct = DirectCall(ring, make_inputs(sq=900, heads=4, dim=64), schedule=RING,
                         world_size=1).accept()
     ticket = direct.tickets[0]
@@ -119,7 +118,7 @@ def test_what_says_nothing_opens_nothing(ring):
 
 
 def test_base64_that_is_none_is_refused_by_grpc(ring):
-    """Binary metadata travel as base64: what is no such thing ends its connection, and no other."""
+    """Binary metadata is sent as base64. A value that is not base64 ends its own connection only."""
     address = ring.worker_ports(0)["client_data"]
     connection = http2.dial(address)
     connection.sendall(http2.exchange(1, address, ("ringattn-open-bin", "!not base64!")))

@@ -1,4 +1,4 @@
-"""Small requests beside a queue of large ones, over sockets."""
+"""Small requests compete with a queue of large ones, over sockets."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ SECONDS = 12
 
 
 class LargeRequests:
-    """So many in flight on one channel: whenever one ends, its thread sends the next."""
+    """Keeps `count` requests in flight on one channel: when one ends, its thread sends the next."""
 
     def __init__(self, attention):
         self.attention = attention

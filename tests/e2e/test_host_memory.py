@@ -1,5 +1,5 @@
-"""Tensors in memory that clients share with workers: the same results as by the coordinator, which
-sees none of their bytes; who gets this way, and who is told why not."""
+"""Host memory: tensors in memory that clients share with workers, with the same results as over the
+relay, and the coordinator sees none of their bytes; which calls use it, and the reasons reported otherwise."""
 
 import json
 import subprocess
@@ -83,7 +83,7 @@ def test_the_command_line_says_which_way(ring, tmp_path):
     bound = report["payload_bound"]
     assert bound["kind"] == "memcpy" and bound["threads"] >= 2
     assert report["payload_bytes_per_second"]["bound"] == bound["bytes_per_second"]
-    # Of one run the median is the run.
+    # # The median of one run is that run.
     assert sum(report["stage_seconds"].values()) == pytest.approx(report["seconds"]["median"], abs=1e-6)
 
 
@@ -126,8 +126,8 @@ def test_files_are_staged_for_host_memory_alone(ring, tmp_path):
 
 
 def transport_after_some_calls(ring):
-    """How the last of one client's calls went. Memory is made beside the first ones, so there are more
-    of them where no memory was ready for the last."""
+    """Returns the transport of the last call of a client. The client allocates its region during the
+    first calls, so this makes more calls if no region was ready for the last."""
     for runs in (8, 50, 300):
         done = subprocess.run([CLI, "bench", f"--server={ring.address}", "--seq_len=4096",
                                "--heads=4", "--head_dim=64", "--window=16,0", f"--runs={runs}",
@@ -152,7 +152,7 @@ def test_where_no_worker_takes_memory_nothing_is_staged(make_ring):
 
 def test_what_a_forward_left_is_read_by_host_memory_too(make_local_ring, tmp_path):
     """q, k, v, out and lse stay with the workers; dout alone is copied out of the client's memory."""
-    # Of its own: what was read stays a minute, should the answer have been lost.
+    # # A ring for this test alone: a residual that was read stays a minute, in case the answer is lost.
     ring = make_local_ring(workers=3)
     source, out, grads = (tmp_path / f"{name}.safetensors" for name in ("in", "out", "grads"))
     subprocess.run([CLI, "generate", f"--output={source}", "--seq_len=900", "--heads=4",
@@ -230,7 +230,7 @@ def test_the_coordinators_memory_and_processor_do_not_grow_with_the_tensors(ring
     assert resident_bytes(ring.server.pid) - memory < 8 << 20
     _, by_relay = moved_by_calls("relay", "relay", 5)
     print(f"{seconds:.3f} s of the coordinator's processor per GB, {by_relay:.3f} s by the relay")
-    # What calls and heartbeats take, on any machine; half of the tensors would take more.
+    # # The time of calls and heartbeats on any machine; half of the tensors would take more.
     in_time(seconds < 0.4 * by_relay, (seconds, by_relay))
 
 

@@ -152,7 +152,7 @@ def test_a_region_is_its_principals_alone(make_local_ring, tmp_path):
     bob = attention_pb2_grpc.AttentionServiceStub(channel)
     errors = [error_of(call.start(bob))]
     alices.id, id_ = b"?" * 16, alices.id
-    errors.append(error_of(HostCall(alices, inputs).start(bob)))  # nobody's: the same answer
+    errors.append(error_of(HostCall(alices, inputs).start(bob)))  # an unknown region: the same answer
     for error in errors:
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert reason_of(error) == "REGION_UNKNOWN"
@@ -220,7 +220,7 @@ def test_one_region_in_eight_operations_and_its_neighbours_untouched(ring):
             assert call.bytes(name) == data
             offset, size = call.outputs[name]
             after[offset:offset + size] = before[offset:offset + size]
-    assert bytes(after) == before, "bytes beside the outputs were written"
+    assert bytes(after) == before, "bytes outside the outputs were written"
     assert bytes(neighbour.memory[:]) == struct.pack("<f", math.nan) * (neighbour.size // 4)
     shared.close()
     neighbour.close()
@@ -390,7 +390,7 @@ def calls_over(ring):
 
 
 def test_calls_that_require_host_memory_outlive_a_killed_worker(make_local_ring):
-    """Nobody tells a client that a worker has joined: it hears so from the refusal of its replay."""
+    """A client learns that a worker has joined from the rejection of its replay."""
     ring = make_local_ring(workers=2, worker_flags=["--fault_injection=slow_step_ms:200"])
     before = ring.topology().generation
     calls = subprocess.Popen(
@@ -411,7 +411,7 @@ def test_a_coordinator_that_is_started_again_knows_no_regions(make_local_ring):
     ring = make_local_ring(workers=1)
     region = Region(ring, 1 << 20)
     ring.kill_server()
-    assert region.links["worker-0"].recv(16) == b""  # the worker lets go of it
+    assert region.links["worker-0"].recv(16) == b""  # the worker detaches the region
     ring.start_server()
     ring.wait_ready(1)
     call = HostCall(region, make_inputs())

@@ -17,7 +17,7 @@ from stubs import attention_pb2 as pb, cluster_pb2, kv_cache_pb2
 
 
 def test_nobody_unknown_is_served(secure, pki):
-    """Every method of every service of ours, reflection, and whatever does not exist."""
+    """Every method of every service of this project, reflection, and methods that do not exist."""
     services = [f.services_by_name.values() for f in (pb.DESCRIPTOR, cluster_pb2.DESCRIPTOR)]
     services.append([kv_cache_pb2.DESCRIPTOR.services_by_name["KvCacheService"]])
     methods = [f"/{m.containing_service.full_name}/{m.name}" for s in services for each in s
@@ -52,7 +52,7 @@ def test_who_a_client_is(secure, pki):
     assert end_of(pki.unlisted) == "CERTIFICATE_UNKNOWN"
     assert end_of(pki.unlisted, TOKEN) == "OK"  # as good as none
     assert end_of(token=TOKEN[:-1] + "x") == "TOKEN_UNKNOWN"
-    # A token that was replaced is told so, whatever certificate there is.
+    # # A replaced token gets this error with any certificate.
     assert end_of(pki.trainer, "a-token-that-was-replaced") == "TOKEN_UNKNOWN"
     assert end_of(pki.trainer, TOKEN) == "CREDENTIALS_DIFFER"
     for value in ("Basic YTpi", "Bearer", TOKEN):

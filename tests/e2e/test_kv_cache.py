@@ -9,6 +9,7 @@ import pytest
 
 from attention import details
 from cluster import open_descriptors, resident_bytes, wait_until
+from direct_ring import ring  # noqa: F401
 from kv import (DIRECT, RELAY, Group, Model, Row, Spec, Writer, create, delete, get, service)
 from stubs import cluster_pb2, kv_cache_pb2 as kv
 
@@ -203,8 +204,8 @@ def test_every_bad_row_is_named_and_nothing_is_done(opened, transport):
         ([row(sequence=1, expected_length=20, keep_length=20, append_tokens=1, q_tokens=1)] * 2,
          [], [(1, "ROW_TWICE")]),
         ([row(sequence=3, append_tokens=200, q_tokens=1)], [], [(0, "KV_FULL")]),
-        ([row(sequence=1, expected_length=20, keep_length=20, append_tokens=1, q_tokens=40)],
-         [], [(0, "BAD_ROW")]),
+        ([row(sequence=1, expected_length=20, keep_length=20, append_tokens=1, q_tokens=1,
+              tables=[kv.KvTable(group=0, first=0, blocks=[1])])], [], [(0, "BAD_ROW")]),
         ([], [fork(9, 4, 1)], [(0, "UNKNOWN_SEQUENCE")]),
         ([], [fork(1, 2, 1)], [(0, "SEQUENCE_EXISTS")]),
     ]
@@ -461,14 +462,16 @@ def test_many_caches_and_sequences_leave_everything_flat(make_ring):
             delete(ring, create(ring, spec, world_size=2).cache_id)
 
     def make_sequences(count):
-        cache = create(ring, Spec([Group([0], heads=2, kv_heads=2)], blocks=256), world_size=2)
+        # A step's drops free blocks for the next step.
+        cache = create(ring, Spec([Group([0], heads=2, kv_heads=2)], blocks=512), world_size=2)
         writer = Writer(ring, cache.cache_id, spec)
         each, number = 200, 1
         for first in range(0, count, each):
             ids = range(first, first + each)
             rows = [kv.StepRow(sequence=i, append_tokens=1, q_tokens=0) for i in ids]
-            drops = [kv.KvCommand(drop=kv.KvDrop(sequences=range(first - each, first)))]
-            begin = kv.StepBegin(step=number, rows=rows, commands=drops if first else [])
+            begin = kv.StepBegin(step=number, rows=rows)
+            if first:
+                begin.commands.add(drop=kv.KvDrop(sequences=range(first - each, first)))
             assert writer.begin(begin).HasField("accepted")
             k = np.zeros((each, 2, 16), np.float32)
             writer.call(begin, 0, np.zeros((0, 2, 16), np.float32), k, k, kv.KV_OUTPUT_NONE)

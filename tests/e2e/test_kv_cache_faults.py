@@ -11,6 +11,7 @@ import pytest
 from attention import details
 from certificates import digest, write_clients
 from cluster import Cluster, wait_until
+from direct_ring import make_direct_ring  # noqa: F401
 from kv import (DIRECT, RELAY, Group, Model, Row, Spec, Writer, create, delete, get, service)
 from stubs import admin_pb2, kv_cache_pb2 as kv
 
@@ -47,8 +48,8 @@ def members_of(ring, cache_id):
 
 
 @WAYS
-def test_a_killed_worker_is_data_loss_within_a_second(make_ring, transport):
-    ring = make_ring(workers=3)
+def test_a_killed_worker_is_data_loss_within_a_second(make_direct_ring, transport):
+    ring = make_direct_ring(workers=3)
     cache_id, writer, model = open_writer(ring, transport)
     other = create(ring, SPEC, world_size=1, members=["worker-2"])
     members = members_of(ring, cache_id)
@@ -75,8 +76,8 @@ def test_a_killed_worker_is_data_loss_within_a_second(make_ring, transport):
 
 
 @pytest.mark.parametrize("state", ["idle", "begun", "called"])
-def test_a_worker_killed_in_any_state_loses_the_cache(make_ring, state):
-    ring = make_ring(workers=2)
+def test_a_worker_killed_in_any_state_loses_the_cache(make_direct_ring, state):
+    ring = make_direct_ring(workers=2)
     cache_id, writer, model = open_writer(ring, RELAY)
     begin = model.begin(2, [Row(1, 1)])
     if state != "idle":
@@ -90,9 +91,9 @@ def test_a_worker_killed_in_any_state_loses_the_cache(make_ring, state):
     wait_until(lambda: not any(w.reserved_bytes for w in ring.topology().workers), 5, "memory")
 
 
-def test_a_stopped_worker_writes_nothing_for_an_older_epoch(make_ring):
+def test_a_stopped_worker_writes_nothing_for_an_older_epoch(make_direct_ring):
     """SIGSTOP during a step, then a new epoch, then SIGCONT: the older writer gets no answer."""
-    ring = make_ring(workers=1)
+    ring = make_direct_ring(workers=1)
     cache_id, writer, model = open_writer(ring, RELAY, world_size=1)
     ring.stop_worker(0)
     writer.streams[0].send(kv.StepRequest(begin=model.begin(2, [Row(1, 1)])))
@@ -114,8 +115,8 @@ def test_a_stopped_worker_writes_nothing_for_an_older_epoch(make_ring):
 # ------------------------------------------------------------- the coordinator
 
 
-def test_decoding_survives_the_coordinator(make_ring):
-    ring = make_ring(workers=2)
+def test_decoding_survives_the_coordinator(make_direct_ring):
+    ring = make_direct_ring(workers=2)
     cache_id, writer, model = open_writer(ring, DIRECT)
     idle = create(ring, SPEC, world_size=1, ttl=dict(seconds=120))
     ring.kill_server()
@@ -152,9 +153,9 @@ def adopted(ring, cache_id):
     return info if info.open else None
 
 
-def test_a_cache_whose_workers_do_not_all_come_back_is_lost(make_ring):
+def test_a_cache_whose_workers_do_not_all_come_back_is_lost(make_direct_ring):
     flags = ["--kv_orphan_time=3s"]
-    ring = make_ring(workers=2, server_flags=flags)
+    ring = make_direct_ring(workers=2, server_flags=flags)
     cache_id, writer, _ = open_writer(ring, DIRECT, ttl=dict(seconds=120))
     writer.close()
     ring.kill_server()
@@ -167,8 +168,8 @@ def test_a_cache_whose_workers_do_not_all_come_back_is_lost(make_ring):
     wait_until(lambda: not any(w.reserved_bytes for w in ring.topology().workers), 5, "memory")
 
 
-def test_a_relayed_writer_opens_again_after_a_restart(make_ring):
-    ring = make_ring(workers=2)
+def test_a_relayed_writer_opens_again_after_a_restart(make_direct_ring):
+    ring = make_direct_ring(workers=2)
     cache_id, writer, model = open_writer(ring, RELAY)
     ring.kill_server()
     assert writer.streams[0].end().code() == CODE.UNAVAILABLE
@@ -185,8 +186,8 @@ def test_a_relayed_writer_opens_again_after_a_restart(make_ring):
 
 
 @WAYS
-def test_forming_the_ring_again_does_not_touch_caches(make_ring, transport):
-    ring = make_ring(workers=2)
+def test_forming_the_ring_again_does_not_touch_caches(make_direct_ring, transport):
+    ring = make_direct_ring(workers=2)
     cache_id, writer, model = open_writer(ring, transport)
     generation = ring.topology().generation
     stop, errors = threading.Event(), []
@@ -212,8 +213,8 @@ def test_forming_the_ring_again_does_not_touch_caches(make_ring, transport):
     writer.close()
 
 
-def test_a_leaving_worker_serves_its_writer_until_it_goes(make_ring):
-    ring = make_ring(workers=2, worker_flags=["--drain_timeout=4s"])
+def test_a_leaving_worker_serves_its_writer_until_it_goes(make_direct_ring):
+    ring = make_direct_ring(workers=2, worker_flags=["--drain_timeout=4s"])
     cache_id, writer, model = open_writer(ring, DIRECT, members=["worker-0", "worker-1"])
     ring.workers[1].send_signal(signal.SIGTERM)
     for _ in range(10):
@@ -240,7 +241,7 @@ def known(tmp_path):
     clients = tmp_path / "clients.json"
     write_clients(clients, [
         {"name": "first", "token_sha256": [digest(TOKENS["first"])], "max_kv_caches": 2,
-         "max_kv_cache_bytes": 1 << 20},
+         "max_kv_cache_bytes": 2 << 20},
         {"name": "second", "token_sha256": [digest(TOKENS["second"])]}])
     directory = tmp_path / "known"
     directory.mkdir()
@@ -325,8 +326,8 @@ def test_a_foreign_id_is_as_good_as_none(known):
     assert cache.cache_id.hex() not in cluster.audit.read_text()
 
 
-def test_a_full_worker_refuses_and_residual_memory_gives_way(make_ring):
-    ring = make_ring(workers=1, worker_flags=["--memory_limit=64MiB"])
+def test_a_full_worker_refuses_and_residual_memory_gives_way(make_direct_ring):
+    ring = make_direct_ring(workers=1, worker_flags=["--memory_limit=67108864"])
     worker = ring.topology().workers[0]
     assert worker.max_kv_cache_bytes <= worker.memory_bytes // 2
     per_block = 2 * 16 * 4 * 2 * 16 * 4  # layers, tokens, kv heads, k and v, dim, fp32

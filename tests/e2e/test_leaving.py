@@ -1,4 +1,4 @@
-"""Workers that are told to end: what they have a part in ends first. And `ringattn workers`."""
+"""Draining workers: operations that a worker takes part in end first. And `ringattn workers`."""
 
 import contextlib
 import os
@@ -142,4 +142,4 @@ def test_a_group_says_what_is_wrong_with_its_flags():
     assert wrong.returncode == 2 and "--local_rank=1" in wrong.stderr
     wrong = workers("--name=pod")
     assert wrong.returncode == 3 and "--secret_file is required" in wrong.stderr
-    assert re.search("worker [01] cannot start", wrong.stderr)  # whichever was first
+    assert re.search("worker [01] cannot start", wrong.stderr)  # either may be first

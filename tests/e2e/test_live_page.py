@@ -196,7 +196,7 @@ def text_of(page, selector):
 
 
 def problems(page):
-    """What the browser had to say against the page."""
+    """Returns the browser's errors about the page."""
     return [(method, event) for method, event in page.events
             if method == "Runtime.exceptionThrown"
             or method == "Log.entryAdded" and event["entry"]["level"] in ("warning", "error")]
@@ -263,7 +263,7 @@ def look_at(page, ring, tmp_path):
     page.wait("document.querySelector('#state')?.textContent === 'ready'")
     page.wait("[...document.querySelectorAll('#requests td')].some("
               "(td) => td.innerText.startsWith('computing'))", 30)
-    # What came from outside is text.
+    # # Values from clients and workers are shown as text.
     assert ODD_REQUEST in text_of(page, "#requests") and ODD_WORKER in text_of(page, "#ring")
     assert page.evaluate("document.querySelectorAll('img').length") == 0
     assert page.evaluate("document.title").startswith("ready, ")
@@ -310,7 +310,7 @@ def check_looks(page, tmp_path):
 
 
 def check_accessible(page):
-    """What a screen reader is told: landmarks, tables with their headers, bars with names."""
+    """The page's accessibility tree: landmarks, tables with their headers, bars with names."""
     nodes = page.call("Accessibility.getFullAXTree")["nodes"]
     roles = [node["role"]["value"] for node in nodes if not node.get("ignored")]
     named = {(node["role"]["value"], node["name"]["value"]) for node in nodes

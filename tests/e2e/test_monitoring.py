@@ -227,7 +227,7 @@ def test_a_loss_fires_its_alert_and_nothing_else_is_critical(monitored):
 
 
 def anchors(text):
-    """Of a Markdown file's headings, as GitHub makes them."""
+    """Returns the anchors of a Markdown file's headings, as GitHub creates them."""
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
             for title in re.findall(r"^#+ (.+)$", text, re.M)}
 

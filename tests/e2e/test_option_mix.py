@@ -108,13 +108,13 @@ def test_drawn_options(ring, tmp_path, seed):
                           "--retain=1m", "--json").stdout)
     cli("verify", read, f"--output={out}", *asked, *forward)
     named = ["--members=" + ",".join(kept["plan"]["members"])]
-    # The flags of the forward, whatever its plan made of them, are right with its residual too.
+    # # The flags of the forward are valid with its residual too, for every plan.
     for how in [[], [*named, f"--residual={kept['residual']['handle']}"]]:
         told = json.loads(cli("backward", server, read, f"--output={gradients}", *asked, *where,
                               *backward, *how, "--json").stdout)
         assert told["residual"]["failure"] == ""
         cli("verify", read, f"--output={gradients}", *asked, *backward)
-    # What was asked for is told, by the names of the protocol.
+    # # The report names the requested options as the protocol does.
     names = {"softmax_scale", "softcap", "causal", "window", "dropout", "alibi", "bias", "mask",
              "segment_ids", "sinks", "dlse"}
     wanted = {name for name in names
@@ -134,7 +134,7 @@ def test_all_heads_in_one_step_may_share_a_bias(ring, tmp_path):
 
 
 def test_gradients_are_judged_or_missed(ring, tmp_path):
-    """What was asked for and is not there is no result that is right, nor what nobody asked for."""
+    """Verification fails if a requested gradient is missing, or if a gradient was not requested."""
     source, plain, all_of_it = (tmp_path / f"{n}.st" for n in "ipa")
     cli("generate", f"--output={source}", "--seq_len=64", "--heads=2", "--head_dim=16",
         "--dtype=fp32", "--with_dout", "--bias=one", "--sinks")
@@ -185,7 +185,7 @@ def test_pairs_cut_by_keys(ring, tmp_path, transport, layout):
     """A bias, its gradient and a mask lie with the keys where queries travel."""
     source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     options = ["--causal", "--bias", "--mask", "--sinks", "--dropout=0.1,4"]
-    # As many bytes by queries as by keys, which sizes therefore do not tell apart.
+    # # Sizes where sharding by queries and by keys gives equal byte counts, so they cannot reveal a mix-up.
     cli("generate", f"--output={source}", "--seq_len=132", "--seq_len_kv=276", "--heads=4",
         "--kv_heads=2", "--head_dim=32", "--dtype=bf16", "--seed=6", "--with_dout", "--bias=heads",
         "--mask=batch", "--sinks")

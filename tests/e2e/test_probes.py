@@ -1,4 +1,4 @@
-"""What supervisors ask: the plain-text health port of both processes, and --check_flags."""
+"""Supervisors' probes: the plain-text health port of both processes, and --check_flags."""
 
 import subprocess
 import time
@@ -40,7 +40,7 @@ def test_ready_is_the_ring_and_alive_the_process(probed):
         wait_until(lambda a=address: health(a, "readiness") == SERVING, 5, "readiness")
     probed.kill_worker(1)
     probed.kill_worker(0)
-    wait_until(lambda: health(ports[0], "readiness") == NOT_SERVING, 10, "a ring of nobody")
+    wait_until(lambda: health(ports[0], "readiness") == NOT_SERVING, 10, "a ring without members")
     assert health(ports[0], "liveness") == SERVING
     assert health(ports[1], "liveness") is None
     generation = probed.topology().generation

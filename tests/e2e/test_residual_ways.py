@@ -1,5 +1,5 @@
-"""What a Forward left, by host memory and by direct streams: whatever becomes of it, the Backward's gradients are
-right and the way stays; what is lost costs bytes, with the reason in the report."""
+"""A Forward's residual over host memory and direct streams: after every event the Backward's gradients are
+right and the transport stays the same; a lost residual costs bandwidth, with the reason in the report."""
 
 import json
 import subprocess

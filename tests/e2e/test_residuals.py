@@ -115,7 +115,7 @@ def test_it_is_read_once_unless_it_is_kept(ring):
     assert_same_gradients(case, first, second)
     fails(grpc.StatusCode.FAILED_PRECONDITION, "RESIDUAL_CONSUMED",
           lambda: case.backward(ring.attention, handle, request_id="third"))
-    # Whoever lost the answer asks again, and is computed again.
+    # # A client that lost the answer repeats its request, and the service computes it again.
     replay = case.backward(ring.attention, handle, request_id="second")
     assert_same_gradients(case, first, replay)
     ring.attention.DeleteResidual(pb.DeleteResidualRequest(residual_handle=handle), timeout=10)
@@ -207,7 +207,8 @@ def test_a_lost_worker_takes_it_along_and_other_rings_leave_it(make_ring):
     # For longer than rings take to form.
     forward = case.forward(ring.attention, ttl=300)
     kept = case.forward(ring.attention, ttl=300).summary.residual_handle
-    # A third worker makes the ring form anew: whoever has the residual is still there.
+    # # A third worker makes the ring form again: the members that hold the residual are still
+    # there.
     generation = ring.topology().generation
     ring.start_worker(2)
     ring.wait_ready(3, after_generation=generation)
@@ -219,7 +220,7 @@ def test_a_lost_worker_takes_it_along_and_other_rings_leave_it(make_ring):
     ring.wait_ready(2, after_generation=generation)
     fails(grpc.StatusCode.FAILED_PRECONDITION, "RESIDUAL_LOST",
           lambda: case.backward(ring.attention, handle))
-    # The tensors themselves do it, with whoever is there, and nothing is left.
+    # # The same request with its tensors succeeds on the remaining members and leaves nothing.
     assert_same_gradients(case, case.stateless(ring.attention, forward), result)
     wait_until(lambda: not any(reserved(ring)), 10, "no memory held")
 
@@ -235,7 +236,7 @@ def test_a_full_quota_costs_the_handle_and_not_the_forward(make_ring):
     assert not second.summary.residual_handle
     assert f"residuals take {one} of max_residual_bytes" in second.summary.residual_reason
     assert second.array("out").tobytes() == first.array("out").tobytes()
-    # One that was used is kept for a replay only as long as nobody wants its room.
+    # # A used residual is kept for a replay only until another one needs its memory.
     case.backward(ring.attention, first.summary.residual_handle)
     wait_until(lambda: sum(reserved(ring)) == one, 10, "only the residual is held")
     third = case.forward(ring.attention)
@@ -375,7 +376,7 @@ def test_clients_have_their_own(make_ring, tmp_path):
     assert renewed.residuals[0].reason == "RESIDUAL_NOT_FOUND"
     assert case.forward(bob).summary.residual_handle  # his own quota
     case.backward(alice, handle)
-    # Gone, it still is nobody's business.
+    # # Another principal cannot see it after it is gone either.
     fails(grpc.StatusCode.FAILED_PRECONDITION, "RESIDUAL_CONSUMED",
           lambda: case.backward(alice, handle))
     fails(grpc.StatusCode.NOT_FOUND, "RESIDUAL_NOT_FOUND", lambda: case.backward(bob, handle))
@@ -429,7 +430,7 @@ def test_what_is_held_outlives_its_time_and_its_stream_by_a_moment(holding_ring)
     assert hold.name(names[0], names[2], "0" * 32) == ["", "", "RESIDUAL_NOT_FOUND"]
     wait_until(lambda: metrics(ring)["ringattn_residual_holds"] == 1, 5, "the stream is counted")
     assert hold.name(released=[names[2]]) == []
-    time.sleep(5)  # more than any time of its own, and than one renewal gives
+    time.sleep(5)  # longer than its ttl and than one renewal
     fails(grpc.StatusCode.FAILED_PRECONDITION, "RESIDUAL_EXPIRED",
           lambda: case.backward(ring.attention, names[1]))
     fails(grpc.StatusCode.FAILED_PRECONDITION, "RESIDUAL_EXPIRED",
@@ -446,7 +447,7 @@ def test_what_is_held_outlives_its_time_and_its_stream_by_a_moment(holding_ring)
 
 
 def test_a_stream_that_follows_in_time_holds_on(holding_ring):
-    """A broken connection costs nothing; whichever end the server hears of first."""
+    """A broken connection costs nothing, no matter which end the server sees first."""
     ring, case = holding_ring, small_case()
     handle = case.forward(ring.attention).summary.residual_handle
     first = Hold(ring.attention)
@@ -456,7 +457,7 @@ def test_a_stream_that_follows_in_time_holds_on(holding_ring):
     assert second.name(handle) == [""]
     third = Hold(ring.attention)
     assert third.name(handle) == [""]
-    second.close()  # heard of after the third has begun
+    second.close()  # the server sees this after the third has begun
     time.sleep(3)
     case.backward(ring.attention, handle, keep_residual=True)
     # One that was deleted is gone at once, where one that was read stays for a replay.
@@ -467,7 +468,7 @@ def test_a_stream_that_follows_in_time_holds_on(holding_ring):
 
 
 def test_a_killed_client_leaves_nothing(holding_ring, tmp_path):
-    """Its residuals would last for half a minute by themselves."""
+    """Without a holder its residuals would last for half a minute."""
     ring, case = holding_ring, small_case()
     handle = case.forward(ring.attention, ttl=30).summary.residual_handle
     program = tmp_path / "holder.py"

@@ -61,7 +61,7 @@ def test_topology_says_at_once_what_is_reserved(make_ring):
     ranks = next(stream).accepted.plan.ranks
     assert reserved(ring.topology()) == [rank.buffer_bytes for rank in ranks]
     while reserved(next(watch).topology) != [rank.buffer_bytes for rank in ranks]:
-        pass  # from what was asked for to what is reserved
+        pass  # until the requested bytes are reserved
     go_on.set()
     for _ in stream:
         pass

@@ -101,7 +101,8 @@ def test_plain_text_is_not_understood_by_tls_nor_tls_by_plain_text(secure, pki, 
 
 
 def test_an_expired_server_certificate(pki):
-    """Of a server that cannot be ours, which would not start with it."""
+    """A server with an expired certificate; ours would not start with one, so this one is a
+    stand-in."""
     expired = [pathlib.Path(p).read_bytes() for p in pki.expired]
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(1))
     port = server.add_secure_port("127.0.0.1:0",
@@ -140,7 +141,7 @@ def test_what_servers_and_workers_refuse_to_start_with(pki, tmp_path):
             (["--listen=:0"], ["--listen=:0", "plain text"]),
             (["--control_listen=0.0.0.0:0"], ["--control_listen", "--cluster_tls_cert"]),
             ([*server_tls(crt, key), "--control_listen=0.0.0.0:0"], ["--control_listen"]),
-            # Whatever --insecure says, tokens are not for everybody to read.
+            # # Even with --insecure, tokens must not be sent in plain text.
             (["--listen=0.0.0.0:0", "--insecure", f"--clients_file={clients}"],
              ["--clients_file", "tokens would be sent in plain text"]),
             ([f"--tls_cert={crt}"], ["--tls_cert and --tls_key go together"]),
@@ -210,7 +211,7 @@ def test_clients_and_tokens_are_replaced_while_it_runs(secure, pki, tmp_path):
         write_clients(secure.clients, newer)
         wait_until(lambda: metric(secure, reloads % "ok") == 1, 5, "the new file is read")
         assert not is_known(TOKEN) and is_known("the-next-token-of-batch")
-        # Who was let in stays; a client reads its token anew for each call.
+        # # An accepted stream stays open; a client reads its token again for each call.
         assert watch.poll() is None
         reach = [f"--server={secure.address}", *client_tls(pki.ca), f"--token_file={token_file}"]
         assert "TOKEN_UNKNOWN" in cli("info", *reach, code=3).stderr
@@ -268,7 +269,7 @@ def test_certificates_are_replaced_while_requests_run(secure, pki):
     assert 9 * 86400 < expires - time.time() < 11 * 86400
     busy = Busy(secure, secure.dial)
     try:
-        # What is of no use changes nothing.
+        # # Invalid files change nothing.
         replace(secure.served[:1], [pki.trainer[0]])
         wait_until(lambda: count("clients", "refused") == 1, 5, "a mismatch is seen")
         secure.served[0].write_text("rubbish")

@@ -1,4 +1,4 @@
-"""What operators use: grpcurl, Prometheus, promtool, health, the admin service."""
+"""Operators' tools: grpcurl, Prometheus, promtool, health, the admin service."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 """W3C trace context: from the client's metadata to the logs of every process, the report and the
-live page; what is not valid is ignored and said."""
+live page; an invalid value is ignored and logged."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ def lines_of(ring, name, request_id):
 
 
 def logged(ring, name, request_id, messages):
-    """Those lines, once all these messages are among them: logs are written behind the call."""
+    """Returns those lines once they include all `messages`: logs are written after the call."""
     def found():
         lines = lines_of(ring, name, request_id)
         return lines if {line["message"] for line in lines} >= set(messages) else None

@@ -1,4 +1,4 @@
-"""A request takes of each worker what its plan says, and beside it a process keeps a bounded rest."""
+"""A request takes from each worker the memory that its plan states; a process keeps a bounded rest."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

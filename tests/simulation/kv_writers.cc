@@ -78,7 +78,8 @@ void KvWriters::OpenLater(const std::string& cache, const Claim& claim) {
 }
 
 void KvWriters::Open(const std::string& id, const Claim& claim) {
-  const Cache& cache = caches_.at(id);
+  Cache& cache = caches_.at(id);
+  ++cache.opens;
   KvWriterRequested event;
   event.call = ++last_call_;
   event.principal = cache.principal;
@@ -112,14 +113,15 @@ void KvWriters::OnOpened(uint64_t call, const KvWriterAnswered& answer) {
   Cache& cache = caches_.at(opening.cache);
   if (answer.failure) {
     const Failure& failure = *answer.failure;
+    cache.open_failed = true;
     ++ends_[absl::StrCat("(writer) ", failure.reason)];
     if (failure.code == absl::StatusCode::kUnavailable) {
       return OpenLater(opening.cache, opening.claim);
     }
     if (failure.code == absl::StatusCode::kAborted) return;
     if (failure.code == absl::StatusCode::kInvalidArgument) {
-      // Another writer may have undone the claimed step.
-      if (cache.newest_epoch == opening.claim.epoch) {
+      // Another OpenCache call may have undone the claimed step, even if it was never answered.
+      if (cache.opens == opening.claim.opens + 1) {
         world_->Violate(opening.cache, ": a claim was refused: ", failure.message);
       }
       return;
@@ -136,6 +138,7 @@ void KvWriters::OnOpened(uint64_t call, const KvWriterAnswered& answer) {
     world_->Violate(opening.cache, ": epochs do not grow");
   }
   cache.newest_epoch = response.epoch();
+  cache.open_failed = false;
   cache.renewed = world_->now();
   if (settled < cache.must_have) {
     world_->Violate(opening.cache, ": step ", cache.must_have, " was undone; the log ends with ",
@@ -151,6 +154,10 @@ void KvWriters::OnOpened(uint64_t call, const KvWriterAnswered& answer) {
   Writer writer;
   writer.cache = opening.cache;
   writer.epoch = response.epoch();
+  writer.opens = cache.opens;
+  for (const auto& [other, pending] : opening_) {
+    if (pending.cache == opening.cache) writer.opens = -1;
+  }
   writer.step = settled;
   writer.steps_left = 1 + static_cast<int>(world_->random.Below(30));
   for (const v1::KvShardTicket& ticket : response.shards()) writer.tokens.push_back(ticket.token());
@@ -193,7 +200,7 @@ void KvWriters::NextStep(uint64_t id) {
       cache.deleted = true;
       return control_->Feed(KvCacheDeleted{writer.cache, cache.principal});
     }
-    if (!world_->faults_over) OpenLater(writer.cache, {random.OneIn(2) ? writer.step : 0, writer.epoch});
+    if (!world_->faults_over) OpenLater(writer.cache, {random.OneIn(2) ? writer.step : 0, writer.opens});
     return;
   }
   KvStep step;
@@ -278,8 +285,8 @@ void KvWriters::OnAnswer(uint64_t id, int rank, const KvStepMessage& message,
     if (!lost && !fenced) {
       world_->Violate(message.cache, ": step ", message.number, ": ", answer.status.ToString());
     }
-    if (fenced && message.epoch == cache.newest_epoch && opening_.empty() &&
-        !world_->fault_injected) {
+    if (fenced && message.epoch == cache.newest_epoch && opening_.empty() && !cache.deleted &&
+        !cache.open_failed && !world_->fault_injected) {
       world_->Violate(message.cache, ": the newest writer is fenced");
     }
     return Stop(id, /*claims=*/false);
@@ -313,7 +320,7 @@ void KvWriters::OnAllAnswered(uint64_t id) {
 void KvWriters::Stop(uint64_t id, bool claims) {
   Writer& writer = writers_.at(id);
   writer.stopped = true;
-  OpenLater(writer.cache, {claims ? writer.step : 0, writer.epoch});
+  OpenLater(writer.cache, {claims ? writer.step : 0, writer.opens});
 }
 
 void KvWriters::OnRankChanged(const std::string& id) {

@@ -204,7 +204,7 @@ def reason_of(error):
 
 
 def error_of(stream):
-    """What a stream that is read to its end fails with, as it must."""
+    """Reads the stream to its end and returns the error it must end with."""
     try:
         for _ in stream:
             pass

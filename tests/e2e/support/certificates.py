@@ -1,4 +1,4 @@
-"""Certificates made by openssl, and the flags of a service whose links are all protected."""
+"""Certificates made by openssl, and the flags of a service with TLS on every link."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ def openssl(*arguments):
 
 
 class Authority:
-    """A root of its own; `issue` makes a certificate NAME.crt with NAME.key beside it."""
+    """A certificate authority; `issue` writes a certificate NAME.crt and its key NAME.key."""
 
     def __init__(self, directory, name):
         self.directory = pathlib.Path(directory)

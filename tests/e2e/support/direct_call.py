@@ -38,7 +38,8 @@ def opening(**fields):
 
 
 class Stream:
-    """One Exchange call: `begin` or `open` starts it, with what was said until then; `call` reads."""
+    """One Exchange call: `begin` or `open` starts it with the messages sent so far; `call`
+    reads."""
 
     def __init__(self, address, options=()):
         self.channel = grpc.insecure_channel(address, CHANNEL_OPTIONS + list(options))

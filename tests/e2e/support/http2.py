@@ -18,7 +18,8 @@ def dial(address, hello=PREFACE):
 
 
 def heard_until_closed(connection, seconds=5):
-    """What it says until it closes; None if it does not within that time of silence."""
+    """Returns the bytes that the peer sends until it closes; None after `seconds` without a
+    byte."""
     connection.settimeout(seconds)
     heard = b""
     try:
@@ -102,7 +103,7 @@ class Unfinished:
         size, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
         stream, payload = int.from_bytes(head[5:], "big"), self._read(size)
         if kind in (HEADERS, RST_STREAM, GOAWAY):
-            self.ended = True  # a call that is let in is answered by DATA behind its HEADERS
+            self.ended = True  # an accepted call is answered by HEADERS, then DATA
         elif kind == WINDOW_UPDATE:
             self.windows[stream] += int.from_bytes(payload, "big")
         elif kind == PING and not flags:

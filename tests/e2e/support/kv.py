@@ -258,7 +258,7 @@ def merge(partials, sinks):
 
 
 class Model:
-    """What a cache holds, for comparison: K and V of every sequence and layer in fp64."""
+    """Returns a cache's content for comparison: K and V of every sequence and layer in fp64."""
 
     def __init__(self, spec, seed=0):
         self.spec = spec

@@ -60,7 +60,7 @@ def show(link, token, fds):
 
 
 class Region:
-    """Attached at all workers that take it; `close()` lets go of it."""
+    """A region attached at all workers that accept it; `close()` detaches it."""
 
     def __init__(self, ring, size, attach=True):
         self.size = (size + 4095) // 4096 * 4096
@@ -88,10 +88,10 @@ class Region:
         self.confirm()
 
     def confirm(self):
-        """The coordinator hears of it from the workers."""
+        """Waits until the workers have reported the region to the coordinator."""
         end = time.monotonic() + 20
         while not set(self.links) <= set(self.offer().attached):
-            assert time.monotonic() < end, "the coordinator does not hear of it"
+            assert time.monotonic() < end, "the workers have not reported the region"
             time.sleep(0.01)
 
     def fence(self, worker, number):

@@ -22,7 +22,7 @@ class Case:
         self.plan = dict(plan or {})
         self.options = options
         self.edit = lambda header: None  # beyond what header_for knows
-        self.more = []                   # inputs of both directions beside q, k, v
+        self.more = []                   # inputs of both directions other than q, k, v
         self.gradients = ["dq", "dk", "dv"]
         self.dlse = False
 
@@ -55,7 +55,8 @@ class Case:
                     ["dout"] + ["dlse"] * self.dlse)
 
     def bytes_beside(self):
-        """What a Backward with a handle sends: dout, and dlse where there is one."""
+        """Returns the bytes that a Backward with a handle sends: dout, and dlse where there is
+        one."""
         return sum(self.inputs[name].nbytes for name in ["dout"] + ["dlse"] * self.dlse)
 
 

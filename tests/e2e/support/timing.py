@@ -38,7 +38,7 @@ def timed(test):
 
 
 def processor_seconds(pid):
-    """What the process has used so far, in user and kernel mode."""
+    """Returns the processor seconds that the process has used so far, in user and kernel mode."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 

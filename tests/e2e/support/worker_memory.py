@@ -1,4 +1,4 @@
-"""What requests take of workers' memory, read from the processes (Linux)."""
+"""Memory that requests take from workers, read from the processes (Linux)."""
 
 import pathlib
 import statistics
@@ -65,5 +65,5 @@ def typical_growth(ring, inputs, **options):
 
 
 def kept_bytes(ring, start):
-    """What the worst worker has, idle, beyond its idle_bytes at the start."""
+    """Returns the largest growth of an idle worker's memory over its idle_bytes at the start."""
     return max(now - before for now, before in zip(idle_bytes(ring), start))
