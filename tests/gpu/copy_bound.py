@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""How fast tensors' bytes get to all GPUs at once and back when nothing else is done: the bound of what
-they cost beside computing. --memory=host: pinned host memory; device: one GPU's memory, copied to
+"""How fast tensors' bytes get to all GPUs at once and back without any other work: the lower bound
+of the
+cost of transfers. --memory=host: pinned host memory; device: one GPU's memory, copied to
 every GPU, itself included. Prints {"memory", "gpus", "up_bytes_per_second", "down_bytes_per_second"},
 to the GPUs and back, sums over them, medians of several rounds.
 

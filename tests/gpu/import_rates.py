@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""How fast a process copies out of and into GPU memory of another one that it has mapped, by the kind of that memory:
-cuMemCreate's by descriptor (vmm), cudaMalloc's by CUDA's legacy handle (ipc), each on the importer's own GPU and on
-another, beside memory of its own. By the driver alone, no PyTorch. Prints JSON: bytes per second and the first copy's
-milliseconds by kind, place and direction; "bare" says what cuMemcpyDtoDAsync itself took to return.
+"""How fast a process copies out of and into another process's GPU memory that it has mapped, by the kind of that
+memory: cuMemCreate's by descriptor (vmm), cudaMalloc's by CUDA's legacy handle (ipc), each on the importer's GPU and
+on another, compared with local memory. Uses the driver only, no PyTorch. Prints JSON: bytes per second and the first
+copy's milliseconds by kind, place and direction; "bare" is the time that cuMemcpyDtoDAsync took to return.
 
   import_rates.py [--bytes=N] [--block=N] [--rounds=N]
 """
@@ -69,7 +69,7 @@ class Cuda:
 
 
 def export(channel, device, kind, size):
-    """The other process: has the memory, shows it, and keeps it until it is told."""
+    """The other process: allocates the memory, exports it, and keeps it until the parent ends it."""
     cuda = Cuda(device)
     if kind == "ipc":
         handle = IpcHandle()
@@ -148,7 +148,7 @@ def measure(kind, device, args):
 
 
 def visible():
-    """Counted in a process of its own, as everything else here."""
+    """Returns the number of GPUs, counted in a child process, which alone initialises the driver."""
     result, results = os.pipe()
     child = os.fork()
     if child == 0:

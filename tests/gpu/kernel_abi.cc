@@ -60,21 +60,21 @@ class ReadyKernel {
   void* tables_ = nullptr;
   void* scratch_ = nullptr;
 };
-
+// Score terms and row terms, of one document; null or 0: none. tests/gpu/term_rows.py has the
 // Score terms and what rows have, of one document; null or 0: none. tests/gpu/term_rows.py has the
 // same structure.
 struct Terms {
   const float* slopes;         // host, [heads]
   const void* bias;            // device, dtype, [bias_heads, q_rows, kv_rows]
-  void* dbias;                 // likewise; null: not asked for
+  void* dbias;                 // as bias; null if not requested
   const uint8_t* mask;         // device, bits, [q_rows, kv_rows / 8 rounded up]
   const int32_t* q_segments;   // device, [batch, q_rows]
   const int32_t* kv_segments;  // device, [batch, kv_rows]
   uint64_t seed;               // of dropout
-  uint32_t threshold;          // likewise: rate times 65536
+  uint32_t threshold;          // of dropout: rate times 65536
   int32_t bias_heads;          // 1 or all
   const float* sinks;          // device, [heads]
-  float* dsinks;               // likewise, with sinks
+  float* dsinks;               // as sinks, with sinks
   const float* dlse;           // device, [batch, heads, q_rows]
   int32_t fp32_results;  // out and the gradients are fp32; dq_out, dk_out, dv_out are not used
 };

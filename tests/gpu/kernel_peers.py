@@ -1,5 +1,5 @@
-"""The kernels beside FlashAttention-4's (its SM90 path, the wheel `flash-attn-4`) and cuDNN's, interleaved in
-one process, every result compared with fp64 on sampled rows first, gradients with FA4's.
+"""Compares the kernels with FlashAttention-4's (its SM90 path, the wheel `flash-attn-4`) and cuDNN's, interleaved in
+one process. Every result is compared with fp64 on sampled rows first, gradients with FA4's.
 
   PYTHONPATH=FA4'S_FOLDERS kernel_peers.py --library libringattn_kernels.so [--cases 128:32/8,64:32/32]
       [--lengths 4096,16384,65536] [--rounds 9] [--seconds 150]

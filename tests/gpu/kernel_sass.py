@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What the assembler made of the attention kernels, as a table: registers, stack, shared memory and
-how many instructions of each kind. Two builds side by side show what a change did to the machine
-code; no GPU is needed.
+"""Prints a table of the attention kernels' machine code: registers, stack, shared memory and the number of
+instructions of each kind. Two builds side by side show how a change affects the machine code; no GPU is
+needed.
 
   kernel_sass.py [--cuobjdump=PATH] [--arch=sm_90] FILE [FILE_AFTER]
 
@@ -21,7 +21,7 @@ import sys
 
 KINDS = ["HMMA", "HGMMA", "LDSM", "STSM", "LDGSTS", "LDG", "LDS", "STS", "STG", "RED", "UTMAREDG", "FFMA",
          "MUFU", "FMNMX", "LDL", "STL"]
-# What has to be the same for two kernels to be one.
+# # Properties that two builds of the same kernel must share.
 SUBSTANCE = ["registers", "stack", "shared", "HMMA", "HGMMA", "LDSM", "LDGSTS", "STS", "LDG", "FFMA", "MUFU"]
 DTYPES = {"__nv_bfloat16": "bf16", "__half": "fp16", "float": "fp32"}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Speed of our CUDA kernels beside PyTorch's FA2 and cuDNN, in one run on one GPU.
+"""Compares our CUDA kernels' speed with PyTorch's FA2 and cuDNN, in one run on one GPU.
 
 Verifies each configuration first (fp32 reference on sampled rows), then times all
 libraries in turn, several rounds, and prints medians: TFLOP/s by 4 Sq Sk D H forward
@@ -10,11 +10,11 @@ includes delta, zeroing and conversion, as PyTorch's does.
       [--dims 64,128] [--lengths 4096,8192] [--heads 32/8] [--masks causal,full] [--directions forward]
   kernel_speed.py --library ours=libringattn_kernels.so --terms [--term_family sm90] [--lengths 16384]
 
-With --deterministic: backwards alone, deterministic beside the default; each runs three times, with other
+With --deterministic: backwards alone, deterministic compared with the default; each runs three times, with other
 work on the GPU between, and must give the same bits. "ratio" is deterministic to default.
-With --fp8: forwards alone, in e4m3 beside the request's type, the rounding included, and FA3's fp8 where
+With --fp8: forwards alone, in e4m3 compared with the request's type, the rounding included, and FA3's fp8 where
 its wheel is installed.
-With --terms: each score term beside our plain kernel and PyTorch's peers (term_rows.py) instead.
+With --terms: each score term compared with our plain kernel and PyTorch's peers (term_rows.py) instead.
 """
 import argparse
 import ctypes
@@ -75,7 +75,7 @@ class Ours:
         self.lse = torch.full((batch, heads, q_rows), float("nan"), **f32)
         self.delta = torch.empty(batch, heads, q_rows, **f32)
         self.accumulators = [torch.empty(t.shape, **f32) for t in (q, k, v)]
-        # What a backward accumulates in is the result where that is fp32.
+        # # With fp32 results, a backward's accumulators are the result.
         self.gradients = self.accumulators if fp32_results else [torch.empty_like(t) for t in (q, k, v)]
         self.inputs = (q, k, v, dout)
         tensors = [q, k, v, self.out, self.lse, dout, self.delta, *self.accumulators,
@@ -175,7 +175,7 @@ def verify(ours, causal, rows=24):
 
 
 def same_bits(ours):
-    """Whether backwards give the same bits as the last one, after other work and beside it."""
+    """Whether backwards give the same bits as the last one, after other work and concurrently with it."""
     before = [t.view(torch.int16 if t.element_size() == 2 else torch.int32).clone() for t in ours.gradients]
     noise = torch.randn(4096, 4096, device="cuda")
     other = torch.cuda.Stream()
@@ -241,9 +241,9 @@ def main():
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--terms", action="store_true", help="score terms instead")
     parser.add_argument("--fp8", action="store_true",
-                        help="forwards alone, the first library's in e4m3 beside it; head dims up to 128")
+                        help="forwards alone, the first library's in e4m3 as well; head dims up to 128")
     parser.add_argument("--deterministic", action="store_true",
-                        help="backwards alone, every library's deterministic beside its default")
+                        help="backwards alone, every library's deterministic and default")
     parser.add_argument("--term_rows", default="", help="of its rows, these alone")
     parser.add_argument("--term_family", default="", help="the kernel family that terms are forced to")
     args = parser.parse_args()

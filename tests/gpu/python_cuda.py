@@ -42,7 +42,7 @@ def judge(client, heads, kv_heads, device):
 
 
 def order(client, heads, kv_heads, device):
-    """What a side stream still writes is waited for; what is freed while a kernel reads it is not given away early."""
+    """The package waits for a side stream that still writes, and does not reuse memory that a kernel still reads."""
     q, k, v, _ = tensors(4096, heads, kv_heads, device, 1)
     want = client.forward(q, k, v, causal=True, transport="cuda_memory").out.clone()
     side = torch.cuda.Stream(device)

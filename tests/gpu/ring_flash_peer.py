@@ -48,7 +48,7 @@ class Fa4:
 
 
 class Plain(ring_peer.Plain):
-    """Of bf16: the ring takes its copies in fp32 to be copies."""
+    """Kernels for bf16: the ring requires its fp32 conversions to be copies."""
     dtype, tolerance = torch.bfloat16, ring_peer.Flash.tolerance
 
     def forward(self, q, k, v, causal):
@@ -63,8 +63,8 @@ KERNELS = {"fa4": Fa4, "fa2": ring_peer.Flash, "plain": Plain}
 
 
 def published_ring(kernels):
-    """zigzag_ring_flash_attn_func on these kernels. What it asks them for beside a causal mask is what they do
-    unasked: the usual scale, no dropout, window or ALiBi."""
+    """zigzag_ring_flash_attn_func on these kernels. Its other arguments request the kernels' defaults: the usual
+    scale, no dropout, window or ALiBi."""
     def forward(q, k, v, causal, **_):
         return (*kernels.forward(q, k, v, causal), None, None)
 

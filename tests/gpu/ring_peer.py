@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The peer of our ring: zigzag ring attention as ring-flash-attention does it, written anew in PyTorch.
+"""The peer of our ring: zigzag ring attention as in ring-flash-attention, reimplemented in PyTorch.
 
 One process per GPU, NCCL. Rank r holds pieces r and 2W - 1 - r of 2W. Forward: each step starts an
 exchange of K and V with the neighbours, calls FA2 on what is there, and merges the partial result by
@@ -136,7 +136,7 @@ class Ring:
             if step == 0:
                 first, first_lse = self.kernels.forward(q, k, v, True)
                 out, lse = first.float(), columns(first_lse)
-            elif step <= self.rank:  # from a lower rank: its second half is in nobody's past
+            elif step <= self.rank:  # from a lower rank: no query sees its second half
                 merge(out, lse, *self.kernels.forward(q, k[:, :half], v[:, :half], False))
             else:  # from a higher rank: it is in the past of our second half only
                 merge(out[:, half:], lse[:, half:],

@@ -1,6 +1,6 @@
-"""Score terms beside our plain kernel and PyTorch's peers, in one run on one GPU: kernel_speed.py
+"""Compares score terms with our plain kernel and PyTorch's peers, in one run on one GPU: kernel_speed.py
 --terms. Every row is verified before it is timed: out, lse and dq of sampled rows in fp64, with
-dropout's bits from a Philox of this file's own."""
+dropout's bits from a separate Philox implementation in this file."""
 import ctypes
 import importlib.util
 import os
@@ -17,9 +17,9 @@ import kernel_speed
 SEED = 0x1234_5678_9ABC_DEF0
 THRESHOLD = 6554  # of 65536: a rate of 0.1
 SEGMENTS = 8
-# Of our plain kernel's speed, forward and backward; and what they are beside (None: nobody).
+# # Required fractions of our plain kernel's speed, forward and backward (None: no bound).
 WANTED = {"alibi": (0.90, 0.90), "shallow": (0.90, 0.90), "segments": (0.90, 0.90), "mask": (0.75, 0.75),
-          # Beside the dense mask, not the plain kernel: every second tile of 128 queries and keys is empty.
+          # Compared with the dense mask, not the plain kernel: every second tile of 128 queries and keys is empty.
           "halved": (1.6, 1.6), "bias": (0.60, 0.65),
           "dbias": (None, 0.45), "dropout": (0.60, 0.70), "all": (0.40, 0.40),
           "sinks": (0.99, 0.99), "dlse": (None, 0.99), "fp32": (0.99, 0.99)}
@@ -60,7 +60,7 @@ def keeps(heads, rows, keys, threshold):
 
 
 class Problem:
-    """Tensors of one length, and what each row's terms are made of."""
+    """Tensors of one length, and the row terms' tensors."""
 
     def __init__(self, length, dim, heads, kv_heads, dtype):
         make = lambda h: torch.randn(1, length, h, dim, device="cuda", dtype=dtype)
@@ -344,7 +344,7 @@ def run(args, libraries, heads, kv_heads):
             if length % SEGMENTS:
                 sys.exit(f"--lengths must be multiples of {SEGMENTS}")
             problem = Problem(length, dim, heads, kv_heads, kernel_speed.DTYPES[args.dtype][1])
-            print(f"\nscore terms by {args.term_family or 'whoever serves'}, {length} causal tokens, dim "
+            print(f"\nscore terms by {args.term_family or 'any kernel family'}, {length} causal tokens, dim "
                   f"{dim}; ratios are of times: > 1 is faster than the other")
             print("| terms | direction | library | ms | TFLOP/s | /plain | wanted | /peer | errors |")
             print("|---" * 9 + "|")

@@ -26,8 +26,8 @@ def verify(harness, ring, source, output, options, rows, forward=None):
 
 
 def figures(report):
-    """What a report says about speed. Rates per GPU: of the kernels alone, and of the whole pass as the
-    coordinator saw it (service_), from telling the ranks to run to the last one's word that it has."""
+    """Returns a report's speeds. Rates are per GPU: of the kernels alone, and of the whole pass as the coordinator
+    measures it (service_), from its command to run until the last rank reports completion."""
     ranks = report["ranks"]
     kernel_seconds = [rank["compute_seconds"] for rank in ranks]
     wall = report["compute_seconds"]

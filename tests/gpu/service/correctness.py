@@ -29,7 +29,7 @@ def environment(session):
 
 
 def tests(session):
-    """The test programs that are in the bundle; each is tried whatever became of the others."""
+    """Runs the test programs of the bundle; a failure does not stop the others."""
     def run(result):
         failed = []
         if not session.gpu:
@@ -77,7 +77,7 @@ def sweep(session):
         session.ring.ensure()
         seconds = session.args.sweep_seconds or (8 if not session.gpu else 40)
         result.update(sweep_cases(session, ["--cases=5000", f"--budget={seconds}s"]))
-        # What only some requests have.
+        # # Options that only some requests have.
         options = ["--cases=2000", "--options", "--noscore_terms", "--seed=78", f"--budget={seconds}s"]
         result["options"] = sweep_cases(session, options)
         terms = ["--cases=2000", "--options", "--seed=79", f"--budget={seconds}s"]

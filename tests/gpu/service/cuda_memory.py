@@ -1,6 +1,6 @@
-"""Calls whose tensors lie in a client's CUDA memory: the relay's bits, times beside host memory and
-beside what the ring and the bare copies between GPUs (tests/gpu/copy_bound.py) take in the same
-run, memory of cuMemCreate beside that of cudaMalloc, and clients that are killed while workers copy."""
+"""Calls whose tensors lie in a client's CUDA memory: the relay's bits; times compared with host memory and with
+the ring plus the bare copies between GPUs (tests/gpu/copy_bound.py) of the same
+run; memory of cuMemCreate compared with that of cudaMalloc; and clients that are killed while workers copy."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from host_memory import copy_bound
 from inputs import Shape
 from session import CAUSAL
 
-# Of the ring and the copies at the rate of the links.
+# # Bound on a call's time, relative to the ring plus the copies at the rate of the links.
 CALL_TO_BOUND = 1.15
 PASSES = ("forward", "backward")
 KINDS = ("vmm", "malloc")
@@ -59,7 +59,7 @@ def same_bits(session, ring, shape, result):
 
 
 def import_rates(session, result):
-    """What copies of mapped memory take without the service, by the kind of memory; its trouble fails nothing."""
+    """Measures copies of mapped memory without the service, by the kind of memory; an error here fails no part."""
     script = pathlib.Path(__file__).resolve().parents[1] / "import_rates.py"
     code, text = session.harness.run([shutil.which("python3"), script], seconds=60)
     result["import_rates"] = json.loads(text) if code == 0 else text[-300:]
@@ -81,7 +81,7 @@ def times(session, shape, result):
                                          + line["bytes_down"] / rates[1])
                 ratio = line["call_seconds"] / line["bound_seconds"]
                 result["goals"].append({
-                    "what": f"{command} of {shape.seq_len} tokens over CUDA memory ({kind}) beside "
+                    "what": f"{command} of {shape.seq_len} tokens over CUDA memory ({kind}) compared with "
                             "ring and copies",
                     "goal": CALL_TO_BOUND, "value": round(ratio, 3), "met": ratio <= CALL_TO_BOUND})
             result["cuda_memory"].append({"pass": command, "memory": kind, **line})
@@ -171,7 +171,7 @@ def part(session, length):
             result["skipped"] = "needs GPUs"
             return
         refused_without(session, result)
-        session.ring.down()  # two clusters do not fit beside one another
+        session.ring.down()  # two clusters do not fit at once
         import_rates(session, result)
         shared, ring = session.ring, session.make_ring("cuda-memory", session.workers, "cuda")
         ring.up_flags = ["--local_memory=cuda_memory"]

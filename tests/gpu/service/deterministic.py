@@ -1,4 +1,4 @@
-"""Deterministic passes: the same bits, run after run, beside a load, on rings that were formed anew."""
+"""Deterministic passes: the same bits in every run, under load, and on rings that were formed again."""
 
 import os
 import signal
@@ -14,8 +14,8 @@ RINGS, RUNS_OF_A_RING = 5, 4
 
 
 class Load:
-    """Forward passes of another client, one after the other, for as long as the block lasts: they take turns
-    with what is measured, and their uploads and downloads pass beside its kernels."""
+    """Forward passes of another client, one after the other, for as long as the block lasts: they alternate with
+    the measured calls, and their uploads and downloads overlap the measured kernels."""
 
     def __init__(self, ring, source, output, options):
         self.command = [str(word) for word in (
@@ -74,6 +74,6 @@ def part(session):
         result["deterministic"] = {"tokens": shape.seq_len, "runs": len(bits), "rings": len(set(generations)),
                                    "different_results": len(set(bits)), "requests_beside": served}
         check(len(set(generations)) == RINGS, f"rings of the generations {generations}")
-        check(served >= RINGS, f"{served} requests were served beside")
+        check(served >= RINGS, f"{served} requests were served meanwhile")
         check(len(set(bits)) == 1, f"{len(set(bits))} different results of {len(bits)} runs")
     return run

@@ -1,5 +1,5 @@
-"""Calls whose tensors go straight between the client and the workers over TCP, beside the relay in the
-same run."""
+"""Calls over direct streams: tensors pass between the client and the workers over TCP, compared with the relay
+in the same run."""
 
 import wire
 from inputs import Shape
@@ -7,7 +7,7 @@ from inputs import Shape
 # Beside the relay's call.
 RELAY_TO_DIRECT = 4
 LISTEN = "--worker_flag=--client_data_listen=127.0.0.1:0"
-# Timed calls of each pass, and of the relay beside them.
+# # Timed calls of each pass, and of the relay for comparison.
 RUNS = {"64k": (3, 2), "256k": (3, 2), "1m": (2, 1)}
 
 
@@ -32,7 +32,7 @@ def part(session, length):
                 rate = line["payload_bytes_per_second"] / relay["payload_bytes_per_second"]
                 result["direct"].append({"pass": command, **line})
                 result["goals"].append({
-                    "what": f"{command} of {shape.seq_len} tokens over direct streams beside the relay's rate",
+                    "what": f"{command} of {shape.seq_len} tokens over direct streams compared with the relay's rate",
                     "goal": RELAY_TO_DIRECT, "value": round(rate, 3), "met": rate >= RELAY_TO_DIRECT})
         finally:
             ring.down()

@@ -14,7 +14,7 @@ def names():
 
 
 class Watch:
-    """Asks nvidia-smi for QUERY's columns, whole or broken numbers behind the GPU's index, once before
+    """Runs nvidia-smi for QUERY's columns, integers or decimal numbers after the GPU's index, once before
     the `with` block begins and then every PERIOD_MS while it runs; note() gets each line at the end."""
 
     QUERY, PERIOD_MS = "", 0

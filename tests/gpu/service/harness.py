@@ -16,7 +16,7 @@ APPENDED = ("programs.log", "environment.txt", "cluster.log", "traces.zip")
 
 
 class Failure(Exception):
-    """What a part was to show did not hold."""
+    """A property that a part verifies does not hold."""
 
 
 class PartTimeout(Exception):
@@ -29,7 +29,8 @@ def check(condition, what):
 
 
 class Harness:
-    """Runs parts in order. Each has `seconds` of its own, and all together `budget_seconds`."""
+    """Runs parts in order. Each part has a limit of `seconds`, and all together
+    `budget_seconds`."""
 
     def __init__(self, out, budget_seconds):
         self.out = pathlib.Path(out)
@@ -93,8 +94,9 @@ class Harness:
 
     def run(self, command, seconds=None, log_to=None, environment=None, cleans_up=False,
             stderr=subprocess.STDOUT):
-        """Output and exit code; past its time the command is killed and the part fails. What cleans up
-        has its `seconds` even if the part has used up its own, or does so meanwhile."""
+        """Returns output and exit code; past its time the command is killed and the part fails. A
+        command with
+        cleans_up has `seconds` even if the part's time is up or ends meanwhile."""
         if cleans_up and (left := signal.setitimer(signal.ITIMER_REAL, 0)[0]) > 0:
             try:
                 return self.run(command, seconds, log_to, environment, cleans_up, stderr)
@@ -135,8 +137,9 @@ class Harness:
         return output
 
     def run_json(self, command, **options):
-        """What it prints as --json; beside it, on stderr, long commands say every ten seconds how far
-        they are."""
+        """Returns the command's --json output. Long commands report their progress on stderr every
+        ten
+        seconds."""
         with tempfile.TemporaryFile("w+", errors="replace") as errors:
             code, output = self.run(command, stderr=errors, **options)
             errors.seek(0)

@@ -1,5 +1,6 @@
-"""Calls whose tensors lie in memory that the client shares with the workers, beside the relay, and
-beside what the ring and the bare copies (tests/gpu/copy_bound.py) take in the same run."""
+"""Calls whose tensors lie in memory that the client shares with the workers, compared with the
+relay and
+with the ring plus the bare copies (tests/gpu/copy_bound.py) of the same run."""
 
 import json
 import pathlib
@@ -8,10 +9,11 @@ import shutil
 import wire
 from inputs import Shape
 
-# Of the ring and the copies at the rate of pinned memory.
+# # Bound on a call's time, relative to the ring plus the copies at the rate of pinned memory.
 CALL_TO_BOUND = 1.15
 PASSES = ("forward", "backward")
-# Timed calls of each pass, and of the relay beside them: none where its call would take a minute.
+# # Timed calls of each pass, and of the relay for comparison: none where its call would take a
+# minute.
 RUNS = {"64k": (15, 2), "256k": (5, 2), "1m": (2, 0)}
 
 
@@ -40,8 +42,8 @@ def part(session, length):
         result["goals"] = []
         for command in PASSES:
             runs, relay_runs = RUNS[length]
-            # A region's pages are pinned, or not, by the time that it is used again. The limit of
-            # staging is 4 GiB unless said otherwise, a backward of 256K tokens more.
+            # # A region's pages are pinned, or not, before it is used again. The default limit of
+            # # staging is 4 GiB; a backward of 256K tokens needs more.
             line = wire.bench(session, shape, command, f"--runs={runs}", "--transport=host_memory",
                               "--staging_limit=64GiB", "--deadline=120s", transport="host_memory")
             if relay_runs:
@@ -53,7 +55,7 @@ def part(session, length):
                                          + line["bytes_down"] / rates[1])
                 ratio = line["call_seconds"] / line["bound_seconds"]
                 result["goals"].append({
-                    "what": f"{command} of {shape.seq_len} tokens over host memory beside ring and copies",
+                    "what": f"{command} of {shape.seq_len} tokens over host memory compared with ring and copies",
                     "goal": CALL_TO_BOUND, "value": round(ratio, 3), "met": ratio <= CALL_TO_BOUND})
             result["host_memory"].append({"pass": command, **line})
     return run

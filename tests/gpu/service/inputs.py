@@ -1,7 +1,7 @@
-"""Inputs without a file per shape: a few large files of random numbers, made in the background, whose
-header is written anew for whichever shape is wanted next.
+"""Inputs without a file per shape: a few large files of random numbers, generated in the background. Each new
+shape gets a new header in the same file.
 
-One shape at a time: nobody may open a file while another shape's header is written over it."""
+One shape at a time: no process may have a file open while another shape's header replaces its own."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ class Shape:
     documents: tuple = ()  # lengths that add up to seq_len; none: one sequence, not packed
 
     def share(self, workers):
-        """What one of `workers` gets: as many documents, each that much shorter."""
+        """Returns the shape for one of `workers`: as many documents, each that much shorter."""
         if not self.documents:
             return dataclasses.replace(self, seq_len=self.seq_len // workers)
         documents = tuple(max(1, length // workers) for length in self.documents)
@@ -50,8 +50,8 @@ class Shape:
 
 
 def header(shape, with_dout, data_bytes):
-    """The first HEADER_BYTES + CU_BYTES of a file with `data_bytes` behind its header. Every byte must
-    belong to a tensor, so what the shape leaves over becomes tensors that nobody reads."""
+    """Returns the first HEADER_BYTES + CU_BYTES of a file with `data_bytes` after its header. Every byte must
+    belong to a tensor, so bytes outside the shape's tensors become tensors that are never read."""
     entries, at, lengths = {}, 0, b""
 
     def add(name, dtype, dimensions, count_bytes):
@@ -85,7 +85,7 @@ def header(shape, with_dout, data_bytes):
 
 
 def join(path, *sources):
-    """A file with the tensors of all `sources`, but for those that nobody reads."""
+    """Writes a file with the tensors of all `sources`, except those that are never read."""
     entries, pieces, at = {}, [], 0
     for source in sources:
         with open(source, "rb") as file:
@@ -120,7 +120,7 @@ class Arena:
 
     def __init__(self, cli, path, tensor_bytes):
         self.path, self.tensor_bytes = path, tensor_bytes
-        # What the header in front takes away, and the smallest header there is, come on top.
+        # # Additional tokens for the bytes that the new header takes, and for the smallest header there is.
         tokens = (tensor_bytes + HEADER_BYTES + CU_BYTES) // self.TOKEN_BYTES + 1
         self.command = [str(cli), "generate", f"--output={path}", f"--seq_len={tokens}", "--heads=32",
                         "--kv_heads=32", "--head_dim=128", "--dtype=bf16", "--seed=3"]
@@ -137,7 +137,7 @@ class Arena:
             if self.process.returncode == 0:
                 with open(self.path, "rb") as file:
                     length = struct.unpack("<Q", file.read(8))[0]
-                # Else our elements would be made of halves of two.
+                # # With an odd length, our elements would straddle two generated ones.
                 error = "" if length % 2 == 0 else f"an odd header of {length} bytes"
             self.seconds = round(time.monotonic() - begin, 2)
             self.error = error or ("" if self.process.returncode == 0 else "failed")

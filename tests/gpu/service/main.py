@@ -84,7 +84,7 @@ def parse(names):
         prog="service.sh", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Measures and judges the service on GPU workers.",
         epilog="parts, and those that ring passes consist of:\n  " + " ".join(names)
-               + "\n\nunless told otherwise, in this order:\n  environment " + DEFAULT)
+               + "\n\nby default, in this order:\n  environment " + DEFAULT)
     parser.add_argument("--bundle", default=".bundle/ringattn")
     parser.add_argument("--cpu", action="store_true", help="CPU workers and small requests")
     parser.add_argument("--workers", type=int, default=0, help="GPUs, or 3 with --cpu")
@@ -103,12 +103,12 @@ def parse(names):
                   if part != "environment"]
     for part in args.parts:
         if part not in names:
-            parser.error(f"there is no part {part}; see --help")
+            parser.error(f"unknown part {part}; see --help")
     return args
 
 
 def order_inputs(session):
-    """What the parts that will run may ask for."""
+    """Queues the inputs that the selected parts may need."""
     profile, parts = session.profile, session.args.parts  # warm-ups are shorter than what follows
     session.inputs.want(Shape(**profile["smoke"]), True)
     for name, case in rings.cases(profile).items():
@@ -157,13 +157,13 @@ def run_all(session, plan):
         ok = session.harness.part(name, seconds, function)
         all_ok = all_ok and ok
         if name == "smoke" and not ok:
-            # Then the smaller programs tell most.
+            # # After a failed smoke test the smaller programs are the most informative.
             plan.sort(key=lambda part: part[0] != "tests")
     return all_ok
 
 
 def main():
-    # The names are the same whatever the session, which itself needs the arguments.
+    # # The parts' names do not depend on the session, which itself needs the arguments.
     args = parse(list(parts_of(argparse.Namespace(profile=GPU))))
     session = Session(args, CPU if args.cpu else GPU, os.environ["OUT"])
     atexit.register(session.close)

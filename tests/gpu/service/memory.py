@@ -1,4 +1,5 @@
-"""What a request takes of each GPU, on rings of 1, 2, 4, ..., beside the plan's prediction."""
+"""Memory that a request takes on each GPU, on rings of 1, 2, 4, ..., compared with the plan's
+prediction."""
 
 from calls import plan_flags, verify, with_memory
 from harness import check

@@ -1,5 +1,5 @@
-"""Uploads of q, k and v packed into one tensor beside the same values apart, by direct streams and by the
-coordinator: how long the upload stage lasts, calls in turns. All results have the same bits."""
+"""Uploads of q, k and v packed into one tensor, compared with the same values apart, over direct streams and over
+the relay: the time of the upload stage, calls alternating. All results have the same bits."""
 
 import statistics
 
@@ -24,7 +24,7 @@ def part(session):
             result["packed_inputs"] = [rates(session, *shape, way)
                                        for shape in SHAPES for way in ("direct", "relay")]
             result["goals"] = [{
-                "what": f"qkv of {line['heads']} heads of {line['head_dim']} by {line['way']}, beside q, k and v",
+                "what": f"qkv of {line['heads']} heads of {line['head_dim']} by {line['way']}, compared with q, k and v",
                 "goal": GOAL, "value": line["of_apart"], "met": line["of_apart"] >= GOAL}
                                for line in result["packed_inputs"]]
         finally:

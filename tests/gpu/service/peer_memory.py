@@ -1,6 +1,6 @@
-"""How GPUs of one machine map one another's memory: descriptors (--peer_memory=vmm) beside CUDA's legacy
-handles (ipc), to the same bits and in the same time; and workers each in a PID namespace of its own, where
-all of them have number 1, as in pods of one GPU. Written before it had met a GPU."""
+"""How GPUs of one machine map one another's memory: descriptors (--peer_memory=vmm) compared with CUDA's legacy
+handles (ipc), with the same bits and in the same time; and workers in separate PID namespaces, where
+all of them have number 1, as in pods of one GPU."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from inputs import Shape
 from session import CAUSAL
 
 PASSES = ("forward", "backward")
-# The exchange by descriptors is to cost no more than this beside legacy handles.
+# # The largest allowed time of an exchange by descriptors, relative to legacy handles.
 VMM_TO_IPC = 1.02
 
 
@@ -31,8 +31,8 @@ def moved(ring):
 
 
 def started_in_namespaces(session):
-    """A folder with the bundle's programs, whose worker begins PID and IPC namespaces of its own. Its
-    network is the machine's: gRPC needs one. So the folder for sockets is given, as pods need it."""
+    """Returns a folder with the bundle's programs, whose worker starts in new PID and IPC namespaces. It keeps the
+    machine's network, which gRPC needs, so the folder for sockets is passed, as pods need it."""
     folder = session.scratch / "namespaced"
     folder.mkdir()
     for program in session.bin.iterdir():
@@ -102,7 +102,7 @@ def part(session):
             for command in PASSES:
                 ratio = kinds["vmm"][f"{command}_ring_seconds"] / kinds["ipc"][f"{command}_ring_seconds"]
                 result["goals"].append({
-                    "what": f"{command}: the ring by descriptors beside legacy handles",
+                    "what": f"{command}: the ring by descriptors compared with legacy handles",
                     "goal": VMM_TO_IPC, "value": round(ratio, 3), "met": ratio <= VMM_TO_IPC})
             if os.geteuid() != 0 or shutil.which("unshare") is None:
                 result["namespaces"] = "skipped: needs root and unshare"

@@ -6,7 +6,8 @@ import socket
 
 from harness import check
 
-# What would install or build something; each is replaced by a program that tells on it and fails.
+# # Programs that would install or build something; each is replaced by one that logs the call and
+# fails.
 FORBIDDEN = ("apt-get", "apt", "sudo", "pip", "pip3", "bazel", "curl", "wget", "git", "make", "g++")
 
 
@@ -29,7 +30,7 @@ def part(session):
         port = free_port()
         environment = {**os.environ, "RINGATTN_STATE_DIR": str(folder / "state"),
                        "RINGATTN_PORT": str(port), "PATH": f"{programs}:{os.environ['PATH']}"}
-        environment.pop("RINGATTN_NCCL", None)  # quickstart.sh has to find it by itself
+        environment.pop("RINGATTN_NCCL", None)  # quickstart.sh has to find it
         script = pathlib.Path(__file__).resolve().parents[3] / "deploy/quickstart.sh"
         try:
             code, text = session.harness.run([script, f"--prebuilt={session.bundle}"],
@@ -53,6 +54,6 @@ def part(session):
         wanted = min(8, len(session.gpu_names)) if session.gpu else 4
         found = [device for device in result["devices"] if kind in str(device).lower()]
         check(len(found) == wanted == len(result["devices"]),
-              f"{wanted} {kind} workers wanted, there were {result['devices']}")
+              f"expected {wanted} {kind} workers, found {result['devices']}")
         check(not session.gpu or len(set(found)) == wanted, f"GPUs used twice: {found}")
     return run

@@ -7,7 +7,7 @@ from harness import check
 from inputs import Shape, join
 from session import CAUSAL
 
-# The backward that reads a residual beside the one that gets q, k, v and dout, over the coordinator.
+# # Time of a backward that gets q, k, v and dout, relative to one that reads a residual, over the relay.
 STATELESS_TO_RESIDUAL = 1 / 0.6
 ROUNDS = 3
 RESIDUAL = ("backward_residual", "backward_residual_host_memory")
@@ -73,6 +73,6 @@ def judge(result, shape):
     result["goals"] = []
     for name in RESIDUAL:
         ratio = seconds["backward_stateless"] / seconds[name]
-        result["goals"].append({"what": f"stateless backward on the relay beside {name}",
+        result["goals"].append({"what": f"stateless backward on the relay compared with {name}",
                                 "goal": round(STATELESS_TO_RESIDUAL, 3),
                                 "value": round(ratio, 3), "met": ratio >= STATELESS_TO_RESIDUAL})

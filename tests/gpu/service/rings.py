@@ -1,4 +1,4 @@
-"""Ring passes: what a ring makes of its GPUs' speed, and where the rest goes."""
+"""Ring passes: the share of its GPUs' speed that a ring reaches, and the causes of the rest."""
 
 import contextlib
 import dataclasses
@@ -48,7 +48,8 @@ def cases(profile):
 
 
 def goals(case, workers, command, figures):
-    """What the project wants of this pass, each with what it got; a miss does not fail the part."""
+    """Returns the bounds for this pass, each with the measured value; a miss does not fail the
+    part."""
     tokens = case.shape.seq_len // workers
     wanted = []
     if workers < 2:
@@ -72,7 +73,7 @@ def one_pass(session, case, command, shape, world_size, name, runs):
     mask = list(case.mask)
     options = [*mask, *plan_flags(world_size, case.layout)]
     output = session.output(f"{name}-{command}")
-    # dout is there whatever the pass, so that both see the same file.
+    # # dout is present in both directions, so that both see the same file.
     source = session.view(shape, True)
     if runs == 0:
         call(session.harness, session.ring, command, source, output, options)
@@ -95,9 +96,11 @@ def one_pass(session, case, command, shape, world_size, name, runs):
 
 
 def alone(case, workers):
-    """What one GPU is asked for beside the ring: {name: shape}. "single" has a GPU's share of the tokens.
-    Under a causal mask that is a W-th of a GPU's work in the ring, over before the card has warmed up and
-    before its power limit lowers clocks; where the ring is held to nearly all of one GPU's rate,
+    """Returns the shapes that one GPU runs for comparison with the ring: {name: shape}. "single"
+    has a GPU's share of the
+    tokens. Under a causal mask that is 1/W of a GPU's work in the ring, over before the card has
+    warmed up and
+    before its power limit lowers clocks. Where the ring must reach nearly all of one GPU's rate,
     "single_equal_work" has as much work as a GPU in the ring."""
     shapes = {"single": case.shape.share(workers)}
     tokens = case.shape.seq_len // workers
@@ -108,8 +111,9 @@ def alone(case, workers):
 
 
 def ring_part(session, name, case, commands):
-    """Each of `commands` on the whole ring, beside the same on one GPU (alone()): the ring's rate per GPU
-    as a part of that GPU's kernels' is what the ring costs."""
+    """Runs each of `commands` on the whole ring and on one GPU (alone()). The ring's rate per GPU
+    as a fraction of
+    that GPU's kernel rate is the ring's efficiency."""
     def run(result):
         session.ring.ensure()
         result["case"] = {"tokens": case.shape.seq_len, "heads": case.shape.heads,
@@ -139,5 +143,5 @@ def ring_part(session, name, case, commands):
                     figures["ring_tflops_per_gpu"] / max(single["kernel_tflops_per_gpu"], 1e-9), 4)
             if wanted:
                 result["goals"] += goals(case, session.workers, command, figures)
-        check(any(command in result for command in commands), f"{name}: no pass was asked for")
+        check(any(command in result for command in commands), f"{name}: no pass was requested")
     return run

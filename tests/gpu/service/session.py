@@ -1,4 +1,4 @@
-"""What the parts of a run share: the ring, the inputs, the sizes, and where files go."""
+"""State shared by the parts of a run: the ring, the inputs, the sizes, and the output paths."""
 
 import dataclasses
 import os

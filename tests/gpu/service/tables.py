@@ -71,7 +71,7 @@ def checks_table(parts):
         if "deterministic" in part:
             found = part["deterministic"]
             rows.append((f"{name}: {found['runs']} passes each way of {found['tokens']} tokens on {found['rings']} rings, "
-                         f"{found['requests_beside']} other requests beside",
+                         f"{found['requests_beside']} concurrent requests",
                          f"{found['different_results']} different results"))
         for program in ("cuda_device_test", "peer_ring_test", "nccl_ring_test"):
             if isinstance(part.get(program), dict):
@@ -156,8 +156,8 @@ def wire_table(parts):
                   "both ways GB/s", "plain TCP GB/s", "ring + bytes at TCP's rate, s"), rows)
 
 
-# Of a call, beside its ring: from its arrival to every worker's memory for it, both ways' copies, what
-# is in no stage; and of the ring's stage what no rank computed in.
+# # Seconds of a call outside its ring: from its arrival until every worker has memory for it, both
+# # transports' copies, and time in no stage; then the time of the ring's stage in which no rank computed.
 BESIDE_RING = ("queue", "upload", "download", "elsewhere", "words around the ring")
 
 
@@ -289,7 +289,7 @@ def goals_table(parts):
 
 
 def markdown(summary, brief=False):
-    """`brief`: without what is there to locate lost time, for whoever sees only the output's end."""
+    """Returns the summary as Markdown. `brief` leaves out the details that help to locate lost time."""
     parts = summary["parts"]
     environment = parts.get("environment", {})
     lines = [f"## {len(environment.get('gpus', []))} GPUs, {environment.get('workers')} workers, ring "

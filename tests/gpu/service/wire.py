@@ -1,4 +1,4 @@
-"""End to end over RPC: a call's time beside the ring's and beside what the wire could do, and several
+"""End to end over RPC: a call's time compared with the ring's and with the wire's bound, and several
 requests in flight, whose uploads, passes and downloads should overlap."""
 
 import filecmp
@@ -32,8 +32,8 @@ def bench(session, shape, command, *options, transport="relay"):
     return {"tokens": shape.seq_len, "call_seconds": report["seconds"]["median"],
             "ring_seconds": report["stage_seconds"]["compute"],
             "stage_seconds": report["stage_seconds"],
-            # Of the last run: what its slowest rank needed of the compute stage, which is from the
-            # coordinator's word to begin to its hearing of the last rank's end.
+            # # For the last run: the slowest rank's share of the compute stage. The stage lasts from the
+            # # coordinator's command to begin until the last rank reports its end.
             "rank_seconds": max(rank["compute_seconds"] + rank["ring_wait_seconds"]
                                 for rank in last["ranks"]),
             "last_compute_seconds": last["stage_seconds"]["compute"],
@@ -45,7 +45,7 @@ def bench(session, shape, command, *options, transport="relay"):
 
 
 def end_to_end(session):
-    """Each pass beside plain TCP over loopback in the same run."""
+    """Compares each pass with plain TCP over loopback in the same run."""
     def run(result):
         session.ring.ensure()
         shape = Shape(**session.profile["shape"], seq_len=session.profile["lengths"]["64k"])
@@ -55,8 +55,8 @@ def end_to_end(session):
 
 
 def in_flight(session):
-    """Forward passes from 1, 2 and 4 clients at once: seconds per request beside the slowest stage of a
-    request that is alone. All results have the bits of the first, which is judged."""
+    """Forward passes from 1, 2 and 4 clients at once: seconds per request, compared with the slowest stage of a
+    request that runs alone. All results have the bits of the first, which is verified."""
     def run(result):
         session.ring.ensure()
         wide = Shape(**session.profile["shape"], seq_len=session.profile["lengths"]["64k"])
