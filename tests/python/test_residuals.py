@@ -144,7 +144,7 @@ def test_what_cannot_be_is_refused(client, rng):
         client.backward(dout, residual=residual.handle)
     with pytest.raises(TypeError, match="residual"):
         client.backward(dout, q, k, v, residual=7)
-    with pytest.raises(ringattn.InvalidArgumentError, match="causal: is the forward's"):
+    with pytest.raises(ringattn.InvalidArgumentError, match="causal: is set by the forward"):
         client.backward(dout, residual=residual, causal=True)
     with pytest.raises(ringattn.InvalidArgumentError, match="dout"):
         client.backward(dout[:1], residual=residual)

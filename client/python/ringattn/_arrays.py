@@ -104,15 +104,24 @@ def _torch_memory(tensor: Any) -> np.ndarray:
 def _from_torch(tensor: Any, field: str) -> Array:
     import torch
 
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise invalid(field, f"is a {type(tensor).__name__}, which wraps other tensors; pass a plain torch.Tensor")
     if tensor.layout != torch.strided:
-        raise invalid(field, f"has the layout {tensor.layout}, only strided tensors are taken")
+        raise invalid(field, f"has the layout {tensor.layout}; must be strided")
     library = _Torch(tensor.device)
     host = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
     dtype = dtype_named(str(host.dtype).removeprefix("torch."), field)
     return Array(tuple(host.shape), dtype, _torch_memory(host), library)
 
 
+def _refuse_masked(value: Any, field: str) -> None:
+    if isinstance(value, np.ma.MaskedArray):
+        raise invalid(field, "is a numpy masked array, whose mask would be lost; use mask= or segment ids, and pass "
+                             "array.data")
+
+
 def _as_numpy(value: Any, field: str) -> np.ndarray:
+    _refuse_masked(value, field)
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "__dlpack__"):
@@ -123,8 +132,12 @@ def _as_numpy(value: Any, field: str) -> np.ndarray:
             if not hasattr(value, "__array__"):
                 raise invalid(field, f"cannot be read by DLPack: {error}") from error
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        return np.asarray(value)
-    raise TypeError(f"{field}: {type(value).__name__} is no array (numpy, PyTorch or DLPack)")
+        array = np.asanyarray(value)
+        _refuse_masked(array, field)
+        return np.asarray(array)
+    if value is None:
+        raise TypeError(f"{field}: is missing")
+    raise TypeError(f"{field}: is a {type(value).__name__}; must be an array (numpy, PyTorch or DLPack)")
 
 
 def take(value: Any, field: str) -> Array:
@@ -165,14 +178,57 @@ def take_on_host(value: Any, field: str) -> Array:
 
 
 def integers(value: Any, field: str) -> list[int]:
-    """A sequence or array of whole numbers, as cu_seqlens are."""
+    """A sequence or array of whole numbers of any integer type."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
-    array = np.asarray(value)
+    _refuse_masked(value, field)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise invalid(field, f"must be one-dimensional, of whole numbers: {error}") from error
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise invalid(field, "must be one-dimensional, of whole numbers")
+        raise invalid(field, f"is of type {array.dtype} with {array.ndim} axes; must be one-dimensional, of whole "
+                             "numbers")
     return array.tolist()
+
+
+def as_int32(value: Any, field: str) -> Any:
+    """`value` with its integers as int32, in its own library. Arrays that hold no integers are returned as they are.
+
+    Raises:
+        InvalidArgumentError: a number is beyond int32.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.dtype not in (torch.int64, torch.int16, torch.int8, torch.uint8):
+            return value
+        limits = torch.iinfo(torch.int32)
+        beyond = (value < limits.min) | (value > limits.max) if value.dtype == torch.int64 else None
+        converted = value.to(torch.int32)
+    else:
+        if not isinstance(value, np.ndarray):
+            return value
+        _refuse_masked(value, field)
+        if value.dtype.kind not in "iu" or value.dtype == np.int32:
+            return value
+        limits = np.iinfo(np.int32)
+        beyond = (value < limits.min) | (value > limits.max)
+        converted = value.astype(np.int32)
+    if beyond is not None and bool(beyond.any()):
+        raise invalid(field, f"has {value[beyond].flatten()[0]}; must be within int32")
+    return converted
+
+
+def as_float32(value: Any, field: str) -> Any:
+    """`value` with its 16-bit floating-point numbers as float32, in its own library; others as they are."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+    if isinstance(value, np.ndarray) and value.dtype.name in ("bfloat16", "float16"):
+        _refuse_masked(value, field)
+        return value.astype(np.float32)
+    return value
 
 
 def floats(value: Any, field: str) -> np.ndarray:
@@ -180,6 +236,7 @@ def floats(value: Any, field: str) -> np.ndarray:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu().float().numpy()
+    _refuse_masked(value, field)
     try:
         return np.asarray(value, np.float32)
     except (TypeError, ValueError) as error:

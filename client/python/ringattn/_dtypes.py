@@ -22,6 +22,28 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16)
 
 
+#: The command line's names of floating-point types, and those that numpy and PyTorch have for them.
+_FLOAT_NAMES = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16",
+                "float16": "float16", "fp16": "float16", "float8_e4m3": "float8_e4m3", "fp8_e4m3": "float8_e4m3",
+                "float8_e4m3fn": "float8_e4m3"}
+
+
+def float_name(dtype: Any, field: str, *allowed: str) -> str | None:
+    """The protocol's name of a floating-point type, one of `allowed`, for its name here or on the command line, or for
+    a dtype of numpy or PyTorch. None for None.
+
+    Raises:
+        InvalidArgumentError: for any other.
+    """
+    if dtype is None:
+        return None
+    text = dtype if isinstance(dtype, str) else str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
+    name = _FLOAT_NAMES.get(text)
+    if name not in allowed:
+        raise invalid(field, f"is {dtype!r}; must be {' or '.join(allowed)}")
+    return name
+
+
 def dtype_named(name: str, field: str) -> str:
     """Of DTYPES, for the name of a type of numpy's or PyTorch's. InvalidArgumentError, naming `field`: for others."""
     name = "uint8" if name == "bool" else name

@@ -88,7 +88,8 @@ class AttentionOptions(CallOptions, total=False):
     softmax_scale: float | None
     #: None or 0: none.
     softcap: float | None
-    #: Packed documents: where each begins and, last, the total. Both or neither; then tensors have no batch axis.
+    #: Packed documents: where each begins and, last, where the last ends. Whole numbers, both or neither. Tensors then have
+    #: no batch axis. Tokens after the last document are not sent; their results are 0, and their lse is -inf.
     cu_seqlens_q: ArrayLike | None
     cu_seqlens_k: ArrayLike | None
     #: One for each packed document.
@@ -102,21 +103,21 @@ class AttentionOptions(CallOptions, total=False):
     mask: ArrayLike | None
     #: `mask` has eight keys in a byte, lowest bit first: its last axis is ceil(seq_len_k / 8).
     mask_bits: bool
-    #: int32 [batch, seq_len]: rows see keys of an equal id, and a negative id sees nothing. Both or neither.
+    #: Integers [batch, seq_len]: rows see keys of an equal id, and a negative id sees nothing. Both or neither.
     q_segment_ids: ArrayLike | None
     kv_segment_ids: ArrayLike | None
-    #: fp32 [heads]: a logit that takes part in the softmax and has no value.
+    #: fp32, bf16 or fp16 [heads]: a logit that takes part in the softmax and has no value. Its gradient is fp32.
     sinks: ArrayLike | None
     dropout_p: float
     #: Which pairs are dropped; backward must be given forward's. 0 unless given.
     dropout_seed: int
     #: (batch row or document, head, query, key) where the call begins in a larger one that it is a part of.
     dropout_origin: tuple[int, int, int, int]
-    #: Forward: "float8_e4m3": its products are computed in that, of bf16 or fp16 tensors with head dims of multiples of 8 up to 128;
-    #: None: in q's type.
-    compute_dtype: Literal["float8_e4m3"] | None
-    #: "float32": out and gradients as they were summed up; None: q's type.
-    output_dtype: Literal["float32"] | None
+    #: Forward: the type of its products. fp8 needs bf16 or fp16 tensors with head dims that are multiples of 8 up to 128.
+    #: None: q's type.
+    compute_dtype: Literal["fp8_e4m3", "float8_e4m3"] | None
+    #: fp32: out and gradients as they were summed up; None: q's type.
+    output_dtype: Literal["fp32", "float32"] | None
     #: Of packed documents, of lse and dlse alike: "per_document" [documents, heads, longest document's queries], -inf
     #: behind each document's end (what stands there is not read); "flat" or None: [heads, tokens].
     lse_format: Literal["flat", "per_document"] | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ringattn._arrays import Array, take
+from ringattn._arrays import Array
 from ringattn._errors import invalid
 
 #: Tensors that hold several, in an axis before the heads.
@@ -13,19 +13,18 @@ PARTS = {"qkv": 3, "kv": 2}
 _FORMS = {"qkv": ("qkv",), "kv": ("q", "kv"), None: ("q", "k", "v")}
 
 
-def take_inputs(q: Any, k: Any, v: Any, qkv: Any, kv: Any) -> dict[str, Array]:
-    """The tensors of the form that the call has, by name.
+def inputs_of(q: Any, k: Any, v: Any, qkv: Any, kv: Any) -> dict[str, Any]:
+    """The tensors of the form that the call has, by name, as the caller gave them.
 
     Raises:
         InvalidArgumentError: tensors of several forms.
-        TypeError: one is missing, or is no array.
     """
     values = {"q": q, "k": k, "v": v, "qkv": qkv, "kv": kv}
     form = "qkv" if qkv is not None else "kv" if kv is not None else None
     for name, value in values.items():
         if value is not None and name not in _FORMS[form]:
-            raise invalid(name, f"is given beside {form}")
-    return {name: take(values[name], name) for name in _FORMS[form]}
+            raise invalid(name, f"is given in addition to {form}")
+    return {name: values[name] for name in _FORMS[form]}
 
 
 def none_given(*values: Any) -> bool:
@@ -45,7 +44,7 @@ class Shape:
             if tensor.dtype != self.dtype:
                 raise invalid(name, f"is {tensor.dtype}, {first} is {self.dtype}")
         if self.dtype not in ("float32", "bfloat16", "float16"):
-            raise invalid(first, f"is {self.dtype}, must be float32, bfloat16 or float16")
+            raise invalid(first, f"is {self.dtype}; must be float32, bfloat16 or float16")
         # Without the axis of the parts each is as q, k or v alone would be.
         alone = {name: (*tensor.shape[:-3], *tensor.shape[-2:]) if name in PARTS else tensor.shape
                  for name, tensor in tensors.items()}
@@ -72,7 +71,7 @@ class Shape:
         if name in PARTS:
             axes.insert(-2, str(PARTS[name]))
         if len(tensor.shape) != len(axes) or (name in PARTS and tensor.shape[-3] != PARTS[name]):
-            raise invalid(name, f"has the shape {list(tensor.shape)}, must be [{', '.join(axes)}]")
+            raise invalid(name, f"has the shape {list(tensor.shape)}; must be [{', '.join(axes)}]")
 
     def _lengths(self, cu: list[int] | None, tokens: int) -> list[int]:
         """Of each batch row or document."""
@@ -80,9 +79,9 @@ class Shape:
 
     def require(self, name: str, tensor: Array, shape: tuple[int, ...], dtypes: tuple[str, ...] = ()) -> None:
         if tensor.shape != shape:
-            raise invalid(name, f"has the shape {list(tensor.shape)}, must be {list(shape)}")
+            raise invalid(name, f"has the shape {list(tensor.shape)}; must be {list(shape)}")
         if dtypes and tensor.dtype not in dtypes:
-            raise invalid(name, f"is {tensor.dtype}, must be {' or '.join(dict.fromkeys(dtypes))}")
+            raise invalid(name, f"is {tensor.dtype}; must be {' or '.join(dict.fromkeys(dtypes))}")
 
     def header(self, cu_q: list[int] | None, cu_k: list[int] | None,
                documents: list[dict[str, Any]]) -> dict[str, Any]:
@@ -116,5 +115,5 @@ class Shape:
         if (len(shape) != 4 or shape[0] not in (1, self.batch) or shape[1] not in (1, self.heads)
                 or shape[2:] != (self.seq_q, columns)):
             batch = "1" if self.packed else f"{self.batch} or 1"
-            raise invalid(name, f"has the shape {list(shape)}, must be [{batch}, {self.heads} or 1, {self.seq_q}, "
+            raise invalid(name, f"has the shape {list(shape)}; must be [{batch}, {self.heads} or 1, {self.seq_q}, "
                                 f"{columns}]")

@@ -1,0 +1,46 @@
+"""Scalar arguments, checked here so that an error names the argument."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+from ringattn._errors import invalid
+
+
+def whole_number(value: Any, name: str) -> int:
+    """`value` as an int. InvalidArgumentError for anything but an integer: 2.5 is not truncated."""
+    if isinstance(value, int):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise invalid(name, f"is {value!r}; must be a whole number") from None
+
+
+def number(value: Any, name: str) -> float:
+    """`value` as a float. InvalidArgumentError for a string, or anything that is not a number."""
+    if isinstance(value, (str, bytes)):
+        raise invalid(name, f"is {value!r}; must be a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise invalid(name, f"is a {type(value).__name__}; must be a number") from None
+
+
+def positive_seconds(value: Any, name: str, more: str = "") -> float:
+    """A positive, finite number of seconds. `more`: what else the argument may be, for the error text."""
+    seconds = number(value, name)
+    if not 0 < seconds < math.inf:
+        raise invalid(name, f"is {value}; must be a positive number of seconds{more}")
+    return seconds
+
+
+def window_pair(window: Any, name: str) -> tuple[int, int]:
+    """(left, right) in tokens."""
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise invalid(name, f"is {window!r}; must be (left, right)") from None
+    return whole_number(left, f"{name}[0]"), whole_number(right, f"{name}[1]")
