@@ -300,7 +300,7 @@ def test_forms_that_make_no_sense():
     q, k, v = leaves()
     qkv = torch.zeros(1, 4, 3, 2, D)
     for call, text in [(lambda: ringattn.attention(q, k), "v: is missing"), (lambda: ringattn.attention(), "q: is miss"),
-                       (lambda: ringattn.attention(q, qkv=qkv), "q: is given beside qkv"),
+                       (lambda: ringattn.attention(q, qkv=qkv), "q: is given in addition to qkv"),
                        (lambda: ringattn.attention(kv=qkv), "q: is missing")]:
         with pytest.raises(TypeError, match=text):
             call()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import os
 import queue
@@ -18,6 +19,8 @@ from ringattn._errors import RingattnError
 
 # For all of them together, when the interpreter ends.
 _EXIT_SECONDS = 2.0
+# Handles that a Keeper remembers after their owners are gone.
+_MAX_REMEMBERED = 4096
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Residual:
     shapes: Mapping[str, tuple[int, ...]] = field(repr=False)  #: of q, k, v, out, lse, and bias where there is one
     dtypes: Mapping[str, str] = field(repr=False)  #: of "q", "out" and "bias"
     library: Any = field(repr=False)  #: what gradients are made of
+    tail: Any = field(default=None, repr=False)  #: tokens of the forward's tensors that were not sent (_tail.Tail)
 
 
 def handle_of(residual: Residual | str) -> str:
@@ -63,6 +67,7 @@ class Keeper:
         self._kept: dict[str, tuple[Residual, Any, weakref.finalize]] = {}
         # Owners die in the middle of anything: a SimpleQueue takes that.
         self._dropped: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._remembered: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._process: int | None = None
 
     def keep(self, owner: Any, client: Any, residual: Residual) -> None:
@@ -80,10 +85,16 @@ class Keeper:
         atexit.register(self._delete_all)
 
     def find(self, handle: str) -> Residual | None:
-        """One that is kept."""
+        """One that is kept, and whose owner lives."""
         with self._lock:
             kept = self._kept.get(handle)
-        return kept[0] if kept else None
+        return kept[0] if kept and kept[2].alive else None
+
+    def was_dropped(self, handle: str) -> bool:
+        """Whether its owner went before anybody used it."""
+        with self._lock:
+            kept = self._kept.get(handle)
+            return handle in self._remembered or (kept is not None and not kept[2].alive)
 
     def forget(self, handle: str) -> None:
         """It is used up, or gone."""
@@ -101,8 +112,11 @@ class Keeper:
         """Its client, unless it is gone already; from now on nothing but its time keeps it."""
         with self._lock:
             kept = self._kept.pop(handle, None)
-        if kept is None:
-            return None
+            if kept is None:
+                return None
+            self._remembered[handle] = None
+            if len(self._remembered) > _MAX_REMEMBERED:
+                self._remembered.popitem(last=False)
         _release(kept[1], handle)
         return kept[1]
 

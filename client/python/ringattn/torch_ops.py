@@ -1,8 +1,11 @@
 """Differentiable attention for PyTorch.
 
-Two operators, `ringattn::attention` and `ringattn::attention_backward`, that the dispatcher knows: torch.compile
-traces them whole, activation checkpointing may save or recompute them. They run on the default client. A third result
-of the first is a residual's handle: as a saved tensor it lives exactly as long as the graph that may ask for it.
+Two operators of the dispatcher, `ringattn::attention` and `ringattn::attention_backward`: torch.compile traces them
+whole, activation checkpointing saves or recomputes them. They run on the default client. The third result of the first
+is the handle of a residual. As a saved tensor it lives exactly as long as the graph that may need the residual.
+
+The operators are defined by `torch.library.Library`, because a `torch.library.custom_op` imports torch._dynamo (two
+seconds) when it is first called.
 """
 
 from __future__ import annotations
@@ -13,19 +16,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ringattn import _default
+from ringattn._arguments import number, whole_number, window_pair
 from ringattn._client import BackwardResult, Client
 from ringattn._default import ResidualMode, default_client, default_options
 from ringattn._errors import FailedPreconditionError, invalid
 from ringattn._options import PLAN_NAMES, Document
 from ringattn._report import Report
+from ringattn._request import origin_of
 from ringattn._residuals import Keeper
 from ringattn._shape import PARTS
 
 
 # Residuals that graphs refer to.
 _keeper = Keeper()
+
+_NO_FORWARD_MODE = ("forward-mode derivatives (torch.func.jvp, jacfwd, dual tensors) of ringattn's attention are not "
+                    "supported; use reverse mode (torch.autograd.grad)")
 # A handle as an operator's result: its text, and zeros behind it. No handle: zeros.
 _HANDLE_BYTES = 64
 
@@ -91,14 +100,13 @@ def _handle(text: Tensor) -> str:
     return text.numpy().tobytes().rstrip(b"\0").decode()
 
 
-@torch.library.custom_op("ringattn::attention", mutates_args=())
-def _attention(q: Tensor, k: Tensor | None, v: Tensor | None, cu_seqlens_q: Tensor | None,
-               cu_seqlens_k: Tensor | None, alibi_slopes: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-               q_segment_ids: Tensor | None, kv_segment_ids: Tensor | None, sinks: Tensor | None,
-               dropout_seed: Tensor | None, dropout_p: float, softmax_scale: float | None, causal: bool,
-               window_left: int, window_right: int, softcap: float, deterministic: bool, bias_before_softcap: bool,
-               mask_bits: bool, documents: list[int], dropout_origin: list[int], longest_query: int, packing: str,
-               bias_gradient: bool, residual: str) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor | None, v: Tensor | None, cu_seqlens_q: Tensor | None,
+             cu_seqlens_k: Tensor | None, alibi_slopes: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+             q_segment_ids: Tensor | None, kv_segment_ids: Tensor | None, sinks: Tensor | None,
+             dropout_seed: Tensor | None, dropout_p: float, softmax_scale: float | None, causal: bool,
+             window_left: int, window_right: int, softcap: float, deterministic: bool, bias_before_softcap: bool,
+             mask_bits: bool, documents: list[int], dropout_origin: list[int], longest_query: int, packing: str,
+             bias_gradient: bool, residual: str) -> tuple[Tensor, Tensor, Tensor]:
     options = _options(cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, q_segment_ids, kv_segment_ids, sinks,
                        dropout_seed, dropout_p, softmax_scale, causal, window_left, window_right, softcap,
                        deterministic, bias_before_softcap, mask_bits, documents, dropout_origin, longest_query)
@@ -111,8 +119,9 @@ def _attention(q: Tensor, k: Tensor | None, v: Tensor | None, cu_seqlens_q: Tens
     return result.out, result.lse, _kept(client, result.report, residual)
 
 
-@_attention.register_fake
-def _(q, k, v, cu_seqlens_q, *rest):
+def _fake_forward(q, k, v, cu_seqlens_q, *rest):
+    if forward_ad._current_level >= 0:  # a compiled torch.func.jvp: the operator would drop the tangents
+        raise NotImplementedError(_NO_FORWARD_MODE)
     longest_query, packing = rest[-4], rest[-3]
     if packing == "qkv":
         out = q.new_empty((*q.shape[:-3], *q.shape[-2:]))
@@ -124,26 +133,35 @@ def _(q, k, v, cu_seqlens_q, *rest):
     return out, q.new_empty(lse_shape, dtype=torch.float32), torch.empty(_HANDLE_BYTES, dtype=torch.uint8)
 
 
-# `out` and `lse` are None where q, k and v are shapes without contents: what is kept with the workers is all there is.
-@torch.library.custom_op("ringattn::attention_backward", mutates_args=())
-def _attention_backward(dout: Tensor, dlse: Tensor | None, out: Tensor | None, lse: Tensor | None, handle: Tensor,
-                        q: Tensor, k: Tensor | None, v: Tensor | None, cu_seqlens_q: Tensor | None,
-                        cu_seqlens_k: Tensor | None, alibi_slopes: Tensor | None,
-                        bias: Tensor | None, mask: Tensor | None, q_segment_ids: Tensor | None,
-                        kv_segment_ids: Tensor | None, sinks: Tensor | None, dropout_seed: Tensor | None,
-                        dropout_p: float, softmax_scale: float | None, causal: bool, window_left: int,
-                        window_right: int, softcap: float, deterministic: bool, bias_before_softcap: bool,
-                        mask_bits: bool, documents: list[int], dropout_origin: list[int], longest_query: int,
-                        packing: str, bias_gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _gone(handle: str) -> FailedPreconditionError:
+    """Why the residual of a graph without tensors cannot be read."""
+    if _keeper.was_dropped(handle):
+        return FailedPreconditionError(
+            "FAILED_PRECONDITION",
+            "residual='remote': the residual of this forward was deleted, because the tensor that owned it was replaced "
+            "by a copy. Saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks, save_on_cpu, activation "
+            "offloading) do that. Use residual='auto' or 'off' inside such hooks", reason="RESIDUAL_DROPPED")
+    return FailedPreconditionError(
+        "FAILED_PRECONDITION", "residual='remote': the residual of this forward was used by an earlier backward; give "
+                               "that one retain_graph=True", reason="RESIDUAL_CONSUMED")
+
+
+# `out` and `lse` are None if q, k and v are shapes without contents: the residual then is all there is.
+def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor | None, lse: Tensor | None, handle: Tensor,
+              q: Tensor, k: Tensor | None, v: Tensor | None, cu_seqlens_q: Tensor | None,
+              cu_seqlens_k: Tensor | None, alibi_slopes: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+              q_segment_ids: Tensor | None, kv_segment_ids: Tensor | None, sinks: Tensor | None,
+              dropout_seed: Tensor | None, dropout_p: float, softmax_scale: float | None, causal: bool,
+              window_left: int, window_right: int, softcap: float, deterministic: bool, bias_before_softcap: bool,
+              mask_bits: bool, documents: list[int], dropout_origin: list[int], longest_query: int, packing: str,
+              bias_gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     client, residual = default_client(), _handle(handle)
     # retain_graph: the next backward of this graph asks for it again. Outside of a graph's backward: true.
     keep = torch._C._autograd._get_current_graph_task_keep_graph()
     if out is None:
         kept = _keeper.find(residual)
         if kept is None:
-            raise FailedPreconditionError(
-                "FAILED_PRECONDITION", "residual='remote': what the workers kept of this forward is used up",
-                reason="RESIDUAL_CONSUMED")
+            raise _gone(residual)
         # Computed where the forward was, whatever the defaults have become since.
         options = {name: value for name, value in default_options().items() if name not in PLAN_NAMES}
         result = client.backward(dout, residual=kept, keep_residual=keep, dlse=dlse, **options)
@@ -164,9 +182,8 @@ def _attention_backward(dout: Tensor, dlse: Tensor | None, out: Tensor | None, l
             nothing.clone() if result.dsinks is None else result.dsinks)
 
 
-@_attention_backward.register_fake
-def _(dout, dlse, out, lse, handle, q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, q_segment_ids,
-      kv_segment_ids, sinks, *rest):
+def _fake_backward(dout, dlse, out, lse, handle, q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask,
+                   q_segment_ids, kv_segment_ids, sinks, *rest):
     dbias = torch.empty_like(bias, memory_format=torch.contiguous_format) if rest[-1] else q.new_empty(0)
     dsinks = q.new_empty(0) if sinks is None else torch.empty_like(sinks)
     return (*(q.new_empty(0 if tensor is None else tensor.shape) for tensor in (q, k, v)), dbias, dsinks)
@@ -214,14 +231,24 @@ def _gradients(ctx, dout: Tensor | None, dlse: Tensor | None, _dhandle: None):
     return tuple(gradients)
 
 
-_attention.register_autograd(_gradients, setup_context=_save)
-
-
 def _no_second_order(ctx, *_):
-    raise NotImplementedError("double backward: gradients of ringattn's gradients are not served")
+    raise NotImplementedError("double backward: gradients of ringattn's gradients are not supported")
 
 
-_attention_backward.register_autograd(_no_second_order)
+_library = torch.library.Library("ringattn", "DEF")
+
+
+def _define(name: str, kernel: Any, fake: Any, gradients: Any, save: Any = None) -> torch._ops.OpOverload:
+    schema = torch.library.infer_schema(kernel, mutates_args=())
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"ringattn::{name}", fake, lib=_library)
+    torch.library.register_autograd(f"ringattn::{name}", gradients, setup_context=save, lib=_library)
+    return getattr(torch.ops.ringattn, name).default
+
+
+_attention = _define("attention", _forward, _fake_forward, _gradients, _save)
+_attention_backward = _define("attention_backward", _backward, _fake_backward, _no_second_order)
 
 
 def _form_of(q: Tensor | None, k: Tensor | None, v: Tensor | None, qkv: Tensor | None,
@@ -232,18 +259,94 @@ def _form_of(q: Tensor | None, k: Tensor | None, v: Tensor | None, qkv: Tensor |
     given = {"q": q, "k": k, "v": v, "qkv": qkv, "kv": kv}
     for name, tensor in given.items():
         if (tensor is None) == (name in wanted):
-            raise TypeError(f"{name}: is missing" if tensor is None else f"{name}: is given beside {form}")
+            raise TypeError(f"{name}: is missing" if tensor is None else f"{name}: is given in addition to {form}")
     for name, parts in PARTS.items():
         tensor = given[name]
         if tensor is not None and (tensor.dim() < 4 or tensor.shape[-3] != parts):
-            raise invalid(name, f"has the shape {list(tensor.shape)}, must be [.., tokens, {parts}, heads, head_dim]")
+            raise invalid(name, f"has the shape {list(tensor.shape)}; must be [.., tokens, {parts}, heads, head_dim]")
     return form, (given[wanted[0]], kv if form == "kv" else k, v)
 
 
 def _flat(documents: Sequence[Document]) -> list[int]:
     """As an operator takes them: causal, left and right of each."""
-    return [int(value) for document in documents
-            for value in (document.causal, *(document.window or (-1, -1)))]
+    return [value for index, document in enumerate(documents)
+            for value in (int(document.causal), *window_pair((-1, -1) if document.window is None else document.window,
+                                                             f"documents[{index}].window"))]
+
+
+def _is_for_torch_func(tensor: Tensor) -> bool:
+    """Whether torch.func's grad, vjp or jvp differentiates by it, inside or outside of a vmap."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_gradtrackingtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def _check_transforms(name: str, tensor: Tensor) -> None:
+    """Raises NotImplementedError for a tensor by which something other than autograd's reverse mode differentiates."""
+    if torch.compiler.is_compiling():
+        return  # the operator's fake kernel refuses forward mode
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        raise NotImplementedError(f"{name}: {_NO_FORWARD_MODE}")
+    if _is_for_torch_func(tensor):
+        raise NotImplementedError(f"{name}: derivatives by torch.func (grad, vjp, jvp, ...) are not supported; use "
+                                  "torch.autograd.grad or backward()")
+
+
+def _check_not_differentiated(name: str, value: Any) -> None:
+    """For an argument that has no gradient here."""
+    if not isinstance(value, Tensor):
+        return
+    _check_transforms(name, value)
+    if torch.is_grad_enabled() and value.requires_grad:
+        raise NotImplementedError(f"{name}: requires a gradient, which ringattn does not compute; pass {name}.detach() "
+                                  "to treat it as a constant")
+
+
+def _check_tensors(with_gradients: dict[str, Any], others: dict[str, Any]) -> None:
+    """The types of the tensor arguments, and that no derivative is requested that there is not."""
+    for name, value in (*with_gradients.items(), *others.items()):
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}: is a {type(value).__module__}.{type(value).__name__}; must be a torch.Tensor "
+                            "(Client.forward takes other arrays)")
+        _check_transforms(name, value)
+    for name, value in others.items():
+        _check_not_differentiated(name, value)
+
+
+def _offsets(cu_seqlens: Any, name: str) -> Tensor | None:
+    """cu_seqlens as a tensor: sequences of whole numbers are taken, too."""
+    if cu_seqlens is None or isinstance(cu_seqlens, Tensor):
+        return cu_seqlens
+    try:
+        return torch.tensor([whole_number(offset, name) for offset in cu_seqlens], dtype=torch.int64)
+    except TypeError:
+        raise invalid(name, f"is a {type(cu_seqlens).__name__}; must be a tensor of whole numbers") from None
+
+
+def _autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Under torch.autocast the tensors in its type, as scaled_dot_product_attention's are; float64 stays."""
+    device = next(tensor.device.type for tensor in tensors if tensor is not None)
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [tensor.to(dtype) if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+            else tensor for tensor in tensors]
+
+
+def _seed(dropout_seed: Any, dropout_p: float) -> Tensor | None:
+    if dropout_p == 0.0:
+        return None
+    if dropout_seed is None:
+        # On the CPU and in one draw: checkpointing and a fixed seed then give the same pairs again.
+        return torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device="cpu")
+    if isinstance(dropout_seed, Tensor):
+        return dropout_seed
+    return torch.tensor([whole_number(dropout_seed, "dropout_seed")], dtype=torch.int64)
 
 
 def _longest_query(cu_seqlens_q: Tensor | None, lse_format: str | None, max_seqlen_q: int | None) -> int:
@@ -251,11 +354,11 @@ def _longest_query(cu_seqlens_q: Tensor | None, lse_format: str | None, max_seql
     if lse_format in (None, "flat"):
         return -1
     if lse_format != "per_document":
-        raise invalid("lse_format", f"is {lse_format!r}, must be flat or per_document")
+        raise invalid("lse_format", f"is {lse_format!r}; must be flat or per_document")
     if cu_seqlens_q is None:
-        raise invalid("lse_format", "per_document is of packed documents: there are no cu_seqlens_q")
+        raise invalid("lse_format", "is per_document, which needs cu_seqlens_q and cu_seqlens_k")
     if max_seqlen_q is not None:
-        return int(max_seqlen_q)
+        return whole_number(max_seqlen_q, "max_seqlen_q")
     return int(cu_seqlens_q.diff().max()) if cu_seqlens_q.numel() > 1 else 0
 
 
@@ -299,13 +402,23 @@ def attention(q: Tensor | None = None, k: Tensor | None = None, v: Tensor | None
         FailedPreconditionError: with residual="remote", where nothing was kept, or what was is gone.
         RuntimeError: there is no default client.
     """
-    if dropout_p != 0.0 and dropout_seed is None:
-        # On the CPU and in one draw: checkpointing and a fixed seed then give the same pairs again.
-        dropout_seed = torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device="cpu")
-    left, right = (-1, -1) if window is None else window
+    _check_tensors(
+        {"q": q, "k": k, "v": v, "qkv": qkv, "kv": kv, "bias": bias, "sinks": sinks},
+        {"alibi_slopes": alibi_slopes, "mask": mask, "q_segment_ids": q_segment_ids, "kv_segment_ids": kv_segment_ids})
+    for name, value in (("softmax_scale", softmax_scale), ("softcap", softcap), ("dropout_p", dropout_p)):
+        _check_not_differentiated(name, value)
+    if softmax_scale is not None:
+        softmax_scale = number(softmax_scale, "softmax_scale")
+    softcap = 0.0 if softcap is None else number(softcap, "softcap")
+    dropout_p = number(dropout_p, "dropout_p")
+    left, right = (-1, -1) if window is None else window_pair(window, "window")
     if bias is not None and bias.dim() != 4:
-        raise invalid("bias", f"has {bias.dim()} axes, must be [batch or 1, heads or 1, queries, keys]")
+        raise invalid("bias", f"has {bias.dim()} axes; must be [batch or 1, heads or 1, queries, keys]")
+    cu_seqlens_q, cu_seqlens_k = _offsets(cu_seqlens_q, "cu_seqlens_q"), _offsets(cu_seqlens_k, "cu_seqlens_k")
     packing, tensors = _form_of(q, k, v, qkv, kv)
+    *tensors, bias = _autocast(*tensors, bias)
+    if sinks is not None and sinks.dtype in (torch.bfloat16, torch.float16):
+        sinks = sinks.float()
     mode = _default.residual_mode if residual is None else residual
     _default.check_residual_mode(mode)
     differentiated = [tensor for tensor in (*tensors, bias, sinks) if tensor is not None and tensor.requires_grad]
@@ -314,9 +427,8 @@ def attention(q: Tensor | None = None, k: Tensor | None = None, v: Tensor | None
     out, lse, _ = _attention(
         *(None if tensor is None else tensor.contiguous() for tensor in tensors), cu_seqlens_q, cu_seqlens_k,
         alibi_slopes, None if bias is None else bias.contiguous(), None if mask is None else mask.contiguous(),
-        q_segment_ids, kv_segment_ids, sinks, dropout_seed if dropout_p != 0.0 else None, float(dropout_p),
-        None if softmax_scale is None else float(softmax_scale), bool(causal), int(left), int(right),
-        float(softcap or 0.0), bool(deterministic), bool(bias_before_softcap), bool(mask_bits), _flat(documents),
-        [int(number) for number in dropout_origin], _longest_query(cu_seqlens_q, lse_format, max_seqlen_q), packing,
+        q_segment_ids, kv_segment_ids, sinks, _seed(dropout_seed, dropout_p), dropout_p, softmax_scale, bool(causal),
+        left, right, softcap, bool(deterministic), bool(bias_before_softcap), bool(mask_bits), _flat(documents),
+        origin_of(dropout_origin), _longest_query(cu_seqlens_q, lse_format, max_seqlen_q), packing,
         bias is not None and bias.requires_grad, mode)
     return out, lse
