@@ -1,4 +1,5 @@
 """flash-attn's functions: names, arguments, defaults, and what their packed forms mean."""
+import importlib
 import inspect
 import os
 
@@ -76,16 +77,21 @@ def test_lse_is_returned_and_differentiable():
     reference.close(torch.autograd.grad(lse.sum(), q)[0], torch.autograd.grad(exact.sum(), q)[0], 2e-5)
 
 
-@pytest.mark.parametrize("option", [{"return_attn_probs": True}])
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_what_is_not_served_is_refused_by_name(name, option):
+def test_return_attn_probs_is_how_lse_is_returned(name):
+    """(out, lse, None), as flash-attn does without dropout; with dropout its third result is refused by name."""
     qkv = torch.randn(41, 3, 2, 16)
     of = {"q": qkv[:, 0], "k": qkv[:, 1], "v": qkv[:, 2], "kv": qkv[:, 1:], "qkv": qkv}
     if "varlen" not in name:
         of = {key: value[None] for key, value in of.items()}
     arguments = [of.get(key, CU if key.startswith("cu_") else 23) for key in SIGNATURES[name]]
-    with pytest.raises(NotImplementedError, match=next(iter(option))):
-        getattr(ringattn, name)(*arguments, **option)
+    function = getattr(ringattn, name)
+    out, lse, probabilities = function(*arguments, return_attn_probs=True)
+    expected = function(*arguments, return_softmax_lse=True)
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1]) and probabilities is None
+    assert lse.shape == ((2, 41) if "varlen" in name else (1, 2, 41))
+    with pytest.raises(NotImplementedError, match="return_attn_probs"):
+        function(*arguments, dropout_p=0.1, return_attn_probs=True)
 
 
 def test_deterministic_calls_give_the_same_bits():
@@ -106,26 +112,34 @@ def test_block_table_is_refused():
         ringattn.flash_attn_varlen_func(q, q, q, CU, CU, 23, 23, block_table=torch.zeros(1, 1, dtype=torch.int32))
 
 
-@pytest.mark.parametrize("prefix", ["ring_", "zigzag_ring_", "stripe_", "llama3_", ""])
-@pytest.mark.parametrize("form", ["", "_qkvpacked", "_kvpacked", "_varlen", "_varlen_qkvpacked", "_varlen_kvpacked"])
-def test_names_that_take_a_ranks_own_shard_are_not_offered(prefix, form):
-    """ring_flash_attn's: every rank passes its shard there, and the whole tensor here. As a drop-in they would be
-    silently wrong."""
-    name = f"{prefix}flash_attn{form}_func"
-    if prefix:
-        assert not hasattr(ringattn, name) and name not in ringattn.__all__
-    else:
-        assert inspect.getdoc(getattr(ringattn, name)), name
+NOT_SUPPORTED = ["substitute_hf_flash_attn", "update_ring_flash_attn_params",
+                 "llama3_flash_attn_prepare_cu_seqlens"] + [
+    f"{prefix}flash_attn{form}_func" for prefix in ("ring_", "zigzag_ring_", "stripe_", "llama3_")
+    for form in ("", "_qkvpacked", "_kvpacked", "_varlen", "_varlen_qkvpacked", "_varlen_kvpacked")]
 
 
-@pytest.mark.parametrize("name", ["substitute_hf_flash_attn", "update_ring_flash_attn_params",
-                                  "llama3_flash_attn_prepare_cu_seqlens", "ring_flash_attn"])
-def test_nor_is_what_goes_with_them(name):
-    assert not hasattr(ringattn, name)
+@pytest.mark.parametrize("name", NOT_SUPPORTED)
+def test_names_that_are_not_supported_say_so_when_called(name):
+    """ring_flash_attn's functions take a rank's own shard. Called here, with whole tensors, they would be silently
+    wrong."""
+    q = torch.randn(1, 8, 2, 16)
+    for module in (ringattn, importlib.import_module("ringattn.flash_attn")):
+        with pytest.raises(NotImplementedError, match=f"^{name}: .*not supported"):
+            getattr(module, name)(q, q, q, causal=True)
+        assert name not in dir(module)
+    assert name not in ringattn.__all__
+
+
+@pytest.mark.parametrize("module", ["ringattn", "ringattn.flash_attn"])
+def test_names_that_there_are_not(module):
+    module = importlib.import_module(module)
+    assert not hasattr(module, "flash_attn_fnuc")
+    with pytest.raises(AttributeError, match="flash_attn_fnuc"):
+        module.flash_attn_fnuc
 
 
 def test_wrong_packing():
-    with pytest.raises(ValueError, match="kv"):
+    with pytest.raises(ringattn.InvalidArgumentError, match="kv: has the shape"):
         ringattn.flash_attn_kvpacked_func(torch.randn(1, 8, 2, 16), torch.randn(1, 8, 3, 2, 16))
 
 

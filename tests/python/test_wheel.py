@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 import ringattn
 from ringattn import _core
 
@@ -64,6 +66,21 @@ def test_public_names_have_docstrings():
         if inspect.isclass(value):
             for member, function in vars(value).items():
                 assert member.startswith("_") or not inspect.isfunction(function) or inspect.getdoc(function), member
+
+
+@pytest.mark.parametrize("stubs_first", [True, False])
+def test_generated_stubs_may_lie_next_to_the_package(tmp_path, stubs_first):
+    """protoc makes modules of ringattn.v1, in a folder that has no ringattn/__init__.py."""
+    (tmp_path / "ringattn" / "v1").mkdir(parents=True)
+    (tmp_path / "ringattn" / "v1" / "attention_pb2.py").write_text("NAME = 'a stub'\n")
+    place = f"sys.path.{'insert(0, ' if stubs_first else 'append('}{str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", f"""
+import sys; {place}
+import ringattn, ringattn.v1.attention_pb2
+from ringattn.v1 import attention_pb2
+assert attention_pb2.NAME == "a stub" and ringattn.connect and ringattn.__version__
+assert str({str(PACKAGE)!r}) == ringattn.__path__[0]
+"""], check=True, cwd="/")
 
 
 def test_pytorch_is_not_needed():

@@ -16,8 +16,13 @@ For inference, K/V caches stay with the workers: `Client.create_cache`, `flash_a
 
 from __future__ import annotations
 
+from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
+# protoc generates modules of ringattn.v1 from the protos, in another folder on sys.path.
+__path__ = extend_path(__path__, __name__)
+
+from ringattn import _unsupported
 from ringattn._client import BackwardResult, Client, ForwardResult, connect
 from ringattn._core import VERSION as __version__
 from ringattn._cuda import CudaArray
@@ -66,11 +71,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OF_TORCH:
-        raise AttributeError(f"module 'ringattn' has no attribute {name!r}")
-    import importlib
+    if name in _OF_TORCH:
+        import importlib
 
-    value = getattr(importlib.import_module(_OF_TORCH[name]), name)
+        value = getattr(importlib.import_module(_OF_TORCH[name]), name)
+    elif name in _unsupported.REASONS:
+        value = _unsupported.refusal(name)
+    else:
+        raise AttributeError(f"module 'ringattn' has no attribute {name!r}")
     globals()[name] = value
     return value
 

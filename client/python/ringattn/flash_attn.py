@@ -1,8 +1,9 @@
 """Functions with the names, arguments and defaults of flash-attn 2, on the default client.
 
-Results differ from flash-attn's by rounding, dropout's choice of pairs, and in what is asked for by
-`return_softmax_lse`, which is an argument of ours: (out, lse), through which gradients flow. What is not served raises
-NotImplementedError naming the argument; nothing is ignored but the hints `max_seqlen_q`, `max_seqlen_k`.
+Results differ from flash-attn's by rounding and in the pairs that dropout drops. `return_softmax_lse` is an argument of
+this package: it returns (out, lse), and gradients flow through lse. `return_attn_probs` returns (out, lse, None), as
+flash-attn does without dropout. An argument that is not supported raises NotImplementedError with its name. Only the
+hints `max_seqlen_q` and `max_seqlen_k` are ignored.
 """
 
 from __future__ import annotations
@@ -11,26 +12,34 @@ from typing import Any
 
 from torch import Tensor
 
+from ringattn import _unsupported
+from ringattn._arguments import window_pair
+from ringattn._errors import invalid
 from ringattn.torch_ops import attention
 
-Result = Tensor | tuple[Tensor, Tensor]
+Result = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, None]
 
 
 def _call(*tensors: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool,
           window_size: tuple[int, int], softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
           return_attn_probs: bool, return_softmax_lse: bool, **more: Any) -> Result:
-    if return_attn_probs:
-        raise NotImplementedError("return_attn_probs: all probabilities are not returned; chosen rows' are by "
-                                  "Client.forward(probability_rows=...), and lse by return_softmax_lse")
-    out, lse = attention(*tensors, causal=causal, window=window_size, softmax_scale=softmax_scale, softcap=softcap,
+    if return_attn_probs and dropout_p != 0.0:
+        raise NotImplementedError("return_attn_probs: with dropout_p, the matrix of probabilities is not returned; "
+                                  "use return_softmax_lse, or Client.forward(probability_rows=...) for some rows")
+    out, lse = attention(*tensors, causal=causal, window=window_pair(window_size, "window_size"),
+                         softmax_scale=softmax_scale, softcap=softcap,
                          alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, **more)
+    if return_attn_probs:
+        return out, lse, None
     return (out, lse) if return_softmax_lse else out
 
 
 def _check(packed: Tensor, name: str, axes: str) -> None:
     parts = int(axes.split(", ")[-3])
+    if not isinstance(packed, Tensor):
+        raise TypeError(f"{name}: is a {type(packed).__module__}.{type(packed).__name__}; must be a torch.Tensor")
     if packed.dim() != len(axes.split(",")) or packed.shape[-3] != parts:
-        raise ValueError(f"{name}: has the shape {list(packed.shape)}, must be [{axes}]")
+        raise invalid(name, f"has the shape {list(packed.shape)}; must be [{axes}]")
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -77,10 +86,11 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            return_softmax_lse: bool = False) -> Result:
     """Attention inside documents that are packed after one another, [tokens, heads, head_dim].
 
-    `cu_seqlens_q`, `cu_seqlens_k`: [documents + 1], each document's first token and, last, the total.
+    `cu_seqlens_q`, `cu_seqlens_k`: [documents + 1], each document's first token and, last, the end of the last. Tokens
+    after that belong to no document: their outputs and gradients are 0.
     """
     if block_table is not None:
-        raise NotImplementedError("block_table: paged keys and values are not served")
+        raise NotImplementedError("block_table: paged keys and values are not supported")
     return _call(q, k, v, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                  softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
                  return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse,
@@ -113,3 +123,13 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
                  softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
                  return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse,
                  cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "flash_attn_with_kvcache":
+        from ringattn._kv_flash_attn import flash_attn_with_kvcache
+
+        return flash_attn_with_kvcache
+    if name in _unsupported.REASONS:
+        return _unsupported.refusal(name)
+    raise AttributeError(f"module 'ringattn.flash_attn' has no attribute {name!r}")
