@@ -3,10 +3,13 @@
     ringattn.huggingface.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="ringattn")
 
-Registered are the attention and the mask: a name without a mask of its own gets none at all from transformers, and
-padding would be attended. What a model asks for is computed exactly (grouped heads, sliding windows, softcap, scaling,
-sinks, position biases, dropout, padding on either side, packed sequences, static caches, masks of any form), or refused
-with NotImplementedError by name. Calls go to the default client (`ringattn.set_default_client`).
+`register` adds an attention function and a mask function to transformers. What a model asks for is computed as the
+model's eager attention computes it, or refused with NotImplementedError by name. Calls go to the default client
+(`ringattn.set_default_client`).
+
+A mask means what eager attention makes of it: no mask means that every query sees every key. A causal mask arrives as a
+mask, too (`Mask`), so that nothing depends on what a module says of itself (`module.is_causal`). Models that
+do not use transformers' attention interface get eager attention's mask.
 
 Each call sends all keys and values that it attends to. For decoding, pass a `ringattn.KvCache` as `past_key_values`.
 """
@@ -19,18 +22,25 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
 
 from ringattn._kv_huggingface import mark_of
+from ringattn._mask import Mask, make_mask
 from ringattn.torch_ops import attention
 
 NAME = "ringattn"
 
-# Of what models and callers pass on, what changes the result and is not computed here.
+# Keywords that models and callers pass on to the attention function and that do not change its result.
+_HARMLESS = frozenset({
+    "position_ids", "cache_position", "position_embeddings", "max_length_q", "max_length_k", "seq_idx", "use_cache",
+    "output_hidden_states", "output_router_logits", "num_items_in_batch", "return_dict", "past_key_values",
+})
+# Keywords that are refused, with the reason. A keyword that is in no list is refused as well.
 _REFUSED = {
     "output_attentions": "probabilities are not returned; use attn_implementation='eager' for them",
     "head_mask": "heads cannot be masked",
-    "cache": "paged caches are not served",
+    "cache": "paged caches are not supported",
+    "block_indices": "attention to selected blocks of keys is not supported",
 }
 
 
@@ -48,103 +58,297 @@ def _warn_of_decoding(keys: int) -> None:
                   "workers", RuntimeWarning, stacklevel=3)
 
 
-def _expand_pairs(mask: Tensor, queries: int, keys: int) -> Tensor:
-    """[.., queries or 1, keys]: rows that all queries share, once for each; columns of no key left out."""
-    return mask[..., :keys].expand(-1, -1, queries, -1)
+def _check_keywords(module: torch.nn.Module, keywords: dict[str, Any]) -> None:
+    for name, value in keywords.items():
+        if value is None or name in _HARMLESS or (name == "output_attentions" and not value):
+            continue
+        why = _REFUSED.get(name, f"{type(module).__name__} passes this keyword, and its meaning is not known")
+        raise NotImplementedError(f"{name}: {why}")
 
 
-def _window(module: torch.nn.Module, sliding_window: int | None, causal: bool, keys: int) -> tuple[int, int] | None:
-    if sliding_window is not None:
-        # A query sees itself and sliding_window - 1 tokens beside it.
-        return (sliding_window - 1, 0 if causal else sliding_window - 1)
-    config = getattr(module, "config", None)
-    layers, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
-    if layers and index is not None and layers[index] == "sliding_attention":
-        window = getattr(config, "sliding_window", None)
-        if window is not None and keys > window:
-            raise NotImplementedError(f"sliding_window: {type(module).__name__} does not pass it on to attention")
-    return None
+def _expand_pairs(tensor: Tensor, name: str, queries: int, keys: int) -> Tensor:
+    """A mask or a bias as [batch or 1, heads or 1, queries, keys]. A longer last axis is cut, as of a static cache."""
+    if tensor.dim() > 4:
+        raise NotImplementedError(f"{name}: has {tensor.dim()} axes; at most 4 are supported")
+    tensor = tensor[(None,) * (4 - tensor.dim())]
+    if tensor.shape[-2] not in (1, queries) or (tensor.shape[-1] < keys and tensor.shape[-1] != 1):
+        raise NotImplementedError(f"{name}: has the shape {list(tensor.shape)} for {queries} queries and {keys} keys")
+    return tensor[..., :keys].expand(-1, -1, queries, keys)
 
 
-def _packed(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Tensor, **options: Any) -> Tensor:
-    if query.shape[0] != 1:
-        raise NotImplementedError(f"cu_seq_lens_q: with a batch of {query.shape[0]}; packed sequences are one row")
-    out, _ = attention(query[0], key[0], value[0], cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
-    return out[None]
+def _of_documents(cu_seqlens: Tensor, tokens: int) -> Tensor:
+    """Segment ids [1, tokens] of packed documents; -1 after the last."""
+    ids = torch.searchsorted(cu_seqlens.to(torch.int64), torch.arange(tokens, device=cu_seqlens.device), right=True) - 1
+    return torch.where(ids < cu_seqlens.shape[0] - 1, ids, -1).to(torch.int32)[None]
+
+
+class _Terms:
+    """What one call has of masks, biases and documents, as options of `ringattn.attention`."""
+
+    def __init__(self, query: Tensor, key: Tensor) -> None:
+        self.batch, _, self.queries, _ = query.shape
+        self.keys = key.shape[2]
+        self.left = self.right = -1
+        self.q_ids: Tensor | None = None
+        self.kv_ids: Tensor | None = None
+        self.mask: Tensor | None = None
+        self.bias: Tensor | None = None
+        self.cu_seqlens: tuple[Tensor, Tensor] | None = None
+
+    def add_mask(self, mask: Tensor) -> None:
+        """A Mask, booleans (true: visible) or an additive mask."""
+        if isinstance(mask, Mask):
+            if mask.shape[0] not in (1, self.batch) or tuple(mask.shape[2:]) != (self.queries, self.keys):
+                raise NotImplementedError(f"attention_mask: was made for {list(mask.shape)}, attention has "
+                                          f"{[self.batch, 1, self.queries, self.keys]}")
+            self.left, self.right = mask.left, mask.right
+            if mask.q_ids is not None:
+                self.add_ids(mask.q_ids, mask.kv_ids)
+            if mask.visible is not None:
+                self.add_visible(mask.visible)
+        elif mask.dtype == torch.bool:
+            if mask.dim() == 4 and mask.shape[1] == mask.shape[2] == 1 and self.queries > 1:
+                # Padding that all queries share: segment ids are the shorter form.
+                visible = _expand_pairs(mask, "attention_mask", 1, self.keys)[:, 0, 0]
+                kv_ids = torch.where(visible, 0, -1).to(torch.int32)
+                self.add_ids(torch.zeros_like(kv_ids[:, :1]).expand(-1, self.queries), kv_ids)
+            else:
+                self.add_visible(_expand_pairs(mask, "attention_mask", self.queries, self.keys))
+        elif mask.is_floating_point():
+            self.add_bias(mask, "attention_mask")
+        else:
+            raise NotImplementedError(f"attention_mask: is of type {mask.dtype}; must be boolean or floating point")
+
+    def add_ids(self, q_ids: Tensor, kv_ids: Tensor) -> None:
+        q_ids, kv_ids = q_ids.expand(self.batch, -1), kv_ids.expand(self.batch, -1)
+        if self.q_ids is None:
+            self.q_ids, self.kv_ids = q_ids, kv_ids
+            return
+        # Both must agree: one id for each pair of ids.
+        count = torch.maximum(q_ids.max(), kv_ids.max()) + 1
+        self.q_ids = torch.where((q_ids < 0) | (self.q_ids < 0), -1, self.q_ids * count + q_ids)
+        self.kv_ids = torch.where((kv_ids < 0) | (self.kv_ids < 0), -1, self.kv_ids * count + kv_ids)
+
+    def add_visible(self, mask: Tensor) -> None:
+        self.mask = mask if self.mask is None else self.mask & mask
+
+    def add_bias(self, bias: Tensor, name: str) -> None:
+        bias = _expand_pairs(bias, name, self.queries, self.keys)
+        self.bias = bias if self.bias is None else self.bias + bias
+
+    def add_documents(self, cu_q: Tensor, cu_k: Tensor) -> None:
+        """Packed documents: as cu_seqlens, or as segments if there is a mask, a bias or segments already."""
+        if self.batch != 1:
+            raise NotImplementedError(f"cu_seq_lens_q: with a batch of {self.batch}; packed sequences are one row")
+        if self.q_ids is None and self.mask is None and self.bias is None:
+            self.cu_seqlens = (cu_q, cu_k)
+            return
+        is_same = cu_q is cu_k or (not torch.compiler.is_compiling() and torch.equal(cu_q, cu_k))
+        if not is_same or self.queries != self.keys:
+            raise NotImplementedError("cu_seq_lens_q: with an attention mask or a position bias; then cu_seq_lens_k must "
+                                      "be the same")
+        ids = _of_documents(cu_q, self.queries)
+        self.add_ids(ids, ids)
+
+    def options(self, dtype: torch.dtype) -> dict[str, Any]:
+        options: dict[str, Any] = {"causal": self.right == 0}
+        if self.left >= 0 or self.right > 0:
+            options["window"] = (self.left, self.right)
+        if self.q_ids is not None:
+            options |= {"q_segment_ids": self.q_ids, "kv_segment_ids": self.kv_ids}
+        if self.mask is not None:
+            options["mask"] = self.mask
+        if self.bias is not None:
+            options["bias"] = self.bias if self.bias.dtype in (dtype, torch.float32) else self.bias.float()
+        return options
+
+
+def _selected(indices: Tensor, queries: int, keys: int) -> Tensor:
+    """The mask of a sparse attention's selected keys: `indices` [batch, queries, selected]."""
+    if indices.dim() != 3 or indices.shape[1] != queries:
+        raise NotImplementedError(f"indices: has the shape {list(indices.shape)}; must be [batch, {queries}, selected]")
+    seen = torch.zeros((*indices.shape[:2], keys), dtype=torch.bool, device=indices.device)
+    return seen.scatter(-1, indices.long(), True)[:, None]
+
+
+def _sinks(sinks: Tensor | None, name: str, heads: int, queries: int) -> tuple[Tensor | None, Tensor | None]:
+    """(one logit for each head, one for each head and query), one of them None."""
+    if sinks is None:
+        return None, None
+    if sinks.numel() == heads:
+        return sinks.reshape(heads), None
+    if sinks.dim() == 4 and tuple(sinks.shape[1:]) == (heads, queries, 1):
+        return None, sinks[..., 0]
+    raise NotImplementedError(f"{name}: has the shape {list(sinks.shape)}; must be [{heads}] or "
+                              f"[batch, {heads}, {queries}, 1]")
+
+
+def _attend_in_cache(mark: Any, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
+                     attention_mask: Tensor | None, **options: Any) -> Tensor:
+    """Attention over the K/V cache that has the key. It takes no mask, or padding [batch, keys], for a causal mask."""
+    is_causal = attention_mask is not None
+    if isinstance(attention_mask, Mask) and attention_mask.visible is None:
+        is_causal = attention_mask.right == 0
+        if attention_mask.q_ids is None:
+            attention_mask = None
+        elif bool((attention_mask.q_ids == 0).all()):
+            attention_mask = attention_mask.kv_ids >= 0
+    kept = {name: options.pop(name) for name in ("dropout", "scaling", "sliding_window", "softcap", "s_aux")}
+    return mark.cache.attend(mark, module, query, key, value, attention_mask, kept["dropout"], kept["scaling"], is_causal,
+                             kept["sliding_window"], kept["softcap"], kept["s_aux"], options)
 
 
 def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
                       attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
                       is_causal: bool | None = None, sliding_window: int | None = None,
-                      softcap: float | None = None, s_aux: Tensor | None = None,
-                      position_bias: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, None]:
-    """What `AttentionInterface` calls. query, key, value: [batch, heads, tokens, head_dim].
+                      softcap: float | None = None, s_aux: Tensor | None = None, sinks: Tensor | None = None,
+                      position_bias: Tensor | None = None, indices: Tensor | None = None,
+                      cu_seq_lens_q: Tensor | None = None, cu_seq_lens_k: Tensor | None = None,
+                      deterministic: bool | None = None, **kwargs: Any) -> tuple[Tensor, None]:
+    """The function that `AttentionInterface` calls. query, key, value: [batch, heads, tokens, head_dim].
 
-    attention_mask: None where causality and the window say all; [batch, keys] for padding beside them; or all that is
-    visible, [batch, 1 or heads, queries, keys], booleans or an additive bias.
+    Args:
+        attention_mask: None: everything is visible, unless `is_causal` is True. A `Mask`; or booleans or an
+            additive bias that broadcast to [batch, heads, queries, keys].
+        sliding_window: is part of the mask. Without a mask, a window that hides a key is refused.
+        s_aux, sinks: a logit for each head, or for each head and query [batch, heads, queries, 1], without a value.
+        indices: [batch, queries, selected], the keys that a query sees in addition to the mask's condition.
+        cu_seq_lens_q, cu_seq_lens_k: packed documents; a query sees keys of its own only.
 
     Raises:
-        NotImplementedError: naming what is not served. RingattnError: as `ringattn.attention`.
+        NotImplementedError: names what is not supported. RingattnError: as `ringattn.attention`.
     """
+    _check_keywords(module, kwargs)
     if (mark := mark_of(key)) is not None:
-        return mark.cache.attend(mark, module, query, key, value, attention_mask, dropout, scaling, is_causal,
-                                 sliding_window, softcap, s_aux, kwargs | {"position_bias": position_bias}), None
-    for name, why in _REFUSED.items():
-        if kwargs.get(name) is not None and kwargs[name] is not False:
-            raise NotImplementedError(f"{name}: {why}")
-    queries, keys = query.shape[2], key.shape[2]
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if causal and queries < keys and not query.requires_grad:
+        if indices is not None:
+            raise NotImplementedError("indices: sparse attention is not supported with a K/V cache")
+        of_heads, of_queries = _sinks(sinks if s_aux is None else s_aux, "sinks", query.shape[1], query.shape[2])
+        if of_queries is not None:
+            raise NotImplementedError("sinks: of each query are not supported with a K/V cache")
+        return _attend_in_cache(mark, module, query, key, value, attention_mask,
+                                dropout=dropout if module.training else 0.0, scaling=scaling,
+                                sliding_window=sliding_window, softcap=softcap, s_aux=of_heads,
+                                position_bias=position_bias, cu_seq_lens_q=cu_seq_lens_q), None
+    if query.shape[0] != key.shape[0]:  # one set of learned queries for a batch
+        batch = max(query.shape[0], key.shape[0])
+        query, key, value = (tensor.expand(batch, -1, -1, -1) for tensor in (query, key, value))
+    heads, queries, keys = query.shape[1], query.shape[2], key.shape[2]
+    if queries < keys and not query.requires_grad and isinstance(attention_mask, Mask) and attention_mask.right == 0:
         _warn_of_decoding(keys)
-    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    options: dict[str, Any] = {"softmax_scale": scaling, "softcap": softcap, "dropout_p": dropout,
-                               "sinks": None if s_aux is None else s_aux.float()}
-    if attention_mask is None or attention_mask.dim() == 2:
-        options |= {"causal": causal, "window": _window(module, sliding_window, causal, keys)}
+    terms = _Terms(query, key)
+    if attention_mask is not None:
+        terms.add_mask(attention_mask)
+    elif is_causal and queries > 1:
+        if queries != keys:
+            raise NotImplementedError(f"is_causal: without a mask, with {queries} queries and {keys} keys")
+        terms.right = 0
+    if attention_mask is None and sliding_window is not None and keys > sliding_window:
+        raise NotImplementedError(f"sliding_window: {type(module).__name__} passes it without a mask")
     if position_bias is not None:
-        options["bias"] = _expand_pairs(position_bias, queries, keys)
-    if attention_mask is None:
-        cu_q, cu_k = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
-        if cu_q is not None and cu_k is not None:
-            return _packed(query, key, value, cu_q, cu_k, **options), None
-    elif attention_mask.dim() == 2:
-        # Padding: a negative segment is seen by nobody.
-        ids = torch.where(attention_mask.bool(), 1, -1).to(torch.int32)
-        options |= {"q_segment_ids": torch.ones_like(ids[:, :1]).expand(-1, queries), "kv_segment_ids": ids}
-    elif attention_mask.dtype == torch.bool:
-        options["mask"] = _expand_pairs(attention_mask, queries, keys)
+        terms.add_bias(position_bias, "position_bias")
+    if indices is not None:
+        terms.add_visible(_selected(indices, queries, keys))
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+        terms.add_documents(cu_seq_lens_q, cu_seq_lens_k)
+    if s_aux is not None and sinks is not None:
+        raise NotImplementedError("sinks: in addition to s_aux")
+    of_heads, of_queries = _sinks(sinks if s_aux is None else s_aux, "sinks" if s_aux is None else "s_aux", heads,
+                                  queries)
+    options = {"softmax_scale": scaling, "softcap": softcap, "dropout_p": dropout if module.training else 0.0,
+               "sinks": of_heads, "deterministic": bool(deterministic), **terms.options(query.dtype)}
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    if terms.cu_seqlens is not None:
+        cu_q, cu_k = terms.cu_seqlens
+        out, lse = attention(query[0], key[0], value[0], cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
+        out, lse = out[None], lse[None]
     else:
-        bias = _expand_pairs(attention_mask, queries, keys).to(query.dtype)
-        options["bias"] = bias + options["bias"] if "bias" in options else bias
-    out, _ = attention(query, key, value, **options)
+        out, lse = attention(query, key, value, **options)
+    if of_queries is not None:
+        # A sink takes its share of the softmax: exp(lse) / (exp(lse) + exp(sink)) is left for the keys.
+        left = torch.sigmoid(lse - of_queries.float()).transpose(1, 2)[..., None]
+        out = (out.float() * left).to(out.dtype)
     return out, None
 
 
+def _chunk_ids(attention_mask: Tensor | None, batch: int, offset: int, length: int, chunk: int,
+               device: Any) -> Tensor:
+    """The chunk of each position from `offset` on, counted from a row's first token; negative before it."""
+    positions = torch.arange(offset, offset + length, device=device)[None]
+    if attention_mask is None:
+        start = torch.zeros((batch, 1), dtype=torch.int64, device=device)
+    else:
+        start = (attention_mask.bool().cumsum(-1) == 0).sum(-1, keepdim=True)
+    return torch.div(positions - start, chunk, rounding_mode="floor").to(torch.int32)
+
+
+def _is_as_said(mask: Mask, mask_function: Any, q_offset: int, kv_offset: int, padding: Tensor | None) -> bool:
+    """Whether transformers' own function sees the same for the first, the middle and the last query."""
+    batch, _, queries, keys = mask.shape
+    device = mask.device
+    rows = torch.tensor(sorted({0, queries // 2, queries - 1}), device=device)
+    expected = mask_function(torch.arange(batch, device=device)[:, None, None, None],
+                             torch.zeros((1, 1, 1, 1), dtype=torch.int64, device=device),
+                             rows[None, None, :, None] + q_offset,
+                             torch.arange(keys, device=device)[None, None, None, :] + kv_offset)
+    if padding is not None:
+        expected = expected & padding[:, None, None, :]
+    return bool((mask.seen(rows) == expected).all())
+
+
+def _band(batch: int, queries: int, keys: int, q_offset: int, kv_offset: int, mask_function: Any,
+          attention_mask: Tensor | None, local_size: int | None, is_causal: bool, config: Any, dtype: torch.dtype,
+          device: Any) -> Mask | None:
+    """What a mask function means, if a band and segment ids can say it."""
+    padding = None
+    if attention_mask is not None:
+        padding = prepare_padding_mask(attention_mask, keys, kv_offset)[:, kv_offset:kv_offset + keys].bool()
+        # A traced program cannot depend on what the mask holds.
+        if not torch.compiler.is_compiling() and bool(padding.all()):
+            padding = None
+    chunk = getattr(config, "attention_chunk_size", None)
+    if chunk is not None and chunk == local_size:
+        kv_ids = _chunk_ids(attention_mask, batch, kv_offset, keys, chunk, device)
+        q_ids = _chunk_ids(attention_mask, batch, q_offset, queries, chunk, device)
+        window, local_size = -1, None
+    else:
+        window, q_ids, kv_ids = -1, None, None
+    if local_size is not None:
+        # transformers' causal windows count the query itself, the others do not.
+        window = local_size - 1 if is_causal else local_size
+    if padding is not None:
+        if q_ids is None:
+            kv_ids = torch.zeros_like(padding, dtype=torch.int32)
+            q_ids = torch.zeros_like(kv_ids[:, :1]).expand(-1, queries)
+        kv_ids = torch.where(padding, kv_ids, -1)
+    mask = make_mask(batch, queries, keys, left=window, right=0 if is_causal else window, q_ids=q_ids, kv_ids=kv_ids,
+                     dtype=dtype, device=device)
+    if torch.compiler.is_compiling() or _is_as_said(mask, mask_function, q_offset, kv_offset, padding):
+        return mask
+    return None
+
+
 def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0,
-                   mask_function: Any = None, attention_mask: Tensor | None = None, local_size: int | None = None,
-                   allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False,
-                   config: Any = None, **kwargs: Any) -> Tensor | None:
-    """What `AttentionMaskInterface` calls: see `attention_forward` for the three forms that it returns."""
-    # Chunks come as a local size like windows, but attention is not told of them.
-    is_chunk = getattr(config, "attention_chunk_size", None) is not None
-    is_band = local_size is None or not is_chunk or kv_length <= local_size
-    last_query_sees_last_key = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
-    causal_band = allow_is_causal_skip and is_band and last_query_sees_last_key
-    everything = allow_is_bidirectional_skip and local_size is None
-    if causal_band or everything:
-        if attention_mask is None:
-            return None
-        padding = attention_mask[:, kv_offset:kv_offset + kv_length].bool()
-        if padding.shape[1] == kv_length:
-            # A traced program cannot depend on what the mask holds.
-            if not torch.compiler.is_compiling() and bool(padding.all()):
-                return None
-            return padding
-    if mask_function is not None:
-        kwargs["mask_function"] = mask_function
-    return sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
-                     kv_offset=kv_offset, attention_mask=attention_mask, allow_is_causal_skip=False,
-                     allow_is_bidirectional_skip=False, **kwargs)
+                   mask_function: Any = causal_mask_function, attention_mask: Tensor | None = None,
+                   local_size: int | None = None, allow_is_causal_skip: bool = True,
+                   allow_is_bidirectional_skip: bool = False, config: Any = None,
+                   dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **kwargs: Any) -> Mask:
+    """The function that `AttentionMaskInterface` calls.
+
+    It never returns None. transformers passes `allow_is_causal_skip` for a causal mask, a causal window and causal
+    chunks, and `allow_is_bidirectional_skip` for a mask of padding alone and for a window.
+    """
+    last_query_is_at_last_key = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
+    if ((allow_is_causal_skip or allow_is_bidirectional_skip) and (last_query_is_at_last_key or (
+            allow_is_bidirectional_skip and local_size is None))
+            and (attention_mask is None or attention_mask.dim() == 2)):
+        mask = _band(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size,
+                     allow_is_causal_skip, config, dtype, device)
+        if mask is not None:
+            return mask
+    visible = sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
+                        kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
+                        allow_is_causal_skip=False, allow_is_bidirectional_skip=False, device=device, **kwargs)
+    return make_mask(batch_size, q_length, kv_length, visible=visible, dtype=dtype, device=device)
 
 
 def register() -> None:
