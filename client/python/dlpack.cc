@@ -2,6 +2,8 @@
 
 #include <memory>
 
+#include "client/python/gil_released.h"
+
 namespace ringattn::python {
 
 namespace py = pybind11;
@@ -43,11 +45,12 @@ struct Owned {
   PyObject* owner = nullptr;
 };
 
-// Consumers may call this on any thread, and after the interpreter has ended.
+// Consumers may call this on any thread, and while or after the interpreter ends. Then the owner is
+// leaked.
 void Delete(DlManagedTensor* tensor) {
   auto* const owned = static_cast<Owned*>(tensor->context);
-  if (Py_IsInitialized() != 0) {
-    const py::gil_scoped_acquire held;
+  if (Py_IsInitialized() != 0 && !IsFinalizing()) {
+    const GilTaken held;
     Py_DECREF(owned->owner);
   }
   delete owned;

@@ -4,9 +4,12 @@
 #include <google/protobuf/duration.pb.h>
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace ringattn::python {
 namespace {
@@ -131,8 +134,7 @@ void SetOne(pb::Message& message, const Field& field, py::handle value, const st
     }
     case Field::CPPTYPE_ENUM: {
       const auto short_name = ReadValue<std::string>(value, name);
-      const int number = EnumNumber(*field.enum_type(), short_name);
-      if (number < 0) Refuse(name, absl::StrCat("\"", short_name, "\" is not a value of the enum"));
+      const int number = EnumNumber(*field.enum_type(), short_name, name);
       return many ? reflection.AddEnumValue(&message, &field, number)
                   : reflection.SetEnumValue(&message, &field, number);
     }
@@ -161,10 +163,20 @@ void Set(pb::Message& message, const Field& field, py::handle value, const std::
 
 }  // namespace
 
-int EnumNumber(const pb::EnumDescriptor& type, absl::string_view short_name) {
+int EnumNumber(const pb::EnumDescriptor& type, absl::string_view short_name,
+               absl::string_view name) {
+  const std::string prefix = EnumPrefix(type);
   const pb::EnumValueDescriptor* value =
-      type.FindValueByName(EnumPrefix(type) + absl::AsciiStrToUpper(short_name));
-  return value == nullptr ? -1 : value->number();
+      type.FindValueByName(prefix + absl::AsciiStrToUpper(short_name));
+  if (value != nullptr) return value->number();
+  std::vector<std::string> choices;
+  for (int i = 0; i < type.value_count(); ++i) {
+    const pb::EnumValueDescriptor& choice = *type.value(i);
+    if (choice.number() == 0) continue;  // unspecified
+    choices.push_back(absl::AsciiStrToLower(choice.name().substr(prefix.size())));
+  }
+  Refuse(name,
+         absl::StrCat("is '", short_name, "'; must be one of ", absl::StrJoin(choices, ", ")));
 }
 
 py::dict ToDict(const pb::Message& message) {
@@ -192,7 +204,7 @@ void FromDict(const py::dict& values, absl::string_view where, pb::Message* mess
     const auto name = ReadValue<std::string>(key, where);
     const std::string path = where.empty() ? name : absl::StrCat(where, ".", name);
     const Field* field = message->GetDescriptor()->FindFieldByName(name);
-    if (field == nullptr) Refuse(path, "is not a field of the message");
+    if (field == nullptr) Refuse(path, "is not a field of the protocol");
     if (!value.is_none()) Set(*message, *field, value, path);
   }
 }

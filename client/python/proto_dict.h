@@ -10,7 +10,9 @@
 #include <google/protobuf/message.h>
 #include <pybind11/pybind11.h>
 
+#include <limits>
 #include <string>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -26,14 +28,27 @@ pybind11::dict ToDict(const google::protobuf::Message& message);
 void FromDict(const pybind11::dict& values, absl::string_view where,
               google::protobuf::Message* message);
 
+// Describes a C++ type for error texts: "a whole number from 0 to 4294967295".
+template <typename T>
+std::string KindOf() {
+  if constexpr (std::is_same_v<T, bool>) return "True or False";
+  if constexpr (std::is_same_v<T, std::string>) return "a string";
+  if constexpr (std::is_floating_point_v<T>) return "a number";
+  if constexpr (std::is_integral_v<T>) {
+    return absl::StrCat("a whole number from ", std::numeric_limits<T>::min(), " to ",
+                        std::numeric_limits<T>::max());
+  }
+}
+
 // Converts to a C++ type. Throws pybind11::value_error, naming `name`, if the value does not fit.
 template <typename T>
 T ReadValue(pybind11::handle value, absl::string_view name) {
   try {
     return value.cast<T>();
   } catch (const pybind11::cast_error&) {
-    throw pybind11::value_error(absl::StrCat(
-        name, ": ", pybind11::repr(value).template cast<std::string>(), " is no value of it"));
+    throw pybind11::value_error(absl::StrCat(name, ": is ",
+                                             pybind11::repr(value).template cast<std::string>(),
+                                             "; must be ", KindOf<T>()));
   }
 }
 
@@ -43,8 +58,10 @@ void ReadItem(const pybind11::dict& items, const char* name, T* target) {
   if (items.contains(name) && !items[name].is_none()) *target = ReadValue<T>(items[name], name);
 }
 
-// Returns the number of an enum's value by its short name; -1 if there is none.
-int EnumNumber(const google::protobuf::EnumDescriptor& type, absl::string_view short_name);
+// Returns the number of an enum's value by its short name. Throws pybind11::value_error, which
+// names `name` and lists the values, if there is none.
+int EnumNumber(const google::protobuf::EnumDescriptor& type, absl::string_view short_name,
+               absl::string_view name);
 
 }  // namespace ringattn::python
 

@@ -27,9 +27,7 @@ namespace py = pybind11;
 constexpr auto kSignalCheckInterval = std::chrono::milliseconds(50);
 
 v1::TensorId TensorNamed(const std::string& name) {
-  const int number = EnumNumber(*v1::TensorId_descriptor(), name);
-  if (number < 0) throw py::value_error(absl::StrCat(name, " is not the name of a tensor"));
-  return static_cast<v1::TensorId>(number);
+  return static_cast<v1::TensorId>(EnumNumber(*v1::TensorId_descriptor(), name, "tensor"));
 }
 
 template <typename Message>
@@ -42,11 +40,7 @@ template <typename Enum>
 Enum EnumOf(const py::dict& request, const char* name,
             const google::protobuf::EnumDescriptor* type) {
   if (!request.contains(name) || request[name].is_none()) return static_cast<Enum>(0);
-  const auto short_name = request[name].cast<std::string>();
-  const int number = EnumNumber(*type, short_name);
-  if (number < 0)
-    throw py::value_error(absl::StrCat(name, ": \"", short_name, "\" is not a value of the enum"));
-  return static_cast<Enum>(number);
+  return static_cast<Enum>(EnumNumber(*type, ReadValue<std::string>(request[name], name), name));
 }
 
 template <typename Args>

@@ -16,6 +16,8 @@ import ringattn
 
 # 20,000 calls when asked for (RINGATTN_PYTHON_CALLS=20000), fewer in a default run.
 CALLS = int(os.environ.get("RINGATTN_PYTHON_CALLS", "1500"))
+# 200 exits in the full tier.
+EXITS = 200 if os.environ.get("RINGATTN_PYTHON_LOAD") == "full" else 12
 
 
 def python(source, **options):
@@ -110,6 +112,28 @@ while True:
     assert child.returncode == 0, out + err
     wait_until(lambda: state_of(client, "py-left") == "failed", 15, "the operation's end")
     assert is_served(client)
+
+
+def test_processes_end_with_calls_of_daemon_threads_in_flight(address):
+    """A thread that comes back from a call while the interpreter ends may not take its lock, and must not abort."""
+    source = f"""
+import numpy as np, ringattn, sys, threading, time
+client = ringattn.connect({address!r})
+q = np.ones((1, 64, 2, 16), np.float32)
+client.forward(q, q, q)
+def calls():
+    while True:
+        client.forward(q, q, q)
+for _ in range(6):
+    threading.Thread(target=calls, daemon=True).start()
+time.sleep(float(sys.argv[1]))
+"""
+    for first in range(0, EXITS, 4):
+        children = [subprocess.Popen([sys.executable, "-c", source, str(0.003 * (first + child))],
+                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for child in range(4)]
+        for child in children:
+            out, _ = child.communicate(timeout=120)
+            assert child.returncode == 0 and not out, (child.returncode, out)
 
 
 def resident_bytes():
