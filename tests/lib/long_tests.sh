@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What the standard tier runs a part of: 10,000 simulated clusters, 20,000 drawn cases of the
 # sweep, from seeds of their own, two minutes of clients beside each other, ten of every fault, many
-# thousand calls from Python, and the live page in a browser. Full tier.
+# thousand calls from Python, every model family of transformers, and the live page in a browser.
+# Full tier.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
@@ -41,8 +42,16 @@ else
   status=1
 fi
 
-name="100,000 Python calls, 10,000 regions, 10,000 residuals"
-if RINGATTN_PYTHON_LOAD=full ./tests/lib/python_tests.sh -k test_load; then
+name="100,000 Python calls, 10,000 regions, 10,000 residuals, 200 exits"
+if RINGATTN_PYTHON_LOAD=full ./tests/lib/python_tests.sh -k "test_load or daemon_threads"; then
+  record "pass $name"
+else
+  record "fail $name"
+  status=1
+fi
+
+name="every model family of transformers"
+if RINGATTN_PYTHON_FAMILIES=full ./tests/lib/python_tests.sh -k test_huggingface_families; then
   record "pass $name"
 else
   record "fail $name"

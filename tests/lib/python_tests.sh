@@ -12,6 +12,8 @@ BASE=(numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0)
 TORCH=(torch==2.15.0 transformers==5.23.0 nvidia-cuda-runtime==13.5.37)
 OF_TORCH=(filelock typing-extensions setuptools sympy networkx jinja2 fsspec huggingface-hub regex tokenizers
   safetensors tqdm pyyaml packaging typer)
+# What transformers' Trainer needs. Installed without dependencies, because accelerate's include PyTorch.
+TRAINER=(accelerate==1.15.0 psutil==7.2.2)
 
 ./deploy/install_deps.sh python3-dev pybind11-dev python3-venv python3-pip binutils patchelf
 ${BAZEL:-bazel} build --noshow_progress //server:ringattn-server //worker:ringattn-worker //client:ringattn ||
@@ -27,11 +29,17 @@ wheel=$(./deploy/wheel.sh --python="$PYTHON" --output="$work" | tail -1) && [[ -
   { record "fail python: deploy/wheel.sh"; exit 1; }
 
 cache=$PWD/.cache/python-tests/$("$PYTHON" -c 'import sys; print(sys.implementation.cache_tag)')
-# folder, packages...: fills the folder unless it has these very packages; DEPS= are pip's options
-keep() {
+# folder, packages...: whether the folder has these very packages
+has() {
   local folder=$cache/$1
   shift
-  [[ -f $folder/.packages && $(<"$folder/.packages") == "$*" ]] && return
+  [[ -f $folder/.packages && $(<"$folder/.packages") == "$*" ]]
+}
+# folder, packages...: fills the folder unless it has these very packages; DEPS= are pip's options
+keep() {
+  has "$@" && return
+  local folder=$cache/$1
+  shift
   rm -rf "$folder"
   # shellcheck disable=SC2086  # several options
   "$PYTHON" -m pip install -q --disable-pip-version-check --target "$folder" ${DEPS:-} "$@" || return 1
@@ -45,10 +53,11 @@ kept() {
 keep base "${BASE[@]}" && kept base "${BASE[@]}" || { record "fail python: ${BASE[*]} could not be installed"; exit 1; }
 export RINGATTN_NO_TORCH=
 torch() {
-  [[ -f $cache/torch/.packages && $(<"$cache/torch/.packages") == "${TORCH[*]}" ]] && return
+  has torch "${TORCH[@]}" && has of_torch "${OF_TORCH[@]}" && has trainer "${TRAINER[@]}" && return
   local free_gib=$(($(df --output=avail -B1 . | tail -1) >> 30))
   ((free_gib >= 6)) || { echo "less than 6 GiB of disk are free"; return 1; }
   DEPS=--no-deps keep torch "${TORCH[@]}" >&2 && keep of_torch "${OF_TORCH[@]}" >&2 &&
+    DEPS=--no-deps keep trainer "${TRAINER[@]}" >&2 && kept trainer "${TRAINER[@]}" &&
     "$PYTHON" tests/python/lib/stub_cuda_libraries.py "$cache/torch" >&2 &&
     kept of_torch "${OF_TORCH[@]}" && kept torch "${TORCH[@]}" && return
   echo "${TORCH[*]} could not be installed"
@@ -58,7 +67,7 @@ why=$(torch) || export RINGATTN_NO_TORCH=$why
 
 "$PYTHON" -m venv "$work/venv" || { record "fail python: venv"; exit 1; }
 site=$("$work/venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')
-printf '%s\n' "$cache/base" "$cache/torch" "$cache/of_torch" >"$site/kept.pth"
+printf '%s\n' "$cache/base" "$cache/torch" "$cache/of_torch" "$cache/trainer" >"$site/kept.pth"
 [[ -z $RINGATTN_NO_TORCH ]] || echo "$cache/base" >"$site/kept.pth"
 "$work/venv/bin/python" -m pip install -q --disable-pip-version-check --no-index "$wheel" ||
   { record "fail python: pip install $(basename "$wheel")"; exit 1; }
