@@ -290,7 +290,7 @@ class BackwardPass {
     return tile == nullptr ? nullptr : tile + int64_t{m} * key_tile_;
   }
 
-  // // Stores the score terms' addends and the columns that they leave visible. Returns false if
+  // Stores the score terms' addends and the columns that they leave visible. Returns false if
   // there are none.
   bool SetAddends(const Task& task, Block& block) {
     int from_all = task.tile->rows;
@@ -381,7 +381,7 @@ class BackwardPass {
     ops_.gradient(gradient);
   }
 
-  // // Adds the block to dk and dv of the task and to dq of the block; stores ds if the gradient of
+  // Adds the block to dk and dv of the task and to dq of the block; stores ds if the gradient of
   // the bias is requested.
   void AddBlock(Task& task, Block& block) {
     if (block.wide) {

@@ -1,4 +1,4 @@
-// // Buffers of a task of the backward kernel: some keys, and a few queries at a time.
+// Buffers of a task of the backward kernel: some keys, and a few queries at a time.
 #ifndef RINGATTN_WORKER_KERNELS_CPU_BACKWARD_BLOCK_H_
 #define RINGATTN_WORKER_KERNELS_CPU_BACKWARD_BLOCK_H_
 
@@ -59,7 +59,7 @@ struct QueryBlock {
   float* delta;
   int32_t* visible_begin;
   int32_t* visible_end;
-  // // For problems with score terms, a row every key tile: see ScorePass. Null if the problem has
+  // For problems with score terms, a row every key tile: see ScorePass. Null if the problem has
   // no such terms.
   float* add;
   float* inside;

@@ -55,7 +55,7 @@ class BiasGradientPass {
   }
 
  private:
-  // // The work of one thread: one plane of the bias and one key tile.
+  // The work of one thread: one plane of the bias and one key tile.
   struct Task {
     int64_t plane;
     const KeyTile* keys;

@@ -9,7 +9,7 @@ bool BackwardHasBiasGradient(const BackwardCall& call, const BiasGradientCall& g
   const AttentionProblem& problem = *call.problem;
   if (!problem.terms.bias.has_value() || !SameOperands(call, gradient)) return false;
   const BiasForm& bias = *problem.terms.bias;
-  // // A bias added after the softcap needs ds without the softcap's derivative, which the backward
+  // A bias added after the softcap needs ds without the softcap's derivative, which the backward
   // lacks.
   return (bias.per_head || problem.num_heads == 1) && (bias.per_batch || problem.batch == 1) &&
          (bias.before_softcap || problem.softcap == 0);

@@ -1,4 +1,4 @@
-// // The gradient of the bias, with the backward and alone, compared with the naive kernels.
+// The gradient of the bias, with the backward and alone, compared with the naive kernels.
 #include <algorithm>
 #include <atomic>
 #include <cmath>

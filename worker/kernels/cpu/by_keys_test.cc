@@ -1,6 +1,5 @@
-// // A bias and a mask that are sharded by keys (ScoreTerms::by_keys) give the same bits as the
-// same
-// // numbers sharded by queries, with the naive kernels and with these.
+// A bias and a mask that are sharded by keys (ScoreTerms::by_keys) give the same bits as the same
+// numbers sharded by queries, with the naive kernels and with these.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -53,7 +52,7 @@ struct Shape {
 
 constexpr int64_t kQueries = 150, kKeys = 500, kBatch = 2, kHeads = 4;
 
-// // The results of one call of each kind.
+// The results of one call of each kind.
 struct Results {
   std::vector<char> out;
   std::vector<float> lse, dq, dk, dv;
@@ -141,7 +140,7 @@ class ByKeysTest : public testing::TestWithParam<std::tuple<Cut, Shape>> {
       }
     }
   }
-  // // Elements that belong to no pair of the call may hold any value: all their bits are set.
+  // Elements that belong to no pair of the call may hold any value: all their bits are set.
   std::vector<char> CutByKeys(const std::vector<char>& tensor, int64_t planes,
                               int64_t bytes) const {
     std::vector<char> cut(planes * kQueries * k_rows() * bytes, static_cast<char>(0xff));
@@ -214,7 +213,7 @@ class ByKeysTest : public testing::TestWithParam<std::tuple<Cut, Shape>> {
     EXPECT_TRUE(BitsOf(by_keys.dk) == BitsOf(by_queries.dk));
     EXPECT_TRUE(BitsOf(by_keys.dv) == BitsOf(by_queries.dv));
     if (!form().bias.has_value()) return;
-    // // Elements that belong to no pair of the call are unchanged.
+    // Elements that belong to no pair of the call are unchanged.
     EXPECT_TRUE(by_keys.dbias ==
                 CutByKeys(by_queries.dbias, BiasPlanes(), ElementBytes(BiasType())));
   }

@@ -106,7 +106,7 @@ absl::Status RunCall(const DeltaCall& call, Workspace& workspace, const Progress
       });
 }
 
-// // A head is one task: its sum has one order for any number of threads.
+// A head is one task: its sum has one order for any number of threads.
 absl::Status RunCall(const SinkGradientCall& call, Workspace& workspace, const Progress& progress) {
   const AttentionProblem& problem = *call.problem;
   return ForRanges(problem.num_heads, 1, workspace, progress, [&](int64_t h, int64_t) {
@@ -184,7 +184,7 @@ absl::Status RunCall(const MergeCall& call, Workspace& workspace, const Progress
     const RowMerge row = MergeRow(call, at, has_sinks ? call.sinks[h] : kNegativeInfinity);
     float out[256] = {};
     for (size_t i = 0; i < call.parts.size(); ++i) {
-      // // A row that saw no key has value 0 and weight 0.
+      // A row that saw no key has value 0 and weight 0.
       if (call.parts[i].lse[at] == kNegativeInfinity) continue;
       AddScaled(row.weights[i], call.parts[i].out + vector * dim, out, dim);
     }

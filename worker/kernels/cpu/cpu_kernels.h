@@ -21,9 +21,8 @@ namespace cpu {
 struct Workspace;
 }  // namespace cpu
 
-// // Run is called by one thread at a time. Results have the same bits for any number of threads;
-// they
-// // may differ between processors (SIMD widths).
+// Run is called by one thread at a time. Results have the same bits for any number of threads; they
+// may differ between processors (SIMD widths).
 class CpuKernels {
  public:
   // Compute threads, the calling one included, which live as long as the object.

@@ -192,9 +192,8 @@ struct Bench {
     return own;
   }
 
-  // // Returns the largest error of sampled rows of out and dq of the first batch row, compared
-  // with the
-  // // naive definition (naive_kernels.h), relative to their rows' largest element.
+  // Returns the largest error of sampled rows of out and dq of the first batch row, compared with
+  // the naive definition (naive_kernels.h), relative to their rows' largest element.
   double SampledError(bool with_gradients) const {
     const int64_t d = problem.head_dim, row_size = problem.num_heads * d;
     AttentionProblem one = problem;

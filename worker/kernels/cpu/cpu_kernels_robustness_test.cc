@@ -109,7 +109,7 @@ TEST_P(RobustnessTest, PaddingIsNotRead) {
   ExpectBackward(shape, RunBackward(kernels, data, reference), reference);
 }
 
-// // The unit of progress: each visible pair counts once per call.
+// The unit of progress: each visible pair counts once per call.
 TEST(WorkTest, CountsVisiblePairs) {
   TestShape shape = PiecesShape();
   shape.batch = 2;

@@ -217,9 +217,8 @@ TEST_P(DTypeTest, DeltaAddConvertZero) {
   EXPECT_EQ(target, Floats(kCount, 0.0f));
 }
 
-// // The definition in double for every result type; rows without keys; NaN; sinks; a target that
-// is
-// // also an input.
+// The definition in double for every result type; rows without keys; NaN; sinks; a target that is
+// also an input.
 TEST_P(DTypeTest, MergesPartials) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr int64_t kRows = 70, kHeads = 3, kDim = 37, kParts = 5;

@@ -93,9 +93,9 @@ TEST_P(WideTest, MaximaGrowOverTheThreshold) {
   ExpectForward(shape, RunForward(kernels, data, {1}), reference);
 }
 
-// // Keys of equal wide scores: forward divides their weight evenly. An fp32 lse cannot express how
+// Keys of equal wide scores: forward divides their weight evenly. An fp32 lse cannot express how
 // many
-// // there are, so backward may count each of them whole, never more.
+// there are, so backward may count each of them whole, never more.
 TEST_P(WideTest, TiesAreSharedAndProbabilitiesStayBelowOne) {
   TestShape shape = DenseShape(40, 40, false);
   shape.dtype = GetParam();
@@ -143,7 +143,7 @@ TEST_P(WideTest, ProductsBeyondFp32) {
   }
 }
 
-// // The signs cancel: an intermediate overflow must leave neither infinity nor NaN.
+// The signs cancel: an intermediate overflow must leave neither infinity nor NaN.
 TEST_P(WideTest, SumsThatOverflowOnTheWay) {
   if (GetParam() == DType::kFloat16) GTEST_SKIP() << "no fp16 gets there";
   TestShape shape = DenseShape(50, 50, true);

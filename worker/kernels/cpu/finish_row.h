@@ -11,12 +11,12 @@
 
 namespace ringattn::worker::cpu {
 
-// // The online softmax's state of a row after the last key; max and sum as in SoftmaxArgs.
+// The online softmax's state of a row after the last key; max and sum as in SoftmaxArgs.
 struct RowSums {
   const float* out = nullptr;  // [head_dim_v], not yet divided by sum
   float max = 0.0f;
   float sum = 0.0f;  // 0: no key was seen, and out is not read
-  // // Set for a row from WideRows: out is normalised, sum is 1 and max is not read.
+  // Set for a row from WideRows: out is normalised, sum is 1 and max is not read.
   std::optional<float> lse = std::nullopt;
 };
 

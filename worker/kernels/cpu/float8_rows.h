@@ -13,7 +13,7 @@
 
 namespace ringattn::worker::cpu {
 
-// // The e4m3 operands of one call, which must outlive it. Immutable after FindScales, so any
+// The e4m3 operands of one call, which must outlive it. Immutable after FindScales, so any
 // thread may use it.
 class Float8Rows {
  public:

@@ -12,7 +12,7 @@
 namespace ringattn::worker {
 namespace {
 
-// // Every bf16 in e4m3's range, compared with the oracle's rounding, which shares no code.
+// Every bf16 in e4m3's range, compared with the oracle's rounding, which shares no code.
 TEST(E4m3, RoundsAsTheOracleDoes) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const float x = BFloat16ToFloat(static_cast<uint16_t>(bits));
@@ -82,7 +82,7 @@ TEST(Float8Forward, OneKeyGivesItsRoundedValue) {
   }
 }
 
-// // Rows outside all pieces are not read; values that only some rows see do not affect other rows.
+// Rows outside all pieces are not read; values that only some rows see do not affect other rows.
 TEST(Float8Forward, RowsOutsidePiecesAreNotThere) {
   TestShape shape = Float8Shape(DType::kBFloat16, 40, 60, false);
   shape.q_pieces = {{0, 30, 0, 0, 1}};
@@ -124,7 +124,7 @@ TEST(Float8Forward, WhatIsNotFiniteReachesRowsThatSeeIt) {
   }
 }
 
-// // Scales are powers of two, so scales per block round the same values to the same results.
+// Scales are powers of two, so scales per block round the same values to the same results.
 TEST(Float8Forward, ScoresDoNotDependOnTheCut) {
   TestShape shape = PiecesShape();
   shape.dtype = DType::kBFloat16;

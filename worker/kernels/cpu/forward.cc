@@ -97,7 +97,7 @@ class ForwardPass {
     int64_t* positions;      // per tile row
     int32_t* visible_begin;  // per matrix row, relative to the key tile
     int32_t* visible_end;
-    // // For problems with score terms.
+    // For problems with score terms.
     uint8_t* sees;        // per matrix row: some key so far
     float* add;           // rows of a group, a row every key_tile_; null: see has_addends
     float* inside;        // a row every key_tile_; null: see has_addends
@@ -256,7 +256,7 @@ class ForwardPass {
     return task;
   }
 
-  // // Returns the operand of the product: the rows themselves, or rounded ones, valid until the
+  // Returns the operand of the product: the rows themselves, or rounded ones, valid until the
   // next call.
   SourceRows Operand(const Task& task, Float8Rows::Tensor tensor, const SourceRows& rows) const {
     if (!float8_.any()) return rows;
@@ -303,7 +303,7 @@ class ForwardPass {
     }
   }
 
-  // // Counts the visible pairs of the current key tile.
+  // Counts the visible pairs of the current key tile.
   static int64_t VisiblePairs(const Task& task) {
     int64_t pairs = 0;
     for (int m = 0; m < task.rows; ++m) pairs += task.visible_end[m] - task.visible_begin[m];
@@ -321,7 +321,7 @@ class ForwardPass {
     return tile == nullptr ? nullptr : tile + int64_t{r} * key_tile_;
   }
 
-  // // Stores the score terms' addends for the rows of a group and the columns that they leave
+  // Stores the score terms' addends for the rows of a group and the columns that they leave
   // visible.
   void SetAddends(Task& task, int first, int rows, int32_t* visible_begin, int32_t* visible_end) {
     for (int r = 0; r < rows; ++r) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
-// // Returns the index of a row in [outer, heads, rows] or [outer, rows, heads].
+// Returns the index of a row in [outer, heads, rows] or [outer, rows, heads].
 int64_t PlaceOf(bool heads_first, int64_t outer, int64_t rows, int64_t heads, int64_t row,
                 int64_t head) {
   return heads_first ? (outer * heads + head) * rows + row : (outer * rows + row) * heads + head;
@@ -144,7 +144,7 @@ class Scatter {
       }
       float* const before = call_.values + at;
       const MergeWeights weights = MergeLse(lse, *term_lse);
-      // // A row that saw no key has value 0 and weight 0.
+      // A row that saw no key has value 0 and weight 0.
       if (weights.second == 0.0f) return Store(at, head, before, lse, lse);
       float* const target = call_.final ? row_.data() : before;
       Combine(weights.first, before, weights.second, term, target, call_.width);

@@ -56,7 +56,7 @@ class Draw {
   std::mt19937 random_;
 };
 
-// // Parts with disjoint heads.
+// Parts with disjoint heads.
 std::vector<Part> DrawParts(Draw& draw, const ScatterCall& call) {
   std::vector<Part> parts(1 + draw.Below(4));
   for (int32_t head = 0; head < call.heads; ++head) {

@@ -10,9 +10,9 @@ namespace ringattn::worker::cpu {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-// // Keys in a word of dropout's bits.
+// Keys in a word of dropout's bits.
 constexpr int64_t kWordKeys = 32;
-// // Words of the longest tile, and one more at each end.
+// Words of the longest tile, and one more at each end.
 constexpr int kMaxWords = 1024 / kWordKeys + 3;
 
 }  // namespace

@@ -54,7 +54,7 @@ struct PairTerm {
   float keep = 1.0f;
 };
 
-// // The score terms of one call's queries; `problem` must outlive it. Immutable, so any thread may
+// The score terms of one call's queries; `problem` must outlive it. Immutable, so any thread may
 // use it.
 class ScorePass {
  public:
@@ -108,7 +108,7 @@ class ScorePass {
   }
   void AddBias(const TermRow& row, const TermKeys& keys, int begin, int count, float* add,
                float* inside) const;
-  // // For keys whose positions are not consecutive.
+  // For keys whose positions are not consecutive.
   void SubtractDistances(const TermRow& row, const TermKeys& keys, int begin, int end,
                          float* scores) const;
   void HideByMask(const TermRow& row, const TermKeys& keys, int begin, int count, float* add) const;

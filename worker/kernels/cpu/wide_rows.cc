@@ -111,7 +111,7 @@ bool WideRows::Attend(const QueryRowId& row, float* out, float* lse) {
     const int64_t first = run.local_begin + keys.begin;
     const uint8_t* poison = PoisonOf(run.block).data() +
                             (row.batch_index * problem.num_kv_heads + kv_head) * block.rows;
-    // // Masked keys may hold any value.
+    // Masked keys may hold any value.
     if (!terms_.masks() && std::memchr(poison + first, 1, keys.size()) != nullptr) return false;
     for (int64_t j = first; j < first + keys.size(); ++j) {
       const int64_t at = (row.batch_index * block.rows + j) * problem.num_kv_heads + kv_head;

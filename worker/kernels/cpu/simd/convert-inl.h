@@ -46,7 +46,7 @@ HWY_INLINE hn::Vec<D> LoadAsFloat(D d, const hwy::float16_t* in) {
 #endif
 }
 
-// // Returns the first `count` elements (count < lanes), followed by zeros; reads no further.
+// Returns the first `count` elements (count < lanes), followed by zeros; reads no further.
 template <class D, typename T>
 HWY_INLINE hn::Vec<D> LoadFirstAsFloat(D d, const T* in, int count) {
   alignas(64) T whole[hn::MaxLanes(D())] = {};

@@ -98,7 +98,7 @@ float DotOfType(DType dtype, const void* a, const void* b, int64_t count) {
   return 0.0f;
 }
 
-// // Returns the maximum of the magnitudes' bits, which order like numbers, with infinity and NaN
+// Returns the maximum of the magnitudes' bits, which order like numbers, with infinity and NaN
 // above.
 template <typename T>
 float MaxMagnitudeOf(const SourceRows& source) {

@@ -9,7 +9,7 @@
 
 namespace ringattn::worker::cpu {
 
-// // All pointers are host memory; none overlap unless a comment allows it.
+// All pointers are host memory; none overlap unless a comment allows it.
 
 // target[i] = source[i] rounded to nearest even. fp32: may be the same memory.
 void Convert(DType dtype, const float* source, void* target, int64_t count);

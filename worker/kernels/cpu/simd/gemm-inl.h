@@ -105,7 +105,7 @@ void GemmPanels(const GemmArgs& args) {
   const int lanes = static_cast<int>(hn::Lanes(FloatTag()));
   const int panel = kVectors * lanes;
   for (int col = args.col_begin; col < args.col_end; col += panel) {
-    // // The pitch is that of the packed operand, even if fewer columns are requested.
+    // The pitch is that of the packed operand, even if fewer columns are requested.
     const int pitch = std::min(panel, args.right_cols - col);
     const int vectors = (std::min(args.col_end - col, pitch) + lanes - 1) / lanes;
     const float* right =

@@ -1,4 +1,4 @@
-// // Packs operands as whole words of any content. Included once per SIMD target.
+// Packs operands as whole words of any content. Included once per SIMD target.
 #if defined(RINGATTN_WORKER_KERNELS_CPU_SIMD_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RINGATTN_WORKER_KERNELS_CPU_SIMD_PACK_INL_H_
 #undef RINGATTN_WORKER_KERNELS_CPU_SIMD_PACK_INL_H_

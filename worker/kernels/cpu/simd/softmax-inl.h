@@ -70,7 +70,7 @@ HWY_NOINLINE void SubtractMax(D d, float max, float* scores, int begin, int end)
   }
 }
 
-// // Returns the power of 2 that the weights of a row with this maximum are relative to.
+// Returns the power of 2 that the weights of a row with this maximum are relative to.
 inline double WeightBase(float max, float to_log2) {
   const float scaled = max * to_log2;
   return IsWide(scaled) ? double{max} * to_log2 : double{scaled};
@@ -192,7 +192,7 @@ HWY_INLINE V Rounded(V value) {
   return value;
 }
 
-// // Whether p of a row takes the path for wide scores; false where its lse is not finite.
+// Whether p of a row takes the path for wide scores; false where its lse is not finite.
 inline bool HasWideScores(const GradientArgs& args, int row) {
   return IsWide(args.lse[row]) && std::isfinite(args.lse[row]);
 }

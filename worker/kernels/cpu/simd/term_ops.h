@@ -1,6 +1,5 @@
-// // The SIMD leaves of the score terms, chosen at run time (score_terms.h describes their use).
-// Rows of
-// // `count` columns; nothing is read or written beyond them unless a comment allows it.
+// The SIMD leaves of the score terms, chosen at run time (score_terms.h describes their use). Rows
+// of `count` columns; nothing is read or written beyond them unless a comment allows it.
 #ifndef RINGATTN_WORKER_KERNELS_CPU_SIMD_TERM_OPS_H_
 #define RINGATTN_WORKER_KERNELS_CPU_SIMD_TERM_OPS_H_
 
@@ -49,8 +48,8 @@ void KeepWords(const PhiloxRow& row, uint32_t first, uint32_t threshold, int cou
 // target[c] = bit first + c of words ? scale : 0, where one word more may be read than has bits.
 void ExpandKeepBits(const uint32_t* words, int first, float scale, int count, float* target);
 
-// // ds[r][c] = ds of finished scores (GradientArgs with `terms`), a row every args.stride; may be
-// // args.dp. Writes those vectors of each row that hold a visible column.
+// ds[r][c] = ds of finished scores (GradientArgs with `terms`), a row every args.stride; may be
+// args.dp. Writes those vectors of each row that hold a visible column.
 void ScoreGradients(const GradientArgs& args, float* ds);
 
 }  // namespace ringattn::worker::cpu

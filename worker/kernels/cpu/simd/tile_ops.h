@@ -3,7 +3,7 @@
 // Forward and backward are products of small tiles. Their operands are packed
 // into 32-bit *words* along the reduction axis: one fp32 value per word, or two
 // consecutive bf16 values where the processor multiplies bf16 pairs. Words are
-// // stored in float arrays for every dtype; only a TileOps reads them.
+// stored in float arrays for every dtype; only a TileOps reads them.
 //
 //   left operand   word (row, depth) at row * row_stride + depth, or, when
 //                  `left_transposed`, at depth * row_stride + row
@@ -123,7 +123,7 @@ struct GradientArgs {
   float* ds = nullptr;
   float* ds_rows = nullptr;
   int64_t ds_rows_stride = 0;
-  // // With `terms`: ds unrounded, where a word is not one value; may be `dp`. Null if it is not
+  // With `terms`: ds unrounded, where a word is not one value; may be `dp`. Null if it is not
   // requested.
   float* exact_ds = nullptr;
 };

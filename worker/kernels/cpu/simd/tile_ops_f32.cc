@@ -3,9 +3,8 @@
 #include <cstring>
 
 // SVE and RVV vectors have no size at compile time, which register blocking
-// // needs; such machines use NEON or the scalar version. There is no separate version for
-// processors
-// // with SSE only.
+// needs; such machines use NEON or the scalar version. There is no separate version for processors
+// with SSE only.
 #define HWY_DISABLED_TARGETS \
   (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE

@@ -38,9 +38,8 @@ void ExpectBackward(const TestShape& shape, const BackwardResult& result,
 // Forward in one call and in one call per block, and backward, on random data.
 void Check(const TestShape& shape, float magnitude = 1.0f, int threads = 2);
 
-// // Two documents on rank 1 of 2 in a striped layout, with a hole that belongs to no piece; keys
-// in two
-// // blocks of many short pieces.
+// Two documents on rank 1 of 2 in a striped layout, with a hole that belongs to no piece; keys in
+// two blocks of many short pieces.
 TestShape PiecesShape();
 
 }  // namespace ringattn::worker

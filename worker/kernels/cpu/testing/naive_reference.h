@@ -71,7 +71,7 @@ struct TestData {
                               std::vector<std::vector<float>>* dv = nullptr) const;
 };
 
-// // The sums over the naive twin's scores (naive/seen_keys.h), with the magnitudes that its
+// The sums over the naive twin's scores (naive/seen_keys.h), with the magnitudes that its
 // outputs lack.
 struct Reference {
   explicit Reference(const TestData& data);

@@ -1,4 +1,4 @@
-// // Progress: receives a stop request for a running call and reports how far the call has come.
+// Progress: receives a stop request for a running call and reports how far the call has come.
 #ifndef RINGATTN_WORKER_KERNELS_CPU_WORKSPACE_PROGRESS_H_
 #define RINGATTN_WORKER_KERNELS_CPU_WORKSPACE_PROGRESS_H_
 
@@ -14,7 +14,7 @@ class Progress {
            std::atomic<int64_t>* work_done)
       : stop_(stop), tiles_done_(tiles_done), work_done_(work_done) {}
 
-  // // The computing thread polls it at least once per tile.
+  // The computing thread polls it at least once per tile.
   bool stopped() const { return stop_.load(std::memory_order_relaxed); }
   // work: of the tile's visible pairs (worker/kernels/work.h); 0 for what is not counted.
   void CountTile(int64_t work) const {

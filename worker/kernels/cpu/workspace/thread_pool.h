@@ -17,7 +17,7 @@ namespace ringattn::worker::cpu {
 // ParallelFor is called by one thread at a time.
 class ThreadPool {
  public:
-  // // Starts threads - 1 threads. REQUIRES: threads >= 1.
+  // Starts threads - 1 threads. REQUIRES: threads >= 1.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

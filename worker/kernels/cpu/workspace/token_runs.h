@@ -1,9 +1,8 @@
 // TokenRuns: the rows of a buffer as runs in which positions increase.
 //
-// // Inside a run the keys that a position sees are one contiguous range, however many pieces form
-// the
-// // run. So many small pieces (striped blocks) still fill whole tiles, and masks are two integers
-// per row.
+// Inside a run the keys that a position sees are one contiguous range, however many pieces form the
+// run. So many small pieces (striped blocks) still fill whole tiles, and masks are two integers per
+// row.
 #ifndef RINGATTN_WORKER_KERNELS_CPU_WORKSPACE_TOKEN_RUNS_H_
 #define RINGATTN_WORKER_KERNELS_CPU_WORKSPACE_TOKEN_RUNS_H_
 

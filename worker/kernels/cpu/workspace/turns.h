@@ -11,9 +11,8 @@
 
 namespace ringattn::worker::cpu {
 
-// // One counter per object that tasks access in order. Await and Pass may be called by any thread;
-// Reset
-// // by one thread while no other thread uses the object.
+// One counter per object that tasks access in order. Await and Pass may be called by any thread;
+// Reset by one thread while no other thread uses the object.
 class Turns {
  public:
   // `count` counters, all at turn 0. Allocates only to grow.
