@@ -17,7 +17,7 @@ namespace ringattn::tests {
 using namespace ringattn::client;  // what is under test
 namespace {
 
-// // The state that both directions share.
+// The state that both directions share.
 template <typename Args>
 void FillArgs(const Case& c, const TensorMap& inputs, Args* args) {
   ToProto(c.spec.shape, &args->shape);

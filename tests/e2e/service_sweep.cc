@@ -45,7 +45,7 @@ namespace ringattn::tests {
 using namespace ringattn::client;  // what is under test
 namespace {
 
-// // The state that the clients share.
+// The state that the clients share.
 struct Progress {
   std::vector<Case> cases;
   absl::Time end;

@@ -59,7 +59,7 @@ def counters(ring):
 
 @timed
 def test_slow_uploads_starve_nobody(make_ring, record_property):
-    # # One worker has eight slots. An upload of one byte every half second does not count as idle.
+    # One worker has eight slots. An upload of one byte every half second does not count as idle.
     ring = make_ring(workers=1, server_flags=["--upload_grace_contended=1s", "--upload_grace=3s"])
     inputs = make_inputs(sq=2000, heads=4, dim=64)
     over = threading.Event()
@@ -89,7 +89,7 @@ def test_slow_uploads_starve_nobody(make_ring, record_property):
     assert 'ringattn_idle_transfers_total{stage="upload"} 8' in counters(ring)
     attacker.close()
     honest.close()
-    # # The first request waits until the slow clients have lost their slots; later ones do not
+    # The first request waits until the slow clients have lost their slots; later ones do not
     # wait.
     in_time(beside[0] < 5, beside[0])
     in_time(sorted(beside)[-2] < max(1.0, 5 * quiet), beside)
@@ -183,7 +183,7 @@ def test_deadlines_in_upload_are_no_mistakes_of_the_client(make_ring):
             accepted.append(next(call))
             list(call)
 
-    # # At most eight requests of each round get a slot, and some exceed their deadline before they
+    # At most eight requests of each round get a slot, and some exceed their deadline before they
     # start.
     for round_ in range(50):
         threads = [threading.Thread(target=one, args=(15 * round_ + i,)) for i in range(15)]

@@ -1,7 +1,6 @@
 """Clients that send requests and read no answers: floods of costly headers, and of calls that are
 cancelled right after they start. A well-behaved client hardly waits meanwhile, no worker is lost,
-and
-full service follows. The attackers run in a separate process, so that they do not share an
+and full service follows. The attackers run in a separate process, so that they do not share an
 interpreter with the well-behaved client:
 
     test_abuse_floods.py headers|resets ADDRESS     prints a line when it has begun; ends with stdin

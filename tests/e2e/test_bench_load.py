@@ -32,7 +32,7 @@ def test_levels_of_concurrency(ring, tmp_path):
         assert (0 < latency["minimum"] <= latency["p50"] <= latency["p95"] <= latency["p99"]
                 <= latency["maximum"])
         assert latency["chosen"] == latency["p95"]
-        # # Requests in flight follow from rate and latency (Little's law).
+        # Requests in flight follow from rate and latency (Little's law).
         in_flight = level["calls_per_second"]["value"] * latency["average"]
         in_time(in_flight == pytest.approx(level["concurrency"], rel=0.35), level)
         assert level["calls_per_second"]["bound"] > 0
@@ -48,7 +48,7 @@ def test_levels_of_concurrency(ring, tmp_path):
                                   ["--request_distribution=constant"]])
 @timed
 def test_levels_of_rate(ring, more):
-    # # With independent clients the number in a window varies by its square root: 4 of 20 here.
+    # With independent clients the number in a window varies by its square root: 4 of 20 here.
     done = bench(ring, "--request_rate_range=50:100:50", "--json", "--backward", *more,
                  windows=["--measurement_request_count=20", "--measurement_interval=100",
                           "--stability_percentage=60"])
@@ -141,7 +141,7 @@ def test_metrics_of_the_windows(ring, tmp_path):
         assert len(level["metrics"][0]["windows"]) == min(level["windows"], 3)
         assert all(one["scrapes"] >= 2 and not one["failed_scrapes"]
                    for one in (coordinator, *workers))
-        # # The coordinator's counts equal the client's, except at the windows' ends and in the
+        # The coordinator's counts equal the client's, except at the windows' ends and in the
         # scrapes next to them.
         rate = level["calls_per_second"]["value"]
         in_time(coordinator["requests_per_second"] == pytest.approx(rate, rel=0.3), level)

@@ -10,7 +10,7 @@ import pytest
 from cluster import BIN, free_port
 from stubs import ROOT
 
-# # Programs that a run must not need: failing ones with these names come first in PATH.
+# Programs that a run must not need: failing ones with these names come first in PATH.
 FORBIDDEN = ["bazel", "bazel-4", "bz", "g++", "gcc", "nvcc", "apt-get", "pip", "pip3", "sudo", "curl"]
 
 GLIBC = {"libc", "libm", "libdl", "librt", "libpthread", "libresolv", "libutil", "libanl"}

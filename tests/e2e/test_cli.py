@@ -226,7 +226,7 @@ def test_verify_judges_everything_of_a_long_request_or_says_what_not(ring, tmp_p
     # A wrong answer outweighs what is missing, and so does a wrong forward pass.
     cli("verify", *files, "--window=63,0", code=1)
     cli("verify", *files, f"--forward={forward}", "--window=63,0", code=1)
-    # # Of two files with an out, one would not be judged; gradients do not hold a forward pass.
+    # Of two files with an out, one would not be judged; gradients do not hold a forward pass.
     twice = cli("verify", f"--input={source}", f"--output={forward}", f"--forward={forward}",
                 window, code=3)
     assert "out is in" in twice.stderr
@@ -283,7 +283,7 @@ def test_an_input_is_never_overwritten(tmp_path, make, flag):
     target = make(source, tmp_path / "other-name")
     output = [] if flag == "--output" else [f"--output={tmp_path}/f.safetensors"]
     for command in ("forward", "backward"):
-        # # No process listens there: the command must reject the flag before it dials.
+        # No process listens there: the command must reject the flag before it dials.
         done = cli(command, "--server=127.0.0.1:1", f"--input={source}", *output,
                    f"{flag}={target}", code=2)
         assert f"{flag}=" in done.stderr and "same file as --input=" in done.stderr

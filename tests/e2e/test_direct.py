@@ -173,7 +173,7 @@ def test_no_tensor_byte_passes_the_coordinator(ring, tmp_path):
         assert sum(s[name] for s in sums) > 0.3e9
     _, by_relay = moved_by_calls("relay", "relay", 5)
     print(f"{seconds:.3f} s of the coordinator's processor per GB, {by_relay:.3f} s by the relay")
-    # # The time of calls and heartbeats on any machine; half of the tensors would take more.
+    # The time of calls and heartbeats on any machine; half of the tensors would take more.
     in_time(seconds < 0.4 * by_relay, (seconds, by_relay))
 
 

@@ -26,8 +26,9 @@ RING = pb.SCHEDULE_RING
 LOST = {grpc.StatusCode.ABORTED, grpc.StatusCode.UNAVAILABLE}
 # Silence is noticed after the heartbeat timeout; a closed stream at once.
 FLAGS = dict(server_flags=["--heartbeat_timeout=3s", "--progress_timeout=6s"])
-# # Work for a few seconds with one thread per rank, even if each has a dedicated core, so that a fault
-# # can hit in the middle. Few heads and many rows, because the work grows with the rows' square.
+# Work for a few seconds with one thread per rank, even if each has a dedicated core, so that a
+# fault can hit in the middle. Few heads and many rows, because the work grows with the rows'
+# square.
 BIG = dict(sq=32000, heads=4, dim=64)
 
 
@@ -109,9 +110,9 @@ def test_a_worker_is_lost(make_ring, phase, how):
     else:
         ring.stop_worker(1)
     if call is not None:
-        # # The service's bound. The call itself ends some 10 ms later; once it ended 25 s later while busy
-        # # loops ran, which was not reproduced. created_time in the evidence shows whether the wire or
-        # # Python caused the delay.
+        # The service's bound. The call itself ends some 10 ms later; once it ended 25 s later while
+        # busy loops ran, which was not reproduced. created_time in the evidence shows whether the
+        # wire or Python caused the delay.
         call.wait_state(pb.REQUEST_STATE_FAILED, (6 if how == "kill" else 14) - (
             time.monotonic() - begin))
         ended, ended_at = time.monotonic(), time.time()
@@ -183,12 +184,12 @@ def assert_stalled(ring, generation, call, stage, why):
     assert series in text
     for idle in ("upload", "download"):
         assert f'ringattn_idle_transfers_total{{stage="{idle}"}} 0' in text
-    # # The worker rejoins without help, and the next ring is whole.
+    # The worker rejoins without help, and the next ring is whole.
     ring.wait_ready(3, seconds=30, after_generation=generation)
     assert same(undisturbed(ring, world_size=3), undisturbed(ring, world_size=3))
 
 
-# # Most of the large request is held back at the client; the small one passes the coordinator whole.
+# Most of the large request is held back at the client; the small one passes the coordinator whole.
 @pytest.mark.parametrize("inputs", [BIG, dict(sq=600)], ids=["large", "small"])
 def test_a_worker_that_does_not_read_is_lost_and_the_client_not_idle(make_ring, inputs):
     ring, generation = stalled_ring(make_ring, "stop_reading:1",
@@ -277,7 +278,7 @@ def test_the_coordinator_dies_mid_stream_and_relearns(make_ring):
     call.go_on.set()
     with pytest.raises(grpc.RpcError):
         list(call.stream)
-    # # The workers keep nothing: they free the memory that the upload took.
+    # The workers keep nothing: they free the memory that the upload took.
     wait_until(lambda: all(resident_bytes(p.pid) < b + (h - b) // 2 + (8 << 20) for p, b, h in
                            zip(ring.workers.values(), baseline, held)), 15, "workers' memory")
     ring.start_server()

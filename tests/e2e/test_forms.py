@@ -1,6 +1,5 @@
 """Forms of tensors: packed inputs and their gradients, lse per document. Every form and transport
-gives
-the bits of the plain request."""
+gives the bits of the plain request."""
 
 import json
 import struct
@@ -120,7 +119,7 @@ def test_lse_per_document(ring, tmp_path, transport, documents):
     ask = [f"--server={ring.address}", f"--transport={transport}", *OPTIONS]
     form = "--lse=document"
     forward, other = tmp_path / "f.safetensors", tmp_path / "o.safetensors"
-    # # In a file for both directions, dlse belongs to backward alone, so forward does not read it.
+    # In a file for both directions, dlse belongs to backward alone, so forward does not read it.
     source = tmp_path / "source.safetensors"
     cli("generate", f"--output={source}", *made[:-1])
     cli("forward", *ask, f"--input={source}", f"--output={forward}")
@@ -134,7 +133,7 @@ def test_lse_per_document(ring, tmp_path, transport, documents):
         assert np.array_equal(row[:, :length], lse[:, begin:begin + length])
         assert (row[:, length:] == 0xff800000).all()
         begin += length
-    # # Backward takes both, and dlse, in that form; elements after a document's end are ignored.
+    # Backward takes both, and dlse, in that form; elements after a document's end are ignored.
     gradients = tmp_path / "g.safetensors"
     cli("backward", *ask, f"--input={per_document}", f"--output={gradients}", form, "--dlse")
     checked = cli("verify", f"--input={per_document}", f"--output={gradients}", form, "--dlse",
@@ -258,7 +257,7 @@ def test_members_by_name(ring, tmp_path):
     assert "nobody" in error["message"] and error["violations"][0]["field"] == "plan.members"
     done = cli("forward", *files, f"--members={names[0]}", "--world_size=2", code=3)
     assert "plan.members" in done.stderr
-    # # A forward's residual stays on its workers in any order of members.
+    # A forward's residual stays on its workers in any order of members.
     kept = json.loads(cli("forward", *files, f"--members={names[3]},{names[1]}", "--causal",
                           "--retain=1m", "--json").stdout)["residual"]["handle"]
     done = cli("backward", *files, f"--residual={kept}", "--keep_residual", "--causal", "--json")

@@ -57,7 +57,7 @@ def test_what_a_ring_is_compared_with():
         "single": 65536, "single_equal_work": 131072}
     assert rings.alone(cases["128k"], 2)["single_equal_work"].seq_len == 92672  # 131072 / sqrt(2)
     assert rings.alone(cases["32k"], 4)["single_equal_work"].seq_len == 16384
-    # # Shorter cases have no bound; longer ones keep one GPU busy long enough.
+    # Shorter cases have no bound; longer ones keep one GPU busy long enough.
     for name in ("16k", "512k", "1m", "full", "packed"):
         assert list(rings.alone(cases[name], 4)) == ["single"]
     figures = {"of_single": 0.96, "of_single_equal_work": 0.99, "timeline": {"hidden_share": 0.8}}

@@ -83,7 +83,7 @@ def test_the_command_line_says_which_way(ring, tmp_path):
     bound = report["payload_bound"]
     assert bound["kind"] == "memcpy" and bound["threads"] >= 2
     assert report["payload_bytes_per_second"]["bound"] == bound["bytes_per_second"]
-    # # The median of one run is that run.
+    # The median of one run is that run.
     assert sum(report["stage_seconds"].values()) == pytest.approx(report["seconds"]["median"], abs=1e-6)
 
 
@@ -152,7 +152,8 @@ def test_where_no_worker_takes_memory_nothing_is_staged(make_ring):
 
 def test_what_a_forward_left_is_read_by_host_memory_too(make_local_ring, tmp_path):
     """q, k, v, out and lse stay with the workers; dout alone is copied out of the client's memory."""
-    # # A ring for this test alone: a residual that was read stays a minute, in case the answer is lost.
+    # A ring for this test alone: a residual that was read stays a minute, in case the answer is
+    # lost.
     ring = make_local_ring(workers=3)
     source, out, grads = (tmp_path / f"{name}.safetensors" for name in ("in", "out", "grads"))
     subprocess.run([CLI, "generate", f"--output={source}", "--seq_len=900", "--heads=4",
@@ -230,7 +231,7 @@ def test_the_coordinators_memory_and_processor_do_not_grow_with_the_tensors(ring
     assert resident_bytes(ring.server.pid) - memory < 8 << 20
     _, by_relay = moved_by_calls("relay", "relay", 5)
     print(f"{seconds:.3f} s of the coordinator's processor per GB, {by_relay:.3f} s by the relay")
-    # # The time of calls and heartbeats on any machine; half of the tensors would take more.
+    # The time of calls and heartbeats on any machine; half of the tensors would take more.
     in_time(seconds < 0.4 * by_relay, (seconds, by_relay))
 
 

@@ -52,7 +52,7 @@ def test_who_a_client_is(secure, pki):
     assert end_of(pki.unlisted) == "CERTIFICATE_UNKNOWN"
     assert end_of(pki.unlisted, TOKEN) == "OK"  # as good as none
     assert end_of(token=TOKEN[:-1] + "x") == "TOKEN_UNKNOWN"
-    # # A replaced token gets this error with any certificate.
+    # A replaced token gets this error with any certificate.
     assert end_of(pki.trainer, "a-token-that-was-replaced") == "TOKEN_UNKNOWN"
     assert end_of(pki.trainer, TOKEN) == "CREDENTIALS_DIFFER"
     for value in ("Basic YTpi", "Bearer", TOKEN):

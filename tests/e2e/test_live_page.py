@@ -263,7 +263,7 @@ def look_at(page, ring, tmp_path):
     page.wait("document.querySelector('#state')?.textContent === 'ready'")
     page.wait("[...document.querySelectorAll('#requests td')].some("
               "(td) => td.innerText.startsWith('computing'))", 30)
-    # # Values from clients and workers are shown as text.
+    # Values from clients and workers are shown as text.
     assert ODD_REQUEST in text_of(page, "#requests") and ODD_WORKER in text_of(page, "#ring")
     assert page.evaluate("document.querySelectorAll('img').length") == 0
     assert page.evaluate("document.title").startswith("ready, ")

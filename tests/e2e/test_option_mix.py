@@ -108,13 +108,13 @@ def test_drawn_options(ring, tmp_path, seed):
                           "--retain=1m", "--json").stdout)
     cli("verify", read, f"--output={out}", *asked, *forward)
     named = ["--members=" + ",".join(kept["plan"]["members"])]
-    # # The flags of the forward are valid with its residual too, for every plan.
+    # The flags of the forward are valid with its residual too, for every plan.
     for how in [[], [*named, f"--residual={kept['residual']['handle']}"]]:
         told = json.loads(cli("backward", server, read, f"--output={gradients}", *asked, *where,
                               *backward, *how, "--json").stdout)
         assert told["residual"]["failure"] == ""
         cli("verify", read, f"--output={gradients}", *asked, *backward)
-    # # The report names the requested options as the protocol does.
+    # The report names the requested options as the protocol does.
     names = {"softmax_scale", "softcap", "causal", "window", "dropout", "alibi", "bias", "mask",
              "segment_ids", "sinks", "dlse"}
     wanted = {name for name in names
@@ -185,7 +185,8 @@ def test_pairs_cut_by_keys(ring, tmp_path, transport, layout):
     """A bias, its gradient and a mask lie with the keys where queries travel."""
     source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     options = ["--causal", "--bias", "--mask", "--sinks", "--dropout=0.1,4"]
-    # # Sizes where sharding by queries and by keys gives equal byte counts, so they cannot reveal a mix-up.
+    # Sizes where sharding by queries and by keys gives equal byte counts, so they cannot reveal a
+    # mix-up.
     cli("generate", f"--output={source}", "--seq_len=132", "--seq_len_kv=276", "--heads=4",
         "--kv_heads=2", "--head_dim=32", "--dtype=bf16", "--seed=6", "--with_dout", "--bias=heads",
         "--mask=batch", "--sinks")

@@ -115,7 +115,7 @@ def test_it_is_read_once_unless_it_is_kept(ring):
     assert_same_gradients(case, first, second)
     fails(grpc.StatusCode.FAILED_PRECONDITION, "RESIDUAL_CONSUMED",
           lambda: case.backward(ring.attention, handle, request_id="third"))
-    # # A client that lost the answer repeats its request, and the service computes it again.
+    # A client that lost the answer repeats its request, and the service computes it again.
     replay = case.backward(ring.attention, handle, request_id="second")
     assert_same_gradients(case, first, replay)
     ring.attention.DeleteResidual(pb.DeleteResidualRequest(residual_handle=handle), timeout=10)
@@ -207,7 +207,7 @@ def test_a_lost_worker_takes_it_along_and_other_rings_leave_it(make_ring):
     # For longer than rings take to form.
     forward = case.forward(ring.attention, ttl=300)
     kept = case.forward(ring.attention, ttl=300).summary.residual_handle
-    # # A third worker makes the ring form again: the members that hold the residual are still
+    # A third worker makes the ring form again: the members that hold the residual are still
     # there.
     generation = ring.topology().generation
     ring.start_worker(2)
@@ -220,7 +220,7 @@ def test_a_lost_worker_takes_it_along_and_other_rings_leave_it(make_ring):
     ring.wait_ready(2, after_generation=generation)
     fails(grpc.StatusCode.FAILED_PRECONDITION, "RESIDUAL_LOST",
           lambda: case.backward(ring.attention, handle))
-    # # The same request with its tensors succeeds on the remaining members and leaves nothing.
+    # The same request with its tensors succeeds on the remaining members and leaves nothing.
     assert_same_gradients(case, case.stateless(ring.attention, forward), result)
     wait_until(lambda: not any(reserved(ring)), 10, "no memory held")
 
@@ -236,7 +236,7 @@ def test_a_full_quota_costs_the_handle_and_not_the_forward(make_ring):
     assert not second.summary.residual_handle
     assert f"residuals take {one} of max_residual_bytes" in second.summary.residual_reason
     assert second.array("out").tobytes() == first.array("out").tobytes()
-    # # A used residual is kept for a replay only until another one needs its memory.
+    # A used residual is kept for a replay only until another one needs its memory.
     case.backward(ring.attention, first.summary.residual_handle)
     wait_until(lambda: sum(reserved(ring)) == one, 10, "only the residual is held")
     third = case.forward(ring.attention)
@@ -376,7 +376,7 @@ def test_clients_have_their_own(make_ring, tmp_path):
     assert renewed.residuals[0].reason == "RESIDUAL_NOT_FOUND"
     assert case.forward(bob).summary.residual_handle  # his own quota
     case.backward(alice, handle)
-    # # Another principal cannot see it after it is gone either.
+    # Another principal cannot see it after it is gone either.
     fails(grpc.StatusCode.FAILED_PRECONDITION, "RESIDUAL_CONSUMED",
           lambda: case.backward(alice, handle))
     fails(grpc.StatusCode.NOT_FOUND, "RESIDUAL_NOT_FOUND", lambda: case.backward(bob, handle))

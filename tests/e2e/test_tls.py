@@ -141,7 +141,7 @@ def test_what_servers_and_workers_refuse_to_start_with(pki, tmp_path):
             (["--listen=:0"], ["--listen=:0", "plain text"]),
             (["--control_listen=0.0.0.0:0"], ["--control_listen", "--cluster_tls_cert"]),
             ([*server_tls(crt, key), "--control_listen=0.0.0.0:0"], ["--control_listen"]),
-            # # Even with --insecure, tokens must not be sent in plain text.
+            # Even with --insecure, tokens must not be sent in plain text.
             (["--listen=0.0.0.0:0", "--insecure", f"--clients_file={clients}"],
              ["--clients_file", "tokens would be sent in plain text"]),
             ([f"--tls_cert={crt}"], ["--tls_cert and --tls_key go together"]),
@@ -211,7 +211,7 @@ def test_clients_and_tokens_are_replaced_while_it_runs(secure, pki, tmp_path):
         write_clients(secure.clients, newer)
         wait_until(lambda: metric(secure, reloads % "ok") == 1, 5, "the new file is read")
         assert not is_known(TOKEN) and is_known("the-next-token-of-batch")
-        # # An accepted stream stays open; a client reads its token again for each call.
+        # An accepted stream stays open; a client reads its token again for each call.
         assert watch.poll() is None
         reach = [f"--server={secure.address}", *client_tls(pki.ca), f"--token_file={token_file}"]
         assert "TOKEN_UNKNOWN" in cli("info", *reach, code=3).stderr
@@ -269,7 +269,7 @@ def test_certificates_are_replaced_while_requests_run(secure, pki):
     assert 9 * 86400 < expires - time.time() < 11 * 86400
     busy = Busy(secure, secure.dial)
     try:
-        # # Invalid files change nothing.
+        # Invalid files change nothing.
         replace(secure.served[:1], [pki.trainer[0]])
         wait_until(lambda: count("clients", "refused") == 1, 5, "a mismatch is seen")
         secure.served[0].write_text("rubbish")

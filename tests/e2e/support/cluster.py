@@ -39,9 +39,8 @@ def wait_until(condition, seconds, what):
 
 def free_port(count=1):
     """Returns the first of `count` consecutive free ports outside the system's ephemeral range. A
-    client's
-    connection may take a free port inside that range, and a client that dials such a port while no
-    process listens there may be connected to itself."""
+    client's connection may take a free port inside that range, and a client that dials such a port
+    while no process listens there may be connected to itself."""
     first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(1000):
         port = random.SystemRandom().randrange(10000, max(first, 20000) - count)
