@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """How fast tensors' bytes get to all GPUs at once and back without any other work: the lower bound
-of the
-cost of transfers. --memory=host: pinned host memory; device: one GPU's memory, copied to
-every GPU, itself included. Prints {"memory", "gpus", "up_bytes_per_second", "down_bytes_per_second"},
-to the GPUs and back, sums over them, medians of several rounds.
+of the cost of transfers. --memory=host: pinned host memory; device: one GPU's memory, copied to
+every GPU, itself included. Prints {"memory", "gpus", "up_bytes_per_second",
+"down_bytes_per_second"}, to the GPUs and back, sums over them, medians of several rounds.
 
   copy_bound.py [--memory=host|device] [--gpus=N] [--source=GPU] [--bytes=PER_GPU] [--rounds=N]
 """

@@ -21,7 +21,7 @@ import sys
 
 KINDS = ["HMMA", "HGMMA", "LDSM", "STSM", "LDGSTS", "LDG", "LDS", "STS", "STG", "RED", "UTMAREDG", "FFMA",
          "MUFU", "FMNMX", "LDL", "STL"]
-# # Properties that two builds of the same kernel must share.
+# Properties that two builds of the same kernel must share.
 SUBSTANCE = ["registers", "stack", "shared", "HMMA", "HGMMA", "LDSM", "LDGSTS", "STS", "LDG", "FFMA", "MUFU"]
 DTYPES = {"__nv_bfloat16": "bf16", "__half": "fp16", "float": "fp32"}
 

@@ -10,11 +10,10 @@ includes delta, zeroing and conversion, as PyTorch's does.
       [--dims 64,128] [--lengths 4096,8192] [--heads 32/8] [--masks causal,full] [--directions forward]
   kernel_speed.py --library ours=libringattn_kernels.so --terms [--term_family sm90] [--lengths 16384]
 
-With --deterministic: backwards alone, deterministic compared with the default; each runs three times, with other
-work on the GPU between, and must give the same bits. "ratio" is deterministic to default.
-With --fp8: forwards alone, in e4m3 compared with the request's type, the rounding included, and FA3's fp8 where
-its wheel is installed.
-With --terms: each score term compared with our plain kernel and PyTorch's peers (term_rows.py) instead.
+With --deterministic: backwards alone, deterministic compared with the default; each runs three times, with other work
+on the GPU between, and must give the same bits. "ratio" is deterministic to default. With --fp8: forwards alone, in
+e4m3 compared with the request's type, the rounding included, and FA3's fp8 where its wheel is installed. With --terms:
+each score term compared with our plain kernel and PyTorch's peers (term_rows.py) instead.
 """
 import argparse
 import ctypes
@@ -75,7 +74,7 @@ class Ours:
         self.lse = torch.full((batch, heads, q_rows), float("nan"), **f32)
         self.delta = torch.empty(batch, heads, q_rows, **f32)
         self.accumulators = [torch.empty(t.shape, **f32) for t in (q, k, v)]
-        # # With fp32 results, a backward's accumulators are the result.
+        # With fp32 results, a backward's accumulators are the result.
         self.gradients = self.accumulators if fp32_results else [torch.empty_like(t) for t in (q, k, v)]
         self.inputs = (q, k, v, dout)
         tensors = [q, k, v, self.out, self.lse, dout, self.delta, *self.accumulators,

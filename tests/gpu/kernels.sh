@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# # The kernels on one GPU, in one call: random cases and huge scores against fp64,
-# compute-sanitizer,
-# # and speed compared with PyTorch's FA2 and cuDNN. Runs a bundle created by
+# The kernels on one GPU, in one call: random cases and huge scores against fp64, compute-sanitizer,
+# and speed compared with PyTorch's FA2 and cuDNN. Runs a bundle created by
 #   ./deploy/bundle.sh --with=//worker/kernels/cuda:cuda_kernels_test,//tests/gpu:libringattn_kernels.so
-# # and needs compute-sanitizer. The speeds also need a python3 with PyTorch.
+# and needs compute-sanitizer. The speeds also need a python3 with PyTorch.
 #
 #   OUT=results ./tests/gpu/kernels.sh [--bundle=DIR] [--cases=N] [--seed=S] [--speed=ARGUMENTS]
 #

@@ -1,19 +1,15 @@
-// // Times the work of one rank of a ring alone: its program's calls on one GPU, without transfers,
-// // compared with the same calls with steps joined (worker/executor/late_keys.h) and keys present
-// from
-// // the start, by the schedules ring and all_gather. This isolates the cost of splitting the work
-// into
-// // steps from exchange and neighbours.
+// Times the work of one rank of a ring alone: its program's calls on one GPU, without transfers,
+// compared with the same calls with steps joined (worker/executor/late_keys.h) and keys present
+// from the start, by the schedules ring and all_gather. This isolates the cost of splitting the
+// work into steps from exchange and neighbours.
 //
 //   ring_steps [--tokens=N,...] [--world=N] [--heads=H/HKV] [--rounds=R] [--pause_ms=N]
 //              [--long_keys=N] [--late_us=N,...] [--devices=N [--fetch]] [--backward]
 //
-// // --devices: as many cards compute each row, and all start at once, so that each card runs with
-// busy
-// // neighbours. Each prints its figures. With --fetch also while copy engines fetch
-// // the first step's keys from the next card: with calls that wait for them and with calls that do
-// not.
-// // --late_us: when joined calls receive the signal that their late keys have arrived.
+// --devices: as many cards compute each row, and all start at once, so that each card runs with
+// busy neighbours. Each prints its figures. With --fetch also while copy engines fetch the first
+// step's keys from the next card: with calls that wait for them and with calls that do not.
+// --late_us: when joined calls receive the signal that their late keys have arrived.
 //
 // --pause_ms: the card rests before each, as between a service's requests. Without, it is soon at
 // its power limit.
@@ -136,7 +132,7 @@ class Calls {
     return reinterpret_cast<uint32_t*>(kernels_[0].tables->get() +
                                        *kernels_[0].kernel->keys_word_offset());
   }
-  // // The keys that the first step receives.
+  // The keys that the first step receives.
   const std::vector<std::pair<char*, int64_t>>& received() const { return received_; }
 
  private:
@@ -241,7 +237,7 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// // Milliseconds of all calls one after the other, and of each call.
+// Milliseconds of all calls one after the other, and of each call.
 struct Times {
   std::vector<double> all;
   std::vector<std::vector<double>> each;

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The service on a machine with GPUs, in one call: tests, the sweep against the fp64 oracle, rings with
 # rates and where their time goes, the peer, requests in flight, memory, lost workers, the quick start.
-# # Everything is verified before it is timed. Runs a bundle created by
+# Everything is verified before it is timed. Runs a bundle created by
 #   ./deploy/bundle.sh --with=//worker/device/cuda:cuda_device_test,//worker/comm/nccl:nccl_ring_test,//worker/comm/peer:peer_ring_test,//tests/e2e:service_sweep
-# # and needs only bash, a plain python3, a driver and NCCL (deploy/find_nccl.sh); the part
+# and needs only bash, a plain python3, a driver and NCCL (deploy/find_nccl.sh); the part
 # "peer" needs a python3 with PyTorch.
 #
 #   OUT=results ./tests/gpu/service.sh [--bundle=DIR] [--only=PART,...] [--seconds=S] [--workers=N]
@@ -15,7 +15,7 @@
 # was run, traces.zip holds a timeline of every ring pass. Parts have time limits and do not depend on
 # each other's success. Exits 1 if any failed; a goal that was missed is listed and fails nothing.
 #
-# # Parts that fit in a call of ten minutes on four GPUs (seconds are estimates; --seconds=570 is the most):
+# Parts that fit in a call of ten minutes on four GPUs (estimated seconds; at most --seconds=570):
 #   370 s  --only=smoke,sweep,64k,32k,packed,256k,kill,stop,kill-backward,stop-backward,window,full,peer
 #   300 s  --only=agree,128k,64k-mha,128k-mha,256k-mha,peer,in-flight,memory,end-to-end,quickstart
 #   300 s  --only=tests,512k,512k-mha,1m       (generates 21 GB of input during the tests)

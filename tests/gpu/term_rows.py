@@ -17,7 +17,7 @@ import kernel_speed
 SEED = 0x1234_5678_9ABC_DEF0
 THRESHOLD = 6554  # of 65536: a rate of 0.1
 SEGMENTS = 8
-# # Required fractions of our plain kernel's speed, forward and backward (None: no bound).
+# Required fractions of our plain kernel's speed, forward and backward (None: no bound).
 WANTED = {"alibi": (0.90, 0.90), "shallow": (0.90, 0.90), "segments": (0.90, 0.90), "mask": (0.75, 0.75),
           # Compared with the dense mask, not the plain kernel: every second tile of 128 queries and keys is empty.
           "halved": (1.6, 1.6), "bias": (0.60, 0.65),

@@ -77,7 +77,7 @@ def sweep(session):
         session.ring.ensure()
         seconds = session.args.sweep_seconds or (8 if not session.gpu else 40)
         result.update(sweep_cases(session, ["--cases=5000", f"--budget={seconds}s"]))
-        # # Options that only some requests have.
+        # Options that only some requests have.
         options = ["--cases=2000", "--options", "--noscore_terms", "--seed=78", f"--budget={seconds}s"]
         result["options"] = sweep_cases(session, options)
         terms = ["--cases=2000", "--options", "--seed=79", f"--budget={seconds}s"]

@@ -18,7 +18,7 @@ from host_memory import copy_bound
 from inputs import Shape
 from session import CAUSAL
 
-# # Bound on a call's time, relative to the ring plus the copies at the rate of the links.
+# Bound on a call's time, relative to the ring plus the copies at the rate of the links.
 CALL_TO_BOUND = 1.15
 PASSES = ("forward", "backward")
 KINDS = ("vmm", "malloc")

@@ -7,7 +7,7 @@ from inputs import Shape
 # Beside the relay's call.
 RELAY_TO_DIRECT = 4
 LISTEN = "--worker_flag=--client_data_listen=127.0.0.1:0"
-# # Timed calls of each pass, and of the relay for comparison.
+# Timed calls of each pass, and of the relay for comparison.
 RUNS = {"64k": (3, 2), "256k": (3, 2), "1m": (2, 1)}
 
 

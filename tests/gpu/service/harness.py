@@ -95,8 +95,7 @@ class Harness:
     def run(self, command, seconds=None, log_to=None, environment=None, cleans_up=False,
             stderr=subprocess.STDOUT):
         """Returns output and exit code; past its time the command is killed and the part fails. A
-        command with
-        cleans_up has `seconds` even if the part's time is up or ends meanwhile."""
+        command with cleans_up has `seconds` even if the part's time is up or ends meanwhile."""
         if cleans_up and (left := signal.setitimer(signal.ITIMER_REAL, 0)[0]) > 0:
             try:
                 return self.run(command, seconds, log_to, environment, cleans_up, stderr)
@@ -138,8 +137,7 @@ class Harness:
 
     def run_json(self, command, **options):
         """Returns the command's --json output. Long commands report their progress on stderr every
-        ten
-        seconds."""
+        ten seconds."""
         with tempfile.TemporaryFile("w+", errors="replace") as errors:
             code, output = self.run(command, stderr=errors, **options)
             errors.seek(0)

@@ -1,6 +1,5 @@
 """Calls whose tensors lie in memory that the client shares with the workers, compared with the
-relay and
-with the ring plus the bare copies (tests/gpu/copy_bound.py) of the same run."""
+relay and with the ring plus the bare copies (tests/gpu/copy_bound.py) of the same run."""
 
 import json
 import pathlib
@@ -9,10 +8,10 @@ import shutil
 import wire
 from inputs import Shape
 
-# # Bound on a call's time, relative to the ring plus the copies at the rate of pinned memory.
+# Bound on a call's time, relative to the ring plus the copies at the rate of pinned memory.
 CALL_TO_BOUND = 1.15
 PASSES = ("forward", "backward")
-# # Timed calls of each pass, and of the relay for comparison: none where its call would take a
+# Timed calls of each pass, and of the relay for comparison: none where its call would take a
 # minute.
 RUNS = {"64k": (15, 2), "256k": (5, 2), "1m": (2, 0)}
 
@@ -42,8 +41,8 @@ def part(session, length):
         result["goals"] = []
         for command in PASSES:
             runs, relay_runs = RUNS[length]
-            # # A region's pages are pinned, or not, before it is used again. The default limit of
-            # # staging is 4 GiB; a backward of 256K tokens needs more.
+            # A region's pages are pinned, or not, before it is used again. The default limit of
+            # staging is 4 GiB; a backward of 256K tokens needs more.
             line = wire.bench(session, shape, command, f"--runs={runs}", "--transport=host_memory",
                               "--staging_limit=64GiB", "--deadline=120s", transport="host_memory")
             if relay_runs:

@@ -120,7 +120,8 @@ class Arena:
 
     def __init__(self, cli, path, tensor_bytes):
         self.path, self.tensor_bytes = path, tensor_bytes
-        # # Additional tokens for the bytes that the new header takes, and for the smallest header there is.
+        # Additional tokens for the bytes that the new header takes, and for the smallest header
+        # there is.
         tokens = (tensor_bytes + HEADER_BYTES + CU_BYTES) // self.TOKEN_BYTES + 1
         self.command = [str(cli), "generate", f"--output={path}", f"--seq_len={tokens}", "--heads=32",
                         "--kv_heads=32", "--head_dim=128", "--dtype=bf16", "--seed=3"]
@@ -137,7 +138,7 @@ class Arena:
             if self.process.returncode == 0:
                 with open(self.path, "rb") as file:
                     length = struct.unpack("<Q", file.read(8))[0]
-                # # With an odd length, our elements would straddle two generated ones.
+                # With an odd length, our elements would straddle two generated ones.
                 error = "" if length % 2 == 0 else f"an odd header of {length} bytes"
             self.seconds = round(time.monotonic() - begin, 2)
             self.error = error or ("" if self.process.returncode == 0 else "failed")

@@ -157,13 +157,13 @@ def run_all(session, plan):
         ok = session.harness.part(name, seconds, function)
         all_ok = all_ok and ok
         if name == "smoke" and not ok:
-            # # After a failed smoke test the smaller programs are the most informative.
+            # After a failed smoke test the smaller programs are the most informative.
             plan.sort(key=lambda part: part[0] != "tests")
     return all_ok
 
 
 def main():
-    # # The parts' names do not depend on the session, which itself needs the arguments.
+    # The parts' names do not depend on the session, which itself needs the arguments.
     args = parse(list(parts_of(argparse.Namespace(profile=GPU))))
     session = Session(args, CPU if args.cpu else GPU, os.environ["OUT"])
     atexit.register(session.close)

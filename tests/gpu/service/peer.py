@@ -1,6 +1,5 @@
 """The peer: zigzag ring attention on FA2 kernels (tests/gpu/ring_peer.py), on the same GPUs, next
-to our figures
-of the same call."""
+to our figures of the same call."""
 
 import json
 import pathlib

@@ -15,7 +15,7 @@ from inputs import Shape
 from session import CAUSAL
 
 PASSES = ("forward", "backward")
-# # The largest allowed time of an exchange by descriptors, relative to legacy handles.
+# The largest allowed time of an exchange by descriptors, relative to legacy handles.
 VMM_TO_IPC = 1.02
 
 

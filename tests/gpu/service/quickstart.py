@@ -6,7 +6,7 @@ import socket
 
 from harness import check
 
-# # Programs that would install or build something; each is replaced by one that logs the call and
+# Programs that would install or build something; each is replaced by one that logs the call and
 # fails.
 FORBIDDEN = ("apt-get", "apt", "sudo", "pip", "pip3", "bazel", "curl", "wget", "git", "make", "g++")
 

@@ -7,7 +7,8 @@ from harness import check
 from inputs import Shape, join
 from session import CAUSAL
 
-# # Time of a backward that gets q, k, v and dout, relative to one that reads a residual, over the relay.
+# Time of a backward that gets q, k, v and dout, relative to one that reads a residual, over the
+# relay.
 STATELESS_TO_RESIDUAL = 1 / 0.6
 ROUNDS = 3
 RESIDUAL = ("backward_residual", "backward_residual_host_memory")

@@ -73,7 +73,7 @@ def one_pass(session, case, command, shape, world_size, name, runs):
     mask = list(case.mask)
     options = [*mask, *plan_flags(world_size, case.layout)]
     output = session.output(f"{name}-{command}")
-    # # dout is present in both directions, so that both see the same file.
+    # dout is present in both directions, so that both see the same file.
     source = session.view(shape, True)
     if runs == 0:
         call(session.harness, session.ring, command, source, output, options)
@@ -97,11 +97,10 @@ def one_pass(session, case, command, shape, world_size, name, runs):
 
 def alone(case, workers):
     """Returns the shapes that one GPU runs for comparison with the ring: {name: shape}. "single"
-    has a GPU's share of the
-    tokens. Under a causal mask that is 1/W of a GPU's work in the ring, over before the card has
-    warmed up and
-    before its power limit lowers clocks. Where the ring must reach nearly all of one GPU's rate,
-    "single_equal_work" has as much work as a GPU in the ring."""
+    has a GPU's share of the tokens. Under a causal mask that is 1/W of a GPU's work in the ring,
+    over before the card has warmed up and before its power limit lowers clocks. Where the ring must
+    reach nearly all of one GPU's rate, "single_equal_work" has as much work as a GPU in the
+    ring."""
     shapes = {"single": case.shape.share(workers)}
     tokens = case.shape.seq_len // workers
     if case.kind == "causal" and 8192 <= tokens < 131072:
@@ -112,8 +111,7 @@ def alone(case, workers):
 
 def ring_part(session, name, case, commands):
     """Runs each of `commands` on the whole ring and on one GPU (alone()). The ring's rate per GPU
-    as a fraction of
-    that GPU's kernel rate is the ring's efficiency."""
+    as a fraction of that GPU's kernel rate is the ring's efficiency."""
     def run(result):
         session.ring.ensure()
         result["case"] = {"tokens": case.shape.seq_len, "heads": case.shape.heads,

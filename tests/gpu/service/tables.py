@@ -156,8 +156,9 @@ def wire_table(parts):
                   "both ways GB/s", "plain TCP GB/s", "ring + bytes at TCP's rate, s"), rows)
 
 
-# # Seconds of a call outside its ring: from its arrival until every worker has memory for it, both
-# # transports' copies, and time in no stage; then the time of the ring's stage in which no rank computed.
+# Seconds of a call outside its ring: from its arrival until every worker has memory for it, both
+# transports' copies, and time in no stage; then the time of the ring's stage in which no rank
+# computed.
 BESIDE_RING = ("queue", "upload", "download", "elsewhere", "words around the ring")
 
 

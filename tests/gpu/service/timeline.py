@@ -22,14 +22,11 @@ def overlap(interval, merged):
 
 def analyse(path):
     """Returns per rank, in seconds: compute, exchange, the share of exchange time during which the
-    rank
-    computed, its pass's begin after the first rank's, from there to its first kernel, and its span
-    from
-    begin to end. Over all: the hidden share, the slowest rank's span, and how far apart the ranks
-    begin
-    and end. Each rank's clock starts at its command to reserve memory, so the offsets between ranks
-    are no
-    more precise than those messages' arrivals. None where nothing was exchanged."""
+    rank computed, its pass's begin after the first rank's, from there to its first kernel, and its
+    span from begin to end. Over all: the hidden share, the slowest rank's span, and how far apart
+    the ranks begin and end. Each rank's clock starts at its command to reserve memory, so the
+    offsets between ranks are no more precise than those messages' arrivals. None where nothing was
+    exchanged."""
     with open(path, encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
     bars = {}

@@ -32,8 +32,8 @@ def bench(session, shape, command, *options, transport="relay"):
     return {"tokens": shape.seq_len, "call_seconds": report["seconds"]["median"],
             "ring_seconds": report["stage_seconds"]["compute"],
             "stage_seconds": report["stage_seconds"],
-            # # For the last run: the slowest rank's share of the compute stage. The stage lasts from the
-            # # coordinator's command to begin until the last rank reports its end.
+            # For the last run: the slowest rank's share of the compute stage. The stage lasts from
+            # the coordinator's command to begin until the last rank reports its end.
             "rank_seconds": max(rank["compute_seconds"] + rank["ring_wait_seconds"]
                                 for rank in last["ranks"]),
             "last_compute_seconds": last["stage_seconds"]["compute"],
