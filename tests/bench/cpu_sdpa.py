@@ -10,8 +10,8 @@ finite. PyTorch gets its own preferred layout, [batch, heads, tokens, dim].
 
     bazel build //worker/kernels/cpu:cpu_kernels_bench
     tests/bench/cpu_sdpa.py [--threads=2] [--rounds=5]
-    tests/bench/cpu_sdpa.py --terms                 each score term alone beside plain, full attention;
-                                                    beside PyTorch with a mask, a bias, dropout
+    tests/bench/cpu_sdpa.py --terms                 each score term alone, compared with plain, full attention;
+                                                    PyTorch with a mask, a bias or dropout for comparison
 
 PyTorch is installed into .cache/sdpa-venv when it is missing; a Python that has it serves as well.
 """

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Dilated levels beside packed attention of the same pairs, on CPU workers: medians of interleaved rounds, in one run.
+"""Compares dilated levels with packed attention of the same pairs, on CPU workers: medians of interleaved rounds.
 
 A level of segments w at rate r is as many documents of w / r tokens as there are segments; several levels are the
-documents of all of them. `ringattn bench` verifies each request against fp64 rows before it is timed. What is compared
-is the service's compute stage (gathers, kernels, exchanges and merges), as the packed request has fewer tokens to move:
-a dilated one has all n, of which a level at rate r computes n / r for each head. The whole call is printed beside, and
-what the quickest rounds took, of machines that others use.
+documents of all of them. `ringattn bench` verifies each request against fp64 rows before it is timed. The comparison is
+of the service's compute stage (gathers, kernels, exchanges and merges), because the packed request has fewer tokens to
+move: a dilated one has all n, of which a level at rate r computes n / r for each head. The output also has the time of
+the whole call and the fastest rounds, because the machine may be shared.
 
   tests/bench/dilated.py [--tokens=8192] [--rounds=5] [--thin] [--base=BIN]   exits 1 beyond 1.3
 
@@ -104,7 +104,7 @@ with tempfile.TemporaryDirectory() as directory:
                 turns["packed"] = lambda: bench(*builds[""], backward, f"--documents={documents(levels)}")
                 times = {which: [] for which in turns}
                 for number in range(flags.rounds):
-                    # Whoever goes first goes last the next time.
+                    # The order alternates between rounds.
                     for which in list(turns)[::1 if number % 2 else -1]:
                         times[which].append(turns[which]())
                 for build in builds:

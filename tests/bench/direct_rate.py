@@ -1,14 +1,14 @@
 #!/usr/bin/python3
-"""Direct streams, host memory, staged and not, and the relay beside plain TCP, memcpy and Arrow Flight, in one run,
-rounds interleaved:
+"""Compares direct streams, host memory (staged and not) and the relay with plain TCP, memcpy and Arrow Flight, in one
+run, rounds interleaved:
 
   tests/bench/direct_rate.py [--workers=4] [--channels=2] [--megabytes=256] [--rounds=7] [--flight=PYTHON]
                              [--paths=host,staged,direct,relay]
   tests/bench/direct_rate.py --packed=HEADSxDIM [--workers=2] [--megabytes=96] [--paths=host,direct,relay]
 
-Starts a ring of CPU workers and runs transport_rate against it. --flight: a Python that has pyarrow, in an
-environment of its own; without it, no Flight. --packed: packed_rate instead, uploads of packed inputs beside q, k
-and v apart. Bazel targets needed: //server:ringattn-server //worker:ringattn-worker //tests/bench:transport_rate
+Starts a ring of CPU workers and runs transport_rate against it. --flight: a Python that has pyarrow, in a separate
+environment; without it, no Flight. --packed: packed_rate instead, which compares uploads of packed inputs with q, k and
+v apart. Bazel targets needed: //server:ringattn-server //worker:ringattn-worker //tests/bench:transport_rate
 (:packed_rate).
 """
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Arrow Flight beside transport_rate's direct streams: so many bytes up by do_put and as many down by
-do_get, on as many streams, each connection its own, to as many server processes. Needs pyarrow,
-which is no dependency of the project.
+"""Arrow Flight, for comparison with transport_rate's direct streams: so many bytes up by do_put and
+as many down by do_get, on as many streams, each with a separate connection, to as many server
+processes. Needs pyarrow, which the project does not depend on.
 
   transport_rate ... --beside="VENV/bin/python tests/bench/flight_rate.py MEGABYTES SERVERS STREAMS"
 

@@ -111,7 +111,7 @@ class SinkCall : public grpc::ServerGenericBidiReactor {
 
 // ----------------------------------------------------------------------- relay
 
-// One direction: reads while there is room, writes what has come, then tells of the end.
+// One direction: reads while there is room, writes the bytes it has read, then reports the end.
 struct Pipe {
   std::function<void(grpc::ByteBuffer*)> start_read, start_write;
   std::function<void()> on_end;

@@ -1,6 +1,6 @@
-// Two processes that relay bytes over gRPC as they come: client -> relay -> sink and
-// back, raw byte buffers, the transport settings of the service, and no code of the
-// service's. What it reaches is what the library leaves room for.
+// Two processes that relay bytes over gRPC as they come: client -> relay -> sink and back, raw byte
+// buffers, the transport settings of the service, and no code of the service's. Its rate is the
+// upper bound that the library sets.
 #ifndef RINGATTN_TESTS_BENCH_GRPC_RELAY_H_
 #define RINGATTN_TESTS_BENCH_GRPC_RELAY_H_
 
@@ -23,8 +23,9 @@ class GrpcRelay {
   GrpcRelay(const GrpcRelay&) = delete;
   GrpcRelay& operator=(const GrpcRelay&) = delete;
 
-  // On `streams` connections at once: `bytes_up` to the sink, then as many as
-  // `bytes_down` back. Nobody looks at the bytes or copies them. Seconds.
+  // Sends `bytes_up` to the sink and receives as many as `bytes_down`, on `streams` connections
+  // at once.
+  // The bytes are neither read nor copied. Returns seconds.
   double Exchange(int streams, int64_t bytes_up, int64_t bytes_down);
 
  private:

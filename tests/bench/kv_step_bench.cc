@@ -1,7 +1,7 @@
 // Decode steps of a K/V cache on CPUs: one row against a long sequence.
 //
-//   rate     the time of a layer call on a shard, beside the same kernel call on contiguous K and V
-//   latency  the time of a layer call over a gRPC stream less its own device time, beside an empty
+//   rate     the time of a layer call on a shard, and of the same kernel call on contiguous K and V
+//   latency  the time of a layer call over a gRPC stream less its device time, and that of an empty
 //            message there and back on the same stream
 //
 // Both sides of a comparison run in turn. The result of every layer call is compared with the
@@ -207,8 +207,13 @@ class Bench {
     KvBlock block;
     block.rows = keys_;
     block.pieces = {{0, keys_, 0, 0, 1}};
-    block.k = k_.data();
-    block.v = v_.data();
+    // Device memory, as the cache's: its pages are huge ones where the system has them.
+    for (const std::string* tensor : {&k_, &v_}) {
+      contiguous_.push_back(*device_.Allocate(static_cast<int64_t>(tensor->size())));
+      std::memcpy(contiguous_.back()->data(), tensor->data(), tensor->size());
+    }
+    block.k = contiguous_[0]->data();
+    block.v = contiguous_[1]->data();
     call.blocks = {block};
     call.initial = call.final = true;
     call.out = out_.data();
@@ -290,7 +295,8 @@ class Bench {
   v1::StepResponse response_;
   uint64_t step_ = 0;
   int64_t length_ = 0;
-  std::string k_, v_;  // contiguous
+  std::string k_, v_;  // all that was appended
+  std::vector<std::unique_ptr<DeviceBuffer>> contiguous_;
   v1::StepRequest decode_;
   AttentionProblem problem_;
   KernelCall kernel_;

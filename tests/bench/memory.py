@@ -3,9 +3,9 @@
 have served some (worker_memory.py):
 
   - K/V-related bytes of a worker for rings of 1, 2, 4 and 8 at one total length,
-    beside the plan's prediction: they must fall with 1/W;
-  - of every schedule, whole requests of the same rings beside their prediction, and which part of
-    them is of keys (what a request takes beyond one of half the keys, twice);
+    compared with the plan's prediction: they must fall with 1/W;
+  - for every schedule, whole requests of the same rings compared with their prediction, and which part of
+    them is of keys (the memory of a request less that of one with half the keys, twice);
   - the same with a bias and a mask, which lie with their rows;
   - the coordinator's peak while requests grow from 4K to 256K tokens: flat, as what it
     holds is windows (coordinator_relay.h), once there is enough to fill them;
@@ -81,9 +81,9 @@ SCHEDULES = {
 
 
 def print_kept(ring, start):
-    """Of a worker, idle after all requests: what it keeps beyond its start, which is no request's."""
+    """Prints the memory that idle workers keep after all requests, beyond their start."""
     kept = kept_bytes(ring, start)
-    print(f"{'kept beside requests':>20} {len(start):>3} {kept / MB:>9.1f}   (start {max(start) / MB:.1f})", flush=True)
+    print(f"{'kept between requests':>20} {len(start):>3} {kept / MB:>9.1f}   (start {max(start) / MB:.1f})", flush=True)
     return kept <= KEPT_BYTES
 
 
@@ -205,7 +205,7 @@ def measure_coordinator():
         inputs = inputs_of(tokens, tokens, 4, 64)
         runs = []
         for _ in range(RUNS):
-            # A process of its own each time: malloc keeps what an earlier request has used.
+            # A new process each time, because malloc keeps the memory of earlier requests.
             with tempfile.TemporaryDirectory() as directory:
                 ring = Cluster(directory, workers=2)
                 try:

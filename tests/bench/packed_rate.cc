@@ -1,11 +1,11 @@
-// How fast inputs get to workers qkv- and kv-packed, beside q, k and v apart, by each way,
-// interleaved in one run; every result is checked.
+// How fast qkv- and kv-packed inputs reach the workers, compared with q, k and v apart, over each
+// transport, interleaved in one run; every result is checked.
 //
 //   packed_rate --server=127.0.0.1:7700 [--paths=host,direct,relay] [--megabytes=96] [--rounds=9]
 //               [--workers=1] [--channels=2] [--heads=8] [--head_dim=64]
 //
-// Each token sees its own key alone, so that next to nothing is computed: out is v, to the bit, and
-// lse the product of that token's q and k. What is measured is the stage of the upload, as
+// Each token sees its own key alone, so that next to nothing is computed: out equals v bit for bit,
+// and lse is the product of that token's q and k. The measured time is the upload stage, as
 // transport_rate has it. A packed tensor's rows lie in runs of heads * head_dim elements of bf16.
 #include <algorithm>
 #include <cmath>
@@ -75,7 +75,7 @@ Way WayOf(const std::string& name) {
   if (name == "host") return {"host memory", TransportPreference::kHostMemory};
   if (name == "direct") return {"direct", TransportPreference::kDirect};
   if (name == "relay") return {"relay", TransportPreference::kRelay};
-  Die(absl::StrCat("--paths: there is no ", name));
+  Die(absl::StrCat("--paths: unknown transport ", name));
 }
 
 class Bench {

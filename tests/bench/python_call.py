@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What Python adds to a call by host memory: the package's calls beside the C++ client's, in turns, each on tensors in
-a region of its own.
+"""Measures Python's overhead on a call over host memory: the package's calls and the C++ client's alternate, each on
+tensors in a separate region.
 
   python_call.py --server=127.0.0.1:7700 --helper=bazel-bin/tests/bench/region_calls [--tokens=65536] [--rounds=15]
 
 Needs the package installed. The request hardly computes (each query sees its own key), so that the payload dominates.
-The goal is 1.05.
+The target ratio is 1.05.
 """
 import argparse
 import json
@@ -54,7 +54,7 @@ with ringattn.connect(flags.server) as client:
 
     cpp, python = [], []
     for measured in range(-2, flags.rounds):
-        # Whoever goes first goes second the next time.
+        # The order alternates between rounds.
         pair = [(cpp, by_cpp), (python, by_python)]
         for seconds, call in pair if measured % 2 else reversed(pair):
             value = call()

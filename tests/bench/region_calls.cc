@@ -1,5 +1,5 @@
-// Calls by host memory, one for each line on stdin: what a program in another language measures
-// itself beside (tests/bench/python_call.py).
+// Makes one call over host memory for each line on stdin, as the reference for a program in another
+// language (tests/bench/python_call.py).
 //
 //   region_calls --server=127.0.0.1:7700 [--tokens=65536] [--heads=32] [--kv_heads=8] [--dim=128]
 //   [--window=64]

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The relay's rate with TLS on every link beside plain text, interleaved in one run.
+"""The relay's rate with TLS on every link compared with plain text, interleaved in one run.
 
   bazel build //server:ringattn-server //worker:ringattn-worker //tests/bench:transport_bench
   tests/bench/tls_rate.py [FLAGS OF transport_bench]
 
-Starts two services of one worker each on loopback, one of them with mutual TLS from the client
+Starts two services with one worker each on loopback, one of them with mutual TLS from the client
 to the coordinator and from there to the worker.
 """
 

@@ -1,9 +1,9 @@
-// How fast tensors travel client -> coordinator -> worker and back, beside a plain
-// TCP relay and a bare gRPC relay with the same two hops, and beside the same RPC spoken
-// with ordinary protobuf messages. All move the same bytes, interleaved, in one run.
+// How fast tensors travel client -> coordinator -> worker and back, compared with a plain TCP relay
+// and a bare gRPC relay with the same two hops, and with the same RPC through ordinary protobuf
+// messages. All move the same bytes, interleaved, in one run.
 //
-// The gRPC relay is the library's own ceiling: raw messages that nobody looks at, stores
-// or computes with, with this service's transport settings.
+// The gRPC relay is the library's upper bound: it neither reads, stores nor computes with the raw
+// messages, and it uses this service's transport settings.
 //
 //   transport_bench --server=127.0.0.1:7700 [--streams=4] [--megabytes=64] [--rounds=5]
 //

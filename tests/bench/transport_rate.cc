@@ -1,5 +1,5 @@
-// How fast tensors get to workers and back, by each way beside its bound, interleaved in one run;
-// every result is checked.
+// How fast tensors reach the workers and return, over each transport and compared with its bound,
+// interleaved in one run; every result is checked.
 //
 //   transport_rate --server=127.0.0.1:7700 [--paths=host,staged,relay] [--megabytes=256]
 //   [--rounds=7]
@@ -8,18 +8,18 @@
 //   host    host memory; bound: a memcpy out of the same memory and back by --threads threads,
 //           which is what workers copy with (--copy_threads)
 //   staged  host memory for tensors that lie in no region: the client library copies them into and
-//           out of one of its own; bound: that memcpy as well as the workers', each way
+//           out of one that it allocates; bound: that memcpy as well as the workers', each way
 //   direct  streams straight to the workers, --channels to each; bound: plain TCP on as many
 //           connections to one process. --beside: another program that moves as many bytes on as
-//           many streams: each round it gets a line on its standard input and answers with the
+//           many streams: each round it reads a line on its standard input and answers with the
 //           seconds that it took (flight_rate.py)
 //   relay   through the coordinator, one stream
 //
 // The request is transport_bench's: causal with one key, which the last row sees, so that nothing
-// is computed. What is measured is a whole call less the time between the run's begin and end;
-// beside it each way by itself: the stage of the upload, and from the first output until all is
-// there. --crc32c: with checksums, as calls have them unless told otherwise. --fresh: results go to
-// memory that nobody has touched before (not with host or staged).
+// is computed. The measured time is that of a whole call less the time between the run's begin and
+// end. Two parts are also reported: the stage of the upload, and the time from the first output to
+// the last. --crc32c: with checksums, which are the default of calls. --fresh: results go to memory
+// whose pages are not mapped yet (not with host or staged).
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -72,7 +72,7 @@ constexpr int64_t kRowBytes = int64_t{kHeads} * kDim * 4;
   std::exit(1);
 }
 
-// Of one call, after one another from `memory` on.
+// The tensors of one call, one after another from `memory` on.
 struct Tensors {
   MutableBytes q, k, v, out, lse;
 
@@ -132,7 +132,7 @@ class Beside {
     std::fputs("go\n", to_);
     std::fflush(to_);
     double seconds = 0;
-    if (std::fscanf(from_, "%lf", &seconds) != 1) Die("--beside does not answer");
+    if (std::fscanf(from_, "%lf", &seconds) != 1) Die("the program of --beside does not answer");
     return seconds;
   }
 
@@ -141,7 +141,7 @@ class Beside {
   std::FILE* from_ = nullptr;
 };
 
-// What a call, or what stands for one, took.
+// The times of a call, or of its counterpart without the service.
 struct Took {
   double seconds = 0;
   double up = 0, down = 0;  // each way; 0: not known
@@ -156,8 +156,8 @@ void Untouch(const MutableBytes& memory) {
   if (madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) != 0) Die("no madvise");
 }
 
-// One key, which a causal mask shows to the last row alone. Memory that nobody has touched is zero
-// before the call: there every row sees the key, and is v.
+// One key, which a causal mask shows to the last row alone. The output memory is zero before the
+// call or never written: the last row sees the key and equals v.
 bool IsRight(const Tensors& tensors, int64_t rows) {
   const uint8_t* const first = tensors.out.data();
   const uint8_t* const last = first + (rows - 1) * kRowBytes;
@@ -230,7 +230,7 @@ struct Path {
   }
 };
 
-// What a path is compared with, round by round.
+// The ratio of a path to its reference, round by round.
 struct Ratio {
   size_t path;
   size_t bound;
@@ -255,7 +255,7 @@ class Bench {
     rows_ = std::max<int64_t>(2, absl::GetFlag(FLAGS_megabytes) * 1'000'000 / kRowBytes);
     for (const std::string& path : absl::GetFlag(FLAGS_paths)) {
       if (path != "host" && path != "staged" && path != "direct" && path != "relay") {
-        Die(absl::StrCat("--paths: there is no ", path));
+        Die(absl::StrCat("--paths: unknown transport ", path));
       }
     }
     if (Has("host")) {
