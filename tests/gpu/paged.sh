@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# The paged kernels on one GPU, in one call: random cases against fp64, compute-sanitizer, and speed
+# beside contiguous keys, a device copy, FlashAttention-3 and PyTorch. Runs a bundle made by
+#   ./deploy/bundle.sh --with=//worker/kernels/cuda/paged:paged_check,//worker/kernels/cuda/paged:paged_bench,//tests/gpu:libringattn_paged.so
+# Needs compute-sanitizer, and for the peers a python3 with PyTorch beside it.
+#
+#   OUT=results ./tests/gpu/paged.sh [--bundle=DIR] [--cases=N] [--seed=S] [--sanitized=N]
+#       [--bench=no] [--peers=ARGUMENTS]
+#
+#   --cases=N      of the check [1200]
+#   --sanitized=N  tiny cases under each tool of compute-sanitizer, side by side with the check [16]
+#   --peers=..     of paged_peers.py, such as --peers="--batches 1,16"; none: --peers=no
+#
+# Leaves summary.txt, one log per program and paged.csv with all figures in $OUT. Nothing is timed
+# unless the check has passed. Exits 1 if a check failed.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+bundle=.bundle/ringattn cases=1200 seed=20261127 sanitized=16 bench=yes peers=
+for option in "$@"; do
+  case $option in
+    --bundle=*) bundle=${option#*=} ;;
+    --cases=*) cases=${option#*=} ;;
+    --seed=*) seed=${option#*=} ;;
+    --sanitized=*) sanitized=${option#*=} ;;
+    --bench=*) bench=${option#*=} ;;
+    --peers=*) peers=${option#*=} ;;
+    *)
+      sed -n '2,17s/^# \{0,1\}//p' "$0"
+      exit 2
+      ;;
+  esac
+done
+OUT=${OUT:-.cache/gpu-paged}
+mkdir -p "$OUT"
+summary=$OUT/summary.txt
+: >"$summary"
+check=$bundle/bin/paged_check
+[[ -x $check ]] || { echo "paged.sh: $check is not in the bundle" >&2; exit 2; }
+# Built with RINGATTN_RACECHECK, so that every thread arrives for itself (sm90/MEMORY_ORDER.md).
+race_check=$bundle/bin/paged_check_race
+[[ -x $race_check ]] || race_check=$check
+
+status=0
+names=() pids=()
+start() {  # NAME COMMAND...
+  local name=$1
+  shift
+  "$@" >"$OUT/$name.log" 2>&1 &
+  names+=("$name") pids+=($!)
+}
+start check timeout 500 "$check" "--cases=$cases" "--seed=$seed"
+if ((sanitized > 0)); then
+  for tool in memcheck racecheck synccheck initcheck; do
+    program=$check
+    [[ $tool != racecheck ]] || program=$race_check
+    # Without it a finding leaves the program's exit status as it is.
+    start "$tool" timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$program" --small "--cases=$sanitized" "--seed=$seed"
+  done
+fi
+for i in "${!pids[@]}"; do
+  wait "${pids[$i]}"
+  rc=$?
+  ((rc == 0)) || status=1
+  echo "${names[$i]}: exit $rc; $(grep -v '^$' "$OUT/${names[$i]}.log" | tail -1)" >>"$summary"
+done
+if ((status != 0)); then
+  cat "$summary"
+  exit 1
+fi
+
+figures=$OUT/paged.csv
+: >"$figures"
+if [[ $bench != no ]]; then
+  "$bundle/bin/paged_bench" >>"$figures" 2>"$OUT/bench.log" || status=1
+fi
+if [[ $peers != no ]]; then
+  # shellcheck disable=SC2086  # several arguments
+  python3 tests/gpu/paged_peers.py --library "$bundle/bin/libringattn_paged.so" $peers \
+    >>"$figures" 2>"$OUT/peers.log" || status=1
+fi
+cat "$summary" "$figures"
+exit "$status"

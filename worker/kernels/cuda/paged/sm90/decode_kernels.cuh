@@ -1,0 +1,69 @@
+// Entry points of the decode kernel of one head-dim class, in both dtypes.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_PAGED_SM90_DECODE_KERNELS_CUH_
+#define RINGATTN_WORKER_KERNELS_CUDA_PAGED_SM90_DECODE_KERNELS_CUH_
+
+#include "worker/kernels/cuda/paged/sm90/decode_producer.cuh"
+#include "worker/kernels/cuda/paged/sm90/decode_products.cuh"
+#include "worker/kernels/cuda/paged/sm90/kernels.h"
+#include "worker/kernels/cuda/primitives/shared_tile.cuh"
+
+namespace ringattn::worker::cuda::paged {
+
+template <typename Shape>
+__device__ __forceinline__ void RunDecode(const DecodeParams& params, char* memory) {
+  const uint32_t shared = SharedAddress(memory);
+  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    cuda::sm90::PrefetchMap(&params.blocks.k);
+    cuda::sm90::PrefetchMap(&params.blocks.v);
+    cuda::sm90::PrefetchMap(&params.q_map);
+  }
+  if (threadIdx.x == 32) InitPagedBarriers<Shape>(shared);
+  // Rows of q's tile that no box covers stay 0 throughout.
+  for (int i = threadIdx.x; i < Shape::kQBytes / 16; i += Shape::kThreads) {
+    reinterpret_cast<uint4*>(memory + Shape::kQ)[i] = uint4{};
+  }
+  FenceBulkReads();
+  const int column = static_cast<int>(blockIdx.x) / params.split.packs;
+  const int pack_index = static_cast<int>(blockIdx.x) % params.split.packs;
+  // The step's description is older than the append in front of this kernel.
+  const ColumnStart start = FindColumn<Shape::kKeys, Shape::kThreads>(
+      params.step, params.split, column,
+      *reinterpret_cast<ColumnScratch<Shape::kThreads>*>(memory + Shape::kScratch));
+  if (warp == 0) {
+    DecodeProducer<Shape>::Run(params, memory, shared, column, pack_index, start);
+  } else if (warp == 1) {
+    RunClearing<Shape>(memory, shared);
+  } else if (warp >= 4) {
+    cuda::sm90::ForwardConsumer<Shape, DecodeProducts<Shape>>::Run(params, memory, shared, 0);
+  }
+}
+
+}  // namespace ringattn::worker::cuda::paged
+
+// Within namespace ringattn::worker::cuda::paged. `name` is the class (d128); what follows are
+// DecodeShape's numbers.
+#define RINGATTN_PAGED_DECODE(name, ...)                                                        \
+  __global__ void __launch_bounds__(256, 1)                                                     \
+      sm90_bf16_paged_decode_##name(const __grid_constant__ DecodeParams params) {              \
+    extern __shared__ __align__(1024) char shared[];                                            \
+    RunDecode<DecodeShape<__nv_bfloat16, __VA_ARGS__>>(params, shared);                         \
+  }                                                                                             \
+  __global__ void __launch_bounds__(256, 1)                                                     \
+      sm90_fp16_paged_decode_##name(const __grid_constant__ DecodeParams params) {              \
+    extern __shared__ __align__(1024) char shared[];                                            \
+    RunDecode<DecodeShape<__half, __VA_ARGS__>>(params, shared);                                \
+  }                                                                                             \
+  cuda::sm90::ForwardKernel DecodeKernel_##name() {                                             \
+    using Half = DecodeShape<__half, __VA_ARGS__>;                                              \
+    static_assert(Half::kThreads == 256);                                                       \
+    return {reinterpret_cast<const void*>(&sm90_bf16_paged_decode_##name),                      \
+            reinterpret_cast<const void*>(&sm90_fp16_paged_decode_##name),                      \
+            Half::kRows,                                                                        \
+            Half::kKeys,                                                                        \
+            Half::kPanels,                                                                      \
+            Half::kThreads,                                                                     \
+            Half::kSharedBytes};                                                                \
+  }
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_PAGED_SM90_DECODE_KERNELS_CUH_

@@ -1,0 +1,6 @@
+// Prefill, head dims up to 192: 128 x 112 tiles, two consumer warpgroups.
+#include "worker/kernels/cuda/paged/sm90/prefill_kernels.cuh"
+
+namespace ringattn::worker::cuda::paged {
+RINGATTN_PAGED_PREFILL(d192, 384, 192, 128, 112)
+}  // namespace ringattn::worker::cuda::paged

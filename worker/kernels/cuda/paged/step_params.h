@@ -1,0 +1,48 @@
+// What every paged kernel is given beside its own parameters. Plain structures; no CUDA headers.
+#ifndef RINGATTN_WORKER_KERNELS_CUDA_PAGED_STEP_PARAMS_H_
+#define RINGATTN_WORKER_KERNELS_CUDA_PAGED_STEP_PARAMS_H_
+
+#include <cstdint>
+
+#include "worker/kernels/cuda/paged/paged_rows.h"
+#include "worker/kernels/cuda/paged/work_split.h"
+#include "worker/kernels/cuda/plan/attention_params.h"
+
+namespace ringattn::worker::cuda::paged {
+
+// The step's description in device memory, and the geometry of the cache.
+struct StepParams {
+  const PagedStep* step = nullptr;
+  const PagedRow* rows = nullptr;
+  const int32_t* tables = nullptr;
+  int32_t max_rows = 0;
+  int32_t block_shift = 0;  // log2 of block_tokens
+  // blocks * block_tokens: tokens of a plane, and the first token that does not exist.
+  int32_t plane_tokens = 0;
+};
+
+// How a launch that splits keys divides its work. A thread block's index is column * packs + pack,
+// where a pack is `ForwardParams::head_pack` query heads of one kv head.
+struct SplitParams {
+  UnitRule rule;
+  int32_t max_columns = 1;  // the launch has max_columns * packs thread blocks
+  int32_t packs = 1;
+  // [TicketsOf(...) * packs], all zero between launches: how many pieces of a unit are done.
+  uint32_t* tickets = nullptr;
+};
+
+// The append of one step. Sizes are bytes of one token.
+struct AppendParams {
+  StepParams step;
+  char* cache = nullptr;
+  const char* k = nullptr;
+  const char* v = nullptr;
+  int64_t k_plane_bytes = 0;
+  int64_t v_plane_bytes = 0;
+  int32_t k_token_bytes = 0;
+  int32_t v_token_bytes = 0;
+};
+
+}  // namespace ringattn::worker::cuda::paged
+
+#endif  // RINGATTN_WORKER_KERNELS_CUDA_PAGED_STEP_PARAMS_H_
