@@ -163,7 +163,7 @@ void Checker::EndStream(StreamId stream) {
 
 void Checker::OnSettled() {
   const CoordinatorStats stats = core_->stats();
-  // What was reserving when the ring broke waits again and may exceed the bound.
+  // Operations that were reserving when the ring broke queue again and may exceed the bound.
   const int64_t reserving = static_cast<int64_t>(kMaxWorkers) * config_.max_operations_per_worker;
   if (stats.queued_requests > config_.limits.max_queued_requests + reserving) {
     world_->Violate(stats.queued_requests, " requests wait");

@@ -1,5 +1,5 @@
-// The rules that the coordinator must keep at every step, checked against what it
-// was told and what it did; it is not asked.
+// The rules that the coordinator must keep at every step, checked against its inputs and its
+// actions.
 #ifndef RINGATTN_TESTS_SIMULATION_CHECKER_H_
 #define RINGATTN_TESTS_SIMULATION_CHECKER_H_
 
@@ -19,7 +19,7 @@ class Checker {
   Checker(World* world, const CoordinatorConfig& config) : world_(world), config_(config) {}
 
   void OnCoordinatorStarted(const Coordinator* core);
-  // Before the coordinator hears it:
+  // Call this before the coordinator processes the message.
   void OnWorkerSaid(const WorkerMessage& said);
   void OnWorkerGone(const WorkerDisconnected& gone) { gone_.insert(gone.connection); }
   void OnAction(const Action& action);
@@ -29,7 +29,7 @@ class Checker {
   struct Operation {
     std::vector<ConnectionId> members;  // Reserve was sent to them
     std::set<ConnectionId> reserved, uploaded, run, finished;
-    std::vector<std::string> tokens;  // likewise, of clients' streams
+    std::vector<std::string> tokens;  // of clients' streams
     uint64_t run_sequence = 0;
     bool accepted = false;
   };
@@ -43,11 +43,11 @@ class Checker {
   const CoordinatorConfig config_;
   const Coordinator* core_ = nullptr;
   uint64_t generation_ = 0;            // the newest prepared, over all lives
-  bool torn_down_ = true;              // or nobody is left to be told
+  bool torn_down_ = true;              // or no worker is left to notify
   std::vector<ConnectionId> members_;  // by rank
   std::set<ConnectionId> prepared_;
   std::set<ConnectionId> dropped_;
-  std::set<ConnectionId> gone_;                  // closed by themselves
+  std::set<ConnectionId> gone_;                  // closed by the worker
   std::map<std::string, Operation> operations_;  // of this generation
   std::map<StreamId, std::string> accepted_;     // operation ids
   std::set<std::string> tokens_;                 // over all lives

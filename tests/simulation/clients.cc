@@ -8,8 +8,8 @@ namespace ringattn::server::simulation {
 namespace {
 
 constexpr int kMaxAttempts = 12;
-// Members may rest, as for staging memory, for less than the limits (simulation.cc): 15 s,
-// and 30 s more while downloading. What else delays their answers takes less than 3 s.
+// Members may make no progress, as while staging memory, for less than the limits (simulation.cc):
+// 15 s, and 30 s more while downloading. All other delays of their answers take less than 3 s.
 constexpr absl::Duration kUploadRestMax = absl::Seconds(12);
 constexpr absl::Duration kDownloadRestMax = absl::Seconds(40);
 
@@ -52,7 +52,7 @@ void Clients::StartRandomCall(int max_world_size) {
   Open(id, /*other_header=*/false);
 }
 
-// Somebody else's now and then.
+// Sometimes reads another principal's residual.
 void Clients::ReadSomething(Call* call) {
   if (residuals_.empty()) return;
   const auto residual = std::next(residuals_.begin(), world_->random.Below(residuals_.size()));
@@ -77,14 +77,14 @@ void Clients::NoteResidual(const Call& call, const FinishRequest& finish) {
     ++ends_["(kept)"];
     residuals_[finish.residual_handle] = {call.principal, world_->now() + call.retain};
   } else if (finish.residual_reason.empty() != (call.retain == absl::ZeroDuration())) {
-    world_->Violate("neither kept nor said why not: ", call.id);
+    world_->Violate("neither kept nor given a reason: ", call.id);
   }
   if (call.residual.empty()) return;
   ++ends_["(read)"];
   residuals_.at(call.residual).consumed |= !call.keep_residual;
 }
 
-// Loss needs no reason here: whoever needs the memory may have it.
+// A loss is always legal: a residual may be evicted to free memory.
 std::string Clients::WhyIllegalResidual(const Call& call, const std::string& reason) const {
   const auto only = [](bool legal, const char* why) { return legal ? "" : why; };
   if (call.residual.empty()) return "it reads none";
@@ -288,8 +288,8 @@ void Clients::EndRest(StreamId id, int member) {
   if (stream.uploading) worker->FinishUpload(stream.operation_id, process);
 }
 
-// As the edge sees it: once the client has sent everything, it waits for all members, and
-// does not know who has said Uploaded or computes.
+// Mirrors the edge's knowledge: once the client has sent everything, the edge waits for all members
+// and does not know which of them have sent Uploaded or compute.
 bool Clients::StandsStill(const Stream& stream, int member) const {
   const SimWorker* worker = stream.members[member].first;
   if (worker->stopped() || stream.resting.count(member) > 0) return true;
@@ -381,7 +381,7 @@ std::string Clients::WhyIllegal(const Stream& stream, const Failure& failure) co
   const auto only = [](bool condition, const char* why) { return condition ? "" : why; };
   switch (failure.code) {
     case absl::StatusCode::kCancelled: {
-      // Cancel names the request, so whichever stream has it is ended.
+      // Cancel names the request, so it ends every stream of that request.
       bool asked = stream.cancelled;
       for (const auto& [id, other] : streams_) {
         asked |= other.call == stream.call && other.cancelled;
@@ -404,7 +404,7 @@ std::string Clients::WhyIllegal(const Stream& stream, const Failure& failure) co
                   "nothing was wrong with it");
     case absl::StatusCode::kAborted:
       if (failure.reason == "SUPERSEDED") {
-        return only(stream.superseded && !failure.retry_after, "nobody took over");
+        return only(stream.superseded && !failure.retry_after, "no newer stream replaced it");
       }
       if (!failure.retry_after) return "no RetryInfo";
       if (!world_->fault_injected) return "nothing was lost";

@@ -42,7 +42,7 @@ class Clients {
  private:
   struct Call {
     std::string id;
-    std::string principal;  // that may be anybody
+    std::string principal;  // of any client
     std::string client;     // that shares the service
     uint64_t fingerprint = 0;
     int64_t tokens = 0;
@@ -61,7 +61,7 @@ class Clients {
     int attempts = 0;
     bool succeeded = false;
   };
-  // What a Forward left, as its client knows it.
+  // A Forward's residual, as its client sees it.
   struct Residual {
     std::string principal;
     absl::Time expires;

@@ -57,7 +57,7 @@ void ControlPlane::Say(ConnectionId connection, v1::JoinRequest message) {
   if (repeat && world_->random.OneIn(30)) Arrive(connection, said);
 }
 
-// Up the stream, behind everything that went before.
+// Delivers an event up the stream, after all earlier ones.
 void ControlPlane::Arrive(ConnectionId connection, const Event& event) {
   Link& link = links_.at(connection);
   link.last_up = std::max({link.last_up, link.up_stalled_until, world_->now() + Delay()});
@@ -79,7 +79,7 @@ void ControlPlane::Break(ConnectionId connection) {
   world_->Trace("fault: stream ", connection, " breaks");
   HangUp(connection, /*silently=*/false);
   Link& link = links_.at(connection);
-  link.open_there = true;  // the process lives and is told
+  link.open_there = true;  // the process is alive and sees the end
   CloseAtWorker(connection, Delay());
 }
 

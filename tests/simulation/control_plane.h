@@ -47,7 +47,7 @@ class ControlPlane {
   // For workers. Every dial is a new connection.
   ConnectionId Dial(SimWorker* worker, const v1::Register& registration);
   void Say(ConnectionId connection, v1::JoinRequest message);
-  // The worker's end is gone. Silently: nobody tells the coordinator.
+  // Closes the worker's end. Silently: the coordinator receives no event.
   void HangUp(ConnectionId connection, bool silently);
 
   // For clients.

@@ -55,7 +55,7 @@ class KvWriters {
     uint64_t must_have = 0;      // the last step that may not be undone
     std::map<uint64_t, int64_t> lengths;  // after each step of the log
     std::map<uint64_t, int64_t> kept;     // keep_length of each step
-    // What ranks may have at least after a step, because a later one was undone.
+    // Lower bounds of ranks' lengths after a step, because a later step was undone.
     std::map<uint64_t, int64_t> least_lengths;
   };
   struct Writer {

@@ -1,5 +1,5 @@
-// Everything random in a simulation comes from one of these, so that a seed tells
-// the whole story. (The standard distributions differ between libraries.)
+// The only source of random numbers in a simulation, so that a seed reproduces the whole run. (The
+// standard distributions differ between libraries.)
 #ifndef RINGATTN_TESTS_SIMULATION_RANDOM_H_
 #define RINGATTN_TESTS_SIMULATION_RANDOM_H_
 

@@ -22,7 +22,7 @@ namespace ringattn::server::simulation {
 struct WorkerTraits {
   absl::Duration tile_time = absl::Milliseconds(5);
   int64_t memory_bytes = 1 << 20;
-  int64_t workspace_bytes = 0;  // of any operation's kernels, beside what is planned
+  int64_t workspace_bytes = 0;  // of any operation's kernels, in addition to the plan
   double flops_per_second = 0;  // that it says it has; 0: it has not measured
   bool reports_memory = true;
   // A transfer that waits longer than this has failed.
@@ -47,7 +47,7 @@ class SimWorker {
 
   // The next operation stands still at some step, for ever, heartbeats going on.
   void StickNext() { stick_next_ = true; }
-  // The next operation ends with an error of its own.
+  // The next operation fails with an error of this worker.
   void FailNext() { fail_next_ = true; }
   // The next operation's inputs are not taken, or its outputs not sent, ever.
   void StopReadingNext() { stop_reading_next_ = true; }
@@ -63,7 +63,7 @@ class SimWorker {
   // The data path's: true if this process still holds the operation.
   bool Holds(const std::string& operation_id, uint64_t process) const;
   void FinishUpload(const std::string& operation_id, uint64_t process);
-  // Of an operation whose client streams to its members: what this one says of it.
+  // Reports this member's progress in an operation whose client streams to its members.
   void SayTransfer(const std::string& operation_id, uint64_t process,
                    const v1::TransferProgress& progress);
   void SayDelivered(const std::string& operation_id, uint64_t process);

@@ -24,7 +24,7 @@ CoordinatorConfig MakeConfig(Random& random) {
   config.limits.finished_operations_kept = 8;
   if (random.OneIn(4)) config.limits.max_queued_requests_per_client = 2;
   config.limits.max_residual_bytes = random.OneIn(3) ? 20000 : 1 << 30;
-  config.limits.ended_residuals_kept = 1 << 20;  // so that each end is told as it was
+  config.limits.ended_residuals_kept = 1 << 20;  // so that no end is forgotten
   config.residual_replay_time = absl::Seconds(5);
   config.transfer_timeout = absl::Seconds(15);
   config.kv_orphan_time = absl::Seconds(10);
@@ -53,7 +53,7 @@ Simulation::Simulation(uint64_t seed, bool traced)
     clients_.OnCoordinatorRestarted();
     kv_writers_.OnCoordinatorRestarted();
   };
-  // The launcher replaces what the coordinator gave up and cannot dial by itself.
+  // The launcher replaces processes that the coordinator gave up and cannot dial.
   hooks.dropped = [this](SimWorker* worker, uint64_t process) {
     world_.scheduler.After(world_.random.Between(absl::Seconds(1), absl::Seconds(3)),
                            [worker, process] {
@@ -277,7 +277,7 @@ void Simulation::EndFaults() {
     worker->Resume();
     if (!worker->alive()) worker->Launch();
   }
-  // Behind whatever drain or pause is still under way.
+  // After any drain or pause that is still in progress.
   world_.scheduler.After(absl::Seconds(16), [this] { control_.Feed(DrainRequested{true}); });
 }
 

@@ -1,5 +1,5 @@
-// One whole life of a service in virtual time, told by a seed: workers, clients,
-// faults, and the question whether it all comes right in the end.
+// One life of a service in virtual time, determined by a seed: workers, clients and faults, and the
+// check that the service recovers in the end.
 #ifndef RINGATTN_TESTS_SIMULATION_SIMULATION_H_
 #define RINGATTN_TESTS_SIMULATION_SIMULATION_H_
 

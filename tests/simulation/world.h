@@ -1,4 +1,4 @@
-// What the parts of a simulation share: time, chance, the trace, and the verdict.
+// State shared by the parts of a simulation: time, random numbers, the trace, and the verdict.
 #ifndef RINGATTN_TESTS_SIMULATION_WORLD_H_
 #define RINGATTN_TESTS_SIMULATION_WORLD_H_
 
@@ -15,7 +15,7 @@ namespace ringattn::server::simulation {
 
 inline constexpr int kMaxWorkers = 6;
 
-// What a seed injects.
+// The faults that a seed injects.
 enum class Weather {
   kCalm,         // slow workers and fickle clients, no fault: nothing may be lost
   kSingleFault,  // one worker fails, and it alone may be blamed
