@@ -1,4 +1,4 @@
-// What must hold of chosen rows' probabilities, and of tuned kernels, whatever the numbers are.
+// Properties of chosen rows' probabilities, and of tuned kernels, for all inputs.
 #include <cmath>
 #include <limits>
 
@@ -55,8 +55,8 @@ std::vector<Placement> Placements() {
   return placements;
 }
 
-// Of every ring, layout and schedule, with all terms: what the oracle says; and with the sink a
-// row's weights sum to 1.
+// Chosen rows equal the oracle's on every ring, layout and schedule, with all terms; with the sink
+// a row's weights sum to 1.
 TEST(ChosenRows, AreTheOraclesOnEveryRing) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const AttentionSpec spec = Documents(dtype);
@@ -147,7 +147,7 @@ TEST(ChosenRows, TimesTheValuesAreTheResult) {
   }
 }
 
-// Asking for them changes no other bit, and what no row sees is 0, whatever it holds.
+// Requesting them changes no other bit, and a key that no row sees has 0 for every input.
 TEST(ChosenRows, ChangeNothingElse) {
   AttentionSpec spec = Documents(DType::kFloat32);
   spec.options.mask.reset();
@@ -159,7 +159,7 @@ TEST(ChosenRows, ChangeNothingElse) {
   EXPECT_EQ(with.at(TensorId::kOut), plain.at(TensorId::kOut));
   EXPECT_EQ(with.at(TensorId::kLse), plain.at(TensorId::kLse));
   EXPECT_EQ(plain.count(TensorId::kProbabilities), 0u);
-  // A row of a document without keys, and keys behind the document's end.
+  // A row of a document without keys, and keys after the document's end.
   const std::vector<float> p = Floats(with.at(TensorId::kProbabilities));
   for (size_t h = 0; h < 4; ++h) {
     for (size_t j = 0; j < 80; ++j) EXPECT_EQ(p[(3 * 4 + h) * 80 + j], 0.0f);

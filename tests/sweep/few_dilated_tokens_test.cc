@@ -27,8 +27,8 @@ AttentionSpec SpecOf(std::vector<int64_t> cu_seqlens) {
   return spec;
 }
 
-// Heads' own offsets, of which 5, 6 and 7 of a rate of 8 are beyond five tokens; segments shorter
-// than the rate; an offset that no token has, alone and beside a level that selects everything.
+// Per-head offsets, of which 5, 6 and 7 of a rate of 8 are beyond five tokens; segments shorter
+// than the rate; an offset that no token has, alone and next to a level that selects everything.
 std::vector<std::vector<DilationLevel>> Levels() {
   return {{{64, 8, {}, 0, 8}},
           {{3, 7, {}, 0, 8}},

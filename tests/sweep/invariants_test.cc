@@ -1,5 +1,5 @@
-// What must hold whatever the numbers are: identities between runs of the system
-// itself, which an error shared by oracle and kernels could not fake.
+// Properties for all inputs: identities between runs of the system itself, which an error shared by
+// oracle and kernels could not satisfy by accident.
 #include <cmath>
 #include <limits>
 
@@ -138,7 +138,7 @@ TEST(Invariants, EveryScheduleGivesTheSameBitsAgain) {
   }
 }
 
-// A group of heads is a problem of its own: rows are summed up alike.
+// A group of heads is a separate problem: rows are summed in the same order.
 TEST(Invariants, HeadsOfAGroupAreThoseOfAllHeads) {
   for (const AttentionSpec& spec : Specs()) {
     const TensorMap inputs = NormalInputs(spec, 15);
@@ -386,7 +386,7 @@ TEST(Invariants, EmptyTensorsAreLegal) {
 }
 
 TEST(Invariants, UnseenKeysGetNoGradient) {
-  // Causal with more keys than the window reaches: the oldest are seen by nobody.
+  // Causal with more keys than the window reaches: no query sees the oldest.
   AttentionSpec spec = DenseSpec(1, 10, 60, 1, 1, 8, 8);
   spec.options.causal = true;
   spec.options.window_left = 5;

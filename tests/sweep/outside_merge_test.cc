@@ -1,6 +1,6 @@
-// Parts of one request, asked for by themselves: merged outside as merge.h has it, and
-// differentiated through that merge, they are the whole. Each part's backward gets its share of
-// dout and, as dlse, what its weight in the merge is worth.
+// Requests for parts of one problem, merged outside as in merge.h and differentiated through that
+// merge, equal the whole problem. The backward of each part gets its share of dout and, as dlse,
+// the gradient of its weight in the merge.
 #include <cmath>
 #include <limits>
 
@@ -29,7 +29,7 @@ AttentionSpec DenseSpec(int64_t sq, int64_t sk) {
   return spec;
 }
 
-// A request of its own: its inputs but for dout and dlse.
+// One request for a part: its inputs except dout and dlse.
 struct Part {
   AttentionSpec spec;
   TensorMap inputs;
@@ -126,7 +126,7 @@ Merged Solve(const std::vector<Part>& parts, const TensorMap& inputs) {
   return merged;
 }
 
-// The whole by itself: out, lse and gradients.
+// The whole problem in one request: out, lse and gradients.
 TensorMap Whole(const AttentionSpec& spec, const TensorMap& inputs) {
   const Part whole = {spec, inputs, {Layout::kContiguous, 1, 1, ScheduleKind::kSingle}};
   TensorMap all = Run(whole, Direction::kForward, false, inputs);
@@ -164,7 +164,7 @@ void ExpectSum(const Merged& merged, const TensorMap& whole, TensorId id) {
 
 // --- Keys ---------------------------------------------------------------------
 
-// Of [outer, axis, ...] what lies at begin to end of the axis.
+// Returns the elements [begin, end) of the axis in [outer, axis, ...].
 std::vector<uint8_t> Slice(const std::vector<uint8_t>& bytes, int64_t outer, int64_t axis,
                            int64_t begin, int64_t end) {
   const int64_t inner = static_cast<int64_t>(bytes.size()) / (outer * axis);
@@ -195,8 +195,8 @@ int64_t KeyPieces(const AttentionSpec& spec, TensorId id) {
   }
 }
 
-// The request of keys begin to end alone. A causal mask is aligned with the last key, so that of
-// the first keys it is a window which reaches as far as keys are missing behind them.
+// The request for keys [begin, end). A causal mask is aligned with the last key. For the first keys
+// it therefore becomes a window that reaches as far as there are missing keys after them.
 Part KeysOf(const AttentionSpec& spec, const TensorMap& inputs, int64_t begin, int64_t end,
             const Placement& placement) {
   const int64_t keys = spec.shape.seq_len_kv;
@@ -286,7 +286,7 @@ std::vector<AttentionSpec> LevelSpecs() {
   return specs;
 }
 
-// The levels' weights have gradients of their own: they are what the shares' dlse carries.
+// The levels' weights have gradients too: the dlse of the shares carries them.
 TEST(OutsideMerge, LevelsOfOneRequestEachAreThoseOfOne) {
   for (const AttentionSpec& spec : LevelSpecs()) {
     const TensorMap inputs = NormalInputs(spec, 32);

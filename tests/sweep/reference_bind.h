@@ -1,4 +1,4 @@
-// A compute call's kernel call in the interpreter, whatever its op.
+// Binds a compute call of any op to a kernel call of the interpreter.
 #ifndef RINGATTN_TESTS_SWEEP_REFERENCE_BIND_H_
 #define RINGATTN_TESTS_SWEEP_REFERENCE_BIND_H_
 

@@ -1,4 +1,4 @@
-// What a compute call of each op is for kernels, by its operands (reference_operands.h).
+// Binds compute calls of each op to kernel calls, by their operands (reference_operands.h).
 #ifndef RINGATTN_TESTS_SWEEP_REFERENCE_CALLS_H_
 #define RINGATTN_TESTS_SWEEP_REFERENCE_CALLS_H_
 

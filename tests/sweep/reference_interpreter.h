@@ -2,10 +2,10 @@
 // lockstep, in one thread, straight from the words of common/schedule/schedule.h: in each
 // step the transfers of all ranks as one group, then each rank's calls in order.
 //
-// What it checks while it does so: transfers match one to one and in size, every
-// range lies inside its buffer, buffers have the sizes that schedule.h gives them,
-// nothing writes outside a buffer. Everything but the inputs starts as NaN, so a
-// value that is read before it was written shows in the result.
+// Checks while it does so: transfers match one to one and in size, every range lies inside its
+// buffer, buffers have the sizes that schedule.h gives them, nothing writes outside a buffer.
+// Everything but the inputs starts as NaN, so a value that is read before it was written shows in
+// the result.
 #ifndef RINGATTN_TESTS_SWEEP_REFERENCE_INTERPRETER_H_
 #define RINGATTN_TESTS_SWEEP_REFERENCE_INTERPRETER_H_
 

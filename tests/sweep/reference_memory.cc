@@ -76,7 +76,7 @@ absl::StatusOr<TensorMap> ReferenceMemory::Collect(size_t steps) {
 }
 
 absl::Status ReferenceMemory::Exchange(size_t step) {
-  // What is under way from one rank to another, in order.
+  // Messages in flight from one rank to another, in order.
   std::map<std::pair<int, int>, std::deque<std::vector<uint8_t>>> wire;
   for (const bool sending : {true, false}) {
     for (int rank = 0; rank < plan_.world_size; ++rank) {
@@ -109,7 +109,7 @@ absl::Status ReferenceMemory::Exchange(size_t step) {
   }
   for (const auto& [pair, messages] : wire) {
     if (!messages.empty()) {
-      return Broken(pair.first, step, absl::StrCat("nobody receives at ", pair.second));
+      return Broken(pair.first, step, absl::StrCat("no matching receive at rank ", pair.second));
     }
   }
   return absl::OkStatus();

@@ -19,10 +19,10 @@
 
 namespace ringattn::tests {
 
-// What kernel calls refer to, until the last of them has run.
+// Objects that kernel calls refer to. Must outlive the last of them.
 struct CallStore {
   std::deque<worker::AttentionProblem> some_heads;  // of calls that have not all
-  // Of gathers and scatters.
+  // For gathers and scatters.
   std::deque<std::vector<RowRun>> runs;
   std::deque<std::vector<int32_t>> heads_of;
 };
@@ -32,7 +32,7 @@ struct Operands {
   Operands(const ReferenceProblems& problems, ReferenceMemory& memory, CallStore& store, int rank,
            size_t step, const ComputeCall& call);
 
-  // Addresses of operands. What is wrong with one is the call's error.
+  // Return the addresses of operands. A wrong operand becomes the call's error.
   uint8_t* Range(const ByteRange& range);
   uint8_t* Exactly(const ByteRange& range, int64_t bytes);
   uint8_t* Elements(const ByteRange& range, int64_t count);
@@ -40,11 +40,11 @@ struct Operands {
   float* Floats(const ByteRange& range, int64_t count);
   void Fail(const std::string& reason);
 
-  // Of the call's heads: the whole one's numbers of just these.
+  // Returns the problem of the call's heads only.
   const worker::AttentionProblem* Problem();
   std::vector<Piece> QPieces() const;
   std::vector<worker::KvBlock> Blocks(bool backward, bool with_values = true);
-  // What a rank has of a bias or a mask: planes, rows, bytes of a row.
+  // Sizes of a rank's shard of a bias or a mask: planes, rows, bytes of a row.
   int64_t PlaneBytes(bool per_batch, bool per_head, int64_t row_bytes) const;
   int64_t BiasBytes() const;
   worker::TermOperands Terms();

@@ -1,4 +1,4 @@
-// What the interpreter's calls are of: the whole problem, and the parts of a dilated one.
+// The problems of the interpreter's calls: the whole problem, and the parts of a dilated one.
 #ifndef RINGATTN_TESTS_SWEEP_REFERENCE_PROBLEMS_H_
 #define RINGATTN_TESTS_SWEEP_REFERENCE_PROBLEMS_H_
 
@@ -31,7 +31,7 @@ class ReferenceProblems {
   const worker::AttentionProblem& problem() const { return problem_; }  // of all heads
   const std::vector<ReferencePart>& parts() const { return parts_; }
 
-  // Of rows [begin, end) of a shard of the whole.
+  // Returns the pieces of rows [begin, end) of a shard of the whole problem.
   std::vector<Piece> Pieces(const Shard& shard, const std::vector<int64_t>& cu_seqlens,
                             int64_t begin, int64_t end) const;
 

@@ -1,5 +1,5 @@
-// What must hold of sinks, of lse's gradient and of the bias's, whatever the numbers are:
-// identities between runs of the system itself, with everything that they meet.
+// Properties of sinks, of the gradients of lse and of the bias, for all inputs: identities between
+// runs of the system itself, in combination with every other option.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -60,7 +60,7 @@ void ExpectNear(const std::vector<float>& a, const std::vector<float>& b, Tensor
 
 // --- Sinks --------------------------------------------------------------------
 
-// Of [outer, axis, ...] without the axis's first.
+// Returns [outer, axis, ...] without the axis's first element.
 std::vector<float> Behind(const std::vector<float>& values, int64_t outer, int64_t axis) {
   const int64_t inner = static_cast<int64_t>(values.size()) / (outer * axis);
   std::vector<float> rest;
@@ -122,8 +122,8 @@ WithKey SinkAsKey(const AttentionSpec& spec, const TensorMap& inputs) {
   return with;
 }
 
-// A sink counts once in each row, whatever the ring and its schedule, and it is neither scaled nor
-// capped nor dropped.
+// A sink counts once in each row on every ring and schedule, and it is neither scaled nor capped
+// nor dropped.
 TEST(RowTerms, ASinkIsAKeyWithoutAValue) {
   for (const bool masked : {true, false}) {
     AttentionSpec spec = DenseSpec(40, 50);
@@ -245,7 +245,7 @@ TEST(RowTerms, ARowOfTheBiasGradientAndItsShareOfTheSinksAreDlse) {
   }
 }
 
-// What batch rows and heads share is one sum in one order, and 0 where no pair is.
+// Values that batch rows and heads share are one sum in one order, and 0 where there is no pair.
 TEST(RowTerms, ASharedBiasGradientHasTheSameBitsAgain) {
   AttentionSpec spec = DenseSpec(60, 50);
   spec.options.causal = true;

@@ -43,7 +43,7 @@ absl::StatusOr<TensorMap> RunInterpreter(const AttentionSpec& spec, const ShardP
         },
         cut);
   }
-  // Two threads where the executor's devices have one: the bits must not tell.
+  // Two threads, where the executor's devices have one: the bits must be the same.
   CpuKernels cpu(/*threads=*/2);
   std::atomic<bool> stop{false};
   std::atomic<int64_t> progress{0};

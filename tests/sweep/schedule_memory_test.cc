@@ -1,5 +1,5 @@
-// What every schedule allocates, counted by the devices of a ring that runs it: the plan's figure;
-// and which part of it falls with the ring size.
+// Memory that every schedule allocates, counted by the devices of a ring that runs it: it equals
+// the plan's figure; and which part of it falls with the ring size.
 #include <algorithm>
 #include <cstdio>
 #include <map>

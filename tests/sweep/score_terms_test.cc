@@ -1,5 +1,5 @@
-// What must hold of score terms whatever the numbers are: identities between runs of the system
-// itself. Which pairs dropout keeps: keep_set_test.
+// Properties of score terms for all inputs: identities between runs of the system itself.
+// keep_set_test covers which pairs dropout keeps.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
-// What tests of identities between runs have in common: a problem's inputs, its result in both
-// directions, and tensors as numbers.
+// Helpers of tests of identities between runs: a problem's inputs, its result in both directions,
+// and tensors as numbers.
 #ifndef RINGATTN_TESTS_SWEEP_SOLVE_H_
 #define RINGATTN_TESTS_SWEEP_SOLVE_H_
 
@@ -26,7 +26,7 @@ std::vector<uint8_t> Bytes(const std::vector<T>& values) {
   return bytes;
 }
 
-// Of a backward too.
+// Includes the inputs of a backward.
 inline TensorMap NormalInputs(const AttentionSpec& spec, uint64_t seed) {
   return ToTensorMap(oracle::GenerateInputs(spec, oracle::DataKind::kNormal, seed, true));
 }
