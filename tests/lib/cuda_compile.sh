@@ -31,11 +31,11 @@ elif ! toolkit=$(./deploy/install_cuda.sh "$PWD/.cache/cuda"); then
   exit 0
 fi
 build=${RINGATTN_CUDA_BUILD:-$PWD/.cache/cuda-build}
-# What was ended before its tests leaves a Bazel: it goes by itself.
+# An interrupted run leaves a Bazel server, which exits after this idle time.
 startup=("--output_base=$build" --max_idle_secs=900)
 flags=(--noshow_progress --keep_going "--repo_env=CUDA_HOME=$toolkit" --repo_env=RINGATTN_CUDA_ARCHS=90
   --experimental_convenience_symlinks=ignore)
-# Waited for, so that signals are heard meanwhile: Bazel would go on without the shell that started it.
+# Runs Bazel in the background and waits, so that signals are handled meanwhile.
 cuda_bazel() {
   "${BAZEL:-bazel}" "${startup[@]}" "$1" "${flags[@]}" "${@:2}" &
   wait "$!"
@@ -68,7 +68,7 @@ if [[ ! -d $build ]] && ! copy_build; then
   exit 1
 fi
 [[ $part == copy ]] && exit
-# One compiler at a time leaves a processor to the tests that run beside it.
+# One compiler at a time leaves a processor to the tests that run concurrently.
 status=0
 begin=$SECONDS
 if [[ $part != full ]]; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What the standard tier runs a part of: 10,000 simulated clusters, 20,000 drawn cases of the
-# sweep, from seeds of their own, two minutes of clients beside each other, ten of every fault, many
-# thousand calls from Python, every model family of transformers, and the live page in a browser.
+# Longer versions of tests in the standard tier: 10,000 simulated clusters, 20,000 drawn cases of
+# the sweep, from different seeds, two minutes of concurrent clients, ten of every fault, thousands
+# of calls from Python, and the live page in a browser. Full tier.
 # Full tier.
 set -uo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The Python package: its wheel is built, installed by pip into an environment made for this run, and tested there
-# against real processes. One tally line per case. What the tests need beside it (numpy, pytest; PyTorch and
-# transformers) is kept in .cache between runs; without PyTorch its tests are skipped by name.
+# against real processes. One tally line per case. The tests' other packages (numpy, pytest; PyTorch
+# and transformers) are kept in .cache between runs; without PyTorch its tests are skipped by name.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh

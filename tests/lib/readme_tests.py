@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs every command that README.md tells a newcomer to run, in order, and prints one tally line per block.
+"""Runs every command of README.md's quick start, in order, and prints one tally line per block.
 
   tests/lib/readme_tests.py [ROOT]
 

@@ -9,7 +9,7 @@ BUDGET=tests/lib/budget.csv
 # A run may exceed the sum of the budget by so much.
 BUDGET_SLACK_PERCENT=20
 
-# Processor seconds that this machine has spent so far, whoever spent them.
+# Processor seconds that all processes of this machine have spent so far.
 processor_seconds() { awk '/^cpu /{print int(($2 + $3 + $4 + $7 + $8) / 100)}' /proc/stat; }
 
 # name, title: ends the section before and begins another.
