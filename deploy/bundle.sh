@@ -5,12 +5,12 @@
 #
 #   ./deploy/bundle.sh [options]
 #     --output=DIR       the folder; replaced if it is a bundle [.bundle/ringattn]
-#     --with=LABEL,...   programs beside the three, such as //tests/e2e:service_sweep
+#     --with=LABEL,...   more programs than the three, such as //tests/e2e:service_sweep
 #     --with-nccl        libnccl.so.2 too (200 MB)
 #     --bin=DIR          take what is built from this bazel-bin; build nothing
 #
 # Built with CUDA where a toolkit is found (deploy/install_cuda.sh). $BAZEL names the build command;
-# $BAZEL_FLAGS are put behind `build`. Without NCCL the bundle stays under 60 MiB, or this fails.
+# $BAZEL_FLAGS follow `build`. Without NCCL the bundle stays under 60 MiB, or this fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source deploy/lib_path.sh
@@ -96,7 +96,8 @@ kernels: $kernels
 bytes: $bytes$($with_nccl && echo ", and NCCL" || true)
 END
 
-# What was packed must run on its own: nothing from outside but glibc, and no environment.
+# The packed programs must run without the rest of the system: only glibc from outside, no
+# environment.
 for program in "${programs[@]}"; do
   outside=$(env -i ldd "$program" | awk '$2 == "=>" { print $1, $3 }' |
     while read -r name path; do

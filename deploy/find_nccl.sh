@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Prints the path of a libnccl.so.2 on this machine, for `export RINGATTN_NCCL=$(./deploy/find_nccl.sh)`.
-# Prints nothing if workers find one by themselves (the loader's path); exits 1 if there is none.
+# Prints nothing if the loader's path has one, which workers find; exits 1 if there is none.
 # Looks at the loader's cache, LD_LIBRARY_PATH, .deps/cuda (deploy/install_cuda.sh) and the package
 # nvidia-nccl of the python3 in PATH, which PyTorch brings along.
 set -uo pipefail

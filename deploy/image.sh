@@ -44,7 +44,7 @@ fi
 revision=$(sed -n 's/^commit: \([0-9a-f]*\).*$/\1/p' "$bundle/MANIFEST")
 bytes=$(./deploy/image/rootfs.sh --bundle="$bundle" --output="$work/rootfs")
 
-# A store of its own: nothing of the user's images is seen or changed. Plain copies need no mounts.
+# A separate store, so that the user's images are neither read nor changed. Plain copies need no mounts.
 builder() {
   buildah --root="$work/storage" --runroot="$work/run" --storage-driver=vfs "$@"
 }

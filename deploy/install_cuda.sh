@@ -30,8 +30,8 @@ WHEELS=(
 )
 stamp=$environment/.version
 if [[ ! -f $stamp ]] || [[ $(<"$stamp") != "${WHEELS[*]}" ]]; then
-  # Only what this script made is replaced: a folder without its stamp is somebody else's, perhaps
-  # an installation that is just now being made.
+  # Replaces only installations of this script: a folder without its stamp has another owner, or is an
+  # installation in progress.
   if [[ -n ${1:-} && -e $environment && ! -f $stamp ]]; then
     echo "install_cuda.sh: $environment exists and was not made by this script; remove it first" >&2
     exit 1

@@ -6,7 +6,7 @@
 #     --python=PATH      the interpreter to build for, CPython 3.11 or later with its headers [/usr/bin/python3]
 #     --output=DIR       where the wheel is put [.bundle/python]
 #
-# The last line printed is the wheel's path. $BAZEL names the build command; $BAZEL_FLAGS are put behind `build`.
+# The last line printed is the wheel's path. $BAZEL names the build command; $BAZEL_FLAGS follow `build`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,7 +29,7 @@ for option in "$@"; do
 done
 
 fail() { echo "wheel.sh: $*" >&2; exit 1; }
-python=$(command -v "$python") || fail "there is no such interpreter"
+python=$(command -v "$python") || fail "the Python interpreter does not exist"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "$python is older than CPython 3.11"
 "$python" -c 'import pathlib, sys, sysconfig
 sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' ||
@@ -50,8 +50,8 @@ extension=$package/_core$("$python" -c 'import sysconfig; print(sysconfig.get_co
 cp -L bazel-bin/client/python/_core.so "$extension"
 chmod 755 "$extension"
 
-# Each library gets a name of its own: the loader takes a library that is loaded already for one of the same name, and
-# other packages (and Python itself, for TLS) bring other versions of some.
+# Each library gets a unique name: the loader reuses a loaded library of the same name, and other packages
+# (and Python itself, for TLS) bring other versions of some.
 renames=()
 while read -r name path; do
   [[ $name =~ $SYSTEM ]] && continue
@@ -71,7 +71,7 @@ done
 patchelf "${renames[@]}" "$extension"
 patchelf --force-rpath --set-rpath '$ORIGIN/../ringattn.libs' "$extension"
 
-# What was packed must work on its own: nothing from outside but the system's, and no environment.
+# The packed module must work on any system: only system libraries from outside, and no environment.
 outside=$(env -i ldd "$extension" | awk '$2 == "=>" { print $1, $3 }' |
   while read -r name path; do
     [[ $name =~ $SYSTEM ]] || [[ $(realpath -m "$path") == "$(realpath "$libraries")"/* ]] || echo "$name"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Judges what nvcc and `ptxas -v` said about one source; see cuda.bzl.
+"""Checks the messages of nvcc and `ptxas -v` about one source; see cuda.bzl.
 
     check_ptxas.py LOG SPILLS
 

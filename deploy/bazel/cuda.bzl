@@ -53,7 +53,7 @@ def _cuda_objects_impl(ctx):
         ctx.actions.run_shell(
             inputs = depset([source], transitive = [headers]),
             outputs = [unchecked, log],
-            # A session of its own, as Bazel gives each action, would leave `nice bazel` without effect where
+            # Bazel gives each action a new session, which would leave `nice bazel` without effect where
             # the kernel shares processors out by session.
             command = """
 {{ (($(nice) == 0)) || echo "$(nice)" >/proc/self/autogroup; }} 2>/dev/null

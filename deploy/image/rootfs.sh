@@ -23,11 +23,11 @@ done
 fail() { echo "rootfs.sh: $*" >&2; exit 1; }
 [[ -f $bundle/MANIFEST ]] || fail "--bundle must name a folder that deploy/bundle.sh made"
 [[ -n $output && $output != / ]] || fail "--output must name a folder"
-[[ ! -e $output || -f $output/opt/ringattn/MANIFEST ]] || fail "$output exists and is no such root"
+[[ ! -e $output || -f $output/opt/ringattn/MANIFEST ]] || fail "$output exists and was not created by this script"
 
 rm -rf "$output"
 mkdir -p "$output"/{etc,tmp,opt,lib64,proc,sys,dev,usr/lib,var/lib/dpkg/status.d}
-# As Debian does: one tree, so that a library is at one place whichever way it is named.
+# One tree, as in Debian, so that each library has one path.
 ln -s usr/lib "$output/lib"
 chmod 1777 "$output/tmp"
 cp -a "$bundle" "$output/opt/ringattn"

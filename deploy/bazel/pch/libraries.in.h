@@ -1,6 +1,6 @@
-// What most sources include of the standard library, Abseil, Protocol Buffers and gRPC, precompiled
-// (precompiled_header.bzl). Sources include what they use as if this were not there: Clang builds
-// do without.
+// The precompiled header of the standard library, Abseil, Protocol Buffers and gRPC
+// (precompiled_header.bzl). Sources must include what they use, as if this were absent: Clang
+// builds do not use it.
 #ifndef __clang__
 
 #include <grpcpp/grpcpp.h>

@@ -72,7 +72,7 @@ def _precompiled_header_impl(ctx):
 precompiled_header = rule(
     implementation = _precompiled_header_impl,
     attrs = {
-        # One behind the other: GCC reads a single precompiled header in a compilation.
+        # In this order: GCC reads a single precompiled header in a compilation.
         "srcs": attr.label_list(allow_files = True, mandatory = True),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },

@@ -1,4 +1,4 @@
-// What most tests include beside libraries.in.h, behind which this comes.
+// The headers that most tests include, in addition to libraries.in.h, which precedes them.
 #ifndef __clang__
 
 #include <random>
