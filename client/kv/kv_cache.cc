@@ -39,6 +39,12 @@ class KvCache::Impl {
         writer(std::move(service), std::move(workers), info.cache_id(), std::move(parsed),
                std::move(options)) {}
 
+  template <typename ClientImpl>
+  static std::shared_ptr<const KvServiceCalls> ServiceOf(ClientImpl& client) {
+    return std::make_shared<const KvServiceCalls>(client.NextChannel(), client.token,
+                                                  client.client_options.retry.connect_timeout);
+  }
+
   void Close() ABSL_LOCKS_EXCLUDED(mutex) {
     absl::MutexLock lock(&mutex);
     writer.CloseStreams();
@@ -60,32 +66,36 @@ KvCache::KvCache(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 KvCache::~KvCache() { Close(); }
 
+absl::StatusOr<v1::CreateCacheResponse> KvCache::Reserve(Client* client,
+                                                         const v1::KvCacheSpec& spec,
+                                                         const KvCreateOptions& options) {
+  if (auto parsed = ParseKvCacheSpec(spec, Limits()); !parsed.ok()) return parsed.status();
+  v1::CreateCacheRequest request;
+  request.set_request_id(options.request_id.empty() ? RandomKvRequestId() : options.request_id);
+  *request.mutable_spec() = spec;
+  if (options.ttl > absl::ZeroDuration()) SetDuration(options.ttl, request.mutable_ttl());
+  if (options.world_size.has_value()) request.set_world_size(*options.world_size);
+  request.mutable_members()->Add(options.members.begin(), options.members.end());
+  return Impl::ServiceOf(*client->impl_)->Create(request, options.deadline);
+}
+
 absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(Client* client,
                                                          const v1::KvCacheSpec& spec,
                                                          const KvCreateOptions& create,
                                                          const KvOpenOptions& open) {
-  if (auto parsed = ParseKvCacheSpec(spec, Limits()); !parsed.ok()) return parsed.status();
-  const KvServiceCalls service(client->impl_->NextChannel(), client->impl_->token);
-  v1::CreateCacheRequest request;
-  request.set_request_id(create.request_id.empty() ? RandomKvRequestId() : create.request_id);
-  *request.mutable_spec() = spec;
-  if (create.ttl > absl::ZeroDuration()) SetDuration(create.ttl, request.mutable_ttl());
-  if (create.world_size.has_value()) request.set_world_size(*create.world_size);
-  request.mutable_members()->Add(create.members.begin(), create.members.end());
-  auto created = service.Create(request, create.deadline);
-  // The request id makes it safe to send the request again.
-  if (absl::IsUnavailable(created.status())) created = service.Create(request, create.deadline);
+  const auto created = Reserve(client, spec, create);
   if (!created.ok()) return created.status();
   auto cache = Open(client, created->cache_id(), open);
-  // Nobody else knows the cache.
-  if (!cache.ok()) static_cast<void>(service.Delete(created->cache_id(), absl::Seconds(2)));
+  // Nobody else knows a cache without a request id of the caller's.
+  if (!cache.ok() && create.request_id.empty()) {
+    static_cast<void>(Delete(client, created->cache_id(), absl::Seconds(2)));
+  }
   return cache;
 }
 
 absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Open(Client* client, const std::string& cache_id,
                                                        const KvOpenOptions& options) {
-  auto service = std::make_shared<const KvServiceCalls>(client->impl_->NextChannel(),
-                                                        client->impl_->token);
+  auto service = Impl::ServiceOf(*client->impl_);
   auto info = service->Get(cache_id, options.deadline);
   if (!info.ok()) return info.status();
   info->set_cache_id(cache_id);
@@ -105,11 +115,11 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Open(Client* client, const std
 
 absl::StatusOr<std::vector<v1::KvCacheInfo>> KvCache::List(Client* client,
                                                            absl::Duration deadline) {
-  const KvServiceCalls service(client->impl_->NextChannel(), client->impl_->token);
+  const auto service = Impl::ServiceOf(*client->impl_);
   std::vector<v1::KvCacheInfo> caches;
   v1::ListCachesRequest request;
   do {
-    auto page = service.List(request, deadline);
+    auto page = service->List(request, deadline);
     if (!page.ok()) return page.status();
     for (v1::KvCacheInfo& cache : *page->mutable_caches()) caches.push_back(std::move(cache));
     request.set_page_token(page->next_page_token());
@@ -119,8 +129,7 @@ absl::StatusOr<std::vector<v1::KvCacheInfo>> KvCache::List(Client* client,
 
 absl::Status KvCache::Delete(Client* client, const std::string& cache_id,
                              absl::Duration deadline) {
-  return KvServiceCalls(client->impl_->NextChannel(), client->impl_->token)
-      .Delete(cache_id, deadline);
+  return Impl::ServiceOf(*client->impl_)->Delete(cache_id, deadline);
 }
 
 const std::string& KvCache::id() const { return impl_->id; }

@@ -15,17 +15,22 @@
 
 namespace ringattn::client {
 
-// Thread safe. Every call blocks, at most until its deadline. Errors: the service's, with details.
+// Thread safe. Every call blocks, at most until its deadline. A call that cannot connect is repeated
+// for `connect_time`; all of them may be sent twice. Errors: the service's, with details.
 class KvServiceCalls {
  public:
   // `token` may be null.
-  KvServiceCalls(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<BearerToken> token);
+  KvServiceCalls(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<BearerToken> token,
+                 absl::Duration connect_time);
 
   absl::StatusOr<v1::CreateCacheResponse> Create(const v1::CreateCacheRequest& request,
                                                  absl::Duration deadline) const;
   absl::StatusOr<v1::OpenCacheResponse> Open(const v1::OpenCacheRequest& request,
                                              absl::Duration deadline) const;
   absl::StatusOr<v1::KvCacheInfo> Get(const std::string& cache_id, absl::Duration deadline) const;
+  // As Get, without repetition.
+  absl::StatusOr<v1::KvCacheInfo> GetOnce(const std::string& cache_id,
+                                          absl::Duration deadline) const;
   absl::StatusOr<v1::ListCachesResponse> List(const v1::ListCachesRequest& request,
                                               absl::Duration deadline) const;
   absl::Status Delete(const std::string& cache_id, absl::Duration deadline) const;
@@ -36,9 +41,12 @@ class KvServiceCalls {
  private:
   template <typename Response, typename Call>
   absl::StatusOr<Response> Unary(absl::Duration deadline, const Call& call) const;
+  template <typename Response, typename Call>
+  absl::StatusOr<Response> Once(absl::Duration deadline, const Call& call) const;
 
   const std::shared_ptr<grpc::Channel> channel_;
   const std::shared_ptr<BearerToken> token_;
+  const absl::Duration connect_time_;
   const std::unique_ptr<v1::KvCacheService::Stub> stub_;
 };
 

@@ -175,7 +175,12 @@ absl::Status KvWriter::OpenEpoch(const std::vector<v1::Transport>& accept, uint6
   if (transport_ == v1::TRANSPORT_DIRECT) {
     limits.deadline = std::min(end, absl::Now() + kDirectOpenTime);
   }
-  if (absl::Status status = OpenStreams(limits); !status.ok()) return status;
+  for (absl::Duration backoff = kMinBackoff;; backoff = std::min(2 * backoff, kMaxBackoff)) {
+    const absl::Status status = OpenStreams(limits);
+    if (status.ok()) break;
+    if (!absl::IsUnavailable(status) || absl::Now() + backoff >= limits.deadline) return status;
+    absl::SleepFor(backoff);
+  }
   return ResumeStep(opened->next_step());
 }
 
@@ -440,7 +445,7 @@ absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::SendOnce(
 }
 
 absl::Status KvWriter::Recover(const absl::Status& broken, const StepStreams::Limits& limits) {
-  const auto info = service_->Get(
+  const auto info = service_->GetOnce(
       cache_id_, std::min(kStateDeadline, std::max(limits.deadline - absl::Now(),
                                                    absl::Milliseconds(1))));
   // Without an answer only the workers know; the next attempt finds out.
