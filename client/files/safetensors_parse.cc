@@ -1,6 +1,9 @@
 #include <algorithm>
+#include <cstring>
 #include <limits>
+#include <memory>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/files/safetensors.h"
@@ -216,9 +219,6 @@ absl::StatusOr<TensorView> Check(const RawTensor& raw, absl::Span<const uint8_t>
   }
   view.data = data.data() + begin;
   view.bytes = static_cast<int64_t>(bytes);
-  if (reinterpret_cast<uintptr_t>(view.data) % FileDTypeBytes(view.dtype) != 0) {
-    return Invalid(absl::StrCat(where, "data is not aligned to its elements"));
-  }
   return view;
 }
 
@@ -242,6 +242,18 @@ absl::Status CheckCoverage(const std::vector<TensorView>& tensors, absl::Span<co
   const uint64_t rest = data.data() + data.size() - covered;
   if (rest != 0) return Invalid(absl::StrCat(rest, " bytes after the last tensor"));
   return absl::OkStatus();
+}
+
+// The format does not require alignment, but readers of the views do.
+void CopyUnaligned(SafetensorsContents& contents) {
+  for (TensorView& tensor : contents.tensors) {
+    if (reinterpret_cast<uintptr_t>(tensor.data) % FileDTypeBytes(tensor.dtype) == 0) continue;
+    // Memory from new is aligned for every element type.
+    auto copy = std::make_unique<uint8_t[]>(tensor.bytes);
+    std::memcpy(copy.get(), tensor.data, tensor.bytes);
+    tensor.data = copy.get();
+    contents.copies.push_back(std::move(copy));
+  }
 }
 
 }  // namespace
@@ -282,6 +294,7 @@ absl::StatusOr<SafetensorsContents> ParseSafetensors(absl::Span<const uint8_t> f
     contents.tensors.push_back(*std::move(view));
   }
   if (absl::Status status = CheckCoverage(contents.tensors, data); !status.ok()) return status;
+  CopyUnaligned(contents);
   std::sort(contents.tensors.begin(), contents.tensors.end(),
             [](const TensorView& a, const TensorView& b) { return a.name < b.name; });
   return contents;
