@@ -91,7 +91,7 @@ FairOrder::OwnKey FairOrder::OwnKeyOf(Id id, const Entry& entry) {
 FairOrder::Key FairOrder::KeyOf(const Entry& entry) const {
   assert(entry.waits);
   if (IsOverdue(entry)) return {0, 0.0, 0.0, entry.arrival};
-  return {1, entry.start, entry.cost, entry.arrival};
+  return {1, entry.start + entry.cost / entry.weight, entry.cost, entry.arrival};
 }
 
 bool FairOrder::IsOverdue(const Entry& entry) const {

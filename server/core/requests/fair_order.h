@@ -1,11 +1,15 @@
 // FairOrder: the order of requests that differ in cost and come from clients that differ in load.
 //
-// It implements start-time fair queueing. Every client has a clock that its service advances. The
-// request with the earliest start goes next; ties go to the cheapest. While a request waits or
-// runs, its client is charged the expected cost; when it ends, the actual cost. Clients therefore
-// get equal shares, regardless of what they request and of how wrong the expectation is. A client
-// that has been idle goes before the next request of an active client. A client's weight slows its
-// clock, which gives it a larger share.
+// It implements weighted fair queueing. Every client has a clock that its service advances. A
+// request starts at its client's clock and finishes later by its cost. The request with the earliest
+// finish goes next; ties go to the cheapest. So a client with small requests does not wait for the
+// large requests of many other clients, even after it has been served: it goes first until it has
+// received as much service as one of those requests takes.
+//
+// While a request waits or runs, its client is charged the expected cost; when it ends, the actual
+// cost. Clients therefore get equal shares, regardless of what they request and of how wrong the
+// expectation is. Idle time earns no credit. A client's weight slows its clock, which gives it a
+// larger share.
 //
 // Within one client, requests that cost far less go first and others keep their arrival order. Many
 // callers may share one connection, and a small request should not wait there for a queue of large
@@ -82,7 +86,7 @@ class FairOrder {
     int entries = 0;
     std::set<OwnKey> waiting;
   };
-  // Overdue requests first, by arrival; then by start, cost and arrival.
+  // Overdue requests first, by arrival; then by finish, cost and arrival.
   using Key = std::tuple<int, double, double, uint64_t>;
 
   static OwnKey OwnKeyOf(Id id, const Entry& entry);
