@@ -33,10 +33,11 @@ void Coordinator::Impl::On(RequestArrived& event) {
 
 std::optional<Failure> Coordinator::Impl::CheckQueue(const RequestArrived& event) const {
   if (event.deadline <= batch_.now()) return DeadlineExceeded("arriving");
+  // Before the regions are checked, because regions end with the last worker that attached them.
+  if (roster_.empty()) return NoRing(config_.retry_after);
   if (std::optional<Failure> why = regions_.CheckLocations(event.transport, event.principal)) {
     return why;
   }
-  if (roster_.empty()) return NoRing(config_.retry_after);
   const Limits& limits = config_.limits;
   const int64_t bytes = InputBytes(event);
   // A single request always fits; the edge limits its size.

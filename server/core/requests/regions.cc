@@ -72,6 +72,8 @@ std::variant<Regions::Region*, Failure> Regions::FindOrMake(const AttachRequeste
 }
 
 std::variant<v1::AttachResponse, Failure> Regions::Attach(const AttachRequested& event) {
+  // Workers that are away come back, so the client may retry.
+  if (roster_.empty()) return NoRing(config_.retry_after);
   const bool served = std::any_of(
       roster_.workers().begin(), roster_.workers().end(),
       [&event](const auto& entry) { return Takes(entry.second.registration, event.kind); });

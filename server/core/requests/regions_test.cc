@@ -258,5 +258,14 @@ TEST_F(RegionsTest, DirectStreamsNeedReachableMembers) {
             "some of its tensors are inline");
 }
 
+TEST_F(RegionsTest, AttachIsRetriedWhileWorkersAreAway) {
+  for (ConnectionId connection : {1, 2, 3}) roster_.Remove(connection);
+  const AttachCompleted completed = Attach();
+  ASSERT_TRUE(completed.failure.has_value());
+  EXPECT_EQ(completed.failure->code, absl::StatusCode::kUnavailable);
+  EXPECT_EQ(completed.failure->reason, "NO_RING");
+  EXPECT_TRUE(completed.failure->retry_after.has_value());
+}
+
 }  // namespace
 }  // namespace ringattn::server
