@@ -415,6 +415,20 @@ def test_sinks_of_either_name_and_form(keyword, of_queries):
         reference.close(ours_, theirs, 1e-5)
 
 
+def test_a_mask_that_all_queries_share():
+    _, ours = pair("llama")
+    attention, padding_ = ours.model.layers[0].self_attn, torch.ones(2, 9, dtype=torch.bool)
+    padding_[1, :4] = False
+    q, k, v = (torch.randn(2, 4, 9, 16) for _ in range(3))
+    exact = eager_attention(q, k, v, torch.where(padding_, 0.0, -torch.inf)[:, None, None])
+    masks = [ringattn.huggingface.attention_mask(2, 1, 9, mask_function=masking.bidirectional_mask_function,
+                                                 attention_mask=padding_, allow_is_causal_skip=False,
+                                                 allow_is_bidirectional_skip=True)]
+    for mask in masks + [padding_[:, None, None], masks[0] + 0.0]:
+        out, _ = ringattn.huggingface.attention_forward(attention, q, k, v, mask)
+        reference.close(out, exact, 1e-5)
+
+
 def test_one_set_of_queries_for_a_batch():
     _, ours = pair("llama")
     q, k, v = torch.randn(1, 4, 5, 16), torch.randn(3, 4, 9, 16), torch.randn(3, 4, 9, 16)

@@ -67,13 +67,13 @@ def _check_keywords(module: torch.nn.Module, keywords: dict[str, Any]) -> None:
 
 
 def _expand_pairs(tensor: Tensor, name: str, queries: int, keys: int) -> Tensor:
-    """A mask or a bias as [batch or 1, heads or 1, queries, keys]. A longer last axis is cut, as of a static cache."""
+    """A mask or a bias as [batch or 1, heads or 1, queries, keys]."""
     if tensor.dim() > 4:
         raise NotImplementedError(f"{name}: has {tensor.dim()} axes; at most 4 are supported")
     tensor = tensor[(None,) * (4 - tensor.dim())]
-    if tensor.shape[-2] not in (1, queries) or (tensor.shape[-1] < keys and tensor.shape[-1] != 1):
+    if tensor.shape[-2] not in (1, queries) or tensor.shape[-1] not in (1, keys):
         raise NotImplementedError(f"{name}: has the shape {list(tensor.shape)} for {queries} queries and {keys} keys")
-    return tensor[..., :keys].expand(-1, -1, queries, keys)
+    return tensor.expand(-1, -1, queries, keys)
 
 
 def _of_documents(cu_seqlens: Tensor, tokens: int) -> Tensor:
@@ -97,10 +97,9 @@ class _Terms:
 
     def add_mask(self, mask: Tensor) -> None:
         """A Mask, booleans (true: visible) or an additive mask."""
+        if isinstance(mask, Mask) and tuple(mask.shape[2:]) != (self.queries, self.keys):
+            mask = mask.seen()  # made for one query, and shared by all
         if isinstance(mask, Mask):
-            if mask.shape[0] not in (1, self.batch) or tuple(mask.shape[2:]) != (self.queries, self.keys):
-                raise NotImplementedError(f"attention_mask: was made for {list(mask.shape)}, attention has "
-                                          f"{[self.batch, 1, self.queries, self.keys]}")
             self.left, self.right = mask.left, mask.right
             if mask.q_ids is not None:
                 self.add_ids(mask.q_ids, mask.kv_ids)

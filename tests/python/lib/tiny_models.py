@@ -188,6 +188,8 @@ def _spread(model):
     for parameter in model.parameters():
         if not parameter.is_floating_point():
             continue
+        if not parameter.isfinite().all() or parameter.abs().max() > 100:  # the family leaves it uninitialised
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
         if parameter.dim() >= 2 and parameter.std() > 0:
             parameter *= 1.2 * parameter[0].numel() ** -0.5 / parameter.std()
         else:
@@ -266,10 +268,10 @@ def run(model, given, rows=None):
     results = {}
     for name, value in _floats(model(**given)).items():
         if rows is not None:
-            if value.dim() < 3:
-                continue  # a pooled row may be one of padding
             if value.shape[:2] == rows.shape:
                 value = value[rows]
+            elif "decoder_input_ids" not in given or value.shape[1] != given["decoder_input_ids"].shape[1]:
+                continue  # a pooled row may be one of padding
         results[name] = value
     random = torch.Generator().manual_seed(3)
     loss = sum((value.float() * torch.randn(value.shape, generator=random)).sum() for value in results.values()
