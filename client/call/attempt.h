@@ -1,5 +1,5 @@
 // Attempt: one try of a call. It is one stream, from the header to the status.
-// Tests: client_test.cc.
+// Tests: client_test.cc, concurrent_chunks_test.cc.
 #ifndef RINGATTN_CLIENT_CALL_ATTEMPT_H_
 #define RINGATTN_CLIENT_CALL_ATTEMPT_H_
 
