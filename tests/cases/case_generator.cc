@@ -194,7 +194,7 @@ Case MakeCase(int64_t index, const Levels& levels, uint64_t seed, int64_t max_co
     const int64_t largest = std::min<int64_t>(256, 2 * shape.head_dim);
     shape.head_dim_v = random.Between(shape.head_dim + 1, largest);
   }
-  // Of a square problem; an unequal one costs up to 1.5 times as much.
+  // The cost of a square problem; other shapes cost up to 1.5 times as much.
   const double per_pair =
       static_cast<double>(shape.batch * shape.num_heads * (shape.head_dim + shape.head_dim_v));
   const int64_t longest = std::clamp<int64_t>(
@@ -299,8 +299,8 @@ void ChooseSchedule(Case& c) {
 
 namespace {
 
-// Of every second case that may have them (common/request/dilation_rules.h): one level, several, or
-// one for each of the groups that the heads are split into.
+// Adds dilation to every second case that may have it (common/request/dilation_rules.h): one level,
+// several, or one for each of the groups that the heads are split into.
 void AddDilation(Case& c) {
   const auto draw = [&](uint64_t number, int64_t levels) {
     const uint64_t bits =

@@ -79,8 +79,7 @@ std::vector<Case> GenerateCases(uint64_t seed, int64_t count, int64_t max_cost =
 // multiples of 8.
 void AddOptions(Case& c, bool score_terms = true, bool float8 = true);
 
-// Asks for the probabilities of some rows, drawn likewise: of every second forward case that has
-// any.
+// Requests the probabilities of some drawn rows, in every second forward case that has rows.
 void AddProbabilityRows(Case& c);
 
 struct Coverage {

@@ -72,7 +72,7 @@ std::string FormOf(bool per_batch, bool per_head) {
   return per_batch ? (per_head ? "both" : "batch") : (per_head ? "heads" : "one");
 }
 
-// Of each option what a case has of it, "no" if nothing.
+// Returns for each option the level that the case uses, "no" if none.
 OptionLevels OptionLevelsOf(const Case& c) {
   const AttentionOptions& options = c.spec.options;
   const AttentionShape& shape = c.spec.shape;
@@ -116,7 +116,7 @@ OptionLevels OptionLevelsOf(const Case& c) {
   return levels;
 }
 
-// What is refused by name, or cannot be: an option, or one level of it, beside another.
+// Pairs that are rejected by name or are impossible: an option, or one level of it, with another.
 constexpr std::pair<const char*, const char*> kNever[] = {
     {"schedule=pass_q", "mask encoding=bits"},
     {"schedule=replicated_q", "mask encoding=bits"},
