@@ -203,7 +203,7 @@ class Chaos:
             self.wrong.append(what)
 
     def calm(self, ended):
-        """What must hold once nothing disturbs the service any more."""
+        """Verifies the invariants that hold once no fault disturbs the service."""
         self.cluster.wait_ready(WORKERS, seconds=60)
         address = self.cluster.ports["metrics"]
 

@@ -22,7 +22,7 @@ REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 @contextlib.contextmanager
 def attacker(chaos):
-    """A stub on a connection of its own, whose end ends all its calls."""
+    """A stub with a separate connection; closing that ends all its calls."""
     with grpc.insecure_channel(chaos.cluster.address, CHANNEL_OPTIONS) as channel:
         yield attention_pb2_grpc.AttentionServiceStub(channel)
 
@@ -33,7 +33,7 @@ def backward(chaos, stub, messages, timeout=30):
 
 
 def outcome(call):
-    """To its end, whatever that is."""
+    """Reads the call to its end and ignores the status."""
     with contextlib.suppress(grpc.RpcError):
         for _ in call:
             pass
@@ -154,7 +154,7 @@ def many_connections(chaos, rng):
 
 
 def no_descriptors(chaos, rng):
-    """Of a process that runs: whatever it wants to open fails."""
+    """Makes every later open() of a running process fail."""
     with chaos.restarting:
         pid = chaos.cluster.server.pid
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)

@@ -10,8 +10,8 @@ from cluster import BIN
 
 LOADER = BIN / "tests/chaos/verifying_loader"
 
-# What may become of a call while workers, coordinator and network are disturbed. All else, a
-# wrong result first of all, fails the run.
+# The legal failures of a call while workers, coordinator and network are disturbed. Every other
+# outcome, above all a wrong result, fails the run.
 TYPED = {"ABORTED", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
 TYPED_REASONS = {"COMPUTE_FAILED"}  # INTERNAL: a rank's exchange failed
 UNTYPED = {"UNAVAILABLE", "DEADLINE_EXCEEDED"}  # the connection went away
@@ -90,9 +90,10 @@ def ended_requests(text):
 
 
 def compare_counts(calls, text, extra_calls):
-    """Every call that the server ended is counted as what its client saw, and nothing else is:
-    beside them only calls whose end nobody saw (a connection that was cut, and `extra_calls` by
-    method, of clients that went away). One line per contradiction."""
+    """Compares the counters with the clients' observations. Every call that the server ended is
+    counted with the status that its client saw. The only other counted calls are those without an
+    observed end: calls on a cut connection, and `extra_calls` by method, of clients that
+    disconnected. One line per contradiction."""
     seen = collections.Counter((c.method, c.code) for c in calls if c.is_the_servers)
     unseen = collections.Counter(c.method for c in calls if not c.is_the_servers)
     unseen.update(extra_calls)

@@ -1,5 +1,5 @@
-"""Faults of processes and of the network between them. Each takes the Chaos, draws from its
-`rng`, and leaves everything running again behind it."""
+"""Faults of processes and of the network between them. Each takes the Chaos, draws from its `rng`,
+and leaves everything running again."""
 
 import time
 

@@ -29,7 +29,7 @@ class Proxy:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def stall(self):
-        """Nothing passes until resume(), and nobody is told."""
+        """Blocks all traffic until resume(), without closing connections."""
         self.flows.clear()
 
     def resume(self):
