@@ -51,6 +51,6 @@ def containers(found):
 
 
 def command_line(container, environment):
-    """As the kubelet makes it: $(NAME) replaced."""
+    """Returns the text with $(NAME) replaced, as the kubelet does."""
     words = [*container["command"], *container["args"]]
     return [re.sub(r"\$\((\w+)\)", lambda m: environment[m.group(1)], word) for word in words]

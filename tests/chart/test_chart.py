@@ -1,4 +1,4 @@
-"""The chart without a cluster. What needs Helm is skipped by name where there is none."""
+"""The chart without a cluster. Tests that need Helm are skipped by name if it is missing."""
 
 import json
 import re
@@ -64,7 +64,7 @@ def test_monitoring_files_are_those_of_the_project(name):
     """Helm takes files from the chart's folder alone."""
     source, copy = ROOT / "deploy/monitoring" / name, CHART / "files" / name
     if not source.exists():
-        pytest.skip(f"there is no {source.relative_to(ROOT)}")
+        pytest.skip(f"missing {source.relative_to(ROOT)}")
     assert copy.read_text() == source.read_text(), f"cp {source} {copy}"
 
 
@@ -171,7 +171,7 @@ def test_the_programs_take_every_variants_command_lines(values, tmp_path):
 
 
 def make_tls_files(folder):
-    """What the TLS variants mount, as real files."""
+    """The files that the TLS variants mount."""
     for part in ("tls", "cluster-tls"):
         (folder / part).mkdir()
         subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
@@ -244,7 +244,7 @@ def test_gpus_of_one_pod_share_a_container():
     {"persistentVolumeClaim": {"claimName": "ringattn-peers"}},
     {"hostPath": {"path": "/var/lib/ringattn", "type": "Directory"}}], ids=lambda v: next(iter(v)))
 def test_pods_of_one_gpu_meet_in_a_volume(volume):
-    """One node, one folder under one path, a GPU of their own each, and all GPUs to be seen by all."""
+    """Pods share one node and one folder at one path, use different GPUs, and can see all of them."""
     found = objects(template(
         "-f", CHART / "ci/gpu-single-values.yaml", "--set", "worker.gpu.ringTransport=auto",
         "--set-json", f"worker.gpu.peerSocketVolume={json.dumps(volume)}").stdout)
