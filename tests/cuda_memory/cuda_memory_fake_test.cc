@@ -1,6 +1,6 @@
-// The client's GPU memory is that of a driver of its own (worker/testing/fake_cuda: libcuda.so.1),
-// which the host cannot touch: who reads it otherwise than by the driver's copies, or the worker's
-// imports, dies. The kernels are the CPU's.
+// The client's GPU memory belongs to a fake driver (worker/testing/fake_cuda: libcuda.so.1) and is
+// inaccessible to the host: an access other than the driver's copies or the worker's imports
+// crashes. The kernels are the CPU's.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -180,7 +180,7 @@ struct Problem {
   std::vector<uint8_t> q, k, v, dout, out, lse, dq, dk, dv;
 };
 
-// What the relay makes of it.
+// Returns the results of the same request over the relay.
 Problem Relayed(client::Client& client, uint64_t tokens) {
   Problem problem(tokens);
   const CallOptions relay{.transport = TransportPreference::kRelay};
@@ -311,7 +311,7 @@ TEST_F(CudaMemoryTest, AResidualNeedsOnlyItsOwnTensors) {
   EXPECT_EQ(gpu.Back(results.dq), expected.dq);
 }
 
-// Whoever cannot have it gets his results all the same, and hears why.
+// A client that cannot use CUDA memory gets its results over another transport, with the reason.
 TEST_F(CudaMemoryTest, WhereItIsNotTakenTensorsTakeAnotherWayWithTheReason) {
   for (const auto& [takes, on_cpu] :
        {std::pair(Takes::kHost, false), std::pair(Takes::kCuda, true)}) {
@@ -449,7 +449,7 @@ TEST_F(CudaMemoryTest, CudaMallocedMemoryOfAProcessWithTheWorkersNumberIsRefused
   EXPECT_THAT((*region)->trouble(), HasSubstr("both have process id"));
 }
 
-// Of lse per document some bytes are no worker's: they are filled, on the GPU.
+// With lse per document, some bytes belong to no worker: the client fills them on the GPU.
 TEST_F(CudaMemoryTest, HolesOfLsePerDocumentAreFilledThere) {
   Service service(Takes::kCuda);
   const auto client = service.Connect();
