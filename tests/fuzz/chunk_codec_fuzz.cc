@@ -1,6 +1,5 @@
-// Whatever bytes arrive, the chunk parser stays inside them, and whatever protobuf
-// accepts it reads alike. The first byte chooses the message type and how the rest
-// is cut into fragments.
+// For every input, the chunk parser stays inside its bytes, and it reads all that protobuf accepts
+// as protobuf does. The first byte chooses the message type and how the rest is cut into fragments.
 #include <algorithm>
 #include <cstdlib>
 #include <string>

@@ -1,6 +1,6 @@
-// Whatever a client's first message holds, reading it stays inside its bytes and
-// inside int64, and what is accepted keeps every promise that the rest of the service
-// builds on. The first byte chooses the direction.
+// For every first message of a client, reading stays inside its bytes and inside int64, and an
+// accepted header keeps every invariant that the rest of the service relies on. The first byte
+// chooses the direction.
 #include <google/protobuf/stubs/logging.h>
 
 #include <cmath>

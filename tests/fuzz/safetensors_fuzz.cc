@@ -1,4 +1,4 @@
-// Whatever bytes a file holds, the parser stays inside them and so do its views.
+// For every file, the parser and its views stay inside the file's bytes.
 #include <cstdlib>
 #include <cstring>
 
