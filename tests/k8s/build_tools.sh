@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds what a Kubernetes cluster of two nodes needs, from the Go module proxy, into .deps/k8s/bin (or
 # $RINGATTN_K8S_TOOLS/bin), and prints that folder: etcd, the six Kubernetes programs, CoreDNS and Helm.
-# What is there in the right version stays. About ten minutes at first on 2 cores, a second afterwards.
+# Tools of the right version are kept. About ten minutes at first on 2 cores, a second afterwards.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -79,7 +79,7 @@ def whole_afterwards(request):
 
 @pytest.hookimpl(tryfirst=True, hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Of a failed test: what the cluster says."""
+    """Prints the cluster's state after a failed test."""
     outcome = yield
     result = outcome.get_result()
     kubernetes = getattr(item, "funcargs", {}).get("kubernetes")

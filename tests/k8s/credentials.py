@@ -1,4 +1,4 @@
-"""What the release proves itself with: two authorities, their certificates, one client's token."""
+"""The release's credentials: two authorities, their certificates, one client's token."""
 
 import base64
 import hashlib

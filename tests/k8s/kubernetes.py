@@ -1,5 +1,5 @@
-"""A real Kubernetes of two nodes on this machine: etcd and the control plane beside the first node's
-kubelet, CoreDNS, no registry. `Kubernetes(...)` starts it, `close()` leaves nothing behind."""
+"""A real Kubernetes of two nodes on this machine: etcd and the control plane next to the first
+node's kubelet, CoreDNS, no registry. `Kubernetes(...)` starts it, `close()` removes everything."""
 
 import json
 import os
@@ -114,7 +114,7 @@ class Kubernetes:
     # ------------------------------------------------------------------ the second node
 
     def lose_node(self):
-        """The second node is gone, and nobody is told."""
+        """Kills the second node without any notice to the cluster."""
         self.nodes[1].pull_the_plug()
 
     def replace_node(self):
@@ -161,5 +161,5 @@ class Kubernetes:
         return json.loads(self.kubectl("get", *words, "-o", "json").stdout)
 
     def start(self, *words, **options):
-        """A process on the first node that goes on beside the test."""
+        """Starts a process on the first node that runs concurrently with the test."""
         return subprocess.Popen(self.command(*words), **options)

@@ -85,7 +85,7 @@ class Node:
             self.run("sysctl", "-qw", f"{setting}=1")
 
     def pull_the_plug(self):
-        """Everything on the node ends at once; nobody is told."""
+        """Kills all processes of the node at once, without notice."""
         if self.pid is None:
             return
         with contextlib.suppress(ProcessLookupError):

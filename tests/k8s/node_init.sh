@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The beginning of a node's first process, in namespaces of its own: gives the node its view of the machine
-# and becomes `pause`. Nothing that it mounts or sets is seen outside.
-#   node_init.sh DIR NAME     DIR: the node's folder, made by node.py
+# The beginning of a node's first process, in new namespaces: gives the node its view of the machine
+# and becomes `pause`. Its mounts and settings are invisible outside.
+#   node_init.sh DIR NAME     DIR: the node's folder, created by node.py
 set -euo pipefail
 dir=$1 name=$2
 

@@ -37,7 +37,7 @@ def make_certificate(folder, name, subject, names="", authority="ca"):
 
 
 class Pki:
-    """Of one Kubernetes cluster."""
+    """The keys and certificates of one Kubernetes cluster."""
 
     def __init__(self, folder, api):
         self.folder = pathlib.Path(folder)

@@ -1,4 +1,4 @@
-"""The chart, installed; and a client of it beside the cluster's nodes."""
+"""The installed chart, and a client of it outside the cluster's nodes."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ class Release:
         self.kubernetes = kubernetes
         self.directory = pathlib.Path(directory)
         self.credentials = Credentials(directory)
-        # Of the command line.
+        # The flags of the command line.
         self.flags = [f"--tls_ca={self.credentials.public_ca}",
                       f"--token_file={self.credentials.token_file}"]
         self.worker_program = CLI.parent / "ringattn-worker"
@@ -174,7 +174,7 @@ class Load:
 
 
 class InFlight:
-    """One long request, sent beside the test."""
+    """Sends one long request concurrently with the test."""
 
     def __init__(self, release, inputs, *flags):
         self._result = None

@@ -1,4 +1,4 @@
-"""What operators change while clients call: no request is lost by the client library."""
+"""Changes by operators while clients call: the client library loses no request."""
 
 import json
 
@@ -38,8 +38,8 @@ def test_scaling_from_two_to_four_to_two(release, report, short_input):
 
 
 def test_a_request_beyond_the_memory_limit_is_refused(release, report):
-    """Workers take 80% of their container's limit of 512 MiB: 409 MiB. What needs more is refused with
-    the sum; what needs nearly all is served. Neither ends a pod."""
+    """Workers take 80% of their container's limit of 512 MiB: 409 MiB. A larger request is rejected
+    with the sum; one that needs nearly all succeeds. Neither ends a pod."""
     before = release.restarts()
     window = ("--causal", "--window=64,0", "--schedule=ring")
     large = release.inputs("large", "--batch=1", "--seq_len=262144", "--heads=8", "--head_dim=64",

@@ -116,7 +116,7 @@ def test_a_node_is_lost(release, report, long_input, short_input):
     assert attempts > 1
     release.wait_ring(1, after=generation)
     assert release.forward(short_input, "--causal") == 1
-    # As its controller would tell Kubernetes: whatever ran there does not run any more.
+    # The taint of a node's controller: no pod runs there any longer.
     release.kubernetes.kubectl("taint", "nodes", "node2",
                                "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
     release.wait_ring(2, seconds=120, after=generation)
