@@ -1,8 +1,8 @@
 // The journey of every field of a header: set, it either makes a difference at its far end
 // (the kernel call, the plan, the reply) or is refused by name. None is ignored.
 //
-// The fields are found by reflection, so that one which is added to the protocol fails this
-// test until somebody has said here what it means.
+// The test finds the fields by reflection. A field that is added to the protocol fails it until its
+// handling is stated here.
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/text_format.h>
 
@@ -34,7 +34,7 @@ constexpr char kBase[] = R"(
   dtype: DATA_TYPE_BFLOAT16
   plan { schedule: SCHEDULE_RING world_size: 2 layout: LAYOUT_ZIGZAG })";
 
-// What becomes of a field.
+// The handling of a field.
 enum class Fate {
   kArrives,
   kRefused,
@@ -215,7 +215,7 @@ void FindLeaves(const Descriptor* type, const std::string& prefix, std::set<std:
   }
 }
 
-// What the core decides by, and what a member is told of it.
+// The inputs of the core's decision, and the choice that a member receives.
 std::string TransportText(const TransportChoice& choice) {
   std::string text = absl::StrFormat("transport required %d", choice.required);
   for (TransportKind kind : choice.accept) absl::StrAppend(&text, " ", static_cast<int>(kind));
@@ -243,7 +243,7 @@ std::string TermsText(const worker::ScoreTerms& terms) {
   return text;
 }
 
-// What a rank's kernel calls for the parts of a dilated problem work on.
+// The operands of a rank's kernel calls for the parts of a dilated problem.
 std::string PartsText(const worker::BindContext& context) {
   std::string text;
   for (size_t i = 0; i < context.parts.size(); ++i) {
@@ -263,7 +263,7 @@ std::string PartsText(const worker::BindContext& context) {
   return text;
 }
 
-// What the far ends see of a request: each member's kernel calls and memory, the plan, the
+// The effects of a request at the far ends: each member's kernel calls and memory, the plan, the
 // reply.
 std::string FarEnds(const server::HeaderRequest& request) {
   const ValidRequest& valid = request.valid;
