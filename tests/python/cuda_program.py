@@ -23,7 +23,7 @@ class Properties(ctypes.Structure):
 
 
 class GpuTensor:
-    """What another library has on a GPU: memory of cuMemCreate that cannot be exported, shown by DLPack alone."""
+    """GPU memory of another library: memory of cuMemCreate that cannot be exported, visible by DLPack alone."""
 
     def __init__(self, array, device=0, code=None):
         self.shape, self.dtype, self.device, self.streams = array.shape, array.dtype, device, []
@@ -76,7 +76,7 @@ def on_host(client, arrays):
 
 
 def taken(client):
-    """A worker that takes CUDA memory: nothing passes the host, whatever allocations inputs are of."""
+    """With a worker that supports CUDA memory, no tensor passes the host, for all kinds of allocations."""
     arrays = problem()
     wanted = on_host(client, arrays)
     for options in ({}, {"transport": "cuda_memory"}):
@@ -93,7 +93,7 @@ def taken(client):
 
 
 def own_memory(client):
-    """Tensors of Client.cuda_empty are taken where they are; others' places are used again when nobody has them."""
+    """Tensors of Client.cuda_empty are used in place; copies' blocks are reused once they are free."""
     arrays = problem(1)
     given = []
     for array in arrays[:3]:
@@ -124,7 +124,8 @@ def own_memory(client):
 
 
 def refused(client):
-    """A service that takes none: asked for by name it fails, by itself it goes through the host and says so."""
+    """With a service without CUDA memory, an explicit request fails; by default tensors pass the host, with the
+    reason."""
     arrays = problem(2)
     wanted = on_host(client, arrays)
     results, *reports = both_passes(client, arrays)
@@ -183,7 +184,7 @@ def beyond_the_limit(client):
     small = ringattn.connect(sys.argv[2], region_bytes=2 << 20)
     rng = np.random.default_rng(5)
     arrays = [rng.standard_normal((1, 4096, 2, 64)).astype(np.float32) for _ in range(3)]
-    # Nor for the results, which nobody but the arena could hold: nothing is computed for nobody.
+    # Nor for the results, which only the arena could hold: the call fails before any computation.
     try:
         small.forward(*(GpuTensor(array) for array in arrays))
     except MemoryError as error:

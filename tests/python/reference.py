@@ -56,7 +56,7 @@ def forward(q, k, v, softmax_scale=None, softcap=None, **band):
 
 
 def close(actual, expected, relative):
-    """The error of the whole tensor beside the tensor's norm; a NaN fails."""
+    """Returns the error of the whole tensor relative to the tensor's norm; a NaN fails."""
     actual, expected = (np.asarray(x, np.float64) for x in (actual, expected))
     assert actual.shape == expected.shape
     where = np.isfinite(expected)

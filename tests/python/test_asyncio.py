@@ -71,7 +71,7 @@ def test_cancelling_a_task_frees_the_workers(client, long_call):
 
     seconds = asyncio.run(main())
     assert seconds < 10
-    # The coordinator hears of it a moment later.
+    # The coordinator receives the cancellation a moment later.
     wait_until(lambda: state_of(client, "py-cancelled") == "failed", 10, "the operation's end")
     assert is_served(client)
     # The client's connections, to the coordinator and 16 to the workers; no eventfd.

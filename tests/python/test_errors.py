@@ -1,4 +1,4 @@
-"""What is wrong is said by type, and by the field's name."""
+"""Invalid arguments raise an error with the right type and the field's name."""
 import os
 import pathlib
 import pickle

@@ -121,7 +121,7 @@ def test_lse_per_document(client, rng, transport):
     result = client.backward(dout, q, k, v, out=out, lse=ours.lse, dlse=behind, lse_format="per_document", **options)
     for name in ("dq", "dk", "dv"):
         assert (getattr(result, name) == getattr(expected, name)).all(), name
-    # And beside a residual.
+    # And with a residual.
     report = client.forward(q, k, v, lse_format="per_document", retain=60, **options).report
     result = client.backward(dout, residual=report.residual, dlse=behind)
     assert (result.dq == expected.dq).all()
@@ -145,7 +145,7 @@ def test_lse_formats_that_make_no_sense(client, rng):
 
 
 def weights(q, k, lse, causal):
-    """Of all rows of a batch row or document, in fp64: [heads, queries, keys]."""
+    """Returns p for all rows of a batch row or document, in fp64: [heads, queries, keys]."""
     group = q.shape[1] // k.shape[1]
     scores = np.einsum("ihd,jhd->hij", q.astype(np.float64), np.repeat(k, group, 1).astype(np.float64))
     seen = reference.visible(len(q), len(k), causal)

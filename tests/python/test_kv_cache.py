@@ -352,7 +352,7 @@ def test_flash_attn_refuses_by_name(client):
         place = cache.layer(0)
         for name in ("rotary_cos", "rotary_sin", "cache_leftpad", "block_table", "alibi_slopes", "v_cache"):
             with pytest.raises(NotImplementedError, match=name):
-                flash_attn_with_kvcache(q, place, **{name: torch.ones(1)})
+                flash_attn_with_kvcache(q, place, **{name: torch.ones(1)}, causal=True)
         for options, name in (({"softmax_scale": 1.0}, "softmax_scale"), ({"softcap": 1.0}, "softcap"),
                               ({"causal": False, "window_size": (5, -1)}, "causal"), ({}, "window_size")):
             with pytest.raises(ValueError, match=name):
@@ -362,4 +362,4 @@ def test_flash_attn_refuses_by_name(client):
         with pytest.raises(ValueError, match="k_cache"):
             flash_attn_with_kvcache(q, cache, None, k, k)
         with pytest.raises(TypeError, match="k_cache"):
-            flash_attn_with_kvcache(q, k, k)
+            flash_attn_with_kvcache(q, k, None, k, k)

@@ -18,7 +18,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Watched:
-    """What a process holds."""
+    """The resources that a process holds."""
 
     def __init__(self, pid):
         self.pid = pid
@@ -27,7 +27,7 @@ class Watched:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def mappings(self):
-        """Of memory shared between client and workers."""
+        """Returns the bytes of memory shared between client and workers."""
         return pathlib.Path(f"/proc/{self.pid}/maps").read_text().count("memfd:ringattn-region")
 
     def threads(self):
@@ -54,7 +54,7 @@ def flat(watched, work, times, allowed_bytes, what, record_property, settle=gc.c
     work(times)
     seconds = time.monotonic() - began
     settle()
-    # gRPC's threads and connections come as they are needed, whatever the number of calls.
+    # gRPC creates threads and connections on demand, up to a bound that the number of calls does not affect.
     wait_until(lambda: all(w.descriptors() <= b[0] + 6 and w.mappings() <= b[1] and w.threads() <= b[2] + 16
                            for w, b in zip(watched, before)), 30,
                f"descriptors, mappings and threads as before: {before}")
@@ -89,7 +89,7 @@ def test_small_calls(client, rng, watched, record_property):
 
 
 def test_regions(client, watched, record_property):
-    """Attached by all workers and let go of, used or not."""
+    """Regions attached by all workers and detached again, used or not."""
     def work(times):
         for i in range(times):
             region = client.region(1 << 16)
@@ -104,7 +104,7 @@ def test_regions(client, watched, record_property):
             del region
 
     times = 10_000 if FULL else 100
-    flat(watched, work, times, max(6 << 20, 400 * times), "regions attached and let go of", record_property)
+    flat(watched, work, times, max(6 << 20, 400 * times), "regions attached and detached", record_property)
     own = len(client._arena._own)
     wait_until(lambda: all(w.mappings() <= own for w in watched[1:]), 20, "nothing mapped")
 

@@ -1,5 +1,5 @@
-"""Every field that a request may have can be set from Python: the protocol's own list is the measure. A field that is
-added to it fails here until somebody has said how Python sets it, or why it does not."""
+"""Every field that a request may have can be set from Python: the protocol's field list is the measure. A new field
+fails here until this file states how Python sets it, or why it does not."""
 import asyncio
 import inspect
 
@@ -85,8 +85,8 @@ SET = {
 # The client library's own business, with what a user sets instead.
 OF_THE_LIBRARY = {
     "ForwardHeader.reply": "field by field", "BackwardHeader.reply": "field by field",
-    "ForwardHeader.inline_tensors": "small ones are, by themselves",
-    "BackwardHeader.inline_tensors": "small ones are, by themselves",
+    "ForwardHeader.inline_tensors": "small ones are, automatically",
+    "BackwardHeader.inline_tensors": "small ones are, automatically",
     "ForwardHeader.transport": "transport=", "BackwardHeader.transport": "transport=",
     "ReplyOptions.max_chunk_bytes": "as the library's own channels take them",
 }
@@ -141,7 +141,7 @@ def test_field_is_set(field):
 
 
 def test_every_option_is_documented_and_used():
-    """What the options' types list is what the functions take, and each is in the table above or changes no field."""
+    """The options' types list exactly the functions' options, and each is in the table above or changes no field."""
     used = {name for options in SET.values() for name in options} - {"tensors", "out", "lse"}
     of_the_call = {"deadline", "traceparent", "transport", "dropout_origin"}
     assert _options.FORWARD_NAMES | _options.BACKWARD_NAMES == used | of_the_call
@@ -183,7 +183,7 @@ def test_an_error_of_on_progress_ends_the_call(client, long_call):
 
     with pytest.raises(LookupError):
         client.forward(*long_call, on_progress=fail, progress_interval=0.02, request_id="told-1")
-    # The coordinator hears of it a moment later.
+    # The coordinator receives the cancellation a moment later.
     wait_until(lambda: state_of(client, "told-1") == "failed", 10, "the operation's end")
     with pytest.raises(LookupError):
         asyncio.run(client.forward_async(*long_call, on_progress=fail, progress_interval=0.02))

@@ -1,4 +1,4 @@
-"""What a forward leaves with the workers, over numpy: equal gradients, fewer bytes, typed ends."""
+"""Residuals over numpy: equal gradients, fewer bytes, typed ends."""
 import time
 
 import numpy as np
@@ -85,7 +85,7 @@ def test_tensors_are_sent_where_it_is_gone(client, rng, transport):
 
 
 def test_the_forwards_plan_may_be_said_again(client, rng):
-    """What is said of where to compute is compared, not dropped: also where the tensors are not given."""
+    """Plan options next to a residual are compared, not dropped: also where the tensors are not given."""
     q, k, v, dout = tensors(rng)
     plan = {"schedule": "ring", "layout": "zigzag", "world_size": 2}
     expected = stateless(client, dout, q, k, v, **plan)

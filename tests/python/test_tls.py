@@ -108,7 +108,7 @@ def test_a_token(service):
 
 
 def test_by_the_environment(service):
-    """As a training script that knows nothing of it."""
+    """A training script that does not configure TLS in its code."""
     script = "import numpy as np, ringattn; q = np.ones((1, 8, 1, 8), np.float32); " \
              "print(ringattn.default_client().forward(q, q, q, deadline=60).out.sum())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120,

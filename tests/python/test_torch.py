@@ -125,7 +125,7 @@ def test_zero_copy():
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compile_whole(backend, tmp_path, monkeypatch):
     if backend == "inductor" and not shutil.which("g++"):
-        pytest.skip("inductor: there is no C++ compiler")
+        pytest.skip("inductor: no C++ compiler found")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
     q, k, v = leaves()
@@ -248,7 +248,7 @@ def packed_leaves(tokens=75):
 
 
 def test_lse_per_document():
-    """Its gradient flows, too; what stands behind a document's end has none."""
+    """lse per document has a gradient, too; elements after a document's end have none."""
     qkv, cu = packed_leaves()
     options = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "causal": True}
     out, flat = ringattn.attention(qkv=qkv, **options)
@@ -281,7 +281,7 @@ def test_packed_forms_compile_whole():
 
 
 def test_documents_bits_and_origins():
-    """Options that tensors of PyTorch's need no rule of their own for: as Client.forward has them."""
+    """Options whose PyTorch tensors need no special rule: as in Client.forward."""
     qkv, cu = packed_leaves()
     client = ringattn.default_client()
     documents = [ringattn.Document(causal=True), ringattn.Document(), ringattn.Document(window=(5, 2))]

@@ -90,7 +90,7 @@ def test_gradients_are_the_stateless_ones(log, mode, dtype):
 @pytest.mark.parametrize("mode", ["auto", "remote", "off"])
 @pytest.mark.parametrize("plan", [{"schedule": "ring", "world_size": 1}, {"members": "all"}, {"key_splits": 1}])
 def test_a_default_plan_serves_both_directions(default_client, log, mode, plan):
-    """The backward is told what the forward was told: where it was, on one device, and of a forward alone."""
+    """The backward gets the forward's plan: its members, a single device, and options of the forward alone."""
     inputs = leaves()
     ringattn.set_default_client(default_client, world_size=2)
     ringattn.attention(*inputs, residual="off")
@@ -214,8 +214,8 @@ def test_checkpointing_does_not_leak(default_client, log, use_reentrant):
     expected = torch.autograd.grad(layer(*inputs).square().sum(), inputs)
     del log.forwards[:], log.backwards[:]
     out = checkpoint(layer, *inputs, use_reentrant=use_reentrant)
-    # Nothing of the first run is wanted any more.
-    wait_until(lambda: len(torch_ops._keeper) == 0, 10, "let go of")
+    # The first run's residuals are released.
+    wait_until(lambda: len(torch_ops._keeper) == 0, 10, "no residual kept")
     out.square().sum().backward()
     assert all((a.grad == b).all() for a, b in zip(inputs, expected))
     assert len(log.forwards) == 2 and len(log.backwards) == 1

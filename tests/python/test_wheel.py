@@ -1,4 +1,4 @@
-"""What was installed: files, metadata, libraries, types."""
+"""The installed package: files, metadata, libraries, types."""
 import ast
 import importlib.metadata
 import inspect

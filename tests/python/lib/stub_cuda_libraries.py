@@ -3,7 +3,7 @@
   python3 stub_cuda_libraries.py SITE_PACKAGES
 
 PyPI's wheel is linked against cuBLAS, cuDNN and others that are only called when a GPU is there. For each that is not
-installed this puts a library of its name beside PyTorch's own, whose functions do nothing. For tests on CPUs; a GPU
+installed this puts a library of its name next to PyTorch's libraries, whose functions do nothing. For tests on CPUs; a GPU
 needs the real ones.
 """
 import pathlib
@@ -12,10 +12,10 @@ import subprocess
 import sys
 import tempfile
 
-# How a library asks for a function of another: "UND cuptiFinalize@libcupti.so.13 (5)", and where it says whose the
-# version behind the @ is: "Version: 1  File: libcupti.so.13  Cnt: 1", "Name: libcupti.so.13  Flags: none".
+# A reference to another library's function, "UND cuptiFinalize@libcupti.so.13 (5)", and the lines that name the library
+# of the version after the @: "Version: 1  File: libcupti.so.13  Cnt: 1", "Name: libcupti.so.13  Flags: none".
 WANTED_FUNCTION = re.compile(r"\bUND (\w+)@([\w.]+)")
-# Of a library without versions: "UND ncclSend".
+# The same for a library without versions: "UND ncclSend".
 WANTED_WITHOUT_VERSION = re.compile(r"\bUND (\w+)$", re.MULTILINE)
 VERSION_FILE = re.compile(r"Version: 1\s+File: (\S+)")
 VERSION_NAME = re.compile(r"Name: (\S+)\s+Flags")
