@@ -1,5 +1,5 @@
-"""Known clients beside each other for longer: small requests of one beside sixty-four large ones
-of another, and shares by weight. Full tier (tests/lib/long_tests.sh)."""
+"""Concurrent known clients for longer: small requests of one and sixty-four large ones of another,
+and shares by weight. Full tier (tests/lib/long_tests.sh)."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ TOKENS = {name: f"the-token-of-{name}-client" for name in ("large", "small", "li
 
 
 def start(make_ring, tmp_path, weights=None):
-    """One worker behind TLS; `attention(name)` is a stub of that client's own connection."""
+    """One worker behind TLS; `attention(name)` is a stub on that client's connection."""
     authority = Authority(tmp_path, "ca")
     clients = tmp_path / "clients.json"
     write_clients(clients, [{"name": name, "token_sha256": [digest(token)],
