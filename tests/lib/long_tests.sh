@@ -24,7 +24,7 @@ run "sweep of 20,000 cases" //tests/sweep:attention_sweep_test --cases=20000 --s
 run "4,000 programs over K/V caches" //tests/sweep:kv_sweep_test --cases=4000 --seed=100
 run "long shards, 200 cases" //tests/sweep:long_sweep_test --long_cases=200 --seed=100
 
-name="known clients beside each other"
+name="concurrent known clients"
 if bazel build --noshow_progress //server:ringattn-server //worker:ringattn-worker &&
   /usr/bin/python3 -m pytest -q -p no:cacheprovider tests/tenants; then
   record "pass $name"
