@@ -75,7 +75,7 @@ TEST(ReferenceInterpreter, RefusesUnmatchedTransfers) {
       });
     }
   });
-  EXPECT_THAT(std::string(nobody_receives.message()), HasSubstr("nobody receives"));
+  EXPECT_THAT(std::string(nobody_receives.message()), HasSubstr("no matching receive"));
 }
 
 TEST(ReferenceInterpreter, RefusesRangesOutsideTheirBuffer) {
