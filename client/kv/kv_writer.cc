@@ -297,7 +297,7 @@ absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
   call.set_k(Text(args.k));
   call.set_v(Text(args.v));
   if (absl::Status status = CheckCallBytes(call, bytes); !status.ok()) return FromKvError(status);
-  // What each peer gets: the tensors of its rank, or all of them.
+  // The tensors for each peer: those of its rank, or all of them.
   std::vector<v1::StepRequest> requests(streams_->size());
   int64_t sent = 0;
   const bool cuts = transport_ == v1::TRANSPORT_DIRECT && streams_->size() > 1;

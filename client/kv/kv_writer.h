@@ -81,7 +81,7 @@ class KvWriter {
   absl::StatusOr<std::vector<v1::StepResponse>> SendOnce(
       const std::vector<v1::StepRequest>& requests, bool with_step,
       const StepStreams::Limits& limits);
-  // What a broken stream means: OK to try again, or the error that the caller gets.
+  // Maps a broken stream's status: OK to try again, or the error for the caller.
   absl::Status Recover(const absl::Status& broken, const StepStreams::Limits& limits);
   // Takes the peers' answers to StepBegin.
   absl::Status TakeBegun(const Answers& answers);
@@ -89,7 +89,7 @@ class KvWriter {
   void ApplyStep();
   absl::Status RanksDiffer(const std::string& what);
   bool is_complete() const;
-  // Remembers errors after which the writer is of no use.
+  // Remembers errors after which the writer must be destroyed.
   absl::Status Noted(absl::Status status);
 
   const std::shared_ptr<const KvServiceCalls> service_;
