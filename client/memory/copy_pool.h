@@ -35,7 +35,7 @@ class CopyPool {
 
   void Add(std::function<void()> work) ABSL_LOCKS_EXCLUDED(mutex_);
   // Copies the pieces, with several threads if that is faster. The last thread to finish calls
-  // `done`. `wanted` is polled between units; if it returns false, the rest is skipped.
+  // `done`. Polls `wanted` between units; if it returns false, the rest is skipped.
   void Copy(const std::vector<Piece>& pieces, std::function<bool()> wanted,
             std::function<void()> done) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -97,7 +97,7 @@ TEST_F(SharedRegionTest, AllWorkersAttachAndReleaseIt) {
   EXPECT_TRUE(Await([&] { return !first_.has_region() && !second_.has_region(); }));
   EXPECT_THAT(region->id(&why), IsEmpty());
   EXPECT_THAT(why, HasSubstr("released"));
-  EXPECT_EQ(region->data()[9'999], 7);  // mapped while somebody holds it
+  EXPECT_EQ(region->data()[9'999], 7);  // mapped as long as a reference to it exists
 }
 
 TEST_F(SharedRegionTest, ARestartedWorkerAttachesItUnderTheSameName) {
@@ -178,7 +178,7 @@ TEST_F(SharedRegionTest, AFenceWaitsForEveryWorker) {
   EXPECT_TRUE(Await([&] { return second_.fences().size() == 3; }));
   absl::SleepFor(absl::Milliseconds(50));
   EXPECT_FALSE(over);
-  second_.DropRegions();  // the fence completes: nobody is left to write
+  second_.DropRegions();  // the fence completes: no writer is left
   EXPECT_TRUE(Await([&] { return over.load(); }));
   region->Stop();
 }
@@ -251,7 +251,7 @@ TEST_F(SharedRegionTest, AWorkerOnAnotherMachineIsNotDialled) {
   EXPECT_EQ(second_.attaches(), 0);
   const int calls = calls_;
   absl::SleepFor(absl::Milliseconds(500));
-  EXPECT_EQ(calls_, calls);  // and nobody asks for it again
+  EXPECT_EQ(calls_, calls);  // and no client requests it again
   region->Stop();
 }
 
@@ -265,7 +265,7 @@ TEST_F(SharedRegionTest, WithoutWorkersTheMemoryIsStillUsable) {
   region->data()[0] = 1;
   const int calls = calls_;
   absl::SleepFor(absl::Milliseconds(300));
-  EXPECT_EQ(calls_, calls);  // the coordinator has rejected it, so nobody asks again
+  EXPECT_EQ(calls_, calls);  // the coordinator has rejected it, so no client requests it again
   region->Stop();
 }
 
