@@ -69,7 +69,7 @@ class FakeAttentionServer final : public v1::AttentionService::Service {
   using Handler = std::function<grpc::Status(int call, const v1::ForwardHeader& header,
                                              grpc::ServerContext* context, ForwardStream* stream)>;
 
-  // `beside`: another service on the same address, which outlives this; null: none.
+  // `beside`: another service on the same address, which must outlive this; may be null.
   explicit FakeAttentionServer(Handler handler, grpc::Service* beside = nullptr)
       : handler_(std::move(handler)) {
     int port = 0;
