@@ -1,7 +1,7 @@
 """Tensors of several libraries as memory that the extension module reads and writes, without a copy where that can be.
 
-numpy arrays and PyTorch tensors on the CPU are taken as they are if they are contiguous. What else speaks DLPack or
-numpy's array protocol is taken through numpy. Tensors of a CUDA device are `_cuda`'s.
+numpy arrays and PyTorch tensors on the CPU are used in place if they are contiguous. Other objects with DLPack or
+numpy's array protocol are taken through numpy. Tensors of a CUDA device are handled by `_cuda`.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class CudaArray:
         return _core.make_cuda_dlpack(self._block, self._block.address, self.device, list(self.shape), code, bits)
 
     def numpy(self) -> np.ndarray:
-        """A copy in host memory ("bfloat16": of ml_dtypes), behind all that this process has put on the GPU."""
+        """Returns a copy in host memory ("bfloat16": of ml_dtypes), after all GPU work of this process so far."""
         host = np.empty(self.nbytes, np.uint8)
         check(_core.cuda_synchronize(self.device))
         if self.nbytes:

@@ -144,7 +144,7 @@ class CudaArena:
             if blocks is None and transport == "cuda_memory":
                 raise ResourceExhaustedError(
                     "RESOURCE_EXHAUSTED", f"transport='cuda': {why or self._no_room()}")
-        # Whoever writes the inputs is done, and whoever still read what lay in the blocks before.
+        # All writers of the inputs are done, and all readers of the blocks' earlier content.
         for device in devices:
             check(_core.cuda_synchronize(device))
         if blocks is None:
@@ -156,7 +156,7 @@ class CudaArena:
         return placement
 
     def _no_room(self) -> str:
-        return f"there is no room for them on the GPU in region_bytes={self.limit}"
+        return f"the GPU regions have no space left in region_bytes={self.limit}"
 
     def _blocks_for(self, core: _core.Client, request: Any) -> dict[str, _Block] | None:
         """For the results, and for the inputs that lie in no region."""

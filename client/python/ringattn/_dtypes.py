@@ -14,7 +14,7 @@ DTYPES = ("float32", "bfloat16", "float16", "int32", "uint8")
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """Of one of DTYPES. bfloat16 is ml_dtypes'."""
+    """Returns the numpy type for one of DTYPES. bfloat16 is ml_dtypes'."""
     if name != "bfloat16":
         return np.dtype(name)
     import ml_dtypes

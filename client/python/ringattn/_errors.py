@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class FieldViolation(NamedTuple):
-    """What is wrong with one field of the request."""
+    """A violation in one field of the request."""
 
     field: str  #: as the protos name it, "options.softcap"
     description: str
@@ -77,7 +77,7 @@ class DeadlineExceededError(RingattnError, TimeoutError):
 
 
 class CancelledError(RingattnError):
-    """Somebody ended the operation: `Client.cancel_operation`, or an operator."""
+    """A client (`Client.cancel_operation`) or an operator cancelled the operation."""
 
 
 class PermissionDeniedError(RingattnError, PermissionError):
@@ -85,7 +85,7 @@ class PermissionDeniedError(RingattnError, PermissionError):
 
 
 class NotFoundError(RingattnError, LookupError):
-    """There is no such operation."""
+    """The operation does not exist."""
 
 
 class DataLossError(RingattnError):
@@ -159,6 +159,6 @@ def error_of(details: Mapping[str, Any]) -> RingattnError:
 
 
 def invalid(field: str, description: str) -> InvalidArgumentError:
-    """What the service would say of `field`, said before anything is sent."""
+    """Returns the service's error about `field`, for checks before anything is sent."""
     return InvalidArgumentError("INVALID_ARGUMENT", f"{field}: {description}",
                                 violations=(FieldViolation(field, description),))

@@ -1,4 +1,4 @@
-"""What can be asked of a call: typed, documented keyword arguments."""
+"""The options of a call: typed, documented keyword arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Window = tuple[int, int]
 
 @dataclass(frozen=True)
 class Document:
-    """What holds in one packed document, instead of the call's `causal` and `window`."""
+    """Options of one packed document, instead of the call's `causal` and `window`."""
 
     causal: bool = False
     window: Window | None = None
@@ -53,7 +53,7 @@ class CallOptions(TypedDict, total=False):
     world_size: int | None
     #: Tokens per stripe, of the striped layout.
     stripe: int | None
-    #: Of the schedule ``all_gather``: K/V of so many kv heads at a time.
+    #: For the schedule ``all_gather``: K/V of so many kv heads at a time.
     heads_per_step: int | None
     #: The workers to compute on, by name, in the order of the ring.
     members: Sequence[str]
@@ -79,10 +79,10 @@ class CallOptions(TypedDict, total=False):
 
 
 class AttentionOptions(CallOptions, total=False):
-    """What is computed; docs/semantics.md of the service is exact about it."""
+    """Options of the result; docs/semantics.md of the service defines them exactly."""
 
     causal: bool
-    #: (left, right) tokens that a query sees beside its own position; -1: no limit.
+    #: (left, right) tokens that a query sees in addition to its own position; -1: no limit.
     window: Window | None
     #: None: 1 / sqrt(head_dim).
     softmax_scale: float | None
@@ -118,8 +118,8 @@ class AttentionOptions(CallOptions, total=False):
     compute_dtype: Literal["fp8_e4m3", "float8_e4m3"] | None
     #: fp32: out and gradients as they were summed up; None: q's type.
     output_dtype: Literal["fp32", "float32"] | None
-    #: Of packed documents, of lse and dlse alike: "per_document" [documents, heads, longest document's queries], -inf
-    #: behind each document's end (what stands there is not read); "flat" or None: [heads, tokens].
+    #: For packed documents, of lse and dlse: "per_document" [documents, heads, longest document's queries], -inf
+    #: after each document's end (those elements are not read); "flat" or None: [heads, tokens].
     lse_format: Literal["flat", "per_document"] | None
     #: Dilated attention; documents have as many queries as keys.
     dilation_levels: Sequence[DilationLevel]
@@ -130,7 +130,7 @@ class AttentionOptions(CallOptions, total=False):
 
 
 class ForwardOptions(AttentionOptions, total=False):
-    """Of forward alone."""
+    """Options of forward alone."""
 
     #: Keep inputs and results with the workers for so many seconds (True: as long as the service thinks right), for a
     #: backward that then sends dout alone: `Report.residual`. A forward never fails because nothing can be kept:
@@ -142,7 +142,7 @@ class ForwardOptions(AttentionOptions, total=False):
 
 
 class BackwardOptions(AttentionOptions, total=False):
-    """Of backward alone."""
+    """Options of backward alone."""
 
     #: The gradient of lse, fp32 in its shape.
     dlse: ArrayLike | None

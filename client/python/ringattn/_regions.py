@@ -168,7 +168,7 @@ class Arena:
     def make(self, core: _core.Client, nbytes: int) -> Region:
         """A region that lives as long as somebody has it, or something in it."""
         if nbytes < 1:
-            raise ValueError(f"nbytes: {nbytes} is no size of a region")
+            raise ValueError(f"nbytes: {nbytes} is not a valid size of a region")
         region, error = core.allocate_region(nbytes)
         if error is not None:
             raise error_of(error)

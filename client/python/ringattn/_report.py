@@ -1,4 +1,4 @@
-"""What a call says of itself, beside its results."""
+"""The report of a call, returned with its results."""
 
 from __future__ import annotations
 

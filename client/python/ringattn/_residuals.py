@@ -1,4 +1,4 @@
-"""What a forward left with the workers, and how it is let go of when nobody can ask for it any more."""
+"""Residuals: a forward's state with the workers, and its deletion when no code can refer to it any longer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Residual:
     has `keep_residual`.
     """
 
-    handle: str  #: a capability: whoever has it can read the gradients
+    handle: str  #: a capability: every holder can read the gradients
     header: Mapping[str, Any] = field(repr=False)  #: the forward's request
     shapes: Mapping[str, tuple[int, ...]] = field(repr=False)  #: of q, k, v, out, lse, and bias where there is one
     dtypes: Mapping[str, str] = field(repr=False)  #: of "q", "out" and "bias"
@@ -60,7 +60,7 @@ def _delete(client: Any, handle: str, deadline: float) -> None:
 
 
 class Keeper:
-    """Residuals that belong to something: deleted, by a thread of its own, when that is gone. Thread safe."""
+    """Residuals that belong to an owner: a thread deletes them when the owner is gone. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
