@@ -15,7 +15,7 @@
 namespace ringattn {
 namespace {
 
-// Of all sequences of a cache in BLOCKS numbering together: 256 MiB of numbers. In SEQUENCES
+// The limit of all table entries of a cache in BLOCKS numbering: 256 MiB of numbers. In SEQUENCES
 // numbering every entry is a reference to a block, so forks are bounded in the same way.
 constexpr int64_t kMaxTableEntries = int64_t{1} << 26;
 
@@ -88,7 +88,7 @@ struct KvBlockMap::Impl {
   KvBlockSet written;                // BLOCKS: since Settle
   int64_t table_entries = 0;         // of all sequences
 
-  // Of the begun step.
+  // The state of the begun step.
   bool begun = false;
   std::vector<JournalEntry> journal;
   std::vector<uint32_t> taken;     // blocks that the step took
@@ -244,7 +244,7 @@ struct KvBlockMap::Impl {
     if (by_sequences() && row.expected_length != 0) {
       Refuse(index, false, RefusalReason::kUnknownSequence, 0,
              absl::StrCat("sequence ", row.sequence,
-                          " does not exist; a row makes it with expected_length 0"));
+                          " does not exist; a row with expected_length 0 creates it"));
       return nullptr;
     }
     if (!HasRoomForSequence()) {

@@ -80,7 +80,7 @@ class KvBlockMap {
   // REQUIRES: no step is begun.
   void Settle();
 
-  // Of the begun step; valid until Commit or Undo.
+  // The rows of the begun step; valid until Commit or Undo.
   const std::vector<KvRowView>& rows() const;
   const std::vector<KvBlockCopy>& copies() const;
   // CRC-32C over the changes of tables and lengths by the begun step. 0 in BLOCKS numbering, where

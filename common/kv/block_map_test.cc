@@ -123,7 +123,7 @@ TEST(KvBlockMapTest, ForksShareBlocksAndWritersCopy) {
   EXPECT_EQ(map.copies()[0].target, 3u);
   EXPECT_EQ(map.copies()[0].entries, 4);
   map.Commit();
-  // Nobody shares block 2 any more.
+  // No other sequence shares block 2 any longer.
   ASSERT_TRUE(map.Begin(Rows({Row(1, 40, 33, 1)})).empty());
   EXPECT_THAT(TableOf(map, 0), ElementsAre(0, 1, 2));
   EXPECT_TRUE(map.copies().empty());
@@ -169,7 +169,7 @@ TEST(KvBlockMapTest, WindowsGiveBlocksBackBehindKeepLength) {
   EXPECT_EQ(TableOf(map, 0)[4], kNoBlock);
   EXPECT_NE(TableOf(map, 0)[5], kNoBlock);
   map.Commit();
-  // Starting anew needs nothing.
+  // A sequence that starts again has no precondition.
   ASSERT_TRUE(map.Begin(Rows({Row(1, 102, 0, 20, 20)})).empty());
   EXPECT_NE(TableOf(map, 0)[0], kNoBlock);
   map.Undo();
@@ -246,7 +246,7 @@ TEST(KvBlockMapTest, BlocksAreChecked) {
   EXPECT_THAT(refused({BlocksRow(1, 0, 1, 1, {{0, 0, {1}}, {1, 0, {2}}}),
                        BlocksRow(2, 0, 1, 1, {{0, 0, {2}}, {1, 0, {3}}})}),
               ElementsAre("row 1 BLOCK_WRITTEN_TWICE"));
-  // Entries behind the window are not looked at, and one row may read what another writes.
+  // Entries after the window are ignored, and one row may read what another writes.
   ASSERT_TRUE(map.Begin(Rows({BlocksRow(1, 40, 1, 1, {{0, 0, {1, 2, 3}}, {1, 0, {99, 4, 5}}}),
                               BlocksRow(2, 48, 1, 1, {{0, 0, {1, 2, 3, 6}},
                                                       {1, 0, {99, 99, 5, 7}}})}))
@@ -259,7 +259,7 @@ TEST(KvBlockMapTest, BlocksAreChecked) {
 
 // -------------------------------------------------------------------- random steps and a model
 
-// What a rank's memory would hold: a stamp per group, block and offset.
+// A model of a rank's memory: a stamp per group, block and offset.
 class Memory {
  public:
   uint64_t& At(int group, uint32_t block, int64_t offset) {

@@ -91,7 +91,7 @@ absl::Status ParseNumbers(const std::string& at, const v1::KvLayerGroup& from, c
                      "it must be finite and greater than 0 in fp32; leave it out for no softcap");
     }
   }
-  // A longer window than any sequence is no window.
+  // A window longer than any sequence is unbounded.
   if (from.has_window_left() && from.window_left() < static_cast<uint64_t>(kUnboundedBand)) {
     group->window_left = static_cast<int64_t>(from.window_left());
   }
