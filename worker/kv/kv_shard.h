@@ -65,7 +65,7 @@ class KvShard {
     int64_t offset = 0;  // in the block
     int64_t count = 0;
   };
-  // What all layers of one group have in common in the begun step.
+  // State that all layers of one group share in the begun step.
   struct GroupPlan {
     bool ready = false;
     std::vector<Append> appends;

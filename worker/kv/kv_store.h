@@ -34,7 +34,7 @@ namespace ringattn::worker {
 class KvStream {
  public:
   virtual ~KvStream() = default;
-  // Ends the call with `status`, soon. Never blocks, calls nobody back.
+  // Ends the call with `status`, soon. Never blocks and makes no callback.
   virtual void End(const absl::Status& status) = 0;
 };
 
@@ -53,7 +53,7 @@ class KvCache {
 
  private:
   friend class KvStore;
-  // What control messages report of the shard.
+  // The shard's progress in control messages.
   struct Progress {
     uint64_t epoch = 0;
     uint64_t committed = 0;

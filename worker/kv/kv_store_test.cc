@@ -163,7 +163,7 @@ TEST_F(KvStoreTest, LaterStreamsAndWritersReplaceEarlierOnes) {
   EXPECT_EQ(KvErrorReason(first->ended), "KV_FENCED");
   OpenAndSettle("a", 2);
   EXPECT_TRUE(absl::IsAborted(stream_->ended));
-  // An older epoch changes nothing and is told the newest one.
+  // An older epoch changes nothing and receives the newest one.
   store_->Open(TestOpen("a", 1));
   EXPECT_EQ(Next().kv_opened().epoch(), 2u);
   EXPECT_TRUE(Attach(Hello("a", 2)).ok());
