@@ -11,8 +11,8 @@ namespace ringattn::worker::cpu {
 // Computes `call` (host memory) on the workspace's threads. The order of every sum depends on the
 // call alone, so results have the same bits for any number of threads. Returns CANCELLED once
 // progress reports a stop; gradients are then undefined.
-//   dbias  of a BiasGradientCall whose elements the backward has (BackwardHasBiasGradient); the call
-//          computes it too; null if it is not requested
+//   dbias  of a BiasGradientCall whose elements the backward has (BackwardHasBiasGradient); the
+//          call computes it too; null if it is not requested
 absl::Status Backward(const BackwardCall& call, void* dbias, Workspace& workspace,
                       const Progress& progress);
 
