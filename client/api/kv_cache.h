@@ -109,6 +109,10 @@ struct KvLayerReport {
 // or IsKvGone.
 class KvCache {
  public:
+  // Reserves a cache without opening it. Errors: as Create's.
+  static absl::StatusOr<v1::CreateCacheResponse> Reserve(Client* client,
+                                                         const v1::KvCacheSpec& spec,
+                                                         const KvCreateOptions& options = {});
   // Reserves a cache and opens it. Errors: those of kv_cache.proto; INVALID_ARGUMENT naming the
   // field, before anything is sent. `client` is used only during the call.
   static absl::StatusOr<std::unique_ptr<KvCache>> Create(Client* client,
@@ -118,7 +122,8 @@ class KvCache {
   // Opens an existing cache and fences its earlier writer.
   static absl::StatusOr<std::unique_ptr<KvCache>> Open(Client* client, const std::string& cache_id,
                                                        const KvOpenOptions& options = {});
-  // The caller's caches, by id.
+  // The caller's caches, by id. The service identifies a caller without authentication by its
+  // connection, so it lists only what this client has created.
   static absl::StatusOr<std::vector<v1::KvCacheInfo>> List(Client* client,
                                                            absl::Duration deadline);
   // Frees a cache. OK if it has ended already; NOT_FOUND if it is unknown.

@@ -36,6 +36,7 @@ void AddPlan(FlagSet& program, Run& run);
 void AddInfo(FlagSet& program, Run& run);
 void AddTopology(FlagSet& program, Run& run);
 void AddBench(FlagSet& program, Run& run);
+void AddCache(FlagSet& program, Run& run);
 void AddUp(FlagSet& program, Run& run);
 void AddDown(FlagSet& program, Run& run);
 void AddWorkers(FlagSet& program, Run& run);

@@ -107,6 +107,8 @@ FlagSet& FlagSet::AddCommand(const std::string& name, const std::string& help) {
   return *commands_.back();
 }
 
+void FlagSet::RequireCommand() { app_->require_subcommand(1); }
+
 void FlagSet::OnChosen(std::function<void()> on_chosen) { app_->callback(std::move(on_chosen)); }
 
 template <typename T>

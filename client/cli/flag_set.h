@@ -73,6 +73,8 @@ class FlagSet {
   FlagSet& operator=(const FlagSet&) = delete;
 
   FlagSet& AddCommand(const std::string& name, const std::string& help);
+  // This command expects exactly one of its own commands.
+  void RequireCommand();
   // Called if the command line names this command.
   void OnChosen(std::function<void()> on_chosen);
 

@@ -39,9 +39,10 @@ class KvCache::Impl {
         writer(std::move(service), std::move(workers), info.cache_id(), std::move(parsed),
                std::move(options)) {}
 
+  // All calls use one connection, because the service lists an anonymous client's caches by it.
   template <typename ClientImpl>
   static std::shared_ptr<const KvServiceCalls> ServiceOf(ClientImpl& client) {
-    return std::make_shared<const KvServiceCalls>(client.NextChannel(), client.token,
+    return std::make_shared<const KvServiceCalls>(client.channels.front(), client.token,
                                                   client.client_options.retry.connect_timeout);
   }
 
@@ -86,7 +87,7 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(Client* client,
   const auto created = Reserve(client, spec, create);
   if (!created.ok()) return created.status();
   auto cache = Open(client, created->cache_id(), open);
-  // Nobody else knows a cache without a request id of the caller's.
+  // Without a request id, no other caller can find the cache.
   if (!cache.ok() && create.request_id.empty()) {
     static_cast<void>(Delete(client, created->cache_id(), absl::Seconds(2)));
   }

@@ -7,6 +7,7 @@
 #include "client/api/client.h"
 #include "client/cli/bench/bench_load.h"
 #include "client/cli/bench/bench_problem.h"
+#include "client/cli/bench/bench_steps.h"
 #include "client/cli/bench/loopback_rate.h"
 #include "client/cli/bench/payload_bound.h"
 #include "client/cli/command.h"
@@ -40,6 +41,7 @@ struct BenchFlags {
   int64_t staging_bytes = ClientOptions().staging_bytes;
   std::string trace;
   LoadFlags load;
+  StepFlags steps;
   bool json = false;
 };
 
@@ -244,9 +246,9 @@ void PrintFigure(const char* name, const Figure& figure, double unit, const char
 
 void PrintText(const BenchFlags& flags, const Measured& measured, const Figures& figures) {
   const v1::PlanReport& plan = measured.reports.back().accepted.plan();
-  std::printf("%s\n%s, %s, %u members: %s\n", measured.verdict.ToString().c_str(),
+  std::printf("%s\n%s, %s, %s: %s\n", measured.verdict.ToString().c_str(),
               ShortName(plan.schedule()).c_str(), ShortName(plan.layout()).c_str(),
-              plan.world_size(), plan.reason().c_str());
+              Counted(plan.world_size(), "member").c_str(), plan.reason().c_str());
   std::printf("%s, %d runs after the verified one: median %.4f s (%.4f to %.4f)\n\n",
               flags.backward ? "backward" : "forward", flags.runs, figures.seconds_median,
               figures.seconds_min, figures.seconds_max);
@@ -317,6 +319,49 @@ int RunLoadTest(const BenchFlags& flags, const Problem& problem, const Attention
   return test->HasDeadLevel() ? kFailure : kSuccess;
 }
 
+int RunSteps(const BenchFlags& flags, const Problem& problem) {
+  if (flags.backward || !flags.trace.empty() || flags.load.wanted()) {
+    return Fail(UsageError("--steps cannot be combined with --backward, --trace or a load test"),
+                flags.json);
+  }
+  const auto deadline = ParseDeadline(flags.deadline);
+  if (!deadline.ok()) return Fail(deadline.status(), flags.json);
+  auto client = flags.server.Connect({.channels = 1});
+  if (!client.ok()) return Fail(client.status(), flags.json);
+  absl::StatusOr<std::vector<StepLevel>> levels;
+  {
+    ProgressBar bar;
+    levels = MeasureSteps(client->get(), problem, flags.steps, flags.transport, *deadline,
+                          flags.rows, flags.seed, bar);
+  }
+  if (!levels.ok()) return Fail(levels.status(), flags.json);
+  Json object = {{"command", "bench"}, {"direction", "steps"}, {"layers", flags.steps.layers}};
+  object["levels"] = Json::array();
+  for (const StepLevel& level : *levels) {
+    object["levels"].push_back(level.ToJson(flags.steps.layers));
+  }
+  const StepLevel& last = levels->back();
+  if (flags.json) {
+    Print(object);
+  } else {
+    std::printf("%u layers on %d workers (%u head parts, %u position parts) by %s: %s\n",
+                flags.steps.layers, last.placement.members_size(), last.placement.head_parts(),
+                last.placement.position_parts(), ShortName(last.transport).c_str(),
+                last.transport_reason.c_str());
+    std::printf("times in us; overhead is call - device; the bound is device + an empty message's "
+                "round trip, by layer\n%s", StepTableHead().c_str());
+    for (const StepLevel& level : *levels) {
+      if (level.passed()) std::printf("%s", level.Text(flags.steps.layers).c_str());
+    }
+    if (!last.passed()) {
+      std::printf("MISMATCH at batch %lld, length %lld: error %g exceeds %g\n",
+                  static_cast<long long>(last.batch), static_cast<long long>(last.length),
+                  last.error, last.error_bound);
+    }
+  }
+  return last.passed() ? kSuccess : kMismatch;
+}
+
 int RunBench(const BenchFlags& flags) {
   Problem problem;
   if (absl::Status status = flags.shape.Apply(&problem); !status.ok()) {
@@ -325,6 +370,7 @@ int RunBench(const BenchFlags& flags) {
   if (absl::Status status = flags.options.Apply(&problem); !status.ok()) {
     return Fail(status, flags.json);
   }
+  if (flags.steps.steps > 0) return RunSteps(flags, problem);
   const auto valid = ValidateLocally(
       problem, flags.backward ? Direction::kBackward : Direction::kForward, flags.backward);
   if (!valid.ok()) return Fail(valid.status(), flags.json);
@@ -388,6 +434,7 @@ void AddBench(FlagSet& program, Run& run) {
               "Write the last run's timeline to this file, for chrome://tracing or "
               "ui.perfetto.dev");
   flags->load.AddTo(command);
+  flags->steps.AddTo(command);
   command.Add("--json", &flags->json, "Print one JSON object (docs/cli-json.md)");
   command.OnChosen([flags, &run] { run = [flags] { return RunBench(*flags); }; });
 }

@@ -30,6 +30,7 @@ int main(int argc, char** argv) {
   AddInfo(program, run);
   AddTopology(program, run);
   AddBench(program, run);
+  AddCache(program, run);
   AddUp(program, run);
   AddDown(program, run);
   AddWorkers(program, run);
