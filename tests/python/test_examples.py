@@ -6,7 +6,7 @@ import sys
 import pytest
 from conftest import EXAMPLES
 
-NEEDS = {"train_torch.py": "torch", "huggingface_model.py": "transformers"}
+NEEDS = {"train_torch.py": "torch", "huggingface_model.py": "transformers", "huggingface_generate.py": "transformers"}
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))

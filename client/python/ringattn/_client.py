@@ -374,7 +374,7 @@ class Client:
         return WorkerCache(_values(self._connected().open_cache(cache_id, options)), self, is_owner=False)
 
     def list_caches(self, *, deadline: float = 10.0) -> list[dict[str, Any]]:
-        """This client's caches: the protos KvCacheInfo as dicts."""
+        """This client's caches: the protos KvCacheInfo as dicts. Without authentication, those of this object."""
         return _values(self._connected().list_caches(deadline))
 
     def delete_cache(self, cache_id: bytes, *, deadline: float = 10.0) -> None:

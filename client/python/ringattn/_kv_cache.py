@@ -104,7 +104,7 @@ def cache_spec(*, layers: int | Sequence[int] | None, heads: int | None, kv_head
     if (tokens is None) == (blocks is None):
         raise invalid("tokens", "or blocks must be given, and not both")
     if tokens is not None:
-        # Each group has tables of its own in the shared blocks.
+        # Groups share the blocks, and each group needs as many.
         blocks = len(groups) * max(1, math.ceil(tokens / block_tokens))
     return {"groups": [group.proto() for group in groups], "dtype": service_dtype(dtype), "block_tokens": block_tokens,
             "blocks": blocks, "numbering": numbering, "label": label}
@@ -253,7 +253,7 @@ class WorkerCache:
 
     @property
     def id(self) -> bytes:
-        """For `Client.open_cache`. Whoever knows the id of an anonymous client's cache can open it."""
+        """For `Client.open_cache`. Any anonymous client that knows the id of an anonymous client's cache can open it."""
         return self._id
 
     @property

@@ -1,4 +1,4 @@
-"""Steps of callers that describe each layer call by itself: flash-attn's functions and Hugging Face models."""
+"""Combines separate layer calls into steps, for flash-attn's functions and Hugging Face models."""
 
 from __future__ import annotations
 
