@@ -6,8 +6,16 @@
 namespace ringattn {
 namespace {
 
-// Plans have a document for each segment of each offset.
+// Plans have a program for each level and offset, and a document for each of its segments.
 void CheckSizes(const AttentionSpec& spec, const Limits& limits, Violations& violations) {
+  const int64_t parts = DilatedPartCount(spec.options);
+  if (parts > limits.max_dilated_parts) {
+    return violations.OverLimit(
+        "options.dilation_levels",
+        absl::StrCat("select ", parts, " pairs of a level and an offset, the limit is ",
+                     limits.max_dilated_parts,
+                     ": use fewer levels, smaller dilation rates or a fixed offset"));
+  }
   const int64_t segments = PlannedDocuments(spec);
   if (segments <= limits.max_dilated_segments) return;
   violations.OverLimit(

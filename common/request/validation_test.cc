@@ -360,6 +360,27 @@ TEST(ValidationTest, ProbabilityRows) {
   ExpectOneViolation(many, "reply.probability_rows", kTooMuch);
 }
 
+// Every level and offset has its own program, so their number is limited although each has only one
+// segment.
+TEST(ValidationTest, DilatedPartsAreLimited) {
+  const std::string shape =
+      "shape { seq_len_q: 131072 seq_len_kv: 131072 num_heads: 256 num_kv_heads: 256 head_dim: 1 "
+      "head_dim_v: 1 } ";
+  const auto levels = [](int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) {
+      text += "options { dilation_levels { segment_length: 131072 dilation_rate: 131071 } } ";
+    }
+    return text;
+  };
+  Accept(Parse(kGood, shape + levels(4)));
+  ExpectOneViolation(Parse(kGood, shape + levels(5)), "options.dilation_levels", kTooMuch);
+  ExpectOneViolation(Parse(kGood, shape + levels(64)), "options.dilation_levels", kTooMuch);
+  // A level with a fixed offset is one part.
+  Accept(Parse(kGood, shape + levels(3) + "options { dilation_levels { segment_length: 131072 "
+                                          "dilation_rate: 131071 offset: 7 } }"));
+}
+
 TEST(ValidationTest, ComputeDTypeGoesTogetherWithWhatItSays) {
   const std::string fp8 = "options { compute_dtype: COMPUTE_DTYPE_FLOAT8_E4M3 } ";
   const ValidRequest plain = Accept(Parse(kGood, fp8));

@@ -15,6 +15,7 @@ namespace {
 // segment of a dilated level counts once for each offset.
 bool MayHaveManyDocuments(const v1::Reserve& reserve) {
   constexpr uint64_t kMany = kManyDocuments;
+  constexpr uint64_t kDocumentsPerPart = 64;  // as much time as the program of a part takes
   const v1::AttentionShape& shape = reserve.shape();
   const uint64_t documents = std::max(1, shape.packed().cu_seqlens_q_size() - 1);
   const auto& levels = reserve.options().dilation_levels();
@@ -27,7 +28,7 @@ bool MayHaveManyDocuments(const v1::Reserve& reserve) {
         level.has_offset()
             ? 1
             : std::min<uint64_t>(std::max<uint64_t>(1, level.dilation_rate()), shape.num_heads());
-    planned += (whole + documents) * offsets;  // each of the two below 2^32
+    planned += (whole + documents + kDocumentsPerPart) * offsets;  // both factors below 2^32
     if (planned > kMany) return true;
   }
   return false;
@@ -97,8 +98,9 @@ void Reservations::Reserve(std::shared_ptr<const v1::Reserve> reserve, RingMembe
 void Reservations::Release(const std::string& id, uint64_t generation) {
   const auto found = pending_.find(id);
   if (found != pending_.end() && found->second->generation == generation) {
-    found->second->cancelled = true;  // Finish answers, once nothing of it is left
-    return;
+    // Nothing is reserved yet, so the answer need not wait for the decoder.
+    found->second->cancelled = true;
+    pending_.erase(found);
   }
   registry_->Release(id, generation);
 }
@@ -111,9 +113,8 @@ void Reservations::ForgetAll() {
 void Reservations::Finish(const v1::Reserve& reserve, const std::shared_ptr<Pending>& pending,
                           absl::StatusOr<std::unique_ptr<Operation>> operation) {
   const auto found = pending_.find(reserve.operation_id());
-  if (found == pending_.end() || found->second != pending) return;  // dropped by ForgetAll
+  if (found == pending_.end() || found->second != pending) return;  // released or forgotten
   pending_.erase(found);
-  if (pending->cancelled) return registry_->Release(reserve.operation_id(), reserve.generation());
   Admit(reserve, std::move(operation));
 }
 

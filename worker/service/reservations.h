@@ -51,7 +51,8 @@ class Reservations {
   // NOT_FOUND if the residual that it names does not exist here.
   void Reserve(std::shared_ptr<const v1::Reserve> reserve, RingMembership place);
 
-  // Like OperationRegistry::Release; also releases an operation that is still being decoded.
+  // Like OperationRegistry::Release; also releases an operation that is still being decoded. The
+  // release is reported at once, without waiting for the decoder.
   void Release(const std::string& id, uint64_t generation);
 
   // The ring has ended: drops the reservations that are being decoded, without calling `done`.

@@ -179,14 +179,29 @@ TEST_F(ReservationsTest, ShortRequestDoesNotWaitForManyDilatedSegments) {
   EXPECT_THAT(events(), ElementsAre("reserved short", "reserved long"));
 }
 
-// No memory was reserved for it, and a reservation that has not been started is not decoded.
-TEST_F(ReservationsTest, ReleaseWhileDecodingReleasesOnce) {
+// One segment for each of 64 heads, but 64 programs.
+TEST_F(ReservationsTest, ShortRequestDoesNotWaitForManyDilatedParts) {
+  auto reserve = std::make_shared<v1::Reserve>(*DilatedReserveOf("long", 64));
+  reserve->mutable_shape()->set_num_heads(64);
+  reserve->mutable_shape()->set_num_kv_heads(64);
+  v1::DilationLevel* level = reserve->mutable_options()->mutable_dilation_levels(0);
+  level->set_segment_length(256);
+  level->set_dilation_rate(64);
+  Reserve(std::move(reserve));
+  Reserve(DilatedReserveOf("short", 1));
+  Drain();
+  EXPECT_THAT(events(), ElementsAre("reserved short", "reserved long"));
+}
+
+// No memory was reserved for it, and a reservation that has not been started is not decoded. The
+// coordinator drops workers that do not answer Release in time.
+TEST_F(ReservationsTest, ReleaseDoesNotWaitForTheDecoder) {
   Reserve("begun", kLong);
   device_.AwaitBinding();
   Reserve("waiting", kLong);
   Release("begun");
   Release("waiting");
-  EXPECT_THAT(events(), ElementsAre());
+  EXPECT_THAT(events(), ElementsAre("released begun", "released waiting"));
   device_.Unblock();
   Drain();
   EXPECT_THAT(events(), ElementsAre("released begun", "released waiting"));

@@ -31,8 +31,11 @@ struct CoordinatorConfig {
   // reach the idle timeout. The smallest staging pool has blocks for two concurrent downloads, so
   // the last of eight (max_operations_per_worker) waits for three pairs.
   static constexpr int kStagingRounds = 3;
-  // A worker must answer Prepare, Commit, Reserve and Release within this time or it is dropped.
+  // A worker must answer Prepare, Commit and Release within this time or it is dropped.
   absl::Duration control_timeout = absl::Seconds(10);
+  // A request fails if a worker does not answer its Reserve within control_timeout plus this many
+  // times the planning time, because workers make the same plan again. The worker is not dropped.
+  double reserve_factor = 10.0;
   // Time to gather evidence after a report that the ring broke. Longer than a heartbeat interval,
   // so that silence can be observed.
   absl::Duration blame_window = absl::Milliseconds(1500);

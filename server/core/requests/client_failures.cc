@@ -187,6 +187,13 @@ Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,
       retry_after);
 }
 
+Failure ReserveSlow(absl::Duration limit, absl::Duration retry_after) {
+  return MakeRetryable(absl::StatusCode::kUnavailable, "RESERVE_SLOW",
+                       absl::StrCat("a worker did not reserve memory for the request within ",
+                                    absl::FormatDuration(absl::Trunc(limit, absl::Seconds(1)))),
+                       retry_after);
+}
+
 Failure ReserveMalformed(int rank, const std::string& worker, const std::string& reason) {
   return Make(absl::StatusCode::kInternal, "RESERVE_MALFORMED",
               absl::StrCat("rank ", rank, " (", worker, ") could not read Reserve: ", reason));

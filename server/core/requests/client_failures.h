@@ -57,6 +57,8 @@ Failure NeverFits(int rank, const std::string& worker, int64_t buffers, int64_t 
 // A worker that holds no other memory rejected Reserve.
 Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,
                        const std::string& reason, absl::Duration retry_after);
+// A worker did not answer Reserve within `limit`. The worker stays in the ring.
+Failure ReserveSlow(absl::Duration limit, absl::Duration retry_after);
 // An internal error, or a worker of another build. A retry fails in the same way.
 Failure ReserveMalformed(int rank, const std::string& worker, const std::string& reason);
 Failure ComputeFailed(int rank, const std::string& worker, const std::string& reason);

@@ -55,6 +55,7 @@ void Operations::Start(const Order& order) {
     operation.path = Operation::Path::kDirect;
   }
   operation.step_seconds = order.step_seconds;
+  operation.reserve_limit = ReserveLimit(operation);
   SetLimits(operation);
   Enter(operation, Phase::kReserving);
   for (size_t i = 0; i < order.members.size(); ++i) {
@@ -65,6 +66,15 @@ void Operations::Start(const Order& order) {
     *reserve = order.reserve;
     if (!order.tokens.empty()) reserve->set_token(order.tokens[i]);
   }
+}
+
+// A worker decodes expensive plans one after the other, so the plans before this one count too.
+absl::Duration Operations::ReserveLimit(const Operation& operation) const {
+  double seconds = operation.planning_seconds;
+  for (const auto& [id, other] : operations_) {
+    if (&other != &operation && other.phase == Phase::kReserving) seconds += other.planning_seconds;
+  }
+  return config_.control_timeout + config_.reserve_factor * absl::Seconds(seconds);
 }
 
 void Operations::SetLimits(Operation& operation) const {
@@ -305,14 +315,12 @@ std::optional<std::string> Operations::DescribeStall(const Operation& operation,
 }
 
 void Operations::CheckMembers(const Operation& operation, Overdue* overdue) {
-  const bool reserving = operation.phase == Phase::kReserving;
-  if ((reserving || operation.phase == Phase::kReleasing) &&
+  if (operation.phase == Phase::kReleasing &&
       batch_.now() - operation.phase_since > config_.control_timeout) {
     for (const Member& member : operation.members) {
-      if (member.memory == (reserving ? Memory::kHeld : Memory::kReleased)) continue;
+      if (member.memory == Memory::kReleased) continue;
       overdue->members.push_back(
-          {member.connection, LossReason::kNoAnswer,
-           absl::StrCat("it did not answer ", reserving ? "Reserve" : "Release")});
+          {member.connection, LossReason::kNoAnswer, "it did not answer Release"});
     }
   }
   if (!operation.stream) return;
@@ -326,6 +334,10 @@ void Operations::CheckMembers(const Operation& operation, Overdue* overdue) {
 
 std::optional<Failure> Operations::FailureDue(const Operation& operation) const {
   if (operation.pending_failure_due <= batch_.now()) return operation.pending_failure;
+  if (operation.phase == Phase::kReserving &&
+      batch_.now() - operation.phase_since > operation.reserve_limit) {
+    return ReserveSlow(operation.reserve_limit, config_.retry_after);
+  }
   const absl::Duration idle = batch_.now() - operation.last_advance;
   const Limits& limits = config_.limits;
   if (operation.phase == Phase::kUploading && idle > limits.upload_idle_timeout) {

@@ -96,6 +96,7 @@ struct Operation {
   // Sent to the client once no member copies any more.
   std::optional<FailRequest> held_failure;
   uint64_t run_sequence = 0;  // position in the order of runs; 0: not yet
+  absl::Duration reserve_limit;
   absl::Duration progress_timeout;
   absl::Duration run_limit;
   absl::Time phase_since;
@@ -266,6 +267,7 @@ class Operations {
   void Charge(const Operation& operation);
   bool Precedes(const Operation& earlier, const Operation& later) const;
   bool IsBehindAnother(const Operation& operation) const;
+  absl::Duration ReserveLimit(const Operation& operation) const;
   // Sets timeouts from the prediction and the members' slowdown.
   void SetLimits(Operation& operation) const;
   std::optional<std::string> DescribeStall(const Operation& operation, const Member& member) const;

@@ -94,6 +94,7 @@ class OperationsTest : public testing::Test {
   }
 
   // Returns how much more this client was charged than the other client, which was charged nothing.
+  // Of two equal requests, the second finishes at twice their cost.
   double Charged() {
     order_.Enter(1001, "client", 1e-9);
     double low = 0, high = 1000;
@@ -106,7 +107,7 @@ class OperationsTest : public testing::Test {
       order_.Finish(2000, 0);
     }
     order_.Finish(1001, 0);
-    return low;
+    return 2 * low;
   }
 
   CoordinatorConfig config_;
@@ -215,11 +216,43 @@ TEST_F(OperationsTest, TimersReportOverdueMembers) {
   Pass(config_.control_timeout);
   EXPECT_TRUE(operations_.CheckTimers().members.empty());
   Pass(absl::Milliseconds(1));
-  const Operations::Overdue overdue = operations_.CheckTimers();
-  ASSERT_EQ(overdue.members.size(), 1u);
-  EXPECT_EQ(overdue.members[0].connection, 11u);
+  // A slow Reserve ends the request only.
+  Operations::Overdue overdue = operations_.CheckTimers();
+  EXPECT_TRUE(overdue.members.empty());
+  ASSERT_EQ(overdue.requests.size(), 1u);
+  EXPECT_EQ(overdue.requests[0].second.reason, "RESERVE_SLOW");
+  operations_.Close(*operations_.Find(id));
+  Pass(config_.control_timeout);
+  EXPECT_TRUE(operations_.CheckTimers().members.empty());
+  Pass(absl::Milliseconds(1));
+  overdue = operations_.CheckTimers();
+  ASSERT_EQ(overdue.members.size(), 2u);
+  EXPECT_EQ(overdue.members[0].connection, 10u);
+  EXPECT_EQ(overdue.members[0].detail, "it did not answer Release");
   operations_.Forgive(config_.control_timeout);
   EXPECT_TRUE(operations_.CheckTimers().members.empty());
+}
+
+// A worker makes the same plan again, and the plans of earlier requests before it.
+TEST_F(OperationsTest, ReserveMayTakeLongerForExpensivePlans) {
+  Operations::Order order;
+  order.members = {10};
+  order.bytes = {100};
+  order.reserve.set_generation(kGeneration);
+  order.planning_seconds = 2;
+  for (StreamId stream : {1, 2}) {
+    order.stream = stream;
+    order.reserve.set_operation_id(operations_.NextId(kGeneration));
+    order_.Enter(stream, "client", 1);
+    operations_.Start(order);
+  }
+  Pass(config_.control_timeout + 2 * config_.reserve_factor * absl::Seconds(1));
+  EXPECT_TRUE(operations_.CheckTimers().requests.empty());
+  Pass(absl::Seconds(1));
+  ASSERT_EQ(operations_.CheckTimers().requests.size(), 1u);
+  EXPECT_EQ(operations_.CheckTimers().requests[0].first, 1u);
+  Pass(2 * config_.reserve_factor * absl::Seconds(1));
+  EXPECT_EQ(operations_.CheckTimers().requests.size(), 2u);
 }
 
 // Kernels slower than the plan assumed extend the limits.

@@ -11,6 +11,8 @@ namespace {
 // allows for slower cores.
 constexpr double kSecondsPerPlan = 2e-5;
 constexpr double kSecondsPerVisit = 3e-7;
+// A part of a dilated request has its own program on each rank.
+constexpr double kSecondsPerPart = 5e-5;
 // Number of candidates that the planner tries if the choice is free.
 constexpr double kLayoutsTried = 3;
 constexpr double kSchedulesTried = 2;
@@ -34,7 +36,7 @@ double PlanningCostSeconds(const AttentionSpec& spec, const PlanChoice& choice,
   const bool few_queries =
       !choice.schedule.has_value() && world > 1 && spec.shape.seq_len_q < spec.shape.seq_len_kv;
   const bool chooses = !choice.layout.has_value() && spec.shape.num_documents() > 1 && world > 1;
-  return kSecondsPerPlan +
+  return kSecondsPerPlan + kSecondsPerPart * (parts - 1) * world +
          kSecondsPerVisit * pieces * world *
              ((chooses ? kLayoutsTried : 1) + (few_queries ? kSchedulesTried : 0));
 }

@@ -209,6 +209,10 @@ inline const BadHeader kHeaderRows[] = {
     {"shape { seq_len_q: 1048576 seq_len_kv: 1048576 } "
      "options { dilation_levels { segment_length: 4 dilation_rate: 2 } }",
      kOver, "options.dilation_levels"},
+    {"shape { seq_len_q: 4096 seq_len_kv: 4096 num_heads: 1024 num_kv_heads: 1024 } "
+     "options { dilation_levels { segment_length: 4096 dilation_rate: 4095 } "
+     "dilation_levels { segment_length: 4096 dilation_rate: 4096 head_end: 1 } }",
+     kOver, "options.dilation_levels"},
     {"options { deterministic: 2 }", kInvalid, "options.deterministic"},
     {"options { deterministic: -1 }", kInvalid, "options.deterministic"},
     {"options { deterministic: DETERMINISM_SAME_RING softcap: -1 }", kInvalid, "options.softcap"},
