@@ -188,6 +188,8 @@ def _attend_in_cache(mark: Any, module: torch.nn.Module, query: Tensor, key: Ten
     is_causal = attention_mask is not None
     if isinstance(attention_mask, Mask) and attention_mask.visible is None:
         is_causal = attention_mask.right == 0
+        # The mask has the window that applies, whether or not the module passes it.
+        options["sliding_window"] = None if attention_mask.left < 0 else attention_mask.left + 1
         if attention_mask.q_ids is None:
             attention_mask = None
         elif bool((attention_mask.q_ids == 0).all()):
