@@ -146,7 +146,7 @@ def test_a_dead_port_ends_the_process(make_ring):
                      (3, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
     assert ring.server.wait(timeout=20) == 71
     log = (ring.directory / "server.log").read_text()
-    assert "the public port does not answer" in log and "stays dead" in log
+    assert "the public port does not answer" in log and "does not recover" in log
 
 
 # ------------------------------------------------------------ lonely requests

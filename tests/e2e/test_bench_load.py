@@ -76,7 +76,7 @@ def test_the_level_above_the_threshold_is_the_last(ring):
     levels = json.loads(done.stdout)["load"]["levels"]
     assert len(levels) == 1 and not levels[0]["within_threshold"]
     text = bench(ring, "--concurrency_range=1:8", "--latency_threshold=0.001").stdout
-    assert "no level has its latency" in text
+    assert "no level has a latency" in text
     text = bench(ring, "--concurrency_range=1:2", "--latency_threshold=60000").stdout
     assert "2 is the last level whose latency (average) is within" in text
 

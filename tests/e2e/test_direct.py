@@ -119,7 +119,7 @@ def test_a_measurement_is_beside_as_many_connections(ring):
     assert relay["payload_bound"] == {"kind": "tcp", "connections": 1,
                                       "bytes_per_second": relay["loopback_bytes_per_second"]}
     text = bench("--transport=direct", "--channels_per_worker=3")
-    assert "by direct_stream: " in text and "connections: 6" in text
+    assert "by direct: " in text and "connections: 6" in text
 
 
 def test_the_load_generator_by_direct_streams(ring):
@@ -254,7 +254,7 @@ def test_chunks_on_the_coordinators_stream_are_refused(ring):
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--client_data_listen=0.0.0.0:0"], "give --client_data_address too"),
+    (["--client_data_listen=0.0.0.0:0"], "set --client_data_address too"),
     (["--client_data_address=a:1"], "has no effect without --client_data_listen"),
     (LISTEN + ["--client_tls_cert=x"], "must be given together"),
     (["--client_data_listen=10.1.2.3:0"], "--client_tls_cert and --client_tls_key"),
