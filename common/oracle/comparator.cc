@@ -13,12 +13,18 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// |actual - expected|. Equal infinities have no error; any other non-finite value has an infinite
-// error.
+// |actual - expected|. Equal infinities have no error, and neither has a NaN where NaN is expected;
+// any other non-finite value has an infinite error.
 double ErrorOf(double actual, double expected) {
-  if (actual == expected) return 0.0;
+  if (actual == expected || (std::isnan(actual) && std::isnan(expected))) return 0.0;
   const double error = std::abs(actual - expected);
   return std::isfinite(error) ? error : kInfinity;
+}
+
+// Returns the error of an element and its bound. Where NaN is expected, its size is NaN too, and only
+// NaN passes.
+Judged JudgeElement(double actual, double expected, double bound) {
+  return {ErrorOf(actual, expected), std::isnan(expected) ? 0.0 : bound};
 }
 
 // The u of the element rule.
@@ -102,7 +108,7 @@ TensorReport CompareLse(const AttentionSpec& spec, const RowSet& expected, const
     const int64_t index = (row.batch * shape.num_heads + row.head) * shape.seq_len_q + row.token;
     const double value = Load(DType::kFloat32, actual, index);
     const double bound = 4e-6 * std::max(1.0, expected.magnitude[at]) + expected.floor[at];
-    NoteElement({ErrorOf(value, expected.exact[at]), bound}, row, 0, expected.exact[at], value,
+    NoteElement(JudgeElement(value, expected.exact[at], bound), row, 0, expected.exact[at], value,
                 report);
   }
   report.passed = report.failed_elements == 0;
@@ -145,10 +151,11 @@ TensorReport CompareTensor(const AttentionSpec& spec, TensorId tensor, const Row
       const double value = Load(dtype, actual, first + d);
       const double magnitude = expected.magnitude[base + d];
       const double floor = expected.floor[base + d];
-      const double error = ErrorOf(value, exact);
-      const Judged judged = {error, 8.0 * unit * magnitude + 1e-6 * max_magnitude + floor};
+      const double bound = 8.0 * unit * magnitude + 1e-6 * max_magnitude + floor;
+      const Judged judged = JudgeElement(value, exact, bound);
       NoteElement(judged, row, d, exact, value, report);
-      if (std::isinf(exact)) continue;
+      if (!std::isfinite(exact)) continue;
+      const double error = judged.error;
       const double twin = ErrorOf(expected.twin[base + d], exact);
       sums.error += error * error;
       // Ignore a twin that has overflowed.

@@ -15,8 +15,9 @@
 // independent errors rather than a sum of sizes that errors rarely approach. So 4 u A is only two
 // or three standard deviations, and the twin of a single value is often unusually exact.
 //
-// NaN fails every rule. -inf must appear exactly where the oracle has -inf, and a result beyond the
-// dtype's range must be the same infinity.
+// NaN must appear exactly where the oracle has NaN. -inf must appear exactly where the oracle has
+// -inf, and a result beyond the dtype's range must be the same infinity. Norms exclude all of these
+// elements.
 #ifndef RINGATTN_COMMON_ORACLE_COMPARATOR_H_
 #define RINGATTN_COMMON_ORACLE_COMPARATOR_H_
 

@@ -81,6 +81,30 @@ TEST_P(ComparatorTest, OneNanFails) {
   EXPECT_NE(report.ToString().find("dk  FAIL"), std::string::npos) << report.ToString();
 }
 
+// A NaN of the inputs reaches the results that depend on it and no others.
+TEST_P(ComparatorTest, NanMustAppearWhereItIsExpected) {
+  Fixture fixture(GetParam());
+  Store(GetParam(), fixture.inputs.q.data(), 39 * 4 * 16 + 5, std::nan(""));  // token 39, head 0
+  fixture.result = EvaluateAll(fixture.spec, fixture.inputs.view());
+  fixture.out = fixture.Rounded(fixture.result.out);
+  fixture.dq = fixture.Rounded(fixture.result.dq);
+  fixture.dk = fixture.Rounded(fixture.result.dk);
+  fixture.dv = fixture.Rounded(fixture.result.dv);
+  fixture.lse[39] = static_cast<float>(fixture.result.lse.exact[39 * 4]);
+  ASSERT_TRUE(std::isnan(fixture.lse[39]));
+  EXPECT_TRUE(fixture.Judge().passed()) << fixture.Judge().ToString();
+  for (const double wrong : {0.0, 1.0, std::numeric_limits<double>::infinity()}) {
+    Store(GetParam(), fixture.out.data(), 39 * 4 * 8, wrong);
+    EXPECT_FALSE(fixture.Judge().tensors[0].passed) << wrong;
+    EXPECT_EQ(fixture.Judge().tensors[0].failed_elements, 1);
+  }
+  Store(GetParam(), fixture.out.data(), 39 * 4 * 8, std::nan(""));
+  Store(GetParam(), fixture.out.data(), 38 * 4 * 8, std::nan(""));
+  EXPECT_FALSE(fixture.Judge().tensors[0].passed);
+  fixture.lse[39] = 1;
+  EXPECT_FALSE(fixture.Judge().tensors[1].passed);
+}
+
 TEST_P(ComparatorTest, OneWrongElementFails) {
   Fixture fixture(GetParam());
   const double unit = ToleranceUnit(GetParam());
