@@ -62,26 +62,23 @@ class StepStream final : public grpc::ServerBidiReactor<v1::StepRequest, v1::Ste
   }
 
   void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_) {
-    std::shared_ptr<StepStream> self;
-    uint64_t number = 0;
-    {
-      absl::MutexLock lock(&mutex_);
-      reading_ = false;
-      if (!ok) {
-        half_closed_ = true;
-        return Advance();
-      }
-      if (ended_ || failure_.has_value()) return;
-      number = read_++;
-      self = self_;
-      Advance();
+    absl::MutexLock lock(&mutex_);
+    reading_ = false;
+    if (!ok) {
+      half_closed_ = true;
+      return Advance();
     }
+    if (ended_ || failure_.has_value()) return;
     if (store_->engine() == nullptr) {
-      return End(absl::UnimplementedError("this worker serves no K/V caches"));
+      return Fail(ToGrpcStatus(absl::UnimplementedError("this worker serves no K/V caches")),
+                  /*now=*/true);
     }
-    store_->engine()->Post([self = std::move(self), number](StepKernels* kernels) {
+    // Post before Advance starts the next read: another thread may finish that read at once, and
+    // the engine must receive requests in their order.
+    store_->engine()->Post([self = self_, number = read_++](StepKernels* kernels) {
       self->Handle(number, kernels);
     });
+    Advance();
   }
 
   void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_) {
