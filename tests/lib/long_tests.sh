@@ -58,6 +58,16 @@ else
   status=1
 fi
 
+name="10,000 K/V caches and 1,000,000 sequences"
+if bazel build --noshow_progress //server:ringattn-server //worker:ringattn-worker &&
+  RINGATTN_KV_LOAD=full /usr/bin/python3 -m pytest -q -p no:cacheprovider tests/e2e/test_kv_cache.py \
+    -k many_caches; then
+  record "pass $name"
+else
+  record "fail $name"
+  status=1
+fi
+
 # The standard tier skips the browser where there is none.
 name="the live page in a browser"
 if ./deploy/install_deps.sh chromium fonts-dejavu-core && bazel build --noshow_progress \
