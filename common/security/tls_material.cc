@@ -1,12 +1,15 @@
 #include "common/security/tls_material.h"
 
+#include <fcntl.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <ctime>
-#include <fstream>
 #include <memory>
 #include <vector>
 
@@ -16,6 +19,21 @@ namespace ringattn {
 namespace {
 
 constexpr size_t kMaxFileBytes = 1 << 20;
+
+// Closes a file descriptor.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  const int fd_;
+};
 
 struct Free {
   void operator()(BIO* bio) const { BIO_free(bio); }
@@ -99,11 +117,25 @@ absl::Status ReadIdentity(const TlsFiles& files, absl::Time now, TlsMaterial* ma
 }  // namespace
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, absl::string_view what) {
-  std::ifstream file(path, std::ios::binary);
+  // Without O_NONBLOCK, opening a FIFO waits for a writer.
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  struct stat about {};
+  if (file.get() < 0 || fstat(file.get(), &about) != 0) {
+    return Bad(path, absl::StrCat("cannot read ", what));
+  }
+  if (!S_ISREG(about.st_mode)) {
+    return Bad(path, absl::StrCat("cannot read ", what, ": it is not a regular file"));
+  }
   std::string text(kMaxFileBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!file.is_open() || file.bad()) return Bad(path, absl::StrCat("cannot read ", what));
-  text.resize(static_cast<size_t>(file.gcount()));
+  size_t bytes = 0;
+  while (bytes < text.size()) {
+    const ssize_t got = read(file.get(), text.data() + bytes, text.size() - bytes);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return Bad(path, absl::StrCat("cannot read ", what));
+    if (got == 0) break;
+    bytes += static_cast<size_t>(got);
+  }
+  text.resize(bytes);
   if (text.size() > kMaxFileBytes) return Bad(path, absl::StrCat(what, " has over 1 MiB"));
   return text;
 }

@@ -37,8 +37,9 @@ struct TlsMaterial {
 // identity has expired or is not valid yet.
 absl::StatusOr<TlsMaterial> ReadTlsFiles(const TlsFiles& files, absl::Time now);
 
-// Returns the contents of a file of at most 1 MiB. Errors: INVALID_ARGUMENT with `what` and the
-// path.
+// Returns the contents of a regular file of at most 1 MiB. Does not wait for the writer of a FIFO.
+// Errors: INVALID_ARGUMENT with `what` and the path. Blocks while the file system does, so callers
+// must not hold a lock.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, absl::string_view what);
 
 }  // namespace ringattn

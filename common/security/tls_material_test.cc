@@ -1,5 +1,9 @@
 #include "common/security/tls_material.h"
 
+#include <sys/stat.h>
+
+#include <string>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -59,6 +63,9 @@ TEST(ReadTlsFiles, ErrorsNameTheFileAndWhatIsWrong) {
                                later + ": it is not valid before "));
   const std::string large = PutFile("large", std::string((1 << 20) + 1, 'x'));
   EXPECT_EQ(why({large, key, ""}), large + ": the certificate has over 1 MiB");
+  const std::string fifo = testing::TempDir() + "/fifo.key";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);  // nobody writes
+  EXPECT_EQ(why({crt, fifo, ""}), fifo + ": cannot read the key: it is not a regular file");
 }
 
 }  // namespace

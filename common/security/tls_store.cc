@@ -27,6 +27,10 @@ std::vector<std::string> PathsOf(const TlsFiles& files) {
 
 }  // namespace
 
+TlsStore::MemoryFile::~MemoryFile() {
+  if (fd_ >= 0) close(fd_);
+}
+
 absl::Status TlsStore::MemoryFile::Replace(const std::string& text) {
   const int fd = memfd_create("ringattn-tls", MFD_CLOEXEC);
   if (fd < 0) return absl::ErrnoToStatus(errno, "memfd_create");
@@ -52,13 +56,17 @@ std::string TlsStore::MemoryFile::path() const {
 absl::StatusOr<TlsStore*> TlsStore::Open(const TlsFiles& files) {
   static auto* mutex = new absl::Mutex;
   static auto* stores = new std::map<TlsFiles, TlsStore*>;
+  {
+    absl::MutexLock lock(mutex);
+    if (const auto found = stores->find(files); found != stores->end()) return found->second;
+  }
+  std::unique_ptr<TlsStore> store(new TlsStore(files));
+  if (absl::Status status = store->Load(); !status.ok()) return status;
   absl::MutexLock lock(mutex);
   if (const auto found = stores->find(files); found != stores->end()) return found->second;
-  std::unique_ptr<TlsStore> store(new TlsStore(files));
   std::string identity, authorities;
   {
     absl::MutexLock store_lock(&store->mutex_);
-    if (absl::Status status = store->Load(); !status.ok()) return status;
     identity = store->identity_.path();
     authorities = store->authorities_.path();
   }
@@ -69,9 +77,11 @@ absl::StatusOr<TlsStore*> TlsStore::Open(const TlsFiles& files) {
   return stores->emplace(files, store.release()).first->second;
 }
 
+// Reads the files without the lock, because a file system can block for any time.
 absl::Status TlsStore::Load() {
   absl::StatusOr<TlsMaterial> read = ReadTlsFiles(files_, absl::Now());
   if (!read.ok()) return read.status();
+  absl::MutexLock lock(&mutex_);
   const bool new_identity = read->identity_pem != material_.identity_pem;
   const bool new_authorities = read->authorities_pem != material_.authorities_pem;
   if (new_identity) {
@@ -94,10 +104,12 @@ absl::Status TlsStore::Load() {
 }
 
 void TlsStore::Reload() {
-  absl::MutexLock lock(&mutex_);
   const absl::Status status = Load();
   if (status.ok()) return;
-  ++state_.refused_reloads;
+  {
+    absl::MutexLock lock(&mutex_);
+    ++state_.refused_reloads;
+  }
   LogError("replaced TLS files are invalid; the old ones stay in force",
            {{"why", status.message()}});
 }

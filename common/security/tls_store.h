@@ -47,6 +47,11 @@ class TlsStore {
   // An unnamed file in memory that is replaced atomically.
   class MemoryFile {
    public:
+    MemoryFile() = default;
+    ~MemoryFile();
+    MemoryFile(const MemoryFile&) = delete;
+    MemoryFile& operator=(const MemoryFile&) = delete;
+
     absl::Status Replace(const std::string& text);
     std::string path() const;
 
@@ -57,7 +62,7 @@ class TlsStore {
   explicit TlsStore(const TlsFiles& files) : files_(files) {}
 
   // Loads the files' contents if they are valid and new.
-  absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Load() ABSL_LOCKS_EXCLUDED(mutex_);
   void Reload() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const TlsFiles files_;

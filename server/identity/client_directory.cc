@@ -27,23 +27,26 @@ absl::string_view View(grpc::string_ref text) { return {text.data(), text.size()
 
 absl::StatusOr<std::unique_ptr<ClientDirectory>> ClientDirectory::Open(const std::string& path) {
   std::unique_ptr<ClientDirectory> directory(new ClientDirectory(path));
-  {
-    absl::MutexLock lock(&directory->mutex_);
-    if (absl::Status status = directory->Load(); !status.ok()) return status;
-  }
+  if (absl::Status status = directory->Load(); !status.ok()) return status;
   directory->watch_ = std::make_unique<FileWatch>(std::vector<std::string>{path},
                                                   [d = directory.get()] { d->Reload(); });
   return directory;
 }
 
+// Reads the file without the lock, because a file system can block for any time and every call takes
+// the lock.
 absl::Status ClientDirectory::Load() {
   absl::StatusOr<std::string> text = ReadWholeFile(path_, "the clients file");
   if (!text.ok()) return text.status();
-  if (known_ != nullptr && *text == text_) return absl::OkStatus();
+  {
+    absl::MutexLock lock(&mutex_);
+    if (known_ != nullptr && *text == text_) return absl::OkStatus();
+  }
   absl::StatusOr<KnownClients> known = KnownClients::Parse(*text);
   if (!known.ok()) {
     return absl::InvalidArgumentError(absl::StrCat(path_, ": ", known.status().message()));
   }
+  absl::MutexLock lock(&mutex_);
   const bool is_first = known_ == nullptr;
   text_ = *std::move(text);
   known_ = std::make_shared<const KnownClients>(*std::move(known));
@@ -55,10 +58,12 @@ absl::Status ClientDirectory::Load() {
 }
 
 void ClientDirectory::Reload() {
-  absl::MutexLock lock(&mutex_);
   const absl::Status status = Load();
   if (status.ok()) return;
-  ++stats_.refused_reloads;
+  {
+    absl::MutexLock lock(&mutex_);
+    ++stats_.refused_reloads;
+  }
   LogError("the new clients file is invalid; the previous one stays in force",
            {{"why", status.message()}});
 }

@@ -47,7 +47,8 @@ class ClientDirectory {
  private:
   explicit ClientDirectory(const std::string& path) : path_(path) {}
 
-  absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Called by one thread at a time.
+  absl::Status Load() ABSL_LOCKS_EXCLUDED(mutex_);
   void Reload() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::string path_;

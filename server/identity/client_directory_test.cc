@@ -1,5 +1,7 @@
 #include "server/identity/client_directory.h"
 
+#include <sys/stat.h>
+
 #include <cstdio>
 #include <fstream>
 #include <string>
@@ -81,6 +83,20 @@ TEST_F(Directory, ReloadsItsFileAndKeepsTheOldOneIfTheNewIsInvalid) {
   std::remove(path_.c_str());
   EXPECT_TRUE(wait([](const DirectoryStats& s) { return s.refused_reloads == 2; }));
   EXPECT_EQ(IdentifiedAs(**directory, {absl::StrCat("Bearer ", kNextToken)}), "b");
+}
+
+// Nobody writes to the FIFO, so opening it for reading would wait. Calls are identified meanwhile.
+TEST_F(Directory, AFileThatCannotBeReadAtOnceDelaysNoCall) {
+  Put(FileWith(kToken));
+  const auto directory = ClientDirectory::Open(path_);
+  ASSERT_TRUE(directory.ok()) << directory.status();
+  ASSERT_EQ(mkfifo((path_ + ".fifo").c_str(), 0600), 0);
+  ASSERT_EQ(std::rename((path_ + ".fifo").c_str(), path_.c_str()), 0);
+  for (int i = 0; i < 500 && (*directory)->stats().refused_reloads == 0; ++i) {
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  EXPECT_EQ((*directory)->stats().refused_reloads, 1);
+  EXPECT_EQ(IdentifiedAs(**directory, {absl::StrCat("Bearer ", kToken)}), "a");
 }
 
 TEST_F(Directory, ErrorsNameTheFile) {
