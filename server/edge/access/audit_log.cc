@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -19,6 +20,21 @@ constexpr mode_t kMode = 0640;
 int OpenFile(const std::string& path) {
   if (path == "-") return STDOUT_FILENO;
   return open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, kMode);
+}
+
+// Returns whether the file ends with a part of a line, after a full disk.
+bool EndsWithinLine(const std::string& path) {
+  if (path == "-") return false;
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) return false;
+  struct stat about {};
+  char last = '\n';
+  if (fstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0 &&
+      pread(file, &last, 1, about.st_size - 1) != 1) {
+    last = '\n';
+  }
+  close(file);
+  return last != '\n';
 }
 
 }  // namespace
@@ -40,6 +56,7 @@ AuditLog::AuditLog(const std::string& path, int file, Metrics* metrics)
                            "Audit log lines that were dropped because they could not be written.")
                 .Add({})),
       file_(file),
+      within_line_(EndsWithinLine(path)),
       thread_([this] { Run(); }) {}
 
 AuditLog::~AuditLog() {
@@ -76,7 +93,8 @@ void AuditLog::Run() {
       if (lines.empty()) return;
     }
     ReopenIfMoved();
-    std::string text;
+    // Ends the part of a line that did not fit on the disk.
+    std::string text = within_line_ ? "\n" : "";
     for (const std::string& line : lines) text += line;
     Append(text, static_cast<int64_t>(lines.size()));
   }
@@ -90,8 +108,11 @@ void AuditLog::Append(const std::string& lines, int64_t count) {
     if (some <= 0) break;
     written += static_cast<size_t>(some);
   }
+  if (written > 0) within_line_ = lines[written - 1] != '\n';
   if (written == lines.size()) return;
-  lost_.Increment(static_cast<double>(count));
+  const int64_t kept = std::count(lines.begin() + (lines[0] == '\n' ? 1 : 0),
+                                  lines.begin() + std::max<size_t>(written, 1), '\n');
+  lost_.Increment(static_cast<double>(count - kept));
   LogError("the audit log cannot be written", {{"file", path_}, {"why", strerror(errno)}});
 }
 
@@ -106,6 +127,7 @@ void AuditLog::ReopenIfMoved() {
   if (opened < 0) return;  // keep the old file
   if (file_ >= 0) close(file_);
   file_ = opened;
+  within_line_ = EndsWithinLine(path_);
 }
 
 }  // namespace ringattn::server

@@ -41,7 +41,9 @@ class AuditLog {
 
   const std::string path_;
   prometheus::Counter& lost_;
-  int file_;  // used by the thread only
+  // Used by the thread only.
+  int file_;
+  bool within_line_;  // the file ends with a part of a line
   absl::Mutex mutex_;
   std::deque<std::string> waiting_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,5 +1,8 @@
 #include "server/edge/access/audit_log.h"
 
+#include <signal.h>
+#include <sys/resource.h>
+
 #include <cstdio>
 #include <fstream>
 #include <string>
@@ -56,6 +59,49 @@ TEST(AuditLog, AMovedFileIsReopened) {
   ASSERT_EQ(wait(path).size(), 1);
   EXPECT_EQ(LinesOf(path)[0]["request_id"], "after");
   EXPECT_EQ(LinesOf(path + ".1").size(), 1);
+}
+
+// A full disk cuts a record. The next record begins a line, in this process and in the next one.
+TEST(AuditLog, ARecordAfterAFullDiskBeginsALine) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/full");
+  std::remove(path.c_str());
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto set_limit = [&](rlim_t bytes) {
+    const rlimit limit = {bytes, before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  };
+  Metrics metrics;
+  const auto wait_for_lost = [&](int count) {
+    const std::string line = absl::StrCat("ringattn_audit_lines_lost_total ", count);
+    for (int i = 0; i < 500 && metrics.Text().find(line) == std::string::npos; ++i) {
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    EXPECT_NE(metrics.Text().find(line), std::string::npos);
+  };
+  {
+    const auto log = AuditLog::Open(path, &metrics);
+    ASSERT_TRUE(log.ok());
+    set_limit(40);
+    (*log)->Write({{"request_id", "cut-1"}});
+    wait_for_lost(1);
+    set_limit(before.rlim_cur);
+    (*log)->Write({{"request_id", "kept-1"}});
+  }
+  std::ofstream(path, std::ios::app) << "{cut";
+  {
+    const auto log = AuditLog::Open(path, &metrics);
+    ASSERT_TRUE(log.ok());
+    (*log)->Write({{"request_id", "kept-2"}});
+  }
+  std::vector<std::string> kept;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_discarded()) kept.push_back(json["request_id"]);
+  }
+  EXPECT_EQ(kept, (std::vector<std::string>{"kept-1", "kept-2"}));
 }
 
 TEST(AuditLog, DroppedLinesAreCounted) {
