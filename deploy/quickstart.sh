@@ -4,7 +4,7 @@
 #   ./deploy/quickstart.sh          install what is missing, build, start a coordinator and
 #                                   workers, run a verified request, leave it running
 #   ./deploy/quickstart.sh --prebuilt=BUNDLE
-#                                   the same from a folder made by deploy/bundle.sh, where
+#                                   the same from a folder of deploy/bundle.sh, where
 #                                   nothing can be installed or built
 #   ./deploy/quickstart.sh --stop   end the service
 #
@@ -69,7 +69,7 @@ if ((gpus > 0)) && [[ -z ${RINGATTN_NCCL:-} ]]; then
 fi
 
 say "starting a coordinator and $workers workers"
-mkdir -p "$STATE_DIR"
+mkdir -p "$STATE_DIR" && chmod 700 "$STATE_DIR"
 echo "$CLI" >"$STATE_DIR/cli"
 address=127.0.0.1:$PORT
 metrics_port=$METRICS_PORT

@@ -15,6 +15,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/launcher/child_process.h"
 
@@ -37,6 +38,12 @@ absl::Status MakeFolder(const std::string& path) {
   }
   if (info.st_uid != geteuid()) {
     return absl::PermissionDeniedError(absl::StrCat(path, ": belongs to another user"));
+  }
+  // Others could replace the files that the launcher opens, or read the logs.
+  if ((info.st_mode & 077) != 0) {
+    return absl::PermissionDeniedError(absl::StrFormat(
+        "%s: other users have access (mode %04o); allow only yours with: chmod 700 %s", path,
+        static_cast<unsigned>(info.st_mode & 07777), path));
   }
   return absl::OkStatus();
 }

@@ -52,6 +52,18 @@ TEST(StateDir, AFileOrALinkIsRejectedAsFolder) {
   EXPECT_FALSE(StateDir::Acquire(link).ok());
 }
 
+TEST(StateDir, AFolderThatOthersCanAccessIsRejected) {
+  const std::string path = testing::TempDir() + "/state_open";
+  for (const mode_t mode : {0777, 0770, 0755, 0701}) {
+    rmdir(path.c_str());
+    ASSERT_EQ(mkdir(path.c_str(), 0700), 0);
+    ASSERT_EQ(chmod(path.c_str(), mode), 0);
+    EXPECT_EQ(StateDir::Acquire(path).status().code(), absl::StatusCode::kPermissionDenied);
+  }
+  ASSERT_EQ(chmod(path.c_str(), 0700), 0);
+  EXPECT_TRUE(StateDir::Acquire(path).ok());
+}
+
 // A process that holds the folder and either ends on SIGTERM or ignores it.
 pid_t Hold(const std::string& path, bool ignores_sigterm) {
   int ready[2];

@@ -175,5 +175,16 @@ TEST_F(SupervisorTest, OutputGoesToTheLog) {
   }));
 }
 
+// Another user may have put a link where a log is written.
+TEST(StartChildTest, ALogThatIsALinkIsNotFollowed) {
+  const std::string target = testing::TempDir() + "/target";
+  const std::string link = testing::TempDir() + "/linked.log";
+  unlink(target.c_str());
+  unlink(link.c_str());
+  ASSERT_EQ(symlink(target.c_str(), link.c_str()), 0);
+  EXPECT_FALSE(StartChild({"/bin/true"}, link).ok());
+  EXPECT_NE(access(target.c_str(), F_OK), 0);
+}
+
 }  // namespace
 }  // namespace ringattn::client
