@@ -9,6 +9,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
 #include "common/observability/log_throttle.h"
 
 namespace ringattn {
@@ -67,7 +68,7 @@ std::shared_ptr<spdlog::logger> Logger() {
 std::optional<int64_t> Admit(absl::string_view kind) {
   static auto* mutex = new absl::Mutex;
   static auto* throttle = new LogThrottle;
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   absl::MutexLock lock(mutex);
   return throttle->Admit(kind, now);
 }

@@ -13,7 +13,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn {
 namespace {
@@ -49,7 +49,7 @@ std::string HelloIn(ListenerProtocol speech) {
 
 absl::Status Waited(int fd, short events, absl::Time end) {
   pollfd entry{fd, events, 0};
-  const int64_t left_ms = absl::ToInt64Milliseconds(end - absl::Now());
+  const int64_t left_ms = absl::ToInt64Milliseconds(end - MonotonicNow());
   const int ready = left_ms <= 0 ? 0 : poll(&entry, 1, static_cast<int>(left_ms));
   if (ready > 0) return absl::OkStatus();
   return absl::DeadlineExceededError("no answer");
@@ -75,7 +75,7 @@ absl::Status Converse(int fd, const addrinfo& target, const std::string& hello, 
 
 absl::Status ProbeListener(const std::string& address, absl::Duration timeout,
                            ListenerProtocol speech) {
-  const absl::Time end = absl::Now() + timeout;
+  const absl::Time end = MonotonicNow() + timeout;
   const size_t colon = address.rfind(':');
   if (colon == std::string::npos) return absl::UnavailableError("no port in the address");
   std::string host = address.substr(0, colon);

@@ -35,10 +35,7 @@ FileWatch::FileWatch(std::vector<std::string> paths, std::function<void()> on_ch
       thread_([this] { Run(); }) {}
 
 FileWatch::~FileWatch() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
+  stop_.Notify();
   thread_.join();
 }
 
@@ -46,10 +43,7 @@ void FileWatch::Run() {
   std::string told;  // a real state is never empty
   std::string last = Look(paths_);
   while (true) {
-    {
-      absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), interval_)) return;
-    }
+    if (stop_.WaitFor(interval_)) return;
     std::string now = Look(paths_);
     if (now == last && now != told) {
       told = now;

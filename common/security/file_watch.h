@@ -7,9 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn {
 
@@ -35,8 +34,7 @@ class FileWatch {
   const std::vector<std::string> paths_;
   const std::function<void()> on_change_;
   const absl::Duration interval_;
-  absl::Mutex mutex_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  Wakeup stop_;
   std::thread thread_;
 };
 

@@ -34,18 +34,14 @@ Housekeeping::Housekeeping(const HousekeepingOptions& options, Metrics* metrics,
 }
 
 Housekeeping::~Housekeeping() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
+  stop_.Notify();
   thread_.join();
 }
 
 void Housekeeping::Run() {
   while (true) {
     Look();
-    absl::MutexLock lock(&mutex_);
-    if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), options_.interval)) return;
+    if (stop_.WaitFor(options_.interval)) return;
   }
 }
 

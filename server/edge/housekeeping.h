@@ -9,10 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/base/limits.h"
+#include "common/base/monotonic_time.h"
 #include "common/observability/metrics.h"
 #include "common/wire/grpc_1_51/listener.h"
 
@@ -57,8 +56,7 @@ class Housekeeping {
   prometheus::Gauge* open_descriptors_;
   prometheus::Gauge* resident_bytes_;
   prometheus::Counter* trims_;
-  absl::Mutex mutex_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  Wakeup stop_;
   std::thread thread_;
 };
 

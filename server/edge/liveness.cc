@@ -3,18 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
-
 namespace ringattn::server {
 
 Liveness::Liveness(const LivenessOptions& options, Handlers handlers)
     : options_(options), handlers_(std::move(handlers)), thread_([this] { Run(); }) {}
 
 Liveness::~Liveness() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
+  stop_.Notify();
   thread_.join();
 }
 
@@ -24,7 +19,7 @@ void Liveness::Run() {
   absl::Time failing_since = absl::InfiniteFuture();
   while (true) {
     const absl::Status status = handlers_.probe(options_.probe_timeout);
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     failing_since = status.ok() ? absl::InfiniteFuture() : std::min(failing_since, now);
     const bool alive_now = now - failing_since < options_.unhealthy_after;
     if (alive_now != alive) handlers_.on_change(status);
@@ -33,8 +28,7 @@ void Liveness::Run() {
       dead = true;
       handlers_.on_dead(status);
     }
-    absl::MutexLock lock(&mutex_);
-    if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), options_.interval)) return;
+    if (stop_.WaitFor(options_.interval)) return;
   }
 }
 

@@ -7,10 +7,9 @@
 #include <functional>
 #include <thread>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::server {
 
@@ -42,8 +41,7 @@ class Liveness {
 
   const LivenessOptions options_;
   const Handlers handlers_;
-  absl::Mutex mutex_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  Wakeup stop_;
   std::thread thread_;
 };
 

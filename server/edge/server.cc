@@ -8,6 +8,7 @@
 #include <grpcpp/resource_quota.h>
 
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/base/version.h"
 #include "common/observability/log.h"
 #include "common/process/descriptors.h"
@@ -125,7 +126,7 @@ absl::Status Server::Listen() {
   if (!options_.metrics_listen.empty()) {
     absl::StatusOr<std::string> metrics =
         metrics_.Serve(options_.metrics_listen,
-                       LivePage({kVersion, absl::Now(), options_.core.limits}, &status_board_));
+                       LivePage({kVersion, MonotonicNow(), options_.core.limits}, &status_board_));
     if (!metrics.ok()) return metrics.status();
     addresses_.metrics = *std::move(metrics);
   }

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/process/thread_priority.h"
 #include "server/core/requests/plan_summary.h"
 
@@ -110,9 +110,9 @@ void PlanningService::Work(bool only_light) {
   // Plans for long document lists use the CPU time that the process has to spare.
   if (!only_light) LowerThreadPriority();
   while (const std::shared_ptr<Job> job = TakeNext(only_light)) {
-    const absl::Time since = absl::Now();
+    const absl::Time since = MonotonicNow();
     SharedPlan plan = Make(*job);
-    const double seconds = std::max(0.0, absl::ToDoubleSeconds(absl::Now() - since));
+    const double seconds = std::max(0.0, absl::ToDoubleSeconds(MonotonicNow() - since));
     Finish(*job, std::move(plan), seconds);
   }
 }
@@ -147,9 +147,9 @@ std::shared_ptr<PlanningService::Job> PlanningService::TakeNext(bool only_light)
 }
 
 SharedPlan PlanningService::Make(const Job& job) const {
-  const absl::Time due = absl::Now() + options_.time_max;
+  const absl::Time due = MonotonicNow() + options_.time_max;
   PlanControl control;
-  control.cancelled = [&job, due] { return job.cancelled || absl::Now() > due; };
+  control.cancelled = [&job, due] { return job.cancelled || MonotonicNow() > due; };
   absl::StatusOr<Plan> plan = planner_(job.request, control);
   if (plan.ok()) return std::make_shared<const Plan>(WithoutSpans(*std::move(plan)));
   if (absl::IsCancelled(plan.status())) {

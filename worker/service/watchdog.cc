@@ -11,16 +11,16 @@ Watchdog::~Watchdog() {
   {
     absl::MutexLock lock(&mutex_);
     closing_ = true;
-    changed_.Signal();
   }
+  changed_.Notify();
   thread_.join();
 }
 
 void Watchdog::Arm(absl::Duration bound, std::string what) {
   absl::MutexLock lock(&mutex_);
-  deadline_ = absl::Now() + bound;
+  deadline_ = MonotonicNow() + bound;
   what_ = std::move(what);
-  changed_.Signal();
+  changed_.Notify();
 }
 
 void Watchdog::Disarm() {
@@ -29,17 +29,21 @@ void Watchdog::Disarm() {
 }
 
 void Watchdog::Loop() {
-  absl::MutexLock lock(&mutex_);
-  while (!closing_) {
-    if (absl::Now() < deadline_) {
-      changed_.WaitWithDeadline(&mutex_, deadline_);
-      continue;
+  while (true) {
+    absl::Duration left;
+    std::string what;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (closing_) return;
+      left = deadline_ - MonotonicNow();
+      what = what_;
+      if (left <= absl::ZeroDuration()) deadline_ = absl::InfiniteFuture();
     }
-    deadline_ = absl::InfiniteFuture();
-    const std::string what = what_;
-    mutex_.Unlock();
-    on_expired_(what);
-    mutex_.Lock();
+    if (left <= absl::ZeroDuration()) {
+      on_expired_(what);
+    } else {
+      changed_.WaitFor(left);
+    }
   }
 }
 

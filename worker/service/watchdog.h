@@ -9,8 +9,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::worker {
 
@@ -31,8 +31,8 @@ class Watchdog {
   void Loop();
 
   const std::function<void(const std::string&)> on_expired_;
+  Wakeup changed_;  // after Arm(), and at the end
   absl::Mutex mutex_;
-  absl::CondVar changed_;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time deadline_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
   std::string what_ ABSL_GUARDED_BY(mutex_);

@@ -16,7 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/observability/log.h"
 
 namespace ringattn::wire {
@@ -221,9 +221,9 @@ bool Listener::AcceptSome(int listener) {
 bool Listener::Admit(int connection) {
   absl::MutexLock lock(&mutex_);
   const auto full = [&] { return static_cast<int64_t>(table_.size()) >= options_.max_connections; };
-  if (full() && absl::Now() - pruned_at_ >= kPruneInterval) {
+  if (full() && MonotonicNow() - pruned_at_ >= kPruneInterval) {
     table_.Prune();
-    pruned_at_ = absl::Now();
+    pruned_at_ = MonotonicNow();
   }
   if (full()) {
     ++stats_.refused;

@@ -7,7 +7,7 @@
 
 #include <grpc/grpc_security_constants.h>
 
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/security/token.h"
 #include "server/edge/call/call_failures.h"
 #include "server/edge/call/call_header.h"
@@ -35,7 +35,7 @@ RequestCall::RequestCall(const RequestContext* context, grpc::CallbackServerCont
       direction_(direction),
       caller_(std::move(caller)),
       traceparent_(TraceparentOf(call->client_metadata())),
-      opened_at_(absl::Now()),
+      opened_at_(MonotonicNow()),
       meter_(context->limits) {}
 
 ByteStreamReactor* RequestCall::Start(const RequestContext* context,
@@ -154,7 +154,7 @@ void RequestCall::OnReadDone(bool ok) {
       take = &RequestCall::TakeChunk;
     } else {
       read_phase_ = ReadPhase::kIdle;
-      if (!ok) HalfClosed(absl::Now());
+      if (!ok) HalfClosed(MonotonicNow());
       steps = Next();
     }
   }
@@ -203,7 +203,7 @@ void RequestCall::TakeRequest(std::variant<HeaderRequest, grpc::Status> header) 
 }
 
 void RequestCall::Announce(HeaderRequest request) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   RequestArrived arrived;
   arrived.stream = id_;
   arrived.request_id = request.request_id;
@@ -246,7 +246,7 @@ absl::Time RequestCall::Deadline(absl::Time now) const {
   if (deadline == std::chrono::system_clock::time_point::max()) {
     return now + context_->limits.default_deadline;
   }
-  return std::min(absl::FromChrono(deadline), now + context_->limits.max_deadline);
+  return std::min(ToMonotonic(absl::FromChrono(deadline)), now + context_->limits.max_deadline);
 }
 
 TransferTotals RequestCall::Totals() {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/observability/log.h"
 #include "server/edge/call/call_audit.h"
 #include "server/edge/call/call_failures.h"
@@ -58,7 +59,7 @@ void RequestCall::End(const Failure& failure) { End(ToGrpcStatus(failure, contex
 
 void RequestCall::End(const grpc::Status& status) {
   life_.MoveTo(CallState::kEnding);
-  ended_at_ = absl::Now();
+  ended_at_ = MonotonicNow();
   status_ = status;
   if (!status.ok()) {
     outgoing_.clear();  // undelivered messages have no value after a failure

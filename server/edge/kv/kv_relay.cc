@@ -12,7 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/kv/kv_error.h"
 #include "common/kv/shard_cut.h"
 #include "common/kv/step.h"
@@ -70,7 +70,7 @@ class KvRelay final : public grpc::ServerBidiReactor<v1::StepRequest, v1::StepRe
                       public std::enable_shared_from_this<KvRelay> {
  public:
   KvRelay(const KvContext* context, grpc::CallbackServerContext* call)
-      : context_(*context), call_(call), started_at_(absl::Now()) {}
+      : context_(*context), call_(call), started_at_(MonotonicNow()) {}
 
   // Keeps itself alive until OnDone.
   void Begin() {
@@ -165,7 +165,7 @@ class KvRelay final : public grpc::ServerBidiReactor<v1::StepRequest, v1::StepRe
       if (finished_at_) return;
       if (!IsVerdict(status)) {
         if (!broken_at_) {
-          broken_at_ = absl::Now();
+          broken_at_ = MonotonicNow();
           broken_worker_ = workers_[static_cast<size_t>(rank)];
           broken_why_ = status.error_message();
         }
@@ -203,7 +203,7 @@ class KvRelay final : public grpc::ServerBidiReactor<v1::StepRequest, v1::StepRe
     {
       absl::MutexLock lock(&mutex_);
       if (finished_at_) return;
-      finished_at_ = absl::Now();
+      finished_at_ = MonotonicNow();
       status_ = status;
       shards.swap(shards_);
       Finish(status);
@@ -421,7 +421,7 @@ class KvRelay final : public grpc::ServerBidiReactor<v1::StepRequest, v1::StepRe
         ObserveStep();
         AddTotals([](Totals* totals) {
           ++totals->steps;
-          totals->began_at = absl::Now();
+          totals->began_at = MonotonicNow();
         });
       }
       refused_step_.reset();
@@ -441,7 +441,7 @@ class KvRelay final : public grpc::ServerBidiReactor<v1::StepRequest, v1::StepRe
     if (!joined.ok()) return Reject(joined.status());
     AddTotals([](Totals* totals) {
       ++totals->calls;
-      totals->answered_at = absl::Now();
+      totals->answered_at = MonotonicNow();
     });
     v1::StepResponse response;
     *response.mutable_result() = *std::move(joined);
@@ -478,7 +478,7 @@ class KvRelay final : public grpc::ServerBidiReactor<v1::StepRequest, v1::StepRe
                            {"calls", totals_.calls},
                            {"bytes_up", totals_.received_bytes},
                            {"bytes_down", totals_.sent_bytes},
-                           {"seconds", absl::ToDoubleSeconds(absl::Now() - started_at_)}});
+                           {"seconds", absl::ToDoubleSeconds(MonotonicNow() - started_at_)}});
   }
 
   const KvContext& context_;

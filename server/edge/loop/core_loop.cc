@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::server {
 
@@ -24,6 +24,7 @@ void CoreLoop::Stop() {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
   }
+  wakeup_.Notify();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -42,27 +43,26 @@ bool CoreLoop::Ask(std::function<void(const Coordinator&)> question) {
 }
 
 bool CoreLoop::Push(Item item, bool only_if_short) {
-  absl::MutexLock lock(&mutex_);
-  if (stopping_ || (only_if_short && queue_.size() >= kLongQueue)) return false;
-  queue_.push_back(std::move(item));
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stopping_ || (only_if_short && queue_.size() >= kLongQueue)) return false;
+    queue_.push_back(std::move(item));
+  }
+  wakeup_.Notify();
   return true;
 }
 
 void CoreLoop::Run() {
-  absl::Time next_tick = absl::Now();
+  absl::Time next_tick = MonotonicNow();
   while (true) {
     std::deque<Item> items;
+    wakeup_.WaitFor(next_tick - MonotonicNow());
     {
       absl::MutexLock lock(&mutex_);
-      const auto has_news = [this] {
-        mutex_.AssertHeld();
-        return !queue_.empty() || stopping_;
-      };
-      mutex_.AwaitWithDeadline(absl::Condition(&has_news), next_tick);
       items.swap(queue_);
       if (items.empty() && stopping_) return;
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     for (Item& item : items) {
       if (item.question) {
         item.question(core_);

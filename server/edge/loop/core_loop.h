@@ -1,7 +1,7 @@
 // CoreLoop: the single thread that owns the Coordinator. RPC threads post events. The loop handles
 // them in order, passes the actions to an ActionSink, and ticks. Separate threads make plans.
 //
-// The core's clock does not advance while queued events are handled. Messages that have arrived are
+// The core's time is MonotonicNow(). The core's clock does not advance while queued events are handled. Messages that have arrived are
 // therefore processed before any timeout is evaluated.
 #ifndef RINGATTN_SERVER_EDGE_LOOP_CORE_LOOP_H_
 #define RINGATTN_SERVER_EDGE_LOOP_CORE_LOOP_H_
@@ -14,6 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
 #include "server/core/coordinator.h"
 #include "server/planning/planning_service.h"
 
@@ -67,6 +68,7 @@ class CoreLoop {
   ActionSink* const sink_;
   Coordinator core_;  // used by the thread only, once it runs
 
+  Wakeup wakeup_;  // after each change of the fields below
   absl::Mutex mutex_;
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

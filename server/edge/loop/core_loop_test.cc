@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "common/base/testing/wall_clock.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::server {
@@ -229,6 +230,41 @@ TEST(CoreLoopTest, FortyLargeHeadersDelayNoOtherRequest) {
   bench.Await([&] { return bench.IsAccepted(1); });
   EXPECT_LE(bench.loop().planning_stats().made, made + 1);
   EXPECT_EQ(bench.drops(), 0);
+}
+
+class TickCounter : public ActionSink {
+ public:
+  void CarryOut(const Action&, const Coordinator&) override {}
+  void OnTick(absl::Time, const Coordinator&) override {
+    absl::MutexLock lock(&mutex_);
+    ++ticks_;
+  }
+  // Returns false if this takes 20 s.
+  bool AwaitTicks(int count) {
+    absl::MutexLock lock(&mutex_);
+    const int64_t enough = ticks_ + count;
+    const auto reached = [&] {
+      mutex_.AssertReaderHeld();
+      return ticks_ >= enough;
+    };
+    return mutex_.AwaitWithTimeout(absl::Condition(&reached), absl::Seconds(20));
+  }
+
+ private:
+  absl::Mutex mutex_;
+  int64_t ticks_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+TEST(CoreLoopTest, TheWallClockDoesNotStopTheTicks) {
+  TickCounter sink;
+  CoreLoop loop(Config(), &sink);
+  loop.Start();
+  EXPECT_TRUE(sink.AwaitTicks(2));
+  SetWallClockBack(absl::Hours(2));
+  EXPECT_TRUE(sink.AwaitTicks(2));
+  SetWallClockBack(absl::ZeroDuration());
+  EXPECT_TRUE(sink.AwaitTicks(2));
+  loop.Stop();
 }
 
 // The thread was blocked for longer than the heartbeat timeout, but the workers were not silent:

@@ -5,7 +5,7 @@
 #include <variant>
 
 #include "absl/strings/escaping.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "server/edge/call/call_failures.h"
 #include "server/edge/header/error_details.h"
 #include "server/edge/kv/kv_hold_call.h"
@@ -42,7 +42,7 @@ void KvCacheServiceImpl::Submit(Event event, const Caller& caller,
   {
     absl::MutexLock lock(&mutex_);
     event.call = ++last_call_;
-    (*calls)[event.call] = {reactor, response, caller, absl::Now()};
+    (*calls)[event.call] = {reactor, response, caller, MonotonicNow()};
   }
   const uint64_t call = event.call;
   const bool asked = context_->core->Ask(
@@ -66,7 +66,7 @@ void KvCacheServiceImpl::Complete(const Answered& answer, const char* method,
   if constexpr (std::is_same_v<Response, v1::CreateCacheResponse>) {
     bytes_per_worker = static_cast<int64_t>(answer.response.bytes_per_worker());
   }
-  Audit(method, pending.caller, grpc::Status::OK, absl::Now() - pending.since, bytes_per_worker,
+  Audit(method, pending.caller, grpc::Status::OK, MonotonicNow() - pending.since, bytes_per_worker,
         answer.response.placement().members_size());
   *pending.response = answer.response;
   pending.reactor->Finish(grpc::Status::OK);

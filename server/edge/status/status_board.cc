@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::server {
 
@@ -19,7 +19,7 @@ void StatusBoard::Publish(ServerStatus status, absl::Time now) {
 }
 
 std::shared_ptr<const ServerStatus> StatusBoard::Look(absl::Duration patience) {
-  const absl::Time from = absl::Now() - options_.min_interval;
+  const absl::Time from = MonotonicNow() - options_.min_interval;
   absl::MutexLock lock(&mutex_);
   const auto is_new = [this, from] {
     mutex_.AssertHeld();

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::server {
 namespace {
@@ -30,6 +30,7 @@ void TopologyBoard::Publish(v1::Topology topology, bool only_memory) {
   ++version_;
   unsent_ = true;
   urgent_ = urgent_ || !only_memory;
+  wakeup_.Notify();
 }
 
 void TopologyBoard::Close() {
@@ -37,6 +38,7 @@ void TopologyBoard::Close() {
     absl::MutexLock lock(&mutex_);
     closed_ = true;
   }
+  wakeup_.Notify();
   absl::MutexLock lock(&watchers_mutex_);
   refuses_ = true;
   for (Watcher* watcher : std::exchange(watchers_, {})) watcher->OnClosed();
@@ -67,18 +69,18 @@ absl::Time TopologyBoard::Due() const {
 
 void TopologyBoard::Run() {
   while (true) {
+    absl::Time due;
     {
       absl::MutexLock lock(&mutex_);
-      const absl::Time due = Due();
-      const auto changed = [this, due] {
-        mutex_.AssertHeld();
-        return closed_ || Due() != due;
-      };
-      mutex_.AwaitWithDeadline(absl::Condition(&changed), due);
+      due = Due();
+    }
+    wakeup_.WaitFor(due - MonotonicNow());
+    {
+      absl::MutexLock lock(&mutex_);
       if (closed_) return;
-      if (absl::Now() < Due()) continue;
+      if (MonotonicNow() < Due()) continue;
       unsent_ = urgent_ = false;
-      sent_at_ = absl::Now();
+      sent_at_ = MonotonicNow();
     }
     TellAll();
   }

@@ -11,6 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
 #include "ringattn/v1/cluster.pb.h"
 
 namespace ringattn::server {
@@ -69,6 +70,7 @@ class TopologyBoard {
   grpc::ByteBuffer response_ ABSL_GUARDED_BY(watchers_mutex_);
   int64_t response_version_ ABSL_GUARDED_BY(watchers_mutex_) = -1;
 
+  Wakeup wakeup_;  // after each Publish() and Close()
   absl::Mutex mutex_;  // held only briefly
   v1::Topology topology_ ABSL_GUARDED_BY(mutex_);
   int64_t version_ ABSL_GUARDED_BY(mutex_) = 0;
