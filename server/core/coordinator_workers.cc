@@ -3,9 +3,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/wire/durations.h"
+#include "common/wire/join_status.h"
 #include "server/core/coordinator_impl.h"
 #include "server/core/loss/blame.h"
 #include "server/core/requests/client_failures.h"
+#include "server/core/ring/registration_rules.h"
 
 namespace ringattn::server {
 
@@ -14,8 +16,9 @@ using Phase = Operation::Phase;
 namespace {
 
 // Returns the reason to reject the worker; empty if it may join.
-std::string CheckRegistration(const v1::Register& registration, const std::string& version) {
-  if (registration.name().empty()) return "a worker needs a name";
+std::string CheckJoin(const v1::Register& registration, const std::string& version) {
+  std::string why = CheckRegistration(registration);
+  if (!why.empty()) return why;
   if (version.empty() || registration.version() == version) return "";
   return absl::StrCat("version ", registration.version(), " does not match the coordinator's ",
                       version);
@@ -25,7 +28,7 @@ std::string CheckRegistration(const v1::Register& registration, const std::strin
 
 void Coordinator::Impl::On(const WorkerJoined& event) {
   if (roster_.Has(event.connection)) return;
-  const std::string refusal = CheckRegistration(event.registration, config_.version);
+  const std::string refusal = CheckJoin(event.registration, config_.version);
   if (!refusal.empty()) {
     v1::Leave* leave = batch_.Send(event.connection)->mutable_leave();
     leave->set_reason(refusal);
@@ -34,7 +37,7 @@ void Coordinator::Impl::On(const WorkerJoined& event) {
   }
   // The earlier process of this name has exited or is about to notice that its stream broke.
   for (ConnectionId replaced : roster_.Named(event.registration.name())) {
-    LoseWorker(replaced, LossReason::kReplaced, "its name joined again", /*drop=*/true);
+    LoseWorker(replaced, LossReason::kReplaced, kNameJoinedAgain, /*drop=*/true);
   }
   roster_.Add(event.connection, event.registration, batch_.now());
   kv_caches_.Adopt(event.connection, event.registration);

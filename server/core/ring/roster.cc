@@ -4,6 +4,8 @@
 #include <cassert>
 #include <utility>
 
+#include "server/core/ring/registration_rules.h"
+
 namespace ringattn::server {
 
 void Roster::Add(ConnectionId connection, const v1::Register& registration, absl::Time now) {
@@ -29,7 +31,7 @@ bool Roster::TakeHeartbeat(ConnectionId connection, const v1::Heartbeat& heartbe
 }
 
 void Roster::TakeMeasurements(ConnectionId connection, const v1::Committed& committed) {
-  workers_.at(connection).committed = committed;
+  workers_.at(connection).committed = Sanitized(committed);
 }
 
 void Roster::Forgive(absl::Duration pause) {

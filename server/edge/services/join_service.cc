@@ -2,9 +2,10 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/observability/log.h"
 #include "common/security/secret.h"
+#include "server/core/ring/registration_rules.h"
 
 namespace ringattn::server {
 namespace {
@@ -12,6 +13,9 @@ namespace {
 // The core sends a handful of messages per operation and worker; a worker with this many unread
 // messages has stopped reading.
 constexpr size_t kMaxQueuedMessages = 4096;
+
+// Returns the text for the log. The core has not checked its length yet.
+std::string Shown(const std::string& text) { return text.substr(0, kMaxWorkerTextBytes); }
 
 }  // namespace
 
@@ -50,20 +54,20 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
       if (std::shared_ptr<JoinStream> stream = service->Find(id)) stream->ReadNext();
     };
     if (std::exchange(registered_, true)) {
-      service_->core_->Post(WorkerMessage{id_, std::move(incoming_), absl::Now()},
+      service_->core_->Post(WorkerMessage{id_, std::move(incoming_), MonotonicNow()},
                             std::move(read_next));
     } else if (incoming_.has_register_()) {
       const v1::Register& registration = incoming_.register_();
-      LogInfo("worker joins", {{"worker", registration.name()},
-                               {"incarnation", registration.incarnation()},
-                               {"device", registration.device()},
-                               {"data_address", registration.data_address()},
-                               {"client_data_address", registration.client_data_address()},
+      LogInfo("worker joins", {{"worker", Shown(registration.name())},
+                               {"incarnation", Shown(registration.incarnation())},
+                               {"device", Shown(registration.device())},
+                               {"data_address", Shown(registration.data_address())},
+                               {"client_data_address", Shown(registration.client_data_address())},
                                {"connection", id_}});
       absl::MutexLock lock(&mutex_);
       // The core already knows of the stream's end; a later registration would never be removed.
       if (removed_) return;
-      worker_ = registration.name();
+      worker_ = Shown(registration.name());
       service_->core_->Post(WorkerJoined{id_, registration}, std::move(read_next));
     } else {
       End(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,

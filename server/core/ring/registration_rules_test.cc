@@ -1,0 +1,71 @@
+#include "server/core/ring/registration_rules.h"
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace ringattn::server {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::string WhyNot(const std::function<void(v1::Register&)>& change) {
+  v1::Register registration;
+  registration.set_name("node-7.gpu 0");
+  registration.set_memory_bytes(uint64_t{1} << 40);
+  registration.add_kernel_rates()->set_flops_per_second(6e14);
+  change(registration);
+  return CheckRegistration(registration);
+}
+
+TEST(RegistrationRulesTest, NamesAreShortAndPrintable) {
+  EXPECT_EQ(WhyNot([](auto&) {}), "");
+  EXPECT_EQ(WhyNot([](auto& r) { r.set_name(std::string(128, 'a')); }), "");
+  EXPECT_EQ(WhyNot([](auto& r) { r.set_name(""); }), "a worker needs a name");
+  EXPECT_EQ(WhyNot([](auto& r) { r.set_name(std::string(129, 'a')); }),
+            "name has 129 bytes; at most 128 are allowed");
+  EXPECT_EQ(WhyNot([](auto& r) { r.set_name("a\nb"); }), "name must be printable ASCII");
+  EXPECT_EQ(WhyNot([](auto& r) { r.set_name("w\xc3\xb6rker"); }), "name must be printable ASCII");
+}
+
+TEST(RegistrationRulesTest, OtherTextsAreBounded) {
+  EXPECT_EQ(WhyNot([](auto& r) { r.set_device(std::string(513, 'a')); }),
+            "device has 513 bytes; at most 512 are allowed");
+  EXPECT_EQ(WhyNot([](auto& r) { r.add_options("\x01"); }), "options must be printable ASCII");
+  EXPECT_NE(WhyNot([](auto& r) {
+              for (int i = 0; i < 5000; ++i) r.add_options("causal");
+            }),
+            "");
+}
+
+TEST(RegistrationRulesTest, FiguresAreFinite) {
+  EXPECT_NE(WhyNot([](auto& r) { r.set_memory_bytes(UINT64_MAX); }), "");
+  EXPECT_NE(WhyNot([](auto& r) { r.set_max_kv_cache_bytes(UINT64_MAX); }), "");
+  for (const double wrong : {std::nan(""), kInfinity, -1.0}) {
+    EXPECT_NE(WhyNot([&](auto& r) { r.mutable_kernel_rates(0)->set_flops_per_second(wrong); }), "");
+  }
+  EXPECT_NE(WhyNot([](auto& r) { r.mutable_call_overhead()->set_seconds(-1); }), "");
+}
+
+TEST(RegistrationRulesTest, MeasurementsThatAreNoRatesCountAsNone) {
+  for (const double wrong : {std::nan(""), kInfinity, -1.0}) {
+    v1::Committed committed;
+    committed.set_generation(3);
+    committed.set_link_bytes_per_second(wrong);
+    committed.mutable_exchange_overhead()->set_seconds(-5);
+    committed = Sanitized(committed);
+    EXPECT_EQ(committed.generation(), 3u);
+    EXPECT_EQ(committed.link_bytes_per_second(), 0);
+    EXPECT_FALSE(committed.has_exchange_overhead());
+  }
+  v1::Committed good;
+  good.set_link_bytes_per_second(1e9);
+  EXPECT_EQ(Sanitized(good).link_bytes_per_second(), 1e9);
+}
+
+}  // namespace
+}  // namespace ringattn::server
