@@ -1,5 +1,7 @@
 // KvEngine: the thread that executes the steps of all K/V caches of a worker, next to
 // OperationRunner. A step does not wait for a running operation.
+//
+// Tests: kv_store_test.cc, step_streams_test.cc
 #ifndef RINGATTN_WORKER_KV_KV_ENGINE_H_
 #define RINGATTN_WORKER_KV_KV_ENGINE_H_
 

@@ -114,7 +114,7 @@ absl::Status KvShard::Call(uint64_t epoch, const v1::LayerCall& call, StepKernel
   const auto compute = [&]() -> absl::Status {
     if (!IsOutput(call.output())) {
       return BadCall(absl::StrCat("call.output is ", static_cast<int>(call.output()),
-                                  "; it is no KvOutput"));
+                                  "; use a value of KvOutput"));
     }
     const KvStep& step = *log_.begun_step();
     if (call.output() == v1::KV_OUTPUT_NONE && step.q_tokens() != 0) {

@@ -5,6 +5,8 @@
 // of all rows and then attends for all rows in one packed ForwardCall: documents are rows, and
 // pieces of its single KvBlock, the whole plane, are runs of the block tables. Pieces are the same
 // for all layers of a group, so they are built once per step and group.
+//
+// Tests: kv_shard_test.cc, tests/sweep/kv_sweep_test.cc
 #ifndef RINGATTN_WORKER_KV_KV_SHARD_H_
 #define RINGATTN_WORKER_KV_KV_SHARD_H_
 
