@@ -21,13 +21,14 @@ using testing::ElementsAre;
 
 constexpr int kLong = 2 * kManyDocuments;
 
-// Blocks the binding of calls with many documents until the test releases it.
+// Blocks the binding of calls with many documents or of dilated parts until the test releases it.
 class HeldDevice : public DeviceWrapper {
  public:
   using DeviceWrapper::DeviceWrapper;
 
   absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>& calls) const override {
-    if (std::get<ForwardCall>(calls.front()).problem->bands.size() > 1) {
+    const auto* forward = std::get_if<ForwardCall>(&calls.front());
+    if (forward == nullptr || forward->problem->bands.size() > 1) {
       absl::MutexLock lock(&mutex_);
       ++bound_;
       mutex_.AwaitWithTimeout(absl::Condition(&let_go_), absl::Seconds(20));
@@ -188,7 +189,10 @@ TEST_F(ReservationsTest, ShortRequestDoesNotWaitForManyDilatedParts) {
   level->set_segment_length(256);
   level->set_dilation_rate(64);
   Reserve(std::move(reserve));
+  device_.AwaitBinding();
   Reserve(DilatedReserveOf("short", 1));
+  EXPECT_THAT(events(), ElementsAre("reserved short"));
+  device_.Unblock();
   Drain();
   EXPECT_THAT(events(), ElementsAre("reserved short", "reserved long"));
 }
