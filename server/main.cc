@@ -4,8 +4,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 
@@ -20,6 +18,7 @@
 #include "common/wire/grpc_log.h"
 #include "server/edge/server.h"
 #include "server/options.h"
+#include "server/port_file.h"
 
 namespace ringattn::server {
 namespace {
@@ -31,22 +30,6 @@ constexpr int kExitDeaf = 71;
 int Die(const absl::Status& status) {
   std::fprintf(stderr, "ringattn-server: %s\n", std::string(status.message()).c_str());
   return absl::IsInvalidArgument(status) ? kUsageExitCode : 1;
-}
-
-// Writes the file by a rename, so that readers never see part of it.
-absl::Status WritePortFile(const std::string& path, const ServerAddresses& addresses) {
-  const nlohmann::ordered_json json = {{"listen", addresses.listen},
-                                       {"control", addresses.control},
-                                       {"metrics", addresses.metrics},
-                                       {"health", addresses.health}};
-  const std::string temporary = absl::StrCat(path, ".", getpid());
-  std::ofstream file(temporary);
-  file << json.dump() << "\n";
-  file.close();
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
-    return absl::UnavailableError(absl::StrCat("cannot write the port file ", path));
-  }
-  return absl::OkStatus();
 }
 
 int Run(int argc, char** argv) {
@@ -76,13 +59,12 @@ int Run(int argc, char** argv) {
   };
   wire::KeepGrpcRunning();
   if (absl::Status status = OpenSecurity(&line); !status.ok()) return Die(status);
+  const ServerOptions options = line.server;
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(std::move(line.server));
   if (!server.ok()) return Die(server.status());
   const ServerAddresses& addresses = (*server)->addresses();
-  if (!line.port_file.empty()) {
-    if (absl::Status status = WritePortFile(line.port_file, addresses); !status.ok()) {
-      return Die(status);
-    }
+  if (absl::Status status = WritePortFile(line.port_file, options, addresses); !status.ok()) {
+    return Die(status);
   }
   LogInfo("serving", {{"version", kVersion},
                       {"listen", addresses.listen},
