@@ -85,16 +85,17 @@ __device__ __forceinline__ void MergeRows(const ForwardParams& forward, int32_t 
     float parts[kRows][kAtOnce][kPerLane];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
+      // One running pointer: addresses of their own would take registers.
+      const float* source = forward.partial_out + place(first, r) * columns + lane;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const float* const source = forward.partial_out + place(first + i, r) * columns;
         const bool present = exists(r) && first + i < unit.pieces;
 #pragma unroll
         for (int j = 0; j < kPerLane; ++j) {
-          const int column = j * 32 + lane;
           parts[r][i][j] = 0.0f;
-          if (present && column < columns) parts[r][i][j] = __ldcg(source + column);
+          if (present && j * 32 + lane < columns) parts[r][i][j] = __ldcg(source + j * 32);
         }
+        source += (first + i == 0 ? 1 : 2) * slot_rows * columns;
       }
     }
     if (first == 0) {

@@ -38,6 +38,7 @@ struct PortableShape {
   // Output: kDim / 2 pairs of columns by kKeyParts.
   static constexpr int kKeyParts = kThreads / (kDim / 2);
   static constexpr int kPartKeys = kKeys / kKeyParts;
+  static constexpr int kLoadsAtOnce = sizeof(T) == 4 && kDim > 128 ? 4 : 8;  // as registers allow
   static_assert(kKeyGroups >= 1 && kRowsPerWarp % kRowsAtOnce == 0 && kPartKeys % 4 == 0);
 
   struct Shared {
@@ -95,7 +96,7 @@ struct PortableAttention {
     const auto seen = [&](int32_t key) { return key >= keys.begin && key < keys.end; };
     constexpr int kWords = Shape::kWords;
     if (params.vector) {
-#pragma unroll 8
+#pragma unroll Shape::kLoadsAtOnce
       for (int i = threadIdx.x; i < Shape::kKeys * (kWords / 4); i += Shape::kThreads) {
         const int key = i / (kWords / 4);
         const int word = i % (kWords / 4) * 4;

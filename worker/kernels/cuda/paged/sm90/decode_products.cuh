@@ -95,7 +95,7 @@ struct DecodeProducts : cuda::sm90::ForwardProducts<Shape> {
     if (*last == 0) return;
     constexpr int kColumns = Shape::kPanels * 64;
     constexpr bool kWide = kColumns > 128;
-    MergeUnit<T, kColumns, 4, kWide ? 16 : 32, kWide ? 2 : 4, 8>(
+    MergeUnit<T, kColumns, 4, kWide ? 8 : 16, kWide ? 2 : 4, 4>(
         params.forward, params.split.packs, ending.unit,
         static_cast<int>(threadIdx.x & 127) / 32);
   }

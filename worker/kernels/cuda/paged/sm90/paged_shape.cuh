@@ -38,7 +38,7 @@ struct DecodeShape
   using Base = WithClearJobs<cuda::sm90::ForwardShape<T, kDim, 64, kKeys, false, kStages>>;
   static constexpr bool kMergesParts = true;
   static constexpr int kLastPiece = Base::kSharedBytes;  // whether the item was it: a word
-  static constexpr int kScratch = kLastPiece + 8;
+  static constexpr int kScratch = (kLastPiece + 8 + 15) / 16 * 16;
   static constexpr int kSharedBytes =
       kScratch + static_cast<int>(sizeof(ColumnScratch<Base::kThreads>));
   static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");
