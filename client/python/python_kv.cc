@@ -222,9 +222,8 @@ py::tuple PythonKvCache::Call(uint32_t layer, const std::string& output, const p
                               const py::object& lse, double deadline_seconds) {
   client::KvLayerArgs args;
   args.layer = layer;
-  const int number = EnumNumber(*v1::KvOutput_descriptor(), output);
-  if (number < 0) throw py::value_error(absl::StrCat("output: \"", output, "\" is unknown"));
-  args.output = static_cast<v1::KvOutput>(number);
+  args.output =
+      static_cast<v1::KvOutput>(EnumNumber(*v1::KvOutput_descriptor(), output, "output"));
   HeldBuffers held;
   if (!q.is_none()) args.q = held.Read(q);
   if (!k.is_none()) args.k = held.Read(k);
