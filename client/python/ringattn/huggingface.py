@@ -34,6 +34,9 @@ NAME = "ringattn"
 _HARMLESS = frozenset({
     "position_ids", "cache_position", "position_embeddings", "max_length_q", "max_length_k", "seq_idx", "use_cache",
     "output_hidden_states", "output_router_logits", "num_items_in_batch", "return_dict", "past_key_values",
+    # Arguments of models, which some hand down to every layer.
+    "input_ids", "inputs_embeds", "token_type_ids", "mm_token_type_ids", "pixel_values", "image_sizes", "image_grid_thw",
+    "video_grid_thw", "labels", "shift_labels", "logits_to_keep", "interpolate_pos_encoding",
 })
 # Keywords that are refused, with the reason. A keyword that is in no list is refused as well.
 _REFUSED = {
