@@ -1,14 +1,31 @@
 #include "client/cli/flag_set.h"
 
+#include <cmath>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace ringattn::client::cli {
+namespace {
+
+// CLI11's ranges accept NaN.
+std::string CheckFinite(const std::string& text) {
+  double value = 0;
+  if (!absl::SimpleAtod(text, &value) || std::isfinite(value)) return "";
+  return absl::StrCat("is ", text, ", must be a finite number");
+}
+
+template <typename T>
+constexpr bool kIsReal = std::is_same_v<T, double> || std::is_same_v<T, std::optional<double>>;
+
+}  // namespace
 
 Flag Flag::Group(const std::string& title) const {
   option_->group(title);
@@ -116,7 +133,9 @@ Flag FlagSet::Add(const std::string& names, T* value, const std::string& help) {
   if constexpr (std::is_same_v<T, bool>) {
     return Flag(app_->add_flag(names, *value, help));
   } else {
-    return Flag(app_->add_option(names, *value, help));
+    CLI::Option* option = app_->add_option(names, *value, help);
+    if constexpr (kIsReal<T>) option->check(CLI::Validator(CheckFinite, ""));
+    return Flag(option);
   }
 }
 
@@ -142,7 +161,9 @@ Flag FlagSet::AddFunction(const std::string& name, std::function<absl::Status(co
       throw CLI::ValidationError(name, std::string(status.message()));
     }
   };
-  return Flag(app_->add_option_function<T>(name, checked, help));
+  CLI::Option* option = app_->add_option_function<T>(name, checked, help);
+  if constexpr (kIsReal<T>) option->check(CLI::Validator(CheckFinite, ""));
+  return Flag(option);
 }
 
 template Flag FlagSet::AddFunction(const std::string&,

@@ -1,8 +1,14 @@
 #include "client/cli/bench/bench_load.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -72,6 +78,20 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   return absl::UnknownError(absl::StrCat("cannot write ", path));
 }
 
+// Returns an error if WriteFile would fail, so that it is known before the measurement. Leaves the
+// file as it is.
+absl::Status CheckWritable(const std::string& flag, const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  const bool existed = access(path.c_str(), F_OK) == 0;
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+  if (file < 0) {
+    return UsageError(absl::StrCat(flag, ": cannot write ", path, ": ", strerror(errno)));
+  }
+  close(file);
+  if (!existed) unlink(path.c_str());
+  return absl::OkStatus();
+}
+
 // Adds --`name`, also spelled with dashes as perf_analyzer spells it.
 template <typename T>
 Flag Add(FlagSet& command, const std::string& name, T* value, const char* help) {
@@ -129,6 +149,10 @@ void LoadFlags::AddTo(FlagSet& command) {
 }
 
 absl::StatusOr<LoadTest> LoadTest::Prepare(const LoadFlags& flags) {
+  for (const auto& [flag, path] :
+       {std::pair{"--export_csv", &flags.csv_}, std::pair{"--export_json", &flags.json_}}) {
+    if (absl::Status status = CheckWritable(flag, *path); !status.ok()) return status;
+  }
   LoadTest test;
   test.by_rate_ = !flags.rate_range_.empty();
   test.poisson_ = flags.poisson_ || flags.distribution_ == "poisson";
