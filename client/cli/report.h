@@ -3,8 +3,10 @@
 #ifndef RINGATTN_CLIENT_CLI_REPORT_H_
 #define RINGATTN_CLIENT_CLI_REPORT_H_
 
+#include <cstdint>
 #include <string>
 
+#include "absl/strings/string_view.h"
 #include "client/api/call.h"
 #include "client/cli/command.h"
 #include "client/cli/flags.h"
@@ -35,6 +37,8 @@ std::string CallText(const CallReport& report);
 
 // 1234567 -> "1.23 MB"; units are decimal.
 std::string HumanBytes(double bytes);
+// Returns "1 worker" or "2 workers".
+std::string Counted(int64_t count, absl::string_view noun);
 // 1.5e9 -> "1.50 G"
 std::string HumanRate(double per_second);
 

@@ -78,5 +78,11 @@ TEST(Report, WithoutKernelReportsThereIsNoKernelLine) {
   EXPECT_THAT(CallText(report), Not(HasSubstr("ran ")));
 }
 
+TEST(Report, OneIsSingular) {
+  EXPECT_EQ(Counted(0, "worker"), "0 workers");
+  EXPECT_EQ(Counted(1, "worker"), "1 worker");
+  EXPECT_EQ(Counted(2, "worker"), "2 workers");
+}
+
 }  // namespace
 }  // namespace ringattn::client::cli

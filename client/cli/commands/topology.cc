@@ -27,8 +27,9 @@ struct TopologyFlags {
 void PrintText(const v1::Topology& topology) {
   const std::string state =
       absl::AsciiStrToLower(absl::StripPrefix(v1::RingState_Name(topology.state()), "RING_STATE_"));
-  std::printf("ring %s, generation %llu, %d workers\n", state.c_str(),
-              static_cast<unsigned long long>(topology.generation()), topology.workers_size());
+  std::printf("ring %s, generation %llu, %s\n", state.c_str(),
+              static_cast<unsigned long long>(topology.generation()),
+              Counted(topology.workers_size(), "worker").c_str());
   if (topology.workers_size() == 0) return;
   std::printf("%-4s  %-16s  %-10s  %-20s  %7s  %10s  %10s  %s\n", "rank", "name", "state", "device",
               "threads", "memory", "reserved", "data address");

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/command.h"
 #include "client/cli/flag_set.h"
+#include "client/cli/report.h"
 #include "client/cli/server_flags.h"
 #include "client/launcher/launcher.h"
 
@@ -28,9 +29,10 @@ struct UpFlags {
 };
 
 std::string ReadyText(const LauncherOptions& options, const Launcher& launcher) {
-  return absl::StrCat("ringattn is up: gRPC address ", launcher.address(), ", ", options.workers,
-                      " workers\nlive page at http://", launcher.metrics_address(),
-                      "/, metrics at /metrics, logs in ", launcher.log_dir(), "\n");
+  return absl::StrCat("ringattn is up: gRPC address ", launcher.address(), ", ",
+                      Counted(options.workers, "worker"), "\nlive page at http://",
+                      launcher.metrics_address(), "/, metrics at /metrics, logs in ",
+                      launcher.log_dir(), "\n");
 }
 
 // Starts everything, calls `report` with the text for the user, and supervises.
