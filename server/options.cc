@@ -12,6 +12,7 @@
 #include "common/process/log_level_flag.h"
 #include "common/process/loopback.h"
 #include "common/process/plain_text.h"
+#include "common/process/size_flag.h"
 
 namespace ringattn::server {
 namespace {
@@ -23,6 +24,12 @@ void AddCount(CLI::App* app, const std::string& name, T* target, T most, const s
   app->add_option(name, *target, absl::StrCat(help, " [", *target, "]"))
       ->check(CLI::Range(T{1}, most))
       ->type_name("N");
+}
+
+// The same for a number of bytes; units are accepted.
+void AddBytes(CLI::App* app, const std::string& name, int64_t* target, int64_t least, int64_t most,
+              const std::string& help) {
+  AddSize(app, name, target, least, most, absl::StrCat(help, " [", *target, "]"));
 }
 
 void AddListeners(CLI::App* app, CommandLine* line) {
@@ -61,16 +68,11 @@ void AddLimits(CLI::App* app, CommandLine* line) {
            "largest request, in tokens, that runs on one device unless the client chooses a plan");
   AddCount(group, "--max_queued_requests", &limits.max_queued_requests, int64_t{1} << 16,
            "limit on queued requests");
-  AddCount(group, "--max_queued_bytes", &limits.max_queued_bytes, int64_t{1} << 60,
+  AddBytes(group, "--max_queued_bytes", &limits.max_queued_bytes, 1, int64_t{1} << 60,
            "limit on the input bytes of queued requests");
-  group
-      ->add_option(
-          "--max_residual_bytes", limits.max_residual_bytes,
-          "limit on the worker memory used by residuals, summed over workers; requests that "
-          "need the memory evict residuals; 0: none are kept")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60))
-      ->type_name("N")
-      ->capture_default_str();
+  AddBytes(group, "--max_residual_bytes", &limits.max_residual_bytes, 0, int64_t{1} << 60,
+           "limit on the worker memory used by residuals, summed over workers; requests that "
+           "need the memory evict residuals; 0: none are kept");
   AddDuration(group, "--default_residual_ttl", &limits.default_residual_ttl,
               "lifetime of a residual if the Forward sets none");
   AddDuration(group, "--max_residual_ttl", &limits.max_residual_ttl,
@@ -81,21 +83,17 @@ void AddLimits(CLI::App* app, CommandLine* line) {
               "time that residuals are kept after their HoldResiduals stream ends");
   AddCount(group, "--max_kv_caches", &limits.max_kv_caches, int64_t{1} << 20,
            "limit on K/V caches of all clients together");
-  group
-      ->add_option("--max_kv_cache_bytes", limits.max_kv_cache_bytes,
-                   "limit on the bytes of one client's K/V caches, summed over workers, unless the "
-                   "clients file sets another; 0: only the workers' own limits")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60))
-      ->type_name("N")
-      ->capture_default_str();
+  AddBytes(group, "--max_kv_cache_bytes", &limits.max_kv_cache_bytes, 0, int64_t{1} << 60,
+           "limit on the bytes of one client's K/V caches, summed over workers, unless the "
+           "clients file sets another; 0: only the workers' own limits");
   AddDuration(group, "--default_kv_ttl", &limits.default_kv_ttl,
               "lease of a K/V cache if CreateCache sets none");
   AddDuration(group, "--max_kv_ttl", &limits.max_kv_ttl, "longest lease of a K/V cache");
-  AddCount(group, "--max_request_bytes", &limits.max_request_bytes, limits.max_request_bytes,
+  AddBytes(group, "--max_request_bytes", &limits.max_request_bytes, 1, limits.max_request_bytes,
            "limit on the bytes of inputs and outputs of one request");
   AddCount(group, "--max_tokens", &limits.max_tokens, limits.max_tokens,
            "limit on the sequence length of one request");
-  AddCount(group, "--max_transport_bytes", &line->server.max_transport_bytes, int64_t{1} << 50,
+  AddBytes(group, "--max_transport_bytes", &line->server.max_transport_bytes, 1, int64_t{1} << 50,
            "limit on gRPC's own buffers; calls end when it is reached");
   group
       ->add_option("--max_connections", line->server.max_connections,
@@ -119,7 +117,7 @@ void AddLimits(CLI::App* app, CommandLine* line) {
               "ends and frees its memory");
   AddDuration(group, "--header_timeout", &limits.header_timeout,
               "time within which a call's header must arrive");
-  AddCount(group, "--min_upload_bytes_per_second", &limits.min_upload_bytes_per_second, kGiB,
+  AddBytes(group, "--min_upload_bytes_per_second", &limits.min_upload_bytes_per_second, 1, kGiB,
            "an upload that lags behind this rate by --upload_grace ends and frees its memory");
   AddDuration(group, "--upload_grace", &limits.upload_grace, "see --min_upload_bytes_per_second");
   AddDuration(group, "--upload_grace_contended", &limits.upload_grace_contended,

@@ -21,6 +21,7 @@
 #include "common/process/log_level_flag.h"
 #include "common/process/plain_text.h"
 #include "common/process/secret_file.h"
+#include "common/process/size_flag.h"
 #include "worker/backend.h"
 #include "worker/device_name.h"
 #include "worker/region/local_memory.h"
@@ -41,6 +42,7 @@ struct RawOptions {
 
 // More than the memory of all GPUs of a machine, 8 of 192 GiB; limits address space only.
 constexpr int64_t kUsualImportedBytes = int64_t{2} << 40;
+constexpr int64_t kMaxMemoryBytes = int64_t{1} << 50;
 
 // Returns the cores that this process may use, or the container's CPU limit if that is lower.
 int Cores() {
@@ -94,16 +96,12 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->check(CLI::Range(0, 4095))
       ->type_name("N")
       ->capture_default_str();
-  app->add_option("--memory_limit", line->worker.memory_limit_bytes,
-                  "bytes that requests may reserve; 0: CPU: 80% of the memory of the machine (or "
-                  "container) / local_workers; GPU: 90% of the GPU's free memory")
-      ->check(CLI::NonNegativeNumber)
-      ->type_name("BYTES")
-      ->capture_default_str();
-  app->add_option("--max_kv_cache_bytes", line->worker.max_kv_cache_bytes,
-                  "bytes that K/V caches may reserve, a part of --memory_limit; 0: no caches")
-      ->check(CLI::NonNegativeNumber)
-      ->type_name("BYTES")
+  AddSize(app, "--memory_limit", &line->worker.memory_limit_bytes, 0, kMaxMemoryBytes,
+          "memory that requests may reserve, such as 12GiB; 0: CPU: 80% of the memory of the "
+          "machine (or container) / local_workers; GPU: 90% of the GPU's free memory")
+      ->default_str("0");
+  AddSize(app, "--max_kv_cache_bytes", &line->worker.max_kv_cache_bytes, 0, kMaxMemoryBytes,
+          "memory that K/V caches may reserve, a part of --memory_limit; 0: no caches")
       ->default_str("half of --memory_limit");
   app->add_option("--nccl_max_ctas", line->backend.nccl_max_ctas,
                   "GPU: maximum number of SMs for NCCL's transfers; 0: 4")
@@ -145,11 +143,10 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->check(CLI::IsMember({"auto", "sm90", "sm80", "simt"}))
       ->type_name("NAME")
       ->capture_default_str();
-  app->add_option("--pinned_pool", line->backend.pinned_pool_bytes,
-                  "GPU: bytes of pinned memory between the wire and the device; at least 16 MiB")
-      ->check(CLI::Range(int64_t{16} << 20, int64_t{1} << 40))
-      ->type_name("BYTES")
-      ->capture_default_str();
+  AddSize(app, "--pinned_pool", &line->backend.pinned_pool_bytes, int64_t{16} << 20,
+          int64_t{1} << 40,
+          "GPU: pinned memory between the wire and the device; at least 16MiB")
+      ->default_str(absl::StrCat(line->backend.pinned_pool_bytes));
 }
 
 void AddListeners(CLI::App* app, CommandLine* line) {
@@ -256,17 +253,12 @@ void AddLocalMemory(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->check(CLI::Range(1, 64))
       ->type_name("N")
       ->default_str("half of this worker's cores, 2 to 8");
-  app->add_option("--pin_local_memory", raw->pin_local_memory,
-                  "maximum bytes of reused client memory to pin, so that GPUs copy from and to it "
-                  "directly; 0: none")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
-      ->type_name("BYTES")
+  AddSize(app, "--pin_local_memory", &raw->pin_local_memory, 0, kMaxMemoryBytes,
+          "limit on the reused client memory to pin, so that GPUs copy from and to it directly; 0: "
+          "none")
       ->default_str("half of the machine's memory");
-  app->add_option("--max_imported_memory", raw->max_imported_memory,
-                  "maximum bytes of client CUDA allocations to map at a time; with "
-                  "--local_memory=cuda_memory")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 50))
-      ->type_name("BYTES")
+  AddSize(app, "--max_imported_memory", &raw->max_imported_memory, 1, kMaxMemoryBytes,
+          "limit on the client CUDA allocations to map at a time; with --local_memory=cuda_memory")
       ->default_str("2 TiB");
 }
 
