@@ -1,10 +1,10 @@
-// The status with which the coordinator ends a worker's control stream.
+// The reason with which the coordinator ends a worker's control stream.
 #ifndef RINGATTN_COMMON_WIRE_JOIN_STATUS_H_
 #define RINGATTN_COMMON_WIRE_JOIN_STATUS_H_
 
 namespace ringattn {
 
-// The message if another stream registered the worker's name. Workers then wait longer before they
+// The reason in Leave if another stream registered the worker's name. Workers then wait longer before they
 // reconnect, so that two processes of one name do not replace each other continuously.
 inline constexpr char kNameJoinedAgain[] = "its name joined again";
 

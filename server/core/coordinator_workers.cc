@@ -37,6 +37,7 @@ void Coordinator::Impl::On(const WorkerJoined& event) {
   }
   // The earlier process of this name has exited or is about to notice that its stream broke.
   for (ConnectionId replaced : roster_.Named(event.registration.name())) {
+    batch_.Send(replaced)->mutable_leave()->set_reason(kNameJoinedAgain);
     LoseWorker(replaced, LossReason::kReplaced, kNameJoinedAgain, /*drop=*/true);
   }
   roster_.Add(event.connection, event.registration, batch_.now());

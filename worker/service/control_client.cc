@@ -9,6 +9,7 @@
 #include "common/observability/log.h"
 #include "common/security/secret.h"
 #include "common/wire/durations.h"
+#include "common/wire/join_status.h"
 
 namespace ringattn::worker {
 namespace {
@@ -62,6 +63,7 @@ void ControlClient::Start(ControlHandler handler) {
 void ControlClient::Leave(absl::Duration timeout) {
   absl::MutexLock lock(&mutex_);
   leaving_ = true;
+  end_rest_.Notify();
   if (connected_) outbox_.emplace_back().mutable_leaving();
   mutex_.AwaitWithTimeout(absl::Condition(&left_), timeout);
 }
@@ -72,6 +74,8 @@ void ControlClient::Stop() {
     stopping_ = true;
     if (context_ != nullptr) context_->TryCancel();
   }
+  end_rest_.Notify();
+  end_heartbeats_.Notify();
   if (loop_.joinable()) loop_.join();
   if (heartbeats_.joinable()) heartbeats_.join();
 }
@@ -88,12 +92,16 @@ void ControlClient::Loop() {
   std::uniform_real_distribution<double> jitter(0.5, 1.0);
   absl::Duration backoff = options_.min_backoff;
   while (true) {
-    std::string reason;
-    const bool registered = RunSession(&reason);
-    handler_.on_disconnected(reason);
-    if (registered) backoff = options_.min_backoff;
+    const SessionEnd end = RunSession();
+    handler_.on_disconnected(end.reason);
+    if (end.registered) backoff = options_.min_backoff;
+    if (end.replaced) {
+      backoff = options_.replaced_backoff;
+      LogError("another process registered this worker's name; give each worker its own --name",
+               {{"worker", options_.registration.name()}});
+    }
     LogWarning("not connected to the coordinator",
-               {{"worker", options_.registration.name()}, {"reason", reason}});
+               {{"worker", options_.registration.name()}, {"reason", end.reason}});
     // Workers that lost the same coordinator must not all reconnect at once.
     if (!RestBeforeDialling(backoff * jitter(random))) return;
     backoff = std::min(2 * backoff, options_.max_backoff);
@@ -101,13 +109,14 @@ void ControlClient::Loop() {
 }
 
 bool ControlClient::RestBeforeDialling(absl::Duration duration) {
-  const auto ending = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || leaving_; };
+  end_rest_.WaitFor(duration);
   absl::MutexLock lock(&mutex_);
-  left_ = mutex_.AwaitWithTimeout(absl::Condition(&ending), duration);
+  left_ = stopping_ || leaving_;
   return !left_;
 }
 
-bool ControlClient::RunSession(std::string* reason) {
+ControlClient::SessionEnd ControlClient::RunSession() {
+  SessionEnd end;
   v1::Register registration = options_.registration;
   handler_.complete_registration(&registration);
   grpc::ClientContext context;
@@ -117,8 +126,8 @@ bool ControlClient::RunSession(std::string* reason) {
     // A worker that leaves without a stream does not reconnect: the coordinator would only admit it
     // again.
     if (stopping_ || leaving_) {
-      *reason = "the worker is ending";
-      return false;
+      end.reason = "the worker is ending";
+      return end;
     }
     context_ = &context;
     connected_ = true;
@@ -128,8 +137,7 @@ bool ControlClient::RunSession(std::string* reason) {
   }
   std::unique_ptr<Stream> stream = stub_->Join(&context);
   std::thread writer([this, &stream] { WriteLoop(stream.get()); });
-  bool registered = false;
-  ReadLoop(stream.get(), &registered);
+  ReadLoop(stream.get(), &end);
   {
     absl::MutexLock lock(&mutex_);
     connected_ = false;
@@ -141,19 +149,19 @@ bool ControlClient::RunSession(std::string* reason) {
   const grpc::Status status = stream->Finish();
   absl::MutexLock lock(&mutex_);
   context_ = nullptr;
-  *reason = stopping_ ? "the worker is ending"
-                      : absl::StrCat("lost the coordinator: ", status.error_message());
-  return registered;
+  end.reason = stopping_ ? "the worker is ending"
+                         : absl::StrCat("lost the coordinator: ", status.error_message());
+  return end;
 }
 
-void ControlClient::ReadLoop(Stream* stream, bool* registered) {
+void ControlClient::ReadLoop(Stream* stream, SessionEnd* end) {
   v1::JoinResponse message;
   while (stream->Read(&message)) {
     LogDebug("from the coordinator",
              {{"worker", options_.registration.name()}, {"kind", KindOf(message)}});
     switch (message.message_case()) {
       case v1::JoinResponse::kRegistered: {
-        *registered = true;
+        end->registered = true;
         handler_.on_registered();
         LogInfo("registered with the coordinator", {{"worker", options_.registration.name()}});
         absl::MutexLock lock(&mutex_);
@@ -170,6 +178,7 @@ void ControlClient::ReadLoop(Stream* stream, bool* registered) {
         LogWarning(
             "the coordinator rejected this worker",
             {{"worker", options_.registration.name()}, {"reason", message.leave().reason()}});
+        end->replaced = message.leave().reason() == kNameJoinedAgain;
         if (message.leave().exit()) handler_.on_leave(message.leave().reason());
         return;
       default:
@@ -220,18 +229,13 @@ void ControlClient::HeartbeatLoop() {
       absl::MutexLock lock(&mutex_);
       if (connected_) heartbeat_ = std::move(message);
     }
-    if (!Sleep(interval)) return;
+    if (end_heartbeats_.WaitFor(interval)) return;
   }
 }
 
 bool ControlClient::IsLeaving() {
   absl::MutexLock lock(&mutex_);
   return leaving_;
-}
-
-bool ControlClient::Sleep(absl::Duration duration) {
-  absl::MutexLock lock(&mutex_);
-  return !mutex_.AwaitWithTimeout(absl::Condition(&stopping_), duration);
 }
 
 }  // namespace ringattn::worker

@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
 #include "common/security/credentials.h"
 #include "ringattn/v1/worker_control.grpc.pb.h"
 
@@ -27,6 +28,9 @@ struct ControlClientOptions {
   v1::Register registration;
   absl::Duration min_backoff = absl::Milliseconds(100);
   absl::Duration max_backoff = absl::Seconds(2);
+  // The pause after another process registered this worker's name. Each of the two replaces the
+  // other, and each replacement ends the ring.
+  absl::Duration replaced_backoff = absl::Seconds(10);
 };
 
 struct ControlHandler {
@@ -73,15 +77,19 @@ class ControlClient {
   using Stream = grpc::ClientReaderWriter<v1::JoinRequest, v1::JoinResponse>;
 
   void Loop();
-  // Runs one stream from connecting to its end. Returns true if the coordinator accepted it.
-  bool RunSession(std::string* reason);
-  void ReadLoop(Stream* stream, bool* registered);
+  struct SessionEnd {
+    std::string reason;
+    bool registered = false;  // the coordinator accepted the worker
+    bool replaced = false;    // by another stream of the same name
+  };
+  // Runs one stream from connecting to its end.
+  SessionEnd RunSession();
+  void ReadLoop(Stream* stream, SessionEnd* end);
   void WriteLoop(Stream* stream);
   void HeartbeatLoop();
   bool TakeNext(v1::JoinRequest* message);
   bool IsLeaving();
-  // Returns false if Stop was called meanwhile.
-  bool Sleep(absl::Duration duration);
+  // Returns false if Stop or Leave was called.
   bool RestBeforeDialling(absl::Duration duration);
 
   const ControlClientOptions options_;
@@ -98,6 +106,9 @@ class ControlClient {
   // Only the latest: heartbeats must not pile up on a stream that does not drain.
   std::optional<v1::JoinRequest> heartbeat_ ABSL_GUARDED_BY(mutex_);
   absl::Duration heartbeat_interval_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteDuration();
+
+  Wakeup end_rest_;        // by Stop and Leave
+  Wakeup end_heartbeats_;  // by Stop
 
   std::thread loop_;
   std::thread heartbeats_;

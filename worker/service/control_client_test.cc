@@ -11,13 +11,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/security/credentials.h"
+#include "common/wire/join_status.h"
 #include "gtest/gtest.h"
 #include "ringattn/v1/worker_control.grpc.pb.h"
 
 namespace ringattn::worker {
 namespace {
 
-// Accepts every worker and releases none.
+// Accepts every worker and releases none, or replaces every worker immediately.
 class Coordinator final : public v1::WorkerControlService::Service {
  public:
   Coordinator() {
@@ -34,16 +35,26 @@ class Coordinator final : public v1::WorkerControlService::Service {
                     grpc::ServerReaderWriter<v1::JoinResponse, v1::JoinRequest>* stream) override {
     ++joins_;
     v1::JoinRequest request;
+    if (replaces_) {
+      v1::JoinResponse response;
+      response.mutable_registered();
+      stream->Write(response);
+      response.mutable_leave()->set_reason(kNameJoinedAgain);
+      stream->Write(response);
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, kNameJoinedAgain);
+    }
     while (stream->Read(&request)) {
     }
     return grpc::Status::OK;
   }
+  void Replace() { replaces_ = true; }
 
   const std::string& address() const { return address_; }
   int joins() const { return joins_; }
 
  private:
   std::atomic<int> joins_ = 0;
+  std::atomic<bool> replaces_ = false;
   std::string address_;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -69,6 +80,27 @@ TEST(ControlClientTest, DoesNotReconnectAfterLeave) {
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
   EXPECT_EQ(coordinator.joins(), 0);
   client.Stop();
+}
+
+// Two processes of one name must not end the ring several times a second.
+TEST(ControlClientTest, WaitsAfterItsNameJoinedAgain) {
+  Coordinator coordinator;
+  coordinator.Replace();
+  ControlClientOptions options;
+  options.coordinator = coordinator.address();
+  options.registration.set_name("worker");
+  options.min_backoff = absl::Milliseconds(1);
+  options.replaced_backoff = absl::Hours(1);
+  std::atomic<int> disconnects = 0;
+  ControlHandler handler = Deaf();
+  handler.on_disconnected = [&](const std::string&) { ++disconnects; };
+  ControlClient client(options);
+  client.Start(handler);
+  const absl::Time patience = absl::Now() + absl::Seconds(20);
+  while (disconnects == 0 && absl::Now() < patience) absl::SleepFor(absl::Milliseconds(5));
+  absl::SleepFor(absl::Milliseconds(300));
+  EXPECT_EQ(coordinator.joins(), 1);
+  client.Stop();  // ends the pause
 }
 
 }  // namespace

@@ -335,8 +335,10 @@ class Scenario {
   void Record(const SendToWorker& send, std::deque<Event>* answers) {
     const std::string name = WorkerName(send.connection);
     const auto worker = workers_.find(name);
-    if (worker == workers_.end() || worker->second.connection != send.connection) return;
     const v1::JoinResponse& message = send.message;
+    const bool is_replaced =
+        worker == workers_.end() || worker->second.connection != send.connection;
+    if (is_replaced && !message.has_leave()) return;
     v1::JoinRequest answer;
     std::string text;
     bool is_automatic = true;
