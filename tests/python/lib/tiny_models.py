@@ -3,6 +3,7 @@
 `tiny_config` makes a family's default configuration small: two layers, four heads, width 64. Sizes are recognised by
 their names. `FAMILIES` has what a family needs beyond that.
 """
+import copy
 import dataclasses
 import importlib.util
 import inspect
@@ -352,6 +353,12 @@ def _first_that_runs(model):
     return None, why
 
 
+def _in_float64(model, given, rows):
+    exact = copy.deepcopy(model).double()
+    return run(exact, {name: value.double() if value.is_floating_point() else value for name, value in given.items()},
+               rows)
+
+
 def compare(kind, eager, ours):
     """(verdict, detail) of a pair of models. AssertionError: they differ, and nothing was refused.
 
@@ -373,9 +380,10 @@ def compare(kind, eager, ours):
                 actual = run(ours, inputs, rows)
             except NotImplementedError as error:
                 return "refused", str(error).split(":")[0]
-            for what, bound, mine, theirs in (("results", 1e-4, actual[0], exact[0]),
-                                              ("gradients", 2e-3, actual[1], exact[1])):
-                worst = distance(mine, theirs)
+            for index, (what, bound) in enumerate((("results", 1e-4), ("gradients", 2e-3))):
+                worst = distance(actual[index], exact[index])
+                if worst[0] > bound:  # eager attention's own rounding, if float64 agrees with ours
+                    worst = distance(actual[index], _in_float64(eager, inputs, rows)[index])
                 assert worst[0] <= bound, f"{kind}, {name}: {what} differ by {worst[0]:.1e} at {worst[1]}"
         if kind in ("causal", "encoder-decoder") and "input_ids" in given and eager.can_generate():
             try:
@@ -397,7 +405,7 @@ def table(verdicts):
     of = {}
     for family, (verdict, detail) in sorted(verdicts.items()):
         of.setdefault((verdict, detail if verdict == "refused" else ""), []).append(family)
-    texts = {"service": "computed by the service", "own attention": "the model's own, not the service's"}
+    texts = {"service": "computed by the service", "own attention": "the model's own code, or none"}
     for (verdict, detail), families in sorted(of.items()):
         if verdict != "not tried":
             name = f"refused: `{detail}`" if verdict == "refused" else texts[verdict]
