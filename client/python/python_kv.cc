@@ -30,7 +30,7 @@ class SignalCheck {
     client::KvCallOptions options;
     options.deadline = absl::Seconds(deadline_seconds);
     options.interrupted = [this] {
-      const py::gil_scoped_acquire acquired;
+      const GilTaken acquired;  // stops here while the interpreter ends
       if (PyErr_CheckSignals() == 0) return false;
       raised_.emplace();  // takes the pending exception
       return true;
@@ -222,8 +222,7 @@ py::tuple PythonKvCache::Call(uint32_t layer, const std::string& output, const p
                               const py::object& lse, double deadline_seconds) {
   client::KvLayerArgs args;
   args.layer = layer;
-  args.output =
-      static_cast<v1::KvOutput>(EnumNumber(*v1::KvOutput_descriptor(), output, "output"));
+  args.output = static_cast<v1::KvOutput>(EnumNumber(*v1::KvOutput_descriptor(), output, "output"));
   HeldBuffers held;
   if (!q.is_none()) args.q = held.Read(q);
   if (!k.is_none()) args.k = held.Read(k);
