@@ -279,6 +279,8 @@ class Program {
 
   void OneStep(bool cut) {
     KvStep step = MakeStep();
+    recent_.push_back(step);
+    if (recent_.size() > 2) recent_.erase(recent_.begin());
     const int ranks = placement_.world_size();
     std::vector<v1::LayerCall> calls = MakeCalls(step);
     // Messages that each rank still gets: Begin, then calls.
@@ -410,6 +412,7 @@ class Program {
     if (!failure_.empty()) return;
     if (step + 1 < next_step_) model_ = previous_;
     next_step_ = step + 1;
+    if (spec_.numbering == KvNumbering::kBlocks) CutUndoneRows(step);
     TakeLengths();
   }
 
@@ -417,6 +420,19 @@ class Program {
     for (auto& shard : shards_) {
       if (epoch_ == 1 && !Check(shard->log().Open(epoch_), "open")) return;
       if (!Check(shard->log().Settle(epoch_, step), "settle")) return;
+    }
+  }
+
+  // BLOCKS: no rank keeps lengths. The writer knows the steps after `settled` that it sent: they
+  // may have overwritten what their rows did not keep.
+  void CutUndoneRows(uint64_t settled) {
+    for (const KvStep& step : recent_) {
+      if (step.number <= settled) continue;
+      for (const StepRow& row : step.rows) {
+        const auto found = model_.find(row.sequence);
+        if (found == model_.end()) continue;
+        Cut(std::min(row.keep_length, found->second.length), &found->second);
+      }
     }
   }
 
@@ -567,6 +583,7 @@ class Program {
   SequenceId next_id_ = 1;
   Model model_;
   Model previous_;  // before the last step
+  std::vector<KvStep> recent_;  // the last two that were sent
   std::map<SequenceId, std::vector<std::vector<uint32_t>>> new_tables_;  // of the step being made
   std::set<SequenceId> shrunk_;
   std::string failure_;
