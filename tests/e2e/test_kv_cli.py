@@ -5,6 +5,16 @@ import subprocess
 import pytest
 from certificates import digest, write_clients
 from cluster import CLI, Cluster, wait_until
+from direct_ring import LISTEN
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    """Three workers with addresses for direct streams."""
+    cluster = Cluster(tmp_path_factory.mktemp("ring"), workers=3, worker_flags=LISTEN)
+    yield cluster
+    print(cluster.tail())
+    cluster.close()
 
 
 def cli(address, *arguments, code=0):
