@@ -41,7 +41,8 @@ void AddListeners(CLI::App* app, CommandLine* line) {
         ->capture_default_str()
         ->group(group);
   };
-  listener("--listen", &server.listen, "public gRPC: AttentionService, KvCacheService, ClusterService");
+  listener("--listen", &server.listen,
+           "public gRPC: AttentionService, KvCacheService, ClusterService");
   listener("--control_listen", &server.control_listen,
            "control gRPC: workers and AdminService, with the secret; keep it private");
   listener("--metrics_listen", &server.metrics_listen,

@@ -14,8 +14,8 @@ namespace ringattn::server {
 namespace {
 
 bool SystemChoosesAPort(const ServerOptions& options) {
-  for (const std::string& address : {options.listen, options.control_listen,
-                                     options.metrics_listen, options.health_listen}) {
+  for (const std::string& address :
+       {options.listen, options.control_listen, options.metrics_listen, options.health_listen}) {
     if (absl::EndsWith(address, ":0")) return true;
   }
   return false;
@@ -45,8 +45,7 @@ absl::Status WritePortFile(const std::string& path, const ServerOptions& options
     return absl::UnavailableError(absl::StrCat(
         "cannot write the port file ", path, ", and the system chose a port that only it reports"));
   }
-  LogWarning("the port file cannot be written; the ports are those of the flags",
-             {{"file", path}});
+  LogWarning("the port file cannot be written; the ports are those of the flags", {{"file", path}});
   return absl::OkStatus();
 }
 

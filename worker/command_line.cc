@@ -144,8 +144,7 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->type_name("NAME")
       ->capture_default_str();
   AddSize(app, "--pinned_pool", &line->backend.pinned_pool_bytes, int64_t{16} << 20,
-          int64_t{1} << 40,
-          "GPU: pinned memory between the wire and the device; at least 16MiB")
+          int64_t{1} << 40, "GPU: pinned memory between the wire and the device; at least 16MiB")
       ->default_str(absl::StrCat(line->backend.pinned_pool_bytes));
 }
 

@@ -77,7 +77,8 @@ struct KvCallOptions {
 // Tensors of one layer call, for all heads and all rows, rows one after another. The caller's
 // memory, which the library reads only during the call.
 //   q     [q_tokens, num_heads, head_dim], the cache's dtype
-//   k, v  [append_tokens, num_kv_heads, head_dim and head_dim_v], the cache's dtype. Both empty: the
+//   k, v  [append_tokens, num_kv_heads, head_dim and head_dim_v], the cache's dtype. Both empty:
+//   the
 //         call only reads, which needs that layer's append of this step, unless no row appends
 struct KvLayerArgs {
   uint32_t layer = 0;
@@ -124,8 +125,7 @@ class KvCache {
                                                        const KvOpenOptions& options = {});
   // The caller's caches, by id. The service identifies a caller without authentication by its
   // connection, so it lists only what this client has created.
-  static absl::StatusOr<std::vector<v1::KvCacheInfo>> List(Client* client,
-                                                           absl::Duration deadline);
+  static absl::StatusOr<std::vector<v1::KvCacheInfo>> List(Client* client, absl::Duration deadline);
   // Frees a cache. OK if it has ended already; NOT_FOUND if it is unknown.
   static absl::Status Delete(Client* client, const std::string& cache_id, absl::Duration deadline);
 

@@ -51,10 +51,9 @@ grpc::ChannelArguments ChannelArgumentsFor(const ClientOptions& options,
                                            absl::Duration connect_time) {
   grpc::ChannelArguments arguments;
   // A chunk, or the result of a layer call (KvCache).
-  arguments.SetMaxReceiveMessageSize(
-      std::max(static_cast<int>(options.max_chunk_bytes_down),
-               static_cast<int>(Limits().max_step_bytes)) +
-      kMessageSlackBytes);
+  arguments.SetMaxReceiveMessageSize(std::max(static_cast<int>(options.max_chunk_bytes_down),
+                                              static_cast<int>(Limits().max_step_bytes)) +
+                                     kMessageSlackBytes);
   wire::SetTransport(&arguments);
   // A restarted server is ready within a second; gRPC's default backoff grows to minutes.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);

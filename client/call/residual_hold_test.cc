@@ -105,7 +105,7 @@ class FakeServer final : public v1::AttentionService::Service {
 };
 
 constexpr LeaseHold::Options kQuick = {absl::Milliseconds(20), absl::Milliseconds(5),
-                                          absl::Milliseconds(20)};
+                                       absl::Milliseconds(20)};
 
 TEST(ResidualHold, SendsNothingBeforeTheFirstHold) {
   FakeServer server;

@@ -79,9 +79,9 @@ class FlagSet {
   void OnChosen(std::function<void()> on_chosen);
 
   // Adds a flag that sets `*value`, which must outlive Parse. A bool is set by the flag alone. The
-  // other types are string, int, int64_t, uint32_t, uint64_t, double, optional int, double, uint32_t
-  // and uint64_t, and vectors of string and uint64_t. A double must be finite. A name without dashes
-  // is positional.
+  // other types are string, int, int64_t, uint32_t, uint64_t, double, optional int, double,
+  // uint32_t and uint64_t, and vectors of string and uint64_t. A double must be finite. A name
+  // without dashes is positional.
   template <typename T>
   Flag Add(const std::string& names, T* value, const std::string& help);
   // Adds a flag whose value is passed to `set`. The status of `set` becomes the parse error.

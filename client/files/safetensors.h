@@ -50,8 +50,8 @@ int64_t FileDTypeBytes(FileDType dtype);
 // The maximum header length, as in the format's own library.
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 
-// One tensor of a file. `data` is aligned to the element size. It points into the file's mapping, or
-// to a copy if the file does not align the tensor.
+// One tensor of a file. `data` is aligned to the element size. It points into the file's mapping,
+// or to a copy if the file does not align the tensor.
 struct TensorView {
   std::string name;
   FileDType dtype = FileDType::kF32;
@@ -66,10 +66,10 @@ struct SafetensorsContents {
   std::vector<std::unique_ptr<uint8_t[]>> copies;  // of tensors that the file does not align
 };
 
-// Parses the bytes of a whole file; the views point into them or into copies. Errors: INVALID_ARGUMENT with the
-// reason and the tensor that it concerns: bad header length or JSON, unknown dtype, a shape that
-// overflows or does not match its bytes, bytes that are out of range, overlap or leave holes, or a
-// duplicate name.
+// Parses the bytes of a whole file; the views point into them or into copies. Errors:
+// INVALID_ARGUMENT with the reason and the tensor that it concerns: bad header length or JSON,
+// unknown dtype, a shape that overflows or does not match its bytes, bytes that are out of range,
+// overlap or leave holes, or a duplicate name.
 absl::StatusOr<SafetensorsContents> ParseSafetensors(absl::Span<const uint8_t> file);
 
 // A file mapped for reading. Movable. Immutable, so thread safe. If another process truncates the

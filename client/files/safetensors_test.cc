@@ -244,7 +244,8 @@ TEST(Safetensors, MalformedHeadersAreExplained) {
       {R"({"x":{"dtype":"F32","shape":2,"data_offsets":[0,8]}})", 8, "a number in a place where"},
       {R"({"x":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8, "a negative number"},
       {R"({"x":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", 8, "not an integer"},
-      {R"({"x":{"dtype":"F32","shape":[[2]],"data_offsets":[0,8]}})", 8, "an array in a place where"},
+      {R"({"x":{"dtype":"F32","shape":[[2]],"data_offsets":[0,8]}})", 8,
+       "an array in a place where"},
       {R"({"x":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]}})", 8,
        "shape overflows"},
       {R"({"x":{"dtype":"F32","shape":[9223372036854775808],"data_offsets":[0,8]}})", 8,
@@ -268,10 +269,9 @@ TEST(Safetensors, MalformedHeadersAreExplained) {
 TEST(Safetensors, TensorsThatTheFileDoesNotAlignAreCopied) {
   const std::string path = TempPath("unaligned.safetensors");
   for (const std::string padding : {"", " ", "  ", "   "}) {
-    const std::string header =
-        R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
-        R"("x":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}})" +
-        padding;
+    const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                               R"("x":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}})" +
+                               padding;
     const uint64_t header_bytes = header.size();
     const float values[2] = {1.5f, -2.25f};
     std::string text(reinterpret_cast<const char*>(&header_bytes), 8);

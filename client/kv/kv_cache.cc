@@ -128,8 +128,7 @@ absl::StatusOr<std::vector<v1::KvCacheInfo>> KvCache::List(Client* client,
   return caches;
 }
 
-absl::Status KvCache::Delete(Client* client, const std::string& cache_id,
-                             absl::Duration deadline) {
+absl::Status KvCache::Delete(Client* client, const std::string& cache_id, absl::Duration deadline) {
   return Impl::ServiceOf(*client->impl_)->Delete(cache_id, deadline);
 }
 

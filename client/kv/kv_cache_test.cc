@@ -104,8 +104,8 @@ TEST_F(KvCacheTest, TheDescriptionTravelsWithTheFirstCall) {
   ASSERT_TRUE(Call(0, 3).ok());
   ASSERT_TRUE(Call(1, 3).ok());
   ASSERT_TRUE(Step(3, 1).ok());
-  EXPECT_THAT(Messages(), ElementsAre("0 begin 1", "0 call 1", "0 call 1", "0 begin 2",
-                                      "0 call 2", "0 call 2"));
+  EXPECT_THAT(Messages(), ElementsAre("0 begin 1", "0 call 1", "0 call 1", "0 begin 2", "0 call 2",
+                                      "0 call 2"));
   EXPECT_THAT(cache_->sequences(), ElementsAre(Pair(1, 4)));
   EXPECT_EQ(cache_->step(), 2u);
   ASSERT_TRUE(cache_->CommitStep().ok());

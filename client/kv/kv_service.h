@@ -15,8 +15,8 @@
 
 namespace ringattn::client {
 
-// Thread safe. Every call blocks, at most until its deadline. A call that cannot connect is repeated
-// for `connect_time`; all of them may be sent twice. Errors: the service's, with details.
+// Thread safe. Every call blocks, at most until its deadline. A call that cannot connect is
+// repeated for `connect_time`; all of them may be sent twice. Errors: the service's, with details.
 class KvServiceCalls {
  public:
   // `token` may be null.

@@ -59,8 +59,8 @@ class KvWriter {
   struct CurrentStep {
     KvStep step;
     v1::StepBegin begin;
-    bool sent = false;      // a worker may have begun it
-    bool accepted = false;  // all workers have begun it
+    bool sent = false;            // a worker may have begun it
+    bool accepted = false;        // all workers have begun it
     std::set<uint32_t> answered;  // layers
   };
   // Answers to the messages of one exchange, by peer and message.
@@ -76,8 +76,7 @@ class KvWriter {
   // Sends a message to all peers, after the description of the step where that is necessary:
   // requests[i] goes to peer i. Reopens broken streams. Returns the answers to `requests`.
   absl::StatusOr<std::vector<v1::StepResponse>> Send(const std::vector<v1::StepRequest>& requests,
-                                                     bool with_step,
-                                                     const KvCallOptions& options);
+                                                     bool with_step, const KvCallOptions& options);
   absl::StatusOr<std::vector<v1::StepResponse>> SendOnce(
       const std::vector<v1::StepRequest>& requests, bool with_step,
       const StepStreams::Limits& limits);

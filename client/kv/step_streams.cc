@@ -53,8 +53,8 @@ StepStreams::~StepStreams() {
 
 absl::StatusOr<std::vector<v1::StepOpened>> StepStreams::Open(const Limits& limits) {
   for (const StepStream::Peer& peer : peers_) {
-    streams_.push_back(std::make_unique<StepStream>(
-        peer, peer.is_worker ? nullptr : token_.get(), &queue_));
+    streams_.push_back(
+        std::make_unique<StepStream>(peer, peer.is_worker ? nullptr : token_.get(), &queue_));
   }
   auto answers = Await(1, limits);
   if (!answers.ok()) return answers.status();

@@ -44,10 +44,10 @@ absl::StatusOr<pid_t> StartChild(const std::vector<std::string>& command,
   std::vector<char*> arguments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
-  const int log = log_path.empty()
-                      ? fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3)
-                      : open(log_path.c_str(),
-                             O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const int log =
+      log_path.empty()
+          ? fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3)
+          : open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (log < 0) return absl::ErrnoToStatus(errno, log_path);
   const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
   int error_pipe[2] = {-1, -1};

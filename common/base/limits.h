@@ -41,8 +41,8 @@ struct Limits {
   int64_t max_dilation_levels = 64;
   int64_t max_dilated_segments = int64_t{1} << 18;
   // Levels times the offsets that have heads (DilatedPartCount). Each of these parts has a program
-  // of its own on each rank. On four ranks planning takes 0.2 to 0.3 ms per part: 0.3 s. Five levels
-  // of LongNet with rates of 1 to 16 are 31 parts.
+  // of its own on each rank. On four ranks planning takes 0.2 to 0.3 ms per part: 0.3 s. Five
+  // levels of LongNet with rates of 1 to 16 are 31 parts.
   int64_t max_dilated_parts = 1024;
   // Planning visits every pair of ranks (2^12 pairs). For everything within the limits above, a
   // ring of 64 already spends more time on hops than on computation.

@@ -1,5 +1,5 @@
-// Time for intervals and timeouts. The wall clock (absl::Now) may be set while the process runs; the
-// monotonic clock may not.
+// Time for intervals and timeouts. The wall clock (absl::Now) may be set while the process runs;
+// the monotonic clock may not.
 //
 //   const absl::Time due = MonotonicNow() + timeout;
 //   ...

@@ -29,8 +29,8 @@ struct Table {
 
 struct Sequence {
   int64_t length = 0;
-  int64_t valid = 0;     // entries that no undone step may have overwritten; at most length
-  bool settled = false;  // no row since Settle
+  int64_t valid = 0;          // entries that no undone step may have overwritten; at most length
+  bool settled = false;       // no row since Settle
   std::vector<Table> tables;  // by group
 };
 
@@ -38,8 +38,8 @@ struct Sequence {
 struct TableUndo {
   int64_t old_size = 0;
   int64_t old_first = 0;
-  int64_t kept = 0;                                      // entries that stayed in the table
-  std::vector<uint32_t> removed;                         // entries [kept, old_size)
+  int64_t kept = 0;                                       // entries that stayed in the table
+  std::vector<uint32_t> removed;                          // entries [kept, old_size)
   std::vector<std::pair<int64_t, uint32_t>> overwritten;  // index and block, of entries below kept
 };
 
@@ -94,9 +94,9 @@ struct KvBlockMap::Impl {
   std::vector<uint32_t> taken;     // blocks that the step took
   std::vector<uint32_t> released;  // references that end with the step's commit
   absl::flat_hash_set<SequenceId> dropped;
-  absl::flat_hash_set<SequenceId> seen;            // sequences with a row
-  absl::flat_hash_set<uint32_t> step_writes;       // BLOCKS: written by rows so far
-  int64_t free_left = 0;                           // blocks that later rows may still take
+  absl::flat_hash_set<SequenceId> seen;       // sequences with a row
+  absl::flat_hash_set<uint32_t> step_writes;  // BLOCKS: written by rows so far
+  int64_t free_left = 0;                      // blocks that later rows may still take
   std::vector<Refusal> refusals;
   std::vector<KvRowView> rows;
   std::vector<KvBlockCopy> copies;
@@ -182,8 +182,7 @@ struct KvBlockMap::Impl {
       for (int64_t i = to.first; i < count; ++i) ++references[to.blocks[i]];
       table_entries += count;
     }
-    changes.insert(changes.end(),
-                   {fork.source, fork.target, static_cast<uint64_t>(fork.length)});
+    changes.insert(changes.end(), {fork.source, fork.target, static_cast<uint64_t>(fork.length)});
     sequences.emplace(fork.target, std::move(target));
     journal.push_back(Forked{fork.target});
   }
@@ -366,10 +365,10 @@ struct KvBlockMap::Impl {
     if (needed > free_left) {
       const int64_t missing = needed - free_left;
       free_left = 0;  // so that the sum over rows is what the step lacks
-      return Refuse(index, false, RefusalReason::kFull, sequence->valid,
-                    absl::StrCat("the row needs ", needed, " blocks, ", missing,
-                                 " more than are free"),
-                    missing);
+      return Refuse(
+          index, false, RefusalReason::kFull, sequence->valid,
+          absl::StrCat("the row needs ", needed, " blocks, ", missing, " more than are free"),
+          missing);
     }
     free_left -= needed;
     if (table_entries + needed > kMaxTableEntries) {
@@ -598,9 +597,9 @@ std::vector<Refusal> KvBlockMap::Begin(const KvStep& step) {
   }
   impl.begun = true;
   impl.MakeViews(step);
-  impl.crc = impl.by_sequences() ? wire::Crc32c(impl.changes.data(),
-                                                impl.changes.size() * sizeof(impl.changes[0]))
-                                 : 0;
+  impl.crc = impl.by_sequences()
+                 ? wire::Crc32c(impl.changes.data(), impl.changes.size() * sizeof(impl.changes[0]))
+                 : 0;
   return {};
 }
 
@@ -646,9 +645,7 @@ int64_t KvBlockMap::blocks_free() const { return impl_->spec.blocks - blocks_use
 int64_t KvBlockMap::blocks_used() const {
   return impl_->by_sequences() ? impl_->spec.blocks - impl_->free.size() : impl_->written.size();
 }
-int64_t KvBlockMap::num_sequences() const {
-  return static_cast<int64_t>(impl_->sequences.size());
-}
+int64_t KvBlockMap::num_sequences() const { return static_cast<int64_t>(impl_->sequences.size()); }
 
 std::vector<std::pair<SequenceId, int64_t>> KvBlockMap::sequences() const {
   std::vector<std::pair<SequenceId, int64_t>> list;

@@ -89,17 +89,17 @@ TEST(KvBlockMapTest, GroupsHaveTablesOfTheirOwnAndShareNumbers) {
 TEST(KvBlockMapTest, EveryBadRowIsNamedAndNothingIsDone) {
   KvBlockMap map(Spec(4, {-1}), {1, 1});
   BeginAndCommit(map, Rows({Row(1, 0, 0, 20)}));
-  const auto refusals = map.Begin(Rows(
-      {Row(1, 19, 19, 1), Row(2, 5, 5, 1), Row(1, 20, 20, 1), Row(3, 0, 1, 1), Row(4, 0, 0, 48),
-       Row(5, 0, 0, 16)},
-      {KvForkCommand{9, 10, 0}, KvForkCommand{1, 1, 3}, KvForkCommand{1, 11, 21},
-       KvDropCommand{{1, 77}}, KvForkCommand{1, 12, 0}}));
-  EXPECT_THAT(Reasons(refusals),
-              ElementsAre("command 0 UNKNOWN_SEQUENCE", "command 1 SEQUENCE_EXISTS",
-                          "command 2 LENGTH_MISMATCH", "command 3 UNKNOWN_SEQUENCE",
-                          "command 4 UNKNOWN_SEQUENCE", "row 0 UNKNOWN_SEQUENCE",
-                          "row 1 UNKNOWN_SEQUENCE", "row 2 ROW_TWICE", "row 3 KEEP_BEYOND_LENGTH",
-                          "row 4 KV_FULL", "row 5 KV_FULL"));
+  const auto refusals =
+      map.Begin(Rows({Row(1, 19, 19, 1), Row(2, 5, 5, 1), Row(1, 20, 20, 1), Row(3, 0, 1, 1),
+                      Row(4, 0, 0, 48), Row(5, 0, 0, 16)},
+                     {KvForkCommand{9, 10, 0}, KvForkCommand{1, 1, 3}, KvForkCommand{1, 11, 21},
+                      KvDropCommand{{1, 77}}, KvForkCommand{1, 12, 0}}));
+  EXPECT_THAT(
+      Reasons(refusals),
+      ElementsAre("command 0 UNKNOWN_SEQUENCE", "command 1 SEQUENCE_EXISTS",
+                  "command 2 LENGTH_MISMATCH", "command 3 UNKNOWN_SEQUENCE",
+                  "command 4 UNKNOWN_SEQUENCE", "row 0 UNKNOWN_SEQUENCE", "row 1 UNKNOWN_SEQUENCE",
+                  "row 2 ROW_TWICE", "row 3 KEEP_BEYOND_LENGTH", "row 4 KV_FULL", "row 5 KV_FULL"));
   EXPECT_EQ(refusals[9].blocks_missing, 1);
   EXPECT_EQ(refusals[10].blocks_missing, 1);
   EXPECT_FALSE(map.begun());
@@ -247,10 +247,10 @@ TEST(KvBlockMapTest, BlocksAreChecked) {
                        BlocksRow(2, 0, 1, 1, {{0, 0, {2}}, {1, 0, {3}}})}),
               ElementsAre("row 1 BLOCK_WRITTEN_TWICE"));
   // Entries after the window are ignored, and one row may read what another writes.
-  ASSERT_TRUE(map.Begin(Rows({BlocksRow(1, 40, 1, 1, {{0, 0, {1, 2, 3}}, {1, 0, {99, 4, 5}}}),
-                              BlocksRow(2, 48, 1, 1, {{0, 0, {1, 2, 3, 6}},
-                                                      {1, 0, {99, 99, 5, 7}}})}))
-                  .empty());
+  ASSERT_TRUE(
+      map.Begin(Rows({BlocksRow(1, 40, 1, 1, {{0, 0, {1, 2, 3}}, {1, 0, {99, 4, 5}}}),
+                      BlocksRow(2, 48, 1, 1, {{0, 0, {1, 2, 3, 6}}, {1, 0, {99, 99, 5, 7}}})}))
+          .empty());
   map.Commit();
   EXPECT_EQ(map.num_sequences(), 2);
   BeginAndCommit(map, Rows({}, {KvDropCommand{{1, 2}}}));
@@ -262,9 +262,7 @@ TEST(KvBlockMapTest, BlocksAreChecked) {
 // A model of a rank's memory: a stamp per group, block and offset.
 class Memory {
  public:
-  uint64_t& At(int group, uint32_t block, int64_t offset) {
-    return cells_[{group, block, offset}];
-  }
+  uint64_t& At(int group, uint32_t block, int64_t offset) { return cells_[{group, block, offset}]; }
 
  private:
   std::map<std::tuple<int, uint32_t, int64_t>, uint64_t> cells_;
@@ -293,8 +291,8 @@ class RandomSteps {
     std::set<SequenceId> dropped;
     for (const auto& [id, entries] : contents_) {
       if (Pick(8) == 0) {
-        step.commands.push_back(KvForkCommand{
-            id, next_id_++, static_cast<int64_t>(Pick(entries.size() + 1))});
+        step.commands.push_back(
+            KvForkCommand{id, next_id_++, static_cast<int64_t>(Pick(entries.size() + 1))});
       } else if (Pick(6) == 0) {
         step.commands.push_back(KvDropCommand{{id}});
         dropped.insert(id);

@@ -14,9 +14,7 @@ class KvBlockSet {
   // Numbers are below `blocks`. The set starts empty, or with all of them if `full`.
   explicit KvBlockSet(int64_t blocks, bool full);
 
-  bool Contains(uint32_t block) const {
-    return (levels_[0][block / 64] >> (block % 64) & 1) != 0;
-  }
+  bool Contains(uint32_t block) const { return (levels_[0][block / 64] >> (block % 64) & 1) != 0; }
   // Returns false if it was a member already.
   bool Insert(uint32_t block);
   // REQUIRES: Contains(block).

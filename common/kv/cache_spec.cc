@@ -108,8 +108,8 @@ absl::Status ParseGroup(const std::string& at, const v1::KvLayerGroup& from, con
   group->layers.assign(from.layers().begin(), from.layers().end());
   if (auto status = ParseNumbers(at, from, limits, group); !status.ok()) return status;
   if (from.latent_rank() != 0) {
-    return absl::UnimplementedError(absl::StrCat(
-        at, "latent_rank is ", from.latent_rank(), "; latent attention is not served yet, use 0"));
+    return absl::UnimplementedError(absl::StrCat(at, "latent_rank is ", from.latent_rank(),
+                                                 "; latent attention is not served yet, use 0"));
   }
   if (from.storage() != v1::KV_STORAGE_UNSPECIFIED && from.storage() != v1::KV_STORAGE_AS_DTYPE) {
     return absl::UnimplementedError(
@@ -173,8 +173,8 @@ absl::Status ParseBlocks(const v1::KvCacheSpec& from, const Limits& limits, KvCa
 
 absl::Status CheckLabel(const std::string& label) {
   if (label.size() > kMaxLabelBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("spec.label has ", label.size(),
-                                                   " bytes; the maximum is ", kMaxLabelBytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat("spec.label has ", label.size(), " bytes; the maximum is ", kMaxLabelBytes));
   }
   for (size_t i = 0; i < label.size(); ++i) {
     if (label[i] < 0x20 || label[i] > 0x7e) {
@@ -221,8 +221,8 @@ absl::StatusOr<KvCacheSpec> ParseKvCacheSpec(const v1::KvCacheSpec& from, const 
   // Before anything is copied.
   if (const int64_t bytes = static_cast<int64_t>(from.ByteSizeLong());
       bytes > limits.max_kv_spec_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("spec has ", bytes, " bytes; the maximum is ",
-                                                     limits.max_kv_spec_bytes));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("spec has ", bytes, " bytes; the maximum is ", limits.max_kv_spec_bytes));
   }
   KvCacheSpec spec;
   if (from.groups().empty()) {

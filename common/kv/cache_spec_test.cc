@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "google/protobuf/text_format.h"
 #include "gmock/gmock.h"
+#include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 
 namespace ringattn {
@@ -33,8 +33,7 @@ std::string Refused(const v1::KvCacheSpec& spec, absl::StatusCode code) {
 
 // The good specification with `change` made to it.
 template <typename Change>
-std::string RefusedWith(Change change,
-                        absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
+std::string RefusedWith(Change change, absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
   v1::KvCacheSpec spec = Proto(kGood);
   change(&spec);
   return Refused(spec, code);
@@ -129,19 +128,17 @@ TEST(KvCacheSpecTest, LimitsAndReservedFieldsHaveCodesOfTheirOwn) {
                   },
                   over),
               HasSubstr("layers in spec.groups is 2003"));
-  EXPECT_THAT(RefusedWith(
-                  [](auto* s) { s->mutable_groups(0)->set_sinks(std::string(1 << 20, 'x')); },
+  EXPECT_THAT(
+      RefusedWith([](auto* s) { s->mutable_groups(0)->set_sinks(std::string(1 << 20, 'x')); },
                   over),
-              HasSubstr("the maximum is 262144"));
+      HasSubstr("the maximum is 262144"));
   const auto later = absl::StatusCode::kUnimplemented;
   EXPECT_THAT(RefusedWith([](auto* s) { s->mutable_groups(1)->set_latent_rank(512); }, later),
               HasSubstr("spec.groups[1].latent_rank is 512"));
-  EXPECT_THAT(RefusedWith(
-                  [](auto* s) {
-                    s->mutable_groups(1)->set_storage(v1::KV_STORAGE_FLOAT8_E4M3);
-                  },
+  EXPECT_THAT(
+      RefusedWith([](auto* s) { s->mutable_groups(1)->set_storage(v1::KV_STORAGE_FLOAT8_E4M3); },
                   later),
-              HasSubstr("spec.groups[1].storage is 2"));
+      HasSubstr("spec.groups[1].storage is 2"));
 }
 
 TEST(KvCacheSpecTest, AnEndlessWindowIsNone) {

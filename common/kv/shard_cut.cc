@@ -129,8 +129,7 @@ class Joiner {
     const v1::LayerResult& result = results_[rank];
     const int64_t head_bytes = SizeOf(result.out()) / (q_tokens_ * own);
     for (int64_t i = 0; i < q_tokens_; ++i) {
-      std::memcpy(joined_.mutable_out()->data() +
-                      (i * group_.num_heads + heads.begin) * head_bytes,
+      std::memcpy(joined_.mutable_out()->data() + (i * group_.num_heads + heads.begin) * head_bytes,
                   result.out().data() + i * own * head_bytes, own * head_bytes);
     }
     std::memcpy(joined_.mutable_lse()->data() + heads.begin * LseRow(), result.lse().data(),
@@ -285,10 +284,10 @@ absl::StatusOr<v1::LayerResult> JoinResults(const KvCacheSpec& spec, const KvPla
                                                  OutputOfRank(placement, call.output()), rank);
     const v1::LayerResult& result = results[rank];
     if (SizeOf(result.out()) != expected.out || SizeOf(result.lse()) != expected.lse) {
-      return absl::InternalError(absl::StrCat(
-          "rank ", rank, " answered layer ", call.layer(), " with ", result.out().size(),
-          " bytes of out and ", result.lse().size(), " of lse; the step needs ", expected.out,
-          " and ", expected.lse));
+      return absl::InternalError(absl::StrCat("rank ", rank, " answered layer ", call.layer(),
+                                              " with ", result.out().size(), " bytes of out and ",
+                                              result.lse().size(), " of lse; the step needs ",
+                                              expected.out, " and ", expected.lse));
     }
   }
   return Joiner(spec, placement, step, call, *location, results).Join();

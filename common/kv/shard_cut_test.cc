@@ -95,9 +95,9 @@ TEST(ShardCutTest, RanksGetTheirHeadsAndEntries) {
   const v1::LayerCall other = CutCall(Spec(), placement, OneStep(), call, 3);
   EXPECT_EQ(FloatsOf(other.v()), (std::vector<float>{205, 207}));
   for (int rank = 0; rank < 4; ++rank) {
-    EXPECT_TRUE(CheckCallBytes(CutCall(Spec(), placement, OneStep(), call, rank),
-                               CallBytesOfRank(Spec(), placement, OneStep(), 0,
-                                               v1::KV_OUTPUT_PARTIAL, rank))
+    EXPECT_TRUE(CheckCallBytes(
+                    CutCall(Spec(), placement, OneStep(), call, rank),
+                    CallBytesOfRank(Spec(), placement, OneStep(), 0, v1::KV_OUTPUT_PARTIAL, rank))
                     .ok());
   }
 }

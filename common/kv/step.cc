@@ -75,7 +75,8 @@ absl::StatusOr<StepRow> ParseRow(const std::string& at, const v1::StepRow& from,
       return absl::InvalidArgumentError(absl::StrCat(at, ".tables[", t, "].group is ",
                                                      table.group(), "; no cache has that group"));
     }
-    row.tables.push_back({static_cast<int>(table.group()), table.first(),
+    row.tables.push_back({static_cast<int>(table.group()),
+                          table.first(),
                           {table.blocks().begin(), table.blocks().end()}});
   }
   return row;

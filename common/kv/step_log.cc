@@ -9,9 +9,9 @@ namespace ringattn {
 namespace {
 
 absl::Status Fenced(uint64_t epoch, uint64_t newest, absl::StatusCode code) {
-  return KvError(code, "KV_FENCED",
-                 absl::StrCat("epoch ", epoch, " is not the writer's; the newest epoch is ",
-                              newest));
+  return KvError(
+      code, "KV_FENCED",
+      absl::StrCat("epoch ", epoch, " is not the writer's; the newest epoch is ", newest));
 }
 
 absl::Status StepOrder(absl::string_view message) {
@@ -84,10 +84,10 @@ absl::StatusOr<KvStepLog::Begun> KvStepLog::Begin(uint64_t epoch, const KvStep& 
 absl::Status KvStepLog::StartCall(uint64_t epoch, uint64_t step, uint32_t layer, bool appends) {
   if (auto status = CheckEpoch(epoch); !status.ok()) return status;
   if (!begun_.has_value() || step != begun_->number) {
-    return StepOrder(absl::StrCat("a call belongs to step ", step, "; ",
-                                  begun_.has_value() ? absl::StrCat("step ", begun_->number)
-                                                     : std::string("no step"),
-                                  " is begun"));
+    return StepOrder(absl::StrCat(
+        "a call belongs to step ", step, "; ",
+        begun_.has_value() ? absl::StrCat("step ", begun_->number) : std::string("no step"),
+        " is begun"));
   }
   const auto found = appended_.find(layer);
   if (found == appended_.end()) {
@@ -96,7 +96,8 @@ absl::Status KvStepLog::StartCall(uint64_t epoch, uint64_t step, uint32_t layer,
   }
   if (!appends && !found->second && begun_->append_tokens() > 0) {
     return KvError(absl::StatusCode::kInvalidArgument, "BAD_CALL",
-                   absl::StrCat("layer ", layer, " is read before the step's append to it; send k "
+                   absl::StrCat("layer ", layer,
+                                " is read before the step's append to it; send k "
                                 "and v with the layer's first call"));
   }
   ++in_flight_;

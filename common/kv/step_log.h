@@ -47,9 +47,9 @@ class KvStepLog {
   absl::StatusOr<Begun> Begin(uint64_t epoch, const KvStep& step);
   // Before a layer call is computed. `appends`: the call writes this rank's entries of the step. A
   // rank that holds none of the step's new entries passes true for every call, because it cannot
-  // distinguish the two. Errors: ABORTED (KV_FENCED), FAILED_PRECONDITION (STEP_ORDER: not the begun
-  // step), INVALID_ARGUMENT (BAD_CALL: unknown layer, or a read before that layer's append although
-  // rows append).
+  // distinguish the two. Errors: ABORTED (KV_FENCED), FAILED_PRECONDITION (STEP_ORDER: not the
+  // begun step), INVALID_ARGUMENT (BAD_CALL: unknown layer, or a read before that layer's append
+  // although rows append).
   absl::Status StartCall(uint64_t epoch, uint64_t step, uint32_t layer, bool appends);
   // The call was computed. REQUIRES: started and not finished.
   void FinishCall(uint32_t layer, bool appends);

@@ -1,7 +1,7 @@
 #include "common/kv/step.h"
 
-#include "google/protobuf/text_format.h"
 #include "gmock/gmock.h"
+#include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 
 namespace ringattn {

@@ -21,8 +21,8 @@ double ErrorOf(double actual, double expected) {
   return std::isfinite(error) ? error : kInfinity;
 }
 
-// Returns the error of an element and its bound. Where NaN is expected, its size is NaN too, and only
-// NaN passes.
+// Returns the error of an element and its bound. Where NaN is expected, its size is NaN too, and
+// only NaN passes.
 Judged JudgeElement(double actual, double expected, double bound) {
   return {ErrorOf(actual, expected), std::isnan(expected) ? 0.0 : bound};
 }

@@ -52,8 +52,8 @@ CLI::Option* AddSize(CLI::App* app, const std::string& name, int64_t* target, in
                   name, absl::StrCat(text, " is not a size, such as 1000000, 512MiB or 4GiB"));
             }
             if (*value < min || *value > max) {
-              throw CLI::ValidationError(
-                  name, absl::StrCat(text, " is outside the range of ", min, " to ", max, " bytes"));
+              throw CLI::ValidationError(name, absl::StrCat(text, " is outside the range of ", min,
+                                                            " to ", max, " bytes"));
             }
             *target = *value;
           },

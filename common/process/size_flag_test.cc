@@ -15,8 +15,8 @@ TEST(SizeFlag, UnitsArePowersOfTwo) {
   }
   EXPECT_EQ(ParseSize("1.5GiB"), int64_t{3} << 29);
   EXPECT_EQ(ParseSize("4TiB"), int64_t{4} << 40);
-  for (const char* text :
-       {"", "MiB", "-1", "1e3", "nan", "10iB", "10Mi B", "10XiB", "1..5M", "9999999TiB", "10MiBs"}) {
+  for (const char* text : {"", "MiB", "-1", "1e3", "nan", "10iB", "10Mi B", "10XiB", "1..5M",
+                           "9999999TiB", "10MiBs"}) {
     EXPECT_EQ(ParseSize(text), std::nullopt) << text;
   }
 }
@@ -35,8 +35,7 @@ TEST(SizeFlag, ErrorsNameTheValueAndWhatIsAccepted) {
     }
     return "";
   };
-  EXPECT_EQ(error("--limit=lots"),
-            "--limit: lots is not a size, such as 1000000, 512MiB or 4GiB");
+  EXPECT_EQ(error("--limit=lots"), "--limit: lots is not a size, such as 1000000, 512MiB or 4GiB");
   EXPECT_EQ(error("--limit=2GiB"),
             "--limit: 2GiB is outside the range of 1048576 to 1073741824 bytes");
   EXPECT_EQ(limit, 10 << 20);

@@ -377,8 +377,9 @@ TEST(ValidationTest, DilatedPartsAreLimited) {
   ExpectOneViolation(Parse(kGood, shape + levels(5)), "options.dilation_levels", kTooMuch);
   ExpectOneViolation(Parse(kGood, shape + levels(64)), "options.dilation_levels", kTooMuch);
   // A level with a fixed offset is one part.
-  Accept(Parse(kGood, shape + levels(3) + "options { dilation_levels { segment_length: 131072 "
-                                          "dilation_rate: 131071 offset: 7 } }"));
+  Accept(Parse(kGood, shape + levels(3) +
+                          "options { dilation_levels { segment_length: 131072 "
+                          "dilation_rate: 131071 offset: 7 } }"));
 }
 
 TEST(ValidationTest, ComputeDTypeGoesTogetherWithWhatItSays) {

@@ -4,8 +4,8 @@
 
 namespace ringattn {
 
-// The reason in Leave if another stream registered the worker's name. Workers then wait longer before they
-// reconnect, so that two processes of one name do not replace each other continuously.
+// The reason in Leave if another stream registered the worker's name. Workers then wait longer
+// before they reconnect, so that two processes of one name do not replace each other continuously.
 inline constexpr char kNameJoinedAgain[] = "its name joined again";
 
 }  // namespace ringattn

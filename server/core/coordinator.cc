@@ -33,8 +33,7 @@ KvCacheView Coordinator::FindKvCache(const std::string& id, const std::string& p
 }
 std::vector<v1::KvCacheInfo> Coordinator::ListKvCaches(const std::string& principal,
                                                        const std::string& client,
-                                                       const std::string& after,
-                                                       int count) const {
+                                                       const std::string& after, int count) const {
   return impl_->ListKvCaches(principal, client, after, count);
 }
 KvWriterView Coordinator::FindKvWriter(const std::string& id, const std::string& principal,
@@ -53,8 +52,8 @@ Coordinator::Impl::Impl(CoordinatorConfig config)
 
 namespace {
 
-// Returns true for progress of transfers and steps, and for heartbeats. They are frequent and change
-// nothing that Settle() reads.
+// Returns true for progress of transfers and steps, and for heartbeats. They are frequent and
+// change nothing that Settle() reads.
 bool IsOnlyProgress(const Event& event) {
   if (const auto* said = std::get_if<WorkerMessage>(&event)) {
     if (said->message.has_heartbeat()) return true;

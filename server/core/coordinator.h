@@ -37,8 +37,8 @@ struct CoordinatorStats {
   int64_t stalled_downloads = 0;
   ResidualCounts residuals;
   KvCacheCounts kv_caches;
-  int64_t regions = 0;  // regions of local memory that clients have attached
-  int ready_workers = 0;  // members of the ring; 0 unless the ring is ready
+  int64_t regions = 0;        // regions of local memory that clients have attached
+  int ready_workers = 0;      // members of the ring; 0 unless the ring is ready
   int connected_workers = 0;  // including workers outside the ring
 };
 
@@ -68,9 +68,8 @@ class Coordinator {
   // Returns caches that exist and those that ended recently.
   KvCacheView FindKvCache(const std::string& id, const std::string& principal) const;
   // Returns at most `count` of the caller's caches in order of ids, after the id `after`.
-  std::vector<v1::KvCacheInfo> ListKvCaches(const std::string& principal,
-                                            const std::string& client, const std::string& after,
-                                            int count) const;
+  std::vector<v1::KvCacheInfo> ListKvCaches(const std::string& principal, const std::string& client,
+                                            const std::string& after, int count) const;
   // Checks a StepHello on the relay.
   KvWriterView FindKvWriter(const std::string& id, const std::string& principal, uint64_t epoch,
                             const std::string& token) const;

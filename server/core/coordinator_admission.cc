@@ -66,10 +66,10 @@ void Coordinator::Impl::AdmitQueued() {
           break;
         }
         const ConnectionId on = ring_.members()[placement.roomiest_rank];
-        EndRequest(stream, NeverFits(placement.roomiest_rank, roster_.NameOf(on),
-                                     LargestBuffers(*request.plan), request.WorkspaceOn(on),
-                                     roster_.at(on).registration.memory_bytes(),
-                                     kv_caches_.BytesOn(on)));
+        EndRequest(stream,
+                   NeverFits(placement.roomiest_rank, roster_.NameOf(on),
+                             LargestBuffers(*request.plan), request.WorkspaceOn(on),
+                             roster_.at(on).registration.memory_bytes(), kv_caches_.BytesOn(on)));
         break;
       }
       case Placement::Result::kPlaced:

@@ -53,9 +53,8 @@ class Coordinator::Impl {
   ResidualView FindResidual(const std::string& handle, const std::string& principal,
                             const std::string& request_id) const;
   KvCacheView FindKvCache(const std::string& id, const std::string& principal) const;
-  std::vector<v1::KvCacheInfo> ListKvCaches(const std::string& principal,
-                                            const std::string& client, const std::string& after,
-                                            int count) const;
+  std::vector<v1::KvCacheInfo> ListKvCaches(const std::string& principal, const std::string& client,
+                                            const std::string& after, int count) const;
   KvWriterView FindKvWriter(const std::string& id, const std::string& principal, uint64_t epoch,
                             const std::string& token) const;
 
@@ -192,7 +191,7 @@ class Coordinator::Impl {
   uint64_t plans_asked_ = 0;  // the generation for which the queue's plans were requested
   DrainPhase drain_ = DrainPhase::kServing;
   bool serving_reported_ = false;
-  bool topology_changed_ = false;  // in addition to Ring's changes
+  bool topology_changed_ = false;                      // in addition to Ring's changes
   std::map<ConnectionId, int64_t> reserved_reported_;  // as of the last TopologyChanged
 };
 

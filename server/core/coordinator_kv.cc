@@ -106,11 +106,10 @@ std::variant<KvTransport, Failure> Coordinator::Impl::ChooseKvTransport(
     return transport;
   }
   for (const KvCacheMember& member : record.members) {
-    const std::string& address =
-        roster_.at(member.connection).registration.client_data_address();
+    const std::string& address = roster_.at(member.connection).registration.client_data_address();
     if (address.empty()) {
-      transport.reason = absl::StrCat("no direct stream: worker ", member.worker,
-                                      " has no client data address");
+      transport.reason =
+          absl::StrCat("no direct stream: worker ", member.worker, " has no client data address");
       if (!event.accepts_relay) return KvTransportUnavailable(transport.reason);
       transport.endpoints.clear();
       return transport;

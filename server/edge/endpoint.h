@@ -19,7 +19,7 @@
 namespace ringattn::server {
 
 struct EndpointOptions {
-  std::string name;  // "public" or "control", for messages
+  std::string name;    // "public" or "control", for messages
   std::string listen;  // "host:port"; port 0 picks a free one
   TransportSecurity security;
   // Checks every call first; may be null (TransportSecurity::ServerCredentials).

@@ -8,12 +8,14 @@ namespace ringattn::server {
 Housekeeping::Housekeeping(const HousekeepingOptions& options, Metrics* metrics,
                            Listeners listeners)
     : options_(options) {
-  auto& connections = metrics->Gauges("ringattn_open_connections", "Open connections, by listener.");
-  auto& refused = metrics->Counters("ringattn_refused_connections_total",
-                                    "Connections refused because the listener's bound was reached.");
-  auto& failed = metrics->Counters(
-      "ringattn_failed_accepts_total",
-      "Failures to accept a connection, for lack of descriptors or memory.");
+  auto& connections =
+      metrics->Gauges("ringattn_open_connections", "Open connections, by listener.");
+  auto& refused =
+      metrics->Counters("ringattn_refused_connections_total",
+                        "Connections refused because the listener's bound was reached.");
+  auto& failed =
+      metrics->Counters("ringattn_failed_accepts_total",
+                        "Failures to accept a connection, for lack of descriptors or memory.");
   for (const auto& [name, listener] : listeners) {
     const prometheus::Labels labels = {{"listener", name}};
     ports_.push_back(

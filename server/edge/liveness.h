@@ -17,7 +17,7 @@ struct LivenessOptions {
   absl::Duration interval = absl::Seconds(5);
   absl::Duration probe_timeout = absl::Seconds(5);
   absl::Duration unhealthy_after = absl::Seconds(10);  // of failures without a success
-  absl::Duration dead_after = absl::Seconds(30);  // of failures without a success
+  absl::Duration dead_after = absl::Seconds(30);       // of failures without a success
 };
 
 // Thread safe.

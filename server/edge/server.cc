@@ -140,16 +140,15 @@ absl::Status Server::Listen() {
   if (!control.ok()) return control.status();
   control_ = *std::move(control);
   addresses_.control = control_->address();
-  auto endpoint =
-      Endpoint::Start({.name = "public",
-                       .listen = options_.listen,
-                       .security = options_.client_security,
-                       .gate = MakeGate(),
-                       .max_connections = max_connections,
-                       .max_message_bytes = options_.core.limits.max_refused_message_bytes,
-                       .min_ping_interval = options_.min_ping_interval},
-                      quota, {&attention_service_, &cluster_service_, &local_memory_service_,
-                              &kv_cache_service_});
+  auto endpoint = Endpoint::Start(
+      {.name = "public",
+       .listen = options_.listen,
+       .security = options_.client_security,
+       .gate = MakeGate(),
+       .max_connections = max_connections,
+       .max_message_bytes = options_.core.limits.max_refused_message_bytes,
+       .min_ping_interval = options_.min_ping_interval},
+      quota, {&attention_service_, &cluster_service_, &local_memory_service_, &kv_cache_service_});
   if (!endpoint.ok()) return endpoint.status();
   public_ = *std::move(endpoint);
   addresses_.listen = public_->address();
@@ -266,8 +265,8 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
       if (auto stream = Find(a.stream)) stream->Fail(a.failure);
     }
     void operator()(const StateChanged&) {}  // the core is queried instead
-    void operator()(const PlanThis&) {}  // handled by CoreLoop
-    void operator()(const CancelPlan&) {}  // handled by CoreLoop
+    void operator()(const PlanThis&) {}      // handled by CoreLoop
+    void operator()(const CancelPlan&) {}    // handled by CoreLoop
     void operator()(const TopologyChanged& a) {
       v1::Topology topology = core.topology();
       if (!a.only_memory) OnMembers(topology);

@@ -33,8 +33,8 @@ absl::StatusOr<std::unique_ptr<ClientDirectory>> ClientDirectory::Open(const std
   return directory;
 }
 
-// Reads the file without the lock, because a file system can block for any time and every call takes
-// the lock.
+// Reads the file without the lock, because a file system can block for any time and every call
+// takes the lock.
 absl::Status ClientDirectory::Load() {
   absl::StatusOr<std::string> text = ReadWholeFile(path_, "the clients file");
   if (!text.ok()) return text.status();

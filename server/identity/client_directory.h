@@ -24,7 +24,7 @@ namespace ringattn::server {
 using CallMetadata = std::multimap<grpc::string_ref, grpc::string_ref>;
 
 struct DirectoryStats {
-  int64_t reloads = 0;  // since the start
+  int64_t reloads = 0;          // since the start
   int64_t refused_reloads = 0;  // the new file was invalid
   int64_t clients = 0;
 };

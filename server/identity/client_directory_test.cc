@@ -36,7 +36,8 @@ class Directory : public testing::Test {
   }
 
   // Returns the client's name, or the reason of the failure.
-  static std::string IdentifiedAs(const ClientDirectory& directory, const std::vector<std::string>& values) {
+  static std::string IdentifiedAs(const ClientDirectory& directory,
+                                  const std::vector<std::string>& values) {
     CallMetadata metadata;
     for (const std::string& value : values) metadata.emplace("authorization", value);
     const auto who = directory.Identify(metadata, nullptr);

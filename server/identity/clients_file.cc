@@ -123,11 +123,11 @@ std::string CertificateId(absl::string_view text) {
 KnownClient ReadTerms(const Json& entry, Faults* faults) {
   KnownClient client;
   client.name = NameIn(entry, faults);
-  RefuseUnknownFields(entry,
-                      {"name", "token_sha256", "certificates", "weight", "max_requests_in_flight",
-                       "max_queued_bytes", "max_residual_bytes", "max_kv_caches",
-                       "max_kv_cache_bytes"},
-                      faults);
+  RefuseUnknownFields(
+      entry,
+      {"name", "token_sha256", "certificates", "weight", "max_requests_in_flight",
+       "max_queued_bytes", "max_residual_bytes", "max_kv_caches", "max_kv_cache_bytes"},
+      faults);
   client.terms.weight = Weight(entry, faults);
   client.terms.max_requests_in_flight = Count(entry, "max_requests_in_flight", faults);
   client.terms.max_queued_bytes = Count(entry, "max_queued_bytes", faults);

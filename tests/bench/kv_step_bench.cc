@@ -60,12 +60,12 @@ std::string Random(int64_t elements, uint64_t stream) {
   return bytes;
 }
 
-#define REQUIRE(condition)                                               \
-  do {                                                                   \
-    if (!(condition)) {                                                  \
+#define REQUIRE(condition)                                                 \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
       std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      std::exit(1);                                                      \
-    }                                                                    \
+      std::exit(1);                                                        \
+    }                                                                      \
   } while (false)
 
 class Bench {
@@ -140,8 +140,8 @@ class Bench {
     builder.SetMaxReceiveMessageSize(64 << 20);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
-    stub_ = v1::KvShardService::NewStub(grpc::CreateChannel(absl::StrCat("127.0.0.1:", port),
-                                                            grpc::InsecureChannelCredentials()));
+    stub_ = v1::KvShardService::NewStub(
+        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
     stream_ = stub_->Steps(&context_);
     v1::StepRequest request;
     request.mutable_hello()->set_cache_id("c");
@@ -233,15 +233,15 @@ class Bench {
       REQUIRE(kernels_->Run(kernel_, never_).ok());
       kernel.push_back(Micros(Clock::now() - begin));
       REQUIRE(Ask(decode_).has_result());
-      shard.push_back(
-          absl::ToDoubleMicroseconds(ToDuration(response_.result().device_time())));
+      shard.push_back(absl::ToDoubleMicroseconds(ToDuration(response_.result().device_time())));
     }
     const double bytes = static_cast<double>(k_.size() + v_.size());
-    std::printf("keys %lld, %d threads: kernel p50 %.1f us (%.2f GB/s), layer call p50 %.1f us; "
-                "rate %.3f of the kernel's (at least 0.95)\n",
-                static_cast<long long>(keys_), absl::GetFlag(FLAGS_threads), Quantile(kernel, 0.5),
-                bytes / Quantile(kernel, 0.5) / 1e3, Quantile(shard, 0.5),
-                Quantile(kernel, 0.5) / Quantile(shard, 0.5));
+    std::printf(
+        "keys %lld, %d threads: kernel p50 %.1f us (%.2f GB/s), layer call p50 %.1f us; "
+        "rate %.3f of the kernel's (at least 0.95)\n",
+        static_cast<long long>(keys_), absl::GetFlag(FLAGS_threads), Quantile(kernel, 0.5),
+        bytes / Quantile(kernel, 0.5) / 1e3, Quantile(shard, 0.5),
+        Quantile(kernel, 0.5) / Quantile(shard, 0.5));
   }
 
   void MeasureLatency() {
@@ -279,15 +279,15 @@ class Bench {
       REQUIRE(Ask(commit).has_committed());
       paused.push_back(Micros(Clock::now() - start));
     }
-    const double bytes = static_cast<double>(decode_.call().q().size() * 2 +
-                                             decode_.call().k().size() * 2);
-    std::printf("empty message p50 %.1f us, p99 %.1f; after a pause as long as a call p50 %.1f; "
-                "layer call less device time (%.0f bytes) p50 %.1f us, p99 %.1f; ratio of p50 %.2f "
-                "(at most 2), to the message after a pause %.2f\n",
-                Quantile(empty, 0.5), Quantile(empty, 0.99), Quantile(paused, 0.5), bytes,
-                Quantile(call, 0.5), Quantile(call, 0.99),
-                Quantile(call, 0.5) / Quantile(empty, 0.5),
-                Quantile(call, 0.5) / Quantile(paused, 0.5));
+    const double bytes =
+        static_cast<double>(decode_.call().q().size() * 2 + decode_.call().k().size() * 2);
+    std::printf(
+        "empty message p50 %.1f us, p99 %.1f; after a pause as long as a call p50 %.1f; "
+        "layer call less device time (%.0f bytes) p50 %.1f us, p99 %.1f; ratio of p50 %.2f "
+        "(at most 2), to the message after a pause %.2f\n",
+        Quantile(empty, 0.5), Quantile(empty, 0.99), Quantile(paused, 0.5), bytes,
+        Quantile(call, 0.5), Quantile(call, 0.99), Quantile(call, 0.5) / Quantile(empty, 0.5),
+        Quantile(call, 0.5) / Quantile(paused, 0.5));
   }
 
   const int64_t keys_;

@@ -442,8 +442,7 @@ TEST_F(CudaMemoryTest, CudaMallocedMemoryOfAProcessWithTheWorkersNumberIsRefused
   ASSERT_TRUE(region.ok()) << region.status();
   EXPECT_THAT((*region)->workers(), IsEmpty());
   EXPECT_THAT((*region)->trouble(), HasSubstr("both have process id"));
-  ExpectForward(*client, region->get(), expected, {}, v1::TRANSPORT_RELAY,
-                "both have process id");
+  ExpectForward(*client, region->get(), expected, {}, v1::TRANSPORT_RELAY, "both have process id");
   region = CudaRegion::CreateLinear(client.get(), 0, 4 << 20);
   ASSERT_TRUE(region.ok()) << region.status();
   EXPECT_THAT((*region)->trouble(), HasSubstr("both have process id"));

@@ -72,9 +72,8 @@ void KvWriters::OnAction(const Action& action) {
 
 void KvWriters::OpenLater(const std::string& cache, const Claim& claim) {
   if (world_->faults_over && world_->random.OneIn(2)) return;
-  world_->scheduler.After(
-      world_->random.Between(absl::Milliseconds(1), absl::Seconds(3)),
-      [this, cache, claim] { Open(cache, claim); });
+  world_->scheduler.After(world_->random.Between(absl::Milliseconds(1), absl::Seconds(3)),
+                          [this, cache, claim] { Open(cache, claim); });
 }
 
 void KvWriters::Open(const std::string& id, const Claim& claim) {
@@ -200,7 +199,8 @@ void KvWriters::NextStep(uint64_t id) {
       cache.deleted = true;
       return control_->Feed(KvCacheDeleted{writer.cache, cache.principal});
     }
-    if (!world_->faults_over) OpenLater(writer.cache, {random.OneIn(2) ? writer.step : 0, writer.opens});
+    if (!world_->faults_over)
+      OpenLater(writer.cache, {random.OneIn(2) ? writer.step : 0, writer.opens});
     return;
   }
   KvStep step;
@@ -294,9 +294,9 @@ void KvWriters::OnAnswer(uint64_t id, int rank, const KvStepMessage& message,
   if (answer.refused) {
     return world_->Violate(message.cache, ": step ", message.number, " was refused");
   }
-  const bool is_current = message.number == writer.step &&
-                          (message.begin ? writer.layer < 0
-                                         : writer.layer == static_cast<int>(message.layer));
+  const bool is_current =
+      message.number == writer.step &&
+      (message.begin ? writer.layer < 0 : writer.layer == static_cast<int>(message.layer));
   if (!is_current || writer.awaited.erase(rank) == 0) return;  // sent twice
   if (message.begin) {
     if (!writer.has_checksum) {
@@ -335,8 +335,8 @@ void KvWriters::OnRankChanged(const std::string& id) {
       const KvStepLog& a = *rank->log;
       const KvStepLog& b = *other->log;
       if (a.committed() > b.committed() + 1 || a.committed() > b.complete()) {
-        world_->Violate(id, ": ", member, " has committed step ", a.committed(), ", ",
-                        other_member, " step ", b.committed(), " and completed ", b.complete());
+        world_->Violate(id, ": ", member, " has committed step ", a.committed(), ", ", other_member,
+                        " step ", b.committed(), " and completed ", b.complete());
       }
     }
   }

@@ -48,11 +48,11 @@ class KvWriters {
     absl::Duration ttl;
     std::vector<std::string> members;  // by rank; empty: not created
     bool deleted = false;
-    bool open_failed = false;  // after it may have fenced the newest writer
-    absl::Time renewed;          // by a step, a hold or an OpenCache
-    uint64_t newest_epoch = 0;   // of answered OpenCache calls
-    int64_t opens = 0;           // OpenCache calls
-    uint64_t must_have = 0;      // the last step that may not be undone
+    bool open_failed = false;             // after it may have fenced the newest writer
+    absl::Time renewed;                   // by a step, a hold or an OpenCache
+    uint64_t newest_epoch = 0;            // of answered OpenCache calls
+    int64_t opens = 0;                    // OpenCache calls
+    uint64_t must_have = 0;               // the last step that may not be undone
     std::map<uint64_t, int64_t> lengths;  // after each step of the log
     std::map<uint64_t, int64_t> kept;     // keep_length of each step
     // Lower bounds of ranks' lengths after a step, because a later step was undone.
@@ -61,11 +61,11 @@ class KvWriters {
   struct Writer {
     std::string cache;
     uint64_t epoch = 0;
-    int64_t opens = 0;  // OpenCache calls of the cache when this one was answered
+    int64_t opens = 0;                // OpenCache calls of the cache when this one was answered
     std::vector<std::string> tokens;  // by rank
     bool stopped = false;
-    uint64_t step = 0;      // begun or being begun
-    int64_t length = 0;     // of the sequence, before the step
+    uint64_t step = 0;   // begun or being begun
+    int64_t length = 0;  // of the sequence, before the step
     KvStep begin;
     std::set<int> awaited;  // ranks
     int layer = -1;         // -1: Begin

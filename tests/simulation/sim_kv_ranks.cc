@@ -24,8 +24,7 @@ void SimKvRanks::Enqueue(absl::Duration time, std::function<void()> work) {
 }
 
 bool SimKvRanks::OnMessage(const v1::JoinResponse& message) {
-  const absl::Duration soon =
-      world_->random.Between(absl::Microseconds(10), absl::Milliseconds(5));
+  const absl::Duration soon = world_->random.Between(absl::Microseconds(10), absl::Milliseconds(5));
   if (message.has_kv_reserve()) {
     const v1::KvReserve& reserve = message.kv_reserve();
     v1::JoinRequest answer;
@@ -132,8 +131,7 @@ void SimKvRanks::Touch(Rank* rank) {
   host_.say(message);
 }
 
-void SimKvRanks::Do(const KvStepMessage& message,
-                    std::function<void(const KvStepAnswer&)> answer) {
+void SimKvRanks::Do(const KvStepMessage& message, std::function<void(const KvStepAnswer&)> answer) {
   const absl::Duration time =
       world_->random.Between(absl::Microseconds(100), absl::Milliseconds(20));
   Enqueue(time, [this, message, answer = std::move(answer)] { answer(Answer(message)); });

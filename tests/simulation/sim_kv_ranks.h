@@ -27,8 +27,8 @@ struct KvStepMessage {
   uint32_t layer = 0;
 };
 struct KvStepAnswer {
-  absl::Status status;        // UNAVAILABLE: the rank is gone; UNAUTHENTICATED: another token
-  bool refused = false;       // of Begin
+  absl::Status status;         // UNAVAILABLE: the rank is gone; UNAUTHENTICATED: another token
+  bool refused = false;        // of Begin
   uint32_t tables_crc32c = 0;  // of Begin
 };
 
@@ -47,7 +47,7 @@ class SimKvRanks {
     std::unique_ptr<KvStepLog> log;
     std::string token;
     int64_t bytes = 0;
-    absl::Time lease_end;       // by its own clock; ends it only without a coordinator
+    absl::Time lease_end;  // by its own clock; ends it only without a coordinator
     absl::Time touched_at = absl::InfinitePast();
   };
 

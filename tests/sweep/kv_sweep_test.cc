@@ -168,8 +168,7 @@ class Program {
       StepRow row;
       row.sequence = id;
       row.keep_length = Chance(5) ? Pick(length + 1) : length;
-      row.expected_length =
-          spec_.numbering == KvNumbering::kBlocks ? row.keep_length : length;
+      row.expected_length = spec_.numbering == KvNumbering::kBlocks ? row.keep_length : length;
       const int64_t room = std::max<int64_t>(0, max_length_ - row.keep_length);
       if (!reads_only && room > 0) {
         row.append_tokens = std::min(room, Chance(3) ? Pick(200) : Pick(4));
@@ -218,8 +217,8 @@ class Program {
         fits = fits && static_cast<int64_t>(tables[g].size()) == size;
         const bool sent = found != model_.end() && found->second.tables_sent;
         const int64_t first = sent && !Chance(4) ? std::min(old, size) : 0;
-        row.tables.push_back({static_cast<int>(g), first,
-                              {tables[g].begin() + first, tables[g].end()}});
+        row.tables.push_back(
+            {static_cast<int>(g), first, {tables[g].begin() + first, tables[g].end()}});
       }
       if (!fits) continue;
       new_tables_[row.sequence] = std::move(tables);
@@ -551,11 +550,11 @@ class Program {
             ? std::vector<float>(group.sinks.begin() + location.plane * group.num_heads,
                                  group.sinks.begin() + (location.plane + 1) * group.num_heads)
             : std::vector<float>();
-    const oracle::Result expected = oracle::EvaluateAll(
-        plain, {.q = call.q().data(),
-                .k = k.data(),
-                .v = v.data(),
-                .sinks = plain.options.sinks ? sinks.data() : nullptr});
+    const oracle::Result expected =
+        oracle::EvaluateAll(plain, {.q = call.q().data(),
+                                    .k = k.data(),
+                                    .v = v.data(),
+                                    .sinks = plain.options.sinks ? sinks.data() : nullptr});
     oracle::Outputs outputs;
     outputs.out = joined->out().data();
     if (!joined->lse().empty()) {
@@ -582,7 +581,7 @@ class Program {
   uint64_t next_step_ = 1;
   SequenceId next_id_ = 1;
   Model model_;
-  Model previous_;  // before the last step
+  Model previous_;              // before the last step
   std::vector<KvStep> recent_;  // the last two that were sent
   std::map<SequenceId, std::vector<std::vector<uint32_t>>> new_tables_;  // of the step being made
   std::set<SequenceId> shrunk_;

@@ -123,8 +123,7 @@ absl::Status KvShard::Call(uint64_t epoch, const v1::LayerCall& call, StepKernel
     }
     if (placement_.position_parts > 1 && call.output() != v1::KV_OUTPUT_PARTIAL &&
         call.output() != v1::KV_OUTPUT_NONE) {
-      return BadCall(
-          "call.output must be KV_OUTPUT_PARTIAL: the cache has several position parts");
+      return BadCall("call.output must be KV_OUTPUT_PARTIAL: the cache has several position parts");
     }
     const KvCallBytes bytes =
         CallBytesOfRank(spec_, placement_, step, location.group, call.output(), rank_);
@@ -149,8 +148,7 @@ absl::Status KvShard::Call(uint64_t epoch, const v1::LayerCall& call, StepKernel
 
 int64_t KvShard::KRowBytes(int group) const {
   const KvHeadRange heads = HeadsOfGroup(group);
-  return (heads.kv_end - heads.kv_begin) * spec_.groups[group].head_dim *
-         ElementBytes(spec_.dtype);
+  return (heads.kv_end - heads.kv_begin) * spec_.groups[group].head_dim * ElementBytes(spec_.dtype);
 }
 
 int64_t KvShard::VRowBytes(int group) const {
@@ -183,8 +181,8 @@ void KvShard::AppendRows(int group, int plane, const GroupPlan& plan, const v1::
   const Plane& memory = planes_[plane];
   const auto copy_rows = [&](const Append& append, DeviceBuffer* buffer, int64_t plane_row,
                              int64_t row, const std::string& source) {
-    std::memcpy(static_cast<char*>(buffer->data()) +
-                    append.block * spec_.block_tokens * plane_row + append.offset * row,
+    std::memcpy(static_cast<char*>(buffer->data()) + append.block * spec_.block_tokens * plane_row +
+                    append.offset * row,
                 source.data() + append.source_row * row, append.count * row);
   };
   const int64_t k_row = KRowBytes(group), v_row = VRowBytes(group);

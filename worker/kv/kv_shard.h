@@ -108,8 +108,7 @@ class KvShard {
   void ForSeenRuns(int group, Visit visit) const;
   void AppendRows(int group, int plane, const GroupPlan& plan, const v1::LayerCall& call);
   absl::Status Attend(const KvLayerLocation& location, GroupPlan* plan, const v1::LayerCall& call,
-                      StepKernels* kernels, const std::atomic<bool>& stop,
-                      v1::LayerResult* result);
+                      StepKernels* kernels, const std::atomic<bool>& stop, v1::LayerResult* result);
 
   const KvCacheSpec spec_;
   const KvPlacement placement_;

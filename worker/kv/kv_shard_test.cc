@@ -1,4 +1,5 @@
-// Results are compared with the oracle in tests/sweep/kv_sweep_test.cc; here are the rules of calls.
+// Results are compared with the oracle in tests/sweep/kv_sweep_test.cc; here are the rules of
+// calls.
 #include "worker/kv/kv_shard.h"
 
 #include <cmath>
@@ -143,8 +144,8 @@ TEST_F(KvShardTest, AStoppedCallIsNotComputed) {
   ASSERT_TRUE(Begin(TestBegin(1, 0)).ok());
   std::atomic<bool> stop{true};
   result_.Clear();
-  EXPECT_TRUE(absl::IsCancelled(
-      shard_->Call(1, TestCall(1, 0, 1), kernels_.get(), stop, &result_)));
+  EXPECT_TRUE(
+      absl::IsCancelled(shard_->Call(1, TestCall(1, 0, 1), kernels_.get(), stop, &result_)));
   EXPECT_TRUE(absl::IsInvalidArgument(Call([] {
     v1::LayerCall call = TestCall(1, 0, 1);
     call.clear_k();

@@ -166,9 +166,9 @@ void KvStore::SendReserved(const v1::KvReserve& reserve, const absl::Status& sta
 
 void KvStore::Reserve(const v1::KvReserve& reserve) {
   if (const std::shared_ptr<KvCache> held = Find(reserve.cache_id())) {
-    const bool same = held->reserve_.spec().SerializeAsString() ==
-                          reserve.spec().SerializeAsString() &&
-                      held->reserve_.rank() == reserve.rank();
+    const bool same =
+        held->reserve_.spec().SerializeAsString() == reserve.spec().SerializeAsString() &&
+        held->reserve_.rank() == reserve.rank();
     const auto answer = [this, reserve, same, held] {
       held->zeroed_.WaitForNotification();
       SendReserved(reserve,
@@ -283,22 +283,22 @@ void KvStore::Settle(const v1::KvSettle& settle) {
     settled->set_reason("this worker does not have the cache");
     return Send(std::move(message));
   }
-  engine_->Post([this, cache, step = settle.step(),
-                 message = std::move(message)](StepKernels*) mutable {
-    v1::KvSettled* settled = message.mutable_kv_settled();
-    absl::Status status = absl::NotFoundError("this worker does not have the cache");
-    if (KvShard* const shard = cache->shard()) {
-      status = shard->log().Settle(settled->epoch(), step);
-      cache->Publish(options_.now(), true);
-    }
-    settled->set_ok(status.ok());
-    settled->set_reason(std::string(status.message()));
-    if (status.ok()) {
-      absl::MutexLock lock(&mutex_);
-      if (cache->opened_epoch_ == settled->epoch()) cache->settled_ = true;
-    }
-    Send(std::move(message));
-  });
+  engine_->Post(
+      [this, cache, step = settle.step(), message = std::move(message)](StepKernels*) mutable {
+        v1::KvSettled* settled = message.mutable_kv_settled();
+        absl::Status status = absl::NotFoundError("this worker does not have the cache");
+        if (KvShard* const shard = cache->shard()) {
+          status = shard->log().Settle(settled->epoch(), step);
+          cache->Publish(options_.now(), true);
+        }
+        settled->set_ok(status.ok());
+        settled->set_reason(std::string(status.message()));
+        if (status.ok()) {
+          absl::MutexLock lock(&mutex_);
+          if (cache->opened_epoch_ == settled->epoch()) cache->settled_ = true;
+        }
+        Send(std::move(message));
+      });
 }
 
 absl::StatusOr<std::shared_ptr<KvCache>> KvStore::Attach(const v1::StepHello& hello,

@@ -72,8 +72,8 @@ class KvCache {
   v1::KvReserve reserve_;
   absl::Duration ttl_;
   int64_t bytes_ = 0;
-  std::unique_ptr<KvShard> shard_;           // engine's thread, after zeroed_
-  MemoryBudget::Reservation reservation_;    // likewise
+  std::unique_ptr<KvShard> shard_;         // engine's thread, after zeroed_
+  MemoryBudget::Reservation reservation_;  // likewise
   std::atomic<bool> stop_{false};
   absl::Notification zeroed_;
 

@@ -36,11 +36,10 @@ class KvStoreTest : public ::testing::Test {
     options.tick_interval = absl::ZeroDuration();
     options.now = [this] { return now_; };
     store_.reset();
-    store_ = std::make_unique<KvStore>(options, device, &budget_,
-                                       [this](v1::JoinRequest message) {
-                                         absl::MutexLock lock(&mutex_);
-                                         sent_.push_back(std::move(message));
-                                       });
+    store_ = std::make_unique<KvStore>(options, device, &budget_, [this](v1::JoinRequest message) {
+      absl::MutexLock lock(&mutex_);
+      sent_.push_back(std::move(message));
+    });
   }
 
   v1::JoinRequest Next() {

@@ -75,9 +75,8 @@ class StepStream final : public grpc::ServerBidiReactor<v1::StepRequest, v1::Ste
     }
     // Post before Advance starts the next read: another thread may finish that read at once, and
     // the engine must receive requests in their order.
-    store_->engine()->Post([self = self_, number = read_++](StepKernels* kernels) {
-      self->Handle(number, kernels);
-    });
+    store_->engine()->Post(
+        [self = self_, number = read_++](StepKernels* kernels) { self->Handle(number, kernels); });
     Advance();
   }
 

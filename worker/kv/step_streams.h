@@ -17,7 +17,7 @@ namespace ringattn::worker {
 
 // For metrics. Called on any thread; must not block.
 struct StepHooks {
-  std::function<void()> on_step = [] {};                             // a step was begun
+  std::function<void()> on_step = [] {};                                // a step was begun
   std::function<void(absl::Duration)> on_call = [](absl::Duration) {};  // a layer call's time
   // A step or a stream was refused; the reason as in ErrorInfo or RowRefusal.
   std::function<void(const std::string& reason)> on_refused = [](const std::string&) {};

@@ -77,13 +77,14 @@ class StepStreamsTest : public ::testing::Test {
                  absl::MutexLock lock(&mutex_);
                  sent_.push_back(std::move(message));
                }),
-        service_(&store_, "", {.on_step = [this] { ++steps_; },
-                               .on_call = [this](absl::Duration) { ++calls_; },
-                               .on_refused =
-                                   [this](const std::string& reason) {
-                                     absl::MutexLock lock(&mutex_);
-                                     refused_.push_back(reason);
-                                   }}) {
+        service_(&store_, "",
+                 {.on_step = [this] { ++steps_; },
+                  .on_call = [this](absl::Duration) { ++calls_; },
+                  .on_refused =
+                      [this](const std::string& reason) {
+                        absl::MutexLock lock(&mutex_);
+                        refused_.push_back(reason);
+                      }}) {
     server_ = Serve(&service_, &stub_);
     store_.Reserve(TestReserve("a"));
     EXPECT_TRUE(Next().kv_reserved().ok());
@@ -97,8 +98,8 @@ class StepStreamsTest : public ::testing::Test {
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     builder.RegisterService(service);
     auto server = builder.BuildAndStart();
-    *stub = v1::KvShardService::NewStub(grpc::CreateChannel(absl::StrCat("127.0.0.1:", port),
-                                                            grpc::InsecureChannelCredentials()));
+    *stub = v1::KvShardService::NewStub(
+        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
     return server;
   }
 

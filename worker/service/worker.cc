@@ -76,9 +76,10 @@ Worker::Worker(WorkerOptions options, std::unique_ptr<LocalMemory> local_memory,
     : options_(std::move(options)),
       local_memory_(std::move(local_memory)),
       direct_streams_(MakeDirectStreams()),
-      core_(CoreOptions(), device, transport, &metrics_,
-            [this](v1::JoinRequest message) { control_->Send(std::move(message)); },
-            std::move(on_stuck)),
+      core_(
+          CoreOptions(), device, transport, &metrics_,
+          [this](v1::JoinRequest message) { control_->Send(std::move(message)); },
+          std::move(on_stuck)),
       shard_service_(&core_.registry(), options_.secret,
                      {[this](const OperationInfo& info) { core_.OnUploaded(info); },
                       [this](int64_t bytes) { metrics_.CountReceived(bytes); },
@@ -140,15 +141,15 @@ std::unique_ptr<DirectStreams> Worker::MakeDirectStreams() {
 
 absl::Status Worker::ListenForClients() {
   if (direct_streams_ == nullptr) return absl::OkStatus();
-  auto port = ClientPort::Start(
-      {.listen = options_.client_data_listen,
-       .security = options_.client_security,
-       .services = {&kv_direct_service_}},
-      direct_streams_.get(),
-      {[this](const OperationInfo& info) { core_.OnUploaded(info); },
-       [this](int64_t bytes) { metrics_.CountDirectIn(bytes); },
-       [this](int64_t bytes) { metrics_.CountDirectOut(bytes); },
-       [this](absl::Duration time) { metrics_.CountDownloadCopies(time); }});
+  auto port =
+      ClientPort::Start({.listen = options_.client_data_listen,
+                         .security = options_.client_security,
+                         .services = {&kv_direct_service_}},
+                        direct_streams_.get(),
+                        {[this](const OperationInfo& info) { core_.OnUploaded(info); },
+                         [this](int64_t bytes) { metrics_.CountDirectIn(bytes); },
+                         [this](int64_t bytes) { metrics_.CountDirectOut(bytes); },
+                         [this](absl::Duration time) { metrics_.CountDownloadCopies(time); }});
   if (!port.ok()) return port.status();
   client_port_ = *std::move(port);
   return absl::OkStatus();
@@ -234,13 +235,12 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   SetSeconds(options_.call_overhead_seconds, control.registration.mutable_call_overhead());
   control.registration.set_version(kVersion);
   control_ = std::make_unique<ControlClient>(std::move(control));
-  control_->Start({[this](const v1::JoinResponse& message) { core_.OnMessage(message); },
-                   [this](const std::string& reason) { core_.OnDisconnected(reason); },
-                   [this] { return core_.MakeHeartbeat(); }, std::move(on_leave),
-                   [this](v1::Register* registration) {
-                     core_.kv_store().AddHeldCaches(registration);
-                   },
-                   [this] { core_.kv_store().OnRegistered(); }});
+  control_->Start(
+      {[this](const v1::JoinResponse& message) { core_.OnMessage(message); },
+       [this](const std::string& reason) { core_.OnDisconnected(reason); },
+       [this] { return core_.MakeHeartbeat(); }, std::move(on_leave),
+       [this](v1::Register* registration) { core_.kv_store().AddHeldCaches(registration); },
+       [this] { core_.kv_store().OnRegistered(); }});
 }
 
 }  // namespace ringattn::worker

@@ -117,8 +117,8 @@ class Worker {
   std::unique_ptr<DirectStreams> direct_streams_;  // null if disabled
   WorkerCore core_;
   ShardServiceImpl shard_service_;
-  KvShardServiceImpl kv_relay_service_;   // for the coordinator, on the data address
-  KvShardServiceImpl kv_direct_service_;  // for clients, on the client data address
+  KvShardServiceImpl kv_relay_service_;           // for the coordinator, on the data address
+  KvShardServiceImpl kv_direct_service_;          // for clients, on the client data address
   std::unique_ptr<ClientPort> client_port_;       // null if disabled
   std::unique_ptr<wire::HealthListener> health_;  // null if disabled
   std::unique_ptr<grpc::Server> server_;

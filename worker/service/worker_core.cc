@@ -91,8 +91,7 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
         for (const std::string& id : drop.operation_ids()) residuals_.Drop(id);
       });
     case v1::JoinResponse::kKvReserve:
-      return Enqueue(
-          [this, reserve = message.kv_reserve()] { kv_store_.Reserve(reserve); });
+      return Enqueue([this, reserve = message.kv_reserve()] { kv_store_.Reserve(reserve); });
     // A ring that is forming must not delay a writer.
     case v1::JoinResponse::kKvOpen:
       return kv_store_.Open(message.kv_open());
@@ -269,8 +268,7 @@ void WorkerCore::BeginCopies(const v1::Reserve& reserve,
   if (options_.local_memory != nullptr) {
     return options_.local_memory->Begin(operation, reserve, static_cast<int>(rank));
   }
-  SendTransferFailed(reserve,
-                     "this worker does not accept host memory (--local_memory)");
+  SendTransferFailed(reserve, "this worker does not accept host memory (--local_memory)");
 }
 
 void WorkerCore::ExpectStreams(const v1::Reserve& reserve,

@@ -40,11 +40,9 @@ TEST(BenchLoadTest, ExportsAreCheckedBeforeTheMeasurement) {
 
 TEST(BenchLoadTest, ThresholdsAreFinite) {
   for (const char* value : {"nan", "-nan", "inf", "-1", "0"}) {
-    EXPECT_FALSE(
-        Prepare(absl::StrCat("--concurrency_range=1 --latency_threshold=", value)).ok())
+    EXPECT_FALSE(Prepare(absl::StrCat("--concurrency_range=1 --latency_threshold=", value)).ok())
         << value;
-    EXPECT_FALSE(
-        Prepare(absl::StrCat("--concurrency_range=1 --stability_percentage=", value)).ok())
+    EXPECT_FALSE(Prepare(absl::StrCat("--concurrency_range=1 --stability_percentage=", value)).ok())
         << value;
   }
   EXPECT_TRUE(Prepare("--concurrency_range=1 --latency_threshold=2.5").ok());

@@ -161,14 +161,13 @@ class StepRun {
   }
 
   absl::Status Import(ProgressBar& bar) {
-    const int64_t row_bytes = group().num_kv_heads *
-                              std::max(group().head_dim, group().head_dim_v) * element();
+    const int64_t row_bytes =
+        group().num_kv_heads * std::max(group().head_dim, group().head_dim_v) * element();
     const int64_t chunk = std::max<int64_t>(1, kImportBytes / 2 / row_bytes);
     for (int64_t row = 0; row < batch_; ++row) {
       for (int64_t first = 0; first < length_; first += chunk) {
-        bar.Update("filling the cache",
-                   static_cast<double>(row * length_ + first) /
-                       static_cast<double>(batch_ * length_));
+        bar.Update("filling the cache", static_cast<double>(row * length_ + first) /
+                                            static_cast<double>(batch_ * length_));
         const int64_t count = std::min(chunk, length_ - first);
         v1::StepBegin begin;
         AddRow(row, first, first, count, 0, &begin);
@@ -280,9 +279,8 @@ class StepRun {
                    heads * dim);
     ConvertToFloat(parsed_.dtype, out_[layer].data() + row * heads * dim_v * element(), out.data(),
                    heads * dim_v);
-    const int64_t begin = group().window_left < 0
-                              ? 0
-                              : std::max<int64_t>(0, length_ - group().window_left);
+    const int64_t begin =
+        group().window_left < 0 ? 0 : std::max<int64_t>(0, length_ - group().window_left);
     // Streaming softmax: the largest score so far, the sum of weights, and sums weighted by them.
     std::vector<double> most(heads, -INFINITY), total(heads, 0);
     std::vector<double> sums(heads * dim_v, 0), sizes(heads * dim_v, 0);
@@ -316,8 +314,7 @@ class StepRun {
     for (int64_t first = begin; first < length_; first += kChunk) {
       const int64_t count = std::min(kChunk, length_ - first);
       const auto k = MakeFloats(kK, layer, row, first * kv_heads * dim, count * kv_heads * dim);
-      const auto v =
-          MakeFloats(kV, layer, row, first * kv_heads * dim_v, count * kv_heads * dim_v);
+      const auto v = MakeFloats(kV, layer, row, first * kv_heads * dim_v, count * kv_heads * dim_v);
       for (int64_t i = 0; i < count; ++i) {
         add(k.data() + i * kv_heads * dim, v.data() + i * kv_heads * dim_v);
       }
@@ -325,7 +322,7 @@ class StepRun {
     add(MakeFloats(kNewK, layer, row, 0, kv_heads * dim).data(),
         MakeFloats(kNewV, layer, row, 0, kv_heads * dim_v).data());
     // The element rule of common/oracle/comparator.h.
-    const double unit = parsed_.dtype == DType::kFloat32    ? std::ldexp(1, -20)
+    const double unit = parsed_.dtype == DType::kFloat32   ? std::ldexp(1, -20)
                         : parsed_.dtype == DType::kFloat16 ? std::ldexp(1, -12)
                                                            : std::ldexp(1, -9);
     double largest = 0;
@@ -363,8 +360,8 @@ absl::Status CheckOptions(const Problem& problem) {
   rest.clear_softcap();
   rest.clear_causal();
   rest.clear_window();
-  if (!google::protobuf::util::MessageDifferencer::Equals(rest,
-                                                          v1::AttentionOptions::default_instance())) {
+  if (!google::protobuf::util::MessageDifferencer::Equals(
+          rest, v1::AttentionOptions::default_instance())) {
     return UsageError(
         "--steps supports --causal, --window, --softcap and --softmax_scale; remove the other "
         "options");
@@ -395,7 +392,8 @@ void StepFlags::AddTo(FlagSet& command) {
       .Delimiter(',')
       .Group(kGroup);
   command
-      .Add("--step_lengths", &lengths, "Several lengths, separated by commas, in place of --seq_len")
+      .Add("--step_lengths", &lengths,
+           "Several lengths, separated by commas, in place of --seq_len")
       .Delimiter(',')
       .Group(kGroup);
 }
@@ -415,8 +413,8 @@ absl::StatusOr<std::vector<StepLevel>> MeasureSteps(Client* client, const Proble
   if (lengths.empty()) lengths.push_back(problem.shape.seq_len_q());
   for (const uint64_t value : batches) {
     if (value < 1 || value > static_cast<uint64_t>(Limits().max_step_rows)) {
-      return UsageError(absl::StrCat("--step_batches: ", value, " is not in 1..",
-                                     Limits().max_step_rows));
+      return UsageError(
+          absl::StrCat("--step_batches: ", value, " is not in 1..", Limits().max_step_rows));
     }
   }
   for (const uint64_t value : lengths) {
@@ -484,8 +482,8 @@ std::string StepLevel::Text(uint32_t layers) const {
   return absl::StrFormat("%6d %9d %10.1f %9.0f %9.0f %9.0f %9.0f %9.0f %9.0f %6.1f%%\n", batch,
                          length, TokensPerSecond(*this), us(Percentile(step_seconds, 0.5)),
                          us(Percentile(step_seconds, 0.99)), us(Percentile(call_seconds, 0.5)),
-                         us(Percentile(device_seconds, 0.5)),
-                         us(Percentile(Overheads(*this), 0.5)), us(Percentile(round_trips, 0.5)),
+                         us(Percentile(device_seconds, 0.5)), us(Percentile(Overheads(*this), 0.5)),
+                         us(Percentile(round_trips, 0.5)),
                          bound > 0 ? 100 * TokensPerSecond(*this) / bound : 0);
 }
 

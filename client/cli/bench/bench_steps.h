@@ -36,10 +36,10 @@ struct StepLevel {
   double error = 0, error_bound = 0;
   int64_t verified_rows = 0;
 
-  std::vector<double> step_seconds;    // from StepBegin to the last layer's result
-  std::vector<double> call_seconds;    // of single layer calls
-  std::vector<double> device_seconds;  // of the slowest worker, by call
-  std::vector<double> round_trips;     // of a small message on the same streams
+  std::vector<double> step_seconds;            // from StepBegin to the last layer's result
+  std::vector<double> call_seconds;            // of single layer calls
+  std::vector<double> device_seconds;          // of the slowest worker, by call
+  std::vector<double> round_trips;             // of a small message on the same streams
   int64_t sent_bytes = 0, received_bytes = 0;  // of one step, tensors only
   v1::KvPlacement placement;
   v1::Transport transport = v1::TRANSPORT_UNSPECIFIED;
@@ -52,9 +52,9 @@ struct StepLevel {
 };
 std::string StepTableHead();
 
-// Measures every batch size with every length. Each level creates a cache, fills it with random keys
-// and values, verifies one step in fp64 on at most `rows` pairs of sequence and layer, and then
-// measures `flags.steps` steps at constant length. Stops after a level whose result is wrong.
+// Measures every batch size with every length. Each level creates a cache, fills it with random
+// keys and values, verifies one step in fp64 on at most `rows` pairs of sequence and layer, and
+// then measures `flags.steps` steps at constant length. Stops after a level whose result is wrong.
 // Errors: a UsageError naming the flag; those of KvCache.
 absl::StatusOr<std::vector<StepLevel>> MeasureSteps(Client* client, const Problem& problem,
                                                     const StepFlags& flags,

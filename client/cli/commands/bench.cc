@@ -97,8 +97,8 @@ CallResult CallOnce(Bench& bench) {
 }
 
 // Connects, makes a first call and verifies its result.
-absl::StatusOr<Bench> Begin(const BenchFlags& flags, const Problem& problem, const AttentionSpec& spec,
-                            int channels, ProgressBar& bar) {
+absl::StatusOr<Bench> Begin(const BenchFlags& flags, const Problem& problem,
+                            const AttentionSpec& spec, int channels, ProgressBar& bar) {
   const auto deadline = ParseDeadline(flags.deadline);
   if (!deadline.ok()) return deadline.status();
   Bench bench;
@@ -348,8 +348,10 @@ int RunSteps(const BenchFlags& flags, const Problem& problem) {
                 flags.steps.layers, last.placement.members_size(), last.placement.head_parts(),
                 last.placement.position_parts(), ShortName(last.transport).c_str(),
                 last.transport_reason.c_str());
-    std::printf("times in us; overhead is call - device; the bound is device + an empty message's "
-                "round trip, by layer\n%s", StepTableHead().c_str());
+    std::printf(
+        "times in us; overhead is call - device; the bound is device + an empty message's "
+        "round trip, by layer\n%s",
+        StepTableHead().c_str());
     for (const StepLevel& level : *levels) {
       if (level.passed()) std::printf("%s", level.Text(flags.steps.layers).c_str());
     }

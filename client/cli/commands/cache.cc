@@ -51,7 +51,8 @@ absl::StatusOr<std::string> ParseCacheId(const std::string& text) {
   const bool is_hex = !text.empty() && text.size() % 2 == 0 &&
                       text.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
   if (!is_hex) {
-    return UsageError(absl::StrCat("cache id \"", text, "\" is not hexadecimal; use an id that "
+    return UsageError(absl::StrCat("cache id \"", text,
+                                   "\" is not hexadecimal; use an id that "
                                    "`ringattn cache create` or `list` has printed"));
   }
   return absl::HexStringToBytes(text);
@@ -114,9 +115,9 @@ int RunCacheCreate(const CacheFlags& flags) {
 
 std::string StateOf(const v1::KvCacheInfo& cache) {
   if (cache.has_ended()) return absl::StrCat("ended: ", cache.ended().message());
-  return absl::StrCat(cache.open() ? "open" : "idle", ", expires in ",
-                      absl::FormatDuration(absl::Trunc(ToDuration(cache.expires_in()),
-                                                       absl::Seconds(1))));
+  return absl::StrCat(
+      cache.open() ? "open" : "idle", ", expires in ",
+      absl::FormatDuration(absl::Trunc(ToDuration(cache.expires_in()), absl::Seconds(1))));
 }
 
 int RunCacheList(const CacheFlags& flags) {
@@ -180,8 +181,7 @@ void AddCacheShape(FlagSet& command, CacheFlags* flags) {
       .Positive();
   command.Add("--block_tokens", &flags->block_tokens, "Entries of a block: 16, 32, ... 256")
       .ShowDefault();
-  command.Add("--window", &flags->window,
-              "Entries that a query sees before its own; default: all");
+  command.Add("--window", &flags->window, "Entries that a query sees before its own; default: all");
   command.Add("--softcap", &flags->softcap, "Limit of scores: softcap * tanh(score / softcap)");
   command.Add("--softmax_scale", &flags->softmax_scale,
               "Factor of scores; default: 1/sqrt(head_dim)");
@@ -194,8 +194,8 @@ void AddCacheShape(FlagSet& command, CacheFlags* flags) {
 }  // namespace
 
 void AddCache(FlagSet& program, Run& run) {
-  FlagSet& cache = program.AddCommand(
-      "cache", "K/V caches that stay with the workers (docs/inference.md)");
+  FlagSet& cache =
+      program.AddCommand("cache", "K/V caches that stay with the workers (docs/inference.md)");
   cache.RequireCommand();
 
   auto create = std::make_shared<CacheFlags>();
@@ -206,8 +206,7 @@ void AddCache(FlagSet& program, Run& run) {
   created.Add("--label", &create->label, "Text for people");
   created.Add("--ttl", &create->ttl, "Lease; default: the server's, 60s");
   created.Add("--world_size", &create->world_size, "Workers; default: the fewest that have room");
-  created.Add("--members", &create->members, "Workers by name, separated by commas")
-      .Delimiter(',');
+  created.Add("--members", &create->members, "Workers by name, separated by commas").Delimiter(',');
   created.Add("--json", &create->json, "Print one JSON object (docs/cli-json.md)");
   created.OnChosen([create, &run] { run = [create] { return RunCacheCreate(*create); }; });
 
@@ -223,7 +222,8 @@ void AddCache(FlagSet& program, Run& run) {
   auto gone = std::make_shared<CacheFlags>();
   FlagSet& deleted = cache.AddCommand("delete", "Free caches");
   gone->server.AddTo(deleted);
-  deleted.Add("ids", &gone->ids, "Ids, as `ringattn cache create` and `list` print them").Required();
+  deleted.Add("ids", &gone->ids, "Ids, as `ringattn cache create` and `list` print them")
+      .Required();
   deleted.Add("--json", &gone->json, "Print one JSON object (docs/cli-json.md)");
   deleted.OnChosen([gone, &run] { run = [gone] { return RunCacheDelete(*gone); }; });
 }

@@ -54,7 +54,8 @@ void FillRows(const AttentionSpec& spec, uint64_t seed, TensorId id, int64_t fir
   }
 }
 
-absl::Status Generate(const GenerateFlags& flags, Problem* problem, std::vector<v1::TensorId>* tensors) {
+absl::Status Generate(const GenerateFlags& flags, Problem* problem,
+                      std::vector<v1::TensorId>* tensors) {
   if (absl::Status status = flags.shape.Apply(problem); !status.ok()) return status;
   if (absl::Status status = flags.terms.Apply(&problem->options); !status.ok()) return status;
   problem->shape.set_packing(flags.packing);

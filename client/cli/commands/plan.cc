@@ -216,8 +216,8 @@ int RunPlan(const PlanFlags& flags) {
     return kSuccess;
   }
   const Plan& plan = planned->plan;
-  std::printf("%s, %s: %s\n", ScheduleKindName(plan.recipe.schedule), LayoutName(plan.recipe.layout),
-              plan.reason.c_str());
+  std::printf("%s, %s: %s\n", ScheduleKindName(plan.recipe.schedule),
+              LayoutName(plan.recipe.layout), plan.reason.c_str());
   std::printf("%s", OptionsText(planned->problem).c_str());
   std::printf("%sFLOP, %s exchanged\npredicted %.4g s %s\n\n", HumanRate(plan.flops).c_str(),
               HumanBytes(plan.exchanged_bytes).c_str(), plan.predicted_compute_seconds,

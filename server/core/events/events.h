@@ -53,7 +53,7 @@ struct RequestArrived {
   std::string principal;
   // The client that the request's share is charged to: the principal, or else its connection.
   std::string client;
-  ClientTerms terms;  // of the client
+  ClientTerms terms;       // of the client
   std::string request_id;  // never empty: the edge generates a missing one
   // of the header without request_id; distinguishes a retry from a reused id
   uint64_t fingerprint = 0;
@@ -232,17 +232,17 @@ struct StateChanged {  // read by GetStatus, Progress and metrics
   StreamId stream = 0;
   v1::RequestState state = v1::REQUEST_STATE_UNSPECIFIED;
 };
-struct TopologyChanged {  // Coordinator::topology() has changed
+struct TopologyChanged {     // Coordinator::topology() has changed
   bool only_memory = false;  // only reserved_bytes changed, as with every request
 };
 // The reason that a worker was lost.
 enum class LossReason : uint8_t {
-  kDisconnected,  // its control stream ended: process, machine or network failure
+  kDisconnected,     // its control stream ended: process, machine or network failure
   kSilent,           // no heartbeat
-  kNoAnswer,  // to a command, within control_timeout
-  kStuck,  // its run made no progress
+  kNoAnswer,         // to a command, within control_timeout
+  kStuck,            // its run made no progress
   kTransferStalled,  // it accepted no input bytes or sent no output bytes
-  kReplaced,  // another process joined under its name
+  kReplaced,         // another process joined under its name
 };
 inline constexpr LossReason kLossReasons[] = {
     LossReason::kDisconnected, LossReason::kSilent,          LossReason::kNoAnswer,
@@ -256,7 +256,7 @@ struct LostWorker {
   std::optional<int> rank;  // in the ring that the loss ended; nullopt: in no ready ring
   uint64_t generation = 0;
   LossReason reason = LossReason::kDisconnected;
-  std::string detail;  // the reason with its figures
+  std::string detail;          // the reason with its figures
   int64_t ended_requests = 0;  // accepted requests that end with ABORTED
 };
 struct ServingChanged {  // the state for grpc.health.v1

@@ -54,7 +54,7 @@ struct KvWriterRequested {
   uint64_t call = 0;
   std::string principal;
   std::string id;
-  std::string token_seed;  // 32 random bytes; the tokens of this epoch are derived from it
+  std::string token_seed;       // 32 random bytes; the tokens of this epoch are derived from it
   bool accepts_direct = false;  // the caller prefers direct streams to the relay
   bool accepts_relay = false;
   uint64_t answered_step = 0;
@@ -124,9 +124,9 @@ struct KvCacheCounts {
   int64_t bytes = 0;   // summed over workers
   // Since the start.
   int64_t created = 0;
-  int64_t refused = 0;  // CreateCache calls that failed
-  int64_t opened = 0;   // epochs that began
-  int64_t adopted = 0;  // taken over from an earlier coordinator
+  int64_t refused = 0;                                   // CreateCache calls that failed
+  int64_t opened = 0;                                    // epochs that began
+  int64_t adopted = 0;                                   // taken over from an earlier coordinator
   std::array<int64_t, std::size(kKvCacheEnds)> ended{};  // by KvCacheEnd
 };
 

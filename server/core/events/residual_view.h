@@ -19,8 +19,8 @@ namespace ringattn::server {
 struct ResidualView {
   std::optional<Failure> failure;
   std::shared_ptr<const AttentionSpec> spec;  // of the Forward
-  PlanChoice choice;  // the Forward's plan, fully determined
-  std::vector<std::string> members;  // by ring rank: the workers that hold the residual
+  PlanChoice choice;                          // the Forward's plan, fully determined
+  std::vector<std::string> members;           // by ring rank: the workers that hold the residual
 };
 
 // The reason that a residual ended.
@@ -28,7 +28,7 @@ enum class ResidualEnd : uint8_t {
   kConsumed,
   kDeleted,
   kExpired,
-  kLost,  // with a worker
+  kLost,     // with a worker
   kEvicted,  // for the memory of a request
 };
 inline constexpr ResidualEnd kResidualEnds[] = {ResidualEnd::kConsumed, ResidualEnd::kDeleted,
@@ -39,11 +39,11 @@ const char* ResidualEndName(ResidualEnd end);  // "consumed", ...
 // For metrics.
 struct ResidualCounts {
   int64_t residuals = 0;  // currently
-  int64_t bytes = 0;  // currently, summed over workers
+  int64_t bytes = 0;      // currently, summed over workers
   // Since the start.
   int64_t kept = 0;
   int64_t refused = 0;  // Forwards that requested a residual and got none
-  int64_t reads = 0;  // Backwards that succeeded with a residual
+  int64_t reads = 0;    // Backwards that succeeded with a residual
   std::array<int64_t, std::size(kResidualEnds)> ended{};  // by ResidualEnd
 };
 

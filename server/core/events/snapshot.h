@@ -15,8 +15,8 @@ namespace ringattn::server {
 
 // RequestState, subdivided by what the request waits for.
 enum class RequestStage : uint8_t {
-  kPlanning,  // queued; its plan is being made
-  kQueued,  // waits for memory, a slot or a ring
+  kPlanning,   // queued; its plan is being made
+  kQueued,     // waits for memory, a slot or a ring
   kReserving,  // the workers reserve memory
   kUploading,
   kReady,  // all inputs are uploaded; waits to run
@@ -30,7 +30,7 @@ const char* RequestStageName(RequestStage stage);
 struct RequestSnapshot {
   StreamId stream = 0;
   std::string request_id;
-  std::string principal;  // empty: anonymous
+  std::string principal;    // empty: anonymous
   std::string traceparent;  // empty: none
   Direction direction = Direction::kForward;
   RequestStage stage = RequestStage::kQueued;
@@ -39,13 +39,13 @@ struct RequestSnapshot {
   int64_t query_tokens = 0;  // summed over batch rows
   int64_t input_bytes = 0;
   std::vector<std::string> members;  // by ring rank, once accepted
-  double computed_fraction = 0;  // of the least advanced member, while computing
+  double computed_fraction = 0;      // of the least advanced member, while computing
 };
 
 struct WorkerSnapshot {
   v1::WorkerInfo info;
   absl::Duration silence;  // time since its last message
-  std::string computes;  // id of the operation that its heartbeat reports; empty: none
+  std::string computes;    // id of the operation that its heartbeat reports; empty: none
   double computed_fraction = 0;
   bool waits_for_peer = false;
 };
@@ -62,7 +62,7 @@ struct CoordinatorSnapshot {
   std::vector<WorkerSnapshot> workers;  // members by rank, then the others
   std::array<int64_t, kRequestStages> requests_by_stage{};
   std::vector<RequestSnapshot> requests;  // those that hold memory first
-  std::vector<LostWorker> losses;  // newest first
+  std::vector<LostWorker> losses;         // newest first
 };
 
 }  // namespace ringattn::server

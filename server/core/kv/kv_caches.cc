@@ -67,9 +67,8 @@ int64_t KvCacheRecord::bytes() const {
 }
 
 bool KvCacheRecord::IsOn(ConnectionId connection) const {
-  return std::any_of(members.begin(), members.end(), [&](const KvCacheMember& member) {
-    return member.connection == connection;
-  });
+  return std::any_of(members.begin(), members.end(),
+                     [&](const KvCacheMember& member) { return member.connection == connection; });
 }
 
 bool KvCacheRecord::has_writer() const { return HasWriter(state); }
@@ -581,8 +580,8 @@ bool KvCaches::AdoptOne(ConnectionId connection, const std::string& worker,
     return false;
   }
   const absl::Time lease =
-      batch_.now() + std::clamp(ToDuration(held.lease_left()), absl::ZeroDuration(),
-                                config_.limits.max_kv_ttl);
+      batch_.now() +
+      std::clamp(ToDuration(held.lease_left()), absl::ZeroDuration(), config_.limits.max_kv_ttl);
   if (caches_.count(reserve.cache_id()) == 0) {
     if (static_cast<int64_t>(caches_.size()) >= config_.limits.max_kv_caches) return false;
     KvCacheRecord record;
@@ -669,9 +668,8 @@ KvCacheView KvCaches::Find(const std::string& id, const std::string& principal) 
   return view;
 }
 
-std::vector<v1::KvCacheInfo> KvCaches::List(const std::string& principal,
-                                            const std::string& client, const std::string& after,
-                                            int count) const {
+std::vector<v1::KvCacheInfo> KvCaches::List(const std::string& principal, const std::string& client,
+                                            const std::string& after, int count) const {
   std::vector<v1::KvCacheInfo> infos;
   for (auto next = caches_.upper_bound(after); next != caches_.end(); ++next) {
     if (static_cast<int>(infos.size()) >= count) break;

@@ -72,7 +72,7 @@ struct KvCacheRecord {
   KvPlacement placement;
   std::vector<KvCacheMember> members;  // by rank
   KvCacheState state = KvCacheState::kReserving;
-  uint64_t epoch = 0;  // newest
+  uint64_t epoch = 0;      // newest
   bool same_epoch = true;  // kAdopting: all ranks so far registered the same epoch
   absl::Duration ttl;
   absl::Time step_lease;                          // renewed by steps
@@ -113,7 +113,8 @@ struct KvTransport {
 class KvCaches {
  public:
   // Both arguments must outlive this object.
-  KvCaches(const CoordinatorConfig* config, ActionBatch* batch) : config_(*config), batch_(*batch) {}
+  KvCaches(const CoordinatorConfig* config, ActionBatch* batch)
+      : config_(*config), batch_(*batch) {}
 
   // --- Creating.
   // Answers the call if the principal's request was made before; then returns true.
@@ -161,8 +162,8 @@ class KvCaches {
 
   // --- Lookups. Unknown caches and other principals' give the same failure.
   KvCacheView Find(const std::string& id, const std::string& principal) const;
-  // At most `count` caches of the principal in order of ids, after `after`. An anonymous caller sees
-  // those that its connection created, because ids are secrets.
+  // At most `count` caches of the principal in order of ids, after `after`. An anonymous caller
+  // sees those that its connection created, because ids are secrets.
   std::vector<v1::KvCacheInfo> List(const std::string& principal, const std::string& client,
                                     const std::string& after, int count) const;
   // Checks the fields of a StepHello on the relay. The shards lack their data addresses.
@@ -214,7 +215,7 @@ class KvCaches {
 
   const CoordinatorConfig& config_;
   ActionBatch& batch_;
-  std::map<std::string, KvCacheRecord> caches_;  // by id
+  std::map<std::string, KvCacheRecord> caches_;                            // by id
   std::map<std::pair<std::string, std::string>, std::string> by_request_;  // principal, request_id
   std::set<std::pair<absl::Time, std::string>> lease_ends_;
   std::set<std::pair<absl::Time, std::string>> deadlines_;  // of states that wait for answers

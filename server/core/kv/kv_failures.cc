@@ -195,14 +195,14 @@ Failure KvBusy(const std::string& worker, absl::Duration waited, absl::Duration 
 Failure KvNotYetAdopted(absl::Duration retry_after) {
   return RetryableKvFailure(
       StatusCode::kUnavailable, "KV_ADOPTING",
-      "the coordinator has restarted; not all workers of the cache have joined again",
-      retry_after);
+      "the coordinator has restarted; not all workers of the cache have joined again", retry_after);
 }
 
 Failure KvStepNotAnswered(uint64_t answered_step, uint64_t complete_step) {
-  return BadKvField("answered_step",
-                    absl::StrCat("is ", answered_step, "; the last step that every worker has completed is ",
-                                 complete_step));
+  return BadKvField(
+      "answered_step",
+      absl::StrCat("is ", answered_step, "; the last step that every worker has completed is ",
+                   complete_step));
 }
 
 Failure KvTransportUnavailable(const std::string& why) {

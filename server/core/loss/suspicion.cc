@@ -27,7 +27,7 @@ void Suspicion::Forgive(absl::Duration pause) {
 }
 
 std::vector<RankState> Suspicion::Evidence(const Ring& ring, const Roster& roster,
-                                       const Operations& operations, absl::Time now) const {
+                                           const Operations& operations, absl::Time now) const {
   const std::vector<const Operation*> roots = operations.RootsOf(open_->operations);
   std::vector<RankState> ranks;
   for (size_t rank = 0; rank < ring.members().size(); ++rank) {

@@ -30,8 +30,8 @@ class Suspicion {
   bool IsDue(absl::Time now) const { return open_ && now >= open_->closes; }
   // Returns the evidence on each rank. REQUIRES: open, and every member is still in the roster (a
   // closed control stream within the window already decides the question).
-  std::vector<RankState> Evidence(const Ring& ring, const Roster& roster, const Operations& operations,
-                              absl::Time now) const;
+  std::vector<RankState> Evidence(const Ring& ring, const Roster& roster,
+                                  const Operations& operations, absl::Time now) const;
   // Returns who reported first, and the report. REQUIRES: open.
   const std::string& first_report() const { return open_->first_report; }
 
@@ -41,7 +41,7 @@ class Suspicion {
     absl::Time closes;
     std::string first_report;
     std::set<ConnectionId> reporters;
-    std::set<std::string> operations;  // named by the reports
+    std::set<std::string> operations;                  // named by the reports
     std::map<ConnectionId, v1::Heartbeat> heartbeats;  // when the window opened
   };
   std::optional<Window> open_;

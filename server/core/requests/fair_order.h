@@ -1,10 +1,10 @@
 // FairOrder: the order of requests that differ in cost and come from clients that differ in load.
 //
 // It implements weighted fair queueing. Every client has a clock that its service advances. A
-// request starts at its client's clock and finishes later by its cost. The request with the earliest
-// finish goes next; ties go to the cheapest. So a client with small requests does not wait for the
-// large requests of many other clients, even after it has been served: it goes first until it has
-// received as much service as one of those requests takes.
+// request starts at its client's clock and finishes later by its cost. The request with the
+// earliest finish goes next; ties go to the cheapest. So a client with small requests does not wait
+// for the large requests of many other clients, even after it has been served: it goes first until
+// it has received as much service as one of those requests takes.
 //
 // While a request waits or runs, its client is charged the expected cost; when it ends, the actual
 // cost. Clients therefore get equal shares, regardless of what they request and of how wrong the

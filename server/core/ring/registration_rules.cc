@@ -25,8 +25,7 @@ bool IsRate(double value) { return std::isfinite(value) && value >= 0; }
 // Empty if the text is valid.
 std::string CheckText(absl::string_view field, absl::string_view text, size_t max_bytes) {
   if (text.size() > max_bytes) {
-    return absl::StrCat(field, " has ", text.size(), " bytes; at most ", max_bytes,
-                        " are allowed");
+    return absl::StrCat(field, " has ", text.size(), " bytes; at most ", max_bytes, " are allowed");
   }
   if (!IsPrintable(text)) return absl::StrCat(field, " must be printable ASCII");
   return "";

@@ -95,7 +95,7 @@ class Ring {
   uint64_t generation_;
   std::vector<ConnectionId> members_;             // by rank
   std::vector<std::string> blobs_;                // by rank
-  std::set<ConnectionId> awaited_;  // members that have not answered in this phase
+  std::set<ConnectionId> awaited_;                // members that have not answered in this phase
   absl::Time deadline_ = absl::InfiniteFuture();  // of this phase
   int failed_formings_ = 0;                       // since the last ready ring
   int64_t formed_count_ = 0;

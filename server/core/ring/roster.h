@@ -16,7 +16,7 @@ struct Worker {
   absl::Time last_heard;
   v1::Heartbeat heartbeat;  // newest
   v1::Committed committed;  // measurements of its newest ring
-  bool leaving = false;  // it sent Leaving
+  bool leaving = false;     // it sent Leaving
 };
 
 // Not thread safe.

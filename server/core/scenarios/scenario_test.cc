@@ -76,7 +76,8 @@ void RegisterFile(const fs::path& path) {
   const std::string suite = path.stem().string();
   const std::string text = ReadFile(path);
   const std::vector<ScenarioSection> sections = SplitScenarios(text);
-  if (sections.size() < 2) return RegisterInvalid(suite, absl::StrCat(path.string(), ": no scenario"));
+  if (sections.size() < 2)
+    return RegisterInvalid(suite, absl::StrCat(path.string(), ": no scenario"));
   if (JoinScenarios(sections) != text) {
     return RegisterInvalid(suite, absl::StrCat(path.string(), ": run with --rewrite to format it"));
   }

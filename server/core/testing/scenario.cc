@@ -8,16 +8,16 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "server/core/requests/plan_summary.h"
-#include "server/core/testing/scenario_views.h"
 #include "server/core/testing/scenario_args.h"
 #include "server/core/testing/scenario_kv.h"
+#include "server/core/testing/scenario_views.h"
 
 namespace ringattn::server {
 namespace {
@@ -280,7 +280,8 @@ class Scenario {
       SendFromWorker(member, {member, "reserved", operation, "residual=100"});
     }
     if (!run || Hide("accepted ").first.empty()) return;
-    for (const std::string& member : members) SendFromWorker(member, {member, "uploaded", operation});
+    for (const std::string& member : members)
+      SendFromWorker(member, {member, "uploaded", operation});
   }
 
   // Removes and returns the first line whose text begins so; empty strings if there is none.
@@ -552,7 +553,8 @@ CoordinatorConfig DefaultConfig() {
 absl::StatusOr<CoordinatorConfig> ConfigOf(const Args& args) {
   CoordinatorConfig config = DefaultConfig();
   for (size_t i = 2; i < args.size(); ++i) {
-    const std::pair<std::string, std::string> pair = absl::StrSplit(args[i], absl::MaxSplits('=', 1));
+    const std::pair<std::string, std::string> pair =
+        absl::StrSplit(args[i], absl::MaxSplits('=', 1));
     if (!SetConfig(pair.first, pair.second, &config)) {
       return absl::InvalidArgumentError(
           absl::StrCat("scenario ", args[1], ": unknown configuration key ", pair.first));
@@ -611,7 +613,8 @@ std::vector<ScenarioSection> SplitScenarios(const std::string& file) {
       const Args args = absl::StrSplit(CommandIn(line), ' ', absl::SkipEmpty());
       sections.push_back({args.size() > 1 ? args[1] : "", ""});
     }
-    for (const std::string& comment : comments) absl::StrAppend(&sections.back().text, comment, "\n");
+    for (const std::string& comment : comments)
+      absl::StrAppend(&sections.back().text, comment, "\n");
     comments.clear();
     absl::StrAppend(&sections.back().text, line, "\n");
   }

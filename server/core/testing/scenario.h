@@ -27,8 +27,8 @@
 // Workers
 //   join NAME [version=V] [tile_q=N] [memory=BYTES] [flops=F] [flops_bf16=F] [flops_terms=F]
 //        [call=S] [device=D] [options=FIELD] [kv=BYTES] [holds=C:RANK:EPOCH:COMMITTED:A,B,...]
-//                         kv: memory for K/V caches. holds: ranks of an earlier coordinator's caches
-//                         clients cannot reach workers whose name begins with "hidden"
+//                         kv: memory for K/V caches. holds: ranks of an earlier coordinator's
+//                         caches clients cannot reach workers whose name begins with "hidden"
 //   ring NAME...          joins and forms a ring; without a trace
 //   disconnect NAME       the control stream ends
 //   manual NAME...        no automatic answers from now on

@@ -31,8 +31,8 @@ void AddRates(const std::string& option, const Args& args, const std::vector<DTy
 }
 
 // Fills in a message about a generation; returns false for another verb.
-bool FillGenerationMessage(const std::string& name, const Args& args, const std::string& operation_id,
-                v1::JoinRequest* message) {
+bool FillGenerationMessage(const std::string& name, const Args& args,
+                           const std::string& operation_id, v1::JoinRequest* message) {
   const std::string& verb = args[1];
   const uint64_t generation = args.size() > 2 ? std::atoll(args[2].c_str()) : 0;
   if (verb == "prepared") {
@@ -79,7 +79,8 @@ bool FillTransferMessage(const Args& args, v1::JoinRequest* message) {
 
 bool FillOperationMessage(const Args& args, v1::JoinRequest* message) {
   const std::string& verb = args[1];
-  if (verb == "reserved" || verb == "rejected" || verb == "residual_missing" || verb == "malformed") {
+  if (verb == "reserved" || verb == "rejected" || verb == "residual_missing" ||
+      verb == "malformed") {
     v1::Reserved* reserved = message->mutable_reserved();
     Name(reserved, args[2]);
     reserved->set_ok(verb == "reserved");
@@ -136,7 +137,8 @@ v1::Register RegistrationOf(const Args& args) {
   registration.set_version(Option(args, "version", "1"));
   registration.set_memory_bytes(std::atoll(Option(args, "memory", "0").c_str()));
   AddRates("flops_terms", args, {DType::kFloat32}, &registration);
-  AddRates("flops_bf16", args, {DType::kBFloat16}, &registration);  // the first that applies is used
+  AddRates("flops_bf16", args, {DType::kBFloat16},
+           &registration);  // the first that applies is used
   AddRates("flops", args, {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, &registration);
   registration.set_device(Option(args, "device", ""));
   AddKvCaches(args, &registration);
@@ -157,8 +159,8 @@ v1::Register RegistrationOf(const Args& args) {
 std::optional<v1::JoinRequest> MessageOf(const std::string& name, const Args& args,
                                          const std::string& operation_id) {
   v1::JoinRequest message;
-  const bool is_known =
-      FillGenerationMessage(name, args, operation_id, &message) || FillOperationMessage(args, &message);
+  const bool is_known = FillGenerationMessage(name, args, operation_id, &message) ||
+                        FillOperationMessage(args, &message);
   return is_known ? std::optional(std::move(message)) : std::nullopt;
 }
 

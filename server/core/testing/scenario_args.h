@@ -1,4 +1,5 @@
-// The arguments of a scenario's command (scenario.h), and the messages of workers that they describe.
+// The arguments of a scenario's command (scenario.h), and the messages of workers that they
+// describe.
 #ifndef RINGATTN_SERVER_CORE_TESTING_SCENARIO_ARGS_H_
 #define RINGATTN_SERVER_CORE_TESTING_SCENARIO_ARGS_H_
 

@@ -205,8 +205,8 @@ ScenarioLines ScenarioKvClients::LinesOf(const KvWriterAnswered& answer) {
 }
 
 ScenarioLines ScenarioKvClients::LinesOf(const KvWriterEnded& ended) const {
-  return {{ended.id, absl::StrCat("writers up to epoch ", ended.epoch, " end: ",
-                                  ended.failure.reason)}};
+  return {{ended.id,
+           absl::StrCat("writers up to epoch ", ended.epoch, " end: ", ended.failure.reason)}};
 }
 
 ScenarioLines ScenarioKvClients::Show(const Coordinator& core, const Args& args) {

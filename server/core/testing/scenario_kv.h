@@ -34,7 +34,7 @@ class ScenarioKvClients {
  private:
   uint64_t Call(const std::string& name);
 
-  std::map<uint64_t, std::string> calls_;  // names
+  std::map<uint64_t, std::string> calls_;      // names
   std::map<std::string, std::string> tokens_;  // of all writers, by token: the cache and its epoch
 };
 

@@ -33,7 +33,7 @@ ScenarioLines State(const Coordinator& core, const Args& args, const ScenarioHis
 ScenarioLines Prediction(const Coordinator& core, const Args& args, const ScenarioHistory&) {
   const std::optional<OperationView> view = core.FindOperation(args[1], "");
   return {{args[1], view && view->plan ? absl::StrCat(view->plan->predicted_compute_seconds, " s")
-                                        : "not planned"}};
+                                       : "not planned"}};
 }
 
 // Newest first. Each must have been reported exactly once.
@@ -41,11 +41,11 @@ ScenarioLines Losses(const Coordinator& core, const Args&, const ScenarioHistory
   const CoordinatorSnapshot snapshot = core.Snapshot(/*max_requests=*/0);
   ScenarioLines lines;
   for (const LostWorker& loss : snapshot.losses) {
-    lines.push_back(
-        {loss.worker,
-         absl::StrCat(LossReasonName(loss.reason), ", ",
-                      loss.rank ? absl::StrCat("rank ", *loss.rank) : std::string("no rank"),
-                      " of ", loss.generation, ", ended ", loss.ended_requests, ": ", loss.detail)});
+    lines.push_back({loss.worker, absl::StrCat(LossReasonName(loss.reason), ", ",
+                                               loss.rank ? absl::StrCat("rank ", *loss.rank)
+                                                         : std::string("no rank"),
+                                               " of ", loss.generation, ", ended ",
+                                               loss.ended_requests, ": ", loss.detail)});
   }
   if (history.losses != snapshot.losses.size()) {
     lines.push_back({"", absl::StrCat("reported ", history.losses)});

@@ -12,8 +12,9 @@ namespace ringattn::server {
 Callers::Callers(const ClientDirectory* directory, const Limits& limits, Metrics* metrics)
     : directory_(directory),
       limits_(limits),
-      failures_(metrics->Counters("ringattn_auth_failures_total",
-                                  "Calls rejected because the caller is not in the clients file, by reason.")),
+      failures_(metrics->Counters(
+          "ringattn_auth_failures_total",
+          "Calls rejected because the caller is not in the clients file, by reason.")),
       requests_(metrics->Counters("ringattn_client_requests_total",
                                   "Forward and Backward calls that ended, by client and status "
                                   "code.")) {

@@ -16,7 +16,7 @@ namespace ringattn::server {
 
 // The identity of a call's sender.
 struct Caller {
-  std::string principal;  // authenticated: a known client's name, or the certificate's
+  std::string principal;   // authenticated: a known client's name, or the certificate's
                            // name where no clients file is used; empty: anonymous
   std::string connection;  // gRPC's peer: "ipv4:10.0.0.7:40312", "unix:..."
   // The unit that limits apply to: the principal, or else the connection. Many clients may share an

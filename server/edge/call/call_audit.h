@@ -22,7 +22,7 @@ namespace ringattn::server {
 struct EndedCall {
   const Caller& caller;
   const char* method;
-  const std::optional<HeaderRequest>& request;  // nullopt: no header arrived
+  const std::optional<HeaderRequest>& request;   // nullopt: no header arrived
   const std::optional<BeginDownload>& download;  // nullopt: not computed
   v1::Transport transport;
   const std::string& transport_reason;  // reason for the transport; empty: no preference stated

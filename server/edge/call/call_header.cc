@@ -31,7 +31,7 @@ using Checked = std::variant<HeaderRequest, grpc::Status, ResidualHeader>;
 
 // Adds a missing request_id, or converts the rejection.
 std::variant<HeaderRequest, grpc::Status> FinishCheck(std::variant<HeaderRequest, Rejection> read,
-                                                const Limits& limits) {
+                                                      const Limits& limits) {
   if (const auto* rejection = std::get_if<Rejection>(&read)) {
     return ToGrpcStatus(*rejection, limits);
   }

@@ -7,14 +7,14 @@ namespace ringattn::server {
 enum class CallState {
   kAwaitingHeader,
   kCheckingHeader,  // without the call's lock, since a header may have 4 MiB
-  kQueued,  // sent to the core, not yet accepted
-  kOpening,  // accepted; its data plane is being opened
-  kTransferring,  // the data plane moves inputs, waits for the ring, moves outputs
-  kGivingUp,  // the core was informed of the end and has not answered
-  kEnding,  // the status is final and waits for a pending write
-  kCutOff,  // that wait was too long: gRPC ends the call immediately
-  kFinished,  // gRPC has the status
-  kDone,  // gRPC has released the call
+  kQueued,          // sent to the core, not yet accepted
+  kOpening,         // accepted; its data plane is being opened
+  kTransferring,    // the data plane moves inputs, waits for the ring, moves outputs
+  kGivingUp,        // the core was informed of the end and has not answered
+  kEnding,          // the status is final and waits for a pending write
+  kCutOff,          // that wait was too long: gRPC ends the call immediately
+  kFinished,        // gRPC has the status
+  kDone,            // gRPC has released the call
 };
 
 const char* CallStateName(CallState state);

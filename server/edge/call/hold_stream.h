@@ -105,10 +105,10 @@ class HoldStream final
     Violations violations(context_.limits.max_error_detail_bytes);
     const int64_t named = int64_t{Kind::Ids(request_).size()} + Kind::Released(request_).size();
     if (named <= context_.limits.max_renewed_residuals) return std::nullopt;
-    violations.Invalid(Kind::IdsField(),
-                       absl::StrCat("and ", Kind::ReleasedField(), " have ", named,
-                                    " entries, at most ", context_.limits.max_renewed_residuals,
-                                    " are allowed"));
+    violations.Invalid(
+        Kind::IdsField(),
+        absl::StrCat("and ", Kind::ReleasedField(), " have ", named, " entries, at most ",
+                     context_.limits.max_renewed_residuals, " are allowed"));
     return std::move(violations).ToRejection();
   }
 
@@ -120,8 +120,8 @@ class HoldStream final
       if (Kind::Describe(core, id, principal_, &response_)) kept.push_back(id);
     }
     context_.holds->Hold(this, kept);
-    context_.holds->Release(
-        this, {Kind::Released(request_).begin(), Kind::Released(request_).end()});
+    context_.holds->Release(this,
+                            {Kind::Released(request_).begin(), Kind::Released(request_).end()});
     context_.core->Post(
         Kind::ToEvent({std::move(kept), principal_, context_.limits.residual_hold_ttl}),
         [this] { Reply(); });

@@ -11,7 +11,8 @@ namespace {
 Failure TooManyHolds(const char* method, absl::Duration retry_after) {
   Failure failure;
   failure.code = absl::StatusCode::kResourceExhausted;
-  failure.message = absl::StrCat("too many ", method, " streams are open; one stream holds many leases");
+  failure.message =
+      absl::StrCat("too many ", method, " streams are open; one stream holds many leases");
   failure.reason = "TOO_MANY_HOLDS";
   failure.retry_after = retry_after;
   return failure;
@@ -62,8 +63,7 @@ std::optional<Renewal> LeaseHolds::Leave(Stream* stream) {
   Renewal left{{}, held.caller.principal, limits_.residual_hold_grace};
   for (const std::string& id : held.ids) {
     const bool others = std::any_of(streams_.begin(), streams_.end(), [&](const auto& each) {
-      return each.second.caller.principal == held.caller.principal &&
-             each.second.ids.count(id) > 0;
+      return each.second.caller.principal == held.caller.principal && each.second.ids.count(id) > 0;
     });
     if (!others) left.ids.push_back(id);
   }

@@ -159,7 +159,8 @@ class RequestCall final : public ByteStreamReactor,
   // The client's stream.
   ReadPhase read_phase_ ABSL_GUARDED_BY(mutex_) = ReadPhase::kIdle;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time half_close_check_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // for CheckHalfClose
+  absl::Time half_close_check_at_ ABSL_GUARDED_BY(mutex_) =
+      absl::InfiniteFuture();                              // for CheckHalfClose
   std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);  // queued after in_flight_
   // Amount of work without the lock that needs the call. gRPC receives the status after it.
   int busy_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -176,16 +177,16 @@ class RequestCall final : public ByteStreamReactor,
   // From kTransferring until kDone.
   std::shared_ptr<DataPlane> plane_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> deferred_ ABSL_GUARDED_BY(mutex_);  // not started yet
-  bool stops_ ABSL_GUARDED_BY(mutex_) = false;  // the data plane must be stopped
+  bool stops_ ABSL_GUARDED_BY(mutex_) = false;              // the data plane must be stopped
   absl::Time looked_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   UploadMeter meter_ ABSL_GUARDED_BY(mutex_);
   int64_t metered_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<BeginDownload> download_ ABSL_GUARDED_BY(mutex_);  // set: downloading
-  absl::Duration download_time_ ABSL_GUARDED_BY(mutex_);  // set on success
+  absl::Duration download_time_ ABSL_GUARDED_BY(mutex_);           // set on success
   // Handle of the residual that the call produced; cleared once the summary was written.
   std::string undelivered_residual_ ABSL_GUARDED_BY(mutex_);
 
-  Failure why_ ABSL_GUARDED_BY(mutex_);  // from kGivingUp on
+  Failure why_ ABSL_GUARDED_BY(mutex_);          // from kGivingUp on
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);  // final from kEnding on
   absl::Time ended_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
 };

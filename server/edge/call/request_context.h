@@ -28,7 +28,7 @@ struct RequestContext {
   ServerMetrics* metrics = nullptr;
   Callers* callers = nullptr;
   LeaseHolds* holds = nullptr;  // of residuals
-  AuditLog* audit = nullptr;  // null: no audit log
+  AuditLog* audit = nullptr;    // null: no audit log
   // Null: CoordinatorRelay.
   MakeDataPlane make_data_plane = nullptr;
   // Interval of transfer reports to the core, whose limits are in seconds.

@@ -23,7 +23,7 @@ class RequestRegistry {
   explicit RequestRegistry(const Limits& limits) : slots_(limits) {}
 
   struct Entry {
-    StreamId id = 0;  // 0: rejected
+    StreamId id = 0;                                 // 0: rejected
     ExhaustedLimit refused = ExhaustedLimit::kNone;  // the limit that was reached
     std::shared_ptr<RequestCall> evicted = nullptr;  // must be ended for the new stream
   };

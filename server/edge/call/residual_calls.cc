@@ -35,8 +35,8 @@ void AuditDelete(const RequestContext& context, const Caller& caller, const char
                         {"code", code}});
 }
 
-std::optional<Rejection> CheckRequest(const v1::RenewResidualsRequest& request, const Limits& limits,
-                               absl::Duration* ttl) {
+std::optional<Rejection> CheckRequest(const v1::RenewResidualsRequest& request,
+                                      const Limits& limits, absl::Duration* ttl) {
   Violations violations(limits.max_error_detail_bytes);
   *ttl = CheckResidualTtl(request.has_ttl() ? &request.ttl() : nullptr, "ttl", limits, violations);
   if (request.residual_handles_size() > limits.max_renewed_residuals) {

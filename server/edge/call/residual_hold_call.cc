@@ -17,8 +17,8 @@ struct ResidualHoldKind {
   static const char* IdsField() { return "residual_handles"; }
   static const char* ReleasedField() { return "released_handles"; }
 
-  static bool Describe(const Coordinator& core, const std::string& id,
-                       const std::string& principal, Response* response) {
+  static bool Describe(const Coordinator& core, const std::string& id, const std::string& principal,
+                       Response* response) {
     const ResidualView view = core.FindResidual(id, principal, "");
     v1::ResidualStatus* status = response->add_residuals();
     if (view.failure) status->set_reason(view.failure->reason);

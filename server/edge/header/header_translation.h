@@ -31,7 +31,7 @@ struct ReplyChoice {
 
 struct HeaderRequest {
   ValidRequest valid;
-  std::string request_id;  // empty if the client sent none
+  std::string request_id;    // empty if the client sent none
   uint64_t fingerprint = 0;  // of the header without id and transport; stable within one process
   ReplyChoice reply;
   std::vector<InlineData> inline_tensors;  // sizes are checked

@@ -26,7 +26,7 @@ struct KvContext {
   Callers* callers = nullptr;
   ShardChannels* channels = nullptr;
   ServerMetrics* metrics = nullptr;
-  LeaseHolds* holds = nullptr;   // of caches
+  LeaseHolds* holds = nullptr;  // of caches
   KvRelays* relays = nullptr;
   AuditLog* audit = nullptr;  // null: no audit log
 };

@@ -16,8 +16,8 @@ struct KvHoldKind {
   static const char* IdsField() { return "cache_ids"; }
   static const char* ReleasedField() { return "released_ids"; }
 
-  static bool Describe(const Coordinator& core, const std::string& id,
-                       const std::string& principal, Response* response) {
+  static bool Describe(const Coordinator& core, const std::string& id, const std::string& principal,
+                       Response* response) {
     const KvCacheView view = core.FindKvCache(id, principal);
     v1::KvLeaseStatus* status = response->add_caches();
     status->set_cache_id(id);

@@ -322,10 +322,9 @@ class KvRelay final : public grpc::ServerBidiReactor<v1::StepRequest, v1::StepRe
     const KvCallBytes all = CallBytes(*spec_, *step_, location->group, call.output());
     if (absl::Status status = CheckCallBytes(call, all); !status.ok()) return status;
     // With several position parts each rank answers with partial results in fp32.
-    const v1::KvOutput output =
-        placement_.position_parts > 1 && call.output() != v1::KV_OUTPUT_NONE
-            ? v1::KV_OUTPUT_PARTIAL
-            : call.output();
+    const v1::KvOutput output = placement_.position_parts > 1 && call.output() != v1::KV_OUTPUT_NONE
+                                    ? v1::KV_OUTPUT_PARTIAL
+                                    : call.output();
     const KvCallBytes of_rank =
         CallBytesOfRank(*spec_, placement_, *step_, location->group, output, 0);
     const int64_t result = std::max(all.out + all.lse, of_rank.out + of_rank.lse);
@@ -382,8 +381,8 @@ class KvRelay final : public grpc::ServerBidiReactor<v1::StepRequest, v1::StepRe
     for (const v1::StepResponse& answer : answers_) {
       next_step = std::min(next_step, static_cast<uint64_t>(answer.opened().next_step()));
       for (const v1::KvSequence& sequence : answer.opened().sequences()) {
-        auto [found, added] = lengths.emplace(sequence.sequence(),
-                                              std::pair<size_t, uint64_t>(0, sequence.length()));
+        auto [found, added] =
+            lengths.emplace(sequence.sequence(), std::pair<size_t, uint64_t>(0, sequence.length()));
         ++found->second.first;
         found->second.second = std::min<uint64_t>(found->second.second, sequence.length());
       }
@@ -495,16 +494,16 @@ class KvRelay final : public grpc::ServerBidiReactor<v1::StepRequest, v1::StepRe
   bool opened_ = false;
   std::shared_ptr<const KvCacheSpec> spec_;
   KvPlacement placement_;
-  std::vector<std::string> workers_;     // by rank
-  std::optional<KvStep> step_;             // begun
-  std::optional<KvStep> next_step_;        // sent to the ranks
+  std::vector<std::string> workers_;  // by rank
+  std::optional<KvStep> step_;        // begun
+  std::optional<KvStep> next_step_;   // sent to the ranks
   std::optional<uint64_t> refused_step_;
   std::vector<v1::StepResponse> answers_;  // by rank
 
   absl::Mutex mutex_;
   Totals totals_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<KvShardStream>> shards_ ABSL_GUARDED_BY(mutex_);  // by rank
-  int awaiting_ ABSL_GUARDED_BY(mutex_) = 0;  // answers of ranks
+  int awaiting_ ABSL_GUARDED_BY(mutex_) = 0;                                    // answers of ranks
   bool greeted_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Time> finished_at_ ABSL_GUARDED_BY(mutex_);
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);

@@ -39,9 +39,8 @@ std::string ReasonOf(const grpc::Status& status) {
 
 // "CODE REASON".
 std::string Text(const grpc::Status& status) {
-  return absl::StrCat(
-      absl::StatusCodeToString(static_cast<absl::StatusCode>(status.error_code())), " ",
-      ReasonOf(status));
+  return absl::StrCat(absl::StatusCodeToString(static_cast<absl::StatusCode>(status.error_code())),
+                      " ", ReasonOf(status));
 }
 
 // One Steps stream.
@@ -114,8 +113,8 @@ class KvRelayTest : public testing::Test {
   KvRelayTest() : cluster_(0) {
     stub_ = v1::KvCacheService::NewStub(cluster_.channel);
     for (const char* name : {"a", "b"}) {
-      workers_.push_back(std::make_unique<FakeKvWorker>(
-          name, cluster_.server->addresses().control, kMemory));
+      workers_.push_back(
+          std::make_unique<FakeKvWorker>(name, cluster_.server->addresses().control, kMemory));
     }
     WaitUntil([&] { return cluster_.topology().workers_size() == 2; });
   }

@@ -59,8 +59,8 @@ std::optional<Failure> ReadTtl(const v1::CreateCacheRequest& request, const Limi
       static_cast<double>(request.ttl().seconds()) + 1e-9 * request.ttl().nanos();
   const double most = absl::ToDoubleSeconds(limits.max_kv_ttl);
   if (!(seconds > 0 && seconds <= most)) {
-    return BadField("ttl", absl::StrCat("is ", seconds, " s; it must be more than 0 and at most ",
-                                        most, " s"));
+    return BadField(
+        "ttl", absl::StrCat("is ", seconds, " s; it must be more than 0 and at most ", most, " s"));
   }
   *ttl = absl::Seconds(seconds);
   return std::nullopt;
@@ -77,8 +77,8 @@ std::optional<Failure> ReadMembers(const v1::CreateCacheRequest& request, const 
     event->world_size = static_cast<int>(request.world_size());
   }
   if (request.members_size() > limits.max_world_size) {
-    return BadField("members", absl::StrCat("has ", request.members_size(),
-                                            " entries; the maximum is ", most));
+    return BadField(
+        "members", absl::StrCat("has ", request.members_size(), " entries; the maximum is ", most));
   }
   event->members.assign(request.members().begin(), request.members().end());
   const std::set<std::string> names(event->members.begin(), event->members.end());
@@ -125,9 +125,9 @@ std::variant<KvCacheRequested, Failure> ReadCreateCache(const v1::CreateCacheReq
   event.client = caller.client;
   event.terms = caller.terms;
   if (static_cast<int64_t>(request.request_id().size()) > limits.max_request_id_bytes) {
-    return OverLimit("request_id", absl::StrCat("has ", request.request_id().size(),
-                                                " bytes; the maximum is ",
-                                                limits.max_request_id_bytes));
+    return OverLimit("request_id",
+                     absl::StrCat("has ", request.request_id().size(), " bytes; the maximum is ",
+                                  limits.max_request_id_bytes));
   }
   event.request_id = request.request_id();
   event.fingerprint = FingerprintOfCreate(request);
@@ -153,7 +153,8 @@ std::variant<KvWriterRequested, Failure> ReadOpenCache(const v1::OpenCacheReques
   event.answered_step = request.answered_step();
   event.token_seed = RandomToken();
   if (request.accept_size() > v1::Transport_ARRAYSIZE) {
-    return BadField("accept", absl::StrCat("has ", request.accept_size(), " entries; list each transport once"));
+    return BadField("accept", absl::StrCat("has ", request.accept_size(),
+                                           " entries; list each transport once"));
   }
   event.accepts_relay = request.accept().empty();
   for (const int transport : request.accept()) {

@@ -17,8 +17,7 @@ inline constexpr size_t kKvCacheIdBytes = 16;
 
 // Both leave `call` at 0.
 std::variant<KvCacheRequested, Failure> ReadCreateCache(const v1::CreateCacheRequest& request,
-                                                        const Caller& caller,
-                                                        const Limits& limits);
+                                                        const Caller& caller, const Limits& limits);
 std::variant<KvWriterRequested, Failure> ReadOpenCache(const v1::OpenCacheRequest& request,
                                                        const Caller& caller);
 

@@ -128,8 +128,8 @@ TEST(KvRequests, PageTokensAreThoseOfTheServer) {
 }
 
 TEST(KvRequests, ReasonsOfStatusesAreKept) {
-  const Failure failure = KvRequestFailure(
-      KvError(absl::StatusCode::kFailedPrecondition, "STEP_ORDER", "step is 4"));
+  const Failure failure =
+      KvRequestFailure(KvError(absl::StatusCode::kFailedPrecondition, "STEP_ORDER", "step is 4"));
   EXPECT_EQ(failure.reason, "STEP_ORDER");
   EXPECT_EQ(failure.field, "");
   EXPECT_THAT(failure.message, HasSubstr("step is 4"));

@@ -1,8 +1,8 @@
 // CoreLoop: the single thread that owns the Coordinator. RPC threads post events. The loop handles
 // them in order, passes the actions to an ActionSink, and ticks. Separate threads make plans.
 //
-// The core's time is MonotonicNow(). The core's clock does not advance while queued events are handled. Messages that have arrived are
-// therefore processed before any timeout is evaluated.
+// The core's time is MonotonicNow(). The core's clock does not advance while queued events are
+// handled. Messages that have arrived are therefore processed before any timeout is evaluated.
 #ifndef RINGATTN_SERVER_EDGE_LOOP_CORE_LOOP_H_
 #define RINGATTN_SERVER_EDGE_LOOP_CORE_LOOP_H_
 

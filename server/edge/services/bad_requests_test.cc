@@ -296,7 +296,7 @@ TEST_F(BadRequestsTest, FirstMessages) {
     Expect(Call(backward, {std::string("\x0a\x05"
                                        "abc",
                                        5)}),
-           kInvalid, "header");  // truncated
+           kInvalid, "header");                                                    // truncated
     Expect(Call(backward, {std::string("\x0b\x0b\x0b", 3)}), kInvalid, "header");  // open groups
     Expect(Call(backward, {std::string("\x98\x06\x01", 3)}), kInvalid, "99");  // an unknown field
     // A header whose request_id is not UTF-8.

@@ -186,7 +186,8 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetTopology(grpc::CallbackServerCo
     reactor->Finish(grpc::Status::OK);
   });
   if (!asked) {
-    reactor->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is busy or shutting down"));
+    reactor->Finish(
+        grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is busy or shutting down"));
   }
   return reactor;
 }

@@ -132,10 +132,10 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
   JoinService* const service_;
   const ConnectionId id_;
   v1::JoinRequest incoming_;  // one read at a time
-  bool registered_ = false;  // used by the reading thread only
+  bool registered_ = false;   // used by the reading thread only
 
   absl::Mutex mutex_;
-  std::string worker_ ABSL_GUARDED_BY(mutex_);  // empty: not registered
+  std::string worker_ ABSL_GUARDED_BY(mutex_);                     // empty: not registered
   std::deque<v1::JoinResponse> outgoing_ ABSL_GUARDED_BY(mutex_);  // the first is being written
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool removed_ ABSL_GUARDED_BY(mutex_) = false;

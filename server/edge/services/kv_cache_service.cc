@@ -185,8 +185,8 @@ grpc::ServerUnaryReactor* KvCacheServiceImpl::DeleteCache(grpc::CallbackServerCo
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   const std::optional<Caller> caller = IdentifyKvCaller(*context_, call, reactor);
   if (!caller) return reactor;
-  const bool asked = context_->core->Ask(
-      [this, caller = *caller, reactor, request](const Coordinator& core) {
+  const bool asked =
+      context_->core->Ask([this, caller = *caller, reactor, request](const Coordinator& core) {
         const KvCacheView view = core.FindKvCache(request->cache_id(), caller.principal);
         if (view.failure) return Refuse(*view.failure, "DeleteCache", caller, reactor);
         Audit("DeleteCache", caller, grpc::Status::OK, absl::ZeroDuration());

@@ -36,7 +36,9 @@ Failure BadRegionId() {
 Failure BadKind(int kind) {
   Failure failure;
   failure.code = absl::StatusCode::kInvalidArgument;
-  failure.message = absl::StrCat("kind: ", kind, " is not a supported kind of memory; use REGION_KIND_HOST or REGION_KIND_CUDA");
+  failure.message =
+      absl::StrCat("kind: ", kind,
+                   " is not a supported kind of memory; use REGION_KIND_HOST or REGION_KIND_CUDA");
   failure.reason = "INVALID_REQUEST";
   failure.field = "kind";
   return failure;

@@ -22,7 +22,8 @@ std::function<HttpReply()> File(const char* content_type, std::string_view text)
 HttpReply Status(const StatusConstants& constants, StatusBoard* board) {
   const std::shared_ptr<const ServerStatus> status = board->Look(kPatience);
   if (status == nullptr) return {.status = 503, .body = "the core does not answer\n"};
-  return {.content_type = "application/json", .body = StatusJson(constants, *status, MonotonicNow())};
+  return {.content_type = "application/json",
+          .body = StatusJson(constants, *status, MonotonicNow())};
 }
 
 }  // namespace

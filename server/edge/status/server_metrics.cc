@@ -66,10 +66,11 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
       stages_(StageDurations(*metrics)),
       transports_(metrics->Counters("ringattn_transport_requests_total",
                                     "Requests accepted, by the transport of their tensors.")),
-      worker_up_(metrics->Gauges("ringattn_worker_up",
-                                 "1 for a rank of the ready ring, 0 for a rank that existed earlier.")),
-      losses_(metrics->Counters("ringattn_worker_losses_total",
-                                "Workers lost, by name and reason.")) {
+      worker_up_(
+          metrics->Gauges("ringattn_worker_up",
+                          "1 for a rank of the ready ring, 0 for a rank that existed earlier.")),
+      losses_(
+          metrics->Counters("ringattn_worker_losses_total", "Workers lost, by name and reason.")) {
   auto& bytes = TensorBytes(*metrics);
   bytes_up_ = &bytes.Add({{"direction", "up"}, {"transport", "relay"}});
   bytes_down_ = &bytes.Add({{"direction", "down"}, {"transport", "relay"}});
@@ -89,8 +90,8 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
   queue_depth_ = gauge("ringattn_queue_depth", "Requests waiting for admission.");
   queue_bytes_ = gauge("ringattn_queue_bytes", "Input bytes of requests waiting for admission.");
   active_requests_ = gauge("ringattn_active_requests", "Requests admitted and not yet ended.");
-  reserved_bytes_ = gauge("ringattn_reserved_bytes",
-                          "Worker memory reserved for requests, summed over workers.");
+  reserved_bytes_ =
+      gauge("ringattn_reserved_bytes", "Worker memory reserved for requests, summed over workers.");
   generation_ = gauge("ringattn_ring_generation", "Generation of the ring.");
   ring_members_ = gauge("ringattn_ring_members", "Members of the ring; 0 unless it is ready.");
   connected_workers_ =
@@ -99,13 +100,10 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
       ->Set(static_cast<double>(limits.max_queued_requests));
   gauge("ringattn_max_queued_bytes", "Limit on the input bytes of waiting requests.")
       ->Set(static_cast<double>(limits.max_queued_bytes));
-  reforms_ = &metrics
-                  ->Counters("ringattn_ring_reforms_total",
-                             "Rings formed after the first.")
-                  .Add({});
+  reforms_ =
+      &metrics->Counters("ringattn_ring_reforms_total", "Rings formed after the first.").Add({});
   residuals_ = gauge("ringattn_residuals", "Residuals kept for a Backward.");
-  residual_holds_ =
-      gauge("ringattn_residual_holds", "Open HoldResiduals streams.");
+  residual_holds_ = gauge("ringattn_residual_holds", "Open HoldResiduals streams.");
   residual_bytes_ =
       gauge("ringattn_residual_bytes", "Worker memory used by residuals, summed over workers.");
   gauge("ringattn_max_residual_bytes", "Limit on the worker memory used by residuals.")
@@ -118,8 +116,8 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
                                "Forwards whose requested residual was not kept.");
   residual_reads_ =
       counter("ringattn_residual_reads_total", "Backwards that succeeded with a residual.");
-  auto& ended = metrics->Counters("ringattn_residuals_ended_total",
-                                  "Residuals that ended, by reason.");
+  auto& ended =
+      metrics->Counters("ringattn_residuals_ended_total", "Residuals that ended, by reason.");
   for (const ResidualEnd end : kResidualEnds) {
     residuals_ended_.push_back(&ended.Add({{"reason", ResidualEndName(end)}}));
   }

@@ -22,7 +22,8 @@ class Ticker {
   explicit Ticker(StatusBoard* board)
       : thread_([this, board] {
           while (!stop_) {
-            if (board->PublishIsDue(absl::Now())) board->Publish(Generation(++published_), absl::Now());
+            if (board->PublishIsDue(absl::Now()))
+              board->Publish(Generation(++published_), absl::Now());
             absl::SleepFor(absl::Milliseconds(1));
           }
         }) {}

@@ -90,7 +90,7 @@ Json LossJson(const LostWorker& loss) {
   return {{"time", UnixSeconds(loss.when)}, {"worker", Text(loss.worker)},
           {"device", Text(loss.device)},    {"rank", loss.rank ? Json(*loss.rank) : Json()},
           {"generation", loss.generation},  {"reason", LossReasonName(loss.reason)},
-          {"detail", Text(loss.detail)},      {"ended_requests", loss.ended_requests}};
+          {"detail", Text(loss.detail)},    {"ended_requests", loss.ended_requests}};
 }
 
 // Members by rank, and their sums.

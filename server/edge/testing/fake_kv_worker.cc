@@ -217,8 +217,7 @@ grpc::Status FakeKvWorker::AnswerStep(Cache* cache, uint64_t epoch, const v1::St
       return grpc::Status::OK;
     }
     response->mutable_accepted()->set_step(step->number);
-    response->mutable_accepted()->set_tables_crc32c(log.blocks().tables_crc32c() +
-                                                    checksum_error_);
+    response->mutable_accepted()->set_tables_crc32c(log.blocks().tables_crc32c() + checksum_error_);
     response->mutable_accepted()->set_blocks_free(
         static_cast<uint64_t>(log.blocks().blocks_free()));
     return grpc::Status::OK;

@@ -34,9 +34,8 @@ class FakeKvWorker final : public v1::KvShardService::Service {
   void set_checksum_error(uint32_t error) { checksum_error_ = error; }
   int64_t caches() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  grpc::Status Steps(
-      grpc::ServerContext* context,
-      grpc::ServerReaderWriter<v1::StepResponse, v1::StepRequest>* stream) override;
+  grpc::Status Steps(grpc::ServerContext* context,
+                     grpc::ServerReaderWriter<v1::StepResponse, v1::StepRequest>* stream) override;
 
  private:
   struct Cache {
