@@ -16,8 +16,10 @@ config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2,
 model = AutoModelForCausalLM.from_config(config, attn_implementation="ringattn").eval()
 prompt = torch.randint(1, 128, (1, 200))
 with ringattn.KvCache(client, model.config, tokens=2048) as cache:
-    ids = model.generate(prompt, past_key_values=cache, max_new_tokens=20, do_sample=False)
+    ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), past_key_values=cache, max_new_tokens=20,
+                         do_sample=False)
     # The next turn sends only its own tokens.
     question = torch.cat([ids, torch.randint(1, 128, (1, 10))], dim=1)
-    ids = model.generate(question, past_key_values=cache, max_new_tokens=20, do_sample=False)
+    ids = model.generate(question, attention_mask=torch.ones_like(question), past_key_values=cache, max_new_tokens=20,
+                         do_sample=False)
     print(f"{ids.shape[1]} tokens, {cache.get_seq_length()} of them in the cache")
