@@ -52,8 +52,8 @@ absl::Status CheckResultMemory(const char* name, size_t given, int64_t needed) {
 }
 
 std::string RefusalText(const v1::RowRefusal& row) {
-  std::string text = absl::StrCat(row.command() ? "command " : "row ", row.row(), ": ",
-                                  row.reason());
+  std::string text =
+      absl::StrCat(row.command() ? "command " : "row ", row.row(), ": ", row.reason());
   if (!row.detail().empty()) absl::StrAppend(&text, " (", row.detail(), ")");
   if (row.reason() == "LENGTH_MISMATCH") {
     absl::StrAppend(&text, "; the sequence has ", row.length(), " entries");
@@ -101,8 +101,7 @@ absl::Status KvWriter::Open() {
       accept = {v1::TRANSPORT_RELAY};
       break;
     default:
-      return absl::InvalidArgumentError(
-          "transport of a K/V cache must be auto, direct or relay");
+      return absl::InvalidArgumentError("transport of a K/V cache must be auto, direct or relay");
   }
   absl::Status status = OpenEpoch(accept, options_.answered_step, options_.deadline);
   if (options_.transport == TransportPreference::kAuto && transport_ == v1::TRANSPORT_DIRECT &&
@@ -140,8 +139,7 @@ absl::Status KvWriter::OpenEpoch(const std::vector<v1::Transport>& accept, uint6
   placement_.head_parts = static_cast<int>(placement_proto_.head_parts());
   placement_.position_parts = static_cast<int>(placement_proto_.position_parts());
   if (placement_.head_parts < 1 || placement_.position_parts < 1 ||
-      (transport_ == v1::TRANSPORT_DIRECT &&
-       opened->shards_size() != placement_.world_size())) {
+      (transport_ == v1::TRANSPORT_DIRECT && opened->shards_size() != placement_.world_size())) {
     return absl::InternalError("OpenCache returned a placement that contradicts its tickets");
   }
   std::vector<StepStream::Peer> peers;
@@ -194,8 +192,8 @@ absl::Status KvWriter::OpenStreams(const StepStreams::Limits& limits) {
   std::map<uint64_t, std::pair<size_t, uint64_t>> lengths;  // ranks, smallest length
   for (const v1::StepOpened& peer : *opened) {
     for (const v1::KvSequence& sequence : peer.sequences()) {
-      auto [found, added] = lengths.emplace(sequence.sequence(),
-                                            std::pair<size_t, uint64_t>(0, sequence.length()));
+      auto [found, added] =
+          lengths.emplace(sequence.sequence(), std::pair<size_t, uint64_t>(0, sequence.length()));
       ++found->second.first;
       found->second.second = std::min<uint64_t>(found->second.second, sequence.length());
     }
@@ -229,11 +227,10 @@ absl::Status KvWriter::ResumeStep(uint64_t next_step) {
   // StepOpened has the lengths of the new epoch.
   streams_->Close();
   if (absl::Status status = OpenStreams({}); !status.ok()) return status;
-  return MakeErrorWithReason(
-      absl::StatusCode::kAborted,
-      absl::StrCat("the coordinator was lost during step ", number,
-                   ", and the workers undid it; begin it again"),
-      kStepUndone);
+  return MakeErrorWithReason(absl::StatusCode::kAborted,
+                             absl::StrCat("the coordinator was lost during step ", number,
+                                          ", and the workers undid it; begin it again"),
+                             kStepUndone);
 }
 
 // -------------------------------------------------------------------------------------- steps
@@ -246,9 +243,9 @@ bool KvWriter::is_complete() const {
 absl::Status KvWriter::BeginStep(const v1::StepBegin& begin) {
   if (!ended_.ok()) return ended_;
   if (step_.has_value() && step_->accepted && !is_complete()) {
-    return StepOrderError(absl::StrCat("step ", step_->step.number, " is not complete: ",
-                                       step_->answered.size(), " of ", num_layers_,
-                                       " layers were called"));
+    return StepOrderError(absl::StrCat("step ", step_->step.number,
+                                       " is not complete: ", step_->answered.size(), " of ",
+                                       num_layers_, " layers were called"));
   }
   const bool replaces = step_.has_value() && !step_->accepted;
   CurrentStep next;
@@ -302,7 +299,7 @@ absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
   int64_t sent = 0;
   const bool cuts = transport_ == v1::TRANSPORT_DIRECT && streams_->size() > 1;
   const int64_t most = transport_ == v1::TRANSPORT_DIRECT ? ringattn::Limits().max_step_bytes
-                                                           : ringattn::Limits().max_message_bytes;
+                                                          : ringattn::Limits().max_message_bytes;
   for (size_t i = 0; i < requests.size(); ++i) {
     v1::LayerCall* own = requests[i].mutable_call();
     if (cuts) {
@@ -312,9 +309,9 @@ absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
     }
     const auto tensors = static_cast<int64_t>(own->q().size() + own->k().size() + own->v().size());
     if (tensors > most) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("the call sends ", tensors, " bytes on one stream; the maximum is ", most,
-                       ": use fewer tokens per step"));
+      return absl::ResourceExhaustedError(absl::StrCat("the call sends ", tensors,
+                                                       " bytes on one stream; the maximum is ",
+                                                       most, ": use fewer tokens per step"));
     }
     sent += tensors;
   }
@@ -350,13 +347,13 @@ absl::Status KvWriter::CommitStep(const KvCallOptions& options) {
   if (!ended_.ok()) return ended_;
   if (!step_.has_value()) return absl::OkStatus();
   if (step_->accepted && !is_complete()) {
-    return StepOrderError(absl::StrCat("step ", step_->step.number, " is not complete: ",
-                                       step_->answered.size(), " of ", num_layers_,
-                                       " layers were called"));
+    return StepOrderError(absl::StrCat("step ", step_->step.number,
+                                       " is not complete: ", step_->answered.size(), " of ",
+                                       num_layers_, " layers were called"));
   }
   if (!step_->accepted && step_->step.append_tokens() > 0) {
-    return StepOrderError(absl::StrCat("step ", step_->step.number,
-                                       " appends; call every layer before CommitStep"));
+    return StepOrderError(
+        absl::StrCat("step ", step_->step.number, " appends; call every layer before CommitStep"));
   }
   if (!step_->accepted) {
     if (auto begun = Send({}, /*with_step=*/true, options); !begun.ok()) return begun.status();
@@ -398,6 +395,11 @@ absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::Send(
   absl::Time give_up = absl::InfiniteFuture();
   absl::Duration backoff = kMinBackoff;
   while (true) {
+    if (with_step && !step_.has_value()) {  // Recover has found it complete
+      return StepOrderError(absl::StrCat("step ", committed_,
+                                         " was complete when the coordinator was lost, and is "
+                                         "committed; begin the next step"));
+    }
     auto answers = SendOnce(requests, with_step, limits);
     if (answers.ok()) return answers;
     absl::Status status = answers.status();
@@ -446,8 +448,8 @@ absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::SendOnce(
 
 absl::Status KvWriter::Recover(const absl::Status& broken, const StepStreams::Limits& limits) {
   const auto info = service_->GetOnce(
-      cache_id_, std::min(kStateDeadline, std::max(limits.deadline - absl::Now(),
-                                                   absl::Milliseconds(1))));
+      cache_id_,
+      std::min(kStateDeadline, std::max(limits.deadline - absl::Now(), absl::Milliseconds(1))));
   // Without an answer only the workers know; the next attempt finds out.
   if (!info.ok()) return absl::OkStatus();
   if (info->has_ended()) return FromRpcStatus(info->ended());
