@@ -10,7 +10,8 @@ namespace {
 
 constexpr char kPathKey[] = ":path";
 constexpr const char* kOpenPaths[] = {"/grpc.health.v1.Health/", "/ringattn.v1.AttentionService/",
-                                      "/ringattn.v1.ClusterService/"};
+                                      "/ringattn.v1.ClusterService/",
+                                      "/ringattn.v1.KvCacheService/"};
 
 bool IsOpen(const grpc::AuthMetadataProcessor::InputMetadata& metadata) {
   const auto path = metadata.find(kPathKey);
