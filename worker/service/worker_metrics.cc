@@ -147,6 +147,10 @@ WorkerMetrics::WorkerMetrics()
        {"not_understood", "token", "descriptor", "map", "user", "kind", "device", "too_much"}) {
     refused_attaches_.Add({{"reason", reason}});
   }
+  for (const char* reason : {"KV_FENCED", "KV_FULL", "KV_INCONSISTENT", "KV_LOST", "KV_NOT_FOUND",
+                             "STEP_CONFLICT", "STEP_ORDER", "other"}) {
+    kv_refusals_.Add({{"reason", reason}});
+  }
   for (const StreamRefusal refusal : kStreamRefusals) {
     refused_streams_.Add({{"reason", StreamRefusalName(refusal)}});
   }
