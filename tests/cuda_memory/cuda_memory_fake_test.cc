@@ -485,7 +485,7 @@ TEST_F(CudaMemoryTest, TheCommandLinePutsTensorsThere) {
   const Problem expected = Relayed(*client, 300);
   Problem problem(300);
   CallOptions options;
-  client::cli::SetTransport("cuda", &options);
+  client::cli::SetTransport("cuda_memory", &options);
   const auto call = [&](const ForwardArgs& args, const ForwardResults& results) {
     return client->Forward(args, results, options);
   };

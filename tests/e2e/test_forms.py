@@ -45,7 +45,7 @@ DENSE = ["--batch=2", "--seq_len=701"]
 DOCUMENTS = ["--documents=100,0,251,350"]
 
 
-@pytest.mark.parametrize("transport", ["relay", "host", "direct"])
+@pytest.mark.parametrize("transport", ["relay", "host_memory", "direct"])
 @pytest.mark.parametrize("packing", ["qkv", "kv"])
 @pytest.mark.parametrize("shape, dtype, layout", [(DENSE, "bf16", "zigzag"),
                                                   (DENSE, "fp32", "striped"),
@@ -108,7 +108,7 @@ def test_packed_files_that_make_no_sense(ring, tmp_path):
     assert '"k" cannot be combined with "qkv"' in done.stderr
 
 
-@pytest.mark.parametrize("transport", ["relay", "host"])
+@pytest.mark.parametrize("transport", ["relay", "host_memory"])
 @pytest.mark.parametrize("documents", ["100,0,251,350", "5,3,0,700,1,1,9", "900"])
 def test_lse_per_document(ring, tmp_path, transport, documents):
     made = [f"--documents={documents}", "--heads=4", "--kv_heads=2", "--head_dim=24",
@@ -173,7 +173,7 @@ def test_lse_per_document_needs_documents(ring, tmp_path):
     assert "lse_format" in done.stderr
 
 
-@pytest.mark.parametrize("transport", ["relay", "host"])
+@pytest.mark.parametrize("transport", ["relay", "host_memory"])
 @pytest.mark.parametrize("schedule", [["--schedule=single"], ["--schedule=ring", "--world_size=3"],
                                       ["--schedule=all_gather", "--layout=striped"]])
 def test_probabilities(ring, tmp_path, transport, schedule):

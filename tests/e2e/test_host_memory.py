@@ -114,7 +114,7 @@ def test_files_are_staged_for_host_memory_alone(ring, tmp_path):
     assert results == expected
     reasons = {"": "not staged: no staging memory is ready yet",
                "--staging_limit=0": "not staged: staging is turned off",
-               "--staging_limit=4MiB": "are more than the limit of staging (4194304)"}
+               "--staging_limit=4MiB": "are more than the limit of staging memory (4194304)"}
     for flag, reason in reasons.items():
         relayed, results = call(*flag.split())
         assert relayed["transport"]["kind"] == "relay" and results == expected
@@ -213,7 +213,7 @@ def test_the_coordinators_memory_and_processor_do_not_grow_with_the_tensors(ring
     subprocess.run([CLI, "generate", f"--output={source}", "--seq_len=40000", "--seq_len_kv=1",
                     "--heads=8", "--head_dim=64", "--seed=1"], check=True, capture_output=True)
 
-    def moved_by_calls(transport, kind, times):
+    def moved_by_calls(transport, times):
         """Bytes, and seconds of the coordinator's processor per GB."""
         used, moved = processor_seconds(ring.server.pid), 0
         for _ in range(times):
@@ -221,15 +221,15 @@ def test_the_coordinators_memory_and_processor_do_not_grow_with_the_tensors(ring
                                   f"--output={output}", "--causal", "--schedule=ring", "--json",
                                   f"--transport={transport}"], timeout=300)
             assert done.returncode == 0, done.stdout + done.stderr
-            moved += sum(json.loads(done.stdout)["bytes"][kind].values())
+            moved += sum(json.loads(done.stdout)["bytes"][transport].values())
         return moved, (processor_seconds(ring.server.pid) - used) / moved * 1e9
 
-    moved_by_calls("host", "host_memory", 1)
+    moved_by_calls("host_memory", 1)
     memory = resident_bytes(ring.server.pid)
-    moved, seconds = moved_by_calls("host", "host_memory", 10)
+    moved, seconds = moved_by_calls("host_memory", 10)
     assert moved > 0.6e9
     assert resident_bytes(ring.server.pid) - memory < 8 << 20
-    _, by_relay = moved_by_calls("relay", "relay", 5)
+    _, by_relay = moved_by_calls("relay", 5)
     print(f"{seconds:.3f} s of the coordinator's processor per GB, {by_relay:.3f} s by the relay")
     # The time of calls and heartbeats on any machine; half of the tensors would take more.
     in_time(seconds < 0.4 * by_relay, (seconds, by_relay))

@@ -175,7 +175,7 @@ def test_who_was_lost(make_ring):
     loss = wait_until(lambda: status(ring)["losses"], 10, "a loss")[0]
     held.cancel()
     assert (loss["worker"], loss["rank"], loss["reason"]) == ("worker-1", 1, "disconnected")
-    assert loss["ended_requests"] == 1 and "closed" in loss["words"]
+    assert loss["ended_requests"] == 1 and "closed" in loss["detail"]
     assert abs(loss["time"] - time.time()) < 30
 
 

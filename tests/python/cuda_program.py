@@ -140,14 +140,14 @@ def refused(client):
     except ringattn.FailedPreconditionError as error:
         assert error.reason == "TRANSPORT_UNAVAILABLE", error
     else:
-        raise AssertionError("transport='cuda' went another way")
+        raise AssertionError("transport='cuda_memory' went another way")
 
 
 def other_ways(client):
     """Ways that read host memory: the tensors pass through it, and the report says why."""
     arrays = problem(3)
     wanted = on_host(client, arrays)
-    for transport in ("relay", "host"):
+    for transport in ("relay", "host_memory"):
         results, *reports = both_passes(client, arrays, transport=transport)
         for got, want in zip(results, wanted):
             expect_equal(got, want)

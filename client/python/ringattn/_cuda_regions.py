@@ -143,7 +143,7 @@ class CudaArena:
                 why = str(error)
             if blocks is None and transport == "cuda_memory":
                 raise ResourceExhaustedError(
-                    "RESOURCE_EXHAUSTED", f"transport='cuda': {why or self._no_room()}")
+                    "RESOURCE_EXHAUSTED", f"transport='cuda_memory': {why or self._no_room()}")
         # All writers of the inputs are done, and all readers of the blocks' earlier content.
         for device in devices:
             check(_core.cuda_synchronize(device))
