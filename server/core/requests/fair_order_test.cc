@@ -73,7 +73,7 @@ TEST(FairOrderTest, WeightsApplyToActualCost) {
   EXPECT_TRUE(order.Before(4, 3));
   order.Start(4);
   EXPECT_TRUE(order.Before(5, 3));  // clock 2.25
-  order.Start(5);  // adds 6.7
+  order.Start(5);                   // adds 6.7
   order.Enter(6, "heavy", 1, 4);
   EXPECT_TRUE(order.Before(3, 6));
 }
