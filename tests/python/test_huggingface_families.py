@@ -1,8 +1,8 @@
 """Model families of transformers, made tiny: logits, gradients and generated tokens equal eager attention's, or the
 family is refused by name.
 
-A sample runs by default, every family with RINGATTN_PYTHON_FAMILIES=full. RINGATTN_PYTHON_FAMILIES_TABLE names a file
-for the table of docs/python.md.
+A sample runs by default, every family with RINGATTN_PYTHON_FAMILIES=full. RINGATTN_PYTHON_FAMILIES_TABLE names the file
+to write; huggingface_families.csv is one.
 """
 import os
 import pathlib

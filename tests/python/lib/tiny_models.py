@@ -4,9 +4,11 @@
 their names. `FAMILIES` has what a family needs beyond that.
 """
 import copy
+import csv
 import dataclasses
 import importlib.util
 import inspect
+import io
 import re
 
 import torch
@@ -400,14 +402,10 @@ def compare(kind, eager, ours):
 
 
 def table(verdicts):
-    """The families by verdict, as a table in Markdown."""
-    lines = ["| attention | families |", "|---|---|"]
-    of = {}
-    for family, (verdict, detail) in sorted(verdicts.items()):
-        of.setdefault((verdict, detail if verdict == "refused" else ""), []).append(family)
-    texts = {"service": "computed by the service", "own attention": "the model's own code, or none"}
-    for (verdict, detail), families in sorted(of.items()):
-        if verdict != "not tried":
-            name = f"refused: `{detail}`" if verdict == "refused" else texts[verdict]
-            lines.append(f"| {name} ({len(families)}) | {', '.join(families)} |")
-    return "\n".join(lines) + "\n"
+    """The families that were tried, as CSV."""
+    file = io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(["family", "attention", "reason"])
+    rows.writerows((family, verdict, detail if verdict == "refused" else "")
+                   for family, (verdict, detail) in sorted(verdicts.items()) if verdict != "not tried")
+    return file.getvalue()
