@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# The paged kernels on one GPU, in one call: random cases against fp64, compute-sanitizer, and speed
-# beside contiguous keys, a device copy, FlashAttention-3 and PyTorch. Runs a bundle made by
+# Checks and times the paged kernels on one GPU: random cases against fp64, compute-sanitizer, and speed
+# compared with contiguous keys, a device copy, FlashAttention-3 and PyTorch. Runs a bundle created with
 #   ./deploy/bundle.sh --with=//worker/kernels/cuda/paged:paged_check,//worker/kernels/cuda/paged:paged_bench,//tests/gpu:libringattn_paged.so
-# Needs compute-sanitizer, and for the peers a python3 with PyTorch beside it.
+# Requires compute-sanitizer. The peers also require a python3 with PyTorch.
 #
 #   OUT=results ./tests/gpu/paged.sh [--bundle=DIR] [--cases=N] [--seed=S] [--sanitized=N]
 #       [--bench=no] [--peers=ARGUMENTS]
 #
-#   --cases=N      of the check [1200]
-#   --sanitized=N  tiny cases under each tool of compute-sanitizer, side by side with the check [16]
-#   --peers=..     of paged_peers.py, such as --peers="--batches 1,16"; none: --peers=no
+#   --cases=N      random cases of the check [1200]
+#   --sanitized=N  tiny cases under each tool of compute-sanitizer, concurrently with the check [16]
+#   --peers=..     arguments of paged_peers.py, such as --peers="--batches 1,16"; no: skip the peers
 #
-# Leaves summary.txt, one log per program and paged.csv with all figures in $OUT. Nothing is timed
-# unless the check has passed. Exits 1 if a check failed.
+# Writes summary.txt, paged.csv with all figures and one log per program to $OUT. The script times
+# nothing unless every check has passed. Exits 1 if a check failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -26,7 +26,7 @@ for option in "$@"; do
     --bench=*) bench=${option#*=} ;;
     --peers=*) peers=${option#*=} ;;
     *)
-      sed -n '2,17s/^# \{0,1\}//p' "$0"
+      sed -n '2,15s/^# \{0,1\}//p' "$0"
       exit 2
       ;;
   esac
@@ -37,7 +37,7 @@ summary=$OUT/summary.txt
 : >"$summary"
 check=$bundle/bin/paged_check
 [[ -x $check ]] || { echo "paged.sh: $check is not in the bundle" >&2; exit 2; }
-# Built with RINGATTN_RACECHECK, so that every thread arrives for itself (sm90/MEMORY_ORDER.md).
+# Built with RINGATTN_RACECHECK: every thread arrives at barriers (sm90/MEMORY_ORDER.md).
 race_check=$bundle/bin/paged_check_race
 [[ -x $race_check ]] || race_check=$check
 

@@ -84,15 +84,14 @@ int64_t ringattn_paged_workspace_bytes(const RingattnPagedProblem* problem) {
 
 void* ringattn_paged_create(const RingattnPagedProblem* problem) {
   const Arguments a(*problem);
-  auto attention =
-      paged::PagedAttention::Create(a.shape, a.options, a.batch, a.buffers, a.device);
+  auto attention = paged::PagedAttention::Create(a.shape, a.options, a.batch, a.buffers, a.device);
   if (Failed(attention.status())) return nullptr;
   return attention->release();
 }
 
 int ringattn_paged_enqueue(void* attention, void* stream) {
-  return Failed(static_cast<paged::PagedAttention*>(attention)->Enqueue(
-      static_cast<cudaStream_t>(stream)));
+  return Failed(
+      static_cast<paged::PagedAttention*>(attention)->Enqueue(static_cast<cudaStream_t>(stream)));
 }
 
 void ringattn_paged_release(void* attention) {

@@ -14,8 +14,7 @@ __device__ __forceinline__ void CopyToken(char* target, const char* source, int 
 template <typename Word>
 __global__ void __launch_bounds__(kAppendThreads) paged_append(const AppendParams params) {
 #if __CUDA_ARCH__ >= 900
-  // The attention kernel may be set up beside this one. It waits for the end of this grid before it
-  // reads the cache.
+  // The attention kernel may start now. It waits for this grid's end before it reads the cache.
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
   const StepParams& step = params.step;
@@ -29,8 +28,8 @@ __global__ void __launch_bounds__(kAppendThreads) paged_append(const AppendParam
   for (int token = blockIdx.x; token < row.append_tokens; token += gridDim.x) {
     const int32_t position = row.keep_length + token;
     const int32_t block = step.tables[row.table + (position >> step.block_shift)];
-    const int64_t place = (int64_t{block} << step.block_shift) +
-                          (position & ((1 << step.block_shift) - 1));
+    const int64_t place =
+        (int64_t{block} << step.block_shift) + (position & ((1 << step.block_shift) - 1));
     const int64_t source = int64_t{row.first_append} + token;
     CopyToken<Word>(k_plane + place * params.k_token_bytes,
                     params.k + source * params.k_token_bytes, params.k_token_bytes);

@@ -1,5 +1,4 @@
-// The work list of a launch that splits keys, made by each thread block for itself from the rows in
-// device memory.
+// Each thread block of a launch that splits keys derives its work from the rows in device memory.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PAGED_FIND_COLUMN_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_PAGED_FIND_COLUMN_CUH_
 
@@ -95,8 +94,7 @@ __device__ __forceinline__ ColumnStart FindColumn(const StepParams& step, const 
     }
   }
   __syncthreads();
-  return {total,    scratch.row_base, scratch.row, scratch.row_index,
-          num_rows, current.plane};
+  return {total, scratch.row_base, scratch.row, scratch.row_index, num_rows, current.plane};
 }
 
 // Calls item(row, row_index, unit, tiles, piece) for each unit of which the column has tiles, in

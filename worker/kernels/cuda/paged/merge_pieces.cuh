@@ -1,5 +1,5 @@
-// The merge of a unit whose keys several thread blocks have shared, within the launch that computes
-// the pieces: the block that finishes last reads all partial results.
+// Merges the partial results of a unit whose keys several thread blocks share. The block that
+// finishes last does so, within the launch that computes the pieces.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PAGED_MERGE_PIECES_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_PAGED_MERGE_PIECES_CUH_
 
@@ -13,8 +13,8 @@ namespace ringattn::worker::cuda::paged {
 
 // One unit of one pack of heads.
 struct PackedUnit {
-  int64_t first_q = 0;     // in q and out
-  int32_t rows = 0;        // queries times the heads of a pack
+  int64_t first_q = 0;  // in q and out
+  int32_t rows = 0;     // queries times the heads of a pack
   int32_t first_head = 0;
   int32_t pack_index = 0;  // first_head / head_pack
   int32_t first_slot = 0;  // of piece 0
@@ -85,7 +85,7 @@ __device__ __forceinline__ void MergeRows(const ForwardParams& forward, int32_t 
     float parts[kRows][kAtOnce][kPerLane];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      // One running pointer: addresses of their own would take registers.
+      // One running pointer: an address for each load would take too many registers.
       const float* source = forward.partial_out + place(first, r) * columns + lane;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {

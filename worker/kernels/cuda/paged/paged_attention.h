@@ -14,7 +14,7 @@
 //
 // Kernels: on compute capability 9.0 bf16 and fp16 caches use tensor cores and the bulk copy
 // engine. Every other case uses portable kernels (compute capability 8.0 and later, and fp32).
-// Tests: check/paged_check.cc, work_split_test.cc.
+// Tests: check/paged_check.cc, dispatch/paged_attention_test.cc, work_split_test.cc.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PAGED_PAGED_ATTENTION_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_PAGED_PAGED_ATTENTION_H_
 
@@ -36,8 +36,8 @@ namespace ringattn::worker::cuda::paged {
 struct CacheShape {
   DType dtype = DType::kBFloat16;
   int32_t num_kv_heads = 0;
-  int32_t head_dim = 0;    // 1 to 256
-  int32_t head_dim_v = 0;  // 1 to 256, independent of head_dim
+  int32_t head_dim = 0;       // 1 to 256
+  int32_t head_dim_v = 0;     // 1 to 256, independent of head_dim
   int32_t block_tokens = 64;  // a power of two, 16 to 256
   int64_t blocks = 0;         // of each plane; blocks * block_tokens < 2^31
   int32_t planes = 1;
@@ -48,43 +48,43 @@ struct CacheShape {
   int64_t bytes() const { return plane_bytes() * planes; }
 };
 
-// What is computed; see docs/semantics.md for the formula.
+// Options of the attention function; docs/semantics.md has the formula.
 struct AttentionOptions {
   int32_t num_heads = 0;  // a multiple of num_kv_heads
   float softmax_scale = 1.0f;
-  float softcap = 0.0f;       // 0: none
-  int32_t window_left = -1;   // entries that a query sees in front of its own position; -1: all
-  bool causal = true;         // false: a query also sees the entries behind its position
+  float softcap = 0.0f;      // 0: none
+  int32_t window_left = -1;  // entries visible in front of the query's position; -1: all
+  bool causal = true;        // false: a query also sees the entries after its position
   // False: `out` is in the cache's dtype, and sinks join each row. True: `out` is fp32 and
-  // normalised, and sinks are ignored, so that results of several parts can be merged by `lse`.
+  // normalised, and sinks are ignored, so that the caller can merge partial results by `lse`.
   bool partial = false;
 };
 
 // The largest step that one PagedAttention accepts.
 struct BatchClass {
   int32_t max_rows = 1;
-  int32_t max_q_tokens = 1;   // of one row
-  int32_t max_total_q = 1;    // of all rows; the stride of lse
+  int32_t max_q_tokens = 1;       // of one row
+  int32_t max_total_q = 1;        // of all rows; the stride of lse
   int32_t max_append_tokens = 1;  // of one row
   // How many thread blocks share the keys of one kv head in a decode. 0: as many as fill the GPU.
   // The result's bits depend on it.
   int32_t splits = 0;
 };
 
-// All of it device memory, owned by the caller, alive until the last launch or replay has ended.
+// Device memory, owned by the caller, which outlives the last launch and replay.
 // No two buffers overlap. Contents may change between launches, in stream order.
 struct Buffers {
-  void* cache = nullptr;  // CacheShape::bytes(); aligned to 16 bytes
+  void* cache = nullptr;            // CacheShape::bytes(); aligned to 16 bytes
   const PagedStep* step = nullptr;  // one
   const PagedRow* rows = nullptr;   // [max_rows]
   const int32_t* tables = nullptr;  // block numbers, each in [0, blocks)
-  const void* q = nullptr;  // [max_total_q, num_heads, head_dim], the cache's dtype
+  const void* q = nullptr;          // [max_total_q, num_heads, head_dim], the cache's dtype
   // New entries; [sum of append_tokens, num_kv_heads, head_dim and head_dim_v], the cache's dtype.
   const void* k = nullptr;
   const void* v = nullptr;
   void* out = nullptr;  // [max_total_q, num_heads, head_dim_v]; AttentionOptions::partial
   // [num_heads, max_total_q] fp32: the natural logarithm of a row's sum of exponentials, -inf for
-  // a row without keys (with a sink and !partial: the sink). Null: not wanted.
+  // a row without keys (with a sink and !partial: the sink). Null: no lse.
   float* lse = nullptr;
   const float* sinks = nullptr;  // [num_heads] fp32, or null
   // WorkspaceBytes(), aligned to 256 bytes, all zero before the first launch. One workspace serves
@@ -97,8 +97,8 @@ enum class KernelChoice {
   kPortable,  // for tests, and to compare
 };
 
-// Thread compatible. Must outlive neither its launches nor their graphs: launches copy what they
-// need.
+// Thread compatible. Launches and captured graphs copy their parameters, so the object may be
+// destroyed before they end.
 class PagedAttention {
  public:
   virtual ~PagedAttention() = default;

@@ -33,8 +33,7 @@ absl::Status FirstError(std::initializer_list<absl::Status> statuses) {
 absl::Status CheckAddress(const char* name, const void* address, int64_t alignment,
                           bool required = true) {
   if (address == nullptr) {
-    return required ? absl::InvalidArgumentError(absl::StrCat(name, " is null"))
-                    : absl::OkStatus();
+    return required ? absl::InvalidArgumentError(absl::StrCat(name, " is null")) : absl::OkStatus();
   }
   if (reinterpret_cast<uintptr_t>(address) % alignment == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -68,9 +67,9 @@ absl::Status CheckProblem(const PagedProblem& problem) {
                                                    "; it must be 16, 32, 64, 128 or 256"));
   }
   if (shape.blocks * shape.block_tokens > kMaxTokens) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a plane of ", shape.blocks, " blocks of ", shape.block_tokens,
-        " tokens is too large; the maximum is ", kMaxTokens, " tokens"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a plane of ", shape.blocks, " blocks of ", shape.block_tokens,
+                     " tokens is too large; the maximum is ", kMaxTokens, " tokens"));
   }
   if (options.num_heads % shape.num_kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("num_heads is ", options.num_heads,
@@ -112,12 +111,10 @@ SplitShape SplitShapeOf(const PagedProblem& problem, int32_t tile_rows, int32_t 
   split.tile_rows = tile_rows;
   split.max_q = std::min(problem.batch.max_q_tokens, max_q);
   split.unit_queries = std::min(tile_rows / split.head_pack, split.max_q);
-  split.max_columns = problem.batch.splits > 0
-                          ? problem.batch.splits
-                          : std::clamp(blocks / split.packs, 1, kMaxSplits);
-  split.tickets =
-      TicketsOf(problem.batch.max_total_q, problem.batch.max_rows, split.unit_queries) *
-      split.packs;
+  split.max_columns = problem.batch.splits > 0 ? problem.batch.splits
+                                               : std::clamp(blocks / split.packs, 1, kMaxSplits);
+  split.tickets = TicketsOf(problem.batch.max_total_q, problem.batch.max_rows, split.unit_queries) *
+                  split.packs;
   return split;
 }
 

@@ -16,8 +16,8 @@ inline constexpr int32_t kMaxDecodeQueries = 64;
 // Thread blocks that may share the keys of one kv head in a decode.
 inline constexpr int32_t kMaxSplits = 256;
 
-// One sequence of a step. The sequence has keep_length + append_tokens entries when attention
-// runs. The last query is aligned with the last entry, so query i has position
+// One sequence of a step. The sequence has keep_length + append_tokens entries, at most 2^30, when
+// attention runs. The last query is aligned with the last entry, so query i has position
 //   keep_length + append_tokens - q_tokens + i.
 // A query at a negative position sees no key.
 struct alignas(16) PagedRow {
@@ -37,9 +37,9 @@ struct alignas(16) PagedRow {
 };
 static_assert(sizeof(PagedRow) == 32);
 
-// What one launch works on.
+// The work of one launch.
 struct alignas(16) PagedStep {
-  int32_t num_rows = 0;  // at most BatchClass::max_rows; rows behind them are ignored
+  int32_t num_rows = 0;  // at most BatchClass::max_rows; the kernels ignore later rows
   int32_t plane = 0;     // of the cache, from 0
   int32_t unused[2] = {0, 0};
 };

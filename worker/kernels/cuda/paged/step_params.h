@@ -1,4 +1,4 @@
-// What every paged kernel is given beside its own parameters. Plain structures; no CUDA headers.
+// Parameters that all paged kernels share. Plain structures; no CUDA headers.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PAGED_STEP_PARAMS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_PAGED_STEP_PARAMS_H_
 

@@ -1,12 +1,12 @@
-// How the keys of a batch are divided among thread blocks: pure arithmetic that the device executes
-// and tests check on the host.
+// Divides the keys of a batch among thread blocks. Pure arithmetic: the device executes it, and
+// tests check it on the host.
 //
 // Keys are cut into tiles of a fixed number of entries, counted from entry 0 of a sequence; the
 // packed rows of a sequence (queries times the heads of a group) are cut into units of at most one
-// tile of rows. A unit costs the row's visible key tiles plus kUnitOverhead. The costs of all units,
-// one after another, form a line; column c of C takes the line's part [Begin(c), Begin(c + 1)). All
-// kv heads divide the line alike, so that thread blocks of one column read the same blocks of the
-// cache at about the same time.
+// tile of rows. A unit costs the row's visible key tiles plus kUnitOverhead. The costs of all
+// units, one after another, form a line; column c of C takes the line's part [Begin(c), Begin(c +
+// 1)). All kv heads divide the line alike, so that thread blocks of one column read the same blocks
+// of the cache at about the same time.
 //
 // Tests: work_split_test.cc.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PAGED_WORK_SPLIT_H_
@@ -24,7 +24,7 @@
 
 namespace ringattn::worker::cuda::paged {
 
-// In tiles: what a unit costs beside its keys (its q, its epilogue, its share of a merge).
+// The cost of a unit's q, epilogue and merge, in key tiles.
 inline constexpr int32_t kUnitOverhead = 1;
 
 struct MaskRule {
@@ -60,8 +60,8 @@ RINGATTN_PAGED_INLINE KeySpan VisibleKeys(const PagedRow& row, const MaskRule& m
   return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
 }
 
-// Tiles [begin, end) of a span, in tiles of kTileKeys entries from entry 0. An empty span is one
-// tile, so that every row with queries is written by somebody.
+// Tiles [begin, end) of a span, in tiles of kTileKeys entries from entry 0. An empty span has one
+// tile, so that a thread block writes the results of every query.
 struct TileSpan {
   int32_t begin = 0;
   int32_t end = 1;
@@ -128,7 +128,9 @@ struct ColumnDeal {
   RINGATTN_PAGED_INLINE ColumnDeal(int64_t line, int32_t max_columns)
       : total(line), columns(line < max_columns ? static_cast<int32_t>(line) : max_columns) {}
 
-  RINGATTN_PAGED_INLINE int64_t Begin(int32_t column) const { return Quotient(total * column, columns); }
+  RINGATTN_PAGED_INLINE int64_t Begin(int32_t column) const {
+    return Quotient(total * column, columns);
+  }
   // The column that holds point x of the line.
   RINGATTN_PAGED_INLINE int32_t ColumnOf(int64_t x) const {
     return static_cast<int32_t>(Quotient((x + 1) * columns - 1, total));

@@ -79,7 +79,8 @@ TEST(WorkSplit, ColumnsShareAllTilesOnce) {
     int32_t q = 0;
     for (int r = draw(0, 40); r >= 0; --r) {
       const int32_t q_tokens = draw(0, 3) == 0 ? draw(0, 100) : draw(0, 3);
-      rows.push_back(Row(q, q_tokens, draw(0, 1) == 0 ? draw(0, 300) : draw(0, 200000), draw(0, 9)));
+      rows.push_back(
+          Row(q, q_tokens, draw(0, 1) == 0 ? draw(0, 300) : draw(0, 200000), draw(0, 9)));
       q += q_tokens;
     }
     int64_t total = 0;

@@ -3,7 +3,7 @@
 #include "worker/kernels/cuda/sm90/forward/forward_kernels.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
-// The shape of d128_long, under a name of its own.
+// The shape of d128_long, under another name.
 RINGATTN_SM90_FORWARD(paged_bench_d128, 384, 128, 128, 176, true)
 }  // namespace ringattn::worker::cuda::sm90
 

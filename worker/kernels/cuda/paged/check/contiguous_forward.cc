@@ -97,8 +97,8 @@ ContiguousForwardRun::ContiguousForwardRun(int64_t n, int32_t num_heads, int32_t
   params_.heads = num_heads;
   // As the family's launcher: heads whose keys and values fit in 32 MiB share a section.
   const int64_t kv_heads = std::max<int64_t>((int64_t{32} << 20) / (n * kDim * 4), 1);
-  params_.section_heads = static_cast<int32_t>(
-      std::min<int64_t>(kv_heads * common.group_size, num_heads));
+  params_.section_heads =
+      static_cast<int32_t>(std::min<int64_t>(kv_heads * common.group_size, num_heads));
   blocks_ = static_cast<int>(std::min<int64_t>(params_.tiles * int64_t{num_heads}, sm_count));
   Check(cudaFuncSetAttribute(kernel_.bf16, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              kernel_.shared_bytes),

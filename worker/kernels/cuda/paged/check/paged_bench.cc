@@ -1,9 +1,9 @@
-// Times the paged kernels on a GPU, by replays of captured graphs. bf16, head_dim 128 unless said.
+// Times the paged kernels on a GPU by replaying captured graphs. bf16; head_dim 128 unless named.
 //
 //   paged_bench [--only=decode|batch|small|prefill] [--rounds=N]
 //
-// Prints lines of comma-separated values: case, measure, value, unit. What is compared with each
-// other runs in turns, and each value is a median. Run paged_check first: nothing is verified here.
+// Prints lines of comma-separated values: case, measure, value, unit. The bench runs calls that it
+// compares in turns and reports medians. It verifies nothing: run paged_check first.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -100,9 +100,8 @@ class PagedRun {
     Check(FillRandom(k_.get<void>(), k_elements, 12, g_stream), "fill");
     Check(FillRandom(v_.get<void>(), k_elements, 13, g_stream), "fill");
     lse_.Reserve(int64_t{settings.heads} * batch_.max_total_q * 4);
-    workspace_.Reset(PagedAttention::WorkspaceBytes(shape_, options_, batch_, g_device,
-                                                    settings.choice),
-                     0);
+    workspace_.Reset(
+        PagedAttention::WorkspaceBytes(shape_, options_, batch_, g_device, settings.choice), 0);
     rows_buffer_.Reserve(batch_.max_rows * sizeof(PagedRow));
     tables_.Reserve(shape_.blocks * 4);
     steps_.Reserve(settings.planes * sizeof(PagedStep));
@@ -120,8 +119,8 @@ class PagedRun {
     buffers.workspace = workspace_.get<void>();
     for (int32_t plane = 0; plane < settings.planes; ++plane) {
       buffers.step = steps_.get<PagedStep>() + plane;
-      auto attention = PagedAttention::Create(shape_, options_, batch_, buffers, g_device,
-                                              settings.choice);
+      auto attention =
+          PagedAttention::Create(shape_, options_, batch_, buffers, g_device, settings.choice);
       Check(attention.status());
       planes_.push_back(*std::move(attention));
     }
@@ -227,7 +226,7 @@ std::vector<double> TimeInTurns(const std::vector<std::function<void()>>& calls)
 
 double GigabytesPerSecond(double bytes, double us) { return bytes / us * 1e-3; }
 
-// One sequence: tables of several kinds beside contiguous keys and a device copy.
+// One sequence with several kinds of tables, compared with contiguous keys and a device copy.
 void BenchDecode(const DeviceBuffer& cache) {
   for (const int64_t length : {int64_t{131072}, int64_t{1048576}}) {
     const auto run = [&](int32_t block_tokens, Order order, bool append) {
@@ -255,9 +254,12 @@ void BenchDecode(const DeviceBuffer& cache) {
         {[&] { contiguous->Launch(); }, [&] { ascending->Launch(); }, [&] { shuffled->Launch(); },
          [&] { small->Launch(); }, [&] { read->Launch(); }, copy, [&] { portable.Launch(); }});
     const std::string name = absl::StrCat("decode of ", length, " keys");
-    const char* const kinds[] = {"contiguous",        "blocks of 64 ascending",
-                                 "blocks of 64 shuffled", "blocks of 16 shuffled",
-                                 "blocks of 64 without append", "device copy",
+    const char* const kinds[] = {"contiguous",
+                                 "blocks of 64 ascending",
+                                 "blocks of 64 shuffled",
+                                 "blocks of 16 shuffled",
+                                 "blocks of 64 without append",
+                                 "device copy",
                                  "portable kernels"};
     for (size_t i = 0; i < us.size(); ++i) {
       Report(name, kinds[i], us[i], "us");
@@ -271,7 +273,7 @@ void BenchDecode(const DeviceBuffer& cache) {
   }
 }
 
-// 64 sequences of 16 to 1M entries beside one sequence of as many.
+// 64 sequences of 16 to 1M entries, compared with one sequence of equal total length.
 void BenchBatch(const DeviceBuffer& cache) {
   std::vector<BenchRow> rows;
   int64_t total = 0;
@@ -308,7 +310,7 @@ void BenchBatch(const DeviceBuffer& cache) {
   }
 }
 
-// What a launch costs, and other shapes.
+// The cost of a launch, and other shapes.
 void BenchSmall(const DeviceBuffer& cache) {
   PagedRun::Settings settings;
   settings.order = Order::kShuffled;
@@ -329,9 +331,15 @@ void BenchSmall(const DeviceBuffer& cache) {
   struct Other {
     int32_t heads, kv_heads, dim, queries;
   };
-  for (const Other& other : std::vector<Other>{{32, 8, 128, 4}, {32, 8, 128, 16}, {32, 8, 128, 64},
-                                               {8, 1, 128, 1}, {4, 1, 128, 1}, {32, 32, 128, 1},
-                                               {64, 8, 64, 1}, {32, 8, 96, 1}, {32, 8, 192, 1},
+  for (const Other& other : std::vector<Other>{{32, 8, 128, 4},
+                                               {32, 8, 128, 16},
+                                               {32, 8, 128, 64},
+                                               {8, 1, 128, 1},
+                                               {4, 1, 128, 1},
+                                               {32, 32, 128, 1},
+                                               {64, 8, 64, 1},
+                                               {32, 8, 96, 1},
+                                               {32, 8, 192, 1},
                                                {32, 8, 256, 1}}) {
     PagedRun::Settings of_shape;
     of_shape.heads = other.heads;
@@ -341,15 +349,14 @@ void BenchSmall(const DeviceBuffer& cache) {
     const int64_t length = 131072 * 8 / other.kv_heads;
     const PagedRun of_other(of_shape, {{length, other.queries, other.queries}}, cache);
     const double us = TimeInTurns({[&] { of_other.Launch(); }})[0];
-    const std::string name =
-        absl::StrCat("heads ", other.heads, "/", other.kv_heads, " d", other.dim, " queries ",
-                     other.queries, " keys ", length);
+    const std::string name = absl::StrCat("heads ", other.heads, "/", other.kv_heads, " d",
+                                          other.dim, " queries ", other.queries, " keys ", length);
     Report(name, "append and attention", us, "us");
     Report(name, "K and V", GigabytesPerSecond(of_other.bytes(), us), "GB/s");
   }
 }
 
-// 256K tokens in chunks of 8K beside one Forward of 256K.
+// 256K tokens in chunks of 8K, compared with one Forward of 256K.
 void BenchPrefill(const DeviceBuffer& cache) {
   constexpr int64_t kTokens = 262144, kChunk = 8192;
   DeviceBuffer q, out, lse;
@@ -357,10 +364,10 @@ void BenchPrefill(const DeviceBuffer& cache) {
   out.Reserve(kTokens * kHeads * kDim * 2);
   lse.Reserve(kTokens * kHeads * 4);
   Check(FillRandom(q.get<void>(), kTokens * kHeads * kDim, 21, g_stream), "fill");
-  const ContiguousForwardRun whole(
-      kTokens, kHeads, kKvHeads, 1.0f / std::sqrt(static_cast<float>(kDim)), q.get<void>(),
-      cache.get<char>(), cache.get<char>() + kTokens * kTokenBytes / 2, out.get<void>(),
-      lse.get<float>(), g_device.sm_count);
+  const ContiguousForwardRun whole(kTokens, kHeads, kKvHeads,
+                                   1.0f / std::sqrt(static_cast<float>(kDim)), q.get<void>(),
+                                   cache.get<char>(), cache.get<char>() + kTokens * kTokenBytes / 2,
+                                   out.get<void>(), lse.get<float>(), g_device.sm_count);
   const int rounds = std::exchange(g_rounds, 3);
   double forward = 0.0;
   for (const int32_t block_tokens : {64, 256, 16}) {
@@ -422,6 +429,4 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace ringattn::worker::cuda::paged::check
 
-int main(int argc, char** argv) {
-  return ringattn::worker::cuda::paged::check::Main(argc, argv);
-}
+int main(int argc, char** argv) { return ringattn::worker::cuda::paged::check::Main(argc, argv); }

@@ -13,6 +13,11 @@
 namespace ringattn::worker::cuda::paged::check {
 namespace {
 
+// Bounds the bytes of K and V, and so the time, of an ordinary case. Every shape may still have
+// rows of kFewestEntries.
+constexpr int64_t kMostBytes = int64_t{24} << 20;
+constexpr int64_t kFewestEntries = 400;
+
 class Draw {
  public:
   explicit Draw(std::mt19937_64& random) : random_(random) {}
@@ -42,9 +47,9 @@ class Draw {
 void DrawShape(CaseKind kind, Draw& draw, PagedCase& c) {
   CacheShape& shape = c.shape;
   const bool sixteen_bits = draw.Chance(0.87);
-  shape.dtype = !sixteen_bits          ? DType::kFloat32
-                : draw.Chance(0.5)     ? DType::kBFloat16
-                                       : DType::kFloat16;
+  shape.dtype = !sixteen_bits      ? DType::kFloat32
+                : draw.Chance(0.5) ? DType::kBFloat16
+                                   : DType::kFloat16;
   const bool light = kind == CaseKind::kLong || kind == CaseKind::kManyRows;
   shape.head_dim = draw.OneOf<int32_t>(light ? std::vector<int32_t>{64, 64, 128}
                                              : std::vector<int32_t>{64, 96, 128, 192, 256});
@@ -65,9 +70,8 @@ void DrawShape(CaseKind kind, Draw& draw, PagedCase& c) {
     c.options.num_heads = static_cast<int32_t>(shape.num_kv_heads * draw.Uniform(1, 2));
   } else {
     shape.num_kv_heads = draw.OneOf<int32_t>({1, 1, 2, 2, 3, 4, 8});
-    const int32_t group =
-        draw.OneOf<int32_t>({1, 1, 2, 3, 4, 4, 5, 7, 8, draw.Chance(0.2) ? 71 : 16,
-                             draw.Chance(0.2) ? 128 : 6});
+    const int32_t group = draw.OneOf<int32_t>(
+        {1, 1, 2, 3, 4, 4, 5, 7, 8, draw.Chance(0.2) ? 71 : 16, draw.Chance(0.2) ? 128 : 6});
     c.options.num_heads = group > 16 ? group : shape.num_kv_heads * group;
     if (group > 16) shape.num_kv_heads = 1;
   }
@@ -80,8 +84,8 @@ void DrawOptions(Draw& draw, PagedCase& c) {
   if (draw.Chance(0.05)) options.softmax_scale *= 10.0f;
   if (draw.Chance(0.3)) options.softcap = static_cast<float>(draw.LogUniform(1, 50));
   if (draw.Chance(0.4)) {
-    options.window_left = static_cast<int32_t>(
-        draw.Chance(0.5) ? draw.Uniform(0, 300) : draw.LogUniform(1, 1000000));
+    options.window_left =
+        static_cast<int32_t>(draw.Chance(0.5) ? draw.Uniform(0, 300) : draw.LogUniform(1, 1000000));
   }
   options.causal = draw.Chance(0.85);
   options.partial = draw.Chance(0.25);
@@ -94,7 +98,8 @@ void DrawOptions(Draw& draw, PagedCase& c) {
   }
 }
 
-int32_t DrawLength(CaseKind kind, Draw& draw) {
+// Entries of one row. `most`: of rows of ordinary length.
+int32_t DrawLength(CaseKind kind, int64_t most, Draw& draw) {
   switch (kind) {
     case CaseKind::kLong:
       return static_cast<int32_t>(draw.LogUniform(100000, 1000000));
@@ -104,7 +109,7 @@ int32_t DrawLength(CaseKind kind, Draw& draw) {
       return static_cast<int32_t>(draw.LogUniform(1, 500));
     case CaseKind::kDecode:
     case CaseKind::kPrefill:
-      return static_cast<int32_t>(draw.LogUniform(1, 6000));
+      return static_cast<int32_t>(draw.LogUniform(1, most));
   }
   return 1;
 }
@@ -126,9 +131,14 @@ void DrawRows(CaseKind kind, Draw& draw, PagedCase& c) {
   if (kind == CaseKind::kLong) count = draw.Uniform(1, 2);
   if (kind == CaseKind::kSmall) count = draw.Uniform(1, 4);
   if (kind != CaseKind::kLong && draw.Chance(0.02)) count = 0;
+  const int64_t entry_bytes = c.shape.num_kv_heads *
+                              int64_t{c.shape.head_dim + c.shape.head_dim_v} *
+                              ElementBytes(c.shape.dtype);
+  const int64_t most = std::clamp<int64_t>(kMostBytes / entry_bytes / std::max<int64_t>(count, 1),
+                                           kFewestEntries, 6000);
   for (int64_t r = 0; r < count; ++r) {
     CaseRow row;
-    const int32_t length = DrawLength(kind, draw);
+    const int32_t length = DrawLength(kind, most, draw);
     row.queries = kind == CaseKind::kLong && draw.Chance(0.6) ? 1 : DrawQueries(kind, draw);
     if (kind == CaseKind::kLong) row.queries = std::min(row.queries, 8);
     row.append = std::min(row.queries, length);
@@ -177,9 +187,9 @@ void SpoilUnusedElements(Draw& draw, PagedCase& c) {
     for (size_t b = 0; b < row.table.size(); ++b) {
       const int64_t end = (static_cast<int64_t>(b) + 1) * tokens;
       if (end > seen || end > row.keep) continue;
-      row.table[b] = draw.OneOf<int32_t>(
-          {std::numeric_limits<int32_t>::max(), -5, 0,
-           static_cast<int32_t>(draw.Uniform(0, c.shape.blocks - 1))});
+      row.table[b] =
+          draw.OneOf<int32_t>({std::numeric_limits<int32_t>::max(), -5, 0,
+                               static_cast<int32_t>(draw.Uniform(0, c.shape.blocks - 1))});
     }
   }
 }
@@ -250,9 +260,8 @@ void FillPlane(const PagedCase& c, const Values& values, uint64_t tensor, int64_
   for (size_t begin = 0; begin < chunks.size();) {
     size_t end = begin;
     while (end < chunks.size() && chunks[end].first == chunks[begin].first) ++end;
-    ParallelFor(static_cast<int64_t>(end - begin), [&](int64_t i) {
-      fill(*chunks[begin + i].first, chunks[begin + i].second);
-    });
+    ParallelFor(static_cast<int64_t>(end - begin),
+                [&](int64_t i) { fill(*chunks[begin + i].first, chunks[begin + i].second); });
     begin = end;
   }
   after = before;
@@ -303,9 +312,10 @@ PagedCase DrawCase(CaseKind kind, std::mt19937_64& random) {
     most_append = std::max(most_append, row.append);
   }
   c.batch.max_rows = static_cast<int32_t>(std::max<size_t>(c.rows.size(), 1) + draw.Uniform(0, 3));
-  c.batch.max_q_tokens = most_queries + static_cast<int32_t>(draw.Chance(0.5) ? draw.Uniform(0, 9) : 0);
-  c.batch.max_total_q = static_cast<int32_t>(
-      std::max<int64_t>(c.total_q + draw.Uniform(0, 7), c.batch.max_q_tokens));
+  c.batch.max_q_tokens =
+      most_queries + static_cast<int32_t>(draw.Chance(0.5) ? draw.Uniform(0, 9) : 0);
+  c.batch.max_total_q =
+      static_cast<int32_t>(std::max<int64_t>(c.total_q + draw.Uniform(0, 7), c.batch.max_q_tokens));
   c.batch.max_append_tokens = most_append + static_cast<int32_t>(draw.Uniform(0, 3));
   if (draw.Chance(0.3)) c.batch.splits = static_cast<int32_t>(draw.LogUniform(1, 64));
   const int64_t elements = c.batch.max_total_q * int64_t{c.options.num_heads} * c.shape.head_dim;
@@ -319,10 +329,9 @@ std::string PagedCase::Describe() const {
   std::string text = absl::StrCat(
       DTypeName(shape.dtype), " heads ", options.num_heads, "/", shape.num_kv_heads, " d ",
       shape.head_dim, "/", shape.head_dim_v, " blocks of ", shape.block_tokens, " plane ", plane,
-      "/", shape.planes, " scale ", options.softmax_scale, " softcap ", options.softcap,
-      " window ", options.window_left, options.causal ? " causal" : " full",
-      options.partial ? " partial" : "", sinks.empty() ? "" : " sinks", " splits ",
-      batch.splits, " rows (keep+append:queries)");
+      "/", shape.planes, " scale ", options.softmax_scale, " softcap ", options.softcap, " window ",
+      options.window_left, options.causal ? " causal" : " full", options.partial ? " partial" : "",
+      sinks.empty() ? "" : " sinks", " splits ", batch.splits, " rows (keep+append:queries)");
   for (size_t r = 0; r < rows.size() && r < 8; ++r) {
     absl::StrAppend(&text, " ", rows[r].keep, "+", rows[r].append, ":", rows[r].queries);
   }

@@ -14,7 +14,7 @@ namespace ringattn::worker::cuda::paged::check {
 // Which problems are drawn.
 enum class CaseKind {
   kDecode,    // rows of up to 64 queries
-  kPrefill,   // rows of more queries, and some of fewer beside them
+  kPrefill,   // rows of more queries, and some rows of fewer
   kManyRows,  // up to 300 short rows
   kLong,      // one or two sequences of 100,000 to 1,000,000 entries
   kSmall,     // tiny, for compute-sanitizer

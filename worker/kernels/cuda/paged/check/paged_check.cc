@@ -1,14 +1,16 @@
-// Checks the paged kernels on a GPU: random caches and steps beside an fp64 reference.
+// Checks the paged kernels on a GPU: random caches and steps against an fp64 reference.
 //
 //   paged_check [--cases=N] [--seed=S] [--only=I] [--small] [--portable] [--progress]
 //
-// Exit code 0 iff every case passed. --only: case I of the N alone. --small: tiny cases alone, for compute-sanitizer. --portable:
-// the portable kernels alone. Otherwise each case runs by the kernels that serve it, and half of
-// those that sm_90a kernels serve run by the portable ones too. --progress: prints each case first.
+// Exit code 0 iff every case passed.
+//   --only=I    runs case I of the N alone
+//   --small     draws tiny cases alone, for compute-sanitizer
+//   --portable  runs the portable kernels alone; by default every second case runs by both families
+//   --progress  prints each case before it runs
 //
-// Each case runs twice, the second time from a captured graph whose step was not yet known when it
-// was captured. Both must give the same bits. Entries that no row has are NaN, outputs are NaN
-// before each run, and memory around and between results must stay untouched.
+// Each case runs by a plain launch, by a captured graph whose step did not exist at the capture,
+// and without the append. All must give the same bits. Entries that no row has are NaN, outputs are
+// NaN before each run, and memory around and between results must stay untouched.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -16,7 +18,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <random>
@@ -32,9 +33,8 @@
 namespace ringattn::worker::cuda::paged::check {
 namespace {
 
-constexpr int kMostFailures = 20;            // after which a run reports no more
-constexpr double kMostProducts = 1.5e8;      // multiply-adds of one case's reference
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int kMostFailures = 20;        // after which a run reports no more
+constexpr double kMostProducts = 1.5e8;  // multiply-adds of one case's reference
 
 struct Arguments {
   int cases = 1200;
@@ -70,7 +70,7 @@ Arguments Parse(int argc, char** argv) {
   return arguments;
 }
 
-// Error beside bound, at its worst.
+// The largest ratio of an error to its bound.
 struct Worst {
   double out = 0.0, lse = 0.0;
 };
@@ -178,9 +178,7 @@ struct Bounds {
     return 1.05 * (result_unit * std::fabs(row.out[d]) + unit * row.weighted_abs[d]) +
            2.0 * Score(row) * row.weighted_abs[d] + tiny * (1.0 + row.scaled_abs[d]) + 1e-30;
   }
-  double Lse(const ReferenceRow& row) const {
-    return Score(row) + 2e-6 * std::fabs(row.lse);
-  }
+  double Lse(const ReferenceRow& row) const { return Score(row) + 2e-6 * std::fabs(row.lse); }
 };
 
 // Compares results with the reference, on as many rows as kMostProducts allows.
@@ -221,9 +219,8 @@ class Judge {
       }
       items.resize(judged);
     }
-    ParallelFor(static_cast<int64_t>(items.size()), [&](int64_t i) {
-      JudgeRow(items[i].row, items[i].query, items[i].head);
-    });
+    ParallelFor(static_cast<int64_t>(items.size()),
+                [&](int64_t i) { JudgeRow(items[i].row, items[i].query, items[i].head); });
     if (error_.empty()) CheckWritten();
     worst.out = std::max(worst.out, worst_.out);
     worst.lse = std::max(worst.lse, worst_.lse);
@@ -349,8 +346,8 @@ std::string RunCase(const PagedCase& c, const DeviceInfo& device, KernelChoice c
       PagedAttention::WorkspaceBytes(c.shape, c.options, c.batch, device, choice);
   on_device.Upload(c);
   on_device.workspace.Reset(workspace_bytes, 0);
-  auto attention = PagedAttention::Create(c.shape, c.options, c.batch, on_device.buffers(c),
-                                          device, choice);
+  auto attention =
+      PagedAttention::Create(c.shape, c.options, c.batch, on_device.buffers(c), device, choice);
   if (!attention.ok()) return std::string(attention.status().message());
   kernels = (*attention)->kernels();
 
@@ -399,7 +396,7 @@ std::string RunCase(const PagedCase& c, const DeviceInfo& device, KernelChoice c
   return error;
 }
 
-// What a run must have met, unless it is short.
+// Counts the features that the cases of a run had. A complete run must have each at least once.
 class Coverage {
  public:
   void Add(const PagedCase& c, const std::string& kernels) {
@@ -499,8 +496,8 @@ int Main(const Arguments& arguments) {
                 ratios.lse);
   }
   const bool covered = coverage.Print();
-  const bool complete = arguments.cases >= 1000 && !arguments.portable && !arguments.small &&
-                        arguments.only < 0;
+  const bool complete =
+      arguments.cases >= 1000 && !arguments.portable && !arguments.small && arguments.only < 0;
   if (complete && !covered) std::printf("FAILED: a case that is listed with 0 was never drawn\n");
   std::printf("%d cases, %d runs, %d failed\n", arguments.cases, runs, failures);
   return failures == 0 && (covered || !complete) ? 0 : 1;

@@ -29,8 +29,7 @@ ReferenceRow ComputeReference(const ReferenceQuery& query, int64_t head_dim, int
     }
     double score = query.softmax_scale * dot;
     if (query.softcap > 0.0) score = query.softcap * std::tanh(score / query.softcap);
-    row.largest_product =
-        std::max(row.largest_product, absolute * std::fabs(query.softmax_scale));
+    row.largest_product = std::max(row.largest_product, absolute * std::fabs(query.softmax_scale));
     largest = std::max(largest, score);
     scores.push_back(score);
     entries.push_back(j);
@@ -40,9 +39,8 @@ ReferenceRow ComputeReference(const ReferenceQuery& query, int64_t head_dim, int
   row.lse = scores.empty() ? kNone : largest + std::log(sum);
   if (query.has_sink) {
     const double top = std::max(row.lse, query.sink);
-    row.lse = top == kNone
-                  ? kNone
-                  : top + std::log(std::exp(row.lse - top) + std::exp(query.sink - top));
+    row.lse =
+        top == kNone ? kNone : top + std::log(std::exp(row.lse - top) + std::exp(query.sink - top));
   }
   for (size_t i = 0; i < entries.size(); ++i) {
     const float *k = nullptr, *v = nullptr;

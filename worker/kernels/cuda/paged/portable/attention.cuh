@@ -89,22 +89,35 @@ struct PortableAttention {
     const int64_t token_elements = int64_t{params.forward.common.num_kv_heads} * dim;
     const auto source = [&](int32_t key) {
       const int32_t block = __ldg(step.tables + row.table + (key >> step.block_shift));
-      const int64_t token = (int64_t{block} << step.block_shift) +
-                            (key & ((1 << step.block_shift) - 1));
+      const int64_t token =
+          (int64_t{block} << step.block_shift) + (key & ((1 << step.block_shift) - 1));
       return reinterpret_cast<const T*>(plane) + token * token_elements + int64_t{kv_head} * dim;
     };
     const auto seen = [&](int32_t key) { return key >= keys.begin && key < keys.end; };
     constexpr int kWords = Shape::kWords;
     if (params.vector) {
-#pragma unroll Shape::kLoadsAtOnce
-      for (int i = threadIdx.x; i < Shape::kKeys * (kWords / 4); i += Shape::kThreads) {
-        const int key = i / (kWords / 4);
-        const int word = i % (kWords / 4) * 4;
-        uint4 x = {};
-        if (seen(first + key) && word * Shape::kPerWord < dim) {
-          x = *reinterpret_cast<const uint4*>(source(first + key) + word * Shape::kPerWord);
+      constexpr int kRowVectors = kWords / 4;
+      constexpr int kVectors = Shape::kKeys * kRowVectors / Shape::kThreads;  // of a thread
+      static_assert(Shape::kKeys * kRowVectors % Shape::kThreads == 0);
+      static_assert(kVectors % Shape::kLoadsAtOnce == 0);
+#pragma unroll 1
+      for (int done = 0; done < kVectors; done += Shape::kLoadsAtOnce) {
+        // All loads before the first store, which the compiler would not move them past.
+        uint4 x[Shape::kLoadsAtOnce];
+#pragma unroll
+        for (int j = 0; j < Shape::kLoadsAtOnce; ++j) {
+          const int i = (done + j) * Shape::kThreads + static_cast<int>(threadIdx.x);
+          const int32_t key = first + i / kRowVectors;
+          const int column = i % kRowVectors * 4 * Shape::kPerWord;
+          x[j] = uint4{};
+          if (seen(key) && column < dim)
+            x[j] = *reinterpret_cast<const uint4*>(source(key) + column);
         }
-        *reinterpret_cast<uint4*>(&target[key][word]) = x;
+#pragma unroll
+        for (int j = 0; j < Shape::kLoadsAtOnce; ++j) {
+          const int i = (done + j) * Shape::kThreads + static_cast<int>(threadIdx.x);
+          *reinterpret_cast<uint4*>(&target[i / kRowVectors][i % kRowVectors * 4]) = x[j];
+        }
       }
       return;
     }
@@ -137,10 +150,9 @@ struct PortableAttention {
       const int column = i % Shape::kDim;
       float x = 0.0f;
       if (row < rows && column < common.head_dim) {
-        const int64_t at =
-            ((first_q + row / pack) * common.num_heads + first_head + row % pack) *
-                common.head_dim +
-            column;
+        const int64_t at = ((first_q + row / pack) * common.num_heads + first_head + row % pack) *
+                               common.head_dim +
+                           column;
         x = ToFloat(static_cast<const T*>(params.forward.q)[at]);
       }
       shared.q[row][column] = x;
@@ -155,7 +167,7 @@ struct PortableAttention {
 #pragma unroll
     for (int i = 0; i < Shape::kRowsAtOnce; ++i) scores[i] = 0.0f;
 #pragma unroll 2
-    for (int word = 0; word < words; word += 4) {  // K and q are 0 behind their last column
+    for (int word = 0; word < words; word += 4) {  // K and q are 0 after their last column
       const uint4 packed = *reinterpret_cast<const uint4*>(&shared.k[key][word]);
       const uint32_t k_words[4] = {packed.x, packed.y, packed.z, packed.w};
       float k[kElements];
@@ -353,7 +365,7 @@ struct PortableAttention {
                         VisibleKeys(row, rule.mask, first_query, first_query + queries)};
     const int rows = view.rows;
     const int64_t first_q = int64_t{row.first_q} + first_query;
-    // Of the piece, the tiles in which this unit's queries see a key.
+    // The tiles of the piece in which this unit's queries see a key.
     const int32_t tile_begin = max(tiles.begin + piece.begin, view.keys.begin / Shape::kKeys);
     const int32_t tile_end =
         min(tiles.begin + piece.end, (view.keys.end + Shape::kKeys - 1) / Shape::kKeys);
@@ -378,8 +390,8 @@ struct PortableAttention {
     AddParts(rows, output);
 
     const bool whole = piece.pieces == 1;
-    const int64_t partial_row = PartialRow(forward, params.split.packs,
-                                           PartialSlot(column, piece.begin == 0), pack_index);
+    const int64_t partial_row =
+        PartialRow(forward, params.split.packs, PartialSlot(column, piece.begin == 0), pack_index);
     __syncthreads();
     if (thread < rows) {
       const int head = first_head + thread % pack;
@@ -445,8 +457,8 @@ __device__ __forceinline__ void RunPortable(const PortableParams& params, char* 
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   const int column = static_cast<int>(blockIdx.x) / params.split.packs;
   const int pack_index = static_cast<int>(blockIdx.x) % params.split.packs;
-  const ColumnStart start = FindColumn<Shape::kKeys, Shape::kThreads>(
-      params.step, params.split, column, shared.scratch);
+  const ColumnStart start =
+      FindColumn<Shape::kKeys, Shape::kThreads>(params.step, params.split, column, shared.scratch);
 #if __CUDA_ARCH__ >= 900
   // The append in front of this kernel is complete from here on.
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -454,9 +466,12 @@ __device__ __forceinline__ void RunPortable(const PortableParams& params, char* 
   const char* const k_plane =
       params.cache + start.plane * (params.k_plane_bytes + params.v_plane_bytes);
   const int first_head = pack_index * params.forward.head_pack;
-  const PortableAttention<Shape> attention{
-      params,     shared, k_plane, k_plane + params.k_plane_bytes,
-      first_head / params.forward.common.group_size, first_head};
+  const PortableAttention<Shape> attention{params,
+                                           shared,
+                                           k_plane,
+                                           k_plane + params.k_plane_bytes,
+                                           first_head / params.forward.common.group_size,
+                                           first_head};
   ForEachPiece<Shape::kKeys>(params.step, params.split, column, start,
                              [&](const PagedRow& row, int row_index, int32_t unit,
                                  const TileSpan& tiles, const UnitPiece& piece) {
@@ -467,34 +482,34 @@ __device__ __forceinline__ void RunPortable(const PortableParams& params, char* 
 
 }  // namespace ringattn::worker::cuda::paged
 
-// Within namespace ringattn::worker::cuda::paged: the kernels for head dims up to `dim`, and the keys
-// of their tiles.
-#define RINGATTN_PAGED_PORTABLE(dim, keys_fp32, keys_16)                                         \
-  __global__ void __launch_bounds__(128, 2) fp32_paged_attention_d##dim(                         \
-      const __grid_constant__ PortableParams params) {                                           \
-    extern __shared__ __align__(16) char shared[];                                               \
-    RunPortable<PortableShape<float, dim, keys_fp32>>(params, shared);                           \
-  }                                                                                              \
-  __global__ void __launch_bounds__(128, 2) bf16_paged_attention_d##dim(                         \
-      const __grid_constant__ PortableParams params) {                                           \
-    extern __shared__ __align__(16) char shared[];                                               \
-    RunPortable<PortableShape<__nv_bfloat16, dim, keys_16>>(params, shared);                     \
-  }                                                                                              \
-  __global__ void __launch_bounds__(128, 2) fp16_paged_attention_d##dim(                         \
-      const __grid_constant__ PortableParams params) {                                           \
-    extern __shared__ __align__(16) char shared[];                                               \
-    RunPortable<PortableShape<__half, dim, keys_16>>(params, shared);                            \
-  }                                                                                              \
-  PortableKernel PortableKernel_d##dim() {                                                       \
-    using Single = PortableShape<float, dim, keys_fp32>;                                         \
-    using Half = PortableShape<__half, dim, keys_16>;                                            \
-    return {reinterpret_cast<const void*>(&fp32_paged_attention_d##dim),                         \
-            reinterpret_cast<const void*>(&bf16_paged_attention_d##dim),                         \
-            reinterpret_cast<const void*>(&fp16_paged_attention_d##dim),                         \
-            dim,                                                                                 \
-            Half::kThreads,                                                                      \
-            static_cast<int32_t>(sizeof(Single::Shared)),                                        \
-            static_cast<int32_t>(sizeof(Half::Shared))};                                         \
+// Within namespace ringattn::worker::cuda::paged: the kernels for head dims up to `dim`, and the
+// keys of their tiles.
+#define RINGATTN_PAGED_PORTABLE(dim, keys_fp32, keys_16)                           \
+  __global__ void __launch_bounds__(128, 2)                                        \
+      fp32_paged_attention_d##dim(const __grid_constant__ PortableParams params) { \
+    extern __shared__ __align__(16) char shared[];                                 \
+    RunPortable<PortableShape<float, dim, keys_fp32>>(params, shared);             \
+  }                                                                                \
+  __global__ void __launch_bounds__(128, 2)                                        \
+      bf16_paged_attention_d##dim(const __grid_constant__ PortableParams params) { \
+    extern __shared__ __align__(16) char shared[];                                 \
+    RunPortable<PortableShape<__nv_bfloat16, dim, keys_16>>(params, shared);       \
+  }                                                                                \
+  __global__ void __launch_bounds__(128, 2)                                        \
+      fp16_paged_attention_d##dim(const __grid_constant__ PortableParams params) { \
+    extern __shared__ __align__(16) char shared[];                                 \
+    RunPortable<PortableShape<__half, dim, keys_16>>(params, shared);              \
+  }                                                                                \
+  PortableKernel PortableKernel_d##dim() {                                         \
+    using Single = PortableShape<float, dim, keys_fp32>;                           \
+    using Half = PortableShape<__half, dim, keys_16>;                              \
+    return {reinterpret_cast<const void*>(&fp32_paged_attention_d##dim),           \
+            reinterpret_cast<const void*>(&bf16_paged_attention_d##dim),           \
+            reinterpret_cast<const void*>(&fp16_paged_attention_d##dim),           \
+            dim,                                                                   \
+            Half::kThreads,                                                        \
+            static_cast<int32_t>(sizeof(Single::Shared)),                          \
+            static_cast<int32_t>(sizeof(Half::Shared))};                           \
   }
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_PAGED_PORTABLE_ATTENTION_CUH_

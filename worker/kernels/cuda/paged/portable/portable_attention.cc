@@ -10,7 +10,7 @@ namespace ringattn::worker::cuda::paged {
 namespace {
 
 // Thread blocks of a multiprocessor that registers have room for.
-constexpr int32_t kMaxBlocksPerMultiprocessor = 3;
+constexpr int32_t kMaxBlocksPerMultiprocessor = 2;
 
 PortableKernel KernelOf(const CacheShape& shape) {
   const int32_t dim = std::max(shape.head_dim, shape.head_dim_v);
@@ -81,8 +81,8 @@ class PortableAttention final : public PagedAttention {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PagedAttention>> CreatePortableAttention(
-    const PagedProblem& problem, const Buffers& buffers) {
+absl::StatusOr<std::unique_ptr<PagedAttention>> CreatePortableAttention(const PagedProblem& problem,
+                                                                        const Buffers& buffers) {
   auto attention = std::make_unique<PortableAttention>(problem, buffers);
   if (absl::Status status = attention->Load(); !status.ok()) return status;
   return attention;

@@ -12,8 +12,8 @@
 namespace ringattn::worker::cuda::paged {
 
 // REQUIRES: CheckProblem, CheckBuffers.
-absl::StatusOr<std::unique_ptr<PagedAttention>> CreatePortableAttention(
-    const PagedProblem& problem, const Buffers& buffers);
+absl::StatusOr<std::unique_ptr<PagedAttention>> CreatePortableAttention(const PagedProblem& problem,
+                                                                        const Buffers& buffers);
 int64_t PortableWorkspaceBytes(const PagedProblem& problem);
 
 }  // namespace ringattn::worker::cuda::paged

@@ -21,7 +21,7 @@ using cuda::sm90::kPanelRowBytes;
 using cuda::sm90::RingPosition;
 using cuda::sm90::WaitBarrier;
 
-// Of an mbarrier that one thread of a warp arrives at, or with RINGATTN_RACECHECK all of them.
+// Arrives at an mbarrier for a warp: one thread, or with RINGATTN_RACECHECK all threads.
 __device__ __forceinline__ void ArriveWarpExpecting(uint32_t barrier, uint32_t bytes, int lane) {
   if (lane == 0) {
     ArriveExpecting(barrier, bytes);
@@ -73,6 +73,9 @@ class TableWindow {
 // everything together.
 template <typename Shape>
 struct BlockLoader {
+  // Boxes have at least 16 tokens.
+  static_assert(Shape::kKeys / 16 * Shape::kPanels <= 32, "more boxes than lanes");
+
   const BlockMaps& maps;
   const StepParams& step;
   char* memory;
@@ -81,7 +84,7 @@ struct BlockLoader {
   int32_t plane;
   int lane;
   // The lane's box of every tile; the lanes from boxes * kPanels on have none.
-  int32_t box_row;  // the box's first row in the tile
+  int32_t box_row;      // the box's first row in the tile
   uint32_t box_offset;  // in a stage
   int32_t box_column;
   bool has_box;
@@ -111,7 +114,7 @@ struct BlockLoader {
     box_column = panel * kPanelColumns;
   }
 
-  // The item's keys; `tile_end` is behind its last tile. `table`: of the row.
+  // The item's keys and the row's block table. `tile_end` is the tile after the item's last one.
   __device__ __forceinline__ void Begin(const int32_t* table, const KeySpan& visible,
                                         int32_t tile_end, int32_t head) {
     keys = visible;
@@ -187,7 +190,7 @@ struct BlockLoader {
     v.Advance();
   }
 
-  // Behind the last item: ends the clearing warp.
+  // Ends the clearing warp, after the last item.
   __device__ __forceinline__ void EndClearing() {
     if (lane == 0) {
       reinterpret_cast<ClearJob*>(memory + Shape::kClearJobs)[job.stage].stage = -1;
@@ -242,8 +245,8 @@ __device__ __forceinline__ void InitPagedBarriers(uint32_t shared) {
   cuda::sm90::FenceBarrierInit();
 }
 
-// What the consumers are told of the tile that begins at key `first`. Query r of the item has
-// position `position` + r.
+// Describes the tile that begins at key `first` to the consumers. Query r of the item has position
+// `position` + r.
 template <typename Shape>
 __device__ __forceinline__ KeyTile DescribeTile(const MaskRule& mask, const KeySpan& keys,
                                                 int32_t position, int32_t queries, int32_t first,
@@ -256,8 +259,8 @@ __device__ __forceinline__ KeyTile DescribeTile(const MaskRule& mask, const KeyS
   upper = upper > kLimit ? kLimit : upper;
   KeyTile tile;
   tile.columns = keys.end - first;
-  const bool whole = lower + queries - 1 <= 0 && upper >= Shape::kKeys - 1 &&
-                     tile.columns >= Shape::kKeys;
+  const bool whole =
+      lower + queries - 1 <= 0 && upper >= Shape::kKeys - 1 && tile.columns >= Shape::kKeys;
   tile.lower = static_cast<int32_t>(lower);
   tile.upper = static_cast<int32_t>(upper);
   tile.flags = (last ? KeyTile::kLast : 0) | (whole ? 0 : KeyTile::kMasked);

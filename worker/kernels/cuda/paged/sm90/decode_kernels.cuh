@@ -9,6 +9,22 @@
 
 namespace ringattn::worker::cuda::paged {
 
+// Rows of q's tile that no box covers stay 0 throughout. Executed by the consumer group.
+template <typename Shape>
+__device__ __forceinline__ void ClearUnusedQueries(const DecodeParams& params, char* memory) {
+  const int rows = params.forward.head_pack * params.split.rule.unit_queries;
+#pragma unroll
+  for (int panel = 0; panel < Shape::kPanels; ++panel) {
+    uint4* const unused = reinterpret_cast<uint4*>(
+        memory + Shape::kQ + panel * Shape::kQPanelBytes + rows * kPanelRowBytes);
+    for (int i = threadIdx.x % 128; i < (Shape::kRows - rows) * kPanelRowBytes / 16; i += 128) {
+      unused[i] = uint4{};
+    }
+  }
+  FenceBulkReads();
+  SyncThreads<128>(DecodeProducts<Shape>::kMergeTurn);
+}
+
 template <typename Shape>
 __device__ __forceinline__ void RunDecode(const DecodeParams& params, char* memory) {
   const uint32_t shared = SharedAddress(memory);
@@ -19,11 +35,6 @@ __device__ __forceinline__ void RunDecode(const DecodeParams& params, char* memo
     cuda::sm90::PrefetchMap(&params.q_map);
   }
   if (threadIdx.x == 32) InitPagedBarriers<Shape>(shared);
-  // Rows of q's tile that no box covers stay 0 throughout.
-  for (int i = threadIdx.x; i < Shape::kQBytes / 16; i += Shape::kThreads) {
-    reinterpret_cast<uint4*>(memory + Shape::kQ)[i] = uint4{};
-  }
-  FenceBulkReads();
   const int column = static_cast<int>(blockIdx.x) / params.split.packs;
   const int pack_index = static_cast<int>(blockIdx.x) % params.split.packs;
   // The step's description is older than the append in front of this kernel.
@@ -35,6 +46,7 @@ __device__ __forceinline__ void RunDecode(const DecodeParams& params, char* memo
   } else if (warp == 1) {
     RunClearing<Shape>(memory, shared);
   } else if (warp >= 4) {
+    ClearUnusedQueries<Shape>(params, memory);
     cuda::sm90::ForwardConsumer<Shape, DecodeProducts<Shape>>::Run(params, memory, shared, 0);
   }
 }
@@ -43,27 +55,27 @@ __device__ __forceinline__ void RunDecode(const DecodeParams& params, char* memo
 
 // Within namespace ringattn::worker::cuda::paged. `name` is the class (d128); what follows are
 // DecodeShape's numbers.
-#define RINGATTN_PAGED_DECODE(name, ...)                                                        \
-  __global__ void __launch_bounds__(256, 1)                                                     \
-      sm90_bf16_paged_decode_##name(const __grid_constant__ DecodeParams params) {              \
-    extern __shared__ __align__(1024) char shared[];                                            \
-    RunDecode<DecodeShape<__nv_bfloat16, __VA_ARGS__>>(params, shared);                         \
-  }                                                                                             \
-  __global__ void __launch_bounds__(256, 1)                                                     \
-      sm90_fp16_paged_decode_##name(const __grid_constant__ DecodeParams params) {              \
-    extern __shared__ __align__(1024) char shared[];                                            \
-    RunDecode<DecodeShape<__half, __VA_ARGS__>>(params, shared);                                \
-  }                                                                                             \
-  cuda::sm90::ForwardKernel DecodeKernel_##name() {                                             \
-    using Half = DecodeShape<__half, __VA_ARGS__>;                                              \
-    static_assert(Half::kThreads == 256);                                                       \
-    return {reinterpret_cast<const void*>(&sm90_bf16_paged_decode_##name),                      \
-            reinterpret_cast<const void*>(&sm90_fp16_paged_decode_##name),                      \
-            Half::kRows,                                                                        \
-            Half::kKeys,                                                                        \
-            Half::kPanels,                                                                      \
-            Half::kThreads,                                                                     \
-            Half::kSharedBytes};                                                                \
+#define RINGATTN_PAGED_DECODE(name, ...)                                           \
+  __global__ void __launch_bounds__(256, 1)                                        \
+      sm90_bf16_paged_decode_##name(const __grid_constant__ DecodeParams params) { \
+    extern __shared__ __align__(1024) char shared[];                               \
+    RunDecode<DecodeShape<__nv_bfloat16, __VA_ARGS__>>(params, shared);            \
+  }                                                                                \
+  __global__ void __launch_bounds__(256, 1)                                        \
+      sm90_fp16_paged_decode_##name(const __grid_constant__ DecodeParams params) { \
+    extern __shared__ __align__(1024) char shared[];                               \
+    RunDecode<DecodeShape<__half, __VA_ARGS__>>(params, shared);                   \
+  }                                                                                \
+  cuda::sm90::ForwardKernel DecodeKernel_##name() {                                \
+    using Half = DecodeShape<__half, __VA_ARGS__>;                                 \
+    static_assert(Half::kThreads == 256);                                          \
+    return {reinterpret_cast<const void*>(&sm90_bf16_paged_decode_##name),         \
+            reinterpret_cast<const void*>(&sm90_fp16_paged_decode_##name),         \
+            Half::kRows,                                                           \
+            Half::kKeys,                                                           \
+            Half::kPanels,                                                         \
+            Half::kThreads,                                                        \
+            Half::kSharedBytes};                                                   \
   }
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_PAGED_SM90_DECODE_KERNELS_CUH_

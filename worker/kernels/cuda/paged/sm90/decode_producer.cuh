@@ -14,7 +14,7 @@ using cuda::sm90::WorkSlot;
 
 // An item is one piece of a unit. WorkSlot::tile has its queries in q; partial_slot, or -1 if the
 // unit has no other piece; in range_begin the slot of piece 0; in range_end the number of pieces.
-// WorkSlot::valid is 1 + the unit's ticket (TicketOf), or 0 behind the last item.
+// WorkSlot::valid is 1 + the unit's ticket (TicketOf), or 0 after the last item.
 template <typename Shape>
 struct DecodeProducer {
   static __device__ __forceinline__ void Run(const DecodeParams& params, char* memory,
@@ -26,11 +26,12 @@ struct DecodeProducer {
     const int first_head = pack_index * params.forward.head_pack;
     const int kv_head = first_head / common.group_size;
     WorkSlot* const slots = reinterpret_cast<WorkSlot*>(memory + Shape::kSlots);
-    BlockLoader<Shape> loader(params.blocks, params.step, memory, shared,
-                              cuda::sm90::kEvictFirst, start.plane);
+    BlockLoader<Shape> loader(params.blocks, params.step, memory, shared, cuda::sm90::kEvictFirst,
+                              start.plane);
     uint32_t round = 0;
-    // This kernel may have been launched beside the append, whose entries are there after the wait.
-    // All other warps learn of it from this one's copies. Rows and tables are older.
+    // This kernel may start before the append has ended. The new entries are in memory after the
+    // wait. All other warps wait for copies of this one. Rows and tables were written before the
+    // append.
     bool waited = false;
     const auto await_append = [&waited] {
       if (waited) return;
@@ -81,9 +82,8 @@ struct DecodeProducer {
             const int32_t next_first = tile * Shape::kKeys;
             const int32_t next_token = loader.TokenOf(next_first);
             loader.ClaimKeys();
-            loader.LoadKeys(next_token,
-                            DescribeTile<Shape>(rule.mask, keys, position, queries, next_first,
-                                                tile == tile_begin));
+            loader.LoadKeys(next_token, DescribeTile<Shape>(rule.mask, keys, position, queries,
+                                                            next_first, tile == tile_begin));
             if (tile == tile_end - 1) {
               load_queries();
             } else {

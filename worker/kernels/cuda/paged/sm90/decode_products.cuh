@@ -1,5 +1,5 @@
-// What the consumers of the decode kernel do at the end of an item: store its rows, or a partial
-// result of them. The block that stores the last partial result of a unit merges them all.
+// The end of an item of the decode kernel: the consumers store its rows or a partial result. The
+// block that stores the last partial result of a unit merges all of them.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PAGED_SM90_DECODE_PRODUCTS_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_PAGED_SM90_DECODE_PRODUCTS_CUH_
 
@@ -39,9 +39,9 @@ struct DecodeProducts : cuda::sm90::ForwardProducts<Shape> {
       unit.first_slot = item.tile.range_begin;
       unit.pieces = item.tile.range_end;
       unit.rows = item.tile.q_rows * forward.head_pack;
-      partial_row = PartialRow(forward, params.split.packs, item.tile.partial_slot,
-                               unit.pack_index) +
-                    packed_row;
+      partial_row =
+          PartialRow(forward, params.split.packs, item.tile.partial_slot, unit.pack_index) +
+          packed_row;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float sum = QuadSum(states.sum[half]);
@@ -96,8 +96,7 @@ struct DecodeProducts : cuda::sm90::ForwardProducts<Shape> {
     constexpr int kColumns = Shape::kPanels * 64;
     constexpr bool kWide = kColumns > 128;
     MergeUnit<T, kColumns, 4, kWide ? 8 : 16, kWide ? 2 : 4, 4>(
-        params.forward, params.split.packs, ending.unit,
-        static_cast<int>(threadIdx.x & 127) / 32);
+        params.forward, params.split.packs, ending.unit, static_cast<int>(threadIdx.x & 127) / 32);
   }
 };
 

@@ -1,4 +1,4 @@
-// What the host hands to the paged sm_90a kernels. Plain structures; no CUDA headers.
+// Parameters of the paged sm_90a kernels. Plain structures; no CUDA headers.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_PAGED_SM90_KERNEL_PARAMS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_PAGED_SM90_KERNEL_PARAMS_H_
 
@@ -31,7 +31,7 @@ struct PrefillParams : cuda::sm90::ForwardKernelParams {
   BlockMaps blocks;
   StepParams step;
   MaskRule mask;
-  int32_t min_q = 0;        // rows of at least so many queries are this launch's work
+  int32_t min_q = 0;          // rows of at least so many queries are this launch's work
   int64_t section_bytes = 0;  // of K and V that the heads computed at one time share
 };
 

@@ -26,15 +26,15 @@ template <typename Base>
 struct WithClearJobs : Base {
   static constexpr int kJobs = Base::kStages + 1;
   static constexpr int kClearJobs = Base::kSharedBytes;
-  static constexpr int kJobFull = (kClearJobs + kJobs * static_cast<int>(sizeof(ClearJob)) + 7) / 8 * 8;
+  static constexpr int kJobFull =
+      (kClearJobs + kJobs * static_cast<int>(sizeof(ClearJob)) + 7) / 8 * 8;
   static constexpr int kSharedBytes = kJobFull + 8 * kJobs;
   static_assert(kSharedBytes <= 232448, "more shared memory than a block can have");
 };
 
 // Decode: one consumer group of 64 packed rows, and deep stages to keep memory busy.
 template <typename T, int kDim, int kKeys, int kStages>
-struct DecodeShape
-    : WithClearJobs<cuda::sm90::ForwardShape<T, kDim, 64, kKeys, false, kStages>> {
+struct DecodeShape : WithClearJobs<cuda::sm90::ForwardShape<T, kDim, 64, kKeys, false, kStages>> {
   using Base = WithClearJobs<cuda::sm90::ForwardShape<T, kDim, 64, kKeys, false, kStages>>;
   static constexpr bool kMergesParts = true;
   static constexpr int kLastPiece = Base::kSharedBytes;  // whether the item was it: a word

@@ -35,27 +35,27 @@ __device__ __forceinline__ void RunPrefill(const PrefillParams& params, char* me
 
 // Within namespace ringattn::worker::cuda::paged. `name` is the class (d128); what follows are
 // PrefillShape's numbers.
-#define RINGATTN_PAGED_PREFILL(name, threads, ...)                                              \
-  __global__ void __launch_bounds__(threads, 1)                                                 \
-      sm90_bf16_paged_prefill_##name(const __grid_constant__ PrefillParams params) {            \
-    extern __shared__ __align__(1024) char shared[];                                            \
-    RunPrefill<PrefillShape<__nv_bfloat16, __VA_ARGS__>>(params, shared);                       \
-  }                                                                                             \
-  __global__ void __launch_bounds__(threads, 1)                                                 \
-      sm90_fp16_paged_prefill_##name(const __grid_constant__ PrefillParams params) {            \
-    extern __shared__ __align__(1024) char shared[];                                            \
-    RunPrefill<PrefillShape<__half, __VA_ARGS__>>(params, shared);                              \
-  }                                                                                             \
-  cuda::sm90::ForwardKernel PrefillKernel_##name() {                                            \
-    using Half = PrefillShape<__half, __VA_ARGS__>;                                             \
-    static_assert(Half::kThreads == threads);                                                   \
-    return {reinterpret_cast<const void*>(&sm90_bf16_paged_prefill_##name),                     \
-            reinterpret_cast<const void*>(&sm90_fp16_paged_prefill_##name),                     \
-            Half::kRows,                                                                        \
-            Half::kKeys,                                                                        \
-            Half::kPanels,                                                                      \
-            threads,                                                                            \
-            Half::kSharedBytes};                                                                \
+#define RINGATTN_PAGED_PREFILL(name, threads, ...)                                   \
+  __global__ void __launch_bounds__(threads, 1)                                      \
+      sm90_bf16_paged_prefill_##name(const __grid_constant__ PrefillParams params) { \
+    extern __shared__ __align__(1024) char shared[];                                 \
+    RunPrefill<PrefillShape<__nv_bfloat16, __VA_ARGS__>>(params, shared);            \
+  }                                                                                  \
+  __global__ void __launch_bounds__(threads, 1)                                      \
+      sm90_fp16_paged_prefill_##name(const __grid_constant__ PrefillParams params) { \
+    extern __shared__ __align__(1024) char shared[];                                 \
+    RunPrefill<PrefillShape<__half, __VA_ARGS__>>(params, shared);                   \
+  }                                                                                  \
+  cuda::sm90::ForwardKernel PrefillKernel_##name() {                                 \
+    using Half = PrefillShape<__half, __VA_ARGS__>;                                  \
+    static_assert(Half::kThreads == threads);                                        \
+    return {reinterpret_cast<const void*>(&sm90_bf16_paged_prefill_##name),          \
+            reinterpret_cast<const void*>(&sm90_fp16_paged_prefill_##name),          \
+            Half::kRows,                                                             \
+            Half::kKeys,                                                             \
+            Half::kPanels,                                                           \
+            threads,                                                                 \
+            Half::kSharedBytes};                                                     \
   }
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_PAGED_SM90_PREFILL_KERNELS_CUH_

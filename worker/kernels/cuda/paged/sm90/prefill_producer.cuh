@@ -20,7 +20,7 @@ struct PrefillProducer {
     return q_tokens < params.min_q ? 0 : (q_tokens - 1) / Shape::kRows + 1;
   }
 
-  // The row that the item is in, and the item's index in the row; num_rows behind the last item.
+  // The row that the item is in, and the item's index in the row; num_rows after the last item.
   // All lanes of the warp together.
   struct Place {
     int32_t row;
@@ -111,8 +111,8 @@ struct PrefillProducer {
           __syncwarp();
           if (lane < Shape::kPanels) {
             CopyBox(shared + Shape::kQ + lane * Shape::kQPanelBytes, &params.q_map,
-                    shared + Shape::kQFull, lane * kPanelColumns, head,
-                    row.first_q + first_query, 0, cuda::sm90::kEvictFirst);
+                    shared + Shape::kQFull, lane * kPanelColumns, head, row.first_q + first_query,
+                    0, cuda::sm90::kEvictFirst);
           }
         } else {
           loader.LoadValues(token, first);

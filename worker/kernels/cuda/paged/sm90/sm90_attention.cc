@@ -13,7 +13,7 @@ namespace {
 using cuda::sm90::ForwardKernel;
 using cuda::sm90::TensorMap;
 
-// Of K and V that the heads computed at one time in a prefill share: about half of an H200's L2.
+// K and V of the heads that a prefill computes at one time: about half of an H200's L2 cache.
 constexpr int64_t kSectionBytes = int64_t{32} << 20;
 
 struct HeadDimClass {
@@ -57,12 +57,11 @@ absl::Status Encode(DType dtype, const MapShape& shape, const char* name, Tensor
   const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(shape.box_heads),
                              static_cast<cuuint32_t>(shape.box_tokens), 1};
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
-  // What the L2 cache fetches at a time: no more than a head's row, which may be all that one thread
-  // block reads there.
-  const CUtensorMapL2promotion promotion = head_bytes % 256 == 0 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
-                                           : head_bytes % 128 == 0
-                                               ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-                                               : CU_TENSOR_MAP_L2_PROMOTION_L2_64B;
+  // The L2 cache fetches at most one head's row at a time, which is all that a thread block reads.
+  const CUtensorMapL2promotion promotion =
+      head_bytes % 256 == 0   ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+      : head_bytes % 128 == 0 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                              : CU_TENSOR_MAP_L2_PROMOTION_L2_64B;
   CUtensorMap map;
   const CUresult result = (*encode)(
       &map,
@@ -152,13 +151,13 @@ class Sm90Attention final : public PagedAttention {
         ForwardParamsOf(problem, buffers, workspace, split.head_pack, split.tile_rows);
     decode_.step = StepParamsOf(problem, buffers);
     decode_.split = SplitParamsOf(problem, buffers, workspace, split);
-    absl::Status status = EncodeBlocks(problem.shape, buffers.cache, kernel.tile_keys,
-                                       decode_.blocks);
+    absl::Status status =
+        EncodeBlocks(problem.shape, buffers.cache, kernel.tile_keys, decode_.blocks);
     if (!status.ok()) return status;
     status = EncodeQueries(problem, buffers.q, split.head_pack, split.unit_queries, decode_);
     if (!status.ok()) return status;
-    decode_launch_ = LaunchOf(kernel, problem.shape.dtype,
-                              int64_t{split.max_columns} * split.packs);
+    decode_launch_ =
+        LaunchOf(kernel, problem.shape.dtype, int64_t{split.max_columns} * split.packs);
     return decode_launch_.Load();
   }
 
@@ -175,8 +174,8 @@ class Sm90Attention final : public PagedAttention {
     prefill_.section_bytes = kSectionBytes;
     prefill_.counters = reinterpret_cast<cuda::sm90::WorkCounters*>(
         static_cast<char*>(buffers.workspace) + workspace.counters);
-    absl::Status status = EncodeBlocks(problem.shape, buffers.cache, kernel.tile_keys,
-                                       prefill_.blocks);
+    absl::Status status =
+        EncodeBlocks(problem.shape, buffers.cache, kernel.tile_keys, prefill_.blocks);
     if (!status.ok()) return status;
     status = EncodeQueries(problem, buffers.q, 1, kernel.tile_rows, prefill_);
     if (!status.ok()) return status;
