@@ -1,11 +1,24 @@
-// KvStepLog: one rank's part in the step log of a cache: epochs, step numbers, repeated messages.
+// KvStepLog: one rank's replica of the step log of a cache: epochs, step numbers, repeated messages.
 // Pure.
 //
 //   fenced(e) -> settled(e, S) -> begun(n) -> complete(n) -> begun(n + 1) -> ...
 //
-// Rules (docs/inference.md, "How an append is atomic"):
+// An append is atomic over ranks without a vote:
+//   - The client sends StepBegin(n + 1) only when every rank has answered every call of step n.
+//     Committed steps of two ranks therefore differ by at most one, and both ranks have completed
+//     the larger one.
+//   - Everything of the current step may be sent again. Places in memory follow from the row's
+//     lengths, so nothing is appended twice.
+//   - A new writer settles the log. OpenCache fences older epochs on every rank and collects the
+//     committed and complete steps. The log ends with S, the largest committed step, or the
+//     client's answered_step if that is larger. If a rank has not completed S, the coordinator
+//     rejects the client's claim; without a claim, the cache is lost. Then every rank commits or
+//     undoes to exactly S.
+//
+// Rules of one rank:
 //   - Messages of another epoch than the settled one are rejected.
 //   - Begin(n + 1) needs n complete on this rank. It commits n, even if its own rows are refused.
+//     Step n can be undone until then.
 //   - An equal Begin(n) is accepted again. Another one is STEP_CONFLICT once a Begin(n) was
 //     accepted; a refused Begin leaves the number free.
 //   - A repeated call of the begun step is computed again.
