@@ -1,6 +1,9 @@
 """K/V caches through real processes with plain stubs: every result against numpy in fp64."""
 
 import os
+import pathlib
+import subprocess
+import sys
 import time
 
 import grpc
@@ -52,6 +55,15 @@ def opened(ring):
 
 
 # ------------------------------------------------------------------ results
+
+
+def test_the_example_with_plain_stubs(ring):
+    program = pathlib.Path(__file__).parents[2] / "client/examples/kv_cache_stubs.py"
+    stubs = pathlib.Path(kv.__file__).parents[2]
+    done = subprocess.run([sys.executable, program, ring.address], env={**os.environ, "PYTHONPATH": str(stubs)},
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "out (1, 4, 16) finite True\n"
 
 
 @WAYS
