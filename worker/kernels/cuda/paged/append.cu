@@ -31,10 +31,10 @@ __global__ void __launch_bounds__(kAppendThreads) paged_append(const AppendParam
     const int64_t place =
         (int64_t{block} << step.block_shift) + (position & ((1 << step.block_shift) - 1));
     const int64_t source = int64_t{row.first_append} + token;
-    CopyToken<Word>(k_plane + place * params.k_token_bytes,
-                    params.k + source * params.k_token_bytes, params.k_token_bytes);
-    CopyToken<Word>(v_plane + place * params.v_token_bytes,
-                    params.v + source * params.v_token_bytes, params.v_token_bytes);
+    CopyToken<Word>(k_plane + place * params.k_row_bytes, params.k + source * params.k_token_bytes,
+                    params.k_token_bytes);
+    CopyToken<Word>(v_plane + place * params.v_row_bytes, params.v + source * params.v_token_bytes,
+                    params.v_token_bytes);
   }
 }
 

@@ -31,8 +31,9 @@
 
 namespace ringattn::worker::cuda::paged {
 
-// A cache: for each plane K, then V, each [blocks][block_tokens][num_kv_heads][head_dim] without
-// gaps (V with head_dim_v).
+// A cache: for each plane K, then V, each [blocks][block_tokens] rows of [num_kv_heads][head_dim]
+// (V with head_dim_v). Rows may be wider than that: a plane may also hold layers with more or wider
+// heads.
 struct CacheShape {
   DType dtype = DType::kBFloat16;
   int32_t num_kv_heads = 0;
@@ -41,7 +42,12 @@ struct CacheShape {
   int32_t block_tokens = 64;  // a power of two, 16 to 256
   int64_t blocks = 0;         // of each plane; blocks * block_tokens < 2^31
   int32_t planes = 1;
+  // Elements from one row to the next; 0: num_kv_heads * head_dim, without gaps.
+  int32_t k_row_elements = 0;
+  int32_t v_row_elements = 0;
 
+  int64_t k_row_bytes() const;
+  int64_t v_row_bytes() const;
   int64_t k_plane_bytes() const;
   int64_t v_plane_bytes() const;
   int64_t plane_bytes() const { return k_plane_bytes() + v_plane_bytes(); }
@@ -87,8 +93,8 @@ struct Buffers {
   // a row without keys (with a sink and !partial: the sink). Null: no lse.
   float* lse = nullptr;
   const float* sinks = nullptr;  // [num_heads] fp32, or null
-  // WorkspaceBytes(), aligned to 256 bytes, all zero before the first launch. One workspace serves
-  // launches that follow one another, never two at once.
+  // WorkspaceBytes(), aligned to 256 bytes, of which the first zeroed_bytes() are zero before the
+  // first launch. One workspace serves launches that follow one another, never two at once.
   void* workspace = nullptr;
 };
 
@@ -129,6 +135,10 @@ class PagedAttention {
 
   // The append alone.
   virtual absl::Status EnqueueAppend(cudaStream_t stream) const = 0;
+
+  // Bytes at the beginning of the workspace that every launch needs to be zero and leaves zero.
+  // Objects that share a workspace zero them before a launch that follows one of another object.
+  virtual int64_t zeroed_bytes() const = 0;
 
   // "sm90" or "portable".
   virtual const char* kernels() const = 0;

@@ -12,6 +12,7 @@ namespace ringattn::worker::cuda::paged {
 namespace {
 
 constexpr int32_t kMaxHeadDim = 256;
+constexpr int64_t kMaxRowElements = int64_t{1} << 24;
 constexpr int32_t kMaxRows = 65535;  // the append's grid has one line of blocks for each row
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 constexpr float kLog2E = 1.4426950408889634f;
@@ -21,6 +22,12 @@ absl::Status CheckRange(const char* name, int64_t value, int64_t least, int64_t 
   if (value >= least && value <= most) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(name, " is ", value, "; it must be from ", least, " to ", most));
+}
+
+// Elements of a row of K or V; 0: as many as the heads have.
+absl::Status CheckRow(const char* name, int32_t elements, int64_t least) {
+  if (elements == 0) return absl::OkStatus();
+  return CheckRange(name, elements, least, kMaxRowElements);
 }
 
 absl::Status FirstError(std::initializer_list<absl::Status> statuses) {
@@ -54,6 +61,10 @@ absl::Status CheckProblem(const PagedProblem& problem) {
       CheckRange("block_tokens", shape.block_tokens, 16, 256),
       CheckRange("blocks", shape.blocks, 1, kMaxTokens / 16),
       CheckRange("planes", shape.planes, 1, 65535),
+      CheckRow("k_row_elements", shape.k_row_elements,
+               int64_t{shape.num_kv_heads} * shape.head_dim),
+      CheckRow("v_row_elements", shape.v_row_elements,
+               int64_t{shape.num_kv_heads} * shape.head_dim_v),
       CheckRange("max_rows", batch.max_rows, 1, kMaxRows),
       CheckRange("max_total_q", batch.max_total_q, 1, kMaxTokens / options.num_heads),
       CheckRange("max_q_tokens", batch.max_q_tokens, 1, batch.max_total_q),
@@ -196,7 +207,10 @@ AppendLaunch::AppendLaunch(const PagedProblem& problem, const Buffers& buffers) 
   params_.v_plane_bytes = shape.v_plane_bytes();
   params_.k_token_bytes = static_cast<int32_t>(shape.num_kv_heads * shape.head_dim * element);
   params_.v_token_bytes = static_cast<int32_t>(shape.num_kv_heads * shape.head_dim_v * element);
-  const int32_t bits = params_.k_token_bytes | params_.v_token_bytes;
+  params_.k_row_bytes = shape.k_row_bytes();
+  params_.v_row_bytes = shape.v_row_bytes();
+  const int64_t bits =
+      params_.k_token_bytes | params_.v_token_bytes | params_.k_row_bytes | params_.v_row_bytes;
   kernel_ = AppendKernel(bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 2);
   slices_ = std::min(problem.batch.max_append_tokens,
                      std::max(1, kAppendBlocksPerMultiprocessor * problem.device.sm_count /

@@ -31,7 +31,8 @@ struct SplitParams {
   uint32_t* tickets = nullptr;
 };
 
-// The append of one step. Sizes are bytes of one token.
+// The append of one step. A token's bytes are the new entry's; a row's are the distance of entries
+// in the cache.
 struct AppendParams {
   StepParams step;
   char* cache = nullptr;
@@ -39,6 +40,8 @@ struct AppendParams {
   const char* v = nullptr;
   int64_t k_plane_bytes = 0;
   int64_t v_plane_bytes = 0;
+  int64_t k_row_bytes = 0;
+  int64_t v_row_bytes = 0;
   int32_t k_token_bytes = 0;
   int32_t v_token_bytes = 0;
 };

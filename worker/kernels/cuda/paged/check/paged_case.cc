@@ -75,6 +75,12 @@ void DrawShape(CaseKind kind, Draw& draw, PagedCase& c) {
     c.options.num_heads = group > 16 ? group : shape.num_kv_heads * group;
     if (group > 16) shape.num_kv_heads = 1;
   }
+  if (draw.Chance(0.15)) {  // wider rows than the heads need
+    const int64_t gap = draw.Chance(0.8) ? 8 * draw.Uniform(0, 20) : draw.Uniform(0, 40);
+    shape.k_row_elements = static_cast<int32_t>(shape.num_kv_heads * shape.head_dim + gap);
+    shape.v_row_elements =
+        static_cast<int32_t>(shape.num_kv_heads * shape.head_dim_v + 8 * draw.Uniform(0, 20));
+  }
 }
 
 void DrawOptions(Draw& draw, PagedCase& c) {
@@ -230,14 +236,14 @@ class Values {
 
 // One of K and V of the plane before and after the append, and the appended rows.
 void FillPlane(const PagedCase& c, const Values& values, uint64_t tensor, int64_t dim,
-               std::vector<char>& before, std::vector<char>& after, std::vector<float>& floats,
-               std::vector<char>& appended) {
+               int64_t row_bytes, std::vector<char>& before, std::vector<char>& after,
+               std::vector<float>& floats, std::vector<char>& appended) {
   const CacheShape& shape = c.shape;
   const int64_t tokens = shape.block_tokens;
   const int64_t elements = shape.num_kv_heads * dim;
   const int64_t bytes = elements * ElementBytes(shape.dtype);
   const int64_t places = shape.blocks * tokens;
-  before.assign(places * bytes, static_cast<char>(0xFF));
+  before.assign(places * row_bytes, static_cast<char>(0xFF));
   floats.assign(places * elements, std::numeric_limits<float>::quiet_NaN());
   const auto place_of = [&](const CaseRow& row, int64_t entry) {
     return row.table[entry / tokens] * tokens + entry % tokens;
@@ -252,7 +258,7 @@ void FillPlane(const PagedCase& c, const Values& values, uint64_t tensor, int64_
   const auto fill = [&](const CaseRow& row, int64_t first) {
     for (int64_t entry = first; entry < std::min<int64_t>(first + kChunk, row.keep); ++entry) {
       const int64_t place = place_of(row, entry);
-      values.Write(tensor, place * elements, elements, before.data() + place * bytes,
+      values.Write(tensor, place * elements, elements, before.data() + place * row_bytes,
                    floats.data() + place * elements);
     }
   };
@@ -272,7 +278,7 @@ void FillPlane(const PagedCase& c, const Values& values, uint64_t tensor, int64_
       const int64_t place = place_of(row, row.keep + i);
       values.Write(tensor + 1, next * elements, elements, appended.data() + next * bytes,
                    floats.data() + place * elements);
-      std::memcpy(after.data() + place * bytes, appended.data() + next * bytes, bytes);
+      std::memcpy(after.data() + place * row_bytes, appended.data() + next * bytes, bytes);
     }
   }
 }
@@ -289,8 +295,10 @@ PagedCase DrawCase(CaseKind kind, std::mt19937_64& random) {
   DealBlocks(draw, c);
 
   const Values values(c.shape.dtype, random);
-  FillPlane(c, values, 0, c.shape.head_dim, c.k_before, c.k_after, c.k_values, c.new_k);
-  FillPlane(c, values, 2, c.shape.head_dim_v, c.v_before, c.v_after, c.v_values, c.new_v);
+  FillPlane(c, values, 0, c.shape.head_dim, c.shape.k_row_bytes(), c.k_before, c.k_after,
+            c.k_values, c.new_k);
+  FillPlane(c, values, 2, c.shape.head_dim_v, c.shape.v_row_bytes(), c.v_before, c.v_after,
+            c.v_values, c.new_v);
   SpoilUnusedElements(draw, c);
 
   int64_t appended = 0;
@@ -328,8 +336,9 @@ PagedCase DrawCase(CaseKind kind, std::mt19937_64& random) {
 std::string PagedCase::Describe() const {
   std::string text = absl::StrCat(
       DTypeName(shape.dtype), " heads ", options.num_heads, "/", shape.num_kv_heads, " d ",
-      shape.head_dim, "/", shape.head_dim_v, " blocks of ", shape.block_tokens, " plane ", plane,
-      "/", shape.planes, " scale ", options.softmax_scale, " softcap ", options.softcap, " window ",
+      shape.head_dim, "/", shape.head_dim_v, " rows ", shape.k_row_elements, "/",
+      shape.v_row_elements, " blocks of ", shape.block_tokens, " plane ", plane, "/", shape.planes,
+      " scale ", options.softmax_scale, " softcap ", options.softcap, " window ",
       options.window_left, options.causal ? " causal" : " full", options.partial ? " partial" : "",
       sinks.empty() ? "" : " sinks", " splits ", batch.splits, " rows (keep+append:queries)");
   for (size_t r = 0; r < rows.size() && r < 8; ++r) {

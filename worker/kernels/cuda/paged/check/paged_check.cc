@@ -410,6 +410,7 @@ class Coverage {
     count(c.options.partial, "partial");
     count(!c.options.causal, "full");
     count(c.shape.head_dim != c.shape.head_dim_v, "Dv != D");
+    count(c.shape.k_row_elements > 0, "rows wider than the heads");
     bool empty = false, several = false, prefill = false, without_keys = false, long_row = false;
     for (const CaseRow& row : c.rows) {
       empty |= row.length() == 0;

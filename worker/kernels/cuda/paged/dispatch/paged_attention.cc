@@ -8,13 +8,19 @@
 
 namespace ringattn::worker::cuda::paged {
 
-int64_t CacheShape::k_plane_bytes() const {
-  return blocks * block_tokens * num_kv_heads * head_dim * ElementBytes(dtype);
+int64_t CacheShape::k_row_bytes() const {
+  const int64_t elements = k_row_elements > 0 ? k_row_elements : int64_t{num_kv_heads} * head_dim;
+  return elements * ElementBytes(dtype);
 }
 
-int64_t CacheShape::v_plane_bytes() const {
-  return blocks * block_tokens * num_kv_heads * head_dim_v * ElementBytes(dtype);
+int64_t CacheShape::v_row_bytes() const {
+  const int64_t elements = v_row_elements > 0 ? v_row_elements : int64_t{num_kv_heads} * head_dim_v;
+  return elements * ElementBytes(dtype);
 }
+
+int64_t CacheShape::k_plane_bytes() const { return blocks * block_tokens * k_row_bytes(); }
+
+int64_t CacheShape::v_plane_bytes() const { return blocks * block_tokens * v_row_bytes(); }
 
 absl::StatusOr<std::unique_ptr<PagedAttention>> PagedAttention::Create(
     const CacheShape& shape, const AttentionOptions& options, const BatchClass& batch,

@@ -83,15 +83,15 @@ struct PortableAttention {
   // columns from `dim` on.
   template <int kStride>
   __device__ __forceinline__ void LoadTile(uint32_t (&target)[Shape::kKeys][kStride],
-                                           const char* plane, int dim, const PagedRow& row,
-                                           const KeySpan& keys, int32_t first) const {
+                                           const char* plane, int dim, int64_t row_elements,
+                                           const PagedRow& row, const KeySpan& keys,
+                                           int32_t first) const {
     const StepParams& step = params.step;
-    const int64_t token_elements = int64_t{params.forward.common.num_kv_heads} * dim;
     const auto source = [&](int32_t key) {
       const int32_t block = __ldg(step.tables + row.table + (key >> step.block_shift));
       const int64_t token =
           (int64_t{block} << step.block_shift) + (key & ((1 << step.block_shift) - 1));
-      return reinterpret_cast<const T*>(plane) + token * token_elements + int64_t{kv_head} * dim;
+      return reinterpret_cast<const T*>(plane) + token * row_elements + int64_t{kv_head} * dim;
     };
     const auto seen = [&](int32_t key) { return key >= keys.begin && key < keys.end; };
     constexpr int kWords = Shape::kWords;
@@ -380,8 +380,8 @@ struct PortableAttention {
     for (int32_t tile = tile_begin; tile < tile_end; ++tile) {
       const int32_t first = tile * Shape::kKeys;
       __syncthreads();  // the last tile has been used
-      LoadTile(shared.k, k_plane, common.head_dim, row, view.keys, first);
-      LoadTile(shared.v, v_plane, common.head_dim_v, row, view.keys, first);
+      LoadTile(shared.k, k_plane, common.head_dim, params.k_row_elements, row, view.keys, first);
+      LoadTile(shared.v, v_plane, common.head_dim_v, params.v_row_elements, row, view.keys, first);
       __syncthreads();
       Tile(view, first, parity, sum);
       AddValues(rows, output);

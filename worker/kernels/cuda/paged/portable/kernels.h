@@ -16,7 +16,9 @@ struct PortableParams {
   const char* cache = nullptr;
   int64_t k_plane_bytes = 0;
   int64_t v_plane_bytes = 0;
-  // K and V are read 16 bytes at a time: head dims are multiples of so many bytes.
+  int64_t k_row_elements = 0;  // from one entry to the next
+  int64_t v_row_elements = 0;
+  // K and V are read 16 bytes at a time: head dims and rows are multiples of so many bytes.
   int32_t vector = 0;
 };
 

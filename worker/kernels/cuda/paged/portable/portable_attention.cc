@@ -39,6 +39,7 @@ class PortableAttention final : public PagedAttention {
     const CacheShape& shape = problem.shape;
     const SplitShape split = SplitOf(problem);
     const Workspace workspace(problem, split);
+    zeroed_bytes_ = workspace.lse;
     params_.forward =
         ForwardParamsOf(problem, buffers, workspace, split.head_pack, split.tile_rows);
     params_.step = StepParamsOf(problem, buffers);
@@ -47,7 +48,10 @@ class PortableAttention final : public PagedAttention {
     params_.k_plane_bytes = shape.k_plane_bytes();
     params_.v_plane_bytes = shape.v_plane_bytes();
     const int64_t element = ElementBytes(shape.dtype);
-    params_.vector = shape.head_dim * element % 16 == 0 && shape.head_dim_v * element % 16 == 0;
+    params_.k_row_elements = shape.k_row_bytes() / element;
+    params_.v_row_elements = shape.v_row_bytes() / element;
+    params_.vector = shape.head_dim * element % 16 == 0 && shape.head_dim_v * element % 16 == 0 &&
+                     shape.k_row_bytes() % 16 == 0 && shape.v_row_bytes() % 16 == 0;
     const PortableKernel kernel = KernelOf(shape);
     launch_.kernel = shape.dtype == DType::kFloat32    ? kernel.fp32
                      : shape.dtype == DType::kBFloat16 ? kernel.bf16
@@ -70,6 +74,7 @@ class PortableAttention final : public PagedAttention {
     return launch_.Launch(&params_, /*overlap=*/false, stream);
   }
   absl::Status EnqueueAppend(cudaStream_t stream) const override { return append_.Launch(stream); }
+  int64_t zeroed_bytes() const override { return zeroed_bytes_; }
   const char* kernels() const override { return "portable"; }
 
  private:
@@ -77,6 +82,7 @@ class PortableAttention final : public PagedAttention {
   PortableParams params_;
   KernelLaunch launch_;
   bool overlaps_;
+  int64_t zeroed_bytes_ = 0;
 };
 
 }  // namespace

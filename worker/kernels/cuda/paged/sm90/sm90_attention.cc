@@ -42,7 +42,7 @@ SplitShape SplitOf(const PagedProblem& problem) {
 struct MapShape {
   const void* data;
   int64_t columns, heads, tokens, planes;
-  int64_t plane_bytes;
+  int64_t token_bytes, plane_bytes;
   int32_t box_heads, box_tokens;
 };
 absl::Status Encode(DType dtype, const MapShape& shape, const char* name, TensorMap& target) {
@@ -52,8 +52,7 @@ absl::Status Encode(DType dtype, const MapShape& shape, const char* name, Tensor
   const cuuint64_t sizes[4] = {size(shape.columns), size(shape.heads), size(shape.tokens),
                                size(shape.planes)};
   const cuuint64_t head_bytes = 2 * size(shape.columns);
-  const cuuint64_t strides[3] = {head_bytes, head_bytes * size(shape.heads),
-                                 size(shape.plane_bytes)};
+  const cuuint64_t strides[3] = {head_bytes, size(shape.token_bytes), size(shape.plane_bytes)};
   const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(shape.box_heads),
                              static_cast<cuuint32_t>(shape.box_tokens), 1};
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
@@ -87,12 +86,14 @@ absl::Status EncodeBlocks(const CacheShape& shape, const void* cache, int32_t ti
   map.heads = shape.num_kv_heads;
   map.tokens = shape.blocks * shape.block_tokens;
   map.planes = shape.planes;
+  map.token_bytes = shape.k_row_bytes();
   map.plane_bytes = shape.plane_bytes();
   map.box_heads = 1;
   map.box_tokens = 1 << maps.box_shift;
   if (absl::Status s = Encode(shape.dtype, map, "K's blocks", maps.k); !s.ok()) return s;
   map.data = static_cast<const char*>(cache) + shape.k_plane_bytes();
   map.columns = shape.head_dim_v;
+  map.token_bytes = shape.v_row_bytes();
   return Encode(shape.dtype, map, "V's blocks", maps.v);
 }
 
@@ -104,7 +105,8 @@ absl::Status EncodeQueries(const PagedProblem& problem, const void* q, int32_t b
   map.heads = problem.options.num_heads;
   map.tokens = problem.batch.max_total_q;
   map.planes = 1;
-  map.plane_bytes = 2 * map.columns * map.heads * map.tokens;
+  map.token_bytes = 2 * map.columns * map.heads;
+  map.plane_bytes = map.token_bytes * map.tokens;
   map.box_heads = box_heads;
   map.box_tokens = box_queries;
   params.q_box_bytes = static_cast<uint32_t>(box_heads * box_queries * 128);
@@ -119,6 +121,7 @@ class Sm90Attention final : public PagedAttention {
     if (absl::Status status = append_.Load(); !status.ok()) return status;
     const SplitShape split = SplitOf(problem);
     const Workspace workspace(problem, split);
+    zeroed_bytes_ = workspace.lse;
     if (absl::Status s = InitDecode(problem, buffers, split, workspace); !s.ok()) return s;
     if (problem.batch.max_q_tokens <= kMaxDecodeQueries) return absl::OkStatus();
     return InitPrefill(problem, buffers, workspace);
@@ -132,6 +135,7 @@ class Sm90Attention final : public PagedAttention {
     return Attend(/*overlap=*/false, stream);
   }
   absl::Status EnqueueAppend(cudaStream_t stream) const override { return append_.Launch(stream); }
+  int64_t zeroed_bytes() const override { return zeroed_bytes_; }
   const char* kernels() const override { return "sm90"; }
 
  private:
@@ -195,6 +199,7 @@ class Sm90Attention final : public PagedAttention {
   KernelLaunch decode_launch_;
   KernelLaunch prefill_launch_;
   bool prefills_ = false;
+  int64_t zeroed_bytes_ = 0;
 };
 
 }  // namespace
@@ -203,6 +208,7 @@ bool Sm90Serves(const PagedProblem& problem) {
   const CacheShape& shape = problem.shape;
   if (problem.device.compute_major != 9 || shape.dtype == DType::kFloat32) return false;
   if (shape.head_dim % 8 != 0 || shape.head_dim_v % 8 != 0) return false;
+  if (shape.k_row_bytes() % 16 != 0 || shape.v_row_bytes() % 16 != 0) return false;
   const HeadDimClass& head_dim_class = ClassOf(shape);
   return std::max(head_dim_class.decode().shared_bytes, head_dim_class.prefill().shared_bytes) <=
          problem.device.shared_bytes_per_block;
