@@ -43,8 +43,11 @@ section sources "sources: format, rules and prose"
 ./tests/lib/source_checks.sh || true
 
 section programs "building the programs"
-./deploy/build.sh .cache/programs_build.log //server:ringattn-server //worker:ringattn-worker //client/... \
-  //tests/e2e/... //tests/chaos/... || record "fail building the programs"
+if ./tests/lib/e2e_tests.sh build; then
+  export RINGATTN_PROGRAMS_BUILT=yes
+else
+  record "fail building the programs"
+fi
 
 # End-to-end tests wait for most of their time; meanwhile one compiler builds the unit tests.
 beside=$(mktemp -d)
