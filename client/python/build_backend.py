@@ -47,6 +47,11 @@ def _metadata(project: dict, version: str) -> str:
     return "\n".join([*lines, "Description-Content-Type: text/markdown", "", (HERE / project["readme"]).read_text()])
 
 
+def _entry_points(project: dict) -> str:
+    return "\n".join(line for group, entries in project["entry-points"].items()
+                     for line in (f"[{group}]", *(f"{name} = {target}" for name, target in entries.items()), ""))
+
+
 def pack(folder: pathlib.Path, output: pathlib.Path) -> pathlib.Path:
     """The wheel of what lies in `folder`."""
     project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
@@ -55,6 +60,7 @@ def pack(folder: pathlib.Path, output: pathlib.Path) -> pathlib.Path:
     contents = {path.relative_to(folder).as_posix(): path.read_bytes()
                 for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts}
     contents[f"{info}/METADATA"] = _metadata(project, version).encode()
+    contents[f"{info}/entry_points.txt"] = _entry_points(project).encode()
     contents[f"{info}/WHEEL"] = (f"Wheel-Version: 1.0\nGenerator: ringattn\nRoot-Is-Purelib: false\nTag: {tag}\n").encode()
     contents[f"{info}/licenses/LICENSE"] = (ROOT / "LICENSE").read_bytes()
     record = []
