@@ -164,7 +164,7 @@ def bad_input(client):
 
     for make, field, words in (
             (lambda: client.forward(GpuTensor(q.astype(np.float64)), GpuTensor(k), GpuTensor(v)), "q", "64 bits"),
-            (lambda: client.forward(q, GpuTensor(k), v), "k", "lies on a GPU"),
+            (lambda: client.forward(q, GpuTensor(k), v), "k", "is on a GPU"),
             (lambda: client.forward(GpuTensor(q), GpuTensor(k[:, :, :1, :32]), GpuTensor(v)), "k", "head_dim")):
         try:
             make()
@@ -202,7 +202,7 @@ def beyond_the_limit(client):
     wanted = client.forward(*arrays, transport="relay")
     out, _, report = some.forward(*(GpuTensor(array) for array in arrays))
     expect_equal(out, wanted.out)
-    assert "no room for them on the GPU" in report.transport_reason, report
+    assert "no space left in region_bytes" in report.transport_reason, report
 
 
 def autograd(client):

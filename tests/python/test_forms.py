@@ -178,7 +178,7 @@ def test_probabilities_of_documents(client, rng):
 
 def test_probability_rows_that_make_no_sense(client, rng):
     q, k, v, dout = plain(rng)
-    for rows, text in [([(2, 0)], r"probability_rows\[0\]: is of batch row 2, there are 2"),
+    for rows, text in [([(2, 0)], r"probability_rows\[0\]: has batch row 2; the call has 2"),
                        ([(0, 1), (0, -1)], r"probability_rows\[1\]: has position -1"),
                        ([(0,)], r"probability_rows\[0\]: is \(0,\); must be \(batch row or document, position\)"),
                        ([(0, 70)], r"reply.probability_rows\[0\]"), ([(0, 1)] * 4097, "probability_rows")]:

@@ -140,11 +140,11 @@ def test_deleting(client, rng):
 def test_what_cannot_be_is_refused(client, rng):
     q, k, v, dout = tensors(rng)
     residual = client.forward(q, k, v, retain=60).report.residual
-    with pytest.raises(TypeError, match="give Report.residual"):
+    with pytest.raises(TypeError, match="pass Report.residual"):
         client.backward(dout, residual=residual.handle)
     with pytest.raises(TypeError, match="residual"):
         client.backward(dout, q, k, v, residual=7)
-    with pytest.raises(ringattn.InvalidArgumentError, match="causal: is set by the forward"):
+    with pytest.raises(ringattn.InvalidArgumentError, match="causal: is determined by the residual"):
         client.backward(dout, residual=residual, causal=True)
     with pytest.raises(ringattn.InvalidArgumentError, match="dout"):
         client.backward(dout[:1], residual=residual)

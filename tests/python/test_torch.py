@@ -85,6 +85,16 @@ def test_gradients(name, dtype, bound):
         reference.close(ours.double(), theirs.double(), bound)
 
 
+def test_a_batch_without_rows():
+    q, k, v = leaves(batch=(0,))
+    bias = torch.randn(1, H, SQ, SK, requires_grad=True)
+    out = ringattn.attention(q, k, v, causal=True, bias=bias)[0]
+    assert out.shape == (0, SQ, H, DV)
+    out.sum().backward()
+    for leaf in (q, k, v, bias):
+        assert leaf.grad.shape == leaf.shape and not leaf.grad.any()
+
+
 def test_packed_documents():
     cu_q, cu_k = torch.tensor([0, 5, 5, 33], dtype=torch.int32), torch.tensor([0, 20, 22, 47], dtype=torch.int32)
     q, k, v = leaves(batch=())
@@ -261,7 +271,7 @@ def test_lse_per_document():
         assert (ours == flat).all()
         gradient = torch.autograd.grad(out.sum() + (ours * weights).sum(), qkv)[0]
         assert (gradient == expected).all()
-    with pytest.raises(ringattn.InvalidArgumentError, match="max_seqlen_q: is 60, the longest document has 55"):
+    with pytest.raises(ringattn.InvalidArgumentError, match="max_seqlen_q: is 60; the longest document has 55"):
         ringattn.attention(qkv=qkv, lse_format="per_document", max_seqlen_q=60, **options)
     with pytest.raises(ringattn.InvalidArgumentError, match="lse_format"):
         ringattn.attention(qkv=qkv[None], lse_format="per_document")

@@ -158,7 +158,7 @@ def test_autocast_inside_a_compiled_program_and_checkpoints():
 
 def test_types_that_differ_without_autocast_are_refused():
     q, k, v = qkv()
-    with pytest.raises(ringattn.InvalidArgumentError, match="v: is bfloat16, q is float32"):
+    with pytest.raises(ringattn.InvalidArgumentError, match="v: is bfloat16; must be float32, as q"):
         ringattn.attention(q, k, v.bfloat16())
 
 

@@ -6,7 +6,7 @@
         out, lse, report = client.forward(q, k, v, causal=True)     # [batch, seq_len, heads, head_dim]
         gradients = client.backward(dout, q, k, v, out=out, lse=lse, causal=True)
 
-With PyTorch there are differentiable functions, on the default client (`set_default_client`, or RINGATTN_ADDRESS):
+Functions for PyTorch are differentiable and use the default client (`set_default_client`, or RINGATTN_ADDRESS):
 `attention`, and `flash_attn_func`, `flash_attn_varlen_func` and their packed forms with flash-attn's arguments.
 `ringattn.huggingface.register()` makes "ringattn" an attention implementation of Hugging Face models.
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
                                      flash_attn_varlen_qkvpacked_func)
     from ringattn.torch_ops import attention
 
-# Imported when they are first asked for: they need PyTorch, which the rest does not.
+# Imported on first use, because only these need PyTorch.
 _OF_TORCH = {
     "attention": "ringattn.torch_ops",
     "flash_attn_func": "ringattn.flash_attn",

@@ -1,7 +1,7 @@
-"""Tensors of several libraries as memory that the extension module reads and writes, without a copy where that can be.
+"""Tensors of several libraries as memory that the extension module reads and writes.
 
 numpy arrays and PyTorch tensors on the CPU are used in place if they are contiguous. Other objects with DLPack or
-numpy's array protocol are taken through numpy. Tensors of a CUDA device are handled by `_cuda`.
+numpy's array protocol are read through numpy. `_cuda` handles tensors on CUDA devices.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from ringattn._errors import invalid
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A tensor as a call takes it."""
+    """An input tensor of a call."""
 
     shape: tuple[int, ...]
     dtype: str  #: of _dtypes.DTYPES
-    memory: np.ndarray | _cuda.CudaTensor  #: contiguous; of an element type that numpy has, whatever `dtype` is
+    memory: np.ndarray | _cuda.CudaTensor  #: contiguous, with an element type of numpy (bfloat16 as 16-bit integers)
     library: "Library"
 
 
 class Library(Protocol):
-    """Where results are made, and of which kind."""
+    """Creates results of one tensor library on one device."""
 
     def empty(self, shape: Sequence[int], dtype: str, memory: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
-        """A new tensor and its memory: in `memory`, bytes that it keeps, if that is given. `dtype`: of _dtypes.DTYPES."""
+        """Returns a new tensor and its memory. The tensor uses `memory` if it is given, and keeps it alive."""
 
     def finish(self, tensor: Any) -> Any:
-        """The tensor as the caller gets it, when its memory is filled."""
+        """Returns the tensor for the caller, after its memory was filled."""
 
 
 def _host_memory(array: np.ndarray) -> np.ndarray:
-    """`array` with an element type that the buffer protocol knows."""
+    """Returns a view of `array` with an element type of the buffer protocol."""
     if array.dtype.name == "bfloat16":  # of ml_dtypes
         return array.view(np.uint16)
     if array.dtype == np.bool_:
@@ -52,12 +52,12 @@ def _shaped(memory: np.ndarray, shape: Sequence[int], dtype: Any) -> np.ndarray:
 
 
 def tensor_in(memory: np.ndarray, shape: Sequence[int], dtype: Any) -> Any:
-    """A numpy array, or for a dtype of PyTorch's a tensor, in these bytes, which it keeps."""
+    """Returns a PyTorch tensor if `dtype` is PyTorch's, else a numpy array, in these bytes. It keeps them alive."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(dtype, torch.dtype):
         return _shaped(memory, shape, numpy_dtype(dtype))
     of = {torch.bfloat16: np.int16, torch.bool: np.uint8}.get(dtype) or numpy_dtype(service_dtype(dtype))
-    if memory.nbytes == 0:  # PyTorch makes no tensor of a place without bytes
+    if memory.nbytes == 0:  # torch.from_numpy does not accept empty memory
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.from_numpy(_shaped(memory, shape, of)).view(dtype)
 
@@ -128,7 +128,7 @@ def _as_numpy(value: Any, field: str) -> np.ndarray:
         try:
             return np.from_dlpack(value)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            # numpy's DLPack has no bfloat16; such arrays on the CPU may still show themselves as ml_dtypes'.
+            # numpy's DLPack has no bfloat16, but __array__ may return an array of ml_dtypes.
             if not hasattr(value, "__array__"):
                 raise invalid(field, f"cannot be read by DLPack: {error}") from error
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
@@ -141,11 +141,11 @@ def _as_numpy(value: Any, field: str) -> np.ndarray:
 
 
 def take(value: Any, field: str) -> Array:
-    """`value` as a call takes it; `field` names it in errors.
+    """Returns the input for `value`. Errors name `field`.
 
     Raises:
-        TypeError: it is no array.
-        InvalidArgumentError: of an element type that the service has not, or not in host memory.
+        TypeError: `value` is not an array.
+        InvalidArgumentError: the element type or the memory is not supported.
     """
     torch = sys.modules.get("torch")
     if _cuda.is_cuda(value):
@@ -164,21 +164,21 @@ def take(value: Any, field: str) -> Array:
 
 
 def take_on_host(value: Any, field: str) -> Array:
-    """As `take`, with tensors of PyTorch on other devices copied to the host. Results return to their device.
+    """`take`, but copies PyTorch tensors on other devices to the host. Results return to their device.
 
     Raises:
-        InvalidArgumentError: for an array on a GPU that is no tensor of PyTorch.
+        InvalidArgumentError: an array on a GPU is not a PyTorch tensor.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _from_torch(value, field)
     if _cuda.is_cuda(value):
-        raise invalid(field, "lies on a GPU; pass a PyTorch tensor or host memory")
+        raise invalid(field, "is on a GPU; pass a PyTorch tensor or host memory")
     return take(value, field)
 
 
 def integers(value: Any, field: str) -> list[int]:
-    """A sequence or array of whole numbers of any integer type."""
+    """Returns the whole numbers of a sequence or array of any integer type."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
@@ -194,7 +194,7 @@ def integers(value: Any, field: str) -> list[int]:
 
 
 def as_int32(value: Any, field: str) -> Any:
-    """`value` with its integers as int32, in its own library. Arrays that hold no integers are returned as they are.
+    """Converts integers to int32 within the array's library. Other arrays are returned unchanged.
 
     Raises:
         InvalidArgumentError: a number is beyond int32.
@@ -221,7 +221,7 @@ def as_int32(value: Any, field: str) -> Any:
 
 
 def as_float32(value: Any, field: str) -> Any:
-    """`value` with its 16-bit floating-point numbers as float32, in its own library; others as they are."""
+    """Converts 16-bit floating-point numbers to float32 within the array's library. Others are returned unchanged."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
@@ -232,7 +232,7 @@ def as_float32(value: Any, field: str) -> Any:
 
 
 def floats(value: Any, field: str) -> np.ndarray:
-    """A sequence or array of numbers in fp32."""
+    """Returns a sequence or array of numbers in fp32."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu().float().numpy()

@@ -24,23 +24,24 @@ from ringattn._report import Report, report_of
 from ringattn._request import Request, backward_request, forward_request
 from ringattn._residuals import Residual, handle_of
 
-# The process that first had a client. gRPC's threads and locks do not survive a fork.
+# The process that first connected. gRPC's threads and locks do not survive a fork.
 _process: int | None = None
 
-_FORKED = ("this process was forked from one that has used ringattn, whose connections do not survive that: start "
-           "workers by 'spawn' or 'forkserver', or connect only after the fork")
+_FORKED = ("this process was forked from one that has used ringattn; connections do not survive a fork: start "
+           "processes with 'spawn' or 'forkserver', or connect after the fork")
 
 
 class _ForwardTuple(NamedTuple):
     out: Any  #: [batch, seq_len_q, heads, head_dim_v]; packed [tokens, heads, head_dim_v]
-    lse: Any  #: fp32, natural logarithm, [batch, heads, seq_len_q]; packed [heads, tokens], or as `lse_format` says
+    lse: Any  #: fp32, natural logarithm, [batch, heads, seq_len_q]; packed [heads, tokens], or by `lse_format`
     report: Report
 
 
 class ForwardResult(_ForwardTuple):
-    """(out, lse, report), of q's library: numpy arrays, PyTorch tensors on q's device, or for others on a GPU `CudaArray`."""
+    """(out, lse, report). Results are of q's library: numpy arrays, PyTorch tensors on q's device, or `CudaArray` for
+    other libraries on a GPU."""
 
-    #: Beside the tuple. fp32 [rows, heads, most keys of a row's batch row or document], 0 where masked; None without
+    #: Not part of the tuple. fp32 [rows, heads, largest number of keys of the rows], 0 where masked; None without
     #: `probability_rows`.
     probabilities: Any = None
 
@@ -55,16 +56,15 @@ class _BackwardTuple(NamedTuple):
 
 
 class BackwardResult(_BackwardTuple):
-    """(dq, dk, dv, dsinks, dbias, report): gradients in the shapes of what they are gradients of, None for what was not
-    given."""
+    """(dq, dk, dv, dsinks, dbias, report). A gradient has the shape of its tensor; it is None if that was not given."""
 
-    #: Beside the tuple: the gradients of qkv and of kv, where they were given.
+    #: Not part of the tuple: the gradients of qkv and kv; None if these were not given.
     dqkv: Any = None
     dkv: Any = None
 
 
 def _values(pair: tuple[Any, Any]) -> Any:
-    """The first of (value, error), or the error raised."""
+    """Returns the value of (value, error), or raises the error."""
     value, error = pair
     if error is not None:
         raise error_of(error)
@@ -101,13 +101,13 @@ def _backward_result(request: Request, report: Report) -> BackwardResult:
 
 
 class Client:
-    """A connection to a coordinator, made by `connect`. Thread safe; calls may overlap.
+    """A connection to a coordinator, created by `connect`. Thread safe; calls may overlap.
 
-    Tensors are [batch, seq_len, heads, head_dim], or [tokens, heads, head_dim] with cu_seqlens. While a call runs
-    its inputs must not be changed. A blocking call gives up the interpreter's lock; Ctrl-C cancels it, the workers
-    are free within a ring step, and KeyboardInterrupt is raised when nothing reads the tensors' memory any more.
+    Tensors are [batch, seq_len, heads, head_dim], or [tokens, heads, head_dim] with cu_seqlens. Inputs must not change
+    while a call runs. A blocking call releases the interpreter lock. Ctrl-C cancels it and frees the workers within a
+    ring step. KeyboardInterrupt is raised once nothing accesses the tensors' memory.
 
-    Not across fork(): a client, and the package once it has connected, are of the process that did so.
+    A client cannot be used in a process that was forked from one that has connected.
     """
 
     def __init__(self, core: _core.Client, target: str, region_bytes: int) -> None:
@@ -127,7 +127,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection when the last call in flight has ended. Idempotent."""
+        """Closes the connection after the last call in flight has ended. Idempotent."""
         self._core = None
 
     def _connected(self) -> _core.Client:
@@ -142,14 +142,14 @@ class Client:
     def forward(self, q: ArrayLike | None = None, k: ArrayLike | None = None, v: ArrayLike | None = None, *,
                 qkv: ArrayLike | None = None, kv: ArrayLike | None = None,
                 **options: Unpack[ForwardOptions]) -> ForwardResult:
-        """Exact attention of q over k and v. Options: `ForwardOptions`.
+        """Computes exact attention of q over k and v. Options: `ForwardOptions`.
 
-        `qkv` [batch, seq_len, 3, heads, head_dim] instead of q, k and v, or `kv` [batch, seq_len_k, 2, kv_heads,
-        head_dim] instead of k and v, is sent as it is, on every way.
+        `qkv` [batch, seq_len, 3, heads, head_dim] replaces q, k and v. `kv` [batch, seq_len_k, 2, kv_heads, head_dim]
+        replaces k and v. They are sent without being split.
 
         Raises:
-            RingattnError: by status code, see its subclasses. `InvalidArgumentError` names the field.
-            TypeError: for an option that does not exist, or what is no array.
+            RingattnError: a subclass for each status code. `InvalidArgumentError` names the field.
+            TypeError: an option does not exist, or an input is not an array.
         """
         check_names(options, FORWARD_NAMES, "forward")
         request = forward_request(q, k, v, qkv, kv, options)
@@ -159,14 +159,15 @@ class Client:
                  v: ArrayLike | None = None, *, qkv: ArrayLike | None = None, kv: ArrayLike | None = None,
                  out: ArrayLike | None = None, lse: ArrayLike | None = None,
                  **options: Unpack[BackwardOptions]) -> BackwardResult:
-        """Gradients of q, k and v from dout, the gradient of out. Options: `BackwardOptions`.
+        """Computes the gradients of q, k and v from dout, the gradient of out. Options: `BackwardOptions`.
 
-        Of `qkv` or `kv` the gradient is one tensor, too: `BackwardResult.dqkv`, `dkv`.
+        The gradients of `qkv` and `kv` are `BackwardResult.dqkv` and `dkv`. `out` and `lse` are the forward's results;
+        without them the service recomputes the forward. With `residual`, only dout is sent; q, k and v are optional.
 
-        Without `out` and `lse`, forward's results, the service computes them again. With `residual`, what a forward
-        left with the workers, dout is all that is sent, and q, k, v need not be given. Raises as `forward` does;
-        FailedPreconditionError or NotFoundError for a residual that is gone (`reason`: RESIDUAL_...), if there are no
-        tensors to send instead.
+        Raises:
+            FailedPreconditionError, NotFoundError: the residual is gone (`reason`: RESIDUAL_...), and q, k and v were
+                not given.
+            Others: as `forward`.
         """
         check_names(options, BACKWARD_NAMES, "backward")
         request = backward_request(dout, q, k, v, qkv, kv, out, lse, options)
@@ -177,8 +178,8 @@ class Client:
                             **options: Unpack[ForwardOptions]) -> ForwardResult:
         """`forward` in an event loop.
 
-        Cancelling the task cancels the operation; the await ends, with asyncio.CancelledError, when the workers
-        were told and nothing reads or writes the tensors' memory any more.
+        Cancelling the task cancels the request. The await ends with asyncio.CancelledError once nothing accesses the
+        tensors' memory.
         """
         check_names(options, FORWARD_NAMES, "forward_async")
         request = forward_request(q, k, v, qkv, kv, options)
@@ -188,7 +189,7 @@ class Client:
                              v: ArrayLike | None = None, *, qkv: ArrayLike | None = None,
                              kv: ArrayLike | None = None, out: ArrayLike | None = None, lse: ArrayLike | None = None,
                              **options: Unpack[BackwardOptions]) -> BackwardResult:
-        """`backward` in an event loop; cancelled as `forward_async` is."""
+        """`backward` in an event loop. Cancellation: as `forward_async`."""
         check_names(options, BACKWARD_NAMES, "backward_async")
         request = backward_request(dout, q, k, v, qkv, kv, out, lse, options)
         return _backward_result(request, await self._call_async(request))
@@ -199,14 +200,15 @@ class Client:
             request.placement = self._cuda.place(core, request)
         elif any(isinstance(memory, CudaTensor) for memory in request.inputs.values()):
             raise invalid(next(name for name, memory in request.inputs.items() if isinstance(memory, CudaTensor)),
-                          "lies on a GPU, and the call's first tensor does not")
+                          "is on a GPU, but the call's first tensor is in host memory; pass all tensors in one memory")
         else:
             request.make_room(self._room_of(request, core))
         return core.start(request.is_forward, request.header, request.inputs, request.outputs,
                                        request.call, with_event)
 
     def _room_of(self, request: Request, core: _core.Client) -> Any:
-        """Results are born where workers can write, if host memory is what the call asks for or comes from."""
+        """Returns an allocator in shared regions for the results, if the call requires host memory or its inputs are in
+        regions. None: ordinary memory."""
         transport = request.call["transport"]
         if transport == "host_memory" or (transport == "auto" and self._arena.hold(list(request.inputs.values()))):
             return lambda nbytes: None if (block := self._arena.take(core, nbytes)) is None else np.asarray(block)
@@ -222,7 +224,7 @@ class Client:
                 _tell(request, progress)
         except BaseException:
             call.cancel()
-            while not call.poll()[0]:  # until then the tensors' memory is in use
+            while not call.poll()[0]:  # the call accesses the tensors' memory until it has ended
                 call.wait()
             raise
         return _report(request, _values(call.result()))
@@ -231,7 +233,7 @@ class Client:
         loop = asyncio.get_running_loop()
         call = self._start(request, with_event=True)
         woken = asyncio.Event()
-        # No thread of the library ever takes the interpreter's lock: it makes a descriptor readable.
+        # The library's threads never take the interpreter lock. They make a descriptor readable.
         loop.add_reader(call.fileno(), woken.set)
         failure: BaseException | None = None
         ended = False
@@ -255,26 +257,30 @@ class Client:
     # ------------------------------------------------------------------ memory
 
     def region(self, nbytes: int) -> Region:
-        """Memory for tensors that the workers of this machine read and write themselves: allocate by `Region.empty`.
+        """Creates memory that this client shares with the workers of its machine. Allocate tensors with `Region.empty`.
 
-        At the cost of filling it (about 3 GB/s). Raises ResourceExhaustedError without memory or descriptors.
+        Creating it takes as long as clearing it (about 3 GB/s). Raises ResourceExhaustedError if memory or file
+        descriptors run out.
         """
         return self._arena.make(self._connected(), nbytes)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
-        """An array or tensor, its contents undefined, in a region that is made if need be.
+        """Returns an uninitialized tensor in a shared region. Creates a region if needed.
 
-        A PyTorch tensor for a dtype of PyTorch's, else a numpy array. Its memory is used again when the last view of
-        it is gone. Raises MemoryError beyond `region_bytes` of `connect`.
+        The tensor is PyTorch's if `dtype` is, else a numpy array. Its memory is reused after its last view is gone.
+        Raises MemoryError beyond `region_bytes` of `connect`.
         """
         return self._arena.empty(self._connected(), shape, dtype)
 
     def cuda_empty(self, shape: int | Sequence[int], dtype: Any = "float32", device: int = 0) -> Any:
-        """As `empty`, in memory of a GPU: calls whose tensors lie there have none of them copied or sent.
+        """`empty` on a GPU. Workers' GPUs copy such tensors directly; the client neither copies nor sends them.
 
-        A PyTorch tensor for a dtype of PyTorch's, else a `CudaArray`. Work that fills it is waited for when a call
-        begins; its memory is used again when the last view of it is gone. Raises MemoryError beyond `region_bytes`,
-        FailedPreconditionError without a CUDA driver.
+        The tensor is PyTorch's if `dtype` is, else a `CudaArray`. A call waits for GPU work that fills its inputs. The
+        memory is reused after the last view is gone.
+
+        Raises:
+            MemoryError: beyond `region_bytes` of `connect`.
+            FailedPreconditionError: there is no CUDA driver.
         """
         sizes = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(size) for size in shape)
         if any(size < 0 for size in sizes):
@@ -288,36 +294,36 @@ class Client:
     # ------------------------------------------------------------------ residuals
 
     def delete_residual(self, residual: Residual | str, *, deadline: float = 10.0) -> None:
-        """Has the workers let go of what a forward left. Raises NotFoundError for one that is unknown."""
+        """Deletes a residual. Raises NotFoundError if it is unknown."""
         _values(self._connected().delete_residual(handle_of(residual), deadline))
 
     def renew_residuals(self, residuals: Sequence[Residual | str], seconds: float | None = None, *,
                         deadline: float = 10.0) -> list[str]:
-        """Keeps them for so many seconds from now on; None: as long as the service thinks right.
+        """Sets the remaining lifetime of up to 1,024 residuals, in seconds. None: the service's default.
 
-        Returns for each an empty string, or the reason why it is gone. At most 1,024 at a time.
+        Returns for each residual an empty string, or the reason why it has ended.
         """
         if seconds is not None and not seconds > 0:
-            raise invalid("seconds", f"is {seconds}, must be positive")
+            raise invalid("seconds", f"is {seconds}; must be positive")
         handles = [handle_of(residual) for residual in residuals]
         return _values(self._connected().renew_residuals(handles, seconds or 0.0, deadline))
 
     def hold_residuals(self, residuals: Sequence[Residual | str]) -> None:
-        """Keeps them, whatever the seconds of their `retain`, until they are used up, deleted or released.
+        """Keeps residuals beyond the lifetime of their `retain`, until they are consumed, deleted or released.
 
-        By a stream to the service that this client keeps open: when the client or its process is gone, so are they, a
-        few seconds later (`server_info()["limits"]["residual_hold_grace"]`). Does not wait; see `hold_trouble`.
+        The client keeps a stream to the service open. After the client or its process has ended, the residuals expire
+        within `server_info()["limits"]["residual_hold_grace"]`. Does not block; see `hold_trouble`.
         """
         self._connected().hold_residuals([handle_of(residual) for residual in residuals])
 
     def release_residuals(self, residuals: Sequence[Residual | str]) -> None:
-        """Holds them no more: they last for the time that they have, a minute at most."""
+        """Stops holding residuals. They expire after their remaining lifetime, a minute at most."""
         self._connected().release_residuals([handle_of(residual) for residual in residuals])
 
     @property
     def hold_trouble(self) -> Exception | None:
-        """Why residuals are not held at the moment, and go when their own time is over. UnimplementedError, of an older
-        service, is for good; others end when the connection is back."""
+        """The error that prevents residuals from being held at the moment, or None. UnimplementedError is permanent:
+        the service has no HoldResiduals. Other errors end when the connection is restored."""
         error = self._connected().hold_trouble()
         return None if error is None else error_of(error)
 
@@ -343,7 +349,7 @@ class Client:
             blocks: the number of blocks of `block_tokens` entries, which all groups share.
             numbering: "sequences", or "blocks" if the caller allocates blocks.
             label: for people.
-            ttl: seconds that the cache lives without a hold and without steps; None: 60.
+            ttl: seconds after which the cache ends without a hold and without steps; None: 60.
             world_size: number of workers; None: the fewest that have room.
             members: workers by name; empty: any.
             transport: "direct", "relay", or "auto".
@@ -374,7 +380,8 @@ class Client:
         return WorkerCache(_values(self._connected().open_cache(cache_id, options)), self, is_owner=False)
 
     def list_caches(self, *, deadline: float = 10.0) -> list[dict[str, Any]]:
-        """This client's caches: the protos KvCacheInfo as dicts. Without authentication, those of this object."""
+        """Returns the KvCacheInfo protos of this client's caches as dicts; without authentication, only those of this
+        object."""
         return _values(self._connected().list_caches(deadline))
 
     def delete_cache(self, cache_id: bytes, *, deadline: float = 10.0) -> None:
@@ -384,19 +391,19 @@ class Client:
     # ------------------------------------------------------------------ operations and cluster
 
     def server_info(self, *, deadline: float = 10.0) -> dict[str, Any]:
-        """Version, limits and what is served: the proto GetServerInfoResponse as a dict."""
+        """Returns version, limits and capabilities: the proto GetServerInfoResponse as a dict."""
         return _values(self._connected().server_info(deadline))
 
     def topology(self, *, deadline: float = 10.0) -> dict[str, Any]:
-        """The workers and their ring: the proto Topology as a dict."""
+        """Returns the workers and their ring: the proto Topology as a dict."""
         return _values(self._connected().topology(deadline))
 
     def get_operation(self, request_id: str, *, deadline: float = 10.0) -> dict[str, Any]:
-        """The proto GetStatusResponse as a dict. Raises NotFoundError for one that is not known any more."""
+        """Returns the proto GetStatusResponse as a dict. Raises NotFoundError if the request is not known."""
         return _values(self._connected().get_operation(request_id, deadline))
 
     def cancel_operation(self, request_id: str, *, deadline: float = 10.0) -> None:
-        """Asks for an operation to end, whoever has begun it. Raises NotFoundError for one that is not known."""
+        """Cancels a request of this principal, also one of another process. Raises NotFoundError if it is unknown."""
         _values(self._connected().cancel_operation(request_id, deadline))
 
 
@@ -405,25 +412,26 @@ def connect(target: str, *, tls_ca: str | os.PathLike[str] | None = None,
             tls_server_name: str | None = None, token_file: str | os.PathLike[str] | None = None,
             channels: int = 4, max_chunk_bytes_up: int = 0, max_replays: int = 10,
             connect_timeout: float = 5.0, staging_bytes: int = 4 << 30, region_bytes: int = 8 << 30) -> Client:
-    """A client of the coordinator at `target`, "host:port". Does not dial yet.
+    """Returns a client of the coordinator at `target`, "host:port". The first call connects.
 
     Args:
-        tls_ca: authorities that the server's certificate must lead to, a PEM file; plain text without it.
-        tls_cert: the client's own certificate, where the server asks for one, and
-        tls_key: its key. Files are read again when they change.
-        tls_server_name: the name that the server's certificate is for, where that is not the target's host.
-        token_file: a file with the bearer token that every call shows. Not in plain text, but to loopback.
-        channels: connections; calls go round them.
-        max_chunk_bytes_up: 0: as the server recommends.
-        max_replays: how often a call is sent again, under one request id, after a worker was lost.
-        connect_timeout: seconds after which a server that has never answered is given up.
-        staging_bytes: memory shared with workers that tensors pass through which do not lie in any; no more than half
-            of what is free is taken, and what is idle for 20 s is given back. 0: none.
-        region_bytes: memory shared with workers that `empty` and results may take.
+        tls_ca: PEM file of the authorities that sign the server's certificate. Without it, plain text.
+        tls_cert: PEM file of the client's certificate, if the server requires one.
+        tls_key: PEM file of its private key. All files are reloaded when they change.
+        tls_server_name: name in the server's certificate; default: the host of `target`.
+        token_file: file with the bearer token for every call. The token is sent in plain text to loopback only.
+        channels: number of connections. Calls use them in turn.
+        max_chunk_bytes_up: size of upload chunks; 0: the server's recommendation.
+        max_replays: how often a call is repeated, under one request id, after a worker was lost.
+        connect_timeout: seconds after which calls fail if the server has never answered. An attempt in progress may
+            take four times as long.
+        staging_bytes: limit of the shared memory through which other tensors are copied. At most half of the free
+            memory is used, and memory that is idle for 20 s is released. 0: none.
+        region_bytes: limit of the shared memory for `empty` and for results.
 
     Raises:
-        InvalidArgumentError: for a target, a file or a token of no use.
-        RuntimeError: in a process that was forked from one that has used ringattn.
+        InvalidArgumentError: the target, a file or the token is invalid.
+        RuntimeError: the process was forked from one that has used ringattn.
     """
     global _process
     if _process is not None and _process != os.getpid():

@@ -1,4 +1,4 @@
-"""Tensors in CUDA memory as calls take and give them: PyTorch's, and those of anything that speaks DLPack (kDLCUDA)."""
+"""Tensors in CUDA memory as inputs and results: PyTorch's, and those of other libraries with DLPack (kDLCUDA)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ringattn._errors import error_of, invalid
 
 #: DLDeviceType.
 _KDL_CUDA = 2
-#: What a consumer of DLPack names the legacy default stream. Never None, of which libraries think differently.
+#: The legacy default stream in DLPack. Libraries interpret None differently, so None is never passed.
 _LEGACY_STREAM = 1
-# DLDataTypeCode and bits, by the service's names.
+# (DLDataTypeCode, bits) by the service's type names.
 CODES = {"float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "int32": (0, 32), "uint8": (1, 8)}
 _NAMES = {code: name for name, code in CODES.items()} | {(6, 8): "uint8"}
 
@@ -30,12 +30,12 @@ def check(error: dict[str, Any] | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CudaTensor:
-    """An input on a GPU, whose producer's stream the legacy default stream waits for."""
+    """An input on a GPU. The legacy default stream waits for its producer's stream."""
 
     address: int
     nbytes: int
     device: int
-    owner: Any  #: keeps it
+    owner: Any  #: keeps the memory alive
 
     def to_host(self) -> np.ndarray:
         host = np.empty(self.nbytes, np.uint8)
@@ -45,7 +45,7 @@ class CudaTensor:
 
 
 def is_cuda(value: Any) -> bool:
-    """Whether it is a tensor in the memory of a CUDA device."""
+    """Whether `value` is a tensor in the memory of a CUDA device."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor) and value.device.type != "cuda":
         return False
@@ -54,10 +54,10 @@ def is_cuda(value: Any) -> bool:
 
 
 def take(value: Any, field_name: str) -> tuple[tuple[int, ...], str, CudaTensor]:
-    """Its shape, element type and memory. Raises InvalidArgumentError, naming the field."""
+    """Returns shape, element type and memory. Raises InvalidArgumentError, naming the field."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        # On the current stream, which the next line has the legacy one wait for.
+        # Runs on the current stream. The export below makes the legacy stream wait for it.
         value = value.detach().contiguous().resolve_conj().resolve_neg()
         if value.dtype == torch.bool:
             value = value.view(torch.uint8)
@@ -65,31 +65,31 @@ def take(value: Any, field_name: str) -> tuple[tuple[int, ...], str, CudaTensor]
     code, bits, lanes = shown.dtype
     dtype = _NAMES.get((code, bits)) if lanes == 1 else None
     if dtype is None:
-        raise invalid(field_name, f"is of DLPack's type (code {code}, {bits} bits, {lanes} lanes); the service has "
+        raise invalid(field_name, f"is of DLPack type (code {code}, {bits} bits, {lanes} lanes); the service supports "
                                   f"{', '.join(CODES)}")
     if not shown.is_contiguous:
-        raise invalid(field_name, "is not contiguous, and only PyTorch's tensors are made so here")
+        raise invalid(field_name, "is not contiguous; only PyTorch's tensors on a GPU may be strided")
     shape = tuple(shown.shape)
     nbytes = math.prod(shape) * bits // 8
     return shape, dtype, CudaTensor(shown.address, nbytes, shown.device, (value, shown))
 
 
 class Block(Protocol):
-    """Some bytes of a region on a GPU, for as long as it lives."""
+    """An allocation in a region on a GPU, which lasts as long as this object."""
 
     address: int
     nbytes: int
     device: int
 
     def bytes(self) -> _core.CudaBytes:
-        """As the extension module takes them."""
+        """Returns the argument for the extension module."""
 
 
 class CudaArray:
-    """A tensor in memory on a GPU that the workers of this machine share, until the last view of it is gone.
+    """A tensor in GPU memory that the client shares with workers. The memory is released after the last view is gone.
 
-    Its contents are complete: nothing has to be waited for. `torch.from_dlpack(array)`, `cupy.from_dlpack(array)` and
-    their like are views of it; `numpy()` is a copy. A call of its client takes it where it is.
+    Its contents are complete, so consumers need not synchronize. `from_dlpack` of PyTorch, CuPy and others returns a
+    view; `numpy()` returns a copy. As an input of a call of the same client, it is not copied.
     """
 
     def __init__(self, block: Block, shape: Sequence[int], dtype: str) -> None:
@@ -102,7 +102,7 @@ class CudaArray:
 
     @property
     def device(self) -> int:
-        """The CUDA device, as this process counts them."""
+        """The index of the CUDA device in this process."""
         return self._block.device
 
     @property
@@ -111,19 +111,19 @@ class CudaArray:
 
     @property
     def address(self) -> int:
-        """On the GPU."""
+        """The device address."""
         return self._block.address
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _KDL_CUDA, self.device
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
-        """A capsule of DLPack. `stream`, the consumer's, has nothing to wait for."""
+        """Returns a DLPack capsule. `stream` is ignored, because the contents are complete."""
         code, bits = CODES[self.dtype]
         return _core.make_cuda_dlpack(self._block, self._block.address, self.device, list(self.shape), code, bits)
 
     def numpy(self) -> np.ndarray:
-        """Returns a copy in host memory ("bfloat16": of ml_dtypes), after all GPU work of this process so far."""
+        """Returns a copy in host memory, after all earlier GPU work of this process. "bfloat16" needs ml_dtypes."""
         host = np.empty(self.nbytes, np.uint8)
         check(_core.cuda_synchronize(self.device))
         if self.nbytes:
@@ -132,14 +132,14 @@ class CudaArray:
 
 
 class CudaLibrary:
-    """Where results of a call on a GPU are made: PyTorch's tensors if its first tensor was one, else CudaArrays."""
+    """Creates the results of a call on a GPU: PyTorch tensors if its first tensor was one, else CudaArrays."""
 
     def __init__(self, device: int, of_torch: bool) -> None:
         self.device = device
         self.of_torch = of_torch
 
     def empty(self, shape: Sequence[int], dtype: str, memory: Any = None) -> tuple[Any, Any]:
-        """In `memory`, a block; or in host memory, which `moved` takes to the GPU."""
+        """Returns a result and its memory: in the block `memory`, or in host memory, from which it is moved later."""
         if memory is not None:
             return CudaArray(memory, shape, dtype), memory.bytes()
         host = np.empty(math.prod(shape) * CODES[dtype][1] // 8, np.uint8)
@@ -155,8 +155,8 @@ class CudaLibrary:
         return torch.from_dlpack(tensor)
 
     def _on_host(self, host: np.ndarray, shape: tuple[int, ...], dtype: str) -> Any:
-        if not self.of_torch:  # Placement.moved has been there before
-            raise RuntimeError("the result lies in host memory")
+        if not self.of_torch:  # Placement.moved has replaced these results
+            raise RuntimeError("the result is still in host memory")
         import torch
 
         return torch.from_numpy(host).view(getattr(torch, dtype)).reshape(shape).to(f"cuda:{self.device}")

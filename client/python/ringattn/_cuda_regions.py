@@ -1,8 +1,8 @@
-"""Memory on GPUs that workers of this machine share, and how calls' tensors come to lie in it.
+"""GPU memory that a client shares with workers, and the placement of calls' tensors in it.
 
-What lies in regions of this client (results of earlier calls, `Client.cuda_empty`) is taken where it is. Everything
-else, whatever its allocation is like, is copied on its own GPU into such a region first: workers could map it only as
-long as its owner does not free it, and no library says when it does.
+Tensors in regions of this client (results of earlier calls, `Client.cuda_empty`) are used in place. All others are
+first copied, on their GPU, into a region. Workers cannot map them, because no library reports when it frees an
+allocation.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ringattn._regions import Region
 
 _MIN_REGION_BYTES = 256 << 20
 _PAGE = 2 << 20
-# A region of which nothing was in use for so long goes back to its GPU.
+# A region without allocations is released after this time.
 _IDLE_SECONDS = 20.0
-# A GPU whose memory no worker took is tried again after this.
+# Sharing memory of a GPU that no worker accepted is tried again after this time.
 _RETRY_SECONDS = 10.0
 
 
 class _Block:
-    """Some bytes of a region on a GPU, for as long as this lives."""
+    """An allocation in a region on a GPU, which lasts as long as this object."""
 
     __slots__ = ("__weakref__", "_region", "address", "device", "nbytes")
 
@@ -52,28 +52,28 @@ class _Region(Region):
         return False
 
     def close(self) -> None:
-        """Regions on a GPU go when nothing is left in them."""
+        """Does nothing: regions on a GPU are released after their last allocation."""
 
 
 @dataclass
 class Placement:
-    """What was done so that a call on a GPU can go."""
+    """Where the tensors of a call on a GPU are."""
 
     staged_bytes: int = 0
     reason: str = ""
-    moved: Callable[[], None] | None = None  #: results from host memory to where the caller wants them
+    moved: Callable[[], None] | None = None  #: moves results from host memory to the GPU
     held: list[Any] = field(default_factory=list)
 
 
 class CudaArena:
-    """A client's memory on GPUs that workers share: `limit` bytes on each."""
+    """A client's shared memory on GPUs: at most `limit` bytes on each GPU."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._lock = threading.Lock()
         self._own: list[_Region] = []
         self._all: weakref.WeakSet[_Region] = weakref.WeakSet()
-        self._refused: dict[int, tuple[float, str]] = {}  # by device: until when, and why
+        self._refused: dict[int, tuple[float, str]] = {}  # by device: time of the next attempt, and the reason
 
     def _holds(self, tensor: CudaTensor) -> bool:
         with self._lock:
@@ -81,7 +81,7 @@ class CudaArena:
         return any(region.holds(tensor.address, tensor.nbytes) for region in regions)
 
     def take(self, core: _core.Client, device: int, nbytes: int) -> _Block | None:
-        """Room on the device; None beyond the limit. Raises what the driver says."""
+        """Allocates on the device; None beyond the limit. Raises the driver's error."""
         with self._lock:
             self._own = [region for region in self._own if region.idle_seconds() < _IDLE_SECONDS]
             own = [region for region in self._own if region._core.device == device]
@@ -104,11 +104,11 @@ class CudaArena:
     def empty(self, core: _core.Client, shape: Sequence[int], dtype: str, device: int) -> CudaArray:
         block = self.take(core, device, math.prod(shape) * CODES[dtype][1] // 8)
         if block is None:
-            raise MemoryError(f"no room on CUDA device {device} (region_bytes={self.limit} for each)")
+            raise MemoryError(f"CUDA device {device}: no space left in region_bytes={self.limit}")
         return CudaArray(block, shape, dtype)
 
     def _why_not(self, core: _core.Client, device: int, transport: str) -> str:
-        """Why a call's tensors on this GPU are better copied to the host at once; empty: they may stay."""
+        """Returns why a call's tensors on this GPU must be copied through host memory; empty if they need not be."""
         if transport not in ("auto", "cuda_memory"):
             return f"transport is {transport!r}"
         refused = self._refused.get(device)
@@ -116,21 +116,21 @@ class CudaArena:
             return refused[1]
         try:
             block = self.take(core, device, 1)
-        except Exception as error:  # without a driver, or memory
+        except Exception as error:  # no driver or no memory
             why: str = str(error)
         else:
             if block is None or block._region.workers:
                 self._refused.pop(device, None)
                 return ""
-            why = block._region.trouble or "no worker has taken memory of the GPU"
+            why = block._region.trouble or "no worker has attached memory of the GPU"
             del block
-            with self._lock:  # memory that nobody else reads is the GPU's
+            with self._lock:  # releases the regions that no worker shares
                 self._own = [region for region in self._own if region.idle_seconds() == 0 or region.workers]
         self._refused[device] = time.monotonic() + _RETRY_SECONDS, why
         return why
 
     def place(self, core: _core.Client, request: Any) -> Placement:
-        """Puts the request's tensors where its transport takes them, and makes room for its results."""
+        """Copies the request's tensors to where its transport needs them, and allocates its results."""
         library, transport = request.library, request.call["transport"]
         devices = {library.device} | {memory.device for memory in request.inputs.values()
                                       if isinstance(memory, CudaTensor)}
@@ -139,12 +139,12 @@ class CudaArena:
         if not why or transport == "cuda_memory":
             try:
                 blocks = self._blocks_for(core, request)
-            except ResourceExhaustedError as error:  # the GPU's memory, or descriptors
+            except ResourceExhaustedError as error:  # of GPU memory or descriptors
                 why = str(error)
             if blocks is None and transport == "cuda_memory":
                 raise ResourceExhaustedError(
                     "RESOURCE_EXHAUSTED", f"transport='cuda_memory': {why or self._no_room()}")
-        # All writers of the inputs are done, and all readers of the blocks' earlier content.
+        # Waits for all writers of the inputs and all readers of the blocks' earlier contents.
         for device in devices:
             check(_core.cuda_synchronize(device))
         if blocks is None:
@@ -159,7 +159,7 @@ class CudaArena:
         return f"the GPU regions have no space left in region_bytes={self.limit}"
 
     def _blocks_for(self, core: _core.Client, request: Any) -> dict[str, _Block] | None:
-        """For the results, and for the inputs that lie in no region."""
+        """Allocates blocks for the results and for inputs outside regions. None if there is no space."""
         wanted = {f"in {name}": (memory.device if isinstance(memory, CudaTensor) else request.library.device,
                                  memory.nbytes)
                   for name, memory in request.inputs.items()
@@ -192,8 +192,8 @@ class CudaArena:
         for name, (shape, dtype) in request.shapes.items():
             request.results[name], request.outputs[name] = request.library.empty(shape, dtype, blocks[name])
         if placement.staged_bytes:
-            placement.reason = (f"{placement.staged_bytes} bytes of inputs, which lay in no region of the client, "
-                                "were copied on their GPU")
+            placement.reason = (f"{placement.staged_bytes} bytes of inputs outside the client's regions were copied on "
+                                "their GPU")
         request.inputs = inputs
         return placement
 
@@ -208,7 +208,7 @@ class CudaArena:
             request.results[name], request.outputs[name] = request.library.empty(shape, dtype)
             placement.staged_bytes += request.outputs[name].nbytes
         placement.reason = f"tensors on a GPU were copied through host memory: {why}"
-        if not request.library.of_torch:  # what they move to is taken before the call rather than missed behind it
+        if not request.library.of_torch:  # allocates the GPU memory before the call, so that it cannot fail after it
             arrays = {name: self.empty(core, shape, dtype, request.library.device)
                       for name, (shape, dtype) in request.shapes.items()}
             placement.moved = lambda: self._move(request, arrays)

@@ -1,4 +1,4 @@
-"""The client that functions without one take."""
+"""The default client: used by functions that have no client argument."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ ResidualMode = Literal["auto", "remote", "off"]
 _lock = threading.Lock()
 _client: Client | None = None
 _options: dict[str, Any] = {}
-#: Read without the lock, as torch.compile traces it.
+#: Read without the lock, because torch.compile traces the read.
 residual_mode: ResidualMode = "auto"
 
 
 def set_default_client(client: Client | None, *, residual: ResidualMode = "auto",
                        **options: Unpack[CallOptions]) -> None:
-    """The client that `attention`, flash_attn_func and its kin, and Hugging Face models take.
+    """Sets the client of `attention`, of flash-attn's functions and of Hugging Face models.
 
-    `options` are those of each of their calls: a deadline, a transport, a layout. `residual`: whether what a
-    differentiated forward computed stays with the workers for its backward: see `attention`. None: by the environment again, which
-    may name a coordinator in RINGATTN_ADDRESS, authorities in RINGATTN_TLS_CA, a certificate and its key in
-    RINGATTN_TLS_CERT and RINGATTN_TLS_KEY, and a token's file in RINGATTN_TOKEN_FILE.
+    Args:
+        client: None: connect by the environment, with RINGATTN_ADDRESS, RINGATTN_TLS_CA, RINGATTN_TLS_CERT,
+            RINGATTN_TLS_KEY and RINGATTN_TOKEN_FILE.
+        residual: whether the workers keep a differentiated forward for its backward; see `attention`.
+        options: call options of every call, such as a deadline, a transport or a layout.
     """
     check_names(options, CALL_NAMES - {"request_id"}, "set_default_client")
     check_residual_mode(residual)
@@ -36,16 +37,16 @@ def set_default_client(client: Client | None, *, residual: ResidualMode = "auto"
 
 
 def check_residual_mode(mode: str) -> None:
-    """Raises ValueError for one that does not exist."""
+    """Raises ValueError for an unknown mode."""
     if mode not in ("auto", "remote", "off"):
-        raise ValueError(f"residual: {mode!r} is none of auto, remote, off")
+        raise ValueError(f"residual: is {mode!r}; must be auto, remote or off")
 
 
 def default_client() -> Client:
-    """The one that was set, or one by the environment.
+    """Returns the client that was set, or connects by the environment.
 
     Raises:
-        RuntimeError: there is neither.
+        RuntimeError: no client was set, and RINGATTN_ADDRESS is empty.
     """
     global _client
     with _lock:
@@ -62,11 +63,11 @@ def default_client() -> Client:
 
 
 def empty(shape: int | Sequence[int], dtype: Any = "float32", *, client: Client | None = None) -> Any:
-    """`Client.empty` of `client`, or of the default client: memory that workers of this machine can read."""
+    """Calls `Client.empty` of `client` or of the default client."""
     return (client or default_client()).empty(shape, dtype)
 
 
 def default_options() -> dict[str, Any]:
-    """The call options that go with the default client."""
+    """Returns the call options of the default client."""
     with _lock:
         return dict(_options)

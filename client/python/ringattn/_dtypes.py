@@ -1,4 +1,4 @@
-"""The element types that the service has, by their names, as numpy's and PyTorch's."""
+"""The service's element types, and their names in numpy, PyTorch and the command line."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16)
 
 
-#: The command line's names of floating-point types, and those that numpy and PyTorch have for them.
+#: Names of floating-point types in numpy, PyTorch and the command line.
 _FLOAT_NAMES = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16",
                 "float16": "float16", "fp16": "float16", "float8_e4m3": "float8_e4m3", "fp8_e4m3": "float8_e4m3",
                 "float8_e4m3fn": "float8_e4m3"}
 
 
 def float_name(dtype: Any, field: str, *allowed: str) -> str | None:
-    """The protocol's name of a floating-point type, one of `allowed`, for its name here or on the command line, or for
-    a dtype of numpy or PyTorch. None for None.
+    """Returns the protocol's name of a floating-point type, given by name or as a dtype of numpy or PyTorch. None for
+    None.
 
     Raises:
-        InvalidArgumentError: for any other.
+        InvalidArgumentError: the type is not one of `allowed`.
     """
     if dtype is None:
         return None
@@ -45,15 +45,19 @@ def float_name(dtype: Any, field: str, *allowed: str) -> str | None:
 
 
 def dtype_named(name: str, field: str) -> str:
-    """Of DTYPES, for the name of a type of numpy's or PyTorch's. InvalidArgumentError, naming `field`: for others."""
+    """Returns the entry of DTYPES for a type's name in numpy or PyTorch; bool becomes uint8.
+
+    Raises:
+        InvalidArgumentError: for other types, naming `field`.
+    """
     name = "uint8" if name == "bool" else name
     if name not in DTYPES:
-        raise invalid(field, f"is of type {name}; the service has {', '.join(DTYPES)}")
+        raise invalid(field, f"is of type {name}; the service supports {', '.join(DTYPES)}")
     return name
 
 
 def service_dtype(dtype: Any) -> str:
-    """Of DTYPES (booleans are bytes), for a type of numpy's or PyTorch's or its name. InvalidArgumentError: for others."""
+    """`dtype_named` for a dtype of numpy or PyTorch, or its name."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
         return dtype_named(str(dtype).removeprefix("torch."), "dtype")

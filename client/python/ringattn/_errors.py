@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 class FieldViolation(NamedTuple):
     """A violation in one field of the request."""
 
-    field: str  #: as the protos name it, "options.softcap"
+    field: str  #: path in the protos, such as "options.softcap"
     description: str
 
 
 class RingattnError(Exception):
-    """A call that the service, or the client library in its stead, has not served.
+    """A failed call. The service or the client library reports it.
 
     Attributes:
-        code: the gRPC status code's name, "INVALID_ARGUMENT".
-        message: the service's words.
-        reason: ErrorInfo.reason, such as "WORKER_LOST"; empty if there is none.
-        violations: the fields that are wrong, and how.
-        retry_after: seconds after which another attempt makes sense; None where the service does not say.
-        metadata: more about the reason.
+        code: name of the gRPC status code, such as "INVALID_ARGUMENT".
+        message: the error text.
+        reason: ErrorInfo.reason, such as "WORKER_LOST"; empty if the error has none.
+        violations: the invalid fields.
+        retry_after: seconds to wait before another attempt; None if retrying is not recommended.
+        metadata: ErrorInfo.metadata.
     """
 
     def __init__(self, code: str, message: str, *, reason: str = "",
@@ -49,47 +49,47 @@ class RingattnError(Exception):
 
 
 class InvalidArgumentError(RingattnError, ValueError):
-    """The request is wrong: `violations` name the fields."""
+    """The request is invalid. `violations` names the fields."""
 
 
 class UnimplementedError(RingattnError, NotImplementedError):
-    """A field or combination that the service, or the devices of its ring, does not serve."""
+    """The service, or the devices of its ring, do not support an option or a combination."""
 
 
 class FailedPreconditionError(RingattnError):
-    """More workers asked for than are ready, or a handle that is stale."""
+    """The service's state does not permit the call: fewer workers are ready than requested, or a residual has ended."""
 
 
 class ResourceExhaustedError(RingattnError):
-    """Over a limit of size, or the queue is full; with `retry_after` where waiting helps."""
+    """A limit, a quota or the queue is exceeded. `retry_after` is set if waiting helps."""
 
 
 class UnavailableError(RingattnError, ConnectionError):
-    """No server, no ring yet, or the server drains; and the replays of the client library did not help."""
+    """The server cannot be reached, has no ring, or drains. The client library's replays failed too."""
 
 
 class AbortedError(RingattnError):
-    """A worker was lost while it had the request, as often as the client library sent it."""
+    """A worker was lost during the request. The client library's replays failed too."""
 
 
 class DeadlineExceededError(RingattnError, TimeoutError):
-    """The deadline, the caller's own or one of the service's (`reason`)."""
+    """The caller's deadline, or a time limit of the service (`reason`), has passed."""
 
 
 class CancelledError(RingattnError):
-    """A client (`Client.cancel_operation`) or an operator cancelled the operation."""
+    """The request was cancelled by `Client.cancel_operation` or by an operator."""
 
 
 class PermissionDeniedError(RingattnError, PermissionError):
-    """The service does not know this client, or not for this (UNAUTHENTICATED, PERMISSION_DENIED)."""
+    """The client is not known or not permitted to make the call (UNAUTHENTICATED, PERMISSION_DENIED)."""
 
 
 class NotFoundError(RingattnError, LookupError):
-    """The operation does not exist."""
+    """The request, residual or cache does not exist."""
 
 
 class DataLossError(RingattnError):
-    """A result arrived damaged."""
+    """A result was damaged in transit, or a K/V cache was lost."""
 
 
 class CacheFencedError(AbortedError):
@@ -159,6 +159,6 @@ def error_of(details: Mapping[str, Any]) -> RingattnError:
 
 
 def invalid(field: str, description: str) -> InvalidArgumentError:
-    """Returns the service's error about `field`, for checks before anything is sent."""
+    """Returns the error that the service reports for `field`, for checks before a request is sent."""
     return InvalidArgumentError("INVALID_ARGUMENT", f"{field}: {description}",
                                 violations=(FieldViolation(field, description),))

@@ -1,7 +1,7 @@
-"""Memory that the workers of this machine read and write themselves, as an allocator of arrays and tensors.
+"""Memory that a client shares with the workers of its machine, and allocators of arrays and tensors in it.
 
-A `Region` is one piece of such memory; an `Arena` makes them as they are needed. What is allocated in a region keeps
-its memory until the last array, tensor or view of it is gone; then the place is given to somebody else.
+A `Region` is one piece of shared memory. An `Arena` creates regions when they are needed. An allocation ends with the
+last array, tensor or view of it; then its bytes are reused.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ringattn._errors import error_of
 
 _ALIGNMENT = 64
 _MIN_REGION_BYTES = 64 << 20
-# A region of which nothing was in use for so long goes back to the system.
+# A region without allocations is released after this time.
 _IDLE_SECONDS = 20.0
 
 
 class _Block:
-    """Some bytes of a region, for as long as this lives; numpy's arrays of it keep it."""
+    """An allocation in a region, which lasts as long as this object. numpy's arrays of it keep it alive."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_region")
 
@@ -42,12 +42,12 @@ class _Block:
 
 
 class Region:
-    """Memory that lies where the workers of this machine can copy from and to, made by `Client.region`.
+    """Memory that this client shares with the workers of its machine, created by `Client.region`.
 
-    `empty` allocates in it. A call whose tensors all lie in regions of its client has none of them copied or sent:
-    workers take them from there. `workers` names those that have it; where none does (another machine, a service
-    without `--local_memory`), it is memory like any other, and `trouble` says why. Thread safe. A child of fork()
-    does not have the memory.
+    `empty` allocates in it. If all tensors of a call are in regions, workers copy them directly, and the client neither
+    copies nor sends them. `workers` lists the workers that share the region. Without any (another machine, a service
+    without `--local_memory`) it is ordinary memory, and `trouble` states why. Thread safe. A child of fork() does not
+    have the memory.
     """
 
     def __init__(self, core: _core.Region) -> None:
@@ -56,7 +56,7 @@ class Region:
         self.nbytes: int = core.nbytes
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, self.nbytes)]  # (offset, size), by offset, never adjacent
-        # Blocks die in the middle of anything, this class' own code included.
+        # Finalizers of blocks may run at any time, also inside this class.
         self._given_back: collections.deque[tuple[int, int]] = collections.deque()
         self._idle_since = time.monotonic()
         self._process = os.getpid()
@@ -73,12 +73,12 @@ class Region:
 
     @property
     def workers(self) -> list[str]:
-        """The workers that have it now. One that is started again gets it within seconds."""
+        """The workers that share the region. A restarted worker attaches it again within seconds."""
         return self._core.workers
 
     @property
     def trouble(self) -> str:
-        """Why some workers have not; empty: nothing is known."""
+        """Why some workers do not share the region; empty if no reason is known."""
         return self._core.trouble
 
     @property
@@ -87,22 +87,22 @@ class Region:
         return self._core.closed
 
     def close(self) -> None:
-        """Has the workers let go of it; calls that use it end with CANCELLED. Arrays in it stay valid. Idempotent."""
+        """Stops sharing. Calls that use the region end with CANCELLED. Arrays in it stay valid. Idempotent."""
         self._core.close()
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
-        """An array or tensor in this region, its contents undefined.
+        """Returns an uninitialized tensor in this region.
 
-        A PyTorch tensor for a dtype of PyTorch's, else a numpy array ("bfloat16": with ml_dtypes).
+        The tensor is PyTorch's if `dtype` is, else a numpy array ("bfloat16" needs ml_dtypes).
 
         Raises:
-            MemoryError: the region has no room for it.
-            InvalidArgumentError: for a type that the service has not.
+            MemoryError: the region has not enough free bytes.
+            InvalidArgumentError: the service does not support the type.
         """
         return _new(shape, dtype, self._room_or_error)
 
     def holds(self, address: int, nbytes: int) -> bool:
-        """Whether these bytes lie in it, and workers may be shown them."""
+        """Whether these bytes are in the region, and the region is shared."""
         return not self.closed and self.address <= address and address + nbytes <= self.address + self.nbytes
 
     def _room_or_error(self, nbytes: int) -> _Block:
@@ -112,9 +112,9 @@ class Region:
         return block
 
     def take(self, nbytes: int) -> _Block | None:
-        """Room for `nbytes`, or None."""
+        """Allocates `nbytes`, or returns None."""
         if os.getpid() != self._process:
-            raise RuntimeError("this process was forked from the one that has the region, and has not its memory")
+            raise RuntimeError("a region cannot be used in a forked process; create one after the fork")
         wanted = max(_ALIGNMENT, -(-nbytes // _ALIGNMENT) * _ALIGNMENT)
         with self._lock:
             self._collect()
@@ -134,7 +134,7 @@ class Region:
         return _Block(self, offset, nbytes)
 
     def idle_seconds(self) -> float:
-        """Since when nothing of it is in use; 0 while something is."""
+        """Seconds without an allocation; 0 while there is one."""
         with self._lock:
             self._collect()
             if self._free != [(0, self.nbytes)]:
@@ -156,17 +156,17 @@ class Region:
 
 
 class Arena:
-    """A client's regions: those that it made itself to allocate in, and those that the user asked for."""
+    """A client's regions: its own, in which it allocates, and those that the user created."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit  #: of its own regions' bytes
+        self.limit = limit  #: bytes of its own regions together
         self._lock = threading.Lock()
         self._own: list[Region] = []
         self._trimmed = time.monotonic()
         self._all: weakref.WeakSet[Region] = weakref.WeakSet()
 
     def make(self, core: _core.Client, nbytes: int) -> Region:
-        """A region that lives as long as somebody has it, or something in it."""
+        """Creates a region, which lives until the last reference to it and to its allocations is gone."""
         if nbytes < 1:
             raise ValueError(f"nbytes: {nbytes} is not a valid size of a region")
         region, error = core.allocate_region(nbytes)
@@ -178,7 +178,7 @@ class Arena:
         return made
 
     def hold(self, arrays: Sequence[np.ndarray]) -> bool:
-        """Whether all of them lie in regions."""
+        """Whether all arrays are in regions."""
         with self._lock:
             regions = list(self._all)
         return bool(regions) and all(
@@ -186,7 +186,7 @@ class Arena:
             for array in arrays)
 
     def take(self, core: _core.Client, nbytes: int) -> _Block | None:
-        """Room in a region, an own one made if need be; None beyond the limit, or without memory."""
+        """Allocates in a region of its own, which it creates if needed. None beyond the limit or without memory."""
         for region in self._kept():
             if (block := region.take(nbytes)) is not None:
                 return block
@@ -206,7 +206,7 @@ class Arena:
         return block
 
     def _kept(self) -> list[Region]:
-        """Its own regions, without those that were idle for long."""
+        """Releases its own regions that have been idle, and returns the others."""
         now = time.monotonic()
         with self._lock:
             if now - self._trimmed > _IDLE_SECONDS / 4:
@@ -215,7 +215,7 @@ class Arena:
             return list(self._own)
 
     def empty(self, core: _core.Client, shape: int | Sequence[int], dtype: Any) -> Any:
-        """As Region.empty. Raises MemoryError beyond the limit."""
+        """`Region.empty` in a region of its own. Raises MemoryError beyond the limit."""
         def room(nbytes: int) -> _Block:
             block = self.take(core, nbytes)
             if block is None:

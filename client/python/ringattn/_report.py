@@ -24,40 +24,40 @@ class Plan:
 
 @dataclass(frozen=True)
 class KernelUse:
-    """Calls of one kind that one kernel served."""
+    """The calls of one kind that one kernel computed."""
 
     call: str  #: "forward", "backward", "bias_gradient" or "probabilities"
-    family: str  #: of GPUs "sm90", "sm80" or "simt"; of CPUs "cpu_bf16" or "cpu_fp32"
-    kernel_class: str  #: "plain"; "terms": score terms, or the same bits every time; "fp8"
-    instructions: str  #: of CPUs the instruction set, "AVX3"; of GPUs empty
+    family: str  #: GPU: "sm90", "sm80" or "simt"; CPU: "cpu_bf16" or "cpu_fp32"
+    kernel_class: str  #: "plain"; "terms": score terms or deterministic; "fp8"
+    instructions: str  #: CPU: instruction set, such as "AVX3"; GPU: empty
     calls: int
 
 
 @dataclass(frozen=True)
 class Report:
-    """A call that has succeeded. Times are in seconds."""
+    """The report of a successful call. Times are in seconds."""
 
     request_id: str
     plan: Plan
-    transport: str  #: how tensors travelled, "relay" or "host_memory"
-    transport_reason: str  #: why so, in words
-    staged_bytes: int  #: copied into and out of shared memory, as the tensors did not lie in it
-    stages: Mapping[str, float]  #: "queue", "upload", "compute", "download" of the service
-    times: Mapping[str, float]  #: "accepted", "uploaded", "first_output", "finished", since the client began
+    transport: str  #: "relay", "direct", "host_memory" or "cuda_memory"
+    transport_reason: str  #: why this transport was used
+    staged_bytes: int  #: copied by the client into and out of shared memory
+    stages: Mapping[str, float]  #: "queue", "upload", "compute", "download", measured by the coordinator
+    times: Mapping[str, float]  #: "accepted", "uploaded", "first_output", "finished", since the successful attempt began
     compute_seconds: float
     flops: float
     bytes_up: int
     bytes_down: int
-    kernels: Mapping[str, tuple[KernelUse, ...]]  #: which kernels computed, by worker
-    attempts: int  #: 1, and one more for each replay
-    residual: Residual | None  #: forward with `retain`: what `Client.backward` takes; None: nothing was kept,
-    residual_reason: str  #: for this reason
-    residual_failure: str  #: backward: why the residual could not be read and tensors were sent; empty: it was
-    details: Mapping[str, Any] = field(repr=False)  #: all that came, as the protos Accepted and Summary name it
+    kernels: Mapping[str, tuple[KernelUse, ...]]  #: kernels by worker
+    attempts: int  #: 1 plus the number of replays
+    residual: Residual | None  #: forward with `retain`: for `Client.backward`; None if nothing was kept
+    residual_reason: str  #: why nothing was kept
+    residual_failure: str  #: backward: why the residual was not used and tensors were sent; empty if it was used
+    details: Mapping[str, Any] = field(repr=False)  #: the protos Accepted and Summary as dicts
 
 
 def report_of(values: dict[str, Any], residual: Callable[[str], Residual] | None = None) -> Report:
-    """From the extension module's dict. `residual` makes one of a handle."""
+    """Returns the report from the extension module's dict. `residual` creates a Residual from a handle."""
     accepted, summary = values["accepted"], values["summary"]
     plan, handle = accepted.get("plan", {}), summary["residual_handle"]
     return Report(

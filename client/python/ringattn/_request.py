@@ -1,4 +1,4 @@
-"""From tensors and options to what the extension module sends: header, inputs, and room for the results."""
+"""Builds requests from tensors and options: header, inputs, and memory for the results."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from ringattn._residuals import Residual, handle_of
 from ringattn._shape import Shape, inputs_of, none_given
 from ringattn._tail import Tail, tail_of
 
-#: Room for so many bytes where workers can write, as an array of them; None: there is none.
+#: Allocates bytes in shared memory; returns None if there is none.
 Room = Callable[[int], "np.ndarray | None"]
 
 
 @dataclass
 class Request:
-    """One call, ready to be started. What `inputs` and `outputs` hold must live until its end; it does so here."""
+    """One call, ready to start. It keeps the memory of `inputs` and `outputs` alive until the call ends."""
 
     is_forward: bool
     header: dict[str, Any]
     inputs: dict[str, np.ndarray]
     call: dict[str, Any]
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
-    results: dict[str, Any] = field(default_factory=dict)  #: tensors of the caller's library, filled by the call
+    results: dict[str, Any] = field(default_factory=dict)  #: tensors of the caller's library, which the call fills
     library: Any = None
-    shapes: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  #: of the results, with their types
-    residual: Callable[[str], Residual] | None = None  #: of the handle that a forward came back with
+    shapes: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  #: shapes and types of the results
+    residual: Callable[[str], Residual] | None = None  #: creates the Residual of a handle
     on_progress: Callable[[Any], None] | None = None
-    placement: Any = None  #: of a call on a GPU (_cuda.Placement)
+    placement: Any = None  #: call on a GPU: _cuda_regions.Placement
     tail: Tail | None = None  #: tokens of the caller's tensors that are not sent
 
     def make_room(self, room: Room | None = None) -> None:
-        """Memory for the results: `room`'s where there is some, else the caller's library's."""
+        """Allocates the results, with `room` if it has memory, else in the caller's library."""
         for name, (shape, dtype) in self.shapes.items():
             memory = None
             if room is not None:
@@ -50,7 +50,7 @@ class Request:
             self.results[name], self.outputs[name] = self.library.empty(shape, dtype, memory)
 
     def finish(self, name: str) -> Any:
-        """A result, or None where the call has none of that name."""
+        """Returns a result, or None if the call has none with this name."""
         if name not in self.results:
             return None
         result = self.library.finish(self.results[name])
@@ -103,7 +103,7 @@ def _call_dict(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def origin_of(origin: Any) -> list[int]:
-    """`dropout_origin` as four whole numbers."""
+    """Returns `dropout_origin` as four whole numbers."""
     try:
         numbers = list(origin)
     except TypeError:
@@ -115,14 +115,14 @@ def origin_of(origin: Any) -> list[int]:
 
 def _score_terms(options: Mapping[str, Any], shape: Shape, header: dict[str, Any],
                  inputs: dict[str, np.ndarray]) -> None:
-    """Bias, mask, segment ids, sinks, ALiBi, dropout: their fields and tensors."""
+    """Adds the fields and tensors of bias, mask, segment ids, sinks, ALiBi and dropout."""
     bias = options.get("bias")
     if bias is not None:
         tensor = take(bias, "bias")
         shape.pairs("bias", tensor, shape.longest_k)
         if tensor.dtype not in (shape.dtype, "float32"):
             raise invalid("bias", f"is {tensor.dtype}; must be {shape.dtype} or float32")
-        header["bias"] = {"per_batch": tensor.shape[0] > 1, "per_head": tensor.shape[1] > 1,
+        header["bias"] = {"per_batch": tensor.shape[0] != 1, "per_head": tensor.shape[1] > 1,
                           "dtype": None if tensor.dtype == shape.dtype else "float32",
                           "before_softcap": options.get("bias_before_softcap", False),
                           "gradient": options.get("bias_gradient", False)}
@@ -137,7 +137,7 @@ def _score_terms(options: Mapping[str, Any], shape: Shape, header: dict[str, Any
         shape.pairs("mask", tensor, -(-shape.longest_k // 8) if bits else shape.longest_k)
         if tensor.dtype != "uint8":
             raise invalid("mask", f"is {tensor.dtype}; must be boolean or uint8")
-        header["mask"] = {"per_batch": tensor.shape[0] > 1, "per_head": tensor.shape[1] > 1,
+        header["mask"] = {"per_batch": tensor.shape[0] != 1, "per_head": tensor.shape[1] > 1,
                           "encoding": "bits" if bits else "bytes"}
         inputs["mask"] = tensor.memory
     ids = {"q_segment_ids": shape.seq_q, "kv_segment_ids": shape.seq_k}
@@ -158,7 +158,7 @@ def _score_terms(options: Mapping[str, Any], shape: Shape, header: dict[str, Any
         slopes = floats(options["alibi_slopes"], "alibi_slopes")
         rows = shape.documents if shape.packed else shape.batch
         if slopes.shape not in ((shape.heads,), (rows, shape.heads)):
-            raise invalid("alibi_slopes", f"has the shape {list(slopes.shape)}, must be [{shape.heads}] or "
+            raise invalid("alibi_slopes", f"has the shape {list(slopes.shape)}; must be [{shape.heads}] or "
                                           f"[{rows}, {shape.heads}]")
         header["alibi"] = {"slopes": slopes.ravel().tolist()}
     rate = options.get("dropout_p", 0.0)
@@ -226,7 +226,7 @@ def _build(is_forward: bool, values: Mapping[str, Any],
 
 def _known_shapes(tensors: Mapping[str, Array], request: Request, shape: Shape,
                   options: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Of what gradients are like: shapes by tensor, and types by "q", "out" and "bias"."""
+    """Returns the shapes by tensor, and the types of "q", "out" and "bias", from which those of gradients follow."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     shapes |= {"out": shape.out, "lse": shape.lse(request.header["lse_format"])}
     dtypes = {"q": shape.dtype, "out": request.header["output_dtype"] or shape.dtype}
@@ -264,7 +264,7 @@ def _probability_rows(options: Mapping[str, Any]) -> list[dict[str, int]]:
 
 
 def forward_request(q: Any, k: Any, v: Any, qkv: Any, kv: Any, options: Mapping[str, Any]) -> Request:
-    """Raises InvalidArgumentError, naming the field, for what does not fit together."""
+    """Builds a forward. Raises InvalidArgumentError, naming the field, if arguments contradict each other."""
     request, shape, tensors, options = _build(True, inputs_of(q, k, v, qkv, kv), options)
     shapes, dtypes = _known_shapes(tensors, request, shape, options)
     request.shapes = {"out": (shapes["out"], dtypes["out"]), "lse": (shapes["lse"], "float32")}
@@ -287,13 +287,13 @@ def _take_as(request: Request, name: str, value: Any, expected: tuple[int, ...],
 
 
 def _backward_of_residual(dout: Any, options: Mapping[str, Any]) -> Request:
-    """Without the tensors: all that is known of them is in the residual."""
+    """Builds a backward without q, k and v. Their shapes and types come from the residual."""
     residual = options["residual"]
     if not isinstance(residual, Residual):
-        raise TypeError("residual: a handle alone is not enough without q, k and v: give Report.residual")
+        raise TypeError("residual: is a handle, which requires q, k and v; pass Report.residual to omit them")
     for name in sorted(ATTENTION_NAMES & set(options)):
         if options[name] is not None and options[name] is not False:
-            raise invalid(name, "is set by the forward that left the residual; give q, k and v too to set it again")
+            raise invalid(name, "is determined by the residual's forward; pass q, k and v to set it")
     header = {**residual.header, "plan": _plan_dict(options), "residual_handle": residual.handle,
               "keep_residual": options.get("keep_residual", False)}
     request = Request(False, header, {}, _call_dict(options), library=residual.library,
@@ -307,9 +307,9 @@ def _backward_of_residual(dout: Any, options: Mapping[str, Any]) -> Request:
 
 def backward_request(dout: Any, q: Any, k: Any, v: Any, qkv: Any, kv: Any, out: Any, lse: Any,
                      options: Mapping[str, Any]) -> Request:
-    """As forward_request. `out` and `lse`: both, or neither to have them computed again."""
+    """Builds a backward. `out` and `lse` are both given, or neither, and are then recomputed."""
     if dout is None:
-        raise TypeError("dout is None")
+        raise TypeError("dout: is missing")
     residual = options.get("residual")
     if residual is None and options.get("keep_residual"):
         raise invalid("keep_residual", "is set without residual")

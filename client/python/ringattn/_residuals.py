@@ -1,4 +1,4 @@
-"""Residuals: a forward's state with the workers, and its deletion when no code can refer to it any longer."""
+"""Residuals: a forward's state on the workers, deleted when its owner in this process is gone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 
 from ringattn._errors import RingattnError
 
-# For all of them together, when the interpreter ends.
+# Time to delete residuals at exit, for all together.
 _EXIT_SECONDS = 2.0
-# Handles that a Keeper remembers after their owners are gone.
+# Number of handles that a Keeper remembers after their owners are gone.
 _MAX_REMEMBERED = 4096
 
 
@@ -27,23 +27,23 @@ _MAX_REMEMBERED = 4096
 class Residual:
     """q, k, v, out and lse of one forward, kept by the workers (`forward(..., retain=...)`).
 
-    `Client.backward(dout, residual=...)` reads it and sends dout alone. A backward that succeeds uses it up, unless it
-    has `keep_residual`.
+    `Client.backward(dout, residual=...)` reads it and sends only dout. A successful backward consumes it, unless it has
+    `keep_residual`.
     """
 
-    handle: str  #: a capability: every holder can read the gradients
+    handle: str  #: a capability: every holder can compute the gradients
     header: Mapping[str, Any] = field(repr=False)  #: the forward's request
-    shapes: Mapping[str, tuple[int, ...]] = field(repr=False)  #: of q, k, v, out, lse, and bias where there is one
-    dtypes: Mapping[str, str] = field(repr=False)  #: of "q", "out" and "bias"
-    library: Any = field(repr=False)  #: what gradients are made of
-    tail: Any = field(default=None, repr=False)  #: tokens of the forward's tensors that were not sent (_tail.Tail)
+    shapes: Mapping[str, tuple[int, ...]] = field(repr=False)  #: shapes of q, k, v, out, lse and, if given, bias
+    dtypes: Mapping[str, str] = field(repr=False)  #: types of "q", "out" and "bias"
+    library: Any = field(repr=False)  #: creates the gradients
+    tail: Any = field(default=None, repr=False)  #: tokens that the forward did not send (_tail.Tail)
 
 
 def handle_of(residual: Residual | str) -> str:
-    """Of what users give for a residual."""
+    """Returns the handle of a `residual` argument."""
     handle = residual.handle if isinstance(residual, Residual) else residual
     if not isinstance(handle, str) or not handle:
-        raise TypeError(f"residual: {residual!r} is none: take forward(..., retain=...).report.residual")
+        raise TypeError(f"residual: is {residual!r}; must be forward(..., retain=...).report.residual or its handle")
     return handle
 
 
@@ -55,26 +55,26 @@ def _release(client: Any, handle: str) -> None:
 
 
 def _delete(client: Any, handle: str, deadline: float) -> None:
-    with contextlib.suppress(RingattnError, RuntimeError):  # its time passes without us, too
+    with contextlib.suppress(RingattnError, RuntimeError):  # otherwise it expires
         client.delete_residual(handle, deadline=deadline)
 
 
 class Keeper:
-    """Residuals that belong to an owner: a thread deletes them when the owner is gone. Thread safe."""
+    """Residuals with owners in this process. A thread deletes a residual when its owner is gone. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[str, tuple[Residual, Any, weakref.finalize]] = {}
-        # Owners die in the middle of anything: a SimpleQueue takes that.
+        # Finalizers of owners may run at any time; a SimpleQueue is reentrant.
         self._dropped: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._remembered: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._process: int | None = None
 
     def keep(self, owner: Any, client: Any, residual: Residual) -> None:
-        """Until `owner` is gone, or `forget`."""
+        """Holds the residual until `owner` is gone or `forget` is called."""
         finalizer = weakref.finalize(owner, self._dropped.put, residual.handle)
         finalizer.atexit = False
-        # However long until the backward: not only for the time that the service thinks right.
+        # The backward may come later than the service's default lifetime.
         client.hold_residuals([residual])
         with self._lock:
             self._kept[residual.handle] = (residual, client, finalizer)
@@ -85,19 +85,19 @@ class Keeper:
         atexit.register(self._delete_all)
 
     def find(self, handle: str) -> Residual | None:
-        """One that is kept, and whose owner lives."""
+        """Returns the residual if it is kept and its owner is alive."""
         with self._lock:
             kept = self._kept.get(handle)
         return kept[0] if kept and kept[2].alive else None
 
     def was_dropped(self, handle: str) -> bool:
-        """Whether its owner went before anybody used it."""
+        """Whether the owner was destroyed before a backward used the residual."""
         with self._lock:
             kept = self._kept.get(handle)
             return handle in self._remembered or (kept is not None and not kept[2].alive)
 
     def forget(self, handle: str) -> None:
-        """It is used up, or gone."""
+        """Stops keeping a residual that was consumed or lost."""
         with self._lock:
             kept = self._kept.pop(handle, None)
         if kept is not None:
@@ -108,8 +108,8 @@ class Keeper:
         with self._lock:
             return len(self._kept)
 
-    def _let_go(self, handle: str) -> Any:
-        """Its client, unless it is gone already; from now on nothing but its time keeps it."""
+    def _release_kept(self, handle: str) -> Any:
+        """Stops holding the residual, which then expires. Returns its client, or None if it is not kept."""
         with self._lock:
             kept = self._kept.pop(handle, None)
             if kept is None:
@@ -121,13 +121,13 @@ class Keeper:
         return kept[1]
 
     def _take_dropped(self) -> list[tuple[str, Any]]:
-        """Waits for one. All there are, each with its client: a service that answers late keeps none but the one that
-        it is asked to delete for longer than a minute."""
+        """Waits for dropped residuals and returns all of them with their clients. None of them is held any more, so they
+        expire within a minute even if the service answers slowly."""
         handles = [self._dropped.get()]
         with contextlib.suppress(queue.Empty):
             while True:
                 handles.append(self._dropped.get_nowait())
-        return [(handle, client) for handle in handles if (client := self._let_go(handle)) is not None]
+        return [(handle, client) for handle in handles if (client := self._release_kept(handle)) is not None]
 
     def _delete_dropped(self) -> None:
         while True:
@@ -136,9 +136,9 @@ class Keeper:
                 while dropped:
                     handle, client = dropped.pop(0)
                     _delete(client, handle, 5.0)
-                    del client  # the last reference may be this one, which ends its connection
-            except Exception as error:  # a thread that ends would keep all that is dropped from now on
-                warnings.warn(f"residuals are left to their time: {error!r}", RuntimeWarning, stacklevel=1)
+                    del client  # may be the last reference, which closes the connection
+            except Exception as error:  # the thread must continue, or later residuals would not be deleted
+                warnings.warn(f"residuals could not be deleted and will expire: {error!r}", RuntimeWarning, stacklevel=1)
 
     def _delete_all(self) -> None:
         if self._process != os.getpid():
@@ -149,5 +149,5 @@ class Keeper:
         for handle in handles:
             if (left := end - time.monotonic()) <= 0:
                 return
-            if (client := self._let_go(handle)) is not None:
+            if (client := self._release_kept(handle)) is not None:
                 _delete(client, handle, left)

@@ -1,4 +1,4 @@
-"""The tensors that a call is given, in any of their forms, and what they say of its shape."""
+"""The input tensors of a call in all their forms, and the shape that follows from them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from ringattn._arrays import Array
 from ringattn._errors import invalid
 
-#: Tensors that hold several, in an axis before the heads.
+#: Packed tensors, and the length of the axis (before the heads) that divides them.
 PARTS = {"qkv": 3, "kv": 2}
 _FORMS = {"qkv": ("qkv",), "kv": ("q", "kv"), None: ("q", "k", "v")}
 
 
 def inputs_of(q: Any, k: Any, v: Any, qkv: Any, kv: Any) -> dict[str, Any]:
-    """The tensors of the form that the call has, by name, as the caller gave them.
+    """Returns the given tensors by name.
 
     Raises:
-        InvalidArgumentError: tensors of several forms.
+        InvalidArgumentError: packed and separate tensors are mixed.
     """
     values = {"q": q, "k": k, "v": v, "qkv": qkv, "kv": kv}
     form = "qkv" if qkv is not None else "kv" if kv is not None else None
@@ -32,7 +32,7 @@ def none_given(*values: Any) -> bool:
 
 
 class Shape:
-    """What the tensors say, dense or packed documents, checked against one another."""
+    """The shape of a call. The constructor checks the tensors against each other."""
 
     def __init__(self, tensors: Mapping[str, Array], cu_q: list[int] | None, cu_k: list[int] | None) -> None:
         self.packed = cu_q is not None
@@ -42,10 +42,10 @@ class Shape:
         for name, tensor in tensors.items():
             self._check_axes(name, tensor)
             if tensor.dtype != self.dtype:
-                raise invalid(name, f"is {tensor.dtype}, {first} is {self.dtype}")
+                raise invalid(name, f"is {tensor.dtype}; must be {self.dtype}, as {first}")
         if self.dtype not in ("float32", "bfloat16", "float16"):
             raise invalid(first, f"is {self.dtype}; must be float32, bfloat16 or float16")
-        # Without the axis of the parts each is as q, k or v alone would be.
+        # The shapes of q, k and v without the axis of a packed tensor.
         alone = {name: (*tensor.shape[:-3], *tensor.shape[-2:]) if name in PARTS else tensor.shape
                  for name, tensor in tensors.items()}
         q, k = alone[first], alone.get("k") or alone.get("kv") or alone[first]
@@ -56,14 +56,14 @@ class Shape:
         self.dim_v = v[-1]
         self.leading = () if self.packed else (self.batch,)
         if k_dim != self.dim:
-            raise invalid(self.packing or "k", f"has a head_dim of {k_dim}, q one of {self.dim}")
+            raise invalid(self.packing or "k", f"has a head_dim of {k_dim}; must be {self.dim}, as q")
         for name, columns in (("k", self.dim), ("kv", self.dim), ("v", self.dim_v)):
             if name in tensors:
                 parts = (PARTS[name],) if name in PARTS else ()
                 self.require(name, tensors[name], (*self.leading, self.seq_k, *parts, self.kv_heads, columns))
         self.lengths_q = self._lengths(cu_q, self.seq_q)
         self.lengths_k = self._lengths(cu_k, self.seq_k)
-        self.longest_k = max(self.lengths_k, default=0)
+        self.longest_k = max(self.lengths_k, default=0) if self.packed else self.seq_k
         self.documents = len(self.lengths_q) if self.packed else 0
 
     def _check_axes(self, name: str, tensor: Array) -> None:
@@ -74,7 +74,7 @@ class Shape:
             raise invalid(name, f"has the shape {list(tensor.shape)}; must be [{', '.join(axes)}]")
 
     def _lengths(self, cu: list[int] | None, tokens: int) -> list[int]:
-        """Of each batch row or document."""
+        """Returns the length of each batch row or document."""
         return [tokens] * self.batch if cu is None else [b - a for a, b in zip(cu, cu[1:])]
 
     def require(self, name: str, tensor: Array, shape: tuple[int, ...], dtypes: tuple[str, ...] = ()) -> None:
@@ -102,15 +102,15 @@ class Shape:
         return (*self.leading, self.heads, self.seq_q)
 
     def probabilities(self, rows: list[dict[str, int]]) -> tuple[int, ...]:
-        """[rows, heads, most keys of a row's batch row or document]."""
+        """Returns [rows, heads, largest number of keys of the rows]."""
         for index, row in enumerate(rows):
             if not 0 <= row["batch"] < len(self.lengths_k):
-                raise invalid(f"probability_rows[{index}]", f"is of {'document' if self.packed else 'batch row'} "
-                                                            f"{row['batch']}, there are {len(self.lengths_k)}")
+                raise invalid(f"probability_rows[{index}]", f"has {'document' if self.packed else 'batch row'} "
+                                                            f"{row['batch']}; the call has {len(self.lengths_k)}")
         return (len(rows), self.heads, max((self.lengths_k[row["batch"]] for row in rows), default=0))
 
     def pairs(self, name: str, tensor: Array, columns: int) -> None:
-        """Of a bias or a mask: [batch or 1, heads or 1, queries, columns]."""
+        """Checks a bias or mask: [batch or 1, heads or 1, queries, columns]."""
         shape = tensor.shape
         if (len(shape) != 4 or shape[0] not in (1, self.batch) or shape[1] not in (1, self.heads)
                 or shape[2:] != (self.seq_q, columns)):

@@ -3,13 +3,13 @@
     ringattn.huggingface.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="ringattn")
 
-`register` adds an attention function and a mask function to transformers. What a model asks for is computed as the
-model's eager attention computes it, or refused with NotImplementedError by name. Calls go to the default client
+`register` adds an attention function and a mask function to transformers. Results equal those of the model's eager
+attention, or NotImplementedError names what is not supported. Calls go to the default client
 (`ringattn.set_default_client`).
 
-A mask means what eager attention makes of it: no mask means that every query sees every key. A causal mask arrives as a
-mask, too (`Mask`), so that nothing depends on what a module says of itself (`module.is_causal`). Models that
-do not use transformers' attention interface get eager attention's mask.
+A mask has the meaning that it has in eager attention: without a mask, every query sees every key. Causal masks are masks
+too (`Mask`), so `module.is_causal` is not read. Models that do not use transformers' attention interface get eager
+attention's mask.
 
 Each call sends all keys and values that it attends to. For decoding, pass a `ringattn.KvCache` as `past_key_values`.
 """
@@ -285,8 +285,8 @@ def _chunk_ids(attention_mask: Tensor | None, batch: int, offset: int, length: i
     return torch.div(positions - start, chunk, rounding_mode="floor").to(torch.int32)
 
 
-def _is_as_said(mask: Mask, mask_function: Any, q_offset: int, kv_offset: int, padding: Tensor | None) -> bool:
-    """Whether transformers' own function sees the same for the first, the middle and the last query."""
+def _agrees(mask: Mask, mask_function: Any, q_offset: int, kv_offset: int, padding: Tensor | None) -> bool:
+    """Whether transformers' mask function selects the same keys for the first, the middle and the last query."""
     batch, _, queries, keys = mask.shape
     device = mask.device
     rows = torch.tensor(sorted({0, queries // 2, queries - 1}), device=device)
@@ -302,7 +302,7 @@ def _is_as_said(mask: Mask, mask_function: Any, q_offset: int, kv_offset: int, p
 def _band(batch: int, queries: int, keys: int, q_offset: int, kv_offset: int, mask_function: Any,
           attention_mask: Tensor | None, local_size: int | None, is_causal: bool, config: Any, dtype: torch.dtype,
           device: Any) -> Mask | None:
-    """What a mask function means, if a band and segment ids can say it."""
+    """Returns the mask of a mask function as a band and segment ids, or None if these cannot express it."""
     padding = None
     if attention_mask is not None:
         padding = prepare_padding_mask(attention_mask, keys, kv_offset)[:, kv_offset:kv_offset + keys].bool()
@@ -326,7 +326,7 @@ def _band(batch: int, queries: int, keys: int, q_offset: int, kv_offset: int, ma
         kv_ids = torch.where(padding, kv_ids, -1)
     mask = make_mask(batch, queries, keys, left=window, right=0 if is_causal else window, q_ids=q_ids, kv_ids=kv_ids,
                      dtype=dtype, device=device)
-    if torch.compiler.is_compiling() or _is_as_said(mask, mask_function, q_offset, kv_offset, padding):
+    if torch.compiler.is_compiling() or _agrees(mask, mask_function, q_offset, kv_offset, padding):
         return mask
     return None
 

@@ -1,8 +1,8 @@
 """Differentiable attention for PyTorch.
 
-Two operators of the dispatcher, `ringattn::attention` and `ringattn::attention_backward`: torch.compile traces them
-whole, activation checkpointing saves or recomputes them. They run on the default client. The third result of the first
-is the handle of a residual. As a saved tensor it lives exactly as long as the graph that may need the residual.
+The package defines two operators, `ringattn::attention` and `ringattn::attention_backward`. torch.compile traces them
+whole, and activation checkpointing saves or recomputes them. They run on the default client. The third result of the
+first operator is the handle of a residual. Autograd saves it, so it lives exactly as long as the graph that may need it.
 
 The operators are defined by `torch.library.Library`, because a `torch.library.custom_op` imports torch._dynamo (two
 seconds) when it is first called.
@@ -35,7 +35,7 @@ _keeper = Keeper()
 
 _NO_FORWARD_MODE = ("forward-mode derivatives (torch.func.jvp, jacfwd, dual tensors) of ringattn's attention are not "
                     "supported; use reverse mode (torch.autograd.grad)")
-# A handle as an operator's result: its text, and zeros behind it. No handle: zeros.
+# Length of a handle as an operator's result: its text, padded with zeros. All zeros: no handle.
 _HANDLE_BYTES = 64
 
 
@@ -61,19 +61,19 @@ def _options(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, alibi_slo
     return options
 
 
-# So many of an operator's arguments are a forward's tensors.
+# Number of an operator's arguments that are tensors of the forward. They come first.
 _TENSORS = 12
 
 
 def _inputs(q: Tensor, k: Tensor | None, v: Tensor | None, packing: str) -> dict[str, Tensor]:
-    """The tensors as a call takes them: packed ones stay packed."""
+    """Returns the call's tensors by name. Packed tensors stay packed."""
     if packing == "":
         return {"q": q, "k": k, "v": v}
     return {"qkv": q} if packing == "qkv" else {"q": q, "kv": k}
 
 
 def _gradients_of_inputs(result: BackwardResult, packing: str, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """In the operator's form. An operator's results are tensors: what there is none of is one without elements."""
+    """Returns the gradients as results of the operator. `nothing`, an empty tensor, stands for a missing one."""
     if packing == "":
         return result.dq, result.dk, result.dv
     if packing == "qkv":
@@ -83,7 +83,7 @@ def _gradients_of_inputs(result: BackwardResult, packing: str, nothing: Tensor) 
 
 
 def _kept(client: Client, report: Report, residual: str) -> Tensor:
-    """The handle as a tensor. When its memory goes, the graph is gone, and with it whoever could ask."""
+    """Returns the handle as a tensor. Its memory owns the residual: when it is freed, no graph can need it."""
     text = np.zeros(_HANDLE_BYTES, np.uint8)
     if report.residual is not None:
         handle = report.residual.handle.encode()
@@ -91,7 +91,7 @@ def _kept(client: Client, report: Report, residual: str) -> Tensor:
         _keeper.keep(text, client, report.residual)
     elif residual == "remote":
         raise FailedPreconditionError(
-            "FAILED_PRECONDITION", f"residual='remote': the workers keep nothing of this forward: "
+            "FAILED_PRECONDITION", f"residual='remote': the workers could not keep this forward: "
                                    f"{report.residual_reason}", reason="RESIDUAL_NOT_KEPT")
     return torch.from_numpy(text)
 
@@ -115,7 +115,7 @@ def _forward(q: Tensor, k: Tensor | None, v: Tensor | None, cu_seqlens_q: Tensor
         options |= {"retain": True, "bias_gradient": bias_gradient}
     result = client.forward(**_inputs(q, k, v, packing), **options)
     if longest_query >= 0 and result.lse.shape[-1] != longest_query:
-        raise invalid("max_seqlen_q", f"is {longest_query}, the longest document has {result.lse.shape[-1]} queries")
+        raise invalid("max_seqlen_q", f"is {longest_query}; the longest document has {result.lse.shape[-1]} queries")
     return result.out, result.lse, _kept(client, result.report, residual)
 
 
@@ -134,7 +134,7 @@ def _fake_forward(q, k, v, cu_seqlens_q, *rest):
 
 
 def _gone(handle: str) -> FailedPreconditionError:
-    """Why the residual of a graph without tensors cannot be read."""
+    """Returns the error for a residual that is gone, with residual="remote"."""
     if _keeper.was_dropped(handle):
         return FailedPreconditionError(
             "FAILED_PRECONDITION",
@@ -142,11 +142,11 @@ def _gone(handle: str) -> FailedPreconditionError:
             "by a copy. Saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks, save_on_cpu, activation "
             "offloading) do that. Use residual='auto' or 'off' inside such hooks", reason="RESIDUAL_DROPPED")
     return FailedPreconditionError(
-        "FAILED_PRECONDITION", "residual='remote': the residual of this forward was used by an earlier backward; give "
-                               "that one retain_graph=True", reason="RESIDUAL_CONSUMED")
+        "FAILED_PRECONDITION", "residual='remote': an earlier backward consumed the residual of this forward; pass it "
+                               "retain_graph=True", reason="RESIDUAL_CONSUMED")
 
 
-# `out` and `lse` are None if q, k and v are shapes without contents: the residual then is all there is.
+# `out` and `lse` are None with residual="remote". q, k and v then have shapes but no contents.
 def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor | None, lse: Tensor | None, handle: Tensor,
               q: Tensor, k: Tensor | None, v: Tensor | None, cu_seqlens_q: Tensor | None,
               cu_seqlens_k: Tensor | None, alibi_slopes: Tensor | None, bias: Tensor | None, mask: Tensor | None,
@@ -156,20 +156,20 @@ def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor | None, lse: Tensor
               mask_bits: bool, documents: list[int], dropout_origin: list[int], longest_query: int, packing: str,
               bias_gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     client, residual = default_client(), _handle(handle)
-    # retain_graph: the next backward of this graph asks for it again. Outside of a graph's backward: true.
+    # retain_graph: the graph's next backward needs the residual too. True outside of a graph's backward.
     keep = torch._C._autograd._get_current_graph_task_keep_graph()
     if out is None:
         kept = _keeper.find(residual)
         if kept is None:
             raise _gone(residual)
-        # Computed where the forward was, whatever the defaults have become since.
+        # The plan is the forward's, even if the default options have changed.
         options = {name: value for name, value in default_options().items() if name not in PLAN_NAMES}
         result = client.backward(dout, residual=kept, keep_residual=keep, dlse=dlse, **options)
     else:
         options = _options(cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, q_segment_ids, kv_segment_ids,
                            sinks, dropout_seed, dropout_p, softmax_scale, causal, window_left, window_right, softcap,
                            deterministic, bias_before_softcap, mask_bits, documents, dropout_origin, longest_query)
-        options.pop("key_splits", None)  # of the forward, which is given
+        options.pop("key_splits", None)  # applies to the forward only
         if _keeper.find(residual) is not None:
             options |= {"residual": residual, "keep_residual": keep}
         result = client.backward(dout, **_inputs(q, k, v, packing), out=out, lse=lse, dlse=dlse,
@@ -204,13 +204,13 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _saved(ctx) -> tuple[list[Any], Any, Any, Any, Any]:
-    """The operator's tensors, out, lse, the handle, and what a gradient of out looks like."""
+    """Returns the operator's tensors, out, lse, the handle, and a tensor in the shape of out."""
     if not ctx.is_remote:
         *tensors, out, lse, handle = ctx.saved_tensors
         return tensors, out, lse, handle, out
     dtype, device = ctx.like
     *options, handle = ctx.saved_tensors
-    # Shapes that take no memory.
+    # Expanded scalars: tensors of these shapes that take no memory.
     q, k, v, out = (None if shape is None else torch.empty((), dtype=dtype, device=device).expand(shape)
                     for shape in ctx.shapes)
     return [q, k, v, *options], None, None, handle, out
@@ -253,7 +253,7 @@ _attention_backward = _define("attention_backward", _backward, _fake_backward, _
 
 def _form_of(q: Tensor | None, k: Tensor | None, v: Tensor | None, qkv: Tensor | None,
             kv: Tensor | None) -> tuple[str, tuple[Tensor, Tensor | None, Tensor | None]]:
-    """How tensors are packed, and the operator's first three."""
+    """Returns how the tensors are packed, and the operator's first three arguments."""
     form = "qkv" if qkv is not None else "kv" if kv is not None else ""
     wanted = {"qkv": ("qkv",), "kv": ("q", "kv"), "": ("q", "k", "v")}[form]
     given = {"q": q, "k": k, "v": v, "qkv": qkv, "kv": kv}
@@ -268,7 +268,7 @@ def _form_of(q: Tensor | None, k: Tensor | None, v: Tensor | None, qkv: Tensor |
 
 
 def _flat(documents: Sequence[Document]) -> list[int]:
-    """As an operator takes them: causal, left and right of each."""
+    """Returns causal, left and right of each document, as one list for the operator."""
     return [value for index, document in enumerate(documents)
             for value in (int(document.causal), *window_pair((-1, -1) if document.window is None else document.window,
                                                              f"documents[{index}].window"))]
@@ -296,7 +296,7 @@ def _check_transforms(name: str, tensor: Tensor) -> None:
 
 
 def _check_not_differentiated(name: str, value: Any) -> None:
-    """For an argument that has no gradient here."""
+    """Raises NotImplementedError if an argument without a gradient requires one."""
     if not isinstance(value, Tensor):
         return
     _check_transforms(name, value)
@@ -306,7 +306,7 @@ def _check_not_differentiated(name: str, value: Any) -> None:
 
 
 def _check_tensors(with_gradients: dict[str, Any], others: dict[str, Any]) -> None:
-    """The types of the tensor arguments, and that no derivative is requested that there is not."""
+    """Checks the types of the tensor arguments, and that no unsupported derivative is requested."""
     for name, value in (*with_gradients.items(), *others.items()):
         if value is None:
             continue
@@ -319,7 +319,7 @@ def _check_tensors(with_gradients: dict[str, Any], others: dict[str, Any]) -> No
 
 
 def _offsets(cu_seqlens: Any, name: str) -> Tensor | None:
-    """cu_seqlens as a tensor: sequences of whole numbers are taken, too."""
+    """Returns cu_seqlens, a tensor or a sequence of whole numbers, as a tensor."""
     if cu_seqlens is None or isinstance(cu_seqlens, Tensor):
         return cu_seqlens
     try:
@@ -329,7 +329,7 @@ def _offsets(cu_seqlens: Any, name: str) -> Tensor | None:
 
 
 def _autocast(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Under torch.autocast the tensors in its type, as scaled_dot_product_attention's are; float64 stays."""
+    """Casts tensors under torch.autocast as scaled_dot_product_attention casts them. float64 is not cast."""
     device = next(tensor.device.type for tensor in tensors if tensor is not None)
     if not torch.is_autocast_enabled(device):
         return list(tensors)
@@ -342,7 +342,7 @@ def _seed(dropout_seed: Any, dropout_p: float) -> Tensor | None:
     if dropout_p == 0.0:
         return None
     if dropout_seed is None:
-        # On the CPU and in one draw: checkpointing and a fixed seed then give the same pairs again.
+        # One draw on the CPU, so that checkpointing and a fixed seed reproduce the dropped pairs.
         return torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device="cpu")
     if isinstance(dropout_seed, Tensor):
         return dropout_seed
@@ -350,7 +350,7 @@ def _seed(dropout_seed: Any, dropout_p: float) -> Tensor | None:
 
 
 def _longest_query(cu_seqlens_q: Tensor | None, lse_format: str | None, max_seqlen_q: int | None) -> int:
-    """Of lse per document its last axis; -1 for a flat one."""
+    """Returns the length of the last axis of lse per document, or -1 for a flat lse."""
     if lse_format in (None, "flat"):
         return -1
     if lse_format != "per_document":
@@ -373,34 +373,34 @@ def attention(q: Tensor | None = None, k: Tensor | None = None, v: Tensor | None
               dropout_origin: tuple[int, int, int, int] = (0, 0, 0, 0), deterministic: bool = False,
               lse_format: str | None = None, max_seqlen_q: int | None = None,
               residual: ResidualMode | None = None) -> tuple[Tensor, Tensor]:
-    """Attention on the default client, differentiable by q, k, v, bias, sinks, and through lse.
+    """Attention on the default client, differentiable in q, k, v, bias and sinks, and through lse.
 
-    q: [batch, seq_len_q, heads, head_dim], k: [batch, seq_len_k, kv_heads, head_dim], v: the same with its own
-    head_dim; packed with cu_seqlens: without the batch axis. kv_heads divides heads. Or `qkv` [batch, seq_len, 3, heads,
-    head_dim] alone, or q and `kv` [batch, seq_len_k, 2, kv_heads, head_dim]: they and their gradients travel as they
-    are.
+    q: [batch, seq_len_q, heads, head_dim]; k: [batch, seq_len_k, kv_heads, head_dim]; v: as k, with its own head_dim.
+    With cu_seqlens, tensors are packed and have no batch axis. kv_heads divides heads. `qkv` [batch, seq_len, 3, heads,
+    head_dim] replaces q, k and v, and `kv` [batch, seq_len_k, 2, kv_heads, head_dim] replaces k and v. They and their
+    gradients are sent without being split.
 
     Args:
-        window: (left, right) tokens beside a query's own position; -1: no limit.
-        dropout_seed: an int64 tensor of one element; drawn from PyTorch's generator if it is not given.
-        max_seqlen_q: with lse_format "per_document": the longest document's queries. Computed if it is not given, which
-            torch.compile cannot trace whole.
-        residual: whether q, k, v, out and lse stay with the workers for the backward, if there will be one.
-            "auto": yes, and it then sends dout alone; where they are gone it sends the tensors. "remote": likewise,
-            and this process lets go of them: less memory here, and what is lost is an error. "off": no. None: as
-            `set_default_client` says. What a graph that is dropped, or recomputed by activation checkpointing, has
-            left with the workers is deleted.
-        The others are those of `ringattn.AttentionOptions`. Its `output_dtype`, and the forward's `probability_rows`,
-        are `Client.forward`'s alone: nothing can be differentiated by them.
+        window: (left, right) tokens that a query sees in addition to its own position; -1: no limit.
+        dropout_seed: an int64 tensor of one element; default: drawn from PyTorch's generator.
+        max_seqlen_q: with lse_format "per_document": the number of queries of the longest document. Without it, the
+            number is computed, which torch.compile cannot trace whole.
+        residual: whether the workers keep q, k, v, out and lse for a backward.
+            "auto": they do, and the backward sends only dout, or the tensors if the residual is gone.
+            "remote": they do, and this process frees its own tensors. A lost residual is an error.
+            "off": they do not. None: the mode of `set_default_client`.
+            The residual is deleted when its graph is dropped or recomputed by activation checkpointing.
+        Others: see `ringattn.AttentionOptions`. `output_dtype` and `probability_rows` are available in
+            `Client.forward` only.
 
     Returns:
-        out, in q's shape with v's head_dim, and lse, fp32 [batch, heads, seq_len_q] or [heads, tokens], or as
-        `lse_format` says.
+        out, in q's shape with v's head_dim; lse, fp32 [batch, heads, seq_len_q] or packed [heads, tokens], or by
+        `lse_format`.
 
     Raises:
         RingattnError: as `Client.forward`, in the forward or the backward pass.
-        FailedPreconditionError: with residual="remote", where nothing was kept, or what was is gone.
-        RuntimeError: there is no default client.
+        FailedPreconditionError: with residual="remote", the forward was not kept, or its residual is gone.
+        RuntimeError: no default client is set.
     """
     _check_tensors(
         {"q": q, "k": k, "v": v, "qkv": qkv, "kv": kv, "bias": bias, "sinks": sinks},
