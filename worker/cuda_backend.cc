@@ -9,6 +9,7 @@
 #include "worker/comm/peer/peer_ring_transport.h"
 #include "worker/comm/single_rank/single_rank_transport.h"
 #include "worker/device/cuda/cuda_device.h"
+#include "worker/device/cuda/cuda_kv_caches.h"
 #include "worker/service/measurement.h"
 
 namespace ringattn::worker {
@@ -138,6 +139,7 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_
        .region_sharing = SharingOf(options),
        .memory_limit_bytes = backend.memory_limit_bytes,
        .kernel_family = options.kernel_family == "auto" ? "" : options.kernel_family,
+       .make_kv_caches = MakeCudaKvCaches,
        .on_broken = options.on_broken});
   if (!device.ok()) return device.status();
   absl::StatusOr<std::vector<KernelRate>> rates =

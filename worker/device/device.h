@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/attention/dtype.h"
+#include "worker/device/device_kv_cache.h"
 #include "worker/device/event.h"
 #include "worker/device/host_pin.h"
 #include "worker/device/imported_memory.h"
@@ -71,8 +72,8 @@ struct TuningChoices {
   std::vector<int32_t> key_splits;
 };
 
-// Computes the steps of K/V caches next to the device's queue, so that a step does not wait for a
-// running operation. Tensors are in host memory, and so is the device's memory. Used by one thread.
+// Computes the steps of K/V caches in host memory next to the device's queue, so that a step does
+// not wait for a running operation. Used by one thread.
 class StepKernels {
  public:
   virtual ~StepKernels() = default;
@@ -133,10 +134,11 @@ class Device {
     return call.Start(std::move(after), control);
   }
 
-  // UNIMPLEMENTED: the device serves no K/V caches.
+  // K/V caches in the device's own memory. Null if there are none.
+  virtual DeviceKvCaches* kv_caches() { return nullptr; }
+  // For K/V caches in host memory, if kv_caches() is null. UNIMPLEMENTED: the device serves none.
   virtual absl::StatusOr<std::unique_ptr<StepKernels>> MakeStepKernels() {
-    return absl::UnimplementedError(description() +
-                                    " serves no K/V caches; CPU workers (--device=cpu) do");
+    return absl::UnimplementedError(description() + " serves no K/V caches");
   }
 
   // Returns true while the head of the queue waits for one of its `after` events, that is, for a

@@ -19,6 +19,7 @@ namespace ringattn::worker {
 // Thread safe.
 class KvEngine {
  public:
+  // `kernels` is null if the device keeps the caches (Device::kv_caches).
   using Work = std::function<void(StepKernels* kernels)>;
 
   explicit KvEngine(std::unique_ptr<StepKernels> kernels);

@@ -55,6 +55,19 @@ KvShard::KvShard(KvCacheSpec spec, KvPlacement placement, int rank)
 absl::StatusOr<std::unique_ptr<KvShard>> KvShard::Make(KvCacheSpec spec, KvPlacement placement,
                                                        int rank, Device* device) {
   std::unique_ptr<KvShard> shard(new KvShard(std::move(spec), placement, rank));
+  if (DeviceKvCaches* const caches = device->kv_caches()) {
+    if (placement.position_parts > 1) {
+      return absl::UnimplementedError(absl::StrCat(
+          "placement.position_parts is ", placement.position_parts,
+          "; a GPU holds all positions of its heads: use a world_size that divides num_kv_heads of "
+          "every group"));
+    }
+    auto cache = caches->Make(shard->DeviceShape());
+    if (!cache.ok()) return cache.status();
+    shard->device_cache_ = *std::move(cache);
+    shard->bytes_ = shard->device_cache_->bytes();
+    return shard;
+  }
   const int64_t element = ElementBytes(shard->spec_.dtype);
   const int64_t rows = shard->spec_.blocks * shard->spec_.block_tokens;
   for (int p = 0; p < shard->spec_.planes(); ++p) {
@@ -75,6 +88,11 @@ absl::StatusOr<std::unique_ptr<KvShard>> KvShard::Make(KvCacheSpec spec, KvPlace
 }
 
 bool KvShard::Zero(const std::atomic<bool>& stop) {
+  if (device_cache_ != nullptr) {
+    const absl::Status status = device_cache_->Zero(stop);
+    if (!status.ok() && !absl::IsCancelled(status)) (void)OfDevice(status);
+    return status.ok();
+  }
   for (const Plane& plane : planes_) {
     if (!ZeroBuffer(plane.k.get(), stop) || !ZeroBuffer(plane.v.get(), stop)) return false;
   }
@@ -83,6 +101,7 @@ bool KvShard::Zero(const std::atomic<bool>& stop) {
 
 absl::Status KvShard::Begin(uint64_t epoch, const v1::StepBegin& begin,
                             v1::StepResponse* response) {
+  if (!lost_.ok()) return lost_;
   absl::StatusOr<KvStep> step = ParseStep(begin, limits_);
   if (!step.ok()) return step.status();
   absl::StatusOr<KvStepLog::Begun> begun = log_.Begin(epoch, *step);
@@ -95,6 +114,7 @@ absl::Status KvShard::Begin(uint64_t epoch, const v1::StepBegin& begin,
     ForgetPlans();
     own_appends_ = AppendTokensOfRank(spec_, placement_, *step, rank_);
     for (const KvBlockCopy& copy : log_.blocks().copies()) CopyOnWrite(copy);
+    if (!lost_.ok()) return lost_;
   }
   v1::StepAccepted* accepted = response->mutable_accepted();
   accepted->set_step(step->number);
@@ -105,6 +125,7 @@ absl::Status KvShard::Begin(uint64_t epoch, const v1::StepBegin& begin,
 
 absl::Status KvShard::Call(uint64_t epoch, const v1::LayerCall& call, StepKernels* kernels,
                            const std::atomic<bool>& stop, v1::LayerResult* result) {
+  if (!lost_.ok()) return lost_;
   const bool sends_kv = !call.k().empty() || !call.v().empty();
   const bool appends = sends_kv || own_appends_ == 0;
   if (auto status = log_.StartCall(epoch, call.step(), call.layer(), appends); !status.ok()) {
@@ -128,12 +149,13 @@ absl::Status KvShard::Call(uint64_t epoch, const v1::LayerCall& call, StepKernel
     const KvCallBytes bytes =
         CallBytesOfRank(spec_, placement_, step, location.group, call.output(), rank_);
     if (auto status = CheckCallBytes(call, bytes); !status.ok()) return status;
-    GroupPlan& plan = PlanOf(location.group);
-    if (sends_kv) AppendRows(location.group, location.plane, plan, call);
     result->set_step(call.step());
     result->set_layer(call.layer());
     result->mutable_out()->resize(bytes.out);
     result->mutable_lse()->resize(bytes.lse);
+    if (device_cache_ != nullptr) return RunOnDevice(location, call, stop, result);
+    GroupPlan& plan = PlanOf(location.group);
+    if (sends_kv) AppendRows(location.group, location.plane, plan, call);
     if (step.q_tokens() == 0) return absl::OkStatus();
     return Attend(location, &plan, call, kernels, stop, result);
   };
@@ -165,6 +187,12 @@ bool KvShard::IsFlat(int group, int plane) const {
 void KvShard::CopyOnWrite(const KvBlockCopy& copy) {
   const int64_t count = std::clamp<int64_t>(copy.entries - position_part() * spec_.block_tokens, 0,
                                             spec_.block_tokens);
+  if (device_cache_ != nullptr) {
+    if (lost_.ok() && count > 0) {
+      (void)OfDevice(device_cache_->CopyBlock(copy.group, copy.source, copy.target, count));
+    }
+    return;
+  }
   const size_t layers = spec_.groups[copy.group].layers.size();
   for (size_t p = 0; p < layers; ++p) {
     const auto copy_rows = [&](DeviceBuffer* buffer, int64_t plane_row, int64_t row) {
@@ -190,6 +218,72 @@ void KvShard::AppendRows(int group, int plane, const GroupPlan& plan, const v1::
     copy_rows(append, memory.k.get(), memory.k_row_bytes, k_row, call.k());
     copy_rows(append, memory.v.get(), memory.v_row_bytes, v_row, call.v());
   }
+}
+
+// ------------------------------------------------------------------------------------ device
+
+DeviceKvShape KvShard::DeviceShape() const {
+  DeviceKvShape shape;
+  shape.dtype = spec_.dtype;
+  shape.block_tokens = spec_.block_tokens;
+  shape.blocks = spec_.blocks;
+  for (int p = 0; p < spec_.planes(); ++p) {
+    const KvPlaneShape plane = PlaneShapeOfRank(spec_, placement_, p);
+    shape.planes.push_back({plane.k_elements, plane.v_elements});
+  }
+  for (size_t g = 0; g < spec_.groups.size(); ++g) {
+    const KvLayerGroup& from = spec_.groups[g];
+    const KvHeadRange heads = HeadsOfGroup(static_cast<int>(g));
+    DeviceKvGroup group;
+    group.layers = static_cast<int64_t>(from.layers.size());
+    group.num_heads = heads.end - heads.begin;
+    group.num_kv_heads = heads.kv_end - heads.kv_begin;
+    group.head_dim = from.head_dim;
+    group.head_dim_v = from.head_dim_v;
+    group.softmax_scale = static_cast<float>(from.softmax_scale);
+    group.softcap = static_cast<float>(from.softcap);
+    group.window_left = from.window_left;
+    group.causal = from.causal;
+    for (int64_t layer = 0; !from.sinks.empty() && layer < group.layers; ++layer) {
+      const auto row = from.sinks.begin() + layer * from.num_heads;
+      group.sinks.insert(group.sinks.end(), row + heads.begin, row + heads.end);
+    }
+    shape.groups.push_back(std::move(group));
+  }
+  return shape;
+}
+
+absl::Status KvShard::OfDevice(const absl::Status& status) {
+  if (status.ok() || absl::IsResourceExhausted(status)) return status;
+  lost_ = KvError(
+      absl::StatusCode::kDataLoss, "KV_LOST",
+      absl::StrCat("the cache is lost; create another one and prefill it: ", status.message()));
+  return lost_;
+}
+
+absl::Status KvShard::RunOnDevice(const KvLayerLocation& location, const v1::LayerCall& call,
+                                  const std::atomic<bool>& stop, v1::LayerResult* result) {
+  if (stop.load(std::memory_order_relaxed)) return absl::CancelledError("the cache is in use");
+  GroupPlan& plan = plans_[location.group];
+  if (!plan.ready) {
+    std::vector<DeviceKvRow> rows;
+    for (const KvRowView& row : log_.blocks().rows()) {
+      rows.push_back(
+          {row.keep_length, row.append_tokens, row.q_tokens, row.tables[location.group]});
+    }
+    if (auto s = OfDevice(device_cache_->SetRows(location.group, rows)); !s.ok()) return s;
+    plan.ready = true;
+  }
+  DeviceKvCall device_call;
+  device_call.group = location.group;
+  device_call.plane = location.plane;
+  device_call.q = call.q();
+  device_call.k = call.k();
+  device_call.v = call.v();
+  device_call.partial = call.output() == v1::KV_OUTPUT_PARTIAL;
+  device_call.out = absl::MakeSpan(*result->mutable_out());
+  device_call.lse = absl::MakeSpan(*result->mutable_lse());
+  return OfDevice(device_cache_->Run(device_call));
 }
 
 // ------------------------------------------------------------------------------------- plans

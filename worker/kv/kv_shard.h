@@ -1,12 +1,13 @@
 // KvShard: one rank of a K/V cache: its memory, its step log, and the execution of layer calls.
 //
 // Memory: for every plane an array of keys and one of values, [blocks * block_tokens] rows of the
-// widest group's kv heads and dims (PlaneShapeOfRank). A layer call appends the new keys and values
-// of all rows and then attends for all rows in one packed ForwardCall: documents are rows, and
-// pieces of its single KvBlock, the whole plane, are runs of the block tables. Pieces are the same
-// for all layers of a group, so they are built once per step and group.
+// widest group's kv heads and dims (PlaneShapeOfRank). A device with memory of its own keeps it and
+// executes the calls (DeviceKvCache). Otherwise the memory is the host's: a layer call appends the
+// new keys and values of all rows and then attends for all rows in one packed ForwardCall:
+// documents are rows, and pieces of its single KvBlock, the whole plane, are runs of the block
+// tables. Pieces are the same for all layers of a group, so they are built once per step and group.
 //
-// Tests: kv_shard_test.cc, tests/sweep/kv_sweep_test.cc
+// Tests: kv_shard_test.cc, device_cache_test.cc, tests/sweep/kv_sweep_test.cc
 #ifndef RINGATTN_WORKER_KV_KV_SHARD_H_
 #define RINGATTN_WORKER_KV_KV_SHARD_H_
 
@@ -33,12 +34,16 @@ class KvShard {
  public:
   // Allocates the rank's memory, which must be zeroed before use: a block table may name blocks
   // that no step has written. `device` must outlive the shard. RESOURCE_EXHAUSTED if the device has
-  // no memory.
+  // no memory; UNIMPLEMENTED, naming the option, if it cannot serve the cache.
   static absl::StatusOr<std::unique_ptr<KvShard>> Make(KvCacheSpec spec, KvPlacement placement,
                                                        int rank, Device* device);
 
-  // Zeroes all memory. Returns early, with false, once `stop` is set.
+  // Zeroes all memory. Returns early, with false, once `stop` is set or if the device fails, which
+  // loses the cache.
   bool Zero(const std::atomic<bool>& stop);
+
+  // Not OK (DATA_LOSS, KV_LOST) after an error of the device: Begin and Call then return it.
+  const absl::Status& lost() const { return lost_; }
 
   KvStepLog& log() { return log_; }
   const KvStepLog& log() const { return log_; }
@@ -51,7 +56,9 @@ class KvShard {
   absl::Status Begin(uint64_t epoch, const v1::StepBegin& begin, v1::StepResponse* response);
 
   // Executes one layer call of the begun step. Errors: as KvStepLog::StartCall and CheckCallBytes;
-  // CANCELLED once `stop` is set. After an error the call counts as not computed.
+  // CANCELLED once `stop` is set; RESOURCE_EXHAUSTED if the device has no scratch memory for the
+  // call. After an error the call counts as not computed. `kernels` may be null if the device keeps
+  // the memory.
   absl::Status Call(uint64_t epoch, const v1::LayerCall& call, StepKernels* kernels,
                     const std::atomic<bool>& stop, v1::LayerResult* result);
 
@@ -98,6 +105,12 @@ class KvShard {
   int64_t VRowBytes(int group) const;
   bool IsFlat(int group, int plane) const;
 
+  DeviceKvShape DeviceShape() const;
+  // Records an error of the device cache and returns what the writer sees.
+  absl::Status OfDevice(const absl::Status& status);
+  absl::Status RunOnDevice(const KvLayerLocation& location, const v1::LayerCall& call,
+                           const std::atomic<bool>& stop, v1::LayerResult* result);
+
   void ForgetPlans();
   void CopyOnWrite(const KvBlockCopy& copy);
   GroupPlan& PlanOf(int group);
@@ -115,7 +128,9 @@ class KvShard {
   const int rank_;
   const Limits limits_;
   int64_t bytes_ = 0;
-  std::vector<Plane> planes_;
+  std::vector<Plane> planes_;                    // of the host's memory
+  std::unique_ptr<DeviceKvCache> device_cache_;  // null: planes_
+  absl::Status lost_;
   KvStepLog log_;
   std::vector<GroupPlan> plans_;  // by group, of the begun step
   int64_t own_appends_ = 0;       // new entries of the begun step on this rank

@@ -40,6 +40,7 @@ void KvCache::Publish(absl::Time now, bool used) {
   progress_.complete = log.complete();
   progress_.blocks_used = log.blocks().blocks_used();
   progress_.sequences = log.blocks().num_sequences();
+  progress_.failure = std::string(shard_->lost().message());
   if (!used) return;
   progress_.last_use = now;
   progress_.unreported = true;
@@ -55,12 +56,16 @@ KvStore::KvStore(KvStoreOptions options, Device* device, MemoryBudget* budget,
       budget_(budget),
       send_(std::move(send)),
       zeroing_("kv_zero") {
-  absl::StatusOr<std::unique_ptr<StepKernels>> kernels = device->MakeStepKernels();
-  if (!kernels.ok()) {
-    unserved_ = kernels.status();
-    return;
+  std::unique_ptr<StepKernels> kernels;
+  if (device->kv_caches() == nullptr) {
+    auto made = device->MakeStepKernels();
+    if (!made.ok()) {
+      unserved_ = made.status();
+      return;
+    }
+    kernels = *std::move(made);
   }
-  engine_ = std::make_unique<KvEngine>(*std::move(kernels));
+  engine_ = std::make_unique<KvEngine>(std::move(kernels));
   if (options_.tick_interval > absl::ZeroDuration()) ticker_ = std::thread([this] { Loop(); });
 }
 
@@ -107,6 +112,16 @@ std::shared_ptr<KvCache> KvStore::Find(const std::string& id) const {
 
 // ------------------------------------------------------------------------------ reserve and free
 
+absl::Status KvStore::TakeScratch() {
+  DeviceKvCaches* const caches = device_->kv_caches();
+  absl::MutexLock lock(&mutex_);
+  if (caches == nullptr || scratch_.bytes() > 0) return absl::OkStatus();
+  auto taken = budget_->Take(caches->scratch_bytes());
+  if (!taken.ok()) return taken.status();
+  scratch_ = *std::move(taken);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<KvCache>> KvStore::Make(const v1::KvReserve& reserve) {
   if (engine_ == nullptr) return unserved_;
   absl::StatusOr<KvCacheSpec> spec = ParseKvCacheSpec(reserve.spec(), Limits());
@@ -139,10 +154,16 @@ absl::StatusOr<std::shared_ptr<KvCache>> KvStore::Make(const v1::KvReserve& rese
                        " of --max_kv_cache_bytes, ", options_.max_bytes, ", are free"));
     }
   }
+  if (absl::Status status = TakeScratch(); !status.ok()) return status;
   absl::StatusOr<MemoryBudget::Reservation> reservation = budget_->Take(bytes);
   if (!reservation.ok()) return reservation.status();
   auto shard = KvShard::Make(*std::move(spec), placement, rank, device_);
   if (!shard.ok()) return shard.status();
+  if ((*shard)->bytes() > bytes) {
+    auto tables = budget_->Take((*shard)->bytes() - bytes);
+    if (!tables.ok()) return tables.status();
+    cache->tables_ = *std::move(tables);
+  }
   cache->reserve_ = reserve;
   cache->ttl_ = reserve.has_ttl() ? ToDuration(reserve.ttl()) : Limits().default_kv_ttl;
   cache->bytes_ = bytes;
@@ -161,6 +182,7 @@ void KvStore::SendReserved(const v1::KvReserve& reserve, const absl::Status& sta
   reserved->set_reason(std::string(status.message()));
   reserved->set_bytes(static_cast<uint64_t>(bytes));
   reserved->set_malformed(absl::IsInvalidArgument(status));
+  reserved->set_unsupported(absl::IsUnimplemented(status));
   Send(std::move(message));
 }
 
@@ -194,7 +216,9 @@ void KvStore::Reserve(const v1::KvReserve& reserve) {
   zeroing_.Start(
       [this, cache] {
         const bool zeroed = cache->shard_->Zero(cache->stop_);
-        if (zeroed) SendReserved(cache->reserve_, absl::OkStatus(), cache->bytes_);
+        if (zeroed || !cache->shard_->lost().ok()) {
+          SendReserved(cache->reserve_, cache->shard_->lost(), cache->bytes_);
+        }
         cache->zeroed_.Notify();
         return absl::OkStatus();
       },
@@ -222,6 +246,7 @@ void KvStore::FreeOne(const std::string& id, const std::string& reason) {
   engine_->Run([&](StepKernels*) {
     cache->shard_.reset();
     cache->reservation_ = {};
+    cache->tables_ = {};
   });
   absl::MutexLock lock(&mutex_);
   bytes_ -= cache->bytes_;
@@ -258,7 +283,7 @@ void KvStore::Open(const v1::KvOpen& open) {
   engine_->Post([this, cache, message = std::move(message)](StepKernels*) mutable {
     KvShard* const shard = cache->shard();
     v1::KvOpened* opened = message.mutable_kv_opened();
-    if (shard == nullptr) {
+    if (shard == nullptr || !shard->lost().ok()) {
       opened->set_missing(true);
     } else {
       cache->stop_.store(false);
@@ -382,6 +407,13 @@ void KvStore::Tick() {
           orphans.push_back(id);
         }
         continue;  // reported to the next coordinator
+      }
+      if (!progress.failure.empty()) {
+        if (std::exchange(progress.failure_reported, true)) continue;
+        v1::KvTouched* touched = messages.emplace_back().mutable_kv_touched();
+        touched->set_cache_id(id);
+        touched->set_failure(progress.failure);
+        continue;
       }
       if (!progress.unreported || now < cache->next_report_) continue;
       cache->next_report_ = now + options_.report_interval;

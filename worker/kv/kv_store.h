@@ -62,6 +62,8 @@ class KvCache {
     int64_t sequences = 0;
     absl::Time last_use;
     bool unreported = false;
+    std::string failure;  // the device has lost the cache
+    bool failure_reported = false;
   };
 
   Progress progress() ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -72,8 +74,9 @@ class KvCache {
   v1::KvReserve reserve_;
   absl::Duration ttl_;
   int64_t bytes_ = 0;
-  std::unique_ptr<KvShard> shard_;         // engine's thread, after zeroed_
-  MemoryBudget::Reservation reservation_;  // likewise
+  std::unique_ptr<KvShard> shard_;  // engine's thread, after zeroed_
+  // Likewise: of the entries, and of what the device takes in addition.
+  MemoryBudget::Reservation reservation_, tables_;
   std::atomic<bool> stop_{false};
   absl::Notification zeroed_;
 
@@ -101,7 +104,8 @@ struct KvStoreOptions {
 class KvStore {
  public:
   // `send` passes a message to the coordinator and must not block. `device` and `budget` must
-  // outlive the store. A device without StepKernels makes a store that refuses every cache.
+  // outlive the store. A device without kv_caches and StepKernels makes a store that refuses every
+  // cache.
   KvStore(KvStoreOptions options, Device* device, MemoryBudget* budget,
           std::function<void(v1::JoinRequest)> send);
   // REQUIRES: no stream uses the store any more.
@@ -144,6 +148,7 @@ class KvStore {
  private:
   std::shared_ptr<KvCache> Find(const std::string& id) const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<std::shared_ptr<KvCache>> Make(const v1::KvReserve& reserve);
+  absl::Status TakeScratch() ABSL_LOCKS_EXCLUDED(mutex_);
   // Unless the store is closed.
   void Send(v1::JoinRequest message) ABSL_LOCKS_EXCLUDED(mutex_);
   void SendReserved(const v1::KvReserve& reserve, const absl::Status& status, int64_t bytes);
@@ -160,6 +165,8 @@ class KvStore {
   mutable absl::Mutex mutex_;
   std::map<std::string, std::shared_ptr<KvCache>> caches_ ABSL_GUARDED_BY(mutex_);
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  MemoryBudget::Reservation scratch_
+      ABSL_GUARDED_BY(mutex_);  // of the device, from the first cache
   std::optional<absl::Time> orphaned_since_ ABSL_GUARDED_BY(mutex_);
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   HostQueue zeroing_;

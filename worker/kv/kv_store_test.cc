@@ -17,12 +17,12 @@ class TestStream : public KvStream {
   absl::Status ended;
 };
 
-// Serves no caches, as GPUs.
+// Serves no caches.
 class OtherDevice : public CpuDevice {
  public:
   OtherDevice() : CpuDevice(1, 0) {}
   absl::StatusOr<std::unique_ptr<StepKernels>> MakeStepKernels() override {
-    return absl::UnimplementedError("cuda:0 serves no K/V caches");
+    return absl::UnimplementedError("the device serves no K/V caches");
   }
 };
 
@@ -124,7 +124,7 @@ TEST_F(KvStoreTest, ADeviceWithoutStepKernelsRefusesByName) {
   Make(&other);
   const v1::KvReserved reserved = Reserve(TestReserve("a"));
   EXPECT_FALSE(reserved.ok());
-  EXPECT_EQ(reserved.reason(), "cuda:0 serves no K/V caches");
+  EXPECT_EQ(reserved.reason(), "the device serves no K/V caches");
   store_.reset();
 }
 

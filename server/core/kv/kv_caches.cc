@@ -226,8 +226,9 @@ void KvCaches::OnReserved(ConnectionId connection, const v1::KvReserved& reserve
   if (!reserved.ok()) {
     const std::string worker = member->worker;
     return Withdraw(found,
-                    reserved.malformed()
-                        ? KvReserveMalformed(worker, reserved.reason())
+                    reserved.malformed() ? KvReserveMalformed(worker, reserved.reason())
+                    : reserved.unsupported()
+                        ? KvUnsupported(worker, reserved.reason())
                         : KvReserveRefused(worker, reserved.reason(), config_.retry_after),
                     connection);
   }

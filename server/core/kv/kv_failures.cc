@@ -134,6 +134,11 @@ Failure KvReserveMalformed(const std::string& worker, const std::string& reason)
                    absl::StrCat("worker ", worker, " rejects the reservation: ", reason));
 }
 
+Failure KvUnsupported(const std::string& worker, const std::string& reason) {
+  return KvFailure(StatusCode::kUnimplemented, "KV_UNSUPPORTED",
+                   absl::StrCat("worker ", worker, " cannot serve the cache: ", reason));
+}
+
 Failure KvQuota(const std::string& client, int64_t held, int64_t wanted, int64_t limit) {
   return QuotaReached(StatusCode::kResourceExhausted, "KV_QUOTA", client,
                       absl::StrCat("max_kv_cache_bytes is ", limit, "; its caches take ", held,

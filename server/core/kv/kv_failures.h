@@ -24,6 +24,7 @@ Failure KvNeverFits(int64_t needed, int world_size, int64_t largest);
 Failure KvReserveRefused(const std::string& worker, const std::string& reason,
                          absl::Duration retry_after);
 Failure KvReserveMalformed(const std::string& worker, const std::string& reason);
+Failure KvUnsupported(const std::string& worker, const std::string& reason);
 // The client's quota of bytes. `client` goes into QuotaFailure.
 Failure KvQuota(const std::string& client, int64_t held, int64_t wanted, int64_t limit);
 // The client's quota of caches.

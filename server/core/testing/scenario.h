@@ -63,11 +63,10 @@
 //           [members=A,B,...] [max_caches=N] [max_bytes=N]       a block of one head is 2,048 bytes
 //   open C W [principal=P] [direct=1 [required=1]] [answered=STEP]
 //   hold_cache C TTL [principal=P]   delete_cache C [principal=P]   ranks_differ C EPOCH
-//   NAME kv_reserved C [bytes=N] | kv_refused C REASON | kv_malformed C REASON
-//   NAME kv_opened C EPOCH COMMITTED COMPLETE | kv_missing C EPOCH
-//   NAME kv_settled C EPOCH | kv_unsettled C EPOCH REASON
-//   NAME kv_touched C EPOCH STEP | kv_failed C REASON
-//   caches [principal=P] [client=C]                              query
+//   NAME kv_reserved C [bytes=N] | kv_refused C REASON | kv_malformed C REASON | kv_unsupported C
+//   REASON NAME kv_opened C EPOCH COMMITTED COMPLETE | kv_missing C EPOCH NAME kv_settled C EPOCH |
+//   kv_unsettled C EPOCH REASON NAME kv_touched C EPOCH STEP | kv_failed C REASON caches
+//   [principal=P] [client=C]                              query
 // Operators and time
 //   drain   undrain   reform   wait DURATION   pause DURATION
 // Queries; the trace shows the answer

@@ -75,11 +75,13 @@ void AddKvCaches(const Args& args, v1::Register* registration) {
 
 bool FillKvMessage(const Args& args, v1::JoinRequest* message) {
   const std::string& verb = args[1];
-  if (verb == "kv_reserved" || verb == "kv_refused" || verb == "kv_malformed") {
+  if (verb == "kv_reserved" || verb == "kv_refused" || verb == "kv_malformed" ||
+      verb == "kv_unsupported") {
     v1::KvReserved* reserved = message->mutable_kv_reserved();
     reserved->set_cache_id(args[2]);
     reserved->set_ok(verb == "kv_reserved");
     reserved->set_malformed(verb == "kv_malformed");
+    reserved->set_unsupported(verb == "kv_unsupported");
     if (!reserved->ok()) reserved->set_reason(Rest(args, 3));
     reserved->set_bytes(static_cast<uint64_t>(Number(args, "bytes")));
   } else if (verb == "kv_opened" || verb == "kv_missing") {

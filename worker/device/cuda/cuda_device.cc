@@ -127,6 +127,9 @@ absl::Status CudaDevice::Init() {
       CudaStaging::Create(events_, options_.pinned_pool_bytes);
   if (!staging.ok()) return staging.status();
   staging_ = *std::move(staging);
+  if (options_.make_kv_caches != nullptr) {
+    kv_caches_ = options_.make_kv_caches(events_, this, kernels_.device);
+  }
   thread_ = std::thread([this] { ServiceLoop(); });
   pthread_setname_np(thread_.native_handle(), "cuda_device");
   return absl::OkStatus();

@@ -54,6 +54,9 @@ struct CudaDeviceOptions {
   // The kernel family that serves every call, for debugging; empty: the first suitable one. Calls
   // that the family does not serve are rejected.
   std::string kernel_family;
+  // Makes the device's K/V caches (MakeCudaKvCaches); null: it serves none.
+  std::unique_ptr<DeviceKvCaches> (*make_kv_caches)(CudaEventPool* events, Device* device,
+                                                    const cuda::DeviceInfo& info) = nullptr;
   // The context is unusable (CudaEventPool::SetOnBroken); the process should end.
   std::function<void(const std::string& what)> on_broken;
 };
@@ -75,6 +78,7 @@ class CudaDevice : public Device, private CudaCallQueue {
   // Kernels choose their own tiles; splitting the keys of a row can be disabled.
   TuningChoices tuning_offer() const override { return {{}, {}, {1}}; }
   bool TakesLateKeys(const ForwardCall& call) const override;
+  DeviceKvCaches* kv_caches() override { return kv_caches_.get(); }
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
   bool waits_for_transfer() const override;
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
@@ -131,6 +135,7 @@ class CudaDevice : public Device, private CudaCallQueue {
   bool blocking_launches_ = false;
   std::unique_ptr<CudaMemory> memory_;
   std::unique_ptr<CudaStaging> staging_;
+  std::unique_ptr<DeviceKvCaches> kv_caches_;
   cudaStream_t compute_ = nullptr;
   cudaStream_t stop_stream_ = nullptr;
   cudaStream_t keys_stream_ = nullptr;  // carries the late-key signals, which wait for transfers

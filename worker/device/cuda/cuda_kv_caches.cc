@@ -1,0 +1,723 @@
+#include "worker/device/cuda/cuda_kv_caches.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "common/base/limits.h"
+#include "worker/device/cuda/cuda_status.h"
+#include "worker/kernels/cuda/paged/paged_attention.h"
+
+namespace ringattn::worker {
+namespace {
+
+using cuda::paged::AttentionOptions;
+using cuda::paged::BatchClass;
+using cuda::paged::Buffers;
+using cuda::paged::CacheShape;
+using cuda::paged::PagedAttention;
+using cuda::paged::PagedRow;
+using cuda::paged::PagedStep;
+
+// Scratch memory. Limits::max_step_bytes bounds q, k and v of a call; a batch class rounds them up.
+constexpr int64_t kInputBytes = 128 * kMiB;
+// fp32 results of as many bf16 queries, and lse.
+constexpr int64_t kOutputBytes = 160 * kMiB;
+constexpr int64_t kWorkspaceBytes = 96 * kMiB;
+// Calls of up to so many bytes go through pinned memory: one copy to the device, and kernels write
+// the results to the host.
+constexpr int64_t kSmallBytes = kMiB;
+// Rows and tables of up to so many bytes are copied to the device from pinned memory.
+constexpr int64_t kPinnedTableBytes = kMiB;
+// Table elements of one step and group, at least; the maximum is also four times the blocks.
+constexpr int64_t kTableElements = int64_t{1} << 18;
+constexpr int64_t kMaxRows = 4096;                 // Limits::max_step_rows
+constexpr int64_t kMaxEntries = int64_t{1} << 30;  // of a sequence, as PagedRow says
+// Graphs of one cache. The cache discards all of them when there would be more.
+constexpr size_t kMaxGraphs = 128;
+constexpr int64_t kZeroBytes = kGiB;  // between two looks at `stop`
+constexpr int64_t kAlignment = 256;
+// A wait polls for this long, and then sleeps in the driver.
+constexpr absl::Duration kPollTime = absl::Milliseconds(20);
+
+int64_t AlignUp(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// The size of a batch class for `count` rows or tokens: a power of two, or above 1024 a multiple of
+// an eighth of one.
+int64_t ClassSize(int64_t count) {
+  if (count <= 1024) return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(count)));
+  const int64_t step = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(count))) / 8;
+  return (count + step - 1) / step * step;
+}
+
+absl::Status TooLarge(const char* what, int64_t value, int64_t limit) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the call has ", value, " ", what, "; the maximum on this device is ", limit));
+}
+
+// Planes of equal rows. They lie one after another, K before V.
+struct Segment {
+  int64_t first_plane = 0;
+  int64_t planes = 0;
+  DeviceKvShape::Plane row;
+  std::unique_ptr<DeviceBuffer> memory;
+  CacheShape shape;  // with rows of full width, for sizes
+
+  char* k(int64_t plane) const {
+    return static_cast<char*>(memory->data()) + (plane - first_plane) * shape.plane_bytes();
+  }
+  char* v(int64_t plane) const { return k(plane) + shape.k_plane_bytes(); }
+};
+
+// The sizes that a batch class fixes, and which kernels it launches.
+struct ClassKey {
+  int group = 0;
+  int64_t segment = 0;
+  int64_t rows = 0;
+  int64_t max_q = 0;  // 0: no queries
+  int64_t total_q = 0;
+  int64_t max_append = 0;  // 0: appends nothing
+  int64_t total_append = 0;
+  bool partial = false;
+
+  bool operator<(const ClassKey& other) const { return Tuple() < other.Tuple(); }
+
+ private:
+  std::tuple<int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool> Tuple() const {
+    return {group, segment, rows, max_q, total_q, max_append, total_append, partial};
+  }
+};
+
+// Where the tensors of a batch class lie in scratch memory.
+struct Layout {
+  int64_t sinks = kAlignment;  // after the PagedStep
+  int64_t q = 0, k = 0, v = 0;
+  int64_t input_bytes = 0;
+  int64_t lse = 0;
+  int64_t out = 0;
+  int64_t output_bytes = 0;
+
+  Layout(const ClassKey& key, const DeviceKvGroup& group, DType dtype) {
+    const int64_t element = ElementBytes(dtype);
+    q = sinks + AlignUp(group.num_heads * 4);
+    k = q + AlignUp(key.total_q * group.num_heads * group.head_dim * element);
+    v = k + AlignUp(key.total_append * group.num_kv_heads * group.head_dim * element);
+    input_bytes = v + AlignUp(key.total_append * group.num_kv_heads * group.head_dim_v * element);
+    out = AlignUp(key.total_q * group.num_heads * 4);
+    output_bytes = out + AlignUp(key.total_q * group.num_heads * group.head_dim_v *
+                                 (key.partial ? 4 : element));
+  }
+
+  bool small() const { return input_bytes <= kSmallBytes && output_bytes <= kSmallBytes; }
+};
+
+// A captured launch of one batch class.
+struct ClassGraph {
+  explicit ClassGraph(const Layout& l) : layout(l) {}
+  ~ClassGraph() {
+    if (executable != nullptr) (void)cudaGraphExecDestroy(executable);
+  }
+  ClassGraph(const ClassGraph&) = delete;
+  ClassGraph& operator=(const ClassGraph&) = delete;
+
+  const Layout layout;
+  cudaGraphExec_t executable = nullptr;
+  int64_t zeroed_bytes = 0;
+};
+
+// Memory and the stream that all caches of the device share. Used by the engine's thread.
+class Scratch {
+ public:
+  explicit Scratch(CudaEventPool* events) : events_(events) {}
+  ~Scratch() {
+    if (!events_->UseDevice().ok()) return;
+    if (stream_ != nullptr) {
+      (void)cudaStreamSynchronize(stream_);
+      (void)cudaStreamDestroy(stream_);
+    }
+    for (char* pinned : {pinned_input, pinned_output, pinned_tables}) {
+      if (pinned != nullptr) (void)cudaFreeHost(pinned);
+    }
+  }
+
+  absl::Status Init(Device* device) {
+    if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
+    int lowest = 0, highest = 0;
+    absl::Status status = CudaStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
+                                     "cudaDeviceGetStreamPriorityRange");
+    // A step is short, and an engine waits for it; operations take seconds.
+    if (status.ok()) {
+      status = CudaStatus(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest),
+                          "cudaStreamCreateWithPriority");
+    }
+    for (const auto& [target, bytes] :
+         {std::pair(&pinned_input, kSmallBytes), std::pair(&pinned_output, kSmallBytes),
+          std::pair(&pinned_tables, kPinnedTableBytes)}) {
+      if (!status.ok()) return status;
+      status =
+          CudaStatus(cudaHostAlloc(reinterpret_cast<void**>(target), bytes, cudaHostAllocDefault),
+                     "cudaHostAlloc");
+    }
+    if (!status.ok()) return status;
+    for (const auto& [target, bytes] :
+         {std::pair(&input_, kInputBytes), std::pair(&output_, kOutputBytes),
+          std::pair(&workspace_, kWorkspaceBytes)}) {
+      auto memory = device->Allocate(bytes);
+      if (!memory.ok()) return memory.status();
+      *target = *std::move(memory);
+    }
+    return absl::OkStatus();
+  }
+
+  CudaEventPool* events() const { return events_; }
+  cudaStream_t stream() const { return stream_; }
+  char* input() const { return static_cast<char*>(input_->data()); }
+  char* output() const { return static_cast<char*>(output_->data()); }
+  char* workspace() const { return static_cast<char*>(workspace_->data()); }
+
+  // Waits for all work of the stream. Reports an unusable context.
+  absl::Status Wait() {
+    const absl::Time give_up = absl::Now() + kPollTime;
+    cudaError_t state = cudaErrorNotReady;
+    for (int i = 0; state == cudaErrorNotReady; ++i) {
+      state = cudaStreamQuery(stream_);
+      if (i % 64 == 63 && absl::Now() >= give_up) break;
+    }
+    if (state == cudaErrorNotReady) state = cudaStreamSynchronize(stream_);
+    (void)cudaGetLastError();  // cudaErrorNotReady of a poll
+    tables_in_flight = false;
+    return Check(CudaStatus(state, "a step of a K/V cache"));
+  }
+
+  // Passes `status` on. Ends the process's use of a context that an error has broken.
+  absl::Status Check(absl::Status status) {
+    if (status.ok()) return status;
+    const cudaError_t state = cudaStreamQuery(stream_);
+    if (state != cudaSuccess && state != cudaErrorNotReady) {
+      (void)cudaGetLastError();
+      events_->ReportBroken(status);
+    }
+    return status;
+  }
+
+  char* pinned_input = nullptr;
+  char* pinned_output = nullptr;
+  char* pinned_tables = nullptr;
+  // A copy from pinned_tables may be in progress.
+  bool tables_in_flight = false;
+  // The graph whose counters the workspace holds.
+  const ClassGraph* last_graph = nullptr;
+
+ private:
+  CudaEventPool* const events_;
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<DeviceBuffer> input_, output_, workspace_;
+};
+
+class CudaKvCache final : public DeviceKvCache {
+ public:
+  CudaKvCache(std::shared_ptr<Scratch> scratch, const cuda::DeviceInfo& info, DeviceKvShape shape)
+      : scratch_(std::move(scratch)), info_(info), shape_(std::move(shape)) {}
+
+  ~CudaKvCache() override {
+    (void)scratch_->events()->UseDevice();
+    (void)cudaStreamSynchronize(scratch_->stream());
+    ForgetGraphs();
+  }
+
+  absl::Status Init(Device* device) {
+    for (size_t p = 0; p < shape_.planes.size(); ++p) {
+      if (segments_.empty() || segments_.back().row != shape_.planes[p]) {
+        Segment& segment = segments_.emplace_back();
+        segment.first_plane = static_cast<int64_t>(p);
+        segment.row = shape_.planes[p];
+      }
+      ++segments_.back().planes;
+    }
+    if (absl::Status status = CheckSizes(); !status.ok()) return status;
+    for (Segment& segment : segments_) {
+      segment.shape = FullShape(segment);
+      auto memory = device->Allocate(segment.shape.bytes());
+      if (!memory.ok()) return memory.status();
+      segment.memory = *std::move(memory);
+      bytes_ += segment.memory->bytes();
+    }
+    for (size_t g = 0; g < shape_.groups.size(); ++g) {
+      GroupState& state = groups_.emplace_back();
+      auto tables = device->Allocate(kMaxRows * static_cast<int64_t>(sizeof(PagedRow)) +
+                                     MaxTableElements() * 4);
+      if (!tables.ok()) return tables.status();
+      state.tables = *std::move(tables);
+      bytes_ += state.tables->bytes();
+    }
+    return CheckKernels();
+  }
+
+  int64_t bytes() const override { return bytes_; }
+
+  absl::Status Zero(const std::atomic<bool>& stop) override {
+    if (absl::Status status = scratch_->events()->UseDevice(); !status.ok()) return status;
+    cudaStream_t stream = nullptr;  // the engine's thread uses the other one meanwhile
+    absl::Status status = CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                                     "cudaStreamCreateWithFlags");
+    if (!status.ok()) return status;
+    for (const Segment& segment : segments_) {
+      char* const data = static_cast<char*>(segment.memory->data());
+      for (int64_t at = 0; status.ok() && at < segment.memory->bytes(); at += kZeroBytes) {
+        if (stop.load(std::memory_order_relaxed)) {
+          status = absl::CancelledError("the cache is being freed");
+          break;
+        }
+        status =
+            CudaStatus(cudaMemsetAsync(data + at, 0,
+                                       std::min(kZeroBytes, segment.memory->bytes() - at), stream),
+                       "cudaMemsetAsync of a K/V cache");
+        if (status.ok()) {
+          status = CudaStatus(cudaStreamSynchronize(stream), "cudaMemsetAsync of a K/V cache");
+        }
+      }
+    }
+    (void)cudaStreamDestroy(stream);
+    return status;
+  }
+
+  absl::Status CopyBlock(int group, uint32_t source, uint32_t target, int64_t entries) override {
+    if (absl::Status status = scratch_->events()->UseDevice(); !status.ok()) return status;
+    const auto copy = [&](char* plane, int64_t row_bytes) {
+      const int64_t block_bytes = shape_.block_tokens * row_bytes;
+      return CudaStatus(
+          cudaMemcpyAsync(plane + target * block_bytes, plane + source * block_bytes,
+                          entries * row_bytes, cudaMemcpyDeviceToDevice, scratch_->stream()),
+          "copy on write of a K/V cache");
+    };
+    for (const Segment& segment : segments_) {
+      const int64_t end =
+          std::min(segment.first_plane + segment.planes, shape_.groups[group].layers);
+      for (int64_t plane = segment.first_plane; plane < end; ++plane) {
+        absl::Status status = copy(segment.k(plane), segment.shape.k_row_bytes());
+        if (status.ok()) status = copy(segment.v(plane), segment.shape.v_row_bytes());
+        if (!status.ok()) return scratch_->Check(std::move(status));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status SetRows(int group, absl::Span<const DeviceKvRow> rows) override {
+    if (absl::Status status = scratch_->events()->UseDevice(); !status.ok()) return status;
+    GroupState& state = groups_[group];
+    int64_t elements = 0;
+    for (const DeviceKvRow& row : rows) {
+      elements += static_cast<int64_t>(row.table.size());
+      const int64_t entries = row.keep_length + row.append_tokens;
+      if (entries > kMaxEntries) return TooLarge("entries in a row", entries, kMaxEntries);
+    }
+    const int64_t count = static_cast<int64_t>(rows.size());
+    if (count > kMaxRows) return TooLarge("rows", count, kMaxRows);
+    if (elements > MaxTableElements()) {
+      return TooLarge("block table elements", elements, MaxTableElements());
+    }
+    state.rows = ClassSize(std::max<int64_t>(count, 1));
+    state.num_rows = count;
+    state.max_q = state.total_q = state.max_append = state.total_append = 0;
+    const int64_t row_bytes = state.rows * static_cast<int64_t>(sizeof(PagedRow));
+    state.staging.assign(row_bytes + elements * 4, 0);
+    PagedRow* const paged = reinterpret_cast<PagedRow*>(state.staging.data());
+    int32_t* const table = reinterpret_cast<int32_t*>(state.staging.data() + row_bytes);
+    int64_t at = 0;
+    for (const DeviceKvRow& row : rows) {
+      PagedRow& to = paged[&row - rows.data()];
+      to.first_q = static_cast<int32_t>(state.total_q);
+      to.q_tokens = static_cast<int32_t>(row.q_tokens);
+      to.first_append = static_cast<int32_t>(state.total_append);
+      to.append_tokens = static_cast<int32_t>(row.append_tokens);
+      to.keep_length = static_cast<int32_t>(row.keep_length);
+      to.table = static_cast<int32_t>(at);
+      std::memcpy(table + at, row.table.data(), row.table.size() * 4);
+      at += static_cast<int64_t>(row.table.size());
+      state.total_q += row.q_tokens;
+      state.max_q = std::max(state.max_q, row.q_tokens);
+      state.total_append += row.append_tokens;
+      state.max_append = std::max(state.max_append, row.append_tokens);
+    }
+    return scratch_->Check(UploadRows(state));
+  }
+
+  absl::Status Run(const DeviceKvCall& call) override {
+    if (absl::Status status = scratch_->events()->UseDevice(); !status.ok()) return status;
+    const GroupState& state = groups_[call.group];
+    const bool appends = !call.k.empty() || !call.v.empty();
+    if (state.total_q == 0 && !appends) return absl::OkStatus();
+    ClassKey key;
+    key.group = call.group;
+    while (call.plane >= segments_[key.segment].first_plane + segments_[key.segment].planes) {
+      ++key.segment;
+    }
+    key.rows = state.rows;
+    if (state.total_q > 0) {
+      key.max_q = ClassSize(state.max_q);
+      key.total_q = ClassSize(state.total_q);
+    }
+    if (appends) {
+      key.max_append = ClassSize(state.max_append);
+      key.total_append = ClassSize(state.total_append);
+    }
+    key.partial = call.partial;
+    absl::StatusOr<const ClassGraph*> graph = GraphOf(key);
+    if (!graph.ok()) return scratch_->Check(graph.status());
+    absl::Status status =
+        (*graph)->layout.small() ? EnqueueSmall(call, **graph) : EnqueueLarge(call, state, **graph);
+    // Also after an error: scratch memory and the tensors must not be in use when this returns.
+    absl::Status waited = scratch_->Wait();
+    if (status.ok()) status = std::move(waited);
+    if (!status.ok()) {
+      scratch_->last_graph = nullptr;
+      return scratch_->Check(std::move(status));
+    }
+    if ((*graph)->layout.small()) TakeSmallResults(call, state, (*graph)->layout);
+    return absl::OkStatus();
+  }
+
+ private:
+  // The rows of the latest step.
+  struct GroupState {
+    // [kMaxRows] PagedRow, of which the last `rows` are used, and the table elements after them.
+    std::unique_ptr<DeviceBuffer> tables;
+    std::vector<char> staging;
+    int64_t rows = 1;  // of the batch class
+    int64_t num_rows = 0;
+    int64_t max_q = 0, total_q = 0;
+    int64_t max_append = 0, total_append = 0;
+
+    char* first_row() const {
+      return static_cast<char*>(tables->data()) +
+             (kMaxRows - rows) * static_cast<int64_t>(sizeof(PagedRow));
+    }
+    char* first_element() const {
+      return static_cast<char*>(tables->data()) + kMaxRows * static_cast<int64_t>(sizeof(PagedRow));
+    }
+  };
+
+  int64_t MaxTableElements() const { return std::max(kTableElements, 4 * shape_.blocks); }
+
+  CacheShape FullShape(const Segment& segment) const {
+    CacheShape shape;
+    shape.dtype = shape_.dtype;
+    shape.block_tokens = static_cast<int32_t>(shape_.block_tokens);
+    shape.blocks = shape_.blocks;
+    shape.planes = static_cast<int32_t>(segment.planes);
+    shape.k_row_elements = static_cast<int32_t>(segment.row.k_elements);
+    shape.v_row_elements = static_cast<int32_t>(segment.row.v_elements);
+    return shape;
+  }
+  CacheShape ShapeOf(const DeviceKvGroup& group, const Segment& segment) const {
+    CacheShape shape = segment.shape;
+    shape.num_kv_heads = static_cast<int32_t>(group.num_kv_heads);
+    shape.head_dim = static_cast<int32_t>(group.head_dim);
+    shape.head_dim_v = static_cast<int32_t>(group.head_dim_v);
+    return shape;
+  }
+  static AttentionOptions OptionsOf(const DeviceKvGroup& group, bool partial) {
+    AttentionOptions options;
+    options.num_heads = static_cast<int32_t>(group.num_heads);
+    options.softmax_scale = group.softmax_scale;
+    options.softcap = group.softcap;
+    // A window as long as the longest sequence hides nothing.
+    options.window_left =
+        group.window_left >= kMaxEntries ? -1 : static_cast<int32_t>(group.window_left);
+    options.causal = group.causal;
+    options.partial = partial;
+    return options;
+  }
+
+  // What has to hold before sizes are computed in 32 bits.
+  absl::Status CheckSizes() const {
+    if (shape_.blocks * shape_.block_tokens > INT32_MAX) {
+      return absl::UnimplementedError(
+          absl::StrCat("spec.blocks is ", shape_.blocks, " of ", shape_.block_tokens,
+                       " tokens; the maximum on a GPU is ", INT32_MAX, " tokens per plane"));
+    }
+    for (const DeviceKvShape::Plane& plane : shape_.planes) {
+      const int64_t widest = std::max(plane.k_elements, plane.v_elements);
+      if (widest <= (int64_t{1} << 24)) continue;
+      return absl::UnimplementedError(absl::StrCat("a row of K or V has ", widest,
+                                                   " elements; the maximum on a GPU is 16777216"));
+    }
+    return absl::OkStatus();
+  }
+
+  // UNIMPLEMENTED if no kernel serves a group. Loads the kernels.
+  absl::Status CheckKernels() {
+    for (size_t g = 0; g < shape_.groups.size(); ++g) {
+      for (size_t s = 0; s < segments_.size(); ++s) {
+        if (segments_[s].first_plane >= shape_.groups[g].layers) continue;
+        for (const bool partial : {false, true}) {
+          ClassKey key;
+          key.group = static_cast<int>(g);
+          key.segment = static_cast<int64_t>(s);
+          key.rows = key.max_append = key.total_append = 1;
+          key.max_q = key.total_q = 2 * cuda::paged::kMaxDecodeQueries;
+          key.partial = partial;
+          const Layout layout(key, shape_.groups[g], shape_.dtype);
+          auto attention = Create(key, layout);
+          if (absl::IsInvalidArgument(attention.status())) {
+            return absl::UnimplementedError(
+                absl::StrCat("spec.groups[", g, "]: ", attention.status().message()));
+          }
+          if (!attention.ok()) return attention.status();
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::unique_ptr<PagedAttention>> Create(const ClassKey& key,
+                                                         const Layout& layout) const {
+    const DeviceKvGroup& group = shape_.groups[key.group];
+    const Segment& segment = segments_[key.segment];
+    const CacheShape shape = ShapeOf(group, segment);
+    const AttentionOptions options = OptionsOf(group, key.partial);
+    BatchClass batch;
+    batch.max_rows = static_cast<int32_t>(key.rows);
+    batch.max_q_tokens = static_cast<int32_t>(std::max<int64_t>(key.max_q, 1));
+    batch.max_total_q = static_cast<int32_t>(std::max<int64_t>(key.total_q, 1));
+    batch.max_append_tokens = static_cast<int32_t>(key.max_append);
+    Buffers buffers;
+    buffers.cache = segment.memory->data();
+    char* const input = scratch_->input();
+    char* const output = layout.small() ? scratch_->pinned_output : scratch_->output();
+    buffers.step = reinterpret_cast<const PagedStep*>(input);
+    const char* const tables = static_cast<const char*>(groups_[key.group].tables->data());
+    buffers.rows = reinterpret_cast<const PagedRow*>(
+        tables + (kMaxRows - key.rows) * static_cast<int64_t>(sizeof(PagedRow)));
+    buffers.tables = reinterpret_cast<const int32_t*>(
+        tables + kMaxRows * static_cast<int64_t>(sizeof(PagedRow)));
+    buffers.q = input + layout.q;
+    buffers.k = input + layout.k;
+    buffers.v = input + layout.v;
+    buffers.out = output + layout.out;
+    buffers.lse = reinterpret_cast<float*>(output + layout.lse);
+    if (!group.sinks.empty()) buffers.sinks = reinterpret_cast<const float*>(input + layout.sinks);
+    buffers.workspace = scratch_->workspace();
+    const int64_t workspace = PagedAttention::WorkspaceBytes(shape, options, batch, info_);
+    if (workspace > kWorkspaceBytes) {
+      return TooLarge("bytes of partial results", workspace, kWorkspaceBytes);
+    }
+    return PagedAttention::Create(shape, options, batch, buffers, info_);
+  }
+
+  absl::StatusOr<const ClassGraph*> GraphOf(const ClassKey& key) {
+    if (const auto found = graphs_.find(key); found != graphs_.end()) return found->second.get();
+    const Layout layout(key, shape_.groups[key.group], shape_.dtype);
+    if (layout.input_bytes > kInputBytes) {
+      return TooLarge("bytes of q, k and v", layout.input_bytes, kInputBytes);
+    }
+    if (layout.output_bytes > kOutputBytes) {
+      return TooLarge("bytes of results", layout.output_bytes, kOutputBytes);
+    }
+    auto attention = Create(key, layout);
+    if (!attention.ok()) return attention.status();
+    auto graph = std::make_unique<ClassGraph>(layout);
+    if (absl::Status s = Capture(**attention, key, graph.get()); !s.ok()) return s;
+    if (graphs_.size() >= kMaxGraphs) ForgetGraphs();
+    return graphs_.emplace(key, std::move(graph)).first->second.get();
+  }
+
+  absl::Status Capture(const PagedAttention& attention, const ClassKey& key, ClassGraph* target) {
+    const cudaStream_t stream = scratch_->stream();
+    absl::Status status = CudaStatus(
+        cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    if (!status.ok()) return status;
+    status = key.total_q == 0      ? attention.EnqueueAppend(stream)
+             : key.max_append == 0 ? attention.EnqueueRead(stream)
+                                   : attention.Enqueue(stream);
+    cudaGraph_t graph = nullptr;
+    status.Update(CudaStatus(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture"));
+    if (status.ok()) {
+      status =
+          CudaStatus(cudaGraphInstantiate(&target->executable, graph, 0), "cudaGraphInstantiate");
+    }
+    if (status.ok()) {
+      status = CudaStatus(cudaGraphUpload(target->executable, stream), "cudaGraphUpload");
+    }
+    if (graph != nullptr) (void)cudaGraphDestroy(graph);
+    target->zeroed_bytes = attention.zeroed_bytes();
+    return status;
+  }
+
+  // REQUIRES: the stream is idle.
+  void ForgetGraphs() {
+    for (const auto& [key, graph] : graphs_) {
+      if (scratch_->last_graph == graph.get()) scratch_->last_graph = nullptr;
+    }
+    graphs_.clear();
+  }
+
+  absl::Status UploadRows(const GroupState& state) {
+    const int64_t bytes = static_cast<int64_t>(state.staging.size());
+    const char* source = state.staging.data();
+    if (bytes <= kPinnedTableBytes) {
+      if (scratch_->tables_in_flight) {
+        if (absl::Status status = scratch_->Wait(); !status.ok()) return status;
+      }
+      std::memcpy(scratch_->pinned_tables, source, bytes);
+      source = scratch_->pinned_tables;
+      scratch_->tables_in_flight = true;
+    }
+    return CudaStatus(cudaMemcpyAsync(state.first_row(), source, bytes, cudaMemcpyHostToDevice,
+                                      scratch_->stream()),
+                      "cudaMemcpyAsync of a step's rows");
+  }
+
+  // Writes the PagedStep and the plane's sinks to pinned memory.
+  void WriteHeader(const DeviceKvCall& call, const Layout& layout) {
+    PagedStep step;
+    step.num_rows = static_cast<int32_t>(groups_[call.group].num_rows);
+    for (const Segment& segment : segments_) {
+      if (call.plane >= segment.first_plane) {
+        step.plane = static_cast<int32_t>(call.plane - segment.first_plane);
+      }
+    }
+    std::memcpy(scratch_->pinned_input, &step, sizeof(step));
+    const DeviceKvGroup& group = shape_.groups[call.group];
+    if (group.sinks.empty()) return;
+    std::memcpy(scratch_->pinned_input + layout.sinks,
+                group.sinks.data() + call.plane * group.num_heads, group.num_heads * 4);
+  }
+
+  absl::Status CopyIn(int64_t offset, const char* source, int64_t bytes) {
+    if (bytes == 0) return absl::OkStatus();
+    return CudaStatus(cudaMemcpyAsync(scratch_->input() + offset, source, bytes,
+                                      cudaMemcpyHostToDevice, scratch_->stream()),
+                      "cudaMemcpyAsync of a call's tensors");
+  }
+
+  absl::Status Replay(const ClassGraph& graph) {
+    if (scratch_->last_graph != &graph) {
+      absl::Status status = CudaStatus(
+          cudaMemsetAsync(scratch_->workspace(), 0, graph.zeroed_bytes, scratch_->stream()),
+          "cudaMemsetAsync of the workspace");
+      if (!status.ok()) return status;
+      scratch_->last_graph = &graph;
+    }
+    return CudaStatus(cudaGraphLaunch(graph.executable, scratch_->stream()), "cudaGraphLaunch");
+  }
+
+  absl::Status EnqueueSmall(const DeviceKvCall& call, const ClassGraph& graph) {
+    const Layout& layout = graph.layout;
+    WriteHeader(call, layout);
+    char* const input = scratch_->pinned_input;
+    int64_t end = layout.q;
+    for (const auto& [offset, tensor] :
+         {std::pair(layout.q, call.q), std::pair(layout.k, call.k), std::pair(layout.v, call.v)}) {
+      if (tensor.empty()) continue;
+      std::memcpy(input + offset, tensor.data(), tensor.size());
+      end = offset + static_cast<int64_t>(tensor.size());
+    }
+    absl::Status status = CopyIn(0, input, end);
+    return status.ok() ? Replay(graph) : status;
+  }
+
+  void TakeSmallResults(const DeviceKvCall& call, const GroupState& state, const Layout& layout) {
+    if (!call.out.empty()) {
+      std::memcpy(call.out.data(), scratch_->pinned_output + layout.out, call.out.size());
+    }
+    if (call.lse.empty()) return;
+    const int64_t row = state.total_q * 4;
+    for (int64_t head = 0; head < shape_.groups[call.group].num_heads; ++head) {
+      std::memcpy(call.lse.data() + head * row,
+                  scratch_->pinned_output + layout.lse + head * LseStride(state), row);
+    }
+  }
+
+  absl::Status EnqueueLarge(const DeviceKvCall& call, const GroupState& state,
+                            const ClassGraph& graph) {
+    const Layout& layout = graph.layout;
+    WriteHeader(call, layout);
+    absl::Status status = CopyIn(0, scratch_->pinned_input, layout.q);
+    for (const auto& [offset, tensor] :
+         {std::pair(layout.q, call.q), std::pair(layout.k, call.k), std::pair(layout.v, call.v)}) {
+      if (status.ok()) {
+        status = CopyIn(offset, tensor.data(), static_cast<int64_t>(tensor.size()));
+      }
+    }
+    if (status.ok()) status = Replay(graph);
+    if (status.ok() && !call.out.empty()) {
+      status =
+          CudaStatus(cudaMemcpyAsync(call.out.data(), scratch_->output() + layout.out,
+                                     call.out.size(), cudaMemcpyDeviceToHost, scratch_->stream()),
+                     "cudaMemcpyAsync of out");
+    }
+    if (status.ok() && !call.lse.empty()) {
+      const int64_t row = state.total_q * 4;
+      status =
+          CudaStatus(cudaMemcpy2DAsync(call.lse.data(), row, scratch_->output() + layout.lse,
+                                       LseStride(state), row, shape_.groups[call.group].num_heads,
+                                       cudaMemcpyDeviceToHost, scratch_->stream()),
+                     "cudaMemcpy2DAsync of lse");
+    }
+    return status;
+  }
+
+  static int64_t LseStride(const GroupState& state) { return ClassSize(state.total_q) * 4; }
+
+  const std::shared_ptr<Scratch> scratch_;
+  const cuda::DeviceInfo info_;
+  const DeviceKvShape shape_;
+  int64_t bytes_ = 0;
+  std::vector<Segment> segments_;  // in the order of their planes
+  std::vector<GroupState> groups_;
+  std::map<ClassKey, std::unique_ptr<ClassGraph>> graphs_;
+};
+
+class CudaKvCaches final : public DeviceKvCaches {
+ public:
+  CudaKvCaches(CudaEventPool* events, Device* device, const cuda::DeviceInfo& info)
+      : events_(events), device_(device), info_(info) {}
+
+  int64_t scratch_bytes() const override { return kInputBytes + kOutputBytes + kWorkspaceBytes; }
+
+  absl::StatusOr<std::unique_ptr<DeviceKvCache>> Make(const DeviceKvShape& shape) override {
+    absl::StatusOr<std::shared_ptr<Scratch>> scratch = GetScratch();
+    if (!scratch.ok()) return scratch.status();
+    auto cache = std::make_unique<CudaKvCache>(*std::move(scratch), info_, shape);
+    if (absl::Status status = cache->Init(device_); !status.ok()) return status;
+    return cache;
+  }
+
+ private:
+  // Made for the first cache: most workers have none.
+  absl::StatusOr<std::shared_ptr<Scratch>> GetScratch() {
+    absl::MutexLock lock(&mutex_);
+    if (scratch_ == nullptr) {
+      auto scratch = std::make_shared<Scratch>(events_);
+      if (absl::Status status = scratch->Init(device_); !status.ok()) return status;
+      scratch_ = std::move(scratch);
+    }
+    if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
+    return scratch_;
+  }
+
+  CudaEventPool* const events_;
+  Device* const device_;
+  const cuda::DeviceInfo info_;
+  absl::Mutex mutex_;
+  std::shared_ptr<Scratch> scratch_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceKvCaches> MakeCudaKvCaches(CudaEventPool* events, Device* device,
+                                                 const cuda::DeviceInfo& info) {
+  return std::make_unique<CudaKvCaches>(events, device, info);
+}
+
+}  // namespace ringattn::worker
