@@ -1,7 +1,9 @@
 """K/V caches through real processes with plain stubs: every result against numpy in fp64."""
 
+import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -12,9 +14,9 @@ import pytest
 
 from attention import details
 from cluster import open_descriptors, resident_bytes, wait_until
-from direct_ring import ring  # noqa: F401
+from direct_ring import make_direct_ring, metrics, ring  # noqa: F401
 from kv import (DIRECT, RELAY, Group, Model, Row, Spec, Writer, create, delete, get, service)
-from stubs import cluster_pb2, kv_cache_pb2 as kv
+from stubs import ROOT, cluster_pb2, kv_cache_pb2 as kv
 
 LONG = os.environ.get("RINGATTN_KV_LOAD") == "full"
 WAYS = pytest.mark.parametrize("transport", [RELAY, DIRECT], ids=["relay", "direct"])
@@ -58,12 +60,28 @@ def opened(ring):
 
 
 def test_the_example_with_plain_stubs(ring):
-    program = pathlib.Path(__file__).parents[2] / "client/examples/kv_cache_stubs.py"
+    program = ROOT / "client/examples/kv_cache_stubs.py"
     stubs = pathlib.Path(kv.__file__).parents[2]
     done = subprocess.run([sys.executable, program, ring.address], env={**os.environ, "PYTHONPATH": str(stubs)},
                           capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "out (1, 4, 16) finite True\n"
+    assert done.stdout == "20 prompt tokens and 1 decoded token are exact\n"
+
+
+def test_the_example_with_plain_stubs_in_go(ring, tmp_path):
+    if shutil.which("go") is None:
+        pytest.skip("go is not installed")
+    module = tmp_path / "go"
+    shutil.copytree(ROOT / "client/examples/go", module)
+    made = subprocess.run([module / "generate.sh", ROOT / "proto", ROOT / ".deps/googleapis"],
+                          capture_output=True, text=True, timeout=600)
+    if "dial tcp" in made.stderr:
+        pytest.skip("Go modules cannot be downloaded")
+    assert made.returncode == 0, made.stderr
+    done = subprocess.run(["go", "run", "./kv_cache", ring.address], cwd=module, capture_output=True, text=True,
+                          timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "20 prompt tokens and 1 decoded token are exact\n"
 
 
 @WAYS
@@ -178,6 +196,92 @@ def test_relay_and_direct_give_the_same_bits(ring):
         writer.close()
         delete(ring, cache.cache_id)
     assert results[0] == results[1]
+
+
+# ------------------------------------------------------------- bytes on the wire
+
+
+def varint_bytes(value):
+    return max(1, -(-value.bit_length() // 7))
+
+
+def field_bytes(value):
+    """A field with a number below 16: an integer, or tensor bytes by their size."""
+    return 1 + varint_bytes(value)
+
+
+def tensors_of_rank(spec, placement, begin, layer, rank):
+    """(up, down) of a layer call with lse on a rank's stream, by the formula of docs/inference.md."""
+    group, element = spec.group_of(layer), np.dtype(spec.dtype).itemsize
+    parts = placement.position_parts
+    heads, kv_heads = group.heads // placement.head_parts, group.kv_heads // placement.head_parts
+    queries = sum(row.q_tokens for row in begin.rows)
+    entries = [p for row in begin.rows for p in range(row.keep_length, row.keep_length + row.append_tokens)
+               if p // spec.block_tokens % parts == rank % parts]
+    up = element * (queries * heads * group.dim + len(entries) * kv_heads * 2 * group.dim)
+    down = (4 if parts > 1 else element) * queries * heads * group.dim  # partial results are fp32
+    return up, down + 4 * queries * heads
+
+
+def tensor_bytes(ring, index, transport):
+    values = metrics(ring.worker_ports(index)["metrics"])
+    return tuple(int(values[f'ringattn_bytes_total{{direction="{direction}",transport="{transport}"}}'])
+                 for direction in ("up", "down"))
+
+
+@WAYS
+@pytest.mark.parametrize("world_size,heads,kv_heads", [(1, 8, 4), (4, 8, 4), (4, 4, 2)])
+def test_tensor_bytes_follow_the_formula(ring, opened, transport, world_size, heads, kv_heads):
+    spec = Spec([Group([0, 3], heads=heads, kv_heads=kv_heads), Group([1], heads=heads, kv_heads=kv_heads, dim=32)])
+    writer, model = opened(spec, transport, world_size=world_size)
+    name = "relay" if transport == RELAY else "direct"
+    indexes = [int(member.rsplit("-", 1)[1]) for member in writer.placement.members]
+    before = [tensor_bytes(ring, i, name) for i in indexes]
+    want = [[0, 0] for _ in indexes]
+    for rows in ([Row(1, 50)], [Row(1, 1), Row(2, 7, queries=3)], [Row(1, 1), Row(2, 1)]):
+        begin = model.begin(writer.next_step, rows)
+        model.step(writer, rows)
+        for rank in range(len(indexes)):
+            for layer in spec.layers:
+                for i, size in enumerate(tensors_of_rank(spec, writer.placement, begin, layer, rank)):
+                    want[rank][i] += size
+    after = [tensor_bytes(ring, i, name) for i in indexes]
+    assert [[a - b for a, b in zip(*pair)] for pair in zip(after, before)] == want
+
+
+def test_message_bytes_on_the_relay_follow_the_formula(make_direct_ring, tmp_path):
+    audit = tmp_path / "audit.jsonl"
+    ring = make_direct_ring(workers=1, server_flags=[f"--audit_log={audit}"])
+    spec = Spec([Group([0, 3])])
+    cache = create(ring, spec, world_size=1)
+    writer, model = Writer(ring, cache.cache_id, spec, RELAY), Model(spec)
+    hello = kv.StepHello(cache_id=cache.cache_id, epoch=writer.answer.epoch, token=writer.answer.token)
+    up, down = kv.StepRequest(hello=hello).ByteSize(), kv.StepResponse(opened=writer.streams[0].opened).ByteSize()
+
+    def wrapped(fields):  # of a message in StepRequest and StepResponse
+        return field_bytes(fields) + fields
+
+    for rows in ([Row(1, 300)], [Row(2, 1), Row(3, 5)]):  # new sequences
+        begin = model.begin(writer.next_step, rows)
+        answer = writer.streams[0].ask(kv.StepRequest(begin=begin))
+        assert answer.HasField("accepted"), answer
+        up, down = up + kv.StepRequest(begin=begin).ByteSize(), down + answer.ByteSize()
+        writer.next_step += 1
+        queries = sum(row.q_tokens for row in begin.rows)
+        for layer in spec.layers:
+            q, k, v = (model.draw(queries, heads, 16) for heads in (4, 2, 2))
+            call = kv.LayerCall(step=begin.step, layer=layer, output=kv.KV_OUTPUT_OUT_AND_LSE, q=q.tobytes(),
+                                k=k.tobytes(), v=v.tobytes())
+            result = writer.streams[0].ask(kv.StepRequest(call=call)).result
+            head = field_bytes(begin.step) + (field_bytes(layer) if layer else 0)
+            up += wrapped(head + 2 + sum(wrapped(x.nbytes) for x in (q, k, v)))
+            time_taken = field_bytes(result.device_time.nanos)
+            down += wrapped(head + wrapped(q.nbytes) + wrapped(4 * queries * 4) + wrapped(time_taken))
+    writer.streams[0].requests.put(None)  # half-closes: the call ends with OK
+    line = wait_until(lambda: [entry for entry in map(json.loads, audit.read_text().splitlines())
+                               if entry["method"] == "Steps"], 20, "the line of the stream")[0]
+    assert (line["bytes_up"], line["bytes_down"]) == (up, down)
+    writer.close()
 
 
 # --------------------------------------------------------------- step protocol
