@@ -16,6 +16,7 @@ import peer
 import peer_memory
 import quickstart
 import host_memory
+import kv
 import residuals
 import rings
 import tables
@@ -60,6 +61,7 @@ def parts_of(session):
              "direct-1m": (500, direct.part(session, "1m"), True),
              "cuda-memory": (240, cuda_memory.part(session, "64k"), True),
              "cuda-memory-256k": (300, cuda_memory.part(session, "256k"), True),
+             "kv": (400, kv.part(session), True),
              "packed-inputs": (200, packed_inputs.part(session), True),
              "deterministic": (150, deterministic.part(session), True),
              "peer-memory": (200, peer_memory.part(session), False),

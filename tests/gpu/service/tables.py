@@ -56,6 +56,25 @@ def parts_table(parts):
         for name, part in parts.items()])
 
 
+def kv_tables(parts):
+    part = parts.get("kv", {})
+    us = lambda seconds: number(seconds * 1e6)  # noqa: E731
+    rows = [(f"{s['programs']} programs on {s['world_size']} workers, {s['transport']}",
+             f"{s['results']} results, {s['failed']} failed") for s in part.get("sweeps", [])]
+    if "loss" in part:
+        rows.append((f"{part['loss']['killed']} killed during decode",
+                     f"typed error after {part['loss']['error_seconds']} s, new cache after "
+                     f"{part['loss']['new_cache_seconds']} s"))
+    return table("K/V caches", ("check", "result"), rows) + table(
+        "Decode steps, one sequence, microseconds",
+        ("workers", "keys", "call p50", "call p99", "device p50", "call - device p50", "round trip p50",
+         "GB/s per worker"),
+        [(s["world_size"], s["length"], us(s["call_seconds"]["p50"]), us(s["call_seconds"]["p99"]),
+          us(s["device_seconds"]["p50"]), us(s["call_minus_device_seconds"]["p50"]),
+          us(s["round_trip_seconds"]["p50"]), gigabytes(s["kv_bytes_per_second_and_worker"]))
+         for s in part.get("steps", [])])
+
+
 def checks_table(parts):
     rows = []
     for name, part in parts.items():
@@ -299,7 +318,7 @@ def markdown(summary, brief=False):
                      for name in environment.get("gpus", [])})
     details = () if brief else (rank_table, end_to_end_table, clocks_table)
     for make in (*details, wire_table, host_memory_table, direct_table, packed_table, cuda_memory_table, residual_table,
-                 in_flight_table, memory_table, faults_table, peer_table, ring_table, checks_table,
+                 in_flight_table, memory_table, faults_table, peer_table, ring_table, kv_tables, checks_table,
                  goals_table, parts_table):
         lines += make(parts)
     return "\n".join(lines) + "\n"
