@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <string>
 #include <variant>
 
 #include "absl/strings/ascii.h"
@@ -15,6 +16,7 @@
 #include "client/api/error.h"
 #include "client/cli/command.h"
 #include "client/cli/flag_set.h"
+#include "common/base/limits.h"
 #include "common/request/validation.h"
 
 namespace ringattn::client::cli {
@@ -59,7 +61,7 @@ absl::StatusOr<v1::Window> ParseWindow(const std::string& text) {
 }  // namespace
 
 void ShapeFlags::AddTo(FlagSet& command) {
-  const auto add = [&](const char* name, auto* value, const char* help) {
+  const auto add = [&](const char* name, auto* value, const std::string& help) {
     return command.Add(name, value, help).Group(kShapeGroup).NotNegative();
   };
   add("--batch", &batch_, "Batch size; 1 with --documents").ShowDefault();
@@ -67,7 +69,8 @@ void ShapeFlags::AddTo(FlagSet& command) {
   add("--seq_len_kv", &seq_len_kv_, "Keys per batch element; default: --seq_len");
   add("--heads", &heads_, "Query heads").ShowDefault();
   add("--kv_heads", &kv_heads_, "Key and value heads; default: --heads");
-  add("--head_dim", &head_dim_, "Dimension of q and k, 1..256").ShowDefault();
+  add("--head_dim", &head_dim_, absl::StrCat("Dimension of q and k, 1..", kMaxHeadDim))
+      .ShowDefault();
   add("--head_dim_v", &head_dim_v_, "Dimension of v; default: --head_dim");
   command.Add("--dtype", &dtype_, "Element type")
       .Group(kShapeGroup)

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/attention/dtype.h"
+#include "common/base/limits.h"
 
 namespace ringattn {
 
@@ -52,13 +53,13 @@ struct DocumentPosition {
 //           concatenated; lse [num_heads, seq_len_q].
 struct AttentionShape {
   bool packed = false;
-  int64_t batch = 1;       // >= 1; 1 when packed
+  int64_t batch = 1;       // >= 0; 1 when packed
   int64_t seq_len_q = 0;   // >= 0; the total over documents when packed
   int64_t seq_len_kv = 0;  // >= 0; the total over documents when packed
   int64_t num_heads = 1;
   int64_t num_kv_heads = 1;  // divides num_heads
-  int64_t head_dim = 1;      // 1..256
-  int64_t head_dim_v = 1;    // 1..256
+  int64_t head_dim = 1;      // 1..kMaxHeadDim
+  int64_t head_dim_v = 1;    // 1..kMaxHeadDim
 
   // First token of each document and, as the last entry, the total. A dense problem has one
   // document: {0, seq_len_q} and {0, seq_len_kv}, the same for every batch row.

@@ -21,13 +21,20 @@ inline constexpr int64_t kGiB = 1024 * kMiB;
 // share of a chunk is one range, so workers hold no more.
 inline constexpr size_t kMaxRangesPerTensor = size_t{1} << 18;
 
+// The widest row of q, k or v that the kernels hold in registers, on the stack or in shared memory:
+// the keys of multi-head latent attention in its absorbed form (512 and 64 for the positions).
+inline constexpr int64_t kMaxHeadDim = 576;
+
 struct Limits {
-  // --- Shapes. Together 2^27 tokens * 2^12 * 2^10 heads * 2^8 * 4 bytes = 2^59: no product of
-  // valid dimensions overflows int64, and neither do the 2^54 pairs of a sequence with itself.
+  // --- Shapes. Validation saturates the product of the dimensions and compares it with
+  // max_tensor_bytes (2^38), so no size of a valid tensor overflows int64. Neither do the 2^54
+  // pairs of a sequence with itself.
   int64_t max_tokens = int64_t{1} << 27;  // per axis; 128 times the longest benchmark
-  int64_t max_batch = 4096;
+  // Kernels have one plane of a launch's grid per batch row: at most 65,535. The limits on bytes
+  // apply to many rows as to long ones.
+  int64_t max_batch = 65535;
   int64_t max_heads = 1024;
-  int64_t max_head_dim = 256;  // widest row that the kernels keep in registers
+  int64_t max_head_dim = kMaxHeadDim;
   // 1M tokens, 32 heads, d 128, bf16 is 8 GiB: room for 32 times that in one tensor,
   // and for four such tensors among the inputs and outputs of one request.
   int64_t max_probability_rows = 4096;  // ReplyOptions.probability_rows
@@ -122,6 +129,7 @@ struct Limits {
   int64_t max_step_tokens = 65536;
   int64_t max_sequences = 65536;  // per cache, 100 bytes each without their tables
   int64_t max_kv_layers = 1024;   // per cache
+  int64_t max_kv_head_dim = 256;  // widest row of the kernels that read block tables
   // KvCacheSpec. Sinks take most of it: 4 bytes per layer and head, 64 KiB for 128 layers of 128.
   int64_t max_kv_spec_bytes = 256 * kKiB;
   int64_t max_kv_blocks = int64_t{1} << 24;  // per plane; a table entry is 4 bytes

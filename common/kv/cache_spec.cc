@@ -68,10 +68,11 @@ absl::Status ParseNumbers(const std::string& at, const v1::KvLayerGroup& from, c
     return Invalid(at + "num_kv_heads", from.num_kv_heads(),
                    absl::StrCat("it must divide num_heads, ", from.num_heads()));
   }
-  if (auto status = CheckCount(at + "head_dim", from.head_dim(), limits.max_head_dim); !status.ok())
+  if (auto status = CheckCount(at + "head_dim", from.head_dim(), limits.max_kv_head_dim);
+      !status.ok())
     return status;
-  if (from.head_dim_v() > static_cast<uint64_t>(limits.max_head_dim)) {
-    return OverLimit(at + "head_dim_v", from.head_dim_v(), limits.max_head_dim);
+  if (from.head_dim_v() > static_cast<uint64_t>(limits.max_kv_head_dim)) {
+    return OverLimit(at + "head_dim_v", from.head_dim_v(), limits.max_kv_head_dim);
   }
   group->num_heads = from.num_heads();
   group->num_kv_heads = from.num_kv_heads();

@@ -21,7 +21,7 @@ struct KvLayerGroup {
   std::vector<uint32_t> layers;  // the model's numbers; layer i of the list is on plane i
   int64_t num_heads = 1;
   int64_t num_kv_heads = 1;  // divides num_heads
-  int64_t head_dim = 1;      // 1..Limits::max_head_dim
+  int64_t head_dim = 1;      // 1..Limits::max_kv_head_dim
   int64_t head_dim_v = 1;
   double softmax_scale = 1;  // resolved
   double softcap = 0;        // 0: none

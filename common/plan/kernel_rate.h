@@ -20,7 +20,7 @@ struct RequestKind {
   std::optional<bool> softcap;        // unset: either
   // Bounds of the larger of head_dim and head_dim_v, and a common divisor of both.
   int64_t min_head_dim = 1;
-  int64_t max_head_dim = 256;
+  int64_t max_head_dim = kMaxHeadDim;
   int64_t head_dim_multiple = 1;
 
   // Returns whether the larger head dimension is within the bounds and both are multiples of

@@ -10,6 +10,7 @@
 
 #include "absl/base/config.h"
 #include "absl/strings/match.h"
+#include "common/attention/tensors.h"
 #include "common/base/limits.h"
 #include "gtest/gtest.h"
 
@@ -529,15 +530,11 @@ TEST(PlannerTest, HeadsPerStepIsPlannedAsAsked) {
   EXPECT_EQ(MustPlan(spec, choice, 8).recipe.heads_per_step, 0);
 }
 
-// limits.h states that no product of legal dimensions overflows.
+// limits.h states that no size of a valid tensor overflows.
 TEST(LimitsTest, ProductsOfLegalDimensionsFit) {
   const Limits limits;
-  __int128 bytes = limits.max_tokens;
-  bytes *= limits.max_batch;
-  bytes *= limits.max_heads;
-  bytes *= limits.max_head_dim;
-  bytes *= 4;
-  EXPECT_LT(bytes, static_cast<__int128>(std::numeric_limits<int64_t>::max()));
+  // Sizes saturate, so that those above the limit stay above it.
+  EXPECT_LT(limits.max_request_bytes, kSaturatedBytes);
   EXPECT_LT(static_cast<__int128>(limits.max_tokens) * limits.max_tokens,
             static_cast<__int128>(std::numeric_limits<int64_t>::max()));
   EXPECT_LT(limits.max_tokens, int64_t{1} << 28);  // four varint bytes

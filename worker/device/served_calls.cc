@@ -8,7 +8,6 @@ namespace {
 
 using FamilyOf = absl::FunctionRef<std::string(const ChosenBy&)>;
 
-constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kUsualHeadDim = 128;
 // Tensor cores and copy engines read 16 bytes at a time, so families distinguish multiples of this.
 constexpr int64_t kMultiple = 8;

@@ -51,7 +51,7 @@ TEST(ServedCalls, RequestHasRateOfItsFamily) {
       for (int bits = 0; bits < 16; ++bits) {
         ChosenBy by{dtype, bool(bits & 1), bool(bits & 2), bool(bits & 4), bool(bits & 8)};
         if (by.deterministic && !by.backward) continue;
-        for (by.head_dim = 1; by.head_dim <= 256; ++by.head_dim) {
+        for (by.head_dim = 1; by.head_dim <= kMaxHeadDim; ++by.head_dim) {
           AttentionSpec spec;
           spec.dtype = dtype;
           spec.shape.head_dim = spec.shape.head_dim_v = by.head_dim;
@@ -110,7 +110,7 @@ TEST(ServedCalls, SingleFamilyHasFewRates) {
   for (const ServedCalls& served : all) {
     EXPECT_EQ(served.dtypes.size(), 3u);
     EXPECT_EQ(served.kind.min_head_dim, 1);
-    EXPECT_EQ(served.kind.max_head_dim, 256);
+    EXPECT_EQ(served.kind.max_head_dim, kMaxHeadDim);
     EXPECT_FALSE(served.kind.softcap.has_value());
   }
 }

@@ -30,8 +30,8 @@ struct AttentionProblem {
   int64_t batch = 1;
   int64_t num_heads = 1;
   int64_t num_kv_heads = 1;
-  int64_t head_dim = 1;    // 1..256
-  int64_t head_dim_v = 1;  // 1..256
+  int64_t head_dim = 1;    // 1..kMaxHeadDim
+  int64_t head_dim_v = 1;  // 1..kMaxHeadDim
   float softmax_scale = 1.0f;
   float softcap = 0.0f;     // 0: off
   std::vector<Band> bands;  // per document

@@ -118,6 +118,7 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
   proto->set_max_documents(limits.max_documents);
   proto->set_max_dilation_levels(limits.max_dilation_levels);
   proto->set_max_dilated_segments(limits.max_dilated_segments);
+  proto->set_max_dilated_parts(static_cast<uint32_t>(limits.max_dilated_parts));
   proto->set_max_world_size(limits.max_world_size);
   proto->set_max_chunk_bytes_up(limits.max_chunk_bytes_up);
   proto->set_max_chunk_bytes_down_default(limits.max_chunk_bytes_down_default);
@@ -145,6 +146,7 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
   proto->set_max_step_tokens(static_cast<uint32_t>(limits.max_step_tokens));
   proto->set_max_sequences(static_cast<uint32_t>(limits.max_sequences));
   proto->set_max_kv_layers(static_cast<uint32_t>(limits.max_kv_layers));
+  proto->set_max_kv_head_dim(static_cast<uint32_t>(limits.max_kv_head_dim));
   proto->set_max_step_bytes(static_cast<uint32_t>(limits.max_step_bytes));
   proto->set_max_streams_without_header(limits.max_streams_without_header);
   SetDuration(limits.max_deadline, proto->mutable_max_deadline());

@@ -289,7 +289,7 @@ class BiasGradientPass {
     const TermRow row = TermRowOf(queries, batch, head, r);
     const PairTerm term = terms_.TermOf(row, task.keys_at.At(column));
     if (!term.visible) return 0.0f;
-    float a[256], b[256];
+    float a[kMaxHeadDim], b[kMaxHeadDim];
     const auto dot = [&](const void* tensor, int dim, const SourceRows& rows) {
       LoadRow(RowsOf(problem_.dtype, tensor, batch, call_.q_rows, problem_.num_heads, dim, head,
                      row.local_row, 1),

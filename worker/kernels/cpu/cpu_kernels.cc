@@ -60,7 +60,7 @@ absl::Status RunCall(const ProbabilitiesCall& call, Workspace& workspace,
 // Finite if the row is: products of bf16 or fp32 need not fit fp32.
 float RowDelta(const AttentionProblem& problem, const void* dout, const void* out) {
   const int64_t dim = problem.head_dim_v;
-  float a[256], b[256];
+  float a[kMaxHeadDim], b[kMaxHeadDim];
   float delta;
   if (problem.out_dtype() == problem.dtype) {
     delta = Dot(problem.dtype, dout, out, dim);
@@ -182,7 +182,7 @@ absl::Status RunCall(const MergeCall& call, Workspace& workspace, const Progress
     const int64_t at = (token / call.q_rows * heads + h) * call.q_rows + token % call.q_rows;
     const int64_t vector = token * heads + h;
     const RowMerge row = MergeRow(call, at, has_sinks ? call.sinks[h] : kNegativeInfinity);
-    float out[256] = {};
+    float out[kMaxHeadDim] = {};
     for (size_t i = 0; i < call.parts.size(); ++i) {
       // A row that saw no key has value 0 and weight 0.
       if (call.parts[i].lse[at] == kNegativeInfinity) continue;

@@ -62,6 +62,19 @@ TEST_P(DTypeTest, HeadDimensions) {
   }
 }
 
+// The keys of multi-head latent attention, and rows around the end of the narrower ones.
+TEST_P(DTypeTest, WideHeadDimensions) {
+  for (auto [d, dv] : {std::pair{257, 256}, {256, 300}, {512, 512}, {576, 512}, {575, 576}}) {
+    TestShape shape = DenseShape(37, 53, true);
+    shape.dtype = GetParam();
+    shape.head_dim = d;
+    shape.head_dim_v = dv;
+    shape.scale = 1.0f / std::sqrt(static_cast<float>(d));
+    SCOPED_TRACE(testing::Message() << "d " << d << " dv " << dv);
+    Check(shape);
+  }
+}
+
 TEST_P(DTypeTest, GroupsAndBatches) {
   for (auto [heads, kv_heads] : {std::pair{4, 4}, {6, 2}, {8, 1}, {40, 1}}) {
     TestShape shape = DenseShape(70, 90, true);

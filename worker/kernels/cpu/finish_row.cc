@@ -83,7 +83,7 @@ void FinishRowsOutsidePieces(const ForwardCall& call, const TokenRuns& q) {
   }
   covered.emplace_back(call.q_rows, call.q_rows);
   std::sort(covered.begin(), covered.end());
-  float temporary[256];
+  float temporary[kMaxHeadDim];
   int64_t next = 0;
   for (const auto& [begin, end] : covered) {
     for (; next < begin; ++next) {

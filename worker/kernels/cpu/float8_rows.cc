@@ -10,14 +10,12 @@
 namespace ringattn::worker::cpu {
 namespace {
 
-constexpr int64_t kMaxDim = 256;
-
 // The largest finite magnitude of the rows that pieces name, of `heads` heads from `head` on, in a
 // tensor [batch, rows, all_heads, dim].
 float LargestOfPieces(DType dtype, const void* tensor, int64_t batch, int64_t rows,
                       const std::vector<Piece>& pieces, int64_t all_heads, int64_t head,
                       int64_t heads, int64_t dim) {
-  float row[kMaxDim];
+  float row[kMaxHeadDim];
   float largest = 0.0f;
   for (const Piece& piece : pieces) {
     for (int64_t r = piece.local_begin; r < piece.local_begin + piece.length; ++r) {

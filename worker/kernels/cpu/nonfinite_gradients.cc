@@ -84,7 +84,7 @@ void NonfiniteGradients::AddWideGradients(KeyTask& task, QueryBlock& block) cons
   std::fill_n(block.dq, int64_t{block.rows} * cols, 0.0f);
   const SourceRows q_rows = BlockRows(task, block, call.q, head_dim);
   const SourceRows dout_rows = BlockRows(task, block, call.dout, head_dim_v);
-  float q[256], dout[256], k[256], v[256];
+  float q[kMaxHeadDim], dout[kMaxHeadDim], k[kMaxHeadDim], v[kMaxHeadDim];
   const auto add = [](double factor, const float* source, float* target, int count) {
     for (int d = 0; d < count; ++d) target[d] = Saturate(target[d] + factor * source[d]);
   };
@@ -106,7 +106,7 @@ void NonfiniteGradients::AddWideGradients(KeyTask& task, QueryBlock& block) cons
 
 void NonfiniteGradients::MendScoreGradients(const KeyTask& task, const QueryBlock& block,
                                             int m) const {
-  float q[256], dout[256], k[256], v[256];
+  float q[kMaxHeadDim], dout[kMaxHeadDim], k[kMaxHeadDim], v[kMaxHeadDim];
   LoadRow(BlockRows(task, block, call.q, static_cast<int>(problem.head_dim)), m, q);
   LoadRow(BlockRows(task, block, call.dout, static_cast<int>(problem.head_dim_v)), m, dout);
   float* row = block.dp + int64_t{m} * key_tile;

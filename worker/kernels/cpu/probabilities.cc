@@ -118,7 +118,7 @@ class ChosenRows {
   double Product(const void* query, const void* key) const {
     const float product = Dot(problem_.dtype, query, key, problem_.head_dim);
     if (std::isfinite(product)) return product;
-    float a[256], b[256];
+    float a[kMaxHeadDim], b[kMaxHeadDim];
     ConvertToFloat(problem_.dtype, query, a, problem_.head_dim);
     ConvertToFloat(problem_.dtype, key, b, problem_.head_dim);
     double sum = 0;

@@ -11,8 +11,6 @@
 namespace ringattn::worker::cpu {
 namespace {
 
-constexpr int kMaxDim = 256;
-
 // Elements [0, dim) of one row of a [batch, rows, heads, dim] tensor.
 void LoadRow(DType dtype, const void* tensor, int64_t row, int64_t dim, float* target) {
   const char* data = static_cast<const char*>(tensor) + row * dim * ElementBytes(dtype);
@@ -29,7 +27,7 @@ bool AllFinite(const float* values, int64_t count) {
 struct WideRows::RowInDouble {
   double max = -std::numeric_limits<double>::infinity();
   double sum = 0;
-  double out[kMaxDim] = {};
+  double out[kMaxHeadDim] = {};
 
   //   keep  dropout's factor of the weight, which the sum does not have
   void Add(double score, double keep, const float* v, int64_t dim) {
@@ -91,7 +89,7 @@ bool WideRows::AddKey(const QueryRowId& row, const TokenRun& run, int64_t j, dou
 bool WideRows::Attend(const QueryRowId& row, float* out, float* lse) {
   const AttentionProblem& problem = *call_.problem;
   const int64_t kv_head = row.head / (problem.num_heads / problem.num_kv_heads);
-  float q[kMaxDim], k[kMaxDim], v[kMaxDim];
+  float q[kMaxHeadDim], k[kMaxHeadDim], v[kMaxHeadDim];
   LoadRow(problem.dtype, call_.q,
           (row.batch_index * call_.q_rows + row.local_row) * problem.num_heads + row.head,
           problem.head_dim, q);
@@ -138,7 +136,7 @@ const std::vector<uint8_t>& WideRows::PoisonOf(int block) {
 void WideRows::FindPoison() {
   const AttentionProblem& problem = *call_.problem;
   const int64_t heads = problem.num_kv_heads;
-  float row[kMaxDim];
+  float row[kMaxHeadDim];
   const auto finite = [&](const void* tensor, int64_t at, int64_t dim) {
     LoadRow(problem.dtype, tensor, at, dim, row);
     return AllFinite(row, dim);

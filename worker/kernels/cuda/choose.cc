@@ -81,7 +81,7 @@ absl::StatusOr<const KernelFamily*> FamilyOf(const BackwardCall& call, const Dev
                 });
 }
 
-// A call whose results another call's kernel computes.
+// A call without results of its own: another call's kernel computes them, or the batch is empty.
 class NoOpKernel : public PreparedKernel {
  public:
   explicit NoOpKernel(const KernelName& name) : PreparedKernel(name.family, name.kernel_class) {}
@@ -90,13 +90,18 @@ class NoOpKernel : public PreparedKernel {
   absl::Status Launch(const TableLaunch&) const override { return absl::OkStatus(); }
 };
 
+std::unique_ptr<PreparedKernel> NoOp(const KernelFamily& family) {
+  return std::make_unique<NoOpKernel>(KernelName{family.name, kPlainKernelClass});
+}
+
 }  // namespace
 
 absl::Status CheckProblem(const AttentionProblem& problem) {
-  if (problem.head_dim < 1 || problem.head_dim > 256 || problem.head_dim_v < 1 ||
-      problem.head_dim_v > 256) {
+  for (const int64_t dim : {problem.head_dim, problem.head_dim_v}) {
+    if (dim >= 1 && dim <= kMaxHeadDim) continue;
     return absl::InvalidArgumentError(absl::StrCat("head_dim ", problem.head_dim, " and ",
-                                                   problem.head_dim_v, " must be in 1..256"));
+                                                   problem.head_dim_v, " must be in 1..",
+                                                   kMaxHeadDim));
   }
   if (problem.num_heads < 1 || problem.num_kv_heads < 1 ||
       problem.num_heads % problem.num_kv_heads != 0 || problem.num_heads > kMaximalGrid) {
@@ -142,6 +147,7 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall
                                                                const KernelTuning& tuning) {
   const absl::StatusOr<const KernelFamily*> family = FamilyOf(call, device, tuning);
   if (!family.ok()) return family.status();
+  if (call.problem->batch == 0) return NoOp(**family);
   return (*family)->prepare_forward(call, device, tuning);
 }
 
@@ -155,6 +161,7 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCa
                                                                 const KernelTuning& tuning) {
   absl::StatusOr<const KernelFamily*> family = FamilyOf(call, device, tuning);
   if (!family.ok()) return family.status();
+  if (call.problem->batch == 0) return NoOp(**family);
   return (*family)->prepare_backward(call, device, tuning);
 }
 
@@ -165,7 +172,8 @@ absl::StatusOr<PreparedGradients> PrepareGradients(const BackwardCall& call,
   absl::StatusOr<const KernelFamily*> family = FamilyOf(call, device, tuning);
   if (!family.ok()) return family.status();
   PreparedGradients gradients;
-  if ((*family)->prepare_both_gradients == nullptr || !SameOperands(call, gradient)) {
+  if ((*family)->prepare_both_gradients == nullptr || call.problem->batch == 0 ||
+      !SameOperands(call, gradient)) {
     return gradients;
   }
   auto prepared = (*family)->prepare_both_gradients(call, gradient, device);
@@ -184,6 +192,7 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBiasGradient(const BiasGr
   }
   absl::StatusOr<const KernelFamily*> family = ChooseBackward(*call.problem, device, tuning);
   if (!family.ok()) return family.status();
+  if (call.problem->batch == 0) return NoOp(**family);  // a ZeroCall has cleared the gradient
   return (*family)->prepare_bias_gradient(call, device);
 }
 

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -44,6 +45,24 @@ TEST(ChooseTest, TensorCoresWhereTheyServe) {
     }
     EXPECT_EQ(Name(ChooseForward(ProblemOf(DType::kFloat32, dim), kH200, {})), "simt");
     EXPECT_EQ(Name(ChooseBackward(ProblemOf(DType::kFloat32, dim), kH200, {})), "simt");
+  }
+}
+
+// Rows above 256 have portable kernels only.
+TEST(ChooseTest, TheExactFamilyServesTheWidestRows) {
+  for (const auto& [dim, dim_v] : {std::pair{257, 64}, {64, 264}, {512, 512}, {576, 512}}) {
+    for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+      AttentionProblem problem = ProblemOf(dtype, dim);
+      problem.head_dim_v = dim_v;
+      for (const DeviceInfo& device : {kH200, kA100}) {
+        EXPECT_EQ(Name(ChooseForward(problem, device, {})), "simt");
+        EXPECT_EQ(Name(ChooseBackward(problem, device, {})), "simt");
+      }
+    }
+  }
+  for (const auto& refused : {ChooseForward(ProblemOf(DType::kFloat32, 577), kH200, {}),
+                              ChooseBackward(ProblemOf(DType::kFloat32, 577), kH200, {})}) {
+    EXPECT_THAT(std::string(refused.status().message()), HasSubstr("must be in 1..576"));
   }
 }
 

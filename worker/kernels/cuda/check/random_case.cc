@@ -241,10 +241,10 @@ Case RandomCase(std::mt19937& random, bool small) {
   AttentionShape& shape = c.spec.shape;
   c.spec.dtype =
       Pick(random, {DType::kBFloat16, DType::kBFloat16, DType::kFloat16, DType::kFloat32});
-  shape.head_dim =
-      Pick(random, {32, 64, 96, 128, 192, 256, 128, 64, 16, 40, 72, 80, 112, 160, 7, 33, 250});
+  shape.head_dim = Pick(
+      random, {32, 64, 96, 128, 192, 256, 128, 64, 16, 40, 72, 80, 112, 160, 7, 33, 250, 512, 576});
   shape.head_dim_v =
-      random() % 3 == 0 ? Pick(random, {32, 64, 128, 192, 256, 24, 13, 66}) : shape.head_dim;
+      random() % 3 == 0 ? Pick(random, {32, 64, 128, 192, 256, 24, 13, 66, 512}) : shape.head_dim;
   shape.num_kv_heads = Pick(random, {1, 2, 3});
   shape.num_heads = shape.num_kv_heads * Pick(random, {1, 1, 2, 4, 5});
   shape.batch = Pick(random, {1, 1, 2});
@@ -307,7 +307,7 @@ Case RandomDeterministicCase(std::mt19937& random, bool small) {
   Case c = RandomCase(random, small);
   AttentionShape& shape = c.spec.shape;
   if (c.spec.dtype == DType::kFloat32) c.spec.dtype = DType::kBFloat16;
-  const auto served = [](int64_t dim) { return dim % 8 == 0; };
+  const auto served = [](int64_t dim) { return dim <= 256 && dim % 8 == 0; };
   if (!served(shape.head_dim)) shape.head_dim = Pick<int64_t>(random, {64, 128, 192, 256});
   if (!served(shape.head_dim_v)) shape.head_dim_v = shape.head_dim;
   if (std::max(shape.head_dim, shape.head_dim_v) <= 32) shape.head_dim = 96;

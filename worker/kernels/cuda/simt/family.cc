@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "common/base/limits.h"
 #include "worker/kernels/cuda/launch/launch.h"
 #include "worker/kernels/cuda/launch/prepare_backward.h"
 #include "worker/kernels/cuda/launch/prepare_forward.h"
+#include "worker/kernels/cuda/simt/head_dim_classes.h"
 #include "worker/kernels/cuda/simt/kernels.h"
 #include "worker/kernels/cuda/simt/terms.h"
 
@@ -12,21 +14,27 @@ namespace ringattn::worker::cuda::simt {
 namespace {
 
 constexpr std::string_view kName = "simt";
-constexpr int kWidestClass = 256;
-constexpr int kClasses[] = {64, 128, kWidestClass};
+static_assert(kWidestClass == kMaxHeadDim);
+// The narrowest class whose kernels without terms also take 16-bit tensors.
+constexpr int kSixteenBitClass = 256;
 
 int NarrowestClass(const AttentionProblem& problem) {
   const int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
-  return *std::find_if(std::begin(kClasses), std::end(kClasses),
+  return *std::find_if(std::begin(kHeadDimClasses), std::end(kHeadDimClasses),
                        [dim](int each) { return dim <= each; });
 }
 
-// Without terms the narrow classes have only fp32 kernels.
 int ClassOf(const AttentionProblem& problem) {
-  return problem.dtype == DType::kFloat32 ? NarrowestClass(problem) : kWidestClass;
+  const int narrowest = NarrowestClass(problem);
+  return problem.dtype == DType::kFloat32 ? narrowest : std::max(narrowest, kSixteenBitClass);
 }
 
-// The largest kernel needs 75 KB of shared memory, which all these devices have.
+// The widest class has no backward without terms: the kernels with terms compute it.
+bool HasPlainBackward(const AttentionProblem& problem) {
+  return NarrowestClass(problem) < kWidestClass;
+}
+
+// The largest kernel needs 77 KB of shared memory, which all these devices have.
 bool Serves(const AttentionProblem&, const DeviceInfo&) { return true; }
 
 absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareForward(const ForwardCall& call,
@@ -43,7 +51,7 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBackward(const BackwardCa
                                                                 const DeviceInfo& device,
                                                                 const KernelTuning&) {
   const AttentionProblem& problem = *call.problem;
-  if (problem.terms.any() || problem.deterministic) {
+  if (problem.terms.any() || problem.deterministic || !HasPlainBackward(problem)) {
     return PrepareTermBackward(kName, TermKernelsOf(NarrowestClass(problem)), call);
   }
   return PrepareTiledBackward(kName, BackwardKernel(ClassOf(*call.problem)), /*staged_dq=*/false,
@@ -57,9 +65,11 @@ absl::StatusOr<std::unique_ptr<PreparedKernel>> PrepareBiasGradient(const BiasGr
 
 std::vector<KernelEntry> Entries(const DeviceInfo&) {
   std::vector<KernelEntry> entries;
-  for (int each : kClasses) AddEntries(ForwardKernel(each), entries);
-  for (int each : kClasses) AddEntries(BackwardKernel(each), entries);
-  for (int each : kClasses) {
+  for (int each : kHeadDimClasses) AddEntries(ForwardKernel(each), entries);
+  for (int each : kHeadDimClasses) {
+    if (each < kWidestClass) AddEntries(BackwardKernel(each), entries);
+  }
+  for (int each : kHeadDimClasses) {
     const TermKernels kernels = TermKernelsOf(each);
     for (const TileKernel& kernel :
          {kernels.forward, kernels.key_gradient, kernels.query_gradient, kernels.bias_gradient}) {

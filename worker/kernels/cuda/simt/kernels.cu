@@ -1,12 +1,13 @@
-// The fp32 kernels by head-dim class (64, 128, 256), and the 16-bit ones, which have one class
-// only. Tiles: 32 x 32, and 16 x 16 for the backward of head_dim 256, whose four fp32 tiles of
-// 32 rows would not fit every device.
+// The kernels by head-dim class, as kernels.h lists them. Tiles are 32 x 32, or 16 x 16 where the
+// fp32 tiles of 32 rows would not fit every device: in the forward of the widest class (two tiles)
+// and the backward of class 256 (four).
 #include "worker/kernels/cuda/simt/kernels.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "worker/kernels/cuda/simt/attention.cuh"
+#include "worker/kernels/cuda/simt/head_dim_classes.h"
 
 namespace ringattn::worker::cuda::simt {
 namespace {
@@ -28,12 +29,12 @@ TileKernel KernelOf() {
   return kernel;
 }
 
-// The class that has kernels for all dtypes.
-template <template <typename, int, int> typename Kernel, int kTile, typename Params>
-TileKernel WidestKernel() {
-  TileKernel kernel = KernelOf<Kernel<float, 256, kTile>, Params>();
-  kernel.bf16 = KernelOf<Kernel<__nv_bfloat16, 256, kTile>, Params>().fp32;
-  kernel.fp16 = KernelOf<Kernel<__half, 256, kTile>, Params>().fp32;
+// A class that has kernels for all dtypes.
+template <template <typename, int, int> typename Kernel, int kDim, int kTile, typename Params>
+TileKernel KernelOfAllTypes() {
+  TileKernel kernel = KernelOf<Kernel<float, kDim, kTile>, Params>();
+  kernel.bf16 = KernelOf<Kernel<__nv_bfloat16, kDim, kTile>, Params>().fp32;
+  kernel.fp16 = KernelOf<Kernel<__half, kDim, kTile>, Params>().fp32;
   return kernel;
 }
 
@@ -45,8 +46,10 @@ TileKernel ForwardKernel(int head_dim_class) {
       return KernelOf<Forward<float, 64, 32>, ForwardParams>();
     case 128:
       return KernelOf<Forward<float, 128, 32>, ForwardParams>();
+    case 256:
+      return KernelOfAllTypes<Forward, 256, 32, ForwardParams>();
     default:
-      return WidestKernel<Forward, 32, ForwardParams>();
+      return KernelOfAllTypes<Forward, kWidestClass, 16, ForwardParams>();
   }
 }
 
@@ -57,7 +60,7 @@ TileKernel BackwardKernel(int head_dim_class) {
     case 128:
       return KernelOf<Backward<float, 128, 32>, BackwardParams>();
     default:
-      return WidestKernel<Backward, 16, BackwardParams>();
+      return KernelOfAllTypes<Backward, 256, 16, BackwardParams>();
   }
 }
 

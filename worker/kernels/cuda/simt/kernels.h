@@ -1,5 +1,6 @@
-// The kernels without tensor cores: fp32 for head-dim classes 64, 128 and 256, and bf16 and fp16
-// only for class 256 (attention.cuh).
+// The kernels without tensor cores by head-dim class (attention.cuh, head_dim_classes.h): fp32 for
+// all classes, and bf16 and fp16 from class 256. The widest class has no backward here
+// (terms_kernels.h).
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_KERNELS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SIMT_KERNELS_H_
 

@@ -2,6 +2,9 @@
 // exact and slow. One block computes each sum, in a fixed order: the blocks of key tiles compute dk
 // and dv, those of query tiles dq, and those of the bias's tiles its gradient. Equal calls give
 // equal bits.
+//
+// kInTurn: q and dout share one tile of memory, and so do k and v. A block loads the pair that it
+// multiplies next, so it holds two tiles instead of three or four.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_BACKWARD_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_BACKWARD_CUH_
 
@@ -77,13 +80,16 @@ struct PairGradient {
 };
 
 // Computes dk and dv of a key tile over all query rows that see it and all heads of the group.
-template <int kDim, int kTile>
+template <int kDim, int kTile, bool kInTurn>
 struct TermKeyGradient {
   using Tile = RowTile<float, kDim, kTile>;
   using Params = TermKeyGradientParams;
   static constexpr int kThreads = Tile::kThreads;
   static constexpr int kTileRows = kTile;
-  static constexpr int kSharedBytes = 4 * Tile::kTileBytes + 2 * Tile::kScoreBytes + kTile * 4;
+  // Two blocks of the widest rows would spill their sums.
+  static constexpr int kMinBlocks = kInTurn ? 1 : 2;
+  static constexpr int kTiles = kInTurn ? 2 : 4;
+  static constexpr int kSharedBytes = kTiles * Tile::kTileBytes + 2 * Tile::kScoreBytes + kTile * 4;
 
   static __device__ void Run(const Params& params, char* shared) {
     const CommonParams& common = params.common;
@@ -96,9 +102,9 @@ struct TermKeyGradient {
     const int row = threadIdx.x / Tile::kLanes;
     const int lane = threadIdx.x % Tile::kLanes;
     float* k = reinterpret_cast<float*>(shared);
-    float* v = k + kTile * Tile::kStride;
+    float* v = kInTurn ? k : k + kTile * Tile::kStride;
     float* q = v + kTile * Tile::kStride;
-    float* dout = q + kTile * Tile::kStride;
+    float* dout = kInTurn ? q : q + kTile * Tile::kStride;
     float* kept = dout + kTile * Tile::kStride;
     float* ds = kept + kTile * Tile::kScoreStride;
     uint32_t* seen = reinterpret_cast<uint32_t*>(ds + kTile * Tile::kScoreStride);
@@ -107,10 +113,18 @@ struct TermKeyGradient {
     const auto kv_offset = [&](int r, int dim) {
       return ((kv_token + r) * common.num_kv_heads + kv_head) * dim;
     };
-    LoadRows<Tile>(k, terms.dtype, tile.k, tile.rows, common.head_dim,
-                   [&](int r) { return kv_offset(r, common.head_dim); });
-    LoadRows<Tile>(v, terms.dtype, tile.v, tile.rows, common.head_dim_v,
-                   [&](int r) { return kv_offset(r, common.head_dim_v); });
+    const auto load_k = [&] {
+      LoadRows<Tile>(k, terms.dtype, tile.k, tile.rows, common.head_dim,
+                     [&](int r) { return kv_offset(r, common.head_dim); });
+    };
+    const auto load_v = [&] {
+      LoadRows<Tile>(v, terms.dtype, tile.v, tile.rows, common.head_dim_v,
+                     [&](int r) { return kv_offset(r, common.head_dim_v); });
+    };
+    if constexpr (!kInTurn) {
+      load_k();
+      load_v();
+    }
     float4 dk[Tile::kVectors], dv[Tile::kVectors];
 #pragma unroll
     for (int j = 0; j < Tile::kVectors; ++j) {
@@ -138,13 +152,29 @@ struct TermKeyGradient {
           const auto q_offset = [&](int r, int dim) {
             return ((batch * common.q_rows + token + r) * common.num_heads + head) * dim;
           };
-          LoadRows<Tile>(q, terms.dtype, params.q, valid_rows, common.head_dim,
-                         [&](int r) { return q_offset(r, common.head_dim); });
-          LoadRows<Tile>(dout, terms.dtype, params.dout, valid_rows, common.head_dim_v,
-                         [&](int r) { return q_offset(r, common.head_dim_v); });
+          const auto load_q = [&] {
+            LoadRows<Tile>(q, terms.dtype, params.q, valid_rows, common.head_dim,
+                           [&](int r) { return q_offset(r, common.head_dim); });
+          };
+          const auto load_dout = [&] {
+            LoadRows<Tile>(dout, terms.dtype, params.dout, valid_rows, common.head_dim_v,
+                           [&](int r) { return q_offset(r, common.head_dim_v); });
+          };
+          load_q();
+          if constexpr (kInTurn) {
+            load_k();
+          } else {
+            load_dout();
+          }
           __syncthreads();
           float scores[Tile::kColumns], gradients[Tile::kColumns];
           Tile::Dots(q, k, row, lane, scores);
+          if constexpr (kInTurn) {
+            __syncthreads();  // all threads have read q and k
+            load_dout();
+            load_v();
+            __syncthreads();
+          }
           Tile::Dots(dout, v, row, lane, gradients);
 #pragma unroll
           for (int i = 0; i < Tile::kColumns; ++i) {
@@ -158,12 +188,21 @@ struct TermKeyGradient {
           const uint32_t row_seen = mine.RowSeen();
           if (lane == 0) seen[row] = row_seen;
           __syncthreads();
+          // `row` is the key from here on.
+          if constexpr (kInTurn) {
+            AddRows(dv, seen, kept, dout, row, lane);
+            __syncthreads();  // all threads have read dout
+            load_q();
+            __syncthreads();
+            AddRows(dk, seen, ds, q, row, lane);
+          } else {
 #pragma unroll 2
-          for (int i = 0; i < kTile; ++i) {  // `row` is the key here
-            if ((seen[i] >> row & 1) == 0) continue;
-            Tile::Accumulate(dv, kept[i * Tile::kScoreStride + row], dout + i * Tile::kStride,
-                             lane);
-            Tile::Accumulate(dk, ds[i * Tile::kScoreStride + row], q + i * Tile::kStride, lane);
+            for (int i = 0; i < kTile; ++i) {
+              if ((seen[i] >> row & 1) == 0) continue;
+              Tile::Accumulate(dv, kept[i * Tile::kScoreStride + row], dout + i * Tile::kStride,
+                               lane);
+              Tile::Accumulate(dk, ds[i * Tile::kScoreStride + row], q + i * Tile::kStride, lane);
+            }
           }
         }
       }
@@ -174,16 +213,31 @@ struct TermKeyGradient {
       Tile::AddTo(tile.dv + kv_offset(row, common.head_dim_v), dv, 1.0f, lane, common.head_dim_v);
     }
   }
+
+ private:
+  // Adds to `acc` the rows of `source` that see `key`, times their weights.
+  static __device__ __forceinline__ void AddRows(float4 (&acc)[Tile::kVectors],
+                                                 const uint32_t* seen, const float* weights,
+                                                 const float* source, int key, int lane) {
+#pragma unroll 2
+    for (int i = 0; i < kTile; ++i) {
+      if ((seen[i] >> key & 1) == 0) continue;
+      Tile::Accumulate(acc, weights[i * Tile::kScoreStride + key], source + i * Tile::kStride,
+                       lane);
+    }
+  }
 };
 
 // Computes dq of a query tile over all keys.
-template <int kDim, int kTile>
+template <int kDim, int kTile, bool kInTurn>
 struct TermQueryGradient {
   using Tile = RowTile<float, kDim, kTile>;
   using Params = TermQueryGradientParams;
   static constexpr int kThreads = Tile::kThreads;
   static constexpr int kTileRows = kTile;
-  static constexpr int kSharedBytes = 3 * Tile::kTileBytes + Tile::kScoreBytes;
+  static constexpr int kMinBlocks = 2;
+  static constexpr int kTiles = kInTurn ? 2 : 3;
+  static constexpr int kSharedBytes = kTiles * Tile::kTileBytes + Tile::kScoreBytes;
 
   static __device__ void Run(const Params& params, char* shared) {
     const CommonParams& common = params.common;
@@ -196,17 +250,25 @@ struct TermQueryGradient {
     const int lane = threadIdx.x % Tile::kLanes;
     const bool exists = row < tile.q_rows;
     float* q = reinterpret_cast<float*>(shared);
-    float* dout = q + kTile * Tile::kStride;
+    float* dout = kInTurn ? q : q + kTile * Tile::kStride;
     float* kv = dout + kTile * Tile::kStride;
     float* ds = kv + kTile * Tile::kStride;
 
     const auto q_offset = [&](int r, int dim) {
       return ((batch * common.q_rows + tile.q_row_begin + r) * common.num_heads + head) * dim;
     };
-    LoadRows<Tile>(q, terms.dtype, params.q, tile.q_rows, common.head_dim,
-                   [&](int r) { return q_offset(r, common.head_dim); });
-    LoadRows<Tile>(dout, terms.dtype, params.dout, tile.q_rows, common.head_dim_v,
-                   [&](int r) { return q_offset(r, common.head_dim_v); });
+    const auto load_q = [&] {
+      LoadRows<Tile>(q, terms.dtype, params.q, tile.q_rows, common.head_dim,
+                     [&](int r) { return q_offset(r, common.head_dim); });
+    };
+    const auto load_dout = [&] {
+      LoadRows<Tile>(dout, terms.dtype, params.dout, tile.q_rows, common.head_dim_v,
+                     [&](int r) { return q_offset(r, common.head_dim_v); });
+    };
+    if constexpr (!kInTurn) {
+      load_q();
+      load_dout();
+    }
     const RowStatistics statistics(params, batch, head, tile.q_row_begin + row, exists);
     float4 dq[Tile::kVectors];
 #pragma unroll
@@ -234,11 +296,13 @@ struct TermQueryGradient {
         };
         LoadRows<Tile>(kv, terms.dtype, range.v, rows, common.head_dim_v,
                        offset(common.head_dim_v));
+        if constexpr (kInTurn) load_dout();
         __syncthreads();
         float scores[Tile::kColumns], gradients[Tile::kColumns];
         Tile::Dots(dout, kv, row, lane, gradients);
         __syncthreads();
         LoadRows<Tile>(kv, terms.dtype, range.k, rows, common.head_dim, offset(common.head_dim));
+        if constexpr (kInTurn) load_q();
         __syncthreads();
         Tile::Dots(q, kv, row, lane, scores);
 #pragma unroll
@@ -273,6 +337,7 @@ struct TermBiasGradient {
   using Params = TermQueryGradientParams;
   static constexpr int kThreads = Tile::kThreads;
   static constexpr int kTileRows = kTile;
+  static constexpr int kMinBlocks = 2;
   static constexpr int kSharedBytes = 2 * Tile::kTileBytes;
 
   static __device__ void Run(const Params& params, char* shared) {

@@ -17,6 +17,7 @@ struct TermForward {
   using Params = TermForwardParams;
   static constexpr int kThreads = Tile::kThreads;
   static constexpr int kTileRows = kTile;
+  static constexpr int kMinBlocks = 2;
   static constexpr int kSharedBytes = 2 * Tile::kTileBytes + Tile::kScoreBytes;
 
   static __device__ void Run(const Params& params, char* shared) {

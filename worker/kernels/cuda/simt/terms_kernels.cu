@@ -1,5 +1,7 @@
-// The kernels with score terms by head-dim class. Tiles are 32 x 32, and 16 x 16 for the gradients
-// of head_dim 256, whose tiles of 32 rows would not fit every device.
+// The kernels with score terms by head-dim class. Tiles are 32 x 32, or 16 x 16 where tiles of 32
+// rows would not fit every device: in the gradients of head_dim 256 and in the widest class, whose
+// gradients hold two tiles at a time (terms_backward.cuh).
+#include "worker/kernels/cuda/simt/head_dim_classes.h"
 #include "worker/kernels/cuda/simt/terms_backward.cuh"
 #include "worker/kernels/cuda/simt/terms_forward.cuh"
 #include "worker/kernels/cuda/simt/terms_kernels.h"
@@ -8,7 +10,7 @@ namespace ringattn::worker::cuda::simt {
 namespace {
 
 template <typename Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, 2)
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinBlocks)
     simt_with_terms(const __grid_constant__ typename Kernel::Params params) {
   extern __shared__ __align__(1024) char shared[];
   Kernel::Run(params, shared);
@@ -24,11 +26,12 @@ TileKernel KernelOf() {
   return kernel;
 }
 
-template <int kDim, int kGradientTile>
+template <int kDim, int kTile, int kGradientTile, bool kInTurn>
 TermKernels KernelsOf() {
-  return {KernelOf<TermForward<kDim, 32>>(), KernelOf<TermKeyGradient<kDim, kGradientTile>>(),
-          KernelOf<TermQueryGradient<kDim, kGradientTile>>(),
-          KernelOf<TermBiasGradient<kDim, 32>>()};
+  return {KernelOf<TermForward<kDim, kTile>>(),
+          KernelOf<TermKeyGradient<kDim, kGradientTile, kInTurn>>(),
+          KernelOf<TermQueryGradient<kDim, kGradientTile, kInTurn>>(),
+          KernelOf<TermBiasGradient<kDim, kTile>>()};
 }
 
 }  // namespace
@@ -36,11 +39,13 @@ TermKernels KernelsOf() {
 TermKernels TermKernelsOf(int head_dim_class) {
   switch (head_dim_class) {
     case 64:
-      return KernelsOf<64, 32>();
+      return KernelsOf<64, 32, 32, false>();
     case 128:
-      return KernelsOf<128, 32>();
+      return KernelsOf<128, 32, 32, false>();
+    case 256:
+      return KernelsOf<256, 32, 16, false>();
     default:
-      return KernelsOf<256, 16>();
+      return KernelsOf<kWidestClass, 16, 16, true>();
   }
 }
 

@@ -1,5 +1,5 @@
-// The kernels that compute every score term, by head-dim class (64, 128, 256); each takes tensors
-// of any type.
+// The kernels that compute every score term, by head-dim class (head_dim_classes.h); each takes
+// tensors of any type.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_KERNELS_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_SIMT_TERMS_KERNELS_H_
 
