@@ -59,8 +59,8 @@ std::variant<Regions::Region*, Failure> Regions::FindOrMake(const AttachRequeste
   const int64_t own = std::count_if(regions_.begin(), regions_.end(), [&](const auto& entry) {
     return entry.second.client == event.client;
   });
-  if (own >= limits.max_regions_per_client ||
-      static_cast<int64_t>(regions_.size()) >= limits.max_regions) {
+  const bool full = static_cast<int64_t>(regions_.size()) >= limits.max_regions;
+  if (own >= limits.max_regions_per_client || (full && !EvictUnattached())) {
     return TooManyRegions(own, limits.max_regions_per_client, config_.retry_after);
   }
   Region& region = regions_[event.region_id];
@@ -69,6 +69,30 @@ std::variant<Regions::Region*, Failure> Regions::FindOrMake(const AttachRequeste
   region.bytes = event.bytes;
   region.kind = event.kind;
   return &region;
+}
+
+bool Regions::EvictUnattached() {
+  std::map<std::string, int64_t> unattached;  // by client
+  for (const auto& [id, region] : regions_) {
+    if (region.attached.empty()) ++unattached[region.client];
+  }
+  auto oldest = regions_.end();
+  const auto most = [&](const Region& region) { return unattached.at(region.client); };
+  for (auto entry = regions_.begin(); entry != regions_.end(); ++entry) {
+    const Region& region = entry->second;
+    if (!region.attached.empty()) continue;
+    if (oldest == regions_.end() || most(region) > most(oldest->second) ||
+        (most(region) == most(oldest->second) && region.offered_at < oldest->second.offered_at)) {
+      oldest = entry;
+    }
+  }
+  if (oldest == regions_.end()) return false;
+  for (const auto& [connection, worker] : roster_.workers()) {
+    if (!Takes(worker.registration, oldest->second.kind)) continue;
+    batch_.Send(connection)->mutable_forget_region()->set_region_id(oldest->first);
+  }
+  regions_.erase(oldest);
+  return true;
 }
 
 std::variant<v1::AttachResponse, Failure> Regions::Attach(const AttachRequested& event) {

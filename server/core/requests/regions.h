@@ -59,6 +59,9 @@ class Regions {
 
   std::variant<v1::AttachResponse, Failure> Attach(const AttachRequested& event);
   std::variant<Region*, Failure> FindOrMake(const AttachRequested& event);
+  // Removes the oldest region without an attachment, of the client that has most of them. Returns
+  // false if every region is attached.
+  bool EvictUnattached();
   const Region* Find(const std::string& id, const std::string& principal) const;
 
   const CoordinatorConfig& config_;

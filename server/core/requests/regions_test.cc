@@ -1,5 +1,8 @@
 #include "server/core/requests/regions.h"
 
+#include <map>
+#include <string>
+
 #include "gtest/gtest.h"
 
 namespace ringattn::server {
@@ -30,7 +33,7 @@ class RegionsTest : public testing::Test {
     event.call = 7;
     event.principal = event.client = principal;
     event.bytes = bytes;
-    event.region_id = kId;
+    event.region_id = id_;
     event.is_new = is_new;
     event.tokens = {"token-1", "token-2", "token-3"};
     regions_.OnAttach(event);
@@ -38,7 +41,11 @@ class RegionsTest : public testing::Test {
     AttachCompleted completed;
     for (Action& action : batch_.Take()) {
       if (auto* sent = std::get_if<SendToWorker>(&action)) {
-        expected_[sent->connection] = sent->message.expect_region();
+        if (sent->message.has_forget_region()) {
+          forgotten_[sent->connection] = sent->message.forget_region().region_id();
+        } else {
+          expected_[sent->connection] = sent->message.expect_region();
+        }
       } else {
         completed = std::get<AttachCompleted>(action);
       }
@@ -71,8 +78,10 @@ class RegionsTest : public testing::Test {
   ActionBatch batch_;
   Roster roster_;
   Regions regions_{&config_, &batch_, &roster_};
-  int64_t spans_ = 2;  // of the plan
+  int64_t spans_ = 2;     // of the plan
+  std::string id_ = kId;  // of Attach
   std::map<ConnectionId, v1::ExpectRegion> expected_;
+  std::map<ConnectionId, std::string> forgotten_;
 };
 
 TEST_F(RegionsTest, EachWorkerWithLocalMemoryGetsItsOwnToken) {
@@ -166,6 +175,38 @@ TEST_F(RegionsTest, RegionsAreCounted) {
   ASSERT_TRUE(second.failure.has_value());
   EXPECT_EQ(second.failure->reason, "TOO_MANY_REGIONS");
   EXPECT_TRUE(second.failure->retry_after.has_value());
+}
+
+// Clients that announce regions and show no memory cannot keep others from sharing theirs.
+TEST_F(RegionsTest, AtTheLimitAnUnattachedRegionMakesRoom) {
+  config_.limits.max_regions = 4;
+  config_.limits.max_regions_per_client = 3;
+  const auto announce = [&](const std::string& client, const std::string& id) {
+    id_ = id;
+    now_ += absl::Milliseconds(1);
+    batch_.Begin(now_);
+    return Attach(true, client);
+  };
+  EXPECT_FALSE(announce("honest", "first").failure.has_value());
+  for (const char* id : {"x1", "x2", "x3"}) {
+    EXPECT_FALSE(announce("silent", id).failure.has_value());
+  }
+  EXPECT_TRUE(forgotten_.empty());
+  // The oldest of the client with the most unattached regions, although another one is older.
+  EXPECT_FALSE(announce("other", "second").failure.has_value());
+  EXPECT_EQ(forgotten_, (std::map<ConnectionId, std::string>{{1, "x1"}, {2, "x1"}}));
+  EXPECT_EQ(regions_.size(), 4u);
+  // Attached regions stay.
+  for (const char* id : {"first", "second", "x2", "x3"}) {
+    v1::RegionChanged changed;
+    changed.set_region_id(id);
+    changed.set_attached(true);
+    regions_.OnChanged(1, changed);
+  }
+  const AttachCompleted late = announce("late", "third");
+  ASSERT_TRUE(late.failure.has_value());
+  EXPECT_EQ(late.failure->reason, "TOO_MANY_REGIONS");
+  EXPECT_EQ(regions_.size(), 4u);
 }
 
 TEST_F(RegionsTest, SizesAreChecked) {
