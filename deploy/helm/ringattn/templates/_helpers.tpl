@@ -47,7 +47,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
-{{/* Of pods: without the chart's version, so that a new chart with the same pods restarts none. */}}
+{{/* Labels of pods. Without the chart's version, so that a new chart version alone restarts no pod. */}}
 {{- define "ringattn.podLabels" -}}
 {{ include "ringattn.selectorLabels" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
@@ -80,9 +80,9 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* Where pods listen on all their addresses: "0.0.0.0" or "[::]". */}}
+{{/* The wildcard address: "0.0.0.0" or "[::]". */}}
 {{- define "ringattn.anyHost" -}}{{ eq .Values.ipFamily "IPv6" | ternary "[::]" "0.0.0.0" }}{{- end -}}
-{{/* A pod's own address before a port. */}}
+{{/* The pod's address, as written before a port. */}}
 {{- define "ringattn.podHost" -}}{{ eq .Values.ipFamily "IPv6" | ternary "[$(POD_IP)]" "$(POD_IP)" }}{{- end -}}
 
 {{- define "ringattn.clusterSecretName" -}}
@@ -104,12 +104,12 @@ annotations:
 {{- mulf (trimSuffix $unit $text | float64) (get $units $unit) | floor | int64 -}}
 {{- end -}}
 
-{{/* Workers in a pod. */}}
+{{/* Number of workers per pod. */}}
 {{- define "ringattn.perPod" -}}
 {{- eq .Values.worker.mode "gpu" | ternary .Values.worker.gpu.perPod 1 -}}
 {{- end -}}
 
-{{/* What cannot be said in the schema. */}}
+{{/* Checks that the schema cannot express. */}}
 {{- define "ringattn.check" -}}
 {{- if and .Values.tls.enabled (not .Values.tls.existingSecret) }}{{ fail "tls.enabled needs tls.existingSecret: the public listener's kubernetes.io/tls Secret" }}{{ end -}}
 {{- if and .Values.tls.enabled (not .Values.tls.clusterSecret) }}{{ fail "tls.enabled needs tls.clusterSecret: the kubernetes.io/tls Secret of coordinator and workers, with ca.crt" }}{{ end -}}
@@ -144,7 +144,7 @@ grpc:
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 {{- end -}}
 
-{{/* Secrets as files. Directories, not single files (subPath): those would never be renewed. */}}
+{{/* Secrets as directories. Single files (subPath) would never be updated. */}}
 {{- define "ringattn.clusterMounts" -}}
 - {name: cluster-secret, mountPath: /etc/ringattn/cluster, readOnly: true}
 {{- if .Values.tls.enabled }}
