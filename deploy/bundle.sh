@@ -38,7 +38,7 @@ for option in "$@"; do
 done
 
 fail() { echo "bundle.sh: $*" >&2; exit 1; }
-[[ ! -e $output || -f $output/MANIFEST ]] || fail "$output exists and is no bundle"
+[[ ! -e $output || -f $output/MANIFEST ]] || fail "$output exists and is not a bundle; remove it or choose another --output"
 command -v patchelf >/dev/null || ./deploy/install_deps.sh patchelf
 
 if $build; then

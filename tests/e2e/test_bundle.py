@@ -78,7 +78,7 @@ def test_a_folder_that_is_no_bundle_is_left_alone(tmp_path):
     (tmp_path / "mine/file").write_text("kept")
     done = subprocess.run([ROOT / "deploy/bundle.sh", f"--bin={BIN.resolve()}",
                            f"--output={tmp_path}/mine"], capture_output=True, text=True)
-    assert done.returncode != 0 and "is no bundle" in done.stderr
+    assert done.returncode != 0 and "is not a bundle" in done.stderr
     assert (tmp_path / "mine/file").read_text() == "kept"
 
 

@@ -100,7 +100,7 @@ annotations:
 {{- $text := . | toString -}}
 {{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "" 1 -}}
 {{- $unit := regexFind "[A-Za-z]*$" $text -}}
-{{- if not (hasKey $units $unit) }}{{ fail (printf "%q is no quantity of memory that this chart reads" $text) }}{{ end -}}
+{{- if not (hasKey $units $unit) }}{{ fail (printf "memory quantity %q is not supported; use bytes with a suffix of Ki, Mi, Gi, Ti, k, M, G, T or none" $text) }}{{ end -}}
 {{- mulf (trimSuffix $unit $text | float64) (get $units $unit) | floor | int64 -}}
 {{- end -}}
 
