@@ -11,7 +11,8 @@ TEST(EndpointTest, AnOccupiedPortIsNamedInTheError) {
   ASSERT_TRUE(first.ok()) << first.status();
   auto second = Endpoint::Start({.name = "control", .listen = (*first)->address()}, quota, {});
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(second.status().message(), "control: cannot listen on " + (*first)->address());
+  EXPECT_EQ(second.status().message(),
+            "control: cannot listen on " + (*first)->address() + ": Address already in use");
 }
 
 }  // namespace

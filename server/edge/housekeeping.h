@@ -4,16 +4,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "common/base/monotonic_time.h"
 #include "common/observability/metrics.h"
-#include "common/wire/grpc_1_51/listener.h"
+#include "common/wire/listener_metrics.h"
 
 namespace ringattn::server {
 
@@ -29,30 +26,21 @@ struct HousekeepingOptions {
 // Thread safe.
 class Housekeeping {
  public:
-  using Listeners = std::vector<std::pair<std::string, wire::Listener*>>;  // by name
-
   // Starts a thread. `metrics` and the listeners must outlive this object.
-  Housekeeping(const HousekeepingOptions& options, Metrics* metrics, Listeners listeners);
+  Housekeeping(const HousekeepingOptions& options, Metrics* metrics,
+               const wire::ListenerMetrics::Listeners& listeners);
   ~Housekeeping();
 
   // Sets whether requests are queued or served.
   void SetBusy(bool busy) { busy_ = busy; }
 
  private:
-  struct Port {
-    wire::Listener* listener;
-    prometheus::Gauge* connections;
-    prometheus::Counter* refused;
-    prometheus::Counter* failed_accepts;
-    wire::ListenerStats seen;  // values that the counters include already
-  };
-
   void Run();
   void Look();
 
   const HousekeepingOptions options_;
   std::atomic<bool> busy_ = false;
-  std::vector<Port> ports_;  // used by the thread only
+  wire::ListenerMetrics listeners_;  // used by the thread only
   prometheus::Gauge* open_descriptors_;
   prometheus::Gauge* resident_bytes_;
   prometheus::Counter* trims_;

@@ -167,8 +167,8 @@ std::shared_ptr<grpc::AuthMetadataProcessor> Server::MakeGate() {
 
 void Server::WatchOver() {
   housekeeping_.emplace(HousekeepingOptions{}, &metrics_,
-                        Housekeeping::Listeners{{"public", &public_->listener()},
-                                                {"control", &control_->listener()}});
+                        wire::ListenerMetrics::Listeners{{"public", &public_->listener()},
+                                                         {"control", &control_->listener()}});
   const ListenerProtocol speech =
       options_.client_security.is_plain() ? ListenerProtocol::kPlainText : ListenerProtocol::kTls;
   liveness_.emplace(

@@ -72,7 +72,7 @@ int PortOf(int socket) {
                                           : reinterpret_cast<sockaddr_in*>(&self)->sin_port);
 }
 
-// Returns a bound, listening socket, or -1.
+// Returns a bound, listening socket, or -1 and errno.
 int ListenOn(const addrinfo& where) {
   const int fd = socket(where.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return -1;
@@ -82,7 +82,9 @@ int ListenOn(const addrinfo& where) {
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (where.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
   if (bind(fd, where.ai_addr, where.ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
+  const int error = errno;
   close(fd);
+  errno = error;
   return -1;
 }
 
@@ -96,9 +98,11 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(const ListenerOptions& 
 
 absl::Status Listener::BindAll() {
   const std::string& wanted = options_.address;
-  const auto failed = [&] { return absl::UnavailableError("cannot listen on " + wanted); };
+  const auto failed = [&](const char* why) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", wanted, ": ", why));
+  };
   const size_t colon = wanted.rfind(':');
-  if (colon == std::string::npos) return failed();
+  if (colon == std::string::npos) return failed("the address is not host:port");
   std::string host = wanted.substr(0, colon);
   const std::string given_host = host;
   if (host.size() > 1 && host.front() == '[') host = host.substr(1, host.size() - 2);
@@ -106,25 +110,29 @@ absl::Status Listener::BindAll() {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
-  if (getaddrinfo(host.empty() ? nullptr : host.c_str(), wanted.c_str() + colon + 1, &hints,
-                  &found) != 0) {
-    return failed();
-  }
+  const int unresolved = getaddrinfo(host.empty() ? nullptr : host.c_str(),
+                                     wanted.c_str() + colon + 1, &hints, &found);
+  if (unresolved != 0) return failed(gai_strerror(unresolved));
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
   // A name may have several addresses, with one port for all of them. A machine without IPv6 still
   // resolves names to IPv6 addresses, so one bound address is enough.
   int port = 0;
+  int error = EAFNOSUPPORT;  // of the first address that cannot be bound
   for (addrinfo* where = found; where != nullptr; where = where->ai_next) {
     if (where->ai_family != AF_INET && where->ai_family != AF_INET6) continue;
     if (port != 0) SetPort(where->ai_addr, port);
     const int fd = ListenOn(*where);
-    if (fd < 0) continue;
+    if (fd < 0) {
+      if (error == EAFNOSUPPORT) error = errno;
+      continue;
+    }
     sockets_.push_back(fd);
     port = PortOf(fd);
   }
   wake_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   reserve_ = OpenReserve();
-  if (sockets_.empty() || wake_ < 0 || reserve_ < 0) return failed();
+  if (sockets_.empty()) return failed(strerror(error));
+  if (wake_ < 0 || reserve_ < 0) return failed("no file descriptor is left");
   address_ = absl::StrCat(given_host, ":", port);
   return absl::OkStatus();
 }

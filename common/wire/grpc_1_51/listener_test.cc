@@ -123,9 +123,15 @@ TEST(ListenerTest, ContinuesAfterDescriptorShortage) {
 TEST(ListenerTest, PortInUseIsAnError) {
   auto first = Listener::Bind({.address = "127.0.0.1:0"});
   ASSERT_TRUE(first.ok());
-  EXPECT_EQ(Listener::Bind({.address = (*first)->address()}).status().code(),
-            absl::StatusCode::kUnavailable);
-  EXPECT_EQ(Listener::Bind({.address = "no port"}).status().code(), absl::StatusCode::kUnavailable);
+  const auto why = [](const std::string& address) {
+    const absl::Status status = Listener::Bind({.address = address}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    return std::string(status.message());
+  };
+  const std::string taken = (*first)->address();
+  EXPECT_EQ(why(taken), "cannot listen on " + taken + ": Address already in use");
+  EXPECT_EQ(why("no port"), "cannot listen on no port: the address is not host:port");
+  EXPECT_EQ(why("192.0.2.1:0"), "cannot listen on 192.0.2.1:0: Cannot assign requested address");
 }
 
 TEST(ListenerTest, BindsAllAddressesOfName) {
