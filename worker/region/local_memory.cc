@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/limits.h"
+#include "common/base/monotonic_time.h"
 #include "common/wire/durations.h"
 
 namespace ringattn::worker {
@@ -34,6 +34,9 @@ absl::StatusOr<std::unique_ptr<LocalMemory>> LocalMemory::Start(LocalMemoryOptio
   auto listener = RegionListener::Start(
       {.socket_path = self->options_.socket_path,
        .uids = self->options_.uids,
+       .max_unattached = static_cast<size_t>(self->options_.max_sockets / 9),
+       .max_regions =
+           static_cast<size_t>(self->options_.max_sockets - self->options_.max_sockets / 9),
        .device = self->options_.max_imported_bytes > 0 ? self->options_.device : nullptr,
        .max_imported_bytes = self->options_.max_imported_bytes},
       {.on_attached = [self](const std::shared_ptr<Region>& r,
@@ -84,7 +87,7 @@ void LocalMemory::Stop() {
 
 void LocalMemory::Expect(const v1::ExpectRegion& expect) {
   listener_->Expect(expect.region_id(), expect.token(), static_cast<int64_t>(expect.bytes()),
-                    absl::Now() + ToDuration(expect.valid_for()),
+                    MonotonicNow() + ToDuration(expect.valid_for()),
                     expect.kind() == v1::REGION_KIND_CUDA);
 }
 

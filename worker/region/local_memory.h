@@ -35,6 +35,8 @@ struct LocalMemoryOptions {
   // Maximum bytes of imported CUDA allocations; 0: CUDA memory is not accepted. Requires a device
   // that can import memory.
   int64_t max_imported_bytes = 0;
+  // Open sockets of clients. A ninth of them may be without a region.
+  int64_t max_sockets = 576;
   absl::Duration report_interval = absl::Milliseconds(200);
 };
 

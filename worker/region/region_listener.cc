@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/observability/log.h"
 #include "common/security/secret.h"
 #include "worker/region/descriptor_rules.h"
@@ -109,7 +110,7 @@ void RegionListener::Stop() {
 
 void RegionListener::Expect(const std::string& region_id, const std::string& token, int64_t bytes,
                             absl::Time deadline, bool is_cuda) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   absl::MutexLock lock(&mutex_);
   // Only the newest token of a region is valid: clients may request one repeatedly.
   std::erase_if(expected_, [&](const Expected& entry) {
@@ -127,6 +128,7 @@ void RegionListener::Expect(const std::string& region_id, const std::string& tok
 void RegionListener::Forget(const std::string& region_id) {
   {
     absl::MutexLock lock(&mutex_);
+    std::erase_if(expected_, [&](const Expected& entry) { return entry.region_id == region_id; });
     const auto found = regions_.find(region_id);
     if (found == regions_.end()) return;
     found->second->Release();
@@ -185,7 +187,7 @@ void RegionListener::Run() {
     }
     uint64_t woken = 0;
     (void)!read(wake_.get(), &woken, sizeof(woken));
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     for (size_t i = connections_.size(); i-- > 0;) {
       Connection& connection = connections_[i];
       // An import may take longer than the deadline.
@@ -211,7 +213,7 @@ void RegionListener::Accept() {
   }
   Connection connection;
   connection.socket = std::move(socket);
-  connection.deadline = absl::Now() + options_.attach_timeout;
+  connection.deadline = MonotonicNow() + options_.attach_timeout;
   if (!IsServed(connection.socket.get(), options_.uids)) {
     Refuse(connection, AttachCode::kForeignUser, "this user may not share memory (--local_uids)");
     return;
@@ -259,7 +261,7 @@ bool RegionListener::Serve(Connection& connection) {
 
 std::optional<RegionListener::Expected> RegionListener::TakeExpected(const std::string& token,
                                                                      bool* known) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   absl::MutexLock lock(&mutex_);
   // Compares all tokens, so that the time does not depend on the match.
   Expected* found = nullptr;
@@ -284,7 +286,7 @@ bool RegionListener::TakeToken(Connection& connection, const AttachMessage& mess
   }
   connection.presented = message;
   if (descriptors > 0) connection.memory = std::move(received.descriptors.front());
-  connection.token_deadline = absl::Now() + options_.token_wait;
+  connection.token_deadline = MonotonicNow() + options_.token_wait;
   return Attach(connection);
 }
 
@@ -292,7 +294,7 @@ bool RegionListener::Attach(Connection& connection) {
   bool known = false;
   const std::optional<Expected> expected = TakeExpected(connection.presented.token, &known);
   // The client may be faster than the coordinator's message.
-  if (!known && absl::Now() < connection.token_deadline) return true;
+  if (!known && MonotonicNow() < connection.token_deadline) return true;
   if (!expected.has_value()) {
     return Refuse(connection, AttachCode::kNoSuchToken, "the token is unknown, used or expired");
   }

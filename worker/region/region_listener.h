@@ -68,7 +68,7 @@ class RegionListener {
   // invalid.
   void Expect(const std::string& region_id, const std::string& token, int64_t bytes,
               absl::Time deadline, bool is_cuda = false) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Releases the region, if it is attached, and closes its socket.
+  // Drops the region's token. Releases the region, if it is attached, and closes its socket.
   void Forget(const std::string& region_id) ABSL_LOCKS_EXCLUDED(mutex_);
   // Releases all regions and drops all expected tokens.
   void ForgetAll() ABSL_LOCKS_EXCLUDED(mutex_);

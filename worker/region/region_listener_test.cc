@@ -1,6 +1,7 @@
 #include "worker/region/region_listener.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/testing/wall_clock.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::worker {
@@ -262,6 +264,21 @@ TEST_F(RegionListenerTest, ClosesIdleConnections) {
   std::vector<ScopedDescriptor> many;
   for (int i = 0; i < 5; ++i) many.push_back(Connect());
   EXPECT_TRUE(IsClosed(many[0]));
+}
+
+TEST_F(RegionListenerTest, AWallClockThatIsSetBackProlongsNothing) {
+  const ScopedDescriptor idle = Connect();
+  SetWallClockBack(absl::Hours(1));
+  pollfd entry = {idle.get(), POLLIN, 0};
+  EXPECT_EQ(poll(&entry, 1, /*timeout ms=*/20'000), 1) << "the idle connection stays open";
+  SetWallClockBack(absl::ZeroDuration());
+}
+
+TEST_F(RegionListenerTest, ForgetDropsTheToken) {
+  Expect();
+  listener_->Forget("region");
+  const ScopedDescriptor memfd = MakeMemfd(), socket = Connect();
+  EXPECT_EQ(Show(socket, memfd.get()).code, AttachCode::kNoSuchToken);
 }
 
 TEST_F(RegionListenerTest, ForgetClosesConnections) {

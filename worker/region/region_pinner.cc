@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
 #include "common/observability/log.h"
 
 namespace ringattn::worker {
@@ -118,10 +118,10 @@ bool RegionPinner::PinWhole(Region& region) {
   }
   bool stopping = false;
   while (!stopping && region.pinned_bytes() < region.bytes() && !region.released()) {
-    const absl::Time begin = absl::Now();
+    const absl::Time begin = MonotonicNow();
     if (!PinNextPiece(region)) break;
     // Pauses for as long as the pin took, so that others can use the driver.
-    const absl::Duration pause = absl::Now() - begin;
+    const absl::Duration pause = MonotonicNow() - begin;
     absl::MutexLock lock(&mutex_);
     stopping = mutex_.AwaitWithTimeout(absl::Condition(&stopping_), pause);
   }
