@@ -23,10 +23,12 @@ class Event {
   // Returns true once the work has ended, successfully or not. Never blocks.
   virtual bool Done() const = 0;
 
-  // Blocks until Done() or `deadline`. Returns the status of the work, or DEADLINE_EXCEEDED.
+  // Blocks until Done() or MonotonicNow() reaches `deadline`. Returns the status of the work, or
+  // DEADLINE_EXCEEDED.
   virtual absl::Status Wait(absl::Time deadline) const = 0;
 
-  // When the work itself began, after everything it waited for, and ended. REQUIRES: Done().
+  // When the work itself began, after everything it waited for, and ended, as MonotonicNow() tells
+  // the time. REQUIRES: Done().
   virtual absl::Time begin_time() const = 0;
   virtual absl::Time end_time() const = 0;
 };

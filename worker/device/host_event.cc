@@ -2,18 +2,18 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::worker {
 
 void HostEvent::Begin() {
   absl::MutexLock lock(&mutex_);
-  begin_ = absl::Now();
+  begin_ = MonotonicNow();
 }
 
 void HostEvent::Finish(absl::Status status) {
   absl::MutexLock lock(&mutex_);
-  end_ = absl::Now();
+  end_ = MonotonicNow();
   if (begin_ == absl::InfinitePast()) begin_ = end_;
   status_ = std::move(status);
   done_ = true;
@@ -26,7 +26,7 @@ bool HostEvent::Done() const {
 
 absl::Status HostEvent::Wait(absl::Time deadline) const {
   absl::MutexLock lock(&mutex_);
-  if (!mutex_.AwaitWithDeadline(absl::Condition(&done_), deadline)) {
+  if (!AwaitUntil(mutex_, absl::Condition(&done_), deadline)) {
     return absl::DeadlineExceededError("the work has not ended in time");
   }
   return status_;

@@ -2,13 +2,15 @@
 
 #include <atomic>
 
+#include "common/base/monotonic_time.h"
+#include "common/base/testing/wall_clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::worker {
 namespace {
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(10); }
+absl::Time Soon() { return MonotonicNow() + absl::Seconds(10); }
 
 TEST(HostQueue, RunsInStartOrder) {
   HostQueue queue("test");
@@ -47,6 +49,20 @@ TEST(HostQueue, WaitsForOtherEventsAndReportsIt) {
   EXPECT_TRUE(ran);
   EXPECT_FALSE(queue.waiting());
   EXPECT_GE(done->begin_time(), gate->end_time());
+}
+
+TEST(HostQueue, TimesDoNotFollowTheWallClock) {
+  HostQueue queue("test");
+  const EventRef done = queue.Start(
+      [] {
+        SetWallClockBack(absl::Hours(2));
+        return absl::OkStatus();
+      },
+      {}, HostQueue::OnFailure::kSkip);
+  EXPECT_TRUE(done->Wait(Soon()).ok());
+  SetWallClockBack(absl::ZeroDuration());
+  EXPECT_LE(done->begin_time(), done->end_time());
+  EXPECT_LT(done->end_time() - done->begin_time(), absl::Minutes(1));
 }
 
 TEST(HostQueue, FailurePropagatesUnlessWorkMustRun) {

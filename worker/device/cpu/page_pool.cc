@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::worker {
 namespace {
@@ -83,7 +83,7 @@ void PagePool::Give(void* data, int64_t bytes) {
     absl::MutexLock lock(&mutex_);
     used_bytes_ -= bytes;
     kept_bytes_ += bytes;
-    kept_.push_back({data, bytes, absl::Now()});
+    kept_.push_back({data, bytes, MonotonicNow()});
     gone = Excess();
   }
   Unmap(gone);
@@ -119,9 +119,9 @@ void PagePool::ReturnOld() {
       mutex_.Await(absl::Condition(&something_to_do));
       if (closing_) return;
       const absl::Time due = kept_.front().since + keep_time_;
-      if (mutex_.AwaitWithDeadline(absl::Condition(&closing_), due)) return;
+      if (AwaitUntil(mutex_, absl::Condition(&closing_), due)) return;
       // It may have been reused meanwhile.
-      while (!kept_.empty() && kept_.front().since + keep_time_ <= absl::Now()) {
+      while (!kept_.empty() && kept_.front().since + keep_time_ <= MonotonicNow()) {
         kept_bytes_ -= kept_.front().bytes;
         old.push_back(kept_.front());
         kept_.pop_front();
