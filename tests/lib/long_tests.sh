@@ -50,6 +50,14 @@ else
   status=1
 fi
 
+name="vLLM's tokens with K/V on the workers"
+if RINGATTN_VLLM_TESTS=full ./tests/lib/python_tests.sh -k test_vllm; then
+  record "pass $name"
+else
+  record "fail $name"
+  status=1
+fi
+
 name="every model family of transformers"
 if RINGATTN_PYTHON_FAMILIES=full ./tests/lib/python_tests.sh -k test_huggingface_families; then
   record "pass $name"

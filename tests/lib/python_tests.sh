@@ -72,6 +72,21 @@ printf '%s\n' "$cache/base" "$cache/torch" "$cache/of_torch" "$cache/trainer" >"
 "$work/venv/bin/python" -m pip install -q --disable-pip-version-check --no-index "$wheel" ||
   { record "fail python: pip install $(basename "$wheel")"; exit 1; }
 
+# vLLM needs other versions, so it has an environment of its own. The full tier installs its packages.
+install=
+[[ ${RINGATTN_VLLM_TESTS:-} != full ]] || install=--install
+export RINGATTN_NO_VLLM= RINGATTN_VLLM_PYTHON=
+# shellcheck disable=SC2086  # an option or nothing
+if why=$(./tests/lib/vllm_environment.sh $install); then
+  "$PYTHON" -m venv "$work/vllm" && site=$("$work/vllm/bin/python" -c 'import site; print(site.getsitepackages()[0])') &&
+    echo "$why" >"$site/kept.pth" &&
+    "$work/vllm/bin/python" -m pip install -q --disable-pip-version-check --no-index --no-deps "$wheel" ||
+    { record "fail python: environment of vLLM"; exit 1; }
+  RINGATTN_VLLM_PYTHON=$work/vllm/bin/python
+else
+  RINGATTN_NO_VLLM=$why
+fi
+
 PYTHONDONTWRITEBYTECODE=1 "$work/venv/bin/python" -m pytest -q -p no:cacheprovider --durations=8 \
   --junit-xml="$work/report.xml" tests/python "$@"
 status=$?

@@ -7,9 +7,10 @@ import pytest
 from conftest import EXAMPLES
 
 NEEDS = {"train_torch.py": "torch", "huggingface_model.py": "transformers", "huggingface_generate.py": "transformers"}
+ELSEWHERE = {"vllm_generate.py"}  # test_vllm.py, with vLLM's packages
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in ELSEWHERE))
 def test_example(address, name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name], reason=os.environ.get("RINGATTN_NO_TORCH") or None)

@@ -25,7 +25,6 @@ from ringattn._vllm_tables import KnownTables
 OPTIONS_NAME = "ringattn"  #: of vLLM's additional_config
 _OPTIONS = ("transport", "world_size", "members", "ttl", "label")
 _BLOCK_SIZES = (16, 32, 64, 128, 256)
-_DRAFT_METHODS = ("ngram", "suffix")
 
 
 @dataclasses.dataclass
@@ -42,7 +41,8 @@ class GroupBatch:
 
 def cache_options(config: VllmConfig) -> dict[str, Any]:
     """The options of `Client.create_cache` in vLLM's additional_config={"ringattn": {...}}."""
-    options = dict((config.additional_config or {}).get(OPTIONS_NAME, {}))
+    given = config.additional_config
+    options = dict(given.get(OPTIONS_NAME, {})) if isinstance(given, dict) else {}
     if unknown := sorted(set(options) - set(_OPTIONS)):
         raise ValueError(f"additional_config[{OPTIONS_NAME!r}] has {', '.join(unknown)}; known are "
                          f"{', '.join(_OPTIONS)}")
@@ -65,8 +65,8 @@ def check_config(config: VllmConfig) -> None:
         ("prefill_context_parallel_size", parallel.prefill_context_parallel_size > 1, "use one rank"),
         ("enable_dbo", parallel.use_ubatching, "overlapping micro-batches are not served"),
         ("kv_transfer_config", config.kv_transfer_config is not None, "connectors cannot read the workers' K/V"),
-        ("speculative_config", speculative is not None and speculative.method not in _DRAFT_METHODS,
-         f"drafts of a model are not served; methods are {', '.join(_DRAFT_METHODS)}"),
+        ("speculative_config", speculative is not None and speculative.method != "ngram",
+         "the only method that is served is ngram"),
     ]
     for name, is_set, why in refused:
         if is_set:
@@ -88,8 +88,8 @@ class EngineCache:
     """The cache of the model of one VllmConfig, and its only writer.
 
     The metadata builders add their groups of layers; with the last one the cache is created. vLLM's block manager owns
-    the block numbers. The row of a request in the batch is its sequence number; the block tables make one request's
-    entries different from those of another.
+    the block numbers. A request's sequence number is its row in the batch. Another request may take the row later; its
+    block table then replaces the earlier one.
     """
 
     def __init__(self, config: VllmConfig) -> None:
