@@ -17,7 +17,8 @@ namespace {
 struct Fake {
   DeviceKvShape shape;
   std::vector<std::string> calls;
-  absl::Status next = absl::OkStatus();  // of SetRows and Run
+  absl::Status zero = absl::OkStatus();
+  absl::Status next = absl::OkStatus();  // of the other calls
   int64_t extra_bytes = 100;
   int live = 0;
 };
@@ -29,7 +30,7 @@ class FakeCache : public DeviceKvCache {
   int64_t bytes() const override { return 8192 + fake_->extra_bytes; }
   absl::Status Zero(const std::atomic<bool>& stop) override {
     fake_->calls.push_back("zero");
-    return absl::OkStatus();
+    return fake_->zero;
   }
   absl::Status CopyBlock(int group, uint32_t source, uint32_t target, int64_t entries) override {
     fake_->calls.push_back(absl::StrCat("copy ", source, " to ", target, " ", entries));
@@ -169,6 +170,18 @@ TEST_F(DeviceCacheTest, TheShapeIsTheRanksPart) {
   EXPECT_EQ(shape.groups[0].num_heads, 4);
   EXPECT_EQ(shape.groups[0].num_kv_heads, 2);
   EXPECT_EQ(shape.groups[0].sinks, (std::vector<float>{4, 5, 6, 7, 14, 15, 16, 17}));
+}
+
+TEST_F(DeviceCacheTest, MemoryThatCannotBeZeroedIsFreed) {
+  device_.fake.zero = absl::InternalError("cudaMemsetAsync: launch failed");
+  const v1::KvReserved reserved = Reserve(TestReserve("a"));
+  EXPECT_FALSE(reserved.ok());
+  EXPECT_NE(reserved.reason().find("cudaMemsetAsync: launch failed"), std::string::npos);
+  device_.fake.zero = absl::OkStatus();
+  // Zeroing runs in the order of reservations, so the first cache is free now.
+  EXPECT_TRUE(Reserve(TestReserve("b")).ok());
+  EXPECT_EQ(store_->count(), 1);
+  EXPECT_EQ(budget_.taken_bytes(), 1000 + 8192 + 100);
 }
 
 TEST_F(DeviceCacheTest, PositionPartsAreUnsupported) {

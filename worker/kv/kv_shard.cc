@@ -90,7 +90,7 @@ absl::StatusOr<std::unique_ptr<KvShard>> KvShard::Make(KvCacheSpec spec, KvPlace
 bool KvShard::Zero(const std::atomic<bool>& stop) {
   if (device_cache_ != nullptr) {
     const absl::Status status = device_cache_->Zero(stop);
-    if (!status.ok() && !absl::IsCancelled(status)) (void)OfDevice(status);
+    if (!status.ok() && !absl::IsCancelled(status)) (void)CheckDevice(status);
     return status.ok();
   }
   for (const Plane& plane : planes_) {
@@ -189,7 +189,7 @@ void KvShard::CopyOnWrite(const KvBlockCopy& copy) {
                                             spec_.block_tokens);
   if (device_cache_ != nullptr) {
     if (lost_.ok() && count > 0) {
-      (void)OfDevice(device_cache_->CopyBlock(copy.group, copy.source, copy.target, count));
+      (void)CheckDevice(device_cache_->CopyBlock(copy.group, copy.source, copy.target, count));
     }
     return;
   }
@@ -253,7 +253,7 @@ DeviceKvShape KvShard::DeviceShape() const {
   return shape;
 }
 
-absl::Status KvShard::OfDevice(const absl::Status& status) {
+absl::Status KvShard::CheckDevice(const absl::Status& status) {
   if (status.ok() || absl::IsResourceExhausted(status)) return status;
   lost_ = KvError(
       absl::StatusCode::kDataLoss, "KV_LOST",
@@ -263,7 +263,8 @@ absl::Status KvShard::OfDevice(const absl::Status& status) {
 
 absl::Status KvShard::RunOnDevice(const KvLayerLocation& location, const v1::LayerCall& call,
                                   const std::atomic<bool>& stop, v1::LayerResult* result) {
-  if (stop.load(std::memory_order_relaxed)) return absl::CancelledError("the cache is in use");
+  if (stop.load(std::memory_order_relaxed))
+    return absl::CancelledError("the cache's calls must end");
   GroupPlan& plan = plans_[location.group];
   if (!plan.ready) {
     std::vector<DeviceKvRow> rows;
@@ -271,7 +272,7 @@ absl::Status KvShard::RunOnDevice(const KvLayerLocation& location, const v1::Lay
       rows.push_back(
           {row.keep_length, row.append_tokens, row.q_tokens, row.tables[location.group]});
     }
-    if (auto s = OfDevice(device_cache_->SetRows(location.group, rows)); !s.ok()) return s;
+    if (auto s = CheckDevice(device_cache_->SetRows(location.group, rows)); !s.ok()) return s;
     plan.ready = true;
   }
   DeviceKvCall device_call;
@@ -283,7 +284,7 @@ absl::Status KvShard::RunOnDevice(const KvLayerLocation& location, const v1::Lay
   device_call.partial = call.output() == v1::KV_OUTPUT_PARTIAL;
   device_call.out = absl::MakeSpan(*result->mutable_out());
   device_call.lse = absl::MakeSpan(*result->mutable_lse());
-  return OfDevice(device_cache_->Run(device_call));
+  return CheckDevice(device_cache_->Run(device_call));
 }
 
 // ------------------------------------------------------------------------------------- plans

@@ -107,7 +107,7 @@ class KvShard {
 
   DeviceKvShape DeviceShape() const;
   // Records an error of the device cache and returns what the writer sees.
-  absl::Status OfDevice(const absl::Status& status);
+  absl::Status CheckDevice(const absl::Status& status);
   absl::Status RunOnDevice(const KvLayerLocation& location, const v1::LayerCall& call,
                            const std::atomic<bool>& stop, v1::LayerResult* result);
 

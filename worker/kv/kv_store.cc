@@ -216,10 +216,10 @@ void KvStore::Reserve(const v1::KvReserve& reserve) {
   zeroing_.Start(
       [this, cache] {
         const bool zeroed = cache->shard_->Zero(cache->stop_);
-        if (zeroed || !cache->shard_->lost().ok()) {
-          SendReserved(cache->reserve_, cache->shard_->lost(), cache->bytes_);
-        }
+        const absl::Status lost = cache->shard_->lost();
+        if (zeroed || !lost.ok()) SendReserved(cache->reserve_, lost, cache->bytes_);
         cache->zeroed_.Notify();
+        if (!lost.ok()) FreeOne(cache->id(), "KV_LOST");
         return absl::OkStatus();
       },
       {}, HostQueue::OnFailure::kRun);

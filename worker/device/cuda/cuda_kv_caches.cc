@@ -229,6 +229,9 @@ class CudaKvCache final : public DeviceKvCache {
       : scratch_(std::move(scratch)), info_(info), shape_(std::move(shape)) {}
 
   ~CudaKvCache() override {
+    // A cache that was never used is destroyed by another thread than the engine's, which may be
+    // capturing on the stream.
+    if (!used_) return;
     (void)scratch_->events()->UseDevice();
     (void)cudaStreamSynchronize(scratch_->stream());
     ForgetGraphs();
@@ -291,6 +294,7 @@ class CudaKvCache final : public DeviceKvCache {
   }
 
   absl::Status CopyBlock(int group, uint32_t source, uint32_t target, int64_t entries) override {
+    used_ = true;
     if (absl::Status status = scratch_->events()->UseDevice(); !status.ok()) return status;
     const auto copy = [&](char* plane, int64_t row_bytes) {
       const int64_t block_bytes = shape_.block_tokens * row_bytes;
@@ -312,6 +316,7 @@ class CudaKvCache final : public DeviceKvCache {
   }
 
   absl::Status SetRows(int group, absl::Span<const DeviceKvRow> rows) override {
+    used_ = true;
     if (absl::Status status = scratch_->events()->UseDevice(); !status.ok()) return status;
     GroupState& state = groups_[group];
     int64_t elements = 0;
@@ -673,6 +678,7 @@ class CudaKvCache final : public DeviceKvCache {
   const cuda::DeviceInfo info_;
   const DeviceKvShape shape_;
   int64_t bytes_ = 0;
+  bool used_ = false;              // the stream may have work of the cache
   std::vector<Segment> segments_;  // in the order of their planes
   std::vector<GroupState> groups_;
   std::map<ClassKey, std::unique_ptr<ClassGraph>> graphs_;
