@@ -10,39 +10,14 @@ transformers = pytest.importorskip("transformers", reason=reason)
 
 import ringattn  # noqa: E402
 import ringattn.huggingface  # noqa: E402
+from lib import small_models  # noqa: E402
+from lib.small_models import MODELS, SIZE, default_client  # noqa: E402, F401
 
-SIZE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "vocab_size": 101, "intermediate_size": 64, "max_position_embeddings": 256, "pad_token_id": 0,
-        "bos_token_id": 1, "eos_token_id": None,
-        "initializer_range": 0.3}  # large, for attention that is not nearly uniform
-MODELS = {
-    "llama": (transformers.LlamaConfig, {}),
-    "gemma2": (transformers.Gemma2Config, {"head_dim": 16, "sliding_window": 7, "attn_logit_softcapping": 3.0,
-                                           "query_pre_attn_scalar": 9}),
-    "mistral": (transformers.MistralConfig, {"sliding_window": 9, "head_dim": 16}),
-    "gpt_oss": (transformers.GptOssConfig, {"head_dim": 16, "sliding_window": 9, "num_local_experts": 2,
-                                            "num_experts_per_tok": 1}),
-}
 ALL = pytest.mark.parametrize("name", MODELS)
 
 
-@pytest.fixture(autouse=True)
-def default_client(client):
-    torch.manual_seed(0)
-    ringattn.huggingface.register()
-    ringattn.set_default_client(client)
-    yield client
-    ringattn.set_default_client(None)
-
-
 def pair(name, **more):
-    """(eager's, ours): the same weights."""
-    kind, options = MODELS[name]
-    models = [transformers.AutoModelForCausalLM.from_config(
-        kind(**{**SIZE, **options, **more}), attn_implementation=implementation).eval()
-        for implementation in ("eager", "ringattn")]
-    models[1].load_state_dict(models[0].state_dict())
-    return models
+    return small_models.pair(name, **{"bos_token_id": 1, "eos_token_id": None, **more})
 
 
 def padded(batch=3, tokens=20):
