@@ -278,7 +278,7 @@ TEST(ChooseTest, TheHopperBackwardTakesNoOddHeadDim) {
 }
 
 TEST(ChooseTest, ProblemsOutsideTheLimitsAreRefused) {
-  AttentionProblem problem = ProblemOf(DType::kBFloat16, 257);
+  AttentionProblem problem = ProblemOf(DType::kBFloat16, 577);
   EXPECT_EQ(ChooseForward(problem, kH200, {}).status().code(), absl::StatusCode::kInvalidArgument);
   problem = ProblemOf(DType::kBFloat16, 64);
   problem.num_heads = 65536;
