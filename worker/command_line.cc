@@ -43,6 +43,8 @@ struct RawOptions {
 // More than the memory of all GPUs of a machine, 8 of 192 GiB; limits address space only.
 constexpr int64_t kUsualImportedBytes = int64_t{2} << 40;
 constexpr int64_t kMaxMemoryBytes = int64_t{1} << 50;
+// Covers a model's time between two layers on a GPU. A wake-up costs about 10 us.
+constexpr absl::Duration kKvSpin = absl::Microseconds(200);
 
 // Returns the cores that this process may use, or the container's CPU limit if that is lower.
 int Cores() {
@@ -252,6 +254,13 @@ void AddLocalMemory(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->check(CLI::Range(1, 64))
       ->type_name("N")
       ->default_str("half of this worker's cores, 2 to 8");
+  app->add_option(
+         "--kv_spin_us", line->kv_spin_us,
+         "microseconds that the worker and clients of its step rings (K/V caches over host "
+         "memory) wait actively for a message before they sleep; 0: they sleep at once")
+      ->check(CLI::Range(0, 1000000))
+      ->type_name("N")
+      ->default_str("200 with two spare cores per worker, else 0");
   AddSize(app, "--pin_local_memory", &raw->pin_local_memory, 0, kMaxMemoryBytes,
           "limit on the reused client memory to pin, so that GPUs copy from and to it directly; 0: "
           "none")
@@ -361,6 +370,7 @@ void Resolve(const RawOptions& raw, CommandLine* line) {
   line->worker.threads =
       raw.threads > 0 ? raw.threads : std::max(1, Cores() / line->backend.local_workers);
   line->backend.threads = line->worker.threads;
+  line->cores = Cores();
   if (line->worker.copy_threads == 0) {
     line->worker.copy_threads = std::clamp(Cores() / (2 * line->backend.local_workers), 2, 8);
   }
@@ -376,6 +386,13 @@ void Resolve(const RawOptions& raw, CommandLine* line) {
 }
 
 }  // namespace
+
+absl::Duration KvSpin(const CommandLine& line, bool computes_on_cores) {
+  if (line.kv_spin_us.has_value()) return absl::Microseconds(*line.kv_spin_us);
+  const int threads = computes_on_cores ? line.backend.threads : 0;
+  const bool has_spare_cores = line.cores / line.backend.local_workers >= threads + 2;
+  return has_spare_cores ? kKvSpin : absl::ZeroDuration();
+}
 
 absl::StatusOr<TransportSecurity> OpenClientSecurity(const CommandLine& line) {
   if (line.client_tls.certificate.empty()) return TransportSecurity();

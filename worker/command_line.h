@@ -27,7 +27,9 @@ struct CommandLine {
   std::optional<FaultPlan> faults;
   LogLevel log_level = LogLevel::kInfo;
   absl::Duration drain_timeout = absl::Seconds(30);
-  bool check_flags = false;  // only check the flags, then exit
+  std::optional<int> kv_spin_us;  // unset: KvSpin's default
+  int cores = 1;                  // that this process may use
+  bool check_flags = false;       // only check the flags, then exit
 };
 
 inline constexpr int kUsageExitCode = 2;  // as for the command line; docs/cli-json.md
@@ -35,6 +37,11 @@ inline constexpr int kUsageExitCode = 2;  // as for the command line; docs/cli-j
 // Parses the command line, determines defaults (threads, memory limit) from the machine, and reads
 // the secret. Exits the process after --help, --version and errors.
 CommandLine ParseCommandLine(int argc, char** argv);
+
+// Returns how long the threads of step rings wait actively. By default they do if the machine has
+// two processor cores for each worker, one for the ring and one for its client, in addition to a
+// CPU worker's compute threads. `computes_on_cores`: the device is a CPU.
+absl::Duration KvSpin(const CommandLine& line, bool computes_on_cores);
 
 // Returns the security for client_tls; plain text without certificate flags. Returns the errors of
 // TransportSecurity::Tls.

@@ -54,8 +54,9 @@ struct KvCreateOptions {
 };
 
 struct KvOpenOptions {
-  // kAuto: direct streams if the workers are reachable, otherwise the relay. kDirect and kRelay use
-  // only that transport. Others are INVALID_ARGUMENT.
+  // kAuto: host memory if all workers of the cache are on this machine and take it, otherwise
+  // direct streams if the workers are reachable, otherwise the relay. kHostMemory, kDirect and
+  // kRelay use only that transport. kCudaMemory is INVALID_ARGUMENT.
   TransportPreference transport = TransportPreference::kAuto;
   // Keeps the cache, regardless of its ttl, until it is closed or the client is destroyed. If the
   // process dies, the lease ends within Limits.residual_hold_grace.
@@ -139,7 +140,7 @@ class KvCache {
   const v1::KvCacheSpec& spec() const;  // defaults resolved
   const v1::KvPlacement& placement() const;
   uint64_t epoch() const;
-  v1::Transport transport() const;  // RELAY or DIRECT
+  v1::Transport transport() const;  // RELAY, DIRECT or HOST_MEMORY
   std::string transport_reason() const;
   int64_t bytes_per_worker() const;
 

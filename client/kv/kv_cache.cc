@@ -29,15 +29,15 @@ std::string RandomKvRequestId() {
 class KvCache::Impl {
  public:
   Impl(std::shared_ptr<const KvServiceCalls> service, std::shared_ptr<WorkerChannels> workers,
-       std::shared_ptr<CacheHold> hold, const v1::KvCacheInfo& info, KvCacheSpec parsed,
-       KvOpenOptions options)
+       SharedRegion::AttachCall attach, std::shared_ptr<CacheHold> hold,
+       const v1::KvCacheInfo& info, KvCacheSpec parsed, KvOpenOptions options)
       : id(info.cache_id()),
         spec(ToProto(parsed)),
         bytes_per_worker(static_cast<int64_t>(info.bytes_per_worker())),
         service(service),
         hold(options.hold ? std::move(hold) : nullptr),
-        writer(std::move(service), std::move(workers), info.cache_id(), std::move(parsed),
-               std::move(options)) {}
+        writer(std::move(service), std::move(workers), std::move(attach), info.cache_id(),
+               std::move(parsed), info.placement(), std::move(options)) {}
 
   // All calls use one connection, because the service lists an anonymous client's caches by it.
   template <typename ClientImpl>
@@ -104,7 +104,8 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Open(Client* client, const std
   absl::StatusOr<KvCacheSpec> spec = ParseKvCacheSpec(info->spec(), Limits());
   if (!spec.ok()) return spec.status();
   auto impl = std::make_unique<Impl>(std::move(service), client->impl_->workers,
-                                     client->impl_->cache_hold, *info, *std::move(spec), options);
+                                     client->impl_->AttachCall(), client->impl_->cache_hold, *info,
+                                     *std::move(spec), options);
   {
     absl::MutexLock lock(&impl->mutex);
     if (absl::Status status = impl->writer.Open(); !status.ok()) return status;

@@ -281,7 +281,7 @@ TEST_F(KvCacheTest, WrongArgumentsAreFoundBeforeAnythingIsSent) {
   EXPECT_EQ(DetailsOf(cache_->BeginStep(OneRow(3, 1))).reason, "STEP_ORDER");
   EXPECT_EQ(DetailsOf(cache_->CommitStep()).reason, "STEP_ORDER");
   KvOpenOptions options;
-  options.transport = TransportPreference::kHostMemory;
+  options.transport = TransportPreference::kCudaMemory;
   EXPECT_TRUE(absl::IsInvalidArgument(KvCache::Open(client_.get(), "cache", options).status()));
 }
 

@@ -75,13 +75,18 @@ bool IsKvGone(const absl::Status& status) {
 }
 
 KvWriter::KvWriter(std::shared_ptr<const KvServiceCalls> service,
-                   std::shared_ptr<WorkerChannels> workers, std::string cache_id, KvCacheSpec spec,
+                   std::shared_ptr<WorkerChannels> workers, SharedRegion::AttachCall attach,
+                   std::string cache_id, KvCacheSpec spec, const v1::KvPlacement& placement,
                    KvOpenOptions options)
     : service_(std::move(service)),
       workers_(std::move(workers)),
+      attach_(std::move(attach)),
       cache_id_(std::move(cache_id)),
       spec_(std::move(spec)),
-      options_(std::move(options)) {
+      options_(std::move(options)),
+      placement_proto_(placement) {
+  placement_.head_parts = static_cast<int>(placement.head_parts());
+  placement_.position_parts = static_cast<int>(placement.position_parts());
   for (const KvLayerGroup& group : spec_.groups) num_layers_ += group.layers.size();
 }
 
@@ -89,10 +94,25 @@ KvWriter::KvWriter(std::shared_ptr<const KvServiceCalls> service,
 
 absl::Status KvWriter::Open() {
   std::vector<v1::Transport> accept;
+  absl::Status no_rings;
   switch (options_.transport) {
     case TransportPreference::kAuto:
-      if (workers_->UnreachableReason().empty()) accept.push_back(v1::TRANSPORT_DIRECT);
+      if (workers_->UnreachableReason().empty()) {
+        no_rings = MakeRings();
+        if (no_rings.ok()) accept.push_back(v1::TRANSPORT_HOST_MEMORY);
+        accept.push_back(v1::TRANSPORT_DIRECT);
+      }
       accept.push_back(v1::TRANSPORT_RELAY);
+      break;
+    case TransportPreference::kHostMemory:
+      if (no_rings = MakeRings(); !no_rings.ok()) {
+        return MakeErrorWithReason(
+            absl::StatusCode::kFailedPrecondition,
+            absl::StrCat("no accepted transport is available: no host memory: ",
+                         no_rings.message()),
+            "TRANSPORT_UNAVAILABLE");
+      }
+      accept = {v1::TRANSPORT_HOST_MEMORY};
       break;
     case TransportPreference::kDirect:
       accept = {v1::TRANSPORT_DIRECT};
@@ -101,9 +121,21 @@ absl::Status KvWriter::Open() {
       accept = {v1::TRANSPORT_RELAY};
       break;
     default:
-      return absl::InvalidArgumentError("transport of a K/V cache must be auto, direct or relay");
+      return absl::InvalidArgumentError(
+          "transport of a K/V cache must be auto, host_memory, direct or relay");
   }
   absl::Status status = OpenEpoch(accept, options_.answered_step, options_.deadline);
+  if (options_.transport == TransportPreference::kAuto && transport_ == v1::TRANSPORT_HOST_MEMORY &&
+      (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+       absl::IsResourceExhausted(status))) {
+    no_rings = status;
+    status = OpenEpoch({v1::TRANSPORT_DIRECT, v1::TRANSPORT_RELAY}, options_.answered_step,
+                       options_.deadline);
+  }
+  if (status.ok() && !no_rings.ok()) {
+    transport_reason_ =
+        absl::StrCat("no host memory: ", no_rings.message(), "; ", transport_reason_);
+  }
   if (options_.transport == TransportPreference::kAuto && transport_ == v1::TRANSPORT_DIRECT &&
       (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status))) {
     const std::string why(status.message());
@@ -114,12 +146,33 @@ absl::Status KvWriter::Open() {
   return Noted(status);
 }
 
+absl::Status KvWriter::MakeRings() {
+  if (rings_ != nullptr) return absl::OkStatus();
+  if (placement_.head_parts < 1 || placement_.position_parts < 1) {
+    return absl::InternalError("GetCache returned no placement");
+  }
+  auto rings = StepRings::Make(spec_, placement_, attach_);
+  if (!rings.ok()) return rings.status();
+  rings_ = *std::move(rings);
+  return absl::OkStatus();
+}
+
 absl::Status KvWriter::OpenEpoch(const std::vector<v1::Transport>& accept, uint64_t answered_step,
                                  absl::Duration deadline) {
   const absl::Time end = absl::Now() + deadline;
   v1::OpenCacheRequest request;
   request.set_cache_id(cache_id_);
-  for (const v1::Transport transport : accept) request.add_accept(transport);
+  ring_region_id_.clear();
+  for (const v1::Transport transport : accept) {
+    if (transport == v1::TRANSPORT_HOST_MEMORY) ring_region_id_ = rings_->region_id();
+    // A region may be attached nowhere for a moment.
+    if (transport == v1::TRANSPORT_HOST_MEMORY && ring_region_id_.empty()) continue;
+    request.add_accept(transport);
+  }
+  if (request.accept().empty()) {
+    return absl::UnavailableError("the region of the step rings is not attached to any worker");
+  }
+  request.set_region_id(ring_region_id_);
   request.set_answered_step(answered_step);
   // KV_ADOPTING, KV_BUSY and a coordinator that restarts end after a while.
   absl::StatusOr<v1::OpenCacheResponse> opened;
@@ -139,12 +192,12 @@ absl::Status KvWriter::OpenEpoch(const std::vector<v1::Transport>& accept, uint6
   placement_.head_parts = static_cast<int>(placement_proto_.head_parts());
   placement_.position_parts = static_cast<int>(placement_proto_.position_parts());
   if (placement_.head_parts < 1 || placement_.position_parts < 1 ||
-      (transport_ == v1::TRANSPORT_DIRECT && opened->shards_size() != placement_.world_size())) {
+      (uses_workers() && opened->shards_size() != placement_.world_size())) {
     return absl::InternalError("OpenCache returned a placement that contradicts its tickets");
   }
   std::vector<StepStream::Peer> peers;
   for (const v1::KvShardTicket& ticket : opened->shards()) {
-    if (transport_ != v1::TRANSPORT_DIRECT) break;
+    if (!uses_workers()) break;
     if (ticket.endpoints().empty() || ticket.rank() != peers.size()) {
       return absl::InternalError("OpenCache returned tickets without endpoints or out of order");
     }
@@ -155,7 +208,7 @@ absl::Status KvWriter::OpenEpoch(const std::vector<v1::Transport>& accept, uint6
     peer.hello.set_token(ticket.token());
     peers.push_back(std::move(peer));
   }
-  if (transport_ != v1::TRANSPORT_DIRECT) {
+  if (!uses_workers()) {
     StepStream::Peer peer;
     peer.channel = service_->channel();
     peer.name = "coordinator";
@@ -167,10 +220,11 @@ absl::Status KvWriter::OpenEpoch(const std::vector<v1::Transport>& accept, uint6
     peers[rank].hello.set_epoch(epoch_);
     peers[rank].hello.set_rank(static_cast<uint32_t>(rank));
   }
-  streams_ = std::make_unique<StepStreams>(std::move(peers), service_->token());
+  if (transport_ != v1::TRANSPORT_HOST_MEMORY) rings_ = nullptr;
+  streams_ = std::make_unique<StepStreams>(std::move(peers), service_->token(), rings_);
   StepStreams::Limits limits;
   limits.deadline = end;
-  if (transport_ == v1::TRANSPORT_DIRECT) {
+  if (uses_workers()) {
     limits.deadline = std::min(end, absl::Now() + kDirectOpenTime);
   }
   for (absl::Duration backoff = kMinBackoff;; backoff = std::min(2 * backoff, kMaxBackoff)) {
@@ -297,13 +351,18 @@ absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
   // The tensors for each peer: those of its rank, or all of them.
   std::vector<v1::StepRequest> requests(streams_->size());
   int64_t sent = 0;
-  const bool cuts = transport_ == v1::TRANSPORT_DIRECT && streams_->size() > 1;
-  const int64_t most = transport_ == v1::TRANSPORT_DIRECT ? ringattn::Limits().max_step_bytes
-                                                          : ringattn::Limits().max_message_bytes;
+  const bool cuts = uses_workers() && streams_->size() > 1;
+  const int64_t most =
+      uses_workers() ? ringattn::Limits().max_step_bytes : ringattn::Limits().max_message_bytes;
+  int64_t result_bytes = bytes.out + bytes.lse;
   for (size_t i = 0; i < requests.size(); ++i) {
     v1::LayerCall* own = requests[i].mutable_call();
     if (cuts) {
       *own = CutCall(spec_, placement_, step_->step, call, static_cast<int>(i));
+      const KvCallBytes result = CallBytesOfRank(spec_, placement_, step_->step, location->group,
+                                                 own->output(), static_cast<int>(i));
+      result_bytes = i == 0 ? result.out + result.lse
+                            : std::max<int64_t>(result_bytes, result.out + result.lse);
     } else {
       *own = call;
     }
@@ -315,7 +374,7 @@ absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
     }
     sent += tensors;
   }
-  auto answers = Send(requests, /*with_step=*/true, options);
+  auto answers = Send(requests, result_bytes, /*with_step=*/true, options);
   if (!answers.ok()) return answers.status();
   std::vector<v1::LayerResult> parts;
   int64_t received = 0;
@@ -356,12 +415,12 @@ absl::Status KvWriter::CommitStep(const KvCallOptions& options) {
         absl::StrCat("step ", step_->step.number, " appends; call every layer before CommitStep"));
   }
   if (!step_->accepted) {
-    if (auto begun = Send({}, /*with_step=*/true, options); !begun.ok()) return begun.status();
+    if (auto begun = Send({}, 0, /*with_step=*/true, options); !begun.ok()) return begun.status();
   }
   const uint64_t number = step_->step.number;
   v1::StepRequest commit;
   commit.mutable_commit()->set_step(number);
-  auto answers = Send(std::vector<v1::StepRequest>(streams_->size(), commit),
+  auto answers = Send(std::vector<v1::StepRequest>(streams_->size(), commit), 0,
                       /*with_step=*/false, options);
   if (!answers.ok()) return answers.status();
   committed_ = number;
@@ -376,19 +435,23 @@ absl::Status KvWriter::RoundTrip(const KvCallOptions& options) {
   }
   v1::StepRequest commit;
   commit.mutable_commit()->set_step(committed_);
-  return Send(std::vector<v1::StepRequest>(streams_->size(), commit), /*with_step=*/false, options)
+  return Send(std::vector<v1::StepRequest>(streams_->size(), commit), 0, /*with_step=*/false,
+              options)
       .status();
 }
 
 void KvWriter::CloseStreams() {
   if (streams_ != nullptr) streams_->Close();
+  streams_ = nullptr;
+  rings_ = nullptr;
   if (ended_.ok()) ended_ = absl::FailedPreconditionError("the cache is closed");
 }
 
 // -------------------------------------------------------------------------- sending, recovery
 
 absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::Send(
-    const std::vector<v1::StepRequest>& requests, bool with_step, const KvCallOptions& options) {
+    const std::vector<v1::StepRequest>& requests, int64_t result_bytes, bool with_step,
+    const KvCallOptions& options) {
   StepStreams::Limits limits;
   limits.deadline = absl::Now() + options.deadline;
   limits.interrupted = &options.interrupted;
@@ -400,7 +463,7 @@ absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::Send(
                                          " was complete when the coordinator was lost, and is "
                                          "committed; begin the next step"));
     }
-    auto answers = SendOnce(requests, with_step, limits);
+    auto answers = SendOnce(requests, result_bytes, with_step, limits);
     if (answers.ok()) return answers;
     absl::Status status = answers.status();
     if (streams_->is_open() || IsVerdict(status) || absl::IsCancelled(status)) {
@@ -421,7 +484,7 @@ absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::Send(
 }
 
 absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::SendOnce(
-    const std::vector<v1::StepRequest>& requests, bool with_step,
+    const std::vector<v1::StepRequest>& requests, int64_t result_bytes, bool with_step,
     const StepStreams::Limits& limits) {
   if (!streams_->is_open()) {
     if (absl::Status status = OpenStreams(limits); !status.ok()) return status;
@@ -434,7 +497,7 @@ absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::SendOnce(
   }
   if (messages.front().empty()) return std::vector<v1::StepResponse>();
   if (begins) step_->sent = true;
-  auto answers = streams_->Exchange(std::move(messages), limits);
+  auto answers = streams_->Exchange(std::move(messages), result_bytes, limits);
   if (!answers.ok()) return answers.status();
   if (begins) {
     if (absl::Status status = TakeBegun(*answers); !status.ok()) return status;
@@ -458,13 +521,21 @@ absl::Status KvWriter::Recover(const absl::Status& broken, const StepStreams::Li
                                "KV_FENCED");
   }
   // A worker that restarted has lost the cache, and the coordinator will report it. A coordinator
-  // that restarted does not know the relay's token.
-  if (!absl::IsUnauthenticated(broken) || transport_ != v1::TRANSPORT_RELAY) {
-    return absl::OkStatus();
-  }
+  // that restarted does not know the relay's token, and it names the region of the rings anew.
+  const bool region_renamed = transport_ == v1::TRANSPORT_HOST_MEMORY &&
+                              !rings_->region_id().empty() &&
+                              rings_->region_id() != ring_region_id_;
+  const bool relay_unknown = transport_ == v1::TRANSPORT_RELAY && absl::IsUnauthenticated(broken);
+  if (!region_renamed && !relay_unknown) return absl::OkStatus();
   uint64_t answered = committed_;
   if (step_.has_value() && is_complete()) answered = step_->step.number;
-  return OpenEpoch({v1::TRANSPORT_RELAY}, answered, options_.recovery_time);
+  std::vector<v1::Transport> accept = {v1::TRANSPORT_RELAY};
+  if (region_renamed) {
+    // The call in progress is cut for the workers, so the relay cannot carry it.
+    accept = {v1::TRANSPORT_HOST_MEMORY};
+    if (options_.transport == TransportPreference::kAuto) accept.push_back(v1::TRANSPORT_DIRECT);
+  }
+  return OpenEpoch(accept, answered, options_.recovery_time);
 }
 
 absl::Status KvWriter::TakeBegun(const Answers& answers) {

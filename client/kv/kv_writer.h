@@ -20,7 +20,9 @@
 #include "absl/status/statusor.h"
 #include "client/api/kv_cache.h"
 #include "client/kv/kv_service.h"
+#include "client/kv/step_rings.h"
 #include "client/kv/step_streams.h"
+#include "client/memory/shared_region.h"
 #include "client/transfer/worker_channels.h"
 #include "common/kv/cache_spec.h"
 #include "common/kv/placement.h"
@@ -31,9 +33,10 @@ namespace ringattn::client {
 // Not thread safe.
 class KvWriter {
  public:
-  // `service` and `workers` may be shared with other writers.
+  // `service` and `workers` may be shared with other writers. `attach`: LocalMemoryService.Attach.
   KvWriter(std::shared_ptr<const KvServiceCalls> service, std::shared_ptr<WorkerChannels> workers,
-           std::string cache_id, KvCacheSpec spec, KvOpenOptions options);
+           SharedRegion::AttachCall attach, std::string cache_id, KvCacheSpec spec,
+           const v1::KvPlacement& placement, KvOpenOptions options);
 
   // Opens an epoch and its streams. Called once, first.
   absl::Status Open();
@@ -66,6 +69,8 @@ class KvWriter {
   // Answers to the messages of one exchange, by peer and message.
   using Answers = std::vector<std::vector<v1::StepResponse>>;
 
+  // Makes step rings unless the writer has them.
+  absl::Status MakeRings();
   // Opens an epoch with the transports in `accept`, and its streams.
   absl::Status OpenEpoch(const std::vector<v1::Transport>& accept, uint64_t answered_step,
                          absl::Duration deadline);
@@ -74,11 +79,13 @@ class KvWriter {
   absl::Status ResumeStep(uint64_t next_step);
 
   // Sends a message to all peers, after the description of the step where that is necessary:
-  // requests[i] goes to peer i. Reopens broken streams. Returns the answers to `requests`.
+  // requests[i] goes to peer i, and its answer has up to `result_bytes` of tensors. Reopens broken
+  // streams. Returns the answers to `requests`.
   absl::StatusOr<std::vector<v1::StepResponse>> Send(const std::vector<v1::StepRequest>& requests,
-                                                     bool with_step, const KvCallOptions& options);
+                                                     int64_t result_bytes, bool with_step,
+                                                     const KvCallOptions& options);
   absl::StatusOr<std::vector<v1::StepResponse>> SendOnce(
-      const std::vector<v1::StepRequest>& requests, bool with_step,
+      const std::vector<v1::StepRequest>& requests, int64_t result_bytes, bool with_step,
       const StepStreams::Limits& limits);
   // Maps a broken stream's status: OK to try again, or the error for the caller.
   absl::Status Recover(const absl::Status& broken, const StepStreams::Limits& limits);
@@ -88,11 +95,14 @@ class KvWriter {
   void ApplyStep();
   absl::Status RanksDiffer(const std::string& what);
   bool is_complete() const;
+  // Streams go to the workers, each with the tensors of its rank.
+  bool uses_workers() const { return transport_ != v1::TRANSPORT_RELAY; }
   // Remembers errors after which the writer must be destroyed.
   absl::Status Noted(absl::Status status);
 
   const std::shared_ptr<const KvServiceCalls> service_;
   const std::shared_ptr<WorkerChannels> workers_;
+  const SharedRegion::AttachCall attach_;
   const std::string cache_id_;
   const KvCacheSpec spec_;
   const KvOpenOptions options_;
@@ -100,6 +110,8 @@ class KvWriter {
 
   absl::Status ended_;  // fenced or gone
   uint64_t epoch_ = 0;
+  std::shared_ptr<StepRings> rings_;  // null: none
+  std::string ring_region_id_;        // of this epoch, with TRANSPORT_HOST_MEMORY
   v1::KvPlacement placement_proto_;
   KvPlacement placement_;
   v1::Transport transport_ = v1::TRANSPORT_UNSPECIFIED;

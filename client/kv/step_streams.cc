@@ -7,11 +7,19 @@
 #include "absl/time/clock.h"
 #include "client/api/error.h"
 #include "client/transfer/grpc_status.h"
+#include "common/wire/durations.h"
 
 namespace ringattn::client {
 namespace {
 
 constexpr absl::Duration kInterruptInterval = absl::Milliseconds(50);
+// Between two looks at the streams while a ring is silent.
+constexpr absl::Duration kRingInterval = absl::Milliseconds(10);
+// The streams are looked at this often while the rings answer: gRPC has work of its own.
+constexpr absl::Duration kStreamInterval = absl::Seconds(1);
+// A response without its tensors, and one refusal of a row or command.
+constexpr int64_t kResponseBytes = 512;
+constexpr int64_t kRefusalBytes = 512;
 
 bool IsInterrupted(const StepStreams::Limits& limits) {
   return limits.interrupted != nullptr && *limits.interrupted && (*limits.interrupted)();
@@ -39,8 +47,9 @@ bool IsVerdict(const absl::Status& status) {
   }
 }
 
-StepStreams::StepStreams(std::vector<StepStream::Peer> peers, std::shared_ptr<BearerToken> token)
-    : peers_(std::move(peers)), token_(std::move(token)) {}
+StepStreams::StepStreams(std::vector<StepStream::Peer> peers, std::shared_ptr<BearerToken> token,
+                         std::shared_ptr<StepRings> rings)
+    : peers_(std::move(peers)), token_(std::move(token)), rings_(std::move(rings)) {}
 
 StepStreams::~StepStreams() {
   Close();
@@ -52,7 +61,12 @@ StepStreams::~StepStreams() {
 }
 
 absl::StatusOr<std::vector<v1::StepOpened>> StepStreams::Open(const Limits& limits) {
-  for (const StepStream::Peer& peer : peers_) {
+  if (rings_ != nullptr && rings_->region_id().empty()) {
+    return absl::UnavailableError("the region of the step rings is not attached to any worker");
+  }
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    StepStream::Peer peer = peers_[i];
+    if (rings_ != nullptr) *peer.hello.mutable_ring() = rings_->Start(i);
     streams_.push_back(
         std::make_unique<StepStream>(peer, peer.is_worker ? nullptr : token_.get(), &queue_));
   }
@@ -67,18 +81,98 @@ absl::StatusOr<std::vector<v1::StepOpened>> StepStreams::Open(const Limits& limi
           absl::StatusCode::kInternal,
           absl::StrCat(peers_[i].name, " answered StepHello with another message"), "BAD_ANSWER");
     }
+    if (rings_ != nullptr) rings_->set_spin(ToDuration(answer.opened().ring_spin()));
     opened.push_back(std::move(*answer.mutable_opened()));
   }
   return opened;
 }
 
 absl::StatusOr<std::vector<std::vector<v1::StepResponse>>> StepStreams::Exchange(
-    std::vector<std::vector<v1::StepRequest>> requests, const Limits& limits) {
+    std::vector<std::vector<v1::StepRequest>> requests, int64_t result_bytes,
+    const Limits& limits) {
+  if (FitRings(requests, result_bytes)) return ExchangeInRings(requests, limits);
   const size_t count = requests.front().size();
   for (size_t i = 0; i < streams_.size(); ++i) {
     for (v1::StepRequest& request : requests[i]) streams_[i]->Send(std::move(request));
   }
   return Await(count, limits);
+}
+
+bool StepStreams::FitRings(const std::vector<std::vector<v1::StepRequest>>& requests,
+                           int64_t result_bytes) const {
+  if (rings_ == nullptr) return false;
+  return std::all_of(requests.begin(), requests.end(), [&](const auto& of_peer) {
+    int64_t refusals = 0;
+    for (const v1::StepRequest& request : of_peer) {
+      refusals += request.begin().rows_size() + request.begin().commands_size();
+    }
+    return rings_->Fits(of_peer, kResponseBytes + std::max(result_bytes, refusals * kRefusalBytes));
+  });
+}
+
+absl::StatusOr<StepStreams::Answers> StepStreams::ExchangeInRings(
+    const std::vector<std::vector<v1::StepRequest>>& requests, const Limits& limits) {
+  for (size_t i = 0; i < streams_.size(); ++i) rings_->Send(i, requests[i]);
+  Answers answers(streams_.size());
+  absl::Status status;
+  for (size_t i = 0; i < streams_.size() && status.ok(); ++i) {
+    status = AwaitRing(i, requests[i].size(), limits, &answers);
+  }
+  if (status.ok()) {
+    if (absl::Now() - polled_ > kStreamInterval) PollStreams();
+    return answers;
+  }
+  Close();
+  return status;
+}
+
+absl::Status StepStreams::AwaitRing(size_t peer, size_t count, const Limits& limits,
+                                    Answers* answers) {
+  absl::Time interrupted = absl::Now();
+  for (size_t answered = 0; answered < count;) {
+    v1::StepResponse answer;
+    const absl::StatusOr<bool> taken = rings_->Take(peer, &answer);
+    if (!taken.ok()) {
+      return WithMessage(taken.status(),
+                         absl::StrCat(peers_[peer].name, ": ", taken.status().message()));
+    }
+    if (*taken) {
+      ++answered;
+      // An empty answer: the request followed a refused description.
+      if (answer.message_case() != v1::StepResponse::MESSAGE_NOT_SET) {
+        (*answers)[peer].push_back(std::move(answer));
+      }
+      continue;
+    }
+    if (rings_->Wait(peer, kRingInterval)) continue;
+    PollStreams();
+    if (absl::Status ended = EndOfStreams(*answers, count); !ended.ok()) return ended;
+    // A refused description is the last answer of a stream that ends.
+    if (IsComplete((*answers)[peer], count) && streams_[peer]->end().has_value()) {
+      return absl::OkStatus();
+    }
+    const absl::Time now = absl::Now();
+    if (now >= limits.deadline) {
+      return absl::DeadlineExceededError("the deadline of the call has passed");
+    }
+    if (now - interrupted < kInterruptInterval) continue;
+    interrupted = now;
+    if (IsInterrupted(limits)) return absl::CancelledError("the call was interrupted");
+  }
+  if (IsComplete((*answers)[peer], count)) return absl::OkStatus();
+  return MakeErrorWithReason(absl::StatusCode::kInternal,
+                             absl::StrCat(peers_[peer].name, " left a request unanswered"),
+                             "BAD_ANSWER");
+}
+
+void StepStreams::PollStreams() {
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(absl::Now())) ==
+         grpc::CompletionQueue::GOT_EVENT) {
+    StepStream::Handle(tag, ok);
+  }
+  polled_ = absl::Now();
 }
 
 absl::StatusOr<std::vector<std::vector<v1::StepResponse>>> StepStreams::Await(

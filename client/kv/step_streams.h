@@ -1,4 +1,5 @@
-// StepStreams: the streams of one writer, one to each peer, used in lockstep.
+// StepStreams: the streams of one writer, one to each peer, used in lockstep. With step rings,
+// messages that fit travel in the rings, and the streams report errors and the ends of peers.
 #ifndef RINGATTN_CLIENT_KV_STEP_STREAMS_H_
 #define RINGATTN_CLIENT_KV_STEP_STREAMS_H_
 
@@ -12,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/kv/step_rings.h"
 #include "client/kv/step_stream.h"
 #include "common/security/bearer_token.h"
 #include "ringattn/v1/kv_cache.pb.h"
@@ -26,8 +28,10 @@ class StepStreams {
     const std::function<bool()>* interrupted = nullptr;  // null or empty: never
   };
 
-  // `token` may be null; it goes to the coordinator only. Opens nothing.
-  StepStreams(std::vector<StepStream::Peer> peers, std::shared_ptr<BearerToken> token);
+  // `token` may be null; it goes to the coordinator only. `rings`, of the same ranks, may be null.
+  // Opens nothing.
+  StepStreams(std::vector<StepStream::Peer> peers, std::shared_ptr<BearerToken> token,
+              std::shared_ptr<StepRings> rings = nullptr);
   ~StepStreams();
 
   StepStreams(const StepStreams&) = delete;
@@ -40,15 +44,27 @@ class StepStreams {
   absl::StatusOr<std::vector<v1::StepOpened>> Open(const Limits& limits);
 
   // Sends requests[i] to peer i and returns every peer's answers. A peer answers all requests, or
-  // only the first if that was refused. After an error the streams are closed. Errors: a peer's
-  // status, with its name; DEADLINE_EXCEEDED; CANCELLED. Requires is_open().
+  // only the first if that was refused. `result_bytes`: at least the tensor bytes of each answer.
+  // After an error the streams are closed. Errors: a peer's status, with its name;
+  // DEADLINE_EXCEEDED; CANCELLED. Requires is_open().
   absl::StatusOr<std::vector<std::vector<v1::StepResponse>>> Exchange(
-      std::vector<std::vector<v1::StepRequest>> requests, const Limits& limits);
+      std::vector<std::vector<v1::StepRequest>> requests, int64_t result_bytes,
+      const Limits& limits);
 
   // Cancels all streams and waits until they have ended.
   void Close();
 
  private:
+  using Answers = std::vector<std::vector<v1::StepResponse>>;  // by peer
+
+  bool FitRings(const std::vector<std::vector<v1::StepRequest>>& requests,
+                int64_t result_bytes) const;
+  absl::StatusOr<Answers> ExchangeInRings(const std::vector<std::vector<v1::StepRequest>>& requests,
+                                          const Limits& limits);
+  // Takes answers until the peer has answered `count` requests.
+  absl::Status AwaitRing(size_t peer, size_t count, const Limits& limits, Answers* answers);
+  // Handles what has happened on the streams. Never blocks.
+  void PollStreams();
   // Waits until every stream has its answers, given by `count`, or one has ended.
   absl::StatusOr<std::vector<std::vector<v1::StepResponse>>> Await(size_t count,
                                                                    const Limits& limits);
@@ -58,6 +74,8 @@ class StepStreams {
 
   const std::vector<StepStream::Peer> peers_;
   const std::shared_ptr<BearerToken> token_;
+  const std::shared_ptr<StepRings> rings_;  // null: none
+  absl::Time polled_ = absl::InfinitePast();
   grpc::CompletionQueue queue_;
   std::vector<std::unique_ptr<StepStream>> streams_;  // by peer; empty: closed
 };

@@ -65,9 +65,11 @@ client::KvOpenOptions OpenOptionsOf(const py::dict& options) {
     open.transport = client::TransportPreference::kRelay;
   } else if (transport == "direct") {
     open.transport = client::TransportPreference::kDirect;
+  } else if (transport == "host_memory") {
+    open.transport = client::TransportPreference::kHostMemory;
   } else if (transport != "auto") {
     throw py::value_error(
-        absl::StrCat("transport is \"", transport, "\"; use auto, direct or relay"));
+        absl::StrCat("transport is \"", transport, "\"; use auto, host_memory, direct or relay"));
   }
   return open;
 }
@@ -174,7 +176,14 @@ uint64_t PythonKvCache::epoch() const {
 }
 std::string PythonKvCache::transport() const {
   const GilReleased released;
-  return cache_->transport() == v1::TRANSPORT_DIRECT ? "direct" : "relay";
+  switch (cache_->transport()) {
+    case v1::TRANSPORT_HOST_MEMORY:
+      return "host_memory";
+    case v1::TRANSPORT_DIRECT:
+      return "direct";
+    default:
+      return "relay";
+  }
 }
 std::string PythonKvCache::transport_reason() const {
   const GilReleased released;

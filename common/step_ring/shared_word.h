@@ -3,11 +3,12 @@
 //
 // Memory: 8 bytes at a multiple of 8. Bytes 0 to 3 are the counter, the futex word. Bytes 4 to 7
 // are not zero while the waiting side sleeps; the storing side wakes it only then. Each word should
-// have a cache line of its own.
+// have a separate cache line.
 //
-// Memory order: whatever the storing side wrote before Store is visible to the other side after
-// Load or Wait has returned the stored value. Both fields are accessed with sequential consistency.
-// So either the storing side sees the sleeper, or the sleeper sees the new value before it sleeps.
+// Memory order: everything that the storing side wrote before Store is visible to the other side
+// after Load or Wait has returned the stored value. Both fields are accessed with sequential
+// consistency. So either the storing side sees the sleeper, or the sleeper sees the new value
+// before it sleeps.
 //
 // The other process may write any value at any time. It can then lose its own wake-ups and cause
 // superfluous ones, which Wait hides; the time of a Wait stays bounded.
@@ -32,7 +33,7 @@ class SharedWord {
   enum class Wake {
     kActive,   // the value had changed, or changed during the active wait
     kAsleep,   // the value changed while this thread slept
-    kTimeout,  // it has not changed; likewise if `stop` was set
+    kTimeout,  // it has not changed, or `stop` was set
   };
 
   // `memory` must outlive this object.

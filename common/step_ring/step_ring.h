@@ -48,12 +48,12 @@ struct StepRingLayout {
   int64_t request_bytes = 0;   // of a slot
   int64_t response_bytes = 0;  // of a slot
 
-  // Of a slot whose frames have up to `frame_bytes`.
+  // Returns the bytes of a slot whose frames have up to `frame_bytes`.
   static int64_t SlotBytes(int64_t frame_bytes);
 
   int64_t requests_offset() const { return kAlignment; }
   int64_t responses_offset() const { return kAlignment + slots * request_bytes; }
-  // Of the whole ring, rounded up to kAlignment.
+  // Returns the bytes of the whole ring, rounded up to kAlignment.
   int64_t bytes() const;
 };
 

@@ -101,23 +101,45 @@ void Coordinator::Impl::On(const KvWriterRequested& event) {
 std::variant<KvTransport, Failure> Coordinator::Impl::ChooseKvTransport(
     const KvWriterRequested& event, const KvCacheRecord& record) const {
   KvTransport transport;
-  if (!event.accepts_direct) {
+  if (!event.accepts_host_memory && !event.accepts_direct) {
     transport.reason = "relay: the caller prefers it";
     return transport;
   }
+  std::vector<ConnectionId> members;
   for (const KvCacheMember& member : record.members) {
+    members.push_back(member.connection);
     const std::string& address = roster_.at(member.connection).registration.client_data_address();
     if (address.empty()) {
+      // The stream that a step ring belongs to is a direct stream.
       transport.reason =
-          absl::StrCat("no direct stream: worker ", member.worker, " has no client data address");
+          absl::StrCat("no ", event.accepts_host_memory ? "host memory and no " : "",
+                       "direct stream: worker ", member.worker, " has no client data address");
       if (!event.accepts_relay) return KvTransportUnavailable(transport.reason);
       transport.endpoints.clear();
       return transport;
     }
     transport.endpoints.push_back(address);
   }
+  if (event.accepts_host_memory) {
+    const std::string why = regions_.CheckStepRings(event.region_id, event.principal, members);
+    if (why.empty()) {
+      transport.transport = v1::TRANSPORT_HOST_MEMORY;
+      transport.reason = "host memory: all members have the region of the step rings";
+      transport.region_id = event.region_id;
+      return transport;
+    }
+    transport.reason = absl::StrCat("no host memory: ", why);
+    if (!event.accepts_direct && !event.accepts_relay) {
+      return KvTransportUnavailable(transport.reason);
+    }
+    if (!event.accepts_direct) {
+      transport.endpoints.clear();
+      return transport;
+    }
+    absl::StrAppend(&transport.reason, "; ");
+  }
   transport.transport = v1::TRANSPORT_DIRECT;
-  transport.reason = "direct stream: all members have a client data address";
+  absl::StrAppend(&transport.reason, "direct stream: all members have a client data address");
   return transport;
 }
 

@@ -35,18 +35,32 @@ void KvEngine::Run(Work work) {
   done.WaitForNotification();
 }
 
+void KvEngine::RunHere(const Work& work) {
+  const bool is_idle = [this] {
+    absl::MutexLock lock(&mutex_);
+    if (runs_here_ || runs_queued_ || !queue_.empty()) return false;
+    return runs_here_ = true;
+  }();
+  if (!is_idle) return Run(work);
+  work(kernels_.get());
+  absl::MutexLock lock(&mutex_);
+  runs_here_ = false;
+}
+
 void KvEngine::Loop() {
-  const auto has_news = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return closing_ || !queue_.empty();
+  const auto may_run = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return !runs_here_ && (closing_ || !queue_.empty());
   };
   while (true) {
     Work work;
     {
       absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(&has_news));
+      runs_queued_ = false;
+      mutex_.Await(absl::Condition(&may_run));
       if (queue_.empty()) return;
       work = std::move(queue_.front());
       queue_.pop_front();
+      runs_queued_ = true;
     }
     work(kernels_.get());
   }

@@ -1,5 +1,6 @@
-// KvEngine: the thread that executes the steps of all K/V caches of a worker, next to
-// OperationRunner. A step does not wait for a running operation.
+// KvEngine: executes the steps of all K/V caches of a worker, one at a time, next to
+// OperationRunner. A step does not wait for a running operation. "On the engine's thread" means: in
+// a work item of the engine, on whichever thread.
 //
 // Tests: kv_store_test.cc, step_streams_test.cc
 #ifndef RINGATTN_WORKER_KV_KV_ENGINE_H_
@@ -32,6 +33,9 @@ class KvEngine {
   void Post(Work work) ABSL_LOCKS_EXCLUDED(mutex_);
   // The same; returns when it has run. REQUIRES: not on the engine's thread.
   void Run(Work work) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same, but on the calling thread if no other work waits or runs, which saves two changes of
+  // threads. Work on the engine's thread and work here exclude each other.
+  void RunHere(const Work& work) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   void Loop() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -40,7 +44,9 @@ class KvEngine {
   absl::Mutex mutex_;
   std::deque<Work> queue_ ABSL_GUARDED_BY(mutex_);
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // last: uses the rest
+  bool runs_here_ ABSL_GUARDED_BY(mutex_) = false;    // a thread is in RunHere
+  bool runs_queued_ ABSL_GUARDED_BY(mutex_) = false;  // the engine's thread is in a work item
+  std::thread thread_;                                // last: uses the rest
 };
 
 }  // namespace ringattn::worker

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/attention/band.h"
+#include "common/base/monotonic_time.h"
 #include "common/kv/kv_error.h"
 #include "common/kv/shard_cut.h"
 #include "common/wire/durations.h"
@@ -159,9 +159,9 @@ absl::Status KvShard::Call(uint64_t epoch, const v1::LayerCall& call, StepKernel
     if (step.q_tokens() == 0) return absl::OkStatus();
     return Attend(location, &plan, call, kernels, stop, result);
   };
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   absl::Status status = compute();
-  SetDuration(absl::Now() - begin, result->mutable_device_time());
+  SetDuration(MonotonicNow() - begin, result->mutable_device_time());
   log_.FinishCall(call.layer(), appends && status.ok());
   return status;
 }

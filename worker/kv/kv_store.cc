@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/attention/tensors.h"
 #include "common/base/limits.h"
+#include "common/base/monotonic_time.h"
 #include "common/kv/kv_error.h"
 #include "common/observability/log.h"
 #include "common/security/secret.h"
@@ -49,7 +49,7 @@ void KvCache::Publish(absl::Time now, bool used) {
 KvStore::KvStore(KvStoreOptions options, Device* device, MemoryBudget* budget,
                  std::function<void(v1::JoinRequest)> send)
     : options_([&] {
-        if (options.now == nullptr) options.now = [] { return absl::Now(); };
+        if (options.now == nullptr) options.now = [] { return MonotonicNow(); };
         return std::move(options);
       }()),
       device_(device),
@@ -265,6 +265,7 @@ void KvStore::Open(const v1::KvOpen& open) {
       cache->opened_epoch_ = open.epoch();
       cache->settled_ = false;
       cache->token_ = open.token();
+      cache->region_id_ = open.region_id();
       stream = cache->stream_.lock();
       cache->stream_.reset();
       // Ends what the earlier writer has computed here; set back before the log is opened.
@@ -355,6 +356,11 @@ absl::StatusOr<std::shared_ptr<KvCache>> KvStore::Attach(const v1::StepHello& he
       return Fenced(absl::StrCat("hello.epoch is ", hello.epoch(), "; the newest epoch is ",
                                  cache->opened_epoch_,
                                  cache->settled_ ? "" : " and its log is not settled"));
+    }
+    if (hello.has_ring() &&
+        (cache->region_id_.empty() || !SecretsEqual(cache->region_id_, hello.ring().region_id()))) {
+      return KvError(absl::StatusCode::kInvalidArgument, "BAD_CALL",
+                     "hello.ring.region_id is not OpenCacheRequest.region_id of this epoch");
     }
     earlier = cache->stream_.lock();
     cache->stream_ = stream;

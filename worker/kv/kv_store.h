@@ -85,8 +85,9 @@ class KvCache {
 
   // Guarded by the store's mutex.
   uint64_t opened_epoch_ = 0;
-  bool settled_ = false;  // opened_epoch_ is; streams are admitted
-  std::string token_;     // of opened_epoch_
+  bool settled_ = false;   // opened_epoch_ is; streams are admitted
+  std::string token_;      // of opened_epoch_
+  std::string region_id_;  // of opened_epoch_: where its rings may be; empty: nowhere
   std::weak_ptr<KvStream> stream_;
   absl::Time next_report_;
 };
@@ -97,7 +98,7 @@ struct KvStoreOptions {
   absl::Duration report_interval = absl::Seconds(1);  // of KvTouched, per cache
   // How often Tick is called; 0: by the owner.
   absl::Duration tick_interval = absl::Milliseconds(250);
-  std::function<absl::Time()> now;
+  std::function<absl::Time()> now;  // null: MonotonicNow
 };
 
 // Thread safe. The control messages are to be passed in the order of their arrival.
@@ -132,7 +133,8 @@ class KvStore {
   // Admits a writer's stream and ends an earlier one of the same epoch. `with_token`: the stream's
   // peer is a client, whose token is compared; else the peer has shown the cluster's secret.
   // Errors: UNAUTHENTICATED in the same words for an unknown cache and a wrong token; NOT_FOUND
-  // (KV_NOT_FOUND), ABORTED (KV_FENCED), INVALID_ARGUMENT (BAD_CALL).
+  // (KV_NOT_FOUND), ABORTED (KV_FENCED), INVALID_ARGUMENT (BAD_CALL), also for a ring in a region
+  // that OpenCache did not name.
   absl::StatusOr<std::shared_ptr<KvCache>> Attach(const v1::StepHello& hello, bool with_token,
                                                   const std::shared_ptr<KvStream>& stream)
       ABSL_LOCKS_EXCLUDED(mutex_);

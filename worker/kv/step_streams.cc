@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "common/base/limits.h"
 #include "common/kv/kv_error.h"
 #include "common/security/secret.h"
 #include "common/wire/durations.h"
@@ -22,26 +21,20 @@ constexpr uint64_t kMaxInFlight = 2;
 // From the end of a stream to the end of its call, for a peer that reads nothing.
 constexpr absl::Duration kTimeToLeave = absl::Seconds(2);
 
-std::string ReasonOf(const absl::Status& status) {
-  const std::string reason = KvErrorReason(status);
-  if (!reason.empty()) return reason;
-  if (absl::IsResourceExhausted(status)) return "OVER_LIMIT";
-  if (absl::IsInvalidArgument(status) || absl::IsUnimplemented(status)) return "INVALID_REQUEST";
-  return "";
-}
-
-int64_t TensorBytes(const v1::LayerCall& call) {
-  return static_cast<int64_t>(call.q().size() + call.k().size() + call.v().size());
-}
-
 // One call of Steps. Requests are handled in order on the engine's thread. Slot n % kMaxInFlight
-// holds request n from its arrival until its response was written.
+// holds request n from its arrival until its response was written, or until it is known that there
+// is none. Requests in the stream's ring use no slot.
 class StepStream final : public grpc::ServerBidiReactor<v1::StepRequest, v1::StepResponse>,
-                         public KvStream {
+                         public KvStream,
+                         public StepRingOwner {
  public:
   StepStream(grpc::CallbackServerContext* context, KvStore* store, bool with_token,
-             const StepHooks* hooks)
-      : store_(store), with_token_(with_token), hooks_(hooks), cut_off_(context) {}
+             const StepHooks& hooks, StepRings* rings)
+      : store_(store),
+        rings_(rings),
+        hooks_(OwnHooks(hooks)),
+        session_(store, with_token, &hooks_),
+        cut_off_(context) {}
 
   // Called once. `self` is released when the call is done.
   void Start(std::shared_ptr<StepStream> self) ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -96,7 +89,21 @@ class StepStream final : public grpc::ServerBidiReactor<v1::StepRequest, v1::Ste
   void OnDone() override ABSL_LOCKS_EXCLUDED(mutex_) {
     std::shared_ptr<StepStream> self;  // destroyed after the lock: it may be the last reference
     absl::MutexLock lock(&mutex_);
+    if (ring_ != nullptr) ring_->Stop();
     self.swap(self_);
+  }
+
+  bool OnRingRequest(const v1::StepRequest& request, StepRingWriter* responses) override {
+    bool goes_on = false;
+    store_->engine()->RunHere(
+        [&](StepKernels* kernels) { goes_on = HandleInRing(request, kernels, responses); });
+    return goes_on;
+  }
+  void OnRingError(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    if (ended_ || failure_.has_value()) return;
+    hooks_.on_refused(StepErrorReason(status));
+    Fail(ToGrpcStatus(status), /*now=*/false);
   }
 
  private:
@@ -108,12 +115,16 @@ class StepStream final : public grpc::ServerBidiReactor<v1::StepRequest, v1::Ste
   // On the engine's thread.
   void Handle(uint64_t number, StepKernels* kernels) ABSL_LOCKS_EXCLUDED(mutex_) {
     Slot& slot = slots_[number % kMaxInFlight];
+    std::shared_ptr<StepStream> self;
     {
       absl::MutexLock lock(&mutex_);
       if (ended_ || failure_.has_value()) return;
+      self = self_;
     }
-    const absl::Status status = Execute(slot.request, kernels, &slot.response);
-    if (!status.ok()) hooks_->on_refused(ReasonOf(status));
+    absl::Status status = session_.Execute(slot.request, self, kernels, &slot.response);
+    if (status.ok() && slot.request.hello().has_ring()) {
+      status = AttachRing(slot.request.hello().ring(), self, &slot.response);
+    }
     absl::MutexLock lock(&mutex_);
     slot.request.Clear();
     if (!status.ok()) return Fail(ToGrpcStatus(status), /*now=*/false);
@@ -121,70 +132,64 @@ class StepStream final : public grpc::ServerBidiReactor<v1::StepRequest, v1::Ste
     Advance();
   }
 
-  absl::Status Execute(const v1::StepRequest& request, StepKernels* kernels,
-                       v1::StepResponse* response) {
-    if (request.has_hello()) return Hello(request.hello(), response);
-    if (cache_ == nullptr) {
-      return absl::InvalidArgumentError("the first message of a stream must be hello");
-    }
-    KvShard* const shard = cache_->shard();
-    // End has been called, or will be soon.
-    if (shard == nullptr) return absl::DataLossError("the cache has ended");
-    absl::Status status;
-    switch (request.message_case()) {
-      case v1::StepRequest::kBegin:
-        status = shard->Begin(epoch_, request.begin(), response);
-        NoteBegin(*response, status);
-        break;
-      case v1::StepRequest::kCall:
-        status = shard->Call(epoch_, request.call(), kernels, cache_->stop(),
-                             response->mutable_result());
-        if (status.ok()) NoteCall(request.call(), response->result());
-        break;
-      case v1::StepRequest::kCommit:
-        status = shard->log().Commit(epoch_, request.commit().step());
-        response->mutable_committed()->set_step(request.commit().step());
-        break;
-      default:
-        status = absl::InvalidArgumentError("a message is empty; set begin, call or commit");
-    }
-    cache_->Publish(store_->now(), status.ok());
-    return status;
+  // The stream's hooks: calls in the ring count as such.
+  StepHooks OwnHooks(const StepHooks& hooks) {
+    StepHooks own = hooks;
+    own.on_received_bytes = [this, &hooks](int64_t bytes) {
+      in_ring_ ? hooks.on_ring_received_bytes(bytes) : hooks.on_received_bytes(bytes);
+    };
+    own.on_sent_bytes = [this, &hooks](int64_t bytes) {
+      in_ring_ ? hooks.on_ring_sent_bytes(bytes) : hooks.on_sent_bytes(bytes);
+    };
+    return own;
   }
 
-  absl::Status Hello(const v1::StepHello& hello, v1::StepResponse* response) {
-    if (cache_ != nullptr) return absl::InvalidArgumentError("hello was sent before");
-    std::shared_ptr<KvStream> self;
-    {
-      absl::MutexLock lock(&mutex_);
-      self = self_;
+  // On the engine's thread, as all that follows hello. An earlier stream of the cache was ended
+  // here, so its ring writes nothing after this.
+  absl::Status AttachRing(const v1::StepRing& ring, std::shared_ptr<StepStream> self,
+                          v1::StepResponse* response) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::StatusOr<std::shared_ptr<AttachedRing>> attached = rings_->Attach(ring, std::move(self));
+    if (!attached.ok()) {
+      hooks_.on_refused(StepErrorReason(attached.status()));
+      return attached.status();
     }
-    auto cache = store_->Attach(hello, with_token_, self);
-    if (!cache.ok()) return cache.status();
-    if ((*cache)->shard() == nullptr) return absl::DataLossError("the cache has ended");
-    cache_ = *std::move(cache);
-    epoch_ = hello.epoch();
-    const KvStepLog& log = cache_->shard()->log();
-    v1::StepOpened* opened = response->mutable_opened();
-    opened->set_next_step(log.committed() + 1);
-    for (const auto& [id, length] : log.blocks().sequences()) {
-      v1::KvSequence* sequence = opened->add_sequences();
-      sequence->set_sequence(id);
-      sequence->set_length(static_cast<uint64_t>(length));
-    }
+    SetDuration(rings_->spin(), response->mutable_opened()->mutable_ring_spin());
+    absl::MutexLock lock(&mutex_);
+    ring_ = *std::move(attached);
+    if (self_ == nullptr) ring_->Stop();  // OnDone came first
     return absl::OkStatus();
   }
 
-  void NoteBegin(const v1::StepResponse& response, const absl::Status& status) {
-    if (!status.ok()) return;
-    if (response.has_accepted()) return hooks_->on_step();
-    for (const v1::RowRefusal& row : response.refused().rows()) hooks_->on_refused(row.reason());
+  bool HandleInRing(const v1::StepRequest& request, StepKernels* kernels, StepRingWriter* responses)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    std::shared_ptr<KvStream> self;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (ended_ || failure_.has_value()) return false;
+      self = self_;
+    }
+    ring_response_.Clear();
+    in_ring_ = true;
+    absl::Status status = session_.Execute(request, self, kernels, &ring_response_);
+    in_ring_ = false;
+    if (status.ok()) status = RespondInRing(responses);
+    if (status.ok()) return true;
+    absl::MutexLock lock(&mutex_);
+    Fail(ToGrpcStatus(status), /*now=*/false);
+    return false;
   }
 
-  void NoteCall(const v1::LayerCall& call, const v1::LayerResult& result) {
-    hooks_->on_call(ToDuration(result.device_time()));
-    hooks_->on_received_bytes(TensorBytes(call));
-    hooks_->on_sent_bytes(static_cast<int64_t>(result.out().size() + result.lse().size()));
+  absl::Status RespondInRing(StepRingWriter* responses) {
+    const auto bytes = static_cast<int64_t>(ring_response_.ByteSizeLong());
+    if (bytes > responses->capacity()) {
+      return KvError(absl::StatusCode::kInvalidArgument, "BAD_CALL",
+                     absl::StrCat("the response has ", bytes, " bytes; a slot of the ring holds ",
+                                  responses->capacity(), ": send the request on the stream"));
+    }
+    responses->Put(bytes,
+                   [&](uint8_t* frame) { ring_response_.SerializeWithCachedSizesToArray(frame); });
+    responses->Publish();
+    return absl::OkStatus();
   }
 
   // `now`: drops responses that are not being written.
@@ -197,6 +202,7 @@ class StepStream final : public grpc::ServerBidiReactor<v1::StepRequest, v1::Ste
   // Starts the next read and write, or finishes the call, where one is due.
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (ended_ || self_ == nullptr) return;
+    if (!writing_) SkipUnanswered();
     if (failure_.has_value()) {
       if (writing_) return cut_off_.Arm(kTimeToLeave);
       if (fails_now_ || written_ == computed_) {
@@ -219,13 +225,22 @@ class StepStream final : public grpc::ServerBidiReactor<v1::StepRequest, v1::Ste
     }
   }
 
+  // Frees the slots of requests that get no response.
+  void SkipUnanswered() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    while (written_ < computed_ && slots_[written_ % kMaxInFlight].response.message_case() ==
+                                       v1::StepResponse::MESSAGE_NOT_SET) {
+      ++written_;
+    }
+  }
+
   KvStore* const store_;
-  const bool with_token_;
-  const StepHooks* const hooks_;
+  StepRings* const rings_;
+  const StepHooks hooks_;
 
   // Engine's thread.
-  std::shared_ptr<KvCache> cache_;
-  uint64_t epoch_ = 0;
+  StepSession session_;
+  bool in_ring_ = false;
+  v1::StepResponse ring_response_;
 
   // A slot belongs to the outstanding read, then to the engine, then to the outstanding write.
   Slot slots_[kMaxInFlight];
@@ -233,8 +248,9 @@ class StepStream final : public grpc::ServerBidiReactor<v1::StepRequest, v1::Ste
   absl::Mutex mutex_;
   std::shared_ptr<StepStream> self_ ABSL_GUARDED_BY(mutex_);  // null before Start, after OnDone
   CutOff cut_off_ ABSL_GUARDED_BY(mutex_);
-  uint64_t read_ ABSL_GUARDED_BY(mutex_) = 0;      // requests
-  uint64_t computed_ ABSL_GUARDED_BY(mutex_) = 0;  // responses
+  std::shared_ptr<AttachedRing> ring_ ABSL_GUARDED_BY(mutex_);  // null: none
+  uint64_t read_ ABSL_GUARDED_BY(mutex_) = 0;                   // requests
+  uint64_t computed_ ABSL_GUARDED_BY(mutex_) = 0;               // responses
   uint64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -250,7 +266,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   google::rpc::Status details;
   details.set_code(static_cast<int>(status.code()));
   details.set_message(std::string(status.message()));
-  if (const std::string reason = ReasonOf(status); !reason.empty()) {
+  if (const std::string reason = StepErrorReason(status); !reason.empty()) {
     google::rpc::ErrorInfo info;
     info.set_reason(reason);
     info.set_domain(kKvErrorDomain);
@@ -260,13 +276,17 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
           details.SerializeAsString()};
 }
 
-KvShardServiceImpl::KvShardServiceImpl(KvStore* store, std::string secret, StepHooks hooks)
-    : store_(store), secret_(std::move(secret)), hooks_(std::move(hooks)) {}
+KvShardServiceImpl::KvShardServiceImpl(KvStore* store, std::string secret, StepHooks hooks,
+                                       StepRingOptions rings)
+    : store_(store),
+      secret_(std::move(secret)),
+      hooks_(std::move(hooks)),
+      rings_(std::move(rings)) {}
 
 grpc::ServerBidiReactor<v1::StepRequest, v1::StepResponse>* KvShardServiceImpl::Steps(
     grpc::CallbackServerContext* context) {
   const bool with_token = secret_.empty();
-  auto stream = std::make_shared<StepStream>(context, store_, with_token, &hooks_);
+  auto stream = std::make_shared<StepStream>(context, store_, with_token, hooks_, &rings_);
   StepStream* const reactor = stream.get();
   grpc::Status status = with_token ? grpc::Status::OK : CheckSecret(*context, secret_);
   if (status.ok()) {

@@ -32,9 +32,9 @@ class Writer {
     stream_ = stub->Steps(&context_);
   }
 
-  bool Hello(uint64_t epoch, const std::string& token = kTestToken) {
+  bool Hello(uint64_t epoch, const std::string& token = kTestToken, const std::string& id = "a") {
     v1::StepRequest request;
-    request.mutable_hello()->set_cache_id("a");
+    request.mutable_hello()->set_cache_id(id);
     request.mutable_hello()->set_epoch(epoch);
     request.mutable_hello()->set_token(token);
     return Ask(request) && response.has_opened();
@@ -111,10 +111,10 @@ class StepStreamsTest : public ::testing::Test {
     sent_.pop_front();
     return message;
   }
-  void Open(uint64_t epoch, uint64_t step) {
-    store_.Open(TestOpen("a", epoch));
+  void Open(uint64_t epoch, uint64_t step, const std::string& id = "a") {
+    store_.Open(TestOpen(id, epoch));
     Next();
-    store_.Settle(TestSettle("a", epoch, step));
+    store_.Settle(TestSettle(id, epoch, step));
     EXPECT_TRUE(Next().kv_settled().ok());
   }
 
@@ -193,6 +193,73 @@ TEST_F(StepStreamsTest, ARefusedStepLeavesTheStreamOpen) {
   EXPECT_TRUE(writer.response.has_accepted());
   absl::MutexLock lock(&mutex_);
   EXPECT_EQ(refused_, std::vector<std::string>{"UNKNOWN_SEQUENCE"});
+}
+
+TEST_F(StepStreamsTest, TheCallAfterARefusedStepIsSkipped) {
+  Writer writer(stub_.get());
+  ASSERT_TRUE(writer.Hello(1));
+  v1::StepRequest begin, call;
+  *begin.mutable_begin() = TestBegin(1, 5);
+  *call.mutable_call() = TestCall(1, 0, 1);
+  for (int i = 0; i < 3; ++i) {  // more messages than slots
+    ASSERT_TRUE(writer.Write(begin));
+    ASSERT_TRUE(writer.Write(call));
+  }
+  *begin.mutable_begin() = TestBegin(1, 0);
+  ASSERT_TRUE(writer.Write(begin));
+  ASSERT_TRUE(writer.Write(call));
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(writer.Read());
+    EXPECT_TRUE(writer.response.has_refused());
+  }
+  ASSERT_TRUE(writer.Read());
+  EXPECT_TRUE(writer.response.has_accepted());
+  ASSERT_TRUE(writer.Read());
+  EXPECT_FLOAT_EQ(Out(writer), 1);
+  EXPECT_TRUE(writer.Finish().ok());
+}
+
+TEST_F(StepStreamsTest, ASkippedCallMayBeTheLastMessage) {
+  Writer writer(stub_.get());
+  ASSERT_TRUE(writer.Hello(1));
+  ASSERT_TRUE(writer.Begin(TestBegin(1, 5)));
+  ASSERT_TRUE(writer.response.has_refused());
+  v1::StepRequest call;
+  *call.mutable_call() = TestCall(1, 0, 1);
+  ASSERT_TRUE(writer.Write(call));
+  EXPECT_TRUE(writer.Finish().ok());
+}
+
+// A read that ends on one thread must not pass the post of an earlier read on another thread.
+TEST_F(StepStreamsTest, RequestsAreExecutedInTheOrderOfTheirArrival) {
+  constexpr int kSteps = 1000;
+  for (const char* id : {"b", "c", "d"}) {
+    store_.Reserve(TestReserve(id));
+    EXPECT_TRUE(Next().kv_reserved().ok());
+    Open(1, 0, id);
+  }
+  std::vector<std::thread> writers;
+  for (const std::string id : {"a", "b", "c", "d"}) {
+    writers.emplace_back([this, id] {
+      Writer writer(stub_.get());
+      ASSERT_TRUE(writer.Hello(1, kTestToken, id));
+      std::thread sender([&] {
+        v1::StepRequest begin, commit;
+        for (uint64_t step = 1; step <= kSteps; ++step) {  // empty steps
+          begin.mutable_begin()->set_step(step);
+          commit.mutable_commit()->set_step(step);
+          if (!writer.Write(begin) || !writer.Write(commit)) return;
+        }
+      });
+      int answers = 0;
+      while (answers < 2 * kSteps && writer.Read()) ++answers;
+      sender.join();
+      const grpc::Status status = writer.Finish();
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      EXPECT_EQ(answers, 2 * kSteps);
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
 }
 
 TEST_F(StepStreamsTest, ErrorsEndTheStreamWithTheirReasonAfterEarlierAnswers) {

@@ -95,6 +95,10 @@ void LocalMemory::Forget(const v1::ForgetRegion& forget) { listener_->Forget(for
 
 void LocalMemory::ForgetAll() { listener_->ForgetAll(); }
 
+std::shared_ptr<Region> LocalMemory::Find(const std::string& region_id) const {
+  return listener_->Find(region_id);
+}
+
 void LocalMemory::Begin(const std::shared_ptr<ShardOperation>& operation,
                         const v1::Reserve& reserve, int rank) {
   auto made = RegionTransfer::Make(operation, reserve, rank,

@@ -21,8 +21,8 @@
 namespace ringattn::worker {
 
 // Thread safe. Shared by its connection and the copies that use it; the last owner unmaps it. The
-// client can write to it at any time, so the worker only copies tensor bytes and never interprets
-// them.
+// client can write to it at any time, so the worker never interprets its bytes in place: it copies
+// tensors, and it copies the messages of a step ring before it reads them.
 class Region {
  public:
   // Maps the first `bytes` of a descriptor that CheckRegionDescriptor accepted. The caller may

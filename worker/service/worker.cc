@@ -86,7 +86,8 @@ Worker::Worker(WorkerOptions options, std::unique_ptr<LocalMemory> local_memory,
                       [this](int64_t bytes) { metrics_.CountSent(bytes); },
                       [this](absl::Duration time) { metrics_.CountDownloadCopies(time); }}),
       kv_relay_service_(&core_.kv_store(), options_.secret, MakeStepHooks(/*direct=*/false)),
-      kv_direct_service_(&core_.kv_store(), "", MakeStepHooks(/*direct=*/true)) {}
+      kv_direct_service_(&core_.kv_store(), "", MakeStepHooks(/*direct=*/true), MakeRingOptions()) {
+}
 
 WorkerCoreOptions Worker::CoreOptions() {
   WorkerCoreOptions core;
@@ -114,7 +115,19 @@ StepHooks Worker::MakeStepHooks(bool direct) {
   hooks.on_sent_bytes = [this, direct](int64_t bytes) {
     direct ? metrics_.CountDirectOut(bytes) : metrics_.CountSent(bytes);
   };
+  hooks.on_ring_received_bytes = [this](int64_t bytes) { metrics_.CountCopiedIn(bytes); };
+  hooks.on_ring_sent_bytes = [this](int64_t bytes) { metrics_.CountCopiedOut(bytes); };
   return hooks;
+}
+
+StepRingOptions Worker::MakeRingOptions() {
+  StepRingOptions rings;
+  rings.spin = options_.kv_spin;
+  rings.on_rings = [this](int64_t count) { metrics_.SetStepRings(count); };
+  rings.on_request = [this](bool slept) { metrics_.CountStepRingRequest(slept); };
+  if (local_memory_ == nullptr) return rings;
+  rings.find_region = [this](const std::string& id) { return local_memory_->Find(id); };
+  return rings;
 }
 
 Worker::~Worker() { Stop(); }

@@ -61,6 +61,8 @@ struct WorkerOptions {
   // K/V caches: their memory together, and how long they outlive the loss of the coordinator.
   int64_t max_kv_cache_bytes = -1;  // -1: half of memory_limit_bytes
   absl::Duration kv_orphan_time = absl::Seconds(60);
+  // How long a step ring's thread waits actively for the next request before it sleeps.
+  absl::Duration kv_spin = absl::ZeroDuration();
 };
 
 // Thread safe.
@@ -105,6 +107,7 @@ class Worker {
   std::unique_ptr<DirectStreams> MakeDirectStreams();
   WorkerCoreOptions CoreOptions();
   StepHooks MakeStepHooks(bool direct);
+  StepRingOptions MakeRingOptions();
   absl::Status Listen(const std::string& device_description);
   absl::Status ListenForClients();
   // Publishes whether this worker is a member of a ring.

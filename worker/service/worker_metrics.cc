@@ -58,6 +58,15 @@ WorkerMetrics::WorkerMetrics()
                     .Add({}, KvCallBuckets())),
       kv_refusals_(metrics_.Counters("ringattn_worker_kv_refusals_total",
                                      "Refused rows, calls and streams of K/V caches, by reason.")),
+      step_rings_(metrics_
+                      .Gauges("ringattn_worker_step_rings",
+                              "Writers of K/V caches that send steps through host memory.")
+                      .Add({})),
+      ring_requests_(metrics_.Counters(
+          "ringattn_worker_step_ring_waits_total",
+          "Waits for requests in step rings, by whether the thread had to sleep.")),
+      ring_requests_active_(ring_requests_.Add({{"wait", "active"}})),
+      ring_requests_asleep_(ring_requests_.Add({{"wait", "asleep"}})),
       device_used_bytes_(
           metrics_
               .Gauges("ringattn_device_memory_used_bytes",

@@ -58,6 +58,11 @@ class WorkerMetrics {
   void CountKvCall(absl::Duration time) { kv_calls_.Observe(absl::ToDoubleSeconds(time)); }
   // `reason`: of ErrorInfo or RowRefusal; empty counts as "other".
   void CountKvRefusal(const std::string& reason);
+  void SetStepRings(int64_t rings) { step_rings_.Set(static_cast<double>(rings)); }
+  // A wait for a request in a step ring has ended.
+  void CountStepRingRequest(bool slept) {
+    (slept ? ring_requests_asleep_ : ring_requests_active_).Increment();
+  }
   void SetDeviceUsage(const DeviceUsage& usage) {
     device_used_bytes_.Set(static_cast<double>(usage.memory_used_bytes));
     allocated_bytes_.Set(static_cast<double>(usage.allocated_bytes));
@@ -112,6 +117,10 @@ class WorkerMetrics {
   prometheus::Counter& kv_steps_;
   prometheus::Histogram& kv_calls_;
   prometheus::Family<prometheus::Counter>& kv_refusals_;
+  prometheus::Gauge& step_rings_;
+  prometheus::Family<prometheus::Counter>& ring_requests_;
+  prometheus::Counter& ring_requests_active_;
+  prometheus::Counter& ring_requests_asleep_;
   prometheus::Gauge& device_used_bytes_;
   prometheus::Gauge& allocated_bytes_;
   prometheus::Gauge& pinned_used_bytes_;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/api/kv_cache.h"
+#include "client/cli/bench/word_ping_pong.h"
 #include "common/attention/dtype.h"
 #include "common/base/limits.h"
 #include "common/kv/cache_spec.h"
@@ -22,6 +23,7 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr int kRoundTrips = 100;           // before and after the steps of a level
+constexpr int kWordTrips = 2000;           // of each kind, before and after likewise
 constexpr int64_t kImportBytes = 8 << 20;  // of one call
 constexpr int64_t kBlockTokens = 64;
 
@@ -103,9 +105,10 @@ class StepRun {
     if (plan.has_world_size()) create.world_size = plan.world_size();
     create.members.assign(plan.members().begin(), plan.members().end());
     KvOpenOptions open;
-    open.transport = transport == "direct"  ? TransportPreference::kDirect
-                     : transport == "relay" ? TransportPreference::kRelay
-                                            : TransportPreference::kAuto;
+    open.transport = transport == "host_memory" ? TransportPreference::kHostMemory
+                     : transport == "direct"    ? TransportPreference::kDirect
+                     : transport == "relay"     ? TransportPreference::kRelay
+                                                : TransportPreference::kAuto;
     auto cache = KvCache::Create(client, spec_, create, open);
     if (!cache.ok()) return cache.status();
     cache_ = *std::move(cache);
@@ -257,7 +260,16 @@ class StepRun {
       if (absl::Status status = cache_->RoundTrip(call_options_); !status.ok()) return status;
       level_.round_trips.push_back(SecondsSince(begun));
     }
+    if (level_.transport == v1::TRANSPORT_HOST_MEMORY) MeasureWords();
     return absl::OkStatus();
+  }
+
+  void MeasureWords() {
+    const auto add = [](std::vector<double>* to, const std::vector<double>& trips) {
+      to->insert(to->end(), trips.begin(), trips.end());
+    };
+    add(&level_.word_trips_active, MeasureWordRoundTrips(kWordTrips, /*sleeps=*/false));
+    add(&level_.word_trips_asleep, MeasureWordRoundTrips(kWordTrips, /*sleeps=*/true));
   }
 
   // Compares the last step's results with attention in fp64.
@@ -404,9 +416,10 @@ absl::StatusOr<std::vector<StepLevel>> MeasureSteps(Client* client, const Proble
                                                     absl::Duration deadline, int64_t rows,
                                                     uint64_t seed, ProgressBar& bar) {
   if (absl::Status status = CheckOptions(problem); !status.ok()) return status;
-  if (transport != "auto" && transport != "direct" && transport != "relay") {
-    return UsageError(
-        absl::StrCat("--transport=", transport, ": --steps needs auto, direct or relay"));
+  if (transport != "auto" && transport != "host_memory" && transport != "direct" &&
+      transport != "relay") {
+    return UsageError(absl::StrCat("--transport=", transport,
+                                   ": --steps needs auto, host_memory, direct or relay"));
   }
   std::vector<uint64_t> batches = flags.batches, lengths = flags.lengths;
   if (batches.empty()) batches.push_back(problem.shape.batch());
@@ -465,6 +478,10 @@ Json StepLevel::ToJson(uint32_t layers) const {
   object["device_seconds"] = times(device_seconds);
   object["call_minus_device_seconds"] = times(Overheads(*this));
   object["round_trip_seconds"] = times(round_trips);
+  if (!word_trips_active.empty()) {
+    object["word_round_trip_seconds"] = {{"active", times(word_trips_active)},
+                                         {"asleep", times(word_trips_asleep)}};
+  }
   object["sent_bytes_per_step"] = sent_bytes;
   object["received_bytes_per_step"] = received_bytes;
   return object;

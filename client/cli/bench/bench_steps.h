@@ -36,10 +36,12 @@ struct StepLevel {
   double error = 0, error_bound = 0;
   int64_t verified_rows = 0;
 
-  std::vector<double> step_seconds;            // from StepBegin to the last layer's result
-  std::vector<double> call_seconds;            // of single layer calls
-  std::vector<double> device_seconds;          // of the slowest worker, by call
-  std::vector<double> round_trips;             // of a small message on the same streams
+  std::vector<double> step_seconds;    // from StepBegin to the last layer's result
+  std::vector<double> call_seconds;    // of single layer calls
+  std::vector<double> device_seconds;  // of the slowest worker, by call
+  std::vector<double> round_trips;     // of a small message by the same transport
+  // Host memory: of one word between two threads of this process, which wait actively, or asleep.
+  std::vector<double> word_trips_active, word_trips_asleep;
   int64_t sent_bytes = 0, received_bytes = 0;  // of one step, tensors only
   v1::KvPlacement placement;
   v1::Transport transport = v1::TRANSPORT_UNSPECIFIED;

@@ -352,7 +352,7 @@ class Client:
             ttl: seconds after which the cache ends without a hold and without steps; None: 60.
             world_size: number of workers; None: the fewest that have room.
             members: workers by name; empty: any.
-            transport: "direct", "relay", or "auto".
+            transport: "host_memory", "direct", "relay", or "auto", the first of these that is available.
             hold: keeps the cache while this process lives.
             request_id: makes a repeated call return the same cache.
             deadline: seconds.

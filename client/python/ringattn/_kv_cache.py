@@ -280,7 +280,7 @@ class WorkerCache:
 
     @property
     def transport(self) -> str:
-        """"direct" or "relay"."""
+        """"host_memory", "direct" or "relay"."""
         return self._writer().transport
 
     @property

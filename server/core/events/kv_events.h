@@ -54,8 +54,11 @@ struct KvWriterRequested {
   uint64_t call = 0;
   std::string principal;
   std::string id;
-  std::string token_seed;       // 32 random bytes; the tokens of this epoch are derived from it
-  bool accepts_direct = false;  // the caller prefers direct streams to the relay
+  std::string token_seed;  // 32 random bytes; the tokens of this epoch are derived from it
+  std::string region_id;   // of the caller's step rings; empty: none
+  // The caller prefers host memory to direct streams, and these to the relay.
+  bool accepts_host_memory = false;
+  bool accepts_direct = false;
   bool accepts_relay = false;
   uint64_t answered_step = 0;
   std::vector<std::string> endpoints = {};  // of direct streams, by rank; set by the core

@@ -296,6 +296,7 @@ void KvCaches::Open(const KvWriterRequested& event, const KvTransport& transport
     open->set_cache_id(record.id);
     open->set_epoch(record.epoch);
     open->set_token(member.token);
+    open->set_region_id(transport.region_id);
   }
 }
 
@@ -371,7 +372,7 @@ void KvCaches::AnswerWriter(KvCacheRecord* record) {
   response.set_transport(record->transport);
   response.set_transport_reason(record->transport_reason);
   response.set_token(record->relay_token);
-  if (record->transport == v1::TRANSPORT_DIRECT) {
+  if (record->transport != v1::TRANSPORT_RELAY) {
     for (size_t rank = 0; rank < record->members.size(); ++rank) {
       v1::KvShardTicket* ticket = response.add_shards();
       ticket->set_rank(static_cast<uint32_t>(rank));

@@ -106,7 +106,8 @@ struct KvReservation {
 struct KvTransport {
   v1::Transport transport = v1::TRANSPORT_RELAY;
   std::string reason;
-  std::vector<std::string> endpoints;  // TRANSPORT_DIRECT: by rank
+  std::vector<std::string> endpoints;  // by rank; empty for TRANSPORT_RELAY
+  std::string region_id;               // TRANSPORT_HOST_MEMORY
 };
 
 // Not thread safe. References stay valid until their cache ends.

@@ -217,6 +217,23 @@ std::string Regions::CheckAttached(const TransportChoice& choice,
   return "";
 }
 
+std::string Regions::CheckStepRings(const std::string& region_id, const std::string& principal,
+                                    const std::vector<ConnectionId>& members) const {
+  const Region* region = Find(region_id, principal);
+  for (ConnectionId member : members) {
+    if (!Takes(roster_.at(member).registration, v1::REGION_KIND_HOST)) {
+      return absl::StrCat(roster_.NameOf(member), " takes no ", NameOf(v1::REGION_KIND_HOST));
+    }
+    if (region == nullptr || region->attached.count(member) == 0) {
+      return absl::StrCat(roster_.NameOf(member), " has not attached the region of the step rings");
+    }
+  }
+  if (region->kind != v1::REGION_KIND_HOST) {
+    return absl::StrCat("the region of the step rings is ", NameOf(region->kind));
+  }
+  return "";
+}
+
 namespace {
 
 // Returns the reason that clients cannot stream to the members; empty if they can.

@@ -45,6 +45,11 @@ class Regions {
   std::string CheckAttached(const TransportChoice& choice, const std::vector<ConnectionId>& members,
                             v1::RegionKind kind = v1::REGION_KIND_HOST) const;
 
+  // Returns the reason that these members cannot use a principal's region for step rings; empty if
+  // they can.
+  std::string CheckStepRings(const std::string& region_id, const std::string& principal,
+                             const std::vector<ConnectionId>& members) const;
+
   size_t size() const { return regions_.size(); }
 
  private:

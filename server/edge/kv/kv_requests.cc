@@ -161,11 +161,18 @@ std::variant<KvWriterRequested, Failure> ReadOpenCache(const v1::OpenCacheReques
     if (!v1::Transport_IsValid(transport) || transport == v1::TRANSPORT_UNSPECIFIED) {
       return BadField("accept", absl::StrCat(transport, " is not a transport"));
     }
+    event.accepts_host_memory |=
+        transport == v1::TRANSPORT_HOST_MEMORY && !event.accepts_direct && !event.accepts_relay;
     event.accepts_direct |= transport == v1::TRANSPORT_DIRECT && !event.accepts_relay;
     event.accepts_relay |= transport == v1::TRANSPORT_RELAY;
   }
-  if (!event.accepts_direct && !event.accepts_relay) {
-    Failure failure = BadField("accept", "steps use TRANSPORT_DIRECT or TRANSPORT_RELAY");
+  event.region_id = request.region_id();
+  if (event.accepts_host_memory && event.region_id.empty()) {
+    return BadField("region_id", "is empty; TRANSPORT_HOST_MEMORY needs a region");
+  }
+  if (!event.accepts_host_memory && !event.accepts_direct && !event.accepts_relay) {
+    Failure failure =
+        BadField("accept", "steps use TRANSPORT_HOST_MEMORY, TRANSPORT_DIRECT or TRANSPORT_RELAY");
     failure.code = absl::StatusCode::kUnimplemented;
     failure.reason = "NOT_SERVED";
     return failure;

@@ -95,8 +95,10 @@ TEST(KvRequests, TheFingerprintLeavesOutTheRequestId) {
 }
 
 TEST(KvRequests, TransportsAreTakenInTheirOrder) {
-  const auto read = [](const std::vector<v1::Transport>& accept) {
+  std::string region;
+  const auto read = [&](const std::vector<v1::Transport>& accept) {
     v1::OpenCacheRequest request;
+    request.set_region_id(region);
     for (const v1::Transport transport : accept) request.add_accept(transport);
     return ReadOpenCache(request, TestCaller());
   };
@@ -104,14 +106,22 @@ TEST(KvRequests, TransportsAreTakenInTheirOrder) {
     const auto result = read(accept);
     if (const auto* failure = std::get_if<Failure>(&result)) return failure->reason;
     const auto& event = std::get<KvWriterRequested>(result);
-    return absl::StrCat(event.accepts_direct ? "direct " : "", event.accepts_relay ? "relay" : "");
+    return absl::StrCat(event.accepts_host_memory ? "host " : "",
+                        event.accepts_direct ? "direct " : "", event.accepts_relay ? "relay" : "");
   };
   EXPECT_EQ(accepts({}), "relay");
   EXPECT_EQ(accepts({v1::TRANSPORT_DIRECT}), "direct ");
   EXPECT_EQ(accepts({v1::TRANSPORT_DIRECT, v1::TRANSPORT_RELAY}), "direct relay");
   EXPECT_EQ(accepts({v1::TRANSPORT_RELAY, v1::TRANSPORT_DIRECT}), "relay");
-  EXPECT_EQ(accepts({v1::TRANSPORT_HOST_MEMORY}), "NOT_SERVED");
-  EXPECT_EQ(accepts({v1::TRANSPORT_HOST_MEMORY, v1::TRANSPORT_RELAY}), "relay");
+  EXPECT_EQ(accepts({v1::TRANSPORT_CUDA_MEMORY}), "NOT_SERVED");
+  EXPECT_EQ(accepts({v1::TRANSPORT_CUDA_MEMORY, v1::TRANSPORT_RELAY}), "relay");
+  EXPECT_EQ(accepts({v1::TRANSPORT_HOST_MEMORY}), "INVALID_REQUEST");  // without a region
+  region = "a region";
+  EXPECT_EQ(accepts({v1::TRANSPORT_HOST_MEMORY}), "host ");
+  EXPECT_EQ(accepts({v1::TRANSPORT_HOST_MEMORY, v1::TRANSPORT_DIRECT, v1::TRANSPORT_RELAY}),
+            "host direct relay");
+  // What host memory needs, direct streams need too.
+  EXPECT_EQ(accepts({v1::TRANSPORT_DIRECT, v1::TRANSPORT_HOST_MEMORY}), "direct ");
   EXPECT_EQ(accepts({v1::TRANSPORT_UNSPECIFIED}), "INVALID_REQUEST");
 }
 
