@@ -14,12 +14,14 @@ import pytest
 
 from attention import details
 from cluster import open_descriptors, resident_bytes, wait_until
-from direct_ring import make_direct_ring, metrics, ring  # noqa: F401
-from kv import (DIRECT, RELAY, Group, Model, Row, Spec, Writer, create, delete, get, service)
+from direct_ring import make_direct_ring, metrics  # noqa: F401
+from kv_ring import ring  # noqa: F401
+from kv import (DIRECT, HOST, RELAY, Group, Model, Row, Spec, Writer, create, delete, get, service)
 from stubs import ROOT, cluster_pb2, kv_cache_pb2 as kv
 
 LONG = os.environ.get("RINGATTN_KV_LOAD") == "full"
-WAYS = pytest.mark.parametrize("transport", [RELAY, DIRECT], ids=["relay", "direct"])
+WAYS = pytest.mark.parametrize("transport", [RELAY, DIRECT, HOST],
+                               ids=["relay", "direct", "host_memory"])
 
 
 def fails(code, reason, call):
@@ -177,9 +179,9 @@ def test_blocks_numbering(opened, transport):
     model.step(writer, [Row(3, 1), Row(1, 1), Row(2, 1)])
 
 
-def test_relay_and_direct_give_the_same_bits(ring):
+def test_all_transports_give_the_same_bits(ring):
     results = []
-    for transport in (RELAY, DIRECT):
+    for transport in (RELAY, DIRECT, HOST):
         spec = Spec([Group([0], heads=8, kv_heads=4)])
         cache = create(ring, spec, world_size=4)
         writer = Writer(ring, cache.cache_id, spec, transport)
@@ -195,7 +197,7 @@ def test_relay_and_direct_give_the_same_bits(ring):
         results.append(bits)
         writer.close()
         delete(ring, cache.cache_id)
-    assert results[0] == results[1]
+    assert results[0] == results[1] == results[2]
 
 
 # ------------------------------------------------------------- bytes on the wire
@@ -234,7 +236,7 @@ def tensor_bytes(ring, index, transport):
 def test_tensor_bytes_follow_the_formula(ring, opened, transport, world_size, heads, kv_heads):
     spec = Spec([Group([0, 3], heads=heads, kv_heads=kv_heads), Group([1], heads=heads, kv_heads=kv_heads, dim=32)])
     writer, model = opened(spec, transport, world_size=world_size)
-    name = "relay" if transport == RELAY else "direct"
+    name = {RELAY: "relay", DIRECT: "direct", HOST: "host_memory"}[transport]
     indexes = [int(member.rsplit("-", 1)[1]) for member in writer.placement.members]
     before = [tensor_bytes(ring, i, name) for i in indexes]
     want = [[0, 0] for _ in indexes]

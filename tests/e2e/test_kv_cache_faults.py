@@ -11,12 +11,14 @@ import pytest
 from attention import details
 from certificates import digest, write_clients
 from cluster import Cluster, wait_until
-from direct_ring import make_direct_ring  # noqa: F401
-from kv import (DIRECT, RELAY, Group, Model, Row, Spec, Writer, create, delete, get, service)
+from kv_ring import make_kv_ring  # noqa: F401
+from kv import (DIRECT, HOST, RELAY, Group, Model, Row, Spec, Writer, create, delete, get, service)
 from stubs import admin_pb2, kv_cache_pb2 as kv
 
 CODE = grpc.StatusCode
-WAYS = pytest.mark.parametrize("transport", [RELAY, DIRECT], ids=["relay", "direct"])
+WAYS = pytest.mark.parametrize("transport", [RELAY, DIRECT, HOST],
+                               ids=["relay", "direct", "host_memory"])
+TO_WORKERS = pytest.mark.parametrize("transport", [DIRECT, HOST], ids=["direct", "host_memory"])
 SPEC = Spec([Group([0, 1], heads=8, kv_heads=4)])
 
 
@@ -48,8 +50,8 @@ def members_of(ring, cache_id):
 
 
 @WAYS
-def test_a_killed_worker_is_data_loss_within_a_second(make_direct_ring, transport):
-    ring = make_direct_ring(workers=3)
+def test_a_killed_worker_is_data_loss_within_a_second(make_kv_ring, transport):
+    ring = make_kv_ring(workers=3)
     cache_id, writer, model = open_writer(ring, transport)
     other = create(ring, SPEC, world_size=1, members=["worker-2"])
     members = members_of(ring, cache_id)
@@ -76,8 +78,8 @@ def test_a_killed_worker_is_data_loss_within_a_second(make_direct_ring, transpor
 
 
 @pytest.mark.parametrize("state", ["idle", "begun", "called"])
-def test_a_worker_killed_in_any_state_loses_the_cache(make_direct_ring, state):
-    ring = make_direct_ring(workers=2)
+def test_a_worker_killed_in_any_state_loses_the_cache(make_kv_ring, state):
+    ring = make_kv_ring(workers=2)
     cache_id, writer, model = open_writer(ring, RELAY)
     begin = model.begin(2, [Row(1, 1)])
     if state != "idle":
@@ -91,9 +93,9 @@ def test_a_worker_killed_in_any_state_loses_the_cache(make_direct_ring, state):
     wait_until(lambda: not any(w.reserved_bytes for w in ring.topology().workers), 5, "memory")
 
 
-def test_a_stopped_worker_writes_nothing_for_an_older_epoch(make_direct_ring):
+def test_a_stopped_worker_writes_nothing_for_an_older_epoch(make_kv_ring):
     """SIGSTOP during a step, then a new epoch, then SIGCONT: the older writer gets no answer."""
-    ring = make_direct_ring(workers=1)
+    ring = make_kv_ring(workers=1)
     cache_id, writer, model = open_writer(ring, RELAY, world_size=1)
     ring.stop_worker(0)
     writer.streams[0].send(kv.StepRequest(begin=model.begin(2, [Row(1, 1)])))
@@ -115,12 +117,13 @@ def test_a_stopped_worker_writes_nothing_for_an_older_epoch(make_direct_ring):
 # ------------------------------------------------------------- the coordinator
 
 
-def test_decoding_survives_the_coordinator(make_direct_ring):
-    ring = make_direct_ring(workers=2)
-    cache_id, writer, model = open_writer(ring, DIRECT)
+@TO_WORKERS
+def test_decoding_survives_the_coordinator(make_kv_ring, transport):
+    ring = make_kv_ring(workers=2)
+    cache_id, writer, model = open_writer(ring, transport)
     idle = create(ring, SPEC, world_size=1, ttl=dict(seconds=120))
     ring.kill_server()
-    for _ in range(20):  # direct streams do not need it
+    for _ in range(20):  # streams to the workers do not need it
         model.step(writer, [Row(1, 1)])
         time.sleep(0.05)
     ring.start_server()
@@ -153,9 +156,9 @@ def adopted(ring, cache_id):
     return info if info.open else None
 
 
-def test_a_cache_whose_workers_do_not_all_come_back_is_lost(make_direct_ring):
+def test_a_cache_whose_workers_do_not_all_come_back_is_lost(make_kv_ring):
     flags = ["--kv_orphan_time=3s"]
-    ring = make_direct_ring(workers=2, server_flags=flags)
+    ring = make_kv_ring(workers=2, server_flags=flags)
     cache_id, writer, _ = open_writer(ring, DIRECT, ttl=dict(seconds=120))
     writer.close()
     ring.kill_server()
@@ -168,8 +171,8 @@ def test_a_cache_whose_workers_do_not_all_come_back_is_lost(make_direct_ring):
     wait_until(lambda: not any(w.reserved_bytes for w in ring.topology().workers), 5, "memory")
 
 
-def test_a_relayed_writer_opens_again_after_a_restart(make_direct_ring):
-    ring = make_direct_ring(workers=2)
+def test_a_relayed_writer_opens_again_after_a_restart(make_kv_ring):
+    ring = make_kv_ring(workers=2)
     cache_id, writer, model = open_writer(ring, RELAY)
     ring.kill_server()
     assert writer.streams[0].end().code() == CODE.UNAVAILABLE
@@ -186,8 +189,8 @@ def test_a_relayed_writer_opens_again_after_a_restart(make_direct_ring):
 
 
 @WAYS
-def test_forming_the_ring_again_does_not_touch_caches(make_direct_ring, transport):
-    ring = make_direct_ring(workers=2)
+def test_forming_the_ring_again_does_not_touch_caches(make_kv_ring, transport):
+    ring = make_kv_ring(workers=2)
     cache_id, writer, model = open_writer(ring, transport)
     generation = ring.topology().generation
     stop, errors = threading.Event(), []
@@ -213,9 +216,10 @@ def test_forming_the_ring_again_does_not_touch_caches(make_direct_ring, transpor
     writer.close()
 
 
-def test_a_leaving_worker_serves_its_writer_until_it_goes(make_direct_ring):
-    ring = make_direct_ring(workers=2, worker_flags=["--drain_timeout=4s"])
-    cache_id, writer, model = open_writer(ring, DIRECT, members=["worker-0", "worker-1"])
+@TO_WORKERS
+def test_a_leaving_worker_serves_its_writer_until_it_goes(make_kv_ring, transport):
+    ring = make_kv_ring(workers=2, worker_flags=["--drain_timeout=4s"])
+    cache_id, writer, model = open_writer(ring, transport, members=["worker-0", "worker-1"])
     ring.workers[1].send_signal(signal.SIGTERM)
     for _ in range(10):
         model.step(writer, [Row(1, 1)])
@@ -326,8 +330,8 @@ def test_a_foreign_id_is_as_good_as_none(known):
     assert cache.cache_id.hex() not in cluster.audit.read_text()
 
 
-def test_a_full_worker_refuses_and_residual_memory_gives_way(make_direct_ring):
-    ring = make_direct_ring(workers=1, worker_flags=["--memory_limit=67108864"])
+def test_a_full_worker_refuses_and_residual_memory_gives_way(make_kv_ring):
+    ring = make_kv_ring(workers=1, worker_flags=["--memory_limit=67108864"])
     worker = ring.topology().workers[0]
     assert worker.max_kv_cache_bytes <= worker.memory_bytes // 2
     per_block = 2 * 16 * 4 * 2 * 16 * 4  # layers, tokens, kv heads, k and v, dim, fp32

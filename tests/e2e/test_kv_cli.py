@@ -5,16 +5,7 @@ import subprocess
 import pytest
 from certificates import digest, write_clients
 from cluster import CLI, Cluster, wait_until
-from direct_ring import LISTEN
-
-
-@pytest.fixture(scope="module")
-def ring(tmp_path_factory):
-    """Three workers with addresses for direct streams."""
-    cluster = Cluster(tmp_path_factory.mktemp("ring"), workers=3, worker_flags=LISTEN)
-    yield cluster
-    print(cluster.tail())
-    cluster.close()
+from kv_ring import ring  # noqa: F401
 
 
 def cli(address, *arguments, code=0):
@@ -86,7 +77,7 @@ def test_an_unknown_cache_is_an_error(ring):
     assert (error["code"], error["reason"]) == ("NOT_FOUND", "KV_NOT_FOUND")
 
 
-@pytest.mark.parametrize("transport", ["direct", "relay"])
+@pytest.mark.parametrize("transport", ["host_memory", "direct", "relay"])
 @pytest.mark.parametrize("dtype,mask", [("fp32", ["--window=50,0", "--softcap=20"]), ("bf16", []), ("fp16", [])])
 def test_bench_steps(ring, transport, dtype, mask):
     report = cli(ring.address, "bench", "--steps=20", "--layers=2", "--heads=8", "--kv_heads=4", "--head_dim=32",
@@ -105,10 +96,21 @@ def test_bench_steps(ring, transport, dtype, mask):
         assert 0 < times["p50"] <= times["p99"] and level["round_trip_seconds"]["p50"] > 0
         assert level["device_seconds"]["p50"] < level["call_seconds"]["p50"]
         assert level["tokens_per_second"]["value"] > 0
+        assert ("word_round_trip_seconds" in level) == (transport == "host_memory")
+        if transport == "host_memory":
+            for times in level["word_round_trip_seconds"].values():
+                assert 0 < times["p50"] <= times["p99"]
+
+
+def test_bench_steps_chooses_host_memory(ring):
+    report = cli(ring.address, "bench", "--steps=5", "--seq_len=64", "--causal", "--heads=4", "--head_dim=32")
+    [level] = report["levels"]
+    assert level["transport"] == "host_memory"
+    assert level["transport_reason"] == "host memory: all members have the region of the step rings"
 
 
 def test_bench_steps_refuses_other_options(ring):
-    for arguments in (("--dropout=0.5",), ("--backward",), ("--transport=host_memory",), ("--step_batches=0",)):
+    for arguments in (("--dropout=0.5",), ("--backward",), ("--transport=cuda_memory",), ("--step_batches=0",)):
         run = subprocess.run([CLI, "bench", f"--server={ring.address}", "--steps=2", "--seq_len=64",
                               "--causal", *arguments], capture_output=True, text=True, timeout=60)
         assert run.returncode == 2, run.stdout + run.stderr

@@ -1,5 +1,5 @@
-"""K/V caches through plain stubs: a writer over the relay or over direct streams, and a reference in
-numpy with fp64."""
+"""K/V caches through plain stubs: a writer over the relay, over direct streams or over step rings in
+host memory, and a reference in numpy with fp64."""
 
 import dataclasses
 import queue
@@ -14,6 +14,7 @@ from stubs import attention_pb2, kv_cache_pb2 as kv, kv_cache_pb2_grpc, tensor_p
 DTYPES = {np.dtype(np.float32): tensor_pb2.DATA_TYPE_FLOAT32,
           np.dtype(np.float16): tensor_pb2.DATA_TYPE_FLOAT16}
 RELAY, DIRECT = attention_pb2.TRANSPORT_RELAY, attention_pb2.TRANSPORT_DIRECT
+HOST = attention_pb2.TRANSPORT_HOST_MEMORY
 TIMEOUT = 60  # seconds, for every answer
 
 
@@ -127,14 +128,30 @@ class Stream:
 
 
 class Writer:
-    """The writer of one cache: opens it, and has a stream to the relay or to each worker."""
+    """The writer of one cache: opens it, and has a stream to the relay or to each worker. With HOST,
+    the streams' messages travel in rings."""
 
     def __init__(self, ring, cache_id, spec, transport=RELAY, answered_step=0):
         self.spec = spec
         self.transport = transport
+        self.region = None
+        if transport == HOST:
+            from kv_ring import RING_BYTES
+            from local_region import Region
+            members = get(ring, cache_id).placement.members
+            self.region = Region(ring, max(1, len(members)) * RING_BYTES)
+        try:
+            self._open(ring, cache_id, transport, answered_step)
+        except BaseException:
+            if self.region is not None:
+                self.region.close()
+            raise
+
+    def _open(self, ring, cache_id, transport, answered_step):
         self.answer = service(ring).OpenCache(
             kv.OpenCacheRequest(cache_id=cache_id, accept=[transport],
-                                answered_step=answered_step), timeout=TIMEOUT)
+                                answered_step=answered_step,
+                                region_id=self.region.id if self.region else b""), timeout=TIMEOUT)
         assert self.answer.transport == transport, self.answer.transport_reason
         self.placement = self.answer.placement
         self.next_step = self.answer.next_step
@@ -152,7 +169,13 @@ class Writer:
                 stub = kv_cache_pb2_grpc.KvShardServiceStub(channel)
                 hello = kv.StepHello(cache_id=cache_id, epoch=self.answer.epoch,
                                      token=ticket.token, rank=ticket.rank)
-                self.streams.append(Stream(stub.Steps, hello))
+                self.streams.append(self._stream(stub.Steps, hello))
+
+    def _stream(self, method, hello):
+        if self.region is None:
+            return Stream(method, hello)
+        from kv_ring import RING_BYTES, RingStream
+        return RingStream(method, hello, self.region, hello.rank * RING_BYTES)
 
     @property
     def world_size(self):
@@ -171,6 +194,8 @@ class Writer:
             stream.close()
         for channel in self.channels:
             channel.close()
+        if self.region is not None and self.region.links:
+            self.region.close()
 
     # -------------------------------------------------------------------- steps
 
