@@ -179,14 +179,19 @@ absl::StatusOr<const TensorView*> ReadForm(const std::string& path, const Safete
 absl::Status ReadSlopes(const std::string& path, const SafetensorsFile& file, Problem* problem) {
   const TensorView* view = file.Find(kSlopes);
   if (!problem->options.has_alibi() || problem->geometric_slopes) {
-    if (view != nullptr) return Wrong(path, kSlopes, "is there without --alibi");
+    if (view != nullptr) {
+      return Wrong(path, kSlopes,
+                   problem->geometric_slopes
+                       ? "is given, but --alibi=geometric computes slopes; pass --alibi to use it"
+                       : "is given without --alibi");
+    }
     if (problem->geometric_slopes) {
       SetGeometricSlopes(problem->shape.num_heads(), &problem->options);
     }
     return absl::OkStatus();
   }
   if (view == nullptr) {
-    return Wrong(path, kSlopes, "is missing; --alibi needs it, or is --alibi=geometric");
+    return Wrong(path, kSlopes, "is missing; --alibi needs it (--alibi=geometric computes slopes)");
   }
   if (view->dtype != FileDType::kF32 || view->shape.empty() || view->shape.size() > 2) {
     return Wrong(path, kSlopes, "must be F32 [heads] or [batch, heads]");
@@ -335,7 +340,7 @@ absl::StatusOr<TensorMap<ConstBytes>> ReadOptionTensors(const std::string& path,
     if (info.is_present == nullptr || use != TensorUse::kInput) continue;
     if (!info.is_present(*spec)) {
       if (file.Find(info.name) == nullptr) continue;
-      return Wrong(path, info.name, absl::StrCat("is there without --", FlagOf(info)));
+      return Wrong(path, info.name, absl::StrCat("is given without --", FlagOf(info)));
     }
     const auto bytes = ReadTensor(path, file, problem, static_cast<v1::TensorId>(info.id));
     if (absl::IsNotFound(bytes.status())) {

@@ -91,7 +91,7 @@ Flag Flag::Positive() const {
 Flag Flag::NotNegative() const {
   option_->check(CLI::Validator(
       [](const std::string& text) {
-        return absl::StartsWith(text, "-") ? absl::StrCat("is ", text, ", must not be negative")
+        return absl::StartsWith(text, "-") ? absl::StrCat("is ", text, "; must not be negative")
                                            : std::string();
       },
       ""));

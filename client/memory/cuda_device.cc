@@ -17,8 +17,8 @@ absl::StatusOr<const CudaDevice*> CudaDevice::Get(int device) {
   absl::Status status = driver.Check("cuDeviceGetCount", driver.DeviceGetCount(&count));
   if (!status.ok()) return status;
   if (device < 0 || device >= count) {
-    return absl::InvalidArgumentError(absl::StrCat("device: there is no CUDA device ", device,
-                                                   ", there are ", count, ", from 0"));
+    return absl::InvalidArgumentError(absl::StrCat("device: is ", device, "; this process can use ",
+                                                   count, " CUDA devices, numbered from 0"));
   }
   static absl::Mutex mutex;
   static auto* const devices = new std::map<int, std::unique_ptr<CudaDevice>>();

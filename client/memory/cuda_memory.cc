@@ -21,8 +21,8 @@ absl::Status CudaMemory::UseDevice(int device) {
   absl::Status status = driver_.Check("cuDeviceGetCount", driver_.DeviceGetCount(&count));
   if (!status.ok()) return status;
   if (device < 0 || device >= count) {
-    return absl::InvalidArgumentError(absl::StrCat("device: there is no CUDA device ", device,
-                                                   ", there are ", count, ", from 0"));
+    return absl::InvalidArgumentError(absl::StrCat("device: is ", device, "; this process can use ",
+                                                   count, " CUDA devices, numbered from 0"));
   }
   int handle = 0;
   status = driver_.Check("cuDeviceGet", driver_.DeviceGet(&handle, device));

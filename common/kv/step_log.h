@@ -1,5 +1,5 @@
-// KvStepLog: one rank's replica of the step log of a cache: epochs, step numbers, repeated messages.
-// Pure.
+// KvStepLog: one rank's replica of the step log of a cache: epochs, step numbers, repeated
+// messages. Pure.
 //
 //   fenced(e) -> settled(e, S) -> begun(n) -> complete(n) -> begun(n + 1) -> ...
 //

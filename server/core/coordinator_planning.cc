@@ -2,6 +2,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "server/core/coordinator_impl.h"
 #include "server/core/requests/client_failures.h"
@@ -54,7 +55,10 @@ void Coordinator::Impl::On(const Planned& event) {
   const Residual* residual = residuals_.Find(request->arrived.residual);
   if (residual != nullptr && !IsInRing(*residual)) return LoseResidual(residual->handle);
   for (const std::string& name : request->arrived.choice.members) {
-    if (!RankOf(name).has_value()) return EndRequest(event.stream, MemberNotReady(name));
+    if (RankOf(name).has_value()) continue;
+    std::vector<std::string> ready;
+    for (ConnectionId member : ring_.members()) ready.push_back(roster_.NameOf(member));
+    return EndRequest(event.stream, MemberNotReady(name, ready));
   }
   if (!event.plan.ok()) {
     return EndRequest(event.stream, PlanningFailure(*request, event.plan.status()));

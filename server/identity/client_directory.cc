@@ -88,13 +88,14 @@ std::variant<KnownClient, Failure> ClientDirectory::Identify(const CallMetadata&
     if (certificate.kind == Principal::Kind::kAnonymous) {
       return Unauthenticated("CREDENTIALS_MISSING",
                              "this server serves known clients only: send the metadata "
-                             "\"authorization: Bearer TOKEN\" (--token_file), or show a "
+                             "\"authorization: Bearer TOKEN\" (--token_file), or present a "
                              "certificate (--tls_cert, --tls_key)");
     }
-    return Unauthenticated("CERTIFICATE_UNKNOWN",
-                           absl::StrCat("the certificate of ", certificate.id(),
-                                        " is no known client's: send the metadata \"authorization: "
-                                        "Bearer TOKEN\" (--token_file), or have it listed"));
+    return Unauthenticated(
+        "CERTIFICATE_UNKNOWN",
+        absl::StrCat("the certificate of ", certificate.id(),
+                     " is not in the clients file: send the metadata "
+                     "\"authorization: Bearer TOKEN\" (--token_file), or add it"));
   }
   if (std::distance(first, last) != 1 ||
       !absl::StartsWithIgnoreCase(View(first->second), kBearerPrefix)) {
@@ -104,12 +105,12 @@ std::variant<KnownClient, Failure> ClientDirectory::Identify(const CallMetadata&
   const absl::string_view token = View(first->second).substr(sizeof(kBearerPrefix) - 1);
   const KnownClient* by_token = IsToken(token) ? known->ByToken(token) : nullptr;
   if (by_token == nullptr) {
-    return Unauthenticated("TOKEN_UNKNOWN",
-                           "the bearer token is no known client's: it may have been replaced");
+    return Unauthenticated(
+        "TOKEN_UNKNOWN", "the bearer token is not in the clients file; it may have been replaced");
   }
   if (by_certificate != nullptr && by_certificate != by_token) {
     return Unauthenticated("CREDENTIALS_DIFFER",
-                           "the bearer token and the certificate are two different clients'");
+                           "the bearer token and the certificate belong to different clients");
   }
   return *by_token;
 }

@@ -198,7 +198,7 @@ absl::StatusOr<KnownClients> KnownClients::Parse(absl::string_view json) {
     const auto certificates = Texts(list[i], "certificates", kMaxCertificatesPerClient, &faults);
     if (!names.insert(client.name).second) faults.Add("name", "is another client's too");
     if (tokens.empty() && certificates.empty()) {
-      faults.Add("token_sha256", "is missing, and so is certificates: nobody can be it");
+      faults.Add("token_sha256", "is missing; a client needs token_sha256 or certificates");
     }
     faults.Add(known.AddTokens(tokens));
     faults.Add(known.AddCertificates(certificates));

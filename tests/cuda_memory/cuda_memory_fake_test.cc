@@ -513,7 +513,8 @@ TEST_F(CudaMemoryTest, RegionsLeaveNothing) {
             absl::StatusCode::kInvalidArgument);
   const auto no_device = CudaRegion::Create(client.get(), 3, 1);
   EXPECT_EQ(no_device.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(no_device.status().message(), HasSubstr("there is no CUDA device 3, there are 3"));
+  EXPECT_THAT(no_device.status().message(),
+              HasSubstr("device: is 3; this process can use 3 CUDA devices"));
   EXPECT_EQ(CudaRegion::Create(client.get(), 0, int64_t{2} << 40).status().code(),
             absl::StatusCode::kResourceExhausted);
   const int mappings = FakeVmm().mappings, handles = FakeVmm().handles;

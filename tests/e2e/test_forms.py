@@ -198,7 +198,7 @@ def test_probabilities(ring, tmp_path, transport, schedule):
     # Neither the flag nor the tensor is ignored, and other rows are another result.
     fewer = [flag for flag in asked if "probabilities" not in flag]
     done = cli("verify", f"--input={source}", f"--output={forward}", *fewer, code=3)
-    assert '"probabilities" is there without --probabilities' in done.stderr
+    assert '"probabilities" is given without --probabilities' in done.stderr
     other = [*fewer, "--probabilities=3:348,0:0,2:250,0:99,0:0"]
     cli("verify", f"--input={source}", f"--output={forward}", *other, code=1)
 

@@ -148,7 +148,7 @@ def test_gradients_are_judged_or_missed(ring, tmp_path):
     cli("generate", f"--output={without}", "--seq_len=64", "--heads=2", "--head_dim=16",
         "--dtype=fp32", "--with_dout", "--bias=one")
     done = cli("verify", f"--input={without}", f"--output={plain}", "--bias", code=3)
-    assert '"dsinks" is there without --sinks' in done.stderr
+    assert '"dsinks" is given without --sinks' in done.stderr
 
 
 def test_plan_takes_what_the_calls_take(ring):
@@ -175,8 +175,8 @@ def test_plan_takes_what_the_calls_take(ring):
     named = plan("--members=worker-1,worker-0")["plan"]
     assert named["members"] == ["worker-1", "worker-0"] and named["world_size"] == 2
     done = cli("plan", *problem, f"--server={ring.address}", "--members=nobody", code=3)
-    assert "plan.members: no worker nobody is ready" in done.stderr
-    assert "is -1, must not be negative" in cli("plan", "--seq_len=-1", code=2).stderr
+    assert "plan.members: worker nobody is not ready; ready workers: " in done.stderr
+    assert "is -1; must not be negative" in cli("plan", "--seq_len=-1", code=2).stderr
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])

@@ -137,14 +137,14 @@ absl::Status CheckAskedFor(const VerifyFlags& flags, const Source& output, bool 
     return absl::InvalidArgumentError(absl::StrCat(output.path, ": tensor ", what));
   };
   if (!has_dbias && output.Has(v1::TENSOR_ID_DBIAS)) {
-    return wrong("\"dbias\" is there without --dbias");
+    return wrong("\"dbias\" is given without --dbias");
   }
   // A file of a forward pass has none, even if the flags of both directions are given.
   if (has_dbias && HasGradients(output) && !output.Has(v1::TENSOR_ID_DBIAS)) {
     return wrong("\"dbias\" is missing; --dbias needs it");
   }
   if (!has_sinks && output.Has(v1::TENSOR_ID_DSINKS)) {
-    return wrong("\"dsinks\" is there without --sinks");
+    return wrong("\"dsinks\" is given without --sinks");
   }
   const bool has_rows = !flags.probability_rows.empty();
   if (has_rows && flags.dlse) {
@@ -153,7 +153,7 @@ absl::Status CheckAskedFor(const VerifyFlags& flags, const Source& output, bool 
   if (has_rows == output.Has(v1::TENSOR_ID_PROBABILITIES)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       output.path, ": tensor \"probabilities\" is ",
-      has_rows ? "missing; --probabilities needs it" : "there without --probabilities"));
+      has_rows ? "missing; --probabilities needs it" : "given without --probabilities"));
 }
 
 absl::StatusOr<oracle::Report> Verify(const VerifyFlags& flags) {

@@ -1,7 +1,10 @@
 #include "server/core/requests/client_failures.h"
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace ringattn::server {
 namespace {
@@ -144,9 +147,14 @@ Failure TuningNotOffered(const std::string& name, int64_t value, const std::stri
   return failure;
 }
 
-Failure MemberNotReady(const std::string& name) {
-  Failure failure = Make(absl::StatusCode::kFailedPrecondition, "MEMBER_NOT_READY",
-                         absl::StrCat("plan.members: no worker ", name, " is ready"));
+Failure MemberNotReady(const std::string& name, const std::vector<std::string>& ready) {
+  constexpr size_t kMaxListed = 16;
+  const size_t listed = std::min(ready.size(), kMaxListed);
+  std::string workers = absl::StrJoin(ready.begin(), ready.begin() + listed, ", ");
+  if (listed < ready.size()) absl::StrAppend(&workers, " and ", ready.size() - listed, " more");
+  Failure failure =
+      Make(absl::StatusCode::kFailedPrecondition, "MEMBER_NOT_READY",
+           absl::StrCat("plan.members: worker ", name, " is not ready; ready workers: ", workers));
   failure.field = "plan.members";
   return failure;
 }

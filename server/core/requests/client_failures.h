@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -42,7 +43,8 @@ Failure OptionNotServed(const std::string& option, const std::string& device,
 // `offered`: the accepted values, as text.
 Failure TuningNotOffered(const std::string& name, int64_t value, const std::string& offered,
                          const std::string& device, const std::string& worker);
-Failure MemberNotReady(const std::string& name);
+// `ready`: the names of the ring's members. The message lists at most 16 of them.
+Failure MemberNotReady(const std::string& name, const std::vector<std::string>& ready);
 // Planning exceeded its time limit.
 Failure PlanningTooLong(const absl::Status& status);
 // Too many requests wait for plans.
