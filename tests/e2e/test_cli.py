@@ -56,7 +56,7 @@ def test_sinks_and_dlse(ring, tmp_path, documents):
             ("forward", [], "sinks"), ("backward", ["--sinks"], "dlse"),
             ("backward", ["--dlse"], "sinks")]:
         done = cli(command, server, read, f"--output={tmp_path}/x", *flags, *OPTIONS, code=3)
-        assert f'"{says}" is there without --{says}' in done.stderr
+        assert f'"{says}" is given without --{says}' in done.stderr
     plain = tmp_path / "p.safetensors"
     generate(plain)
     done = cli("forward", server, f"--input={plain}", f"--output={tmp_path}/x", "--sinks", *OPTIONS,
@@ -139,10 +139,10 @@ def test_score_terms(ring, tmp_path, documents, encoding):
         fewer = [f for f in terms if f != flag and not (flag == "--bias" and "bias" in f)
                  and not (flag == "--mask" and "mask" in f)]
         done = cli("forward", server, read, f"--output={tmp_path}/x", *fewer, code=3)
-        assert f'"{tensor}" is there without {flag}' in done.stderr
+        assert f'"{tensor}" is given without {flag}' in done.stderr
     fewer = [f for f in judged if f != "--dbias"]
     done = cli("verify", read, f"--output={backward}", *fewer, code=3)
-    assert '"dbias" is there without --dbias' in done.stderr
+    assert '"dbias" is given without --dbias' in done.stderr
     plain = tmp_path / "p.safetensors"
     generate(plain)
     for flag, tensor in [("--bias", "bias"), ("--mask", "mask"), ("--alibi", "alibi_slopes"),
