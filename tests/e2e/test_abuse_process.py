@@ -138,6 +138,38 @@ def test_descriptors_used_up_by_others(make_ring):
         connection.close()
 
 
+def test_strangers_at_a_workers_client_port(make_ring, tmp_path, monkeypatch):
+    """With a hard limit of 300 descriptors: 600 connections leave enough for the coordinator and
+    the ring. The call that cannot connect uses the relay, and the worker reports what it refused."""
+    wrapper = tmp_path / "few.sh"
+    wrapper.write_text(f'#!/bin/sh\nulimit -Sn 64; ulimit -Hn 300; exec {WORKER} "$@"\n')
+    wrapper.chmod(0o700)
+    monkeypatch.setattr(cluster_module, "WORKER", wrapper)
+    ring = make_ring(workers=2, worker_flags=["--client_data_listen=127.0.0.1:0"])
+    ports = ring.worker_ports(0)
+    held = [dial(ports["client_data"]) for _ in range(600)]
+    wait_until(lambda: "connection refused: too many" in
+               (ring.directory / "worker-0.log").read_text(), 20, "connections are refused")
+    assert open_descriptors(ring.workers[0].pid) < 230
+    for world_size in (1, 2):
+        tiny(ring, world_size=world_size)
+    done = subprocess.run(
+        [CLI, "bench", f"--server={ring.address}", "--seq_len=64", "--heads=1", "--head_dim=8",
+         "--runs=1", "--json"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    def refused():
+        text = urllib.request.urlopen(f"http://{ports['metrics']}/metrics", timeout=10).read().decode()
+        return [line for line in text.splitlines() if line.startswith(
+            'ringattn_refused_connections_total{listener="clients"}') and not line.endswith(" 0")]
+
+    wait_until(refused, 20, "counted")
+    for connection in held:
+        connection.close()
+    answered = ring.topology()
+    assert len([w for w in answered.workers if w.HasField("rank")]) == 2
+
+
 def test_a_dead_port_ends_the_process(make_ring):
     """A failure that the process cannot repair is left to the supervisor: exit code 71."""
     ring = make_ring(workers=0, server_flags=["--dead_after=1500ms"])

@@ -40,6 +40,7 @@ class ClientPort {
   ~ClientPort();
 
   const std::string& address() const { return listener_->address(); }
+  wire::Listener& listener() const { return *listener_; }
 
   // Stops accepting connections. Open streams may continue until `deadline`. Idempotent.
   void Stop(std::chrono::system_clock::time_point deadline);

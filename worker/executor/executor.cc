@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "worker/executor/hazard_tracker.h"
 
 namespace ringattn::worker {
@@ -118,7 +118,7 @@ ExecutionReport MakeReport(const Program& program, const std::vector<Started>& s
            item.kernel});
     }
   }
-  if (started.empty()) report.begin = report.end = absl::Now();
+  if (started.empty()) report.begin = report.end = MonotonicNow();
   report.hidden_exchange_time = HiddenTime(started);
   report.sent_bytes = program.SentBytes();
   report.tiles = program.TileCount();

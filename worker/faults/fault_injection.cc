@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "worker/comm/communicator_wrapper.h"
 #include "worker/device/device_wrapper.h"
 #include "worker/device/host_queue.h"
@@ -111,8 +112,8 @@ class FaultyDevice : public DeviceWrapper {
   }
 
   void SlowDown(RunControl* control) {
-    const absl::Time end = absl::Now() + absl::Milliseconds(state_->plan.slow_step_ms);
-    while (absl::Now() < end && !state_->aborted.load() && !control->stop.load()) {
+    const absl::Time end = MonotonicNow() + absl::Milliseconds(state_->plan.slow_step_ms);
+    while (MonotonicNow() < end && !state_->aborted.load() && !control->stop.load()) {
       control->progress.fetch_add(1);
       absl::SleepFor(kPoll);
     }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::worker {
 
@@ -68,7 +69,7 @@ void OperationRegistry::EndAll(const std::string& reason) {
 bool OperationRegistry::WaitUntilEmpty(absl::Time deadline) const {
   const auto empty = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return alive_ == 0; };
   absl::MutexLock lock(&mutex_);
-  return mutex_.AwaitWithDeadline(absl::Condition(&empty), deadline);
+  return AwaitUntil(mutex_, absl::Condition(&empty), deadline);
 }
 
 void OperationRegistry::OnDestroyed(const OperationInfo& info) {

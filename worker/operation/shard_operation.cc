@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/layout/tensor_route.h"
 #include "common/wire/crc32c.h"
 
@@ -54,7 +54,7 @@ ShardOperation::ShardOperation(OperationInfo info, std::unique_ptr<Operation> op
                                std::function<void()> on_destroyed)
     : info_(std::move(info)),
       device_(device),
-      reserved_time_(absl::Now()),
+      reserved_time_(MonotonicNow()),
       operation_(std::move(operation)),
       packed_(PackedOf(*operation_)),
       reservation_(std::move(reservation)),
@@ -102,7 +102,7 @@ absl::Status ShardOperation::WriteFrom(Source source, const wire::ChunkHeader& c
   absl::Status status = Copy(source, chunk, payload, targets);
   absl::MutexLock lock(&mutex_);
   --copying_;
-  uploaded_time_ = absl::Now();
+  uploaded_time_ = MonotonicNow();
   return status;
 }
 

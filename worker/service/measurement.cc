@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "common/attention/dtype.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::worker {
 namespace {
@@ -180,7 +180,7 @@ class CallOnDevice {
   RunControl control_;
 };
 
-absl::Time Patience() { return absl::Now() + absl::Minutes(1); }
+absl::Time Patience() { return MonotonicNow() + absl::Minutes(1); }
 
 absl::StatusOr<double> MeasureFlopsPerSecond(Device& device, const CallKind& kind,
                                              absl::Duration budget) {
@@ -189,13 +189,13 @@ absl::StatusOr<double> MeasureFlopsPerSecond(Device& device, const CallKind& kin
   // Takes the fastest call, which was disturbed least: the first calls warm up threads, caches and
   // clocks, and other processes start at the same time.
   absl::Duration best = absl::InfiniteDuration();
-  const absl::Time end = absl::Now() + budget;
+  const absl::Time end = MonotonicNow() + budget;
   do {
     EventRef done = (*call)->Start();
     absl::Status status = done->Wait(Patience());
     if (!status.ok()) return status;
     best = std::min(best, done->end_time() - done->begin_time());
-  } while (absl::Now() < end);
+  } while (MonotonicNow() < end);
   return kind.flops() / absl::ToDoubleSeconds(std::max(best, absl::Nanoseconds(1)));
 }
 
@@ -228,7 +228,7 @@ absl::StatusOr<double> MeasureCallSeconds(Device& device, absl::Duration budget)
       device, {{.rows = 1, .heads = 1}, served.front().dtypes.front(), served.front().backward});
   if (!call.ok()) return call.status();
   absl::Duration best = absl::InfiniteDuration();
-  const absl::Time end = absl::Now() + budget;
+  const absl::Time end = MonotonicNow() + budget;
   do {
     std::vector<EventRef> calls;
     for (int i = 0; i <= kCallsInARow; ++i) calls.push_back((*call)->Start());
@@ -239,7 +239,7 @@ absl::StatusOr<double> MeasureCallSeconds(Device& device, absl::Duration budget)
     for (size_t i = calls.size(); i-- > 0;) failure.Update(calls[i]->Wait(Patience()));
     if (!failure.ok()) return failure;
     best = std::min(best, (calls.back()->end_time() - calls.front()->end_time()) / kCallsInARow);
-  } while (absl::Now() < end);
+  } while (MonotonicNow() < end);
   return absl::ToDoubleSeconds(std::max(best, absl::Nanoseconds(1)));
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/monotonic_time.h"
 #include "common/schedule/schedule.h"
 #include "worker/kernels/work.h"
 
@@ -86,7 +87,7 @@ bool OperationRunner::WaitUntilIdle(absl::Time deadline) const {
     return queue_.empty() && current_ == nullptr;
   };
   absl::MutexLock lock(&mutex_);
-  return mutex_.AwaitWithDeadline(absl::Condition(&idle), deadline);
+  return AwaitUntil(mutex_, absl::Condition(&idle), deadline);
 }
 
 bool OperationRunner::Current(RunningOperation* running) const {

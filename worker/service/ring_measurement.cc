@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::worker {
 namespace {
@@ -37,7 +37,7 @@ class RingMeasurement {
     absl::StatusOr<Agreed> agreed = SmallestOfAll({AllocateBlocks(max_block_bytes), 0});
     if (!agreed.ok()) return agreed.status();
     const int64_t capacity = agreed->bytes;
-    begin_ = absl::Now();  // all members have joined
+    begin_ = MonotonicNow();  // all members have joined
 
     // Blocks too short for a rate still serve for the overhead.
     RingRates rates;
@@ -98,7 +98,7 @@ class RingMeasurement {
   int64_t GroupsWithinBudget() const {
     if (budget_ == absl::InfiniteDuration()) return kMaxBlocks;
     // The wall clock may have been set back.
-    const absl::Duration elapsed = std::max(absl::Now() - begin_, absl::Microseconds(1));
+    const absl::Duration elapsed = std::max(MonotonicNow() - begin_, absl::Microseconds(1));
     return static_cast<int64_t>(absl::FDivDuration(budget_ - elapsed, elapsed / groups_));
   }
 

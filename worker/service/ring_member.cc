@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::worker {
 namespace {
@@ -42,7 +42,7 @@ absl::StatusOr<RingRates> RingMember::Commit(uint64_t generation,
     return absl::FailedPreconditionError(
         absl::StrCat("generation ", generation, " is not the prepared generation ", generation_));
   }
-  const absl::Time deadline = absl::Now() + options_.connect_timeout;
+  const absl::Time deadline = MonotonicNow() + options_.connect_timeout;
   absl::StatusOr<std::unique_ptr<Communicator>> communicator =
       transport_->Connect(generation, blobs, deadline);
   if (absl::IsFailedPrecondition(communicator.status())) {
@@ -95,7 +95,7 @@ void RingMember::TearDown(const std::string& reason) {
   watchdog_->Arm(options_.teardown_timeout,
                  absl::StrCat("tearing down generation ", generation_, " (", reason, ")"));
   // The watchdog fires first if one of these does not return.
-  const absl::Time deadline = absl::Now() + 2 * options_.teardown_timeout;
+  const absl::Time deadline = MonotonicNow() + 2 * options_.teardown_timeout;
   if (communicator_ != nullptr) communicator_->Abort(reason);
   runner_->DropQueued();
   registry_->EndAll(reason);

@@ -13,9 +13,12 @@
 #include "common/base/limits.h"
 #include "common/base/version.h"
 #include "common/local_memory/local_socket.h"
+#include "common/process/descriptors.h"
 #include "common/wire/durations.h"
 #include "common/wire/kernel_rate_values.h"
+#include "common/wire/listener_metrics.h"
 #include "common/wire/transport.h"
+#include "worker/service/descriptor_shares.h"
 
 namespace ringattn::worker {
 namespace {
@@ -44,7 +47,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
          .copy_threads = options.copy_threads,
          .device = device,
          .max_pinned_bytes = options.max_pinned_bytes,
-         .max_imported_bytes = options.max_imported_bytes},
+         .max_imported_bytes = options.max_imported_bytes,
+         .max_sockets = ShareDescriptors(DescriptorLimit()).local_sockets},
         {.send =
              [self](v1::JoinRequest message) { self->load()->control_->Send(std::move(message)); },
          .on_received_bytes = [self](int64_t n) { self->load()->metrics_.CountCopiedIn(n); },
@@ -140,6 +144,7 @@ void Worker::Stop() {
   if (local_memory_ != nullptr) local_memory_->Stop();
   const auto end = std::chrono::system_clock::now() + kServerShutdown;
   if (client_port_ != nullptr) client_port_->Stop(end);
+  if (listener_ != nullptr) listener_->Stop();
   if (server_ != nullptr) server_->Shutdown(end);
 }
 
@@ -157,6 +162,7 @@ absl::Status Worker::ListenForClients() {
   auto port =
       ClientPort::Start({.listen = options_.client_data_listen,
                          .security = options_.client_security,
+                         .max_connections = ShareDescriptors(DescriptorLimit()).client_connections,
                          .services = {&kv_direct_service_}},
                         direct_streams_.get(),
                         {[this](const OperationInfo& info) { core_.OnUploaded(info); },
@@ -193,22 +199,28 @@ absl::Status Worker::Listen(const std::string& device_description) {
   if (absl::Status status = ListenForClients(); !status.ok()) return status;
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  absl::StatusOr<std::unique_ptr<wire::Listener>> listener = wire::Listener::Bind(
+      {.address = options_.data_listen,
+       .max_connections = ShareDescriptors(DescriptorLimit()).data_connections});
+  if (!listener.ok()) return listener.status();
+  listener_ = *std::move(listener);
   grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(options_.data_listen, options_.security.ServerCredentials(), &port);
+  listener_->AddTo(&builder, options_.security.ServerCredentials());
   builder.SetMaxReceiveMessageSize(static_cast<int>(MaxServedMessageBytes(Limits())));
   wire::SetTransport(&builder);
   builder.RegisterService(&shard_service_);
   builder.RegisterService(&kv_relay_service_);
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port == 0) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.data_listen));
-  }
+  if (server_ == nullptr)
+    return absl::UnavailableError("the gRPC server of the worker cannot start");
+  listener_->Start();
+  wire::ListenerMetrics::Listeners listeners = {{"data", listener_.get()}};
+  if (client_port_ != nullptr) listeners.emplace_back("clients", &client_port_->listener());
+  metrics_.ExportListeners(listeners);
   server_->GetHealthCheckService()->SetServingStatus(v1::ShardService::service_full_name(), true);
   server_->GetHealthCheckService()->SetServingStatus(wire::kLivenessName, true);
   SetReady(false);
-  data_address_ =
-      absl::StrCat(options_.data_listen.substr(0, options_.data_listen.rfind(':')), ":", port);
+  data_address_ = listener_->address();
   return absl::OkStatus();
 }
 
@@ -251,7 +263,11 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   control_->Start(
       {[this](const v1::JoinResponse& message) { core_.OnMessage(message); },
        [this](const std::string& reason) { core_.OnDisconnected(reason); },
-       [this] { return core_.MakeHeartbeat(); }, std::move(on_leave),
+       [this] {
+         metrics_.UpdateListeners();
+         return core_.MakeHeartbeat();
+       },
+       std::move(on_leave),
        [this](v1::Register* registration) { core_.kv_store().AddHeldCaches(registration); },
        [this] { core_.kv_store().OnRegistered(); }});
 }

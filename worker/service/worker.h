@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "common/plan/kernel_rate.h"
 #include "common/security/credentials.h"
+#include "common/wire/grpc_1_51/listener.h"
 #include "common/wire/health_listener.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
@@ -124,6 +125,7 @@ class Worker {
   KvShardServiceImpl kv_direct_service_;          // for clients, on the client data address
   std::unique_ptr<ClientPort> client_port_;       // null if disabled
   std::unique_ptr<wire::HealthListener> health_;  // null if disabled
+  std::unique_ptr<wire::Listener> listener_;      // of the data address
   std::unique_ptr<grpc::Server> server_;
   std::string data_address_;
   std::string metrics_address_;

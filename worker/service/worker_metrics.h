@@ -15,6 +15,7 @@
 #include "common/local_memory/attach_protocol.h"
 #include "common/observability/metrics.h"
 #include "common/security/security_metrics.h"
+#include "common/wire/listener_metrics.h"
 #include "worker/device/device.h"
 #include "worker/direct/direct_streams.h"
 #include "worker/executor/executor.h"
@@ -42,6 +43,16 @@ class WorkerMetrics {
   // Exports the certificates of the link to the coordinator. Call once.
   void ExportTls(const TransportSecurity& security) {
     ringattn::ExportTls(&metrics_, "cluster", security);
+  }
+  // Exports the connections of these listeners. They must outlive the calls of UpdateListeners.
+  // Call once, before UpdateListeners.
+  void ExportListeners(const wire::ListenerMetrics::Listeners& listeners) {
+    absl::MutexLock lock(&mutex_);
+    listeners_.emplace(&metrics_, listeners);
+  }
+  void UpdateListeners() {
+    absl::MutexLock lock(&mutex_);
+    listeners_->Update();
   }
   void SetGeneration(uint64_t generation) { generation_.Set(static_cast<double>(generation)); }
   void SetResidentBytes(int64_t bytes) { resident_bytes_.Set(static_cast<double>(bytes)); }
@@ -104,6 +115,7 @@ class WorkerMetrics {
   absl::Mutex mutex_;
   std::string worker_ ABSL_GUARDED_BY(mutex_);
   std::string device_ ABSL_GUARDED_BY(mutex_);
+  std::optional<wire::ListenerMetrics> listeners_ ABSL_GUARDED_BY(mutex_);
   prometheus::Gauge* current_info_ ABSL_GUARDED_BY(mutex_) =
       nullptr;  // the series of info_ that is 1
   prometheus::Gauge& generation_;

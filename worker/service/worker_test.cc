@@ -12,6 +12,7 @@
 #include "common/wire/open_metadata.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/service/descriptor_shares.h"
 #include "worker/testing/cluster.h"
 
 namespace ringattn::worker {
@@ -30,6 +31,17 @@ v1::Heartbeat AwaitHeartbeat(Cluster& cluster, int rank,
     heartbeat = cluster.coordinator().LastHeartbeat(Cluster::Name(rank));
   }
   return heartbeat;
+}
+
+TEST(DescriptorSharesTest, AQuarterRemains) {
+  for (const int64_t limit : {256, 300, 1024, 4096, 1 << 20}) {
+    const DescriptorShares shares = ShareDescriptors(limit);
+    EXPECT_LE(shares.client_connections, limit / 2);
+    EXPECT_LE(shares.client_connections + shares.local_sockets + shares.data_connections,
+              limit * 3 / 4);
+  }
+  EXPECT_EQ(ShareDescriptors(1 << 20).client_connections, 1024);
+  EXPECT_EQ(ShareDescriptors(1 << 20).local_sockets, 512 + 64);
 }
 
 TEST(Worker, RegistersItsProperties) {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "worker/device/cuda/cuda_status.h"
 
 namespace ringattn::worker {
@@ -46,8 +46,8 @@ absl::Status Handshake(Communicator& communicator, void* memory, uint64_t genera
   RunControl control;
   const EventRef done = communicator.Start(std::move(group), {}, &control);
   status = absl::DeadlineExceededError("");
-  while (absl::IsDeadlineExceeded(status) && absl::Now() < deadline && !cancelled.load()) {
-    status = done->Wait(std::min(deadline, absl::Now() + kPoll));
+  while (absl::IsDeadlineExceeded(status) && MonotonicNow() < deadline && !cancelled.load()) {
+    status = done->Wait(std::min(deadline, MonotonicNow() + kPoll));
   }
   if (absl::IsDeadlineExceeded(status)) {
     communicator.Abort(cancelled.load() ? "cancelled" : "not all ranks took part in time");

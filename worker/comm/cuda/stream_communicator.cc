@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "worker/device/cuda/cuda_status.h"
 
 namespace ringattn::worker {
@@ -172,7 +173,7 @@ void StreamCommunicator::Watch() {
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(&has_work));
       if (mutex_.AwaitWithTimeout(absl::Condition(&is_aborted), pause)) break;
-      failure = steps_.Poll(absl::Now());
+      failure = steps_.Poll(MonotonicNow());
       pending_.erase(std::remove_if(pending_.begin(), pending_.end(),
                                     [](const auto& event) { return event->Done(); }),
                      pending_.end());

@@ -7,6 +7,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "common/base/monotonic_time.h"
 #include "worker/comm/inproc/inproc_communicator.h"
 #include "worker/comm/ring_attempts.h"
 
@@ -55,7 +56,7 @@ class Rendezvous {
     const auto over = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
       return !current() || self.communicator != nullptr;
     };
-    mutex_.AwaitWithDeadline(absl::Condition(&over), deadline);
+    AwaitUntil(mutex_, absl::Condition(&over), deadline);
     if (!current()) return absl::CancelledError("forming the ring was cancelled");
     std::unique_ptr<Communicator> communicator = std::move(self.communicator);
     self = {};

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "worker/comm/nccl/nccl_blob.h"
 #include "worker/comm/nccl/settle_pause.h"
 
@@ -44,7 +45,7 @@ NcclComm::~NcclComm() { Abort(); }
 
 absl::Status NcclComm::Settle(const char* call, absl::Time deadline,
                               const std::atomic<bool>& stop) {
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   while (true) {
     ncclResult_t state = ncclInProgress;
     const ncclResult_t result = library_->CommGetAsyncError(comm_, &state);
@@ -54,11 +55,11 @@ absl::Status NcclComm::Settle(const char* call, absl::Time deadline,
     }
     if (state != ncclInProgress) return library_->ToStatus(state, call, comm_);
     if (stop.load()) return absl::UnavailableError(absl::StrCat(call, " was interrupted"));
-    if (absl::Now() >= deadline) {
+    if (MonotonicNow() >= deadline) {
       return absl::UnavailableError(
           absl::StrCat(call, " did not finish in time, because not all ranks took part"));
     }
-    const absl::Duration pause = SettlePause(absl::Now() - begin);
+    const absl::Duration pause = SettlePause(MonotonicNow() - begin);
     if (pause == absl::ZeroDuration()) {
       std::this_thread::yield();
     } else {
@@ -81,7 +82,7 @@ absl::Status NcclComm::Group(const std::function<ncclResult_t(ncclComm_t)>& enqu
   status = library_->ToStatus(enqueued, "ncclSend or ncclRecv", comm_);
   if (status.ok()) status = library_->ToStatus(ended, "ncclGroupEnd", comm_);
   if (!status.ok()) return status;
-  return Settle("ncclGroupEnd", absl::Now() + bound, interrupted_);
+  return Settle("ncclGroupEnd", MonotonicNow() + bound, interrupted_);
 }
 
 absl::Status NcclComm::AsyncError() {

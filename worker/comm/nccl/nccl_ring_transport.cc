@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "worker/comm/cuda/device_uuid.h"
 #include "worker/comm/cuda/handshake.h"
 #include "worker/comm/cuda/stream_communicator.h"
@@ -77,7 +77,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Connect(
         absl::StatusOr<std::string> unique_id = UniqueIdOf(blobs);
         if (!unique_id.ok()) return unique_id.status();
         return Join(attempt, *unique_id,
-                    std::min(deadline, absl::Now() + options_.connect_timeout));
+                    std::min(deadline, MonotonicNow() + options_.connect_timeout));
       });
 }
 

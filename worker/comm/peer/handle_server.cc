@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/local_memory/local_socket.h"
 #include "common/observability/log.h"
 #include "common/security/secret.h"
@@ -136,7 +137,7 @@ void HandleServer::Run() {
     }
     poll(polled.data(), polled.size(), connections_.empty() ? -1 : kPollMs);
     if (polled[0].revents != 0) return;
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     for (size_t i = connections_.size(); i-- > 0;) {
       const bool has_request = polled[i + 2].revents != 0;
       if (has_request) HandleRequest(connections_[i].socket.get());
@@ -156,7 +157,7 @@ void HandleServer::Accept() {
     return;
   }
   if (connections_.size() >= options_.max_waiting) connections_.erase(connections_.begin());
-  connections_.push_back({std::move(socket), absl::Now() + options_.request_timeout});
+  connections_.push_back({std::move(socket), MonotonicNow() + options_.request_timeout});
 }
 
 void HandleServer::HandleRequest(int socket) {
@@ -235,7 +236,7 @@ absl::StatusOr<ScopedDescriptor> HandleServer::Fetch(const PeerAddress& from, in
       SendMessage(socket->get(), {reinterpret_cast<const char*>(&request), sizeof(request)}, -1, 0);
   if (!sent.ok()) return absl::UnavailableError(sent.message());
   absl::StatusOr<LocalMessage> reply = absl::UnavailableError("no reply");
-  while (absl::IsUnavailable(reply.status()) && absl::Now() < deadline) {
+  while (absl::IsUnavailable(reply.status()) && MonotonicNow() < deadline) {
     if (stop && stop()) return absl::CancelledError("the request was cancelled");
     reply = ReceiveMessage(socket->get(), kMaxReplyBytes, 0);
   }

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "worker/device/cuda/cuda_status.h"
 
 namespace ringattn::worker {
@@ -243,8 +244,8 @@ void PeerCopyEngine::Run() {
       changed_.Wait(&mutex_);
       continue;
     }
-    if (!has_fresh_ && absl::Now() >= spin_end) changed_.WaitWithTimeout(&mutex_, kPollPause);
-    if (std::exchange(has_fresh_, false)) spin_end = absl::Now() + kSpin;
+    if (!has_fresh_ && MonotonicNow() >= spin_end) changed_.WaitWithTimeout(&mutex_, kPollPause);
+    if (std::exchange(has_fresh_, false)) spin_end = MonotonicNow() + kSpin;
     const bool all_posted = Post();
     for (size_t peer = 0; peer < pulls.size(); ++peer) {
       for (Pull& pull : fresh_[peer]) pulls[peer].push_back(std::move(pull));
@@ -267,7 +268,7 @@ void PeerCopyEngine::WakeLinks() {
 }
 
 absl::Status PeerCopyEngine::Wake() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   // After the clock was set back, the difference is meaningless.
   if (now >= last_copy_ && now - last_copy_ < kSurelyAwake) return absl::OkStatus();
   last_copy_ = now;
@@ -342,7 +343,7 @@ absl::Status PeerCopyEngine::StartCopy(int peer, uint64_t number, const PostedSe
   const cudaStream_t stream = streams_[peer];
   PeerLane& words = own_->lane(peer);
   PeerSegment& theirs = *peers_[peer].segment;
-  last_copy_ = absl::Now();
+  last_copy_ = MonotonicNow();
   absl::Status status = pull.targets_free->MakeStreamWait(stream);
   if (status.ok()) status = flags_->WaitAtLeast(stream, own_->OnDevice(&words.ready), number);
   if (status.ok()) {
@@ -391,7 +392,7 @@ void PeerCopyEngine::Abort() {
   if (std::exchange(ended_, true) || !thread_.joinable()) return;
   bool told = false;
   (void)events_->UseDevice();
-  const absl::Time deadline = absl::Now() + options_.abort_timeout;
+  const absl::Time deadline = MonotonicNow() + options_.abort_timeout;
   while (true) {
     // Repeatedly, because copies of peers that are still in flight write smaller numbers.
     Release();
@@ -404,7 +405,7 @@ void PeerCopyEngine::Abort() {
       nothing_more_comes = thread_is_done_;
     }
     if (nothing_more_comes && std::none_of(streams.begin(), streams.end(), IsBusy)) break;
-    if (absl::Now() >= deadline && !std::exchange(told, true) && options_.on_stuck) {
+    if (MonotonicNow() >= deadline && !std::exchange(told, true) && options_.on_stuck) {
       options_.on_stuck(absl::StrCat("copies of rank ", options_.rank, " took longer than ",
                                      absl::FormatDuration(options_.abort_timeout), " to end"));
     }

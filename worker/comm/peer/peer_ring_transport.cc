@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/security/token.h"
 #include "worker/comm/cuda/device_uuid.h"
 #include "worker/comm/cuda/handshake.h"
@@ -132,7 +132,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Connect(
     uint64_t generation, const std::vector<std::string>& blobs, absl::Time deadline) {
   return attempts_.Connect(generation, blobs.size(), [&](RingAttempt& attempt) {
     return Join(static_cast<Attempt&>(attempt), blobs,
-                std::min(deadline, absl::Now() + options_.connect_timeout));
+                std::min(deadline, MonotonicNow() + options_.connect_timeout));
   });
 }
 
@@ -234,7 +234,7 @@ absl::StatusOr<PeerMapper> PeerRingTransport::VmmMapperOf(const Attempt& attempt
                 stop](int index, const PeerRegion& region) -> absl::StatusOr<char*> {
     // Closed as soon as it is mapped, because an open descriptor keeps the memory allocated.
     const absl::StatusOr<ScopedDescriptor> shown =
-        HandleServer::Fetch(address, index, absl::Now() + kLateRegionTimeout, stop);
+        HandleServer::Fetch(address, index, MonotonicNow() + kLateRegionTimeout, stop);
     if (!shown.ok()) return MemoryOf(peer, shown.status());
     absl::StatusOr<std::unique_ptr<VmmMapping>> mapping =
         VmmMapping::Map(events, driver, shown->get(), region.bytes, gpu);

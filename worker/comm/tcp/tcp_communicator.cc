@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::worker {
 namespace {
@@ -84,7 +84,7 @@ absl::Status TcpCommunicator::RunWaves(const std::vector<PeerTransfer>& group,
     wave_count = std::max(wave_count, SegmentCount(transfer.bytes));
     if (transfer.bytes == 0) control->progress.fetch_add(1, std::memory_order_relaxed);
   }
-  const absl::Time deadline = absl::Now() + step_timeout_;
+  const absl::Time deadline = MonotonicNow() + step_timeout_;
   Wave now, next;
   absl::Status status = AbortedStatus();
   if (status.ok() && wave_count > 0) status = Post(group, 0, &now);
@@ -127,15 +127,15 @@ absl::Status TcpCommunicator::Wait(const Wave& wave, absl::Time deadline, RunCon
   for (const Segment& segment : wave) {
     const PeerTransfer& transfer = *segment.transfer;
     const bool send = transfer.kind == Kind::kSend;
-    const auto remaining =
-        std::max(absl::ToChronoMilliseconds(deadline - absl::Now()), std::chrono::milliseconds(1));
+    const auto remaining = std::max(absl::ToChronoMilliseconds(deadline - MonotonicNow()),
+                                    std::chrono::milliseconds(1));
     bool completed = false;
     try {
       completed = send ? segment.buffer->waitSend(remaining) : segment.buffer->waitRecv(remaining);
     } catch (const std::exception& error) {
       // A timeout closes every connection of the mesh, so the watch aborts as well. The first cause
       // counts.
-      const bool late = absl::Now() >= deadline;
+      const bool late = MonotonicNow() >= deadline;
       if (absl::Status aborted = AbortedStatus(); !late && !aborted.ok()) return aborted;
       return absl::UnavailableError(absl::StrCat(
           send ? "sending to rank " : "receiving from rank ", transfer.peer,

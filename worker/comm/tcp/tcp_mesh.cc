@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "gloo/transport/address.h"
 #include "gloo/transport/tcp/attr.h"
 #include "gloo/transport/tcp/device.h"
@@ -131,7 +131,7 @@ absl::Status TcpMesh::Connect(const std::vector<std::string>& blobs, absl::Time 
   const bool late = !done.Done();
   if (late) Close();
   connecting.join();
-  absl::Status status = done.Wait(absl::Now());
+  absl::Status status = done.Wait(MonotonicNow());
   if (late && !status.ok()) {
     status = absl::UnavailableError(absl::StrCat("not in time: ", status.message()));
   }

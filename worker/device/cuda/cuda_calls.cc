@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "worker/device/cuda/cuda_status.h"
 
 namespace ringattn::worker {
@@ -205,7 +205,7 @@ CallWorkspace::CallWorkspace(CudaEventPool* events, std::unique_ptr<DeviceBuffer
 
 CallWorkspace::~CallWorkspace() {
   absl::MutexLock lock(&mutex_);
-  if (stopped_ != nullptr) (void)stopped_->Wait(absl::Now() + absl::Seconds(10));
+  if (stopped_ != nullptr) (void)stopped_->Wait(MonotonicNow() + absl::Seconds(10));
 }
 
 absl::Status CallWorkspace::Stop(cudaStream_t stream, const uint32_t* one) {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "worker/device/cuda/cuda_status.h"
 
 namespace ringattn::worker {
@@ -99,7 +100,7 @@ std::shared_ptr<const CudaEventPool::Reference> CudaEventPool::reference() const
 
 void CudaEventPool::Rebase() {
   const std::shared_ptr<const Reference> old = reference();
-  if (old != nullptr && absl::Now() - old->time < kReferenceAge) return;
+  if (old != nullptr && MonotonicNow() - old->time < kReferenceAge) return;
   if (!UseDevice().ok()) return;
   // Events that were created with the old reference may still use it.
   const auto give_back = [this](const Reference* reference) {
@@ -107,7 +108,7 @@ void CudaEventPool::Rebase() {
     delete reference;
   };
   // The first reference must succeed, and the device may have to wake up for it.
-  const absl::Time deadline = absl::Now() + (old == nullptr ? absl::Seconds(1) : kRebaseBound);
+  const absl::Time deadline = MonotonicNow() + (old == nullptr ? absl::Seconds(1) : kRebaseBound);
   std::shared_ptr<const Reference> best;
   absl::Duration best_window = absl::InfiniteDuration();
   // The measurement with the shortest window counts. A thread that loses its processor gets a
@@ -116,12 +117,12 @@ void CudaEventPool::Rebase() {
     absl::StatusOr<cudaEvent_t> event = Take();
     if (!event.ok()) break;
     std::shared_ptr<Reference> fresh(new Reference{*event, {}}, give_back);
-    const absl::Time begin = absl::Now();
+    const absl::Time begin = MonotonicNow();
     if (cudaEventRecord(*event, clock_stream_) != cudaSuccess) break;
     cudaError_t state = cudaErrorNotReady;
-    while (state == cudaErrorNotReady && absl::Now() < deadline) state = cudaEventQuery(*event);
+    while (state == cudaErrorNotReady && MonotonicNow() < deadline) state = cudaEventQuery(*event);
     if (state != cudaSuccess) break;
-    const absl::Duration window = absl::Now() - begin;
+    const absl::Duration window = MonotonicNow() - begin;
     if (window >= best_window) continue;
     fresh->time = begin + window / 2;
     best = std::move(fresh);
@@ -214,7 +215,7 @@ bool CudaEvent::Poll() const {
 }
 
 void CudaEvent::Finish() const {
-  begin_time_ = end_time_ = absl::Now();
+  begin_time_ = end_time_ = MonotonicNow();
   if (end_ != nullptr) {
     end_time_ = TimeOf(end_);
     begin_time_ = end_time_ - ElapsedSinceBegin();
@@ -228,7 +229,7 @@ absl::Time CudaEvent::TimeOf(cudaEvent_t event) const {
   float milliseconds = 0;
   if (cudaEventElapsedTime(&milliseconds, reference_->event, event) != cudaSuccess) {
     (void)cudaGetLastError();  // a failed stream has no times
-    return absl::Now();
+    return MonotonicNow();
   }
   return reference_->time + absl::Milliseconds(milliseconds);
 }
@@ -252,13 +253,13 @@ bool CudaEvent::Done() const {
 
 absl::Status CudaEvent::Wait(absl::Time deadline) const {
   absl::Duration pause = kFirstPause;
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   while (true) {
     {
       absl::MutexLock lock(&mutex_);
       if (Poll()) return status_;
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     if (now >= deadline) return absl::DeadlineExceededError("the work has not ended in time");
     if (now - begin < kSpin) continue;
     absl::SleepFor(std::min(pause, deadline - now));

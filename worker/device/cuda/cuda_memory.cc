@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "worker/device/cuda/cuda_status.h"
 
 namespace ringattn::worker {
@@ -227,7 +227,7 @@ absl::Status CudaMemory::WaitForStream() {
   CudaEvent reached(events_, nullptr, 0);
   absl::Status status = reached.RecordEnd(stream_);
   if (!status.ok()) return status;
-  return reached.Wait(absl::Now() + kBound);
+  return reached.Wait(MonotonicNow() + kBound);
 }
 
 absl::Status CudaMemory::Copy(void* target, const void* source, int64_t bytes,

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "worker/device/cuda/cuda_download.h"
 #include "worker/device/cuda/cuda_status.h"
 
@@ -33,7 +33,7 @@ class CudaUpload : public Upload {
     while (bytes > 0) {
       if (!block_) {
         absl::StatusOr<PinnedPool::Block> block =
-            staging_->pool()->TakeForUpload(absl::Now() + kUploadWait);
+            staging_->pool()->TakeForUpload(MonotonicNow() + kUploadWait);
         if (!block.ok()) return block.status();
         block_ = *std::move(block);
       }

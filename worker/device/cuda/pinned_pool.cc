@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::worker {
 namespace {
@@ -47,7 +47,7 @@ PinnedPool::PinnedPool(int64_t block_bytes, int block_count, Source source)
 PinnedPool::~PinnedPool() {
   // Copies read these blocks until their events are done.
   for (const Copying& copying : copying_) {
-    (void)copying.copied->Wait(absl::Now() + absl::Seconds(10));
+    (void)copying.copied->Wait(MonotonicNow() + absl::Seconds(10));
   }
   if (memory_ != nullptr) source_.free(memory_);
 }
@@ -60,7 +60,7 @@ absl::StatusOr<PinnedPool::Block> PinnedPool::TakeForUpload(absl::Time deadline)
   while (true) {
     CollectCopied();
     if (*waiting_.begin() == turn && !free_.empty() && upload_blocks_ < most) break;
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - MonotonicNow();
     if (left <= absl::ZeroDuration()) {
       waiting_.erase(turn);
       changed_.SignalAll();
