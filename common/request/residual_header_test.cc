@@ -74,7 +74,9 @@ TEST_F(ResidualHeaderTest, WhatItSaysMustBeTheForwards) {
   EXPECT_EQ(Refused("shape { batch: 3 seq_len_q: 24 seq_len_kv: 32 num_heads: 4 num_kv_heads: 2 "
                     "head_dim: 16 }"),
             "shape.batch");
-  EXPECT_EQ(Refused("shape { batch: 0 }"), "shape.batch");
+  EXPECT_EQ(
+      Refused("shape { seq_len_q: 24 seq_len_kv: 32 num_heads: 4 num_kv_heads: 2 head_dim: 16 }"),
+      "shape.batch");
   EXPECT_EQ(Refused("dtype: DATA_TYPE_FLOAT32"), "dtype");
   EXPECT_EQ(Refused("options { causal: true softcap: 3 }"), "options.softcap");
   EXPECT_EQ(Refused("options {}"), "options.causal");

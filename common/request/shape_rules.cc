@@ -148,7 +148,7 @@ AttentionShape CheckShape(const v1::AttentionShape& proto, const Limits& limits,
                           Violations& violations) {
   AttentionShape shape;
   shape.packed = proto.has_packed();
-  shape.batch = violations.Bounded("shape.batch", proto.batch(), 1, limits.max_batch);
+  shape.batch = violations.Bounded("shape.batch", proto.batch(), 0, limits.max_batch);
   shape.seq_len_q = violations.Bounded("shape.seq_len_q", proto.seq_len_q(), 0, limits.max_tokens);
   shape.seq_len_kv =
       violations.Bounded("shape.seq_len_kv", proto.seq_len_kv(), 0, limits.max_tokens);

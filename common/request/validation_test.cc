@@ -117,15 +117,14 @@ TEST(ValidationTest, BackwardNamesItsTensors) {
 }
 
 TEST(ValidationTest, Shapes) {
-  for (const char* bad : {"257", "4294967295"}) {
+  for (const char* bad : {"577", "4294967295"}) {
     ExpectViolation("shape.head_dim", kInvalid, absl::StrCat("shape { head_dim: ", bad, " }"));
     ExpectViolation("shape.head_dim_v", kInvalid, absl::StrCat("shape { head_dim_v: ", bad, " }"));
   }
   ExpectViolation("shape.head_dim", kInvalid, "shape { head_dim: 0 }");
-  ExpectViolation("shape.batch", kInvalid, "shape { batch: 0 }");
   ExpectViolation("shape.num_heads", kInvalid, "shape { num_heads: 0 }");
   ExpectViolation("shape.num_kv_heads", kInvalid, "shape { num_kv_heads: 3 }");
-  for (uint64_t bad : {uint64_t{5000}, kHuge, uint64_t{1} << 63}) {
+  for (uint64_t bad : {uint64_t{65536}, kHuge, uint64_t{1} << 63}) {
     ExpectViolation("shape.batch", kTooMuch, absl::StrCat("shape { batch: ", bad, " }"));
   }
   for (uint64_t bad : {(uint64_t{1} << 27) + 1, kHuge, uint64_t{1} << 63}) {
@@ -247,15 +246,27 @@ TEST(ValidationTest, BytesOverTheLimit) {
   EXPECT_EQ(rejection.violations[0].field, "shape");
   // All legal maxima at once: sizes saturate and do not wrap around.
   header = Parse(kGood, R"(
-    shape { batch: 4096 seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 1024
-            num_kv_heads: 1024 head_dim: 256 head_dim_v: 256 }
+    shape { batch: 65535 seq_len_q: 134217728 seq_len_kv: 134217728 num_heads: 1024
+            num_kv_heads: 1024 head_dim: 576 head_dim_v: 576 }
     dtype: DATA_TYPE_FLOAT32)");
   EXPECT_EQ(Reject(header).violations.size(), 6u);  // five tensors and their sum
 }
 
+TEST(ValidationTest, WideRowsAndManyOrNoBatchRows) {
+  const AttentionShape wide =
+      Accept(Parse(kGood, "shape { head_dim: 576 head_dim_v: 512 }")).spec.shape;
+  EXPECT_EQ(wide.head_dim, 576);
+  EXPECT_EQ(wide.head_dim_v, 512);
+  EXPECT_EQ(Accept(Parse(kGood, "shape { batch: 65535 }")).spec.shape.batch, 65535);
+  const ValidRequest none = Accept(Parse(kGood, "shape { batch: 0 }"));
+  EXPECT_EQ(none.spec.shape.batch, 0);
+  for (const TensorId id : none.inputs) EXPECT_EQ(BytesOf(none.spec, id), 0);
+  for (const TensorId id : none.outputs) EXPECT_EQ(BytesOf(none.spec, id), 0);
+}
+
 TEST(ValidationTest, ReportsEverythingAtOnce) {
   v1::ForwardHeader header = Parse("", R"(
-    shape { num_kv_heads: 3 head_dim: 300 }
+    shape { batch: 70000 num_kv_heads: 3 head_dim: 600 }
     options { softcap: -1 window { left: -5 right: -6 } dilation_levels {} }
     plan { world_size: 1000 })");
   header.mutable_options()
@@ -276,8 +287,8 @@ TEST(ValidationTest, ReportsEverythingAtOnce) {
 }
 
 TEST(ValidationTest, TheGravestCodeWins) {
-  EXPECT_EQ(Reject(Parse(kGood, "shape { batch: 5000 }")).code, StatusCode::kResourceExhausted);
-  EXPECT_EQ(Reject(Parse(kGood, "shape { batch: 5000 head_dim: 0 }")).code, kInvalid);
+  EXPECT_EQ(Reject(Parse(kGood, "shape { batch: 70000 }")).code, StatusCode::kResourceExhausted);
+  EXPECT_EQ(Reject(Parse(kGood, "shape { batch: 70000 head_dim: 0 }")).code, kInvalid);
 }
 
 TEST(ValidationTest, DetailsAreBounded) {
@@ -485,9 +496,9 @@ TEST(ValidationTest, RandomHeaders) {
     ++accepted;
     const AttentionSpec& spec = std::get<ValidRequest>(result).spec;
     const AttentionShape& shape = spec.shape;
-    ASSERT_GE(shape.batch, 1);
+    ASSERT_GE(shape.batch, 0);
     ASSERT_EQ(shape.num_heads % shape.num_kv_heads, 0);
-    ASSERT_LE(shape.head_dim, 256);
+    ASSERT_LE(shape.head_dim, kMaxHeadDim);
     ASSERT_TRUE(std::is_sorted(shape.cu_seqlens_q.begin(), shape.cu_seqlens_q.end()));
     ASSERT_EQ(shape.cu_seqlens_q.size(), shape.cu_seqlens_k.size());
     ASSERT_EQ(shape.cu_seqlens_k.back(), shape.seq_len_kv);

@@ -269,13 +269,71 @@ def test_rejection_costs_no_tensor_bytes(ring):
     assert found["ErrorInfo"].domain == "ringattn"
 
 
+def test_compressed_messages_are_refused(ring):
+    """A small compressed message may expand to gigabytes (docs/transports.md)."""
+    inputs = make_inputs(sq=8, dim=8)
+    sent = requests(header_for(inputs), chunks_of(inputs, "qkv"))
+    with pytest.raises(grpc.RpcError) as refused:
+        list(ring.attention.Forward(sent, timeout=20, compression=grpc.Compression.Gzip))
+    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert "gzip" in refused.value.details()
+    with pytest.raises(grpc.RpcError) as refused:
+        ring.cluster.GetServerInfo(cluster_pb2.GetServerInfoRequest(), timeout=20,
+                                   compression=grpc.Compression.Deflate)
+    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    run(ring.attention, inputs)
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def test_a_batch_without_rows(ring):
+    """Results are empty, and the gradient of a tensor that all rows share is zero."""
+    inputs = make_inputs(batch=0, sq=70, sk=90, heads=4, kv_heads=2, dim=16)
+    inputs["bias"] = np.ones((1, 4, 70, 90), np.float32)
+    for world_size in (1, 4):
+        options = dict(causal=True, world_size=world_size, schedule=RING)
+        forward = run(ring.attention, inputs, **options)
+        assert forward.array("out").shape == (0, 70, 4, 16)
+        assert forward.array("lse").shape == (0, 4, 70)
+        backward = run(ring.attention, inputs, backward=True, terms=["bias"], bias_gradient=True,
+                       **options)
+        assert backward.array("dk").shape == (0, 90, 2, 16)
+        dbias = backward.array("dbias")
+        assert dbias.shape == (1, 4, 70, 90) and not dbias.any()
+
+
+def test_a_batch_of_many_short_rows(ring):
+    inputs = make_inputs(batch=15_000, sq=4, sk=5, heads=2, kv_heads=1, dim=8)
+    exact = reference(inputs, causal=True)
+    for world_size in (1, 4):
+        options = dict(causal=True, world_size=world_size)
+        assert_close(run(ring.attention, inputs, **options).array("out"), exact["out"], 1e-4)
+        backward = run(ring.attention, inputs, backward=True, **options)
+        for name in ("dq", "dk", "dv"):
+            assert_close(backward.array(name), exact[name], 2e-4)
+
+
+def test_wide_heads(ring):
+    """Those of multi-head latent attention in its absorbed form."""
+    inputs = make_inputs(sq=130, heads=2, kv_heads=1, dim=576, dim_v=512)
+    exact = reference(inputs, causal=True)
+    for world_size in (1, 4):
+        options = dict(causal=True, world_size=world_size)
+        assert_close(run(ring.attention, inputs, **options).array("out"), exact["out"], 1e-4)
+        backward = run(ring.attention, inputs, backward=True, **options)
+        for name in ("dq", "dk", "dv"):
+            assert_close(backward.array(name), exact[name], 2e-4)
+
+
 # ---------------------------------------------------------------- cluster
 
 
 def test_server_info_and_topology(ring):
     info = ring.cluster.GetServerInfo(cluster_pb2.GetServerInfoRequest())
     assert info.version
-    assert info.limits.max_head_dim == 256
+    assert info.limits.max_head_dim == 576 and info.limits.max_kv_head_dim == 256
+    assert info.limits.max_batch == 65_535 and info.limits.max_dilated_parts == 1024
     assert "softcap" in info.options
     assert T.DATA_TYPE_BFLOAT16 in info.dtypes
     topology = ring.topology()

@@ -77,7 +77,7 @@ void CheckOptions(const ringattn::AttentionSpec& spec, const Limits& limits) {
 
 void CheckAccepted(const HeaderRequest& request, const Limits& limits) {
   const ringattn::AttentionShape& shape = request.valid.spec.shape;
-  Require(shape.batch >= 1 && shape.num_heads >= 1 && shape.num_kv_heads >= 1);
+  Require(shape.batch >= 0 && shape.num_heads >= 1 && shape.num_kv_heads >= 1);
   Require(shape.num_heads % shape.num_kv_heads == 0);
   Require(shape.head_dim >= 1 && shape.head_dim <= limits.max_head_dim);
   Require(shape.head_dim_v >= 1 && shape.head_dim_v <= limits.max_head_dim);

@@ -52,6 +52,19 @@ def test_backward_equals_finite_differences(client, rng):
     assert given.dsinks is None and given.dbias is None
 
 
+def test_a_batch_without_rows(client, rng):
+    q, k, v = tensors(rng, batch=0)
+    for options in ({}, {"bias": np.ones((1, 4, 70, 90), np.float32)},
+                    {"bias": np.ones((0, 4, 70, 90), np.float32), "mask": np.ones((0, 1, 70, 90), bool)}):
+        out, lse, _ = client.forward(q, k, v, causal=True, **options)
+        assert out.shape == (0, 70, 4, 24) and lse.shape == (0, 4, 70)
+        given = client.backward(np.zeros_like(out), q, k, v, out=out, lse=lse, causal=True, **options,
+                                bias_gradient="bias" in options)
+        assert given.dq.shape == q.shape and given.dk.shape == k.shape and given.dv.shape == v.shape
+        if "bias" in options:
+            assert given.dbias.shape == options["bias"].shape and not given.dbias.any()
+
+
 def test_packed_documents_are_their_own_calls(client, rng):
     lengths_q, lengths_k = [5, 0, 33, 17], [9, 4, 33, 20]
     cu_q, cu_k = (np.cumsum([0, *lengths]).astype(np.int32) for lengths in (lengths_q, lengths_k))

@@ -21,7 +21,8 @@ def make_inputs(batch=1, sq=64, sk=None, heads=2, kv_heads=None, dim=16, dim_v=N
 
 def header_for(inputs, backward=False, request_id="", causal=False, window=None, softcap=None,
                layout=0, schedule=0, world_size=None, crc=False, chunk_bytes=None,
-               forward_result=False, timeline=False, heads_per_step=None, terms=()):
+               forward_result=False, timeline=False, heads_per_step=None, terms=(),
+               bias_gradient=False):
     """`terms` are names of inputs that the request has too: a bias, fp32 [batch or 1, heads or 1, sq, sk],
     a mask, uint8 of that shape."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
@@ -47,9 +48,10 @@ def header_for(inputs, backward=False, request_id="", causal=False, window=None,
     for name in terms:
         form = getattr(header.options, name)
         form.SetInParent()
-        form.per_batch, form.per_head = (n > 1 for n in inputs[name].shape[:2])
+        form.per_batch, form.per_head = (n != 1 for n in inputs[name].shape[:2])
     if "bias" in terms:
         header.options.bias.dtype = T.DATA_TYPE_FLOAT32
+        header.options.bias.gradient = bias_gradient
     if chunk_bytes is not None:
         header.reply.max_chunk_bytes = chunk_bytes
     if backward:
