@@ -38,6 +38,15 @@ const char* Reason(int status) {
   }
 }
 
+// Where to keep the first message of a mg_start() on this thread; null: nowhere.
+thread_local std::string* start_error = nullptr;
+
+int KeepStartError(const mg_connection*, const char* message) {
+  if (start_error == nullptr) return 0;  // civetweb logs it
+  if (start_error->empty()) *start_error = message;
+  return 1;
+}
+
 }  // namespace
 
 HttpServer::HttpServer(HttpRoutes routes) : routes_(std::move(routes)) {}
@@ -57,10 +66,14 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
   mg_callbacks callbacks = {};
   callbacks.begin_request = &HttpServer::OnRequest;
   mg_init_library(0);
+  std::string why;
+  start_error = &why;
+  callbacks.log_message = &KeepStartError;
   server->context_ = mg_start(&callbacks, server.get(), options);
+  start_error = nullptr;
   if (server->context_ == nullptr) {
     mg_exit_library();
-    return absl::UnavailableError(absl::StrCat("HTTP: cannot listen on ", listen));
+    return absl::UnavailableError(absl::StrCat("HTTP: cannot listen on ", listen, ": ", why));
   }
   mg_server_port port = {};
   if (mg_get_server_ports(server->context_, 1, &port) < 1) {

@@ -132,8 +132,9 @@ TEST_F(HttpServerTest, ConnectionsThatSayHalfARequestBlockNobody) {
 }
 
 TEST_F(HttpServerTest, ATakenPortIsAnError) {
-  EXPECT_EQ(HttpServer::Start(server_->address(), {}).status().code(),
-            absl::StatusCode::kUnavailable);
+  const absl::Status status = HttpServer::Start(server_->address(), {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("Address already in use"));
 }
 
 }  // namespace
