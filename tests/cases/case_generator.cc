@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "common/base/limits.h"
 #include "tests/cases/covering_array.h"
 
 namespace ringattn::tests {
@@ -26,7 +27,7 @@ const std::vector<FactorTable>& Table() {
       {"softcap", {"off", "5", "30"}},
       {"scale", {"default", "custom", "0", "negative"}},
       {"heads", {"1/1", "4/4", "4/2", "6/1", "8/2"}},
-      {"head_dim", {"1", "32", "64", "80", "96", "128", "192", "256", "odd"}},
+      {"head_dim", {"1", "32", "64", "80", "96", "128", "192", "256 or more", "odd"}},
       {"head_dim_v", {"equal", "smaller", "larger"}},
       {"batch", {"1", "2", "3"}},
       {"packed", {"no", "documents", "some empty"}},
@@ -45,6 +46,8 @@ enum WindowLevel { kNoWindow, kSmallWindow, kLeftOnly, kRightOnly, kOneSideOpen,
 constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 constexpr int64_t kHeads[][2] = {{1, 1}, {4, 4}, {4, 2}, {6, 1}, {8, 2}};
 constexpr int64_t kHeadDims[] = {1, 32, 64, 80, 96, 128, 192, 256};
+// Of the largest level, by the case's seed.
+constexpr int64_t kLargestHeadDims[] = {256, 512, kMaxHeadDim};
 constexpr int64_t kOddHeadDims[] = {3, 7, 17, 33, 65, 100, 129, 255};
 constexpr int64_t kPrimes[] = {2, 3, 5, 7, 13, 31, 61, 97, 127, 131, 197, 251, 293, 397};
 // Kernels tile by 16 to 256 rows.
@@ -186,6 +189,7 @@ Case MakeCase(int64_t index, const Levels& levels, uint64_t seed, int64_t max_co
   shape.num_kv_heads = kHeads[levels[kHeadsFactor]][1];
   const int head_dim = levels[kHeadDimFactor];
   shape.head_dim = head_dim == 8 ? Pick(random, kOddHeadDims) : kHeadDims[head_dim];
+  if (head_dim == kHeadDimLargest) shape.head_dim = kLargestHeadDims[c.data_seed % 3];
   shape.head_dim_v = shape.head_dim;
   if (levels[kHeadDimVFactor] == kSmallerV) {
     shape.head_dim_v = random.Between(1, shape.head_dim - 1);

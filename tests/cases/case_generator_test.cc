@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "common/base/limits.h"
 #include "gtest/gtest.h"
 
 namespace ringattn::tests {
@@ -34,7 +35,7 @@ TEST(CaseGenerator, SpecsAreValid) {
     ASSERT_EQ(shape.num_heads % shape.num_kv_heads, 0);
     for (const int64_t dim : {shape.head_dim, shape.head_dim_v}) {
       ASSERT_GE(dim, 1) << ToString(c);
-      ASSERT_LE(dim, 256) << ToString(c);
+      ASSERT_LE(dim, kMaxHeadDim) << ToString(c);
     }
     ASSERT_EQ(shape.cu_seqlens_q.size(), shape.cu_seqlens_k.size());
     ASSERT_EQ(shape.cu_seqlens_q.back(), shape.seq_len_q);
