@@ -13,6 +13,7 @@ struct RetryOptions {
   absl::Duration initial_backoff = absl::Milliseconds(200);
   absl::Duration max_backoff = absl::Seconds(5);
   // A call gives up this early on a server that has never answered: its address is probably wrong.
+  // A connection attempt that is under way then may take four times as long.
   absl::Duration connect_timeout = absl::Seconds(5);
 };
 

@@ -324,9 +324,11 @@ class StreamAttempt final : public Attempt,
         .on_ended = [self] { self->OneEnded(); }};
     auto transfer = std::make_shared<DirectTransfer>(
         accepted, *std::move(tensors), workers_.get(),
-        DirectTransferOptions{.deadline = deadline_,
-                              .max_chunk_bytes_down = accepted.max_chunk_bytes_down(),
-                              .with_crc32c = plan_->with_crc32c},
+        DirectTransferOptions{
+            .deadline = deadline_,
+            .max_chunk_bytes_down = accepted.max_chunk_bytes_down(),
+            .with_crc32c = plan_->with_crc32c,
+            .connect_timeout = plan_->direct_required ? kRequiredConnectTime : kDirectConnectTime},
         std::move(events), &borrowed_);
     unended_.fetch_add(1);
     {

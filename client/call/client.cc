@@ -17,6 +17,7 @@
 #include "client/call/cuda_call.h"
 #include "client/call/replayed_call.h"
 #include "client/call/staged_call.h"
+#include "client/transfer/direct_transfer.h"
 #include "client/transfer/grpc_status.h"
 #include "common/base/limits.h"
 #include "common/process/loopback.h"
@@ -42,6 +43,10 @@ constexpr absl::Duration kTrimInterval = absl::Seconds(5);
 // For smaller tensors staging saves about 2 ms per call, which does not justify keeping regions
 // ready.
 constexpr uint64_t kMinStagedBytes = 1 << 20;
+
+// One connection attempt may take this many times RetryOptions::connect_timeout: a busy machine
+// accepts connections late. A call that waits for it ends at its deadline all the same.
+constexpr int kAttemptShare = 4;
 
 // The coordinator answers without I/O.
 constexpr absl::Duration kAttachDeadline = absl::Seconds(5);
@@ -156,7 +161,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
   }
   wire::KeepGrpcRunning();
   auto impl = std::make_unique<Impl>(options);
-  const grpc::ChannelArguments arguments = ChannelArgumentsFor(options, absl::Milliseconds(100));
+  const grpc::ChannelArguments arguments =
+      ChannelArgumentsFor(options, kAttemptShare * options.retry.connect_timeout);
   absl::StatusOr<TransportSecurity> security = SecurityOf(options);
   if (!security.ok()) return security.status();
   if (!options.token_file.empty()) {
@@ -176,9 +182,9 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
   }
   impl->hold = std::make_unique<ResidualHold>(impl->channels[0], impl->token);
   impl->cache_hold = std::make_shared<CacheHold>(impl->channels[0], impl->token);
-  // A call gives up a worker after one failed connection attempt (replayed_call.cc), so allow a
-  // second for it.
-  const grpc::ChannelArguments worker_arguments = ChannelArgumentsFor(options, absl::Seconds(1));
+  // DirectTransfer ends an attempt earlier unless the call requires direct streams.
+  const grpc::ChannelArguments worker_arguments =
+      ChannelArgumentsFor(options, kRequiredConnectTime);
   impl->workers = std::make_shared<WorkerChannels>(
       [credentials = options.credentials, security = *security,
        arguments = worker_arguments](const std::string& endpoint) {

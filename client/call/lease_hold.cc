@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "client/transfer/grpc_status.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client {
 namespace {
@@ -72,9 +72,9 @@ void LeaseHold::Run() {
       released_.clear();
       confirmed_.clear();
     }
-    const absl::Time begun = absl::Now();
+    const absl::Time begun = MonotonicNow();
     const absl::Status status = Serve();
-    if (absl::Now() - begun > options_.max_backoff) backoff = options_.min_backoff;
+    if (MonotonicNow() - begun > options_.max_backoff) backoff = options_.min_backoff;
     absl::MutexLock lock(&mutex_);
     if (stopping_) return;
     trouble_ = status;

@@ -12,21 +12,23 @@
 #include "absl/synchronization/mutex.h"
 #include "client/api/error.h"
 #include "client/call/retry_policy.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client {
 namespace {
 
+// Converts a deadline on the monotonic clock to the wall time that gRPC expects.
 std::chrono::system_clock::time_point SystemDeadline(absl::Time deadline) {
   // gRPC's clock cannot represent absl's infinite future.
   if (deadline == absl::InfiniteFuture()) return std::chrono::system_clock::time_point::max();
-  return absl::ToChronoTime(deadline);
+  return absl::ToChronoTime(absl::Now() + (deadline - MonotonicNow()));
 }
 
 // One call. An alarm keeps it alive between attempts, and the attempt's `done` during one.
 class Request final : public PendingCall::State, public std::enable_shared_from_this<Request> {
  public:
   explicit Request(ReplayedCallParams params)
-      : params_(std::move(params)), start_(absl::Now()), deadline_(start_ + params_.deadline) {}
+      : params_(std::move(params)), start_(MonotonicNow()), deadline_(start_ + params_.deadline) {}
 
   const std::string& request_id() const override { return request_id_; }
 
@@ -128,7 +130,7 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
     if (!result.lacked_at.empty() && replays_ < params_.retry.max_replays) {
       return AttachRegions(result);
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     const FailedAttempt failed{.status = result.status,
                                .replays_so_far = replays_,
                                .server_ever_answered = server_ever_answered_,
@@ -141,7 +143,7 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
     const absl::MutexLock lock(&mutex_);
     attempt_.reset();
     pause_ = std::make_unique<grpc::Alarm>();
-    pause_->Set(absl::ToChronoTime(now + *delay),
+    pause_->Set(SystemDeadline(now + *delay),
                 [self = shared_from_this()](bool) { self->StartNextAttempt(); });
     if (cancelled_) pause_->Cancel();
   }

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -44,7 +44,7 @@ void ProgressBar::Update(absl::string_view what, double fraction) {
   const bool changed = what_ != what;
   what_ = std::string(what);
   fraction_ = std::min(fraction, 1.0);
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   if (options_.terminal && (changed || now - shown_at_ >= kRedraw)) Show(now);
 }
 
@@ -52,8 +52,8 @@ void ProgressBar::Loop() {
   const absl::Duration interval = options_.terminal ? absl::Seconds(1) : options_.line_interval;
   absl::Time next = began_ + interval;
   const absl::MutexLock lock(&mutex_);
-  while (!mutex_.AwaitWithDeadline(absl::Condition(&closing_), next)) {
-    const absl::Time now = absl::Now();
+  while (!AwaitUntil(mutex_, absl::Condition(&closing_), next)) {
+    const absl::Time now = MonotonicNow();
     Show(now);
     next = std::max(next + interval, now);
   }

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client::cli {
 
@@ -40,7 +41,7 @@ class ProgressBar {
   void Show(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
-  const absl::Time began_ = absl::Now();
+  const absl::Time began_ = MonotonicNow();
   absl::Mutex mutex_;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time shown_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();

@@ -25,6 +25,7 @@
 #include "client/launcher/child_process.h"
 #include "client/launcher/health.h"
 #include "client/launcher/worker_device.h"
+#include "common/base/monotonic_time.h"
 #include "common/process/descriptors.h"
 #include "common/process/listener_probe.h"
 #include "nlohmann/json.hpp"
@@ -236,12 +237,12 @@ absl::Status Launcher::StartServer() {
              return address_.empty() || ProbeListener(address_, kProbeTimeout, speech).ok();
            }});
   if (!status.ok()) return status;
-  const absl::Time end = absl::Now() + options_.ready_timeout;
+  const absl::Time end = MonotonicNow() + options_.ready_timeout;
   while (!ReadPorts(port_file, &address_, &control_address_, &metrics_address_)) {
     if (WaitForSignal(absl::Milliseconds(20))) return absl::CancelledError("ended by a signal");
     supervisor_.Poll();
     // We have just started it. If it exits, it will exit again; most likely its port is taken.
-    if (supervisor_.exit_count(kServerName) > 0 || absl::Now() > end) {
+    if (supervisor_.exit_count(kServerName) > 0 || MonotonicNow() > end) {
       return absl::UnavailableError(absl::StrCat(
           "the coordinator did not start; its log ends with:\n",
           supervisor_.exit_count(kServerName) > 0 ? supervisor_.last_output(kServerName)
@@ -285,9 +286,9 @@ absl::Status Launcher::WaitUntilReady() {
   if (!client.ok()) return client.status();
   const auto security = SecurityOf(options_.security);
   if (!security.ok()) return security.status();
-  const absl::Time end = absl::Now() + options_.ready_timeout;
+  const absl::Time end = MonotonicNow() + options_.ready_timeout;
   std::string seen = "no answer yet";
-  while (absl::Now() < end) {
+  while (MonotonicNow() < end) {
     if (WaitForSignal(absl::Milliseconds(50))) return absl::CancelledError("ended by a signal");
     supervisor_.Poll();
     if (absl::Status status = CheckWorkers(); !status.ok()) return status;

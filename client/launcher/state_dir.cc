@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/launcher/child_process.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client {
 namespace {
@@ -150,10 +151,10 @@ absl::StatusOr<bool> StopLauncher(
     const std::function<void(const std::vector<std::string>&)>& report) {
   const std::optional<pid_t> pid = RunningLauncher(path);
   if (!pid) return false;
-  absl::Time report_at = absl::Now() + absl::Seconds(1);
+  absl::Time report_at = MonotonicNow() + absl::Seconds(1);
   const auto gone_by = [&](absl::Time end) {
-    while (absl::Now() < end) {
-      if (absl::Now() >= report_at) {
+    while (MonotonicNow() < end) {
+      if (MonotonicNow() >= report_at) {
         report(DescribeChildren(*pid));
         report_at += absl::Seconds(5);
       }
@@ -166,9 +167,9 @@ absl::StatusOr<bool> StopLauncher(
   if (kill(*pid, SIGTERM) != 0 && errno != ESRCH) return SystemError("kill");
   // A stopped launcher would not see the signal.
   kill(*pid, SIGCONT);
-  if (gone_by(absl::Now() + timeout)) return true;
+  if (gone_by(MonotonicNow() + timeout)) return true;
   kill(*pid, SIGKILL);
-  if (gone_by(absl::Now() + absl::Seconds(5))) return true;
+  if (gone_by(MonotonicNow() + absl::Seconds(5))) return true;
   return absl::DeadlineExceededError(absl::StrCat("launcher ", *pid, " did not end"));
 }
 

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/launcher/child_process.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client {
 namespace {
@@ -48,7 +49,7 @@ absl::Status Supervisor::Start(Child& child) {
   auto pid = StartChild(child.spec.command(), child.spec.log_path);
   if (!pid.ok()) return pid.status();
   child.pid = *pid;
-  child.started = absl::Now();
+  child.started = MonotonicNow();
   child.restart_at = absl::InfiniteFuture();
   child.stopped_since = absl::InfiniteFuture();
   child.answered = child.started;
@@ -58,7 +59,7 @@ absl::Status Supervisor::Start(Child& child) {
 }
 
 void Supervisor::Poll() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   for (Child& child : children_) {
     if (child.ended) continue;
     if (child.pid != 0) {
@@ -77,7 +78,7 @@ void Supervisor::Poll() {
 void Supervisor::Reap(Child& child) {
   int wait_status = 0;
   if (waitpid(child.pid, &wait_status, WNOHANG) != child.pid) return;
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   const bool was_healthy = now - child.started >= options_.healthy_after;
   child.backoff = was_healthy || child.exits == 0
                       ? options_.initial_backoff
@@ -92,7 +93,7 @@ void Supervisor::Reap(Child& child) {
 }
 
 bool Supervisor::KillIfStopped(Child& child) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   if (ProcessState(child.pid) != 'T') {
     child.stopped_since = absl::InfiniteFuture();
     return false;
@@ -105,9 +106,9 @@ bool Supervisor::KillIfStopped(Child& child) {
 }
 
 void Supervisor::KillIfSilent(Child& child) {
-  if (child.spec.answers == nullptr || absl::Now() < child.probe_at) return;
+  if (child.spec.answers == nullptr || MonotonicNow() < child.probe_at) return;
   const bool answers = child.spec.answers();
-  const absl::Time now = absl::Now();
+  const absl::Time now = MonotonicNow();
   child.probe_at = now + options_.probe_interval;
   if (answers) child.answered = now;
   if (now - child.answered < options_.silent_max) return;
@@ -161,10 +162,10 @@ void Supervisor::End(const std::vector<std::string>& names, absl::Duration timeo
       return true;
     });
   };
-  const absl::Time end = absl::Now() + timeout;
+  const absl::Time end = MonotonicNow() + timeout;
   reap(WNOHANG);
   bool hurried = false;
-  while (!left.empty() && absl::Now() < end && !(hurried = hurry())) {
+  while (!left.empty() && MonotonicNow() < end && !(hurried = hurry())) {
     absl::SleepFor(absl::Milliseconds(10));
     reap(WNOHANG);
   }

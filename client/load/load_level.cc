@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client::load {
 
@@ -22,7 +23,7 @@ LoadLevel::~LoadLevel() {
 }
 
 absl::Time LoadLevel::NextDue() {
-  if (shape_.rate <= 0) return absl::Now();
+  if (shape_.rate <= 0) return MonotonicNow();
   const absl::Time due = next_due_;
   const double gap = shape_.poisson ? std::exponential_distribution<double>(shape_.rate)(random_)
                                     : 1 / shape_.rate;
@@ -38,20 +39,20 @@ void LoadLevel::Work(int slot) {
       absl::MutexLock lock(&mutex_);
       if (stopping_) return;
       due = NextDue();
-      if (mutex_.AwaitWithDeadline(absl::Condition(&stopping), due)) return;
+      if (AwaitUntil(mutex_, absl::Condition(&stopping), due)) return;
     }
-    const absl::Time began = absl::Now();
+    const absl::Time began = MonotonicNow();
     CallSample sample = call_(slot);
     sample.due = shape_.rate > 0 ? due : began;
     sample.began = began;
-    sample.ended = absl::Now();
+    sample.ended = MonotonicNow();
     absl::MutexLock lock(&mutex_);
     ended_.push_back(std::move(sample));
   }
 }
 
 std::vector<CallSample> LoadLevel::Take(absl::Time deadline, size_t count) {
-  absl::SleepFor(deadline - absl::Now());
+  absl::SleepFor(deadline - MonotonicNow());
   const auto enough = [this, count]()
                           ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ended_.size() >= count; };
   absl::MutexLock lock(&mutex_, absl::Condition(&enough));

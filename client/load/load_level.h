@@ -12,6 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/load/call_sample.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client::load {
 
@@ -53,7 +54,7 @@ class LoadLevel {
   const MakeCall call_;
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time next_due_ ABSL_GUARDED_BY(mutex_) = absl::Now();
+  absl::Time next_due_ ABSL_GUARDED_BY(mutex_) = MonotonicNow();
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
   std::vector<CallSample> ended_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::thread> threads_;  // last, because they use the others

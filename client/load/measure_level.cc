@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client::load {
 
@@ -24,13 +24,13 @@ bool AreStable(const std::vector<LevelResult>& windows, double percentage) {
 StableResult MeasureLevel(const Measurement& measurement, const TakeCalls& take) {
   std::vector<Window> windows;
   StableResult measured;
-  absl::Time begin = absl::Now();
+  absl::Time begin = MonotonicNow();
   while (measured.windows < measurement.max_trials) {
     Window window;
     window.begin = begin;
     window.calls = take(begin + measurement.interval,
                         static_cast<size_t>(std::max(measurement.request_count, 1)));
-    window.end = begin = absl::Now();
+    window.end = begin = MonotonicNow();
     windows.push_back(std::move(window));
     ++measured.windows;
     if (windows.size() > kStableWindows) windows.erase(windows.begin());

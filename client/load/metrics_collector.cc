@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client::load {
 namespace {
@@ -99,14 +99,14 @@ MetricsCollector::~MetricsCollector() {
 
 void MetricsCollector::Work(size_t source) {
   const auto stopping = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_; };
-  absl::Time due = absl::Now();
+  absl::Time due = MonotonicNow();
   while (true) {
-    const absl::Time begun = absl::Now();
+    const absl::Time begun = MonotonicNow();
     const auto samples = FetchMetrics(sources_[source].url, kScrapeTimeout);
     // The values are of the moment at which the page was created; halfway is the best estimate.
-    const absl::Time at = begun + (absl::Now() - begun) / 2;
+    const absl::Time at = begun + (MonotonicNow() - begun) / 2;
     // After a slow answer the next scrape is due at once; missed scrapes are not made up for.
-    due = std::max(due + interval_, absl::Now());
+    due = std::max(due + interval_, MonotonicNow());
     absl::MutexLock lock(&mutex_);
     Log& log = logs_[source];
     if (samples.ok()) {
@@ -114,7 +114,7 @@ void MetricsCollector::Work(size_t source) {
     } else {
       log.failures.push_back({at, std::string(samples.status().message())});
     }
-    if (mutex_.AwaitWithDeadline(absl::Condition(&stopping), due)) return;
+    if (AwaitUntil(mutex_, absl::Condition(&stopping), due)) return;
   }
 }
 

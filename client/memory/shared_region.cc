@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/local_memory/attach_protocol.h"
 #include "common/local_memory/local_socket.h"
 
@@ -172,7 +173,7 @@ void SharedRegion::Fence(uint64_t number, Fenced done) {
   {
     absl::MutexLock lock(&mutex_);
     stopped = stopping_;
-    if (!stopped) fences_.push_back({number, done, {}, absl::Now() + kFenceTimeout});
+    if (!stopped) fences_.push_back({number, done, {}, MonotonicNow() + kFenceTimeout});
   }
   if (stopped) return done("");
   Wake();
@@ -191,7 +192,7 @@ void SharedRegion::Run() {
     {
       absl::MutexLock lock(&mutex_);
       if (stopping_) break;
-      wants_round = round_wanted_ && absl::Now() >= next_round_;
+      wants_round = round_wanted_ && MonotonicNow() >= next_round_;
       if (wants_round) {
         round_wanted_ = false;
         ++rounds_begun_;
@@ -201,7 +202,7 @@ void SharedRegion::Run() {
     if (wants_round) FinishShows();
     SendFences();
     Poll();
-    FinishFences(absl::Now());
+    FinishFences(MonotonicNow());
   }
   sockets_.clear();
   SendFences();  // no sockets are left, so all fences complete
@@ -247,7 +248,7 @@ void SharedRegion::AttachRound() {
             !absl::IsInvalidArgument(response.status());
   }
   backoff_ = again ? std::min(2 * backoff_, kMaxBackoff) : kMinBackoff;
-  next_round_ = absl::Now() + backoff_;
+  next_round_ = MonotonicNow() + backoff_;
   absl::MutexLock lock(&mutex_);
   round_wanted_ = round_wanted_ || again;
   id_ = sockets_.empty() ? std::string() : request.region_id();
@@ -316,8 +317,8 @@ bool SharedRegion::Attach(const v1::AttachPoint& point, std::vector<std::string>
 
 // A request that arrives before the workers' reports would be relayed.
 void SharedRegion::Confirm(const v1::AttachRequest& request) {
-  const absl::Time deadline = absl::Now() + kConfirmTimeout;
-  while (!sockets_.empty() && absl::Now() < deadline) {
+  const absl::Time deadline = MonotonicNow() + kConfirmTimeout;
+  while (!sockets_.empty() && MonotonicNow() < deadline) {
     const absl::StatusOr<v1::AttachResponse> response = attach_(request);
     if (!response.ok()) return;
     const auto& attached = response->attached();

@@ -7,7 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client {
 namespace {
@@ -76,7 +76,7 @@ bool StagingPool::MayTake(int64_t bytes, std::string* why) const {
     *why = "staging is turned off";
   } else if (Rounded(bytes) > options_.max_bytes) {
     *why = std::string(TooMuch(bytes, "the limit of staging memory", options_.max_bytes).message());
-  } else if (!refusal_.ok() && absl::Now() < refused_until_) {
+  } else if (!refusal_.ok() && MonotonicNow() < refused_until_) {
     *why = std::string(refusal_.message());
   } else {
     return true;
@@ -88,7 +88,7 @@ absl::Status StagingPool::Refuse(absl::Status why) {
   absl::MutexLock lock(&mutex_);
   probed_ = false;
   refusal_ = why;
-  refused_until_ = absl::Now() + options_.refusal_kept;
+  refused_until_ = MonotonicNow() + options_.refusal_kept;
   return why;
 }
 
@@ -203,11 +203,11 @@ absl::StatusOr<std::shared_ptr<SharedRegion>> StagingPool::Take(int64_t bytes) {
 void StagingPool::GiveBack(std::shared_ptr<SharedRegion> region, bool reusable) {
   if (!reusable) return Drop({std::move(region)});
   absl::MutexLock lock(&mutex_);
-  idle_.push_back({std::move(region), absl::Now()});
+  idle_.push_back({std::move(region), MonotonicNow()});
 }
 
 void StagingPool::Trim() {
-  const absl::Time old = absl::Now() - options_.idle;
+  const absl::Time old = MonotonicNow() - options_.idle;
   std::vector<std::shared_ptr<SharedRegion>> regions;
   {
     absl::MutexLock lock(&mutex_);

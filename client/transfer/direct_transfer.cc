@@ -19,8 +19,6 @@ namespace ringattn::client {
 namespace {
 
 constexpr char kExchange[] = "/ringattn.v1.ShardService/Exchange";
-// A connection attempt that takes longer counts as failed.
-constexpr std::chrono::milliseconds kConnectTimeout{1'000};
 // A connected worker answers at once, unless it is very busy.
 constexpr std::chrono::milliseconds kAnswerTimeout{9'000};
 // Fewer bytes do not justify a separate stream.
@@ -220,7 +218,8 @@ DirectTransfer::~DirectTransfer() = default;
 void DirectTransfer::Start() {
   // Keeps this alive if a stream ends at once, so that the others start too.
   const std::shared_ptr<DirectTransfer> self = shared_from_this();
-  WatchOpening(kConnectTimeout, /*only_connection=*/true);
+  WatchOpening(std::chrono::milliseconds(absl::ToInt64Milliseconds(options_.connect_timeout)),
+               /*only_connection=*/true);
   for (const std::shared_ptr<Stream>& stream : streams_) stream->Start(self);
   if (cancelled_) Cancel();
 }
@@ -283,9 +282,11 @@ void DirectTransfer::WatchOpening(std::chrono::milliseconds wait, bool only_conn
 void DirectTransfer::CheckOpening(bool only_connection) {
   for (const std::shared_ptr<Stream>& stream : streams_) {
     if (stream->opened() || (only_connection && stream->IsConnected())) continue;
-    return Break(absl::UnavailableError(absl::StrCat(
-                     stream->worker(), only_connection ? " did not accept a connection within 1 s"
-                                                       : " did not answer within 10 s")),
+    const std::string why = only_connection
+                                ? absl::StrCat(" did not accept a connection within ",
+                                               absl::FormatDuration(options_.connect_timeout))
+                                : " did not answer in time";
+    return Break(absl::UnavailableError(absl::StrCat(stream->worker(), why)),
                  /*unreachable=*/true);
   }
   if (only_connection && unopened_ > 0) WatchOpening(kAnswerTimeout, /*only_connection=*/false);

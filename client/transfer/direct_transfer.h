@@ -18,16 +18,24 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "client/transfer/shard_tensors.h"
 #include "client/transfer/worker_channels.h"
 #include "ringattn/v1/attention.pb.h"
 
 namespace ringattn::client {
 
+// How long a call waits for the connection to a worker: a call that may use the relay instead, and
+// one that requires direct streams. A busy machine accepts connections late.
+inline constexpr absl::Duration kDirectConnectTime = absl::Seconds(1);
+inline constexpr absl::Duration kRequiredConnectTime = absl::Seconds(10);
+
 struct DirectTransferOptions {
   std::chrono::system_clock::time_point deadline;
   uint32_t max_chunk_bytes_down = 0;
   bool with_crc32c = true;
+  // A connection that takes longer counts as failed.
+  absl::Duration connect_timeout = kDirectConnectTime;
 };
 
 // Callbacks for the attempt, on gRPC's threads.

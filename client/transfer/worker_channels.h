@@ -17,8 +17,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client {
 
@@ -51,7 +51,7 @@ class WorkerChannels {
     absl::MutexLock lock(&mutex_);
     Entry& entry = entries_[endpoint];
     while (entry.channels.size() < wanted) entry.channels.push_back(dial_(endpoint));
-    entry.used = absl::Now();
+    entry.used = MonotonicNow();
     return {entry.channels.begin(), entry.channels.begin() + wanted};
   }
 
@@ -61,7 +61,7 @@ class WorkerChannels {
     std::map<std::string, Entry> gone;  // destroyed without the lock
     absl::MutexLock lock(&mutex_);
     if (entries_.size() <= kUnpruned) return;
-    const absl::Time old = absl::Now() - kKept;
+    const absl::Time old = MonotonicNow() - kKept;
     for (auto entry = entries_.begin(); entry != entries_.end();) {
       const auto next = std::next(entry);
       if (entry->second.used < old) gone.insert(entries_.extract(entry));
@@ -73,12 +73,12 @@ class WorkerChannels {
   void NoteUnreachable(const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     unreachable_ = why;
-    unreachable_until_ = absl::Now() + kTriedAgainAfter;
+    unreachable_until_ = MonotonicNow() + kTriedAgainAfter;
   }
   // Why a call should not try direct streams; empty if it may.
   std::string UnreachableReason() const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
-    return absl::Now() < unreachable_until_ ? unreachable_ : "";
+    return MonotonicNow() < unreachable_until_ ? unreachable_ : "";
   }
 
  private:

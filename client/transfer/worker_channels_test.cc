@@ -3,6 +3,7 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include "common/base/limits.h"
+#include "common/base/testing/wall_clock.h"
 #include "common/security/credentials.h"
 #include "gtest/gtest.h"
 
@@ -41,6 +42,14 @@ TEST(WorkerChannelsTest, CallsShareTheFirstOnes) {
   EXPECT_EQ(eight[1], two[1]);
   EXPECT_EQ(channels.To("127.0.0.1:1", 4), two);
   EXPECT_EQ(dialled, 8);
+}
+
+TEST(WorkerChannelsTest, AnUnreachableWorkerDoesNotFollowTheWallClock) {
+  WorkerChannels channels(Counting(nullptr), /*per_worker=*/0);
+  channels.NoteUnreachable("silent");
+  SetWallClockBack(-absl::Hours(2));
+  EXPECT_EQ(channels.UnreachableReason(), "silent");
+  SetWallClockBack(absl::ZeroDuration());
 }
 
 TEST(WorkerChannelsTest, UsesTheRequestedNumberOfConnections) {

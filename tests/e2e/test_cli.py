@@ -1,11 +1,14 @@
 """The command line as users type it."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import struct
 import subprocess
+import threading
 import time
 
 import pytest
@@ -37,6 +40,61 @@ def test_generate_forward_backward_verify(ring, tmp_path, dtype):
     cli("backward", f"--server={ring.address}", f"--input={source}", f"--output={backward}",
         *OPTIONS)
     assert "dk" in cli("verify", f"--input={source}", f"--output={backward}", "--causal").stdout
+
+
+def test_a_batch_without_rows(ring, tmp_path):
+    source, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ifb")
+    shape = ["--seq_len=70", "--heads=4", "--kv_heads=2", "--head_dim=32", "--seed=7", "--batch=0"]
+    cli("generate", f"--output={source}", *shape, "--with_dout", "--sinks")
+    server, read = f"--server={ring.address}", f"--input={source}"
+    cli("forward", server, read, f"--output={forward}", "--sinks", *OPTIONS)
+    cli("backward", server, read, f"--output={backward}", "--sinks", *OPTIONS)
+    for path in (forward, backward):
+        cli("verify", read, f"--output={path}", "--sinks", "--causal")
+
+
+class LateServer:
+    """Forwards connections to an address, each after some seconds, as a busy machine does."""
+
+    def __init__(self, address, seconds):
+        self.upstream = address.rsplit(":", 1)
+        self.seconds = seconds
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection = self.listener.accept()[0]
+                threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+
+    def _serve(self, connection):
+        time.sleep(self.seconds)
+        with contextlib.suppress(OSError):
+            upstream = socket.create_connection((self.upstream[0], int(self.upstream[1])))
+            threading.Thread(target=self._copy, args=[upstream, connection], daemon=True).start()
+            self._copy(connection, upstream)
+
+    @staticmethod
+    def _copy(source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self):
+        self.listener.close()
+
+
+def test_a_busy_server_that_accepts_late(ring, tmp_path):
+    """An attempt to connect lasts longer than gRPC's first backoffs of up to two seconds."""
+    source = tmp_path / "i.safetensors"
+    generate(source, seq_len=40)
+    late = LateServer(ring.address, 2.5)
+    cli("forward", f"--server={late.address}", f"--input={source}",
+        f"--output={tmp_path / 'f.safetensors'}", "--causal", timeout=30)
+    late.close()
 
 
 @pytest.mark.parametrize("documents", [[], ["--documents=100,0,250,350"]])

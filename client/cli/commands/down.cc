@@ -3,10 +3,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "client/cli/command.h"
 #include "client/cli/flag_set.h"
 #include "client/launcher/state_dir.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -24,10 +24,10 @@ int RunDown(const Flags& flags) {
         absl::InvalidArgumentError("--timeout is not a duration; expected a value like 30s"),
         false);
   }
-  const absl::Time start = absl::Now();
+  const absl::Time start = MonotonicNow();
   const auto report = [&](const std::vector<std::string>& running) {
     std::fprintf(stderr, "after %.0f s of at most %.0f: %s\n",
-                 absl::ToDoubleSeconds(absl::Now() - start), absl::ToDoubleSeconds(timeout),
+                 absl::ToDoubleSeconds(MonotonicNow() - start), absl::ToDoubleSeconds(timeout),
                  running.empty()
                      ? "waiting for the launcher"
                      : absl::StrCat("still running: ", absl::StrJoin(running, ", ")).c_str());
