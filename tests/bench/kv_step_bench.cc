@@ -27,6 +27,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "common/oracle/generator.h"
+#include "common/security/credentials.h"
 #include "common/wire/durations.h"
 #include "common/wire/grpc_1_51/keep_awake.h"
 #include "worker/device/cpu/cpu_device.h"
@@ -136,13 +137,12 @@ class Bench {
   void StartStream() {
     int port = 0;
     grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.AddListeningPort("127.0.0.1:0", TransportSecurity().ServerCredentials(), &port);
     builder.SetMaxReceiveMessageSize(64 << 20);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
-    stub_ = v1::KvShardService::NewStub(
-        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
-    stream_ = stub_->Steps(&context_);
+    stub_ = v1::KvShardService::NewStub(grpc::CreateChannel(
+        absl::StrCat("127.0.0.1:", port), TransportSecurity().ChannelCredentials()));
     v1::StepRequest request;
     request.mutable_hello()->set_cache_id("c");
     request.mutable_hello()->set_epoch(1);

@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/kv/step_metadata.h"
+#include "common/security/credentials.h"
 #include "common/security/secret.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -95,11 +97,11 @@ class StepStreamsTest : public ::testing::Test {
                                              std::unique_ptr<v1::KvShardService::Stub>* stub) {
     int port = 0;
     grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.AddListeningPort("127.0.0.1:0", TransportSecurity().ServerCredentials(), &port);
     builder.RegisterService(service);
     auto server = builder.BuildAndStart();
-    *stub = v1::KvShardService::NewStub(
-        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
+    *stub = v1::KvShardService::NewStub(grpc::CreateChannel(
+        absl::StrCat("127.0.0.1:", port), TransportSecurity().ChannelCredentials()));
     return server;
   }
 

@@ -6,6 +6,7 @@
 #include "common/base/version.h"
 #include "common/kv/kv_error.h"
 #include "common/kv/shard_cut.h"
+#include "common/security/credentials.h"
 #include "common/security/secret.h"
 #include "server/edge/header/error_details.h"
 #include "server/edge/kv/kv_requests.h"
@@ -25,12 +26,12 @@ FakeKvWorker::FakeKvWorker(const std::string& name, const std::string& control_a
     : name_(name) {
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort("127.0.0.1:0", TransportSecurity().ServerCredentials(), &port);
   builder.SetMaxReceiveMessageSize(-1);
   builder.RegisterService(this);
   server_ = builder.BuildAndStart();
   stub_ = v1::WorkerControlService::NewStub(
-      grpc::CreateChannel(control_address, grpc::InsecureChannelCredentials()));
+      grpc::CreateChannel(control_address, TransportSecurity().ChannelCredentials()));
   context_.AddMetadata(kSecretMetadataKey, kTestSecret);
   control_ = stub_->Join(&context_);
   v1::JoinRequest message;
