@@ -3,8 +3,8 @@
 //   CpuKernels kernels(/*threads=*/4);
 //   absl::Status status = kernels.Run(call, stop, &tiles_done);
 //
-// Tests: cpu_kernels_test.cc, cpu_kernels_robustness_test.cc, cpu_kernels_wide_test.cc,
-// by_keys_test.cc
+// Tests: cpu_kernels_test.cc, cpu_kernels_robustness_test.cc, cpu_kernels_wide_test.cc
+// Tests: by_keys_test.cc
 #ifndef RINGATTN_WORKER_KERNELS_CPU_CPU_KERNELS_H_
 #define RINGATTN_WORKER_KERNELS_CPU_CPU_KERNELS_H_
 
