@@ -165,7 +165,7 @@ TEST(Flags, WrongValuesAreNamed) {
 }
 
 TEST(Flags, LocalValidationGivesTheServersViolations) {
-  const auto problem = Parse("--seq_len=8 --softcap=-1 --head_dim=300");
+  const auto problem = Parse("--seq_len=8 --softcap=-1 --head_dim=600");
   ASSERT_TRUE(problem.ok());
   const auto valid = ValidateLocally(*problem, Direction::kForward, false);
   EXPECT_EQ(valid.status().code(), absl::StatusCode::kInvalidArgument);

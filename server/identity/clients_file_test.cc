@@ -63,7 +63,8 @@ TEST(KnownClients, EveryBadFieldIsNamed) {
     std::string fields;
     std::string says;
   } rows[] = {
-      {R"("weight": 1)", "clients[0] (a).token_sha256 is missing, and so is certificates"},
+      {R"("weight": 1)",
+       "clients[0] (a).token_sha256 is missing; a client needs token_sha256 or certificates"},
       {R"("token_sha256": "x")", "clients[0] (a).token_sha256 must be a list of at most 4 texts"},
       {R"("token_sha256": [1])", "clients[0] (a).token_sha256 must be a list"},
       {R"("token_sha256": ["abc"])", "clients[0] (a).token_sha256 must hold SHA-256 digests"},

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/kv/step_metadata.h"
 #include "common/security/credentials.h"
 #include "common/security/secret.h"
 #include "google/rpc/error_details.pb.h"

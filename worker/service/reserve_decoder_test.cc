@@ -168,11 +168,10 @@ TEST(ReserveDecoder, RejectsInvalidFieldsByName) {
         r.mutable_options()->mutable_mask()->set_encoding(v1::MASK_ENCODING_BITS);
       },
       [](auto& r) { r.set_stripe(~uint64_t{0}); },
-      [](auto& r) { r.mutable_shape()->set_batch(0); },
       [](auto& r) { r.mutable_shape()->set_num_kv_heads(3); },
       [](auto& r) { r.mutable_shape()->set_num_kv_heads(0); },
       [](auto& r) { r.mutable_shape()->set_head_dim(0); },
-      [](auto& r) { r.mutable_shape()->set_head_dim_v(257); },
+      [](auto& r) { r.mutable_shape()->set_head_dim_v(577); },
       [](auto& r) { r.mutable_shape()->set_seq_len_q(uint64_t{1} << 50); },
       [](auto& r) { r.mutable_shape()->set_batch(uint64_t{1} << 60); },
       [](auto& r) { r.mutable_shape()->mutable_packed(); },
