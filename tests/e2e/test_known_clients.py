@@ -117,7 +117,7 @@ def test_a_request_is_its_clients_own(secure, pki):
               ("evaluator", "Cancel", "NOT_FOUND"), ("trainer", "Cancel", "OK")}
     wait_until(lambda: wanted <= {(line["client"], line["method"], line["code"])
                                   for line in audit_lines(secure)
-                                  if line["request_id"] in ("mine", "cancelled")}, 20, "audit lines")
+                                  if line.get("request_id") in ("mine", "cancelled")}, 20, "audit lines")
 
 
 def test_requests_in_flight_have_a_quota(secure, pki):
@@ -174,8 +174,8 @@ def test_the_audit_log_has_a_line_for_each_request(secure, pki):
     with pytest.raises(grpc.RpcError):
         run(secure.attention, inputs, request_id="audited-bad", world_size=60)
     lines = {line["request_id"]: line for line in wait_until(
-        lambda: [l for l in audit_lines(secure) if l["request_id"].startswith("audited")]
-        if len([l for l in audit_lines(secure) if l["request_id"].startswith("audited")]) == 2
+        lambda: [l for l in audit_lines(secure) if l.get("request_id", "").startswith("audited")]
+        if len([l for l in audit_lines(secure) if l.get("request_id", "").startswith("audited")]) == 2
         else None, 20, "audit lines")}
     good, bad = lines["audited"], lines["audited-bad"]
     assert good["client"] == bad["client"] == "trainer"

@@ -9,9 +9,8 @@ import pytest
 
 from cluster import CLI
 
-FLAGS = {"host": lambda tmp: ["--local_memory=host_memory", f"--local_socket_dir={tmp}"],
+FLAGS = {"host_memory": lambda tmp: ["--local_memory=host_memory", f"--local_socket_dir={tmp}"],
          "direct": lambda tmp: ["--client_data_listen=127.0.0.1:0"]}
-KIND = {"host": "host_memory", "direct": "direct"}
 # Large enough for direct streams: q, k, v and dout of 2 x 900 tokens.
 SHAPE = ["--batch=2", "--seq_len=900", "--heads=4", "--kv_heads=2", "--head_dim=64", "--dtype=bf16"]
 Q, K = 2 * 900 * 4 * 64 * 2, 2 * 900 * 2 * 64 * 2
@@ -32,7 +31,7 @@ class Calls:
         output.unlink(missing_ok=True)
         report = json.loads(self.run(command, f"--server={self.ring.address}", f"--input={self.given}",
                                      f"--output={output}", "--causal", "--json", f"--transport={self.way}", *flags))
-        assert report["transport"]["kind"] == KIND[self.way], report["transport"]
+        assert report["transport"]["kind"] == self.way, report["transport"]
         return report
 
     def forward(self, *flags):
@@ -41,13 +40,13 @@ class Calls:
     def backward(self, handle, expected_failure, *flags):
         report = self.call("backward", self.grad, f"--residual={handle}", *flags)
         assert report["residual"]["failure"] == expected_failure
-        sent = report["bytes"][KIND[self.way]]["up"]
+        sent = report["bytes"][self.way]["up"]
         # dout alone, or also q, k, v (out and lse are computed again).
         assert sent == (Q if not expected_failure else 2 * Q + 2 * K)
         self.run("verify", f"--input={self.given}", f"--output={self.grad}", f"--forward={self.out}", "--causal")
 
 
-@pytest.mark.parametrize("way", ["host", "direct"])
+@pytest.mark.parametrize("way", ["host_memory", "direct"])
 def test_whatever_becomes_of_it(make_ring, tmp_path, way):
     ring = make_ring(workers=2, worker_flags=FLAGS[way](tmp_path))
     calls = Calls(ring, way, tmp_path)
@@ -71,7 +70,7 @@ def test_whatever_becomes_of_it(make_ring, tmp_path, way):
     calls.backward(handle, "RESIDUAL_LOST")
 
 
-@pytest.mark.parametrize("way", ["host", "direct"])
+@pytest.mark.parametrize("way", ["host_memory", "direct"])
 def test_over_the_quota_the_forward_goes_on(make_ring, tmp_path, way):
     ring = make_ring(workers=2, worker_flags=FLAGS[way](tmp_path), server_flags=["--max_residual_bytes=65536"])
     calls = Calls(ring, way, tmp_path)

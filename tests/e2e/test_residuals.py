@@ -526,5 +526,5 @@ def test_holds_end_with_the_server(make_ring):
     with pytest.raises(grpc.RpcError) as error:
         next(hold.call)
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert "shuts down" in error.value.details()
+    assert "is shutting down" in error.value.details()
     assert ring.server.wait(timeout=10) == 0

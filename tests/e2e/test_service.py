@@ -236,7 +236,7 @@ def test_more_ranks_than_workers(ring):
     def refused_for_good():
         with pytest.raises(grpc.RpcError) as error:
             run(ring.attention, make_inputs(), world_size=5, schedule=RING)
-        assert "4 are ready" in error.value.details()
+        assert "only 4 workers are ready" in error.value.details()
         # While a young service may still get its workers, the answer is "later".
         if error.value.code() == grpc.StatusCode.UNAVAILABLE:
             assert "RetryInfo" in details(error.value)

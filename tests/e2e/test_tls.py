@@ -85,7 +85,7 @@ def test_plain_text_is_not_understood_by_tls_nor_tls_by_plain_text(secure, pki, 
     with grpc.insecure_channel(secure.address, CHANNEL_OPTIONS) as channel:
         assert refusal(lambda: server_info(channel))[0] == CODE.UNAVAILABLE
     done = cli("info", f"--server={secure.address}", code=3)
-    assert "may want TLS" in done.stderr
+    assert "may expect TLS" in done.stderr
     done = cli("info", f"--server={ring.address}", *client_tls(pki.ca), code=3)
     assert "speaks plain text, not TLS" in done.stderr
     # Workers and operators too: the control listener wants the cluster's certificates.
@@ -143,7 +143,7 @@ def test_what_servers_and_workers_refuse_to_start_with(pki, tmp_path):
             ([*server_tls(crt, key), "--control_listen=0.0.0.0:0"], ["--control_listen"]),
             # Even with --insecure, tokens must not be sent in plain text.
             (["--listen=0.0.0.0:0", "--insecure", f"--clients_file={clients}"],
-             ["--clients_file", "tokens would be sent in plain text"]),
+             ["--clients_file", "tokens would travel in plain text"]),
             ([f"--tls_cert={crt}"], ["--tls_cert and --tls_key go together"]),
             ([f"--tls_client_ca={pki.ca}"], ["--tls_client_ca needs"]),
             ([f"--cluster_tls_cert={crt}"], ["--cluster_tls_key is missing"]),
@@ -326,7 +326,7 @@ def test_the_launcher_watches_over_a_tls_service(pki, tmp_path):
     up = ["up", "--workers=1", "--port=0", "--device=cpu", "--threads=1", f"--state_dir={tmp_path}",
           "--detach", "--ready_timeout=30s", *passed]
     done = cli(*up, code=3)
-    assert "give --tls_ca to `up` too" in done.stderr
+    assert "needs --tls_ca for `up` too" in done.stderr
     done = cli(*up, *client_tls(pki.ca, pki.trainer))
     try:
         address = re.search(r"gRPC address (\S+),", done.stdout).group(1)

@@ -74,7 +74,7 @@ def test_a_toy_forward_with_pipelined_chunks(ring):
 
 def test_an_error_with_its_details(ring):
     request = json.loads(json.dumps(TOY))
-    request["header"]["shape"]["head_dim"] = 300
+    request["header"]["shape"]["head_dim"] = 577
     reply = grpcurl("-d", json.dumps(request), ring.address,
                     "ringattn.v1.AttentionService/Forward", fails=True)
     assert "InvalidArgument" in reply and "shape.head_dim" in reply
