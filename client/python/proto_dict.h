@@ -13,6 +13,7 @@
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -31,10 +32,16 @@ void FromDict(const pybind11::dict& values, absl::string_view where,
 // Describes a C++ type for error texts: "a whole number from 0 to 4294967295".
 template <typename T>
 std::string KindOf() {
-  if constexpr (std::is_same_v<T, bool>) return "True or False";
-  if constexpr (std::is_same_v<T, std::string>) return "a string";
-  if constexpr (std::is_floating_point_v<T>) return "a number";
-  if constexpr (std::is_integral_v<T>) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return "True or False";
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return "a string";
+  } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+    return "a list of strings";
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return "a number";
+  } else {
+    static_assert(std::is_integral_v<T>);
     return absl::StrCat("a whole number from ", std::numeric_limits<T>::min(), " to ",
                         std::numeric_limits<T>::max());
   }

@@ -212,6 +212,11 @@ def test_arguments_are_checked_by_name(client):
             step.attend(0, [1.0], k, v)
 
 
+def test_members_that_are_no_strings(client):
+    with pytest.raises(ValueError, match="members: is .*; must be a list of strings"):
+        make(client, members=[1])
+
+
 def test_a_second_writer_fences_the_first(client):
     with make(client) as cache:
         driver = Driver(cache)
