@@ -129,7 +129,8 @@ TEST_F(CudaImportsTest, RejectsInvalidHandlesByName) {
   ASSERT_EQ(ftruncate(memfd.get(), kBytes), 0);
   stated.descriptor = memfd.get();
   EXPECT_EQ(Why(stated).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_NE(Why(stated).message().find("does not refer to shareable CUDA memory"), std::string::npos);
+  EXPECT_NE(Why(stated).message().find("does not refer to shareable CUDA memory"),
+            std::string::npos);
   stated.descriptor = 4000;  // closed
   EXPECT_EQ(Why(stated).code(), absl::StatusCode::kInvalidArgument);
   Faults().no_peer_access = true;
