@@ -3,7 +3,7 @@
 # library that this needs, so that pip installs it on a machine with the same or a newer glibc and nothing else.
 #
 #   ./deploy/wheel.sh [options]
-#     --python=PATH      the interpreter to build for, CPython 3.11 or later with its headers [/usr/bin/python3]
+#     --python=PATH      the interpreter to build for, CPython 3.11 to 3.14 with its headers [/usr/bin/python3]
 #     --output=DIR       where the wheel is put [.bundle/python]
 #
 # The last line printed is the wheel's path. $BAZEL names the build command; $BAZEL_FLAGS follow `build`.
@@ -11,6 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 MAX_BYTES=$((30 << 20))
+PYBIND11_VERSION=3.1.0
 # Part of glibc, or of what every machine with C++ programs has (manylinux allows both): a second libstdc++ in a process
 # that also loads PyTorch's would be worse than none.
 SYSTEM='^(ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv|libutil|libanl|libstdc\+\+|libgcc_s)\.so'
@@ -34,11 +35,32 @@ python=$(command -v "$python") || fail "the Python interpreter does not exist"
 "$python" -c 'import pathlib, sys, sysconfig
 sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' ||
   fail "$python has no headers (python3-dev)"
-[[ -e /usr/include/pybind11/pybind11.h ]] && command -v patchelf >/dev/null ||
-  ./deploy/install_deps.sh pybind11-dev patchelf
+command -v patchelf >/dev/null || ./deploy/install_deps.sh patchelf
+
+# Debian 12's pybind11 knows CPython up to 3.11, Ubuntu 24.04's up to 3.12. Newer interpreters need a newer one.
+if "$python" -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then
+  [[ -e /usr/include/pybind11/pybind11.h ]] || ./deploy/install_deps.sh pybind11-dev
+  pybind11=/usr/include
+else
+  pybind11=$PWD/.deps/pybind11-$PYBIND11_VERSION
+  if [[ ! -e $pybind11/include/pybind11/pybind11.h ]]; then
+    ./deploy/install_deps.sh python3-pip
+    mkdir -p .deps
+    fetched=$(mktemp -d "$pybind11.XXXXXX")
+    /usr/bin/python3 -m pip install -q --disable-pip-version-check --no-deps --target "$fetched" \
+      "pybind11==$PYBIND11_VERSION" >&2 || { rm -rf "$fetched"; fail "pybind11 $PYBIND11_VERSION cannot be had from PyPI"; }
+    rm -rf "$pybind11"
+    mv -T "$fetched/pybind11" "$pybind11"
+    rm -rf "$fetched"
+  fi
+  pybind11=$pybind11/include
+fi
 
 # shellcheck disable=SC2086  # several flags
-RINGATTN_PYTHON=$python "${BAZEL:-bazel}" build --noshow_progress ${BAZEL_FLAGS:-} //client/python:_core.so
+RINGATTN_PYTHON=$python RINGATTN_PYBIND11=$pybind11 "${BAZEL:-bazel}" build --noshow_progress ${BAZEL_FLAGS:-} //client/python:_core.so
+# shellcheck disable=SC2086
+built=$(RINGATTN_PYTHON=$python RINGATTN_PYBIND11=$pybind11 "${BAZEL:-bazel}" info ${BAZEL_FLAGS:-} bazel-bin 2>/dev/null)
+built+=/client/python/_core.so
 
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
@@ -47,7 +69,7 @@ libraries=$stage/ringattn.libs
 mkdir "$package" "$libraries"
 cp client/python/ringattn/*.py client/python/ringattn/*.pyi client/python/ringattn/py.typed "$package"
 extension=$package/_core$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
-cp -L bazel-bin/client/python/_core.so "$extension"
+cp -L "$built" "$extension"
 chmod 755 "$extension"
 
 # Each library gets a unique name: the loader reuses a loaded library of the same name, and other packages
