@@ -521,7 +521,7 @@ absl::Status KvWriter::Recover(const absl::Status& broken, const StepStreams::Li
                                "KV_FENCED");
   }
   // A worker that restarted has lost the cache, and the coordinator will report it. A coordinator
-  // that restarted does not know the relay's token, and it names the region of the rings anew.
+  // that restarted does not know the relay's token, and it needs the name of the rings' region.
   const bool region_renamed = transport_ == v1::TRANSPORT_HOST_MEMORY &&
                               !rings_->region_id().empty() &&
                               rings_->region_id() != ring_region_id_;

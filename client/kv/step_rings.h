@@ -1,4 +1,4 @@
-// StepRings: the step rings of one writer, one for each rank, in a region of its own
+// StepRings: the step rings of one writer, one for each rank, in a separate region
 // (common/step_ring/step_ring.h).
 #ifndef RINGATTN_CLIENT_KV_STEP_RINGS_H_
 #define RINGATTN_CLIENT_KV_STEP_RINGS_H_

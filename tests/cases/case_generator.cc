@@ -46,7 +46,7 @@ enum WindowLevel { kNoWindow, kSmallWindow, kLeftOnly, kRightOnly, kOneSideOpen,
 constexpr int kWorldSizes[] = {1, 2, 3, 4, 8};
 constexpr int64_t kHeads[][2] = {{1, 1}, {4, 4}, {4, 2}, {6, 1}, {8, 2}};
 constexpr int64_t kHeadDims[] = {1, 32, 64, 80, 96, 128, 192, 256};
-// Of the largest level, by the case's seed.
+// Head dims of the largest level; the case's seed chooses one.
 constexpr int64_t kLargestHeadDims[] = {256, 512, kMaxHeadDim};
 constexpr int64_t kOddHeadDims[] = {3, 7, 17, 33, 65, 100, 129, 255};
 constexpr int64_t kPrimes[] = {2, 3, 5, 7, 13, 31, 61, 97, 127, 131, 197, 251, 293, 397};

@@ -27,8 +27,8 @@ class Event {
   // DEADLINE_EXCEEDED.
   virtual absl::Status Wait(absl::Time deadline) const = 0;
 
-  // When the work itself began, after everything it waited for, and ended, as MonotonicNow() tells
-  // the time. REQUIRES: Done().
+  // The times at which the work began, after everything it waited for, and ended, on the clock of
+  // MonotonicNow(). REQUIRES: Done().
   virtual absl::Time begin_time() const = 0;
   virtual absl::Time end_time() const = 0;
 };

@@ -13,7 +13,7 @@
 namespace ringattn::worker {
 namespace {
 
-// What the fake cache was asked to do, and what it answers.
+// Records the calls of the fake cache, and holds its answers.
 struct Fake {
   DeviceKvShape shape;
   std::vector<std::string> calls;

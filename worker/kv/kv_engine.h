@@ -1,6 +1,6 @@
 // KvEngine: executes the steps of all K/V caches of a worker, one at a time, next to
 // OperationRunner. A step does not wait for a running operation. "On the engine's thread" means: in
-// a work item of the engine, on whichever thread.
+// a work item of the engine, on any thread.
 //
 // Tests: kv_store_test.cc, step_streams_test.cc
 #ifndef RINGATTN_WORKER_KV_KV_ENGINE_H_

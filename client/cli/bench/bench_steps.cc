@@ -23,7 +23,7 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr int kRoundTrips = 100;           // before and after the steps of a level
-constexpr int kWordTrips = 2000;           // of each kind, before and after likewise
+constexpr int kWordTrips = 2000;           // of each kind, before and after the steps
 constexpr int64_t kImportBytes = 8 << 20;  // of one call
 constexpr int64_t kBlockTokens = 64;
 

@@ -159,7 +159,7 @@ class CudaArena:
         return f"the GPU regions have no space left in region_bytes={self.limit}"
 
     def _blocks_for(self, core: _core.Client, request: Any) -> dict[str, _Block] | None:
-        """Allocates blocks for the results and for inputs outside regions. None if there is no space."""
+        """Allocates blocks for the results and for inputs outside regions. Returns None without space."""
         wanted = {f"in {name}": (memory.device if isinstance(memory, CudaTensor) else request.library.device,
                                  memory.nbytes)
                   for name, memory in request.inputs.items()

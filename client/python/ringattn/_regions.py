@@ -159,7 +159,7 @@ class Arena:
     """A client's regions: its own, in which it allocates, and those that the user created."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit  #: bytes of its own regions together
+        self.limit = limit  #: total bytes of the regions that it created
         self._lock = threading.Lock()
         self._own: list[Region] = []
         self._trimmed = time.monotonic()
@@ -186,7 +186,7 @@ class Arena:
             for array in arrays)
 
     def take(self, core: _core.Client, nbytes: int) -> _Block | None:
-        """Allocates in a region of its own, which it creates if needed. None beyond the limit or without memory."""
+        """Allocates in a separate region, created if needed. Returns None beyond the limit or without memory."""
         for region in self._kept():
             if (block := region.take(nbytes)) is not None:
                 return block
@@ -215,7 +215,7 @@ class Arena:
             return list(self._own)
 
     def empty(self, core: _core.Client, shape: int | Sequence[int], dtype: Any) -> Any:
-        """`Region.empty` in a region of its own. Raises MemoryError beyond the limit."""
+        """`Region.empty` in a separate region. Raises MemoryError beyond the limit."""
         def room(nbytes: int) -> _Block:
             block = self.take(core, nbytes)
             if block is None:

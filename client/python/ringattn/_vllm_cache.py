@@ -29,7 +29,7 @@ _BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 @dataclasses.dataclass
 class GroupBatch:
-    """One KV-cache group's view of a forward pass, made by the metadata builder."""
+    """The view of a forward pass by one KV-cache group. The metadata builder creates it."""
 
     cache: "EngineCache"
     group: int

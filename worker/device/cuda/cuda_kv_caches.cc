@@ -443,7 +443,7 @@ class CudaKvCache final : public DeviceKvCache {
     return options;
   }
 
-  // What has to hold before sizes are computed in 32 bits.
+  // Checks the limits on which the 32-bit sizes below depend.
   absl::Status CheckSizes() const {
     if (shape_.blocks * shape_.block_tokens > INT32_MAX) {
       return absl::UnimplementedError(
