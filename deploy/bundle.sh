@@ -79,9 +79,10 @@ if $with_nccl; then
   [[ -n $nccl ]] || nccl=$(library_path libnccl.so.2)
   cp -L "$nccl" "$stage/lib/libnccl.so.2"
 fi
-# What Bazel's rule found (deploy/bazel/local_cuda.bzl), as it stood when it built.
+# What Bazel's rule found (deploy/bazel/local_cuda.bzl), as it stood when it built. bazel-bin lies in
+# OUTPUT_BASE/execroot; asking Bazel would wait for a build that runs meanwhile.
 kernels="not known: no Bazel here has built them"
-found=$("${BAZEL:-bazel}" info output_base 2>/dev/null || true)/external/local_cuda/defs.bzl
+found=$(realpath "$bin") && found=${found%%/execroot/*}/external/local_cuda/defs.bzl
 if [[ -f $found ]]; then
   cuda=$(sed -n 's/^ARCHITECTURES = \["\(.*\)"\]$/sm_\1/p' "$found" | sed 's/", "/ sm_/g')
   kernels="the processor's${cuda:+, $cuda}"
