@@ -175,7 +175,8 @@ def test_plan_takes_what_the_calls_take(ring):
     named = plan("--members=worker-1,worker-0")["plan"]
     assert named["members"] == ["worker-1", "worker-0"] and named["world_size"] == 2
     done = cli("plan", *problem, f"--server={ring.address}", "--members=nobody", code=3)
-    assert "plan.members: no worker nobody is ready" in done.stderr
+    assert "plan.members: worker nobody is not ready; ready workers: " in done.stderr
+    assert all(f"worker-{index}" in done.stderr for index in range(3)), done.stderr
     assert "is -1; must not be negative" in cli("plan", "--seq_len=-1", code=2).stderr
 
 

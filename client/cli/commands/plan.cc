@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "client/api/client.h"
 #include "client/cli/command.h"
 #include "client/cli/flag_set.h"
@@ -62,13 +63,15 @@ absl::StatusOr<PlannerInputs> InputsOfServer(const PlanFlags& flags, const Valid
   if (!info.ok()) return info.status();
   const auto topology = (*client)->GetTopology(*deadline);
   if (!topology.ok()) return topology.status();
+  std::vector<std::string> ready;
+  for (const v1::WorkerInfo& worker : topology->workers()) {
+    if (worker.has_rank()) ready.push_back(worker.name());
+  }
   for (const std::string& name : request.choice.members) {
-    const bool is_ready =
-        std::any_of(topology->workers().begin(), topology->workers().end(),
-                    [&](const auto& worker) { return worker.has_rank() && worker.name() == name; });
-    if (is_ready) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("plan.members: no worker ", name, " is ready"));
+    if (std::find(ready.begin(), ready.end(), name) != ready.end()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "plan.members: worker ", name,
+        " is not ready; ready workers: ", ready.empty() ? "none" : absl::StrJoin(ready, ", ")));
   }
   PlannerInputs inputs = InputsOf(*topology, request.spec, request.direction);
   inputs.single_device_threshold_tokens =
