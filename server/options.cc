@@ -187,8 +187,8 @@ void AddSecurity(CLI::App* app, CommandLine* line) {
     app->add_option(name, *target, help)->type_name("FILE")->group(group);
   };
   file("--tls_cert", &line->client_tls.certificate,
-       "certificate of the public listener, PEM, followed by its chain; enables TLS on it"
-       "an authority");
+       "certificate of the public listener, PEM, followed by its chain to an authority; enables "
+       "TLS on it");
   file("--tls_key", &line->client_tls.key, "private key for --tls_cert, PEM without a pass phrase");
   file("--tls_client_ca", &line->client_tls.authorities,
        "authorities, PEM: clients must present a certificate of one of them; with "
