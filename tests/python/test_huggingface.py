@@ -252,6 +252,21 @@ def test_models_that_compute_with_a_mask_get_eagers(use):
         assert torch.equal(compiled(), use(eager))
 
 
+@pytest.mark.parametrize("config, kind", [
+    (transformers.FalconConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=101), None),
+    (transformers.GPTJConfig(n_embd=64, n_layer=1, n_head=4, vocab_size=101, rotary_dim=8), None),
+    (transformers.GPTNeoConfig(hidden_size=64, num_layers=1, num_heads=4, vocab_size=101,
+                               attention_types=[[["global"], 1]]), None),
+    (transformers.BarkSemanticConfig(hidden_size=64, num_layers=1, num_heads=4), transformers.BarkSemanticModel),
+], ids=["falcon", "gptj", "gpt_neo", "bark"])
+def test_families_with_classes_for_attention_are_refused(config, kind):
+    make = kind._from_config if kind else transformers.AutoModelForCausalLM.from_config
+    for _ in range(2):
+        with pytest.raises(NotImplementedError, match=f"attn_implementation: 'ringattn' .*{config.model_type}.*eager"):
+            make(copy.deepcopy(config), attn_implementation="ringattn")
+    make(copy.deepcopy(config), attn_implementation="eager")(tokens())
+
+
 def test_a_model_without_the_attention_interface_gets_eagers_mask():
     """Bloom adds the mask to scores itself. Booleans there would be ones and zeros."""
     eager, ours = pair_of(transformers.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=101))

@@ -16,12 +16,15 @@ Each call sends all keys and values that it attends to. For decoding, pass a `ri
 
 from __future__ import annotations
 
+import functools
+import sys
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
 
 from ringattn._kv_huggingface import mark_of
@@ -355,7 +358,43 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int
     return make_mask(batch_size, q_length, kv_length, visible=visible, dtype=dtype, device=device)
 
 
+def _refuse_tables_of(model: PreTrainedModel) -> None:
+    """Makes the tables of attention classes that the model may use refuse this attention by name.
+
+    Some families choose among classes by `X_ATTENTION_CLASSES[attn_implementation]` instead of calling the attention
+    interface. Another name is a KeyError there.
+    """
+    modules = {kind.__module__ for kind in type(model).__mro__} & sys.modules.keys()
+    for module in modules:
+        for name, table in list(vars(sys.modules[module]).items()):
+            if name.endswith("_ATTENTION_CLASSES") and isinstance(table, dict) and NAME not in table:
+                table[NAME] = _refusal(name, sorted(table))
+
+
+def _refusal(table: str, served: list[str]) -> Callable[..., NoReturn]:
+    def refuse(config: Any, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(f"attn_implementation: {NAME!r} is not supported by {config.model_type}, whose attention "
+                                  f"transformers selects from {table}; use one of {', '.join(served)}")
+
+    return refuse
+
+
 def register() -> None:
-    """Makes "ringattn" known to transformers. Idempotent."""
+    """Makes "ringattn" known to transformers. Idempotent.
+
+    Making a model of a family that does not accept other attention raises NotImplementedError.
+    """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
+    check = PreTrainedModel.get_correct_attn_implementation
+    if getattr(check, "refuses_tables", False):
+        return
+
+    @functools.wraps(check)
+    def checked(model: PreTrainedModel, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
+        if requested_attention == NAME:
+            _refuse_tables_of(model)
+        return check(model, requested_attention, *args, **kwargs)
+
+    checked.refuses_tables = True  # type: ignore[attr-defined]
+    PreTrainedModel.get_correct_attn_implementation = checked
