@@ -364,6 +364,17 @@ def test_flash_attn_refuses_by_name(client):
                 flash_attn_with_kvcache(q, place, None, k, k, **{"causal": True, **options})
         with pytest.raises(ValueError, match="cache_seqlens"):
             flash_attn_with_kvcache(q, place, None, k, k, cache_seqlens=3, causal=True, window_size=(5, 0))
+        for position, name in enumerate("qkv"):
+            given = [q, k, k]
+            given[position] = given[position].clone().requires_grad_()
+            with pytest.raises(NotImplementedError, match=f"requires_grad: {name} "):
+                flash_attn_with_kvcache(given[0], place, None, *given[1:], causal=True, window_size=(5, 0))
+            with torch.autograd.forward_ad.dual_level():
+                given[position] = torch.autograd.forward_ad.make_dual(given[position].detach(), torch.ones_like(given[position]))
+                with pytest.raises(NotImplementedError, match=f"{name}: forward-mode"):
+                    flash_attn_with_kvcache(given[0], place, None, *given[1:], causal=True, window_size=(5, 0))
+        with pytest.raises(TypeError, match="q: is a numpy.ndarray"):
+            flash_attn_with_kvcache(q.numpy(), place, None, k, k, causal=True, window_size=(5, 0))
         with pytest.raises(ValueError, match="k_cache"):
             flash_attn_with_kvcache(q, cache, None, k, k)
         with pytest.raises(TypeError, match="k_cache"):

@@ -8,6 +8,8 @@ reason = os.environ.get("RINGATTN_NO_TORCH") or None
 torch = pytest.importorskip("torch", reason=reason)
 transformers = pytest.importorskip("transformers", reason=reason)
 
+import torch.autograd.forward_ad as forward_ad  # noqa: E402
+
 import ringattn  # noqa: E402
 import ringattn.huggingface  # noqa: E402
 from lib import small_models  # noqa: E402
@@ -168,6 +170,17 @@ def test_what_is_not_served_is_refused_by_name(client):
     with ringattn.KvCache(client, ours.config) as cache:
         with pytest.raises(NotImplementedError, match="requires_grad"):
             ours(ids, past_key_values=cache)
+    # Gradients of one tensor alone: adapters of a frozen model.
+    for name, tensor in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")):
+        adapted = pair("llama")[1].requires_grad_(False)
+        getattr(adapted.model.layers[0].self_attn, name).requires_grad_(True)
+        with ringattn.KvCache(client, adapted.config) as cache:
+            with pytest.raises(NotImplementedError, match=f"requires_grad: {tensor} "):
+                adapted(ids, past_key_values=cache)
+    with torch.no_grad(), ringattn.KvCache(client, ours.config) as cache, forward_ad.dual_level():
+        embedded = ours.get_input_embeddings()(ids)
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            ours(inputs_embeds=forward_ad.make_dual(embedded, torch.ones_like(embedded)), past_key_values=cache)
     with torch.no_grad(), ringattn.KvCache(client, ours.config) as cache:
         ours(ids, past_key_values=cache)
         with pytest.raises(ValueError, match="rows"):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ringattn._arrays import integers
 from ringattn._kv_cache import LayerCache, WorkerCache
 from ringattn._kv_passes import Passes, PassRow
+from ringattn.torch_ops import refuse_derivatives
 
 _REFUSED = {
     "v_cache": "the cache holds keys and values; pass None",
@@ -95,8 +95,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: LayerCache | WorkerCache, v_cach
             raise NotImplementedError(f"{name}: {why}")
     place = _layer_of(k_cache)
     cache, layer = place.cache, place.layer
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v)):
-        raise NotImplementedError("requires_grad: K/V caches are for inference; use torch.no_grad()")
+    refuse_derivatives(q=q, k=k, v=v)
     batch, queries = q.shape[0], q.shape[1]
     new = 0 if k is None else k.shape[1]
     _check_group(cache.group_of(layer), queries, softmax_scale, causal, window_size, softcap)

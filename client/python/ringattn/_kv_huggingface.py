@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ringattn._kv_cache import DEFAULT_BLOCK_TOKENS, LayerGroup, WorkerCache
 from ringattn._kv_passes import Passes, PassRow
+from ringattn.torch_ops import refuse_derivatives
 
 if TYPE_CHECKING:
     from ringattn._client import Client
@@ -83,7 +84,7 @@ class _Layer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self._cache._check_update(self._layer, key_states)
+        self._cache._check_update(self._layer, key_states, value_states)
         self.tokens += key_states.shape[2]
         key_states = key_states.view(key_states.shape)  # an attribute of a tensor of ours
         setattr(key_states, _MARK, _Mark(self._cache, self._layer))
@@ -224,7 +225,7 @@ class KvCache(Cache):
             raise ValueError(f"attn_implementation is {implementation!r}; call ringattn.huggingface.register() and load "
                              f"the model with attn_implementation={_NAME!r}, or model.set_attn_implementation({_NAME!r})")
 
-    def _check_update(self, layer: int, key: Tensor) -> None:
+    def _check_update(self, layer: int, key: Tensor, value: Tensor) -> None:
         if self._is_closed:
             raise RuntimeError("the cache is closed")
         if torch.compiler.is_compiling():
@@ -232,8 +233,7 @@ class KvCache(Cache):
         self._check_implementation()
         if self._unattended is not None:
             raise RuntimeError(f"layer {self._unattended} was updated, but its attention did not go through ringattn")
-        if key.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError("requires_grad: K/V caches are for inference; use torch.no_grad()")
+        refuse_derivatives(key=key, value=value)
         if not self._batch:
             self._batch = [_BatchRow(self._next_sequence + row) for row in range(key.shape[0])]
             self._next_sequence += len(self._batch)
@@ -260,6 +260,7 @@ class KvCache(Cache):
         Returns out [batch, tokens, heads, head_dim_v].
         """
         self._unattended = None
+        refuse_derivatives(query=query, sinks=sinks)
         for name, why in _REFUSED.items():
             if kwargs.get(name) is not None and kwargs[name] is not False:
                 raise NotImplementedError(f"{name}: {why}")

@@ -305,6 +305,19 @@ def _check_not_differentiated(name: str, value: Any) -> None:
                                   "to treat it as a constant")
 
 
+def refuse_derivatives(**tensors: Tensor | None) -> None:
+    """Raises NotImplementedError if anything differentiates by one of the tensors, which are used with a K/V cache."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: is a {type(tensor).__module__}.{type(tensor).__name__}; must be a torch.Tensor")
+        _check_transforms(name, tensor)
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise NotImplementedError(f"requires_grad: {name} requires a gradient; K/V caches are for inference; use "
+                                      "torch.no_grad()")
+
+
 def _check_tensors(with_gradients: dict[str, Any], others: dict[str, Any]) -> None:
     """Checks the types of the tensor arguments, and that no unsupported derivative is requested."""
     for name, value in (*with_gradients.items(), *others.items()):
