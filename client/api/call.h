@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "ringattn/v1/attention.pb.h"
@@ -138,6 +139,8 @@ struct CallOptions {
   // Called on the library's threads, one call at a time. Must not block.
   std::function<void(const v1::Progress&)> on_progress = {};
   absl::Duration progress_interval = absl::Milliseconds(200);
+  // Called once for each attempt that the service accepts, with its plan. As on_progress.
+  std::function<void(const v1::Accepted&)> on_accepted = {};
   // Asks for the timeline of every rank, in CallReport::summary.
   bool with_timeline = false;
   // W3C trace context of the call, "00-...". It is sent with every request of the call and appears
@@ -149,7 +152,8 @@ struct CallOptions {
 };
 
 // Milestones of the attempt that succeeded, in seconds since `began`. For a call that copies its
-// tensors, `began` is the start of the copies in and `finished_seconds` the end of the copies out.
+// tensors, `began` is the start of the copies in and `finished_seconds` the end of the copies out,
+// both without failed attempts.
 struct ClientTimes {
   std::chrono::steady_clock::time_point began = {};
   double accepted_seconds = 0;
@@ -165,6 +169,10 @@ struct CallReport {
   // Why the call used accepted.transport(): the service's explanation, or the library's where it
   // offered nothing else.
   std::string transport_reason = {};
+  // The attempts before the one that succeeded, with the pauses after them; and the failure of the
+  // last of them, or OK.
+  double failed_seconds = 0;
+  absl::Status last_failure = absl::OkStatus();
   // Bytes that the library copied into and out of staging memory.
   uint64_t staged_bytes = 0;
   // Backward: ErrorInfo.reason, e.g. "RESIDUAL_LOST", if the residual could not be read and the

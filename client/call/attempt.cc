@@ -303,6 +303,10 @@ class StreamAttempt final : public Attempt,
       if (absl::Status status = StartDirect(accepted, chunk_bytes); !status.ok()) return status;
     }
     accepted_ = std::move(accepted);
+    if (plan_->on_accepted) {
+      const std::lock_guard lock(progress_mutex_);
+      plan_->on_accepted(*accepted_);
+    }
     PassGate();
     return absl::OkStatus();
   }
@@ -564,7 +568,7 @@ class StreamAttempt final : public Attempt,
   std::atomic<int> gate_{2};
   std::atomic<int64_t> borrowed_{0};  // slices of the caller's memory that gRPC holds
 
-  std::mutex progress_mutex_;  // serialises on_progress calls
+  std::mutex progress_mutex_;  // serialises calls of on_progress and on_accepted
   // Streams in flight: this one, and one for all direct streams together.
   std::atomic<int> unended_{1};
 

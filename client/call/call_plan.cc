@@ -174,6 +174,7 @@ absl::Status SetOptions(const CallOptions& options, const ChunkLimits& limits, C
   plan->max_chunk_bytes_up = limits.up_bytes;
   plan->with_crc32c = options.with_crc32c;
   plan->on_progress = options.on_progress;
+  plan->on_accepted = options.on_accepted;
   return absl::OkStatus();
 }
 

@@ -82,6 +82,8 @@ TEST(Client, TensorsArriveCompleteInBothDirections) {
   EXPECT_EQ(problem.out, problem.q);
   EXPECT_EQ(problem.lse, std::vector<uint8_t>(problem.lse.size(), 0));
   EXPECT_EQ(report->summary.attempts(), 1u);
+  EXPECT_TRUE(report->last_failure.ok());
+  EXPECT_EQ(report->failed_seconds, 0);
   EXPECT_EQ(report->accepted.request_id(), request_id);
   EXPECT_GE(report->times.finished_seconds, report->times.accepted_seconds);
 }
@@ -241,9 +243,14 @@ TEST(Client, LostCallsAreReplayedUnderOneRequestId) {
     return Echo(header, stream);
   });
   Problem problem;
-  const CallResult report = ConnectTo(server)->Forward(problem.args, problem.results);
+  int accepted = 0;
+  const CallResult report = ConnectTo(server)->Forward(
+      problem.args, problem.results, {.on_accepted = [&](const v1::Accepted&) { ++accepted; }});
   ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(accepted, 3);
   EXPECT_EQ(report->summary.attempts(), 4u);
+  EXPECT_EQ(DetailsOf(report->last_failure).reason, "WORKER_LOST");
+  EXPECT_GE(report->failed_seconds, 0.03);  // the first pause
   EXPECT_EQ(request_ids.size(), 1u);
   EXPECT_EQ(problem.out, problem.q);
 }

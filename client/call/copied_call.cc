@@ -53,12 +53,13 @@ void CopiedCall::Make(const std::function<PendingCall(absl::Duration deadline)>&
 }
 
 void CopiedCall::SetTimes(double seconds_before, CallReport* report) const {
+  seconds_before -= report->failed_seconds;
   ClientTimes& times = report->times;
   times.began = began_;
   times.accepted_seconds += seconds_before;
   times.uploaded_seconds += seconds_before;
   if (times.first_output_seconds > 0) times.first_output_seconds += seconds_before;
-  times.finished_seconds = seconds();
+  times.finished_seconds = seconds() - report->failed_seconds;
 }
 
 void CopiedCall::Conclude(CallResult result, const std::shared_ptr<CallRegistry>& registry) {

@@ -33,6 +33,7 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
   const std::string& request_id() const override { return request_id_; }
 
   void StartNextAttempt() ABSL_LOCKS_EXCLUDED(mutex_) {
+    attempt_start_ = MonotonicNow();
     std::shared_ptr<Attempt> attempt;
     {
       const absl::MutexLock lock(&mutex_);
@@ -103,9 +104,14 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
     if (result.status.ok()) {
       result.report.summary.set_attempts(replays_ + 1);
       result.report.residual_failure = residual_failure_;
+      if (!last_failure_.ok()) {
+        result.report.failed_seconds = absl::ToDoubleSeconds(attempt_start_ - start_);
+        result.report.last_failure = last_failure_;
+      }
       return End(std::move(result.report));
     }
     result.status = ExplainCancellation(result.status);
+    last_failure_ = result.status;
     if (params_.fallback != nullptr && IsResidualGone(result.status)) {
       // A residual only saves transfers; the call can do without it.
       residual_failure_ = DetailsOf(result.status).reason;
@@ -210,6 +216,8 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
 
   // Used only between attempts, by one thread at a time.
   int replays_ = 0;
+  absl::Time attempt_start_;   // of the last attempt
+  absl::Status last_failure_;  // of the last attempt that failed
   std::string residual_failure_;
   bool server_ever_answered_ = false;
   bool host_withdrawn_ = false;  // offers no host memory from now on

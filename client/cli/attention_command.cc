@@ -78,6 +78,11 @@ CallResult CallServer(const AttentionFlags& flags, const Attend& attend, OpenedF
     trimmer.OnProgress(progress);
     bar.Update(StateName(progress.state()), progress.fraction_done());
   };
+  if (*interval != absl::InfiniteDuration()) {
+    options.on_accepted = [&](const v1::Accepted& accepted) {
+      bar.Print(PredictionText(accepted));
+    };
+  }
   files.output->TouchAhead();
   return attend(**client, files, options);
 }

@@ -48,6 +48,13 @@ void ProgressBar::Update(absl::string_view what, double fraction) {
   if (options_.terminal && (changed || now - shown_at_ >= kRedraw)) Show(now);
 }
 
+void ProgressBar::Print(const std::string& lines) {
+  if (lines.empty()) return;
+  const absl::MutexLock lock(&mutex_);
+  options_.write(bar_stands_ ? absl::StrCat(kClearLine, lines) : lines);
+  if (bar_stands_) Show(MonotonicNow());
+}
+
 void ProgressBar::Loop() {
   const absl::Duration interval = options_.terminal ? absl::Seconds(1) : options_.line_interval;
   absl::Time next = began_ + interval;

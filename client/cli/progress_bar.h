@@ -36,6 +36,9 @@ class ProgressBar {
   // Reports the present activity and its completed fraction in [0, 1]; below 0: unknown.
   void Update(absl::string_view what, double fraction);
 
+  // Writes whole lines, above the bar on a terminal.
+  void Print(const std::string& lines);
+
  private:
   void Loop();
   void Show(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -77,5 +77,21 @@ TEST(ProgressBarTest, ATerminalShowsABarAndRemovesIt) {
   EXPECT_EQ(written.texts().back(), "\r\x1b[K");
 }
 
+TEST(ProgressBarTest, LinesArePrintedAboveABar) {
+  Written written;
+  {
+    ProgressBar bar(written.Options(true, absl::Hours(1)));
+    bar.Print("");
+    bar.Print("first\n");
+    bar.Update("computing", 0.5);
+    bar.Print("second\n");
+  }
+  const std::vector<std::string> texts = written.texts();
+  ASSERT_GE(texts.size(), 4u);
+  EXPECT_EQ(texts[0], "first\n");
+  EXPECT_EQ(texts[2], "\r\x1b[Ksecond\n");
+  EXPECT_THAT(texts[3], HasSubstr("computing"));
+}
+
 }  // namespace
 }  // namespace ringattn::client::cli

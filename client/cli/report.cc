@@ -117,6 +117,12 @@ Json KernelsJson(const v1::RankReport& rank) {
   return kernels;
 }
 
+// "ABORTED: worker-2 was lost"; empty if OK.
+std::string FailureText(const absl::Status& failure) {
+  if (failure.ok()) return "";
+  return absl::StrCat(absl::StatusCodeToString(failure.code()), ": ", failure.message());
+}
+
 Json MeasuredJson(const CallReport& report) {
   const v1::Summary& summary = report.summary;
   uint64_t ring_bytes = 0;
@@ -139,6 +145,8 @@ Json MeasuredJson(const CallReport& report) {
           {"traceparent", report.accepted.traceparent()},
           {"generation", report.accepted.generation()},
           {"attempts", summary.attempts()},
+          {"failed_attempts",
+           {{"seconds", report.failed_seconds}, {"last", FailureText(report.last_failure)}}},
           {"plan", PlanJson(report.accepted.plan())},
           {"transport",
            {{"kind", ShortName(report.accepted.transport())},
@@ -213,7 +221,11 @@ std::string CallText(const CallReport& report) {
   std::string text = absl::StrFormat("plan   %s, %s, %d %s: %s\n", ShortName(plan.schedule()),
                                      ShortName(plan.layout()), plan.world_size(),
                                      plan.world_size() == 1 ? "member" : "members", plan.reason());
-  absl::StrAppendFormat(&text, "time   %.3f s", report.times.finished_seconds);
+  absl::StrAppendFormat(&text, "time   %.3f s",
+                        report.failed_seconds + report.times.finished_seconds);
+  if (report.failed_seconds > 0) {
+    absl::StrAppendFormat(&text, ", failed attempts %.3f", report.failed_seconds);
+  }
   for (const v1::StageTime& stage : summary.stages()) {
     absl::StrAppendFormat(&text, ", %s %.3f", ShortName(stage.stage()), ToSeconds(stage.time()));
   }
@@ -243,7 +255,17 @@ std::string CallText(const CallReport& report) {
     absl::StrAppend(&text, "sent   ", summary.attempts(), " times under request id ",
                     report.accepted.request_id(), "\n");
   }
+  if (!report.last_failure.ok()) {
+    absl::StrAppend(&text, "failed ", FailureText(report.last_failure), "\n");
+  }
   return text;
+}
+
+std::string PredictionText(const v1::Accepted& accepted) {
+  constexpr double kLongSeconds = 10;
+  const double seconds = ToSeconds(accepted.plan().predicted_compute_time());
+  if (seconds <= kLongSeconds) return "";
+  return absl::StrFormat("ringattn: computing is predicted to take %.0f s\n", seconds);
 }
 
 }  // namespace ringattn::client::cli

@@ -35,6 +35,9 @@ std::string KernelsText(const v1::Summary& summary);
 // Lines, each with its newline.
 std::string CallText(const CallReport& report);
 
+// Returns a line that states the predicted time of a computation of over 10 s, otherwise "".
+std::string PredictionText(const v1::Accepted& accepted);
+
 // 1234567 -> "1.23 MB"; units are decimal.
 std::string HumanBytes(double bytes);
 // Returns "1 worker" or "2 workers".

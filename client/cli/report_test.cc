@@ -78,6 +78,35 @@ TEST(Report, WithoutKernelReportsThereIsNoKernelLine) {
   EXPECT_THAT(CallText(report), Not(HasSubstr("ran ")));
 }
 
+TEST(Report, FailedAttemptsAreExplainedAndCounted) {
+  CallReport report;
+  report.times.finished_seconds = 2;
+  report.summary.set_attempts(1);
+  EXPECT_THAT(CallText(report), HasSubstr("time   2.000 s\n"));
+  EXPECT_THAT(CallText(report), Not(HasSubstr("failed")));
+  EXPECT_EQ(CallJson({}, report)["failed_attempts"]["last"], "");
+  report.accepted.set_request_id("r");
+  report.summary.set_attempts(2);
+  report.failed_seconds = 7.25;
+  report.last_failure = absl::AbortedError("worker-2 was lost");
+  EXPECT_THAT(CallText(report), HasSubstr("time   9.250 s, failed attempts 7.250\n"));
+  EXPECT_THAT(CallText(report), HasSubstr("sent   2 times under request id r\n"
+                                          "failed ABORTED: worker-2 was lost\n"));
+  const Json failed = CallJson({}, report)["failed_attempts"];
+  EXPECT_EQ(failed["seconds"], 7.25);
+  EXPECT_EQ(failed["last"], "ABORTED: worker-2 was lost");
+}
+
+// A first example that was sized for a GPU may take minutes on a CPU.
+TEST(Report, ALongPredictionIsShown) {
+  v1::Accepted accepted;
+  EXPECT_EQ(PredictionText(accepted), "");
+  accepted.mutable_plan()->mutable_predicted_compute_time()->set_seconds(10);
+  EXPECT_EQ(PredictionText(accepted), "");
+  accepted.mutable_plan()->mutable_predicted_compute_time()->set_seconds(101);
+  EXPECT_EQ(PredictionText(accepted), "ringattn: computing is predicted to take 101 s\n");
+}
+
 TEST(Report, OneIsSingular) {
   EXPECT_EQ(Counted(0, "worker"), "0 workers");
   EXPECT_EQ(Counted(1, "worker"), "1 worker");

@@ -422,7 +422,9 @@ def test_the_client_library_replays_over_a_lost_worker(make_ring, tmp_path):
     report, _ = client.communicate(timeout=90)
     assert client.returncode == 0
     # Else the worker died too late for anything to be sent again.
-    assert json.loads(report)["attempts"] >= 2
+    report = json.loads(report)
+    assert report["attempts"] >= 2
+    assert report["failed_attempts"]["seconds"] > 0 and "worker-2" in report["failed_attempts"]["last"]
     assert subprocess.run([CLI, "verify", f"--input={source}", f"--output={out}",
                            "--causal"]).returncode == 0
 
