@@ -99,6 +99,7 @@ CallResult Perform(const AttentionFlags& flags, Direction direction, const Atten
   }
   auto input = SafetensorsFile::Open(flags.input);
   if (!input.ok()) return input.status();
+  if (absl::Status status = ConvertTensors(flags.input, &*input); !status.ok()) return status;
   if (absl::Status status = flags.options.Apply(problem); !status.ok()) return status;
   problem->has_dlse = flags.dlse;
   problem->lse_format = flags.lse_format;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/transfer/tensor_bytes.h"
+#include "common/attention/dtype.h"
 #include "common/wire/proto_values.h"
 
 namespace ringattn::client::cli {
@@ -83,7 +84,7 @@ absl::Status ReadCuSeqlens(const std::string& path, const SafetensorsFile& file,
     return Wrong(path, name, "is missing; tensors of three dimensions are packed and need it");
   }
   if (tensor->dtype != FileDType::kI32 || tensor->shape.size() != 1) {
-    return Wrong(path, name, "must be I32 of one dimension");
+    return Wrong(path, name, "must be I32 or I64 of one dimension");
   }
   for (int64_t i = 0; i < tensor->shape[0]; ++i) {
     int32_t value;
@@ -91,6 +92,25 @@ absl::Status ReadCuSeqlens(const std::string& path, const SafetensorsFile& file,
     if (value < 0) return Wrong(path, name, absl::StrCat("has ", value, " at ", i));
     values->Add(static_cast<uint64_t>(value));
   }
+  return absl::OkStatus();
+}
+
+// Converts an I64 tensor of the file to I32.
+absl::Status NarrowIntegers(const std::string& path, const TensorView& view,
+                            SafetensorsFile* file) {
+  const int64_t count = view.bytes / static_cast<int64_t>(sizeof(int64_t));
+  auto narrow = std::make_unique<uint8_t[]>(count * sizeof(int32_t));
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t value;
+    std::memcpy(&value, view.data + i * sizeof(value), sizeof(value));
+    if (value < std::numeric_limits<int32_t>::min() ||
+        value > std::numeric_limits<int32_t>::max()) {
+      return Wrong(path, view.name, absl::StrCat("has ", value, " at ", i, "; it must fit int32"));
+    }
+    const auto id = static_cast<int32_t>(value);
+    std::memcpy(narrow.get() + i * sizeof(id), &id, sizeof(id));
+  }
+  file->SetElements(view.name, FileDType::kI32, std::move(narrow));
   return absl::OkStatus();
 }
 
@@ -236,6 +256,24 @@ absl::Status ReadTermForms(const std::string& path, const SafetensorsFile& file,
 }
 
 }  // namespace
+
+absl::Status ConvertTensors(const std::string& path, SafetensorsFile* file) {
+  for (const char* name : {"cu_seqlens_q", "cu_seqlens_k", "q_segment_ids", "kv_segment_ids"}) {
+    const TensorView* view = file->Find(name);
+    if (view == nullptr || view->dtype != FileDType::kI64) continue;
+    if (absl::Status status = NarrowIntegers(path, *view, file); !status.ok()) return status;
+  }
+  const TensorView* sinks = file->Find(TensorIdName(v1::TENSOR_ID_SINKS));
+  if (sinks == nullptr || (sinks->dtype != FileDType::kBF16 && sinks->dtype != FileDType::kF16)) {
+    return absl::OkStatus();
+  }
+  const int64_t count = sinks->bytes / FileDTypeBytes(sinks->dtype);
+  auto wide = std::make_unique<uint8_t[]>(count * sizeof(float));
+  ConvertToFloat(sinks->dtype == FileDType::kBF16 ? DType::kBFloat16 : DType::kFloat16, sinks->data,
+                 reinterpret_cast<float*>(wide.get()), count);
+  file->SetElements(sinks->name, FileDType::kF32, std::move(wide));
+  return absl::OkStatus();
+}
 
 absl::Status ReadShape(const std::string& path, const SafetensorsFile& file, Problem* problem) {
   v1::AttentionShape& shape = problem->shape;

@@ -17,6 +17,11 @@
 
 namespace ringattn::client::cli {
 
+// Converts tensors to the type that requests have: I64 cu_seqlens and segment ids to I32, BF16 and
+// F16 sinks to F32. Call it before the functions below. Errors: INVALID_ARGUMENT if a value does
+// not fit.
+absl::Status ConvertTensors(const std::string& path, SafetensorsFile* file);
+
 // Reads shape and dtype of q, k, v, or of the packed ones, and cu_seqlens if there is no batch
 // axis, into `problem`. Requires its options, and completes those that depend on the file: the
 // shapes of bias and mask, and ALiBi slopes. Errors: INVALID_ARGUMENT, naming the file and the

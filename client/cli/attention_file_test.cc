@@ -1,6 +1,10 @@
 #include "client/cli/attention_file.h"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
+#include <map>
+#include <optional>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -86,6 +90,74 @@ TEST(AttentionFile, SlopesAreByHeadOrByBatchRowAndHead) {
   EXPECT_THAT(error_of({2, 3}), HasSubstr("it must be [2] or [3, 2]"));
 }
 
+// Writes the tensors, converts them and reads the problem.
+class ConvertedFile : public testing::Test {
+ protected:
+  template <typename T>
+  void Add(const std::string& name, FileDType dtype, const std::vector<T>& values) {
+    declarations_.push_back({name, dtype, {static_cast<int64_t>(values.size())}});
+    const auto* bytes = reinterpret_cast<const uint8_t*>(values.data());
+    contents_[name] = std::vector<uint8_t>(bytes, bytes + values.size() * sizeof(T));
+  }
+
+  absl::Status Read() {
+    for (const char* name : {"q", "k", "v"}) {
+      declarations_.push_back({name, FileDType::kBF16, {4, 2, 8}});
+    }
+    auto writer = SafetensorsWriter::Create(path_, declarations_, {});
+    EXPECT_TRUE(writer.ok()) << writer.status();
+    for (const auto& [name, bytes] : contents_) {
+      std::copy(bytes.begin(), bytes.end(), (*writer)->data(name).begin());
+    }
+    EXPECT_TRUE((*writer)->Commit().ok());
+    auto file = SafetensorsFile::Open(path_);
+    EXPECT_TRUE(file.ok()) << file.status();
+    file_.emplace(*std::move(file));
+    if (absl::Status status = ConvertTensors(path_, &*file_); !status.ok()) return status;
+    problem_.options.mutable_segment_ids();
+    problem_.options.mutable_sinks();
+    return ReadShape(path_, *file_, &problem_);
+  }
+
+  template <typename T>
+  std::vector<T> Values(v1::TensorId tensor) {
+    const auto tensors = ReadOptionTensors(path_, *file_, problem_, Direction::kForward);
+    EXPECT_TRUE(tensors.ok()) << tensors.status();
+    const ConstBytes bytes = tensors->at(tensor);
+    std::vector<T> values(bytes.size() / sizeof(T));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+
+  const std::string path_ = Path("converted.safetensors");
+  std::vector<TensorDeclaration> declarations_;
+  std::map<std::string, std::vector<uint8_t>> contents_;
+  std::optional<SafetensorsFile> file_;
+  Problem problem_;
+};
+
+// PyTorch's integers are I64, and a model's sinks have its parameters' type.
+TEST_F(ConvertedFile, IntegersAndSinksOfOtherTypesAreRead) {
+  Add<int64_t>("cu_seqlens_q", FileDType::kI64, {0, 3, 4});
+  Add<int32_t>("cu_seqlens_k", FileDType::kI32, {0, 1, 4});
+  Add<int64_t>("q_segment_ids", FileDType::kI64, {0, -1, 7, (int64_t{1} << 31) - 1});
+  Add<int32_t>("kv_segment_ids", FileDType::kI32, {0, 0, 7, 7});
+  Add<uint16_t>("sinks", FileDType::kBF16, {0x3fc0, 0xc010});
+  ASSERT_TRUE(Read().ok());
+  EXPECT_THAT(problem_.shape.packed().cu_seqlens_q(), testing::ElementsAre(0u, 3u, 4u));
+  EXPECT_THAT(problem_.shape.packed().cu_seqlens_k(), testing::ElementsAre(0u, 1u, 4u));
+  EXPECT_THAT(Values<int32_t>(v1::TENSOR_ID_Q_SEGMENT_IDS),
+              testing::ElementsAre(0, -1, 7, std::numeric_limits<int32_t>::max()));
+  EXPECT_THAT(Values<int32_t>(v1::TENSOR_ID_KV_SEGMENT_IDS), testing::ElementsAre(0, 0, 7, 7));
+  EXPECT_THAT(Values<float>(v1::TENSOR_ID_SINKS), testing::ElementsAre(1.5f, -2.25f));
+}
+
+TEST_F(ConvertedFile, IntegersThatDoNotFitAreRejected) {
+  Add<int64_t>("q_segment_ids", FileDType::kI64, {0, 1, 2, int64_t{1} << 31});
+  EXPECT_THAT(std::string(Read().message()),
+              HasSubstr("\"q_segment_ids\" has 2147483648 at 3; it must fit int32"));
+}
+
 TEST(AttentionFile, DocumentsRequirePackedTensors) {
   const TensorDeclaration q{"q", FileDType::kF32, {1, 4, 2, 8}};
   for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"}) {
@@ -159,8 +231,8 @@ TEST(AttentionFile, MismatchedTensorsAreNamed) {
       {{{"q", FileDType::kF32, {4, 2, 8}},
         {"k", FileDType::kF32, {4, 2, 8}},
         {"v", FileDType::kF32, {4, 2, 8}},
-        {"cu_seqlens_q", FileDType::kI64, {2}}},
-       "must be I32"},
+        {"cu_seqlens_q", FileDType::kI16, {2}}},
+       "must be I32 or I64"},
       {{{"q", FileDType::kF64, {1, 4, 2, 8}},
         {"k", FileDType::kF64, {1, 4, 2, 8}},
         {"v", FileDType::kF64, {1, 4, 2, 8}}},

@@ -85,6 +85,18 @@ const TensorView* SafetensorsFile::Find(absl::string_view name) const {
   return nullptr;
 }
 
+void SafetensorsFile::SetElements(absl::string_view name, FileDType dtype,
+                                  std::unique_ptr<uint8_t[]> data) {
+  for (TensorView& tensor : contents_.tensors) {
+    if (tensor.name != name) continue;
+    const int64_t elements = tensor.bytes / FileDTypeBytes(tensor.dtype);
+    tensor.dtype = dtype;
+    tensor.data = data.get();
+    tensor.bytes = elements * FileDTypeBytes(dtype);
+    contents_.copies.push_back(std::move(data));
+  }
+}
+
 void SafetensorsFile::ReleasePages() const {
   if (mapping_ != nullptr) madvise(mapping_, mapped_bytes_, MADV_DONTNEED);
 }

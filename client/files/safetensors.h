@@ -51,7 +51,7 @@ int64_t FileDTypeBytes(FileDType dtype);
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 
 // One tensor of a file. `data` is aligned to the element size. It points into the file's mapping,
-// or to a copy if the file does not align the tensor.
+// or to a copy if the file does not align the tensor or SetElements replaced it.
 struct TensorView {
   std::string name;
   FileDType dtype = FileDType::kF32;
@@ -63,7 +63,7 @@ struct TensorView {
 struct SafetensorsContents {
   std::vector<TensorView> tensors;  // by name
   std::map<std::string, std::string> metadata;
-  std::vector<std::unique_ptr<uint8_t[]>> copies;  // of tensors that the file does not align
+  std::vector<std::unique_ptr<uint8_t[]>> copies;  // of unaligned and of replaced tensors
 };
 
 // Parses the bytes of a whole file; the views point into them or into copies. Errors:
@@ -87,6 +87,10 @@ class SafetensorsFile {
   const std::vector<TensorView>& tensors() const { return contents_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return contents_.metadata; }
   const TensorView* Find(absl::string_view name) const;  // null if there is none
+
+  // Replaces the elements of a tensor by `data`, which has them in another type. Pointers to the
+  // tensor's old bytes stay valid. REQUIRES: the file has the tensor.
+  void SetElements(absl::string_view name, FileDType dtype, std::unique_ptr<uint8_t[]> data);
 
   // Releases the pages read so far, so that a large file does not count as this process's memory.
   // They return from the page cache when they are touched again.

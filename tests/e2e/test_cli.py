@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from cluster import BIN, CLI, SERVER, WORKER, free_port, wait_until
@@ -51,6 +52,73 @@ def test_a_batch_without_rows(ring, tmp_path):
     cli("backward", server, read, f"--output={backward}", "--sinks", *OPTIONS)
     for path in (forward, backward):
         cli("verify", read, f"--output={path}", "--sinks", "--causal")
+
+
+def retyped(source, target, types):
+    """Copies a safetensors file with its tensors in other types: {type: (new type, conversion)}."""
+    data = source.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    tensors, header, body = json.loads(data[8:begin]), {}, b""
+    tensors.pop("__metadata__", None)
+    for name, tensor in tensors.items():
+        first, last = tensor["data_offsets"]
+        raw = data[begin + first:begin + last]
+        if name in types:
+            tensor["dtype"], convert = types[name]
+            raw = convert(raw)
+        header[name] = tensor | {"data_offsets": [len(body), len(body) + len(raw)]}
+        body += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    target.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+def test_integers_and_sinks_of_other_types(ring, tmp_path):
+    """PyTorch's integers are I64, and a model's sinks are BF16."""
+    source, narrow, wide = (tmp_path / f"{n}.safetensors" for n in ("source", "narrow", "wide"))
+    cli("generate", f"--output={source}", "--seq_len=350", "--heads=4", "--kv_heads=2", "--head_dim=32",
+        "--seed=7", "--documents=100,0,250", "--segment_ids", "--sinks")
+
+    def widen(raw):
+        return np.frombuffer(raw, np.int32).astype(np.int64).tobytes()
+
+    upper = lambda raw: (np.frombuffer(raw, np.uint32) >> 16).astype(np.uint16)
+    retyped(source, narrow, {"sinks": ("F32", lambda raw: (upper(raw).astype(np.uint32) << 16).tobytes())})
+    retyped(source, wide, {"sinks": ("BF16", lambda raw: upper(raw).tobytes())} | {
+        name: ("I64", widen) for name in ("cu_seqlens_q", "cu_seqlens_k", "q_segment_ids", "kv_segment_ids")})
+    flags, results = ["--segment_ids", "--sinks"], {}
+    for path in (narrow, wide):
+        out = path.with_suffix(".out")
+        cli("forward", f"--server={ring.address}", f"--input={path}", f"--output={out}", *flags, *OPTIONS)
+        cli("verify", f"--input={path}", f"--output={out}", *flags, "--causal")
+        results[path] = out.read_bytes()
+    assert results[narrow] == results[wide]
+    retyped(source, wide, {"q_segment_ids": (
+        "I64", lambda raw: (np.frombuffer(raw, np.int32).astype(np.int64) + 2**31).tobytes())})
+    done = cli("forward", f"--server={ring.address}", f"--input={wide}", f"--output={tmp_path}/x", *flags,
+               *OPTIONS, code=3)
+    assert '"q_segment_ids" has 2147483648 at 0; it must fit int32' in done.stderr
+
+
+def test_verify_expects_nan_where_the_inputs_have_it(ring, tmp_path):
+    source, poisoned, forward, backward = (tmp_path / f"{n}.safetensors" for n in "ipfb")
+    generate(source)
+
+    def poison(raw):
+        q = np.frombuffer(raw, np.uint16).copy()
+        q[5] = 0x7fc0  # NaN, in the first token's first head
+        return q.tobytes()
+
+    retyped(source, poisoned, {"q": ("BF16", poison)})
+    server, read = f"--server={ring.address}", f"--input={poisoned}"
+    cli("forward", server, read, f"--output={forward}", *OPTIONS)
+    cli("backward", server, read, f"--output={backward}", *OPTIONS)
+    for output in (forward, backward):
+        assert " ok" in cli("verify", read, f"--output={output}", "--causal").stdout
+        cli("verify", f"--input={source}", f"--output={output}", "--causal", code=1)
+    clean = tmp_path / "c.safetensors"
+    cli("forward", server, f"--input={source}", f"--output={clean}", *OPTIONS)
+    cli("verify", read, f"--output={clean}", "--causal", code=1)
 
 
 class LateServer:
@@ -371,6 +439,20 @@ def test_long_work_shows_that_it_goes_on(make_ring, tmp_path):
     quiet = cli("backward", f"--server={ring.address}", f"--input={source}",
                 f"--output={backward}", "--schedule=single", "--progress_interval=0")
     assert quiet.stderr == ""
+
+
+def test_a_long_computation_is_announced(ring, tmp_path):
+    source = tmp_path / "i.safetensors"
+    cli("generate", f"--output={source}", "--batch=1", "--seq_len=65536", "--heads=8", "--head_dim=16",
+        "--dtype=bf16", "--seed=7")
+    call = subprocess.Popen(
+        [CLI, "forward", f"--server={ring.address}", f"--input={source}",
+         f"--output={tmp_path}/f.safetensors", "--world_size=1"], stderr=subprocess.PIPE, text=True)
+    said = call.stderr.readline()
+    call.send_signal(signal.SIGINT)
+    call.wait(timeout=30)
+    seconds = re.fullmatch(r"ringattn: computing is predicted to take (\d+) s\n", said)
+    assert seconds and int(seconds[1]) >= 10, said
 
 
 @pytest.mark.parametrize("flags", [

@@ -45,6 +45,7 @@ struct Source {
   static absl::StatusOr<Source> Open(const std::string& path) {
     auto file = SafetensorsFile::Open(path);
     if (!file.ok()) return file.status();
+    if (absl::Status status = ConvertTensors(path, &*file); !status.ok()) return status;
     return Source{path, *std::move(file)};
   }
   bool Has(v1::TensorId tensor) const { return file.Find(TensorIdName(tensor)) != nullptr; }
