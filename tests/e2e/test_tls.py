@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import pathlib
 import re
+import socket
 import ssl
 import subprocess
 import threading
@@ -11,14 +12,18 @@ import time
 import urllib.request
 
 import grpc
+import pytest
 
+import http2
 from attention import make_inputs, requests, run
 from certificates import (client_tls, cluster_tls, digest, replace, server_tls, tls_channel,
                           write_clients)
-from cluster import CHANNEL_OPTIONS, CLI, SERVER, WORKER, wait_until
+from cluster import (CHANNEL_OPTIONS, CLI, SERVER, WORKER, open_descriptors, peak_resident_bytes,
+                     reset_peak, wait_until)
 from secure_ring import (CODE, SMALL, TOKEN, cli, clients_of_all, metric, pki, refusal, secure,
                          server_info, stub)
 from stubs import ROOT
+from timing import in_time, timed
 
 
 # ---------------------------------------------------------------- links
@@ -98,6 +103,47 @@ def test_plain_text_is_not_understood_by_tls_nor_tls_by_plain_text(secure, pki, 
                 assert refusal(lambda: call(b"", timeout=5))[0] == CODE.UNAVAILABLE
         with tls_channel(port, pki.cluster.certificate, pki.member) as channel:
             assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5) == b"\x08\x01"
+
+
+def half_open(address):
+    """A connection whose peer has answered a ClientHello and waits for the rest of the handshake."""
+    host, port = address.rsplit(":", 1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    sent = ssl.MemoryBIO()
+    tls = context.wrap_bio(ssl.MemoryBIO(), sent)
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.sendall(sent.read())
+    return connection
+
+
+@timed
+@pytest.mark.parametrize("port", ["clients", "control", "data"])
+def test_half_open_handshakes_end_after_five_seconds(secure, pki, port):
+    """docs/security.md: at most 45 KB each, 5 s long."""
+    address = {"clients": secure.address, "control": secure.ports["control"],
+               "data": secure.worker_ports(0)["data"]}[port]
+    pid = secure.workers[0].pid if port == "data" else secure.server.pid
+    call = lambda: run(secure.attention, make_inputs(**SMALL), world_size=2)
+    call()
+    descriptors, memory = open_descriptors(pid), reset_peak(pid)
+    begin = time.monotonic()
+    held = [half_open(address) for _ in range(200)] + [http2.dial(address, hello=b"")]
+    for connection in held[:-1]:
+        assert connection.recv(1 << 16)[:1] == b"\x16"  # a TLS handshake record
+    call()
+    for connection in held:
+        assert http2.heard_until_closed(connection, 30) is not None
+        connection.close()
+    seconds, grown = time.monotonic() - begin, peak_resident_bytes(pid) - memory
+    print(f"closed after {seconds:.1f} s, {grown / len(held) / 1e3:.0f} KB each")
+    assert grown < len(held) * 100_000  # with the two calls
+    wait_until(lambda: open_descriptors(pid) <= descriptors + 10, 20, "descriptors as before")
+    call()
+    in_time(4 < seconds < 8, seconds)
 
 
 def test_an_expired_server_certificate(pki):

@@ -18,8 +18,6 @@ namespace {
 
 // A client opens one stream per request that this worker serves.
 constexpr int kMaxStreamsPerConnection = 128;
-// Until the client has completed the TLS and HTTP/2 handshakes.
-constexpr int kHandshakeTimeoutMs = 5'000;
 // Closes connections without streams, so that they do not count against max_connections. Clients
 // reconnect when they need one.
 constexpr int kMaxConnectionIdleMs = 30'000;
@@ -77,8 +75,6 @@ absl::StatusOr<std::unique_ptr<ClientPort>> ClientPort::Start(const ClientPortOp
                              static_cast<int>(options.limits.max_client_metadata_bytes));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxConnectionIdleMs);
-  // gRPC uses the first of two values for the same argument.
-  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   wire::SetTransport(&builder);
   builder.SetOption(std::make_unique<NoPlugins>());
   builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
