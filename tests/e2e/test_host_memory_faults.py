@@ -1,10 +1,14 @@
 """Tensors in memory that clients share with workers: nothing leaked, nothing written late, and
 everything that may go wrong ends in a typed error within its bound."""
 
+import concurrent.futures
+import ctypes
 import hashlib
 import json
 import math
 import os
+import pathlib
+import re
 import signal
 import struct
 import subprocess
@@ -284,19 +288,75 @@ def test_a_region_released_in_flight_ends_its_requests(slow_ring):
     assert ring.topology().generation == generation
 
 
-def test_a_hole_punched_in_flight_spoils_only_the_punchers_result(ring, region):
-    libc_punch = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-    import ctypes
+def punch(region):
+    """Frees all pages of the region, which a memfd that is sealed against shrinking allows."""
+    keep_size, punch_hole = 0x01, 0x02  # FALLOC_FL_*
     libc = ctypes.CDLL(None, use_errno=True)
-    call = HostCall(region, make_inputs(sq=2000, heads=4, dim=32), causal=True, schedule=RING)
-    stream = call.start(ring.attention)
-    libc.fallocate(region.fd, libc_punch, ctypes.c_long(0), ctypes.c_long(region.size))
-    for _ in stream:
-        pass
-    inputs = make_inputs(seed=4)
-    again = HostCall(region, inputs, schedule=RING)
+    size = ctypes.c_long(region.size)
+    assert libc.fallocate(region.fd, keep_size | punch_hole, ctypes.c_long(0), size) == 0
+
+
+def allocated(region):
+    return os.fstat(region.fd).st_blocks * 512
+
+
+def region_rss(pid):
+    """Bytes of regions that the process has mapped and touched."""
+    entries = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", pathlib.Path(f"/proc/{pid}/smaps").read_text(),
+                       flags=re.M)
+    return sum(int(re.search(r"^Rss: +(\d+) kB", entry, re.M)[1]) << 10
+               for entry in entries if "memfd:region" in entry.split("\n")[0])
+
+
+def test_a_hole_punched_in_flight_spoils_only_the_punchers_result(slow_ring):
+    """The workers read zeros there and go on; another region and another request keep their values."""
+    ring = slow_ring
+    generation, pids = ring.topology().generation, [w.pid for w in ring.workers.values()]
+    region, other = Region(ring, 32 << 20), Region(ring, 4 << 20)
+    inputs = make_inputs(sq=900, heads=2, dim=32)
+    expected = relayed(ring, inputs, causal=True, schedule=RING)
+    spoilt = HostCall(region, make_inputs(sq=2000, heads=4, dim=32), causal=True, schedule=RING,
+                      request_id="spoilt")
+    honest = HostCall(other, inputs, causal=True, schedule=RING)
+    stream = spoilt.start(ring.attention)
+    next(stream)
+    results = concurrent.futures.ThreadPoolExecutor(1).submit(honest.run, ring.attention)
+    ended = False
+    while not ended:  # while it is copied in, computed and copied out
+        punch(region)
+        try:
+            next(stream)
+        except StopIteration:
+            ended = True
+    results.result(timeout=120)
+    assert {name: honest.bytes(name) for name in expected} == expected
+    again = HostCall(region, inputs, causal=True, schedule=RING)
     again.run(ring.attention)
-    assert again.bytes("out") == relayed(ring, inputs, schedule=RING)["out"]
+    assert {name: again.bytes(name) for name in expected} == expected
+    assert ring.topology().generation == generation
+    assert [w.pid for w in ring.workers.values()] == pids and all(
+        w.poll() is None for w in ring.workers.values())
+    region.close()
+    other.close()
+
+
+def test_what_a_punched_region_costs_the_workers(make_local_ring):
+    """A worker allocates the pages of the tensors that it copies, and no others."""
+    ring = make_local_ring(workers=1)
+    worker = ring.workers[0].pid
+    region = Region(ring, 64 << 20)
+    if tuple(map(int, os.uname().release.split(".")[:2])) >= (5, 14):
+        wait_until(lambda: region_rss(worker) == region.size, 20, "the region is mapped ahead")
+    punch(region)
+    assert allocated(region) == 0 and region_rss(worker) == 0
+    call = HostCall(region, make_inputs(sq=2000, heads=4, dim=32), causal=True)
+    punch(region)  # HostCall wrote its inputs
+    call.run(ring.attention)
+    sizes = [call.inputs[name].nbytes for name in "qkv"] + [size for _, size in call.outputs.values()]
+    most = sum(sizes) + 2 * 4096 * len(sizes)  # a tensor touches parts of its first and last page
+    assert 0 < region_rss(worker) <= most and allocated(region) <= most
+    region.close()
+    await_unmapped(ring)
 
 
 CHILD = """
