@@ -65,6 +65,23 @@ def test_a_batch_without_rows(client, rng):
             assert given.dbias.shape == options["bias"].shape and not given.dbias.any()
 
 
+def test_many_short_rows(client, rng):
+    q, k, v = tensors(rng, batch=15_000, queries=2, keys=3, dim=8, dim_v=8)
+    dout = rng.standard_normal(q.shape, np.float32)
+    out, lse, _ = client.forward(q, k, v, causal=True)
+    expected = reference.forward(q, k, v, causal=True)
+    reference.close(out, expected[0], 1e-5)
+    reference.close(lse, expected[1], 1e-5)
+    gradients = client.backward(dout, q, k, v, out=out, lse=lse, causal=True)
+    rows = slice(14_990, None)
+    last = client.backward(dout[rows], q[rows], k[rows], v[rows], out=out[rows], lse=lse[rows], causal=True)
+    for name in ("dq", "dk", "dv"):
+        reference.close(getattr(gradients, name)[rows], getattr(last, name), 1e-6)
+    one = np.ones((65_536, 1, 1, 8), np.float32)
+    with pytest.raises(ringattn.ResourceExhaustedError, match="shape.batch"):
+        client.forward(one, one, one)
+
+
 def test_packed_documents_are_their_own_calls(client, rng):
     lengths_q, lengths_k = [5, 0, 33, 17], [9, 4, 33, 20]
     cu_q, cu_k = (np.cumsum([0, *lengths]).astype(np.int32) for lengths in (lengths_q, lengths_k))
