@@ -47,6 +47,16 @@ class SourceRulesTest(unittest.TestCase):
             for name in ("worker/backend.cc", "worker/comm/tcp/x.h", "worker/service/x_test.cc"):
                 self.assertEqual(self.broken(name, code), [], name)
 
+    def test_intervals_on_the_wall_clock(self):
+        for code in ("const absl::Time begin = absl::Now();", "if (absl::Now() >= give_up) break;",
+                     "while (absl::Now() < end) {", "return absl::Now() - begin;", "if (end <= absl::Now()) return;"):
+            self.assertEqual(len(self.broken("worker/device/cuda/x.cc", code)), 1, code)
+            self.assertEqual(self.broken("worker/device/x_test.cc", code), [], code)
+        for code in ("context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));",
+                     "gauge.Set(absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));",
+                     "absl::FormatTime(kFormat, absl::Now(), zone);", "const absl::Time begin = MonotonicNow();"):
+            self.assertEqual(self.broken("server/edge/x.cc", code), [], code)
+
     def test_what_is_allowed(self):
         for code in ("// plain text: Insecure", "options.security.ServerCredentials()",
                      "line->worker.secret = *std::move(secret);", "if (!secret.ok()) throw;",

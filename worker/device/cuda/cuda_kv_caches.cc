@@ -12,8 +12,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/base/limits.h"
+#include "common/base/monotonic_time.h"
 #include "worker/device/cuda/cuda_status.h"
 #include "worker/kernels/cuda/paged/paged_attention.h"
 
@@ -186,11 +187,11 @@ class Scratch {
 
   // Waits for all work of the stream. Reports an unusable context.
   absl::Status Wait() {
-    const absl::Time give_up = absl::Now() + kPollTime;
+    const absl::Time give_up = MonotonicNow() + kPollTime;
     cudaError_t state = cudaErrorNotReady;
     for (int i = 0; state == cudaErrorNotReady; ++i) {
       state = cudaStreamQuery(stream_);
-      if (i % 64 == 63 && absl::Now() >= give_up) break;
+      if (i % 64 == 63 && MonotonicNow() >= give_up) break;
     }
     if (state == cudaErrorNotReady) state = cudaStreamSynchronize(stream_);
     (void)cudaGetLastError();  // cudaErrorNotReady of a poll
