@@ -9,6 +9,8 @@
 #include "client/api/client.h"
 #include "client/api/error.h"
 #include "client/kv/fake_kv_service.h"
+#include "common/base/monotonic_time.h"
+#include "common/base/testing/wall_clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -243,6 +245,24 @@ TEST_F(KvCacheTest, DeadlinesAndInterruptsLeaveTheCallRepeatable) {
   ASSERT_TRUE(Call(1, 1).ok());
 }
 
+TEST_F(KvCacheTest, DeadlinesDoNotFollowTheWallClock) {
+  Start(2, TransportPreference::kDirect);
+  ASSERT_TRUE(cache_->BeginStep(OneRow(0, 1)).ok());
+  fake_->With([](Faults& faults, Seen&) { faults.stalls = {1}; });
+  KvCallOptions options;
+  options.deadline = absl::Milliseconds(500);
+  options.interrupted = [] {  // while the call waits
+    SetWallClockBack(absl::Hours(2));
+    return false;
+  };
+  const absl::Time begun = MonotonicNow();
+  const absl::Status status = Call(0, 1, options);
+  SetWallClockBack(absl::ZeroDuration());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_GE(MonotonicNow() - begun, options.deadline);
+  EXPECT_LT(MonotonicNow() - begun, absl::Minutes(1));
+}
+
 TEST_F(KvCacheTest, UnreachableWorkersAreReplacedByTheRelay) {
   fake_ = std::make_unique<FakeKvService>(TwoLayers(), 1);
   fake_->With([](Faults& faults, Seen&) { faults.unreachable = true; });
@@ -288,9 +308,9 @@ TEST_F(KvCacheTest, WrongArgumentsAreFoundBeforeAnythingIsSent) {
 TEST_F(KvCacheTest, OpenCachesAreHeldUntilTheyAreClosed) {
   Start(1, TransportPreference::kDirect);
   const auto await = [&](size_t count) {
-    const absl::Time end = absl::Now() + absl::Seconds(20);
+    const absl::Time end = MonotonicNow() + absl::Seconds(20);
     while (fake_->With([](Faults&, Seen& seen) { return seen.held.size(); }) != count) {
-      ASSERT_LT(absl::Now(), end);
+      ASSERT_LT(MonotonicNow(), end);
       absl::SleepFor(absl::Milliseconds(2));
     }
   };

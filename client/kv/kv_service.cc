@@ -7,7 +7,9 @@
 
 #include "absl/time/clock.h"
 #include "client/api/error.h"
+#include "client/kv/grpc_deadline.h"
 #include "client/transfer/grpc_status.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::client {
 namespace {
@@ -25,13 +27,14 @@ KvServiceCalls::KvServiceCalls(std::shared_ptr<grpc::Channel> channel,
 
 template <typename Response, typename Call>
 absl::StatusOr<Response> KvServiceCalls::Unary(absl::Duration deadline, const Call& call) const {
-  const absl::Time begun = absl::Now();
+  const absl::Time begun = MonotonicNow();
   while (true) {
-    auto response = Once<Response>(deadline - (absl::Now() - begun), call);
+    auto response = Once<Response>(deadline - (MonotonicNow() - begun), call);
     // A reason comes from the server, or reports a failed TLS handshake.
     const bool unconnected =
         absl::IsUnavailable(response.status()) && DetailsOf(response.status()).reason.empty();
-    if (!unconnected || absl::Now() + kConnectBackoff - begun > std::min(connect_time_, deadline)) {
+    if (!unconnected ||
+        MonotonicNow() + kConnectBackoff - begun > std::min(connect_time_, deadline)) {
       return response;
     }
     absl::SleepFor(kConnectBackoff);
@@ -42,7 +45,7 @@ template <typename Response, typename Call>
 absl::StatusOr<Response> KvServiceCalls::Once(absl::Duration deadline, const Call& call) const {
   grpc::ClientContext context;
   if (deadline != absl::InfiniteDuration()) {
-    context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));
+    context.set_deadline(GrpcDeadlineIn(deadline));
   }
   if (token_ != nullptr) token_->AddTo(&context);
   Response response;

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "client/api/error.h"
 #include "common/base/limits.h"
+#include "common/base/monotonic_time.h"
 #include "common/kv/kv_error.h"
 #include "common/kv/shard_cut.h"
 #include "common/wire/durations.h"
@@ -159,7 +160,7 @@ absl::Status KvWriter::MakeRings() {
 
 absl::Status KvWriter::OpenEpoch(const std::vector<v1::Transport>& accept, uint64_t answered_step,
                                  absl::Duration deadline) {
-  const absl::Time end = absl::Now() + deadline;
+  const absl::Time end = MonotonicNow() + deadline;
   v1::OpenCacheRequest request;
   request.set_cache_id(cache_id_);
   ring_region_id_.clear();
@@ -177,9 +178,9 @@ absl::Status KvWriter::OpenEpoch(const std::vector<v1::Transport>& accept, uint6
   // KV_ADOPTING, KV_BUSY and a coordinator that restarts end after a while.
   absl::StatusOr<v1::OpenCacheResponse> opened;
   for (absl::Duration backoff = kMinBackoff;; backoff = std::min(2 * backoff, kMaxBackoff)) {
-    opened = service_->Open(request, end - absl::Now());
+    opened = service_->Open(request, end - MonotonicNow());
     if (opened.ok()) break;
-    if (!absl::IsUnavailable(opened.status()) || absl::Now() + backoff >= end ||
+    if (!absl::IsUnavailable(opened.status()) || MonotonicNow() + backoff >= end ||
         DetailsOf(opened.status()).reason == kTlsHandshakeFailed) {
       return opened.status();
     }
@@ -225,12 +226,12 @@ absl::Status KvWriter::OpenEpoch(const std::vector<v1::Transport>& accept, uint6
   StepStreams::Limits limits;
   limits.deadline = end;
   if (uses_workers()) {
-    limits.deadline = std::min(end, absl::Now() + kDirectOpenTime);
+    limits.deadline = std::min(end, MonotonicNow() + kDirectOpenTime);
   }
   for (absl::Duration backoff = kMinBackoff;; backoff = std::min(2 * backoff, kMaxBackoff)) {
     const absl::Status status = OpenStreams(limits);
     if (status.ok()) break;
-    if (!absl::IsUnavailable(status) || absl::Now() + backoff >= limits.deadline) return status;
+    if (!absl::IsUnavailable(status) || MonotonicNow() + backoff >= limits.deadline) return status;
     absl::SleepFor(backoff);
   }
   return ResumeStep(opened->next_step());
@@ -453,7 +454,7 @@ absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::Send(
     const std::vector<v1::StepRequest>& requests, int64_t result_bytes, bool with_step,
     const KvCallOptions& options) {
   StepStreams::Limits limits;
-  limits.deadline = absl::Now() + options.deadline;
+  limits.deadline = MonotonicNow() + options.deadline;
   limits.interrupted = &options.interrupted;
   absl::Time give_up = absl::InfiniteFuture();
   absl::Duration backoff = kMinBackoff;
@@ -470,11 +471,11 @@ absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::Send(
       return Noted(std::move(status));
     }
     // A stream is broken.
-    if (give_up == absl::InfiniteFuture()) give_up = absl::Now() + options_.recovery_time;
+    if (give_up == absl::InfiniteFuture()) give_up = MonotonicNow() + options_.recovery_time;
     if (absl::Status recovered = Recover(status, limits); !recovered.ok()) {
       return Noted(std::move(recovered));
     }
-    if (absl::Now() + backoff >= std::min(give_up, limits.deadline)) return Noted(status);
+    if (MonotonicNow() + backoff >= std::min(give_up, limits.deadline)) return Noted(status);
     if (options.interrupted && options.interrupted()) {
       return absl::CancelledError("the call was interrupted");
     }
@@ -512,7 +513,7 @@ absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::SendOnce(
 absl::Status KvWriter::Recover(const absl::Status& broken, const StepStreams::Limits& limits) {
   const auto info = service_->GetOnce(
       cache_id_,
-      std::min(kStateDeadline, std::max(limits.deadline - absl::Now(), absl::Milliseconds(1))));
+      std::min(kStateDeadline, std::max(limits.deadline - MonotonicNow(), absl::Milliseconds(1))));
   // Without an answer only the workers know; the next attempt finds out.
   if (!info.ok()) return absl::OkStatus();
   if (info->has_ended()) return FromRpcStatus(info->ended());

@@ -4,9 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "client/api/error.h"
+#include "client/kv/grpc_deadline.h"
 #include "client/transfer/grpc_status.h"
+#include "common/base/monotonic_time.h"
 #include "common/wire/durations.h"
 
 namespace ringattn::client {
@@ -119,7 +120,7 @@ absl::StatusOr<StepStreams::Answers> StepStreams::ExchangeInRings(
     status = AwaitRing(i, requests[i].size(), limits, &answers);
   }
   if (status.ok()) {
-    if (absl::Now() - polled_ > kStreamInterval) PollStreams();
+    if (MonotonicNow() - polled_ > kStreamInterval) PollStreams();
     return answers;
   }
   Close();
@@ -128,7 +129,7 @@ absl::StatusOr<StepStreams::Answers> StepStreams::ExchangeInRings(
 
 absl::Status StepStreams::AwaitRing(size_t peer, size_t count, const Limits& limits,
                                     Answers* answers) {
-  absl::Time interrupted = absl::Now();
+  absl::Time interrupted = MonotonicNow();
   for (size_t answered = 0; answered < count;) {
     v1::StepResponse answer;
     const absl::StatusOr<bool> taken = rings_->Take(peer, &answer);
@@ -151,7 +152,7 @@ absl::Status StepStreams::AwaitRing(size_t peer, size_t count, const Limits& lim
     if (IsComplete((*answers)[peer], count) && streams_[peer]->end().has_value()) {
       return absl::OkStatus();
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = MonotonicNow();
     if (now >= limits.deadline) {
       return absl::DeadlineExceededError("the deadline of the call has passed");
     }
@@ -168,11 +169,11 @@ absl::Status StepStreams::AwaitRing(size_t peer, size_t count, const Limits& lim
 void StepStreams::PollStreams() {
   void* tag = nullptr;
   bool ok = false;
-  while (queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(absl::Now())) ==
+  while (queue_.AsyncNext(&tag, &ok, GrpcDeadlineIn(absl::ZeroDuration())) ==
          grpc::CompletionQueue::GOT_EVENT) {
     StepStream::Handle(tag, ok);
   }
-  polled_ = absl::Now();
+  polled_ = MonotonicNow();
 }
 
 absl::StatusOr<std::vector<std::vector<v1::StepResponse>>> StepStreams::Await(
@@ -190,11 +191,10 @@ absl::StatusOr<std::vector<std::vector<v1::StepResponse>>> StepStreams::Await(
     if (complete) return answers;
     status = EndOfStreams(answers, count);
     if (!status.ok()) break;
-    const absl::Time slice = absl::Now() + kInterruptInterval;
+    const absl::Duration slice = std::min(kInterruptInterval, limits.deadline - MonotonicNow());
     void* tag = nullptr;
     bool ok = false;
-    if (queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(std::min(slice, limits.deadline))) ==
-        grpc::CompletionQueue::GOT_EVENT) {
+    if (queue_.AsyncNext(&tag, &ok, GrpcDeadlineIn(slice)) == grpc::CompletionQueue::GOT_EVENT) {
       StepStream::Handle(tag, ok);
       continue;
     }
@@ -202,7 +202,7 @@ absl::StatusOr<std::vector<std::vector<v1::StepResponse>>> StepStreams::Await(
       status = absl::CancelledError("the call was interrupted");
       break;
     }
-    if (absl::Now() >= limits.deadline) {
+    if (MonotonicNow() >= limits.deadline) {
       status = absl::DeadlineExceededError("the deadline of the call has passed");
       break;
     }

@@ -24,7 +24,7 @@ namespace ringattn::client {
 class StepStreams {
  public:
   struct Limits {
-    absl::Time deadline = absl::InfiniteFuture();
+    absl::Time deadline = absl::InfiniteFuture();        // of MonotonicNow
     const std::function<bool()>* interrupted = nullptr;  // null or empty: never
   };
 

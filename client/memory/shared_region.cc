@@ -120,7 +120,7 @@ void SharedRegion::Stop() {
 
 void SharedRegion::AwaitFirstRound(absl::Duration timeout) {
   absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithTimeout(absl::Condition(&first_round_over_), timeout);
+  AwaitUntil(mutex_, absl::Condition(&first_round_over_), MonotonicNow() + timeout);
 }
 
 void SharedRegion::AttachAgain() {

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
+#include "common/base/testing/wall_clock.h"
 #include "gtest/gtest.h"
 
 namespace ringattn {
@@ -196,9 +198,27 @@ TEST(StepRingTest, DirectionsDoNotOverlap) {
 TEST(SharedWordTest, TimesOut) {
   Ring ring;
   StepRingReader reader = ring.reader();
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   EXPECT_EQ(reader.Wait(absl::Milliseconds(2), absl::Milliseconds(20)), SharedWord::Wake::kTimeout);
-  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(20));
+  EXPECT_GE(MonotonicNow() - begin, absl::Milliseconds(20));
+}
+
+TEST(SharedWordTest, TimesOutWhenTheWallClockJumps) {
+  for (const absl::Duration back : {absl::Hours(2), -absl::Hours(2)}) {
+    Ring ring;
+    StepRingReader reader = ring.reader();
+    std::thread jump([&] {
+      absl::SleepFor(absl::Milliseconds(10));
+      SetWallClockBack(back);
+    });
+    const absl::Time begin = MonotonicNow();
+    EXPECT_EQ(reader.Wait(absl::Milliseconds(20), absl::Milliseconds(20)),
+              SharedWord::Wake::kTimeout);
+    jump.join();
+    SetWallClockBack(absl::ZeroDuration());
+    EXPECT_GE(MonotonicNow() - begin, absl::Milliseconds(20));
+    EXPECT_LT(MonotonicNow() - begin, absl::Seconds(30));
+  }
 }
 
 TEST(SharedWordTest, AChangeThatIsThereNeedsNoWait) {
@@ -221,9 +241,9 @@ TEST(SharedWordTest, WakesASleeper) {
     absl::SleepFor(absl::Milliseconds(5));
     Send(writer, "one");
   });
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   EXPECT_EQ(reader.Wait(absl::ZeroDuration(), absl::Seconds(60)), SharedWord::Wake::kAsleep);
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(30));
+  EXPECT_LT(MonotonicNow() - begin, absl::Seconds(30));
   EXPECT_EQ(Receive(reader), "one");
   sender.join();
 }
@@ -236,9 +256,9 @@ TEST(SharedWordTest, SuperfluousWakesDoNotEndAWait) {
     SharedWord word(ring.queue().word);
     while (!over) word.Interrupt();
   });
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   EXPECT_EQ(reader.Wait(absl::ZeroDuration(), absl::Milliseconds(30)), SharedWord::Wake::kTimeout);
-  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(30));
+  EXPECT_GE(MonotonicNow() - begin, absl::Milliseconds(30));
   over = true;
   noise.join();
 }
@@ -256,10 +276,10 @@ TEST(SharedWordTest, StopsASleeper) {
       absl::SleepFor(absl::Milliseconds(1));
     }
   });
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   EXPECT_EQ(reader.Wait(absl::ZeroDuration(), absl::Seconds(60), &stop),
             SharedWord::Wake::kTimeout);
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(30));
+  EXPECT_LT(MonotonicNow() - begin, absl::Seconds(30));
   stopper.join();
 }
 

@@ -78,6 +78,7 @@ void KvStore::Close() {
     closing_ = true;
     for (const auto& [id, cache] : caches_) ids.push_back(id);
   }
+  end_ticks_.Notify();
   if (ticker_.joinable()) ticker_.join();
   for (const std::string& id : ids) FreeOne(id, "KV_LOST");
   // What was started before may still send.
@@ -95,13 +96,7 @@ void KvStore::Send(v1::JoinRequest message) {
 }
 
 void KvStore::Loop() {
-  while (true) {
-    {
-      absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&closing_), options_.tick_interval)) return;
-    }
-    Tick();
-  }
+  while (!end_ticks_.WaitFor(options_.tick_interval)) Tick();
 }
 
 std::shared_ptr<KvCache> KvStore::Find(const std::string& id) const {

@@ -21,6 +21,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
 #include "ringattn/v1/worker_control.pb.h"
 #include "worker/device/device.h"
 #include "worker/device/host_queue.h"
@@ -172,6 +173,7 @@ class KvStore {
   std::optional<absl::Time> orphaned_since_ ABSL_GUARDED_BY(mutex_);
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   HostQueue zeroing_;
+  Wakeup end_ticks_;    // by Close
   std::thread ticker_;  // last: uses the rest
 };
 

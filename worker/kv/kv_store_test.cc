@@ -2,7 +2,8 @@
 
 #include <deque>
 
-#include "absl/time/clock.h"
+#include "absl/synchronization/notification.h"
+#include "common/base/testing/wall_clock.h"
 #include "common/kv/kv_error.h"
 #include "gtest/gtest.h"
 #include "worker/device/cpu/cpu_device.h"
@@ -242,6 +243,29 @@ TEST_F(KvStoreTest, CachesOutliveTheirCoordinatorForAWhile) {
   EXPECT_EQ(store_->count(), 0);
   EXPECT_EQ(budget_.taken_bytes(), 0);
   EXPECT_EQ(KvErrorReason(stream_->ended), "KV_LOST");
+}
+
+TEST_F(KvStoreTest, LeasesDoNotFollowTheWallClock) {
+  store_.reset();
+  KvStoreOptions options;
+  options.max_bytes = 40'000;
+  options.tick_interval = absl::Milliseconds(1);
+  absl::Notification reserved;
+  store_ = std::make_unique<KvStore>(options, &device_, &budget_,
+                                     [&](v1::JoinRequest) { reserved.Notify(); });
+  store_->Reserve(TestReserve("a"));
+  reserved.WaitForNotification();
+  store_->OnDisconnected();
+  SetWallClockBack(-absl::Hours(2));
+  const absl::Time jumped = store_->now();
+  store_->Tick();
+  v1::Register registration;
+  store_->AddHeldCaches(&registration);
+  SetWallClockBack(absl::ZeroDuration());
+  EXPECT_LT(jumped - store_->now(), absl::Minutes(1));
+  ASSERT_EQ(registration.kv_caches_size(), 1) << "an orphan is kept for a minute";
+  EXPECT_GT(registration.kv_caches(0).lease_left().seconds(), 30);
+  store_.reset();
 }
 
 TEST_F(KvStoreTest, AClosedStoreIsSilent) {

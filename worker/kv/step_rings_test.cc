@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/security/credentials.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -103,13 +104,13 @@ class StepRingsTest : public ::testing::Test {
     // The next response in the ring; false if none comes within `patience`.
     bool Read(absl::Duration patience = absl::Seconds(10)) {
       std::string frame;
-      const absl::Time end = absl::Now() + patience;
+      const absl::Time end = MonotonicNow() + patience;
       while (true) {
         const auto taken = responses.Take(&frame);
         EXPECT_TRUE(taken.ok()) << taken.status();
         if (!taken.ok()) return false;
         if (*taken) return response.ParseFromString(frame);
-        if (absl::Now() >= end) return false;
+        if (MonotonicNow() >= end) return false;
         responses.Wait(absl::ZeroDuration(), absl::Milliseconds(10));
       }
     }
