@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -23,6 +24,7 @@
 #include "common/kv/placement.h"
 #include "common/kv/step.h"
 #include "common/kv/step_log.h"
+#include "common/kv/step_metadata.h"
 #include "common/security/credentials.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -220,6 +222,7 @@ class FakeKvService {
   grpc::Status RunSteps(int rank, bool is_relay, grpc::ServerContext* context, Stream* stream) {
     v1::StepRequest request;
     uint64_t epoch = 0;
+    const std::string hello = HelloOf(*context);
     while (stream->Read(&request)) {
       v1::StepResponse response;
       bool stalls = false;
@@ -230,6 +233,9 @@ class FakeKvService {
           epoch = seen.last_epoch = request.hello().epoch();
           if (is_relay && request.hello().token() != relay_token_ && epoch == epoch_) {
             return FakeStatus(grpc::StatusCode::UNAUTHENTICATED, "BAD_TOKEN");
+          }
+          if (hello != (is_relay ? "" : request.hello().SerializeAsString())) {
+            return FakeStatus(grpc::StatusCode::INVALID_ARGUMENT, "BAD_METADATA");
           }
         }
         if (epoch != epoch_) return FakeStatus(grpc::StatusCode::ABORTED, "KV_FENCED");
@@ -250,9 +256,16 @@ class FakeKvService {
         absl::SleepFor(absl::Milliseconds(5));
       }
       if (stalls) return grpc::Status::CANCELLED;
-      stream->Write(response);
+      if (response.message_case() != v1::StepResponse::MESSAGE_NOT_SET) stream->Write(response);
     }
     return grpc::Status::OK;
+  }
+
+  // The StepHello in the call's metadata, serialized; empty if there is none.
+  static std::string HelloOf(const grpc::ServerContext& context) {
+    const auto found = context.client_metadata().find(kStepHelloMetadataKey);
+    if (found == context.client_metadata().end()) return "";
+    return std::string(found->second.data(), found->second.size());
   }
 
   absl::Status Execute(int rank, const v1::StepRequest& request, v1::StepResponse* response)
@@ -276,6 +289,7 @@ class FakeKvService {
       if (!step.ok()) return step.status();
       auto begun = log.Begin(epoch_, *step);
       if (!begun.ok()) return begun.status();
+      refused_[rank] = begun->refusals.empty() ? 0 : step->number;
       if (!begun->refusals.empty()) {
         *response->mutable_refused() = ToProto(step->number, begun->refusals);
         return absl::OkStatus();
@@ -294,6 +308,7 @@ class FakeKvService {
     }
     const v1::LayerCall& call = request.call();
     note("call", call.step());
+    if (call.step() == refused_[rank]) return absl::OkStatus();  // not answered
     const bool appends = !call.k().empty();
     if (auto status = log.StartCall(epoch_, call.step(), call.layer(), appends); !status.ok()) {
       return status;
@@ -314,6 +329,7 @@ class FakeKvService {
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string relay_token_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<KvStepLog>> logs_ ABSL_GUARDED_BY(mutex_);  // by rank
+  std::map<int, uint64_t> refused_ ABSL_GUARDED_BY(mutex_);  // by rank; 0: not the last StepBegin
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<Service> service_;
   std::vector<std::string> endpoints_;  // by rank

@@ -183,6 +183,8 @@ TEST_F(KvCacheTest, ARefusedStepLeavesItsNumberFree) {
   EXPECT_THAT(cache_->sequences(), ElementsAre(Pair(1, 3)));
   ASSERT_TRUE(Step(3, 1).ok());
   EXPECT_EQ(cache_->step(), 2u);
+  // The streams stay open: the call that was sent with the description is skipped.
+  fake_->With([](Faults&, Seen& seen) { EXPECT_EQ(seen.streams, 2); });
 }
 
 TEST_F(KvCacheTest, CommandsAreStepsOfTheirOwn) {

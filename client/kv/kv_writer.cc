@@ -571,8 +571,6 @@ absl::Status KvWriter::Refused(const v1::StepRefused& refused) {
   step_.reset();
   std::string text = absl::StrCat("the service refused step ", number);
   for (const v1::RowRefusal& row : refused.rows()) absl::StrAppend(&text, "; ", RefusalText(row));
-  // The call that followed is not answered, and a worker may end its stream because of it.
-  streams_->Close();
   return MakeErrorWithReason(absl::StatusCode::kFailedPrecondition, text, kStepRefused);
 }
 

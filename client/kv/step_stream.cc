@@ -2,10 +2,15 @@
 
 #include <utility>
 
+#include "common/kv/step_metadata.h"
+
 namespace ringattn::client {
 
 StepStream::StepStream(const Peer& peer, BearerToken* token, grpc::CompletionQueue* queue) {
   if (token != nullptr) token->AddTo(&context_);
+  if (peer.is_worker) {
+    context_.AddMetadata(kStepHelloMetadataKey, peer.hello.SerializeAsString());
+  }
   // The stub need not outlive the call.
   stream_ = peer.is_worker
                 ? v1::KvShardService::NewStub(peer.channel)->PrepareAsyncSteps(&context_, queue)

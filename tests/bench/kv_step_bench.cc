@@ -26,6 +26,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "common/kv/step_metadata.h"
 #include "common/oracle/generator.h"
 #include "common/security/credentials.h"
 #include "common/wire/durations.h"
@@ -147,6 +148,8 @@ class Bench {
     request.mutable_hello()->set_cache_id("c");
     request.mutable_hello()->set_epoch(1);
     request.mutable_hello()->set_token("token");
+    context_.AddMetadata(kStepHelloMetadataKey, request.hello().SerializeAsString());
+    stream_ = stub_->Steps(&context_);
     REQUIRE(Ask(request).has_opened());
   }
 

@@ -16,7 +16,8 @@ from attention import details
 from cluster import open_descriptors, resident_bytes, wait_until
 from direct_ring import make_direct_ring, metrics  # noqa: F401
 from kv_ring import ring  # noqa: F401
-from kv import (DIRECT, HOST, RELAY, Group, Model, Row, Spec, Writer, create, delete, get, service)
+from kv import (DIRECT, HOST, RELAY, Group, Model, Row, Spec, Writer, create, delete, direct_metadata,
+                get, service)
 from stubs import ROOT, cluster_pb2, kv_cache_pb2 as kv
 
 LONG = os.environ.get("RINGATTN_KV_LOAD") == "full"
@@ -338,6 +339,21 @@ def test_every_bad_row_is_named_and_nothing_is_done(opened, transport):
     model.step(writer, [Row(1, 1), Row(2, 1)])
 
 
+@WAYS
+def test_calls_of_a_refused_step_are_skipped(opened, transport):
+    writer, model = opened(transport=transport, world_size=2)
+    model.step(writer, [Row(1, 10)])
+    bad = model.begin(2, [Row(1, 1, expected=9)])
+    for stream in writer.streams:
+        stream.send(kv.StepRequest(begin=bad))
+        stream.send(kv.StepRequest(call=kv.LayerCall(step=2, layer=0, q=b"of any size")))
+    for stream in writer.streams:
+        assert stream.read().HasField("refused")
+        if transport == HOST:
+            assert stream.read() == kv.StepResponse()
+    model.step(writer, [Row(1, 1)])
+
+
 def test_bad_tables_are_named(opened):
     spec = Spec([Group([0])], blocks=4, numbering=kv.KV_NUMBERING_BLOCKS)
     writer, model = opened(spec, world_size=1)
@@ -453,7 +469,7 @@ def test_wrong_tokens_are_rejected(ring):
         from stubs import kv_cache_pb2_grpc
         hello = kv.StepHello(cache_id=cache.cache_id, epoch=direct.answer.epoch, token=b"x" * 32)
         call = kv_cache_pb2_grpc.KvShardServiceStub(channel).Steps(
-            iter([kv.StepRequest(hello=hello)]))
+            iter([kv.StepRequest(hello=hello)]), metadata=direct_metadata(hello))
         with pytest.raises(grpc.RpcError) as error:
             next(call)
         assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED

@@ -13,7 +13,8 @@ import pytest
 from attention import details
 from cluster import CLI, open_descriptors, wait_until
 from direct_ring import LISTEN, metrics
-from kv import DIRECT, HOST, RELAY, Group, Model, Row, Spec, Writer, create, delete, service
+from kv import (DIRECT, HOST, RELAY, Group, Model, Row, Spec, Writer, create, delete, direct_metadata,
+                service)
 from kv_ring import DONE, POSTED, RING_BYTES, SLOT_BYTES, make_kv_ring, ring  # noqa: F401
 from local_region import Region
 from local_ring import local_flags, mapped
@@ -126,7 +127,7 @@ def test_a_ring_must_be_in_the_region_that_was_named(ring):
                                         response_bytes=SLOT_BYTES))
         with pytest.raises(grpc.RpcError) as error:
             next(kv_cache_pb2_grpc.KvShardServiceStub(channel).Steps(
-                iter([kv.StepRequest(hello=hello)])))
+                iter([kv.StepRequest(hello=hello)]), metadata=direct_metadata(hello)))
         assert error.value.code() == CODE.INVALID_ARGUMENT
         assert "hello.ring.region_id" in error.value.details()
         assert other.id.hex() not in error.value.details()

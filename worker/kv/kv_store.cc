@@ -26,6 +26,10 @@ absl::Status EndOf(const std::string& reason) {
                  "the cache is lost; create another one and prefill it");
 }
 
+absl::Status BadToken() {
+  return absl::UnauthenticatedError("the token is not valid for a cache of this worker");
+}
+
 absl::Status Fenced(absl::string_view message) {
   return KvError(absl::StatusCode::kAborted, "KV_FENCED", message);
 }
@@ -322,6 +326,18 @@ void KvStore::Settle(const v1::KvSettle& settle) {
       });
 }
 
+bool KvStore::IsTokenOf(const v1::StepHello& hello) const {
+  const auto found = caches_.find(hello.cache_id());
+  // Compared in any case, so that the time does not tell whether the cache exists.
+  const std::string expected = found == caches_.end() ? std::string() : found->second->token_;
+  return SecretsEqual(expected, hello.token()) && !expected.empty();
+}
+
+absl::Status KvStore::CheckToken(const v1::StepHello& hello) const {
+  absl::MutexLock lock(&mutex_);
+  return IsTokenOf(hello) ? absl::OkStatus() : BadToken();
+}
+
 absl::StatusOr<std::shared_ptr<KvCache>> KvStore::Attach(const v1::StepHello& hello,
                                                          bool with_token,
                                                          const std::shared_ptr<KvStream>& stream) {
@@ -329,14 +345,8 @@ absl::StatusOr<std::shared_ptr<KvCache>> KvStore::Attach(const v1::StepHello& he
   std::shared_ptr<KvCache> cache;
   {
     absl::MutexLock lock(&mutex_);
+    if (with_token && !IsTokenOf(hello)) return BadToken();
     const auto found = caches_.find(hello.cache_id());
-    if (with_token) {
-      // Compared in any case, so that the time does not tell whether the cache exists.
-      const std::string expected = found == caches_.end() ? std::string() : found->second->token_;
-      if (!SecretsEqual(expected, hello.token()) || expected.empty()) {
-        return absl::UnauthenticatedError("the token is not valid for a cache of this worker");
-      }
-    }
     if (found == caches_.end()) {
       return KvError(absl::StatusCode::kNotFound, "KV_NOT_FOUND",
                      "this worker does not have the cache");

@@ -131,6 +131,9 @@ class KvStore {
   // Reports caches in use, and frees orphans.
   void Tick() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // UNAUTHENTICATED unless the token is valid for the cache. The message and the time do not reveal
+  // whether the cache exists.
+  absl::Status CheckToken(const v1::StepHello& hello) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Admits a writer's stream and ends an earlier one of the same epoch. `with_token`: the stream's
   // peer is a client, whose token is compared; else the peer has shown the cluster's secret.
   // Errors: UNAUTHENTICATED in the same words for an unknown cache and a wrong token; NOT_FOUND
@@ -150,6 +153,7 @@ class KvStore {
 
  private:
   std::shared_ptr<KvCache> Find(const std::string& id) const ABSL_LOCKS_EXCLUDED(mutex_);
+  bool IsTokenOf(const v1::StepHello& hello) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<KvCache>> Make(const v1::KvReserve& reserve);
   absl::Status TakeScratch() ABSL_LOCKS_EXCLUDED(mutex_);
   // Unless the store is closed.

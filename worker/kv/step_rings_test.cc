@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/monotonic_time.h"
+#include "common/kv/step_metadata.h"
 #include "common/security/credentials.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
@@ -74,15 +75,14 @@ class StepRingsTest : public ::testing::Test {
         : requests(StepRingQueue::Requests(test->client_ + 4096, TestLayout())),
           responses(StepRingQueue::Responses(test->client_ + 4096, TestLayout())) {
       context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+      context_.AddMetadata(kStepHelloMetadataKey, HelloOf(1).SerializeAsString());
       stream_ = test->stub_->Steps(&context_);
     }
     // Returns false if the stream has ended instead.
     bool Hello(uint64_t epoch, const v1::StepRing& ring = TestRing()) {
       requests.Reset();
       v1::StepRequest request;
-      request.mutable_hello()->set_cache_id("a");
-      request.mutable_hello()->set_epoch(epoch);
-      request.mutable_hello()->set_token(kTestToken);
+      *request.mutable_hello() = HelloOf(epoch);
       *request.mutable_hello()->mutable_ring() = ring;
       return stream_->Write(request) && stream_->Read(&response) && response.has_opened();
     }
@@ -135,6 +135,14 @@ class StepRingsTest : public ::testing::Test {
     v1::StepResponse response;
 
    private:
+    static v1::StepHello HelloOf(uint64_t epoch) {
+      v1::StepHello hello;
+      hello.set_cache_id("a");
+      hello.set_epoch(epoch);
+      hello.set_token(kTestToken);
+      return hello;
+    }
+
     grpc::ClientContext context_;
     std::unique_ptr<grpc::ClientReaderWriter<v1::StepRequest, v1::StepResponse>> stream_;
   };

@@ -1,5 +1,6 @@
 #include "worker/kv/step_streams.h"
 
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "common/kv/kv_error.h"
+#include "common/kv/step_metadata.h"
 #include "common/security/secret.h"
 #include "common/wire/durations.h"
 #include "google/rpc/error_details.pb.h"
@@ -260,9 +262,23 @@ class StepStream final : public grpc::ServerBidiReactor<v1::StepRequest, v1::Ste
   std::optional<grpc::Status> failure_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Checks the token in the call's metadata.
+absl::Status CheckHelloOf(const grpc::ServerContextBase& context, const KvStore& store) {
+  const auto [first, last] = context.client_metadata().equal_range(kStepHelloMetadataKey);
+  v1::StepHello hello;
+  if (first == last || std::next(first) != last ||
+      !hello.ParseFromArray(first->second.data(), static_cast<int>(first->second.size()))) {
+    return absl::UnauthenticatedError(absl::StrCat("the call's metadata must have one entry ",
+                                                   kStepHelloMetadataKey,
+                                                   ": the stream's StepHello, serialized"));
+  }
+  return store.CheckToken(hello);
+}
+
 }  // namespace
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
   google::rpc::Status details;
   details.set_code(static_cast<int>(status.code()));
   details.set_message(std::string(status.message()));
@@ -288,7 +304,14 @@ grpc::ServerBidiReactor<v1::StepRequest, v1::StepResponse>* KvShardServiceImpl::
   const bool with_token = secret_.empty();
   auto stream = std::make_shared<StepStream>(context, store_, with_token, hooks_, &rings_);
   StepStream* const reactor = stream.get();
-  grpc::Status status = with_token ? grpc::Status::OK : CheckSecret(*context, secret_);
+  grpc::Status status;
+  if (with_token) {
+    const absl::Status checked = CheckHelloOf(*context, *store_);
+    if (!checked.ok()) hooks_.on_refused(StepErrorReason(checked));
+    status = ToGrpcStatus(checked);
+  } else {
+    status = CheckSecret(*context, secret_);
+  }
   if (status.ok()) {
     reactor->Start(std::move(stream));
   } else {

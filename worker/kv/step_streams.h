@@ -20,7 +20,9 @@ class KvShardServiceImpl
     : public v1::KvShardService::WithCallbackMethod_Steps<v1::KvShardService::Service> {
  public:
   // With `secret`, calls must carry it, and StepHello needs no token: the coordinator's. Without,
-  // StepHello must carry the cache's token. `rings`: where StepHello.ring may be.
+  // StepHello must carry the cache's token, and the call's metadata must carry the StepHello
+  // (step_metadata.h). Calls that do not are rejected before a message is read. `rings`: where
+  // StepHello.ring may be.
   KvShardServiceImpl(KvStore* store, std::string secret, StepHooks hooks,
                      StepRingOptions rings = {});
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/kv/step_metadata.h"
 #include "common/security/credentials.h"
 #include "common/security/secret.h"
 #include "google/rpc/error_details.pb.h"
@@ -27,17 +28,22 @@ std::string ReasonOf(const grpc::Status& status) {
 // One call of Steps.
 class Writer {
  public:
-  Writer(v1::KvShardService::Stub* stub, const std::string& secret = "") {
-    if (!secret.empty()) context_.AddMetadata(kSecretMetadataKey, secret);
+  // With `secret`, as the coordinator's relay; else as a client.
+  explicit Writer(v1::KvShardService::Stub* stub, const std::string& secret = "",
+                  const std::string& token = kTestToken, const std::string& id = "a")
+      : token_(token), id_(id) {
+    if (secret.empty()) {
+      context_.AddMetadata(kStepHelloMetadataKey, HelloOf(1).SerializeAsString());
+    } else {
+      context_.AddMetadata(kSecretMetadataKey, secret);
+    }
     context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
     stream_ = stub->Steps(&context_);
   }
 
-  bool Hello(uint64_t epoch, const std::string& token = kTestToken, const std::string& id = "a") {
+  bool Hello(uint64_t epoch) {
     v1::StepRequest request;
-    request.mutable_hello()->set_cache_id(id);
-    request.mutable_hello()->set_epoch(epoch);
-    request.mutable_hello()->set_token(token);
+    *request.mutable_hello() = HelloOf(epoch);
     return Ask(request) && response.has_opened();
   }
   bool Begin(const v1::StepBegin& begin) {
@@ -64,6 +70,15 @@ class Writer {
   v1::StepResponse response;
 
  private:
+  v1::StepHello HelloOf(uint64_t epoch) const {
+    v1::StepHello hello;
+    hello.set_cache_id(id_);
+    hello.set_epoch(epoch);
+    hello.set_token(token_);
+    return hello;
+  }
+
+  const std::string token_, id_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::StepRequest, v1::StepResponse>> stream_;
 };
@@ -242,8 +257,8 @@ TEST_F(StepStreamsTest, RequestsAreExecutedInTheOrderOfTheirArrival) {
   std::vector<std::thread> writers;
   for (const std::string id : {"a", "b", "c", "d"}) {
     writers.emplace_back([this, id] {
-      Writer writer(stub_.get());
-      ASSERT_TRUE(writer.Hello(1, kTestToken, id));
+      Writer writer(stub_.get(), "", kTestToken, id);
+      ASSERT_TRUE(writer.Hello(1));
       std::thread sender([&] {
         v1::StepRequest begin, commit;
         for (uint64_t step = 1; step <= kSteps; ++step) {  // empty steps
@@ -297,8 +312,8 @@ TEST_F(StepStreamsTest, ErrorsEndTheStreamWithTheirReasonAfterEarlierAnswers) {
     EXPECT_EQ(writer.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   }
   {
-    Writer writer(stub_.get());
-    ASSERT_FALSE(writer.Hello(1, "another token"));
+    Writer writer(stub_.get(), "", "another token");
+    ASSERT_FALSE(writer.Hello(1));
     EXPECT_EQ(writer.Finish().error_code(), grpc::StatusCode::UNAUTHENTICATED);
   }
 }
@@ -343,15 +358,40 @@ TEST_F(StepStreamsTest, CancelledStreamsLeaveNothingBehind) {
   EXPECT_TRUE(writer.Finish().ok());
 }
 
+TEST_F(StepStreamsTest, TokensAreCheckedBeforeAMessageIsRead) {
+  {
+    Writer writer(stub_.get(), "", "another token");  // sends nothing
+    EXPECT_FALSE(writer.Read());
+    EXPECT_EQ(writer.Finish().error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  }
+  {
+    Writer writer(stub_.get(), "", kTestToken, "no such cache");
+    EXPECT_FALSE(writer.Read());
+    EXPECT_EQ(writer.Finish().error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  }
+  for (const std::vector<std::string>& entries : {std::vector<std::string>{}, {"\xff"}, {"", ""}}) {
+    grpc::ClientContext context;
+    for (const std::string& entry : entries) context.AddMetadata(kStepHelloMetadataKey, entry);
+    const auto stream = stub_->Steps(&context);
+    v1::StepResponse response;
+    EXPECT_FALSE(stream->Read(&response));
+    const grpc::Status status = stream->Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+    EXPECT_NE(status.error_message().find(kStepHelloMetadataKey), std::string::npos);
+  }
+  absl::MutexLock lock(&mutex_);
+  EXPECT_EQ(refused_, std::vector<std::string>(5));
+}
+
 TEST_F(StepStreamsTest, TheRelayShowsTheSecretInsteadOfAToken) {
   KvShardServiceImpl relay(&store_, "the secret of the cluster", {});
   std::unique_ptr<v1::KvShardService::Stub> stub;
   const auto server = Serve(&relay, &stub);
-  Writer without(stub.get());
+  Writer without(stub.get());  // a client's token does not replace it
   EXPECT_FALSE(without.Hello(1));
   EXPECT_EQ(without.Finish().error_code(), grpc::StatusCode::UNAUTHENTICATED);
-  Writer with(stub.get(), "the secret of the cluster");
-  EXPECT_TRUE(with.Hello(1, ""));
+  Writer with(stub.get(), "the secret of the cluster", /*token=*/"");
+  EXPECT_TRUE(with.Hello(1));
   EXPECT_TRUE(with.Finish().ok());
 }
 

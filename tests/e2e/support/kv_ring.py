@@ -9,7 +9,7 @@ import time
 import pytest
 
 from direct_ring import LISTEN
-from kv import TIMEOUT, Stream
+from kv import TIMEOUT, Stream, direct_metadata
 from local_ring import local_flags
 from stubs import kv_cache_pb2 as kv
 
@@ -52,7 +52,7 @@ class RingStream(Stream):
         self.store(POSTED, 0)
         hello.ring.CopyFrom(kv.StepRing(region_id=region.id, offset=offset, slots=SLOTS,
                                         request_bytes=SLOT_BYTES, response_bytes=SLOT_BYTES))
-        super().__init__(method, hello)
+        super().__init__(method, hello, direct_metadata(hello))
         self.posted = self.taken = 0
 
     def load(self, at):
