@@ -150,6 +150,9 @@ class KvCache {
   uint64_t step() const;
   // After the last accepted step, on the rank with the fewest.
   uint64_t blocks_free() const;
+  // As of the last accepted step: a worker of the cache was ordered to end. The cache is lost
+  // (KV_LOST) when the worker ends; prefill another cache before that.
+  bool leaving() const;
 
   // Describes the next step and commits the one before. Sends nothing: the description travels with
   // the first layer call, which reports its refusal. begin.step is ignored. Errors:

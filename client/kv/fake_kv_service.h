@@ -58,6 +58,7 @@ class FakeKvService {
     std::set<int> breaks;        // ranks whose next layer call ends the stream with UNAVAILABLE
     std::set<int> stalls;        // ranks whose next layer call is not answered
     std::set<int> other_tables;  // ranks that report another crc
+    std::set<int> leaving;       // ranks whose worker was ordered to end
     bool unreachable = false;    // the tickets' endpoints do not exist
     google::rpc::Status ended;   // of GetCache, if its code is set
   };
@@ -299,6 +300,7 @@ class FakeKvService {
           log.blocks().tables_crc32c() + (faults.other_tables.count(rank) > 0 ? 1 : 0));
       response->mutable_accepted()->set_blocks_free(
           static_cast<uint64_t>(log.blocks().blocks_free()));
+      response->mutable_accepted()->set_leaving(faults.leaving.count(rank) > 0);
       return absl::OkStatus();
     }
     if (request.has_commit()) {

@@ -168,6 +168,11 @@ uint64_t KvCache::blocks_free() const {
   return impl_->writer.blocks_free();
 }
 
+bool KvCache::leaving() const {
+  absl::MutexLock lock(&impl_->mutex);
+  return impl_->writer.leaving();
+}
+
 absl::Status KvCache::BeginStep(const v1::StepBegin& begin) {
   absl::MutexLock lock(&impl_->mutex);
   return impl_->writer.BeginStep(begin);

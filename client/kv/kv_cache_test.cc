@@ -187,6 +187,15 @@ TEST_F(KvCacheTest, ARefusedStepLeavesItsNumberFree) {
   fake_->With([](Faults&, Seen& seen) { EXPECT_EQ(seen.streams, 2); });
 }
 
+TEST_F(KvCacheTest, ALeavingWorkerIsReported) {
+  Start(2, TransportPreference::kDirect);
+  ASSERT_TRUE(Step(0, 3).ok());
+  EXPECT_FALSE(cache_->leaving());
+  fake_->With([](Faults& faults, Seen&) { faults.leaving = {1}; });
+  ASSERT_TRUE(Step(3, 1).ok());
+  EXPECT_TRUE(cache_->leaving());
+}
+
 TEST_F(KvCacheTest, CommandsAreStepsOfTheirOwn) {
   Start(1, TransportPreference::kRelay);
   ASSERT_TRUE(Step(0, 20).ok());

@@ -556,6 +556,7 @@ absl::Status KvWriter::TakeBegun(const Answers& answers) {
       return RanksDiffer("their block tables differ");
     }
     blocks_free = std::min<uint64_t>(blocks_free, answer.accepted().blocks_free());
+    leaving_ |= answer.accepted().leaving();
   }
   if (first.has_refused()) return Refused(first.refused());
   begun_on_streams_ = true;

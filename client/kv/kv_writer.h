@@ -56,6 +56,7 @@ class KvWriter {
   const std::map<uint64_t, uint64_t>& sequences() const { return sequences_; }
   uint64_t step() const { return step_.has_value() ? step_->step.number : committed_; }
   uint64_t blocks_free() const { return blocks_free_; }
+  bool leaving() const { return leaving_; }
   const v1::StepRefused& refusal() const { return refusal_; }
 
  private:
@@ -124,6 +125,7 @@ class KvWriter {
   v1::StepRefused refusal_;
   std::map<uint64_t, uint64_t> sequences_;
   uint64_t blocks_free_ = 0;
+  bool leaving_ = false;  // a worker of the cache was ordered to end
 };
 
 }  // namespace ringattn::client

@@ -216,19 +216,31 @@ def test_forming_the_ring_again_does_not_touch_caches(make_kv_ring, transport):
     writer.close()
 
 
-@TO_WORKERS
+@WAYS
 def test_a_leaving_worker_serves_its_writer_until_it_goes(make_kv_ring, transport):
     ring = make_kv_ring(workers=2, worker_flags=["--drain_timeout=4s"])
     cache_id, writer, model = open_writer(ring, transport, members=["worker-0", "worker-1"])
+    assert not model.step(writer, [Row(1, 1)]).leaving
+    assert not get(ring, cache_id).leaving_workers
     ring.workers[1].send_signal(signal.SIGTERM)
+    # The writer and GetCache are told while the cache still works.
+    info = wait_until(lambda: [i for i in [get(ring, cache_id)] if i.leaving_workers], 5,
+                      "GetCache names the worker")[0]
+    assert list(info.leaving_workers) == ["worker-1"] and not info.HasField("ended")
     for _ in range(10):
-        model.step(writer, [Row(1, 1)])
+        begin = model.begin(writer.next_step, [Row(1, 1)])
+        answers = [stream.ask(kv.StepRequest(begin=begin)) for stream in writer.streams]
+        assert any(answer.accepted.leaving for answer in answers)
+        writer.next_step += 1
+        model.run(writer, begin)
         time.sleep(0.1)
     # Caches are made elsewhere meanwhile.
     other = create(ring, SPEC)
     assert list(other.placement.members) == ["worker-0"]
-    error = writer.streams[0].end()
-    assert (error.code(), reason_of(error)) == (CODE.DATA_LOSS, "KV_LOST")
+    # The leaving worker's own stream ends with the reason before the process does.
+    error = writer.streams[-1].end()
+    assert (error.code(), reason_of(error)) == (CODE.DATA_LOSS, "KV_LOST"), error.details()
+    assert "ordered to end" in error.details()
     assert ring.workers[1].wait(20) == 0
     fails(CODE.DATA_LOSS, "KV_LOST", lambda: Writer(ring, cache_id, SPEC))
     writer.close()

@@ -16,11 +16,16 @@
 namespace ringattn::worker {
 namespace {
 
-// Why a cache's stream ends when the cache is freed.
-absl::Status EndOf(const std::string& reason) {
+// Why a cache's stream ends when the cache is freed. `leaving`: the worker was ordered to end.
+absl::Status EndOf(const std::string& reason, bool leaving) {
   if (reason == "KV_DELETED" || reason == "KV_EXPIRED") {
     return KvError(absl::StatusCode::kFailedPrecondition, reason,
                    "the cache has ended; create another one and prefill it");
+  }
+  if (leaving && (reason.empty() || reason == "KV_LOST")) {
+    return KvError(absl::StatusCode::kDataLoss, "KV_LOST",
+                   "the worker was ordered to end, so the cache is lost; create another one and "
+                   "prefill it");
   }
   return KvError(absl::StatusCode::kDataLoss, reason.empty() ? "KV_LOST" : reason,
                  "the cache is lost; create another one and prefill it");
@@ -240,7 +245,7 @@ void KvStore::FreeOne(const std::string& id, const std::string& reason) {
     stream = cache->stream_.lock();
   }
   cache->stop_.store(true);
-  if (stream != nullptr) stream->End(EndOf(reason));
+  if (stream != nullptr) stream->End(EndOf(reason, leaving()));
   cache->zeroed_.WaitForNotification();
   engine_->Run([&](StepKernels*) {
     cache->shard_.reset();

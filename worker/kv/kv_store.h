@@ -126,6 +126,9 @@ class KvStore {
   // The coordinator is lost; a coordinator has accepted this worker.
   void OnDisconnected() ABSL_LOCKS_EXCLUDED(mutex_);
   void OnRegistered() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The worker was ordered to end. Later answers to StepBegin report it. Steps go on until Close.
+  void SetLeaving() { leaving_.store(true); }
+  bool leaving() const { return leaving_.load(); }
   // Adds the caches that are held to a registration.
   void AddHeldCaches(v1::Register* registration) ABSL_LOCKS_EXCLUDED(mutex_);
   // Reports caches in use, and frees orphans.
@@ -168,6 +171,7 @@ class KvStore {
   const std::function<void(v1::JoinRequest)> send_;
   absl::Status unserved_;  // why engine_ is null
   std::unique_ptr<KvEngine> engine_;
+  std::atomic<bool> leaving_{false};
 
   mutable absl::Mutex mutex_;
   std::map<std::string, std::shared_ptr<KvCache>> caches_ ABSL_GUARDED_BY(mutex_);

@@ -190,6 +190,25 @@ TEST_F(KvStoreTest, FreeingEndsTheStreamWithTheReason) {
   }
 }
 
+TEST_F(KvStoreTest, CachesOfALeavingWorkerEndWithTheReason) {
+  const auto leaves = [this] {
+    return stream_->ended.message().find("ordered to end") != std::string::npos;
+  };
+  for (const char* reason : {"KV_RANKS_DIFFER", "KV_LOST"}) {
+    Reserve(TestReserve("a"));
+    OpenAndSettle("a", 1);
+    stream_ = std::make_shared<TestStream>();
+    ASSERT_TRUE(Attach(Hello("a", 1)).ok());
+    store_->SetLeaving();
+    v1::KvFree free;
+    free.add_cache_ids("a");
+    free.set_reason(reason);
+    store_->Free(free);
+    EXPECT_EQ(KvErrorReason(stream_->ended), reason);
+    EXPECT_EQ(leaves(), std::string(reason) == "KV_LOST");
+  }
+}
+
 TEST_F(KvStoreTest, ReportsCachesInUseAtMostOnceASecond) {
   Reserve(TestReserve("a"));
   store_->Tick();

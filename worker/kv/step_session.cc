@@ -86,6 +86,7 @@ absl::Status StepSession::Begin(const v1::StepBegin& begin, v1::StepResponse* re
   if (auto status = cache_->shard()->Begin(epoch_, begin, response); !status.ok()) return status;
   refused_step_.reset();
   if (response->has_accepted()) {
+    response->mutable_accepted()->set_leaving(store_->leaving());
     hooks_->on_step();
     return absl::OkStatus();
   }

@@ -110,5 +110,14 @@ TEST_F(StepSessionTest, ARefusalCommitsTheStepBeforeAndItsCallsEnd) {
   EXPECT_TRUE(is_unanswered());
 }
 
+TEST_F(StepSessionTest, ALeavingWorkerIsReported) {
+  ASSERT_TRUE(Begin(TestBegin(1, 0)).ok());
+  EXPECT_FALSE(response_.accepted().leaving());
+  store_.SetLeaving();
+  ASSERT_TRUE(Begin(TestBegin(1, 0)).ok());
+  EXPECT_TRUE(response_.accepted().leaving());
+  ASSERT_TRUE(Call(TestCall(1, 0, 1)).ok());
+}
+
 }  // namespace
 }  // namespace ringattn::worker

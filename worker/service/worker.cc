@@ -136,7 +136,10 @@ StepRingOptions Worker::MakeRingOptions() {
 
 Worker::~Worker() { Stop(); }
 
-void Worker::Leave(absl::Duration timeout) { control_->Leave(timeout); }
+void Worker::Leave(absl::Duration timeout) {
+  core_.kv_store().SetLeaving();
+  control_->Leave(timeout);
+}
 
 void Worker::Stop() {
   if (control_ != nullptr) control_->Stop();

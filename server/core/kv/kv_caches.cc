@@ -482,7 +482,9 @@ void KvCaches::OnWorkerLost(ConnectionId connection, const std::string& worker) 
     if (found->second.state == KvCacheState::kReserving) {
       Withdraw(found, KvReserveInterrupted(worker, "it was lost", config_.retry_after), connection);
     } else {
-      End(found, KvCacheEnd::kLost, absl::StrCat("worker ", worker), connection);
+      const bool left = MemberOf(&found->second, connection)->leaving;
+      End(found, KvCacheEnd::kLost,
+          absl::StrCat("worker ", worker, left ? ", which was ordered to end" : ""), connection);
     }
   }
 }
@@ -496,6 +498,8 @@ void KvCaches::OnWorkerLeaving(ConnectionId connection, const std::string& worke
       Withdraw(found, KvReserveInterrupted(worker, "it leaves", config_.retry_after));
     } else if (!found->second.has_writer()) {
       End(found, KvCacheEnd::kLost, absl::StrCat("worker ", worker, " leaves"));
+    } else {
+      MemberOf(&found->second, connection)->leaving = true;
     }
   }
 }
@@ -649,6 +653,9 @@ v1::KvCacheInfo KvCaches::InfoOf(const KvCacheRecord& record) const {
   info.set_blocks_used(record.blocks_used);
   info.set_sequences(record.sequences);
   info.set_bytes_per_worker(ResponseOf(record).bytes_per_worker());
+  for (const KvCacheMember& member : record.members) {
+    if (member.leaving) info.add_leaving_workers(member.worker);
+  }
   return info;
 }
 

@@ -56,6 +56,7 @@ struct KvCacheMember {
   std::string worker;           // its name
   int64_t bytes = 0;
   bool answered = false;  // in the current state
+  bool leaving = false;   // the worker was ordered to end
   uint64_t committed_step = 0;
   uint64_t complete_step = 0;
   std::string token;  // of this epoch

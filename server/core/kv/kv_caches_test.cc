@@ -359,6 +359,22 @@ TEST_F(KvCachesTest, APauseOfTheProcessExtendsLeases) {
   EXPECT_EQ(caches_.Get("c"), nullptr);
 }
 
+TEST_F(KvCachesTest, ALeavingWorkerIsNamedUntilItsCachesEnd) {
+  Create("c");
+  Open("c");
+  Create("idle");
+  EXPECT_EQ(caches_.Find("c", "p").info.leaving_workers_size(), 0);
+  caches_.OnWorkerLeaving(2, "b");
+  EXPECT_THAT(caches_.Find("c", "p").info.leaving_workers(), ElementsAre("b"));
+  EXPECT_FALSE(caches_.Find("c", "p").ended.has_value());
+  ASSERT_TRUE(caches_.Find("idle", "p").ended.has_value());
+  EXPECT_EQ(caches_.Find("idle", "p").ended->reason, "KV_LOST");
+  caches_.OnWorkerLost(2, "b");
+  ASSERT_TRUE(caches_.Find("c", "p").ended.has_value());
+  EXPECT_EQ(caches_.Find("c", "p").ended->reason, "KV_LOST");
+  EXPECT_THAT(caches_.Find("c", "p").ended->message, HasSubstr("was ordered to end"));
+}
+
 TEST_F(KvCachesTest, ALostWorkerEndsItsCachesAtOnce) {
   Create("c");
   Open("c");

@@ -407,6 +407,7 @@ class KvRelay final : public grpc::ServerBidiReactor<v1::StepRequest, v1::StepRe
       }
       joined.mutable_accepted()->set_blocks_free(
           std::min(joined.accepted().blocks_free(), answer.accepted().blocks_free()));
+      if (answer.accepted().leaving()) joined.mutable_accepted()->set_leaving(true);
     }
     if (joined.has_refused()) {
       refused_step_ = next_step_->number;
