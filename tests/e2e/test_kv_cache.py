@@ -588,8 +588,10 @@ def test_many_caches_and_sequences_leave_everything_flat(make_ring):
     sequences = 1_000_000 if LONG else 100_000
 
     def usage():
+        """Of the coordinator and of each worker: resident bytes, descriptors, threads."""
         pids = [ring.server.pid, *(w.pid for w in ring.workers.values())]
-        return [(resident_bytes(pid), open_descriptors(pid)) for pid in pids]
+        return [(resident_bytes(pid), open_descriptors(pid), len(os.listdir(f"/proc/{pid}/task")))
+                for pid in pids]
 
     def make_caches(count):
         for _ in range(count):
@@ -619,6 +621,9 @@ def test_many_caches_and_sequences_leave_everything_flat(make_ring):
     make_caches(caches)
     make_sequences(sequences)
     wait_until(lambda: not any(w.reserved_bytes for w in ring.topology().workers), 10, "memory")
-    for (resident, descriptors), (then, had) in zip(usage(), before):
-        assert resident - then < (24 << 20), (resident, then)
-        assert abs(descriptors - had) <= 4
+    after = usage()
+    print(f"bytes, descriptors, threads: before {before}, after {after}")
+    for now, then in zip(after, before):
+        assert now[0] - then[0] < (24 << 20), (before, after)
+        assert abs(now[1] - then[1]) <= 4, (before, after)
+        assert now[2] - then[2] <= 16, (before, after)

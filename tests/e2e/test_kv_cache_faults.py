@@ -174,8 +174,9 @@ def test_a_cache_whose_workers_do_not_all_come_back_is_lost(make_kv_ring):
 def test_a_relayed_writer_opens_again_after_a_restart(make_kv_ring):
     ring = make_kv_ring(workers=2)
     cache_id, writer, model = open_writer(ring, RELAY)
-    ring.kill_server()
+    ring.server.kill()
     assert writer.streams[0].end().code() == CODE.UNAVAILABLE
+    ring.kill_server()  # closes the channel
     ring.start_server()
     ring.wait_ready(2)
     wait_until(lambda: adopted(ring, cache_id), 10, "the cache at the new coordinator")
