@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
 
 seconds=600
-targets=(chunk_codec safetensors header)
+targets=(chunk_codec safetensors header step_stream kv_request)
 
 mapfile -t labels < <(printf '//tests/fuzz:%s_fuzz\n' "${targets[@]}")
 bazel build --noshow_progress --config=fuzz "${labels[@]}" ||
