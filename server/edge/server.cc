@@ -207,7 +207,13 @@ bool Server::Shutdown(absl::Duration timeout) {
     public_->Shutdown(absl::Now() +
                       (timeout > absl::ZeroDuration() ? kLastWords : absl::ZeroDuration()));
   }
-  if (control_ != nullptr) control_->Shutdown(absl::Now());
+  if (control_ != nullptr) {
+    // The workers' streams end because this process ends, so no worker is lost.
+    is_ending_.store(true);
+    join_service_.Close();
+    control_->Shutdown(absl::Now() +
+                       (timeout > absl::ZeroDuration() ? kLastWords : absl::ZeroDuration()));
+  }
   core_.Stop();
   metrics_.StopServing();
   housekeeping_.reset();
@@ -284,6 +290,7 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
                                    {"workers", topology.workers_size()}});
     }
     void operator()(const LostWorker& a) {
+      if (server->is_ending_.load()) return;
       server->server_metrics_.WorkerLost(a);
       LogWarning("worker lost", {{"worker", a.worker},
                                  {"device", a.device},

@@ -3,6 +3,7 @@
 #ifndef RINGATTN_SERVER_EDGE_SERVER_H_
 #define RINGATTN_SERVER_EDGE_SERVER_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -151,6 +152,7 @@ class Server final : private ActionSink {
   std::optional<Liveness> liveness_;
   ServerAddresses addresses_;
   bool is_shut_down_ = false;
+  std::atomic<bool> is_ending_ = false;  // the control streams end; read by the core's thread
 };
 
 }  // namespace ringattn::server

@@ -335,6 +335,48 @@ def test_down_waits_for_what_is_in_flight(state):
     assert "did not end in time" not in text, text
 
 
+def test_a_service_that_ends_without_trouble_logs_none(state):
+    done = up(state)
+    assert done.returncode == 0, done.stdout + done.stderr
+    address = json.loads((state / "server.json").read_text())["listen"]
+    call = subprocess.run([CLI, "bench", f"--server={address}", "--seq_len=64", "--heads=1",
+                           "--head_dim=8", "--runs=1"], capture_output=True, text=True, timeout=60)
+    assert call.returncode == 0, call.stdout + call.stderr
+    down = subprocess.run([CLI, "down", f"--state_dir={state}"], capture_output=True, text=True,
+                          timeout=60)
+    assert down.returncode == 0 and down.stderr == "", down.stderr
+    logs = sorted(state.glob("*.log"))
+    assert [log.name for log in logs] == ["launcher.log", "server.log", "worker-0.log"]
+    for log in logs:
+        bad = [line for line in log.read_text().splitlines()
+               if line.startswith("{") and json.loads(line)["level"] != "info"]
+        assert not bad, (log.name, bad)
+
+
+def test_metrics_are_on_7702_unless_it_is_taken(state):
+    def metrics_of_a_service():
+        done = up(state)
+        assert done.returncode == 0, done.stdout + done.stderr
+        metrics = json.loads((state / "server.json").read_text())["metrics"]
+        assert f"http://{metrics}/" in done.stdout
+        assert b"ringattn_" in urllib.request.urlopen(f"http://{metrics}/metrics", timeout=10).read()
+        down = subprocess.run([CLI, "down", f"--state_dir={state}"], capture_output=True, timeout=60)
+        assert down.returncode == 0
+        return metrics
+
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("127.0.0.1", 7702))
+            holder.listen()
+            is_ours = True
+        except OSError:
+            is_ours = False  # another process has it
+        assert metrics_of_a_service() != "127.0.0.1:7702"
+    if is_ours:
+        assert metrics_of_a_service() == "127.0.0.1:7702"
+
+
 def test_up_shows_a_workers_own_words(state):
     start = time.monotonic()
     done = up(state, "--worker_flag=--nonsense")

@@ -19,6 +19,8 @@ constexpr int kKeepaliveTimeMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 constexpr int kConnectTimeoutMs = 10'000;
 constexpr int kResolveAgainMs = 1000;
+// After a coordinator has shut down, it is expected back within this time.
+constexpr absl::Duration kRestartTime = absl::Seconds(10);
 
 std::shared_ptr<grpc::Channel> Dial(const ControlClientOptions& options) {
   grpc::ChannelArguments arguments;
@@ -91,6 +93,7 @@ void ControlClient::Loop() {
   std::mt19937 random{std::random_device{}()};
   std::uniform_real_distribution<double> jitter(0.5, 1.0);
   absl::Duration backoff = options_.min_backoff;
+  absl::Time expected_until = absl::InfinitePast();  // until then the coordinator may be missing
   while (true) {
     const SessionEnd end = RunSession();
     handler_.on_disconnected(end.reason);
@@ -100,8 +103,10 @@ void ControlClient::Loop() {
       LogError("another process registered this worker's name; give each worker its own --name",
                {{"worker", options_.registration.name()}});
     }
-    LogWarning("not connected to the coordinator",
-               {{"worker", options_.registration.name()}, {"reason", end.reason}});
+    if (end.coordinator_ended) expected_until = MonotonicNow() + kRestartTime;
+    const auto log = IsLeaving() || MonotonicNow() < expected_until ? LogInfo : LogWarning;
+    log("not connected to the coordinator",
+        {{"worker", options_.registration.name()}, {"reason", end.reason}});
     // Workers that lost the same coordinator must not all reconnect at once.
     if (!RestBeforeDialling(backoff * jitter(random))) return;
     backoff = std::min(2 * backoff, options_.max_backoff);
@@ -173,6 +178,10 @@ void ControlClient::ReadLoop(Stream* stream, SessionEnd* end) {
         if (IsLeaving()) {
           LogInfo("the coordinator has released this worker",
                   {{"worker", options_.registration.name()}});
+          return;
+        }
+        if (message.leave().reason() == kCoordinatorEnds) {
+          end->coordinator_ended = true;
           return;
         }
         LogWarning(

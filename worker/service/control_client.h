@@ -79,8 +79,9 @@ class ControlClient {
   void Loop();
   struct SessionEnd {
     std::string reason;
-    bool registered = false;  // the coordinator accepted the worker
-    bool replaced = false;    // by another stream of the same name
+    bool registered = false;         // the coordinator accepted the worker
+    bool replaced = false;           // by another stream of the same name
+    bool coordinator_ended = false;  // it has shut down
   };
   // Runs one stream from connecting to its end.
   SessionEnd RunSession();

@@ -5,6 +5,7 @@
 #include "common/base/monotonic_time.h"
 #include "common/observability/log.h"
 #include "common/security/secret.h"
+#include "common/wire/join_status.h"
 #include "server/core/ring/registration_rules.h"
 
 namespace ringattn::server {
@@ -16,6 +17,8 @@ constexpr size_t kMaxQueuedMessages = 4096;
 
 // Returns the text for the log. The core has not checked its length yet.
 std::string Shown(const std::string& text) { return text.substr(0, kMaxWorkerTextBytes); }
+
+grpc::Status ShuttingDown() { return {grpc::StatusCode::UNAVAILABLE, kCoordinatorEnds}; }
 
 }  // namespace
 
@@ -158,6 +161,7 @@ grpc::ServerBidiReactor<v1::JoinRequest, v1::JoinResponse>* JoinService::Join(
   };
   if (grpc::Status status = CheckSecret(*call, secret_); !status.ok()) return new Refusal(status);
   absl::MutexLock lock(&mutex_);
+  if (closed_) return new Refusal(ShuttingDown());
   const ConnectionId id = ++last_;
   return streams_.emplace(id, std::make_shared<JoinStream>(this, id)).first->second.get();
 }
@@ -170,6 +174,21 @@ void JoinService::Drop(ConnectionId connection, const std::string& reason) {
   LogWarning("worker dropped", {{"connection", connection}, {"reason", reason}});
   if (std::shared_ptr<JoinStream> stream = Find(connection)) {
     stream->End(grpc::Status(grpc::StatusCode::UNAVAILABLE, reason));
+  }
+}
+
+void JoinService::Close() {
+  std::map<ConnectionId, std::shared_ptr<JoinStream>> streams;
+  {
+    absl::MutexLock lock(&mutex_);
+    closed_ = true;
+    streams = streams_;
+  }
+  v1::JoinResponse leave;
+  leave.mutable_leave()->set_reason(kCoordinatorEnds);
+  for (const auto& [id, stream] : streams) {
+    stream->Send(leave);
+    stream->End(ShuttingDown());
   }
 }
 

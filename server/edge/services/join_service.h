@@ -31,6 +31,9 @@ class JoinService final : public v1::WorkerControlService::CallbackService {
   void Send(ConnectionId connection, const v1::JoinResponse& message);
   void Drop(ConnectionId connection, const std::string& reason);
 
+  // Ends all streams, and rejects new ones, with the status of a coordinator that shuts down.
+  void Close();
+
  private:
   friend class JoinStream;
 
@@ -41,6 +44,7 @@ class JoinService final : public v1::WorkerControlService::CallbackService {
   const std::string secret_;
 
   absl::Mutex mutex_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   ConnectionId last_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<ConnectionId, std::shared_ptr<JoinStream>> streams_ ABSL_GUARDED_BY(mutex_);
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "common/base/version.h"
 #include "common/security/credentials.h"
 #include "common/security/secret.h"
+#include "common/wire/join_status.h"
 #include "gtest/gtest.h"
 #include "server/edge/testing/test_support.h"
 
@@ -52,6 +54,29 @@ TEST(JoinServiceTest, AWorkerThatLeavesWhileJoiningIsRemoved) {
                         [](const v1::WorkerInfo& worker) { return worker.name() == "flash"; });
   };
   EXPECT_TRUE(WaitUntil(is_gone, absl::Seconds(3)));
+}
+
+TEST(JoinServiceTest, StreamsEndWithTheReasonAtShutdown) {
+  TestCluster cluster(1);
+  const auto stub = v1::WorkerControlService::NewStub(grpc::CreateChannel(
+      cluster.server->addresses().control, TransportSecurity().ChannelCredentials()));
+  grpc::ClientContext context;
+  context.AddMetadata(kSecretMetadataKey, kTestSecret);
+  const auto stream = stub->Join(&context);
+  v1::JoinRequest request;
+  request.mutable_register_()->set_name("other");
+  request.mutable_register_()->set_version(kVersion);
+  ASSERT_TRUE(stream->Write(request));
+  v1::JoinResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  std::thread shutdown([&] { cluster.server->Shutdown(absl::Seconds(5)); });
+  std::string last_reason;
+  while (stream->Read(&response)) last_reason = response.leave().reason();
+  const grpc::Status status = stream->Finish();
+  shutdown.join();
+  EXPECT_EQ(last_reason, kCoordinatorEnds);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(status.error_message(), kCoordinatorEnds);
 }
 
 }  // namespace
