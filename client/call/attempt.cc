@@ -15,6 +15,7 @@
 #include "client/api/error.h"
 #include "client/transfer/direct_transfer.h"
 #include "client/transfer/grpc_status.h"
+#include "client/transfer/server_error.h"
 #include "common/observability/trace_context.h"
 #include "common/schedule/schedule.h"
 #include "common/wire/chunk_codec.h"
@@ -58,10 +59,6 @@ absl::StatusOr<ControlMessage> ParseControl(CallKind kind, grpc::ByteBuffer* buf
 const char* MethodOf(CallKind kind) {
   return kind == CallKind::kForward ? "/ringattn.v1.AttentionService/Forward"
                                     : "/ringattn.v1.AttentionService/Backward";
-}
-
-absl::Status ServerError(absl::string_view what) {
-  return absl::InternalError(absl::StrCat("the server violated the protocol: ", what));
 }
 
 // The reading side (OnRead..., OnDone) and the writing side (OnWriteDone) each run on one thread at

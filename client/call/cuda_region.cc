@@ -12,7 +12,7 @@ namespace ringattn::client {
 namespace {
 
 // Wait for the first attachment. Mapping tens of gigabytes takes seconds.
-constexpr absl::Duration kFirstRound = absl::Seconds(60);
+constexpr absl::Duration kFirstCudaRound = absl::Seconds(60);
 
 }  // namespace
 
@@ -24,7 +24,7 @@ struct CudaRegion::Impl {
     absl::StatusOr<std::shared_ptr<SharedRegion>> shared =
         SharedRegion::MakeOf(*std::move(memory), client.AttachCall());
     if (!shared.ok()) return shared.status();
-    (*shared)->AwaitFirstRound(kFirstRound);
+    (*shared)->AwaitFirstRound(kFirstCudaRound);
     client.regions->Add(*shared);
     return std::unique_ptr<CudaRegion>(
         new CudaRegion(std::make_unique<Impl>(Impl{*std::move(shared), client.regions})));

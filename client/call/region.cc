@@ -7,12 +7,6 @@
 #include "client/memory/shared_region.h"
 
 namespace ringattn::client {
-namespace {
-
-// Wait for the first attachment. Each worker answers in milliseconds.
-constexpr absl::Duration kFirstRound = absl::Seconds(10);
-
-}  // namespace
 
 struct Region::Impl {
   std::shared_ptr<SharedRegion> shared;
@@ -24,7 +18,7 @@ absl::StatusOr<std::unique_ptr<Region>> Region::Allocate(Client* client, int64_t
   absl::StatusOr<std::shared_ptr<SharedRegion>> shared =
       SharedRegion::Make(bytes, impl.AttachCall());
   if (!shared.ok()) return shared.status();
-  (*shared)->AwaitFirstRound(kFirstRound);
+  (*shared)->AwaitFirstRound(SharedRegion::kFirstRound);
   impl.regions->Add(*shared);
   return std::unique_ptr<Region>(
       new Region(std::make_unique<Impl>(Impl{*std::move(shared), impl.regions})));

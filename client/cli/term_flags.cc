@@ -12,13 +12,13 @@
 namespace ringattn::client::cli {
 namespace {
 
-constexpr char kGroup[] = "What is computed";
+constexpr char kComputedGroup[] = "What is computed";
 constexpr char kFormHelp[] =
     "one: the same for all; heads: per query head; batch: per batch element; both";
 
 Flag AddForm(FlagSet& command, const char* name, std::string* form, const char* help) {
   return command.Add(name, form, absl::StrCat(help, ": ", kFormHelp))
-      .Group(kGroup)
+      .Group(kComputedGroup)
       .OneOf({"one", "heads", "batch", "both"});
 }
 
@@ -55,42 +55,42 @@ void TermFlags::AddTo(FlagSet& command, TermForms forms) {
                                 "2^(-8 (h + 1) / "
                                 "heads)" +
                                     std::string(from_file ? "; --alibi: tensor alibi_slopes" : ""))
-                     .Group(kGroup)
+                     .Group(kComputedGroup)
                      .OptionalValue()
                      .OneOf({"", "geometric"});
   if (from_file) {
     command
         .Add("--bias", &has_bias_,
              "Add tensor bias to the scores; its shape determines along which axes it varies")
-        .Group(kGroup);
+        .Group(kComputedGroup);
     command
         .Add("--mask", &has_mask_, "Tensor mask selects the visible pairs; its shape as for --bias")
-        .Group(kGroup);
+        .Group(kComputedGroup);
   } else {
     AddForm(command, "--bias", &bias_, "Add a bias to the scores");
     command
         .Add("--bias_dtype", &bias_dtype_,
              "Type of the bias and its gradient: the input's dtype, or fp32")
-        .Group(kGroup)
+        .Group(kComputedGroup)
         .OneOf({"input", "fp32"})
         .ShowDefault();
     AddForm(command, "--mask", &mask_, "A mask that selects the visible pairs");
   }
   command.Add("--mask_bits", &mask_bits_, "The mask has eight keys per byte, lowest bit first")
-      .Group(kGroup);
+      .Group(kComputedGroup);
   command
       .Add("--segment_ids", &segment_ids_,
            "Queries attend to keys with equal ids: tensors q_segment_ids, kv_segment_ids")
-      .Group(kGroup);
+      .Group(kComputedGroup);
   if (forms == TermForms::kGenerated) return;
   command.Add("--bias_before_softcap", &before_softcap_, "Add the bias before the softcap")
-      .Group(kGroup);
+      .Group(kComputedGroup);
   command.Add("--dbias", &dbias_, "Backward also returns tensor dbias, the gradient of the bias")
-      .Group(kGroup);
+      .Group(kComputedGroup);
   command
       .Add("--dropout", &dropout_,
            "RATE,SEED: drop weights at this rate; the result does not depend on the ring")
-      .Group(kGroup);
+      .Group(kComputedGroup);
 }
 
 bool TermFlags::has_alibi() const { return alibi_given_->count() > 0; }

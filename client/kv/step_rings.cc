@@ -18,7 +18,6 @@ constexpr int64_t kMinFrameBytes = 256 * kKiB;
 constexpr int64_t kMaxFrameBytes = 4 * kMiB;
 // A description and the layer call that follows it.
 constexpr int64_t kSlots = 2;
-constexpr absl::Duration kFirstRound = absl::Seconds(10);
 
 // Frames of one rank's requests and responses.
 struct FrameBytes {
@@ -61,7 +60,7 @@ absl::StatusOr<std::shared_ptr<StepRings>> StepRings::Make(const KvCacheSpec& sp
   if (!region.ok()) return region.status();
   std::shared_ptr<StepRings> rings(
       new StepRings(*std::move(region), layout, placement.world_size()));
-  rings->region_->AwaitFirstRound(kFirstRound);
+  rings->region_->AwaitFirstRound(SharedRegion::kFirstRound);
   if (!rings->region_->workers().empty()) return rings;
   const std::string trouble = rings->region_->trouble();
   return absl::FailedPreconditionError(absl::StrCat("no worker of this machine attached memory",

@@ -48,6 +48,8 @@ class SharedRegion {
   // Null for host memory; otherwise data() is an address on its GPU.
   const CudaMemory* cuda() const { return cuda_.get(); }
 
+  // A timeout for host memory: each worker answers in milliseconds.
+  static constexpr absl::Duration kFirstRound = absl::Seconds(10);
   // Waits until attaching has been tried once with all workers.
   void AwaitFirstRound(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   // Attaches the region soon to workers that lack it, for example after a restart.

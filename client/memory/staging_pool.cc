@@ -14,8 +14,6 @@ namespace {
 
 // Calls of slightly different size share a region.
 constexpr int64_t kGranule = 2 << 20;
-// Wait for the first attachment. Each worker answers in milliseconds.
-constexpr absl::Duration kFirstRound = absl::Seconds(10);
 // Use at most this fraction of the free memory; the rest is the caller's.
 constexpr int64_t kPartOfFreeMemory = 2;
 
@@ -100,7 +98,7 @@ absl::Status StagingPool::Probe() {
   }
   absl::StatusOr<std::shared_ptr<SharedRegion>> page = SharedRegion::Make(1, attach_());
   if (!page.ok()) return page.status();
-  (*page)->AwaitFirstRound(kFirstRound);
+  (*page)->AwaitFirstRound(SharedRegion::kFirstRound);
   const bool taken = !(*page)->workers().empty();
   const std::string trouble = (*page)->trouble();
   (*page)->Stop();
@@ -190,7 +188,7 @@ absl::StatusOr<std::shared_ptr<SharedRegion>> StagingPool::Take(int64_t bytes) {
       return made.status();
     }
     region = *std::move(made);
-    region->AwaitFirstRound(kFirstRound);
+    region->AwaitFirstRound(SharedRegion::kFirstRound);
     index_->Add(region);
   }
   if (!region->workers().empty()) return region;

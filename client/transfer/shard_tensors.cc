@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/transfer/server_error.h"
 #include "client/transfer/tensor_bytes.h"
 #include "common/layout/tensor_route.h"
 #include "common/wire/crc32c.h"
@@ -13,10 +14,6 @@ namespace {
 
 // Shorter pieces are gathered into one buffer, because a slice costs about as much as copying them.
 constexpr int64_t kShortestPiece = 16 << 10;
-
-absl::Status ServerError(absl::string_view what) {
-  return absl::InternalError(absl::StrCat("the server violated the protocol: ", what));
-}
 
 absl::StatusOr<Shard> ShardOf(const google::protobuf::RepeatedPtrField<v1::TokenSpan>& spans) {
   constexpr uint64_t kMost = uint64_t{1}

@@ -4,15 +4,12 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
+#include "client/transfer/server_error.h"
 #include "client/transfer/tensor_bytes.h"
 #include "common/wire/crc32c.h"
 
 namespace ringattn::client {
 namespace {
-
-absl::Status ServerError(absl::string_view what) {
-  return absl::InternalError(absl::StrCat("the server violated the protocol: ", what));
-}
 
 std::string NameOf(const wire::ChunkHeader& header) {
   return absl::StrCat("chunk of ", TensorIdName(static_cast<v1::TensorId>(header.tensor)), " at ",

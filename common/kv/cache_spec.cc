@@ -10,6 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/attention/band.h"
+#include "common/kv/kv_error.h"
+#include "common/wire/proto_values.h"
 
 namespace ringattn {
 namespace {
@@ -25,15 +27,10 @@ absl::Status Invalid(const std::string& field, const Value& value, absl::string_
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; ", rule));
 }
 
-absl::Status OverLimit(const std::string& field, uint64_t value, int64_t limit) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat(field, " is ", value, "; the maximum is ", limit));
-}
-
 // A count from 1 to `limit`.
 absl::Status CheckCount(const std::string& field, uint64_t value, int64_t limit) {
   if (value == 0) return Invalid(field, value, "it must be at least 1");
-  if (value > static_cast<uint64_t>(limit)) return OverLimit(field, value, limit);
+  if (value > static_cast<uint64_t>(limit)) return KvOverLimit(field, value, limit);
   return absl::OkStatus();
 }
 
@@ -72,7 +69,7 @@ absl::Status ParseNumbers(const std::string& at, const v1::KvLayerGroup& from, c
       !status.ok())
     return status;
   if (from.head_dim_v() > static_cast<uint64_t>(limits.max_kv_head_dim)) {
-    return OverLimit(at + "head_dim_v", from.head_dim_v(), limits.max_kv_head_dim);
+    return KvOverLimit(at + "head_dim_v", from.head_dim_v(), limits.max_kv_head_dim);
   }
   group->num_heads = from.num_heads();
   group->num_kv_heads = from.num_kv_heads();
@@ -134,18 +131,6 @@ absl::Status ParseDType(v1::DataType from, DType* dtype) {
       return Invalid("spec.dtype", static_cast<int>(from),
                      "use DATA_TYPE_FLOAT32, DATA_TYPE_BFLOAT16 or DATA_TYPE_FLOAT16");
   }
-}
-
-v1::DataType ToProto(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return v1::DATA_TYPE_FLOAT32;
-    case DType::kBFloat16:
-      return v1::DATA_TYPE_BFLOAT16;
-    case DType::kFloat16:
-      return v1::DATA_TYPE_FLOAT16;
-  }
-  return v1::DATA_TYPE_UNSPECIFIED;
 }
 
 absl::Status ParseBlocks(const v1::KvCacheSpec& from, const Limits& limits, KvCacheSpec* spec) {
@@ -232,7 +217,7 @@ absl::StatusOr<KvCacheSpec> ParseKvCacheSpec(const v1::KvCacheSpec& from, const 
   int64_t layers = 0;
   for (const v1::KvLayerGroup& group : from.groups()) layers += group.layers_size();
   if (layers > limits.max_kv_layers) {
-    return OverLimit("the number of layers in spec.groups", layers, limits.max_kv_layers);
+    return KvOverLimit("the number of layers in spec.groups", layers, limits.max_kv_layers);
   }
   if (auto status = ParseDType(from.dtype(), &spec.dtype); !status.ok()) return status;
   if (auto status = ParseBlocks(from, limits, &spec); !status.ok()) return status;

@@ -1,6 +1,7 @@
 #include "common/kv/kv_error.h"
 
 #include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 
 namespace ringattn {
 namespace {
@@ -13,6 +14,11 @@ absl::Status KvError(absl::StatusCode code, absl::string_view reason, absl::stri
   absl::Status status(code, message);
   status.SetPayload(kReasonUrl, absl::Cord(reason));
   return status;
+}
+
+absl::Status KvOverLimit(absl::string_view field, uint64_t value, int64_t limit) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat(field, " is ", value, "; the maximum is ", limit));
 }
 
 std::string KvErrorReason(const absl::Status& status) {

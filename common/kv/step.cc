@@ -4,20 +4,16 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/kv/kv_error.h"
 
 namespace ringattn {
 namespace {
-
-absl::Status OverLimit(const std::string& field, uint64_t value, int64_t limit) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat(field, " is ", value, "; the maximum is ", limit));
-}
 
 // A number of entries of one sequence.
 absl::Status ReadLength(const std::string& field, uint64_t value, const Limits& limits,
                         int64_t* length) {
   if (value > static_cast<uint64_t>(limits.max_tokens)) {
-    return OverLimit(field, value, limits.max_tokens);
+    return KvOverLimit(field, value, limits.max_tokens);
   }
   *length = static_cast<int64_t>(value);
   return absl::OkStatus();
@@ -35,8 +31,8 @@ absl::StatusOr<KvCommand> ParseCommand(const std::string& at, const v1::KvComman
     case v1::KvCommand::kDrop: {
       const auto& sequences = command.drop().sequences();
       if (sequences.size() > limits.max_sequences) {
-        return OverLimit(absl::StrCat("the size of ", at, ".drop.sequences"), sequences.size(),
-                         limits.max_sequences);
+        return KvOverLimit(absl::StrCat("the size of ", at, ".drop.sequences"), sequences.size(),
+                           limits.max_sequences);
       }
       return KvDropCommand{{sequences.begin(), sequences.end()}};
     }
@@ -60,8 +56,8 @@ absl::StatusOr<StepRow> ParseRow(const std::string& at, const v1::StepRow& from,
   row.append_tokens = from.append_tokens();
   row.q_tokens = from.q_tokens();
   if (row.end() > limits.max_tokens) {
-    return OverLimit(absl::StrCat("keep_length + append_tokens of ", at),
-                     static_cast<uint64_t>(row.end()), limits.max_tokens);
+    return KvOverLimit(absl::StrCat("keep_length + append_tokens of ", at),
+                       static_cast<uint64_t>(row.end()), limits.max_tokens);
   }
   if (!from.tree_mask().empty()) {
     return absl::UnimplementedError(
@@ -131,10 +127,10 @@ absl::StatusOr<KvStep> ParseStep(const v1::StepBegin& begin, const Limits& limit
         absl::StrCat("begin.lane is ", begin.lane(), "; only lane 0 is served"));
   }
   if (begin.rows_size() > limits.max_step_rows) {
-    return OverLimit("the number of begin.rows", begin.rows_size(), limits.max_step_rows);
+    return KvOverLimit("the number of begin.rows", begin.rows_size(), limits.max_step_rows);
   }
   if (begin.commands_size() > limits.max_sequences) {
-    return OverLimit("the number of begin.commands", begin.commands_size(), limits.max_sequences);
+    return KvOverLimit("the number of begin.commands", begin.commands_size(), limits.max_sequences);
   }
   KvStep step;
   step.number = begin.step();
@@ -151,11 +147,12 @@ absl::StatusOr<KvStep> ParseStep(const v1::StepBegin& begin, const Limits& limit
     step.rows.push_back(*std::move(row));
   }
   if (step.q_tokens() > limits.max_step_tokens) {
-    return OverLimit("the sum of q_tokens of begin.rows", step.q_tokens(), limits.max_step_tokens);
+    return KvOverLimit("the sum of q_tokens of begin.rows", step.q_tokens(),
+                       limits.max_step_tokens);
   }
   if (step.append_tokens() > limits.max_step_tokens) {
-    return OverLimit("the sum of append_tokens of begin.rows", step.append_tokens(),
-                     limits.max_step_tokens);
+    return KvOverLimit("the sum of append_tokens of begin.rows", step.append_tokens(),
+                       limits.max_step_tokens);
   }
   return step;
 }

@@ -17,7 +17,7 @@ namespace {
 absl::Status Refused(absl::string_view why) { return absl::InvalidArgumentError(why); }
 
 // the unit of stat's block counts
-constexpr int64_t kBlockBytes = 512;
+constexpr int64_t kStatBlockBytes = 512;
 
 }  // namespace
 
@@ -46,7 +46,7 @@ absl::Status CheckRegionDescriptor(int fd, int64_t bytes) {
     return Refused(
         absl::StrCat("the memfd has ", file.st_size, " bytes; the region needs ", bytes));
   }
-  if (int64_t{file.st_blocks} * kBlockBytes < file.st_size) {
+  if (int64_t{file.st_blocks} * kStatBlockBytes < file.st_size) {
     return Refused("not all pages of the memfd are allocated (fallocate)");
   }
   return absl::OkStatus();

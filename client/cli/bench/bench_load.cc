@@ -27,7 +27,7 @@
 namespace ringattn::client::cli {
 namespace {
 
-constexpr char kGroup[] = "Load (perf_analyzer's names)";
+constexpr char kLoadGroup[] = "Load (perf_analyzer's names)";
 // Maximum threads and result buffers of one client process.
 constexpr int kMaxInFlight = 1024;
 
@@ -97,7 +97,7 @@ template <typename T>
 Flag Add(FlagSet& command, const std::string& name, T* value, const char* help) {
   std::string dashed = name;
   std::replace(dashed.begin(), dashed.end(), '_', '-');
-  return command.Add(absl::StrCat("--", name, ",--", dashed), value, help).Group(kGroup);
+  return command.Add(absl::StrCat("--", name, ",--", dashed), value, help).Group(kLoadGroup);
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ void LoadFlags::AddTo(FlagSet& command) {
                                "--poisson", [this] { poisson_ = true; },
                                "With a rate: Poisson arrivals, as from independent clients "
                                "(--request-distribution=poisson)")
-                           .Group(kGroup);
+                           .Group(kLoadGroup);
   Add(command, "request_distribution", &distribution_,
       "With a rate: constant (evenly spaced, the default) or poisson (as from independent clients)")
       .OneOf({"constant", "poisson"})
@@ -143,7 +143,7 @@ void LoadFlags::AddTo(FlagSet& command) {
   Add(command, "latency_threshold", &threshold_ms_,
       "Milliseconds. The first level above it is the last; it is reported but does not count")
       .Positive();
-  metrics_.AddTo(command, kGroup);
+  metrics_.AddTo(command, kLoadGroup);
   Add(command, "export_csv", &csv_, "Write one line per level to this file");
   Add(command, "export_json", &json_, "Write the output of --json to this file");
 }

@@ -32,7 +32,7 @@ void LoadBiasFrom(const T* source, int count, float* target) {
   for (; col + lanes <= count; col += lanes) {
     hn::StoreU(LoadAsFloat(d, source + col), d, target + col);
   }
-  if (col == count) return;
+  if (col >= count) return;
   alignas(64) float rest[hn::MaxLanes(d)];
   hn::Store(LoadFirstAsFloat(d, source + col, count - col), d, rest);
   std::memcpy(target + col, rest, sizeof(float) * (count - col));
