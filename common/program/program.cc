@@ -27,6 +27,10 @@ int64_t PerHead(const std::vector<Step>& steps, int64_t ComputeCall::*count) {
 
 }  // namespace
 
+bool Overlap(const ByteRange& a, const ByteRange& b) {
+  return a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
+
 const ByteRange& QOperand::Option(TensorId tensor) const {
   for (const OptionOperand& operand : options) {
     if (operand.tensor == tensor) return operand.range;

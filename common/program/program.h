@@ -55,6 +55,9 @@ struct ByteRange {
 };
 inline constexpr ByteRange kNone{};
 
+// Returns whether the ranges share a byte.
+bool Overlap(const ByteRange& a, const ByteRange& b);
+
 struct Transfer {
   enum class Kind : uint8_t { kSend, kReceive };
   Kind kind = Kind::kSend;
@@ -101,7 +104,8 @@ struct QOperand {
 //   k       [batch, rows, num_kv_heads, head_dim] spec dtype
 //   v       [batch, rows, num_kv_heads, head_dim_v] spec dtype
 //   dk, dv  the same shapes in fp32 (backward), accumulated into
-//   dk_out, dv_out  dk and dv in the spec's dtype, if the call has an offer (ComputeCall::offer)
+//   dk_out, dv_out  dk and dv in the spec's dtype, if the call has a hint
+//                   (ComputeCall::store_hint)
 //   segment_ids     [batch, rows] int32, if the request has them
 struct KvOperand {
   int source_rank = 0;
@@ -236,12 +240,11 @@ struct ComputeCall {
   // kGather: in the tensor's element size. kScatterAdd, kScatterMerge (of out): in fp32's.
   PartForm form;
 
-  // kBackward: number of the call's offer to store dk and dv rounded, in dk_out and dv_out of its
-  // operands, and to leave dk and dv unchanged. Valid because no other call adds to them and only
-  // kConvert reads them. A device that takes the offer skips the kZero and kConvert calls of that
-  // number.
-  int offer = kNoOffer;
-  static constexpr int kNoOffer = -1;
+  // kBackward: the number of a hint. The call may store dk and dv rounded, in dk_out and dv_out of
+  // its operands, and leave dk and dv unchanged, because no other call adds to them and only
+  // kConvert reads them. A device that does so skips the kZero and kConvert calls of that number.
+  int store_hint = kNoStoreHint;
+  static constexpr int kNoStoreHint = -1;
 
   // For reports and the cost model. tiles: 128 x 128 tiles with work, per batch row and query head.
   // pairs: pairs (i, j) that are not masked, per batch row and head of the call.

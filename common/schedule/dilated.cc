@@ -261,7 +261,7 @@ class DilatedRank {
     }
     bool late = false;
     for (ComputeCall& call : step.calls) {
-      assert(call.offer == ComputeCall::kNoOffer);  // results of a part are fp32
+      assert(call.store_hint == ComputeCall::kNoStoreHint);  // results of a part are fp32
       ForEachRange(call, move);
       MakePartCall(part.part, call);
       // Calls that wait for other ranks follow all parts' calls, as they do in a program of one

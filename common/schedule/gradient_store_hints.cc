@@ -19,9 +19,9 @@ struct Sum {
   bool shared = false;              // another transfer or call uses it
 };
 
-class Offers {
+class StoreHints {
  public:
-  explicit Offers(Program& program) : program_(program) {}
+  explicit StoreHints(Program& program) : program_(program) {}
 
   void Add() {
     FindSums();
@@ -30,10 +30,10 @@ class Offers {
       for (const Transfer& transfer : step.transfers) Share(transfer.range);
       for (ComputeCall& call : step.calls) Note(call);
     }
-    int offer = 0;
+    int store_hint = 0;
     for (Step& step : program_.steps) {
       for (ComputeCall& call : step.calls) {
-        if (call.op == Op::kBackward && IsAlone(call)) Offer(call, offer++);
+        if (call.op == Op::kBackward && IsAlone(call)) AddHint(call, store_hint++);
       }
     }
   }
@@ -101,20 +101,20 @@ class Offers {
     return !call.kv.empty();
   }
 
-  ByteRange Take(const ByteRange& range, int offer) {
+  ByteRange Take(const ByteRange& range, int store_hint) {
     Sum& sum = *Find(range);
-    for (ComputeCall* zero : sum.zeros) zero->offer = offer;
-    sum.convert->offer = offer;
+    for (ComputeCall* zero : sum.zeros) zero->store_hint = store_hint;
+    sum.convert->store_hint = store_hint;
     const int64_t narrower = sum.convert->source.bytes / sum.convert->target.bytes;
     return {sum.convert->target.buffer, sum.convert->target.offset + range.offset / narrower,
             range.bytes / narrower};
   }
 
-  void Offer(ComputeCall& call, int offer) {
-    call.offer = offer;
+  void AddHint(ComputeCall& call, int store_hint) {
+    call.store_hint = store_hint;
     for (KvOperand& keys : call.kv) {
-      keys.dk_out = Take(keys.dk, offer);
-      keys.dv_out = Take(keys.dv, offer);
+      keys.dk_out = Take(keys.dk, store_hint);
+      keys.dv_out = Take(keys.dv, store_hint);
     }
   }
 
@@ -125,6 +125,6 @@ class Offers {
 
 }  // namespace
 
-void OfferToStoreGradients(Program& program) { Offers(program).Add(); }
+void AddStoreHints(Program& program) { StoreHints(program).Add(); }
 
 }  // namespace ringattn

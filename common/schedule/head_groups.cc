@@ -17,10 +17,10 @@ namespace {
 // own shard, then others' rows one after another by source. The gradient bundle also has a slot for
 // others' contributions to the own shard, one after another by sender.
 constexpr int kOwn = 0;
-constexpr int kGathered = 2;
-constexpr int kLanding = 4;
+constexpr int kGroupGathered = 2;
+constexpr int kGroupLanding = 4;
 // Slots of the bundle of tensors without heads.
-constexpr int kHome = 0;
+constexpr int kGroupHome = 0;
 constexpr int kGatheredIds = 1;
 
 class HeadGroups {
@@ -54,7 +54,7 @@ class HeadGroups {
   int64_t Forward(int64_t first) {
     if (!ids_.tensors.empty()) {
       ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t) {
-        builder_.Move(first, ids_, source, {kHome, 0, {0, route_.kv_rows[source]}}, rank,
+        builder_.Move(first, ids_, source, {kGroupHome, 0, {0, route_.kv_rows[source]}}, rank,
                       {kGatheredIds, before, rows}, rows);
       });
     }
@@ -72,7 +72,7 @@ class HeadGroups {
     StartBackward(first, shard_, builder_);
     if (!ids_.tensors.empty() && !has_ids) {
       ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t) {
-        builder_.Move(first, ids_, source, {kHome, 0, {0, route_.kv_rows[source]}}, rank,
+        builder_.Move(first, ids_, source, {kGroupHome, 0, {0, route_.kv_rows[source]}}, rank,
                       {kGatheredIds, before, rows}, rows);
       });
     }
@@ -161,7 +161,7 @@ class HeadGroups {
   void Gather(int64_t first, int64_t group) {
     ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t) {
       builder_.Move(first + group + 1, kv_, source, Own(source, group), rank,
-                    {Slot(kGathered, group), before, rows}, rows);
+                    {Slot(kGroupGathered, group), before, rows}, rows);
     });
   }
 
@@ -251,9 +251,9 @@ class HeadGroups {
   void Return(int64_t step, int64_t group) {
     if (AnyRows(route_.kv_rows)) builder_.Use(step);
     ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t landing) {
-      const BlockLocation landed{kLanding, landing, rows};
-      builder_.Move(step, gradients_, rank, {Slot(kGathered, group), before, rows}, source, landed,
-                    rows);
+      const BlockLocation landed{kGroupLanding, landing, rows};
+      builder_.Move(step, gradients_, rank, {Slot(kGroupGathered, group), before, rows}, source,
+                    landed, rows);
       if (source == builder_.rank()) {
         builder_.AddRowsLate(step, gradients_, landed, Own(source, group), rows);
       }
@@ -293,11 +293,12 @@ class HeadGroups {
     for (int source = 0; source < static_cast<int>(route_.seen.size()); ++source) {
       if (source == builder_.rank()) {
         const RowRange all{0, builder_.kv_rows()};
-        if (!all.empty()) add(source, all, Own(source, group), {kHome, 0, all});
+        if (!all.empty()) add(source, all, Own(source, group), {kGroupHome, 0, all});
         continue;
       }
       for (const RowRange& rows : route_.seen[builder_.rank()][source]) {
-        add(source, rows, {Slot(kGathered, group), gathered, rows}, {kGatheredIds, gathered, rows});
+        add(source, rows, {Slot(kGroupGathered, group), gathered, rows},
+            {kGatheredIds, gathered, rows});
         gathered += rows.size();
       }
     }

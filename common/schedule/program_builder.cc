@@ -189,7 +189,7 @@ Program ProgramBuilder::Finish() {
     for (ComputeCall& call : late_[i]) steps_[i].calls.push_back(std::move(call));
     program_.steps.push_back(std::move(steps_[i]));
   }
-  OfferToStoreGradients(program_);
+  AddStoreHints(program_);
   return std::move(program_);
 }
 

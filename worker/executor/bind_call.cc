@@ -10,7 +10,7 @@ namespace {
 
 using Op = ComputeCall::Op;
 
-static_assert(kNoOffer == ComputeCall::kNoOffer);
+static_assert(kNoStoreHint == ComputeCall::kNoStoreHint);
 
 ScoreTerms TermsOf(const AttentionSpec& spec, const ShardPlan& plan, int rank) {
   const AttentionShape& shape = spec.shape;
@@ -250,7 +250,7 @@ KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
     }
     case Op::kBackward: {
       auto backward = DescribeAttention<BackwardCall>(context, call);
-      backward.offer = call.offer;
+      backward.store_hint = call.store_hint;
       return backward;
     }
     case Op::kBiasGradient:
@@ -264,12 +264,12 @@ KernelCall DescribeCall(const BindContext& context, const ComputeCall& call) {
       return probabilities;
     }
     case Op::kZero:
-      return ZeroCall{nullptr, call.target.bytes, call.offer};
+      return ZeroCall{nullptr, call.target.bytes, call.store_hint};
     case Op::kAdd:
       return AddCall{nullptr, nullptr, call.target.bytes / 4};
     case Op::kConvert:
       return ConvertCall{context.whole.problem.dtype, nullptr, nullptr, call.source.bytes / 4,
-                         call.offer};
+                         call.store_hint};
     case Op::kMerge: {
       MergeCall merge;
       merge.problem = &context.Of(call).problem;

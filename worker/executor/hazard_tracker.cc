@@ -5,10 +5,6 @@
 namespace ringattn::worker {
 namespace {
 
-bool Overlap(const ByteRange& a, const ByteRange& b) {
-  return a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
-}
-
 bool Covers(const ByteRange& outer, const ByteRange& inner) {
   return outer.offset <= inner.offset && inner.offset + inner.bytes <= outer.offset + outer.bytes;
 }

@@ -7,10 +7,6 @@
 namespace ringattn::worker {
 namespace {
 
-bool Overlap(const ByteRange& a, const ByteRange& b) {
-  return a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
-}
-
 // Returns whether the step receives into the keys.
 bool ReceivesInto(const Step& step, const KvOperand& keys) {
   return std::any_of(step.transfers.begin(), step.transfers.end(), [&](const Transfer& transfer) {

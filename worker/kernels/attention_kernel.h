@@ -50,12 +50,12 @@ struct AttentionProblem {
   DType out_dtype() const { return fp32_results ? DType::kFloat32 : dtype; }
 };
 
-// The number of an offer among an operation's calls. A BackwardCall with an offer may store its
+// The number of a store hint among an operation's calls. A BackwardCall with a hint may store its
 // blocks' rounded gradients in dk_out and dv_out and leave dk and dv untouched, because no other
 // call adds to them. The device then skips the ZeroCalls and ConvertCalls with the same number.
 // Callers that start kernels without a number still set dk_out and dv_out, and query whether the
 // kernel stores them.
-inline constexpr int kNoOffer = -1;
+inline constexpr int kNoStoreHint = -1;
 
 // A block of keys.
 struct KvBlock {
@@ -66,7 +66,7 @@ struct KvBlock {
   float* dk = nullptr;                   // backward: like k, fp32, accumulated into
   float* dv = nullptr;                   // backward: like v, fp32, accumulated into
   const int32_t* segment_ids = nullptr;  // [batch, rows]; only if the problem has them
-  // backward with an offer: like k and v, dtype
+  // backward with a store hint: like k and v, dtype
   void* dk_out = nullptr;
   void* dv_out = nullptr;
   // ForwardCalls on devices that support late keys (Device::TakesLateKeys): k and v may arrive
@@ -155,7 +155,7 @@ struct BackwardCall {
   float* dq_acc = nullptr;
   std::vector<KvBlock> blocks;  // with dk, dv
   TermOperands terms;
-  int offer = kNoOffer;
+  int store_hint = kNoStoreHint;
 };
 
 // The gradient of the bias at all pairs of the call's queries and keys. It is stored, not added:
@@ -226,7 +226,7 @@ struct ProbabilitiesCall {
 struct ZeroCall {
   void* target = nullptr;
   int64_t bytes = 0;
-  int offer = kNoOffer;
+  int store_hint = kNoStoreHint;
 };
 
 // target[i] += source[i], fp32, in order of i on every back end.
@@ -243,7 +243,7 @@ struct ConvertCall {
   void* target = nullptr;
   const float* source = nullptr;
   int64_t count = 0;
-  int offer = kNoOffer;
+  int store_hint = kNoStoreHint;
 };
 
 // For each run r of `runs`, copies run_bytes bytes from source + r * source_pitch to target + r *

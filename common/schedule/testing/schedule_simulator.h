@@ -32,9 +32,9 @@ struct VisibleKeys {
 // Not thread safe.
 class ScheduleSimulator {
  public:
-  // `takes_offers`: takes every ComputeCall::offer, as a device may.
+  // `takes_hints`: takes every ComputeCall::store_hint, as a device may.
   ScheduleSimulator(const AttentionSpec& spec, const ShardPlan& plan, const Schedule& schedule,
-                    bool takes_offers = false);
+                    bool takes_hints = false);
 
   // Returns an empty string if the schedule is valid, else the first error.
   std::string Run();
@@ -98,7 +98,7 @@ class ScheduleSimulator {
   const AttentionSpec& spec_;
   const ShardPlan& plan_;
   const Schedule& schedule_;
-  const bool takes_offers_;
+  const bool takes_hints_;
   const VisibleKeys visible_;
   SymbolicMemory memory_;
   std::vector<std::map<BufferId, Cells>> converted_;  // [rank]: source of a kConvert

@@ -96,7 +96,7 @@ bool ScheduleSimulator::RunCall(int rank, const ComputeCall& call) {
                        heads.begin + heads.count > heads.of)) {
     return Fail("heads that the problem does not have");
   }
-  if (takes_offers_ && call.offer != ComputeCall::kNoOffer &&
+  if (takes_hints_ && call.store_hint != ComputeCall::kNoStoreHint &&
       call.op != ComputeCall::Op::kBackward) {
     return true;
   }
@@ -378,7 +378,7 @@ bool ScheduleSimulator::RunBackward(int rank, const ComputeCall& call) {
     const uint64_t queries = BitOf(call.q.source_rank);
     const Block dk = KvBlock(call, operand, TensorId::kDk, 4);
     const Block dv = KvBlock(call, operand, TensorId::kDv, 4);
-    if (takes_offers_ && call.offer != ComputeCall::kNoOffer) {
+    if (takes_hints_ && call.store_hint != ComputeCall::kNoStoreHint) {
       if (!Store(rank, operand.dk_out, dk, queries) || !Store(rank, operand.dv_out, dv, queries)) {
         return false;
       }

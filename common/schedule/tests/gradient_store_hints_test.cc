@@ -1,4 +1,4 @@
-// Tests which backward calls get offers, and that a device may take all offers of a program.
+// Tests which backward calls get hints, and that a device may take all hints of a program.
 #include <algorithm>
 #include <map>
 #include <random>
@@ -13,29 +13,29 @@
 namespace ringattn {
 namespace {
 
-std::map<ComputeCall::Op, int> CallsWithOffers(const Schedule& schedule) {
+std::map<ComputeCall::Op, int> CallsWithHints(const Schedule& schedule) {
   std::map<ComputeCall::Op, int> calls;
   for (const Program& program : schedule.programs) {
     for (const Step& step : program.steps) {
       for (const ComputeCall& call : step.calls) {
-        if (call.offer != ComputeCall::kNoOffer) ++calls[call.op];
+        if (call.store_hint != ComputeCall::kNoStoreHint) ++calls[call.op];
       }
     }
   }
   return calls;
 }
 
-// Runs the cases of schedule_test and takes every offer; schedule_test takes none.
-void TakeAllOffers(int seed, int count, int64_t longest) {
+// Runs the cases of schedule_test and takes every hint; schedule_test takes none.
+void TakeAllHints(int seed, int count, int64_t longest) {
   std::map<ScheduleKind, int> offering;
   for (int i = 0; i < count; ++i) {
     std::mt19937 random(seed * 100000 + i);
     const ScheduleCase c = DrawScheduleCase(random, longest);
     if (c.recipe.direction != Direction::kBackward) continue;
     const Schedule schedule = c.Make();
-    if (CallsWithOffers(schedule).empty()) continue;
+    if (CallsWithHints(schedule).empty()) continue;
     ++offering[c.recipe.schedule];
-    ScheduleSimulator simulator(c.spec, c.plan, schedule, /*takes_offers=*/true);
+    ScheduleSimulator simulator(c.spec, c.plan, schedule, /*takes_hints=*/true);
     ASSERT_EQ(simulator.Run(), "") << "seed " << seed << " case " << i << "\n"
                                    << Describe(c, schedule);
   }
@@ -44,29 +44,29 @@ void TakeAllOffers(int seed, int count, int64_t longest) {
   }
 }
 
-TEST(GradientOffersTest, ManyShortSequences) { TakeAllOffers(1, 8000, 40); }
+TEST(GradientStoreHintsTest, ManyShortSequences) { TakeAllHints(1, 8000, 40); }
 
-TEST(GradientOffersTest, LongerSequences) { TakeAllOffers(2, 600, 3000); }
+TEST(GradientStoreHintsTest, LongerSequences) { TakeAllHints(2, 600, 3000); }
 
-// No offer if others' queries add to a key's gradient, if it travels, or if it is fp32.
-TEST(GradientOffersTest, GradientsThatOneCallHas) {
+// No hint if others' queries add to a key's gradient, if it travels, or if it is fp32.
+TEST(GradientStoreHintsTest, GradientsThatOneCallHas) {
   AttentionSpec spec = DenseSpec(64, 64);
   spec.dtype = DType::kBFloat16;
-  const auto offers = [&spec](ScheduleKind kind, int ranks) {
+  const auto hints = [&spec](ScheduleKind kind, int ranks) {
     const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, ranks);
-    return CallsWithOffers(MakeSchedule(
+    return CallsWithHints(MakeSchedule(
         spec, plan, RecipeOn(plan, kind, Direction::kBackward, /*recompute_forward=*/true)));
   };
   const std::map<ComputeCall::Op, int> none;
-  EXPECT_EQ(offers(ScheduleKind::kSingle, 1),
+  EXPECT_EQ(hints(ScheduleKind::kSingle, 1),
             (std::map<ComputeCall::Op, int>{{ComputeCall::Op::kBackward, 1},
                                             {ComputeCall::Op::kZero, 2},
                                             {ComputeCall::Op::kConvert, 2}}));
-  EXPECT_EQ(offers(ScheduleKind::kRing, 2), none);
-  EXPECT_EQ(offers(ScheduleKind::kAllGather, 2), none);
-  EXPECT_EQ(offers(ScheduleKind::kPassQ, 2), none);
+  EXPECT_EQ(hints(ScheduleKind::kRing, 2), none);
+  EXPECT_EQ(hints(ScheduleKind::kAllGather, 2), none);
+  EXPECT_EQ(hints(ScheduleKind::kPassQ, 2), none);
   spec.fp32_results = true;
-  EXPECT_EQ(offers(ScheduleKind::kSingle, 1), none);
+  EXPECT_EQ(hints(ScheduleKind::kSingle, 1), none);
 }
 
 // Programs that no schedule builds. Buffers: dk's sums, dk, dv's sums, dv.
@@ -101,8 +101,8 @@ ComputeCall Backward(const ByteRange& dk, const ByteRange& dv) {
   return call;
 }
 
-// Returns the offers of a program that zeroes the sums, runs these calls and converts the sums.
-std::vector<ComputeCall> WithOffers(std::vector<ComputeCall> calls) {
+// Returns the hints of a program that zeroes the sums, runs these calls and converts the sums.
+std::vector<ComputeCall> WithHints(std::vector<ComputeCall> calls) {
   Program program;
   program.buffers = {
       {"dk_acc", kBytes}, {"dk", kBytes / 2}, {"dv_acc", kBytes}, {"dv", kBytes / 2}};
@@ -111,41 +111,41 @@ std::vector<ComputeCall> WithOffers(std::vector<ComputeCall> calls) {
   step.calls.insert(step.calls.end(), calls.begin(), calls.end());
   step.calls.push_back(Convert(kDk, kDkSums));
   step.calls.push_back(Convert(kDv, kDvSums));
-  OfferToStoreGradients(program);
+  AddStoreHints(program);
   return program.steps[0].calls;
 }
 
-int CountOffers(const std::vector<ComputeCall>& calls) {
+int CountHints(const std::vector<ComputeCall>& calls) {
   return static_cast<int>(std::count_if(calls.begin(), calls.end(), [](const ComputeCall& call) {
-    return call.offer != ComputeCall::kNoOffer;
+    return call.store_hint != ComputeCall::kNoStoreHint;
   }));
 }
 
-TEST(GradientOffersTest, ACallThatAloneAddsToAllOfTheSums) {
-  const std::vector<ComputeCall> calls = WithOffers({Backward(Whole(kDkSums), Whole(kDvSums))});
-  for (const ComputeCall& call : calls) EXPECT_EQ(call.offer, 0) << OpName(call.op);
+TEST(GradientStoreHintsTest, ACallThatAloneAddsToAllOfTheSums) {
+  const std::vector<ComputeCall> calls = WithHints({Backward(Whole(kDkSums), Whole(kDvSums))});
+  for (const ComputeCall& call : calls) EXPECT_EQ(call.store_hint, 0) << OpName(call.op);
   EXPECT_EQ(calls[2].kv[0].dk_out, Whole(kDk));
   EXPECT_EQ(calls[2].kv[0].dv_out, Whole(kDv));
 }
 
-TEST(GradientOffersTest, OperandsOfOneCallMayShareASum) {
+TEST(GradientStoreHintsTest, OperandsOfOneCallMayShareASum) {
   ComputeCall call = Backward({kDkSums, 0, kBytes / 2}, {kDvSums, 0, kBytes / 2});
   call.kv.push_back(
       Backward({kDkSums, kBytes / 2, kBytes / 2}, {kDvSums, kBytes / 2, kBytes / 2}).kv[0]);
-  const std::vector<ComputeCall> calls = WithOffers({call});
-  EXPECT_EQ(CountOffers(calls), 5);
+  const std::vector<ComputeCall> calls = WithHints({call});
+  EXPECT_EQ(CountHints(calls), 5);
   EXPECT_EQ(calls[2].kv[1].dk_out, (ByteRange{kDk, kBytes / 4, kBytes / 4}));
 }
 
 // A call that has keys of every rank.
-TEST(GradientOffersTest, ACallOfManyOperands) {
+TEST(GradientStoreHintsTest, ACallOfManyOperands) {
   constexpr int64_t kPart = 4;
   ComputeCall call = Backward({kDkSums, 0, kPart}, {kDvSums, 0, kPart});
   for (int64_t at = kPart; at < kBytes; at += kPart) {
     call.kv.push_back(Backward({kDkSums, at, kPart}, {kDvSums, at, kPart}).kv[0]);
   }
-  const std::vector<ComputeCall> calls = WithOffers({call});
-  EXPECT_EQ(CountOffers(calls), 5);
+  const std::vector<ComputeCall> calls = WithHints({call});
+  EXPECT_EQ(CountHints(calls), 5);
   int64_t at = 0;
   for (const KvOperand& keys : calls[2].kv) {
     EXPECT_EQ(keys.dk_out, (ByteRange{kDk, at, kPart / 2}));
@@ -153,33 +153,33 @@ TEST(GradientOffersTest, ACallOfManyOperands) {
     at += kPart / 2;
   }
   call.kv.back().k = call.kv[0].dk;  // reads what another operand adds to
-  EXPECT_EQ(CountOffers(WithOffers({call})), 0);
+  EXPECT_EQ(CountHints(WithHints({call})), 0);
 }
 
-TEST(GradientOffersTest, NotWhereAnotherCallAddsToTheSums) {
+TEST(GradientStoreHintsTest, NotWhereAnotherCallAddsToTheSums) {
   const ComputeCall call = Backward(Whole(kDkSums), Whole(kDvSums));
-  EXPECT_EQ(CountOffers(WithOffers({call, call})), 0);
+  EXPECT_EQ(CountHints(WithHints({call, call})), 0);
   // Each call adds to one half, so neither may take over the conversion of both halves.
   const ByteRange dk_end{kDkSums, kBytes / 2, kBytes / 2}, dv_end{kDvSums, kBytes / 2, kBytes / 2};
-  EXPECT_EQ(CountOffers(WithOffers({Backward({kDkSums, 0, kBytes / 2}, {kDvSums, 0, kBytes / 2}),
-                                    Backward(dk_end, dv_end)})),
+  EXPECT_EQ(CountHints(WithHints({Backward({kDkSums, 0, kBytes / 2}, {kDvSums, 0, kBytes / 2}),
+                                  Backward(dk_end, dv_end)})),
             0);
 }
 
 // Sums that no call adds to are 0 if they are zeroed and converted, and undefined otherwise.
-TEST(GradientOffersTest, NotWhereTheCallLeavesSomeOfTheSums) {
-  EXPECT_EQ(CountOffers(WithOffers({Backward({kDkSums, 0, kBytes / 2}, Whole(kDvSums))})), 0);
+TEST(GradientStoreHintsTest, NotWhereTheCallLeavesSomeOfTheSums) {
+  EXPECT_EQ(CountHints(WithHints({Backward({kDkSums, 0, kBytes / 2}, Whole(kDvSums))})), 0);
 }
 
-TEST(GradientOffersTest, NotWhereAnythingElseTouchesASumOrAResult) {
+TEST(GradientStoreHintsTest, NotWhereAnythingElseTouchesASumOrAResult) {
   const ComputeCall backward = Backward(Whole(kDkSums), Whole(kDvSums));
   for (BufferId touched : {kDkSums, kDk, kDvSums, kDv}) {
     ComputeCall add;
     add.op = ComputeCall::Op::kAdd;
     add.target = Whole(touched);
-    EXPECT_EQ(CountOffers(WithOffers({backward, add})), 0) << touched;
+    EXPECT_EQ(CountHints(WithHints({backward, add})), 0) << touched;
   }
-  EXPECT_EQ(CountOffers(WithOffers({backward, Convert(kDk, kDkSums)})), 0);
+  EXPECT_EQ(CountHints(WithHints({backward, Convert(kDk, kDkSums)})), 0);
 }
 
 }  // namespace

@@ -27,8 +27,8 @@ bool SameCall(const ComputeCall& a, const ComputeCall& b) {
   return a.op == b.op && SameRows(a.q, b.q) &&
          std::equal(a.kv.begin(), a.kv.end(), b.kv.begin(), b.kv.end(), SameRows<KvOperand>) &&
          a.parts.size() == b.parts.size() && RangesOf(a) == RangesOf(b) && a.initial == b.initial &&
-         a.final == b.final && a.heads == b.heads && a.copy == b.copy && a.offer == b.offer &&
-         a.tiles == b.tiles && a.pairs == b.pairs;
+         a.final == b.final && a.heads == b.heads && a.copy == b.copy &&
+         a.store_hint == b.store_hint && a.tiles == b.tiles && a.pairs == b.pairs;
 }
 
 void ExpectSame(const Program& a, const Program& b) {

@@ -135,23 +135,23 @@ std::set<const void*> BiasGradientsOf(const std::vector<KernelCall>& calls) {
 
 // If a kernel stores its gradients directly, replaces the calls that zero and convert their sums by
 // nothing.
-void TakeOffers(const std::vector<KernelCall>& calls, Planned& planned) {
+void TakeStoreHints(const std::vector<KernelCall>& calls, Planned& planned) {
   std::set<int> taken;
   for (size_t i = 0; i < calls.size(); ++i) {
     const auto* const backward = std::get_if<BackwardCall>(&calls[i]);
-    if (backward == nullptr || backward->offer == kNoOffer) continue;
+    if (backward == nullptr || backward->store_hint == kNoStoreHint) continue;
     if (std::get<Attention>(planned.kernels[i])->stores_key_gradients()) {
-      taken.insert(backward->offer);
+      taken.insert(backward->store_hint);
     }
   }
   if (taken.empty()) return;
   for (Kernel& kernel : planned.kernels) {
     const auto* const zero = std::get_if<ZeroCall>(&kernel);
     const auto* const convert = std::get_if<ConvertCall>(&kernel);
-    const int offer = zero != nullptr      ? zero->offer
-                      : convert != nullptr ? convert->offer
-                                           : kNoOffer;
-    if (taken.count(offer) > 0) kernel = std::monostate();
+    const int store_hint = zero != nullptr      ? zero->store_hint
+                           : convert != nullptr ? convert->store_hint
+                                                : kNoStoreHint;
+    if (taken.count(store_hint) > 0) kernel = std::monostate();
   }
 }
 
@@ -181,7 +181,7 @@ absl::StatusOr<Planned> Plan(const std::vector<KernelCall>& calls, const KernelC
     if (!kernel.ok()) return kernel.status();
     Add(*std::move(kernel), planned);
   }
-  TakeOffers(calls, planned);
+  TakeStoreHints(calls, planned);
   return planned;
 }
 

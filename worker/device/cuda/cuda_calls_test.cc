@@ -307,9 +307,9 @@ TEST(CudaCallsTest, SkippingZerosKeepsBiasGradient) {
 }
 
 // Two key blocks of a plain bf16 problem. Their sums start as NaN (all bytes 0xff).
-class OfferedBackward {
+class HintedBackward {
  public:
-  OfferedBackward(CudaDevice& device, float softcap) : device_(device) {
+  HintedBackward(CudaDevice& device, float softcap) : device_(device) {
     problem_.dtype = DType::kBFloat16;
     problem_.num_heads = problem_.num_kv_heads = kHeads;
     problem_.head_dim = problem_.head_dim_v = kDim;
@@ -335,10 +335,10 @@ class OfferedBackward {
     }
   }
 
-  // Runs zero calls, the backward and conversions, which carry `offer`; the backward carries it
-  // only if `offered`. Returns the blocks' rounded dk and dv, then the sums, in which NaN marks
+  // Runs zero calls, the backward and conversions, which carry `store_hint`; the backward carries
+  // it only if `hinted`. Returns the blocks' rounded dk and dv, then the sums, in which NaN marks
   // untouched values.
-  std::vector<std::vector<uint16_t>> Run(bool offered, int offer) {
+  std::vector<std::vector<uint16_t>> Run(bool hinted, int store_hint) {
     BackwardCall call = call_;
     std::vector<KernelCall> calls, behind;
     std::vector<void*> results, sums;
@@ -349,12 +349,12 @@ class OfferedBackward {
         void* const rounded = Filled(2 * kCount, 0xff);
         sums.push_back(sum);
         results.push_back(rounded);
-        calls.push_back(ZeroCall{sum, 4 * kCount, offer});
-        behind.push_back(ConvertCall{problem_.dtype, rounded, sum, kCount, offer});
-        if (offered) *result = rounded;
+        calls.push_back(ZeroCall{sum, 4 * kCount, store_hint});
+        behind.push_back(ConvertCall{problem_.dtype, rounded, sum, kCount, store_hint});
+        if (hinted) *result = rounded;
       }
     }
-    if (offered) call.offer = 0;
+    if (hinted) call.store_hint = 0;
     calls.push_back(call);
     calls.insert(calls.end(), behind.begin(), behind.end());
     const auto workspace = device_.WorkspaceBytes(calls);
@@ -425,9 +425,9 @@ TEST(CudaCallsTest, StoredGradientsAreNotZeroedOrConverted) {
   auto device = MakeDevice();
   for (const float softcap : {0.0f, 30.0f}) {
     SCOPED_TRACE(softcap);
-    OfferedBackward made(*device, softcap);
-    const auto expected = made.Run(/*offered=*/false, kNoOffer);
-    const auto found = made.Run(/*offered=*/true, 0);
+    HintedBackward made(*device, softcap);
+    const auto expected = made.Run(/*hinted=*/false, kNoStoreHint);
+    const auto found = made.Run(/*hinted=*/true, 0);
     const bool stores = softcap == 0 && (made.family() == "fake" || made.family() == "sm90");
     for (size_t i = 0; i < expected.size(); ++i) {
       EXPECT_FALSE(IsUntouched(expected[i])) << i;
@@ -435,8 +435,8 @@ TEST(CudaCallsTest, StoredGradientsAreNotZeroedOrConverted) {
       if (i < 4) ExpectNear(FloatsOf(found[i]), FloatsOf(expected[i]));
     }
     if (!stores) continue;
-    // Zero calls of another offer, which no kernel took, still run.
-    const auto others = made.Run(/*offered=*/true, 1);
+    // Zero calls of another hint, which no kernel took, still run.
+    const auto others = made.Run(/*hinted=*/true, 1);
     for (size_t i = 4; i < expected.size(); ++i) EXPECT_FALSE(IsUntouched(others[i])) << i;
   }
   EXPECT_EQ(times_broken, 0);

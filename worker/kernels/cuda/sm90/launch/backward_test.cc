@@ -106,12 +106,12 @@ TEST(Sm90BackwardTest, StoresKeyGradientsWhereItHasAllOfThem) {
 // If this leaves no multiprocessor idle for long, blocks process whole groups of heads. The other
 // tables are unchanged, so a call that only measures sizes needs no addresses.
 TEST(Sm90BackwardTest, StoresKeyGradientsOfGroups) {
-  const auto prepare = [](int64_t tokens, bool causal, bool offers) {
+  const auto prepare = [](int64_t tokens, bool causal, bool hints) {
     Request request(tokens);
     request.problem.num_heads = 32;
     request.problem.num_kv_heads = 8;
     if (causal) request.problem.bands[0] = Band{-tokens, 0};
-    if (offers) {
+    if (hints) {
       request.call.blocks[0].dk_out = reinterpret_cast<void*>(uintptr_t{4096});
       request.call.blocks[0].dv_out = reinterpret_cast<void*>(uintptr_t{8192});
     }
