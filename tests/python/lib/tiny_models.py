@@ -189,7 +189,7 @@ def _spread(model):
     """Weights large enough for an attention that is not uniform, and none that are zero."""
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
-        if not parameter.is_floating_point():
+        if not parameter.is_floating_point() or parameter.numel() == 0:
             continue
         if not parameter.isfinite().all() or parameter.abs().max() > 100:  # the family leaves it uninitialised
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
@@ -349,9 +349,9 @@ def _first_that_runs(model):
         except Exception as error:
             why = f"{type(error).__name__}: {error}".replace("\n", " ")[:150]
             continue
-        if found[0]:
+        if found[0] and all(value.isfinite().all() for value in found[0].values()):
             return given, found
-        why = "it has no results with rows"
+        why = "its results are not finite" if found[0] else "it has no results with rows"
     return None, why
 
 
@@ -384,8 +384,10 @@ def compare(kind, eager, ours):
                 return "refused", str(error).split(":")[0]
             for index, (what, bound) in enumerate((("results", 1e-4), ("gradients", 2e-3))):
                 worst = distance(actual[index], exact[index])
-                if worst[0] > bound:  # eager attention's own rounding, if float64 agrees with ours
-                    worst = distance(actual[index], _in_float64(eager, inputs, rows)[index])
+                if not worst[0] <= bound:  # eager attention's own rounding, if float64 agrees with ours
+                    in_float64 = _in_float64(eager, inputs, rows)[index]
+                    worst = distance(actual[index], in_float64)
+                    bound = max(bound, 1.2 * distance(exact[index], in_float64)[0])
                 assert worst[0] <= bound, f"{kind}, {name}: {what} differ by {worst[0]:.1e} at {worst[1]}"
         if kind in ("causal", "encoder-decoder") and "input_ids" in given and eager.can_generate():
             try:
