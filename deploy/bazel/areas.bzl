@@ -4,7 +4,7 @@ An area must be closed: no folder outside it may lie on a path of dependencies b
 folders. Fewer units compile faster from nothing; more units compile faster after a change.
 """
 
-# What a request waits for in microseconds or per byte is compiled with -O2, the default.
+# For code that no request waits for.
 _O1 = ["-O1"]
 
 # Label of the area's library -> folders, in the order of their sources; number of translation units; flags.
@@ -37,7 +37,7 @@ AREAS = {
     ),
     "//server:coordinator": struct(
         units = 2,
-        copts = _O1,
+        copts = [],
         folders = [
             "server/core/events",
             "server/core/ring",
@@ -49,7 +49,7 @@ AREAS = {
     ),
     "//server:service": struct(
         units = 4,
-        copts = _O1,
+        copts = [],
         folders = [
             "server/identity",
             "server/planning",
