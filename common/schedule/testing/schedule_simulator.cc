@@ -46,11 +46,11 @@ bool VisibleKeys::SeesAny(int rank, int source) const {
 }
 
 ScheduleSimulator::ScheduleSimulator(const AttentionSpec& spec, const ShardPlan& plan,
-                                     const Schedule& schedule, bool takes_offers)
+                                     const Schedule& schedule, bool takes_hints)
     : spec_(spec),
       plan_(plan),
       schedule_(schedule),
-      takes_offers_(takes_offers),
+      takes_hints_(takes_hints),
       visible_(spec, plan),
       memory_(spec, schedule) {
   const size_t world_size = schedule.programs.size();
