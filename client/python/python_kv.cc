@@ -198,6 +198,11 @@ uint64_t PythonKvCache::blocks_free() const {
   return cache_->blocks_free();
 }
 
+bool PythonKvCache::leaving() const {
+  const GilReleased released;
+  return cache_->leaving();
+}
+
 py::dict PythonKvCache::sequences() const {
   const auto sequences = [this] {
     const GilReleased released;
@@ -303,6 +308,7 @@ void DefineKvCache(py::module_& module,
       .def_property_readonly("sequences", &PythonKvCache::sequences)
       .def_property_readonly("step", &PythonKvCache::step)
       .def_property_readonly("blocks_free", &PythonKvCache::blocks_free)
+      .def_property_readonly("leaving", &PythonKvCache::leaving)
       .def_property_readonly("refusal", &PythonKvCache::refusal)
       .def("begin", &PythonKvCache::Begin)
       .def("call", &PythonKvCache::Call)

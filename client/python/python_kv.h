@@ -46,6 +46,7 @@ class PythonKvCache {
   pybind11::dict sequences() const;
   uint64_t step() const;
   uint64_t blocks_free() const;
+  bool leaving() const;
   pybind11::dict refusal() const;
 
   // None, or an error.

@@ -1,13 +1,16 @@
 """K/V caches through the installed package: results against numpy, errors by type, and flash-attn's function."""
 import gc
 import os
+import pathlib
+import re
 import signal
+import subprocess
 import threading
 import time
 
 import numpy as np
 import pytest
-from conftest import wait_until
+from conftest import BIN, wait_until
 from kv_reference import Sequences, attend
 
 import ringattn
@@ -255,6 +258,32 @@ def test_a_hold_keeps_a_cache_and_close_ends_it(client):
     held.delete()
     with pytest.raises(RuntimeError, match="closed"):
         held.step([Row(1)])
+
+
+def test_a_worker_that_leaves_is_announced(tmp_path):
+    command = [BIN / "client/ringattn"]
+    up = subprocess.run([*command, "up", "--workers=1", "--port=0", "--device=cpu", "--threads=1", "--detach",
+                         f"--state_dir={tmp_path}"], capture_output=True, text=True, timeout=120)
+    assert up.returncode == 0, up.stdout + up.stderr
+    try:
+        launcher = (tmp_path / "launcher.pid").read_text().strip()
+        children = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+        worker = [int(child) for child in children
+                  if "ringattn-worker" in pathlib.Path(f"/proc/{child}/cmdline").read_text()]
+        with ringattn.connect(re.search(r"gRPC address (\S+),", up.stdout)[1]) as client:
+            cache = make(client)
+            driver = Driver(cache)
+            driver.step([Row(1, 4)])
+            assert cache.leaving is False
+            os.kill(worker[0], signal.SIGTERM)
+
+            def told():
+                driver.step([Row(1, 1)])
+                return cache.leaving
+
+            wait_until(told, 5, "a step says that the worker leaves")
+    finally:
+        subprocess.run([*command, "down", f"--state_dir={tmp_path}"], capture_output=True, timeout=120)
 
 
 def test_ctrl_c_ends_a_call_and_it_can_be_repeated(client):

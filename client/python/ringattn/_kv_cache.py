@@ -303,6 +303,12 @@ class WorkerCache:
         """After the last accepted step."""
         return self._writer().blocks_free
 
+    @property
+    def leaving(self) -> bool:
+        """As of the last accepted step: a worker of the cache was ordered to end. The cache is lost
+        when the worker ends; prefill another one before that."""
+        return self._writer().leaving
+
     def length(self, sequence: int) -> int:
         """0 for a sequence that does not exist."""
         if self._sequences is None:
