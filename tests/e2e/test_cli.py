@@ -449,7 +449,7 @@ def test_a_long_computation_is_announced(ring, tmp_path):
         [CLI, "forward", f"--server={ring.address}", f"--input={source}",
          f"--output={tmp_path}/f.safetensors", "--world_size=1"], stderr=subprocess.PIPE, text=True)
     said = call.stderr.readline()
-    call.send_signal(signal.SIGINT)
+    call.terminate()
     call.wait(timeout=30)
     seconds = re.fullmatch(r"ringattn: computing is predicted to take (\d+) s\n", said)
     assert seconds and int(seconds[1]) >= 10, said
