@@ -1,7 +1,6 @@
 // For every first message of a client, reading stays inside its bytes and inside int64, and an
 // accepted header keeps every invariant that the rest of the service relies on. The first byte
 // chooses the direction.
-#include <google/protobuf/stubs/logging.h>
 
 #include <cmath>
 #include <cstdint>
@@ -131,11 +130,6 @@ void ReadFirst(const std::string& bytes) {
 }
 
 }  // namespace
-
-extern "C" int LLVMFuzzerInitialize(int*, char***) {
-  google::protobuf::SetLogHandler(nullptr);
-  return 0;
-}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;

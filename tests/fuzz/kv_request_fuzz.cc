@@ -1,7 +1,6 @@
 // For every CreateCache, OpenCache and ListCaches request, and for every StepBegin on the relay,
 // reading stays inside the bytes and inside int64. An accepted request keeps every invariant that
 // placement, memory accounting and kernels rely on. The first byte chooses the kind.
-#include <google/protobuf/stubs/logging.h>
 
 #include <cmath>
 #include <cstdint>
@@ -167,11 +166,6 @@ void StepBegin(const std::string& bytes, const Limits& limits) {
 }
 
 }  // namespace
-
-extern "C" int LLVMFuzzerInitialize(int*, char***) {
-  google::protobuf::SetLogHandler(nullptr);
-  return 0;
-}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;

@@ -2,7 +2,6 @@
 // each message or ends the stream with a reason, and keeps the rules of the step log. An input is a
 // byte that chooses the cache, and frames: a byte of flags, a length of two bytes (little-endian),
 // and a StepRequest.
-#include <google/protobuf/stubs/logging.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -282,11 +281,6 @@ class Worker {
 };
 
 }  // namespace
-
-extern "C" int LLVMFuzzerInitialize(int*, char***) {
-  google::protobuf::SetLogHandler(nullptr);
-  return 0;
-}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
