@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from test_cli import cli
+from command_line import cli
 from timing import in_time, timed
 
 PROBLEM = ["--seq_len=64", "--heads=2", "--head_dim=16", "--dtype=fp32"]

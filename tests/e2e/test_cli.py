@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import os
 import re
-import signal
 import socket
 import struct
 import subprocess
@@ -14,22 +12,8 @@ import time
 import numpy as np
 import pytest
 
-from cluster import BIN, CLI, SERVER, WORKER, free_port, wait_until
-
-OPTIONS = ["--causal", "--schedule=ring", "--world_size=4"]
-
-
-def cli(*arguments, code=0, timeout=120):
-    done = subprocess.run([str(CLI), *map(str, arguments)], capture_output=True, text=True,
-                          timeout=timeout)
-    assert done.returncode == code if code is not None else done.returncode != 0, \
-        f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
-
-
-def generate(path, *extra, seq_len=700, dtype="bf16"):
-    cli("generate", f"--output={path}", "--batch=2", f"--seq_len={seq_len}", "--heads=4",
-        "--kv_heads=2", "--head_dim=32", f"--dtype={dtype}", "--seed=7", "--with_dout", *extra)
+from cluster import BIN, CLI, SERVER, WORKER
+from command_line import OPTIONS, cli, generate
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -563,57 +547,6 @@ def test_every_command_has_help():
         assert "--" in cli(command, "--help").stdout
 
 
-SCHEDULES = [["--schedule=all_gather"], ["--schedule=all_gather", "--heads_per_step=1"],
-             ["--schedule=pass_q"], ["--schedule=replicated_q"]]
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda flags: "".join(flags)[11:])
-def test_every_schedule(ring, tmp_path, schedule, layout):
-    """The ring's result is within the bound for every schedule and layout."""
-    source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
-    cli("generate", f"--output={source}", "--seq_len=900", "--heads=4", "--kv_heads=2",
-        "--head_dim=32", "--seed=3", "--with_dout")
-    where = [f"--server={ring.address}", *schedule, f"--layout={layout}"]
-    name = schedule[0].split("=")[1]
-    for command in ("forward", "backward"):
-        done = cli(command, *where, f"--input={source}", f"--output={output}", "--causal",
-                   "--window=300,0", "--json")
-        plan = json.loads(done.stdout)["plan"]
-        assert (plan["schedule"], plan["world_size"]) == (name, 4)
-        assert sum(rank["sent_bytes"] for rank in plan["ranks"]) == plan["exchanged_bytes"] > 0
-        cli("verify", f"--input={source}", f"--output={output}", "--causal", "--window=300,0")
-    shown = cli("plan", "--seq_len=900", "--heads=4", "--kv_heads=2", *schedule, "--workers=4",
-                "--causal").stdout
-    heads = "1 kv head at a time, " if len(schedule) > 1 else ""
-    assert f"{name} as requested, {heads}over all 4 workers" in shown
-
-
-def test_every_schedule_with_options(ring, tmp_path):
-    """Documents, sinks, segment ids, ALiBi, dropout, fewer queries than keys: all at once."""
-    source, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
-    options = ["--causal", "--softcap=20", "--sinks", "--segment_ids", "--alibi=geometric",
-               "--dropout=0.2,9"]
-    cli("generate", f"--output={source}", "--documents=200,100", "--documents_kv=500,90",
-        "--heads=4", "--kv_heads=2", "--head_dim=32", "--head_dim_v=24", "--dtype=bf16",
-        "--seed=4", "--with_dout", "--sinks", "--segment_ids")
-    for schedule in SCHEDULES:
-        for command in ("forward", "backward"):
-            cli(command, f"--server={ring.address}", *schedule, f"--input={source}",
-                f"--output={output}", *options)
-            cli("verify", f"--input={source}", f"--output={output}", *options)
-
-
-def test_schedules_that_cannot_be(ring, tmp_path):
-    def refused(*flags):
-        return cli("plan", "--seq_len=900", "--heads=4", "--kv_heads=2", *flags, code=None).stderr
-
-    assert "plan.heads_per_step" in refused("--schedule=ring", "--heads_per_step=1")
-    assert "plan.heads_per_step" in refused("--schedule=all_gather", "--heads_per_step=3")
-    for schedule in ("pass_q", "replicated_q"):
-        assert "plan.schedule" in refused(f"--schedule={schedule}", "--mask=heads", "--mask_bits")
-
-
 def test_info_topology_and_bench(ring):
     assert "version" in cli("info", f"--server={ring.address}").stdout.lower()
     assert "worker-3" in cli("topology", f"--server={ring.address}").stdout
@@ -627,53 +560,3 @@ def test_the_example_runs(ring):
     done = subprocess.run([str(BIN / "client/examples/forward_example"), ring.address],
                           capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-
-
-def children(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as f:
-        return [int(c) for c in f.read().split()]
-
-
-def name_of(pid):
-    """Returns the name of a process that may have just ended."""
-    try:
-        with open(f"/proc/{pid}/comm") as f:
-            return f.read().strip()
-    except FileNotFoundError:
-        return ""
-
-
-def test_up_restarts_what_dies_and_down_ends_it(tmp_path):
-    port, state = free_port(), tmp_path / "state"
-    cli("up", "--workers=2", f"--port={port}", f"--state_dir={state}", "--detach")
-    try:
-        server = f"--server=127.0.0.1:{port}"
-        assert "worker-1" in cli("topology", server).stdout
-        launcher = next(p for p in map(int, filter(str.isdigit, os.listdir("/proc")))
-                        if _is_launcher(p, state))
-        names = sorted(name_of(c) for c in children(launcher))
-        assert names == ["ringattn-server", "ringattn-worker", "ringattn-worker"]
-        workers = [c for c in children(launcher) if name_of(c) == "ringattn-worker"]
-        os.kill(workers[0], signal.SIGKILL)
-        os.kill(workers[1], signal.SIGSTOP)
-
-        def replaced():
-            now = [c for c in children(launcher) if name_of(c) == "ringattn-worker"]
-            return len(now) == 2 and not set(now) & set(workers)
-        wait_until(replaced, 30, "both workers to be replaced")
-        generate(tmp_path / "i.safetensors")
-        cli("forward", server, f"--input={tmp_path}/i.safetensors",
-            f"--output={tmp_path}/f.safetensors", "--schedule=ring", "--world_size=2",
-            "--deadline=60s")
-    finally:
-        cli("down", f"--state_dir={state}")
-    assert not any(_is_launcher(int(p), state) for p in os.listdir("/proc") if p.isdigit())
-
-
-def _is_launcher(pid, state):
-    try:
-        with open(f"/proc/{pid}/cmdline") as f:
-            words = f.read().split("\0")
-    except OSError:
-        return False
-    return "up" in words and any(str(state) in w for w in words)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from test_cli import SCHEDULES, cli
+from command_line import SCHEDULES, cli
 
 LONGNET = ["--dilation=64:1,256:2,1024:4"]
 

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from test_cli import cli
+from command_line import cli
 
 OPTIONS = ["--causal", "--schedule=ring"]
 TYPES = {"F32": np.uint32, "BF16": np.uint16, "F16": np.uint16}

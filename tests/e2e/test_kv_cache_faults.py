@@ -11,13 +11,11 @@ import pytest
 from attention import details
 from certificates import digest, write_clients
 from cluster import Cluster, wait_until
-from kv_ring import make_kv_ring  # noqa: F401
+from kv_ring import WAYS, make_kv_ring  # noqa: F401
 from kv import (DIRECT, HOST, RELAY, Group, Model, Row, Spec, Writer, create, delete, get, service)
 from stubs import admin_pb2, kv_cache_pb2 as kv
 
 CODE = grpc.StatusCode
-WAYS = pytest.mark.parametrize("transport", [RELAY, DIRECT, HOST],
-                               ids=["relay", "direct", "host_memory"])
 TO_WORKERS = pytest.mark.parametrize("transport", [DIRECT, HOST], ids=["direct", "host_memory"])
 SPEC = Spec([Group([0, 1], heads=8, kv_heads=4)])
 

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from test_cli import cli
+from command_line import cli
 
 CASES = int(os.environ.get("RINGATTN_OPTION_MIX_CASES", 24))
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from stubs import attention_pb2 as pb
-from test_cli import cli
+from command_line import cli
 from worker_memory import KEPT_BYTES, idle_bytes, inputs_of, kept_bytes, typical_growth, warm_up
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from direct_ring import LISTEN
-from kv import TIMEOUT, Stream, direct_metadata
+from kv import DIRECT, HOST, RELAY, TIMEOUT, Model, Spec, Stream, Writer, create, delete, direct_metadata
 from local_ring import local_flags
 from stubs import kv_cache_pb2 as kv
 
@@ -18,6 +18,8 @@ RING_BYTES = 4096 + 2 * SLOTS * SLOT_BYTES
 POSTED, DONE = 0, 64  # offsets of the counters
 SYS_FUTEX, FUTEX_WAKE = 202, 1  # x86-64
 LIBC = ctypes.CDLL(None)
+WAYS = pytest.mark.parametrize("transport", [RELAY, DIRECT, HOST],
+                               ids=["relay", "direct", "host_memory"])
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,24 @@ def ring(tmp_path_factory):
     yield cluster
     print(cluster.tail())
     cluster.close()
+
+
+@pytest.fixture
+def opened(ring):
+    """opened(spec, transport, **fields of CreateCacheRequest): a writer and the model of its cache."""
+    made = []
+
+    def make(spec=None, transport=RELAY, seed=0, **fields):
+        spec = spec or Spec()
+        cache = create(ring, spec, **fields)
+        writer = Writer(ring, cache.cache_id, spec, transport)
+        made.append((cache.cache_id, writer))
+        return writer, Model(spec, seed)
+
+    yield make
+    for cache_id, writer in made:
+        writer.close()
+        delete(ring, cache_id)
 
 
 @pytest.fixture
