@@ -4,15 +4,11 @@ An area must be closed: no folder outside it may lie on a path of dependencies b
 folders. Fewer units compile faster from nothing; more units compile faster after a change.
 """
 
-# For code that no request waits for.
-_O1 = ["-O1"]
-
-# Label of the area's library -> folders, in the order of their sources; number of translation units; flags.
+# Label of the area's library -> folders, in the order of their sources; number of translation units.
 AREAS = {
     # Values and pure functions: options, layouts, programs, plans.
     "//common:values": struct(
         units = 2,
-        copts = [],
         folders = [
             "common/attention",
             "common/layout",
@@ -24,7 +20,6 @@ AREAS = {
     # What the three programs share in order to serve: the wire, security, logs, metrics.
     "//common:serving": struct(
         units = 3,
-        copts = [],
         folders = [
             "common/observability",
             "common/security",
@@ -37,7 +32,6 @@ AREAS = {
     ),
     "//server:coordinator": struct(
         units = 2,
-        copts = [],
         folders = [
             "server/core/events",
             "server/core/ring",
@@ -49,7 +43,6 @@ AREAS = {
     ),
     "//server:service": struct(
         units = 4,
-        copts = [],
         folders = [
             "server/identity",
             "server/planning",
@@ -66,7 +59,6 @@ AREAS = {
     ),
     "//worker:member": struct(
         units = 4,
-        copts = [],
         folders = [
             "worker/executor",
             "worker/operation",
@@ -78,7 +70,6 @@ AREAS = {
     ),
     "//client:calls": struct(
         units = 2,
-        copts = [],
         folders = [
             "client/transfer",
             "client/call",
@@ -87,7 +78,6 @@ AREAS = {
     ),
     "//client:command_line": struct(
         units = 4,
-        copts = _O1,
         folders = [
             "client/files",
             "client/load",

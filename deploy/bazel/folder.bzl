@@ -54,18 +54,22 @@ def _sources_label(label, area):
     name = label.split(":")[1] if ":" in label else package.split("/")[-1]
     return "%s:%s_sources" % (package, name)
 
+def _visibility_in(area):
+    """Targets that only the area's library needs; a folder's alias has the folder's visibility."""
+    return [area.split(":")[0] + ":__subpackages__"]
+
 def _folder_of_area(area, name, srcs, hdrs, textual_hdrs, deps, **kwargs):
     native.filegroup(
         name = name + "_cc",
         srcs = [source for source in srcs if source.endswith(".cc")],
-        visibility = ["//visibility:public"],
+        visibility = _visibility_in(area),
     )
     native.cc_library(
         name = name + "_sources",
         hdrs = hdrs,
         textual_hdrs = textual_hdrs + srcs,
         deps = [_sources_label(label, area) for label in deps],
-        visibility = ["//visibility:public"],
+        visibility = _visibility_in(area),
         **kwargs
     )
     native.alias(name = name, actual = area)
@@ -101,24 +105,22 @@ def folder_library(name, srcs = [], hdrs = [], apart = [], textual_hdrs = [], de
         **kwargs
     )
 
-def area_library(name, **kwargs):
+def area_library(name):
     """The library of an area, in the package that deploy/bazel/areas.bzl names.
 
     Args:
       name: the area's name there.
-      **kwargs: passed to cc_library.
     """
-    area = AREAS["//%s:%s" % (native.package_name(), name)]
-    labels = ["//%s:%s" % (folder, folder.split("/")[-1]) for folder in area.folders]
+    label = "//%s:%s" % (native.package_name(), name)
+    area = AREAS[label]
+    folders = ["//%s:%s" % (folder, folder.split("/")[-1]) for folder in area.folders]
     outs = ["%s_unit%d.cc" % (name, i) for i in range(area.units)]
-    _units_rule(name = name + "_units", srcs = [label + "_cc" for label in labels], outs = outs)
+    _units_rule(name = name + "_units", srcs = [folder + "_cc" for folder in folders], outs = outs)
     native.cc_library(
         name = name,
         srcs = outs,
-        copts = area.copts,
-        visibility = ["//visibility:public"],
-        deps = [label + "_sources" for label in labels],
-        **kwargs
+        visibility = _visibility_in(label),
+        deps = [folder + "_sources" for folder in folders],
     )
 
 def folder_test(name, srcs, deps, apart = [], **kwargs):
