@@ -3,19 +3,17 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <map>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "common/base/limits.h"
-#include "common/base/monotonic_time.h"
+#include "worker/device/cuda/cuda_kv_scratch.h"
 #include "worker/device/cuda/cuda_status.h"
+#include "worker/device/cuda/kv_batch_class.h"
 #include "worker/kernels/cuda/paged/paged_attention.h"
 
 namespace ringattn::worker {
@@ -29,16 +27,6 @@ using cuda::paged::PagedAttention;
 using cuda::paged::PagedRow;
 using cuda::paged::PagedStep;
 
-// Scratch memory. Limits::max_step_bytes bounds q, k and v of a call; a batch class rounds them up.
-constexpr int64_t kInputBytes = 128 * kMiB;
-// fp32 results of as many bf16 queries, and lse.
-constexpr int64_t kOutputBytes = 160 * kMiB;
-constexpr int64_t kWorkspaceBytes = 96 * kMiB;
-// Calls of up to so many bytes go through pinned memory: one copy to the device, and kernels write
-// the results to the host.
-constexpr int64_t kSmallBytes = kMiB;
-// Rows and tables of up to so many bytes are copied to the device from pinned memory.
-constexpr int64_t kPinnedTableBytes = kMiB;
 // Table elements of one step and group, at least; the maximum is also four times the blocks.
 constexpr int64_t kTableElements = int64_t{1} << 18;
 constexpr int64_t kMaxRows = 4096;                 // Limits::max_step_rows
@@ -46,19 +34,8 @@ constexpr int64_t kMaxEntries = int64_t{1} << 30;  // of a sequence, as PagedRow
 // Graphs of one cache. The cache discards all of them when there would be more.
 constexpr size_t kMaxGraphs = 128;
 constexpr int64_t kZeroBytes = kGiB;  // between two looks at `stop`
-constexpr int64_t kAlignment = 256;
-// A wait polls for this long, and then sleeps in the driver.
-constexpr absl::Duration kPollTime = absl::Milliseconds(20);
 
-int64_t AlignUp(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-// The size of a batch class for `count` rows or tokens: a power of two, or above 1024 a multiple of
-// an eighth of one.
-int64_t ClassSize(int64_t count) {
-  if (count <= 1024) return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(count)));
-  const int64_t step = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(count))) / 8;
-  return (count + step - 1) / step * step;
-}
+static_assert(sizeof(PagedRow) == kPagedRowBytes);
 
 absl::Status TooLarge(const char* what, int64_t value, int64_t limit) {
   return absl::ResourceExhaustedError(
@@ -79,154 +56,24 @@ struct Segment {
   char* v(int64_t plane) const { return k(plane) + shape.k_plane_bytes(); }
 };
 
-// The sizes that a batch class fixes, and which kernels it launches.
-struct ClassKey {
-  int group = 0;
-  int64_t segment = 0;
-  int64_t rows = 0;
-  int64_t max_q = 0;  // 0: no queries
-  int64_t total_q = 0;
-  int64_t max_append = 0;  // 0: appends nothing
-  int64_t total_append = 0;
-  bool partial = false;
-
-  bool operator<(const ClassKey& other) const { return Tuple() < other.Tuple(); }
-
- private:
-  std::tuple<int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool> Tuple() const {
-    return {group, segment, rows, max_q, total_q, max_append, total_append, partial};
-  }
-};
-
-// Where the tensors of a batch class lie in scratch memory.
-struct Layout {
-  int64_t sinks = kAlignment;  // after the PagedStep
-  int64_t q = 0, k = 0, v = 0;
-  int64_t input_bytes = 0;
-  int64_t lse = 0;
-  int64_t out = 0;
-  int64_t output_bytes = 0;
-
-  Layout(const ClassKey& key, const DeviceKvGroup& group, DType dtype) {
-    const int64_t element = ElementBytes(dtype);
-    q = sinks + AlignUp(group.num_heads * 4);
-    k = q + AlignUp(key.total_q * group.num_heads * group.head_dim * element);
-    v = k + AlignUp(key.total_append * group.num_kv_heads * group.head_dim * element);
-    input_bytes = v + AlignUp(key.total_append * group.num_kv_heads * group.head_dim_v * element);
-    out = AlignUp(key.total_q * group.num_heads * 4);
-    output_bytes = out + AlignUp(key.total_q * group.num_heads * group.head_dim_v *
-                                 (key.partial ? 4 : element));
-  }
-
-  bool small() const { return input_bytes <= kSmallBytes && output_bytes <= kSmallBytes; }
-};
-
 // A captured launch of one batch class.
 struct ClassGraph {
-  explicit ClassGraph(const Layout& l) : layout(l) {}
+  explicit ClassGraph(const KvCallLayout& l) : layout(l) {}
   ~ClassGraph() {
     if (executable != nullptr) (void)cudaGraphExecDestroy(executable);
   }
   ClassGraph(const ClassGraph&) = delete;
   ClassGraph& operator=(const ClassGraph&) = delete;
 
-  const Layout layout;
+  const KvCallLayout layout;
   cudaGraphExec_t executable = nullptr;
   int64_t zeroed_bytes = 0;
 };
 
-// Memory and the stream that all caches of the device share. Used by the engine's thread.
-class Scratch {
- public:
-  explicit Scratch(CudaEventPool* events) : events_(events) {}
-  ~Scratch() {
-    if (!events_->UseDevice().ok()) return;
-    if (stream_ != nullptr) {
-      (void)cudaStreamSynchronize(stream_);
-      (void)cudaStreamDestroy(stream_);
-    }
-    for (char* pinned : {pinned_input, pinned_output, pinned_tables}) {
-      if (pinned != nullptr) (void)cudaFreeHost(pinned);
-    }
-  }
-
-  absl::Status Init(Device* device) {
-    if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
-    int lowest = 0, highest = 0;
-    absl::Status status = CudaStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
-                                     "cudaDeviceGetStreamPriorityRange");
-    // A step is short, and an engine waits for it; operations take seconds.
-    if (status.ok()) {
-      status = CudaStatus(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest),
-                          "cudaStreamCreateWithPriority");
-    }
-    for (const auto& [target, bytes] :
-         {std::pair(&pinned_input, kSmallBytes), std::pair(&pinned_output, kSmallBytes),
-          std::pair(&pinned_tables, kPinnedTableBytes)}) {
-      if (!status.ok()) return status;
-      status =
-          CudaStatus(cudaHostAlloc(reinterpret_cast<void**>(target), bytes, cudaHostAllocDefault),
-                     "cudaHostAlloc");
-    }
-    if (!status.ok()) return status;
-    for (const auto& [target, bytes] :
-         {std::pair(&input_, kInputBytes), std::pair(&output_, kOutputBytes),
-          std::pair(&workspace_, kWorkspaceBytes)}) {
-      auto memory = device->Allocate(bytes);
-      if (!memory.ok()) return memory.status();
-      *target = *std::move(memory);
-    }
-    return absl::OkStatus();
-  }
-
-  CudaEventPool* events() const { return events_; }
-  cudaStream_t stream() const { return stream_; }
-  char* input() const { return static_cast<char*>(input_->data()); }
-  char* output() const { return static_cast<char*>(output_->data()); }
-  char* workspace() const { return static_cast<char*>(workspace_->data()); }
-
-  // Waits for all work of the stream. Reports an unusable context.
-  absl::Status Wait() {
-    const absl::Time give_up = MonotonicNow() + kPollTime;
-    cudaError_t state = cudaErrorNotReady;
-    for (int i = 0; state == cudaErrorNotReady; ++i) {
-      state = cudaStreamQuery(stream_);
-      if (i % 64 == 63 && MonotonicNow() >= give_up) break;
-    }
-    if (state == cudaErrorNotReady) state = cudaStreamSynchronize(stream_);
-    (void)cudaGetLastError();  // cudaErrorNotReady of a poll
-    tables_in_flight = false;
-    return Check(CudaStatus(state, "a step of a K/V cache"));
-  }
-
-  // Passes `status` on. Ends the process's use of a context that an error has broken.
-  absl::Status Check(absl::Status status) {
-    if (status.ok()) return status;
-    const cudaError_t state = cudaStreamQuery(stream_);
-    if (state != cudaSuccess && state != cudaErrorNotReady) {
-      (void)cudaGetLastError();
-      events_->ReportBroken(status);
-    }
-    return status;
-  }
-
-  char* pinned_input = nullptr;
-  char* pinned_output = nullptr;
-  char* pinned_tables = nullptr;
-  // A copy from pinned_tables may be in progress.
-  bool tables_in_flight = false;
-  // The graph whose counters the workspace holds.
-  const ClassGraph* last_graph = nullptr;
-
- private:
-  CudaEventPool* const events_;
-  cudaStream_t stream_ = nullptr;
-  std::unique_ptr<DeviceBuffer> input_, output_, workspace_;
-};
-
 class CudaKvCache final : public DeviceKvCache {
  public:
-  CudaKvCache(std::shared_ptr<Scratch> scratch, const cuda::DeviceInfo& info, DeviceKvShape shape)
+  CudaKvCache(std::shared_ptr<CudaKvScratch> scratch, const cuda::DeviceInfo& info,
+              DeviceKvShape shape)
       : scratch_(std::move(scratch)), info_(info), shape_(std::move(shape)) {}
 
   ~CudaKvCache() override {
@@ -257,8 +104,7 @@ class CudaKvCache final : public DeviceKvCache {
     }
     for (size_t g = 0; g < shape_.groups.size(); ++g) {
       GroupState& state = groups_.emplace_back();
-      auto tables = device->Allocate(kMaxRows * static_cast<int64_t>(sizeof(PagedRow)) +
-                                     MaxTableElements() * 4);
+      auto tables = device->Allocate(kMaxRows * kPagedRowBytes + MaxTableElements() * 4);
       if (!tables.ok()) return tables.status();
       state.tables = *std::move(tables);
       bytes_ += state.tables->bytes();
@@ -331,10 +177,10 @@ class CudaKvCache final : public DeviceKvCache {
     if (elements > MaxTableElements()) {
       return TooLarge("block table elements", elements, MaxTableElements());
     }
-    state.rows = ClassSize(std::max<int64_t>(count, 1));
+    state.rows = KvClassSize(std::max<int64_t>(count, 1));
     state.num_rows = count;
     state.max_q = state.total_q = state.max_append = state.total_append = 0;
-    const int64_t row_bytes = state.rows * static_cast<int64_t>(sizeof(PagedRow));
+    const int64_t row_bytes = state.rows * kPagedRowBytes;
     state.staging.assign(row_bytes + elements * 4, 0);
     PagedRow* const paged = reinterpret_cast<PagedRow*>(state.staging.data());
     int32_t* const table = reinterpret_cast<int32_t*>(state.staging.data() + row_bytes);
@@ -354,38 +200,48 @@ class CudaKvCache final : public DeviceKvCache {
       state.total_append += row.append_tokens;
       state.max_append = std::max(state.max_append, row.append_tokens);
     }
-    return scratch_->Check(UploadRows(state));
+    state.table_bytes = KvTableClass(state.rows, elements);
+    state.uploaded = false;
+    return absl::OkStatus();
   }
 
   absl::Status Run(const DeviceKvCall& call) override {
     if (absl::Status status = scratch_->events()->UseDevice(); !status.ok()) return status;
-    const GroupState& state = groups_[call.group];
+    GroupState& state = groups_[call.group];
     const bool appends = !call.k.empty() || !call.v.empty();
     if (state.total_q == 0 && !appends) return absl::OkStatus();
-    ClassKey key;
+    KvBatchClass key;
     key.group = call.group;
     while (call.plane >= segments_[key.segment].first_plane + segments_[key.segment].planes) {
       ++key.segment;
     }
     key.rows = state.rows;
     if (state.total_q > 0) {
-      key.max_q = ClassSize(state.max_q);
-      key.total_q = ClassSize(state.total_q);
+      key.max_q = KvClassSize(state.max_q);
+      key.total_q = KvClassSize(state.total_q);
     }
     if (appends) {
-      key.max_append = ClassSize(state.max_append);
-      key.total_append = ClassSize(state.total_append);
+      key.max_append = KvClassSize(state.max_append);
+      key.total_append = KvClassSize(state.total_append);
     }
     key.partial = call.partial;
+    key.table_bytes = state.table_bytes;
+    if (!KvCallLayout(key, shape_.groups[key.group], shape_.dtype).small()) key.table_bytes = 0;
+    if (key.table_bytes == 0 && !state.uploaded) {
+      if (absl::Status uploaded = UploadRows(state); !uploaded.ok()) {
+        return scratch_->Check(std::move(uploaded));
+      }
+      state.uploaded = true;
+    }
     absl::StatusOr<const ClassGraph*> graph = GraphOf(key);
     if (!graph.ok()) return scratch_->Check(graph.status());
-    absl::Status status =
-        (*graph)->layout.small() ? EnqueueSmall(call, **graph) : EnqueueLarge(call, state, **graph);
+    absl::Status status = (*graph)->layout.small() ? EnqueueSmall(call, state, key, **graph)
+                                                   : EnqueueLarge(call, state, **graph);
     // Also after an error: scratch memory and the tensors must not be in use when this returns.
     absl::Status waited = scratch_->Wait();
     if (status.ok()) status = std::move(waited);
     if (!status.ok()) {
-      scratch_->last_graph = nullptr;
+      scratch_->counters_are_zero = false;
       return scratch_->Check(std::move(status));
     }
     if ((*graph)->layout.small()) TakeSmallResults(call, state, (*graph)->layout);
@@ -395,20 +251,20 @@ class CudaKvCache final : public DeviceKvCache {
  private:
   // The rows of the latest step.
   struct GroupState {
-    // [kMaxRows] PagedRow, of which the last `rows` are used, and the table elements after them.
+    // Of steps whose rows do not travel with the calls: [kMaxRows] PagedRow, of which the last
+    // `rows` are used, and the table elements after them.
     std::unique_ptr<DeviceBuffer> tables;
-    std::vector<char> staging;
-    int64_t rows = 1;  // of the batch class
+    bool uploaded = false;      // `tables` holds the step
+    std::vector<char> staging;  // [rows] PagedRow and the table elements
+    int64_t table_bytes = 0;    // KvTableClass
+    int64_t rows = 1;           // of the batch class
     int64_t num_rows = 0;
     int64_t max_q = 0, total_q = 0;
     int64_t max_append = 0, total_append = 0;
 
-    char* first_row() const {
-      return static_cast<char*>(tables->data()) +
-             (kMaxRows - rows) * static_cast<int64_t>(sizeof(PagedRow));
-    }
+    char* first_row() const { return first_element() - rows * kPagedRowBytes; }
     char* first_element() const {
-      return static_cast<char*>(tables->data()) + kMaxRows * static_cast<int64_t>(sizeof(PagedRow));
+      return static_cast<char*>(tables->data()) + kMaxRows * kPagedRowBytes;
     }
   };
 
@@ -466,13 +322,13 @@ class CudaKvCache final : public DeviceKvCache {
       for (size_t s = 0; s < segments_.size(); ++s) {
         if (segments_[s].first_plane >= shape_.groups[g].layers) continue;
         for (const bool partial : {false, true}) {
-          ClassKey key;
+          KvBatchClass key;
           key.group = static_cast<int>(g);
           key.segment = static_cast<int64_t>(s);
           key.rows = key.max_append = key.total_append = 1;
           key.max_q = key.total_q = 2 * cuda::paged::kMaxDecodeQueries;
           key.partial = partial;
-          const Layout layout(key, shape_.groups[g], shape_.dtype);
+          const KvCallLayout layout(key, shape_.groups[g], shape_.dtype);
           auto attention = Create(key, layout);
           if (absl::IsInvalidArgument(attention.status())) {
             return absl::UnimplementedError(
@@ -485,8 +341,8 @@ class CudaKvCache final : public DeviceKvCache {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::unique_ptr<PagedAttention>> Create(const ClassKey& key,
-                                                         const Layout& layout) const {
+  absl::StatusOr<std::unique_ptr<PagedAttention>> Create(const KvBatchClass& key,
+                                                         const KvCallLayout& layout) const {
     const DeviceKvGroup& group = shape_.groups[key.group];
     const Segment& segment = segments_[key.segment];
     const CacheShape shape = ShapeOf(group, segment);
@@ -496,16 +352,16 @@ class CudaKvCache final : public DeviceKvCache {
     batch.max_q_tokens = static_cast<int32_t>(std::max<int64_t>(key.max_q, 1));
     batch.max_total_q = static_cast<int32_t>(std::max<int64_t>(key.total_q, 1));
     batch.max_append_tokens = static_cast<int32_t>(key.max_append);
+    batch.counter_bytes = CudaKvScratch::kCounterBytes;
     Buffers buffers;
     buffers.cache = segment.memory->data();
     char* const input = scratch_->input();
     char* const output = layout.small() ? scratch_->pinned_output : scratch_->output();
     buffers.step = reinterpret_cast<const PagedStep*>(input);
-    const char* const tables = static_cast<const char*>(groups_[key.group].tables->data());
-    buffers.rows = reinterpret_cast<const PagedRow*>(
-        tables + (kMaxRows - key.rows) * static_cast<int64_t>(sizeof(PagedRow)));
-    buffers.tables = reinterpret_cast<const int32_t*>(
-        tables + kMaxRows * static_cast<int64_t>(sizeof(PagedRow)));
+    const char* const tables =
+        key.table_bytes > 0 ? input + layout.tables : groups_[key.group].first_element();
+    buffers.rows = reinterpret_cast<const PagedRow*>(tables - key.rows * kPagedRowBytes);
+    buffers.tables = reinterpret_cast<const int32_t*>(tables);
     buffers.q = input + layout.q;
     buffers.k = input + layout.k;
     buffers.v = input + layout.v;
@@ -514,20 +370,20 @@ class CudaKvCache final : public DeviceKvCache {
     if (!group.sinks.empty()) buffers.sinks = reinterpret_cast<const float*>(input + layout.sinks);
     buffers.workspace = scratch_->workspace();
     const int64_t workspace = PagedAttention::WorkspaceBytes(shape, options, batch, info_);
-    if (workspace > kWorkspaceBytes) {
-      return TooLarge("bytes of partial results", workspace, kWorkspaceBytes);
+    if (workspace > CudaKvScratch::kWorkspaceBytes) {
+      return TooLarge("bytes of partial results", workspace, CudaKvScratch::kWorkspaceBytes);
     }
     return PagedAttention::Create(shape, options, batch, buffers, info_);
   }
 
-  absl::StatusOr<const ClassGraph*> GraphOf(const ClassKey& key) {
+  absl::StatusOr<const ClassGraph*> GraphOf(const KvBatchClass& key) {
     if (const auto found = graphs_.find(key); found != graphs_.end()) return found->second.get();
-    const Layout layout(key, shape_.groups[key.group], shape_.dtype);
-    if (layout.input_bytes > kInputBytes) {
-      return TooLarge("bytes of q, k and v", layout.input_bytes, kInputBytes);
+    const KvCallLayout layout(key, shape_.groups[key.group], shape_.dtype);
+    if (layout.input_bytes > CudaKvScratch::kInputBytes) {
+      return TooLarge("bytes of q, k and v", layout.input_bytes, CudaKvScratch::kInputBytes);
     }
-    if (layout.output_bytes > kOutputBytes) {
-      return TooLarge("bytes of results", layout.output_bytes, kOutputBytes);
+    if (layout.output_bytes > CudaKvScratch::kOutputBytes) {
+      return TooLarge("bytes of results", layout.output_bytes, CudaKvScratch::kOutputBytes);
     }
     auto attention = Create(key, layout);
     if (!attention.ok()) return attention.status();
@@ -537,7 +393,8 @@ class CudaKvCache final : public DeviceKvCache {
     return graphs_.emplace(key, std::move(graph)).first->second.get();
   }
 
-  absl::Status Capture(const PagedAttention& attention, const ClassKey& key, ClassGraph* target) {
+  absl::Status Capture(const PagedAttention& attention, const KvBatchClass& key,
+                       ClassGraph* target) {
     const cudaStream_t stream = scratch_->stream();
     absl::Status status = CudaStatus(
         cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
@@ -560,17 +417,12 @@ class CudaKvCache final : public DeviceKvCache {
   }
 
   // REQUIRES: the stream is idle.
-  void ForgetGraphs() {
-    for (const auto& [key, graph] : graphs_) {
-      if (scratch_->last_graph == graph.get()) scratch_->last_graph = nullptr;
-    }
-    graphs_.clear();
-  }
+  void ForgetGraphs() { graphs_.clear(); }
 
   absl::Status UploadRows(const GroupState& state) {
     const int64_t bytes = static_cast<int64_t>(state.staging.size());
     const char* source = state.staging.data();
-    if (bytes <= kPinnedTableBytes) {
+    if (bytes <= CudaKvScratch::kPinnedTableBytes) {
       if (scratch_->tables_in_flight) {
         if (absl::Status status = scratch_->Wait(); !status.ok()) return status;
       }
@@ -584,7 +436,7 @@ class CudaKvCache final : public DeviceKvCache {
   }
 
   // Writes the PagedStep and the plane's sinks to pinned memory.
-  void WriteHeader(const DeviceKvCall& call, const Layout& layout) {
+  void WriteHeader(const DeviceKvCall& call, const KvCallLayout& layout) {
     PagedStep step;
     step.num_rows = static_cast<int32_t>(groups_[call.group].num_rows);
     for (const Segment& segment : segments_) {
@@ -607,20 +459,25 @@ class CudaKvCache final : public DeviceKvCache {
   }
 
   absl::Status Replay(const ClassGraph& graph) {
-    if (scratch_->last_graph != &graph) {
-      absl::Status status = CudaStatus(
-          cudaMemsetAsync(scratch_->workspace(), 0, graph.zeroed_bytes, scratch_->stream()),
-          "cudaMemsetAsync of the workspace");
+    if (!scratch_->counters_are_zero || graph.zeroed_bytes > CudaKvScratch::kCounterBytes) {
+      const int64_t bytes = std::max(graph.zeroed_bytes, CudaKvScratch::kCounterBytes);
+      absl::Status status =
+          CudaStatus(cudaMemsetAsync(scratch_->workspace(), 0, bytes, scratch_->stream()),
+                     "cudaMemsetAsync of the workspace");
       if (!status.ok()) return status;
-      scratch_->last_graph = &graph;
     }
+    scratch_->counters_are_zero = true;
     return CudaStatus(cudaGraphLaunch(graph.executable, scratch_->stream()), "cudaGraphLaunch");
   }
 
-  absl::Status EnqueueSmall(const DeviceKvCall& call, const ClassGraph& graph) {
-    const Layout& layout = graph.layout;
+  absl::Status EnqueueSmall(const DeviceKvCall& call, const GroupState& state,
+                            const KvBatchClass& key, const ClassGraph& graph) {
+    const KvCallLayout& layout = graph.layout;
     WriteHeader(call, layout);
     char* const input = scratch_->pinned_input;
+    if (key.table_bytes > 0) {
+      std::memcpy(input + layout.rows, state.staging.data(), state.staging.size());
+    }
     int64_t end = layout.q;
     for (const auto& [offset, tensor] :
          {std::pair(layout.q, call.q), std::pair(layout.k, call.k), std::pair(layout.v, call.v)}) {
@@ -632,7 +489,8 @@ class CudaKvCache final : public DeviceKvCache {
     return status.ok() ? Replay(graph) : status;
   }
 
-  void TakeSmallResults(const DeviceKvCall& call, const GroupState& state, const Layout& layout) {
+  void TakeSmallResults(const DeviceKvCall& call, const GroupState& state,
+                        const KvCallLayout& layout) {
     if (!call.out.empty()) {
       std::memcpy(call.out.data(), scratch_->pinned_output + layout.out, call.out.size());
     }
@@ -646,7 +504,7 @@ class CudaKvCache final : public DeviceKvCache {
 
   absl::Status EnqueueLarge(const DeviceKvCall& call, const GroupState& state,
                             const ClassGraph& graph) {
-    const Layout& layout = graph.layout;
+    const KvCallLayout& layout = graph.layout;
     WriteHeader(call, layout);
     absl::Status status = CopyIn(0, scratch_->pinned_input, layout.q);
     for (const auto& [offset, tensor] :
@@ -673,16 +531,16 @@ class CudaKvCache final : public DeviceKvCache {
     return status;
   }
 
-  static int64_t LseStride(const GroupState& state) { return ClassSize(state.total_q) * 4; }
+  static int64_t LseStride(const GroupState& state) { return KvClassSize(state.total_q) * 4; }
 
-  const std::shared_ptr<Scratch> scratch_;
+  const std::shared_ptr<CudaKvScratch> scratch_;
   const cuda::DeviceInfo info_;
   const DeviceKvShape shape_;
   int64_t bytes_ = 0;
   bool used_ = false;              // the stream may have work of the cache
   std::vector<Segment> segments_;  // in the order of their planes
   std::vector<GroupState> groups_;
-  std::map<ClassKey, std::unique_ptr<ClassGraph>> graphs_;
+  std::map<KvBatchClass, std::unique_ptr<ClassGraph>> graphs_;
 };
 
 class CudaKvCaches final : public DeviceKvCaches {
@@ -690,10 +548,10 @@ class CudaKvCaches final : public DeviceKvCaches {
   CudaKvCaches(CudaEventPool* events, Device* device, const cuda::DeviceInfo& info)
       : events_(events), device_(device), info_(info) {}
 
-  int64_t scratch_bytes() const override { return kInputBytes + kOutputBytes + kWorkspaceBytes; }
+  int64_t scratch_bytes() const override { return CudaKvScratch::kTotalBytes; }
 
   absl::StatusOr<std::unique_ptr<DeviceKvCache>> Make(const DeviceKvShape& shape) override {
-    absl::StatusOr<std::shared_ptr<Scratch>> scratch = GetScratch();
+    absl::StatusOr<std::shared_ptr<CudaKvScratch>> scratch = GetScratch();
     if (!scratch.ok()) return scratch.status();
     auto cache = std::make_unique<CudaKvCache>(*std::move(scratch), info_, shape);
     if (absl::Status status = cache->Init(device_); !status.ok()) return status;
@@ -702,10 +560,10 @@ class CudaKvCaches final : public DeviceKvCaches {
 
  private:
   // Made for the first cache: most workers have none.
-  absl::StatusOr<std::shared_ptr<Scratch>> GetScratch() {
+  absl::StatusOr<std::shared_ptr<CudaKvScratch>> GetScratch() {
     absl::MutexLock lock(&mutex_);
     if (scratch_ == nullptr) {
-      auto scratch = std::make_shared<Scratch>(events_);
+      auto scratch = std::make_shared<CudaKvScratch>(events_);
       if (absl::Status status = scratch->Init(device_); !status.ok()) return status;
       scratch_ = std::move(scratch);
     }
@@ -717,7 +575,7 @@ class CudaKvCaches final : public DeviceKvCaches {
   Device* const device_;
   const cuda::DeviceInfo info_;
   absl::Mutex mutex_;
-  std::shared_ptr<Scratch> scratch_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<CudaKvScratch> scratch_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -75,6 +75,10 @@ struct BatchClass {
   // How many thread blocks share the keys of one kv head in a decode. 0: as many as fill the GPU.
   // The result's bits depend on it.
   int32_t splits = 0;
+  // Bytes at the beginning of the workspace that hold counters only, as many as the object needs if
+  // that is more. Objects of equal counter_bytes whose zeroed_bytes() are not more can share a
+  // workspace and never zero it between launches.
+  int64_t counter_bytes = 0;
 };
 
 // Device memory, owned by the caller, which outlives the last launch and replay.
@@ -137,7 +141,8 @@ class PagedAttention {
   virtual absl::Status EnqueueAppend(cudaStream_t stream) const = 0;
 
   // Bytes at the beginning of the workspace that every launch needs to be zero and leaves zero.
-  // Objects that share a workspace zero them before a launch that follows one of another object.
+  // Objects that share a workspace zero them before a launch that follows one of another object,
+  // unless BatchClass::counter_bytes makes that unnecessary.
   virtual int64_t zeroed_bytes() const = 0;
 
   // "sm90" or "portable".

@@ -132,7 +132,8 @@ SplitShape SplitShapeOf(const PagedProblem& problem, int32_t tile_rows, int32_t 
 Workspace::Workspace(const PagedProblem& problem, const SplitShape& split) {
   const int64_t rows = int64_t{2} * split.max_columns * split.packs * split.tile_rows;
   tickets = counters + kTableAlignment;
-  lse = tickets + AlignUp(split.tickets * 4);
+  zeroed_bytes = tickets + AlignUp(split.tickets * 4);
+  lse = std::max(zeroed_bytes, AlignUp(problem.batch.counter_bytes));
   partial_lse = lse + AlignUp(int64_t{problem.options.num_heads} * problem.batch.max_total_q * 4);
   partial_out = partial_lse + AlignUp(rows * 4);
   bytes = partial_out + AlignUp(rows * problem.shape.head_dim_v * 4);

@@ -46,7 +46,8 @@ SplitShape SplitShapeOf(const PagedProblem& problem, int32_t tile_rows, int32_t 
 struct Workspace {
   int64_t counters = 0;  // 256 bytes
   int64_t tickets = 0;
-  int64_t lse = 0;  // for callers that want none
+  int64_t zeroed_bytes = 0;  // counters and tickets
+  int64_t lse = 0;           // for callers that want none
   int64_t partial_lse = 0;
   int64_t partial_out = 0;
   int64_t bytes = 0;

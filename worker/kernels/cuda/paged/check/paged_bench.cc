@@ -1,6 +1,6 @@
 // Times the paged kernels on a GPU by replaying captured graphs. bf16; head_dim 128 unless named.
 //
-//   paged_bench [--only=decode|batch|small|prefill] [--rounds=N]
+//   paged_bench [--only=decode|ranks|batch|small|prefill] [--rounds=N]
 //
 // Prints lines of comma-separated values: case, measure, value, unit. The bench runs calls that it
 // compares in turns and reports medians. It verifies nothing: run paged_check first.
@@ -273,6 +273,21 @@ void BenchDecode(const DeviceBuffer& cache) {
   }
 }
 
+// One sequence on the ranks of caches that divide 32 query heads and 8 kv heads.
+void BenchRanks(const DeviceBuffer& cache) {
+  for (const int64_t length : {16384, 131072, 1048576}) {
+    for (const int32_t ranks : {1, 2, 4, 8}) {
+      PagedRun::Settings settings;
+      settings.heads = kHeads / ranks;
+      settings.kv_heads = kKvHeads / ranks;
+      const PagedRun run(settings, {{length + 1, 1, 1}}, cache);
+      const double us = TimeInTurns({[&] { run.Launch(); }})[0];
+      const std::string name = absl::StrCat("decode of ", length, " keys, ", ranks, " ranks");
+      Report(name, "append and attention", us, "us");
+    }
+  }
+}
+
 // 64 sequences of 16 to 1M entries, compared with one sequence of equal total length.
 void BenchBatch(const DeviceBuffer& cache) {
   std::vector<BenchRow> rows;
@@ -405,7 +420,7 @@ int Main(int argc, char** argv) {
     } else if (std::strncmp(argv[i], "--rounds=", 9) == 0) {
       g_rounds = std::max(1, std::atoi(argv[i] + 9));
     } else {
-      std::fprintf(stderr, "paged_bench [--only=decode|batch|small|prefill] [--rounds=N]\n");
+      std::fprintf(stderr, "paged_bench [--only=decode|ranks|batch|small|prefill] [--rounds=N]\n");
       return 2;
     }
   }
@@ -420,6 +435,7 @@ int Main(int argc, char** argv) {
         "fill");
   const auto wanted = [&](const char* name) { return only.empty() || only == name; };
   if (wanted("decode")) BenchDecode(cache);
+  if (wanted("ranks")) BenchRanks(cache);
   if (wanted("batch")) BenchBatch(cache);
   if (wanted("small")) BenchSmall(cache);
   if (wanted("prefill")) BenchPrefill(cache);

@@ -90,6 +90,18 @@ TEST(PagedAttention, WorkspaceHoldsTwoPartialResultsForEachColumn) {
   EXPECT_EQ(arguments.Workspace(), 0);
 }
 
+TEST(PagedAttention, WorkspaceBeginsWithTheBytesForCounters) {
+  Arguments arguments;
+  const int64_t without = arguments.Workspace();
+  arguments.batch.counter_bytes = 256;  // less than the object needs
+  EXPECT_EQ(arguments.Workspace(), without);
+  arguments.batch.counter_bytes = 1 << 20;
+  const int64_t with = arguments.Workspace();
+  arguments.batch.counter_bytes = (1 << 20) + 256;
+  EXPECT_EQ(arguments.Workspace(), with + 256);
+  EXPECT_GT(with, without);
+}
+
 TEST(CacheShape, CountsBytes) {
   CacheShape shape;
   shape.dtype = DType::kFloat32;

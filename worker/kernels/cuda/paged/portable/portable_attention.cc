@@ -39,7 +39,7 @@ class PortableAttention final : public PagedAttention {
     const CacheShape& shape = problem.shape;
     const SplitShape split = SplitOf(problem);
     const Workspace workspace(problem, split);
-    zeroed_bytes_ = workspace.lse;
+    zeroed_bytes_ = workspace.zeroed_bytes;
     params_.forward =
         ForwardParamsOf(problem, buffers, workspace, split.head_pack, split.tile_rows);
     params_.step = StepParamsOf(problem, buffers);

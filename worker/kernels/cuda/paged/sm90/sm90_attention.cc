@@ -121,7 +121,7 @@ class Sm90Attention final : public PagedAttention {
     if (absl::Status status = append_.Load(); !status.ok()) return status;
     const SplitShape split = SplitOf(problem);
     const Workspace workspace(problem, split);
-    zeroed_bytes_ = workspace.lse;
+    zeroed_bytes_ = workspace.zeroed_bytes;
     if (absl::Status s = InitDecode(problem, buffers, split, workspace); !s.ok()) return s;
     if (problem.batch.max_q_tokens <= kMaxDecodeQueries) return absl::OkStatus();
     return InitPrefill(problem, buffers, workspace);

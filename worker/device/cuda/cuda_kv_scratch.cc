@@ -1,0 +1,81 @@
+#include "worker/device/cuda/cuda_kv_scratch.h"
+
+#include <utility>
+
+#include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
+#include "worker/device/cuda/cuda_status.h"
+#include "worker/device/cuda/kv_batch_class.h"
+
+namespace ringattn::worker {
+namespace {
+
+// A wait polls for this long, and then sleeps in the driver.
+constexpr absl::Duration kPollTime = absl::Milliseconds(20);
+
+}  // namespace
+
+CudaKvScratch::~CudaKvScratch() {
+  if (!events_->UseDevice().ok()) return;
+  if (stream_ != nullptr) {
+    (void)cudaStreamSynchronize(stream_);
+    (void)cudaStreamDestroy(stream_);
+  }
+  for (char* pinned : {pinned_input, pinned_output, pinned_tables}) {
+    if (pinned != nullptr) (void)cudaFreeHost(pinned);
+  }
+}
+
+absl::Status CudaKvScratch::Init(Device* device) {
+  if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
+  int lowest = 0, highest = 0;
+  absl::Status status = CudaStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
+                                   "cudaDeviceGetStreamPriorityRange");
+  // A step is short, and an engine waits for it; operations take seconds.
+  if (status.ok()) {
+    status = CudaStatus(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest),
+                        "cudaStreamCreateWithPriority");
+  }
+  for (const auto& [target, bytes] :
+       {std::pair(&pinned_input, kSmallCallBytes), std::pair(&pinned_output, kSmallCallBytes),
+        std::pair(&pinned_tables, kPinnedTableBytes)}) {
+    if (!status.ok()) return status;
+    status =
+        CudaStatus(cudaHostAlloc(reinterpret_cast<void**>(target), bytes, cudaHostAllocDefault),
+                   "cudaHostAlloc");
+  }
+  if (!status.ok()) return status;
+  for (const auto& [target, bytes] :
+       {std::pair(&input_, kInputBytes), std::pair(&output_, kOutputBytes),
+        std::pair(&workspace_, kWorkspaceBytes)}) {
+    auto memory = device->Allocate(bytes);
+    if (!memory.ok()) return memory.status();
+    *target = *std::move(memory);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaKvScratch::Wait() {
+  const absl::Time give_up = MonotonicNow() + kPollTime;
+  cudaError_t state = cudaErrorNotReady;
+  for (int i = 0; state == cudaErrorNotReady; ++i) {
+    state = cudaStreamQuery(stream_);
+    if (i % 64 == 63 && MonotonicNow() >= give_up) break;
+  }
+  if (state == cudaErrorNotReady) state = cudaStreamSynchronize(stream_);
+  (void)cudaGetLastError();  // cudaErrorNotReady of a poll
+  tables_in_flight = false;
+  return Check(CudaStatus(state, "a step of a K/V cache"));
+}
+
+absl::Status CudaKvScratch::Check(absl::Status status) {
+  if (status.ok()) return status;
+  const cudaError_t state = cudaStreamQuery(stream_);
+  if (state != cudaSuccess && state != cudaErrorNotReady) {
+    (void)cudaGetLastError();
+    events_->ReportBroken(status);
+  }
+  return status;
+}
+
+}  // namespace ringattn::worker
