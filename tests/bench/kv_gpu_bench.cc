@@ -8,6 +8,9 @@
 //   rows   time of DeviceKvCache::SetRows, once per step
 //   bound  time to copy the call's tensors to the device, replay a graph of one empty kernel and
 //          wait for its end
+//   doorbell  the same, requested by another thread: it writes the call's tensors to shared memory,
+//             stores a word, reads the other thread's word until it has changed, and reads the
+//             result. The bound of a layer call through a step ring without the kernel's time.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -16,15 +19,18 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/step_ring/shared_word.h"
 #include "tests/bench/empty_kernel.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/device/cuda/cuda_kv_caches.h"
@@ -76,6 +82,51 @@ std::string RandomBf16(int64_t elements, uint64_t seed) {
   }
   return bytes;
 }
+
+// A graph of one empty kernel, and pinned memory of `bytes` that is copied to the device before it.
+class EmptyLaunch {
+ public:
+  explicit EmptyLaunch(int64_t bytes) : bytes_(bytes) {
+    Require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    Require(cudaHostAlloc(&host_, bytes, cudaHostAllocDefault));
+    Require(cudaMalloc(&device_, bytes));
+    Require(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    Require(cudaLaunchKernel(EmptyKernel(), dim3(1), dim3(32), nullptr, 0, stream_));
+    Require(cudaStreamEndCapture(stream_, &graph_));
+    Require(cudaGraphInstantiate(&executable_, graph_, 0));
+  }
+  ~EmptyLaunch() {
+    (void)cudaGraphExecDestroy(executable_);
+    (void)cudaGraphDestroy(graph_);
+    (void)cudaFree(device_);
+    (void)cudaFreeHost(host_);
+    (void)cudaStreamDestroy(stream_);
+  }
+  EmptyLaunch(const EmptyLaunch&) = delete;
+  EmptyLaunch& operator=(const EmptyLaunch&) = delete;
+
+  int64_t bytes() const { return bytes_; }
+  void* host() const { return host_; }
+
+  // Returns when the kernel has ended.
+  void Run(bool copies) const {
+    if (copies) {
+      Require(cudaMemcpyAsync(device_, host_, bytes_, cudaMemcpyHostToDevice, stream_));
+    }
+    Require(cudaGraphLaunch(executable_, stream_));
+    cudaError_t state = cudaErrorNotReady;
+    while (state == cudaErrorNotReady) state = cudaStreamQuery(stream_);
+    Require(state);
+  }
+
+ private:
+  const int64_t bytes_;
+  cudaStream_t stream_ = nullptr;
+  void* host_ = nullptr;
+  void* device_ = nullptr;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
 
 class Bench {
  public:
@@ -140,36 +191,58 @@ class Bench {
   }
 
   void MeasureBound() {
-    const int64_t bytes = static_cast<int64_t>(q_.size() + k_.size() + v_.size()) + 512;
-    cudaStream_t stream;
-    Require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    void *host = nullptr, *device = nullptr;
-    Require(cudaHostAlloc(&host, bytes, cudaHostAllocDefault));
-    Require(cudaMalloc(&device, bytes));
-    Require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    Require(cudaLaunchKernel(EmptyKernel(), dim3(1), dim3(32), nullptr, 0, stream));
-    cudaGraph_t graph;
-    Require(cudaStreamEndCapture(stream, &graph));
-    cudaGraphExec_t executable;
-    Require(cudaGraphInstantiate(&executable, graph, 0));
+    const EmptyLaunch launch(static_cast<int64_t>(q_.size() + k_.size() + v_.size()) + 512);
     std::vector<double> us, without_copy;
     for (const bool copies : {true, false}) {
       for (int i = -100; i < 10 * absl::GetFlag(FLAGS_steps); ++i) {
         const auto begin = Clock::now();
-        if (copies) {
-          Require(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
-        }
-        Require(cudaGraphLaunch(executable, stream));
-        while (cudaStreamQuery(stream) == cudaErrorNotReady) {
-        }
+        launch.Run(copies);
         if (i >= 0) (copies ? us : without_copy).push_back(MicrosSince(begin));
       }
     }
-    Report("empty captured launch", absl::StrCat("with ", bytes, " bytes to the device"), us);
+    Report("empty captured launch", absl::StrCat("with ", launch.bytes(), " bytes to the device"),
+           us);
     Report("empty captured launch", "alone", without_copy);
+    MeasureDoorbell(launch);
   }
 
  private:
+  void MeasureDoorbell(const EmptyLaunch& launch) {
+    constexpr uint32_t kEnd = UINT32_MAX;
+    alignas(64) uint8_t words[128] = {};  // a cache line for each word
+    SharedWord request(words), response(words + 64);
+    std::vector<char> tensors(launch.bytes()), shared(launch.bytes());
+    std::vector<char> result(out_.size()), shared_result(out_.size());
+    std::thread server([&] {
+      for (uint32_t seen = 0; seen != kEnd;) {
+        while (request.Load() == seen) {
+        }
+        seen = request.Load();
+        if (seen != kEnd) {
+          std::memcpy(launch.host(), shared.data(), shared.size());
+          launch.Run(true);
+          std::memcpy(shared_result.data(), launch.host(), shared_result.size());
+        }
+        response.Store(seen);
+      }
+    });
+    std::vector<double> us;
+    const int count = 10 * absl::GetFlag(FLAGS_steps);
+    for (int i = 0; i < count + 100; ++i) {
+      const uint32_t number = static_cast<uint32_t>(i) + 1;
+      const auto begin = Clock::now();
+      std::memcpy(shared.data(), tensors.data(), tensors.size());
+      request.Store(number);
+      while (response.Load() != number) {
+      }
+      std::memcpy(result.data(), shared_result.data(), result.size());
+      if (i >= 100) us.push_back(MicrosSince(begin));
+    }
+    request.Store(kEnd);
+    server.join();
+    Report("empty captured launch", "behind a doorbell", us);
+  }
+
   void Fill(DeviceKvCache& cache, int64_t length) {
     constexpr int64_t kChunk = 8192;
     const std::string k = RandomBf16(kChunk * row_, 4), v = RandomBf16(kChunk * row_, 5);

@@ -26,7 +26,7 @@ ABSL_FLAG(int64_t, cases, 100, "number of programs");
 ABSL_FLAG(int64_t, case, -1, "run this program alone");
 ABSL_FLAG(uint64_t, seed, 1, "seed of the programs");
 ABSL_FLAG(int, world_size, 1, "workers of each cache; divides its kv heads");
-ABSL_FLAG(std::string, transport, "auto", "auto, relay or direct");
+ABSL_FLAG(std::string, transport, "auto", "auto, relay, direct or host_memory");
 ABSL_FLAG(absl::Duration, budget, absl::InfiniteDuration(), "begin no program after this long");
 
 namespace ringattn::tests {
@@ -59,9 +59,10 @@ class ServiceProgram : public KvProgram {
     placement_ = {1, 1};
     const std::string& transport = absl::GetFlag(FLAGS_transport);
     KvOpenOptions open;
-    open.transport = transport == "direct"  ? TransportPreference::kDirect
-                     : transport == "relay" ? TransportPreference::kRelay
-                                            : TransportPreference::kAuto;
+    open.transport = transport == "direct"        ? TransportPreference::kDirect
+                     : transport == "relay"       ? TransportPreference::kRelay
+                     : transport == "host_memory" ? TransportPreference::kHostMemory
+                                                  : TransportPreference::kAuto;
     KvCreateOptions create;
     create.world_size = absl::GetFlag(FLAGS_world_size);
     auto cache = KvCache::Create(client_, ToProto(spec_), create, open);

@@ -1,20 +1,25 @@
-"""K/V caches on the workers: random programs of steps against the fp64 oracle, decode steps with their bounds, and a
-worker that is killed during decode."""
+"""K/V caches on the workers: random programs of steps against the fp64 oracle, decode steps with their bounds, decode
+next to ring operations, and a worker that is killed during decode."""
 
+import json
+import os
 import re
 import signal
 import subprocess
-import os
 import time
 
 from harness import check
 
 LISTEN = "--worker_flag=--client_data_listen=127.0.0.1:0"
-# Programs of the sweep for each number of workers and transport; lengths and steps of the bench.
-GPU = {"cases": 60, "lengths": {1: (16384, 131072, 1048576), 2: (131072, 1048576), 4: (131072, 1048576)},
-       "steps": 400, "fault_length": 131072, "shape": ("--heads=32", "--kv_heads=8", "--head_dim=128", "--dtype=bf16")}
-CPU = {"cases": 10, "lengths": {1: (1024, 4096), 2: (4096,), 4: ()},
-       "steps": 20, "fault_length": 4096, "shape": ("--heads=8", "--kv_heads=4", "--head_dim=64", "--dtype=bf16")}
+# Programs of the sweep for each number of workers and transport; lengths and steps of the bench. `ring` is the
+# request that runs on all workers next to decode.
+GPU = {"cases": 40, "lengths": (16384, 131072, 1048576), "steps": 1000, "long": 100000, "fault_length": 131072,
+       "shape": ("--heads=32", "--kv_heads=8", "--head_dim=128", "--dtype=bf16"), "kv_heads": 8,
+       "beside": 4000, "ring": ("--seq_len=65536", "--heads=32", "--kv_heads=8", "--head_dim=128", "--dtype=bf16")}
+CPU = {"cases": 10, "lengths": (1024,), "steps": 20, "long": 200, "fault_length": 4096,
+       "shape": ("--heads=8", "--kv_heads=4", "--head_dim=64", "--dtype=bf16"), "kv_heads": 4,
+       "beside": 50, "ring": ("--seq_len=2048", "--heads=8", "--kv_heads=4", "--head_dim=64", "--dtype=bf16")}
+TRANSPORTS = ("host_memory", "direct")
 LOSS_SECONDS = 1.0  # from the kill to the client's typed error
 
 
@@ -22,18 +27,24 @@ def part(session):
     def run(result):
         sizes = GPU if session.gpu else CPU
         ring, harness = session.ring, session.harness
-        worlds = [world for world in (1, 2, 4) if world <= session.workers]
+        worlds = [world for world in (1, 2, 4, 8) if world <= min(session.workers, sizes["kv_heads"])]
         ring.down()
         ring.up_flags = [LISTEN]
         try:
             ring.ensure()
+            if session.gpu:
+                result["kernels"] = kernels(session)
+                result["doorbell"] = doorbell(session)
             result["sweeps"] = [sweep(session, sizes, world, transport)
-                                for world in worlds for transport in ("direct", "relay")]
+                                for world in worlds for transport in ("host_memory", "direct", "relay")]
             result["steps"] = []
             for world in worlds:
-                for length in sizes["lengths"][world]:
-                    result["steps"].append(bench(session, sizes, world, length))
-                    harness.write_summary()
+                for length in sizes["lengths"]:
+                    for transport in TRANSPORTS:
+                        result["steps"].append(bench(session, sizes, world, length, transport, sizes["steps"]))
+                        harness.write_summary()
+            result["steps"].append(bench(session, sizes, 1, sizes["lengths"][0], "host_memory", sizes["long"]))
+            result["beside"] = beside(session, sizes)
             if session.workers > 1:
                 result["loss"] = lose(session, sizes)
         finally:
@@ -53,20 +64,83 @@ def sweep(session, sizes, world, transport):
             "refused": refused, "failed": failed}
 
 
-def command(session, sizes, world, length, steps, *flags):
+def command(session, sizes, world, length, steps, transport, *flags):
     return [session.bin / "ringattn", "bench", f"--server={session.ring.address}", f"--steps={steps}",
-            f"--seq_len={length}", *sizes["shape"], "--causal", f"--world_size={world}", "--transport=direct",
+            f"--seq_len={length}", *sizes["shape"], "--causal", f"--world_size={world}", f"--transport={transport}",
             "--rows=1", "--json", *flags]
 
 
-def bench(session, sizes, world, length):
-    report = session.harness.run_json(command(session, sizes, world, length, sizes["steps"], "--layers=1"))
+def bench(session, sizes, world, length, transport, steps, *flags):
+    report = session.harness.run_json(command(session, sizes, world, length, steps, transport, "--layers=1", *flags))
     level = report["levels"][0]
     check(level["verified"]["passed"], f"decode of {length} keys on {world} workers is wrong: {level['verified']}")
     shape = dict(flag.lstrip("-").split("=") for flag in sizes["shape"])
     kv_bytes = (length + 1) * int(shape["kv_heads"]) * int(shape["head_dim"]) * 2 * 2
     level["kv_bytes_per_second_and_worker"] = kv_bytes / world / level["device_seconds"]["p50"]
-    return {"world_size": world, **level}
+    return {"world_size": world, "transport": transport, **level}
+
+
+def values(output):
+    """{(case, measure): value} of lines case,measure,value,unit."""
+    found = {}
+    for line in output.splitlines():
+        words = line.rsplit(",", 3)
+        if len(words) == 4:
+            found[words[0], words[1]] = float(words[2])
+    return found
+
+
+def kernels(session):
+    """Microseconds of the kernels of one decode step, by length and number of ranks."""
+    output = session.harness.run_ok([session.bin / "paged_bench", "--only=ranks", "--rounds=5"])
+    found = {}
+    for (case, measure), value in values(output).items():
+        words = re.fullmatch(r"decode of (\d+) keys, (\d+) ranks", case)
+        if words and measure == "append and attention":
+            found[f"{words[1]} keys, {words[2]} ranks"] = value
+    check(found, f"paged_bench printed no times: {output[-300:]}")
+    return found
+
+
+def doorbell(session):
+    """Microseconds from a word stored by one thread until another thread has copied a call's tensors to the device, an
+    empty captured launch has ended, and a word has come back."""
+    found = values(session.harness.run_ok([session.bin / "kv_gpu_bench", "--steps=1000", "--layers=1",
+                                           "--lengths=2048"]))
+    return {name: found["empty captured launch", f"behind a doorbell {name}"] for name in ("p50", "p99")}
+
+
+def beside(session, sizes):
+    """Decode on one worker while requests run one after another on all workers, and those requests without decode."""
+    harness, ring = session.harness, session.ring
+    length = sizes["lengths"][0]
+
+    def requests(windows):
+        return [str(word) for word in (
+            session.bin / "ringattn", "bench", f"--server={ring.address}", *sizes["ring"], "--causal", "--rows=4",
+            f"--world_size={ring.workers}", "--transport=host_memory", "--concurrency_range=1",
+            "--measurement_interval=2000", f"--max_trials={windows}", "--stability_percentage=100", "--json")]
+
+    def level_of(report):
+        found = report["load"]["levels"][0]
+        check(not found["failed"], f"requests failed: {found['failed']}")
+        return {"calls_per_second": found["calls_per_second"]["value"], "latency_seconds": found["latency_seconds"]}
+
+    alone = level_of(harness.run_json(requests(3)))
+    process = subprocess.Popen(requests(3), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    try:
+        time.sleep(1.5)  # the requests have begun
+        decode = bench(session, sizes, 1, length, "host_memory", sizes["beside"])
+        during = process.poll() is None
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    check(process.returncode == 0, f"the requests next to decode failed: {stderr[-500:]}")
+    return {"decode": decode, "requests_alone": alone, "requests": level_of(json.loads(stdout)),
+            "requests_outlasted_decode": during}
 
 
 def lose(session, sizes):
@@ -75,7 +149,8 @@ def lose(session, sizes):
     world, length = 2, sizes["fault_length"]
     generation = ring.state()[2]
     before = decoded(ring)
-    process = subprocess.Popen([str(word) for word in command(session, sizes, world, length, 1000000, "--layers=2")],
+    process = subprocess.Popen([str(word) for word in command(session, sizes, world, length, 1000000, "direct",
+                                                            "--layers=2")],
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         # More steps than the fill and the verification take.
@@ -102,7 +177,8 @@ def lose(session, sizes):
     check(seconds < LOSS_SECONDS, f"the error came {seconds:.2f} s after the kill")
     begin = time.monotonic()
     survivor = next(name for name in ring.pids() if name != victim)
-    report = harness.run_json(command(session, sizes, 1, 4096, 20, "--layers=2", f"--members={survivor}"))
+    report = harness.run_json(command(session, sizes, 1, 4096, 20, "direct", "--layers=2",
+                                      f"--members={survivor}"))
     check(report["levels"][0]["verified"]["passed"], "the new cache gives wrong results")
     served = time.monotonic() - begin
     ring.wait_members(ring.workers, seconds=30, after_generation=generation)

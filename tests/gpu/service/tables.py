@@ -65,13 +65,36 @@ def kv_tables(parts):
         rows.append((f"{part['loss']['killed']} killed during decode",
                      f"typed error after {part['loss']['error_seconds']} s, new cache after "
                      f"{part['loss']['new_cache_seconds']} s"))
+    if "doorbell" in part:
+        rows.append(("doorbell and empty captured launch, us p50 and p99",
+                     f"{part['doorbell']['p50']:.1f}, {part['doorbell']['p99']:.1f}"))
+    if "beside" in part:
+        found = part["beside"]
+        rows += [("decode next to requests on all workers: step p50, p99, us",
+                  f"{us(found['decode']['seconds_per_output_token']['p50'])}, "
+                  f"{us(found['decode']['seconds_per_output_token']['p99'])}"
+                  + ("" if found["requests_outlasted_decode"] else " (the requests ended first)")),
+                 ("those requests per second, with and without decode",
+                  f"{number(found['requests']['calls_per_second'])}, "
+                  f"{number(found['requests_alone']['calls_per_second'])}")]
+    kernels = part.get("kernels", {})
+    bound = part.get("doorbell", {}).get("p50")
+
+    def overhead(s):
+        """(step - kernels, and its ratio to the doorbell), where both were measured."""
+        kernel = kernels.get(f"{s['length']} keys, {s['world_size']} ranks")
+        if kernel is None or bound is None:
+            return "", "", ""
+        rest = s["seconds_per_output_token"]["p50"] * 1e6 - kernel
+        return number(kernel), number(rest), number(rest / bound)
+
     return table("K/V caches", ("check", "result"), rows) + table(
-        "Decode steps, one sequence, microseconds",
-        ("workers", "keys", "call p50", "call p99", "device p50", "call - device p50", "round trip p50",
-         "GB/s per worker"),
-        [(s["world_size"], s["length"], us(s["call_seconds"]["p50"]), us(s["call_seconds"]["p99"]),
-          us(s["device_seconds"]["p50"]), us(s["call_minus_device_seconds"]["p50"]),
-          us(s["round_trip_seconds"]["p50"]), gigabytes(s["kv_bytes_per_second_and_worker"]))
+        "Decode steps of one layer and one sequence, microseconds",
+        ("workers", "keys", "transport", "steps", "step p50", "step p99", "call p50", "device p50", "round trip p50",
+         "kernels", "step - kernels", "/ doorbell", "GB/s per worker"),
+        [(s["world_size"], s["length"], s["transport"], s["steps"], us(s["seconds_per_output_token"]["p50"]),
+          us(s["seconds_per_output_token"]["p99"]), us(s["call_seconds"]["p50"]), us(s["device_seconds"]["p50"]),
+          us(s["round_trip_seconds"]["p50"]), *overhead(s), gigabytes(s["kv_bytes_per_second_and_worker"]))
          for s in part.get("steps", [])])
 
 
