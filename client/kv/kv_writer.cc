@@ -365,7 +365,7 @@ absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
       result_bytes = i == 0 ? result.out + result.lse
                             : std::max<int64_t>(result_bytes, result.out + result.lse);
     } else {
-      *own = call;
+      *own = std::move(call);  // the only stream
     }
     const auto tensors = static_cast<int64_t>(own->q().size() + own->k().size() + own->v().size());
     if (tensors > most) {
@@ -380,8 +380,8 @@ absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
   std::vector<v1::LayerResult> parts;
   int64_t received = 0;
   for (v1::StepResponse& answer : *answers) {
-    if (!answer.has_result() || answer.result().step() != call.step() ||
-        answer.result().layer() != call.layer()) {
+    if (!answer.has_result() || answer.result().step() != step_->step.number ||
+        answer.result().layer() != args.layer) {
       return MakeErrorWithReason(absl::StatusCode::kInternal,
                                  "a layer call was answered with another message", "BAD_ANSWER");
     }
@@ -491,14 +491,16 @@ absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::SendOnce(
     if (absl::Status status = OpenStreams(limits); !status.ok()) return status;
   }
   const bool begins = with_step && !begun_on_streams_;
-  std::vector<std::vector<v1::StepRequest>> messages(streams_->size());
+  v1::StepRequest begin;
+  if (begins) *begin.mutable_begin() = step_->begin;
+  StepStreams::Requests messages(streams_->size());
   for (size_t i = 0; i < messages.size(); ++i) {
-    if (begins) *messages[i].emplace_back().mutable_begin() = step_->begin;
-    if (!requests.empty()) messages[i].push_back(requests[i]);
+    if (begins) messages[i].push_back(&begin);
+    if (!requests.empty()) messages[i].push_back(&requests[i]);
   }
   if (messages.front().empty()) return std::vector<v1::StepResponse>();
   if (begins) step_->sent = true;
-  auto answers = streams_->Exchange(std::move(messages), result_bytes, limits);
+  auto answers = streams_->Exchange(messages, result_bytes, limits);
   if (!answers.ok()) return answers.status();
   if (begins) {
     if (absl::Status status = TakeBegun(*answers); !status.ok()) return status;

@@ -96,22 +96,23 @@ v1::StepRing StepRings::Start(size_t rank) {
   return ring;
 }
 
-bool StepRings::Fits(const std::vector<v1::StepRequest>& requests, int64_t response_bytes) const {
+bool StepRings::Fits(const std::vector<const v1::StepRequest*>& requests,
+                     int64_t response_bytes) const {
   const int64_t header = StepRingLayout::kSlotHeaderBytes;
   if (static_cast<int64_t>(requests.size()) > layout_.slots ||
       response_bytes > layout_.response_bytes - header) {
     return false;
   }
-  return std::all_of(requests.begin(), requests.end(), [&](const v1::StepRequest& request) {
-    return static_cast<int64_t>(request.ByteSizeLong()) <= layout_.request_bytes - header;
+  return std::all_of(requests.begin(), requests.end(), [&](const v1::StepRequest* request) {
+    return static_cast<int64_t>(request->ByteSizeLong()) <= layout_.request_bytes - header;
   });
 }
 
-void StepRings::Send(size_t rank, const std::vector<v1::StepRequest>& requests) {
+void StepRings::Send(size_t rank, const std::vector<const v1::StepRequest*>& requests) {
   StepRingWriter& ring = rings_[rank].requests;
-  for (const v1::StepRequest& request : requests) {
-    ring.Put(static_cast<int64_t>(request.ByteSizeLong()),
-             [&](uint8_t* frame) { request.SerializeWithCachedSizesToArray(frame); });
+  for (const v1::StepRequest* request : requests) {
+    ring.Put(static_cast<int64_t>(request->ByteSizeLong()),
+             [&](uint8_t* frame) { request->SerializeWithCachedSizesToArray(frame); });
   }
   ring.Publish();
 }

@@ -41,9 +41,9 @@ class StepRings {
   void set_spin(absl::Duration spin) { spin_ = spin; }
 
   // Returns whether these requests, none of whose responses exceeds `response_bytes`, fit the ring.
-  bool Fits(const std::vector<v1::StepRequest>& requests, int64_t response_bytes) const;
+  bool Fits(const std::vector<const v1::StepRequest*>& requests, int64_t response_bytes) const;
   // Requires that they fit and that all earlier requests are answered.
-  void Send(size_t rank, const std::vector<v1::StepRequest>& requests);
+  void Send(size_t rank, const std::vector<const v1::StepRequest*>& requests);
   // Takes the next response, which is empty for a request without one. Returns false if there is
   // none. INTERNAL (BAD_ANSWER) if the worker breaks the rules of the ring.
   absl::StatusOr<bool> Take(size_t rank, v1::StepResponse* response);

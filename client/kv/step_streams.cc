@@ -89,30 +89,28 @@ absl::StatusOr<std::vector<v1::StepOpened>> StepStreams::Open(const Limits& limi
 }
 
 absl::StatusOr<std::vector<std::vector<v1::StepResponse>>> StepStreams::Exchange(
-    std::vector<std::vector<v1::StepRequest>> requests, int64_t result_bytes,
-    const Limits& limits) {
+    const Requests& requests, int64_t result_bytes, const Limits& limits) {
   if (FitRings(requests, result_bytes)) return ExchangeInRings(requests, limits);
   const size_t count = requests.front().size();
   for (size_t i = 0; i < streams_.size(); ++i) {
-    for (v1::StepRequest& request : requests[i]) streams_[i]->Send(std::move(request));
+    for (const v1::StepRequest* request : requests[i]) streams_[i]->Send(*request);
   }
   return Await(count, limits);
 }
 
-bool StepStreams::FitRings(const std::vector<std::vector<v1::StepRequest>>& requests,
-                           int64_t result_bytes) const {
+bool StepStreams::FitRings(const Requests& requests, int64_t result_bytes) const {
   if (rings_ == nullptr) return false;
   return std::all_of(requests.begin(), requests.end(), [&](const auto& of_peer) {
     int64_t refusals = 0;
-    for (const v1::StepRequest& request : of_peer) {
-      refusals += request.begin().rows_size() + request.begin().commands_size();
+    for (const v1::StepRequest* request : of_peer) {
+      refusals += request->begin().rows_size() + request->begin().commands_size();
     }
     return rings_->Fits(of_peer, kResponseBytes + std::max(result_bytes, refusals * kRefusalBytes));
   });
 }
 
-absl::StatusOr<StepStreams::Answers> StepStreams::ExchangeInRings(
-    const std::vector<std::vector<v1::StepRequest>>& requests, const Limits& limits) {
+absl::StatusOr<StepStreams::Answers> StepStreams::ExchangeInRings(const Requests& requests,
+                                                                  const Limits& limits) {
   for (size_t i = 0; i < streams_.size(); ++i) rings_->Send(i, requests[i]);
   Answers answers(streams_.size());
   absl::Status status;

@@ -43,13 +43,16 @@ class StepStreams {
   // Opens the streams and returns every peer's StepOpened. Requires !is_open().
   absl::StatusOr<std::vector<v1::StepOpened>> Open(const Limits& limits);
 
+  // Requests by peer. They are only read, and not after Exchange has returned.
+  using Requests = std::vector<std::vector<const v1::StepRequest*>>;
+
   // Sends requests[i] to peer i and returns every peer's answers. A peer answers all requests, or
   // only the first if that was refused. `result_bytes`: at least the tensor bytes of each answer.
   // After an error the streams are closed. Errors: a peer's status, with its name;
   // DEADLINE_EXCEEDED; CANCELLED. Requires is_open().
-  absl::StatusOr<std::vector<std::vector<v1::StepResponse>>> Exchange(
-      std::vector<std::vector<v1::StepRequest>> requests, int64_t result_bytes,
-      const Limits& limits);
+  absl::StatusOr<std::vector<std::vector<v1::StepResponse>>> Exchange(const Requests& requests,
+                                                                      int64_t result_bytes,
+                                                                      const Limits& limits);
 
   // Cancels all streams and waits until they have ended.
   void Close();
@@ -57,10 +60,8 @@ class StepStreams {
  private:
   using Answers = std::vector<std::vector<v1::StepResponse>>;  // by peer
 
-  bool FitRings(const std::vector<std::vector<v1::StepRequest>>& requests,
-                int64_t result_bytes) const;
-  absl::StatusOr<Answers> ExchangeInRings(const std::vector<std::vector<v1::StepRequest>>& requests,
-                                          const Limits& limits);
+  bool FitRings(const Requests& requests, int64_t result_bytes) const;
+  absl::StatusOr<Answers> ExchangeInRings(const Requests& requests, const Limits& limits);
   // Takes answers until the peer has answered `count` requests.
   absl::Status AwaitRing(size_t peer, size_t count, const Limits& limits, Answers* answers);
   // Handles what has happened on the streams. Never blocks.

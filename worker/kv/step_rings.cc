@@ -18,6 +18,22 @@ absl::Status RingError(absl::string_view message) {
   return KvError(absl::StatusCode::kInvalidArgument, "BAD_CALL", message);
 }
 
+// Whether a serialized StepRequest begins with a LayerCall.
+bool IsLayerCall(const std::string& frame) {
+  constexpr char kTag = v1::StepRequest::kCallFieldNumber << 3 | 2;  // 2: with a length
+  return !frame.empty() && frame.front() == kTag;
+}
+
+// ParseFromString would free an earlier LayerCall.
+bool ParseReusing(const std::string& frame, v1::StepRequest* request) {
+  if (!request->has_call()) return request->ParseFromString(frame);
+  v1::LayerCall* const call = request->release_call();
+  call->Clear();
+  request->Clear();
+  request->set_allocated_call(call);
+  return request->MergeFromString(frame);
+}
+
 }  // namespace
 
 AttachedRing::AttachedRing(std::shared_ptr<Region> region, uint8_t* ring,
@@ -35,7 +51,8 @@ void AttachedRing::Stop() {
 
 void AttachedRing::Serve(const StepRingOptions& options, StepRingOwner* owner) {
   std::string frame;
-  v1::StepRequest request;
+  // A LayerCall keeps the memory of its tensors for the next one.
+  v1::StepRequest call, other;
   while (!stop_.load()) {
     const absl::StatusOr<bool> taken = requests_.Take(&frame);
     if (!taken.ok()) return owner->OnRingError(RingError(taken.status().message()));
@@ -44,10 +61,11 @@ void AttachedRing::Serve(const StepRingOptions& options, StepRingOwner* owner) {
       if (wake != SharedWord::Wake::kTimeout) options.on_request(wake == SharedWord::Wake::kAsleep);
       continue;
     }
-    if (!request.ParseFromString(frame)) {
+    v1::StepRequest* const request = IsLayerCall(frame) ? &call : &other;
+    if (!ParseReusing(frame, request)) {
       return owner->OnRingError(RingError("a message in the ring is not a StepRequest"));
     }
-    if (!owner->OnRingRequest(request, &responses_)) return;
+    if (!owner->OnRingRequest(*request, &responses_)) return;
   }
 }
 

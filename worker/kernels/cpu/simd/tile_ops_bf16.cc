@@ -184,8 +184,9 @@ namespace ringattn::worker::cpu {
 
 const TileOps* Avx512Bf16TileOps() {
 #if HWY_TARGETS & HWY_AVX3
-  const bool supported =
-      (hwy::SupportedTargets() & HWY_AVX3) != 0 && __builtin_cpu_supports("avx512bf16");
+  // hwy::SupportedTargets would execute cpuid, which a virtual machine traps. fp32 arithmetic has
+  // 16 lanes exactly where AVX-512 is chosen.
+  const bool supported = Float32TileOps().lanes == 16 && __builtin_cpu_supports("avx512bf16");
   return supported ? N_AVX3::GetBf16TileOps() : nullptr;
 #else
   return nullptr;
