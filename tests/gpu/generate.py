@@ -79,6 +79,8 @@ def main():
     parser.add_argument("--world_size", type=int, default=1)
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
+    # cuDNN's attention makes a plan for every length of the keys: 40 ms per token.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     ringattn.huggingface.register()
     numbers = lambda text: [int(word) for word in text.split(",") if word]  # noqa: E731
     results = []

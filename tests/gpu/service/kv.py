@@ -13,13 +13,13 @@ from harness import check
 LISTEN = "--worker_flag=--client_data_listen=127.0.0.1:0"
 # Programs of the sweep for each number of workers and transport; lengths and steps of the bench. `ring` is the
 # request that runs on all workers next to decode.
-GPU = {"cases": 40, "lengths": (16384, 131072, 1048576), "steps": 1000, "long": 100000, "fault_length": 131072,
+GPU = {"cases": 25, "lengths": (16384, 131072, 1048576), "steps": 1000, "long": 100000, "fault_length": 131072,
        "shape": ("--heads=32", "--kv_heads=8", "--head_dim=128", "--dtype=bf16"), "kv_heads": 8,
        "beside": 4000, "ring": ("--seq_len=65536", "--heads=32", "--kv_heads=8", "--head_dim=128", "--dtype=bf16")}
 CPU = {"cases": 10, "lengths": (1024,), "steps": 20, "long": 200, "fault_length": 4096,
        "shape": ("--heads=8", "--kv_heads=4", "--head_dim=64", "--dtype=bf16"), "kv_heads": 4,
        "beside": 50, "ring": ("--seq_len=2048", "--heads=8", "--kv_heads=4", "--head_dim=64", "--dtype=bf16")}
-TRANSPORTS = ("host_memory", "direct")
+DIRECT_LENGTHS = (131072, 1024)  # of the bench over direct streams
 LOSS_SECONDS = 1.0  # from the kill to the client's typed error
 
 
@@ -37,16 +37,15 @@ def part(session):
                 result["doorbell"] = doorbell(session)
             result["sweeps"] = [sweep(session, sizes, world, transport)
                                 for world in worlds for transport in ("host_memory", "direct", "relay")]
-            result["steps"] = []
-            for world in worlds:
-                for length in sizes["lengths"]:
-                    for transport in TRANSPORTS:
-                        result["steps"].append(bench(session, sizes, world, length, transport, sizes["steps"]))
-                        harness.write_summary()
-            result["steps"].append(bench(session, sizes, 1, sizes["lengths"][0], "host_memory", sizes["long"]))
             result["beside"] = beside(session, sizes)
+            result["steps"] = [bench(session, sizes, 1, sizes["lengths"][0], "host_memory", sizes["long"])]
             if session.workers > 1:
                 result["loss"] = lose(session, sizes)
+            for world in worlds:
+                for length in sizes["lengths"]:
+                    for transport in ("host_memory", "direct")[:1 + (length in DIRECT_LENGTHS)]:
+                        result["steps"].append(bench(session, sizes, world, length, transport, sizes["steps"]))
+                        harness.write_summary()
         finally:
             ring.down()
             ring.up_flags = []
