@@ -6,13 +6,13 @@
 // backwards.
 //
 //   cuda_kernels_test [--cases=N] [--seed=S] [--small] [--terms [--family=sm90]] [--fp8]
-//       [--deterministic]
+//       [--deterministic] [--wide]
 //
 // Exit code 0 iff all checks passed. --small: only tiny cases, for compute-sanitizer. --terms: only
 // score terms, and their speed. --family=sm90: forces the kernels of that family. --fp8: only
 // forwards in e4m3, which compute capability 9.0 supports; each runs twice. --deterministic: only
 // deterministic backwards of plain problems; each runs twice, the second time while other work runs
-// on the GPU.
+// on the GPU. --wide: only head dims above 256, each twice, and the speed of their forward.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -37,6 +37,7 @@
 #include "worker/kernels/cuda/check/run_case.h"
 #include "worker/kernels/cuda/check/split_counts.h"
 #include "worker/kernels/cuda/check/term_speed.h"
+#include "worker/kernels/cuda/check/wide_speed.h"
 #include "worker/kernels/cuda/cuda_kernels.h"
 
 namespace ringattn::worker::cuda::check {
@@ -51,6 +52,7 @@ struct Arguments {
   bool terms = false;          // only score terms
   bool fp8 = false;            // only e4m3
   bool deterministic = false;  // only deterministic backwards
+  bool wide = false;           // only head dims above 256
   std::string family;          // forced for score terms; empty: the exact family's kernels
 };
 
@@ -76,12 +78,14 @@ Arguments Parse(int argc, char** argv) {
       arguments.fp8 = true;
     } else if (std::strcmp(argv[i], "--deterministic") == 0) {
       arguments.deterministic = true;
+    } else if (std::strcmp(argv[i], "--wide") == 0) {
+      arguments.wide = true;
     } else if (std::strcmp(argv[i], "--family=sm90") == 0) {
       arguments.family = "sm90";
     } else {
       std::fprintf(stderr,
                    "cuda_kernels_test [--cases=N] [--seed=S] [--small] [--terms "
-                   "[--family=sm90]] [--fp8] [--deterministic]\n");
+                   "[--family=sm90]] [--fp8] [--deterministic] [--wide]\n");
       std::exit(2);
     }
   }
@@ -245,6 +249,24 @@ int CheckFloat8Cases(const Arguments& arguments, const DeviceInfo& device) {
   return failed;
 }
 
+// Each forward must give the same bits twice.
+int CheckWideCases(const Arguments& arguments, const DeviceInfo& device) {
+  const auto repeats = [](const Case&, const CaseOutputs& first,
+                          const std::function<CaseOutputs()>& run) {
+    const CaseOutputs again = run();
+    return again.out == first.out && again.lse == first.lse;
+  };
+  SplitCounts splits;
+  int failed = Judge(DrawCases(arguments, RandomWideCase), device, "wide", repeats, splits);
+  const int64_t calls = splits.CallsOf("sm90", "forward");
+  std::printf("%ld wide forwards by sm90\n", static_cast<long>(calls));
+  if (arguments.cases > 0 && calls == 0) {
+    std::printf("FAILED: no wide forward by sm90\n");
+    ++failed;
+  }
+  return failed;
+}
+
 // Work on a separate stream while the object exists. It delays blocks of other kernels, which must
 // not change their results.
 class OtherWork {
@@ -310,6 +332,12 @@ int Main(int argc, char** argv) {
     std::printf("%d cases, %d failed\n", arguments.cases, deterministic_failed);
     return deterministic_failed == 0 ? 0 : 1;
   }
+  if (arguments.wide) {
+    const int wide_failed = CheckWideCases(arguments, *device);
+    std::printf("%d cases, %d failed\n", arguments.cases, wide_failed);
+    if (!arguments.small) PrintWideSpeed(*device);
+    return wide_failed == 0 ? 0 : 1;
+  }
   int failed = arguments.small ? 0 : CheckKeepSets(*device, TermFamily(arguments));
   failed += CheckTermCases(arguments, *device);
   if (!arguments.small) PrintProbabilitySpeed(*device);
@@ -322,6 +350,7 @@ int Main(int argc, char** argv) {
     if (device->compute_major == 9) {
       failed += CheckFloat8Cases(arguments, *device);
       failed += CheckDeterministicCases(arguments, *device);
+      failed += CheckWideCases(arguments, *device);
     }
   }
   std::printf("%d cases, %d failed\n", arguments.cases, failed);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 #include <initializer_list>
+#include <iterator>
+#include <utility>
 
 #include "common/attention/band.h"
 #include "common/attention/tensors.h"
@@ -70,12 +72,12 @@ void LimitWork(int64_t most, AttentionShape& shape) {
   if (WorkOf(shape) > most) shape.num_heads = shape.num_kv_heads;
 }
 
-// Gives the case rows that only the exact kernels serve.
-void Widen(Case& c) {
+// Sets head dims, of which one is above 256.
+void Widen(Case& c, int64_t head_dim, int64_t head_dim_v) {
   AttentionShape& shape = c.spec.shape;
   const auto narrow = static_cast<double>(shape.head_dim);
-  shape.head_dim = c.seed % 2 == 0 ? 576 : 300;
-  shape.head_dim_v = c.seed / 2 % 2 == 0 ? 512 : 64;
+  shape.head_dim = head_dim;
+  shape.head_dim_v = head_dim_v;
   const double scale = c.spec.options.softmax_scale;
   c.spec.options.softmax_scale =
       static_cast<float>(scale * std::sqrt(narrow / static_cast<double>(shape.head_dim)));
@@ -270,7 +272,7 @@ Case RandomCase(std::mt19937& random, bool small) {
   if (random() % 10 == 0) c.amplitude = 4.0f;
   c.seed = random();
   c.long_keys = c.seed % 3 == 0;
-  if (c.seed / 5 % 8 == 0) Widen(c);
+  if (c.seed / 5 % 8 == 0) Widen(c, c.seed % 2 == 0 ? 576 : 300, c.seed / 2 % 2 == 0 ? 512 : 64);
   // In small problems, this is the only way for blocks to process whole groups and store dk and dv.
   c.few_sms = c.seed / 3 % (shape.group_size() > 1 ? 2 : 4) == 0;
   c.apart = c.seed / 12 % 4 == 0;
@@ -345,6 +347,19 @@ Case RandomDeterministicTermCase(std::mt19937& random, bool small) {
   }
   c.spec.options.softcap = 0;
   c.spec.options.deterministic = true;
+  return c;
+}
+
+Case RandomWideCase(std::mt19937& random, bool small) {
+  Case c = RandomCase(random, small);
+  if (c.spec.dtype == DType::kFloat32) c.spec.dtype = DType::kBFloat16;
+  constexpr std::pair<int64_t, int64_t> kDims[] = {{512, 512}, {512, 512}, {576, 512}, {576, 512},
+                                                   {320, 320}, {264, 440}, {520, 40},  {96, 512}};
+  const auto [head_dim, head_dim_v] = kDims[random() % std::size(kDims)];
+  Widen(c, head_dim, head_dim_v);
+  c.spec.options.sinks = random() % 4 == 0;
+  c.small_device = false;
+  if (c.layout == Layout::kStriped && c.world == 1) c.layout = Layout::kZigzag;
   return c;
 }
 

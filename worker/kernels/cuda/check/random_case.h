@@ -53,6 +53,10 @@ Case RandomHopperTermCase(std::mt19937& random, bool small);
 Case RandomDeterministicCase(std::mt19937& random, bool small);
 Case RandomDeterministicTermCase(std::mt19937& random, bool small);
 
+// A plain problem in 16 bits with head dims above 256, up to 576 and 512, whose forward sm90
+// serves.
+Case RandomWideCase(std::mt19937& random, bool small);
+
 // A forward in e4m3. (Its backward uses the inputs without rounding and must not be judged.)
 Case RandomFloat8Case(std::mt19937& random, bool small);
 

@@ -11,6 +11,7 @@
 #include "worker/kernels/cuda/launch/tables.h"
 #include "worker/kernels/cuda/sm90/forward/forward_kernels.h"
 #include "worker/kernels/cuda/sm90/forward/keyless_rows.h"
+#include "worker/kernels/cuda/sm90/forward/wide/paired_forward_kernels.h"
 #include "worker/kernels/cuda/sm90/launch/float8_forward.h"
 #include "worker/kernels/cuda/sm90/launch/span_maps.h"
 #include "worker/kernels/cuda/sm90/launch/tensor_maps.h"
@@ -29,28 +30,34 @@ constexpr int64_t kUnevenWaves = 12;
 constexpr double kFlopsPerSecond = 5e12;
 
 // `long_kernel`, if not null, serves calls whose q tiles see many keys. `split_kernel` serves calls
-// with split keys if no tile has more rows than this kernel's tiles.
+// with split keys if no tile has more rows than this kernel's tiles. `blocks`: thread blocks that
+// divide the rows of a tile; if more than one, each cluster of them computes one item.
 struct HeadDimClass {
   int64_t head_dim;
+  int64_t head_dim_v;
   ForwardKernel (*kernel)();
-  ForwardKernel (*long_kernel)();
-  ForwardKernel (*split_kernel)();
+  ForwardKernel (*long_kernel)() = nullptr;
+  ForwardKernel (*split_kernel)() = nullptr;
+  int32_t blocks = 1;
 };
 constexpr HeadDimClass kClasses[] = {
-    {64, ForwardKernel_d64, nullptr, nullptr},
-    {96, ForwardKernel_d96, nullptr, nullptr},
-    {128, ForwardKernel_d128, ForwardKernel_d128_long, ForwardKernel_d128_split},
-    {192, ForwardKernel_d192, nullptr, nullptr},
-    {256, ForwardKernel_d256, nullptr, nullptr}};
+    {64, 64, ForwardKernel_d64},
+    {96, 96, ForwardKernel_d96},
+    {128, 128, ForwardKernel_d128, ForwardKernel_d128_long, ForwardKernel_d128_split},
+    {192, 192, ForwardKernel_d192},
+    {256, 256, ForwardKernel_d256},
+    {512, 512, ForwardKernel_d512, nullptr, nullptr, 2},
+    {576, 512, ForwardKernel_d576, nullptr, nullptr, 2}};
 // Keys per q tile, on average: at 32K and 64K the long kernel of d128 is 1 to 4% faster, at
 // 8K and 16K up to 2% slower (H200, 2026-11-22).
 constexpr int64_t kLongKeys = 24576;
 
-// Returns null for head dims above 256.
+// Returns null if no kernel is wide enough.
 const HeadDimClass* ClassOf(const AttentionProblem& problem) {
-  const int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
   for (const HeadDimClass& candidate : kClasses) {
-    if (dim <= candidate.head_dim) return &candidate;
+    if (problem.head_dim <= candidate.head_dim && problem.head_dim_v <= candidate.head_dim_v) {
+      return &candidate;
+    }
   }
   return nullptr;
 }
@@ -196,7 +203,8 @@ bool TakesForward(const ForwardCall& call) {
 
 bool TakesLateKeys(const ForwardCall& call) {
   const AttentionProblem& problem = *call.problem;
-  return !problem.terms.any() && problem.compute == ComputeDType::kAsInputs;
+  return !problem.terms.any() && problem.compute == ComputeDType::kAsInputs &&
+         ClassOf(problem)->blocks == 1;
 }
 
 std::vector<KernelEntry> ForwardEntries() {
@@ -237,6 +245,8 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   ForwardKernel& kernel = kernel_;
   const bool terms = problem.terms.any();
   kernel = terms ? TermKernelOf(problem) : head_dim_class.kernel();
+  const int32_t blocks = terms ? 1 : head_dim_class.blocks;
+  const int32_t items_at_once = std::max(device.sm_count / blocks, 1);
 
   TermForwardKernelParams& params = params_;
   ForwardParams& forward = params.forward;
@@ -249,14 +259,14 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   const int64_t group_size = forward.common.group_size;
   // The rows of a bias belong to one head.
   const int32_t pack = forward.head_pack =
-      problem.terms.bias.has_value() ? 1 : HeadPack(call, kernel.tile_rows);
+      problem.terms.bias.has_value() ? 1 : HeadPack(call, kernel.tile_rows / blocks);
   const int64_t packs = problem.num_heads / pack;
 
   ForwardTileShape shape;
-  shape.q_rows = kernel.tile_rows / pack;
+  shape.q_rows = kernel.tile_rows / blocks / pack * blocks;
   shape.keys = kernel.tile_keys;
   shape.blocks_per_tile = problem.batch * packs;
-  shape.target_blocks = tuning.max_key_splits == 1 ? 0 : device.sm_count;
+  shape.target_blocks = tuning.max_key_splits == 1 ? 0 : items_at_once;
   shape.blocks_at_once = shape.target_blocks;
   // For wider heads the partial results cost as much as splitting saves (H200, 16K: d192 runs at
   // 721 TFLOP/s split and 736 unsplit).
@@ -285,7 +295,7 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
     }
   }
   forward.tile_rows = kernel.tile_rows;
-  if (call.has_late_keys() && !terms && !plan.tiles.empty()) {
+  if (call.has_late_keys() && !terms && blocks == 1 && !plan.tiles.empty()) {
     first_late_piece_ = FirstLatePiece(call.blocks);
     shape.early_key_tiles = EarlyKeyTiles(call, plan, shape, kernel.tile_rows, device.sm_count);
     plan_ = PlanForwardTiles(call, shape);
@@ -296,19 +306,22 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   while (tiles > 0 && plan.tiles[tiles - 1].range_begin == plan.tiles[tiles - 1].range_end) --tiles;
   keyless_tiles_ = static_cast<int32_t>(plan.tiles.size() - tiles);
   const int64_t items = static_cast<int64_t>(tiles) * shape.blocks_per_tile;
-  if (items > std::numeric_limits<int32_t>::max()) {
+  const int64_t most_items = std::numeric_limits<int32_t>::max() / blocks;
+  if (items > most_items) {
     return absl::ResourceExhaustedError(
         absl::StrCat("a forward call needs ", items,
-                     " work items (tiles times heads); the maximum is 2147483647"));
+                     " work items (tiles times heads); the maximum is ", most_items));
   }
   params.tiles = static_cast<int32_t>(tiles);
   params.heads = static_cast<int32_t>(shape.blocks_per_tile);
   params.section_heads =
       for_parts_ ? params.heads
                  : SectionHeads(call, plan, params.tiles, group_size / pack, shape.blocks_per_tile,
-                                device.sm_count, /*element_bytes=*/2);
-  params.q_box_bytes = static_cast<uint32_t>(shape.q_rows) * pack * 128;
-  blocks_ = static_cast<int32_t>(std::min<int64_t>(items, device.sm_count));
+                                items_at_once, /*element_bytes=*/2);
+  params.q_box_bytes = static_cast<uint32_t>(shape.q_rows / blocks) * pack * 128;
+  // Clusters are not persistent.
+  blocks_ =
+      static_cast<int32_t>(blocks > 1 ? items * blocks : std::min<int64_t>(items, device.sm_count));
 
   MappedTensor q;
   q.data = call.q;
@@ -317,7 +330,7 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
   q.rows = q.row_pitch = call.q_rows;
   q.batch = problem.batch;
   q.box_heads = pack;
-  q.box_rows = shape.q_rows;
+  q.box_rows = shape.q_rows / blocks;
   if (absl::Status s = EncodeMap(problem.dtype, q, params.q_map); !s.ok()) return s;
   if (absl::Status s = MapKeys(problem, call.blocks, kernel.tile_keys, maps_); !s.ok()) {
     return s;

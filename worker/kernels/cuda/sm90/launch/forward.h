@@ -41,15 +41,16 @@ int32_t SectionHeads(const ForwardCall& call, const ForwardPlan& plan, int64_t t
 std::vector<SplitPart> SplitPartsOf(const ForwardPlan& plan, size_t tiles);
 
 // Serves 16-bit tensors whose rows the copy engine can read, on compute capability 9.0. head_dim
-// and head_dim_v are multiples of 8, and one of them is above 32; with smaller ones the tensor
-// cores would mostly multiply padding. With score terms both are at most 128.
+// and head_dim_v are multiples of 8, at most 576 and 512, and one of them is above 32; with smaller
+// ones the tensor cores would mostly multiply padding. With score terms both are at most 128.
 bool ServesForward(const AttentionProblem& problem, const DeviceInfo& device);
 
 // Returns whether the kernels can take the call's addresses (multiples of 16) and pieces (all of
 // one stride).
 bool TakesForward(const ForwardCall& call);
 
-// Returns whether the call's kernel waits for late keys. Kernels without score terms and e4m3 do.
+// Returns whether the call's kernel waits for late keys. Kernels for head dims up to 256 without
+// score terms and e4m3 do.
 // REQUIRES: ServesForward and TakesForward.
 bool TakesLateKeys(const ForwardCall& call);
 
