@@ -48,14 +48,20 @@ TEST(ChooseTest, TensorCoresWhereTheyServe) {
   }
 }
 
-// Rows above 256 have portable kernels only.
+// Rows above 256 have portable kernels, and a forward on Hopper in 16 bits up to 576 and 512.
 TEST(ChooseTest, TheExactFamilyServesTheWidestRows) {
-  for (const auto& [dim, dim_v] : {std::pair{257, 64}, {64, 264}, {512, 512}, {576, 512}}) {
+  for (const auto& [dim, dim_v, hopper] : {std::tuple{257, 64, false},
+                                           {64, 264, true},
+                                           {512, 512, true},
+                                           {576, 512, true},
+                                           {576, 520, false}}) {
     for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
       AttentionProblem problem = ProblemOf(dtype, dim);
       problem.head_dim_v = dim_v;
+      const bool served = hopper && dtype != DType::kFloat32 && HaveHopper();
+      EXPECT_EQ(Name(ChooseForward(problem, kH200, {})), served ? "sm90" : "simt");
+      EXPECT_EQ(Name(ChooseForward(problem, kA100, {})), "simt");
       for (const DeviceInfo& device : {kH200, kA100}) {
-        EXPECT_EQ(Name(ChooseForward(problem, device, {})), "simt");
         EXPECT_EQ(Name(ChooseBackward(problem, device, {})), "simt");
       }
     }

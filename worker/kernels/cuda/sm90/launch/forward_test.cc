@@ -95,6 +95,10 @@ TEST(Sm90ForwardTest, ServesWhatTheCopyEngineCanRead) {
   EXPECT_FALSE(serves(DType::kBFloat16, 33, 64));
   EXPECT_FALSE(serves(DType::kBFloat16, 64, 66));
   EXPECT_FALSE(serves(DType::kBFloat16, 32, 32));
+  EXPECT_TRUE(serves(DType::kBFloat16, 512, 512));
+  EXPECT_TRUE(serves(DType::kFloat16, 576, 512));
+  EXPECT_FALSE(serves(DType::kBFloat16, 512, 520));
+  EXPECT_FALSE(serves(DType::kBFloat16, 508, 512));
   Request odd(128);
   odd.call.q = reinterpret_cast<const void*>(8);
   EXPECT_FALSE(TakesForward(odd.call));
@@ -154,6 +158,26 @@ struct DecodeRequest : Request {
     return slots * 2 * tile_rows * (128 * 4 + 4);
   }
 };
+
+// Head dims above 256: two blocks share an item, with 64 packed rows each.
+TEST(Sm90ForwardTest, WideHeadsDivideTilesBetweenTwoBlocks) {
+  Request request(4096);
+  request.problem.head_dim = request.problem.head_dim_v = 512;
+  EXPECT_FALSE(TakesLateKeys(request.call));
+  const auto scratch = [](int64_t heads, int64_t rows) {
+    DecodeRequest decode(heads, rows);
+    decode.problem.head_dim = decode.problem.head_dim_v = 512;
+    return (*PreparedForward::Create(decode.call, kHopper, {}))->scratch_bytes();
+  };
+  constexpr int64_t kTile = 128 * (512 * 4 + 4);  // bytes of the partials of one item
+  const auto items = [&](int64_t heads, int64_t rows) { return scratch(heads, rows) / kTile; };
+  // 66 items at once: 2 packs of heads of each part of the keys, up to 64 rows of 4 heads.
+  EXPECT_GT(items(8, 16), 60);
+  EXPECT_LE(items(8, 16), 66);
+  EXPECT_EQ(items(8, 16) % 2, 0);
+  // One head per item.
+  EXPECT_EQ(items(8, 17) % 8, 0);
+}
 
 TEST(Sm90ForwardTest, FewRowsOfSplitKeysTakeSmallTiles) {
   const auto scratch = [](const DecodeRequest& request, const KernelTuning& tuning) {

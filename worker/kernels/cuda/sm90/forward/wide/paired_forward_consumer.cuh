@@ -290,7 +290,7 @@ struct PairedForwardConsumer {
     Probabilities p;
     RowStates rows;
     float factor[2];
-    bool last;
+    bool last = false;
     const auto finish_scores = [&] {
       KeyTile tile = {};
       if (lane == 0) tile = key_tiles[phase];

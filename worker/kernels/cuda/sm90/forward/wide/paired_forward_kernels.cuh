@@ -44,10 +44,10 @@ __device__ __forceinline__ void RunPairedForward(const ForwardKernelParams& para
     if (threadIdx.x == 0) PairedForwardProducer<Shape>::Run(params, memory, shared, rank);
     __syncwarp();
   } else if (warpgroup == 1) {
-    TakeRegisters<Shape::kConsumerRegisters>();
+    TakeRegisters<Shape::kScoresRegisters>();
     PairedForwardConsumer<Shape>::RunScores(params, memory, shared, rank);
   } else {
-    TakeRegisters<Shape::kConsumerRegisters>();
+    TakeRegisters<Shape::kValuesRegisters>();
     PairedForwardConsumer<Shape>::RunValues(params, shared, rank);
   }
   // Threads of the other block arrive at this block's barriers until the end.

@@ -26,8 +26,10 @@ struct PairedForwardShape {
   static constexpr int kRows = kClusterBlocks * kBlockRows;  // of an item
   static constexpr int kKeyPanels = kKeyPanels_;
   static constexpr int kThreads = 384;
+  // Out of the 504 registers of a lane position over all warpgroups.
   static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kScoresRegisters = 248;
+  static constexpr int kValuesRegisters = 216;
 
   static constexpr int kPanels = kDim / kPanelColumns;
   static constexpr int kPanelBytes = 64 * kPanelRowBytes;  // of 64 rows or keys
