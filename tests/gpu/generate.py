@@ -5,9 +5,14 @@ transformers' own cache, and time per token next to sdpa. The model has 4 layers
 bf16. Needs PyTorch with CUDA, transformers and the package (an unpacked wheel in PYTHONPATH will do). Prints JSON.
 
   generate.py --server=HOST:PORT [--lengths=8192,32768,131072] [--equal=8192,32768] [--tokens=64] [--world_size=1]
+      [--profile]
+
+The workers should have GPUs of their own: two processes take turns on a GPU.
 """
 import argparse
+import cProfile
 import json
+import pstats
 import statistics
 import time
 
@@ -60,7 +65,11 @@ def ours(client, model, prompt, tokens, world_size):
 def run(client, arguments, length, dtype, tokens, reference):
     prompt = torch.randint(1, 4096, (1, length), device="cuda", generator=torch.Generator("cuda").manual_seed(length))
     model = make_model(dtype, "ringattn", length + tokens + 64)
+    profile = cProfile.Profile()
     found, gaps, transport = ours(client, model, prompt, tokens, arguments.world_size)
+    if arguments.profile:
+        profile.runcall(ours, client, model, prompt, tokens, arguments.world_size)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
     model.set_attn_implementation(reference)
     want, reference_gaps = generate(model, prompt, tokens)
     us = lambda seconds: round(statistics.median(seconds) * 1e6, 1)  # noqa: E731
@@ -77,6 +86,7 @@ def main():
     parser.add_argument("--equal", default="8192,32768")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--world_size", type=int, default=1)
+    parser.add_argument("--profile", action="store_true", help="print where a second run of ours spends its time")
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     # cuDNN's attention makes a plan for every length of the keys: 40 ms per token.

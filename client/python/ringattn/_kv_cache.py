@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringattn import _core
-from ringattn._arrays import Array, floats, take_on_host
+from ringattn._arrays import Array, floats, on_host_together, take_on_host
 from ringattn._dtypes import service_dtype
 from ringattn._errors import StepRefusedError, error_of, invalid
 
@@ -154,7 +154,10 @@ class Step:
             StepRefusedError: naming the rows. The cache is unchanged; `WorkerCache.step` may describe another step.
             CacheLostError, CacheExpiredError, CacheFencedError: this cache can no longer be used.
         """
-        array = self._cache._take(q, "q")
+        device_of = q
+        if k is not None and v is not None:
+            q, k, v = on_host_together({"q": q, "k": k, "v": v}).values()
+        array = self._cache._take(q, "q", like=device_of)
         kind = "partial" if partial else "out_and_lse" if lse else "out"
         group = self._cache.group_of(layer)
         self._check(array, "q", (self.q_tokens, group["num_heads"], group["head_dim"]))
@@ -243,8 +246,9 @@ class WorkerCache:
         if details is not None:
             raise self._error(details)
 
-    def _take(self, value: Any, field: str) -> Array:
-        array = take_on_host(value, field)
+    def _take(self, value: Any, field: str, like: Any = None) -> Array:
+        """`like`: whose device results return to, if it is not `value`."""
+        array = take_on_host(value, field, like)
         if array.dtype != self.dtype:
             raise invalid(field, f"is of type {array.dtype}; the cache's is {self.dtype}")
         return array

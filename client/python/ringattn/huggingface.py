@@ -329,7 +329,9 @@ def _band(batch: int, queries: int, keys: int, q_offset: int, kv_offset: int, ma
         kv_ids = torch.where(padding, kv_ids, -1)
     mask = make_mask(batch, queries, keys, left=window, right=0 if is_causal else window, q_ids=q_ids, kv_ids=kv_ids,
                      dtype=dtype, device=device)
-    if torch.compiler.is_compiling() or _agrees(mask, mask_function, q_offset, kv_offset, padding):
+    # transformers' own function means what the band says; the check takes a dozen launches on a GPU.
+    is_plain = mask_function is causal_mask_function and is_causal and window < 0 and chunk is None
+    if torch.compiler.is_compiling() or is_plain or _agrees(mask, mask_function, q_offset, kv_offset, padding):
         return mask
     return None
 
