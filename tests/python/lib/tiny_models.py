@@ -67,6 +67,8 @@ FAMILIES = {
     "hunyuan_vl_text": {"head_dim": 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "reformer": {"is_decoder": True},
+    "sam3_vision_model": {"backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]]},
+    "sam3_vit_model": {"image_size": 112, "pretrain_image_size": 56, "window_size": 4},
     "time_series_transformer": {"prediction_length": 8, "context_length": 16},
     "zamba": {"layer_types": ["mamba", "hybrid"]},
     "zamba2": {"layer_types": ["mamba", "hybrid"]},
@@ -193,7 +195,8 @@ def _spread(model):
             continue
         if not parameter.isfinite().all() or parameter.abs().max() > 100:  # the family leaves it uninitialised
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-        if parameter.dim() >= 2 and parameter.std() > 0:
+        # The deviation of equal values is their rounding.
+        if parameter.dim() >= 2 and parameter.std() > 1e-3 * parameter.abs().max():
             parameter *= 1.2 * parameter[0].numel() ** -0.5 / parameter.std()
         else:
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
