@@ -1,7 +1,10 @@
-"""Operators' tools: grpcurl, Prometheus, promtool, health, the admin service."""
+"""Tools of operators and of other languages: grpcurl, Prometheus, promtool, health, the admin service, Java stubs."""
 
 import json
 import os
+import pathlib
+import re
+import shutil
 import subprocess
 import time
 import urllib.request
@@ -17,6 +20,11 @@ GRPCURL = os.environ.get("RINGATTN_GRPCURL", str(ROOT / ".deps/bin/grpcurl"))
 TOY = {"header": {"shape": {"batch": 1, "seq_len_q": 1, "seq_len_kv": 1, "num_heads": 1,
                             "head_dim": 1}, "dtype": "DATA_TYPE_FLOAT32"}}
 ONE, TWO = "AACAPw==", "AAAAQA=="  # 1.0f, 2.0f
+PROTOS = sorted((ROOT / "proto/ringattn/v1").glob("*.proto"))
+GOOGLEAPIS = ROOT / ".deps/googleapis"
+# The distribution's jars for the dependencies in docs/stubs.md. com.google.rpc is generated here, too.
+JARS = [pathlib.Path("/usr/share/java") / f"{name}.jar" for name in (
+    "protobuf", "grpc-api", "grpc-stub", "grpc-protobuf", "guava", "geronimo-annotation-1.3-spec")]
 
 
 def grpcurl(*arguments, stdin=None, fails=False):
@@ -160,3 +168,45 @@ def test_drain_and_reform(make_ring):
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE
     admin.Drain(admin_pb2.DrainRequest(undo=True), metadata=secret, timeout=15)
     run(ring.attention, make_inputs())
+
+
+# Java stubs by the recipe of docs/stubs.md.
+
+@pytest.fixture(scope="module")
+def java_stubs(tmp_path_factory):
+    """The folder of the generated sources."""
+    plugin = shutil.which("grpc_java_plugin")
+    if plugin is None:
+        pytest.skip("the package protobuf-compiler-grpc-java-plugin is not installed")
+    out = tmp_path_factory.mktemp("java")
+    subprocess.run(["protoc", f"-I{ROOT / 'proto'}", f"-I{GOOGLEAPIS}", "-I/usr/include",
+                    f"--plugin=protoc-gen-grpc-java={plugin}", f"--java_out={out}", f"--grpc-java_out={out}",
+                    *PROTOS, GOOGLEAPIS / "google/rpc/status.proto"], check=True)
+    return out
+
+
+def test_java_stubs_have_a_class_for_every_message_and_service(java_stubs):
+    package = java_stubs / "ringattn/v1"
+    assert [path.name for path in java_stubs.iterdir() if path.name != "com"] == ["ringattn"]
+    for proto in PROTOS:
+        text = proto.read_text()
+        kinds = re.findall(r"^(message|enum|service) (\w+)", text, re.MULTILINE)
+        assert kinds, proto
+        for kind, name in kinds:
+            source = package / (f"{name}Grpc.java" if kind == "service" else f"{name}.java")
+            assert re.search(rf"^public (final )?(class|enum) {source.stem}\b", source.read_text(), re.MULTILINE), source
+        outer = "".join(word.capitalize() for word in proto.stem.split("_")) + "Proto"
+        assert (package / f"{outer}.java").exists(), outer
+
+
+def test_a_client_with_java_stubs_compiles(java_stubs, tmp_path):
+    if shutil.which("javac") is None:
+        pytest.skip("no JDK is installed")
+    if missing := [jar.name for jar in JARS if not jar.exists()]:
+        pytest.skip(f"not in /usr/share/java: {', '.join(missing)}")
+    done = subprocess.run(["javac", "-nowarn", "-proc:none", "-implicit:none", "-d", tmp_path / "classes",
+                           "-cp", ":".join(map(str, JARS)), "-sourcepath", java_stubs,
+                           ROOT / "tests/e2e/support/StubsClient.java"],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "classes/StubsClient.class").exists()
