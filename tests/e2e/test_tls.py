@@ -4,7 +4,6 @@ import concurrent.futures
 import json
 import pathlib
 import re
-import socket
 import ssl
 import subprocess
 import threading
@@ -105,9 +104,7 @@ def test_plain_text_is_not_understood_by_tls_nor_tls_by_plain_text(secure, pki, 
             assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5) == b"\x08\x01"
 
 
-def half_open(address):
-    """A connection whose peer has answered a ClientHello and waits for the rest of the handshake."""
-    host, port = address.rsplit(":", 1)
+def client_hello():
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -115,9 +112,12 @@ def half_open(address):
     tls = context.wrap_bio(ssl.MemoryBIO(), sent)
     with pytest.raises(ssl.SSLWantReadError):
         tls.do_handshake()
-    connection = socket.create_connection((host, int(port)), timeout=10)
-    connection.sendall(sent.read())
-    return connection
+    return sent.read()
+
+
+def half_open(address):
+    """A connection whose peer has answered a ClientHello and waits for the rest of the handshake."""
+    return http2.dial(address, client_hello())
 
 
 @timed
@@ -144,6 +144,28 @@ def test_half_open_handshakes_end_after_five_seconds(secure, pki, port):
     wait_until(lambda: open_descriptors(pid) <= descriptors + 10, 20, "descriptors as before")
     call()
     in_time(4 < seconds < 8, seconds)
+
+
+def test_half_open_handshakes_count_as_connections(pki, make_ring):
+    """docs/security.md: --max_connections bounds their number, and so their memory."""
+    most, attempts = 100, 800
+    ring = make_ring(workers=0, server_flags=[*server_tls(*pki.server, pki.ca), f"--max_connections={most}"],
+                     dial=lambda address: tls_channel(address, pki.ca, pki.trainer))
+    server_info(ring.channel)  # this is one of the connections
+    hello, memory = client_hello(), reset_peak(ring.server.pid)
+    held = [http2.dial(ring.address, hello) for _ in range(attempts)]
+    answers = [connection.recv(1 << 16) for connection in held]
+    grown = peak_resident_bytes(ring.server.pid) - memory
+    admitted = [answer for answer in answers if answer[:1] == b"\x16"]  # a TLS handshake record
+    print(f"{len(admitted)} of {attempts} admitted, {grown / 1e6:.1f} MB")
+    assert 0 < len(admitted) < most
+    assert all(b"too many connections" in answer for answer in answers if answer not in admitted)
+    assert grown < most * 100_000
+    refused = 'ringattn_refused_connections_total{listener="public"}'
+    wait_until(lambda: metric(ring, refused) == attempts - len(admitted), 10, "the refusals in the metrics")
+    for connection in held:
+        connection.close()
+    server_info(ring.channel)
 
 
 def test_an_expired_server_certificate(pki):
