@@ -13,11 +13,12 @@ import sys
 import threading
 
 import grpc
+import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))  # run as a program, too
 
-from attention import header_for, make_inputs, requests
-from cluster import CHANNEL_OPTIONS, wait_until
+from attention import header_for, make_inputs, requests, run
+from cluster import CHANNEL_OPTIONS, peak_resident_bytes, reset_peak, wait_until
 from stubs import attention_pb2 as pb, attention_pb2_grpc, tensor_pb2
 from test_abuse import Client, report, serve
 from timing import in_time, timed
@@ -103,6 +104,47 @@ def test_costly_headers_delay_nobody(make_ring, record_property):
 @timed
 def test_calls_that_are_cut_at_once_delay_nobody(make_ring, record_property):
     check_flood(make_ring(workers=WORKERS), "resets", record_property, bound=0.25)
+
+
+def levels_header(heads):
+    """64 dilation levels, each with an offset for every head: 662 bytes."""
+    tokens = 1 << 17
+    header = pb.ForwardHeader(shape=pb.AttentionShape(batch=1, seq_len_q=tokens, seq_len_kv=tokens, num_heads=heads,
+                                                      head_dim=1), dtype=tensor_pb2.DATA_TYPE_FLOAT32)
+    for _ in range(64):
+        header.options.dilation_levels.add(segment_length=tokens, dilation_rate=tokens - 1)
+    return header
+
+
+def test_dilation_levels_of_many_heads_cost_little(make_ring):
+    """Plans grow with levels times offsets. Too many are rejected, and the most that are accepted lose no worker."""
+    ring = make_ring(workers=WORKERS)
+    generation = ring.topology().generation
+    pids = [ring.server.pid, *(worker.pid for worker in ring.workers.values())]
+    before = [reset_peak(pid) for pid in pids]
+    for heads in (256, 512, 1024):
+        with pytest.raises(grpc.RpcError) as refused:
+            list(ring.attention.Forward(requests(levels_header(heads), []), timeout=30))
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert f"options.dilation_levels: select {64 * heads} pairs" in refused.value.details()
+    calls, over = [], threading.Event()
+
+    def header_alone():
+        yield from requests(levels_header(16), [])
+        over.wait(60)
+
+    for stub in stubs_of(ring.address, 8):
+        calls.append(stub.Forward(header_alone(), timeout=60))
+    assert all(next(call).WhichOneof("message") == "accepted" for call in calls)
+    over.set()
+    for call in calls:
+        call.cancel()
+    wait_until(lambda: not any(w.reserved_bytes for w in ring.topology().workers), 30, "memory")
+    grown = [peak_resident_bytes(pid) - bytes_before for pid, bytes_before in zip(pids, before)]
+    print(f"MB: {[round(value / 1e6) for value in grown]}")
+    assert max(grown) < 200e6, grown
+    assert ring.topology().generation == generation, "a worker was lost"
+    run(ring.attention, make_inputs(sq=8, heads=1, dim=8))
 
 
 if __name__ == "__main__":

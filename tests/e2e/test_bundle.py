@@ -2,8 +2,10 @@
 installed or built."""
 
 import os
+import re
 import shutil
 import subprocess
+import urllib.request
 
 import pytest
 
@@ -66,6 +68,11 @@ def test_quickstart_from_a_bundle(bundle, bare_environment):
         assert done.stdout.count("\nverified\n") == 1
         assert "ringattn is up and verified" in done.stdout
         assert f"{bundle}/bin/ringattn topology" in done.stdout
+        page = re.search(r"^live page at (http://\S+), metrics at /metrics", done.stdout, re.MULTILINE)[1]
+        with urllib.request.urlopen(page, timeout=10) as answer:
+            assert b"<title>" in answer.read()
+        with urllib.request.urlopen(f"{page}metrics", timeout=10) as answer:
+            assert b"ringattn_connected_workers" in answer.read()
     finally:
         ended = subprocess.run([quickstart, "--stop"], env=bare_environment, capture_output=True,
                                text=True, timeout=60)
