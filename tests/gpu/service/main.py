@@ -105,7 +105,7 @@ def parse(names):
                   if part != "environment"]
     for part in args.parts:
         if part not in names:
-            parser.error(f"unknown part {part}; see --help")
+            parser.error(f"--only: is {part}, must be one of {', '.join(names)}")
     return args
 
 
