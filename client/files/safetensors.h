@@ -45,6 +45,7 @@ enum class FileDType : uint8_t {
 };
 absl::string_view FileDTypeName(FileDType dtype);  // "F32", "BF16", ...
 std::optional<FileDType> FileDTypeFromName(absl::string_view name);
+std::string FileDTypeNames();  // all, in one list
 int64_t FileDTypeBytes(FileDType dtype);
 
 // The maximum header length, as in the format's own library.

@@ -1,5 +1,10 @@
 #include "client/files/safetensors.h"
 
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
 namespace ringattn::client {
 namespace {
 
@@ -23,6 +28,12 @@ constexpr Entry kEntries[] = {
 }  // namespace
 
 absl::string_view FileDTypeName(FileDType dtype) { return kEntries[static_cast<int>(dtype)].name; }
+
+std::string FileDTypeNames() {
+  return absl::StrJoin(kEntries, ", ", [](std::string* text, const Entry& entry) {
+    absl::StrAppend(text, entry.name);
+  });
+}
 
 int64_t FileDTypeBytes(FileDType dtype) { return kEntries[static_cast<int>(dtype)].bytes; }
 

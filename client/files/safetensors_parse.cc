@@ -89,7 +89,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     if (state_ != State::kDType) return Unexpected("a string");
     tensors.back().dtype = FileDTypeFromName(value);
     if (!tensors.back().dtype) {
-      return Fail(absl::StrCat(InTensor(), "unknown dtype ", Quoted(value)));
+      return Fail(absl::StrCat(InTensor(), "dtype is ", Quoted(value), ", must be one of ",
+                               FileDTypeNames()));
     }
     state_ = State::kTensor;
     return true;
@@ -163,7 +164,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       tensor.offsets.emplace();
       state_ = State::kOffsets;
     } else {
-      return Fail(absl::StrCat(InTensor(), "unknown field ", Quoted(name)));
+      return Fail(absl::StrCat(InTensor(), Quoted(name),
+                               " is not a field of a tensor; use dtype, shape and data_offsets"));
     }
     return !again || Fail(absl::StrCat(InTensor(), Quoted(name), " given twice"));
   }

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/request/enum_values.h"
 #include "common/request/option_fields.h"
 #include "common/request/violations.h"
 #include "common/wire/proto_values.h"
@@ -17,8 +19,7 @@ constexpr uint64_t kMaxDimension = uint64_t{1} << 60;
 absl::StatusOr<TensorId> Known(v1::TensorId tensor) {
   const std::optional<TensorId> id = TensorFromNumber(tensor);
   if (id.has_value()) return *id;
-  return absl::InvalidArgumentError(
-      absl::StrCat(static_cast<int>(tensor), " is not the id of a tensor"));
+  return absl::InvalidArgumentError(absl::StrCat("tensor: ", OtherThan<v1::TensorId>(tensor)));
 }
 
 }  // namespace
@@ -31,7 +32,12 @@ const char* TensorIdName(v1::TensorId tensor) {
 absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape,
                                            const TensorTypes& types) {
   const std::optional<DType> type = FromProto(types.dtype);
-  if (!type.has_value()) return absl::InvalidArgumentError("dtype is not set");
+  if (!type.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("dtype: ", OtherThan(types.dtype, *v1::DataType_descriptor(), [](int number) {
+                       return FromProto(static_cast<v1::DataType>(number)).has_value();
+                     })));
+  }
   for (uint64_t dimension : {shape.batch(), shape.seq_len_q(), shape.seq_len_kv()}) {
     if (dimension > kMaxDimension) {
       return absl::InvalidArgumentError("shape: the size of a tensor overflows");
@@ -52,10 +58,13 @@ absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape,
   const auto& cu_k = shape.packed().cu_seqlens_k();
   spec.shape.cu_seqlens_q.assign(cu_q.begin(), cu_q.end());
   spec.shape.cu_seqlens_k.assign(cu_k.begin(), cu_k.end());
-  for (const std::vector<int64_t>* list : {&spec.shape.cu_seqlens_q, &spec.shape.cu_seqlens_k}) {
-    if (std::is_sorted(list->begin(), list->end())) continue;
+  for (const auto& [name, list] : {std::make_pair("cu_seqlens_q", &spec.shape.cu_seqlens_q),
+                                   std::make_pair("cu_seqlens_k", &spec.shape.cu_seqlens_k)}) {
+    const auto end = std::is_sorted_until(list->begin(), list->end());
+    if (end == list->end()) continue;
     return absl::InvalidArgumentError(
-        "shape.packed: the documents' lengths are inconsistent with the shape");
+        absl::StrCat("shape.packed.", name, "[", end - list->begin(), "]: is ", *end,
+                     ", must be at least the offset before it, ", *(end - 1)));
   }
   // The server rejects any other number.
   spec.shape.packing = FromProto(shape.packing()).value_or(Packing::kNone);
@@ -68,7 +77,8 @@ absl::StatusOr<AttentionSpec> SpecForSizes(const v1::AttentionShape& shape,
   for (const v1::ProbabilityRow& row : types.probability_rows) {
     if (spec.shape.packed && row.batch() >= documents) {
       return absl::InvalidArgumentError(
-          absl::StrCat("probability_rows: the request has no document ", row.batch()));
+          absl::StrCat("probability_rows: batch is ", row.batch(),
+                       ", must be less than the number of documents, ", documents));
     }
     spec.probability_rows.push_back(
         {static_cast<int64_t>(row.batch()), static_cast<int64_t>(row.position())});

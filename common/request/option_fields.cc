@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/attention/tensors.h"
 #include "common/request/dilation_levels.h"
+#include "common/request/enum_values.h"
 
 namespace ringattn {
 namespace {
@@ -179,8 +180,7 @@ void ReadMask(const Proto& from, const AttentionShape&, Options& to, Violations&
   if (!from.has_mask()) return;
   const v1::Mask& mask = from.mask();
   if (!v1::MaskEncoding_IsValid(mask.encoding())) {
-    violations.Invalid("options.mask.encoding", absl::StrCat(static_cast<int>(mask.encoding()),
-                                                             " is not a value of MaskEncoding"));
+    violations.Invalid("options.mask.encoding", OtherThan<v1::MaskEncoding>(mask.encoding()));
   }
   to.mask = MaskForm{mask.per_batch(), mask.per_head(), mask.encoding() == v1::MASK_ENCODING_BITS};
 }
@@ -204,8 +204,7 @@ void WriteSegmentIds(const Options& from, Proto& to) {
 void ReadDeterministic(const Proto& from, const AttentionShape&, Options& to,
                        Violations& violations) {
   if (!v1::Determinism_IsValid(from.deterministic())) {
-    violations.Invalid("options.deterministic", absl::StrCat(static_cast<int>(from.deterministic()),
-                                                             " is not a value of Determinism"));
+    violations.Invalid("options.deterministic", OtherThan<v1::Determinism>(from.deterministic()));
   }
   to.deterministic = from.deterministic() == v1::DETERMINISM_SAME_RING;
 }
@@ -217,8 +216,7 @@ void WriteDeterministic(const Options& from, Proto& to) {
 void ReadComputeDType(const Proto& from, const AttentionShape&, Options& to,
                       Violations& violations) {
   if (!v1::ComputeDtype_IsValid(from.compute_dtype())) {
-    violations.Invalid("options.compute_dtype", absl::StrCat(static_cast<int>(from.compute_dtype()),
-                                                             " is not a value of ComputeDtype"));
+    violations.Invalid("options.compute_dtype", OtherThan<v1::ComputeDtype>(from.compute_dtype()));
   }
   if (from.compute_dtype() == v1::COMPUTE_DTYPE_FLOAT8_E4M3) {
     to.compute_dtype = ComputeDType::kFloat8E4M3;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/request/compute_dtype_rules.h"
 #include "common/request/dilation_rules.h"
+#include "common/request/enum_values.h"
 #include "common/request/option_fields.h"
 #include "common/request/shape_rules.h"
 #include "common/wire/proto_values.h"
@@ -16,11 +17,9 @@ namespace {
 DType ReadDType(v1::DataType proto, Violations& violations) {
   const std::optional<DType> dtype = FromProto(proto);
   if (dtype.has_value()) return *dtype;
-  if (proto != v1::DATA_TYPE_UNSPECIFIED) {
-    violations.Invalid("dtype",
-                       absl::StrCat(static_cast<int>(proto), " is not a value of DataType"));
-  }
-  violations.Invalid("dtype", "must be given");
+  violations.Invalid("dtype", OtherThan(proto, *v1::DataType_descriptor(), [](int number) {
+                       return FromProto(static_cast<v1::DataType>(number)).has_value();
+                     }));
   return DType::kFloat32;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/request/enum_values.h"
 #include "common/wire/proto_values.h"
 
 namespace ringattn {
@@ -120,8 +121,7 @@ int64_t CheckKvHeads(const v1::AttentionShape& proto, int64_t num_heads, const L
 void CheckPacking(const v1::AttentionShape& proto, AttentionShape& shape, Violations& violations) {
   const std::optional<Packing> packing = FromProto(proto.packing());
   if (!packing.has_value()) {
-    violations.Invalid("shape.packing", absl::StrCat(static_cast<int>(proto.packing()),
-                                                     " is not a value of Packing"));
+    violations.Invalid("shape.packing", OtherThan<v1::Packing>(proto.packing()));
     return;
   }
   shape.packing = *packing;

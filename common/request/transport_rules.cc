@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/request/enum_values.h"
 
 namespace ringattn {
 namespace {
@@ -39,8 +40,7 @@ void ReadAccept(const v1::TransportOptions& options, TransportChoice* choice,
     const std::optional<TransportKind> kind = KindOf(options.accept(i));
     const std::string field = absl::StrCat("transport.accept[", i, "]");
     if (!kind.has_value()) {
-      violations.Invalid(field, absl::StrCat(static_cast<int>(options.accept(i)),
-                                             " is not a transport of this version"));
+      violations.Invalid(field, OtherThan<v1::Transport>(options.accept(i)));
       continue;
     }
     if (std::find(choice->accept.begin(), choice->accept.end(), *kind) != choice->accept.end()) {

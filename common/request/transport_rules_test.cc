@@ -127,9 +127,11 @@ TEST(TransportRulesTest, MistakesAreNamed) {
   EXPECT_EQ(Refused(Header("transport { required: true }")),
             "transport.required: needs transport.accept");
   EXPECT_EQ(Refused(Header("transport { accept: TRANSPORT_UNSPECIFIED }")),
-            "transport.accept[0]: 0 is not a transport of this version");
+            "transport.accept[0]: is not set, must be TRANSPORT_RELAY, TRANSPORT_DIRECT, "
+            "TRANSPORT_HOST_MEMORY or TRANSPORT_CUDA_MEMORY");
   EXPECT_EQ(Refused(Header("transport { accept: 5 }")),
-            "transport.accept[0]: 5 is not a transport of this version");
+            "transport.accept[0]: is 5, must be TRANSPORT_RELAY, TRANSPORT_DIRECT, "
+            "TRANSPORT_HOST_MEMORY or TRANSPORT_CUDA_MEMORY");
   EXPECT_EQ(Refused(Header("transport { accept: [2, 1, 2] }")),
             "transport.accept[2]: is given twice");
   EXPECT_EQ(Refused(Header("transport { accept: [3, 3] }")), "transport.accept[1]: is given twice");

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/request/enum_values.h"
 #include "common/request/request_rules.h"
 #include "common/request/transport_rules.h"
 #include "common/request/unknown_fields.h"
@@ -14,9 +15,11 @@ namespace {
 
 // Rejects an enum number that is neither UNSPECIFIED nor a value of this version.
 template <typename Enum>
-void CheckEnum(Enum value, const char* field, const char* type, Violations& violations) {
-  if (value == 0 || FromProto(value).has_value()) return;
-  violations.Invalid(field, absl::StrCat(static_cast<int>(value), " is not a value of ", type));
+void CheckEnum(Enum value, const char* field, Violations& violations) {
+  const auto accepts = [](int number) { return FromProto(static_cast<Enum>(number)).has_value(); };
+  if (value == 0 || accepts(value)) return;
+  const auto& type = *google::protobuf::GetEnumDescriptor<Enum>();
+  violations.Invalid(field, OtherThan(value, type, accepts));
 }
 
 // Returns 0 if the field is not set. Each device decides which values it accepts.
@@ -74,8 +77,8 @@ void CheckMembers(const v1::PlanOptions& plan, const Limits& limits, PlanChoice&
 }
 
 PlanChoice CheckPlan(const v1::PlanOptions& plan, const Limits& limits, Violations& violations) {
-  CheckEnum(plan.layout(), "plan.layout", "Layout", violations);
-  CheckEnum(plan.schedule(), "plan.schedule", "Schedule", violations);
+  CheckEnum(plan.layout(), "plan.layout", violations);
+  CheckEnum(plan.schedule(), "plan.schedule", violations);
   PlanChoice choice;
   choice.layout = FromProto(plan.layout());
   choice.schedule = FromProto(plan.schedule());
@@ -109,7 +112,7 @@ void CheckReply(const v1::ReplyOptions& reply, const Limits& limits, Violations&
 
 // Returns whether results are fp32 although the request's dtype is not.
 bool AsksForFloat32(const v1::ReplyOptions& reply, DType dtype, Violations& violations) {
-  CheckEnum(reply.output_dtype(), "reply.output_dtype", "DataType", violations);
+  CheckEnum(reply.output_dtype(), "reply.output_dtype", violations);
   const DType asked = FromProto(reply.output_dtype()).value_or(dtype);
   if (asked != dtype && asked != DType::kFloat32) {
     violations.Invalid("reply.output_dtype",
@@ -122,8 +125,7 @@ bool AsksForFloat32(const v1::ReplyOptions& reply, DType dtype, Violations& viol
 // Returns whether clients exchange lse and dlse per document.
 bool IsLsePerDocument(const v1::ReplyOptions& reply, Violations& violations) {
   if (!v1::LseFormat_IsValid(reply.lse_format())) {
-    violations.Invalid("reply.lse_format", absl::StrCat(static_cast<int>(reply.lse_format()),
-                                                        " is not a value of LseFormat"));
+    violations.Invalid("reply.lse_format", OtherThan<v1::LseFormat>(reply.lse_format()));
   }
   return reply.lse_format() == v1::LSE_FORMAT_PER_DOCUMENT;
 }

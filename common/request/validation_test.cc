@@ -283,7 +283,45 @@ TEST(ValidationTest, ReportsEverythingAtOnce) {
                             [&](const Violation& v) { return v.field == field; }))
         << field;
   }
+  EXPECT_EQ(rejection.violations[0].description,
+            "is not a field of this version of the protocol; remove it or upgrade the service");
   EXPECT_EQ(rejection.ToStatus().code(), kInvalid);
+}
+
+// Open enums of proto3 carry any number.
+TEST(ValidationTest, EnumFieldsListTheirValues) {
+  const auto text = [](const std::string& field, const std::string& fields) {
+    for (const Violation& violation : Reject(Parse(kGood, fields)).violations) {
+      if (violation.field == field) return violation.description;
+    }
+    return std::string("no violation");
+  };
+  v1::ForwardHeader unset = Parse(kGood);
+  unset.clear_dtype();
+  const std::string types = "must be DATA_TYPE_FLOAT32, DATA_TYPE_BFLOAT16 or DATA_TYPE_FLOAT16";
+  const Rejection rejection = Reject(unset);
+  ASSERT_EQ(rejection.violations.size(), 1u);
+  EXPECT_EQ(rejection.violations[0].description, "is not set, " + types);
+  EXPECT_EQ(text("dtype", "dtype: 9"), "is 9, " + types);
+  EXPECT_EQ(text("dtype", "dtype: DATA_TYPE_INT32"), "is 4, " + types);
+  EXPECT_EQ(text("reply.output_dtype", "reply { output_dtype: 9 }"), "is 9, " + types);
+  EXPECT_EQ(text("reply.lse_format", "reply { lse_format: 9 }"),
+            "is 9, must be LSE_FORMAT_PER_DOCUMENT");
+  EXPECT_EQ(text("shape.packing", "shape { packing: 9 }"),
+            "is 9, must be PACKING_QKV or PACKING_KV");
+  EXPECT_EQ(text("plan.layout", "plan { layout: 9 }"),
+            "is 9, must be LAYOUT_CONTIGUOUS, LAYOUT_ZIGZAG, LAYOUT_STRIPED or "
+            "LAYOUT_ZIGZAG_PER_DOCUMENT");
+  EXPECT_EQ(
+      text("plan.schedule", "plan { schedule: 99 }"),
+      "is 99, must be SCHEDULE_SINGLE, SCHEDULE_RING, SCHEDULE_ALL_GATHER, SCHEDULE_PASS_Q or "
+      "SCHEDULE_REPLICATED_Q");
+  EXPECT_EQ(text("options.mask.encoding", "options { mask { encoding: -1 } }"),
+            "is -1, must be MASK_ENCODING_BYTES or MASK_ENCODING_BITS");
+  EXPECT_EQ(text("options.deterministic", "options { deterministic: 9 }"),
+            "is 9, must be DETERMINISM_SAME_RING");
+  EXPECT_EQ(text("options.compute_dtype", "options { compute_dtype: 9 }"),
+            "is 9, must be COMPUTE_DTYPE_FLOAT8_E4M3");
 }
 
 TEST(ValidationTest, TheGravestCodeWins) {

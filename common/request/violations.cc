@@ -36,7 +36,9 @@ void Violations::OverLimit(std::string field, std::string description) {
 }
 
 void Violations::Unknown(std::string field) {
-  Add({std::move(field), "is not a known field", StatusCode::kInvalidArgument});
+  Add({std::move(field),
+       "is not a field of this version of the protocol; remove it or upgrade the service",
+       StatusCode::kInvalidArgument});
 }
 
 int64_t Violations::Bounded(const char* field, uint64_t value, int64_t least, int64_t limit) {

@@ -9,6 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 
 namespace ringattn::server {
@@ -103,7 +104,9 @@ std::string NameIn(const Json& client, Faults* faults) {
 
 void RefuseUnknownFields(const Json& object, const std::set<std::string>& known, Faults* faults) {
   for (const auto& [field, value] : object.items()) {
-    if (known.count(field) == 0) faults->Add(field, "is not a field of clients files");
+    if (known.count(field) > 0) continue;
+    faults->Add(field,
+                absl::StrCat("is not a field of clients files; use ", absl::StrJoin(known, ", ")));
   }
 }
 

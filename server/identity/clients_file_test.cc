@@ -85,7 +85,10 @@ TEST(KnownClients, EveryBadFieldIsNamed) {
       {token + R"(, "max_requests_in_flight": 1.5)", "clients[0] (a).max_requests_in_flight must"},
       {token + R"(, "max_queued_bytes": -5)", "clients[0] (a).max_queued_bytes must be"},
       {token + R"(, "max_queued_bytes": null)", "clients[0] (a).max_queued_bytes must be"},
-      {token + R"(, "tokens": [])", "clients[0] (a).tokens is not a field of clients files"},
+      {token + R"(, "tokens": [])",
+       "clients[0] (a).tokens is not a field of clients files; use certificates, "
+       "max_kv_cache_bytes, max_kv_caches, max_queued_bytes, max_requests_in_flight, "
+       "max_residual_bytes, name, token_sha256, weight"},
       {token + R"(}, {"name": "a", "certificates": ["CN=b"])",
        "clients[1] (a).name is another client's too"},
       {token + R"(}, {"name": "b", )" + token,
@@ -110,7 +113,8 @@ TEST(KnownClients, AFileIsAnObjectWithANonemptyList) {
   EXPECT_EQ(ErrorOf(R"({"clients": [], "clients": []})"), "clients stands twice in one object");
   EXPECT_EQ(ErrorOf(R"({"clients": []})"), "clients must name 1 to 1024");
   EXPECT_EQ(ErrorOf(R"({"clients": [1]})"), "clients[0] is not an object");
-  EXPECT_EQ(ErrorOf(R"({"clients": [], "client": 1})"), "client is not a field of clients files");
+  EXPECT_EQ(ErrorOf(R"({"clients": [], "client": 1})"),
+            "client is not a field of clients files; use clients");
 }
 
 }  // namespace

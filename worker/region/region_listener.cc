@@ -245,7 +245,8 @@ bool RegionListener::Serve(Connection& connection) {
   }
   if (const auto* unknown = std::get_if<UnknownMemory>(&*message)) {
     return Refuse(connection, AttachCode::kKindRefused,
-                  absl::StrCat("memory kind ", unknown->kind, " is not supported"));
+                  absl::StrCat("the memory's kind is ", unknown->kind,
+                               ", must be 1 (host memory), 2 or 3 (CUDA memory)"));
   }
   if (const auto* attach = std::get_if<AttachMessage>(&*message)) {
     return TakeToken(connection, *attach, *received);
@@ -378,7 +379,7 @@ bool RegionListener::RefuseVersion(const Connection& connection, uint32_t versio
       AttachCode::kNotUnderstood,
       absl::StrCat("version ", version,
                    " of the attach protocol is not supported; this worker uses version ",
-                   kAttachVersion, " is")};
+                   kAttachVersion)};
   LogWarning("a client's memory was rejected", {{"why", answer.detail}});
   hooks_.on_refused(answer.code);
   (void)SendMessage(connection.socket.get(), Encode(answer, version == 1 ? 1 : kAttachVersion),

@@ -203,7 +203,7 @@ TEST_F(RegionListenerTest, AnswersOtherVersions) {
     ASSERT_TRUE(received.ok());
     const std::string detail =
         absl::StrCat("version ", static_cast<int>(version),
-                     " of the attach protocol is not supported; this worker uses version 2 is");
+                     " of the attach protocol is not supported; this worker uses version 2");
     EXPECT_EQ(received->bytes,
               std::string({version == 1 ? '\1' : '\2', 0, 0, 0, 1, 0, 0, 0}) + detail);
     EXPECT_TRUE(IsClosed(socket));
@@ -222,7 +222,7 @@ TEST_F(RegionListenerTest, RejectsUnsupportedMemoryByName) {
   ASSERT_TRUE(SendMessage(socket.get(), unknown, memfd.get(), 0).ok());
   WorkerAnswer answer = Read(socket);
   EXPECT_EQ(answer.code, AttachCode::kKindRefused);
-  EXPECT_EQ(answer.detail, "memory kind 9 is not supported");
+  EXPECT_EQ(answer.detail, "the memory's kind is 9, must be 1 (host memory), 2 or 3 (CUDA memory)");
   EXPECT_TRUE(IsClosed(socket));
   AttachMessage cuda{kToken, MemoryKind::kCudaVmm};
   cuda.cuda = {.device_uuid = std::string(kDeviceUuidBytes, 'u'), .bytes = kBytes};
