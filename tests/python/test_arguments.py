@@ -38,6 +38,7 @@ CU = {"cu_seqlens_q": [0, 8], "cu_seqlens_k": [0, 8]}
     ("cu_seqlens_k", PACKED, {**CU, "cu_seqlens_k": [0, 9]}),
     ("cu_seqlens_k", PACKED, {**CU, "cu_seqlens_k": []}),
     ("compute_dtype", (Q, K, K), {"compute_dtype": "float32"}),
+    ("deterministic", (Q, K, K), {"deterministic": "no"}),
     ("output_dtype", (Q, K, K), {"output_dtype": "float16"}),
     ("q_segment_ids", (Q, K, K), {"q_segment_ids": IDS.astype(np.int64) + 2**31, "kv_segment_ids": IDS}),
     ("kv_segment_ids", (Q, K, K), {"q_segment_ids": IDS, "kv_segment_ids": IDS.astype(np.int64) - 2**40}),
@@ -70,6 +71,16 @@ def test_an_error_of_the_extension_says_what_is_accepted(client, options, text):
     with pytest.raises(ValueError) as caught:
         client.forward(Q, K, K, **options)
     assert str(caught.value).startswith(text)
+
+
+def test_arguments_of_connect_and_empty(client, address):
+    for value, text in (("1GB", "region_bytes: is '1GB'; must be a whole number"),
+                        (-5, "region_bytes: is -5; must not be negative")):
+        with pytest.raises(ringattn.InvalidArgumentError, match=text):
+            ringattn.connect(address, region_bytes=value)
+    for dtype in ("float31", 7.5):
+        with pytest.raises(ringattn.InvalidArgumentError, match="dtype: is .*; the service supports float32, bfloat16, "):
+            client.empty((2, 3), dtype)
 
 
 def test_what_is_no_array(client):

@@ -19,6 +19,13 @@ def whole_number(value: Any, name: str) -> int:
         raise invalid(name, f"is {value!r}; must be a whole number") from None
 
 
+def flag(value: Any, name: str) -> bool:
+    """`value` as a bool. InvalidArgumentError for anything but True, False, 1 and 0: "no" is not True."""
+    if isinstance(value, (str, bytes)) or value not in (True, False):
+        raise invalid(name, f"is {value!r}; must be True or False")
+    return bool(value)
+
+
 def number(value: Any, name: str) -> float:
     """`value` as a float. InvalidArgumentError for a string, or anything that is not a number."""
     if isinstance(value, (str, bytes)):

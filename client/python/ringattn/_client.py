@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from ringattn import _core
+from ringattn._arguments import whole_number
 from ringattn._cuda import CudaLibrary, CudaTensor
 from ringattn._cuda_regions import CudaArena
 from ringattn._dtypes import service_dtype
@@ -440,6 +441,8 @@ def connect(target: str, *, tls_ca: str | os.PathLike[str] | None = None,
     options: dict[str, Any] = {name: os.fspath(path) for name, path in files.items() if path is not None}
     options |= {"tls_server_name": tls_server_name, "channels": channels, "max_chunk_bytes_up": max_chunk_bytes_up,
                 "max_replays": max_replays, "connect_timeout": connect_timeout, "staging_bytes": staging_bytes}
+    if whole_number(region_bytes, "region_bytes") < 0:
+        raise invalid("region_bytes", f"is {region_bytes}; must not be negative")
     client = Client(_values(_core.connect(target, options)), target, region_bytes)
     _process = os.getpid()
     return client

@@ -61,4 +61,10 @@ def service_dtype(dtype: Any) -> str:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
         return dtype_named(str(dtype).removeprefix("torch."), "dtype")
-    return dtype_named("bfloat16" if dtype == "bfloat16" else np.dtype(dtype).name, "dtype")
+    if dtype == "bfloat16":
+        return "bfloat16"
+    try:
+        name = np.dtype(dtype).name
+    except TypeError:
+        raise invalid("dtype", f"is {dtype!r}; the service supports {', '.join(DTYPES)}") from None
+    return dtype_named(name, "dtype")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringattn import _core
-from ringattn._arguments import positive_seconds, whole_number, window_pair
+from ringattn._arguments import flag, positive_seconds, whole_number, window_pair
 from ringattn._arrays import Array, as_float32, as_int32, floats, integers, take
 from ringattn._dtypes import float_name
 from ringattn._errors import invalid
@@ -210,7 +210,7 @@ def _build(is_forward: bool, values: Mapping[str, Any],
         "causal": options.get("causal", False), "window": _window_dict(options.get("window"), "window"),
         "dilation_levels": [_level_dict(level, index)
                             for index, level in enumerate(options.get("dilation_levels") or ())],
-        "deterministic": "same_ring" if options.get("deterministic") else None,
+        "deterministic": "same_ring" if flag(options.get("deterministic") or False, "deterministic") else None,
         "compute_dtype": float_name(options.get("compute_dtype"), "compute_dtype", "float8_e4m3")}
     inputs = {name: tensor.memory for name, tensor in tensors.items()}
     _score_terms(options, shape, attention, inputs)
