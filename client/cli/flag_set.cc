@@ -6,11 +6,13 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -22,8 +24,67 @@ std::string CheckFinite(const std::string& text) {
   return absl::StrCat("is ", text, ", must be a finite number");
 }
 
+std::string CheckNotNegative(const std::string& text) {
+  return absl::StartsWith(text, "-") ? absl::StrCat("is ", text, "; must not be negative") : "";
+}
+
 template <typename T>
 constexpr bool kIsReal = std::is_same_v<T, double> || std::is_same_v<T, std::optional<double>>;
+
+// The type of one value of a flag: of an optional, or of an element of a list.
+template <typename T>
+struct ValueType {
+  using type = T;
+};
+template <typename T>
+struct ValueType<std::optional<T>> {
+  using type = T;
+};
+template <typename T>
+struct ValueType<std::vector<T>> {
+  using type = T;
+};
+
+// CLI11's own error does not state what a flag accepts, and some versions parse -1 as 2^64 - 1.
+template <typename T>
+std::string CheckKind(std::string text) {
+  using Value = typename ValueType<T>::type;
+  const std::string given = text;
+  constexpr bool kIsBool = std::is_same_v<Value, bool>;
+  if (std::is_unsigned_v<Value> && !kIsBool && absl::StartsWith(given, "-")) {
+    return CheckNotNegative(given);
+  }
+  if (given.empty() || CLI::TypeValidator<Value>("")(text).empty()) return "";
+  const char* kind = "a whole number";
+  if constexpr (kIsBool) {
+    kind = "true or false";
+  } else if constexpr (std::is_floating_point_v<Value>) {
+    kind = "a number";
+  }
+  return absl::StrCat("is ", given, ", must be ", kind);
+}
+
+template <typename T>
+void AddChecks(CLI::Option* option) {
+  if constexpr (!std::is_same_v<typename ValueType<T>::type, std::string>) {
+    option->check(CLI::Validator(CheckKind<T>, ""));
+  }
+  if constexpr (kIsReal<T>) option->check(CLI::Validator(CheckFinite, ""));
+}
+
+// Returns what is wrong with the command's name; empty if a command was chosen.
+std::string CheckCommand(const CLI::App& app) {
+  const std::vector<CLI::App*> chosen = app.get_subcommands();
+  if (!chosen.empty()) return CheckCommand(*chosen.front());
+  if (app.get_require_subcommand_min() == 0) return "";
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
+  const std::vector<std::string> arguments = app.remaining();
+  const bool is_named = !arguments.empty() && !absl::StartsWith(arguments.front(), "-");
+  return absl::StrCat(
+      is_named ? absl::StrCat(arguments.front(), " is not a command") : "no command is given",
+      "; use one of ", absl::StrJoin(names, ", "));
+}
 
 }  // namespace
 
@@ -87,14 +148,9 @@ Flag Flag::Positive() const {
   return *this;
 }
 
-// CLI11 parses -1 as 2^64 - 1, and its own check names the largest double as the bound.
+// CLI11's own check names the largest double as the bound.
 Flag Flag::NotNegative() const {
-  option_->check(CLI::Validator(
-      [](const std::string& text) {
-        return absl::StartsWith(text, "-") ? absl::StrCat("is ", text, "; must not be negative")
-                                           : std::string();
-      },
-      ""));
+  option_->check(CLI::Validator(CheckNotNegative, ""));
   return *this;
 }
 
@@ -131,10 +187,12 @@ void FlagSet::OnChosen(std::function<void()> on_chosen) { app_->callback(std::mo
 template <typename T>
 Flag FlagSet::Add(const std::string& names, T* value, const std::string& help) {
   if constexpr (std::is_same_v<T, bool>) {
-    return Flag(app_->add_flag(names, *value, help));
+    CLI::Option* option = app_->add_flag(names, *value, help);
+    AddChecks<T>(option);
+    return Flag(option);
   } else {
     CLI::Option* option = app_->add_option(names, *value, help);
-    if constexpr (kIsReal<T>) option->check(CLI::Validator(CheckFinite, ""));
+    AddChecks<T>(option);
     return Flag(option);
   }
 }
@@ -162,7 +220,7 @@ Flag FlagSet::AddFunction(const std::string& name, std::function<absl::Status(co
     }
   };
   CLI::Option* option = app_->add_option_function<T>(name, checked, help);
-  if constexpr (kIsReal<T>) option->check(CLI::Validator(CheckFinite, ""));
+  AddChecks<T>(option);
   return Flag(option);
 }
 
@@ -179,12 +237,18 @@ template Flag FlagSet::AddFunction(const std::string&,
 
 Flag FlagSet::AddSwitch(const std::string& name, std::function<void()> set,
                         const std::string& help) {
-  return Flag(app_->add_flag_callback(name, std::move(set), help));
+  CLI::Option* option = app_->add_flag_callback(name, std::move(set), help);
+  AddChecks<bool>(option);
+  return Flag(option);
 }
 
 std::optional<int> FlagSet::Parse(int argc, char** argv) {
   try {
     app_->parse(argc, argv);
+  } catch (const CLI::RequiredError& error) {
+    const std::string command = CheckCommand(*app_);
+    if (command.empty()) return app_->exit(error);
+    return app_->exit(CLI::ParseError(command, error.get_exit_code()));
   } catch (const CLI::ParseError& error) {
     return app_->exit(error);
   }

@@ -2,6 +2,10 @@
 #include "client/cli/flag_set.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "client/api/error.h"
 #include "gtest/gtest.h"
@@ -161,6 +165,57 @@ TEST(Flags, WrongValuesAreNamed) {
        {"--seq_len=-1", "--seq_len=x", "--seq_len=8 --dtype=fp8", "--seq_len=8 --layout=ring",
         "--seq_len=8 --schedule=both", "--seq_len=8 --unknown=1"}) {
     EXPECT_EQ(Parse(line).status().code(), absl::StatusCode::kOutOfRange) << line;
+  }
+}
+
+TEST(Flags, ErrorsStateWhatIsAccepted) {
+  const auto error = [](const std::string& flag) {
+    return std::string(Parse("--seq_len=8 " + flag).status().message());
+  };
+  EXPECT_EQ(error("--softcap=hard"), "--softcap: is hard, must be a number");
+  EXPECT_EQ(error("--softcap=nan"), "--softcap: is nan, must be a finite number");
+  EXPECT_EQ(error("--heads=1.5"), "--heads: is 1.5, must be a whole number");
+  EXPECT_EQ(error("--world_size=-5"), "--world_size: is -5; must not be negative");
+  EXPECT_EQ(error("--documents=3,-5"), "--documents: is -5; must not be negative");
+  EXPECT_EQ(error("--documents=3,x,5"), "--documents: is x, must be a whole number");
+  EXPECT_EQ(error("--causal=maybe"), "--causal: is maybe, must be true or false");
+  EXPECT_EQ(error("--schedule=foo"),
+            "--schedule: foo not in {auto,single,ring,all_gather,pass_q,replicated_q}");
+  const auto on = Parse("--seq_len=8 --causal=true --softcap=2.5 --documents=3,5");
+  EXPECT_TRUE(on.ok()) << on.status();
+}
+
+// Returns the exit code and what FlagSet::Parse writes to stderr.
+std::pair<int, std::string> RunProgram(std::vector<std::string> arguments) {
+  FlagSet program("program", "help", "1.0");
+  program.AddCommand("forward", "Attention");
+  FlagSet& cache = program.AddCommand("cache", "Caches");
+  cache.AddCommand("list", "List");
+  cache.AddCommand("delete", "Delete");
+  cache.RequireCommand();
+  arguments.insert(arguments.begin(), "program");
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  ::testing::internal::CaptureStderr();
+  const std::optional<int> code = program.Parse(static_cast<int>(argv.size()), argv.data());
+  std::string text = ::testing::internal::GetCapturedStderr();
+  return {code.value_or(0), text.substr(0, text.find('\n'))};
+}
+
+TEST(Flags, AWrongCommandIsNamedAndTheCommandsAreListed) {
+  EXPECT_EQ(RunProgram({"forward"}).first, 0);
+  EXPECT_EQ(RunProgram({"cache", "list"}).first, 0);
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"foo"}, "foo is not a command; use one of forward, cache"},
+      {{}, "no command is given; use one of forward, cache"},
+      {{"--foo"}, "no command is given; use one of forward, cache"},
+      {{"cache", "foo"}, "foo is not a command; use one of list, delete"},
+      {{"cache"}, "no command is given; use one of list, delete"},
+  };
+  for (const auto& [arguments, text] : cases) {
+    const auto [code, error] = RunProgram(arguments);
+    EXPECT_NE(code, 0);
+    EXPECT_EQ(error, text);
   }
 }
 
