@@ -22,7 +22,8 @@ void ReadSoftmaxScale(const Proto& from, const AttentionShape& shape, Options& t
   const double head_dim = static_cast<double>(std::max<int64_t>(shape.head_dim, 1));
   to.softmax_scale = from.has_softmax_scale() ? from.softmax_scale() : 1.0 / std::sqrt(head_dim);
   if (!(std::abs(to.softmax_scale) <= FLT_MAX)) {
-    violations.Invalid("options.softmax_scale", "must be finite in fp32");
+    violations.Invalid("options.softmax_scale",
+                       absl::StrCat("is ", from.softmax_scale(), ", must be finite in fp32"));
   }
 }
 
@@ -32,7 +33,9 @@ void ReadSoftcap(const Proto& from, const AttentionShape&, Options& to, Violatio
   if (!from.has_softcap()) return;
   to.softcap = from.softcap();
   if (!(to.softcap >= FLT_MIN && to.softcap <= FLT_MAX)) {
-    violations.Invalid("options.softcap", "must be finite and greater than 0 in fp32");
+    violations.Invalid(
+        "options.softcap",
+        absl::StrCat("is ", from.softcap(), ", must be finite and greater than 0 in fp32"));
   }
 }
 
@@ -84,7 +87,8 @@ void ReadDropout(const Proto& from, const AttentionShape& shape, Options& to,
   if (!from.has_dropout()) return;
   const v1::Dropout& dropout = from.dropout();
   if (!(dropout.rate() >= 0 && dropout.rate() < 1)) {
-    violations.Invalid("options.dropout.rate", "must be at least 0 and less than 1");
+    violations.Invalid("options.dropout.rate",
+                       absl::StrCat("is ", dropout.rate(), ", must be at least 0 and less than 1"));
     return;
   }
   const double threshold = std::round(dropout.rate() * 65536);
@@ -146,7 +150,8 @@ void ReadAlibi(const Proto& from, const AttentionShape& shape, Options& to,
   for (int64_t i = 0; i < count; ++i) {
     const float slope = slopes[static_cast<int>(i)];
     if (std::isfinite(slope)) continue;
-    violations.Invalid(absl::StrCat("options.alibi.slopes[", i, "]"), "must be finite");
+    violations.Invalid(absl::StrCat("options.alibi.slopes[", i, "]"),
+                       absl::StrCat("is ", slope, ", must be finite"));
     return;
   }
   to.alibi_slopes.assign(slopes.begin(), slopes.end());

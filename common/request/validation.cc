@@ -106,7 +106,8 @@ void CheckReply(const v1::ReplyOptions& reply, const Limits& limits, Violations&
                          1e-9 * reply.progress_interval().nanos();
   const double least = absl::ToDoubleSeconds(limits.min_progress_interval);
   if (!(seconds >= least)) {
-    violations.Invalid("reply.progress_interval", absl::StrCat("must be at least ", least, " s"));
+    violations.Invalid("reply.progress_interval",
+                       absl::StrCat("is ", seconds, " s, must be at least ", least, " s"));
   }
 }
 
@@ -270,7 +271,8 @@ absl::Duration CheckResidualTtl(const google::protobuf::Duration* ttl, const cha
   const double seconds = static_cast<double>(ttl->seconds()) + 1e-9 * ttl->nanos();
   const double most = absl::ToDoubleSeconds(limits.max_residual_ttl);
   if (seconds > 0 && seconds <= most) return absl::Seconds(seconds);
-  violations.Invalid(field, absl::StrCat("must be more than 0 and at most ", most, " s"));
+  violations.Invalid(
+      field, absl::StrCat("is ", seconds, " s, must be more than 0 and at most ", most, " s"));
   return limits.default_residual_ttl;
 }
 

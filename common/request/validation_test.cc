@@ -324,6 +324,22 @@ TEST(ValidationTest, EnumFieldsListTheirValues) {
             "is 9, must be COMPUTE_DTYPE_FLOAT8_E4M3");
 }
 
+TEST(ValidationTest, NumbersOutOfRangeAreShown) {
+  const auto error = [](const std::string& fields) {
+    return std::string(Reject(Parse(kGood, fields)).ToStatus().message());
+  };
+  EXPECT_EQ(error("options { softcap: -5 }"),
+            "options.softcap: is -5, must be finite and greater than 0 in fp32");
+  EXPECT_EQ(error("options { softmax_scale: 1e300 }"),
+            "options.softmax_scale: is 1e+300, must be finite in fp32");
+  EXPECT_EQ(error("options { dropout { rate: 1 } }"),
+            "options.dropout.rate: is 1, must be at least 0 and less than 1");
+  EXPECT_EQ(error("options { alibi { slopes: [1, 2, inf, 4] } }"),
+            "options.alibi.slopes[2]: is inf, must be finite");
+  EXPECT_EQ(error("reply { progress_interval { seconds: -1 } }").substr(0, 45),
+            "reply.progress_interval: is -1 s, must be at ");
+}
+
 TEST(ValidationTest, TheGravestCodeWins) {
   EXPECT_EQ(Reject(Parse(kGood, "shape { batch: 70000 }")).code, StatusCode::kResourceExhausted);
   EXPECT_EQ(Reject(Parse(kGood, "shape { batch: 70000 head_dim: 0 }")).code, kInvalid);
