@@ -107,7 +107,7 @@ class KvRelay final : public grpc::ServerBidiReactor<v1::StepRequest, v1::StepRe
       case v1::StepRequest::kCommit:
         return SendToAll(request_);
       case v1::StepRequest::MESSAGE_NOT_SET:
-        return Reject(BadCall("the message is empty or of an unknown kind"));
+        return Reject(BadCall("the message has no hello, begin, call or commit"));
     }
   }
 

@@ -265,6 +265,10 @@ TEST_F(KvRelayTest, BadMessagesEndTheStreamByName) {
     return Text(writer->Finish());
   };
   EXPECT_EQ(ends({}), "INVALID_ARGUMENT BAD_CALL");
+  auto empty = OpenWriter(id);
+  empty->Send({});
+  EXPECT_THAT(empty->Finish().error_message(),
+              HasSubstr("the message has no hello, begin, call or commit"));
   EXPECT_EQ(ends(CallOf(1, 1, 1)), "FAILED_PRECONDITION STEP_ORDER");
   EXPECT_EQ(ends(BeginOf(7, 0, 1, 1)), "FAILED_PRECONDITION STEP_ORDER");
   v1::StepRequest tree = BeginOf(1, 0, 1, 1);

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/kv/cache_spec.h"
 #include "common/kv/kv_error.h"
+#include "common/request/enum_values.h"
 #include "common/security/token.h"
 
 namespace ringattn::server {
@@ -159,7 +160,7 @@ std::variant<KvWriterRequested, Failure> ReadOpenCache(const v1::OpenCacheReques
   event.accepts_relay = request.accept().empty();
   for (const int transport : request.accept()) {
     if (!v1::Transport_IsValid(transport) || transport == v1::TRANSPORT_UNSPECIFIED) {
-      return BadField("accept", absl::StrCat(transport, " is not a transport"));
+      return BadField("accept", OtherThan<v1::Transport>(transport));
     }
     event.accepts_host_memory |=
         transport == v1::TRANSPORT_HOST_MEMORY && !event.accepts_direct && !event.accepts_relay;

@@ -123,6 +123,9 @@ TEST(KvRequests, TransportsAreTakenInTheirOrder) {
   // What host memory needs, direct streams need too.
   EXPECT_EQ(accepts({v1::TRANSPORT_DIRECT, v1::TRANSPORT_HOST_MEMORY}), "direct ");
   EXPECT_EQ(accepts({v1::TRANSPORT_UNSPECIFIED}), "INVALID_REQUEST");
+  EXPECT_EQ(std::get<Failure>(read({static_cast<v1::Transport>(9)})).message,
+            "accept: is 9, must be TRANSPORT_RELAY, TRANSPORT_DIRECT, TRANSPORT_HOST_MEMORY or "
+            "TRANSPORT_CUDA_MEMORY");
 }
 
 TEST(KvRequests, PageTokensAreThoseOfTheServer) {
