@@ -75,7 +75,7 @@ Way WayOf(const std::string& name) {
   if (name == "host") return {"host memory", TransportPreference::kHostMemory};
   if (name == "direct") return {"direct", TransportPreference::kDirect};
   if (name == "relay") return {"relay", TransportPreference::kRelay};
-  Die(absl::StrCat("--paths: unknown transport ", name));
+  Die(absl::StrCat("--paths: path is ", name, ", must be host, direct or relay"));
 }
 
 class Bench {

@@ -255,7 +255,7 @@ class Bench {
     rows_ = std::max<int64_t>(2, absl::GetFlag(FLAGS_megabytes) * 1'000'000 / kRowBytes);
     for (const std::string& path : absl::GetFlag(FLAGS_paths)) {
       if (path != "host" && path != "staged" && path != "direct" && path != "relay") {
-        Die(absl::StrCat("--paths: unknown transport ", path));
+        Die(absl::StrCat("--paths: path is ", path, ", must be host, staged, direct or relay"));
       }
     }
     if (Has("host")) {

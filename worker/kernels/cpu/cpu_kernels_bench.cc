@@ -291,7 +291,8 @@ Milliseconds MedianTime(int repeats, const Body& body) {
 int Main() {
   const std::optional<DType> dtype = DTypeFromName(absl::GetFlag(FLAGS_dtype));
   if (!dtype.has_value()) {
-    std::fprintf(stderr, "unknown --dtype\n");
+    std::fprintf(stderr, "--dtype: is %s, must be fp32, bf16 or fp16\n",
+                 absl::GetFlag(FLAGS_dtype).c_str());
     return 2;
   }
   Bench bench;
