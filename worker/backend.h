@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,8 @@ struct Backend {
   std::unique_ptr<RingTransport> transport;
   bool host_memory = true;         // the device computes in host memory
   int64_t memory_limit_bytes = 0;  // memory for requests
+  // Position of the device in the machine: its NUMA node, then its PCI address. Unset: unknown.
+  std::optional<uint64_t> device_slot;
   // Measured.
   std::vector<KernelRate> kernel_rates;
   double call_overhead_seconds = 0;

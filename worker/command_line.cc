@@ -73,6 +73,33 @@ void AddCluster(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->capture_default_str();
 }
 
+void AddLocation(CLI::App* app, CommandLine* line) {
+  const auto limit = [](const std::string& text) {
+    return text.size() <= 128 ? std::string() : std::string("has more than 128 characters");
+  };
+  LocationOptions& location = line->worker.location;
+  app->add_option("--host_id", location.host_id,
+                  "name of this machine, the same for all its workers: ranks of one machine are "
+                  "neighbours, and requests prefer the workers of one machine")
+      ->check(limit)
+      ->type_name("ID")
+      ->default_str("the kernel's boot id");
+  app->add_option("--accelerator_domain", location.accelerator_domain,
+                  "name of the set of GPUs that NVLink connects; orders ranks")
+      ->check(limit)
+      ->type_name("ID")
+      ->default_str("the machine");
+  app->add_option("--slot", location.slot,
+                  "position of this worker's device in its machine; orders the machine's ranks")
+      ->type_name("N")
+      ->default_str("GPU: its NUMA node and PCI address; CPU: none, so names order the ranks");
+  app->add_option("--zone", location.zone,
+                  "failure domain of this machine, such as its rack: machines of one zone are "
+                  "neighbours in the ring")
+      ->check(limit)
+      ->type_name("NAME");
+}
+
 void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
   app->add_option("--device", line->backend.device,
                   "cpu, cuda:N or auto. auto: cuda:<local_rank> if the machine has a GPU for each "
@@ -416,6 +443,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
       "after --drain_timeout. A second signal ends it at once.");
   app.set_version_flag("--version", std::string(kVersion));
   AddCluster(&app, &line, &raw);
+  AddLocation(&app, &line);
   AddResources(&app, &line, &raw);
   AddListeners(&app, &line);
   AddClientPort(&app, &line);

@@ -1,5 +1,8 @@
 #include "worker/cuda_backend.h"
 
+#include <cuda_runtime_api.h>
+
+#include <optional>
 #include <utility>
 
 #include "common/observability/log.h"
@@ -10,6 +13,7 @@
 #include "worker/comm/single_rank/single_rank_transport.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/device/cuda/cuda_kv_caches.h"
+#include "worker/device/cuda/pci_slot.h"
 #include "worker/service/measurement.h"
 
 namespace ringattn::worker {
@@ -119,6 +123,18 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(const BackendOption
                                                  std::move(hooks));
 }
 
+// Returns the device's position in the machine; nullopt if CUDA does not report it.
+std::optional<uint64_t> DeviceSlot(int device) {
+  int domain = 0, bus = 0, number = 0;
+  if (cudaDeviceGetAttribute(&domain, cudaDevAttrPciDomainId, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&bus, cudaDevAttrPciBusId, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&number, cudaDevAttrPciDeviceId, device) != cudaSuccess) {
+    return std::nullopt;
+  }
+  return PciSlot(
+      {static_cast<uint32_t>(domain), static_cast<uint32_t>(bus), static_cast<uint32_t>(number)});
+}
+
 }  // namespace
 
 absl::StatusOr<int> CountCudaDevices() { return CudaDeviceCount(); }
@@ -149,6 +165,7 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_
   if (!call.ok()) return call.status();
   backend.kernel_rates = *std::move(rates);
   backend.call_overhead_seconds = *call;
+  backend.device_slot = DeviceSlot(cuda_index);
   absl::StatusOr<std::unique_ptr<RingTransport>> transport =
       MakeTransport(options, cuda_index, device->get());
   if (!transport.ok()) return transport.status();

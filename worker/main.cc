@@ -106,6 +106,7 @@ absl::Status Run(const CommandLine& line, const TransportSecurity& security) {
   options.kernel_rates = backend->kernel_rates;
   options.call_overhead_seconds = backend->call_overhead_seconds;
   options.memory_limit_bytes = backend->memory_limit_bytes;
+  options.device_slot = backend->device_slot;
   options.kv_spin = KvSpin(line, backend->host_memory);
   if (line.faults.has_value()) {
     auto state = std::make_shared<FaultState>();

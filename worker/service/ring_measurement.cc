@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -22,8 +23,8 @@ constexpr int64_t kSmallBytes = 256;
 // About 100 us over TCP. Longer probes are disturbed by wake-ups and time slices on busy cores.
 constexpr int64_t kProbeBytes = int64_t{256} << 10;
 constexpr int64_t kMinProbeBytes = int64_t{64} << 10;
-// Long compared with an overhead of 0.1 ms, short compared with a time slice of the scheduler.
-constexpr absl::Duration kBlockTime = absl::Microseconds(1500);
+// Ten round trips of half a millisecond between hosts.
+constexpr absl::Duration kHostBlockTime = absl::Milliseconds(5);
 
 // The measurement on one member. Not thread safe.
 class RingMeasurement {
@@ -31,44 +32,116 @@ class RingMeasurement {
   RingMeasurement(Communicator& ring, Device& device, absl::Time deadline, absl::Duration budget)
       : ring_(ring), device_(device), deadline_(deadline), budget_(budget) {}
 
-  absl::StatusOr<RingRates> Run(int64_t max_block_bytes) {
+  absl::StatusOr<RingRates> Run(int64_t max_block_bytes, const std::vector<int>& hosts) {
     absl::Status status = Allocate((ring_.world_size() + 1) * sizeof(Agreed), &numbers_);
     if (!status.ok()) return status;
     absl::StatusOr<Agreed> agreed = SmallestOfAll({AllocateBlocks(max_block_bytes), 0});
     if (!agreed.ok()) return agreed.status();
     const int64_t capacity = agreed->bytes;
-    begin_ = MonotonicNow();  // all members have joined
 
-    // Blocks too short for a rate still serve for the overhead.
     RingRates rates;
-    absl::StatusOr<absl::Duration> small = BestOf(kSmallGroups, std::min(kSmallBytes, capacity));
-    if (!small.ok()) return small.status();
-    rates.exchange_overhead = *small;
-    if (capacity < kMinProbeBytes) return rates;
-
-    // On a fast link, short blocks are mostly overhead. Blocks grow while that pays, at least
-    // twofold each time, so at most seven times.
-    int64_t bytes = std::min(kProbeBytes, capacity);
-    for (bool grows = true; grows;) {
-      absl::StatusOr<absl::Duration> probe = BestOf(kProbes, bytes);
-      if (!probe.ok()) return probe.status();
-      rates.link_bytes_per_second =
-          std::max(rates.link_bytes_per_second, LinkBytesPerSecond(bytes, *probe, *small));
-      // Every member uses the slowest member's block size, so that transfers match.
-      agreed = SmallestOfAll({BlockBytesAfterProbe(bytes, *probe, capacity), GroupsWithinBudget()});
-      if (!agreed.ok()) return agreed.status();
-      grows = agreed->bytes >= 2 * bytes && agreed->groups > kProbes;
-      bytes = agreed->bytes;
+    const Neighbours inside = NeighboursOnHost(hosts, ring_.rank(), ring_.world_size());
+    if (HasHostWithSeveral(hosts)) {
+      absl::StatusOr<LinkRate> link = MeasureLink(inside, capacity, kMeasuredBlockTime, budget_);
+      if (!link.ok()) return link.status();
+      rates.link_bytes_per_second = link->bytes_per_second;
+      rates.exchange_overhead = link->overhead;
     }
-    absl::StatusOr<absl::Duration> block =
-        BestOf(static_cast<int>(std::clamp<int64_t>(agreed->groups, 1, kMaxBlocks)), bytes);
-    if (!block.ok()) return block.status();
-    rates.link_bytes_per_second =
-        std::max(rates.link_bytes_per_second, LinkBytesPerSecond(bytes, *block, *small));
+    if (hosts.empty()) return rates;
+    // Every member takes part, so that links inside hosts are as busy as in a request.
+    const Neighbours all = NeighboursOnHost({}, ring_.rank(), ring_.world_size());
+    absl::StatusOr<LinkRate> link =
+        MeasureLink(all, capacity, kHostBlockTime, std::max(budget_, kHostMeasurementBudget));
+    if (!link.ok()) return link.status();
+    const int host = hosts[ring_.rank()];
+    if (hosts[all.next] == host && hosts[all.previous] == host) return rates;
+    rates.host_link_bytes_per_second = link->bytes_per_second;
+    rates.host_exchange_overhead = link->overhead;
     return rates;
   }
 
  private:
+  // Whom a member sends to and receives from; itself: the member does not exchange.
+  struct Neighbours {
+    int next = 0;
+    int previous = 0;
+  };
+  struct LinkRate {
+    double bytes_per_second = 0;
+    absl::Duration overhead;
+  };
+
+  static bool HasHostWithSeveral(const std::vector<int>& hosts) {
+    return hosts.empty() || std::set<int>(hosts.begin(), hosts.end()).size() < hosts.size();
+  }
+
+  // Returns the neighbours of `rank` among the ranks of its host. `hosts` empty: among all.
+  static Neighbours NeighboursOnHost(const std::vector<int>& hosts, int rank, int world_size) {
+    const auto shares_host = [&](int other) {
+      return hosts.empty() || hosts[other] == hosts[rank];
+    };
+    Neighbours found{rank, rank};
+    for (int distance = 1; distance < world_size && found.next == rank; ++distance) {
+      const int other = (rank + distance) % world_size;
+      if (shares_host(other)) found.next = other;
+    }
+    for (int distance = 1; distance < world_size && found.previous == rank; ++distance) {
+      const int other = (rank + world_size - distance) % world_size;
+      if (shares_host(other)) found.previous = other;
+    }
+    return found;
+  }
+
+  // Measures the exchange with these neighbours. All members call it at the same point; those
+  // without neighbours only agree on the sizes. The rate is 0 for them, and if blocks are too
+  // short.
+  absl::StatusOr<LinkRate> MeasureLink(const Neighbours& neighbours, int64_t capacity,
+                                       absl::Duration block_time, absl::Duration budget) {
+    neighbours_ = neighbours;
+    budget_ = budget;
+    groups_ = 1;              // the agreement before it
+    begin_ = MonotonicNow();  // all members have joined
+
+    // Blocks too short for a rate still serve for the overhead.
+    LinkRate rate;
+    absl::StatusOr<absl::Duration> small = BestOf(kSmallGroups, std::min(kSmallBytes, capacity));
+    if (!small.ok()) return small.status();
+    rate.overhead = *small;
+    if (capacity < kMinProbeBytes) return rate;
+
+    // On a fast link, short blocks are mostly overhead. Blocks grow while that pays, at least
+    // twofold each time, so at most seven times.
+    int64_t bytes = std::min(kProbeBytes, capacity);
+    Agreed agreed;
+    for (bool grows = true; grows;) {
+      absl::StatusOr<absl::Duration> probe = BestOf(kProbes, bytes);
+      if (!probe.ok()) return probe.status();
+      TakeRate(bytes, *probe, &rate);
+      // Every member uses the slowest member's block size, so that transfers match.
+      const Agreed mine{
+          exchanges() ? BlockBytesAfterProbe(bytes, *probe, capacity, block_time) : capacity,
+          exchanges() ? GroupsWithinBudget() : kMaxBlocks};
+      absl::StatusOr<Agreed> smallest = SmallestOfAll(mine);
+      if (!smallest.ok()) return smallest.status();
+      agreed = *smallest;
+      grows = agreed.bytes >= 2 * bytes && agreed.groups > kProbes;
+      bytes = agreed.bytes;
+    }
+    absl::StatusOr<absl::Duration> block =
+        BestOf(static_cast<int>(std::clamp<int64_t>(agreed.groups, 1, kMaxBlocks)), bytes);
+    if (!block.ok()) return block.status();
+    TakeRate(bytes, *block, &rate);
+    return rate;
+  }
+
+  bool exchanges() const { return neighbours_.next != ring_.rank(); }
+
+  void TakeRate(int64_t bytes, absl::Duration time, LinkRate* rate) const {
+    if (!exchanges()) return;
+    rate->bytes_per_second =
+        std::max(rate->bytes_per_second, LinkBytesPerSecond(bytes, time, rate->overhead));
+  }
+
   struct Agreed {
     int64_t bytes = 0;
     int64_t groups = 0;
@@ -127,18 +200,15 @@ class RingMeasurement {
     return mine;
   }
 
-  // Returns the shortest of `count` groups, each with `bytes` to the next rank and from the
-  // previous one. Zero bytes take no time.
+  // Returns the shortest of `count` groups, each with `bytes` to the next neighbour and from the
+  // previous one. Zero bytes take no time, nor does a member without neighbours.
   absl::StatusOr<absl::Duration> BestOf(int count, int64_t bytes) {
-    if (bytes == 0) return absl::ZeroDuration();
-    const int world_size = ring_.world_size();
-    const int next = (ring_.rank() + 1) % world_size;
-    const int previous = (ring_.rank() + world_size - 1) % world_size;
+    if (bytes == 0 || !exchanges()) return absl::ZeroDuration();
     absl::Duration best = absl::InfiniteDuration();
     for (int i = 0; i < count; ++i) {
       absl::StatusOr<absl::Duration> time =
-          RunGroup({{Kind::kSend, next, sent_->data(), bytes},
-                    {Kind::kReceive, previous, received_->data(), bytes}});
+          RunGroup({{Kind::kSend, neighbours_.next, sent_->data(), bytes},
+                    {Kind::kReceive, neighbours_.previous, received_->data(), bytes}});
       if (!time.ok()) return time.status();
       best = std::min(best, *time);
     }
@@ -168,9 +238,11 @@ class RingMeasurement {
   Communicator& ring_;
   Device& device_;
   const absl::Time deadline_;
-  const absl::Duration budget_;
+  // Of the link that is being measured.
+  absl::Duration budget_;
   absl::Time begin_;
   int groups_ = 0;
+  Neighbours neighbours_;
   RunControl control_;
   std::unique_ptr<DeviceBuffer> numbers_;  // this member's, then one per rank
   std::unique_ptr<DeviceBuffer> sent_, received_;
@@ -179,10 +251,11 @@ class RingMeasurement {
 }  // namespace
 
 absl::StatusOr<RingRates> MeasureRing(Communicator& ring, Device& device, int64_t max_block_bytes,
-                                      absl::Time deadline, absl::Duration budget) {
+                                      absl::Time deadline, absl::Duration budget,
+                                      const std::vector<int>& hosts) {
   if (ring.world_size() == 1) return RingRates{};
   return RingMeasurement(ring, device, deadline, budget)
-      .Run(std::clamp<int64_t>(max_block_bytes, 0, kMaxMeasuredBytes));
+      .Run(std::clamp<int64_t>(max_block_bytes, 0, kMaxMeasuredBytes), hosts);
 }
 
 double LinkBytesPerSecond(int64_t bytes, absl::Duration time, absl::Duration overhead) {
@@ -192,8 +265,8 @@ double LinkBytesPerSecond(int64_t bytes, absl::Duration time, absl::Duration ove
 }
 
 int64_t BlockBytesAfterProbe(int64_t probe_bytes, absl::Duration probe_time,
-                             int64_t max_block_bytes) {
-  const double probes = absl::FDivDuration(kBlockTime, std::max(probe_time, absl::Nanoseconds(1)));
+                             int64_t max_block_bytes, absl::Duration block_time) {
+  const double probes = absl::FDivDuration(block_time, std::max(probe_time, absl::Nanoseconds(1)));
   const double most = static_cast<double>(max_block_bytes) / static_cast<double>(probe_bytes);
   return probe_bytes * static_cast<int64_t>(std::clamp(probes, 1.0, std::max(most, 1.0)));
 }

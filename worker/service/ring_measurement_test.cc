@@ -45,20 +45,24 @@ class TimedRing : public CommunicatorWrapper {
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {
     int64_t bytes = 0;
+    double rate = bytes_per_second_;
     for (const PeerTransfer& transfer : group) {
+      if (!hosts.empty() && hosts[transfer.peer] != hosts[rank()]) rate = host_bytes_per_second;
       if (transfer.kind == PeerTransfer::Kind::kSend) bytes += transfer.bytes;
     }
     ++groups;
     sent_bytes += bytes;
     const absl::Duration duration =
-        groups == 2 ? absl::Seconds(1)
-                    : absl::Microseconds(100) + absl::Seconds(bytes / bytes_per_second_);
+        groups == 2 ? absl::Seconds(1) : absl::Microseconds(100) + absl::Seconds(bytes / rate);
     return std::make_shared<TimedEvent>(
         CommunicatorWrapper::Start(std::move(group), std::move(after), control), duration);
   }
 
   int groups = 0;
   int64_t sent_bytes = 0;
+  // By rank; groups with a peer on another host take this rate.
+  std::vector<int> hosts;
+  double host_bytes_per_second = 0;
 
  private:
   const double bytes_per_second_;
@@ -113,13 +117,15 @@ using Results = std::vector<absl::StatusOr<RingRates>>;
 // budget, because they check figures and must pass on busy machines.
 Results MeasureAll(const std::vector<Communicator*>& ring, const std::vector<Device*>& devices,
                    int64_t max_block_bytes, absl::Time deadline,
-                   absl::Duration budget = absl::InfiniteDuration()) {
+                   absl::Duration budget = absl::InfiniteDuration(),
+                   const std::vector<int>& hosts = {}) {
   Results results(ring.size(), absl::UnknownError("took no part"));
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < ring.size(); ++rank) {
     if (devices[rank] == nullptr) continue;
     threads.emplace_back([&, rank] {
-      results[rank] = MeasureRing(*ring[rank], *devices[rank], max_block_bytes, deadline, budget);
+      results[rank] =
+          MeasureRing(*ring[rank], *devices[rank], max_block_bytes, deadline, budget, hosts);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -154,6 +160,43 @@ TEST(RingMeasurement, MeasuresRateAndOverheadOfEveryLink) {
     // Blocks of 0.5 MiB take 1.15 ms.
     EXPECT_LT(ring[rank]->sent_bytes, 5 * kMiB);
     EXPECT_GT(ring[rank]->sent_bytes, 3 * kMiB);
+  }
+}
+
+TEST(RingMeasurement, MeasuresLinksInsideAndBetweenHosts) {
+  // The single member of the last host exchanges with nobody inside it.
+  const std::vector<int> hosts = {0, 0, 0, 1, 1, 2};
+  const int world_size = static_cast<int>(hosts.size());
+  std::vector<std::unique_ptr<TimedRing>> ring;
+  std::vector<Communicator*> borrowed;
+  ScalarDevice device;
+  for (auto& inner : MakeInProcessRing(world_size)) {
+    ring.push_back(std::make_unique<TimedRing>(std::move(inner), 4e9));
+    ring.back()->hosts = hosts;
+    ring.back()->host_bytes_per_second = 1e8;
+    borrowed.push_back(ring.back().get());
+  }
+  const Results results = MeasureAll(borrowed, std::vector<Device*>(world_size, &device),
+                                     kMaxMeasuredBytes, Soon(), absl::InfiniteDuration(), hosts);
+  for (int rank = 0; rank < world_size; ++rank) {
+    ASSERT_TRUE(results[rank].ok()) << results[rank].status();
+    const RingRates& rates = *results[rank];
+    EXPECT_NEAR(rates.link_bytes_per_second, hosts[rank] == 2 ? 0 : 4e9, 4e7) << rank;
+    // Both neighbours of rank 1 are on its host.
+    EXPECT_NEAR(rates.host_link_bytes_per_second, rank == 1 ? 0 : 1e8, 1e6) << rank;
+    EXPECT_NEAR(absl::ToDoubleMicroseconds(rates.host_exchange_overhead), rank == 1 ? 0 : 100, 5)
+        << rank;
+  }
+}
+
+TEST(RingMeasurement, HostsOfOneMemberHaveNoLinkInside) {
+  ScalarDevice device;
+  auto ring = MakeInProcessRing(2);
+  for (const auto& rates :
+       MeasureAll(Borrow(ring), {&device, &device}, kMiB, Soon(), kMeasurementBudget, {0, 1})) {
+    ASSERT_TRUE(rates.ok()) << rates.status();
+    EXPECT_EQ(rates->link_bytes_per_second, 0);
+    EXPECT_GT(rates->host_link_bytes_per_second, 1e5);
   }
 }
 

@@ -37,7 +37,8 @@ absl::StatusOr<std::string> RingMember::Prepare(uint64_t generation, int rank, i
 }
 
 absl::StatusOr<RingRates> RingMember::Commit(uint64_t generation,
-                                             const std::vector<std::string>& blobs) {
+                                             const std::vector<std::string>& blobs,
+                                             const std::vector<int>& hosts) {
   if (generation != generation_ || communicator_ != nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("generation ", generation, " is not the prepared generation ", generation_));
@@ -54,7 +55,8 @@ absl::StatusOr<RingRates> RingMember::Commit(uint64_t generation,
   absl::Status status = SetForming(generation, communicator->get());
   if (!status.ok()) return status;
   const absl::StatusOr<RingRates> rates =
-      MeasureRing(**communicator, *device_, options_.memory_limit_bytes / 4, deadline);
+      MeasureRing(**communicator, *device_, options_.memory_limit_bytes / 4, deadline,
+                  kMeasurementBudget, hosts);
   status = SetForming(generation, nullptr);
   if (!status.ok()) return status;
   if (!rates.ok()) return rates.status();
@@ -65,7 +67,9 @@ absl::StatusOr<RingRates> RingMember::Commit(uint64_t generation,
 }
 
 KeyArrival RingMember::key_arrival() const {
-  const bool fast = rates_.link_bytes_per_second >= kLateKeysBytesPerSecond;
+  const double between_hosts = rates_.host_link_bytes_per_second;  // 0: no neighbour there
+  const bool fast = rates_.link_bytes_per_second >= kLateKeysBytesPerSecond &&
+                    (between_hosts == 0 || between_hosts >= kLateKeysBytesPerSecond);
   if (!options_.late_keys || !formed() || communicator_->takes_compute_units() || !fast) return {};
   return {rates_.link_bytes_per_second, rates_.exchange_overhead + kStartSkew};
 }

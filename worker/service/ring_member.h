@@ -50,7 +50,9 @@ class RingMember {
   //   FAILED_PRECONDITION  another generation is prepared
   //   UNAVAILABLE          a peer cannot be reached or is late, or the ranks share no transport
   //   CANCELLED            CancelForming was called
-  absl::StatusOr<RingRates> Commit(uint64_t generation, const std::vector<std::string>& blobs);
+  //   hosts  as for MeasureRing
+  absl::StatusOr<RingRates> Commit(uint64_t generation, const std::vector<std::string>& blobs,
+                                   const std::vector<int>& hosts);
 
   // Ends a current or future Commit of this or an older generation. Never blocks for long.
   void CancelForming(uint64_t generation);

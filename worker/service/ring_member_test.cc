@@ -86,7 +86,7 @@ TEST_F(RingMemberTest, CommitEndsAfterMeasurement) {
     const auto rates = MeasureRing(*transport_.peer, device, 1 << 20, absl::InfiniteFuture());
     EXPECT_TRUE(rates.ok()) << rates.status();
   });
-  const auto rates = member->Commit(1, {"me", "peer"});
+  const auto rates = member->Commit(1, {"me", "peer"}, {});
   peer.join();
   ASSERT_TRUE(rates.ok()) << rates.status();
   EXPECT_GT(rates->link_bytes_per_second, 0);
@@ -104,7 +104,7 @@ TEST_F(RingMemberTest, NoLateKeysIfTransfersUseComputeUnits) {
     ScalarDevice device;
     (void)MeasureRing(*transport_.peer, device, 1 << 20, absl::InfiniteFuture());
   });
-  ASSERT_TRUE(member->Commit(1, {"me", "peer"}).ok());
+  ASSERT_TRUE(member->Commit(1, {"me", "peer"}, {}).ok());
   peer.join();
   EXPECT_FALSE(member->key_arrival().may_be_late());
   member->TearDown("the test is over");
@@ -114,7 +114,7 @@ TEST_F(RingMemberTest, CommitFailsInTimeIfPeerDoesNotMeasure) {
   auto member = Make(absl::Milliseconds(200));
   ASSERT_TRUE(member->Prepare(1, 0, 2).ok());
   const absl::Time begin = absl::Now();
-  EXPECT_EQ(member->Commit(1, {"me", "peer"}).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(member->Commit(1, {"me", "peer"}, {}).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
   EXPECT_FALSE(member->formed());
 }
@@ -125,7 +125,7 @@ TEST_F(RingMemberTest, CommitFailsIfTransportCannotConnect) {
   auto member = Make(absl::Seconds(30));
   transport_.refusal = absl::FailedPreconditionError("memory of rank 1: not mapped");
   ASSERT_TRUE(member->Prepare(1, 0, 2).ok());
-  const absl::Status status = member->Commit(1, {"me", "peer"}).status();
+  const absl::Status status = member->Commit(1, {"me", "peer"}, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(status.message(), "memory of rank 1: not mapped");
 }
@@ -137,7 +137,7 @@ TEST_F(RingMemberTest, CancelEndsMeasuringCommit) {
     transport_.measuring.WaitForNotification();
     member->CancelForming(7);
   });
-  EXPECT_EQ(member->Commit(7, {"me", "peer"}).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(member->Commit(7, {"me", "peer"}, {}).status().code(), absl::StatusCode::kCancelled);
   teardown.join();
   EXPECT_FALSE(member->formed());
 }
@@ -146,7 +146,7 @@ TEST_F(RingMemberTest, CancelAlsoEndsLaterCommit) {
   auto member = Make(absl::Hours(1));
   ASSERT_TRUE(member->Prepare(7, 0, 2).ok());
   member->CancelForming(7);
-  EXPECT_EQ(member->Commit(7, {"me", "peer"}).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(member->Commit(7, {"me", "peer"}, {}).status().code(), absl::StatusCode::kCancelled);
   // A lost coordinator ends all of its generations, but not those of the next coordinator.
   member->CancelForming(std::numeric_limits<uint64_t>::max());
   member->Forget("the coordinator is gone");
@@ -155,7 +155,7 @@ TEST_F(RingMemberTest, CancelAlsoEndsLaterCommit) {
     transport_.measuring.WaitForNotification();
     transport_.peer->Abort("enough");
   });
-  EXPECT_EQ(member->Commit(1, {"me", "peer"}).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(member->Commit(1, {"me", "peer"}, {}).status().code(), absl::StatusCode::kUnavailable);
   peer.join();
 }
 

@@ -10,9 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "common/base/limits.h"
 #include "common/base/version.h"
 #include "common/local_memory/local_socket.h"
+#include "common/observability/log.h"
 #include "common/process/descriptors.h"
 #include "common/wire/durations.h"
 #include "common/wire/kernel_rate_values.h"
@@ -29,6 +31,23 @@ constexpr std::chrono::milliseconds kServerShutdown{500};
 std::string NewIncarnation() {
   std::random_device random;
   return absl::StrFormat("%08x%08x%08x%08x", random(), random(), random(), random());
+}
+
+void LogLocation(const v1::WorkerLocation& location) {
+  std::vector<std::string> interfaces;
+  for (const v1::NetworkInterface& interface : location.interfaces()) {
+    interfaces.push_back(
+        absl::StrCat(interface.name(), " ", absl::StrJoin(interface.addresses(), " ")));
+  }
+  LogInfo("location", {{"host", location.host()},
+                       {"accelerator_domain", location.accelerator_domain()},
+                       {"slot", location.has_slot() ? absl::StrCat(location.slot()) : ""},
+                       {"zone", location.zone()},
+                       {"interfaces", absl::StrJoin(interfaces, "; ")}});
+  if (!location.host().empty()) return;
+  LogWarning(
+      "the kernel has no boot id, so the host is unknown; set --host_id if the cluster has several "
+      "hosts");
 }
 
 }  // namespace
@@ -260,6 +279,8 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
                                                      : options_.client_data_address);
   }
   if (!options_.local_socket_path.empty()) control.registration.set_host_id(HostId());
+  *control.registration.mutable_location() = MakeLocation(options_.location, options_.device_slot);
+  LogLocation(control.registration.location());
   SetSeconds(options_.call_overhead_seconds, control.registration.mutable_call_overhead());
   control.registration.set_version(kVersion);
   control_ = std::make_unique<ControlClient>(std::move(control));

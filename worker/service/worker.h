@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "worker/direct/client_port.h"
 #include "worker/direct/direct_streams.h"
 #include "worker/kv/step_streams.h"
+#include "worker/location/worker_location.h"
 #include "worker/region/local_memory.h"
 #include "worker/service/control_client.h"
 #include "worker/service/shard_service.h"
@@ -42,6 +44,8 @@ struct WorkerOptions {
   std::string health_listen;                   // empty: no health port
   int64_t memory_limit_bytes = 0;
   int threads = 1;
+  LocationOptions location;
+  std::optional<uint64_t> device_slot;  // of the device; unset: unknown
   // Measured by the caller.
   std::vector<KernelRate> kernel_rates;
   double call_overhead_seconds = 0;

@@ -190,17 +190,26 @@ void WorkerCore::OnPrepare(const v1::Prepare& prepare) {
 }
 
 void WorkerCore::OnCommit(const v1::Commit& commit) {
+  const std::vector<int> hosts(commit.hosts().begin(), commit.hosts().end());
+  if (!hosts.empty() && commit.hosts_size() != commit.blobs_size()) {
+    const absl::Status status = absl::InvalidArgumentError(absl::StrCat(
+        "Commit has ", commit.hosts_size(), " hosts for ", commit.blobs_size(), " ranks"));
+    return SendGenerationFailed(commit.generation(), status, nullptr);
+  }
   const absl::StatusOr<RingRates> rates =
-      ring_.Commit(commit.generation(), {commit.blobs().begin(), commit.blobs().end()});
+      ring_.Commit(commit.generation(), {commit.blobs().begin(), commit.blobs().end()}, hosts);
   // The commit crossed with the end of its generation.
   if (absl::IsFailedPrecondition(rates.status()) || absl::IsCancelled(rates.status())) return;
   if (!rates.ok()) return SendGenerationFailed(commit.generation(), rates.status(), nullptr);
-  LogInfo("ring formed",
-          {{"generation", commit.generation()},
-           {"rank", ring_.rank()},
-           {"world_size", ring_.world_size()},
-           {"link_bytes_per_second", rates->link_bytes_per_second},
-           {"exchange_overhead_seconds", absl::ToDoubleSeconds(rates->exchange_overhead)}});
+  LogInfo(
+      "ring formed",
+      {{"generation", commit.generation()},
+       {"rank", ring_.rank()},
+       {"world_size", ring_.world_size()},
+       {"link_bytes_per_second", rates->link_bytes_per_second},
+       {"exchange_overhead_seconds", absl::ToDoubleSeconds(rates->exchange_overhead)},
+       {"host_link_bytes_per_second", rates->host_link_bytes_per_second},
+       {"host_exchange_overhead_seconds", absl::ToDoubleSeconds(rates->host_exchange_overhead)}});
   metrics_->SetGeneration(commit.generation());
   options_.on_membership(true);
   metrics_->SetRank(ring_.rank());
@@ -209,6 +218,8 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
   committed->set_generation(commit.generation());
   committed->set_link_bytes_per_second(rates->link_bytes_per_second);
   SetDuration(rates->exchange_overhead, committed->mutable_exchange_overhead());
+  committed->set_host_link_bytes_per_second(rates->host_link_bytes_per_second);
+  SetDuration(rates->host_exchange_overhead, committed->mutable_host_exchange_overhead());
   send_(std::move(message));
 }
 

@@ -15,6 +15,9 @@ namespace {
 // More than any device has, and small enough that sums over all workers do not overflow.
 constexpr uint64_t kMaxMemoryBytes = uint64_t{1} << 50;
 constexpr int kMaxListEntries = 4096;
+// More than a machine's network cards, with their virtual interfaces.
+constexpr int kMaxInterfaces = 64;
+constexpr int kMaxInterfaceAddresses = 64;
 
 bool IsPrintable(absl::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c >= 0x20 && c <= 0x7e; });
@@ -52,6 +55,34 @@ std::string CheckTexts(const v1::Register& registration) {
   return "";
 }
 
+std::string CheckLocation(const v1::WorkerLocation& location) {
+  const std::pair<const char*, const std::string*> texts[] = {
+      {"location.host", &location.host()},
+      {"location.accelerator_domain", &location.accelerator_domain()},
+      {"location.zone", &location.zone()}};
+  for (const auto& [field, text] : texts) {
+    std::string why = CheckText(field, *text, kMaxWorkerNameBytes);
+    if (!why.empty()) return why;
+  }
+  if (location.interfaces_size() > kMaxInterfaces) {
+    return absl::StrCat("location.interfaces has ", location.interfaces_size(),
+                        " entries; at most ", kMaxInterfaces, " are allowed");
+  }
+  for (const v1::NetworkInterface& interface : location.interfaces()) {
+    std::string why = CheckText("location.interfaces.name", interface.name(), kMaxWorkerNameBytes);
+    if (!why.empty()) return why;
+    if (interface.addresses_size() > kMaxInterfaceAddresses) {
+      return absl::StrCat("location.interfaces.addresses has ", interface.addresses_size(),
+                          " entries; at most ", kMaxInterfaceAddresses, " are allowed");
+    }
+    for (const std::string& address : interface.addresses()) {
+      why = CheckText("location.interfaces.addresses", address, kMaxWorkerNameBytes);
+      if (!why.empty()) return why;
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string CheckRegistration(const v1::Register& registration) {
@@ -59,6 +90,8 @@ std::string CheckRegistration(const v1::Register& registration) {
   std::string why = CheckText("name", registration.name(), kMaxWorkerNameBytes);
   if (!why.empty()) return why;
   why = CheckTexts(registration);
+  if (!why.empty()) return why;
+  why = CheckLocation(registration.location());
   if (!why.empty()) return why;
   if (registration.options_size() > kMaxListEntries ||
       registration.kernel_rates_size() > kMaxListEntries) {
@@ -84,6 +117,12 @@ std::string CheckRegistration(const v1::Register& registration) {
 v1::Committed Sanitized(v1::Committed committed) {
   if (!IsRate(committed.link_bytes_per_second())) committed.set_link_bytes_per_second(0);
   if (!IsRate(ToSeconds(committed.exchange_overhead()))) committed.clear_exchange_overhead();
+  if (!IsRate(committed.host_link_bytes_per_second())) {
+    committed.set_host_link_bytes_per_second(0);
+  }
+  if (!IsRate(ToSeconds(committed.host_exchange_overhead()))) {
+    committed.clear_host_exchange_overhead();
+  }
   return committed;
 }
 

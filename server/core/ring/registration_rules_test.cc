@@ -42,6 +42,26 @@ TEST(RegistrationRulesTest, OtherTextsAreBounded) {
             "");
 }
 
+TEST(RegistrationRulesTest, LocationsAreBounded) {
+  EXPECT_EQ(WhyNot([](auto& r) { r.mutable_location()->set_host(std::string(129, 'a')); }),
+            "location.host has 129 bytes; at most 128 are allowed");
+  EXPECT_EQ(WhyNot([](auto& r) { r.mutable_location()->set_zone("a\nb"); }),
+            "location.zone must be printable ASCII");
+  const auto with_interfaces = [](int interfaces, int addresses) {
+    return WhyNot([&](auto& r) {
+      for (int i = 0; i < interfaces; ++i) {
+        v1::NetworkInterface* interface = r.mutable_location()->add_interfaces();
+        interface->set_name("eth0");
+        for (int j = 0; j < addresses; ++j) interface->add_addresses("10.0.0.1");
+      }
+    });
+  };
+  EXPECT_EQ(with_interfaces(64, 64), "");
+  EXPECT_EQ(with_interfaces(65, 1), "location.interfaces has 65 entries; at most 64 are allowed");
+  EXPECT_EQ(with_interfaces(1, 65),
+            "location.interfaces.addresses has 65 entries; at most 64 are allowed");
+}
+
 TEST(RegistrationRulesTest, FiguresAreFinite) {
   EXPECT_NE(WhyNot([](auto& r) { r.set_memory_bytes(UINT64_MAX); }), "");
   EXPECT_NE(WhyNot([](auto& r) { r.set_max_kv_cache_bytes(UINT64_MAX); }), "");
@@ -57,10 +77,14 @@ TEST(RegistrationRulesTest, MeasurementsThatAreNoRatesCountAsNone) {
     committed.set_generation(3);
     committed.set_link_bytes_per_second(wrong);
     committed.mutable_exchange_overhead()->set_seconds(-5);
+    committed.set_host_link_bytes_per_second(wrong);
+    committed.mutable_host_exchange_overhead()->set_seconds(-5);
     committed = Sanitized(committed);
     EXPECT_EQ(committed.generation(), 3u);
     EXPECT_EQ(committed.link_bytes_per_second(), 0);
     EXPECT_FALSE(committed.has_exchange_overhead());
+    EXPECT_EQ(committed.host_link_bytes_per_second(), 0);
+    EXPECT_FALSE(committed.has_host_exchange_overhead());
   }
   v1::Committed good;
   good.set_link_bytes_per_second(1e9);
