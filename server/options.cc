@@ -67,6 +67,10 @@ void AddLimits(CLI::App* app, CommandLine* line) {
   AddCount(group, "--single_device_threshold_tokens", &limits.single_device_threshold_tokens,
            limits.max_tokens,
            "largest request, in tokens, that runs on one device unless the client chooses a plan");
+  AddBytes(group, "--default_host_link_bytes_per_second",
+           &limits.default_host_link_bytes_per_second, 1, int64_t{1} << 50,
+           "rate between two hosts, per direction, that the planner assumes until the ring has "
+           "measured it");
   AddCount(group, "--max_queued_requests", &limits.max_queued_requests, int64_t{1} << 16,
            "limit on queued requests");
   AddBytes(group, "--max_queued_bytes", &limits.max_queued_bytes, 1, int64_t{1} << 60,

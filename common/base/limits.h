@@ -181,6 +181,9 @@ struct Limits {
   // --- Planning. At 32,768 tokens one device finishes within the time that a ring takes to fill.
   // Small requests run concurrently instead.
   int64_t single_device_threshold_tokens = 32768;
+  // Between hosts whose link is not measured: 10 Gbit/s, which every data centre's network exceeds.
+  // A value that is too low keeps requests on one host.
+  int64_t default_host_link_bytes_per_second = 1'250'000'000;
   // The longest valid lists take a few seconds on one core, once.
   absl::Duration planning_time_max = absl::Seconds(10);
   // Plans of earlier requests, reused for equal ones: 3 KiB each and their key, at most 4 MiB of

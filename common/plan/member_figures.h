@@ -2,6 +2,7 @@
 #ifndef RINGATTN_COMMON_PLAN_MEMBER_FIGURES_H_
 #define RINGATTN_COMMON_PLAN_MEMBER_FIGURES_H_
 
+#include <string>
 #include <vector>
 
 #include "common/plan/planner.h"
@@ -10,15 +11,26 @@ namespace ringattn {
 
 // The measurements of one member. 0: not measured.
 struct MemberFigures {
+  std::string host;  // members with the same value are on one host; ranks are in ring order
   double flops_per_second = 0;  // of the kernels that serve the request
   double link_bytes_per_second = 0;
   double call_overhead_seconds = 0;
   double exchange_overhead_seconds = 0;
+  // Between this member's host and a neighbouring one.
+  double host_link_bytes_per_second = 0;
+  double host_exchange_overhead_seconds = 0;
 };
 
-// Returns as many ready workers as members, with the slowest member's figures. A figure that no
-// member has measured keeps the planner's default.
-PlannerInputs InputsOfMembers(const std::vector<MemberFigures>& members);
+// Returns as many ready workers as members, with the slowest member's figures, and the same for
+// each host if there are several. A figure that no member has measured keeps the planner's default;
+// the rate between hosts is then `default_host_link`.
+PlannerInputs InputsOfMembers(const std::vector<MemberFigures>& members, double default_host_link);
+
+// Returns the host of each of `named`, members' names as in `names`. Empty if all are on one host, or
+// if a name is missing; the request then fails.
+std::vector<int> HostsOfNamed(const std::vector<std::string>& named,
+                              const std::vector<std::string>& names,
+                              const std::vector<MemberFigures>& members);
 
 }  // namespace ringattn
 

@@ -7,65 +7,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/layout/dilation.h"
+#include "common/plan/cost_model.h"
+#include "common/plan/host_rings.h"
 #include "common/schedule/schedule.h"
-#include "common/schedule/work_count.h"
 
 namespace ringattn {
 namespace {
-
-// Matrix products per pair: forward q k, p v; backward q k again, dout v, and the products for dv,
-// dk, dq. A multiply-add counts as two operations.
-double FlopsPerPair(const AttentionSpec& spec, ComputeCall::Op op) {
-  const double dim = static_cast<double>(spec.shape.head_dim);
-  const double dim_v = static_cast<double>(spec.shape.head_dim_v);
-  switch (op) {
-    case ComputeCall::Op::kForward:
-      return 2.0 * (dim + dim_v);
-    case ComputeCall::Op::kBackward:
-      return 2.0 * (3.0 * dim + 2.0 * dim_v);
-    case ComputeCall::Op::kBiasGradient:
-      return 2.0 * (dim + dim_v);
-    default:
-      return 0.0;
-  }
-}
-
-// One product per chosen row and key. Kernels for single rows are slower than those for tiles by
-// this factor.
-constexpr double kChosenRowSlowness = 32.0;
-double ProbabilityFlops(const AttentionSpec& spec, const ComputeCall& call) {
-  const double row_bytes =
-      4.0 *
-      static_cast<double>(spec.shape.num_heads * std::max<int64_t>(ProbabilityColumns(spec), 1));
-  double keys = 0;
-  for (const KvOperand& operand : call.kv) keys += static_cast<double>(operand.rows());
-  return static_cast<double>(call.target.bytes) / row_bytes * keys *
-         static_cast<double>(spec.shape.num_heads) * 2.0 *
-         static_cast<double>(spec.shape.head_dim) * kChosenRowSlowness;
-}
-
-double HeadRows(const AttentionSpec& spec) {
-  return static_cast<double>(spec.shape.batch) * static_cast<double>(spec.shape.num_heads);
-}
-
-double SecondsOfStep(const AttentionSpec& spec, const Step& step, const PlannerInputs& inputs) {
-  double flops = 0, sent = 0, received = 0, exchange = 0;
-  for (const ComputeCall& call : step.calls) {
-    flops += FlopsPerPair(spec, call.op) * HeadRows(spec) * call.share_of_heads() *
-             static_cast<double>(call.tiles * kTileRows * kTileRows);
-    if (call.op == ComputeCall::Op::kProbabilities) flops += ProbabilityFlops(spec, call);
-  }
-  for (const Transfer& transfer : step.transfers) {
-    (transfer.kind == Transfer::Kind::kSend ? sent : received) +=
-        static_cast<double>(transfer.range.bytes);
-  }
-  const double launches =
-      inputs.step_overhead_s * static_cast<double>(std::max<size_t>(step.calls.size(), 1));
-  if (!step.transfers.empty()) {
-    exchange = std::max(sent, received) / inputs.link_bytes_per_s + inputs.exchange_overhead_s;
-  }
-  return std::max(flops / inputs.device_flops_per_s, exchange) + launches;
-}
 
 int64_t LongerAxis(const AttentionSpec& spec) {
   return spec.shape.batch * std::max(spec.shape.seq_len_q, spec.shape.seq_len_kv);
@@ -80,10 +27,26 @@ int64_t PairTensorBytes(const AttentionSpec& spec) {
   return bytes;
 }
 
+// A ring of more hosts must be predicted to take at most this part of the time of one of fewer
+// hosts. Rates vary by several percent between measurements, and workers of further hosts can serve
+// other requests.
+constexpr double kWorthwhileHosts = 0.92;
+
 struct RingSize {
   int world_size = 1;
   std::string reason;
+  // Set if the planner chose the size: why one device does not serve the request. It may then
+  // choose a ring of fewer hosts.
+  std::optional<std::string> why_many;
 };
+
+// Returns the size of a ring of all workers. `how` follows the reason on one host.
+RingSize AllWorkers(const PlannerInputs& inputs, std::string why_many, const std::string& how) {
+  RingSize size{inputs.ready_workers,
+                absl::StrCat(why_many, how, "over all ", inputs.ready_workers, " workers")};
+  size.why_many = std::move(why_many);
+  return size;
+}
 
 std::string HeadsText(const PlanChoice& choice) {
   if (choice.heads_per_step == 0) return "";
@@ -114,29 +77,29 @@ absl::StatusOr<RingSize> ChooseRingSize(const AttentionSpec& spec, const PlanCho
   if (choice.schedule == ScheduleKind::kSingle) return RingSize{1, "one device as requested"};
   if (inputs.ready_workers == 1) return RingSize{1, "only one worker is ready"};
   if (choice.schedule.has_value()) {
-    return RingSize{inputs.ready_workers,
-                    absl::StrCat(ScheduleKindName(*choice.schedule), " as requested, ",
-                                 HeadsText(choice), "over all ", inputs.ready_workers, " workers")};
+    return AllWorkers(inputs, absl::StrCat(ScheduleKindName(*choice.schedule), " as requested"),
+                      absl::StrCat(", ", HeadsText(choice)));
   }
   const int64_t tokens = LongerAxis(spec);
   // A bias or a mask grows with the square of the tokens, so the token count does not bound memory.
   const int64_t pair_bytes = PairTensorBytes(spec);
   if (pair_bytes > kSingleDevicePairBytes) {
-    return RingSize{
-        inputs.ready_workers,
+    return AllWorkers(
+        inputs,
         absl::StrCat("a bias or mask of ", pair_bytes, " bytes exceeds the single-device limit of ",
-                     kSingleDevicePairBytes, ": ring over all ", inputs.ready_workers, " workers")};
+                     kSingleDevicePairBytes),
+        ": ring ");
   }
   if (tokens <= inputs.single_device_threshold_tokens) {
     return RingSize{1, absl::StrCat(tokens, tokens == 1 ? " token is" : " tokens are",
                                     " within the single-device threshold of ",
                                     inputs.single_device_threshold_tokens)};
   }
-  return RingSize{
-      inputs.ready_workers,
+  return AllWorkers(
+      inputs,
       absl::StrCat(tokens, tokens == 1 ? " token exceeds" : " tokens exceed",
-                   " the single-device threshold of ", inputs.single_device_threshold_tokens,
-                   ": ring over all ", inputs.ready_workers, " workers")};
+                   " the single-device threshold of ", inputs.single_device_threshold_tokens),
+      ": ring ");
 }
 
 // Returns whether the window is bounded on both sides and shorter than a shard.
@@ -193,49 +156,6 @@ struct Candidate {
   std::string why;
 };
 
-// Sums up the cost of a schedule, one program at a time.
-class CostSum {
- public:
-  CostSum(const AttentionSpec& spec, const PlannerInputs& inputs) : spec_(spec), inputs_(inputs) {}
-
-  void Add(const Program& program) {
-    plan_.buffer_bytes.push_back(program.BufferBytes());
-    plan_.tiles.push_back(program.TileCount());
-    plan_.sent_bytes.push_back(program.SentBytes());
-    plan_.exchanged_bytes += plan_.sent_bytes.back();
-    step_seconds_.resize(program.steps.size(), 0.0);
-    double rank_seconds = 0;
-    for (size_t i = 0; i < program.steps.size(); ++i) {
-      const Step& step = program.steps[i];
-      const double seconds = SecondsOfStep(spec_, step, inputs_);
-      rank_seconds += seconds;
-      step_seconds_[i] = std::max(step_seconds_[i], seconds);
-      for (const ComputeCall& call : step.calls) {
-        plan_.flops += FlopsPerPair(spec_, call.op) * HeadRows(spec_) * call.share_of_heads() *
-                       static_cast<double>(call.pairs);
-      }
-    }
-    plan_.busiest_rank_seconds = std::max(plan_.busiest_rank_seconds, rank_seconds);
-  }
-
-  Plan Finish(const ProgramRecipe& recipe, ShardPlan shards) && {
-    plan_.recipe = recipe;
-    plan_.shards = std::move(shards);
-    plan_.step_count = static_cast<int64_t>(step_seconds_.size());
-    for (double seconds : step_seconds_) {
-      plan_.predicted_compute_seconds += seconds;
-      plan_.predicted_step_seconds = std::max(plan_.predicted_step_seconds, seconds);
-    }
-    return std::move(plan_);
-  }
-
- private:
-  const AttentionSpec& spec_;
-  const PlannerInputs& inputs_;
-  std::vector<double> step_seconds_;  // of the busiest rank
-  Plan plan_;
-};
-
 // Returns the recipe of a choice with this layout on this ring size.
 ProgramRecipe RecipeFor(const PlanChoice& choice, Direction direction, Layout layout,
                         int world_size) {
@@ -258,7 +178,7 @@ absl::StatusOr<Candidate> Describe(const AttentionSpec& spec, Direction directio
                                    const PlanControl& control) {
   const ProgramRecipe recipe = RecipeFor(choice, direction, layout, world_size);
   ShardPlan shards = MakeShardPlan(spec, recipe, world_size);
-  CostSum costs(spec, inputs);
+  CostSum costs(spec, inputs, HostOfEachRank(inputs, world_size));
   // Build one program at a time; the plan keeps only sums.
   ScheduleBuilder builder(spec, shards, recipe, control.cancelled);
   for (int rank = 0; rank < world_size && !builder.cancelled(); ++rank) {
@@ -403,32 +323,131 @@ absl::StatusOr<Candidate> ChooseSchedule(const AttentionSpec& spec, Direction di
   return passing;
 }
 
-}  // namespace
-
-double FlopsOfPairs(const AttentionSpec& spec, Direction direction, bool recompute_forward,
-                    double pairs) {
-  double per_pair = 0;
-  if (direction == Direction::kForward || recompute_forward) {
-    per_pair += FlopsPerPair(spec, ComputeCall::Op::kForward);
+// Plans for a ring of this size.
+absl::StatusOr<Candidate> PlanRing(const AttentionSpec& spec, Direction direction,
+                                   const PlanChoice& choice, const PlannerInputs& inputs,
+                                   int world_size, const PlanControl& control) {
+  if (choice.layout == Layout::kStriped && world_size > 1) {
+    const absl::Status status = CheckPieces(spec, world_size, choice.stripe);
+    if (!status.ok()) return status;
   }
-  if (direction == Direction::kBackward) per_pair += FlopsPerPair(spec, ComputeCall::Op::kBackward);
-  return per_pair * pairs * HeadRows(spec);
+  absl::StatusOr<Candidate> chosen =
+      ChooseLayout(spec, direction, choice, inputs, world_size, control);
+  if (!chosen.ok()) return chosen.status();
+  return ChooseSchedule(spec, direction, choice, inputs, *std::move(chosen), control);
 }
+
+std::string CountText(int64_t count, const std::string& noun) {
+  return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
+}
+
+// "8 workers on 2 of 3 hosts"
+std::string RingText(const HostRing& ring, const PlannerInputs& inputs) {
+  const int hosts = static_cast<int>(inputs.hosts.size());
+  if (ring.hosts == hosts) {
+    return absl::StrCat("all ", ring.workers, " workers on ", CountText(hosts, "host"));
+  }
+  return absl::StrCat(CountText(ring.workers, "worker"), " on ", ring.hosts, " of ", hosts,
+                      " hosts");
+}
+
+// A ring of whole hosts, and why it was chosen.
+struct ChosenHosts {
+  HostRing ring;
+  std::optional<Candidate> plan;  // if it was made with the figures of all hosts
+  std::string reason;
+  bool may_grow = false;
+};
+
+// Chooses the hosts of a request by the predicted time.
+absl::StatusOr<ChosenHosts> ChooseHosts(const AttentionSpec& spec, Direction direction,
+                                        const PlanChoice& choice, const PlannerInputs& inputs,
+                                        const std::string& why_many, const PlanControl& control) {
+  const bool deterministic = spec.options.deterministic;
+  const std::vector<HostRing> rings =
+      RingsOfWholeHosts(inputs, deterministic, choice.min_world_size);
+  size_t best = 0;
+  std::vector<Candidate> plans;
+  for (const HostRing& ring : rings) {
+    if (deterministic || rings.size() == 1) break;
+    absl::StatusOr<Candidate> plan =
+        PlanRing(spec, direction, choice, ring.inputs, ring.workers, control);
+    // Shards of a larger ring may have too many pieces.
+    if (absl::IsInvalidArgument(plan.status()) && !plans.empty()) break;
+    if (!plan.ok()) return plan.status();
+    plans.push_back(*std::move(plan));
+    if (plans.back().plan.predicted_compute_seconds <
+        kWorthwhileHosts * plans[best].plan.predicted_compute_seconds) {
+      best = plans.size() - 1;
+    }
+  }
+  ChosenHosts chosen{rings[best]};
+  chosen.may_grow = best + 1 < rings.size();
+  chosen.reason = absl::StrCat(why_many, ": ring over ", RingText(rings[best], inputs));
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const double seconds = plans[i].plan.predicted_compute_seconds;
+    if (i == best) continue;
+    const bool is_first = i == (best == 0 ? 1 : 0);
+    if (is_first) {
+      absl::StrAppendFormat(&chosen.reason, ", predicted %.3g s",
+                            plans[best].plan.predicted_compute_seconds);
+    }
+    absl::StrAppendFormat(&chosen.reason, "%s%.3g s on %s", is_first ? " against " : " and ",
+                          seconds, CountText(rings[i].hosts, "host"));
+  }
+  if (plans.size() > 1) {
+    absl::StrAppendFormat(&chosen.reason, ", with %.3g bytes/s between hosts (%s)",
+                          inputs.host_link_bytes_per_s,
+                          inputs.host_link_measured ? "measured" : "assumed");
+  } else if (deterministic && chosen.may_grow) {
+    absl::StrAppend(&chosen.reason,
+                    ", because the hosts of a deterministic request do not depend on rates");
+  }
+  if (choice.min_world_size > 0) {
+    absl::StrAppend(&chosen.reason, "; rings of fewer than ", choice.min_world_size,
+                    " workers lack the memory");
+  }
+  if (best < plans.size() && !rings[best].has_own_figures) {
+    chosen.plan = std::move(plans[best]);
+  }
+  return chosen;
+}
+
+// ", with 2 links between hosts"
+std::string HostLinksText(const std::vector<int>& host_of_rank) {
+  int links = 0;
+  for (size_t rank = 0; rank < host_of_rank.size(); ++rank) {
+    links += host_of_rank[rank] != host_of_rank[(rank + 1) % host_of_rank.size()];
+  }
+  return links == 0 ? "" : absl::StrCat(", with ", CountText(links, "link"), " between hosts");
+}
+
+}  // namespace
 
 absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
                                  const PlanChoice& choice, const PlannerInputs& inputs,
                                  const PlanControl& control) {
-  const absl::StatusOr<RingSize> size = ChooseRingSize(spec, choice, inputs);
+  absl::StatusOr<RingSize> size = ChooseRingSize(spec, choice, inputs);
   if (!size.ok()) return size.status();
-  if (choice.layout == Layout::kStriped && size->world_size > 1) {
-    const absl::Status status = CheckPieces(spec, size->world_size, choice.stripe);
-    if (!status.ok()) return status;
+  std::optional<Candidate> known;
+  bool may_grow = false;
+  if (size->why_many.has_value() && inputs.hosts.size() > 1) {
+    absl::StatusOr<ChosenHosts> hosts =
+        ChooseHosts(spec, direction, choice, inputs, *size->why_many, control);
+    if (!hosts.ok()) return hosts.status();
+    size->world_size = hosts->ring.workers;
+    size->reason = std::move(hosts->reason);
+    known = std::move(hosts->plan);
+    may_grow = hosts->may_grow;
+  } else {
+    absl::StrAppend(&size->reason, HostLinksText(HostOfEachRank(inputs, size->world_size)));
   }
+  // The figures of all hosts count, because the members are not known yet.
   absl::StatusOr<Candidate> chosen =
-      ChooseLayout(spec, direction, choice, inputs, size->world_size, control);
+      known.has_value() ? *std::move(known)
+                        : PlanRing(spec, direction, choice, inputs, size->world_size, control);
   if (!chosen.ok()) return chosen.status();
-  chosen = ChooseSchedule(spec, direction, choice, inputs, *std::move(chosen), control);
-  if (!chosen.ok()) return chosen.status();
+  chosen->plan.may_grow = may_grow;
   chosen->plan.reason =
       chosen->why.empty() ? size->reason : absl::StrCat(size->reason, "; ", chosen->why);
   return std::move(chosen->plan);

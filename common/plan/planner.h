@@ -13,6 +13,7 @@
 #include "common/attention/attention_spec.h"
 #include "common/attention/tuning.h"
 #include "common/layout/shard_plan.h"
+#include "common/plan/host_figures.h"
 #include "common/schedule/schedule.h"
 
 namespace ringattn {
@@ -30,6 +31,8 @@ struct PlanChoice {
   Tuning tuning;
   // Workers by name, as many as world_size; empty: the coordinator chooses.
   std::vector<std::string> members;
+  // The coordinator's: rings of fewer workers lack the memory. Ignored with world_size.
+  int min_world_size = 0;
 
   bool operator==(const PlanChoice&) const = default;
 };
@@ -54,6 +57,16 @@ struct PlannerInputs {
   double link_bytes_per_s = 1e9;
   double step_overhead_s = 1e-4;   // per compute call, in addition to its arithmetic
   double exchange_overhead_s = 0;  // per step with transfers, in addition to their bytes
+
+  // The hosts of the workers, in ring order; empty: all workers are on one host.
+  std::vector<HostFigures> hosts;
+  // Out of a host and into it, per direction: all ranks of the host share the rate. The default is
+  // that of Limits::default_host_link_bytes_per_second.
+  double host_link_bytes_per_s = 1.25e9;
+  double host_exchange_overhead_s = 1e-4;  // per step with transfers between hosts
+  bool host_link_measured = false;
+  // The host of each of PlanChoice::members; empty: no members are named, or all are on one host.
+  std::vector<int> host_of_member;
 
   bool operator==(const PlannerInputs&) const = default;
 };
@@ -87,7 +100,9 @@ struct Plan {
   // The time of the busiest rank's steps if it never waits for other ranks. Used to compare
   // schedules: if ranks are busy at different steps, predicted_compute_seconds is too high.
   double busiest_rank_seconds = 0;
-  double flops = 0;    // of unmasked pairs, multiply-adds counted twice
+  double flops = 0;  // of unmasked pairs, multiply-adds counted twice
+  // The planner chose a ring of some hosts, and there are larger ones.
+  bool may_grow = false;
   std::string reason;  // why the planner chose this plan, in one sentence
 };
 
@@ -98,14 +113,13 @@ struct Plan {
 //                        divides shards into too many pieces (above)
 //   CANCELLED            control.cancelled returned true
 // Layout and ring size of a deterministic request do not depend on the rates in `inputs`, because
-// measured rates vary.
+// measured rates vary. With several hosts, it gets the workers of one.
+//
+// With several hosts, a request that needs more than one device gets the workers of as many hosts
+// as the cost model predicts to pay off.
 absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
                                  const PlanChoice& choice, const PlannerInputs& inputs,
                                  const PlanControl& control = {});
-
-// Returns the floating point operations of `pairs` visible pairs per batch row and head.
-double FlopsOfPairs(const AttentionSpec& spec, Direction direction, bool recompute_forward,
-                    double pairs);
 
 }  // namespace ringattn
 

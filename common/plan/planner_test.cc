@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "common/attention/tensors.h"
 #include "common/base/limits.h"
+#include "common/plan/cost_model.h"
 #include "gtest/gtest.h"
 
 namespace ringattn {

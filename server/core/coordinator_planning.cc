@@ -16,7 +16,11 @@ namespace ringattn::server {
 void Coordinator::Impl::AskForPlans() {
   if (!ring_.ready() || plans_asked_ == ring_.generation()) return;
   plans_asked_ = ring_.generation();
-  for (const auto& [stream, entry] : queue_.entries()) AskForPlan(*requests_.Find(stream));
+  for (const auto& [stream, entry] : queue_.entries()) {
+    Request& request = *requests_.Find(stream);
+    request.min_world_size = 0;
+    AskForPlan(request);
+  }
 }
 
 void Coordinator::Impl::AskForPlan(Request& request) {
@@ -32,10 +36,12 @@ void Coordinator::Impl::AskForPlan(Request& request) {
   ask.choice = request.arrived.choice;
   ask.choice.recompute_forward = request.arrived.recompute_forward;
   ask.choice.keeps_inputs = request.retains();
+  ask.choice.min_world_size = request.min_world_size;
   if (const Residual* residual = residuals_.Find(request.arrived.residual)) {
     ask.fingerprint = residual->fingerprint + 1;  // distinct from all requests' fingerprints
   }
-  ask.inputs = MeasuredInputs(ring_, roster_, config_.limits, *ask.spec, ask.direction);
+  ask.inputs =
+      MeasuredInputs(ring_, roster_, config_.limits, *ask.spec, ask.direction, ask.choice.members);
   ask.cost_seconds = PlanningCostSeconds(*ask.spec, ask.choice, ask.inputs);
   batch_.Emit(std::move(ask));
 }

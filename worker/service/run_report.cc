@@ -1,6 +1,6 @@
 #include "worker/service/run_report.h"
 
-#include "common/plan/planner.h"
+#include "common/plan/cost_model.h"
 #include "common/wire/durations.h"
 
 namespace ringattn::worker {

@@ -39,6 +39,8 @@ struct PlanFlags {
   std::optional<int> workers;  // default: kDefaultWorkers, or the server's ring
   std::optional<double> device_flops_per_s;
   std::optional<double> link_bytes_per_s;
+  std::optional<int> hosts;  // default: 1, or the hosts of the server's ring
+  std::optional<double> host_link_bytes_per_s;
   bool json = false;
 };
 
@@ -73,7 +75,9 @@ absl::StatusOr<PlannerInputs> InputsOfServer(const PlanFlags& flags, const Valid
         "plan.members: worker ", name,
         " is not ready; ready workers: ", ready.empty() ? "none" : absl::StrJoin(ready, ", ")));
   }
-  PlannerInputs inputs = InputsOf(*topology, request.spec, request.direction);
+  PlannerInputs inputs =
+      InputsOf(*topology, request.spec, request.direction, request.choice.members,
+               static_cast<double>(info->limits().default_host_link_bytes_per_second()));
   inputs.single_device_threshold_tokens =
       static_cast<int64_t>(info->limits().single_device_threshold_tokens());
   return inputs;
@@ -89,10 +93,28 @@ absl::StatusOr<PlannerInputs> InputsOf(const PlanFlags& flags, const ValidReques
     auto measured = InputsOfServer(flags, request);
     if (!measured.ok()) return measured.status();
     inputs = *measured;
+    if (flags.workers || flags.hosts) inputs.hosts.clear();
     if (flags.workers) inputs.ready_workers = *flags.workers;
+  }
+  if (flags.hosts && inputs.ready_workers % *flags.hosts != 0) {
+    return UsageError(absl::StrCat("--hosts=", *flags.hosts, ": ", inputs.ready_workers,
+                                   " workers cannot be divided evenly among as many hosts"));
   }
   if (flags.device_flops_per_s) inputs.device_flops_per_s = *flags.device_flops_per_s;
   if (flags.link_bytes_per_s) inputs.link_bytes_per_s = *flags.link_bytes_per_s;
+  if (flags.host_link_bytes_per_s) {
+    inputs.host_link_bytes_per_s = *flags.host_link_bytes_per_s;
+    inputs.host_link_measured = false;
+  }
+  if (flags.hosts.value_or(1) > 1) {
+    inputs.hosts.assign(*flags.hosts, {inputs.ready_workers / *flags.hosts,
+                                       inputs.device_flops_per_s, inputs.link_bytes_per_s,
+                                       inputs.step_overhead_s, inputs.exchange_overhead_s});
+  }
+  for (HostFigures& host : inputs.hosts) {
+    if (flags.device_flops_per_s) host.device_flops_per_s = *flags.device_flops_per_s;
+    if (flags.link_bytes_per_s) host.link_bytes_per_s = *flags.link_bytes_per_s;
+  }
   return inputs;
 }
 
@@ -140,8 +162,11 @@ const char* RateSource(const PlanFlags& flags) {
 }
 
 std::string RateText(const PlanFlags& flags, const PlannerInputs& inputs) {
-  const std::string rates = absl::StrCat(HumanRate(inputs.device_flops_per_s), "FLOP/s and ",
-                                         HumanBytes(inputs.link_bytes_per_s), "/s between workers");
+  std::string rates = absl::StrCat(HumanRate(inputs.device_flops_per_s), "FLOP/s and ",
+                                   HumanBytes(inputs.link_bytes_per_s), "/s between workers");
+  if (inputs.hosts.size() > 1) {
+    absl::StrAppend(&rates, ", ", HumanBytes(inputs.host_link_bytes_per_s), "/s between hosts");
+  }
   if (!flags.server.server.empty())
     return absl::StrCat("with rates measured by ", flags.server.server, ": ", rates);
   if (flags.device_flops_per_s && flags.link_bytes_per_s) return absl::StrCat("with ", rates);
@@ -205,7 +230,10 @@ Json ToJson(const PlanFlags& flags, const Planned& planned) {
               {"device_flops_per_s", planned.inputs.device_flops_per_s},
               {"link_bytes_per_s", planned.inputs.link_bytes_per_s},
               {"step_overhead_s", planned.inputs.step_overhead_s},
-              {"exchange_overhead_s", planned.inputs.exchange_overhead_s}}},
+              {"exchange_overhead_s", planned.inputs.exchange_overhead_s},
+              {"hosts", std::max<size_t>(1, planned.inputs.hosts.size())},
+              {"host_link_bytes_per_s", planned.inputs.host_link_bytes_per_s},
+              {"host_exchange_overhead_s", planned.inputs.host_exchange_overhead_s}}},
             {"exchanged_bytes", plan.exchanged_bytes},
             {"flops", plan.flops},
             {"ranks", ranks}}}};
@@ -267,6 +295,15 @@ void AddPlan(FlagSet& program, Run& run) {
       .Add("--link_bytes_per_s", &flags->link_bytes_per_s,
            absl::StrFormat("For the prediction; default: the server's, or %g",
                            defaults.link_bytes_per_s))
+      .Positive();
+  command
+      .Add("--hosts", &flags->hosts,
+           "Hosts that have as many of the workers each; default: 1, or the server's")
+      .InRange(1, 1024);
+  command
+      .Add("--host_link_bytes_per_s", &flags->host_link_bytes_per_s,
+           absl::StrFormat("Between two hosts, for the prediction; default: the server's, or %g",
+                           defaults.host_link_bytes_per_s))
       .Positive();
   command.Add("--json", &flags->json, "Print one JSON object (docs/cli-json.md)");
   command.OnChosen([flags, &run] { run = [flags] { return RunPlan(*flags); }; });

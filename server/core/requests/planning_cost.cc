@@ -16,6 +16,7 @@ constexpr double kSecondsPerPart = 5e-5;
 // Number of candidates that the planner tries if the choice is free.
 constexpr double kLayoutsTried = 3;
 constexpr double kSchedulesTried = 2;
+constexpr double kHostChoiceFactor = 3;
 
 }  // namespace
 
@@ -32,12 +33,15 @@ double PlanningCostSeconds(const AttentionSpec& spec, const PlanChoice& choice,
     pieces = choice.stripe == 1 ? documents * world
                                 : documents + parts * tokens / static_cast<double>(choice.stripe);
   }
+  // The planner also evaluates rings of half the hosts, of a quarter and so on, and the chosen one
+  // again. Their cost decreases geometrically.
+  const bool chooses_hosts = inputs.hosts.size() > 1 && !choice.world_size.has_value();
   // With few queries and many keys, the planner may also evaluate another schedule.
   const bool few_queries =
       !choice.schedule.has_value() && world > 1 && spec.shape.seq_len_q < spec.shape.seq_len_kv;
   const bool chooses = !choice.layout.has_value() && spec.shape.num_documents() > 1 && world > 1;
   return kSecondsPerPlan + kSecondsPerPart * (parts - 1) * world +
-         kSecondsPerVisit * pieces * world *
+         kSecondsPerVisit * pieces * world * (chooses_hosts ? kHostChoiceFactor : 1) *
              ((chooses ? kLayoutsTried : 1) + (few_queries ? kSchedulesTried : 0));
 }
 

@@ -151,6 +151,7 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
   proto->set_max_streams_without_header(limits.max_streams_without_header);
   SetDuration(limits.max_deadline, proto->mutable_max_deadline());
   proto->set_single_device_threshold_tokens(limits.single_device_threshold_tokens);
+  proto->set_default_host_link_bytes_per_second(limits.default_host_link_bytes_per_second);
   proto->set_finished_operations_kept(limits.finished_operations_kept);
   return info;
 }
