@@ -178,10 +178,13 @@ v1::Topology Coordinator::Impl::topology() const {
     info->set_metrics_address(registration.metrics_address());
     *info->mutable_kernel_rates() = registration.kernel_rates();
     *info->mutable_options() = registration.options();
+    *info->mutable_location() = registration.location();
     *info->mutable_call_overhead() = registration.call_overhead();
     if (worker.committed.generation() == ring_.generation()) {
       info->set_link_bytes_per_second(worker.committed.link_bytes_per_second());
       *info->mutable_exchange_overhead() = worker.committed.exchange_overhead();
+      info->set_host_link_bytes_per_second(worker.committed.host_link_bytes_per_second());
+      *info->mutable_host_exchange_overhead() = worker.committed.host_exchange_overhead();
     }
     const std::optional<int> rank = ring_.RankOf(connection);
     const bool ready = rank && ring_.ready();

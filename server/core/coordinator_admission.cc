@@ -1,5 +1,6 @@
 // Coordinator: admission of requests, from the queue to the members' reservations.
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "server/core/requests/placement.h"
 #include "server/core/requests/reserve_message.h"
 #include "server/core/requests/worker_capabilities.h"
+#include "server/core/ring/rank_order.h"
 
 namespace ringattn::server {
 namespace {
@@ -21,6 +23,37 @@ constexpr int64_t kMaxDocumentsPerEvent = int64_t{1} << 17;
 // Members are chosen before ranks, so each must have room for the largest buffers.
 int64_t LargestBuffers(const Plan& plan) {
   return *std::max_element(plan.buffer_bytes.begin(), plan.buffer_bytes.end());
+}
+
+// Returns the rate of the worker's fastest kernels; 0: not measured.
+double FastestRate(const v1::Register& registration) {
+  double fastest = 0;
+  for (const v1::KernelRate& rate : registration.kernel_rates()) {
+    fastest = std::max(fastest, rate.flops_per_second());
+  }
+  return fastest;
+}
+
+// Rates of equal devices differ by several percent; only other devices differ by a factor of two.
+constexpr double kSlowHostRatio = 0.5;
+
+// Marks the sites of hosts whose slowest worker computes at less than half the rate of the fastest
+// host's slowest worker.
+void MarkSlowHosts(const std::vector<ConnectionId>& members, const Roster& roster,
+                   std::vector<Site>* sites) {
+  if (sites->empty() || sites->back().host == 0) return;  // one host
+  std::map<int, double> rates;
+  for (size_t rank = 0; rank < sites->size(); ++rank) {
+    const double rate = FastestRate(roster.at(members[rank]).registration);
+    const auto [host, is_new] = rates.emplace((*sites)[rank].host, rate);
+    if (!is_new) host->second = std::min(host->second, rate);
+  }
+  double fastest = 0;
+  for (const auto& [host, rate] : rates) fastest = std::max(fastest, rate);
+  for (Site& site : *sites) {
+    const double rate = rates.at(site.host);
+    site.on_slow_host = rate > 0 && rate < kSlowHostRatio * fastest;
+  }
 }
 
 }  // namespace
@@ -57,6 +90,10 @@ void Coordinator::Impl::AdmitQueued() {
         only_express = true;
         break;
       case Placement::Result::kNeverFits: {
+        if (request.plan->may_grow) {  // the workers of further hosts each need less memory
+          PlanForMoreWorkers(request);
+          break;
+        }
         if (request.retains()) {
           StopRetaining(request, "no worker has the memory to keep the inputs as they are");
           break;
@@ -87,6 +124,13 @@ void Coordinator::Impl::AdmitQueued() {
   }
 }
 
+// Asks for a plan with more workers than the one that does not fit.
+void Coordinator::Impl::PlanForMoreWorkers(Request& request) {
+  request.min_world_size = request.plan->shards.world_size + 1;
+  request.plan = nullptr;
+  AskForPlan(request);
+}
+
 // Returns the queued requests with a plan for this ring, in order of service.
 std::vector<StreamId> Coordinator::Impl::Admissible() const {
   std::vector<StreamId> streams;
@@ -102,8 +146,11 @@ std::vector<StreamId> Coordinator::Impl::Admissible() const {
 
 std::vector<Site> Coordinator::Impl::Sites() const {
   std::vector<Site> sites;
-  for (ConnectionId member : ring_.members()) {
+  const std::vector<int> hosts = HostsOf(ring_.members(), roster_);
+  for (size_t rank = 0; rank < hosts.size(); ++rank) {
+    const ConnectionId member = ring_.members()[rank];
     sites.push_back(operations_.SiteOf(member));
+    sites.back().host = hosts[rank];
     sites.back().memory_bytes = roster_.at(member).registration.memory_bytes();
     const auto kept = residuals_.bytes_by_worker().find(member);
     if (kept != residuals_.bytes_by_worker().end()) sites.back().reserved_bytes += kept->second;
@@ -115,6 +162,7 @@ std::vector<Site> Coordinator::Impl::Sites() const {
     }
     sites.back().serves_steps = kv_caches_.HasWriterOn(member);
   }
+  MarkSlowHosts(ring_.members(), roster_, &sites);
   return sites;
 }
 

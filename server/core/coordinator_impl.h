@@ -125,6 +125,7 @@ class Coordinator::Impl {
   void AskForPlans();
   void AskForPlan(Request& request);
   void StopPlanning(Request& request);
+  void PlanForMoreWorkers(Request& request);
   std::optional<Failure> CheckServed(const Request& request, int world_size) const;
   // Returns the rank in the ring; nullopt for a worker outside it.
   std::optional<int> RankOf(const std::string& worker) const;

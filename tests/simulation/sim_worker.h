@@ -20,6 +20,7 @@
 namespace ringattn::server::simulation {
 
 struct WorkerTraits {
+  std::string host;
   absl::Duration tile_time = absl::Milliseconds(5);
   int64_t memory_bytes = 1 << 20;
   int64_t workspace_bytes = 0;  // of any operation's kernels, in addition to the plan

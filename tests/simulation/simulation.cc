@@ -73,8 +73,10 @@ void Simulation::MakeWorkers() {
   const int speed = random.Below(4);
   // As predicted, runs are short, and sent ahead of others, or not.
   const double flops = random.OneIn(2) ? 1e8 : 0;
+  const int hosts = random.OneIn(2) ? 1 : 2 + random.Below(2);
   for (int i = 0; i < count; ++i) {
     WorkerTraits traits;
+    traits.host = absl::StrCat("host-", random.Below(hosts));
     if (speed == 0) {
       const bool slow = random.OneIn(2);
       traits.tile_time = slow ? random.Between(absl::Seconds(1), absl::Seconds(5))

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cassert>
+#include <compare>
 #include <functional>
-#include <limits>
-#include <tuple>
 
 namespace ringattn::server {
 namespace {
@@ -33,20 +32,82 @@ bool HasExpressSlot(const Site& site, const PlacementRequest& request, const Slo
   return !site.computes && site.clients.count(request.client) == 0;
 }
 
-// Returns the least occupied acceptable sites; fewer than `count` if there are not enough.
-std::vector<int> Idlest(const std::vector<Site>& sites, int count,
-                        const std::function<bool(const Site&)>& may_take) {
-  std::vector<std::tuple<bool, int, int64_t, int>> idlest;
+// Sites sort by what delays a new operation there.
+struct Occupancy {
+  bool serves_steps = false;
+  int operations = 0;
+  bool on_slow_host = false;
+  int spare_members = 0;  // of the host
+  int64_t bytes = 0;
+  int rank = 0;
+
+  auto operator<=>(const Occupancy&) const = default;
+};
+
+// A host's sites.
+struct HostSites {
+  int could_hold = 0;                // sites that could ever hold the request
+  std::vector<Occupancy> available;  // acceptable sites, the least occupied first
+};
+
+using SiteRule = std::function<bool(const Site&)>;
+
+std::vector<HostSites> SitesByHost(const std::vector<Site>& sites, const SiteRule& could_hold,
+                                   const SiteRule& may_take) {
+  std::vector<HostSites> hosts;
   for (int rank = 0; rank < static_cast<int>(sites.size()); ++rank) {
     const Site& site = sites[rank];
-    if (may_take(site)) {
-      idlest.emplace_back(site.serves_steps, site.operations, site.reserved_bytes, rank);
-    }
+    if (static_cast<int>(hosts.size()) <= site.host) hosts.resize(site.host + 1);
+    HostSites& host = hosts[site.host];
+    host.could_hold += could_hold(site);
+    if (!may_take(site)) continue;
+    host.available.push_back({.serves_steps = site.serves_steps,
+                              .operations = site.operations,
+                              .on_slow_host = site.on_slow_host,
+                              .bytes = site.reserved_bytes,
+                              .rank = rank});
   }
-  std::sort(idlest.begin(), idlest.end());
+  for (HostSites& host : hosts) std::sort(host.available.begin(), host.available.end());
+  return hosts;
+}
+
+// Returns the fewest hosts whose sites could together hold `count` members. REQUIRES: all together
+// could.
+int FewestHosts(const std::vector<HostSites>& hosts, int count) {
+  std::vector<int> sizes;
+  for (const HostSites& host : hosts) sizes.push_back(host.could_hold);
+  std::sort(sizes.begin(), sizes.end(), std::greater<>());
+  int fewest = 0;
+  for (; count > 0; ++fewest) count -= sizes[fewest];
+  return fewest;
+}
+
+// Returns the occupancy of the busiest of the `count` sites that the host would contribute.
+Occupancy BusiestOf(const HostSites& host, int count) {
+  Occupancy busiest = host.available[count - 1];
+  if (count > 1) busiest.spare_members = host.could_hold - count;
+  return busiest;
+}
+
+// Returns the ranks of the least occupied acceptable sites on the fewest hosts that could hold the
+// request; fewer than `count` if there are not enough now.
+std::vector<int> Idlest(const std::vector<Site>& sites, int count, const SiteRule& could_hold,
+                        const SiteRule& may_take) {
+  std::vector<HostSites> hosts = SitesByHost(sites, could_hold, may_take);
+  const int fewest = FewestHosts(hosts, count);
+  // A host contributes all that it can, so that as few hosts as possible take part.
+  const auto share = [count](const HostSites& host) {
+    return std::min(count, static_cast<int>(host.available.size()));
+  };
+  std::stable_sort(hosts.begin(), hosts.end(), [&](const HostSites& a, const HostSites& b) {
+    if (share(a) != share(b)) return share(a) > share(b);
+    return share(a) > 0 && BusiestOf(a, share(a)) < BusiestOf(b, share(b));
+  });
   std::vector<int> ranks;
-  for (const auto& [serves_steps, operations, bytes, rank] : idlest) {
-    if (static_cast<int>(ranks.size()) < count) ranks.push_back(rank);
+  for (int i = 0; i < fewest; ++i) {
+    for (const Occupancy& site : hosts[i].available) {
+      if (static_cast<int>(ranks.size()) < count) ranks.push_back(site.rank);
+    }
   }
   std::sort(ranks.begin(), ranks.end());
   return ranks;
@@ -60,23 +121,26 @@ Placement Place(const std::vector<Site>& sites, const PlacementRequest& request,
   const int64_t bytes = request.buffer_bytes;
   assert(count >= 1 && count <= static_cast<int>(sites.size()));
   Placement placement;
-  int could_hold = 0, have_memory = 0;
+  int could_hold = 0;
   for (const Site& site : sites) {
     if (RoomOf(site) > RoomOf(sites[placement.roomiest_rank])) {
       placement.roomiest_rank = static_cast<int>(&site - sites.data());
     }
     could_hold += CouldHold(site, bytes);
-    have_memory += CouldHold(site, bytes) && HasMemory(site, bytes);
   }
   if (could_hold < count) {
     placement.result = Placement::Result::kNeverFits;
     return placement;
   }
-  if (have_memory < count) return placement;
+  const SiteRule could = [bytes](const Site& site) { return CouldHold(site, bytes); };
+  const auto has_memory = [bytes](const Site& site) {
+    return CouldHold(site, bytes) && HasMemory(site, bytes);
+  };
+  if (static_cast<int>(Idlest(sites, count, could, has_memory).size()) < count) return placement;
   for (const bool express : {false, true}) {
     if (only_express && !express) continue;
-    placement.ranks = Idlest(sites, count, [&](const Site& site) {
-      return CouldHold(site, bytes) && HasMemory(site, bytes) &&
+    placement.ranks = Idlest(sites, count, could, [&](const Site& site) {
+      return has_memory(site) &&
              (express ? HasExpressSlot(site, request, limits) : HasCommonSlot(site, limits));
     });
     if (static_cast<int>(placement.ranks.size()) < count) continue;

@@ -21,6 +21,9 @@ struct Site {
   bool computes = false;      // or has an operation ready to compute
   bool serves_steps = false;  // a K/V cache with a writer is on it
   double largest_cost = 0;    // of its operations, in device seconds
+  // Number of its host; members of one host are neighbours. From 0 in ring order.
+  int host = 0;
+  bool on_slow_host = false;  // its host's devices are far slower than another host's
   // Workspace that this request is known to need there in addition to its buffers.
   int64_t workspace_bytes = 0;
 };
@@ -55,6 +58,11 @@ struct Placement {
 
 // Returns the least occupied sites (those without steps first, then by operations, bytes and rank)
 // that have a free slot and enough free bytes for buffers and workspace.
+//
+// The sites are on the fewest hosts that could ever hold the request, the hosts with the most
+// members first, because links between hosts are slow. The request waits for these hosts although
+// more of them would have room at once. Among several such hosts, fast ones come first, and then
+// the one with the fewest members to spare.
 //
 // A request takes express slots only if all of these hold: common slots do not suffice, it has few
 // documents, and its client holds no express slot there. In addition, either it costs at most an

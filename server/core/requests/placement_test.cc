@@ -63,6 +63,70 @@ TEST(PlacementTest, WaitsForMemoryThatCouldBecomeFree) {
   EXPECT_EQ(Place(sites, request, kLimits, false).ranks, (std::vector<int>{1}));
 }
 
+// Returns idle sites on hosts of these sizes.
+std::vector<Site> Hosts(const std::vector<int>& sizes) {
+  std::vector<Site> sites;
+  for (int host = 0; host < static_cast<int>(sizes.size()); ++host) {
+    for (int i = 0; i < sizes[host]; ++i) {
+      sites.emplace_back();
+      sites.back().host = host;
+    }
+  }
+  return sites;
+}
+
+using Ranks = std::vector<int>;
+
+TEST(PlacementTest, ARequestStaysOnOneHost) {
+  std::vector<Site> sites = Hosts({2, 2});
+  EXPECT_EQ(Place(sites, Costs(1, 2), kLimits, false).ranks, (Ranks{0, 1}));
+  // The idlest workers are on two hosts.
+  sites[0].operations = 1;
+  sites[2].operations = sites[3].operations = 1;
+  sites[2].reserved_bytes = 5;
+  EXPECT_EQ(Place(sites, Costs(1, 2), kLimits, false).ranks, (Ranks{0, 1}));
+  sites[1].operations = 2;
+  EXPECT_EQ(Place(sites, Costs(1, 2), kLimits, false).ranks, (Ranks{2, 3}));
+  // Single workers are taken from all hosts.
+  sites[3].operations = 0;
+  EXPECT_EQ(Place(sites, Costs(1), kLimits, false).ranks, (Ranks{3}));
+}
+
+TEST(PlacementTest, ARequestTakesWholeHosts) {
+  const std::vector<Site> sites = Hosts({2, 4, 3, 2});
+  EXPECT_EQ(Place(sites, Costs(1, 4), kLimits, false).ranks, (Ranks{2, 3, 4, 5}));
+  EXPECT_EQ(Place(sites, Costs(1, 3), kLimits, false).ranks, (Ranks{6, 7, 8}));
+  EXPECT_EQ(Place(sites, Costs(1, 2), kLimits, false).ranks, (Ranks{0, 1}));
+  EXPECT_EQ(Place(sites, Costs(1, 7), kLimits, false).ranks, (Ranks{2, 3, 4, 5, 6, 7, 8}));
+  EXPECT_EQ(Place(sites, Costs(1, 6), kLimits, false).ranks, (Ranks{2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(Place(sites, Costs(1, 11), kLimits, false).ranks.size(), 11u);
+}
+
+TEST(PlacementTest, ARequestWaitsForAHostWithRoom) {
+  std::vector<Site> sites = Hosts({2, 2});
+  sites[0].operations = sites[2].operations = 8;
+  sites[0].computes = sites[2].computes = true;
+  EXPECT_EQ(Place(sites, Costs(1, 2), kLimits, false).result, Result::kWaitsForSlots);
+  sites[0].operations = sites[2].operations = 0;
+  for (Site& site : sites) site.memory_bytes = 100;
+  sites[0].reserved_bytes = sites[2].reserved_bytes = 50;
+  PlacementRequest request = Costs(1, 2);
+  request.buffer_bytes = 60;
+  EXPECT_EQ(Place(sites, request, kLimits, false).result, Result::kWaitsForMemory);
+  // No host could ever hold it alone.
+  sites[0].serves = sites[2].serves = false;
+  EXPECT_EQ(Place(sites, request, kLimits, false).ranks, (Ranks{1, 3}));
+}
+
+TEST(PlacementTest, SlowHostsAreTakenWhileFastOnesAreBusy) {
+  std::vector<Site> sites = Hosts({2, 2});
+  sites[0].on_slow_host = sites[1].on_slow_host = true;
+  EXPECT_EQ(Place(sites, Costs(1, 2), kLimits, false).ranks, (Ranks{2, 3}));
+  EXPECT_EQ(Place(sites, Costs(1), kLimits, false).ranks, (Ranks{2}));
+  sites[2].operations = sites[3].operations = 1;
+  EXPECT_EQ(Place(sites, Costs(1, 2), kLimits, false).ranks, (Ranks{0, 1}));
+}
+
 TEST(PlacementTest, ExpressSlotsAreForSmallRequests) {
   const std::vector<Site> sites = {Occupied(6, /*largest_cost=*/8)};
   EXPECT_EQ(Place(sites, Costs(1.1), kLimits, false).result, Result::kWaitsForSlots);

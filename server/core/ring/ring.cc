@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "server/core/ring/rank_order.h"
+
 namespace ringattn::server {
 namespace {
 
@@ -101,9 +103,7 @@ bool Ring::MayPrepare() const {
 
 void Ring::StartPreparing() {
   std::vector<ConnectionId> members = roster_.Staying();
-  std::sort(members.begin(), members.end(), [this](ConnectionId a, ConnectionId b) {
-    return roster_.NameOf(a) < roster_.NameOf(b);
-  });
+  SortForRanks(roster_, &members);
   members.resize(std::min<size_t>(members.size(), config_.limits.max_world_size));
 
   ++generation_;
@@ -130,10 +130,13 @@ void Ring::StartCommitting() {
   phase_ = RingPhase::kCommitting;
   awaited_ = {members_.begin(), members_.end()};
   deadline_ = batch_.now() + config_.control_timeout;
+  std::vector<int> hosts = HostsOf(members_, roster_);
+  if (hosts == std::vector<int>(hosts.size(), hosts.front())) hosts.clear();
   for (ConnectionId member : members_) {
     v1::Commit* commit = batch_.Send(member)->mutable_commit();
     commit->set_generation(generation_);
     for (const std::string& blob : blobs_) commit->add_blobs(blob);
+    for (int host : hosts) commit->add_hosts(static_cast<uint32_t>(host));
   }
 }
 

@@ -356,6 +356,9 @@ class Scenario {
       case v1::JoinResponse::kCommit:
         text = absl::StrCat("commit ", message.commit().generation(), " [",
                             absl::StrJoin(message.commit().blobs(), " "), "]");
+        if (message.commit().hosts_size() > 0) {
+          absl::StrAppend(&text, " hosts ", absl::StrJoin(message.commit().hosts(), " "));
+        }
         answer.mutable_committed()->set_generation(message.commit().generation());
         break;
       case v1::JoinResponse::kTeardown:

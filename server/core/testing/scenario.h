@@ -26,6 +26,7 @@
 //   repeat N COMMAND ; COMMAND ...      % in a command is replaced by 1 to N
 // Workers
 //   join NAME [version=V] [tile_q=N] [memory=BYTES] [flops=F] [flops_bf16=F] [flops_terms=F]
+//        [host=H] [zone=Z] [domain=D] [slot=N]
 //        [call=S] [device=D] [options=FIELD] [kv=BYTES] [holds=C:RANK:EPOCH:COMMITTED:A,B,...]
 //                         kv: memory for K/V caches. holds: ranks of an earlier coordinator's
 //                         caches clients cannot reach workers whose name begins with "hidden"
@@ -33,7 +34,8 @@
 //   disconnect NAME       the control stream ends
 //   manual NAME...        no automatic answers from now on
 //   silent NAME...        no messages from now on
-//   NAME prepared G | committed G [link=BYTES/S] [exchange=S] | torn_down G | leaving
+//   NAME prepared G | torn_down G | leaving
+//   NAME committed G [link=BYTES/S] [exchange=S] [host_link=BYTES/S] [host_exchange=S]
 //   NAME generation_failed G REASON
 //   NAME reserved OP [residual=BYTES] | rejected OP [workspace=BYTES] REASON
 //   NAME residual_missing OP | malformed OP REASON         other forms of a rejected Reserve
@@ -70,7 +72,8 @@
 // Operators and time
 //   drain   undrain   reform   wait DURATION   pause DURATION
 // Queries; the trace shows the answer
-//   state ID [principal=P]   predicted ID   stats   memory   residuals   losses   requests MAX
+//   state ID [principal=P]   predicted ID   reason ID   stats   memory   residuals   losses
+//   requests MAX
 #ifndef RINGATTN_SERVER_CORE_TESTING_SCENARIO_H_
 #define RINGATTN_SERVER_CORE_TESTING_SCENARIO_H_
 

@@ -43,6 +43,8 @@ bool FillGenerationMessage(const std::string& name, const Args& args,
     committed->set_generation(generation);
     committed->set_link_bytes_per_second(Number(args, "link"));
     SetSeconds(Number(args, "exchange"), committed->mutable_exchange_overhead());
+    committed->set_host_link_bytes_per_second(Number(args, "host_link"));
+    SetSeconds(Number(args, "host_exchange"), committed->mutable_host_exchange_overhead());
   } else if (verb == "leaving") {
     message->mutable_leaving();
   } else if (verb == "torn_down") {
@@ -141,6 +143,13 @@ v1::Register RegistrationOf(const Args& args) {
            &registration);  // the first that applies is used
   AddRates("flops", args, {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, &registration);
   registration.set_device(Option(args, "device", ""));
+  v1::WorkerLocation* location = registration.mutable_location();
+  location->set_host(Option(args, "host", ""));
+  location->set_zone(Option(args, "zone", ""));
+  location->set_accelerator_domain(Option(args, "domain", ""));
+  if (const std::string slot = Option(args, "slot", ""); !slot.empty()) {
+    location->set_slot(std::atoll(slot.c_str()));
+  }
   AddKvCaches(args, &registration);
   const std::string served = Option(args, "options", "");
   if (!served.empty()) registration.add_options(served);

@@ -36,6 +36,11 @@ ScenarioLines Prediction(const Coordinator& core, const Args& args, const Scenar
                                        : "not planned"}};
 }
 
+ScenarioLines Reason(const Coordinator& core, const Args& args, const ScenarioHistory&) {
+  const std::optional<OperationView> view = core.FindOperation(args[1], "");
+  return {{args[1], view && view->plan ? view->plan->reason : "not planned"}};
+}
+
 // Newest first. Each must have been reported exactly once.
 ScenarioLines Losses(const Coordinator& core, const Args&, const ScenarioHistory& history) {
   const CoordinatorSnapshot snapshot = core.Snapshot(/*max_requests=*/0);
@@ -103,13 +108,10 @@ ScenarioLines Memory(const Coordinator& core, const Args&, const ScenarioHistory
 }
 
 const std::map<std::string, View>& Views() {
-  static const auto* views = new std::map<std::string, View>{{"state", State},
-                                                             {"predicted", Prediction},
-                                                             {"losses", Losses},
-                                                             {"requests", Requests},
-                                                             {"stats", Stats},
-                                                             {"memory", Memory},
-                                                             {"residuals", ResidualsKept}};
+  static const auto* views = new std::map<std::string, View>{
+      {"state", State},   {"predicted", Prediction},   {"reason", Reason},
+      {"losses", Losses}, {"requests", Requests},      {"stats", Stats},
+      {"memory", Memory}, {"residuals", ResidualsKept}};
   return *views;
 }
 
