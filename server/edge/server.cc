@@ -7,6 +7,7 @@
 
 #include <grpcpp/resource_quota.h>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/monotonic_time.h"
 #include "common/base/version.h"
@@ -20,6 +21,22 @@
 
 namespace ringattn::server {
 namespace {
+
+// Returns the ranks of each host, as "node-a: 0 1; node-b: 2 3".
+std::string HostsText(const v1::Topology& topology) {
+  std::string text;
+  std::string last;
+  for (const v1::WorkerInfo& worker : topology.workers()) {
+    if (!worker.has_rank()) continue;
+    const std::string& host = worker.location().host();
+    if (text.empty() || host != last) {
+      absl::StrAppend(&text, text.empty() ? "" : "; ", host.empty() ? "unknown" : host, ":");
+    }
+    absl::StrAppend(&text, " ", worker.rank());
+    last = host;
+  }
+  return text;
+}
 
 constexpr char kAttentionService[] = "ringattn.v1.AttentionService";
 constexpr char kKvCacheService[] = "ringattn.v1.KvCacheService";
@@ -287,7 +304,8 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
       server->server_metrics_.SetTopology(topology);
       LogInfo("topology changed", {{"state", v1::RingState_Name(topology.state())},
                                    {"generation", topology.generation()},
-                                   {"workers", topology.workers_size()}});
+                                   {"workers", topology.workers_size()},
+                                   {"hosts", HostsText(topology)}});
     }
     void operator()(const LostWorker& a) {
       if (server->is_ending_.load()) return;

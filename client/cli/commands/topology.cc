@@ -1,5 +1,7 @@
 #include <cstdio>
 #include <memory>
+#include <set>
+#include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -27,17 +29,23 @@ struct TopologyFlags {
 void PrintText(const v1::Topology& topology) {
   const std::string state =
       absl::AsciiStrToLower(absl::StripPrefix(v1::RingState_Name(topology.state()), "RING_STATE_"));
-  std::printf("ring %s, generation %llu, %s\n", state.c_str(),
+  std::set<std::string> hosts;
+  for (const v1::WorkerInfo& worker : topology.workers()) hosts.insert(worker.location().host());
+  std::printf("ring %s, generation %llu, %s on %s\n", state.c_str(),
               static_cast<unsigned long long>(topology.generation()),
-              Counted(topology.workers_size(), "worker").c_str());
+              Counted(topology.workers_size(), "worker").c_str(),
+              Counted(static_cast<int64_t>(hosts.size()), "host").c_str());
   if (topology.workers_size() == 0) return;
-  std::printf("%-4s  %-16s  %-10s  %-20s  %7s  %10s  %10s  %s\n", "rank", "name", "state", "device",
-              "threads", "memory", "reserved", "data address");
+  std::printf("%-4s  %-16s  %-12s  %-10s  %-20s  %7s  %10s  %10s  %s\n", "rank", "name", "host",
+              "state", "device", "threads", "memory", "reserved", "data address");
   for (const v1::WorkerInfo& worker : topology.workers()) {
-    std::printf("%-4s  %-16s  %-10s  %-20s  %7u  %10s  %10s  %s\n",
+    // Boot ids are long, and their first characters differ.
+    const std::string host = worker.location().host().substr(0, 12);
+    std::printf("%-4s  %-16s  %-12s  %-10s  %-20s  %7u  %10s  %10s  %s\n",
                 worker.has_rank() ? absl::StrCat(worker.rank()).c_str() : "-",
-                worker.name().c_str(), ShortName(worker.state()).c_str(), worker.device().c_str(),
-                worker.threads(), HumanBytes(worker.memory_bytes()).c_str(),
+                worker.name().c_str(), host.empty() ? "-" : host.c_str(),
+                ShortName(worker.state()).c_str(), worker.device().c_str(), worker.threads(),
+                HumanBytes(worker.memory_bytes()).c_str(),
                 HumanBytes(worker.reserved_bytes()).c_str(), worker.data_address().c_str());
   }
 }

@@ -94,6 +94,10 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
       gauge("ringattn_reserved_bytes", "Worker memory reserved for requests, summed over workers.");
   generation_ = gauge("ringattn_ring_generation", "Generation of the ring.");
   ring_members_ = gauge("ringattn_ring_members", "Members of the ring; 0 unless it is ready.");
+  ring_hosts_ = gauge("ringattn_ring_hosts", "Hosts of the ring's members; 0 unless it is ready.");
+  host_link_bytes_per_second_ =
+      gauge("ringattn_ring_host_link_bytes_per_second",
+            "Slowest measured link between hosts of the ring; 0: one host, or not measured.");
   connected_workers_ =
       gauge("ringattn_connected_workers", "Connected workers, in the ring or not.");
   gauge("ringattn_max_queued_requests", "Limit on requests waiting for admission.")
@@ -253,8 +257,14 @@ void ServerMetrics::SetTopology(const v1::Topology& topology) {
     }
   }
   for (prometheus::Gauge* gauge : workers_seen_) gauge->Set(0);
+  std::set<std::string> hosts;
+  double host_link = 0;
   for (const v1::WorkerInfo& worker : topology.workers()) {
     if (!worker.has_rank()) continue;
+    hosts.insert(worker.location().host());
+    if (const double link = worker.host_link_bytes_per_second(); link > 0) {
+      host_link = host_link == 0 ? link : std::min(host_link, link);
+    }
     prometheus::Gauge& gauge =
         worker_up_.Add({{"rank", absl::StrCat(worker.rank())}, {"device", worker.device()}});
     gauge.Set(1);
@@ -262,6 +272,8 @@ void ServerMetrics::SetTopology(const v1::Topology& topology) {
       workers_seen_.push_back(&gauge);
     }
   }
+  ring_hosts_->Set(static_cast<double>(hosts.size()));
+  host_link_bytes_per_second_->Set(host_link);
 }
 
 }  // namespace ringattn::server

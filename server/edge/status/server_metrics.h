@@ -52,8 +52,8 @@ class ServerMetrics {
   void KvStepRelayed(absl::Duration duration);
   void SetStats(const CoordinatorStats& stats);
   void WorkerLost(const LostWorker& loss);
-  // Sets ringattn_worker_up{rank, device}: 1 for each member of a ready ring, 0 for a rank that
-  // existed earlier.
+  // Sets the gauges of the ring's hosts and ringattn_worker_up{rank, device}: 1 for each member of
+  // a ready ring, 0 for a rank that existed earlier.
   void SetTopology(const v1::Topology& topology);
 
  private:
@@ -79,6 +79,8 @@ class ServerMetrics {
   prometheus::Gauge* reserved_bytes_;
   prometheus::Gauge* generation_;
   prometheus::Gauge* ring_members_;
+  prometheus::Gauge* ring_hosts_;
+  prometheus::Gauge* host_link_bytes_per_second_;
   prometheus::Gauge* connected_workers_;
   prometheus::Counter* reforms_;
   prometheus::Counter* stalled_uploads_;

@@ -91,6 +91,26 @@ TEST(ServerMetricsTest, SeriesExistBeforeTheFirstRequest) {
   EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_request_tokens_total{method=\"Forward\"} 4096"));
 }
 
+TEST(ServerMetricsTest, HostsOfTheRingAreCounted) {
+  Metrics metrics;
+  ServerMetrics server(&metrics, Limits());
+  v1::Topology topology;
+  for (const char* host : {"a", "a", "b", "c"}) {
+    v1::WorkerInfo* worker = topology.add_workers();
+    worker->mutable_location()->set_host(host);
+    if (*host == 'c') continue;  // in no ring
+    worker->set_rank(topology.workers_size() - 1);
+    worker->set_host_link_bytes_per_second(*host == 'a' ? 3e9 : 0);
+  }
+  topology.mutable_workers(1)->set_host_link_bytes_per_second(2e9);
+  server.SetTopology(topology);
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_ring_hosts 2\n"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_ring_host_link_bytes_per_second 2000000000\n"));
+  server.SetTopology(v1::Topology());
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_ring_hosts 0\n"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_ring_host_link_bytes_per_second 0\n"));
+}
+
 TEST(ServerMetricsTest, StatsBecomeGauges) {
   Metrics metrics;
   ServerMetrics server(&metrics, Limits());

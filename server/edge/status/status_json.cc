@@ -1,6 +1,8 @@
 #include "server/edge/status/status_json.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include <nlohmann/json.hpp>
 
@@ -30,6 +32,16 @@ double Seconds(absl::Duration duration) { return absl::ToDoubleSeconds(duration)
 
 double UnixSeconds(absl::Time time) { return absl::ToDoubleSeconds(time - absl::UnixEpoch()); }
 
+Json InterfacesJson(const v1::WorkerLocation& location) {
+  Json interfaces = Json::array();
+  for (const v1::NetworkInterface& interface : location.interfaces()) {
+    Json addresses = Json::array();
+    for (const std::string& address : interface.addresses()) addresses.push_back(Text(address));
+    interfaces.push_back({{"name", Text(interface.name())}, {"addresses", addresses}});
+  }
+  return interfaces;
+}
+
 Json WorkerJson(const WorkerSnapshot& worker) {
   const v1::WorkerInfo& info = worker.info;
   return {{"name", Text(info.name())},
@@ -37,6 +49,11 @@ Json WorkerJson(const WorkerSnapshot& worker) {
           {"rank", info.has_rank() ? Json(info.rank()) : Json()},
           {"state", Word(v1::WorkerState_Name(info.state()), "WORKER_STATE_")},
           {"device", Text(info.device())},
+          {"host", Text(info.location().host())},
+          {"accelerator_domain", Text(info.location().accelerator_domain())},
+          {"slot", info.location().has_slot() ? Json(info.location().slot()) : Json()},
+          {"zone", Text(info.location().zone())},
+          {"interfaces", InterfacesJson(info.location())},
           {"computes", Text(worker.computes)},
           {"done", worker.computed_fraction},
           {"waits_for_peer", worker.waits_for_peer},
@@ -46,6 +63,7 @@ Json WorkerJson(const WorkerSnapshot& worker) {
           {"max_kv_cache_bytes", info.max_kv_cache_bytes()},
           {"kv_caches", info.kv_caches()},
           {"link_bytes_per_second", info.link_bytes_per_second()},
+          {"host_link_bytes_per_second", info.host_link_bytes_per_second()},
           {"silence_seconds", Seconds(worker.silence)},
           {"data_address", Text(info.data_address())},
           {"metrics_address", Text(info.metrics_address())}};
@@ -96,17 +114,20 @@ Json LossJson(const LostWorker& loss) {
 // Members by rank, and their sums.
 void AddWorkers(const CoordinatorSnapshot& core, Json* json) {
   int64_t members = 0, memory = 0, reserved = 0;
+  std::set<std::string> hosts;
   Json rows = Json::array();
   for (const WorkerSnapshot& worker : core.workers) {
     if (rows.size() < kMaxWorkers) rows.push_back(WorkerJson(worker));
     if (!worker.info.has_rank()) continue;
     ++members;
+    hosts.insert(worker.info.location().host());
     memory += static_cast<int64_t>(worker.info.memory_bytes());
     reserved += static_cast<int64_t>(worker.info.reserved_bytes());
   }
   (*json)["ring"] = {{"state", Word(v1::RingState_Name(core.ring_state), "RING_STATE_")},
                      {"generation", core.generation},
                      {"members", members},
+                     {"hosts", hosts.size()},
                      {"workers", core.workers.size()},
                      {"reforms", core.ring_reforms}};
   (*json)["memory"] = {{"bytes", memory}, {"reserved_bytes", reserved}};

@@ -113,7 +113,8 @@ function showFigures(status) {
   const share = memory.bytes > 0 ? memory.reserved_bytes / memory.bytes : 0;
   const figures = [
     ["Workers in the ring", `${ring.members} of ${ring.workers}`,
-      `formed again ${ring.reforms === 1 ? "once" : `${count(ring.reforms)} times`}`],
+      `${ring.hosts > 1 ? `on ${plural(ring.hosts, "host")}, ` : ""}formed again ` +
+        (ring.reforms === 1 ? "once" : `${count(ring.reforms)} times`)],
     ["Requests in flight", count(status.requests_in_flight), busy.join(", ") || "none"],
     ["Waiting in the queue", `${count(queue.requests)} of ${count(queue.max_requests)}`,
       `${bytes(queue.bytes)} of ${bytes(queue.max_bytes)} to upload`],
@@ -134,6 +135,17 @@ function showFigures(status) {
   });
 }
 
+function locationText(worker) {
+  const parts = [`host ${worker.host || "unknown"}`];
+  if (worker.zone) parts.push(`zone ${worker.zone}`);
+  if (worker.accelerator_domain) parts.push(`accelerator domain ${worker.accelerator_domain}`);
+  if (worker.slot !== null) parts.push(`slot ${worker.slot}`);
+  for (const { name, addresses } of worker.interfaces) {
+    parts.push(`${name} ${addresses.join(" ")}`);
+  }
+  return parts.join(", ");
+}
+
 function workerRow(worker) {
   const share = worker.memory_bytes > 0 ? worker.reserved_bytes / worker.memory_bytes : 0;
   const activity = worker.computes === ""
@@ -147,11 +159,14 @@ function workerRow(worker) {
     cells: [
       cell(worker.rank ?? "–", "number"),
       cell(worker.name, "key name"),
+      cell(worker.host.slice(0, 12), "short", undefined, locationText(worker)),
       cell(worker.state, worker.state === "ready" ? "short good" : "short warn"),
       activity,
       cell(`${bytes(worker.reserved_bytes)} of ${bytes(worker.memory_bytes)}`, "short", share,
            `${count(worker.kv_caches)} K/V caches hold ${bytes(worker.kv_cache_bytes)}`),
-      cell(worker.link_bytes_per_second > 0 ? rate(worker.link_bytes_per_second) : "", "number"),
+      cell(worker.link_bytes_per_second > 0 ? rate(worker.link_bytes_per_second) : "", "number",
+           undefined, worker.host_link_bytes_per_second > 0
+             ? `to another host: ${rate(worker.host_link_bytes_per_second)}` : ""),
       cell(`${duration(worker.silence_seconds)} ago`,
            worker.silence_seconds > 3 ? "number bad" : "number"),
       cell(worker.device, "quiet"),
