@@ -317,7 +317,7 @@ def check_accessible(page):
              if not node.get("ignored") and "name" in node}
     for role in ("main", "banner", "status"):
         assert role in roles, role
-    assert roles.count("table") == 3 and roles.count("columnheader") == 8 + 10 + 6
+    assert roles.count("table") == 3 and roles.count("columnheader") == 9 + 10 + 6
     assert {("heading", "Ring"), ("heading", "Requests in flight"),
             ("heading", "Last losses")} <= named
     bars = [node for node in nodes if node["role"]["value"] == "progressbar"]

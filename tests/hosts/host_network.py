@@ -1,0 +1,105 @@
+"""Emulated hosts: network namespaces that reach the test by one link each and one another by another
+link, which has a rate. Needs root, ip and tc."""
+
+import os
+import shutil
+import subprocess
+
+from cluster import WORKER, Cluster
+
+# Requests above this many tokens need more than one device.
+THRESHOLD = 128
+
+
+def is_available():
+    """Whether this machine can make namespaces with shaped links."""
+    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "tc")):
+        return False
+    name = f"ra{os.getpid() % 10000}probe"
+    if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode != 0:
+        return False
+    shapes = subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", "lo", "root", "tbf", "rate",
+                             "100mbit", "burst", "16kb", "latency", "50ms"], capture_output=True)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return shapes.returncode == 0
+
+
+def _run(*command):
+    subprocess.run([str(part) for part in command], check=True)
+
+
+class HostNetwork:
+    """Two hosts. Control and tensor traffic is not shaped; the ring's traffic between the hosts is."""
+
+    def __init__(self):
+        tag = f"ra{os.getpid() % 10000}"
+        subnet = 64 + os.getpid() % 128
+        self.names = [f"{tag}h0", f"{tag}h1"]
+        # The test's own end of each host's first link, and the host's.
+        self.outside = [f"10.{subnet}.{host}.1" for host in range(2)]
+        self.inside = [f"10.{subnet}.{host}.2" for host in range(2)]
+        self.ring = [f"10.{subnet}.9.{host + 1}" for host in range(2)]
+        self._links = [f"{tag}l{host}" for host in range(2)]
+        try:
+            for host, name in enumerate(self.names):
+                _run("ip", "netns", "add", name)
+                _run("ip", "-n", name, "link", "set", "lo", "up")
+                _run("ip", "link", "add", self._links[host], "type", "veth", "peer", "name", "c0",
+                     "netns", name)
+                _run("ip", "addr", "add", f"{self.outside[host]}/24", "dev", self._links[host])
+                _run("ip", "link", "set", self._links[host], "up")
+                _run("ip", "-n", name, "addr", "add", f"{self.inside[host]}/24", "dev", "c0")
+                _run("ip", "-n", name, "link", "set", "c0", "up")
+                _run("ip", "-n", name, "route", "add", "default", "via", self.outside[host])
+            _run("ip", "link", "add", "e0", "netns", self.names[0], "type", "veth", "peer", "name",
+                 "e0", "netns", self.names[1])
+            for host, name in enumerate(self.names):
+                _run("ip", "-n", name, "addr", "add", f"{self.ring[host]}/24", "dev", "e0")
+                _run("ip", "-n", name, "link", "set", "e0", "up")
+        except BaseException:
+            self.close()
+            raise
+
+    def set_rate(self, megabits):
+        """Limits the link between the hosts, each way, to at most 500 Mbit/s. None: no limit."""
+        for name in self.names:
+            if megabits is None:
+                subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", "e0", "root"],
+                               capture_output=True)
+                continue
+            _run("tc", "-n", name, "qdisc", "replace", "dev", "e0", "root", "tbf", "rate",
+                 f"{megabits}mbit", "burst", "16kb", "latency", "50ms")
+
+    def command(self, host, arguments):
+        """The command line that runs `arguments` on a host."""
+        return ["ip", "netns", "exec", self.names[host], *arguments]
+
+    def close(self):
+        for link in self._links:
+            subprocess.run(["ip", "link", "del", link], capture_output=True)
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+class HostCluster(Cluster):
+    """A coordinator outside of both hosts and one worker on each."""
+
+    def __init__(self, directory, network, server_flags=()):
+        self.network = network
+        super().__init__(directory, workers=2, server_flags=[
+            f"--single_device_threshold_tokens={THRESHOLD}", "--insecure", *server_flags])
+
+    def start_server(self):
+        self.ports = self.ports or {"listen": "0.0.0.0:0", "control": "0.0.0.0:0",
+                                    "metrics": "127.0.0.1:0"}
+        super().start_server()
+
+    def start_worker(self, index, flags=()):
+        name, inside = f"worker-{index}", self.network.inside[index]
+        port = self.ports["control"].rpartition(":")[2]
+        self.workers[index] = self._spawn(name, self.network.command(index, [
+            WORKER, f"--coordinator={self.network.outside[index]}:{port}",
+            f"--secret_file={self.secret}", f"--name={name}", f"--host_id=host-{index}",
+            "--device=cpu", "--threads=1", f"--data_listen={inside}:0",
+            f"--metrics_listen={inside}:0", f"--ring_address={self.network.ring[index]}",
+            "--insecure", *flags]))

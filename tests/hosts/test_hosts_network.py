@@ -1,0 +1,68 @@
+"""Two emulated hosts with a link of a given rate between them (host_network.py)."""
+
+import pytest
+
+from attention import assert_close, make_inputs, reference, run
+from cluster import Cluster
+from host_network import HostCluster, HostNetwork, is_available
+from stubs import tensor_pb2
+
+pytestmark = pytest.mark.skipif(not is_available(), reason="needs root, ip netns and tc tbf")
+
+
+@pytest.fixture
+def make_hosts(tmp_path):
+    made = []
+
+    def make(megabits, **options):
+        network = HostNetwork()
+        made.append(network)
+        network.set_rate(megabits)
+        cluster = HostCluster(tmp_path, network, **options)
+        made.append(cluster)
+        return cluster
+
+    yield make
+    for each in reversed(made):
+        if isinstance(each, Cluster):
+            print(each.tail())
+        each.close()
+
+
+# 20 Mbit/s: 2.5 MB/s. K and V of 500 tokens, 2 heads of 64, take 0.2 s; computing takes milliseconds.
+def test_a_slow_link_keeps_a_request_on_one_host(make_hosts):
+    hosts = make_hosts(20)
+    workers = list(hosts.topology().workers)
+    assert [w.location.host for w in workers] == ["host-0", "host-1"]
+    for worker in workers:
+        assert 0.6 * 2.5e6 < worker.host_link_bytes_per_second < 1.6 * 2.5e6
+        assert any(interface.name == "e0" for interface in worker.location.interfaces)
+    inputs = make_inputs(sq=1000, heads=2, dim=64)
+    result = run(hosts.attention, inputs, causal=True)
+    assert_close(result.array("out"), reference(inputs, causal=True)["out"], 1e-4)
+    plan = result.accepted.plan
+    assert plan.world_size == 1, plan.reason
+    assert "1 worker on 1 of 2 hosts, predicted" in plan.reason
+    assert "bytes/s between hosts (measured)" in plan.reason
+    # Both hosts are worse by far.
+    forced = run(hosts.attention, inputs, causal=True, world_size=2)
+    assert_close(forced.array("out"), reference(inputs, causal=True)["out"], 1e-4)
+    assert "with 2 links between hosts" in forced.accepted.plan.reason
+    seconds = [r.summary.compute_time.ToTimedelta().total_seconds() for r in (result, forced)]
+    assert seconds[0] < seconds[1], seconds
+
+
+def test_a_fast_link_uses_both_hosts(make_hosts):
+    hosts = make_hosts(None)
+    plan = run(hosts.attention, make_inputs(sq=3000, heads=4, kv_heads=1, dim=64),
+               causal=True).accepted.plan
+    # A busy machine may measure one worker as far slower than the other, which then stays alone.
+    rates = [rate.flops_per_second for worker in hosts.topology().workers
+             for rate in worker.kernel_rates
+             if tensor_pb2.DATA_TYPE_FLOAT32 in rate.dtypes and not rate.backward and not rate.score_terms]
+    assert len(rates) == 2
+    if min(rates) > 0.6 * max(rates):
+        assert plan.world_size == 2, plan.reason
+        assert "ring over all 2 workers on 2 hosts, predicted" in plan.reason
+    else:
+        assert "predicted" in plan.reason
