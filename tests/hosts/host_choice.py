@@ -2,7 +2,7 @@
 """Compares the planner's choice of hosts with both forced choices, on two emulated hosts of one CPU worker
 each. Prints CSV. Needs root, ip and tc, and an idle machine of two cores.
 
-    tests/hosts/host_choice.py --rates=10,50,500 >choice.csv
+    /usr/bin/python3 tests/hosts/host_choice.py --rates=10,50,500 >choice.csv
 """
 
 import argparse
