@@ -26,8 +26,8 @@ struct MemberFigures {
 // the rate between hosts is then `default_host_link`.
 PlannerInputs InputsOfMembers(const std::vector<MemberFigures>& members, double default_host_link);
 
-// Returns the host of each of `named`, members' names as in `names`. Empty if all are on one host, or
-// if a name is missing; the request then fails.
+// Returns the host of each of `named`, members' names as in `names`. Empty if all are on one host,
+// or if a name is missing; the request then fails.
 std::vector<int> HostsOfNamed(const std::vector<std::string>& named,
                               const std::vector<std::string>& names,
                               const std::vector<MemberFigures>& members);
