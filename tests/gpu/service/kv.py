@@ -15,10 +15,10 @@ LISTEN = "--worker_flag=--client_data_listen=127.0.0.1:0"
 # request that runs on all workers next to decode.
 GPU = {"cases": 25, "lengths": (16384, 131072, 1048576), "steps": 1000, "long": 100000, "fault_length": 131072,
        "shape": ("--heads=32", "--kv_heads=8", "--head_dim=128", "--dtype=bf16"), "kv_heads": 8,
-       "beside": 4000, "ring": ("--seq_len=65536", "--heads=32", "--kv_heads=8", "--head_dim=128", "--dtype=bf16")}
+       "beside": 60000, "ring": ("--seq_len=65536", "--heads=32", "--kv_heads=8", "--head_dim=128", "--dtype=bf16")}
 CPU = {"cases": 10, "lengths": (1024,), "steps": 20, "long": 200, "fault_length": 4096,
        "shape": ("--heads=8", "--kv_heads=4", "--head_dim=64", "--dtype=bf16"), "kv_heads": 4,
-       "beside": 50, "ring": ("--seq_len=2048", "--heads=8", "--kv_heads=4", "--head_dim=64", "--dtype=bf16")}
+       "beside": 3000, "ring": ("--seq_len=2048", "--heads=8", "--kv_heads=4", "--head_dim=64", "--dtype=bf16")}
 DIRECT_LENGTHS = (131072, 1024)  # of the bench over direct streams
 LOSS_SECONDS = 1.0  # from the kill to the client's typed error
 
@@ -118,7 +118,7 @@ def beside(session, sizes):
         return [str(word) for word in (
             session.bin / "ringattn", "bench", f"--server={ring.address}", *sizes["ring"], "--causal", "--rows=4",
             f"--world_size={ring.workers}", "--transport=host_memory", "--concurrency_range=1",
-            "--measurement_interval=2000", f"--max_trials={windows}", "--stability_percentage=100", "--json")]
+            "--measurement_interval=3000", f"--max_trials={windows}", "--stability_percentage=100", "--json")]
 
     def level_of(report):
         found = report["load"]["levels"][0]
@@ -129,8 +129,14 @@ def beside(session, sizes):
     process = subprocess.Popen(requests(3), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)
     try:
-        time.sleep(1.5)  # the requests have begun
+        # The bench verifies its first request before it sends the others one after another.
+        first, end = runs(ring), time.monotonic() + 60
+        while runs(ring) < first + 3 * ring.workers:
+            check(time.monotonic() < end and process.poll() is None, "no requests ran within 60 s")
+            time.sleep(0.05)
+        before = runs(ring)
         decode = bench(session, sizes, 1, length, "host_memory", sizes["beside"])
+        decode["runs_of_requests"] = runs(ring) - before
         during = process.poll() is None
         stdout, stderr = process.communicate(timeout=60)
     finally:
@@ -140,6 +146,12 @@ def beside(session, sizes):
     check(process.returncode == 0, f"the requests next to decode failed: {stderr[-500:]}")
     return {"decode": decode, "requests_alone": alone, "requests": level_of(json.loads(stdout)),
             "requests_outlasted_decode": during}
+
+
+def runs(ring):
+    """Runs of requests that all workers together have finished."""
+    return sum(float(line.rsplit(" ", 1)[1]) for address in ring.worker_metrics().values()
+               for line in ring.metrics(address) if line.startswith("ringattn_worker_runs_total"))
 
 
 def lose(session, sizes):

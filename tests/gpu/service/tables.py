@@ -73,6 +73,7 @@ def kv_tables(parts):
         rows += [("decode next to requests on all workers: step p50, p99, us",
                   f"{us(found['decode']['seconds_per_output_token']['p50'])}, "
                   f"{us(found['decode']['seconds_per_output_token']['p99'])}"
+                  f" while {number(found['decode']['runs_of_requests'])} runs of requests ended"
                   + ("" if found["requests_outlasted_decode"] else " (the requests ended first)")),
                  ("those requests per second, with and without decode",
                   f"{number(found['requests']['calls_per_second'])}, "
