@@ -181,6 +181,9 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
   AddDuration(group, "--run_ahead_max", &core.run_ahead_max,
               "a run is sent to a worker that is predicted to be busy for at most this long; later "
               "requests cannot overtake it");
+  AddDuration(group, "--preempt_after", &core.preempt_after,
+              "a run gives way to small requests of one worker and then computes for at least this "
+              "long; runs predicted to be shorter do not give way");
   AddDuration(group, "--run_time_floor", &core.run_time_floor,
               "a run that takes longer than this and 20 times its prediction is ended");
 }

@@ -25,6 +25,10 @@ inline constexpr size_t kMaxRangesPerTensor = size_t{1} << 18;
 // the keys of multi-head latent attention in its absorbed form (512 and 64 for the positions).
 inline constexpr int64_t kMaxHeadDim = 576;
 
+// A run pauses for small requests at most this long at a time, even if their predictions were far
+// too low. Its peers wait meanwhile, so this is far below every limit on progress.
+inline constexpr absl::Duration kLongestPause = absl::Seconds(1);
+
 struct Limits {
   // --- Shapes. Validation saturates the product of the dimensions and compares it with
   // max_tensor_bytes (2^38), so no size of a valid tensor overflows int64. Neither do the 2^54

@@ -115,9 +115,11 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
     }
     if (!operation.run.insert(connection).second) world_->Violate("Run of ", id, " twice");
     // One global order: an operation's place is given at its first Run, and every
-    // worker's places must grow.
+    // worker's places must grow. Runs that preempt have no peers and an order of their own.
     if (operation.run_sequence == 0) operation.run_sequence = ++runs_;
-    uint64_t& last = last_run_[connection];
+    const bool preempts = message.run().has_preempt_after();
+    if (preempts && operation.members.size() != 1) world_->Violate(id, " preempts with peers");
+    uint64_t& last = (preempts ? last_preempting_run_ : last_run_)[connection];
     if (operation.run_sequence <= last) world_->Violate("Run of ", id, " out of order");
     last = operation.run_sequence;
   } else if (message.has_release()) {

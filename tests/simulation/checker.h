@@ -52,6 +52,7 @@ class Checker {
   std::map<StreamId, std::string> accepted_;     // operation ids
   std::set<std::string> tokens_;                 // over all lives
   std::map<ConnectionId, uint64_t> last_run_;
+  std::map<ConnectionId, uint64_t> last_preempting_run_;
   uint64_t runs_ = 0;
   std::set<StreamId> ended_;
 };

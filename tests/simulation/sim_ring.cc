@@ -28,12 +28,48 @@ void SimWorker::StartNext() {
     if (rank < blobs_.size() && broken_peers_.count(blobs_[rank]) > 0) broken_ = true;
   }
   if (broken_) return BreakRing("a peer was gone before the first step");
+  Begin(running_);
+}
+
+void SimWorker::Begin(const std::string& id) {
+  world_->Trace(name_, " runs ", id, id == preempting_ ? " preempting" : "");
   if (std::exchange(stick_next_, false)) {
-    world_->Trace(name_, " sticks in ", running_);
+    world_->Trace(name_, " sticks in ", id);
     stuck_ = true;
     faulty_processes_.insert(process_);
   }
-  BeginStep(running_);
+  BeginStep(id);
+}
+
+void SimWorker::StartPreempting() {
+  if (!preempting_.empty() || preempting_runs_.empty()) return;
+  if (broken_) return BreakRing("it was broken before a small run");
+  if (!running_.empty() && world_->now() < next_preemption_) {
+    return Later(next_preemption_ - world_->now(), [this] { StartPreempting(); });
+  }
+  preempting_ = preempting_runs_.front();
+  preempting_runs_.pop_front();
+  preemption_since_ = world_->now();
+  world_->preemptions += !running_.empty();
+  Later(kLongestPause, [this] { EndPause(); });
+  Begin(preempting_);
+}
+
+void SimWorker::EndPreemption() {
+  const absl::Duration pause = std::min(world_->now() - preemption_since_, kLongestPause);
+  const absl::Duration after = operations_.at(preempting_).preempt_after;
+  next_preemption_ = world_->now() + std::max(after, pause);
+  preempting_.clear();
+  EndPause();
+  StartPreempting();
+}
+
+void SimWorker::EndPause() {
+  if (!Pauses() && std::exchange(paused_, false)) ComputeTile(running_);
+}
+
+bool SimWorker::Pauses() const {
+  return !preempting_.empty() && world_->now() < preemption_since_ + kLongestPause;
 }
 
 // REQUIRES: the block of this step is here.
@@ -47,6 +83,10 @@ void SimWorker::BeginStep(const std::string& id) {
 }
 
 void SimWorker::ComputeTile(const std::string& id) {
+  if (id == running_ && Pauses()) {
+    paused_ = true;
+    return;
+  }
   const Operation& operation = operations_.at(id);
   absl::Duration time = world_->random.Between(0.5 * traits_.tile_time, traits_.tile_time);
   const bool alone = operation.world_size() == 1;
@@ -56,7 +96,7 @@ void SimWorker::ComputeTile(const std::string& id) {
   if (operation.cancelled) time = absl::Microseconds(10);
   Later(time, [this, id] {
     const auto found = operations_.find(id);
-    if (found == operations_.end() || running_ != id) return;
+    if (found == operations_.end() || !IsRunning(id)) return;
     ++found->second.progress;
     if (++found->second.tile < kTilesPerStep) return ComputeTile(id);
     EndStep(id);
@@ -114,6 +154,7 @@ void SimWorker::Finish(const std::string& id, bool ok) {
   finished->set_cancelled(operation.cancelled);
   if (!ok) finished->set_reason("injected failure");
   Say(message);
+  if (id == preempting_) return EndPreemption();
   running_.clear();
   StartNext();
 }
@@ -136,8 +177,7 @@ void SimWorker::BreakRing(const std::string& reason) {
   failed->set_operation_id(running_);
   failed->set_reason(reason);
   Say(message);
-  running_.clear();
-  runs_.clear();
+  ForgetRuns();
   LeaveRing();
 }
 

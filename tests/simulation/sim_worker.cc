@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/wire/durations.h"
+
 namespace ringattn::server::simulation {
 namespace {
 
@@ -88,8 +90,7 @@ void SimWorker::Kill(bool silently) {
   residuals_.clear();
   kv_->Clear();
   operations_.clear();
-  runs_.clear();
-  running_.clear();
+  ForgetRuns();
   blobs_.clear();
   broken_peers_.clear();
   generation_ = 0;
@@ -125,6 +126,13 @@ void SimWorker::Heartbeats() {
       heartbeat->set_step(found->second.step);
       heartbeat->set_progress(found->second.progress);
       heartbeat->set_waits_for_peer(found->second.waits);
+    }
+    const auto preempting = operations_.find(preempting_);
+    if (preempting != operations_.end()) {
+      heartbeat->mutable_preempting()->set_operation_id(preempting_);
+      heartbeat->mutable_preempting()->set_generation(generation_);
+      heartbeat->mutable_preempting()->set_step(preempting->second.step);
+      heartbeat->mutable_preempting()->set_progress(preempting->second.progress);
     }
     Say(message);
   }
@@ -184,12 +192,19 @@ void SimWorker::OnStreamClosed(ConnectionId connection, uint64_t process) {
 void SimWorker::FreeEverything() {
   LeaveRing();
   operations_.clear();
-  runs_.clear();
-  running_.clear();
+  ForgetRuns();
   generation_ = 0;
   committed_ = broken_ = false;
   blobs_.clear();
   broken_peers_.clear();
+}
+
+void SimWorker::ForgetRuns() {
+  runs_.clear();
+  running_.clear();
+  preempting_runs_.clear();
+  preempting_.clear();
+  paused_ = false;
 }
 
 // --- forming
@@ -348,8 +363,13 @@ void SimWorker::OnRun(const v1::Run& run) {
     return world_->Violate(name_, ": Run of ", run.operation_id(), " before Uploaded or twice");
   }
   found->second.run = true;
-  runs_.push_back(run.operation_id());
-  StartNext();
+  if (!run.has_preempt_after()) {
+    runs_.push_back(run.operation_id());
+    return StartNext();
+  }
+  found->second.preempt_after = ToDuration(run.preempt_after());
+  preempting_runs_.push_back(run.operation_id());
+  StartPreempting();
 }
 
 void SimWorker::OnCancel(const v1::Cancel& cancel) {

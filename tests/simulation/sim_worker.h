@@ -2,7 +2,8 @@
 // WorkerControlService, with computing replaced by waiting.
 //
 // Ring step s + 1 of a rank needs its own step s done and the block that its left
-// neighbour sends after its step s, as in the real ring.
+// neighbour sends after its step s, as in the real ring. A run that preempts computes
+// between two tiles of the other runs.
 #ifndef RINGATTN_TESTS_SIMULATION_SIM_WORKER_H_
 #define RINGATTN_TESTS_SIMULATION_SIM_WORKER_H_
 
@@ -78,7 +79,7 @@ class SimWorker {
   bool alive() const { return alive_; }
   bool stopped() const { return stopped_; }
   bool stuck() const { return stuck_; }
-  bool computes() const { return !running_.empty(); }
+  bool computes() const { return !running_.empty() || !preempting_.empty(); }
   int64_t reserved_bytes() const;
   SimKvRanks& kv() { return *kv_; }
   int64_t kv_bytes() const { return kv_->bytes(); }
@@ -96,6 +97,7 @@ class SimWorker {
     int64_t bytes = 0;
     bool uploaded = false;
     bool run = false;
+    absl::Duration preempt_after;  // 0: does not preempt
     bool cancelled = false;
     bool finished = false;
     int step = 0;
@@ -114,6 +116,7 @@ class SimWorker {
   void Dial();
   void Heartbeats();
   void FreeEverything();
+  void ForgetRuns();
 
   void OnPrepare(const v1::Prepare& prepare);
   void OnCommit(const v1::Commit& commit);
@@ -124,7 +127,14 @@ class SimWorker {
   void OnRelease(const v1::Release& release);
   void OnDropResiduals(const v1::DropResiduals& drop);
 
+  bool IsRunning(const std::string& id) const { return running_ == id || preempting_ == id; }
   void StartNext();
+  void StartPreempting();
+  void EndPreemption();
+  void EndPause();
+  bool Pauses() const;
+  // The run begins to compute; it may be the one that sticks.
+  void Begin(const std::string& id);
   void ComputeTile(const std::string& id);
   void EndStep(const std::string& id);
   void BeginStep(const std::string& id);
@@ -165,6 +175,11 @@ class SimWorker {
   std::unique_ptr<SimKvRanks> kv_;
   std::deque<std::string> runs_;
   std::string running_;
+  std::deque<std::string> preempting_runs_;
+  std::string preempting_;
+  absl::Time preemption_since_;
+  absl::Time next_preemption_ = absl::InfinitePast();
+  bool paused_ = false;  // the running operation has a tile to compute
 };
 
 }  // namespace ringattn::server::simulation

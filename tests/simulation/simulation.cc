@@ -69,7 +69,8 @@ void Simulation::MakeWorkers() {
   Random& random = world_.random;
   const int count = 1 + random.Below(kMaxWorkers);
   // A rank waits for its slower neighbours as long as their whole pass takes longer
-  // (6 steps of 3 tiles): only what is far above that may be called a timeout.
+  // (6 steps of 3 tiles, twice with pauses for small runs, and one pause more): only
+  // what is far above that may be called a timeout.
   const int speed = random.Below(4);
   // As predicted, runs are short, and sent ahead of others, or not.
   const double flops = random.OneIn(2) ? 1e8 : 0;
@@ -86,7 +87,7 @@ void Simulation::MakeWorkers() {
       traits.transfer_timeout = absl::Seconds(12);
     } else {
       traits.tile_time = random.Between(absl::Milliseconds(1), absl::Milliseconds(60));
-      traits.transfer_timeout = absl::Milliseconds(2500);
+      traits.transfer_timeout = absl::Milliseconds(3500);
     }
     traits.memory_bytes = random.OneIn(3) ? 40000 : 1 << 20;
     traits.reports_memory = random.OneIn(2);
@@ -136,6 +137,7 @@ SimulationResult Simulation::Run() {
   result.trace = std::move(world_.trace);
   result.ends = clients_.ends();
   for (const auto& [reason, times] : kv_writers_.ends()) result.ends[reason] += times;
+  result.ends["(preempted)"] += world_.preemptions;
   result.virtual_time = world_.now() - world_.start;
   return result;
 }

@@ -55,6 +55,7 @@ class World {
   bool fault_injected = false;
   // kSingleFault: the worker it was done to.
   std::string faulty_worker;
+  int64_t preemptions = 0;  // runs that paused for a small one
   std::string violation;
   std::vector<std::string> trace;
 

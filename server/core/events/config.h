@@ -68,6 +68,14 @@ struct CoordinatorConfig {
   // arrive later. The value exceeds one round trip to a worker, so small runs follow each other
   // without a gap.
   absl::Duration run_ahead_max = absl::Milliseconds(50);
+  // A small request on one worker preempts a run there that is predicted to take longer than this.
+  // The run then computes for at least this long before it gives way again.
+  absl::Duration preempt_after = absl::Milliseconds(5);
+  // Small enough to preempt: a predicted run of at most this long, and of at most an eighth of the
+  // run that it preempts. The peers of that run wait meanwhile, so the value is far below every
+  // limit on progress and transfers.
+  absl::Duration preempting_run_max = absl::Milliseconds(500);
+  static constexpr double kPreemptingRatio = 8;
   // A run that exceeds its prediction by this factor and also exceeds the minimum is ended, because
   // the client's share was charged for the prediction.
   double run_time_factor = 20.0;

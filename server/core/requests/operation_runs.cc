@@ -3,6 +3,7 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "common/wire/durations.h"
 #include "server/core/requests/client_failures.h"
 #include "server/core/requests/operations.h"
 
@@ -19,6 +20,32 @@ bool HaveSameMembers(const Operation& a, const Operation& b) {
 bool ShareMembers(const Operation& a, const Operation& b) {
   return std::any_of(a.members.begin(), a.members.end(),
                      [&](const auto& member) { return b.IsOn(member.connection); });
+}
+
+// Returns true while `other` runs on a worker of `operation`.
+bool Occupies(const Operation& other, const Operation& operation) {
+  if (other.phase != Phase::kRunning) return false;
+  return std::any_of(other.members.begin(), other.members.end(), [&](const auto& member) {
+    return !member.finished && operation.IsOn(member.connection);
+  });
+}
+
+// `heartbeat` is a v1::Heartbeat, or the part of it for a run that preempts.
+template <typename Heartbeat>
+bool Names(const Heartbeat& heartbeat, const Operation& operation) {
+  return heartbeat.operation_id() == operation.id && heartbeat.generation() == operation.generation;
+}
+
+// Returns true if the member's run has progressed since its last heartbeat.
+template <typename Heartbeat>
+bool Advance(const Heartbeat& heartbeat, Operation::Member& member) {
+  member.fraction_done = heartbeat.fraction_done();
+  const bool advanced = std::make_pair(heartbeat.step(), heartbeat.progress()) >
+                        std::make_pair(member.step, member.progress);
+  if (!advanced) return false;
+  member.step = heartbeat.step();
+  member.progress = heartbeat.progress();
+  return true;
 }
 
 }  // namespace
@@ -38,6 +65,7 @@ std::vector<StreamId> Operations::StartDueRuns() {
   std::vector<const Operation*> held_up;
   for (StreamId stream : streams) {
     Operation& operation = *waiting.at(stream);
+    operation.preempts = MayPreempt(operation);
     if (MayRun(operation, held_up)) {
       StartRun(operation);
       started.push_back(stream);
@@ -46,6 +74,19 @@ std::vector<StreamId> Operations::StartDueRuns() {
     }
   }
   return started;
+}
+
+// Returns whether the operation is small, and a run on its worker would delay it for long. It still
+// waits for its turn in the fair order: an operation that is held up blocks it like any other.
+bool Operations::MayPreempt(const Operation& operation) const {
+  if (operation.members.size() != 1) return false;
+  if (absl::Seconds(operation.run_seconds) > config_.preempting_run_max) return false;
+  const double least = std::max(absl::ToDoubleSeconds(config_.preempt_after),
+                                CoordinatorConfig::kPreemptingRatio * operation.run_seconds);
+  return std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
+    const Operation& other = entry.second;
+    return !other.preempts && other.run_seconds > least && Occupies(other, operation);
+  });
 }
 
 // Workers execute runs in the order received, so an operation may be sent before the current run
@@ -64,13 +105,14 @@ bool Operations::MayRun(const Operation& operation,
   });
 }
 
-// Returns the predicted seconds of runs on its busiest member before this one.
+// Returns the predicted seconds of runs on its busiest member before this one. Runs that preempt
+// and other runs do not wait for each other.
 double Operations::SecondsAhead(const Operation& operation) const {
   double most = 0;
   for (const Member& member : operation.members) {
     double seconds = 0;
     for (const auto& [id, other] : operations_) {
-      if (other.phase != Phase::kRunning) continue;
+      if (other.phase != Phase::kRunning || other.preempts != operation.preempts) continue;
       for (const Member& theirs : other.members) {
         const bool computes = theirs.connection == member.connection && !theirs.finished;
         if (computes) seconds += other.run_seconds;
@@ -93,6 +135,7 @@ void Operations::StartRun(Operation& operation) {
     v1::Run* run = batch_.Send(member.connection)->mutable_run();
     run->set_operation_id(operation.id);
     run->set_generation(operation.generation);
+    if (operation.preempts) SetDuration(config_.preempt_after, run->mutable_preempt_after());
   }
 }
 
@@ -103,11 +146,15 @@ Operation* Operations::OnFinished(ConnectionId connection, const v1::Finished& f
   Operation& operation = *ref.operation;
   Member& member = *ref.member;
   if (member.finished) return nullptr;
+  member.report = finished.report();
   member.device_seconds = DeviceSeconds(operation, member);
   member.finished = true;
-  last_finished_[connection] = batch_.now();
+  if (operation.preempts) {
+    CountPause(connection, member.device_seconds);
+  } else {
+    last_finished_[connection] = batch_.now();
+  }
   operation.last_advance = batch_.now();
-  member.report = finished.report();
   member.report.set_rank(ref.ring_rank);
   member.report.set_worker(worker_name);
   if (!finished.ok() && operation.stream && !operation.pending_failure) {
@@ -120,20 +167,49 @@ Operation* Operations::OnFinished(ConnectionId connection, const v1::Finished& f
   return &operation;
 }
 
-// Returns the time from when the member was free until it finished, or until now.
+// Returns the time from when the member was free until it finished, or until now, without pauses.
+// A run that preempts waits on the worker for its time to come, so only its kernels count.
 double Operations::DeviceSeconds(const Operation& operation, const Member& member) const {
   if (member.finished) return member.device_seconds;
+  if (operation.preempts && member.report.has_compute_time()) {
+    return absl::ToDoubleSeconds(ToDuration(member.report.compute_time()));
+  }
   for (const auto& [id, other] : operations_) {
+    if (other.preempts != operation.preempts) continue;
     if (other.phase != Phase::kRunning || other.run_sequence >= operation.run_sequence) continue;
     for (const Member& theirs : other.members) {
       if (theirs.connection == member.connection && !theirs.finished) return 0;
     }
   }
   const auto free = last_finished_.find(member.connection);
-  const absl::Time since = free == last_finished_.end()
+  const absl::Time since = free == last_finished_.end() || operation.preempts
                                ? operation.run_sent
                                : std::max(operation.run_sent, free->second);
-  return absl::ToDoubleSeconds(batch_.now() - since);
+  return std::max(0.0, absl::ToDoubleSeconds(batch_.now() - since) - member.paused_seconds);
+}
+
+// The run that computes on this worker paused for so long. The pause counts neither as its service
+// nor towards its limits.
+void Operations::CountPause(ConnectionId connection, double seconds) {
+  seconds = std::min(seconds, absl::ToDoubleSeconds(kLongestPause));
+  MemberRef paused;
+  for (auto& [id, operation] : operations_) {
+    if (operation.phase != Phase::kRunning || operation.preempts) continue;
+    const bool is_later =
+        paused.operation != nullptr && operation.run_sequence > paused.operation->run_sequence;
+    for (Member& member : operation.members) {
+      if (member.connection == connection && !member.finished && !is_later) {
+        paused = {&operation, &member};
+      }
+    }
+  }
+  if (paused.operation == nullptr) return;
+  const auto after_pause = [&](absl::Time time) {
+    return std::min(batch_.now(), time + absl::Seconds(seconds));
+  };
+  paused.member->paused_seconds += seconds;
+  paused.operation->run_since = after_pause(paused.operation->run_since);
+  paused.operation->last_advance = after_pause(paused.operation->last_advance);
 }
 
 // All members are occupied until the slowest has finished its share of an exchange, so their times
@@ -155,17 +231,12 @@ void Operations::OnHeartbeat(ConnectionId connection, const v1::Heartbeat& heart
   for (auto& [id, operation] : operations_) {
     for (Member& member : operation.members) {
       if (member.connection != connection) continue;
-      const bool named =
-          heartbeat.operation_id() == id && heartbeat.generation() == operation.generation;
+      const bool named = Names(heartbeat, operation);
       member.waits_for_peer = named && heartbeat.waits_for_peer();
-      if (!named) continue;
-      member.fraction_done = heartbeat.fraction_done();
-      const bool advanced = std::make_pair(heartbeat.step(), heartbeat.progress()) >
-                            std::make_pair(member.step, member.progress);
-      if (!advanced) continue;
-      member.step = heartbeat.step();
-      member.progress = heartbeat.progress();
-      operation.last_advance = batch_.now();
+      const bool advanced =
+          (named && Advance(heartbeat, member)) ||
+          (Names(heartbeat.preempting(), operation) && Advance(heartbeat.preempting(), member));
+      if (advanced) operation.last_advance = batch_.now();
     }
   }
 }
@@ -179,14 +250,11 @@ const Operation* Operations::FindStalledRun() {
   return nullptr;
 }
 
-// Returns true while `earlier` occupies a worker that `later` needs.
+// Returns true while `later` waits for the end of `earlier` on a worker.
 bool Operations::Precedes(const Operation& earlier, const Operation& later) const {
-  if (earlier.phase != Phase::kRunning) return false;
   const bool later_runs = later.run_sequence != 0;
   if (later_runs && earlier.run_sequence >= later.run_sequence) return false;
-  return std::any_of(earlier.members.begin(), earlier.members.end(), [&](const Member& member) {
-    return !member.finished && later.IsOn(member.connection);
-  });
+  return earlier.preempts == later.preempts && Occupies(earlier, later);
 }
 
 bool Operations::IsBehindAnother(const Operation& operation) const {

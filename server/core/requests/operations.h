@@ -61,6 +61,7 @@ struct Operation {
     bool finished = false;
     bool delivered = false;
     double device_seconds = 0;  // of its run, once finished
+    double paused_seconds = 0;  // of its run: while it was preempted
     // From the newest heartbeat that names this operation.
     uint32_t step = 0;
     double fraction_done = 0;
@@ -96,6 +97,9 @@ struct Operation {
   // Sent to the client once no member copies any more.
   std::optional<FailRequest> held_failure;
   uint64_t run_sequence = 0;  // position in the order of runs; 0: not yet
+  // Its run has one member and runs there at once, while other runs of that worker pause. Runs that
+  // preempt and other runs wait among themselves only. Set with run_sequence.
+  bool preempts = false;
   absl::Duration reserve_limit;
   absl::Duration progress_timeout;
   absl::Duration run_limit;
@@ -260,10 +264,12 @@ class Operations {
   void Enter(Operation& operation, Phase phase);
   void CompleteUpload(Operation& operation);
   void WatchMembers(Operation& operation);
+  bool MayPreempt(const Operation& operation) const;
   bool MayRun(const Operation& operation, const std::vector<const Operation*>& held_up) const;
   double SecondsAhead(const Operation& operation) const;
   void StartRun(Operation& operation);
   double DeviceSeconds(const Operation& operation, const Member& member) const;
+  void CountPause(ConnectionId connection, double seconds);
   void Charge(const Operation& operation);
   bool Precedes(const Operation& earlier, const Operation& later) const;
   bool IsBehindAnother(const Operation& operation) const;
@@ -277,8 +283,9 @@ class Operations {
   const CoordinatorConfig& config_;
   ActionBatch& batch_;
   FairOrder& order_;
-  std::map<ConnectionId, absl::Time> last_finished_;  // end of each member's last run
-  std::map<std::string, Operation> operations_;       // of this generation, by id
+  // End of each member's last run that did not preempt.
+  std::map<ConnectionId, absl::Time> last_finished_;
+  std::map<std::string, Operation> operations_;  // of this generation, by id
   uint64_t last_id_ = 0;
   uint64_t last_run_ = 0;
   uint64_t releases_ = 0;

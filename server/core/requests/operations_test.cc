@@ -174,6 +174,7 @@ TEST_F(OperationsTest, ARefusalReleasesTheOtherMembers) {
 // A run is not sent ahead of a long run, and an operation that shares a worker with a blocked one
 // waits.
 TEST_F(OperationsTest, RunsAreSentAheadOnlyOfShortRuns) {
+  config_.preempt_after = absl::Hours(1);
   const std::string first = StartUploaded(1, {10}, /*run_seconds=*/10);
   EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{1}));
   StartUploaded(2, {10}, 0.001);
@@ -186,6 +187,100 @@ TEST_F(OperationsTest, RunsAreSentAheadOnlyOfShortRuns) {
   Finished(11, "3-3");
   Finished(10, "3-2");
   EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{4}));
+}
+
+// Small runs of one member preempt a long run and wait for one another only.
+TEST_F(OperationsTest, SmallRunsPreemptALongRun) {
+  const std::string ring = StartUploaded(1, {10, 11}, /*run_seconds=*/10);
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{1}));
+  StartUploaded(2, {10}, 0.1);
+  StartUploaded(3, {10}, 0.1);
+  StartUploaded(4, {10, 11}, 0.1);  // has peers
+  StartUploaded(5, {11}, 2);        // too large
+  batch_.Take();
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{2}));
+  const std::vector<Action> actions = batch_.Take();
+  ASSERT_EQ(actions.size(), 1u);
+  const v1::Run& run = std::get<SendToWorker>(actions[0]).message.run();
+  EXPECT_EQ(run.operation_id(), "3-2");
+  EXPECT_EQ(run.preempt_after().nanos(), 5'000'000);
+  Finished(10, "3-2");
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{3}));
+  Finished(11, ring);
+  Finished(10, ring);
+  // The ring run does not wait for the end of the third.
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{4}));
+}
+
+// An operation that may not run yet blocks what comes after it in the fair order, small or not.
+TEST_F(OperationsTest, PreemptionWaitsForItsTurn) {
+  StartUploaded(1, {10}, 10);
+  operations_.StartDueRuns();
+  Operations::Order other;
+  other.stream = 2;
+  other.client = "other";
+  other.cost_seconds = other.run_seconds = 20;
+  other.members = {10};
+  other.bytes = {100};
+  other.reserve.set_operation_id(operations_.NextId(kGeneration));
+  other.reserve.set_generation(kGeneration);
+  order_.Enter(2, "other", 20);
+  order_.Finish(1, 100);  // its client has had more than its share
+  operations_.Start(other);
+  Reserved(10, "3-2", true);
+  operations_.Accept(*operations_.Find("3-2"));
+  Uploaded(10, "3-2");
+  StartUploaded(3, {10}, 0.1);
+  EXPECT_TRUE(operations_.StartDueRuns().empty());
+}
+
+// A pause counts neither as service of the run that pauses nor towards its limits.
+TEST_F(OperationsTest, AClientIsNotChargedForPauses) {
+  order_.Enter(999, "waits", 1000);
+  config_.progress_timeout = absl::Seconds(20);
+  const std::string large = StartUploaded(1, {10}, /*run_seconds=*/1);
+  operations_.StartDueRuns();
+  Pass(absl::Seconds(15));
+  const std::string small = StartUploaded(2, {10}, 0.1);
+  operations_.StartDueRuns();
+  EXPECT_TRUE(operations_.Find(small)->preempts);
+  Pass(absl::Seconds(1));
+  v1::Finished finished;
+  Name(small, &finished);
+  finished.set_ok(true);
+  finished.mutable_report()->mutable_compute_time()->set_nanos(750'000'000);
+  operations_.OnFinished(10, finished, "name", 0);
+  Pass(absl::Seconds(4.5));
+  EXPECT_EQ(operations_.FindStalledRun(), nullptr);
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(operations_.FindStalledRun()->id, large);
+  Finished(10, large);
+  // 20.75 for the large one and 0.75 for the small one. Clients are compared from when the latter
+  // started, at the expected end of the former.
+  EXPECT_NEAR(Charged(), 20.5, 1e-3);
+}
+
+// Heartbeats name the run that preempts in addition to the other one.
+TEST_F(OperationsTest, ARunThatPreemptsReportsProgress) {
+  config_.progress_timeout = absl::Seconds(20);
+  const std::string large = StartUploaded(1, {10}, 100);
+  operations_.StartDueRuns();
+  const std::string small = StartUploaded(2, {10}, 0.1);
+  operations_.StartDueRuns();
+  for (int i = 1; i <= 25; ++i) {
+    Pass(absl::Seconds(1));
+    v1::Heartbeat heartbeat;
+    Name(large, &heartbeat);
+    heartbeat.set_progress(i);
+    if (i < 5) {
+      Name(small, heartbeat.mutable_preempting());
+      heartbeat.mutable_preempting()->set_progress(i);
+    }
+    operations_.OnHeartbeat(10, heartbeat);
+    const Operation* const stalled = operations_.FindStalledRun();
+    EXPECT_EQ(stalled == nullptr, i <= 24) << i;
+  }
+  EXPECT_EQ(operations_.FindStalledRun()->id, small);
 }
 
 TEST_F(OperationsTest, RunsFollowTheFairOrder) {

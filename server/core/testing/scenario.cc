@@ -44,6 +44,8 @@ bool SetConfig(const std::string& key, const std::string& value, CoordinatorConf
     config->limits.max_kv_caches = number();
   } else if (key == "assembly_time_max") {
     config->assembly_time_max = Duration(value);
+  } else if (key == "preempt_after") {
+    config->preempt_after = Duration(value);
   } else if (key == "run_time_floor") {
     config->run_time_floor = Duration(value);
   } else {
@@ -382,7 +384,8 @@ class Scenario {
         is_automatic = false;
         break;
       case v1::JoinResponse::kRun:
-        text = absl::StrCat("run ", message.run().operation_id());
+        text = absl::StrCat("run ", message.run().operation_id(),
+                            message.run().has_preempt_after() ? " preempting" : "");
         is_automatic = false;
         break;
       case v1::JoinResponse::kCancel:
