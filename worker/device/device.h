@@ -35,6 +35,9 @@ class DeviceBuffer {
 
 // Shared by all work of one running operation.
 struct RunControl {
+  // Set before the first call starts: the calls go before those of other operations
+  // (Device::Preempt).
+  bool preempts = false;
   // Set once. Unfinished calls then end at once as if they had succeeded, with undefined results.
   // Transfers still take place, so that peers are not stranded.
   std::atomic<bool> stop{false};
@@ -90,7 +93,8 @@ struct DeviceUsage {
   int64_t staging_used_bytes = 0;  // of the staging pool
 };
 
-// Thread safe. One thread starts work, which runs in that order.
+// Thread safe. One thread starts work, which runs in that order. Another thread may start work with
+// RunControl::preempts, which has an order of its own.
 class Device {
  public:
   virtual ~Device() = default;
@@ -133,6 +137,13 @@ class Device {
   virtual EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) {
     return call.Start(std::move(after), control);
   }
+
+  // Begins or ends a preemption, during which calls with RunControl::preempts start. A device whose
+  // threads compute pauses all other calls meanwhile, each at its next slice of work, which lasts
+  // at most a few milliseconds, but for no longer than kLongestPause. A device with its own
+  // scheduler gives the preempting calls priority at all times and does nothing here. Results do
+  // not depend on it. Never blocks.
+  virtual void Preempt(bool active) {}
 
   // K/V caches in the device's own memory. Null if there are none.
   virtual DeviceKvCaches* kv_caches() { return nullptr; }

@@ -35,6 +35,7 @@ class DeviceWrapper : public Device {
   EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) override {
     return inner_->Start(call, std::move(after), control);
   }
+  void Preempt(bool active) override { inner_->Preempt(active); }
   DeviceKvCaches* kv_caches() override { return inner_->kv_caches(); }
   absl::StatusOr<std::unique_ptr<StepKernels>> MakeStepKernels() override {
     return inner_->MakeStepKernels();

@@ -68,6 +68,8 @@ class FaultyDevice : public DeviceWrapper {
   // is false, so the rank appears to compute.
   EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) override {
     const FaultPlan& plan = state_->plan;
+    // The faults of steps are those of a ring.
+    if (control->preempts) return inner().Start(call, std::move(after), control);
     const bool stalls = plan.stall_step >= 0 && state_->groups_started.load() > plan.stall_step &&
                         !state_->stalled.exchange(true);
     if (!stalls && plan.slow_step_ms == 0) {

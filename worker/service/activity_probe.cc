@@ -29,7 +29,8 @@ bool ActivityProbe::WaitsForPeer(const Device& device) const {
 
 EventRef ObservedDevice::Start(const PreparedCall& call, StartAfter after, RunControl* control) {
   EventRef done = DeviceWrapper::Start(call, std::move(after), control);
-  probe_->NoteCall(done);
+  // An operation that preempts has no peers.
+  if (!control->preempts) probe_->NoteCall(done);
   return done;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/limits.h"
 #include "common/base/monotonic_time.h"
 #include "common/schedule/schedule.h"
 #include "worker/kernels/work.h"
@@ -47,16 +48,23 @@ double FractionDone(const AttentionSpec& spec, const Program& program, int64_t w
   return std::min(1.0, std::max(static_cast<double>(work), ended) / all);
 }
 
-OperationRunner::OperationRunner(Device* device, DoneCallback on_done)
-    : device_(device), on_done_(std::move(on_done)), thread_([this] { Loop(); }) {}
+OperationRunner::OperationRunner(Device* device, DoneCallback on_done,
+                                 PreemptedCallback on_preempted)
+    : device_(device),
+      on_done_(std::move(on_done)),
+      on_preempted_(std::move(on_preempted)),
+      thread_([this] { Loop(); }),
+      preempting_thread_([this] { PreemptLoop(); }) {}
 
 OperationRunner::~OperationRunner() {
   {
     absl::MutexLock lock(&mutex_);
     closing_ = true;
-    queue_.clear();
+    ordinary_.queue.clear();
+    preempting_.queue.clear();
   }
   thread_.join();
+  preempting_thread_.join();
 }
 
 void OperationRunner::SetCommunicator(std::shared_ptr<Communicator> communicator) {
@@ -73,33 +81,42 @@ void OperationRunner::Announce() const {
 
 void OperationRunner::Run(std::shared_ptr<ShardOperation> operation) {
   absl::MutexLock lock(&mutex_);
-  queue_.push_back(std::move(operation));
+  ordinary_.queue.push_back(std::move(operation));
+}
+
+void OperationRunner::Preempt(std::shared_ptr<ShardOperation> operation,
+                              absl::Duration preempt_after) {
+  operation->operation().control().preempts = true;
+  absl::MutexLock lock(&mutex_);
+  preempting_.queue.push_back(std::move(operation));
+  preempt_after_ = preempt_after;
 }
 
 void OperationRunner::DropQueued() {
-  std::deque<std::shared_ptr<ShardOperation>> dropped;
+  std::deque<std::shared_ptr<ShardOperation>> ordinary, preempting;
   absl::MutexLock lock(&mutex_);
-  dropped.swap(queue_);
+  ordinary.swap(ordinary_.queue);
+  preempting.swap(preempting_.queue);
 }
 
 bool OperationRunner::WaitUntilIdle(absl::Time deadline) const {
   const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return queue_.empty() && current_ == nullptr;
+    return ordinary_.idle() && preempting_.idle();
   };
   absl::MutexLock lock(&mutex_);
   return AwaitUntil(mutex_, absl::Condition(&idle), deadline);
 }
 
-bool OperationRunner::Current(RunningOperation* running) const {
+bool OperationRunner::Current(const Lane& lane, RunningOperation* running) const {
   std::shared_ptr<ShardOperation> current;
   {
     absl::MutexLock lock(&mutex_);
-    current = current_;
+    current = lane.current;
   }
   if (current == nullptr) return false;
   Operation& operation = current->operation();
   const RunControl& control = operation.control();
-  *running = {current->info(), step_.load(std::memory_order_relaxed),
+  *running = {current->info(), lane.step.load(std::memory_order_relaxed),
               control.progress.load(std::memory_order_relaxed),
               FractionDone(operation.spec(), operation.program(),
                            control.work.load(std::memory_order_relaxed),
@@ -109,42 +126,99 @@ bool OperationRunner::Current(RunningOperation* running) const {
 
 void OperationRunner::Loop() {
   const auto has_news = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return closing_ || !queue_.empty();
+    return closing_ || !ordinary_.queue.empty();
   };
   while (true) {
-    std::shared_ptr<ShardOperation> operation;
-    std::shared_ptr<Communicator> communicator;
     {
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(&has_news));
       if (closing_) return;
-      operation = std::move(queue_.front());
-      queue_.pop_front();
-      current_ = operation;
-      communicator = communicator_;
-      step_ = 0;
     }
-    RunOne(operation, communicator);
-    // Released before the runner can be seen idle; teardown relies on it.
-    communicator.reset();
-    absl::MutexLock lock(&mutex_);
-    current_ = nullptr;
+    RunNext(ordinary_);
   }
 }
 
+void OperationRunner::PreemptLoop() {
+  absl::Time earliest = absl::InfinitePast();
+  while (const std::optional<absl::Duration> preempt_after = AwaitPreemption(earliest)) {
+    const absl::Time begin = MonotonicNow();
+    device_->Preempt(true);
+    const bool paused = RunPreempting(begin + *preempt_after);
+    device_->Preempt(false);
+    if (!paused) continue;
+    const absl::Time end = MonotonicNow();
+    const absl::Duration pause = std::min(end - begin, kLongestPause);
+    earliest = end + std::max(*preempt_after, pause);
+    on_preempted_(pause);
+  }
+}
+
+std::optional<absl::Duration> OperationRunner::AwaitPreemption(absl::Time earliest) {
+  const auto has_news = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return closing_ || !preempting_.queue.empty();
+  };
+  // Nothing to preempt, or nothing that preempts any more.
+  const auto at_once = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return closing_ || ordinary_.idle() || preempting_.queue.empty();
+  };
+  absl::MutexLock lock(&mutex_);
+  do {
+    mutex_.Await(absl::Condition(&has_news));
+    AwaitUntil(mutex_, absl::Condition(&at_once), earliest);
+    if (closing_) return std::nullopt;
+  } while (preempting_.queue.empty());
+  return preempt_after_;
+}
+
+bool OperationRunner::RunPreempting(absl::Time end) {
+  bool paused = false;
+  do {
+    paused |= OrdinaryRuns();
+    if (!RunNext(preempting_)) break;
+    paused |= OrdinaryRuns();
+  } while (MonotonicNow() < end);
+  return paused;
+}
+
+bool OperationRunner::OrdinaryRuns() const {
+  absl::MutexLock lock(&mutex_);
+  return ordinary_.current != nullptr;
+}
+
+bool OperationRunner::RunNext(Lane& lane) {
+  std::shared_ptr<ShardOperation> operation;
+  std::shared_ptr<Communicator> communicator;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (lane.queue.empty()) return false;
+    operation = std::move(lane.queue.front());
+    lane.queue.pop_front();
+    lane.current = operation;
+    lane.step = 0;
+    communicator = communicator_;
+  }
+  RunOne(operation, communicator, &lane.step);
+  // Released before the runner can be seen idle; teardown relies on it.
+  communicator.reset();
+  absl::MutexLock lock(&mutex_);
+  lane.current = nullptr;
+  return true;
+}
+
 void OperationRunner::RunOne(const std::shared_ptr<ShardOperation>& operation,
-                             const std::shared_ptr<Communicator>& communicator) {
+                             const std::shared_ptr<Communicator>& communicator,
+                             std::atomic<int64_t>* step) {
   if (!operation->ended().ok()) return;
   const ExecuteOptions options{.with_timeline = operation->info().with_timeline,
                                .uploads = operation->PendingUploads()};
   absl::StatusOr<ExecutionReport> report =
       absl::UnavailableError("the ring of this operation's generation has ended");
   if (communicator != nullptr) {
-    report = Execute(operation->operation(), *device_, communicator.get(), options, &step_);
+    report = Execute(operation->operation(), *device_, communicator.get(), options, step);
   }
   if (!operation->ended().ok()) return;
   if (report.ok()) operation->SetFinished();
-  RunningOperation last{operation->info(), step_.load(),
+  RunningOperation last{operation->info(), step->load(),
                         operation->operation().control().progress.load(), /*fraction_done=*/1};
   on_done_(*operation, report, last);
 }

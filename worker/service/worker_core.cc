@@ -36,9 +36,11 @@ WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport*
                 &device_, &budget_, send_),
       watchdog_(std::move(on_stuck)),
       registry_(&device_, &budget_, [this](const OperationInfo& info) { OnReleased(info); }),
-      runner_(&device_,
-              [this](ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
-                     const RunningOperation& last) { OnRunDone(operation, result, last); }),
+      runner_(
+          &device_,
+          [this](ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
+                 const RunningOperation& last) { OnRunDone(operation, result, last); },
+          [this](absl::Duration paused) { metrics_->CountPreemption(paused); }),
       ring_(RingOptions(options_), device, transport, &registry_, &runner_, &probe_, &watchdog_),
       reservations_(
           &device_, &registry_, &residuals_, &decoding_,
@@ -74,6 +76,11 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
     case v1::JoinResponse::kRun: {
       auto operation = registry_.Find(message.run().operation_id(), message.run().generation());
       if (operation == nullptr) return;
+      // The coordinator preempts for operations without peers only.
+      if (message.run().has_preempt_after() && operation->operation().members().size() == 1) {
+        runner_.Preempt(std::move(operation), ToDuration(message.run().preempt_after()));
+        return;
+      }
       runner_.Announce();
       runner_.Run(std::move(operation));
       return;
@@ -150,6 +157,14 @@ v1::Heartbeat WorkerCore::MakeHeartbeat() {
     heartbeat.set_progress(running.progress);
     heartbeat.set_fraction_done(running.fraction_done);
     heartbeat.set_waits_for_peer(probe_.WaitsForPeer(device_));
+  }
+  if (runner_.CurrentPreempting(&running)) {
+    v1::Heartbeat::Preempting* preempting = heartbeat.mutable_preempting();
+    preempting->set_operation_id(running.info.id);
+    preempting->set_generation(running.info.generation);
+    preempting->set_step(running.step);
+    preempting->set_progress(running.progress);
+    preempting->set_fraction_done(running.fraction_done);
   }
   metrics_->SetReservedBytes(budget_.taken_bytes());
   metrics_->SetResiduals(residuals_.count(), residuals_.bytes());

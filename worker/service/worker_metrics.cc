@@ -147,7 +147,15 @@ WorkerMetrics::WorkerMetrics()
       compute_(StageDurations(metrics_).Add({{"stage", "compute"}}, StageBuckets())),
       ring_wait_(StageDurations(metrics_).Add({{"stage", "ring_wait"}}, StageBuckets())),
       d2h_(StageDurations(metrics_).Add({{"stage", "d2h"}}, StageBuckets())),
-      runs_(metrics_.Counters("ringattn_worker_runs_total", "Programs that ended, by status.")) {
+      runs_(metrics_.Counters("ringattn_worker_runs_total", "Programs that ended, by status.")),
+      preemptions_(metrics_
+                       .Counters("ringattn_worker_preemptions_total",
+                                 "Times that a running program paused for small requests.")
+                       .Add({})),
+      paused_seconds_(metrics_
+                          .Counters("ringattn_worker_paused_seconds_total",
+                                    "Time that running programs paused for small requests.")
+                          .Add({})) {
   // The series start at zero.
   for (const char* code : {"OK", "CANCELLED", "UNAVAILABLE", "INTERNAL"}) {
     runs_.Add({{"code", code}});

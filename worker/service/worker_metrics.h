@@ -103,6 +103,11 @@ class WorkerMetrics {
                 absl::Duration upload_copies);
   // Counts copying one set of outputs from the device.
   void CountDownloadCopies(absl::Duration time);
+  // Counts a preemption of a running program, which paused for this long.
+  void CountPreemption(absl::Duration paused) {
+    preemptions_.Increment();
+    paused_seconds_.Increment(absl::ToDoubleSeconds(paused));
+  }
   // Counts a program that failed: "CANCELLED", "UNAVAILABLE", ...
   void CountFailedRun(absl::StatusCode code);
 
@@ -161,6 +166,8 @@ class WorkerMetrics {
   prometheus::Histogram& ring_wait_;
   prometheus::Histogram& d2h_;
   prometheus::Family<prometheus::Counter>& runs_;
+  prometheus::Counter& preemptions_;
+  prometheus::Counter& paused_seconds_;
 };
 
 }  // namespace ringattn::worker

@@ -69,8 +69,10 @@ class CpuStepKernels : public StepKernels {
 CpuDevice::CpuDevice(int threads, int64_t memory_limit_bytes)
     : threads_(threads),
       pool_(std::make_shared<PagePool>(memory_limit_bytes, kKeepTime)),
-      kernels_(threads),
-      queue_("cpu_device") {}
+      kernels_(threads, &pause_),
+      preempting_kernels_(threads),
+      queue_("cpu_device"),
+      preempting_queue_("cpu_preempting") {}
 
 absl::StatusOr<std::unique_ptr<DeviceBuffer>> CpuDevice::Allocate(int64_t bytes) {
   if (bytes == 0) return std::make_unique<HostBuffer>(nullptr, nullptr, 0);
@@ -145,18 +147,19 @@ absl::StatusOr<std::unique_ptr<StepKernels>> CpuDevice::MakeStepKernels() {
 }
 
 absl::Status CpuDevice::Run(const KernelCall& call, RunControl* control) {
-  return kernels_.Run(call, control->stop, &control->progress, &control->work);
+  return KernelsOf(*control).Run(call, control->stop, &control->progress, &control->work);
 }
 
 absl::Status CpuDevice::RunBoth(const KernelCall& backward, const BiasGradientCall& gradient,
                                 RunControl* control) {
-  return kernels_.RunGradients(std::get<BackwardCall>(backward), gradient, control->stop,
-                               &control->progress, &control->work);
+  return KernelsOf(*control).RunGradients(std::get<BackwardCall>(backward), gradient, control->stop,
+                                          &control->progress, &control->work);
 }
 
 EventRef CpuDevice::StartWork(std::function<absl::Status()> work, std::vector<EventRef> after,
                               RunControl* control) {
-  return queue_.Start(
+  HostQueue& queue = control->preempts ? preempting_queue_ : queue_;
+  return queue.Start(
       [work = std::move(work), control]() -> absl::Status {
         if (control->stop.load(std::memory_order_relaxed)) return absl::OkStatus();
         absl::Status status = work();

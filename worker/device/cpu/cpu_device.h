@@ -1,4 +1,5 @@
-// CpuDevice: host memory, with compute calls run by CpuKernels on a HostQueue.
+// CpuDevice: host memory, with compute calls run by CpuKernels on a HostQueue. Calls that preempt
+// have kernels with threads of their own, and the other kernels pause meanwhile.
 #ifndef RINGATTN_WORKER_DEVICE_CPU_CPU_DEVICE_H_
 #define RINGATTN_WORKER_DEVICE_CPU_CPU_DEVICE_H_
 
@@ -7,10 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "common/base/limits.h"
 #include "worker/device/cpu/page_pool.h"
 #include "worker/device/device.h"
 #include "worker/device/host_queue.h"
 #include "worker/kernels/cpu/cpu_kernels.h"
+#include "worker/kernels/cpu/workspace/pause.h"
 
 namespace ringattn::worker {
 
@@ -28,12 +31,18 @@ class CpuDevice : public Device {
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
   // With compute threads of its own.
   absl::StatusOr<std::unique_ptr<StepKernels>> MakeStepKernels() override;
+  void Preempt(bool active) override {
+    active ? pause_.Begin(absl::ToChronoNanoseconds(kLongestPause)) : pause_.End();
+  }
   bool waits_for_transfer() const override { return queue_.waiting(); }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
   std::string description() const override;
 
  private:
+  CpuKernels& KernelsOf(const RunControl& control) {
+    return control.preempts ? preempting_kernels_ : kernels_;
+  }
   absl::Status Run(const KernelCall& call, RunControl* control);
   // Runs a BackwardCall and computes the bias gradient in the same pass.
   absl::Status RunBoth(const KernelCall& backward, const BiasGradientCall& gradient,
@@ -43,8 +52,12 @@ class CpuDevice : public Device {
 
   const int threads_;
   const std::shared_ptr<PagePool> pool_;
+  cpu::Pause pause_;  // of kernels_
   CpuKernels kernels_;
-  HostQueue queue_;  // last: its thread uses kernels_
+  CpuKernels preempting_kernels_;
+  // Last: their threads use the kernels.
+  HostQueue queue_;
+  HostQueue preempting_queue_;
 };
 
 }  // namespace ringattn::worker

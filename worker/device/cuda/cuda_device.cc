@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <utility>
 
@@ -105,6 +106,13 @@ absl::Status CudaDevice::Init() {
                         "cudaStreamCreateWithPriority");
   }
   if (status.ok()) {
+    // A lower number is a higher priority.
+    const int preempting = std::max(highest, lowest - 1);
+    status =
+        CudaStatus(cudaStreamCreateWithPriority(&preempting_, cudaStreamNonBlocking, preempting),
+                   "cudaStreamCreateWithPriority");
+  }
+  if (status.ok()) {
     status = CudaStatus(cudaStreamCreateWithPriority(&stop_stream_, cudaStreamNonBlocking, highest),
                         "cudaStreamCreateWithPriority");
   }
@@ -146,7 +154,7 @@ CudaDevice::~CudaDevice() {
   }
   events_->SetOnBroken(nullptr);
   if (!events_->UseDevice().ok()) return;
-  for (cudaStream_t stream : {compute_, stop_stream_, keys_stream_}) {
+  for (cudaStream_t stream : {compute_, preempting_, stop_stream_, keys_stream_}) {
     if (stream == nullptr) continue;
     (void)cudaStreamSynchronize(stream);
     (void)cudaStreamDestroy(stream);
@@ -187,7 +195,7 @@ EventRef CudaDevice::StartCall(const PreparedCudaCall& call, StartAfter after,
     CheckContext(status);
   }
   absl::MutexLock lock(&mutex_);
-  in_flight_.push_back({event, std::move(after.all), call.workspace()});
+  in_flight_.push_back({event, std::move(after.all), call.workspace(), control->preempts});
   awake_ = true;
   wake_.Signal();
   return event;
@@ -195,21 +203,22 @@ EventRef CudaDevice::StartCall(const PreparedCudaCall& call, StartAfter after,
 
 absl::Status CudaDevice::Enqueue(const PreparedCudaCall& call, StartAfter& after,
                                  const RunControl& control, CudaEvent* event) {
-  const bool awaits_keys = after.bring_keys && call.keys_word() != nullptr &&
+  const cudaStream_t stream = StreamOf(control);
+  const bool awaits_keys = !control.preempts && after.bring_keys && call.keys_word() != nullptr &&
                            !control.stop.load(std::memory_order_relaxed);
   absl::Status status = events_->UseDevice();
   if (!status.ok()) return status;
   if (!awaits_keys) after.all = std::move(after).Joined();
-  status = WaitOnStream(compute_, after.all);
+  status = WaitOnStream(stream, after.all);
   if (!status.ok()) return status;
-  status = event->RecordBegin(compute_);
+  status = event->RecordBegin(stream);
   if (!status.ok()) return status;
   if (awaits_keys || !control.stop.load(std::memory_order_relaxed)) {
-    status = call.Launch(compute_, awaits_keys);
+    status = call.Launch(stream, awaits_keys);
   }
   if (awaits_keys) status.Update(BringKeys(call, *event, after));
   // Even if a launch failed, because an earlier launch of the call may use the operands.
-  absl::Status recorded = event->RecordEnd(compute_);
+  absl::Status recorded = event->RecordEnd(stream);
   status.Update(recorded);
   return status;
 }
@@ -250,7 +259,7 @@ bool CudaDevice::waits_for_transfer() const {
   {
     absl::MutexLock lock(&mutex_);
     for (const InFlight& call : in_flight_) {
-      if (call.event->Done()) continue;
+      if (call.preempts || call.event->Done()) continue;
       after = call.after;
       break;
     }

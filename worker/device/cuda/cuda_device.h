@@ -1,5 +1,7 @@
 // CudaDevice: one GPU. Compute calls run in order on one stream, after the events they wait for.
-// Tensor bytes travel on two copy streams (cuda_staging.h).
+// Calls that preempt run on a stream of higher priority: their blocks start as soon as blocks of
+// the other stream's kernel end. Blocks of Hopper forward kernels end with the call. Tensor bytes
+// travel on two copy streams (cuda_staging.h).
 //
 // A service thread polls what is enqueued: it counts progress, passes an operation's stop on to its
 // kernels, and advances downloads. It sleeps while the device is idle. No call of a run waits for
@@ -106,6 +108,7 @@ class CudaDevice : public Device, private CudaCallQueue {
     std::shared_ptr<CudaEvent> event;
     std::vector<EventRef> after;
     std::shared_ptr<CallWorkspace> workspace;
+    bool preempts = false;
   };
 
   CudaDevice(CudaEventPool* events, CudaDeviceOptions options);
@@ -115,8 +118,11 @@ class CudaDevice : public Device, private CudaCallQueue {
   // after.bring_keys has been called.
   absl::Status Enqueue(const PreparedCudaCall& call, StartAfter& after, const RunControl& control,
                        CudaEvent* event);
-  // Enqueues the transfers of the late keys of a launched call, and the write that signals the
-  // kernel that they have arrived. The caller records the call's end after both.
+  cudaStream_t StreamOf(const RunControl& control) const {
+    return control.preempts ? preempting_ : compute_;
+  }
+  // Enqueues the transfers of the late keys of a call that was launched on compute_, and the write
+  // that signals the kernel that they have arrived. The caller records the call's end after both.
   absl::Status BringKeys(const PreparedCudaCall& call, const CudaEvent& begun, StartAfter& after);
   // Created for the first client that shares memory, because most workers have none.
   absl::StatusOr<CudaImports*> Imports() ABSL_LOCKS_EXCLUDED(imports_mutex_);
@@ -137,6 +143,7 @@ class CudaDevice : public Device, private CudaCallQueue {
   std::unique_ptr<CudaStaging> staging_;
   std::unique_ptr<DeviceKvCaches> kv_caches_;
   cudaStream_t compute_ = nullptr;
+  cudaStream_t preempting_ = nullptr;  // calls that preempt those on compute_
   cudaStream_t stop_stream_ = nullptr;
   cudaStream_t keys_stream_ = nullptr;  // carries the late-key signals, which wait for transfers
   uint32_t* one_ = nullptr;             // pinned; holds 1

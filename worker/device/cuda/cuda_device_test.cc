@@ -1,6 +1,7 @@
 // Checks CudaDevice on the first GPU. Also built with fakes.
 #include "worker/device/cuda/cuda_device.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -114,6 +115,37 @@ TEST(CudaDeviceTest, AllocatesAndFreesMemory) {
   EXPECT_THAT(std::string(none.status().message()), HasSubstr("are free"));
   EXPECT_TRUE(device->Allocate(kMiB).ok()) << "and the device still works";
   EXPECT_EQ(times_broken, 0);
+}
+
+// A call that preempts does not wait for the calls that were enqueued before it.
+TEST(CudaDeviceTest, PreemptingCallsOvertakeOthers) {
+  constexpr int64_t kBytes = 256 * kMiB;
+  auto device = MakeDevice();
+  auto large = *device->Allocate(kBytes);
+  auto small = *device->Allocate(kMiB);
+  const std::vector<float> ones(kMiB / 4, 1.0f);
+  ASSERT_TRUE(device->CopyFromHost(small->data(), ones.data(), kMiB).ok());
+  PreparedCalls calls =
+      Ready(*device, {ZeroCall{large->data(), kBytes}, ZeroCall{small->data(), kMiB}});
+  RunControl ordinary, preempting;
+  preempting.preempts = true;
+  EventRef first = device->Start(*calls[0], {}, &ordinary);
+  ASSERT_TRUE(first->Wait(Soon()).ok());
+  // About half a second of work.
+  const absl::Duration each = first->end_time() - first->begin_time();
+  const int64_t count = std::clamp<int64_t>(
+      absl::Milliseconds(500) / std::max(each, absl::Microseconds(1)), 10, 5000);
+  std::vector<EventRef> events;
+  for (int64_t i = 0; i < count; ++i) events.push_back(device->Start(*calls[0], {}, &ordinary));
+  const EventRef overtakes = device->Start(*calls[1], {}, &preempting);
+  ASSERT_TRUE(overtakes->Wait(Soon()).ok());
+  EXPECT_FALSE(events.back()->Done());
+  EXPECT_EQ(preempting.progress.load(), 1);
+  ASSERT_TRUE(events.back()->Wait(Soon()).ok());
+  EXPECT_LT(overtakes->end_time(), events.back()->begin_time());
+  std::vector<float> result(kMiB / 4);
+  ASSERT_TRUE(device->CopyToHost(result.data(), small->data(), kMiB).ok());
+  EXPECT_EQ(result, std::vector<float>(kMiB / 4, 0.0f));
 }
 
 TEST(CudaDeviceTest, CallsRunInOrderAndCountAsProgress) {

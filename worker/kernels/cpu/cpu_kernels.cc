@@ -233,14 +233,15 @@ absl::Status RunCall(const ScatterCall& call, Workspace& workspace, const Progre
 }  // namespace
 }  // namespace cpu
 
-CpuKernels::CpuKernels(int threads) : workspace_(std::make_unique<cpu::Workspace>(threads)) {}
+CpuKernels::CpuKernels(int threads, cpu::Pause* pause)
+    : pause_(pause), workspace_(std::make_unique<cpu::Workspace>(threads)) {}
 CpuKernels::~CpuKernels() = default;
 
 std::string_view CpuKernels::InstructionsFor(DType dtype) { return cpu::TileOpsFor(dtype).name; }
 
 absl::Status CpuKernels::Run(const KernelCall& call, const std::atomic<bool>& stop,
                              std::atomic<int64_t>* tiles_done, std::atomic<int64_t>* work_done) {
-  const cpu::Progress progress(stop, tiles_done, work_done);
+  const cpu::Progress progress(stop, pause_, tiles_done, work_done);
   return std::visit([&](const auto& typed) { return cpu::RunCall(typed, *workspace_, progress); },
                     call);
 }
@@ -250,7 +251,7 @@ absl::Status CpuKernels::RunGradients(const BackwardCall& backward,
                                       const std::atomic<bool>& stop,
                                       std::atomic<int64_t>* tiles_done,
                                       std::atomic<int64_t>* work_done) {
-  const cpu::Progress progress(stop, tiles_done, work_done);
+  const cpu::Progress progress(stop, pause_, tiles_done, work_done);
   if (HasBothAtOnce(backward, bias_gradient)) {
     return cpu::Backward(backward, bias_gradient.dbias, *workspace_, progress);
   }

@@ -19,6 +19,7 @@
 namespace ringattn::worker {
 
 namespace cpu {
+class Pause;
 struct Workspace;
 }  // namespace cpu
 
@@ -26,9 +27,10 @@ struct Workspace;
 // may differ between processors (SIMD widths).
 class CpuKernels {
  public:
-  // Compute threads, the calling one included, which live as long as the object.
-  // REQUIRES: threads >= 1.
-  explicit CpuKernels(int threads);
+  // Compute threads, the calling one included, which live as long as the object. They hold between
+  // two tiles while `pause` (may be null) is active.
+  // REQUIRES: threads >= 1; `pause` outlives the object.
+  explicit CpuKernels(int threads, cpu::Pause* pause = nullptr);
   ~CpuKernels();
   CpuKernels(const CpuKernels&) = delete;
   CpuKernels& operator=(const CpuKernels&) = delete;
@@ -51,6 +53,7 @@ class CpuKernels {
   static bool HasBothAtOnce(const BackwardCall& backward, const BiasGradientCall& bias_gradient);
 
  private:
+  cpu::Pause* const pause_;
   const std::unique_ptr<cpu::Workspace> workspace_;
 };
 

@@ -1,5 +1,6 @@
 // Threads, stops, and values that are not finite.
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "worker/kernels/cpu/cpu_kernels.h"
 #include "worker/kernels/cpu/testing/kernel_runner.h"
+#include "worker/kernels/cpu/workspace/pause.h"
 #include "worker/kernels/work.h"
 
 namespace ringattn::worker {
@@ -47,6 +49,37 @@ TEST_P(RobustnessTest, SameBitsForAnyNumberOfThreads) {
       }
     }
   }
+}
+
+// Pauses at any moment change no bit.
+TEST_P(RobustnessTest, SameBitsWithPauses) {
+  TestShape shape = DenseShape(2000, 2000, true);
+  shape.dtype = GetParam();
+  TestData data(shape);
+  const Reference reference(data);
+  CpuKernels undisturbed(2);
+  const ForwardResult forward = RunForward(undisturbed, data, {1});
+  const BackwardResult backward = RunBackward(undisturbed, data, reference);
+  cpu::Pause pause;
+  CpuKernels kernels(2, &pause);
+  std::atomic<bool> over{false};
+  std::thread pauses([&] {
+    while (!over) {
+      pause.Begin(std::chrono::seconds(10));
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      pause.End();
+      std::this_thread::sleep_for(std::chrono::microseconds(500));
+    }
+  });
+  const ForwardResult other = RunForward(kernels, data, {1});
+  const BackwardResult gradients = RunBackward(kernels, data, reference);
+  over = true;
+  pauses.join();
+  EXPECT_TRUE(SameBits(forward.out, other.out));
+  EXPECT_TRUE(SameBits(forward.lse, other.lse));
+  EXPECT_TRUE(SameBits(backward.dq, gradients.dq));
+  EXPECT_TRUE(SameBits(backward.dk[0], gradients.dk[0]));
+  EXPECT_TRUE(SameBits(backward.dv[0], gradients.dv[0]));
 }
 
 // NaN and infinity in a key, a value, a query and a dout row reach exactly the

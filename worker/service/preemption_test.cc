@@ -1,0 +1,147 @@
+// Small operations preempt a large one on a CPU device, through OperationRunner.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
+#include "gtest/gtest.h"
+#include "worker/comm/inproc/inproc_communicator.h"
+#include "worker/device/cpu/cpu_device.h"
+#include "worker/service/operation_runner.h"
+#include "worker/testing/copied_operation.h"
+
+namespace ringattn::worker {
+namespace {
+
+constexpr int64_t kLargeTokens = 15000;
+constexpr int64_t kSmallTokens = 40;
+constexpr absl::Duration kPreemptAfter = absl::Milliseconds(1);
+
+// Fills the inputs with values that depend on the position only.
+void FillInputs(CopiedOperation& operation) {
+  for (TensorId id : {TensorId::kQ, TensorId::kK, TensorId::kV}) {
+    auto* values = static_cast<float*>(operation.operation()->operation().InputBuffer(id)->data());
+    for (int64_t i = 0; i < BytesOf(operation.spec(), id) / 4; ++i) {
+      values[i] = static_cast<float>((i * 13 + static_cast<int>(id)) % 89) / 89.0f - 0.5f;
+    }
+  }
+}
+
+std::vector<float> OutputOf(CopiedOperation& operation) {
+  DeviceBuffer* const out = operation.operation()->operation().OutputBuffer(TensorId::kOut);
+  const auto* const values = static_cast<const float*>(out->data());
+  return {values, values + BytesOf(operation.spec(), TensorId::kOut) / 4};
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+class PreemptionTest : public testing::Test {
+ protected:
+  PreemptionTest() { runner_.SetCommunicator(std::move(MakeInProcessRing(1)[0])); }
+
+  // Makes an operation with all inputs.
+  CopiedOperation& Make(int64_t tokens) {
+    operations_.push_back(
+        std::make_unique<CopiedOperation>(tokens, 1, Layout::kContiguous, "region", &device_));
+    FillInputs(*operations_.back());
+    return *operations_.back();
+  }
+
+  void AwaitEnds(size_t count) {
+    const auto ended = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ends_.size() >= count; };
+    absl::MutexLock lock(&mutex_);
+    ASSERT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&ended), absl::Seconds(60)));
+  }
+
+  bool IsLargeRunning() const {
+    RunningOperation running;
+    return runner_.Current(&running) && running.progress > 0;
+  }
+
+  mutable absl::Mutex mutex_;
+  // Numbers of tokens of the operations that have ended, in order.
+  std::vector<int64_t> ends_ ABSL_GUARDED_BY(mutex_);
+  std::vector<absl::Duration> pauses_ ABSL_GUARDED_BY(mutex_);
+  CpuDevice device_{1, int64_t{256} << 20};
+  std::vector<std::unique_ptr<CopiedOperation>> operations_;  // outlive the runner's use
+  OperationRunner runner_{
+      &device_,
+      [this](ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
+             const RunningOperation&) {
+        EXPECT_TRUE(result.ok()) << result.status();
+        absl::MutexLock lock(&mutex_);
+        ends_.push_back(operation.operation().spec().shape.seq_len_q);
+      },
+      [this](absl::Duration paused) {
+        absl::MutexLock lock(&mutex_);
+        pauses_.push_back(paused);
+      }};
+};
+
+TEST_F(PreemptionTest, SmallOperationsEndWhileALargeOneRuns) {
+  CopiedOperation& alone = Make(kLargeTokens);
+  runner_.Run(alone.operation());
+  AwaitEnds(1);
+  CopiedOperation& small_alone = Make(kSmallTokens);
+  runner_.Run(small_alone.operation());
+  AwaitEnds(2);
+
+  CopiedOperation& large = Make(kLargeTokens);
+  std::vector<CopiedOperation*> small;
+  for (int i = 0; i < 5; ++i) small.push_back(&Make(kSmallTokens));
+  runner_.Run(large.operation());
+  ASSERT_TRUE(Await([this] { return IsLargeRunning(); }));
+  for (size_t i = 0; i < small.size(); ++i) {
+    runner_.Preempt(small[i]->operation(), kPreemptAfter);
+    AwaitEnds(3 + i);
+  }
+  AwaitEnds(8);
+  ASSERT_TRUE(runner_.WaitUntilIdle(MonotonicNow() + absl::Seconds(10)));
+  EXPECT_TRUE(SameBits(OutputOf(large), OutputOf(alone)));
+  for (const auto& each : small) EXPECT_TRUE(SameBits(OutputOf(*each), OutputOf(small_alone)));
+  absl::MutexLock lock(&mutex_);
+  EXPECT_EQ(ends_.back(), kLargeTokens);
+  EXPECT_GE(pauses_.size(), 4u);  // the last one may be reported later
+  for (absl::Duration pause : pauses_) EXPECT_GT(pause, absl::ZeroDuration());
+}
+
+// The large operation keeps computing however many small ones come: it ends before they all do.
+TEST_F(PreemptionTest, ALargeOperationKeepsHalfOfTheDevice) {
+  constexpr int kCount = 60;
+  constexpr int64_t kTokens = 4000;
+  CopiedOperation& large = Make(kTokens);
+  std::vector<CopiedOperation*> small;
+  for (int i = 0; i < kCount; ++i) small.push_back(&Make(2000));
+  runner_.Run(large.operation());
+  ASSERT_TRUE(Await([this] { return IsLargeRunning(); }));
+  for (const auto& each : small) runner_.Preempt(each->operation(), kPreemptAfter);
+  AwaitEnds(kCount + 1);
+  absl::MutexLock lock(&mutex_);
+  EXPECT_NE(ends_.back(), kTokens);
+}
+
+// A stop ends a paused operation and a queued small one.
+TEST_F(PreemptionTest, StoppedOperationsEnd) {
+  CopiedOperation& large = Make(kLargeTokens);
+  CopiedOperation& small = Make(kSmallTokens);
+  runner_.Run(large.operation());
+  ASSERT_TRUE(Await([this] { return IsLargeRunning(); }));
+  device_.Preempt(true);
+  runner_.DropQueued();
+  large.operation()->End(absl::AbortedError("over"));
+  // The pause ends by itself.
+  EXPECT_TRUE(runner_.WaitUntilIdle(MonotonicNow() + absl::Seconds(30)));
+  small.operation()->End(absl::AbortedError("over"));
+  runner_.Preempt(small.operation(), kPreemptAfter);
+  EXPECT_TRUE(runner_.WaitUntilIdle(MonotonicNow() + absl::Seconds(30)));
+  absl::MutexLock lock(&mutex_);
+  EXPECT_TRUE(ends_.empty());
+}
+
+}  // namespace
+}  // namespace ringattn::worker
