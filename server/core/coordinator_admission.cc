@@ -223,6 +223,9 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   order.step_seconds = plan.predicted_step_seconds;
   order.is_express = placement.is_express;
   order.reserves_alone = request.reserves_alone;
+  order.may_preempt = std::all_of(placement.ranks.begin(), placement.ranks.end(), [&](int rank) {
+    return roster_.at(ring_.members()[rank]).registration.preempts();
+  });
   order.bytes = plan.buffer_bytes;
   const Residual* residual = residuals_.Find(request.arrived.residual);
   if (residual != nullptr) {

@@ -144,6 +144,8 @@ class Device {
   // scheduler gives the preempting calls priority at all times and does nothing here. Results do
   // not depend on it. Never blocks.
   virtual void Preempt(bool active) {}
+  // Whether calls with RunControl::preempts are served.
+  virtual bool preempts() const { return false; }
 
   // K/V caches in the device's own memory. Null if there are none.
   virtual DeviceKvCaches* kv_caches() { return nullptr; }

@@ -36,6 +36,7 @@ class DeviceWrapper : public Device {
     return inner_->Start(call, std::move(after), control);
   }
   void Preempt(bool active) override { inner_->Preempt(active); }
+  bool preempts() const override { return inner_->preempts(); }
   DeviceKvCaches* kv_caches() override { return inner_->kv_caches(); }
   absl::StatusOr<std::unique_ptr<StepKernels>> MakeStepKernels() override {
     return inner_->MakeStepKernels();

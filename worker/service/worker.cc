@@ -281,6 +281,7 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   if (!options_.local_socket_path.empty()) control.registration.set_host_id(HostId());
   *control.registration.mutable_location() = MakeLocation(options_.location, options_.device_slot);
   LogLocation(control.registration.location());
+  control.registration.set_preempts(device.preempts());
   SetSeconds(options_.call_overhead_seconds, control.registration.mutable_call_overhead());
   control.registration.set_version(kVersion);
   control_ = std::make_unique<ControlClient>(std::move(control));

@@ -79,7 +79,7 @@ std::vector<StreamId> Operations::StartDueRuns() {
 // Returns whether the operation is small, and a run on its worker would delay it for long. It still
 // waits for its turn in the fair order: an operation that is held up blocks it like any other.
 bool Operations::MayPreempt(const Operation& operation) const {
-  if (operation.members.size() != 1) return false;
+  if (operation.members.size() != 1 || !operation.may_preempt) return false;
   if (absl::Seconds(operation.run_seconds) > config_.preempting_run_max) return false;
   const double least = std::max(absl::ToDoubleSeconds(config_.preempt_after),
                                 CoordinatorConfig::kPreemptingRatio * operation.run_seconds);

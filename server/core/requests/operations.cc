@@ -49,6 +49,7 @@ void Operations::Start(const Order& order) {
   operation.run_seconds = order.run_seconds;
   operation.is_express = order.is_express;
   operation.reserves_alone = order.reserves_alone;
+  operation.may_preempt = order.may_preempt;
   if (!order.reserve.places().empty()) {
     operation.path = Operation::Path::kClientMemory;
   } else if (!order.tokens.empty()) {

@@ -97,6 +97,7 @@ struct Operation {
   // Sent to the client once no member copies any more.
   std::optional<FailRequest> held_failure;
   uint64_t run_sequence = 0;  // position in the order of runs; 0: not yet
+  bool may_preempt = false;   // as of Order
   // Its run has one member and runs there at once, while other runs of that worker pause. Runs that
   // preempt and other runs wait among themselves only. Set with run_sequence.
   bool preempts = false;
@@ -143,7 +144,8 @@ class Operations {
     double step_seconds = 0;
     bool is_express = false;
     bool reserves_alone = false;
-    v1::Reserve reserve;  // with `places` for host or CUDA memory
+    bool may_preempt = false;  // every member serves Run.preempt_after
+    v1::Reserve reserve;       // with `places` for host or CUDA memory
     // By ring rank.
     std::vector<ConnectionId> members;
     std::vector<int64_t> bytes;

@@ -33,6 +33,7 @@ class OperationsTest : public testing::Test {
     order.step_seconds = step_seconds;
     order.client = "client";
     order.cost_seconds = order.run_seconds = run_seconds;
+    order.may_preempt = may_preempt_;
     order.members = members;
     order.bytes.assign(members.size(), 100);
     order.reserve.set_operation_id(operations_.NextId(kGeneration));
@@ -112,6 +113,7 @@ class OperationsTest : public testing::Test {
 
   CoordinatorConfig config_;
   absl::Time now_ = absl::FromUnixSeconds(1000);
+  bool may_preempt_ = true;
   ActionBatch batch_;
   FairOrder order_;
   Operations operations_{&config_, &batch_, &order_};
@@ -212,6 +214,18 @@ TEST_F(OperationsTest, SmallRunsPreemptALongRun) {
   EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{4}));
 }
 
+// A worker that does not serve preemption runs everything in order.
+TEST_F(OperationsTest, SmallRunsWaitIfTheirWorkerDoesNotPreempt) {
+  may_preempt_ = false;
+  const std::string ring = StartUploaded(1, {10, 11}, /*run_seconds=*/10);
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{1}));
+  StartUploaded(2, {10}, 0.1);
+  EXPECT_TRUE(operations_.StartDueRuns().empty());
+  Finished(11, ring);
+  Finished(10, ring);
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{2}));
+}
+
 // An operation that may not run yet blocks what comes after it in the fair order, small or not.
 TEST_F(OperationsTest, PreemptionWaitsForItsTurn) {
   StartUploaded(1, {10}, 10);
@@ -219,6 +233,7 @@ TEST_F(OperationsTest, PreemptionWaitsForItsTurn) {
   Operations::Order other;
   other.stream = 2;
   other.client = "other";
+  other.may_preempt = true;
   other.cost_seconds = other.run_seconds = 20;
   other.members = {10};
   other.bytes = {100};
