@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/kv/active_wait.h"
 #include "client/memory/shared_region.h"
 #include "common/kv/cache_spec.h"
 #include "common/kv/placement.h"
@@ -37,8 +38,8 @@ class StepRings {
 
   // Empties the rank's ring and describes it for StepHello.
   v1::StepRing Start(size_t rank);
-  // After the worker's answer to StepHello: how long to wait actively.
-  void set_spin(absl::Duration spin) { spin_ = spin; }
+  // Set its spin after the worker's answer to StepHello.
+  ActiveWait& active_wait() { return active_wait_; }
 
   // Returns whether these requests, none of whose responses exceeds `response_bytes`, fit the ring.
   bool Fits(const std::vector<const v1::StepRequest*>& requests, int64_t response_bytes) const;
@@ -50,7 +51,8 @@ class StepRings {
   // Waits for the next response, at most `sleep` after an active wait. Returns false if there is
   // none.
   bool Wait(size_t rank, absl::Duration sleep) {
-    return rings_[rank].responses.Wait(spin_, sleep) != SharedWord::Wake::kTimeout;
+    return rings_[rank].responses.Wait(active_wait_.duration(), sleep) !=
+           SharedWord::Wake::kTimeout;
   }
 
  private:
@@ -64,7 +66,7 @@ class StepRings {
   const std::shared_ptr<SharedRegion> region_;
   const StepRingLayout layout_;
   std::vector<Ring> rings_;  // by rank
-  absl::Duration spin_;
+  ActiveWait active_wait_;
   std::string frame_;
 };
 

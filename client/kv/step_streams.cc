@@ -82,7 +82,7 @@ absl::StatusOr<std::vector<v1::StepOpened>> StepStreams::Open(const Limits& limi
           absl::StatusCode::kInternal,
           absl::StrCat(peers_[i].name, " answered StepHello with another message"), "BAD_ANSWER");
     }
-    if (rings_ != nullptr) rings_->set_spin(ToDuration(answer.opened().ring_spin()));
+    if (rings_ != nullptr) rings_->active_wait().SetSpin(ToDuration(answer.opened().ring_spin()));
     opened.push_back(std::move(*answer.mutable_opened()));
   }
   return opened;
@@ -138,6 +138,8 @@ absl::Status StepStreams::AwaitRing(size_t peer, size_t count, const Limits& lim
     if (*taken) {
       ++answered;
       // An empty answer: the request followed a refused description.
+      if (answer.has_result())
+        rings_->active_wait().NoteDeviceTime(ToDuration(answer.result().device_time()));
       if (answer.message_case() != v1::StepResponse::MESSAGE_NOT_SET) {
         (*answers)[peer].push_back(std::move(answer));
       }
