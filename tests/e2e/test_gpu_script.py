@@ -147,12 +147,12 @@ def test_the_gpu_script_on_cpu_workers(tmp_path):
     if shutil.which("patchelf") is None:
         pytest.skip("patchelf is not installed (deploy/install_deps.sh patchelf)")
     made = subprocess.run([ROOT / "deploy/bundle.sh", f"--bin={BIN.resolve()}",
-                           "--with=//tests/e2e:service_sweep", f"--output={tmp_path}/bundle"],
+                           "--with=//tests/e2e:service_sweep,//tests/e2e:kv_service_sweep", f"--output={tmp_path}/bundle"],
                           capture_output=True, text=True, timeout=300)
     assert made.returncode == 0, made.stdout + made.stderr
     out = tmp_path / "out"
     names = ("smoke,sweep,agree,64k,128k-mha:backward,packed,kill,kill-backward,in-flight,"
-             "end-to-end,residual,memory,peer,tests").split(",")
+             "end-to-end,residual,memory,kv,peer,tests").split(",")
     done = subprocess.run([ROOT / "tests/gpu/service.sh", "--cpu", f"--bundle={tmp_path}/bundle",
                            f"--only={','.join(names)}", "--seconds=400", "--sweep_seconds=3"],
                           env={**os.environ, "OUT": str(out)}, capture_output=True, text=True,
@@ -164,6 +164,9 @@ def test_the_gpu_script_on_cpu_workers(tmp_path):
     assert parts["sweep"]["cases"] > 10 and parts["sweep"]["options"]["cases"] > 10
     assert parts["sweep"]["score_terms"]["cases"] > 10
     assert len(parts["agree"]["cases"]) == 9
+    assert all(sweep["results"] > 20 and sweep["failed"] == 0 for sweep in parts["kv"]["sweeps"])
+    assert parts["kv"]["beside"]["decode"]["runs_of_requests"] > 0
+    assert "KV_LOST" in parts["kv"]["loss"]["error"] or "DATA_LOSS" in parts["kv"]["loss"]["error"]
     assert parts["kill"]["replay"]["bit_equal"] and parts["kill"]["repeat_bit_equal"]
     assert parts["kill-backward"]["replay"]["right"]
     for name, command in (("64k", "forward"), ("64k", "backward"), ("128k-mha:backward", "backward"),

@@ -64,7 +64,7 @@ def test_a_known_client_lists_its_caches(known):
 
 @pytest.mark.parametrize("arguments,words", [
     (("cache create",), "--tokens"), (("cache create", "--tokens=64", "--ttl=soon"), "--ttl"),
-    (("cache delete", "xyz"), "hexadecimal"), (("cache",), "ubcommand")])
+    (("cache delete", "xyz"), "hexadecimal"), (("cache",), "use one of create, list, delete")])
 def test_wrong_usage(ring, arguments, words):
     run = subprocess.run([CLI, *arguments[0].split(), *arguments[1:],
                           *([f"--server={ring.address}"] if arguments != ("cache",) else [])],

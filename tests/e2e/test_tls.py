@@ -398,7 +398,7 @@ def test_the_launcher_watches_over_a_tls_service(pki, tmp_path):
     done = cli(*up, *client_tls(pki.ca, pki.trainer))
     try:
         address = re.search(r"gRPC address (\S+),", done.stdout).group(1)
-        assert "1 worker\n" in cli("topology", f"--server={address}",
+        assert "1 worker on 1 host\n" in cli("topology", f"--server={address}",
                                   *client_tls(pki.ca, pki.trainer)).stdout
         time.sleep(3)  # several probes
         assert "restart" not in (tmp_path / "launcher.log").read_text()

@@ -15,10 +15,12 @@ LISTEN = "--worker_flag=--client_data_listen=127.0.0.1:0"
 # request that runs on all workers next to decode.
 GPU = {"cases": 25, "lengths": (16384, 131072, 1048576), "steps": 1000, "long": 100000, "fault_length": 131072,
        "shape": ("--heads=32", "--kv_heads=8", "--head_dim=128", "--dtype=bf16"), "kv_heads": 8,
-       "beside": 60000, "ring": ("--seq_len=65536", "--heads=32", "--kv_heads=8", "--head_dim=128", "--dtype=bf16")}
+       "beside": 60000, "window_ms": 3000,
+       "ring": ("--seq_len=65536", "--heads=32", "--kv_heads=8", "--head_dim=128", "--dtype=bf16")}
 CPU = {"cases": 10, "lengths": (1024,), "steps": 20, "long": 200, "fault_length": 4096,
        "shape": ("--heads=8", "--kv_heads=4", "--head_dim=64", "--dtype=bf16"), "kv_heads": 4,
-       "beside": 3000, "ring": ("--seq_len=2048", "--heads=8", "--kv_heads=4", "--head_dim=64", "--dtype=bf16")}
+       "beside": 300, "window_ms": 400,
+       "ring": ("--seq_len=2048", "--heads=8", "--kv_heads=4", "--head_dim=64", "--dtype=bf16")}
 DIRECT_LENGTHS = (131072, 1024)  # of the bench over direct streams
 LOSS_SECONDS = 1.0  # from the kill to the client's typed error
 
@@ -118,7 +120,8 @@ def beside(session, sizes):
         return [str(word) for word in (
             session.bin / "ringattn", "bench", f"--server={ring.address}", *sizes["ring"], "--causal", "--rows=4",
             f"--world_size={ring.workers}", "--transport=host_memory", "--concurrency_range=1",
-            "--measurement_interval=3000", f"--max_trials={windows}", "--stability_percentage=100", "--json")]
+            f"--measurement_interval={sizes['window_ms']}", f"--max_trials={windows}", "--stability_percentage=100",
+            "--json")]
 
     def level_of(report):
         found = report["load"]["levels"][0]
