@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pathlib
 import re
 import socket
 import struct
@@ -437,6 +438,16 @@ def test_a_long_computation_is_announced(ring, tmp_path):
     call.wait(timeout=30)
     seconds = re.fullmatch(r"ringattn: computing is predicted to take (\d+) s\n", said)
     assert seconds and int(seconds[1]) >= 10, said
+
+
+def test_the_readmes_example_is_small_enough_for_cpus():
+    """Two seconds at most, forward and backward, at 1e10 operations per second."""
+    text = (pathlib.Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    flags = re.search(r"^\$ringattn generate --output=\S+ (.*)$", text, re.M)[1].split()
+    shape = [flag for flag in flags if flag != "--with_dout"] + ["--causal", "--json"]
+    flops = sum(json.loads(cli("plan", *shape, *backward).stdout)["plan"]["flops"]
+                for backward in ([], ["--backward"]))
+    assert 0 < flops < 2e10
 
 
 @pytest.mark.parametrize("flags", [
