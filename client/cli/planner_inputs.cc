@@ -11,14 +11,13 @@ namespace ringattn::client::cli {
 PlannerInputs InputsOf(const v1::Topology& topology, const AttentionSpec& spec, Direction direction,
                        const std::vector<std::string>& named, double default_host_link) {
   std::vector<MemberFigures> members;
-  std::vector<std::string> names;
   for (const v1::WorkerInfo& worker : topology.workers()) {
     if (!worker.has_rank()) continue;
     const std::vector<KernelRate> rates = KernelRatesOf(worker.kernel_rates());
     const KernelRate* rate = RateOf(rates, spec, direction);
-    names.push_back(worker.name());
     members.push_back(
-        {.host = worker.location().host(),
+        {.name = worker.name(),
+         .host = worker.location().host(),
          .flops_per_second = rate == nullptr ? 0 : rate->flops_per_second,
          .link_bytes_per_second = worker.link_bytes_per_second(),
          .call_overhead_seconds = ToSeconds(worker.call_overhead()),
@@ -26,9 +25,7 @@ PlannerInputs InputsOf(const v1::Topology& topology, const AttentionSpec& spec, 
          .host_link_bytes_per_second = worker.host_link_bytes_per_second(),
          .host_exchange_overhead_seconds = ToSeconds(worker.host_exchange_overhead())});
   }
-  PlannerInputs inputs = InputsOfMembers(members, default_host_link);
-  inputs.host_of_member = HostsOfNamed(named, names, members);
-  return inputs;
+  return InputsOfMembers(members, named, default_host_link);
 }
 
 }  // namespace ringattn::client::cli

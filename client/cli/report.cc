@@ -32,10 +32,6 @@ double PerSecond(double amount, double seconds) { return seconds > 0 ? amount / 
 std::string HumanBytes(double bytes) { return Scaled(bytes, "B"); }
 std::string HumanRate(double per_second) { return Scaled(per_second, ""); }
 
-std::string Counted(int64_t count, absl::string_view noun) {
-  return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
-}
-
 Json ShapeJson(const Problem& problem) {
   const v1::AttentionShape& shape = problem.shape;
   Json json = {{"batch", shape.batch()},

@@ -40,8 +40,6 @@ std::string PredictionText(const v1::Accepted& accepted);
 
 // 1234567 -> "1.23 MB"; units are decimal.
 std::string HumanBytes(double bytes);
-// Returns "1 worker" or "2 workers".
-std::string Counted(int64_t count, absl::string_view noun);
 // 1.5e9 -> "1.50 G"
 std::string HumanRate(double per_second);
 

@@ -107,11 +107,5 @@ TEST(Report, ALongPredictionIsShown) {
   EXPECT_EQ(PredictionText(accepted), "ringattn: computing is predicted to take 101 s\n");
 }
 
-TEST(Report, OneIsSingular) {
-  EXPECT_EQ(Counted(0, "worker"), "0 workers");
-  EXPECT_EQ(Counted(1, "worker"), "1 worker");
-  EXPECT_EQ(Counted(2, "worker"), "2 workers");
-}
-
 }  // namespace
 }  // namespace ringattn::client::cli

@@ -60,6 +60,12 @@ class KvWriter {
   const v1::StepRefused& refusal() const { return refusal_; }
 
  private:
+  // Between two attempts.
+  static constexpr absl::Duration kMinBackoff = absl::Milliseconds(20);
+  static constexpr absl::Duration kMaxBackoff = absl::Milliseconds(500);
+  // The coordinator answers GetCache and DeleteCache without I/O.
+  static constexpr absl::Duration kStateDeadline = absl::Seconds(2);
+
   struct CurrentStep {
     KvStep step;
     v1::StepBegin begin;

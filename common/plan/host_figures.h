@@ -4,6 +4,10 @@
 
 namespace ringattn {
 
+// Rates of equal hosts differ by several percent. A host below this part of another's rate has
+// other devices or links.
+inline constexpr double kSlowHostRatio = 0.5;
+
 struct HostFigures {
   int workers = 0;
   // As in PlannerInputs, of this host's slowest member.

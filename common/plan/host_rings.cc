@@ -12,15 +12,12 @@ bool ComputesMore(const HostFigures& a, const HostFigures& b) {
 
 bool HasMoreWorkers(const HostFigures& a, const HostFigures& b) { return a.workers > b.workers; }
 
-// Rates of equal hosts differ by less than this factor.
-constexpr double kSlowRatio = 0.5;
-
 bool HasSlowHost(const std::vector<HostFigures>& hosts) {
   const auto differ = [&hosts](double HostFigures::*rate) {
     const auto [slowest, fastest] = std::minmax_element(
         hosts.begin(), hosts.end(),
         [rate](const HostFigures& a, const HostFigures& b) { return a.*rate < b.*rate; });
-    return (*slowest).*rate < kSlowRatio * (*fastest).*rate;
+    return (*slowest).*rate < kSlowHostRatio * (*fastest).*rate;
   };
   return differ(&HostFigures::device_flops_per_s) || differ(&HostFigures::link_bytes_per_s);
 }

@@ -13,8 +13,8 @@ namespace ringattn {
 struct HostRing {
   int hosts = 1;
   int workers = 0;
-  // Of these hosts alone. The figures are those of the slowest member: of these hosts if
-  // has_own_figures, else of all hosts.
+  // The inputs for these hosts. The figures are those of the slowest member of these hosts if
+  // has_own_figures, otherwise of all hosts.
   PlannerInputs inputs;
   bool has_own_figures = false;
 };
@@ -23,10 +23,10 @@ struct HostRing {
 // of all. A ring of more hosts contains those of fewer. The hosts with the most workers come first.
 //
 // If a host's devices or links have less than half the rate of another's, the hosts that compute
-// most come first, and rings have figures of their own, so that a slow host is left out where it
-// would hold up the others. This does not apply to deterministic requests. Rings of fewer than
-// `min_workers` workers are left out. Never empty if there are hosts; if no ring has min_workers,
-// the ring of all is the only one.
+// most come first, and the figures of a ring are those of its hosts, so that a slow host is left
+// out where it would hold up the others. This does not apply to deterministic requests. Rings of
+// fewer than `min_workers` workers are left out. Never empty if there are hosts; if no ring has
+// min_workers, the ring of all is the only one.
 std::vector<HostRing> RingsOfWholeHosts(const PlannerInputs& inputs, bool deterministic,
                                         int min_workers);
 

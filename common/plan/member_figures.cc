@@ -40,10 +40,28 @@ std::vector<std::vector<const MemberFigures*>> ByHost(const std::vector<MemberFi
   return hosts;
 }
 
+// Returns the host of each named member. Empty if all are on one host, or if a name is missing.
+std::vector<int> HostsOfNamed(const std::vector<MemberFigures>& members,
+                              const std::vector<std::string>& named) {
+  std::vector<int> hosts;
+  std::map<std::string, int> numbers;
+  for (const std::string& name : named) {
+    const auto found = std::find_if(members.begin(), members.end(),
+                                    [&](const MemberFigures& m) { return m.name == name; });
+    if (found == members.end()) return {};
+    const int next = static_cast<int>(numbers.size());
+    hosts.push_back(numbers.emplace(found->host, next).first->second);
+  }
+  if (numbers.size() <= 1) hosts.clear();
+  return hosts;
+}
+
 }  // namespace
 
-PlannerInputs InputsOfMembers(const std::vector<MemberFigures>& members, double default_host_link) {
+PlannerInputs InputsOfMembers(const std::vector<MemberFigures>& members,
+                              const std::vector<std::string>& named, double default_host_link) {
   PlannerInputs inputs;
+  inputs.host_of_member = HostsOfNamed(members, named);
   inputs.ready_workers = static_cast<int>(members.size());
   std::vector<const MemberFigures*> all;
   double host_link = 0, host_exchange_overhead = 0;
@@ -60,28 +78,13 @@ PlannerInputs InputsOfMembers(const std::vector<MemberFigures>& members, double 
   inputs.host_link_bytes_per_s = host_link > 0 ? host_link : default_host_link;
   if (host_link > 0) inputs.host_exchange_overhead_s = host_exchange_overhead;
   for (const auto& host : hosts) {
-    // What a host's members have not measured is taken from the others.
+    // A figure that a host's members have not measured is taken from the others.
     HostFigures figures{static_cast<int>(host.size()), inputs.device_flops_per_s,
                         inputs.link_bytes_per_s, inputs.step_overhead_s, 0};
     SetSlowest(host, &figures);
     inputs.hosts.push_back(figures);
   }
   return inputs;
-}
-
-std::vector<int> HostsOfNamed(const std::vector<std::string>& named,
-                              const std::vector<std::string>& names,
-                              const std::vector<MemberFigures>& members) {
-  std::vector<int> hosts;
-  std::map<std::string, int> numbers;
-  for (const std::string& name : named) {
-    const auto found = std::find(names.begin(), names.end(), name);
-    if (found == names.end()) return {};
-    const std::string& host = members[found - names.begin()].host;
-    hosts.push_back(numbers.emplace(host, static_cast<int>(numbers.size())).first->second);
-  }
-  if (numbers.size() <= 1) hosts.clear();
-  return hosts;
 }
 
 }  // namespace ringattn

@@ -11,7 +11,8 @@ namespace ringattn {
 
 // The measurements of one member. 0: not measured.
 struct MemberFigures {
-  std::string host;  // members with the same value are on one host; ranks are in ring order
+  std::string name;
+  std::string host;             // members with the same value are on one host
   double flops_per_second = 0;  // of the kernels that serve the request
   double link_bytes_per_second = 0;
   double call_overhead_seconds = 0;
@@ -24,13 +25,11 @@ struct MemberFigures {
 // Returns as many ready workers as members, with the slowest member's figures, and the same for
 // each host if there are several. A figure that no member has measured keeps the planner's default;
 // the rate between hosts is then `default_host_link`.
-PlannerInputs InputsOfMembers(const std::vector<MemberFigures>& members, double default_host_link);
-
-// Returns the host of each of `named`, members' names as in `names`. Empty if all are on one host,
-// or if a name is missing; the request then fails.
-std::vector<int> HostsOfNamed(const std::vector<std::string>& named,
-                              const std::vector<std::string>& names,
-                              const std::vector<MemberFigures>& members);
+//   members  in ring order
+//   named    PlanChoice::members. If a name is missing, host_of_member is empty; the request then
+//            fails.
+PlannerInputs InputsOfMembers(const std::vector<MemberFigures>& members,
+                              const std::vector<std::string>& named, double default_host_link);
 
 }  // namespace ringattn
 

@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "common/base/counted.h"
 #include "common/layout/dilation.h"
 #include "common/plan/cost_model.h"
 #include "common/plan/host_rings.h"
@@ -337,18 +339,13 @@ absl::StatusOr<Candidate> PlanRing(const AttentionSpec& spec, Direction directio
   return ChooseSchedule(spec, direction, choice, inputs, *std::move(chosen), control);
 }
 
-std::string CountText(int64_t count, const std::string& noun) {
-  return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
-}
-
 // "8 workers on 2 of 3 hosts"
 std::string RingText(const HostRing& ring, const PlannerInputs& inputs) {
   const int hosts = static_cast<int>(inputs.hosts.size());
   if (ring.hosts == hosts) {
-    return absl::StrCat("all ", ring.workers, " workers on ", CountText(hosts, "host"));
+    return absl::StrCat("all ", ring.workers, " workers on ", Counted(hosts, "host"));
   }
-  return absl::StrCat(CountText(ring.workers, "worker"), " on ", ring.hosts, " of ", hosts,
-                      " hosts");
+  return absl::StrCat(Counted(ring.workers, "worker"), " on ", ring.hosts, " of ", hosts, " hosts");
 }
 
 // A ring of whole hosts, and why it was chosen.
@@ -359,47 +356,71 @@ struct ChosenHosts {
   bool may_grow = false;
 };
 
-// Chooses the hosts of a request by the predicted time.
+// Plans a request for each of these rings, up to the first whose shards have too many pieces.
+absl::StatusOr<std::vector<Candidate>> PlanRings(const AttentionSpec& spec, Direction direction,
+                                                 const PlanChoice& choice,
+                                                 const std::vector<HostRing>& rings,
+                                                 const PlanControl& control) {
+  std::vector<Candidate> plans;
+  for (const HostRing& ring : rings) {
+    absl::StatusOr<Candidate> plan =
+        PlanRing(spec, direction, choice, ring.inputs, ring.workers, control);
+    if (absl::IsInvalidArgument(plan.status()) && !plans.empty()) break;
+    if (!plan.ok()) return plan.status();
+    plans.push_back(*std::move(plan));
+  }
+  return plans;
+}
+
+// Returns the ring with the shortest predicted time, where more hosts must be worthwhile.
+size_t BestOf(const std::vector<Candidate>& plans) {
+  size_t best = 0;
+  for (size_t i = 1; i < plans.size(); ++i) {
+    if (plans[i].plan.predicted_compute_seconds <
+        kWorthwhileHosts * plans[best].plan.predicted_compute_seconds) {
+      best = i;
+    }
+  }
+  return best;
+}
+
+// ", predicted 0.2 s against 0.3 s on 1 host and 0.25 s on 4 hosts, with 1e+09 bytes/s between ..."
+std::string PredictionsText(const std::vector<HostRing>& rings, const std::vector<Candidate>& plans,
+                            size_t best, const PlannerInputs& inputs) {
+  std::vector<std::string> others;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    if (i == best) continue;
+    others.push_back(absl::StrFormat("%.3g s on %s", plans[i].plan.predicted_compute_seconds,
+                                     Counted(rings[i].hosts, "host")));
+  }
+  if (others.empty()) return "";
+  return absl::StrFormat(", predicted %.3g s against %s, with %.3g bytes/s between hosts (%s)",
+                         plans[best].plan.predicted_compute_seconds, absl::StrJoin(others, " and "),
+                         inputs.host_link_bytes_per_s,
+                         inputs.host_link_measured ? "measured" : "assumed");
+}
+
+// Chooses the hosts of a request by the predicted time. The hosts of a deterministic request do not
+// depend on rates: it gets the first ring.
 absl::StatusOr<ChosenHosts> ChooseHosts(const AttentionSpec& spec, Direction direction,
                                         const PlanChoice& choice, const PlannerInputs& inputs,
                                         const std::string& why_many, const PlanControl& control) {
   const bool deterministic = spec.options.deterministic;
   const std::vector<HostRing> rings =
       RingsOfWholeHosts(inputs, deterministic, choice.min_world_size);
-  size_t best = 0;
   std::vector<Candidate> plans;
-  for (const HostRing& ring : rings) {
-    if (deterministic || rings.size() == 1) break;
-    absl::StatusOr<Candidate> plan =
-        PlanRing(spec, direction, choice, ring.inputs, ring.workers, control);
-    // Shards of a larger ring may have too many pieces.
-    if (absl::IsInvalidArgument(plan.status()) && !plans.empty()) break;
-    if (!plan.ok()) return plan.status();
-    plans.push_back(*std::move(plan));
-    if (plans.back().plan.predicted_compute_seconds <
-        kWorthwhileHosts * plans[best].plan.predicted_compute_seconds) {
-      best = plans.size() - 1;
-    }
+  if (!deterministic && rings.size() > 1) {
+    absl::StatusOr<std::vector<Candidate>> planned =
+        PlanRings(spec, direction, choice, rings, control);
+    if (!planned.ok()) return planned.status();
+    plans = *std::move(planned);
   }
+  const size_t best = BestOf(plans);
   ChosenHosts chosen{rings[best]};
   chosen.may_grow = best + 1 < rings.size();
-  chosen.reason = absl::StrCat(why_many, ": ring over ", RingText(rings[best], inputs));
-  for (size_t i = 0; i < plans.size(); ++i) {
-    const double seconds = plans[i].plan.predicted_compute_seconds;
-    if (i == best) continue;
-    const bool is_first = i == (best == 0 ? 1 : 0);
-    if (is_first) {
-      absl::StrAppendFormat(&chosen.reason, ", predicted %.3g s",
-                            plans[best].plan.predicted_compute_seconds);
-    }
-    absl::StrAppendFormat(&chosen.reason, "%s%.3g s on %s", is_first ? " against " : " and ",
-                          seconds, CountText(rings[i].hosts, "host"));
-  }
-  if (plans.size() > 1) {
-    absl::StrAppendFormat(&chosen.reason, ", with %.3g bytes/s between hosts (%s)",
-                          inputs.host_link_bytes_per_s,
-                          inputs.host_link_measured ? "measured" : "assumed");
-  } else if (deterministic && chosen.may_grow) {
+  chosen.reason = absl::StrCat(why_many, ": ring over ", RingText(rings[best], inputs),
+                               PredictionsText(rings, plans, best, inputs));
+  if (deterministic && chosen.may_grow) {
     absl::StrAppend(&chosen.reason,
                     ", because the hosts of a deterministic request do not depend on rates");
   }
@@ -419,7 +440,7 @@ std::string HostLinksText(const std::vector<int>& host_of_rank) {
   for (size_t rank = 0; rank < host_of_rank.size(); ++rank) {
     links += host_of_rank[rank] != host_of_rank[(rank + 1) % host_of_rank.size()];
   }
-  return links == 0 ? "" : absl::StrCat(", with ", CountText(links, "link"), " between hosts");
+  return links == 0 ? "" : absl::StrCat(", with ", Counted(links, "link"), " between hosts");
 }
 
 }  // namespace

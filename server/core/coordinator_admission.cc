@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/plan/host_figures.h"
 #include "common/security/token.h"
 #include "server/core/coordinator_impl.h"
 #include "server/core/requests/client_failures.h"
@@ -33,9 +34,6 @@ double FastestRate(const v1::Register& registration) {
   }
   return fastest;
 }
-
-// Rates of equal devices differ by several percent; only other devices differ by a factor of two.
-constexpr double kSlowHostRatio = 0.5;
 
 // Marks the sites of hosts whose slowest worker computes at less than half the rate of the fastest
 // host's slowest worker.

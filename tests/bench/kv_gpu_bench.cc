@@ -240,7 +240,7 @@ class Bench {
     }
     request.Store(kEnd);
     server.join();
-    Report("empty captured launch", "behind a doorbell", us);
+    Report("empty captured launch", "with a doorbell", us);
   }
 
   void Fill(DeviceKvCache& cache, int64_t length) {

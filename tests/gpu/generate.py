@@ -7,7 +7,7 @@ bf16. Needs PyTorch with CUDA, transformers and the package (an unpacked wheel i
   generate.py --server=HOST:PORT [--lengths=8192,32768,131072] [--equal=8192,32768] [--tokens=64] [--world_size=1]
       [--profile]
 
-The workers should have GPUs of their own: two processes take turns on a GPU.
+Run the workers on other GPUs than this program: two processes take turns on one GPU.
 """
 import argparse
 import cProfile

@@ -115,7 +115,7 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
     }
     if (!operation.run.insert(connection).second) world_->Violate("Run of ", id, " twice");
     // One global order: an operation's place is given at its first Run, and every
-    // worker's places must grow. Runs that preempt have no peers and an order of their own.
+    // worker's places must grow. Runs that preempt have no peers and a separate order.
     if (operation.run_sequence == 0) operation.run_sequence = ++runs_;
     const bool preempts = message.run().has_preempt_after();
     if (preempts && operation.members.size() != 1) world_->Violate(id, " preempts with peers");

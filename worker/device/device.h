@@ -94,7 +94,7 @@ struct DeviceUsage {
 };
 
 // Thread safe. One thread starts work, which runs in that order. Another thread may start work with
-// RunControl::preempts, which has an order of its own.
+// RunControl::preempts; that work has a separate order.
 class Device {
  public:
   virtual ~Device() = default;

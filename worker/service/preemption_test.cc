@@ -134,7 +134,7 @@ TEST_F(PreemptionTest, StoppedOperationsEnd) {
   device_.Preempt(true);
   runner_.DropQueued();
   large.operation()->End(absl::AbortedError("over"));
-  // The pause ends by itself.
+  // The pause ends at its limit.
   EXPECT_TRUE(runner_.WaitUntilIdle(MonotonicNow() + absl::Seconds(30)));
   small.operation()->End(absl::AbortedError("over"));
   runner_.Preempt(small.operation(), kPreemptAfter);

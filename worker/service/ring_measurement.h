@@ -43,7 +43,7 @@ inline constexpr absl::Duration kHostMeasurementBudget = absl::Milliseconds(60);
 //                    applies
 //   hosts            by rank: ranks with the same number are on one host; empty: all are. With
 //                    several hosts, the rings inside the hosts are measured first, and then the
-//                    ring over all hosts, with a budget of its own
+//                    ring over all hosts, with a separate budget
 //
 // Returns UNAVAILABLE if a transfer fails or `deadline` passes. The ring is then aborted, which any
 // other thread may also do at any time. Returns RESOURCE_EXHAUSTED if a few KiB cannot be

@@ -164,7 +164,7 @@ TEST(RingMeasurement, MeasuresRateAndOverheadOfEveryLink) {
 }
 
 TEST(RingMeasurement, MeasuresLinksInsideAndBetweenHosts) {
-  // The single member of the last host exchanges with nobody inside it.
+  // The single member of the last host has no peer inside it.
   const std::vector<int> hosts = {0, 0, 0, 1, 1, 2};
   const int world_size = static_cast<int>(hosts.size());
   std::vector<std::unique_ptr<TimedRing>> ring;

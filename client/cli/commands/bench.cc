@@ -19,6 +19,7 @@
 #include "client/cli/server_flags.h"
 #include "client/cli/trace.h"
 #include "client/cli/verify_json.h"
+#include "common/base/counted.h"
 #include "common/oracle/verify.h"
 #include "common/wire/durations.h"
 #include "nlohmann/json.hpp"

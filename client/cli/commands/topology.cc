@@ -14,6 +14,7 @@
 #include "client/cli/proto_json.h"
 #include "client/cli/report.h"
 #include "client/cli/server_flags.h"
+#include "common/base/counted.h"
 #include "nlohmann/json.hpp"
 
 namespace ringattn::client::cli {

@@ -14,6 +14,7 @@
 #include "client/cli/report.h"
 #include "client/cli/server_flags.h"
 #include "client/launcher/launcher.h"
+#include "common/base/counted.h"
 
 namespace ringattn::client::cli {
 namespace {

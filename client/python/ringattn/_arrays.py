@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -101,14 +101,14 @@ def _torch_memory(tensor: Any) -> np.ndarray:
     return tensor.numpy()
 
 
-def _from_torch(tensor: Any, field: str, like: Any = None) -> Array:
+def _from_torch(tensor: Any, field: str) -> Array:
     import torch
 
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise invalid(field, f"is a {type(tensor).__name__}, which wraps other tensors; pass a plain torch.Tensor")
     if tensor.layout != torch.strided:
         raise invalid(field, f"has the layout {tensor.layout}; must be strided")
-    library = _Torch((tensor if like is None else like).device)
+    library = _Torch(tensor.device)
     host = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
     dtype = dtype_named(str(host.dtype).removeprefix("torch."), field)
     return Array(tuple(host.shape), dtype, _torch_memory(host), library)
@@ -163,35 +163,35 @@ def take(value: Any, field: str) -> Array:
     return Array(array.shape, dtype, _host_memory(array), library)
 
 
-def take_on_host(value: Any, field: str, like: Any = None) -> Array:
-    """`take`, but copies PyTorch tensors on other devices to the host. Results return to their device, or to that of
-    `like`, which is a PyTorch tensor too.
+def take_on_host(value: Any, field: str) -> Array:
+    """`take`, but copies PyTorch tensors on other devices to the host. Results return to their device.
 
     Raises:
         InvalidArgumentError: an array on a GPU is not a PyTorch tensor.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _from_torch(value, field, like)
+        return _from_torch(value, field)
     if _cuda.is_cuda(value):
         raise invalid(field, "is on a GPU; pass a PyTorch tensor or host memory")
     return take(value, field)
 
 
-def on_host_together(values: dict[str, Any]) -> dict[str, Any]:
-    """Copies PyTorch tensors on one GPU to the host in one copy: each copy waits for the GPU.
-
-    Values that are no such tensors, or differ in device or dtype, are returned unchanged.
+def take_all_on_host(values: dict[str, Any]) -> dict[str, Array]:
+    """`take_on_host` for each field. PyTorch tensors of one GPU and dtype travel in one copy: each copy waits for the
+    GPU.
     """
     torch = sys.modules.get("torch")
     tensors = list(values.values())
     if torch is None or len(tensors) < 2 or not all(
             type(tensor) is torch.Tensor and tensor.is_cuda and tensor.device == tensors[0].device
             and tensor.dtype == tensors[0].dtype and not tensor.is_conj() and not tensor.is_neg() for tensor in tensors):
-        return values
-    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).cpu()
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return {field: part.view(tensor.shape) for (field, tensor), part in zip(values.items(), parts)}
+        return {field: take_on_host(value, field) for field, value in values.items()}
+    host = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).cpu()
+    parts = host.split([tensor.numel() for tensor in tensors])
+    library = _Torch(tensors[0].device)
+    return {field: replace(_from_torch(part.view(tensor.shape), field), library=library)
+            for (field, tensor), part in zip(values.items(), parts)}
 
 
 def integers(value: Any, field: str) -> list[int]:

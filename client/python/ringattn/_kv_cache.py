@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringattn import _core
-from ringattn._arrays import Array, floats, on_host_together, take_on_host
+from ringattn._arrays import Array, floats, take_all_on_host
 from ringattn._dtypes import service_dtype
 from ringattn._errors import StepRefusedError, error_of, invalid
 
@@ -154,46 +154,44 @@ class Step:
             StepRefusedError: naming the rows. The cache is unchanged; `WorkerCache.step` may describe another step.
             CacheLostError, CacheExpiredError, CacheFencedError: this cache can no longer be used.
         """
-        device_of = q
-        if k is not None and v is not None:
-            q, k, v = on_host_together({"q": q, "k": k, "v": v}).values()
-        array = self._cache._take(q, "q", like=device_of)
+        arrays = self._take(layer, {"q": q, "k": k, "v": v})
         kind = "partial" if partial else "out_and_lse" if lse else "out"
-        group = self._cache.group_of(layer)
-        self._check(array, "q", (self.q_tokens, group["num_heads"], group["head_dim"]))
-        head_dim_v = group["head_dim_v"]
-        out, out_memory = array.library.empty((self.q_tokens, group["num_heads"], head_dim_v),
-                                              "float32" if partial else array.dtype)
+        group, library = self._cache.group_of(layer), arrays["q"].library
+        out, out_memory = library.empty((self.q_tokens, group["num_heads"], group["head_dim_v"]),
+                                        "float32" if partial else arrays["q"].dtype)
         lse_out = lse_memory = None
         if kind != "out":
-            lse_out, lse_memory = array.library.empty((group["num_heads"], self.q_tokens), "float32")
-        self._call(layer, kind, array, k, v, out_memory, lse_memory, deadline)
-        out = array.library.finish(out)
-        return out if kind == "out" else (out, array.library.finish(lse_out))
+            lse_out, lse_memory = library.empty((group["num_heads"], self.q_tokens), "float32")
+        self._call(layer, kind, arrays, out_memory, lse_memory, deadline)
+        out = library.finish(out)
+        return out if kind == "out" else (out, library.finish(lse_out))
 
     def append(self, layer: int, k: Any, v: Any, *, deadline: float = _FOREVER) -> None:
         """Appends without attending. The step's rows must have `queries=0`."""
         if self.q_tokens:
             raise invalid("queries", f"is {self.q_tokens} in total; append() needs rows with queries=0")
-        self._call(layer, "none", None, k, v, None, None, deadline)
+        self._call(layer, "none", self._take(layer, {"k": k, "v": v}), None, None, deadline)
 
-    def _check(self, array: Array, field: str, shape: tuple[int, ...]) -> None:
-        if array.shape != shape:
-            raise invalid(field, f"has the shape {list(array.shape)}; the step needs {list(shape)}")
+    def _take(self, layer: int, tensors: dict[str, Any]) -> dict[str, Array]:
+        """The arrays of a layer call, checked."""
+        group = self._cache.group_of(layer)
+        if (tensors.get("k") is None) != (tensors.get("v") is None):
+            raise invalid("v", "is missing" if tensors.get("v") is None else "is given without k")
+        arrays = self._cache._take({field: tensor for field, tensor in tensors.items()
+                                    if tensor is not None or field == "q"})
+        shapes = {"q": (self.q_tokens, group["num_heads"], group["head_dim"]),
+                  "k": (self.append_tokens, group["num_kv_heads"], group["head_dim"]),
+                  "v": (self.append_tokens, group["num_kv_heads"], group["head_dim_v"])}
+        for field, array in arrays.items():
+            if array.shape != shapes[field]:
+                raise invalid(field, f"has the shape {list(array.shape)}; the step needs {list(shapes[field])}")
+        return arrays
 
-    def _call(self, layer: int, kind: str, q: Array | None, k: Any, v: Any, out: Any, lse: Any,
-              deadline: float) -> None:
-        cache, group = self._cache, self._cache.group_of(layer)
-        if (k is None) != (v is None):
-            raise invalid("v", "is missing" if v is None else "is given without k")
-        arrays = {}
-        for field, value, dim in (("k", k, group["head_dim"]), ("v", v, group["head_dim_v"])):
-            if value is not None:
-                arrays[field] = cache._take(value, field)
-                self._check(arrays[field], field, (self.append_tokens, group["num_kv_heads"], dim))
+    def _call(self, layer: int, kind: str, arrays: dict[str, Array], out: Any, lse: Any, deadline: float) -> None:
+        cache = self._cache
         memory = {field: array.memory for field, array in arrays.items()}
-        report, error = cache._writer().call(layer, kind, None if q is None else q.memory, memory.get("k"),
-                                             memory.get("v"), out, lse, deadline)
+        report, error = cache._writer().call(layer, kind, memory.get("q"), memory.get("k"), memory.get("v"), out, lse,
+                                             deadline)
         if error is not None:
             raise cache._error(error)
         cache._sequences = None
@@ -246,12 +244,12 @@ class WorkerCache:
         if details is not None:
             raise self._error(details)
 
-    def _take(self, value: Any, field: str, like: Any = None) -> Array:
-        """`like`: whose device results return to, if it is not `value`."""
-        array = take_on_host(value, field, like)
-        if array.dtype != self.dtype:
-            raise invalid(field, f"is of type {array.dtype}; the cache's is {self.dtype}")
-        return array
+    def _take(self, values: dict[str, Any]) -> dict[str, Array]:
+        arrays = take_all_on_host(values)
+        for field, array in arrays.items():
+            if array.dtype != self.dtype:
+                raise invalid(field, f"is of type {array.dtype}; the cache's is {self.dtype}")
+        return arrays
 
     # ------------------------------------------------------------------ state
 

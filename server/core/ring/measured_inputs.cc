@@ -14,14 +14,13 @@ PlannerInputs MeasuredInputs(const Ring& ring, const Roster& roster, const Limit
                              const AttentionSpec& spec, Direction direction,
                              const std::vector<std::string>& named) {
   std::vector<MemberFigures> members;
-  std::vector<std::string> names;
   for (ConnectionId member : ring.members()) {
     const Worker& worker = roster.at(member);
     const v1::Register& registration = worker.registration;
     const std::vector<KernelRate> rates = KernelRatesOf(registration.kernel_rates());
     const KernelRate* rate = RateOf(rates, spec, direction);
-    names.push_back(registration.name());
     MemberFigures& figures = members.emplace_back();
+    figures.name = registration.name();
     figures.host = registration.location().host();
     figures.flops_per_second = rate == nullptr ? 0 : rate->flops_per_second;
     figures.call_overhead_seconds = ToSeconds(registration.call_overhead());
@@ -36,9 +35,8 @@ PlannerInputs MeasuredInputs(const Ring& ring, const Roster& roster, const Limit
       figures.host_exchange_overhead_seconds = ToSeconds(committed.host_exchange_overhead());
     }
   }
-  PlannerInputs inputs =
-      InputsOfMembers(members, static_cast<double>(limits.default_host_link_bytes_per_second));
-  inputs.host_of_member = HostsOfNamed(named, names, members);
+  PlannerInputs inputs = InputsOfMembers(
+      members, named, static_cast<double>(limits.default_host_link_bytes_per_second));
   inputs.single_device_threshold_tokens = limits.single_device_threshold_tokens;
   return inputs;
 }

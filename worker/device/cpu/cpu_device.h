@@ -1,5 +1,5 @@
 // CpuDevice: host memory, with compute calls run by CpuKernels on a HostQueue. Calls that preempt
-// have kernels with threads of their own, and the other kernels pause meanwhile.
+// have kernels with separate threads, and the other kernels pause meanwhile.
 #ifndef RINGATTN_WORKER_DEVICE_CPU_CPU_DEVICE_H_
 #define RINGATTN_WORKER_DEVICE_CPU_CPU_DEVICE_H_
 

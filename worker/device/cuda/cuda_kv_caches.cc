@@ -35,8 +35,6 @@ constexpr int64_t kMaxEntries = int64_t{1} << 30;  // of a sequence, as PagedRow
 constexpr size_t kMaxGraphs = 128;
 constexpr int64_t kZeroBytes = kGiB;  // between two looks at `stop`
 
-static_assert(sizeof(PagedRow) == kPagedRowBytes);
-
 absl::Status TooLarge(const char* what, int64_t value, int64_t limit) {
   return absl::ResourceExhaustedError(
       absl::StrCat("the call has ", value, " ", what, "; the maximum on this device is ", limit));
@@ -251,8 +249,8 @@ class CudaKvCache final : public DeviceKvCache {
  private:
   // The rows of the latest step.
   struct GroupState {
-    // Of steps whose rows do not travel with the calls: [kMaxRows] PagedRow, of which the last
-    // `rows` are used, and the table elements after them.
+    // [kMaxRows] PagedRow, of which the last `rows` are used, and the table elements after them.
+    // Written for steps whose rows do not travel with the calls.
     std::unique_ptr<DeviceBuffer> tables;
     bool uploaded = false;      // `tables` holds the step
     std::vector<char> staging;  // [rows] PagedRow and the table elements

@@ -13,18 +13,18 @@
 #include "common/attention/dtype.h"
 #include "common/base/limits.h"
 #include "worker/device/device.h"
+#include "worker/kernels/cuda/launch/tables.h"
+#include "worker/kernels/cuda/paged/paged_rows.h"
 
 namespace ringattn::worker {
 
 // Calls of up to so many bytes go through pinned memory: one copy to the device, and kernels write
 // the results to the host.
 inline constexpr int64_t kSmallCallBytes = kMiB;
-// Rows and block tables of up to so many bytes travel with each small call. A copy of their own
-// would delay the first call of a step by 9 us (one H200).
+// Rows and block tables of up to so many bytes travel with each small call. A second copy would
+// delay the first call of a step by 9 us (one H200; kv_gpu_bench --lengths=2048).
 inline constexpr int64_t kInlineTableBytes = 32 * kKiB;
-inline constexpr int64_t kPagedRowBytes = 32;  // sizeof(cuda::paged::PagedRow)
-
-inline int64_t AlignKvOffset(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+inline constexpr int64_t kPagedRowBytes = sizeof(cuda::paged::PagedRow);
 
 // The size of a batch class for `count` rows or tokens: a power of two, or above 1024 a multiple of
 // an eighth of one.
@@ -58,15 +58,15 @@ struct KvBatchClass {
 // KvBatchClass::table_bytes for `rows` (of the class) and so many table elements of 4 bytes: a
 // power of two, or 0 if they are too large.
 inline int64_t KvTableClass(int64_t rows, int64_t elements) {
-  const int64_t bytes = AlignKvOffset(rows * kPagedRowBytes) + elements * 4;
+  const int64_t bytes = cuda::AlignUp(rows * kPagedRowBytes) + elements * 4;
   if (bytes > kInlineTableBytes) return 0;
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max(bytes, kKiB))));
 }
 
 // Where the tensors of a batch class lie in scratch memory, in bytes.
 struct KvCallLayout {
-  int64_t sinks = 256;  // after the PagedStep
-  // PagedRow by row, and directly behind them the table elements. Used if table_bytes > 0.
+  int64_t sinks = cuda::kTableAlignment;  // after the PagedStep
+  // The PagedRows, directly followed by the table elements. Used if table_bytes > 0.
   int64_t rows = 0, tables = 0;
   int64_t q = 0, k = 0, v = 0;
   int64_t input_bytes = 0;
@@ -76,16 +76,16 @@ struct KvCallLayout {
 
   KvCallLayout(const KvBatchClass& batch, const DeviceKvGroup& group, DType dtype) {
     const int64_t element = ElementBytes(dtype);
-    const int64_t region = sinks + AlignKvOffset(group.num_heads * 4);
-    tables = region + AlignKvOffset(batch.rows * kPagedRowBytes);
+    const int64_t region = sinks + cuda::AlignUp(group.num_heads * 4);
+    tables = region + cuda::AlignUp(batch.rows * kPagedRowBytes);
     rows = tables - batch.rows * kPagedRowBytes;
     q = region + batch.table_bytes;
-    k = q + AlignKvOffset(batch.total_q * group.num_heads * group.head_dim * element);
-    v = k + AlignKvOffset(batch.total_append * group.num_kv_heads * group.head_dim * element);
+    k = q + cuda::AlignUp(batch.total_q * group.num_heads * group.head_dim * element);
+    v = k + cuda::AlignUp(batch.total_append * group.num_kv_heads * group.head_dim * element);
     input_bytes =
-        v + AlignKvOffset(batch.total_append * group.num_kv_heads * group.head_dim_v * element);
-    out = AlignKvOffset(batch.total_q * group.num_heads * 4);
-    output_bytes = out + AlignKvOffset(batch.total_q * group.num_heads * group.head_dim_v *
+        v + cuda::AlignUp(batch.total_append * group.num_kv_heads * group.head_dim_v * element);
+    out = cuda::AlignUp(batch.total_q * group.num_heads * 4);
+    output_bytes = out + cuda::AlignUp(batch.total_q * group.num_heads * group.head_dim_v *
                                        (batch.partial ? 4 : element));
   }
 

@@ -33,8 +33,8 @@ TEST(Pause, HoldsUntilItsEnd) {
   thread.join();
 }
 
-// A new pause has a limit of its own, although a thread still waits for the last one.
-TEST(Pause, EndsByItselfAfterTheLimit) {
+// A new pause has a new limit, although a thread still waits for the last one.
+TEST(Pause, EndsAfterTheLimit) {
   Pause pause;
   const auto begin = std::chrono::steady_clock::now();
   pause.Begin(milliseconds(1));

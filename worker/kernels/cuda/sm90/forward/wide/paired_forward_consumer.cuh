@@ -8,7 +8,7 @@
 // next scores follow while the values group waits for P.
 //
 // Thread t of the values group needs exactly the fragments of P that thread t of the scores group
-// has, so P passes through shared memory in an order of its own. Named barriers order its accesses.
+// has, so P passes through shared memory in a separate order. Named barriers order its accesses.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_WIDE_PAIRED_FORWARD_CONSUMER_CUH_
 #define RINGATTN_WORKER_KERNELS_CUDA_SM90_FORWARD_WIDE_PAIRED_FORWARD_CONSUMER_CUH_
 
