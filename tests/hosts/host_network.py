@@ -56,19 +56,26 @@ class HostNetwork:
             for host, name in enumerate(self.names):
                 _run("ip", "-n", name, "addr", "add", f"{self.ring[host]}/24", "dev", "e0")
                 _run("ip", "-n", name, "link", "set", "e0", "up")
+                # Acknowledgements wait in the queue of the other direction's data. A window shorter than a block
+                # would then halve the rate.
+                for buffer in ("rmem", "wmem"):
+                    _run("ip", "netns", "exec", name, "sysctl", "-qw", f"net.ipv4.tcp_{buffer}=4096 4194304 8388608")
         except BaseException:
             self.close()
             raise
 
     def set_rate(self, megabits):
-        """Limits the link between the hosts, each way, to at most 500 Mbit/s. None: no limit."""
+        """Limits the link between the hosts, each way, to at most 500 Mbit/s. None: no limit.
+
+        The queue holds what TCP sends ahead: the link has a rate but loses nothing.
+        """
         for name in self.names:
             if megabits is None:
                 subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", "e0", "root"],
                                capture_output=True)
                 continue
             _run("tc", "-n", name, "qdisc", "replace", "dev", "e0", "root", "tbf", "rate",
-                 f"{megabits}mbit", "burst", "16kb", "latency", "50ms")
+                 f"{megabits}mbit", "burst", "16kb", "latency", "2000ms")
 
     def command(self, host, arguments):
         """The command line that runs `arguments` on a host."""
