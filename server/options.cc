@@ -122,6 +122,8 @@ void AddLimits(CLI::App* app, CommandLine* line) {
               "ends and frees its memory");
   AddDuration(group, "--header_timeout", &limits.header_timeout,
               "time within which a call's header must arrive");
+  AddDuration(group, "--writer_join_timeout", &limits.writer_join_timeout,
+              "time from the first writer of a request until all have joined");
   AddBytes(group, "--min_upload_bytes_per_second", &limits.min_upload_bytes_per_second, 1, kGiB,
            "an upload that lags behind this rate by --upload_grace ends and frees its memory");
   AddDuration(group, "--upload_grace", &limits.upload_grace, "see --min_upload_bytes_per_second");

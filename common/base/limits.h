@@ -182,6 +182,12 @@ struct Limits {
   // its count, and room for additions by proxies.
   int64_t max_client_metadata_bytes = 4 * kKiB;
 
+  // --- Writers. One request of several clients.
+  int max_writers = 64;
+  // From the first writer's header until all have joined. Training ranks call within a step of each
+  // other; a rank that recompiles a kernel takes longer.
+  absl::Duration writer_join_timeout = absl::Seconds(30);
+
   // --- Planning. At 32,768 tokens one device finishes within the time that a ring takes to fill.
   // Small requests run concurrently instead.
   int64_t single_device_threshold_tokens = 32768;

@@ -4,6 +4,8 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/request/enum_values.h"
@@ -55,8 +57,87 @@ void ReadAccept(const v1::TransportOptions& options, TransportChoice* choice,
   }
 }
 
+// Reads the tokens of one axis.
+Shard ReadSpans(const google::protobuf::RepeatedPtrField<v1::TokenSpan>& spans, const char* axis,
+                int64_t tokens, Violations& violations) {
+  Shard shard;
+  for (int i = 0; i < spans.size(); ++i) {
+    const v1::TokenSpan& span = spans[i];
+    const std::string field = absl::StrCat("transport.writer.", axis, "[", i, "]");
+    const uint64_t stride = std::max<uint64_t>(span.stride(), 1);
+    const auto rows = static_cast<uint64_t>(tokens);
+    if (span.count() == 0) {
+      violations.Invalid(absl::StrCat(field, ".count"), "is 0; omit empty spans");
+      return {};
+    }
+    // Without overflow: begin + (count - 1) * stride < rows.
+    if (span.begin() >= rows || (span.count() - 1) > (rows - 1 - span.begin()) / stride) {
+      violations.Invalid(field, absl::StrCat("has tokens beyond the axis, which has ", tokens));
+      return {};
+    }
+    shard.push_back({static_cast<int64_t>(span.begin()), static_cast<int64_t>(span.count()),
+                     static_cast<int64_t>(stride)});
+  }
+  return shard;
+}
+
+// Returns what makes the request unsuitable for writers; empty if nothing does.
+std::string CheckWriterRequest(const TransportSubject& subject) {
+  const AttentionSpec& spec = subject.spec;
+  if (!subject.inline_tensors.empty()) return "the request has inline tensors";
+  if (spec.lse_per_document) return "reply.lse_format is LSE_FORMAT_PER_DOCUMENT";
+  if (!spec.probability_rows.empty()) return "the request has reply.probability_rows";
+  for (const std::vector<TensorId>* tensors : {&subject.inputs, &subject.outputs}) {
+    for (TensorId id : *tensors) {
+      if (PartsOf(id).size() > 1) return "shape.packing is not PACKING_UNSPECIFIED";
+    }
+  }
+  return "";
+}
+
+void ReadWriter(const v1::TransportOptions& options, const TransportSubject& subject,
+                TransportChoice* choice, Violations& violations) {
+  const v1::Writer& writer = options.writer();
+  const auto most = static_cast<uint32_t>(subject.limits.max_writers);
+  if (writer.count() < 1 || writer.count() > most) {
+    return violations.Invalid("transport.writer.count",
+                              absl::StrCat("is ", writer.count(), "; must be in 1..", most));
+  }
+  if (writer.index() >= writer.count()) {
+    return violations.Invalid(
+        "transport.writer.index",
+        absl::StrCat("is ", writer.index(), "; must be below count, which is ", writer.count()));
+  }
+  const int64_t spans = int64_t{writer.q_size()} + writer.kv_size();
+  const int64_t most_spans = subject.limits.max_ticket_spans / writer.count();
+  if (spans > most_spans) {
+    return violations.Invalid(
+        "transport.writer",
+        absl::StrCat("has ", spans, " spans; at most ", subject.limits.max_ticket_spans,
+                     " for all writers, ", most_spans, " for each of ", writer.count()));
+  }
+  if (const std::string why = CheckWriterRequest(subject); !why.empty()) {
+    return violations.Invalid("transport.writer", absl::StrCat("is not available: ", why));
+  }
+  if (std::find(choice->accept.begin(), choice->accept.end(), TransportKind::kCoordinatorStream) !=
+      choice->accept.end()) {
+    return violations.Invalid("transport.accept", "names RELAY, which writers cannot use");
+  }
+  if (choice->accept.empty()) {
+    return violations.Invalid("transport.accept",
+                              "is empty; a writer needs DIRECT, HOST_MEMORY or CUDA_MEMORY");
+  }
+  const AttentionShape& shape = subject.spec.shape;
+  WriterChoice read{static_cast<int>(writer.index()), static_cast<int>(writer.count()), {}};
+  read.rows.q = ReadSpans(writer.q(), "q", shape.seq_len_q, violations);
+  read.rows.kv = ReadSpans(writer.kv(), "kv", shape.seq_len_kv, violations);
+  choice->writer = std::move(read);
+  choice->required = true;
+}
+
 std::optional<TensorLocationChoice> ReadPlace(const v1::TensorLocation& place, int index,
                                               const TransportSubject& subject,
+                                              const TransportChoice& choice,
                                               Violations& violations) {
   const std::optional<TensorId> id = TensorFromNumber(place.tensor());
   if (!id.has_value()) {
@@ -73,7 +154,9 @@ std::optional<TensorLocationChoice> ReadPlace(const v1::TensorLocation& place, i
                        absl::StrCat("must have ", kRegionIdBytes, " bytes"));
     return std::nullopt;
   }
-  const int64_t bytes = BytesOf(subject.spec, *id);
+  const std::optional<WriterChoice>& writer = choice.writer;
+  const int64_t bytes =
+      writer.has_value() ? BytesOf(subject.spec, writer->rows, *id) : BytesOf(subject.spec, *id);
   const auto most = static_cast<uint64_t>(std::numeric_limits<int64_t>::max() - bytes);
   if (place.offset() > most) {
     violations.Invalid(PlaceField(index, "offset"),
@@ -81,7 +164,14 @@ std::optional<TensorLocationChoice> ReadPlace(const v1::TensorLocation& place, i
                                     " exceed the largest offset of a region"));
     return std::nullopt;
   }
-  return TensorLocationChoice{*id, place.region_id(), static_cast<int64_t>(place.offset()), bytes};
+  // Only the coordinator sets these two, for workers.
+  if (place.writer() != 0 || place.fence_number() != 0) {
+    violations.Invalid(PlaceField(index, place.writer() != 0 ? "writer" : "fence_number"),
+                       "must not be set by clients");
+    return std::nullopt;
+  }
+  return TensorLocationChoice{*id, place.region_id(), static_cast<int64_t>(place.offset()), bytes,
+                              writer.has_value() ? writer->index : 0};
 }
 
 bool Overlap(const TensorLocationChoice& a, const TensorLocationChoice& b) {
@@ -109,7 +199,7 @@ void ReadPlaces(const v1::TransportOptions& options, const TransportSubject& sub
   const size_t tensors = subject.inputs.size() + subject.outputs.size();
   for (int i = 0; i < options.places_size() && choice->places.size() <= tensors; ++i) {
     std::optional<TensorLocationChoice> place =
-        ReadPlace(options.places(i), i, subject, violations);
+        ReadPlace(options.places(i), i, subject, *choice, violations);
     if (!place.has_value()) return;  // report only the first invalid location
     const auto twice = std::find_if(choice->places.begin(), choice->places.end(),
                                     [&](const auto& p) { return p.tensor == place->tensor; });
@@ -117,6 +207,7 @@ void ReadPlaces(const v1::TransportOptions& options, const TransportSubject& sub
       return violations.Invalid(PlaceField(i, "tensor"),
                                 absl::StrCat(TensorName(place->tensor), " already has a location"));
     }
+    place->fence_number = options.fence_number();
     choice->places.push_back(*std::move(place));
   }
   CheckOverlaps(choice->places, subject, violations);
@@ -145,7 +236,7 @@ TransportChoice ReadTransport(const v1::TransportOptions& options, const Transpo
   const AttentionSpec& spec = subject.spec;
   if (spec.lse_per_document) choice.why_not_direct = "its lse is per document";
   if (!spec.probability_rows.empty()) choice.why_not_direct = "it asks for probabilities";
-  choice.fence_number = options.fence_number();
+  if (options.has_writer()) ReadWriter(options, subject, &choice, violations);
   const bool takes_places =
       std::any_of(choice.accept.begin(), choice.accept.end(), [](TransportKind kind) {
         return kind == TransportKind::kHostMemory || kind == TransportKind::kCudaMemory;
@@ -165,6 +256,37 @@ TransportChoice ReadTransport(const v1::TransportOptions& options, const Transpo
   ReadPlaces(options, subject, &choice, violations);
   choice.why_not_places = CheckLocations(choice, subject);
   return choice;
+}
+
+TransportChoice JoinWriters(const std::vector<TransportChoice>& choices, const AttentionSpec& spec,
+                            Violations& violations) {
+  TransportChoice joined;
+  joined.required = true;
+  std::vector<Shard> q, kv;
+  for (const TransportChoice& choice : choices) {
+    joined.writers.push_back(choice.writer->rows);
+    q.push_back(choice.writer->rows.q);
+    kv.push_back(choice.writer->rows.kv);
+    joined.places.insert(joined.places.end(), choice.places.begin(), choice.places.end());
+    for (const auto& [why, all] : {std::pair(&choice.why_not_places, &joined.why_not_places),
+                                   std::pair(&choice.why_not_direct, &joined.why_not_direct)}) {
+      if (why->empty() || !all->empty()) continue;
+      *all = absl::StrCat("writer ", choice.writer->index, ": ", *why);
+    }
+  }
+  for (TransportKind kind : choices.front().accept) {
+    const bool by_all =
+        std::all_of(choices.begin(), choices.end(), [kind](const TransportChoice& choice) {
+          return std::find(choice.accept.begin(), choice.accept.end(), kind) != choice.accept.end();
+        });
+    if (by_all) joined.accept.push_back(kind);
+  }
+  for (const auto& [shards, axis, tokens] :
+       {std::tuple(&q, "q", spec.shape.seq_len_q), std::tuple(&kv, "kv", spec.shape.seq_len_kv)}) {
+    const std::string why = CheckCover(*shards, tokens, "writer");
+    if (!why.empty()) violations.Invalid(absl::StrCat("transport.writer.", axis), why);
+  }
+  return joined;
 }
 
 }  // namespace ringattn

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/attention/attention_spec.h"
+#include "common/base/limits.h"
 #include "common/request/transport_choice.h"
 #include "common/request/violations.h"
 #include "ringattn/v1/attention.pb.h"
@@ -20,11 +21,19 @@ struct TransportSubject {
   const std::vector<TensorId>& inputs;
   const std::vector<TensorId>& outputs;
   const google::protobuf::RepeatedPtrField<v1::InlineTensor>& inline_tensors;
+  const Limits& limits;
 };
 
 // Pure; safe for any input from a client.
 TransportChoice ReadTransport(const v1::TransportOptions& options, const TransportSubject& subject,
                               Violations& violations);
+
+// Joins the choices of a request's writers, in the order of their indices, into the request's.
+// Every choice has a writer, with an index equal to its place. `spec`: the request's. Reports
+// tokens that no writer or several writers have as violations of "transport.writer.q" and
+// "transport.writer.kv".
+TransportChoice JoinWriters(const std::vector<TransportChoice>& choices, const AttentionSpec& spec,
+                            Violations& violations);
 
 }  // namespace ringattn
 

@@ -257,7 +257,8 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
     CheckInlineTensors(header.inline_tensors(), request, violations);
     request.transport = ReadTransport(
         header.transport(),
-        {request.spec, request.inputs, request.outputs, header.inline_tensors()}, violations);
+        {request.spec, request.inputs, request.outputs, header.inline_tensors(), limits},
+        violations);
   }
   if (!violations.empty()) return std::move(violations).ToRejection();
   return request;

@@ -248,6 +248,7 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
       order.tokens.push_back(TokenOf(request, static_cast<int>(rank)));
     }
   }
+  AddWriters(request.arrived.transport, &order.reserve);
   operations_.Start(order);
 }
 

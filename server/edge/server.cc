@@ -73,6 +73,7 @@ Server::Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory
       callers_(directory_.get(), options_.core.limits, &metrics_),
       core_(options_.core, this),
       registry_(options_.core.limits),
+      writer_groups_(options_.core.limits),
       residual_holds_(options_.core.limits, "HoldResiduals"),
       kv_holds_(options_.core.limits, "HoldCaches"),
       kv_relays_(options_.core.limits),
@@ -83,6 +84,7 @@ Server::Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory
                        .retry_after = options_.core.retry_after,
                        .core = &core_,
                        .registry = &registry_,
+                       .writers = &writer_groups_,
                        .channels = &channels_,
                        .metrics = &server_metrics_,
                        .callers = &callers_,
@@ -343,6 +345,8 @@ void Server::OnTick(absl::Time now, const Coordinator& core) {
   housekeeping_->SetBusy(stats.queued_requests + stats.active_requests > 0);
   if (status_board_.PublishIsDue(now)) status_board_.Publish(MakeStatus(core), now);
   for (const std::shared_ptr<RequestCall>& call : registry_.All()) call->OnTick(now, core);
+  writer_groups_.OnTick(now);
+  server_metrics_.SetWaitingWriters(writer_groups_.waiting());
   const auto has_residual = [&core](const std::string& handle, const std::string& principal) {
     return !core.FindResidual(handle, principal, "").failure.has_value();
   };

@@ -131,6 +131,7 @@ class Server final : private ActionSink {
   std::unique_ptr<AuditLog> audit_;  // null: none
   CoreLoop core_;
   RequestRegistry registry_;
+  WriterGroups writer_groups_;
   LeaseHolds residual_holds_;
   LeaseHolds kv_holds_;
   KvRelays kv_relays_;

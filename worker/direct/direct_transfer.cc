@@ -10,6 +10,9 @@
 namespace ringattn::worker {
 namespace {
 
+// A message costs about as much as this many more bytes.
+constexpr int64_t kSkippedBytes = 16 << 10;
+
 // Returns where a part begins, aligned to a cache line so that parts do not share one.
 int64_t PartBegin(int64_t bytes, uint32_t part, uint32_t parts) {
   if (part == parts) return bytes;
@@ -22,12 +25,13 @@ int64_t PartBegin(int64_t bytes, uint32_t part, uint32_t parts) {
 class DirectTransfer::Lease final : public ShardLease {
  public:
   Lease(std::shared_ptr<DirectTransfer> transfer, std::shared_ptr<ShardOperation> operation,
-        OperationListener* listener, uint32_t part, uint32_t parts)
+        OperationListener* listener, const v1::OpenShard& open)
       : transfer_(std::move(transfer)),
         operation_(std::move(operation)),
         listener_(listener),
-        part_(part),
-        parts_(parts) {}
+        writer_(static_cast<int>(open.writer())),
+        part_(open.part()),
+        parts_(std::max(1u, open.parts())) {}
   ~Lease() override { transfer_->Leave(listener_, delivered_.load()); }
 
   const std::shared_ptr<ShardOperation>& operation() const override { return operation_; }
@@ -35,11 +39,14 @@ class DirectTransfer::Lease final : public ShardLease {
   std::vector<OutputRange> Outputs() const override {
     std::vector<OutputRange> outputs;
     for (const ShardOperation::Output& output : operation_->Outputs()) {
-      const int64_t begin = PartBegin(output.memory.bytes, part_, parts_);
-      const int64_t end = PartBegin(output.memory.bytes, part_ + 1, parts_);
-      outputs.push_back({output.id,
-                         begin,
-                         {static_cast<const uint8_t*>(output.memory.data) + begin, end - begin}});
+      for (const WriterRange& range : RangesOf(output)) {
+        const int64_t bytes = range.end - range.begin;
+        const int64_t begin = range.begin + PartBegin(bytes, part_, parts_);
+        const int64_t end = range.begin + PartBegin(bytes, part_ + 1, parts_);
+        outputs.push_back({output.id,
+                           begin,
+                           {static_cast<const uint8_t*>(output.memory.data) + begin, end - begin}});
+      }
     }
     return outputs;
   }
@@ -77,17 +84,37 @@ class DirectTransfer::Lease final : public ShardLease {
   }
 
  private:
+  // Returns the ranges of the output that this client needs.
+  std::vector<WriterRange> RangesOf(const ShardOperation::Output& output) const {
+    Operation& operation = operation_->operation();
+    const std::optional<ShardMap> writers = transfer_->writers_.MapOf(operation.spec(), output.id);
+    if (!writers.has_value()) return {{0, output.memory.bytes}};
+    std::vector<WriterRange> ranges =
+        RangesOfWriter(ShardMap(operation.spec(), operation.plan(), output.id), transfer_->rank_,
+                       *writers, writer_, kSkippedBytes);
+    if (ranges.empty()) ranges.emplace_back();
+    return ranges;
+  }
+
   const std::shared_ptr<DirectTransfer> transfer_;
   const std::shared_ptr<ShardOperation> operation_;
   OperationListener* const listener_;
+  const int writer_;
   const uint32_t part_;
   const uint32_t parts_;
   std::atomic<bool> delivered_{false};
 };
 
 DirectTransfer::DirectTransfer(const std::shared_ptr<ShardOperation>& operation, std::string token,
-                               const DirectHooks* hooks)
-    : info_(operation->info()), operation_(operation), token_(std::move(token)), hooks_(hooks) {}
+                               int rank, OperationWriters writers, const DirectHooks* hooks)
+    : info_(operation->info()),
+      operation_(operation),
+      token_(std::move(token)),
+      rank_(rank),
+      writers_(std::move(writers)),
+      hooks_(hooks) {
+  counts_.opened.resize(writers_.count());
+}
 
 DirectTransfer::~DirectTransfer() {
   if (const auto operation = operation_.lock()) operation->RemoveListener();
@@ -127,12 +154,14 @@ absl::Status DirectTransfer::Admit(const v1::OpenShard& open) {
     return absl::InvalidArgumentError(absl::StrCat(
         "part ", open.part(), " of ", parts, ": parts must be in 1..", most, " and part below it"));
   }
-  if (counts_.parts == 0) {
-    counts_.parts = parts;
-    counts_.opened.resize(parts);
+  if (open.writer() >= counts_.opened.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("writer is ", open.writer(), "; the request has ", counts_.opened.size()));
   }
-  if (counts_.parts != parts || counts_.opened[open.part()]) return Refusal();
-  counts_.opened[open.part()] = true;
+  Opened& opened = counts_.opened[open.writer()];
+  if (opened.empty()) opened.resize(parts);
+  if (opened.size() != parts || opened[open.part()]) return Refusal();
+  opened[open.part()] = true;
   ++counts_.open;
   return absl::OkStatus();
 }
@@ -146,8 +175,7 @@ absl::StatusOr<std::unique_ptr<ShardLease>> DirectTransfer::Open(const v1::OpenS
     absl::MutexLock lock(&listeners_mutex_);
     listeners_.insert(listener);
   }
-  return std::make_unique<Lease>(shared_from_this(), operation, listener, open.part(),
-                                 std::max(1u, open.parts()));
+  return std::make_unique<Lease>(shared_from_this(), operation, listener, open);
 }
 
 TransferCounts DirectTransfer::progress() const {
@@ -156,15 +184,18 @@ TransferCounts DirectTransfer::progress() const {
   const bool finished = operation != nullptr && operation->finished();
   absl::MutexLock lock(&mutex_);
   TransferCounts progress{counts_.received_bytes, counts_.sent_bytes, false};
-  const bool all_came =
-      counts_.parts > 0 &&
-      std::all_of(counts_.opened.begin(), counts_.opened.end(), [](bool opened) { return opened; });
   if (!complete) {
     progress.waits_for_client = counts_.chunks == 0;
   } else if (finished) {
-    progress.waits_for_client = !all_came || counts_.sends > 0;
+    progress.waits_for_client = !AllOpened() || counts_.sends > 0;
   }
   return progress;
+}
+
+bool DirectTransfer::AllOpened() const {
+  return std::all_of(counts_.opened.begin(), counts_.opened.end(), [](const Opened& opened) {
+    return !opened.empty() && std::find(opened.begin(), opened.end(), false) == opened.end();
+  });
 }
 
 void DirectTransfer::OnOperationChanged() {
@@ -175,7 +206,10 @@ void DirectTransfer::OnOperationChanged() {
 void DirectTransfer::OnDelivered() {
   {
     absl::MutexLock lock(&mutex_);
-    if (++counts_.delivered < counts_.parts) return;
+    ++counts_.delivered;
+    size_t streams = 0;
+    for (const Opened& opened : counts_.opened) streams += opened.size();
+    if (!AllOpened() || counts_.delivered < streams) return;
   }
   hooks_->on_delivered(info_);
 }

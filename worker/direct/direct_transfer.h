@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "worker/operation/operation_writers.h"
 #include "worker/operation/shard_access.h"
 #include "worker/operation/shard_operation.h"
 #include "worker/operation/transfer_reporter.h"
@@ -34,8 +35,9 @@ class DirectTransfer final : public OperationListener,
                              public std::enable_shared_from_this<DirectTransfer> {
  public:
   // `hooks` must outlive this object and its leases.
-  DirectTransfer(const std::shared_ptr<ShardOperation>& operation, std::string token,
-                 const DirectHooks* hooks);
+  // `rank`: of this worker in the operation's ring.
+  DirectTransfer(const std::shared_ptr<ShardOperation>& operation, std::string token, int rank,
+                 OperationWriters writers, const DirectHooks* hooks);
   ~DirectTransfer() override;
 
   // Registers as the operation's listener. Returns false if the operation already has one.
@@ -43,9 +45,10 @@ class DirectTransfer final : public OperationListener,
   // Rejects further streams.
   void Forget() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Opens stream `part` of `parts`. Calls `listener` until the lease is destroyed. Errors:
+  // Opens stream `part` of `parts` of a client. Calls `listener` until the lease is destroyed.
+  // Errors:
   //   UNAUTHENTICATED   the token or part is wrong, expired or used; always the same message
-  //   INVALID_ARGUMENT  parts or max_chunk_bytes is out of range; the token stays usable
+  //   INVALID_ARGUMENT  parts, writer or max_chunk_bytes is out of range; the token stays usable
   absl::StatusOr<std::unique_ptr<ShardLease>> Open(const v1::OpenShard& open,
                                                    OperationListener* listener)
       ABSL_LOCKS_EXCLUDED(listeners_mutex_, mutex_);
@@ -61,20 +64,23 @@ class DirectTransfer final : public OperationListener,
  private:
   class Lease;
 
+  // The streams of one client, by part. Empty: none has been opened yet.
+  using Opened = std::vector<bool>;
   struct Counts {
     bool forgotten = false;
-    uint32_t parts = 0;  // 0: no stream has been opened yet
-    std::vector<bool> opened;
-    uint32_t open = 0;       // streams that are open now
-    uint32_t delivered = 0;  // streams that have sent all of their outputs
-    int chunks = 0;          // chunks that are being copied
-    int sends = 0;           // messages that gRPC has not sent yet
+    std::vector<Opened> opened;  // by writer
+    uint32_t open = 0;           // streams that are open now
+    uint32_t delivered = 0;      // streams that have sent all of their outputs
+    int chunks = 0;              // chunks that are being copied
+    int sends = 0;               // messages that gRPC has not sent yet
     int64_t received_bytes = 0;
     int64_t sent_bytes = 0;
     bool failed = false;
   };
 
   absl::Status Admit(const v1::OpenShard& open) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether all streams of all clients have been opened.
+  bool AllOpened() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnDelivered() ABSL_LOCKS_EXCLUDED(mutex_);
   // Reports a failure once, unless the operation has already ended.
   void Fail(bool bad_chunk, const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -85,6 +91,8 @@ class DirectTransfer final : public OperationListener,
   // Weak: the memory is returned as soon as the operation is released and its streams are done.
   const std::weak_ptr<ShardOperation> operation_;
   const std::string token_;
+  const int rank_;
+  const OperationWriters writers_;
   const DirectHooks* const hooks_;
 
   absl::Mutex listeners_mutex_;  // held while listeners are called

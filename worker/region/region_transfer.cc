@@ -28,46 +28,65 @@ constexpr int64_t kDeviceRunsPerBlock = 2 * 1024;
 
 // Returns the length of the shard's runs, determined at its beginning: all spans of a shard have
 // one stride. At most kLeastDirectRun; 0 for an empty shard.
-int64_t RunBytes(const TensorRoute& route, size_t part, int rank) {
-  const int64_t bytes = std::min(route.local_bytes(part, rank), kLeastDirectRun);
+int64_t RunBytes(const RegionTransfer::TensorCopy& copied, int rank) {
+  const int64_t bytes = std::min(copied.route.local_bytes(copied.part, rank), kLeastDirectRun);
   if (bytes == 0) return 0;
-  return bytes / static_cast<int64_t>(route.FromLocal(part, rank, 0, bytes).size());
+  return bytes / static_cast<int64_t>(copied.Runs(rank, 0, bytes).size());
 }
 
-absl::StatusOr<RegionTransfer::TensorCopy> Locate(int rank, const ShardPlan& plan,
-                                                  const AttentionSpec& spec, TensorId id,
-                                                  const v1::Reserve& reserve,
-                                                  const RegionTransfer::FindRegion& find) {
-  const TensorId whole = ClientTensorOf(spec, id);
-  const auto place = std::find_if(
-      reserve.places().begin(), reserve.places().end(),
-      [whole](const auto& place) { return place.tensor() == static_cast<int>(whole); });
-  if (place == reserve.places().end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(TensorName(whole), " has no location in a region"));
-  }
-  std::shared_ptr<Region> region = find(place->region_id());
+// Returns the place of a client's tensor in its region.
+absl::StatusOr<RegionTransfer::Location> Locate(const v1::TensorLocation& place, TensorId tensor,
+                                                int64_t bytes,
+                                                const RegionTransfer::FindRegion& find) {
+  std::shared_ptr<Region> region = find(place.region_id());
   if (region == nullptr) {
     return absl::CancelledError(
-        absl::StrCat("the region of ", TensorName(whole), " is not attached"));
+        absl::StrCat("the region of ", TensorName(tensor), " is not attached"));
   }
-  const int64_t bytes = BytesOf(spec, whole);
-  if (bytes > region->bytes() || place->offset() > static_cast<uint64_t>(region->bytes() - bytes)) {
-    return absl::InvalidArgumentError(absl::StrCat(TensorName(whole), " is not within its region"));
+  if (bytes > region->bytes() || place.offset() > static_cast<uint64_t>(region->bytes() - bytes)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(TensorName(tensor), " is not within its region"));
   }
-  uint8_t* const base = region->data() + place->offset();
+  uint8_t* const base = region->data() + place.offset();
+  return RegionTransfer::Location{std::move(region), base, bytes, place.fence_number()};
+}
+
+absl::StatusOr<RegionTransfer::TensorCopy> LocateTensor(int rank, const ShardPlan& plan,
+                                                        const AttentionSpec& spec, TensorId id,
+                                                        const v1::Reserve& reserve,
+                                                        const OperationWriters& writers,
+                                                        const RegionTransfer::FindRegion& find) {
+  const TensorId whole = ClientTensorOf(spec, id);
   TensorRoute route(spec, plan, whole);
   const auto found = std::find(route.parts().begin(), route.parts().end(), id);
   const auto part = static_cast<size_t>(found - route.parts().begin());
-  const int64_t run_bytes = RunBytes(route, part, rank);
-  return RegionTransfer::TensorCopy{id,   std::move(route), part, std::move(region),
-                                    base, run_bytes,        bytes};
+  RegionTransfer::TensorCopy copied{id, std::move(route), part, {}, writers.MapOf(spec, whole)};
+  for (int writer = 0; writer < writers.count(); ++writer) {
+    const auto place =
+        std::find_if(reserve.places().begin(), reserve.places().end(), [&](const auto& place) {
+          return place.tensor() == static_cast<int>(whole) &&
+                 place.writer() == static_cast<uint32_t>(writer);
+        });
+    if (place == reserve.places().end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(TensorName(whole), " has no location in a region",
+                       writers.any() ? absl::StrCat(" of writer ", writer) : ""));
+    }
+    const int64_t bytes =
+        copied.writers.has_value() ? copied.writers->local_bytes(writer) : BytesOf(spec, whole);
+    absl::StatusOr<RegionTransfer::Location> location = Locate(*place, whole, bytes, find);
+    if (!location.ok()) return location.status();
+    copied.locations.push_back(*std::move(location));
+  }
+  copied.run_bytes = RunBytes(copied, rank);
+  return copied;
 }
 
 // Adds a run of a region, split where pins end.
 void AddWithinPins(const RegionTransfer::TensorCopy& copied, const ByteRun& run,
                    std::vector<ByteRun>* pieces) {
-  const int64_t place = copied.base - copied.region->data();
+  const RegionTransfer::Location& location = copied.locations[run.rank];
+  const int64_t place = location.base - location.region->data();
   for (int64_t done = 0; done < run.bytes;) {
     const int64_t begin = place + run.global_offset + done;
     const int64_t bytes = std::min(run.bytes - done, Region::kPinBytes - begin % Region::kPinBytes);
@@ -77,12 +96,10 @@ void AddWithinPins(const RegionTransfer::TensorCopy& copied, const ByteRun& run,
   }
 }
 
-std::vector<ByteRun> PinnedPieces(const RegionTransfer::TensorCopy& copied, int rank,
-                                  int64_t offset, int64_t bytes) {
+std::vector<ByteRun> WithinPins(const RegionTransfer::TensorCopy& copied,
+                                const std::vector<ByteRun>& runs) {
   std::vector<ByteRun> pieces;
-  for (const ByteRun& run : copied.route.FromLocal(copied.part, rank, offset, bytes)) {
-    AddWithinPins(copied, run, &pieces);
-  }
+  for (const ByteRun& run : runs) AddWithinPins(copied, run, &pieces);
   return pieces;
 }
 
@@ -95,7 +112,62 @@ int64_t RegionTransfer::TensorCopy::block_bytes() const {
 }
 
 bool RegionTransfer::TensorCopy::IsDirect() const {
-  return on_device() || (long_runs() && base + bytes <= region->data() + region->pinned_bytes());
+  if (on_device()) return true;
+  return long_runs() &&
+         std::all_of(locations.begin(), locations.end(), [](const Location& location) {
+           return location.base + location.bytes <=
+                  location.region->data() + location.region->pinned_bytes();
+         });
+}
+
+std::vector<ByteRun> RegionTransfer::TensorCopy::Runs(int rank, int64_t offset,
+                                                      int64_t bytes) const {
+  std::vector<ByteRun> whole = route.FromLocal(part, rank, offset, bytes);
+  if (!writers.has_value()) {
+    for (ByteRun& run : whole) run.rank = 0;
+    return whole;
+  }
+  std::vector<ByteRun> runs;
+  for (const ByteRun& run : whole) {
+    for (const ByteRun& held : writers->FromGlobal(run.global_offset, run.bytes)) {
+      AppendRun(runs,
+                {held.rank, held.local_offset,
+                 run.local_offset + held.global_offset - run.global_offset, held.bytes, run.part});
+    }
+  }
+  return runs;
+}
+
+std::vector<ByteRun> RegionTransfer::TensorCopy::OutputRuns(int rank, int64_t offset,
+                                                            int64_t bytes) const {
+  std::vector<ByteRun> runs = Runs(rank, offset, bytes);
+  if (writers.has_value()) return runs;
+  const size_t each = runs.size();
+  for (size_t location = 1; location < locations.size(); ++location) {
+    for (size_t i = 0; i < each; ++i) {
+      runs.push_back(runs[i]);
+      runs.back().rank = static_cast<int>(location);
+    }
+  }
+  return runs;
+}
+
+bool RegionTransfer::TensorCopy::released() const {
+  return std::any_of(locations.begin(), locations.end(),
+                     [](const Location& location) { return location.region->released(); });
+}
+
+bool RegionTransfer::TensorCopy::BeginWrite() const {
+  for (size_t i = 0; i < locations.size(); ++i) {
+    if (locations[i].region->BeginWrite(locations[i].fence_number)) continue;
+    while (i-- > 0) locations[i].region->EndWrite(locations[i].fence_number);
+    return false;
+  }
+  return true;
+}
+
+void RegionTransfer::TensorCopy::EndWrite() const {
+  for (const Location& location : locations) location.region->EndWrite(location.fence_number);
 }
 
 // For shards of short runs, the number of runs determines the time.
@@ -109,16 +181,19 @@ absl::StatusOr<std::shared_ptr<RegionTransfer>> RegionTransfer::Make(
     const FindRegion& find, const TransferHooks* hooks, TransferThreads threads) {
   const AttentionSpec& spec = operation->operation().spec();
   const ShardPlan& plan = operation->operation().plan();
-  std::shared_ptr<RegionTransfer> transfer(
-      new RegionTransfer(operation, rank, reserve.fence_number(), hooks, threads));
+  const absl::StatusOr<OperationWriters> writers = OperationWriters::Read(reserve, spec);
+  if (!writers.ok()) return writers.status();
+  std::shared_ptr<RegionTransfer> transfer(new RegionTransfer(operation, rank, hooks, threads));
   for (const BufferSpec& buffer : operation->operation().program().buffers) {
     if (buffer.source != BufferSource::kUpload) continue;
-    absl::StatusOr<TensorCopy> input = Locate(rank, plan, spec, *buffer.input, reserve, find);
+    absl::StatusOr<TensorCopy> input =
+        LocateTensor(rank, plan, spec, *buffer.input, reserve, *writers, find);
     if (!input.ok()) return input.status();
     transfer->inputs_.push_back(*std::move(input));
   }
   for (const ShardOperation::Output& output : operation->Outputs()) {
-    absl::StatusOr<TensorCopy> located = Locate(rank, plan, spec, output.id, reserve, find);
+    absl::StatusOr<TensorCopy> located =
+        LocateTensor(rank, plan, spec, output.id, reserve, *writers, find);
     if (!located.ok()) return located.status();
     transfer->outputs_.push_back(*std::move(located));
   }
@@ -144,7 +219,11 @@ void RegionTransfer::Start(std::function<void()> on_over) {
 }
 
 void RegionTransfer::OnRegionGone(const Region& region) {
-  const auto uses = [&](const TensorCopy& copied) { return copied.region.get() == &region; };
+  const auto uses = [&](const TensorCopy& copied) {
+    return std::any_of(
+        copied.locations.begin(), copied.locations.end(),
+        [&region](const Location& location) { return location.region.get() == &region; });
+  };
   if (std::any_of(inputs_.begin(), inputs_.end(), uses) ||
       std::any_of(outputs_.begin(), outputs_.end(), uses)) {
     Fail(true, "the client released a region");
@@ -155,8 +234,9 @@ std::vector<std::shared_ptr<Region>> RegionTransfer::Regions() const {
   std::vector<std::shared_ptr<Region>> regions;
   for (const std::vector<TensorCopy>* tensors : {&inputs_, &outputs_}) {
     for (const TensorCopy& copied : *tensors) {
-      if (std::find(regions.begin(), regions.end(), copied.region) == regions.end()) {
-        regions.push_back(copied.region);
+      for (const Location& location : copied.locations) {
+        if (std::find(regions.begin(), regions.end(), location.region) != regions.end()) continue;
+        regions.push_back(location.region);
       }
     }
   }
@@ -228,7 +308,7 @@ void RegionTransfer::CopyIn() {
   const std::optional<Block> block = NextInput();
   if (!block.has_value()) return;
   if (absl::Status status = CopyInput(*block); !status.ok()) {
-    return Fail(inputs_[block->tensor].region->released(), std::string(status.message()));
+    return Fail(inputs_[block->tensor].released(), std::string(status.message()));
   }
   received_bytes_ += block->bytes;
   CountIn(inputs_[block->tensor], block->bytes);
@@ -246,13 +326,12 @@ void RegionTransfer::CountOut(const TensorCopy& output, int64_t bytes) {
 
 absl::Status RegionTransfer::CopyInput(const Block& block) {
   const TensorCopy& input = inputs_[block.tensor];
-  if (input.region->released()) return absl::CancelledError("the client released the region");
+  if (input.released()) return absl::CancelledError("the client released the region");
+  std::vector<ByteRun> runs = input.Runs(rank_, block.offset, block.bytes);
+  if (block.direct && !input.on_device()) runs = WithinPins(input, runs);
   std::vector<wire::Fragment> fragments;
-  for (const ByteRun& run :
-       block.direct && !input.on_device()
-           ? PinnedPieces(input, rank_, block.offset, block.bytes)
-           : input.route.FromLocal(input.part, rank_, block.offset, block.bytes)) {
-    fragments.push_back({input.base + run.global_offset, static_cast<size_t>(run.bytes)});
+  for (const ByteRun& run : runs) {
+    fragments.push_back({input.AddressOf(run), static_cast<size_t>(run.bytes)});
   }
   const wire::ChunkHeader chunk{static_cast<int32_t>(input.id), static_cast<uint64_t>(block.offset),
                                 std::nullopt};
@@ -321,18 +400,18 @@ absl::StatusOr<std::vector<EventRef>> RegionTransfer::StartDirectOutput(const Bl
   std::vector<EventRef> copies;
   if (output.on_device()) {
     std::vector<DeviceCopy> pieces;
-    for (const ByteRun& run :
-         output.route.FromLocal(output.part, rank_, block.offset, block.bytes)) {
-      pieces.push_back({output.base + run.global_offset, from + run.local_offset, run.bytes});
+    for (const ByteRun& run : output.OutputRuns(rank_, block.offset, block.bytes)) {
+      pieces.push_back({output.AddressOf(run), from + run.local_offset, run.bytes});
     }
     absl::StatusOr<EventRef> copy = operation_->CopyToImported(pieces);
     if (!copy.ok()) return copy.status();
     copies.push_back(*std::move(copy));
     return copies;
   }
-  for (const ByteRun& run : PinnedPieces(output, rank_, block.offset, block.bytes)) {
-    absl::StatusOr<EventRef> copy = operation_->CopyToPinned(output.base + run.global_offset,
-                                                             {from + run.local_offset, run.bytes});
+  const std::vector<ByteRun> runs = output.OutputRuns(rank_, block.offset, block.bytes);
+  for (const ByteRun& run : WithinPins(output, runs)) {
+    absl::StatusOr<EventRef> copy =
+        operation_->CopyToPinned(output.AddressOf(run), {from + run.local_offset, run.bytes});
     if (!copy.ok()) {
       // After a failure, waits for the other copies too, because they write until they are done.
       for (const EventRef& started : copies) (void)started->Wait(absl::InfiniteFuture());
@@ -345,7 +424,7 @@ absl::StatusOr<std::vector<EventRef>> RegionTransfer::StartDirectOutput(const Bl
 
 absl::StatusOr<bool> RegionTransfer::CopyDirectOutput(const Block& block) {
   const TensorCopy& output = outputs_[block.tensor];
-  if (!output.region->BeginWrite(fence_number_)) return false;
+  if (!output.BeginWrite()) return false;
   absl::StatusOr<std::vector<EventRef>> copies = StartDirectOutput(block);
   absl::Status status = copies.status();
   absl::Duration time;
@@ -355,7 +434,7 @@ absl::StatusOr<bool> RegionTransfer::CopyDirectOutput(const Block& block) {
       if (status.ok()) time += copy->end_time() - copy->begin_time();
     }
   }
-  output.region->EndWrite(fence_number_);
+  output.EndWrite();
   if (!status.ok()) return status;
   absl::MutexLock lock(&mutex_);
   direct_copy_time_ += time;
@@ -408,14 +487,11 @@ bool RegionTransfer::CopyOutput(size_t index, const Download::HostRange& piece,
   while (done < piece.bytes) {
     if (Stopped()) return true;
     const int64_t bytes = std::min(piece.bytes - done, output.block_bytes());
-    if (!output.region->BeginWrite(fence_number_)) return false;
-    const uint8_t* from = piece.data + done;
-    for (const ByteRun& run :
-         output.route.FromLocal(output.part, rank_, piece.offset + done, bytes)) {
-      std::memcpy(output.base + run.global_offset, from, run.bytes);
-      from += run.bytes;
+    if (!output.BeginWrite()) return false;
+    for (const ByteRun& run : output.OutputRuns(rank_, piece.offset + done, bytes)) {
+      std::memcpy(output.AddressOf(run), piece.data + run.local_offset - piece.offset, run.bytes);
     }
-    output.region->EndWrite(fence_number_);
+    output.EndWrite();
     done += bytes;
   }
   return true;
@@ -429,22 +505,22 @@ absl::StatusOr<bool> RegionTransfer::FillHoles(const TensorCopy& output) {
   output.route.ForEachHole([&](int64_t offset, int64_t bytes) {
     for (int64_t done = 0; filled.ok() && *filled && done < bytes; done += kBlockBytes) {
       if (Stopped()) return;
-      if (!output.region->BeginWrite(fence_number_)) {
+      if (!output.BeginWrite()) {
         filled = false;
         return;
       }
       const int64_t end = std::min(bytes, done + kBlockBytes);
       if (output.on_device()) {
         holes.assign((end - done) / sizeof(kHole), kHole);
-        const absl::Status status =
-            operation_->CopyFromHost(output.base + offset + done, holes.data(), end - done);
+        const absl::Status status = operation_->CopyFromHost(
+            output.locations[0].base + offset + done, holes.data(), end - done);
         if (!status.ok()) filled = status;
       } else {
         for (int64_t at = done; at < end; at += sizeof(kHole)) {
-          std::memcpy(output.base + offset + at, &kHole, sizeof(kHole));
+          std::memcpy(output.locations[0].base + offset + at, &kHole, sizeof(kHole));
         }
       }
-      output.region->EndWrite(fence_number_);
+      output.EndWrite();
     }
   });
   return filled;

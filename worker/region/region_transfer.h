@@ -19,6 +19,7 @@
 #include "common/layout/tensor_route.h"
 #include "ringattn/v1/worker_control.pb.h"
 #include "worker/device/staging.h"
+#include "worker/operation/operation_writers.h"
 #include "worker/operation/shard_operation.h"
 #include "worker/region/copy_threads.h"
 #include "worker/region/region.h"
@@ -55,21 +56,42 @@ class RegionTransfer final : public OperationListener,
  public:
   using FindRegion = std::function<std::shared_ptr<Region>(const std::string& id)>;
 
-  // The shard of a tensor, and the location of the client's whole tensor. For a packed tensor that
-  // is the tensor of which this one is a part.
+  // A client's tensor in a region: the whole tensor, or a writer's rows of it.
+  struct Location {
+    std::shared_ptr<Region> region;
+    uint8_t* base = nullptr;
+    int64_t bytes = 0;
+    uint64_t fence_number = 0;
+  };
+
+  // The shard of a tensor, and the locations of the client's tensor. For a packed tensor that is
+  // the tensor of which this one is a part.
   struct TensorCopy {
     TensorId id = TensorId::kQ;
     TensorRoute route;
-    size_t part = 0;  // index in route.parts()
-    std::shared_ptr<Region> region;
-    uint8_t* base = nullptr;  // start of the whole tensor in the region
-    int64_t run_bytes = 0;  // approximate length of the shard's contiguous runs in the whole tensor
-    int64_t bytes = 0;      // of the whole tensor
+    size_t part = 0;                  // index in route.parts()
+    std::vector<Location> locations;  // by writer; one if the clients hold the whole tensor
+    std::optional<ShardMap> writers;  // from the whole tensor to the locations; none: all are whole
+    int64_t run_bytes = 0;  // approximate length of the shard's contiguous runs in the locations
     DeviceRange memory;     // outputs only: the shard in device memory
+
+    // Returns the runs for a range of the shard, ascending in the shard. ByteRun::rank is the index
+    // of the location, and global_offset is in its tensor. If all locations are whole, the runs are
+    // those of the first.
+    std::vector<ByteRun> Runs(int rank, int64_t offset, int64_t bytes) const;
+    // The same for an output: if all locations are whole, the runs of each, one after another.
+    std::vector<ByteRun> OutputRuns(int rank, int64_t offset, int64_t bytes) const;
+    uint8_t* AddressOf(const ByteRun& run) const {
+      return locations[run.rank].base + run.global_offset;
+    }
+    bool released() const;  // one of the regions is
+    // Region::BeginWrite and EndWrite for all locations.
+    bool BeginWrite() const;
+    void EndWrite() const;
     // Whether the device copies directly, without staging: for CUDA memory, and for pinned memory
     // if that is faster.
     bool IsDirect() const;
-    bool on_device() const { return region->on_device(); }
+    bool on_device() const { return locations[0].region->on_device(); }
     bool long_runs() const;  // runs are worth a separate copy each
     // How much of the shard is copied at a time: by threads through staging memory, or directly by
     // the device.
@@ -109,11 +131,10 @@ class RegionTransfer final : public OperationListener,
     bool direct = false;
   };
 
-  RegionTransfer(std::shared_ptr<ShardOperation> operation, int rank, uint64_t fence_number,
-                 const TransferHooks* hooks, TransferThreads threads)
+  RegionTransfer(std::shared_ptr<ShardOperation> operation, int rank, const TransferHooks* hooks,
+                 TransferThreads threads)
       : operation_(std::move(operation)),
         rank_(rank),
-        fence_number_(fence_number),
         hooks_(hooks),
         threads_(threads),
         work_([this] { return !operation_->ended().ok(); }) {}
@@ -147,7 +168,6 @@ class RegionTransfer final : public OperationListener,
 
   const std::shared_ptr<ShardOperation> operation_;
   const int rank_;
-  const uint64_t fence_number_;
   const TransferHooks* const hooks_;
   const TransferThreads threads_;
   WorkCount work_;  // reads the operation's state, which notifies its listener without its own lock

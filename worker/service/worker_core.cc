@@ -287,19 +287,25 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
   if (operation.ok() && !reserve.places().empty()) BeginCopies(reserve, *operation);
 }
 
+int WorkerCore::RankIn(ShardOperation* operation) const {
+  const std::vector<int>& members = operation->operation().members();
+  return static_cast<int>(std::find(members.begin(), members.end(), ring_.rank()) -
+                          members.begin());
+}
+
 void WorkerCore::BeginCopies(const v1::Reserve& reserve,
                              const std::shared_ptr<ShardOperation>& operation) {
-  const std::vector<int>& members = operation->operation().members();
-  const auto rank = std::find(members.begin(), members.end(), ring_.rank()) - members.begin();
   if (options_.local_memory != nullptr) {
-    return options_.local_memory->Begin(operation, reserve, static_cast<int>(rank));
+    return options_.local_memory->Begin(operation, reserve, RankIn(operation.get()));
   }
   SendTransferFailed(reserve, "this worker does not accept host memory (--local_memory)");
 }
 
 void WorkerCore::ExpectStreams(const v1::Reserve& reserve,
                                const std::shared_ptr<ShardOperation>& operation) {
-  if (options_.direct_streams != nullptr) return options_.direct_streams->Begin(operation, reserve);
+  if (options_.direct_streams != nullptr) {
+    return options_.direct_streams->Begin(operation, reserve, RankIn(operation.get()));
+  }
   SendTransferFailed(reserve,
                      "this worker accepts no direct streams; start it with --client_data_listen");
 }

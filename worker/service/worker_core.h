@@ -88,6 +88,8 @@ class WorkerCore {
   void OnRelease(const v1::Release& release);
   // Accepts direct streams for the operation. Called before the coordinator publishes the token.
   void ExpectStreams(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
+  // Returns this worker's rank in the operation's ring.
+  int RankIn(ShardOperation* operation) const;
   // Starts copies from and to client regions; such operations have no streams.
   void BeginCopies(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
   void SendTransferFailed(const v1::Reserve& reserve, const std::string& why);

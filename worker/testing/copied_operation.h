@@ -134,9 +134,9 @@ class CopiedOperation {
       place->set_tensor(static_cast<v1::TensorId>(id));
       place->set_region_id(region_id);
       place->set_offset(offsets_[id]);
+      place->set_fence_number(9);
     }
     region_bytes_ = (end + kGap + 4095) / 4096 * 4096;
-    reserve_.set_fence_number(9);
   }
 
   const int rank_;

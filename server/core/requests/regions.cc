@@ -13,8 +13,14 @@ namespace {
 // Time after a token's expiry until the last RegionChanged for it has arrived.
 constexpr absl::Duration kOfferEnds = absl::Seconds(5);
 
-std::string LocationField(size_t index, const char* field) {
-  return absl::StrCat("transport.places[", index, "].", field);
+// Returns the field of a location by its index in the choice. Locations of several writers are in
+// the order of the writers.
+std::string LocationField(const TransportChoice& choice, size_t index, const char* field) {
+  if (choice.writers.empty()) return absl::StrCat("transport.places[", index, "].", field);
+  const int writer = choice.places[index].writer;
+  size_t first = index;
+  while (first > 0 && choice.places[first - 1].writer == writer) --first;
+  return absl::StrCat("transport.places[", index - first, "].", field, " of writer ", writer);
 }
 
 const char* NameOf(v1::RegionKind kind) {
@@ -186,9 +192,9 @@ std::optional<Failure> Regions::CheckLocations(const TransportChoice& choice,
   for (size_t i = 0; i < choice.places.size(); ++i) {
     const TensorLocationChoice& location = choice.places[i];
     const Region* region = Find(location.region_id, principal);
-    if (region == nullptr) return RegionUnknown(LocationField(i, "region_id"));
+    if (region == nullptr) return RegionUnknown(LocationField(choice, i, "region_id"));
     if (location.offset > region->bytes - location.bytes) {
-      return LocationOutsideRegion(LocationField(i, "offset"), TensorName(location.tensor),
+      return LocationOutsideRegion(LocationField(choice, i, "offset"), TensorName(location.tensor),
                                    location.offset, location.bytes, region->bytes);
     }
   }
@@ -258,7 +264,10 @@ std::variant<TransportDecision, Failure> DecideTransport(const TransportChoice& 
                                                          const Regions& regions,
                                                          const Roster& roster,
                                                          const TransportRoute& route) {
-  if (choice.says_nothing()) return TransportDecision();
+  if (choice.says_nothing()) {
+    if (choice.writers.empty()) return TransportDecision();
+    return TransportUnavailable("the writers accept no transport in common");
+  }
   std::string why_not;
   const auto add = [&](const char* transport, const std::string& why) {
     absl::StrAppend(&why_not, why_not.empty() ? "" : "; ", "no ", transport, ": ", why);

@@ -2,6 +2,7 @@
 
 #include "common/request/option_fields.h"
 #include "common/wire/proto_values.h"
+#include "common/wire/token_spans.h"
 
 namespace ringattn::server {
 v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec, const Plan& plan,
@@ -43,8 +44,17 @@ void AddLocations(const TransportChoice& choice, v1::Reserve* reserve) {
     added->set_tensor(ToProto(location.tensor));
     added->set_region_id(location.region_id);
     added->set_offset(location.offset);
+    added->set_writer(location.writer);
+    added->set_fence_number(location.fence_number);
   }
-  reserve->set_fence_number(choice.fence_number);
+}
+
+void AddWriters(const TransportChoice& choice, v1::Reserve* reserve) {
+  for (const WriterRows& rows : choice.writers) {
+    v1::WriterRows* added = reserve->add_writers();
+    ToProto(rows.q, added->mutable_q());
+    ToProto(rows.kv, added->mutable_kv());
+  }
 }
 
 }  // namespace ringattn::server

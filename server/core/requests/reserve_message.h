@@ -18,6 +18,8 @@ v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec
 
 // Adds the tensors' locations in the client's host or CUDA memory.
 void AddLocations(const TransportChoice& choice, v1::Reserve* reserve);
+// Adds the rows of the request's writers, if it has several clients.
+void AddWriters(const TransportChoice& choice, v1::Reserve* reserve);
 
 }  // namespace ringattn::server
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace ringattn::server {
 namespace {
@@ -83,6 +84,32 @@ Failure DeadlinePassed() {
 
 Failure CancelledByClient() {
   return Make(absl::StatusCode::kCancelled, "CANCELLED", "the client cancelled or went away");
+}
+
+Failure WritersDiffer(int index) {
+  return Make(absl::StatusCode::kInvalidArgument, "WRITERS_DIFFER",
+              absl::StrCat("the header of writer ", index,
+                           " differs from those of the other writers; all fields must be equal but "
+                           "transport and the chunk and progress options of reply, and so must "
+                           "transport.writer.count"),
+              "transport.writer");
+}
+
+Failure WriterLost(int index, const std::string& why) {
+  return Make(absl::StatusCode::kAborted, "WRITER_LOST",
+              absl::StrCat("writer ", index, " left the request: ", why));
+}
+
+Failure WriterReplaced(int index) {
+  return Make(absl::StatusCode::kAborted, "WRITER_REPLACED",
+              absl::StrCat("a later stream joined the request as writer ", index,
+                           "; each index must belong to one client"));
+}
+
+Failure WriterMissing(const std::vector<int>& indices, int count, absl::Duration limit) {
+  return Make(absl::StatusCode::kDeadlineExceeded, "WRITER_MISSING",
+              absl::StrCat("of ", count, " writers, ", absl::StrJoin(indices, ", "),
+                           " did not join within ", absl::FormatDuration(limit)));
 }
 
 }  // namespace ringattn::server

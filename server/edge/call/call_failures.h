@@ -3,6 +3,8 @@
 #define RINGATTN_SERVER_EDGE_CALL_CALL_FAILURES_H_
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "common/base/limits.h"
@@ -23,6 +25,13 @@ Failure HeaderTooLarge(int64_t bytes, int64_t limit);
 Failure UploadTooSlow(const Limits& limits);
 Failure DeadlinePassed();
 Failure CancelledByClient();
+
+// For all writers of a request (writer_groups.h).
+Failure WritersDiffer(int index);
+// `why`: why the writer's stream ended.
+Failure WriterLost(int index, const std::string& why);
+Failure WriterReplaced(int index);
+Failure WriterMissing(const std::vector<int>& indices, int count, absl::Duration limit);
 
 }  // namespace ringattn::server
 

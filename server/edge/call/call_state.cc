@@ -12,6 +12,8 @@ const char* CallStateName(CallState state) {
       return "awaiting header";
     case CallState::kCheckingHeader:
       return "checking header";
+    case CallState::kGathering:
+      return "gathering";
     case CallState::kQueued:
       return "queued";
     case CallState::kOpening:
@@ -38,8 +40,10 @@ bool MayFollow(CallState from, CallState to) {
       return false;
     case CallState::kCheckingHeader:
       return from == CallState::kAwaitingHeader;
-    case CallState::kQueued:
+    case CallState::kGathering:
       return from == CallState::kCheckingHeader;
+    case CallState::kQueued:
+      return from == CallState::kCheckingHeader || from == CallState::kGathering;
     case CallState::kOpening:
       return from == CallState::kQueued;
     case CallState::kTransferring:

@@ -7,7 +7,8 @@ namespace ringattn::server {
 enum class CallState {
   kAwaitingHeader,
   kCheckingHeader,  // without the call's lock, since a header may have 4 MiB
-  kQueued,          // sent to the core, not yet accepted
+  kGathering,       // waits for the other writers of its request (writer_groups.h)
+  kQueued,          // sent to the core, or led by a call that is; not yet accepted
   kOpening,         // accepted; its data plane is being opened
   kTransferring,    // the data plane moves inputs, waits for the ring, moves outputs
   kGivingUp,        // the core was informed of the end and has not answered
@@ -23,8 +24,9 @@ const char* CallStateName(CallState state);
 // states:
 //
 //   AwaitingHeader -> CheckingHeader -> Queued -> Opening -> Transferring
+//   CheckingHeader -> Gathering -> Queued
 //   Queued, Opening, Transferring -> GivingUp
-//   any of the six -> Ending -> Finished -> Done;  Ending -> CutOff -> Finished
+//   any of the seven -> Ending -> Finished -> Done;  Ending -> CutOff -> Finished
 bool MayFollow(CallState from, CallState to);
 
 // Not thread safe.

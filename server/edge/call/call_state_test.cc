@@ -5,11 +5,17 @@
 namespace ringattn::server {
 namespace {
 
-constexpr CallState kAll[] = {CallState::kAwaitingHeader, CallState::kCheckingHeader,
-                              CallState::kQueued,         CallState::kOpening,
-                              CallState::kTransferring,   CallState::kGivingUp,
-                              CallState::kEnding,         CallState::kCutOff,
-                              CallState::kFinished,       CallState::kDone};
+constexpr CallState kAll[] = {CallState::kAwaitingHeader,
+                              CallState::kCheckingHeader,
+                              CallState::kGathering,
+                              CallState::kQueued,
+                              CallState::kOpening,
+                              CallState::kTransferring,
+                              CallState::kGivingUp,
+                              CallState::kEnding,
+                              CallState::kCutOff,
+                              CallState::kFinished,
+                              CallState::kDone};
 
 TEST(CallStateTest, TransitionsOnlyMoveForward) {
   for (CallState from : kAll) {

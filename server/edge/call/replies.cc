@@ -6,17 +6,21 @@
 #include "common/wire/durations.h"
 #include "common/wire/grpc_slices.h"
 #include "common/wire/proto_values.h"
+#include "common/wire/token_spans.h"
 
 namespace ringattn::server {
 namespace {
 
-void Describe(const AttentionSpec& spec, TensorId id, v1::TensorDescriptor* descriptor) {
+void Describe(const AttentionSpec& spec, const std::optional<WriterChoice>& writer, TensorId id,
+              v1::TensorDescriptor* descriptor) {
   descriptor->set_tensor(ToProto(id));
   descriptor->set_dtype(HasDType(id)                              ? ToProto(DTypeOf(spec, id))
                         : InfoOf(id).element == ElementOf::kInt32 ? v1::DATA_TYPE_INT32
                                                                   : v1::DATA_TYPE_UINT8);
-  for (int64_t dimension : DimensionsOf(spec, id)) descriptor->add_dimensions(dimension);
-  descriptor->set_bytes(BytesOf(spec, id));
+  const std::vector<int64_t> dimensions =
+      writer.has_value() ? DimensionsOf(spec, writer->rows, id) : DimensionsOf(spec, id);
+  for (int64_t dimension : dimensions) descriptor->add_dimensions(dimension);
+  descriptor->set_bytes(writer.has_value() ? BytesOf(spec, writer->rows, id) : BytesOf(spec, id));
 }
 
 template <typename Set>
@@ -68,31 +72,19 @@ v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& acc
   accepted.set_transport(accept.transport);
   accepted.set_transport_reason(accept.transport_reason);
   const AttentionSpec& spec = request.valid.spec;
+  const std::optional<WriterChoice>& writer = request.valid.transport.writer;
   for (TensorId id : request.valid.inputs) {
     const bool is_inline = std::any_of(request.inline_tensors.begin(), request.inline_tensors.end(),
                                        [id](const InlineData& data) { return data.tensor == id; });
     const bool comes_here = !is_inline && accept.transport == v1::TRANSPORT_RELAY;
-    if (comes_here) Describe(spec, id, accepted.add_inputs());
+    if (comes_here) Describe(spec, writer, id, accepted.add_inputs());
   }
-  for (TensorId id : request.valid.outputs) Describe(spec, id, accepted.add_outputs());
+  for (TensorId id : request.valid.outputs) Describe(spec, writer, id, accepted.add_outputs());
   accepted.set_max_chunk_bytes_up(limits.max_chunk_bytes_up);
   accepted.set_max_chunk_bytes_down(request.reply.max_chunk_bytes);
   accepted.set_recommended_chunk_bytes(limits.recommended_chunk_bytes);
   return accepted;
 }
-
-namespace {
-
-void AddSpans(const Shard& shard, google::protobuf::RepeatedPtrField<v1::TokenSpan>* spans) {
-  for (const Span& span : shard) {
-    v1::TokenSpan* added = spans->Add();
-    added->set_begin(span.begin);
-    added->set_count(span.length);
-    added->set_stride(span.stride);
-  }
-}
-
-}  // namespace
 
 void AddTickets(const AcceptRequest& accept, const ShardPlan& shards, v1::Accepted* accepted) {
   for (size_t rank = 0; rank < accept.members.size(); ++rank) {
@@ -102,8 +94,8 @@ void AddTickets(const AcceptRequest& accept, const ShardPlan& shards, v1::Accept
     ticket->set_worker(member.name);
     ticket->add_endpoints(member.client_data_address);
     ticket->set_token(member.token);
-    AddSpans(shards.q[rank], ticket->mutable_q());
-    AddSpans(shards.kv[rank], ticket->mutable_kv());
+    ToProto(shards.q[rank], ticket->mutable_q());
+    ToProto(shards.kv[rank], ticket->mutable_kv());
   }
 }
 

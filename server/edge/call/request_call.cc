@@ -187,6 +187,7 @@ void RequestCall::LookUpResidual(ResidualHeader header) {
 
 void RequestCall::TakeRequest(std::variant<HeaderRequest, grpc::Status> header) {
   Steps steps;
+  std::optional<WriterHeader> joins;
   {
     absl::MutexLock lock(&mutex_);
     read_phase_ = ReadPhase::kIdle;
@@ -195,15 +196,26 @@ void RequestCall::TakeRequest(std::variant<HeaderRequest, grpc::Status> header) 
     } else if (const auto* status = std::get_if<grpc::Status>(&header)) {
       End(*status);
     } else {
-      Announce(std::get<HeaderRequest>(std::move(header)));
+      request_ = std::get<HeaderRequest>(std::move(header));
+      LogArrival(*request_, traceparent_);
+      const ExhaustedLimit full = context_->registry->HeaderCame(id_);
+      if (full != ExhaustedLimit::kNone) {
+        End(LimitReached(full, context_->limits, context_->retry_after));
+      } else if (request_->valid.transport.writer.has_value()) {
+        joins = Gather();
+      } else {
+        Announce(request_->valid.transport);
+      }
     }
     steps = Next();
   }
   Do(std::move(steps));
+  if (joins.has_value()) context_->writers->Join(shared_from_this(), *std::move(joins));
 }
 
-void RequestCall::Announce(HeaderRequest request) {
+void RequestCall::Announce(TransportChoice transport) {
   const absl::Time now = MonotonicNow();
+  const HeaderRequest& request = *request_;
   RequestArrived arrived;
   arrived.stream = id_;
   arrived.request_id = request.request_id;
@@ -224,19 +236,13 @@ void RequestCall::Announce(HeaderRequest request) {
   }
   arrived.residual = request.valid.residual_handle;
   arrived.keep_residual = request.valid.keep_residual;
-  arrived.transport = request.valid.transport;
+  arrived.transport = std::move(transport);
   const std::vector<TransportKind>& accept = arrived.transport.accept;
   if (std::find(accept.begin(), accept.end(), TransportKind::kDirectStream) != accept.end()) {
     arrived.token_seed = RandomToken();
   }
-  LogArrival(request, traceparent_);
-  request_ = std::move(request);
-  ExhaustedLimit full = context_->registry->HeaderCame(id_);
-  if (full == ExhaustedLimit::kNone && !context_->core->TryPost(std::move(arrived))) {
-    full = ExhaustedLimit::kServer;
-  }
-  if (full != ExhaustedLimit::kNone) {
-    return End(LimitReached(full, context_->limits, context_->retry_after));
+  if (!context_->core->TryPost(std::move(arrived))) {
+    return End(LimitReached(ExhaustedLimit::kServer, context_->limits, context_->retry_after));
   }
   life_.MoveTo(CallState::kQueued);
 }
@@ -268,6 +274,27 @@ void RequestCall::Evict() {
 // ------------------------------------------------------------- from the core
 
 void RequestCall::Accept(const AcceptRequest& accept) {
+  AcceptOwn(accept);
+  for (const auto& follower : Followers()) follower->AcceptOwn(accept);
+}
+
+void RequestCall::Download(const BeginDownload& begin) {
+  DownloadOwn(begin);
+  for (const auto& follower : Followers()) follower->DownloadOwn(begin);
+}
+
+void RequestCall::Advance(const TransferAdvanced& advanced) {
+  AdvanceOwn(advanced);
+  for (const auto& follower : Followers()) follower->AdvanceOwn(advanced);
+}
+
+void RequestCall::Succeed(const FinishRequest& finish) {
+  const std::vector<std::shared_ptr<RequestCall>> followers = Followers();
+  if (!SucceedOwn(finish)) return;
+  for (const auto& follower : followers) (void)follower->SucceedOwn(finish);
+}
+
+void RequestCall::AcceptOwn(const AcceptRequest& accept) {
   Steps steps;
   {
     absl::MutexLock lock(&mutex_);
@@ -277,7 +304,7 @@ void RequestCall::Accept(const AcceptRequest& accept) {
     generation_ = accept.generation;
     transport_ = accept.transport;
     transport_reason_ = accept.transport_reason;
-    context_->metrics->Accepted(transport_);
+    if (!follows()) context_->metrics->Accepted(transport_);
     v1::Accepted accepted = MakeAccepted(*request_, accept, traceparent_, context_->limits);
     TransferSpec spec{
         direction_, request_->valid, request_->reply, std::exchange(request_->inline_tensors, {}),
@@ -301,7 +328,7 @@ void RequestCall::Accept(const AcceptRequest& accept) {
   Do(std::move(steps));
 }
 
-void RequestCall::Download(const BeginDownload& begin) {
+void RequestCall::DownloadOwn(const BeginDownload& begin) {
   Steps steps;
   {
     absl::MutexLock lock(&mutex_);
@@ -313,7 +340,7 @@ void RequestCall::Download(const BeginDownload& begin) {
   Do(std::move(steps));
 }
 
-void RequestCall::Advance(const TransferAdvanced& advanced) {
+void RequestCall::AdvanceOwn(const TransferAdvanced& advanced) {
   std::shared_ptr<DataPlane> plane;
   {
     absl::MutexLock lock(&mutex_);
@@ -322,40 +349,46 @@ void RequestCall::Advance(const TransferAdvanced& advanced) {
   if (plane != nullptr) plane->Advanced(advanced);
 }
 
-void RequestCall::Succeed(const FinishRequest& finish) {
+bool RequestCall::SucceedOwn(const FinishRequest& finish) {
   Steps steps;
+  bool succeeded = false;
   {
     absl::MutexLock lock(&mutex_);
-    if (!life_.in_core()) return;
-    undelivered_residual_ = finish.residual_handle;
+    if (!life_.in_core()) return false;
+    if (!follows()) undelivered_residual_ = finish.residual_handle;
     if (life_.state() == CallState::kGivingUp) {
       // A call that gave up at the same moment receives no other answer from the core.
       End(why_);
     } else {
+      succeeded = true;
       plane_->Succeeded();
-      if (transport_ != v1::TRANSPORT_RELAY) {
-        context_->metrics->MovedByMembers(transport_, plane_->totals());
-      }
       Enqueue(Wrap(direction_, MakeSummary(*download_, finish, flops_, plane_->totals())), 0);
-      context_->metrics->StageTook("queue", download_->queue_time);
-      context_->metrics->StageTook("upload", download_->upload_time);
-      context_->metrics->StageTook("compute", download_->compute_time);
-      context_->metrics->StageTook("download", finish.download_time);
       download_time_ = finish.download_time;
-      const AttentionShape& shape = request_->valid.spec.shape;
-      context_->metrics->Served(direction_, shape.batch * shape.seq_len_q);
+      if (!follows()) CountSuccess(finish);
       End(grpc::Status::OK);
     }
     steps = Next();
   }
   Do(std::move(steps));
+  return succeeded;
+}
+
+void RequestCall::CountSuccess(const FinishRequest& finish) {
+  ServerMetrics& metrics = *context_->metrics;
+  if (transport_ != v1::TRANSPORT_RELAY) metrics.MovedByMembers(transport_, plane_->totals());
+  metrics.StageTook("queue", download_->queue_time);
+  metrics.StageTook("upload", download_->upload_time);
+  metrics.StageTook("compute", download_->compute_time);
+  metrics.StageTook("download", finish.download_time);
+  const AttentionShape& shape = request_->valid.spec.shape;
+  metrics.Served(direction_, shape.batch * shape.seq_len_q);
 }
 
 void RequestCall::Fail(const Failure& failure) {
   Steps steps;
   {
     absl::MutexLock lock(&mutex_);
-    if (!life_.in_core()) return;
+    if (!life_.in_core() && !waits_for_writers()) return;
     if (failure.reason == "UPLOAD_IDLE" || failure.reason == "UPLOAD_TOO_SLOW") {
       context_->metrics->IdleEnded("upload");
     }
@@ -375,7 +408,7 @@ void RequestCall::OnTick(absl::Time now, const Coordinator& core) {
       End(HeaderLate(context_->limits.header_timeout));
     }
     if (now >= half_close_check_at_) CheckHalfClose();
-    if (life_.state() == CallState::kTransferring) LookAtTransfer(now, core);
+    if (life_.state() == CallState::kTransferring && !follows()) LookAtTransfer(now, core);
     if (life_.state() == CallState::kEnding) CutOffIfStuck(now);
     if (!life_.over() && now >= next_progress_) SendProgress(now, core);
     steps = Next();

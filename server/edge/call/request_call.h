@@ -1,6 +1,7 @@
 // RequestCall: one client's Forward or Backward call, from the header to the status. It checks the
 // header, submits the request to the core, opens a data plane when the core accepts, and ends as
-// the core decides. The data plane moves the tensors.
+// the core decides. The data plane moves the tensors. request_call_writers.cc has the calls of
+// requests with several clients.
 //
 // Tests: slow_clients_test.cc, undelivered_residual_test.cc
 #ifndef RINGATTN_SERVER_EDGE_CALL_REQUEST_CALL_H_
@@ -13,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
@@ -26,6 +28,7 @@
 #include "server/edge/call/call_state.h"
 #include "server/edge/call/request_context.h"
 #include "server/edge/call/upload_meter.h"
+#include "server/edge/call/writer_groups.h"
 #include "server/edge/data/data_plane.h"
 #include "server/edge/header/header_translation.h"
 
@@ -52,6 +55,19 @@ class RequestCall final : public ByteStreamReactor,
   void Succeed(const FinishRequest& finish) ABSL_LOCKS_EXCLUDED(mutex_);
   void Fail(const Failure& failure) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnTick(absl::Time now, const Coordinator& core) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // --- A request of several clients (writer_groups.h). The lead is the call of writer 0. Any
+  // thread, without locks.
+  // All writers have joined: submits the request, with the transports of all of them.
+  void StartAsLead(TransportChoice joined, std::vector<std::shared_ptr<RequestCall>> followers)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // From now on the lead passes on what the core decides. Returns false if this call has ended.
+  bool Follow(std::shared_ptr<RequestCall> lead) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The group has failed.
+  void FailWriter(const Failure& failure) ABSL_LOCKS_EXCLUDED(mutex_);
+  void FailWriter(const grpc::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends this call, and with it its group, because another call takes its place.
+  void LeaveWriters(const Failure& why) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Returns the tensor bytes transferred so far. Any thread.
   TransferTotals Totals() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -105,8 +121,35 @@ class RequestCall final : public ByteStreamReactor,
   void TakeHeader() ABSL_LOCKS_EXCLUDED(mutex_);
   void LookUpResidual(ResidualHeader header) ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeRequest(std::variant<HeaderRequest, grpc::Status> header) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Announce(HeaderRequest request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Submits request_ to the core.
+  void Announce(TransportChoice transport) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Time Deadline(absl::Time now) const;
+
+  // --- writers
+  // Waits for the other writers. Returns what WriterGroups::Join needs.
+  WriterHeader Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A follower has left.
+  void LoseWriter(int index, const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Reports the end of a waiting call to its group.
+  void LeaveGroup(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the followers, because this call has ended.
+  void EndFollowers(const grpc::Status& status, bool left_itself)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<std::shared_ptr<RequestCall>> Followers() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool follows() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lead_ != nullptr; }
+  WriterKey GroupKey() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int writer_index() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool waits_for_writers() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return life_.state() == CallState::kGathering;
+  }
+
+  // What the core decides for this call alone.
+  void AcceptOwn(const AcceptRequest& accept) ABSL_LOCKS_EXCLUDED(mutex_);
+  void DownloadOwn(const BeginDownload& begin) ABSL_LOCKS_EXCLUDED(mutex_);
+  void AdvanceOwn(const TransferAdvanced& advanced) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns false if the call had given up.
+  bool SucceedOwn(const FinishRequest& finish) ABSL_LOCKS_EXCLUDED(mutex_);
+  void CountSuccess(const FinishRequest& finish) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // --- tensors
   void TakeChunk() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -185,6 +228,12 @@ class RequestCall final : public ByteStreamReactor,
   absl::Duration download_time_ ABSL_GUARDED_BY(mutex_);           // set on success
   // Handle of the residual that the call produced; cleared once the summary was written.
   std::string undelivered_residual_ ABSL_GUARDED_BY(mutex_);
+
+  // Until OnDone. Set for a follower.
+  std::shared_ptr<RequestCall> lead_ ABSL_GUARDED_BY(mutex_);
+  // Until OnDone. Set for a lead.
+  std::vector<std::shared_ptr<RequestCall>> followers_ ABSL_GUARDED_BY(mutex_);
+  bool lost_writer_ ABSL_GUARDED_BY(mutex_) = false;  // a lead that gives up for a follower
 
   Failure why_ ABSL_GUARDED_BY(mutex_);          // from kGivingUp on
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);  // final from kEnding on

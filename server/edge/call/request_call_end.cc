@@ -10,6 +10,7 @@
 #include "server/edge/call/call_audit.h"
 #include "server/edge/call/call_failures.h"
 #include "server/edge/call/request_call.h"
+#include "server/edge/data/run_deferred.h"
 #include "server/edge/header/error_details.h"
 
 namespace ringattn::server {
@@ -45,6 +46,7 @@ void RequestCall::CheckHalfClose() {
 
 void RequestCall::Leave(Failure why) {
   if (life_.in_core()) return GiveUp(std::move(why));
+  if (waits_for_writers()) LeaveGroup(why.message);
   End(why);
 }
 
@@ -52,13 +54,19 @@ void RequestCall::GiveUp(Failure why) {
   life_.MoveTo(CallState::kGivingUp);
   stops_ = plane_ != nullptr;
   why_ = std::move(why);
-  context_->core->Post(RequestEnded{id_, why_});
+  if (!follows()) return context_->core->Post(RequestEnded{id_, why_});
+  // The core does not know this call. Its lead ends the request.
+  RunDeferred([lead = lead_, index = writer_index(), text = why_.message] {
+    lead->LoseWriter(index, text);
+  });
 }
 
 void RequestCall::End(const Failure& failure) { End(ToGrpcStatus(failure, context_->limits)); }
 
 void RequestCall::End(const grpc::Status& status) {
+  const bool left_itself = life_.state() == CallState::kGivingUp && !lost_writer_;
   life_.MoveTo(CallState::kEnding);
+  EndFollowers(status, left_itself);
   ended_at_ = MonotonicNow();
   status_ = status;
   if (!status.ok()) {
@@ -115,6 +123,8 @@ void RequestCall::OnDone() {
     // The plane and this object refer to each other.
     plane = std::move(plane_);
     self = std::move(self_);
+    lead_.reset();
+    followers_.clear();
   }
   if (plane != nullptr) plane->Stop();
   // The client does not have the handle, so the residual would count against its quota until it

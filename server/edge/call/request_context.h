@@ -10,6 +10,7 @@
 #include "server/edge/access/callers.h"
 #include "server/edge/call/lease_holds.h"
 #include "server/edge/call/request_registry.h"
+#include "server/edge/call/writer_groups.h"
 #include "server/edge/data/data_plane.h"
 #include "server/edge/data/shard_client.h"
 #include "server/edge/loop/core_loop.h"
@@ -24,6 +25,7 @@ struct RequestContext {
   absl::Duration retry_after = absl::Seconds(1);
   CoreLoop* core = nullptr;
   RequestRegistry* registry = nullptr;
+  WriterGroups* writers = nullptr;
   ShardChannels* channels = nullptr;
   ServerMetrics* metrics = nullptr;
   Callers* callers = nullptr;

@@ -15,6 +15,12 @@ namespace {
 template <typename Header>
 uint64_t Fingerprint(Header* header) {
   header->clear_request_id();
+  if (header->transport().has_writer()) {
+    // These concern this writer's stream alone.
+    header->mutable_reply()->clear_max_chunk_bytes();
+    header->mutable_reply()->clear_with_crc32c();
+    header->mutable_reply()->clear_progress_interval();
+  }
   header->clear_transport();  // a retry may use another transport
   return absl::HashOf(std::is_same_v<Header, v1::BackwardHeader>, header->SerializeAsString());
 }
@@ -38,7 +44,6 @@ std::variant<HeaderRequest, Rejection> Read(First first, const Limits& limits) {
   HeaderRequest request;
   request.valid = std::get<ValidRequest>(std::move(checked));
   request.request_id = header.request_id();
-  request.fingerprint = Fingerprint(&header);
   const v1::ReplyOptions& reply = header.reply();
   request.reply.max_chunk_bytes = reply.has_max_chunk_bytes()
                                       ? static_cast<int64_t>(reply.max_chunk_bytes())
@@ -48,6 +53,7 @@ std::variant<HeaderRequest, Rejection> Read(First first, const Limits& limits) {
   if (reply.has_progress_interval()) {
     request.reply.progress_interval = ToDuration(reply.progress_interval());
   }
+  request.fingerprint = Fingerprint(&header);
   for (v1::InlineTensor& tensor : *header.mutable_inline_tensors()) {
     request.inline_tensors.push_back(
         {*TensorFromNumber(tensor.tensor()), std::move(*tensor.mutable_data())});

@@ -31,8 +31,10 @@ struct ReplyChoice {
 
 struct HeaderRequest {
   ValidRequest valid;
-  std::string request_id;    // empty if the client sent none
-  uint64_t fingerprint = 0;  // of the header without id and transport; stable within one process
+  std::string request_id;  // empty if the client sent none
+  // Of the header without id and transport and, with a writer, without the fields of ReplyOptions
+  // that concern its stream alone. Stable within one process.
+  uint64_t fingerprint = 0;
   ReplyChoice reply;
   std::vector<InlineData> inline_tensors;  // sizes are checked
 };

@@ -128,6 +128,8 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
   SetDuration(limits.upload_idle_timeout, proto->mutable_upload_idle_timeout());
   SetDuration(limits.download_idle_timeout, proto->mutable_download_idle_timeout());
   SetDuration(limits.header_timeout, proto->mutable_header_timeout());
+  proto->set_max_writers(static_cast<uint32_t>(limits.max_writers));
+  SetDuration(limits.writer_join_timeout, proto->mutable_writer_join_timeout());
   proto->set_min_upload_bytes_per_second(limits.min_upload_bytes_per_second);
   SetDuration(limits.upload_grace, proto->mutable_upload_grace());
   SetDuration(limits.upload_grace_contended, proto->mutable_upload_grace_contended());

@@ -108,6 +108,8 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
       &metrics->Counters("ringattn_ring_reforms_total", "Rings formed after the first.").Add({});
   residuals_ = gauge("ringattn_residuals", "Residuals kept for a Backward.");
   residual_holds_ = gauge("ringattn_residual_holds", "Open HoldResiduals streams.");
+  waiting_writers_ =
+      gauge("ringattn_waiting_writers", "Streams that wait for other writers of their request.");
   residual_bytes_ =
       gauge("ringattn_residual_bytes", "Worker memory used by residuals, summed over workers.");
   gauge("ringattn_max_residual_bytes", "Limit on the worker memory used by residuals.")
@@ -200,6 +202,10 @@ void ServerMetrics::SetStats(const CoordinatorStats& stats) {
 
 void ServerMetrics::SetResidualHolds(int64_t streams) {
   residual_holds_->Set(static_cast<double>(streams));
+}
+
+void ServerMetrics::SetWaitingWriters(int64_t streams) {
+  waiting_writers_->Set(static_cast<double>(streams));
 }
 
 void ServerMetrics::SetKvStreams(int64_t holds, int64_t relays) {

@@ -46,6 +46,8 @@ class ServerMetrics {
   }
 
   void SetResidualHolds(int64_t streams);
+  // Streams that wait for other writers of their request.
+  void SetWaitingWriters(int64_t streams);
   // Open HoldCaches streams, and open Steps streams on the relay.
   void SetKvStreams(int64_t holds, int64_t relays);
   // Counts a step on the relay. `duration`: from its StepBegin to its last result.
@@ -88,6 +90,7 @@ class ServerMetrics {
   prometheus::Gauge* residuals_;
   prometheus::Gauge* residual_bytes_;
   prometheus::Gauge* residual_holds_;
+  prometheus::Gauge* waiting_writers_;
   prometheus::Counter* residuals_kept_;
   prometheus::Counter* residuals_refused_;
   prometheus::Counter* residual_reads_;
