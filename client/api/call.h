@@ -129,6 +129,13 @@ struct CallOptions {
   // (BackwardArgs::residual_handle). 0: the server's default. The Forward succeeds even if nothing
   // can be kept. Backward returns INVALID_ARGUMENT if it is set.
   std::optional<absl::Duration> retain = {};
+  // Set if several clients send and receive the tensors of one request (Writer in attention.proto):
+  // all buffers of the call then hold this client's rows only, and `shape` is that of the whole
+  // request. Every writer makes the call, with the same request_id, which is required, and with
+  // equal arguments. The call returns when all writers' outputs are complete, or with the same
+  // error in all of them. INVALID_ARGUMENT with packing, lse per document, probability_rows or
+  // kRelay.
+  std::optional<v1::Writer> writer = {};
   TransportPreference transport = TransportPreference::kAuto;
   // With kDirect, kHostMemory and kCudaMemory: the call fails with FAILED_PRECONDITION,
   // TRANSPORT_UNAVAILABLE instead of using another transport. If a worker has just joined, the

@@ -85,7 +85,7 @@ class StreamAttempt final : public Attempt,
     if (!plan_->traceparent.empty()) context_->AddMetadata(kTraceparentKey, plan_->traceparent);
     if (!plan_->direct) {
       no_direct_reason_ = plan_->no_direct_reason;
-    } else if (!terms.no_direct.empty() || workers_ == nullptr) {
+    } else if ((!terms.no_direct.empty() && !plan_->writer.has_value()) || workers_ == nullptr) {
       no_direct_reason_ = absl::StrCat("no direct stream: ", terms.no_direct);
     } else {
       offers_direct_ = true;
@@ -135,7 +135,8 @@ class StreamAttempt final : public Attempt,
       options.add_accept(v1::TRANSPORT_DIRECT);
       if (plan_->direct_required) options.set_required(true);
     }
-    if (options.accept().empty()) return plan_->header;
+    if (plan_->writer.has_value()) *options.mutable_writer() = *plan_->writer;
+    if (options.accept().empty() && !options.has_writer()) return plan_->header;
     std::string more;
     if (plan_->kind == CallKind::kForward) {
       v1::ForwardRequest request;
@@ -292,6 +293,9 @@ class StreamAttempt final : public Attempt,
     if (by_direct && !offers_direct_)
       return ServerError("Accepted names direct streams, which were not offered");
     by_coordinator_ = !by_host && !by_direct;
+    if (by_coordinator_ && plan_->writer.has_value()) {
+      return ServerError("Accepted names the relay, which writers cannot use");
+    }
     // A worker lacks a region, possibly after a restart.
     if (offer_ && !by_host) plan_->host->AttachAgain();
     const uint64_t chunk_bytes = ChunkBytesUp(plan_->max_chunk_bytes_up, accepted);
@@ -312,9 +316,16 @@ class StreamAttempt final : public Attempt,
 
   absl::Status StartDirect(const v1::Accepted& accepted, uint64_t chunk_bytes) {
     const std::optional<ScheduleKind> schedule = FromProto(accepted.plan().schedule());
+    std::optional<WriterRows> rows;
+    if (plan_->writer.has_value()) {
+      absl::StatusOr<WriterRows> read = RowsOf(*plan_->writer);
+      if (!read.ok()) return read.status();
+      rows = *std::move(read);
+    }
     auto tensors =
         ShardTensors::Make(accepted.tickets(), plan_->inputs, plan_->direct_outputs, chunk_bytes,
-                           schedule.has_value() && KeepsKeysInPlace(*schedule));
+                           schedule.has_value() && KeepsKeysInPlace(*schedule), rows,
+                           /*is_first_writer=*/!rows.has_value() || plan_->writer->index() == 0);
     if (!tensors.ok()) return tensors.status();
     const auto self = shared_from_this();
     DirectTransferEvents events{
@@ -329,6 +340,7 @@ class StreamAttempt final : public Attempt,
             .deadline = deadline_,
             .max_chunk_bytes_down = accepted.max_chunk_bytes_down(),
             .with_crc32c = plan_->with_crc32c,
+            .writer = plan_->writer.has_value() ? plan_->writer->index() : 0,
             .connect_timeout = plan_->direct_required ? kRequiredConnectTime : kDirectConnectTime},
         std::move(events), &borrowed_);
     unended_.fetch_add(1);

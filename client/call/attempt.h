@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,8 @@ struct CallPlan {
   bool direct = false;
   std::string no_direct_reason = {};
   bool direct_required = false;
+  // Set if the tensors are a writer's.
+  std::optional<v1::Writer> writer = {};
   // The outputs for direct streams. Workers send the components of packed results separately, so
   // each is a tensor of its own here, in its place in the packed one.
   std::vector<OutputTensor> direct_outputs = {};

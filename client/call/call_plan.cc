@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,27 +24,54 @@ TensorTypes TypesOf(const BackwardArgs& args) {
   return {args.dtype, args.output_dtype, args.lse_format};
 }
 
+// `rows`: the writer's, if the call has one.
 template <typename Args>
-absl::Status CheckSize(const Args& args, v1::TensorId tensor, uint64_t given_bytes) {
-  const absl::StatusOr<uint64_t> bytes =
-      TensorBytes(args.shape, TypesOf(args), tensor, args.options);
+absl::Status CheckSize(const Args& args, const AttentionSpec& spec,
+                       const std::optional<WriterRows>& rows, v1::TensorId tensor,
+                       uint64_t given_bytes) {
+  absl::StatusOr<uint64_t> bytes = TensorBytes(args.shape, TypesOf(args), tensor, args.options);
   if (!bytes.ok()) return bytes.status();
+  if (rows.has_value()) {
+    bytes = static_cast<uint64_t>(BytesOf(spec, *rows, static_cast<TensorId>(tensor)));
+  }
   if (*bytes == given_bytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(TensorIdName(tensor), " has ", given_bytes,
-                                                 " bytes; its shape and dtype require ", *bytes));
+  return absl::InvalidArgumentError(
+      absl::StrCat(TensorIdName(tensor), " has ", given_bytes, " bytes; its shape and dtype",
+                   rows.has_value() ? " and the writer's tokens" : "", " require ", *bytes));
 }
 
 template <typename Args>
-absl::Status CheckBufferSizes(const Args& args, const CallPlan& plan) {
+absl::Status CheckBufferSizes(const Args& args, const AttentionSpec& spec,
+                              const std::optional<WriterRows>& rows, const CallPlan& plan) {
   for (const InputTensor& input : plan.inputs) {
-    absl::Status status = CheckSize(args, input.tensor, input.bytes.size());
+    absl::Status status = CheckSize(args, spec, rows, input.tensor, input.bytes.size());
     if (!status.ok()) return status;
   }
   for (const OutputTensor& output : plan.outputs) {
-    absl::Status status = CheckSize(args, output.tensor, output.bytes.size());
+    absl::Status status = CheckSize(args, spec, rows, output.tensor, output.bytes.size());
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+// Returns the writer's rows, or nothing if the call has no writer.
+template <typename Args>
+absl::StatusOr<std::optional<WriterRows>> WriterOf(const Args& args, const AttentionSpec& spec,
+                                                   const CallOptions& options) {
+  std::optional<WriterRows> none;
+  if (!options.writer.has_value()) return none;
+  const char* const why = options.request_id.empty()
+                              ? "request_id is empty; all writers need the same"
+                          : args.shape.packing() != v1::PACKING_UNSPECIFIED ? "shape.packing is set"
+                          : spec.lse_per_document          ? "lse_format is PER_DOCUMENT"
+                          : !spec.probability_rows.empty() ? "probability_rows is set"
+                          : options.transport == TransportPreference::kRelay
+                              ? "transport is the relay, which writers cannot use"
+                              : nullptr;
+  if (why != nullptr) return absl::InvalidArgumentError(absl::StrCat("writer: ", why));
+  absl::StatusOr<WriterRows> rows = RowsOf(*options.writer);
+  if (!rows.ok()) return rows.status();
+  return std::optional<WriterRows>(*std::move(rows));
 }
 
 v1::ReplyOptions Reply(const CallOptions& options, const ChunkLimits& limits) {
@@ -91,8 +120,10 @@ uint64_t InputBytes(const CallPlan& plan) {
 
 template <typename Header>
 void InlineSmallInputs(CallPlan* plan, Header* header) {
-  if (plan->host != nullptr || plan->on_cuda || plan->direct || InputBytes(*plan) > kMaxInlineBytes)
+  if (plan->host != nullptr || plan->on_cuda || plan->direct || plan->writer.has_value() ||
+      InputBytes(*plan) > kMaxInlineBytes) {
     return;
+  }
   for (const InputTensor& input : plan->inputs) {
     if (input.bytes.empty()) continue;
     v1::InlineTensor* tensor = header->add_inline_tensors();
@@ -126,6 +157,14 @@ void SetDirect(const CallOptions& options, CallPlan* plan) {
       plan->no_direct_reason =
           plan->direct ? "" : "no direct stream: the tensors have less than 1 MiB";
       break;
+  }
+  // Writers have no relay to fall back to.
+  const bool only_memory =
+      options.transport == TransportPreference::kCudaMemory ||
+      (options.transport == TransportPreference::kHostMemory && options.transport_required);
+  if (options.writer.has_value() && !only_memory) {
+    plan->direct = true;
+    plan->no_direct_reason.clear();
   }
 }
 
@@ -175,6 +214,7 @@ absl::Status SetOptions(const CallOptions& options, const ChunkLimits& limits, C
   plan->with_crc32c = options.with_crc32c;
   plan->on_progress = options.on_progress;
   plan->on_accepted = options.on_accepted;
+  plan->writer = options.writer;
   return absl::OkStatus();
 }
 
@@ -242,12 +282,14 @@ bool HasDlse(const Args& args) {
 
 // `has_residual`: the inputs are only those that are sent in addition to a residual.
 template <typename Args>
-absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recompute_forward,
-                                     Buffers<ConstBytes> inputs, Buffers<MutableBytes> outputs,
-                                     bool has_residual = false) {
+absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, const CallOptions& options,
+                                     bool recompute_forward, Buffers<ConstBytes> inputs,
+                                     Buffers<MutableBytes> outputs, bool has_residual = false) {
   const absl::StatusOr<AttentionSpec> spec =
       SpecForTensors(args.shape, TypesOf(args), args.options, HasDlse(args));
   if (!spec.ok()) return spec.status();
+  const absl::StatusOr<std::optional<WriterRows>> rows = WriterOf(args, *spec, options);
+  if (!rows.ok()) return rows.status();
   const Direction direction =
       kind == CallKind::kForward ? Direction::kForward : Direction::kBackward;
   CallPlan plan;
@@ -268,15 +310,16 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, bool recom
   for (size_t i = 0; i < wanted.size(); ++i) plan.inputs[i].layout = LayoutOf(*spec, wanted[i]);
   const std::vector<TensorId> given = OutputsOf(*spec, direction);
   for (size_t i = 0; i < given.size(); ++i) plan.outputs[i].layout = LayoutOf(*spec, given[i]);
-  absl::Status sizes = CheckBufferSizes(args, plan);
+  absl::Status sizes = CheckBufferSizes(args, *spec, *rows, plan);
   if (!sizes.ok()) return sizes;
   plan.direct_outputs = AsWorkersSend(*spec, given, plan.outputs);
   return plan;
 }
 
-absl::StatusOr<CallPlan> ForwardTensors(const ForwardArgs& args, const ForwardResults& results) {
+absl::StatusOr<CallPlan> ForwardTensors(const ForwardArgs& args, const ForwardResults& results,
+                                        const CallOptions& options) {
   return PlanTensors(
-      CallKind::kForward, args, /*recompute_forward=*/false,
+      CallKind::kForward, args, options, /*recompute_forward=*/false,
       Buffers<ConstBytes>(
           {{v1::TENSOR_ID_Q, args.q}, {v1::TENSOR_ID_K, args.k}, {v1::TENSOR_ID_V, args.v}},
           args.more),
@@ -291,13 +334,14 @@ Buffers<MutableBytes> Gradients(const BackwardResults& results) {
                                results.more);
 }
 
-absl::StatusOr<CallPlan> BackwardTensors(const BackwardArgs& args, const BackwardResults& results) {
+absl::StatusOr<CallPlan> BackwardTensors(const BackwardArgs& args, const BackwardResults& results,
+                                         const CallOptions& options) {
   TensorMap<ConstBytes> inputs = args.more;
   if (args.has_forward_result) {
     inputs.emplace(v1::TENSOR_ID_OUT, args.out);
     inputs.emplace(v1::TENSOR_ID_LSE, args.lse);
   }
-  return PlanTensors(CallKind::kBackward, args, !args.has_forward_result,
+  return PlanTensors(CallKind::kBackward, args, options, !args.has_forward_result,
                      Buffers<ConstBytes>({{v1::TENSOR_ID_Q, args.q},
                                           {v1::TENSOR_ID_K, args.k},
                                           {v1::TENSOR_ID_V, args.v},
@@ -308,12 +352,13 @@ absl::StatusOr<CallPlan> BackwardTensors(const BackwardArgs& args, const Backwar
 
 // The inputs of a Backward that reads a residual: dout and DLSE.
 absl::StatusOr<CallPlan> ResidualBackwardTensors(const BackwardArgs& args,
-                                                 const BackwardResults& results) {
+                                                 const BackwardResults& results,
+                                                 const CallOptions& options) {
   TensorMap<ConstBytes> inputs;
   const auto dlse = args.more.find(v1::TENSOR_ID_DLSE);
   if (dlse != args.more.end()) inputs.insert(*dlse);
   inputs.emplace(v1::TENSOR_ID_DOUT, args.dout);
-  return PlanTensors(CallKind::kBackward, args, /*recompute_forward=*/false,
+  return PlanTensors(CallKind::kBackward, args, options, /*recompute_forward=*/false,
                      Buffers<ConstBytes>({}, inputs), Gradients(results), /*has_residual=*/true);
 }
 
@@ -345,7 +390,8 @@ absl::StatusOr<CallPlan> PlanFullBackward(const BackwardArgs& args, const Backwa
                                           const RegionIndex& regions) {
   v1::BackwardRequest request = RequestOf(args, options, limits);
   request.mutable_header()->set_has_forward_result(args.has_forward_result);
-  return Complete(BackwardTensors(args, results), options, limits, regions, std::move(request));
+  return Complete(BackwardTensors(args, results, options), options, limits, regions,
+                  std::move(request));
 }
 
 bool HasTensors(const BackwardArgs& args) {
@@ -355,12 +401,14 @@ bool HasTensors(const BackwardArgs& args) {
 
 }  // namespace
 
-absl::Status CheckSizes(const ForwardArgs& args, const ForwardResults& results) {
-  return ForwardTensors(args, results).status();
+absl::Status CheckSizes(const ForwardArgs& args, const ForwardResults& results,
+                        const CallOptions& options) {
+  return ForwardTensors(args, results, options).status();
 }
 
-absl::Status CheckSizes(const BackwardArgs& args, const BackwardResults& results) {
-  return BackwardTensors(args, results).status();
+absl::Status CheckSizes(const BackwardArgs& args, const BackwardResults& results,
+                        const CallOptions& options) {
+  return BackwardTensors(args, results, options).status();
 }
 
 absl::StatusOr<PlannedRequest> PlanRequest(const ForwardArgs& args, const ForwardResults& results,
@@ -372,7 +420,8 @@ absl::StatusOr<PlannedRequest> PlanRequest(const ForwardArgs& args, const Forwar
     *request.mutable_header()->mutable_reply()->add_probability_rows() = row;
   }
   if (options.retain) SetRetain(*options.retain, request.mutable_header());
-  auto plan = Complete(ForwardTensors(args, results), options, limits, regions, std::move(request));
+  auto plan = Complete(ForwardTensors(args, results, options), options, limits, regions,
+                       std::move(request));
   if (!plan.ok()) return plan.status();
   return PlannedRequest{.plan = *std::move(plan)};
 }
@@ -394,7 +443,7 @@ absl::StatusOr<PlannedRequest> PlanRequest(const BackwardArgs& args, const Backw
   v1::BackwardRequest request = RequestOf(args, options, limits);
   request.mutable_header()->set_residual_handle(args.residual_handle);
   request.mutable_header()->set_keep_residual(args.keep_residual);
-  auto plan = Complete(ResidualBackwardTensors(args, results), options, limits, regions,
+  auto plan = Complete(ResidualBackwardTensors(args, results, options), options, limits, regions,
                        std::move(request));
   if (!plan.ok()) return plan.status();
   PlannedRequest planned{.plan = *std::move(plan)};

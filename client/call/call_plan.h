@@ -27,10 +27,12 @@ struct PlannedRequest {
   std::shared_ptr<const CallPlan> fallback = nullptr;
 };
 
-// Returns INVALID_ARGUMENT naming the first buffer whose size differs from what shape and dtype
-// require. The Backward form requires an empty residual_handle.
-absl::Status CheckSizes(const ForwardArgs& args, const ForwardResults& results);
-absl::Status CheckSizes(const BackwardArgs& args, const BackwardResults& results);
+// Returns INVALID_ARGUMENT naming the first buffer whose size differs from what shape, dtype and
+// writer require. The Backward form requires an empty residual_handle.
+absl::Status CheckSizes(const ForwardArgs& args, const ForwardResults& results,
+                        const CallOptions& options);
+absl::Status CheckSizes(const BackwardArgs& args, const BackwardResults& results,
+                        const CallOptions& options);
 
 // Plans one call. The plan refers to the caller's memory. `regions` are the client's.
 // Requires options.request_id. Errors: INVALID_ARGUMENT for a wrong buffer size, a malformed

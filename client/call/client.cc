@@ -76,7 +76,8 @@ std::string RandomRequestId() {
 }
 
 CallOptions Named(CallOptions options) {
-  if (options.request_id.empty()) options.request_id = RandomRequestId();
+  // A writer without one is rejected.
+  if (options.request_id.empty() && !options.writer) options.request_id = RandomRequestId();
   return options;
 }
 
@@ -109,9 +110,9 @@ StagingPlan StagingFor(const Args& args, const Results& results, const CallOptio
   if constexpr (std::is_same_v<Args, BackwardArgs>) {
     // The other tensors are sent only if the residual no longer exists.
     only_dout = !args.residual_handle.empty() && !options.transport_required;
-    if (args.residual_handle.empty() && !CheckSizes(args, results).ok()) return {};
+    if (args.residual_handle.empty() && !CheckSizes(args, results, options).ok()) return {};
   } else {
-    if (!CheckSizes(args, results).ok()) return {};
+    if (!CheckSizes(args, results, options).ok()) return {};
   }
   StagingPlan plan = PlanStaging(args, results, regions, only_dout);
   if (!asked && plan.copied_bytes < kMinStagedBytes) return {};
@@ -121,12 +122,14 @@ StagingPlan StagingFor(const Args& args, const Results& results, const CallOptio
 }
 
 // As CheckSizes. With a residual the other tensors may be omitted, so nothing is checked here.
-absl::Status CheckGivenSizes(const ForwardArgs& args, const ForwardResults& results) {
-  return CheckSizes(args, results);
+absl::Status CheckGivenSizes(const ForwardArgs& args, const ForwardResults& results,
+                             const CallOptions& options) {
+  return CheckSizes(args, results, options);
 }
-absl::Status CheckGivenSizes(const BackwardArgs& args, const BackwardResults& results) {
+absl::Status CheckGivenSizes(const BackwardArgs& args, const BackwardResults& results,
+                             const CallOptions& options) {
   if (!args.residual_handle.empty()) return absl::OkStatus();
-  return CheckSizes(args, results);
+  return CheckSizes(args, results, options);
 }
 
 template <typename Response, typename Call>
@@ -295,7 +298,7 @@ template <typename Args, typename Results>
 PendingCall Client::Impl::StartWithCuda(const Args& args, const Results& results,
                                         const CallOptions& options, StagingPlan plan,
                                         const Done& done) {
-  if (absl::Status status = CheckGivenSizes(args, results); !status.ok()) {
+  if (absl::Status status = CheckGivenSizes(args, results, options); !status.ok()) {
     return FailedCall(options.request_id, status, done);
   }
   const bool wished = options.transport == TransportPreference::kCudaMemory;

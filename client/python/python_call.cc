@@ -95,6 +95,9 @@ client::CallOptions CallOptionsOf(const py::dict& call) {
   ReadItem(call, "traceparent", &options.traceparent);
   ReadItem(call, "crc32c", &options.with_crc32c);
   ReadItem(call, "deadline", &deadline_seconds);
+  if (call.contains("writer") && !call["writer"].is_none()) {
+    FromDict(call["writer"], "writer", &options.writer.emplace());
+  }
   options.deadline = absl::Seconds(deadline_seconds);
   return options;
 }

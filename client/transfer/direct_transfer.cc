@@ -55,6 +55,7 @@ class DirectTransfer::Stream final
     open.set_token(ticket.token());
     open.set_part(part);
     open.set_parts(parts);
+    open.set_writer(transfer->options_.writer);
     wire::PutOpenShard(open, context_.get());
     context_->set_deadline(transfer->options_.deadline);
   }

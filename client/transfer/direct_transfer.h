@@ -34,6 +34,7 @@ struct DirectTransferOptions {
   std::chrono::system_clock::time_point deadline;
   uint32_t max_chunk_bytes_down = 0;
   bool with_crc32c = true;
+  uint32_t writer = 0;  // OpenShard.writer
   // A connection that takes longer counts as failed.
   absl::Duration connect_timeout = kDirectConnectTime;
 };

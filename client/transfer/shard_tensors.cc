@@ -1,13 +1,16 @@
 #include "client/transfer/shard_tensors.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/transfer/server_error.h"
 #include "client/transfer/tensor_bytes.h"
 #include "common/layout/tensor_route.h"
+#include "common/layout/writer_rows.h"
 #include "common/wire/crc32c.h"
+#include "common/wire/token_spans.h"
 
 namespace ringattn::client {
 namespace {
@@ -15,78 +18,54 @@ namespace {
 // Shorter pieces are gathered into one buffer, because a slice costs about as much as copying them.
 constexpr int64_t kShortestPiece = 16 << 10;
 
-absl::StatusOr<Shard> ShardOf(const google::protobuf::RepeatedPtrField<v1::TokenSpan>& spans) {
-  constexpr uint64_t kMost = uint64_t{1}
-                             << 40;  // tokens; small enough that nothing below overflows
-  Shard shard;
-  for (const v1::TokenSpan& span : spans) {
-    const uint64_t stride = span.stride() == 0 ? 1 : span.stride();
-    if (span.begin() >= kMost || span.count() == 0 || span.count() >= kMost || stride >= kMost ||
-        stride > kMost / span.count()) {
-      return ServerError("a ticket's span is out of range");
-    }
-    shard.push_back({static_cast<int64_t>(span.begin()), static_cast<int64_t>(span.count()),
-                     static_cast<int64_t>(stride)});
-  }
-  return shard;
-}
-
-// Returns true if `shards` together contain each of `rows` tokens once and meet ShardMap's
-// requirements.
-bool Cover(const std::vector<Shard>& shards, int64_t rows) {
-  std::vector<Span> spans;
-  int64_t stride = 1;
-  for (const Shard& shard : shards) {
-    spans.insert(spans.end(), shard.begin(), shard.end());
-    for (const Span& span : shard) stride = std::max(stride, span.stride);
-  }
-  std::sort(spans.begin(), spans.end(),
-            [](const Span& a, const Span& b) { return a.begin < b.begin; });
-  int64_t next = 0;
-  for (const Span& span : spans) {
-    if (span.begin != next || span.stride != stride) return false;
-    if (stride == 1) {
-      next += span.length;
-    } else {
-      if (span.begin >= stride || span.length != (rows - span.begin + stride - 1) / stride) {
-        return false;
-      }
-      ++next;
-    }
-  }
-  return next == (stride == 1 ? rows : std::min(stride, rows));
-}
-
-// Visits runs of a member's bytes, one window at a time. With single-byte runs, a list for a whole
-// chunk would take hundreds of megabytes.
-template <typename Visit>
-void ForEachRun(const ShardMap& map, int rank, int64_t offset, int64_t bytes, const Visit& visit) {
-  constexpr int64_t kWindow = 64 << 10;
-  for (const int64_t end = offset + bytes; offset < end; offset += kWindow) {
-    for (const ByteRun& run : map.FromLocal(rank, offset, std::min(kWindow, end - offset))) {
-      visit(run);
-    }
-  }
-}
+// Of one input, to all members. Beyond this, messages take far longer than their bytes.
+constexpr size_t kMostRanges = 16 << 10;
 
 // The map of one tensor, which is sharded along its axis.
 absl::StatusOr<ShardMap> MapOf(v1::TensorId tensor, const TensorLayout& layout,
                                const ShardPlan& plan) {
   std::vector<Shard> shards = ShardsOf(plan, layout);
   const bool is_cut = layout.axis == Axis::kQ || layout.axis == Axis::kKv;
-  if (is_cut && !Cover(shards, layout.rows)) {
-    return ServerError(
-        absl::StrCat("the tickets do not cover each token of ", TensorIdName(tensor), " once"));
+  if (is_cut) {
+    if (const std::string why = CheckCover(shards, layout.rows, "rank"); !why.empty()) {
+      return ServerError(absl::StrCat("the tickets do not cover each token of ",
+                                      TensorIdName(tensor), " once: ", why));
+    }
   }
   return ShardMap(layout, shards);
 }
 
 }  // namespace
 
+uint64_t ShardTensors::Route::bytes(int rank) const {
+  int64_t bytes = 0;
+  for (const WriterRange& range : ranges[rank]) bytes += range.end - range.begin;
+  return bytes;
+}
+
+// Visits one window at a time. With runs of four bytes, a list for a whole chunk would be larger
+// than the chunk.
+template <typename Visit>
+void ShardTensors::Route::ForEachRun(int rank, int64_t offset, int64_t bytes,
+                                     const Visit& visit) const {
+  constexpr int64_t kWindow = 64 << 10;
+  for (const int64_t end = offset + bytes; offset < end; offset += kWindow) {
+    for (const ByteRun& run : map.FromLocal(rank, offset, std::min(kWindow, end - offset))) {
+      if (!writer.has_value()) {
+        visit(run.global_offset, run.bytes);
+        continue;
+      }
+      for (const ByteRun& held : writer->FromGlobal(run.global_offset, run.bytes)) {
+        visit(held.rank == 0 ? held.local_offset : int64_t{-1}, held.bytes);
+      }
+    }
+  }
+}
+
 absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
     const google::protobuf::RepeatedPtrField<v1::ShardTicket>& tickets,
     std::vector<InputTensor> inputs, std::vector<OutputTensor> outputs, uint64_t max_chunk_bytes,
-    bool pairs_by_keys) {
+    bool pairs_by_keys, const std::optional<WriterRows>& writer, bool is_first_writer) {
   if (tickets.empty()) return ServerError("a direct stream without tickets");
   ShardPlan plan;
   plan.world_size = tickets.size();
@@ -98,8 +77,8 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
     }
     for (const auto& [spans, shards] :
          {std::pair(&ticket.q(), &plan.q), std::pair(&ticket.kv(), &plan.kv)}) {
-      absl::StatusOr<Shard> shard = ShardOf(*spans);
-      if (!shard.ok()) return shard.status();
+      absl::StatusOr<Shard> shard = FromProto(*spans);
+      if (!shard.ok()) return ServerError(absl::StrCat("a ticket: ", shard.status().message()));
       shards->push_back(*std::move(shard));
     }
   }
@@ -115,6 +94,42 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
     }
     return MapOf(tensor, CutByKeys(layout, keys), plan);
   };
+  const auto route_of = [&](v1::TensorId tensor, const TensorLayout& layout,
+                            bool is_input) -> absl::StatusOr<Route> {
+    absl::StatusOr<ShardMap> map = map_of(tensor, layout);
+    if (!map.ok()) return map.status();
+    Route route{*std::move(map), std::nullopt, {}};
+    const bool splits = writer.has_value() && IsSplitByWriters(static_cast<TensorId>(tensor));
+    if (splits) {
+      const Shard& own = layout.axis == Axis::kQ ? writer->q : writer->kv;
+      if (const std::string why = CheckCover({own, RestOf(own, layout.rows)}, layout.rows, "span");
+          !why.empty()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("writer: the tokens of ", TensorIdName(tensor), ": ", why));
+      }
+      route.writer.emplace(layout, std::vector<Shard>{own, RestOf(own, layout.rows)});
+    }
+    size_t ranges = 0;
+    for (int rank = 0; rank < plan.world_size; ++rank) {
+      const int64_t bytes = route.map.local_bytes(rank);
+      std::vector<WriterRange>& all = route.ranges.emplace_back();
+      if (splits) {
+        all = RangesOfWriter(route.map, rank, *route.writer, 0, /*gap_bytes=*/0);
+      } else if (bytes > 0 && (!is_input || is_first_writer)) {
+        all = {{0, bytes}};
+      }
+      ranges += all.size();
+    }
+    // Each range of an input is a message.
+    if (is_input && ranges > kMostRanges) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("direct streams would send ", TensorIdName(tensor), " in ", ranges,
+                       " pieces, more than ", kMostRanges,
+                       ", because the plan's layout differs from the writers' rows; choose "
+                       "plan.layout and plan.world_size after them, or host memory"));
+    }
+    return route;
+  };
   std::unique_ptr<ShardTensors> tensors(new ShardTensors);
   tensors->max_chunk_bytes_ = static_cast<int64_t>(max_chunk_bytes);
   for (InputTensor& input : inputs) {
@@ -122,24 +137,24 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
       return ServerError(absl::StrCat("the tickets shard the components of ",
                                       TensorIdName(input.tensor), " differently"));
     }
-    absl::StatusOr<ShardMap> map = map_of(input.tensor, input.layout);
-    if (!map.ok()) return map.status();
-    tensors->inputs_.push_back({std::move(input), *std::move(map)});
+    absl::StatusOr<Route> route = route_of(input.tensor, input.layout, /*is_input=*/true);
+    if (!route.ok()) return route.status();
+    tensors->inputs_.push_back({std::move(input), *std::move(route)});
   }
   for (OutputTensor& output : outputs) {
-    absl::StatusOr<ShardMap> map = map_of(output.tensor, output.layout);
-    if (!map.ok()) return map.status();
-    tensors->outputs_.push_back({std::move(output), *std::move(map)});
+    absl::StatusOr<Route> route = route_of(output.tensor, output.layout, /*is_input=*/false);
+    if (!route.ok()) return route.status();
+    tensors->outputs_.push_back({std::move(output), *std::move(route)});
   }
   for (int rank = 0; rank < plan.world_size; ++rank) {
     auto source = std::make_unique<Source>();
-    for (const Input& input : tensors->inputs_) source->bytes += input.map.local_bytes(rank);
+    for (const Input& input : tensors->inputs_) source->bytes += input.route.bytes(rank);
     tensors->bytes_up_ += source->bytes;
     tensors->sources_.push_back(std::move(source));
     auto sink = std::make_unique<Sink>();
     absl::MutexLock lock(&sink->mutex);
     for (const Output& output : tensors->outputs_) {
-      sink->arrived.emplace_back(output.map.local_bytes(rank));
+      sink->arrived.emplace_back(output.route.map.local_bytes(rank));
     }
     tensors->bytes_down_ += tensors->bytes_down(rank);
     tensors->sinks_.push_back(std::move(sink));
@@ -149,7 +164,7 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
 
 uint64_t ShardTensors::bytes_down(int rank) const {
   uint64_t bytes = 0;
-  for (const Output& output : outputs_) bytes += output.map.local_bytes(rank);
+  for (const Output& output : outputs_) bytes += output.route.bytes(rank);
   return bytes;
 }
 
@@ -162,15 +177,20 @@ std::optional<ShardTensors::Chunk> ShardTensors::Next(int rank) {
   {
     absl::MutexLock lock(&source.mutex);
     while (source.tensor < inputs_.size() &&
-           source.offset == inputs_[source.tensor].map.local_bytes(rank)) {
+           source.range == inputs_[source.tensor].route.ranges[rank].size()) {
       ++source.tensor;
-      source.offset = 0;
+      source.range = 0;
     }
     if (source.tensor == inputs_.size()) return std::nullopt;
     input = &inputs_[source.tensor];
-    offset = source.offset;
-    bytes = std::min(max_chunk_bytes_, input->map.local_bytes(rank) - offset);
+    const WriterRange& range = input->route.ranges[rank][source.range];
+    offset = range.begin + source.offset;
+    bytes = std::min(max_chunk_bytes_, range.end - offset);
     source.offset += bytes;
+    if (range.begin + source.offset == range.end) {
+      ++source.range;
+      source.offset = 0;
+    }
   }
   dealt_bytes_ += bytes;
   return Cut(*input, rank, offset, bytes);
@@ -199,8 +219,8 @@ ShardTensors::Chunk ShardTensors::Cut(const Input& input, int rank, int64_t offs
     for (const ConstBytes& piece : pieces) gather(piece.data(), piece.size());
     pieces.clear();
   };
-  ForEachRun(input.map, rank, offset, bytes, [&](const ByteRun& run) {
-    input.tensor.bytes.ForEachPiece(run.global_offset, run.bytes, add);
+  input.route.ForEachRun(rank, offset, bytes, [&](int64_t at, int64_t run_bytes) {
+    input.tensor.bytes.ForEachPiece(at, run_bytes, add);
   });
   if (target != nullptr) chunk.pieces = {ConstBytes(chunk.gathered.get(), bytes)};
   return chunk;
@@ -226,7 +246,7 @@ absl::Status ShardTensors::Add(int rank, const wire::ChunkHeader& header,
         break;
       case ByteRangeSet::Added::kOutside:
         return ServerError(absl::StrCat(chunk, " with ", payload_bytes, " bytes, beyond its ",
-                                        found->map.local_bytes(rank)));
+                                        found->route.map.local_bytes(rank)));
       case ByteRangeSet::Added::kOverlaps:
         return ServerError(absl::StrCat(chunk, " overlaps an earlier chunk"));
       case ByteRangeSet::Added::kTooManyRanges:
@@ -238,7 +258,7 @@ absl::Status ShardTensors::Add(int rank, const wire::ChunkHeader& header,
   uint32_t crc = 0;
   const uint8_t* from = payload[0].data;
   size_t left = payload[0].size, fragment = 0;
-  const auto take = [&](uint8_t* target, uint64_t bytes) {
+  const auto take = [&](uint8_t* target, uint64_t bytes) {  // null: skips the bytes
     while (bytes > 0) {
       while (left == 0) {
         from = payload[++fragment].data;
@@ -246,21 +266,26 @@ absl::Status ShardTensors::Add(int rank, const wire::ChunkHeader& header,
       }
       const size_t now = std::min<uint64_t>(left, bytes);
       if (header.crc32c.has_value()) crc = wire::ExtendCrc32c(crc, from, now);
-      std::memcpy(target, from, now);
-      target += now;
+      if (target != nullptr) {
+        std::memcpy(target, from, now);
+        target += now;
+      }
       from += now;
       left -= now;
       bytes -= now;
     }
   };
-  ForEachRun(found->map, rank, static_cast<int64_t>(header.offset),
-             static_cast<int64_t>(payload_bytes), [&](const ByteRun& run) {
-               found->tensor.bytes.ForEachPiece(run.global_offset, run.bytes, take);
-             });
+  uint64_t own_bytes = 0;
+  found->route.ForEachRun(rank, static_cast<int64_t>(header.offset),
+                          static_cast<int64_t>(payload_bytes), [&](int64_t at, int64_t bytes) {
+                            if (at < 0) return take(nullptr, bytes);
+                            found->tensor.bytes.ForEachPiece(at, bytes, take);
+                            own_bytes += bytes;
+                          });
   if (header.crc32c.has_value() && crc != *header.crc32c) {
     return absl::DataLossError(absl::StrCat(chunk, " has a wrong crc32c"));
   }
-  received_bytes_ += payload_bytes;
+  received_bytes_ += own_bytes;
   return absl::OkStatus();
 }
 

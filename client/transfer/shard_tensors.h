@@ -1,6 +1,6 @@
 // ShardTensors: a call's tensors split into its members' shards. It cuts inputs out of the caller's
 // buffers and puts outputs into place there. Without I/O. The shards are those of the tickets, so
-// no planner is needed.
+// no planner is needed. The caller has the whole tensors or, as a writer, its own rows of them.
 // Tests: shard_tensors_test.cc.
 #ifndef RINGATTN_CLIENT_TRANSFER_SHARD_TENSORS_H_
 #define RINGATTN_CLIENT_TRANSFER_SHARD_TENSORS_H_
@@ -18,6 +18,7 @@
 #include "client/transfer/transfer.h"
 #include "common/base/byte_range_set.h"
 #include "common/layout/shard_plan.h"
+#include "common/layout/writer_rows.h"
 #include "common/wire/chunk_codec.h"
 #include "ringattn/v1/attention.pb.h"
 
@@ -30,10 +31,12 @@ class ShardTensors {
   // 0..n-1 that together have each token of each tensor once. All components of a packed input,
   // which is sent whole, must have the same shards. `pairs_by_keys`: members have a bias, its
   // gradient and a mask by keys, as ShardTicket says, although the layouts have them by queries.
+  // `writer`: the caller's rows; the layouts are those of the whole tensors.
   static absl::StatusOr<std::unique_ptr<ShardTensors>> Make(
       const google::protobuf::RepeatedPtrField<v1::ShardTicket>& tickets,
       std::vector<InputTensor> inputs, std::vector<OutputTensor> outputs, uint64_t max_chunk_bytes,
-      bool pairs_by_keys = false);
+      bool pairs_by_keys = false, const std::optional<WriterRows>& writer = std::nullopt,
+      bool is_first_writer = true);
 
   int ranks() const { return static_cast<int>(sources_.size()); }
 
@@ -64,20 +67,36 @@ class ShardTensors {
   bool complete() const { return received_bytes() == bytes_down_; }
 
  private:
+  // Between a tensor's shards and the caller's buffer.
+  struct Route {
+    ShardMap map;  // of the whole tensor
+    // From the whole tensor to the caller's rows, as rank 0, and all others. None: the caller has
+    // the whole tensor.
+    std::optional<ShardMap> writer;
+    // The ranges of each rank's tensor that the caller has, ascending.
+    std::vector<std::vector<WriterRange>> ranges;
+
+    uint64_t bytes(int rank) const;  // of the ranges
+    // Calls visit(buffer_offset, bytes) for each run of the rank's bytes; buffer_offset is -1 for
+    // bytes that the caller does not have.
+    template <typename Visit>
+    void ForEachRun(int rank, int64_t offset, int64_t bytes, const Visit& visit) const;
+  };
   struct Input {
     InputTensor tensor;
-    ShardMap map;
+    Route route;
   };
   struct Output {
     OutputTensor tensor;
-    ShardMap map;
+    Route route;
   };
   // Progress of the inputs of one member.
   struct Source {
     absl::Mutex mutex;
     size_t tensor ABSL_GUARDED_BY(mutex) = 0;
-    int64_t offset ABSL_GUARDED_BY(mutex) = 0;
-    uint64_t bytes = 0;  // in total
+    size_t range ABSL_GUARDED_BY(mutex) = 0;    // index in Route::ranges
+    int64_t offset ABSL_GUARDED_BY(mutex) = 0;  // in the range
+    uint64_t bytes = 0;                         // in total
   };
   // Progress of the outputs of one member, by output.
   struct Sink {

@@ -9,6 +9,7 @@
 #include "common/request/option_fields.h"
 #include "common/request/violations.h"
 #include "common/wire/proto_values.h"
+#include "common/wire/token_spans.h"
 
 namespace ringattn::client {
 namespace {
@@ -23,6 +24,20 @@ absl::StatusOr<TensorId> Known(v1::TensorId tensor) {
 }
 
 }  // namespace
+
+absl::StatusOr<WriterRows> RowsOf(const v1::Writer& writer) {
+  WriterRows rows;
+  for (const auto& [spans, axis, shard] :
+       {std::tuple(&writer.q(), "q", &rows.q), std::tuple(&writer.kv(), "kv", &rows.kv)}) {
+    absl::StatusOr<Shard> read = FromProto(*spans);
+    if (!read.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("writer.", axis, ": ", read.status().message()));
+    }
+    *shard = *std::move(read);
+  }
+  return rows;
+}
 
 const char* TensorIdName(v1::TensorId tensor) {
   const std::optional<TensorId> id = TensorFromNumber(tensor);

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/attention/tensors.h"
+#include "common/layout/writer_rows.h"
 #include "ringattn/v1/attention.pb.h"
 #include "ringattn/v1/tensor.pb.h"
 
@@ -56,6 +57,9 @@ absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& 
                                                       const v1::AttentionOptions& options = {});
 absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, const TensorTypes& types,
                                      v1::TensorId tensor, const v1::AttentionOptions& options = {});
+
+// Returns a writer's rows. Errors: INVALID_ARGUMENT for a span out of range.
+absl::StatusOr<WriterRows> RowsOf(const v1::Writer& writer);
 
 // Returns "q", "lse", ...; "?" for a number that is not a tensor id.
 const char* TensorIdName(v1::TensorId tensor);

@@ -37,6 +37,7 @@ from ringattn._options import (AttentionOptions, BackwardOptions, CallOptions, D
 from ringattn._regions import Region
 from ringattn._report import KernelUse, Plan, Report
 from ringattn._residuals import Residual
+from ringattn._writer import Writer
 
 if TYPE_CHECKING:
     from ringattn._kv_flash_attn import flash_attn_with_kvcache
@@ -66,7 +67,7 @@ __all__ = [
     "FieldViolation", "ForwardOptions", "ForwardResult", "InvalidArgumentError", "KernelUse", "NotFoundError",
     "PermissionDeniedError", "Plan", "Progress", "Region", "Report", "Residual", "ResourceExhaustedError", "RingattnError",
     "UnavailableError",
-    "UnimplementedError", "__version__", "connect", "default_client", "empty", "set_default_client", *_OF_TORCH,
+    "UnimplementedError", "Writer", "__version__", "connect", "default_client", "empty", "set_default_client", *_OF_TORCH,
 ]
 
 

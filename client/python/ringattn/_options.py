@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from ringattn._residuals import Residual
+from ringattn._writer import Writer
 
 #: A numpy array, a PyTorch tensor, or an object with DLPack or numpy's array protocol.
 ArrayLike = Any
@@ -72,6 +73,8 @@ class CallOptions(TypedDict, total=False):
     on_progress: Callable[[Progress], None] | None
     #: Approximate seconds between these calls. Default: 0.2.
     progress_interval: float
+    #: This process, if several make the call together, each with its own rows of the tensors. Requires `request_id`.
+    writer: Writer | None
     #: The path of the tensors (docs/transports.md). A named transport other than "relay" is required: the call fails if
     #: it is not available. "auto", the default, takes the first available of cuda_memory, host_memory, direct, relay.
     #: `Report.transport_reason` states why a transport was used.

@@ -18,6 +18,7 @@ from ringattn._options import ATTENTION_NAMES, DilationLevel, Document, Window
 from ringattn._residuals import Residual, handle_of
 from ringattn._shape import Shape, inputs_of, none_given
 from ringattn._tail import Tail, tail_of
+from ringattn._writer import Writer
 
 #: Allocates bytes in shared memory; returns None if there is none.
 Room = Callable[[int], "np.ndarray | None"]
@@ -87,6 +88,7 @@ def _call_dict(options: Mapping[str, Any]) -> dict[str, Any]:
         raise invalid("transport", f"is {transport!r}; must be auto, relay, direct, host_memory or cuda_memory")
     if transport not in _core.TRANSPORTS:
         raise NotImplementedError(f"transport: {transport!r} is not served by this version")
+    writer = options.get("writer")
     retain = options.get("retain")
     if retain is None or retain is False:
         retain = None
@@ -99,7 +101,7 @@ def _call_dict(options: Mapping[str, Any]) -> dict[str, Any]:
             "crc32c": options.get("crc32c", True),
             "request_id": options.get("request_id"), "deadline": deadline,
             "timeline": options.get("timeline", False), "traceparent": options.get("traceparent"),
-            "transport": transport, "retain": retain}
+            "transport": transport, "retain": retain, "writer": writer if writer is None else writer.header()}
 
 
 def origin_of(origin: Any) -> list[int]:
@@ -198,12 +200,16 @@ def _build(is_forward: bool, values: Mapping[str, Any],
     documents = [_document_dict(document, index) for index, document in enumerate(options.get("documents") or ())]
     if documents and cu_q is None:
         raise invalid("documents", "are given without cu_seqlens_q and cu_seqlens_k")
-    tail = tail_of(values, cu_q, cu_k, options.get("lse_format"))
+    writer = options.get("writer")
+    if writer is not None and not isinstance(writer, Writer):
+        raise TypeError(f"writer: is {type(writer).__name__}; must be ringattn.Writer")
+    # A writer's tensors have other tokens than cu_seqlens.
+    tail = tail_of(values, cu_q, cu_k, options.get("lse_format")) if writer is None else None
     if tail is not None:
         values = {name: tail.cut(name, value) for name, value in values.items()}
         options = {**options, **{name: tail.cut(name, options[name]) for name in _CUT_OPTIONS if name in options}}
     tensors = {name: take(value, name) for name, value in values.items()}
-    shape = Shape(tensors, cu_q, cu_k)
+    shape = Shape(tensors, cu_q, cu_k, writer)
     softcap = options.get("softcap")
     attention: dict[str, Any] = {
         "softmax_scale": options.get("softmax_scale"), "softcap": None if softcap == 0 else softcap,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ringattn._arguments import whole_number
 from ringattn._arrays import Array
 from ringattn._errors import invalid
+from ringattn._writer import Writer
 
 #: Packed tensors, and the length of the axis (before the heads) that divides them.
 PARTS = {"qkv": 3, "kv": 2}
@@ -32,10 +34,15 @@ def none_given(*values: Any) -> bool:
 
 
 class Shape:
-    """The shape of a call. The constructor checks the tensors against each other."""
+    """The shape of a call. The constructor checks the tensors against each other.
 
-    def __init__(self, tensors: Mapping[str, Array], cu_q: list[int] | None, cu_k: list[int] | None) -> None:
+    With a writer, `seq_q` and `seq_k` are those of its own rows; the header has those of the whole request.
+    """
+
+    def __init__(self, tensors: Mapping[str, Array], cu_q: list[int] | None, cu_k: list[int] | None,
+                 writer: Writer | None = None) -> None:
         self.packed = cu_q is not None
+        self.writer = writer
         self.packing = next((name for name in tensors if name in PARTS), None)
         first = next(iter(tensors))
         self.dtype = tensors[first].dtype
@@ -63,7 +70,12 @@ class Shape:
                 self.require(name, tensors[name], (*self.leading, self.seq_k, *parts, self.kv_heads, columns))
         self.lengths_q = self._lengths(cu_q, self.seq_q)
         self.lengths_k = self._lengths(cu_k, self.seq_k)
-        self.longest_k = max(self.lengths_k, default=0) if self.packed else self.seq_k
+        keys = self.seq_k if writer is None else whole_number(writer.seq_len_kv, "writer.seq_len_kv")
+        self.longest_k = max(self.lengths_k, default=0) if self.packed else keys
+        if writer is not None:
+            for axis, rows, name in (("q", self.seq_q, first), ("kv", self.seq_k, "k" if "k" in tensors else first)):
+                if writer.rows(axis) != rows:
+                    raise invalid(f"writer.{axis}", f"has {writer.rows(axis)} tokens; {name} has {rows} rows")
         self.documents = len(self.lengths_q) if self.packed else 0
 
     def _check_axes(self, name: str, tensor: Array) -> None:
@@ -85,8 +97,12 @@ class Shape:
 
     def header(self, cu_q: list[int] | None, cu_k: list[int] | None,
                documents: list[dict[str, Any]]) -> dict[str, Any]:
+        writer = self.writer
         shape: dict[str, Any] = {
-            "batch": self.batch, "seq_len_q": self.seq_q, "seq_len_kv": self.seq_k, "num_heads": self.heads,
+            "batch": self.batch,
+            "seq_len_q": self.seq_q if writer is None else whole_number(writer.seq_len_q, "writer.seq_len_q"),
+            "seq_len_kv": self.seq_k if writer is None else whole_number(writer.seq_len_kv, "writer.seq_len_kv"),
+            "num_heads": self.heads,
             "num_kv_heads": self.kv_heads, "head_dim": self.dim, "head_dim_v": self.dim_v, "packing": self.packing}
         if self.packed:
             shape["packed"] = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "options": documents}
