@@ -20,7 +20,7 @@ PROGRAMS=(//server:ringattn-server //worker:ringattn-worker //client:ringattn //
 
 report=$(mktemp --suffix=.xml)
 trap 'rm -f "$report"' EXIT
-/usr/bin/python3 -m pytest -q -p no:cacheprovider --durations=8 --junit-xml="$report" tests/e2e tests/hosts "$@"
+/usr/bin/python3 -m pytest -q -p no:cacheprovider --durations=8 --junit-xml="$report" tests/e2e tests/hosts tests/writers "$@"
 status=$?
 /usr/bin/python3 tests/lib/tally_junit.py e2e "$report" >>"$RINGATTN_TALLY" ||
   record "fail end-to-end suite (no report)"
