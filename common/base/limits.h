@@ -184,9 +184,9 @@ struct Limits {
 
   // --- Writers. One request of several clients.
   int max_writers = 64;
-  // From the first writer's header until all have joined. Training ranks call within a step of each
-  // other; a rank that recompiles a kernel takes longer.
-  absl::Duration writer_join_timeout = absl::Seconds(30);
+  // From the first writer's header until all have joined. A training rank that compiles a kernel or
+  // saves a checkpoint is minutes late. A waiting stream holds no memory of workers.
+  absl::Duration writer_join_timeout = absl::Minutes(10);
 
   // --- Planning. At 32,768 tokens one device finishes within the time that a ring takes to fill.
   // Small requests run concurrently instead.

@@ -2,7 +2,7 @@
 // attention.proto). Streams wait here until all writers of their request have joined. The stream of
 // writer 0 then leads: the core knows only this one, and it passes on what the core decides.
 //
-// Tests: writer_groups_test.cc
+// Tests: tests/writers/test_writers.py
 #ifndef RINGATTN_SERVER_EDGE_CALL_WRITER_GROUPS_H_
 #define RINGATTN_SERVER_EDGE_CALL_WRITER_GROUPS_H_
 
