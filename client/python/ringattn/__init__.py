@@ -8,6 +8,7 @@
 
 Functions for PyTorch are differentiable and use the default client (`set_default_client`, or RINGATTN_ADDRESS):
 `attention`, and `flash_attn_func`, `flash_attn_varlen_func` and their packed forms with flash-attn's arguments.
+`ringattn.ring_flash_attn` and `ringattn.nnscaler` have functions that every rank of torch.distributed calls with its shard.
 `ringattn.huggingface.register()` makes "ringattn" an attention implementation of Hugging Face models.
 
 For inference, K/V caches stay with the workers: `Client.create_cache`, `flash_attn_with_kvcache`, and `KvCache` for
@@ -22,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 # protoc generates modules of ringattn.v1 from the protos, in another folder on sys.path.
 __path__ = extend_path(__path__, __name__)
 
-from ringattn import _unsupported
 from ringattn._client import BackwardResult, Client, ForwardResult, connect
 from ringattn._core import VERSION as __version__
 from ringattn._cuda import CudaArray
@@ -72,14 +72,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OF_TORCH:
-        import importlib
-
-        value = getattr(importlib.import_module(_OF_TORCH[name]), name)
-    elif name in _unsupported.REASONS:
-        value = _unsupported.refusal(name)
-    else:
+    if name not in _OF_TORCH:
         raise AttributeError(f"module 'ringattn' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_OF_TORCH[name]), name)
     globals()[name] = value
     return value
 

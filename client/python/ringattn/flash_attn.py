@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ringattn import _unsupported
 from ringattn._arguments import window_pair
 from ringattn._errors import invalid
 from ringattn.torch_ops import attention
@@ -130,6 +129,4 @@ def __getattr__(name: str) -> Any:
         from ringattn._kv_flash_attn import flash_attn_with_kvcache
 
         return flash_attn_with_kvcache
-    if name in _unsupported.REASONS:
-        return _unsupported.refusal(name)
     raise AttributeError(f"module 'ringattn.flash_attn' has no attribute {name!r}")
