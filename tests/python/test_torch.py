@@ -155,7 +155,8 @@ def test_operators_are_well_made():
     from ringattn.torch_ops import _attention
 
     q, k, v = leaves()
-    no_tensors, options = (None,) * 9, (0.0, None, True, -1, -1, 0.0, False, False, False, [], [0, 0, 0, 0], -1)
+    no_tensors, options = (None,) * 9, (0.0, None, True, -1, -1, 0.0, False, False, False, [], [], [0, 0, 0, 0],
+                                     -1)
     torch.library.opcheck(_attention, (q, k, v, *no_tensors, *options, "", False, "off"))
     kv = torch.stack([k, k], -3).detach().requires_grad_()
     torch.library.opcheck(_attention, (q, kv, None, *no_tensors, *options, "kv", False, "off"))

@@ -7,9 +7,10 @@
         gradients = client.backward(dout, q, k, v, out=out, lse=lse, causal=True)
 
 Functions for PyTorch are differentiable and use the default client (`set_default_client`, or RINGATTN_ADDRESS):
-`attention`, and `flash_attn_func`, `flash_attn_varlen_func` and their packed forms with flash-attn's arguments.
-`ringattn.ring_flash_attn` and `ringattn.nnscaler` have functions that every rank of torch.distributed calls with its shard.
-`ringattn.huggingface.register()` makes "ringattn" an attention implementation of Hugging Face models.
+`attention`; `flash_attn_func`, `flash_attn_varlen_func` and their packed forms with flash-attn's arguments; and
+`dilated_attention` (LongNet) with torchscale's. `ringattn.ring_flash_attn` and `ringattn.nnscaler` have functions that
+every rank of torch.distributed calls with its shard. `ringattn.huggingface.register()` makes "ringattn" an attention
+implementation of Hugging Face models.
 
 For inference, K/V caches stay with the workers: `Client.create_cache`, `flash_attn_with_kvcache`, and `KvCache` for
 `model.generate(past_key_values=...)`.
@@ -40,6 +41,7 @@ from ringattn._residuals import Residual
 from ringattn._writer import Writer
 
 if TYPE_CHECKING:
+    from ringattn._dilated import dilated_attention
     from ringattn._kv_flash_attn import flash_attn_with_kvcache
     from ringattn._kv_huggingface import KvCache
     from ringattn.flash_attn import (flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 # Imported on first use, because only these need PyTorch.
 _OF_TORCH = {
     "attention": "ringattn.torch_ops",
+    "dilated_attention": "ringattn._dilated",
     "flash_attn_func": "ringattn.flash_attn",
     "flash_attn_kvpacked_func": "ringattn.flash_attn",
     "flash_attn_qkvpacked_func": "ringattn.flash_attn",

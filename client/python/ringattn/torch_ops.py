@@ -23,7 +23,7 @@ from ringattn._arguments import number, whole_number, window_pair
 from ringattn._client import BackwardResult, Client
 from ringattn._default import ResidualMode, default_client, default_options
 from ringattn._errors import FailedPreconditionError, invalid
-from ringattn._options import PLAN_NAMES, Document
+from ringattn._options import PLAN_NAMES, DilationLevel, Document
 from ringattn._report import Report
 from ringattn._request import origin_of
 from ringattn._residuals import Keeper
@@ -43,8 +43,8 @@ def _options(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, alibi_slo
              bias: Tensor | None, mask: Tensor | None, q_segment_ids: Tensor | None, kv_segment_ids: Tensor | None,
              sinks: Tensor | None, dropout_seed: Tensor | None, dropout_p: float, softmax_scale: float | None,
              causal: bool, window_left: int, window_right: int, softcap: float, deterministic: bool,
-             bias_before_softcap: bool, mask_bits: bool, documents: list[int], dropout_origin: list[int],
-             longest_query: int) -> dict[str, Any]:
+             bias_before_softcap: bool, mask_bits: bool, documents: list[int], dilation_levels: list[int],
+             dropout_origin: list[int], longest_query: int) -> dict[str, Any]:
     options = default_options()
     options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "alibi_slopes": alibi_slopes,
                 "bias": bias, "mask": mask, "q_segment_ids": q_segment_ids, "kv_segment_ids": kv_segment_ids,
@@ -52,6 +52,8 @@ def _options(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, alibi_slo
                 "deterministic": deterministic, "bias_before_softcap": bias_before_softcap, "mask_bits": mask_bits,
                 "documents": [Document(bool(documents[i]), (documents[i + 1], documents[i + 2]))
                               for i in range(0, len(documents), 3)],
+                "dilation_levels": [DilationLevel(*(None if value < 0 else value for value in dilation_levels[i:i + 5]))
+                                    for i in range(0, len(dilation_levels), 5)],
                 "lse_format": "per_document" if longest_query >= 0 else None}
     if window_left != -1 or window_right != -1:
         options["window"] = (window_left, window_right)
@@ -105,11 +107,12 @@ def _forward(q: Tensor, k: Tensor | None, v: Tensor | None, cu_seqlens_q: Tensor
              q_segment_ids: Tensor | None, kv_segment_ids: Tensor | None, sinks: Tensor | None,
              dropout_seed: Tensor | None, dropout_p: float, softmax_scale: float | None, causal: bool,
              window_left: int, window_right: int, softcap: float, deterministic: bool, bias_before_softcap: bool,
-             mask_bits: bool, documents: list[int], dropout_origin: list[int], longest_query: int, packing: str,
-             bias_gradient: bool, residual: str) -> tuple[Tensor, Tensor, Tensor]:
+             mask_bits: bool, documents: list[int], dilation_levels: list[int], dropout_origin: list[int],
+             longest_query: int, packing: str, bias_gradient: bool, residual: str) -> tuple[Tensor, Tensor, Tensor]:
     options = _options(cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, q_segment_ids, kv_segment_ids, sinks,
                        dropout_seed, dropout_p, softmax_scale, causal, window_left, window_right, softcap,
-                       deterministic, bias_before_softcap, mask_bits, documents, dropout_origin, longest_query)
+                       deterministic, bias_before_softcap, mask_bits, documents, dilation_levels, dropout_origin,
+                       longest_query)
     client = default_client()
     if residual != "off":
         options |= {"retain": True, "bias_gradient": bias_gradient}
@@ -153,8 +156,8 @@ def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor | None, lse: Tensor
               q_segment_ids: Tensor | None, kv_segment_ids: Tensor | None, sinks: Tensor | None,
               dropout_seed: Tensor | None, dropout_p: float, softmax_scale: float | None, causal: bool,
               window_left: int, window_right: int, softcap: float, deterministic: bool, bias_before_softcap: bool,
-              mask_bits: bool, documents: list[int], dropout_origin: list[int], longest_query: int, packing: str,
-              bias_gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+              mask_bits: bool, documents: list[int], dilation_levels: list[int], dropout_origin: list[int],
+              longest_query: int, packing: str, bias_gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     client, residual = default_client(), _handle(handle)
     # retain_graph: the graph's next backward needs the residual too. True outside of a graph's backward.
     keep = torch._C._autograd._get_current_graph_task_keep_graph()
@@ -168,7 +171,8 @@ def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor | None, lse: Tensor
     else:
         options = _options(cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, q_segment_ids, kv_segment_ids,
                            sinks, dropout_seed, dropout_p, softmax_scale, causal, window_left, window_right, softcap,
-                           deterministic, bias_before_softcap, mask_bits, documents, dropout_origin, longest_query)
+                           deterministic, bias_before_softcap, mask_bits, documents, dilation_levels, dropout_origin,
+                           longest_query)
         options.pop("key_splits", None)  # applies to the forward only
         if _keeper.find(residual) is not None:
             options |= {"residual": residual, "keep_residual": keep}
@@ -272,6 +276,19 @@ def _flat(documents: Sequence[Document]) -> list[int]:
     return [value for index, document in enumerate(documents)
             for value in (int(document.causal), *window_pair((-1, -1) if document.window is None else document.window,
                                                              f"documents[{index}].window"))]
+
+
+def _flat_levels(levels: Sequence[DilationLevel]) -> list[int]:
+    """Returns the five numbers of each level as one list for the operator. -1 stands for None."""
+    flat = []
+    for index, level in enumerate(levels):
+        for name in ("segment_length", "dilation_rate", "offset", "head_begin", "head_end"):
+            value = getattr(level, name)
+            field = f"dilation_levels[{index}].{name}"
+            if value is not None and whole_number(value, field) < 0:
+                raise invalid(field, f"is {value}; must not be negative")
+            flat.append(-1 if value is None else whole_number(value, field))
+    return flat
 
 
 def _is_for_torch_func(tensor: Tensor) -> bool:
@@ -379,7 +396,8 @@ def attention(q: Tensor | None = None, k: Tensor | None = None, v: Tensor | None
               qkv: Tensor | None = None, kv: Tensor | None = None, causal: bool = False,
               window: tuple[int, int] | None = None, softmax_scale: float | None = None,
               softcap: float | None = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
-              documents: Sequence[Document] = (), alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
+              documents: Sequence[Document] = (), dilation_levels: Sequence[DilationLevel] = (),
+              alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
               bias_before_softcap: bool = False, mask: Tensor | None = None, mask_bits: bool = False,
               q_segment_ids: Tensor | None = None, kv_segment_ids: Tensor | None = None,
               sinks: Tensor | None = None, dropout_p: float = 0.0, dropout_seed: Tensor | None = None,
@@ -442,6 +460,6 @@ def attention(q: Tensor | None = None, k: Tensor | None = None, v: Tensor | None
         alibi_slopes, None if bias is None else bias.contiguous(), None if mask is None else mask.contiguous(),
         q_segment_ids, kv_segment_ids, sinks, _seed(dropout_seed, dropout_p), dropout_p, softmax_scale, bool(causal),
         left, right, softcap, bool(deterministic), bool(bias_before_softcap), bool(mask_bits), _flat(documents),
-        origin_of(dropout_origin), _longest_query(cu_seqlens_q, lse_format, max_seqlen_q), packing,
+        _flat_levels(dilation_levels), origin_of(dropout_origin), _longest_query(cu_seqlens_q, lse_format, max_seqlen_q), packing,
         bias is not None and bias.requires_grad, mode)
     return out, lse
