@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The Python package: its wheel is built, installed by pip into an environment made for this run, and tested there
 # against real processes. One tally line per case. The tests' other packages (numpy, pytest; PyTorch
-# and transformers) are kept in .cache between runs; without PyTorch its tests are skipped by name.
+# and transformers; JAX) are kept in .cache between runs; without PyTorch or JAX its tests are skipped by name.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
@@ -14,6 +14,8 @@ OF_TORCH=(filelock typing-extensions setuptools sympy networkx jinja2 fsspec hug
   safetensors tqdm pyyaml packaging typer)
 # What transformers' Trainer needs. Installed without dependencies, because accelerate's include PyTorch.
 TRAINER=(accelerate==1.15.0 psutil==7.2.2)
+# JAX for CPUs and what it needs apart from BASE, by name: numpy must stay BASE's.
+JAX=(jax==0.10.2 jaxlib==0.10.2 opt_einsum==3.4.0 scipy==1.17.1)
 
 ./deploy/install_deps.sh python3-dev pybind11-dev python3-venv python3-pip binutils patchelf
 ${BAZEL:-bazel} build --noshow_progress //server:ringattn-server //worker:ringattn-worker //client:ringattn ||
@@ -64,11 +66,16 @@ torch() {
   return 1
 }
 why=$(torch) || export RINGATTN_NO_TORCH=$why
+export RINGATTN_NO_JAX=
+has jax "${JAX[@]}" || { DEPS=--no-deps keep jax "${JAX[@]}" && kept jax "${JAX[@]}"; } ||
+  export RINGATTN_NO_JAX="${JAX[*]} could not be installed"
 
 "$PYTHON" -m venv "$work/venv" || { record "fail python: venv"; exit 1; }
 site=$("$work/venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')
-printf '%s\n' "$cache/base" "$cache/torch" "$cache/of_torch" "$cache/trainer" >"$site/kept.pth"
-[[ -z $RINGATTN_NO_TORCH ]] || echo "$cache/base" >"$site/kept.pth"
+packages=("$cache/base")
+[[ -n $RINGATTN_NO_TORCH ]] || packages+=("$cache/torch" "$cache/of_torch" "$cache/trainer")
+[[ -n $RINGATTN_NO_JAX ]] || packages+=("$cache/jax")
+printf '%s\n' "${packages[@]}" >"$site/kept.pth"
 "$work/venv/bin/python" -m pip install -q --disable-pip-version-check --no-index "$wheel" ||
   { record "fail python: pip install $(basename "$wheel")"; exit 1; }
 

@@ -149,6 +149,22 @@ def test_levels_of_attention():
             ringattn.attention(q, k, v, dilation_levels=[bad])
 
 
+def test_groups_of_heads():
+    """The levels that docs/python.md names for dilated-attention-pytorch: a segment length and a rate for each group."""
+    q, k, v = leaves(48, heads=6, kv_heads=6)
+    pairs = [(12, 1), (24, 2), (48, 3)]
+    levels = [ringattn.DilationLevel(s, r, offset=i % r, head_begin=2 * i, head_end=2 * i + 2)
+              for i, (s, r) in enumerate(pairs)]
+    out = ringattn.attention(q, k, v, dilation_levels=levels, causal=True)[0]
+    exact = torch.zeros_like(out)
+    for i, (s, r) in enumerate(pairs):
+        for begin in range(0, 48, s):
+            at = slice(begin + i % r, begin + s, r), slice(2 * i, 2 * i + 2)
+            parts = (x[:, at[0], at[1]].transpose(1, 2) for x in (q, k, v))
+            exact[:, at[0], at[1]] = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2)
+    reference.close(out.detach(), exact.detach(), 2e-5)
+
+
 def test_compiles_whole():
     tensors = leaves(24)
 
