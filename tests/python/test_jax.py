@@ -294,6 +294,10 @@ def test_sharded_arrays(rng):
         gradients = jax.jit(jax.grad(function))({**sharded, "bias": bias})
         for name, theirs in expected.items():
             reference.close(gradients[name], theirs, 2e-5)
+    by_heads = PartitionSpec(None, None, "rows")
+    out = jax.shard_map(lambda arrays: ring_flash_attention(**arrays, causal=True), mesh=mesh, in_specs=(by_heads,),
+                        out_specs=by_heads)(arrays)
+    reference.close(out, ring_flash_attention(**arrays, causal=True), 2e-5)
 
 
 def test_other_platforms(rng):

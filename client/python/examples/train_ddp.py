@@ -8,22 +8,20 @@ import tempfile
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 import ringattn
-import ringattn.huggingface
 
 RANKS = 2
-CONFIG = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                     num_key_value_heads=2, vocab_size=64, initializer_range=0.2)
 
 
-def start(address: str) -> torch.nn.Module:
-    """Connects this process, and makes the same model in each."""
-    ringattn.set_default_client(ringattn.connect(address))
-    ringattn.huggingface.register()
+def make_model() -> torch.nn.Module:
+    """The same model in each process."""
+    from transformers import AutoModelForCausalLM, LlamaConfig  # not in the process that only starts the ranks
+
+    config = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+                         num_key_value_heads=2, vocab_size=64, initializer_range=0.2)
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(CONFIG, attn_implementation="ringattn")
+    return AutoModelForCausalLM.from_config(config, attn_implementation="ringattn")
 
 
 def batch() -> torch.Tensor:
@@ -43,20 +41,21 @@ def train(model: torch.nn.Module, tokens: torch.Tensor) -> list[torch.Tensor]:
 
 
 def run_rank(rank: int, address: str, store: str) -> None:
+    import ringattn.huggingface
+
     torch.set_num_threads(1)
+    ringattn.set_default_client(ringattn.connect(address))
+    ringattn.huggingface.register()
     dist.init_process_group("gloo", init_method=f"file://{store}/rendezvous", rank=rank, world_size=RANKS)
-    model = DistributedDataParallel(start(address))
-    weights = train(model, batch()[rank::RANKS])  # this rank's rows
-    if rank == 0:
-        torch.save(weights, f"{store}/weights")
+    weights = train(DistributedDataParallel(make_model()), batch()[rank::RANKS])  # this rank's rows
     dist.destroy_process_group()
+    if rank == 0:
+        expected = train(make_model(), batch())  # one process with all rows
+        error = max((ours - theirs).abs().max().item() for ours, theirs in zip(weights, expected))
+        assert error < 1e-3, error
+        print(f"weights of {RANKS} ranks and of one process differ by at most {error:.1e}")
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as store:
         torch.multiprocessing.start_processes(run_rank, (sys.argv[1], store), nprocs=RANKS, start_method="spawn")
-        weights = torch.load(f"{store}/weights")
-    expected = train(start(sys.argv[1]), batch())  # one process with all rows
-    error = max((ours - theirs).abs().max().item() for ours, theirs in zip(weights, expected))
-    assert error < 1e-3, error
-    print(f"weights of {RANKS} ranks and of one process differ by at most {error:.1e}")

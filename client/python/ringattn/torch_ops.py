@@ -280,7 +280,7 @@ def _flat(documents: Sequence[Document]) -> list[int]:
 
 def _flat_levels(levels: Sequence[DilationLevel]) -> list[int]:
     """Returns the five numbers of each level as one list for the operator. -1 stands for None."""
-    flat = []
+    flat: list[int] = []
     for index, level in enumerate(levels):
         for name in ("segment_length", "dilation_rate", "offset", "head_begin", "head_end"):
             value = getattr(level, name)
@@ -460,6 +460,6 @@ def attention(q: Tensor | None = None, k: Tensor | None = None, v: Tensor | None
         alibi_slopes, None if bias is None else bias.contiguous(), None if mask is None else mask.contiguous(),
         q_segment_ids, kv_segment_ids, sinks, _seed(dropout_seed, dropout_p), dropout_p, softmax_scale, bool(causal),
         left, right, softcap, bool(deterministic), bool(bias_before_softcap), bool(mask_bits), _flat(documents),
-        _flat_levels(dilation_levels), origin_of(dropout_origin), _longest_query(cu_seqlens_q, lse_format, max_seqlen_q), packing,
-        bias is not None and bias.requires_grad, mode)
+        _flat_levels(dilation_levels), origin_of(dropout_origin), _longest_query(cu_seqlens_q, lse_format, max_seqlen_q),
+        packing, bias is not None and bias.requires_grad, mode)
     return out, lse
