@@ -219,7 +219,7 @@ _attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)
 def _array(value: Any, name: str) -> Any:
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise TypeError(f"{name}: is a {type(value).__module__}.{type(value).__name__}; must be a jax.Array")
-    return jnp.asarray(value)
+    return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
 def _static(value: Any, name: str) -> Any:
