@@ -29,7 +29,7 @@ def leaves(tokens, heads=4, kv_heads=4, dim=8, dim_v=8, batch=1, dtype=torch.flo
 
 
 def drawn(case):
-    """Tensors, levels and options of one case. Few lengths are multiples of their segment lengths."""
+    """Tensors, levels and options of one case. Most sequences have a partial last segment."""
     rng = np.random.default_rng(case)
     batch, tokens = int(rng.integers(1, 3)), int(rng.integers(1, 90))
     heads = int(rng.integers(1, 8))
@@ -72,7 +72,7 @@ def test_drawn_cases(case):
 
 
 def test_drawn_cases_have_what_they_must():
-    """The draw covers lengths that are no multiples, several levels, and each option."""
+    """The draw covers sequences with a partial last segment, several levels, and each option."""
     cases = [drawn(case) for case in range(72)]
     ragged = [tensors[0].shape[1] % min(length, tensors[0].shape[1]) != 0
               for tensors, levels, _ in cases for length in levels[0]]
@@ -92,7 +92,7 @@ def test_with_a_small_ring(default_client):
 
 
 def test_padding_keys_of_torchscale():
-    """torchscale's zero keys after the end are seen only if it is not causal and a length is no multiple."""
+    """Queries of torchscale see its zero keys only without is_causal, and with a partial last segment."""
     tensors = leaves(48)
     for levels, options in ((([16, 48], [2, 4]), {}), (([20, 60], [2, 3]), {"is_causal": True})):
         check(tensors, levels, options, 2e-5, padding_is_visible=True)

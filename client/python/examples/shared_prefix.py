@@ -32,7 +32,7 @@ with ringattn.connect(sys.argv[1]) as client:
     # All queries are one document that sees the whole prompt: its keys and values are sent and read once.
     out_prefix, lse_prefix, _ = client.forward(q, prefix_k, prefix_v, cu_seqlens_q=[0, users[-1]],
                                                cu_seqlens_k=[0, prefix])
-    # Each user's tokens are a causal document of their own.
+    # Each user's tokens are one causal document.
     out_suffix, lse_suffix, _ = client.forward(q, k, v, cu_seqlens_q=users, cu_seqlens_k=users, causal=True)
     out, lse = merge(out_prefix, lse_prefix, out_suffix, lse_suffix)
 

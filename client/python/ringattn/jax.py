@@ -199,7 +199,7 @@ def _attention_forward(options: _Options, *primals: Any) -> tuple[Any, Any]:
     operands = {name: None if primal is None else primal.value for name, primal in zip(_NAMES, primals)}
     results = _call(_Callback(options), operands)
     bias = primals[_NAMES.index("bias")]
-    # What is saved must be a pytree of arrays: an empty tuple stands for "the bias has a gradient".
+    # JAX saves a pytree of arrays. An empty tuple in it states that the bias has a gradient.
     return results["out"], (operands, results, () if bias is not None and bias.perturbed else None)
 
 
