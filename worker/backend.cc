@@ -9,6 +9,8 @@
 #include "common/observability/log.h"
 #include "common/process/container_limits.h"
 #include "worker/comm/tcp/tcp_ring_transport.h"
+#include "worker/comm/wire/wire_metrics.h"
+#include "worker/comm/wire/wire_ring_transport.h"
 #include "worker/device/cpu/cpu_device.h"
 #include "worker/device_name.h"
 #include "worker/service/measurement.h"
@@ -32,16 +34,39 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions&, int) {
 }
 #endif
 
+std::unique_ptr<RingTransport> MakeWireTransport(const BackendOptions& options,
+                                                 std::shared_ptr<WireCounters> counters) {
+  return std::make_unique<WireRingTransport>(WireTransportOptions{
+      .host = options.ring_host,
+      .connections =
+          options.wire_connections > 0 ? options.wire_connections : kDefaultWireConnections,
+      .tls = [security = options.cluster_security] { return security.material(); },
+      .step_timeout = options.ring_step_timeout,
+      .connect_timeout = options.ring_connect_timeout,
+      .counters = std::move(counters)});
+}
+
 absl::StatusOr<Backend> MakeCpuBackend(const BackendOptions& options) {
   Backend backend;
   backend.memory_limit_bytes = options.memory_limit_bytes > 0
                                    ? options.memory_limit_bytes
                                    : MachineMemoryBytes() / 10 * 8 / options.local_workers;
   backend.device = std::make_unique<CpuDevice>(options.threads, backend.memory_limit_bytes);
-  backend.transport = std::make_unique<TcpRingTransport>(
-      TcpTransportOptions{.host = options.ring_host,
-                          .step_timeout = options.ring_step_timeout,
-                          .connect_timeout = options.ring_connect_timeout});
+  if (options.ring_transport == "gloo") {
+    if (!options.cluster_security.is_plain()) {
+      LogWarning(
+          "--ring_transport=gloo does not encrypt exchanges between workers, although the cluster "
+          "has certificates");
+    }
+    backend.transport = std::make_unique<TcpRingTransport>(
+        TcpTransportOptions{.host = options.ring_host,
+                            .step_timeout = options.ring_step_timeout,
+                            .connect_timeout = options.ring_connect_timeout});
+  } else {
+    auto counters = std::make_shared<WireCounters>();
+    backend.transport = MakeWireTransport(options, counters);
+    backend.export_transport = [counters](Metrics* metrics) { ExportWire(metrics, counters); };
+  }
   absl::StatusOr<std::vector<KernelRate>> rates = MeasureKernelRates(
       *backend.device, {.rows = 512, .heads = options.threads}, kComputeMeasurement);
   if (!rates.ok()) return rates.status();

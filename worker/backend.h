@@ -13,14 +13,19 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/observability/metrics.h"
 #include "common/plan/kernel_rate.h"
+#include "common/security/credentials.h"
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 
 namespace ringattn::worker {
 
 struct BackendOptions {
-  // CUDA: the transport for exchanges between GPUs.
+  // The transport for exchanges. CPU:
+  //   wire  sockets of this project; auto is the same
+  //   gloo  Gloo's sockets, without encryption and token
+  // CUDA:
   //   peer  copy engines and mapped memory, within one machine
   //   nccl  NCCL, also between machines
   //   auto  peer for rings whose GPUs are all on this machine and reach each other, else nccl;
@@ -35,8 +40,10 @@ struct BackendOptions {
   std::string device = "auto";  // auto, cpu or cuda:N
   int threads = 1;              // CPU
   int local_workers = 1;
-  int local_rank = 0;              // index among local_workers; used by auto
-  int64_t memory_limit_bytes = 0;  // memory for requests; 0: the backend's default
+  int local_rank = 0;                  // index among local_workers; used by auto
+  int64_t memory_limit_bytes = 0;      // memory for requests; 0: the backend's default
+  int wire_connections = 0;            // CPU, wire: TCP connections per peer; 0: the default
+  TransportSecurity cluster_security;  // wire: protects the ring's connections
   // Common to all ring transports.
   std::string ring_host = "127.0.0.1";  // address of this machine that peers can reach
   absl::Duration ring_step_timeout = absl::Minutes(10);
@@ -56,6 +63,8 @@ struct Backend {
   int64_t memory_limit_bytes = 0;  // memory for requests
   // Position of the device in the machine: its NUMA node, then its PCI address. Unset: unknown.
   std::optional<uint64_t> device_slot;
+  // Adds the transport's metrics; may be empty.
+  std::function<void(Metrics*)> export_transport;
   // Measured.
   std::vector<KernelRate> kernel_rates;
   double call_overhead_seconds = 0;

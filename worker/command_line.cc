@@ -141,11 +141,19 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
                   "GPU: path of libnccl.so.2; empty: $RINGATTN_NCCL, else the loader's search path")
       ->type_name("FILE");
   app->add_option("--ring_transport", line->backend.ring_transport,
-                  "GPU: transport between GPUs. peer: copy engines, within one machine; nccl: "
+                  "transport between workers. GPU: peer: copy engines, within one machine; nccl: "
                   "NCCL, also between machines; auto: peer for rings whose GPUs are all on this "
-                  "machine and reach each other, else nccl; nccl if there is only one local worker")
-      ->check(CLI::IsMember({"auto", "peer", "nccl"}))
+                  "machine and reach each other, else nccl; nccl if there is only one local "
+                  "worker. CPU: wire: TCP, with TLS if --cluster_tls_cert is given; auto: wire; "
+                  "gloo: TCP by Gloo, never encrypted")
+      ->check(CLI::IsMember({"auto", "peer", "nccl", "wire", "gloo"}))
       ->type_name("NAME")
+      ->capture_default_str();
+  app->add_option("--wire_connections", line->backend.wire_connections,
+                  "CPU: TCP connections to each other worker, 1 to 8; of two workers, the smaller "
+                  "number counts; 0: 2")
+      ->check(CLI::Range(0, 8))
+      ->type_name("N")
       ->capture_default_str();
   app->add_option("--peer_memory", line->backend.peer_memory,
                   "GPU: how workers on one machine share memory for peer. vmm: cuMemCreate "
@@ -377,15 +385,22 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options,
   if (options.ring_transport == "nccl") {
     refuse({"--peer_memory", "--peer_socket_dir"}, "--ring_transport=nccl");
   }
+  if (options.ring_transport == "gloo") refuse({"--wire_connections"}, "--ring_transport=gloo");
   if (options.peer_memory == "ipc") refuse({"--peer_socket_dir"}, "--peer_memory=ipc");
   const absl::StatusOr<DeviceName> name = ParseDeviceName(options.device);
   if (!name.ok() || name->automatic) return;
   const std::string with = absl::StrCat("--device=", options.device);
-  if (name->kind == DeviceKind::kCuda) return refuse({"--threads"}, with);
-  refuse(
-      {"--pinned_pool", "--ring_transport", "--peer_memory", "--peer_socket_dir", "--nccl_max_ctas",
-       "--nccl_library", "--kernel_family", "--late_keys", "--pin_local_memory"},
-      with);
+  const bool for_cpu = options.ring_transport == "wire" || options.ring_transport == "gloo";
+  const bool for_gpu = options.ring_transport == "peer" || options.ring_transport == "nccl";
+  const bool is_gpu = name->kind == DeviceKind::kCuda;
+  if (is_gpu ? for_cpu : for_gpu) {
+    throw CLI::ValidationError("--ring_transport",
+                               absl::StrCat(options.ring_transport, " has no effect with ", with));
+  }
+  if (is_gpu) return refuse({"--threads", "--wire_connections"}, with);
+  refuse({"--pinned_pool", "--peer_memory", "--peer_socket_dir", "--nccl_max_ctas",
+          "--nccl_library", "--kernel_family", "--late_keys", "--pin_local_memory"},
+         with);
   if (local_memory == "cuda_memory") {
     throw CLI::ValidationError("--local_memory",
                                absl::StrCat("cuda_memory has no effect with ", with,

@@ -98,6 +98,7 @@ absl::Status Run(const CommandLine& line, const TransportSecurity& security) {
   BackendOptions backend_options = line.backend;
   backend_options.memory_limit_bytes = options.memory_limit_bytes;
   backend_options.on_broken = Crash;
+  backend_options.cluster_security = security;
   // Measures before faults are injected.
   absl::StatusOr<Backend> backend = MakeBackend(backend_options);
   if (!backend.ok()) return backend.status();
@@ -107,6 +108,7 @@ absl::Status Run(const CommandLine& line, const TransportSecurity& security) {
   options.call_overhead_seconds = backend->call_overhead_seconds;
   options.memory_limit_bytes = backend->memory_limit_bytes;
   options.device_slot = backend->device_slot;
+  options.export_transport = backend->export_transport;
   options.kv_spin = KvSpin(line, backend->host_memory);
   if (line.faults.has_value()) {
     auto state = std::make_shared<FaultState>();

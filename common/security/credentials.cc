@@ -75,4 +75,9 @@ std::optional<TlsState> TransportSecurity::state() const {
   return store_->state();
 }
 
+std::optional<TlsMaterial> TransportSecurity::material() const {
+  if (is_plain()) return std::nullopt;
+  return store_->material();
+}
+
 }  // namespace ringattn

@@ -5,7 +5,8 @@
 // A process has one value per kind of link, because the required authentication differs:
 //   clients   the public listener, and those who call it
 //   cluster   the control and data listeners, and those who connect to them: mutual
-//             authentication. The ring's own connections, which are not gRPC, are unaffected.
+//             authentication. The ring's own connections, which are not gRPC, use its material
+//             (worker/comm/wire).
 //
 // TLS 1.2 and 1.3. Replaced files are read again (tls_store.h), so listeners and channels continue
 // while certificates rotate.
@@ -68,8 +69,10 @@ class TransportSecurity {
   // Returns Dial's credentials without the server's name.
   std::shared_ptr<grpc::ChannelCredentials> ChannelCredentials() const;
 
-  // Returns nullopt for plain text.
+  // Both return nullopt for plain text. `material` is for the ring's connections, which are not
+  // gRPC; it follows replaced files.
   std::optional<TlsState> state() const;
+  std::optional<TlsMaterial> material() const;
 
  private:
   TlsStore* store_ = nullptr;

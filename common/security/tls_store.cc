@@ -119,4 +119,9 @@ TlsState TlsStore::state() const {
   return state_;
 }
 
+TlsMaterial TlsStore::material() const {
+  absl::MutexLock lock(&mutex_);
+  return material_;
+}
+
 }  // namespace ringattn

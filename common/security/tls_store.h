@@ -42,6 +42,8 @@ class TlsStore {
   bool has_identity() const { return !files_.certificate.empty(); }
   bool has_authorities() const { return !files_.authorities.empty(); }
   TlsState state() const;
+  // Returns the present material, for connections that are not gRPC's.
+  TlsMaterial material() const;
 
  private:
   // An unnamed file in memory that is replaced atomically.

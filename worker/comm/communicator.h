@@ -1,5 +1,5 @@
 // Communicator: ordered groups of point-to-point transfers between the members of one generation.
-// Implemented by in-process queues, TCP, NCCL and copy engines. The test cases in
+// Implemented by in-process queues, sockets, NCCL and copy engines. The test cases in
 // worker/comm/contract define the common behaviour.
 #ifndef RINGATTN_WORKER_COMM_COMMUNICATOR_H_
 #define RINGATTN_WORKER_COMM_COMMUNICATOR_H_
@@ -34,7 +34,8 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  // Returns what carries the bytes, as a metrics label: "tcp", "nccl", "peer", "peer_ipc".
+  // Returns what carries the bytes, as a metrics label: "wire", "tcp", "nccl", "peer",
+  // "peer_ipc".
   virtual std::string transport() const = 0;
   // Returns true if transfers use compute units of the device. A group must then be enqueued before
   // calls that would occupy all of them. False if copy engines move the bytes.
@@ -43,8 +44,9 @@ class Communicator {
   // Enqueues the group after earlier groups and after `after`. Its transfers run concurrently, and
   // the event is done when all of them are. Never blocks. A failed `after` does not suppress the
   // transfers unless the communicator is aborted, because peers wait for them. Adds completed
-  // transfers to control->progress. If a transfer fails (peer lost, timeout, abort), the event and
-  // all later groups fail with UNAVAILABLE.
+  // transfers to control->progress. If a transfer fails (peer lost, timeout, abort), the event fails
+  // with UNAVAILABLE, and so do later groups: after an abort all of them, else at least those with
+  // a transfer with that peer.
   virtual EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                          RunControl* control) = 0;
 

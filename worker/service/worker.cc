@@ -212,6 +212,7 @@ absl::Status Worker::Listen(const std::string& device_description) {
     health_address_ = health_->address();
   }
   metrics_.ExportTls(options_.security);
+  if (options_.export_transport) metrics_.Export(options_.export_transport);
   if (!options_.metrics_listen.empty()) {
     absl::StatusOr<std::string> metrics_address = metrics_.Serve(options_.metrics_listen);
     if (!metrics_address.ok()) return metrics_address.status();

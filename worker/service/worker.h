@@ -50,6 +50,7 @@ struct WorkerOptions {
   std::vector<KernelRate> kernel_rates;
   double call_overhead_seconds = 0;
   RingMemberOptions ring;
+  std::function<void(Metrics*)> export_transport;  // adds the transport's metrics; may be empty
   // Host memory: path of the Unix socket, users whose processes may connect, and copy threads per
   // direction. Empty path: disabled.
   std::string local_socket_path;

@@ -3,6 +3,7 @@
 #define RINGATTN_WORKER_SERVICE_WORKER_METRICS_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -44,6 +45,8 @@ class WorkerMetrics {
   void ExportTls(const TransportSecurity& security) {
     ringattn::ExportTls(&metrics_, "cluster", security);
   }
+  // Lets another component add its metrics, which must not be those of this class.
+  void Export(const std::function<void(Metrics*)>& add) { add(&metrics_); }
   // Exports the connections of these listeners. They must outlive the calls of UpdateListeners.
   // Call once, before UpdateListeners.
   void ExportListeners(const wire::ListenerMetrics::Listeners& listeners) {

@@ -1,5 +1,5 @@
 #include "worker/testing/cluster.h"
-#include "worker/comm/tcp/tcp_ring_transport.h"
+#include "worker/comm/wire/wire_ring_transport.h"
 
 #include <cstring>
 #include <utility>
@@ -212,7 +212,7 @@ Cluster::Cluster(int worker_count, WorkerOptions base)
   for (int rank = 0; rank < worker_count; ++rank) {
     devices_.push_back(std::make_unique<ScalarDevice>());
     transports_.push_back(
-        std::make_unique<WokenLinks>(std::make_unique<TcpRingTransport>(TcpTransportOptions{})));
+        std::make_unique<WokenLinks>(std::make_unique<WireRingTransport>(WireTransportOptions{})));
     WorkerOptions options = base;
     options.name = Name(rank);
     options.coordinator = coordinator_->address();

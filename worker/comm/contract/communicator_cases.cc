@@ -331,7 +331,42 @@ TEST_P(CommunicatorContract, StepTimeoutNamesThePeer) {
   const absl::Status status = receive->Wait(absl::Now() + kAbortBound);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(Message(status), HasSubstr("receiving from rank 0 took longer than 300ms"));
-  EXPECT_EQ(ring[1]->Start({}, {}, &control)->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
+  std::vector<PeerTransfer> later;
+  if (GetParam().isolates_peers) later.push_back({Kind::kReceive, 0, a.data(), 4});
+  EXPECT_EQ(ring[1]->Start(later, {}, &control)->Wait(Soon()).code(),
+            absl::StatusCode::kUnavailable);
+}
+
+TEST_P(CommunicatorContract, LostPeerEndsOnlyItsTransfers) {
+  if (!GetParam().isolates_peers) GTEST_SKIP() << "a lost peer ends everything";
+  constexpr int64_t kBytes = 3 << 20;
+  Ranks ranks = MakeRanks(3);
+  Ring ring = ranks.Form(1);
+  ASSERT_TRUE(Formed(ring));
+  RunControl controls[2];
+  Memory a(ranks[0], Pattern(kBytes, 1)), b(ranks[1], kBytes), c(ranks[0], kBytes);
+  EventRef broken =
+      ring[0]->Start({{Kind::kReceive, 2, c.data(), kBytes}, {Kind::kSend, 1, a.data(), kBytes}},
+                     {}, &controls[0]);
+  EventRef whole = ring[1]->Start({{Kind::kReceive, 0, b.data(), kBytes}}, {}, &controls[1]);
+  ring[2] = nullptr;
+  EXPECT_TRUE(whole->Wait(Soon()).ok()) << whole->Wait(Soon());
+  EXPECT_TRUE(b.Read() == Pattern(kBytes, 1));
+  const absl::Status status = broken->Wait(absl::Now() + kAbortBound);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Message(status), HasSubstr("lost rank 2: the peer "));
+  // Later groups with other peers work; those with the lost one fail at once.
+  EXPECT_EQ(ring[0]
+                ->Start({{Kind::kSend, 2, a.data(), kBytes}}, {}, &controls[0])
+                ->Wait(absl::Now() + kAbortBound)
+                .code(),
+            absl::StatusCode::kUnavailable);
+  for (int round = 0; round < 3; ++round) {
+    EventRef send = ring[0]->Start({{Kind::kSend, 1, a.data(), kBytes}}, {}, &controls[0]);
+    EventRef receive = ring[1]->Start({{Kind::kReceive, 0, b.data(), kBytes}}, {}, &controls[1]);
+    EXPECT_TRUE(send->Wait(Soon()).ok()) << send->Wait(Soon());
+    EXPECT_TRUE(receive->Wait(Soon()).ok()) << receive->Wait(Soon());
+  }
 }
 
 }  // namespace

@@ -1,0 +1,37 @@
+// WireBlob: what a rank tells the others about itself before they connect, and the token that the
+// blobs of a ring result in.
+#ifndef RINGATTN_WORKER_COMM_WIRE_WIRE_BLOB_H_
+#define RINGATTN_WORKER_COMM_WIRE_WIRE_BLOB_H_
+
+#include <netinet/in.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace ringattn::worker {
+
+inline constexpr int kMaxWireStripes = 8;
+
+struct WireBlob {
+  bool tls = false;
+  int stripes = 1;     // connections per pair that this rank accepts: 1 to kMaxWireStripes
+  in6_addr address{};  // IPv4 addresses are mapped
+  uint16_t port = 0;   // host byte order
+  std::string secret;  // kTokenBytes random bytes
+};
+
+std::string FormatWireBlob(const WireBlob& blob);
+
+// Returns INVALID_ARGUMENT for anything that FormatWireBlob does not produce.
+absl::StatusOr<WireBlob> ParseWireBlob(absl::string_view text);
+
+// Returns the token of a ring: a secret that all members compute from the blobs, and nobody who
+// lacks one of them.
+std::string WireRingToken(uint64_t generation, const std::vector<WireBlob>& blobs);
+
+}  // namespace ringattn::worker
+
+#endif  // RINGATTN_WORKER_COMM_WIRE_WIRE_BLOB_H_

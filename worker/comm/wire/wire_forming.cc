@@ -1,0 +1,389 @@
+#include "worker/comm/wire/wire_forming.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/monotonic_time.h"
+
+namespace ringattn::worker {
+namespace {
+
+// Ranks connect before all have called Connect, so their connections wait in this queue: 64 ranks
+// with 8 connections each, twice.
+constexpr int kBacklog = 1024;
+// A peer drops a handshake if strangers crowd it out. More drops than this are no accident.
+constexpr int kMaxTriesPerPeer = 5 * kMaxWireStripes;
+constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
+// A lost host is noticed after 10 + 3 * 5 seconds without traffic.
+constexpr int kKeepaliveIdleSeconds = 10;
+constexpr int kKeepaliveIntervalSeconds = 5;
+constexpr int kKeepaliveProbes = 3;
+
+// Closes the descriptor, unless it is released.
+class OwnedFd {
+ public:
+  explicit OwnedFd(int fd) : fd_(fd) {}
+  ~OwnedFd() {
+    if (fd_ >= 0) close(fd_);
+  }
+  OwnedFd(const OwnedFd&) = delete;
+  OwnedFd& operator=(const OwnedFd&) = delete;
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+void SetOption(int fd, int level, int option, int value) {
+  // Options affect speed and detection only, so an error is not one of the connection.
+  (void)setsockopt(fd, level, option, &value, sizeof(value));
+}
+
+void SetOptions(int fd) {
+  SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  SetOption(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepaliveIdleSeconds);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepaliveIntervalSeconds);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPCNT, kKeepaliveProbes);
+}
+
+in6_addr MapV4(const in_addr& v4) {
+  in6_addr mapped{};
+  mapped.s6_addr[10] = mapped.s6_addr[11] = 0xff;
+  std::memcpy(&mapped.s6_addr[12], &v4, sizeof(v4));
+  return mapped;
+}
+
+// Returns the socket address for connecting: of IPv4 if the address is a mapped one, so that hosts
+// without IPv6 can use it.
+socklen_t MakeSocketAddress(const WireBlob& blob, sockaddr_storage* storage) {
+  *storage = {};
+  if (IN6_IS_ADDR_V4MAPPED(&blob.address)) {
+    auto* v4 = reinterpret_cast<sockaddr_in*>(storage);
+    v4->sin_family = AF_INET;
+    v4->sin_port = htons(blob.port);
+    std::memcpy(&v4->sin_addr, &blob.address.s6_addr[12], sizeof(v4->sin_addr));
+    return sizeof(*v4);
+  }
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(storage);
+  v6->sin6_family = AF_INET6;
+  v6->sin6_port = htons(blob.port);
+  v6->sin6_addr = blob.address;
+  return sizeof(*v6);
+}
+
+std::string AddressText(const sockaddr_storage& address, socklen_t length) {
+  char host[NI_MAXHOST] = "?";
+  (void)getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof(host),
+                    nullptr, 0, NI_NUMERICHOST);
+  return host;
+}
+
+std::string PeerAddressOf(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "a stranger";
+  return AddressText(address, length);
+}
+
+WireStream::Result ResultOfHandshake(const absl::Status& status) {
+  const bool token = absl::IsPermissionDenied(status);
+  return {.failure = token ? WireFailure::kToken : WireFailure::kProtocol,
+          .why = std::string(status.message())};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WireListener>> WireListener::Open(const std::string& host) {
+  const auto failed = [&host](const char* why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot listen for ring peers on ", host, ": ", why));
+  };
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found); error != 0) {
+    return failed(gai_strerror(error));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
+  OwnedFd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_storage bound{};
+  socklen_t length = sizeof(bound);
+  if (fd.get() < 0 || bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 ||
+      listen(fd.get(), kBacklog) != 0 ||
+      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
+    return failed(std::strerror(errno));
+  }
+  in6_addr address{};
+  uint16_t port = 0;
+  if (bound.ss_family == AF_INET) {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(&bound);
+    address = MapV4(v4->sin_addr);
+    port = ntohs(v4->sin_port);
+  } else {
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&bound);
+    address = v6->sin6_addr;
+    port = ntohs(v6->sin6_port);
+  }
+  return std::unique_ptr<WireListener>(new WireListener(fd.release(), address, port));
+}
+
+WireListener::~WireListener() { close(fd_); }
+
+WireForming::WireForming(WireFormingOptions options)
+    : options_(std::move(options)),
+      token_(WireRingToken(options_.generation, options_.blobs)),
+      streams_(options_.blobs.size()),
+      tries_(options_.blobs.size()) {
+  for (int peer = 0; peer < static_cast<int>(options_.blobs.size()); ++peer) {
+    if (peer == options_.rank) continue;
+    streams_[peer].resize(StripesWith(peer));
+    missing_ += StripesWith(peer);
+    if (peer > options_.rank) missing_incoming_ += StripesWith(peer);
+  }
+}
+
+int WireForming::StripesWith(int peer) const {
+  return std::min(options_.blobs[options_.rank].stripes, options_.blobs[peer].stripes);
+}
+
+absl::StatusOr<WireStreams> WireForming::Run(absl::Time deadline) {
+  for (int peer = 0; peer < options_.rank; ++peer) {
+    for (int stripe = 0; stripe < StripesWith(peer); ++stripe) {
+      if (absl::Status status = Connect(peer, stripe, deadline); !status.ok()) return status;
+    }
+  }
+  while (!Complete()) {
+    std::vector<pollfd> polled = {{options_.cancelled, POLLIN, 0},
+                                  {missing_incoming_ > 0 ? options_.listener : -1, POLLIN, 0}};
+    absl::Time next = deadline;
+    for (const Attempt& attempt : attempts_) {
+      polled.push_back({attempt.stream->fd(), EventsOf(attempt), 0});
+      next = std::min(next, attempt.deadline);
+    }
+    for (const Retry& retry : retries_) next = std::min(next, retry.due);
+    const absl::Duration patience = std::max(next - MonotonicNow(), absl::ZeroDuration());
+    const int timeout_ms =
+        static_cast<int>(absl::ToInt64Milliseconds(std::min(patience, absl::Hours(1)))) + 1;
+    if (poll(polled.data(), polled.size(), timeout_ms) < 0 && errno != EINTR) {
+      return absl::UnavailableError(absl::StrCat("poll: ", std::strerror(errno)));
+    }
+    if (polled[0].revents != 0) return absl::CancelledError("forming the ring was cancelled");
+    const absl::Time now = MonotonicNow();
+    if (now >= deadline) return LateStatus();
+
+    size_t index = 2;
+    for (auto attempt = attempts_.begin(); attempt != attempts_.end(); ++index) {
+      const auto current = attempt++;
+      WireStream::Result result;
+      if (polled[index].revents != 0) {
+        if (Advance(*current, &result)) {
+          Finish(current);
+          continue;
+        }
+      }
+      if (result.ok() && now >= current->deadline) {
+        result = {.failure = WireFailure::kTimeout, .why = "the handshake took too long"};
+      }
+      if (result.ok()) continue;
+      if (absl::Status status = Fail(current, result, deadline); !status.ok()) return status;
+    }
+    for (const Retry& retry : std::exchange(retries_, {})) {
+      if (retry.due > now) {
+        retries_.push_back(retry);
+      } else if (absl::Status status = Connect(retry.peer, retry.stripe, deadline); !status.ok()) {
+        return status;
+      }
+    }
+    if (polled[1].revents != 0) Accept();
+  }
+  return std::move(streams_);
+}
+
+absl::Status WireForming::Connect(int peer, int stripe, absl::Time deadline) {
+  sockaddr_storage address;
+  const socklen_t length = MakeSocketAddress(options_.blobs[peer], &address);
+  const auto failed = [&](int error) {
+    return absl::UnavailableError(absl::StrCat("connecting to rank ", peer, " at ",
+                                               AddressText(address, length), ": ",
+                                               std::strerror(error)));
+  };
+  OwnedFd fd(socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (fd.get() < 0) return failed(errno);
+  SetOptions(fd.get());
+  const int connected = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length);
+  if (connected != 0 && errno != EINPROGRESS) return failed(errno);
+  Attempt& attempt = attempts_.emplace_back();
+  attempt.outgoing = true;
+  attempt.connecting = true;
+  attempt.peer = peer;
+  attempt.stripe = stripe;
+  attempt.deadline = deadline;
+  attempt.encrypted = options_.tls == nullptr;
+  attempt.stream = options_.tls == nullptr ? std::make_unique<WireStream>(fd.release())
+                                           : options_.tls->Wrap(fd.release(), true);
+  if (attempt.encrypted) BeginHandshake(attempt);
+  return absl::OkStatus();
+}
+
+void WireForming::Accept() {
+  while (true) {
+    const int fd = accept4(options_.listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) return;
+    SetOptions(fd);
+    int incoming = 0;
+    auto oldest = attempts_.end();
+    for (auto it = attempts_.begin(); it != attempts_.end(); ++it) {
+      if (it->outgoing) continue;
+      if (incoming++ == 0) oldest = it;
+    }
+    if (incoming >= missing_incoming_ + kSpareHandshakes) {
+      Refuse(oldest, WireFailure::kLimit, "too many handshakes at a time");
+    }
+    Attempt& attempt = attempts_.emplace_back();
+    attempt.deadline = MonotonicNow() + options_.handshake_timeout;
+    attempt.encrypted = options_.tls == nullptr;
+    attempt.stream =
+        options_.tls == nullptr ? std::make_unique<WireStream>(fd) : options_.tls->Wrap(fd, false);
+    if (attempt.encrypted) BeginHandshake(attempt);
+  }
+}
+
+void WireForming::BeginHandshake(Attempt& attempt) {
+  WireHandshakeOptions options{.generation = options_.generation,
+                               .rank = options_.rank,
+                               .token = token_,
+                               .binding = attempt.stream->Binding()};
+  if (attempt.outgoing) {
+    attempt.handshake.emplace(
+        WireHandshake::Connector(std::move(options), attempt.peer, attempt.stripe));
+  } else {
+    attempt.handshake.emplace(WireHandshake::Acceptor(
+        std::move(options), static_cast<int>(options_.blobs.size()), kMaxWireStripes));
+  }
+  attempt.output = attempt.handshake->TakeOutput();
+}
+
+short WireForming::EventsOf(const Attempt& attempt) const {
+  if (attempt.connecting) return POLLOUT;
+  if (!attempt.encrypted && attempt.stream->WantsWrite()) return POLLOUT;
+  return attempt.output.empty() ? POLLIN : POLLIN | POLLOUT;
+}
+
+bool WireForming::Advance(Attempt& attempt, WireStream::Result* result) {
+  if (attempt.connecting) {
+    int error = 0;
+    socklen_t length = sizeof(error);
+    (void)getsockopt(attempt.stream->fd(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error != 0) {
+      *result = {.failure = WireFailure::kOther, .why = std::strerror(error)};
+      return false;
+    }
+    attempt.connecting = false;
+  }
+  if (!attempt.encrypted) {
+    *result = attempt.stream->Handshake();
+    if (!result->ok() || result->bytes == 0) return false;
+    attempt.encrypted = true;
+    BeginHandshake(attempt);
+  }
+  return AdvanceMessages(attempt, result);
+}
+
+bool WireForming::AdvanceMessages(Attempt& attempt, WireStream::Result* result) {
+  WireHandshake& handshake = *attempt.handshake;
+  while (true) {
+    while (!attempt.output.empty()) {
+      const iovec part{attempt.output.data(), attempt.output.size()};
+      *result = attempt.stream->Write(&part, 1);
+      if (result->failure == WireFailure::kReset) {
+        // The peer may have sent its reason before it closed the connection.
+        char byte = 0;
+        const WireStream::Result reason = attempt.stream->Read(&byte, 1);
+        if (reason.failure == WireFailure::kTls) *result = reason;
+      }
+      if (!result->ok() || result->bytes == 0) return false;
+      attempt.output.erase(0, result->bytes);
+    }
+    if (handshake.wanted() == 0) return true;
+    // Never reads more than the handshake, because frames may follow.
+    char buffer[WireHandshake::kLongestMessage];
+    *result = attempt.stream->Read(buffer, handshake.wanted() - attempt.input.size());
+    if (!result->ok() || result->bytes == 0) return false;
+    attempt.input.append(buffer, result->bytes);
+    if (attempt.input.size() < handshake.wanted()) continue;
+    const absl::Status status = handshake.Take(std::exchange(attempt.input, {}));
+    if (!status.ok()) {
+      *result = ResultOfHandshake(status);
+      return false;
+    }
+    attempt.output += handshake.TakeOutput();
+  }
+}
+
+void WireForming::Finish(Attempts::iterator attempt) {
+  const int peer = attempt->handshake->peer(), stripe = attempt->handshake->stripe();
+  if (stripe >= StripesWith(peer)) {
+    Refuse(attempt, WireFailure::kProtocol, "more connections than agreed");
+    return;
+  }
+  // A peer connects again if it saw the first connection fail, so the last one counts.
+  std::unique_ptr<WireStream>& stream = streams_[peer][stripe];
+  if (stream == nullptr) {
+    --missing_;
+    if (!attempt->outgoing) --missing_incoming_;
+  }
+  stream = std::move(attempt->stream);
+  attempts_.erase(attempt);
+}
+
+absl::Status WireForming::Fail(Attempts::iterator attempt, const WireStream::Result& result,
+                               absl::Time deadline) {
+  if (!attempt->outgoing) {
+    Refuse(attempt, result.failure, result.why);
+    return absl::OkStatus();
+  }
+  const int peer = attempt->peer, stripe = attempt->stripe;
+  const bool dropped =
+      result.failure == WireFailure::kClosed || result.failure == WireFailure::kReset;
+  attempts_.erase(attempt);
+  if (dropped && ++tries_[peer] < kMaxTriesPerPeer) {
+    options_.counters->retries.fetch_add(1, std::memory_order_relaxed);
+    retries_.push_back({peer, stripe, std::min(MonotonicNow() + kRetryDelay, deadline)});
+    return absl::OkStatus();
+  }
+  if (result.failure == WireFailure::kTimeout) return LateStatus();
+  return absl::UnavailableError(absl::StrCat("connecting to rank ", peer, ": ", result.why));
+}
+
+void WireForming::Refuse(Attempts::iterator attempt, WireFailure failure, const std::string& why) {
+  options_.counters->refused[static_cast<size_t>(failure)].fetch_add(1, std::memory_order_relaxed);
+  last_refusal_ =
+      absl::StrCat("; refused a connection from ", PeerAddressOf(attempt->stream->fd()), ": ", why);
+  attempts_.erase(attempt);
+}
+
+absl::Status WireForming::LateStatus() const {
+  for (int peer = 0; peer < static_cast<int>(streams_.size()); ++peer) {
+    for (const auto& stream : streams_[peer]) {
+      if (stream != nullptr) continue;
+      return absl::UnavailableError(
+          absl::StrCat("rank ", peer, peer > options_.rank ? " did not connect" : " did not answer",
+                       " in time", last_refusal_));
+    }
+  }
+  return absl::UnavailableError("not in time");
+}
+
+}  // namespace ringattn::worker
