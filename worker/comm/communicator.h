@@ -44,9 +44,9 @@ class Communicator {
   // Enqueues the group after earlier groups and after `after`. Its transfers run concurrently, and
   // the event is done when all of them are. Never blocks. A failed `after` does not suppress the
   // transfers unless the communicator is aborted, because peers wait for them. Adds completed
-  // transfers to control->progress. If a transfer fails (peer lost, timeout, abort), the event fails
-  // with UNAVAILABLE, and so do later groups: after an abort all of them, else at least those with
-  // a transfer with that peer.
+  // transfers to control->progress. If a transfer fails (peer lost, timeout, abort), the event
+  // fails with UNAVAILABLE, and so do later groups: after an abort all of them, else at least those
+  // with a transfer with that peer.
   virtual EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                          RunControl* control) = 0;
 

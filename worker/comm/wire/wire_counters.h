@@ -14,7 +14,7 @@ enum class WireFailure : uint8_t {
   kNone,
   kClosed,    // the peer closed it
   kReset,     // the peer or the network reset it
-  kTimeout,   // a transfer or a handshake took too long, or the peer's host does not answer
+  kTimeout,   // a transfer or a handshake took too long, or the peer does not answer
   kTls,       // TLS failed
   kToken,     // the peer does not know the ring's token
   kProtocol,  // malformed or unexpected bytes

@@ -365,17 +365,15 @@ std::vector<WireEngine::Link*> WireEngine::Post(const std::vector<PeerTransfer>&
     }
     const bool send = group[i].kind == Kind::kSend;
     transfer.sequence = send ? transfer.link->sends++ : transfer.link->receives++;
+    if (std::find(links.begin(), links.end(), transfer.link) == links.end()) {
+      links.push_back(transfer.link);  // a failed one, too: its connection here may be open
+    }
     if (transfer.link->failure != WireFailure::kNone) {
       End(&transfer, transfer.link->status);
-      continue;
-    }
-    if (send) {
+    } else if (send) {
       PostSend(&transfer);
     } else {
       PostReceive(&transfer);
-    }
-    if (std::find(links.begin(), links.end(), transfer.link) == links.end()) {
-      links.push_back(transfer.link);
     }
   }
   return links;

@@ -24,10 +24,13 @@ constexpr int kBacklog = 1024;
 // A peer drops a handshake if strangers crowd it out. More drops than this are no accident.
 constexpr int kMaxTriesPerPeer = 5 * kMaxWireStripes;
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
-// A lost host is noticed after 10 + 3 * 5 seconds without traffic.
+// A lost host is noticed after 10 + 3 * 5 seconds without traffic, and as late while it owes
+// acknowledgements. So is a peer that takes no bytes for that long: receivers have announced memory
+// for all that is sent.
 constexpr int kKeepaliveIdleSeconds = 10;
 constexpr int kKeepaliveIntervalSeconds = 5;
 constexpr int kKeepaliveProbes = 3;
+constexpr int kUnacknowledgedMs = 25'000;
 
 // Closes the descriptor, unless it is released.
 class OwnedFd {
@@ -56,6 +59,7 @@ void SetOptions(int fd) {
   SetOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepaliveIdleSeconds);
   SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepaliveIntervalSeconds);
   SetOption(fd, IPPROTO_TCP, TCP_KEEPCNT, kKeepaliveProbes);
+  SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kUnacknowledgedMs);
 }
 
 in6_addr MapV4(const in_addr& v4) {
@@ -88,13 +92,6 @@ std::string AddressText(const sockaddr_storage& address, socklen_t length) {
   (void)getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof(host),
                     nullptr, 0, NI_NUMERICHOST);
   return host;
-}
-
-std::string PeerAddressOf(int fd) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof(address);
-  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "a stranger";
-  return AddressText(address, length);
 }
 
 WireStream::Result ResultOfHandshake(const absl::Status& status) {
@@ -239,7 +236,10 @@ absl::Status WireForming::Connect(int peer, int stripe, absl::Time deadline) {
 
 void WireForming::Accept() {
   while (true) {
-    const int fd = accept4(options_.listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    sockaddr_storage address{};
+    socklen_t length = sizeof(address);
+    const int fd = accept4(options_.listener, reinterpret_cast<sockaddr*>(&address), &length,
+                           SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) return;
     SetOptions(fd);
     int incoming = 0;
@@ -252,6 +252,7 @@ void WireForming::Accept() {
       Refuse(oldest, WireFailure::kLimit, "too many handshakes at a time");
     }
     Attempt& attempt = attempts_.emplace_back();
+    attempt.address = AddressText(address, length);
     attempt.deadline = MonotonicNow() + options_.handshake_timeout;
     attempt.encrypted = options_.tls == nullptr;
     attempt.stream =
@@ -369,8 +370,11 @@ absl::Status WireForming::Fail(Attempts::iterator attempt, const WireStream::Res
 
 void WireForming::Refuse(Attempts::iterator attempt, WireFailure failure, const std::string& why) {
   options_.counters->refused[static_cast<size_t>(failure)].fetch_add(1, std::memory_order_relaxed);
-  last_refusal_ =
-      absl::StrCat("; refused a connection from ", PeerAddressOf(attempt->stream->fd()), ": ", why);
+  // The end of a connection says less than why others were refused.
+  const bool ended = failure == WireFailure::kClosed || failure == WireFailure::kReset;
+  if (refusal_.empty() || !ended) {
+    refusal_ = absl::StrCat("; refused a connection from ", attempt->address, ": ", why);
+  }
   attempts_.erase(attempt);
 }
 
@@ -380,7 +384,7 @@ absl::Status WireForming::LateStatus() const {
       if (stream != nullptr) continue;
       return absl::UnavailableError(
           absl::StrCat("rank ", peer, peer > options_.rank ? " did not connect" : " did not answer",
-                       " in time", last_refusal_));
+                       " in time", refusal_));
     }
   }
   return absl::UnavailableError("not in time");

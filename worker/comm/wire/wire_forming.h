@@ -79,6 +79,7 @@ class WireForming {
     bool encrypted = false;   // the TLS handshake is complete, or there is none
     int peer = -1;            // outgoing
     int stripe = 0;
+    std::string address;  // incoming: of the peer
     absl::Time deadline;
     std::optional<WireHandshake> handshake;
     std::string output;  // to send
@@ -114,8 +115,8 @@ class WireForming {
     absl::Time due;
   };
   std::vector<Retry> retries_;
-  std::vector<int> tries_;    // by peer
-  std::string last_refusal_;  // for the error message
+  std::vector<int> tries_;  // by peer
+  std::string refusal_;     // of an incoming connection, for the error message
 };
 
 }  // namespace ringattn::worker

@@ -103,7 +103,9 @@ TEST(WireRing, SizeMismatchFailsWithoutHarm) {
     EXPECT_EQ(receive->Wait(absl::Now() + kAbortBound).code(), absl::StatusCode::kUnavailable);
     // A short send is complete before the receiver looks at it; the next one fails.
     const absl::Status status = send->Wait(absl::Now() + kAbortBound);
-    if (sent > 8 << 10) EXPECT_THAT(Message(status), HasSubstr("lost rank 1"));
+    if (sent > 8 << 10) {
+      EXPECT_THAT(Message(status), HasSubstr("lost rank 1"));
+    }
     const std::vector<uint8_t> all = b.Read();
     EXPECT_EQ(std::vector<uint8_t>(all.end() - 16, all.end()), std::vector<uint8_t>(16, 0xee));
   }

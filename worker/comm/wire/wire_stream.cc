@@ -22,7 +22,7 @@ WireStream::Result WireStream::Failed(int error) {
     case EPIPE:
       return {.failure = WireFailure::kReset, .why = "the peer reset the connection"};
     case ETIMEDOUT:
-      return {.failure = WireFailure::kTimeout, .why = "the peer's host does not answer"};
+      return {.failure = WireFailure::kTimeout, .why = "the peer does not answer"};
     default:
       return {.failure = WireFailure::kOther, .why = std::strerror(error)};
   }
