@@ -91,9 +91,9 @@ class HostNetwork:
 class HostCluster(Cluster):
     """A coordinator outside of both hosts and one worker on each."""
 
-    def __init__(self, directory, network, server_flags=()):
+    def __init__(self, directory, network, server_flags=(), worker_flags=()):
         self.network = network
-        super().__init__(directory, workers=2, server_flags=[
+        super().__init__(directory, workers=2, worker_flags=worker_flags, server_flags=[
             f"--single_device_threshold_tokens={THRESHOLD}", "--insecure", *server_flags])
 
     def start_server(self):
@@ -109,4 +109,4 @@ class HostCluster(Cluster):
             f"--secret_file={self.secret}", f"--name={name}", f"--host_id=host-{index}",
             "--device=cpu", "--threads=1", f"--data_listen={inside}:0",
             f"--metrics_listen={inside}:0", f"--ring_address={self.network.ring[index]}",
-            "--insecure", *flags]))
+            "--insecure", *self.worker_flags, *flags]))

@@ -1,8 +1,14 @@
 """Two emulated hosts with a link of a given rate between them (host_network.py)."""
 
+import contextlib
+import subprocess
+import sys
+
+import numpy as np
 import pytest
 
 from attention import assert_close, make_inputs, reference, run
+from certificates import Authority, cluster_tls
 from cluster import Cluster
 from host_network import HostCluster, HostNetwork, is_available
 from stubs import tensor_pb2
@@ -66,3 +72,47 @@ def test_a_fast_link_uses_both_hosts(make_hosts):
         assert "ring over all 2 workers on 2 hosts, predicted" in plan.reason
     else:
         assert "predicted" in plan.reason
+
+
+CAPTURE = """
+import socket, sys
+link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+link.bind(("e0", 0))
+with open(sys.argv[1], "wb") as file:
+    print("ready", flush=True)
+    while True:
+        file.write(link.recv(1 << 20))
+        file.flush()
+"""
+
+
+@contextlib.contextmanager
+def capture(network, path):
+    """Writes what passes between the hosts to a file."""
+    process = subprocess.Popen(network.command(0, [sys.executable, "-c", CAPTURE, str(path)]),
+                               stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_link_carries_tensors_in_plain_text_only_without_certificates(make_hosts, tmp_path, tls):
+    flags = []
+    if tls:
+        authority = Authority(tmp_path, "cluster")
+        flags = [*cluster_tls(authority.certificate, *authority.issue("member", san="DNS:member")),
+                 "--cluster_tls_server_name=member"]
+    hosts = make_hosts(None, server_flags=flags, worker_flags=flags)
+    inputs = make_inputs(sq=2000, heads=1, dim=64)
+    inputs["v"][:] = 1.2345
+    with capture(hosts.network, tmp_path / "link"):
+        result = run(hosts.attention, inputs, world_size=2)
+    np.testing.assert_allclose(result.array("out"), 1.2345, rtol=1e-4)
+    bytes_on_link = (tmp_path / "link").read_bytes()
+    assert len(bytes_on_link) > 400_000  # half of the keys and values, each way
+    row = np.full(64, 1.2345, np.float32).tobytes()
+    assert (row in bytes_on_link) != tls
