@@ -9,7 +9,7 @@ import pytest
 
 from attention import assert_close, make_inputs, reference, run
 from certificates import Authority, cluster_tls
-from cluster import Cluster
+from cluster import Cluster, wait_until
 from host_network import HostCluster, HostNetwork, is_available
 from stubs import tensor_pb2
 
@@ -77,6 +77,7 @@ def test_a_fast_link_uses_both_hosts(make_hosts):
 CAPTURE = """
 import socket, sys
 link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+link.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
 link.bind(("e0", 0))
 with open(sys.argv[1], "wb") as file:
     print("ready", flush=True)
@@ -111,8 +112,9 @@ def test_the_link_carries_tensors_in_plain_text_only_without_certificates(make_h
     inputs["v"][:] = 1.2345
     with capture(hosts.network, tmp_path / "link"):
         result = run(hosts.attention, inputs, world_size=2)
+        # Half of the keys and values, each way.
+        wait_until(lambda: (tmp_path / "link").stat().st_size > 1_000_000, 10, "captured packets")
     np.testing.assert_allclose(result.array("out"), 1.2345, rtol=1e-4)
     bytes_on_link = (tmp_path / "link").read_bytes()
-    assert len(bytes_on_link) > 400_000  # half of the keys and values, each way
     row = np.full(64, 1.2345, np.float32).tobytes()
     assert (row in bytes_on_link) != tls

@@ -76,11 +76,12 @@ class WireEngine::Stripe : public FrameSink {
   // Queues a grant, to be sent before the next chunk.
   void AddGrant(const WireFrame& grant) { AppendFrame(grant, &grants_); }
 
-  // Reads and writes what is possible. Returns false if the connection has failed. Sets
-  // *wants_write if there is more to write than the socket takes, or a turn.
-  bool Work(bool readable, bool* wants_write) {
+  // Reads and writes what is possible in a turn. Returns false if the connection has failed. Sets
+  // *wants_write if there is more to write, and *reads_more, if `readable`, if there is more to
+  // read although the socket may not be readable.
+  bool Work(bool readable, bool* wants_write, bool* reads_more) {
     WireStream::Result result;
-    if (readable) result = ReadFrames();
+    if (readable) result = ReadFrames(reads_more);
     if (result.ok()) result = WriteFrames(wants_write);
     if (result.ok()) {
       *wants_write = *wants_write || stream_->WantsWrite();
@@ -99,9 +100,9 @@ class WireEngine::Stripe : public FrameSink {
   }
 
  private:
-  WireStream::Result ReadFrames() {
-    size_t moved = 0;
-    while (moved < kTurnBytes || stream_->HasBuffered()) {
+  WireStream::Result ReadFrames(bool* reads_more) {
+    *reads_more = false;
+    for (size_t moved = 0; moved < kTurnBytes;) {
       const FrameReader::Buffer buffer = reader_.Next();
       WireStream::Result result = stream_->Read(buffer.data, buffer.bytes);
       if (!result.ok() || result.bytes == 0) return result;
@@ -113,13 +114,14 @@ class WireEngine::Stripe : public FrameSink {
       }
       moved += result.bytes;
     }
+    *reads_more = stream_->HasBuffered();
     return {};
   }
 
   WireStream::Result WriteFrames(bool* wants_write) {
     *wants_write = false;
     for (size_t moved = 0;;) {
-      if (head_.empty() && payload_bytes_ == 0 && !TakeFrame()) return {};
+      if (head_.empty() && payload_bytes_ == 0 && !TakeFrame()) return stream_->Flush();
       if (moved >= kTurnBytes) break;
       const iovec parts[2] = {{head_.data() + head_sent_, head_.size() - head_sent_},
                               {const_cast<char*>(payload_), payload_bytes_}};
@@ -194,7 +196,9 @@ class WireEngine::Loop {
   }
 
   void Add(Stripe* stripe) {
-    stripes_.push_back({stripe, false});
+    // What followed the handshake may have been read with it.
+    stripes_.push_back({.stripe = stripe, .reads_more = true});
+    reads_more_ = true;
     Control(EPOLL_CTL_ADD, stripe, EPOLLIN, stripes_.size() - 1);
   }
 
@@ -211,8 +215,9 @@ class WireEngine::Loop {
                                : static_cast<int>(absl::ToInt64Milliseconds(std::min(
                                      std::max(patience, absl::ZeroDuration()), absl::Hours(1)))) +
                                      (patience > absl::ZeroDuration() ? 1 : 0);
+    const bool again = std::exchange(reads_more_, false);
     epoll_event events[64];
-    const int count = epoll_wait(epoll_, events, 64, timeout_ms);
+    const int count = epoll_wait(epoll_, events, 64, again ? 0 : timeout_ms);
     bool woken = false;
     for (int i = 0; i < count; ++i) {
       if (events[i].data.u64 == 0) {
@@ -224,8 +229,10 @@ class WireEngine::Loop {
       const bool readable = (events[i].events & ~static_cast<uint32_t>(EPOLLOUT)) != 0;
       Work(events[i].data.u64 - 1, readable);
     }
-    if (!woken) return;
-    for (size_t i = 0; i < stripes_.size(); ++i) Work(i, false);
+    for (size_t i = 0; again && i < stripes_.size(); ++i) {
+      if (stripes_[i].reads_more) Work(i, true);
+    }
+    for (size_t i = 0; woken && i < stripes_.size(); ++i) Work(i, false);
   }
 
   // Lets the link's connection here write what it can.
@@ -242,8 +249,9 @@ class WireEngine::Loop {
 
  private:
   struct Entry {
-    Stripe* stripe;
-    bool wants_write;
+    Stripe* stripe = nullptr;
+    bool wants_write = false;
+    bool reads_more = false;
   };
 
   void Control(int operation, Stripe* stripe, uint32_t events, size_t index) {
@@ -263,10 +271,12 @@ class WireEngine::Loop {
       failed = entry.stripe->link()->failure != WireFailure::kNone;
     }
     bool wants_write = false;
-    if (failed || !entry.stripe->Work(readable, &wants_write)) {
+    if (failed || !entry.stripe->Work(readable, &wants_write, &entry.reads_more)) {
+      entry.reads_more = false;
       Close(entry.stripe);
       return;
     }
+    reads_more_ |= entry.reads_more;
     if (wants_write == entry.wants_write) return;
     entry.wants_write = wants_write;
     Control(EPOLL_CTL_MOD, entry.stripe, wants_write ? EPOLLIN | EPOLLOUT : EPOLLIN, index);
@@ -283,6 +293,7 @@ class WireEngine::Loop {
   const int epoll_;
   const int wake_;
   std::vector<Entry> stripes_;
+  bool reads_more_ = false;  // of any of them
 };
 
 WireEngine::WireEngine(int rank, WireStreams streams, std::shared_ptr<WireCounters> counters)

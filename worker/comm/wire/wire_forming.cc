@@ -279,7 +279,7 @@ void WireForming::BeginHandshake(Attempt& attempt) {
 short WireForming::EventsOf(const Attempt& attempt) const {
   if (attempt.connecting) return POLLOUT;
   if (!attempt.encrypted && attempt.stream->WantsWrite()) return POLLOUT;
-  return attempt.output.empty() ? POLLIN : POLLIN | POLLOUT;
+  return attempt.output.empty() && !attempt.stream->WantsWrite() ? POLLIN : POLLIN | POLLOUT;
 }
 
 bool WireForming::Advance(Attempt& attempt, WireStream::Result* result) {

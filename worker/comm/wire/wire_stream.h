@@ -47,8 +47,9 @@ class WireStream {
 
   // Returns true if bytes can be read although the socket may not be readable.
   virtual bool HasBuffered() const { return false; }
-  // Returns true if the last call must wait until the socket is writable, although it read.
+  // Returns true if records wait until the socket is writable, and sends them.
   virtual bool WantsWrite() const { return false; }
+  virtual Result Flush() { return {}; }
 
   // Ends the connection at both ends: pending and later reads and writes fail.
   void Shutdown();
@@ -66,8 +67,7 @@ class WireTls {
  public:
   virtual ~WireTls() = default;
 
-  // Returns INVALID_ARGUMENT unless the material has a certificate, its key and authorities. Makes
-  // the process ignore SIGPIPE, because OpenSSL writes to sockets whose peer may be gone.
+  // Returns INVALID_ARGUMENT unless the material has a certificate, its key and authorities.
   static absl::StatusOr<std::shared_ptr<WireTls>> Make(const TlsMaterial& material);
 
   // Wraps a connected non-blocking socket.

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -18,6 +18,8 @@ namespace {
 
 // A TLS record. Parts that fit into one are sent as one.
 constexpr size_t kRecordBytes = 16384;
+// Records that one system call sends or receives.
+constexpr size_t kBatchBytes = 256 << 10;
 constexpr size_t kBindingBytes = 32;
 constexpr char kBindingLabel[] = "EXPERIMENTAL-ringattn-wire";
 // The first is the fastest on processors with AES instructions.
@@ -34,15 +36,47 @@ struct FreeOpenSsl {
 template <typename T>
 using OpenSslPtr = std::unique_ptr<T, FreeOpenSsl>;
 
+// Appends to the std::string that is the BIO's data.
+int AppendToOutput(BIO* bio, const char* data, int bytes) {
+  static_cast<std::string*>(BIO_get_data(bio))->append(data, static_cast<size_t>(bytes));
+  return bytes;
+}
+
+long ControlOutput(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
+
+BIO* NewOutput(std::string* output) {
+  static BIO_METHOD* const method = [] {
+    BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "output");
+    if (made == nullptr) std::abort();  // out of memory
+    BIO_meth_set_write(made, AppendToOutput);
+    BIO_meth_set_ctrl(made, ControlOutput);
+    return made;
+  }();
+  BIO* const bio = BIO_new(method);
+  if (bio == nullptr) std::abort();
+  BIO_set_data(bio, output);
+  BIO_set_init(bio, 1);
+  return bio;
+}
+
+// OpenSSL would make a system call per record of 16 KiB, and two to read one. So records are
+// encrypted into a buffer that is sent at once, and reads take what has arrived.
 class TlsStream : public WireStream {
  public:
-  TlsStream(int fd, OpenSslPtr<SSL> ssl) : WireStream(fd), ssl_(std::move(ssl)) {}
+  TlsStream(int fd, OpenSslPtr<SSL> ssl) : WireStream(fd), ssl_(std::move(ssl)) {
+    BIO* const input = BIO_new_socket(fd, BIO_NOCLOSE);
+    if (input == nullptr) std::abort();
+    SSL_set_bio(ssl_.get(), input, NewOutput(&output_));
+  }
 
   Result Handshake() override {
-    Begin();
+    ERR_clear_error();
     const int done = SSL_do_handshake(ssl_.get());
-    if (done == 1) return {.bytes = 1};
-    return ResultOf(done);
+    Result result = done == 1 ? Result{.bytes = 1} : ResultOf(done);
+    // A failure must reach the peer, too.
+    const Result sent = SendOutput();
+    if (result.ok() && (!sent.ok() || WantsWrite())) return sent;
+    return result;
   }
 
   std::string Binding() override {
@@ -57,48 +91,80 @@ class TlsStream : public WireStream {
 
   Result Read(char* data, size_t bytes) override {
     size_t got = 0;
-    Begin();
+    ERR_clear_error();
     const int done = SSL_read_ex(ssl_.get(), data, bytes, &got);
-    return done == 1 ? Result{.bytes = got} : ResultOf(done);
-  }
-
-  Result Write(const iovec* parts, int count) override {
-    size_t total = 0;
-    for (int i = 0; i < count; ++i) total += parts[i].iov_len;
-    const void* data = parts[0].iov_base;
-    size_t bytes = parts[0].iov_len;
-    char record[kRecordBytes];
-    if (count > 1 && total <= sizeof(record)) {
-      bytes = 0;
-      for (int i = 0; i < count; ++i) {
-        std::memcpy(record + bytes, parts[i].iov_base, parts[i].iov_len);
-        bytes += parts[i].iov_len;
-      }
-      data = record;
+    Result result = done == 1 ? Result{.bytes = got} : ResultOf(done);
+    if (result.ok() && WantsWrite()) {  // an answer of TLS itself
+      const Result sent = SendOutput();
+      if (!sent.ok()) return sent;
     }
-    size_t sent = 0;
-    Begin();
-    const int done = SSL_write_ex(ssl_.get(), data, bytes, &sent);
-    return done == 1 ? Result{.bytes = sent} : ResultOf(done);
+    return result;
   }
 
-  bool HasBuffered() const override { return SSL_pending(ssl_.get()) > 0; }
-  bool WantsWrite() const override { return wants_write_; }
+  // Bytes count as written once their records have left the buffer.
+  Result Write(const iovec* parts, int count) override {
+    if (encrypted_bytes_ == 0) {
+      const Result encrypted = Encrypt(parts, count);
+      if (!encrypted.ok()) return encrypted;
+    }
+    const Result sent = SendOutput();
+    if (!sent.ok() || WantsWrite()) return sent;
+    return {.bytes = std::exchange(encrypted_bytes_, 0)};
+  }
+
+  bool HasBuffered() const override { return SSL_has_pending(ssl_.get()) == 1; }
+  bool WantsWrite() const override { return sent_ < output_.size(); }
+  Result Flush() override { return SendOutput(); }
 
  private:
-  void Begin() {
-    ERR_clear_error();
-    wants_write_ = false;
+  Result Encrypt(const iovec* parts, int count) {
+    size_t total = 0;
+    for (int i = 0; i < count; ++i) total += parts[i].iov_len;
+    char record[kRecordBytes];
+    iovec joined{record, 0};
+    if (count > 1 && total <= sizeof(record)) {
+      for (int i = 0; i < count; ++i) {
+        std::memcpy(record + joined.iov_len, parts[i].iov_base, parts[i].iov_len);
+        joined.iov_len += parts[i].iov_len;
+      }
+      parts = &joined;
+      count = 1;
+    }
+    for (int i = 0; i < count; ++i) {
+      const char* const data = static_cast<const char*>(parts[i].iov_base);
+      for (size_t at = 0; at < parts[i].iov_len && output_.size() < kBatchBytes;) {
+        size_t done_bytes = 0;
+        ERR_clear_error();
+        const int done = SSL_write_ex(ssl_.get(), data + at,
+                                      std::min(kRecordBytes, parts[i].iov_len - at), &done_bytes);
+        if (done != 1) return ResultOf(done);
+        at += done_bytes;
+        encrypted_bytes_ += done_bytes;
+      }
+    }
+    return {};
   }
 
-  Result ResultOf(int done) {
+  // Sends what the socket takes of the buffer. Returns no bytes.
+  Result SendOutput() {
+    while (sent_ < output_.size()) {
+      const iovec part{output_.data() + sent_, output_.size() - sent_};
+      Result result = WireStream::Write(&part, 1);
+      if (!result.ok() || result.bytes == 0) return result;
+      sent_ += result.bytes;
+    }
+    output_.clear();
+    sent_ = 0;
+    return {};
+  }
+
+  Result ResultOf(int done) const {
     const int system_error = errno;
     const int error = SSL_get_error(ssl_.get(), done);
-    wants_write_ = error == SSL_ERROR_WANT_WRITE;
-    if (wants_write_ || error == SSL_ERROR_WANT_READ) return {};
-    if (error == SSL_ERROR_SYSCALL && system_error != 0) return Failed(system_error);
+    if (error == SSL_ERROR_WANT_WRITE || error == SSL_ERROR_WANT_READ) return {};
     const unsigned long detail = ERR_peek_error();
     ERR_clear_error();
+    if (error == SSL_ERROR_SYSCALL && system_error != 0) return Failed(system_error);
     const bool ended = error == SSL_ERROR_ZERO_RETURN || error == SSL_ERROR_SYSCALL ||
                        ERR_GET_REASON(detail) == SSL_R_UNEXPECTED_EOF_WHILE_READING;
     if (ended) return {.failure = WireFailure::kClosed, .why = "the peer closed the connection"};
@@ -111,8 +177,10 @@ class TlsStream : public WireStream {
     return {.failure = WireFailure::kTls, .why = std::move(why)};
   }
 
+  std::string output_;          // records; outlives ssl_, which appends to it
+  size_t sent_ = 0;             // of output_
+  size_t encrypted_bytes_ = 0;  // of the write whose records are in output_
   const OpenSslPtr<SSL> ssl_;
-  bool wants_write_ = false;
 };
 
 class OpenSslTls : public WireTls {
@@ -121,7 +189,7 @@ class OpenSslTls : public WireTls {
 
   std::unique_ptr<WireStream> Wrap(int fd, bool connector) override {
     OpenSslPtr<SSL> ssl(SSL_new(context_.get()));
-    if (ssl == nullptr || SSL_set_fd(ssl.get(), fd) != 1) std::abort();  // out of memory
+    if (ssl == nullptr) std::abort();  // out of memory
     if (connector) {
       SSL_set_connect_state(ssl.get());
     } else {
@@ -176,14 +244,13 @@ bool UseAuthorities(const std::string& pem, SSL_CTX* context) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<WireTls>> WireTls::Make(const TlsMaterial& material) {
-  std::signal(SIGPIPE, SIG_IGN);
   OpenSslPtr<SSL_CTX> context(SSL_CTX_new(TLS_method()));
   if (context == nullptr) return absl::InternalError("SSL_CTX_new failed");
   SSL_CTX_set_min_proto_version(context.get(), TLS1_3_VERSION);
   SSL_CTX_set_ciphersuites(context.get(), kCiphers);
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
-  SSL_CTX_set_mode(context.get(),
-                   SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+  SSL_CTX_set_read_ahead(context.get(), 1);
+  SSL_CTX_set_default_read_buffer_len(context.get(), kBatchBytes);
   // Connections are never resumed.
   SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
   SSL_CTX_set_num_tickets(context.get(), 0);
