@@ -21,7 +21,7 @@ void Require(bool condition) {
   if (!condition) std::abort();
 }
 
-// Checks what the engine relies on, and gives each payload a heap block of its own.
+// Checks what the engine relies on, and allocates a separate heap block for each payload.
 class CheckingSink : public FrameSink {
  public:
   absl::Status OnGrant(const WireFrame& frame) override {
@@ -60,7 +60,7 @@ void ReadFrames(absl::string_view bytes, size_t most) {
   }
 }
 
-// Nobody completes a handshake without the token.
+// A handshake must not complete without the token.
 void Handshake(WireHandshake handshake, absl::string_view bytes) {
   while (bytes.size() >= handshake.wanted()) {
     const std::string message(bytes.substr(0, handshake.wanted()));

@@ -1,5 +1,5 @@
-// WireBlob: what a rank tells the others about itself before they connect, and the token that the
-// blobs of a ring result in.
+// WireBlob: a rank's address and secret, which all members receive before they connect, and the
+// token of a ring, which is derived from all its blobs.
 #ifndef RINGATTN_WORKER_COMM_WIRE_WIRE_BLOB_H_
 #define RINGATTN_WORKER_COMM_WIRE_WIRE_BLOB_H_
 
@@ -28,8 +28,7 @@ std::string FormatWireBlob(const WireBlob& blob);
 // Returns INVALID_ARGUMENT for anything that FormatWireBlob does not produce.
 absl::StatusOr<WireBlob> ParseWireBlob(absl::string_view text);
 
-// Returns the token of a ring: a secret that all members compute from the blobs, and nobody who
-// lacks one of them.
+// Returns the token of a ring. Computing it takes all blobs, which only members know.
 std::string WireRingToken(uint64_t generation, const std::vector<WireBlob>& blobs);
 
 }  // namespace ringattn::worker

@@ -1,4 +1,4 @@
-// WireCounters: what the metrics of rings over sockets are made of.
+// WireCounters: the counts that the metrics export, of rings over sockets.
 #ifndef RINGATTN_WORKER_COMM_WIRE_WIRE_COUNTERS_H_
 #define RINGATTN_WORKER_COMM_WIRE_WIRE_COUNTERS_H_
 

@@ -4,11 +4,11 @@
 // Flow control: a receive, once posted, grants its sender all of its bytes, because its memory is
 // their target. Without a grant, a rank sends only transfers of at most kEagerBytes, and at most
 // kEagerCredit bytes of them per peer. The receiver keeps those in a buffer until it posts the
-// receive. So a peer can never make it store more than kEagerCredit bytes.
+// receive. So a peer cannot force it to store more than kEagerCredit bytes.
 //
 // Threads: connection i of every peer belongs to loop i. The thread that calls Run drives loop 0,
 // which also carries grants and small transfers, so these need no other thread. Each other loop has
-// a thread of its own. Chunks go to whichever connection is free.
+// a separate thread. A connection that is free takes the next chunk.
 //
 // Failures: a broken connection, a malformed frame or a late transfer ends the link to that peer:
 // its transfers fail, now and later. Links to other peers are unaffected. A transfer fails only

@@ -21,7 +21,7 @@ namespace {
 // Ranks connect before all have called Connect, so their connections wait in this queue: 64 ranks
 // with 8 connections each, twice.
 constexpr int kBacklog = 1024;
-// A peer drops a handshake if strangers crowd it out. More drops than this are no accident.
+// A peer drops a handshake if too many strangers connect. After this many drops, forming fails.
 constexpr int kMaxTriesPerPeer = 5 * kMaxWireStripes;
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
 // A lost host is noticed after 10 + 3 * 5 seconds without traffic, and as late while it owes

@@ -57,8 +57,8 @@ struct WireFormingOptions {
 using WireStreams = std::vector<std::vector<std::unique_ptr<WireStream>>>;
 
 // Not thread safe; used once. Incoming connections are handled at the same time, so one that stays
-// silent delays nobody. At most kSpareHandshakes more than expected are open at a time; the oldest
-// makes room.
+// silent does not delay others. At most kSpareHandshakes more than expected are open at a time; the
+// oldest makes room.
 class WireForming {
  public:
   explicit WireForming(WireFormingOptions options);

@@ -7,8 +7,8 @@
 //   acceptor -> connector   magic
 //
 // A proof is an HMAC of both nonces under the token, so the token never travels and a proof cannot
-// be replayed. It also covers the TLS session (RFC 5705 exporter), so nobody can stand between the
-// ranks, not even the owner of another certificate of the cluster.
+// be replayed. It also covers the TLS session (RFC 5705 exporter), so the owner of another
+// certificate of the cluster cannot relay it as a man in the middle.
 #ifndef RINGATTN_WORKER_COMM_WIRE_WIRE_HANDSHAKE_H_
 #define RINGATTN_WORKER_COMM_WIRE_WIRE_HANDSHAKE_H_
 

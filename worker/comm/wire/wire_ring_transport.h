@@ -1,4 +1,4 @@
-// WireRingTransport: forms rings of processes over TCP connections of its own, also between hosts.
+// WireRingTransport: forms rings of processes over TCP, also between hosts.
 // Prepare opens a listening socket, and its blob has the socket's address and a secret. Connect
 // joins all pairs of ranks by several connections each. Only processes that know all blobs can
 // connect. If the cluster has certificates, connections use TLS 1.3 and both ends verify each
@@ -30,8 +30,8 @@ inline constexpr int kDefaultWireConnections = 2;
 struct WireTransportOptions {
   // A name or address of this machine that peers can reach.
   std::string host = "127.0.0.1";
-  // TCP connections per peer, 1 to kMaxWireStripes. Of two ranks, the smaller number counts. Each
-  // but the first has a thread.
+  // TCP connections per peer, 1 to kMaxWireStripes. Two ranks use the smaller number of both. Each
+  // connection index except the first has a thread.
   int connections = kDefaultWireConnections;
   // Returns the certificates for TLS; nullopt: plain text. Called for each ring, so replaced files
   // apply to the next one.

@@ -36,7 +36,7 @@ class WireStream {
 
   // Makes progress with the TLS handshake. Returns 1 byte when it is complete, 0 while it is not.
   virtual Result Handshake() { return {.bytes = 1}; }
-  // Returns a value that both ends of this TLS session share with nobody else; empty in plain text.
+  // Returns a secret that only the two ends of this TLS session know; empty in plain text.
   // REQUIRES: the handshake is complete.
   virtual std::string Binding() { return ""; }
 

@@ -206,7 +206,7 @@ OpenSslPtr<BIO> OpenPem(const std::string& pem) {
   return OpenSslPtr<BIO>(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
 }
 
-// The material has no pass phrases (ReadTlsFiles), so nobody is prompted.
+// Without this, OpenSSL would prompt for a pass phrase. ReadTlsFiles rejects keys that need one.
 int NoPassPhraseForWire(char*, int, int, void*) { return -1; }
 
 bool UseIdentity(const std::string& pem, SSL_CTX* context) {
