@@ -18,8 +18,9 @@ namespace {
 
 // A TLS record. Parts that fit into one are sent as one.
 constexpr size_t kRecordBytes = 16384;
-// Records that one system call sends or receives.
-constexpr size_t kBatchBytes = 256 << 10;
+// Records that one system call sends or receives. Every connection has a buffer of this size, and
+// one more once it sends: 16 MiB in a ring of 64 workers with two connections each.
+constexpr size_t kBatchBytes = 64 << 10;
 constexpr size_t kBindingBytes = 32;
 constexpr char kBindingLabel[] = "EXPERIMENTAL-ringattn-wire";
 // The first is the fastest on processors with AES instructions.
