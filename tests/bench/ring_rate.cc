@@ -1,7 +1,7 @@
 // Rates of rings over sockets between two processes of this machine: this project's (wire) in plain
 // text and TLS, Gloo's, and plain TCP as the bound. All run in turn, several times. Prints CSV.
 //
-//   ring_rate --rounds=5 > ring_rate.csv
+//   ring_rate --rounds=5 --exchanges=4 > ring_rate.csv
 //
 // Columns: round, transport, connections, both_directions_bytes_per_second of exchanges of 64 MiB
 // each way, exchange_us: the time of an exchange of 256 bytes each way.

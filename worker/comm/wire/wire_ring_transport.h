@@ -23,8 +23,8 @@
 
 namespace ringattn::worker {
 
-// One more than this number did not move more bytes on two processor cores
-// (tests/bench/results/wire.csv).
+// Two busy processor cores moved the same bytes with 1 to 8 connections, within the noise
+// (tests/bench/results/ring_rate.csv). With two, a second core can help.
 inline constexpr int kDefaultWireConnections = 2;
 
 struct WireTransportOptions {
