@@ -26,11 +26,13 @@ TopologyBoard::~TopologyBoard() {
 
 void TopologyBoard::Publish(v1::Topology topology, bool only_memory) {
   absl::MutexLock lock(&mutex_);
+  const absl::Time due = Due();
   topology_ = std::move(topology);
   ++version_;
   unsent_ = true;
   urgent_ = urgent_ || !only_memory;
-  wakeup_.Notify();
+  // Reserved memory changes twice per request, which must not wake the thread each time.
+  if (Due() < due) wakeup_.Notify();
 }
 
 void TopologyBoard::Close() {

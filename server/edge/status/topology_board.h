@@ -70,7 +70,7 @@ class TopologyBoard {
   grpc::ByteBuffer response_ ABSL_GUARDED_BY(watchers_mutex_);
   int64_t response_version_ ABSL_GUARDED_BY(watchers_mutex_) = -1;
 
-  Wakeup wakeup_;      // after each Publish() and Close()
+  Wakeup wakeup_;      // when Due() becomes earlier, and after Close()
   absl::Mutex mutex_;  // held only briefly
   v1::Topology topology_ ABSL_GUARDED_BY(mutex_);
   int64_t version_ ABSL_GUARDED_BY(mutex_) = 0;
