@@ -249,7 +249,24 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
     }
   }
   AddWriters(request.arrived.transport, &order.reserve);
-  operations_.Start(order);
+  if (MayBeInline(request, order)) order.inline_inputs = request.arrived.inline_inputs;
+  if (!operations_.Start(order)) return;
+  request.accepted_at = request.run_at = batch_.now();
+  requests_.SetState(request, v1::REQUEST_STATE_COMPUTING);
+}
+
+// Returns whether all tensors of the request fit into control messages.
+bool Coordinator::Impl::MayBeInline(const Request& request, const Operations::Order& order) const {
+  if (request.arrived.inline_inputs == nullptr) return false;
+  if (request.was_refused_inline || request.reserves_alone) return false;
+  if (order.members.size() != 1 || request.transport.transport != v1::TRANSPORT_RELAY) return false;
+  // A residual lives longer than its operation. A worker decodes many documents in the background.
+  if (request.retains() || !order.residual.empty() || request.many_documents) return false;
+  int64_t output_bytes = 0;
+  for (TensorId id : OutputsOf(*request.spec, request.arrived.direction)) {
+    output_bytes += BytesOf(*request.spec, id);
+  }
+  return std::max(request.bytes, output_bytes) <= kMaxInlineRunBytes;
 }
 
 // Returns the token that the client presents to one member of the operation. Tokens never repeat,
@@ -302,6 +319,10 @@ void Coordinator::Impl::Refuse(Operation& operation, const Operation::Member& by
 // The request keeps its position.
 void Coordinator::Impl::Requeue(Operation& operation) {
   Request& request = *requests_.Find(*operation.stream);
+  if (operation.is_inline()) {
+    request.was_refused_inline = true;
+    requests_.SetState(request, v1::REQUEST_STATE_QUEUED);
+  }
   request.operation_id.clear();
   queue_.Add(request.stream(), request.arrived.client, request.bytes);
 }
@@ -309,6 +330,12 @@ void Coordinator::Impl::Requeue(Operation& operation) {
 void Coordinator::Impl::Accept(Operation& operation) {
   Request& request = *requests_.Find(*operation.stream);
   request.accepted_at = batch_.now();
+  InformClient(request, operation);
+  requests_.SetState(request, v1::REQUEST_STATE_UPLOADING);
+  operations_.Accept(operation);
+}
+
+void Coordinator::Impl::InformClient(Request& request, const Operation& operation) {
   request.generation = ring_.generation();
 
   Plan plan = *request.plan;
@@ -326,6 +353,7 @@ void Coordinator::Impl::Accept(Operation& operation) {
   accept.plan = request.plan;
   accept.transport = request.transport.transport;
   accept.transport_reason = request.transport.reason;
+  accept.is_inline = operation.is_inline();
   if (!request.retains()) request.spec.reset();  // not needed any more
   for (const Operation::Member& member : operation.members) {
     const v1::Register& registration = roster_.at(member.connection).registration;
@@ -338,8 +366,6 @@ void Coordinator::Impl::Accept(Operation& operation) {
     request.member_names.push_back(registration.name());
   }
   batch_.Emit(std::move(accept));
-  requests_.SetState(request, v1::REQUEST_STATE_UPLOADING);
-  operations_.Accept(operation);
 }
 
 }  // namespace ringattn::server

@@ -142,6 +142,9 @@ class Coordinator::Impl {
   void Refuse(Operation& operation, const Operation::Member& by, const v1::Reserved& reserved);
   void Requeue(Operation& operation);
   void Accept(Operation& operation);
+  bool MayBeInline(const Request& request, const Operations::Order& order) const;
+  // Emits AcceptRequest.
+  void InformClient(Request& request, const Operation& operation);
 
   // coordinator_residuals.cc
   struct KeptResidual {

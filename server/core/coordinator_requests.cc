@@ -183,9 +183,14 @@ void Coordinator::Impl::ConcludeRun(Operation& operation) {
   operations_.BeginDownload(operation);
   Request& request = *requests_.Find(*operation.stream);
   request.download_at = batch_.now();
+  if (operation.is_inline()) InformClient(request, operation);
   BeginDownload begin;
   begin.stream = request.stream();
-  for (const Operation::Member& member : operation.members) begin.reports.push_back(member.report);
+  for (Operation::Member& member : operation.members) {
+    begin.reports.push_back(member.report);
+    begin.outputs.MergeFrom(member.outputs);
+    member.outputs.Clear();
+  }
   begin.queue_time = request.accepted_at - request.arrived_at + operation.run_wait;
   begin.upload_time = request.run_at - request.accepted_at - operation.run_wait;
   begin.compute_time = batch_.now() - request.run_at;

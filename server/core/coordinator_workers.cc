@@ -131,7 +131,9 @@ void Coordinator::Impl::OnReserved(ConnectionId connection, const v1::Reserved& 
   if (result.kind == Kind::kAllReserved) Accept(*result.operation);
   if (result.kind == Kind::kRefused) {
     Refuse(*result.operation, *result.member, reserved);
-    operations_.EraseIfReleased(*result.operation);
+    if (Operation* refused = operations_.Find(reserved.operation_id())) {
+      operations_.EraseIfReleased(*refused);
+    }
   }
 }
 
@@ -226,7 +228,7 @@ void Coordinator::Impl::EndGeneration(const Failure& failure) {
     if (!operation.stream) continue;
     if (operation.was_accepted() && operation.path == Operation::Path::kClientMemory) {
       copied.push_back(*operation.stream);
-    } else if (operation.was_accepted()) {
+    } else if (operation.ends_with_ring()) {
       accepted.push_back(*operation.stream);
     } else {
       Requeue(operation);

@@ -28,6 +28,7 @@ void Checker::OnWorkerSaid(const WorkerMessage& said) {
   }
   if (message.has_uploaded()) note(message.uploaded(), &Operation::uploaded);
   if (message.has_finished()) note(message.finished(), &Operation::finished);
+  if (message.finished().has_reserved()) note(message.finished(), &Operation::reserved);
 }
 
 void Checker::OnAction(const Action& action) {
@@ -106,6 +107,9 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
                          reserve.members(ring_rank) < members_.size() &&
                          members_[reserve.members(ring_rank)] == connection;
     if (!matches) world_->Violate("Reserve of ", reserve.operation_id(), " to a wrong member");
+    if (reserve.has_inline_run()) {
+      OnRun(connection, reserve.operation_id(), reserve.inline_run().has_preempt_after());
+    }
   } else if (message.has_run()) {
     const std::string& id = message.run().operation_id();
     Operation& operation = operations_[id];
@@ -113,21 +117,25 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
     if (operation.uploaded.size() != operation.members.size()) {
       world_->Violate("Run of ", id, " before all have uploaded");
     }
-    if (!operation.run.insert(connection).second) world_->Violate("Run of ", id, " twice");
-    // One global order: an operation's place is given at its first Run, and every
-    // worker's places must grow. Runs that preempt have no peers and a separate order.
-    if (operation.run_sequence == 0) operation.run_sequence = ++runs_;
-    const bool preempts = message.run().has_preempt_after();
-    if (preempts && operation.members.size() != 1) world_->Violate(id, " preempts with peers");
-    uint64_t& last = (preempts ? last_preempting_run_ : last_run_)[connection];
-    if (operation.run_sequence <= last) world_->Violate("Run of ", id, " out of order");
-    last = operation.run_sequence;
+    OnRun(connection, id, message.run().has_preempt_after());
   } else if (message.has_release()) {
     const Operation& operation = operations_[message.release().operation_id()];
     if (operation.run.count(connection) > 0 && operation.finished.count(connection) == 0) {
       world_->Violate("Release of ", message.release().operation_id(), " before Finished");
     }
   }
+}
+
+// One global order: an operation's place is given at its first Run, and every worker's places must
+// grow. Runs that preempt have no peers and a separate order.
+void Checker::OnRun(ConnectionId connection, const std::string& id, bool preempts) {
+  Operation& operation = operations_[id];
+  if (!operation.run.insert(connection).second) world_->Violate("Run of ", id, " twice");
+  if (operation.run_sequence == 0) operation.run_sequence = ++runs_;
+  if (preempts && operation.members.size() != 1) world_->Violate(id, " preempts with peers");
+  uint64_t& last = (preempts ? last_preempting_run_ : last_run_)[connection];
+  if (operation.run_sequence <= last) world_->Violate("Run of ", id, " out of order");
+  last = operation.run_sequence;
 }
 
 void Checker::On(const AcceptRequest& accept) {

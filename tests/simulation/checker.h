@@ -35,6 +35,7 @@ class Checker {
   };
 
   void On(ConnectionId connection, const v1::JoinResponse& message);
+  void OnRun(ConnectionId connection, const std::string& id, bool preempts);
   void On(const AcceptRequest& accept);
   void On(const BeginDownload& begin);
   void EndStream(StreamId stream);

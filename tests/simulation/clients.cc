@@ -47,6 +47,7 @@ void Clients::StartRandomCall(int max_world_size) {
   }
   if (call.backward && random.OneIn(2)) ReadSomething(&call);
   call.direct = random.OneIn(3);
+  call.is_inline = !call.direct && random.OneIn(2);
   const std::string id = call.id;
   calls_[id] = std::move(call);
   Open(id, /*other_header=*/false);
@@ -138,6 +139,10 @@ void Clients::Open(const std::string& call_id, bool other_header) {
     arrived.transport.accept = {TransportKind::kDirectStream};
     arrived.token_seed = absl::StrCat("seed ", id);
   }
+  if (call.is_inline) {
+    arrived.inline_inputs =
+        std::make_shared<const InlineTensors>(InlineTensors{{TensorId::kQ, call_id}});
+  }
   if (!call.residual.empty()) FillResidual(call, &arrived);
   arrived.deadline = stream.deadline;
   world_->Trace("stream ", id, ": ", call_id, " tokens ", call.tokens, " world ", call.world_size,
@@ -185,6 +190,12 @@ void Clients::OnAction(const Action& action) {
     Stream& stream = streams_.at(begin->stream);
     stream.uploading = false;
     stream.downloading = true;
+    if (stream.is_inline != !begin->outputs.empty()) world_->Violate("outputs on two ways");
+    if (stream.is_inline) {
+      if (begin->outputs[0].data() != stream.operation_id) world_->Violate("another's outputs");
+      ++ends_["(inline)"];
+      return;
+    }
     const Call& call = calls_.at(stream.call);
     if (!call.good && world_->random.OneIn(15)) {
       const int member = world_->random.Below(stream.members.size());
@@ -220,6 +231,9 @@ void Clients::Upload(StreamId id, const AcceptRequest& accept) {
     SimWorker* worker = find_worker_(member.name);
     stream.members.emplace_back(worker, worker->process());
   }
+  stream.is_inline = accept.is_inline;
+  if (stream.is_inline && !call.is_inline) world_->Violate("inline without the inputs");
+  if (stream.is_inline) return;
   for (size_t i = 0; i < stream.members.size(); ++i) {
     ++stream.uploads_due;
     if (call.idles && i + 1 == stream.members.size()) continue;

@@ -55,6 +55,7 @@ class Clients {
     bool idles = false;          // stops uploading for ever
     bool takes_nothing = false;  // of its result
     bool direct = false;         // it streams to the members itself
+    bool is_inline = false;      // its header carries all inputs
     absl::Duration upload_time;
     absl::Duration download_time;
     absl::Duration deadline = absl::InfiniteDuration();
@@ -83,6 +84,7 @@ class Clients {
     std::set<int> resting;   // members that will move again
     bool shard_failed = false;
     bool direct = false;
+    bool is_inline = false;
     std::set<int> taken;  // members that have all of the client's bytes
     uint64_t moves = 0;   // of a direct stream's bytes, as members report them
   };

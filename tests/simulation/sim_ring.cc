@@ -141,7 +141,8 @@ void SimWorker::OnBlock(const std::string& id, int step) {
 void SimWorker::Finish(const std::string& id, bool ok) {
   Operation& operation = operations_.at(id);
   operation.finished = true;
-  if (ok && !operation.cancelled && std::exchange(stop_sending_next_, false)) {
+  const bool is_inline = operation.inline_reserved.has_value();
+  if (ok && !operation.cancelled && !is_inline && std::exchange(stop_sending_next_, false)) {
     world_->Trace(name_, " does not send ", id);
     operation.sends = false;
     faulty_processes_.insert(process_);
@@ -153,10 +154,18 @@ void SimWorker::Finish(const std::string& id, bool ok) {
   finished->set_ok(ok && !operation.cancelled);
   finished->set_cancelled(operation.cancelled);
   if (!ok) finished->set_reason("injected failure");
+  if (is_inline) {
+    *finished->mutable_reserved() = *operation.inline_reserved;
+    if (finished->ok()) finished->add_outputs()->set_data(id);
+  }
   Say(message);
-  if (id == preempting_) return EndPreemption();
-  running_.clear();
-  StartNext();
+  if (id == preempting_) {
+    EndPreemption();
+  } else {
+    running_.clear();
+    StartNext();
+  }
+  if (is_inline) operations_.erase(id);
 }
 
 // This worker's transfers have failed: its own links close too, which is what its

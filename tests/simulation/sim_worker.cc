@@ -300,6 +300,7 @@ void SimWorker::OnReserve(const v1::Reserve& reserve) {
   answer->set_ok(true);
   answer->set_bytes(bytes);
   if (reserve.retain()) answer->set_residual_bytes(ResidualBytes(reserve));
+  if (reserve.has_inline_run()) return RunInline(id, *answer);
   Say(message);
   const bool empty = operation.ring_rank >= static_cast<int64_t>(reserve.shape().seq_len_q());
   if (empty) return FinishUpload(id, process_);
@@ -307,6 +308,20 @@ void SimWorker::OnReserve(const v1::Reserve& reserve) {
   world_->Trace(name_, " does not read ", id);
   operation.reads = false;
   faulty_processes_.insert(process_);
+}
+
+void SimWorker::RunInline(const std::string& id, const v1::Reserved& reserved) {
+  Operation& operation = operations_.at(id);
+  const v1::InlineRun& inline_run = operation.reserve.inline_run();
+  if (operation.world_size() != 1 || inline_run.inputs().empty() || operation.reserve.retain()) {
+    return world_->Violate(name_, ": ", id, " must not be inline");
+  }
+  operation.uploaded = true;
+  operation.inline_reserved = reserved;
+  v1::Run run;
+  run.set_operation_id(id);
+  if (inline_run.has_preempt_after()) *run.mutable_preempt_after() = inline_run.preempt_after();
+  OnRun(run);
 }
 
 bool SimWorker::Reads(const std::string& operation_id) const {
@@ -383,6 +398,9 @@ void SimWorker::OnCancel(const v1::Cancel& cancel) {
 void SimWorker::OnRelease(const v1::Release& release) {
   const auto found = operations_.find(release.operation_id());
   if (found == operations_.end()) return;
+  if (found->second.inline_reserved && !broken_) {
+    return world_->Violate(name_, ": Release of ", release.operation_id(), ", which is inline");
+  }
   if (found->second.run && !found->second.finished && !broken_) {
     return world_->Violate(name_, ": Release of ", release.operation_id(), " while it runs");
   }

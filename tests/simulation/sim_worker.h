@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -106,7 +107,8 @@ class SimWorker {
     bool waits = false;
     bool reads = true;
     bool sends = true;
-    std::set<int> received;  // steps whose block has arrived
+    std::set<int> received;                       // steps whose block has arrived
+    std::optional<v1::Reserved> inline_reserved;  // set: its tensors are in Reserve and Finished
 
     int world_size() const { return reserve.members_size(); }
   };
@@ -122,6 +124,7 @@ class SimWorker {
   void OnCommit(const v1::Commit& commit);
   void OnTeardown(const v1::Teardown& teardown);
   void OnReserve(const v1::Reserve& reserve);
+  void RunInline(const std::string& id, const v1::Reserved& reserved);
   void OnRun(const v1::Run& run);
   void OnCancel(const v1::Cancel& cancel);
   void OnRelease(const v1::Release& release);

@@ -10,6 +10,7 @@
 #include "common/observability/log.h"
 #include "common/process/descriptors.h"
 #include "common/wire/durations.h"
+#include "worker/service/inline_run.h"
 #include "worker/service/run_report.h"
 #include "worker/service/slowdown.h"
 
@@ -137,6 +138,7 @@ void WorkerCore::LeaveRing(const std::string& reason,
         reservations_.ForgetAll();
         if (options_.direct_streams != nullptr) options_.direct_streams->ForgetAll();
         ring_.Forget(reason);
+        ForgetInline();
         residuals_.Clear();
         metrics_->SetRank(std::nullopt);
         return absl::OkStatus();
@@ -244,6 +246,7 @@ void WorkerCore::OnTeardown(const v1::Teardown& teardown) {
   reservations_.ForgetAll();
   if (options_.direct_streams != nullptr) options_.direct_streams->ForgetAll();
   ring_.TearDown(absl::StrCat("generation ", teardown.generation(), " has ended"));
+  ForgetInline();
   metrics_->SetRank(std::nullopt);
   v1::JoinRequest message;
   message.mutable_torn_down()->set_generation(teardown.generation());
@@ -281,6 +284,9 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
                                  {"generation", reserve.generation()},
                                  {"reason", reserved->reason()}});
   }
+  if (operation.ok() && reserve.has_inline_run()) {
+    return RunInline(reserve, *operation, std::move(*reserved));
+  }
   send_(std::move(message));
   // A shard without rows has no inputs to wait for.
   if (operation.ok() && (*operation)->TakeUploadedNotice()) OnUploaded((*operation)->info());
@@ -291,6 +297,52 @@ int WorkerCore::RankIn(ShardOperation* operation) const {
   const std::vector<int>& members = operation->operation().members();
   return static_cast<int>(std::find(members.begin(), members.end(), ring_.rank()) -
                           members.begin());
+}
+
+void WorkerCore::RunInline(const v1::Reserve& reserve,
+                           const std::shared_ptr<ShardOperation>& operation,
+                           v1::Reserved reserved) {
+  const v1::InlineRun& run = reserve.inline_run();
+  if (absl::Status status = WriteInlineInputs(run, *operation); !status.ok()) {
+    v1::JoinRequest message;
+    reserved.set_ok(false);
+    reserved.set_malformed(true);
+    reserved.set_reason(std::string(status.message()));
+    *message.mutable_reserved() = std::move(reserved);
+    return AnswerInline(operation->info(), std::move(message));
+  }
+  for (const v1::InlineTensor& input : run.inputs()) metrics_->CountReceived(input.data().size());
+  {
+    absl::MutexLock lock(&inline_mutex_);
+    inline_runs_[reserve.operation_id()] = std::move(reserved);
+  }
+  if (run.has_preempt_after()) {
+    runner_.Preempt(operation, ToDuration(run.preempt_after()));
+  } else {
+    runner_.Run(operation);
+  }
+}
+
+std::optional<v1::Reserved> WorkerCore::FindInline(const std::string& id) {
+  absl::MutexLock lock(&inline_mutex_);
+  const auto found = inline_runs_.find(id);
+  if (found == inline_runs_.end()) return std::nullopt;
+  return found->second;
+}
+
+void WorkerCore::AnswerInline(const OperationInfo& info, v1::JoinRequest answer) {
+  {
+    absl::MutexLock lock(&inline_mutex_);
+    inline_runs_.erase(info.id);
+    inline_answers_[info.id] = std::move(answer);
+  }
+  registry_.Release(info.id, info.generation);
+}
+
+void WorkerCore::ForgetInline() {
+  absl::MutexLock lock(&inline_mutex_);
+  inline_runs_.clear();
+  inline_answers_.clear();
 }
 
 void WorkerCore::BeginCopies(const v1::Reserve& reserve,
@@ -335,6 +387,15 @@ void WorkerCore::OnRelease(const v1::Release& release) {
 
 void WorkerCore::OnReleased(const OperationInfo& info) {
   v1::JoinRequest message;
+  {
+    absl::MutexLock lock(&inline_mutex_);
+    const auto answer = inline_answers_.find(info.id);
+    if (answer != inline_answers_.end()) {
+      message = std::move(answer->second);
+      inline_answers_.erase(answer);
+    }
+  }
+  if (message.message_case() != v1::JoinRequest::MESSAGE_NOT_SET) return send_(std::move(message));
   message.mutable_released()->set_operation_id(info.id);
   message.mutable_released()->set_generation(info.generation);
   send_(std::move(message));
@@ -360,7 +421,25 @@ void WorkerCore::OnRunDone(ShardOperation& operation, const absl::StatusOr<Execu
   } else {
     finished->set_reason(std::string(result.status().message()));
   }
+  if (std::optional<v1::Reserved> reserved = FindInline(info.id)) {
+    *finished->mutable_reserved() = *std::move(reserved);
+    if (result.ok()) TakeOutputs(operation, finished);
+    return AnswerInline(info, std::move(message));
+  }
   send_(std::move(message));
+}
+
+void WorkerCore::TakeOutputs(const ShardOperation& operation, v1::Finished* finished) {
+  const absl::Status status = ReadInlineOutputs(operation, finished->mutable_outputs());
+  if (status.ok()) {
+    for (const v1::TensorChunk& output : finished->outputs()) {
+      metrics_->CountSent(output.data().size());
+    }
+    return;
+  }
+  finished->set_ok(false);
+  finished->set_reason(std::string(status.message()));
+  finished->clear_outputs();
 }
 
 void WorkerCore::LogRun(const ShardOperation& operation,

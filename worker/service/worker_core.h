@@ -7,11 +7,15 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "common/plan/kernel_rate.h"
 #include "ringattn/v1/worker_control.pb.h"
 #include "worker/comm/communicator.h"
@@ -85,6 +89,13 @@ class WorkerCore {
   void OnReserveDone(const v1::Reserve& reserve,
                      const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
                      int64_t workspace_bytes);
+  // Writes the inputs of an inline operation and starts it.
+  void RunInline(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation,
+                 v1::Reserved reserved);
+  // Releases an inline operation. Sends the message once its memory is free.
+  void AnswerInline(const OperationInfo& info, v1::JoinRequest answer)
+      ABSL_LOCKS_EXCLUDED(inline_mutex_);
+  void ForgetInline() ABSL_LOCKS_EXCLUDED(inline_mutex_);
   void OnRelease(const v1::Release& release);
   // Accepts direct streams for the operation. Called before the coordinator publishes the token.
   void ExpectStreams(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
@@ -93,9 +104,12 @@ class WorkerCore {
   // Starts copies from and to client regions; such operations have no streams.
   void BeginCopies(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
   void SendTransferFailed(const v1::Reserve& reserve, const std::string& why);
-  void OnReleased(const OperationInfo& info);
+  void OnReleased(const OperationInfo& info) ABSL_LOCKS_EXCLUDED(inline_mutex_);
   void OnRunDone(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                  const RunningOperation& last);
+  void TakeOutputs(const ShardOperation& operation, v1::Finished* finished);
+  // Returns what Finished says about the inline operation's memory; nothing for other operations.
+  std::optional<v1::Reserved> FindInline(const std::string& id) ABSL_LOCKS_EXCLUDED(inline_mutex_);
   void LogRun(const ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result) const;
   void SendGenerationFailed(uint64_t generation, const absl::Status& status,
                             const RunningOperation* last);
@@ -115,8 +129,12 @@ class WorkerCore {
   std::atomic<uint64_t> heartbeat_sequence_{0};
   uint64_t last_prepare_ = 0;  // generation; used on OnMessage's thread only
   Reservations reservations_;  // used on work_ only
-  HostQueue work_;             // the control thread, which uses the members above
-  HostQueue decoding_;         // last: its thread passes work to work_
+  absl::Mutex inline_mutex_;
+  // Inline operations of this generation, by id: what was reserved, and then the answer.
+  std::map<std::string, v1::Reserved> inline_runs_ ABSL_GUARDED_BY(inline_mutex_);
+  std::map<std::string, v1::JoinRequest> inline_answers_ ABSL_GUARDED_BY(inline_mutex_);
+  HostQueue work_;      // the control thread, which uses the members above
+  HostQueue decoding_;  // last: its thread passes work to work_
 };
 
 }  // namespace ringattn::worker

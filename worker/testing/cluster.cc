@@ -57,16 +57,20 @@ std::string LocalOf(const TestRequest& request, TensorId id, int rank) {
   return local;
 }
 
-// The same for a packed tensor: the parts of each token in sequence.
-std::string PackedLocalOf(const TestRequest& request, TensorId id, int rank) {
+// Returns the parts of each token in sequence.
+std::string Interleave(const std::vector<std::string>& parts, int64_t inner) {
   std::string whole;
-  std::vector<std::string> parts;
-  for (TensorId part : PartsOf(id)) parts.push_back(LocalOf(request, part, rank));
-  const int64_t inner = LayoutOf(request.spec, PartsOf(id)[0]).inner_bytes;
   for (size_t at = 0; at < parts[0].size(); at += inner) {
     for (const std::string& part : parts) whole += part.substr(at, inner);
   }
   return whole;
+}
+
+// The same as LocalOf for a packed tensor.
+std::string PackedLocalOf(const TestRequest& request, TensorId id, int rank) {
+  std::vector<std::string> parts;
+  for (TensorId part : PartsOf(id)) parts.push_back(LocalOf(request, part, rank));
+  return Interleave(parts, LayoutOf(request.spec, PartsOf(id)[0]).inner_bytes);
 }
 
 }  // namespace
@@ -100,6 +104,16 @@ TestRequest TestRequest::Make(int64_t tokens, int world_size, Packing packing) {
 }
 
 ShardMap TestRequest::MapOf(TensorId id) const { return ShardMap(spec, plan, id); }
+
+std::string TestRequest::ClientTensor(TensorId id) const {
+  std::vector<std::string> parts;
+  for (TensorId part : PartsOf(id)) {
+    const std::vector<uint8_t>& data = inputs.at(part);
+    parts.emplace_back(data.begin(), data.end());
+  }
+  if (parts.size() == 1) return parts[0];
+  return Interleave(parts, LayoutOf(spec, PartsOf(id)[0]).inner_bytes);
+}
 
 TestExchange::TestExchange(const std::string& data_address, const std::string& secret) {
   grpc::ChannelArguments arguments;
@@ -281,18 +295,25 @@ void Cluster::TearDown(uint64_t generation) {
   }
 }
 
+v1::Reserve Cluster::MakeReserve(const TestRequest& request, const std::string& id,
+                                 uint64_t generation) const {
+  v1::Reserve reserve;
+  reserve.set_operation_id(id);
+  reserve.set_generation(generation);
+  for (int rank = 0; rank < size(); ++rank) reserve.add_members(rank);
+  Fill(request.spec, &reserve);
+  reserve.set_layout(v1::LAYOUT_ZIGZAG);
+  reserve.set_schedule(size() == 1 ? v1::SCHEDULE_SINGLE : v1::SCHEDULE_RING);
+  reserve.set_stripe(1);
+  reserve.set_with_timeline(true);
+  return reserve;
+}
+
 void Cluster::Reserve(const TestRequest& request, const std::string& id, uint64_t generation,
                       const std::string& token) {
   v1::JoinResponse message;
   v1::Reserve* reserve = message.mutable_reserve();
-  reserve->set_operation_id(id);
-  reserve->set_generation(generation);
-  for (int rank = 0; rank < size(); ++rank) reserve->add_members(rank);
-  Fill(request.spec, reserve);
-  reserve->set_layout(v1::LAYOUT_ZIGZAG);
-  reserve->set_schedule(size() == 1 ? v1::SCHEDULE_SINGLE : v1::SCHEDULE_RING);
-  reserve->set_stripe(1);
-  reserve->set_with_timeline(true);
+  *reserve = MakeReserve(request, id, generation);
   for (int rank = 0; rank < size(); ++rank) {
     if (!token.empty()) reserve->set_token(absl::StrCat(token, rank));
     coordinator_->Send(Name(rank), message);

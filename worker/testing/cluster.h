@@ -37,6 +37,9 @@ struct TestRequest {
   // Makes a causal fp32 forward over `tokens` tokens with fixed pseudo-random inputs.
   static TestRequest Make(int64_t tokens, int world_size, Packing packing = Packing::kNone);
   ShardMap MapOf(TensorId id) const;
+  // Returns the tensor as a client sends it: a packed tensor has the parts of each token in
+  // sequence.
+  std::string ClientTensor(TensorId id) const;
 };
 
 // An Exchange stream that uses the generated stub.
@@ -91,6 +94,8 @@ class Cluster {
   void WaitForAll();
   std::vector<v1::Committed> Form(uint64_t generation);
   void TearDown(uint64_t generation);
+  v1::Reserve MakeReserve(const TestRequest& request, const std::string& id,
+                          uint64_t generation) const;
   // `token`: for direct streams, followed by the rank; empty: none.
   void Reserve(const TestRequest& request, const std::string& id, uint64_t generation,
                const std::string& token = "");

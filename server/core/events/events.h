@@ -46,6 +46,13 @@ struct WorkerDisconnected {  // the stream ended, for any reason
   ConnectionId connection = 0;
 };
 
+// A tensor that came in a request's header.
+struct InlineData {
+  TensorId tensor = TensorId::kQ;
+  std::string bytes;
+};
+using InlineTensors = std::vector<InlineData>;
+
 // A validated request. Its stream stays open until FinishRequest or FailRequest.
 struct RequestArrived {
   StreamId stream = 0;
@@ -78,6 +85,8 @@ struct RequestArrived {
   // 32 random bytes from which the tokens of the request's operations are derived. Set only if
   // clients may stream tensors to workers.
   std::string token_seed;
+  // All inputs, if the header carried all of them; else null.
+  std::shared_ptr<const InlineTensors> inline_inputs;
 };
 // The client cancelled, its deadline passed, its connection broke or its upload was invalid; `why`
 // holds the cause. Answered by FailRequest with `why`, unless the stream has ended. Later events of
@@ -207,12 +216,17 @@ struct AcceptRequest {
   std::vector<RingMember> members;   // by ring rank
   v1::Transport transport = v1::TRANSPORT_RELAY;
   std::string transport_reason;
+  // The tensors travel in Reserve and Finished, so no shard stream is needed. The operation has run
+  // already: BeginDownload and FinishRequest follow at once.
+  bool is_inline = false;
 };
 // Every member has computed. Outputs flow on the shard streams.
 struct BeginDownload {
   StreamId stream = 0;
   std::vector<v1::RankReport> reports;  // by ring rank
   absl::Duration queue_time, upload_time, compute_time;
+  // Of an inline operation: its outputs, in streaming order.
+  google::protobuf::RepeatedPtrField<v1::TensorChunk> outputs;
 };
 // Ends the stream with OK after the summary. Follows DownloadFinished or, where members write the
 // outputs themselves, Delivered from all of them.

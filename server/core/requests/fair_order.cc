@@ -50,6 +50,17 @@ void FairOrder::Start(Id id) {
   for (auto& [other_id, other] : entries_) other.passed = 0;
 }
 
+void FairOrder::Return(Id id) {
+  if (!Has(id) || Waits(id)) return;
+  Entry& entry = entries_.at(id);
+  Client& client = clients_.at(entry.client);
+  client.clock -= entry.cost / entry.weight;
+  entry.waits = true;
+  entry.was_overdue = false;
+  client.waiting.insert(OwnKeyOf(id, entry));
+  SetStarts(client);
+}
+
 void FairOrder::Finish(Id id, double used) {
   assert(used >= 0);
   const auto found = entries_.find(id);

@@ -51,6 +51,9 @@ class FairOrder {
   void Enter(Id id, const std::string& client, double expected_cost, double weight = 1.0);
   // The request starts to run. No effect unless it waits.
   void Start(Id id);
+  // Takes back Start: the request waits again, in the place of its arrival. No effect unless it
+  // runs.
+  void Return(Id id);
   // The request ended, served or not. Its client is charged `used` instead of the expected cost. No
   // effect unless Has(id). REQUIRES: used >= 0.
   void Finish(Id id, double used);

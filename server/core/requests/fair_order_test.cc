@@ -284,6 +284,24 @@ TEST(FairOrderTest, ACancelledRequestIsChargedForItsUse) {
   }
 }
 
+// A request whose run was taken back stands where it stood, and its client is charged nothing.
+TEST(FairOrderTest, AReturnedRequestKeepsItsPlace) {
+  FairOrder order;
+  order.Enter(1, "a", 5);
+  order.Enter(2, "a", 5);
+  order.Enter(3, "b", 8);
+  order.Start(1);
+  EXPECT_TRUE(order.Before(3, 2));
+  order.Return(1);
+  EXPECT_TRUE(order.Waits(1));
+  EXPECT_TRUE(order.Before(1, 2));
+  EXPECT_TRUE(order.Before(1, 3));
+  order.Return(1);   // it waits: no effect
+  order.Return(99);  // unknown: no effect
+  order.Finish(1, 0);
+  EXPECT_TRUE(order.Before(2, 3));
+}
+
 TEST(FairOrderTest, IdleClientsAreForgotten) {
   FairOrder order;
   for (FairOrder::Id id = 1; id <= 10; ++id) {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/wire/durations.h"
+#include "common/wire/proto_values.h"
 #include "server/core/requests/client_failures.h"
 #include "server/core/requests/operations.h"
 
@@ -76,6 +77,45 @@ std::vector<StreamId> Operations::StartDueRuns() {
   return started;
 }
 
+// Returns whether an operation that has just been placed may run at once, ahead of no other that
+// waits for the same worker. Sets `preempts`. A long run takes the ordinary way, where a cheaper
+// operation may still overtake it while it waits.
+bool Operations::MayBeInline(Operation& operation) const {
+  if (absl::Seconds(operation.run_seconds) > config_.preempting_run_max) return false;
+  std::vector<const Operation*> held_up;
+  for (const auto& [id, other] : operations_) {
+    if (other.phase == Phase::kUploaded) held_up.push_back(&other);
+  }
+  operation.preempts = MayPreempt(operation);
+  if (MayRun(operation, held_up)) return true;
+  operation.preempts = false;
+  return false;
+}
+
+void Operations::SendInline(Operation& operation, const InlineTensors& inputs,
+                            v1::Reserve* reserve) {
+  operation.path = Operation::Path::kInline;
+  v1::InlineRun* run = reserve->mutable_inline_run();
+  for (const InlineData& input : inputs) {
+    v1::InlineTensor* added = run->add_inputs();
+    added->set_tensor(ToProto(input.tensor));
+    added->set_data(input.bytes);
+  }
+  if (operation.preempts) SetDuration(config_.preempt_after, run->mutable_preempt_after());
+  EnterRun(operation);
+}
+
+// Its worker rejected the operation, which did not run.
+void Operations::EndInline(Operation& operation) {
+  for (Member& member : operation.members) member.finished = true;
+  if (operation.stream) {
+    order_.Return(operation.order_id);
+  } else {
+    order_.Finish(operation.order_id, operation.planning_seconds);
+    Enter(operation, Phase::kReleasing);
+  }
+}
+
 // Returns whether the operation is small, and a run on its worker would delay it for long. It still
 // waits for its turn in the fair order: an operation that is held up blocks it like any other.
 bool Operations::MayPreempt(const Operation& operation) const {
@@ -126,17 +166,21 @@ double Operations::SecondsAhead(const Operation& operation) const {
 // All members receive Run in the same event, so any two operations run in the same order on all
 // shared workers.
 void Operations::StartRun(Operation& operation) {
-  operation.run_sequence = ++last_run_;
   operation.run_wait = batch_.now() - operation.phase_since;
-  Enter(operation, Phase::kRunning);
-  operation.run_sent = operation.run_since = batch_.now();
-  order_.Start(operation.order_id);
+  EnterRun(operation);
   for (const Member& member : operation.members) {
     v1::Run* run = batch_.Send(member.connection)->mutable_run();
     run->set_operation_id(operation.id);
     run->set_generation(operation.generation);
     if (operation.preempts) SetDuration(config_.preempt_after, run->mutable_preempt_after());
   }
+}
+
+void Operations::EnterRun(Operation& operation) {
+  operation.run_sequence = ++last_run_;
+  Enter(operation, Phase::kRunning);
+  operation.run_sent = operation.run_since = batch_.now();
+  order_.Start(operation.order_id);
 }
 
 Operation* Operations::OnFinished(ConnectionId connection, const v1::Finished& finished,
@@ -157,6 +201,7 @@ Operation* Operations::OnFinished(ConnectionId connection, const v1::Finished& f
   operation.last_advance = batch_.now();
   member.report.set_rank(ref.ring_rank);
   member.report.set_worker(worker_name);
+  if (operation.is_inline()) TakeInline(operation, member, finished);
   if (!finished.ok() && operation.stream && !operation.pending_failure) {
     // A single member has no peer whose loss could be the cause.
     const bool alone = operation.members.size() == 1;

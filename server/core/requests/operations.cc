@@ -35,7 +35,7 @@ std::string Operations::NextId(uint64_t generation) {
   return absl::StrCat(generation, "-", ++last_id_);
 }
 
-void Operations::Start(const Order& order) {
+bool Operations::Start(const Order& order) {
   const std::string& id = order.reserve.operation_id();
   Operation& operation = operations_[id];
   operation.id = id;
@@ -66,7 +66,19 @@ void Operations::Start(const Order& order) {
     v1::Reserve* reserve = batch_.Send(member.connection)->mutable_reserve();
     *reserve = order.reserve;
     if (!order.tokens.empty()) reserve->set_token(order.tokens[i]);
+    if (order.inline_inputs != nullptr && MayBeInline(operation)) {
+      SendInline(operation, *order.inline_inputs, reserve);
+    }
   }
+  return operation.is_inline();
+}
+
+void Operations::TakeInline(Operation& operation, Member& member, const v1::Finished& finished) {
+  operation.reservation = Operation::Reservation::kGranted;
+  member.workspace_bytes = WorkspaceBytes(finished.reserved());
+  member.outputs = finished.outputs();
+  member.delivered = finished.ok();
+  member.memory = Memory::kReleased;
 }
 
 // A worker decodes expensive plans one after the other, so the plans before this one count too.
@@ -94,10 +106,13 @@ Operations::ReserveResult Operations::OnReserved(ConnectionId connection,
   const MemberRef ref = FindMember(connection, reserved.operation_id(), reserved.generation());
   if (ref.operation == nullptr || ref.member->memory != Memory::kRequested) return {};
   Operation& operation = *ref.operation;
-  const bool waits = operation.phase == Phase::kReserving;
+  const bool waits =
+      operation.phase == Phase::kReserving || (operation.is_inline() && operation.stream);
+  if (operation.is_inline() && reserved.ok()) return {};  // Finished reports it
   ref.member->workspace_bytes = WorkspaceBytes(reserved);
   if (!reserved.ok()) {
     ref.member->memory = Memory::kReleased;  // it receives no Release
+    if (operation.is_inline()) EndInline(operation);
     if (waits) return {Kind::kRefused, &operation, ref.member};
     EraseIfReleased(operation);
     return {};
@@ -264,6 +279,8 @@ void Operations::ReleaseAll(Operation& operation, bool keep_residual) {
     release->set_generation(operation.generation);
     release->set_keep_residual(keep_residual);
   }
+  // Its member released the memory by itself.
+  if (operation.is_inline()) EraseIfReleased(operation);
 }
 
 void Operations::OnReleased(ConnectionId connection, const v1::Released& released) {
@@ -449,7 +466,7 @@ std::set<std::string> Operations::ResidualsInUse() const {
 
 int64_t Operations::accepted_requests() const {
   return std::count_if(operations_.begin(), operations_.end(), [](const auto& entry) {
-    return entry.second.stream.has_value() && entry.second.was_accepted();
+    return entry.second.stream.has_value() && entry.second.ends_with_ring();
   });
 }
 

@@ -3,12 +3,16 @@
 //
 //   reserving -> uploading -> uploaded -> running -> downloading -> releasing
 //
+// A small operation on an idle worker is inline: Reserve carries its inputs and starts its run, and
+// Finished carries its outputs and reports that the memory is free. It begins in `running`.
+//
 // Consequences for the request are returned to the caller, the Coordinator.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_OPERATIONS_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_OPERATIONS_H_
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -43,6 +47,7 @@ struct Operation {
     kRelay,         // through the coordinator
     kDirect,        // clients stream to the members, which report progress
     kClientMemory,  // members copy from and to the client's memory, and report progress
+    kInline,        // in Reserve and Finished
   };
   // One member's memory.
   enum class Memory {
@@ -75,6 +80,8 @@ struct Operation {
     uint64_t sent_bytes = 0;
     bool waits_for_client = false;
     v1::RankReport report;
+    // Of an inline operation, once finished.
+    google::protobuf::RepeatedPtrField<v1::TensorChunk> outputs;
   };
 
   std::string id;
@@ -118,10 +125,14 @@ struct Operation {
   bool IsOn(ConnectionId connection) const;
   bool was_accepted() const { return reservation == Reservation::kGranted; }
   bool bypasses_coordinator() const { return path != Path::kRelay; }
+  bool is_inline() const { return path == Path::kInline; }
+  // Whether the request ends with the ring. All others begin again on the next one.
+  bool ends_with_ring() const { return was_accepted() || is_inline(); }
 };
 
 // Not thread safe. References stay valid until their operation is erased, which OnReserved,
-// OnReleased, EraseIfReleased and Clear may do.
+// OnReleased, EraseIfReleased and Clear may do, and for an inline operation also Withdraw, Close
+// and ReleaseAll.
 class Operations {
  public:
   using Phase = Operation::Phase;
@@ -150,16 +161,20 @@ class Operations {
     std::vector<ConnectionId> members;
     std::vector<int64_t> bytes;
     std::vector<std::string> tokens;  // for direct streams; empty: none
+    // The operation is inline if its run may start now. Null: it may not be inline. REQUIRES unless
+    // null: one member.
+    std::shared_ptr<const InlineTensors> inline_inputs;
   };
-  // Sends Reserve to every member.
-  void Start(const Order& order);
+  // Sends Reserve to every member. Returns true if the operation is inline, so that it runs now.
+  bool Start(const Order& order);
   struct ReserveResult {
     enum class Kind { kNothing, kAllReserved, kRefused };
     Kind kind = Kind::kNothing;
     Operation* operation = nullptr;
     Member* member = nullptr;
   };
-  // After kAllReserved call Accept(); after kRefused call Close() or Withdraw().
+  // After kAllReserved call Accept(); after kRefused call Close() or Withdraw(). An inline
+  // operation is only ever refused; its request then waits in FairOrder again.
   ReserveResult OnReserved(ConnectionId connection, const v1::Reserved& reserved);
   // Ends this attempt; the request continues.
   void Withdraw(Operation& operation);
@@ -242,7 +257,7 @@ class Operations {
   Site SiteOf(ConnectionId connection) const;
   // Returns the handles of residuals that operations read.
   std::set<std::string> ResidualsInUse() const;
-  // Returns the number of accepted requests that have not ended.
+  // Returns the number of requests in progress that end with the ring.
   int64_t accepted_requests() const;
   // From Reserve until Released: the most that each worker may hold.
   std::map<ConnectionId, int64_t> ReservedByWorker() const;
@@ -263,6 +278,11 @@ class Operations {
 
   MemberRef FindMember(ConnectionId connection, const std::string& operation_id,
                        uint64_t generation);
+  bool MayBeInline(Operation& operation) const;
+  void SendInline(Operation& operation, const InlineTensors& inputs, v1::Reserve* reserve);
+  void TakeInline(Operation& operation, Member& member, const v1::Finished& finished);
+  void EndInline(Operation& operation);
+  void EnterRun(Operation& operation);
   void Enter(Operation& operation, Phase phase);
   void CompleteUpload(Operation& operation);
   void WatchMembers(Operation& operation);

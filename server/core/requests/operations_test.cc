@@ -2,6 +2,7 @@
 #include "server/core/requests/operations.h"
 
 #include <cmath>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,8 +39,9 @@ class OperationsTest : public testing::Test {
     order.bytes.assign(members.size(), 100);
     order.reserve.set_operation_id(operations_.NextId(kGeneration));
     order.reserve.set_generation(kGeneration);
+    order.inline_inputs = inline_inputs_;
     order_.Enter(stream, "client", run_seconds);
-    operations_.Start(order);
+    is_inline_ = operations_.Start(order);
     return order.reserve.operation_id();
   }
 
@@ -114,6 +116,8 @@ class OperationsTest : public testing::Test {
   CoordinatorConfig config_;
   absl::Time now_ = absl::FromUnixSeconds(1000);
   bool may_preempt_ = true;
+  std::shared_ptr<const InlineTensors> inline_inputs_;  // of the operations to start
+  bool is_inline_ = false;                              // the operation started last
   ActionBatch batch_;
   FairOrder order_;
   Operations operations_{&config_, &batch_, &order_};
@@ -224,6 +228,72 @@ TEST_F(OperationsTest, SmallRunsWaitIfTheirWorkerDoesNotPreempt) {
   Finished(11, ring);
   Finished(10, ring);
   EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{2}));
+}
+
+TEST_F(OperationsTest, AnInlineOperationNeedsOneMessageEachWay) {
+  inline_inputs_ = std::make_shared<const InlineTensors>(InlineTensors{{TensorId::kK, "data"}});
+  const std::string id = Start(1, {10});
+  ASSERT_TRUE(is_inline_);
+  const std::vector<Action> actions = batch_.Take();
+  ASSERT_EQ(actions.size(), 1u);
+  const v1::InlineRun& run = std::get<SendToWorker>(actions[0]).message.reserve().inline_run();
+  ASSERT_EQ(run.inputs_size(), 1);
+  EXPECT_EQ(run.inputs(0).tensor(), v1::TENSOR_ID_K);
+  EXPECT_EQ(run.inputs(0).data(), "data");
+  EXPECT_EQ(operations_.Find(id)->phase, Phase::kRunning);
+  EXPECT_EQ(operations_.ReservedByWorker().at(10), 100);
+  Operation* const finished = Finished(10, id);
+  ASSERT_NE(finished, nullptr);
+  EXPECT_TRUE(Operations::AllFinished(*finished));
+  EXPECT_TRUE(Operations::AllDelivered(*finished));
+  EXPECT_TRUE(operations_.ReservedByWorker().empty());
+  operations_.Close(*finished);
+  EXPECT_TRUE(operations_.empty());
+  EXPECT_TRUE(batch_.Take().empty());
+  EXPECT_FALSE(order_.Has(1));
+}
+
+// Neither a long run, nor one that must wait, nor one that would overtake.
+TEST_F(OperationsTest, OnlyRunsThatStartAtOnceAreInline) {
+  inline_inputs_ = std::make_shared<const InlineTensors>(InlineTensors{{TensorId::kK, "data"}});
+  Start(1, {10}, /*run_seconds=*/1);
+  EXPECT_FALSE(is_inline_);
+  Start(2, {10}, 0.03);
+  EXPECT_TRUE(is_inline_);
+  Start(3, {10}, 0.03);
+  EXPECT_TRUE(is_inline_);
+  Start(4, {10}, 0.03);  // 60 ms of runs are ahead of it
+  EXPECT_FALSE(is_inline_);
+  Start(5, {11}, 0.03);
+  EXPECT_TRUE(is_inline_);
+  inline_inputs_ = nullptr;
+  StartUploaded(6, {12});
+  inline_inputs_ = std::make_shared<const InlineTensors>(InlineTensors{{TensorId::kK, "data"}});
+  Start(7, {12});  // the other has not been sent to the worker yet
+  EXPECT_FALSE(is_inline_);
+  EXPECT_EQ(operations_.StartDueRuns(), (std::vector<StreamId>{6}));
+}
+
+TEST_F(OperationsTest, ARejectedInlineOperationWaitsAgain) {
+  inline_inputs_ = std::make_shared<const InlineTensors>(InlineTensors{{TensorId::kK, "data"}});
+  const std::string id = Start(1, {10});
+  EXPECT_FALSE(order_.Waits(1));
+  const Operations::ReserveResult result = Reserved(10, id, false);
+  EXPECT_EQ(result.kind, Kind::kRefused);
+  EXPECT_TRUE(order_.Waits(1));
+  operations_.Withdraw(*result.operation);
+  EXPECT_TRUE(operations_.empty());
+}
+
+// The rejection crosses with Cancel.
+TEST_F(OperationsTest, AnInlineOperationIsRejectedAfterItsEnd) {
+  inline_inputs_ = std::make_shared<const InlineTensors>(InlineTensors{{TensorId::kK, "data"}});
+  const std::string id = Start(1, {10});
+  operations_.Close(*operations_.Find(id));
+  EXPECT_FALSE(operations_.empty());
+  EXPECT_EQ(Reserved(10, id, false).kind, Kind::kNothing);
+  EXPECT_TRUE(operations_.empty());
+  EXPECT_FALSE(order_.Has(1));
 }
 
 // An operation that may not run yet blocks what comes after it in the fair order, small or not.

@@ -37,6 +37,8 @@ struct Request {
   uint64_t blocked_until_release = 0;
   // Set after a rejection while other operations reserved as well, since they may have competed.
   bool reserves_alone = false;
+  // A worker rejected an inline attempt. The next one reserves memory first.
+  bool was_refused_inline = false;
   // Rings of fewer workers lack the memory for it.
   int min_world_size = 0;
   // Kernel workspace for this plan, as reported by workers that rejected it.

@@ -234,6 +234,10 @@ class Scenario {
     if (!ttl.empty()) {
       request.retain = RequestArrived::Retain{absl::StrCat("h-", args[1]), Duration(ttl)};
     }
+    if (const std::string data = Option(args, "inline", ""); !data.empty()) {
+      request.inline_inputs =
+          std::make_shared<const InlineTensors>(InlineTensors{{TensorId::kQ, data}});
+    }
     request.terms.max_residual_bytes = own("residual_bytes");
     request.residual = Option(args, "residual", "");
     if (!request.residual.empty()) FillFromResidual(args, &request);
@@ -380,6 +384,11 @@ class Scenario {
                             message.reserve().retain() ? " retain" : "",
                             message.reserve().residual().empty() ? "" : " reads ",
                             message.reserve().residual());
+        if (message.reserve().has_inline_run()) {
+          const v1::InlineRun& run = message.reserve().inline_run();
+          absl::StrAppend(&text, " inline ", run.inputs(0).data(),
+                          run.has_preempt_after() ? " preempting" : "");
+        }
         RecordToken(name, message.reserve());
         is_automatic = false;
         break;
@@ -480,7 +489,9 @@ class Scenario {
   }
 
   void Record(const BeginDownload& begin, std::deque<Event>*) {
-    lines_.push_back({StreamName(begin.stream), "download"});
+    std::string text = "download";
+    for (const v1::TensorChunk& output : begin.outputs) absl::StrAppend(&text, " ", output.data());
+    lines_.push_back({StreamName(begin.stream), text});
   }
 
   void Record(const FinishRequest& finish, std::deque<Event>*) {

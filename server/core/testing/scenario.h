@@ -41,6 +41,7 @@
 //   NAME residual_missing OP | malformed OP REASON         other forms of a rejected Reserve
 //   NAME uploaded OP | released OP | delivered OP
 //   NAME finished OP | cancelled OP | failed OP REASON     the end of a run
+//   NAME finished OP output=TEXT [workspace=BYTES]         of an inline operation
 //   NAME transferred OP RECEIVED SENT [waits]              progress of direct and local transfers
 //   NAME region_released OP | transfer_failed OP REASON | bad_chunk OP REASON
 //   NAME at OP STEP PROGRESS [waits]                       in all later heartbeats
@@ -49,6 +50,7 @@
 //             [deadline=D] [members=A,B,...] [tile_q=N] [option=segment_ids]
 //             [weight=X] [in_flight=N] [queued_bytes=N] [residual_bytes=N]   the client's terms
 //             [segment_length=N]            one dilated level
+//             [inline=TEXT]                 the header carries all inputs
 //             [region=R [required=1]]       all tensors are in region R
 //             [direct=1 [required=1]]       the client can stream to workers
 //             [retain=TTL]                  a Forward that keeps a residual, named h-S

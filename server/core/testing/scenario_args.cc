@@ -100,7 +100,13 @@ bool FillOperationMessage(const Args& args, v1::JoinRequest* message) {
     Name(finished, args[2]);
     finished->set_ok(verb == "finished");
     finished->set_cancelled(verb == "cancelled");
-    finished->set_reason(Rest(args, 3));
+    if (const std::string data = Option(args, "output", ""); !data.empty()) {
+      finished->add_outputs()->set_data(data);
+      finished->mutable_reserved()->set_workspace_bytes(
+          static_cast<uint64_t>(Number(args, "workspace")));
+    } else {
+      finished->set_reason(Rest(args, 3));
+    }
   } else if (verb == "delivered") {
     Name(message->mutable_delivered(), args[2]);
   } else {

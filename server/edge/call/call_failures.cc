@@ -77,6 +77,11 @@ Failure UploadTooSlow(const Limits& limits) {
                    " while other requests waited"));
 }
 
+Failure BadOutputs(const absl::Status& status) {
+  return Make(absl::StatusCode::kInternal, "BAD_OUTPUTS",
+              absl::StrCat("the worker ", status.message()));
+}
+
 Failure DeadlinePassed() {
   return Make(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
               "the call's deadline passed");

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "server/core/events/events.h"
@@ -23,6 +24,8 @@ Failure HeaderMissing();
 Failure HeaderLate(absl::Duration limit);
 Failure HeaderTooLarge(int64_t bytes, int64_t limit);
 Failure UploadTooSlow(const Limits& limits);
+// The worker of an inline operation sent outputs that are not the request's.
+Failure BadOutputs(const absl::Status& status);
 Failure DeadlinePassed();
 Failure CancelledByClient();
 

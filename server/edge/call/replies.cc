@@ -74,7 +74,8 @@ v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& acc
   const AttentionSpec& spec = request.valid.spec;
   const std::optional<WriterChoice>& writer = request.valid.transport.writer;
   for (TensorId id : request.valid.inputs) {
-    const bool is_inline = std::any_of(request.inline_tensors.begin(), request.inline_tensors.end(),
+    const InlineTensors& tensors = *request.inline_tensors;
+    const bool is_inline = std::any_of(tensors.begin(), tensors.end(),
                                        [id](const InlineData& data) { return data.tensor == id; });
     const bool comes_here = !is_inline && accept.transport == v1::TRANSPORT_RELAY;
     if (comes_here) Describe(spec, writer, id, accepted.add_inputs());

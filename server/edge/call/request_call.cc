@@ -85,6 +85,14 @@ RequestCall::Steps RequestCall::Next() {
     steps.write = writing_ = true;
     in_flight_ = std::move(outgoing_.front());
     outgoing_.pop_front();
+    // The first message carries the initial metadata, whose write ends only once it is flushed.
+    steps.more_follows = is_small_ && !outgoing_.empty() && has_written_;
+    has_written_ = true;
+    if (is_small_ && outgoing_.empty() && ends && busy_ == 0 && status_.ok()) {
+      life_.MoveTo(CallState::kFinished);
+      steps.finish = status_;
+      return steps;
+    }
   } else if (!writing_ && ends && busy_ == 0) {
     life_.MoveTo(CallState::kFinished);
     steps.finish = status_;
@@ -102,7 +110,14 @@ void RequestCall::Do(Steps steps) {
     });
   }
   if (steps.read) StartRead(&incoming_);
-  if (steps.write) StartWrite(&in_flight_.message);
+  if (steps.write && steps.finish.has_value()) {
+    return StartWriteAndFinish(&in_flight_.message, grpc::WriteOptions(), *steps.finish);
+  }
+  if (steps.write) {
+    grpc::WriteOptions options;
+    if (steps.more_follows) options.set_buffer_hint();
+    StartWrite(&in_flight_.message, options);
+  }
   if (steps.finish.has_value()) return Finish(*steps.finish);
   if (steps.read || steps.write) Unbusy();
 }
@@ -237,6 +252,7 @@ void RequestCall::Announce(TransportChoice transport) {
   arrived.residual = request.valid.residual_handle;
   arrived.keep_residual = request.valid.keep_residual;
   arrived.transport = std::move(transport);
+  if (request.has_all_inputs()) arrived.inline_inputs = request.inline_tensors;
   const std::vector<TransportKind>& accept = arrived.transport.accept;
   if (std::find(accept.begin(), accept.end(), TransportKind::kDirectStream) != accept.end()) {
     arrived.token_seed = RandomToken();
@@ -307,9 +323,17 @@ void RequestCall::AcceptOwn(const AcceptRequest& accept) {
     if (!follows()) context_->metrics->Accepted(transport_);
     v1::Accepted accepted = MakeAccepted(*request_, accept, traceparent_, context_->limits);
     TransferSpec spec{
-        direction_, request_->valid, request_->reply, std::exchange(request_->inline_tensors, {}),
-        accept,     ShardPlan(),     traceparent_};
-    if (transport_ == v1::TRANSPORT_DIRECT) {
+        direction_,
+        request_->valid,
+        request_->reply,
+        std::exchange(request_->inline_tensors, std::make_shared<const InlineTensors>()),
+        accept,
+        ShardPlan(),
+        traceparent_};
+    if (accept.is_inline) {
+      OpenInline(std::move(spec), std::move(accepted));
+      return;  // Succeed sends everything
+    } else if (transport_ == v1::TRANSPORT_DIRECT) {
       deferred_ = [this, spec = std::move(spec), accepted = std::move(accepted)]() mutable {
         HandOutTickets(spec, std::move(accepted));
       };
@@ -334,6 +358,7 @@ void RequestCall::DownloadOwn(const BeginDownload& begin) {
     absl::MutexLock lock(&mutex_);
     if (life_.over()) return;
     download_ = begin;
+    if (inline_plane_ != nullptr) return EnqueueOutputs();
     if (life_.state() == CallState::kTransferring) DrainDeferred();
     steps = Next();
   }

@@ -30,6 +30,7 @@
 #include "server/edge/call/upload_meter.h"
 #include "server/edge/call/writer_groups.h"
 #include "server/edge/data/data_plane.h"
+#include "server/edge/data/inline_plane.h"
 #include "server/edge/header/header_translation.h"
 
 namespace ringattn::server {
@@ -103,7 +104,8 @@ class RequestCall final : public ByteStreamReactor,
     std::shared_ptr<DataPlane> stop = nullptr;
     std::function<void()> deferred = nullptr;  // runs on one of gRPC's threads
     bool read = false;
-    bool write = false;
+    bool write = false;         // with `finish`: the last message, together with the status
+    bool more_follows = false;  // gRPC need not flush this message
     std::optional<grpc::Status> finish = std::nullopt;
   };
 
@@ -154,6 +156,9 @@ class RequestCall final : public ByteStreamReactor,
   // --- tensors
   void TakeChunk() ABSL_LOCKS_EXCLUDED(mutex_);
   void OpenDataPlane(TransferSpec spec) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Accept and Download of an inline operation. Its messages are written together with the status.
+  void OpenInline(TransferSpec spec, v1::Accepted accepted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EnqueueOutputs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HandOutTickets(const TransferSpec& spec, v1::Accepted accepted) ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<DataPlane> MakePlane(TransferSpec spec);
   void CountInputs(const DataPlane& plane);
@@ -202,6 +207,7 @@ class RequestCall final : public ByteStreamReactor,
   // The client's stream.
   ReadPhase read_phase_ ABSL_GUARDED_BY(mutex_) = ReadPhase::kIdle;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_written_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time half_close_check_at_ ABSL_GUARDED_BY(mutex_) =
       absl::InfiniteFuture();                              // for CheckHalfClose
   std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);  // queued after in_flight_
@@ -219,6 +225,10 @@ class RequestCall final : public ByteStreamReactor,
   std::string transport_reason_ ABSL_GUARDED_BY(mutex_);
   // From kTransferring until kDone.
   std::shared_ptr<DataPlane> plane_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<InlinePlane> inline_plane_ ABSL_GUARDED_BY(mutex_);  // null, or plane_
+  // All messages together fit into HTTP/2's initial window of 64 KiB, so their writes end without
+  // the client's help.
+  bool is_small_ ABSL_GUARDED_BY(mutex_) = false;
   std::function<void()> deferred_ ABSL_GUARDED_BY(mutex_);  // not started yet
   bool stops_ ABSL_GUARDED_BY(mutex_) = false;              // the data plane must be stopped
   absl::Time looked_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();

@@ -42,6 +42,27 @@ void RequestCall::OpenDataPlane(TransferSpec spec) {
   plane->Stop();
 }
 
+void RequestCall::OpenInline(TransferSpec spec, v1::Accepted accepted) {
+  constexpr int64_t kSmallBytes = 32 << 10;
+  Enqueue(Wrap(direction_, std::move(accepted)), 0);
+  spec.shards = WithSpans(*spec.accept.plan, spec.request.spec).shards;
+  plane_ = inline_plane_ = std::make_shared<InlinePlane>(spec);
+  life_.MoveTo(CallState::kTransferring);
+  const TransferTotals totals = plane_->totals();
+  is_small_ = totals.bytes_down <= kSmallBytes;
+  context_->metrics->AcceptedInline();
+  context_->metrics->ReceivedFromClient(totals.received_bytes);
+}
+
+void RequestCall::EnqueueOutputs() {
+  auto chunks = inline_plane_->Cut(download_->outputs);
+  download_->outputs.Clear();
+  if (!chunks.ok()) return GiveUp(BadOutputs(chunks.status()));
+  for (DownloadMerger::Chunk& chunk : *chunks) {
+    Enqueue(std::move(chunk.message), chunk.payload_bytes);
+  }
+}
+
 // Sends Accepted first, because the members have no work before the client knows of them.
 void RequestCall::HandOutTickets(const TransferSpec& spec, v1::Accepted accepted) {
   AddTickets(spec.accept, WithSpans(*spec.accept.plan, spec.request.spec).shards, &accepted);

@@ -80,7 +80,8 @@ std::optional<Failure> CoordinatorRelay::Open() {
   }
   // No stream receives an answer before this, so the list is not read while it grows.
   for (const std::shared_ptr<ShardStream>& stream : streams_) stream->Begin();
-  for (InlineData& data : std::exchange(inline_tensors_, {})) {
+  const auto inline_tensors = std::exchange(inline_tensors_, nullptr);
+  for (const InlineData& data : *inline_tensors) {
     wire::ChunkHeader chunk;
     chunk.tensor = ToProto(data.tensor);
     std::vector<grpc::Slice> payload;

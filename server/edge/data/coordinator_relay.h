@@ -107,9 +107,9 @@ class CoordinatorRelay final : public DataPlane,
   const std::vector<RingMember> targets_;  // by rank
   const int64_t shard_chunk_bytes_;
   const bool with_crc32c_;
-  std::vector<InlineData> inline_tensors_;             // consumed by Open
-  std::vector<std::shared_ptr<ShardStream>> streams_;  // by rank; fixed by Open
-  UploadRouter router_;                                // used by the feeding thread
+  std::shared_ptr<const InlineTensors> inline_tensors_;  // consumed by Open
+  std::vector<std::shared_ptr<ShardStream>> streams_;    // by rank; fixed by Open
+  UploadRouter router_;                                  // used by the feeding thread
 
   absl::Mutex merge_mutex_ ABSL_ACQUIRED_BEFORE(state_mutex_);
   DownloadMerger merger_ ABSL_GUARDED_BY(merge_mutex_);

@@ -23,10 +23,11 @@ struct TransferSpec {
   Direction direction = Direction::kForward;
   ValidRequest request;
   ReplyChoice reply;
-  std::vector<InlineData> inline_tensors;  // from the header
-  AcceptRequest accept;                    // with the members
-  ShardPlan shards;                        // with spans
-  std::string traceparent = {};            // for logs; empty: none
+  // From the header; not null.
+  std::shared_ptr<const InlineTensors> inline_tensors = std::make_shared<const InlineTensors>();
+  AcceptRequest accept;          // with the members
+  ShardPlan shards;              // with spans
+  std::string traceparent = {};  // for logs; empty: none
 };
 
 // Tensor bytes so far: inputs up and outputs down.

@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/edge/data/download_merger.h"
+#include "server/edge/data/inline_plane.h"
 #include "server/edge/data/upload_router.h"
 
 namespace ringattn::server {
@@ -506,6 +507,56 @@ TEST(TransferTest, LargePiecesAreReferencedAndSmallOnesCopied) {
   ASSERT_EQ(routed.size(), 2u);
   ASSERT_TRUE(routed[1].message.Dump(&parts).ok());
   EXPECT_LE(parts.size(), 3u);  // instead of 2,048 rows of two bytes
+}
+
+// A worker's outputs, sent in its Finished.
+TEST(InlinePlaneTest, CutsOutputsIntoTheClientsChunks) {
+  TransferSpec spec;
+  spec.request = MakeRequest(1, 40, 40, 2, 8, DType::kFloat32);
+  spec.shards = MakeShardPlan(spec.request.spec, Layout::kContiguous, 1);
+  spec.reply.max_chunk_bytes = 1000;
+  spec.reply.with_crc32c = true;
+  std::map<TensorId, std::string> tensors;
+  google::protobuf::RepeatedPtrField<v1::TensorChunk> outputs;
+  for (TensorId id : spec.request.outputs) {
+    tensors[id] = RandomBytes(BytesOf(spec.request.spec, id), static_cast<uint32_t>(id));
+    v1::TensorChunk* chunk = outputs.Add();
+    chunk->set_tensor(static_cast<v1::TensorId>(id));
+    chunk->set_data(tensors[id]);
+  }
+  InlinePlane plane(spec);
+  const auto chunks = plane.Cut(outputs);
+  ASSERT_TRUE(chunks.ok()) << chunks.status();
+  std::map<TensorId, std::string> received;
+  for (const DownloadMerger::Chunk& chunk : *chunks) {
+    wire::ChunkHeader header;
+    const std::string payload = PayloadOf(chunk.message, wire::kForwardResponse, &header);
+    EXPECT_LE(payload.size(), 1000u);
+    EXPECT_EQ(header.crc32c, wire::Crc32c(payload.data(), payload.size()));
+    std::string& tensor = received[static_cast<TensorId>(header.tensor)];
+    EXPECT_EQ(header.offset, tensor.size());
+    tensor += payload;
+  }
+  EXPECT_EQ(received, tensors);
+  const TransferTotals totals = plane.totals();
+  EXPECT_EQ(totals.bytes_up, 3 * 40 * 2 * 8 * 4);
+  EXPECT_EQ(totals.received_bytes, totals.bytes_up);
+  EXPECT_EQ(totals.sent_bytes, totals.bytes_down);
+}
+
+TEST(InlinePlaneTest, RejectsOtherOutputs) {
+  TransferSpec spec;
+  spec.request = MakeRequest(1, 4, 4, 1, 8, DType::kFloat32);
+  spec.shards = MakeShardPlan(spec.request.spec, Layout::kContiguous, 1);
+  spec.reply.max_chunk_bytes = 1000;
+  google::protobuf::RepeatedPtrField<v1::TensorChunk> outputs;
+  EXPECT_FALSE(InlinePlane(spec).Cut(outputs).ok());  // incomplete
+  v1::TensorChunk* chunk = outputs.Add();
+  chunk->set_tensor(v1::TENSOR_ID_OUT);
+  chunk->set_data(std::string(4 * 8 * 4 + 1, 'x'));
+  EXPECT_FALSE(InlinePlane(spec).Cut(outputs).ok());  // too long
+  chunk->set_tensor(v1::TENSOR_ID_DQ);
+  EXPECT_FALSE(InlinePlane(spec).Cut(outputs).ok());  // no output
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <google/protobuf/unknown_field_set.h>
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
@@ -54,14 +55,23 @@ std::variant<HeaderRequest, Rejection> Read(First first, const Limits& limits) {
     request.reply.progress_interval = ToDuration(reply.progress_interval());
   }
   request.fingerprint = Fingerprint(&header);
+  InlineTensors tensors;
   for (v1::InlineTensor& tensor : *header.mutable_inline_tensors()) {
-    request.inline_tensors.push_back(
-        {*TensorFromNumber(tensor.tensor()), std::move(*tensor.mutable_data())});
+    tensors.push_back({*TensorFromNumber(tensor.tensor()), std::move(*tensor.mutable_data())});
   }
+  request.inline_tensors = std::make_shared<const InlineTensors>(std::move(tensors));
   return request;
 }
 
 }  // namespace
+
+bool HeaderRequest::has_all_inputs() const {
+  return std::all_of(valid.inputs.begin(), valid.inputs.end(), [this](TensorId id) {
+    return BytesOf(valid.spec, id) == 0 ||
+           std::any_of(inline_tensors->begin(), inline_tensors->end(),
+                       [id](const InlineData& data) { return data.tensor == id; });
+  });
+}
 
 uint64_t FingerprintOf(v1::BackwardHeader header) { return Fingerprint(&header); }
 

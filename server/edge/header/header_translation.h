@@ -5,6 +5,7 @@
 #define RINGATTN_SERVER_EDGE_HEADER_HEADER_TRANSLATION_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
@@ -13,13 +14,9 @@
 #include "common/base/limits.h"
 #include "common/request/validation.h"
 #include "ringattn/v1/attention.pb.h"
+#include "server/core/events/events.h"
 
 namespace ringattn::server {
-
-struct InlineData {
-  TensorId tensor = TensorId::kQ;
-  std::string bytes;
-};
 
 // The client's options for its reply.
 struct ReplyChoice {
@@ -36,7 +33,11 @@ struct HeaderRequest {
   // that concern its stream alone. Stable within one process.
   uint64_t fingerprint = 0;
   ReplyChoice reply;
-  std::vector<InlineData> inline_tensors;  // sizes are checked
+  // Not null; sizes are checked.
+  std::shared_ptr<const InlineTensors> inline_tensors = std::make_shared<const InlineTensors>();
+
+  // Returns true if no input follows the header.
+  bool has_all_inputs() const;
 };
 
 // Returns the fingerprint of a header without its id; stable within one process.

@@ -86,6 +86,10 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
   const auto gauge = [metrics](const char* name, const char* help) {
     return &metrics->Gauges(name, help).Add({});
   };
+  inline_requests_ = &metrics
+                          ->Counters("ringattn_inline_requests_total",
+                                     "Requests whose tensors travelled in control messages.")
+                          .Add({});
   regions_ = gauge("ringattn_regions", "Regions of memory that clients share.");
   queue_depth_ = gauge("ringattn_queue_depth", "Requests waiting for admission.");
   queue_bytes_ = gauge("ringattn_queue_bytes", "Input bytes of requests waiting for admission.");

@@ -39,6 +39,8 @@ class ServerMetrics {
   void SentToClient(int64_t bytes) { bytes_down_->Increment(bytes); }
 
   void Accepted(v1::Transport transport);
+  // Counts a request whose tensors travelled in Reserve and Finished, in addition to Accepted.
+  void AcceptedInline() { inline_requests_->Increment(); }
   // Counts the bytes of a successful request whose tensors bypassed the coordinator.
   void MovedByMembers(v1::Transport transport, const TransferTotals& totals) {
     member_bytes_up_.at(transport)->Increment(static_cast<double>(totals.bytes_up));
@@ -74,6 +76,7 @@ class ServerMetrics {
   // By transport that bypasses the coordinator.
   std::map<v1::Transport, prometheus::Counter*> member_bytes_up_, member_bytes_down_;
   prometheus::Family<prometheus::Counter>& transports_;
+  prometheus::Counter* inline_requests_;
   prometheus::Gauge* regions_;
   prometheus::Gauge* queue_depth_;
   prometheus::Gauge* queue_bytes_;

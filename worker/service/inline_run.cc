@@ -1,0 +1,105 @@
+#include "worker/service/inline_run.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "common/base/limits.h"
+#include "common/base/monotonic_time.h"
+#include "common/layout/tensor_route.h"
+#include "common/wire/proto_values.h"
+
+namespace ringattn::worker {
+namespace {
+
+// A device copies 128 KiB in microseconds; a device that has failed reports it.
+constexpr absl::Duration kCopyTimeout = absl::Seconds(10);
+
+std::set<TensorId> ClientInputs(ShardOperation& operation) {
+  std::set<TensorId> inputs;
+  const Operation& bound = operation.operation();
+  for (const BufferSpec& buffer : bound.program().buffers) {
+    if (buffer.source != BufferSource::kUpload) continue;
+    inputs.insert(ClientTensorOf(bound.spec(), *buffer.input));
+  }
+  return inputs;
+}
+
+absl::Status WriteInput(TensorId id, const std::string& data, ShardOperation& operation) {
+  const Operation& bound = operation.operation();
+  const TensorRoute route = TensorRoute::ForUpload(bound.spec(), bound.plan(), id);
+  const auto bytes = static_cast<int64_t>(data.size());
+  if (bytes != route.global_bytes()) {
+    return absl::InvalidArgumentError(absl::StrCat("inline_run.inputs: ", TensorName(id), " has ",
+                                                   bytes, " bytes; the tensor has ",
+                                                   route.global_bytes()));
+  }
+  const auto write = [&](TensorId local, int64_t local_offset, int64_t offset, int64_t size) {
+    const wire::ChunkHeader chunk{static_cast<int>(local), static_cast<uint64_t>(local_offset),
+                                  std::nullopt};
+    const wire::Fragment fragment{reinterpret_cast<const uint8_t*>(data.data()) + offset,
+                                  static_cast<size_t>(size)};
+    return operation.Write(chunk, {&fragment, 1}, size);
+  };
+  if (bytes == 0) return absl::OkStatus();
+  if (route.replicated()) return write(id, 0, 0, bytes);
+  for (const ByteRun& run : route.FromGlobal(0, bytes)) {
+    if (run.rank == kNoRank) continue;
+    absl::Status status =
+        write(route.parts()[run.part], run.local_offset, run.global_offset, run.bytes);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status WriteInlineInputs(const v1::InlineRun& run, ShardOperation& operation) {
+  if (operation.operation().members().size() != 1) {
+    return absl::InvalidArgumentError("inline_run: the operation has more than one member");
+  }
+  const std::set<TensorId> inputs = ClientInputs(operation);
+  for (const v1::InlineTensor& input : run.inputs()) {
+    const std::optional<TensorId> id = TensorFromNumber(input.tensor());
+    if (!id.has_value() || inputs.count(*id) == 0) {
+      return absl::InvalidArgumentError(absl::StrCat("inline_run.inputs: tensor ", input.tensor(),
+                                                     " is not an input of this operation"));
+    }
+    if (absl::Status status = WriteInput(*id, input.data(), operation); !status.ok()) return status;
+  }
+  if (operation.InputsComplete()) return absl::OkStatus();
+  return absl::InvalidArgumentError("inline_run.inputs: an input is missing");
+}
+
+absl::Status ReadInlineOutputs(const ShardOperation& operation,
+                               google::protobuf::RepeatedPtrField<v1::TensorChunk>* outputs) {
+  const std::vector<ShardOperation::Output> streamed = operation.StreamedOutputs();
+  const absl::Time due = MonotonicNow() + kCopyTimeout;
+  Wakeup ready;  // outlives the download, which notifies it
+  const std::unique_ptr<Download> download =
+      operation.BeginDownload(streamed, [&ready] { ready.Notify(); });
+  while (!download->finished()) {
+    absl::StatusOr<std::optional<Download::HostRange>> piece = download->Next(kMaxInlineRunBytes);
+    if (!piece.ok()) return piece.status();
+    if (!piece->has_value()) {
+      if (MonotonicNow() > due) {
+        return absl::DeadlineExceededError(absl::StrCat("the device did not copy the outputs for ",
+                                                        absl::FormatDuration(kCopyTimeout)));
+      }
+      ready.WaitFor(due - MonotonicNow());
+      continue;
+    }
+    const ShardOperation::Output& output = streamed[(*piece)->range];
+    v1::TensorChunk* chunk = outputs->Add();
+    chunk->set_tensor(ToProto(output.id));
+    chunk->set_offset(static_cast<uint64_t>(output.offset + (*piece)->offset));
+    chunk->set_data((*piece)->data, static_cast<size_t>((*piece)->bytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ringattn::worker
