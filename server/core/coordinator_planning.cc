@@ -30,7 +30,7 @@ void Coordinator::Impl::AskForPlan(Request& request) {
   ask.stream = request.stream();
   ask.generation = ring_.generation();
   ask.client = request.arrived.client;
-  ask.fingerprint = request.arrived.fingerprint;
+  ask.fingerprint = request.arrived.recipe_fingerprint;
   ask.spec = request.spec;
   ask.direction = request.arrived.direction;
   ask.choice = request.arrived.choice;

@@ -62,7 +62,7 @@ Coordinator::Impl::KeptResidual Coordinator::Impl::KeepResidual(const Request& r
   residual.operation_id = operation.id;
   residual.spec = request.spec;
   residual.plan = request.plan;
-  residual.fingerprint = request.arrived.fingerprint;
+  residual.fingerprint = request.arrived.recipe_fingerprint;
   for (const Operation::Member& member : operation.members) {
     residual.members.push_back({member.connection, member.residual_bytes});
   }

@@ -340,6 +340,7 @@ ServerStatus Server::MakeStatus(const Coordinator& core) const {
 void Server::OnTick(absl::Time now, const Coordinator& core) {
   const CoordinatorStats stats = core.stats();
   server_metrics_.SetStats(stats);
+  server_metrics_.SetPlanning(core_.planning_stats());
   server_metrics_.SetResidualHolds(residual_holds_.streams());
   server_metrics_.SetKvStreams(kv_holds_.streams(), kv_relays_.streams());
   housekeeping_->SetBusy(stats.queued_requests + stats.active_requests > 0);

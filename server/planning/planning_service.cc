@@ -101,6 +101,7 @@ PlanningStats PlanningService::stats() const {
   absl::MutexLock lock(&mutex_);
   PlanningStats stats = stats_;
   stats.queued = queue_.size();
+  stats.cache_bytes = cache_.bytes();
   return stats;
 }
 

@@ -47,6 +47,7 @@ struct PlanningStats {
   int64_t made = 0;
   int64_t from_cache = 0;
   int64_t cancelled = 0;
+  int64_t cache_bytes = 0;
 };
 
 // Thread safe. The lock is held briefly, never while a plan is made.

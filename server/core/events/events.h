@@ -64,6 +64,8 @@ struct RequestArrived {
   std::string request_id;  // never empty: the edge generates a missing one
   // of the header without request_id; distinguishes a retry from a reused id
   uint64_t fingerprint = 0;
+  // The same without inline tensors. It only finds candidates for the plan of an equal request.
+  uint64_t recipe_fingerprint = 0;
   AttentionSpec spec;
   Direction direction = Direction::kForward;
   bool recompute_forward = false;
@@ -186,7 +188,7 @@ struct PlanThis {
   StreamId stream = 0;
   uint64_t generation = 0;
   std::string client;
-  uint64_t fingerprint = 0;  // of the request
+  uint64_t fingerprint = 0;  // of the request's recipe
   std::shared_ptr<const AttentionSpec> spec;
   Direction direction = Direction::kForward;
   PlanChoice choice;

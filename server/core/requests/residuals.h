@@ -40,7 +40,7 @@ struct Residual {
   std::string operation_id;                   // its name in messages to workers
   std::shared_ptr<const AttentionSpec> spec;  // of the Forward
   std::shared_ptr<const Plan> plan;           // of the Forward; without spans
-  uint64_t fingerprint = 0;                   // of the Forward; equal ones share plans
+  uint64_t fingerprint = 0;                   // of the Forward's recipe
   std::vector<ResidualMember> members;        // by ring rank
   absl::Duration ttl;
   absl::Time expires;

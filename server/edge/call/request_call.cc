@@ -235,6 +235,7 @@ void RequestCall::Announce(TransportChoice transport) {
   arrived.stream = id_;
   arrived.request_id = request.request_id;
   arrived.fingerprint = request.fingerprint;
+  arrived.recipe_fingerprint = request.recipe_fingerprint;
   arrived.spec = request.valid.spec;
   arrived.direction = request.valid.direction;
   arrived.recompute_forward = request.valid.recompute_forward;

@@ -13,8 +13,14 @@
 namespace ringattn::server {
 namespace {
 
+struct Fingerprints {
+  uint64_t recipe = 0;   // without inline tensors
+  uint64_t request = 0;  // with them
+};
+
+// Clears the header's id and transport; a retry may use another transport.
 template <typename Header>
-uint64_t Fingerprint(Header* header) {
+Fingerprints TakeFingerprints(Header* header) {
   header->clear_request_id();
   if (header->transport().has_writer()) {
     // These concern this writer's stream alone.
@@ -22,8 +28,18 @@ uint64_t Fingerprint(Header* header) {
     header->mutable_reply()->clear_with_crc32c();
     header->mutable_reply()->clear_progress_interval();
   }
-  header->clear_transport();  // a retry may use another transport
-  return absl::HashOf(std::is_same_v<Header, v1::BackwardHeader>, header->SerializeAsString());
+  header->clear_transport();
+  google::protobuf::RepeatedPtrField<v1::InlineTensor> tensors;
+  tensors.Swap(header->mutable_inline_tensors());
+  Fingerprints taken;
+  taken.recipe =
+      absl::HashOf(std::is_same_v<Header, v1::BackwardHeader>, header->SerializeAsString());
+  taken.request = taken.recipe;
+  for (const v1::InlineTensor& tensor : tensors) {
+    taken.request = absl::HashOf(taken.request, tensor.tensor(), tensor.data());
+  }
+  tensors.Swap(header->mutable_inline_tensors());
+  return taken;
 }
 
 template <typename First>
@@ -54,7 +70,9 @@ std::variant<HeaderRequest, Rejection> Read(First first, const Limits& limits) {
   if (reply.has_progress_interval()) {
     request.reply.progress_interval = ToDuration(reply.progress_interval());
   }
-  request.fingerprint = Fingerprint(&header);
+  const Fingerprints fingerprints = TakeFingerprints(&header);
+  request.fingerprint = fingerprints.request;
+  request.recipe_fingerprint = fingerprints.recipe;
   InlineTensors tensors;
   for (v1::InlineTensor& tensor : *header.mutable_inline_tensors()) {
     tensors.push_back({*TensorFromNumber(tensor.tensor()), std::move(*tensor.mutable_data())});
@@ -73,7 +91,7 @@ bool HeaderRequest::has_all_inputs() const {
   });
 }
 
-uint64_t FingerprintOf(v1::BackwardHeader header) { return Fingerprint(&header); }
+uint64_t FingerprintOf(v1::BackwardHeader header) { return TakeFingerprints(&header).request; }
 
 std::variant<HeaderRequest, Rejection> ReadHeader(v1::ForwardRequest first, const Limits& limits) {
   return Read(std::move(first), limits);

@@ -32,6 +32,8 @@ struct HeaderRequest {
   // Of the header without id and transport and, with a writer, without the fields of ReplyOptions
   // that concern its stream alone. Stable within one process.
   uint64_t fingerprint = 0;
+  // The same without inline tensors. Requests that differ in their tensors only share a plan.
+  uint64_t recipe_fingerprint = 0;
   ReplyChoice reply;
   // Not null; sizes are checked.
   std::shared_ptr<const InlineTensors> inline_tensors = std::make_shared<const InlineTensors>();

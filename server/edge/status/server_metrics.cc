@@ -90,6 +90,11 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
                           ->Counters("ringattn_inline_requests_total",
                                      "Requests whose tensors travelled in control messages.")
                           .Add({});
+  auto& plans = metrics->Counters("ringattn_plans_total",
+                                  "Plans of requests: made, or found in the cache of plans.");
+  plans_made_ = &plans.Add({{"source", "made"}});
+  plans_cached_ = &plans.Add({{"source", "cache"}});
+  plan_cache_bytes_ = gauge("ringattn_plan_cache_bytes", "Memory of cached plans.");
   regions_ = gauge("ringattn_regions", "Regions of memory that clients share.");
   queue_depth_ = gauge("ringattn_queue_depth", "Requests waiting for admission.");
   queue_bytes_ = gauge("ringattn_queue_bytes", "Input bytes of requests waiting for admission.");
@@ -202,6 +207,13 @@ void ServerMetrics::SetStats(const CoordinatorStats& stats) {
   SetKvCaches(stats.kv_caches);
   stalled_downloads_->Increment(stats.stalled_downloads - seen_.stalled_downloads);
   seen_ = stats;
+}
+
+void ServerMetrics::SetPlanning(const PlanningStats& stats) {
+  plans_made_->Increment(static_cast<double>(stats.made - seen_planning_.made));
+  plans_cached_->Increment(static_cast<double>(stats.from_cache - seen_planning_.from_cache));
+  plan_cache_bytes_->Set(static_cast<double>(stats.cache_bytes));
+  seen_planning_ = stats;
 }
 
 void ServerMetrics::SetResidualHolds(int64_t streams) {

@@ -14,13 +14,15 @@
 #include "ringattn/v1/cluster.pb.h"
 #include "server/core/coordinator.h"
 #include "server/edge/data/data_plane.h"
+#include "server/planning/planning_service.h"
 
 namespace ringattn::server {
 
 // Returns the name in metrics and logs: "relay", "direct", "host_memory", ...; "" for none.
 const char* TransportName(v1::Transport transport);
 
-// Thread safe, except the two Set functions and WorkerLost, which one thread must call.
+// Thread safe, except SetStats, SetPlanning, SetTopology and WorkerLost, which one thread must
+// call.
 class ServerMetrics {
  public:
   // Number of distinct worker names in labels over the process's life; further names become
@@ -55,6 +57,7 @@ class ServerMetrics {
   // Counts a step on the relay. `duration`: from its StepBegin to its last result.
   void KvStepRelayed(absl::Duration duration);
   void SetStats(const CoordinatorStats& stats);
+  void SetPlanning(const PlanningStats& stats);
   void WorkerLost(const LostWorker& loss);
   // Sets the gauges of the ring's hosts and ringattn_worker_up{rank, device}: 1 for each member of
   // a ready ring, 0 for a rank that existed earlier.
@@ -77,6 +80,10 @@ class ServerMetrics {
   std::map<v1::Transport, prometheus::Counter*> member_bytes_up_, member_bytes_down_;
   prometheus::Family<prometheus::Counter>& transports_;
   prometheus::Counter* inline_requests_;
+  prometheus::Counter* plans_made_;
+  prometheus::Counter* plans_cached_;
+  prometheus::Gauge* plan_cache_bytes_;
+  PlanningStats seen_planning_;
   prometheus::Gauge* regions_;
   prometheus::Gauge* queue_depth_;
   prometheus::Gauge* queue_bytes_;

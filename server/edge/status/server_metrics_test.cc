@@ -50,6 +50,21 @@ TEST(ServerMetricsTest, KvCachesCountByReasonOfTheirEnd) {
   EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_kv_step_seconds_count 1\n"));
 }
 
+TEST(ServerMetricsTest, PlansCountBySource) {
+  Metrics metrics;
+  ServerMetrics server(&metrics, Limits());
+  PlanningStats stats;
+  stats.made = 2;
+  stats.from_cache = 40;
+  stats.cache_bytes = 1000;
+  server.SetPlanning(stats);
+  stats.from_cache = 41;
+  server.SetPlanning(stats);
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_plans_total{source=\"made\"} 2\n"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_plans_total{source=\"cache\"} 41\n"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_plan_cache_bytes 1000\n"));
+}
+
 TEST(ServerMetricsTest, LossesCountByWorkerAndReason) {
   Metrics metrics;
   ServerMetrics server(&metrics, Limits());
