@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <grpcpp/create_channel.h>
@@ -299,6 +300,62 @@ TEST(RequestCallTest, AClientThatNeverReadsTheSummaryGetsAStatus) {
   const grpc::Status status = call.accepted->End();
   EXPECT_EQ(status.error_code(), StatusCode::DEADLINE_EXCEEDED);
   EXPECT_EQ(status.error_message(), "the client took no bytes of the result for 30s");
+}
+
+// A call whose inline operation has run. The core reports it in one batch of actions.
+struct InlineCall {
+  InlineCall(Edge* edge, const BeginDownload& begin) {
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    stream = edge->stub->Forward(&context);
+    stream->Write(Header());
+    EXPECT_TRUE(WaitUntil([edge] { return edge->refused == 1; }));
+    const std::shared_ptr<RequestCall> call = edge->registry.All().at(0);
+    AcceptRequest accept;
+    accept.request_id = "test";
+    accept.generation = 1;
+    accept.is_inline = true;
+    Plan plan;
+    plan.recipe.layout = Layout::kContiguous;
+    plan.shards.q = plan.shards.kv = {Shard{}};
+    plan.buffer_bytes = plan.tiles = plan.sent_bytes = {0};
+    accept.plan = std::make_shared<const Plan>(plan);
+    call->Accept(accept);
+    call->Download(begin);
+    call->Succeed(FinishRequest{});
+  }
+
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::ForwardRequest, v1::ForwardResponse>> stream;
+};
+
+TEST(RequestCallTest, AnInlineOperationIsAnsweredAtOnce) {
+  Edge edge;
+  BeginDownload begin;
+  for (const auto& [id, bytes] :
+       {std::pair(v1::TENSOR_ID_OUT, 64), std::pair(v1::TENSOR_ID_LSE, 16)}) {
+    v1::TensorChunk* output = begin.outputs.Add();
+    output->set_tensor(id);
+    output->set_data(std::string(bytes, 'o'));
+  }
+  InlineCall call(&edge, begin);
+  std::vector<v1::ForwardResponse> responses(5);
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(call.stream->Read(&responses[i]));
+  EXPECT_FALSE(call.stream->Read(&responses[4]));
+  EXPECT_EQ(responses[0].accepted().request_id(), "test");
+  EXPECT_EQ(responses[1].chunk().data(), std::string(64, 'o'));
+  EXPECT_EQ(responses[2].chunk().tensor(), v1::TENSOR_ID_LSE);
+  EXPECT_TRUE(responses[3].has_summary());
+  EXPECT_TRUE(call.stream->Finish().ok());
+}
+
+TEST(RequestCallTest, OutputsThatAreNotTheRequestsEndAnInlineCall) {
+  Edge edge;
+  InlineCall call(&edge, BeginDownload{});
+  v1::ForwardResponse response;
+  while (call.stream->Read(&response)) EXPECT_FALSE(response.has_summary());
+  const grpc::Status status = call.stream->Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::INTERNAL);
+  EXPECT_NE(status.error_details().find("BAD_OUTPUTS"), std::string::npos);
 }
 
 TEST(RequestCallTest, ACallThatEndsWhileItsDataPlaneOpensStopsIt) {
