@@ -10,7 +10,7 @@
 #include "common/observability/log.h"
 #include "common/process/descriptors.h"
 #include "common/wire/durations.h"
-#include "worker/service/inline_run.h"
+#include "worker/operation/inline_run.h"
 #include "worker/service/run_report.h"
 #include "worker/service/slowdown.h"
 

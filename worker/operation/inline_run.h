@@ -2,8 +2,8 @@
 // stream.
 //
 // Tests: inline_run_test.cc
-#ifndef RINGATTN_WORKER_SERVICE_INLINE_RUN_H_
-#define RINGATTN_WORKER_SERVICE_INLINE_RUN_H_
+#ifndef RINGATTN_WORKER_OPERATION_INLINE_RUN_H_
+#define RINGATTN_WORKER_OPERATION_INLINE_RUN_H_
 
 #include "absl/status/status.h"
 #include "ringattn/v1/worker_control.pb.h"
@@ -22,4 +22,4 @@ absl::Status ReadInlineOutputs(const ShardOperation& operation,
 
 }  // namespace ringattn::worker
 
-#endif  // RINGATTN_WORKER_SERVICE_INLINE_RUN_H_
+#endif  // RINGATTN_WORKER_OPERATION_INLINE_RUN_H_

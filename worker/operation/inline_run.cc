@@ -1,4 +1,4 @@
-#include "worker/service/inline_run.h"
+#include "worker/operation/inline_run.h"
 
 #include <algorithm>
 #include <memory>
