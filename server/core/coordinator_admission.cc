@@ -260,6 +260,7 @@ bool Coordinator::Impl::MayBeInline(const Request& request, const Operations::Or
   if (request.arrived.inline_inputs == nullptr) return false;
   if (request.was_refused_inline || request.reserves_alone) return false;
   if (order.members.size() != 1 || request.transport.transport != v1::TRANSPORT_RELAY) return false;
+  if (!roster_.at(order.members[0]).registration.runs_inline()) return false;
   // A residual lives longer than its operation. A worker decodes many documents in the background.
   if (request.retains() || !order.residual.empty() || request.many_documents) return false;
   int64_t output_bytes = 0;

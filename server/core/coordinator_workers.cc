@@ -160,7 +160,11 @@ void Coordinator::Impl::OnTransferProgress(ConnectionId connection,
   batch_.Emit(advanced);
   const int rank = ring_.RankOf(connection).value_or(-1);
   if (progress.region_released()) {
-    return EndRequest(stream, RegionReleased(rank, roster_.NameOf(connection)));
+    const Request* const request = requests_.Find(stream);
+    const bool has_writers = request != nullptr && !request->arrived.transport.writers.empty();
+    const std::string& name = roster_.NameOf(connection);
+    return EndRequest(stream,
+                      has_writers ? WriterReleasedRegion(rank, name) : RegionReleased(rank, name));
   }
   if (!progress.bad_chunk().empty()) {
     return EndRequest(stream,

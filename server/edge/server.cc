@@ -217,6 +217,7 @@ bool Server::Shutdown(absl::Duration timeout) {
     SetServing(false);
     if (timeout > absl::ZeroDuration()) drained = admin_service_.DrainAndWait(timeout);
     if (!drained) CutOff();
+    writer_groups_.FailWaiting(CutOffByShutdown(options_.core.retry_after));
     liveness_.reset();
     board_.Close();
     residual_holds_.Close();

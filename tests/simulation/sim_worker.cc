@@ -67,6 +67,7 @@ void SimWorker::Dial() {
   registration.set_incarnation(absl::StrCat(process_));
   registration.mutable_location()->set_host(traits_.host);
   registration.set_preempts(true);
+  registration.set_runs_inline(true);
   registration.set_data_address(name_ + ":1");
   registration.set_client_data_address(name_ + ":2");
   if (traits_.reports_memory) registration.set_memory_bytes(traits_.memory_bytes);

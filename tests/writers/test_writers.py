@@ -97,13 +97,16 @@ def test_a_writer_that_is_late_meets_nobody(ring, writers):
     assert reason_of(error) == "WRITER_MISSING" and "of 2 writers, 0 did not" in error.details()
 
 
-def test_a_writer_that_leaves_while_others_wait(ring, writers):
-    first, second = writers(3, "leaves", [0, 2])
+@pytest.mark.parametrize("leaver, patient", [(2, 0), (0, 2)])
+def test_a_writer_that_leaves_while_others_wait(ring, writers, leaver, patient):
+    leaves, waits = writers(3, f"leaves-{leaver}", [leaver, patient])
     wait_until(lambda: waiting(ring) == 2, 10, "both wait")
-    second.stream.cancel()
-    error = error_of(first.stream)
-    assert error.code() == CODE.ABORTED and reason_of(error) == "WRITER_LOST"
-    assert "writer 2 left the request" in error.details()
+    start = time.monotonic()
+    leaves.stream.cancel()
+    error = error_of(waits.stream)
+    assert error.code() == CODE.ABORTED and reason_of(error) == "WRITER_LOST", error
+    assert f"writer {leaver} left the request" in error.details()
+    assert time.monotonic() - start < 2
 
 
 @pytest.mark.parametrize("leaver", [0, 1])
@@ -183,6 +186,7 @@ def test_tokens_that_two_writers_have(ring, writers):
     (lambda h: h.inline_tensors.add(tensor=T.TENSOR_ID_Q, data=b"\0" * TOKENS * 4 * 32 * 4),
      "transport.writer: is not available: the request has inline tensors"),
     (lambda h: h.reply.probability_rows.add(), "the request has reply.probability_rows"),
+    (lambda h: h.ClearField("request_id"), "request_id: is empty; all writers of a request name the same"),
 ])
 def test_a_header_that_no_writer_may_send(ring, change, text):
     inputs = make_inputs(sq=TOKENS, heads=4, dim=32)
@@ -258,6 +262,18 @@ def test_a_worker_that_dies_ends_the_call_of_all(tmp_path):
         assert error.code() == CODE.ABORTED and reason_of(error) == "WORKER_LOST", error
     for writer in group:
         writer.close()
+    ring.close()
+
+
+def test_waiting_writers_learn_of_the_end_of_the_service(tmp_path):
+    ring = Cluster(tmp_path, workers=1, worker_flags=LISTEN)
+    ring.wait_ready(1)
+    waits = Writer(ring, make_inputs(sq=TOKENS, heads=4, dim=32), "service-ends", 0, 2)
+    wait_until(lambda: waiting(ring) == 1, 10, "it waits")
+    ring.server.terminate()
+    error = error_of(waits.stream)
+    assert error.code() == CODE.UNAVAILABLE, error
+    waits.close()
     ring.close()
 
 

@@ -146,6 +146,8 @@ class Device {
   virtual void Preempt(bool active) {}
   // Whether calls with RunControl::preempts are served.
   virtual bool preempts() const { return false; }
+  // Whether small outputs can be read on a runner's thread without waiting for staging memory.
+  virtual bool runs_inline() const { return false; }
 
   // K/V caches in the device's own memory. Null if there are none.
   virtual DeviceKvCaches* kv_caches() { return nullptr; }

@@ -37,6 +37,7 @@ class DeviceWrapper : public Device {
   }
   void Preempt(bool active) override { inner_->Preempt(active); }
   bool preempts() const override { return inner_->preempts(); }
+  bool runs_inline() const override { return inner_->runs_inline(); }
   DeviceKvCaches* kv_caches() override { return inner_->kv_caches(); }
   absl::StatusOr<std::unique_ptr<StepKernels>> MakeStepKernels() override {
     return inner_->MakeStepKernels();

@@ -12,6 +12,8 @@ namespace {
 
 // A message costs about as much as this many more bytes.
 constexpr int64_t kSkippedBytes = 16 << 10;
+// Of one output and client; each takes as long as a message.
+constexpr size_t kMostRanges = 16 << 10;
 
 // Returns where a part begins, aligned to a cache line so that parts do not share one.
 int64_t PartBegin(int64_t bytes, uint32_t part, uint32_t parts) {
@@ -25,11 +27,12 @@ int64_t PartBegin(int64_t bytes, uint32_t part, uint32_t parts) {
 class DirectTransfer::Lease final : public ShardLease {
  public:
   Lease(std::shared_ptr<DirectTransfer> transfer, std::shared_ptr<ShardOperation> operation,
-        OperationListener* listener, const v1::OpenShard& open)
+        OperationListener* listener, std::shared_ptr<const std::vector<Ranges>> ranges,
+        const v1::OpenShard& open)
       : transfer_(std::move(transfer)),
         operation_(std::move(operation)),
         listener_(listener),
-        writer_(static_cast<int>(open.writer())),
+        ranges_(std::move(ranges)),
         part_(open.part()),
         parts_(std::max(1u, open.parts())) {}
   ~Lease() override { transfer_->Leave(listener_, delivered_.load()); }
@@ -38,8 +41,10 @@ class DirectTransfer::Lease final : public ShardLease {
 
   std::vector<OutputRange> Outputs() const override {
     std::vector<OutputRange> outputs;
-    for (const ShardOperation::Output& output : operation_->Outputs()) {
-      for (const WriterRange& range : RangesOf(output)) {
+    const std::vector<ShardOperation::Output> shard = operation_->Outputs();
+    for (size_t i = 0; i < shard.size(); ++i) {
+      const ShardOperation::Output& output = shard[i];
+      for (const WriterRange& range : (*ranges_)[i]) {
         const int64_t bytes = range.end - range.begin;
         const int64_t begin = range.begin + PartBegin(bytes, part_, parts_);
         const int64_t end = range.begin + PartBegin(bytes, part_ + 1, parts_);
@@ -84,22 +89,10 @@ class DirectTransfer::Lease final : public ShardLease {
   }
 
  private:
-  // Returns the ranges of the output that this client needs.
-  std::vector<WriterRange> RangesOf(const ShardOperation::Output& output) const {
-    Operation& operation = operation_->operation();
-    const std::optional<ShardMap> writers = transfer_->writers_.MapOf(operation.spec(), output.id);
-    if (!writers.has_value()) return {{0, output.memory.bytes}};
-    std::vector<WriterRange> ranges =
-        RangesOfWriter(ShardMap(operation.spec(), operation.plan(), output.id), transfer_->rank_,
-                       *writers, writer_, kSkippedBytes);
-    if (ranges.empty()) ranges.emplace_back();
-    return ranges;
-  }
-
   const std::shared_ptr<DirectTransfer> transfer_;
   const std::shared_ptr<ShardOperation> operation_;
   OperationListener* const listener_;
-  const int writer_;
+  const std::shared_ptr<const std::vector<Ranges>> ranges_;
   const uint32_t part_;
   const uint32_t parts_;
   std::atomic<bool> delivered_{false};
@@ -114,6 +107,7 @@ DirectTransfer::DirectTransfer(const std::shared_ptr<ShardOperation>& operation,
       writers_(std::move(writers)),
       hooks_(hooks) {
   counts_.opened.resize(writers_.count());
+  ranges_.resize(writers_.count());
 }
 
 DirectTransfer::~DirectTransfer() {
@@ -175,7 +169,8 @@ absl::StatusOr<std::unique_ptr<ShardLease>> DirectTransfer::Open(const v1::OpenS
     absl::MutexLock lock(&listeners_mutex_);
     listeners_.insert(listener);
   }
-  return std::make_unique<Lease>(shared_from_this(), operation, listener, open);
+  return std::make_unique<Lease>(shared_from_this(), operation, listener,
+                                 RangesFor(open.writer(), *operation), open);
 }
 
 TransferCounts DirectTransfer::progress() const {
@@ -190,6 +185,30 @@ TransferCounts DirectTransfer::progress() const {
     progress.waits_for_client = !AllOpened() || counts_.sends > 0;
   }
   return progress;
+}
+
+std::shared_ptr<const std::vector<DirectTransfer::Ranges>> DirectTransfer::RangesFor(
+    uint32_t writer, ShardOperation& operation) {
+  absl::MutexLock lock(&ranges_mutex_);
+  if (ranges_[writer] != nullptr) return ranges_[writer];
+  const AttentionSpec& spec = operation.operation().spec();
+  std::vector<Ranges> all;
+  for (const ShardOperation::Output& output : operation.Outputs()) {
+    const std::optional<ShardMap> writers = writers_.MapOf(spec, output.id);
+    Ranges& ranges = all.emplace_back();
+    if (writers.has_value()) {
+      const ShardMap shards(spec, operation.operation().plan(), output.id);
+      int64_t skipped_bytes = kSkippedBytes;
+      do {
+        ranges = RangesOfWriter(shards, rank_, *writers, static_cast<int>(writer), skipped_bytes);
+        skipped_bytes *= 4;
+      } while (ranges.size() > kMostRanges);
+      if (ranges.empty()) ranges.emplace_back();
+    } else {
+      ranges = {{0, output.memory.bytes}};
+    }
+  }
+  return ranges_[writer] = std::make_shared<const std::vector<Ranges>>(std::move(all));
 }
 
 bool DirectTransfer::AllOpened() const {

@@ -63,6 +63,8 @@ class DirectTransfer final : public OperationListener,
 
  private:
   class Lease;
+  // Ranges of one output's shard.
+  using Ranges = std::vector<WriterRange>;
 
   // The streams of one client, by part. Empty: none has been opened yet.
   using Opened = std::vector<bool>;
@@ -79,6 +81,10 @@ class DirectTransfer final : public OperationListener,
   };
 
   absl::Status Admit(const v1::OpenShard& open) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns the ranges that a client needs of each output, by the outputs' order. Computed once for
+  // each client: with short rows this takes milliseconds, which a run's end must not wait for.
+  std::shared_ptr<const std::vector<Ranges>> RangesFor(uint32_t writer, ShardOperation& operation)
+      ABSL_LOCKS_EXCLUDED(ranges_mutex_);
   // Whether all streams of all clients have been opened.
   bool AllOpened() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnDelivered() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -95,6 +101,8 @@ class DirectTransfer final : public OperationListener,
   const OperationWriters writers_;
   const DirectHooks* const hooks_;
 
+  absl::Mutex ranges_mutex_;
+  std::vector<std::shared_ptr<const std::vector<Ranges>>> ranges_ ABSL_GUARDED_BY(ranges_mutex_);
   absl::Mutex listeners_mutex_;  // held while listeners are called
   std::set<OperationListener*> listeners_ ABSL_GUARDED_BY(listeners_mutex_);
   mutable absl::Mutex mutex_;

@@ -76,7 +76,8 @@ void Reservations::Reserve(std::shared_ptr<const v1::Reserve> reserve, RingMembe
         *reserve,
         absl::NotFoundError(absl::StrCat("this worker has no residual ", reserve->residual())), 0);
   }
-  if (!MayHaveManyDocuments(*reserve)) {
+  // The coordinator sends few documents inline, and later runs must not overtake an inline run.
+  if (reserve->has_inline_run() || !MayHaveManyDocuments(*reserve)) {
     return Admit(*reserve, DecodeAndBind(*reserve, place, residual, device_));
   }
   auto pending = std::make_shared<Pending>();

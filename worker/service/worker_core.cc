@@ -70,22 +70,23 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
         ring_.CancelForming(message.teardown().generation());
       }
       return Enqueue([this, teardown = message.teardown()] { OnTeardown(teardown); });
-    case v1::JoinResponse::kReserve:
-      return Enqueue([this, reserve = std::make_shared<const v1::Reserve>(message.reserve())] {
-        OnReserve(reserve);
-      });
-    case v1::JoinResponse::kRun: {
-      auto operation = registry_.Find(message.run().operation_id(), message.run().generation());
-      if (operation == nullptr) return;
-      // The coordinator preempts for operations without peers only.
-      if (message.run().has_preempt_after() && operation->operation().members().size() == 1) {
-        runner_.Preempt(std::move(operation), ToDuration(message.run().preempt_after()));
-        return;
-      }
-      runner_.Announce();
-      runner_.Run(std::move(operation));
-      return;
+    case v1::JoinResponse::kReserve: {
+      const bool runs = message.reserve().has_inline_run();
+      if (runs) ++queued_runs_;
+      return Enqueue(
+          [this, runs, reserve = std::make_shared<const v1::Reserve>(message.reserve())] {
+            OnReserve(reserve);
+            if (runs) --queued_runs_;
+          });
     }
+    case v1::JoinResponse::kRun:
+      // Runs start in the order of their messages: this one follows inline runs in the queue.
+      if (queued_runs_ == 0) return StartRun(message.run());
+      ++queued_runs_;
+      return Enqueue([this, run = message.run()] {
+        StartRun(run);
+        --queued_runs_;
+      });
     case v1::JoinResponse::kCancel: {
       auto operation =
           registry_.Find(message.cancel().operation_id(), message.cancel().generation());
@@ -118,6 +119,17 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
     case v1::JoinResponse::MESSAGE_NOT_SET:
       return;
   }
+}
+
+void WorkerCore::StartRun(const v1::Run& run) {
+  auto operation = registry_.Find(run.operation_id(), run.generation());
+  if (operation == nullptr) return;
+  // The coordinator preempts for operations without peers only.
+  if (run.has_preempt_after() && operation->operation().members().size() == 1) {
+    return runner_.Preempt(std::move(operation), ToDuration(run.preempt_after()));
+  }
+  runner_.Announce();
+  runner_.Run(std::move(operation));
 }
 
 void WorkerCore::OnDisconnected(const std::string& reason) {
@@ -306,7 +318,7 @@ void WorkerCore::RunInline(const v1::Reserve& reserve,
   if (absl::Status status = WriteInlineInputs(run, *operation); !status.ok()) {
     v1::JoinRequest message;
     reserved.set_ok(false);
-    reserved.set_malformed(true);
+    reserved.set_malformed(absl::IsInvalidArgument(status));
     reserved.set_reason(std::string(status.message()));
     *message.mutable_reserved() = std::move(reserved);
     return AnswerInline(operation->info(), std::move(message));

@@ -99,6 +99,7 @@ class WorkerCore {
   void OnRelease(const v1::Release& release);
   // Accepts direct streams for the operation. Called before the coordinator publishes the token.
   void ExpectStreams(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
+  void StartRun(const v1::Run& run);
   // Returns this worker's rank in the operation's ring.
   int RankIn(ShardOperation* operation) const;
   // Starts copies from and to client regions; such operations have no streams.
@@ -127,8 +128,9 @@ class WorkerCore {
   OperationRunner runner_;
   RingMember ring_;  // used on work_ only, except for CancelForming
   std::atomic<uint64_t> heartbeat_sequence_{0};
-  uint64_t last_prepare_ = 0;  // generation; used on OnMessage's thread only
-  Reservations reservations_;  // used on work_ only
+  uint64_t last_prepare_ = 0;        // generation; used on OnMessage's thread only
+  std::atomic<int> queued_runs_{0};  // inline runs, and runs behind them, in work_
+  Reservations reservations_;        // used on work_ only
   absl::Mutex inline_mutex_;
   // Inline operations of this generation, by id: what was reserved, and then the answer.
   std::map<std::string, v1::Reserved> inline_runs_ ABSL_GUARDED_BY(inline_mutex_);

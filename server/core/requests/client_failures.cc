@@ -298,6 +298,13 @@ Failure RegionReleased(int rank, const std::string& worker) {
                            worker, ") reported it"));
 }
 
+Failure WriterReleasedRegion(int rank, const std::string& worker) {
+  return Make(absl::StatusCode::kAborted, "WRITER_LOST",
+              absl::StrCat("a writer released a region that the request needs, or its process "
+                           "ended; rank ",
+                           rank, " (", worker, ") reported it"));
+}
+
 Failure TransferFailed(int rank, const std::string& worker, const std::string& reason,
                        absl::Duration retry_after) {
   return MakeRetryable(

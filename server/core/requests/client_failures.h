@@ -86,6 +86,8 @@ Failure LocationOutsideRegion(const std::string& field, const std::string& tenso
 Failure TransportUnavailable(const std::string& why);
 // The client closed the region's socket, or exited, while its request needed the region.
 Failure RegionReleased(int rank, const std::string& worker);
+// The same if the request has several clients, which cannot be told apart here.
+Failure WriterReleasedRegion(int rank, const std::string& worker);
 // A member could not copy the tensors.
 Failure TransferFailed(int rank, const std::string& worker, const std::string& reason,
                        absl::Duration retry_after);

@@ -143,6 +143,7 @@ v1::Register RegistrationOf(const Args& args) {
   v1::Register registration;
   registration.set_name(args[1]);
   registration.set_preempts(Option(args, "preempts", "true") == "true");
+  registration.set_runs_inline(Option(args, "runs_inline", "true") == "true");
   registration.set_version(Option(args, "version", "1"));
   registration.set_memory_bytes(std::atoll(Option(args, "memory", "0").c_str()));
   AddRates("flops_terms", args, {DType::kFloat32}, &registration);

@@ -225,7 +225,15 @@ void RequestCall::TakeRequest(std::variant<HeaderRequest, grpc::Status> header) 
     steps = Next();
   }
   Do(std::move(steps));
-  if (joins.has_value()) context_->writers->Join(shared_from_this(), *std::move(joins));
+  if (!joins.has_value()) return;
+  context_->writers->Join(shared_from_this(), *std::move(joins));
+  {
+    // If the call ended before it joined, its group has not learned of it.
+    absl::MutexLock lock(&mutex_);
+    if (life_.over()) LeaveGroup("its stream ended");
+    steps = Next();
+  }
+  Do(std::move(steps));
 }
 
 void RequestCall::Announce(TransportChoice transport) {
@@ -335,6 +343,9 @@ void RequestCall::AcceptOwn(const AcceptRequest& accept) {
       OpenInline(std::move(spec), std::move(accepted));
       return;  // Succeed sends everything
     } else if (transport_ == v1::TRANSPORT_DIRECT) {
+      // Before the tickets leave: the request may end before this call has its own, because all
+      // writers have the same tokens.
+      plane_ = std::make_shared<MemberPlane>(spec);
       deferred_ = [this, spec = std::move(spec), accepted = std::move(accepted)]() mutable {
         HandOutTickets(spec, std::move(accepted));
       };
@@ -436,6 +447,7 @@ void RequestCall::OnTick(absl::Time now, const Coordinator& core) {
     if (now >= half_close_check_at_) CheckHalfClose();
     if (life_.state() == CallState::kTransferring && !follows()) LookAtTransfer(now, core);
     if (life_.state() == CallState::kEnding) CutOffIfStuck(now);
+    if (life_.state() == CallState::kFinished) CancelIfStuck(now);
     if (!life_.over() && now >= next_progress_) SendProgress(now, core);
     steps = Next();
   }

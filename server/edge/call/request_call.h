@@ -182,6 +182,8 @@ class RequestCall final : public ByteStreamReactor,
   void End(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const Failure& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CutOffIfStuck(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same for a result that was sent together with the status.
+  void CancelIfStuck(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Writes the call's line to the audit log, once the outcome is final.
   void Audit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   const char* Method() const;
@@ -244,10 +246,13 @@ class RequestCall final : public ByteStreamReactor,
   // Until OnDone. Set for a lead.
   std::vector<std::shared_ptr<RequestCall>> followers_ ABSL_GUARDED_BY(mutex_);
   bool lost_writer_ ABSL_GUARDED_BY(mutex_) = false;  // a lead that gives up for a follower
+  // A follower that left before this lead started.
+  std::optional<Failure> early_loss_ ABSL_GUARDED_BY(mutex_);
 
   Failure why_ ABSL_GUARDED_BY(mutex_);          // from kGivingUp on
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);  // final from kEnding on
   absl::Time ended_at_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  bool cancelled_unread_ ABSL_GUARDED_BY(mutex_) = false;  // by CancelIfStuck
 };
 
 }  // namespace ringattn::server

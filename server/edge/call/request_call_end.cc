@@ -109,6 +109,15 @@ void RequestCall::CutOffIfStuck(absl::Time now) {
                                status_.error_message().c_str(), nullptr);
 }
 
+void RequestCall::CancelIfStuck(absl::Time now) {
+  if (cancelled_unread_ || now - ended_at_ <= context_->limits.download_idle_timeout) return;
+  cancelled_unread_ = true;
+  LogWarning("the client did not read the call's result",
+             {{"request_id", RequestId()}, {"traceparent", traceparent_}});
+  context_->metrics->IdleEnded("download");
+  call_->TryCancel();
+}
+
 void RequestCall::OnDone() {
   std::shared_ptr<RequestCall> self;
   std::shared_ptr<DataPlane> plane;

@@ -69,7 +69,6 @@ void RequestCall::HandOutTickets(const TransferSpec& spec, v1::Accepted accepted
   absl::MutexLock lock(&mutex_);
   if (life_.state() != CallState::kOpening) return;
   Enqueue(Wrap(direction_, std::move(accepted)), 0);
-  plane_ = std::make_shared<MemberPlane>(spec);
   life_.MoveTo(CallState::kTransferring);
   if (download_.has_value()) DrainDeferred();  // Unbusy continues
 }

@@ -27,6 +27,10 @@ void RequestCall::StartAsLead(TransportChoice joined,
     followers_ = std::move(followers);
     if (waits_for_writers()) {
       Announce(std::move(joined));
+      if (early_loss_.has_value() && life_.in_core()) {
+        lost_writer_ = true;
+        GiveUp(*std::move(early_loss_));
+      }
     } else {
       EndFollowers(status_, /*left_itself=*/true);  // it ended while the last writer joined
     }
@@ -81,6 +85,7 @@ void RequestCall::LoseWriter(int index, const std::string& why) {
   Steps steps;
   {
     absl::MutexLock lock(&mutex_);
+    if (waits_for_writers()) early_loss_ = WriterLost(index, why);
     if (life_.over() || !life_.in_core()) return;
     lost_writer_ = true;
     GiveUp(WriterLost(index, why));
@@ -90,8 +95,10 @@ void RequestCall::LoseWriter(int index, const std::string& why) {
 }
 
 void RequestCall::LeaveGroup(const std::string& why) {
-  RunDeferred([self = shared_from_this(), groups = context_->writers, key = GroupKey(),
-               index = writer_index(), why] { groups->Leave(self.get(), key, index, why); });
+  // The call's status waits for this, and so does the server's end.
+  deferred_ = [this, groups = context_->writers, key = GroupKey(), index = writer_index(), why] {
+    groups->Leave(this, key, index, why);
+  };
 }
 
 void RequestCall::EndFollowers(const grpc::Status& status, bool left_itself) {

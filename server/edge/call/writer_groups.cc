@@ -104,8 +104,28 @@ void WriterGroups::Leave(const RequestCall* call, const WriterKey& key, int inde
 void WriterGroups::End(const RequestCall* lead, const WriterKey& key) {
   absl::MutexLock lock(&mutex_);
   const auto found = groups_.find(key);
-  if (found == groups_.end() || found->second.calls[0].get() != lead) return;
+  // While a group waits, Leave ends it.
+  if (found == groups_.end() || !found->second.started) return;
+  if (found->second.calls[0].get() != lead) return;
   groups_.erase(found);
+}
+
+void WriterGroups::FailWaiting(const Failure& failure) {
+  Calls calls;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto entry = groups_.begin(); entry != groups_.end();) {
+      if (entry->second.started) {
+        ++entry;
+        continue;
+      }
+      for (std::shared_ptr<RequestCall>& call : entry->second.calls) {
+        calls.push_back(std::move(call));
+      }
+      entry = groups_.erase(entry);
+    }
+  }
+  FailAll(calls, failure);
 }
 
 void WriterGroups::OnTick(absl::Time now) {

@@ -56,6 +56,8 @@ class WriterGroups {
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The request that `lead` led has ended. Streams that join later form a new group.
   void End(const RequestCall* lead, const WriterKey& key) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends all groups that still wait for writers.
+  void FailWaiting(const Failure& failure) ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends groups whose writers did not join in time.
   void OnTick(absl::Time now) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -57,6 +57,10 @@ std::variant<HeaderRequest, Rejection> Read(First first, const Limits& limits) {
   auto& header = *first.mutable_header();
   std::variant<ValidRequest, Rejection> checked = ValidateRequest(header, limits);
   if (auto* rejected = std::get_if<Rejection>(&checked)) return *std::move(rejected);
+  if (header.transport().has_writer() && header.request_id().empty()) {
+    violations.Invalid("request_id", "is empty; all writers of a request name the same");
+    return std::move(violations).ToRejection();
+  }
 
   HeaderRequest request;
   request.valid = std::get<ValidRequest>(std::move(checked));

@@ -13,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/base/monotonic_time.h"
 
 namespace ringattn::worker {
@@ -24,6 +25,8 @@ constexpr int kBacklog = 1024;
 // A peer drops a handshake if too many strangers connect. After this many drops, forming fails.
 constexpr int kMaxTriesPerPeer = 5 * kMaxWireStripes;
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
+// Between two attempts to accept a connection without a free descriptor.
+constexpr absl::Duration kNoDescriptorPause = absl::Milliseconds(10);
 // A lost host is noticed after 10 + 3 * 5 seconds without traffic, and as late while it owes
 // acknowledgements. So is a peer that takes no bytes for that long: receivers have announced memory
 // for all that is sent.
@@ -240,6 +243,11 @@ void WireForming::Accept() {
     socklen_t length = sizeof(address);
     const int fd = accept4(options_.listener, reinterpret_cast<sockaddr*>(&address), &length,
                            SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
+      // The connection stays in the backlog. Without a pause this would spin.
+      absl::SleepFor(kNoDescriptorPause);
+      return;
+    }
     if (fd < 0) return;
     SetOptions(fd);
     int incoming = 0;

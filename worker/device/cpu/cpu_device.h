@@ -32,6 +32,7 @@ class CpuDevice : public Device {
   // With compute threads of its own.
   absl::StatusOr<std::unique_ptr<StepKernels>> MakeStepKernels() override;
   bool preempts() const override { return true; }
+  bool runs_inline() const override { return true; }
   void Preempt(bool active) override {
     active ? pause_.Begin(absl::ToChronoNanoseconds(kLongestPause)) : pause_.End();
   }
