@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
 import ringattn  # noqa: E402
 import ringattn.jax as ours  # noqa: E402
+from jax_reference import BOUNDS, check_gradients, exact_gradients, normal  # noqa: E402
 from ringattn.jax import ring_flash_attention  # noqa: E402
 
-BOUNDS = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 FAILURES = (jax.errors.JaxRuntimeError, ValueError)  # of small calls in the caller's thread, JAX makes a ValueError
 SEED = 0x1234567_89ABCDEF
 
@@ -28,40 +28,6 @@ def default_client(client):
     ringattn.set_default_client(client)
     yield client
     ringattn.set_default_client(None)
-
-
-def plain(query, key, value, attention_mask=None, bias=None, softmax_scale=None, dropout_prob=0.0, causal=False,
-          dropout_seed=None, sliding_window=None, logits_soft_cap=None, softmax_aux=None):
-    """The definition in jax.numpy, in the type of its arguments."""
-    batch, queries, heads, dim = query.shape
-    keys, group = key.shape[1], heads // key.shape[2]
-    key, value = jnp.repeat(key, group, 2), jnp.repeat(value, group, 2)
-    s = jnp.einsum("bihd,bjhd->bhij", query, key) * (dim ** -0.5 if softmax_scale is None else softmax_scale)
-    if bias is not None:
-        s = s + bias
-    if logits_soft_cap:
-        s = logits_soft_cap * jnp.tanh(s / logits_soft_cap)
-    window = sliding_window
-    if isinstance(window, int):
-        window = (window, 0 if causal else window)
-    seen = jnp.asarray(reference.visible(queries, keys, causal, None if window in (None, (0, 0)) else window))
-    if attention_mask is not None:
-        seen = seen & (attention_mask != 0)
-    s = jnp.where(seen, s, -jnp.inf)
-    logits = s
-    if softmax_aux is not None:
-        aux = jnp.broadcast_to(softmax_aux, (heads, softmax_aux.shape[-1]))[None, :, None]
-        logits = jnp.concatenate([s, jnp.broadcast_to(aux, (batch, heads, queries, aux.shape[-1]))], -1)
-    blind = jnp.isneginf(logits).all(-1, keepdims=True)
-    p = jax.nn.softmax(jnp.where(blind, 0.0, logits), -1)[..., :keys]
-    p = jnp.where(blind | ~jnp.broadcast_to(seen, p.shape), 0.0, p)
-    if dropout_prob:
-        p = p * jnp.asarray(reference.kept_pairs(dropout_prob, dropout_seed or 0, batch, heads, queries, keys))
-    return jnp.einsum("bhij,bjhd->bihd", p, value)
-
-
-def normal(rng, dtype, *shape):
-    return jax.device_put(rng.standard_normal(shape, np.float32).astype(dtype))  # jnp.asarray compiles for each shape
 
 
 def tensors(rng, dtype="float32", batch=2, queries=13, keys=17, heads=4, kv_heads=2, dim=8, dim_v=8):
@@ -98,18 +64,6 @@ def drawn(case):
 
 
 CASES = 64
-#: Most of the time of a case goes into the compilation of its reference.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
-def exact_gradients(arrays, dout, options):
-    """out of the plain reference, and its jax.grad by name. Compiled whole: single operators take longer to compile."""
-    def loss(arrays):
-        out = plain(**arrays, **options)
-        return (out * dout).sum(), out
-
-    expected, out = jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICK)(arrays)
-    return out, expected
 
 
 @pytest.mark.parametrize("case", range(CASES))
@@ -124,17 +78,10 @@ def test_drawn_cases(case):
     out, pull = jax.vjp(jax.jit(of_ours) if case % 2 else of_ours, arrays)
     dout = normal(np.random.default_rng(1000 + case), dtype, *out.shape)
     gradients = pull(dout)[0]
-    with jax.enable_x64(True):
-        exact_arrays = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
-        exact, expected = jax.tree.map(np.asarray, exact_gradients(exact_arrays, np.asarray(dout, np.float64), options))
+    exact, expected = exact_gradients(arrays, dout, options)
     assert out.dtype == dtype and isinstance(out, jax.Array)
     reference.close(out, exact, bound)
-    # dq, dk and those of bias and sinks are differences that may cancel. Their size is that of dv.
-    least = 0.05 * np.linalg.norm(expected["value"])
-    for name, theirs in expected.items():
-        assert gradients[name].dtype == arrays[name].dtype
-        error = np.linalg.norm(np.asarray(gradients[name], np.float64) - theirs)
-        assert error <= bound * max(np.linalg.norm(theirs), least) + 2e-6, (name, error, np.linalg.norm(theirs))
+    check_gradients(gradients, expected, arrays)
 
 
 def test_drawn_cases_have_what_they_must():
