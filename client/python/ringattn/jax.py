@@ -11,6 +11,9 @@ request depends on its inputs only and leaves nothing on the workers, so JAX may
 `io_callback` would promise that each call runs once, which nothing here needs, and `vmap` cannot batch an ordered one.
 For the same reason no residual is kept: JAX does not report when a forward's backward will never run. The backward sends
 the tensors.
+
+With axis_name, one collective gives the shards of the axis the id of their request (`_jax_axis`). It is a part of the
+program that makes the request, so JAX drops or repeats both on all shards alike.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from ringattn._arguments import flag, number, whole_number, window_pair
 from ringattn._default import default_client, default_options
 from ringattn._errors import invalid
+from ringattn._jax_axis import TICKET_WORDS, Axis, axis_of, call_together, draw
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -42,6 +46,7 @@ class _Options:
     causal: bool
     window: tuple[int, int] | None
     softcap: float
+    axis: Axis | None = None  #: whose shards make the call together; None: each call is a request
 
     def of_call(self, mask: Any, bias: Any, sinks: Any, seed: Any) -> dict[str, Any]:
         """Returns the options of a client's call."""
@@ -58,7 +63,8 @@ class _Options:
 # vmap adds leading axes to the operands of a callback. Their size is 1 for operands that it does not map.
 
 #: Axes of each operand without those that vmap adds.
-_AXES = {"query": 4, "key": 4, "value": 4, "mask": 4, "bias": 4, "sinks": 1, "seed": 1, "out": 4, "lse": 3, "dout": 4}
+_AXES = {"query": 4, "key": 4, "value": 4, "mask": 4, "bias": 4, "sinks": 1, "seed": 1, "out": 4, "lse": 3, "dout": 4,
+         "index": 0, "ticket": 1}
 
 
 def _leading(operands: dict[str, np.ndarray]) -> tuple[int, ...]:
@@ -96,8 +102,11 @@ class _Callback:
         if not self.bias_gradient and not {"sinks", "seed"} & set(operands):
             batch = operands["query"].shape[len(leading)]
             shared = {name: array for name, array in operands.items() if name in ("mask", "bias")}
+            place = {name: array for name, array in operands.items() if name in ("index", "ticket")}
             rows = {name: np.broadcast_to(array, (*leading, *array.shape[len(leading):])).reshape(
-                -1, *array.shape[len(leading) + 1:]) for name, array in operands.items() if name not in shared}
+                -1, *array.shape[len(leading) + 1:]) for name, array in operands.items()
+                if name not in shared and name not in place}
+            rows |= {name: _slice(array, _AXES[name], (0,) * len(leading)) for name, array in place.items()}
             rows |= {name: _fold(array, leading, batch) for name, array in shared.items()}
             return {name: array.reshape(*leading, batch, *array.shape[1:])
                     for name, array in self._request(rows).items()}
@@ -111,8 +120,31 @@ class _Callback:
         for name, array in self(**given).items():
             np.asarray(results[name])[...] = array
 
+    def draw(self, **given: Any) -> np.ndarray:
+        """Returns this shard's summand of the ticket of each mapped call."""
+        operands = {name: np.asarray(value) for name, value in given.items() if value is not None}
+        return draw(operands["index"], _leading(operands))
+
+    def fill_draw(self, _: Any, result: Any, **given: Any) -> None:
+        """Writes the summand into JAX's buffer."""
+        np.asarray(result)[...] = self.draw(**given)
+
     def _request(self, operands: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        options = self.options.of_call(*(operands.get(name) for name in ("mask", "bias", "sinks", "seed")))
+        axis = self.options.axis
+        if axis is None:
+            return self._results(operands, {})
+        index = int(operands["index"])
+        writer = axis.writer(index, operands["query"].shape[1], operands["key"].shape[1])
+        what = f"{'backward' if 'dout' in operands else 'forward'} {self!r}"
+        results = call_together(axis, operands["ticket"], what, index,
+                                lambda name: self._results(operands, {"writer": writer, "request_id": name}))
+        if index and "sinks" in results:
+            # Each writer receives the whole gradient. The gradient of the argument is the sum over the shards.
+            results["sinks"] = np.zeros_like(results["sinks"])
+        return results
+
+    def _results(self, operands: dict[str, np.ndarray], place: dict[str, Any]) -> dict[str, np.ndarray]:
+        options = self.options.of_call(*(operands.get(name) for name in ("mask", "bias", "sinks", "seed"))) | place
         inputs = [operands[name] for name in ("query", "key", "value")]
         if "dout" not in operands:
             out, lse, _ = default_client().forward(*inputs, **options)
@@ -150,10 +182,40 @@ def _through_host(callback: _Callback, operands: dict[str, Any]) -> dict[str, An
     return jax.pure_callback(callback, _shapes_of_results(callback, operands), **operands, vmap_method="expand_dims")
 
 
+_DRAWN = jax.ShapeDtypeStruct((TICKET_WORDS,), np.uint32)
+
+
+def _draw_in_place(callback: _Callback, operands: dict[str, Any]) -> Any:
+    return buffer_callback(callback.fill_draw, _DRAWN, vmap_method="expand_dims")(**operands)
+
+
+def _draw_through_host(callback: _Callback, operands: dict[str, Any]) -> Any:
+    # Sums depend on the operands as the operands do, and are small.
+    sums = {name: None if array is None or name == "index" else jnp.sum(array, dtype=jnp.float32).reshape(
+        (1,) * _AXES[name]) for name, array in operands.items()}
+    return jax.pure_callback(callback.draw, _DRAWN, **{**sums, "index": operands["index"]}, vmap_method="expand_dims")
+
+
+def _place(callback: _Callback, operands: dict[str, Any]) -> dict[str, Any]:
+    """Returns the operands that make a call one of the axis's shards: its index, and the shards' ticket.
+
+    The draw depends on all operands. XLA therefore cannot move it out of a loop, or share it between calls, unless the
+    operands of these calls are equal.
+    """
+    index = jax.lax.axis_index(callback.options.axis.name)
+    operands = {**operands, "index": index}
+    drawn = jax.lax.platform_dependent(operands, cpu=functools.partial(_draw_in_place, callback),
+                                       default=functools.partial(_draw_through_host, callback))
+    ticket = jax.lax.psum(_varying(drawn, _axes_of(operands)), callback.options.axis.name)
+    return {"index": index, "ticket": ticket}
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 @functools.partial(jax.jit, static_argnums=0)
 def _call(callback: _Callback, operands: dict[str, Any]) -> dict[str, Any]:
     """Returns out and lse, or the gradients by the names of their operands if there is a dout."""
+    if callback.options.axis is not None:
+        operands = {**operands, **_place(callback, operands)}
     results = jax.lax.platform_dependent(operands, cpu=functools.partial(_in_place, callback),
                                          default=functools.partial(_through_host, callback))
     return _varying(results, _axes_of(operands))
@@ -249,26 +311,24 @@ def _check_shapes(query: Any, key: Any, value: Any) -> None:
                                "head_dim]")
 
 
-def _check_pairs(array: Any, name: str, query: Any, key: Any) -> None:
+def _check_pairs(array: Any, name: str, query: Any, keys: int) -> None:
     batch, queries, heads, _ = query.shape
     shape = array.shape
-    if (len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads)
-            or shape[2:] != (queries, key.shape[1])):
-        raise invalid(name, f"has the shape {list(shape)}; must be [{batch} or 1, {heads} or 1, {queries}, "
-                            f"{key.shape[1]}]")
+    if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads) or shape[2:] != (queries, keys):
+        raise invalid(name, f"has the shape {list(shape)}; must be [{batch} or 1, {heads} or 1, {queries}, {keys}]")
 
 
-def _mask(mask: Any, query: Any, key: Any) -> Any:
+def _mask(mask: Any, query: Any, keys: int) -> Any:
     mask = _array(mask, "attention_mask")
-    _check_pairs(mask, "attention_mask", query, key)
+    _check_pairs(mask, "attention_mask", query, keys)
     if not (mask.dtype == jnp.bool_ or jnp.issubdtype(mask.dtype, jnp.integer)):
         raise invalid("attention_mask", f"is {mask.dtype.name}; must be boolean or integer, nonzero for visible pairs")
     return mask.astype(jnp.bool_)
 
 
-def _bias(bias: Any, query: Any, key: Any) -> Any:
+def _bias(bias: Any, query: Any, keys: int) -> Any:
     bias = _array(bias, "bias")
-    _check_pairs(bias, "bias", query, key)
+    _check_pairs(bias, "bias", query, keys)
     if bias.dtype not in (query.dtype, jnp.float32):
         raise invalid("bias", f"is {bias.dtype.name}; must be {query.dtype.name} or float32")
     return bias
@@ -343,7 +403,10 @@ def ring_flash_attention(query: jax.Array, key: jax.Array, value: jax.Array, att
         sliding_window: (left, right) tokens that a query sees in addition to its own position. A number w means (w, 0)
             if causal, else (w, w). None, 0 and (0, 0) mean no limit.
         logits_soft_cap: None or 0: none.
-        axis_name: must be None.
+        axis_name: an axis of an enclosing `jax.shard_map`, under `jit`, whose shards make the call together. Shard r
+            has piece r of the tokens of query, key and value. attention_mask and bias have this shard's queries and
+            all keys; seq_len_k is then the number of all keys. Positions are those of the whole sequence. Other
+            arguments are equal on all shards. None: the arrays are whole.
         softmax_aux: [num_sinks], for every head, or [num_heads, num_sinks]: logits that join the softmax of each row
             without a value. They are neither scaled nor capped.
         fwd_params, bwd_params: ignored: block sizes of ejkernel's kernels.
@@ -353,13 +416,12 @@ def ring_flash_attention(query: jax.Array, key: jax.Array, value: jax.Array, att
 
     Raises:
         InvalidArgumentError: an argument is not valid. Raised while JAX traces.
-        NotImplementedError: axis_name is set, an option is traced, or a gradient is differentiated.
+        NotImplementedError: axis_name is set and JAX runs in several processes, an option is traced, or a gradient is
+            differentiated.
         jax.errors.JaxRuntimeError, ValueError: the call failed in the service. JAX raises one or the other, with the
             text of the RingattnError.
     """
-    if axis_name is not None:
-        raise NotImplementedError("axis_name: functions that are called on every device of an axis with that device's "
-                                  "shard are not supported; call with the whole arrays and axis_name=None")
+    axis = axis_of(axis_name)
     query, key, value = _array(query, "query"), _array(key, "key"), _array(value, "value")
     _check_shapes(query, key, value)
     scale, cap = _static(softmax_scale, "softmax_scale"), _static(logits_soft_cap, "logits_soft_cap")
@@ -371,12 +433,14 @@ def ring_flash_attention(query: jax.Array, key: jax.Array, value: jax.Array, att
         raise invalid("logits_soft_cap", f"is {softcap}; must be positive and finite")
     is_causal = flag(_static(causal, "causal"), "causal")
     options = _Options(None if scale is None else number(scale, "softmax_scale"), rate, is_causal,
-                       _window(_static(sliding_window, "sliding_window"), is_causal), softcap)
-    operands = (query, key, value, None if attention_mask is None else _mask(attention_mask, query, key),
-                None if bias is None else _bias(bias, query, key),
+                       _window(_static(sliding_window, "sliding_window"), is_causal), softcap, axis)
+    keys = key.shape[1] if axis is None else axis.size * key.shape[1]
+    operands = (query, key, value, None if attention_mask is None else _mask(attention_mask, query, keys),
+                None if bias is None else _bias(bias, query, keys),
                 None if softmax_aux is None else _sinks(softmax_aux, query.shape[2]),
                 _seed(dropout_seed) if rate else None)
-    return _attention(options, *_varying(operands, _axes_of(operands)))
+    index = None if axis is None else jax.lax.axis_index(axis.name)  # results vary over the axis as it does
+    return _attention(options, *_varying(operands, _axes_of((operands, index))))
 
 
 def ring_flash_attention_call(query: jax.Array, key: jax.Array, value: jax.Array,
