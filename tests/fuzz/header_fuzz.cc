@@ -106,7 +106,7 @@ void CheckAccepted(const HeaderRequest& request, const Limits& limits) {
   }
   Require(total <= limits.max_request_bytes);
   int64_t inline_bytes = 0;
-  for (const ringattn::server::InlineData& data : request.inline_tensors) {
+  for (const ringattn::server::InlineData& data : *request.inline_tensors) {
     Require(static_cast<int64_t>(data.bytes.size()) ==
             ringattn::BytesOf(request.valid.spec, data.tensor));
     inline_bytes += data.bytes.size();

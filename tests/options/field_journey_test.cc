@@ -270,7 +270,7 @@ std::string FarEnds(const server::HeaderRequest& request) {
   std::string text = absl::StrFormat("id %s reply %d %d %g %d inline %d\n", request.request_id,
                                      request.reply.max_chunk_bytes, request.reply.with_crc32c,
                                      absl::ToDoubleSeconds(request.reply.progress_interval),
-                                     request.reply.with_timeline, request.inline_tensors.size());
+                                     request.reply.with_timeline, request.inline_tensors->size());
   absl::StrAppend(&text, TransportText(valid.transport));
   PlannerInputs inputs;
   inputs.ready_workers = 4;
