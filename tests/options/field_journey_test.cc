@@ -48,6 +48,12 @@ struct Journey {
   const char* without = "";  // what it is compared with, merged over the base
 };
 
+// A writer with the given fields, and its spans of queries and keys.
+#define RINGATTN_WRITER(fields, q, kv)                                                            \
+  "request_id: 'w' transport { accept: TRANSPORT_DIRECT writer { " fields " q { " q " } kv { " kv \
+  " } } }"
+constexpr char kWriter[] = RINGATTN_WRITER("count: 2", "count: 12", "count: 16");
+
 constexpr Journey kJourneys[] = {
     {"request_id", "request_id: 'mine'"},
     {"shape.batch", "shape { batch: 3 }"},
@@ -179,8 +185,36 @@ constexpr Journey kJourneys[] = {
      Fate::kArrives,
      "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
      "'0123456789abcdef' } }"},
-    {"transport.fence_number", "transport { accept: TRANSPORT_HOST_MEMORY fence_number: 7 }",
-     Fate::kArrives, "transport { accept: TRANSPORT_HOST_MEMORY }"},
+    {"transport.places.writer",
+     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
+     "'0123456789abcdef' writer: 1 } }",
+     Fate::kRefused},
+    {"transport.places.fence_number",
+     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
+     "'0123456789abcdef' fence_number: 1 } }",
+     Fate::kRefused},
+    {"transport.fence_number",
+     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
+     "'0123456789abcdef' } fence_number: 7 }",
+     Fate::kArrives,
+     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
+     "'0123456789abcdef' } }"},
+    {"transport.writer.index", RINGATTN_WRITER("index: 1 count: 2", "count: 12", "count: 16"),
+     Fate::kArrives, kWriter},
+    {"transport.writer.count", RINGATTN_WRITER("count: 3", "count: 12", "count: 16"),
+     Fate::kArrives, kWriter},
+    {"transport.writer.q.begin", RINGATTN_WRITER("count: 2", "begin: 12 count: 12", "count: 16"),
+     Fate::kArrives, kWriter},
+    {"transport.writer.q.count", RINGATTN_WRITER("count: 2", "count: 11", "count: 16"),
+     Fate::kArrives, kWriter},
+    {"transport.writer.q.stride", RINGATTN_WRITER("count: 2", "count: 12 stride: 2", "count: 16"),
+     Fate::kArrives, kWriter},
+    {"transport.writer.kv.begin", RINGATTN_WRITER("count: 2", "count: 12", "begin: 16 count: 16"),
+     Fate::kArrives, kWriter},
+    {"transport.writer.kv.count", RINGATTN_WRITER("count: 2", "count: 12", "count: 15"),
+     Fate::kArrives, kWriter},
+    {"transport.writer.kv.stride", RINGATTN_WRITER("count: 2", "count: 12", "count: 16 stride: 2"),
+     Fate::kArrives, kWriter},
     // Backward's own.
     {"has_forward_result", "has_forward_result: true"},
     {"residual_handle", "residual_handle: 'r'"},
@@ -221,6 +255,12 @@ std::string TransportText(const TransportChoice& choice) {
   for (TransportKind kind : choice.accept) absl::StrAppend(&text, " ", static_cast<int>(kind));
   v1::Reserve reserve;
   server::AddLocations(choice, &reserve);
+  if (choice.writer.has_value()) {
+    absl::StrAppend(&text, " writer ", choice.writer->index, " of ", choice.writer->count);
+    TransportChoice joined;
+    joined.writers = {choice.writer->rows};
+    server::AddWriters(joined, &reserve);
+  }
   return absl::StrCat(text, " ", reserve.ShortDebugString(), "\n");
 }
 

@@ -4,12 +4,15 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
 import ringattn
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "sharded"))
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("RINGATTN_BIN", ROOT / "bazel-bin"))
@@ -81,3 +84,19 @@ def is_served(client, seconds=20):
     """A small call succeeds: the workers are free."""
     q = np.ones((1, 64, 2, 8), np.float32)
     return client.forward(q, q, q, world_size=3, deadline=seconds).report.attempts == 1
+
+
+@pytest.fixture(scope="session")
+def ranks(address, tmp_path_factory):
+    """ranks(world_size): a process group for functions that every rank calls with its shard, started on first use."""
+    from rank_processes import Ranks
+    started = {}
+
+    def of(world_size):
+        if world_size not in started:
+            started[world_size] = Ranks(world_size, tmp_path_factory.mktemp("group") / "store")
+        return started[world_size]
+
+    yield of
+    for group in started.values():
+        group.close()
