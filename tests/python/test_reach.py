@@ -143,7 +143,7 @@ def test_field_is_set(field):
 def test_every_option_is_documented_and_used():
     """The options' types list exactly the functions' options, and each is in the table above or changes no field."""
     used = {name for options in SET.values() for name in options} - {"tensors", "out", "lse"}
-    of_the_call = {"deadline", "traceparent", "transport", "dropout_origin"}
+    of_the_call = {"deadline", "traceparent", "transport", "dropout_origin", "writer"}
     assert _options.FORWARD_NAMES | _options.BACKWARD_NAMES == used | of_the_call
     for function in (ringattn.Client.forward, ringattn.Client.forward_async):
         assert {"qkv", "kv"} <= set(inspect.signature(function).parameters)
