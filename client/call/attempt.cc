@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/api/error.h"
+#include "client/call/stream_messages.h"
 #include "client/transfer/direct_transfer.h"
 #include "client/transfer/grpc_status.h"
 #include "client/transfer/server_error.h"
@@ -32,34 +33,6 @@ constexpr int kConcurrentChunks = 2;
 
 // How long to wait for the coordinator's status after a direct stream has failed.
 constexpr std::chrono::seconds kTrailerWait{2};
-
-// The messages of a server other than chunks. Both RPCs have the same four members.
-struct ControlMessage {
-  std::optional<v1::Accepted> accepted;
-  std::optional<v1::Progress> progress;
-  std::optional<v1::Summary> summary;
-};
-
-template <typename Response>
-absl::StatusOr<ControlMessage> ParseControl(grpc::ByteBuffer* buffer) {
-  absl::StatusOr<Response> response = wire::ParseProto<Response>(buffer);
-  if (!response.ok()) return response.status();
-  ControlMessage message;
-  if (response->has_accepted()) message.accepted = std::move(*response->mutable_accepted());
-  if (response->has_progress()) message.progress = std::move(*response->mutable_progress());
-  if (response->has_summary()) message.summary = std::move(*response->mutable_summary());
-  return message;
-}
-
-absl::StatusOr<ControlMessage> ParseControl(CallKind kind, grpc::ByteBuffer* buffer) {
-  return kind == CallKind::kForward ? ParseControl<v1::ForwardResponse>(buffer)
-                                    : ParseControl<v1::BackwardResponse>(buffer);
-}
-
-const char* MethodOf(CallKind kind) {
-  return kind == CallKind::kForward ? "/ringattn.v1.AttentionService/Forward"
-                                    : "/ringattn.v1.AttentionService/Backward";
-}
 
 // The reading side (OnRead..., OnDone) and the writing side (OnWriteDone) each run on one thread at
 // a time, concurrently with each other. They share gate_, borrowed_ and context_; every other
@@ -121,8 +94,7 @@ class StreamAttempt final : public Attempt,
     if (context_ != nullptr) context_->TryCancel();
   }
 
-  // The plan's header, followed by this stream's TransportOptions. Protobuf merges two concatenated
-  // messages into one.
+  // The plan's header with this stream's TransportOptions.
   grpc::ByteBuffer Header() const {
     v1::TransportOptions options;
     if (offer_) {
@@ -137,20 +109,7 @@ class StreamAttempt final : public Attempt,
     }
     if (plan_->writer.has_value()) *options.mutable_writer() = *plan_->writer;
     if (options.accept().empty() && !options.has_writer()) return plan_->header;
-    std::string more;
-    if (plan_->kind == CallKind::kForward) {
-      v1::ForwardRequest request;
-      *request.mutable_header()->mutable_transport() = options;
-      more = request.SerializeAsString();
-    } else {
-      v1::BackwardRequest request;
-      *request.mutable_header()->mutable_transport() = options;
-      more = request.SerializeAsString();
-    }
-    std::vector<grpc::Slice> slices;
-    plan_->header.Dump(&slices);
-    slices.emplace_back(more);
-    return {slices.data(), slices.size()};
+    return WithTransport(plan_->kind, plan_->header, options);
   }
 
   // --- Writing: header, wait for Accepted, chunks, half-close -------------------
@@ -184,10 +143,9 @@ class StreamAttempt final : public Attempt,
       header.crc32c = wire::Crc32c(chunk->bytes.data(), chunk->bytes.size());
     }
     const grpc::Slice payload = SliceOf(*chunk);
-    const wire::StreamMessage type =
-        plan_->kind == CallKind::kForward ? wire::kForwardRequest : wire::kBackwardRequest;
     write_buffer_ = wire::MakeChunkBuffer(
-        wire::EncodeChunkPrefix(type, header, chunk->bytes.size()), {payload});
+        wire::EncodeChunkPrefix(RequestTypeOf(plan_->kind), header, chunk->bytes.size()),
+        {payload});
     StartWrite(&write_buffer_);
   }
 
@@ -210,9 +168,7 @@ class StreamAttempt final : public Attempt,
   void OnReadDone(bool ok) override {
     if (!ok) return;
     server_answered_ = true;
-    const wire::StreamMessage type =
-        plan_->kind == CallKind::kForward ? wire::kForwardResponse : wire::kBackwardResponse;
-    const auto message = wire::ReceivedMessage::Parse(type, read_buffer_);
+    const auto message = wire::ReceivedMessage::Parse(ResponseTypeOf(plan_->kind), read_buffer_);
     if (!message.ok()) return Break(ServerError(message.status().message()));
     if (message->is_chunk()) return TakeChunk(*message);
     if (absl::Status status = TakeControl(); !status.ok()) return Break(std::move(status));
@@ -316,16 +272,9 @@ class StreamAttempt final : public Attempt,
 
   absl::Status StartDirect(const v1::Accepted& accepted, uint64_t chunk_bytes) {
     const std::optional<ScheduleKind> schedule = FromProto(accepted.plan().schedule());
-    std::optional<WriterRows> rows;
-    if (plan_->writer.has_value()) {
-      absl::StatusOr<WriterRows> read = RowsOf(*plan_->writer);
-      if (!read.ok()) return read.status();
-      rows = *std::move(read);
-    }
     auto tensors =
         ShardTensors::Make(accepted.tickets(), plan_->inputs, plan_->direct_outputs, chunk_bytes,
-                           schedule.has_value() && KeepsKeysInPlace(*schedule), rows,
-                           /*is_first_writer=*/!rows.has_value() || plan_->writer->index() == 0);
+                           schedule.has_value() && KeepsKeysInPlace(*schedule), plan_->rows);
     if (!tensors.ok()) return tensors.status();
     const auto self = shared_from_this();
     DirectTransferEvents events{
@@ -340,7 +289,7 @@ class StreamAttempt final : public Attempt,
             .deadline = deadline_,
             .max_chunk_bytes_down = accepted.max_chunk_bytes_down(),
             .with_crc32c = plan_->with_crc32c,
-            .writer = plan_->writer.has_value() ? plan_->writer->index() : 0,
+            .writer = plan_->rows.has_value() ? static_cast<uint32_t>(plan_->rows->index) : 0,
             .connect_timeout = plan_->direct_required ? kRequiredConnectTime : kDirectConnectTime},
         std::move(events), &borrowed_);
     unended_.fetch_add(1);

@@ -16,13 +16,13 @@
 #include "absl/status/status.h"
 #include "client/api/call.h"
 #include "client/call/host_tensor_locations.h"
+#include "client/call/stream_messages.h"
 #include "client/transfer/transfer.h"
 #include "client/transfer/worker_channels.h"
+#include "common/layout/writer_rows.h"
 #include "common/security/bearer_token.h"
 
 namespace ringattn::client {
-
-enum class CallKind { kForward, kBackward };
 
 // What stays the same from replay to replay. The tensors' memory is the caller's and must stay
 // valid until the call has ended.
@@ -51,8 +51,9 @@ struct CallPlan {
   bool direct = false;
   std::string no_direct_reason = {};
   bool direct_required = false;
-  // Set if the tensors are a writer's.
+  // Set if the tensors are a writer's: as the header states it, and as values.
   std::optional<v1::Writer> writer = {};
+  std::optional<WriterChoice> rows = {};
   // The outputs for direct streams. Workers send the components of packed results separately, so
   // each is a tensor of its own here, in its place in the packed one.
   std::vector<OutputTensor> direct_outputs = {};

@@ -24,41 +24,41 @@ TensorTypes TypesOf(const BackwardArgs& args) {
   return {args.dtype, args.output_dtype, args.lse_format};
 }
 
-// `rows`: the writer's, if the call has one.
+// `writer`: of the call, if it has one.
 template <typename Args>
 absl::Status CheckSize(const Args& args, const AttentionSpec& spec,
-                       const std::optional<WriterRows>& rows, v1::TensorId tensor,
+                       const std::optional<WriterChoice>& writer, v1::TensorId tensor,
                        uint64_t given_bytes) {
   absl::StatusOr<uint64_t> bytes = TensorBytes(args.shape, TypesOf(args), tensor, args.options);
   if (!bytes.ok()) return bytes.status();
-  if (rows.has_value()) {
-    bytes = static_cast<uint64_t>(BytesOf(spec, *rows, static_cast<TensorId>(tensor)));
+  if (writer.has_value()) {
+    bytes = static_cast<uint64_t>(BytesOf(spec, writer->rows, static_cast<TensorId>(tensor)));
   }
   if (*bytes == given_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(TensorIdName(tensor), " has ", given_bytes, " bytes; its shape and dtype",
-                   rows.has_value() ? " and the writer's tokens" : "", " require ", *bytes));
+                   writer.has_value() ? " and the writer's tokens" : "", " require ", *bytes));
 }
 
 template <typename Args>
 absl::Status CheckBufferSizes(const Args& args, const AttentionSpec& spec,
-                              const std::optional<WriterRows>& rows, const CallPlan& plan) {
+                              const std::optional<WriterChoice>& writer, const CallPlan& plan) {
   for (const InputTensor& input : plan.inputs) {
-    absl::Status status = CheckSize(args, spec, rows, input.tensor, input.bytes.size());
+    absl::Status status = CheckSize(args, spec, writer, input.tensor, input.bytes.size());
     if (!status.ok()) return status;
   }
   for (const OutputTensor& output : plan.outputs) {
-    absl::Status status = CheckSize(args, spec, rows, output.tensor, output.bytes.size());
+    absl::Status status = CheckSize(args, spec, writer, output.tensor, output.bytes.size());
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
-// Returns the writer's rows, or nothing if the call has no writer.
+// Returns the call's writer, or nothing if it has none.
 template <typename Args>
-absl::StatusOr<std::optional<WriterRows>> WriterOf(const Args& args, const AttentionSpec& spec,
-                                                   const CallOptions& options) {
-  std::optional<WriterRows> none;
+absl::StatusOr<std::optional<WriterChoice>> WriterOf(const Args& args, const AttentionSpec& spec,
+                                                     const CallOptions& options) {
+  std::optional<WriterChoice> none;
   if (!options.writer.has_value()) return none;
   const char* const why = options.request_id.empty()
                               ? "request_id is empty; all writers need the same"
@@ -69,9 +69,9 @@ absl::StatusOr<std::optional<WriterRows>> WriterOf(const Args& args, const Atten
                               ? "transport is the relay, which writers cannot use"
                               : nullptr;
   if (why != nullptr) return absl::InvalidArgumentError(absl::StrCat("writer: ", why));
-  absl::StatusOr<WriterRows> rows = RowsOf(*options.writer);
-  if (!rows.ok()) return rows.status();
-  return std::optional<WriterRows>(*std::move(rows));
+  absl::StatusOr<WriterChoice> writer = ReadWriter(*options.writer);
+  if (!writer.ok()) return writer.status();
+  return std::optional<WriterChoice>(*std::move(writer));
 }
 
 v1::ReplyOptions Reply(const CallOptions& options, const ChunkLimits& limits) {
@@ -214,7 +214,6 @@ absl::Status SetOptions(const CallOptions& options, const ChunkLimits& limits, C
   plan->with_crc32c = options.with_crc32c;
   plan->on_progress = options.on_progress;
   plan->on_accepted = options.on_accepted;
-  plan->writer = options.writer;
   return absl::OkStatus();
 }
 
@@ -288,8 +287,8 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, const Call
   const absl::StatusOr<AttentionSpec> spec =
       SpecForTensors(args.shape, TypesOf(args), args.options, HasDlse(args));
   if (!spec.ok()) return spec.status();
-  const absl::StatusOr<std::optional<WriterRows>> rows = WriterOf(args, *spec, options);
-  if (!rows.ok()) return rows.status();
+  absl::StatusOr<std::optional<WriterChoice>> writer = WriterOf(args, *spec, options);
+  if (!writer.ok()) return writer.status();
   const Direction direction =
       kind == CallKind::kForward ? Direction::kForward : Direction::kBackward;
   CallPlan plan;
@@ -310,9 +309,11 @@ absl::StatusOr<CallPlan> PlanTensors(CallKind kind, const Args& args, const Call
   for (size_t i = 0; i < wanted.size(); ++i) plan.inputs[i].layout = LayoutOf(*spec, wanted[i]);
   const std::vector<TensorId> given = OutputsOf(*spec, direction);
   for (size_t i = 0; i < given.size(); ++i) plan.outputs[i].layout = LayoutOf(*spec, given[i]);
-  absl::Status sizes = CheckBufferSizes(args, *spec, *rows, plan);
+  absl::Status sizes = CheckBufferSizes(args, *spec, *writer, plan);
   if (!sizes.ok()) return sizes;
   plan.direct_outputs = AsWorkersSend(*spec, given, plan.outputs);
+  plan.writer = options.writer;
+  plan.rows = *std::move(writer);
   return plan;
 }
 

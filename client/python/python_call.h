@@ -68,7 +68,7 @@ class PythonCall {
   // "keep_residual". `inputs`, `outputs`: tensor names to objects with the buffer protocol. `call`:
   // {"request_id", "deadline", "timeline", "traceparent", "crc32c", "transport", "retain",
   // "progress_interval", "writer"}. "retain" and "progress_interval" are in seconds; a retain of 0
-  // means the service's default, and without an interval there is no progress. Throws
+  // means the service's default, and without an interval progress is not reported. Throws
   // pybind11::value_error naming a field; what HeldBuffers throws.
   static std::unique_ptr<PythonCall> Start(std::shared_ptr<ClientHandle> client, bool is_forward,
                                            const pybind11::dict& request,

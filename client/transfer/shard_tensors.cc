@@ -18,7 +18,7 @@ namespace {
 // Shorter pieces are gathered into one buffer, because a slice costs about as much as copying them.
 constexpr int64_t kShortestPiece = 16 << 10;
 
-// Of one input, to all members. Beyond this, messages take far longer than their bytes.
+// The most ranges of one input to all members. More messages take far longer than their bytes.
 constexpr size_t kMostRanges = 16 << 10;
 
 // The map of one tensor, which is sharded along its axis.
@@ -65,7 +65,7 @@ void ShardTensors::Route::ForEachRun(int rank, int64_t offset, int64_t bytes,
 absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
     const google::protobuf::RepeatedPtrField<v1::ShardTicket>& tickets,
     std::vector<InputTensor> inputs, std::vector<OutputTensor> outputs, uint64_t max_chunk_bytes,
-    bool pairs_by_keys, const std::optional<WriterRows>& writer, bool is_first_writer) {
+    bool pairs_by_keys, const std::optional<WriterChoice>& writer) {
   if (tickets.empty()) return ServerError("a direct stream without tickets");
   ShardPlan plan;
   plan.world_size = tickets.size();
@@ -101,24 +101,24 @@ absl::StatusOr<std::unique_ptr<ShardTensors>> ShardTensors::Make(
     Route route{*std::move(map), std::nullopt, {}};
     const bool splits = writer.has_value() && IsSplitByWriters(static_cast<TensorId>(tensor));
     if (splits) {
-      const Shard& own = layout.axis == Axis::kQ ? writer->q : writer->kv;
-      if (const std::string why = CheckCover({own, RestOf(own, layout.rows)}, layout.rows, "span");
-          !why.empty()) {
+      const Shard& own = layout.axis == Axis::kQ ? writer->rows.q : writer->rows.kv;
+      const std::vector<Shard> all = {own, RestOf(own, layout.rows)};
+      if (const std::string why = CheckCover(all, layout.rows, "span"); !why.empty()) {
         return absl::InvalidArgumentError(
             absl::StrCat("writer: the tokens of ", TensorIdName(tensor), ": ", why));
       }
-      route.writer.emplace(layout, std::vector<Shard>{own, RestOf(own, layout.rows)});
+      route.writer.emplace(layout, all);
     }
     size_t ranges = 0;
     for (int rank = 0; rank < plan.world_size; ++rank) {
       const int64_t bytes = route.map.local_bytes(rank);
-      std::vector<WriterRange>& all = route.ranges.emplace_back();
+      std::vector<WriterRange>& ranges_of_rank = route.ranges.emplace_back();
       if (splits) {
-        all = RangesOfWriter(route.map, rank, *route.writer, 0, /*gap_bytes=*/0);
-      } else if (bytes > 0 && (!is_input || is_first_writer)) {
-        all = {{0, bytes}};
+        ranges_of_rank = RangesOfWriter(route.map, rank, *route.writer, 0, /*gap_bytes=*/0);
+      } else if (bytes > 0 && (!is_input || !writer.has_value() || writer->index == 0)) {
+        ranges_of_rank = {{0, bytes}};
       }
-      ranges += all.size();
+      ranges += ranges_of_rank.size();
     }
     // Each range of an input is a message.
     if (is_input && ranges > kMostRanges) {

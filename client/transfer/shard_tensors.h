@@ -35,8 +35,7 @@ class ShardTensors {
   static absl::StatusOr<std::unique_ptr<ShardTensors>> Make(
       const google::protobuf::RepeatedPtrField<v1::ShardTicket>& tickets,
       std::vector<InputTensor> inputs, std::vector<OutputTensor> outputs, uint64_t max_chunk_bytes,
-      bool pairs_by_keys = false, const std::optional<WriterRows>& writer = std::nullopt,
-      bool is_first_writer = true);
+      bool pairs_by_keys = false, const std::optional<WriterChoice>& writer = std::nullopt);
 
   int ranks() const { return static_cast<int>(sources_.size()); }
 

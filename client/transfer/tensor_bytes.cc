@@ -25,18 +25,18 @@ absl::StatusOr<TensorId> Known(v1::TensorId tensor) {
 
 }  // namespace
 
-absl::StatusOr<WriterRows> RowsOf(const v1::Writer& writer) {
-  WriterRows rows;
-  for (const auto& [spans, axis, shard] :
-       {std::tuple(&writer.q(), "q", &rows.q), std::tuple(&writer.kv(), "kv", &rows.kv)}) {
-    absl::StatusOr<Shard> read = FromProto(*spans);
-    if (!read.ok()) {
+absl::StatusOr<WriterChoice> ReadWriter(const v1::Writer& writer) {
+  WriterChoice read{static_cast<int>(writer.index()), static_cast<int>(writer.count()), {}};
+  for (const auto& [spans, axis, shard] : {std::tuple(&writer.q(), "q", &read.rows.q),
+                                           std::tuple(&writer.kv(), "kv", &read.rows.kv)}) {
+    absl::StatusOr<Shard> tokens = FromProto(*spans);
+    if (!tokens.ok()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("writer.", axis, ": ", read.status().message()));
+          absl::StrCat("writer.", axis, ": ", tokens.status().message()));
     }
-    *shard = *std::move(read);
+    *shard = *std::move(tokens);
   }
-  return rows;
+  return read;
 }
 
 const char* TensorIdName(v1::TensorId tensor) {

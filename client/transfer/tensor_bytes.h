@@ -58,8 +58,8 @@ absl::StatusOr<std::vector<int64_t>> TensorDimensions(const v1::AttentionShape& 
 absl::StatusOr<uint64_t> TensorBytes(const v1::AttentionShape& shape, const TensorTypes& types,
                                      v1::TensorId tensor, const v1::AttentionOptions& options = {});
 
-// Returns a writer's rows. Errors: INVALID_ARGUMENT for a span out of range.
-absl::StatusOr<WriterRows> RowsOf(const v1::Writer& writer);
+// Errors: INVALID_ARGUMENT for a span out of range.
+absl::StatusOr<WriterChoice> ReadWriter(const v1::Writer& writer);
 
 // Returns "q", "lse", ...; "?" for a number that is not a tensor id.
 const char* TensorIdName(v1::TensorId tensor);

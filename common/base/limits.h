@@ -29,9 +29,9 @@ inline constexpr int64_t kMaxHeadDim = 576;
 // too low. Its peers wait meanwhile, so this is far below every limit on progress.
 inline constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
-// The inputs, and the outputs, of an operation whose tensors travel in control messages. Other
-// messages of the worker wait behind them for 0.1 ms at 10 Gbit/s, and eight operations per worker
-// (max_operations_per_worker) occupy at most 2 MiB of the coordinator's memory.
+// Limit on the inputs, and on the outputs, of an operation whose tensors travel in control
+// messages. They delay other messages of the worker by 0.1 ms at 10 Gbit/s, and eight operations
+// per worker (max_operations_per_worker) occupy at most 2 MiB of the coordinator's memory.
 inline constexpr int64_t kMaxInlineRunBytes = 128 * kKiB;
 
 struct Limits {

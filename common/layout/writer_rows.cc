@@ -1,6 +1,7 @@
 #include "common/layout/writer_rows.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -91,6 +92,22 @@ std::string CheckCover(const std::vector<Shard>& shards, int64_t rows, absl::str
     return absl::StrCat("no ", owner, " has token ", next);
   }
   return "";
+}
+
+std::vector<std::pair<const char*, std::string>> CheckWriters(
+    const std::vector<WriterRows>& writers, int64_t seq_len_q, int64_t seq_len_kv) {
+  std::vector<Shard> q, kv;
+  for (const WriterRows& rows : writers) {
+    q.push_back(rows.q);
+    kv.push_back(rows.kv);
+  }
+  std::vector<std::pair<const char*, std::string>> faults;
+  for (const auto& [axis, shards, tokens] :
+       {std::tuple("q", &q, seq_len_q), std::tuple("kv", &kv, seq_len_kv)}) {
+    std::string why = CheckCover(*shards, tokens, "writer");
+    if (!why.empty()) faults.emplace_back(axis, std::move(why));
+  }
+  return faults;
 }
 
 bool IsSplitByWriters(TensorId id) { return TokensOf(WriterRows(), id) != nullptr; }

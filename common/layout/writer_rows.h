@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -22,10 +23,21 @@ struct WriterRows {
   bool operator==(const WriterRows&) const = default;
 };
 
+// One of the writers.
+struct WriterChoice {
+  int index = 0;
+  int count = 1;
+  WriterRows rows;
+};
+
 // Returns the reason that `shards` do not meet ShardMap's requirements for an axis of `rows`
 // tokens; empty if they do. `owner` is the noun for a shard in the reason: "writer 1 has token 5".
 std::string CheckCover(const std::vector<Shard>& shards, int64_t rows,
                        absl::string_view owner = "shard");
+
+// Returns for each axis whose tokens the writers do not hold exactly once, "q" or "kv", the reason.
+std::vector<std::pair<const char*, std::string>> CheckWriters(
+    const std::vector<WriterRows>& writers, int64_t seq_len_q, int64_t seq_len_kv);
 
 // Returns whether writers hold different rows of the tensor. Every writer holds all of a tensor
 // without a token axis.

@@ -24,13 +24,6 @@ struct TensorLocationChoice {
   uint64_t fence_number = 0;
 };
 
-// One of several clients of a request (Writer in attention.proto).
-struct WriterChoice {
-  int index = 0;
-  int count = 1;
-  WriterRows rows;
-};
-
 struct TransportChoice {
   std::vector<TransportKind> accept;  // in order of preference; empty: the header has no preference
   bool required = false;

@@ -4,7 +4,6 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -258,15 +257,12 @@ TransportChoice ReadTransport(const v1::TransportOptions& options, const Transpo
   return choice;
 }
 
-TransportChoice JoinWriters(const std::vector<TransportChoice>& choices, const AttentionSpec& spec,
-                            Violations& violations) {
+TransportChoice JoinWriters(const std::vector<TransportChoice>& choices, int64_t seq_len_q,
+                            int64_t seq_len_kv, Violations& violations) {
   TransportChoice joined;
   joined.required = true;
-  std::vector<Shard> q, kv;
   for (const TransportChoice& choice : choices) {
     joined.writers.push_back(choice.writer->rows);
-    q.push_back(choice.writer->rows.q);
-    kv.push_back(choice.writer->rows.kv);
     joined.places.insert(joined.places.end(), choice.places.begin(), choice.places.end());
     for (const auto& [why, all] : {std::pair(&choice.why_not_places, &joined.why_not_places),
                                    std::pair(&choice.why_not_direct, &joined.why_not_direct)}) {
@@ -281,10 +277,8 @@ TransportChoice JoinWriters(const std::vector<TransportChoice>& choices, const A
         });
     if (by_all) joined.accept.push_back(kind);
   }
-  for (const auto& [shards, axis, tokens] :
-       {std::tuple(&q, "q", spec.shape.seq_len_q), std::tuple(&kv, "kv", spec.shape.seq_len_kv)}) {
-    const std::string why = CheckCover(*shards, tokens, "writer");
-    if (!why.empty()) violations.Invalid(absl::StrCat("transport.writer.", axis), why);
+  for (auto& [axis, why] : CheckWriters(joined.writers, seq_len_q, seq_len_kv)) {
+    violations.Invalid(absl::StrCat("transport.writer.", axis), std::move(why));
   }
   return joined;
 }

@@ -2,6 +2,7 @@
 #ifndef RINGATTN_COMMON_REQUEST_TRANSPORT_RULES_H_
 #define RINGATTN_COMMON_REQUEST_TRANSPORT_RULES_H_
 
+#include <cstdint>
 #include <vector>
 
 #include "common/attention/attention_spec.h"
@@ -29,11 +30,10 @@ TransportChoice ReadTransport(const v1::TransportOptions& options, const Transpo
                               Violations& violations);
 
 // Joins the choices of a request's writers, in the order of their indices, into the request's.
-// Every choice has a writer, with an index equal to its place. `spec`: the request's. Reports
-// tokens that no writer or several writers have as violations of "transport.writer.q" and
-// "transport.writer.kv".
-TransportChoice JoinWriters(const std::vector<TransportChoice>& choices, const AttentionSpec& spec,
-                            Violations& violations);
+// Every choice has a writer, with an index equal to its place. Reports tokens that no writer or
+// several writers have as violations of "transport.writer.q" and "transport.writer.kv".
+TransportChoice JoinWriters(const std::vector<TransportChoice>& choices, int64_t seq_len_q,
+                            int64_t seq_len_kv, Violations& violations);
 
 }  // namespace ringattn
 

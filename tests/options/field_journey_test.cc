@@ -48,6 +48,12 @@ struct Journey {
   const char* without = "";  // what it is compared with, merged over the base
 };
 
+// A tensor's location with the given fields, and those of its TransportOptions.
+#define RINGATTN_PLACE(tensor, fields, options)                                  \
+  "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_" tensor \
+  " region_id: "                                                                 \
+  "'0123456789abcdef' " fields " } " options " }"
+
 // A writer with the given fields, and its spans of queries and keys.
 #define RINGATTN_WRITER(fields, q, kv)                                                            \
   "request_id: 'w' transport { accept: TRANSPORT_DIRECT writer { " fields " q { " q " } kv { " kv \
@@ -169,36 +175,18 @@ constexpr Journey kJourneys[] = {
     {"transport.accept", "transport { accept: TRANSPORT_RELAY }"},
     {"transport.required", "transport { accept: TRANSPORT_HOST_MEMORY required: true }",
      Fate::kArrives, "transport { accept: TRANSPORT_HOST_MEMORY }"},
-    {"transport.places.tensor",
-     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
-     "'0123456789abcdef' } }",
-     Fate::kArrives,
-     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_K region_id: "
-     "'0123456789abcdef' } }"},
+    {"transport.places.tensor", RINGATTN_PLACE("Q", "", ""), Fate::kArrives,
+     RINGATTN_PLACE("K", "", "")},
     {"transport.places.region_id",
      "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: 'short' } "
      "}",
      Fate::kRefused},
-    {"transport.places.offset",
-     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
-     "'0123456789abcdef' offset: 8 } }",
-     Fate::kArrives,
-     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
-     "'0123456789abcdef' } }"},
-    {"transport.places.writer",
-     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
-     "'0123456789abcdef' writer: 1 } }",
-     Fate::kRefused},
-    {"transport.places.fence_number",
-     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
-     "'0123456789abcdef' fence_number: 1 } }",
-     Fate::kRefused},
-    {"transport.fence_number",
-     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
-     "'0123456789abcdef' } fence_number: 7 }",
-     Fate::kArrives,
-     "transport { accept: TRANSPORT_HOST_MEMORY places { tensor: TENSOR_ID_Q region_id: "
-     "'0123456789abcdef' } }"},
+    {"transport.places.offset", RINGATTN_PLACE("Q", "offset: 8", ""), Fate::kArrives,
+     RINGATTN_PLACE("Q", "", "")},
+    {"transport.places.writer", RINGATTN_PLACE("Q", "writer: 1", ""), Fate::kRefused},
+    {"transport.places.fence_number", RINGATTN_PLACE("Q", "fence_number: 1", ""), Fate::kRefused},
+    {"transport.fence_number", RINGATTN_PLACE("Q", "", "fence_number: 7"), Fate::kArrives,
+     RINGATTN_PLACE("Q", "", "")},
     {"transport.writer.index", RINGATTN_WRITER("index: 1 count: 2", "count: 12", "count: 16"),
      Fate::kArrives, kWriter},
     {"transport.writer.count", RINGATTN_WRITER("count: 3", "count: 12", "count: 16"),

@@ -17,7 +17,7 @@ def shards(count, tokens=TOKENS):
 
 
 class Writer:
-    """One of `count` clients, with a contiguous shard, over a connection of its own."""
+    """One of `count` clients, with a contiguous shard and a separate connection."""
 
     def __init__(self, ring, inputs, name, index, count, timeout=30, spans=None, header=None, backward=False):
         self.inputs, self.index, self.backward = inputs, index, backward

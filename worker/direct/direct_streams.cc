@@ -34,15 +34,15 @@ DirectStreams::DirectStreams(DirectStreamsOptions options, DirectStreamsHooks ho
 }
 
 void DirectStreams::Begin(const std::shared_ptr<ShardOperation>& operation,
-                          const v1::Reserve& reserve, int rank) {
+                          const v1::Reserve& reserve) {
   absl::StatusOr<OperationWriters> writers =
       OperationWriters::Read(reserve, operation->operation().spec());
   if (!writers.ok()) {
     return transfer_hooks_.on_failed(operation->info(), false,
                                      std::string(writers.status().message()));
   }
-  auto transfer = std::make_shared<DirectTransfer>(operation, reserve.token(), rank,
-                                                   *std::move(writers), &transfer_hooks_);
+  auto transfer = std::make_shared<DirectTransfer>(operation, reserve.token(), *std::move(writers),
+                                                   &transfer_hooks_);
   if (!transfer->Start()) {
     return transfer_hooks_.on_failed(operation->info(), false,
                                      "the operation already has another stream");

@@ -44,9 +44,8 @@ class DirectStreams final : public ShardAccess {
   // REQUIRES: no stream is open.
   ~DirectStreams() override = default;
 
-  // Accepts streams with reserve.token() for the operation, of which this worker is rank `rank`,
-  // from now on.
-  void Begin(const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve, int rank)
+  // Accepts streams with reserve.token() for the operation from now on.
+  void Begin(const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Rejects further streams of the operation. Open streams continue.
   void Forget(const std::string& operation_id, uint64_t generation) ABSL_LOCKS_EXCLUDED(mutex_);

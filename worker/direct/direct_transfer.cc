@@ -12,7 +12,7 @@ namespace {
 
 // A message costs about as much as this many more bytes.
 constexpr int64_t kSkippedBytes = 16 << 10;
-// Of one output and client; each takes as long as a message.
+// The most ranges of one output for one client. Each is a message.
 constexpr size_t kMostRanges = 16 << 10;
 
 // Returns where a part begins, aligned to a cache line so that parts do not share one.
@@ -99,11 +99,10 @@ class DirectTransfer::Lease final : public ShardLease {
 };
 
 DirectTransfer::DirectTransfer(const std::shared_ptr<ShardOperation>& operation, std::string token,
-                               int rank, OperationWriters writers, const DirectHooks* hooks)
+                               OperationWriters writers, const DirectHooks* hooks)
     : info_(operation->info()),
       operation_(operation),
       token_(std::move(token)),
-      rank_(rank),
       writers_(std::move(writers)),
       hooks_(hooks) {
   counts_.opened.resize(writers_.count());
@@ -192,6 +191,7 @@ std::shared_ptr<const std::vector<DirectTransfer::Ranges>> DirectTransfer::Range
   absl::MutexLock lock(&ranges_mutex_);
   if (ranges_[writer] != nullptr) return ranges_[writer];
   const AttentionSpec& spec = operation.operation().spec();
+  const int rank = operation.operation().program().rank;
   std::vector<Ranges> all;
   for (const ShardOperation::Output& output : operation.Outputs()) {
     const std::optional<ShardMap> writers = writers_.MapOf(spec, output.id);
@@ -200,7 +200,7 @@ std::shared_ptr<const std::vector<DirectTransfer::Ranges>> DirectTransfer::Range
       const ShardMap shards(spec, operation.operation().plan(), output.id);
       int64_t skipped_bytes = kSkippedBytes;
       do {
-        ranges = RangesOfWriter(shards, rank_, *writers, static_cast<int>(writer), skipped_bytes);
+        ranges = RangesOfWriter(shards, rank, *writers, static_cast<int>(writer), skipped_bytes);
         skipped_bytes *= 4;
       } while (ranges.size() > kMostRanges);
       if (ranges.empty()) ranges.emplace_back();

@@ -35,8 +35,7 @@ class DirectTransfer final : public OperationListener,
                              public std::enable_shared_from_this<DirectTransfer> {
  public:
   // `hooks` must outlive this object and its leases.
-  // `rank`: of this worker in the operation's ring.
-  DirectTransfer(const std::shared_ptr<ShardOperation>& operation, std::string token, int rank,
+  DirectTransfer(const std::shared_ptr<ShardOperation>& operation, std::string token,
                  OperationWriters writers, const DirectHooks* hooks);
   ~DirectTransfer() override;
 
@@ -97,7 +96,6 @@ class DirectTransfer final : public OperationListener,
   // Weak: the memory is returned as soon as the operation is released and its streams are done.
   const std::weak_ptr<ShardOperation> operation_;
   const std::string token_;
-  const int rank_;
   const OperationWriters writers_;
   const DirectHooks* const hooks_;
 

@@ -141,7 +141,7 @@ class CudaRegionsTest : public testing::Test {
     const WorkerAnswer answer = Show(socket, Vmm(client.Describe(kRegionAt)), client.descriptor());
     ASSERT_EQ(answer.code, AttachCode::kAttached) << answer.detail;
     EXPECT_EQ(imported_, kAllocation);
-    memory_->Begin(copied.operation(), copied.reserve(), copied.rank());
+    memory_->Begin(copied.operation(), copied.reserve());
     ASSERT_TRUE(Await([&] { return Count([](const auto& m) { return m.has_uploaded(); }) == 1; }));
     int64_t bytes_in = 0, bytes_out = 0;
     const ShardPlan& plan = copied.operation()->operation().plan();
@@ -337,7 +337,7 @@ TEST_F(CudaRegionsTest, ClientDeathDuringCopyUnmapsMemory) {
   const int mappings = FakeVmm().mappings;
   Faults().hold_copies = true;
   Faults().held_copies = 0;
-  memory_->Begin(copied->operation(), copied->reserve(), copied->rank());
+  memory_->Begin(copied->operation(), copied->reserve());
   ASSERT_TRUE(Await([] { return Faults().held_copies > 0; }));
   client.reset();
   socket.Close();

@@ -100,8 +100,8 @@ std::shared_ptr<Region> LocalMemory::Find(const std::string& region_id) const {
 }
 
 void LocalMemory::Begin(const std::shared_ptr<ShardOperation>& operation,
-                        const v1::Reserve& reserve, int rank) {
-  auto made = RegionTransfer::Make(operation, reserve, rank,
+                        const v1::Reserve& reserve) {
+  auto made = RegionTransfer::Make(operation, reserve,
                                    [this](const std::string& id) { return listener_->Find(id); },
                                    &transfer_hooks_, {&up_, &down_});
   if (!made.ok()) {

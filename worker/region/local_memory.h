@@ -72,9 +72,9 @@ class LocalMemory {
   // A region that is attached now; null if there is none with this id.
   std::shared_ptr<Region> Find(const std::string& region_id) const;
 
-  // Starts copying for an operation whose tensors lie in regions; `rank` is this worker's in the
-  // operation's ring. Reports the outcome to the coordinator.
-  void Begin(const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve, int rank)
+  // Starts copying for an operation whose tensors lie in regions. Reports the outcome to the
+  // coordinator.
+  void Begin(const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Releases the regions and stops calling hooks and sending reports. Later calls have no effect,

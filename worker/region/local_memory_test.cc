@@ -119,7 +119,7 @@ TEST_F(LocalMemoryTest, CopiesAndReportsOperation) {
   Expect("region", copied.region_bytes());
   const ScopedDescriptor socket = Attach(memfd.get());
   EXPECT_TRUE(Await([&] { return Changes(true) == 1 && regions_ == 1; }));
-  memory_->Begin(copied.operation(), copied.reserve(), copied.rank());
+  memory_->Begin(copied.operation(), copied.reserve());
   EXPECT_TRUE(Await([&] { return Count([](const auto& m) { return m.has_uploaded(); }) == 1; }));
   EXPECT_TRUE(copied.HasArrived(TensorId::kV, mapped->data()));
   const int64_t bytes = 3 * BytesOf(copied.spec(), TensorId::kQ);
@@ -140,7 +140,7 @@ TEST_F(LocalMemoryTest, RegionEndFailsItsTransfers) {
   const ScopedDescriptor memfd = copied.MakeMemfd();
   Expect("region", copied.region_bytes());
   ScopedDescriptor socket = Attach(memfd.get());
-  memory_->Begin(copied.operation(), copied.reserve(), copied.rank());
+  memory_->Begin(copied.operation(), copied.reserve());
   EXPECT_TRUE(Await([&] { return Count([](const auto& m) { return m.has_uploaded(); }) == 1; }));
   socket.Close();
   Progress([](const auto& p) { return p.region_released() && p.failure().empty(); });
@@ -152,11 +152,11 @@ TEST_F(LocalMemoryTest, RegionEndFailsItsTransfers) {
 
 TEST_F(LocalMemoryTest, ReportsTransferThatCannotStart) {
   CopiedOperation copied;
-  memory_->Begin(copied.operation(), copied.reserve(), copied.rank());
+  memory_->Begin(copied.operation(), copied.reserve());
   Progress([](const auto& p) { return p.region_released(); });  // no region is attached
   CopiedOperation nowhere;
   nowhere.reserve().clear_places();
-  memory_->Begin(nowhere.operation(), nowhere.reserve(), nowhere.rank());
+  memory_->Begin(nowhere.operation(), nowhere.reserve());
   const auto failed = Progress([](const auto& p) { return !p.failure().empty(); });
   EXPECT_THAT(failed.failure(), HasSubstr("has no location in a region"));
 }
@@ -188,7 +188,7 @@ TEST_F(LocalMemoryTest, StopEndsAllActivity) {
   Expect("late", 4096);
   memory_->Forget({});
   memory_->ForgetAll();
-  memory_->Begin(copied.operation(), copied.reserve(), copied.rank());
+  memory_->Begin(copied.operation(), copied.reserve());
   Progress([](const auto& p) { return p.region_released(); });
   EXPECT_FALSE(ConnectLocally(path()).ok());
   memory_->Stop();

@@ -177,13 +177,14 @@ int64_t RegionTransfer::TensorCopy::direct_block_bytes() const {
 }
 
 absl::StatusOr<std::shared_ptr<RegionTransfer>> RegionTransfer::Make(
-    std::shared_ptr<ShardOperation> operation, const v1::Reserve& reserve, int rank,
-    const FindRegion& find, const TransferHooks* hooks, TransferThreads threads) {
+    std::shared_ptr<ShardOperation> operation, const v1::Reserve& reserve, const FindRegion& find,
+    const TransferHooks* hooks, TransferThreads threads) {
   const AttentionSpec& spec = operation->operation().spec();
   const ShardPlan& plan = operation->operation().plan();
+  const int rank = operation->operation().program().rank;
   const absl::StatusOr<OperationWriters> writers = OperationWriters::Read(reserve, spec);
   if (!writers.ok()) return writers.status();
-  std::shared_ptr<RegionTransfer> transfer(new RegionTransfer(operation, rank, hooks, threads));
+  std::shared_ptr<RegionTransfer> transfer(new RegionTransfer(operation, hooks, threads));
   for (const BufferSpec& buffer : operation->operation().program().buffers) {
     if (buffer.source != BufferSource::kUpload) continue;
     absl::StatusOr<TensorCopy> input =

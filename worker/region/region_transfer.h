@@ -99,13 +99,13 @@ class RegionTransfer final : public OperationListener,
     int64_t direct_block_bytes() const;
   };
 
-  // Makes the transfer for rank `rank` of the operation's ring. `hooks` and `threads` must outlive
+  // Makes the transfer of an operation's shard. `hooks` and `threads` must outlive
   // it. Errors:
   //   CANCELLED         a region is not attached (any more)
   //   INVALID_ARGUMENT  a tensor has no place, or its place is not within its region
   static absl::StatusOr<std::shared_ptr<RegionTransfer>> Make(
-      std::shared_ptr<ShardOperation> operation, const v1::Reserve& reserve, int rank,
-      const FindRegion& find, const TransferHooks* hooks, TransferThreads threads);
+      std::shared_ptr<ShardOperation> operation, const v1::Reserve& reserve, const FindRegion& find,
+      const TransferHooks* hooks, TransferThreads threads);
 
   // Starts with the inputs. Calls `on_over` once, when the operation has ended and no copy for it
   // is in progress.
@@ -131,10 +131,10 @@ class RegionTransfer final : public OperationListener,
     bool direct = false;
   };
 
-  RegionTransfer(std::shared_ptr<ShardOperation> operation, int rank, const TransferHooks* hooks,
+  RegionTransfer(std::shared_ptr<ShardOperation> operation, const TransferHooks* hooks,
                  TransferThreads threads)
       : operation_(std::move(operation)),
-        rank_(rank),
+        rank_(operation_->operation().program().rank),
         hooks_(hooks),
         threads_(threads),
         work_([this] { return !operation_->ended().ok(); }) {}

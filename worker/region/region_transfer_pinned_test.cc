@@ -98,9 +98,8 @@ class RegionTransferPinnedTest : public testing::Test {
     hooks.on_received_bytes = hooks.on_sent_bytes = [](int64_t) {};
     hooks.on_downloaded = [](absl::Duration) {};
     CopyThreads up(3), down(3);
-    auto transfer =
-        RegionTransfer::Make(operation, reserve_, 0, [this](const std::string&) { return region_; },
-                             &hooks, {&up, &down});
+    auto transfer = RegionTransfer::Make(
+        operation, reserve_, [this](const std::string&) { return region_; }, &hooks, {&up, &down});
     ASSERT_TRUE(transfer.ok()) << transfer.status();
     (*transfer)->Start([&] { over = true; });
     while (!uploaded) absl::SleepFor(absl::Milliseconds(1));

@@ -37,7 +37,7 @@ class RegionTransferTest : public testing::Test {
   absl::StatusOr<std::shared_ptr<RegionTransfer>> Make(CopiedOperation& copied,
                                                        std::shared_ptr<Region> region) {
     return RegionTransfer::Make(
-        copied.operation(), copied.reserve(), copied.rank(),
+        copied.operation(), copied.reserve(),
         [region](const std::string& id) { return id == "region" ? region : nullptr; }, &hooks_,
         {&up_, &down_});
   }

@@ -305,12 +305,6 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
   if (operation.ok() && !reserve.places().empty()) BeginCopies(reserve, *operation);
 }
 
-int WorkerCore::RankIn(ShardOperation* operation) const {
-  const std::vector<int>& members = operation->operation().members();
-  return static_cast<int>(std::find(members.begin(), members.end(), ring_.rank()) -
-                          members.begin());
-}
-
 void WorkerCore::RunInline(const v1::Reserve& reserve,
                            const std::shared_ptr<ShardOperation>& operation,
                            v1::Reserved reserved) {
@@ -360,7 +354,7 @@ void WorkerCore::ForgetInline() {
 void WorkerCore::BeginCopies(const v1::Reserve& reserve,
                              const std::shared_ptr<ShardOperation>& operation) {
   if (options_.local_memory != nullptr) {
-    return options_.local_memory->Begin(operation, reserve, RankIn(operation.get()));
+    return options_.local_memory->Begin(operation, reserve);
   }
   SendTransferFailed(reserve, "this worker does not accept host memory (--local_memory)");
 }
@@ -368,7 +362,7 @@ void WorkerCore::BeginCopies(const v1::Reserve& reserve,
 void WorkerCore::ExpectStreams(const v1::Reserve& reserve,
                                const std::shared_ptr<ShardOperation>& operation) {
   if (options_.direct_streams != nullptr) {
-    return options_.direct_streams->Begin(operation, reserve, RankIn(operation.get()));
+    return options_.direct_streams->Begin(operation, reserve);
   }
   SendTransferFailed(reserve,
                      "this worker accepts no direct streams; start it with --client_data_listen");

@@ -100,8 +100,6 @@ class WorkerCore {
   // Accepts direct streams for the operation. Called before the coordinator publishes the token.
   void ExpectStreams(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
   void StartRun(const v1::Run& run);
-  // Returns this worker's rank in the operation's ring.
-  int RankIn(ShardOperation* operation) const;
   // Starts copies from and to client regions; such operations have no streams.
   void BeginCopies(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
   void SendTransferFailed(const v1::Reserve& reserve, const std::string& why);
@@ -129,7 +127,7 @@ class WorkerCore {
   RingMember ring_;  // used on work_ only, except for CancelForming
   std::atomic<uint64_t> heartbeat_sequence_{0};
   uint64_t last_prepare_ = 0;        // generation; used on OnMessage's thread only
-  std::atomic<int> queued_runs_{0};  // inline runs, and runs behind them, in work_
+  std::atomic<int> queued_runs_{0};  // in work_: inline runs, and the runs that follow them
   Reservations reservations_;        // used on work_ only
   absl::Mutex inline_mutex_;
   // Inline operations of this generation, by id: what was reserved, and then the answer.

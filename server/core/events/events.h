@@ -227,7 +227,7 @@ struct BeginDownload {
   StreamId stream = 0;
   std::vector<v1::RankReport> reports;  // by ring rank
   absl::Duration queue_time, upload_time, compute_time;
-  // Of an inline operation: its outputs, in streaming order.
+  // Outputs of an inline operation, in streaming order.
   google::protobuf::RepeatedPtrField<v1::TensorChunk> outputs;
 };
 // Ends the stream with OK after the summary. Follows DownloadFinished or, where members write the

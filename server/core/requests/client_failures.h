@@ -86,7 +86,7 @@ Failure LocationOutsideRegion(const std::string& field, const std::string& tenso
 Failure TransportUnavailable(const std::string& why);
 // The client closed the region's socket, or exited, while its request needed the region.
 Failure RegionReleased(int rank, const std::string& worker);
-// The same if the request has several clients, which cannot be told apart here.
+// The same for a request with several clients. The worker's report does not identify the client.
 Failure WriterReleasedRegion(int rank, const std::string& worker);
 // A member could not copy the tensors.
 Failure TransferFailed(int rank, const std::string& worker, const std::string& reason,

@@ -279,7 +279,7 @@ void Operations::ReleaseAll(Operation& operation, bool keep_residual) {
     release->set_generation(operation.generation);
     release->set_keep_residual(keep_residual);
   }
-  // Its member released the memory by itself.
+  // The member has released the memory already.
   if (operation.is_inline()) EraseIfReleased(operation);
 }
 

@@ -80,7 +80,7 @@ struct Operation {
     uint64_t sent_bytes = 0;
     bool waits_for_client = false;
     v1::RankReport report;
-    // Of an inline operation, once finished.
+    // Set when an inline operation has finished.
     google::protobuf::RepeatedPtrField<v1::TensorChunk> outputs;
   };
 

@@ -145,7 +145,7 @@ class RequestCall final : public ByteStreamReactor,
     return life_.state() == CallState::kGathering;
   }
 
-  // What the core decides for this call alone.
+  // A decision of the core, for this call without its followers.
   void AcceptOwn(const AcceptRequest& accept) ABSL_LOCKS_EXCLUDED(mutex_);
   void DownloadOwn(const BeginDownload& begin) ABSL_LOCKS_EXCLUDED(mutex_);
   void AdvanceOwn(const TransferAdvanced& advanced) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -11,8 +11,9 @@ namespace ringattn::server {
 WriterHeader RequestCall::Gather() {
   life_.MoveTo(CallState::kGathering);
   next_progress_ = opened_at_ + request_->reply.progress_interval;
-  return {GroupKey(), direction_, request_->fingerprint, request_->valid.spec,
-          request_->valid.transport};
+  const AttentionShape& shape = request_->valid.spec.shape;
+  return {GroupKey(),      direction_,       request_->fingerprint,
+          shape.seq_len_q, shape.seq_len_kv, request_->valid.transport};
 }
 
 WriterKey RequestCall::GroupKey() const { return {caller_.principal, request_->request_id}; }
@@ -102,8 +103,7 @@ void RequestCall::LeaveGroup(const std::string& why) {
 }
 
 void RequestCall::EndFollowers(const grpc::Status& status, bool left_itself) {
-  if (followers_.empty() && (!request_.has_value() || !request_->valid.transport.writer)) return;
-  if (follows()) return;
+  if (!request_.has_value() || !request_->valid.transport.writer.has_value() || follows()) return;
   context_->writers->End(this, GroupKey());
   if (status.ok() || followers_.empty()) return;
   grpc::Status theirs = status;

@@ -45,8 +45,10 @@ void WriterGroups::Join(std::shared_ptr<RequestCall> call, WriterHeader header) 
       group.choices[index] = std::move(header.transport);
       if (std::find(group.calls.begin(), group.calls.end(), nullptr) == group.calls.end()) {
         group.started = true;
+        std::vector<TransportChoice> choices;
+        choices.swap(group.choices);
         complete = group;
-        group.choices.clear();
+        complete->choices = std::move(choices);
       }
     }
   }
@@ -66,7 +68,8 @@ bool WriterGroups::Matches(const Group& group, const WriterHeader& header) {
 
 void WriterGroups::Start(Group group, const WriterKey& key) {
   Violations violations(limits_.max_error_detail_bytes);
-  TransportChoice joined = JoinWriters(group.choices, group.first.spec, violations);
+  TransportChoice joined =
+      JoinWriters(group.choices, group.first.seq_len_q, group.first.seq_len_kv, violations);
   const std::shared_ptr<RequestCall> lead = group.calls[0];
   if (!violations.empty()) {
     End(lead.get(), key);

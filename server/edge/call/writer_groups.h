@@ -17,7 +17,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "common/attention/attention_spec.h"
 #include "common/base/limits.h"
 #include "common/request/transport_choice.h"
 #include "server/core/events/failure.h"
@@ -34,12 +33,13 @@ struct WriterKey {
   auto operator<=>(const WriterKey&) const = default;
 };
 
-// What a writer's header says to its group. `transport` has a writer.
+// The part of a writer's header that its group compares or joins. `transport` has a writer.
 struct WriterHeader {
   WriterKey key;
   Direction direction = Direction::kForward;
   uint64_t fingerprint = 0;  // HeaderRequest::fingerprint
-  AttentionSpec spec;
+  int64_t seq_len_q = 0;
+  int64_t seq_len_kv = 0;
   TransportChoice transport;
 };
 
@@ -71,7 +71,7 @@ class WriterGroups {
     absl::Time since;  // of the first stream
     bool started = false;
     std::vector<std::shared_ptr<RequestCall>> calls;  // by index; null: has not joined
-    std::vector<TransportChoice> choices;             // by index
+    std::vector<TransportChoice> choices;             // by index; empty once it has started
   };
   using Calls = std::vector<std::shared_ptr<RequestCall>>;
 

@@ -8,6 +8,7 @@
 #include "common/wire/grpc_slices.h"
 #include "common/wire/proto_values.h"
 #include "ringattn/v1/shard.pb.h"
+#include "server/edge/data/bad_chunk.h"
 #include "server/edge/data/run_deferred.h"
 #include "server/edge/header/error_details.h"
 
@@ -28,15 +29,6 @@ std::vector<grpc::Slice> PayloadOf(const wire::ReceivedMessage& message) {
   std::vector<grpc::Slice> slices;
   message.AppendPayloadSlices(0, message.payload_bytes(), &slices);
   return slices;
-}
-
-Failure BadMessage(std::string message) {
-  Failure failure;
-  failure.code = absl::StatusCode::kInvalidArgument;
-  failure.reason = "BAD_CHUNK";
-  failure.field = "chunk";
-  failure.message = std::move(message);
-  return failure;
 }
 
 bool IsForward(const TransferSpec& spec) { return spec.direction == Direction::kForward; }
@@ -113,8 +105,8 @@ bool CoordinatorRelay::complete() const {
 std::optional<Failure> CoordinatorRelay::Feed(const grpc::ByteBuffer& buffer) {
   const absl::StatusOr<wire::ReceivedMessage> message =
       wire::ReceivedMessage::Parse(request_type_, buffer);
-  if (!message.ok()) return BadMessage("a message is not valid protobuf");
-  if (!message->is_chunk()) return BadMessage("only chunks may follow the header");
+  if (!message.ok()) return BadChunk("chunk", "a message is not valid protobuf");
+  if (!message->is_chunk()) return BadChunk("chunk", "only chunks may follow the header");
   return Route(message->chunk(), PayloadOf(*message));
 }
 

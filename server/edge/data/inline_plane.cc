@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/attention/tensors.h"
+#include "server/edge/data/bad_chunk.h"
 
 namespace ringattn::server {
 
@@ -38,12 +39,7 @@ absl::StatusOr<std::vector<DownloadMerger::Chunk>> InlinePlane::Cut(
 }
 
 std::optional<Failure> InlinePlane::Feed(const grpc::ByteBuffer&) {
-  Failure failure;
-  failure.code = absl::StatusCode::kInvalidArgument;
-  failure.reason = "BAD_CHUNK";
-  failure.field = "chunk";
-  failure.message = "the header carried all tensors: no message may follow it";
-  return failure;
+  return BadChunk("chunk", "the header carried all tensors: no message may follow it");
 }
 
 TransferStalls InlinePlane::Look() {

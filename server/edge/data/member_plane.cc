@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/attention/tensors.h"
+#include "server/edge/data/bad_chunk.h"
 
 namespace ringattn::server {
 
@@ -13,16 +14,11 @@ MemberPlane::MemberPlane(const TransferSpec& spec) : transport_(spec.accept.tran
 }
 
 std::optional<Failure> MemberPlane::Feed(const grpc::ByteBuffer&) {
-  Failure failure;
-  failure.code = absl::StatusCode::kInvalidArgument;
-  failure.reason = "BAD_CHUNK";
-  failure.field = "chunk";
   const char* const way = transport_ == v1::TRANSPORT_HOST_MEMORY   ? "are copied from host memory"
                           : transport_ == v1::TRANSPORT_CUDA_MEMORY ? "are copied from CUDA memory"
                                                                     : "go to the workers";
-  failure.message =
-      absl::StrCat("the tensors ", way, " (Accepted.transport): no message may follow the header");
-  return failure;
+  return BadChunk("chunk", absl::StrCat("the tensors ", way,
+                                        " (Accepted.transport): no message may follow the header"));
 }
 
 // The members have computed, so they have all inputs.

@@ -10,20 +10,12 @@
 #include "common/wire/crc32c.h"
 #include "common/wire/grpc_slices.h"
 #include "common/wire/proto_values.h"
+#include "server/edge/data/bad_chunk.h"
 #include "server/edge/data/payload.h"
 #include "server/edge/data/shard_runs.h"
 
 namespace ringattn::server {
 namespace {
-
-Failure BadChunk(std::string field, std::string message) {
-  Failure failure;
-  failure.code = absl::StatusCode::kInvalidArgument;
-  failure.message = std::move(message);
-  failure.reason = "BAD_CHUNK";
-  failure.field = std::move(field);
-  return failure;
-}
 
 std::string ChunkPrefix(TensorId id, uint64_t offset, int64_t bytes) {
   return absl::StrCat("chunk of ", TensorName(id), " at ", offset, " with ", bytes, " bytes ");

@@ -29,8 +29,8 @@ struct ReplyChoice {
 struct HeaderRequest {
   ValidRequest valid;
   std::string request_id;  // empty if the client sent none
-  // Of the header without id and transport and, with a writer, without the fields of ReplyOptions
-  // that concern its stream alone. Stable within one process.
+  // Hash of the header without id and transport. A writer's excludes the fields of ReplyOptions
+  // that concern only its stream. Stable within one process.
   uint64_t fingerprint = 0;
   // The same without inline tensors. Requests that differ in their tensors only share a plan.
   uint64_t recipe_fingerprint = 0;
