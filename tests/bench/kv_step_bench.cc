@@ -117,7 +117,7 @@ class Bench {
     group->set_num_heads(heads());
     group->set_num_kv_heads(kv_heads());
     group->set_head_dim(dim());
-    reserve.mutable_placement()->add_members("w");
+    reserve.mutable_placement()->add_members(std::string("w"));
     reserve.mutable_placement()->set_head_parts(1);
     reserve.mutable_placement()->set_position_parts(1);
     store_.Reserve(reserve);
