@@ -2,6 +2,7 @@
 
   cuda_program.py LIBCUDA ADDRESS CASE      run by test_cuda.py, a process each
 """
+import concurrent.futures
 import ctypes
 import gc
 import sys
@@ -253,6 +254,38 @@ def event_loop(client):
 
     for result in asyncio.run(main()):
         expect_equal(result.out, wanted.out)
+
+
+def writers(client):
+    """Two clients share each request. Each has its rows in GPU memory and receives its own results there: the bits
+    of one client's call. No tensor passes the host. A residual serves the backward of both."""
+    arrays = problem(8)
+    tokens, half = SHAPE[1], 80
+    spans = [[(0, half)], [(half, tokens - half)]]
+    out, lse, _ = client.forward(*arrays[:3], causal=True, transport="relay")
+    wanted = (out, lse, *on_host(client, arrays)[2:])
+
+    def rank(index, retain):
+        rows = slice(spans[index][0][0], sum(spans[index][0]))
+        writer = ringattn.Writer(index, 2, spans[index], spans[index], tokens, tokens)
+        options = {"writer": writer, "transport": "cuda_memory"}
+        q, k, v, dout = (GpuTensor(array[:, rows]) for array in arrays)
+        with ringattn.connect(sys.argv[2]) as mine:
+            out, lse, forward = mine.forward(q, k, v, causal=True, retain=retain, request_id=f"forward-{retain}", **options)
+            if retain:
+                gradients = mine.backward(dout, residual=forward.residual, request_id="backward-residual", **options)
+            else:
+                gradients = mine.backward(dout, q, k, v, out=out, lse=lse, causal=True, request_id="backward", **options)
+            for report in (forward, gradients.report):
+                assert report.transport == "cuda_memory" and "copied on their GPU" in report.transport_reason, report
+            for got, want in zip((out, *gradients[:3]), (wanted[0], *wanted[2:])):
+                expect_equal(got, want[:, rows])
+            expect_equal(lse, wanted[1][..., rows])
+
+    for retain in (False, True):
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(rank, index, retain) for index in range(2)]:
+                done.result(60)
 
 
 with ringattn.connect(sys.argv[2]) as connected:

@@ -40,7 +40,8 @@ def taking(tmp_path_factory):
         yield address
 
 
-@pytest.mark.parametrize("case", ["taken", "own_memory", "other_ways", "bad_input", "beyond_the_limit", "event_loop"])
+@pytest.mark.parametrize("case", ["taken", "own_memory", "other_ways", "bad_input", "beyond_the_limit", "event_loop",
+                                  "writers"])
 def test_a_worker_that_takes_cuda_memory(taking, case):
     run(taking, case)
 
