@@ -8,6 +8,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))
 from cluster import Cluster  # noqa: E402
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "timed: bounds a time, so nothing else should run (support/timing.py)")
+
+
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory):
     """Four workers, shared by a module's tests that do no harm."""

@@ -143,6 +143,7 @@ def test_numbers_in_tables():
         "", "0", "0.988", "12.3", "123", "0.00123"]
 
 
+@pytest.mark.timed  # each part has a time limit
 def test_the_gpu_script_on_cpu_workers(tmp_path):
     if shutil.which("patchelf") is None:
         pytest.skip("patchelf is not installed (deploy/install_deps.sh patchelf)")

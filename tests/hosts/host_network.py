@@ -33,7 +33,9 @@ class HostNetwork:
 
     def __init__(self):
         tag = f"ra{os.getpid() % 10000}"
-        subnet = 64 + os.getpid() % 128
+        # Two pytest processes of one run differ in the last bit.
+        lane = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        subnet = 64 + os.getpid() % 64 * 2 + lane % 2
         self.names = [f"{tag}h0", f"{tag}h1"]
         # The test's own end of each host's first link, and the host's.
         self.outside = [f"10.{subnet}.{host}.1" for host in range(2)]

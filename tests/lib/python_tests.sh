@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
 
 PYTHON=${RINGATTN_PYTHON:-/usr/bin/python3}
-BASE=(numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0)
+BASE=(numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0 pytest-xdist==3.8.0 execnet==2.1.2)
 # PyTorch of PyPI without its CUDA libraries (5 GB), and what both need, by name.
 TORCH=(torch==2.15.0 transformers==5.23.0 nvidia-cuda-runtime==13.5.37)
 OF_TORCH=(filelock typing-extensions setuptools sympy networkx jinja2 fsspec huggingface-hub regex tokenizers
@@ -95,7 +95,7 @@ else
 fi
 
 PYTHONDONTWRITEBYTECODE=1 "$work/venv/bin/python" -m pytest -q -p no:cacheprovider --durations=8 \
-  --junit-xml="$work/report.xml" tests/python "$@"
+  -n 2 --dist loadfile --junit-xml="$work/report.xml" tests/python "$@"
 status=$?
 /usr/bin/python3 tests/lib/tally_junit.py python "$work/report.xml" >>"$RINGATTN_TALLY" ||
   record "fail python suite (no report)"
