@@ -98,7 +98,8 @@ int DeviceOf(int fd) {
   char path[64], name[256] = {};
   std::snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
   if (readlink(path, name, sizeof(name) - 1) <= 0) return -1;
-  const std::string prefix = std::string("/memfd:") + kName;
+  std::string prefix = "/memfd:";
+  prefix += kName;
   if (std::strncmp(name, prefix.c_str(), prefix.size()) != 0) return -1;
   return std::atoi(name + prefix.size());
 }
