@@ -10,8 +10,8 @@ import yaml
 from chart import (CHART, EXAMPLE, HELM, ROOT, VARIANTS, VERSIONS, command_line, containers, helm,
                    objects, of_kind, one, template)
 
-# Variants whose pods have to know their number.
-NEEDS_128 = ("gpu-peers-values",)
+# Variants and the oldest Kubernetes that they need.
+NEEDS = {"gpu-peers-values": "1.28", "gpu-network-values": "1.33", "gpu-claims-values": "1.34"}
 needs_helm = pytest.mark.skipif(HELM is None, reason="no helm, and no Go 1.24 or newer to build it")
 SECRET = ("--set", "cluster.existingSecret=s")
 PROGRAMS = {"ringattn-server": ROOT / "bazel-bin/server/ringattn-server",
@@ -86,8 +86,9 @@ def test_lint(values):
 def test_every_variant_keeps_the_schemas(values):
     for version in VERSIONS:
         done = template("-f", values, version=version, check=False)
-        if values.stem in NEEDS_128 and version == "1.27":
-            assert done.returncode != 0 and "needs Kubernetes 1.28" in done.stderr
+        if values.stem in NEEDS and version == "1.27":
+            assert done.returncode != 0
+            assert f"needs Kubernetes {NEEDS[values.stem]}" in done.stderr
             continue
         assert done.returncode == 0, done.stderr
         found = objects(done.stdout)
@@ -144,7 +145,7 @@ def check_command_lines(found, folder):
     checked = 0
     for _, container in containers(found):
         environment = {"POD_NAME": "worker-3", "POD_IP": "127.0.0.1", "CPU_REQUEST": "2",
-                       "POD_INDEX": "3"}
+                       "POD_INDEX": "3", "NODE_ZONE": "rack-7"}
         program, *words = command_line(container, environment)
         words = [re.sub(r"=/etc/ringattn/cluster/secret$", f"={folder}/secret", w) for w in words]
         words = [w.replace("=/etc/ringattn/", f"={folder}/") for w in words]

@@ -118,6 +118,60 @@ annotations:
 {{- if and .Values.cluster.existingSecret .Values.cluster.secret }}{{ fail "cluster.existingSecret and cluster.secret exclude each other" }}{{ end -}}
 {{- if and (ne .Values.worker.mode "gpu") (gt (int .Values.worker.gpu.perPod) 1) }}{{ fail "worker.gpu.perPod is for worker.mode=gpu" }}{{ end -}}
 {{- if .Values.worker.gpu.peerSocketVolume }}{{ include "ringattn.checkPeerSockets" . }}{{ end -}}
+{{- include "ringattn.checkTopology" . -}}
+{{- include "ringattn.checkNetwork" . -}}
+{{- include "ringattn.checkNccl" . -}}
+{{- include "ringattn.checkClaims" . -}}
+{{- end -}}
+
+{{- define "ringattn.checkTopology" -}}
+{{- $topology := .Values.worker.topology -}}
+{{- if and $topology.zoneLabel $topology.zone }}{{ fail "worker.topology.zoneLabel and worker.topology.zone exclude each other" }}{{ end -}}
+{{- if and (eq $topology.zonePlacement "spread") (not $topology.zoneLabel) }}{{ fail "worker.topology.zonePlacement=spread needs worker.topology.zoneLabel" }}{{ end -}}
+{{- if and $topology.zoneLabel (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) }}{{ fail (printf "worker.topology.zoneLabel needs Kubernetes 1.33, and the cluster has %s: older ones do not copy node labels to pods; set worker.topology.zone" .Capabilities.KubeVersion.Version) }}{{ end -}}
+{{- end -}}
+
+{{- define "ringattn.checkNetwork" -}}
+{{- $worker := .Values.worker -}}
+{{- if and $worker.network.interfaces (ne $worker.mode "gpu") }}{{ fail "worker.network.interfaces is for worker.mode=gpu: CPU workers exchange at the pod's address" }}{{ end -}}
+{{- $listed := merge (dict) ($worker.resources.limits | default dict) ($worker.resources.requests | default dict) -}}
+{{- range $name, $count := $worker.network.resources -}}
+{{- if hasKey $listed $name }}{{ fail (printf "%s is in both worker.network.resources and worker.resources; use one of them" $name) }}{{ end -}}
+{{- if and (eq $worker.mode "gpu") (eq $name $worker.gpu.resourceName) }}{{ fail (printf "worker.network.resources has the GPUs' resource %s; use worker.gpu.perPod" $name) }}{{ end -}}
+{{- end -}}
+{{- range $name, $text := $worker.network.annotations -}}
+{{- if hasKey $worker.podAnnotations $name }}{{ fail (printf "%s is in both worker.network.annotations and worker.podAnnotations; use one of them" $name) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "ringattn.checkNccl" -}}
+{{- $worker := .Values.worker -}}
+{{- if $worker.nccl -}}
+{{- if ne $worker.mode "gpu" }}{{ fail "worker.nccl is for worker.mode=gpu: CPU workers do not use NCCL" }}{{ end -}}
+{{- if hasKey $worker.nccl "NCCL_NVLS_ENABLE" }}{{ fail "worker.nccl.NCCL_NVLS_ENABLE has no effect: workers always set it to 0" }}{{ end -}}
+{{- if and $worker.network.interfaces (hasKey $worker.nccl "NCCL_SOCKET_IFNAME") }}{{ fail "worker.network.interfaces and worker.nccl.NCCL_SOCKET_IFNAME exclude each other" }}{{ end -}}
+{{- end -}}
+{{- if and (or $worker.nccl $worker.network.interfaces) (eq $worker.mode "gpu") (eq $worker.gpu.ringTransport "peer") }}{{ fail "worker.nccl and worker.network.interfaces have no effect with worker.gpu.ringTransport=peer" }}{{ end -}}
+{{- $names := keys $worker.nccl -}}
+{{- if $worker.network.interfaces }}{{ $names = append $names "NCCL_SOCKET_IFNAME" }}{{ end -}}
+{{- range $worker.extraEnv -}}
+{{- if has .name $names }}{{ fail (printf "worker.extraEnv repeats %s of worker.nccl or worker.network.interfaces; use one of them" .name) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "ringattn.checkClaims" -}}
+{{- $worker := .Values.worker -}}
+{{- if and (eq $worker.mode "gpu") (not $worker.gpu.resourceName) (not $worker.resourceClaims) }}{{ fail "worker.gpu.resourceName is empty: name the device plugin's resource, or allocate GPUs by worker.resourceClaims" }}{{ end -}}
+{{- if and $worker.resourceClaims (semverCompare "<1.34.0-0" .Capabilities.KubeVersion.Version) }}{{ fail (printf "worker.resourceClaims needs Kubernetes 1.34, and the cluster has %s" .Capabilities.KubeVersion.Version) }}{{ end -}}
+{{- $names := dict -}}
+{{- range $worker.resourceClaims -}}
+{{- if eq (empty .spec) (empty .resourceClaimTemplateName) }}{{ fail (printf "worker.resourceClaims %s needs either resourceClaimTemplateName or spec" .name) }}{{ end -}}
+{{- if hasKey $names .name }}{{ fail (printf "worker.resourceClaims has two entries with the name %s" .name) }}{{ end -}}
+{{- $_ := set $names .name true -}}
+{{- end -}}
+{{- range $worker.resources.claims -}}
+{{- if hasKey $names .name }}{{ fail (printf "worker.resources.claims repeats %s of worker.resourceClaims" .name) }}{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "ringattn.checkPeerSockets" -}}
@@ -126,6 +180,7 @@ annotations:
 {{- if gt (int $worker.gpu.perPod) 1 }}{{ fail "worker.gpu.peerSocketVolume is for pods of one GPU (worker.gpu.perPod=1): those of one pod meet without it" }}{{ end -}}
 {{- if eq $worker.gpu.ringTransport "nccl" }}{{ fail "worker.gpu.peerSocketVolume has no effect with worker.gpu.ringTransport=nccl" }}{{ end -}}
 {{- if eq $worker.spread "hard" }}{{ fail "worker.gpu.peerSocketVolume keeps the pods on one node and worker.spread=hard on one each" }}{{ end -}}
+{{- if not $worker.gpu.resourceName }}{{ fail "worker.gpu.peerSocketVolume needs worker.gpu.resourceName: without a device plugin a pod does not get the GPU of its number" }}{{ end -}}
 {{- if semverCompare "<1.28.0-0" .Capabilities.KubeVersion.Version }}{{ fail "worker.gpu.peerSocketVolume needs Kubernetes 1.28: before it pods do not know their number" }}{{ end -}}
 {{- end -}}
 
@@ -142,6 +197,62 @@ grpc:
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- end -}}
+
+{{/* Variables of worker.network.interfaces and worker.nccl. */}}
+{{- define "ringattn.ncclEnv" -}}
+{{- with .Values.worker.network.interfaces }}
+# "=" matches whole names.
+- {name: NCCL_SOCKET_IFNAME, value: "={{ join "," . }}"}
+{{- end }}
+{{- range $name, $value := .Values.worker.nccl }}
+- {name: {{ $name }}, value: {{ kindIs "string" $value | ternary $value ($value | int64 | toString) | quote }}}
+{{- end }}
+{{- end -}}
+
+{{/* The worker container's resources: worker.resources, GPUs, network devices and claims. */}}
+{{- define "ringattn.workerResources" -}}
+{{- $worker := .Values.worker -}}
+{{- $resources := deepCopy $worker.resources -}}
+{{- $limits := $resources.limits | default dict -}}
+{{- if and (eq $worker.mode "gpu") $worker.gpu.resourceName -}}
+{{- $_ := set $resources "limits" (merge (dict) $limits (dict $worker.gpu.resourceName $worker.gpu.perPod)) -}}
+{{- end -}}
+{{- if $worker.network.resources -}}
+{{- $_ := set $resources "limits" (merge (dict) ($resources.limits | default dict) $worker.network.resources) -}}
+{{- $_ := set $resources "requests" (merge (dict) ($resources.requests | default dict) $worker.network.resources) -}}
+{{- end -}}
+{{- if $worker.resourceClaims -}}
+{{- $claims := $resources.claims | default list -}}
+{{- range $worker.resourceClaims }}{{ $claims = append $claims (pick . "name" "request") }}{{ end -}}
+{{- $_ := set $resources "claims" $claims -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{/* Name of the ResourceClaimTemplate of an entry of worker.resourceClaims: {root, claim} */}}
+{{- define "ringattn.claimTemplateName" -}}
+{{- default (printf "%s-%s" (include "ringattn.workerName" .root) .claim.name) .claim.resourceClaimTemplateName -}}
+{{- end -}}
+
+{{/* Affinity of worker pods, unless worker.affinity is set. Empty if there is none. */}}
+{{- define "ringattn.workerAffinity" -}}
+{{- $worker := .Values.worker -}}
+{{- $labels := include "ringattn.selectorLabels" (dict "root" . "component" "worker") | fromYaml -}}
+{{- $node := list (dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $labels)) -}}
+{{- $affinity := dict -}}
+{{- if and (eq $worker.mode "gpu") $worker.gpu.peerSocketVolume -}}
+{{- $_ := set $affinity "podAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" $node) -}}
+{{- else -}}
+{{- if eq $worker.spread "hard" -}}
+{{- $_ := set $affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" $node) -}}
+{{- end -}}
+{{- if and $worker.topology.zoneLabel (eq $worker.topology.zonePlacement "together") -}}
+{{- $zone := dict "topologyKey" $worker.topology.zoneLabel "labelSelector" (dict "matchLabels" $labels) -}}
+{{- $_ := set $affinity "podAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" (list (dict "weight" 100 "podAffinityTerm" $zone))) -}}
+{{- end -}}
+{{- end -}}
+{{- if $affinity }}{{ toYaml $affinity }}{{ end -}}
 {{- end -}}
 
 {{/* Secrets as directories. Single files (subPath) would never be updated. */}}
