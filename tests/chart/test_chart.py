@@ -1,6 +1,7 @@
 """The chart without a cluster. Tests that need Helm are skipped by name if it is missing."""
 
 import json
+import os
 import re
 import subprocess
 
@@ -12,7 +13,8 @@ from chart import (CHART, EXAMPLE, HELM, ROOT, VARIANTS, VERSIONS, command_line,
 
 # Variants and the oldest Kubernetes that they need.
 NEEDS = {"gpu-peers-values": "1.28", "gpu-network-values": "1.33", "gpu-claims-values": "1.34"}
-needs_helm = pytest.mark.skipif(HELM is None, reason="no helm, and no Go 1.24 or newer to build it")
+needs_helm = pytest.mark.skipif(
+    HELM is None, reason=f"no Helm: {os.environ.get('RINGATTN_NO_HELM') or 'run tests/lib/chart_tests.sh'}")
 SECRET = ("--set", "cluster.existingSecret=s")
 PROGRAMS = {"ringattn-server": ROOT / "bazel-bin/server/ringattn-server",
             "ringattn-worker": ROOT / "bazel-bin/worker/ringattn-worker",

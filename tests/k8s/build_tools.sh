@@ -4,12 +4,14 @@
 # Tools of the right version are kept. About ten minutes at first on 2 cores, a second afterwards.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+source tests/lib/go.sh
 
 KUBERNETES_VERSION=v1.34.4
 COREDNS_VERSION=v1.12.4
 HELM_VERSION=v3.22.0
 PROGRAMS=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
 
+use_go >&2 || exit 1
 tools=${RINGATTN_K8S_TOOLS:-$PWD/.deps/k8s}
 mkdir -p "$tools/bin" "$tools/build"
 tools=$(realpath "$tools")

@@ -9,6 +9,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
+source tests/lib/go.sh
 
 skip() {
   echo "skipped: $*" >&2
@@ -25,10 +26,8 @@ obstacle() {
   local kib
   kib=$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)
   ((kib > 4 << 20)) || { echo "needs 4 GiB of free memory" && return; }
-  local version
-  version=$(go version 2>/dev/null | sed -n 's/^go version go1\.\([0-9]*\).*$/\1/p')
-  ((${version:-0} >= 24)) ||
-    { echo "building Kubernetes needs Go 1.24 or newer, there is ${version:+1.$version}${version:-none}" && return; }
+  local why
+  why=$(use_go) || { echo "building Kubernetes $why" && return; }
 }
 
 why=$(obstacle)
