@@ -84,8 +84,9 @@ section image "image and Helm chart"
 [[ $tier == full ]] || timeout 60 tail --pid="$helm" -f /dev/null || kill -- -"$helm" 2>/dev/null
 wait "$helm"
 ended=$?
-# 143: ended above
-((ended == 0 || ended == 143)) || { cat "$beside/helm"; record "fail Helm did not build (exit $ended)"; }
+# The standard tier does not depend on Helm's sources: without it the chart's tests are skipped.
+((ended == 0)) || tail -5 "$beside/helm"
+[[ $ended == 0 || $tier != full ]] || record "fail Helm did not build (exit $ended)"
 ./tests/lib/chart_tests.sh || true
 
 section cuda "compiled for GPUs meanwhile"
