@@ -97,7 +97,7 @@ def test_workers_connect_to_the_ring_address_of_others(tmp_path, transport):
         for rank in range(3):
             address, others = addresses[workers[rank]], [r for r in range(3) if r != rank]
             ends = connections(ring.workers[workers[rank]])
-            # Of each pair, one worker has connected to the ring address of the other.
+            # One worker of each pair has connected to the ring address of the other.
             for other in others:
                 there = addresses[workers[other]]
                 outgoing = sum(remote == there for _, remote in ends)
