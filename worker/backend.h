@@ -44,8 +44,10 @@ struct BackendOptions {
   int64_t memory_limit_bytes = 0;      // memory for requests; 0: the backend's default
   int wire_connections = 0;            // CPU, wire: TCP connections per peer; 0: the default
   TransportSecurity cluster_security;  // wire: protects the ring's connections
+  // CPU: a name or address of this machine that peers can reach (--ring_address). Rings listen
+  // there. peer needs no address, and NCCL chooses its own.
+  std::string ring_host = "127.0.0.1";
   // Common to all ring transports.
-  std::string ring_host = "127.0.0.1";  // address of this machine that peers can reach
   absl::Duration ring_step_timeout = absl::Minutes(10);
   absl::Duration ring_connect_timeout = absl::Seconds(30);
   int64_t pinned_pool_bytes = 0;       // CUDA

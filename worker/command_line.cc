@@ -23,6 +23,7 @@
 #include "common/process/secret_file.h"
 #include "common/process/size_flag.h"
 #include "worker/backend.h"
+#include "worker/comm/sockets/ring_address.h"
 #include "worker/device_name.h"
 #include "worker/region/local_memory.h"
 
@@ -202,7 +203,9 @@ void AddListeners(CLI::App* app, CommandLine* line) {
          "and readiness (member of a ring); port 0 picks a free port; empty: none")
       ->type_name("HOST:PORT");
   app->add_option("--ring_address", line->backend.ring_host,
-                  "name or address of this machine that the other workers can reach")
+                  "CPU: name or address of this machine at which the worker listens while a ring "
+                  "forms, and to which the other workers connect")
+      ->check([](const std::string& host) { return std::string(CheckRingAddress(host).message()); })
       ->type_name("HOST")
       ->capture_default_str();
   app->add_option("--port_file", line->port_file,

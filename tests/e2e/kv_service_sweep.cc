@@ -19,6 +19,7 @@
 #include "client/api/client.h"
 #include "client/api/error.h"
 #include "client/api/kv_cache.h"
+#include "common/kv/shard_cut.h"
 #include "tests/sweep/kv_program.h"
 
 ABSL_FLAG(std::string, server, "", "host:port of the service");

@@ -80,7 +80,10 @@ def test_check_flags_says_what_is_wrong_and_starts_nothing(tmp_path, program):
 
     right = check(f"--secret_file={secret}", "--metrics_listen=127.0.0.1:1")
     assert right.returncode == 0, right.stderr
-    for wrong, words in (((f"--secret_file={secret}", "--no_such_flag=1"), "--no_such_flag"),
+    of_workers = [((f"--secret_file={secret}", f"--ring_address={wildcard}"),
+                   f'the ring address is "{wildcard}"; it must be') for wildcard in ("0.0.0.0", "::")]
+    for wrong, words in (*(of_workers if program == WORKER else ()),
+                         ((f"--secret_file={secret}", "--no_such_flag=1"), "--no_such_flag"),
                          (("--secret_file=/no/such/file",), "secret file"),
                          ((f"--secret_file={secret}", "--teardown_timeout=soon"),
                           "--teardown_timeout"),

@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -71,6 +72,53 @@ def test_ranks_follow_hosts(two_hosts):
     # Both links are measured: inside each host, and between the hosts.
     assert all(w.link_bytes_per_second > 1e6 for w in workers)
     assert all(w.host_link_bytes_per_second > 1e6 for w in workers)
+
+
+def connections(process):
+    """Pairs of the local and remote IPv4 address of a process's TCP connections."""
+    sockets = set()
+    for descriptor in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            sockets.add(str(descriptor.readlink()))
+    lines = pathlib.Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]
+    rows = [line.split() for line in lines]
+    return [tuple(socket.inet_ntoa(bytes.fromhex(end.split(":")[0])[::-1]) for end in row[1:3])
+            for row in rows if row[3] == "01" and f"socket:[{row[9]}]" in sockets]
+
+
+@pytest.mark.parametrize("transport", ["auto", "wire", "gloo"])
+def test_workers_connect_to_the_ring_address_of_others(tmp_path, transport):
+    addresses = [f"127.0.77.{index + 1}" for index in range(3)]
+    ring = start_hosts(tmp_path, ["host-a", "host-b", "host-c"], flags=lambda index: [
+        f"--ring_address={addresses[index]}", f"--ring_transport={transport}"])
+    with contextlib.closing(ring):
+        workers = {w.rank: int(w.name[-1]) for w in ring.topology().workers}
+        per_pair = 1 if transport == "gloo" else 2
+        for rank in range(3):
+            address, others = addresses[workers[rank]], [r for r in range(3) if r != rank]
+            ends = connections(ring.workers[workers[rank]])
+            # One worker of each pair has connected to the ring address of the other.
+            for other in others:
+                there = addresses[workers[other]]
+                outgoing = sum(remote == there for _, remote in ends)
+                assert outgoing in (0, per_pair), (rank, other, ends)
+                if transport != "gloo":
+                    assert (outgoing > 0) == (rank > other), (rank, other, ends)
+            incoming = sum(local == address for local, _ in ends)
+            if transport != "gloo":
+                assert incoming == per_pair * sum(other > rank for other in others), (rank, ends)
+        inputs = make_inputs(sq=1000, heads=2, dim=32)
+        result = run(ring.attention, inputs, causal=True, world_size=3)
+        assert_close(result.array("out"), reference(inputs, causal=True)["out"], 1e-4)
+
+
+def test_a_worker_logs_why_it_cannot_form_a_ring(tmp_path):
+    ring = Cluster(tmp_path, workers=0)
+    with contextlib.closing(ring):
+        ring.start_worker(0, flags=["--ring_address=192.0.2.1"])
+        log = tmp_path / "worker-0.log"
+        wait_until(lambda: "the ring cannot form" in log.read_text(), 20, "the reason")
+        assert "cannot listen for ring peers on 192.0.2.1: " in log.read_text()
 
 
 def test_operators_see_hosts(two_hosts):

@@ -467,6 +467,12 @@ void WorkerCore::LogRun(const ShardOperation& operation,
 
 void WorkerCore::SendGenerationFailed(uint64_t generation, const absl::Status& status,
                                       const RunningOperation* last) {
+  // A failed run has its own log line.
+  if (last == nullptr) {
+    LogWarning("the ring cannot form", {{"worker", options_.name},
+                                        {"generation", generation},
+                                        {"reason", std::string(status.message())}});
+  }
   v1::JoinRequest message;
   v1::GenerationFailed* failed = message.mutable_generation_failed();
   failed->set_generation(generation);

@@ -20,7 +20,6 @@
 #ifndef RINGATTN_SERVER_CORE_KV_KV_CACHES_H_
 #define RINGATTN_SERVER_CORE_KV_KV_CACHES_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -39,62 +38,9 @@
 #include "server/core/events/action_batch.h"
 #include "server/core/events/config.h"
 #include "server/core/events/kv_events.h"
+#include "server/core/kv/kv_cache_record.h"
 
 namespace ringattn::server {
-
-enum class KvCacheState : uint8_t {
-  kReserving,  // the workers reserve and zero memory
-  kAdopting,   // not all ranks have registered with this coordinator
-  kIdle,       // no writer
-  kOpening,    // the workers fence older writers
-  kSettling,   // the workers settle the log
-  kOpen,       // a writer may send steps
-};
-
-struct KvCacheMember {
-  ConnectionId connection = 0;  // 0 while adopting: not registered
-  std::string worker;           // its name
-  int64_t bytes = 0;
-  bool answered = false;  // in the current state
-  bool leaving = false;   // the worker was ordered to end
-  uint64_t committed_step = 0;
-  uint64_t complete_step = 0;
-  std::string token;  // of this epoch
-};
-
-struct KvCacheRecord {
-  std::string id;
-  std::string principal;  // that may use it
-  std::string client;     // that the quota applies to
-  std::string request_id;
-  uint64_t fingerprint = 0;
-  std::shared_ptr<const KvCacheSpec> spec;
-  int64_t spec_bytes = 0;  // of the coordinator's memory
-  KvPlacement placement;
-  std::vector<KvCacheMember> members;  // by rank
-  KvCacheState state = KvCacheState::kReserving;
-  uint64_t epoch = 0;      // newest
-  bool same_epoch = true;  // kAdopting: all ranks so far registered the same epoch
-  absl::Duration ttl;
-  absl::Time step_lease;                          // renewed by steps
-  absl::Time hold_lease = absl::InfinitePast();   // renewed by holds
-  absl::Time deadline = absl::InfiniteFuture();   // of the answers that the state waits for
-  std::vector<uint64_t> creating_calls;           // CreateCache calls that wait
-  std::optional<KvWriterRequested> opening;       // the OpenCache call that waits
-  v1::Transport transport = v1::TRANSPORT_RELAY;  // of the writer
-  std::string transport_reason;
-  std::string relay_token;  // of this epoch; empty unless the writer uses the relay
-  uint64_t settled_step = 0;
-  // As the workers report.
-  uint64_t last_step = 0;
-  uint64_t blocks_used = 0;
-  uint64_t sequences = 0;
-
-  absl::Time lease_end() const { return std::max(step_lease, hold_lease); }
-  int64_t bytes() const;
-  bool IsOn(ConnectionId connection) const;
-  bool has_writer() const;  // open, or about to be
-};
 
 // Where a new cache goes.
 struct KvReservation {
@@ -118,7 +64,7 @@ class KvCaches {
   KvCaches(const CoordinatorConfig* config, ActionBatch* batch)
       : config_(*config), batch_(*batch) {}
 
-  // --- Creating.
+  // --- Creating: kv_caches_creating.cc.
   // Answers the call if the principal's request was made before; then returns true.
   bool AnswerRepeated(const KvCacheRequested& event);
   // Returns the limit that another cache of this many bytes, summed over workers, would exceed.
@@ -128,7 +74,7 @@ class KvCaches {
   void Reserve(const KvCacheRequested& event, const KvReservation& reservation);
   void OnReserved(ConnectionId connection, const v1::KvReserved& reserved);
 
-  // --- Opening.
+  // --- Opening: kv_caches_opening.cc.
   // Returns the cache if this principal may open it now, else the failure.
   std::variant<const KvCacheRecord*, Failure> FindToOpen(const std::string& id,
                                                          const std::string& principal) const;
@@ -157,12 +103,12 @@ class KvCaches {
   void OnWorkerLeaving(ConnectionId connection, const std::string& worker);
   void Lose(const std::string& id, const std::string& detail);
 
-  // --- Restarts of the coordinator.
+  // --- Restarts of the coordinator: kv_caches_adoption.cc.
   // Takes over the caches that a worker holds; frees those that have ended or that contradict what
   // other workers registered.
   void Adopt(ConnectionId connection, const v1::Register& registration);
 
-  // --- Lookups. Unknown caches and other principals' give the same failure.
+  // --- Lookups: kv_caches_lookups.cc. Unknown caches and other principals' give the same failure.
   KvCacheView Find(const std::string& id, const std::string& principal) const;
   // At most `count` caches of the principal in order of ids, after `after`. An anonymous caller
   // sees those that its connection created, because ids are secrets.

@@ -1,6 +1,6 @@
 // The interface between the contract's cases and a transport. A test program links the cases
-// (//worker/comm/contract:cases) and defines RingsUnderTest(). Each transport has such a program,
-// so the common behaviour is tested by one set of cases.
+// (//worker/comm/contract:cases, and :socket_cases for sockets) and defines RingsUnderTest(). Each
+// transport has such a program, so the common behaviour is tested by one set of cases.
 #ifndef RINGATTN_WORKER_COMM_CONTRACT_RING_UNDER_TEST_H_
 #define RINGATTN_WORKER_COMM_CONTRACT_RING_UNDER_TEST_H_
 
@@ -61,6 +61,11 @@ struct RingUnderTest {
   bool reaches_prepared_ranks = false;
   // Creates the unprepared ranks of one ring, by rank. They may form several rings.
   std::function<std::vector<std::unique_ptr<TestRank>>(const TestRankOptions&)> make_ranks;
+  // Transports over sockets (socket_cases): creates one rank's transport, which listens at `host`.
+  std::function<std::unique_ptr<RingTransport>(const std::string& host,
+                                               absl::Duration step_timeout)>
+      make_transport;
+  std::string host = "127.0.0.1";  // for make_transport
 
   friend std::ostream& operator<<(std::ostream& out, const RingUnderTest& ring) {
     return out << ring.name;

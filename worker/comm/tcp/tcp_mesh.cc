@@ -1,13 +1,7 @@
 #include "worker/comm/tcp/tcp_mesh.h"
 
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <exception>
 #include <thread>
 #include <utility>
@@ -17,6 +11,7 @@
 #include "gloo/transport/address.h"
 #include "gloo/transport/tcp/attr.h"
 #include "gloo/transport/tcp/device.h"
+#include "worker/comm/sockets/ring_address.h"
 #include "worker/device/host_event.h"
 
 namespace ringattn::worker {
@@ -57,32 +52,13 @@ absl::StatusOr<std::vector<char>> AddressFor(absl::string_view blob, int rank) {
   return absl::InvalidArgumentError(absl::StrCat("a blob holds no address for rank ", rank));
 }
 
-// Returns INVALID_ARGUMENT unless `host` is an address of this machine. Gloo checks that too, but
-// then leaks the result of the lookup.
-absl::Status CheckLocalAddress(const std::string& host) {
-  const auto failed = [&host](const char* why) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot listen for ring peers on ", host, ": ", why));
-  };
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found); error != 0) {
-    return failed(gai_strerror(error));
-  }
-  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int error = fd >= 0 && bind(fd, found->ai_addr, found->ai_addrlen) == 0 ? 0 : errno;
-  if (fd >= 0) close(fd);
-  freeaddrinfo(found);
-  return error == 0 ? absl::OkStatus() : failed(std::strerror(error));
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<TcpMesh>> TcpMesh::Listen(const std::string& host, int rank,
                                                          int world_size,
                                                          absl::Duration connect_timeout) {
-  if (absl::Status status = CheckLocalAddress(host); !status.ok()) return status;
+  // Gloo checks the address too, but then leaks the result of the lookup.
+  if (absl::Status status = BindRingAddress(host).status(); !status.ok()) return status;
   std::shared_ptr<TcpMesh> mesh(new TcpMesh(rank, world_size));
   try {
     gloo::transport::tcp::attr attributes;

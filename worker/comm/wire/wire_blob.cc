@@ -18,8 +18,8 @@ std::string FormatWireBlob(const WireBlob& blob) {
   std::string text(kBlobMagic);
   AppendInteger(blob.tls ? 1 : 0, 1, &text);
   AppendInteger(static_cast<uint64_t>(blob.stripes), 1, &text);
-  AppendInteger(blob.port, 2, &text);
-  text.append(reinterpret_cast<const char*>(&blob.address), sizeof(blob.address));
+  AppendInteger(blob.address.port, 2, &text);
+  text.append(reinterpret_cast<const char*>(&blob.address.ip), sizeof(blob.address.ip));
   text += blob.secret;
   return text;
 }
@@ -31,14 +31,15 @@ absl::StatusOr<WireBlob> ParseWireBlob(absl::string_view text) {
   const char* const fields = text.data() + kBlobMagic.size();
   const uint64_t tls = ReadInteger(fields, 1), stripes = ReadInteger(fields + 1, 1);
   WireBlob blob;
-  blob.port = static_cast<uint16_t>(ReadInteger(fields + 2, 2));
-  if (tls > 1 || stripes < 1 || stripes > kMaxWireStripes || blob.port == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the blob names ", stripes, " connections, port ", blob.port, " and protection ", tls));
+  blob.address.port = static_cast<uint16_t>(ReadInteger(fields + 2, 2));
+  if (tls > 1 || stripes < 1 || stripes > kMaxWireStripes || blob.address.port == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("the blob names ", stripes,
+                                                   " connections, port ", blob.address.port,
+                                                   " and protection ", tls));
   }
   blob.tls = tls == 1;
   blob.stripes = static_cast<int>(stripes);
-  std::memcpy(&blob.address, fields + 4, sizeof(blob.address));
+  std::memcpy(&blob.address.ip, fields + 4, sizeof(blob.address.ip));
   blob.secret = std::string(text.substr(kBlobBytes - kTokenBytes));
   return blob;
 }

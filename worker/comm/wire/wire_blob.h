@@ -3,13 +3,12 @@
 #ifndef RINGATTN_WORKER_COMM_WIRE_WIRE_BLOB_H_
 #define RINGATTN_WORKER_COMM_WIRE_WIRE_BLOB_H_
 
-#include <netinet/in.h>
-
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "worker/comm/sockets/socket_address.h"
 
 namespace ringattn::worker {
 
@@ -17,9 +16,8 @@ inline constexpr int kMaxWireStripes = 8;
 
 struct WireBlob {
   bool tls = false;
-  int stripes = 1;     // connections per pair that this rank accepts: 1 to kMaxWireStripes
-  in6_addr address{};  // IPv4 addresses are mapped
-  uint16_t port = 0;   // host byte order
+  int stripes = 1;  // connections per pair that this rank accepts: 1 to kMaxWireStripes
+  SocketAddress address;
   std::string secret;  // kTokenBytes random bytes
 };
 

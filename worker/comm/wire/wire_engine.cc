@@ -1,321 +1,142 @@
 #include "worker/comm/wire/wire_engine.h"
 
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/monotonic_time.h"
-#include "worker/device/host_queue.h"
+#include "worker/comm/wire/wire_connection.h"
+#include "worker/comm/wire/wire_link.h"
 
 namespace ringattn::worker {
-namespace {
 
-using Kind = PeerTransfer::Kind;
-
-// Each counts as progress, so that a slow link shows some.
-constexpr int64_t kProgressBytes = int64_t{16} << 20;
-// How much a connection moves in one direction before others get their turn.
-constexpr size_t kTurnBytes = 4 << 20;
-// A peer's grants ahead of the sends here. A group has at most a few transfers per peer.
-constexpr size_t kMaxGrantsAhead = 1 << 16;
-
-}  // namespace
-
-// What this rank and one peer have in common. Guarded by the engine's mutex_, except `stripes`.
-struct WireEngine::Link {
-  // A posted send whose grant has not arrived.
-  struct Ungranted {
-    int64_t bytes = 0;
-    bool sent = false;  // eagerly
-  };
-  // A transfer that arrived before its receive was posted.
-  struct Eager {
-    std::string bytes;
-    bool complete = false;
-  };
-
-  int peer = 0;
-  std::vector<std::unique_ptr<Stripe>> stripes;
-  int open = 0;  // connections
-  WireFailure failure = WireFailure::kNone;
-  absl::Status status;  // once failed
-
-  uint64_t sends = 0;                       // posted
-  uint64_t receives = 0;                    // posted
-  uint64_t grants = 0;                      // arrived
-  std::deque<int64_t> grants_ahead;         // their sizes, for sends grants - size ... of grants
-  std::deque<Ungranted> ungranted;          // sends [grants, sends)
-  int64_t eager_sent_bytes = 0;             // of ungranted
-  std::deque<Transfer*> unassigned;         // sends with bytes that no connection has taken
-  std::map<uint64_t, Transfer*> receiving;  // by sequence
-  std::map<uint64_t, Eager> eager;          // by sequence
-  int64_t eager_bytes = 0;                  // of `eager`
-};
-
-// One connection. Used by its loop's thread, except Shutdown.
-class WireEngine::Stripe : public FrameSink {
+// The link to one peer and its connections.
+class WireEngine::Peer : public WirePeer {
  public:
-  Stripe(WireEngine* engine, Link* link, int index, std::unique_ptr<WireStream> stream)
-      : engine_(engine), link_(link), index_(index), stream_(std::move(stream)) {}
-
-  Link* link() const { return link_; }
-  int fd() const { return stream_->fd(); }
-  bool open() const { return stream_ != nullptr; }
-  void Close() { stream_ = nullptr; }
-  void Shutdown() {
-    if (stream_ != nullptr) stream_->Shutdown();
-  }
-
-  // Queues a grant, to be sent before the next chunk.
-  void AddGrant(const WireFrame& grant) { AppendFrame(grant, &grants_); }
-
-  // Reads and writes what is possible in a turn. Returns false if the connection has failed. Sets
-  // *wants_write if there is more to write, and *reads_more, if `readable`, if there is more to
-  // read although the socket may not be readable.
-  bool Work(bool readable, bool* wants_write, bool* reads_more) {
-    WireStream::Result result;
-    if (readable) result = ReadFrames(reads_more);
-    if (result.ok()) result = WriteFrames(wants_write);
-    if (result.ok()) {
-      *wants_write = *wants_write || stream_->WantsWrite();
-      return true;
+  Peer(WireEngine* engine, int rank, std::vector<std::unique_ptr<WireStream>> streams)
+      : engine_(*engine), rank_(rank), link_(&engine->group_) {
+    for (std::unique_ptr<WireStream>& stream : streams) {
+      connections_.push_back(std::make_unique<WireConnection>(
+          this, static_cast<int>(connections_.size()), std::move(stream)));
     }
-    engine_->FailWith(link_, result);
-    return false;
+    open_ = static_cast<int>(connections_.size());
+    engine_.counters_->connections.fetch_add(open_, std::memory_order_relaxed);
   }
 
-  absl::Status OnGrant(const WireFrame& frame) override { return engine_->OnGrant(link_, frame); }
-  absl::StatusOr<char*> OnData(const WireFrame& frame) override {
-    return engine_->OnData(link_, index_, frame);
+  WireChunk TakeChunk(int stripe) override {
+    absl::MutexLock lock(&engine_.mutex_);
+    return link_.TakeChunk(stripe);
+  }
+  void OnSent(const WireChunk& chunk) override {
+    engine_.counters_->sent_bytes.fetch_add(chunk.frame.length, std::memory_order_relaxed);
+    absl::MutexLock lock(&engine_.mutex_);
+    engine_.group_.Move(chunk.transfer, chunk.frame.length);
+  }
+  absl::Status OnGrant(const WireFrame& frame) override {
+    {
+      absl::MutexLock lock(&engine_.mutex_);
+      if (absl::Status status = link_.OnGrant(frame); !status.ok()) return status;
+    }
+    WakeHelpers();  // the connection that read the grant writes next
+    return absl::OkStatus();
+  }
+  absl::StatusOr<char*> OnData(int stripe, const WireFrame& frame) override {
+    absl::MutexLock lock(&engine_.mutex_);
+    return link_.OnData(stripe, frame);
   }
   absl::Status OnDataEnd(const WireFrame& frame) override {
-    return engine_->OnDataEnd(link_, frame);
+    engine_.counters_->received_bytes.fetch_add(frame.length, std::memory_order_relaxed);
+    absl::MutexLock lock(&engine_.mutex_);
+    return link_.OnDataEnd(frame);
   }
-
- private:
-  WireStream::Result ReadFrames(bool* reads_more) {
-    *reads_more = false;
-    for (size_t moved = 0; moved < kTurnBytes;) {
-      const FrameReader::Buffer buffer = reader_.Next();
-      WireStream::Result result = stream_->Read(buffer.data, buffer.bytes);
-      if (!result.ok() || result.bytes == 0) return result;
-      const absl::Status status = reader_.Advance(result.bytes, *this);
-      if (!status.ok()) {
-        const bool sizes = absl::IsFailedPrecondition(status);
-        return {.failure = sizes ? WireFailure::kSizes : WireFailure::kProtocol,
-                .why = std::string(status.message())};
-      }
-      moved += result.bytes;
-    }
-    *reads_more = stream_->HasBuffered();
-    return {};
+  void OnFailure(const WireStream::Result& result) override {
+    absl::MutexLock lock(&engine_.mutex_);
+    Lose(result.failure, result.why);
   }
-
-  WireStream::Result WriteFrames(bool* wants_write) {
-    *wants_write = false;
-    for (size_t moved = 0;;) {
-      if (head_.empty() && payload_bytes_ == 0 && !TakeFrame()) return stream_->Flush();
-      if (moved >= kTurnBytes) break;
-      const iovec parts[2] = {{head_.data() + head_sent_, head_.size() - head_sent_},
-                              {const_cast<char*>(payload_), payload_bytes_}};
-      const bool has_head = !head_.empty();
-      WireStream::Result result =
-          stream_->Write(has_head ? parts : parts + 1, has_head && payload_bytes_ > 0 ? 2 : 1);
-      if (!result.ok()) return result;
-      if (result.bytes == 0) break;
-      moved += result.bytes;
-      Advance(result.bytes);
-    }
-    *wants_write = true;
-    return {};
+  bool failed() override {
+    absl::MutexLock lock(&engine_.mutex_);
+    return link_.failed();
   }
-
-  // Prepares what to send next: queued grants and a chunk. Returns false if there is neither.
-  bool TakeFrame() {
-    head_ = std::exchange(grants_, {});
-    head_sent_ = 0;
-    chunk_ = engine_->TakeChunk(link_, index_);
-    if (chunk_.transfer != nullptr) {
-      AppendFrame(chunk_.frame, &head_);
-      payload_ = chunk_.data;
-      payload_bytes_ = chunk_.frame.length;
-    }
-    return !head_.empty();
-  }
-
-  void Advance(size_t bytes) {
-    const size_t of_head = std::min(bytes, head_.size() - head_sent_);
-    head_sent_ += of_head;
-    if (head_sent_ == head_.size()) {
-      head_.clear();
-      head_sent_ = 0;
-    }
-    payload_ += bytes - of_head;
-    payload_bytes_ -= bytes - of_head;
-    if (!head_.empty() || payload_bytes_ > 0 || chunk_.transfer == nullptr) return;
-    engine_->OnSent(std::exchange(chunk_, {}));
-  }
-
-  WireEngine* const engine_;
-  Link* const link_;
-  const int index_;
-  std::unique_ptr<WireStream> stream_;
-  FrameReader reader_;
-  std::string grants_;  // not sent yet
-  std::string head_;    // being sent, before the payload
-  size_t head_sent_ = 0;
-  const char* payload_ = nullptr;  // what remains
-  size_t payload_bytes_ = 0;
-  Chunk chunk_;
-};
-
-// The connections of one index to all peers. Used by one thread, except Wake.
-class WireEngine::Loop {
- public:
-  explicit Loop(WireEngine* engine)
-      : engine_(engine),
-        epoll_(epoll_create1(EPOLL_CLOEXEC)),
-        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    // Without both, the process has no descriptors left and cannot serve.
-    if (epoll_ < 0 || wake_ < 0 || epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) != 0) {
-      std::abort();
-    }
-  }
-  ~Loop() {
-    close(epoll_);
-    close(wake_);
-  }
-
-  void Add(Stripe* stripe) {
-    // What followed the handshake may have been read with it.
-    stripes_.push_back({.stripe = stripe, .reads_more = true});
-    reads_more_ = true;
-    Control(EPOLL_CTL_ADD, stripe, EPOLLIN, stripes_.size() - 1);
-  }
-
-  // May be called from any thread.
-  void Wake() {
-    const uint64_t one = 1;
-    (void)!write(wake_, &one, sizeof(one));
-  }
-
-  // Waits for sockets or Wake, and does what is possible.
-  void Poll(absl::Duration patience) {
-    const int timeout_ms = patience == absl::InfiniteDuration()
-                               ? -1
-                               : static_cast<int>(absl::ToInt64Milliseconds(std::min(
-                                     std::max(patience, absl::ZeroDuration()), absl::Hours(1)))) +
-                                     (patience > absl::ZeroDuration() ? 1 : 0);
-    const bool again = std::exchange(reads_more_, false);
-    epoll_event events[64];
-    const int count = epoll_wait(epoll_, events, 64, again ? 0 : timeout_ms);
-    bool woken = false;
-    for (int i = 0; i < count; ++i) {
-      if (events[i].data.u64 == 0) {
-        uint64_t wakes = 0;
-        (void)!read(wake_, &wakes, sizeof(wakes));
-        woken = true;
-        continue;
-      }
-      const bool readable = (events[i].events & ~static_cast<uint32_t>(EPOLLOUT)) != 0;
-      Work(events[i].data.u64 - 1, readable);
-    }
-    for (size_t i = 0; again && i < stripes_.size(); ++i) {
-      if (stripes_[i].reads_more) Work(i, true);
-    }
-    for (size_t i = 0; woken && i < stripes_.size(); ++i) Work(i, false);
-  }
-
-  // Lets the link's connection here write what it can.
-  void Push(const Link* link) {
-    for (size_t i = 0; i < stripes_.size(); ++i) {
-      if (stripes_[i].stripe->link() == link) Work(i, false);
+  void Close(WireConnection* connection) override {
+    absl::MutexLock lock(&engine_.mutex_);  // excludes Shutdown
+    connection->Close();
+    engine_.counters_->connections.fetch_sub(1, std::memory_order_relaxed);
+    if (--open_ > 0) return;
+    for (WireTransfer& transfer : engine_.group_.transfers()) {
+      if (transfer.peer() == rank_ && !transfer.done) engine_.group_.End(&transfer, link_.status());
     }
   }
 
-  // Closes all connections.
-  void CloseAll() {
-    for (Entry& entry : stripes_) Close(entry.stripe);
+  // Posts a transfer of the group. REQUIRES: the mutex is held, and the transfer has bytes.
+  void Post(WireTransfer* transfer) {
+    if (link_.failed()) return engine_.group_.End(transfer, link_.status());
+    absl::Status status;
+    if (transfer->is_send()) {
+      status = link_.PostSend(transfer);
+    } else {
+      WireFrame grant;
+      status = link_.PostReceive(transfer, &grant);
+      connections_[0]->AddGrant(grant);
+    }
+    if (!status.ok()) Lose(WireFailure::kSizes, status.message());
   }
 
- private:
-  struct Entry {
-    Stripe* stripe = nullptr;
-    bool wants_write = false;
-    bool reads_more = false;
-  };
-
-  void Control(int operation, Stripe* stripe, uint32_t events, size_t index) {
-    epoll_event event{};
-    event.events = events;
-    event.data.u64 = index + 1;
-    if (epoll_ctl(epoll_, operation, stripe->fd(), &event) == 0) return;
-    engine_->FailWith(stripe->link(), WireStream::Failed(errno));
+  // Ends the link to the peer. The first cause counts. REQUIRES: the mutex is held.
+  void Lose(WireFailure failure, absl::Status status) {
+    if (link_.failed()) return;
+    link_.Fail(failure, std::move(status));
+    engine_.counters_->lost_peers[static_cast<size_t>(failure)].fetch_add(
+        1, std::memory_order_relaxed);
+    engine_.WakeAll();
   }
 
-  void Work(size_t index, bool readable) {
-    Entry& entry = stripes_[index];
-    if (!entry.stripe->open()) return;
-    bool failed = false;
+  // As Lose, but not counted as a loss, and peers learn of it even if no Run is in progress here.
+  // REQUIRES: the mutex is held.
+  void Abort(const absl::Status& status) {
+    if (!link_.failed()) link_.Fail(WireFailure::kClosed, status);
+    for (const auto& connection : connections_) connection->Shutdown();
+  }
+
+  // Wakes the loops that could help with the sends to the peer.
+  void WakeHelpers() {
+    size_t helpers = 0;
     {
-      absl::MutexLock lock(&engine_->mutex_);
-      failed = entry.stripe->link()->failure != WireFailure::kNone;
+      absl::MutexLock lock(&engine_.mutex_);
+      helpers = link_.ChunksForOthers();
     }
-    bool wants_write = false;
-    if (failed || !entry.stripe->Work(readable, &wants_write, &entry.reads_more)) {
-      entry.reads_more = false;
-      Close(entry.stripe);
-      return;
-    }
-    reads_more_ |= entry.reads_more;
-    if (wants_write == entry.wants_write) return;
-    entry.wants_write = wants_write;
-    Control(EPOLL_CTL_MOD, entry.stripe, wants_write ? EPOLLIN | EPOLLOUT : EPOLLIN, index);
+    const size_t loops = std::min(helpers + 1, connections_.size());
+    for (size_t i = 1; i < loops; ++i) engine_.loops_[i]->Wake();
   }
 
-  void Close(Stripe* stripe) {
-    if (!stripe->open()) return;
-    absl::MutexLock lock(&engine_->mutex_);  // excludes Shutdown
-    stripe->Close();
-    engine_->OnClosed(stripe->link());
+  // The connection belongs to the loop of its index.
+  const std::vector<std::unique_ptr<WireConnection>>& connections() const { return connections_; }
+
+ private:
+  // Ends the link to the peer. The first cause counts. REQUIRES: the mutex is held.
+  void Lose(WireFailure failure, absl::string_view why) {
+    Lose(failure, absl::UnavailableError(absl::StrCat("lost rank ", rank_, ": ", why)));
   }
 
-  WireEngine* const engine_;
-  const int epoll_;
-  const int wake_;
-  std::vector<Entry> stripes_;
-  bool reads_more_ = false;  // of any of them
+  WireEngine& engine_;
+  const int rank_;
+  WireLink link_;  // guarded by the engine's mutex, as is open_
+  int open_ = 0;   // connections
+  std::vector<std::unique_ptr<WireConnection>> connections_;
 };
 
 WireEngine::WireEngine(int rank, WireStreams streams, std::shared_ptr<WireCounters> counters)
-    : rank_(rank), counters_(std::move(counters)), links_(streams.size()) {
+    : counters_(std::move(counters)), group_([this] { OnGroupEnd(); }), peers_(streams.size()) {
   size_t loops = 1;
   for (const auto& stripes : streams) loops = std::max(loops, stripes.size());
-  for (size_t i = 0; i < loops; ++i) loops_.push_back(std::make_unique<Loop>(this));
-  for (size_t peer = 0; peer < streams.size(); ++peer) {
-    if (static_cast<int>(peer) == rank_) continue;
-    links_[peer] = std::make_unique<Link>();
-    Link* const link = links_[peer].get();
-    link->peer = static_cast<int>(peer);
-    link->open = static_cast<int>(streams[peer].size());
-    counters_->connections.fetch_add(link->open, std::memory_order_relaxed);
-    for (size_t i = 0; i < streams[peer].size(); ++i) {
-      link->stripes.push_back(
-          std::make_unique<Stripe>(this, link, static_cast<int>(i), std::move(streams[peer][i])));
-    }
+  for (size_t i = 0; i < loops; ++i) loops_.push_back(std::make_unique<WireLoop>());
+  for (int peer = 0; peer < static_cast<int>(streams.size()); ++peer) {
+    if (peer != rank) peers_[peer] = std::make_unique<Peer>(this, peer, std::move(streams[peer]));
   }
-  for (const auto& link : links_) {
-    if (link == nullptr) continue;
-    for (size_t i = 0; i < link->stripes.size(); ++i) loops_[i]->Add(link->stripes[i].get());
+  for (const auto& peer : peers_) {
+    if (peer == nullptr) continue;
+    for (size_t i = 0; i < peer->connections().size(); ++i) {
+      loops_[i]->Add(peer->connections()[i].get());
+    }
   }
   for (size_t i = 1; i < loops; ++i) {
     threads_.emplace_back([this, loop = loops_[i].get()] {
@@ -337,18 +158,17 @@ absl::Status WireEngine::Run(const std::vector<PeerTransfer>& group, absl::Durat
   {
     absl::MutexLock lock(&mutex_);
     if (!aborted_.ok()) return aborted_;
-    progress_ = progress;
     runner_ = std::this_thread::get_id();
   }
-  for (Link* link : Post(group)) {
-    WakeHelpers(link);
-    loops_[0]->Push(link);
+  for (Peer* peer : Post(group, progress)) {
+    peer->WakeHelpers();
+    loops_[0]->Push(peer);
   }
   bool late = false;
   while (true) {
     {
       absl::MutexLock lock(&mutex_);
-      if (unfinished_ == 0) return StatusOfGroup();
+      if (group_.ended()) return aborted_.ok() ? group_.Result() : aborted_;
     }
     const absl::Duration patience = deadline - MonotonicNow();
     if (!late && patience <= absl::ZeroDuration()) {
@@ -359,290 +179,51 @@ absl::Status WireEngine::Run(const std::vector<PeerTransfer>& group, absl::Durat
   }
 }
 
-std::vector<WireEngine::Link*> WireEngine::Post(const std::vector<PeerTransfer>& group) {
-  std::vector<Link*> links;
+std::vector<WireEngine::Peer*> WireEngine::Post(const std::vector<PeerTransfer>& group,
+                                                std::atomic<int64_t>* progress) {
+  std::vector<Peer*> peers;
   absl::MutexLock lock(&mutex_);
-  group_.clear();
-  group_.resize(group.size());
-  unfinished_ = group.size();
-  for (size_t i = 0; i < group.size(); ++i) {
-    Transfer& transfer = group_[i];
-    transfer.transfer = &group[i];
-    transfer.link = links_[group[i].peer].get();
-    if (group[i].bytes == 0) {
-      progress_->fetch_add(1, std::memory_order_relaxed);
-      End(&transfer, absl::OkStatus());
+  group_.Begin(group, progress);
+  for (WireTransfer& transfer : group_.transfers()) {
+    if (transfer.transfer->bytes == 0) {
+      group_.MoveNothing(&transfer);
       continue;
     }
-    const bool send = group[i].kind == Kind::kSend;
-    transfer.sequence = send ? transfer.link->sends++ : transfer.link->receives++;
-    if (std::find(links.begin(), links.end(), transfer.link) == links.end()) {
-      links.push_back(transfer.link);  // a failed one, too: its connection here may be open
+    Peer* const peer = peers_[transfer.peer()].get();
+    if (std::find(peers.begin(), peers.end(), peer) == peers.end()) {
+      peers.push_back(peer);  // a failed one, too: its connection here may be open
     }
-    if (transfer.link->failure != WireFailure::kNone) {
-      End(&transfer, transfer.link->status);
-    } else if (send) {
-      PostSend(&transfer);
-    } else {
-      PostReceive(&transfer);
-    }
+    peer->Post(&transfer);
   }
-  return links;
-}
-
-void WireEngine::PostSend(Transfer* send) {
-  Link* const link = send->link;
-  const int64_t bytes = send->transfer->bytes;
-  if (link->grants_ahead.empty()) {
-    link->ungranted.push_back({bytes, false});
-  } else {
-    const int64_t expected = link->grants_ahead.front();
-    link->grants_ahead.pop_front();
-    if (expected != bytes) {
-      Fail(link, WireFailure::kSizes,
-           absl::StrCat("it expects ", expected, " bytes, but ", bytes, " are to be sent"));
-      return;
-    }
-  }
-  link->unassigned.push_back(send);
-}
-
-void WireEngine::PostReceive(Transfer* receive) {
-  Link* const link = receive->link;
-  const auto bytes = static_cast<uint64_t>(receive->transfer->bytes);
-  link->stripes[0]->AddGrant(
-      {.kind = WireFrame::Kind::kGrant, .sequence = receive->sequence, .total = bytes});
-  receive->arrived.resize((bytes + kChunkBytes - 1) / kChunkBytes);
-  const auto eager = link->eager.find(receive->sequence);
-  if (eager == link->eager.end()) {
-    link->receiving[receive->sequence] = receive;
-    return;
-  }
-  if (eager->second.bytes.size() != bytes) {
-    Fail(link, WireFailure::kSizes,
-         absl::StrCat("it sent ", eager->second.bytes.size(), " bytes, but ", bytes,
-                      " are expected"));
-    return;
-  }
-  if (!eager->second.complete) {
-    receive->arrived[0] = true;
-    link->receiving[receive->sequence] = receive;  // OnDataEnd copies it
-    return;
-  }
-  std::memcpy(receive->transfer->data, eager->second.bytes.data(), bytes);
-  link->eager_bytes -= static_cast<int64_t>(bytes);
-  link->eager.erase(eager);
-  Move(receive, static_cast<int64_t>(bytes));
+  return peers;
 }
 
 void WireEngine::EndLateTransfers(absl::Duration timeout) {
   absl::MutexLock lock(&mutex_);
-  for (const Transfer& transfer : group_) {
+  for (const WireTransfer& transfer : group_.transfers()) {
     if (transfer.done) continue;
-    const char* const what =
-        transfer.transfer->kind == Kind::kSend ? "sending to" : "receiving from";
-    Link* const link = transfer.link;
-    if (link->failure != WireFailure::kNone) continue;
-    Fail(link, WireFailure::kTimeout, "");
-    link->status = absl::UnavailableError(absl::StrCat(
-        what, " rank ", link->peer, " took longer than ", absl::FormatDuration(timeout)));
+    peers_[transfer.peer()]->Lose(
+        WireFailure::kTimeout,
+        absl::UnavailableError(absl::StrCat(transfer.is_send() ? "sending to" : "receiving from",
+                                            " rank ", transfer.peer(), " took longer than ",
+                                            absl::FormatDuration(timeout))));
   }
 }
 
-absl::Status WireEngine::StatusOfGroup() {
-  progress_ = nullptr;
-  if (!aborted_.ok()) return aborted_;
-  for (const Transfer& transfer : group_) {
-    if (!transfer.status.ok()) return transfer.status;
-  }
-  return absl::OkStatus();
-}
-
-WireEngine::Chunk WireEngine::TakeChunk(Link* link, int stripe) {
-  absl::MutexLock lock(&mutex_);
-  if (link->failure != WireFailure::kNone || link->unassigned.empty()) return {};
-  Transfer* const send = link->unassigned.front();
-  const int64_t bytes = send->transfer->bytes;
-  if (send->sequence >= link->grants) {
-    if (stripe != 0 || bytes > kEagerBytes || link->eager_sent_bytes + bytes > kEagerCredit) {
-      return {};
-    }
-    link->ungranted[send->sequence - link->grants].sent = true;
-    link->eager_sent_bytes += bytes;
-  }
-  Chunk chunk;
-  chunk.transfer = send;
-  chunk.data = static_cast<const char*>(send->transfer->data) + send->assigned_bytes;
-  const int64_t length = std::min<int64_t>(bytes - send->assigned_bytes, kChunkBytes);
-  chunk.frame = {.kind = WireFrame::Kind::kData,
-                 .length = static_cast<uint32_t>(length),
-                 .sequence = send->sequence,
-                 .offset = static_cast<uint64_t>(send->assigned_bytes),
-                 .total = static_cast<uint64_t>(bytes)};
-  send->assigned_bytes += length;
-  if (send->assigned_bytes == bytes) link->unassigned.pop_front();
-  return chunk;
-}
-
-void WireEngine::OnSent(const Chunk& chunk) {
-  counters_->sent_bytes.fetch_add(chunk.frame.length, std::memory_order_relaxed);
-  absl::MutexLock lock(&mutex_);
-  Move(chunk.transfer, chunk.frame.length);
-}
-
-absl::Status WireEngine::OnGrant(Link* link, const WireFrame& frame) {
-  {
-    absl::MutexLock lock(&mutex_);
-    if (link->failure != WireFailure::kNone) return link->status;
-    if (frame.sequence != link->grants) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("grant ", frame.sequence, " instead of ", link->grants));
-    }
-    const auto total = static_cast<int64_t>(frame.total);
-    if (link->ungranted.empty()) {
-      if (link->grants_ahead.size() >= kMaxGrantsAhead) {
-        return absl::InvalidArgumentError(absl::StrCat(kMaxGrantsAhead, " grants ahead"));
-      }
-      link->grants_ahead.push_back(total);
-    } else {
-      const Link::Ungranted send = link->ungranted.front();
-      link->ungranted.pop_front();
-      if (send.bytes != total) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("it expects ", total, " bytes, but ", send.bytes, " are to be sent"));
-      }
-      if (send.sent) link->eager_sent_bytes -= total;
-    }
-    ++link->grants;
-  }
-  // The connection that read the grant writes next.
-  WakeHelpers(link);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<char*> WireEngine::OnData(Link* link, int stripe, const WireFrame& frame) {
-  absl::MutexLock lock(&mutex_);
-  if (link->failure != WireFailure::kNone) return link->status;
-  const auto total = static_cast<int64_t>(frame.total);
-  const auto found = link->receiving.find(frame.sequence);
-  if (found != link->receiving.end()) {
-    Transfer* const receive = found->second;
-    if (receive->transfer->bytes != total) {
-      return absl::FailedPreconditionError(absl::StrCat("it sent ", total, " bytes, but ",
-                                                        receive->transfer->bytes, " are expected"));
-    }
-    const uint64_t chunk = frame.offset / kChunkBytes;
-    if (receive->arrived[chunk]) {
-      return absl::InvalidArgumentError(absl::StrCat("chunk ", chunk, " came twice"));
-    }
-    receive->arrived[chunk] = true;
-    return static_cast<char*>(receive->transfer->data) + frame.offset;
-  }
-  if (stripe != 0 || frame.sequence < link->receives || total > kEagerBytes ||
-      link->eager_bytes + total > kEagerCredit || link->eager.count(frame.sequence) > 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(total, " bytes of transfer ", frame.sequence, " exceed what it may send"));
-  }
-  Link::Eager& eager = link->eager[frame.sequence];
-  eager.bytes.resize(frame.total);
-  link->eager_bytes += total;
-  return eager.bytes.data();
-}
-
-absl::Status WireEngine::OnDataEnd(Link* link, const WireFrame& frame) {
-  counters_->received_bytes.fetch_add(frame.length, std::memory_order_relaxed);
-  absl::MutexLock lock(&mutex_);
-  if (link->failure != WireFailure::kNone) return link->status;
-  const auto eager = link->eager.find(frame.sequence);
-  const auto found = link->receiving.find(frame.sequence);
-  if (eager != link->eager.end()) {
-    eager->second.complete = true;
-    if (found == link->receiving.end()) return absl::OkStatus();
-    // Its receive was posted while it arrived.
-    std::memcpy(found->second->transfer->data, eager->second.bytes.data(), frame.length);
-    link->eager_bytes -= static_cast<int64_t>(frame.length);
-    link->eager.erase(eager);
-  }
-  Transfer* const receive = found->second;
-  const bool complete = receive->moved_bytes + frame.length == frame.total;
-  if (complete) link->receiving.erase(found);
-  Move(receive, frame.length);
-  return absl::OkStatus();
-}
-
-void WireEngine::Move(Transfer* transfer, int64_t bytes) {
-  const int64_t before = transfer->moved_bytes;
-  transfer->moved_bytes += bytes;
-  const bool complete = transfer->moved_bytes == transfer->transfer->bytes;
-  // A multiple of kProgressBytes at the very end counts once.
-  int64_t steps = transfer->moved_bytes / kProgressBytes - before / kProgressBytes;
-  if (complete && transfer->moved_bytes % kProgressBytes != 0) ++steps;
-  progress_->fetch_add(steps, std::memory_order_relaxed);
-  if (complete) End(transfer, absl::OkStatus());
-}
-
-void WireEngine::End(Transfer* transfer, absl::Status status) {
-  transfer->done = true;
-  transfer->status = std::move(status);
-  if (--unfinished_ == 0 && std::this_thread::get_id() != runner_) loops_[0]->Wake();
-}
-
-void WireEngine::Fail(Link* link, WireFailure failure, const std::string& why) {
-  if (link->failure != WireFailure::kNone) return;
-  link->failure = failure;
-  link->status = absl::UnavailableError(absl::StrCat("lost rank ", link->peer, ": ", why));
-  link->unassigned.clear();
-  link->receiving.clear();
-  counters_->lost_peers[static_cast<size_t>(failure)].fetch_add(1, std::memory_order_relaxed);
-  WakeAll();
-}
-
-void WireEngine::FailWith(Link* link, const WireStream::Result& result) {
-  absl::MutexLock lock(&mutex_);
-  Fail(link, result.failure, result.why);
-}
-
-void WireEngine::OnClosed(Link* link) {
-  counters_->connections.fetch_sub(1, std::memory_order_relaxed);
-  if (--link->open > 0) return;
-  for (Transfer& transfer : group_) {
-    if (transfer.link == link && !transfer.done) End(&transfer, link->status);
-  }
+void WireEngine::OnGroupEnd() {
+  if (std::this_thread::get_id() != runner_) loops_[0]->Wake();
 }
 
 void WireEngine::WakeAll() {
   for (const auto& loop : loops_) loop->Wake();
 }
 
-void WireEngine::WakeHelpers(Link* link) {
-  size_t helpers = 0;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (link->unassigned.empty()) return;
-    const Transfer& send = *link->unassigned.front();
-    if (send.sequence >= link->grants) return;
-    const auto remaining = static_cast<uint64_t>(send.transfer->bytes - send.assigned_bytes);
-    helpers = (remaining - 1) / kChunkBytes;  // the caller's connection takes one chunk
-  }
-  const size_t loops = std::min(helpers + 1, link->stripes.size());
-  for (size_t i = 1; i < loops; ++i) loops_[i]->Wake();
-}
-
 void WireEngine::Abort(const std::string& reason) {
   absl::MutexLock lock(&mutex_);
   if (!aborted_.ok()) return;
   aborted_ = absl::UnavailableError(absl::StrCat("ring aborted: ", reason));
-  for (const auto& link : links_) {
-    if (link == nullptr) continue;
-    if (link->failure == WireFailure::kNone) {
-      // Not a loss of the peer, so it is not counted.
-      link->failure = WireFailure::kClosed;
-      link->status = aborted_;
-      link->unassigned.clear();
-      link->receiving.clear();
-    }
-    // Peers learn of it even if no Run is in progress here.
-    for (const auto& stripe : link->stripes) stripe->Shutdown();
+  for (const auto& peer : peers_) {
+    if (peer != nullptr) peer->Abort(aborted_);
   }
   WakeAll();
 }

@@ -1,10 +1,7 @@
 #include "worker/comm/wire/wire_forming.h"
 
-#include <arpa/inet.h>
-#include <netdb.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,13 +12,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/monotonic_time.h"
+#include "worker/comm/sockets/owned_fd.h"
+#include "worker/comm/sockets/socket_address.h"
 
 namespace ringattn::worker {
 namespace {
 
-// Ranks connect before all have called Connect, so their connections wait in this queue: 64 ranks
-// with 8 connections each, twice.
-constexpr int kBacklog = 1024;
 // A peer drops a handshake if too many strangers connect. After this many drops, forming fails.
 constexpr int kMaxTriesPerPeer = 5 * kMaxWireStripes;
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
@@ -34,22 +30,6 @@ constexpr int kKeepaliveIdleSeconds = 10;
 constexpr int kKeepaliveIntervalSeconds = 5;
 constexpr int kKeepaliveProbes = 3;
 constexpr int kUnacknowledgedMs = 25'000;
-
-// Closes the descriptor, unless it is released.
-class OwnedFd {
- public:
-  explicit OwnedFd(int fd) : fd_(fd) {}
-  ~OwnedFd() {
-    if (fd_ >= 0) close(fd_);
-  }
-  OwnedFd(const OwnedFd&) = delete;
-  OwnedFd& operator=(const OwnedFd&) = delete;
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 void SetOption(int fd, int level, int option, int value) {
   // Options affect speed and detection only, so an error is not one of the connection.
@@ -65,38 +45,6 @@ void SetOptions(int fd) {
   SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kUnacknowledgedMs);
 }
 
-in6_addr MapV4(const in_addr& v4) {
-  in6_addr mapped{};
-  mapped.s6_addr[10] = mapped.s6_addr[11] = 0xff;
-  std::memcpy(&mapped.s6_addr[12], &v4, sizeof(v4));
-  return mapped;
-}
-
-// Returns the socket address for connecting: of IPv4 if the address is a mapped one, so that hosts
-// without IPv6 can use it.
-socklen_t MakeSocketAddress(const WireBlob& blob, sockaddr_storage* storage) {
-  *storage = {};
-  if (IN6_IS_ADDR_V4MAPPED(&blob.address)) {
-    auto* v4 = reinterpret_cast<sockaddr_in*>(storage);
-    v4->sin_family = AF_INET;
-    v4->sin_port = htons(blob.port);
-    std::memcpy(&v4->sin_addr, &blob.address.s6_addr[12], sizeof(v4->sin_addr));
-    return sizeof(*v4);
-  }
-  auto* v6 = reinterpret_cast<sockaddr_in6*>(storage);
-  v6->sin6_family = AF_INET6;
-  v6->sin6_port = htons(blob.port);
-  v6->sin6_addr = blob.address;
-  return sizeof(*v6);
-}
-
-std::string AddressText(const sockaddr_storage& address, socklen_t length) {
-  char host[NI_MAXHOST] = "?";
-  (void)getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof(host),
-                    nullptr, 0, NI_NUMERICHOST);
-  return host;
-}
-
 WireStream::Result ResultOfHandshake(const absl::Status& status) {
   const bool token = absl::IsPermissionDenied(status);
   return {.failure = token ? WireFailure::kToken : WireFailure::kProtocol,
@@ -104,42 +52,6 @@ WireStream::Result ResultOfHandshake(const absl::Status& status) {
 }
 
 }  // namespace
-
-absl::StatusOr<std::unique_ptr<WireListener>> WireListener::Open(const std::string& host) {
-  const auto failed = [&host](const char* why) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot listen for ring peers on ", host, ": ", why));
-  };
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found); error != 0) {
-    return failed(gai_strerror(error));
-  }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
-  OwnedFd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  sockaddr_storage bound{};
-  socklen_t length = sizeof(bound);
-  if (fd.get() < 0 || bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 ||
-      listen(fd.get(), kBacklog) != 0 ||
-      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
-    return failed(std::strerror(errno));
-  }
-  in6_addr address{};
-  uint16_t port = 0;
-  if (bound.ss_family == AF_INET) {
-    const auto* v4 = reinterpret_cast<const sockaddr_in*>(&bound);
-    address = MapV4(v4->sin_addr);
-    port = ntohs(v4->sin_port);
-  } else {
-    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&bound);
-    address = v6->sin6_addr;
-    port = ntohs(v6->sin6_port);
-  }
-  return std::unique_ptr<WireListener>(new WireListener(fd.release(), address, port));
-}
-
-WireListener::~WireListener() { close(fd_); }
 
 WireForming::WireForming(WireFormingOptions options)
     : options_(std::move(options)),
@@ -213,11 +125,10 @@ absl::StatusOr<WireStreams> WireForming::Run(absl::Time deadline) {
 
 absl::Status WireForming::Connect(int peer, int stripe, absl::Time deadline) {
   sockaddr_storage address;
-  const socklen_t length = MakeSocketAddress(options_.blobs[peer], &address);
+  const socklen_t length = ToSockaddr(options_.blobs[peer].address, &address);
   const auto failed = [&](int error) {
-    return absl::UnavailableError(absl::StrCat("connecting to rank ", peer, " at ",
-                                               AddressText(address, length), ": ",
-                                               std::strerror(error)));
+    return absl::UnavailableError(absl::StrCat(
+        "connecting to rank ", peer, " at ", IpText(address, length), ": ", std::strerror(error)));
   };
   OwnedFd fd(socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (fd.get() < 0) return failed(errno);
@@ -260,7 +171,7 @@ void WireForming::Accept() {
       Refuse(oldest, WireFailure::kLimit, "too many handshakes at a time");
     }
     Attempt& attempt = attempts_.emplace_back();
-    attempt.address = AddressText(address, length);
+    attempt.address = IpText(address, length);
     attempt.deadline = MonotonicNow() + options_.handshake_timeout;
     attempt.encrypted = options_.tls == nullptr;
     attempt.stream =

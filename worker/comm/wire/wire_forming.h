@@ -21,26 +21,6 @@
 
 namespace ringattn::worker {
 
-// A listening socket. Thread safe.
-class WireListener {
- public:
-  // Listens on a free port of `host`, a name or numeric address of this machine. Returns
-  // INVALID_ARGUMENT if this machine has no such address.
-  static absl::StatusOr<std::unique_ptr<WireListener>> Open(const std::string& host);
-  ~WireListener();
-
-  int fd() const { return fd_; }
-  in6_addr address() const { return address_; }
-  uint16_t port() const { return port_; }
-
- private:
-  WireListener(int fd, in6_addr address, uint16_t port) : fd_(fd), address_(address), port_(port) {}
-
-  const int fd_;
-  const in6_addr address_;
-  const uint16_t port_;
-};
-
 struct WireFormingOptions {
   uint64_t generation = 0;
   int rank = 0;

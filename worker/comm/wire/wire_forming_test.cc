@@ -1,12 +1,10 @@
 // Strangers and hostile peers: what they send must neither delay a ring nor harm its ranks.
 #include "worker/comm/wire/wire_forming.h"
 
-#include <arpa/inet.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <functional>
 #include <thread>
 
@@ -15,7 +13,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/comm/contract/ring_fixture.h"
+#include "worker/comm/sockets/socket_address.h"
 #include "worker/comm/wire/wire_frame.h"
+#include "worker/comm/wire/wire_listener.h"
 #include "worker/comm/wire/wire_ring_transport.h"
 
 namespace ringattn::worker {
@@ -30,12 +30,9 @@ constexpr int64_t kBlockBytes = int64_t{16} << 20;
 class Stranger {
  public:
   explicit Stranger(const std::string& blob) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
-    const WireBlob parsed = *ParseWireBlob(blob);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(parsed.port);
-    std::memcpy(&address.sin_addr, &parsed.address.s6_addr[12], 4);
-    EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    sockaddr_storage address{};
+    const socklen_t length = ToSockaddr(ParseWireBlob(blob)->address, &address);
+    EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&address), length), 0);
     const timeval limit{10, 0};
     setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   }
@@ -142,10 +139,7 @@ class HostilePeer {
     WireRingTransport a({.connections = 2, .step_timeout = step_timeout, .counters = counters});
     WireRingTransport c({.connections = 2, .step_timeout = step_timeout});
     const std::unique_ptr<WireListener> listener = *WireListener::Open("127.0.0.1");
-    const WireBlob own{.stripes = 2,
-                       .address = listener->address(),
-                       .port = listener->port(),
-                       .secret = RandomToken()};
+    const WireBlob own{.stripes = 2, .address = listener->address(), .secret = RandomToken()};
     const std::vector<std::string> blobs = {*a.Prepare(1, 0, 3), FormatWireBlob(own),
                                             *c.Prepare(1, 2, 3)};
     std::vector<WireBlob> parsed;

@@ -2,7 +2,7 @@
 //
 // A grant states that the receiver has posted its receive `sequence` of `total` bytes, so the
 // sender may send all of them. A data frame carries one chunk of a send. Only transfers of at most
-// kEagerBytes may be sent before their grant, from a fixed credit (wire_engine.h).
+// kEagerBytes may be sent before their grant, from a fixed credit (wire_link.h).
 #ifndef RINGATTN_WORKER_COMM_WIRE_WIRE_FRAME_H_
 #define RINGATTN_WORKER_COMM_WIRE_WIRE_FRAME_H_
 

@@ -108,8 +108,8 @@ TEST(FrameReader, AssemblesFragmentsOfAnySize) {
 }
 
 TEST(WireBlob, ParsesWhatItFormats) {
-  WireBlob blob{.tls = true, .stripes = 5, .port = 40000, .secret = RandomToken()};
-  blob.address.s6_addr[15] = 1;
+  WireBlob blob{.tls = true, .stripes = 5, .address = {.port = 40000}, .secret = RandomToken()};
+  blob.address.ip.s6_addr[15] = 1;
   const std::string text = FormatWireBlob(blob);
   const auto parsed = ParseWireBlob(text);
   ASSERT_TRUE(parsed.ok());
@@ -125,8 +125,9 @@ TEST(WireBlob, ParsesWhatItFormats) {
 }
 
 TEST(WireBlob, TokenDependsOnEverySecretAndTheGeneration) {
-  const WireBlob a{.port = 1, .secret = RandomToken()}, b{.port = 2, .secret = RandomToken()};
-  const WireBlob c{.port = 2, .secret = RandomToken()};
+  const WireBlob a{.address = {.port = 1}, .secret = RandomToken()};
+  const WireBlob b{.address = {.port = 2}, .secret = RandomToken()};
+  const WireBlob c{.address = {.port = 2}, .secret = RandomToken()};
   const std::string token = WireRingToken(1, {a, b});
   EXPECT_EQ(token, WireRingToken(1, {a, b}));
   EXPECT_NE(token, WireRingToken(2, {a, b}));

@@ -13,6 +13,9 @@
 #include "worker/comm/ring_attempts.h"
 #include "worker/comm/wire/wire_blob.h"
 #include "worker/comm/wire/wire_communicator.h"
+#include "worker/comm/wire/wire_forming.h"
+#include "worker/comm/wire/wire_listener.h"
+#include "worker/comm/wire/wire_stream.h"
 
 namespace ringattn::worker {
 
@@ -52,7 +55,6 @@ absl::StatusOr<std::string> WireRingTransport::Prepare(uint64_t generation, int 
   attempt->blob = FormatWireBlob({.tls = attempt->tls != nullptr,
                                   .stripes = options_.connections,
                                   .address = attempt->listener->address(),
-                                  .port = attempt->listener->port(),
                                   .secret = RandomToken()});
   absl::MutexLock lock(&mutex_);
   prepared_ = attempt;

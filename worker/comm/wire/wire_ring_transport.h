@@ -4,7 +4,8 @@
 // connect. If the cluster has certificates, connections use TLS 1.3 and both ends verify each
 // other.
 //
-// Tests: wire_ring_transport_test.cc, wire_ring_processes_test.cc, wire_forming_test.cc
+// Tests: wire_ring_transport_test.cc, wire_ring_processes_test.cc, wire_forming_test.cc,
+// worker/comm/contract
 #ifndef RINGATTN_WORKER_COMM_WIRE_WIRE_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_WIRE_WIRE_RING_TRANSPORT_H_
 
@@ -19,7 +20,6 @@
 #include "common/security/tls_material.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/wire/wire_counters.h"
-#include "worker/comm/wire/wire_forming.h"
 
 namespace ringattn::worker {
 
@@ -28,7 +28,8 @@ namespace ringattn::worker {
 inline constexpr int kDefaultWireConnections = 2;
 
 struct WireTransportOptions {
-  // A name or address of this machine that peers can reach.
+  // A name or address of this machine that peers can reach (--ring_address). Rings listen there,
+  // and peers connect to it.
   std::string host = "127.0.0.1";
   // TCP connections per peer, 1 to kMaxWireStripes. Two ranks use the smaller number of both. Each
   // connection index except the first has a thread.
