@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/version.h"
+#include "common/process/command_arguments.h"
 #include "common/process/duration_flag.h"
 #include "common/process/log_level_flag.h"
 #include "common/process/loopback.h"
@@ -283,7 +284,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   app.add_flag("--check_flags", line.check_flags,
                "check these flags, report errors and exit; start nothing");
   try {
-    app.parse(argc, argv);
+    ParseArguments(&app, argc, argv);
     if (absl::Status status = CheckSecurity(line); !status.ok()) {
       throw CLI::ValidationError(std::string(status.message()));
     }

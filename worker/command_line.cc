@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/version.h"
+#include "common/process/command_arguments.h"
 #include "common/process/container_limits.h"
 #include "common/process/duration_flag.h"
 #include "common/process/log_level_flag.h"
@@ -475,7 +476,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
                  "stop_reading:N, stop_sending:N, slow_step_ms:M or workspace:M")
       ->type_name("FAULT");
   try {
-    app.parse(argc, argv);
+    ParseArguments(&app, argc, argv);
     CheckDeviceFlags(app, line.backend, raw.local_memory);
     if (absl::Status status = CheckSecurity(line); !status.ok()) {
       throw CLI::ValidationError(std::string(status.message()));

@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/process/command_arguments.h"
 
 namespace ringattn::client::cli {
 namespace {
@@ -244,7 +245,7 @@ Flag FlagSet::AddSwitch(const std::string& name, std::function<void()> set,
 
 std::optional<int> FlagSet::Parse(int argc, char** argv) {
   try {
-    app_->parse(argc, argv);
+    ParseArguments(app_, argc, argv);
   } catch (const CLI::RequiredError& error) {
     const std::string command = CheckCommand(*app_);
     if (command.empty()) return app_->exit(error);
