@@ -87,6 +87,8 @@ def test_check_flags_says_what_is_wrong_and_starts_nothing(tmp_path, program):
                          (("--secret_file=/no/such/file",), "secret file"),
                          ((f"--secret_file={secret}", "--teardown_timeout=soon"),
                           "--teardown_timeout"),
+                         ((f"--secret_file={secret}", "--log_level=", "--no_such_flag"),
+                          "--log_level=: has no value"),
                          ((), "--secret_file")):
         done = check(*wrong)
         assert done.returncode != 0, wrong

@@ -15,7 +15,7 @@ std::vector<Shard> Summary(const std::vector<Shard>& shards) {
   return summary;
 }
 
-int64_t BytesOf(const std::vector<Shard>& shards) {
+int64_t ShardListBytes(const std::vector<Shard>& shards) {
   size_t bytes = shards.capacity() * sizeof(Shard);
   for (const Shard& shard : shards) bytes += shard.capacity() * sizeof(Span);
   return static_cast<int64_t>(bytes);
@@ -43,7 +43,7 @@ int64_t BytesOf(const Plan& plan) {
   const size_t per_rank = plan.buffer_bytes.capacity() + plan.workspace_bytes.capacity() +
                           plan.tiles.capacity() + plan.sent_bytes.capacity();
   return static_cast<int64_t>(sizeof(Plan) + per_rank * sizeof(int64_t) + plan.reason.capacity()) +
-         BytesOf(plan.shards.q) + BytesOf(plan.shards.kv) + BytesOf(plan.shards.chosen);
+         ShardListBytes(plan.shards.q) + ShardListBytes(plan.shards.kv) + ShardListBytes(plan.shards.chosen);
 }
 
 }  // namespace ringattn::server
