@@ -1,4 +1,4 @@
-"""The functions of ring_flash_attn with the shapes of its own tests, and options whose effect crosses ranks."""
+"""The functions of ring_flash_attn with the shapes of its published tests, and options whose effect crosses ranks."""
 import os
 
 import pytest
