@@ -55,6 +55,16 @@ def client(address):
 
 
 @pytest.fixture
+def default_client(client):
+    """The client, as the default client of the test. PyTorch's generator has a fixed seed."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
+    ringattn.set_default_client(client)
+    yield client
+    ringattn.set_default_client(None)
+
+
+@pytest.fixture
 def rng():
     return np.random.default_rng(0)
 

@@ -199,14 +199,6 @@ def test_tokens_after_the_last_document_of_packed_tensors_pairs_and_residuals(cl
 torch = pytest.importorskip("torch", reason=os.environ.get("RINGATTN_NO_TORCH") or None)
 
 
-@pytest.fixture
-def default_client(client):
-    torch.manual_seed(0)
-    ringattn.set_default_client(client)
-    yield client
-    ringattn.set_default_client(None)
-
-
 T = torch.ones(2, 8, 4, 16)
 
 
@@ -214,7 +206,7 @@ T = torch.ones(2, 8, 4, 16)
     (lambda: ringattn.attention(Q, T, T), TypeError, "q: is a numpy.ndarray; must be a torch.Tensor"),
     (lambda: ringattn.flash_attn_func(T, K, T), TypeError, "k: is a numpy.ndarray"),
     (lambda: ringattn.flash_attn_qkvpacked_func(Q), TypeError, "qkv: is a numpy.ndarray"),
-    (lambda: ringattn.attention(T, T, T, mask=[1]), TypeError, "mask: is a builtins.list"),
+    (lambda: ringattn.attention(T, T, T, mask=[1]), TypeError, "mask: is a list"),
     (lambda: ringattn.attention(T.double(), T.double(), T.double()), ringattn.InvalidArgumentError,
      "q: is of type float64"),
     (lambda: ringattn.flash_attn_func(T, T, T, window_size=3), ringattn.InvalidArgumentError, "window_size: is 3"),
@@ -222,12 +214,12 @@ T = torch.ones(2, 8, 4, 16)
      r"window_size\[0\]: is 1.5"),
     (lambda: ringattn.attention(T, T, T, window=(1, 2, 3)), ringattn.InvalidArgumentError, r"window: is \(1, 2, 3\)"),
     (lambda: ringattn.attention(T, T, T, softmax_scale="0.5"), ringattn.InvalidArgumentError, "softmax_scale: is '0.5'"),
-    (lambda: ringattn.attention(T, T, T, softmax_scale=T), ringattn.InvalidArgumentError, "softmax_scale: is a Tensor"),
+    (lambda: ringattn.attention(T, T, T, softmax_scale=T), ringattn.InvalidArgumentError, "softmax_scale: is a torch.Tensor"),
     (lambda: ringattn.attention(T, T, T, softcap=[1]), ringattn.InvalidArgumentError, "softcap: is a list"),
     (lambda: ringattn.attention(T[0], T[0], T[0], cu_seqlens_q=[0, 8.5], cu_seqlens_k=[0, 8]),
      ringattn.InvalidArgumentError, "cu_seqlens_q: is 8.5"),
     (lambda: ringattn.attention(T[0], T[0], T[0], cu_seqlens_q=8, cu_seqlens_k=8), ringattn.InvalidArgumentError,
-     "cu_seqlens_q: is a int"),
+     "cu_seqlens_q: is an int"),
     (lambda: ringattn.attention(T, T, T, dropout_p=0.5, dropout_seed=1.5), ringattn.InvalidArgumentError,
      "dropout_seed: is 1.5"),
 ])

@@ -14,13 +14,7 @@ import ringattn  # noqa: E402
 BOUNDS = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 SEED = 0x1234567_89ABCDEF
 
-
-@pytest.fixture(autouse=True)
-def default_client(client):
-    torch.manual_seed(0)
-    ringattn.set_default_client(client)
-    yield client
-    ringattn.set_default_client(None)
+pytestmark = pytest.mark.usefixtures("default_client")
 
 
 def leaves(tokens, heads=4, kv_heads=4, dim=8, dim_v=8, batch=1, dtype=torch.float32):
@@ -198,7 +192,7 @@ def test_unsupported_arguments(name):
 
 @pytest.mark.parametrize("text, levels, options", [
     ("segment_lengths: is empty", ([], []), {}),
-    ("segment_lengths: is a int", (4, [1]), {}),
+    ("segment_lengths: is an int", (4, [1]), {}),
     (r"segment_lengths\[1\]: is 0", ([4, 0], [1, 2]), {}),
     (r"segment_lengths\[0\]: is 2.5", ([2.5], [1]), {}),
     (r"dilation_rates\[0\]: is -1", ([4], [-1]), {}),

@@ -25,13 +25,7 @@ SIGNATURES = {
 }
 CU = torch.tensor([0, 7, 30, 41], dtype=torch.int32)
 
-
-@pytest.fixture(autouse=True)
-def default_client(client):
-    torch.manual_seed(0)
-    ringattn.set_default_client(client)
-    yield
-    ringattn.set_default_client(None)
+pytestmark = pytest.mark.usefixtures("default_client")
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

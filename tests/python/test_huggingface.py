@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers", reason=reason)
 
 import ringattn  # noqa: E402
 import ringattn.huggingface  # noqa: E402
-from lib.small_models import MODELS, SIZE, default_client, pair  # noqa: E402, F401
+from lib.small_models import MODELS, SIZE, pair, registered  # noqa: E402, F401
 from transformers import masking_utils as masking  # noqa: E402
 
 

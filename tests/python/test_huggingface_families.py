@@ -30,11 +30,8 @@ MIN_EQUAL = 335
 
 
 @pytest.fixture(autouse=True)
-def default_client(client):
+def registered(default_client):
     ringattn.huggingface.register()
-    ringattn.set_default_client(client)
-    yield
-    ringattn.set_default_client(None)
 
 
 @pytest.fixture(scope="module", autouse=True)

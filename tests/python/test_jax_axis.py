@@ -28,10 +28,9 @@ SPECS = {"query": ROWS, "key": ROWS, "value": ROWS, "bias": PAIRS, "attention_ma
 
 
 @pytest.fixture(autouse=True)
-def default_client(client):
-    ringattn.set_default_client(client, deadline=60)
-    yield client
-    ringattn.set_default_client(None)
+def deadline(default_client):
+    """Calls that wait for a shard end."""
+    ringattn.set_default_client(default_client, deadline=60)
 
 
 @pytest.fixture
@@ -321,7 +320,7 @@ def test_one_shard(rng, default_client, monkeypatch):
 
 def test_other_platforms(rng, monkeypatch):
     """The calls through the host, which platforms other than CPUs use."""
-    from ringattn import jax as ours
+    from ringattn import _jax_calls as ours
     monkeypatch.setattr(ours, "_in_place", ours._through_host)
     monkeypatch.setattr(ours, "_draw_in_place", ours._draw_through_host)
     jax.clear_caches()

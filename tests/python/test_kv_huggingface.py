@@ -13,7 +13,7 @@ import torch.autograd.forward_ad as forward_ad  # noqa: E402
 import ringattn  # noqa: E402
 import ringattn.huggingface  # noqa: E402
 from lib import small_models  # noqa: E402
-from lib.small_models import MODELS, SIZE, default_client  # noqa: E402, F401
+from lib.small_models import MODELS, SIZE, registered  # noqa: E402, F401
 
 ALL = pytest.mark.parametrize("name", MODELS)
 

@@ -107,14 +107,10 @@ def test_the_limit_of_own_regions(address):
         assert client.empty(2 * MIB, np.uint8).nbytes == 2 * MIB
 
 
-def test_empty_of_the_default_client(address, client):
-    ringattn.set_default_client(client)
-    try:
-        array = ringattn.empty((2, 3), "int32")
-        assert array.dtype == np.int32 and array.shape == (2, 3)
-        assert ringattn.empty(1, client=client).shape == (1,)
-    finally:
-        ringattn.set_default_client(None)
+def test_empty_of_the_default_client(default_client):
+    array = ringattn.empty((2, 3), "int32")
+    assert array.dtype == np.int32 and array.shape == (2, 3)
+    assert ringattn.empty(1, client=default_client).shape == (1,)
 
 
 def test_a_forked_child_has_not_the_memory(client):
@@ -263,7 +259,7 @@ def test_torch_tensors(client):
     assert region.empty(MIB - 4096, torch.uint8).shape == (MIB - 4096,)
 
 
-def test_torch_calls_by_host_memory(client):
+def test_torch_calls_by_host_memory(client, default_client):
     torch = pytest.importorskip("torch", reason=os.environ.get("RINGATTN_NO_TORCH") or None)
     q, k, v = (client.empty((1, 300, 4, 16), torch.bfloat16).normal_() for _ in range(3))
     result = client.forward(q, k, v, causal=True)
@@ -271,9 +267,6 @@ def test_torch_calls_by_host_memory(client):
     relayed = client.forward(q, k, v, causal=True, transport="relay")
     assert (result.out == relayed.out).all() and result.out.dtype == torch.bfloat16
     ringattn.set_default_client(client, transport="host_memory")
-    try:
-        leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
-        ringattn.flash_attn_func(*leaves, causal=True).float().square().sum().backward()
-        assert all(torch.isfinite(leaf.grad).all() for leaf in leaves)
-    finally:
-        ringattn.set_default_client(None)
+    leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
+    ringattn.flash_attn_func(*leaves, causal=True).float().square().sum().backward()
+    assert all(torch.isfinite(leaf.grad).all() for leaf in leaves)

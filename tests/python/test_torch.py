@@ -17,13 +17,7 @@ import ringattn  # noqa: E402
 B, SQ, SK, H, HKV, D, DV = 2, 33, 47, 4, 2, 16, 8
 SEED = 0x1234567_89ABCDEF
 
-
-@pytest.fixture(autouse=True)
-def default_client(client):
-    torch.manual_seed(0)
-    ringattn.set_default_client(client)
-    yield client
-    ringattn.set_default_client(None)
+pytestmark = pytest.mark.usefixtures("default_client")
 
 
 def leaves(dtype=torch.float32, batch=(B,), queries=SQ, keys=SK, dim_v=DV):

@@ -14,13 +14,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import ringattn  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def default_client(client):
-    torch.manual_seed(0)
-    ringattn.set_default_client(client)
-    yield client
-    ringattn.set_default_client(None)
+pytestmark = pytest.mark.usefixtures("default_client")
 
 
 def qkv(dtype=torch.float32, tokens=17):

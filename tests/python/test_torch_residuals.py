@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason=os.environ.get("RINGATTN_NO_TORCH") 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import ringattn  # noqa: E402
-from ringattn import torch_ops  # noqa: E402
+from ringattn._graph_calls import keeper  # noqa: E402
 
 B, S, H, HKV, D = 2, 50, 4, 2, 16
 
@@ -50,13 +50,10 @@ class Log:
 
 
 @pytest.fixture(autouse=True)
-def default_client(client):
-    torch.manual_seed(0)
-    ringattn.set_default_client(client)
-    yield client
-    ringattn.set_default_client(None)
+def residuals_end(default_client):
+    yield
     gc.collect()  # an error and its frames hold each other, and the graph
-    wait_until(lambda: len(torch_ops._keeper) == 0, 20, "every residual was used or deleted")
+    wait_until(lambda: len(keeper) == 0, 20, "every residual was used or deleted")
 
 
 @pytest.fixture
@@ -177,7 +174,7 @@ def test_remote_has_nothing_to_fall_back_on(default_client, log):
     with pytest.raises(ringattn.FailedPreconditionError) as error:
         out.sum().backward()
     assert error.value.reason == "RESIDUAL_CONSUMED"
-    torch_ops._keeper.forget(log.residuals()[0].handle)
+    keeper.forget(log.residuals()[0].handle)
 
 
 def _saved_tensors(node):
@@ -215,7 +212,7 @@ def test_checkpointing_does_not_leak(default_client, log, use_reentrant):
     del log.forwards[:], log.backwards[:]
     out = checkpoint(layer, *inputs, use_reentrant=use_reentrant)
     # The first run's residuals are released.
-    wait_until(lambda: len(torch_ops._keeper) == 0, 10, "no residual kept")
+    wait_until(lambda: len(keeper) == 0, 10, "no residual kept")
     out.square().sum().backward()
     assert all((a.grad == b).all() for a, b in zip(inputs, expected))
     assert len(log.forwards) == 2 and len(log.backwards) == 1
@@ -290,7 +287,7 @@ def test_a_graph_holds_what_it_needs(default_client, monkeypatch, mode):
     monkeypatch.setattr(kind, "release_residuals", logged_release)
     q, k, v = leaves()
     out, _ = ringattn.attention(q, k, v, residual=mode)
-    (residual,) = [torch_ops._keeper.find(handle) for handle in held]
+    (residual,) = [keeper.find(handle) for handle in held]
     assert residual is not None and len(held) == 1 and default_client.hold_trouble is None
     out.sum().backward()
     assert held == set()

@@ -1,6 +1,8 @@
 """Writers: several clients that share one request, each with its own rows of the tensors."""
 import concurrent.futures
 import contextlib
+import copy
+import pickle
 import subprocess
 import sys
 import threading
@@ -292,11 +294,32 @@ def test_invalid_writers_are_named(client, rng):
     assert "request_id is empty" in error_of(half, request_id="")
     assert "relay" in error_of(half, transport="relay")
     assert "transport.writer.q[0]" in error_of(ringattn.Writer(0, 2, [(60, 48)], good, 96, 96))
-    assert "writer.q" in error_of(ringattn.Writer(0, 2, [(0, 48, -1)], good, 96, 96))
     with pytest.raises(ringattn.InvalidArgumentError, match="writer.q: has 48 tokens; q has 96 rows"):
         client.forward(**tensors, writer=half, request_id="bad-writer")
     with pytest.raises(TypeError, match="writer"):
         client.forward(**tensors, writer=(0, 2), request_id="bad-writer")
+
+
+@pytest.mark.parametrize("change, text", [
+    ({"q": None}, "writer.q: is None; must be a sequence"), ({"kv": 3}, "writer.kv: is 3; must be a sequence"),
+    ({"q": [5]}, r"writer.q: is \[5\]; must be a sequence"), ({"q": [(0, 48, -1)]}, r"writer.q\[0\]: is \(0, 48, -1\)"),
+    ({"kv": [(0, 8), (8,)]}, r"writer.kv\[1\]: is \(8,\); must be"), ({"q": [(0, 1.5)]}, r"writer.q\[0\]: is 1.5"),
+    ({"index": "0"}, "writer.index: is '0'"), ({"count": 2.0}, "writer.count: is 2.0"),
+    ({"seq_len_q": None}, "writer.seq_len_q: is None"), ({"seq_len_kv": 1e3}, "writer.seq_len_kv: is 1000.0"),
+])
+def test_arguments_of_a_writer(change, text):
+    given = {"index": 0, "count": 2, "q": [(0, 48)], "kv": [(0, 48)], "seq_len_q": 96, "seq_len_kv": 96}
+    with pytest.raises(ringattn.InvalidArgumentError, match=f"^INVALID_ARGUMENT: {text}"):
+        ringattn.Writer(**{**given, **change})
+
+
+def test_a_writer_is_a_value():
+    """Spans may be of any iterable, and are read once. Writers are equal, hashed, copied and pickled by value."""
+    writer = ringattn.Writer(0, np.int64(2), (span for span in [(0, 24), (72, 24)]), np.array([[0, 48, 1]]), 96, 96)
+    same = ringattn.Writer(0, 2, [(0, 24, 1), (72, 24, 1)], [(0, 48)], 96, 96)
+    assert writer == same and hash(writer) == hash(same) and writer.header() == same.header()
+    assert writer.rows("q") == writer.rows("q") == 48
+    assert pickle.loads(pickle.dumps(writer)) == copy.deepcopy(writer) == writer
 
 
 def test_cancelling_the_request_ends_the_call_of_all(address):

@@ -35,6 +35,7 @@ from ringattn._errors import (AbortedError, CacheExpiredError, CacheFencedError,
 from ringattn._kv_cache import LayerCache, LayerGroup, LayerReport, Row, Step, WorkerCache
 from ringattn._options import (AttentionOptions, BackwardOptions, CallOptions, DilationLevel, Document, ForwardOptions,
                                Progress)
+from ringattn._optional import needed_by
 from ringattn._regions import Region
 from ringattn._report import KernelUse, Plan, Report
 from ringattn._residuals import Residual
@@ -64,13 +65,13 @@ _OF_TORCH = {
 }
 
 __all__ = [
-    "AbortedError", "CacheExpiredError", "CacheFencedError", "CacheLostError", "LayerCache", "LayerGroup", "LayerReport",
-    "Row", "Step", "StepRefusedError", "WorkerCache", "AttentionOptions", "BackwardOptions", "BackwardResult", "CallOptions", "CancelledError",
-    "Client", "CudaArray", "DataLossError", "DeadlineExceededError", "DilationLevel", "Document", "FailedPreconditionError",
-    "FieldViolation", "ForwardOptions", "ForwardResult", "InvalidArgumentError", "KernelUse", "NotFoundError",
+    "AbortedError", "AttentionOptions", "BackwardOptions", "BackwardResult", "CacheExpiredError", "CacheFencedError",
+    "CacheLostError", "CallOptions", "CancelledError", "Client", "CudaArray", "DataLossError", "DeadlineExceededError",
+    "DilationLevel", "Document", "FailedPreconditionError", "FieldViolation", "ForwardOptions", "ForwardResult",
+    "InvalidArgumentError", "KernelUse", "LayerCache", "LayerGroup", "LayerReport", "NotFoundError",
     "PermissionDeniedError", "Plan", "Progress", "Region", "Report", "Residual", "ResourceExhaustedError", "RingattnError",
-    "UnavailableError",
-    "UnimplementedError", "Writer", "__version__", "connect", "default_client", "empty", "set_default_client", *_OF_TORCH,
+    "Row", "Step", "StepRefusedError", "UnavailableError", "UnimplementedError", "WorkerCache", "Writer", "__version__",
+    "connect", "default_client", "empty", "set_default_client", *_OF_TORCH,
 ]
 
 
@@ -79,7 +80,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ringattn' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_OF_TORCH[name]), name)
+    with needed_by(f"ringattn.{name}"):
+        value = getattr(importlib.import_module(_OF_TORCH[name]), name)
     globals()[name] = value
     return value
 

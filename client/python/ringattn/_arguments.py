@@ -9,6 +9,13 @@ from typing import Any
 from ringattn._errors import invalid
 
 
+def type_name(value: Any) -> str:
+    """The type of `value` for an error text, with its article: "an int", "a numpy.ndarray"."""
+    kind = type(value)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def whole_number(value: Any, name: str) -> int:
     """`value` as an int. InvalidArgumentError for anything but an integer: 2.5 is not truncated."""
     if isinstance(value, int):
@@ -33,7 +40,15 @@ def number(value: Any, name: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise invalid(name, f"is a {type(value).__name__}; must be a number") from None
+        raise invalid(name, f"is {type_name(value)}; must be a number") from None
+
+
+def seed_number(value: Any, name: str) -> int:
+    """A seed: a whole number of 64 bits without a sign."""
+    seed = whole_number(value, name)
+    if not 0 <= seed < 2**64:
+        raise invalid(name, f"is {seed}; must be at least 0 and below 2**64")
+    return seed
 
 
 def positive_seconds(value: Any, name: str, more: str = "") -> float:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringattn import _cuda
+from ringattn._arguments import type_name
 from ringattn._dtypes import dtype_named, numpy_dtype, service_dtype
 from ringattn._errors import invalid
 
@@ -106,8 +107,12 @@ def _from_torch(tensor: Any, field: str) -> Array:
 
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise invalid(field, f"is a {type(tensor).__name__}, which wraps other tensors; pass a plain torch.Tensor")
+    if tensor.is_nested:
+        raise invalid(field, "is a nested tensor; pack its documents, with cu_seqlens_q and cu_seqlens_k")
     if tensor.layout != torch.strided:
         raise invalid(field, f"has the layout {tensor.layout}; must be strided")
+    if tensor.is_meta:
+        raise invalid(field, "is on the device meta, which holds no values")
     library = _Torch(tensor.device)
     host = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
     dtype = dtype_named(str(host.dtype).removeprefix("torch."), field)
@@ -137,7 +142,7 @@ def _as_numpy(value: Any, field: str) -> np.ndarray:
         return np.asarray(array)
     if value is None:
         raise TypeError(f"{field}: is missing")
-    raise TypeError(f"{field}: is a {type(value).__name__}; must be an array (numpy, PyTorch or DLPack)")
+    raise TypeError(f"{field}: is {type_name(value)}; must be an array (numpy, PyTorch or DLPack)")
 
 
 def take(value: Any, field: str) -> Array:

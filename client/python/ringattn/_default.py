@@ -7,7 +7,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
+from ringattn._arguments import type_name
 from ringattn._client import Client, connect
+from ringattn._errors import invalid
 from ringattn._options import CALL_NAMES, CallOptions, check_names
 
 ResidualMode = Literal["auto", "remote", "off"]
@@ -31,15 +33,17 @@ def set_default_client(client: Client | None, *, residual: ResidualMode = "auto"
     """
     check_names(options, CALL_NAMES - {"request_id"}, "set_default_client")
     check_residual_mode(residual)
+    if client is not None and not isinstance(client, Client):
+        raise TypeError(f"client: is {type_name(client)}; must be a ringattn.Client or None")
     global _client, _options, residual_mode
     with _lock:
         _client, _options, residual_mode = client, dict(options), residual
 
 
 def check_residual_mode(mode: str) -> None:
-    """Raises ValueError for an unknown mode."""
+    """Raises InvalidArgumentError for an unknown mode."""
     if mode not in ("auto", "remote", "off"):
-        raise ValueError(f"residual: is {mode!r}; must be auto, remote or off")
+        raise invalid("residual", f"is {mode!r}; must be auto, remote or off")
 
 
 def default_client() -> Client:

@@ -13,11 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ringattn import torch_ops
-from ringattn._arguments import flag, number, whole_number
+from ringattn._arguments import flag, number, type_name, whole_number
 from ringattn._default import ResidualMode
 from ringattn._errors import invalid
 from ringattn._options import DilationLevel
+from ringattn._torch_arguments import check_axes, check_not_differentiated, check_tensor, seed_tensor
+from ringattn.torch_ops import attention
 
 _UNSUPPORTED = {
     "attn_mask": "an additive mask is not supported; use key_padding_mask or is_causal",
@@ -33,7 +34,7 @@ def _numbers(values: Any, name: str) -> list[int]:
     try:
         numbers = [whole_number(value, f"{name}[{index}]") for index, value in enumerate(values)]
     except TypeError:
-        raise invalid(name, f"is a {type(values).__name__}; must be a sequence of whole numbers") from None
+        raise invalid(name, f"is {type_name(values)}; must be a sequence of whole numbers") from None
     for index, value in enumerate(numbers):
         if value < 1:
             raise invalid(f"{name}[{index}]", f"is {value}; must be at least 1")
@@ -108,29 +109,26 @@ def dilated_attention(q: Tensor, k: Tensor, v: Tensor, segment_lengths: Sequence
         if value is not None and value is not False:
             raise NotImplementedError(f"{name}: {_UNSUPPORTED[name]}")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: is a {type(tensor).__module__}.{type(tensor).__name__}; must be a torch.Tensor")
-        if tensor.dim() != 4:
-            raise invalid(name, f"has the shape {list(tensor.shape)}; must be [batch, seq_len, heads, head_dim]")
+        check_axes(tensor, name, "batch, seq_len, heads, head_dim")
     levels = _levels(segment_lengths, dilation_rates, q.shape[2], head_offsets)
+    check_not_differentiated("dropout", dropout)
     dropout = number(dropout, "dropout")
     options: dict[str, Any] = {
         "causal": flag(is_causal, "is_causal"), "softmax_scale": softmax_scale, "dropout_p": dropout,
-        "dropout_seed": torch_ops._seed(dropout_seed, dropout), "deterministic": deterministic, "residual": residual}
+        "dropout_seed": seed_tensor(dropout_seed, dropout), "deterministic": deterministic, "residual": residual}
     if key_padding_mask is not None:
         options |= _padding(key_padding_mask, q, k)
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
     if flag(differentiate_weights, "differentiate_weights") or not differentiated or len(levels) == 1:
-        return torch_ops.attention(q, k, v, dilation_levels=sum(levels, []), **options)[0]
-    results = [torch_ops.attention(q, k, v, dilation_levels=level, **options) for level in levels]
+        return attention(q, k, v, dilation_levels=sum(levels, []), **options)[0]
+    results = [attention(q, k, v, dilation_levels=level, **options) for level in levels]
     return _merge(*zip(*results))
 
 
 def _padding(mask: Tensor, q: Tensor, k: Tensor) -> dict[str, Tensor]:
     """Returns segment ids that hide padding keys."""
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"key_padding_mask: is a {type(mask).__module__}.{type(mask).__name__}; must be a torch.Tensor")
-    if mask.shape != k.shape[:2] or mask.is_floating_point():
+    check_tensor(mask, "key_padding_mask")
+    if mask.shape != k.shape[:2] or mask.is_floating_point() or mask.is_complex():
         raise invalid("key_padding_mask", f"is {mask.dtype} {list(mask.shape)}; must be boolean {list(k.shape[:2])}")
     return {"q_segment_ids": torch.zeros(q.shape[:2], dtype=torch.int32, device=mask.device),
             "kv_segment_ids": -mask.bool().int()}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ringattn._errors import invalid
+from ringattn._optional import needed_by
 
 #: The service's element types.
 DTYPES = ("float32", "bfloat16", "float16", "int32", "uint8")
@@ -17,7 +18,8 @@ def numpy_dtype(name: str) -> np.dtype:
     """Returns the numpy type for one of DTYPES. bfloat16 is ml_dtypes'."""
     if name != "bfloat16":
         return np.dtype(name)
-    import ml_dtypes
+    with needed_by("bfloat16 in numpy"):
+        import ml_dtypes
 
     return np.dtype(ml_dtypes.bfloat16)
 

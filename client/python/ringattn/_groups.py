@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringattn._arguments import type_name, whole_number
+
 _SECRET_BYTES = 32
 # Forwards whose graph is retained (retain_graph=True) and whose backwards are counted, for each group.
 _MAX_RETAINED = 65536
@@ -86,6 +88,16 @@ _made: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.P
     weakref.WeakKeyDictionary())
 
 
+def is_initialized() -> bool:
+    """Whether this process is a rank of torch.distributed."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def _check_initialized(name: str) -> None:
+    if not is_initialized():
+        raise RuntimeError(f"{name}: torch.distributed is not initialized; call torch.distributed.init_process_group")
+
+
 def group_of(group: dist.ProcessGroup | None, name: str = "group") -> Group:
     """Returns the state of a process group. Its first call is a collective of the group.
 
@@ -96,14 +108,13 @@ def group_of(group: dist.ProcessGroup | None, name: str = "group") -> Group:
         ValueError: this process is no member of the group.
         RuntimeError: torch.distributed is not initialized.
     """
-    if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError(f"{name}: torch.distributed is not initialized; call torch.distributed.init_process_group")
+    _check_initialized(name)
     if group is None:
         group = dist.group.WORLD
     if not isinstance(group, dist.ProcessGroup):
         if group is dist.GroupMember.NON_GROUP_MEMBER:
             raise ValueError(f"{name}: this process is no member of the process group")
-        raise TypeError(f"{name}: is a {type(group).__name__}; must be a torch.distributed process group")
+        raise TypeError(f"{name}: is {type_name(group)}; must be a torch.distributed process group")
     with _lock:
         found = _groups.get(group)
     if found is None:
@@ -118,10 +129,10 @@ def group_of_ranks(ranks: Sequence[int], name: str) -> dist.ProcessGroup:
 
     Raises:
         ValueError: the numbers are no ranks, or this process is not among them.
+        RuntimeError: torch.distributed is not initialized.
     """
-    if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError(f"{name}: torch.distributed is not initialized; call torch.distributed.init_process_group")
-    wanted = tuple(sorted(int(rank) for rank in ranks))
+    _check_initialized(name)
+    wanted = tuple(sorted(whole_number(rank, name) for rank in ranks))
     world = dist.get_world_size()
     if len(set(wanted)) != len(wanted) or not wanted or wanted[0] < 0 or wanted[-1] >= world:
         raise ValueError(f"{name}: is {list(ranks)}; must be different ranks from 0 to {world - 1}")

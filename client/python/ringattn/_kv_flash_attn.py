@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ringattn._arguments import type_name
 from ringattn._arrays import integers
 from ringattn._kv_cache import LayerCache, WorkerCache
 from ringattn._kv_passes import Passes, PassRow
-from ringattn.torch_ops import refuse_derivatives
+from ringattn._torch_arguments import refuse_derivatives
 
 _REFUSED = {
     "v_cache": "the cache holds keys and values; pass None",
@@ -29,7 +30,7 @@ def _layer_of(cache: Any) -> LayerCache:
         if len(cache.layers) > 1:
             raise ValueError(f"k_cache: the cache has {len(cache.layers)} layers; pass cache.layer(number)")
         return cache.layer(cache.layers[0])
-    raise TypeError(f"k_cache: is a {type(cache).__name__}; pass WorkerCache.layer(number)")
+    raise TypeError(f"k_cache: is {type_name(cache)}; pass WorkerCache.layer(number)")
 
 
 def _check_group(group: dict[str, Any], queries: int, softmax_scale: float | None, causal: bool,

@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ringattn._kv_cache import DEFAULT_BLOCK_TOKENS, LayerGroup, WorkerCache
 from ringattn._kv_passes import Passes, PassRow
-from ringattn.torch_ops import refuse_derivatives
+from ringattn._torch_arguments import refuse_derivatives
 
 if TYPE_CHECKING:
     from ringattn._client import Client

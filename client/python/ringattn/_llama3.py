@@ -14,23 +14,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ringattn._arguments import whole_number
+from ringattn._arguments import flag, whole_number
 from ringattn._arrays import integers
 from ringattn._errors import invalid
 from ringattn._groups import Group
 from ringattn._layouts import contiguous
-from ringattn._sharded import Shard, check_axes
+from ringattn._sharded import Shard
+from ringattn._torch_arguments import check_axes, check_tensor
 
 _ATTRIBUTE = "_ringattn_piece"
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """The offsets of the whole sequence, and the rank's place in it."""
+    """The offsets of the whole sequence, and what one rank passes to a llama3 function."""
 
     whole: tuple[int, ...]
     rank: int
     world_size: int
+    causal: bool
+    of_q: tuple[int, ...]
+    of_k: tuple[int, ...]
+    keys: slice
 
 
 def document_offsets(offsets: list[int], name: str) -> list[int]:
@@ -42,9 +47,9 @@ def document_offsets(offsets: list[int], name: str) -> list[int]:
 
 def _prepare(cu_seqlens: Tensor, causal: bool, rank: int,
              world_size: int) -> tuple[Tensor, Tensor, int, int, slice]:
-    if not isinstance(cu_seqlens, Tensor):
-        raise TypeError(f"cu_seqlens: is a {type(cu_seqlens).__name__}; must be a torch.Tensor")
+    check_tensor(cu_seqlens, "cu_seqlens")
     whole = document_offsets(integers(cu_seqlens, "cu_seqlens"), "cu_seqlens")
+    causal = flag(causal, "causal")
     rank, world_size = whole_number(rank, "rank"), whole_number(world_size, "world_size")
     if not 0 <= rank < world_size:
         raise invalid("rank", f"is {rank}; must be from 0 to {world_size - 1}")
@@ -58,10 +63,11 @@ def _prepare(cu_seqlens: Tensor, causal: bool, rank: int,
     offsets = whole[first:last + 1]
     of_q = [min(max(offset, begin), end) - begin for offset in offsets]
     of_k = [(min(offset, end) if causal else offset) - offsets[0] for offset in offsets]
+    keys = slice(offsets[0], offsets[0] + of_k[-1])
     cu_q, cu_k = (torch.tensor(values, dtype=cu_seqlens.dtype, device=cu_seqlens.device) for values in (of_q, of_k))
-    setattr(cu_q, _ATTRIBUTE, _Piece(tuple(whole), rank, world_size))
+    setattr(cu_q, _ATTRIBUTE, _Piece(tuple(whole), rank, world_size, causal, tuple(of_q), tuple(of_k), keys))
     longest_q, longest_k = (max(b - a for a, b in zip(values, values[1:])) for values in (of_q, of_k))
-    return cu_q, cu_k, longest_q, longest_k, slice(offsets[0], offsets[0] + of_k[-1])
+    return cu_q, cu_k, longest_q, longest_k, keys
 
 
 _prepare_outside_of_graphs = torch._disable_dynamo(_prepare)
@@ -105,25 +111,38 @@ def _gathered(group: Group, offsets: list[int], local_k_slice: slice) -> list[in
     return [*(start for _, starts in pieces for start in starts), tokens * group.world_size]
 
 
-def shard_by(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | Sequence[int],
-             local_k_slice: slice) -> Callable[[Group, Tensor, Tensor], Shard]:
+def _check_piece(piece: _Piece, group: Group, offsets: list[int], cu_seqlens_k: Tensor | Sequence[int],
+                 local_k_slice: slice, causal: bool) -> None:
+    """Raises InvalidArgumentError unless the arguments are those that were prepared for this rank and call."""
+    if (piece.rank, piece.world_size) != (group.rank, group.world_size):
+        raise invalid("cu_seqlens_q", f"is of rank {piece.rank} of {piece.world_size}; this is rank {group.rank} of "
+                                      f"{group.world_size}")
+    if piece.causal != causal:
+        raise invalid("causal", f"is {causal}; the arguments were prepared with causal={piece.causal}")
+    for name, given, prepared in (("cu_seqlens_q", offsets, list(piece.of_q)),
+                                  ("cu_seqlens_k", integers(cu_seqlens_k, "cu_seqlens_k"), list(piece.of_k)),
+                                  ("local_k_slice", local_k_slice, piece.keys)):
+        if given != prepared:
+            raise invalid(name, f"is {given}; llama3_flash_attn_prepare_cu_seqlens returned {prepared}")
+
+
+def shard_by(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | Sequence[int], local_k_slice: slice,
+             causal: bool) -> Callable[[Group, Tensor, Tensor], Shard]:
     """Returns the shard of a llama3 function's arguments, as a function of group, q and k."""
     def shard_of(group: Group, q: Tensor, k: Tensor) -> Shard:
-        check_axes(q, k, "tokens, heads, head_dim")
         offsets = document_offsets(integers(cu_seqlens_q, "cu_seqlens_q"), "cu_seqlens_q")
         if not isinstance(local_k_slice, slice) or local_k_slice.start is None:
             raise TypeError(f"local_k_slice: is {local_k_slice!r}; must be the slice that "
                             "llama3_flash_attn_prepare_cu_seqlens returns")
         for name, tensor in (("q", q), ("k", k)):
+            check_axes(tensor, name, "tokens, heads, head_dim")
             if tensor.shape[0] != offsets[-1]:
                 raise invalid("cu_seqlens_q", f"ends with {offsets[-1]}; {name} has {tensor.shape[0]} tokens")
         piece = getattr(cu_seqlens_q, _ATTRIBUTE, None)
         if piece is None:
             whole = _gathered(group, offsets, local_k_slice)
-        elif (piece.rank, piece.world_size) != (group.rank, group.world_size):
-            raise invalid("cu_seqlens_q", f"is of rank {piece.rank} of {piece.world_size}; this is rank {group.rank} of "
-                                          f"{group.world_size}")
         else:
+            _check_piece(piece, group, offsets, cu_seqlens_k, local_k_slice, bool(causal))
             whole = list(piece.whole)
         spans = contiguous(group.rank, group.world_size, offsets[-1], "q")
         return Shard(spans, spans, whole, whole)

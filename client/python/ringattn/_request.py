@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringattn import _core
-from ringattn._arguments import flag, positive_seconds, whole_number, window_pair
+from ringattn._arguments import flag, positive_seconds, seed_number, whole_number, window_pair
 from ringattn._arrays import Array, as_float32, as_int32, floats, integers, take
 from ringattn._dtypes import float_name
 from ringattn._errors import invalid
@@ -166,7 +166,7 @@ def _score_terms(options: Mapping[str, Any], shape: Shape, header: dict[str, Any
     rate = options.get("dropout_p", 0.0)
     if rate != 0.0:
         batch, head, query, key = origin_of(options.get("dropout_origin", (0, 0, 0, 0)))
-        header["dropout"] = {"rate": rate, "seed": whole_number(options.get("dropout_seed", 0), "dropout_seed"),
+        header["dropout"] = {"rate": rate, "seed": seed_number(options.get("dropout_seed", 0), "dropout_seed"),
                              "first_batch": batch, "first_head": head, "first_query": query, "first_key": key}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ringattn._arguments import whole_number
 from ringattn._arrays import Array
 from ringattn._errors import invalid
 from ringattn._writer import Writer
@@ -70,7 +69,7 @@ class Shape:
                 self.require(name, tensors[name], (*self.leading, self.seq_k, *parts, self.kv_heads, columns))
         self.lengths_q = self._lengths(cu_q, self.seq_q)
         self.lengths_k = self._lengths(cu_k, self.seq_k)
-        keys = self.seq_k if writer is None else whole_number(writer.seq_len_kv, "writer.seq_len_kv")
+        keys = self.seq_k if writer is None else writer.seq_len_kv
         self.longest_k = max(self.lengths_k, default=0) if self.packed else keys
         if writer is not None:
             for axis, rows, name in (("q", self.seq_q, first), ("kv", self.seq_k, "k" if "k" in tensors else first)):
@@ -100,8 +99,8 @@ class Shape:
         writer = self.writer
         shape: dict[str, Any] = {
             "batch": self.batch,
-            "seq_len_q": self.seq_q if writer is None else whole_number(writer.seq_len_q, "writer.seq_len_q"),
-            "seq_len_kv": self.seq_k if writer is None else whole_number(writer.seq_len_kv, "writer.seq_len_kv"),
+            "seq_len_q": self.seq_q if writer is None else writer.seq_len_q,
+            "seq_len_kv": self.seq_k if writer is None else writer.seq_len_kv,
             "num_heads": self.heads,
             "num_kv_heads": self.kv_heads, "head_dim": self.dim, "head_dim_v": self.dim_v, "packing": self.packing}
         if self.packed:

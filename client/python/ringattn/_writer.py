@@ -35,24 +35,37 @@ class Writer:
     seq_len_q: int  #: of the whole request; the sum over documents when packed
     seq_len_kv: int
 
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError for spans that are not spans, and for numbers that are not whole."""
+        for name in ("index", "count", "seq_len_q", "seq_len_kv"):
+            object.__setattr__(self, name, whole_number(getattr(self, name), f"writer.{name}"))
+        for axis in ("q", "kv"):
+            object.__setattr__(self, axis, _spans(getattr(self, axis), f"writer.{axis}"))
+
     def header(self) -> dict[str, Any]:
         """The message Writer (attention.proto)."""
-        return {"index": whole_number(self.index, "writer.index"), "count": whole_number(self.count, "writer.count"),
-                "q": self._spans("q"), "kv": self._spans("kv")}
+        spans = {axis: [dict(zip(("begin", "count", "stride"), span)) for span in getattr(self, axis)]
+                 for axis in ("q", "kv")}
+        return {"index": self.index, "count": self.count, **spans}
 
     def rows(self, axis: str) -> int:
         """Number of rows of axis "q" or "kv"."""
-        return sum(span["count"] for span in self._spans(axis))
+        return sum(span[1] for span in getattr(self, axis))
 
-    def _spans(self, axis: str) -> list[dict[str, int]]:
-        spans = []
-        for index, span in enumerate(getattr(self, axis)):
-            field = f"writer.{axis}[{index}]"
-            numbers = [whole_number(number, field) for number in span]
-            if len(numbers) not in (2, 3):
-                raise invalid(field, f"is {tuple(span)!r}; must be (begin, count) or (begin, count, stride)")
-            begin, count, stride = (*numbers, 1)[:3]
-            if begin < 0 or count < 1 or stride < 1:
-                raise invalid(field, f"is {tuple(span)!r}; begin must be at least 0, count and stride at least 1")
-            spans.append({"begin": begin, "count": count, "stride": stride})
-        return spans
+
+def _spans(spans: Any, field: str) -> tuple[tuple[int, int, int], ...]:
+    """Returns (begin, count, stride) of each span."""
+    try:
+        given = [tuple(span) for span in spans]
+    except TypeError:
+        raise invalid(field, f"is {spans!r}; must be a sequence of (begin, count) or (begin, count, stride)") from None
+    checked = []
+    for index, span in enumerate(given):
+        name = f"{field}[{index}]"
+        if len(span) not in (2, 3):
+            raise invalid(name, f"is {span!r}; must be (begin, count) or (begin, count, stride)")
+        begin, count, stride = (*(whole_number(number, name) for number in span), 1)[:3]
+        if begin < 0 or count < 1 or stride < 1:
+            raise invalid(name, f"is {span!r}; begin must be at least 0, count and stride at least 1")
+        checked.append((begin, count, stride))
+    return tuple(checked)

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from ringattn._optional import needed_by
 
-from ringattn._arguments import window_pair
-from ringattn._errors import invalid
+with needed_by(__name__):
+    from torch import Tensor
+
+from ringattn._arguments import flag, window_pair
+from ringattn._torch_arguments import check_axes
 from ringattn.torch_ops import attention
 
 Result = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, None]
@@ -22,23 +25,16 @@ Result = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, None]
 def _call(*tensors: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool,
           window_size: tuple[int, int], softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
           return_attn_probs: bool, return_softmax_lse: bool, **more: Any) -> Result:
-    if return_attn_probs and dropout_p != 0.0:
+    with_probs, with_lse = flag(return_attn_probs, "return_attn_probs"), flag(return_softmax_lse, "return_softmax_lse")
+    if with_probs and dropout_p != 0.0:
         raise NotImplementedError("return_attn_probs: with dropout_p, the matrix of probabilities is not returned; "
                                   "use return_softmax_lse, or Client.forward(probability_rows=...) for some rows")
     out, lse = attention(*tensors, causal=causal, window=window_pair(window_size, "window_size"),
                          softmax_scale=softmax_scale, softcap=softcap,
                          alibi_slopes=alibi_slopes, dropout_p=dropout_p, deterministic=deterministic, **more)
-    if return_attn_probs:
+    if with_probs:
         return out, lse, None
-    return (out, lse) if return_softmax_lse else out
-
-
-def _check(packed: Tensor, name: str, axes: str) -> None:
-    parts = int(axes.split(", ")[-3])
-    if not isinstance(packed, Tensor):
-        raise TypeError(f"{name}: is a {type(packed).__module__}.{type(packed).__name__}; must be a torch.Tensor")
-    if packed.dim() != len(axes.split(",")) or packed.shape[-3] != parts:
-        raise invalid(name, f"has the shape {list(packed.shape)}; must be [{axes}]")
+    return (out, lse) if with_lse else out
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -59,7 +55,7 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, dropout_p: float = 0.0, soft
                              alibi_slopes: Tensor | None = None, deterministic: bool = False,
                              return_attn_probs: bool = False, *, return_softmax_lse: bool = False) -> Result:
     """`flash_attn_func` with k and v in one tensor, [batch, seq_len, 2, kv_heads, head_dim]."""
-    _check(kv, "kv", "batch, seq_len, 2, kv_heads, head_dim")
+    check_axes(kv, "kv", "batch, seq_len, 2, kv_heads, head_dim")
     return _call(q, kv=kv, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                  softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
                  return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse)
@@ -70,7 +66,7 @@ def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale
                               alibi_slopes: Tensor | None = None, deterministic: bool = False,
                               return_attn_probs: bool = False, *, return_softmax_lse: bool = False) -> Result:
     """`flash_attn_func` with q, k and v in one tensor, [batch, seq_len, 3, heads, head_dim]."""
-    _check(qkv, "qkv", "batch, seq_len, 3, heads, head_dim")
+    check_axes(qkv, "qkv", "batch, seq_len, 3, heads, head_dim")
     return _call(qkv=qkv, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                  softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
                  return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse)
@@ -103,7 +99,7 @@ def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor,
                                     alibi_slopes: Tensor | None = None, deterministic: bool = False,
                                     return_attn_probs: bool = False, *, return_softmax_lse: bool = False) -> Result:
     """`flash_attn_varlen_func` with k and v in one tensor, [tokens, 2, kv_heads, head_dim]."""
-    _check(kv, "kv", "tokens, 2, kv_heads, head_dim")
+    check_axes(kv, "kv", "tokens, 2, kv_heads, head_dim")
     return _call(q, kv=kv, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                  softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
                  return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse,
@@ -117,7 +113,7 @@ def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen
                                      return_attn_probs: bool = False, *,
                                      return_softmax_lse: bool = False) -> Result:
     """`flash_attn_varlen_func` with q, k and v in one tensor, [tokens, 3, heads, head_dim]."""
-    _check(qkv, "qkv", "tokens, 3, heads, head_dim")
+    check_axes(qkv, "qkv", "tokens, 3, heads, head_dim")
     return _call(qkv=qkv, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                  softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
                  return_attn_probs=return_attn_probs, return_softmax_lse=return_softmax_lse,

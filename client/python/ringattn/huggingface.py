@@ -22,10 +22,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import torch
-from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
+from ringattn._optional import needed_by
+
+with needed_by(__name__):
+    import torch
+    from torch import Tensor
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+    from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
 
 from ringattn._kv_huggingface import mark_of
 from ringattn._mask import Mask, make_mask

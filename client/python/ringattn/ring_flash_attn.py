@@ -13,18 +13,24 @@ each whole document and head. `softcap` and `dropout_seed` are arguments of this
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch.distributed as dist
-from torch import Tensor
+from ringattn._optional import needed_by
 
+with needed_by(__name__):
+    import torch.distributed as dist
+    from torch import Tensor
+
+from ringattn._arguments import flag
 from ringattn._arrays import integers
 from ringattn._errors import invalid
 from ringattn._groups import Group, group_of
 from ringattn._layouts import Layout, contiguous, packed, striped, zigzag
 from ringattn._llama3 import document_offsets, llama3_flash_attn_prepare_cu_seqlens, shard_by
-from ringattn._sharded import Shard, check_axes, sharded_attention
+from ringattn._sharded import Shard, sharded_attention
+from ringattn._torch_arguments import check_axes
 
 __all__ = [
     "llama3_flash_attn_prepare_cu_seqlens", "llama3_flash_attn_varlen_func", "llama3_flash_attn_varlen_kvpacked_func",
@@ -38,43 +44,67 @@ __all__ = [
 ]
 
 Result = Tensor | tuple[Tensor, Tensor, None]
-Functions = tuple[Callable[..., Result], Callable[..., Result], Callable[..., Result]]
+Function = Callable[..., Result]
+#: The functions of one layout: of q, k and v; of q and kv; of qkv.
+Functions = tuple[Function, Function, Function]
 
-
-def _split(packed_tensor: Tensor, name: str, axes: str) -> tuple[Tensor, ...]:
-    """Returns the tensors of kv or qkv. `axes` are those of the packed tensor."""
-    parts = int(axes.split(", ")[-3])
-    if not isinstance(packed_tensor, Tensor):
-        raise TypeError(f"{name}: is a {type(packed_tensor).__name__}; must be a torch.Tensor")
-    if packed_tensor.dim() != len(axes.split(",")) or packed_tensor.shape[-3] != parts:
-        raise invalid(name, f"has the shape {list(packed_tensor.shape)}; must be [{axes}]")
-    return packed_tensor.unbind(-3)
+_DENSE, _PACKED = "batch, tokens, ", "tokens, "  # axes before those of the heads
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, shard_of: Callable[[Group, Tensor, Tensor], Shard],
           group: dist.ProcessGroup | None, return_attn_probs: bool, **options: Any) -> Result:
+    with_lse = flag(return_attn_probs, "return_attn_probs")
     out, lse = sharded_attention(q, k, v, shard_of=shard_of, group=lambda: group_of(group), **options)
-    return (out, lse, None) if return_attn_probs else out
+    return (out, lse, None) if with_lse else out
 
 
-def _named(prefix: str, form: str, layout: str, functions: Functions) -> Functions:
-    """Gives the three functions of a layout their names and documentation."""
-    tensors = ("q, k and v", "q, and k and v in one tensor", "q, k and v in one tensor")
-    for function, packing, of in zip(functions, ("", "kvpacked_", "qkvpacked_"), tensors):
-        function.__name__ = function.__qualname__ = f"{prefix}_flash_attn_{form}{packing}func"
-        function.__doc__ = f"""Attention over the whole sequence; each rank passes its shard of {of}.
+def _kvpacked(function: Function, leading: str) -> Function:
+    """Returns `function` with k and v in one tensor. `leading`: the axes before the one that divides it."""
+    def kvpacked(q: Tensor, kv: Tensor, *arguments: Any, **options: Any) -> Result:
+        k, v = check_axes(kv, "kv", f"{leading}2, kv_heads, head_dim").unbind(-3)
+        return function(q, k, v, *arguments, **options)
+
+    return kvpacked
+
+
+def _qkvpacked(function: Function, leading: str) -> Function:
+    """Returns `function` with q, k and v in one tensor."""
+    def qkvpacked(qkv: Tensor, *arguments: Any, **options: Any) -> Result:
+        q, k, v = check_axes(qkv, "qkv", f"{leading}3, heads, head_dim").unbind(-3)
+        return function(q, k, v, *arguments, **options)
+
+    return qkvpacked
+
+
+def _functions(function: Function, prefix: str, form: str, layout: str) -> Functions:
+    """Returns a layout's function of q, k and v and its packed forms, with names, signatures and documentation."""
+    leading = _PACKED if form else _DENSE
+    plain = inspect.signature(function)
+    options = list(plain.parameters.values())[3:]
+    made = []
+    for each, packing, tensors, described in (
+            (function, "", ("q", "k", "v"), "q, k and v"),
+            (_kvpacked(function, leading), "kvpacked_", ("q", "kv"), "q, and k and v in one tensor"),
+            (_qkvpacked(function, leading), "qkvpacked_", ("qkv",), "q, k and v in one tensor")):
+        each.__name__ = each.__qualname__ = f"{prefix}_flash_attn_{form}{packing}func"
+        each.__signature__ = plain.replace(parameters=[  # type: ignore[attr-defined]
+            *(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Tensor") for name in tensors),
+            *options])
+        each.__doc__ = f"""Attention over the whole sequence; each rank passes its shard of {described}.
 
         {layout}
 
         Returns this rank's rows of out; with `return_attn_probs`, (out, lse, None). Gradients flow through both.
         Raises RingattnError, as `ringattn.flash_attn_func`, on every rank.
         """
-    return functions
+        made.append(each)
+    return made[0], made[1], made[2]
 
 
-def _dense(layout: Layout) -> Functions:
+def _dense(layout: Layout) -> Function:
     def shard_of(group: Group, q: Tensor, k: Tensor) -> Shard:
-        check_axes(q, k, "batch, tokens, heads, head_dim")
+        for name, tensor in (("q", q), ("k", k)):
+            check_axes(tensor, name, "batch, tokens, heads, head_dim")
         return Shard(layout(group.rank, group.world_size, q.shape[1], "q"),
                      layout(group.rank, group.world_size, k.shape[1], "k"))
 
@@ -86,33 +116,15 @@ def _dense(layout: Layout) -> Functions:
                      causal=causal, window_size=window_size, alibi_slopes=alibi_slopes, deterministic=deterministic,
                      softcap=softcap, dropout_seed=dropout_seed)
 
-    def kvpacked_func(q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
-                      causal: bool = False, window_size: tuple[int, int] = (-1, -1),
-                      alibi_slopes: Tensor | None = None, deterministic: bool = False,
-                      return_attn_probs: bool = False, group: dist.ProcessGroup | None = None, *,
-                      softcap: float = 0.0, dropout_seed: int | None = None) -> Result:
-        k, v = _split(kv, "kv", "batch, tokens, 2, kv_heads, head_dim")
-        return func(q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic,
-                    return_attn_probs, group, softcap=softcap, dropout_seed=dropout_seed)
-
-    def qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-                       window_size: tuple[int, int] = (-1, -1), alibi_slopes: Tensor | None = None,
-                       deterministic: bool = False, return_attn_probs: bool = False,
-                       group: dist.ProcessGroup | None = None, *, softcap: float = 0.0,
-                       dropout_seed: int | None = None) -> Result:
-        q, k, v = _split(qkv, "qkv", "batch, tokens, 3, heads, head_dim")
-        return func(q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic,
-                    return_attn_probs, group, softcap=softcap, dropout_seed=dropout_seed)
-
-    return func, kvpacked_func, qkvpacked_func
+    return func
 
 
-def _varlen(layout: Layout) -> Functions:
+def _varlen(layout: Layout) -> Function:
     def shard_of_documents(cu_seqlens: Tensor | Sequence[int]) -> Callable[[Group, Tensor, Tensor], Shard]:
         def shard_of(group: Group, q: Tensor, k: Tensor) -> Shard:
-            check_axes(q, k, "tokens, heads, head_dim")
             offsets = document_offsets(integers(cu_seqlens, "cu_seqlens"), "cu_seqlens")
             for name, tensor in (("q", q), ("k", k)):
+                check_axes(tensor, name, "tokens, heads, head_dim")
                 if tensor.shape[0] != offsets[-1]:
                     raise invalid("cu_seqlens", f"ends with {offsets[-1]}; {name} has {tensor.shape[0]} tokens")
             spans = packed(layout, group.rank, group.world_size, offsets, "cu_seqlens")
@@ -129,65 +141,22 @@ def _varlen(layout: Layout) -> Functions:
                      softmax_scale=softmax_scale, causal=causal, window_size=window_size, alibi_slopes=alibi_slopes,
                      deterministic=deterministic, softcap=softcap, dropout_seed=dropout_seed)
 
-    def kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,
-                      softmax_scale: float | None = None, causal: bool = False,
-                      window_size: tuple[int, int] = (-1, -1), alibi_slopes: Tensor | None = None,
-                      deterministic: bool = False, return_attn_probs: bool = False,
-                      group: dist.ProcessGroup | None = None, *, softcap: float = 0.0,
-                      dropout_seed: int | None = None) -> Result:
-        k, v = _split(kv, "kv", "tokens, 2, kv_heads, head_dim")
-        return func(q, k, v, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
-                    deterministic, return_attn_probs, group, softcap=softcap, dropout_seed=dropout_seed)
-
-    def qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,
-                       softmax_scale: float | None = None, causal: bool = False,
-                       window_size: tuple[int, int] = (-1, -1), alibi_slopes: Tensor | None = None,
-                       deterministic: bool = False, return_attn_probs: bool = False,
-                       group: dist.ProcessGroup | None = None, *, softcap: float = 0.0,
-                       dropout_seed: int | None = None) -> Result:
-        q, k, v = _split(qkv, "qkv", "tokens, 3, heads, head_dim")
-        return func(q, k, v, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
-                    deterministic, return_attn_probs, group, softcap=softcap, dropout_seed=dropout_seed)
-
-    return func, kvpacked_func, qkvpacked_func
+    return func
 
 
-def _llama3() -> Functions:
+def _llama3() -> Function:
     def func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
              max_seqlen_k: int, heads_k_stride: int, local_k_slice: slice, dropout_p: float = 0.0,
              softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
              alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False,
              group: dist.ProcessGroup | None = None, *, softcap: float = 0.0,
              dropout_seed: int | None = None) -> Result:
-        return _call(q, k, v, shard_by(cu_seqlens_q, cu_seqlens_k, local_k_slice), group, return_attn_probs,
-                     dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
-                     alibi_slopes=alibi_slopes, deterministic=deterministic, softcap=softcap, dropout_seed=dropout_seed)
+        return _call(q, k, v, shard_by(cu_seqlens_q, cu_seqlens_k, local_k_slice, causal), group,
+                     return_attn_probs, dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal,
+                     window_size=window_size, alibi_slopes=alibi_slopes, deterministic=deterministic,
+                     softcap=softcap, dropout_seed=dropout_seed)
 
-    def kvpacked_func(q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-                      max_seqlen_k: int, heads_k_stride: int, local_k_slice: slice, dropout_p: float = 0.0,
-                      softmax_scale: float | None = None, causal: bool = False,
-                      window_size: tuple[int, int] = (-1, -1), alibi_slopes: Tensor | None = None,
-                      deterministic: bool = False, return_attn_probs: bool = False,
-                      group: dist.ProcessGroup | None = None, *, softcap: float = 0.0,
-                      dropout_seed: int | None = None) -> Result:
-        k, v = _split(kv, "kv", "tokens, 2, kv_heads, head_dim")
-        return func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, heads_k_stride, local_k_slice,
-                    dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic, return_attn_probs,
-                    group, softcap=softcap, dropout_seed=dropout_seed)
-
-    def qkvpacked_func(qkv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
-                       heads_k_stride: int, local_k_slice: slice, dropout_p: float = 0.0,
-                       softmax_scale: float | None = None, causal: bool = False,
-                       window_size: tuple[int, int] = (-1, -1), alibi_slopes: Tensor | None = None,
-                       deterministic: bool = False, return_attn_probs: bool = False,
-                       group: dist.ProcessGroup | None = None, *, softcap: float = 0.0,
-                       dropout_seed: int | None = None) -> Result:
-        q, k, v = _split(qkv, "qkv", "tokens, 3, heads, head_dim")
-        return func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, heads_k_stride, local_k_slice,
-                    dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic, return_attn_probs,
-                    group, softcap=softcap, dropout_seed=dropout_seed)
-
-    return func, kvpacked_func, qkvpacked_func
+    return func
 
 
 _CONTIGUOUS = "Rank r has the r-th of world_size pieces of the sequence."
@@ -195,26 +164,27 @@ _ZIGZAG = "Rank r has the pieces r and 2 * world_size - 1 - r of 2 * world_size 
 _DOCUMENTS = ("`cu_seqlens` are the offsets of the documents among the rank's own tokens; each document is sharded. "
               "In each document, ")
 
-ring_flash_attn_func, ring_flash_attn_kvpacked_func, ring_flash_attn_qkvpacked_func = _named(
-    "ring", "", _CONTIGUOUS, _dense(contiguous))
-zigzag_ring_flash_attn_func, zigzag_ring_flash_attn_kvpacked_func, zigzag_ring_flash_attn_qkvpacked_func = _named(
-    "zigzag_ring", "", _ZIGZAG, _dense(zigzag))
-stripe_flash_attn_func, stripe_flash_attn_kvpacked_func, stripe_flash_attn_qkvpacked_func = _named(
-    "stripe", "", "Rank r has the tokens r, r + world_size, r + 2 * world_size and so on.", _dense(striped))
-ring_flash_attn_varlen_func, ring_flash_attn_varlen_kvpacked_func, ring_flash_attn_varlen_qkvpacked_func = _named(
-    "ring", "varlen_", _DOCUMENTS + _CONTIGUOUS[0].lower() + _CONTIGUOUS[1:], _varlen(contiguous))
+ring_flash_attn_func, ring_flash_attn_kvpacked_func, ring_flash_attn_qkvpacked_func = _functions(
+    _dense(contiguous), "ring", "", _CONTIGUOUS)
+zigzag_ring_flash_attn_func, zigzag_ring_flash_attn_kvpacked_func, zigzag_ring_flash_attn_qkvpacked_func = _functions(
+    _dense(zigzag), "zigzag_ring", "", _ZIGZAG)
+stripe_flash_attn_func, stripe_flash_attn_kvpacked_func, stripe_flash_attn_qkvpacked_func = _functions(
+    _dense(striped), "stripe", "", "Rank r has the tokens r, r + world_size, r + 2 * world_size and so on.")
+ring_flash_attn_varlen_func, ring_flash_attn_varlen_kvpacked_func, ring_flash_attn_varlen_qkvpacked_func = _functions(
+    _varlen(contiguous), "ring", "varlen_", _DOCUMENTS + _CONTIGUOUS[0].lower() + _CONTIGUOUS[1:])
 (zigzag_ring_flash_attn_varlen_func, zigzag_ring_flash_attn_varlen_kvpacked_func,
- zigzag_ring_flash_attn_varlen_qkvpacked_func) = _named(
-    "zigzag_ring", "varlen_", _DOCUMENTS + _ZIGZAG[0].lower() + _ZIGZAG[1:], _varlen(zigzag))
+ zigzag_ring_flash_attn_varlen_qkvpacked_func) = _functions(
+    _varlen(zigzag), "zigzag_ring", "varlen_", _DOCUMENTS + _ZIGZAG[0].lower() + _ZIGZAG[1:])
 (llama3_flash_attn_varlen_func, llama3_flash_attn_varlen_kvpacked_func,
- llama3_flash_attn_varlen_qkvpacked_func) = _named(
-    "llama3", "varlen_", "Rank r has the r-th of world_size pieces of the packed documents. `cu_seqlens_q`, "
-    "`cu_seqlens_k` and `local_k_slice` are the results of `llama3_flash_attn_prepare_cu_seqlens`.", _llama3())
+ llama3_flash_attn_varlen_qkvpacked_func) = _functions(
+    _llama3(), "llama3", "varlen_", "Rank r has the r-th of world_size pieces of the packed documents. `cu_seqlens_q`, "
+    "`cu_seqlens_k` and `local_k_slice` are the results of `llama3_flash_attn_prepare_cu_seqlens`.")
 
 
 def __getattr__(name: str) -> Any:
     if name in ("substitute_hf_flash_attn", "update_ring_flash_attn_params"):  # these need transformers
-        from ringattn import _ring_flash_huggingface
+        with needed_by(f"ringattn.ring_flash_attn.{name}"):
+            from ringattn import _ring_flash_huggingface
 
         return getattr(_ring_flash_huggingface, name)
     raise AttributeError(f"module 'ringattn.ring_flash_attn' has no attribute {name!r}")

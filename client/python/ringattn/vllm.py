@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import warnings
 
+from ringattn._optional import needed_by
+
 TESTED_VERSION = "0.32"
 _SWITCH = "RINGATTN_VLLM"
 
@@ -27,9 +29,10 @@ def register() -> None:
     if switch != "1":
         raise ValueError(f"{_SWITCH} is {switch!r}; set 1, or 0 for vLLM's own attention. RINGATTN_ADDRESS names the "
                          "service")
-    import vllm
-    from vllm.platforms import current_platform
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    with needed_by(__name__):
+        import vllm
+        from vllm.platforms import current_platform
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     if not current_platform.is_cpu():
         raise NotImplementedError(f"platform: vLLM runs on {current_platform.device_name}; ringattn.vllm serves vLLM on "

@@ -1,8 +1,6 @@
 """Small models with random weights, once with eager attention and once with ringattn's."""
 import pytest
-import ringattn
 import ringattn.huggingface
-import torch
 import transformers
 
 SIZE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -19,13 +17,9 @@ MODELS = {
 
 
 @pytest.fixture(autouse=True)
-def default_client(client):
-    """Registers ringattn's attention and makes `client` the default client of the test."""
-    torch.manual_seed(0)
+def registered(default_client):
+    """Registers ringattn's attention, which uses the default client."""
     ringattn.huggingface.register()
-    ringattn.set_default_client(client)
-    yield client
-    ringattn.set_default_client(None)
 
 
 def pair(name, **more):

@@ -135,7 +135,8 @@ def with_residual(rank, world_size, mode, change):
     import contextlib
 
     import ringattn
-    from ringattn import _default, torch_ops
+    from ringattn import _default
+    from ringattn._graph_calls import keeper
     from ringattn.ring_flash_attn import zigzag_ring_flash_attn_func
 
     client = ringattn.default_client()
@@ -144,7 +145,7 @@ def with_residual(rank, world_size, mode, change):
 
     def counted(*tensors, **options):
         result = backward(*tensors, **options)
-        sent.append((len(tensors), options.get("residual") is not None, result.report.residual_failure))
+        sent.append(("q" in options, options.get("residual") is not None, result.report.residual_failure))
         return result
 
     client.backward = counted
@@ -152,18 +153,18 @@ def with_residual(rank, world_size, mode, change):
     try:
         tensors = [tensor.chunk(world_size, 1)[rank].clone().requires_grad_() for tensor in ZIGZAG.tensors()[:3]]
         copies = torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor)
-        others = set(torch_ops._keeper._kept)  # of earlier tests' graphs
+        others = set(keeper._kept)  # of earlier tests' graphs
         with copies if change == "hooks" else contextlib.nullcontext():
             out = zigzag_ring_flash_attn_func(*tensors, causal=True)
 
         def kept_now():
-            return sum(torch_ops._keeper.find(handle) is not None for handle in set(torch_ops._keeper._kept) - others)
+            return sum(keeper.find(handle) is not None for handle in set(keeper._kept) - others)
 
         kept = kept_now()
         if change == "deleted":
             dist.barrier()
             if rank == 0:
-                client.delete_residual(*(set(torch_ops._keeper._kept) - others))
+                client.delete_residual(*(set(keeper._kept) - others))
             dist.barrier()
         gradients = [torch.autograd.grad(out.square().sum(), tensors, retain_graph=change == "twice")]
         if change == "twice":
@@ -177,9 +178,9 @@ def with_residual(rank, world_size, mode, change):
 
 
 @pytest.mark.parametrize("mode, change, kept, backwards", [
-    ("off", "", 0, [(4, False)]), ("auto", "", 1, [(4, True)]), ("remote", "", 1, [(1, True)]),
-    ("auto", "twice", 1, [(4, True)] * 2), ("remote", "twice", 1, [(1, True)] * 2), ("auto", "deleted", 1, [(4, True)]),
-    ("auto", "hooks", 0, [(4, False)]),
+    ("off", "", 0, [(True, False)]), ("auto", "", 1, [(True, True)]), ("remote", "", 1, [(False, True)]),
+    ("auto", "twice", 1, [(True, True)] * 2), ("remote", "twice", 1, [(False, True)] * 2),
+    ("auto", "deleted", 1, [(True, True)]), ("auto", "hooks", 0, [(True, False)]),
 ])
 def test_residuals(ranks, mode, change, kept, backwards):
     results = ranks(2).run(with_residual, mode, change)
@@ -280,7 +281,13 @@ ROWS = torch.zeros(6, 2, 8)
     ("llama3_flash_attn_varlen_func", [ROWS] * 3 + [torch.tensor([0, 6])] * 2 + [6, 6, 1, None], {}, "TypeError",
      "local_k_slice: is None"),
     ("ring_flash_attn_func", [ROWS[None]] * 3, {"window_size": 3}, "InvalidArgumentError", "window_size: is 3"),
-    ("ring_flash_attn_func", [ROWS[None]] * 3, {"group": 3}, "TypeError", "group: is a int"),
+    ("ring_flash_attn_func", [ROWS[None]] * 3, {"group": 3}, "TypeError", "group: is an int"),
+    ("ring_flash_attn_func", [ROWS[None]] * 3, {"causal": "no"}, "InvalidArgumentError", "causal: is 'no'"),
+    ("ring_flash_attn_func", [ROWS[None]] * 3, {"deterministic": "no"}, "InvalidArgumentError", "deterministic: is 'no'"),
+    ("ring_flash_attn_func", [torch.nested.nested_tensor([ROWS, ROWS[:3]])] * 3, {}, "InvalidArgumentError",
+     "q: is a nested tensor"),
+    ("ring_flash_attn_func", [ROWS[None]] * 3, {"dropout_p": 0.1, "dropout_seed": -1}, "InvalidArgumentError",
+     "dropout_seed: is -1"),
     ("ring_flash_attn_func", [ROWS[None]] * 3, {"dropout_p": 0.1, "dropout_seed": 0.5}, "InvalidArgumentError",
      "dropout_seed: is 0.5"),
 ])
@@ -319,3 +326,35 @@ def test_the_largest_number_of_documents(ranks, name, most):
 
 def test_calls_after_wrong_arguments(ranks):
     check(ZIGZAG, ranks(2))
+
+
+def wrong_on_one_rank(rank, world_size):
+    import ringattn
+    from ringattn.ring_flash_attn import zigzag_ring_flash_attn_func
+
+    client = ringattn.default_client()
+    ringattn.set_default_client(client, deadline=3.0)
+    try:
+        q = torch.zeros(1, 7 if rank else 8, 2, 8)
+        return zigzag_ring_flash_attn_func(q, q, q, dropout_p=0.5)
+    finally:
+        ringattn.set_default_client(client, deadline=60.0)
+
+
+def test_calls_after_one_rank_has_rejected_its_arguments(ranks):
+    first, second = ranks(2).outcomes(wrong_on_one_rank)
+    assert first[1] == "DeadlineExceededError", first
+    assert second[1] == "InvalidArgumentError" and "q: has 7 tokens" in second[2], second
+    check(ZIGZAG, ranks(2))
+
+
+def mapped(rank, world_size):
+    from ringattn.ring_flash_attn import ring_flash_attn_func
+
+    q = torch.zeros(3, 1, 8, 2, 8)
+    return torch.vmap(lambda q: ring_flash_attn_func(q, q, q))(q)
+
+
+def test_vmap_is_refused(ranks):
+    for _, kind, text in ranks(2).outcomes(mapped):
+        assert kind == "NotImplementedError" and "q: torch.vmap" in text, text

@@ -54,28 +54,31 @@ def test_numbers_that_are_no_ranks(ranks, members):
         assert kind == "ValueError" and text.startswith(f"process_group: is {members}; must be different ranks from 0 to 1")
 
 
+@pytest.mark.parametrize("members, kind, match", [
+    (3, "TypeError", "process_group: is an int"), ([0, 1.5], "InvalidArgumentError", "process_group: is 1.5"),
+    ([7], "ValueError", "process_group: is [7]; must be different ranks from 0 to 1")])
+def test_groups_that_are_none(ranks, members, kind, match):
+    for _, found, text in ranks(2).outcomes(with_wrong_ranks, members):
+        assert found == kind and match in text, (found, text)
+
+
 @pytest.mark.parametrize("process_group", [None, (0,)])
-def test_whole_tensors(client, process_group):
-    torch.manual_seed(0)
-    ringattn.set_default_client(client)
-    try:
-        q, k, v = (torch.randn(1, 20, 2, 8, requires_grad=True) for _ in range(3))
-        bias = torch.randn(1, 2, 20, 20, requires_grad=True)
-        for wrapper in (ringattn.nnscaler.wrap_ring_attn_func, ringattn.nnscaler.wrap_zigzag_attn_func):
-            out = wrapper(q, k, v, softcap=2.0, bias=bias, process_group=process_group)
-            exact = torch_reference.attention(q, k, v, causal=True, softcap=2.0, bias=bias)[0]
-            reference.close(out.detach(), exact.detach(), 2e-5)
-            for ours, theirs in zip(torch.autograd.grad(out.square().sum(), (q, bias)),
-                                    torch.autograd.grad(exact.square().sum(), (q, bias))):
-                reference.close(ours, theirs, 5e-5)
-        offsets = torch.tensor([0, 6, 20])
-        out = ringattn.nnscaler.wrap_ring_attn_varlen_func(q[0], k[0], v[0], offsets, offsets, softmax_scale=0.5,
-                                                           process_group=process_group)
-        exact = torch.cat([torch_reference.attention(q[:, a:b], k[:, a:b], v[:, a:b], softmax_scale=0.5)[0][0]
-                           for a, b in ((0, 6), (6, 20))])
+def test_whole_tensors(default_client, process_group):
+    q, k, v = (torch.randn(1, 20, 2, 8, requires_grad=True) for _ in range(3))
+    bias = torch.randn(1, 2, 20, 20, requires_grad=True)
+    for wrapper in (ringattn.nnscaler.wrap_ring_attn_func, ringattn.nnscaler.wrap_zigzag_attn_func):
+        out = wrapper(q, k, v, softcap=2.0, bias=bias, process_group=process_group)
+        exact = torch_reference.attention(q, k, v, causal=True, softcap=2.0, bias=bias)[0]
         reference.close(out.detach(), exact.detach(), 2e-5)
-    finally:
-        ringattn.set_default_client(None)
+        for ours, theirs in zip(torch.autograd.grad(out.square().sum(), (q, bias)),
+                                torch.autograd.grad(exact.square().sum(), (q, bias))):
+            reference.close(ours, theirs, 5e-5)
+    offsets = torch.tensor([0, 6, 20])
+    out = ringattn.nnscaler.wrap_ring_attn_varlen_func(q[0], k[0], v[0], offsets, offsets, softmax_scale=0.5,
+                                                       process_group=process_group)
+    exact = torch.cat([torch_reference.attention(q[:, a:b], k[:, a:b], v[:, a:b], softmax_scale=0.5)[0][0]
+                       for a, b in ((0, 6), (6, 20))])
+    reference.close(out.detach(), exact.detach(), 2e-5)
 
 
 def with_bias(rank, world_size, shape):

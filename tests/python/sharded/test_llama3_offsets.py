@@ -1,27 +1,11 @@
-"""ring_flash_attn's test_llama3_flash_attn_varlen_func: packed documents of which each rank has a contiguous piece."""
+"""The offsets that ranks pass to the llama3 functions: prepared ones, copies, and wrong ones."""
 import os
 
 import pytest
 
 torch = pytest.importorskip("torch", reason=os.environ.get("RINGATTN_NO_TORCH") or None)
 
-from sharded_cases import Case, arguments_of, call_on_rank, check, function_of  # noqa: E402
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
-@pytest.mark.parametrize("form", ["", "kvpacked", "qkvpacked"])
-def test_forward_and_backward(ranks, form, world_size):
-    check(Case("llama3_flash_attn_varlen", form, lengths=(24, 128, 376), heads=5, kv_heads=5, head_dim=8,
-               dtype=torch.bfloat16,
-               options={"causal": True, "window_size": (-1, -1), "alibi_slopes": None, "deterministic": False}),
-          ranks(world_size))
-
-
-@pytest.mark.parametrize("options", [{"causal": False}, {"window_size": (13, 0), "causal": True}, {"window_size": (7, 9)},
-                                     {"alibi_slopes": torch.tensor([[0.5, 0.1], [0.2, 0.0], [1.0, 0.3]])},
-                                     {"dropout_p": 0.3, "dropout_seed": 11, "causal": True}])
-def test_options_across_ranks(ranks, options):
-    check(Case("llama3_flash_attn_varlen", lengths=(7, 50, 3), options=options, with_dlse=True), ranks(4))
+from sharded_cases import Case, arguments_of, call_on_rank, function_of  # noqa: E402
 
 
 def with_copied_offsets(rank, world_size, case):
@@ -50,3 +34,25 @@ def test_offsets_of_another_rank(ranks):
     for rank, (_, kind, text) in enumerate(ranks(2).outcomes(with_offsets_of_another_rank, case)):
         assert kind == "InvalidArgumentError"
         assert f"cu_seqlens_q: is of rank {1 - rank} of 2; this is rank {rank} of 2" in text
+
+
+def with_other_arguments(rank, world_size, case, changed):
+    arguments = arguments_of(case, rank, world_size)
+    if changed == "cu_seqlens_q":
+        arguments["cu_seqlens_q"][1] = 3
+    elif changed == "cu_seqlens_k":
+        arguments["cu_seqlens_k"] = arguments["cu_seqlens_k"] + 1
+    elif changed == "local_k_slice":
+        arguments["local_k_slice"] = slice(5, 6)
+    q = torch.randn(10, 2, 8)
+    return function_of(case)(q, q, q, causal=changed == "causal", **arguments)
+
+
+@pytest.mark.parametrize("changed, match", [
+    ("causal", "causal: is True; the arguments were prepared with causal=False"),
+    ("cu_seqlens_q", "cu_seqlens_q: is [0, 3"), ("cu_seqlens_k", "cu_seqlens_k: is [1, "),
+    ("local_k_slice", "local_k_slice: is slice(5, 6, None); llama3_flash_attn_prepare_cu_seqlens returned slice(")])
+def test_arguments_that_were_not_prepared(ranks, changed, match):
+    case = Case("llama3_flash_attn_varlen", lengths=(7, 5, 8))
+    for _, kind, text in ranks(2).outcomes(with_other_arguments, case, changed):
+        assert kind == "InvalidArgumentError" and match in text, (kind, text)
