@@ -57,6 +57,11 @@ std::optional<ScenarioCommand> CommandOf(const v1::JoinResponse& message) {
                                   message.run().has_preempt_after() ? " preempting" : "");
       command.answer.reset();
       break;
+    case v1::JoinResponse::kProbe:
+      command.text = absl::StrCat("probe ", message.probe().id(), " of ",
+                                  absl::StrJoin(message.probe().addresses(), " "));
+      command.answer->mutable_probed()->set_id(message.probe().id());
+      break;
     case v1::JoinResponse::kCancel:
       command.text = absl::StrCat("cancel ", message.cancel().operation_id());
       command.answer.reset();

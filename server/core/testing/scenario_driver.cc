@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "server/core/requests/plan_summary.h"
 #include "server/core/testing/scenario_commands.h"
 #include "server/core/testing/scenario_kv.h"
@@ -46,6 +47,16 @@ class ScenarioDriver::Impl {
     if (verb == "manual" || verb == "silent") {
       for (size_t i = 1; i < args.size(); ++i) {
         (verb == "manual" ? workers_[args[i]].manual : workers_[args[i]].silent) = true;
+      }
+      return;
+    }
+    if (verb == "cut" || verb == "heal") {
+      for (const auto& [a, b] : {std::pair(args[1], args[2]), std::pair(args[2], args[1])}) {
+        if (verb == "cut") {
+          cuts_.emplace(a, b);
+        } else {
+          cuts_.erase({a, b});
+        }
       }
       return;
     }
@@ -246,8 +257,9 @@ class ScenarioDriver::Impl {
     const bool is_replaced =
         worker == workers_.end() || worker->second.connection != send.connection;
     if (is_replaced && !message.has_leave()) return;
-    const std::optional<ScenarioCommand> command = CommandOf(message);
+    std::optional<ScenarioCommand> command = CommandOf(message);
     if (!command.has_value()) return;
+    ApplyCuts(name, message, &*command);
     if (message.has_teardown()) worker->second.heartbeat.clear_operation_id();
     if (message.has_reserve()) RecordToken(name, message.reserve());
     if (command->answer.has_value() && !worker->second.manual) {
@@ -261,6 +273,31 @@ class ScenarioDriver::Impl {
       absl::StrAppend(&lines_.back().first, " ", name);
     } else {
       lines_.push_back({name, command->text});
+    }
+  }
+
+  // A worker cannot join a ring with a member beyond a cut, and probes fail there.
+  void ApplyCuts(const std::string& name, const v1::JoinResponse& message,
+                 ScenarioCommand* command) const {
+    const auto unreached = [&](const auto& addresses) {
+      std::vector<uint32_t> indices;
+      for (int i = 0; i < addresses.size(); ++i) {
+        const std::string peer(absl::StripSuffix(addresses[i], ":3"));
+        if (cuts_.count({name, peer}) > 0) indices.push_back(static_cast<uint32_t>(i));
+      }
+      return indices;
+    };
+    if (message.has_commit()) {
+      const std::vector<uint32_t> ranks = unreached(message.commit().probe_addresses());
+      if (ranks.empty()) return;
+      v1::GenerationFailed* failed = command->answer->mutable_generation_failed();
+      failed->set_generation(message.commit().generation());
+      failed->set_reason("no answer");
+      failed->mutable_unreached()->Assign(ranks.begin(), ranks.end());
+    } else if (message.has_probe()) {
+      const std::vector<uint32_t> indices = unreached(message.probe().addresses());
+      command->answer->mutable_probed()->mutable_unreached()->Assign(indices.begin(),
+                                                                     indices.end());
     }
   }
 
@@ -359,6 +396,17 @@ class ScenarioDriver::Impl {
   }
   void Record(const KvWriterEnded& ended, std::deque<Event>*) { Show(kv_clients_.LinesOf(ended)); }
   void Record(const LostWorker&, std::deque<Event>*) { ++losses_reported_; }
+  // A single worker's loss appears by its consequences only.
+  void Record(const LossEvent& event, std::deque<Event>*) {
+    if (event.host.empty()) return;
+    Args names;
+    for (const LostWorker& loss : event.workers) names.push_back(loss.worker);
+    lines_.push_back({"", absl::StrCat("lost host ", event.host, ": ", absl::StrJoin(names, " "))});
+  }
+  void Record(const ReachChanged& changed, std::deque<Event>*) {
+    lines_.push_back({"", absl::StrCat(changed.reached ? "reached: " : "parted: ", changed.a, " ",
+                                       changed.b, ", ", changed.detail)});
+  }
   void Record(const TopologyChanged&, std::deque<Event>*) { published_ = core_.topology(); }
 
   void Record(const ServingChanged& changed, std::deque<Event>*) {
@@ -385,7 +433,8 @@ class ScenarioDriver::Impl {
   ConnectionId last_connection_ = 0;
   std::map<std::string, StreamId> streams_;
   bool holds_plans_ = false;
-  std::set<std::string> shared_;  // announced regions
+  std::set<std::string> shared_;                        // announced regions
+  std::set<std::pair<std::string, std::string>> cuts_;  // names of workers
   std::map<StreamId, PlanThis> held_plans_;
   ScenarioKvClients kv_clients_;
   std::map<std::pair<std::string, std::string>, std::string> tokens_;  // by worker, operation
