@@ -367,7 +367,8 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
   AddDuration(app, "--ring_step_timeout", &line->backend.ring_step_timeout,
               "time limit for the transfers of one ring step, including the time that peers take");
   AddDuration(app, "--ring_connect_timeout", &line->worker.ring.connect_timeout,
-              "time limit for connecting to all peers when a ring forms");
+              "time limit for connecting to all peers when a ring forms; at most 65% of the "
+              "coordinator's --control_timeout");
   AddDuration(
       app, "--teardown_timeout", &line->worker.ring.teardown_timeout,
       "time limit for ending a ring's work; when it passes, the process exits with code 70");
@@ -422,6 +423,7 @@ void Resolve(const RawOptions& raw, CommandLine* line) {
   }
   ResolveLocalMemory(raw, line);
   line->backend.ring_connect_timeout = line->worker.ring.connect_timeout;
+  line->worker.ring_host = line->backend.ring_host;
   absl::StatusOr<std::string> secret = ReadSecretFile(raw.secret_file);
   if (!secret.ok()) throw CLI::ValidationError("--secret_file", secret.status().ToString());
   line->worker.secret = *std::move(secret);

@@ -47,6 +47,7 @@ Coordinator::Impl::Impl(CoordinatorConfig config)
       requests_(&config_, &batch_),
       operations_(&config_, &batch_, &order_),
       residuals_(&config_, &batch_),
+      host_losses_(&config_, &roster_, &batch_),
       regions_(&config_, &batch_, &roster_),
       kv_caches_(&config_, &batch_) {}
 
@@ -82,6 +83,8 @@ std::vector<Action> Coordinator::Impl::Handle(Event event, absl::Time now) {
 
 void Coordinator::Impl::On(const Tick&) {
   CheckSilence();
+  host_losses_.Advance();
+  ring_.reach().Advance();
   CheckSuspicion();
   CheckRuns();
   CheckOperations();
@@ -128,6 +131,7 @@ void Coordinator::Impl::ForgivePause(absl::Duration pause) {
   roster_.Forgive(pause);
   ring_.Forgive(pause);
   suspicion_.Forgive(pause);
+  host_losses_.Forgive(pause);
   operations_.Forgive(pause);
   residuals_.Forgive(pause);
   regions_.Forgive(pause);
@@ -189,7 +193,12 @@ v1::Topology Coordinator::Impl::topology() const {
     const std::optional<int> rank = ring_.RankOf(connection);
     const bool ready = rank && ring_.ready();
     if (ready) info->set_rank(*rank);
-    info->set_state(!ready           ? v1::WORKER_STATE_JOINING
+    const bool parted = ring_.IsParted(connection);
+    for (const std::string& place : ring_.reach().PartedFrom(connection)) {
+      info->add_parted_from(place);
+    }
+    info->set_state(parted           ? v1::WORKER_STATE_PARTED
+                    : !ready         ? v1::WORKER_STATE_JOINING
                     : worker.leaving ? v1::WORKER_STATE_LEAVING
                     : draining()     ? v1::WORKER_STATE_DRAINING
                                      : v1::WORKER_STATE_READY);
@@ -215,6 +224,9 @@ CoordinatorStats Coordinator::Impl::stats() const {
   stats.stalled_downloads = operations_.stalled_downloads();
   stats.regions = static_cast<int64_t>(regions_.size());
   if (ring_.ready()) stats.ready_workers = ring_.members().size();
+  for (const auto& [connection, worker] : roster_.workers()) {
+    stats.parted_workers += ring_.IsParted(connection);
+  }
   return stats;
 }
 

@@ -40,6 +40,7 @@ struct CoordinatorStats {
   int64_t regions = 0;        // regions of local memory that clients have attached
   int ready_workers = 0;      // members of the ring; 0 unless the ring is ready
   int connected_workers = 0;  // including workers outside the ring
+  int parted_workers = 0;     // outside the ring because they cannot reach its members
 };
 
 class Coordinator {

@@ -8,6 +8,7 @@
 //   Operations  the workers' side of requests
 //   Residuals   state that Forwards keep for Backwards
 //   Losses      recently lost workers
+//   HostLosses  which of them died with their host
 //   Regions     memory that clients share with workers
 //   KvCaches    keys and values that stay with the workers
 //
@@ -26,6 +27,7 @@
 #include "server/core/events/action_batch.h"
 #include "server/core/kv/kv_caches.h"
 #include "server/core/kv/kv_members.h"
+#include "server/core/loss/host_losses.h"
 #include "server/core/loss/losses.h"
 #include "server/core/loss/suspicion.h"
 #include "server/core/requests/fair_order.h"
@@ -95,7 +97,7 @@ class Coordinator::Impl {
   void CheckRuns();
   void CheckOperations();
   void LoseWorker(ConnectionId connection, LossReason reason, const std::string& detail, bool drop);
-  void NoteLoss(ConnectionId connection, LossReason reason, const std::string& detail);
+  LostWorker NoteLoss(ConnectionId connection, LossReason reason, const std::string& detail);
   void EndGeneration(const Failure& failure);
   Failure LostFailure(ConnectionId connection, const std::string& reason) const;
 
@@ -187,6 +189,7 @@ class Coordinator::Impl {
   Operations operations_;
   Residuals residuals_;
   Losses losses_;
+  HostLosses host_losses_;
   Regions regions_;
   KvCaches kv_caches_;
   // Failures of an ended generation that clients receive once its workers have stopped copying.

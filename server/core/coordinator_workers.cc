@@ -91,6 +91,8 @@ void Coordinator::Impl::On(const WorkerMessage& event) {
       return kv_caches_.OnSettled(event.connection, message.kv_settled());
     case v1::JoinRequest::kKvTouched:
       return kv_caches_.OnTouched(event.connection, message.kv_touched());
+    case v1::JoinRequest::kProbed:
+      return ring_.reach().OnProbed(event.connection, message.probed());
     case v1::JoinRequest::kLeaving:
       roster_.SetLeaving(event.connection);
       kv_caches_.OnWorkerLeaving(event.connection, roster_.NameOf(event.connection));
@@ -120,8 +122,8 @@ void Coordinator::Impl::OnGenerationFailed(ConnectionId connection,
   if (failed.generation() != ring_.generation() || !ring_.RankOf(connection)) return;
   if (ring_.ready()) {
     suspicion_.Report(connection, failed, ring_, roster_, batch_.now(), config_.blame_window);
-  } else if (ring_.phase() != RingPhase::kTearingDown) {
-    ring_.OnMemberFailed(connection);
+  } else {
+    ring_.OnFormingFailed(connection, failed);
   }
 }
 
@@ -193,10 +195,12 @@ void Coordinator::Impl::LoseWorker(ConnectionId connection, LossReason reason,
   if (!roster_.Has(connection)) return;
   const bool is_member = ring_.RankOf(connection).has_value();
   const Failure failure = LostFailure(connection, detail);
-  NoteLoss(connection, reason, detail);
+  const LostWorker loss = NoteLoss(connection, reason, detail);
   if (drop) batch_.Emit(DropWorker{connection, detail});
   const std::string name = roster_.NameOf(connection);
+  const std::string host = roster_.at(connection).registration.location().host();
   roster_.Remove(connection);
+  host_losses_.Add(loss, host);
   regions_.OnWorkerLost(connection);
   kv_caches_.OnWorkerLost(connection, name);
   topology_changed_ = true;
@@ -209,8 +213,8 @@ void Coordinator::Impl::LoseWorker(ConnectionId connection, LossReason reason,
 }
 
 // Must run while the ring still knows the worker's rank.
-void Coordinator::Impl::NoteLoss(ConnectionId connection, LossReason reason,
-                                 const std::string& detail) {
+LostWorker Coordinator::Impl::NoteLoss(ConnectionId connection, LossReason reason,
+                                       const std::string& detail) {
   const std::optional<int> rank = ring_.ready() ? ring_.RankOf(connection) : std::nullopt;
   const v1::Register& registration = roster_.at(connection).registration;
   LostWorker loss{batch_.now(), registration.name(), registration.device(),
@@ -218,7 +222,8 @@ void Coordinator::Impl::NoteLoss(ConnectionId connection, LossReason reason,
                   detail};
   if (rank) loss.ended_requests = operations_.accepted_requests();
   losses_.Add(loss);
-  batch_.Emit(std::move(loss));
+  batch_.Emit(loss);
+  return loss;
 }
 
 Failure Coordinator::Impl::LostFailure(ConnectionId connection, const std::string& reason) const {
@@ -256,6 +261,8 @@ void Coordinator::Impl::AdvanceRing() {
     LoseWorker(connection, LossReason::kNoAnswer, what, /*drop=*/true);
   }
   DismissLeavers();
+  // The next ring waits until it is known which workers died with their host.
+  if (ring_.phase() == RingPhase::kGathering && !host_losses_.Settled()) return;
   if (ring_.phase() == before) ring_.Advance(operations_.empty(), !suspicion_.open());
 }
 
@@ -297,7 +304,8 @@ void Coordinator::Impl::CheckSuspicion() {
   const bool silent = ranks[*rank].silent;
   const std::string detail = absl::StrCat(silent ? "silent" : "stalled", "; ", first_report);
   const Failure failure = LostFailure(blamed, detail);
-  NoteLoss(blamed, silent ? LossReason::kSilent : LossReason::kStuck, detail);
+  host_losses_.Add(NoteLoss(blamed, silent ? LossReason::kSilent : LossReason::kStuck, detail),
+                   /*host=*/"");
   EndGeneration(failure);
 }
 

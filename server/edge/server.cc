@@ -8,6 +8,7 @@
 #include <grpcpp/resource_quota.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "common/base/monotonic_time.h"
 #include "common/base/version.h"
@@ -313,13 +314,40 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
     void operator()(const LostWorker& a) {
       if (server->is_ending_.load()) return;
       server->server_metrics_.WorkerLost(a);
-      LogWarning("worker lost", {{"worker", a.worker},
-                                 {"device", a.device},
-                                 {"rank", a.rank.value_or(-1)},
-                                 {"generation", a.generation},
-                                 {"reason", LossReasonName(a.reason)},
-                                 {"detail", a.detail},
-                                 {"ended_requests", a.ended_requests}});
+    }
+    void operator()(const LossEvent& a) {
+      if (server->is_ending_.load()) return;
+      const LostWorker& first = a.workers.front();
+      if (a.host.empty()) {
+        LogWarning("worker lost", {{"worker", first.worker},
+                                   {"device", first.device},
+                                   {"rank", first.rank.value_or(-1)},
+                                   {"generation", first.generation},
+                                   {"reason", LossReasonName(first.reason)},
+                                   {"detail", first.detail},
+                                   {"ended_requests", first.ended_requests}});
+        return;
+      }
+      std::vector<std::string> workers;
+      int64_t ended_requests = 0;
+      for (const LostWorker& loss : a.workers) {
+        workers.push_back(loss.worker);
+        ended_requests += loss.ended_requests;
+      }
+      LogWarning("host lost", {{"host", a.host},
+                               {"workers", absl::StrJoin(workers, " ")},
+                               {"generation", first.generation},
+                               {"reason", LossReasonName(first.reason)},
+                               {"detail", first.detail},
+                               {"ended_requests", ended_requests}});
+    }
+    void operator()(const ReachChanged& a) {
+      if (server->is_ending_.load()) return;
+      if (a.reached) {
+        LogInfo("hosts reach each other again", {{"host", a.a}, {"other_host", a.b}});
+      } else {
+        LogWarning("hosts parted", {{"host", a.a}, {"other_host", a.b}, {"detail", a.detail}});
+      }
     }
     void operator()(const ServingChanged& a) { server->SetServing(a.serving); }
     void operator()(const DrainCompleted&) { server->admin_service_.OnDrained(); }

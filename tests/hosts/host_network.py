@@ -79,6 +79,19 @@ class HostNetwork:
             _run("tc", "-n", name, "qdisc", "replace", "dev", "e0", "root", "tbf", "rate",
                  f"{megabits}mbit", "burst", "16kb", "latency", "2000ms")
 
+    def cut(self, hosts=(0, 1)):
+        """Loses what these hosts send to the other one, in silence. Control traffic passes."""
+        for host in hosts:
+            # Frames to a station that does not exist.
+            _run("ip", "-n", self.names[host], "neigh", "replace", self.ring[1 - host], "lladdr",
+                 "02:00:00:00:00:01", "dev", "e0", "nud", "permanent")
+
+    def heal(self):
+        """Undoes cut()."""
+        for host, name in enumerate(self.names):
+            subprocess.run(["ip", "-n", name, "neigh", "del", self.ring[1 - host], "dev", "e0"],
+                           capture_output=True)
+
     def command(self, host, arguments):
         """The command line that runs `arguments` on a host."""
         return ["ip", "netns", "exec", self.names[host], *arguments]
@@ -93,10 +106,18 @@ class HostNetwork:
 class HostCluster(Cluster):
     """A coordinator outside of both hosts and one worker on each."""
 
-    def __init__(self, directory, network, server_flags=(), worker_flags=()):
+    def __init__(self, directory, network, server_flags=(), worker_flags=(), members=2):
+        """Waits for a ring of `members`."""
         self.network = network
-        super().__init__(directory, workers=2, worker_flags=worker_flags, server_flags=[
+        super().__init__(directory, workers=0, worker_flags=worker_flags, server_flags=[
             f"--single_device_threshold_tokens={THRESHOLD}", "--insecure", *server_flags])
+        try:
+            for index in range(2):
+                self.start_worker(index)
+            self.wait_ready(members)
+        except BaseException:
+            self.close()
+            raise
 
     def start_server(self):
         self.ports = self.ports or {"listen": "0.0.0.0:0", "control": "0.0.0.0:0",

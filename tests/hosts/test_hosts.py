@@ -278,6 +278,9 @@ def test_a_lost_host(tmp_path, how):
         assert list(result.accepted.plan.members) == ["worker-1", "worker-3"]
         print(f"{how.name}: error after {failed - lost:.1f} s, served after {recovered - lost:.1f} s")
         assert recovered - lost < 15
+        log = (ring.directory / "server.log").read_text()
+        assert log.count("host lost") == 1 and "worker lost" not in log
+        assert '"workers":"worker-0 worker-2"' in log or '"workers":"worker-2 worker-0"' in log
 
 
 def plan(*flags, code=0):

@@ -48,6 +48,14 @@ void Checker::OnAction(const Action& action) {
     if (ended_.count(changed->stream) > 0) {
       world_->Violate("stream ", changed->stream, " changed its state after its end");
     }
+  } else if (const auto* lost = std::get_if<LostWorker>(&action)) {
+    ++unlogged_losses_[lost->worker];
+  } else if (const auto* event = std::get_if<LossEvent>(&action)) {
+    On(*event);
+  } else if (const auto* reach = std::get_if<ReachChanged>(&action)) {
+    world_->Trace(reach->a, reach->reached ? " reaches " : " is parted from ", reach->b, ": ",
+                  reach->detail);
+    if (!reach->reached && !world_->fault_injected) world_->Violate("parted without a fault");
   } else if (const auto* serving = std::get_if<ServingChanged>(&action)) {
     const bool ready = core_->topology().state() == v1::RING_STATE_READY;
     if (serving->serving != ready) world_->Violate("serving without a ring, or the reverse");
@@ -68,6 +76,7 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
       }
       if (prepare.generation() <= generation_) world_->Violate("generations do not grow");
       generation_ = prepare.generation();
+      ++formings_;
       torn_down_ = false;
       members_.clear();
       prepared_.clear();
@@ -86,7 +95,7 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
     operations_.clear();
     return;
   }
-  if (message.has_registered() || message.has_leave()) return;
+  if (message.has_registered() || message.has_leave() || message.has_probe()) return;
   if (message.has_drop_residuals()) return;  // of no generation
   if (message.has_kv_reserve() || message.has_kv_open() || message.has_kv_settle() ||
       message.has_kv_free()) {
@@ -165,6 +174,31 @@ void Checker::On(const BeginDownload& begin) {
   if (operation.finished.size() != operation.members.size()) {
     world_->Violate("download of ", accepted_[begin.stream], " before all have finished");
   }
+}
+
+void Checker::OnHostDies(const std::string& host, const std::vector<std::string>& workers,
+                         bool silently) {
+  dead_host_ = host;
+  dead_workers_ = {workers.begin(), workers.end()};
+  // A stalled run may be blamed on a silent worker before it counts as silent.
+  single_events_allowed_ = silently ? 1 : 0;
+}
+
+// Each loss is in one event, and those of a host that dies are in the same one.
+void Checker::On(const LossEvent& event) {
+  std::set<std::string> workers;
+  for (const LostWorker& loss : event.workers) {
+    workers.insert(loss.worker);
+    if (--unlogged_losses_[loss.worker] < 0) world_->Violate(loss.worker, " is lost in two events");
+  }
+  if (event.host.empty() != (event.workers.size() == 1)) world_->Violate("a loss of no whole host");
+  if (dead_workers_.count(*workers.begin()) == 0) return;
+  if (event.workers.size() < dead_workers_.size()) {
+    if (--single_events_allowed_ < 0) world_->Violate(dead_host_, " is lost in several events");
+    return;
+  }
+  if (workers != dead_workers_) world_->Violate("others are lost with ", dead_host_);
+  dead_workers_.clear();
 }
 
 void Checker::EndStream(StreamId stream) {

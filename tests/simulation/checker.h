@@ -25,6 +25,11 @@ class Checker {
   void OnAction(const Action& action);
   void OnSettled();
 
+  // All workers of the host fail within one heartbeat.
+  void OnHostDies(const std::string& host, const std::vector<std::string>& workers, bool silently);
+  // How many rings have begun to form, over all lives.
+  int64_t formings() const { return formings_; }
+
  private:
   struct Operation {
     std::vector<ConnectionId> members;  // Reserve was sent to them
@@ -39,6 +44,7 @@ class Checker {
   void On(const AcceptRequest& accept);
   void On(const BeginDownload& begin);
   void EndStream(StreamId stream);
+  void On(const LossEvent& event);
 
   World* const world_;
   const CoordinatorConfig config_;
@@ -56,6 +62,12 @@ class Checker {
   std::map<ConnectionId, uint64_t> last_preempting_run_;
   uint64_t runs_ = 0;
   std::set<StreamId> ended_;
+  int64_t formings_ = 0;
+  std::map<std::string, int> unlogged_losses_;  // by worker
+  // kHostDies: the workers whose losses are not in an event yet.
+  std::string dead_host_;
+  std::set<std::string> dead_workers_;
+  int single_events_allowed_ = 0;
 };
 
 }  // namespace ringattn::server::simulation

@@ -111,13 +111,17 @@ void SimWorker::EndStep(const std::string& id) {
     return Finish(id, !fails);
   }
   // Travels although this rank may be cancelled: the neighbour waits for it.
-  if (SimWorker* right = Peer(operation, operation.ring_rank + 1)) {
-    world_->scheduler.After(world_->random.Between(absl::Microseconds(50), absl::Milliseconds(5)),
-                            [right, id, next, process = right->process_] {
-                              if (process != right->process_) return;
-                              right->Later(absl::ZeroDuration(),
-                                           [right, id, next] { right->OnBlock(id, next); });
-                            });
+  SimWorker* right = Peer(operation, operation.ring_rank + 1);
+  if (right != nullptr && world_->network.Carries(name_, right->name_)) {
+    absl::Duration delay = world_->random.Between(absl::Microseconds(50), absl::Milliseconds(5));
+    const absl::Duration slowness = world_->network.slowness;
+    if (slowness > absl::ZeroDuration() && !world_->network.SameHost(name_, right->name_)) {
+      delay += world_->random.Between(slowness / 4, slowness);
+    }
+    world_->scheduler.After(delay, [right, id, next, process = right->process_] {
+      if (process != right->process_) return;
+      right->Later(absl::ZeroDuration(), [right, id, next] { right->OnBlock(id, next); });
+    });
   }
   if (operation.received.count(next) > 0) return BeginStep(id);
   operation.waits = true;
@@ -170,7 +174,7 @@ void SimWorker::Finish(const std::string& id, bool ok) {
 
 // This worker's transfers have failed: its own links close too, which is what its
 // neighbours then see.
-void SimWorker::BreakRing(const std::string& reason) {
+void SimWorker::BreakRing(const std::string& reason, const std::vector<uint32_t>& unreached) {
   broken_ = true;
   world_->Trace(name_, " reports generation ", generation_, " failed: ", reason);
   if (!running_.empty() && world_->random.OneIn(2)) {
@@ -185,6 +189,7 @@ void SimWorker::BreakRing(const std::string& reason) {
   failed->set_generation(generation_);
   failed->set_operation_id(running_);
   failed->set_reason(reason);
+  failed->mutable_unreached()->Assign(unreached.begin(), unreached.end());
   Say(message);
   ForgetRuns();
   LeaveRing();
@@ -193,7 +198,7 @@ void SimWorker::BreakRing(const std::string& reason) {
 void SimWorker::LeaveRing() {
   for (const std::string& blob : std::exchange(blobs_, {})) {
     SimWorker* peer = find_peer_(blob);
-    if (peer == nullptr || peer == this) continue;
+    if (peer == nullptr || peer == this || !world_->network.Carries(name_, peer->name_)) continue;
     world_->scheduler.After(
         world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(50)),
         [peer, generation = generation_, mine = this->blob(), process = peer->process_] {

@@ -34,6 +34,7 @@ SimWorker::SimWorker(World* world, ControlPlane* control, FindPeer find_peer, st
   host.changed = [this](const std::string& cache) {
     if (on_kv_change_) on_kv_change_(cache);
   };
+  world->network.host_of[name_] = traits_.host;
   kv_ = std::make_unique<SimKvRanks>(world, std::move(host), traits.memory_bytes / 2,
                                      traits.kv_orphan_time);
 }
@@ -66,6 +67,7 @@ void SimWorker::Dial() {
   registration.set_name(name_);
   registration.set_incarnation(absl::StrCat(process_));
   registration.mutable_location()->set_host(traits_.host);
+  registration.set_probe_address(name_);
   registration.set_preempts(true);
   registration.set_runs_inline(true);
   registration.set_data_address(name_ + ":1");
@@ -158,6 +160,8 @@ void SimWorker::OnMessage(ConnectionId connection, uint64_t process,
         return OnPrepare(message.prepare());
       case v1::JoinResponse::kCommit:
         return OnCommit(message.commit());
+      case v1::JoinResponse::kProbe:
+        return OnProbe(message.probe());
       case v1::JoinResponse::kTeardown:
         return OnTeardown(message.teardown());
       case v1::JoinResponse::kReserve:
@@ -242,13 +246,34 @@ void SimWorker::OnCommit(const v1::Commit& commit) {
       delay = kConnectTimeout;
     }
   }
-  Later(delay, [this, connected, generation = generation_] {
+  std::vector<uint32_t> unreached;
+  for (int rank = 0; rank < commit.probe_addresses_size(); ++rank) {
+    if (world_->network.Reaches(name_, commit.probe_addresses(rank))) continue;
+    unreached.push_back(static_cast<uint32_t>(rank));
+    connected = false;
+    delay = kConnectTimeout;
+  }
+  Later(delay, [this, connected, unreached, generation = generation_] {
     if (generation != generation_) return;
-    if (!connected) return BreakRing("connect failed");
+    if (!connected) return BreakRing("connect failed", unreached);
     committed_ = true;
     v1::JoinRequest answer;
     answer.mutable_committed()->set_generation(generation_);
     Say(answer);
+  });
+}
+
+void SimWorker::OnProbe(const v1::Probe& probe) {
+  v1::JoinRequest answer;
+  answer.mutable_probed()->set_id(probe.id());
+  absl::Duration delay = world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(20));
+  for (int i = 0; i < probe.addresses_size(); ++i) {
+    if (world_->network.Reaches(name_, probe.addresses(i))) continue;
+    answer.mutable_probed()->add_unreached(static_cast<uint32_t>(i));
+    delay = ToDuration(probe.timeout());
+  }
+  Later(delay, [this, answer] {
+    if (connection_ != 0) Say(answer);
   });
 }
 

@@ -122,6 +122,7 @@ class SimWorker {
 
   void OnPrepare(const v1::Prepare& prepare);
   void OnCommit(const v1::Commit& commit);
+  void OnProbe(const v1::Probe& probe);
   void OnTeardown(const v1::Teardown& teardown);
   void OnReserve(const v1::Reserve& reserve);
   void RunInline(const std::string& id, const v1::Reserved& reserved);
@@ -143,7 +144,7 @@ class SimWorker {
   void BeginStep(const std::string& id);
   void OnBlock(const std::string& id, int step);
   void Finish(const std::string& id, bool ok);
-  void BreakRing(const std::string& reason);
+  void BreakRing(const std::string& reason, const std::vector<uint32_t>& unreached = {});
   void OnPeerBroke(uint64_t generation, const std::string& peer);
   void LeaveRing();
   SimWorker* Peer(const Operation& operation, int ring_rank) const;

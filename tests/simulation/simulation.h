@@ -3,6 +3,7 @@
 #ifndef RINGATTN_TESTS_SIMULATION_SIMULATION_H_
 #define RINGATTN_TESTS_SIMULATION_SIMULATION_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -13,6 +14,12 @@
 #include "tests/simulation/kv_writers.h"
 
 namespace ringattn::server::simulation {
+
+// In which at least one request must end, while there are any, and the ring be whole
+// again. The slowest legal way: a stuck rank is found (20 s, or 45 s where it sends
+// nothing), a slow client finishes (20 s up, 20 s down, or 40 s where a member rests), and a
+// slow ring computes (6 steps of 3 tiles of 5 s).
+inline constexpr absl::Duration kRecoveryBound = absl::Seconds(180);
 
 struct SimulationResult {
   std::string violation;                // empty: every rule was kept
@@ -40,6 +47,14 @@ class Simulation {
   void InjectSingleFault();
   void StrikeWorker(SimWorker* worker, bool single);
   void EndFaults();
+  // simulation_hosts.cc: faults of hosts and of the links between them
+  void KillHost();
+  void CheckDeadHost(int64_t formings);
+  void CutLinks();
+  // Checks that one side serves while hosts are parted, and heals the links.
+  void ServeWhileParted();
+  std::vector<SimWorker*> WorkersOn(const std::string& host) const;
+  std::string RandomHost();
   bool IsQuiet() const;
   // Coordinator and workers count the same bytes of K/V caches.
   bool KvBytesAgree() const;
@@ -60,7 +75,20 @@ class Simulation {
   KvWriters kv_writers_;
   std::vector<std::unique_ptr<SimWorker>> workers_;
   bool arrivals_over_ = false;
+  int64_t formings_before_cut_ = 0;
 };
+
+template <typename Done>
+void Simulation::Await(const char* what, Done done) {
+  const absl::Time begin = world_.now();
+  while (world_.violation.empty() && !done()) {
+    const absl::Duration idle = world_.now() - std::max(begin, clients_.last_end());
+    if (idle > kRecoveryBound) {
+      world_.Violate("no ", what, " within ", absl::FormatDuration(idle), ": ", Describe());
+    }
+    RunUntil(world_.now() + absl::Milliseconds(200));
+  }
+}
 
 }  // namespace ringattn::server::simulation
 

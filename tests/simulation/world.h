@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "tests/simulation/network.h"
 #include "tests/simulation/random.h"
 #include "tests/simulation/scheduler.h"
 
@@ -20,13 +21,18 @@ enum class Weather {
   kCalm,         // slow workers and fickle clients, no fault: nothing may be lost
   kSingleFault,  // one worker fails, and it alone may be blamed
   kStorm,        // anything, repeatedly
+  kHostDies,     // all workers of one host fail together
+  kHostsParted,  // one host and the others cannot reach each other; all reach the coordinator
+  kOneWayCut,    // the same in one direction only
+  kSlowLink,     // transfers between hosts take long: nothing may be lost
 };
+inline constexpr int kWeathers = 7;
 
 // Not thread safe.
 class World {
  public:
   World(uint64_t seed, bool traced) : random(seed), traced_(traced) {
-    weather = static_cast<Weather>(seed % 3);
+    weather = static_cast<Weather>(seed % kWeathers);
   }
 
   absl::Time now() const { return scheduler.now(); }
@@ -48,6 +54,7 @@ class World {
 
   Scheduler scheduler;
   Random random;
+  Network network;
   Weather weather;
   const absl::Time start = scheduler.now();
   bool faults_over = false;

@@ -38,12 +38,12 @@ absl::StatusOr<std::string> RingMember::Prepare(uint64_t generation, int rank, i
 
 absl::StatusOr<RingRates> RingMember::Commit(uint64_t generation,
                                              const std::vector<std::string>& blobs,
-                                             const std::vector<int>& hosts) {
+                                             const std::vector<int>& hosts, absl::Duration limit) {
   if (generation != generation_ || communicator_ != nullptr) {
     return absl::FailedPreconditionError(
         absl::StrCat("generation ", generation, " is not the prepared generation ", generation_));
   }
-  const absl::Time deadline = MonotonicNow() + options_.connect_timeout;
+  const absl::Time deadline = MonotonicNow() + std::min(options_.connect_timeout, limit);
   absl::StatusOr<std::unique_ptr<Communicator>> communicator =
       transport_->Connect(generation, blobs, deadline);
   if (absl::IsFailedPrecondition(communicator.status())) {

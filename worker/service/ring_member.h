@@ -23,7 +23,8 @@
 namespace ringattn::worker {
 
 struct RingMemberOptions {
-  // Limits Commit: connecting to all peers and measuring the ring.
+  // Limits Commit: connecting to all peers and measuring the ring. The coordinator's own limit may
+  // be lower.
   absl::Duration connect_timeout = absl::Seconds(10);
   // Device memory for requests. The measurement uses at most half of it, while there are no
   // requests.
@@ -51,8 +52,10 @@ class RingMember {
   //   UNAVAILABLE          a peer cannot be reached or is late, or the ranks share no transport
   //   CANCELLED            CancelForming was called
   //   hosts  as for MeasureRing
+  //   limit  in addition to connect_timeout
   absl::StatusOr<RingRates> Commit(uint64_t generation, const std::vector<std::string>& blobs,
-                                   const std::vector<int>& hosts);
+                                   const std::vector<int>& hosts,
+                                   absl::Duration limit = absl::InfiniteDuration());
 
   // Ends a current or future Commit of this or an older generation. Never blocks for long.
   void CancelForming(uint64_t generation);

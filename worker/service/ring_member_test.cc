@@ -9,6 +9,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/comm/inproc/inproc_communicator.h"
@@ -38,7 +39,8 @@ class HalfTransport : public RingTransport {
  public:
   absl::StatusOr<std::string> Prepare(uint64_t, int, int) override { return std::string("me"); }
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t, const std::vector<std::string>&,
-                                                        absl::Time) override {
+                                                        absl::Time deadline) override {
+    left = deadline - MonotonicNow();
     if (!refusal.ok()) return refusal;
     auto ring = MakeInProcessRing(2);
     peer = std::move(ring[1]);
@@ -46,6 +48,7 @@ class HalfTransport : public RingTransport {
   }
   void Cancel() override {}
 
+  absl::Duration left;  // until the deadline of Connect
   absl::Status refusal;
   std::unique_ptr<Communicator> peer;
   absl::Notification measuring;

@@ -280,6 +280,17 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
                                                      : options_.client_data_address);
   }
   if (!options_.local_socket_path.empty()) control.registration.set_host_id(HostId());
+  if (!options_.ring_host.empty()) {
+    absl::StatusOr<std::unique_ptr<ProbeListener>> probes =
+        ProbeListener::Start(options_.ring_host);
+    // Rings report the same fault when they form.
+    if (probes.ok()) {
+      probe_listener_ = *std::move(probes);
+      control.registration.set_probe_address(probe_listener_->address());
+    } else {
+      LogWarning("no probes", {{"reason", std::string(probes.status().message())}});
+    }
+  }
   *control.registration.mutable_location() = MakeLocation(options_.location, options_.device_slot);
   LogLocation(control.registration.location());
   control.registration.set_preempts(device.preempts());

@@ -21,6 +21,7 @@
 #include "common/wire/grpc_1_51/listener.h"
 #include "common/wire/health_listener.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/reach/probe_listener.h"
 #include "worker/device/device.h"
 #include "worker/direct/client_port.h"
 #include "worker/direct/direct_streams.h"
@@ -49,6 +50,8 @@ struct WorkerOptions {
   // Measured by the caller.
   std::vector<KernelRate> kernel_rates;
   double call_overhead_seconds = 0;
+  // Name or address of this machine on the ring's network, for probes. Empty: none.
+  std::string ring_host;
   RingMemberOptions ring;
   std::function<void(Metrics*)> export_transport;  // adds the transport's metrics; may be empty
   // Host memory: path of the Unix socket, users whose processes may connect, and copy threads per
@@ -132,6 +135,7 @@ class Worker {
   std::unique_ptr<wire::HealthListener> health_;  // null if disabled
   std::unique_ptr<wire::Listener> listener_;      // of the data address
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<ProbeListener> probe_listener_;  // null if disabled
   std::string data_address_;
   std::string metrics_address_;
   std::string health_address_;

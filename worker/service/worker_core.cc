@@ -6,16 +6,25 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "common/observability/log.h"
 #include "common/process/descriptors.h"
 #include "common/wire/durations.h"
+#include "worker/comm/reach/probe_peers.h"
 #include "worker/operation/inline_run.h"
 #include "worker/service/run_report.h"
 #include "worker/service/slowdown.h"
 
 namespace ringattn::worker {
 namespace {
+
+// The parts of the coordinator's limit on Commit in which a worker connects and measures, and in
+// which it finds out whom it cannot reach. The rest, 2 of 10 s, is for messages on their way.
+constexpr double kFormingShare = 0.65;
+constexpr double kProbeShare = 0.15;
+// If the coordinator has no limit.
+constexpr absl::Duration kLongestProbe = absl::Seconds(2);
 
 RingMemberOptions RingOptions(const WorkerCoreOptions& options) {
   RingMemberOptions ring = options.ring;
@@ -49,11 +58,13 @@ WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport*
           [this](const v1::Reserve& reserve,
                  const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
                  int64_t workspace_bytes) { OnReserveDone(reserve, operation, workspace_bytes); }),
+      probing_("ring_probe"),
       work_("worker_control"),
       decoding_("reserve_decode") {}
 
 // Does not report membership, because the receiver may have been destroyed.
 WorkerCore::~WorkerCore() {
+  ending_ = true;
   LeaveRing("the worker is ending", [](bool) {});
 }
 
@@ -70,6 +81,14 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
         ring_.CancelForming(message.teardown().generation());
       }
       return Enqueue([this, teardown = message.teardown()] { OnTeardown(teardown); });
+    case v1::JoinResponse::kProbe:
+      probing_.Start(
+          [this, probe = message.probe()] {
+            OnProbe(probe);
+            return absl::OkStatus();
+          },
+          {}, HostQueue::OnFailure::kSkip);
+      return;
     case v1::JoinResponse::kReserve: {
       const bool runs = message.reserve().has_inline_run();
       if (runs) ++queued_runs_;
@@ -225,11 +244,14 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
         "Commit has ", commit.hosts_size(), " hosts for ", commit.blobs_size(), " ranks"));
     return SendGenerationFailed(commit.generation(), status, nullptr);
   }
+  const absl::Duration limit =
+      commit.has_timeout() ? ToDuration(commit.timeout()) : absl::InfiniteDuration();
   const absl::StatusOr<RingRates> rates =
-      ring_.Commit(commit.generation(), {commit.blobs().begin(), commit.blobs().end()}, hosts);
+      ring_.Commit(commit.generation(), {commit.blobs().begin(), commit.blobs().end()}, hosts,
+                   kFormingShare * limit);
   // The commit crossed with the end of its generation.
   if (absl::IsFailedPrecondition(rates.status()) || absl::IsCancelled(rates.status())) return;
-  if (!rates.ok()) return SendGenerationFailed(commit.generation(), rates.status(), nullptr);
+  if (!rates.ok()) return ReportUnformed(commit, rates.status());
   LogInfo(
       "ring formed",
       {{"generation", commit.generation()},
@@ -249,6 +271,30 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
   SetDuration(rates->exchange_overhead, committed->mutable_exchange_overhead());
   committed->set_host_link_bytes_per_second(rates->host_link_bytes_per_second);
   SetDuration(rates->host_exchange_overhead, committed->mutable_host_exchange_overhead());
+  send_(std::move(message));
+}
+
+void WorkerCore::ReportUnformed(const v1::Commit& commit, const absl::Status& status) {
+  const absl::Duration limit =
+      commit.has_timeout() ? kProbeShare * ToDuration(commit.timeout()) : kLongestProbe;
+  std::vector<std::string> addresses(commit.probe_addresses().begin(),
+                                     commit.probe_addresses().end());
+  if (ring_.rank() < static_cast<int>(addresses.size())) addresses[ring_.rank()].clear();
+  // Completes even if another member's report has begun the teardown, because that member may reach
+  // all others.
+  const std::vector<uint32_t> unreached =
+      UnreachedPeers(addresses, std::min(limit, kLongestProbe), [this] { return ending_.load(); });
+  SendGenerationFailed(commit.generation(), status, nullptr, unreached);
+}
+
+void WorkerCore::OnProbe(const v1::Probe& probe) {
+  const std::vector<uint32_t> unreached =
+      UnreachedPeers({probe.addresses().begin(), probe.addresses().end()},
+                     ToDuration(probe.timeout()), [this] { return ending_.load(); });
+  if (ending_) return;
+  v1::JoinRequest message;
+  message.mutable_probed()->set_id(probe.id());
+  message.mutable_probed()->mutable_unreached()->Assign(unreached.begin(), unreached.end());
   send_(std::move(message));
 }
 
@@ -466,15 +512,18 @@ void WorkerCore::LogRun(const ShardOperation& operation,
 }
 
 void WorkerCore::SendGenerationFailed(uint64_t generation, const absl::Status& status,
-                                      const RunningOperation* last) {
+                                      const RunningOperation* last,
+                                      const std::vector<uint32_t>& unreached) {
   // A failed run has its own log line.
   if (last == nullptr) {
     LogWarning("the ring cannot form", {{"worker", options_.name},
                                         {"generation", generation},
-                                        {"reason", std::string(status.message())}});
+                                        {"reason", std::string(status.message())},
+                                        {"unreached_ranks", absl::StrJoin(unreached, ",")}});
   }
   v1::JoinRequest message;
   v1::GenerationFailed* failed = message.mutable_generation_failed();
+  failed->mutable_unreached()->Assign(unreached.begin(), unreached.end());
   failed->set_generation(generation);
   failed->set_reason(std::string(status.message()));
   if (last != nullptr) {

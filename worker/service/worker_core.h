@@ -84,6 +84,9 @@ class WorkerCore {
   void LeaveRing(const std::string& reason, const std::function<void(bool member)>& on_membership);
   void OnPrepare(const v1::Prepare& prepare);
   void OnCommit(const v1::Commit& commit);
+  // Reports that the ring cannot be formed, and the ranks that this worker cannot reach.
+  void ReportUnformed(const v1::Commit& commit, const absl::Status& status);
+  void OnProbe(const v1::Probe& probe);
   void OnTeardown(const v1::Teardown& teardown);
   void OnReserve(std::shared_ptr<const v1::Reserve> reserve);
   void OnReserveDone(const v1::Reserve& reserve,
@@ -111,7 +114,8 @@ class WorkerCore {
   std::optional<v1::Reserved> FindInline(const std::string& id) ABSL_LOCKS_EXCLUDED(inline_mutex_);
   void LogRun(const ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result) const;
   void SendGenerationFailed(uint64_t generation, const absl::Status& status,
-                            const RunningOperation* last);
+                            const RunningOperation* last,
+                            const std::vector<uint32_t>& unreached = {});
 
   const WorkerCoreOptions options_;
   const std::function<void(v1::JoinRequest)> send_;
@@ -133,6 +137,8 @@ class WorkerCore {
   // Inline operations of this generation, by id: what was reserved, and then the answer.
   std::map<std::string, v1::Reserved> inline_runs_ ABSL_GUARDED_BY(inline_mutex_);
   std::map<std::string, v1::JoinRequest> inline_answers_ ABSL_GUARDED_BY(inline_mutex_);
+  std::atomic<bool> ending_{false};
+  HostQueue probing_;   // of peers, which takes seconds
   HostQueue work_;      // the control thread, which uses the members above
   HostQueue decoding_;  // last: its thread passes work to work_
 };

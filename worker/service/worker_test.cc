@@ -538,10 +538,31 @@ TEST(Worker, UnreachablePeerFailsTheGeneration) {
   commit.mutable_commit()->set_generation(5);
   commit.mutable_commit()->add_blobs(prepared->prepared().blob());
   commit.mutable_commit()->add_blobs("no address at all");
+  // The kernel reports a broadcast address as unreachable.
+  commit.mutable_commit()->add_probe_addresses("255.255.255.255:1");
+  commit.mutable_commit()->add_probe_addresses("255.255.255.255:1");
   cluster.coordinator().Send("worker-0", commit);
   const auto failed = cluster.coordinator().Await("worker-0", Message::kGenerationFailed);
   ASSERT_TRUE(failed.has_value());
   EXPECT_EQ(failed->generation_failed().generation(), 5u);
+  // Its own address is not probed.
+  ASSERT_EQ(failed->generation_failed().unreached_size(), 1);
+  EXPECT_EQ(failed->generation_failed().unreached(0), 1u);
+}
+
+TEST(Worker, AnswersProbes) {
+  Cluster cluster(1, {.ring_host = "127.0.0.1"});
+  v1::JoinResponse probe;
+  probe.mutable_probe()->set_id(7);
+  probe.mutable_probe()->add_addresses("127.0.0.1:1");  // refuses connections
+  probe.mutable_probe()->add_addresses("255.255.255.255:1");
+  probe.mutable_probe()->mutable_timeout()->set_seconds(5);
+  cluster.coordinator().Send("worker-0", probe);
+  const auto probed = cluster.coordinator().Await("worker-0", Message::kProbed);
+  ASSERT_TRUE(probed.has_value());
+  EXPECT_EQ(probed->probed().id(), 7u);
+  ASSERT_EQ(probed->probed().unreached_size(), 1);
+  EXPECT_EQ(probed->probed().unreached(0), 1u);
 }
 
 TEST(Worker, ThousandCancelledOperationsLeaveNothing) {

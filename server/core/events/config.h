@@ -43,6 +43,13 @@ struct CoordinatorConfig {
   absl::Duration teardown_timeout = absl::Milliseconds(3500);
   // Time to wait for more workers before a ring is formed.
   absl::Duration forming_delay = absl::Milliseconds(300);
+  // Hosts that could not reach each other are probed this often, with this limit for a connection,
+  // which leaves time for one repeated packet.
+  absl::Duration probe_interval = absl::Seconds(5);
+  absl::Duration probe_timeout = absl::Seconds(2);
+  // If rings over two hosts fail again and again although probes succeed, the first probe after a
+  // failure waits twice as long each time, at most this long.
+  absl::Duration parted_retry_max = absl::Minutes(5);
   // Requests wait this long for a ring, then fail with UNAVAILABLE.
   absl::Duration ring_wait_max = absl::Seconds(30);
   // For this long after a loss, requests for as many workers as the ring had fail with UNAVAILABLE

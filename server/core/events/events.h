@@ -264,7 +264,7 @@ inline constexpr LossReason kLossReasons[] = {
     LossReason::kDisconnected, LossReason::kSilent,          LossReason::kNoAnswer,
     LossReason::kStuck,        LossReason::kTransferStalled, LossReason::kReplaced,
 };
-// Emitted once per loss, for logs and metrics. Requires no reaction.
+// Emitted once per loss, for metrics. Requires no reaction.
 struct LostWorker {
   absl::Time when;
   std::string worker;
@@ -274,6 +274,20 @@ struct LostWorker {
   LossReason reason = LossReason::kDisconnected;
   std::string detail;          // the reason with its figures
   int64_t ended_requests = 0;  // accepted requests that end with ABORTED
+};
+// For logs: one worker, or all workers of a host that were lost within one heartbeat. Every
+// LostWorker is in one of them. Requires no reaction.
+struct LossEvent {
+  absl::Time when;
+  std::string host;  // empty: one worker
+  std::vector<LostWorker> workers;
+};
+// Two hosts cannot reach each other any more, or they can again. For logs. Requires no reaction.
+struct ReachChanged {
+  absl::Time when;
+  std::string a, b;  // hosts; a worker whose host is unknown stands for itself
+  bool reached = false;
+  std::string detail;
 };
 struct ServingChanged {  // the state for grpc.health.v1
   bool serving = false;
@@ -298,9 +312,9 @@ struct RingReformed {  // answers ReformRequested
 
 using Action =
     std::variant<SendToWorker, DropWorker, PlanThis, CancelPlan, AcceptRequest, BeginDownload,
-                 FinishRequest, FailRequest, StateChanged, TopologyChanged, LostWorker,
-                 ServingChanged, AttachCompleted, KvCacheAnswered, KvWriterAnswered, KvWriterEnded,
-                 TransferAdvanced, DrainCompleted, RingReformed>;
+                 FinishRequest, FailRequest, StateChanged, TopologyChanged, LostWorker, LossEvent,
+                 ReachChanged, ServingChanged, AttachCompleted, KvCacheAnswered, KvWriterAnswered,
+                 KvWriterEnded, TransferAdvanced, DrainCompleted, RingReformed>;
 
 }  // namespace ringattn::server
 

@@ -42,6 +42,7 @@ std::string CheckTexts(const v1::Register& registration) {
       {"data_address", &registration.data_address()},
       {"metrics_address", &registration.metrics_address()},
       {"client_data_address", &registration.client_data_address()},
+      {"probe_address", &registration.probe_address()},
       {"local_socket", &registration.local_socket()},
       {"host_id", &registration.host_id()}};
   for (const auto& [field, text] : texts) {

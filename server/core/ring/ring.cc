@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/wire/durations.h"
 #include "server/core/ring/rank_order.h"
 
 namespace ringattn::server {
@@ -17,7 +18,11 @@ constexpr int kNewcomerHoldPeriod = 6;
 }  // namespace
 
 Ring::Ring(const CoordinatorConfig* config, const Roster* roster, ActionBatch* batch)
-    : config_(*config), roster_(*roster), batch_(*batch), generation_(config->initial_generation) {}
+    : config_(*config),
+      roster_(*roster),
+      batch_(*batch),
+      reach_(config, roster, batch),
+      generation_(config->initial_generation) {}
 
 std::optional<int> Ring::RankOf(ConnectionId connection) const {
   const auto found = std::find(members_.begin(), members_.end(), connection);
@@ -81,6 +86,7 @@ void Ring::Advance(bool idle, bool steady) {
 }
 
 void Ring::Forgive(absl::Duration pause) {
+  reach_.Forgive(pause);
   deadline_ += pause;
   lost_at_ += pause;
   ringless_since_ += pause;
@@ -89,6 +95,7 @@ void Ring::Forgive(absl::Duration pause) {
 // --------------------------------------------------------------------- forming
 
 void Ring::Gather() {
+  ExplainFailure();
   members_.clear();
   const int backoff = 1 << std::min(failed_formings_, kMaxFormingBackoffLog2);
   Enter(RingPhase::kGathering, batch_.now() + backoff * config_.forming_delay);
@@ -102,7 +109,7 @@ bool Ring::MayPrepare() const {
 }
 
 void Ring::StartPreparing() {
-  std::vector<ConnectionId> members = roster_.Staying();
+  std::vector<ConnectionId> members = reach_.LargestReachable(roster_.Staying());
   SortForRanks(roster_, &members);
   members.resize(std::min<size_t>(members.size(), config_.limits.max_world_size));
 
@@ -137,6 +144,10 @@ void Ring::StartCommitting() {
     commit->set_generation(generation_);
     for (const std::string& blob : blobs_) commit->add_blobs(blob);
     for (int host : hosts) commit->add_hosts(static_cast<uint32_t>(host));
+    for (ConnectionId other : members_) {
+      commit->add_probe_addresses(roster_.at(other).registration.probe_address());
+    }
+    SetDuration(config_.control_timeout, commit->mutable_timeout());
   }
 }
 
@@ -151,6 +162,7 @@ void Ring::BecomeReady() {
   Enter(RingPhase::kReady, absl::InfiniteFuture());
   failed_formings_ = 0;
   ++formed_count_;
+  reach_.OnFormed(members_);
   AnswerReform(absl::OkStatus());
 }
 
@@ -161,6 +173,26 @@ void Ring::OnMemberFailed(ConnectionId connection) {
   if (phase_ != RingPhase::kPreparing && phase_ != RingPhase::kCommitting) return;
   ++failed_formings_;
   TearDown();
+}
+
+void Ring::OnFormingFailed(ConnectionId connection, const v1::GenerationFailed& failed) {
+  if (failed.generation() != generation_ || !RankOf(connection)) return;
+  const bool forming = phase_ == RingPhase::kPreparing || phase_ == RingPhase::kCommitting;
+  if (!forming && !failure_reported_) return;
+  failure_reported_ = true;
+  std::vector<ConnectionId> unreached;
+  for (uint32_t rank : failed.unreached()) {
+    if (rank < members_.size()) unreached.push_back(members_[rank]);
+  }
+  failure_explained_ |= !unreached.empty();
+  reach_.OnUnreached(connection, unreached, failed.reason());
+  if (forming) OnMemberFailed(connection);
+}
+
+// Late reports have arrived by now.
+void Ring::ExplainFailure() {
+  if (failure_reported_ && !failure_explained_) reach_.OnUnexplained(members_);
+  failure_reported_ = failure_explained_ = false;
 }
 
 void Ring::Lose() {
@@ -207,8 +239,20 @@ bool Ring::MemberLeaves() const {
 }
 
 bool Ring::NewcomersWait() const {
-  return roster_.Staying().size() > members_.size() &&
-         members_.size() < static_cast<size_t>(config_.limits.max_world_size);
+  if (members_.size() >= static_cast<size_t>(config_.limits.max_world_size)) return false;
+  const std::vector<ConnectionId> staying = roster_.Staying();
+  return staying.size() > members_.size() &&
+         reach_.LargestReachable(staying).size() > members_.size();
+}
+
+bool Ring::IsParted(ConnectionId connection) const {
+  if (!reach_.has_cuts() || (ready() && RankOf(connection))) return false;
+  const std::vector<ConnectionId> staying = roster_.Staying();
+  const std::vector<ConnectionId> largest = reach_.LargestReachable(staying);
+  const auto has = [connection](const std::vector<ConnectionId>& workers) {
+    return std::find(workers.begin(), workers.end(), connection) != workers.end();
+  };
+  return has(staying) && !has(largest);
 }
 
 bool Ring::HoldsAdmission() const {

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "server/core/events/action_batch.h"
 #include "server/core/events/config.h"
+#include "server/core/ring/reachability.h"
 #include "server/core/ring/roster.h"
 
 namespace ringattn::server {
@@ -37,9 +38,10 @@ class Ring {
   // Returns true if the answer was expected.
   bool OnCommitted(ConnectionId connection, const v1::Committed& committed);
   void OnTornDown(ConnectionId connection, const v1::TornDown& torn_down);
-  // A member left the roster or cannot continue. A ring that is forming starts over; a ready ring
-  // stays until Lose().
+  // A member left the roster. A ring that is forming starts over; a ready ring stays until Lose().
   void OnMemberFailed(ConnectionId connection);
+  // A member could not form the ring, which starts over. Reports may follow the first one.
+  void OnFormingFailed(ConnectionId connection, const v1::GenerationFailed& failed);
 
   // --- Time.
   // Returns the members that missed the deadline, and stores the missed answer's name in *what. The
@@ -71,7 +73,12 @@ class Ring {
   // retry after a loss then fails with UNAVAILABLE instead of "too many workers".
   bool ReplacementIsDue(int world_size) const;
   // Returns whether the topology has changed since the last call.
-  bool TakeChanged() { return std::exchange(changed_, false); }
+  bool TakeChanged() { return reach_.TakeChanged() | std::exchange(changed_, false); }
+  Reachability& reach() { return reach_; }
+  const Reachability& reach() const { return reach_; }
+  // Returns true if the worker is outside the ring because it cannot reach the members of the
+  // largest ring.
+  bool IsParted(ConnectionId connection) const;
 
  private:
   void Enter(RingPhase phase, absl::Time deadline);
@@ -83,6 +90,7 @@ class Ring {
   void TearDown();
   bool MemberLeaves() const;
   bool NewcomersWait() const;
+  void ExplainFailure();
   void RememberSize();
   void ConsiderNewcomers(bool idle, bool steady);
   void AnswerReform(const absl::Status& status);
@@ -91,6 +99,7 @@ class Ring {
   const Roster& roster_;
   ActionBatch& batch_;
 
+  Reachability reach_;
   RingPhase phase_ = RingPhase::kEmpty;
   uint64_t generation_;
   std::vector<ConnectionId> members_;             // by rank
@@ -98,6 +107,9 @@ class Ring {
   std::set<ConnectionId> awaited_;                // members that have not answered in this phase
   absl::Time deadline_ = absl::InfiniteFuture();  // of this phase
   int failed_formings_ = 0;                       // since the last ready ring
+  // The last forming: a member reported a failure, and a report named an unreached member.
+  bool failure_reported_ = false;
+  bool failure_explained_ = false;
   int64_t formed_count_ = 0;
   absl::Time ringless_since_ = absl::InfinitePast();
   // Time of the last loss, and the number of workers before it.

@@ -26,7 +26,7 @@
 //   repeat N COMMAND ; COMMAND ...      % in a command is replaced by 1 to N
 // Workers
 //   join NAME [version=V] [tile_q=N] [memory=BYTES] [flops=F] [flops_bf16=F] [flops_terms=F]
-//        [host=H] [zone=Z] [domain=D] [slot=N]
+//        [host=H] [zone=Z] [domain=D] [slot=N] [probe=false]
 //        [call=S] [device=D] [options=FIELD] [kv=BYTES] [holds=C:RANK:EPOCH:COMMITTED:A,B,...]
 //                         kv: memory for K/V caches. holds: ranks of an earlier coordinator's
 //                         caches clients cannot reach workers whose name begins with "hidden"
@@ -34,9 +34,10 @@
 //   disconnect NAME       the control stream ends
 //   manual NAME...        no automatic answers from now on
 //   silent NAME...        no messages from now on
-//   NAME prepared G | torn_down G | leaving
+//   cut A B   heal A B    the workers cannot reach each other: rings with both fail, and probes
+//   NAME prepared G | torn_down G | leaving | probed ID
 //   NAME committed G [link=BYTES/S] [exchange=S] [host_link=BYTES/S] [host_exchange=S]
-//   NAME generation_failed G REASON
+//   NAME generation_failed G [unreached=RANK,...] REASON
 //   NAME reserved OP [residual=BYTES] | rejected OP [workspace=BYTES] REASON
 //   NAME residual_missing OP | malformed OP REASON         other forms of a rejected Reserve
 //   NAME uploaded OP | released OP | delivered OP
@@ -75,7 +76,7 @@
 //   drain   undrain   reform   wait DURATION   pause DURATION
 // Queries; the trace shows the answer
 //   state ID [principal=P]   predicted ID   reason ID   stats   memory   residuals   losses
-//   requests MAX
+//   requests MAX   workers
 #ifndef RINGATTN_SERVER_CORE_TESTING_SCENARIO_H_
 #define RINGATTN_SERVER_CORE_TESTING_SCENARIO_H_
 

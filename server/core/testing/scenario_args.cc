@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/wire/durations.h"
 #include "common/wire/kernel_rate_values.h"
@@ -53,7 +54,13 @@ bool FillGenerationMessage(const std::string& name, const Args& args,
     v1::GenerationFailed* failed = message->mutable_generation_failed();
     failed->set_generation(generation);
     failed->set_operation_id(operation_id);
-    failed->set_reason(Rest(args, 3));
+    const std::string unreached = Option(args, "unreached", "");
+    for (absl::string_view rank : absl::StrSplit(unreached, ',', absl::SkipEmpty())) {
+      failed->add_unreached(std::atoi(std::string(rank).c_str()));
+    }
+    failed->set_reason(Rest(args, unreached.empty() ? 3 : 4));
+  } else if (verb == "probed") {
+    message->mutable_probed()->set_id(generation);
   } else {
     return false;
   }
@@ -167,6 +174,9 @@ v1::Register RegistrationOf(const Args& args) {
   SetSeconds(Number(args, "call"), registration.mutable_call_overhead());
   registration.set_local_socket(absl::StrCat("/", args[1]));
   registration.set_data_address(absl::StrCat(args[1], ":1"));
+  if (Option(args, "probe", "true") == "true") {
+    registration.set_probe_address(absl::StrCat(args[1], ":3"));
+  }
   if (!absl::StartsWith(args[1], "hidden")) {
     registration.set_client_data_address(absl::StrCat(args[1], ":2"));
   }

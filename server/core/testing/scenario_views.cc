@@ -78,6 +78,23 @@ ScenarioLines Requests(const Coordinator& core, const Args& args, const Scenario
   return lines;
 }
 
+// One line per worker: its state and rank.
+ScenarioLines Workers(const Coordinator& core, const Args&, const ScenarioHistory&) {
+  ScenarioLines lines;
+  const v1::Topology topology = core.topology();
+  for (const v1::WorkerInfo& worker : topology.workers()) {
+    std::string text = v1::WorkerState_Name(worker.state());
+    text = std::string(absl::StripPrefix(text, "WORKER_STATE_"));
+    if (worker.has_rank()) absl::StrAppend(&text, ", rank ", worker.rank());
+    if (worker.parted_from_size() > 0) {
+      absl::StrAppend(&text, ", parted from ", absl::StrJoin(worker.parted_from(), " "));
+    }
+    lines.push_back({worker.name(), text});
+  }
+  lines.push_back({"", absl::StrCat(core.stats().parted_workers, " parted")});
+  return lines;
+}
+
 ScenarioLines Stats(const Coordinator& core, const Args&, const ScenarioHistory&) {
   const CoordinatorStats stats = core.stats();
   return {{"", absl::StrCat("queued ", stats.queued_requests, " active ", stats.active_requests,
@@ -109,9 +126,9 @@ ScenarioLines Memory(const Coordinator& core, const Args&, const ScenarioHistory
 
 const std::map<std::string, View>& Views() {
   static const auto* views = new std::map<std::string, View>{
-      {"state", State},   {"predicted", Prediction},   {"reason", Reason},
-      {"losses", Losses}, {"requests", Requests},      {"stats", Stats},
-      {"memory", Memory}, {"residuals", ResidualsKept}};
+      {"state", State},     {"predicted", Prediction}, {"reason", Reason},
+      {"losses", Losses},   {"requests", Requests},    {"stats", Stats},
+      {"workers", Workers}, {"memory", Memory},        {"residuals", ResidualsKept}};
   return *views;
 }
 

@@ -21,7 +21,7 @@ struct ScenarioHistory {
   size_t losses = 0;              // number of LostWorker actions
 };
 
-// Returns true for the verbs state, predicted, stats, losses, requests, memory and residuals.
+// Returns true for the verbs of queries in scenario.h.
 bool IsQuery(const std::string& verb);
 // REQUIRES: IsQuery(args[0]).
 ScenarioLines RunQuery(const Coordinator& core, const Args& args, const ScenarioHistory& history);

@@ -107,6 +107,8 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
   host_link_bytes_per_second_ =
       gauge("ringattn_ring_host_link_bytes_per_second",
             "Slowest measured link between hosts of the ring; 0: one host, or not measured.");
+  parted_workers_ = gauge("ringattn_parted_workers",
+                          "Connected workers outside the ring that cannot reach its members.");
   connected_workers_ =
       gauge("ringattn_connected_workers", "Connected workers, in the ring or not.");
   gauge("ringattn_max_queued_requests", "Limit on requests waiting for admission.")
@@ -201,6 +203,7 @@ void ServerMetrics::SetStats(const CoordinatorStats& stats) {
   generation_->Set(stats.generation);
   ring_members_->Set(stats.ready_workers);
   connected_workers_->Set(stats.connected_workers);
+  parted_workers_->Set(stats.parted_workers);
   reforms_->Increment(stats.ring_reforms - seen_.ring_reforms);
   stalled_uploads_->Increment(stats.stalled_uploads - seen_.stalled_uploads);
   SetResiduals(stats.residuals);

@@ -94,6 +94,7 @@ class ServerMetrics {
   prometheus::Gauge* ring_hosts_;
   prometheus::Gauge* host_link_bytes_per_second_;
   prometheus::Gauge* connected_workers_;
+  prometheus::Gauge* parted_workers_;
   prometheus::Counter* reforms_;
   prometheus::Counter* stalled_uploads_;
   prometheus::Counter* stalled_downloads_;

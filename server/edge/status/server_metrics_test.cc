@@ -132,9 +132,11 @@ TEST(ServerMetricsTest, StatsBecomeGauges) {
   CoordinatorStats stats;
   stats.ready_workers = 3;
   stats.connected_workers = 4;
+  stats.parted_workers = 2;
   server.SetStats(stats);
   EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_ring_members 3"));
   EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_connected_workers 4"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_parted_workers 2"));
   EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_max_queued_requests 256"));
 }
 

@@ -20,6 +20,9 @@ constexpr size_t kMaxTextBytes = 256;
 // Workers outside the ring are not bounded by the ring.
 constexpr size_t kMaxWorkers = 128;
 
+// Places that a worker cannot reach.
+constexpr int kMaxPartedFrom = 4;
+
 // External text. A character cut in the middle becomes a replacement character.
 std::string Text(absl::string_view text) { return std::string(text.substr(0, kMaxTextBytes)); }
 
@@ -44,10 +47,15 @@ Json InterfacesJson(const v1::WorkerLocation& location) {
 
 Json WorkerJson(const WorkerSnapshot& worker) {
   const v1::WorkerInfo& info = worker.info;
+  Json parted_from = Json::array();
+  for (int i = 0; i < std::min(info.parted_from_size(), kMaxPartedFrom); ++i) {
+    parted_from.push_back(Text(info.parted_from(i)));
+  }
   return {{"name", Text(info.name())},
           {"incarnation", Text(info.incarnation())},
           {"rank", info.has_rank() ? Json(info.rank()) : Json()},
           {"state", Word(v1::WorkerState_Name(info.state()), "WORKER_STATE_")},
+          {"parted_from", parted_from},
           {"device", Text(info.device())},
           {"host", Text(info.location().host())},
           {"accelerator_domain", Text(info.location().accelerator_domain())},

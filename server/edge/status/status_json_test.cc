@@ -78,6 +78,7 @@ TEST(StatusJsonTest, ListsWorkersAndRequests) {
   EXPECT_EQ(json["workers"][0]["interfaces"][0]["name"], "eth0");
   EXPECT_EQ(json["workers"][0]["interfaces"][0]["addresses"][0], "10.0.0.1");
   EXPECT_EQ(json["workers"][0]["host_link_bytes_per_second"], 5e9);
+  EXPECT_EQ(json["workers"][0]["parted_from"].size(), 0u);
   EXPECT_EQ(json["memory"]["reserved_bytes"], 250);
   EXPECT_EQ(json["kv_caches"]["caches"], 2);
   EXPECT_EQ(json["kv_caches"]["open"], 1);
@@ -118,6 +119,7 @@ TEST(StatusJsonTest, SizeIsBoundedForAnyText) {
   status.core.requests.assign(options.max_requests, request);
   status.core.workers[0].info.set_name(endless);
   status.core.workers[0].info.set_device(endless);
+  for (int i = 0; i < 1000; ++i) status.core.workers[0].info.add_parted_from("a-host");
   status.core.workers.assign(1000, status.core.workers[0]);
   status.core.losses[0].detail = endless;
   status.core.losses.assign(32, status.core.losses[0]);

@@ -1,0 +1,110 @@
+"""Emulated hosts that reach the coordinator and not each other (host_network.py)."""
+
+import json
+import time
+import urllib.request
+
+import grpc
+import pytest
+
+from attention import assert_close, make_inputs, reason_of, reference, run
+from cluster import wait_until
+from host_network import HostCluster, HostNetwork, is_available
+from stubs import cluster_pb2
+
+pytestmark = pytest.mark.skipif(not is_available(), reason="needs root, ip netns and tc tbf")
+
+
+@pytest.fixture
+def network():
+    made = HostNetwork()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(tmp_path, network):
+    clusters = []
+
+    def make(**options):
+        clusters.append(HostCluster(tmp_path, network, **options))
+        return clusters[-1]
+
+    yield make
+    for cluster in clusters:
+        print(cluster.tail())
+        cluster.close()
+
+
+def page(ring, path):
+    with urllib.request.urlopen(f"http://{ring.ports['metrics']}/{path}", timeout=10) as reply:
+        return reply.read().decode()
+
+
+def parted_workers(ring):
+    line = next(line for line in page(ring, "metrics").splitlines()
+                if line.startswith("ringattn_parted_workers "))
+    return float(line.split()[1])
+
+
+def log_of(ring):
+    return (ring.directory / "server.log").read_text()
+
+
+def check_served(ring, **options):
+    inputs = make_inputs(sq=300)
+    result = run(ring.attention, inputs, causal=True, **options)
+    assert_close(result.array("out"), reference(inputs, causal=True)["out"], 1e-4)
+    return list(result.accepted.plan.members)
+
+
+def check_whole(ring, after_generation):
+    """Both hosts serve again, soon after the link carries packets."""
+    ring.network.heal()
+    healed = time.monotonic()
+    ring.wait_ready(2, 30, after_generation)
+    print(f"both hosts serve {time.monotonic() - healed:.1f} s after the link works")
+    assert len(check_served(ring, world_size=2)) == 2
+    wait_until(lambda: parted_workers(ring) == 0, 10, "no parted worker")
+    assert "hosts reach each other again" in log_of(ring)
+
+
+# Both directions, and one.
+@pytest.mark.parametrize("cut", [(0, 1), (0,), (1,)])
+def test_a_partition_while_forming_leaves_one_host(network, start, cut):
+    network.cut(cut)
+    begin = time.monotonic()
+    ring = start(members=1)
+    formed = time.monotonic()
+    print(f"one host serves after {formed - begin:.1f} s")
+    assert formed - begin < 30
+    [member] = check_served(ring)
+    topology = ring.topology()
+    by_state = {worker.state: worker for worker in topology.workers}
+    assert by_state[cluster_pb2.WORKER_STATE_READY].name == member
+    parted = by_state[cluster_pb2.WORKER_STATE_PARTED]
+    assert list(parted.parted_from) == [by_state[cluster_pb2.WORKER_STATE_READY].location.host]
+    assert wait_until(lambda: parted_workers(ring) == 1, 5, "one parted worker")
+    rows = {row["name"]: row for row in json.loads(page(ring, "status.json"))["workers"]}
+    assert rows[parted.name]["state"] == "parted"
+    assert rows[parted.name]["parted_from"] == list(parted.parted_from)
+    assert "hosts parted" in log_of(ring)
+    # Probes fail, and the ring stays as it is.
+    time.sleep(12)
+    assert ring.topology().generation == topology.generation
+    check_whole(ring, topology.generation)
+
+
+def test_a_partition_of_a_ring_leaves_one_host(network, start):
+    ring = start()
+    generation = ring.topology().generation
+    network.cut()
+    begin = time.monotonic()
+    with pytest.raises(grpc.RpcError) as failed:
+        check_served(ring, world_size=2)
+    print(f"{reason_of(failed.value)} after {time.monotonic() - begin:.1f} s")
+    assert failed.value.code() == grpc.StatusCode.ABORTED
+    topology = ring.wait_ready(1, 30, generation)
+    print(f"one host serves after {time.monotonic() - begin:.1f} s")
+    check_served(ring)
+    check_whole(ring, topology.generation)
