@@ -8,8 +8,8 @@ class App;
 
 namespace ringattn {
 
-// Parses main's arguments. Throws CLI::ValidationError for an argument "--name=", and otherwise what
-// CLI::App::parse throws. CLI11 alone would take the next argument as the value, so
+// Parses main's arguments. Throws CLI::ValidationError for an argument "--name=", and otherwise
+// what CLI::App::parse throws. CLI11 alone would take the next argument as the value, so
 // "--zone= --port=1" would set the zone to "--port=1". Arguments after "--" are positional.
 void ParseArguments(CLI::App* app, int argc, const char* const* argv);
 

@@ -43,7 +43,8 @@ int64_t BytesOf(const Plan& plan) {
   const size_t per_rank = plan.buffer_bytes.capacity() + plan.workspace_bytes.capacity() +
                           plan.tiles.capacity() + plan.sent_bytes.capacity();
   return static_cast<int64_t>(sizeof(Plan) + per_rank * sizeof(int64_t) + plan.reason.capacity()) +
-         ShardListBytes(plan.shards.q) + ShardListBytes(plan.shards.kv) + ShardListBytes(plan.shards.chosen);
+         ShardListBytes(plan.shards.q) + ShardListBytes(plan.shards.kv) +
+         ShardListBytes(plan.shards.chosen);
 }
 
 }  // namespace ringattn::server
