@@ -204,8 +204,8 @@ void AddListeners(CLI::App* app, CommandLine* line) {
          "and readiness (member of a ring); port 0 picks a free port; empty: none")
       ->type_name("HOST:PORT");
   app->add_option("--ring_address", line->backend.ring_host,
-                  "CPU: name or address of this machine at which the worker listens while a ring "
-                  "forms, and to which the other workers connect")
+                  "name or address of this machine at which other workers reach this one: for "
+                  "rings of CPUs while they form, and for probes")
       ->check([](const std::string& host) { return std::string(CheckRingAddress(host).message()); })
       ->type_name("HOST")
       ->capture_default_str();
