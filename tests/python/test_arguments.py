@@ -17,6 +17,14 @@ CU = {"cu_seqlens_q": [0, 8], "cu_seqlens_k": [0, 8]}
     ("window", (Q, K, K), {"window": 3}),
     ("window[0]", (Q, K, K), {"window": (2.5, 0)}),
     ("window[1]", (Q, K, K), {"window": (2, 1.0)}),
+    ("window[0]", (Q, K, K), {"window": (2**63, 0)}),
+    ("documents", PACKED, {**CU, "documents": 3}),
+    ("documents[1]", PACKED, {**CU, "documents": [ringattn.Document(), 3]}),
+    ("documents[0].causal", PACKED, {**CU, "documents": [ringattn.Document(causal="no")]}),
+    ("dilation_levels[0]", (Q, K, K), {"dilation_levels": [(4, 1)]}),
+    ("dilation_levels[0].segment_length", (Q, K, K), {"dilation_levels": [ringattn.DilationLevel(2**63, 1)]}),
+    ("deterministic", (Q, K, K), {"deterministic": np.ones(2, bool)}),
+    ("bias", (Q, K, K), {"bias": np.ones((1, 1, 8, 8), np.int32)}),
     ("documents[0].window[0]", PACKED, {**CU, "documents": [ringattn.Document(window=(1.5, 0))]}),
     ("deadline", (Q, K, K), {"deadline": "3s"}),
     ("deadline", (Q, K, K), {"deadline": [3]}),
@@ -222,10 +230,24 @@ T = torch.ones(2, 8, 4, 16)
      "cu_seqlens_q: is an int"),
     (lambda: ringattn.attention(T, T, T, dropout_p=0.5, dropout_seed=1.5), ringattn.InvalidArgumentError,
      "dropout_seed: is 1.5"),
+    (lambda: ringattn.attention(T.to_sparse(), T, T), ringattn.InvalidArgumentError, "q: has the layout torch.sparse_coo"),
+    (lambda: ringattn.attention(T, T, T, causal=torch.ones(2)), ringattn.InvalidArgumentError, "causal: is a torch.Tensor"),
+    (lambda: ringattn.attention(T, T, T, window=(2**70, 0)), ringattn.InvalidArgumentError, r"window\[0\]: is 11805"),
+    (lambda: ringattn.attention(T, T, T, dilation_levels=[4]), ringattn.InvalidArgumentError,
+     r"dilation_levels\[0\]: is an int; must be a ringattn.DilationLevel"),
+    (lambda: ringattn.attention(T[0], T[0], T[0], cu_seqlens_q=[0, 8], cu_seqlens_k=[0, 8], documents=[1]),
+     ringattn.InvalidArgumentError, r"documents\[0\]: is an int; must be a ringattn.Document"),
 ])
 def test_torch_functions_name_the_argument(default_client, call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_meta_tensors_give_shapes():
+    """As PyTorch's own functions. No service is called."""
+    q = torch.empty(2, 8, 4, 16, device="meta")
+    out, lse = ringattn.attention(q, q, q)
+    assert out.is_meta and out.shape == q.shape and lse.shape == (2, 4, 8)
 
 
 def test_torch_functions_take_lists_of_offsets(default_client):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import Any, TypeVar
 
 from ringattn._errors import invalid
 
@@ -26,11 +26,38 @@ def whole_number(value: Any, name: str) -> int:
         raise invalid(name, f"is {value!r}; must be a whole number") from None
 
 
+def signed_number(value: Any, name: str) -> int:
+    """`value` as an int of 64 bits with a sign. InvalidArgumentError for other integers and anything else."""
+    result = whole_number(value, name)
+    if not -2**63 <= result < 2**63:
+        raise invalid(name, f"is {result}; must be at least -2**63 and below 2**63")
+    return result
+
+
 def flag(value: Any, name: str) -> bool:
     """`value` as a bool. InvalidArgumentError for anything but True, False, 1 and 0: "no" is not True."""
-    if isinstance(value, (str, bytes)) or value not in (True, False):
+    try:
+        known = not isinstance(value, (str, bytes)) and value in (True, False)
+    except (RuntimeError, ValueError):  # arrays of several elements
+        raise invalid(name, f"is {type_name(value)}; must be True or False") from None
+    if not known:
         raise invalid(name, f"is {value!r}; must be True or False")
     return bool(value)
+
+
+_Item = TypeVar("_Item")
+
+
+def items_of(values: Any, kind: type[_Item], name: str) -> list[_Item]:
+    """`values` as a list. None: no items. InvalidArgumentError unless it is a sequence of `kind`."""
+    try:
+        items = [] if values is None else list(values)
+    except TypeError:
+        raise invalid(name, f"is {type_name(values)}; must be a sequence of ringattn.{kind.__name__}") from None
+    for index, item in enumerate(items):
+        if not isinstance(item, kind):
+            raise invalid(f"{name}[{index}]", f"is {type_name(item)}; must be a ringattn.{kind.__name__}")
+    return items
 
 
 def number(value: Any, name: str) -> float:
@@ -65,4 +92,4 @@ def window_pair(window: Any, name: str) -> tuple[int, int]:
         left, right = window
     except (TypeError, ValueError):
         raise invalid(name, f"is {window!r}; must be (left, right)") from None
-    return whole_number(left, f"{name}[0]"), whole_number(right, f"{name}[1]")
+    return signed_number(left, f"{name}[0]"), signed_number(right, f"{name}[1]")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringattn import _core
-from ringattn._arguments import flag, positive_seconds, seed_number, whole_number, window_pair
+from ringattn._arguments import flag, items_of, positive_seconds, seed_number, signed_number, whole_number, window_pair
 from ringattn._arrays import Array, as_float32, as_int32, floats, integers, take
 from ringattn._dtypes import float_name
 from ringattn._errors import invalid
@@ -67,7 +67,7 @@ def _window_dict(window: Window | None, name: str) -> dict[str, int] | None:
 
 def _document_dict(document: Document, index: int) -> dict[str, Any]:
     window = _window_dict(document.window, f"documents[{index}].window")
-    return {"causal": document.causal, "window": window}
+    return {"causal": flag(document.causal, f"documents[{index}].causal"), "window": window}
 
 
 def _plan_dict(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +123,8 @@ def _score_terms(options: Mapping[str, Any], shape: Shape, header: dict[str, Any
         tensor = take(bias, "bias")
         shape.pairs("bias", tensor, shape.longest_k)
         if tensor.dtype not in (shape.dtype, "float32"):
-            raise invalid("bias", f"is {tensor.dtype}; must be {shape.dtype} or float32")
+            wanted = "" if shape.dtype == "float32" else f"{shape.dtype} or "
+            raise invalid("bias", f"is {tensor.dtype}; must be {wanted}float32")
         header["bias"] = {"per_batch": tensor.shape[0] != 1, "per_head": tensor.shape[1] > 1,
                           "dtype": None if tensor.dtype == shape.dtype else "float32",
                           "before_softcap": options.get("bias_before_softcap", False),
@@ -172,7 +173,7 @@ def _score_terms(options: Mapping[str, Any], shape: Shape, header: dict[str, Any
 
 def _level_dict(level: DilationLevel, index: int) -> dict[str, Any]:
     return {name: None if (value := getattr(level, name)) is None
-            else whole_number(value, f"dilation_levels[{index}].{name}")
+            else signed_number(value, f"dilation_levels[{index}].{name}")
             for name in ("segment_length", "dilation_rate", "offset", "head_begin", "head_end")}
 
 
@@ -197,7 +198,8 @@ def _build(is_forward: bool, values: Mapping[str, Any],
                   for name in ("cu_seqlens_q", "cu_seqlens_k"))
     if (cu_q is None) != (cu_k is None):
         raise invalid("cu_seqlens_q", "cu_seqlens_q and cu_seqlens_k go together")
-    documents = [_document_dict(document, index) for index, document in enumerate(options.get("documents") or ())]
+    documents = [_document_dict(document, index)
+                 for index, document in enumerate(items_of(options.get("documents"), Document, "documents"))]
     if documents and cu_q is None:
         raise invalid("documents", "are given without cu_seqlens_q and cu_seqlens_k")
     writer = options.get("writer")
@@ -210,13 +212,13 @@ def _build(is_forward: bool, values: Mapping[str, Any],
         options = {**options, **{name: tail.cut(name, options[name]) for name in _CUT_OPTIONS if name in options}}
     tensors = {name: take(value, name) for name, value in values.items()}
     shape = Shape(tensors, cu_q, cu_k, writer)
-    softcap = options.get("softcap")
+    softcap, deterministic = options.get("softcap"), options.get("deterministic")
     attention: dict[str, Any] = {
         "softmax_scale": options.get("softmax_scale"), "softcap": None if softcap == 0 else softcap,
         "causal": options.get("causal", False), "window": _window_dict(options.get("window"), "window"),
-        "dilation_levels": [_level_dict(level, index)
-                            for index, level in enumerate(options.get("dilation_levels") or ())],
-        "deterministic": "same_ring" if flag(options.get("deterministic") or False, "deterministic") else None,
+        "dilation_levels": [_level_dict(level, index) for index, level in enumerate(
+            items_of(options.get("dilation_levels"), DilationLevel, "dilation_levels"))],
+        "deterministic": "same_ring" if deterministic is not None and flag(deterministic, "deterministic") else None,
         "compute_dtype": float_name(options.get("compute_dtype"), "compute_dtype", "float8_e4m3")}
     inputs = {name: tensor.memory for name, tensor in tensors.items()}
     _score_terms(options, shape, attention, inputs)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ringattn._arguments import seed_number, type_name, whole_number, window_pair
+from ringattn._arguments import flag, items_of, seed_number, signed_number, type_name, whole_number, window_pair
 from ringattn._errors import invalid
 from ringattn._options import DilationLevel, Document
 from ringattn._shape import PARTS
@@ -21,12 +21,14 @@ NO_FORWARD_MODE = ("forward-mode derivatives (torch.func.jvp, jacfwd, dual tenso
 # ------------------------------------------------------------------ tensors
 
 def check_tensor(value: Any, name: str, more: str = "") -> Tensor:
-    """Returns `value`. Raises TypeError unless it is a PyTorch tensor, and InvalidArgumentError for a nested one."""
+    """Returns `value`. Raises TypeError unless it is a PyTorch tensor, and InvalidArgumentError unless it is strided."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: is missing" if value is None else
                         f"{name}: is {type_name(value)}; must be a torch.Tensor{more}")
     if value.is_nested:
         raise invalid(name, "is a nested tensor; pack its documents, with cu_seqlens_q and cu_seqlens_k")
+    if value.layout != torch.strided:
+        raise invalid(name, f"has the layout {value.layout}; must be strided")
     return value
 
 
@@ -58,7 +60,7 @@ def form_of(q: Tensor | None, k: Tensor | None, v: Tensor | None, qkv: Tensor | 
 def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
     """Casts tensors under torch.autocast as scaled_dot_product_attention casts them. float64 is not cast."""
     device = next(tensor.device.type for tensor in tensors if tensor is not None)
-    if not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return list(tensors)
     dtype = torch.get_autocast_dtype(device)
     return [tensor.to(dtype) if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
@@ -126,23 +128,23 @@ def check_derivatives(with_gradients: dict[str, Any], others: dict[str, Any], nu
 
 # ------------------------------------------------------------------ options
 
-def flat_documents(documents: Sequence[Document]) -> list[int]:
+def flat_documents(documents: Sequence[Document] | None) -> list[int]:
     """Returns causal, left and right of each document, as one list for the operator."""
-    return [value for index, document in enumerate(documents)
-            for value in (int(document.causal), *window_pair((-1, -1) if document.window is None else document.window,
+    return [value for index, document in enumerate(items_of(documents, Document, "documents"))
+            for value in (int(flag(document.causal, f"documents[{index}].causal")), *window_pair((-1, -1) if document.window is None else document.window,
                                                              f"documents[{index}].window"))]
 
 
-def flat_levels(levels: Sequence[DilationLevel]) -> list[int]:
+def flat_levels(levels: Sequence[DilationLevel] | None) -> list[int]:
     """Returns the five numbers of each level as one list for the operator. -1 stands for None."""
     flat: list[int] = []
-    for index, level in enumerate(levels):
+    for index, level in enumerate(items_of(levels, DilationLevel, "dilation_levels")):
         for name in ("segment_length", "dilation_rate", "offset", "head_begin", "head_end"):
             value = getattr(level, name)
             field = f"dilation_levels[{index}].{name}"
-            if value is not None and whole_number(value, field) < 0:
+            if value is not None and signed_number(value, field) < 0:
                 raise invalid(field, f"is {value}; must not be negative")
-            flat.append(-1 if value is None else whole_number(value, field))
+            flat.append(-1 if value is None else signed_number(value, field))
     return flat
 
 
