@@ -123,8 +123,8 @@ def _score_terms(options: Mapping[str, Any], shape: Shape, header: dict[str, Any
         tensor = take(bias, "bias")
         shape.pairs("bias", tensor, shape.longest_k)
         if tensor.dtype not in (shape.dtype, "float32"):
-            wanted = "" if shape.dtype == "float32" else f"{shape.dtype} or "
-            raise invalid("bias", f"is {tensor.dtype}; must be {wanted}float32")
+            dtypes = "" if shape.dtype == "float32" else f"{shape.dtype} or "
+            raise invalid("bias", f"is {tensor.dtype}; must be {dtypes}float32")
         header["bias"] = {"per_batch": tensor.shape[0] != 1, "per_head": tensor.shape[1] > 1,
                           "dtype": None if tensor.dtype == shape.dtype else "float32",
                           "before_softcap": options.get("bias_before_softcap", False),

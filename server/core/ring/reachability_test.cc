@@ -82,7 +82,7 @@ TEST_F(ReachabilityTest, ACutPartsHosts) {
   EXPECT_EQ(Largest(), (Connections{2, 3}));
   EXPECT_EQ(reach_.PartedFrom(1), (std::vector<std::string>{"y"}));
   EXPECT_EQ(reach_.PartedFrom(3), (std::vector<std::string>{"x"}));
-  // A host without workers is no news.
+  // Hosts without workers are not listed.
   roster_.Remove(1);
   EXPECT_TRUE(reach_.PartedFrom(3).empty());
   EXPECT_EQ(Largest(), (Connections{2, 3}));

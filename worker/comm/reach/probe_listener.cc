@@ -83,7 +83,7 @@ void ProbeListener::Accept() const {
     if (polled[0].revents == 0) continue;
     const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
-      // A reset leaves no connection behind that waits for late packets.
+      // After a reset the kernel keeps no connection that waits for late packets.
       const linger reset{1, 0};
       (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
       close(fd);
