@@ -377,6 +377,19 @@ def test_metrics_are_on_7702_unless_it_is_taken(state):
         assert metrics_of_a_service() == "127.0.0.1:7702"
 
 
+def test_services_that_start_at_once_share_no_metrics_port(tmp_path):
+    """Both find port 7702 free, and one of them takes it first."""
+    states = [tmp_path / name for name in ("one", "two", "three")]
+    try:
+        with concurrent.futures.ThreadPoolExecutor(len(states)) as threads:
+            done = list(threads.map(up, states))
+        assert [run.returncode for run in done] == [0] * len(states), [run.stderr for run in done]
+        assert len({json.loads((state / "server.json").read_text())["metrics"] for state in states}) == len(states)
+    finally:
+        for state in states:
+            subprocess.run([CLI, "down", f"--state_dir={state}"], capture_output=True, timeout=60)
+
+
 def test_up_shows_a_workers_own_words(state):
     start = time.monotonic()
     done = up(state, "--worker_flag=--nonsense")
