@@ -144,6 +144,8 @@ class Device {
   // scheduler gives the preempting calls priority at all times and does nothing here. Results do
   // not depend on it. Never blocks.
   virtual void Preempt(bool active) {}
+  // Whether a preemption pauses all other calls.
+  virtual bool pauses() const { return false; }
   // Whether calls with RunControl::preempts are served.
   virtual bool preempts() const { return false; }
   // Whether small outputs can be read on a runner's thread without waiting for staging memory.

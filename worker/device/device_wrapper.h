@@ -36,6 +36,7 @@ class DeviceWrapper : public Device {
     return inner_->Start(call, std::move(after), control);
   }
   void Preempt(bool active) override { inner_->Preempt(active); }
+  bool pauses() const override { return inner_->pauses(); }
   bool preempts() const override { return inner_->preempts(); }
   bool runs_inline() const override { return inner_->runs_inline(); }
   DeviceKvCaches* kv_caches() override { return inner_->kv_caches(); }

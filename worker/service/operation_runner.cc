@@ -147,7 +147,8 @@ void OperationRunner::PreemptLoop() {
     device_->Preempt(false);
     if (!paused) continue;
     const absl::Time end = MonotonicNow();
-    const absl::Duration pause = std::min(end - begin, kLongestPause);
+    const absl::Duration pause =
+        device_->pauses() ? std::min(end - begin, kLongestPause) : absl::ZeroDuration();
     earliest = end + std::max(*preempt_after, pause);
     on_preempted_(pause);
   }

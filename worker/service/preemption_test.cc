@@ -40,6 +40,18 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+// A CPU device that can share its processors between runs, as a GPU does.
+class TestDevice : public CpuDevice {
+ public:
+  using CpuDevice::CpuDevice;
+  void Preempt(bool active) override {
+    if (pauses()) CpuDevice::Preempt(active);
+  }
+  bool pauses() const override { return !shares; }
+
+  bool shares = false;
+};
+
 class PreemptionTest : public testing::Test {
  protected:
   PreemptionTest() { runner_.SetCommunicator(std::move(MakeInProcessRing(1)[0])); }
@@ -76,7 +88,7 @@ class PreemptionTest : public testing::Test {
   // Numbers of tokens of the operations that have ended, in order.
   std::vector<int64_t> ends_ ABSL_GUARDED_BY(mutex_);
   std::vector<absl::Duration> pauses_ ABSL_GUARDED_BY(mutex_);
-  CpuDevice device_{1, int64_t{256} << 20};
+  TestDevice device_{1, int64_t{256} << 20};
   std::vector<std::unique_ptr<CopiedOperation>> operations_;  // outlive the runner's use
   OperationRunner runner_{
       &device_,
@@ -118,6 +130,24 @@ TEST_F(PreemptionTest, SmallOperationsEndWhileALargeOneRuns) {
   EXPECT_EQ(ends_.back(), kLargeTokens);
   EXPECT_EQ(pauses_.size(), small.size());
   for (absl::Duration pause : pauses_) EXPECT_GT(pause, absl::ZeroDuration());
+}
+
+TEST_F(PreemptionTest, ADeviceThatSharesReportsNoPause) {
+  device_.shares = true;
+  CopiedOperation& large = Make(kLargeTokens);
+  std::vector<CopiedOperation*> small;
+  for (int i = 0; i < 3; ++i) small.push_back(&Make(kSmallTokens));
+  runner_.Run(large.operation());
+  ASSERT_TRUE(Await([this] { return IsLargeRunning(); }));
+  for (size_t i = 0; i < small.size(); ++i) {
+    runner_.Preempt(small[i]->operation(), kPreemptAfter);
+    AwaitEnds(1 + i);
+    AwaitPauses(1 + i);
+  }
+  AwaitEnds(4);
+  absl::MutexLock lock(&mutex_);
+  EXPECT_EQ(ends_.back(), kLargeTokens);
+  EXPECT_EQ(pauses_, std::vector<absl::Duration>(small.size(), absl::ZeroDuration()));
 }
 
 // The large operation keeps computing however many small ones come: it ends before they all do.

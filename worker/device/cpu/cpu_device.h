@@ -31,6 +31,7 @@ class CpuDevice : public Device {
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
   // With compute threads of its own.
   absl::StatusOr<std::unique_ptr<StepKernels>> MakeStepKernels() override;
+  bool pauses() const override { return true; }
   bool preempts() const override { return true; }
   bool runs_inline() const override { return true; }
   void Preempt(bool active) override {

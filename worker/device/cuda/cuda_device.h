@@ -91,6 +91,7 @@ class CudaDevice : public Device, private CudaCallQueue {
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready) override;
   bool imports_memory() const override { return true; }
+  bool preempts() const override { return true; }
   absl::StatusOr<std::unique_ptr<ImportedMemory>> ImportMemory(
       const SharedAllocation& allocation) override;
   absl::StatusOr<EventRef> CopyImported(absl::Span<const DeviceCopy> pieces,
