@@ -59,7 +59,7 @@ def tensor_in(memory: np.ndarray, shape: Sequence[int], dtype: Any) -> Any:
         return _shaped(memory, shape, numpy_dtype(dtype))
     of = {torch.bfloat16: np.int16, torch.bool: np.uint8}.get(dtype) or numpy_dtype(service_dtype(dtype))
     if memory.nbytes == 0:  # torch.from_numpy does not accept empty memory
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     return torch.from_numpy(_shaped(memory, shape, of)).view(dtype)
 
 
@@ -85,26 +85,57 @@ class _Torch:
         import torch
 
         of = getattr(torch, dtype)
-        tensor = torch.empty(tuple(shape), dtype=of) if memory is None else tensor_in(memory, shape, of)
-        return tensor, _torch_memory(tensor)
+        tensor = torch.empty(tuple(shape), dtype=of, device="cpu") if memory is None else tensor_in(memory, shape, of)
+        return tensor, _torch_memory(tensor, dtype)
 
     def finish(self, tensor: Any) -> Any:
         return tensor.to(self._device)
 
 
-def _torch_memory(tensor: Any) -> np.ndarray:
+class _Shown:
+    """The memory of a contiguous PyTorch tensor on the CPU, for numpy. numpy's array of it keeps the tensor alive.
+
+    Not `Tensor.numpy`, which makes the storage fixed in size: FSDP frees parameters by resizing their storage.
+    """
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: Any, typestr: str) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {"data": (tensor.data_ptr(), False), "shape": tuple(tensor.shape),
+                                    "typestr": typestr, "version": 3}
+
+
+def _torch_memory(tensor: Any, dtype: str) -> np.ndarray:
+    """`dtype`: the tensor's, of DTYPES."""
+    kind = np.dtype(np.int16) if dtype == "bfloat16" else np.dtype(dtype)
+    if tensor.numel() == 0:  # numpy reads no null pointer
+        return np.empty(tuple(tensor.shape), kind)
+    return np.asarray(_Shown(tensor, kind.str))
+
+
+def _check_storage(tensor: Any, field: str) -> None:
+    """Raises InvalidArgumentError if the tensor's storage ends before its last element."""
+    if tensor.numel() == 0 or tensor.device.type not in ("cpu", "cuda"):
+        return
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    needed, given = (last + 1) * tensor.element_size(), tensor.untyped_storage().nbytes()
+    if given < needed:
+        raise invalid(field, f"needs {needed} bytes of storage, which has {given}; its memory was freed or resized")
+
+
+def _plain(tensor: Any, field: str) -> Any:
+    """Returns a PyTorch tensor without its graph, if its values are in one strided piece of memory.
+
+    Raises:
+        InvalidArgumentError: it wraps other tensors, is not strided, or has no values.
+        NotImplementedError: it is a tensor of torch.func or torch.vmap.
+    """
     import torch
 
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.view(torch.int16)
-    elif tensor.dtype == torch.bool:
-        tensor = tensor.view(torch.uint8)
-    return tensor.numpy()
-
-
-def _from_torch(tensor: Any, field: str) -> Array:
-    import torch
-
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise NotImplementedError(f"{field}: is a tensor inside of torch.vmap or torch.func; use ringattn.attention, which "
+                                  "torch.vmap can call")
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise invalid(field, f"is a {type(tensor).__name__}, which wraps other tensors; pass a plain torch.Tensor")
     if tensor.is_nested:
@@ -113,10 +144,17 @@ def _from_torch(tensor: Any, field: str) -> Array:
         raise invalid(field, f"has the layout {tensor.layout}; must be strided")
     if tensor.is_meta:
         raise invalid(field, "is on the device meta, which holds no values")
-    library = _Torch(tensor.device)
-    host = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
+    tensor = tensor.detach()
+    if tensor._is_zerotensor():
+        return tensor.clone()
+    _check_storage(tensor, field)
+    return tensor
+
+
+def _from_torch(tensor: Any, field: str) -> Array:
+    host = _plain(tensor, field).cpu().contiguous().resolve_conj().resolve_neg()
     dtype = dtype_named(str(host.dtype).removeprefix("torch."), field)
-    return Array(tuple(host.shape), dtype, _torch_memory(host), library)
+    return Array(tuple(host.shape), dtype, _torch_memory(host, dtype), _Torch(tensor.device))
 
 
 def _refuse_masked(value: Any, field: str) -> None:
@@ -154,15 +192,15 @@ def take(value: Any, field: str) -> Array:
     """
     torch = sys.modules.get("torch")
     if _cuda.is_cuda(value):
-        shape, kind, memory = _cuda.take(value, field)
         of_torch = torch is not None and isinstance(value, torch.Tensor)
+        shape, kind, memory = _cuda.take(_plain(value, field) if of_torch else value, field)
         return Array(shape, kind, memory, _cuda.CudaLibrary(memory.device, of_torch))
     if torch is not None and isinstance(value, torch.Tensor):
         return _from_torch(value, field)
     source = _as_numpy(value, field)
     array = np.ascontiguousarray(source).reshape(source.shape)  # numpy makes vectors of scalars
     if array.dtype.byteorder == ">":
-        raise invalid(field, "is big-endian")
+        raise invalid(field, "is big-endian; pass array.astype(array.dtype.newbyteorder('='))")
     dtype = dtype_named(array.dtype.name, field)
     library = _Numpy(array.dtype if dtype == "bfloat16" else None)
     return Array(array.shape, dtype, _host_memory(array), library)
@@ -192,7 +230,7 @@ def take_all_on_host(values: dict[str, Any]) -> dict[str, Array]:
             type(tensor) is torch.Tensor and tensor.is_cuda and tensor.device == tensors[0].device
             and tensor.dtype == tensors[0].dtype and not tensor.is_conj() and not tensor.is_neg() for tensor in tensors):
         return {field: take_on_host(value, field) for field, value in values.items()}
-    host = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).cpu()
+    host = torch.cat([_plain(tensor, field).reshape(-1) for field, tensor in values.items()]).cpu()
     parts = host.split([tensor.numel() for tensor in tensors])
     library = _Torch(tensors[0].device)
     return {field: replace(_from_torch(part.view(tensor.shape), field), library=library)
@@ -203,7 +241,7 @@ def integers(value: Any, field: str) -> list[int]:
     """Returns the whole numbers of a sequence or array of any integer type."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
+        value = _plain(value, field).cpu().clone().resolve_neg().numpy()  # of a copy; see _Shown
     _refuse_masked(value, field)
     try:
         array = np.asarray(value)
@@ -257,7 +295,7 @@ def floats(value: Any, field: str) -> np.ndarray:
     """Returns a sequence or array of numbers in fp32."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        value = value.detach().cpu().float().numpy()
+        value = _plain(value, field).cpu().to(torch.float32, copy=True).resolve_neg().numpy()  # of a copy; see _Shown
     _refuse_masked(value, field)
     try:
         return np.asarray(value, np.float32)

@@ -16,7 +16,7 @@ from ringattn._arguments import whole_number
 from ringattn._cuda import CudaLibrary, CudaTensor
 from ringattn._cuda_regions import CudaArena
 from ringattn._dtypes import service_dtype
-from ringattn._errors import error_of, invalid
+from ringattn._errors import FORKED, OfOneProcess, error_of, invalid
 from ringattn._kv_cache import DEFAULT_BLOCK_TOKENS, LayerGroup, WorkerCache, cache_spec
 from ringattn._options import (BACKWARD_NAMES, FORWARD_NAMES, ArrayLike, BackwardOptions, ForwardOptions, Progress,
                                check_names)
@@ -27,9 +27,6 @@ from ringattn._residuals import Residual, handle_of
 
 # The process that first connected. gRPC's threads and locks do not survive a fork.
 _process: int | None = None
-
-_FORKED = ("this process was forked from one that has used ringattn; connections do not survive a fork: start "
-           "processes with 'spawn' or 'forkserver', or connect after the fork")
 
 
 class _ForwardTuple(NamedTuple):
@@ -101,7 +98,7 @@ def _backward_result(request: Request, report: Report) -> BackwardResult:
     return result
 
 
-class Client:
+class Client(OfOneProcess):
     """A connection to a coordinator, created by `connect`. Thread safe; calls may overlap.
 
     Tensors are [batch, seq_len, heads, head_dim], or [tokens, heads, head_dim] with cu_seqlens. Inputs must not change
@@ -131,9 +128,13 @@ class Client:
         """Closes the connection after the last call in flight has ended. Idempotent."""
         self._core = None
 
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
     def _connected(self) -> _core.Client:
-        if os.getpid() != self._process:
-            raise RuntimeError(_FORKED)
+        if self._is_forked:
+            raise RuntimeError(FORKED)
         if self._core is None:
             raise RuntimeError("the client is closed")
         return self._core
@@ -436,7 +437,7 @@ def connect(target: str, *, tls_ca: str | os.PathLike[str] | None = None,
     """
     global _process
     if _process is not None and _process != os.getpid():
-        raise RuntimeError(_FORKED)
+        raise RuntimeError(FORKED)
     files = {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key, "token_file": token_file}
     options: dict[str, Any] = {name: os.fspath(path) for name, path in files.items() if path is not None}
     options |= {"tls_server_name": tls_server_name, "channels": channels, "max_chunk_bytes_up": max_chunk_bytes_up,

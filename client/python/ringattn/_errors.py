@@ -158,6 +158,19 @@ def error_of(details: Mapping[str, Any]) -> RingattnError:
                 retry_after=details["retry_after"], metadata=details["metadata"])
 
 
+class OfOneProcess:
+    """Base of objects with connections or shared memory. Copies and pickles of them are rejected by name."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"ringattn.{type(self).__name__}: cannot be pickled or copied, because its connections and memory "
+                        "belong to one process; share the object between threads, and connect in each process")
+
+
+#: Error text of objects whose process was forked.
+FORKED = ("this process was forked from one that has used ringattn; connections do not survive a fork: start processes "
+          "with 'spawn' or 'forkserver', or connect after the fork")
+
+
 def invalid(field: str, description: str) -> InvalidArgumentError:
     """Returns the error that the service reports for `field`, for checks before a request is sent."""
     return InvalidArgumentError("INVALID_ARGUMENT", f"{field}: {description}",

@@ -5,7 +5,8 @@ one draws random bytes and the others return zeros, so the sum over the axis giv
 once for each execution and for each group of shards that differ in the axis only.
 
 The devices of one program run the callbacks in different threads, so that all writers of a request can join. XLA ends
-the process if a device misses a collective. A call that fails on one device therefore fails on all devices.
+the process if a device misses a collective. A call that fails on one device therefore fails on all devices of its
+process. With jax.distributed, the service ends the call on the other processes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,6 @@ def axis_of(name: Any) -> Axis | None:
 
     Raises:
         InvalidArgumentError: no enclosing shard_map has the axis, or it has too many shards.
-        NotImplementedError: JAX runs in several processes.
     """
     if name is None:
         return None
@@ -59,9 +59,6 @@ def axis_of(name: Any) -> Axis | None:
         raise invalid("axis_name", f"is {name!r}; must be the name of one axis")
     if name not in jax.sharding.get_abstract_mesh().manual_axes:
         raise invalid("axis_name", f"is {name!r}; must be an axis of an enclosing jax.shard_map, in its axis_names")
-    if jax.process_count() > 1:
-        raise NotImplementedError(f"axis_name: JAX runs in {jax.process_count()} processes (jax.distributed); the "
-                                  "shards of an axis are supported in one process only")
     size = jax.lax.axis_size(name)
     if size > _MAX_WRITERS:
         raise invalid("axis_name", f"has {size} shards; a request has at most {_MAX_WRITERS} writers")
@@ -78,8 +75,9 @@ def draw(index: np.ndarray, leading: tuple[int, ...]) -> np.ndarray:
 
 @dataclass
 class _Outcome:
-    """How a call ended on the shards that have reported it."""
+    """How a call ended on this process's shards."""
 
+    joined: int = 0
     ended: int = 0
     failure: str = ""
 
@@ -103,35 +101,44 @@ def _request_id(ticket: bytes, what: str, index: int) -> str:
     return hashlib.blake2b(f"{what} {number}".encode(), key=ticket, digest_size=16).hexdigest()
 
 
-def _report(axis: Axis, request_id: str, failure: str) -> str:
-    """Waits until the call has succeeded on all shards or failed on one. Returns a failure, or "".
-
-    A shard without a failure waits only for calls that the service has completed, which end by its limits.
-    """
+def _join(request_id: str) -> _Outcome:
+    """Counts a shard that is about to make the call."""
     with _changed:
         outcome = _outcomes.setdefault(request_id, _Outcome())
+        outcome.joined += 1
+        if len(_outcomes) > _MAX_KEPT:
+            _outcomes.popitem(last=False)
+        return outcome
+
+
+def _report(request_id: str, outcome: _Outcome, failure: str) -> str:
+    """Waits until the call has succeeded on all shards of this process or failed on one. Returns a failure, or "".
+
+    A call succeeds on a shard after all shards have joined it. So `joined` is then their number in this process, and
+    a shard without a failure waits only for calls that the service has completed, which end by its limits.
+    """
+    with _changed:
         outcome.ended += 1
         outcome.failure = outcome.failure or failure
-        if outcome.ended == axis.size:
+        if outcome.ended == outcome.joined:
             _outcomes.pop(request_id, None)
-        elif len(_outcomes) > _MAX_KEPT:  # of executions that failed elsewhere before some shard's call
-            _outcomes.popitem(last=False)
         _changed.notify_all()
-        _changed.wait_for(lambda: outcome.ended == axis.size or outcome.failure)
+        _changed.wait_for(lambda: outcome.ended == outcome.joined or outcome.failure)
         return outcome.failure
 
 
 def call_together(axis: Axis, ticket: np.ndarray, what: str, index: int, call: Callable[[str], Any]) -> Any:
-    """Returns call(request id), made by all shards of the axis. It raises an error on all of them or on none.
+    """Returns call(request id), made by all shards of the axis. It raises an error on all shards of a process or on none.
 
     what: identifies what is computed among the calls of one ticket; equal on all shards.
     """
     request_id = _request_id(ticket.tobytes(), what, index)
+    outcome = _join(request_id)
     try:
         result = call(request_id)
     except BaseException as error:
-        _report(axis, request_id, f"{type(error).__name__}: {error}")
+        _report(request_id, outcome, f"{type(error).__name__}: {error}")
         raise
-    if failure := _report(axis, request_id, ""):
+    if failure := _report(request_id, outcome, ""):
         raise RuntimeError(f"the call failed on another shard of axis {axis.name!r}: {failure}")
     return result

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from ringattn import _core
 from ringattn._arrays import Array, floats, take_all_on_host
 from ringattn._dtypes import service_dtype
-from ringattn._errors import StepRefusedError, error_of, invalid
+from ringattn._errors import FORKED, OfOneProcess, StepRefusedError, error_of, invalid
 
 if TYPE_CHECKING:
     from ringattn._client import Client
@@ -110,7 +111,7 @@ def cache_spec(*, layers: int | Sequence[int] | None, heads: int | None, kv_head
             "blocks": blocks, "numbering": numbering, "label": label}
 
 
-class Step:
+class Step(OfOneProcess):
     """One forward pass over a cache, made by `WorkerCache.step`. Sends its description with the first `attend`."""
 
     def __init__(self, cache: "WorkerCache", rows: Sequence[Row]) -> None:
@@ -190,20 +191,20 @@ class Step:
     def _call(self, layer: int, kind: str, arrays: dict[str, Array], out: Any, lse: Any, deadline: float) -> None:
         cache = self._cache
         memory = {field: array.memory for field, array in arrays.items()}
-        report, error = cache._writer().call(layer, kind, memory.get("q"), memory.get("k"), memory.get("v"), out, lse,
-                                             deadline)
+        report, error = cache._wait(cache._writer().call, layer, kind, memory.get("q"), memory.get("k"),
+                                    memory.get("v"), out, lse, deadline)
         if error is not None:
             raise cache._error(error)
         cache._sequences = None
         self.reports.append(LayerReport(**report))
 
 
-class WorkerCache:
+class WorkerCache(OfOneProcess):
     """The writer of a K/V cache, made by `Client.create_cache` or `Client.open_cache`. Thread safe.
 
     Opening a cache makes this object its only writer: an earlier writer gets CacheFencedError. The cache is kept until
     `close`, `delete` or the end of the process. As a context manager it ends with `delete` if this client created it,
-    otherwise with `close`.
+    otherwise with `close`. A signal handler cannot use the cache while its thread is in a call of it: RuntimeError.
     """
 
     def __init__(self, core: _core.KvCache, client: "Client", is_owner: bool) -> None:
@@ -215,6 +216,7 @@ class WorkerCache:
         self._placement = core.placement
         self._groups = {layer: group for group in self._spec["groups"] for layer in group["layers"]}
         self._sequences: dict[int, int] | None = None  # of the core; None: to be asked for
+        self._waiting: set[int] = set()  # threads in a call that holds the core's lock
 
     def __repr__(self) -> str:
         return f"<ringattn.WorkerCache of {len(self._groups)} layers{'' if self._core else ', closed'}>"
@@ -223,16 +225,31 @@ class WorkerCache:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_owner:
+        if self._is_owner and not self._client._is_forked:
             self.delete()
         else:
             self.close()
 
     def _writer(self) -> _core.KvCache:
         self._client._connected()
+        self._check_thread()
         if self._core is None:
             raise RuntimeError("the cache is closed")
         return self._core
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() in self._waiting:
+            raise RuntimeError("the cache is in a call of this thread; what runs during the call, such as a signal handler, "
+                               "cannot use the cache")
+
+    def _wait(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Runs a call of the core during which signal handlers run."""
+        thread = threading.get_ident()
+        self._waiting.add(thread)
+        try:
+            return call(*args)
+        finally:
+            self._waiting.discard(thread)
 
     def _error(self, details: dict[str, Any]) -> Exception:
         if details["reason"] == "STEP_REFUSED":
@@ -368,36 +385,44 @@ class WorkerCache:
 
     def commit(self, *, deadline: float = _FOREVER) -> None:
         """Commits the step in progress. The next step does so, too."""
-        self._raise(self._writer().commit(deadline))
+        self._raise(self._wait(self._writer().commit, deadline))
 
     def fork(self, source: int, target: int, length: int | None = None, *, deadline: float = _FOREVER) -> None:
         """Makes `target` a copy of the first entries of `source`. Shares their memory until one of them writes."""
         length = self.length(source) if length is None else length
-        self._raise(self._writer().run_commands(_commands([(source, target, length)], []), deadline))
+        self._raise(self._wait(self._writer().run_commands, _commands([(source, target, length)], []), deadline))
 
     def drop(self, *sequences: int, deadline: float = _FOREVER) -> None:
         """Frees sequences."""
-        self._raise(self._writer().run_commands(_commands([], sequences), deadline))
+        self._raise(self._wait(self._writer().run_commands, _commands([], sequences), deadline))
 
     def round_trip(self, *, deadline: float = _FOREVER) -> None:
         """Exchanges a small message on the streams of `attend`, for measurements."""
-        self._raise(self._writer().round_trip(deadline))
+        self._raise(self._wait(self._writer().round_trip, deadline))
 
     # ------------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Stops writing and holding the cache, which ends with its ttl. Idempotent."""
-        if self._core is not None:
-            self._core.close()
-            self._core = None
+        """Stops writing and holding the cache, which ends with its ttl. Idempotent.
+
+        In a child of fork(), the parent remains the writer.
+        """
+        self._check_thread()
+        core, self._core = self._core, None
+        if core is not None and not self._client._is_forked:
+            core.close()
 
     def delete(self, *, deadline: float = 10.0) -> None:
         """Frees the cache's memory. Raises NotFoundError if the cache is unknown."""
+        if self._core is None:
+            return
+        if self._client._is_forked:
+            raise RuntimeError(FORKED)
+        self._check_thread()
         core, self._core = self._core, None
-        if core is not None:
-            error = core.delete(deadline)
-            if error is not None:
-                raise error_of(error)
+        error = core.delete(deadline)
+        if error is not None:
+            raise error_of(error)
 
 
 def _commands(fork: Iterable[tuple[int, int, int]], drop: Iterable[int]) -> list[dict[str, Any]]:
@@ -408,7 +433,7 @@ def _commands(fork: Iterable[tuple[int, int, int]], drop: Iterable[int]) -> list
     return commands
 
 
-class LayerCache:
+class LayerCache(OfOneProcess):
     """One layer of a cache, in place of flash-attn's k_cache. Made by `WorkerCache.layer`."""
 
     def __init__(self, cache: WorkerCache, layer: int) -> None:

@@ -161,7 +161,7 @@ class KvCache(Cache):
         self._is_closed = True
         cache, self._cache = self._cache, None
         if cache is not None:
-            cache.delete()
+            cache.__exit__()  # deletes it, except in a child of fork()
 
     @property
     def worker_cache(self) -> WorkerCache | None:
@@ -193,7 +193,7 @@ class KvCache(Cache):
         self._select([row for row in range(len(self._batch)) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        rows = torch.arange(len(self._batch))[indices.cpu()]  # indices, or a mask
+        rows = torch.arange(len(self._batch), device="cpu")[indices.cpu()]  # indices, or a mask
         self._select(rows.tolist())
 
     def _select(self, rows: list[int]) -> None:

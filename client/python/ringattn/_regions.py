@@ -22,7 +22,7 @@ import numpy as np
 from ringattn import _core
 from ringattn._arrays import tensor_in
 from ringattn._dtypes import numpy_dtype, service_dtype
-from ringattn._errors import error_of
+from ringattn._errors import OfOneProcess, error_of
 
 _ALIGNMENT = 64
 _MIN_REGION_BYTES = 64 << 20
@@ -41,7 +41,7 @@ class _Block:
                                     "version": 3}
 
 
-class Region:
+class Region(OfOneProcess):
     """Memory that this client shares with the workers of its machine, created by `Client.region`.
 
     `empty` allocates in it. If all tensors of a call are in regions, workers copy them directly, and the client neither

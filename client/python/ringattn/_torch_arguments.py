@@ -57,6 +57,23 @@ def form_of(q: Tensor | None, k: Tensor | None, v: Tensor | None, qkv: Tensor | 
     return form, (given[wanted[0]], kv if form == "kv" else k, v)
 
 
+def check_values(tensors: dict[str, Tensor | None], options: dict[str, Any]) -> None:
+    """Raises InvalidArgumentError if some tensors have no values (device meta) and others have: results would have none.
+
+    Args:
+        tensors: q, k and v, or packed forms of them. All may be on the device meta.
+        options: other arguments. They may be anywhere if `tensors` are on the device meta.
+    """
+    on_meta = {name: tensor.is_meta for name, tensor in tensors.items() if tensor is not None}
+    first = next(iter(on_meta))
+    if not on_meta[first]:
+        on_meta |= {name: value.is_meta for name, value in options.items() if isinstance(value, Tensor)}
+    for name, is_meta in on_meta.items():
+        if is_meta != on_meta[first]:
+            raise invalid(name, f"is {'on the device meta, which holds no values' if is_meta else 'in memory'}; "
+                                f"{first} is {'in memory' if is_meta else 'on the device meta'}")
+
+
 def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
     """Casts tensors under torch.autocast as scaled_dot_product_attention casts them. float64 is not cast."""
     device = next(tensor.device.type for tensor in tensors if tensor is not None)
@@ -153,7 +170,7 @@ def offsets_tensor(cu_seqlens: Any, name: str) -> Tensor | None:
     if cu_seqlens is None or isinstance(cu_seqlens, Tensor):
         return cu_seqlens
     try:
-        return torch.tensor([whole_number(offset, name) for offset in cu_seqlens], dtype=torch.int64)
+        return torch.tensor([whole_number(offset, name) for offset in cu_seqlens], dtype=torch.int64, device="cpu")
     except TypeError:
         raise invalid(name, f"is {type_name(cu_seqlens)}; must be a tensor of whole numbers") from None
 
@@ -185,4 +202,4 @@ def seed_tensor(value: Any, dropout_p: float) -> Tensor | None:
             raise invalid("dropout_seed", f"is {value.dtype} of the shape {list(value.shape)}; must be one whole number")
         return value
     seed = seed_number(value, "dropout_seed")
-    return torch.tensor([seed], dtype=torch.int64 if seed < 2**63 else torch.uint64)
+    return torch.tensor([seed], dtype=torch.int64 if seed < 2**63 else torch.uint64, device="cpu")

@@ -172,8 +172,7 @@ def ring_flash_attention(query: jax.Array, key: jax.Array, value: jax.Array, att
 
     Raises:
         InvalidArgumentError: an argument is not valid. Raised while JAX traces.
-        NotImplementedError: axis_name is set and JAX runs in several processes, an option is traced, or a gradient is
-            differentiated.
+        NotImplementedError: an option is traced, or a gradient is differentiated.
         jax.errors.JaxRuntimeError, ValueError: the call failed in the service. JAX raises one or the other, with the
             text of the RingattnError.
     """

@@ -27,8 +27,8 @@ from ringattn._default import ResidualMode
 from ringattn._errors import invalid
 from ringattn._options import DilationLevel, Document
 from ringattn._request import origin_of
-from ringattn._torch_arguments import (NO_FORWARD_MODE, autocast, check_derivatives, flat_documents, flat_levels, form_of,
-                                       longest_query_of, offsets_tensor, seed_tensor)
+from ringattn._torch_arguments import (NO_FORWARD_MODE, autocast, check_derivatives, check_values, flat_documents,
+                                       flat_levels, form_of, longest_query_of, offsets_tensor, seed_tensor)
 
 
 def _options(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, alibi_slopes: Tensor | None,
@@ -105,7 +105,8 @@ def _fake_forward(q, k, v, cu_seqlens_q, *rest):
     lse_shape = (*out.shape[:-3], out.shape[-2], out.shape[-3])  # packed documents have no batch axis
     if longest_query >= 0:
         lse_shape = (cu_seqlens_q.shape[0] - 1, out.shape[-2], longest_query)
-    return out, q.new_empty(lse_shape, dtype=torch.float32), torch.empty(_graph_calls.HANDLE_BYTES, dtype=torch.uint8)
+    handle = torch.empty(_graph_calls.HANDLE_BYTES, dtype=torch.uint8, device="cpu")
+    return out, q.new_empty(lse_shape, dtype=torch.float32), handle
 
 
 # `out` and `lse` are None with residual="remote". q, k and v then have shapes but no contents.
@@ -252,6 +253,10 @@ def attention(q: Tensor | None = None, k: Tensor | None = None, v: Tensor | None
     cu_seqlens_q, cu_seqlens_k = (offsets_tensor(cu_seqlens_q, "cu_seqlens_q"),
                                   offsets_tensor(cu_seqlens_k, "cu_seqlens_k"))
     packing, tensors = form_of(q, k, v, qkv, kv)
+    check_values({"qkv": qkv, "q": q, "k": k, "v": v, "kv": kv},
+                 {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "alibi_slopes": alibi_slopes, "bias": bias,
+                  "mask": mask, "q_segment_ids": q_segment_ids, "kv_segment_ids": kv_segment_ids, "sinks": sinks,
+                  "dropout_seed": dropout_seed})
     *tensors, bias = autocast(*tensors, bias)
     if sinks is not None and sinks.dtype in (torch.bfloat16, torch.float16):
         sinks = sinks.float()
