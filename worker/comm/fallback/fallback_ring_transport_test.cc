@@ -44,8 +44,8 @@ class FakeCommunicator : public Communicator {
  public:
   int rank() const override { return 0; }
   int world_size() const override { return 1; }
-  std::string transport() const override { return "fake"; }
-  bool takes_compute_units() const override { return true; }
+  std::string transport(int) const override { return "fake"; }
+  bool takes_compute_units(int) const override { return true; }
   EventRef Start(std::vector<PeerTransfer>, std::vector<EventRef>, RunControl*) override {
     return nullptr;
   }
