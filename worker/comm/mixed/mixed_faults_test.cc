@@ -309,7 +309,7 @@ TEST_F(MixedFaults, OffersNoCopiesAfterRepeatedFailures) {
   FakeVmm().refuse_access = true;
   uint64_t generation = 0;
   for (int failure = 0; failure < MixedRingTransport::kGiveUpAfter; ++failure) {
-    for (int rank = 0; rank < 4; ++rank) {
+    for (int rank : {0, 2}) {  // one of each host; the other is then alone
       const std::vector<std::string> blobs = ranks_->Prepare(++generation);
       const absl::Status status =
           ranks_->transport(rank).Connect(generation, blobs, Soon()).status();
