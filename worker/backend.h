@@ -28,8 +28,8 @@ struct BackendOptions {
   // CUDA:
   //   peer  copy engines and mapped memory, within one machine
   //   nccl  NCCL, also between machines
-  //   auto  peer for rings whose GPUs are all on this machine and reach each other, else nccl;
-  //         nccl if there is only one local worker
+  //   auto  peer between GPUs that are on one machine and reach each other, else nccl, also
+  //         within one ring; nccl if there is only one local worker
   std::string ring_transport = "auto";
   // CUDA: how peer shares memory: vmm (descriptors of cuMemCreate), ipc (CUDA's legacy handles) or
   // auto (the first that is available).
@@ -37,6 +37,9 @@ struct BackendOptions {
   // CUDA: the folder of the sockets for vmm, if the machine's workers are in different network
   // namespaces. If it is set, auto uses peer with one local worker too. Empty: none.
   std::string peer_socket_dir;
+  // CUDA: workers with different ids do not use peer (PeerTransportOptions). Empty: the machine
+  // decides.
+  std::string host_id;
   std::string device = "auto";  // auto, cpu or cuda:N
   int threads = 1;              // CPU
   int local_workers = 1;

@@ -82,7 +82,8 @@ void AddLocation(CLI::App* app, CommandLine* line) {
   LocationOptions& location = line->worker.location;
   app->add_option("--host_id", location.host_id,
                   "name of this machine, the same for all its workers: ranks of one machine are "
-                  "neighbours, and requests prefer the workers of one machine")
+                  "neighbours, requests prefer the workers of one machine, and GPUs of machines "
+                  "with different names do not exchange by copy engines")
       ->check(limit)
       ->type_name("ID")
       ->default_str("the kernel's boot id");
@@ -144,10 +145,10 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->type_name("FILE");
   app->add_option("--ring_transport", line->backend.ring_transport,
                   "transport between workers. GPU: peer: copy engines, within one machine; nccl: "
-                  "NCCL, also between machines; auto: peer for rings whose GPUs are all on this "
-                  "machine and reach each other, else nccl; nccl if there is only one local "
-                  "worker. CPU: wire: TCP, with TLS if --cluster_tls_cert is given; auto: wire; "
-                  "gloo: TCP by Gloo, never encrypted")
+                  "NCCL, also between machines; auto: peer between GPUs that are on one machine "
+                  "and reach each other, else nccl, also within one ring; nccl if there is only "
+                  "one local worker. CPU: wire: TCP, with TLS if --cluster_tls_cert is given; "
+                  "auto: wire; gloo: TCP by Gloo, never encrypted")
       ->check(CLI::IsMember({"auto", "peer", "nccl", "wire", "gloo"}))
       ->type_name("NAME")
       ->capture_default_str();
@@ -423,6 +424,7 @@ void Resolve(const RawOptions& raw, CommandLine* line) {
   }
   ResolveLocalMemory(raw, line);
   line->backend.ring_connect_timeout = line->worker.ring.connect_timeout;
+  line->backend.host_id = line->worker.location.host_id;
   line->worker.ring_host = line->backend.ring_host;
   absl::StatusOr<std::string> secret = ReadSecretFile(raw.secret_file);
   if (!secret.ok()) throw CLI::ValidationError("--secret_file", secret.status().ToString());

@@ -6,9 +6,8 @@
 #include <utility>
 
 #include "common/observability/log.h"
-#include "worker/comm/fallback/fallback_ring_transport.h"
+#include "worker/comm/mixed/mixed_ring_transport.h"
 #include "worker/comm/nccl/nccl_ring_transport.h"
-#include "worker/comm/peer/peer_blob.h"
 #include "worker/comm/peer/peer_ring_transport.h"
 #include "worker/comm/single_rank/single_rank_transport.h"
 #include "worker/device/cuda/cuda_device.h"
@@ -53,8 +52,10 @@ void LogSharing(const CudaDevice& device) {
              {{"peer_memory", "ipc"}, {"reason", device.why_not_vmm()}});
 }
 
-absl::StatusOr<std::unique_ptr<RingTransport>> MakeNcclTransport(const BackendOptions& options,
-                                                                 int cuda_index) {
+// Returns null if NCCL is not available and need not be; *why is then set.
+absl::StatusOr<std::unique_ptr<EngineTransport>> MakeNcclTransport(const BackendOptions& options,
+                                                                   int cuda_index,
+                                                                   absl::Status* why) {
   NcclTransportOptions nccl_options{.device = cuda_index,
                                     .step_timeout = options.ring_step_timeout,
                                     .connect_timeout = options.ring_connect_timeout,
@@ -70,12 +71,13 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeNcclTransport(const BackendOp
   if (!options.nccl_library.empty() || options.ring_transport == "nccl") return nccl.status();
   // A single GPU needs no transport, and its machine may lack the library.
   LogWarning("NCCL is not available", {{"reason", nccl.status().message()}});
-  return std::make_unique<SingleRankTransport>(nccl.status());
+  *why = nccl.status();
+  return nullptr;
 }
 
-absl::StatusOr<std::unique_ptr<RingTransport>> MakePeerTransport(const BackendOptions& options,
-                                                                 int cuda_index,
-                                                                 CudaDevice* device) {
+absl::StatusOr<std::unique_ptr<EngineTransport>> MakePeerTransport(const BackendOptions& options,
+                                                                   int cuda_index,
+                                                                   CudaDevice* device) {
   LogSharing(*device);
   return PeerRingTransport::Create(
       {.cuda_index = cuda_index,
@@ -84,7 +86,26 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakePeerTransport(const BackendOp
        .step_timeout = options.ring_step_timeout,
        .connect_timeout = options.ring_connect_timeout,
        .on_stuck = options.on_broken,
-       .socket_folder = options.peer_socket_dir});
+       .socket_folder = options.peer_socket_dir,
+       .host_id = options.host_id});
+}
+
+// `can_copy`: this worker could use copy engines.
+void LogChoice(const RingPaths& paths, bool can_copy) {
+  switch (paths.kind) {
+    case RingPaths::Kind::kCopies:
+      return LogInfo("the ring uses copy engines");
+    case RingPaths::Kind::kNetwork:
+      // This worker could copy directly but the ring cannot, which deserves a warning.
+      if (can_copy) return LogWarning("the ring uses NCCL", {{"reason", paths.across}});
+      return LogInfo("the ring uses NCCL");
+    case RingPaths::Kind::kMixed:
+      break;
+  }
+  LogInfo("the ring uses copy engines between ranks of one machine, and NCCL between others",
+          {{"machines", paths.Islands()}, {"reason", paths.across}});
+  if (paths.within.empty()) return;
+  LogWarning("ranks of one machine exchange by NCCL", {{"reason", paths.within}});
 }
 
 // All flags and machines give the same kind of transport, so that every worker can read every
@@ -92,35 +113,36 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakePeerTransport(const BackendOp
 absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(const BackendOptions& options,
                                                              int cuda_index, CudaDevice* device) {
   const bool only_peer = options.ring_transport == "peer";
-  std::unique_ptr<RingTransport> peer;  // null: this worker cannot map memory
+  MixedTransportOptions mixed;
   if (SharesMemory(options)) {
-    absl::StatusOr<std::unique_ptr<RingTransport>> made =
+    absl::StatusOr<std::unique_ptr<EngineTransport>> made =
         MakePeerTransport(options, cuda_index, device);
     if (!made.ok() && only_peer) return made.status();
     if (made.ok()) {
-      peer = *std::move(made);
+      mixed.copies = *std::move(made);
     } else {
       LogWarning("copy engines are not available between this machine's GPUs",
                  {{"reason", made.status().message()}});
     }
   }
-  absl::StatusOr<std::unique_ptr<RingTransport>> other =
-      only_peer ? std::make_unique<SingleRankTransport>(
-                      absl::FailedPreconditionError("--ring_transport=peer"))
-                : MakeNcclTransport(options, cuda_index);
-  if (!other.ok()) return other.status();
-  FallbackRingTransport::Hooks hooks;
-  hooks.primary_suits = [](const std::vector<std::string>& blobs) {
-    return DecodePeerBlobs(blobs).status();
+  absl::Status no_network = absl::FailedPreconditionError("--ring_transport=peer");
+  if (!only_peer) {
+    absl::StatusOr<std::unique_ptr<EngineTransport>> nccl =
+        MakeNcclTransport(options, cuda_index, &no_network);
+    if (!nccl.ok()) return nccl.status();
+    mixed.network = *std::move(nccl);
+  }
+  if (mixed.network == nullptr) {
+    mixed.without_network = std::make_unique<SingleRankTransport>(no_network);
+  }
+  mixed.device = cuda_index;
+  mixed.allocate = [device](int64_t bytes) { return device->Allocate(bytes); };
+  mixed.step_timeout = options.ring_step_timeout;
+  mixed.connect_timeout = options.ring_connect_timeout;
+  mixed.on_choice = [can_copy = mixed.copies != nullptr](const RingPaths& paths) {
+    LogChoice(paths, can_copy);
   };
-  hooks.on_choice = [can_copy = peer != nullptr](bool primary, const absl::Status& why) {
-    if (primary) return LogInfo("the ring uses copy engines");
-    // This worker could copy directly but the ring cannot, which deserves a warning.
-    if (can_copy) return LogWarning("the ring uses NCCL", {{"reason", why.message()}});
-    LogInfo("the ring uses NCCL");
-  };
-  return std::make_unique<FallbackRingTransport>(std::move(peer), *std::move(other),
-                                                 std::move(hooks));
+  return MixedRingTransport::Create(std::move(mixed));
 }
 
 // Returns the device's position in the machine; nullopt if CUDA does not report it.

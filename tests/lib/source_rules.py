@@ -21,7 +21,7 @@ RULES = (
                 r"|\bsecret_?\s*[!=]=|[!=]=\s*(?:\w+(?:\.|->))*secret_?\b(?!\s*[.(])"),
      re.compile(r"common/security/\w+\.(?:cc|h)|.*_test\.cc|.*/testing/.*|.*test_support\.(?:cc|h)")),
     ("devices and transports are named by worker/backend.cc and cuda_backend.cc alone",
-     re.compile(r'#include "worker/(?:comm/(?:tcp|wire|nccl|peer|fallback|single_rank)/'
+     re.compile(r'#include "worker/(?:comm/(?:tcp|wire|nccl|peer|mixed|single_rank)/'
                 r'|device/(?:cpu/cpu_device|cuda/cuda_device)\.h)'),
      re.compile(r"worker/(?:cuda_)?backend\.cc|worker/(?:comm|device|testing)/.*|tests/.*"
                 r"|.*_test\.cc")),

@@ -34,12 +34,13 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  // Returns what carries the bytes, as a metrics label: "wire", "tcp", "nccl", "peer",
-  // "peer_ipc".
-  virtual std::string transport() const = 0;
-  // Returns true if transfers use compute units of the device. A group must then be enqueued before
-  // calls that would occupy all of them. False if copy engines move the bytes.
-  virtual bool takes_compute_units() const = 0;
+  // Returns what carries the bytes between this rank and `peer`, as a metrics label: "wire", "tcp",
+  // "nccl", "peer", "peer_ipc". REQUIRES: 0 <= peer < world_size().
+  virtual std::string transport(int peer) const = 0;
+  // Returns true if transfers with `peer` use compute units of the device. A group with such a
+  // transfer must be enqueued before calls that would occupy all units. False if copy engines move
+  // the bytes. REQUIRES: 0 <= peer < world_size().
+  virtual bool takes_compute_units(int peer) const = 0;
 
   // Enqueues the group after earlier groups and after `after`. Its transfers run concurrently, and
   // the event is done when all of them are. Never blocks. A failed `after` does not suppress the

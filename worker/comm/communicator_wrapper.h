@@ -19,8 +19,8 @@ class CommunicatorWrapper : public Communicator {
 
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
-  std::string transport() const override { return inner_->transport(); }
-  bool takes_compute_units() const override { return inner_->takes_compute_units(); }
+  std::string transport(int peer) const override { return inner_->transport(peer); }
+  bool takes_compute_units(int peer) const override { return inner_->takes_compute_units(peer); }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {
     return inner_->Start(std::move(group), std::move(after), control);

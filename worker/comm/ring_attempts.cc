@@ -17,27 +17,25 @@ void RingAttempts::Prepare(std::shared_ptr<RingAttempt> attempt) {
   prepared_ = std::move(attempt);
 }
 
-RingAttempts::Joined RingAttempts::Connect(
-    uint64_t generation, size_t blob_count,
-    const std::function<Joined(RingAttempt& attempt)>& join) {
-  std::shared_ptr<RingAttempt> attempt;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (prepared_ == nullptr || prepared_->generation != generation) {
-      return absl::CancelledError(absl::StrCat("generation ", generation, " is not prepared"));
-    }
-    attempt = prepared_;
+absl::StatusOr<std::shared_ptr<RingAttempt>> RingAttempts::Begin(uint64_t generation,
+                                                                 size_t blob_count) {
+  absl::MutexLock lock(&mutex_);
+  if (prepared_ == nullptr || prepared_->generation != generation) {
+    return absl::CancelledError(absl::StrCat("generation ", generation, " is not prepared"));
   }
-  Joined communicator = absl::InvalidArgumentError(absl::StrCat("a ring of ", attempt->world_size,
-                                                                " ranks was prepared, but ",
-                                                                blob_count, " blobs were given"));
-  if (blob_count == static_cast<size_t>(attempt->world_size)) communicator = join(*attempt);
+  if (blob_count == static_cast<size_t>(prepared_->world_size)) return prepared_;
+  const std::shared_ptr<RingAttempt> attempt = std::move(prepared_);
+  prepared_ = nullptr;
+  return absl::InvalidArgumentError(absl::StrCat("a ring of ", attempt->world_size,
+                                                 " ranks was prepared, but ", blob_count,
+                                                 " blobs were given"));
+}
+
+absl::Status RingAttempts::End(const std::shared_ptr<RingAttempt>& attempt) {
   absl::MutexLock lock(&mutex_);
   if (prepared_ == attempt) prepared_ = nullptr;
-  if (communicator.ok() && attempt->cancelled.load()) {
-    return absl::CancelledError("forming the ring was cancelled");
-  }
-  return communicator;
+  return attempt->cancelled.load() ? absl::CancelledError("forming the ring was cancelled")
+                                   : absl::OkStatus();
 }
 
 void RingAttempts::Cancel() { Prepare(nullptr); }

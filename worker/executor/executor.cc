@@ -34,6 +34,26 @@ std::vector<PeerTransfer> BindTransfers(const Operation& operation, const Step& 
   return group;
 }
 
+// Returns whether one of the transfers uses compute units.
+bool TakesComputeUnits(const Communicator& communicator, const std::vector<PeerTransfer>& group) {
+  return std::any_of(group.begin(), group.end(), [&communicator](const PeerTransfer& transfer) {
+    return communicator.takes_compute_units(transfer.peer);
+  });
+}
+
+// Returns the bytes that the operation sends, by what carries them.
+std::map<std::string, int64_t> SentBytes(const Operation& operation,
+                                         const Communicator& communicator) {
+  std::map<std::string, int64_t> sent;
+  for (const Step& step : operation.program().steps) {
+    for (const Transfer& transfer : step.transfers) {
+      if (transfer.kind != Transfer::Kind::kSend || transfer.range.bytes == 0) continue;
+      sent[communicator.transport(operation.members()[transfer.peer])] += transfer.range.bytes;
+    }
+  }
+  return sent;
+}
+
 // Waits for the started items before `end`, beginning at *waited. Stores the first failure in
 // program order in *failure; later failures follow from it.
 void WaitUntil(size_t end, const std::vector<Started>& started, size_t* waited,
@@ -161,8 +181,8 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
     };
     // Every rank starts the exchange, even one without calls, because its peers depend on it.
     // The exchange is enqueued before the step's calls, so that both overlap. The first call
-    // precedes it if the transport uses no compute units and the two do not conflict: the device
-    // then starts at once. It must precede it if the kernel itself waits for keys that the exchange
+    // precedes it if no transfer uses compute units and the two do not conflict: the device then
+    // starts at once. It must precede it if the kernel itself waits for keys that the exchange
     // brings.
     if (const Step& now = program.steps[step]; !now.transfers.empty()) {
       std::vector<Access> accesses;
@@ -177,7 +197,7 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
       };
       if (!calls.empty() && !calls.front().late_reads.empty()) {
         start_call(start_exchange);
-      } else if (!communicator->takes_compute_units() && !calls.empty() &&
+      } else if (!TakesComputeUnits(*communicator, group) && !calls.empty() &&
                  !Conflict(accesses, calls.front().accesses)) {
         start_call();
       }
@@ -197,7 +217,7 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
   if (!failure.ok()) return failure;
   if (control.stop.load()) return absl::CancelledError("the operation was stopped");
   ExecutionReport report = MakeReport(program, started, options.with_timeline);
-  if (communicator != nullptr) report.transport = communicator->transport();
+  if (communicator != nullptr) report.sent_by_transport = SentBytes(operation, *communicator);
   return report;
 }
 

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,7 @@ struct ExecutionReport {
   // The portion of exchange_time during which a compute call ran on this rank.
   absl::Duration hidden_exchange_time;
   int64_t sent_bytes = 0;
-  std::string transport;  // Communicator::transport, which sent these bytes
+  std::map<std::string, int64_t> sent_by_transport;  // the same by Communicator::transport
   int64_t tiles = 0;
   std::vector<KernelUse> kernels;     // in the order of their first calls
   std::vector<TimelineBar> timeline;  // if requested

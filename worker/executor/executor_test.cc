@@ -93,7 +93,8 @@ class SlowCommunicator : public CommunicatorWrapper {
  public:
   explicit SlowCommunicator(std::unique_ptr<Communicator> inner)
       : CommunicatorWrapper(std::move(inner)) {}
-  bool takes_compute_units() const override { return takes_units; }
+  std::string transport(int peer) const override { return peer == rank() ? "itself" : "fast"; }
+  bool takes_compute_units(int peer) const override { return takes_units && peer != rank(); }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {
     if (log != nullptr) log->push_back("exchange");
@@ -185,6 +186,7 @@ TEST(Executor, TransfersOverlapIndependentCalls) {
     // Without overlap nothing would be hidden.
     EXPECT_GT(report.hidden_exchange_time, kSteps * kTransfer / 2);
     EXPECT_EQ(report.sent_bytes, kSteps * 8);
+    EXPECT_EQ(report.sent_by_transport, (std::map<std::string, int64_t>{{"fast", kSteps * 8}}));
     int calls = 0, exchanges = 0;
     for (const TimelineBar& bar : report.timeline) {
       calls += bar.kind == TimelineBar::Kind::kCompute;

@@ -15,9 +15,10 @@ bool ReceivesInto(const Step& step, const KvOperand& keys) {
   });
 }
 
-bool HasTransferWith(const Step& step, int peer) {
-  return std::any_of(step.transfers.begin(), step.transfers.end(),
-                     [peer](const Transfer& transfer) { return transfer.peer == peer; });
+bool NeedsComputeUnits(const Step& step, int rank, absl::FunctionRef<bool(int)> takes_units) {
+  return std::any_of(step.transfers.begin(), step.transfers.end(), [&](const Transfer& transfer) {
+    return transfer.peer == rank || takes_units(transfer.peer);
+  });
 }
 
 bool SameQueries(const ComputeCall& a, const ComputeCall& b) {
@@ -109,12 +110,13 @@ void EmptyUnused(Program& program) {
 
 }  // namespace
 
-Program JoinLateKeys(Program program, absl::FunctionRef<bool(const ComputeCall&)> takes) {
+Program JoinLateKeys(Program program, absl::FunctionRef<bool(const ComputeCall&)> takes,
+                     absl::FunctionRef<bool(int peer)> takes_units) {
   bool joined_any = false;
   for (size_t i = 0; i + 1 < program.steps.size(); ++i) {
     Step& step = program.steps[i];
     Step& next = program.steps[i + 1];
-    if (HasTransferWith(step, program.rank)) continue;
+    if (NeedsComputeUnits(step, program.rank, takes_units)) continue;
     const Pair pair{step, next};
     ComputeCall joined;
     if (CanJoin(pair)) {

@@ -23,10 +23,13 @@ namespace ringattn::worker {
 // are unaffected. Buffers that are no longer used become empty.
 //
 // Calls stay separate if merging would delay a transfer: the second step receives into the first
-// call's keys, or the rank sends to itself in the first step, which may need compute units that the
-// kernel occupies.
-//   takes  returns whether the device's kernel for the merged call waits for its late keys
-Program JoinLateKeys(Program program, absl::FunctionRef<bool(const ComputeCall&)> takes);
+// call's keys, or a transfer of the first step may need compute units that the kernel occupies.
+// That applies to transfers of the rank with itself and to those of `takes_units`.
+//   takes        returns whether the device's kernel for the merged call waits for its late keys
+//   takes_units  returns whether transfers with this rank use compute units
+Program JoinLateKeys(
+    Program program, absl::FunctionRef<bool(const ComputeCall&)> takes,
+    absl::FunctionRef<bool(int peer)> takes_units = [](int) { return false; });
 
 // Returns the larger of the bytes sent and received in a step. The step's transfer group, and with
 // it the wait for late keys, ends when both directions are done.

@@ -1,6 +1,7 @@
 #include "worker/executor/late_keys.h"
 
 #include <cstdint>
+#include <set>
 #include <string>
 
 #include "common/schedule/schedule.h"
@@ -80,6 +81,21 @@ TEST(LateKeys, MergesTwoStepsWithoutPartialResult) {
     EXPECT_GT(BytesOf(before, "out_acc"), 0);
     EXPECT_EQ(BytesOf(after, "out_acc"), 0);
   }
+}
+
+// A rank between two ranks of its host waits on the device, and ranks next to another host do not.
+TEST(LateKeys, KeepsStepsWhoseTransfersUseComputeUnits) {
+  const Ring ring(4);
+  const auto calls_with = [&](int rank, std::set<int> takes_units) {
+    return CallsOf(JoinLateKeys(
+        ring.ForwardOf(rank), [](const ComputeCall&) { return true; },
+        [&takes_units](int peer) { return takes_units.count(peer) > 0; }));
+  };
+  const int separate = CallsOf(ring.ForwardOf(1)), merged = calls_with(1, {});
+  EXPECT_LT(merged, separate);
+  EXPECT_EQ(calls_with(1, {3}), merged) << "it exchanges with ranks 0 and 2 only";
+  EXPECT_EQ(calls_with(1, {0}), separate);
+  EXPECT_EQ(calls_with(1, {2}), separate);
 }
 
 TEST(LateKeys, GatheredKeysStartWithOwnKeys) {

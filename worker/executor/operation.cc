@@ -30,7 +30,7 @@ absl::StatusOr<std::unique_ptr<Operation>> Operation::Bind(AttentionSpec spec, S
   // The measured arrival time decides where a merged call splits its keys. Results are therefore
   // bit-equal only within one ring generation, so deterministic requests are not merged.
   const bool joins = arrival.may_be_late() && !operation->spec().options.deterministic;
-  if (joins) operation->JoinLateKeys();
+  if (joins) operation->JoinLateKeys(arrival);
   for (const Step& step : operation->program_.steps) {
     std::vector<ReadyCall>& ready = operation->ready_.emplace_back();
     for (const ComputeCall& call : step.calls) {
@@ -100,12 +100,16 @@ Operation::Operation(AttentionSpec spec, ShardPlan plan, Program program, std::v
 
 Operation::~Operation() = default;
 
-void Operation::JoinLateKeys() {
+void Operation::JoinLateKeys(const KeyArrival& arrival) {
   const auto takes = [this](const ComputeCall& call) {
     const KernelCall described = DescribeCall(*context_, call);
     return device_->TakesLateKeys(std::get<ForwardCall>(described));
   };
-  program_ = worker::JoinLateKeys(std::move(program_), takes);
+  const auto takes_units = [this, &arrival](int ring_rank) {
+    const auto peer = static_cast<size_t>(members_[ring_rank]);
+    return peer < arrival.takes_compute_units.size() && arrival.takes_compute_units[peer];
+  };
+  program_ = worker::JoinLateKeys(std::move(program_), takes, takes_units);
 }
 
 absl::Status Operation::Lend(std::vector<LentBuffer> lent) {

@@ -40,6 +40,9 @@ struct LentBuffer {
 struct KeyArrival {
   double bytes_per_second = 0;  // 0: transfers use compute units or are too slow to wait for
   absl::Duration delay;         // fixed part of the transfer time
+  // By generation rank: transfers with it use compute units, so no kernel waits for keys of a step
+  // that has such a transfer. Ranks beyond the end: copy engines.
+  std::vector<bool> takes_compute_units = {};
 
   bool may_be_late() const { return bytes_per_second > 0; }
 };
@@ -106,7 +109,7 @@ class Operation {
  private:
   Operation(AttentionSpec spec, ShardPlan plan, Program program, std::vector<int> members,
             Device* device);
-  void JoinLateKeys();
+  void JoinLateKeys(const KeyArrival& arrival);
   absl::Status Lend(std::vector<LentBuffer> lent);
   bool Overwrites(BufferId buffer) const;
 

@@ -143,6 +143,31 @@ TEST(Operation, DeterministicRequestsAreNotMerged) {
   }
 }
 
+// Peers are ranks of the generation, which differ from the request's ranks.
+TEST(Operation, KeysBroughtByComputeUnitsAreNotLate) {
+  class WaitsForKeys : public ScalarDevice {
+    bool TakesLateKeys(const ForwardCall&) const override { return true; }
+  } device;
+  const AttentionSpec spec = Spec();
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 2);
+  for (const int slow : {1, 3}) {
+    KeyArrival arrival{1e11, absl::Microseconds(20), {false, false, false, false}};
+    arrival.takes_compute_units[slow] = true;
+    auto operation = Operation::Bind(
+        spec, plan,
+        MakeProgram(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kForward), 0),
+        {2, 3}, &device, {}, arrival);
+    ASSERT_TRUE(operation.ok()) << operation.status();
+    int late = 0;
+    for (const Step& step : (*operation)->program().steps) {
+      for (const ComputeCall& call : step.calls) {
+        for (const KvOperand& keys : call.kv) late += keys.late;
+      }
+    }
+    EXPECT_EQ(late > 0, slow == 1) << slow;
+  }
+}
+
 TEST(Operation, RejectsInvalidLoansByName) {
   ScalarDevice device;
   const auto refusal = [&](const Program& program, std::vector<LentBuffer> lent) {

@@ -30,8 +30,8 @@ class ManualCommunicator : public Communicator {
  public:
   int rank() const override { return 0; }
   int world_size() const override { return 2; }
-  std::string transport() const override { return "manual"; }
-  bool takes_compute_units() const override { return true; }
+  std::string transport(int) const override { return "manual"; }
+  bool takes_compute_units(int) const override { return true; }
   EventRef Start(std::vector<PeerTransfer>, std::vector<EventRef>, RunControl*) override {
     return group;
   }

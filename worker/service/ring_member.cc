@@ -17,6 +17,22 @@ constexpr absl::Duration kStartSkew = absl::Microseconds(50);
 
 }  // namespace
 
+KeyArrival KeyArrivalOf(const Communicator& ring, const RingRates& rates) {
+  KeyArrival arrival{rates.link_bytes_per_second, rates.exchange_overhead + kStartSkew, {}};
+  int with_units = 0;
+  for (int peer = 0; peer < ring.world_size(); ++peer) {
+    arrival.takes_compute_units.push_back(ring.takes_compute_units(peer));
+    with_units += arrival.takes_compute_units.back() && peer != ring.rank() ? 1 : 0;
+  }
+  // The rate between hosts does not matter if those transfers use compute units, because no kernel
+  // waits for their steps. 0: no neighbour on another host.
+  const double between_hosts = rates.host_link_bytes_per_second;
+  const bool fast =
+      rates.link_bytes_per_second >= kLateKeysBytesPerSecond &&
+      (between_hosts == 0 || between_hosts >= kLateKeysBytesPerSecond || with_units > 0);
+  return fast && with_units < ring.world_size() - 1 ? arrival : KeyArrival();
+}
+
 RingMember::RingMember(RingMemberOptions options, Device* device, RingTransport* transport,
                        OperationRegistry* registry, OperationRunner* runner, ActivityProbe* probe,
                        Watchdog* watchdog)
@@ -67,11 +83,7 @@ absl::StatusOr<RingRates> RingMember::Commit(uint64_t generation,
 }
 
 KeyArrival RingMember::key_arrival() const {
-  const double between_hosts = rates_.host_link_bytes_per_second;  // 0: no neighbour there
-  const bool fast = rates_.link_bytes_per_second >= kLateKeysBytesPerSecond &&
-                    (between_hosts == 0 || between_hosts >= kLateKeysBytesPerSecond);
-  if (!options_.late_keys || !formed() || communicator_->takes_compute_units() || !fast) return {};
-  return {rates_.link_bytes_per_second, rates_.exchange_overhead + kStartSkew};
+  return options_.late_keys && formed() ? KeyArrivalOf(*communicator_, rates_) : KeyArrival();
 }
 
 absl::Status RingMember::SetForming(uint64_t generation, Communicator* communicator) {

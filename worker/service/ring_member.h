@@ -35,6 +35,11 @@ struct RingMemberOptions {
   bool late_keys = true;
 };
 
+// Returns when received keys arrive in a ring with these rates, if kernels should wait for them.
+// That requires peers with which transfers use no compute units, and a rate at which kernels hardly
+// wait.
+KeyArrival KeyArrivalOf(const Communicator& ring, const RingRates& rates);
+
 // Not thread safe: used by one thread, on which calls may block within their limits. CancelForming
 // may be called from any thread.
 class RingMember {
@@ -71,8 +76,8 @@ class RingMember {
   bool formed() const { return communicator_ != nullptr; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  // Returns when received keys arrive, if kernels should wait for them. That requires a ring whose
-  // transfers use no compute units and a rate at which kernels hardly wait.
+  // Returns KeyArrivalOf the formed ring, or a default value if late keys are off or no ring is
+  // formed.
   KeyArrival key_arrival() const;
 
  private:

@@ -1,10 +1,12 @@
 #include "worker/service/ring_member.h"
 #include "worker/comm/communicator_wrapper.h"
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
@@ -111,6 +113,38 @@ TEST_F(RingMemberTest, NoLateKeysIfTransfersUseComputeUnits) {
   peer.join();
   EXPECT_FALSE(member->key_arrival().may_be_late());
   member->TearDown("the test is over");
+}
+
+// A ring in which transfers with some ranks use compute units.
+class PartlyByUnits : public CommunicatorWrapper {
+ public:
+  PartlyByUnits(int world_size, std::vector<int> by_units)
+      : CommunicatorWrapper(std::move(MakeInProcessRing(world_size)[0])),
+        by_units_(std::move(by_units)) {}
+  bool takes_compute_units(int peer) const override {
+    return std::find(by_units_.begin(), by_units_.end(), peer) != by_units_.end();
+  }
+
+ private:
+  const std::vector<int> by_units_;
+};
+
+TEST(KeyArrivalOf, PeersWithoutComputeUnitsMayBeLate) {
+  RingRates rates;
+  rates.link_bytes_per_second = 300e9;
+  rates.exchange_overhead = absl::Microseconds(10);
+  const KeyArrival all = KeyArrivalOf(PartlyByUnits(4, {}), rates);
+  EXPECT_EQ(all.bytes_per_second, 300e9);
+  EXPECT_THAT(all.takes_compute_units, testing::ElementsAre(false, false, false, false));
+  rates.host_link_bytes_per_second = 1e9;
+  EXPECT_FALSE(KeyArrivalOf(PartlyByUnits(4, {}), rates).may_be_late()) << "a slow neighbour";
+  // Steps with the slow neighbours do not wait, and the others may.
+  const KeyArrival some = KeyArrivalOf(PartlyByUnits(4, {2, 3}), rates);
+  EXPECT_EQ(some.bytes_per_second, 300e9);
+  EXPECT_THAT(some.takes_compute_units, testing::ElementsAre(false, false, true, true));
+  EXPECT_FALSE(KeyArrivalOf(PartlyByUnits(4, {1, 2, 3}), rates).may_be_late());
+  rates.link_bytes_per_second = 50e9;
+  EXPECT_FALSE(KeyArrivalOf(PartlyByUnits(4, {2, 3}), rates).may_be_late()) << "PCIe";
 }
 
 TEST_F(RingMemberTest, CommitFailsInTimeIfPeerDoesNotMeasure) {

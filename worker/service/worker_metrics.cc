@@ -219,10 +219,10 @@ void WorkerMetrics::SetRank(std::optional<int> rank) {
 void WorkerMetrics::CountRun(const Operation& operation, const ExecutionReport& report,
                              absl::Duration upload_copies) {
   const double flops = FlopsOf(operation);
-  if (report.sent_bytes > 0) {
+  for (const auto& [transport, bytes] : report.sent_by_transport) {
     TensorBytes(metrics_)
-        .Add({{"direction", "ring"}, {"transport", report.transport}})
-        .Increment(static_cast<double>(report.sent_bytes));
+        .Add({{"direction", "ring"}, {"transport", transport}})
+        .Increment(static_cast<double>(bytes));
   }
   flops_.Increment(flops);
   if (report.compute_time > absl::ZeroDuration()) {

@@ -148,4 +148,5 @@ class Harness:
         try:
             return json.loads(output)
         except ValueError:
-            raise Failure(f"{command[1]} printed no JSON: {output[-300:]}") from None
+            raise Failure(f"{shlex.join(map(str, command[:2]))} printed no JSON: {output[-300:]}") \
+                from None

@@ -325,6 +325,20 @@ def peer_table(parts):
             + table("NCCL between GPUs", ("pattern", "GB", "GB/s per GPU and way"), rates))
 
 
+def hosts_table(parts):
+    part = parts.get("hosts", {})
+    hops = [(name, gigabytes(ring["pair_bytes_per_second"]), number(ring.get("pair_of_one_host")),
+             gigabytes(ring["ring_bytes_per_second"]), number(ring.get("ring_of_one_host")))
+            for name, ring in part.get("hops", {}).items() if name != "bytes"]
+    passes = [(transport, *(ms(line[f"{command}_ring_seconds"]) for command in PASSES),
+               ", ".join(f"{name} {gigabytes(moved)}" for name, moved in line["ring_bytes"].items()))
+              for transport, line in part.get("passes", {}).items()]
+    return (table("A hop inside a host, GB/s each way",
+                  ("ring", "both ways", "of one host", "with a hop between hosts", "of one host"), hops)
+            + table("Two emulated hosts, 64K tokens, ms of the fastest pass",
+                    ("--ring_transport", *PASSES, "GB sent by"), passes))
+
+
 def goals_table(parts):
     return table("Goals", ("part", "what", "goal", "value", "met"), [
         (name, goal["what"], goal["goal"], number(goal["value"], 4),
@@ -342,7 +356,7 @@ def markdown(summary, brief=False):
                      for name in environment.get("gpus", [])})
     details = () if brief else (rank_table, end_to_end_table, clocks_table)
     for make in (*details, wire_table, host_memory_table, direct_table, packed_table, cuda_memory_table, residual_table,
-                 in_flight_table, memory_table, faults_table, peer_table, ring_table, kv_tables, checks_table,
-                 goals_table, parts_table):
+                 in_flight_table, memory_table, faults_table, peer_table, hosts_table, ring_table, kv_tables,
+                 checks_table, goals_table, parts_table):
         lines += make(parts)
     return "\n".join(lines) + "\n"

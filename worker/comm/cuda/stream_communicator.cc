@@ -36,7 +36,7 @@ std::vector<EventRef> Unfinished(const std::vector<EventRef>& after) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StreamCommunicator>> StreamCommunicator::Create(
-    std::unique_ptr<TransferEngine> engine, std::string transport, CudaEventPool* events, int rank,
+    std::unique_ptr<TransferEngine> engine, std::string alone, CudaEventPool* events, int rank,
     int world_size, absl::Duration step_timeout) {
   if (absl::Status status = events->UseDevice(); !status.ok()) return status;
   int lowest = 0, highest = 0;
@@ -50,15 +50,14 @@ absl::StatusOr<std::unique_ptr<StreamCommunicator>> StreamCommunicator::Create(
                       "cudaStreamCreateWithPriority");
   if (!status.ok()) return status;
   return std::unique_ptr<StreamCommunicator>(new StreamCommunicator(
-      std::move(engine), std::move(transport), events, stream, rank, world_size, step_timeout));
+      std::move(engine), std::move(alone), events, stream, rank, world_size, step_timeout));
 }
 
-StreamCommunicator::StreamCommunicator(std::unique_ptr<TransferEngine> engine,
-                                       std::string transport, CudaEventPool* events,
-                                       cudaStream_t stream, int rank, int world_size,
-                                       absl::Duration step_timeout)
+StreamCommunicator::StreamCommunicator(std::unique_ptr<TransferEngine> engine, std::string alone,
+                                       CudaEventPool* events, cudaStream_t stream, int rank,
+                                       int world_size, absl::Duration step_timeout)
     : engine_(std::move(engine)),
-      transport_(std::move(transport)),
+      alone_(std::move(alone)),
       events_(events),
       stream_(stream),
       rank_(rank),

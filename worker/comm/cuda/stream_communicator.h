@@ -30,18 +30,20 @@ namespace ringattn::worker {
 // events that are done.
 class StreamCommunicator : public Communicator {
  public:
-  // `engine` has joined its ring; null for a ring of one. `transport`: the name to report. Returns
-  // INTERNAL if the stream cannot be created.
+  // `engine` has joined its ring; null for a ring of one. `alone`: the name of what carries the
+  // bytes of a ring of one. Returns INTERNAL if the stream cannot be created.
   static absl::StatusOr<std::unique_ptr<StreamCommunicator>> Create(
-      std::unique_ptr<TransferEngine> engine, std::string transport, CudaEventPool* events,
-      int rank, int world_size, absl::Duration step_timeout);
+      std::unique_ptr<TransferEngine> engine, std::string alone, CudaEventPool* events, int rank,
+      int world_size, absl::Duration step_timeout);
   ~StreamCommunicator() override;
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
-  std::string transport() const override { return transport_; }
-  bool takes_compute_units() const override {
-    return engine_ != nullptr && engine_->takes_compute_units();
+  std::string transport(int peer) const override {
+    return engine_ != nullptr ? engine_->transport(peer) : alone_;
+  }
+  bool takes_compute_units(int peer) const override {
+    return engine_ != nullptr && engine_->takes_compute_units(peer);
   }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override;
@@ -51,7 +53,7 @@ class StreamCommunicator : public Communicator {
   void Abort(const std::string& reason) override;
 
  private:
-  StreamCommunicator(std::unique_ptr<TransferEngine> engine, std::string transport,
+  StreamCommunicator(std::unique_ptr<TransferEngine> engine, std::string alone,
                      CudaEventPool* events, cudaStream_t stream, int rank, int world_size,
                      absl::Duration step_timeout);
 
@@ -72,7 +74,7 @@ class StreamCommunicator : public Communicator {
   absl::Status AbortedStatus() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   const std::unique_ptr<TransferEngine> engine_;
-  const std::string transport_;
+  const std::string alone_;
   CudaEventPool* const events_;
   const cudaStream_t stream_;
   const int rank_;

@@ -1,9 +1,10 @@
-// TransferEngine: moves the bytes of a group between GPUs, by NCCL or copy engines.
+// TransferEngine: moves the bytes of a group between GPUs, by NCCL, copy engines or both.
 #ifndef RINGATTN_WORKER_COMM_CUDA_TRANSFER_ENGINE_H_
 #define RINGATTN_WORKER_COMM_CUDA_TRANSFER_ENGINE_H_
 
 #include <cuda_runtime_api.h>
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,8 +18,9 @@ class TransferEngine {
  public:
   virtual ~TransferEngine() = default;
 
-  // See Communicator. Constant.
-  virtual bool takes_compute_units() const = 0;
+  // See Communicator. Constant. `peer`: a rank of the ring, also this one.
+  virtual std::string transport(int peer) const = 0;
+  virtual bool takes_compute_units(int peer) const = 0;
 
   // Enqueues a group's transfers on `stream`, which is always the same. All have bytes and other
   // ranks as peers. They run when the stream reaches them, and the stream continues when all are

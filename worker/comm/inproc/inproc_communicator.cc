@@ -104,8 +104,8 @@ class InProcessCommunicator : public Communicator {
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
-  std::string transport() const override { return "inproc"; }
-  bool takes_compute_units() const override { return true; }
+  std::string transport(int) const override { return "inproc"; }
+  bool takes_compute_units(int) const override { return true; }
 
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override {

@@ -3,6 +3,7 @@
 #define RINGATTN_WORKER_COMM_NCCL_NCCL_ENGINE_H_
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,13 +12,17 @@
 
 namespace ringattn::worker {
 
+// The name of the transport (Communicator::transport).
+inline constexpr char kNcclTransport[] = "nccl";
+
 // NCCL does not compare sizes, so a mismatch between ranks is not detected.
 class NcclEngine : public TransferEngine {
  public:
   // `comm` has joined its ring and must have no other user.
   explicit NcclEngine(std::unique_ptr<NcclComm> comm) : comm_(std::move(comm)) {}
 
-  bool takes_compute_units() const override { return true; }
+  std::string transport(int) const override { return kNcclTransport; }
+  bool takes_compute_units(int) const override { return true; }
   absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) override;
   absl::Status AsyncError() override { return comm_->AsyncError(); }
   void Interrupt() override { comm_->Interrupt(); }

@@ -81,21 +81,41 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Connect(
       });
 }
 
+absl::StatusOr<std::unique_ptr<TransferEngine>> NcclRingTransport::ConnectEngine(
+    uint64_t generation, const std::vector<std::string>& blobs, const std::vector<int>&,
+    absl::Time deadline) {
+  using Engine = absl::StatusOr<std::unique_ptr<TransferEngine>>;
+  return attempts_.Connect(generation, blobs.size(), [&](const RingAttempt& attempt) -> Engine {
+    absl::StatusOr<std::string> unique_id = UniqueIdOf(blobs);
+    if (!unique_id.ok()) return unique_id.status();
+    return MakeEngine(attempt, *unique_id,
+                      std::min(deadline, MonotonicNow() + options_.connect_timeout));
+  });
+}
+
+absl::StatusOr<std::unique_ptr<TransferEngine>> NcclRingTransport::MakeEngine(
+    const RingAttempt& attempt, const std::string& unique_id, absl::Time deadline) const {
+  const NcclCommOptions options = {attempt.rank, attempt.world_size, options_.max_ctas,
+                                   options_.abort_timeout, options_.on_stuck};
+  absl::StatusOr<std::unique_ptr<NcclComm>> comm =
+      NcclComm::Join(library_, events_, options, unique_id, deadline, attempt.cancelled);
+  if (!comm.ok()) return comm.status();
+  return std::make_unique<NcclEngine>(*std::move(comm));
+}
+
 absl::StatusOr<std::unique_ptr<Communicator>> NcclRingTransport::Join(const RingAttempt& attempt,
                                                                       const std::string& unique_id,
                                                                       absl::Time deadline) const {
   if (absl::Status status = events_->UseDevice(); !status.ok()) return status;
   std::unique_ptr<TransferEngine> engine;
   if (attempt.world_size > 1) {
-    const NcclCommOptions options = {attempt.rank, attempt.world_size, options_.max_ctas,
-                                     options_.abort_timeout, options_.on_stuck};
-    absl::StatusOr<std::unique_ptr<NcclComm>> comm =
-        NcclComm::Join(library_, events_, options, unique_id, deadline, attempt.cancelled);
-    if (!comm.ok()) return comm.status();
-    engine = std::make_unique<NcclEngine>(*std::move(comm));
+    absl::StatusOr<std::unique_ptr<TransferEngine>> made = MakeEngine(attempt, unique_id, deadline);
+    if (!made.ok()) return made.status();
+    engine = *std::move(made);
   }
-  absl::StatusOr<std::unique_ptr<StreamCommunicator>> communicator = StreamCommunicator::Create(
-      std::move(engine), "nccl", events_, attempt.rank, attempt.world_size, options_.step_timeout);
+  absl::StatusOr<std::unique_ptr<StreamCommunicator>> communicator =
+      StreamCommunicator::Create(std::move(engine), kNcclTransport, events_, attempt.rank,
+                                 attempt.world_size, options_.step_timeout);
   if (!communicator.ok()) return communicator.status();
   void* memory = nullptr;
   absl::Status status =

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/cuda/engine_transport.h"
 #include "worker/comm/nccl/nccl_library.h"
 #include "worker/comm/ring_attempts.h"
 #include "worker/device/cuda/cuda_event.h"
@@ -41,7 +42,7 @@ struct NcclTransportOptions {
 
 // Thread safe. Each Connect creates a new communicator. If this is rank 0 of a failed or abandoned
 // ring, NCCL's listening thread remains until the process ends, because NCCL has no call to end it.
-class NcclRingTransport : public RingTransport {
+class NcclRingTransport : public EngineTransport {
  public:
   // Returns NOT_FOUND or FAILED_PRECONDITION without a usable libnccl (NcclLibrary::Load), or
   // INTERNAL if the device cannot be used.
@@ -55,6 +56,15 @@ class NcclRingTransport : public RingTransport {
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
                                                         const std::vector<std::string>& blobs,
                                                         absl::Time deadline) override;
+  absl::StatusOr<std::string> PrepareEngine(uint64_t generation, int rank,
+                                            int world_size) override {
+    return Prepare(generation, rank, world_size);
+  }
+  // All ranks join one NCCL communicator, so every rank of the ring must call it. NCCL connects two
+  // ranks at their first transfer.
+  absl::StatusOr<std::unique_ptr<TransferEngine>> ConnectEngine(
+      uint64_t generation, const std::vector<std::string>& blobs, const std::vector<int>& peers,
+      absl::Time deadline) override;
   void Cancel() override { attempts_.Cancel(); }
 
   const std::string& nccl_version() const { return library_->version(); }
@@ -66,6 +76,9 @@ class NcclRingTransport : public RingTransport {
   absl::StatusOr<std::unique_ptr<Communicator>> Join(const RingAttempt& attempt,
                                                      const std::string& unique_id,
                                                      absl::Time deadline) const;
+  absl::StatusOr<std::unique_ptr<TransferEngine>> MakeEngine(const RingAttempt& attempt,
+                                                             const std::string& unique_id,
+                                                             absl::Time deadline) const;
 
   const NcclTransportOptions options_;
   const NcclLibrary* const library_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -22,6 +23,7 @@ namespace {
 constexpr char kHead[] = "ringattn-peer-2";
 constexpr char kVmmWord[] = "vmm";
 constexpr char kIpcWord[] = "ipc";
+constexpr char kHostIdMark[] = " host:";  // in a key
 constexpr size_t kLines = 8;
 constexpr size_t kUuidDigits = 32;
 constexpr size_t kMaxTextBytes = 64 << 10;
@@ -68,20 +70,14 @@ bool Decode(const std::string& text, PeerBlob* blob) {
          absl::StartsWith(blob->place, absl::StrCat("/proc/", blob->process_id, "/fd/"));
 }
 
-// Returns why the ranks cannot read each other's memory; empty if they can.
-std::string Obstacle(const PeerBlob& a, const PeerBlob& b) {
-  if (a.sharing != b.sharing) return "share memory in different ways (--peer_memory)";
-  if (a.host_key != b.host_key) {
-    return a.sharing == PeerSharing::kVmm
-               ? "are not on one machine, or not in one network namespace (--peer_socket_dir)"
-               : "are not on one machine, or not in one PID namespace";
-  }
-  if (a.device_uuid == b.device_uuid) return "are on one GPU";
-  const auto reaches = [](const PeerBlob& from, const PeerBlob& to) {
-    return std::find(from.reachable_uuids.begin(), from.reachable_uuids.end(), to.device_uuid) !=
-           from.reachable_uuids.end();
-  };
-  return reaches(a, b) && reaches(b, a) ? "" : "have GPUs without access to each other";
+// Returns the key with the id of the host, in hexadecimal because it may hold any character.
+std::string WithHostId(std::string key, const std::string& host_id) {
+  if (host_id.empty()) return key;
+  return absl::StrCat(key, kHostIdMark, absl::BytesToHexString(host_id));
+}
+
+absl::string_view WithoutHostId(absl::string_view key) {
+  return key.substr(0, key.find(kHostIdMark));
 }
 
 }  // namespace
@@ -94,31 +90,64 @@ std::string EncodePeerBlob(const PeerBlob& blob) {
       "\n");
 }
 
-absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::string>& texts) {
-  std::vector<PeerBlob> blobs(texts.size());
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    if (texts[rank].empty()) {
-      return absl::FailedPreconditionError(absl::StrCat("rank ", rank, " does not share memory"));
-    }
-    if (!Decode(texts[rank], &blobs[rank])) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rank ", rank, "'s blob is not that of a ring in shared memory"));
-    }
+absl::StatusOr<PeerBlob> DecodePeerBlob(const std::string& text, int rank) {
+  if (text.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("rank ", rank, " does not share memory"));
   }
-  for (size_t a = 0; a < blobs.size(); ++a) {
-    for (size_t b = a + 1; b < blobs.size(); ++b) {
-      if (const std::string obstacle = Obstacle(blobs[a], blobs[b]); !obstacle.empty()) {
-        return absl::FailedPreconditionError(absl::StrCat("ranks ", a, " and ", b, " ", obstacle));
-      }
+  PeerBlob blob;
+  if (Decode(text, &blob)) return blob;
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", rank, "'s blob is not that of a ring in shared memory"));
+}
+
+std::string PeerObstacle(const PeerBlob& a, const PeerBlob& b) {
+  if (a.sharing != b.sharing) return "share memory in different ways (--peer_memory)";
+  if (a.host_key != b.host_key) {
+    if (WithoutHostId(a.host_key) == WithoutHostId(b.host_key)) return "differ in --host_id";
+    return a.sharing == PeerSharing::kVmm
+               ? "are not on one machine, or not in one network namespace (--peer_socket_dir)"
+               : "are not on one machine, or not in one PID namespace";
+  }
+  if (a.device_uuid == b.device_uuid) return "are on one GPU";
+  const auto reaches = [](const PeerBlob& from, const PeerBlob& to) {
+    return std::find(from.reachable_uuids.begin(), from.reachable_uuids.end(), to.device_uuid) !=
+           from.reachable_uuids.end();
+  };
+  return reaches(a, b) && reaches(b, a) ? "" : "have GPUs without access to each other";
+}
+
+absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::string>& texts) {
+  std::vector<int> ranks(texts.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return DecodePeerBlobs(texts, ranks);
+}
+
+absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::string>& texts,
+                                                      const std::vector<int>& ranks) {
+  std::vector<PeerBlob> blobs(texts.size());
+  for (int rank : ranks) {
+    absl::StatusOr<PeerBlob> blob = DecodePeerBlob(texts[rank], rank);
+    if (!blob.ok()) return blob.status();
+    blobs[rank] = *std::move(blob);
+  }
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    for (size_t j = i + 1; j < ranks.size(); ++j) {
+      const std::string obstacle = PeerObstacle(blobs[ranks[i]], blobs[ranks[j]]);
+      if (obstacle.empty()) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("ranks ", ranks[i], " and ", ranks[j], " ", obstacle));
     }
   }
   return blobs;
 }
 
-std::string HostKey() { return Key("/proc/self/ns/pid"); }
+std::string HostKey(const std::string& host_id) {
+  return WithHostId(Key("/proc/self/ns/pid"), host_id);
+}
 
-std::string SocketKey(const std::string& socket) {
-  return absl::StartsWith(socket, "@") ? Key("/proc/self/ns/net") : Key(nullptr);
+std::string SocketKey(const std::string& socket, const std::string& host_id) {
+  return WithHostId(absl::StartsWith(socket, "@") ? Key("/proc/self/ns/net") : Key(nullptr),
+                    host_id);
 }
 
 }  // namespace ringattn::worker

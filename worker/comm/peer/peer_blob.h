@@ -11,6 +11,9 @@
 
 namespace ringattn::worker {
 
+// Larger rings would need more streams than a device has queues.
+inline constexpr int kMaxPeerRing = 16;
+
 // How other ranks access a rank's memory.
 enum class PeerSharing {
   kVmm,  // descriptors, from the rank's HandleServer
@@ -30,20 +33,32 @@ struct PeerBlob {
 
 std::string EncodePeerBlob(const PeerBlob& blob);
 
+// Decodes the blob of one rank. Errors:
+//   INVALID_ARGUMENT     it is malformed
+//   FAILED_PRECONDITION  it is empty: the rank cannot share memory
+absl::StatusOr<PeerBlob> DecodePeerBlob(const std::string& text, int rank);
+
+// Returns why two ranks cannot read each other's memory, as in "ranks 0 and 1 " + it; empty if they
+// can.
+std::string PeerObstacle(const PeerBlob& a, const PeerBlob& b);
+
 // Decodes all members' blobs, by rank. The result depends only on the texts. Errors:
 //   INVALID_ARGUMENT     a blob is malformed
 //   FAILED_PRECONDITION  a blob is empty (its rank cannot share memory), two ranks are on
 //                        different machines or on one GPU, share memory in different ways,
 //                        or have GPUs without peer access; the message names the ranks
 absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::string>& texts);
+// The same for some ranks; the others' entries in the result are empty.
+absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::string>& texts,
+                                                      const std::vector<int>& ranks);
 
 // Identifies the processes that can open this process's files under /proc: the machine's boot id
-// and the PID namespace.
-std::string HostKey();
+// and the PID namespace. Processes with different `host_id` (--host_id) do not share memory.
+std::string HostKey(const std::string& host_id = "");
 
 // Identifies the processes that can reach this process's socket: the machine's boot id and, for an
-// abstract socket, the network namespace.
-std::string SocketKey(const std::string& socket);
+// abstract socket, the network namespace; `host_id` as for HostKey.
+std::string SocketKey(const std::string& socket, const std::string& host_id = "");
 
 }  // namespace ringattn::worker
 

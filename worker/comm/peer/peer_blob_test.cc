@@ -121,5 +121,37 @@ TEST(PeerBlob, HostKeyIsStableWithinProcess) {
   EXPECT_EQ(HostKey(), HostKey());
 }
 
+TEST(PeerBlob, HostIdsPartRanks) {
+  using KeyOf = std::string (*)(const std::string& host_id);
+  const KeyOf of_socket = [](const std::string& id) { return SocketKey("@ring", id); };
+  for (const KeyOf key : {KeyOf{HostKey}, of_socket}) {
+    const std::string any = "a\nb host:";  // an id may hold any character
+    EXPECT_EQ(key(any), key(any));
+    EXPECT_EQ(key(any).find('\n'), std::string::npos);
+    std::vector<PeerBlob> blobs = {Blob(0, 2), Blob(1, 2)};
+    blobs[0].host_key = key(any);
+    for (const std::string other : {"", "other"}) {
+      blobs[1].host_key = key(other);
+      EXPECT_EQ(std::string(DecodePeerBlobs(Texts(blobs)).status().message()),
+                "ranks 0 and 1 differ in --host_id");
+    }
+    blobs[1].host_key = key(any);
+    EXPECT_TRUE(DecodePeerBlobs(Texts(blobs)).ok());
+  }
+}
+
+TEST(PeerBlob, DecodesSomeRanks) {
+  std::vector<std::string> texts = Texts({Blob(0, 3), Blob(1, 3), Blob(2, 3)});
+  texts[1] = "";
+  EXPECT_FALSE(DecodePeerBlobs(texts).ok());
+  const auto blobs = DecodePeerBlobs(texts, {2, 0});
+  ASSERT_TRUE(blobs.ok()) << blobs.status();
+  EXPECT_EQ((*blobs)[2].place, Blob(2, 3).place);
+  EXPECT_EQ((*blobs)[1].place, "");
+  texts[2] = "nonsense";
+  EXPECT_THAT(std::string(DecodePeerBlobs(texts, {2, 0}).status().message()),
+              HasSubstr("rank 2's blob"));
+}
+
 }  // namespace
 }  // namespace ringattn::worker

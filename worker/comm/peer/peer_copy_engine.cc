@@ -68,7 +68,7 @@ PeerCopyEngine::PeerCopyEngine(PeerCopyOptions options, CudaEventPool* events,
 absl::Status PeerCopyEngine::MakeStreams() {
   absl::Status status;
   for (size_t peer = 0; peer < peers_.size() && status.ok(); ++peer) {
-    if (static_cast<int>(peer) == options_.rank) continue;
+    if (peers_[peer].segment == nullptr) continue;
     status = CudaStatus(cudaStreamCreateWithFlags(&streams_[peer], cudaStreamNonBlocking),
                         "cudaStreamCreateWithFlags");
   }
@@ -128,7 +128,7 @@ absl::Status PeerCopyEngine::MapRegions(PeerMapping& peer) {
 absl::Status PeerCopyEngine::Check(const std::vector<PeerTransfer>& group) const {
   for (const PeerTransfer& transfer : group) {
     const bool known = transfer.peer >= 0 && transfer.peer < static_cast<int>(peers_.size()) &&
-                       transfer.peer != options_.rank;
+                       peers_[transfer.peer].segment != nullptr;
     if (!known) {
       return absl::InternalError(
           absl::StrCat("rank ", transfer.peer, " is not a peer of this ring"));
@@ -286,7 +286,7 @@ absl::Status PeerCopyEngine::Wake() {
 absl::Status PeerCopyEngine::Advance(std::vector<Pulls>& pulls) {
   absl::Status status;
   for (int peer = 0; peer < static_cast<int>(pulls.size()) && status.ok(); ++peer) {
-    if (peer != options_.rank) status = PullFrom(peer, pulls[peer]);
+    if (peers_[peer].segment != nullptr) status = PullFrom(peer, pulls[peer]);
   }
   return status;
 }

@@ -50,7 +50,8 @@ struct PeerMapper {
   std::shared_ptr<std::atomic<bool>> interrupted = nullptr;
 };
 
-// Another rank as this one sees it. Empty for this rank itself.
+// Another rank as this one sees it. Empty for this rank itself and for ranks with which it does not
+// exchange.
 struct PeerMapping {
   std::unique_ptr<PeerSegment> segment;  // registered
   PeerMapper mapper;
@@ -59,6 +60,7 @@ struct PeerMapping {
 
 struct PeerCopyOptions {
   int rank = 0;
+  std::string transport;  // the name to report
   absl::Duration abort_timeout = absl::Seconds(5);
   std::function<void(const std::string&)> on_stuck;  // may be null
   std::shared_ptr<const void> kept = nullptr;  // what peers may request; released with the engine
@@ -84,7 +86,8 @@ class PeerCopyEngine : public TransferEngine {
   // Maps the peer's regions that are not mapped yet.
   static absl::Status MapRegions(PeerMapping& peer);
 
-  bool takes_compute_units() const override { return false; }
+  std::string transport(int) const override { return options_.transport; }
+  bool takes_compute_units(int) const override { return false; }
   absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) override;
   void WakeLinks() override;
   absl::Status AsyncError() override;
@@ -146,7 +149,7 @@ class PeerCopyEngine : public TransferEngine {
   const DeviceRegions regions_;
   const std::unique_ptr<PeerSegment> own_;
   std::vector<PeerMapping> peers_;     // mapped regions: used by the thread only
-  std::vector<cudaStream_t> streams_;  // by peer, for copies from it; null for this rank
+  std::vector<cudaStream_t> streams_;  // by peer, for copies from it; null without a mapping
 
   std::vector<Enqueued> enqueued_;           // used by Enqueue only
   std::vector<DeviceRegion> known_regions_;  // used by Enqueue only: regions in the own table

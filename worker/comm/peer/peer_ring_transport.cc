@@ -91,7 +91,8 @@ absl::Status PeerRingTransport::Init() {
     }
   }
   about_us_.sharing = by_descriptor ? PeerSharing::kVmm : PeerSharing::kIpc;
-  about_us_.host_key = by_descriptor ? SocketKey(handle_server_->socket()) : HostKey();
+  about_us_.host_key = by_descriptor ? SocketKey(handle_server_->socket(), options_.host_id)
+                                     : HostKey(options_.host_id);
   about_us_.process_id = getpid();
   return absl::OkStatus();
 }
@@ -103,6 +104,12 @@ absl::StatusOr<std::string> PeerRingTransport::Prepare(uint64_t generation, int 
     return absl::FailedPreconditionError(absl::StrCat(
         "a ring of ", world_size, " exceeds the ", kMaxPeerRing, " ranks that can share memory"));
   }
+  return PrepareEngine(generation, rank, world_size);
+}
+
+absl::StatusOr<std::string> PeerRingTransport::PrepareEngine(uint64_t generation, int rank,
+                                                             int world_size) {
+  if (absl::Status status = RingAttempts::Check(rank, world_size); !status.ok()) return status;
   Cancel();
   absl::StatusOr<std::unique_ptr<PeerSegment>> segment =
       PeerSegment::Create(generation, rank, world_size);
@@ -136,40 +143,67 @@ absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Connect(
   });
 }
 
+absl::StatusOr<std::unique_ptr<TransferEngine>> PeerRingTransport::ConnectEngine(
+    uint64_t generation, const std::vector<std::string>& blobs, const std::vector<int>& peers,
+    absl::Time deadline) {
+  using Engine = absl::StatusOr<std::unique_ptr<TransferEngine>>;
+  return attempts_.Connect(generation, blobs.size(), [&](RingAttempt& attempt) -> Engine {
+    std::vector<int> ranks = peers;
+    ranks.push_back(attempt.rank);
+    const absl::StatusOr<std::vector<PeerBlob>> members = DecodePeerBlobs(blobs, ranks);
+    if (!members.ok()) return members.status();
+    return MakeEngine(static_cast<Attempt&>(attempt), *members, peers,
+                      std::min(deadline, MonotonicNow() + options_.connect_timeout));
+  });
+}
+
+absl::StatusOr<std::unique_ptr<TransferEngine>> PeerRingTransport::MakeEngine(
+    Attempt& attempt, const std::vector<PeerBlob>& members, const std::vector<int>& peers,
+    absl::Time deadline) const {
+  absl::Status status = events_->UseDevice();
+  if (status.ok()) status = attempt.segment->Register();
+  if (!status.ok()) return status;
+  std::vector<PeerMapping> mappings(attempt.world_size);
+  for (int peer : peers) {
+    if (attempt.cancelled.load()) status = Cancelled();
+    absl::StatusOr<PeerMapping> mapping =
+        status.ok() ? MapPeer(attempt, peer, members[peer], deadline) : status;
+    if (mapping.ok()) {
+      mappings[peer] = *std::move(mapping);
+      continue;
+    }
+    for (PeerMapping& mapped : mappings) Unmap(mapped);
+    return mapping.status();
+  }
+  const PeerCopyOptions options = {.rank = attempt.rank,
+                                   .transport = TransportName(),
+                                   .abort_timeout = options_.abort_timeout,
+                                   .on_stuck = options_.on_stuck,
+                                   .kept = attempt.published};
+  return PeerCopyEngine::Create(options, events_, flags_, options_.regions,
+                                std::move(attempt.segment), std::move(mappings));
+}
+
 absl::StatusOr<std::unique_ptr<Communicator>> PeerRingTransport::Join(
     Attempt& attempt, const std::vector<std::string>& blobs, absl::Time deadline) const {
-  absl::StatusOr<std::vector<PeerBlob>> members = DecodePeerBlobs(blobs);
+  const absl::StatusOr<std::vector<PeerBlob>> members = DecodePeerBlobs(blobs);
   if (!members.ok()) return members.status();
   absl::Status status = events_->UseDevice();
   if (!status.ok()) return status;
   std::unique_ptr<TransferEngine> engine;
   if (attempt.world_size > 1) {
-    status = attempt.segment->Register();
-    if (!status.ok()) return status;
-    std::vector<PeerMapping> mappings(attempt.world_size);
+    std::vector<int> peers;
     for (int peer = 0; peer < attempt.world_size; ++peer) {
-      if (peer == attempt.rank) continue;
-      if (attempt.cancelled.load()) status = Cancelled();
-      absl::StatusOr<PeerMapping> mapping =
-          status.ok() ? MapPeer(attempt, peer, (*members)[peer], deadline) : status;
-      if (mapping.ok()) {
-        mappings[peer] = *std::move(mapping);
-        continue;
-      }
-      for (PeerMapping& mapped : mappings) Unmap(mapped);
-      return mapping.status();
+      if (peer != attempt.rank) peers.push_back(peer);
     }
-    const PeerCopyOptions options = {attempt.rank, options_.abort_timeout, options_.on_stuck,
-                                     attempt.published};
-    absl::StatusOr<std::unique_ptr<PeerCopyEngine>> made =
-        PeerCopyEngine::Create(options, events_, flags_, options_.regions,
-                               std::move(attempt.segment), std::move(mappings));
+    absl::StatusOr<std::unique_ptr<TransferEngine>> made =
+        MakeEngine(attempt, *members, peers, deadline);
     if (!made.ok()) return made.status();
     engine = *std::move(made);
   }
   absl::StatusOr<std::unique_ptr<StreamCommunicator>> communicator =
-      StreamCommunicator::Create(std::move(engine), handle_server_ != nullptr ? "peer" : "peer_ipc",
-                                 events_, attempt.rank, attempt.world_size, options_.step_timeout);
+      StreamCommunicator::Create(std::move(engine), TransportName(), events_, attempt.rank,
+                                 attempt.world_size, options_.step_timeout);
   if (!communicator.ok()) return communicator.status();
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> memory =
       options_.allocate(HandshakeBytes(attempt.world_size));

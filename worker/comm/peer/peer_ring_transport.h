@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/cuda/engine_transport.h"
 #include "worker/comm/peer/handle_server.h"
 #include "worker/comm/peer/peer_blob.h"
 #include "worker/comm/peer/peer_copy_engine.h"
@@ -26,9 +27,6 @@
 #include "worker/device/device.h"
 
 namespace ringattn::worker {
-
-// Larger rings would need more streams than a device has queues.
-inline constexpr int kMaxPeerRing = 16;
 
 struct PeerTransportOptions {
   int cuda_index = 0;
@@ -44,13 +42,16 @@ struct PeerTransportOptions {
   // For descriptors: the folder of this rank's socket (HandleServer::Options), which all ranks see
   // under the same path. Empty: all ranks are in one network namespace.
   std::string socket_folder;
+  // Ranks with different ids do not share memory, as if they were on different machines. Empty:
+  // the machine decides.
+  std::string host_id;
   // Maps memory of ranks in this process like that of other processes. CUDA does not support this,
   // but its fake does.
   bool ipc_within_process = false;
 };
 
 // Thread safe.
-class PeerRingTransport : public RingTransport {
+class PeerRingTransport : public EngineTransport {
  public:
   // Returns FAILED_PRECONDITION if the driver or device cannot share memory in this way, or if the
   // folder cannot hold a socket.
@@ -63,6 +64,11 @@ class PeerRingTransport : public RingTransport {
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
                                                         const std::vector<std::string>& blobs,
                                                         absl::Time deadline) override;
+  absl::StatusOr<std::string> PrepareEngine(uint64_t generation, int rank, int world_size) override;
+  // Returns FAILED_PRECONDITION as Connect does.
+  absl::StatusOr<std::unique_ptr<TransferEngine>> ConnectEngine(
+      uint64_t generation, const std::vector<std::string>& blobs, const std::vector<int>& peers,
+      absl::Time deadline) override;
   void Cancel() override { attempts_.Cancel(); }
 
  private:
@@ -76,6 +82,12 @@ class PeerRingTransport : public RingTransport {
   absl::StatusOr<std::unique_ptr<Communicator>> Join(Attempt& attempt,
                                                      const std::vector<std::string>& blobs,
                                                      absl::Time deadline) const;
+  // `members`: decoded blobs by rank, those of `peers` at least.
+  absl::StatusOr<std::unique_ptr<TransferEngine>> MakeEngine(Attempt& attempt,
+                                                             const std::vector<PeerBlob>& members,
+                                                             const std::vector<int>& peers,
+                                                             absl::Time deadline) const;
+  std::string TransportName() const { return handle_server_ != nullptr ? "peer" : "peer_ipc"; }
   // Maps the regions that the peer has now.
   absl::StatusOr<PeerMapping> MapPeer(const Attempt& attempt, int peer, const PeerBlob& blob,
                                       absl::Time deadline) const;

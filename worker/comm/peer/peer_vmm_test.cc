@@ -143,7 +143,7 @@ TEST_F(PeerVmm, MapsAndUnmapsMemory) {
   const int own = FakeVmm().mappings;
   for (uint64_t generation = 1; generation <= 20; ++generation) {
     Form(generation);
-    EXPECT_EQ(ranks_[0]->ring->transport(), "peer");
+    EXPECT_EQ(ranks_[0]->ring->transport(1), "peer");
     EXPECT_EQ(FakeVmm().mappings, own + 2);
     Pass(ranks_[0]->Words(0), ranks_[1]->Words(0) + 3, 40 + static_cast<int>(generation));
     for (auto& rank : ranks_) rank->ring = nullptr;

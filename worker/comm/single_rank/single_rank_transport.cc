@@ -15,8 +15,8 @@ class SingleRankCommunicator : public Communicator {
  public:
   int rank() const override { return 0; }
   int world_size() const override { return 1; }
-  std::string transport() const override { return "none"; }
-  bool takes_compute_units() const override { return false; }
+  std::string transport(int) const override { return "none"; }
+  bool takes_compute_units(int) const override { return false; }
 
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef>, RunControl*) override {
     auto event = std::make_shared<HostEvent>();

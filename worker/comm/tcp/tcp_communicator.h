@@ -30,8 +30,8 @@ class TcpCommunicator : public Communicator {
 
   int rank() const override { return mesh_->rank(); }
   int world_size() const override { return mesh_->world_size(); }
-  std::string transport() const override { return "tcp"; }
-  bool takes_compute_units() const override { return true; }
+  std::string transport(int) const override { return "tcp"; }
+  bool takes_compute_units(int) const override { return true; }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override;
   void Abort(const std::string& reason) override;

@@ -26,8 +26,8 @@ class WireCommunicator : public Communicator {
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
-  std::string transport() const override { return "wire"; }
-  bool takes_compute_units() const override { return true; }
+  std::string transport(int) const override { return "wire"; }
+  bool takes_compute_units(int) const override { return true; }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override;
   void Abort(const std::string& reason) override { engine_.Abort(reason); }

@@ -1,0 +1,67 @@
+// MixedEngine: transfers with some ranks by copy engines and with the others by NCCL. A group is
+// split by peer. Both parts start when the ring's stream reaches the group, NCCL's on a stream of
+// its own, so that neither waits for the other. The ring's stream continues when both are complete.
+//
+// Tests: mixed_faults_test.cc, mixed_rings_under_test.cc
+#ifndef RINGATTN_WORKER_COMM_MIXED_MIXED_ENGINE_H_
+#define RINGATTN_WORKER_COMM_MIXED_MIXED_ENGINE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "worker/comm/cuda/transfer_engine.h"
+#include "worker/device/cuda/cuda_event.h"
+
+namespace ringattn::worker {
+
+// Thread safe, as TransferEngine requires. Transfers with one peer keep their order, because one
+// engine moves all of them.
+class MixedEngine : public TransferEngine {
+ public:
+  //   by_copies  by rank: `copies` moves the transfers with it, else `network`. The entry of this
+  //              rank itself is true.
+  // Returns INTERNAL if the stream cannot be created. `events` must outlive the engine.
+  static absl::StatusOr<std::unique_ptr<MixedEngine>> Create(
+      std::unique_ptr<TransferEngine> copies, std::unique_ptr<TransferEngine> network,
+      std::vector<bool> by_copies, CudaEventPool* events);
+  ~MixedEngine() override;
+
+  std::string transport(int peer) const override { return Engine(peer).transport(peer); }
+  bool takes_compute_units(int peer) const override {
+    return Engine(peer).takes_compute_units(peer);
+  }
+  absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) override;
+  void WakeLinks() override;
+  // Names the ranks that the failed engine serves.
+  absl::Status AsyncError() override;
+  void Interrupt() override;
+  void Abort() override;
+
+ private:
+  MixedEngine(std::unique_ptr<TransferEngine> copies, std::unique_ptr<TransferEngine> network,
+              std::vector<bool> by_copies, CudaEventPool* events, cudaStream_t network_stream);
+
+  const TransferEngine& Engine(int peer) const { return by_copies_[peer] ? *copies_ : *network_; }
+  absl::Status EnqueueNetwork(const std::vector<PeerTransfer>& group, const CudaEvent& reached,
+                              cudaStream_t stream);
+
+  const std::unique_ptr<TransferEngine> copies_;
+  const std::unique_ptr<TransferEngine> network_;
+  const std::vector<bool> by_copies_;
+  const std::string network_ranks_;  // for messages
+  CudaEventPool* const events_;
+  const cudaStream_t network_stream_;
+
+  absl::Mutex ending_;  // held during Abort
+  bool ended_ ABSL_GUARDED_BY(ending_) = false;
+};
+
+}  // namespace ringattn::worker
+
+#endif  // RINGATTN_WORKER_COMM_MIXED_MIXED_ENGINE_H_
