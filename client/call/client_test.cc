@@ -160,13 +160,13 @@ grpc::Status EchoAtOnce(const v1::ForwardHeader& header, ForwardStream* stream) 
 
 TEST(Client, TakesASingleReplyIfAllInputsTravelInTheHeader) {
   bool asked = false, half_closed = false;
-  FakeAttentionServer server([&](int, const v1::ForwardHeader& header, auto*,
-                                 ForwardStream* stream) {
-    asked = header.reply().single_message();
-    v1::ForwardRequest request;
-    half_closed = !stream->Read(&request);  // the header is the client's last message
-    return EchoAtOnce(header, stream);
-  });
+  FakeAttentionServer server(
+      [&](int, const v1::ForwardHeader& header, auto*, ForwardStream* stream) {
+        asked = header.reply().single_message();
+        v1::ForwardRequest request;
+        half_closed = !stream->Read(&request);  // the header is the client's last message
+        return EchoAtOnce(header, stream);
+      });
   Problem problem(8);
   const CallResult report = ConnectTo(server)->Forward(problem.args, problem.results);
   ASSERT_TRUE(report.ok()) << report.status();

@@ -30,8 +30,8 @@ EventRef HostQueue::Start(std::function<absl::Status()> work, std::vector<EventR
 EventRef HostQueue::RunOrStart(std::function<absl::Status()> work, std::vector<EventRef> after,
                                OnFailure on_failure) {
   auto event = std::make_shared<HostEvent>();
-  const bool ready = std::all_of(after.begin(), after.end(),
-                                 [](const EventRef& each) { return each->Done(); });
+  const bool ready =
+      std::all_of(after.begin(), after.end(), [](const EventRef& each) { return each->Done(); });
   Item item{std::move(work), std::move(after), on_failure, event};
   {
     absl::MutexLock lock(&mutex_);

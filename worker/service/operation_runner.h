@@ -1,7 +1,8 @@
 // OperationRunner: runs operations one after another, in the order of the coordinator's Run
-// messages, on its own thread, and short ones also on their caller's. Small operations without peers may preempt them: they run on a second
-// thread, while the device pauses the others (Device::Preempt). The others keep their order and the
-// order of their exchanges, so preemption cannot make ranks wait for one another in a cycle.
+// messages, on its own thread, and short ones also on their caller's. Small operations without
+// peers may preempt them: they run on a second thread, while the device pauses the others
+// (Device::Preempt). The others keep their order and the order of their exchanges, so preemption
+// cannot make ranks wait for one another in a cycle.
 //
 // Between two preemptions the others compute for at least as long as they paused, so they keep at
 // least half of the device.
