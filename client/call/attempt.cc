@@ -54,6 +54,7 @@ class StreamAttempt final : public Attempt,
         assembler_(plan_->outputs),
         start_(std::chrono::steady_clock::now()) {
     context_->set_deadline(deadline);
+    context_->set_initial_metadata_corked(true);  // the header is written at once
     if (token != nullptr) token->AddTo(context_.get());
     if (!plan_->traceparent.empty()) context_->AddMetadata(kTraceparentKey, plan_->traceparent);
     if (!plan_->direct) {
@@ -77,7 +78,11 @@ class StreamAttempt final : public Attempt,
     self_ = shared_from_this();
     stub_->PrepareBidiStreamingCall(context_.get(), MethodOf(plan_->kind), {}, this);
     write_buffer_ = Header();
-    StartWrite(&write_buffer_);
+    if (plan_->sends_only_header) {
+      StartWriteLast(&write_buffer_, grpc::WriteOptions());
+    } else {
+      StartWrite(&write_buffer_);
+    }
     StartRead(&read_buffer_);
     StartCall();
   }
@@ -135,7 +140,7 @@ class StreamAttempt final : public Attempt,
     std::optional<ChunkSource::Chunk> chunk = source_->Next();
     if (!chunk) {
       times_.uploaded_seconds = SecondsSinceStart();
-      StartWritesDone();
+      if (!plan_->sends_only_header) StartWritesDone();
       return;
     }
     wire::ChunkHeader header{.tensor = chunk->tensor, .offset = chunk->offset};
@@ -190,21 +195,47 @@ class StreamAttempt final : public Attempt,
     if (control->accepted) return TakeAccepted(*std::move(control->accepted));
     if (control->progress) Report(*control->progress);
     if (control->summary) summary_ = *std::move(control->summary);
+    if (control->single) return TakeSingle(*std::move(control->single));
     return absl::OkStatus();
   }
 
-  absl::Status ClaimChunk(const wire::ReceivedMessage& message) {
+  absl::Status TakeSingle(v1::SingleReply single) {
+    if (!plan_->sends_only_header) return ServerError("a SingleReply, which was not requested");
+    absl::Status status = TakeAccepted(std::move(*single.mutable_accepted()));
+    for (const v1::TensorChunk& chunk : single.chunks()) {
+      if (!status.ok()) return status;
+      status = TakeChunk(chunk);
+    }
+    if (single.has_summary()) summary_ = std::move(*single.mutable_summary());
+    return status;
+  }
+
+  absl::Status TakeChunk(const v1::TensorChunk& chunk) {
+    wire::ChunkHeader header{.tensor = chunk.tensor(), .offset = chunk.offset()};
+    if (chunk.has_crc32c()) header.crc32c = chunk.crc32c();
+    const wire::Fragment data{reinterpret_cast<const uint8_t*>(chunk.data().data()),
+                              chunk.data().size()};
+    if (absl::Status status = ClaimChunk(header, data.size); !status.ok()) return status;
+    if (absl::Status status = assembler_.Fill(header, {&data, 1}, data.size); !status.ok()) {
+      return status;
+    }
+    ReportFilled();
+    return absl::OkStatus();
+  }
+
+  absl::Status ClaimChunk(const wire::ChunkHeader& header, uint64_t payload_bytes) {
     if (!accepted_) return ServerError("a chunk before Accepted");
     if (!by_coordinator_) return ServerError("a relayed chunk in a call that is not relayed");
     if (summary_) return ServerError("a chunk after the summary");
     if (times_.first_output_seconds == 0) times_.first_output_seconds = SecondsSinceStart();
-    return assembler_.Claim(message.chunk(), message.payload_bytes());
+    return assembler_.Claim(header, payload_bytes);
   }
 
   // Reads the next message while this one is copied. Copying into memory that is touched for the
   // first time takes longer than receiving.
   void TakeChunk(const wire::ReceivedMessage& message) {
-    if (absl::Status status = ClaimChunk(message); !status.ok()) return Break(std::move(status));
+    absl::Status claimed = ClaimChunk(message.chunk(), message.payload_bytes());
+    if (!claimed.ok()) return Break(std::move(claimed));
     if (filling_.fetch_add(1) + 1 < kConcurrentChunks) StartRead(&read_buffer_);
     absl::Status status =
         assembler_.Fill(message.chunk(), message.payload(), message.payload_bytes());

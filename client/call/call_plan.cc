@@ -133,6 +133,8 @@ void InlineSmallInputs(CallPlan* plan, Header* header) {
     CopyOut(input.bytes, 0, data.size(), reinterpret_cast<uint8_t*>(data.data()));
   }
   plan->inputs.clear();
+  plan->sends_only_header = true;
+  header->mutable_reply()->set_single_message(true);
 }
 
 void SetDirect(const CallOptions& options, CallPlan* plan) {

@@ -142,6 +142,57 @@ TEST(Client, InlineTensorsAreTheCallersBytes) {
   EXPECT_EQ(problem.out, problem.q);
 }
 
+// Answers with the whole of Echo's reply in one message.
+grpc::Status EchoAtOnce(const v1::ForwardHeader& header, ForwardStream* stream) {
+  v1::ForwardResponse response;
+  v1::SingleReply* single = response.mutable_single();
+  *single->mutable_accepted() = AcceptedFor(header).accepted();
+  for (const v1::TensorDescriptor& output : single->accepted().outputs()) {
+    v1::TensorChunk* chunk = single->add_chunks();
+    chunk->set_tensor(output.tensor());
+    chunk->set_data(output.tensor() == v1::TENSOR_ID_OUT ? header.inline_tensors(0).data()
+                                                         : std::string(output.bytes(), 'l'));
+  }
+  single->mutable_summary();
+  stream->Write(response);
+  return grpc::Status::OK;
+}
+
+TEST(Client, TakesASingleReplyIfAllInputsTravelInTheHeader) {
+  bool asked = false, half_closed = false;
+  FakeAttentionServer server(
+      [&](int, const v1::ForwardHeader& header, auto*, ForwardStream* stream) {
+        asked = header.reply().single_message();
+        v1::ForwardRequest request;
+        half_closed = !stream->Read(&request);  // the header is the client's last message
+        return EchoAtOnce(header, stream);
+      });
+  Problem problem(8);
+  const CallResult report = ConnectTo(server)->Forward(problem.args, problem.results);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(asked);
+  EXPECT_TRUE(half_closed);
+  EXPECT_EQ(problem.out, problem.q);
+  EXPECT_EQ(report->accepted.outputs_size(), 2);
+}
+
+TEST(Client, ASingleReplyThatWasNotRequestedIsAnError) {
+  bool asked = true;
+  FakeAttentionServer server(
+      [&](int, const v1::ForwardHeader& header, auto*, ForwardStream* stream) {
+        asked = header.reply().single_message();
+        v1::ForwardResponse response;
+        *response.mutable_single()->mutable_accepted() = AcceptedFor(header).accepted();
+        stream->Write(response);
+        return grpc::Status::OK;
+      });
+  Problem problem(64);
+  const CallResult report = ConnectTo(server)->Forward(problem.args, problem.results);
+  EXPECT_FALSE(asked);
+  EXPECT_EQ(report.status().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(report.status().message(), testing::HasSubstr("SingleReply"));
+}
+
 TEST(Client, ChunksCarryTheirCrcAndRespectTheServersSize) {
   uint64_t largest = 0, bytes = 0;
   bool all_have_crc = true;

@@ -142,8 +142,9 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
                                .server_ever_answered = server_ever_answered_,
                                .elapsed = now - start_,
                                .time_left = deadline_ - now};
+    std::minstd_rand random{std::random_device()()};
     const std::optional<absl::Duration> delay =
-        ReplayDelay(params_.retry, failed, std::uniform_real_distribution<>(0.0, 1.0)(random_));
+        ReplayDelay(params_.retry, failed, std::uniform_real_distribution<>(0.0, 1.0)(random));
     if (!delay) return End(WithHistory(result.status));
     ++replays_;
     const absl::MutexLock lock(&mutex_);
@@ -224,7 +225,6 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
   absl::Status refusal_;         // the last rejection for lack of a region
   std::string
       no_direct_;  // the reason for not offering direct streams; empty if they may be offered
-  std::minstd_rand random_{std::random_device()()};
 
   absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;

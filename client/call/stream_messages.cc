@@ -24,6 +24,7 @@ absl::StatusOr<ControlMessage> ParseControl(grpc::ByteBuffer* buffer) {
   if (response->has_accepted()) message.accepted = std::move(*response->mutable_accepted());
   if (response->has_progress()) message.progress = std::move(*response->mutable_progress());
   if (response->has_summary()) message.summary = std::move(*response->mutable_summary());
+  if (response->has_single()) message.single = std::move(*response->mutable_single());
   return message;
 }
 

@@ -29,6 +29,7 @@ struct ControlMessage {
   std::optional<v1::Accepted> accepted;
   std::optional<v1::Progress> progress;
   std::optional<v1::Summary> summary;
+  std::optional<v1::SingleReply> single;
 };
 // Consumes `buffer`.
 absl::StatusOr<ControlMessage> ParseControl(CallKind kind, grpc::ByteBuffer* buffer);

@@ -252,6 +252,14 @@ ChunkPrefix EncodeChunkPrefix(const StreamMessage& type, const ChunkHeader& head
   return prefix;
 }
 
+ChunkPrefix EncodeFieldPrefix(int field, uint64_t bytes) {
+  ChunkPrefix prefix;
+  PrefixWriter writer(&prefix);
+  writer.Tag(static_cast<uint32_t>(field), kLengthDelimited);
+  writer.Varint(bytes);
+  return prefix;
+}
+
 absl::StatusOr<ParsedMessage> ParseMessage(const StreamMessage& type,
                                            absl::Span<const Fragment> message) {
   ParsedMessage parsed;

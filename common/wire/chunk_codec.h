@@ -37,7 +37,7 @@ struct StreamMessage {
   int last_member = 0;
 };
 inline constexpr StreamMessage kForwardRequest{.chunk_field = 2, .last_member = 2};
-inline constexpr StreamMessage kForwardResponse{.chunk_field = 3, .last_member = 4};
+inline constexpr StreamMessage kForwardResponse{.chunk_field = 3, .last_member = 5};
 inline constexpr StreamMessage kBackwardRequest = kForwardRequest;
 inline constexpr StreamMessage kBackwardResponse = kForwardResponse;
 inline constexpr StreamMessage kExchangeRequest{
@@ -67,6 +67,9 @@ struct ChunkPrefix {
 // REQUIRES: payload_bytes < 2^31 - 64 (protobuf's limit on a message).
 ChunkPrefix EncodeChunkPrefix(const StreamMessage& type, const ChunkHeader& header,
                               uint64_t payload_bytes);
+
+// Returns the bytes of a message before a submessage of `bytes` bytes in `field`.
+ChunkPrefix EncodeFieldPrefix(int field, uint64_t bytes);
 
 struct ParsedMessage {
   // The oneof member that is set; 0 if none is.

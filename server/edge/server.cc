@@ -295,9 +295,12 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
     void operator()(const PlanThis&) {}      // handled by CoreLoop
     void operator()(const CancelPlan&) {}    // handled by CoreLoop
     void operator()(const TopologyChanged& a) {
+      // Reserved memory changes twice per request. OnTick publishes it.
+      server->memory_changed_ = a.only_memory;
+      if (a.only_memory) return;
       v1::Topology topology = core.topology();
-      if (!a.only_memory) OnMembers(topology);
-      server->board_.Publish(std::move(topology), a.only_memory);
+      OnMembers(topology);
+      server->board_.Publish(std::move(topology), /*only_memory=*/false);
     }
     void OnMembers(const v1::Topology& topology) {
       std::set<std::string> addresses;
@@ -369,6 +372,9 @@ ServerStatus Server::MakeStatus(const Coordinator& core) const {
 void Server::OnTick(absl::Time now, const Coordinator& core) {
   const CoordinatorStats stats = core.stats();
   server_metrics_.SetStats(stats);
+  if (std::exchange(memory_changed_, false)) {
+    board_.Publish(core.topology(), /*only_memory=*/true);
+  }
   server_metrics_.SetPlanning(core_.planning_stats());
   server_metrics_.SetResidualHolds(residual_holds_.streams());
   server_metrics_.SetKvStreams(kv_holds_.streams(), kv_relays_.streams());

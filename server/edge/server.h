@@ -153,6 +153,8 @@ class Server final : private ActionSink {
   std::optional<Liveness> liveness_;
   ServerAddresses addresses_;
   bool is_shut_down_ = false;
+  // Reserved memory has changed since the last topology. Used by the core's thread.
+  bool memory_changed_ = false;
   std::atomic<bool> is_ending_ = false;  // the control streams end; read by the core's thread
 };
 

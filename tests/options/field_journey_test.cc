@@ -160,6 +160,7 @@ constexpr Journey kJourneys[] = {
     {"reply.with_crc32c", "reply { with_crc32c: true }"},
     {"reply.progress_interval", "reply { progress_interval { seconds: 3 } }"},
     {"reply.with_timeline", "reply { with_timeline: true }"},
+    {"reply.single_message", "reply { single_message: true }"},
     {"reply.lse_format",
      "shape { batch: 1 packed { cu_seqlens_q: [0, 4, 24] cu_seqlens_k: [0, 9, 32] } } "
      "reply { lse_format: LSE_FORMAT_PER_DOCUMENT }",
@@ -295,10 +296,10 @@ std::string PartsText(const worker::BindContext& context) {
 // reply.
 std::string FarEnds(const server::HeaderRequest& request) {
   const ValidRequest& valid = request.valid;
-  std::string text = absl::StrFormat("id %s reply %d %d %g %d inline %d\n", request.request_id,
-                                     request.reply.max_chunk_bytes, request.reply.with_crc32c,
-                                     absl::ToDoubleSeconds(request.reply.progress_interval),
-                                     request.reply.with_timeline, request.inline_tensors->size());
+  std::string text = absl::StrFormat(
+      "id %s reply %d %d %g %d %d inline %d\n", request.request_id, request.reply.max_chunk_bytes,
+      request.reply.with_crc32c, absl::ToDoubleSeconds(request.reply.progress_interval),
+      request.reply.with_timeline, request.reply.single_message, request.inline_tensors->size());
   absl::StrAppend(&text, TransportText(valid.transport));
   PlannerInputs inputs;
   inputs.ready_workers = 4;

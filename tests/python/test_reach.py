@@ -89,6 +89,7 @@ OF_THE_LIBRARY = {
     "BackwardHeader.inline_tensors": "small ones are, automatically",
     "ForwardHeader.transport": "transport=", "BackwardHeader.transport": "transport=",
     "ReplyOptions.max_chunk_bytes": "as the library's own channels take them",
+    "ReplyOptions.single_message": "if all inputs are inline",
 }
 MESSAGES = sorted({name.split(".")[0] for name in SET} | {"SegmentIds", "Sinks"})
 # Where a message's fields stand in what Python hands to the library, and fields that have another name there.

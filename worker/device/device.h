@@ -38,6 +38,9 @@ struct RunControl {
   // Set before the first call starts: the calls go before those of other operations
   // (Device::Preempt).
   bool preempts = false;
+  // Set before the first call starts: the thread that starts a call may run it and waits meanwhile.
+  // Only for short calls. CPU devices then save two changes of threads per call.
+  bool runs_on_caller = false;
   // Set once. Unfinished calls then end at once as if they had succeeded, with undefined results.
   // Transfers still take place, so that peers are not stranded.
   std::atomic<bool> stop{false};

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace ringattn::worker {
@@ -26,9 +27,29 @@ EventRef HostQueue::Start(std::function<absl::Status()> work, std::vector<EventR
   return event;
 }
 
+EventRef HostQueue::RunOrStart(std::function<absl::Status()> work, std::vector<EventRef> after,
+                               OnFailure on_failure) {
+  auto event = std::make_shared<HostEvent>();
+  const bool ready =
+      std::all_of(after.begin(), after.end(), [](const EventRef& each) { return each->Done(); });
+  Item item{std::move(work), std::move(after), on_failure, event};
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!ready || busy_ || !items_.empty()) {
+      items_.push_back(std::move(item));
+      return event;
+    }
+    busy_ = true;
+  }
+  RunItem(std::move(item));
+  absl::MutexLock lock(&mutex_);
+  busy_ = false;
+  return event;
+}
+
 void HostQueue::Loop() {
   const auto has_news = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return closing_ || !items_.empty();
+    return !busy_ && (closing_ || !items_.empty());
   };
   while (true) {
     Item item;
@@ -38,8 +59,11 @@ void HostQueue::Loop() {
       if (items_.empty()) return;
       item = std::move(items_.front());
       items_.pop_front();
+      busy_ = true;
     }
     RunItem(std::move(item));
+    absl::MutexLock lock(&mutex_);
+    busy_ = false;
   }
 }
 

@@ -1,5 +1,6 @@
-// HostQueue: a stream on the host. Runs work on one thread, in the order in which it was started,
-// each item after the events it waits for.
+// HostQueue: a stream on the host. Runs work in the order in which it was started, one item at a
+// time, each item after the events it waits for. A thread of the queue does so, except for
+// RunOrStart.
 #ifndef RINGATTN_WORKER_DEVICE_HOST_QUEUE_H_
 #define RINGATTN_WORKER_DEVICE_HOST_QUEUE_H_
 
@@ -37,6 +38,11 @@ class HostQueue {
   EventRef Start(std::function<absl::Status()> work, std::vector<EventRef> after,
                  OnFailure on_failure);
 
+  // The same, but runs the work on this thread if it may begin at once. Then the event is done when
+  // the function returns.
+  EventRef RunOrStart(std::function<absl::Status()> work, std::vector<EventRef> after,
+                      OnFailure on_failure);
+
   // Returns true while the work at the head waits for an event.
   bool waiting() const { return waiting_.load(std::memory_order_relaxed); }
 
@@ -54,6 +60,7 @@ class HostQueue {
   absl::Mutex mutex_;
   std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool busy_ ABSL_GUARDED_BY(mutex_) = false;  // a thread runs an item
   std::atomic<bool> waiting_{false};
   std::thread thread_;  // last: starts when the other members exist
 };

@@ -85,8 +85,21 @@ void ControlClient::Stop() {
 void ControlClient::Send(v1::JoinRequest message) {
   LogDebug("to the coordinator",
            {{"worker", options_.registration.name()}, {"kind", KindOf(message)}});
+  const bool answers_inline = message.finished().has_reserved();
+  Stream* stream = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!connected_) return;
+    if (!answers_inline || stream_ == nullptr || writing_ || !outbox_.empty()) {
+      outbox_.push_back(std::move(message));
+      return;
+    }
+    stream = stream_;
+    writing_ = true;
+  }
+  (void)stream->Write(message);  // the reader sees an error too
   absl::MutexLock lock(&mutex_);
-  if (connected_) outbox_.push_back(std::move(message));
+  writing_ = false;
 }
 
 void ControlClient::Loop() {
@@ -141,11 +154,16 @@ ControlClient::SessionEnd ControlClient::RunSession() {
     *outbox_.emplace_back().mutable_register_() = std::move(registration);
   }
   std::unique_ptr<Stream> stream = stub_->Join(&context);
+  {
+    absl::MutexLock lock(&mutex_);
+    stream_ = stream.get();
+  }
   std::thread writer([this, &stream] { WriteLoop(stream.get()); });
   ReadLoop(stream.get(), &end);
   {
     absl::MutexLock lock(&mutex_);
     connected_ = false;
+    stream_ = nullptr;
     heartbeat_interval_ = absl::InfiniteDuration();
   }
   // Ends a write that waits for flow control.
@@ -196,20 +214,25 @@ void ControlClient::ReadLoop(Stream* stream, SessionEnd* end) {
   }
 }
 
+// Returns once no thread writes to the stream.
 void ControlClient::WriteLoop(Stream* stream) {
   v1::JoinRequest message;
+  bool ok = true;  // if false, the reader sees the error too
   while (TakeNext(&message)) {
-    if (!stream->Write(message)) return;  // the reader sees the error too
+    ok = ok && stream->Write(message);
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
   }
 }
 
 bool ControlClient::TakeNext(v1::JoinRequest* message) {
   const auto has_news = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return !connected_ || !outbox_.empty() || heartbeat_.has_value();
+    return !writing_ && (!connected_ || !outbox_.empty() || heartbeat_.has_value());
   };
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&has_news));
   if (!connected_) return false;
+  writing_ = true;
   if (!outbox_.empty()) {
     *message = std::move(outbox_.front());
     outbox_.pop_front();

@@ -70,7 +70,9 @@ class ControlClient {
   // Ends the stream and frees everything before it returns. Idempotent.
   void Stop();
 
-  // Enqueues a message for the current stream, or drops it if there is none. Never blocks.
+  // Enqueues a message for the current stream, or drops it if there is none. Blocks only for the
+  // answer of an inline operation, which it writes itself if no other write is in progress: waking
+  // the writer takes longer.
   void Send(v1::JoinRequest message);
 
  private:
@@ -88,7 +90,8 @@ class ControlClient {
   void ReadLoop(Stream* stream, SessionEnd* end);
   void WriteLoop(Stream* stream);
   void HeartbeatLoop();
-  bool TakeNext(v1::JoinRequest* message);
+  // Waits for the next message to write and sets writing_. Returns false at the stream's end.
+  bool TakeNext(v1::JoinRequest* message) ABSL_LOCKS_EXCLUDED(mutex_);
   bool IsLeaving();
   // Returns false if Stop or Leave was called.
   bool RestBeforeDialling(absl::Duration duration);
@@ -103,6 +106,8 @@ class ControlClient {
   bool left_ ABSL_GUARDED_BY(mutex_) = false;  // no stream is open and none will be opened
   bool connected_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::ClientContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;  // while messages may be written
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;      // a thread writes to stream_
   std::deque<v1::JoinRequest> outbox_ ABSL_GUARDED_BY(mutex_);
   // Only the latest: heartbeats must not pile up on a stream that does not drain.
   std::optional<v1::JoinRequest> heartbeat_ ABSL_GUARDED_BY(mutex_);

@@ -31,7 +31,22 @@ int64_t WorkOf(const AttentionShape& shape, const ComputeCall& call) {
   }
 }
 
+// Multiplications of a short program. One core of a CPU takes 1 to 3 ms for them.
+constexpr int64_t kShortWork = 16 << 20;
+
 }  // namespace
+
+bool IsShort(const AttentionSpec& spec, const Program& program) {
+  int64_t work = 0;
+  for (const Step& step : program.steps) {
+    if (!step.transfers.empty()) return false;
+    for (const ComputeCall& call : step.calls) {
+      work += WorkOf(spec.shape, call);
+      if (work > kShortWork) return false;
+    }
+  }
+  return true;
+}
 
 double FractionDone(const AttentionSpec& spec, const Program& program, int64_t work,
                     int64_t calls_done) {
@@ -84,6 +99,22 @@ void OperationRunner::Run(std::shared_ptr<ShardOperation> operation) {
   ordinary_.queue.push_back(std::move(operation));
 }
 
+void OperationRunner::RunOrEnqueue(std::shared_ptr<ShardOperation> operation) {
+  std::shared_ptr<Communicator> communicator;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (closing_ || !ordinary_.idle() || !preempting_.idle()) {
+      ordinary_.queue.push_back(std::move(operation));
+      return;
+    }
+    ordinary_.current = operation;
+    ordinary_.step = 0;
+    communicator = communicator_;
+  }
+  operation->operation().control().runs_on_caller = true;
+  RunCurrent(ordinary_, operation, std::move(communicator));
+}
+
 void OperationRunner::Preempt(std::shared_ptr<ShardOperation> operation,
                               absl::Duration preempt_after) {
   operation->operation().control().preempts = true;
@@ -125,8 +156,9 @@ bool OperationRunner::Current(const Lane& lane, RunningOperation* running) const
 }
 
 void OperationRunner::Loop() {
+  // A caller of RunOrEnqueue() may run the current operation.
   const auto has_news = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return closing_ || !ordinary_.queue.empty();
+    return closing_ || (!ordinary_.queue.empty() && ordinary_.current == nullptr);
   };
   while (true) {
     {
@@ -198,12 +230,17 @@ bool OperationRunner::RunNext(Lane& lane) {
     lane.step = 0;
     communicator = communicator_;
   }
+  RunCurrent(lane, operation, std::move(communicator));
+  return true;
+}
+
+void OperationRunner::RunCurrent(Lane& lane, const std::shared_ptr<ShardOperation>& operation,
+                                 std::shared_ptr<Communicator> communicator) {
   RunOne(operation, communicator, &lane.step);
   // Released before the runner can be seen idle; teardown relies on it.
   communicator.reset();
   absl::MutexLock lock(&mutex_);
   lane.current = nullptr;
-  return true;
 }
 
 void OperationRunner::RunOne(const std::shared_ptr<ShardOperation>& operation,

@@ -1,7 +1,8 @@
-// OperationRunner: runs operations one after another on its own thread, in the order of the
-// coordinator's Run messages. Small operations without peers may preempt them: they run on a second
-// thread, while the device pauses the others (Device::Preempt). The others keep their order and the
-// order of their exchanges, so preemption cannot make ranks wait for one another in a cycle.
+// OperationRunner: runs operations one after another, in the order of the coordinator's Run
+// messages, on its own thread, and short ones also on their caller's. Small operations without
+// peers may preempt them: they run on a second thread, while the device pauses the others
+// (Device::Preempt). The others keep their order and the order of their exchanges, so preemption
+// cannot make ranks wait for one another in a cycle.
 //
 // Between two preemptions the others compute for at least as long as they paused, so they keep at
 // least half of the device.
@@ -43,6 +44,10 @@ struct RunningOperation {
 double FractionDone(const AttentionSpec& spec, const Program& program, int64_t work,
                     int64_t calls_done);
 
+// Returns whether the program takes a few milliseconds at most and waits for no peer. Waking
+// another thread for it takes a considerable part of its time.
+bool IsShort(const AttentionSpec& spec, const Program& program);
+
 // Thread safe.
 class OperationRunner {
  public:
@@ -72,6 +77,9 @@ class OperationRunner {
 
   // Enqueues an operation. Never blocks.
   void Run(std::shared_ptr<ShardOperation> operation);
+
+  // Runs an operation that IsShort() on this thread, if the runner is idle. Otherwise enqueues it.
+  void RunOrEnqueue(std::shared_ptr<ShardOperation> operation);
 
   // Enqueues an operation without peers that preempts those of Run(). It waits until those have
   // computed for `preempt_after`, or for as long as they last paused if that is longer. Never
@@ -111,6 +119,9 @@ class OperationRunner {
   bool RunPreempting(absl::Time end) ABSL_LOCKS_EXCLUDED(mutex_);
   // Runs the next operation of the lane. Returns false if there is none.
   bool RunNext(Lane& lane) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Runs the lane's current operation, which this thread has set, and clears it.
+  void RunCurrent(Lane& lane, const std::shared_ptr<ShardOperation>& operation,
+                  std::shared_ptr<Communicator> communicator) ABSL_LOCKS_EXCLUDED(mutex_);
   bool OrdinaryRuns() const ABSL_LOCKS_EXCLUDED(mutex_);
   void RunOne(const std::shared_ptr<ShardOperation>& operation,
               const std::shared_ptr<Communicator>& communicator, std::atomic<int64_t>* step);

@@ -21,6 +21,22 @@ AttentionSpec SpecOf(int64_t head_dim) {
   return spec;
 }
 
+TEST(IsShort, CountsTheWorkOfAllStepsAndAcceptsNoPeers) {
+  constexpr int64_t kPairs = 50'000;  // times 2 x 64: 6.4 million multiplications
+  Program program;
+  program.steps.push_back({{}, {CallOf(ComputeCall::Op::kForward, kPairs)}});
+  program.steps.push_back({{}, {CallOf(ComputeCall::Op::kForward, kPairs)}});
+  AttentionSpec spec = SpecOf(64);
+  spec.shape.batch = spec.shape.num_heads = spec.shape.num_kv_heads = 1;
+  EXPECT_TRUE(IsShort(spec, program));
+  program.steps.push_back({{}, {CallOf(ComputeCall::Op::kForward, kPairs)}});
+  EXPECT_FALSE(IsShort(spec, program));
+  program.steps.resize(1);
+  EXPECT_TRUE(IsShort(spec, program));
+  program.steps[0].transfers.emplace_back();
+  EXPECT_FALSE(IsShort(spec, program));
+}
+
 // A backward on one device is one step: without counting tiles its progress would stay 0 until the
 // end.
 TEST(FractionDone, GrowsWithTilesOfASingleStep) {

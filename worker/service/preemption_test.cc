@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
@@ -87,6 +88,7 @@ class PreemptionTest : public testing::Test {
   mutable absl::Mutex mutex_;
   // Numbers of tokens of the operations that have ended, in order.
   std::vector<int64_t> ends_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::thread::id> threads_ ABSL_GUARDED_BY(mutex_);  // of the same
   std::vector<absl::Duration> pauses_ ABSL_GUARDED_BY(mutex_);
   TestDevice device_{1, int64_t{256} << 20};
   std::vector<std::unique_ptr<CopiedOperation>> operations_;  // outlive the runner's use
@@ -97,6 +99,7 @@ class PreemptionTest : public testing::Test {
         EXPECT_TRUE(result.ok()) << result.status();
         absl::MutexLock lock(&mutex_);
         ends_.push_back(operation.operation().spec().shape.seq_len_q);
+        threads_.push_back(std::this_thread::get_id());
       },
       [this](absl::Duration paused) {
         absl::MutexLock lock(&mutex_);
@@ -164,6 +167,57 @@ TEST_F(PreemptionTest, ALargeOperationKeepsHalfOfTheDevice) {
   AwaitEnds(kCount + 1);
   absl::MutexLock lock(&mutex_);
   EXPECT_NE(ends_.back(), kTokens);
+}
+
+TEST_F(PreemptionTest, AShortOperationRunsOnItsCaller) {
+  CopiedOperation& alone = Make(kSmallTokens);
+  runner_.Run(alone.operation());
+  AwaitEnds(1);
+  ASSERT_TRUE(runner_.WaitUntilIdle(MonotonicNow() + absl::Seconds(10)));
+  CopiedOperation& here = Make(kSmallTokens);
+  runner_.RunOrEnqueue(here.operation());
+  EXPECT_TRUE(SameBits(OutputOf(here), OutputOf(alone)));
+  RunningOperation running;
+  EXPECT_FALSE(runner_.Current(&running));
+  absl::MutexLock lock(&mutex_);
+  ASSERT_EQ(threads_.size(), 2u);
+  EXPECT_NE(threads_[0], std::this_thread::get_id());
+  EXPECT_EQ(threads_[1], std::this_thread::get_id());
+}
+
+TEST_F(PreemptionTest, AShortOperationKeepsItsPlaceBehindARunningOne) {
+  CopiedOperation& large = Make(kLargeTokens);
+  CopiedOperation& small = Make(kSmallTokens);
+  runner_.Run(large.operation());
+  ASSERT_TRUE(Await([this] { return IsLargeRunning(); }));
+  runner_.RunOrEnqueue(small.operation());
+  AwaitEnds(2);
+  absl::MutexLock lock(&mutex_);
+  EXPECT_EQ(ends_, (std::vector<int64_t>{kLargeTokens, kSmallTokens}));
+  EXPECT_NE(threads_[1], std::this_thread::get_id());
+}
+
+// Callers and the runner's thread never run two operations at once.
+TEST_F(PreemptionTest, OperationsOfCallersAndOfTheRunnerAllEnd) {
+  constexpr int kEach = 50;
+  std::vector<CopiedOperation*> all;
+  for (int i = 0; i < 3 * kEach; ++i) all.push_back(&Make(kSmallTokens));
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (int i = caller * kEach; i < (caller + 1) * kEach; ++i) {
+        if (caller == 0) {
+          runner_.Run(all[i]->operation());
+        } else {
+          runner_.RunOrEnqueue(all[i]->operation());
+        }
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  AwaitEnds(all.size());
+  ASSERT_TRUE(runner_.WaitUntilIdle(MonotonicNow() + absl::Seconds(10)));
+  for (CopiedOperation* each : all) EXPECT_TRUE(SameBits(OutputOf(*each), OutputOf(*all[0])));
 }
 
 // A stop ends a paused operation and a queued small one.

@@ -370,6 +370,8 @@ void WorkerCore::RunInline(const v1::Reserve& reserve,
   }
   if (run.has_preempt_after()) {
     runner_.Preempt(operation, ToDuration(run.preempt_after()));
+  } else if (IsShort(operation->operation().spec(), operation->operation().program())) {
+    runner_.RunOrEnqueue(operation);
   } else {
     runner_.Run(operation);
   }

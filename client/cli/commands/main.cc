@@ -5,6 +5,7 @@
 #include <iostream>
 #include <optional>
 
+#include "absl/synchronization/mutex.h"
 #include "client/cli/command.h"
 #include "client/cli/flag_set.h"
 #include "common/base/version.h"
@@ -13,6 +14,8 @@
 int main(int argc, char** argv) {
   using namespace ringattn::client::cli;
   ringattn::wire::KeepFreedMemory();
+  // As in server/main.cc.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   // A write to a closed pipe must return an error instead of ending the process.
   std::signal(SIGPIPE, SIG_IGN);
   FlagSet program(

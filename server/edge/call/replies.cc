@@ -151,4 +151,21 @@ grpc::ByteBuffer Wrap(Direction direction, v1::Summary summary) {
   return WrapIn(direction, [&](auto* r) { *r->mutable_summary() = std::move(summary); });
 }
 
+// A field of SingleReply has the number of the response's field that it replaces, so its encoding
+// is that of the response.
+grpc::ByteBuffer MakeSingleReply(const std::vector<grpc::ByteBuffer>& messages) {
+  std::vector<grpc::Slice> slices(1);  // the first is the prefix
+  uint64_t bytes = 0;
+  for (const grpc::ByteBuffer& message : messages) {
+    bytes += message.Length();
+    std::vector<grpc::Slice> parts;
+    (void)message.Dump(&parts);  // fails for compressed messages only
+    slices.insert(slices.end(), parts.begin(), parts.end());
+  }
+  const wire::ChunkPrefix prefix =
+      wire::EncodeFieldPrefix(v1::ForwardResponse::kSingleFieldNumber, bytes);
+  slices.front() = grpc::Slice(prefix.bytes.data(), prefix.size);
+  return {slices.data(), slices.size()};
+}
+
 }  // namespace ringattn::server

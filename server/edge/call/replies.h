@@ -39,6 +39,9 @@ grpc::ByteBuffer Wrap(Direction direction, v1::Accepted accepted);
 grpc::ByteBuffer Wrap(Direction direction, v1::Progress progress);
 grpc::ByteBuffer Wrap(Direction direction, v1::Summary summary);
 
+// Returns the whole messages of a reply, in order, as one with a SingleReply. Does not copy them.
+grpc::ByteBuffer MakeSingleReply(const std::vector<grpc::ByteBuffer>& messages);
+
 }  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_EDGE_CALL_REPLIES_H_

@@ -111,6 +111,8 @@ void RequestCall::Do(Steps steps) {
   }
   if (steps.read) StartRead(&incoming_);
   if (steps.write && steps.finish.has_value()) {
+    // OnWriteDone does not follow.
+    if (in_flight_.payload_bytes > 0) context_->metrics->SentToClient(in_flight_.payload_bytes);
     return StartWriteAndFinish(&in_flight_.message, grpc::WriteOptions(), *steps.finish);
   }
   if (steps.write) {
@@ -400,6 +402,7 @@ bool RequestCall::SucceedOwn(const FinishRequest& finish) {
       succeeded = true;
       plane_->Succeeded();
       Enqueue(Wrap(direction_, MakeSummary(*download_, finish, flops_, plane_->totals())), 0);
+      if (is_single_ && !has_written_) JoinMessages();
       download_time_ = finish.download_time;
       if (!follows()) CountSuccess(finish);
       End(grpc::Status::OK);

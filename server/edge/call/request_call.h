@@ -159,6 +159,8 @@ class RequestCall final : public ByteStreamReactor,
   // Accept and Download of an inline operation. Its messages are written together with the status.
   void OpenInline(TransferSpec spec, v1::Accepted accepted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EnqueueOutputs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Replaces the queued messages of an inline operation by one SingleReply.
+  void JoinMessages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HandOutTickets(const TransferSpec& spec, v1::Accepted accepted) ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<DataPlane> MakePlane(TransferSpec spec);
   void CountInputs(const DataPlane& plane);
@@ -231,6 +233,7 @@ class RequestCall final : public ByteStreamReactor,
   // All messages together fit into HTTP/2's initial window of 64 KiB, so their writes end without
   // the client's help.
   bool is_small_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_single_ ABSL_GUARDED_BY(mutex_) = false;  // small, and the client takes a SingleReply
   std::function<void()> deferred_ ABSL_GUARDED_BY(mutex_);  // not started yet
   bool stops_ ABSL_GUARDED_BY(mutex_) = false;              // the data plane must be stopped
   absl::Time looked_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();

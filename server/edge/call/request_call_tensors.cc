@@ -50,6 +50,8 @@ void RequestCall::OpenInline(TransferSpec spec, v1::Accepted accepted) {
   life_.MoveTo(CallState::kTransferring);
   const TransferTotals totals = plane_->totals();
   is_small_ = totals.bytes_down <= kSmallBytes;
+  is_single_ = is_small_ && request_->reply.single_message &&
+               totals.bytes_down <= request_->reply.max_chunk_bytes;
   context_->metrics->AcceptedInline();
   context_->metrics->ReceivedFromClient(totals.received_bytes);
 }
@@ -61,6 +63,18 @@ void RequestCall::EnqueueOutputs() {
   for (DownloadMerger::Chunk& chunk : *chunks) {
     Enqueue(std::move(chunk.message), chunk.payload_bytes);
   }
+}
+
+void RequestCall::JoinMessages() {
+  Outgoing joined;
+  std::vector<grpc::ByteBuffer> messages;
+  for (Outgoing& outgoing : outgoing_) {
+    joined.payload_bytes += outgoing.payload_bytes;
+    messages.push_back(std::move(outgoing.message));
+  }
+  joined.message = MakeSingleReply(messages);
+  outgoing_.clear();
+  outgoing_.push_back(std::move(joined));
 }
 
 // Sends Accepted first, because the members have no work before the client knows of them.

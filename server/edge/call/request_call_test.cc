@@ -304,10 +304,12 @@ TEST(RequestCallTest, AClientThatNeverReadsTheSummaryGetsAStatus) {
 
 // A call whose inline operation has run. The core reports it in one batch of actions.
 struct InlineCall {
-  InlineCall(Edge* edge, const BeginDownload& begin) {
+  InlineCall(Edge* edge, const BeginDownload& begin, const v1::ReplyOptions& reply = {}) {
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
     stream = edge->stub->Forward(&context);
-    stream->Write(Header());
+    v1::ForwardRequest header = Header();
+    *header.mutable_header()->mutable_reply() = reply;
+    stream->Write(header);
     EXPECT_TRUE(WaitUntil([edge] { return edge->refused == 1; }));
     const std::shared_ptr<RequestCall> call = edge->registry.All().at(0);
     AcceptRequest accept;
@@ -328,8 +330,7 @@ struct InlineCall {
   std::unique_ptr<grpc::ClientReaderWriter<v1::ForwardRequest, v1::ForwardResponse>> stream;
 };
 
-TEST(RequestCallTest, AnInlineOperationIsAnsweredAtOnce) {
-  Edge edge;
+BeginDownload InlineOutputs() {
   BeginDownload begin;
   for (const auto& [id, bytes] :
        {std::pair(v1::TENSOR_ID_OUT, 64), std::pair(v1::TENSOR_ID_LSE, 16)}) {
@@ -337,7 +338,12 @@ TEST(RequestCallTest, AnInlineOperationIsAnsweredAtOnce) {
     output->set_tensor(id);
     output->set_data(std::string(bytes, 'o'));
   }
-  InlineCall call(&edge, begin);
+  return begin;
+}
+
+TEST(RequestCallTest, AnInlineOperationIsAnsweredAtOnce) {
+  Edge edge;
+  InlineCall call(&edge, InlineOutputs());
   std::vector<v1::ForwardResponse> responses(5);
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(call.stream->Read(&responses[i]));
   EXPECT_FALSE(call.stream->Read(&responses[4]));
@@ -345,6 +351,40 @@ TEST(RequestCallTest, AnInlineOperationIsAnsweredAtOnce) {
   EXPECT_EQ(responses[1].chunk().data(), std::string(64, 'o'));
   EXPECT_EQ(responses[2].chunk().tensor(), v1::TENSOR_ID_LSE);
   EXPECT_TRUE(responses[3].has_summary());
+  EXPECT_TRUE(call.stream->Finish().ok());
+}
+
+TEST(RequestCallTest, AClientMayTakeAnInlineOperationsAnswerInOneMessage) {
+  Edge edge;
+  v1::ReplyOptions reply;
+  reply.set_single_message(true);
+  reply.set_with_crc32c(true);
+  InlineCall call(&edge, InlineOutputs(), reply);
+  v1::ForwardResponse response;
+  ASSERT_TRUE(call.stream->Read(&response));
+  const v1::SingleReply single = response.single();
+  EXPECT_EQ(single.accepted().request_id(), "test");
+  ASSERT_EQ(single.chunks_size(), 2);
+  EXPECT_EQ(single.chunks(0).data(), std::string(64, 'o'));
+  EXPECT_TRUE(single.chunks(0).has_crc32c());
+  EXPECT_EQ(single.chunks(1).tensor(), v1::TENSOR_ID_LSE);
+  EXPECT_TRUE(single.has_summary());
+  EXPECT_FALSE(call.stream->Read(&response));
+  EXPECT_TRUE(call.stream->Finish().ok());
+}
+
+TEST(RequestCallTest, ASingleReplyIsNotLargerThanTheClientsChunks) {
+  Limits limits;
+  limits.min_chunk_bytes_down = 16;
+  Edge edge(limits);
+  v1::ReplyOptions reply;
+  reply.set_single_message(true);
+  reply.set_max_chunk_bytes(79);  // the outputs have 80
+  InlineCall call(&edge, InlineOutputs(), reply);
+  v1::ForwardResponse response;
+  int messages = 0;
+  for (; call.stream->Read(&response); ++messages) EXPECT_FALSE(response.has_single());
+  EXPECT_EQ(messages, 4);
   EXPECT_TRUE(call.stream->Finish().ok());
 }
 

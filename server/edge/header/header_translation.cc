@@ -27,6 +27,7 @@ Fingerprints TakeFingerprints(Header* header) {
     header->mutable_reply()->clear_max_chunk_bytes();
     header->mutable_reply()->clear_with_crc32c();
     header->mutable_reply()->clear_progress_interval();
+    header->mutable_reply()->clear_single_message();
   }
   header->clear_transport();
   google::protobuf::RepeatedPtrField<v1::InlineTensor> tensors;
@@ -71,6 +72,7 @@ std::variant<HeaderRequest, Rejection> Read(First first, const Limits& limits) {
                                       : limits.max_chunk_bytes_down_default;
   request.reply.with_crc32c = reply.with_crc32c();
   request.reply.with_timeline = reply.with_timeline();
+  request.reply.single_message = reply.single_message();
   if (reply.has_progress_interval()) {
     request.reply.progress_interval = ToDuration(reply.progress_interval());
   }

@@ -24,6 +24,7 @@ struct ReplyChoice {
   bool with_crc32c = false;
   absl::Duration progress_interval = absl::InfiniteDuration();
   bool with_timeline = false;
+  bool single_message = false;  // the client takes a SingleReply
 };
 
 struct HeaderRequest {

@@ -43,7 +43,7 @@ struct Settings {
   int rounds = 20;
 };
 
-// What the ranks of one ring measured, in memory that the processes share. Seconds of the fastest
+// The measurements of one ring, in memory that the ranks share. Seconds of the fastest
 // group, by rank.
 struct Measured {
   double pair[kRanks] = {};

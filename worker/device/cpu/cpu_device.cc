@@ -159,16 +159,18 @@ absl::Status CpuDevice::RunBoth(const KernelCall& backward, const BiasGradientCa
 EventRef CpuDevice::StartWork(std::function<absl::Status()> work, std::vector<EventRef> after,
                               RunControl* control) {
   HostQueue& queue = control->preempts ? preempting_queue_ : queue_;
-  return queue.Start(
-      [work = std::move(work), control]() -> absl::Status {
-        if (control->stop.load(std::memory_order_relaxed)) return absl::OkStatus();
-        absl::Status status = work();
-        // A stopped call counts as done. Later calls are stopped too, and the executor reports the
-        // cancellation once.
-        if (absl::IsCancelled(status)) return absl::OkStatus();
-        return status;
-      },
-      std::move(after), HostQueue::OnFailure::kSkip);
+  auto run = [work = std::move(work), control]() -> absl::Status {
+    if (control->stop.load(std::memory_order_relaxed)) return absl::OkStatus();
+    absl::Status status = work();
+    // A stopped call counts as done. Later calls are stopped too, and the executor reports the
+    // cancellation once.
+    if (absl::IsCancelled(status)) return absl::OkStatus();
+    return status;
+  };
+  if (control->runs_on_caller) {
+    return queue.RunOrStart(std::move(run), std::move(after), HostQueue::OnFailure::kSkip);
+  }
+  return queue.Start(std::move(run), std::move(after), HostQueue::OnFailure::kSkip);
 }
 
 absl::Status CpuDevice::CopyFromHost(void* device, const void* host, int64_t bytes) {
