@@ -9,7 +9,7 @@
 # .cache/cuda, where other builds do not look.
 #
 #   cuda_compile.sh copy             copies the other build; no other Bazel may run
-#   cuda_compile.sh standard|full    compiles
+#   cuda_compile.sh standard|full    compiles, with $RINGATTN_CUDA_JOBS compilers at a time [1]
 #   cuda_compile.sh tests            runs those unit tests and ends the copy's Bazel
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -68,12 +68,13 @@ if [[ ! -d $build ]] && ! copy_build; then
   exit 1
 fi
 [[ $part == copy ]] && exit
-# One compiler at a time leaves a processor to the tests that run concurrently.
+# One compiler at a time leaves a processor to tests that run concurrently.
+jobs=${RINGATTN_CUDA_JOBS:-1}
 status=0
 begin=$SECONDS
 if [[ $part != full ]]; then
   record "skip cuda compile for sm_80: the full tier compiles it"
-elif cuda_bazel build --jobs=1 --repo_env=RINGATTN_CUDA_ARCHS=80 //worker/kernels/cuda/sm80/... \
+elif cuda_bazel build --jobs="$jobs" --repo_env=RINGATTN_CUDA_ARCHS=80 //worker/kernels/cuda/sm80/... \
   //worker/kernels/cuda/simt/...; then
   record "pass cuda compile for sm_80 ($((SECONDS - begin)) s)"
 else
@@ -81,8 +82,8 @@ else
   status=1
 fi
 begin=$SECONDS
-if cuda_bazel build --jobs=1 --build_tag_filters=cuda //worker/... //tests/gpu/... &&
-  cuda_bazel build --jobs=1 //worker:ringattn-worker; then
+if cuda_bazel build --jobs="$jobs" --build_tag_filters=cuda //worker/... //tests/gpu/... &&
+  cuda_bazel build --jobs="$jobs" //worker:ringattn-worker; then
   record "pass cuda compile ($((SECONDS - begin)) s)"
 else
   record "fail cuda compile"
