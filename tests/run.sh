@@ -92,7 +92,7 @@ ended=$?
 ./tests/lib/chart_tests.sh || true
 
 section cuda "compiled for GPUs, partly meanwhile"
-# The compile beside the tests uses one processor. If it has not ended, all processors continue it.
+# During the tests this compile uses one processor. If it has not ended, all processors continue it.
 if kill -TERM "$cuda" 2>/dev/null; then
   wait "$cuda"
   RINGATTN_CUDA_JOBS=$(nproc) ./tests/lib/cuda_compile.sh "$tier" || true
@@ -101,7 +101,7 @@ else
   ended=$?
   cat "$beside/cuda"
   cat "$beside/cuda_tally" >>"$RINGATTN_TALLY"
-  # 0 and 1 have said what passed and failed.
+  # With exit status 0 or 1, the script has recorded its results.
   ((ended <= 1)) || record "fail cuda compile: ended early (exit $ended)"
 fi
 ./tests/lib/cuda_compile.sh tests || true

@@ -150,7 +150,7 @@ WorkerMetrics::WorkerMetrics()
       runs_(metrics_.Counters("ringattn_worker_runs_total", "Programs that ended, by status.")),
       preemptions_(metrics_
                        .Counters("ringattn_worker_preemptions_total",
-                                 "Times that a running program paused for small requests.")
+                                 "Preemptions of a running program by small requests.")
                        .Add({})),
       paused_seconds_(metrics_
                           .Counters("ringattn_worker_paused_seconds_total",

@@ -106,7 +106,7 @@ class WorkerMetrics {
                 absl::Duration upload_copies);
   // Counts copying one set of outputs from the device.
   void CountDownloadCopies(absl::Duration time);
-  // Counts a preemption of a running program, which paused for this long.
+  // Counts a preemption of a running program. `paused`: zero if the device runs both at once.
   void CountPreemption(absl::Duration paused) {
     preemptions_.Increment();
     paused_seconds_.Increment(absl::ToDoubleSeconds(paused));

@@ -3,6 +3,7 @@
 #ifndef RINGATTN_WORKER_COMM_MIXED_EMULATED_HOSTS_H_
 #define RINGATTN_WORKER_COMM_MIXED_EMULATED_HOSTS_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 

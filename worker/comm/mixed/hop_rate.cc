@@ -7,9 +7,8 @@
 // hosts, and connects them over the interface that NCCL_SOCKET_IFNAME names (here: lo unless set).
 // Patterns, each a group of transfers on every rank:
 //   pair  with the other rank of the host, `bytes` in both directions
-//   ring  `bytes` from the first to the second rank of each host; 64 KiB from there to the next
-//   host,
-//         at the same time
+//   ring  at the same time: `bytes` from the first to the second rank of each host, and 64 KiB from
+//         there to the next host
 #include <sys/mman.h>
 
 #include <algorithm>
