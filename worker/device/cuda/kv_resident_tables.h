@@ -36,8 +36,9 @@ class KvResidentTables {
   // Where the table of a row of the last step begins.
   int64_t first_element(size_t row) const { return slots_[row].first; }
 
-  // What the device lacks, in ascending order, and its content.
+  // The elements that the device lacks, in ascending order.
   const std::vector<Run>& changes() const { return changes_; }
+  // All elements, as the device will hold them.
   const uint32_t* elements() const { return elements_.data(); }
 
   // All changes have been copied.
