@@ -4,7 +4,7 @@
 Starts a ring per setting of --preempt_after and measures, with `ringattn bench`: the small requests alone, the
 large ones alone, and both together. The bound of a small request is preempt_after + 2 times its time alone.
 
-  small_next_to_large.py --bin_dir DIR [--workers N] [--large 65536] [--seconds 10]
+  small_next_to_large.py --bin_dir DIR [--workers N] [--large 65536] [--transport host_memory] [--seconds 10]
   small_next_to_large.py --bin_dir DIR --cpu        two CPU workers with smaller requests
 
 DIR has ringattn, ringattn-server and ringattn-worker. Prints JSON; exits 1 if a result is wrong.
@@ -64,11 +64,11 @@ def measure(args, preempt_after):
              f"--metrics_port={ports[1]}", f"--server_flag=--preempt_after={preempt_after}"],
             check=True, stdout=subprocess.DEVNULL)
         try:
-            ring = f"--world_size={args.workers}"
+            ring = [f"--world_size={args.workers}", f"--transport={args.transport}"]
             alone = level_of(start_bench(args, ports[0], SMALL_TOKENS, 1, args.seconds))
-            large_alone = level_of(start_bench(args, ports[0], args.large, args.in_flight, args.seconds, ring))
+            large_alone = level_of(start_bench(args, ports[0], args.large, args.in_flight, args.seconds, *ring))
             # The large requests begin first and end last.
-            large = start_bench(args, ports[0], args.large, args.in_flight, 3 * args.seconds, ring)
+            large = start_bench(args, ports[0], args.large, args.in_flight, 3 * args.seconds, *ring)
             time.sleep(args.seconds)
             beside = level_of(start_bench(args, ports[0], SMALL_TOKENS, 1, args.seconds))
             large_beside = level_of(large)
@@ -92,6 +92,8 @@ def main():
     parser.add_argument("--kv_heads", type=int, default=8)
     parser.add_argument("--in_flight", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--transport", default="host_memory",
+                        help="of the large requests; streams of gRPC also need most of 16 processors")
     parser.add_argument("--port", type=int, default=17700)
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()

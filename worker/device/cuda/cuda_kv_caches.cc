@@ -14,6 +14,7 @@
 #include "worker/device/cuda/cuda_kv_scratch.h"
 #include "worker/device/cuda/cuda_status.h"
 #include "worker/device/cuda/kv_batch_class.h"
+#include "worker/device/cuda/kv_resident_tables.h"
 #include "worker/kernels/cuda/paged/paged_attention.h"
 
 namespace ringattn::worker {
@@ -70,9 +71,13 @@ struct ClassGraph {
 
 class CudaKvCache final : public DeviceKvCache {
  public:
+  // `inline_bytes`: see kInlineTableBytes.
   CudaKvCache(std::shared_ptr<CudaKvScratch> scratch, const cuda::DeviceInfo& info,
-              DeviceKvShape shape)
-      : scratch_(std::move(scratch)), info_(info), shape_(std::move(shape)) {}
+              DeviceKvShape shape, int64_t inline_bytes)
+      : scratch_(std::move(scratch)),
+        info_(info),
+        shape_(std::move(shape)),
+        inline_bytes_(inline_bytes) {}
 
   ~CudaKvCache() override {
     // A cache that was never used is destroyed by another thread than the engine's, which may be
@@ -101,7 +106,7 @@ class CudaKvCache final : public DeviceKvCache {
       bytes_ += segment.memory->bytes();
     }
     for (size_t g = 0; g < shape_.groups.size(); ++g) {
-      GroupState& state = groups_.emplace_back();
+      GroupState& state = groups_.emplace_back(MaxTableElements());
       auto tables = device->Allocate(kMaxRows * kPagedRowBytes + MaxTableElements() * 4);
       if (!tables.ok()) return tables.status();
       state.tables = *std::move(tables);
@@ -177,28 +182,34 @@ class CudaKvCache final : public DeviceKvCache {
     }
     state.rows = KvClassSize(std::max<int64_t>(count, 1));
     state.num_rows = count;
+    state.table_bytes = KvTableClass(state.rows, elements, inline_bytes_);
+    if (state.resident()) state.resident_tables.Place(rows);
     state.max_q = state.total_q = state.max_append = state.total_append = 0;
     const int64_t row_bytes = state.rows * kPagedRowBytes;
-    state.staging.assign(row_bytes + elements * 4, 0);
+    state.staging.assign(row_bytes + (state.resident() ? 0 : elements * 4), 0);
     PagedRow* const paged = reinterpret_cast<PagedRow*>(state.staging.data());
     int32_t* const table = reinterpret_cast<int32_t*>(state.staging.data() + row_bytes);
     int64_t at = 0;
-    for (const DeviceKvRow& row : rows) {
-      PagedRow& to = paged[&row - rows.data()];
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const DeviceKvRow& row = rows[i];
+      PagedRow& to = paged[i];
       to.first_q = static_cast<int32_t>(state.total_q);
       to.q_tokens = static_cast<int32_t>(row.q_tokens);
       to.first_append = static_cast<int32_t>(state.total_append);
       to.append_tokens = static_cast<int32_t>(row.append_tokens);
       to.keep_length = static_cast<int32_t>(row.keep_length);
-      to.table = static_cast<int32_t>(at);
-      std::memcpy(table + at, row.table.data(), row.table.size() * 4);
-      at += static_cast<int64_t>(row.table.size());
+      if (state.resident()) {
+        to.table = static_cast<int32_t>(state.resident_tables.first_element(i));
+      } else {
+        to.table = static_cast<int32_t>(at);
+        std::memcpy(table + at, row.table.data(), row.table.size() * 4);
+        at += static_cast<int64_t>(row.table.size());
+      }
       state.total_q += row.q_tokens;
       state.max_q = std::max(state.max_q, row.q_tokens);
       state.total_append += row.append_tokens;
       state.max_append = std::max(state.max_append, row.append_tokens);
     }
-    state.table_bytes = KvTableClass(state.rows, elements);
     state.uploaded = false;
     return absl::OkStatus();
   }
@@ -223,13 +234,14 @@ class CudaKvCache final : public DeviceKvCache {
       key.total_append = KvClassSize(state.total_append);
     }
     key.partial = call.partial;
-    key.table_bytes = state.table_bytes;
-    if (!KvCallLayout(key, shape_.groups[key.group], shape_.dtype).small()) key.table_bytes = 0;
-    if (key.table_bytes == 0 && !state.uploaded) {
-      if (absl::Status uploaded = UploadRows(state); !uploaded.ok()) {
-        return scratch_->Check(std::move(uploaded));
-      }
-      state.uploaded = true;
+    key.resident = state.resident();
+    key.table_bytes = state.resident() ? KvTableClass(state.rows, 0) : state.table_bytes;
+    if (!KvCallLayout(key, shape_.groups[key.group], shape_.dtype).small()) {
+      key.table_bytes = 0;
+      key.resident = false;  // the same launch for all tables
+    }
+    if (absl::Status uploaded = Upload(state, /*rows=*/key.table_bytes == 0); !uploaded.ok()) {
+      return scratch_->Check(std::move(uploaded));
     }
     absl::StatusOr<const ClassGraph*> graph = GraphOf(key);
     if (!graph.ok()) return scratch_->Check(graph.status());
@@ -249,17 +261,21 @@ class CudaKvCache final : public DeviceKvCache {
  private:
   // The rows of the latest step.
   struct GroupState {
+    explicit GroupState(int64_t max_elements) : resident_tables(max_elements) {}
+
     // [kMaxRows] PagedRow, of which the last `rows` are used, and the table elements after them.
-    // Written for steps whose rows do not travel with the calls.
+    // Written for steps whose rows or tables do not travel with the calls.
     std::unique_ptr<DeviceBuffer> tables;
-    bool uploaded = false;      // `tables` holds the step
-    std::vector<char> staging;  // [rows] PagedRow and the table elements
-    int64_t table_bytes = 0;    // KvTableClass
-    int64_t rows = 1;           // of the batch class
+    bool uploaded = false;             // `tables` holds `staging`
+    std::vector<char> staging;         // [rows] PagedRow and the elements of tables that travel
+    KvResidentTables resident_tables;  // the elements of others
+    int64_t table_bytes = 0;           // KvTableClass
+    int64_t rows = 1;                  // of the batch class
     int64_t num_rows = 0;
     int64_t max_q = 0, total_q = 0;
     int64_t max_append = 0, total_append = 0;
 
+    bool resident() const { return table_bytes == 0; }
     char* first_row() const { return first_element() - rows * kPagedRowBytes; }
     char* first_element() const {
       return static_cast<char*>(tables->data()) + kMaxRows * kPagedRowBytes;
@@ -356,10 +372,12 @@ class CudaKvCache final : public DeviceKvCache {
     char* const input = scratch_->input();
     char* const output = layout.small() ? scratch_->pinned_output : scratch_->output();
     buffers.step = reinterpret_cast<const PagedStep*>(input);
-    const char* const tables =
-        key.table_bytes > 0 ? input + layout.tables : groups_[key.group].first_element();
-    buffers.rows = reinterpret_cast<const PagedRow*>(tables - key.rows * kPagedRowBytes);
-    buffers.tables = reinterpret_cast<const int32_t*>(tables);
+    const char* const held = groups_[key.group].first_element();
+    const char* const sent = input + layout.tables;
+    buffers.rows = reinterpret_cast<const PagedRow*>((key.table_bytes > 0 ? sent : held) -
+                                                     key.rows * kPagedRowBytes);
+    buffers.tables =
+        reinterpret_cast<const int32_t*>(key.table_bytes > 0 && !key.resident ? sent : held);
     buffers.q = input + layout.q;
     buffers.k = input + layout.k;
     buffers.v = input + layout.v;
@@ -417,20 +435,39 @@ class CudaKvCache final : public DeviceKvCache {
   // REQUIRES: the stream is idle.
   void ForgetGraphs() { graphs_.clear(); }
 
-  absl::Status UploadRows(const GroupState& state) {
-    const int64_t bytes = static_cast<int64_t>(state.staging.size());
-    const char* source = state.staging.data();
+  // Copies what the device lacks of the step: changes of resident tables, and with `rows` also what
+  // a small call carries itself.
+  absl::Status Upload(GroupState& state, bool rows) {
+    KvResidentTables& resident = state.resident_tables;
+    if (state.resident()) {
+      for (const KvResidentTables::Run& run : resident.changes()) {
+        absl::Status status = CopyTables(state.first_element() + run.first * 4,
+                                         resident.elements() + run.first, run.count * 4);
+        if (!status.ok()) return status;
+      }
+      resident.NoteCopied();
+    }
+    if (!rows || state.uploaded) return absl::OkStatus();
+    if (!state.resident()) resident.Forget();
+    absl::Status status = CopyTables(state.first_row(), state.staging.data(),
+                                     static_cast<int64_t>(state.staging.size()));
+    state.uploaded = status.ok();
+    return status;
+  }
+
+  absl::Status CopyTables(char* target, const void* source, int64_t bytes) {
     if (bytes <= CudaKvScratch::kPinnedTableBytes) {
-      if (scratch_->tables_in_flight) {
+      if (scratch_->pinned_table_bytes + bytes > CudaKvScratch::kPinnedTableBytes) {
         if (absl::Status status = scratch_->Wait(); !status.ok()) return status;
       }
-      std::memcpy(scratch_->pinned_tables, source, bytes);
-      source = scratch_->pinned_tables;
-      scratch_->tables_in_flight = true;
+      char* const pinned = scratch_->pinned_tables + scratch_->pinned_table_bytes;
+      std::memcpy(pinned, source, bytes);
+      source = pinned;
+      scratch_->pinned_table_bytes += bytes;
     }
-    return CudaStatus(cudaMemcpyAsync(state.first_row(), source, bytes, cudaMemcpyHostToDevice,
-                                      scratch_->stream()),
-                      "cudaMemcpyAsync of a step's rows");
+    return CudaStatus(
+        cudaMemcpyAsync(target, source, bytes, cudaMemcpyHostToDevice, scratch_->stream()),
+        "cudaMemcpyAsync of a step's rows");
   }
 
   // Writes the PagedStep and the plane's sinks to pinned memory.
@@ -534,6 +571,7 @@ class CudaKvCache final : public DeviceKvCache {
   const std::shared_ptr<CudaKvScratch> scratch_;
   const cuda::DeviceInfo info_;
   const DeviceKvShape shape_;
+  const int64_t inline_bytes_;
   int64_t bytes_ = 0;
   bool used_ = false;              // the stream may have work of the cache
   std::vector<Segment> segments_;  // in the order of their planes
@@ -543,15 +581,16 @@ class CudaKvCache final : public DeviceKvCache {
 
 class CudaKvCaches final : public DeviceKvCaches {
  public:
-  CudaKvCaches(CudaEventPool* events, Device* device, const cuda::DeviceInfo& info)
-      : events_(events), device_(device), info_(info) {}
+  CudaKvCaches(CudaEventPool* events, Device* device, const cuda::DeviceInfo& info,
+               int64_t inline_bytes)
+      : events_(events), device_(device), info_(info), inline_bytes_(inline_bytes) {}
 
   int64_t scratch_bytes() const override { return CudaKvScratch::kTotalBytes; }
 
   absl::StatusOr<std::unique_ptr<DeviceKvCache>> Make(const DeviceKvShape& shape) override {
     absl::StatusOr<std::shared_ptr<CudaKvScratch>> scratch = GetScratch();
     if (!scratch.ok()) return scratch.status();
-    auto cache = std::make_unique<CudaKvCache>(*std::move(scratch), info_, shape);
+    auto cache = std::make_unique<CudaKvCache>(*std::move(scratch), info_, shape, inline_bytes_);
     if (absl::Status status = cache->Init(device_); !status.ok()) return status;
     return cache;
   }
@@ -572,6 +611,7 @@ class CudaKvCaches final : public DeviceKvCaches {
   CudaEventPool* const events_;
   Device* const device_;
   const cuda::DeviceInfo info_;
+  const int64_t inline_bytes_;
   absl::Mutex mutex_;
   std::shared_ptr<CudaKvScratch> scratch_ ABSL_GUARDED_BY(mutex_);
 };
@@ -580,7 +620,12 @@ class CudaKvCaches final : public DeviceKvCaches {
 
 std::unique_ptr<DeviceKvCaches> MakeCudaKvCaches(CudaEventPool* events, Device* device,
                                                  const cuda::DeviceInfo& info) {
-  return std::make_unique<CudaKvCaches>(events, device, info);
+  return std::make_unique<CudaKvCaches>(events, device, info, kInlineTableBytes);
+}
+
+std::unique_ptr<DeviceKvCaches> MakeResidentCudaKvCaches(CudaEventPool* events, Device* device,
+                                                         const cuda::DeviceInfo& info) {
+  return std::make_unique<CudaKvCaches>(events, device, info, /*inline_bytes=*/0);
 }
 
 }  // namespace ringattn::worker

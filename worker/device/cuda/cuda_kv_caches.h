@@ -22,6 +22,10 @@ namespace ringattn::worker {
 std::unique_ptr<DeviceKvCaches> MakeCudaKvCaches(CudaEventPool* events, Device* device,
                                                  const cuda::DeviceInfo& info);
 
+// The same, but all block tables stay in device memory, as long ones do. For tests.
+std::unique_ptr<DeviceKvCaches> MakeResidentCudaKvCaches(CudaEventPool* events, Device* device,
+                                                         const cuda::DeviceInfo& info);
+
 }  // namespace ringattn::worker
 
 #endif  // RINGATTN_WORKER_DEVICE_CUDA_CUDA_KV_CACHES_H_

@@ -64,7 +64,7 @@ absl::Status CudaKvScratch::Wait() {
   }
   if (state == cudaErrorNotReady) state = cudaStreamSynchronize(stream_);
   (void)cudaGetLastError();  // cudaErrorNotReady of a poll
-  tables_in_flight = false;
+  pinned_table_bytes = 0;
   return Check(CudaStatus(state, "a step of a K/V cache"));
 }
 

@@ -52,8 +52,8 @@ class CudaKvScratch {
   char* pinned_input = nullptr;
   char* pinned_output = nullptr;
   char* pinned_tables = nullptr;
-  // A copy from pinned_tables may be in progress.
-  bool tables_in_flight = false;
+  // The first bytes of pinned_tables from which copies may be in progress.
+  int64_t pinned_table_bytes = 0;
   // The workspace's counters are zero once the stream's work has ended.
   bool counters_are_zero = false;
 

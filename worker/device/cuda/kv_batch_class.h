@@ -22,7 +22,8 @@ namespace ringattn::worker {
 // the results to the host.
 inline constexpr int64_t kSmallCallBytes = kMiB;
 // Rows and block tables of up to so many bytes travel with each small call. A second copy would
-// delay the first call of a step by 9 us (one H200; kv_gpu_bench --lengths=2048).
+// delay the first call of a step by 9 us (one H200; kv_gpu_bench --lengths=2048). Larger tables
+// stay in device memory, and only their changes are copied (kv_resident_tables.h).
 inline constexpr int64_t kInlineTableBytes = 32 * kKiB;
 inline constexpr int64_t kPagedRowBytes = sizeof(cuda::paged::PagedRow);
 
@@ -44,22 +45,24 @@ struct KvBatchClass {
   int64_t max_append = 0;  // 0: appends nothing
   int64_t total_append = 0;
   int64_t table_bytes = 0;  // of rows and block tables that travel with the call; 0: none do
+  bool resident = false;    // the block tables are in device memory; at most rows travel
   bool partial = false;
 
   bool operator<(const KvBatchClass& other) const { return Tuple() < other.Tuple(); }
 
  private:
-  std::tuple<int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool> Tuple()
+  std::tuple<int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool> Tuple()
       const {
-    return {group, segment, rows, max_q, total_q, max_append, total_append, table_bytes, partial};
+    return {group,      segment,      rows,        max_q,    total_q,
+            max_append, total_append, table_bytes, resident, partial};
   }
 };
 
 // KvBatchClass::table_bytes for `rows` (of the class) and so many table elements of 4 bytes: a
-// power of two, or 0 if they are too large.
-inline int64_t KvTableClass(int64_t rows, int64_t elements) {
+// power of two, or 0 if they exceed `limit`.
+inline int64_t KvTableClass(int64_t rows, int64_t elements, int64_t limit = kInlineTableBytes) {
   const int64_t bytes = cuda::AlignUp(rows * kPagedRowBytes) + elements * 4;
-  if (bytes > kInlineTableBytes) return 0;
+  if (bytes > limit) return 0;
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max(bytes, kKiB))));
 }
 

@@ -209,16 +209,16 @@ std::string Case::ToString() const {
   const AttentionShape& shape = spec.shape;
   const AttentionOptions& options = spec.options;
   char text[512];
-  std::snprintf(text, sizeof(text),
-                "%s b%ld h%ld/%ld d%ld/%ld sq%ld sk%ld docs%ld causal%d window(%ld,%ld) cap%.1f "
-                "scale%.4f world%d layout%d %s%s%s%s amp%.1f seed%u",
-                std::string(DTypeName(spec.dtype)).c_str(), shape.batch, shape.num_heads,
-                shape.num_kv_heads, shape.head_dim, shape.head_dim_v, shape.seq_len_q,
-                shape.seq_len_kv, shape.num_documents(), options.causal, options.window_left,
-                options.window_right, options.softcap, options.softmax_scale, world,
-                static_cast<int>(layout), one_call ? "one-call" : "steps",
-                small_device ? " small-device" : "", few_sms ? " few-sms" : "",
-                long_keys ? " long-keys" : "", amplitude, seed);
+  std::snprintf(
+      text, sizeof(text),
+      "%s b%ld h%ld/%ld d%ld/%ld sq%ld sk%ld docs%ld causal%d window(%ld,%ld) cap%.1f "
+      "scale%.4f world%d layout%d %s%s%s%s%s amp%.1f seed%u",
+      std::string(DTypeName(spec.dtype)).c_str(), shape.batch, shape.num_heads, shape.num_kv_heads,
+      shape.head_dim, shape.head_dim_v, shape.seq_len_q, shape.seq_len_kv, shape.num_documents(),
+      options.causal, options.window_left, options.window_right, options.softcap,
+      options.softmax_scale, world, static_cast<int>(layout), one_call ? "one-call" : "steps",
+      small_device ? " small-device" : "", few_sms ? " few-sms" : "", long_keys ? " long-keys" : "",
+      short_shifts ? " short-shifts" : "", amplitude, seed);
   std::string line = text;
   if (key_blocks > 1) line += " keys in " + std::to_string(key_blocks) + " blocks";
   if (!family.empty()) line += " by " + family;
@@ -272,6 +272,7 @@ Case RandomCase(std::mt19937& random, bool small) {
   if (random() % 10 == 0) c.amplitude = 4.0f;
   c.seed = random();
   c.long_keys = c.seed % 3 == 0;
+  c.short_shifts = c.seed / 7 % 3 == 0;
   if (c.seed / 5 % 8 == 0) Widen(c, c.seed % 2 == 0 ? 576 : 300, c.seed / 2 % 2 == 0 ? 512 : 64);
   // In small problems, this is the only way for blocks to process whole groups and store dk and dv.
   c.few_sms = c.seed / 3 % (shape.group_size() > 1 ? 2 : 4) == 0;

@@ -24,6 +24,7 @@ struct Case {
   bool small_device = false;  // pretend that the device has little shared memory
   bool few_sms = false;       // pretend that it has one SM: blocks then process several heads
   bool long_keys = false;     // use the kernels for long key ranges, also for short ones
+  bool short_shifts = false;  // forward blocks leave after every item
   // Rows that segment ids hide from all others hold NaN: rows of k and v, and of q and dout.
   bool hostile = false;
   bool apart = false;  // a separate kernel computes a bias's gradient, even if the backward could

@@ -334,6 +334,7 @@ class CaseRun {
   Prepared ByFamily(const Prepare& prepare) const {
     KernelTuning tuning;
     tuning.long_keys = case_.long_keys ? 1 : 0;
+    tuning.shift_cycles = case_.short_shifts ? 1 : 0;
     tuning.family = case_.family;
     Prepared prepared = prepare(tuning);
     if (case_.family.empty() || !absl::IsInvalidArgument(prepared.status())) return prepared;

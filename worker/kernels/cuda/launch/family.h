@@ -27,6 +27,9 @@ struct KernelTuning {
   // sm90 forward: keys per q tile from which the kernel for long ranges serves the call; 0 = chosen
   // by sm90
   int64_t long_keys = 0;
+  // sm90 forward: cycles after which a block of a long launch gives way to other streams; 0 =
+  // chosen by sm90, -1 = never
+  int64_t shift_cycles = 0;
 };
 
 // A __global__ function, and the dynamic shared memory that it is launched with.

@@ -22,13 +22,23 @@ struct SpanMaps {
 };
 
 // Counters that distribute items to blocks. Items are assigned in order of their index: the first
-// gridDim.x by block index, the others by a counter. Heads are divided into sections whose K/V fit
-// in the L2 cache together (or not at all). Within a section the tiles follow the table's order
-// (longest first), each for all heads of the section.
+// WorkShifts::first_blocks by block index, the others by a counter. Heads are divided into sections
+// whose K/V fit in the L2 cache together (or not at all). Within a section the tiles follow the
+// table's order (longest first), each for all heads of the section.
 struct WorkCounters {
-  uint32_t next = 0;      // items assigned in addition to the first gridDim.x
+  uint32_t next = 0;      // items assigned in addition to the first ones
   uint32_t finished = 0;  // blocks; the last one zeroes all counters for the next launch
   uint32_t keys = 0;      // 1: late keys have arrived
+};
+
+// A persistent block occupies its multiprocessor, and a block of another stream with priority
+// would wait for the end of the launch. Blocks of long launches therefore leave between two items
+// once they have worked for a shift, and further blocks of the launch take the other items. The
+// first blocks leave after different parts of a shift, so that later ones do not leave together.
+// The last ones stay until no item is left.
+struct WorkShifts {
+  uint32_t first_blocks = 0;  // that run at the same time
+  uint32_t cycles = 0;        // of a shift; 0: all blocks are first ones and stay
 };
 
 // The value of ForwardKernelParams::first_late_piece without late keys.
@@ -45,6 +55,7 @@ struct ForwardKernelParams {
   int32_t section_heads = 1;
   // Keys of this piece and of the following ones have arrived once counters->keys is 1.
   int32_t first_late_piece = kNoLatePiece;
+  WorkShifts shifts;
 };
 
 // Keys of a range in the form that a producer walks (KvRange with equal strides).

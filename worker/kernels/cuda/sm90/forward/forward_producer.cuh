@@ -5,6 +5,7 @@
 
 #include "worker/kernels/cuda/primitives/thread.cuh"
 #include "worker/kernels/cuda/sm90/forward/forward_shape.cuh"
+#include "worker/kernels/cuda/sm90/forward/work_shifts.cuh"
 #include "worker/kernels/cuda/sm90/primitives/pipeline.cuh"
 
 namespace ringattn::worker::cuda::sm90 {
@@ -51,7 +52,7 @@ struct ForwardProducer {
   static __device__ __forceinline__ void AwaitKeys(const ForwardKernelParams& params,
                                                    uint32_t shared) {
     // In shared memory, because producers of three groups have no register left.
-    const uint32_t there = shared + Shape::kSlots + offsetof(WorkSlot, keys_there);
+    const uint32_t there = shared + Shape::kSlots + offsetof(WorkSlot, producer_word);
     if (LoadShared(there) != 0) return;
     while (LoadAcquired(&params.counters->keys) == 0) {
       if (Stopped(params.forward.common.stop_word)) return;
@@ -120,9 +121,12 @@ struct ForwardProducer {
     const int packs = common.num_heads / pack;
     RingPosition<Shape::kStages> k, v;
     WorkSlot* slots = reinterpret_cast<WorkSlot*>(memory + Shape::kSlots);
-    if (lane == 0) slots[0].keys_there = 0;
+    if (lane == 0) slots[0].producer_word = 0;
     uint32_t round = 0;
-    uint32_t item = blockIdx.x;
+    constexpr bool kShifts = !Shape::kKeysInner;  // the kernels in e4m3 would spill registers
+    uint32_t item = 0;
+    if (lane == 0) item = BeginShift<kShifts>(params, slots);
+    item = __shfl_sync(0xffffffff, item, 0);
     while (true) {
       // All reads from memory are issued before the wait for q's buffer.
       const bool valid = __shfl_sync(0xffffffff, item < items && !Stopped(common.stop_word), 0);
@@ -130,9 +134,7 @@ struct ForwardProducer {
       ForwardTile item_tile;
       int head = 0, batch = 0;
       if (valid) {
-        if (lane == 0 && items > gridDim.x) {
-          next = gridDim.x + atomicAdd(&params.counters->next, 1u);
-        }
+        if (lane == 0) next = NextItem<kShifts>(params, slots, items);
         const uint32_t section = item / section_items;
         const int first = section * params.section_heads;
         const uint32_t heads = min(params.section_heads, params.heads - first);
@@ -177,7 +179,8 @@ struct ForwardProducer {
       ++round;
     }
     // Every block has read the counters for the last time before the last one reaches this code.
-    if (lane == 0 && (items > gridDim.x || params.first_late_piece != kNoLatePiece)) {
+    if (lane == 0 &&
+        (items > params.shifts.first_blocks || params.first_late_piece != kNoLatePiece)) {
       __threadfence();
       if (atomicAdd(&params.counters->finished, 1u) == gridDim.x - 1) {
         params.counters->next = 0;

@@ -15,8 +15,10 @@ struct WorkSlot {
   ForwardTile tile;
   int32_t first_head;
   int32_t batch;
-  int32_t valid;       // 0: no more work; in kernels that merge parts: 2 + SplitPart::combine
-  int32_t keys_there;  // in the first slot, for the producer: late keys have been awaited
+  int32_t valid;  // 0: no more work; in kernels that merge parts: 2 + SplitPart::combine
+  // For the producer. In the first slot: late keys have been awaited. In the second: the clock at
+  // which the block's shift ends, or 0 for a block that stays.
+  int32_t producer_word;
 
   // Returns the slot as lane 0 reads it.
   __device__ __forceinline__ WorkSlot Broadcast() const {

@@ -87,7 +87,7 @@ struct SplitForwardProducer {
     WorkSlot* slots = reinterpret_cast<WorkSlot*>(memory + Shape::kSlots);
     KeyTile* key_tiles = reinterpret_cast<KeyTile*>(memory + Shape::kKeyTiles);
     RingPosition<Shape::kStages> k, v;
-    slots[0].keys_there = 0;
+    slots[0].producer_word = 0;
     uint32_t index = blockIdx.x;
 #pragma unroll 1
     for (uint32_t round = 0;; ++round) {

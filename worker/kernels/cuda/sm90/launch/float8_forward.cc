@@ -11,6 +11,7 @@
 #include "worker/kernels/cuda/sm90/forward/keyless_rows.h"
 #include "worker/kernels/cuda/sm90/launch/forward.h"
 #include "worker/kernels/cuda/sm90/launch/tensor_maps.h"
+#include "worker/kernels/cuda/sm90/launch/work_shifts.h"
 
 namespace ringattn::worker::cuda::sm90 {
 namespace {
@@ -98,8 +99,10 @@ PreparedFloat8Forward::PreparedFloat8Forward(const ForwardCall& call, const Devi
   params_.section_heads = SectionHeads(call, plan_, params_.tiles, forward.common.group_size / pack,
                                        shape.blocks_per_tile, device.sm_count, /*element_bytes=*/1);
   params_.q_box_bytes = static_cast<uint32_t>(shape.q_rows) * pack * kFloat8MaxColumns;
-  grid_ = static_cast<int32_t>(
-      std::min<int64_t>(int64_t{params_.tiles} * params_.heads, device.sm_count));
+  const ShiftedLaunch undivided =
+      DivideIntoShifts(int64_t{params_.tiles} * params_.heads, device.sm_count, 0, -1);
+  params_.shifts = undivided.shifts;
+  grid_ = undivided.blocks;
 
   rounding_.batch = forward.common.batch;
   rounding_.num_heads = forward.common.num_heads;

@@ -15,6 +15,7 @@
 #include "worker/kernels/cuda/sm90/launch/float8_forward.h"
 #include "worker/kernels/cuda/sm90/launch/span_maps.h"
 #include "worker/kernels/cuda/sm90/launch/tensor_maps.h"
+#include "worker/kernels/cuda/sm90/launch/work_shifts.h"
 #include "worker/kernels/cuda/sm90/terms/terms_classes.h"
 #include "worker/kernels/cuda/sm90/terms/terms_kernels.h"
 
@@ -26,8 +27,10 @@ constexpr int64_t kSectionBytes = int64_t{32} << 20;
 // If a section of uneven tiles has fewer waves than this, all heads form one section.
 constexpr int64_t kUnevenWaves = 12;
 
-// Approximate rate of one multiprocessor with these kernels (H200: 650e12 on 132).
+// Approximate rate of one multiprocessor with these kernels (H200: 650e12 on 132). Score terms
+// divide it by up to kTermFactor.
 constexpr double kFlopsPerSecond = 5e12;
+constexpr double kTermFactor = 3;
 
 // `long_kernel`, if not null, serves calls whose q tiles see many keys. `split_kernel` serves calls
 // with split keys if no tile has more rows than this kernel's tiles. `blocks`: thread blocks that
@@ -82,10 +85,22 @@ int64_t KeysOf(const ForwardPlan& plan, const ForwardTile& tile) {
   return keys;
 }
 
-int64_t MeanKeys(const ForwardPlan& plan) {
+// Returns the keys of all tiles together.
+int64_t TotalKeys(const ForwardPlan& plan) {
   int64_t keys = 0;
   for (const ForwardTile& tile : plan.tiles) keys += KeysOf(plan, tile);
-  return keys / static_cast<int64_t>(plan.tiles.size());
+  return keys;
+}
+
+int64_t MeanKeys(const ForwardPlan& plan) {
+  return TotalKeys(plan) / static_cast<int64_t>(plan.tiles.size());
+}
+
+// Returns the approximate time of a plan on one multiprocessor. `rows`: of a tile in all heads.
+double SecondsOf(const AttentionProblem& problem, const ForwardPlan& plan, int64_t rows) {
+  const double pairs = static_cast<double>(TotalKeys(plan)) * static_cast<double>(rows);
+  const double flops = 2.0 * pairs * static_cast<double>(problem.head_dim + problem.head_dim_v);
+  return flops / kFlopsPerSecond * (problem.terms.any() ? kTermFactor : 1);
 }
 
 // Returns the index over all blocks, as in tile_plan.h.
@@ -319,9 +334,13 @@ absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& de
                  : SectionHeads(call, plan, params.tiles, group_size / pack, shape.blocks_per_tile,
                                 items_at_once, /*element_bytes=*/2);
   params.q_box_bytes = static_cast<uint32_t>(shape.q_rows / blocks) * pack * 128;
+  const ShiftedLaunch shifted = DivideIntoShifts(
+      items, device.sm_count,
+      SecondsOf(problem, plan, kernel.tile_rows * shape.blocks_per_tile) / device.sm_count,
+      for_parts_ ? -1 : tuning.shift_cycles);
+  params.shifts = shifted.shifts;
   // Clusters are not persistent.
-  blocks_ =
-      static_cast<int32_t>(blocks > 1 ? items * blocks : std::min<int64_t>(items, device.sm_count));
+  blocks_ = blocks > 1 ? static_cast<int32_t>(items * blocks) : shifted.blocks;
 
   MappedTensor q;
   q.data = call.q;

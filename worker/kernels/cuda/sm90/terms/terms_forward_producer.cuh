@@ -6,6 +6,7 @@
 
 #include "worker/kernels/cuda/primitives/thread.cuh"
 #include "worker/kernels/cuda/sm90/forward/forward_producer.cuh"
+#include "worker/kernels/cuda/sm90/forward/work_shifts.cuh"
 #include "worker/kernels/cuda/sm90/primitives/pipeline.cuh"
 #include "worker/kernels/cuda/sm90/terms/terms_bias.cuh"
 #include "worker/kernels/cuda/sm90/terms/terms_forward_alibi.cuh"
@@ -194,16 +195,16 @@ struct TermForwardProducer {
     const int packs = common.num_heads / pack;
     WorkSlot* slots = reinterpret_cast<WorkSlot*>(memory + Shape::kSlots);
     uint32_t round = 0;
-    uint32_t item = blockIdx.x;
+    uint32_t item = 0;
+    if (lane == 0) item = BeginShift<true>(params, slots);
+    item = __shfl_sync(0xffffffff, item, 0);
     while (true) {
       const bool valid = __shfl_sync(0xffffffff, item < items && !Stopped(common.stop_word), 0);
       uint32_t next = items;
       ForwardTile tile;
       int packed_head = 0, batch = 0;
       if (valid) {
-        if (lane == 0 && items > gridDim.x) {
-          next = gridDim.x + atomicAdd(&params.counters->next, 1u);
-        }
+        if (lane == 0) next = NextItem<true>(params, slots, items);
         const uint32_t section = item / section_items;
         const int first = section * params.section_heads;
         const uint32_t heads = min(params.section_heads, params.heads - first);
@@ -243,7 +244,7 @@ struct TermForwardProducer {
       ++round;
     }
     // Every block has read the counter for the last time before the last one reaches this code.
-    if (lane == 0 && items > gridDim.x) {
+    if (lane == 0 && items > params.shifts.first_blocks) {
       __threadfence();
       if (atomicAdd(&params.counters->finished, 1u) == gridDim.x - 1) {
         params.counters->next = 0;
