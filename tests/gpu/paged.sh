@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Checks and times the paged kernels on one GPU: random cases against fp64, compute-sanitizer, and speed
 # compared with contiguous keys, a device copy, FlashAttention-3 and PyTorch. Runs a bundle created with
-#   ./deploy/bundle.sh --with=//worker/kernels/cuda/paged:paged_check,//worker/kernels/cuda/paged:paged_bench,//tests/gpu:libringattn_paged.so
+#   ./deploy/bundle.sh --with=//worker/kernels/cuda/paged:paged_check,//worker/kernels/cuda/paged:paged_bench,//tests/gpu:libringattn_paged.so,//tests/sweep:kv_gpu_sweep
 # Requires compute-sanitizer. The peers also require a python3 with PyTorch.
 #
 #   OUT=results ./tests/gpu/paged.sh [--bundle=DIR] [--cases=N] [--seed=S] [--sanitized=N]
-#       [--bench=no] [--peers=ARGUMENTS]
+#       [--bench=no] [--peers=ARGUMENTS] [--programs=N]
 #
 #   --cases=N      random cases of the check [1200]
 #   --sanitized=N  tiny cases under each tool of compute-sanitizer, concurrently with the check [16]
+#   --programs=N   programs of steps over caches: with block tables that travel with the calls, and with
+#                  tables that stay in device memory [150]
 #   --peers=..     arguments of paged_peers.py, such as --peers="--batches 1,16"; no: skip the peers
 #
 # Writes summary.txt, paged.csv with all figures and one log per program to $OUT. The script times
@@ -16,7 +18,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
-bundle=.bundle/ringattn cases=1200 seed=20261127 sanitized=16 bench=yes peers=
+bundle=.bundle/ringattn cases=1200 seed=20261127 sanitized=16 bench=yes peers= programs=150
 for option in "$@"; do
   case $option in
     --bundle=*) bundle=${option#*=} ;;
@@ -25,8 +27,9 @@ for option in "$@"; do
     --sanitized=*) sanitized=${option#*=} ;;
     --bench=*) bench=${option#*=} ;;
     --peers=*) peers=${option#*=} ;;
+    --programs=*) programs=${option#*=} ;;
     *)
-      sed -n '2,15s/^# \{0,1\}//p' "$0"
+      sed -n '2,17s/^# \{0,1\}//p' "$0"
       exit 2
       ;;
   esac
@@ -50,6 +53,8 @@ start() {  # NAME COMMAND...
   names+=("$name") pids+=($!)
 }
 start check timeout 500 "$check" "--cases=$cases" "--seed=$seed"
+start tables timeout 300 "$bundle/bin/kv_gpu_sweep" "--cases=$programs"
+start resident_tables timeout 300 "$bundle/bin/kv_gpu_sweep" "--cases=$programs" --resident_tables
 if ((sanitized > 0)); then
   for tool in memcheck racecheck synccheck initcheck; do
     program=$check
