@@ -162,6 +162,9 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
               "time within which a worker must answer a command");
   AddDuration(group, "--teardown_timeout", &core.teardown_timeout,
               "time within which a worker must leave a broken ring");
+  AddDurationOrZero(group, "--loss_drain_timeout", &core.loss_drain_timeout,
+                    "after the loss of a worker, time for which requests on other workers may "
+                    "run on before the next ring forms; 0: they end with the loss");
   AddDuration(group, "--blame_window", &core.blame_window,
               "time for which evidence of the faulty worker is gathered");
   AddDuration(group, "--forming_delay", &core.forming_delay,

@@ -18,6 +18,10 @@ namespace ringattn {
 void AddDuration(CLI::App* app, const std::string& name, absl::Duration* target,
                  const std::string& help);
 
+// The same for an option that 0 turns off.
+void AddDurationOrZero(CLI::App* app, const std::string& name, absl::Duration* target,
+                       const std::string& help);
+
 }  // namespace ringattn
 
 #endif  // RINGATTN_COMMON_PROCESS_DURATION_FLAG_H_

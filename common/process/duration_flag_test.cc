@@ -20,5 +20,21 @@ TEST(DurationFlag, TakesFiniteDurationsAboveZero) {
   }
 }
 
+TEST(DurationFlag, MayAllowZero) {
+  absl::Duration wait = absl::Seconds(3);
+  CLI::App app;
+  AddDurationOrZero(&app, "--wait", &wait, "how long; 0: never");
+  for (const char* zero : {"--wait=0", "--wait=0s"}) {
+    app.parse("--wait=1.5s");
+    EXPECT_EQ(wait, absl::Milliseconds(1500));
+    app.parse(zero);
+    EXPECT_EQ(wait, absl::ZeroDuration()) << zero;
+  }
+  for (const char* bad : {"--wait=-1s", "--wait=5", "--wait=inf", "--wait=soon", "--wait="}) {
+    EXPECT_THROW(app.parse(bad), CLI::ParseError) << bad;
+    EXPECT_EQ(wait, absl::ZeroDuration()) << bad;
+  }
+}
+
 }  // namespace
 }  // namespace ringattn

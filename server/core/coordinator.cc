@@ -222,6 +222,7 @@ CoordinatorStats Coordinator::Impl::stats() const {
   stats.ring_reforms = std::max<int64_t>(0, ring_.formed_count() - 1);
   stats.stalled_uploads = operations_.stalled_uploads();
   stats.stalled_downloads = operations_.stalled_downloads();
+  stats.outlived_losses = outlived_losses_;
   stats.regions = static_cast<int64_t>(regions_.size());
   if (ring_.ready()) stats.ready_workers = ring_.members().size();
   for (const auto& [connection, worker] : roster_.workers()) {

@@ -35,6 +35,7 @@ struct CoordinatorStats {
   // Workers evicted because they accepted no upload bytes, or sent no result bytes.
   int64_t stalled_uploads = 0;
   int64_t stalled_downloads = 0;
+  int64_t outlived_losses = 0;  // requests that succeeded after the loss of another ring member
   ResidualCounts residuals;
   KvCacheCounts kv_caches;
   int64_t regions = 0;        // regions of local memory that clients have attached

@@ -96,8 +96,18 @@ class Coordinator::Impl {
   void CheckSuspicion();
   void CheckRuns();
   void CheckOperations();
+
+  // coordinator_losses.cc: lost workers, and the end of a generation
   void LoseWorker(ConnectionId connection, LossReason reason, const std::string& detail, bool drop);
-  LostWorker NoteLoss(ConnectionId connection, LossReason reason, const std::string& detail);
+  LostWorker NoteLoss(ConnectionId connection, LossReason reason, const std::string& detail,
+                      bool others_run_on);
+  void LoseMember(ConnectionId connection, const Failure& failure);
+  bool OthersRunOn(ConnectionId lost) const;
+  void BeginEnding(const Failure& failure);
+  void EndOperationsOn(ConnectionId lost, const Failure& failure);
+  void OnExchangeFailed(Operation& operation);
+  static bool MayBeExplainedByLoss(const Operation& operation);
+  void ConcludeEnding();
   void EndGeneration(const Failure& failure);
   Failure LostFailure(ConnectionId connection, const std::string& reason) const;
 
@@ -194,6 +204,14 @@ class Coordinator::Impl {
   KvCaches kv_caches_;
   // Failures of an ended generation that clients receive once its workers have stopped copying.
   std::vector<FailRequest> held_failures_;
+
+  // Since a member of the ring was lost and others run on: the failure of requests that do not
+  // complete, the time of the last loss, and how many have completed.
+  Failure loss_failure_;
+  absl::Time ending_since_;
+  absl::Time lost_at_;
+  int64_t completed_ending_ = 0;
+  int64_t outlived_losses_ = 0;
 
   uint64_t plans_asked_ = 0;  // the generation for which the queue's plans were requested
   DrainPhase drain_ = DrainPhase::kServing;

@@ -102,6 +102,10 @@ void Coordinator::Impl::FinishDownload(Operation& operation) {
   KeptResidual kept = KeepResidual(request, operation);
   const bool keep = !kept.handle.empty();
   requests_.Succeed(request, std::move(kept.handle), std::move(kept.reason));
+  if (ring_.ending()) {
+    ++completed_ending_;
+    ++outlived_losses_;
+  }
   operations_.Close(operation, keep);
 }
 

@@ -106,7 +106,7 @@ void Coordinator::Impl::On(const WorkerMessage& event) {
 
 void Coordinator::Impl::On(const ReformRequested&) {
   ring_.AskReform();
-  if (!roster_.empty() && ring_.ready()) {
+  if (!roster_.empty() && ring_.has_operations()) {
     EndGeneration(RingEnded("an operator asked for a new one", config_.retry_after));
   }
 }
@@ -120,7 +120,12 @@ void Coordinator::Impl::OnHeartbeat(ConnectionId connection, const v1::Heartbeat
 void Coordinator::Impl::OnGenerationFailed(ConnectionId connection,
                                            const v1::GenerationFailed& failed) {
   if (failed.generation() != ring_.generation() || !ring_.RankOf(connection)) return;
-  if (ring_.ready()) {
+  if (ring_.has_operations()) {
+    Operation* operation = operations_.OnExchangeFailed(connection, failed);
+    if (ring_.ending()) {
+      if (operation != nullptr) OnExchangeFailed(*operation);
+      return;
+    }
     suspicion_.Report(connection, failed, ring_, roster_, batch_.now(), config_.blame_window);
   } else {
     ring_.OnFormingFailed(connection, failed);
@@ -144,7 +149,12 @@ void Coordinator::Impl::OnFinished(ConnectionId connection, const v1::Finished& 
   if (!rank) return;
   Operation* operation =
       operations_.OnFinished(connection, finished, roster_.NameOf(connection), *rank);
-  if (operation != nullptr) ConcludeRun(*operation);
+  if (operation == nullptr) return;
+  // The loss of another member may explain the failure of an exchange.
+  if (ring_.ending() && operation->stream && MayBeExplainedByLoss(*operation)) {
+    return EndRequest(*operation->stream, loss_failure_);
+  }
+  ConcludeRun(*operation);
 }
 
 void Coordinator::Impl::OnTransferProgress(ConnectionId connection,
@@ -188,73 +198,10 @@ void Coordinator::Impl::OnDelivered(ConnectionId connection, const v1::Delivered
   }
 }
 
-// -------------------------------------------------------------- losing workers
-
-void Coordinator::Impl::LoseWorker(ConnectionId connection, LossReason reason,
-                                   const std::string& detail, bool drop) {
-  if (!roster_.Has(connection)) return;
-  const bool is_member = ring_.RankOf(connection).has_value();
-  const Failure failure = LostFailure(connection, detail);
-  const LostWorker loss = NoteLoss(connection, reason, detail);
-  if (drop) batch_.Emit(DropWorker{connection, detail});
-  const std::string name = roster_.NameOf(connection);
-  const std::string host = roster_.at(connection).registration.location().host();
-  roster_.Remove(connection);
-  host_losses_.Add(loss, host);
-  regions_.OnWorkerLost(connection);
-  kv_caches_.OnWorkerLost(connection, name);
-  topology_changed_ = true;
-  if (is_member && ring_.ready()) {
-    EndGeneration(failure);
-  } else if (is_member) {
-    ring_.OnMemberFailed(connection);
-  }
-  EndReaders(residuals_.OnWorkerLost(connection), ResidualEnd::kLost);
-}
-
-// Must run while the ring still knows the worker's rank.
-LostWorker Coordinator::Impl::NoteLoss(ConnectionId connection, LossReason reason,
-                                       const std::string& detail) {
-  const std::optional<int> rank = ring_.ready() ? ring_.RankOf(connection) : std::nullopt;
-  const v1::Register& registration = roster_.at(connection).registration;
-  LostWorker loss{batch_.now(), registration.name(), registration.device(),
-                  rank,         ring_.generation(),  reason,
-                  detail};
-  if (rank) loss.ended_requests = operations_.accepted_requests();
-  losses_.Add(loss);
-  batch_.Emit(loss);
-  return loss;
-}
-
-Failure Coordinator::Impl::LostFailure(ConnectionId connection, const std::string& reason) const {
-  return WorkerLost(ring_.RankOf(connection).value_or(-1), roster_.NameOf(connection), reason,
-                    config_.retry_after);
-}
-
-void Coordinator::Impl::EndGeneration(const Failure& failure) {
-  std::vector<StreamId> accepted, copied;
-  for (auto& [id, operation] : operations_.all()) {
-    if (!operation.stream) continue;
-    if (operation.was_accepted() && operation.path == Operation::Path::kClientMemory) {
-      copied.push_back(*operation.stream);
-    } else if (operation.ends_with_ring()) {
-      accepted.push_back(*operation.stream);
-    } else {
-      Requeue(operation);
-    }
-  }
-  for (FailRequest& held : operations_.Clear()) held_failures_.push_back(std::move(held));
-  for (const auto& [stream, entry] : queue_.entries()) StopPlanning(*requests_.Find(stream));
-  suspicion_.Close();
-  for (StreamId stream : accepted) EndRequest(stream, failure);
-  // Surviving members may still write; they send TornDown once they have stopped.
-  for (StreamId stream : copied) {
-    held_failures_.push_back(EndQuietly(*requests_.Find(stream), failure));
-  }
-  ring_.Lose();
-}
+// ------------------------------------------------------------------------ time
 
 void Coordinator::Impl::AdvanceRing() {
+  ConcludeEnding();
   const RingPhase before = ring_.phase();
   const char* what = "";
   for (ConnectionId connection : ring_.Overdue(&what)) {
@@ -304,9 +251,9 @@ void Coordinator::Impl::CheckSuspicion() {
   const bool silent = ranks[*rank].silent;
   const std::string detail = absl::StrCat(silent ? "silent" : "stalled", "; ", first_report);
   const Failure failure = LostFailure(blamed, detail);
-  host_losses_.Add(NoteLoss(blamed, silent ? LossReason::kSilent : LossReason::kStuck, detail),
-                   /*host=*/"");
-  EndGeneration(failure);
+  const LossReason reason = silent ? LossReason::kSilent : LossReason::kStuck;
+  host_losses_.Add(NoteLoss(blamed, reason, detail, OthersRunOn(blamed)), /*host=*/"");
+  LoseMember(blamed, failure);
 }
 
 void Coordinator::Impl::CheckRuns() {
@@ -317,7 +264,6 @@ void Coordinator::Impl::CheckRuns() {
       absl::StrCat("no progress for ", absl::FormatDuration(batch_.now() - operation->last_advance),
                    " in operation ", operation->id);
   const std::optional<int> rank = RankToBlame(RankStatesOf(*operation, ring_));
-  // In both cases the generation ends, with all its operations.
   if (rank) return LoseWorker(ring_.members()[*rank], LossReason::kStuck, what, /*drop=*/true);
   EndGeneration(
       RingEnded(absl::StrCat(what, ": every rank waits for another"), config_.retry_after));

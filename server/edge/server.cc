@@ -344,6 +344,13 @@ void Server::CarryOut(const Action& action, const Coordinator& core) {
                                {"detail", first.detail},
                                {"ended_requests", ended_requests}});
     }
+    void operator()(const LossOutlived& a) {
+      if (server->is_ending_.load()) return;
+      LogInfo("requests outlived a loss", {{"generation", a.generation},
+                                           {"completed_requests", a.completed},
+                                           {"ended_requests", a.ended},
+                                           {"seconds", absl::ToDoubleSeconds(a.duration)}});
+    }
     void operator()(const ReachChanged& a) {
       if (server->is_ending_.load()) return;
       if (a.reached) {

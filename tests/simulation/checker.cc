@@ -9,6 +9,7 @@ void Checker::OnCoordinatorStarted(const Coordinator* core) {
   torn_down_ = true;
   members_.clear();
   operations_.clear();
+  lost_.clear();
 }
 
 void Checker::OnWorkerSaid(const WorkerMessage& said) {
@@ -28,6 +29,10 @@ void Checker::OnWorkerSaid(const WorkerMessage& said) {
   }
   if (message.has_uploaded()) note(message.uploaded(), &Operation::uploaded);
   if (message.has_finished()) note(message.finished(), &Operation::finished);
+  if (message.has_finished() && !message.finished().ok() && !message.finished().cancelled()) {
+    note(message.finished(), &Operation::failed);
+  }
+  if (message.has_generation_failed()) note(message.generation_failed(), &Operation::failed);
   if (message.finished().has_reserved()) note(message.finished(), &Operation::reserved);
 }
 
@@ -42,14 +47,20 @@ void Checker::OnAction(const Action& action) {
     On(*begin);
   } else if (const auto* finish = std::get_if<FinishRequest>(&action)) {
     EndStream(finish->stream);
+    outlived_ += !lost_.empty() && !torn_down_;
   } else if (const auto* fail = std::get_if<FailRequest>(&action)) {
     EndStream(fail->stream);
+    CheckLoss(*fail);
   } else if (const auto* changed = std::get_if<StateChanged>(&action)) {
     if (ended_.count(changed->stream) > 0) {
       world_->Violate("stream ", changed->stream, " changed its state after its end");
     }
   } else if (const auto* lost = std::get_if<LostWorker>(&action)) {
     ++unlogged_losses_[lost->worker];
+    if (lost->rank && !torn_down_) {
+      if (lost_.empty()) first_loss_ = world_->now();
+      lost_.insert(members_.at(*lost->rank));
+    }
   } else if (const auto* event = std::get_if<LossEvent>(&action)) {
     On(*event);
   } else if (const auto* reach = std::get_if<ReachChanged>(&action)) {
@@ -81,6 +92,7 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
       members_.clear();
       prepared_.clear();
       operations_.clear();
+      lost_.clear();
     }
     if (prepare.rank() != members_.size()) world_->Violate("ranks out of order");
     members_.push_back(connection);
@@ -129,7 +141,8 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
     OnRun(connection, id, message.run().has_preempt_after());
   } else if (message.has_release()) {
     const Operation& operation = operations_[message.release().operation_id()];
-    if (operation.run.count(connection) > 0 && operation.finished.count(connection) == 0) {
+    if (operation.run.count(connection) > 0 && operation.finished.count(connection) == 0 &&
+        operation.failed.count(connection) == 0) {
       world_->Violate("Release of ", message.release().operation_id(), " before Finished");
     }
   }
@@ -199,6 +212,23 @@ void Checker::On(const LossEvent& event) {
   }
   if (workers != dead_workers_) world_->Violate("others are lost with ", dead_host_);
   dead_workers_.clear();
+}
+
+// A lost worker ends only the operations that it serves, until the limit on the others has passed.
+void Checker::CheckLoss(const FailRequest& fail) {
+  if (fail.failure.reason != "WORKER_LOST") return;
+  const auto accepted = accepted_.find(fail.stream);
+  if (accepted == accepted_.end()) return;  // inline
+  const auto found = operations_.find(accepted->second);
+  if (found == operations_.end()) return;
+  const Operation& operation = found->second;
+  const bool was_served = std::any_of(operation.members.begin(), operation.members.end(),
+                                      [this](ConnectionId one) { return lost_.count(one) > 0; });
+  const bool exchanges = operation.members.size() > 1;
+  const bool broke = !operation.failed.empty() || (exchanges && !isolates_peers_);
+  const bool late = world_->now() >= first_loss_ + config_.loss_drain_timeout;
+  if (was_served || broke || late) return;
+  world_->Violate("stream ", fail.stream, ": ", accepted->second, " ended with another worker");
 }
 
 void Checker::EndStream(StreamId stream) {

@@ -27,6 +27,10 @@ class Checker {
 
   // All workers of the host fail within one heartbeat.
   void OnHostDies(const std::string& host, const std::vector<std::string>& workers, bool silently);
+  // A lost worker ends only the transfers with that worker.
+  void set_isolates_peers(bool isolates) { isolates_peers_ = isolates; }
+  // How many requests succeeded after their ring had lost another member.
+  int64_t outlived() const { return outlived_; }
   // How many rings have begun to form, over all lives.
   int64_t formings() const { return formings_; }
 
@@ -34,6 +38,7 @@ class Checker {
   struct Operation {
     std::vector<ConnectionId> members;  // Reserve was sent to them
     std::set<ConnectionId> reserved, uploaded, run, finished;
+    std::set<ConnectionId> failed;    // runs
     std::vector<std::string> tokens;  // of clients' streams
     uint64_t run_sequence = 0;
     bool accepted = false;
@@ -44,6 +49,7 @@ class Checker {
   void On(const AcceptRequest& accept);
   void On(const BeginDownload& begin);
   void EndStream(StreamId stream);
+  void CheckLoss(const FailRequest& fail);
   void On(const LossEvent& event);
 
   World* const world_;
@@ -63,6 +69,10 @@ class Checker {
   uint64_t runs_ = 0;
   std::set<StreamId> ended_;
   int64_t formings_ = 0;
+  bool isolates_peers_ = false;
+  std::set<ConnectionId> lost_;  // members of this generation
+  absl::Time first_loss_;        // of them
+  int64_t outlived_ = 0;
   std::map<std::string, int> unlogged_losses_;  // by worker
   // kHostDies: the workers whose losses are not in an event yet.
   std::string dead_host_;

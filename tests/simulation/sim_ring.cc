@@ -13,10 +13,19 @@ constexpr int kHeavyFactor = 40;
 
 }  // namespace
 
-SimWorker* SimWorker::Peer(const Operation& operation, int ring_rank) const {
+std::string SimWorker::BlobOf(const Operation& operation, int ring_rank) const {
   const int world_size = operation.world_size();
   const size_t rank = operation.reserve.members((ring_rank + world_size) % world_size);
-  return rank < blobs_.size() ? find_peer_(blobs_[rank]) : nullptr;
+  return rank < blobs_.size() ? blobs_[rank] : "";
+}
+
+SimWorker* SimWorker::Peer(const Operation& operation, int ring_rank) const {
+  const std::string blob = BlobOf(operation, ring_rank);
+  return blob.empty() ? nullptr : find_peer_(blob);
+}
+
+bool SimWorker::IsBroken(const Operation& operation, int ring_rank) const {
+  return broken_peers_.count(BlobOf(operation, ring_rank)) > 0;
 }
 
 void SimWorker::StartNext() {
@@ -24,10 +33,12 @@ void SimWorker::StartNext() {
   running_ = runs_.front();
   runs_.pop_front();
   const Operation& operation = operations_.at(running_);
-  for (uint32_t rank : operation.reserve.members()) {
-    if (rank < blobs_.size() && broken_peers_.count(blobs_[rank]) > 0) broken_ = true;
+  if (operation.world_size() > 1 && !traits_.isolates_peers) {
+    if (broken_) return FailExchange(running_, "the ring is broken");
+    for (int i = 0; i < operation.world_size(); ++i) {
+      if (IsBroken(operation, i)) return BreakRing("a peer was gone before the first step");
+    }
   }
-  if (broken_) return BreakRing("a peer was gone before the first step");
   Begin(running_);
 }
 
@@ -43,7 +54,6 @@ void SimWorker::Begin(const std::string& id) {
 
 void SimWorker::StartPreempting() {
   if (!preempting_.empty() || preempting_runs_.empty()) return;
-  if (broken_) return BreakRing("it was broken before a small run");
   if (!running_.empty() && world_->now() < next_preemption_) {
     return Later(next_preemption_ - world_->now(), [this] { StartPreempting(); });
   }
@@ -93,7 +103,7 @@ void SimWorker::ComputeTile(const std::string& id) {
   if (alone && operation.reserve.shape().seq_len_q() > kHeavyTokens) {
     time = std::min(kHeavyFactor * time, absl::Seconds(5));
   }
-  if (operation.cancelled) time = absl::Microseconds(10);
+  if (operation.cancelled || operation.exchange_failed) time = absl::Microseconds(10);
   Later(time, [this, id] {
     const auto found = operations_.find(id);
     if (found == operations_.end() || !IsRunning(id)) return;
@@ -107,12 +117,15 @@ void SimWorker::EndStep(const std::string& id) {
   Operation& operation = operations_.at(id);
   const int next = ++operation.step;
   if (next == operation.world_size()) {
+    if (operation.exchange_failed) return FailExchange(id, "connection reset");
     const bool fails = std::exchange(fail_next_, false);
     return Finish(id, !fails);
   }
   // Travels although this rank may be cancelled: the neighbour waits for it.
   SimWorker* right = Peer(operation, operation.ring_rank + 1);
-  if (right != nullptr && world_->network.Carries(name_, right->name_)) {
+  if (IsBroken(operation, operation.ring_rank + 1)) {
+    operation.exchange_failed = true;
+  } else if (right != nullptr && world_->network.Carries(name_, right->name_)) {
     absl::Duration delay = world_->random.Between(absl::Microseconds(50), absl::Milliseconds(5));
     const absl::Duration slowness = world_->network.slowness;
     if (slowness > absl::ZeroDuration() && !world_->network.SameHost(name_, right->name_)) {
@@ -124,12 +137,19 @@ void SimWorker::EndStep(const std::string& id) {
     });
   }
   if (operation.received.count(next) > 0) return BeginStep(id);
+  if (IsBroken(operation, operation.ring_rank - 1)) {
+    // Completes the other transfers, because those peers wait for them.
+    operation.exchange_failed = true;
+    return BeginStep(id);
+  }
   operation.waits = true;
   if (traits_.transfer_timeout == absl::InfiniteDuration()) return;
   Later(traits_.transfer_timeout, [this, id, next] {
     const auto found = operations_.find(id);
     if (found == operations_.end() || running_ != id) return;
-    if (found->second.waits && found->second.step == next) BreakRing("transfer timed out");
+    if (!found->second.waits || found->second.step != next) return;
+    if (!traits_.isolates_peers) return BreakRing("transfer timed out");
+    BreakLink(BlobOf(found->second, found->second.ring_rank - 1));
   });
 }
 
@@ -137,6 +157,7 @@ void SimWorker::OnBlock(const std::string& id, int step) {
   const auto found = operations_.find(id);
   if (found == operations_.end()) return;
   Operation& operation = found->second;
+  if (broken_ || IsBroken(operation, operation.ring_rank - 1)) return;
   operation.received.insert(step);
   ++operation.progress;
   if (running_ == id && operation.waits && operation.step == step) BeginStep(id);
@@ -172,41 +193,66 @@ void SimWorker::Finish(const std::string& id, bool ok) {
   if (is_inline) operations_.erase(id);
 }
 
+void SimWorker::FailExchange(const std::string& id, const std::string& reason) {
+  operations_.at(id).finished = true;
+  world_->Trace(name_, " reports that ", id, " failed: ", reason);
+  v1::JoinRequest message;
+  v1::GenerationFailed* failed = message.mutable_generation_failed();
+  failed->set_generation(generation_);
+  failed->set_operation_id(id);
+  failed->set_reason(reason);
+  Say(message);
+  running_.clear();
+  paused_ = false;
+  StartNext();
+}
+
 // This worker's transfers have failed: its own links close too, which is what its
-// neighbours then see.
+// neighbours then see. Runs without peers go on.
 void SimWorker::BreakRing(const std::string& reason, const std::vector<uint32_t>& unreached) {
-  broken_ = true;
+  if (std::exchange(broken_, true)) return;
   world_->Trace(name_, " reports generation ", generation_, " failed: ", reason);
-  if (!running_.empty() && world_->random.OneIn(2)) {
+  LeaveRing();
+  if (!committed_) {
+    v1::JoinRequest message;
+    v1::GenerationFailed* failed = message.mutable_generation_failed();
+    failed->set_generation(generation_);
+    failed->set_reason(reason);
+    failed->mutable_unreached()->Assign(unreached.begin(), unreached.end());
+    return Say(message);
+  }
+  const auto found = operations_.find(running_);
+  if (found == operations_.end() || found->second.world_size() == 1) return;
+  if (world_->random.OneIn(2)) {
     v1::JoinRequest message;
     message.mutable_finished()->set_operation_id(running_);
     message.mutable_finished()->set_generation(generation_);
     message.mutable_finished()->set_reason(reason);
     Say(message);
   }
-  v1::JoinRequest message;
-  v1::GenerationFailed* failed = message.mutable_generation_failed();
-  failed->set_generation(generation_);
-  failed->set_operation_id(running_);
-  failed->set_reason(reason);
-  failed->mutable_unreached()->Assign(unreached.begin(), unreached.end());
-  Say(message);
-  ForgetRuns();
-  LeaveRing();
+  FailExchange(running_, reason);
 }
 
 void SimWorker::LeaveRing() {
-  for (const std::string& blob : std::exchange(blobs_, {})) {
-    SimWorker* peer = find_peer_(blob);
-    if (peer == nullptr || peer == this || !world_->network.Carries(name_, peer->name_)) continue;
-    world_->scheduler.After(
-        world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(50)),
-        [peer, generation = generation_, mine = this->blob(), process = peer->process_] {
-          if (process != peer->process_) return;
-          peer->Later(absl::ZeroDuration(),
-                      [peer, generation, mine] { peer->OnPeerBroke(generation, mine); });
-        });
-  }
+  for (const std::string& blob : std::exchange(blobs_, {})) Notify(blob);
+}
+
+void SimWorker::Notify(const std::string& blob) {
+  SimWorker* peer = find_peer_(blob);
+  if (peer == nullptr || peer == this || !world_->network.Carries(name_, peer->name_)) return;
+  world_->scheduler.After(
+      world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(50)),
+      [peer, generation = generation_, mine = this->blob(), process = peer->process_] {
+        if (process != peer->process_) return;
+        peer->Later(absl::ZeroDuration(),
+                    [peer, generation, mine] { peer->OnPeerBroke(generation, mine); });
+      });
+}
+
+void SimWorker::BreakLink(const std::string& peer) {
+  world_->Trace(name_, " gives up ", peer);
+  Notify(peer);
+  OnPeerBroke(generation_, peer);
 }
 
 // Noticed only where a transfer of the operation that runs touches that peer.
@@ -215,10 +261,14 @@ void SimWorker::OnPeerBroke(uint64_t generation, const std::string& peer) {
   broken_peers_.insert(peer);
   const auto found = operations_.find(running_);
   if (found == operations_.end() || stuck_) return;
-  for (uint32_t rank : found->second.reserve.members()) {
-    if (rank < blobs_.size() && blobs_[rank] == peer) {
-      return BreakRing("connection reset by " + peer);
-    }
+  Operation& operation = found->second;
+  if (traits_.isolates_peers) {
+    if (!operation.waits || BlobOf(operation, operation.ring_rank - 1) != peer) return;
+    operation.exchange_failed = true;
+    return BeginStep(running_);
+  }
+  for (int i = 0; i < operation.world_size(); ++i) {
+    if (BlobOf(operation, i) == peer) return BreakRing("connection reset by " + peer);
   }
 }
 

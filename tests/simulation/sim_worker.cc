@@ -164,6 +164,8 @@ void SimWorker::OnMessage(ConnectionId connection, uint64_t process,
         return OnProbe(message.probe());
       case v1::JoinResponse::kTeardown:
         return OnTeardown(message.teardown());
+      case v1::JoinResponse::kLosePeer:
+        return OnLosePeer(message.lose_peer());
       case v1::JoinResponse::kReserve:
         return OnReserve(message.reserve());
       case v1::JoinResponse::kRun:
@@ -288,6 +290,17 @@ void SimWorker::OnTeardown(const v1::Teardown& teardown) {
   answer.mutable_torn_down()->set_generation(teardown.generation());
   Later(world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(500)),
         [this, answer] { Say(answer); });
+}
+
+void SimWorker::OnLosePeer(const v1::LosePeer& lose) {
+  if (lose.generation() != generation_ || !committed_) return;
+  if (lose.rank() >= blobs_.size()) {
+    if (!broken_) world_->Violate(name_, ": LosePeer of rank ", lose.rank());
+    return;
+  }
+  const std::string peer = blobs_[lose.rank()];
+  if (traits_.isolates_peers) return OnPeerBroke(generation_, peer);
+  BreakRing("lost " + peer);
 }
 
 // --- operations

@@ -30,6 +30,8 @@ struct WorkerTraits {
   bool reports_memory = true;
   // A transfer that waits longer than this has failed.
   absl::Duration transfer_timeout = absl::InfiniteDuration();
+  // A lost peer ends the transfers with that peer only, as over sockets. Else it ends all of them.
+  bool isolates_peers = true;
   absl::Duration kv_orphan_time = absl::Seconds(10);
 };
 
@@ -101,6 +103,7 @@ class SimWorker {
     absl::Duration preempt_after;  // 0: does not preempt
     bool cancelled = false;
     bool finished = false;
+    bool exchange_failed = false;
     int step = 0;
     int tile = 0;
     uint64_t progress = 0;
@@ -124,6 +127,7 @@ class SimWorker {
   void OnCommit(const v1::Commit& commit);
   void OnProbe(const v1::Probe& probe);
   void OnTeardown(const v1::Teardown& teardown);
+  void OnLosePeer(const v1::LosePeer& lose);
   void OnReserve(const v1::Reserve& reserve);
   void RunInline(const std::string& id, const v1::Reserved& reserved);
   void OnRun(const v1::Run& run);
@@ -146,6 +150,13 @@ class SimWorker {
   void Finish(const std::string& id, bool ok);
   void BreakRing(const std::string& reason, const std::vector<uint32_t>& unreached = {});
   void OnPeerBroke(uint64_t generation, const std::string& peer);
+  // Closes the link to one peer, which notices it.
+  void BreakLink(const std::string& peer);
+  void Notify(const std::string& peer);
+  bool IsBroken(const Operation& operation, int ring_rank) const;
+  std::string BlobOf(const Operation& operation, int ring_rank) const;
+  // Reports that the run has ended because of a transfer.
+  void FailExchange(const std::string& id, const std::string& reason);
   void LeaveRing();
   SimWorker* Peer(const Operation& operation, int ring_rank) const;
 
@@ -170,7 +181,7 @@ class SimWorker {
 
   uint64_t generation_ = 0;  // 0: none
   bool committed_ = false;
-  bool broken_ = false;
+  bool broken_ = false;  // without isolates_peers: no transfer works any more
   std::vector<std::string> blobs_;
   std::set<std::string> broken_peers_;
   std::map<std::string, Operation> operations_;

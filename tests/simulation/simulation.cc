@@ -21,6 +21,7 @@ CoordinatorConfig MakeConfig(Random& random) {
   config.limits.ended_residuals_kept = 1 << 20;  // so that no end is forgotten
   config.residual_replay_time = absl::Seconds(5);
   config.transfer_timeout = absl::Seconds(15);
+  if (random.OneIn(3)) config.loss_drain_timeout = random.Below(2) * absl::Seconds(3);
   config.kv_orphan_time = absl::Seconds(10);
   config.limits.single_device_threshold_tokens = 500;
   return config;
@@ -70,6 +71,8 @@ void Simulation::MakeWorkers() {
   const int speed = random.Below(4);
   // As predicted, runs are short, and sent ahead of others, or not.
   const double flops = random.OneIn(2) ? 1e8 : 0;
+  const bool isolates_peers = !random.OneIn(3);
+  checker_.set_isolates_peers(isolates_peers);
   const int hosts = hosts_matter || !random.OneIn(2) ? 2 + random.Below(2) : 1;
   for (int i = 0; i < count; ++i) {
     WorkerTraits traits;
@@ -89,6 +92,7 @@ void Simulation::MakeWorkers() {
     traits.reports_memory = random.OneIn(2);
     traits.workspace_bytes = random.OneIn(3) ? 10000 : 0;
     traits.flops_per_second = flops;
+    traits.isolates_peers = isolates_peers;
     workers_.push_back(std::make_unique<SimWorker>(
         &world_, &control_, [this](const std::string& blob) { return FindPeer(blob); },
         absl::StrCat("worker-", i), traits));
@@ -144,6 +148,7 @@ SimulationResult Simulation::Run() {
   result.ends = clients_.ends();
   for (const auto& [reason, times] : kv_writers_.ends()) result.ends[reason] += times;
   result.ends["(preempted)"] += world_.preemptions;
+  result.ends["(outlived a loss)"] += checker_.outlived();
   result.virtual_time = world_.now() - world_.start;
   return result;
 }

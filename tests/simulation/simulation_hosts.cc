@@ -11,7 +11,8 @@ namespace {
 // Rings that may begin to form while hosts are parted: the workers that join late, each with the
 // others or without them, a failed forming for each of two links, and what a reported failure adds.
 constexpr int64_t kMaxFormingsWhileParted = 16;
-// A host's loss is noticed after 6 s of silence, and its survivors stop after 3.5 s.
+// A host's loss is noticed after 6 s of silence, its survivors stop after 3.5 s, and before that,
+// requests on them may run on (loss_drain_timeout).
 constexpr absl::Duration kHostLossBound = absl::Milliseconds(9900);
 
 }  // namespace
@@ -50,9 +51,10 @@ void Simulation::KillHost() {
     world_.scheduler.After(delay, [worker, silently] { worker->Kill(silently); });
   }
   checker_.OnHostDies(host, names, silently);
-  world_.scheduler.After(kHostLossBound,
+  const absl::Duration bound = kHostLossBound + config_.loss_drain_timeout;
+  world_.scheduler.After(bound,
                          [this, formings = checker_.formings()] { CheckDeadHost(formings); });
-  world_.scheduler.After(random.Between(absl::Seconds(10), absl::Seconds(25)), [this, host] {
+  world_.scheduler.After(random.Between(bound, absl::Seconds(25)), [this, host] {
     world_.Trace(host, " has power again");
     world_.network.dark_hosts.erase(host);
   });

@@ -56,10 +56,17 @@ class Communicator {
   // any thread. Affects timing only.
   virtual void WakeLinks() {}
 
+  // The peer is lost. Ends transfers with it within a second, now and later. Transfers with other
+  // peers go on if the implementation keeps them apart. This default does not: it aborts. May be
+  // called from any thread, repeatedly. REQUIRES: `peer` is another rank of the generation.
+  virtual void LosePeer(int peer, const std::string& reason);
+
   // Ends everything enqueued within a second. Later groups fail at once, even empty ones. May be
   // called from any thread, repeatedly.
   virtual void Abort(const std::string& reason) = 0;
 };
+
+inline void Communicator::LosePeer(int, const std::string& reason) { Abort(reason); }
 
 // Creates communicators in the two phases of forming a ring.
 class RingTransport {

@@ -26,6 +26,7 @@ class CommunicatorWrapper : public Communicator {
     return inner_->Start(std::move(group), std::move(after), control);
   }
   void WakeLinks() override { inner_->WakeLinks(); }
+  void LosePeer(int peer, const std::string& reason) override { inner_->LosePeer(peer, reason); }
   void Abort(const std::string& reason) override { inner_->Abort(reason); }
 
  private:

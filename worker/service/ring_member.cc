@@ -100,6 +100,12 @@ void RingMember::CancelForming(uint64_t generation) {
   if (forming_ != nullptr) forming_->Abort("forming the ring was cancelled");
 }
 
+void RingMember::LosePeer(uint64_t generation, int rank) {
+  if (communicator_ == nullptr || generation != generation_) return;
+  if (rank < 0 || rank >= world_size_ || rank == rank_) return;
+  communicator_->LosePeer(rank, absl::StrCat("rank ", rank, " left the ring"));
+}
+
 void RingMember::Forget(const std::string& reason) {
   TearDown(reason);
   generation_ = 0;

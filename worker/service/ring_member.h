@@ -69,6 +69,10 @@ class RingMember {
   // is left when it returns. The watchdog fires if it takes too long.
   void TearDown(const std::string& reason);
 
+  // Ends transfers with one rank of the formed ring, because it is lost. Operations without it go
+  // on (Communicator::LosePeer). No effect on another generation.
+  void LosePeer(uint64_t generation, int rank);
+
   // Tears down, and accepts any generation number from the next coordinator.
   void Forget(const std::string& reason);
 

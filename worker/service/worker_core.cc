@@ -81,6 +81,8 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
         ring_.CancelForming(message.teardown().generation());
       }
       return Enqueue([this, teardown = message.teardown()] { OnTeardown(teardown); });
+    case v1::JoinResponse::kLosePeer:
+      return Enqueue([this, lose = message.lose_peer()] { OnLosePeer(lose); });
     case v1::JoinResponse::kProbe:
       probing_.Start(
           [this, probe = message.probe()] {
@@ -309,6 +311,14 @@ void WorkerCore::OnTeardown(const v1::Teardown& teardown) {
   v1::JoinRequest message;
   message.mutable_torn_down()->set_generation(teardown.generation());
   send_(std::move(message));
+}
+
+void WorkerCore::OnLosePeer(const v1::LosePeer& lose) {
+  LogWarning("ring member lost", {{"worker", options_.name},
+                                  {"generation", lose.generation()},
+                                  {"rank", static_cast<int64_t>(lose.rank())}});
+  if (lose.rank() > static_cast<uint32_t>(std::numeric_limits<int>::max())) return;
+  ring_.LosePeer(lose.generation(), static_cast<int>(lose.rank()));
 }
 
 void WorkerCore::OnReserve(std::shared_ptr<const v1::Reserve> reserve) {

@@ -88,6 +88,7 @@ class WorkerCore {
   void ReportUnformed(const v1::Commit& commit, const absl::Status& status);
   void OnProbe(const v1::Probe& probe);
   void OnTeardown(const v1::Teardown& teardown);
+  void OnLosePeer(const v1::LosePeer& lose);
   void OnReserve(std::shared_ptr<const v1::Reserve> reserve);
   void OnReserveDone(const v1::Reserve& reserve,
                      const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,

@@ -486,6 +486,42 @@ TEST(Worker, LeaveEndsAtTimeoutOrWithoutCoordinator) {
   EXPECT_LT(absl::Now() - begin, absl::Seconds(30));
 }
 
+// The run would otherwise wait until the transfer's time limit. The generation lives on.
+TEST(Worker, LosePeerEndsTheExchangeWithIt) {
+  Cluster cluster(2);
+  cluster.Form(4);
+  const TestRequest request = TestRequest::Make(64, 2);
+  cluster.Reserve(request, "4-1", 4);
+  auto exchanges = cluster.UploadAll(request, "4-1", 4);
+  v1::JoinResponse run;
+  run.mutable_run()->set_operation_id("4-1");
+  run.mutable_run()->set_generation(4);
+  cluster.coordinator().Send("worker-0", run);
+  AwaitHeartbeat(cluster, 0,
+                 [](const v1::Heartbeat& heartbeat) { return heartbeat.waits_for_peer(); });
+  const auto lose = [&](uint64_t generation, uint32_t rank) {
+    v1::JoinResponse message;
+    message.mutable_lose_peer()->set_generation(generation);
+    message.mutable_lose_peer()->set_rank(rank);
+    cluster.coordinator().Send("worker-0", message);
+  };
+  lose(3, 1);  // another generation
+  lose(4, 0);  // itself
+  lose(4, 2);  // no member
+  lose(4, 0xffffffff);
+  lose(4, 1);
+  const auto failed = cluster.coordinator().Await("worker-0", Message::kGenerationFailed);
+  ASSERT_TRUE(failed.has_value());
+  EXPECT_EQ(failed->generation_failed().operation_id(), "4-1");
+  EXPECT_THAT(failed->generation_failed().reason(), HasSubstr("rank 1 left the ring"));
+  cluster.Release("4-1", 4);
+  ExpectAllFree(cluster);
+  for (auto& exchange : exchanges) (void)exchange->Finish();
+  cluster.TearDown(4);
+  cluster.Form(5);
+  cluster.RunToTheEnd(request, "5-1", 5);
+}
+
 TEST(Worker, IgnoresMessagesOfOtherGenerations) {
   Cluster cluster(2);
   cluster.Form(4);

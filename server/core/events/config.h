@@ -41,6 +41,12 @@ struct CoordinatorConfig {
   absl::Duration blame_window = absl::Milliseconds(1500);
   // Time to answer Teardown. Together with blame_window, survivors are free 5 s after detection.
   absl::Duration teardown_timeout = absl::Milliseconds(3500);
+  // Operations without a lost member may run for this long until their generation ends. 0: they end
+  // with the loss.
+  absl::Duration loss_drain_timeout = absl::Seconds(10);
+  // Such operations end earlier if workers that served a lost operation write into client memory
+  // for longer than this, because its client gets the failure only after they have stopped.
+  static constexpr absl::Duration kStopCopyingTime = absl::Seconds(1);
   // Time to wait for more workers before a ring is formed.
   absl::Duration forming_delay = absl::Milliseconds(300);
   // Hosts that could not reach each other are probed this often, with this limit for a connection,

@@ -282,6 +282,14 @@ struct LossEvent {
   std::string host;  // empty: one worker
   std::vector<LostWorker> workers;
 };
+// A generation has ended after the loss of a member, and operations without that member had run on.
+// For logs. Requires no reaction.
+struct LossOutlived {
+  uint64_t generation = 0;
+  absl::Duration duration;  // from the loss to the end of the generation
+  int64_t completed = 0;    // requests that succeeded meanwhile
+  int64_t ended = 0;        // requests that ended with the generation
+};
 // Two hosts cannot reach each other any more, or they can again. For logs. Requires no reaction.
 struct ReachChanged {
   absl::Time when;
@@ -313,8 +321,8 @@ struct RingReformed {  // answers ReformRequested
 using Action =
     std::variant<SendToWorker, DropWorker, PlanThis, CancelPlan, AcceptRequest, BeginDownload,
                  FinishRequest, FailRequest, StateChanged, TopologyChanged, LostWorker, LossEvent,
-                 ReachChanged, ServingChanged, AttachCompleted, KvCacheAnswered, KvWriterAnswered,
-                 KvWriterEnded, TransferAdvanced, DrainCompleted, RingReformed>;
+                 LossOutlived, ReachChanged, ServingChanged, AttachCompleted, KvCacheAnswered,
+                 KvWriterAnswered, KvWriterEnded, TransferAdvanced, DrainCompleted, RingReformed>;
 
 }  // namespace ringattn::server
 

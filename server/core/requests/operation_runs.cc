@@ -1,6 +1,7 @@
 // Operations: the order of runs, and which run waits for which.
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/wire/durations.h"
@@ -268,6 +269,66 @@ void Operations::Charge(const Operation& operation) {
 bool Operations::AllFinished(const Operation& operation) {
   return std::all_of(operation.members.begin(), operation.members.end(),
                      [](const Member& member) { return member.finished; });
+}
+
+// ---------------------------------------------------------------- lost members
+
+Operation* Operations::OnExchangeFailed(ConnectionId connection,
+                                        const v1::GenerationFailed& failed) {
+  const MemberRef ref = FindMember(connection, failed.operation_id(), failed.generation());
+  if (ref.operation == nullptr || ref.operation->phase != Phase::kRunning) return nullptr;
+  if (ref.member->finished || std::exchange(ref.member->exchange_failed, true)) return nullptr;
+  return ref.operation;
+}
+
+bool Operations::HasFailedRun(const Operation& operation) {
+  return std::any_of(operation.members.begin(), operation.members.end(),
+                     [](const Member& member) { return member.exchange_failed; });
+}
+
+void Operations::FinishFailedRuns(Operation& operation) {
+  if (operation.phase != Phase::kRunning) return;
+  for (Member& member : operation.members) {
+    if (member.exchange_failed && !member.finished) FinishMember(operation, member);
+  }
+}
+
+void Operations::FinishMember(Operation& operation, Member& member) {
+  member.device_seconds = DeviceSeconds(operation, member);
+  member.finished = true;
+  member.waits_for_peer = false;
+  if (!operation.preempts) last_finished_[member.connection] = batch_.now();
+  if (AllFinished(operation)) Charge(operation);
+}
+
+std::vector<std::string> Operations::OperationsOn(ConnectionId connection) const {
+  std::vector<std::string> ids;
+  for (const auto& [id, operation] : operations_) {
+    if (operation.IsOn(connection)) ids.push_back(id);
+  }
+  return ids;
+}
+
+bool Operations::CopiesOn(ConnectionId connection) const {
+  return std::any_of(operations_.begin(), operations_.end(), [connection](const auto& entry) {
+    const Operation& operation = entry.second;
+    return operation.path == Operation::Path::kClientMemory && operation.was_accepted() &&
+           operation.IsOn(connection);
+  });
+}
+
+void Operations::LoseMember(Operation& operation, ConnectionId connection) {
+  for (Member& member : operation.members) {
+    if (member.connection != connection) continue;
+    if (operation.phase == Phase::kRunning && !member.finished) FinishMember(operation, member);
+    member.memory = Operation::Memory::kReleased;
+    member.stalled_since.reset();
+  }
+}
+
+bool Operations::Outlives(const Operation& operation, ConnectionId lost) {
+  return operation.stream && operation.ends_with_ring() && !operation.IsOn(lost) &&
+         !HasFailedRun(operation);
 }
 
 // -------------------------------------------------------------------- progress

@@ -464,6 +464,13 @@ std::set<std::string> Operations::ResidualsInUse() const {
   return handles;
 }
 
+int64_t Operations::accepted_requests_on(ConnectionId connection) const {
+  return std::count_if(operations_.begin(), operations_.end(), [connection](const auto& entry) {
+    const Operation& operation = entry.second;
+    return operation.stream.has_value() && operation.ends_with_ring() && operation.IsOn(connection);
+  });
+}
+
 int64_t Operations::accepted_requests() const {
   return std::count_if(operations_.begin(), operations_.end(), [](const auto& entry) {
     return entry.second.stream.has_value() && entry.second.ends_with_ring();

@@ -65,8 +65,9 @@ struct Operation {
     bool uploaded = false;
     bool finished = false;
     bool delivered = false;
-    double device_seconds = 0;  // of its run, once finished
-    double paused_seconds = 0;  // of its run: while it was preempted
+    bool exchange_failed = false;  // its run ended because a transfer failed
+    double device_seconds = 0;     // of its run, once finished
+    double paused_seconds = 0;     // of its run: while it was preempted
     // From the newest heartbeat that names this operation.
     uint32_t step = 0;
     double fraction_done = 0;
@@ -213,6 +214,23 @@ class Operations {
   void BeginDownload(Operation& operation) { Enter(operation, Phase::kDownloading); }
   void FailLater(Operation& operation, Failure failure, absl::Duration delay);
 
+  // --- Lost members.
+  // Takes the report that a transfer failed, which ends the member's run. Returns the operation, or
+  // null if the report changed nothing.
+  Operation* OnExchangeFailed(ConnectionId connection, const v1::GenerationFailed& failed);
+  // Returns true if a member has sent such a report.
+  static bool HasFailedRun(const Operation& operation);
+  // Counts the runs of members that have reported such a failure as finished.
+  void FinishFailedRuns(Operation& operation);
+  // Returns the operations of which the worker is a member.
+  std::vector<std::string> OperationsOn(ConnectionId connection) const;
+  // Returns whether the worker may write into the memory of a client.
+  bool CopiesOn(ConnectionId connection) const;
+  // The member computes nothing more and holds no memory. REQUIRES: it is a member.
+  void LoseMember(Operation& operation, ConnectionId connection);
+  // Returns whether the operation may succeed without the worker.
+  static bool Outlives(const Operation& operation, ConnectionId lost);
+
   // --- The end.
   // The request has ended, and its workers are freed as soon as possible. Members that compute
   // complete their exchanges first, because their peers would hang otherwise. With `keep_residual`,
@@ -259,6 +277,8 @@ class Operations {
   std::set<std::string> ResidualsInUse() const;
   // Returns the number of requests in progress that end with the ring.
   int64_t accepted_requests() const;
+  // Returns the number of them that the worker serves.
+  int64_t accepted_requests_on(ConnectionId connection) const;
   // From Reserve until Released: the most that each worker may hold.
   std::map<ConnectionId, int64_t> ReservedByWorker() const;
   // Returns the fraction of its work that the least advanced member has done.
@@ -293,6 +313,7 @@ class Operations {
   double DeviceSeconds(const Operation& operation, const Member& member) const;
   void CountPause(ConnectionId connection, double seconds);
   void Charge(const Operation& operation);
+  void FinishMember(Operation& operation, Member& member);
   bool Precedes(const Operation& earlier, const Operation& later) const;
   bool IsBehindAnother(const Operation& operation) const;
   absl::Duration ReserveLimit(const Operation& operation) const;

@@ -52,6 +52,7 @@ std::vector<ConnectionId> Ring::Overdue(const char** what) const {
     case RingPhase::kEmpty:
     case RingPhase::kGathering:
     case RingPhase::kReady:
+    case RingPhase::kEnding:
       return {};
   }
   if (batch_.now() < deadline_) return {};
@@ -72,6 +73,7 @@ void Ring::Advance(bool idle, bool steady) {
       return;
     case RingPhase::kPreparing:
     case RingPhase::kCommitting:
+    case RingPhase::kEnding:
       return;
     case RingPhase::kReady:
       if (!MemberLeaves()) return ConsiderNewcomers(idle, steady);
@@ -195,8 +197,15 @@ void Ring::ExplainFailure() {
   failure_reported_ = failure_explained_ = false;
 }
 
-void Ring::Lose() {
+void Ring::BeginEnding() {
   RememberSize();
+  ringless_since_ = batch_.now();
+  newcomer_hold_since_.reset();
+  Enter(RingPhase::kEnding, batch_.now() + config_.loss_drain_timeout);
+}
+
+void Ring::Lose() {
+  if (!ending()) RememberSize();
   TearDown();
 }
 

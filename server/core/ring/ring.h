@@ -24,6 +24,7 @@ enum class RingPhase {
   kPreparing,
   kCommitting,
   kReady,
+  kEnding,  // a member is lost; operations without it run on
   kTearingDown,
 };
 
@@ -53,18 +54,25 @@ class Ring {
   void Forgive(absl::Duration pause);
 
   // --- The end of a ready generation, after a loss or at an operator's request.
+  // Serves nothing new until Lose(), which is due after loss_drain_timeout. REQUIRES: ready().
+  void BeginEnding();
   void Lose();
   // Answered by RingReformed, immediately if no worker is connected.
   void AskReform();
 
   RingPhase phase() const { return phase_; }
   bool ready() const { return phase_ == RingPhase::kReady; }
+  bool ending() const { return phase_ == RingPhase::kEnding; }
+  // Returns true while members may hold operations.
+  bool has_operations() const { return ready() || ending(); }
+  // Returns true if Lose() is due. REQUIRES: ending().
+  bool EndIsDue() const { return batch_.now() >= deadline_; }
   uint64_t generation() const { return generation_; }
   // By rank; includes lost members.
   const std::vector<ConnectionId>& members() const { return members_; }
   std::optional<int> RankOf(ConnectionId connection) const;
   int64_t formed_count() const { return formed_count_; }
-  // Returns when the last ready generation ended.
+  // Returns when the last ready generation ended, or began to end.
   absl::Time ringless_since() const { return ringless_since_; }
   // Returns true while a leaving member or newcomers wait for the ring to become idle. Nothing may
   // be admitted meanwhile.

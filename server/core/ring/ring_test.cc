@@ -137,6 +137,33 @@ TEST_F(RingTest, AReplacementIsExpectedForAWhile) {
   EXPECT_FALSE(ring_.ReplacementIsDue(2));
 }
 
+TEST_F(RingTest, EndsAfterOperationsThatOutliveALoss) {
+  Join(1, "a");
+  Join(2, "b");
+  Form({1, 2});
+  roster_.Remove(2);
+  const absl::Time lost = now_;
+  ring_.BeginEnding();
+  EXPECT_FALSE(ring_.ready());
+  EXPECT_TRUE(ring_.has_operations());
+  EXPECT_EQ(ring_.RankOf(2), 1);  // for the messages about its loss
+  const char* what = "";
+  Pass(config_.loss_drain_timeout - absl::Milliseconds(1), /*idle=*/false);
+  EXPECT_FALSE(ring_.EndIsDue());
+  EXPECT_TRUE(ring_.Overdue(&what).empty());
+  EXPECT_TRUE(Sent(v1::JoinResponse::kTeardown).empty());
+  ring_.Forgive(absl::Seconds(1));
+  Pass(absl::Milliseconds(1), /*idle=*/false);
+  EXPECT_FALSE(ring_.EndIsDue());
+  Pass(absl::Seconds(1), /*idle=*/false);
+  EXPECT_TRUE(ring_.EndIsDue());
+  ring_.Lose();
+  EXPECT_FALSE(ring_.has_operations());
+  EXPECT_EQ(Sent(v1::JoinResponse::kTeardown), (std::vector<ConnectionId>{1}));
+  // Limits on waiting count from the loss.
+  EXPECT_EQ(ring_.ringless_since(), lost + absl::Seconds(1));
+}
+
 TEST_F(RingTest, NewcomersWaitUntilTheRingIsIdle) {
   Join(1, "a");
   Form({1});

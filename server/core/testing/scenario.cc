@@ -30,6 +30,8 @@ bool SetConfig(const std::string& key, const std::string& value, CoordinatorConf
     config->limits.max_kv_caches = number();
   } else if (key == "assembly_time_max") {
     config->assembly_time_max = Duration(value);
+  } else if (key == "loss_drain_timeout") {
+    config->loss_drain_timeout = Duration(value);
   } else if (key == "preempt_after") {
     config->preempt_after = Duration(value);
   } else if (key == "run_time_floor") {

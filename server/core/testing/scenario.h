@@ -22,7 +22,7 @@
 // Structure
 //   scenario NAME [max_operations_per_worker=N] [max_queued_requests=N]
 //            [max_queued_requests_per_client=N] [assembly_time_max=D] [run_time_floor=D]
-//            [max_kv_caches=N] [preempt_after=D]
+//            [max_kv_caches=N] [preempt_after=D] [loss_drain_timeout=D]
 //   repeat N COMMAND ; COMMAND ...      % in a command is replaced by 1 to N
 // Workers
 //   join NAME [version=V] [tile_q=N] [memory=BYTES] [flops=F] [flops_bf16=F] [flops_terms=F]

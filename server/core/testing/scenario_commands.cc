@@ -66,6 +66,10 @@ std::optional<ScenarioCommand> CommandOf(const v1::JoinResponse& message) {
       command.text = absl::StrCat("cancel ", message.cancel().operation_id());
       command.answer.reset();
       break;
+    case v1::JoinResponse::kLosePeer:
+      command.text = absl::StrCat("lose rank ", message.lose_peer().rank());
+      command.answer.reset();
+      break;
     case v1::JoinResponse::kDropResiduals:
       command.text =
           absl::StrCat("drop ", absl::StrJoin(message.drop_residuals().operation_ids(), " "));

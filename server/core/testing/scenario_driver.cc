@@ -403,6 +403,11 @@ class ScenarioDriver::Impl {
     for (const LostWorker& loss : event.workers) names.push_back(loss.worker);
     lines_.push_back({"", absl::StrCat("lost host ", event.host, ": ", absl::StrJoin(names, " "))});
   }
+  void Record(const LossOutlived& outlived, std::deque<Event>*) {
+    lines_.push_back({"", absl::StrCat("ended ", outlived.generation, " after ",
+                                       absl::FormatDuration(outlived.duration), ": completed ",
+                                       outlived.completed, " ended ", outlived.ended)});
+  }
   void Record(const ReachChanged& changed, std::deque<Event>*) {
     lines_.push_back({"", absl::StrCat(changed.reached ? "reached: " : "parted: ", changed.a, " ",
                                        changed.b, ", ", changed.detail)});

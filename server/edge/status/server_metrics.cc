@@ -128,6 +128,8 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
   const auto counter = [&](const char* name, const char* help) {
     return &metrics->Counters(name, help).Add({});
   };
+  outlived_losses_ = counter("ringattn_requests_outlived_loss_total",
+                             "Requests that succeeded after their ring had lost another member.");
   residuals_kept_ = counter("ringattn_residuals_kept_total", "Forwards that kept a residual.");
   residuals_refused_ = counter("ringattn_residuals_refused_total",
                                "Forwards whose requested residual was not kept.");
@@ -205,6 +207,7 @@ void ServerMetrics::SetStats(const CoordinatorStats& stats) {
   connected_workers_->Set(stats.connected_workers);
   parted_workers_->Set(stats.parted_workers);
   reforms_->Increment(stats.ring_reforms - seen_.ring_reforms);
+  outlived_losses_->Increment(stats.outlived_losses - seen_.outlived_losses);
   stalled_uploads_->Increment(stats.stalled_uploads - seen_.stalled_uploads);
   SetResiduals(stats.residuals);
   SetKvCaches(stats.kv_caches);

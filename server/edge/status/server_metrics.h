@@ -96,6 +96,7 @@ class ServerMetrics {
   prometheus::Gauge* connected_workers_;
   prometheus::Gauge* parted_workers_;
   prometheus::Counter* reforms_;
+  prometheus::Counter* outlived_losses_;
   prometheus::Counter* stalled_uploads_;
   prometheus::Counter* stalled_downloads_;
   prometheus::Gauge* residuals_;

@@ -22,7 +22,7 @@ def make_inputs(batch=1, sq=64, sk=None, heads=2, kv_heads=None, dim=16, dim_v=N
 def header_for(inputs, backward=False, request_id="", causal=False, window=None, softcap=None,
                layout=0, schedule=0, world_size=None, crc=False, chunk_bytes=None,
                forward_result=False, timeline=False, heads_per_step=None, terms=(),
-               bias_gradient=False):
+               bias_gradient=False, members=()):
     """`terms` are names of inputs that the request has too: a bias, fp32 [batch or 1, heads or 1, sq, sk],
     a mask, uint8 of that shape."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
@@ -35,7 +35,7 @@ def header_for(inputs, backward=False, request_id="", causal=False, window=None,
         dtype={np.dtype(np.float32): T.DATA_TYPE_FLOAT32,
                np.dtype(np.float16): T.DATA_TYPE_FLOAT16}[q.dtype],
         options=pb.AttentionOptions(causal=causal),
-        plan=pb.PlanOptions(layout=layout, schedule=schedule),
+        plan=pb.PlanOptions(layout=layout, schedule=schedule, members=members),
         reply=pb.ReplyOptions(with_crc32c=crc, with_timeline=timeline))
     if window is not None:
         header.options.window.left, header.options.window.right = window

@@ -337,6 +337,39 @@ TEST_P(CommunicatorContract, StepTimeoutNamesThePeer) {
             absl::StatusCode::kUnavailable);
 }
 
+// A peer that does not answer, as of a host without power.
+TEST_P(CommunicatorContract, LosePeerEndsItsTransfers) {
+  constexpr int64_t kBytes = 3 << 20;
+  const int world_size = LargestWorld(3), lost = world_size - 1;
+  Ranks ranks = MakeRanks(world_size);
+  Ring ring = ranks.Form(1);
+  ASSERT_TRUE(Formed(ring));
+  RunControl controls[2];
+  Memory a(ranks[0], Pattern(kBytes, 1)), b(ranks[1], kBytes), c(ranks[0], kBytes);
+  EventRef receive = ring[0]->Start({{Kind::kReceive, lost, c.data(), kBytes}}, {}, &controls[0]);
+  EXPECT_FALSE(receive->Wait(absl::Now() + absl::Milliseconds(50)).ok());
+  const absl::Time begin = absl::Now();
+  ring[0]->LosePeer(lost, "it is silent");
+  ring[0]->LosePeer(lost, "again");
+  const absl::Status status = receive->Wait(begin + kAbortBound);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(Message(status), HasSubstr("it is silent"));
+  EXPECT_EQ(ring[0]
+                ->Start({{Kind::kSend, lost, a.data(), kBytes}}, {}, &controls[0])
+                ->Wait(absl::Now() + kAbortBound)
+                .code(),
+            absl::StatusCode::kUnavailable);
+  if (!GetParam().isolates_peers || world_size < 3) return;
+  EXPECT_THAT(Message(status), HasSubstr("lost rank 2: "));
+  for (int round = 0; round < 3; ++round) {
+    EventRef send = ring[0]->Start({{Kind::kSend, 1, a.data(), kBytes}}, {}, &controls[0]);
+    EventRef taken = ring[1]->Start({{Kind::kReceive, 0, b.data(), kBytes}}, {}, &controls[1]);
+    EXPECT_TRUE(send->Wait(Soon()).ok()) << send->Wait(Soon());
+    EXPECT_TRUE(taken->Wait(Soon()).ok()) << taken->Wait(Soon());
+  }
+  EXPECT_TRUE(b.Read() == Pattern(kBytes, 1));
+}
+
 TEST_P(CommunicatorContract, LostPeerEndsOnlyItsTransfers) {
   if (!GetParam().isolates_peers) GTEST_SKIP() << "a lost peer ends everything";
   constexpr int64_t kBytes = 3 << 20;

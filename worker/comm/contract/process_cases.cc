@@ -2,9 +2,12 @@
 // stopped.
 #include <signal.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
@@ -71,6 +74,58 @@ TEST_P(ProcessContract, KilledPeerEndsNeighboursAtOnce) {
   ring.Signal(2, SIGKILL);
   for (int rank : {0, 1, 3}) EXPECT_EQ(ring.Join(rank), 1) << rank;
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+}
+
+// Rank 2 of a ring of three sends until it is killed. Rank 0 receives from it, in groups that also
+// exchange with rank 1. Once rank 2 is lost, the exchange of the two still works.
+int ExchangeWithoutRank2(Communicator& ring) {
+  constexpr int64_t kBytes = 40 << 20;
+  std::vector<uint8_t> block = Pattern(kBytes, ring.rank()), other(kBytes), third(kBytes);
+  RunControl control;
+  const auto run = [&](std::vector<PeerTransfer> group) {
+    return ring.Start(std::move(group), {}, &control)->Wait(Soon());
+  };
+  using Kind = PeerTransfer::Kind;
+  if (ring.rank() == 2) {
+    while (run({{Kind::kSend, 0, block.data(), kBytes}}).ok()) {
+    }
+    return 3;
+  }
+  const int peer = 1 - ring.rank();
+  const auto exchange = [&](std::vector<PeerTransfer> group) {
+    std::fill(other.begin(), other.end(), 0);
+    group.push_back({Kind::kSend, peer, block.data(), kBytes});
+    group.push_back({Kind::kReceive, peer, other.data(), kBytes});
+    return run(std::move(group));
+  };
+  bool lost = false;
+  for (int round = 0, after = 0; after < 5; ++round) {
+    // Both ranks do the same number of exchanges: rank 0 announces the last ones by its first byte.
+    block[0] = lost ? 1 : 0;
+    std::vector<PeerTransfer> group;
+    if (ring.rank() == 0) group.push_back({Kind::kReceive, 2, third.data(), kBytes});
+    const absl::Status status = exchange(group);
+    if (ring.rank() == 0 && !status.ok()) {
+      if (status.message().find("lost rank 2") == std::string::npos) return 1;
+      lost = true;
+    }
+    if (ring.rank() == 1 && !status.ok()) return 2;
+    std::vector<uint8_t> expected = Pattern(kBytes, peer);
+    expected[0] = other[0];
+    if (other != expected) return 4;
+    after += ring.rank() == 0 ? (block[0] == 1 ? 1 : 0) : (other[0] == 1 ? 1 : 0);
+  }
+  return 0;
+}
+
+TEST_P(ProcessContract, SurvivorsContinue) {
+  if (!GetParam().isolates_peers) GTEST_SKIP() << "a lost peer ends everything";
+  ForkedRing ring(3, Transports(absl::Minutes(10)), ExchangeWithoutRank2);
+  absl::SleepFor(absl::Milliseconds(500));
+  ring.Signal(2, SIGKILL);
+  ring.DismissAfter(2);
+  EXPECT_EQ(ring.Join(0), 0);
+  EXPECT_EQ(ring.Join(1), 0);
 }
 
 TEST_P(ProcessContract, StoppedPeerEndsOthersAtStepTimeout) {

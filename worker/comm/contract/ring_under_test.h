@@ -55,7 +55,7 @@ struct RingUnderTest {
   bool has_step_timeout = true;
   // A group may send from a rank to itself.
   bool sends_to_itself = false;
-  // A lost or late peer ends only the transfers with that peer.
+  // A lost peer ends only the transfers with that peer.
   bool isolates_peers = false;
   // A prepared rank can be reached before it calls Connect.
   bool reaches_prepared_ranks = false;

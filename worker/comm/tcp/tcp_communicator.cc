@@ -33,9 +33,10 @@ TcpCommunicator::TcpCommunicator(std::shared_ptr<TcpMesh> mesh, absl::Duration s
       step_timeout_(step_timeout),
       sent_(mesh_->world_size()),
       received_(mesh_->world_size()),
+      lost_(mesh_->world_size()),
       queue_("tcp_ring") {
   mesh_->Watch([this](int peer, const std::string& reason) {
-    Abort(absl::StrCat("lost the connection to rank ", peer, ": ", reason));
+    LosePeer(peer, absl::StrCat("the peer is gone: ", reason));
   });
 }
 
@@ -56,8 +57,21 @@ void TcpCommunicator::Abort(const std::string& reason) {
   if (aborted_) return;
   aborted_ = true;
   reason_ = reason;
+  AbortWaits(std::nullopt);
+}
+
+void TcpCommunicator::LosePeer(int peer, const std::string& reason) {
+  absl::MutexLock lock(&mutex_);
+  if (aborted_ || !lost_[peer].empty()) return;
+  lost_[peer] = reason;
+  AbortWaits(peer);
+}
+
+// Ends the waits for segments in flight, with one peer or with all.
+void TcpCommunicator::AbortWaits(std::optional<int> peer) {
   for (const Wave* wave : in_flight_) {
     for (const Segment& segment : *wave) {
+      if (peer && segment.transfer->peer != *peer) continue;
       if (segment.transfer->kind == Kind::kSend) {
         segment.buffer->abortWaitSend();
       } else {
@@ -69,10 +83,12 @@ void TcpCommunicator::Abort(const std::string& reason) {
 
 absl::Status TcpCommunicator::Run(const std::vector<PeerTransfer>& group, RunControl* control) {
   absl::Status status = RunWaves(group, control);
-  if (!status.ok()) {
-    // Half-sent data cannot be resumed, and peers must learn of the failure.
+  if (status.ok()) return status;
+  // Half-sent data cannot be resumed, and peers must learn of the failure.
+  if (AbortedStatus().ok()) {
+    ClosePeers();
+  } else {
     mesh_->Close();
-    Abort(std::string(status.message()));
   }
   return status;
 }
@@ -86,67 +102,84 @@ absl::Status TcpCommunicator::RunWaves(const std::vector<PeerTransfer>& group,
   }
   const absl::Time deadline = MonotonicNow() + step_timeout_;
   Wave now, next;
-  absl::Status status = AbortedStatus();
-  if (status.ok() && wave_count > 0) status = Post(group, 0, &now);
-  for (int64_t index = 0; status.ok() && index < wave_count; ++index) {
-    if (index + 1 < wave_count) status = Post(group, index + 1, &next);
+  absl::Status failure = AbortedStatus();
+  if (!failure.ok()) return failure;
+  Post(group, 0, &now, &failure);
+  for (int64_t index = 0; index < wave_count; ++index) {
+    if (index + 1 < wave_count) Post(group, index + 1, &next, &failure);
     SetInFlight({&now, &next});
-    // An abort before SetInFlight had nothing to interrupt.
-    if (status.ok()) status = AbortedStatus();
-    if (status.ok()) status = Wait(now, deadline, control);
+    const absl::Status end = Wait(now, deadline, control, &failure);
     SetInFlight({});
+    if (!end.ok()) return end;
     now = std::move(next);
     next.clear();
   }
-  return status;
+  return failure;
 }
 
-absl::Status TcpCommunicator::Post(const std::vector<PeerTransfer>& group, int64_t wave_index,
-                                   Wave* wave) {
+void TcpCommunicator::Post(const std::vector<PeerTransfer>& group, int64_t wave_index, Wave* wave,
+                           absl::Status* failure) {
   for (const PeerTransfer& transfer : group) {
     const int64_t offset = wave_index * kSegmentBytes;
     const int64_t bytes = std::min(transfer.bytes - offset, kSegmentBytes);
     if (bytes <= 0) continue;
-    try {
-      wave->push_back(
-          {mesh_->NewBuffer(static_cast<char*>(transfer.data) + offset, bytes), &transfer});
-      if (transfer.kind == Kind::kSend) {
-        wave->back().buffer->send(transfer.peer, SlotOf(sent_[transfer.peer]++, bytes));
-      } else {
-        wave->back().buffer->recv(transfer.peer, SlotOf(received_[transfer.peer]++, bytes));
+    absl::Status status = StatusOf(transfer.peer);
+    if (status.ok()) {
+      try {
+        wave->push_back(
+            {mesh_->NewBuffer(static_cast<char*>(transfer.data) + offset, bytes), &transfer});
+        if (transfer.kind == Kind::kSend) {
+          wave->back().buffer->send(transfer.peer, SlotOf(sent_[transfer.peer]++, bytes));
+        } else {
+          wave->back().buffer->recv(transfer.peer, SlotOf(received_[transfer.peer]++, bytes));
+        }
+      } catch (const std::exception& error) {
+        LosePeer(transfer.peer, absl::StrCat("the peer is gone: ", error.what()));
+        status = StatusOf(transfer.peer);
       }
-    } catch (const std::exception& error) {
-      return absl::UnavailableError(
-          absl::StrCat("rank ", transfer.peer, " cannot be reached: ", error.what()));
     }
+    if (failure->ok()) *failure = std::move(status);
+  }
+}
+
+absl::Status TcpCommunicator::Wait(const Wave& wave, absl::Time deadline, RunControl* control,
+                                   absl::Status* failure) {
+  for (const Segment& segment : wave) {
+    // A peer that was lost before SetInFlight had no wait to interrupt.
+    absl::Status status = StatusOf(segment.transfer->peer);
+    if (status.ok()) status = WaitFor(segment, deadline);
+    if (status.ok()) {
+      control->progress.fetch_add(1, std::memory_order_relaxed);
+      continue;
+    }
+    if (failure->ok()) *failure = std::move(status);
+    if (!AbortedStatus().ok()) return *failure;
   }
   return absl::OkStatus();
 }
 
-absl::Status TcpCommunicator::Wait(const Wave& wave, absl::Time deadline, RunControl* control) {
-  for (const Segment& segment : wave) {
-    const PeerTransfer& transfer = *segment.transfer;
-    const bool send = transfer.kind == Kind::kSend;
-    const auto remaining = std::max(absl::ToChronoMilliseconds(deadline - MonotonicNow()),
-                                    std::chrono::milliseconds(1));
-    bool completed = false;
-    try {
-      completed = send ? segment.buffer->waitSend(remaining) : segment.buffer->waitRecv(remaining);
-    } catch (const std::exception& error) {
-      // A timeout closes every connection of the mesh, so the watch aborts as well. The first cause
-      // counts.
-      const bool late = MonotonicNow() >= deadline;
-      if (absl::Status aborted = AbortedStatus(); !late && !aborted.ok()) return aborted;
-      return absl::UnavailableError(absl::StrCat(
-          send ? "sending to rank " : "receiving from rank ", transfer.peer,
-          late ? absl::StrCat(" took longer than ", absl::FormatDuration(step_timeout_))
-               : std::string(" failed"),
-          ": ", error.what()));
+absl::Status TcpCommunicator::WaitFor(const Segment& segment, absl::Time deadline) {
+  const PeerTransfer& transfer = *segment.transfer;
+  const bool send = transfer.kind == Kind::kSend;
+  const auto remaining =
+      std::max(absl::ToChronoMilliseconds(deadline - MonotonicNow()), std::chrono::milliseconds(1));
+  try {
+    const bool completed =
+        send ? segment.buffer->waitSend(remaining) : segment.buffer->waitRecv(remaining);
+    return completed ? absl::OkStatus() : StatusOf(transfer.peer);
+  } catch (const std::exception& error) {
+    const bool late = MonotonicNow() >= deadline;
+    if (!late) {
+      LosePeer(transfer.peer, absl::StrCat("the peer is gone: ", error.what()));
+      return StatusOf(transfer.peer);
     }
-    if (!completed) return AbortedStatus();
-    control->progress.fetch_add(1, std::memory_order_relaxed);
+    // Gloo has closed every connection of the mesh.
+    const std::string what =
+        absl::StrCat(send ? "sending to rank " : "receiving from rank ", transfer.peer,
+                     " took longer than ", absl::FormatDuration(step_timeout_), ": ", error.what());
+    Abort(what);
+    return absl::UnavailableError(what);
   }
-  return absl::OkStatus();
 }
 
 void TcpCommunicator::SetInFlight(std::vector<const Wave*> waves) {
@@ -158,6 +191,19 @@ absl::Status TcpCommunicator::AbortedStatus() const {
   absl::MutexLock lock(&mutex_);
   if (!aborted_) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("ring aborted: ", reason_));
+}
+
+absl::Status TcpCommunicator::StatusOf(int peer) const {
+  if (absl::Status aborted = AbortedStatus(); !aborted.ok()) return aborted;
+  absl::MutexLock lock(&mutex_);
+  if (lost_[peer].empty()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("lost rank ", peer, ": ", lost_[peer]));
+}
+
+void TcpCommunicator::ClosePeers() {
+  for (int peer = 0; peer < mesh_->world_size(); ++peer) {
+    if (peer != mesh_->rank() && !StatusOf(peer).ok()) mesh_->ClosePeer(peer);
+  }
 }
 
 }  // namespace ringattn::worker

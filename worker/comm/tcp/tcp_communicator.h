@@ -4,6 +4,7 @@
 #define RINGATTN_WORKER_COMM_TCP_TCP_COMMUNICATOR_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,9 @@ namespace ringattn::worker {
 // directions and with any number of peers. Long ones are divided into segments, two of which are in
 // flight; each counts as progress.
 //
+// A lost peer ends the transfers with that peer only. A group that takes too long ends everything,
+// because Gloo then closes all connections.
+//
 // REQUIRES for every group: host memory, and no transfer of a rank with itself.
 class TcpCommunicator : public Communicator {
  public:
@@ -34,6 +38,7 @@ class TcpCommunicator : public Communicator {
   bool takes_compute_units(int) const override { return true; }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override;
+  void LosePeer(int peer, const std::string& reason) override;
   void Abort(const std::string& reason) override;
 
  private:
@@ -46,10 +51,20 @@ class TcpCommunicator : public Communicator {
 
   absl::Status Run(const std::vector<PeerTransfer>& group, RunControl* control);
   absl::Status RunWaves(const std::vector<PeerTransfer>& group, RunControl* control);
-  absl::Status Post(const std::vector<PeerTransfer>& group, int64_t wave_index, Wave* wave);
-  absl::Status Wait(const Wave& wave, absl::Time deadline, RunControl* control);
+  // Skips transfers with lost peers and stores the first reason in *failure.
+  void Post(const std::vector<PeerTransfer>& group, int64_t wave_index, Wave* wave,
+            absl::Status* failure);
+  // Waits for every segment, except those of lost peers. Stores the first failure in *failure.
+  // Returns it if it ends all transfers.
+  absl::Status Wait(const Wave& wave, absl::Time deadline, RunControl* control,
+                    absl::Status* failure);
+  absl::Status WaitFor(const Segment& segment, absl::Time deadline);
   void SetInFlight(std::vector<const Wave*> waves);
+  void AbortWaits(std::optional<int> peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AbortedStatus() const;
+  // Returns why nothing can be exchanged with the peer.
+  absl::Status StatusOf(int peer) const;
+  void ClosePeers();
 
   const std::shared_ptr<TcpMesh> mesh_;
   const absl::Duration step_timeout_;
@@ -59,6 +74,7 @@ class TcpCommunicator : public Communicator {
   mutable absl::Mutex mutex_;
   bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
   std::string reason_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> lost_ ABSL_GUARDED_BY(mutex_);  // by rank: why; empty: not lost
   std::vector<const Wave*> in_flight_ ABSL_GUARDED_BY(mutex_);
 
   HostQueue queue_;  // last: its thread uses the other members

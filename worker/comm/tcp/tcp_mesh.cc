@@ -162,6 +162,8 @@ void TcpMesh::StopWatching() {
   canaries_.clear();
 }
 
+void TcpMesh::ClosePeer(int peer) { pairs_[peer]->close(); }
+
 void TcpMesh::Close() {
   {
     absl::MutexLock lock(&mutex_);

@@ -57,6 +57,9 @@ class TcpMesh {
   // Returns a buffer for one transfer at a time. Throws gloo::Exception.
   std::unique_ptr<gloo::transport::UnboundBuffer> NewBuffer(void* data, int64_t bytes);
 
+  // Closes the connection to one peer, so that its pending transfers fail there. Idempotent.
+  void ClosePeer(int peer);
+
   // Closes all connections, so that pending transfers fail here and at the peers. Idempotent.
   void Close();
 

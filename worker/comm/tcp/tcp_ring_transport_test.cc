@@ -15,6 +15,7 @@ RingUnderTest TcpRing() {
   RingUnderTest ring;
   ring.name = "tcp";
   ring.reaches_prepared_ranks = true;
+  ring.isolates_peers = true;
   ring.make_transport = [](const std::string& host, absl::Duration step_timeout) {
     return std::make_unique<TcpRingTransport>(
         TcpTransportOptions{.host = host, .step_timeout = step_timeout});

@@ -30,6 +30,7 @@ class WireCommunicator : public Communicator {
   bool takes_compute_units(int) const override { return true; }
   EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
                  RunControl* control) override;
+  void LosePeer(int peer, const std::string& reason) override { engine_.LosePeer(peer, reason); }
   void Abort(const std::string& reason) override { engine_.Abort(reason); }
 
  private:

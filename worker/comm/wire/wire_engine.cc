@@ -218,6 +218,12 @@ void WireEngine::WakeAll() {
   for (const auto& loop : loops_) loop->Wake();
 }
 
+void WireEngine::LosePeer(int peer, const std::string& reason) {
+  absl::MutexLock lock(&mutex_);
+  peers_[peer]->Abort(absl::UnavailableError(absl::StrCat("lost rank ", peer, ": ", reason)));
+  WakeAll();
+}
+
 void WireEngine::Abort(const std::string& reason) {
   absl::MutexLock lock(&mutex_);
   if (!aborted_.ok()) return;

@@ -50,6 +50,9 @@ class WireEngine {
   absl::Status Run(const std::vector<PeerTransfer>& group, absl::Duration timeout,
                    std::atomic<int64_t>* progress);
 
+  // Ends the link to one peer. No effect if it has ended. Never blocks.
+  void LosePeer(int peer, const std::string& reason);
+
   // Ends the links to all peers, and with them a Run in progress. Never blocks.
   void Abort(const std::string& reason);
 

@@ -4,7 +4,7 @@
 // connect. If the cluster has certificates, connections use TLS 1.3 and both ends verify each
 // other.
 //
-// Tests: wire_ring_transport_test.cc, wire_ring_processes_test.cc, wire_forming_test.cc,
+// Tests: wire_ring_transport_test.cc, wire_forming_test.cc,
 // worker/comm/contract
 #ifndef RINGATTN_WORKER_COMM_WIRE_WIRE_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_WIRE_WIRE_RING_TRANSPORT_H_
