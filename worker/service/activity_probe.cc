@@ -34,9 +34,9 @@ EventRef ObservedDevice::Start(const PreparedCall& call, StartAfter after, RunCo
   return done;
 }
 
-EventRef ObservedCommunicator::Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                                     RunControl* control) {
-  EventRef done = CommunicatorWrapper::Start(std::move(group), after, control);
+EventRef ObservedCommunicator::StartInLane(Lane lane, std::vector<PeerTransfer> group,
+                                           std::vector<EventRef> after, RunControl* control) {
+  EventRef done = CommunicatorWrapper::StartInLane(lane, std::move(group), after, control);
   probe_->NoteGroup(std::move(after), done);
   return done;
 }

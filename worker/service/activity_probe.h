@@ -54,8 +54,8 @@ class ObservedCommunicator : public CommunicatorWrapper {
   ObservedCommunicator(std::shared_ptr<Communicator> inner, ActivityProbe* probe)
       : CommunicatorWrapper(std::move(inner)), probe_(probe) {}
 
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                 RunControl* control) override;
+  EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                       RunControl* control) override;
 
  private:
   ActivityProbe* const probe_;

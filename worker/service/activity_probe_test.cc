@@ -32,7 +32,8 @@ class ManualCommunicator : public Communicator {
   int world_size() const override { return 2; }
   std::string transport(int) const override { return "manual"; }
   bool takes_compute_units(int) const override { return true; }
-  EventRef Start(std::vector<PeerTransfer>, std::vector<EventRef>, RunControl*) override {
+  EventRef StartInLane(Lane, std::vector<PeerTransfer>, std::vector<EventRef>,
+                       RunControl*) override {
     return group;
   }
   void Abort(const std::string&) override {}

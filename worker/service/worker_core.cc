@@ -314,7 +314,7 @@ void WorkerCore::OnTeardown(const v1::Teardown& teardown) {
 void WorkerCore::OnReserve(std::shared_ptr<const v1::Reserve> reserve) {
   if (!ring_.formed() || reserve->generation() != ring_.generation()) return;
   reservations_.Reserve(std::move(reserve),
-                        {ring_.rank(), ring_.world_size(), ring_.key_arrival()});
+                        {ring_.rank(), ring_.world_size(), ring_.key_arrival(), ring_.hosts()});
 }
 
 void WorkerCore::OnReserveDone(const v1::Reserve& reserve,

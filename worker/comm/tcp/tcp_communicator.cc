@@ -32,8 +32,7 @@ TcpCommunicator::TcpCommunicator(std::shared_ptr<TcpMesh> mesh, absl::Duration s
     : mesh_(std::move(mesh)),
       step_timeout_(step_timeout),
       sent_(mesh_->world_size()),
-      received_(mesh_->world_size()),
-      queue_("tcp_ring") {
+      received_(mesh_->world_size()) {
   mesh_->Watch([this](int peer, const std::string& reason) {
     Abort(absl::StrCat("lost the connection to rank ", peer, ": ", reason));
   });
@@ -45,10 +44,11 @@ TcpCommunicator::~TcpCommunicator() {
   mesh_->StopWatching();
 }
 
-EventRef TcpCommunicator::Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                                RunControl* control) {
-  return queue_.Start([this, group = std::move(group), control] { return Run(group, control); },
-                      std::move(after), HostQueue::OnFailure::kRun);
+EventRef TcpCommunicator::StartInLane(Lane lane, std::vector<PeerTransfer> group,
+                                      std::vector<EventRef> after, RunControl* control) {
+  return queues_[IndexOf(lane)].Start(
+      [this, lane, group = std::move(group), control] { return Run(lane, group, control); },
+      std::move(after), HostQueue::OnFailure::kRun);
 }
 
 void TcpCommunicator::Abort(const std::string& reason) {
@@ -56,19 +56,22 @@ void TcpCommunicator::Abort(const std::string& reason) {
   if (aborted_) return;
   aborted_ = true;
   reason_ = reason;
-  for (const Wave* wave : in_flight_) {
-    for (const Segment& segment : *wave) {
-      if (segment.transfer->kind == Kind::kSend) {
-        segment.buffer->abortWaitSend();
-      } else {
-        segment.buffer->abortWaitRecv();
+  for (const std::vector<const Wave*>& waves : in_flight_) {
+    for (const Wave* wave : waves) {
+      for (const Segment& segment : *wave) {
+        if (segment.transfer->kind == Kind::kSend) {
+          segment.buffer->abortWaitSend();
+        } else {
+          segment.buffer->abortWaitRecv();
+        }
       }
     }
   }
 }
 
-absl::Status TcpCommunicator::Run(const std::vector<PeerTransfer>& group, RunControl* control) {
-  absl::Status status = RunWaves(group, control);
+absl::Status TcpCommunicator::Run(Lane lane, const std::vector<PeerTransfer>& group,
+                                  RunControl* control) {
+  absl::Status status = RunWaves(lane, group, control);
   if (!status.ok()) {
     // Half-sent data cannot be resumed, and peers must learn of the failure.
     mesh_->Close();
@@ -77,7 +80,7 @@ absl::Status TcpCommunicator::Run(const std::vector<PeerTransfer>& group, RunCon
   return status;
 }
 
-absl::Status TcpCommunicator::RunWaves(const std::vector<PeerTransfer>& group,
+absl::Status TcpCommunicator::RunWaves(Lane lane, const std::vector<PeerTransfer>& group,
                                        RunControl* control) {
   int64_t wave_count = 0;
   for (const PeerTransfer& transfer : group) {
@@ -90,11 +93,11 @@ absl::Status TcpCommunicator::RunWaves(const std::vector<PeerTransfer>& group,
   if (status.ok() && wave_count > 0) status = Post(group, 0, &now);
   for (int64_t index = 0; status.ok() && index < wave_count; ++index) {
     if (index + 1 < wave_count) status = Post(group, index + 1, &next);
-    SetInFlight({&now, &next});
+    SetInFlight(lane, {&now, &next});
     // An abort before SetInFlight had nothing to interrupt.
     if (status.ok()) status = AbortedStatus();
     if (status.ok()) status = Wait(now, deadline, control);
-    SetInFlight({});
+    SetInFlight(lane, {});
     now = std::move(next);
     next.clear();
   }
@@ -149,9 +152,9 @@ absl::Status TcpCommunicator::Wait(const Wave& wave, absl::Time deadline, RunCon
   return absl::OkStatus();
 }
 
-void TcpCommunicator::SetInFlight(std::vector<const Wave*> waves) {
+void TcpCommunicator::SetInFlight(Lane lane, std::vector<const Wave*> waves) {
   absl::MutexLock lock(&mutex_);
-  in_flight_ = std::move(waves);
+  in_flight_[IndexOf(lane)] = std::move(waves);
 }
 
 absl::Status TcpCommunicator::AbortedStatus() const {

@@ -17,8 +17,8 @@
 namespace ringattn::worker {
 
 // Thread safe, as Communicator requires. All transfers of a group are in flight at once, in both
-// directions and with any number of peers. Long ones are divided into segments, two of which are in
-// flight; each counts as progress.
+// directions and with any number of peers. Each lane has a thread. Long transfers are divided into
+// segments, two of which are in flight; each counts as progress.
 //
 // REQUIRES for every group: host memory, and no transfer of a rank with itself.
 class TcpCommunicator : public Communicator {
@@ -32,8 +32,9 @@ class TcpCommunicator : public Communicator {
   int world_size() const override { return mesh_->world_size(); }
   std::string transport(int) const override { return "tcp"; }
   bool takes_compute_units(int) const override { return true; }
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                 RunControl* control) override;
+  bool has_lanes() const override { return true; }
+  EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                       RunControl* control) override;
   void Abort(const std::string& reason) override;
 
  private:
@@ -44,24 +45,25 @@ class TcpCommunicator : public Communicator {
   };
   using Wave = std::vector<Segment>;
 
-  absl::Status Run(const std::vector<PeerTransfer>& group, RunControl* control);
-  absl::Status RunWaves(const std::vector<PeerTransfer>& group, RunControl* control);
+  absl::Status Run(Lane lane, const std::vector<PeerTransfer>& group, RunControl* control);
+  absl::Status RunWaves(Lane lane, const std::vector<PeerTransfer>& group, RunControl* control);
   absl::Status Post(const std::vector<PeerTransfer>& group, int64_t wave_index, Wave* wave);
   absl::Status Wait(const Wave& wave, absl::Time deadline, RunControl* control);
-  void SetInFlight(std::vector<const Wave*> waves);
+  void SetInFlight(Lane lane, std::vector<const Wave*> waves);
   absl::Status AbortedStatus() const;
 
   const std::shared_ptr<TcpMesh> mesh_;
   const absl::Duration step_timeout_;
-  // Segments posted so far, per peer. Used by the queue's thread only.
+  // Segments posted so far, per peer. Used by the thread of the lane that exchanges with the peer.
   std::vector<uint64_t> sent_, received_;
 
   mutable absl::Mutex mutex_;
   bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
   std::string reason_ ABSL_GUARDED_BY(mutex_);
-  std::vector<const Wave*> in_flight_ ABSL_GUARDED_BY(mutex_);
+  std::vector<const Wave*> in_flight_[kLanes] ABSL_GUARDED_BY(mutex_);
 
-  HostQueue queue_;  // last: its thread uses the other members
+  // Last: their threads use the other members.
+  HostQueue queues_[kLanes] = {HostQueue("tcp_ring"), HostQueue("tcp_ring_lane1")};
 };
 
 }  // namespace ringattn::worker
