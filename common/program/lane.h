@@ -1,5 +1,5 @@
 // Lane: the two classes of links between the ranks of a ring. A transfer between hosts may take
-// several times as long as one inside a host, so each class has an order of its own.
+// several times as long as one inside a host, so each class has a separate order.
 #ifndef RINGATTN_COMMON_PROGRAM_LANE_H_
 #define RINGATTN_COMMON_PROGRAM_LANE_H_
 

@@ -41,7 +41,7 @@ std::vector<Program> Programs() {
   return programs;
 }
 
-// What is wrong with the programs if `rank` also does this in `step`.
+// Return the violation if `rank` also has this call or transfer in `step`.
 std::string WithCall(int rank, int step, const ByteRange& target) {
   std::vector<Program> programs = Programs();
   programs[rank].steps[step].calls.push_back(ZeroOf(target));
@@ -56,7 +56,7 @@ std::string WithInnerTransfer(int rank, int step, Kind kind, const ByteRange& ra
 TEST(LaneCheck, AcceptsSlowTransferNextToOthers) {
   EXPECT_EQ(CheckLanes(Programs()), "");
   EXPECT_EQ(WithCall(0, 1, {kInner, 0, kBytes}), "");
-  // Reading what is being sent is no conflict.
+  // Others may read the bytes that are being sent.
   EXPECT_EQ(WithInnerTransfer(0, 1, Kind::kSend, {kOuter, 0, kBytes}), "");
 }
 

@@ -28,10 +28,10 @@ struct PeerTransfer {
   int64_t bytes = 0;
 };
 
-// Thread safe. One thread starts groups. Each lane is an order of its own: groups of one lane run
-// in the order in which they were started, and groups of different lanes at the same time. The n-th
-// send from a to b matches the n-th receive from a at b; their sizes must agree. Groups of
-// different lanes that are in flight at the same time must not have a peer in common.
+// Thread safe. One thread starts groups. Groups of one lane run in the order in which they were
+// started. Groups of different lanes do not wait for each other, and while both are in flight, they
+// must not have a peer in common. The n-th send from a to b matches the n-th receive from a at b;
+// their sizes must agree.
 class Communicator {
  public:
   virtual ~Communicator() = default;

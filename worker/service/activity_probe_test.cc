@@ -55,6 +55,16 @@ struct Probed {
 
 TEST(ActivityProbe, IdleRankDoesNotWaitForPeer) { EXPECT_FALSE(Probed().Waits()); }
 
+// The other lane's group still waits for a call, and its order does not matter here.
+TEST(ActivityProbe, WaitsIfTransfersOfOneLaneAreInFlight) {
+  Probed p;
+  const auto own = std::make_shared<HostEvent>();
+  p.observed_communicator.StartInLane(Lane::kBetween, {}, {own}, &p.control);
+  EXPECT_FALSE(p.Waits());
+  p.observed_communicator.StartInLane(Lane::kInside, {}, {}, &p.control);
+  EXPECT_TRUE(p.Waits());
+}
+
 TEST(ActivityProbe, WaitsIfTransfersAreInFlightAndNothingCanCompute) {
   Probed p;
   p.observed_communicator.Start({}, {}, &p.control);

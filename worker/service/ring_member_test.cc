@@ -136,7 +136,7 @@ TEST(KeyArrivalOf, PeersWithoutComputeUnitsMayBeLate) {
   rates.exchange_overhead = absl::Microseconds(10);
   const KeyArrival all = KeyArrivalOf(PartlyByUnits(4, {}), rates);
   EXPECT_EQ(all.In(Lane::kInside).bytes_per_second, 300e9);
-  EXPECT_FALSE(all.may_be_late(Lane::kBetween)) << "there is no other host";
+  EXPECT_FALSE(all.may_be_late(Lane::kBetween)) << "the ring is on one host";
   EXPECT_THAT(all.takes_compute_units, testing::ElementsAre(false, false, false, false));
   rates.host_link_bytes_per_second = 1e9;
   // Keys of a slow neighbour on another host do not arrive late, and the others may.

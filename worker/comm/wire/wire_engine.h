@@ -66,8 +66,8 @@ class WireEngine {
                           std::atomic<int64_t>* progress) ABSL_LOCKS_EXCLUDED(mutex_);
   // Lets the peers' connections write what they can.
   void Push(const std::vector<Peer*>& peers) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits until the group has ended or nobody drives loop 0. In the second case this thread drives
-  // it from now on. Returns false if it waited until `deadline`.
+  // Waits until the group has ended or no thread drives loop 0. In the second case this thread
+  // drives it from now on. Returns false if it waited until `deadline`.
   bool EndsOrDrives(const WireGroup& group, absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Lets another thread drive loop 0 if this one does.
   void StopDriving() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
