@@ -71,8 +71,7 @@ double CostSum::SecondsOfStep(int rank, const Step& step, StepCost* cost) const 
   HostBytes inside, between;
   bool exchanges_inside = false, exchanges_between = false;
   for (const Transfer& transfer : step.transfers) {
-    const bool crosses =
-        !host_of_rank_.empty() && host_of_rank_[rank] != host_of_rank_[transfer.peer];
+    const bool crosses = transfer.lane == Lane::kBetween;
     (crosses ? exchanges_between : exchanges_inside) = true;
     HostBytes& bytes = crosses ? between : inside;
     (transfer.kind == Transfer::Kind::kSend ? bytes.sent : bytes.received) +=

@@ -25,7 +25,7 @@ class CostSum {
   // `host_of_rank`: empty if all ranks are on one host. `spec` and `inputs` must outlive this.
   CostSum(const AttentionSpec& spec, const PlannerInputs& inputs, std::vector<int> host_of_rank);
 
-  // REQUIRES: the program's rank has an entry in host_of_rank, unless that is empty.
+  // REQUIRES: AssignLanes has set the program's lanes from host_of_rank.
   void Add(const Program& program);
 
   // Stores the recipe and the shards in the plan, without hosts and reason.

@@ -180,11 +180,14 @@ absl::StatusOr<Candidate> Describe(const AttentionSpec& spec, Direction directio
                                    const PlanControl& control) {
   const ProgramRecipe recipe = RecipeFor(choice, direction, layout, world_size);
   ShardPlan shards = MakeShardPlan(spec, recipe, world_size);
-  CostSum costs(spec, inputs, HostOfEachRank(inputs, world_size));
+  const std::vector<int> host_of_rank = HostOfEachRank(inputs, world_size);
+  CostSum costs(spec, inputs, host_of_rank);
   // Build one program at a time; the plan keeps only sums.
   ScheduleBuilder builder(spec, shards, recipe, control.cancelled);
   for (int rank = 0; rank < world_size && !builder.cancelled(); ++rank) {
-    costs.Add(builder.MakeProgram(rank));
+    Program program = builder.MakeProgram(rank);
+    AssignLanes(host_of_rank, program);
+    costs.Add(program);
   }
   if (builder.cancelled()) return absl::CancelledError("planning was cancelled");
   return Candidate{std::move(costs).Finish(recipe, std::move(shards)), std::move(why)};

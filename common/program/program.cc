@@ -89,8 +89,27 @@ int64_t Program::SentBytes() const {
   return bytes;
 }
 
+int64_t Program::SentBytes(Lane lane) const {
+  int64_t bytes = 0;
+  for (const Step& step : steps) {
+    for (const Transfer& transfer : step.transfers) {
+      const bool counts = transfer.kind == Transfer::Kind::kSend && transfer.lane == lane;
+      if (counts) bytes += transfer.range.bytes;
+    }
+  }
+  return bytes;
+}
+
 int64_t Program::TileCount() const { return PerHead(steps, &ComputeCall::tiles); }
 
 int64_t Program::PairCount() const { return PerHead(steps, &ComputeCall::pairs); }
+
+void AssignLanes(const std::vector<int>& host_of_rank, Program& program) {
+  for (Step& step : program.steps) {
+    for (Transfer& transfer : step.transfers) {
+      transfer.lane = LaneBetween(host_of_rank, program.rank, transfer.peer);
+    }
+  }
+}
 
 }  // namespace ringattn

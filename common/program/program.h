@@ -9,6 +9,10 @@
 // the byte ranges that each of them reads and writes, so a transfer overlaps every call that does
 // not need its bytes. Transfers between two ranks match in program order: the n-th send of rank a
 // to rank b in step s is the n-th receive from a in step s of b, with the same bytes.
+//
+// Lanes. Transfers inside a host and transfers between hosts are in separate lanes (lane.h). The
+// executor starts a step's transfers as one group per lane, and neither lane waits for the other
+// unless their bytes conflict. AssignLanes sets the lanes, and lane_check.h checks them.
 #ifndef RINGATTN_COMMON_PROGRAM_PROGRAM_H_
 #define RINGATTN_COMMON_PROGRAM_PROGRAM_H_
 
@@ -19,6 +23,7 @@
 
 #include "common/attention/tensors.h"
 #include "common/attention/tuning.h"
+#include "common/program/lane.h"
 
 namespace ringattn {
 
@@ -63,6 +68,11 @@ struct Transfer {
   Kind kind = Kind::kSend;
   int peer = 0;  // rank in the ring of this request
   ByteRange range;
+  Lane lane = Lane::kInside;  // the same on both ranks
+  // How many steps the transfer may take, beginning with its own. Until its last step ends, no
+  // other transfer writes the bytes that it sends or accesses the bytes that it receives. More than
+  // 1 only between hosts.
+  int steps = 1;
 };
 
 struct OptionOperand {
@@ -295,10 +305,15 @@ struct Program {
 
   int64_t BufferBytes() const;
   int64_t SentBytes() const;
+  int64_t SentBytes(Lane lane) const;
   // Per batch row and query head, over all heads.
   int64_t TileCount() const;
   int64_t PairCount() const;
 };
+
+// Sets the lane of every transfer.
+//   host_of_rank  by rank of the program's ring, as for LaneBetween
+void AssignLanes(const std::vector<int>& host_of_rank, Program& program);
 
 }  // namespace ringattn
 

@@ -1,7 +1,9 @@
 #include "tests/sweep/reference_interpreter.h"
 
 #include <algorithm>
+#include <string>
 
+#include "common/program/lane_check.h"
 #include "tests/sweep/reference_bind.h"
 
 namespace ringattn::tests {
@@ -21,6 +23,8 @@ class Interpreter {
     if (static_cast<int>(schedule_.programs.size()) != world_size_) {
       return absl::InternalError("the schedule has not one program per rank");
     }
+    const std::string violation = CheckLanes(schedule_.programs);
+    if (!violation.empty()) return absl::InternalError(violation);
     if (absl::Status status = memory_.Allocate(inputs); !status.ok()) return status;
     size_t steps = 0;
     for (const Program& program : schedule_.programs) steps = std::max(steps, program.steps.size());

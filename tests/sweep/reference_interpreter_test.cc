@@ -78,6 +78,23 @@ TEST(ReferenceInterpreter, RefusesUnmatchedTransfers) {
   EXPECT_THAT(std::string(nobody_receives.message()), HasSubstr("no matching receive"));
 }
 
+TEST(ReferenceInterpreter, RefusesReuseOfBytesInFlightBetweenHosts) {
+  const auto over_hosts = [](Schedule& schedule, int steps) {
+    for (Program& program : schedule.programs) {
+      AssignLanes({0, 1}, program);
+      // Nothing else happens in the added step.
+      program.steps.emplace_back();
+      for (Transfer& transfer : program.steps[0].transfers) transfer.steps = steps;
+    }
+  };
+  EXPECT_TRUE(RunChanged([&](Schedule& schedule) { over_hosts(schedule, 1); }).ok());
+  EXPECT_TRUE(RunChanged([&](Schedule& schedule) { over_hosts(schedule, 2); }).ok());
+  // The call of step 1 reads the keys that may still be on their way.
+  const absl::Status late = RunChanged([&](Schedule& schedule) { over_hosts(schedule, 3); });
+  EXPECT_EQ(late.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(late.message()), HasSubstr("a call of step 1 uses its bytes"));
+}
+
 TEST(ReferenceInterpreter, RefusesRangesOutsideTheirBuffer) {
   const absl::Status status = RunChanged([](Schedule& schedule) {
     FindTransfer(schedule.programs[1], Transfer::Kind::kSend).range.offset += 4096;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/program/lane_check.h"
 #include "tests/sweep/reference_parts.h"
 
 namespace ringattn::tests {
@@ -82,7 +83,7 @@ absl::Status ReferenceMemory::Exchange(size_t step) {
     for (int rank = 0; rank < plan_.world_size; ++rank) {
       const Program& program = schedule_.programs[rank];
       if (step >= program.steps.size()) continue;
-      for (const Transfer& transfer : program.steps[step].transfers) {
+      for (const Transfer& transfer : EndingAt(program, step)) {
         if ((transfer.kind == Transfer::Kind::kSend) != sending) continue;
         if (transfer.peer < 0 || transfer.peer >= plan_.world_size || transfer.peer == rank) {
           return Broken(rank, step, absl::StrCat("no such peer: ", transfer.peer));

@@ -35,7 +35,7 @@ class ReferenceMemory {
   // REQUIRES: a program for each rank.
   absl::Status Allocate(const TensorMap& inputs);
 
-  // A step's transfers, of all ranks as one group.
+  // The transfers whose last step this is, of all ranks as one group.
   absl::Status Exchange(size_t step);
 
   // Where a rank's range lies, which is inside its buffer.

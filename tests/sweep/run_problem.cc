@@ -1,5 +1,6 @@
 #include "tests/sweep/run_problem.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <utility>
@@ -52,6 +53,11 @@ absl::StatusOr<TensorMap> RunInterpreter(const AttentionSpec& spec, const ShardP
       [&](const KernelCall& call) { return cpu.Run(call, stop, &progress); }, cut);
 }
 
+// Returns 1, 2 or 3 hosts, at most as many as ranks.
+int HostsOf(const Case& c) {
+  return std::min(c.world_size, 1 + static_cast<int>(c.spec.shape.seq_len_q % 3));
+}
+
 }  // namespace
 
 absl::StatusOr<TensorMap> RunProblem(const AttentionSpec& spec, const Placement& placement,
@@ -65,7 +71,12 @@ absl::StatusOr<TensorMap> RunProblem(const AttentionSpec& spec, const Placement&
                                 .heads_per_step = placement.heads_per_step,
                                 .tuning = placement.tuning};
   const ShardPlan plan = MakeShardPlan(spec, recipe, placement.world_size);
-  const Schedule schedule = MakeSchedule(spec, plan, recipe);
+  Schedule schedule = MakeSchedule(spec, plan, recipe);
+  std::vector<int> host_of_rank;
+  for (int rank = 0; rank < placement.world_size; ++rank) {
+    host_of_rank.push_back(rank * placement.hosts / placement.world_size);
+  }
+  for (Program& program : schedule.programs) AssignLanes(host_of_rank, program);
   switch (engine) {
     case Engine::kExecutor:
       return RunExecutor(spec, plan, schedule, inputs, kernels);
@@ -134,9 +145,13 @@ CaseResult RunCase(const Case& c, const oracle::InputTensors& inputs,
   CaseResult result;
   TensorMap tensors = ToTensorMap(inputs);
   const bool forward = c.direction == Direction::kForward;
-  const Placement placement = {c.layout, c.world_size, c.stripe,
+  const Placement placement = {c.layout,
+                               c.world_size,
+                               c.stripe,
                                c.world_size == 1 ? ScheduleKind::kSingle : c.schedule,
-                               c.world_size == 1 ? 0 : c.heads_per_step};
+                               c.world_size == 1 ? 0 : c.heads_per_step,
+                               {},
+                               HostsOf(c)};
   if (!forward && !c.recompute_forward) {
     if (c.data == oracle::DataKind::kVastScores) {
       // Backward asks for this service's own lse there (docs/numerics.md): p of a key that no

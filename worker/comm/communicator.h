@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/program/lane.h"
 #include "worker/device/device.h"
 #include "worker/device/event.h"
 
@@ -26,8 +28,10 @@ struct PeerTransfer {
   int64_t bytes = 0;
 };
 
-// Thread safe. One thread starts groups, which run in that order. The n-th send from a to b matches
-// the n-th receive from a at b; their sizes must agree.
+// Thread safe. One thread starts groups. Groups of one lane run in the order in which they were
+// started. Groups of different lanes do not wait for each other, and while both are in flight, they
+// must not have a peer in common. The n-th send from a to b matches the n-th receive from a at b;
+// their sizes must agree.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -42,14 +46,23 @@ class Communicator {
   // the bytes. REQUIRES: 0 <= peer < world_size().
   virtual bool takes_compute_units(int peer) const = 0;
 
-  // Enqueues the group after earlier groups and after `after`. Its transfers run concurrently, and
-  // the event is done when all of them are. Never blocks. A failed `after` does not suppress the
-  // transfers unless the communicator is aborted, because peers wait for them. Adds completed
-  // transfers to control->progress. If a transfer fails (peer lost, timeout, abort), the event
-  // fails with UNAVAILABLE, and so do later groups: after an abort all of them, else at least those
-  // with a transfer with that peer.
-  virtual EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                         RunControl* control) = 0;
+  // Returns whether lanes are independent of each other. If false, groups of all lanes run in one
+  // order, so callers start a step's transfers as one group.
+  virtual bool has_lanes() const { return false; }
+
+  // Enqueues the group after earlier groups of its lane and after `after`. Its transfers run
+  // concurrently, and the event is done when all of them are. Never blocks. A failed `after` does
+  // not suppress the transfers unless the communicator is aborted, because peers wait for them.
+  // Adds completed transfers to control->progress. If a transfer fails (peer lost, timeout, abort),
+  // the event fails with UNAVAILABLE, and so do later groups: after an abort all of them, else at
+  // least those with a transfer with that peer.
+  virtual EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group,
+                               std::vector<EventRef> after, RunControl* control) = 0;
+  // The same in lane kInside.
+  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                 RunControl* control) {
+    return StartInLane(Lane::kInside, std::move(group), std::move(after), control);
+  }
 
   // Wakes the links to peers, because a group will follow soon. NVLink sleeps after 50 ms without
   // traffic and takes 0.2 ms to wake up completely. Never blocks, is cheap, and may be called from

@@ -21,9 +21,10 @@ class CommunicatorWrapper : public Communicator {
   int world_size() const override { return inner_->world_size(); }
   std::string transport(int peer) const override { return inner_->transport(peer); }
   bool takes_compute_units(int peer) const override { return inner_->takes_compute_units(peer); }
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                 RunControl* control) override {
-    return inner_->Start(std::move(group), std::move(after), control);
+  bool has_lanes() const override { return inner_->has_lanes(); }
+  EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                       RunControl* control) override {
+    return inner_->StartInLane(lane, std::move(group), std::move(after), control);
   }
   void WakeLinks() override { inner_->WakeLinks(); }
   void LosePeer(int peer, const std::string& reason) override { inner_->LosePeer(peer, reason); }

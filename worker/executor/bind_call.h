@@ -12,7 +12,6 @@
 #include "common/layout/dilation.h"
 #include "common/layout/shard_plan.h"
 #include "common/program/program.h"
-#include "worker/executor/hazard_tracker.h"
 #include "worker/kernels/attention_kernel.h"
 
 namespace ringattn::worker {
@@ -59,11 +58,6 @@ KernelCall DescribeCall(const BindContext& context, const ComputeCall& call);
 // Fills in the addresses of a kernel call that DescribeCall returned for `call`.
 void SetAddresses(const ComputeCall& call, absl::FunctionRef<void*(const ByteRange&)> address,
                   KernelCall& kernel_call);
-
-// Returns the byte ranges that the call reads and writes.
-std::vector<Access> AccessesOf(const ComputeCall& call);
-// Returns those of them that are late keys.
-std::vector<Access> LateReadsOf(const ComputeCall& call);
 
 }  // namespace ringattn::worker
 

@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/monotonic_time.h"
+#include "common/program/access.h"
+#include "common/program/lane.h"
 #include "worker/executor/hazard_tracker.h"
 
 namespace ringattn::worker {
@@ -15,30 +17,59 @@ namespace {
 
 struct Started {
   int64_t step = 0;
-  bool transfer = false;
+  std::optional<Lane> lane;  // of a group of transfers; nullopt: a call
   const char* name = "";
   EventRef event;
   KernelName kernel;
+
+  bool transfer() const { return lane.has_value(); }
 };
 
-std::vector<PeerTransfer> BindTransfers(const Operation& operation, const Step& step,
-                                        std::vector<Access>* accesses) {
-  std::vector<PeerTransfer> group;
-  for (const Transfer& transfer : step.transfers) {
-    const bool receive = transfer.kind == Transfer::Kind::kReceive;
-    accesses->push_back({transfer.range, receive});
-    group.push_back({receive ? PeerTransfer::Kind::kReceive : PeerTransfer::Kind::kSend,
-                     operation.members()[transfer.peer], operation.Address(transfer.range),
-                     transfer.range.bytes});
+// A step's transfers of one lane.
+struct LaneGroup {
+  Lane lane = Lane::kInside;
+  std::vector<PeerTransfer> transfers;
+  std::vector<Access> accesses;
+  bool takes_compute_units = false;  // one of the transfers does
+  bool started = false;
+};
+
+// Returns the step's groups in the order in which to start them, without empty ones. Transfers
+// between hosts come first, because they take longer. Without lanes, all transfers are one group.
+std::vector<LaneGroup> BindTransfers(const Operation& operation, const Communicator& communicator,
+                                     const Step& step) {
+  std::vector<LaneGroup> groups;
+  for (Lane lane : {Lane::kBetween, Lane::kInside}) {
+    LaneGroup group{.lane = lane};
+    for (const Transfer& transfer : step.transfers) {
+      const Lane in = communicator.has_lanes() ? transfer.lane : Lane::kInside;
+      if (in != lane) continue;
+      const bool receive = transfer.kind == Transfer::Kind::kReceive;
+      const int peer = operation.members()[transfer.peer];
+      group.accesses.push_back(AccessOf(transfer));
+      group.transfers.push_back({receive ? PeerTransfer::Kind::kReceive : PeerTransfer::Kind::kSend,
+                                 peer, operation.Address(transfer.range), transfer.range.bytes});
+      group.takes_compute_units |= communicator.takes_compute_units(peer);
+    }
+    if (!group.transfers.empty()) groups.push_back(std::move(group));
   }
-  return group;
+  return groups;
 }
 
-// Returns whether one of the transfers uses compute units.
-bool TakesComputeUnits(const Communicator& communicator, const std::vector<PeerTransfer>& group) {
-  return std::any_of(group.begin(), group.end(), [&communicator](const PeerTransfer& transfer) {
-    return communicator.takes_compute_units(transfer.peer);
-  });
+// Returns the first step after `step` that must wait for the group, because a transfer or a call
+// there reads what it receives or writes what it sends; the last step if there is none.
+int64_t FirstDependent(const Operation& operation, int64_t step, const LaneGroup& group) {
+  const std::vector<Step>& steps = operation.program().steps;
+  const int64_t last = static_cast<int64_t>(steps.size()) - 1;
+  for (int64_t later = step + 1; later < last; ++later) {
+    for (const Transfer& transfer : steps[later].transfers) {
+      if (Conflict(group.accesses, {AccessOf(transfer)})) return later;
+    }
+    for (const ReadyCall& call : operation.ReadyCalls(later)) {
+      if (Conflict(group.accesses, call.accesses)) return later;
+    }
+  }
+  return last;
 }
 
 // Returns the bytes that the operation sends, by what carries them.
@@ -54,33 +85,55 @@ std::map<std::string, int64_t> SentBytes(const Operation& operation,
   return sent;
 }
 
-// Waits for the started items before `end`, beginning at *waited. Stores the first failure in
-// program order in *failure; later failures follow from it.
-void WaitUntil(size_t end, const std::vector<Started>& started, size_t* waited,
-               absl::Status* failure, RunControl* control) {
-  for (; *waited < end; ++*waited) {
-    const Started& item = started[*waited];
-    absl::Status status = item.event->Wait(absl::InfiniteFuture());
-    if (!item.transfer) control->calls_done.fetch_add(1, std::memory_order_relaxed);
-    if (status.ok() || !failure->ok()) continue;
-    *failure = absl::Status(
-        status.code(), absl::StrCat("step ", item.step, " ", item.name, ": ", status.message()));
-    // The result is lost, so stop the kernels that are still enqueued.
-    control->stop = true;
-  }
-}
+// The started items, and how far this thread has waited for them.
+class StartedItems {
+ public:
+  StartedItems(int64_t steps, RunControl* control) : control_(*control), due_(steps) {}
 
-// Returns how much of the transfers' time overlapped with compute calls. Calls are ordered, and so
-// are transfer groups, so one merge pass suffices.
-absl::Duration HiddenTime(const std::vector<Started>& started) {
+  // `due`: the step with which WaitForStep waits for the item.
+  void Add(Started item, int64_t due) {
+    due_[due].push_back(items_.size());
+    items_.push_back(std::move(item));
+  }
+
+  // Waits for the items that are due at the step. REQUIRES: it has waited for the steps before.
+  void WaitForStep(int64_t step) {
+    for (size_t index : due_[step]) {
+      const Started& item = items_[index];
+      absl::Status status = item.event->Wait(absl::InfiniteFuture());
+      if (!item.transfer()) control_.calls_done.fetch_add(1, std::memory_order_relaxed);
+      if (status.ok() || (failed_.has_value() && *failed_ < index)) continue;
+      failed_ = index;
+      failure_ = absl::Status(
+          status.code(), absl::StrCat("step ", item.step, " ", item.name, ": ", status.message()));
+      // The result is lost, so stop the kernels that are still enqueued.
+      control_.stop = true;
+    }
+  }
+
+  const std::vector<Started>& all() const { return items_; }
+  // The first failure in program order among the items waited for; later failures follow from it.
+  const absl::Status& failure() const { return failure_; }
+
+ private:
+  RunControl& control_;
+  std::vector<Started> items_;  // in program order
+  std::vector<std::vector<size_t>> due_;
+  std::optional<size_t> failed_;
+  absl::Status failure_;
+};
+
+// Returns how much of the lane's transfer time overlapped with compute calls. Calls are ordered,
+// and so are the groups of a lane, so one merge pass suffices.
+absl::Duration HiddenTime(const std::vector<Started>& started, Lane lane) {
   std::vector<const Event*> calls;
   for (const Started& item : started) {
-    if (!item.transfer) calls.push_back(item.event.get());
+    if (!item.transfer()) calls.push_back(item.event.get());
   }
   absl::Duration hidden;
   size_t first = 0;  // the first call that may overlap the transfer
   for (const Started& item : started) {
-    if (!item.transfer) continue;
+    if (item.lane != lane) continue;
     const absl::Time begin = item.event->begin_time();
     const absl::Time end = item.event->end_time();
     while (first < calls.size() && calls[first]->end_time() <= begin) ++first;
@@ -115,7 +168,7 @@ ExecutionReport MakeReport(const Program& program, const std::vector<Started>& s
     const absl::Time end = item.event->end_time();
     report.begin = std::min(report.begin, begin);
     report.end = std::max(report.end, end);
-    if (item.transfer) {
+    if (item.transfer()) {
       report.exchange_time += end - begin;
     } else {
       report.compute_time += end - begin;
@@ -134,12 +187,12 @@ ExecutionReport MakeReport(const Program& program, const std::vector<Started>& s
     if (with_timeline) {
       report.timeline.push_back(
           {absl::StrCat("step ", item.step, " ", item.name),
-           item.transfer ? TimelineBar::Kind::kExchange : TimelineBar::Kind::kCompute, begin, end,
+           item.transfer() ? TimelineBar::Kind::kExchange : TimelineBar::Kind::kCompute, begin, end,
            item.kernel});
     }
   }
   if (started.empty()) report.begin = report.end = MonotonicNow();
-  report.hidden_exchange_time = HiddenTime(started);
+  for (Lane lane : kAllLanes) report.hidden_exchange_time += HiddenTime(started, lane);
   report.sent_bytes = program.SentBytes();
   report.tiles = program.TileCount();
   report.kernels = KernelsOf(started);
@@ -154,16 +207,14 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
   const Program& program = operation.program();
   RunControl& control = operation.control();
   HazardTracker hazards;
-  std::vector<Started> started;
-  std::vector<size_t> end_of_step;
-  size_t waited = 0;
-  absl::Status failure;
+  const int64_t steps = static_cast<int64_t>(program.steps.size());
+  StartedItems started(steps, &control);
 
   for (BufferId id = 0; id < static_cast<BufferId>(program.buffers.size()); ++id) {
     if (program.buffers[id].source != BufferSource::kUpload) continue;
     hazards.RecordInitial({id, 0, program.buffers[id].bytes}, options.uploads);
   }
-  for (int64_t step = 0; step < static_cast<int64_t>(program.steps.size()); ++step) {
+  for (int64_t step = 0; step < steps; ++step) {
     const std::vector<ReadyCall>& calls = operation.ReadyCalls(step);
     size_t next_call = 0;
     const auto start_call = [&](const std::function<void()>& bring_keys = {}) {
@@ -177,46 +228,63 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
       }
       EventRef done = device.Start(*ready.call, std::move(after), &control);
       hazards.Record(ready.accesses, done);
-      started.push_back({step, false, ready.name, std::move(done), ready.call->kernel()});
+      started.Add({step, std::nullopt, ready.name, std::move(done), ready.call->kernel()}, step);
     };
     // Every rank starts the exchange, even one without calls, because its peers depend on it.
     // The exchange is enqueued before the step's calls, so that both overlap. The first call
-    // precedes it if no transfer uses compute units and the two do not conflict: the device then
-    // starts at once. It must precede it if the kernel itself waits for keys that the exchange
-    // brings.
+    // precedes a lane's group if none of its transfers uses compute units and the two do not
+    // conflict: the device then starts at once. It must precede the groups if the kernel itself
+    // waits for keys that they bring; no group of such a step uses compute units.
     if (const Step& now = program.steps[step]; !now.transfers.empty()) {
-      std::vector<Access> accesses;
-      std::vector<PeerTransfer> group = BindTransfers(operation, now, &accesses);
-      bool exchanged = false;
-      const auto start_exchange = [&] {
-        exchanged = true;
-        EventRef done =
-            communicator->Start(std::move(group), hazards.Dependencies(accesses), &control);
-        hazards.Record(accesses, done);
-        started.push_back({step, true, "exchange", std::move(done), {}});
+      std::vector<LaneGroup> groups = BindTransfers(operation, *communicator, now);
+      const auto start_group = [&](LaneGroup& group) {
+        group.started = true;
+        // This thread waits for a group between hosts only with the step that depends on it.
+        const bool may_last = group.lane == Lane::kBetween;
+        const int64_t due = may_last ? FirstDependent(operation, step, group) : step;
+        EventRef done = communicator->StartInLane(group.lane, std::move(group.transfers),
+                                                  hazards.Dependencies(group.accesses), &control);
+        hazards.Record(group.accesses, done);
+        started.Add({step,
+                     group.lane,
+                     may_last ? "exchange between hosts" : "exchange",
+                     std::move(done),
+                     {}},
+                    due);
+      };
+      const auto start_all = [&] {
+        for (LaneGroup& group : groups) {
+          if (!group.started) start_group(group);
+        }
       };
       if (!calls.empty() && !calls.front().late_reads.empty()) {
-        start_call(start_exchange);
-      } else if (!TakesComputeUnits(*communicator, group) && !calls.empty() &&
-                 !Conflict(accesses, calls.front().accesses)) {
-        start_call();
+        start_call(start_all);
+      } else if (!calls.empty()) {
+        const auto precedes = [&calls](const LaneGroup& group) {
+          return group.takes_compute_units || Conflict(group.accesses, calls.front().accesses);
+        };
+        for (LaneGroup& group : groups) {
+          if (precedes(group)) start_group(group);
+        }
+        const bool any_left = std::any_of(groups.begin(), groups.end(),
+                                          [](const LaneGroup& group) { return !group.started; });
+        if (any_left) start_call();
       }
-      if (!exchanged) start_exchange();
+      start_all();
     }
     while (next_call < calls.size()) start_call();
     // Waits only for the step `steps_ahead` before this one, so that the amount of enqueued work
     // stays bounded.
-    end_of_step.push_back(started.size());
-    if (step >= options.steps_ahead) {
-      WaitUntil(end_of_step[step - options.steps_ahead], started, &waited, &failure, &control);
-    }
+    if (step >= options.steps_ahead) started.WaitForStep(step - options.steps_ahead);
     if (current_step != nullptr) current_step->store(step, std::memory_order_relaxed);
   }
 
-  WaitUntil(started.size(), started, &waited, &failure, &control);
-  if (!failure.ok()) return failure;
+  for (int64_t step = std::max<int64_t>(steps - options.steps_ahead, 0); step < steps; ++step) {
+    started.WaitForStep(step);
+  }
+  if (!started.failure().ok()) return started.failure();
   if (control.stop.load()) return absl::CancelledError("the operation was stopped");
-  ExecutionReport report = MakeReport(program, started, options.with_timeline);
+  ExecutionReport report = MakeReport(program, started.all(), options.with_timeline);
   if (communicator != nullptr) report.sent_by_transport = SentBytes(operation, *communicator);
   return report;
 }

@@ -1,5 +1,9 @@
 // The executor: interprets one rank's Program (common/program/program.h). It uses the device and
 // the communicator through their interfaces only and is independent of the schedule.
+//
+// A step's transfers are one group per lane (common/program/lane.h). A group waits for earlier
+// items only if their bytes conflict with its own, so a slow transfer between hosts delays neither
+// the lane inside the host nor calls that do not need it.
 #ifndef RINGATTN_WORKER_EXECUTOR_EXECUTOR_H_
 #define RINGATTN_WORKER_EXECUTOR_EXECUTOR_H_
 
@@ -40,7 +44,7 @@ struct ExecutionReport {
   absl::Time end;
   absl::Duration compute_time;    // sum over compute calls
   absl::Duration ring_wait_time;  // the device was idle between calls
-  absl::Duration exchange_time;   // sum over transfer groups, each from begin to end
+  absl::Duration exchange_time;   // sum over groups of both lanes, each from begin to end
   // The portion of exchange_time during which a compute call ran on this rank.
   absl::Duration hidden_exchange_time;
   int64_t sent_bytes = 0;
@@ -52,7 +56,8 @@ struct ExecutionReport {
 
 struct ExecuteOptions {
   bool with_timeline = false;
-  // How many steps may be enqueued ahead of the oldest unfinished one.
+  // How many steps may be enqueued ahead of the oldest unfinished one. A group of transfers between
+  // hosts counts as part of the first step that depends on it.
   int steps_ahead = 3;
   // Pending uploads of inputs. Every access to an input waits for them.
   std::vector<EventRef> uploads;

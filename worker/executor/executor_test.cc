@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -95,8 +97,8 @@ class SlowCommunicator : public CommunicatorWrapper {
       : CommunicatorWrapper(std::move(inner)) {}
   std::string transport(int peer) const override { return peer == rank() ? "itself" : "fast"; }
   bool takes_compute_units(int peer) const override { return takes_units && peer != rank(); }
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                 RunControl* control) override {
+  EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                       RunControl* control) override {
     if (log != nullptr) log->push_back("exchange");
     EventRef delay = queue_.Start(
         [this] {
@@ -104,7 +106,7 @@ class SlowCommunicator : public CommunicatorWrapper {
           return absl::OkStatus();
         },
         std::move(after), HostQueue::OnFailure::kRun);
-    EventRef moved = CommunicatorWrapper::Start(std::move(group), {delay}, control);
+    EventRef moved = CommunicatorWrapper::StartInLane(lane, std::move(group), {delay}, control);
     return std::make_shared<JoinedEvent>(std::move(delay), std::move(moved));
   }
   void Abort(const std::string& reason) override {
@@ -296,6 +298,155 @@ TEST(Executor, AbortFailsBothRanksWithReason) {
     EXPECT_EQ(pair.reports[rank].status().code(), absl::StatusCode::kUnavailable);
     EXPECT_THAT(pair.reports[rank].status().message(), testing::HasSubstr("rank 1 was lost"));
   }
+}
+
+// Ranks 0 and 1 are on one host, rank 2 is on another one. Counts rank 0's groups.
+class CountingRing : public CommunicatorWrapper {
+ public:
+  explicit CountingRing(std::unique_ptr<Communicator> inner)
+      : CommunicatorWrapper(std::move(inner)) {}
+  bool has_lanes() const override { return lanes; }
+  bool takes_compute_units(int peer) const override { return peer == 2; }
+  EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                       RunControl* control) override {
+    ++groups[IndexOf(lane)];
+    if (log != nullptr) log->push_back(lane == Lane::kInside ? "inside" : "between");
+    return CommunicatorWrapper::StartInLane(lane, std::move(group), std::move(after), control);
+  }
+
+  bool lanes = true;
+  int groups[kLanes] = {};
+  std::vector<std::string>* log = nullptr;
+};
+
+constexpr BufferId kOuter = 3;
+
+// Runs rank 0's program of `steps` swaps with rank 1 and one transfer with rank 2, for which rank 2
+// waits until the test lets it.
+struct TwoHosts {
+  SleepingDevice devices[2];
+  std::unique_ptr<CountingRing> ring[3];
+  std::unique_ptr<Operation> operations[2];
+  absl::StatusOr<ExecutionReport> report = absl::UnknownError("");
+  RunControl far_control;  // rank 2's
+  char far_data[8] = {7, 7, 7, 7, 7, 7, 7, 7};
+
+  TwoHosts(int steps, const std::function<void(Program&)>& change) {
+    auto plain = MakeInProcessRing(3);
+    for (int rank = 0; rank < 3; ++rank) {
+      ring[rank] = std::make_unique<CountingRing>(std::move(plain[rank]));
+    }
+    for (int rank : {0, 1}) {
+      Program program = SwapProgram(rank, steps);
+      program.buffers.push_back({"outer", 8});
+      if (rank == 0) change(program);
+      AssignLanes({0, 0, 1}, program);
+      operations[rank] =
+          *Operation::Create(TinySpec(), MakeShardPlan(TinySpec(), Layout::kContiguous, 3),
+                             std::move(program), {0, 1, 2}, &devices[rank]);
+    }
+  }
+  void Run(const std::function<void()>& meanwhile) {
+    std::thread near([this] {
+      EXPECT_TRUE(Execute(*operations[1], devices[1], ring[1].get(), {}, nullptr).ok());
+    });
+    std::thread self([this] {
+      report = Execute(*operations[0], devices[0], ring[0].get(), {.with_timeline = true}, nullptr);
+    });
+    meanwhile();
+    self.join();
+    near.join();
+  }
+  EventRef StartFar(PeerTransfer::Kind kind) {
+    return ring[2]->StartInLane(Lane::kBetween, {{kind, 0, far_data, 8}}, {}, &far_control);
+  }
+  // Returns true once rank 0 has finished so many calls; false after ten seconds.
+  bool Computes(int64_t calls) {
+    const absl::Time end = absl::Now() + absl::Seconds(10);
+    while (operations[0]->control().calls_done.load() < calls) {
+      if (absl::Now() > end) return false;
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return true;
+  }
+  // Returns the bars of rank 0 whose names end so.
+  std::vector<TimelineBar> Bars(const std::string& end) const {
+    std::vector<TimelineBar> bars;
+    for (const TimelineBar& bar : report->timeline) {
+      if (absl::EndsWith(bar.name, end)) bars.push_back(bar);
+    }
+    return bars;
+  }
+};
+
+// A transfer between hosts takes many steps. Later exchanges inside the host and calls proceed,
+// more than steps_ahead of them, and only the call that reads what it brings waits.
+TEST(Executor, SlowTransferBetweenHostsHoldsUpOnlyItsReader) {
+  constexpr int kSteps = 12;
+  TwoHosts hosts(kSteps, [](Program& program) {
+    program.steps[0].transfers.push_back({Transfer::Kind::kReceive, 2, {kOuter, 0, 8}});
+    program.steps[kSteps - 1].calls[0].target = {kOuter, 0, 8};
+  });
+  hosts.Run([&] {
+    EXPECT_TRUE(hosts.Computes(kSteps - 5)) << "rank 0 waits for the other host";
+    EXPECT_TRUE(hosts.StartFar(PeerTransfer::Kind::kSend)->Wait(absl::InfiniteFuture()).ok());
+  });
+  ASSERT_TRUE(hosts.report.ok()) << hosts.report.status();
+  EXPECT_EQ(hosts.ring[0]->groups[IndexOf(Lane::kInside)], kSteps);
+  EXPECT_EQ(hosts.ring[0]->groups[IndexOf(Lane::kBetween)], 1);
+  const std::vector<TimelineBar> between = hosts.Bars("exchange between hosts");
+  const std::vector<TimelineBar> inside = hosts.Bars(" exchange");
+  const std::vector<TimelineBar> calls = hosts.Bars(" zero");
+  ASSERT_EQ(between.size(), 1u);
+  ASSERT_EQ(inside.size(), static_cast<size_t>(kSteps));
+  ASSERT_EQ(calls.size(), static_cast<size_t>(kSteps));
+  EXPECT_LT(inside[kSteps - 5].end, between[0].end);
+  EXPECT_LT(calls[kSteps - 6].end, between[0].end);
+  EXPECT_GE(calls[kSteps - 1].begin, between[0].end) << "the reader starts too early";
+}
+
+TEST(Executor, LaneInsideWaitsForBytesThatOtherLaneStillSends) {
+  constexpr int kSteps = 4;
+  TwoHosts hosts(kSteps, [](Program& program) {
+    // What step 0 sends to the other host, step 1 overwrites with what rank 1 sends.
+    program.steps[0].transfers.push_back({Transfer::Kind::kSend, 2, {0, 0, 8}});
+  });
+  hosts.Run([&] {
+    absl::SleepFor(3 * kCall);
+    EXPECT_TRUE(hosts.StartFar(PeerTransfer::Kind::kReceive)->Wait(absl::InfiniteFuture()).ok());
+  });
+  ASSERT_TRUE(hosts.report.ok()) << hosts.report.status();
+  const std::vector<TimelineBar> between = hosts.Bars("exchange between hosts");
+  const std::vector<TimelineBar> inside = hosts.Bars(" exchange");
+  ASSERT_EQ(between.size(), 1u);
+  ASSERT_EQ(inside.size(), static_cast<size_t>(kSteps));
+  EXPECT_LT(inside[0].end, between[0].end);
+  EXPECT_GE(inside[1].begin, between[0].end);
+}
+
+TEST(Executor, EachLaneDecidesWhetherFirstCallPrecedesIt) {
+  std::vector<std::string> log;
+  TwoHosts hosts(1, [](Program& program) {
+    program.steps[0].transfers.insert(program.steps[0].transfers.begin(),
+                                      {Transfer::Kind::kReceive, 2, {kOuter, 0, 8}});
+    program.steps[0].calls.push_back(program.steps[0].calls[0]);
+  });
+  hosts.devices[0].log = hosts.ring[0]->log = &log;
+  hosts.Run([&] { hosts.StartFar(PeerTransfer::Kind::kSend); });
+  ASSERT_TRUE(hosts.report.ok()) << hosts.report.status();
+  // Transfers with rank 2 use compute units, those with rank 1 do not.
+  EXPECT_THAT(log, ::testing::ElementsAre("between", "call", "inside", "call"));
+}
+
+TEST(Executor, StepIsOneGroupWithoutLanes) {
+  TwoHosts hosts(2, [](Program& program) {
+    program.steps[0].transfers.push_back({Transfer::Kind::kReceive, 2, {kOuter, 0, 8}});
+  });
+  hosts.ring[0]->lanes = false;
+  hosts.Run([&] { hosts.StartFar(PeerTransfer::Kind::kSend); });
+  ASSERT_TRUE(hosts.report.ok()) << hosts.report.status();
+  EXPECT_EQ(hosts.ring[0]->groups[IndexOf(Lane::kInside)], 2);
+  EXPECT_EQ(hosts.ring[0]->groups[IndexOf(Lane::kBetween)], 0);
 }
 
 TEST(Operation, FailedAllocationNamesTheBuffer) {

@@ -11,15 +11,6 @@ bool Covers(const ByteRange& outer, const ByteRange& inner) {
 
 }  // namespace
 
-bool Conflict(const std::vector<Access>& a, const std::vector<Access>& b) {
-  for (const Access& x : a) {
-    for (const Access& y : b) {
-      if ((x.write || y.write) && Overlap(x.range, y.range)) return true;
-    }
-  }
-  return false;
-}
-
 std::vector<EventRef> HazardTracker::Dependencies(const std::vector<Access>& accesses) const {
   std::vector<EventRef> events;
   for (const Access& access : accesses) {

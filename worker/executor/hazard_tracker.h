@@ -9,18 +9,10 @@
 #include <map>
 #include <vector>
 
-#include "common/program/program.h"
+#include "common/program/access.h"
 #include "worker/device/event.h"
 
 namespace ringattn::worker {
-
-struct Access {
-  ByteRange range;
-  bool write = false;
-};
-
-// Returns true if the order of two operations matters: one writes what the other accesses.
-bool Conflict(const std::vector<Access>& a, const std::vector<Access>& b);
 
 // Not thread safe.
 class HazardTracker {

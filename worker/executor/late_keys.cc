@@ -1,6 +1,7 @@
 #include "worker/executor/late_keys.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -111,7 +112,8 @@ void EmptyUnused(Program& program) {
 }  // namespace
 
 Program JoinLateKeys(Program program, absl::FunctionRef<bool(const ComputeCall&)> takes,
-                     absl::FunctionRef<bool(int peer)> takes_units) {
+                     absl::FunctionRef<bool(int peer)> takes_units,
+                     absl::FunctionRef<bool(Lane lane)> may_be_late) {
   bool joined_any = false;
   for (size_t i = 0; i + 1 < program.steps.size(); ++i) {
     Step& step = program.steps[i];
@@ -126,7 +128,11 @@ Program JoinLateKeys(Program program, absl::FunctionRef<bool(const ComputeCall&)
     } else {
       continue;
     }
-    if (!takes(joined)) continue;
+    const std::vector<Access> late = LateReadsOf(joined);
+    const bool too_slow = std::any_of(std::begin(kAllLanes), std::end(kAllLanes), [&](Lane lane) {
+      return !may_be_late(lane) && BringsInLane(step, lane, late);
+    });
+    if (too_slow || !takes(joined)) continue;
     step.calls = {std::move(joined)};
     next.calls.clear();
     joined_any = true;
@@ -135,12 +141,20 @@ Program JoinLateKeys(Program program, absl::FunctionRef<bool(const ComputeCall&)
   return program;
 }
 
-int64_t LongerWayBytes(const Step& step) {
+int64_t LongerWayBytes(const Step& step, Lane lane) {
   int64_t received = 0, sent = 0;
   for (const Transfer& transfer : step.transfers) {
+    if (transfer.lane != lane) continue;
     (transfer.kind == Transfer::Kind::kReceive ? received : sent) += transfer.range.bytes;
   }
   return std::max(received, sent);
+}
+
+bool BringsInLane(const Step& step, Lane lane, const std::vector<Access>& accesses) {
+  return std::any_of(step.transfers.begin(), step.transfers.end(), [&](const Transfer& transfer) {
+    return transfer.kind == Transfer::Kind::kReceive && transfer.lane == lane &&
+           Conflict({AccessOf(transfer)}, accesses);
+  });
 }
 
 }  // namespace ringattn::worker

@@ -9,8 +9,11 @@
 #define RINGATTN_WORKER_EXECUTOR_LATE_KEYS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "common/program/access.h"
+#include "common/program/lane.h"
 #include "common/program/program.h"
 
 namespace ringattn::worker {
@@ -24,16 +27,22 @@ namespace ringattn::worker {
 //
 // Calls stay separate if merging would delay a transfer: the second step receives into the first
 // call's keys, or a transfer of the first step may need compute units that the kernel occupies.
-// That applies to transfers of the rank with itself and to those of `takes_units`.
+// That applies to transfers of either lane: those of the rank with itself and those of
+// `takes_units`. Calls also stay separate if keys arrive in a lane that is too slow to wait for.
 //   takes        returns whether the device's kernel for the merged call waits for its late keys
 //   takes_units  returns whether transfers with this rank use compute units
+//   may_be_late  returns whether a kernel may wait for keys that arrive in this lane
 Program JoinLateKeys(
     Program program, absl::FunctionRef<bool(const ComputeCall&)> takes,
-    absl::FunctionRef<bool(int peer)> takes_units = [](int) { return false; });
+    absl::FunctionRef<bool(int peer)> takes_units = [](int) { return false; },
+    absl::FunctionRef<bool(Lane lane)> may_be_late = [](Lane) { return true; });
 
-// Returns the larger of the bytes sent and received in a step. The step's transfer group, and with
-// it the wait for late keys, ends when both directions are done.
-int64_t LongerWayBytes(const Step& step);
+// Returns the larger of the bytes sent and received in the lane in a step. The lane's transfer
+// group, and with it the wait for late keys, ends when both directions are done.
+int64_t LongerWayBytes(const Step& step, Lane lane);
+
+// Returns whether the step receives some of the accessed bytes in the lane.
+bool BringsInLane(const Step& step, Lane lane, const std::vector<Access>& accesses);
 
 }  // namespace ringattn::worker
 

@@ -76,8 +76,8 @@ TEST(LateKeys, MergesTwoStepsWithoutPartialResult) {
       EXPECT_EQ(keys.late, keys.source_rank != rank);
     }
     EXPECT_TRUE(late);
-    EXPECT_GT(LongerWayBytes(after.steps[0]), 0);
-    EXPECT_EQ(LongerWayBytes(after.steps[1]), 0);
+    EXPECT_GT(LongerWayBytes(after.steps[0], Lane::kInside), 0);
+    EXPECT_EQ(LongerWayBytes(after.steps[1], Lane::kInside), 0);
     EXPECT_GT(BytesOf(before, "out_acc"), 0);
     EXPECT_EQ(BytesOf(after, "out_acc"), 0);
   }
@@ -216,6 +216,18 @@ TEST(LateKeys, SelfTransferPreventsMerge) {
   Program program = Ring(2).ForwardOf(0);
   program.steps[0].transfers.push_back({Transfer::Kind::kSend, 0, {0, 0, 1}});
   EXPECT_EQ(CallsOf(Join(program)), 2);
+}
+
+TEST(LateKeys, SlowLanePreventsMerge) {
+  Program program = Ring(2).ForwardOf(0);
+  AssignLanes({0, 1}, program);
+  const auto takes = [](const ComputeCall&) { return true; };
+  const auto takes_units = [](int) { return false; };
+  const auto only = [](Lane lane) { return [lane](Lane asked) { return asked == lane; }; };
+  EXPECT_EQ(CallsOf(JoinLateKeys(program, takes, takes_units, only(Lane::kBetween))), 1);
+  EXPECT_EQ(CallsOf(JoinLateKeys(program, takes, takes_units, only(Lane::kInside))), 2);
+  EXPECT_GT(LongerWayBytes(program.steps[0], Lane::kBetween), 0);
+  EXPECT_EQ(LongerWayBytes(program.steps[0], Lane::kInside), 0);
 }
 
 // Gradients are sent between the calls of a backward, so these stay. Its recomputed forward is

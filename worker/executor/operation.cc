@@ -12,10 +12,17 @@ namespace ringattn::worker {
 
 namespace {
 
-// Returns when the late keys of a step's calls should have arrived, relative to the start of the
-// step.
-absl::Duration ArrivalOf(const Step& step, const KeyArrival& arrival) {
-  return arrival.delay + absl::Seconds(LongerWayBytes(step) / arrival.bytes_per_second);
+// Returns when the call's late keys should have arrived, relative to the start of the step.
+absl::Duration ArrivalOf(const Step& step, const std::vector<Access>& late_reads,
+                         const KeyArrival& arrival) {
+  absl::Duration last;
+  for (Lane lane : kAllLanes) {
+    if (!BringsInLane(step, lane, late_reads)) continue;
+    const KeyArrival::InLane& keys = arrival.In(lane);
+    last = std::max(last,
+                    keys.delay + absl::Seconds(LongerWayBytes(step, lane) / keys.bytes_per_second));
+  }
+  return last;
 }
 
 }  // namespace
@@ -38,7 +45,7 @@ absl::StatusOr<std::unique_ptr<Operation>> Operation::Bind(AttentionSpec spec, S
           operation->described_.emplace_back(DescribeCall(*operation->context_, call));
       auto* const forward = std::get_if<ForwardCall>(&described);
       if (forward != nullptr && forward->has_late_keys()) {
-        forward->late_after = ArrivalOf(step, arrival);
+        forward->late_after = ArrivalOf(step, LateReadsOf(call), arrival);
       }
       ready.push_back({nullptr, AccessesOf(call), LateReadsOf(call), OpName(call.op)});
     }
@@ -109,7 +116,8 @@ void Operation::JoinLateKeys(const KeyArrival& arrival) {
     const auto peer = static_cast<size_t>(members_[ring_rank]);
     return peer < arrival.takes_compute_units.size() && arrival.takes_compute_units[peer];
   };
-  program_ = worker::JoinLateKeys(std::move(program_), takes, takes_units);
+  const auto may_be_late = [&arrival](Lane lane) { return arrival.may_be_late(lane); };
+  program_ = worker::JoinLateKeys(std::move(program_), takes, takes_units, may_be_late);
 }
 
 absl::Status Operation::Lend(std::vector<LentBuffer> lent) {

@@ -3,6 +3,7 @@
 #ifndef RINGATTN_WORKER_EXECUTOR_OPERATION_H_
 #define RINGATTN_WORKER_EXECUTOR_OPERATION_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -12,9 +13,10 @@
 #include "absl/time/time.h"
 #include "common/attention/attention_spec.h"
 #include "common/layout/shard_plan.h"
+#include "common/program/access.h"
+#include "common/program/lane.h"
 #include "common/program/program.h"
 #include "worker/device/device.h"
-#include "worker/executor/hazard_tracker.h"
 
 namespace ringattn::worker {
 
@@ -38,13 +40,19 @@ struct LentBuffer {
 // When received keys arrive, relative to the start of their step. By default, kernels never wait
 // for keys.
 struct KeyArrival {
-  double bytes_per_second = 0;  // 0: transfers use compute units or are too slow to wait for
-  absl::Duration delay;         // fixed part of the transfer time
+  struct InLane {
+    double bytes_per_second = 0;  // 0: transfers use compute units or are too slow to wait for
+    absl::Duration delay;         // fixed part of the transfer time
+  };
+  std::array<InLane, kLanes> lanes = {};
   // By generation rank: transfers with it use compute units, so no kernel waits for keys of a step
   // that has such a transfer. Ranks beyond the end: copy engines.
   std::vector<bool> takes_compute_units = {};
 
-  bool may_be_late() const { return bytes_per_second > 0; }
+  const InLane& In(Lane lane) const { return lanes[IndexOf(lane)]; }
+  // Return whether a kernel may wait for keys of the lane, or of any lane.
+  bool may_be_late(Lane lane) const { return In(lane).bytes_per_second > 0; }
+  bool may_be_late() const { return may_be_late(Lane::kInside) || may_be_late(Lane::kBetween); }
 };
 
 // Not thread safe, except for control().

@@ -128,7 +128,7 @@ TEST(Operation, DeterministicRequestsAreNotMerged) {
       Program program = MakeProgram(
           spec, plan,
           RecipeOn(plan, ScheduleKind::kRing, direction, direction == Direction::kBackward), 0);
-      const KeyArrival arrival{1e11, absl::Microseconds(20)};
+      const KeyArrival arrival{.lanes = {{{1e11, absl::Microseconds(20)}, {}}}};
       auto operation =
           Operation::Bind(spec, plan, std::move(program), {0, 1}, &device, {}, arrival);
       ASSERT_TRUE(operation.ok()) << operation.status();
@@ -151,7 +151,8 @@ TEST(Operation, KeysBroughtByComputeUnitsAreNotLate) {
   const AttentionSpec spec = Spec();
   const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 2);
   for (const int slow : {1, 3}) {
-    KeyArrival arrival{1e11, absl::Microseconds(20), {false, false, false, false}};
+    KeyArrival arrival{.lanes = {{{1e11, absl::Microseconds(20)}, {}}},
+                       .takes_compute_units = {false, false, false, false}};
     arrival.takes_compute_units[slow] = true;
     auto operation = Operation::Bind(
         spec, plan,

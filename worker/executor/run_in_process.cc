@@ -10,7 +10,7 @@ namespace ringattn::worker {
 namespace {
 
 // Lets devices that accept late keys use them.
-constexpr KeyArrival kArrival{.bytes_per_second = 1e12};
+const KeyArrival kArrival{.lanes = {{{.bytes_per_second = 1e12}, {.bytes_per_second = 1e12}}}};
 
 ShardMap MapOf(const AttentionSpec& spec, const ShardPlan& plan, TensorId id) {
   return ShardMap(spec, plan, id);

@@ -136,16 +136,16 @@ class FaultyCommunicator : public CommunicatorWrapper {
   }
   ~FaultyCommunicator() override { Abort("the communicator was closed"); }
 
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                 RunControl* control) override {
+  EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                       RunControl* control) override {
     if (!state_->counts.load())
-      return CommunicatorWrapper::Start(std::move(group), std::move(after), control);
+      return CommunicatorWrapper::StartInLane(lane, std::move(group), std::move(after), control);
     const int64_t index = state_->groups_started.fetch_add(1);
     const bool skips = index == state_->plan.skip_send;
     if (index == state_->plan.fail_send) Abort("injected failure of a transfer group");
     if (skips && state_->holds_start) WaitForTheRingsEnd(*state_);
     if (!skips || state_->holds_start) {
-      return CommunicatorWrapper::Start(std::move(group), std::move(after), control);
+      return CommunicatorWrapper::StartInLane(lane, std::move(group), std::move(after), control);
     }
     auto never = std::make_shared<HostEvent>();
     absl::MutexLock lock(&mutex_);

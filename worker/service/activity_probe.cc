@@ -9,19 +9,23 @@ void ActivityProbe::NoteCall(EventRef done) {
   last_call_ = std::move(done);
 }
 
-void ActivityProbe::NoteGroup(std::vector<EventRef> after, EventRef done) {
+void ActivityProbe::NoteGroup(Lane lane, std::vector<EventRef> after, EventRef done) {
   absl::MutexLock lock(&mutex_);
-  while (!groups_.empty() && groups_.front().done->Done()) groups_.pop_front();
-  groups_.push_back({std::move(after), std::move(done)});
+  std::deque<Group>& groups = groups_[IndexOf(lane)];
+  while (!groups.empty() && groups.front().done->Done()) groups.pop_front();
+  groups.push_back({std::move(after), std::move(done)});
 }
 
 bool ActivityProbe::WaitsForPeer(const Device& device) const {
   absl::MutexLock lock(&mutex_);
-  while (!groups_.empty() && groups_.front().done->Done()) groups_.pop_front();
-  if (groups_.empty()) return false;
-  const std::vector<EventRef>& after = groups_.front().after;
-  const bool in_flight =
-      std::all_of(after.begin(), after.end(), [](const EventRef& event) { return event->Done(); });
+  bool in_flight = false;
+  for (std::deque<Group>& groups : groups_) {
+    while (!groups.empty() && groups.front().done->Done()) groups.pop_front();
+    if (groups.empty()) continue;
+    const std::vector<EventRef>& after = groups.front().after;
+    in_flight |= std::all_of(after.begin(), after.end(),
+                             [](const EventRef& event) { return event->Done(); });
+  }
   const bool can_compute =
       last_call_ != nullptr && !last_call_->Done() && !device.waits_for_transfer();
   return in_flight && !can_compute;
@@ -34,10 +38,10 @@ EventRef ObservedDevice::Start(const PreparedCall& call, StartAfter after, RunCo
   return done;
 }
 
-EventRef ObservedCommunicator::Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                                     RunControl* control) {
-  EventRef done = CommunicatorWrapper::Start(std::move(group), after, control);
-  probe_->NoteGroup(std::move(after), done);
+EventRef ObservedCommunicator::StartInLane(Lane lane, std::vector<PeerTransfer> group,
+                                           std::vector<EventRef> after, RunControl* control) {
+  EventRef done = CommunicatorWrapper::StartInLane(lane, std::move(group), after, control);
+  probe_->NoteGroup(lane, std::move(after), done);
   return done;
 }
 

@@ -21,10 +21,10 @@ namespace ringattn::worker {
 class ActivityProbe {
  public:
   void NoteCall(EventRef done);
-  void NoteGroup(std::vector<EventRef> after, EventRef done);
+  void NoteGroup(Lane lane, std::vector<EventRef> after, EventRef done);
 
-  // Returns true if transfers are in flight (their dependencies are done, they are not) while the
-  // device has nothing to compute.
+  // Returns true if transfers of some lane are in flight (their dependencies are done, they are
+  // not) while the device has nothing to compute.
   bool WaitsForPeer(const Device& device) const;
 
  private:
@@ -35,7 +35,7 @@ class ActivityProbe {
 
   mutable absl::Mutex mutex_;
   EventRef last_call_ ABSL_GUARDED_BY(mutex_);
-  mutable std::deque<Group> groups_ ABSL_GUARDED_BY(mutex_);
+  mutable std::deque<Group> groups_[kLanes] ABSL_GUARDED_BY(mutex_);  // in order within a lane
 };
 
 // Wraps a device and records what it starts in the probe. As thread safe as the wrapped device.
@@ -54,8 +54,8 @@ class ObservedCommunicator : public CommunicatorWrapper {
   ObservedCommunicator(std::shared_ptr<Communicator> inner, ActivityProbe* probe)
       : CommunicatorWrapper(std::move(inner)), probe_(probe) {}
 
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                 RunControl* control) override;
+  EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                       RunControl* control) override;
 
  private:
   ActivityProbe* const probe_;

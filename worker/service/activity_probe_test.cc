@@ -32,7 +32,8 @@ class ManualCommunicator : public Communicator {
   int world_size() const override { return 2; }
   std::string transport(int) const override { return "manual"; }
   bool takes_compute_units(int) const override { return true; }
-  EventRef Start(std::vector<PeerTransfer>, std::vector<EventRef>, RunControl*) override {
+  EventRef StartInLane(Lane, std::vector<PeerTransfer>, std::vector<EventRef>,
+                       RunControl*) override {
     return group;
   }
   void Abort(const std::string&) override {}
@@ -53,6 +54,16 @@ struct Probed {
 };
 
 TEST(ActivityProbe, IdleRankDoesNotWaitForPeer) { EXPECT_FALSE(Probed().Waits()); }
+
+// The other lane's group still waits for a call, and its order does not matter here.
+TEST(ActivityProbe, WaitsIfTransfersOfOneLaneAreInFlight) {
+  Probed p;
+  const auto own = std::make_shared<HostEvent>();
+  p.observed_communicator.StartInLane(Lane::kBetween, {}, {own}, &p.control);
+  EXPECT_FALSE(p.Waits());
+  p.observed_communicator.StartInLane(Lane::kInside, {}, {}, &p.control);
+  EXPECT_TRUE(p.Waits());
+}
 
 TEST(ActivityProbe, WaitsIfTransfersAreInFlightAndNothingCanCompute) {
   Probed p;

@@ -38,7 +38,8 @@ bool MayHaveManyDocuments(const v1::Reserve& reserve) {
 absl::StatusOr<std::unique_ptr<Operation>> DecodeAndBind(
     const v1::Reserve& reserve, RingMembership place,
     const std::shared_ptr<const Residual>& residual, Device* device) {
-  absl::StatusOr<ReservedProgram> decoded = DecodeReserve(reserve, place.rank, place.world_size);
+  absl::StatusOr<ReservedProgram> decoded =
+      DecodeReserve(reserve, place.rank, place.world_size, place.hosts);
   if (!decoded.ok()) return decoded.status();
   std::vector<LentBuffer> lent;
   if (residual != nullptr) {

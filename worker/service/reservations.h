@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "ringattn/v1/worker_control.pb.h"
@@ -29,6 +30,7 @@ struct RingMembership {
   int rank = 0;
   int world_size = 0;
   KeyArrival arrival;
+  std::vector<int> hosts;  // by rank, as in Commit; empty: all ranks are on one host
 };
 
 // Not thread safe: used on the control thread only.

@@ -74,8 +74,8 @@ absl::StatusOr<ProgramTerms> ReadTerms(const v1::Reserve& reserve) {
 
 }  // namespace
 
-absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int rank,
-                                              int world_size) {
+absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int rank, int world_size,
+                                              const std::vector<int>& hosts) {
   ReservedProgram result;
   const absl::StatusOr<int> ring_rank = ReadMembers(reserve, rank, world_size, &result.members);
   if (!ring_rank.ok()) return ring_rank.status();
@@ -114,6 +114,11 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
                                 .tuning = FromProto(reserve.tuning())};
   result.plan = MakeShardPlan(result.spec, recipe, reserve.members_size());
   result.program = MakeProgram(result.spec, result.plan, recipe, *ring_rank);
+  if (!hosts.empty()) {
+    std::vector<int> host_of_member;
+    for (int member : result.members) host_of_member.push_back(hosts[member]);
+    AssignLanes(host_of_member, result.program);
+  }
   return result;
 }
 

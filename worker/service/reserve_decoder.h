@@ -21,10 +21,15 @@ struct ReservedProgram {
   std::vector<int> members;  // generation ranks by ring rank
 };
 
-// Decodes for the worker that is `rank` of `world_size` in the generation. Returns
+// Decodes for the worker that is `rank` of `world_size` in the generation.
+//   hosts  the hosts of the generation's ranks, by rank; empty: all ranks are on one host. They
+//          decide which transfers are in which lane
+//
+// Returns
 // INVALID_ARGUMENT, with the field's name, if the message is invalid or this worker is not a
 // member.
-absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int rank, int world_size);
+absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int rank, int world_size,
+                                              const std::vector<int>& hosts = {});
 
 }  // namespace ringattn::worker
 

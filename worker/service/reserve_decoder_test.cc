@@ -1,7 +1,10 @@
 #include "worker/service/reserve_decoder.h"
 
 #include <functional>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/strip.h"
 #include "gmock/gmock.h"
@@ -51,6 +54,25 @@ TEST(ReserveDecoder, EveryRankGetsItsProgramOfOnePlan) {
     EXPECT_EQ(decoded->spec.shape.cu_seqlens_k, (std::vector<int64_t>{0, 60}));
     EXPECT_GT(decoded->program.BufferBytes(), 0);
   }
+}
+
+TEST(ReserveDecoder, HostsDecideLanes) {
+  const v1::Reserve reserve = Valid();  // members 2, 0, 1
+  const auto lanes_of = [&](int rank, const std::vector<int>& hosts) {
+    const auto decoded = DecodeReserve(reserve, rank, 3, hosts);
+    EXPECT_TRUE(decoded.ok()) << decoded.status();
+    std::set<std::pair<int, Lane>> lanes;  // with the generation rank of the peer
+    for (const Step& step : decoded->program.steps) {
+      for (const Transfer& transfer : step.transfers) {
+        lanes.insert({decoded->members[transfer.peer], transfer.lane});
+      }
+    }
+    return lanes;
+  };
+  using Lanes = std::set<std::pair<int, Lane>>;
+  EXPECT_EQ(lanes_of(0, {}), (Lanes{{1, Lane::kInside}, {2, Lane::kInside}}));
+  EXPECT_EQ(lanes_of(0, {0, 0, 1}), (Lanes{{1, Lane::kInside}, {2, Lane::kBetween}}));
+  EXPECT_EQ(lanes_of(2, {0, 0, 1}), (Lanes{{0, Lane::kBetween}, {1, Lane::kBetween}}));
 }
 
 // The message names the schedule, because one member may mean a single device or a ring of one.

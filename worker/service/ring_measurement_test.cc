@@ -42,8 +42,8 @@ class TimedRing : public CommunicatorWrapper {
  public:
   TimedRing(std::unique_ptr<Communicator> inner, double bytes_per_second)
       : CommunicatorWrapper(std::move(inner)), bytes_per_second_(bytes_per_second) {}
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                 RunControl* control) override {
+  EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                       RunControl* control) override {
     int64_t bytes = 0;
     double rate = bytes_per_second_;
     for (const PeerTransfer& transfer : group) {
@@ -55,7 +55,8 @@ class TimedRing : public CommunicatorWrapper {
     const absl::Duration duration =
         groups == 2 ? absl::Seconds(1) : absl::Microseconds(100) + absl::Seconds(bytes / rate);
     return std::make_shared<TimedEvent>(
-        CommunicatorWrapper::Start(std::move(group), std::move(after), control), duration);
+        CommunicatorWrapper::StartInLane(lane, std::move(group), std::move(after), control),
+        duration);
   }
 
   int groups = 0;

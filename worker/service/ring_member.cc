@@ -18,19 +18,19 @@ constexpr absl::Duration kStartSkew = absl::Microseconds(50);
 }  // namespace
 
 KeyArrival KeyArrivalOf(const Communicator& ring, const RingRates& rates) {
-  KeyArrival arrival{rates.link_bytes_per_second, rates.exchange_overhead + kStartSkew, {}};
+  KeyArrival arrival;
+  const auto set = [&arrival](Lane lane, double bytes_per_second, absl::Duration overhead) {
+    if (bytes_per_second < kLateKeysBytesPerSecond) return;
+    arrival.lanes[IndexOf(lane)] = {bytes_per_second, overhead + kStartSkew};
+  };
+  set(Lane::kInside, rates.link_bytes_per_second, rates.exchange_overhead);
+  set(Lane::kBetween, rates.host_link_bytes_per_second, rates.host_exchange_overhead);
   int with_units = 0;
   for (int peer = 0; peer < ring.world_size(); ++peer) {
     arrival.takes_compute_units.push_back(ring.takes_compute_units(peer));
     with_units += arrival.takes_compute_units.back() && peer != ring.rank() ? 1 : 0;
   }
-  // The rate between hosts does not matter if those transfers use compute units, because no kernel
-  // waits for their steps. 0: no neighbour on another host.
-  const double between_hosts = rates.host_link_bytes_per_second;
-  const bool fast =
-      rates.link_bytes_per_second >= kLateKeysBytesPerSecond &&
-      (between_hosts == 0 || between_hosts >= kLateKeysBytesPerSecond || with_units > 0);
-  return fast && with_units < ring.world_size() - 1 ? arrival : KeyArrival();
+  return with_units < ring.world_size() - 1 ? arrival : KeyArrival();
 }
 
 RingMember::RingMember(RingMemberOptions options, Device* device, RingTransport* transport,
@@ -78,6 +78,7 @@ absl::StatusOr<RingRates> RingMember::Commit(uint64_t generation,
   if (!rates.ok()) return rates.status();
   rates_ = *rates;
   communicator_ = std::make_shared<ObservedCommunicator>(*std::move(communicator), probe_);
+  hosts_ = hosts;
   runner_->SetCommunicator(communicator_);
   return *rates;
 }

@@ -35,9 +35,9 @@ struct RingMemberOptions {
   bool late_keys = true;
 };
 
-// Returns when received keys arrive in a ring with these rates, if kernels should wait for them.
-// That requires peers with which transfers use no compute units, and a rate at which kernels hardly
-// wait.
+// Returns when received keys arrive in each lane of a ring with these rates, if kernels should wait
+// for them. That requires peers with which transfers use no compute units, and a rate in the lane
+// at which kernels hardly wait.
 KeyArrival KeyArrivalOf(const Communicator& ring, const RingRates& rates);
 
 // Not thread safe: used by one thread, on which calls may block within their limits. CancelForming
@@ -80,6 +80,8 @@ class RingMember {
   bool formed() const { return communicator_ != nullptr; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  // The hosts of the formed ring, as Commit got them.
+  const std::vector<int>& hosts() const { return hosts_; }
   // Returns KeyArrivalOf the formed ring, or a default value if late keys are off or no ring is
   // formed.
   KeyArrival key_arrival() const;
@@ -101,7 +103,8 @@ class RingMember {
   int rank_ = 0;
   int world_size_ = 0;
   std::shared_ptr<Communicator> communicator_;
-  RingRates rates_;  // of communicator_
+  std::vector<int> hosts_;  // of communicator_
+  RingRates rates_;         // of communicator_
 
   absl::Mutex forming_mutex_;
   uint64_t cancelled_generation_ ABSL_GUARDED_BY(forming_mutex_) =

@@ -25,9 +25,10 @@ class NoticedRing : public CommunicatorWrapper {
  public:
   NoticedRing(std::unique_ptr<Communicator> inner, absl::Notification* started)
       : CommunicatorWrapper(std::move(inner)), started_(started) {}
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                 RunControl* control) override {
-    EventRef event = CommunicatorWrapper::Start(std::move(group), std::move(after), control);
+  EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                       RunControl* control) override {
+    EventRef event =
+        CommunicatorWrapper::StartInLane(lane, std::move(group), std::move(after), control);
     if (!started_->HasBeenNotified()) started_->Notify();
     return event;
   }
@@ -134,15 +135,25 @@ TEST(KeyArrivalOf, PeersWithoutComputeUnitsMayBeLate) {
   rates.link_bytes_per_second = 300e9;
   rates.exchange_overhead = absl::Microseconds(10);
   const KeyArrival all = KeyArrivalOf(PartlyByUnits(4, {}), rates);
-  EXPECT_EQ(all.bytes_per_second, 300e9);
+  EXPECT_EQ(all.In(Lane::kInside).bytes_per_second, 300e9);
+  EXPECT_FALSE(all.may_be_late(Lane::kBetween)) << "the ring is on one host";
   EXPECT_THAT(all.takes_compute_units, testing::ElementsAre(false, false, false, false));
   rates.host_link_bytes_per_second = 1e9;
-  EXPECT_FALSE(KeyArrivalOf(PartlyByUnits(4, {}), rates).may_be_late()) << "a slow neighbour";
+  // Keys of a slow neighbour on another host do not arrive late, and the others may.
+  const KeyArrival inside = KeyArrivalOf(PartlyByUnits(4, {}), rates);
+  EXPECT_TRUE(inside.may_be_late(Lane::kInside));
+  EXPECT_FALSE(inside.may_be_late(Lane::kBetween));
   // Steps with the slow neighbours do not wait, and the others may.
   const KeyArrival some = KeyArrivalOf(PartlyByUnits(4, {2, 3}), rates);
-  EXPECT_EQ(some.bytes_per_second, 300e9);
+  EXPECT_EQ(some.In(Lane::kInside).bytes_per_second, 300e9);
   EXPECT_THAT(some.takes_compute_units, testing::ElementsAre(false, false, true, true));
   EXPECT_FALSE(KeyArrivalOf(PartlyByUnits(4, {1, 2, 3}), rates).may_be_late());
+  rates.host_link_bytes_per_second = 200e9;
+  rates.host_exchange_overhead = absl::Microseconds(30);
+  const KeyArrival both = KeyArrivalOf(PartlyByUnits(4, {}), rates);
+  EXPECT_EQ(both.In(Lane::kBetween).bytes_per_second, 200e9);
+  EXPECT_GT(both.In(Lane::kBetween).delay, both.In(Lane::kInside).delay);
+  rates.host_link_bytes_per_second = 1e9;
   rates.link_bytes_per_second = 50e9;
   EXPECT_FALSE(KeyArrivalOf(PartlyByUnits(4, {2, 3}), rates).may_be_late()) << "PCIe";
 }

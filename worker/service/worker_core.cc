@@ -324,7 +324,7 @@ void WorkerCore::OnLosePeer(const v1::LosePeer& lose) {
 void WorkerCore::OnReserve(std::shared_ptr<const v1::Reserve> reserve) {
   if (!ring_.formed() || reserve->generation() != ring_.generation()) return;
   reservations_.Reserve(std::move(reserve),
-                        {ring_.rank(), ring_.world_size(), ring_.key_arrival()});
+                        {ring_.rank(), ring_.world_size(), ring_.key_arrival(), ring_.hosts()});
 }
 
 void WorkerCore::OnReserveDone(const v1::Reserve& reserve,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/program/lane_check.h"
 
 namespace ringattn {
 namespace {
@@ -97,6 +98,7 @@ std::string ScheduleSimulator::Run() {
   for (const Program& program : schedule_.programs) {
     if (program.steps.size() != steps) return "programs differ in their number of steps";
   }
+  if (std::string violation = CheckLanes(schedule_.programs); !violation.empty()) return violation;
   for (size_t step = 0; step < steps && memory_.error().empty(); ++step) {
     bool any = false;
     for (const Program& program : schedule_.programs) {
@@ -121,7 +123,7 @@ bool ScheduleSimulator::RunTransfers(size_t step) {
   std::map<std::pair<int, int>, std::vector<Cells>> wires;
   for (int rank = 0; rank < world_size; ++rank) {
     std::vector<ByteRange> written, touched;
-    for (const Transfer& transfer : schedule_.programs[rank].steps[step].transfers) {
+    for (const Transfer& transfer : EndingAt(schedule_.programs[rank], step)) {
       if (transfer.peer < 0 || transfer.peer >= world_size || transfer.peer == rank) {
         return Fail("transfer with an impossible peer");
       }
@@ -149,7 +151,7 @@ bool ScheduleSimulator::RunTransfers(size_t step) {
   }
   std::map<std::pair<int, int>, size_t> next;
   for (int rank = 0; rank < world_size; ++rank) {
-    for (const Transfer& transfer : schedule_.programs[rank].steps[step].transfers) {
+    for (const Transfer& transfer : EndingAt(schedule_.programs[rank], step)) {
       if (transfer.kind != Transfer::Kind::kReceive) continue;
       const std::pair<int, int> wire{transfer.peer, rank};
       size_t& index = next[wire];

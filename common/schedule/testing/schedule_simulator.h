@@ -2,7 +2,9 @@
 // records which row of which shard and tensor it holds; a partial result, which ranks' keys it
 // includes; a gradient, which ranks have contributed to which row. So every defect of a schedule
 // appears as an error: a read of unwritten memory, a transfer without its counterpart, a key seen
-// twice or not at all, a lost partial or contribution.
+// twice or not at all, a lost partial or contribution. A transfer between hosts takes effect at its
+// last step, and CheckLanes (common/program/lane_check.h) finds accesses that reuse its bytes
+// before.
 #ifndef RINGATTN_COMMON_SCHEDULE_TESTING_SCHEDULE_SIMULATOR_H_
 #define RINGATTN_COMMON_SCHEDULE_TESTING_SCHEDULE_SIMULATOR_H_
 

@@ -142,12 +142,26 @@ void ExpectMemory(const ScheduleCase& c, const Schedule& schedule) {
                                                 : ExpectMemoryIsBounded(c, schedule);
 }
 
+// Returns the host of each rank. Hosts need not have equally many ranks, nor neighbouring ones.
+std::vector<int> DrawHosts(std::mt19937& random, int world_size) {
+  std::vector<int> host_of_rank;
+  for (int rank = 0; rank < world_size; ++rank) {
+    host_of_rank.push_back(static_cast<int>(random() % 3));
+  }
+  return host_of_rank;
+}
+
+void AssignLanes(Schedule& schedule, const std::vector<int>& host_of_rank) {
+  for (Program& program : schedule.programs) ringattn::AssignLanes(host_of_rank, program);
+}
+
 void RunCases(int seed, int count, int64_t longest) {
   std::map<ScheduleKind, int> direct, relayed;
   for (int i = 0; i < count; ++i) {
     std::mt19937 random(seed * 100000 + i);
     const ScheduleCase c = DrawScheduleCase(random, longest);
-    const Schedule schedule = c.Make();
+    Schedule schedule = c.Make();
+    if (i % 2 == 1) AssignLanes(schedule, DrawHosts(random, c.plan.world_size));
     ScheduleSimulator simulator(c.spec, c.plan, schedule);
     const std::string error = simulator.Run();
     ASSERT_EQ(error, "") << "seed " << seed << " case " << i << "\n" << Describe(c, schedule);
@@ -206,6 +220,47 @@ TEST(ScheduleTest, TheSimulatorNoticesDamage) {
     ASSERT_FALSE(HasFailure()) << Describe(c, intact);
   }
   EXPECT_GT(damaged, 1000);
+}
+
+// A flat ring passes each block on after one step, so a transfer between hosts has no more time.
+TEST(ScheduleTest, TheSimulatorFindsReuseOfBytesInFlightBetweenHosts) {
+  const AttentionSpec spec = DenseSpec(64, 64);
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+    const ProgramRecipe recipe = RecipeOn(plan, ScheduleKind::kRing, direction);
+    Schedule schedule = MakeSchedule(spec, plan, recipe);
+    AssignLanes(schedule, {0, 0, 1, 1});
+    EXPECT_EQ(ScheduleSimulator(spec, plan, schedule).Run(), "");
+    int slow = 0;
+    for (Program& program : schedule.programs) {
+      for (Transfer& transfer : program.steps[0].transfers) {
+        if (transfer.lane != Lane::kBetween) continue;
+        transfer.steps = 2;
+        ++slow;
+      }
+    }
+    EXPECT_GT(slow, 0);
+    const std::string error = ScheduleSimulator(spec, plan, schedule).Run();
+    EXPECT_TRUE(absl::StrContains(error, "may be in flight for 2 steps, but a transfer of step 1"))
+        << error;
+  }
+}
+
+// Lanes describe transfers and change none of them.
+TEST(ScheduleTest, LanesChangeNothingElse) {
+  const AttentionSpec spec = DenseSpec(64, 64);
+  const ShardPlan plan = MakeShardPlan(spec, Layout::kContiguous, 4);
+  const ProgramRecipe recipe = RecipeOn(plan, ScheduleKind::kRing, Direction::kForward);
+  const Schedule one_host = MakeSchedule(spec, plan, recipe);
+  Schedule two_hosts = one_host;
+  AssignLanes(two_hosts, {0, 0, 1, 1});
+  EXPECT_EQ(ToString(two_hosts, spec), ToString(one_host, spec));
+  const auto between = [&](int rank) { return two_hosts.programs[rank].SentBytes(Lane::kBetween); };
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(one_host.programs[rank].SentBytes(Lane::kBetween), 0);
+    // Only the last rank of a host has a next rank on another host.
+    EXPECT_EQ(between(rank), rank % 2 == 1 ? two_hosts.programs[rank].SentBytes() : 0) << rank;
+  }
 }
 
 TEST(ScheduleTest, SingleDeviceForwardNeedsNoAccumulator) {

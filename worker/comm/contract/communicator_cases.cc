@@ -370,6 +370,64 @@ TEST_P(CommunicatorContract, LosePeerEndsItsTransfers) {
   EXPECT_TRUE(b.Read() == Pattern(kBytes, 1));
 }
 
+// A group that waits for its peer in one lane does not hold up the other lane.
+TEST_P(CommunicatorContract, LanesAreIndependent) {
+  if (LargestWorld(3) < 3) GTEST_SKIP() << "needs three ranks";
+  constexpr int64_t kBytes = 3 << 20;
+  Ranks ranks = MakeRanks(3);
+  Ring ring = ranks.Form(1);
+  ASSERT_TRUE(Formed(ring));
+  if (!ring[0]->has_lanes()) GTEST_SKIP() << "groups of all lanes have one order";
+  RunControl controls[3];
+  Memory a(ranks[0], Pattern(kBytes, 1)), b(ranks[1], kBytes);
+  Memory c(ranks[2], Pattern(kBytes, 2)), d(ranks[0], kBytes);
+  for (const Lane waiting : kAllLanes) {
+    const Lane other = waiting == Lane::kInside ? Lane::kBetween : Lane::kInside;
+    // NCCL moves the transfers of both lanes in one order. Inside a host, copy engines do.
+    if (ring[0]->transport(1) == "nccl" && ring[0]->transport(2) == "nccl") break;
+    EventRef later =
+        ring[0]->StartInLane(waiting, {{Kind::kReceive, 2, d.data(), kBytes}}, {}, &controls[0]);
+    for (int round = 0; round < 3; ++round) {
+      EventRef send =
+          ring[0]->StartInLane(other, {{Kind::kSend, 1, a.data(), kBytes}}, {}, &controls[0]);
+      EventRef receive = ring[1]->Start({{Kind::kReceive, 0, b.data(), kBytes}}, {}, &controls[1]);
+      EXPECT_TRUE(send->Wait(Soon()).ok()) << send->Wait(Soon());
+      EXPECT_TRUE(receive->Wait(Soon()).ok()) << receive->Wait(Soon());
+    }
+    EXPECT_FALSE(later->Done());
+    EXPECT_TRUE(b.Read() == Pattern(kBytes, 1));
+    // The other way round: the first lane's group ends while the second lane's waits.
+    EventRef last =
+        ring[0]->StartInLane(other, {{Kind::kSend, 1, a.data(), kBytes}}, {}, &controls[0]);
+    EventRef sent = ring[2]->Start({{Kind::kSend, 0, c.data(), kBytes}}, {}, &controls[2]);
+    EXPECT_TRUE(later->Wait(Soon()).ok()) << later->Wait(Soon());
+    EXPECT_TRUE(sent->Wait(Soon()).ok()) << sent->Wait(Soon());
+    EXPECT_TRUE(d.Read() == Pattern(kBytes, 2));
+    EventRef taken = ring[1]->Start({{Kind::kReceive, 0, b.data(), kBytes}}, {}, &controls[1]);
+    EXPECT_TRUE(last->Wait(Soon()).ok()) << last->Wait(Soon());
+    EXPECT_TRUE(taken->Wait(Soon()).ok()) << taken->Wait(Soon());
+  }
+}
+
+TEST_P(CommunicatorContract, AbortEndsBothLanes) {
+  if (LargestWorld(3) < 3) GTEST_SKIP() << "needs three ranks";
+  Ranks ranks = MakeRanks(3);
+  Ring ring = ranks.Form(1);
+  ASSERT_TRUE(Formed(ring));
+  RunControl control;
+  Memory a(ranks[0], 4), b(ranks[0], 4);
+  const EventRef pending[] = {
+      ring[0]->StartInLane(Lane::kInside, {{Kind::kReceive, 1, a.data(), 4}}, {}, &control),
+      ring[0]->StartInLane(Lane::kBetween, {{Kind::kReceive, 2, b.data(), 4}}, {}, &control)};
+  absl::SleepFor(absl::Milliseconds(50));
+  ring[0]->Abort("torn down");
+  for (const EventRef& event : pending) {
+    const absl::Status status = event->Wait(absl::Now() + kAbortBound);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_THAT(Message(status), HasSubstr("torn down"));
+  }
+}
+
 TEST_P(CommunicatorContract, LostPeerEndsOnlyItsTransfers) {
   if (!GetParam().isolates_peers) GTEST_SKIP() << "a lost peer ends everything";
   constexpr int64_t kBytes = 3 << 20;

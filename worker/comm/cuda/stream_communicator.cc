@@ -45,25 +45,35 @@ absl::StatusOr<std::unique_ptr<StreamCommunicator>> StreamCommunicator::Create(
   if (!status.ok()) return status;
   // High priority: if an engine needs SMs, its CTAs precede the waiting CTAs of a compute kernel. A
   // transfer then starts when the first CTAs of that kernel retire.
-  cudaStream_t stream = nullptr;
-  status = CudaStatus(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest),
-                      "cudaStreamCreateWithPriority");
-  if (!status.ok()) return status;
+  const bool has_lanes = engine != nullptr && engine->has_lanes();
+  Streams streams{};
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    if (lane > 0 && !has_lanes) {
+      streams[lane] = streams[0];
+      continue;
+    }
+    status =
+        CudaStatus(cudaStreamCreateWithPriority(&streams[lane], cudaStreamNonBlocking, highest),
+                   "cudaStreamCreateWithPriority");
+    if (status.ok()) continue;
+    if (lane > 0) (void)cudaStreamDestroy(streams[0]);
+    return status;
+  }
   return std::unique_ptr<StreamCommunicator>(new StreamCommunicator(
-      std::move(engine), std::move(alone), events, stream, rank, world_size, step_timeout));
+      std::move(engine), std::move(alone), events, streams, rank, world_size, step_timeout));
 }
 
 StreamCommunicator::StreamCommunicator(std::unique_ptr<TransferEngine> engine, std::string alone,
-                                       CudaEventPool* events, cudaStream_t stream, int rank,
+                                       CudaEventPool* events, Streams streams, int rank,
                                        int world_size, absl::Duration step_timeout)
     : engine_(std::move(engine)),
       alone_(std::move(alone)),
       events_(events),
-      stream_(stream),
+      streams_(streams),
       rank_(rank),
       world_size_(world_size),
       step_timeout_(step_timeout),
-      steps_(step_timeout),
+      steps_{StepDeadlines(step_timeout), StepDeadlines(step_timeout)},
       watcher_([this] { Watch(); }) {
   pthread_setname_np(watcher_.native_handle(), "ring_watcher");
 }
@@ -71,11 +81,14 @@ StreamCommunicator::StreamCommunicator(std::unique_ptr<TransferEngine> engine, s
 StreamCommunicator::~StreamCommunicator() {
   Abort("the communicator was closed");
   watcher_.join();
-  if (events_->UseDevice().ok()) (void)cudaStreamDestroy(stream_);
+  if (!events_->UseDevice().ok()) return;
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    if (lane == 0 || streams_[lane] != streams_[0]) (void)cudaStreamDestroy(streams_[lane]);
+  }
 }
 
-EventRef StreamCommunicator::Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                                   RunControl* control) {
+EventRef StreamCommunicator::StartInLane(Lane lane, std::vector<PeerTransfer> group,
+                                         std::vector<EventRef> after, RunControl* control) {
   auto event = std::make_shared<CudaEvent>(events_, control, group.size());
   absl::MutexLock issuing(&issuing_);
   {
@@ -86,7 +99,8 @@ EventRef StreamCommunicator::Start(std::vector<PeerTransfer> group, std::vector<
     }
   }
   bool half_enqueued = false;
-  const absl::Status status = Enqueue(group, after, event.get(), &half_enqueued);
+  const size_t index = IndexOf(has_lanes() ? lane : Lane::kInside);
+  const absl::Status status = Enqueue(streams_[index], group, after, event.get(), &half_enqueued);
   // Peers would wait for the missing transfers.
   if (!status.ok()) Abort(absl::StrCat(DescribeGroup(group), ": ", status.message()));
   absl::MutexLock lock(&mutex_);
@@ -96,28 +110,30 @@ EventRef StreamCommunicator::Start(std::vector<PeerTransfer> group, std::vector<
     event->FailAndHold(AbortedStatus());
     pending_.push_back(event);
   } else {
-    steps_.Add(std::move(after), event, DescribeGroup(group));
+    steps_[index].Add(std::move(after), event, DescribeGroup(group));
     pending_.push_back(event);
   }
   return event;
 }
 
-absl::Status StreamCommunicator::Enqueue(const std::vector<PeerTransfer>& group,
+absl::Status StreamCommunicator::Enqueue(cudaStream_t stream,
+                                         const std::vector<PeerTransfer>& group,
                                          const std::vector<EventRef>& after, CudaEvent* event,
                                          bool* half_enqueued) {
   absl::Status status = events_->UseDevice();
-  if (status.ok()) status = WaitOnStream(stream_, Unfinished(after));
-  if (status.ok()) status = event->RecordBegin(stream_);
+  if (status.ok()) status = WaitOnStream(stream, Unfinished(after));
+  if (status.ok()) status = event->RecordBegin(stream);
   if (!status.ok()) return status;
   *half_enqueued = true;
-  status = CopyToSelf(group);
-  if (status.ok()) status = ExchangeWithPeers(group);
-  if (status.ok()) status = event->RecordEnd(stream_);
+  status = CopyToSelf(stream, group);
+  if (status.ok()) status = ExchangeWithPeers(stream, group);
+  if (status.ok()) status = event->RecordEnd(stream);
   *half_enqueued = !status.ok();
   return status;
 }
 
-absl::Status StreamCommunicator::CopyToSelf(const std::vector<PeerTransfer>& group) {
+absl::Status StreamCommunicator::CopyToSelf(cudaStream_t stream,
+                                            const std::vector<PeerTransfer>& group) {
   std::vector<const PeerTransfer*> sends, receives;
   for (const PeerTransfer& transfer : group) {
     if (Between(transfer, Kind::kSend, rank_)) sends.push_back(&transfer);
@@ -133,20 +149,21 @@ absl::Status StreamCommunicator::CopyToSelf(const std::vector<PeerTransfer>& gro
   absl::Status status;
   for (size_t i = 0; i < sends.size() && status.ok(); ++i) {
     status = CudaStatus(cudaMemcpyAsync(receives[i]->data, sends[i]->data, sends[i]->bytes,
-                                        cudaMemcpyDeviceToDevice, stream_),
+                                        cudaMemcpyDeviceToDevice, stream),
                         "cudaMemcpyAsync");
   }
   return status;
 }
 
-absl::Status StreamCommunicator::ExchangeWithPeers(const std::vector<PeerTransfer>& group) {
+absl::Status StreamCommunicator::ExchangeWithPeers(cudaStream_t stream,
+                                                   const std::vector<PeerTransfer>& group) {
   std::vector<PeerTransfer> transfers;
   for (const PeerTransfer& transfer : group) {
     if (transfer.peer != rank_ && transfer.bytes > 0) transfers.push_back(transfer);
   }
   if (transfers.empty()) return absl::OkStatus();
   if (engine_ == nullptr) return absl::InternalError("a ring of one has no peers");
-  return engine_->Enqueue(transfers, stream_);
+  return engine_->Enqueue(transfers, stream);
 }
 
 void StreamCommunicator::Abort(const std::string& reason) {
@@ -162,7 +179,7 @@ void StreamCommunicator::Abort(const std::string& reason) {
 void StreamCommunicator::Watch() {
   (void)events_->UseDevice();
   const auto has_work = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return aborted_ || !steps_.empty();
+    return aborted_ || !steps_[0].empty() || !steps_[1].empty();
   };
   const auto is_aborted = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return aborted_; };
   const absl::Duration pause = std::min(kWatchPause, step_timeout_ / 10);
@@ -172,7 +189,9 @@ void StreamCommunicator::Watch() {
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(&has_work));
       if (mutex_.AwaitWithTimeout(absl::Condition(&is_aborted), pause)) break;
-      failure = steps_.Poll(MonotonicNow());
+      for (StepDeadlines& steps : steps_) {
+        if (failure.empty()) failure = steps.Poll(MonotonicNow());
+      }
       pending_.erase(std::remove_if(pending_.begin(), pending_.end(),
                                     [](const auto& event) { return event->Done(); }),
                      pending_.end());
@@ -207,9 +226,9 @@ void StreamCommunicator::EndGroups() {
     status = AbortedStatus();
   }
   if (half_enqueued == nullptr) return;
-  // Nothing more can be enqueued, so everything is on the stream now. The event's end was not
+  // Nothing more can be enqueued, so everything is on the streams now. The event's end was not
   // recorded: a recorded one could be observed before the failure is set.
-  (void)cudaStreamSynchronize(stream_);
+  for (cudaStream_t stream : streams_) (void)cudaStreamSynchronize(stream);
   half_enqueued->Fail(status);
 }
 

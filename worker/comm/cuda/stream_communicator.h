@@ -1,11 +1,12 @@
 // StreamCommunicator: ordered groups of transfers between GPUs, on a separate high-priority stream
-// so that they overlap with compute. A TransferEngine moves the bytes; this class handles
-// dependencies, deadlines and abort.
+// for each lane, so that they overlap with compute. A TransferEngine moves the bytes; this class
+// handles dependencies, deadlines and abort.
 #ifndef RINGATTN_WORKER_COMM_CUDA_STREAM_COMMUNICATOR_H_
 #define RINGATTN_WORKER_COMM_CUDA_STREAM_COMMUNICATOR_H_
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <thread>
@@ -45,26 +46,29 @@ class StreamCommunicator : public Communicator {
   bool takes_compute_units(int peer) const override {
     return engine_ != nullptr && engine_->takes_compute_units(peer);
   }
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                 RunControl* control) override;
+  bool has_lanes() const override { return engine_ != nullptr && engine_->has_lanes(); }
+  EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                       RunControl* control) override;
   void WakeLinks() override {
     if (engine_ != nullptr) engine_->WakeLinks();
   }
   void Abort(const std::string& reason) override;
 
  private:
+  using Streams = std::array<cudaStream_t, kLanes>;
+
   StreamCommunicator(std::unique_ptr<TransferEngine> engine, std::string alone,
-                     CudaEventPool* events, cudaStream_t stream, int rank, int world_size,
+                     CudaEventPool* events, Streams streams, int rank, int world_size,
                      absl::Duration step_timeout);
 
-  // Enqueues the group on the stream. If it fails with work possibly left on the stream, it does
-  // not record the event's end, and sets *half_enqueued.
-  absl::Status Enqueue(const std::vector<PeerTransfer>& group, const std::vector<EventRef>& after,
-                       CudaEvent* event, bool* half_enqueued)
+  // Enqueues the group on the stream of its lane. If it fails with work possibly left on the
+  // stream, it does not record the event's end, and sets *half_enqueued.
+  absl::Status Enqueue(cudaStream_t stream, const std::vector<PeerTransfer>& group,
+                       const std::vector<EventRef>& after, CudaEvent* event, bool* half_enqueued)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
-  absl::Status CopyToSelf(const std::vector<PeerTransfer>& group)
+  absl::Status CopyToSelf(cudaStream_t stream, const std::vector<PeerTransfer>& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
-  absl::Status ExchangeWithPeers(const std::vector<PeerTransfer>& group)
+  absl::Status ExchangeWithPeers(cudaStream_t stream, const std::vector<PeerTransfer>& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
 
   void Watch();
@@ -76,7 +80,7 @@ class StreamCommunicator : public Communicator {
   const std::unique_ptr<TransferEngine> engine_;
   const std::string alone_;
   CudaEventPool* const events_;
-  const cudaStream_t stream_;
+  const Streams streams_;  // by lane; all the same if the engine has no lanes
   const int rank_;
   const int world_size_;
   const absl::Duration step_timeout_;
@@ -87,7 +91,7 @@ class StreamCommunicator : public Communicator {
   absl::Mutex mutex_;
   bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
   std::string reason_ ABSL_GUARDED_BY(mutex_);
-  StepDeadlines steps_ ABSL_GUARDED_BY(mutex_);
+  StepDeadlines steps_[kLanes] ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<CudaEvent>> pending_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<CudaEvent> half_enqueued_ ABSL_GUARDED_BY(mutex_);
 

@@ -21,11 +21,12 @@ class TransferEngine {
   // See Communicator. Constant. `peer`: a rank of the ring, also this one.
   virtual std::string transport(int peer) const = 0;
   virtual bool takes_compute_units(int peer) const = 0;
+  virtual bool has_lanes() const { return false; }
 
-  // Enqueues a group's transfers on `stream`, which is always the same. All have bytes and other
-  // ranks as peers. They run when the stream reaches them, and the stream continues when all are
-  // complete. Does not wait for peers. After a failure, part of the group may be enqueued, now or
-  // later, until Abort() has returned.
+  // Enqueues a group's transfers on `stream`, which is always the same for groups of one lane. All
+  // have bytes and other ranks as peers. They run when the stream reaches them, and the stream
+  // continues when all are complete. Does not wait for peers. After a failure, part of the group
+  // may be enqueued, now or later, until Abort() has returned.
   virtual absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) = 0;
 
   // See Communicator.

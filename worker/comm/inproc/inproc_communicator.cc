@@ -97,7 +97,7 @@ class Exchange {
 class InProcessCommunicator : public Communicator {
  public:
   InProcessCommunicator(int rank, int world_size, std::shared_ptr<Exchange> exchange)
-      : rank_(rank), world_size_(world_size), exchange_(std::move(exchange)), queue_("inproc") {}
+      : rank_(rank), world_size_(world_size), exchange_(std::move(exchange)) {}
 
   // Queued groups might otherwise wait for peers that are gone.
   ~InProcessCommunicator() override { exchange_->Abort("a communicator was closed"); }
@@ -107,9 +107,11 @@ class InProcessCommunicator : public Communicator {
   std::string transport(int) const override { return "inproc"; }
   bool takes_compute_units(int) const override { return true; }
 
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                 RunControl* control) override {
-    return queue_.Start(
+  bool has_lanes() const override { return true; }
+
+  EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                       RunControl* control) override {
+    return queues_[IndexOf(lane)].Start(
         [this, group = std::move(group), control] {
           absl::Status status = exchange_->Run(rank_, group, control);
           if (!status.ok()) exchange_->Abort(std::string(status.message()));
@@ -124,7 +126,7 @@ class InProcessCommunicator : public Communicator {
   const int rank_;
   const int world_size_;
   const std::shared_ptr<Exchange> exchange_;
-  HostQueue queue_;
+  HostQueue queues_[kLanes] = {HostQueue("inproc"), HostQueue("inproc_lane1")};
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // MixedEngine: transfers with some ranks by copy engines and with the others by NCCL. A group is
-// split by peer. Both parts start when the ring's stream reaches the group, NCCL's on a stream of
-// its own, so that neither waits for the other. The ring's stream continues when both are complete.
+// split by peer. Both parts start when the lane's stream reaches the group, NCCL's on a stream of
+// its own, so that neither waits for the other. The lane's stream continues when both are complete.
+// Groups inside hosts, which copy engines move, therefore never wait for NCCL.
 //
 // Tests: mixed_faults_test.cc, mixed_rings_under_test.cc
 #ifndef RINGATTN_WORKER_COMM_MIXED_MIXED_ENGINE_H_
@@ -36,6 +37,7 @@ class MixedEngine : public TransferEngine {
   bool takes_compute_units(int peer) const override {
     return Engine(peer).takes_compute_units(peer);
   }
+  bool has_lanes() const override { return true; }
   absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) override;
   void WakeLinks() override;
   // Names the ranks that the failed engine serves.

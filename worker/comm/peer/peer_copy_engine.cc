@@ -185,7 +185,7 @@ absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cud
   {
     absl::MutexLock lock(&mutex_);
     if (interrupted_) return absl::UnavailableError("the communicator was aborted");
-    group_stream_ = stream;
+    group_streams_.insert(stream);
     for (size_t peer = 0; peer < work.size(); ++peer) {
       if (!work[peer].sends.empty()) work[peer].sends.back().ends_group = 1;
       if (!work[peer].pulls.empty()) work[peer].pulls.back().ends_group = true;
@@ -400,7 +400,7 @@ void PeerCopyEngine::Abort() {
     bool nothing_more_comes = false;
     {
       absl::MutexLock lock(&mutex_);
-      streams.push_back(group_stream_);
+      streams.insert(streams.end(), group_streams_.begin(), group_streams_.end());
       streams.push_back(wake_stream_);
       nothing_more_comes = thread_is_done_;
     }

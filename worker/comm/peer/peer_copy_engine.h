@@ -24,6 +24,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -169,7 +170,7 @@ class PeerCopyEngine : public TransferEngine {
   bool interrupted_ ABSL_GUARDED_BY(mutex_) = false;
   bool thread_is_done_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
-  cudaStream_t group_stream_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  std::set<cudaStream_t> group_streams_ ABSL_GUARDED_BY(mutex_);  // one per lane
 
   absl::Mutex ending_;  // held during Abort
   bool ended_ ABSL_GUARDED_BY(ending_) = false;

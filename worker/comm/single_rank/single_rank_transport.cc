@@ -18,7 +18,8 @@ class SingleRankCommunicator : public Communicator {
   std::string transport(int) const override { return "none"; }
   bool takes_compute_units(int) const override { return false; }
 
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef>, RunControl*) override {
+  EventRef StartInLane(Lane, std::vector<PeerTransfer> group, std::vector<EventRef>,
+                       RunControl*) override {
     auto event = std::make_shared<HostEvent>();
     event->Finish(StatusOf(group));
     return event;

@@ -33,8 +33,7 @@ TcpCommunicator::TcpCommunicator(std::shared_ptr<TcpMesh> mesh, absl::Duration s
       step_timeout_(step_timeout),
       sent_(mesh_->world_size()),
       received_(mesh_->world_size()),
-      lost_(mesh_->world_size()),
-      queue_("tcp_ring") {
+      lost_(mesh_->world_size()) {
   mesh_->Watch([this](int peer, const std::string& reason) {
     LosePeer(peer, absl::StrCat("the peer is gone: ", reason));
   });
@@ -46,10 +45,11 @@ TcpCommunicator::~TcpCommunicator() {
   mesh_->StopWatching();
 }
 
-EventRef TcpCommunicator::Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                                RunControl* control) {
-  return queue_.Start([this, group = std::move(group), control] { return Run(group, control); },
-                      std::move(after), HostQueue::OnFailure::kRun);
+EventRef TcpCommunicator::StartInLane(Lane lane, std::vector<PeerTransfer> group,
+                                      std::vector<EventRef> after, RunControl* control) {
+  return queues_[IndexOf(lane)].Start(
+      [this, lane, group = std::move(group), control] { return Run(lane, group, control); },
+      std::move(after), HostQueue::OnFailure::kRun);
 }
 
 void TcpCommunicator::Abort(const std::string& reason) {
@@ -69,20 +69,23 @@ void TcpCommunicator::LosePeer(int peer, const std::string& reason) {
 
 // Ends the waits for segments in flight, with one peer or with all.
 void TcpCommunicator::AbortWaits(std::optional<int> peer) {
-  for (const Wave* wave : in_flight_) {
-    for (const Segment& segment : *wave) {
-      if (peer && segment.transfer->peer != *peer) continue;
-      if (segment.transfer->kind == Kind::kSend) {
-        segment.buffer->abortWaitSend();
-      } else {
-        segment.buffer->abortWaitRecv();
+  for (const std::vector<const Wave*>& waves : in_flight_) {
+    for (const Wave* wave : waves) {
+      for (const Segment& segment : *wave) {
+        if (peer && segment.transfer->peer != *peer) continue;
+        if (segment.transfer->kind == Kind::kSend) {
+          segment.buffer->abortWaitSend();
+        } else {
+          segment.buffer->abortWaitRecv();
+        }
       }
     }
   }
 }
 
-absl::Status TcpCommunicator::Run(const std::vector<PeerTransfer>& group, RunControl* control) {
-  absl::Status status = RunWaves(group, control);
+absl::Status TcpCommunicator::Run(Lane lane, const std::vector<PeerTransfer>& group,
+                                  RunControl* control) {
+  absl::Status status = RunWaves(lane, group, control);
   if (status.ok()) return status;
   // Half-sent data cannot be resumed, and peers must learn of the failure.
   if (AbortedStatus().ok()) {
@@ -93,7 +96,7 @@ absl::Status TcpCommunicator::Run(const std::vector<PeerTransfer>& group, RunCon
   return status;
 }
 
-absl::Status TcpCommunicator::RunWaves(const std::vector<PeerTransfer>& group,
+absl::Status TcpCommunicator::RunWaves(Lane lane, const std::vector<PeerTransfer>& group,
                                        RunControl* control) {
   int64_t wave_count = 0;
   for (const PeerTransfer& transfer : group) {
@@ -107,9 +110,9 @@ absl::Status TcpCommunicator::RunWaves(const std::vector<PeerTransfer>& group,
   Post(group, 0, &now, &failure);
   for (int64_t index = 0; index < wave_count; ++index) {
     if (index + 1 < wave_count) Post(group, index + 1, &next, &failure);
-    SetInFlight({&now, &next});
+    SetInFlight(lane, {&now, &next});
     const absl::Status end = Wait(now, deadline, control, &failure);
-    SetInFlight({});
+    SetInFlight(lane, {});
     if (!end.ok()) return end;
     now = std::move(next);
     next.clear();
@@ -182,9 +185,9 @@ absl::Status TcpCommunicator::WaitFor(const Segment& segment, absl::Time deadlin
   }
 }
 
-void TcpCommunicator::SetInFlight(std::vector<const Wave*> waves) {
+void TcpCommunicator::SetInFlight(Lane lane, std::vector<const Wave*> waves) {
   absl::MutexLock lock(&mutex_);
-  in_flight_ = std::move(waves);
+  in_flight_[IndexOf(lane)] = std::move(waves);
 }
 
 absl::Status TcpCommunicator::AbortedStatus() const {

@@ -18,8 +18,8 @@
 namespace ringattn::worker {
 
 // Thread safe, as Communicator requires. All transfers of a group are in flight at once, in both
-// directions and with any number of peers. Long ones are divided into segments, two of which are in
-// flight; each counts as progress.
+// directions and with any number of peers. Each lane has a thread. Long transfers are divided into
+// segments, two of which are in flight; each counts as progress.
 //
 // A lost peer ends the transfers with that peer only. A group that takes too long ends everything,
 // because Gloo then closes all connections.
@@ -36,8 +36,9 @@ class TcpCommunicator : public Communicator {
   int world_size() const override { return mesh_->world_size(); }
   std::string transport(int) const override { return "tcp"; }
   bool takes_compute_units(int) const override { return true; }
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                 RunControl* control) override;
+  bool has_lanes() const override { return true; }
+  EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                       RunControl* control) override;
   void LosePeer(int peer, const std::string& reason) override;
   void Abort(const std::string& reason) override;
 
@@ -49,8 +50,8 @@ class TcpCommunicator : public Communicator {
   };
   using Wave = std::vector<Segment>;
 
-  absl::Status Run(const std::vector<PeerTransfer>& group, RunControl* control);
-  absl::Status RunWaves(const std::vector<PeerTransfer>& group, RunControl* control);
+  absl::Status Run(Lane lane, const std::vector<PeerTransfer>& group, RunControl* control);
+  absl::Status RunWaves(Lane lane, const std::vector<PeerTransfer>& group, RunControl* control);
   // Skips transfers with lost peers and stores the first reason in *failure.
   void Post(const std::vector<PeerTransfer>& group, int64_t wave_index, Wave* wave,
             absl::Status* failure);
@@ -59,7 +60,7 @@ class TcpCommunicator : public Communicator {
   absl::Status Wait(const Wave& wave, absl::Time deadline, RunControl* control,
                     absl::Status* failure);
   absl::Status WaitFor(const Segment& segment, absl::Time deadline);
-  void SetInFlight(std::vector<const Wave*> waves);
+  void SetInFlight(Lane lane, std::vector<const Wave*> waves);
   void AbortWaits(std::optional<int> peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AbortedStatus() const;
   // Returns why nothing can be exchanged with the peer.
@@ -68,16 +69,17 @@ class TcpCommunicator : public Communicator {
 
   const std::shared_ptr<TcpMesh> mesh_;
   const absl::Duration step_timeout_;
-  // Segments posted so far, per peer. Used by the queue's thread only.
+  // Segments posted so far, per peer. Used by the thread of the lane that exchanges with the peer.
   std::vector<uint64_t> sent_, received_;
 
   mutable absl::Mutex mutex_;
   bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
   std::string reason_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> lost_ ABSL_GUARDED_BY(mutex_);  // by rank: why; empty: not lost
-  std::vector<const Wave*> in_flight_ ABSL_GUARDED_BY(mutex_);
+  std::vector<const Wave*> in_flight_[kLanes] ABSL_GUARDED_BY(mutex_);
 
-  HostQueue queue_;  // last: its thread uses the other members
+  // Last: their threads use the other members.
+  HostQueue queues_[kLanes] = {HostQueue("tcp_ring"), HostQueue("tcp_ring_lane1")};
 };
 
 }  // namespace ringattn::worker

@@ -1,5 +1,5 @@
-// WireCommunicator: ordered groups of transfers over a WireEngine, on a separate thread, so that
-// they overlap with compute.
+// WireCommunicator: ordered groups of transfers over a WireEngine, on a separate thread for each
+// lane, so that they overlap with compute.
 #ifndef RINGATTN_WORKER_COMM_WIRE_WIRE_COMMUNICATOR_H_
 #define RINGATTN_WORKER_COMM_WIRE_WIRE_COMMUNICATOR_H_
 
@@ -28,8 +28,9 @@ class WireCommunicator : public Communicator {
   int world_size() const override { return world_size_; }
   std::string transport(int) const override { return "wire"; }
   bool takes_compute_units(int) const override { return true; }
-  EventRef Start(std::vector<PeerTransfer> group, std::vector<EventRef> after,
-                 RunControl* control) override;
+  bool has_lanes() const override { return true; }
+  EventRef StartInLane(Lane lane, std::vector<PeerTransfer> group, std::vector<EventRef> after,
+                       RunControl* control) override;
   void LosePeer(int peer, const std::string& reason) override { engine_.LosePeer(peer, reason); }
   void Abort(const std::string& reason) override { engine_.Abort(reason); }
 
@@ -38,7 +39,8 @@ class WireCommunicator : public Communicator {
   const int world_size_;
   const absl::Duration step_timeout_;
   WireEngine engine_;
-  HostQueue queue_;  // last: its thread uses the other members
+  // Last: their threads use the other members.
+  HostQueue queues_[kLanes] = {HostQueue("wire_ring"), HostQueue("wire_ring_lane1")};
 };
 
 }  // namespace ringattn::worker

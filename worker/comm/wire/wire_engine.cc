@@ -14,7 +14,7 @@ namespace ringattn::worker {
 class WireEngine::Peer : public WirePeer {
  public:
   Peer(WireEngine* engine, int rank, std::vector<std::unique_ptr<WireStream>> streams)
-      : engine_(*engine), rank_(rank), link_(&engine->group_) {
+      : engine_(*engine), rank_(rank) {
     for (std::unique_ptr<WireStream>& stream : streams) {
       connections_.push_back(std::make_unique<WireConnection>(
           this, static_cast<int>(connections_.size()), std::move(stream)));
@@ -30,7 +30,7 @@ class WireEngine::Peer : public WirePeer {
   void OnSent(const WireChunk& chunk) override {
     engine_.counters_->sent_bytes.fetch_add(chunk.frame.length, std::memory_order_relaxed);
     absl::MutexLock lock(&engine_.mutex_);
-    engine_.group_.Move(chunk.transfer, chunk.frame.length);
+    chunk.transfer->group->Move(chunk.transfer, chunk.frame.length);
   }
   absl::Status OnGrant(const WireFrame& frame) override {
     {
@@ -62,14 +62,16 @@ class WireEngine::Peer : public WirePeer {
     connection->Close();
     engine_.counters_->connections.fetch_sub(1, std::memory_order_relaxed);
     if (--open_ > 0) return;
-    for (WireTransfer& transfer : engine_.group_.transfers()) {
-      if (transfer.peer() == rank_ && !transfer.done) engine_.group_.End(&transfer, link_.status());
+    for (WireGroup& group : engine_.groups_) {
+      for (WireTransfer& transfer : group.transfers()) {
+        if (transfer.peer() == rank_ && !transfer.done) group.End(&transfer, link_.status());
+      }
     }
   }
 
-  // Posts a transfer of the group. REQUIRES: the mutex is held, and the transfer has bytes.
+  // Posts a transfer of a group. REQUIRES: the mutex is held, and the transfer has bytes.
   void Post(WireTransfer* transfer) {
-    if (link_.failed()) return engine_.group_.End(transfer, link_.status());
+    if (link_.failed()) return transfer->group->End(transfer, link_.status());
     absl::Status status;
     if (transfer->is_send()) {
       status = link_.PostSend(transfer);
@@ -125,7 +127,9 @@ class WireEngine::Peer : public WirePeer {
 };
 
 WireEngine::WireEngine(int rank, WireStreams streams, std::shared_ptr<WireCounters> counters)
-    : counters_(std::move(counters)), group_([this] { OnGroupEnd(); }), peers_(streams.size()) {
+    : counters_(std::move(counters)),
+      groups_{WireGroup([this] { OnGroupEnd(); }), WireGroup([this] { OnGroupEnd(); })},
+      peers_(streams.size()) {
   size_t loops = 1;
   for (const auto& stripes : streams) loops = std::max(loops, stripes.size());
   for (size_t i = 0; i < loops; ++i) loops_.push_back(std::make_unique<WireLoop>());
@@ -152,41 +156,44 @@ WireEngine::~WireEngine() {
   for (const auto& loop : loops_) loop->CloseAll();
 }
 
-absl::Status WireEngine::Run(const std::vector<PeerTransfer>& group, absl::Duration timeout,
-                             std::atomic<int64_t>* progress) {
+absl::Status WireEngine::Run(Lane lane, const std::vector<PeerTransfer>& transfers,
+                             absl::Duration timeout, std::atomic<int64_t>* progress) {
   const absl::Time deadline = MonotonicNow() + timeout;
+  WireGroup& group = groups_[IndexOf(lane)];
   {
     absl::MutexLock lock(&mutex_);
     if (!aborted_.ok()) return aborted_;
-    runner_ = std::this_thread::get_id();
+    if (driver_ == std::thread::id()) driver_ = std::this_thread::get_id();
   }
-  for (Peer* peer : Post(group, progress)) {
-    peer->WakeHelpers();
-    loops_[0]->Push(peer);
-  }
+  Push(Post(group, transfers, progress));
   bool late = false;
   while (true) {
+    const bool in_time = EndsOrDrives(group, late ? absl::InfiniteFuture() : deadline);
     {
       absl::MutexLock lock(&mutex_);
-      if (group_.ended()) return aborted_.ok() ? group_.Result() : aborted_;
+      if (group.ended()) {
+        StopDriving();
+        return aborted_.ok() ? group.Result() : aborted_;
+      }
     }
     const absl::Duration patience = deadline - MonotonicNow();
     if (!late && patience <= absl::ZeroDuration()) {
       late = true;
-      EndLateTransfers(timeout);
+      EndLateTransfers(group, timeout);
     }
-    loops_[0]->Poll(late ? absl::InfiniteDuration() : patience);
+    if (in_time) loops_[0]->Poll(late ? absl::InfiniteDuration() : patience);
   }
 }
 
-std::vector<WireEngine::Peer*> WireEngine::Post(const std::vector<PeerTransfer>& group,
+std::vector<WireEngine::Peer*> WireEngine::Post(WireGroup& posted,
+                                                const std::vector<PeerTransfer>& group,
                                                 std::atomic<int64_t>* progress) {
   std::vector<Peer*> peers;
   absl::MutexLock lock(&mutex_);
-  group_.Begin(group, progress);
-  for (WireTransfer& transfer : group_.transfers()) {
+  posted.Begin(group, progress);
+  for (WireTransfer& transfer : posted.transfers()) {
     if (transfer.transfer->bytes == 0) {
-      group_.MoveNothing(&transfer);
+      posted.MoveNothing(&transfer);
       continue;
     }
     Peer* const peer = peers_[transfer.peer()].get();
@@ -198,9 +205,39 @@ std::vector<WireEngine::Peer*> WireEngine::Post(const std::vector<PeerTransfer>&
   return peers;
 }
 
-void WireEngine::EndLateTransfers(absl::Duration timeout) {
+void WireEngine::Push(const std::vector<Peer*>& peers) {
+  bool drives = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    drives = driver_ == std::this_thread::get_id();
+  }
+  for (Peer* peer : peers) {
+    peer->WakeHelpers();
+    if (drives) loops_[0]->Push(peer);
+  }
+  // The driver may be polling. Woken, it lets all connections write.
+  if (!drives) loops_[0]->Wake();
+}
+
+bool WireEngine::EndsOrDrives(const WireGroup& group, absl::Time deadline) {
+  const std::thread::id self = std::this_thread::get_id();
   absl::MutexLock lock(&mutex_);
-  for (const WireTransfer& transfer : group_.transfers()) {
+  const auto free = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return group.ended() || driver_ == std::thread::id() || driver_ == self;
+  };
+  // The loop's clock is MonotonicNow, so the wait is relative.
+  if (!mutex_.AwaitWithTimeout(absl::Condition(&free), deadline - MonotonicNow())) return false;
+  if (!group.ended()) driver_ = self;
+  return true;
+}
+
+void WireEngine::StopDriving() {
+  if (driver_ == std::this_thread::get_id()) driver_ = std::thread::id();
+}
+
+void WireEngine::EndLateTransfers(WireGroup& group, absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  for (const WireTransfer& transfer : group.transfers()) {
     if (transfer.done) continue;
     peers_[transfer.peer()]->Lose(
         WireFailure::kTimeout,
@@ -211,7 +248,8 @@ void WireEngine::EndLateTransfers(absl::Duration timeout) {
 }
 
 void WireEngine::OnGroupEnd() {
-  if (std::this_thread::get_id() != runner_) loops_[0]->Wake();
+  // The driver may be polling for its own group. Another thread waits for the mutex.
+  if (std::this_thread::get_id() != driver_) loops_[0]->Wake();
 }
 
 void WireEngine::WakeAll() {

@@ -1,14 +1,16 @@
 // WireEngine: moves the bytes of transfer groups over the connections between one rank and its
 // peers.
 //
-//   WireGroup       the transfers of the group in progress
+//   WireGroup       the transfers of a lane's group in progress
 //   WireLink        flow control with one peer
 //   WireConnection  the frames of one connection
 //   WireLoop        polls the connections of one thread
 //
 // Threads: connection i of every peer belongs to loop i. The thread that calls Run drives loop 0,
-// which also carries grants and small transfers, so these need no other thread. Each other loop has
-// a separate thread. A connection that is free takes the next chunk.
+// which also carries grants and small transfers, so these need no other thread. If both lanes have
+// a group in progress, one of their threads drives loop 0 for both, and the other one takes over
+// when the first group has ended. Each other loop has a separate thread. A connection that is free
+// takes the next chunk.
 //
 // Failures: a broken connection, a malformed frame or a late transfer ends the link to that peer:
 // its transfers fail, now and later. Links to other peers are unaffected. A transfer fails only
@@ -27,6 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/program/lane.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/wire/wire_counters.h"
 #include "worker/comm/wire/wire_forming.h"
@@ -35,7 +38,7 @@
 
 namespace ringattn::worker {
 
-// Thread safe, except that one thread at a time calls Run.
+// Thread safe, except that one thread at a time calls Run for a lane.
 class WireEngine {
  public:
   // `streams` as WireForming returns them.
@@ -43,11 +46,13 @@ class WireEngine {
   // REQUIRES: no Run is in progress.
   ~WireEngine();
 
-  // Carries out the group, all transfers at once, and returns when each of them has ended. Returns
-  // the error of the first one that failed: UNAVAILABLE, naming the peer and the cause. A transfer
-  // that lasts longer than `timeout` ends the link to its peer. Adds to *progress for every
-  // completed transfer and every 16 MiB.
-  absl::Status Run(const std::vector<PeerTransfer>& group, absl::Duration timeout,
+  // Carries out the lane's group, all transfers at once, and returns when each of them has ended.
+  // Returns the error of the first one that failed: UNAVAILABLE, naming the peer and the cause. A
+  // transfer that lasts longer than `timeout` ends the link to its peer. Adds to *progress for
+  // every completed transfer and every 16 MiB.
+  //
+  // REQUIRES: a group in progress in the other lane has other peers.
+  absl::Status Run(Lane lane, const std::vector<PeerTransfer>& group, absl::Duration timeout,
                    std::atomic<int64_t>* progress);
 
   // Ends the link to one peer. No effect if it has ended. Never blocks.
@@ -60,10 +65,17 @@ class WireEngine {
   class Peer;
 
   // Posts the group and returns the peers with which something is to be exchanged.
-  std::vector<Peer*> Post(const std::vector<PeerTransfer>& group, std::atomic<int64_t>* progress)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  void EndLateTransfers(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The last transfer of the group has ended.
+  std::vector<Peer*> Post(WireGroup& posted, const std::vector<PeerTransfer>& group,
+                          std::atomic<int64_t>* progress) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Lets the peers' connections write what they can.
+  void Push(const std::vector<Peer*>& peers) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits until the group has ended or no thread drives loop 0. In the second case this thread
+  // drives it from now on. Returns false if it waited until `deadline`.
+  bool EndsOrDrives(const WireGroup& group, absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Lets another thread drive loop 0 if this one does.
+  void StopDriving() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndLateTransfers(WireGroup& group, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The last transfer of a group has ended.
   void OnGroupEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WakeAll();
 
@@ -72,8 +84,8 @@ class WireEngine {
 
   absl::Mutex mutex_;
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
-  WireGroup group_ ABSL_GUARDED_BY(mutex_);
-  std::thread::id runner_ ABSL_GUARDED_BY(mutex_);  // the thread in Run
+  WireGroup groups_[kLanes];                        // guarded by mutex_
+  std::thread::id driver_ ABSL_GUARDED_BY(mutex_);  // the thread that drives loop 0, if any
 
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null for this rank
   std::vector<std::unique_ptr<WireLoop>> loops_;

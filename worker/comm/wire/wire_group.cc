@@ -13,7 +13,10 @@ void WireGroup::Begin(const std::vector<PeerTransfer>& group, std::atomic<int64_
   transfers_.resize(group.size());
   unfinished_ = group.size();
   progress_ = progress;
-  for (size_t i = 0; i < group.size(); ++i) transfers_[i].transfer = &group[i];
+  for (size_t i = 0; i < group.size(); ++i) {
+    transfers_[i].group = this;
+    transfers_[i].transfer = &group[i];
+  }
 }
 
 absl::Status WireGroup::Result() const {

@@ -1,4 +1,4 @@
-// WireGroup: the transfers of the group that a WireEngine carries out, and how far they are.
+// WireGroup: the transfers of a group that a WireEngine carries out, and how far they are.
 #ifndef RINGATTN_WORKER_COMM_WIRE_WIRE_GROUP_H_
 #define RINGATTN_WORKER_COMM_WIRE_WIRE_GROUP_H_
 
@@ -15,8 +15,11 @@
 
 namespace ringattn::worker {
 
-// One transfer of the group.
+class WireGroup;
+
+// One transfer of a group.
 struct WireTransfer {
+  WireGroup* group = nullptr;
   const PeerTransfer* transfer = nullptr;
   uint64_t sequence = 0;
   int64_t assigned_bytes = 0;  // send: bytes given to connections

@@ -113,7 +113,7 @@ absl::Status WireLink::PostReceive(WireTransfer* receive, WireFrame* grant) {
   std::memcpy(receive->transfer->data, eager->second.bytes.data(), bytes);
   eager_bytes_ -= static_cast<int64_t>(bytes);
   eager_.erase(eager);
-  group_.Move(receive, static_cast<int64_t>(bytes));
+  receive->group->Move(receive, static_cast<int64_t>(bytes));
   return absl::OkStatus();
 }
 
@@ -160,7 +160,7 @@ absl::Status WireLink::OnDataEnd(const WireFrame& frame) {
   WireTransfer* const receive = found->second;
   const bool complete = receive->moved_bytes + frame.length == frame.total;
   if (complete) receiving_.erase(found);
-  group_.Move(receive, frame.length);
+  receive->group->Move(receive, frame.length);
   return absl::OkStatus();
 }
 

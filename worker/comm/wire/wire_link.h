@@ -29,11 +29,9 @@ namespace ringattn::worker {
 // Not thread safe: the engine's mutex guards it.
 class WireLink {
  public:
-  // `group` has the transfers and outlives the link.
-  explicit WireLink(WireGroup* group) : group_(*group) {}
-
-  // Posts a transfer of the group. Returns FAILED_PRECONDITION if the peer gives it another size.
-  // REQUIRES: the link has not failed, and the transfer has bytes.
+  // Posts a transfer of a group, which it stays part of until it ends. Returns FAILED_PRECONDITION
+  // if the peer gives it another size. REQUIRES: the link has not failed, and the transfer has
+  // bytes.
   absl::Status PostSend(WireTransfer* send);
   // Stores the grant to send to the peer in *grant, also on errors.
   absl::Status PostReceive(WireTransfer* receive, WireFrame* grant);
@@ -74,7 +72,6 @@ class WireLink {
     bool complete = false;
   };
 
-  WireGroup& group_;
   WireFailure failure_ = WireFailure::kNone;
   absl::Status status_;  // once failed
 

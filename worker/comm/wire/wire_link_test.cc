@@ -31,7 +31,7 @@ struct LinkEnd {
   std::atomic<int64_t> progress{0};
   int ended_groups = 0;
   WireGroup group{[this] { ++ended_groups; }};
-  WireLink link{&group};
+  WireLink link;
 };
 
 WireFrame Grant(uint64_t sequence, int64_t total) {
