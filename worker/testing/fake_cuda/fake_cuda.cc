@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -36,13 +37,21 @@ int DeviceCount() {
 struct Event {
   std::mutex mutex;
   std::condition_variable changed;
-  uint64_t recorded = 0, done = 0;  // number of records
+  uint64_t recorded = 0;  // number of records
+  // Records that no stream has reached. An event may be recorded again on another stream, which may
+  // reach it earlier. A wait is for the record before it.
+  std::set<uint64_t> pending;
   Clock::time_point time;
 
+  uint64_t Record() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    pending.insert(++recorded);
+    return recorded;
+  }
   void Finish(uint64_t ticket) {
     const std::lock_guard<std::mutex> lock(mutex);
-    done = std::max(done, ticket);
-    time = Clock::now();
+    pending.erase(ticket);
+    if (ticket == recorded) time = Clock::now();
     changed.notify_all();
   }
   Clock::time_point Time() {
@@ -51,7 +60,7 @@ struct Event {
   }
   void Await(uint64_t ticket) {
     std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return done >= ticket; });
+    changed.wait(lock, [&] { return pending.count(ticket) == 0; });
   }
 };
 
@@ -196,11 +205,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const EventHandle owned = Of(event);
-  uint64_t ticket;
-  {
-    const std::lock_guard<std::mutex> lock(owned->mutex);
-    ticket = ++owned->recorded;
-  }
+  const uint64_t ticket = owned->Record();
   FakeCudaEnqueue(stream, [owned, ticket, pause = Faults().record_ms.load()] {
     if (pause > 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause));
     owned->Finish(ticket);
@@ -211,7 +216,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const EventHandle& target = Of(event);
   const std::lock_guard<std::mutex> lock(target->mutex);
-  return target->done >= target->recorded ? cudaSuccess : cudaErrorNotReady;
+  return target->pending.count(target->recorded) == 0 ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
