@@ -346,7 +346,7 @@ TEST_F(CudaMemoryTest, OtherWaysAreTakenOnCopies) {
   ExpectForward(*client, region->get(), expected, {.transport = TransportPreference::kRelay},
                 v1::TRANSPORT_RELAY,
                 "tensors in CUDA memory were copied through host memory: the caller chose another "
-                "way");
+                "transport");
   ExpectForward(*client, region->get(), expected,
                 {.transport = TransportPreference::kHostMemory, .transport_required = true},
                 v1::TRANSPORT_HOST_MEMORY, "the caller chose another transport");
