@@ -14,7 +14,7 @@
 #include "worker/device/cuda/cuda_kv_scratch.h"
 #include "worker/device/cuda/cuda_status.h"
 #include "worker/device/cuda/kv_batch_class.h"
-#include "worker/device/cuda/kv_resident_tables.h"
+#include "worker/device/cuda/tables/kv_resident_tables.h"
 #include "worker/kernels/cuda/paged/paged_attention.h"
 
 namespace ringattn::worker {

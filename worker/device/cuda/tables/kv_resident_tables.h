@@ -2,8 +2,8 @@
 // elements the device lacks. A decode step changes few elements of long tables.
 //
 // Plain arithmetic, without CUDA. Tests: kv_resident_tables_test.cc
-#ifndef RINGATTN_WORKER_DEVICE_CUDA_KV_RESIDENT_TABLES_H_
-#define RINGATTN_WORKER_DEVICE_CUDA_KV_RESIDENT_TABLES_H_
+#ifndef RINGATTN_WORKER_DEVICE_CUDA_TABLES_KV_RESIDENT_TABLES_H_
+#define RINGATTN_WORKER_DEVICE_CUDA_TABLES_KV_RESIDENT_TABLES_H_
 
 #include <cstdint>
 #include <vector>
@@ -60,4 +60,4 @@ class KvResidentTables {
 
 }  // namespace ringattn::worker
 
-#endif  // RINGATTN_WORKER_DEVICE_CUDA_KV_RESIDENT_TABLES_H_
+#endif  // RINGATTN_WORKER_DEVICE_CUDA_TABLES_KV_RESIDENT_TABLES_H_

@@ -1,4 +1,4 @@
-#include "worker/device/cuda/kv_resident_tables.h"
+#include "worker/device/cuda/tables/kv_resident_tables.h"
 
 #include <algorithm>
 #include <cstring>
