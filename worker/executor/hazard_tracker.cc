@@ -17,8 +17,7 @@ std::vector<EventRef> HazardTracker::Dependencies(const std::vector<Access>& acc
     const auto found = entries_.find(access.range.buffer);
     if (found == entries_.end()) continue;
     for (const Entry& entry : found->second) {
-      if (!entry.write && !access.write) continue;
-      if (!Overlap(entry.range, access.range)) continue;
+      if (!Conflict(Access{entry.range, entry.write}, access)) continue;
       // Finished events are kept: one may have failed, and failures must propagate.
       if (std::find(events.begin(), events.end(), entry.event) == events.end()) {
         events.push_back(entry.event);

@@ -67,56 +67,62 @@ TEST(KvResidentTablesTest, EqualStepsCopyNothing) {
   EXPECT_TRUE(resident.changes().empty());
 }
 
-TEST(KvResidentTablesTest, AnAppendedBlockIsOneElement) {
-  KvResidentTables resident(kMax);
-  FakeMemory memory;
-  Tables tables = {Ascending(0, 20000), Ascending(50000, 30000)};
-  resident.Place(RowsOf(tables));
-  memory.Copy(&resident);
-  const int64_t second = resident.first_element(1);
-  tables[0].push_back(20000);
-  resident.Place(RowsOf(tables));
-  EXPECT_EQ(resident.changes(), std::vector<Change>({{20000, 1}}));
-  EXPECT_EQ(resident.first_element(1), second);
-  memory.Copy(&resident);
-  memory.Expect(resident, tables);
+// Tables that the device holds.
+class HeldTablesTest : public testing::Test {
+ protected:
+  void Hold(Tables tables) {
+    tables_ = std::move(tables);
+    Place();
+    Copy();
+  }
+  void Place() { resident_.Place(RowsOf(tables_)); }
+  void Copy() {
+    memory_.Copy(&resident_);
+    memory_.Expect(resident_, tables_);
+  }
+  void ExpectChanges(const std::vector<Change>& changes) const {
+    EXPECT_EQ(resident_.changes(), changes);
+  }
+
+  Tables tables_;
+  KvResidentTables resident_{kMax};
+  FakeMemory memory_;
+};
+
+TEST_F(HeldTablesTest, AnAppendedBlockIsOneElement) {
+  Hold({Ascending(0, 20000), Ascending(50000, 30000)});
+  const int64_t second = resident_.first_element(1);
+  tables_[0].push_back(20000);
+  Place();
+  ExpectChanges({{20000, 1}});
+  EXPECT_EQ(resident_.first_element(1), second);
+  Copy();
 }
 
-TEST(KvResidentTablesTest, ABlockInTheMiddleIsReplaced) {
-  KvResidentTables resident(kMax);
-  FakeMemory memory;
-  Tables tables = {Ascending(0, 20000)};
-  resident.Place(RowsOf(tables));
-  memory.Copy(&resident);
-  tables[0][7777] = 99999;
-  resident.Place(RowsOf(tables));
-  EXPECT_EQ(resident.changes(), std::vector<Change>({{7777, 1}}));
+TEST_F(HeldTablesTest, ABlockInTheMiddleIsReplaced) {
+  Hold({Ascending(0, 20000)});
+  tables_[0][7777] = 99999;
+  Place();
+  ExpectChanges({{7777, 1}});
+  Copy();
 }
 
-TEST(KvResidentTablesTest, ChangesThatWereNotCopiedRemain) {
-  KvResidentTables resident(kMax);
-  FakeMemory memory;
-  Tables tables = {Ascending(0, 60000)};
-  resident.Place(RowsOf(tables));
-  memory.Copy(&resident);
-  tables[0][5] = 1000000;
-  resident.Place(RowsOf(tables));
-  tables[0][50000] = 1000001;
-  resident.Place(RowsOf(tables));
-  EXPECT_EQ(resident.changes(), std::vector<Change>({{5, 1}, {50000, 1}}));
-  memory.Copy(&resident);
-  memory.Expect(resident, tables);
+TEST_F(HeldTablesTest, ChangesThatWereNotCopiedRemain) {
+  Hold({Ascending(0, 60000)});
+  tables_[0][5] = 1000000;
+  Place();
+  tables_[0][50000] = 1000001;
+  Place();
+  ExpectChanges({{5, 1}, {50000, 1}});
+  Copy();
 }
 
-TEST(KvResidentTablesTest, ManyChangesAreOneRun) {
-  KvResidentTables resident(kMax);
-  FakeMemory memory;
-  Tables tables = {Ascending(0, 200000)};
-  resident.Place(RowsOf(tables));
-  memory.Copy(&resident);
-  for (const int64_t at : {0, 40000, 80000, 120000, 160000}) tables[0][at] = 1 << 30;
-  resident.Place(RowsOf(tables));
-  EXPECT_EQ(resident.changes(), std::vector<Change>({{0, 160001}}));
+TEST_F(HeldTablesTest, ManyChangesAreOneRun) {
+  Hold({Ascending(0, 200000)});
+  for (const int64_t at : {0, 40000, 80000, 120000, 160000}) tables_[0][at] = 1 << 30;
+  Place();
+  ExpectChanges({{0, 160001}});
+  Copy();
 }
 
 TEST(KvResidentTablesTest, WithoutSpareRoomTablesLieSideBySide) {
@@ -126,17 +132,12 @@ TEST(KvResidentTablesTest, WithoutSpareRoomTablesLieSideBySide) {
   EXPECT_EQ(resident.first_element(1), 500);
 }
 
-TEST(KvResidentTablesTest, ForgottenTablesAreCopiedAgain) {
-  KvResidentTables resident(kMax);
-  FakeMemory memory;
-  const Tables tables = {Ascending(0, 20000)};
-  resident.Place(RowsOf(tables));
-  memory.Copy(&resident);
-  memory.Overwrite();
-  resident.Forget();
-  resident.Place(RowsOf(tables));
-  memory.Copy(&resident);
-  memory.Expect(resident, tables);
+TEST_F(HeldTablesTest, ForgottenTablesAreCopiedAgain) {
+  Hold({Ascending(0, 20000)});
+  memory_.Overwrite();
+  resident_.Forget();
+  Place();
+  Copy();
 }
 
 TEST(KvResidentTablesTest, DrawnSteps) {
