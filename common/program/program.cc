@@ -108,6 +108,7 @@ void AssignLanes(const std::vector<int>& host_of_rank, Program& program) {
   for (Step& step : program.steps) {
     for (Transfer& transfer : step.transfers) {
       transfer.lane = LaneBetween(host_of_rank, program.rank, transfer.peer);
+      if (transfer.lane == Lane::kInside) transfer.steps = 1;
     }
   }
 }

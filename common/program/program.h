@@ -70,8 +70,8 @@ struct Transfer {
   ByteRange range;
   Lane lane = Lane::kInside;  // the same on both ranks
   // How many steps the transfer may take, beginning with its own. Until its last step ends, no
-  // other transfer writes the bytes that it sends or accesses the bytes that it receives. More than
-  // 1 only between hosts.
+  // other transfer writes the bytes that it sends or accesses the bytes that it receives. 1 inside a
+  // host, where AssignLanes sets it.
   int steps = 1;
 };
 
@@ -311,7 +311,7 @@ struct Program {
   int64_t PairCount() const;
 };
 
-// Sets the lane of every transfer.
+// Sets the lane of every transfer. Transfers inside a host get one step.
 //   host_of_rank  by rank of the program's ring, as for LaneBetween
 void AssignLanes(const std::vector<int>& host_of_rank, Program& program);
 

@@ -58,29 +58,41 @@ Ranges CutIntoSlices(const Shard& shard, Layout layout) {
   return {{0, shard[0].length}, {shard[0].length, rows}};
 }
 
-// needed[d][source][part]: the rows of the part that rank source + d sees.
-RangesByDistance FindNeeds(const RingSpans& pieces, const std::vector<Ranges>& parts) {
+// Distances are numbered outer * group_size + inner.
+int NumberOf(const RingVisit& visit, int group_size) {
+  return visit.outer * group_size + visit.inner;
+}
+
+// needed[d][source][part]: the rows of the part that the rank at distance d sees.
+RangesByDistance FindNeeds(const RingSpans& pieces, const std::vector<Ranges>& parts,
+                           int group_size) {
   const int world_size = static_cast<int>(parts.size());
   RangesByDistance needed(world_size, std::vector<Ranges>(world_size));
   for (int source = 0; source < world_size; ++source) {
     for (const RowRange& part : parts[source]) {
       const Ranges by_rank = pieces.Needs(source, part);
-      for (int distance = 0; distance < world_size; ++distance) {
-        needed[distance][source].push_back(by_rank[(source + distance) % world_size]);
+      for (int rank = 0; rank < world_size; ++rank) {
+        const int outer = (rank / group_size + world_size - source / group_size) %
+                          (world_size / group_size);
+        const int inner = (rank % group_size + group_size - source % group_size) % group_size;
+        needed[outer * group_size + inner][source].push_back(by_rank[rank]);
       }
     }
   }
   return needed;
 }
 
-// Returns the rows that a rank must hold to serve itself and all later ranks.
-RangesByDistance RelayedRows(const RangesByDistance& needed) {
+// Returns the rows that a rank must hold to serve itself and all ranks to which its block goes on.
+RangesByDistance RelayedRows(const RangesByDistance& needed, int group_size) {
   RangesByDistance held = needed;
-  for (size_t distance = held.size() - 1; distance-- > 1;) {
+  for (size_t distance = held.size() - 1; distance > 0; --distance) {
+    const bool is_outer_hop = distance % group_size == 0;
+    const size_t before = is_outer_hop ? distance - group_size : distance - 1;
+    if (before == 0) continue;
     for (size_t source = 0; source < held.size(); ++source) {
       for (size_t part = 0; part < held[distance][source].size(); ++part) {
-        RowRange& rows = held[distance][source][part];
-        rows = Hull(rows, held[distance + 1][source][part]);
+        RowRange& rows = held[before][source][part];
+        rows = Hull(rows, held[distance][source][part]);
       }
     }
   }
@@ -141,7 +153,8 @@ std::vector<RowRange> RingSpans::Needs(int source, const RowRange& part) const {
   return needs;
 }
 
-KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rule) {
+KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rule,
+                    int group_size) {
   KvRoute route;
   route.world_size = plan.world_size;
   for (const Shard& shard : plan.q) route.q_rows.push_back(RowsIn(shard));
@@ -153,31 +166,39 @@ KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rul
                                                 : CutIntoSlices(shard, plan.layout));
   }
 
-  const RangesByDistance needed = FindNeeds(pieces, parts);
-  const RangesByDistance relayed = RelayedRows(needed);
+  RangesByDistance needed = FindNeeds(pieces, parts, group_size);
+  RangesByDistance held = RelayedRows(needed, group_size);
   // Direct exchange never moves more rows. But a rank's own block must then outlive the pass, which
   // takes a third K/V buffer, and each rank communicates with all others instead of two neighbours.
   // So direct exchange must save a quarter of the exchange time.
-  route.direct = 4 * RowsOnCriticalPath(needed) < 3 * RowsOnCriticalPath(relayed);
-  const RangesByDistance& held = route.direct ? needed : relayed;
+  route.direct = 4 * RowsOnCriticalPath(needed) < 3 * RowsOnCriticalPath(held);
+  if (route.direct && group_size < plan.world_size) {
+    group_size = plan.world_size;
+    needed = FindNeeds(pieces, parts, group_size);
+  }
+  if (route.direct) held = needed;
+  route.group_size = group_size;
 
-  for (int distance = 0; distance < plan.world_size; ++distance) {
-    std::vector<Ranges> by_source;
-    std::vector<std::vector<char>> sees;
-    bool any = distance == 0;
+  const auto any_rows = [&](int outer, int inner) {
+    const std::vector<Ranges>& by_source = held[outer * group_size + inner];
+    return std::any_of(by_source.begin(), by_source.end(),
+                       [](const Ranges& ranges) { return RowsIn(ranges) > 0; });
+  };
+  route.visits = OrderVisits(
+      plan.world_size / group_size, group_size,
+      rule == PartRule::kPipeline ? VisitOrder::kCollectorsLast : VisitOrder::kByRound, any_rows);
+  for (const RingVisit& visit : route.visits) {
+    const int distance = NumberOf(visit, group_size);
+    std::vector<Ranges>& by_source = route.held.emplace_back();
+    std::vector<std::vector<char>>& sees = route.sees.emplace_back();
     for (int source = 0; source < plan.world_size; ++source) {
       std::vector<char>& parts_seen = sees.emplace_back();
       for (const RowRange& rows : needed[distance][source]) parts_seen.push_back(!rows.empty());
       Ranges ranges = held[distance][source];
       if (distance == 0) ranges = {{0, route.kv_rows[source]}};
-      any = any || RowsIn(ranges) > 0;
       if (rule == PartRule::kSlices || distance == 0) ranges = JoinTouching(ranges);
       by_source.push_back(std::move(ranges));
     }
-    if (!any) continue;
-    route.distances.push_back(distance);
-    route.held.push_back(std::move(by_source));
-    route.sees.push_back(std::move(sees));
   }
   return route;
 }

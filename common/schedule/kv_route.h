@@ -11,6 +11,7 @@
 #include "common/attention/band.h"
 #include "common/layout/shard_plan.h"
 #include "common/schedule/cancel_latch.h"
+#include "common/schedule/ring_visits.h"
 #include "common/schedule/work_count.h"
 
 namespace ringattn {
@@ -33,37 +34,43 @@ inline constexpr int64_t kMinPartRows = 256;
 
 struct KvRoute {
   int world_size = 1;
-  // False: relay. At step k a rank holds the rows that its left neighbour held at step k - 1, and
-  // passes on those that a later rank needs.
-  // True: direct. Every rank receives only the rows it needs, from their owner.
+  int group_size = 1;  // of visits; world_size in a flat ring
+  // False: relay. Ranks pass on the rows that a later rank of the visits' order needs.
+  // True: direct. Every rank receives only the rows it needs, from their owner. Groups are then of
+  // no use, so there is one.
   bool direct = false;
   std::vector<int64_t> q_rows;   // by rank
   std::vector<int64_t> kv_rows;  // by rank
-  // Parts per shard; 1 under kSlices, where a step moves a block at once.
+  // Parts per shard; 1 under kSlices, where a visit moves a block at once.
   int parts = 1;
-  // Step k computes on the block of the rank at this distance to the left. distances[0] is 0, the
-  // rank's own block. Distances without transfers are left out.
-  std::vector<int> distances;
-  // held[k][source]: disjoint, ascending ranges of source's rows that rank source + distances[k]
-  // holds at step k. held[0] is the whole shard as one range. kPipeline, k > 0: exactly `parts`
-  // entries, possibly empty; otherwise non-empty.
+  // Step k is visit k. Visits without transfers are left out.
+  std::vector<RingVisit> visits;
+  // held[k][source]: disjoint, ascending ranges of source's rows that its holder has at step k.
+  // held[0] is the whole shard as one range. kPipeline, k > 0: exactly `parts` entries, possibly
+  // empty; otherwise non-empty.
   std::vector<std::vector<std::vector<RowRange>>> held;
-  // sees[k][source][part]: whether the rank at that distance sees a key of the part. Valid for both
-  // rules.
+  // sees[k][source][part]: whether the holder sees a key of the part. Valid for both rules.
   std::vector<std::vector<std::vector<char>>> sees;
 
-  int steps() const { return static_cast<int>(distances.size()); }
-  int SourceOf(int rank, int step) const {
-    return (rank + world_size - distances[step]) % world_size;
-  }
-  int HolderOf(int source, int step) const { return (source + distances[step]) % world_size; }
+  int steps() const { return static_cast<int>(visits.size()); }
+  int SourceOf(int rank, int step) const { return Shifted(rank, step, -1); }
+  int HolderOf(int source, int step) const { return Shifted(source, step, 1); }
   // Return the rank that sends `source`'s rows to their holder at `step` > 0, and the step at which
   // the sender holds them.
-  int SenderTo(int source, int step) const { return direct ? source : HolderOf(source, step - 1); }
-  int SenderStep(int step) const { return direct ? 0 : step - 1; }
+  int SenderTo(int source, int step) const { return HolderOf(source, SenderStep(step)); }
+  int SenderStep(int step) const { return direct ? 0 : visits[step].sender; }
   // Return whether source's holder at the step has work with the part, or with any part.
   bool Sees(int step, int source, int part) const { return sees[step][source][part] != 0; }
   bool SeesAny(int step, int source) const;
+
+ private:
+  // Returns the rank at the step's distance, to the right or, with sign -1, to the left.
+  int Shifted(int rank, int step, int sign) const {
+    const int groups = world_size / group_size;
+    const int group = (rank / group_size + groups + sign * visits[step].outer) % groups;
+    return group * group_size +
+           (rank % group_size + group_size + sign * visits[step].inner) % group_size;
+  }
 };
 
 // The pieces of every rank's shards, computed once per problem. Not thread safe.
@@ -85,7 +92,8 @@ class RingSpans {
   std::vector<std::vector<Piece>> kv_;  // by rank
 };
 
-KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rule);
+// REQUIRES: group_size divides plan.world_size.
+KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rule, int group_size);
 
 // Returns by rank, then source, the rows of source's kv shard that the rank sees, as disjoint,
 // ascending, non-empty ranges. The two slices of a zigzag shard are separate unless they touch.

@@ -108,7 +108,8 @@ void ProgramBuilder::Use(int64_t step) {
 }
 
 void ProgramBuilder::Move(int64_t step, Bundle& bundle, int from, const BlockLocation& source,
-                          int to, const BlockLocation& target, const RowRange& rows) {
+                          int to, const BlockLocation& target, const RowRange& rows,
+                          int64_t may_take) {
   Use(step);
   const auto add = [&](Transfer::Kind kind, int peer, const BlockLocation& here) {
     for (BundleTensor& tensor : bundle.tensors) {
@@ -116,7 +117,10 @@ void ProgramBuilder::Move(int64_t step, Bundle& bundle, int from, const BlockLoc
       for (const Run& run : RunsOf(source, target, rows)) {
         const int64_t row = kind == Transfer::Kind::kSend ? run.source_row : run.target_row;
         steps_[step].transfers.push_back(
-            {kind, peer, {buffer, row * tensor.row_bytes, run.rows * tensor.row_bytes}});
+            {.kind = kind,
+             .peer = peer,
+             .range = {buffer, row * tensor.row_bytes, run.rows * tensor.row_bytes},
+             .steps = static_cast<int>(may_take)});
       }
     }
   };
@@ -184,8 +188,15 @@ void ProgramBuilder::AddConvertLate(int64_t step, BufferId source, BufferId targ
 }
 
 Program ProgramBuilder::Finish() {
+  // used_until[i]: how many of the first i steps are used.
+  std::vector<int> used_until = {0};
+  for (char used : used_) used_until.push_back(used_until.back() + used);
   for (size_t i = 0; i < steps_.size(); ++i) {
     if (!used_[i]) continue;
+    for (Transfer& transfer : steps_[i].transfers) {
+      const size_t end = std::min(i + transfer.steps, steps_.size());
+      transfer.steps = used_until[end] - used_until[i];
+    }
     for (ComputeCall& call : late_[i]) steps_[i].calls.push_back(std::move(call));
     program_.steps.push_back(std::move(steps_[i]));
   }

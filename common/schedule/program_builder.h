@@ -48,8 +48,9 @@ class ProgramBuilder {
 
   // Copies `rows`, which both locations hold, from one rank to the other. Per tensor this is one
   // transfer if the rows are contiguous on both sides, else one per batch row.
+  //   may_take  steps that the transfer may take, beginning with its own (Transfer::steps)
   void Move(int64_t step, Bundle& bundle, int from, const BlockLocation& source, int to,
-            const BlockLocation& target, const RowRange& rows);
+            const BlockLocation& target, const RowRange& rows, int64_t may_take = 1);
   // Records that some rank has a call in the step.
   void Use(int64_t step);
 

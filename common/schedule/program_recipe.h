@@ -26,6 +26,8 @@ struct ProgramRecipe {
   // kAllGather: gathers and computes K/V of this many kv heads at a time (head_groups.h); 0: of
   // all.
   int64_t heads_per_step = 0;
+  // kDoubleRing: ranks per group, in practice per host. Divides the ring size. 0 for other kinds.
+  int64_t group_size = 0;
   Tuning tuning = {};  // of the kernels; affects neither plan nor program
 
   bool operator==(const ProgramRecipe&) const = default;

@@ -13,8 +13,11 @@ namespace ringattn {
 RingRoute MakeRingRoute(const ScheduleContext& context) {
   RingSpans pieces(context.spec, context.plan, context.latch);
   const bool forward = context.recipe.direction == Direction::kForward;
-  KvRoute route =
-      MakeKvRoute(context.plan, pieces, forward ? PartRule::kSlices : PartRule::kPipeline);
+  const int group_size = context.recipe.schedule == ScheduleKind::kDoubleRing
+                             ? static_cast<int>(context.recipe.group_size)
+                             : context.plan.world_size;
+  KvRoute route = MakeKvRoute(context.plan, pieces,
+                              forward ? PartRule::kSlices : PartRule::kPipeline, group_size);
   return {std::move(pieces), std::move(route)};
 }
 

@@ -1,4 +1,5 @@
-// The ring schedule: K/V travels around the ring (ring_forward.h, ring_backward.h).
+// The ring schedules, flat and double: K/V travels around the ring (ring_visits.h, ring_forward.h,
+// ring_backward.h).
 #ifndef RINGATTN_COMMON_SCHEDULE_RING_H_
 #define RINGATTN_COMMON_SCHEDULE_RING_H_
 

@@ -13,17 +13,18 @@ struct Landing {
   RowRange rows;
 };
 
-// Returns the ranges of [0, end) that are in no landing. Landings are disjoint.
-std::vector<RowRange> Gaps(std::vector<Landing> landings, int64_t end) {
+// Returns the ranges of `all` that are in no landing. Landings are disjoint.
+std::vector<RowRange> Gaps(std::vector<Landing> landings, const RowRange& all) {
   std::sort(landings.begin(), landings.end(),
             [](const Landing& a, const Landing& b) { return a.rows.begin < b.rows.begin; });
   std::vector<RowRange> gaps;
-  int64_t begin = 0;
+  int64_t begin = all.begin;
   for (const Landing& landing : landings) {
+    if (landing.rows.end <= begin || landing.rows.begin >= all.end) continue;
     if (landing.rows.begin > begin) gaps.push_back({begin, landing.rows.begin});
     begin = landing.rows.end;
   }
-  if (end > begin) gaps.push_back({begin, end});
+  if (all.end > begin) gaps.push_back({begin, all.end});
   return gaps;
 }
 
@@ -34,27 +35,27 @@ class RingBackward {
         route_(ring.route),
         builder_(ring.builder),
         first_step_(first_step),
-        own_step_(StepOf(route_.steps() - 1, 0) + (route_.steps() > 1 ? 1 : 0)) {}
+        own_step_(StepOf(route_.steps() - 1, 0) + (route_.steps() > 1 ? 1 : 0)),
+        adds_at_home_(route_.direct || route_.group_size < route_.world_size),
+        travels_(route_.world_size / route_.group_size,
+                 std::vector<std::vector<char>>(route_.world_size,
+                                                std::vector<char>(route_.parts, 0))) {}
 
   void Add() {
-    FindLandings();
+    if (!adds_at_home_) landings_ = LandingsOf(ring_.rank(), 0);
     Start();
-    // By source and part: some rank has contributed to the accumulator that travels.
-    std::vector<std::vector<char>> travels(route_.world_size, std::vector<char>(route_.parts, 0));
+    const std::vector<char> fetch = ring_.slots.ClaimAll();
     for (int step = 1; step < route_.steps(); ++step) {
-      const bool fetch = ring_.slots.Claim(step);
       for (int part = 0; part < route_.parts; ++part) {
-        for (int source = 0; source < route_.world_size && fetch; ++source) {
-          ring_.FetchKv(StepOf(step - 1, part), source, step, route_.held[step][source][part]);
+        for (int source = 0; source < route_.world_size && fetch[step]; ++source) {
+          FetchKv(source, step, part);
         }
         for (int source = 0; source < route_.world_size; ++source) {
-          char& travelling = travels[source][part];
-          if (route_.direct) travelling = 0;  // every rank sends its own accumulator
-          if (route_.Sees(step, source, part)) {
-            Contribute(source, step, part, /*first=*/!travelling);
-            travelling = 1;
+          if (IsCollector(step)) {
+            Collect(source, step, part);
+          } else {
+            Visit(source, step, part);
           }
-          if (travelling) SendOnAndHome(source, step, part);
         }
       }
     }
@@ -70,14 +71,28 @@ class RingBackward {
     return first_step_ + 1 + int64_t{step - 1} * route_.parts + (route_.parts - 1 - part);
   }
 
-  void FindLandings();
+  // Returns whether the holder at the step adds up an outer round (ring_visits.h).
+  bool IsCollector(int step) const {
+    return !route_.direct && route_.visits[step].is_outer_hop();
+  }
+  char& Travels(int source, int step, int part) {
+    return travels_[route_.visits[step].outer][source][part];
+  }
+
+  // Returns where gradients of the chain of `source`'s block in a round arrive at its collector.
+  std::vector<Landing> LandingsOf(int source, int outer) const;
   void Start();
-  void Contribute(int source, int step, int part, bool first);
+  void FetchKv(int source, int step, int part);
+  void Visit(int source, int step, int part);
+  void Collect(int source, int step, int part);
+  void Contribute(int source, int step, int part);
   void SendOnAndHome(int source, int step, int part);
-  // Sends gradients to the owner's accumulators, which are empty at these rows.
-  void SendHome(int64_t at, int source, int step, const RowRange& part, const RowRange& rows);
+  // Sends gradients to the collector, whose accumulators are empty at these rows.
+  void SendToCollector(int64_t at, int source, int step, const RowRange& part,
+                       const RowRange& rows);
   // Sends gradients to the owner, who adds them to others' contributions to the same rows.
-  void SendToLanding(int64_t at, int source, int step, const RowRange& rows);
+  void SendToLanding(int64_t at, int source, int step, const RowRange& part,
+                     const RowRange& rows);
   void OwnBlock();
   // Returns the rows that arrive last, as one range. Empty if the rank computes on others' blocks
   // in the meantime.
@@ -89,17 +104,22 @@ class RingBackward {
   const KvRoute& route_;
   ProgramBuilder& builder_;
   const int64_t first_step_;
-  const int64_t own_step_;         // when ranks compute on their own blocks
+  const int64_t own_step_;  // when ranks compute on their own blocks
+  // Gradients from others are added to the owner's accumulators. Otherwise they arrive there.
+  const bool adds_at_home_;
+  // [round][source][part]: some rank has contributed to the accumulator of the round's chain.
+  std::vector<std::vector<std::vector<char>>> travels_;
   std::vector<Landing> landings_;  // of this rank's block, directly into its accumulators
   int64_t others_until_ = -1;      // this rank's last step with a call on another rank's block
 };
 
 RowRange NextHeld(const KvRoute& route, int source, int step, int part) {
-  return step + 1 < route.steps() ? route.held[step + 1][source][part] : RowRange{};
+  const int next = route.visits[step].chain_next;
+  return next == RingVisit::kNone ? RowRange{} : route.held[next][source][part];
 }
 
-// Returns the rows of a part that no rank after the step's holder sees. The holder sends them to
-// the owner.
+// Returns the rows of a part that no later rank of the chain sees. The holder sends them to the
+// collector.
 std::vector<RowRange> Complete(const KvRoute& route, int source, int step, int part) {
   const RowRange& rows = route.held[step][source][part];
   const RowRange next = NextHeld(route, source, step, part);
@@ -111,23 +131,26 @@ std::vector<RowRange> Complete(const KvRoute& route, int source, int step, int p
   return complete;
 }
 
-void RingBackward::FindLandings() {
-  for (int part = 0; part < route_.parts && !route_.direct; ++part) {
+std::vector<Landing> RingBackward::LandingsOf(int source, int outer) const {
+  std::vector<Landing> landings;
+  for (int part = 0; part < route_.parts; ++part) {
     bool travelling = false;
     for (int step = 1; step < route_.steps(); ++step) {
-      travelling = travelling || route_.Sees(step, ring_.rank(), part);
+      if (route_.visits[step].outer != outer || IsCollector(step)) continue;
+      travelling = travelling || route_.Sees(step, source, part);
       if (!travelling) continue;
-      for (const RowRange& rows : Complete(route_, ring_.rank(), step, part)) {
-        landings_.push_back({StepOf(step, part) + 1, rows});
+      for (const RowRange& rows : Complete(route_, source, step, part)) {
+        landings.push_back({StepOf(step, part) + 1, rows});
       }
     }
   }
+  return landings;
 }
 
 void RingBackward::Start() {
   StartBackward(first_step_, ring_.shard, builder_);
   // Where no gradients arrive, the own block starts from zero.
-  for (const RowRange& rows : Gaps(landings_, builder_.kv_rows())) {
+  for (const RowRange& rows : Gaps(landings_, {0, builder_.kv_rows()})) {
     builder_.AddZeroRows(first_step_, ring_.gradients, ring_.slots.HomeGradients(ring_.rank()),
                          rows);
   }
@@ -142,7 +165,56 @@ void RingBackward::Start() {
   if (builder_.spec().options.sinks) builder_.Use(first_step_);  // rank 0 has dsinks
 }
 
-void RingBackward::Contribute(int source, int step, int part, bool first) {
+void RingBackward::FetchKv(int source, int step, int part) {
+  const RingVisit& visit = route_.visits[step];
+  const int64_t at = StepOf(visit.fetch_begin, part);
+  // All parts of an outer hop end before the next visit begins, so that its slot is free then.
+  const int64_t end = IsCollector(step) ? StepOf(visit.fetch_end + 1, route_.parts - 1) : at + 1;
+  ring_.FetchKv(at, end, source, step, route_.held[step][source][part]);
+}
+
+void RingBackward::Visit(int source, int step, int part) {
+  char& travels = Travels(source, step, part);
+  if (route_.direct) travels = 0;  // every rank sends its own accumulator
+  if (route_.Sees(step, source, part)) {
+    if (route_.HolderOf(source, step) == ring_.rank() && !travels) {
+      const RowRange& rows = route_.held[step][source][part];
+      builder_.AddZeroRows(StepOf(step, part), ring_.gradients,
+                           ring_.slots.Gradients(source, step, rows), rows);
+    }
+    Contribute(source, step, part);
+    travels = 1;
+  }
+  if (travels) SendOnAndHome(source, step, part);
+}
+
+void RingBackward::Collect(int source, int step, int part) {
+  const RowRange& rows = route_.held[step][source][part];
+  const bool sees = route_.Sees(step, source, part);
+  if (rows.empty() || (!sees && !Travels(source, step, part))) return;
+  const int64_t computed = StepOf(step, part);
+  builder_.Use(computed);
+  const int collector = route_.HolderOf(source, step);
+  if (collector == ring_.rank()) {
+    const std::vector<Landing> landings = LandingsOf(source, route_.visits[step].outer);
+    for (const RowRange& gap : Gaps(landings, rows)) {
+      builder_.AddZeroRows(computed, ring_.gradients, ring_.slots.Gradients(source, step, rows),
+                           gap);
+    }
+  }
+  if (sees) Contribute(source, step, part);
+  const int arrives = route_.visits[step].sum_arrives;
+  const int64_t at = computed + 1;
+  const int64_t add_at = arrives < route_.steps() ? StepOf(arrives, part) : own_step_;
+  builder_.Use(add_at);
+  const BlockLocation landing = ring_.slots.OuterLanding(source, step, rows);
+  builder_.Move(at, ring_.gradients, collector, ring_.slots.Gradients(source, step, rows), source,
+                landing, rows, add_at - at + 1);
+  if (source != ring_.rank()) return;
+  builder_.AddRowsLate(add_at, ring_.gradients, landing, ring_.slots.HomeGradients(source), rows);
+}
+
+void RingBackward::Contribute(int source, int step, int part) {
   const int64_t at = StepOf(step, part);
   builder_.Use(at);
   if (route_.HolderOf(source, step) != ring_.rank()) return;
@@ -151,10 +223,6 @@ void RingBackward::Contribute(int source, int step, int part, bool first) {
   KvOperand operand = ring_.Keys(step, rows);
   operand.dk = builder_.Range(ring_.gradients, TensorId::kDk, place);
   operand.dv = builder_.Range(ring_.gradients, TensorId::kDv, place);
-  if (first) {
-    builder_.AddZero(at, operand.dk);
-    builder_.AddZero(at, operand.dv);
-  }
   others_until_ = std::max(others_until_, at);
   ComputeCall call = BackwardCallOf(ring_.shard, builder_);
   AddOperand(call, operand, ring_.Work(source, rows));
@@ -167,37 +235,44 @@ void RingBackward::SendOnAndHome(int source, int step, int part) {
   if (rows.empty()) return;  // all rows have arrived
   builder_.Use(at);
   if (route_.direct) {
-    SendToLanding(at, source, step, rows);
+    SendToLanding(at, source, step, rows, rows);
     return;
   }
   const RowRange next = NextHeld(route_, source, step, part);
-  const int from = route_.HolderOf(source, step);
-  const int to = next.empty() ? source : route_.HolderOf(source, step + 1);
-  const int rank = ring_.rank();
-  if (rank != from && rank != to && rank != source) return;
   if (!next.empty()) {
-    builder_.Move(at, ring_.gradients, from, ring_.slots.Gradients(source, step, rows), to,
-                  ring_.slots.Gradients(source, step + 1, next), next);
+    const int to = route_.visits[step].chain_next;
+    builder_.Move(at, ring_.gradients, route_.HolderOf(source, step),
+                  ring_.slots.Gradients(source, step, rows), route_.HolderOf(source, to),
+                  ring_.slots.Gradients(source, to, next), next);
   }
+  const bool lands = adds_at_home_ && route_.visits[step].collector == 0;
   for (const RowRange& complete : Complete(route_, source, step, part)) {
-    SendHome(at, source, step, rows, complete);
+    if (lands) {
+      SendToLanding(at, source, step, rows, complete);
+    } else {
+      SendToCollector(at, source, step, rows, complete);
+    }
   }
 }
 
-void RingBackward::SendHome(int64_t at, int source, int step, const RowRange& part,
-                            const RowRange& rows) {
+void RingBackward::SendToCollector(int64_t at, int source, int step, const RowRange& part,
+                                   const RowRange& rows) {
+  const int collector = route_.visits[step].collector;
+  BlockLocation target = ring_.slots.HomeGradients(source);
+  if (collector > 0) target = ring_.slots.Gradients(source, collector, rows);
   builder_.Move(at, ring_.gradients, route_.HolderOf(source, step),
-                ring_.slots.Gradients(source, step, part), source,
-                ring_.slots.HomeGradients(source), rows);
+                ring_.slots.Gradients(source, step, part), route_.HolderOf(source, collector),
+                target, rows);
 }
 
-void RingBackward::SendToLanding(int64_t at, int source, int step, const RowRange& rows) {
+void RingBackward::SendToLanding(int64_t at, int source, int step, const RowRange& part,
+                                 const RowRange& rows) {
   // Added one step later, so that calls do not queue behind an addition that still waits.
   const int64_t add_at = std::min(at + 1, own_step_);
   builder_.Use(add_at);
-  const BlockLocation landing = BlockSlots::Landing(at, rows);
+  const BlockLocation landing = BlockSlots::Landing(at, part, rows);
   builder_.Move(at, ring_.gradients, route_.HolderOf(source, step),
-                ring_.slots.Gradients(source, step, rows), source, landing, rows);
+                ring_.slots.Gradients(source, step, part), source, landing, rows);
   if (source != ring_.rank()) return;
   builder_.AddRowsLate(add_at, ring_.gradients, landing, ring_.slots.HomeGradients(source), rows);
 }

@@ -23,11 +23,13 @@ void UseStepsWithCalls(RingRank& ring, int64_t first_step) {
 
 int64_t AddRingForward(RingRank& ring, int64_t first_step) {
   const KvRoute& route = ring.route;
+  ring.slots.ClaimAll();
   for (int step = 1; step < route.steps(); ++step) {
-    ring.slots.Claim(step);
+    const RingVisit& visit = route.visits[step];
     for (int source = 0; source < route.world_size; ++source) {
       for (const RowRange& rows : route.held[step][source]) {
-        ring.FetchKv(first_step + step - 1, source, step, rows);
+        ring.FetchKv(first_step + visit.fetch_begin, first_step + visit.fetch_end + 1, source, step,
+                     rows);
       }
     }
   }

@@ -1,7 +1,5 @@
 #include "common/schedule/ring_rank.h"
 
-#include <iterator>
-
 namespace ringattn {
 
 RingRank::RingRank(const KvRoute& the_route, const RingSpans& the_pieces, bool keeps_home,
@@ -11,10 +9,8 @@ RingRank::RingRank(const KvRoute& the_route, const RingSpans& the_pieces, bool k
       builder(the_builder),
       shard(the_shard),
       slots(the_route, keeps_home),
-      kv(KvBundle(the_builder.spec(),
-                  {std::begin(BlockSlots::kKvNames), std::end(BlockSlots::kKvNames)})),
-      gradients(KvGradientBundle(the_builder.spec(), {std::begin(BlockSlots::kGradientNames),
-                                                      std::end(BlockSlots::kGradientNames)})) {
+      kv(KvBundle(the_builder.spec(), slots.KvNames())),
+      gradients(KvGradientBundle(the_builder.spec(), slots.GradientNames())) {
   kv.Of(TensorId::kK).slots[BlockSlots::kHome] = shard.k;
   kv.Of(TensorId::kV).slots[BlockSlots::kHome] = shard.v;
   if (shard.kv_segment_ids != kNoBuffer) {
@@ -24,13 +20,13 @@ RingRank::RingRank(const KvRoute& the_route, const RingSpans& the_pieces, bool k
   gradients.Of(TensorId::kDv).slots[BlockSlots::kGradientHome] = shard.dv_acc;
 }
 
-void RingRank::FetchKv(int64_t at, int source, int step, const RowRange& rows) {
+void RingRank::FetchKv(int64_t at, int64_t end, int source, int step, const RowRange& rows) {
   if (rows.empty()) return;
   const int from = route.SenderTo(source, step);
   const int to = route.HolderOf(source, step);
   if (from != rank() && to != rank()) return builder.Use(at);
   builder.Move(at, kv, from, slots.Kv(source, route.SenderStep(step), rows), to,
-               slots.Kv(source, step, rows), rows);
+               slots.Kv(source, step, rows), rows, end - at);
 }
 
 KvOperand RingRank::Keys(int step, const RowRange& rows) {

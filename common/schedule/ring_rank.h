@@ -26,8 +26,9 @@ struct RingRank {
 
   int rank() const { return builder.rank(); }
 
-  // Sends `rows` to their holder at `step` from the rank that holds them before.
-  void FetchKv(int64_t at, int source, int step, const RowRange& rows);
+  // Sends `rows` to their holder at `step` from the rank that holds them before. The transfer may
+  // take program steps [at, end).
+  void FetchKv(int64_t at, int64_t end, int source, int step, const RowRange& rows);
   // Returns this rank's keys at `step`, without gradients.
   KvOperand Keys(int step, const RowRange& rows);
   // Returns keys of `source` at a given location.

@@ -64,10 +64,21 @@ ScheduleBuilder::ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& pla
   assert(plan.pair_axis == PairAxisOf(recipe.schedule, spec.options) || plan.world_size == 1);
   assert(recipe.heads_per_step == 0 || (recipe.schedule == ScheduleKind::kAllGather &&
                                         spec.shape.num_kv_heads % recipe.heads_per_step == 0));
+  assert(recipe.schedule == ScheduleKind::kDoubleRing
+             ? recipe.group_size >= 1 && plan.world_size % recipe.group_size == 0
+             : recipe.group_size == 0);
   shared_->route = shared_->entry.make_route({spec_, plan_, recipe_, &shared_->latch});
 }
 
 ScheduleBuilder::~ScheduleBuilder() = default;
+
+std::vector<int> ScheduleBuilder::GroupOfEachRank() const {
+  std::vector<int> groups;
+  for (int rank = 0; rank < plan_.world_size; ++rank) {
+    groups.push_back(rank / static_cast<int>(recipe_.group_size));
+  }
+  return groups;
+}
 
 bool ScheduleBuilder::direct() const { return shared_->route->direct(); }
 bool ScheduleBuilder::cancelled() const { return shared_->latch.cancelled(); }
@@ -76,6 +87,7 @@ Program ScheduleBuilder::MakeProgram(int rank) {
   Program program =
       shared_->entry.make_program({spec_, plan_, recipe_, &shared_->latch}, *shared_->route, rank);
   program.tuning = recipe_.tuning;
+  if (recipe_.schedule == ScheduleKind::kDoubleRing) AssignLanes(GroupOfEachRank(), program);
   return program;
 }
 

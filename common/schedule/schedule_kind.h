@@ -17,6 +17,8 @@ enum class ScheduleKind : uint8_t {
   kAllGather = 2,    // every rank gathers K/V first (all_gather.h)
   kPassQ = 3,        // queries travel around the ring (resident_keys.h)
   kReplicatedQ = 4,  // every rank gathers queries first (resident_keys.h)
+  // K/V travels around rings of group_size ranks, and from group to group once per round (ring.h)
+  kDoubleRing = 5,
 };
 // Every kind, in the order of their numbers.
 inline constexpr ScheduleKind kAllScheduleKinds[] = {ScheduleKind::kSingle, ScheduleKind::kRing,

@@ -48,6 +48,7 @@ constexpr KindRow kSchedules[] = {
     {ScheduleKind::kPassQ, Row<MakePassQRoute, MakeResidentKeysProgram>("pass_q")},
     {ScheduleKind::kReplicatedQ,
      Row<MakeReplicatedQRoute, MakeResidentKeysProgram>("replicated_q")},
+    {ScheduleKind::kDoubleRing, Row<MakeRingRoute, MakeRingProgram>("double_ring")},
 };
 
 constexpr ScheduleEntry kDilated = Row<MakeDilatedRoute, MakeDilatedProgram>("dilated");

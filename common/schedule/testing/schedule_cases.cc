@@ -17,6 +17,17 @@ std::vector<int64_t> DrawDocuments(std::mt19937& random, int documents, int64_t 
   return cu_seqlens;
 }
 
+// Returns a divisor of the ring size. Half of the time one between 1 and the ring size, if any.
+int64_t DrawGroupSize(std::mt19937& random, int world_size) {
+  std::vector<int64_t> divisors;
+  for (int size = 1; size <= world_size; ++size) {
+    const bool is_group = world_size % size == 0;
+    const int count = size == 1 || size == world_size ? 1 : 2;
+    if (is_group) divisors.insert(divisors.end(), count, size);
+  }
+  return divisors[random() % divisors.size()];
+}
+
 }  // namespace
 
 AttentionSpec DenseSpec(int64_t sq, int64_t sk) {
@@ -68,9 +79,10 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
   constexpr ScheduleKind kKinds[] = {ScheduleKind::kRing,        ScheduleKind::kRing,
                                      ScheduleKind::kAllGather,   ScheduleKind::kPassQ,
                                      ScheduleKind::kReplicatedQ, ScheduleKind::kAllGather};
-  const ScheduleKind kind = plan.world_size == 1 && random() % 2 == 0
+  ScheduleKind kind = plan.world_size == 1 && random() % 2 == 0
                                 ? ScheduleKind::kSingle
                                 : kKinds[random() % std::size(kKinds)];
+  if (kind == ScheduleKind::kRing && random() % 2 == 0) kind = ScheduleKind::kDoubleRing;
   spec.options.sinks = random() % 3 == 0;
   spec.has_dlse = direction == Direction::kBackward && random() % 3 == 0;
   spec.fp32_results = spec.dtype != DType::kFloat32 && random() % 3 == 0;
@@ -104,11 +116,13 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
   }
   ProgramRecipe recipe = RecipeOn(plan, kind, direction, recompute);
   recipe.heads_per_step = heads_per_step;
+  if (kind == ScheduleKind::kDoubleRing) recipe.group_size = DrawGroupSize(random, plan.world_size);
   return {spec, MakeShardPlan(spec, recipe, plan.world_size), recipe};
 }
 
 std::string Describe(const ScheduleCase& c, const Schedule& schedule) {
-  return "heads_per_step " + std::to_string(c.recipe.heads_per_step) + "\n" + ToString(c.plan) +
+  return "heads_per_step " + std::to_string(c.recipe.heads_per_step) + " group_size " +
+         std::to_string(c.recipe.group_size) + "\n" + ToString(c.plan) +
          ToString(schedule, c.spec) + "causal " + std::to_string(c.spec.options.causal) +
          " window " + std::to_string(c.spec.options.window_left) + "," +
          std::to_string(c.spec.options.window_right);

@@ -133,6 +133,7 @@ TEST(ScheduleBuilderTest, ARingOfOneComputesAsASingleDevice) {
       ProgramRecipe recipe = c.recipe;
       recipe.schedule = kind;
       recipe.heads_per_step = 0;
+      recipe.group_size = 0;
       return MakeProgram(c.spec, c.plan, recipe, 0);
     };
     ExpectSame(program(ScheduleKind::kSingle), program(ScheduleKind::kRing));

@@ -133,7 +133,29 @@ void ExpectResidentKeysMemory(const ScheduleCase& c, const Schedule& schedule) {
   }
 }
 
+// Round by round the owner's block and two that go from group to group, and two that travel in the
+// group. The gradients of as many, and a landing slot for each sum that goes home.
+void ExpectDoubleRingMemory(const ScheduleCase& c, const Schedule& schedule) {
+  const AttentionShape& shape = c.spec.shape;
+  const int64_t block = shape.batch * LargestShard(c.plan) * shape.num_kv_heads *
+                        (shape.head_dim + shape.head_dim_v);
+  const int64_t element_bytes = ElementBytes(c.spec.dtype);
+  for (const Program& program : schedule.programs) {
+    EXPECT_LE(BytesNamed(program, {"kv_slot"}) - BytesNamed(program, {"kv_slot1.kv_segment_ids",
+                                                                      "kv_slot2.kv_segment_ids",
+                                                                      "kv_slot3.kv_segment_ids",
+                                                                      "kv_slot4.kv_segment_ids"}),
+              4 * block * element_bytes);
+    EXPECT_LE(BytesNamed(program, {"dkv_slot"}), 7 * block * 4);
+    EXPECT_LE(BytesNamed(program, {"landing"}), 2 * block * 4);
+  }
+}
+
 void ExpectMemory(const ScheduleCase& c, const Schedule& schedule) {
+  if (c.recipe.schedule == ScheduleKind::kDoubleRing && !schedule.direct &&
+      c.recipe.group_size < c.plan.world_size) {
+    return ExpectDoubleRingMemory(c, schedule);
+  }
   if (KeepsKeysInPlace(c.recipe.schedule)) return ExpectResidentKeysMemory(c, schedule);
   if (c.recipe.heads_per_step != 0 && c.recipe.heads_per_step != c.spec.shape.num_kv_heads) {
     return ExpectHeadGroupsMemory(c, schedule);
@@ -151,6 +173,15 @@ std::vector<int> DrawHosts(std::mt19937& random, int world_size) {
   return host_of_rank;
 }
 
+// Returns the hosts of a double ring whose groups are hosts.
+std::vector<int> HostsOfGroups(const ScheduleCase& c) {
+  std::vector<int> host_of_rank;
+  for (int rank = 0; rank < c.plan.world_size; ++rank) {
+    host_of_rank.push_back(rank / static_cast<int>(c.recipe.group_size));
+  }
+  return host_of_rank;
+}
+
 void AssignLanes(Schedule& schedule, const std::vector<int>& host_of_rank) {
   for (Program& program : schedule.programs) ringattn::AssignLanes(host_of_rank, program);
 }
@@ -161,7 +192,9 @@ void RunCases(int seed, int count, int64_t longest) {
     std::mt19937 random(seed * 100000 + i);
     const ScheduleCase c = DrawScheduleCase(random, longest);
     Schedule schedule = c.Make();
+    const bool has_groups = c.recipe.schedule == ScheduleKind::kDoubleRing;
     if (i % 2 == 1) AssignLanes(schedule, DrawHosts(random, c.plan.world_size));
+    if (has_groups && i % 4 != 1) AssignLanes(schedule, HostsOfGroups(c));
     ScheduleSimulator simulator(c.spec, c.plan, schedule);
     const std::string error = simulator.Run();
     ASSERT_EQ(error, "") << "seed " << seed << " case " << i << "\n" << Describe(c, schedule);
