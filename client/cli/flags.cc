@@ -190,9 +190,10 @@ void OptionFlags::AddTo(FlagSet& command, TermForms forms) {
   command
       .Add("--schedule", &schedule_,
            "single: one worker; ring: K/V travel around the ring; all_gather: every rank gathers "
-           "all K/V first; pass_q: q travels around the ring; replicated_q: every rank has all q")
+           "all K/V first; pass_q: q travels around the ring; replicated_q: every rank has all q; "
+           "double_ring: K/V travel around a ring in each group, and from group to group")
       .Group(kPlanGroup)
-      .OneOf({"auto", "single", "ring", "all_gather", "pass_q", "replicated_q"})
+      .OneOf({"auto", "single", "ring", "all_gather", "pass_q", "replicated_q", "double_ring"})
       .ShowDefault();
   const auto add_count = [&](const char* name, auto* value, const char* help) {
     command.Add(name, value, help).Group(kPlanGroup).NotNegative();
@@ -203,6 +204,8 @@ void OptionFlags::AddTo(FlagSet& command, TermForms forms) {
   add_count("--heads_per_step", &heads_per_step_,
             "With --schedule=all_gather: gather K/V of this many kv heads at a time, which bounds "
             "memory; default: all");
+  add_count("--group_size", &group_size_,
+            "With --schedule=double_ring: ring members per group; default: those of one host");
   AddTuning(command, "--tile_q", &v1::Tuning::set_tile_q, "Queries per kernel tile");
   AddTuning(command, "--tile_kv", &v1::Tuning::set_tile_kv, "Keys per kernel tile");
   AddTuning(command, "--key_splits", &v1::Tuning::set_key_splits,
@@ -256,6 +259,7 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
                              : schedule_ == "all_gather"   ? v1::SCHEDULE_ALL_GATHER
                              : schedule_ == "pass_q"       ? v1::SCHEDULE_PASS_Q
                              : schedule_ == "replicated_q" ? v1::SCHEDULE_REPLICATED_Q
+                             : schedule_ == "double_ring"  ? v1::SCHEDULE_DOUBLE_RING
                                                            : v1::SCHEDULE_UNSPECIFIED);
   if (output_dtype_ == "fp32") problem->output_dtype = v1::DATA_TYPE_FLOAT32;
   if (world_size_) problem->plan.set_world_size(*world_size_);
@@ -264,6 +268,7 @@ absl::Status OptionFlags::Apply(Problem* problem) const {
     problem->plan.set_heads_per_step(static_cast<uint32_t>(
         std::min<uint64_t>(*heads_per_step_, std::numeric_limits<uint32_t>::max())));
   }
+  if (group_size_) problem->plan.set_group_size(*group_size_);
   if (tuning_.ByteSizeLong() > 0) *problem->plan.mutable_tuning() = tuning_;
   for (const std::string& member : members_) problem->plan.add_members(member);
   return absl::OkStatus();

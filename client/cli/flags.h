@@ -84,6 +84,7 @@ class OptionFlags {
   std::optional<uint32_t> world_size_;
   std::optional<uint64_t> stripe_;
   std::optional<uint64_t> heads_per_step_;
+  std::optional<uint32_t> group_size_;
   v1::Tuning tuning_;
   std::vector<std::string> members_;
 };

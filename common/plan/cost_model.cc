@@ -61,20 +61,38 @@ CostSum::CostSum(const AttentionSpec& spec, const PlannerInputs& inputs,
   for (int host : host_of_rank_) hosts_ = std::max(hosts_, host + 1);
 }
 
-double CostSum::SecondsOfStep(int rank, const Step& step, StepCost* cost) const {
+std::vector<CostSum::BetweenHosts> CostSum::BetweenHostsByStep(const Program& program) const {
+  std::vector<BetweenHosts> by_step(program.steps.size());
+  for (size_t begin = 0; begin < program.steps.size(); ++begin) {
+    for (const Transfer& transfer : program.steps[begin].transfers) {
+      if (transfer.lane != Lane::kBetween) continue;
+      const double share = 1.0 / transfer.steps;
+      for (size_t step = begin; step < begin + transfer.steps; ++step) {
+        HostBytes& bytes = by_step[step].bytes;
+        (transfer.kind == Transfer::Kind::kSend ? bytes.sent : bytes.received) +=
+            share * static_cast<double>(transfer.range.bytes);
+        by_step[step].overhead_seconds =
+            std::max(by_step[step].overhead_seconds, share * inputs_.host_exchange_overhead_s);
+      }
+    }
+  }
+  return by_step;
+}
+
+double CostSum::SecondsOfStep(int rank, const Step& step, const BetweenHosts& between,
+                              StepCost* cost) const {
   double flops = 0;
   for (const ComputeCall& call : step.calls) {
     flops += FlopsPerPair(spec_, call.op) * HeadRows(spec_) * call.share_of_heads() *
              static_cast<double>(call.tiles * kTileRows * kTileRows);
     if (call.op == ComputeCall::Op::kProbabilities) flops += ProbabilityFlops(spec_, call);
   }
-  HostBytes inside, between;
-  bool exchanges_inside = false, exchanges_between = false;
+  HostBytes inside;
+  bool exchanges_inside = false;
   for (const Transfer& transfer : step.transfers) {
-    const bool crosses = transfer.lane == Lane::kBetween;
-    (crosses ? exchanges_between : exchanges_inside) = true;
-    HostBytes& bytes = crosses ? between : inside;
-    (transfer.kind == Transfer::Kind::kSend ? bytes.sent : bytes.received) +=
+    if (transfer.lane == Lane::kBetween) continue;
+    exchanges_inside = true;
+    (transfer.kind == Transfer::Kind::kSend ? inside.sent : inside.received) +=
         static_cast<double>(transfer.range.bytes);
   }
   double exchange = 0;
@@ -82,13 +100,14 @@ double CostSum::SecondsOfStep(int rank, const Step& step, StepCost* cost) const 
     exchange = std::max(inside.sent, inside.received) / inputs_.link_bytes_per_s +
                inputs_.exchange_overhead_s;
   }
-  if (exchanges_between) {
-    exchange = std::max(exchange,
-                        std::max(between.sent, between.received) / inputs_.host_link_bytes_per_s +
-                            inputs_.host_exchange_overhead_s);
+  if (between.overhead_seconds > 0 || between.bytes.sent + between.bytes.received > 0) {
+    exchange = std::max(exchange, std::max(between.bytes.sent, between.bytes.received) /
+                                          inputs_.host_link_bytes_per_s +
+                                      between.overhead_seconds);
     cost->hosts.resize(hosts_);
-    cost->hosts[host_of_rank_[rank]].sent += between.sent;
-    cost->hosts[host_of_rank_[rank]].received += between.received;
+    cost->hosts[host_of_rank_[rank]].sent += between.bytes.sent;
+    cost->hosts[host_of_rank_[rank]].received += between.bytes.received;
+    cost->overhead = std::max(cost->overhead, between.overhead_seconds);
   }
   const double launches =
       inputs_.step_overhead_s * static_cast<double>(std::max<size_t>(step.calls.size(), 1));
@@ -105,9 +124,10 @@ void CostSum::Add(const Program& program) {
   plan_.exchanged_bytes += plan_.sent_bytes.back();
   steps_.resize(program.steps.size());
   double rank_seconds = 0;
+  const std::vector<BetweenHosts> between = BetweenHostsByStep(program);
   for (size_t i = 0; i < program.steps.size(); ++i) {
     const Step& step = program.steps[i];
-    rank_seconds += SecondsOfStep(program.rank, step, &steps_[i]);
+    rank_seconds += SecondsOfStep(program.rank, step, between[i], &steps_[i]);
     for (const ComputeCall& call : step.calls) {
       plan_.flops += FlopsPerPair(spec_, call.op) * HeadRows(spec_) * call.share_of_heads() *
                      static_cast<double>(call.pairs);
@@ -126,7 +146,7 @@ Plan CostSum::Finish(const ProgramRecipe& recipe, ShardPlan shards) && {
       if (host.sent == 0 && host.received == 0) continue;
       seconds =
           std::max(seconds, std::max(host.sent, host.received) / inputs_.host_link_bytes_per_s +
-                                inputs_.host_exchange_overhead_s + step.launches);
+                                step.overhead + step.launches);
     }
     plan_.predicted_compute_seconds += seconds;
     plan_.predicted_step_seconds = std::max(plan_.predicted_step_seconds, seconds);

@@ -19,7 +19,8 @@ double FlopsOfPairs(const AttentionSpec& spec, Direction direction, bool recompu
 //
 // A step takes the longest of: its computation; its transfers inside the host, at the link rate;
 // its transfers between hosts, at the rate between hosts. Ranks of one host share that rate, so the
-// bytes of all of them in one step are added up.
+// bytes of all of them in one step are added up. A transfer that may take several steps
+// (Transfer::steps) is divided equally among them.
 class CostSum {
  public:
   // `host_of_rank`: empty if all ranks are on one host. `spec` and `inputs` must outlive this.
@@ -39,10 +40,19 @@ class CostSum {
   struct StepCost {
     double seconds = 0;            // of the busiest rank
     double launches = 0;           // the part of it that overlaps nothing
+    double overhead = 0;           // of transfers between hosts
     std::vector<HostBytes> hosts;  // to and from other hosts
   };
 
-  double SecondsOfStep(int rank, const Step& step, StepCost* cost) const;
+  // What a rank exchanges with other hosts during a step.
+  struct BetweenHosts {
+    HostBytes bytes;
+    double overhead_seconds = 0;
+  };
+
+  std::vector<BetweenHosts> BetweenHostsByStep(const Program& program) const;
+  double SecondsOfStep(int rank, const Step& step, const BetweenHosts& between,
+                       StepCost* cost) const;
 
   const AttentionSpec& spec_;
   const PlannerInputs& inputs_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -158,9 +159,42 @@ struct Candidate {
   std::string why;
 };
 
+// Returns the number of ranks of each host if all hosts have equally many and they are neighbours,
+// else 0. The ring size if all ranks are on one host.
+int64_t RanksPerHost(const std::vector<int>& host_of_rank, int world_size) {
+  if (host_of_rank.empty()) return world_size;
+  const auto run_from = [&](size_t begin) {
+    size_t end = begin;
+    while (end < host_of_rank.size() && host_of_rank[end] == host_of_rank[begin]) ++end;
+    return end - begin;
+  };
+  const size_t size = run_from(0);
+  std::set<int> hosts;
+  for (size_t begin = 0; begin < host_of_rank.size(); begin += size) {
+    if (run_from(begin) != size || !hosts.insert(host_of_rank[begin]).second) return 0;
+  }
+  return static_cast<int64_t>(size);
+}
+
+// Returns the group size of a double ring that the client requests.
+absl::StatusOr<int64_t> GroupSize(const PlanChoice& choice, const std::vector<int>& host_of_rank,
+                                  int world_size) {
+  if (choice.group_size != 0) {
+    if (world_size % choice.group_size == 0) return choice.group_size;
+    return absl::InvalidArgumentError(absl::StrCat("plan.group_size: is ", choice.group_size,
+                                                   ": must divide the ring size, ", world_size));
+  }
+  const int64_t size = RanksPerHost(host_of_rank, world_size);
+  if (size > 0) return size;
+  return absl::FailedPreconditionError(
+      "plan.schedule: is double_ring, but the members' hosts have different numbers of members, or "
+      "are not neighbours in the ring: set plan.group_size, or use ring");
+}
+
 // Returns the recipe of a choice with this layout on this ring size.
+//   group_size  of a double ring
 ProgramRecipe RecipeFor(const PlanChoice& choice, Direction direction, Layout layout,
-                        int world_size) {
+                        int world_size, int64_t group_size) {
   ProgramRecipe recipe;
   recipe.schedule =
       world_size == 1 ? ScheduleKind::kSingle : choice.schedule.value_or(ScheduleKind::kRing);
@@ -170,6 +204,7 @@ ProgramRecipe RecipeFor(const PlanChoice& choice, Direction direction, Layout la
   recipe.recompute_forward = choice.recompute_forward;
   recipe.keeps_inputs = choice.keeps_inputs;
   recipe.heads_per_step = recipe.schedule == ScheduleKind::kAllGather ? choice.heads_per_step : 0;
+  if (recipe.schedule == ScheduleKind::kDoubleRing) recipe.group_size = group_size;
   recipe.tuning = choice.tuning;
   return recipe;
 }
@@ -178,9 +213,14 @@ absl::StatusOr<Candidate> Describe(const AttentionSpec& spec, Direction directio
                                    const PlanChoice& choice, const PlannerInputs& inputs,
                                    Layout layout, int world_size, std::string why,
                                    const PlanControl& control) {
-  const ProgramRecipe recipe = RecipeFor(choice, direction, layout, world_size);
-  ShardPlan shards = MakeShardPlan(spec, recipe, world_size);
   const std::vector<int> host_of_rank = HostOfEachRank(inputs, world_size);
+  absl::StatusOr<int64_t> group_size = 0;
+  if (choice.schedule == ScheduleKind::kDoubleRing && world_size > 1) {
+    group_size = GroupSize(choice, host_of_rank, world_size);
+    if (!group_size.ok()) return group_size.status();
+  }
+  const ProgramRecipe recipe = RecipeFor(choice, direction, layout, world_size, *group_size);
+  ShardPlan shards = MakeShardPlan(spec, recipe, world_size);
   CostSum costs(spec, inputs, host_of_rank);
   // Build one program at a time; the plan keeps only sums.
   ScheduleBuilder builder(spec, shards, recipe, control.cancelled);
@@ -328,6 +368,34 @@ absl::StatusOr<Candidate> ChooseSchedule(const AttentionSpec& spec, Direction di
   return passing;
 }
 
+// Returns the flat ring's candidate, or a double ring over the same shards if the ring spans hosts
+// with equally many members and that is predicted to be faster. A deterministic request keeps the
+// flat ring, because the schedule decides the order of additions and rates vary.
+absl::StatusOr<Candidate> ChooseDoubleRing(const AttentionSpec& spec, Direction direction,
+                                           const PlanChoice& choice, const PlannerInputs& inputs,
+                                           Candidate ring, const PlanControl& control) {
+  const int world_size = ring.plan.shards.world_size;
+  if (choice.schedule.has_value() || spec.options.deterministic ||
+      ring.plan.recipe.schedule != ScheduleKind::kRing) {
+    return ring;
+  }
+  const int64_t group_size = RanksPerHost(HostOfEachRank(inputs, world_size), world_size);
+  if (group_size < 2 || group_size == world_size) return ring;
+  PlanChoice forced = choice;
+  forced.schedule = ScheduleKind::kDoubleRing;
+  absl::StatusOr<Candidate> twofold = Describe(
+      spec, direction, forced, inputs, ring.plan.shards.layout, world_size, ring.why, control);
+  if (!twofold.ok()) return twofold.status();
+  const double seconds = twofold->plan.predicted_compute_seconds;
+  if (seconds >= ring.plan.predicted_compute_seconds) return ring;
+  absl::StrAppendFormat(&twofold->why,
+                        "%sdouble_ring in groups of %d, predicted %.3g s against %.3g s in one "
+                        "ring",
+                        twofold->why.empty() ? "" : "; ", group_size, seconds,
+                        ring.plan.predicted_compute_seconds);
+  return twofold;
+}
+
 // Plans for a ring of this size.
 absl::StatusOr<Candidate> PlanRing(const AttentionSpec& spec, Direction direction,
                                    const PlanChoice& choice, const PlannerInputs& inputs,
@@ -339,7 +407,9 @@ absl::StatusOr<Candidate> PlanRing(const AttentionSpec& spec, Direction directio
   absl::StatusOr<Candidate> chosen =
       ChooseLayout(spec, direction, choice, inputs, world_size, control);
   if (!chosen.ok()) return chosen.status();
-  return ChooseSchedule(spec, direction, choice, inputs, *std::move(chosen), control);
+  chosen = ChooseSchedule(spec, direction, choice, inputs, *std::move(chosen), control);
+  if (!chosen.ok()) return chosen.status();
+  return ChooseDoubleRing(spec, direction, choice, inputs, *std::move(chosen), control);
 }
 
 // "8 workers on 2 of 3 hosts"

@@ -26,6 +26,8 @@ struct PlanChoice {
   // The following fields go into the recipe as they are (ProgramRecipe).
   int64_t stripe = 1;          // >= 1; ignored unless the layout is kStriped
   int64_t heads_per_step = 0;  // ignored unless the schedule is kAllGather
+  // Ranks per group; 0: the members of one host. Ignored unless the schedule is kDoubleRing.
+  int64_t group_size = 0;
   bool recompute_forward = false;
   bool keeps_inputs = false;
   Tuning tuning;
@@ -108,15 +110,18 @@ struct Plan {
 
 // Plans a request. Errors, with the field's name in the message:
 //   UNAVAILABLE          no worker is ready
-//   FAILED_PRECONDITION  world_size exceeds the number of ready workers
+//   FAILED_PRECONDITION  world_size exceeds the number of ready workers; schedule "double_ring"
+//                        without group_size over hosts with different numbers of members
 //   INVALID_ARGUMENT     schedule "single" with a world_size above 1; a stripe that
-//                        divides shards into too many pieces (above)
+//                        divides shards into too many pieces (above); a group_size that does not
+//                        divide the ring size
 //   CANCELLED            control.cancelled returned true
 // Layout and ring size of a deterministic request do not depend on the rates in `inputs`, because
 // measured rates vary. With several hosts, it gets the workers of one.
 //
 // With several hosts, a request that needs more than one device gets the workers of as many hosts
-// as the cost model predicts to pay off.
+// as the cost model predicts to pay off. A ring over hosts with equally many members is a double
+// ring if that is predicted to be faster and the request is not deterministic.
 absl::StatusOr<Plan> PlanRequest(const AttentionSpec& spec, Direction direction,
                                  const PlanChoice& choice, const PlannerInputs& inputs,
                                  const PlanControl& control = {});

@@ -102,6 +102,14 @@ void CheckTerms(const ProgramTerms& terms, Violations& violations) {
   if (terms.heads_per_step != 0 && terms.schedule != ScheduleKind::kAllGather) {
     violations.Invalid("plan.heads_per_step", "is set, but plan.schedule is not all_gather");
   }
+  if (terms.group_size != 0 && terms.schedule != ScheduleKind::kDoubleRing) {
+    violations.Invalid("plan.group_size", "is set, but plan.schedule is not double_ring");
+  } else if (terms.group_size != 0 && terms.world_size.has_value() &&
+             *terms.world_size % terms.group_size != 0) {
+    violations.Invalid(
+        "plan.group_size",
+        absl::StrCat("is ", terms.group_size, ": must divide the ring size, ", *terms.world_size));
+  }
   if (terms.stripe != 0 && terms.layout != Layout::kStriped) {
     violations.Invalid("plan.stripe", "is set, but plan.layout is not striped");
   }

@@ -45,6 +45,7 @@ struct ProgramTerms {
   std::optional<int> world_size;
   int64_t stripe = 0;          // 0: not set
   int64_t heads_per_step = 0;  // 0: not set
+  int64_t group_size = 0;      // 0: not set
 };
 
 // Reads a stripe; returns a valid one after a violation.

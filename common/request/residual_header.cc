@@ -86,6 +86,10 @@ void CheckPlanIsSame(const PlanChoice& plan, const std::vector<std::string>& mem
       !(is_alone && said.schedule() == v1::SCHEDULE_ALL_GATHER)) {
     differs("plan.heads_per_step");
   }
+  if (said.has_group_size() && said.group_size() != static_cast<uint32_t>(plan.group_size) &&
+      !(is_alone && said.schedule() == v1::SCHEDULE_DOUBLE_RING)) {
+    differs("plan.group_size");
+  }
   if (!said.members().empty() &&
       !std::equal(said.members().begin(), said.members().end(), members.begin(), members.end())) {
     violations.Invalid("plan.members",
@@ -132,6 +136,9 @@ std::optional<Rejection> FillFromResidual(const AttentionSpec& forward, const Pl
   }
   if (plan.heads_per_step != 0) {
     header->mutable_plan()->set_heads_per_step(static_cast<uint32_t>(plan.heads_per_step));
+  }
+  if (plan.group_size != 0) {
+    header->mutable_plan()->set_group_size(static_cast<uint32_t>(plan.group_size));
   }
   return std::nullopt;
 }

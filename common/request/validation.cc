@@ -90,6 +90,10 @@ PlanChoice CheckPlan(const v1::PlanOptions& plan, const Limits& limits, Violatio
     choice.heads_per_step =
         violations.Bounded("plan.heads_per_step", plan.heads_per_step(), 1, limits.max_heads);
   }
+  if (plan.has_group_size()) {
+    choice.group_size =
+        violations.Bounded("plan.group_size", plan.group_size(), 1, limits.max_world_size);
+  }
   if (plan.has_stripe()) choice.stripe = ReadStripe(plan.stripe(), limits, violations);
   choice.tuning = CheckTuning(plan.tuning(), violations);
   CheckMembers(plan, limits, choice, violations);
@@ -228,6 +232,7 @@ ProgramTerms TermsOf(const v1::PlanOptions& plan, const ValidRequest& request) {
   if (plan.has_world_size()) terms.world_size = request.choice.world_size;
   if (plan.has_stripe()) terms.stripe = request.choice.stripe;
   terms.heads_per_step = request.choice.heads_per_step;
+  terms.group_size = request.choice.group_size;
   return terms;
 }
 

@@ -31,7 +31,8 @@ constexpr Pair<ScheduleKind, v1::Schedule> kSchedules[] = {
     {ScheduleKind::kRing, v1::SCHEDULE_RING},
     {ScheduleKind::kAllGather, v1::SCHEDULE_ALL_GATHER},
     {ScheduleKind::kPassQ, v1::SCHEDULE_PASS_Q},
-    {ScheduleKind::kReplicatedQ, v1::SCHEDULE_REPLICATED_Q}};
+    {ScheduleKind::kReplicatedQ, v1::SCHEDULE_REPLICATED_Q},
+    {ScheduleKind::kDoubleRing, v1::SCHEDULE_DOUBLE_RING}};
 
 template <typename Value, typename Proto, size_t count>
 Proto ProtoOf(const Pair<Value, Proto> (&pairs)[count], Value value) {

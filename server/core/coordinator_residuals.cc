@@ -17,6 +17,7 @@ PlanChoice SamePlan(const Plan& plan) {
   choice.world_size = plan.shards.world_size;
   choice.stripe = plan.recipe.stripe;
   choice.heads_per_step = plan.recipe.heads_per_step;
+  choice.group_size = plan.recipe.group_size;
   return choice;
 }
 

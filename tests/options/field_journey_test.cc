@@ -152,6 +152,8 @@ constexpr Journey kJourneys[] = {
     {"plan.stripe", "plan { layout: LAYOUT_STRIPED stripe: 4 }"},
     {"plan.heads_per_step", "plan { schedule: SCHEDULE_ALL_GATHER heads_per_step: 1 }",
      Fate::kArrives, "plan { schedule: SCHEDULE_ALL_GATHER }"},
+    {"plan.group_size", "plan { schedule: SCHEDULE_DOUBLE_RING world_size: 4 group_size: 2 }",
+     Fate::kArrives, "plan { schedule: SCHEDULE_DOUBLE_RING world_size: 4 }"},
     {"plan.tuning.tile_q", "plan { tuning { tile_q: 64 } }"},
     {"plan.tuning.tile_kv", "plan { tuning { tile_kv: 64 } }"},
     {"plan.tuning.key_splits", "plan { tuning { key_splits: 2 } }"},

@@ -63,6 +63,7 @@ SET = {
     "PlanOptions.layout": {"layout": "zigzag"}, "PlanOptions.schedule": {"schedule": "pass_q"},
     "PlanOptions.world_size": {"world_size": 2}, "PlanOptions.stripe": {"stripe": 4},
     "PlanOptions.heads_per_step": {"heads_per_step": 1}, "PlanOptions.members": {"members": ["a", "b"]},
+    "PlanOptions.group_size": {"schedule": "double_ring", "group_size": 2},
     "PlanOptions.tuning": {"tile_q": 16}, "Tuning.tile_q": {"tile_q": 16}, "Tuning.tile_kv": {"tile_kv": 16},
     "Tuning.key_splits": {"key_splits": 2},
     "ForwardHeader.request_id": {"request_id": "mine"}, "ForwardHeader.shape": {}, "ForwardHeader.dtype": {},

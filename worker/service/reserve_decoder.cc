@@ -69,6 +69,10 @@ absl::StatusOr<ProgramTerms> ReadTerms(const v1::Reserve& reserve) {
   if (!terms.schedule.has_value()) return Malformed("schedule", "must be given");
   terms.world_size = reserve.members_size();
   terms.heads_per_step = reserve.heads_per_step();
+  terms.group_size = reserve.group_size();
+  if (terms.schedule == ScheduleKind::kDoubleRing && terms.group_size == 0) {
+    return Malformed("group_size", "must be given");
+  }
   return terms;
 }
 
@@ -111,6 +115,7 @@ absl::StatusOr<ReservedProgram> DecodeReserve(const v1::Reserve& reserve, int ra
                                 .recompute_forward = terms->recompute_forward,
                                 .keeps_inputs = terms->retains,
                                 .heads_per_step = terms->heads_per_step,
+                                .group_size = terms->group_size,
                                 .tuning = FromProto(reserve.tuning())};
   result.plan = MakeShardPlan(result.spec, recipe, reserve.members_size());
   result.program = MakeProgram(result.spec, result.plan, recipe, *ring_rank);

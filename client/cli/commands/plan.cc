@@ -223,6 +223,7 @@ Json ToJson(const PlanFlags& flags, const Planned& planned) {
             {"members", planned.members},
             {"stripe", plan.recipe.stripe},
             {"heads_per_step", plan.recipe.heads_per_step},
+            {"group_size", plan.recipe.group_size},
             {"reason", plan.reason},
             {"predicted_compute_seconds", plan.predicted_compute_seconds},
             {"rates",

@@ -13,7 +13,7 @@ from ringattn._residuals import Residual
 class Plan:
     """Where and how the call was computed."""
 
-    schedule: str  #: "single", "ring", "all_gather", "pass_q" or "replicated_q"
+    schedule: str  #: "single", "ring", "all_gather", "pass_q", "replicated_q" or "double_ring"
     layout: str
     world_size: int
     members: tuple[str, ...]  #: names of workers, by ring rank

@@ -72,7 +72,8 @@ def _document_dict(document: Document, index: int) -> dict[str, Any]:
 
 def _plan_dict(options: Mapping[str, Any]) -> dict[str, Any]:
     numbers = {name: whole_number(options[name], name)
-               for name in ("world_size", "stripe", "heads_per_step", "tile_q", "tile_kv", "key_splits")
+               for name in ("world_size", "stripe", "heads_per_step", "group_size", "tile_q", "tile_kv",
+                            "key_splits")
                if options.get(name) is not None}
     tuning = {name: numbers.pop(name) for name in ("tile_q", "tile_kv", "key_splits") if name in numbers}
     plan: dict[str, Any] = {"layout": options.get("layout"), "schedule": options.get("schedule"), **numbers}

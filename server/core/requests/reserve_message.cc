@@ -22,6 +22,7 @@ v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec
   reserve.set_schedule(ToProto(recipe.schedule));
   reserve.set_stripe(recipe.stripe);
   reserve.set_heads_per_step(static_cast<uint32_t>(recipe.heads_per_step));
+  reserve.set_group_size(static_cast<uint32_t>(recipe.group_size));
   reserve.set_with_timeline(request.with_timeline);
   reserve.set_has_dlse(spec.has_dlse);
   reserve.set_fp32_results(spec.fp32_results);
