@@ -1,8 +1,10 @@
 #include "common/plan/cost_model.h"
 
 #include <algorithm>
+#include <cassert>
 #include <utility>
 
+#include "common/program/access.h"
 #include "common/schedule/work_count.h"
 
 namespace ringattn {
@@ -45,6 +47,13 @@ double HeadRows(const AttentionSpec& spec) {
 
 }  // namespace
 
+double FlopsOfCall(const AttentionSpec& spec, const ComputeCall& call) {
+  double flops = FlopsPerPair(spec, call.op) * HeadRows(spec) * call.share_of_heads() *
+                 static_cast<double>(call.tiles * kTileRows * kTileRows);
+  if (call.op == ComputeCall::Op::kProbabilities) flops += ProbabilityFlops(spec, call);
+  return flops;
+}
+
 double FlopsOfPairs(const AttentionSpec& spec, Direction direction, bool recompute_forward,
                     double pairs) {
   double per_pair = 0;
@@ -61,73 +70,70 @@ CostSum::CostSum(const AttentionSpec& spec, const PlannerInputs& inputs,
   for (int host : host_of_rank_) hosts_ = std::max(hosts_, host + 1);
 }
 
-std::vector<CostSum::BetweenHosts> CostSum::BetweenHostsByStep(const Program& program) const {
-  std::vector<BetweenHosts> by_step(program.steps.size());
-  for (size_t begin = 0; begin < program.steps.size(); ++begin) {
-    for (const Transfer& transfer : program.steps[begin].transfers) {
-      if (transfer.lane != Lane::kBetween) continue;
-      const double share = 1.0 / transfer.steps;
-      for (size_t step = begin; step < begin + transfer.steps; ++step) {
-        HostBytes& bytes = by_step[step].bytes;
-        (transfer.kind == Transfer::Kind::kSend ? bytes.sent : bytes.received) +=
-            share * static_cast<double>(transfer.range.bytes);
-        by_step[step].overhead_seconds =
-            std::max(by_step[step].overhead_seconds, share * inputs_.host_exchange_overhead_s);
-      }
+CostSum::RankStep CostSum::CostOf(const Step& step, const Step* before) const {
+  std::vector<Access> calls, last_calls;
+  const auto collect = [](const Step& from, std::vector<Access>& accesses) {
+    for (const ComputeCall& call : from.calls) {
+      for (const Access& access : AccessesOf(call)) accesses.push_back(access);
     }
-  }
-  return by_step;
-}
-
-double CostSum::SecondsOfStep(int rank, const Step& step, const BetweenHosts& between,
-                              StepCost* cost) const {
+  };
+  collect(step, calls);
+  if (before != nullptr) collect(*before, last_calls);
   double flops = 0;
-  for (const ComputeCall& call : step.calls) {
-    flops += FlopsPerPair(spec_, call.op) * HeadRows(spec_) * call.share_of_heads() *
-             static_cast<double>(call.tiles * kTileRows * kTileRows);
-    if (call.op == ComputeCall::Op::kProbabilities) flops += ProbabilityFlops(spec_, call);
-  }
-  HostBytes inside;
-  bool exchanges_inside = false;
+  for (const ComputeCall& call : step.calls) flops += FlopsOfCall(spec_, call);
+  RankStep cost;
+  double sent = 0, received = 0, between = 0;
   for (const Transfer& transfer : step.transfers) {
-    if (transfer.lane == Lane::kBetween) continue;
-    exchanges_inside = true;
-    (transfer.kind == Transfer::Kind::kSend ? inside.sent : inside.received) +=
-        static_cast<double>(transfer.range.bytes);
+    const bool sends = transfer.kind == Transfer::Kind::kSend;
+    const double bytes = static_cast<double>(transfer.range.bytes);
+    const std::vector<Access> own = {AccessOf(transfer)};
+    cost.after_last_calls = cost.after_last_calls || Conflict(own, last_calls);
+    // Calls of a later step are not looked up: they wait for the transfer anyway.
+    const bool before_calls = transfer.steps == 1 && Conflict(own, calls);
+    if (transfer.lane == Lane::kInside) {
+      (sends ? sent : received) += bytes;
+      cost.peers.push_back(transfer.peer);
+      cost.exchange_before_calls = cost.exchange_before_calls || before_calls;
+      continue;
+    }
+    if (before_calls) cost.needed_from.push_back(transfer.peer);
+    between += bytes / inputs_.host_link_bytes_per_s / transfer.steps;
+    if (!sends) continue;
+    auto to_peer = std::find_if(cost.sent.begin(), cost.sent.end(), [&](const Sent& flow) {
+      return flow.to == transfer.peer && flow.steps == transfer.steps;
+    });
+    if (to_peer == cost.sent.end()) {
+      to_peer = cost.sent.insert(to_peer, {.to = transfer.peer, .steps = transfer.steps});
+    }
+    to_peer->bytes += bytes;
   }
-  double exchange = 0;
-  if (exchanges_inside) {
-    exchange = std::max(inside.sent, inside.received) / inputs_.link_bytes_per_s +
-               inputs_.exchange_overhead_s;
+  if (!cost.peers.empty()) {
+    cost.exchange_seconds =
+        std::max(sent, received) / inputs_.link_bytes_per_s + inputs_.exchange_overhead_s;
   }
-  if (between.overhead_seconds > 0 || between.bytes.sent + between.bytes.received > 0) {
-    exchange = std::max(exchange, std::max(between.bytes.sent, between.bytes.received) /
-                                          inputs_.host_link_bytes_per_s +
-                                      between.overhead_seconds);
-    cost->hosts.resize(hosts_);
-    cost->hosts[host_of_rank_[rank]].sent += between.bytes.sent;
-    cost->hosts[host_of_rank_[rank]].received += between.bytes.received;
-    cost->overhead = std::max(cost->overhead, between.overhead_seconds);
-  }
-  const double launches =
+  cost.between_seconds = between;
+  cost.compute_seconds =
+      flops / inputs_.device_flops_per_s +
       inputs_.step_overhead_s * static_cast<double>(std::max<size_t>(step.calls.size(), 1));
-  const double seconds = std::max(flops / inputs_.device_flops_per_s, exchange) + launches;
-  cost->seconds = std::max(cost->seconds, seconds);
-  cost->launches = std::max(cost->launches, launches);
-  return seconds;
+  return cost;
 }
 
 void CostSum::Add(const Program& program) {
+  assert(program.rank == static_cast<int>(ranks_.size()));
   plan_.buffer_bytes.push_back(program.BufferBytes());
   plan_.tiles.push_back(program.TileCount());
   plan_.sent_bytes.push_back(program.SentBytes());
   plan_.exchanged_bytes += plan_.sent_bytes.back();
-  steps_.resize(program.steps.size());
+  std::vector<RankStep>& steps = ranks_.emplace_back();
   double rank_seconds = 0;
-  const std::vector<BetweenHosts> between = BetweenHostsByStep(program);
   for (size_t i = 0; i < program.steps.size(); ++i) {
     const Step& step = program.steps[i];
-    rank_seconds += SecondsOfStep(program.rank, step, between[i], &steps_[i]);
+    steps.push_back(CostOf(step, i == 0 ? nullptr : &program.steps[i - 1]));
+    const RankStep& cost = steps.back();
+    const double seconds =
+        std::max({cost.compute_seconds, cost.exchange_seconds, cost.between_seconds});
+    rank_seconds += seconds;
+    plan_.predicted_step_seconds = std::max(plan_.predicted_step_seconds, seconds);
     for (const ComputeCall& call : step.calls) {
       plan_.flops += FlopsPerPair(spec_, call.op) * HeadRows(spec_) * call.share_of_heads() *
                      static_cast<double>(call.pairs);
@@ -136,20 +142,93 @@ void CostSum::Add(const Program& program) {
   plan_.busiest_rank_seconds = std::max(plan_.busiest_rank_seconds, rank_seconds);
 }
 
+double CostSum::ReadyToExchange(int rank, size_t step, const Progress& before,
+                                const Progress& earlier) const {
+  const double calls =
+      ranks_[rank][step].after_last_calls ? before.calls[rank] : earlier.calls[rank];
+  return std::max(calls, before.arrivals[rank]);
+}
+
+void CostSum::ExchangeBetweenHosts(size_t step, const std::vector<double>& ready) {
+  struct Flow {
+    int from;
+    const Sent* sent;
+    double ready;
+  };
+  std::vector<Flow> flows;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    for (const Sent& sent : ranks_[rank][step].sent) {
+      flows.push_back({static_cast<int>(rank), &sent, std::max(ready[rank], ready[sent.to])});
+    }
+  }
+  std::stable_sort(flows.begin(), flows.end(),
+                   [](const Flow& a, const Flow& b) { return a.ready < b.ready; });
+  for (const Flow& flow : flows) {
+    double& out_free = out_free_[host_of_rank_[flow.from]];
+    double& in_free = in_free_[host_of_rank_[flow.sent->to]];
+    const double seconds = flow.sent->bytes / inputs_.host_link_bytes_per_s;
+    out_free = in_free = std::max({flow.ready, out_free, in_free}) + seconds;
+    const double ends = out_free + inputs_.host_exchange_overhead_s;
+    for (int rank : {flow.from, flow.sent->to}) {
+      const std::vector<int>& needed = ranks_[rank][step].needed_from;
+      const int peer = rank == flow.from ? flow.sent->to : flow.from;
+      Arrivals& arrivals = arrivals_[rank][step + flow.sent->steps - 1];
+      arrivals.all = std::max(arrivals.all, ends);
+      if (std::find(needed.begin(), needed.end(), peer) != needed.end()) {
+        arrivals.before_calls = std::max(arrivals.before_calls, ends);
+      }
+    }
+  }
+}
+
+void CostSum::Exchange(size_t step, const Progress& before, const Progress& earlier,
+                       Progress& now) {
+  std::vector<double> ready;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    ready.push_back(ReadyToExchange(static_cast<int>(rank), step, before, earlier));
+  }
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const RankStep& cost = ranks_[rank][step];
+    if (cost.peers.empty()) continue;
+    double begins = std::max(ready[rank], before.exchanges[rank]);
+    for (int peer : cost.peers) {
+      begins = std::max({begins, ready[peer], before.exchanges[peer]});
+    }
+    now.exchanges[rank] = begins + cost.exchange_seconds;
+  }
+  ExchangeBetweenHosts(step, ready);
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    now.arrivals[rank] = std::max(now.arrivals[rank], arrivals_[rank][step].all);
+  }
+}
+
 Plan CostSum::Finish(const ProgramRecipe& recipe, ShardPlan shards) && {
   plan_.recipe = recipe;
   plan_.shards = std::move(shards);
-  plan_.step_count = static_cast<int64_t>(steps_.size());
-  for (const StepCost& step : steps_) {
-    double seconds = step.seconds;
-    for (const HostBytes& host : step.hosts) {
-      if (host.sent == 0 && host.received == 0) continue;
-      seconds =
-          std::max(seconds, std::max(host.sent, host.received) / inputs_.host_link_bytes_per_s +
-                                step.overhead + step.launches);
+  const size_t steps = ranks_.empty() ? 0 : ranks_.front().size();
+  plan_.step_count = static_cast<int64_t>(steps);
+  out_free_.assign(hosts_, 0);
+  in_free_.assign(hosts_, 0);
+  arrivals_.assign(ranks_.size(), std::vector<Arrivals>(steps));
+  const std::vector<double> zeros(ranks_.size(), 0);
+  Progress earlier{zeros, zeros, zeros};
+  Progress before = earlier;
+  for (size_t step = 0; step < steps; ++step) {
+    Progress now = before;
+    Exchange(step, before, earlier, now);
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const RankStep& cost = ranks_[rank][step];
+      double begins = std::max({before.calls[rank], before.exchanges[rank], before.arrivals[rank],
+                                arrivals_[rank][step].before_calls});
+      if (cost.exchange_before_calls) begins = std::max(begins, now.exchanges[rank]);
+      now.calls[rank] = begins + cost.compute_seconds;
     }
-    plan_.predicted_compute_seconds += seconds;
-    plan_.predicted_step_seconds = std::max(plan_.predicted_step_seconds, seconds);
+    earlier = std::exchange(before, std::move(now));
+  }
+  for (const std::vector<double>* ends : {&before.calls, &before.exchanges, &before.arrivals}) {
+    for (double seconds : *ends) {
+      plan_.predicted_compute_seconds = std::max(plan_.predicted_compute_seconds, seconds);
+    }
   }
   return std::move(plan_);
 }

@@ -15,50 +15,76 @@ namespace ringattn {
 double FlopsOfPairs(const AttentionSpec& spec, Direction direction, bool recompute_forward,
                     double pairs);
 
-// Sums up the cost of a schedule, one program at a time. Not thread safe.
+// Returns the floating point operations of a call, in whole tiles as kernels execute them.
+double FlopsOfCall(const AttentionSpec& spec, const ComputeCall& call);
+
+// Predicts the time of a schedule, to which programs are added one at a time. Not thread safe.
 //
-// A step takes the longest of: its computation; its transfers inside the host, at the link rate;
-// its transfers between hosts, at the rate between hosts. Ranks of one host share that rate, so the
-// bytes of all of them in one step are added up. A transfer that may take several steps
-// (Transfer::steps) is divided equally among them.
+// A rank computes step after step, and exchanges step after step inside its host, at the link rate.
+//   - The calls of a step wait for the transfers of earlier steps, and for those of their own step
+//     with which they conflict.
+//   - The transfers of a step wait, on both ranks, for the transfers of the step before, and for
+//     its calls if these conflict with them, otherwise for the calls of the step before that.
+//   - A transfer between hosts overlaps all steps that it may take (Transfer::steps). Ranks of a
+//     host share the rate between hosts: their transfers follow each other, in the order in which
+//     both ranks are ready.
 class CostSum {
  public:
   // `host_of_rank`: empty if all ranks are on one host. `spec` and `inputs` must outlive this.
   CostSum(const AttentionSpec& spec, const PlannerInputs& inputs, std::vector<int> host_of_rank);
 
-  // REQUIRES: AssignLanes has set the program's lanes from host_of_rank.
+  // REQUIRES: AssignLanes has set the program's lanes from host_of_rank. Ranks are added in order.
   void Add(const Program& program);
 
   // Stores the recipe and the shards in the plan, without hosts and reason.
+  // REQUIRES: the programs of all ranks have been added.
   Plan Finish(const ProgramRecipe& recipe, ShardPlan shards) &&;
 
  private:
-  struct HostBytes {
-    double sent = 0;
-    double received = 0;
+  // What a rank sends to one rank of another host, from one step on.
+  struct Sent {
+    int to = 0;
+    int steps = 1;  // that it may take
+    double bytes = 0;
   };
-  struct StepCost {
-    double seconds = 0;            // of the busiest rank
-    double launches = 0;           // the part of it that overlaps nothing
-    double overhead = 0;           // of transfers between hosts
-    std::vector<HostBytes> hosts;  // to and from other hosts
+  struct RankStep {
+    double compute_seconds = 0;   // with launches
+    double exchange_seconds = 0;  // inside the host
+    double between_seconds = 0;   // between hosts, at the host's whole rate
+    std::vector<int> peers;       // inside the host
+    std::vector<Sent> sent;       // to other hosts
+    // By sender on another host: the calls of the step need what arrives in it.
+    std::vector<int> needed_from;
+    bool exchange_before_calls = false;  // the calls need the transfers inside the host
+    bool after_last_calls = false;       // a transfer needs the calls of the step before
+  };
+  // The progress of all ranks: when they have ended the calls of a step, when the transfers inside
+  // the host, and when those between hosts that had to end.
+  struct Progress {
+    std::vector<double> calls, exchanges, arrivals;
   };
 
-  // What a rank exchanges with other hosts during a step.
-  struct BetweenHosts {
-    HostBytes bytes;
-    double overhead_seconds = 0;
-  };
-
-  std::vector<BetweenHosts> BetweenHostsByStep(const Program& program) const;
-  double SecondsOfStep(int rank, const Step& step, const BetweenHosts& between,
-                       StepCost* cost) const;
-
+  RankStep CostOf(const Step& step, const Step* before) const;
+  // Sets when the transfers of the step end.
+  //   before, earlier  the progress after the step before and the one before that
+  void Exchange(size_t step, const Progress& before, const Progress& earlier, Progress& now);
+  void ExchangeBetweenHosts(size_t step, const std::vector<double>& ready);
+  // Returns since when the rank's transfers of the step may begin.
+  double ReadyToExchange(int rank, size_t step, const Progress& before,
+                         const Progress& earlier) const;
   const AttentionSpec& spec_;
   const PlannerInputs& inputs_;
   const std::vector<int> host_of_rank_;
   int hosts_ = 1;
-  std::vector<StepCost> steps_;
+  std::vector<std::vector<RankStep>> ranks_;
+  // By host: when the link is free.
+  std::vector<double> out_free_, in_free_;
+  // By rank and step: when the transfers between hosts end whose last step it is.
+  struct Arrivals {
+    double before_calls = 0;
+    double all = 0;
+  };
+  std::vector<std::vector<Arrivals>> arrivals_;
   Plan plan_;
 };
 

@@ -95,12 +95,11 @@ struct Plan {
   int64_t exchanged_bytes = 0;  // sum of sent_bytes
   int64_t spans = 0;            // of all shards on both axes; set when the spans are dropped
   int64_t step_count = 0;
-  // From the first rank's start to the last rank's end: the sum over steps of the busiest rank's
-  // time, with compute and exchange overlapped.
+  // From the first rank's start to the last rank's end (cost_model.h).
   double predicted_compute_seconds = 0;
   double predicted_step_seconds = 0;  // the longest step
   // The time of the busiest rank's steps if it never waits for other ranks. Used to compare
-  // schedules: if ranks are busy at different steps, predicted_compute_seconds is too high.
+  // schedules whose ranks wait for each other differently.
   double busiest_rank_seconds = 0;
   double flops = 0;  // of unmasked pairs, multiply-adds counted twice
   // The planner chose a ring of some hosts, and there are larger ones.

@@ -137,14 +137,13 @@ void ExpectResidentKeysMemory(const ScheduleCase& c, const Schedule& schedule) {
 // group. The gradients of as many, and a landing slot for each sum that goes home.
 void ExpectDoubleRingMemory(const ScheduleCase& c, const Schedule& schedule) {
   const AttentionShape& shape = c.spec.shape;
-  const int64_t block = shape.batch * LargestShard(c.plan) * shape.num_kv_heads *
-                        (shape.head_dim + shape.head_dim_v);
+  const int64_t block =
+      shape.batch * LargestShard(c.plan) * shape.num_kv_heads * (shape.head_dim + shape.head_dim_v);
   const int64_t element_bytes = ElementBytes(c.spec.dtype);
   for (const Program& program : schedule.programs) {
-    EXPECT_LE(BytesNamed(program, {"kv_slot"}) - BytesNamed(program, {"kv_slot1.kv_segment_ids",
-                                                                      "kv_slot2.kv_segment_ids",
-                                                                      "kv_slot3.kv_segment_ids",
-                                                                      "kv_slot4.kv_segment_ids"}),
+    EXPECT_LE(BytesNamed(program, {"kv_slot"}) -
+                  BytesNamed(program, {"kv_slot1.kv_segment_ids", "kv_slot2.kv_segment_ids",
+                                       "kv_slot3.kv_segment_ids", "kv_slot4.kv_segment_ids"}),
               4 * block * element_bytes);
     EXPECT_LE(BytesNamed(program, {"dkv_slot"}), 7 * block * 4);
     EXPECT_LE(BytesNamed(program, {"landing"}), 2 * block * 4);
