@@ -36,7 +36,7 @@ struct WorkerTraits {
   absl::Duration kv_orphan_time = absl::Seconds(10);
 };
 
-// What a worker keeps of an operation that has ended (worker/operation/kept_operations.h).
+// An ended operation that a worker keeps (worker/operation/kept_operations.h).
 struct Kept {
   std::string principal;
   uint64_t generation = 0;
@@ -93,7 +93,8 @@ class SimWorker {
   bool stuck() const { return stuck_; }
   bool computes() const { return !running_.empty() || !preempting_.empty(); }
   int64_t reserved_bytes() const;
-  // Of operations that have ended, for equal requests; not part of reserved_bytes().
+  // The memory of ended operations that are kept for equal requests, in addition to
+  // reserved_bytes().
   int64_t kept_bytes() const { return kept_.bytes(); }
   const KeptParts<Kept>::Counts& kept_counts() const { return kept_.counts(); }
   SimKvRanks& kv() { return *kv_; }

@@ -4,6 +4,8 @@
 //
 // A kept operation stays counted in MemoryBudget, which evicts it as soon as anything else needs
 // the memory. Its buffers still hold data of its request, so its recipe must contain the principal.
+//
+// Tests: kept_operations_test.cc, equal_requests_test.cc
 #ifndef RINGATTN_WORKER_OPERATION_KEPT_OPERATIONS_H_
 #define RINGATTN_WORKER_OPERATION_KEPT_OPERATIONS_H_
 

@@ -48,7 +48,7 @@ class MemoryBudget {
     int64_t bytes_ = 0;
   };
 
-  // Returns reserved memory that nobody needs, at least `bytes` if there is so much. Returns false
+  // Frees reserved memory that is not in use, at least `bytes` if there is so much. Returns false
   // if there is none. Thread safe.
   using Reclaim = std::function<bool(int64_t bytes)>;
 

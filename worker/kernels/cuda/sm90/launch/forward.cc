@@ -296,7 +296,7 @@ PreparedForward::Division PreparedForward::Choose(const ForwardCall& call, const
 }
 
 // The first plan shows whether the keys are split and how many each tile has. That decides between
-// the kernels of a class, which have tiles of their own.
+// the kernels of a class. Their tiles differ, so another kernel needs another plan.
 void PreparedForward::Plan(const ForwardCall& call, const DeviceInfo& device,
                            const KernelTuning& tuning, Division& division) {
   const AttentionProblem& problem = *call.problem;
