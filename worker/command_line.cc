@@ -365,6 +365,9 @@ void AddTimeouts(CLI::App* app, CommandLine* line) {
               "how long requests in progress may continue after SIGTERM");
   AddDuration(app, "--kv_orphan_time", &line->worker.kv_orphan_time,
               "how long K/V caches outlive the loss of the coordinator");
+  AddDurationOrZero(app, "--prepared_lease", &line->worker.prepared_lease,
+                    "how long an operation that has ended stays prepared for an equal request of "
+                    "the same client; its memory is free to others meanwhile; 0: not at all");
   AddDuration(app, "--ring_step_timeout", &line->backend.ring_step_timeout,
               "time limit for the transfers of one ring step, including the time that peers take");
   AddDuration(app, "--ring_connect_timeout", &line->worker.ring.connect_timeout,

@@ -34,6 +34,18 @@ inline constexpr absl::Duration kLongestPause = absl::Seconds(1);
 // per worker (max_operations_per_worker) occupy at most 2 MiB of the coordinator's memory.
 inline constexpr int64_t kMaxInlineRunBytes = 128 * kKiB;
 
+// A worker keeps operations that have ended for equal requests. The operations that a worker holds
+// at a time are at most eight (max_operations_per_worker), so 32 serve four clients that each
+// repeat a forward and a backward, with all eight places in use. The lists of documents of an
+// operation take at most 8 MiB of host memory in the message and the program: 512 MiB for 32 of the
+// largest.
+inline constexpr size_t kMaxKeptOperations = 32;
+// Kept operations take at most a quarter of the worker's memory for requests. Anything that needs
+// the memory evicts them, so this bounds only how much has to be freed then.
+inline constexpr int64_t kKeptMemoryDivisor = 4;
+// Longer than the optimizer's part of a training step, so that the next step finds the operations.
+inline constexpr absl::Duration kPreparedLease = absl::Seconds(30);
+
 struct Limits {
   // --- Shapes. Validation saturates the product of the dimensions and compares it with
   // max_tensor_bytes (2^38), so no size of a valid tensor overflows int64. Neither do the 2^54

@@ -87,6 +87,7 @@ class Coordinator::Impl {
   void OnHeartbeat(ConnectionId connection, const v1::Heartbeat& heartbeat);
   void OnGenerationFailed(ConnectionId connection, const v1::GenerationFailed& failed);
   void OnReserved(ConnectionId connection, const v1::Reserved& reserved);
+  void OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded);
   void OnFinished(ConnectionId connection, const v1::Finished& finished);
   void OnTransferProgress(ConnectionId connection, const v1::TransferProgress& progress);
   void OnDelivered(ConnectionId connection, const v1::Delivered& delivered);

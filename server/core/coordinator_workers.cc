@@ -70,7 +70,7 @@ void Coordinator::Impl::On(const WorkerMessage& event) {
     case v1::JoinRequest::kReserved:
       return OnReserved(event.connection, message.reserved());
     case v1::JoinRequest::kUploaded:
-      return operations_.OnUploaded(event.connection, message.uploaded());
+      return OnUploaded(event.connection, message.uploaded());
     case v1::JoinRequest::kFinished:
       return OnFinished(event.connection, message.finished());
     case v1::JoinRequest::kReleased:
@@ -142,6 +142,14 @@ void Coordinator::Impl::OnReserved(ConnectionId connection, const v1::Reserved& 
       operations_.EraseIfReleased(*refused);
     }
   }
+}
+
+void Coordinator::Impl::OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded) {
+  const Operation* running = operations_.OnUploaded(connection, uploaded);
+  if (running == nullptr) return;
+  Request& request = *requests_.Find(*running->stream);
+  request.run_at = batch_.now();
+  requests_.SetState(request, v1::REQUEST_STATE_COMPUTING);
 }
 
 void Coordinator::Impl::OnFinished(ConnectionId connection, const v1::Finished& finished) {

@@ -74,6 +74,18 @@ def measure(ring, client, options):
     return row
 
 
+def print_table(builds, rows, columns):
+    """Prints the medians of each build's rounds, and the medians of their ratios to those of the first."""
+    print("build," + ",".join(columns))
+    for build, measured in zip(builds, rows):
+        figures = [statistics.median(row[column] for row in measured) for column in columns]
+        print(f"{build}," + ",".join(f"{figure:.3f}" for figure in figures))
+    for build, measured in zip(builds[1:], rows[1:]):
+        ratios = [statistics.median(row[column] / first[column] for row, first in zip(measured, rows[0]))
+                  for column in columns]
+        print(f"{build} / {builds[0]}," + ",".join(f"{ratio:.3f}" for ratio in ratios))
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", action="append", type=pathlib.Path)
@@ -91,14 +103,7 @@ def main():
         for _ in range(options.rounds):
             for build, ring, measured in zip(builds, rings, rows):
                 measured.append(measure(ring, program(build, "ringattn"), options))
-    print("build," + ",".join(COLUMNS))
-    medians = [[statistics.median(row[column] for row in measured) for column in COLUMNS] for measured in rows]
-    for build, figures in zip(builds, medians):
-        print(f"{build}," + ",".join(f"{figure:.3f}" for figure in figures))
-    for build, measured in zip(builds[1:], rows[1:]):
-        ratios = [statistics.median(row[column] / first[column] for row, first in zip(measured, rows[0]))
-                  for column in COLUMNS]
-        print(f"{build} / {builds[0]}," + ",".join(f"{ratio:.3f}" for ratio in ratios))
+    print_table(builds, rows, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ run() {
   local name=$1
   shift
   /usr/bin/python3 -m pytest -q -p no:cacheprovider --durations=8 --junit-xml="$reports/$name.xml" \
-    tests/e2e tests/hosts tests/writers "$@"
+    tests/e2e tests/equal_requests tests/hosts tests/writers "$@"
   local ended=$?
   ((ended != 5)) || ended=0  # the arguments select no test of this kind
   return "$ended"

@@ -208,6 +208,7 @@ void Checker::On(const LossEvent& event) {
   if (dead_workers_.count(*workers.begin()) == 0) return;
   if (event.workers.size() < dead_workers_.size()) {
     if (--single_events_allowed_ < 0) world_->Violate(dead_host_, " is lost in several events");
+    for (const std::string& worker : workers) dead_workers_.erase(worker);
     return;
   }
   if (workers != dead_workers_) world_->Violate("others are lost with ", dead_host_);

@@ -33,6 +33,7 @@ void Clients::StartRandomCall(int max_world_size) {
   call.client = call.principal.empty() ? absl::StrCat("peer-", random.Below(4)) : call.principal;
   call.fingerprint = random.Next();
   call.tokens = random.OneIn(10) ? random.Below(3) : random.Below(2000);
+  if (random.OneIn(2)) call.tokens = 512;  // like others
   call.world_size = random.Below(max_world_size + 1);
   call.backward = random.OneIn(3);
   call.upload_time = random.Between(absl::Milliseconds(1), absl::Milliseconds(400));

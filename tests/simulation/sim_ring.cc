@@ -166,6 +166,7 @@ void SimWorker::OnBlock(const std::string& id, int step) {
 void SimWorker::Finish(const std::string& id, bool ok) {
   Operation& operation = operations_.at(id);
   operation.finished = true;
+  operation.ended_well = ok && !operation.cancelled;
   const bool is_inline = operation.inline_reserved.has_value();
   if (ok && !operation.cancelled && !is_inline && std::exchange(stop_sending_next_, false)) {
     world_->Trace(name_, " does not send ", id);
@@ -190,7 +191,9 @@ void SimWorker::Finish(const std::string& id, bool ok) {
     running_.clear();
     StartNext();
   }
-  if (is_inline) operations_.erase(id);
+  if (!is_inline) return;
+  Keep(operation);
+  operations_.erase(id);
 }
 
 void SimWorker::FailExchange(const std::string& id, const std::string& reason) {

@@ -9,9 +9,20 @@ namespace {
 
 constexpr absl::Duration kHeartbeatInterval = absl::Seconds(1);
 constexpr absl::Duration kConnectTimeout = absl::Seconds(5);
+constexpr absl::Duration kKeptLease = absl::Seconds(3);
 
 int64_t ResidualBytes(const v1::Reserve& reserve) {
   return 32 + 8 * static_cast<int64_t>(reserve.shape().seq_len_q()) / reserve.members_size();
+}
+
+// Returns everything that an operation depends on, and its principal.
+std::string RecipeOf(v1::Reserve reserve) {
+  reserve.clear_operation_id();
+  reserve.clear_request_id();
+  reserve.clear_traceparent();
+  reserve.clear_token();
+  reserve.clear_inline_run();
+  return reserve.SerializeAsString();
 }
 
 }  // namespace
@@ -22,7 +33,8 @@ SimWorker::SimWorker(World* world, ControlPlane* control, FindPeer find_peer, st
       control_(control),
       find_peer_(std::move(find_peer)),
       name_(std::move(name)),
-      traits_(traits) {
+      traits_(traits),
+      kept_({.max_count = 4, .max_bytes = traits.memory_bytes / 4, .lease = kKeptLease}) {
   SimKvRanks::Host host;
   host.later = [this](absl::Duration delay, std::function<void()> callback) {
     Later(delay, std::move(callback));
@@ -94,6 +106,7 @@ void SimWorker::Kill(bool silently) {
   residuals_.clear();
   kv_->Clear();
   operations_.clear();
+  kept_.Clear();
   ForgetRuns();
   blobs_.clear();
   broken_peers_.clear();
@@ -118,6 +131,7 @@ void SimWorker::Resume() {
 }
 
 void SimWorker::Heartbeats() {
+  CheckKept();
   if (connection_ != 0) {
     v1::JoinRequest message;
     v1::Heartbeat* heartbeat = message.mutable_heartbeat();
@@ -200,6 +214,7 @@ void SimWorker::OnStreamClosed(ConnectionId connection, uint64_t process) {
 void SimWorker::FreeEverything() {
   LeaveRing();
   operations_.clear();
+  kept_.Clear();
   ForgetRuns();
   generation_ = 0;
   committed_ = broken_ = false;
@@ -324,6 +339,7 @@ void SimWorker::OnReserve(const v1::Reserve& reserve) {
     bytes -= residual->second;
   }
   answer->set_workspace_bytes(traits_.workspace_bytes);
+  TakeKept(reserve, bytes);
   if (reserved_bytes() + bytes > traits_.memory_bytes ||
       (world_->weather != Weather::kCalm && world_->random.OneIn(40))) {
     answer->set_reason("no memory");
@@ -361,6 +377,37 @@ void SimWorker::RunInline(const std::string& id, const v1::Reserved& reserved) {
   run.set_operation_id(id);
   if (inline_run.has_preempt_after()) *run.mutable_preempt_after() = inline_run.preempt_after();
   OnRun(run);
+}
+
+void SimWorker::TakeKept(const v1::Reserve& reserve, int64_t bytes) {
+  const std::optional<Kept> kept = kept_.Take(RecipeOf(reserve), world_->now());
+  if (kept.has_value()) {
+    if (kept->principal != reserve.principal() || kept->generation != generation_ ||
+        kept->bytes != bytes || world_->now() - kept->since >= kKeptLease) {
+      world_->Violate(name_, ": ", reserve.operation_id(), " takes what is not its own");
+    }
+  }
+  GiveWay(bytes);
+}
+
+void SimWorker::GiveWay(int64_t bytes) {
+  const int64_t most = traits_.memory_bytes - reserved_bytes() - bytes;
+  if (kept_.bytes() > most) kept_.Evict(kept_.bytes() - most);
+}
+
+void SimWorker::Keep(const Operation& operation) {
+  const v1::Reserve& reserve = operation.reserve;
+  if (!operation.ended_well || reserve.retain() || !reserve.residual().empty()) return;
+  kept_.Keep(RecipeOf(reserve), operation.bytes,
+             {reserve.principal(), generation_, world_->now(), operation.bytes}, world_->now());
+}
+
+void SimWorker::CheckKept() {
+  kept_.Expire(world_->now());
+  GiveWay(0);
+  if (generation_ == 0 && kept_.count() > 0) {
+    world_->Violate(name_, " keeps operations without a ring");
+  }
 }
 
 bool SimWorker::Reads(const std::string& operation_id) const {
@@ -449,6 +496,7 @@ void SimWorker::OnRelease(const v1::Release& release) {
     }
     residuals_[release.operation_id()] = ResidualBytes(found->second.reserve);
   }
+  Keep(found->second);
   operations_.erase(found);
   v1::JoinRequest answer;
   answer.mutable_released()->set_operation_id(release.operation_id());

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/kept_parts.h"
 #include "tests/simulation/control_plane.h"
 #include "tests/simulation/sim_kv_ranks.h"
 
@@ -33,6 +34,14 @@ struct WorkerTraits {
   // A lost peer ends the transfers with that peer only, as over sockets. Else it ends all of them.
   bool isolates_peers = true;
   absl::Duration kv_orphan_time = absl::Seconds(10);
+};
+
+// An ended operation that a worker keeps (worker/operation/kept_operations.h).
+struct Kept {
+  std::string principal;
+  uint64_t generation = 0;
+  absl::Time since;
+  int64_t bytes = 0;
 };
 
 // Not thread safe.
@@ -84,6 +93,10 @@ class SimWorker {
   bool stuck() const { return stuck_; }
   bool computes() const { return !running_.empty() || !preempting_.empty(); }
   int64_t reserved_bytes() const;
+  // The memory of ended operations that are kept for equal requests, in addition to
+  // reserved_bytes().
+  int64_t kept_bytes() const { return kept_.bytes(); }
+  const KeptParts<Kept>::Counts& kept_counts() const { return kept_.counts(); }
   SimKvRanks& kv() { return *kv_; }
   int64_t kv_bytes() const { return kv_->bytes(); }
   void set_on_kv_change(std::function<void(const std::string& cache)> on_change) {
@@ -103,6 +116,7 @@ class SimWorker {
     absl::Duration preempt_after;  // 0: does not preempt
     bool cancelled = false;
     bool finished = false;
+    bool ended_well = false;
     bool exchange_failed = false;
     int step = 0;
     int tile = 0;
@@ -122,6 +136,13 @@ class SimWorker {
   void Heartbeats();
   void FreeEverything();
   void ForgetRuns();
+
+  // Takes what an equal operation has left, and makes room for `bytes`.
+  void TakeKept(const v1::Reserve& reserve, int64_t bytes);
+  void Keep(const Operation& operation);
+  // Evicts as far as the reserved memory and `bytes` need it.
+  void GiveWay(int64_t bytes);
+  void CheckKept();
 
   void OnPrepare(const v1::Prepare& prepare);
   void OnCommit(const v1::Commit& commit);
@@ -185,6 +206,7 @@ class SimWorker {
   std::vector<std::string> blobs_;
   std::set<std::string> broken_peers_;
   std::map<std::string, Operation> operations_;
+  KeptParts<Kept> kept_;
   std::map<std::string, int64_t> residuals_;  // bytes, by the operation that left them
   std::function<void(const std::string& cache)> on_kv_change_;
   std::unique_ptr<SimKvRanks> kv_;

@@ -148,6 +148,8 @@ SimulationResult Simulation::Run() {
   result.ends = clients_.ends();
   for (const auto& [reason, times] : kv_writers_.ends()) result.ends[reason] += times;
   result.ends["(preempted)"] += world_.preemptions;
+  for (const auto& worker : workers_)
+    result.ends["(took what was kept)"] += worker->kept_counts().hits;
   result.ends["(outlived a loss)"] += checker_.outlived();
   result.virtual_time = world_.now() - world_.start;
   return result;
@@ -296,7 +298,7 @@ bool Simulation::IsQuiet() const {
   if (stats.ready_workers != static_cast<int>(workers_.size())) return false;
   if (stats.queued_requests + stats.active_requests > 0 || stats.reserved_bytes > 0) return false;
   return std::all_of(workers_.begin(), workers_.end(), [](const auto& worker) {
-    return worker->alive() && worker->reserved_bytes() == 0;
+    return worker->alive() && worker->reserved_bytes() == 0 && worker->kept_bytes() == 0;
   });
 }
 
@@ -319,7 +321,7 @@ std::string Simulation::Describe() const {
   for (const auto& worker : workers_) {
     absl::StrAppend(&text, "; ", worker->name(), worker->alive() ? "" : " dead",
                     worker->stopped() ? " stopped" : "", worker->stuck() ? " stuck" : "", " holds ",
-                    worker->reserved_bytes());
+                    worker->reserved_bytes(), " keeps ", worker->kept_bytes());
   }
   return text;
 }

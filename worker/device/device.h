@@ -51,6 +51,13 @@ struct RunControl {
   // order.
   std::atomic<int64_t> work{0};
   std::atomic<int64_t> calls_done{0};
+
+  // Prepares for another run. REQUIRES: all work of the last one has ended.
+  void Reset() {
+    preempts = runs_on_caller = false;
+    stop = false;
+    progress = work = calls_done = 0;
+  }
 };
 
 // A call that has been prepared and can be started any number of times. Immutable; thread safe.

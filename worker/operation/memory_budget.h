@@ -5,6 +5,7 @@
 
 #include <cassert>
 #include <cstdint>
+#include <functional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -47,18 +48,34 @@ class MemoryBudget {
     int64_t bytes_ = 0;
   };
 
+  // Frees reserved memory that is not in use, at least `bytes` if there is so much. Returns false
+  // if there is none. Thread safe.
+  using Reclaim = std::function<bool(int64_t bytes)>;
+
   explicit MemoryBudget(int64_t limit_bytes) : limit_bytes_(limit_bytes) {}
 
-  // Reserves `bytes`. Returns RESOURCE_EXHAUSTED, with the figures, if less than that is free.
+  // Call before the first Take().
+  void SetReclaim(Reclaim reclaim) { reclaim_ = std::move(reclaim); }
+
+  // Reserves `bytes`, and reclaims memory for it if necessary. Returns RESOURCE_EXHAUSTED, with the
+  // figures, if less than that is free.
   absl::StatusOr<Reservation> Take(int64_t bytes) {
-    absl::MutexLock lock(&mutex_);
-    if (bytes > limit_bytes_ - taken_bytes_) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "needs ", bytes, " bytes, ", limit_bytes_ - taken_bytes_, " are free (limit ",
-          limit_bytes_, ", ", taken_bytes_, " reserved by other operations)"));
+    while (true) {
+      int64_t taken_bytes = 0;
+      {
+        absl::MutexLock lock(&mutex_);
+        if (bytes <= limit_bytes_ - taken_bytes_) {
+          taken_bytes_ += bytes;
+          return Reservation(this, bytes);
+        }
+        taken_bytes = taken_bytes_;
+      }
+      const int64_t free_bytes = limit_bytes_ - taken_bytes;
+      if (reclaim_ && bytes <= limit_bytes_ && reclaim_(bytes - free_bytes)) continue;
+      return absl::ResourceExhaustedError(
+          absl::StrCat("needs ", bytes, " bytes, ", free_bytes, " are free (limit ", limit_bytes_,
+                       ", ", taken_bytes, " reserved by other operations)"));
     }
-    taken_bytes_ += bytes;
-    return Reservation(this, bytes);
   }
 
   int64_t limit_bytes() const { return limit_bytes_; }
@@ -74,6 +91,7 @@ class MemoryBudget {
   }
 
   const int64_t limit_bytes_;
+  Reclaim reclaim_;
   mutable absl::Mutex mutex_;
   int64_t taken_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };

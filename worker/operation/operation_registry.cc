@@ -8,8 +8,8 @@
 namespace ringattn::worker {
 
 OperationRegistry::OperationRegistry(Device* device, MemoryBudget* budget,
-                                     ReleasedCallback on_released)
-    : device_(device), budget_(budget), on_released_(std::move(on_released)) {}
+                                     ReleasedCallback on_released, KeptOperations* kept)
+    : device_(device), budget_(budget), on_released_(std::move(on_released)), kept_(kept) {}
 
 absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Admit(
     const OperationInfo& info, std::unique_ptr<Operation> operation) {
@@ -27,11 +27,20 @@ absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Admit(
   }
   if (!reservation.ok()) return reservation.status();
   if (absl::Status status = operation->Allocate(); !status.ok()) return status;
+  return Admit(info, {*std::move(reservation), std::move(operation)});
+}
 
+absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Admit(
+    const OperationInfo& info, PreparedOperation prepared) {
+  if (Find(info.id, info.generation) != nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("operation ", info.id, " exists already"));
+  }
   absl::MutexLock lock(&mutex_);
   ++alive_;
-  auto shard = std::make_shared<ShardOperation>(info, std::move(operation), *std::move(reservation),
-                                                device_, [this, info] { OnDestroyed(info); });
+  auto shard = std::make_shared<ShardOperation>(
+      info, std::move(prepared), device_, [this, info](PreparedOperation ended, bool ended_well) {
+        OnDestroyed(info, std::move(ended), ended_well);
+      });
   operations_[info.id] = shard;
   return shard;
 }
@@ -72,7 +81,13 @@ bool OperationRegistry::WaitUntilEmpty(absl::Time deadline) const {
   return AwaitUntil(mutex_, absl::Condition(&empty), deadline);
 }
 
-void OperationRegistry::OnDestroyed(const OperationInfo& info) {
+// The memory is free or kept before on_released_ reports it.
+void OperationRegistry::OnDestroyed(const OperationInfo& info, PreparedOperation prepared,
+                                    bool ended_well) {
+  if (ended_well && kept_ != nullptr && info.recipe != nullptr) {
+    kept_->Keep(*info.recipe, std::move(prepared));
+  }
+  { const PreparedOperation dropped = std::move(prepared); }
   bool released = false;
   {
     absl::MutexLock lock(&mutex_);

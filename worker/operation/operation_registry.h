@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "worker/device/device.h"
+#include "worker/operation/kept_operations.h"
 #include "worker/operation/memory_budget.h"
 #include "worker/operation/shard_operation.h"
 
@@ -25,8 +26,10 @@ class OperationRegistry {
   // Called once the memory of a released operation is free, on any thread.
   using ReleasedCallback = std::function<void(const OperationInfo&)>;
 
-  // `device` and `budget` must outlive the registry and every operation that it admits.
-  OperationRegistry(Device* device, MemoryBudget* budget, ReleasedCallback on_released);
+  // `device`, `budget` and `kept` must outlive the registry and every operation that it admits.
+  // `kept` receives operations that have ended well; null: none are kept.
+  OperationRegistry(Device* device, MemoryBudget* budget, ReleasedCallback on_released,
+                    KeptOperations* kept = nullptr);
 
   // Reserves memory for an operation and allocates its buffers. `operation` must be bound but not
   // allocated. Errors:
@@ -34,6 +37,9 @@ class OperationRegistry {
   //   RESOURCE_EXHAUSTED  exceeds the memory limit; the message has the figures
   absl::StatusOr<std::shared_ptr<ShardOperation>> Admit(const OperationInfo& info,
                                                         std::unique_ptr<Operation> operation);
+  // Admits an operation that is allocated already. Returns INVALID_ARGUMENT if the id exists.
+  absl::StatusOr<std::shared_ptr<ShardOperation>> Admit(const OperationInfo& info,
+                                                        PreparedOperation prepared);
 
   // Returns null if there is no operation with this id and generation.
   std::shared_ptr<ShardOperation> Find(const std::string& id, uint64_t generation) const;
@@ -49,11 +55,12 @@ class OperationRegistry {
   bool WaitUntilEmpty(absl::Time deadline) const;
 
  private:
-  void OnDestroyed(const OperationInfo& info);
+  void OnDestroyed(const OperationInfo& info, PreparedOperation prepared, bool ended_well);
 
   Device* const device_;
   MemoryBudget* const budget_;
   const ReleasedCallback on_released_;
+  KeptOperations* const kept_;
 
   mutable absl::Mutex mutex_;
   std::map<std::string, std::shared_ptr<ShardOperation>> operations_ ABSL_GUARDED_BY(mutex_);

@@ -49,15 +49,14 @@ std::optional<PackedInput> PackedOf(const Operation& operation) {
 
 }  // namespace
 
-ShardOperation::ShardOperation(OperationInfo info, std::unique_ptr<Operation> operation,
-                               MemoryBudget::Reservation reservation, Device* device,
-                               std::function<void()> on_destroyed)
+ShardOperation::ShardOperation(OperationInfo info, PreparedOperation prepared, Device* device,
+                               DestroyedCallback on_destroyed)
     : info_(std::move(info)),
       device_(device),
       reserved_time_(MonotonicNow()),
-      operation_(std::move(operation)),
+      operation_(std::move(prepared.operation)),
       packed_(PackedOf(*operation_)),
-      reservation_(std::move(reservation)),
+      reservation_(std::move(prepared.reservation)),
       on_destroyed_(std::move(on_destroyed)) {
   for (const BufferSpec& buffer : operation_->program().buffers) {
     if (buffer.source != BufferSource::kUpload) continue;
@@ -69,10 +68,9 @@ ShardOperation::ShardOperation(OperationInfo info, std::unique_ptr<Operation> op
 ShardOperation::~ShardOperation() {
   // The memory is returned only when nothing writes to it: chunks of an operation that ended early
   // may still be in flight. The teardown's watchdog handles a copy that hangs.
-  for (const EventRef& upload : uploads_) (void)upload->Wait(absl::InfiniteFuture());
-  operation_.reset();
-  { MemoryBudget::Reservation returned = std::move(reservation_); }
-  on_destroyed_();
+  bool ended_well = finished_;
+  for (const EventRef& upload : uploads_) ended_well &= upload->Wait(absl::InfiniteFuture()).ok();
+  on_destroyed_({std::move(reservation_), std::move(operation_)}, ended_well);
 }
 
 absl::Status ShardOperation::Write(const wire::ChunkHeader& chunk,

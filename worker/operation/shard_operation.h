@@ -20,6 +20,7 @@
 #include "common/wire/chunk_codec.h"
 #include "worker/device/device.h"
 #include "worker/executor/executor.h"
+#include "worker/operation/kept_operations.h"
 #include "worker/operation/memory_budget.h"
 #include "worker/operation/packed_input.h"
 #include "worker/operation/residual.h"
@@ -34,6 +35,11 @@ class OperationListener {
   virtual void OnOperationChanged() = 0;
 };
 
+// How a run starts.
+struct RunStart {
+  std::optional<absl::Duration> preempt_after;  // Run.preempt_after; unset: it does not preempt
+};
+
 struct OperationInfo {
   std::string id;
   uint64_t generation = 0;
@@ -41,6 +47,10 @@ struct OperationInfo {
   // For logs.
   std::string request_id = {};
   std::string traceparent = {};  // empty: none
+  // Under which to keep the operation for equal requests (KeptOperations). Null: not kept.
+  std::shared_ptr<const std::string> recipe = nullptr;
+  // Set: it runs as soon as its inputs are complete (Reserve.run_when_uploaded).
+  std::optional<RunStart> run_when_uploaded = std::nullopt;
 };
 
 // Thread safe. Shared by the registry, the runner, the open exchange and every slice of its buffers
@@ -60,11 +70,13 @@ class ShardOperation {
     absl::Duration total;
   };
 
-  // `on_destroyed` is called after the memory has been returned. `device` must outlive the
-  // operation.
-  ShardOperation(OperationInfo info, std::unique_ptr<Operation> operation,
-                 MemoryBudget::Reservation reservation, Device* device,
-                 std::function<void()> on_destroyed);
+  // Takes over what was prepared, when nothing uses it any more. `ended_well`: its run succeeded,
+  // so that it may run again.
+  using DestroyedCallback = std::function<void(PreparedOperation prepared, bool ended_well)>;
+
+  // `device` must outlive the operation.
+  ShardOperation(OperationInfo info, PreparedOperation prepared, Device* device,
+                 DestroyedCallback on_destroyed);
   ~ShardOperation();
 
   ShardOperation(const ShardOperation&) = delete;
@@ -178,7 +190,7 @@ class ShardOperation {
   std::unique_ptr<Operation> operation_;
   std::optional<PackedInput> packed_;  // constant; empty if no input arrives packed
   MemoryBudget::Reservation reservation_;
-  const std::function<void()> on_destroyed_;
+  const DestroyedCallback on_destroyed_;
 
   mutable absl::Mutex mutex_;
   std::map<TensorId, Input> inputs_ ABSL_GUARDED_BY(mutex_);

@@ -55,7 +55,10 @@ LocalMemory::LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks)
       reporter_(hooks_.send, options_.report_interval),
       up_(options_.copy_threads),
       down_(options_.copy_threads) {
-  transfer_hooks_.on_uploaded = [this](const OperationInfo& info) { reporter_.Uploaded(info); };
+  transfer_hooks_.on_uploaded = [this](const OperationInfo& info) {
+    reporter_.Uploaded(info);
+    hooks_.on_uploaded(info);
+  };
   transfer_hooks_.on_delivered = [this](const OperationInfo& info) { reporter_.Delivered(info); };
   transfer_hooks_.on_failed = [this](const OperationInfo& info, bool released,
                                      const std::string& why) {

@@ -42,6 +42,8 @@ struct LocalMemoryOptions {
 
 struct LocalMemoryHooks {
   std::function<void(v1::JoinRequest)> send;  // to the coordinator; must not block
+  // Called after Uploaded has been sent. Must not block.
+  std::function<void(const OperationInfo&)> on_uploaded = [](const OperationInfo&) {};
   // For metrics.
   std::function<void(int64_t)> on_received_bytes;
   std::function<void(int64_t)> on_sent_bytes;

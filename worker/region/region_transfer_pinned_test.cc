@@ -81,8 +81,9 @@ class RegionTransferPinnedTest : public testing::Test {
     for (int rank = 0; rank < world; ++rank) members[rank] = rank;
     auto operation = Operation::Create(spec, plan, std::move(program), members, &device_);
     EXPECT_TRUE(operation.ok()) << operation.status();
-    return std::make_shared<ShardOperation>(OperationInfo{.id = "op"}, *std::move(operation),
-                                            *budget_.Take(1), &device_, [] {});
+    return std::make_shared<ShardOperation>(
+        OperationInfo{.id = "op"}, PreparedOperation{*budget_.Take(1), *std::move(operation)},
+        &device_, [](const PreparedOperation&, bool) {});
   }
 
   // Copies rank 0's shard in, fills its outputs with known bytes, and copies them out.

@@ -1,11 +1,15 @@
 #include "worker/service/reservations.h"
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/many_documents.h"
 #include "common/process/thread_priority.h"
+#include "common/wire/durations.h"
+#include "worker/operation/reserve_recipe.h"
 #include "worker/service/reserve_decoder.h"
 
 namespace ringattn::worker {
@@ -34,9 +38,22 @@ bool MayHaveManyDocuments(const v1::Reserve& reserve) {
   return false;
 }
 
+OperationInfo InfoOf(const v1::Reserve& reserve, std::shared_ptr<const std::string> recipe) {
+  OperationInfo info{reserve.operation_id(), reserve.generation(),  reserve.with_timeline(),
+                     reserve.request_id(),   reserve.traceparent(), std::move(recipe)};
+  if (reserve.has_run_when_uploaded()) {
+    const v1::RunWhenUploaded& run = reserve.run_when_uploaded();
+    info.run_when_uploaded.emplace();
+    if (run.has_preempt_after()) {
+      info.run_when_uploaded->preempt_after = ToDuration(run.preempt_after());
+    }
+  }
+  return info;
+}
+
 // `residual`: what the operation reads, or null.
 absl::StatusOr<std::unique_ptr<Operation>> DecodeAndBind(
-    const v1::Reserve& reserve, RingMembership place,
+    const v1::Reserve& reserve, const RingMembership& place,
     const std::shared_ptr<const Residual>& residual, Device* device) {
   absl::StatusOr<ReservedProgram> decoded =
       DecodeReserve(reserve, place.rank, place.world_size, place.hosts);
@@ -55,43 +72,58 @@ absl::StatusOr<std::unique_ptr<Operation>> DecodeAndBind(
 }  // namespace
 
 Reservations::Reservations(Device* device, OperationRegistry* registry,
-                           const ResidualStore* residuals, HostQueue* background,
-                           RunOnControl on_control, Done done)
+                           const ResidualStore* residuals, KeptOperations* kept,
+                           HostQueue* background, RunOnControl on_control, Done done)
     : device_(device),
       registry_(registry),
       residuals_(residuals),
+      kept_(kept),
       background_(background),
       on_control_(std::move(on_control)),
       done_(std::move(done)) {}
 
-void Reservations::Reserve(std::shared_ptr<const v1::Reserve> reserve, RingMembership place) {
+void Reservations::Reserve(std::shared_ptr<v1::Reserve> reserve, RingMembership place) {
   const std::string& id = reserve->operation_id();
   if (pending_.contains(id)) {
     return done_(*reserve,
                  absl::InvalidArgumentError(absl::StrCat("operation ", id, " exists already")), 0);
   }
+  auto pending = std::make_shared<Pending>();
+  pending->reserve = reserve;
+  pending->place = std::move(place);
   // Looked up now, in message order: a residual that is dropped later stays valid for this request.
-  std::shared_ptr<const Residual> residual = residuals_->Find(reserve->residual());
-  if (!reserve->residual().empty() && residual == nullptr) {
+  pending->residual = residuals_->Find(reserve->residual());
+  if (!reserve->residual().empty() && pending->residual == nullptr) {
     return done_(
         *reserve,
         absl::NotFoundError(absl::StrCat("this worker has no residual ", reserve->residual())), 0);
   }
-  // The coordinator sends few documents inline, and later runs must not overtake an inline run.
-  if (reserve->has_inline_run() || !MayHaveManyDocuments(*reserve)) {
-    return Admit(*reserve, DecodeAndBind(*reserve, place, residual, device_));
+  if (MayBeKept(*reserve)) {
+    pending->recipe = std::make_shared<const std::string>(RecipeOf(*reserve));
+    if (std::optional<PreparedOperation> kept = kept_->Take(*pending->recipe)) {
+      const int64_t workspace_bytes = kept->operation->workspace_bytes();
+      return done_(*reserve, registry_->Admit(InfoOf(*reserve, pending->recipe), *std::move(kept)),
+                   workspace_bytes);
+    }
   }
-  auto pending = std::make_shared<Pending>();
-  pending->generation = reserve->generation();
-  pending_[id] = pending;
-  auto decode = [this, reserve = std::move(reserve), place, residual = std::move(residual),
-                 pending = std::move(pending)] {
+  // The coordinator sends few documents inline, and later runs must not overtake an inline run.
+  if (!reserve->has_inline_run() && MayHaveManyDocuments(*reserve)) {
+    pending_[id] = pending;
+    return DecodeInBackground(pending);
+  }
+  while (AdmitUnlessEvicted(*pending,
+                            DecodeAndBind(*reserve, pending->place, pending->residual, device_))) {
+  }
+}
+
+void Reservations::DecodeInBackground(const std::shared_ptr<Pending>& pending) {
+  auto decode = [this, pending] {
     LowerThreadPriority();
-    auto operation = std::make_shared<absl::StatusOr<std::unique_ptr<Operation>>>(
-        pending->cancelled ? absl::CancelledError("released before it was decoded")
-                           : DecodeAndBind(*reserve, place, residual, device_));
-    on_control_(
-        [this, reserve, pending, operation] { Finish(*reserve, pending, std::move(*operation)); });
+    auto operation = std::make_shared<Decoded>(
+        pending->cancelled
+            ? absl::CancelledError("released before it was decoded")
+            : DecodeAndBind(*pending->reserve, pending->place, pending->residual, device_));
+    on_control_([this, pending, operation] { Finish(pending, std::move(*operation)); });
     return absl::OkStatus();
   };
   background_->Start(std::move(decode), {}, HostQueue::OnFailure::kSkip);
@@ -99,7 +131,7 @@ void Reservations::Reserve(std::shared_ptr<const v1::Reserve> reserve, RingMembe
 
 void Reservations::Release(const std::string& id, uint64_t generation) {
   const auto found = pending_.find(id);
-  if (found != pending_.end() && found->second->generation == generation) {
+  if (found != pending_.end() && found->second->reserve->generation() == generation) {
     // Nothing is reserved yet, so the answer need not wait for the decoder.
     found->second->cancelled = true;
     pending_.erase(found);
@@ -112,23 +144,29 @@ void Reservations::ForgetAll() {
   pending_.clear();
 }
 
-void Reservations::Finish(const v1::Reserve& reserve, const std::shared_ptr<Pending>& pending,
-                          absl::StatusOr<std::unique_ptr<Operation>> operation) {
-  const auto found = pending_.find(reserve.operation_id());
+void Reservations::Finish(const std::shared_ptr<Pending>& pending, Decoded operation) {
+  const auto found = pending_.find(pending->reserve->operation_id());
   if (found == pending_.end() || found->second != pending) return;  // released or forgotten
-  pending_.erase(found);
-  Admit(reserve, std::move(operation));
+  // While it is in pending_, no other request takes its id.
+  if (AdmitUnlessEvicted(*pending, std::move(operation))) return DecodeInBackground(pending);
+  pending_.erase(pending->reserve->operation_id());
 }
 
-void Reservations::Admit(const v1::Reserve& reserve,
-                         absl::StatusOr<std::unique_ptr<Operation>> operation) {
-  if (!operation.ok()) return done_(reserve, operation.status(), 0);
+bool Reservations::AdmitUnlessEvicted(const Pending& pending, Decoded operation) {
+  const v1::Reserve& reserve = *pending.reserve;
+  if (!operation.ok()) {
+    done_(reserve, operation.status(), 0);
+    return false;
+  }
   const int64_t workspace_bytes = (*operation)->workspace_bytes();
-  done_(reserve,
-        registry_->Admit({reserve.operation_id(), reserve.generation(), reserve.with_timeline(),
-                          reserve.request_id(), reserve.traceparent()},
-                         *std::move(operation)),
-        workspace_bytes);
+  auto admitted = registry_->Admit(InfoOf(reserve, pending.recipe), *std::move(operation));
+  // The budget has evicted for the bytes, but free device memory may be in pieces.
+  if (absl::IsResourceExhausted(admitted.status()) &&
+      kept_->Evict(std::numeric_limits<int64_t>::max())) {
+    return true;
+  }
+  done_(reserve, std::move(admitted), workspace_bytes);
+  return false;
 }
 
 }  // namespace ringattn::worker

@@ -4,6 +4,9 @@
 // segment of a dilated level counts as a document for each of its offsets. Requests that may have
 // more than kManyDocuments are decoded one at a time on a low-priority thread. Other messages, such
 // as the Reserve of a small request, do not wait for them.
+//
+// A request that equals an earlier one of the same principal takes that one's operation, if it is
+// still kept (KeptOperations), and is not decoded.
 #ifndef RINGATTN_WORKER_SERVICE_RESERVATIONS_H_
 #define RINGATTN_WORKER_SERVICE_RESERVATIONS_H_
 
@@ -20,6 +23,7 @@
 #include "worker/device/device.h"
 #include "worker/device/host_queue.h"
 #include "worker/executor/operation.h"
+#include "worker/operation/kept_operations.h"
 #include "worker/operation/operation_registry.h"
 #include "worker/operation/residual.h"
 
@@ -44,14 +48,14 @@ class Reservations {
   // Runs a function on the control thread, in the order of calls. Thread safe.
   using RunOnControl = std::function<void(std::function<void()>)>;
 
-  // `device`, `registry`, `residuals` and `aside` must outlive this object. This object must
-  // outlive the functions that it passes to RunOnControl.
+  // `device`, `registry`, `residuals`, `kept` and `background` must outlive this object. This
+  // object must outlive the functions that it passes to RunOnControl.
   Reservations(Device* device, OperationRegistry* registry, const ResidualStore* residuals,
-               HostQueue* background, RunOnControl on_control, Done done);
+               KeptOperations* kept, HostQueue* background, RunOnControl on_control, Done done);
 
-  // Calls `done`, before this returns unless the request may have many documents. The result is
-  // NOT_FOUND if the residual that it names does not exist here.
-  void Reserve(std::shared_ptr<const v1::Reserve> reserve, RingMembership place);
+  // Calls `done`, before this returns unless the request may have many documents and no equal
+  // operation is kept. The result is NOT_FOUND if the residual that it names does not exist here.
+  void Reserve(std::shared_ptr<v1::Reserve> reserve, RingMembership place);
 
   // Like OperationRegistry::Release; also releases an operation that is still being decoded. The
   // release is reported at once, without waiting for the decoder.
@@ -61,18 +65,26 @@ class Reservations {
   void ForgetAll();
 
  private:
+  // A Reserve and what it needs to be decoded.
   struct Pending {
-    uint64_t generation = 0;
+    std::shared_ptr<const v1::Reserve> reserve;
+    RingMembership place;
+    std::shared_ptr<const Residual> residual;   // that it reads; null: none
+    std::shared_ptr<const std::string> recipe;  // OperationInfo::recipe
     std::atomic<bool> cancelled{false};
   };
+  using Decoded = absl::StatusOr<std::unique_ptr<Operation>>;
 
-  void Finish(const v1::Reserve& reserve, const std::shared_ptr<Pending>& pending,
-              absl::StatusOr<std::unique_ptr<Operation>> operation);
-  void Admit(const v1::Reserve& reserve, absl::StatusOr<std::unique_ptr<Operation>> operation);
+  void DecodeInBackground(const std::shared_ptr<Pending>& pending);
+  void Finish(const std::shared_ptr<Pending>& pending, Decoded operation);
+  // Returns true if the device lacked memory for the operation, and kept operations have been
+  // evicted since. `done_` has then not been called.
+  bool AdmitUnlessEvicted(const Pending& pending, Decoded operation);
 
   Device* const device_;
   OperationRegistry* const registry_;
   const ResidualStore* const residuals_;
+  KeptOperations* const kept_;
   HostQueue* const background_;
   const RunOnControl on_control_;
   const Done done_;

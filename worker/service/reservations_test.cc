@@ -55,7 +55,7 @@ class HeldDevice : public DeviceWrapper {
   bool let_go_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-std::shared_ptr<const v1::Reserve> ReserveOf(const std::string& id, int documents) {
+std::shared_ptr<v1::Reserve> ReserveOf(const std::string& id, int documents) {
   auto reserve = std::make_shared<v1::Reserve>();
   reserve->set_operation_id(id);
   reserve->set_generation(1);
@@ -79,7 +79,7 @@ std::shared_ptr<const v1::Reserve> ReserveOf(const std::string& id, int document
 }
 
 // One document that a dilated level divides into `segments` segments of four tokens.
-std::shared_ptr<const v1::Reserve> DilatedReserveOf(const std::string& id, int segments) {
+std::shared_ptr<v1::Reserve> DilatedReserveOf(const std::string& id, int segments) {
   auto reserve = std::make_shared<v1::Reserve>(*ReserveOf(id, 1));
   v1::AttentionShape* shape = reserve->mutable_shape();
   shape->clear_packed();
@@ -103,7 +103,7 @@ class ReservationsTest : public testing::Test {
     (void)Post(std::move(work))->Wait(absl::InfiniteFuture());
   }
   void Reserve(const std::string& id, int documents) { Reserve(ReserveOf(id, documents)); }
-  void Reserve(std::shared_ptr<const v1::Reserve> reserve) {
+  void Reserve(std::shared_ptr<v1::Reserve> reserve) {
     OnControl([&] { reservations_.Reserve(std::move(reserve), {0, 1}); });
   }
   void Release(const std::string& id) {
@@ -124,8 +124,11 @@ class ReservationsTest : public testing::Test {
   ScalarDevice scalar_;
   HeldDevice device_{&scalar_};
   MemoryBudget budget_{int64_t{1} << 30};
+  KeptOperations kept_{
+      {.max_count = 4, .max_bytes = int64_t{1} << 28, .lease = absl::Seconds(100)}};
   OperationRegistry registry_{&device_, &budget_,
-                              [this](const OperationInfo& info) { Record("released " + info.id); }};
+                              [this](const OperationInfo& info) { Record("released " + info.id); },
+                              &kept_};
   ResidualStore residuals_;
   HostQueue control_{"control"};
   HostQueue background_{"background"};
@@ -133,6 +136,7 @@ class ReservationsTest : public testing::Test {
       &device_,
       &registry_,
       &residuals_,
+      &kept_,
       &background_,
       [this](std::function<void()> work) { Post(std::move(work)); },
       [this](const v1::Reserve& reserve, absl::StatusOr<std::shared_ptr<ShardOperation>> operation,

@@ -70,6 +70,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
          .max_sockets = ShareDescriptors(DescriptorLimit()).local_sockets},
         {.send =
              [self](v1::JoinRequest message) { self->load()->control_->Send(std::move(message)); },
+         .on_uploaded =
+             [self](const OperationInfo& info) { self->load()->core_.OnInputsComplete(info); },
          .on_received_bytes = [self](int64_t n) { self->load()->metrics_.CountCopiedIn(n); },
          .on_sent_bytes = [self](int64_t n) { self->load()->metrics_.CountCopiedOut(n); },
          .on_imported_in_bytes = [self](int64_t n) { self->load()->metrics_.CountImportedIn(n); },
@@ -124,6 +126,7 @@ WorkerCoreOptions Worker::CoreOptions() {
   core.max_kv_cache_bytes = options_.max_kv_cache_bytes >= 0 ? options_.max_kv_cache_bytes
                                                              : options_.memory_limit_bytes / 2;
   core.kv_orphan_time = options_.kv_orphan_time;
+  core.prepared_lease = options_.prepared_lease;
   return core;
 }
 

@@ -70,6 +70,8 @@ struct WorkerOptions {
   // K/V caches: their memory together, and how long they outlive the loss of the coordinator.
   int64_t max_kv_cache_bytes = -1;  // -1: half of memory_limit_bytes
   absl::Duration kv_orphan_time = absl::Seconds(60);
+  // How long ended operations are kept for equal requests. Zero: not at all.
+  absl::Duration prepared_lease = kPreparedLease;
   // How long a step ring's thread waits actively for the next request before it sleeps.
   absl::Duration kv_spin = absl::ZeroDuration();
 };

@@ -32,6 +32,13 @@ RingMemberOptions RingOptions(const WorkerCoreOptions& options) {
   return ring;
 }
 
+KeptOperations::Bounds KeptBounds(const WorkerCoreOptions& options) {
+  const bool keeps = options.prepared_lease > absl::ZeroDuration();
+  return {keeps ? kMaxKeptOperations : 0,
+          static_cast<int64_t>(options.memory_limit_bytes / kKeptMemoryDivisor),
+          options.prepared_lease};
+}
+
 }  // namespace
 
 WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport* transport,
@@ -42,10 +49,12 @@ WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport*
       metrics_(metrics),
       budget_(options_.memory_limit_bytes),
       device_(device, &probe_),
+      kept_(KeptBounds(options_)),
       kv_store_({.max_bytes = options_.max_kv_cache_bytes, .orphan_time = options_.kv_orphan_time},
                 &device_, &budget_, send_),
       watchdog_(std::move(on_stuck)),
-      registry_(&device_, &budget_, [this](const OperationInfo& info) { OnReleased(info); }),
+      registry_(
+          &device_, &budget_, [this](const OperationInfo& info) { OnReleased(info); }, &kept_),
       runner_(
           &device_,
           [this](ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
@@ -53,14 +62,16 @@ WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport*
           [this](absl::Duration paused) { metrics_->CountPreemption(paused); }),
       ring_(RingOptions(options_), device, transport, &registry_, &runner_, &probe_, &watchdog_),
       reservations_(
-          &device_, &registry_, &residuals_, &decoding_,
+          &device_, &registry_, &residuals_, &kept_, &decoding_,
           [this](std::function<void()> work) { Enqueue(std::move(work)); },
           [this](const v1::Reserve& reserve,
                  const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
                  int64_t workspace_bytes) { OnReserveDone(reserve, operation, workspace_bytes); }),
       probing_("ring_probe"),
       work_("worker_control"),
-      decoding_("reserve_decode") {}
+      decoding_("reserve_decode") {
+  budget_.SetReclaim([this](int64_t bytes) { return kept_.Evict(bytes); });
+}
 
 // Does not report membership, because the receiver may have been destroyed.
 WorkerCore::~WorkerCore() {
@@ -94,11 +105,10 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
     case v1::JoinResponse::kReserve: {
       const bool runs = message.reserve().has_inline_run();
       if (runs) ++queued_runs_;
-      return Enqueue(
-          [this, runs, reserve = std::make_shared<const v1::Reserve>(message.reserve())] {
-            OnReserve(reserve);
-            if (runs) --queued_runs_;
-          });
+      return Enqueue([this, runs, reserve = std::make_shared<v1::Reserve>(message.reserve())] {
+        OnReserve(reserve);
+        if (runs) --queued_runs_;
+      });
     }
     case v1::JoinResponse::kRun:
       // Runs start in the order of their messages: this one follows inline runs in the queue.
@@ -143,11 +153,17 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
 }
 
 void WorkerCore::StartRun(const v1::Run& run) {
-  auto operation = registry_.Find(run.operation_id(), run.generation());
+  RunStart start;
+  if (run.has_preempt_after()) start.preempt_after = ToDuration(run.preempt_after());
+  StartRun(run.operation_id(), run.generation(), start);
+}
+
+void WorkerCore::StartRun(const std::string& id, uint64_t generation, const RunStart& start) {
+  auto operation = registry_.Find(id, generation);
   if (operation == nullptr) return;
   // The coordinator preempts for operations without peers only.
-  if (run.has_preempt_after() && operation->operation().members().size() == 1) {
-    return runner_.Preempt(std::move(operation), ToDuration(run.preempt_after()));
+  if (start.preempt_after.has_value() && operation->operation().members().size() == 1) {
+    return runner_.Preempt(std::move(operation), *start.preempt_after);
   }
   runner_.Announce();
   runner_.Run(std::move(operation));
@@ -171,6 +187,7 @@ void WorkerCore::LeaveRing(const std::string& reason,
         reservations_.ForgetAll();
         if (options_.direct_streams != nullptr) options_.direct_streams->ForgetAll();
         ring_.Forget(reason);
+        kept_.Clear();
         ForgetInline();
         residuals_.Clear();
         metrics_->SetRank(std::nullopt);
@@ -183,7 +200,10 @@ void WorkerCore::LeaveRing(const std::string& reason,
 v1::Heartbeat WorkerCore::MakeHeartbeat() {
   v1::Heartbeat heartbeat;
   heartbeat.set_sequence(++heartbeat_sequence_);
-  heartbeat.set_reserved_bytes(budget_.taken_bytes());
+  const KeptOperations::Stats kept = kept_.stats();
+  // Kept memory is free to every request.
+  const int64_t reserved_bytes = std::max<int64_t>(0, budget_.taken_bytes() - kept.bytes);
+  heartbeat.set_reserved_bytes(reserved_bytes);
   RunningOperation running;
   if (runner_.Current(&running)) {
     heartbeat.set_operation_id(running.info.id);
@@ -201,7 +221,9 @@ v1::Heartbeat WorkerCore::MakeHeartbeat() {
     preempting->set_progress(running.progress);
     preempting->set_fraction_done(running.fraction_done);
   }
-  metrics_->SetReservedBytes(budget_.taken_bytes());
+  metrics_->SetReservedBytes(reserved_bytes);
+  metrics_->SetKeptOperations(kept);
+  if (kept.count > 0) Enqueue([this] { kept_.DropExpired(); });
   metrics_->SetResiduals(residuals_.count(), residuals_.bytes());
   metrics_->SetKvCaches(kv_store_.count(), kv_store_.bytes());
   metrics_->SetDeviceUsage(device_.usage());
@@ -217,6 +239,12 @@ void WorkerCore::OnUploaded(const OperationInfo& info) {
   message.mutable_uploaded()->set_operation_id(info.id);
   message.mutable_uploaded()->set_generation(info.generation);
   send_(std::move(message));
+  OnInputsComplete(info);
+}
+
+void WorkerCore::OnInputsComplete(const OperationInfo& info) {
+  if (!info.run_when_uploaded.has_value()) return;
+  StartRun(info.id, info.generation, *info.run_when_uploaded);
 }
 
 void WorkerCore::Enqueue(std::function<void()> work) {
@@ -306,6 +334,7 @@ void WorkerCore::OnTeardown(const v1::Teardown& teardown) {
   reservations_.ForgetAll();
   if (options_.direct_streams != nullptr) options_.direct_streams->ForgetAll();
   ring_.TearDown(absl::StrCat("generation ", teardown.generation(), " has ended"));
+  kept_.Clear();
   ForgetInline();
   metrics_->SetRank(std::nullopt);
   v1::JoinRequest message;
@@ -321,7 +350,7 @@ void WorkerCore::OnLosePeer(const v1::LosePeer& lose) {
   ring_.LosePeer(lose.generation(), static_cast<int>(lose.rank()));
 }
 
-void WorkerCore::OnReserve(std::shared_ptr<const v1::Reserve> reserve) {
+void WorkerCore::OnReserve(std::shared_ptr<v1::Reserve> reserve) {
   if (!ring_.formed() || reserve->generation() != ring_.generation()) return;
   reservations_.Reserve(std::move(reserve),
                         {ring_.rank(), ring_.world_size(), ring_.key_arrival(), ring_.hosts()});

@@ -16,6 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "common/base/limits.h"
 #include "common/plan/kernel_rate.h"
 #include "ringattn/v1/worker_control.pb.h"
 #include "worker/comm/communicator.h"
@@ -23,6 +24,7 @@
 #include "worker/device/host_queue.h"
 #include "worker/direct/direct_streams.h"
 #include "worker/kv/kv_store.h"
+#include "worker/operation/kept_operations.h"
 #include "worker/operation/memory_budget.h"
 #include "worker/operation/operation_registry.h"
 #include "worker/operation/residual.h"
@@ -50,6 +52,8 @@ struct WorkerCoreOptions {
   DirectStreams* direct_streams = nullptr;
   int64_t max_kv_cache_bytes = 0;
   absl::Duration kv_orphan_time = absl::Seconds(60);
+  // How long an ended operation is kept for equal requests. Zero: not at all.
+  absl::Duration prepared_lease = kPreparedLease;
 };
 
 // Thread safe. Handles control messages in the order of OnMessage; those that may block run on the
@@ -78,6 +82,9 @@ class WorkerCore {
   KvStore& kv_store() { return kv_store_; }
   // Called by ShardService when all inputs of an operation have arrived.
   void OnUploaded(const OperationInfo& info);
+  // Called when all inputs of an operation have arrived and Uploaded has been sent. Starts its run
+  // if it does not wait for a message.
+  void OnInputsComplete(const OperationInfo& info);
 
  private:
   void Enqueue(std::function<void()> work);
@@ -89,7 +96,7 @@ class WorkerCore {
   void OnProbe(const v1::Probe& probe);
   void OnTeardown(const v1::Teardown& teardown);
   void OnLosePeer(const v1::LosePeer& lose);
-  void OnReserve(std::shared_ptr<const v1::Reserve> reserve);
+  void OnReserve(std::shared_ptr<v1::Reserve> reserve);
   void OnReserveDone(const v1::Reserve& reserve,
                      const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
                      int64_t workspace_bytes);
@@ -104,6 +111,7 @@ class WorkerCore {
   // Accepts direct streams for the operation. Called before the coordinator publishes the token.
   void ExpectStreams(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
   void StartRun(const v1::Run& run);
+  void StartRun(const std::string& id, uint64_t generation, const RunStart& start);
   // Starts copies from and to client regions; such operations have no streams.
   void BeginCopies(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation);
   void SendTransferFailed(const v1::Reserve& reserve, const std::string& why);
@@ -124,6 +132,7 @@ class WorkerCore {
   MemoryBudget budget_;
   ActivityProbe probe_;
   ObservedDevice device_;
+  KeptOperations kept_;
   KvStore kv_store_;
   Watchdog watchdog_;
   ResidualStore residuals_;

@@ -1,5 +1,7 @@
 #include "worker/service/worker_metrics.h"
 
+#include <algorithm>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/layout/shard_plan.h"
@@ -43,6 +45,24 @@ WorkerMetrics::WorkerMetrics()
                           .Gauges("ringattn_worker_residual_bytes",
                                   "Device memory of residuals, included in the reserved memory.")
                           .Add({})),
+      kept_operations_(metrics_
+                           .Gauges("ringattn_worker_kept_operations",
+                                   "Ended operations that are kept for equal requests.")
+                           .Add({})),
+      kept_bytes_(metrics_
+                      .Gauges("ringattn_worker_kept_operation_bytes",
+                              "Device memory of kept operations, in addition to the reserved "
+                              "memory. It is free to every request.")
+                      .Add({})),
+      kept_lookups_(metrics_.Counters("ringattn_worker_kept_operation_lookups_total",
+                                      "Requests that could take a kept operation, by result.")),
+      kept_hits_(kept_lookups_.Add({{"result", "hit"}})),
+      kept_misses_(kept_lookups_.Add({{"result", "miss"}})),
+      kept_drops_(metrics_.Counters("ringattn_worker_kept_operation_drops_total",
+                                    "Kept operations that no request took. Reasons: evicted (for "
+                                    "memory or for another operation), expired (lease ended).")),
+      kept_evictions_(kept_drops_.Add({{"reason", "evicted"}})),
+      kept_expiries_(kept_drops_.Add({{"reason", "expired"}})),
       kv_caches_(metrics_.Gauges("ringattn_worker_kv_caches", "K/V caches held here.").Add({})),
       kv_cache_bytes_(metrics_
                           .Gauges("ringattn_worker_kv_cache_bytes",
@@ -197,6 +217,19 @@ prometheus::Counter& WorkerMetrics::KernelCalls(std::string_view call, std::stri
   return kernel_calls_.Add({{"call", std::string(call)},
                             {"family", std::string(family)},
                             {"class", std::string(kernel_class)}});
+}
+
+// The counters follow the sums in `stats`, which only grow.
+void WorkerMetrics::SetKeptOperations(const KeptOperations::Stats& stats) {
+  const auto follow = [](prometheus::Counter& counter, int64_t sum) {
+    counter.Increment(std::max(0.0, static_cast<double>(sum) - counter.Value()));
+  };
+  kept_operations_.Set(static_cast<double>(stats.count));
+  kept_bytes_.Set(static_cast<double>(stats.bytes));
+  follow(kept_hits_, stats.counts.hits);
+  follow(kept_misses_, stats.counts.misses);
+  follow(kept_evictions_, stats.counts.evictions);
+  follow(kept_expiries_, stats.counts.expiries);
 }
 
 void WorkerMetrics::CountKvRefusal(const std::string& reason) {

@@ -20,6 +20,7 @@
 #include "worker/device/device.h"
 #include "worker/direct/direct_streams.h"
 #include "worker/executor/executor.h"
+#include "worker/operation/kept_operations.h"
 
 namespace ringattn::worker {
 
@@ -64,6 +65,8 @@ class WorkerMetrics {
     residuals_.Set(static_cast<double>(count));
     residual_bytes_.Set(static_cast<double>(bytes));
   }
+  // Call from one thread.
+  void SetKeptOperations(const KeptOperations::Stats& stats);
   void SetKvCaches(int64_t count, int64_t bytes) {
     kv_caches_.Set(static_cast<double>(count));
     kv_cache_bytes_.Set(static_cast<double>(bytes));
@@ -132,6 +135,14 @@ class WorkerMetrics {
   prometheus::Gauge& reserved_bytes_;
   prometheus::Gauge& residuals_;
   prometheus::Gauge& residual_bytes_;
+  prometheus::Gauge& kept_operations_;
+  prometheus::Gauge& kept_bytes_;
+  prometheus::Family<prometheus::Counter>& kept_lookups_;
+  prometheus::Counter& kept_hits_;
+  prometheus::Counter& kept_misses_;
+  prometheus::Family<prometheus::Counter>& kept_drops_;
+  prometheus::Counter& kept_evictions_;
+  prometheus::Counter& kept_expiries_;
   prometheus::Gauge& kv_caches_;
   prometheus::Gauge& kv_cache_bytes_;
   prometheus::Counter& kv_steps_;

@@ -75,7 +75,7 @@ std::string PackedLocalOf(const TestRequest& request, TensorId id, int rank) {
 
 }  // namespace
 
-TestRequest TestRequest::Make(int64_t tokens, int world_size, Packing packing) {
+TestRequest TestRequest::Make(int64_t tokens, int world_size, Packing packing, uint32_t seed) {
   TestRequest request;
   AttentionShape& shape = request.spec.shape;
   shape.seq_len_q = shape.seq_len_kv = tokens;
@@ -91,7 +91,7 @@ TestRequest TestRequest::Make(int64_t tokens, int world_size, Packing packing) {
   request.plan = MakeShardPlan(request.spec, Layout::kZigzag, world_size);
   for (TensorId id : {TensorId::kQ, TensorId::kK, TensorId::kV}) {
     request.inputs[id] =
-        RandomFloats(LayoutOf(request.spec, id).bytes(), static_cast<uint32_t>(id));
+        RandomFloats(LayoutOf(request.spec, id).bytes(), static_cast<uint32_t>(id) + 256 * seed);
   }
   auto result =
       RunInProcess(request.spec, request.plan,

@@ -34,8 +34,10 @@ struct TestRequest {
 
   bool parts_apart = false;  // sends a packed input as separate parts
 
-  // Makes a causal fp32 forward over `tokens` tokens with fixed pseudo-random inputs.
-  static TestRequest Make(int64_t tokens, int world_size, Packing packing = Packing::kNone);
+  // Makes a causal fp32 forward over `tokens` tokens with pseudo-random inputs that depend on
+  // `seed`.
+  static TestRequest Make(int64_t tokens, int world_size, Packing packing = Packing::kNone,
+                          uint32_t seed = 0);
   ShardMap MapOf(TensorId id) const;
   // Returns the tensor as a client sends it: a packed tensor has the parts of each token in
   // sequence.

@@ -61,8 +61,9 @@ class CopiedOperation {
     auto reservation = budget_.Take((*made)->buffer_bytes());
     EXPECT_TRUE(reservation.ok());
     operation_ = std::make_shared<ShardOperation>(
-        OperationInfo{.id = "7-1", .generation = 7, .request_id = "request"}, *std::move(made),
-        *std::move(reservation), device_, [this] { destroyed_ = true; });
+        OperationInfo{.id = "7-1", .generation = 7, .request_id = "request"},
+        PreparedOperation{*std::move(reservation), *std::move(made)}, device_,
+        [this](const PreparedOperation&, bool) { destroyed_ = true; });
     Place(region_id);
   }
 

@@ -78,11 +78,23 @@ std::vector<StreamId> Operations::StartDueRuns() {
   return started;
 }
 
-// Returns whether an operation that has just been placed may run at once, ahead of no other that
-// waits for the same worker. Sets `preempts`. A long run takes the ordinary way, where a cheaper
-// operation may still overtake it while it waits.
+// Returns whether an operation that has just been placed may run at once. A long run takes the
+// ordinary way, where a cheaper operation may still overtake it while it waits.
 bool Operations::MayBeInline(Operation& operation) const {
-  if (absl::Seconds(operation.run_seconds) > config_.preempting_run_max) return false;
+  return absl::Seconds(operation.run_seconds) <= config_.preempting_run_max && MayRunNow(operation);
+}
+
+// Returns whether the worker may start the run without asking again. While it copies the inputs,
+// other operations may become due that would go first, so only short runs may, and only if the
+// worker copies at its own speed. REQUIRES: one member.
+bool Operations::MayRunWhenUploaded(Operation& operation) const {
+  return operation.path == Operation::Path::kClientMemory &&
+         absl::Seconds(operation.run_seconds) <= config_.run_ahead_max && MayRunNow(operation);
+}
+
+// Returns whether the operation may run ahead of no other that waits for the same worker. Sets
+// `preempts`.
+bool Operations::MayRunNow(Operation& operation) const {
   std::vector<const Operation*> held_up;
   for (const auto& [id, other] : operations_) {
     if (other.phase == Phase::kUploaded) held_up.push_back(&other);

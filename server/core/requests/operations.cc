@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/wire/durations.h"
 #include "server/core/requests/client_failures.h"
 
 namespace ringattn::server {
@@ -68,6 +69,10 @@ bool Operations::Start(const Order& order) {
     if (!order.tokens.empty()) reserve->set_token(order.tokens[i]);
     if (order.inline_inputs != nullptr && MayBeInline(operation)) {
       SendInline(operation, *order.inline_inputs, reserve);
+    } else if (order.members.size() == 1 && MayRunWhenUploaded(operation)) {
+      operation.runs_when_uploaded = true;
+      v1::RunWhenUploaded* run = reserve->mutable_run_when_uploaded();
+      if (operation.preempts) SetDuration(config_.preempt_after, run->mutable_preempt_after());
     }
   }
   return operation.is_inline();
@@ -162,13 +167,16 @@ void Operations::Accept(Operation& operation) {
 // ------------------------------------------------------------------- transfers
 
 // A member with an empty shard sends Uploaded before its operation is accepted.
-void Operations::OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded) {
+Operation* Operations::OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded) {
   const MemberRef ref = FindMember(connection, uploaded.operation_id(), uploaded.generation());
-  if (ref.operation == nullptr) return;
+  if (ref.operation == nullptr) return nullptr;
   ref.member->uploaded = true;
-  if (ref.operation->phase != Phase::kUploading) return;
+  if (ref.operation->phase != Phase::kUploading) return nullptr;
   ref.operation->last_advance = batch_.now();
   CompleteUpload(*ref.operation);
+  if (!ref.operation->runs_when_uploaded) return nullptr;
+  EnterRun(*ref.operation);
+  return ref.operation;
 }
 
 void Operations::CompleteUpload(Operation& operation) {

@@ -109,6 +109,7 @@ struct Operation {
   // Its run has one member and runs there at once, while other runs of that worker pause. Runs that
   // preempt and other runs wait among themselves only. Set with run_sequence.
   bool preempts = false;
+  bool runs_when_uploaded = false;  // its run needs no message (Reserve.run_when_uploaded)
   absl::Duration reserve_limit;
   absl::Duration progress_timeout;
   absl::Duration run_limit;
@@ -188,7 +189,8 @@ class Operations {
   bool OneReservesAlone() const;
 
   // --- Uploads and downloads.
-  void OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded);
+  // Returns the operation if its run has begun with this, else null.
+  Operation* OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded);
   // The client moved, or the transfer does not wait for the client.
   void OnTransferProgress(Operation& operation, Phase phase);
   // Takes the ring ranks whose transfer is stalled. All others moved or have nothing to do.
@@ -299,6 +301,8 @@ class Operations {
   MemberRef FindMember(ConnectionId connection, const std::string& operation_id,
                        uint64_t generation);
   bool MayBeInline(Operation& operation) const;
+  bool MayRunWhenUploaded(Operation& operation) const;
+  bool MayRunNow(Operation& operation) const;
   void SendInline(Operation& operation, const InlineTensors& inputs, v1::Reserve* reserve);
   void TakeInline(Operation& operation, Member& member, const v1::Finished& finished);
   void EndInline(Operation& operation);

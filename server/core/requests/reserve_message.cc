@@ -36,6 +36,7 @@ v1::Reserve MakeReserve(const RequestArrived& request, const AttentionSpec& spec
   reserve.set_retain(recipe.keeps_inputs);
   reserve.set_request_id(request.request_id);
   reserve.set_traceparent(request.traceparent);
+  reserve.set_principal(request.principal);
   return reserve;
 }
 

@@ -50,6 +50,11 @@ std::optional<ScenarioCommand> CommandOf(const v1::JoinResponse& message) {
         absl::StrAppend(&command.text, " inline ", run.inputs(0).data(),
                         run.has_preempt_after() ? " preempting" : "");
       }
+      if (message.reserve().has_run_when_uploaded()) {
+        absl::StrAppend(
+            &command.text, " run when uploaded",
+            message.reserve().run_when_uploaded().has_preempt_after() ? " preempting" : "");
+      }
       command.answer.reset();
       break;
     case v1::JoinResponse::kRun:

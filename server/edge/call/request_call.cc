@@ -226,8 +226,9 @@ void RequestCall::TakeRequest(std::variant<HeaderRequest, grpc::Status> header) 
     }
     steps = Next();
   }
+  CoreLoop& core = *context_->core;
   Do(std::move(steps));
-  if (!joins.has_value()) return;
+  if (!joins.has_value()) return core.HandleQueued();
   context_->writers->Join(shared_from_this(), *std::move(joins));
   {
     // If the call ended before it joined, its group has not learned of it.

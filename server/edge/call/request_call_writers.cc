@@ -37,6 +37,7 @@ void RequestCall::StartAsLead(TransportChoice joined,
     }
     steps = Next();
   }
+  context_->core->Wake();
   Do(std::move(steps));
 }
 

@@ -35,21 +35,52 @@ void CoreLoop::Post(Event event, std::function<void()> then) {
 }
 
 bool CoreLoop::TryPost(RequestArrived event) {
-  return Push({std::move(event), nullptr, nullptr}, true);
+  return Enqueue({std::move(event), nullptr, nullptr}, true);
+}
+
+void CoreLoop::PostAndHandle(Event event, std::function<void()> then) {
+  if (Enqueue({std::move(event), std::move(then), nullptr}, false)) HandleQueued();
 }
 
 bool CoreLoop::Ask(std::function<void(const Coordinator&)> question) {
   return Push({Tick{}, nullptr, std::move(question)}, true);
 }
 
+bool CoreLoop::Enqueue(Item item, bool only_if_short) {
+  absl::MutexLock lock(&mutex_);
+  if (stopping_ || (only_if_short && queue_.size() >= kLongQueue)) return false;
+  queue_.push_back(std::move(item));
+  return true;
+}
+
 bool CoreLoop::Push(Item item, bool only_if_short) {
+  if (!Enqueue(std::move(item), only_if_short)) return false;
   {
     absl::MutexLock lock(&mutex_);
-    if (stopping_ || (only_if_short && queue_.size() >= kLongQueue)) return false;
-    queue_.push_back(std::move(item));
+    if (busy_) return true;  // that thread sees the item
   }
   wakeup_.Notify();
   return true;
+}
+
+void CoreLoop::HandleQueued() {
+  std::deque<Item> items;  // destroyed when the core is free again
+  for (int handled = 0;; ++handled) {
+    absl::MutexLock lock(&mutex_);
+    if (handled == 0) {
+      if (busy_ || stopping_ || queue_.empty()) return;
+      busy_ = true;
+    } else if (handled == kMostOnCaller || queue_.empty()) {
+      busy_ = false;
+      if (!queue_.empty() || stopping_) wakeup_.Notify();
+      return;
+    }
+    items.push_back(std::move(queue_.front()));
+    queue_.pop_front();
+    mutex_.Unlock();
+    Handle(items.back(), MonotonicNow());
+    mutex_.Lock();
+  }
 }
 
 void CoreLoop::Run() {
@@ -59,24 +90,29 @@ void CoreLoop::Run() {
     wakeup_.WaitFor(next_tick - MonotonicNow());
     {
       absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(
+          +[](bool* busy) { return !*busy; }, &busy_));
+      busy_ = true;
       items.swap(queue_);
       if (items.empty() && stopping_) return;
     }
     const absl::Time now = MonotonicNow();
-    for (Item& item : items) {
-      if (item.question) {
-        item.question(core_);
-        continue;
-      }
-      Handle(std::move(item.event), now);
-      if (item.then) item.then();
-    }
+    for (Item& item : items) Handle(item, now);
     if (now >= next_tick) {
       next_tick = now + tick_interval_;
       Handle(Tick{}, now);
       sink_->OnTick(now, core_);
     }
+    absl::MutexLock lock(&mutex_);
+    busy_ = false;
+    if (!queue_.empty()) wakeup_.Notify();
   }
+}
+
+void CoreLoop::Handle(Item& item, absl::Time now) {
+  if (item.question) return item.question(core_);
+  Handle(std::move(item.event), now);
+  if (item.then) item.then();
 }
 
 void CoreLoop::Handle(Event event, absl::Time now) {

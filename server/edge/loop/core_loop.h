@@ -1,5 +1,6 @@
-// CoreLoop: the single thread that owns the Coordinator. RPC threads post events. The loop handles
-// them in order, passes the actions to an ActionSink, and ticks. Separate threads make plans.
+// CoreLoop: a queue of events for the Coordinator, and the thread that handles them in order,
+// passes the actions to an ActionSink, and ticks. RPC threads post events. While the core is idle,
+// an RPC thread may handle a few events itself. Separate threads make plans.
 //
 // The core's time is MonotonicNow(). The core's clock does not advance while queued events are
 // handled. Messages that have arrived are therefore processed before any timeout is evaluated.
@@ -20,7 +21,8 @@
 
 namespace ringattn::server {
 
-// Carries out actions, except PlanThis and CancelPlan. Called on the core's thread; must not block.
+// Carries out actions, except PlanThis and CancelPlan. Called by one thread at a time, which is the
+// core's or one that calls HandleQueued(). Must not block.
 class ActionSink {
  public:
   virtual ~ActionSink() = default;
@@ -45,8 +47,16 @@ class CoreLoop {
   void Post(Event event);
   // Runs `then` on the core's thread after the event.
   void Post(Event event, std::function<void()> then);
-  // Returns false, and posts nothing, if the queue is long.
+  // Returns false, and posts nothing, if the queue is long. The caller must call HandleQueued() or
+  // Wake() soon after.
   bool TryPost(RequestArrived event);
+  // Handles a few queued events on this thread if the core is idle, which saves a change of
+  // threads. The caller must hold no lock that carrying out an action takes.
+  void HandleQueued();
+  // Lets the core's thread handle queued events.
+  void Wake() { wakeup_.Notify(); }
+  // Posts the event and calls HandleQueued().
+  void PostAndHandle(Event event, std::function<void()> then);
   // Runs `question` on the core's thread between events. Returns false if the queue is long.
   bool Ask(std::function<void(const Coordinator&)> question);
   PlanningStats planning_stats() const { return planning_.stats(); }
@@ -60,18 +70,27 @@ class CoreLoop {
     std::function<void(const Coordinator&)> question;  // if set, there is no event
   };
 
+  // Items that HandleQueued() handles at most, so that it does not keep its thread for long. A
+  // small request takes two: its arrival and its plan.
+  static constexpr int kMostOnCaller = 4;
+
   void Run();
+  void Handle(Item& item, absl::Time now);
   void Handle(Event event, absl::Time now);
+  // Returns false if the loop is stopping, or if the queue is long and the item must find it short.
+  bool Enqueue(Item item, bool only_if_short);
   bool Push(Item item, bool only_if_short);
 
   const absl::Duration tick_interval_;
   ActionSink* const sink_;
-  Coordinator core_;  // used by the thread only, once it runs
+  Coordinator core_;  // used by the thread that has set busy_, once the loop runs
 
   Wakeup wakeup_;  // after each change of the fields below
   absl::Mutex mutex_;
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  // A thread uses the core. It sees every event that is queued before it clears this.
+  bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
   PlanningService planning_;  // destroyed before its receiver
 };

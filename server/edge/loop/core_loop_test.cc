@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -186,6 +187,7 @@ TEST(CoreLoopTest, HeartbeatsAreHandledWhileAPackedRequestIsPlanned) {
   Bench bench(Config());
   const absl::Time begin = absl::Now();
   ASSERT_TRUE(bench.loop().TryPost(Packed(1, 100000)));
+  bench.loop().Wake();
   const std::vector<absl::Duration> times = bench.BeatUntil([&] { return bench.IsAccepted(1); });
   const absl::Duration p99 = Percentile99(times);
   std::printf("accepted after %s; p99 of %zu heartbeats %s\n",
@@ -202,11 +204,13 @@ TEST(CoreLoopTest, FortyLargeHeadersDelayNoOtherRequest) {
   constexpr StreamId kHeaders = 40;
   for (StreamId stream = 1; stream <= kHeaders; ++stream) {
     ASSERT_TRUE(bench.loop().TryPost(Packed(stream, int64_t{1} << 17)));
+    bench.loop().Wake();
   }
   std::vector<absl::Duration> heartbeats, tiny;
   for (StreamId stream = kFirstTiny; stream < kFirstTiny + 200; ++stream) {
     const absl::Time begin = absl::Now();
     ASSERT_TRUE(bench.loop().TryPost(Tiny(stream)));
+    bench.loop().Wake();
     for (absl::Duration time : bench.BeatUntil([&] { return bench.IsAccepted(stream); })) {
       heartbeats.push_back(time);
     }
@@ -227,6 +231,7 @@ TEST(CoreLoopTest, FortyLargeHeadersDelayNoOtherRequest) {
   EXPECT_EQ(bench.loop().planning_stats().queued, 0);
   const int64_t made = bench.loop().planning_stats().made;
   ASSERT_TRUE(bench.loop().TryPost(Tiny(1)));
+  bench.loop().Wake();
   bench.Await([&] { return bench.IsAccepted(1); });
   EXPECT_LE(bench.loop().planning_stats().made, made + 1);
   EXPECT_EQ(bench.drops(), 0);
@@ -318,6 +323,7 @@ TEST(CoreLoopTest, EndedRequestsKeepOnlyTheirView) {
     request.fingerprint = 1;
     request.choice.stripe = 16;
     ASSERT_TRUE(bench.loop().TryPost(std::move(request)));
+    bench.loop().Wake();
     bench.Await([&] { return bench.IsAccepted(stream); });
     absl::Notification ended;
     bench.loop().Post(Ended(stream), [&] { ended.Notify(); });
@@ -339,6 +345,35 @@ TEST(CoreLoopTest, EndedRequestsKeepOnlyTheirView) {
   ASSERT_GT(before, 0);
   EXPECT_LT(grown, 48 * kMiB);  // the allocator's own; whole plans would take 750 MiB
   EXPECT_LT(finished_bytes, 250 * 2 * kKiB);
+}
+
+// An idle core handles the event on the thread that posts it. A busy one handles it afterwards.
+TEST(CoreLoopTest, HandlesEventsOnTheirThreadWhileIdle) {
+  Bench bench(Config());
+  std::thread::id handled_on;
+  while (handled_on != std::this_thread::get_id()) {  // until no tick is in the way
+    absl::Notification handled;
+    bench.loop().PostAndHandle(Tick{}, [&] {
+      handled_on = std::this_thread::get_id();
+      handled.Notify();
+    });
+    ASSERT_TRUE(handled.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  }
+
+  absl::Notification asked, answer, handled;
+  ASSERT_TRUE(bench.loop().Ask([&](const Coordinator&) {
+    asked.Notify();
+    answer.WaitForNotification();
+  }));
+  asked.WaitForNotification();
+  bench.loop().PostAndHandle(Tick{}, [&] {
+    handled_on = std::this_thread::get_id();
+    handled.Notify();
+  });
+  EXPECT_FALSE(handled.HasBeenNotified());
+  answer.Notify();
+  ASSERT_TRUE(handled.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  EXPECT_NE(handled_on, std::this_thread::get_id());
 }
 
 }  // namespace

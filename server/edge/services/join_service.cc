@@ -57,8 +57,8 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
       if (std::shared_ptr<JoinStream> stream = service->Find(id)) stream->ReadNext();
     };
     if (std::exchange(registered_, true)) {
-      service_->core_->Post(WorkerMessage{id_, std::move(incoming_), MonotonicNow()},
-                            std::move(read_next));
+      service_->core_->PostAndHandle(WorkerMessage{id_, std::move(incoming_), MonotonicNow()},
+                                     std::move(read_next));
     } else if (incoming_.has_register_()) {
       const v1::Register& registration = incoming_.register_();
       LogInfo("worker joins", {{"worker", Shown(registration.name())},

@@ -254,127 +254,157 @@ absl::StatusOr<std::unique_ptr<PreparedForward>> PreparedForward::Create(
 
 absl::Status PreparedForward::Init(const ForwardCall& call, const DeviceInfo& device,
                                    const KernelTuning& tuning) {
+  Division division = Choose(call, device, tuning);
+  Plan(call, device, tuning, division);
+  if (absl::Status s = Divide(call, device, tuning, division); !s.ok()) return s;
+  if (absl::Status s = MapTensors(call, division); !s.ok()) return s;
+  return LayOut(call, division);
+}
+
+PreparedForward::Division PreparedForward::Choose(const ForwardCall& call, const DeviceInfo& device,
+                                                  const KernelTuning& tuning) {
   const AttentionProblem& problem = *call.problem;
   dtype_ = problem.dtype;
   const HeadDimClass& head_dim_class = *ClassOf(problem);
-  ForwardKernel& kernel = kernel_;
   const bool terms = problem.terms.any();
-  kernel = terms ? TermKernelOf(problem) : head_dim_class.kernel();
-  const int32_t blocks = terms ? 1 : head_dim_class.blocks;
-  const int32_t items_at_once = std::max(device.sm_count / blocks, 1);
+  kernel_ = terms ? TermKernelOf(problem) : head_dim_class.kernel();
+  Division division;
+  division.blocks = terms ? 1 : head_dim_class.blocks;
+  division.items_at_once = std::max(device.sm_count / division.blocks, 1);
 
-  TermForwardKernelParams& params = params_;
-  ForwardParams& forward = params.forward;
+  ForwardParams& forward = params_.forward;
   forward.common = CommonOf(problem, call.q_rows);
   forward.q = call.q;
   forward.lse = call.lse;
   forward.sinks = call.sinks;
   SetResult(call, forward);
 
-  const int64_t group_size = forward.common.group_size;
   // The rows of a bias belong to one head.
-  const int32_t pack = forward.head_pack =
-      problem.terms.bias.has_value() ? 1 : HeadPack(call, kernel.tile_rows / blocks);
-  const int64_t packs = problem.num_heads / pack;
-
-  ForwardTileShape shape;
-  shape.q_rows = kernel.tile_rows / blocks / pack * blocks;
-  shape.keys = kernel.tile_keys;
-  shape.blocks_per_tile = problem.batch * packs;
-  shape.target_blocks = tuning.max_key_splits == 1 ? 0 : items_at_once;
+  division.pack = forward.head_pack =
+      problem.terms.bias.has_value() ? 1 : HeadPack(call, kernel_.tile_rows / division.blocks);
+  ForwardTileShape& shape = division.shape;
+  shape.q_rows = kernel_.tile_rows / division.blocks / division.pack * division.blocks;
+  shape.keys = kernel_.tile_keys;
+  shape.blocks_per_tile = problem.batch * (problem.num_heads / division.pack);
+  shape.target_blocks = tuning.max_key_splits == 1 ? 0 : division.items_at_once;
   shape.blocks_at_once = shape.target_blocks;
   // For wider heads the partial results cost as much as splitting saves (H200, 16K: d192 runs at
   // 721 TFLOP/s split and 736 unsplit).
   shape.fills_last_wave = !terms && head_dim_class.head_dim <= 128;
   if (problem.terms.bias.has_value()) shape.key_align = kBiasKeyAlign;
+  return division;
+}
+
+// The first plan shows whether the keys are split and how many each tile has. That decides between
+// the kernels of a class. Their tiles differ, so another kernel needs another plan.
+void PreparedForward::Plan(const ForwardCall& call, const DeviceInfo& device,
+                           const KernelTuning& tuning, Division& division) {
+  const AttentionProblem& problem = *call.problem;
+  const HeadDimClass& head_dim_class = *ClassOf(problem);
+  const bool terms = problem.terms.any();
+  ForwardTileShape& shape = division.shape;
   plan_ = PlanForwardTiles(call, shape);
-  const ForwardPlan& plan = plan_;
-  if (!terms && head_dim_class.split_kernel != nullptr && !plan.combines.empty()) {
+  if (!terms && head_dim_class.split_kernel != nullptr && !plan_.combines.empty()) {
     const ForwardKernel candidate = head_dim_class.split_kernel();
     for_parts_ = candidate.shared_bytes <= device.shared_bytes_per_block &&
-                 MostRows(plan) * pack <= candidate.tile_rows;
+                 MostRows(plan_) * division.pack <= candidate.tile_rows;
     if (for_parts_) {
-      kernel = candidate;
-      shape.q_rows = kernel.tile_rows / pack;
-      shape.keys = kernel.tile_keys;
+      kernel_ = candidate;
+      shape.q_rows = kernel_.tile_rows / division.pack;
+      shape.keys = kernel_.tile_keys;
       plan_ = PlanForwardTiles(call, shape);
     }
   }
-  if (!terms && !for_parts_ && head_dim_class.long_kernel != nullptr && !plan.tiles.empty()) {
+  if (!terms && !for_parts_ && head_dim_class.long_kernel != nullptr && !plan_.tiles.empty()) {
     const ForwardKernel candidate = head_dim_class.long_kernel();
     const int64_t threshold = tuning.long_keys > 0 ? tuning.long_keys : kLongKeys;
-    if (candidate.shared_bytes <= device.shared_bytes_per_block && MeanKeys(plan) >= threshold) {
-      kernel = candidate;
-      shape.keys = kernel.tile_keys;
+    if (candidate.shared_bytes <= device.shared_bytes_per_block && MeanKeys(plan_) >= threshold) {
+      kernel_ = candidate;
+      shape.keys = kernel_.tile_keys;
       plan_ = PlanForwardTiles(call, shape);
     }
   }
-  forward.tile_rows = kernel.tile_rows;
-  if (call.has_late_keys() && !terms && blocks == 1 && !plan.tiles.empty()) {
+  if (call.has_late_keys() && !terms && division.blocks == 1 && !plan_.tiles.empty()) {
     first_late_piece_ = FirstLatePiece(call.blocks);
-    shape.early_key_tiles = EarlyKeyTiles(call, plan, shape, kernel.tile_rows, device.sm_count);
+    shape.early_key_tiles = EarlyKeyTiles(call, plan_, shape, kernel_.tile_rows, device.sm_count);
     plan_ = PlanForwardTiles(call, shape);
   }
+}
 
+absl::Status PreparedForward::Divide(const ForwardCall& call, const DeviceInfo& device,
+                                     const KernelTuning& tuning, const Division& division) {
+  const AttentionProblem& problem = *call.problem;
+  const ForwardTileShape& shape = division.shape;
   // Tiles without keys come last.
-  size_t tiles = plan.tiles.size();
-  while (tiles > 0 && plan.tiles[tiles - 1].range_begin == plan.tiles[tiles - 1].range_end) --tiles;
-  keyless_tiles_ = static_cast<int32_t>(plan.tiles.size() - tiles);
+  size_t tiles = plan_.tiles.size();
+  while (tiles > 0 && plan_.tiles[tiles - 1].range_begin == plan_.tiles[tiles - 1].range_end) {
+    --tiles;
+  }
+  keyless_tiles_ = static_cast<int32_t>(plan_.tiles.size() - tiles);
   const int64_t items = static_cast<int64_t>(tiles) * shape.blocks_per_tile;
-  const int64_t most_items = std::numeric_limits<int32_t>::max() / blocks;
+  const int64_t most_items = std::numeric_limits<int32_t>::max() / division.blocks;
   if (items > most_items) {
     return absl::ResourceExhaustedError(
         absl::StrCat("a forward call needs ", items,
                      " work items (tiles times heads); the maximum is ", most_items));
   }
-  params.tiles = static_cast<int32_t>(tiles);
-  params.heads = static_cast<int32_t>(shape.blocks_per_tile);
-  params.section_heads =
-      for_parts_ ? params.heads
-                 : SectionHeads(call, plan, params.tiles, group_size / pack, shape.blocks_per_tile,
-                                items_at_once, /*element_bytes=*/2);
-  params.q_box_bytes = static_cast<uint32_t>(shape.q_rows / blocks) * pack * 128;
+  params_.forward.tile_rows = kernel_.tile_rows;
+  params_.tiles = static_cast<int32_t>(tiles);
+  params_.heads = static_cast<int32_t>(shape.blocks_per_tile);
+  params_.section_heads =
+      for_parts_ ? params_.heads
+                 : SectionHeads(call, plan_, params_.tiles,
+                                params_.forward.common.group_size / division.pack,
+                                shape.blocks_per_tile, division.items_at_once, /*element_bytes=*/2);
   const ShiftedLaunch shifted = DivideIntoShifts(
       items, device.sm_count,
-      SecondsOf(problem, plan, kernel.tile_rows * shape.blocks_per_tile) / device.sm_count,
+      SecondsOf(problem, plan_, kernel_.tile_rows * shape.blocks_per_tile) / device.sm_count,
       for_parts_ ? -1 : tuning.shift_cycles);
-  params.shifts = shifted.shifts;
+  params_.shifts = shifted.shifts;
   // Clusters are not persistent.
-  blocks_ = blocks > 1 ? static_cast<int32_t>(items * blocks) : shifted.blocks;
+  blocks_ = division.blocks > 1 ? static_cast<int32_t>(items * division.blocks) : shifted.blocks;
+  return absl::OkStatus();
+}
 
+absl::Status PreparedForward::MapTensors(const ForwardCall& call, const Division& division) {
+  const AttentionProblem& problem = *call.problem;
   MappedTensor q;
   q.data = call.q;
   q.columns = problem.head_dim;
   q.heads = problem.num_heads;
   q.rows = q.row_pitch = call.q_rows;
   q.batch = problem.batch;
-  q.box_heads = pack;
-  q.box_rows = shape.q_rows / blocks;
-  if (absl::Status s = EncodeMap(problem.dtype, q, params.q_map); !s.ok()) return s;
-  if (absl::Status s = MapKeys(problem, call.blocks, kernel.tile_keys, maps_); !s.ok()) {
-    return s;
-  }
+  q.box_heads = division.pack;
+  q.box_rows = division.shape.q_rows / division.blocks;
+  params_.q_box_bytes = static_cast<uint32_t>(q.box_rows) * division.pack * 128;
+  if (absl::Status s = EncodeMap(problem.dtype, q, params_.q_map); !s.ok()) return s;
+  return MapKeys(problem, call.blocks, kernel_.tile_keys, maps_);
+}
 
+absl::Status PreparedForward::LayOut(const ForwardCall& call, const Division& division) {
+  const AttentionProblem& problem = *call.problem;
+  const bool terms = problem.terms.any();
   if (for_parts_) {
-    merges_ = FewToMerge(plan, pack);
-    parts_ = SplitPartsOf(plan, tiles);
+    merges_ = FewToMerge(plan_, division.pack);
+    parts_ = SplitPartsOf(plan_, params_.tiles);
     std::copy_n(maps_.begin(), std::min<size_t>(maps_.size(), kNearMaps), near_maps_.begin());
   }
-  const int64_t tickets = merges_ ? static_cast<int64_t>(plan.combines.size()) * params.heads : 0;
+  const int64_t tickets = merges_ ? static_cast<int64_t>(plan_.combines.size()) * params_.heads : 0;
   tickets_offset_ = AlignUp(sizeof(WorkCounters));
   tiles_offset_ = tickets_offset_ + AlignUp(tickets * static_cast<int64_t>(sizeof(uint32_t)));
-  ranges_offset_ = tiles_offset_ + TableBytes(plan.tiles);
-  combines_offset_ = ranges_offset_ + TableBytes(plan.ranges);
-  maps_offset_ = combines_offset_ + TableBytes(plan.combines);
+  ranges_offset_ = tiles_offset_ + TableBytes(plan_.tiles);
+  combines_offset_ = ranges_offset_ + TableBytes(plan_.ranges);
+  maps_offset_ = combines_offset_ + TableBytes(plan_.combines);
   parts_offset_ = maps_offset_ + TableBytes(maps_);
   terms_offset_ = parts_offset_ + TableBytes(parts_);
-  split_ = SplitKeys(plan, forward);
+  split_ = SplitKeys(plan_, params_.forward);
   if (terms) {
-    absl::Status s = terms_.Init(call, plan, kernel.tile_rows, kernel.tile_keys, packs);
+    absl::Status s = terms_.Init(call, plan_, kernel_.tile_rows, kernel_.tile_keys,
+                                 problem.num_heads / division.pack);
     if (!s.ok()) return s;
-    params.stride = StrideOf(call.q_pieces, call.blocks);
-    params.keys = PhiloxKeysOf(problem);
-    s = bias_.Init(problem, call.terms, call.q_rows, call.blocks, params.stride);
+    params_.stride = StrideOf(call.q_pieces, call.blocks);
+    params_.keys = PhiloxKeysOf(problem);
+    s = bias_.Init(problem, call.terms, call.q_rows, call.blocks, params_.stride);
     if (!s.ok()) return s;
   }
   table_bytes_ = terms_offset_ + terms_.table_bytes();

@@ -78,7 +78,27 @@ class PreparedForward : public PreparedKernel {
 
  private:
   explicit PreparedForward(std::string_view kernel_class) : PreparedKernel(kName, kernel_class) {}
+  // How the work is divided into items, each a tile of q rows in a pack of heads.
+  struct Division {
+    ForwardTileShape shape;
+    int32_t blocks = 1;  // thread blocks of an item, a cluster if more than one
+    int32_t pack = 1;    // heads of an item
+    int32_t items_at_once = 1;
+  };
+
+  // The steps of Init, in this order.
   absl::Status Init(const ForwardCall& call, const DeviceInfo& device, const KernelTuning& tuning);
+  // Chooses the kernel by the problem alone.
+  Division Choose(const ForwardCall& call, const DeviceInfo& device, const KernelTuning& tuning);
+  // Makes the plan, and chooses a kernel that suits it better if there is one.
+  void Plan(const ForwardCall& call, const DeviceInfo& device, const KernelTuning& tuning,
+            Division& division);
+  // Sets the number of items, their order and the thread blocks that process them.
+  absl::Status Divide(const ForwardCall& call, const DeviceInfo& device, const KernelTuning& tuning,
+                      const Division& division);
+  absl::Status MapTensors(const ForwardCall& call, const Division& division);
+  // Sets the offsets of tables and scratch memory.
+  absl::Status LayOut(const ForwardCall& call, const Division& division);
 
   ForwardKernel kernel_;
   DType dtype_ = DType::kBFloat16;

@@ -1,0 +1,54 @@
+#include "worker/operation/kept_operations.h"
+
+#include <utility>
+#include <vector>
+
+#include "common/base/monotonic_time.h"
+
+namespace ringattn::worker {
+
+std::optional<PreparedOperation> KeptOperations::Take(absl::string_view recipe) {
+  std::optional<PreparedOperation> taken;
+  {
+    absl::MutexLock lock(&mutex_);
+    taken = parts_.Take(recipe, MonotonicNow());
+  }
+  if (taken.has_value()) taken->operation->control().Reset();
+  return taken;
+}
+
+// Dropped operations are destroyed without the lock: freeing device memory takes time.
+void KeptOperations::Keep(std::string recipe, PreparedOperation prepared) {
+  const int64_t bytes = prepared.reservation.bytes();
+  std::vector<PreparedOperation> dropped;
+  absl::MutexLock lock(&mutex_);
+  dropped = parts_.Keep(std::move(recipe), bytes, std::move(prepared), MonotonicNow());
+}
+
+bool KeptOperations::Evict(int64_t bytes) {
+  std::vector<PreparedOperation> dropped;
+  {
+    absl::MutexLock lock(&mutex_);
+    dropped = parts_.Evict(bytes);
+  }
+  return !dropped.empty();
+}
+
+void KeptOperations::DropExpired() {
+  std::vector<PreparedOperation> dropped;
+  absl::MutexLock lock(&mutex_);
+  dropped = parts_.Expire(MonotonicNow());
+}
+
+void KeptOperations::Clear() {
+  std::vector<PreparedOperation> dropped;
+  absl::MutexLock lock(&mutex_);
+  dropped = parts_.Clear();
+}
+
+KeptOperations::Stats KeptOperations::stats() const {
+  absl::MutexLock lock(&mutex_);
+  return {static_cast<int64_t>(parts_.count()), parts_.bytes(), parts_.counts()};
+}
+
+}  // namespace ringattn::worker
