@@ -18,7 +18,7 @@ namespace ringattn::worker {
 struct EmulatedRank {
   int device = 0;
   std::string host_id;  // empty: the rank does not share memory
-  // What it offers for transfers between hosts.
+  // The engines that it offers for transfers between hosts.
   bool nccl = true;
   bool wire = false;
   std::optional<TlsMaterial> tls = std::nullopt;  // for wire

@@ -17,7 +17,7 @@ namespace {
 // Format: this line, a second line with the lengths of the four parts and the flags, and the parts.
 constexpr absl::string_view kHead = "ringattn-gpu-2\n";
 constexpr size_t kMaxNumbersBytes = 64;
-constexpr uint32_t kTls = 1, kInsecureRing = 2, kRdma = 4, kLoopback = 8, kAllFlags = 15;
+constexpr uint32_t kTls = 1, kPlainRing = 2, kRdma = 4, kLoopback = 8, kAllFlags = 15;
 
 absl::Status Malformed(int rank, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("rank ", rank, "'s blob ", why));
@@ -26,7 +26,7 @@ absl::Status Malformed(int rank, absl::string_view why) {
 }  // namespace
 
 std::string EncodeMixedBlob(const MixedBlob& blob) {
-  const uint32_t flags = (blob.tls ? kTls : 0) | (blob.insecure_ring ? kInsecureRing : 0) |
+  const uint32_t flags = (blob.tls ? kTls : 0) | (blob.insecure_ring ? kPlainRing : 0) |
                          (blob.rdma ? kRdma : 0) | (blob.loopback ? kLoopback : 0);
   return absl::StrCat(kHead, blob.copies.size(), ",", blob.nccl.size(), ",", blob.wire.size(), ",",
                       blob.host.size(), ",", flags, "\n", blob.copies, blob.nccl, blob.wire,
@@ -79,7 +79,7 @@ absl::StatusOr<MixedBlob> DecodeMixedBlob(absl::string_view text, int rank) {
   blob.host = take(numbers[3]);
   const uint32_t flags = numbers[4];
   blob.tls = (flags & kTls) != 0;
-  blob.insecure_ring = (flags & kInsecureRing) != 0;
+  blob.insecure_ring = (flags & kPlainRing) != 0;
   blob.rdma = (flags & kRdma) != 0;
   blob.loopback = (flags & kLoopback) != 0;
   return blob;

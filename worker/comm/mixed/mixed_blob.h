@@ -15,7 +15,7 @@ struct MixedBlob {
   std::string nccl = "";    // NcclBlob; empty: the rank has no NCCL
   std::string wire = "";    // WireBlob; empty: the rank does not use sockets
   std::string host = "";    // the name of the rank's host; empty: unknown
-  // What the rank's host has and what the rank wants (network_choice.h).
+  // Properties of the rank and its host that decide between NCCL and sockets (network_choice.h).
   bool tls = false;            // it has cluster certificates
   bool insecure_ring = false;  // the ring need not be encrypted (--insecure_ring)
   bool rdma = false;           // NCCL can use an RDMA device

@@ -1,6 +1,6 @@
 // MixedEngine: transfers with some ranks by copy engines and with the others by a network engine,
 // which is NCCL or sockets. A group is split by peer. Both parts start when the lane's stream
-// reaches the group, the network's on a stream of its own, so that neither waits for the other. The
+// reaches the group, the network's on a separate stream, so that neither waits for the other. The
 // lane's stream continues when both are complete. Groups inside hosts, which copy engines move,
 // therefore never wait for the network.
 //

@@ -31,11 +31,10 @@ struct MixedTransportOptions {
   // NCCL and sockets; null: this rank has none, or does not offer them.
   std::unique_ptr<EngineTransport> nccl;
   std::unique_ptr<EngineTransport> wire;
-  // Forms rings of one, and rejects others with the reason why there is no network. Not null if
+  // Forms rings of one, and rejects others with the reason why a network is missing. Not null if
   // `nccl` and `wire` are null.
   std::unique_ptr<RingTransport> without_network;
-  // What the choice between NCCL and sockets depends on: `host`, `tls`, `insecure_ring`, `rdma` and
-  // `loopback` are sent to the other ranks.
+  // The properties of this rank that decide between NCCL and sockets, without blobs.
   MixedBlob facts = {};
   // Allocates memory that `copies` can share, for the first exchange. Must be callable while the
   // transport lives.

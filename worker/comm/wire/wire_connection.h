@@ -28,7 +28,7 @@ class WirePeer {
   // The chunk has left.
   virtual void OnSent(const WireChunk& chunk) = 0;
   virtual absl::Status OnGrant(const WireFrame& frame) = 0;
-  // Returns null if there is no memory now. The peer wakes the connection's loop when there is.
+  // Returns null if memory is missing now. The peer wakes the connection's loop once it has some.
   virtual absl::StatusOr<char*> OnData(int stripe, const WireFrame& frame) = 0;
   virtual absl::Status OnDataEnd(int stripe, const WireFrame& frame) = 0;
 
@@ -58,7 +58,7 @@ class WireConnection : private FrameSink {
     if (stream_ != nullptr) stream_->Shutdown();
   }
 
-  // What a turn leaves to do.
+  // The work that a turn leaves.
   struct Rest {
     bool wants_write = false;   // there is more to write
     bool reads_more = false;    // there is more to read although the socket may not be readable

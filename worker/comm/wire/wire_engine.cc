@@ -190,7 +190,7 @@ class WireEngine::Peer : public WirePeer {
     --staged_chunks_;
     staging()->ReturnSendSlot(const_cast<char*>(chunk.data));
   }
-  // Of what the connection was sending and receiving when it was closed.
+  // The connection was closed while it sent or received a chunk.
   void ReturnSlotsOf(const WireConnection& connection) {
     if (connection.chunk().transfer != nullptr) ReturnSendSlot(connection.chunk());
     const WireCopy received = std::exchange(receiving_[connection.stripe()], {});

@@ -203,7 +203,7 @@ bool CudaWireEngine::BeginGroups() {
     {
       absl::MutexLock lock(&mutex_);
       for (Group& group : std::exchange(lane.fresh, {})) lane.waiting.push_back(std::move(group));
-      // What has not begun does not begin any more. Aborting fails it.
+      // Groups that have not begun are dropped. StreamCommunicator fails them.
       if (interrupted_ && !lane.in_progress) lane.waiting.clear();
     }
     if (lane.in_progress || lane.waiting.empty()) continue;

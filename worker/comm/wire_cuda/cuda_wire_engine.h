@@ -116,7 +116,7 @@ class CudaWireEngine : public TransferEngine, private WireStaging {
   bool BeginGroups();
   bool EndGroups();
   bool StartCopies();
-  // Returns how long the thread may sleep: what streams do wakes nobody.
+  // Returns how long the thread may sleep. Streams cannot wake it.
   absl::Duration Patience() const;
   // Returns true once nothing is in progress.
   bool AtRest() const;

@@ -18,7 +18,7 @@ class SlotPool {
   SlotPool(const SlotPool&) = delete;
   SlotPool& operator=(const SlotPool&) = delete;
 
-  // Allocates the slots. Returns INTERNAL if there is no memory to pin. The device is current.
+  // Allocates the slots. Returns INTERNAL if memory cannot be pinned. The device is current.
   absl::Status Open(int slots);
 
   char* Take();  // null: none is free

@@ -37,6 +37,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "worker/comm/contract/forked_ring.h"
 #include "worker/comm/contract/ring_fixture.h"
 #include "worker/comm/cuda/gpu_ranks.h"
@@ -136,7 +137,7 @@ class HostRank : public RingTransport {
   std::unique_ptr<RingTransport> transport_;
 };
 
-// Forward calls one after the other on a thread of their own.
+// Forward calls one after the other, by one thread.
 class Forwards {
  public:
   explicit Forwards(int cuda_index) {
@@ -167,13 +168,13 @@ class Forwards {
 
   // Returns calls per second until `stop`, at least for `seconds`.
   double Run(int seconds, const std::atomic<bool>* stop) {
-    const absl::Time begin = absl::Now(), end = begin + absl::Seconds(seconds);
+    const absl::Time begin = MonotonicNow(), end = begin + absl::Seconds(seconds);
     int calls = 0;
     do {
       One();
       ++calls;
-    } while (stop != nullptr ? !stop->load() : absl::Now() < end);
-    return calls / absl::ToDoubleSeconds(absl::Now() - begin);
+    } while (stop != nullptr ? !stop->load() : MonotonicNow() < end);
+    return calls / absl::ToDoubleSeconds(MonotonicNow() - begin);
   }
 
  private:
@@ -234,7 +235,7 @@ double Exchange(Communicator& ring, char* sent, char* received, const Settings& 
     if (settings.one_way) group.erase(group.begin() + (ring.rank() == 0 ? 1 : 0));
     next.push_back(ring.StartInLane(Lane::kBetween, std::move(group), {}, &control));
   };
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   start();
   for (int i = 1; i < groups; ++i) {
     start();
@@ -242,7 +243,8 @@ double Exchange(Communicator& ring, char* sent, char* received, const Settings& 
     next.erase(next.begin());
   }
   Check(next.front()->Wait(Soon()), "exchange");
-  return static_cast<double>(settings.bytes) * groups / absl::ToDoubleSeconds(absl::Now() - begin);
+  return static_cast<double>(settings.bytes) * groups /
+         absl::ToDoubleSeconds(MonotonicNow() - begin);
 }
 
 int Measure(Communicator& ring, const Settings& settings, Measured* measured) {
@@ -262,10 +264,10 @@ int Measure(Communicator& ring, const Settings& settings, Measured* measured) {
       std::max(3, static_cast<int>(measured->exchange[0] * settings.seconds / settings.bytes));
   Meet(measured, &meetings);
   const double processor = ProcessorSeconds();
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = MonotonicNow();
   measured->exchange[rank] = Exchange(ring, sent.data(), received.data(), settings, groups);
   measured->processor_seconds[rank] =
-      (ProcessorSeconds() - processor) / absl::ToDoubleSeconds(absl::Now() - begin);
+      (ProcessorSeconds() - processor) / absl::ToDoubleSeconds(MonotonicNow() - begin);
   if (!settings.compute) return 0;
   Forwards forwards(rank);
   Meet(measured, &meetings);
@@ -305,7 +307,7 @@ void Report(const Settings& settings, const std::string& transport, int connecti
   std::fflush(stdout);
 }
 
-// Runs a ring in processes of its own.
+// Runs a ring whose ranks are processes.
 void Run(const Settings& settings, const std::string& transport, int connections) {
   void* memory =
       mmap(nullptr, sizeof(Measured), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
