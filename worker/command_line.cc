@@ -156,7 +156,7 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->capture_default_str();
   app->add_option("--wire_connections", line->backend.wire_connections,
                   "wire: TCP connections to each other worker, 1 to 8; of two workers, the smaller "
-                  "number counts; 0: 2 for CPUs, 4 for GPUs")
+                  "number counts; 0: 2 for CPUs; for GPUs 4, or 8 with --cluster_tls_cert")
       ->check(CLI::Range(0, 8))
       ->type_name("N")
       ->capture_default_str();

@@ -91,8 +91,9 @@ absl::StatusOr<std::unique_ptr<EngineTransport>> MakeNcclTransport(const Backend
 
 absl::StatusOr<std::unique_ptr<EngineTransport>> MakeWireTransport(
     const BackendOptions& options, int cuda_index, std::shared_ptr<WireCounters> counters) {
-  const int connections =
-      options.wire_connections > 0 ? options.wire_connections : kDefaultCudaWireConnections;
+  const int by_default = options.cluster_security.is_plain() ? kDefaultCudaWireConnections
+                                                             : kDefaultCudaWireTlsConnections;
+  const int connections = options.wire_connections > 0 ? options.wire_connections : by_default;
   return CudaWireTransport::Create(
       {.device = cuda_index,
        .wire = {.host = options.ring_host,

@@ -19,8 +19,10 @@
 
 namespace ringattn::worker {
 
-// One connection carries about 3.5 GB/s with a core at each end.
+// A connection carried 2.6 GB/s in both directions at once, with a core at each end, and 0.8 GB/s
+// with TLS (tests/bench/results/wire_rate.csv). So these suffice for 25 Gbit/s.
 inline constexpr int kDefaultCudaWireConnections = 4;
+inline constexpr int kDefaultCudaWireTlsConnections = 8;
 
 struct CudaWireTransportOptions {
   int device = 0;  // CUDA device index
