@@ -63,11 +63,12 @@ absl::StatusOr<NetworkChoice> ChooseNetwork(const std::vector<MixedBlob>& blobs,
           NetworkEngine::kWire,
           absl::StrCat("rank ", secured, " has cluster certificates, and NCCL does not encrypt")};
     }
-    return absl::FailedPreconditionError(
-        absl::StrCat("rank ", secured, " has cluster certificates, and rank ", no_wire,
-                     " has only NCCL, which does not encrypt what it sends between hosts; start "
-                     "all workers with "
-                     "--ring_transport=auto, or with --insecure_ring to permit plain text"));
+    const std::string only =
+        no_wire == secured ? " and only" : absl::StrCat(", and rank ", no_wire, " has only");
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", secured, " has cluster certificates", only,
+        " NCCL, which does not encrypt what it sends between hosts; start all workers with "
+        "--ring_transport=auto, or with --insecure_ring to permit plain text"));
   }
   const auto nccl = [](std::string reason) {
     return NetworkChoice{NetworkEngine::kNccl, std::move(reason)};

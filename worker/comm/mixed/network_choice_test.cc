@@ -62,10 +62,14 @@ TEST(NetworkChoice, NcclThatLeavesAHostIsRefusedWithCertificates) {
               HasSubstr("rank 1 has cluster certificates, and rank 2 has only NCCL, which does not "
                         "encrypt what it sends between hosts; start all workers with "
                         "--ring_transport=auto, or with --insecure_ring"));
-  blobs[1].insecure_ring = true;
+  blobs[2].tls = true;
+  blobs[1].tls = false;
+  EXPECT_THAT(std::string(Choose(blobs).status().message()),
+              HasSubstr("rank 2 has cluster certificates and only NCCL, which does not encrypt"));
+  blobs[2].insecure_ring = true;
   ExpectChoice(blobs, NetworkEngine::kNccl, "rank 2 has no sockets");
   // Within a host nothing is sent over a network.
-  blobs[1].insecure_ring = false;
+  blobs[2].insecure_ring = false;
   for (MixedBlob& blob : blobs) blob.host = "a";
   ExpectChoice(blobs, NetworkEngine::kNccl, "rank 2 has no sockets");
 }

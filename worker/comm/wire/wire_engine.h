@@ -75,7 +75,7 @@ class WireEngine {
   }
 
   // A peer that takes no bytes keeps at most so many slots.
-  static constexpr int kStagedPerPeer = 8;
+  static constexpr int kStagedPerPeer = 16;
 
   // Ends the link to one peer. No effect if it has ended. Never blocks.
   void LosePeer(int peer, const std::string& reason);
