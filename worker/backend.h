@@ -26,10 +26,13 @@ struct BackendOptions {
   //   wire  sockets of this project; auto is the same
   //   gloo  Gloo's sockets, without encryption and token
   // CUDA:
-  //   peer  copy engines and mapped memory, within one machine
-  //   nccl  NCCL, also between machines
-  //   auto  peer between GPUs that are on one machine and reach each other, else nccl, also
-  //         within one ring; nccl if there is only one local worker
+  //   peer       copy engines and mapped memory, within one machine
+  //   nccl       NCCL, also between machines
+  //   wire       sockets of this project, also between machines
+  //   peer+nccl  peer between GPUs that are on one machine and reach each other, else nccl, also
+  //              within one ring; nccl if there is only one local worker
+  //   peer+wire  the same with wire
+  //   auto       the same with nccl or wire (ChooseNetwork)
   std::string ring_transport = "auto";
   // CUDA: how peer shares memory: vmm (descriptors of cuMemCreate), ipc (CUDA's legacy handles) or
   // auto (the first that is available).
@@ -45,9 +48,10 @@ struct BackendOptions {
   int local_workers = 1;
   int local_rank = 0;                  // index among local_workers; used by auto
   int64_t memory_limit_bytes = 0;      // memory for requests; 0: the backend's default
-  int wire_connections = 0;            // CPU, wire: TCP connections per peer; 0: the default
+  int wire_connections = 0;            // wire: TCP connections per peer; 0: the default
   TransportSecurity cluster_security;  // wire: protects the ring's connections
-  // CPU: a name or address of this machine that peers can reach (--ring_address). Rings listen
+  bool insecure_ring = false;          // CUDA: permits nccl between hosts despite certificates
+  // wire: a name or address of this machine that peers can reach (--ring_address). Rings listen
   // there. peer needs no address, and NCCL chooses its own.
   std::string ring_host = "127.0.0.1";
   // Common to all ring transports.

@@ -145,16 +145,18 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->type_name("FILE");
   app->add_option("--ring_transport", line->backend.ring_transport,
                   "transport between workers. GPU: peer: copy engines, within one machine; nccl: "
-                  "NCCL, also between machines; auto: peer between GPUs that are on one machine "
-                  "and reach each other, else nccl, also within one ring; nccl if there is only "
-                  "one local worker. CPU: wire: TCP, with TLS if --cluster_tls_cert is given; "
+                  "NCCL, never encrypted; wire: TCP, with TLS if --cluster_tls_cert is given; "
+                  "peer+nccl, peer+wire: peer between GPUs that are on one machine and reach each "
+                  "other, else nccl or wire, also within one ring, and without peer if there is "
+                  "only one local worker; auto: peer+nccl if the workers are on one machine or all "
+                  "have RDMA and none has --cluster_tls_cert, else peer+wire. CPU: wire: as above; "
                   "auto: wire; gloo: TCP by Gloo, never encrypted")
-      ->check(CLI::IsMember({"auto", "peer", "nccl", "wire", "gloo"}))
+      ->check(CLI::IsMember({"auto", "peer", "nccl", "wire", "peer+nccl", "peer+wire", "gloo"}))
       ->type_name("NAME")
       ->capture_default_str();
   app->add_option("--wire_connections", line->backend.wire_connections,
-                  "CPU: TCP connections to each other worker, 1 to 8; of two workers, the smaller "
-                  "number counts; 0: 2")
+                  "wire: TCP connections to each other worker, 1 to 8; of two workers, the smaller "
+                  "number counts; 0: 2 for CPUs; for GPUs 4, or 8 with --cluster_tls_cert")
       ->check(CLI::Range(0, 8))
       ->type_name("N")
       ->capture_default_str();
@@ -206,7 +208,7 @@ void AddListeners(CLI::App* app, CommandLine* line) {
       ->type_name("HOST:PORT");
   app->add_option("--ring_address", line->backend.ring_host,
                   "name or address of this machine at which other workers reach this one: for "
-                  "rings of CPUs while they form, and for probes")
+                  "rings over TCP (--ring_transport) while they form, and for probes")
       ->check([](const std::string& host) { return std::string(CheckRingAddress(host).message()); })
       ->type_name("HOST")
       ->capture_default_str();
@@ -349,6 +351,9 @@ void AddSecurity(CLI::App* app, CommandLine* line) {
   app->add_flag("--insecure", line->insecure,
                 "allow plain text on addresses other than loopback: --data_listen, "
                 "--client_data_listen, --coordinator");
+  app->add_flag("--insecure_ring", line->backend.insecure_ring,
+                "GPU: allow NCCL, which does not encrypt, between hosts although this worker has "
+                "--cluster_tls_cert; must be given to all such workers of a ring");
 }
 
 // The secret and the tensors pass through both addresses.
@@ -388,28 +393,34 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options,
       throw CLI::ValidationError(flag, absl::StrCat("has no effect with ", with));
     }
   };
-  if (options.ring_transport == "peer") {
-    refuse({"--nccl_max_ctas", "--nccl_library"}, "--ring_transport=peer");
+  const std::string& transport = options.ring_transport;
+  const std::string with_transport = absl::StrCat("--ring_transport=", transport);
+  if (transport == "peer" || transport == "wire" || transport == "peer+wire") {
+    refuse({"--nccl_max_ctas", "--nccl_library", "--insecure_ring"}, with_transport);
   }
-  if (options.ring_transport == "nccl") {
-    refuse({"--peer_memory", "--peer_socket_dir"}, "--ring_transport=nccl");
+  if (transport == "nccl" || transport == "wire") {
+    refuse({"--peer_memory", "--peer_socket_dir"}, with_transport);
   }
-  if (options.ring_transport == "gloo") refuse({"--wire_connections"}, "--ring_transport=gloo");
+  if (transport == "peer" || transport == "nccl" || transport == "peer+nccl" ||
+      transport == "gloo") {
+    refuse({"--wire_connections"}, with_transport);
+  }
   if (options.peer_memory == "ipc") refuse({"--peer_socket_dir"}, "--peer_memory=ipc");
   const absl::StatusOr<DeviceName> name = ParseDeviceName(options.device);
   if (!name.ok() || name->automatic) return;
   const std::string with = absl::StrCat("--device=", options.device);
-  const bool for_cpu = options.ring_transport == "wire" || options.ring_transport == "gloo";
-  const bool for_gpu = options.ring_transport == "peer" || options.ring_transport == "nccl";
+  const bool for_cpu = transport == "gloo";
+  const bool for_gpu = transport != "auto" && transport != "wire" && transport != "gloo";
   const bool is_gpu = name->kind == DeviceKind::kCuda;
   if (is_gpu ? for_cpu : for_gpu) {
     throw CLI::ValidationError("--ring_transport",
                                absl::StrCat(options.ring_transport, " has no effect with ", with));
   }
-  if (is_gpu) return refuse({"--threads", "--wire_connections"}, with);
-  refuse({"--pinned_pool", "--peer_memory", "--peer_socket_dir", "--nccl_max_ctas",
-          "--nccl_library", "--kernel_family", "--late_keys", "--pin_local_memory"},
-         with);
+  if (is_gpu) return refuse({"--threads"}, with);
+  refuse(
+      {"--pinned_pool", "--peer_memory", "--peer_socket_dir", "--nccl_max_ctas", "--nccl_library",
+       "--kernel_family", "--late_keys", "--pin_local_memory", "--insecure_ring"},
+      with);
   if (local_memory == "cuda_memory") {
     throw CLI::ValidationError("--local_memory",
                                absl::StrCat("cuda_memory has no effect with ", with,

@@ -5,11 +5,18 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/local_memory/local_socket.h"
 #include "common/observability/log.h"
+#include "common/process/loopback.h"
 #include "worker/comm/mixed/mixed_ring_transport.h"
+#include "worker/comm/mixed/ring_choice_metrics.h"
 #include "worker/comm/nccl/nccl_ring_transport.h"
+#include "worker/comm/nccl/rdma_devices.h"
 #include "worker/comm/peer/peer_ring_transport.h"
 #include "worker/comm/single_rank/single_rank_transport.h"
+#include "worker/comm/wire/wire_metrics.h"
+#include "worker/comm/wire_cuda/cuda_wire_transport.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/device/cuda/cuda_kv_caches.h"
 #include "worker/device/cuda/pci_slot.h"
@@ -32,9 +39,19 @@ int64_t DefaultMemoryLimit(int64_t free_bytes) { return free_bytes / 10 * 9; }
 
 // Copies between GPUs of this machine need memory that other processes can map.
 bool SharesMemory(const BackendOptions& options) {
-  return options.ring_transport == "peer" ||
-         (options.ring_transport == "auto" &&
-          (options.local_workers > 1 || !options.peer_socket_dir.empty()));
+  if (options.ring_transport == "peer") return true;
+  if (options.ring_transport == "nccl" || options.ring_transport == "wire") return false;
+  return options.local_workers > 1 || !options.peer_socket_dir.empty();
+}
+
+bool OffersNccl(const BackendOptions& options) {
+  return options.ring_transport == "nccl" || options.ring_transport == "peer+nccl" ||
+         options.ring_transport == "auto";
+}
+
+bool OffersWire(const BackendOptions& options) {
+  return options.ring_transport == "wire" || options.ring_transport == "peer+wire" ||
+         options.ring_transport == "auto";
 }
 
 RegionSharing SharingOf(const BackendOptions& options) {
@@ -52,10 +69,9 @@ void LogSharing(const CudaDevice& device) {
              {{"peer_memory", "ipc"}, {"reason", device.why_not_vmm()}});
 }
 
-// Returns null if NCCL is not available and need not be; *why is then set.
+// Returns null if NCCL is not available and need not be.
 absl::StatusOr<std::unique_ptr<EngineTransport>> MakeNcclTransport(const BackendOptions& options,
-                                                                   int cuda_index,
-                                                                   absl::Status* why) {
+                                                                   int cuda_index) {
   NcclTransportOptions nccl_options{.device = cuda_index,
                                     .step_timeout = options.ring_step_timeout,
                                     .connect_timeout = options.ring_connect_timeout,
@@ -68,11 +84,43 @@ absl::StatusOr<std::unique_ptr<EngineTransport>> MakeNcclTransport(const Backend
     return *std::move(nccl);
   }
   // An explicitly requested NCCL must be available.
-  if (!options.nccl_library.empty() || options.ring_transport == "nccl") return nccl.status();
-  // A single GPU needs no transport, and its machine may lack the library.
+  if (!options.nccl_library.empty() || options.ring_transport != "auto") return nccl.status();
   LogWarning("NCCL is not available", {{"reason", nccl.status().message()}});
-  *why = nccl.status();
   return nullptr;
+}
+
+absl::StatusOr<std::unique_ptr<EngineTransport>> MakeWireTransport(
+    const BackendOptions& options, int cuda_index, std::shared_ptr<WireCounters> counters) {
+  const int by_default = options.cluster_security.is_plain() ? kDefaultCudaWireConnections
+                                                             : kDefaultCudaWireTlsConnections;
+  const int connections = options.wire_connections > 0 ? options.wire_connections : by_default;
+  return CudaWireTransport::Create(
+      {.device = cuda_index,
+       .wire = {.host = options.ring_host,
+                .connections = connections,
+                .tls = [security = options.cluster_security] { return security.material(); },
+                .step_timeout = options.ring_step_timeout,
+                .connect_timeout = options.ring_connect_timeout,
+                .counters = std::move(counters)},
+       .engine = {.on_stuck = options.on_broken}});
+}
+
+// What decides between NCCL and sockets when a ring forms.
+MixedBlob NetworkFacts(const BackendOptions& options) {
+  const std::string rdma = ActiveRdmaDevices();
+  if (!rdma.empty()) LogInfo("RDMA", {{"devices", rdma}});
+  MixedBlob facts;
+  facts.host = options.host_id.empty() ? HostId() : options.host_id;
+  facts.tls = !options.cluster_security.is_plain();
+  facts.insecure_ring = options.insecure_ring;
+  facts.rdma = !rdma.empty();
+  const bool is_ipv6 = options.ring_host.find(':') != std::string::npos;
+  facts.loopback = IsLoopback(is_ipv6 ? absl::StrCat("[", options.ring_host, "]:0")
+                                      : absl::StrCat(options.ring_host, ":0"));
+  if (facts.tls && options.insecure_ring) {
+    LogWarning("--insecure_ring permits exchanges between hosts in plain text, by NCCL");
+  }
+  return facts;
 }
 
 absl::StatusOr<std::unique_ptr<EngineTransport>> MakePeerTransport(const BackendOptions& options,
@@ -92,26 +140,34 @@ absl::StatusOr<std::unique_ptr<EngineTransport>> MakePeerTransport(const Backend
 
 // `can_copy`: this worker could use copy engines.
 void LogChoice(const RingPaths& paths, bool can_copy) {
+  const std::string network(NetworkName(paths.network.engine));
   switch (paths.kind) {
     case RingPaths::Kind::kCopies:
       return LogInfo("the ring uses copy engines");
     case RingPaths::Kind::kNetwork:
+      LogInfo("the ring uses a network",
+              {{"network", network}, {"network_reason", paths.network.reason}});
       // This worker could copy directly but the ring cannot, which deserves a warning.
-      if (can_copy) return LogWarning("the ring uses NCCL", {{"reason", paths.across}});
-      return LogInfo("the ring uses NCCL");
+      if (can_copy) LogWarning("the ring uses no copy engines", {{"reason", paths.across}});
+      return;
     case RingPaths::Kind::kMixed:
       break;
   }
-  LogInfo("the ring uses copy engines between ranks of one machine, and NCCL between others",
-          {{"machines", paths.Islands()}, {"reason", paths.across}});
+  LogInfo("the ring uses copy engines between ranks of one machine, and a network between others",
+          {{"machines", paths.Islands()},
+           {"reason", paths.across},
+           {"network", network},
+           {"network_reason", paths.network.reason}});
   if (paths.within.empty()) return;
-  LogWarning("ranks of one machine exchange by NCCL", {{"reason", paths.within}});
+  LogWarning("ranks of one machine exchange over the network",
+             {{"network", network}, {"reason", paths.within}});
 }
 
 // All flags and machines give the same kind of transport, so that every worker can read every
 // other's blobs: rings may include machines with one worker and with several.
-absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(const BackendOptions& options,
-                                                             int cuda_index, CudaDevice* device) {
+absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(
+    const BackendOptions& options, int cuda_index, CudaDevice* device,
+    std::shared_ptr<WireCounters> counters, std::shared_ptr<LastNetworkEngine> last) {
   const bool only_peer = options.ring_transport == "peer";
   MixedTransportOptions mixed;
   if (SharesMemory(options)) {
@@ -125,21 +181,28 @@ absl::StatusOr<std::unique_ptr<RingTransport>> MakeTransport(const BackendOption
                  {{"reason", made.status().message()}});
     }
   }
-  absl::Status no_network = absl::FailedPreconditionError("--ring_transport=peer");
-  if (!only_peer) {
-    absl::StatusOr<std::unique_ptr<EngineTransport>> nccl =
-        MakeNcclTransport(options, cuda_index, &no_network);
+  if (OffersNccl(options)) {
+    absl::StatusOr<std::unique_ptr<EngineTransport>> nccl = MakeNcclTransport(options, cuda_index);
     if (!nccl.ok()) return nccl.status();
-    mixed.network = *std::move(nccl);
+    mixed.nccl = *std::move(nccl);
   }
-  if (mixed.network == nullptr) {
-    mixed.without_network = std::make_unique<SingleRankTransport>(no_network);
+  if (OffersWire(options)) {
+    absl::StatusOr<std::unique_ptr<EngineTransport>> wire =
+        MakeWireTransport(options, cuda_index, std::move(counters));
+    if (!wire.ok()) return wire.status();
+    mixed.wire = *std::move(wire);
   }
+  if (only_peer) {
+    mixed.without_network = std::make_unique<SingleRankTransport>(
+        absl::FailedPreconditionError("--ring_transport=peer"));
+  }
+  mixed.facts = NetworkFacts(options);
   mixed.device = cuda_index;
   mixed.allocate = [device](int64_t bytes) { return device->Allocate(bytes); };
   mixed.step_timeout = options.ring_step_timeout;
   mixed.connect_timeout = options.ring_connect_timeout;
-  mixed.on_choice = [can_copy = mixed.copies != nullptr](const RingPaths& paths) {
+  mixed.on_choice = [can_copy = mixed.copies != nullptr, last](const RingPaths& paths) {
+    last->store(paths.network.engine);
     LogChoice(paths, can_copy);
   };
   return MixedRingTransport::Create(std::move(mixed));
@@ -188,9 +251,15 @@ absl::StatusOr<Backend> MakeCudaBackend(const BackendOptions& options, int cuda_
   backend.kernel_rates = *std::move(rates);
   backend.call_overhead_seconds = *call;
   backend.device_slot = DeviceSlot(cuda_index);
+  auto counters = std::make_shared<WireCounters>();
+  auto last = std::make_shared<LastNetworkEngine>(NetworkEngine::kNone);
   absl::StatusOr<std::unique_ptr<RingTransport>> transport =
-      MakeTransport(options, cuda_index, device->get());
+      MakeTransport(options, cuda_index, device->get(), counters, last);
   if (!transport.ok()) return transport.status();
+  backend.export_transport = [counters, last](Metrics* metrics) {
+    ExportWire(metrics, counters);
+    ExportRingChoice(metrics, last);
+  };
   backend.transport = *std::move(transport);
   backend.device = *std::move(device);
   return backend;

@@ -200,6 +200,7 @@ WRONG = {
     "a socket folder for CPUs": (("worker.gpu.peerSocketVolume.hostPath.path=/a",), "worker.mode=gpu"),
     "a socket folder for a pod's own GPUs": (PEERS + ("worker.gpu.perPod=2",), "worker.gpu.perPod=1"),
     "a socket folder beside NCCL": (PEERS + ("worker.gpu.ringTransport=nccl",), "ringTransport=nccl"),
+    "a socket folder without copy engines": (PEERS + ("worker.gpu.ringTransport=wire",), "ringTransport=wire"),
     "a socket folder of several nodes": (PEERS + ("worker.spread=hard",), "worker.spread=hard"),
     "a socket folder that no other pod has": (
         ("worker.mode=gpu", "worker.gpu.peerSocketVolume.emptyDir.medium=Memory"), "emptyDir"),

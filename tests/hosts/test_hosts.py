@@ -72,6 +72,7 @@ def test_ranks_follow_hosts(two_hosts):
     # Both links are measured: inside each host, and between the hosts.
     assert all(w.link_bytes_per_second > 1e6 for w in workers)
     assert all(w.host_link_bytes_per_second > 1e6 for w in workers)
+    assert {w.next_transport for w in workers} == {"wire"}
 
 
 def connections(process):

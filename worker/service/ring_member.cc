@@ -101,6 +101,10 @@ void RingMember::CancelForming(uint64_t generation) {
   if (forming_ != nullptr) forming_->Abort("forming the ring was cancelled");
 }
 
+std::string RingMember::next_transport() const {
+  return world_size_ > 1 ? communicator_->transport((rank_ + 1) % world_size_) : "";
+}
+
 void RingMember::LosePeer(uint64_t generation, int rank) {
   if (communicator_ == nullptr || generation != generation_) return;
   if (rank < 0 || rank >= world_size_ || rank == rank_) return;

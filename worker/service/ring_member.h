@@ -79,6 +79,9 @@ class RingMember {
   uint64_t generation() const { return generation_; }  // the last one prepared
   bool formed() const { return communicator_ != nullptr; }
   int rank() const { return rank_; }
+  // Returns what carries bytes to the next rank (Communicator::transport); empty in a ring of one.
+  // REQUIRES: formed().
+  std::string next_transport() const;
   int world_size() const { return world_size_; }
   // The hosts of the formed ring, as Commit got them.
   const std::vector<int>& hosts() const { return hosts_; }

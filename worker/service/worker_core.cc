@@ -287,6 +287,7 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
       {{"generation", commit.generation()},
        {"rank", ring_.rank()},
        {"world_size", ring_.world_size()},
+       {"next_transport", ring_.next_transport()},
        {"link_bytes_per_second", rates->link_bytes_per_second},
        {"exchange_overhead_seconds", absl::ToDoubleSeconds(rates->exchange_overhead)},
        {"host_link_bytes_per_second", rates->host_link_bytes_per_second},
@@ -301,6 +302,7 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
   SetDuration(rates->exchange_overhead, committed->mutable_exchange_overhead());
   committed->set_host_link_bytes_per_second(rates->host_link_bytes_per_second);
   SetDuration(rates->host_exchange_overhead, committed->mutable_host_exchange_overhead());
+  committed->set_next_transport(ring_.next_transport());
   send_(std::move(message));
 }
 

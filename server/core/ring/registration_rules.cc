@@ -124,6 +124,9 @@ v1::Committed Sanitized(v1::Committed committed) {
   if (!IsRate(ToSeconds(committed.host_exchange_overhead()))) {
     committed.clear_host_exchange_overhead();
   }
+  if (!CheckText("next_transport", committed.next_transport(), kMaxWorkerTextBytes).empty()) {
+    committed.clear_next_transport();
+  }
   return committed;
 }
 

@@ -88,7 +88,11 @@ TEST(RegistrationRulesTest, MeasurementsThatAreNoRatesCountAsNone) {
   }
   v1::Committed good;
   good.set_link_bytes_per_second(1e9);
+  good.set_next_transport("wire");
   EXPECT_EQ(Sanitized(good).link_bytes_per_second(), 1e9);
+  EXPECT_EQ(Sanitized(good).next_transport(), "wire");
+  good.set_next_transport(std::string(100'000, 'x'));
+  EXPECT_EQ(Sanitized(good).next_transport(), "");
 }
 
 }  // namespace

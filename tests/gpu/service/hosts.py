@@ -1,7 +1,7 @@
 """Rings over two emulated hosts of two GPUs each: the rates of their hops, and verified passes with
-copy engines inside the hosts and NCCL between them, compared with NCCL for all hops. The hosts are
-parts of this machine: --host_id parts copy engines, and NCCL_HOSTID parts NCCL's hosts, which it then
-connects over loopback. So rates between hosts are not those of a network."""
+copy engines inside the hosts and NCCL or sockets between them, compared with NCCL for all hops. The
+hosts are parts of this machine: --host_id parts copy engines, and NCCL_HOSTID parts NCCL's hosts. NCCL
+and sockets connect them over loopback. So rates between hosts are not those of a network."""
 
 import json
 
@@ -17,7 +17,7 @@ WORKERS = 4
 # The least rate of a hop inside a host in a ring over two hosts, relative to a ring of that host.
 INSIDE = 0.95
 # By --ring_transport: what may carry the ring's bytes.
-CARRIED_BY = {"nccl": {"nccl"}, "auto": {"peer", "nccl"}}
+CARRIED_BY = {"nccl": {"nccl"}, "peer+nccl": {"peer", "nccl"}, "peer+wire": {"peer", "wire"}}
 
 
 def started_on_hosts(session):
@@ -61,7 +61,7 @@ def hop_rates(session, result):
 
 def run_on(session, transport, runs=3):
     """A cluster on both hosts: verified passes of 64K tokens and the fastest of `runs` each."""
-    ring = session.make_ring(f"hosts-{transport}", WORKERS, "cuda", transport)
+    ring = session.make_ring(f"hosts-{transport.replace('+', '-')}", WORKERS, "cuda", transport)
     ring.up_flags = [f"--bin_dir={started_on_hosts(session)}"]
     session.ring = ring
     shape = Shape(**session.profile["shape"], seq_len=session.profile["lengths"]["64k"])
@@ -71,7 +71,7 @@ def run_on(session, transport, runs=3):
         ring.ensure()
         hosts = {worker.get("location", {}).get("host") for worker in ring.topology_or_none()["workers"]}
         check(len(hosts) == 2, f"the workers are on {hosts}")
-        outputs = {command: session.output(f"hosts-{transport}-{command}") for command in PASSES}
+        outputs = {command: session.output(f"hosts-{transport.replace('+', '-')}-{command}") for command in PASSES}
         for command in PASSES:
             seconds = [figures(call(session.harness, ring, command, source, outputs[command], plan))
                        ["ring_seconds"] for _ in range(runs)]
@@ -101,8 +101,9 @@ def part(session):
             lines = {transport: run_on(session, transport) for transport in CARRIED_BY}
             result["passes"] = lines
             # A backward pass adds gradients of queries in no fixed order.
-            check(lines["auto"]["forward_digest"] == lines["nccl"]["forward_digest"],
-                  "forward: copy engines and NCCL give other bits than NCCL alone")
+            for transport, line in lines.items():
+                check(line["forward_digest"] == lines["nccl"]["forward_digest"],
+                      f"forward: {transport} gives other bits than NCCL alone")
         finally:
             session.ring = shared
     return run

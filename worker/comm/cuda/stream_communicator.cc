@@ -100,7 +100,7 @@ EventRef StreamCommunicator::StartInLane(Lane lane, std::vector<PeerTransfer> gr
   }
   bool half_enqueued = false;
   const size_t index = IndexOf(has_lanes() ? lane : Lane::kInside);
-  const absl::Status status = Enqueue(streams_[index], group, after, event.get(), &half_enqueued);
+  const absl::Status status = Enqueue(streams_[index], group, after, event, &half_enqueued);
   // Peers would wait for the missing transfers.
   if (!status.ok()) Abort(absl::StrCat(DescribeGroup(group), ": ", status.message()));
   absl::MutexLock lock(&mutex_);
@@ -118,7 +118,8 @@ EventRef StreamCommunicator::StartInLane(Lane lane, std::vector<PeerTransfer> gr
 
 absl::Status StreamCommunicator::Enqueue(cudaStream_t stream,
                                          const std::vector<PeerTransfer>& group,
-                                         const std::vector<EventRef>& after, CudaEvent* event,
+                                         const std::vector<EventRef>& after,
+                                         const std::shared_ptr<CudaEvent>& event,
                                          bool* half_enqueued) {
   absl::Status status = events_->UseDevice();
   if (status.ok()) status = WaitOnStream(stream, Unfinished(after));
@@ -126,8 +127,10 @@ absl::Status StreamCommunicator::Enqueue(cudaStream_t stream,
   if (!status.ok()) return status;
   *half_enqueued = true;
   status = CopyToSelf(stream, group);
-  if (status.ok()) status = ExchangeWithPeers(stream, group);
+  const auto failure = std::make_shared<GroupFailure>();
+  if (status.ok()) status = ExchangeWithPeers(stream, group, failure);
   if (status.ok()) status = event->RecordEnd(stream);
+  if (status.ok()) failure->Attach(event);
   *half_enqueued = !status.ok();
   return status;
 }
@@ -156,14 +159,19 @@ absl::Status StreamCommunicator::CopyToSelf(cudaStream_t stream,
 }
 
 absl::Status StreamCommunicator::ExchangeWithPeers(cudaStream_t stream,
-                                                   const std::vector<PeerTransfer>& group) {
+                                                   const std::vector<PeerTransfer>& group,
+                                                   const std::shared_ptr<GroupFailure>& failure) {
   std::vector<PeerTransfer> transfers;
   for (const PeerTransfer& transfer : group) {
     if (transfer.peer != rank_ && transfer.bytes > 0) transfers.push_back(transfer);
   }
   if (transfers.empty()) return absl::OkStatus();
   if (engine_ == nullptr) return absl::InternalError("a ring of one has no peers");
-  return engine_->Enqueue(transfers, stream);
+  return engine_->Enqueue(transfers, stream, failure);
+}
+
+void StreamCommunicator::LosePeer(int peer, const std::string& reason) {
+  if (engine_ == nullptr || !engine_->LosePeer(peer, reason)) Abort(reason);
 }
 
 void StreamCommunicator::Abort(const std::string& reason) {

@@ -52,6 +52,7 @@ class StreamCommunicator : public Communicator {
   void WakeLinks() override {
     if (engine_ != nullptr) engine_->WakeLinks();
   }
+  void LosePeer(int peer, const std::string& reason) override;
   void Abort(const std::string& reason) override;
 
  private:
@@ -64,11 +65,12 @@ class StreamCommunicator : public Communicator {
   // Enqueues the group on the stream of its lane. If it fails with work possibly left on the
   // stream, it does not record the event's end, and sets *half_enqueued.
   absl::Status Enqueue(cudaStream_t stream, const std::vector<PeerTransfer>& group,
-                       const std::vector<EventRef>& after, CudaEvent* event, bool* half_enqueued)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
+                       const std::vector<EventRef>& after, const std::shared_ptr<CudaEvent>& event,
+                       bool* half_enqueued) ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
   absl::Status CopyToSelf(cudaStream_t stream, const std::vector<PeerTransfer>& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
-  absl::Status ExchangeWithPeers(cudaStream_t stream, const std::vector<PeerTransfer>& group)
+  absl::Status ExchangeWithPeers(cudaStream_t stream, const std::vector<PeerTransfer>& group,
+                                 const std::shared_ptr<GroupFailure>& failure)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(issuing_);
 
   void Watch();

@@ -1,14 +1,16 @@
-// TransferEngine: moves the bytes of a group between GPUs, by NCCL, copy engines or both.
+// TransferEngine: moves the bytes of a group between GPUs, by NCCL, copy engines or sockets.
 #ifndef RINGATTN_WORKER_COMM_CUDA_TRANSFER_ENGINE_H_
 #define RINGATTN_WORKER_COMM_CUDA_TRANSFER_ENGINE_H_
 
 #include <cuda_runtime_api.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/cuda/group_failure.h"
 
 namespace ringattn::worker {
 
@@ -26,11 +28,17 @@ class TransferEngine {
   // Enqueues a group's transfers on `stream`, which is always the same for groups of one lane. All
   // have bytes and other ranks as peers. They run when the stream reaches them, and the stream
   // continues when all are complete. Does not wait for peers. After a failure, part of the group
-  // may be enqueued, now or later, until Abort() has returned.
-  virtual absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) = 0;
+  // may be enqueued, now or later, until Abort() has returned. `failure`: of the group, for engines
+  // that keep peers apart.
+  virtual absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream,
+                               const std::shared_ptr<GroupFailure>& failure) = 0;
 
   // See Communicator.
   virtual void WakeLinks() {}
+
+  // Ends transfers with the peer, now and later, and returns true. Returns false if the engine does
+  // not keep peers apart. See Communicator.
+  virtual bool LosePeer(int /*peer*/, const std::string& /*reason*/) { return false; }
 
   // Returns asynchronous errors that the engine has noticed. Cheap.
   virtual absl::Status AsyncError() = 0;

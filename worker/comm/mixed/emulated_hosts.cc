@@ -6,6 +6,7 @@
 #include "worker/comm/mixed/mixed_ring_transport.h"
 #include "worker/comm/nccl/nccl_ring_transport.h"
 #include "worker/comm/peer/peer_ranks.h"
+#include "worker/comm/wire_cuda/wire_cuda_ranks.h"
 
 namespace ringattn::worker {
 
@@ -23,12 +24,22 @@ std::unique_ptr<TestRank> MakeEmulatedRank(const EmulatedRank& rank,
     EXPECT_TRUE(copies.ok()) << copies.status();
     mixed.copies = *std::move(copies);
   }
-  auto network = NcclRingTransport::Create({.device = rank.device,
-                                            .step_timeout = options.step_timeout,
-                                            .max_ctas = options.max_ctas,
-                                            .on_stuck = options.on_stuck});
-  EXPECT_TRUE(network.ok()) << network.status();
-  mixed.network = *std::move(network);
+  if (rank.nccl) {
+    auto nccl = NcclRingTransport::Create({.device = rank.device,
+                                           .step_timeout = options.step_timeout,
+                                           .max_ctas = options.max_ctas,
+                                           .on_stuck = options.on_stuck});
+    EXPECT_TRUE(nccl.ok()) << nccl.status();
+    mixed.nccl = *std::move(nccl);
+  }
+  if (rank.wire) {
+    auto wire = CudaWireTransport::Create(
+        TestWireOptions(rank.device, /*connections=*/2, rank.tls, options));
+    EXPECT_TRUE(wire.ok()) << wire.status();
+    mixed.wire = *std::move(wire);
+  }
+  mixed.facts = rank.facts;
+  mixed.facts.host = rank.host_id;
   auto transport = MixedRingTransport::Create(std::move(mixed));
   EXPECT_TRUE(transport.ok()) << transport.status();
   return MakePeerRank(rank.device, RegionSharing::kVmm, *std::move(transport));

@@ -5,9 +5,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "common/security/tls_material.h"
 #include "worker/comm/contract/ring_under_test.h"
+#include "worker/comm/mixed/mixed_blob.h"
 #include "worker/comm/mixed/ring_paths.h"
 
 namespace ringattn::worker {
@@ -15,6 +18,11 @@ namespace ringattn::worker {
 struct EmulatedRank {
   int device = 0;
   std::string host_id;  // empty: the rank does not share memory
+  // The engines that it offers for transfers between hosts.
+  bool nccl = true;
+  bool wire = false;
+  std::optional<TlsMaterial> tls = std::nullopt;  // for wire
+  MixedBlob facts = {};                           // `host` is set to host_id
   // Called with the choice; may be null.
   std::function<void(const RingPaths& paths)> on_choice;
 };

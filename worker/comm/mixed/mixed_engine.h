@@ -1,7 +1,8 @@
-// MixedEngine: transfers with some ranks by copy engines and with the others by NCCL. A group is
-// split by peer. Both parts start when the lane's stream reaches the group, NCCL's on a stream of
-// its own, so that neither waits for the other. The lane's stream continues when both are complete.
-// Groups inside hosts, which copy engines move, therefore never wait for NCCL.
+// MixedEngine: transfers with some ranks by copy engines and with the others by a network engine,
+// which is NCCL or sockets. A group is split by peer. Both parts start when the lane's stream
+// reaches the group, the network's on a separate stream, so that neither waits for the other. The
+// lane's stream continues when both are complete. Groups inside hosts, which copy engines move,
+// therefore never wait for the network.
 //
 // Tests: mixed_faults_test.cc, mixed_rings_under_test.cc
 #ifndef RINGATTN_WORKER_COMM_MIXED_MIXED_ENGINE_H_
@@ -38,8 +39,13 @@ class MixedEngine : public TransferEngine {
     return Engine(peer).takes_compute_units(peer);
   }
   bool has_lanes() const override { return true; }
-  absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) override;
+  absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream,
+                       const std::shared_ptr<GroupFailure>& failure) override;
   void WakeLinks() override;
+  // Returns false for peers of the copy engines.
+  bool LosePeer(int peer, const std::string& reason) override {
+    return !by_copies_[peer] && network_->LosePeer(peer, reason);
+  }
   // Names the ranks that the failed engine serves.
   absl::Status AsyncError() override;
   void Interrupt() override;
@@ -47,18 +53,23 @@ class MixedEngine : public TransferEngine {
 
  private:
   MixedEngine(std::unique_ptr<TransferEngine> copies, std::unique_ptr<TransferEngine> network,
-              std::vector<bool> by_copies, CudaEventPool* events, cudaStream_t network_stream);
+              std::vector<bool> by_copies, CudaEventPool* events);
+  absl::Status MakeStreams();
 
   const TransferEngine& Engine(int peer) const { return by_copies_[peer] ? *copies_ : *network_; }
   absl::Status EnqueueNetwork(const std::vector<PeerTransfer>& group, const CudaEvent& reached,
-                              cudaStream_t stream);
+                              cudaStream_t stream, const std::shared_ptr<GroupFailure>& failure);
+  // Returns the network's stream for groups on a lane's stream.
+  cudaStream_t NetworkStream(cudaStream_t stream);
 
   const std::unique_ptr<TransferEngine> copies_;
   const std::unique_ptr<TransferEngine> network_;
   const std::vector<bool> by_copies_;
   const std::string network_ranks_;  // for messages
   CudaEventPool* const events_;
-  const cudaStream_t network_stream_;
+  // One for each lane if the network engine has lanes, else one.
+  std::vector<cudaStream_t> network_streams_;
+  std::vector<cudaStream_t> lane_streams_;  // used by Enqueue only: in the order of first use
 
   absl::Mutex ending_;  // held during Abort
   bool ended_ ABSL_GUARDED_BY(ending_) = false;

@@ -1,7 +1,8 @@
-// Rings over two emulated hosts whose members, copy engines or NCCL fail, with the fakes of CUDA
+// Rings over two emulated hosts whose members, copy engines or network fail, with the fakes of CUDA
 // and NCCL.
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -17,6 +18,7 @@
 #include "worker/comm/mixed/mixed_ring_transport.h"
 #include "worker/comm/nccl/nccl_ring_transport.h"
 #include "worker/comm/single_rank/single_rank_transport.h"
+#include "worker/comm/wire_cuda/wire_cuda_ranks.h"
 #include "worker/testing/fake_cuda/fake_cuda.h"
 #include "worker/testing/fake_cuda/fake_vmm.h"
 
@@ -34,10 +36,16 @@ using ::testing::HasSubstr;
 constexpr int64_t kBytes = 4096;
 constexpr absl::Duration kLittle = absl::Milliseconds(100);
 
+enum class Network { kNccl, kWire, kWireTls };
+
 // Ranks 0 and 1 are on one host and ranks 2 and 3 on another, unless Make is given other hosts.
-class MixedFaults : public ::testing::Test {
+// Parameterized by what moves the bytes between them.
+class MixedFaults : public ::testing::TestWithParam<Network> {
  protected:
   void SetUp() override { Make({"a", "a", "b", "b"}); }
+
+  bool uses_nccl() const { return GetParam() == Network::kNccl; }
+  std::string network() const { return uses_nccl() ? "nccl" : "wire"; }
 
   void TearDown() override {
     ring_.clear();
@@ -54,6 +62,8 @@ class MixedFaults : public ::testing::Test {
     ring_.clear();
     memory_.clear();
     choices_.assign(hosts.size(), {});
+    std::optional<TlsMaterial> tls;
+    if (GetParam() == Network::kWireTls) tls = TestTlsMaterial();
     RingUnderTest ring;
     ring.make_ranks = [&](const TestRankOptions& options) {
       std::vector<std::unique_ptr<TestRank>> ranks;
@@ -61,8 +71,13 @@ class MixedFaults : public ::testing::Test {
         const auto note = [this, rank](const RingPaths& paths) {
           choices_[rank].push_back(paths.Islands());
         };
-        ranks.push_back(
-            MakeEmulatedRank({.device = rank, .host_id = hosts[rank], .on_choice = note}, options));
+        ranks.push_back(MakeEmulatedRank({.device = rank,
+                                          .host_id = hosts[rank],
+                                          .nccl = uses_nccl(),
+                                          .wire = !uses_nccl(),
+                                          .tls = tls,
+                                          .on_choice = note},
+                                         options));
       }
       return ranks;
     };
@@ -102,21 +117,21 @@ class MixedFaults : public ::testing::Test {
   Ring ring_;
 };
 
-TEST_F(MixedFaults, NamesTransportOfEachPeer) {
+TEST_P(MixedFaults, NamesTransportOfEachPeer) {
   Form(1);
   EXPECT_EQ(ring_[0]->transport(1), "peer");
-  EXPECT_EQ(ring_[0]->transport(2), "nccl");
+  EXPECT_EQ(ring_[0]->transport(2), network());
   EXPECT_EQ(ring_[3]->transport(2), "peer");
   EXPECT_FALSE(ring_[0]->takes_compute_units(0));
   EXPECT_FALSE(ring_[0]->takes_compute_units(1));
-  EXPECT_TRUE(ring_[0]->takes_compute_units(3));
+  EXPECT_EQ(ring_[0]->takes_compute_units(3), uses_nccl());
   for (const auto& choices : choices_) EXPECT_THAT(choices, ElementsAre("0-1 2-3"));
 
   Make({"a", "b", "b", ""});
   Form(1);
-  EXPECT_EQ(ring_[0]->transport(1), "nccl");
+  EXPECT_EQ(ring_[0]->transport(1), network());
   EXPECT_EQ(ring_[1]->transport(2), "peer");
-  EXPECT_EQ(ring_[3]->transport(2), "nccl");
+  EXPECT_EQ(ring_[3]->transport(2), network());
   for (const auto& choices : choices_) EXPECT_THAT(choices, ElementsAre("0 1-2 3"));
 
   Make({"a", "a"});
@@ -124,10 +139,10 @@ TEST_F(MixedFaults, NamesTransportOfEachPeer) {
   EXPECT_EQ(ring_[0]->transport(1), "peer");
   Make({"a", "b"});
   Form(1);
-  EXPECT_EQ(ring_[0]->transport(1), "nccl");
+  EXPECT_EQ(ring_[0]->transport(1), network());
 }
 
-TEST_F(MixedFaults, CopiesDoNotWaitForNetwork) {
+TEST_P(MixedFaults, CopiesDoNotWaitForNetwork) {
   Form(1);
   EventRef both = Start(0, {Receive(0, 2), Send(0, 1)});
   EventRef copied = Start(1, {Receive(1, 0)});
@@ -140,7 +155,7 @@ TEST_F(MixedFaults, CopiesDoNotWaitForNetwork) {
   EXPECT_TRUE(HasBytesOf(0, 2));
 }
 
-TEST_F(MixedFaults, NetworkDoesNotWaitForCopies) {
+TEST_P(MixedFaults, NetworkDoesNotWaitForCopies) {
   Form(1);
   EventRef both = Start(0, {Receive(0, 1), Send(0, 3)});
   EventRef moved = Start(3, {Receive(3, 0)});
@@ -153,7 +168,7 @@ TEST_F(MixedFaults, NetworkDoesNotWaitForCopies) {
   EXPECT_TRUE(HasBytesOf(0, 1));
 }
 
-TEST_F(MixedFaults, BothPartsWaitForDependenciesAndEarlierGroups) {
+TEST_P(MixedFaults, BothPartsWaitForDependenciesAndEarlierGroups) {
   Form(1);
   std::atomic<bool> go{false};
   EventRef filled = (*ranks_)[0]->FillWhen(&go, Sent(0).data(), kBytes, 7);
@@ -172,7 +187,7 @@ TEST_F(MixedFaults, BothPartsWaitForDependenciesAndEarlierGroups) {
 }
 
 // Groups after an incomplete one, with parts for either engine, in both orders.
-TEST_F(MixedFaults, AbortEndsBothPartsOfAllGroups) {
+TEST_P(MixedFaults, AbortEndsBothPartsOfAllGroups) {
   for (const auto& missing : {Receive(0, 1), Receive(0, 2)}) {
     Form(1);
     std::vector<EventRef> events = {Start(0, {Send(0, 1), Send(0, 2), missing})};
@@ -195,7 +210,7 @@ TEST_F(MixedFaults, AbortEndsBothPartsOfAllGroups) {
 }
 
 // A copy in flight, whose end the ring's stream waits for before NCCL's next group.
-TEST_F(MixedFaults, AbortedGroupWaitsForCopyInFlight) {
+TEST_P(MixedFaults, AbortedGroupWaitsForCopyInFlight) {
   Form(1);
   Faults().hold_copies = true;
   EventRef sent = Start(0, {Send(0, 1)}), received = Start(1, {Receive(1, 0), Receive(1, 2)});
@@ -211,7 +226,8 @@ TEST_F(MixedFaults, AbortedGroupWaitsForCopyInFlight) {
   EXPECT_TRUE(sent->Wait(Soon()).ok());
 }
 
-TEST_F(MixedFaults, LostNetworkNamesItsRanks) {
+TEST_P(MixedFaults, LostNetworkNamesItsRanks) {
+  if (GetParam() != Network::kNccl) GTEST_SKIP() << "a fault of NCCL";
   Form(1);
   EventRef left = Start(0, {Receive(0, 1), Receive(0, 3)}), right = Start(2, {Receive(2, 1)});
   Faults().lost_network = true;
@@ -221,7 +237,8 @@ TEST_F(MixedFaults, LostNetworkNamesItsRanks) {
 }
 
 // NCCL rejects its part after the other part has been enqueued.
-TEST_F(MixedFaults, RejectedNetworkPartEndsRing) {
+TEST_P(MixedFaults, RejectedNetworkPartEndsRing) {
+  if (GetParam() != Network::kNccl) GTEST_SKIP() << "a fault of NCCL";
   Form(1);
   Faults().refuse_sends = true;
   EventRef both = Start(0, {Send(0, 1), Send(0, 2)});
@@ -235,7 +252,7 @@ TEST_F(MixedFaults, RejectedNetworkPartEndsRing) {
   EXPECT_TRUE(sent->Wait(Soon()).ok());
 }
 
-TEST_F(MixedFaults, CopiesDetectSizeMismatch) {
+TEST_P(MixedFaults, CopiesDetectSizeMismatch) {
   Form(1);
   (void)Start(0, {Send(0, 1, 8), Receive(0, 2)});
   const absl::Status status = Start(1, {Receive(1, 0, 4), Receive(1, 3)})->Wait(Soon());
@@ -243,7 +260,7 @@ TEST_F(MixedFaults, CopiesDetectSizeMismatch) {
   EXPECT_THAT(Message(status), HasSubstr("rank 0 sends 8 bytes where 4 are expected"));
 }
 
-TEST_F(MixedFaults, StepTimeoutNamesPeersOfBothParts) {
+TEST_P(MixedFaults, StepTimeoutNamesPeersOfBothParts) {
   Make({"a", "a", "b", "b"}, absl::Milliseconds(300));
   Form(1);
   for (const auto& [group, words] :
@@ -257,7 +274,7 @@ TEST_F(MixedFaults, StepTimeoutNamesPeersOfBothParts) {
   }
 }
 
-TEST_F(MixedFaults, RejectsForeignBlobs) {
+TEST_P(MixedFaults, RejectsForeignBlobs) {
   const auto status_of = [&](const std::string& foreign) {
     std::vector<std::string> blobs = ranks_->Prepare(3);
     blobs[2] = foreign;
@@ -265,10 +282,11 @@ TEST_F(MixedFaults, RejectsForeignBlobs) {
   };
   for (const std::string& foreign :
        {std::string("ringattn-wire-1"), EncodeMixedBlob({"", ""}) + "x",
-        EncodeMixedBlob({"nonsense", "nccl"}), EncodeMixedBlob({"", "nonsense"})}) {
+        EncodeMixedBlob({.copies = "nonsense", .nccl = "nccl", .wire = "wire"}),
+        EncodeMixedBlob({.nccl = "nonsense", .wire = "nonsense"})}) {
     const absl::Status status = status_of(foreign);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << foreign;
-    EXPECT_THAT(Message(status), HasSubstr("rank 2's blob")) << foreign;
+    EXPECT_THAT(Message(status), HasSubstr("rank 2")) << foreign;
   }
   const absl::Status neither = status_of(EncodeMixedBlob({"", ""}));
   EXPECT_EQ(neither.code(), absl::StatusCode::kFailedPrecondition);
@@ -276,7 +294,7 @@ TEST_F(MixedFaults, RejectsForeignBlobs) {
   Form(4);
 }
 
-TEST_F(MixedFaults, SilentRankIsUnavailableAndCancelEndsConnect) {
+TEST_P(MixedFaults, SilentRankIsUnavailableAndCancelEndsConnect) {
   uint64_t generation = 0;
   // A rank of the same host, and one of the other.
   for (int silent : {1, 3}) {
@@ -305,7 +323,7 @@ TEST_F(MixedFaults, SilentRankIsUnavailableAndCancelEndsConnect) {
   Form(++generation);
 }
 
-TEST_F(MixedFaults, OffersNoCopiesAfterRepeatedFailures) {
+TEST_P(MixedFaults, OffersNoCopiesAfterRepeatedFailures) {
   FakeVmm().refuse_access = true;
   uint64_t generation = 0;
   for (int failure = 0; failure < MixedRingTransport::kGiveUpAfter; ++failure) {
@@ -317,11 +335,11 @@ TEST_F(MixedFaults, OffersNoCopiesAfterRepeatedFailures) {
     }
   }
   Form(++generation);
-  EXPECT_EQ(ring_[0]->transport(1), "nccl");
+  EXPECT_EQ(ring_[0]->transport(1), network());
   for (const auto& choices : choices_) EXPECT_EQ(choices.back(), "0 1 2 3");
 }
 
-TEST_F(MixedFaults, RanksWithoutNcclFormRingsOfOneHost) {
+TEST_P(MixedFaults, RanksWithoutNcclFormRingsOfOneHost) {
   MixedTransportOptions options;
   options.without_network =
       std::make_unique<SingleRankTransport>(absl::FailedPreconditionError("no library"));
@@ -340,7 +358,62 @@ TEST_F(MixedFaults, RanksWithoutNcclFormRingsOfOneHost) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(MixedFaults, ReleasesMappingsOfEveryRing) {
+TEST_P(MixedFaults, LostPeerOfAnotherHostEndsOnlyItsTransfers) {
+  if (uses_nccl()) GTEST_SKIP() << "a lost peer ends everything";
+  Form(1);
+  EventRef broken = Start(0, {Receive(0, 3), Send(0, 1)}), copied = Start(1, {Receive(1, 0)});
+  EXPECT_TRUE(copied->Wait(Soon()).ok()) << copied->Wait(Soon());
+  ring_[3] = nullptr;
+  const absl::Status status = broken->Wait(absl::Now() + kAbortBound);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(Message(status), HasSubstr("lost rank 3: the peer "));
+  for (int round = 0; round < 3; ++round) {
+    EventRef both = Start(0, {Receive(0, 1), Send(0, 2)});
+    EventRef near = Start(1, {Send(1, 0)}), far = Start(2, {Receive(2, 0)});
+    for (const EventRef& event : {both, near, far}) {
+      EXPECT_TRUE(event->Wait(Soon()).ok()) << event->Wait(Soon());
+    }
+    EXPECT_TRUE(HasBytesOf(0, 1) && HasBytesOf(2, 0));
+  }
+  // Reported by the coordinator.
+  EventRef silent = Start(0, {Receive(0, 2), Send(0, 1)}), next = Start(1, {Receive(1, 0)});
+  EXPECT_TRUE(next->Wait(Soon()).ok());
+  ring_[0]->LosePeer(2, "host b is lost");
+  EXPECT_THAT(Message(silent->Wait(absl::Now() + kAbortBound)),
+              HasSubstr("lost rank 2: host b is lost"));
+  EventRef later = Start(0, {Receive(0, 1)}), sent = Start(1, {Send(1, 0)});
+  EXPECT_TRUE(later->Wait(Soon()).ok()) << later->Wait(Soon());
+  EXPECT_TRUE(sent->Wait(Soon()).ok());
+  // Copy engines do not keep peers apart.
+  ring_[0]->LosePeer(1, "rank 1 is lost");
+  EXPECT_EQ(Start(0, {})->Wait(Soon()).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_P(MixedFaults, SizeMismatchBetweenHostsNamesPeerAndSizes) {
+  if (uses_nccl()) GTEST_SKIP() << "NCCL does not compare sizes";
+  Form(1);
+  EventRef sent = Start(0, {Send(0, 2, 8)}), received = Start(2, {Receive(2, 0, 4)});
+  EXPECT_THAT(Message(sent->Wait(absl::Now() + kAbortBound)), HasSubstr("lost rank 2: "));
+  EXPECT_THAT(Message(received->Wait(absl::Now() + kAbortBound)), HasSubstr("lost rank 0: "));
+}
+
+// Groups of both lanes over the network, in either order, next to copies.
+TEST_P(MixedFaults, LanesOfTheNetworkAreIndependent) {
+  if (uses_nccl()) GTEST_SKIP() << "NCCL moves the transfers of both lanes in one order";
+  Make({"a", "b", "c"});
+  Form(1);
+  EventRef waiting = ring_[0]->StartInLane(Lane::kInside, {Receive(0, 1)}, {}, &control_);
+  EventRef sent = ring_[0]->StartInLane(Lane::kBetween, {Send(0, 2)}, {}, &control_);
+  EventRef received = Start(2, {Receive(2, 0)});
+  EXPECT_TRUE(sent->Wait(Soon()).ok()) << sent->Wait(Soon());
+  EXPECT_TRUE(received->Wait(Soon()).ok()) << received->Wait(Soon());
+  EXPECT_FALSE(waiting->Done());
+  EventRef last = Start(1, {Send(1, 0)});
+  EXPECT_TRUE(waiting->Wait(Soon()).ok()) << waiting->Wait(Soon());
+  EXPECT_TRUE(last->Wait(Soon()).ok());
+}
+
+TEST_P(MixedFaults, ReleasesMappingsOfEveryRing) {
   const int own = FakeVmm().mappings;
   for (uint64_t generation = 1; generation <= 10; ++generation) {
     Form(generation);
@@ -351,7 +424,7 @@ TEST_F(MixedFaults, ReleasesMappingsOfEveryRing) {
 }
 
 // Starts and aborts from different threads, repeatedly; also for sanitizers.
-TEST_F(MixedFaults, AbortsGroupsInEveryState) {
+TEST_P(MixedFaults, AbortsGroupsInEveryState) {
   for (int round = 0; round < 30; ++round) {
     Form(10 + round);
     std::vector<std::vector<EventRef>> events(4);
@@ -376,6 +449,14 @@ TEST_F(MixedFaults, AbortsGroupsInEveryState) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Networks, MixedFaults,
+                         ::testing::Values(Network::kNccl, Network::kWire, Network::kWireTls),
+                         [](const auto& info) {
+                           return std::string(info.param == Network::kNccl   ? "nccl"
+                                              : info.param == Network::kWire ? "wire"
+                                                                             : "wire_tls");
+                         });
 
 }  // namespace
 }  // namespace ringattn::worker

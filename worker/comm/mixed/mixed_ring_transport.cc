@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/monotonic_time.h"
 #include "worker/comm/cuda/handshake.h"
 #include "worker/comm/cuda/stream_communicator.h"
@@ -29,13 +30,23 @@ absl::StatusOr<std::string> MixedRingTransport::Prepare(uint64_t generation, int
     absl::MutexLock lock(&mutex_);
     offers_copies = failures_ < kGiveUpAfter;
   }
-  MixedBlob blob;
+  MixedBlob blob = options_.facts;
   if (offers_copies) {
     blob.copies = options_.copies->PrepareEngine(generation, rank, world_size).value_or("");
   }
-  absl::StatusOr<std::string> network = Network().Prepare(generation, rank, world_size);
-  if (network.ok()) blob.network = *std::move(network);
-  if (blob.copies.empty() && blob.network.empty()) return network.status();
+  absl::Status missing;
+  for (const auto& [transport, part] : {std::pair(Alone(NetworkEngine::kNccl), &blob.nccl),
+                                        std::pair(Alone(NetworkEngine::kWire), &blob.wire)}) {
+    if (transport == nullptr) continue;
+    absl::StatusOr<std::string> prepared = transport->Prepare(generation, rank, world_size);
+    if (prepared.ok()) {
+      *part = *std::move(prepared);
+    } else if (part == &blob.wire) {
+      return prepared.status();  // an address or certificates that cannot be used
+    }
+    missing.Update(prepared.status());
+  }
+  if (blob.copies.empty() && blob.nccl.empty() && blob.wire.empty()) return missing;
   auto attempt = std::make_shared<RingAttempt>();
   attempt->generation = generation;
   attempt->rank = rank;
@@ -58,7 +69,18 @@ void MixedRingTransport::Cancel() {
 
 void MixedRingTransport::CancelParts() {
   if (options_.copies != nullptr) options_.copies->Cancel();
-  Network().Cancel();
+  CancelAllBut(nullptr);
+}
+
+RingTransport* MixedRingTransport::Alone(NetworkEngine engine) const {
+  if (engine == NetworkEngine::kWire) return options_.wire.get();
+  return options_.nccl != nullptr ? options_.nccl.get() : options_.without_network.get();
+}
+
+void MixedRingTransport::CancelAllBut(const RingTransport* chosen) {
+  for (RingTransport* transport : {Alone(NetworkEngine::kNccl), Alone(NetworkEngine::kWire)}) {
+    if (transport != nullptr && transport != chosen) transport->Cancel();
+  }
 }
 
 MixedRingTransport::Joined MixedRingTransport::Join(const RingAttempt& attempt,
@@ -70,7 +92,8 @@ MixedRingTransport::Joined MixedRingTransport::Join(const RingAttempt& attempt,
     absl::StatusOr<MixedBlob> member = DecodeMixedBlob(blobs[rank], rank);
     if (!member.ok()) return member.status();
     parts.copies.push_back(member->copies);
-    parts.network.push_back(member->network);
+    parts.nccl.push_back(member->nccl);
+    parts.wire.push_back(member->wire);
     members.push_back(*std::move(member));
   }
   if (options_.copies == nullptr && !parts.copies[attempt.rank].empty()) {
@@ -79,17 +102,25 @@ MixedRingTransport::Joined MixedRingTransport::Join(const RingAttempt& attempt,
   }
   const absl::StatusOr<RingPaths> paths = ChoosePaths(members);
   if (!paths.ok()) return paths.status();
+  const bool wire = paths->network.engine == NetworkEngine::kWire;
+  RingTransport* const network = Alone(paths->network.engine);
+  if (paths->kind != RingPaths::Kind::kCopies && network == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("this rank's blob offers ", NetworkName(paths->network.engine),
+                     ", so it is not the one that the rank returned"));
+  }
   if (options_.on_choice) options_.on_choice(*paths);
   switch (paths->kind) {
     case RingPaths::Kind::kCopies: {
-      Network().Cancel();
+      CancelAllBut(nullptr);
       Joined joined = options_.copies->Connect(attempt.generation, parts.copies, deadline);
       NoteCopies(joined.status());
       return joined;
     }
     case RingPaths::Kind::kNetwork:
       if (options_.copies != nullptr) options_.copies->Cancel();
-      return Network().Connect(attempt.generation, parts.network, deadline);
+      CancelAllBut(network);
+      return network->Connect(attempt.generation, wire ? parts.wire : parts.nccl, deadline);
     case RingPaths::Kind::kMixed:
       break;
   }
@@ -130,12 +161,15 @@ absl::StatusOr<std::unique_ptr<TransferEngine>> MixedRingTransport::MakeEngine(
   } else if (options_.copies != nullptr) {
     options_.copies->Cancel();
   }
-  if (options_.network == nullptr) {
+  const bool wire = paths.network.engine == NetworkEngine::kWire;
+  EngineTransport* const transport = wire ? options_.wire.get() : options_.nccl.get();
+  if (transport == nullptr) {
     return absl::InvalidArgumentError(
         "this rank's blob offers NCCL, so it is not the one that the rank returned");
   }
-  absl::StatusOr<std::unique_ptr<TransferEngine>> network = options_.network->ConnectEngine(
-      attempt.generation, blobs.network, paths.PeersOutside(rank), deadline);
+  CancelAllBut(transport);
+  absl::StatusOr<std::unique_ptr<TransferEngine>> network = transport->ConnectEngine(
+      attempt.generation, wire ? blobs.wire : blobs.nccl, paths.PeersOutside(rank), deadline);
   if (!network.ok() || copies == nullptr) return network;
   std::vector<bool> by_copies(attempt.world_size, false);
   by_copies[rank] = true;

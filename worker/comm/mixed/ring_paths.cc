@@ -80,11 +80,15 @@ absl::StatusOr<RingPaths> ChoosePaths(const std::vector<MixedBlob>& blobs) {
   if (paths.kind == RingPaths::Kind::kCopies) return paths;
   const absl::Status all_by_copies = DecodePeerBlobs(texts).status();
   paths.across = all_by_copies.ok() ? paths.within : std::string(all_by_copies.message());
-  for (int rank = 0; rank < world_size; ++rank) {
-    if (!blobs[rank].network.empty()) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat(paths.across, ", and rank ", rank, " has no other transport"));
+  if (world_size == 1) {
+    // No bytes leave the rank. It needs a transport that forms rings of one.
+    const bool wire = blobs[0].nccl.empty();
+    paths.network = {wire ? NetworkEngine::kWire : NetworkEngine::kNccl, "the ring has one rank"};
+    return paths;
   }
+  absl::StatusOr<NetworkChoice> network = ChooseNetwork(blobs, paths.island, paths.across);
+  if (!network.ok()) return network.status();
+  paths.network = *std::move(network);
   return paths;
 }
 

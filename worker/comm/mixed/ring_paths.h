@@ -1,5 +1,5 @@
-// RingPaths: which ranks of a ring exchange by copy engines and which by NCCL. Every rank derives
-// it from the blobs of all ranks, so all agree.
+// RingPaths: which ranks of a ring exchange by copy engines and which over a network, by NCCL or
+// sockets. Every rank derives it from the blobs of all ranks, so all agree.
 #ifndef RINGATTN_WORKER_COMM_MIXED_RING_PATHS_H_
 #define RINGATTN_WORKER_COMM_MIXED_RING_PATHS_H_
 
@@ -9,24 +9,26 @@
 #include "absl/status/statusor.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/mixed/mixed_blob.h"
+#include "worker/comm/mixed/network_choice.h"
 
 namespace ringattn::worker {
 
 struct RingPaths {
   enum class Kind {
     kCopies,   // all ranks exchange by copy engines
-    kNetwork,  // all by NCCL
-    kMixed,    // some pairs by copy engines, others by NCCL
+    kNetwork,  // all over the network
+    kMixed,    // some pairs by copy engines, others over the network
   };
 
   Kind kind = Kind::kCopies;
-  // By rank. Ranks with the same number exchange by copy engines, others by NCCL. Numbered from 0
-  // in the order of their first ranks.
+  // By rank. Ranks with the same number exchange by copy engines, others over the network. Numbered
+  // from 0 in the order of their first ranks.
   std::vector<int> island;
   std::string across;  // why there is more than one island; empty with kCopies
-  // Why ranks that share memory on one machine exchange by NCCL; empty if none do. Within a
-  // machine, either all pairs of such ranks exchange by copy engines or none.
+  // Why ranks that share memory on one machine exchange over the network; empty if none do. Within
+  // a machine, either all pairs of such ranks exchange by copy engines or none.
   std::string within;
+  NetworkChoice network;  // what carries the bytes between islands
 
   // Returns the other ranks of the rank's island, or all ranks of other islands.
   std::vector<int> PeersInside(int rank) const;
@@ -38,8 +40,7 @@ struct RingPaths {
 
 // Decides from all members' blobs, by rank. Errors:
 //   INVALID_ARGUMENT     a part for copy engines is malformed; the message names the rank
-//   FAILED_PRECONDITION  ranks need NCCL and one of them has none; the message names it and says
-//                        why NCCL is needed
+//   FAILED_PRECONDITION  ranks need a network and have none in common (ChooseNetwork)
 absl::StatusOr<RingPaths> ChoosePaths(const std::vector<MixedBlob>& blobs);
 
 // A group of transfers by what moves them, each part in the order of the group.

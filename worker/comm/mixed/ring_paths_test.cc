@@ -59,13 +59,20 @@ RingPaths Paths(const std::string& hosts) {
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
 TEST(MixedBlob, DecodesWhatItEncodes) {
-  for (const MixedBlob& blob : {MixedBlob{"peer\nblob", std::string("\0n,ccl\n", 7)},
-                                MixedBlob{"", "nccl"}, MixedBlob{"peer", ""}, MixedBlob{"", ""},
-                                MixedBlob{std::string(kMaxMixedPartBytes, 'x'), "1,2\n"}}) {
+  for (const MixedBlob& blob :
+       {MixedBlob{"peer\nblob", std::string("\0n,ccl\n", 7), "wi,re", "host", true, false, true},
+        MixedBlob{"", "nccl", "", "", false, true, false, true}, MixedBlob{"peer"}, MixedBlob{},
+        MixedBlob{std::string(kMaxMixedPartBytes, 'x'), "1,2\n", "", "h"}}) {
     const absl::StatusOr<MixedBlob> decoded = DecodeMixedBlob(EncodeMixedBlob(blob), 3);
     ASSERT_TRUE(decoded.ok()) << decoded.status();
     EXPECT_EQ(decoded->copies, blob.copies);
-    EXPECT_EQ(decoded->network, blob.network);
+    EXPECT_EQ(decoded->nccl, blob.nccl);
+    EXPECT_EQ(decoded->wire, blob.wire);
+    EXPECT_EQ(decoded->host, blob.host);
+    EXPECT_EQ(decoded->tls, blob.tls);
+    EXPECT_EQ(decoded->insecure_ring, blob.insecure_ring);
+    EXPECT_EQ(decoded->rdma, blob.rdma);
+    EXPECT_EQ(decoded->loopback, blob.loopback);
   }
 }
 
@@ -79,20 +86,22 @@ TEST(MixedBlob, RejectsOtherTextsByName) {
   EXPECT_THAT(error(""), HasSubstr("rank 3's blob is empty"));
   EXPECT_THAT(error("4,4:peernccl"),
               HasSubstr("rank 3's blob is not that of a GPU worker of this version: it begins "
-                        "with \"4,4:peernccl\"; it must begin with \"ringattn-gpu-1\\n\""));
-  EXPECT_THAT(error("ringattn-gpu-2\n4,4\npeernccl"), HasSubstr("ringattn-gpu-2"));
+                        "with \"4,4:peernccl\"; it must begin with \"ringattn-gpu-2\\n\""));
+  EXPECT_THAT(error("ringattn-gpu-1\n4,4\npeernccl"), HasSubstr("ringattn-gpu-1"));
   EXPECT_THAT(error(whole.substr(0, whole.size() - 1)),
-              HasSubstr("it announces parts of 4 and 4 bytes, and 7 bytes follow"));
+              HasSubstr("it announces parts of 4, 4, 0, 0 bytes, and 7 bytes follow"));
   EXPECT_THAT(error(whole + "x"), HasSubstr("9 bytes follow"));
-  for (const char* lengths : {"", "4", "4,", ",4", "4,x", "-1,9", "4,4,4", "99999999999,1",
-                              "00000000000000000000000000000000004,4"}) {
-    EXPECT_THAT(error(absl::StrCat("ringattn-gpu-1\n", lengths, "\npeernccl")),
-                HasSubstr("its second line must hold two lengths"))
-        << lengths;
+  for (const char* numbers :
+       {"", "4", "4,4,0,0", "4,4,0,0,", ",4,0,0,0", "4,x,0,0,0", "-1,9,0,0,0", "4,4,0,0,0,0",
+        "4,4,0,0,16", "99999999999,1,0,0,0",
+        "0000000000000000000000000000000000000000000000000000000000000000004,4,0,0,0"}) {
+    EXPECT_THAT(error(absl::StrCat("ringattn-gpu-2\n", numbers, "\npeernccl")),
+                HasSubstr("its second line must hold four lengths and flags up to 15"))
+        << numbers;
   }
-  EXPECT_THAT(error("ringattn-gpu-1\n8,0"), HasSubstr("its second line"));
-  EXPECT_THAT(error("ringattn-gpu-1\n4294967295,1\n"), HasSubstr("each part may have 65536"));
-  EXPECT_THAT(error("ringattn-gpu-1\n65537,0\n" + std::string(65537, 'x')),
+  EXPECT_THAT(error("ringattn-gpu-2\n8,0,0,0,0"), HasSubstr("its second line"));
+  EXPECT_THAT(error("ringattn-gpu-2\n4294967295,1,0,0,0\n"), HasSubstr("each part may have 65536"));
+  EXPECT_THAT(error("ringattn-gpu-2\n65537,0,0,0,0\n" + std::string(65537, 'x')),
               HasSubstr("each part may have 65536"));
 }
 
@@ -105,7 +114,7 @@ TEST(RingPaths, OneMachineUsesCopiesOnly) {
   }
   // Such a ring needs no NCCL.
   std::vector<MixedBlob> blobs = Ring("aa");
-  blobs[1].network = "";
+  blobs[1].nccl = "";
   EXPECT_TRUE(ChoosePaths(blobs).ok());
 }
 
@@ -183,7 +192,7 @@ TEST(RingPaths, LimitsRanksOfOneMachineAndNotOfTheRing) {
 
 TEST(RingPaths, NamesRankWithoutNetwork) {
   std::vector<MixedBlob> blobs = Ring("aab");
-  blobs[2].network = "";
+  blobs[2].nccl = "";
   const absl::Status status = ChoosePaths(blobs).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(Message(status), HasSubstr("ranks 0 and 2 are not on one machine"));

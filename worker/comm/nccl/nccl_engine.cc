@@ -10,7 +10,8 @@ constexpr absl::Duration kEnqueueBound = absl::Seconds(10);
 
 }  // namespace
 
-absl::Status NcclEngine::Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) {
+absl::Status NcclEngine::Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream,
+                                 const std::shared_ptr<GroupFailure>&) {
   const NcclLibrary& nccl = comm_->library();
   return comm_->Group(
       [&](ncclComm_t comm) {

@@ -23,7 +23,8 @@ class NcclEngine : public TransferEngine {
 
   std::string transport(int) const override { return kNcclTransport; }
   bool takes_compute_units(int) const override { return true; }
-  absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) override;
+  absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream,
+                       const std::shared_ptr<GroupFailure>& failure) override;
   absl::Status AsyncError() override { return comm_->AsyncError(); }
   void Interrupt() override { comm_->Interrupt(); }
   void Abort() override { comm_->Abort(); }

@@ -156,7 +156,8 @@ absl::StatusOr<PostedSend> PeerCopyEngine::DescribeSend(const PeerTransfer& send
   return absl::InternalError("the bytes to send are outside of the memory that peers can map");
 }
 
-absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) {
+absl::Status PeerCopyEngine::Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream,
+                                     const std::shared_ptr<GroupFailure>&) {
   absl::Status status = Check(group);
   if (!status.ok()) return status;
   // When the stream reaches this point, the group's targets are free.

@@ -32,9 +32,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "worker/comm/cuda/stream_flags.h"
 #include "worker/comm/cuda/transfer_engine.h"
 #include "worker/comm/peer/peer_segment.h"
-#include "worker/comm/peer/stream_flags.h"
 #include "worker/device/cuda/cuda_event.h"
 #include "worker/device/cuda/device_region.h"
 
@@ -89,7 +89,8 @@ class PeerCopyEngine : public TransferEngine {
 
   std::string transport(int) const override { return options_.transport; }
   bool takes_compute_units(int) const override { return false; }
-  absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream) override;
+  absl::Status Enqueue(const std::vector<PeerTransfer>& group, cudaStream_t stream,
+                       const std::shared_ptr<GroupFailure>& failure) override;
   void WakeLinks() override;
   absl::Status AsyncError() override;
   void Interrupt() override;

@@ -21,9 +21,14 @@ absl::Status FrameReader::Advance(size_t bytes, FrameSink& sink) {
   if (!frame.ok()) return frame.status();
   frame_ = *frame;
   if (frame_.kind == WireFrame::Kind::kGrant) return sink.OnGrant(frame_);
+  return Resume(sink);
+}
+
+absl::Status FrameReader::Resume(FrameSink& sink) {
   absl::StatusOr<char*> target = sink.OnData(frame_);
   if (!target.ok()) return target.status();
   payload_ = *target;
+  waits_memory_ = payload_ == nullptr;
   return absl::OkStatus();
 }
 

@@ -12,33 +12,41 @@ constexpr size_t kTurnBytes = 4 << 20;
 
 }  // namespace
 
-bool WireConnection::Work(bool readable, bool* wants_write, bool* reads_more) {
+bool WireConnection::Work(bool readable, Rest* rest) {
   WireStream::Result result;
-  if (readable) result = ReadFrames(reads_more);
-  if (result.ok()) result = WriteFrames(wants_write);
+  if (readable) result = ReadFrames(rest);
+  if (result.ok()) result = WriteFrames(&rest->wants_write);
   if (result.ok()) {
-    *wants_write = *wants_write || stream_->WantsWrite();
+    rest->wants_write = rest->wants_write || stream_->WantsWrite();
     return true;
   }
   peer_->OnFailure(result);
   return false;
 }
 
-WireStream::Result WireConnection::ReadFrames(bool* reads_more) {
-  *reads_more = false;
+WireStream::Result WireConnection::ReadFrames(Rest* rest) {
+  rest->reads_more = false;
   for (size_t moved = 0; moved < kTurnBytes;) {
-    const FrameReader::Buffer buffer = reader_.Next();
-    WireStream::Result result = stream_->Read(buffer.data, buffer.bytes);
-    if (!result.ok() || result.bytes == 0) return result;
-    const absl::Status status = reader_.Advance(result.bytes, *this);
+    absl::Status status;
+    WireStream::Result result;
+    if (reader_.waits_memory()) {
+      status = reader_.Resume(*this);
+    } else {
+      const FrameReader::Buffer buffer = reader_.Next();
+      result = stream_->Read(buffer.data, buffer.bytes);
+      if (!result.ok() || result.bytes == 0) return result;
+      status = reader_.Advance(result.bytes, *this);
+    }
     if (!status.ok()) {
       const bool sizes = absl::IsFailedPrecondition(status);
       return {.failure = sizes ? WireFailure::kSizes : WireFailure::kProtocol,
               .why = std::string(status.message())};
     }
+    rest->waits_memory = reader_.waits_memory();
+    if (rest->waits_memory) return {};
     moved += result.bytes;
   }
-  *reads_more = stream_->HasBuffered();
+  rest->reads_more = stream_->HasBuffered();
   return {};
 }
 
@@ -62,9 +70,8 @@ WireStream::Result WireConnection::WriteFrames(bool* wants_write) {
 }
 
 bool WireConnection::TakeFrame() {
-  head_ = std::exchange(grants_, {});
   head_sent_ = 0;
-  chunk_ = peer_->TakeChunk(stripe_);
+  chunk_ = peer_->TakeChunk(stripe_, &head_);
   if (chunk_.transfer != nullptr) {
     AppendFrame(chunk_.frame, &head_);
     payload_ = chunk_.data;

@@ -23,12 +23,14 @@ class WirePeer {
  public:
   virtual ~WirePeer() = default;
 
-  // As WireLink. OnSent: the chunk has left.
-  virtual WireChunk TakeChunk(int stripe) = 0;
+  // Returns the next chunk for connection `stripe`, or none. Appends the frames that precede it.
+  virtual WireChunk TakeChunk(int stripe, std::string* frames) = 0;
+  // The chunk has left.
   virtual void OnSent(const WireChunk& chunk) = 0;
   virtual absl::Status OnGrant(const WireFrame& frame) = 0;
+  // Returns null if memory is missing now. The peer wakes the connection's loop once it has some.
   virtual absl::StatusOr<char*> OnData(int stripe, const WireFrame& frame) = 0;
-  virtual absl::Status OnDataEnd(const WireFrame& frame) = 0;
+  virtual absl::Status OnDataEnd(int stripe, const WireFrame& frame) = 0;
 
   // A connection has failed, which ends all others to the peer.
   virtual void OnFailure(const WireStream::Result& result) = 0;
@@ -46,31 +48,38 @@ class WireConnection : private FrameSink {
 
   WirePeer* peer() const { return peer_; }
   int fd() const { return stream_->fd(); }
+  int stripe() const { return stripe_; }
   bool open() const { return stream_ != nullptr; }
+  // The chunk that is being sent; its transfer is null if there is none.
+  const WireChunk& chunk() const { return chunk_; }
   // REQUIRES: not during Shutdown.
   void Close() { stream_ = nullptr; }
   void Shutdown() {
     if (stream_ != nullptr) stream_->Shutdown();
   }
 
-  // Queues a grant, to be sent before the next chunk.
-  void AddGrant(const WireFrame& grant) { AppendFrame(grant, &grants_); }
-
-  // Reads and writes what is possible in a turn. Returns false if the connection has failed. Sets
-  // *wants_write if there is more to write, and *reads_more, if `readable`, if there is more to
-  // read although the socket may not be readable.
-  bool Work(bool readable, bool* wants_write, bool* reads_more);
+  // The work that a turn leaves.
+  struct Rest {
+    bool wants_write = false;   // there is more to write
+    bool reads_more = false;    // there is more to read although the socket may not be readable
+    bool waits_memory = false;  // nothing can be read until there is memory for it
+  };
+  // Reads, if `readable`, and writes what is possible in a turn. Returns false if the connection
+  // has failed. Without `readable`, only wants_write is set.
+  bool Work(bool readable, Rest* rest);
 
  private:
   absl::Status OnGrant(const WireFrame& frame) override { return peer_->OnGrant(frame); }
   absl::StatusOr<char*> OnData(const WireFrame& frame) override {
     return peer_->OnData(stripe_, frame);
   }
-  absl::Status OnDataEnd(const WireFrame& frame) override { return peer_->OnDataEnd(frame); }
+  absl::Status OnDataEnd(const WireFrame& frame) override {
+    return peer_->OnDataEnd(stripe_, frame);
+  }
 
-  WireStream::Result ReadFrames(bool* reads_more);
+  WireStream::Result ReadFrames(Rest* rest);
   WireStream::Result WriteFrames(bool* wants_write);
-  // Prepares what to send next: queued grants and a chunk. Returns false if there is neither.
+  // Prepares what to send next: grants and a chunk. Returns false if there is neither.
   bool TakeFrame();
   // Bytes of what TakeFrame prepared have been sent.
   void Advance(size_t bytes);
@@ -79,8 +88,7 @@ class WireConnection : private FrameSink {
   const int stripe_;
   std::unique_ptr<WireStream> stream_;
   FrameReader reader_;
-  std::string grants_;  // not sent yet
-  std::string head_;    // being sent, before the payload
+  std::string head_;  // being sent, before the payload
   size_t head_sent_ = 0;
   const char* payload_ = nullptr;  // what remains
   size_t payload_bytes_ = 0;

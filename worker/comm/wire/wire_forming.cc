@@ -56,10 +56,11 @@ WireStream::Result ResultOfHandshake(const absl::Status& status) {
 WireForming::WireForming(WireFormingOptions options)
     : options_(std::move(options)),
       token_(WireRingToken(options_.generation, options_.blobs)),
+      is_peer_(options_.blobs.size()),
       streams_(options_.blobs.size()),
       tries_(options_.blobs.size()) {
-  for (int peer = 0; peer < static_cast<int>(options_.blobs.size()); ++peer) {
-    if (peer == options_.rank) continue;
+  for (int peer : options_.peers) {
+    is_peer_[peer] = true;
     streams_[peer].resize(StripesWith(peer));
     missing_ += StripesWith(peer);
     if (peer > options_.rank) missing_incoming_ += StripesWith(peer);
@@ -67,6 +68,7 @@ WireForming::WireForming(WireFormingOptions options)
 }
 
 int WireForming::StripesWith(int peer) const {
+  if (!is_peer_[peer]) return 0;
   return std::min(options_.blobs[options_.rank].stripes, options_.blobs[peer].stripes);
 }
 

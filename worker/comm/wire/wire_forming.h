@@ -25,6 +25,7 @@ struct WireFormingOptions {
   uint64_t generation = 0;
   int rank = 0;
   std::vector<WireBlob> blobs;   // by rank
+  std::vector<int> peers;        // the ranks to connect to, without this one
   int listener = -1;             // listening socket
   int cancelled = -1;            // becomes readable to end the forming
   std::shared_ptr<WireTls> tls;  // null: plain text
@@ -33,7 +34,7 @@ struct WireFormingOptions {
   std::shared_ptr<WireCounters> counters;
 };
 
-// By rank, then by stripe. None for the rank itself.
+// By rank, then by stripe. None for ranks that are not peers.
 using WireStreams = std::vector<std::vector<std::unique_ptr<WireStream>>>;
 
 // Not thread safe; used once. Incoming connections are handled at the same time, so one that stays
@@ -67,6 +68,7 @@ class WireForming {
   };
   using Attempts = std::list<Attempt>;
 
+  // Returns 0 for ranks that are not peers.
   int StripesWith(int peer) const;
   bool Complete() const { return missing_ == 0; }
   absl::Status Connect(int peer, int stripe, absl::Time deadline);
@@ -85,8 +87,9 @@ class WireForming {
 
   const WireFormingOptions options_;
   std::string token_;
-  int missing_ = 0;           // connections
-  int missing_incoming_ = 0;  // of them
+  std::vector<bool> is_peer_;  // by rank
+  int missing_ = 0;            // connections
+  int missing_incoming_ = 0;   // of them
   WireStreams streams_;
   Attempts attempts_;
   struct Retry {

@@ -150,6 +150,7 @@ class HostilePeer {
     WireForming forming({.generation = 1,
                          .rank = 1,
                          .blobs = parsed,
+                         .peers = {0, 2},
                          .listener = listener->fd(),
                          .cancelled = never,
                          .tls = nullptr,

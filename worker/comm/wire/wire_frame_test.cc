@@ -76,6 +76,7 @@ class RecordingSink : public FrameSink {
     return absl::OkStatus();
   }
   absl::StatusOr<char*> OnData(const WireFrame& frame) override {
+    if (!has_memory) return nullptr;
     target.resize(frame.length);
     return target.data();
   }
@@ -86,6 +87,7 @@ class RecordingSink : public FrameSink {
 
   std::vector<uint64_t> grants;
   std::string target, received;
+  bool has_memory = true;
 };
 
 TEST(FrameReader, AssemblesFragmentsOfAnySize) {
@@ -105,6 +107,25 @@ TEST(FrameReader, AssemblesFragmentsOfAnySize) {
     EXPECT_THAT(sink.grants, testing::ElementsAre(3, 4)) << most;
     EXPECT_EQ(sink.received, "abcde") << most;
   }
+}
+
+TEST(FrameReader, WaitsForMemory) {
+  const std::string header = BytesOf(LastChunk());
+  FrameReader reader;
+  RecordingSink sink;
+  sink.has_memory = false;
+  std::memcpy(reader.Next().data, header.data(), header.size());
+  ASSERT_TRUE(reader.Advance(header.size(), sink).ok());
+  EXPECT_TRUE(reader.waits_memory());
+  ASSERT_TRUE(reader.Resume(sink).ok());
+  EXPECT_TRUE(reader.waits_memory());
+  sink.has_memory = true;
+  ASSERT_TRUE(reader.Resume(sink).ok());
+  EXPECT_FALSE(reader.waits_memory());
+  ASSERT_EQ(reader.Next().bytes, 5);
+  std::memcpy(reader.Next().data, "abcde", 5);
+  ASSERT_TRUE(reader.Advance(5, sink).ok());
+  EXPECT_EQ(sink.received, "abcde");
 }
 
 TEST(WireBlob, ParsesWhatItFormats) {

@@ -38,7 +38,10 @@ WireChunk WireLink::TakeChunk(int stripe) {
   WireTransfer* const send = unassigned_.front();
   const int64_t bytes = send->transfer->bytes;
   if (send->sequence >= grants_) {
-    if (stripe != 0 || bytes > kEagerBytes || eager_sent_bytes_ + bytes > kEagerCredit) return {};
+    if (!runs_ahead_ || stripe != 0 || bytes > kEagerBytes ||
+        eager_sent_bytes_ + bytes > kEagerCredit) {
+      return {};
+    }
     ungranted_[send->sequence - grants_].sent = true;
     eager_sent_bytes_ += bytes;
   }
@@ -134,7 +137,7 @@ absl::StatusOr<char*> WireLink::OnData(int stripe, const WireFrame& frame) {
     receive->arrived[chunk] = true;
     return static_cast<char*>(receive->transfer->data) + frame.offset;
   }
-  if (stripe != 0 || frame.sequence < receives_ || total > kEagerBytes ||
+  if (!runs_ahead_ || stripe != 0 || frame.sequence < receives_ || total > kEagerBytes ||
       eager_bytes_ + total > kEagerCredit || eager_.count(frame.sequence) > 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(total, " bytes of transfer ", frame.sequence, " exceed what it may send"));

@@ -29,6 +29,9 @@ namespace ringattn::worker {
 // Not thread safe: the engine's mutex guards it.
 class WireLink {
  public:
+  // `runs_ahead`: both ranks send small transfers before their grant.
+  explicit WireLink(bool runs_ahead = true) : runs_ahead_(runs_ahead) {}
+
   // Posts a transfer of a group, which it stays part of until it ends. Returns FAILED_PRECONDITION
   // if the peer gives it another size. REQUIRES: the link has not failed, and the transfer has
   // bytes.
@@ -72,6 +75,7 @@ class WireLink {
     bool complete = false;
   };
 
+  const bool runs_ahead_;
   WireFailure failure_ = WireFailure::kNone;
   absl::Status status_;  // once failed
 

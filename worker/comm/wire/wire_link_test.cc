@@ -22,7 +22,8 @@ constexpr auto kChunk = static_cast<int64_t>(kChunkBytes);
 
 // One end of a link, with the group of its transfers.
 struct LinkEnd {
-  explicit LinkEnd(Transfers transfers) : posted(std::move(transfers)) {
+  explicit LinkEnd(Transfers transfers, bool runs_ahead = true)
+      : posted(std::move(transfers)), link(runs_ahead) {
     group.Begin(posted, &progress);
   }
   WireTransfer* operator[](size_t i) { return &group.transfers()[i]; }
@@ -82,6 +83,22 @@ TEST(WireLink, SendsWaitForTheirGrant) {
     EXPECT_EQ(end->ended_groups, 1);
     EXPECT_EQ(end->progress.load(), 1);
   }
+}
+
+// With staging, a send needs device memory at the other end.
+TEST(WireLink, SmallSendsWaitForTheirGrantIfToldTo) {
+  std::vector<uint8_t> a = Pattern(8, 1), b(8);
+  LinkEnd sender(Transfers{{Kind::kSend, 1, a.data(), 8}}, /*runs_ahead=*/false),
+      receiver(Transfers{{Kind::kReceive, 0, b.data(), 8}}, /*runs_ahead=*/false);
+  ASSERT_TRUE(sender.link.PostSend(sender[0]).ok());
+  EXPECT_FALSE(Pass(sender, receiver, 0));
+  EXPECT_EQ(receiver.link.OnData(0, Data(0, 0, 8, 8)).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  WireFrame grant;
+  ASSERT_TRUE(receiver.link.PostReceive(receiver[0], &grant).ok());
+  ASSERT_TRUE(sender.link.OnGrant(grant).ok());
+  EXPECT_TRUE(Pass(sender, receiver, 0));
+  EXPECT_TRUE(a == b);
 }
 
 TEST(WireLink, SmallSendsRunAheadOnTheFirstConnectionWithinTheirCredit) {

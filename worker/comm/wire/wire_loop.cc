@@ -38,9 +38,9 @@ WireLoop::~WireLoop() {
 
 void WireLoop::Add(WireConnection* connection) {
   // What followed the handshake may have been read with it.
-  entries_.push_back({.connection = connection, .reads_more = true});
+  entries_.push_back({.connection = connection, .rest = {.reads_more = true}});
   reads_more_ = true;
-  Control(EPOLL_CTL_ADD, connection, EPOLLIN, entries_.size() - 1);
+  Control(EPOLL_CTL_ADD, entries_.back(), entries_.size() - 1);
 }
 
 void WireLoop::Wake() {
@@ -64,9 +64,9 @@ void WireLoop::Poll(absl::Duration patience) {
     Work(events[i].data.u64 - 1, readable);
   }
   for (size_t i = 0; again && i < entries_.size(); ++i) {
-    if (entries_[i].reads_more) Work(i, true);
+    if (entries_[i].rest.reads_more) Work(i, true);
   }
-  for (size_t i = 0; woken && i < entries_.size(); ++i) Work(i, false);
+  for (size_t i = 0; woken && i < entries_.size(); ++i) Work(i, entries_[i].rest.waits_memory);
 }
 
 void WireLoop::Push(const WirePeer* peer) {
@@ -81,28 +81,31 @@ void WireLoop::CloseAll() {
   }
 }
 
-void WireLoop::Control(int operation, WireConnection* connection, uint32_t events, size_t index) {
+void WireLoop::Control(int operation, const Entry& entry, size_t index) {
   epoll_event event{};
-  event.events = events;
+  if (!entry.rest.waits_memory) event.events |= EPOLLIN;
+  if (entry.rest.wants_write) event.events |= EPOLLOUT;
   event.data.u64 = index + 1;  // 0: wake_
-  if (epoll_ctl(epoll_, operation, connection->fd(), &event) == 0) return;
-  connection->peer()->OnFailure(WireStream::Failed(errno));
+  if (epoll_ctl(epoll_, operation, entry.connection->fd(), &event) == 0) return;
+  entry.connection->peer()->OnFailure(WireStream::Failed(errno));
 }
 
 void WireLoop::Work(size_t index, bool readable) {
   Entry& entry = entries_[index];
   if (!entry.connection->open()) return;
   WirePeer* const peer = entry.connection->peer();
-  bool wants_write = false;
-  if (peer->failed() || !entry.connection->Work(readable, &wants_write, &entry.reads_more)) {
-    entry.reads_more = false;
+  const WireConnection::Rest before = entry.rest;
+  if (peer->failed() || !entry.connection->Work(readable, &entry.rest)) {
+    entry.rest.reads_more = false;
     peer->Close(entry.connection);
     return;
   }
-  reads_more_ |= entry.reads_more;
-  if (wants_write == entry.wants_write) return;
-  entry.wants_write = wants_write;
-  Control(EPOLL_CTL_MOD, entry.connection, wants_write ? EPOLLIN | EPOLLOUT : EPOLLIN, index);
+  reads_more_ |= entry.rest.reads_more;
+  if (entry.rest.wants_write == before.wants_write &&
+      entry.rest.waits_memory == before.waits_memory) {
+    return;
+  }
+  Control(EPOLL_CTL_MOD, entry, index);
 }
 
 }  // namespace ringattn::worker

@@ -32,11 +32,10 @@ class WireLoop {
  private:
   struct Entry {
     WireConnection* connection = nullptr;
-    bool wants_write = false;
-    bool reads_more = false;
+    WireConnection::Rest rest;
   };
 
-  void Control(int operation, WireConnection* connection, uint32_t events, size_t index);
+  void Control(int operation, const Entry& entry, size_t index);
   void Work(size_t index, bool readable);
 
   const int epoll_;

@@ -1,71 +1,39 @@
-// WireRingTransport: forms rings of processes over TCP, also between hosts.
-// Prepare opens a listening socket, and its blob has the socket's address and a secret. Connect
-// joins all pairs of ranks by several connections each. Only processes that know all blobs can
-// connect. If the cluster has certificates, connections use TLS 1.3 and both ends verify each
-// other.
+// WireRingTransport: forms rings of CPU workers over TCP, also between hosts (WireConnector).
 //
 // Tests: wire_ring_transport_test.cc, wire_forming_test.cc,
 // worker/comm/contract
 #ifndef RINGATTN_WORKER_COMM_WIRE_WIRE_RING_TRANSPORT_H_
 #define RINGATTN_WORKER_COMM_WIRE_WIRE_RING_TRANSPORT_H_
 
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
-#include "common/security/tls_material.h"
+#include "absl/time/time.h"
 #include "worker/comm/communicator.h"
-#include "worker/comm/wire/wire_counters.h"
+#include "worker/comm/wire/wire_connector.h"
 
 namespace ringattn::worker {
-
-// Two busy processor cores moved the same bytes with 1 to 8 connections, within the noise
-// (tests/bench/results/ring_rate.csv). With two, a second core can help.
-inline constexpr int kDefaultWireConnections = 2;
-
-struct WireTransportOptions {
-  // A name or address of this machine that peers can reach (--ring_address). Rings listen there,
-  // and peers connect to it.
-  std::string host = "127.0.0.1";
-  // TCP connections per peer, 1 to kMaxWireStripes. Two ranks use the smaller number of both. Each
-  // connection index except the first has a thread.
-  int connections = kDefaultWireConnections;
-  // Returns the certificates for TLS; nullopt: plain text. Called for each ring, so replaced files
-  // apply to the next one.
-  std::function<std::optional<TlsMaterial>()> tls = [] { return std::nullopt; };
-  // Time limit for one group of transfers. Large, because a slow rank is not an error; the
-  // coordinator decides which rank has stalled a ring.
-  absl::Duration step_timeout = absl::Minutes(10);
-  // Upper limit of Connect, even if its deadline is later.
-  absl::Duration connect_timeout = absl::Seconds(30);
-  // How long an incoming connection may take to prove that it belongs to the ring.
-  absl::Duration handshake_timeout = absl::Seconds(5);
-  std::shared_ptr<WireCounters> counters = std::make_shared<WireCounters>();
-};
 
 // Thread safe.
 class WireRingTransport : public RingTransport {
  public:
-  explicit WireRingTransport(WireTransportOptions options) : options_(std::move(options)) {}
-  ~WireRingTransport() override { Cancel(); }
+  explicit WireRingTransport(const WireTransportOptions& options)
+      : options_(options), connector_(options) {}
 
-  absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override;
+  absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override {
+    return connector_.Prepare(generation, rank, world_size);
+  }
   // Returns FAILED_PRECONDITION, too, if some ranks use TLS and others do not.
   absl::StatusOr<std::unique_ptr<Communicator>> Connect(uint64_t generation,
                                                         const std::vector<std::string>& blobs,
                                                         absl::Time deadline) override;
-  void Cancel() override;
+  void Cancel() override { connector_.Cancel(); }
 
  private:
-  struct Attempt;
-
   const WireTransportOptions options_;
-  absl::Mutex mutex_;
-  std::shared_ptr<Attempt> prepared_ ABSL_GUARDED_BY(mutex_);  // until connected
+  WireConnector connector_;
 };
 
 }  // namespace ringattn::worker

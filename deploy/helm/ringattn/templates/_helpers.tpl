@@ -151,7 +151,7 @@ annotations:
 {{- if hasKey $worker.nccl "NCCL_NVLS_ENABLE" }}{{ fail "worker.nccl.NCCL_NVLS_ENABLE has no effect: workers always set it to 0" }}{{ end -}}
 {{- if and $worker.network.interfaces (hasKey $worker.nccl "NCCL_SOCKET_IFNAME") }}{{ fail "worker.network.interfaces and worker.nccl.NCCL_SOCKET_IFNAME exclude each other" }}{{ end -}}
 {{- end -}}
-{{- if and (or $worker.nccl $worker.network.interfaces) (eq $worker.mode "gpu") (eq $worker.gpu.ringTransport "peer") }}{{ fail "worker.nccl and worker.network.interfaces have no effect with worker.gpu.ringTransport=peer" }}{{ end -}}
+{{- if and (or $worker.nccl $worker.network.interfaces) (eq $worker.mode "gpu") (has $worker.gpu.ringTransport (list "peer" "wire" "peer+wire")) }}{{ fail (printf "worker.nccl and worker.network.interfaces have no effect with worker.gpu.ringTransport=%s" $worker.gpu.ringTransport) }}{{ end -}}
 {{- $names := keys $worker.nccl -}}
 {{- if $worker.network.interfaces }}{{ $names = append $names "NCCL_SOCKET_IFNAME" }}{{ end -}}
 {{- range $worker.extraEnv -}}
@@ -178,7 +178,7 @@ annotations:
 {{- $worker := .Values.worker -}}
 {{- if ne $worker.mode "gpu" }}{{ fail "worker.gpu.peerSocketVolume is for worker.mode=gpu" }}{{ end -}}
 {{- if gt (int $worker.gpu.perPod) 1 }}{{ fail "worker.gpu.peerSocketVolume is for pods of one GPU (worker.gpu.perPod=1): those of one pod meet without it" }}{{ end -}}
-{{- if eq $worker.gpu.ringTransport "nccl" }}{{ fail "worker.gpu.peerSocketVolume has no effect with worker.gpu.ringTransport=nccl" }}{{ end -}}
+{{- if has $worker.gpu.ringTransport (list "nccl" "wire") }}{{ fail (printf "worker.gpu.peerSocketVolume has no effect with worker.gpu.ringTransport=%s" $worker.gpu.ringTransport) }}{{ end -}}
 {{- if eq $worker.spread "hard" }}{{ fail "worker.gpu.peerSocketVolume keeps the pods on one node and worker.spread=hard on one each" }}{{ end -}}
 {{- if not $worker.gpu.resourceName }}{{ fail "worker.gpu.peerSocketVolume needs worker.gpu.resourceName: without a device plugin a pod does not get the GPU of its number" }}{{ end -}}
 {{- if semverCompare "<1.28.0-0" .Capabilities.KubeVersion.Version }}{{ fail "worker.gpu.peerSocketVolume needs Kubernetes 1.28: before it pods do not know their number" }}{{ end -}}

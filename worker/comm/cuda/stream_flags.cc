@@ -1,4 +1,4 @@
-#include "worker/comm/peer/stream_flags.h"
+#include "worker/comm/cuda/stream_flags.h"
 
 #include "absl/strings/str_cat.h"
 #include "worker/device/cuda/cuda_status.h"

@@ -1,7 +1,7 @@
 // StreamFlags: 64-bit words in host memory that CUDA streams write and wait for. They order streams
 // of different processes without a host thread.
-#ifndef RINGATTN_WORKER_COMM_PEER_STREAM_FLAGS_H_
-#define RINGATTN_WORKER_COMM_PEER_STREAM_FLAGS_H_
+#ifndef RINGATTN_WORKER_COMM_CUDA_STREAM_FLAGS_H_
+#define RINGATTN_WORKER_COMM_CUDA_STREAM_FLAGS_H_
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -37,4 +37,4 @@ class StreamFlags {
 
 }  // namespace ringattn::worker
 
-#endif  // RINGATTN_WORKER_COMM_PEER_STREAM_FLAGS_H_
+#endif  // RINGATTN_WORKER_COMM_CUDA_STREAM_FLAGS_H_
