@@ -354,7 +354,7 @@ Case RandomDeterministicTermCase(std::mt19937& random, bool small) {
 Case RandomWideCase(std::mt19937& random, bool small) {
   Case c = RandomCase(random, small);
   if (c.spec.dtype == DType::kFloat32) c.spec.dtype = DType::kBFloat16;
-  constexpr std::pair<int64_t, int64_t> kDims[] = {{512, 512}, {512, 512}, {576, 512}, {576, 512},
+  constexpr std::pair<int64_t, int64_t> kDims[] = {{512, 512}, {512, 512}, {576, 512}, {264, 64},
                                                    {320, 320}, {264, 440}, {520, 40},  {96, 512}};
   const auto [head_dim, head_dim_v] = kDims[random() % std::size(kDims)];
   Widen(c, head_dim, head_dim_v);
