@@ -1,8 +1,14 @@
 #include "worker/kernels/cuda/choose.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <iterator>
+#include <regex>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -48,7 +54,8 @@ TEST(ChooseTest, TensorCoresWhereTheyServe) {
   }
 }
 
-// Rows above 256 have portable kernels, and a forward on Hopper in 16 bits up to 576 and 512.
+// Rows above 256 have portable kernels. In 16 bits, Hopper has a forward up to 576 and 512, and a
+// backward up to 512 without a fixed order of sums.
 TEST(ChooseTest, TheExactFamilyServesTheWidestRows) {
   for (const auto& [dim, dim_v, hopper] : {std::tuple{257, 64, false},
                                            {64, 264, true},
@@ -61,9 +68,10 @@ TEST(ChooseTest, TheExactFamilyServesTheWidestRows) {
       const bool served = hopper && dtype != DType::kFloat32 && HaveHopper();
       EXPECT_EQ(Name(ChooseForward(problem, kH200, {})), served ? "sm90" : "simt");
       EXPECT_EQ(Name(ChooseForward(problem, kA100, {})), "simt");
-      for (const DeviceInfo& device : {kH200, kA100}) {
-        EXPECT_EQ(Name(ChooseBackward(problem, device, {})), "simt");
-      }
+      EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), served && dim <= 512 ? "sm90" : "simt");
+      EXPECT_EQ(Name(ChooseBackward(problem, kA100, {})), "simt");
+      problem.deterministic = true;
+      EXPECT_EQ(Name(ChooseBackward(problem, kH200, {})), "simt");
     }
   }
   for (const auto& refused : {ChooseForward(ProblemOf(DType::kFloat32, 577), kH200, {}),
@@ -84,6 +92,58 @@ TEST(ChooseTest, AForcedFamilyServesOrRefusesByName) {
     EXPECT_THAT(std::string(refused.status().message()), HasSubstr("fp32 with head_dim 64"));
   }
   EXPECT_THAT(std::string(CheckFamily("sm1").message()), HasSubstr("\"sm1\" is none of"));
+}
+
+// Returns the numbers that README.md states where `pattern` has its groups.
+std::vector<int64_t> ReadmeNumbers(const std::string& pattern) {
+  std::ifstream file("README.md");
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  std::smatch match;
+  std::vector<int64_t> numbers;
+  if (!std::regex_search(text, match, std::regex(pattern))) {
+    ADD_FAILURE() << "README.md does not state: " << pattern;
+    return numbers;
+  }
+  for (size_t i = 1; i < match.size(); ++i) numbers.push_back(std::stoll(match[i].str()));
+  return numbers;
+}
+
+// The notes below README's table are true of every pair of head dims in bf16.
+TEST(ChooseTest, ReadmeStatesWhatHopperServes) {
+  const auto plain = ReadmeNumbers(
+      "¹ In bf16 and fp16, if the head dims are multiples of (\\d+) and the larger one is above "
+      "(\\d+)\\.");
+  const auto terms =
+      ReadmeNumbers("With score terms, also head dims up to (\\d+), no softcap in the backward");
+  const auto wide = ReadmeNumbers(
+      "² Above (\\d+), tensor cores serve Hopper's forward ¹ with Dv up to (\\d+), and its "
+      "backward "
+      "¹ with D and Dv up to (\\d+), unless `deterministic`\\.");
+  ASSERT_EQ(plain.size() + terms.size() + wide.size(), 6);
+  for (int64_t dim : {32, 36, 40, 128, 136, 256, 264, 300, 512, 520, 576}) {
+    for (int64_t dim_v : {8, 64, 128, 136, 256, 260, 512, 520}) {
+      const int64_t larger = std::max(dim, dim_v);
+      const bool fits =
+          HaveHopper() && dim % plain[0] == 0 && dim_v % plain[0] == 0 && larger > plain[1];
+      const bool is_wide = larger > wide[0];
+      AttentionProblem problem = ProblemOf(DType::kBFloat16, dim);
+      problem.head_dim_v = dim_v;
+      const auto forward = [&] { return Name(ChooseForward(problem, kH200, {})) == "sm90"; };
+      const auto backward = [&] { return Name(ChooseBackward(problem, kH200, {})) == "sm90"; };
+      EXPECT_EQ(forward(), fits && dim_v <= wide[1]) << dim << " " << dim_v;
+      EXPECT_EQ(backward(), fits && larger <= wide[2]) << dim << " " << dim_v;
+      problem.deterministic = true;
+      EXPECT_EQ(backward(), fits && !is_wide) << dim << " " << dim_v;
+      problem.deterministic = false;
+      problem.terms.segment_ids = true;
+      EXPECT_EQ(forward(), fits && larger <= terms[0]) << dim << " " << dim_v;
+      EXPECT_EQ(backward(), fits && larger <= terms[0]) << dim << " " << dim_v;
+      problem.softcap = 20;
+      EXPECT_EQ(forward(), fits && larger <= terms[0]) << dim << " " << dim_v;
+      EXPECT_FALSE(backward()) << dim << " " << dim_v;
+    }
+  }
 }
 
 // Hopper has a kernel for forwards in e4m3. Other devices reject such a forward, with the dtype in

@@ -29,6 +29,23 @@ void ExpectAllPass(const std::vector<Case>& cases, const Repeats& repeats, Split
   EXPECT_EQ(heard, cases.size());
 }
 
+// A draw that limits its work after it has chosen rows drops those of batch rows that are gone.
+TEST(RandomCaseTest, ChosenRowsExist) {
+  for (const auto draw : {RandomCase, RandomTermCase, RandomHopperTermCase, RandomDeterministicCase,
+                          RandomDeterministicTermCase, RandomWideCase}) {
+    std::mt19937 random(57);
+    for (int i = 0; i < 2000; ++i) {
+      const Case c = draw(random, /*small=*/false);
+      const AttentionShape& shape = c.spec.shape;
+      const int64_t batches = shape.packed ? shape.num_documents() : shape.batch;
+      for (const ProbabilityRow& row : c.spec.probability_rows) {
+        EXPECT_LT(row.batch, batches) << c.ToString();
+        EXPECT_LT(row.position, shape.seq_len_q) << c.ToString();
+      }
+    }
+  }
+}
+
 TEST(CheckOnFakes, CasesWithTermsPassAndRepeat) {
   std::mt19937 random(11);
   std::vector<Case> cases;

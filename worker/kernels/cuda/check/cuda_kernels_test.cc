@@ -12,7 +12,7 @@
 // score terms, and their speed. --family=sm90: forces the kernels of that family. --fp8: only
 // forwards in e4m3, which compute capability 9.0 supports; each runs twice. --deterministic: only
 // deterministic backwards of plain problems; each runs twice, the second time while other work runs
-// on the GPU. --wide: only head dims above 256, each twice, and the speed of their forward.
+// on the GPU. --wide: only head dims above 256, each twice, and their speed.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -258,10 +258,11 @@ int CheckWideCases(const Arguments& arguments, const DeviceInfo& device) {
   };
   SplitCounts splits;
   int failed = Judge(DrawCases(arguments, RandomWideCase), device, "wide", repeats, splits);
-  const int64_t calls = splits.CallsOf("sm90", "forward");
-  std::printf("%ld wide forwards by sm90\n", static_cast<long>(calls));
-  if (arguments.cases > 0 && calls == 0) {
-    std::printf("FAILED: no wide forward by sm90\n");
+  for (const char* direction : {"forward", "backward"}) {
+    const int64_t calls = splits.CallsOf("sm90", direction);
+    std::printf("%ld wide %ss by sm90\n", static_cast<long>(calls), direction);
+    if (arguments.cases < 10 || calls > 0) continue;
+    std::printf("FAILED: no wide %s by sm90\n", direction);
     ++failed;
   }
   return failed;

@@ -1,5 +1,5 @@
-// Prints the speed of forwards with head dims above 256, next to that of head_dim 256 with the same
-// number of operations, and of the portable kernels.
+// Prints the speed of forwards and backwards with head dims above 256, next to that of head_dim 256
+// with the same number of operations, and of the portable kernels.
 #ifndef RINGATTN_WORKER_KERNELS_CUDA_CHECK_WIDE_SPEED_H_
 #define RINGATTN_WORKER_KERNELS_CUDA_CHECK_WIDE_SPEED_H_
 

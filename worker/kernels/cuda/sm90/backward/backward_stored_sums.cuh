@@ -24,10 +24,11 @@ struct StoredSums {
   }
 
   // Stores the thread's two rows of dk or dv, times `scale`: rows `key` and `key` + 8 of the
-  // block's. `target` is the tensor, with `columns` columns.
+  // block's. `target` is the tensor, with `columns` columns. The sums begin at `first_column`.
   static __device__ __forceinline__ void Store(const CommonParams& common, const BackwardItem& item,
                                                void* target, int columns, int key,
-                                               const float (&sum)[kDim / 2], float scale) {
+                                               const float (&sum)[kDim / 2], float scale,
+                                               int first_column = 0) {
     const int q = threadIdx.x & 3;
     const BackwardTile& tile = *item.tile;
     const int kv_head = item.first_head / common.group_size;
@@ -47,8 +48,8 @@ struct StoredSums {
           words[j] = Pack<T>(scale * sum[at], scale * sum[at + 1]);
         }
         TransposeQuad(words, q);
-        if (exists && group * 32 + q * 8 < columns) {
-          *reinterpret_cast<uint4*>(row + group * 32) =
+        if (exists && first_column + group * 32 + q * 8 < columns) {
+          *reinterpret_cast<uint4*>(row + first_column + group * 32) =
               make_uint4(words[0], words[1], words[2], words[3]);
         }
       }

@@ -9,6 +9,7 @@
 #include "worker/kernels/cuda/launch/prepare_backward.h"
 #include "worker/kernels/cuda/launch/tables.h"
 #include "worker/kernels/cuda/sm90/backward/backward_kernels.h"
+#include "worker/kernels/cuda/sm90/backward/columns/column_backward_kernels.h"
 #include "worker/kernels/cuda/sm90/launch/backward_deal.h"
 #include "worker/kernels/cuda/sm90/launch/span_maps.h"
 #include "worker/kernels/cuda/sm90/terms/terms_classes.h"
@@ -26,14 +27,28 @@ struct HeadDimClass {
   int64_t head_dim;
   BackwardKernel (*kernel)();
   BackwardKernel (*capped_kernel)();  // with a softcap
-  // The kernel with a fixed order of sums.
+  // The kernel with a fixed order of sums. Null: the class has none.
   BackwardKernel (*ordered_kernel)();
   BackwardKernel (*ordered_capped_kernel)();
+  // Blocks of a cluster that have the same keys and divide the columns. 1: blocks divide the keys.
+  int32_t column_blocks = 1;
 
+  bool Serves(const AttentionProblem& problem) const {
+    return !problem.deterministic || ordered_kernel != nullptr;
+  }
+  // REQUIRES: Serves.
   BackwardKernel KernelOf(const AttentionProblem& problem) const {
     const bool capped = problem.softcap > 0;
     if (problem.deterministic) return capped ? ordered_capped_kernel() : ordered_kernel();
     return capped ? capped_kernel() : kernel();
+  }
+  std::vector<BackwardKernel> Kernels() const {
+    std::vector<BackwardKernel> kernels = {kernel(), capped_kernel()};
+    if (ordered_kernel != nullptr) {
+      kernels.push_back(ordered_kernel());
+      kernels.push_back(ordered_capped_kernel());
+    }
+    return kernels;
   }
 };
 #define RINGATTN_SM90_BACKWARD_CLASS(dim)                                                    \
@@ -42,9 +57,12 @@ struct HeadDimClass {
         BackwardKernel_ordered_capped_d##dim                                                 \
   }
 constexpr HeadDimClass kClasses[] = {
-    RINGATTN_SM90_BACKWARD_CLASS(64), RINGATTN_SM90_BACKWARD_CLASS(96),
-    RINGATTN_SM90_BACKWARD_CLASS(128), RINGATTN_SM90_BACKWARD_CLASS(192),
-    RINGATTN_SM90_BACKWARD_CLASS(256)};
+    RINGATTN_SM90_BACKWARD_CLASS(64),
+    RINGATTN_SM90_BACKWARD_CLASS(96),
+    RINGATTN_SM90_BACKWARD_CLASS(128),
+    RINGATTN_SM90_BACKWARD_CLASS(192),
+    RINGATTN_SM90_BACKWARD_CLASS(256),
+    {512, BackwardKernel_d512, BackwardKernel_capped_d512, nullptr, nullptr, 2}};
 #undef RINGATTN_SM90_BACKWARD_CLASS
 
 // Returns null for head dims above the largest class.
@@ -129,7 +147,8 @@ bool ServesBackward(const AttentionProblem& problem, const DeviceInfo& device) {
            TermKernelOf(problem).shared_bytes <= device.shared_bytes_per_block;
   }
   const HeadDimClass* head_dim_class = ClassOf(problem);
-  return head_dim_class != nullptr && ServesForward(problem, device) &&
+  return head_dim_class != nullptr && head_dim_class->Serves(problem) &&
+         ServesForward(problem, device) &&
          head_dim_class->KernelOf(problem).shared_bytes <= device.shared_bytes_per_block;
 }
 
@@ -161,10 +180,7 @@ std::vector<KernelEntry> BackwardEntries() {
     }
   };
   for (const HeadDimClass& candidate : kClasses) {
-    add(candidate.kernel());
-    add(candidate.capped_kernel());
-    add(candidate.ordered_kernel());
-    add(candidate.ordered_capped_kernel());
+    for (const BackwardKernel& kernel : candidate.Kernels()) add(kernel);
   }
   for (const auto& of_class : kTermKernels) {
     for (const auto& kernel : of_class) add(kernel());
@@ -195,7 +211,8 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
   const bool terms = problem.terms.any();
   kernel_ = terms ? TermKernelOf(problem, dbias.has_value()) : head_dim_class.KernelOf(problem);
   const bool ordered = problem.deterministic;
-  plan_ = PlanBackwardTiles(call, kernel_.tile_keys(), ordered ? kernel_.tile_rows : 1);
+  const int32_t item_keys = kernel_.tile_keys() / head_dim_class.column_blocks;
+  plan_ = PlanBackwardTiles(call, item_keys, ordered ? kernel_.tile_rows : 1);
   const int64_t tiles = static_cast<int64_t>(plan_.tiles.size());
   const int slots = std::max(device.sm_count / kernel_.blocks, 1);  // items that run at a time
 
@@ -209,12 +226,14 @@ absl::Status PreparedBackward::Init(const BackwardCall& call, const DeviceInfo& 
                                          int64_t{kItemsPerSlot} * slots);
   const bool can_store = KernelStores(problem, dbias.has_value()) && problem.batch > 0 &&
                          HaveStoredGradients(call.blocks) &&
-                         TilesHaveAllKeys(call, plan_, kernel_.tile_keys());
+                         TilesHaveAllKeys(call, plan_, item_keys);
   // The model includes neither the waits of ordered blocks nor pairs of tiles that score terms
   // leave empty.
   if (!terms && !ordered && params.heads_per_block < group_size) {
-    params.heads_per_block = BestHeads(WorkOf(call, plan_, kernel_, head_dim_class.head_dim),
-                                       params.heads_per_block, can_store, slots);
+    params.heads_per_block =
+        BestHeads(WorkOf(call, plan_, kernel_, item_keys,
+                         head_dim_class.head_dim / head_dim_class.column_blocks),
+                  params.heads_per_block, can_store, slots);
   }
   stores_key_gradients_ = can_store && params.heads_per_block == group_size;
   PlaceKeyGradients(call.blocks, stores_key_gradients_, plan_);

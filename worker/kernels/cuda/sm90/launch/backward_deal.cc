@@ -33,7 +33,7 @@ bool OutgrowsCache(const BackwardWork& work, int32_t heads_per_block, int slots)
 }  // namespace
 
 BackwardWork WorkOf(const BackwardCall& call, const BackwardPlan& plan,
-                    const BackwardKernel& kernel, int64_t kernel_dim) {
+                    const BackwardKernel& kernel, int32_t item_keys, int64_t block_dim) {
   const AttentionProblem& problem = *call.problem;
   const int64_t columns = problem.head_dim + problem.head_dim_v;
   BackwardWork work;
@@ -41,8 +41,8 @@ BackwardWork WorkOf(const BackwardCall& call, const BackwardPlan& plan,
   work.group_size = static_cast<int32_t>(problem.num_heads / problem.num_kv_heads);
   work.batch = problem.batch;
   // S, dP, dV, dQ and dK of a block.
-  work.tile_operations = int64_t{10} * kernel.tile_rows * kernel.block_keys * kernel_dim;
-  work.tile_sums = kernel.tile_keys() * columns;
+  work.tile_operations = int64_t{10} * kernel.tile_rows * kernel.block_keys * block_dim;
+  work.tile_sums = item_keys * columns;
   work.head_bytes = call.q_rows * (columns * ElementBytes(problem.dtype) + problem.head_dim * 4);
   for (const KvBlock& block : call.blocks) {
     work.sums += problem.batch * block.rows * problem.num_kv_heads * columns;

@@ -26,9 +26,10 @@ struct BackwardWork {
   int64_t head_bytes = 0;       // q, dout and dq's sums of one head in one batch row
 };
 
-// `kernel_dim`: the head dim that `kernel` computes with, which may exceed the call's.
+// `item_keys`: the keys of an item. `block_dim`: the head dim that a thread block computes with,
+// which may differ from the call's.
 BackwardWork WorkOf(const BackwardCall& call, const BackwardPlan& plan,
-                    const BackwardKernel& kernel, int64_t kernel_dim);
+                    const BackwardKernel& kernel, int32_t item_keys, int64_t block_dim);
 
 // Returns how many packs of heads share a section (backward_params.h): enough for about one wave of
 // blocks. Then the longest blocks of the last section start early, and blocks of one pack still

@@ -39,7 +39,8 @@ BackwardWork Work(const Shape& shape) {
   kernel.tile_rows = shape.dim == 64 ? 128 : 64;
   kernel.block_keys = shape.dim > 128 ? 64 : 128;
   kernel.blocks = shape.dim > 128 ? 2 : 1;
-  return WorkOf(call, PlanBackwardTiles(call, kernel.tile_keys()), kernel, shape.dim);
+  const int32_t keys = kernel.tile_keys();
+  return WorkOf(call, PlanBackwardTiles(call, keys), kernel, keys, shape.dim);
 }
 
 TEST(BackwardDealTest, CountsTheWork) {

@@ -1,5 +1,6 @@
 #include "worker/kernels/cuda/sm90/launch/backward.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -63,6 +64,41 @@ TEST(Sm90BackwardTest, ServesHeadDimensionsThatItHasKernelsFor) {
   EXPECT_FALSE(serves(DType::kBFloat16, 32, 32));
   EXPECT_TRUE(serves(DType::kBFloat16, 192, 128));
   EXPECT_TRUE(serves(DType::kFloat16, 136, 256));
+  EXPECT_TRUE(serves(DType::kFloat16, 264, 64));
+  EXPECT_TRUE(serves(DType::kBFloat16, 40, 512));
+  EXPECT_FALSE(serves(DType::kBFloat16, 508, 512));
+  EXPECT_FALSE(serves(DType::kBFloat16, 520, 512));
+  EXPECT_FALSE(serves(DType::kFloat32, 512, 512));
+}
+
+// Above head_dim 256 two blocks have the same 64 keys and divide the columns.
+TEST(Sm90BackwardTest, WideHeadsHaveTilesOf64Keys) {
+  Request request(1000);
+  request.problem.num_kv_heads = 8;
+  request.problem.head_dim = 512;
+  request.problem.head_dim_v = 320;
+  const std::vector<char> tables = request.Tables();
+  for (int64_t i = 0; i < 16; ++i) {
+    BackwardTile tile;
+    std::memcpy(&tile, tables.data() + i * sizeof(tile), sizeof(tile));
+    EXPECT_EQ(tile.row_begin, i * 64);
+    EXPECT_EQ(tile.rows, std::min<int64_t>(64, 1000 - i * 64));
+  }
+  KvBlock& block = request.call.blocks[0];
+  block.dk_out = reinterpret_cast<void*>(uintptr_t{4096});
+  block.dv_out = reinterpret_cast<void*>(uintptr_t{8192});
+  const auto prepare = [&] { return *PreparedBackward::Create(request.call, kHopper); };
+  EXPECT_TRUE(prepare()->stores_key_gradients());
+  request.problem.softcap = 20;
+  EXPECT_TRUE(ServesBackward(request.problem, kHopper));
+  EXPECT_FALSE(prepare()->stores_key_gradients());
+  // Other families serve fixed orders of sums and score terms.
+  request.problem.deterministic = true;
+  EXPECT_FALSE(ServesBackward(request.problem, kHopper));
+  request.problem.deterministic = false;
+  request.problem.softcap = 0;
+  request.problem.terms.alibi_slopes.assign(request.problem.num_heads, 0.5f);
+  EXPECT_FALSE(ServesBackward(request.problem, kHopper));
 }
 
 // The kernel stores key gradients if no other block adds to them and every key has a tile.

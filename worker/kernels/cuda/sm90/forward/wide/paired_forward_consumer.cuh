@@ -42,6 +42,16 @@ struct PairedForwardConsumer {
     float previous_weight[2];
   };
 
+  // As ArriveThreads, for both groups. In builds with RINGATTN_RACECHECK the group also waits: the
+  // groups take turns at kFree and kPassed, so each then waits for what it will wait for anyway.
+  static __device__ __forceinline__ void HandOver(int barrier) {
+    if constexpr (kAllArrive) {
+      SyncThreads<kBoth>(barrier);
+    } else {
+      ArriveThreads<kBoth>(barrier);
+    }
+  }
+
   static __device__ __forceinline__ void StoreShared16(uint32_t address, uint32_t a, uint32_t b,
                                                        uint32_t c, uint32_t d) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
@@ -152,7 +162,7 @@ struct PairedForwardConsumer {
     StoreShared(factors, __float_as_uint(factor[0]));
     StoreShared(factors + 4, __float_as_uint(factor[1]));
     if (thread % 32 == 0) StoreShared(shared + Shape::kLast + thread / 32 * 4, last);
-    ArriveThreads<kBoth>(kPassed);
+    HandOver(kPassed);
   }
 
   // Loads the thread's fragments of the P that was passed. (The scores group loads them back:
@@ -341,7 +351,7 @@ struct PairedForwardConsumer {
                   __float_as_uint(weighed.weight[0]), __float_as_uint(weighed.weight[1]),
                   __float_as_uint(weighed.previous_weight[0]),
                   __float_as_uint(weighed.previous_weight[1]));
-    ArriveThreads<kBoth>(kPassed);
+    HandOver(kPassed);
     Store(params.forward, target, weighed, 0, output);
   }
 
@@ -354,7 +364,7 @@ struct PairedForwardConsumer {
     Output output;
     Probabilities p;
     ResetOutput(output);
-    ArriveThreads<kBoth>(kFree);
+    HandOver(kFree);
     bool last = false;
 #pragma unroll 1
     while (!last) {
@@ -364,7 +374,7 @@ struct PairedForwardConsumer {
       const float factor[2] = {__uint_as_float(LoadShared(factors)),
                                __uint_as_float(LoadShared(factors + 4))};
       last = __shfl_sync(0xffffffff, LoadShared(shared + Shape::kLast + thread / 32 * 4), 0) != 0;
-      ArriveThreads<kBoth>(kFree);
+      HandOver(kFree);
       if (__any_sync(0xffffffff, factor[0] != 1.0f || factor[1] != 1.0f)) {
         RescaleOutput(output, factor);
       }

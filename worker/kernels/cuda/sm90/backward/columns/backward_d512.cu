@@ -1,0 +1,6 @@
+// head_dim and head_dim_v up to 512: tiles of 64 q rows by 64 keys, by two blocks.
+#include "worker/kernels/cuda/sm90/backward/columns/column_backward_kernels.cuh"
+
+namespace ringattn::worker::cuda::sm90 {
+RINGATTN_SM90_COLUMN_BACKWARD(d512, false)
+}  // namespace ringattn::worker::cuda::sm90
