@@ -103,9 +103,13 @@ TEST(Flags, AllFlagsAreParsed) {
 
 TEST(Flags, EverySchedule) {
   const std::pair<const char*, v1::Schedule> schedules[] = {
-      {"auto", v1::SCHEDULE_UNSPECIFIED}, {"single", v1::SCHEDULE_SINGLE},
-      {"ring", v1::SCHEDULE_RING},        {"all_gather", v1::SCHEDULE_ALL_GATHER},
-      {"pass_q", v1::SCHEDULE_PASS_Q},    {"replicated_q", v1::SCHEDULE_REPLICATED_Q}};
+      {"auto", v1::SCHEDULE_UNSPECIFIED},
+      {"single", v1::SCHEDULE_SINGLE},
+      {"ring", v1::SCHEDULE_RING},
+      {"all_gather", v1::SCHEDULE_ALL_GATHER},
+      {"pass_q", v1::SCHEDULE_PASS_Q},
+      {"replicated_q", v1::SCHEDULE_REPLICATED_Q},
+      {"double_ring", v1::SCHEDULE_DOUBLE_RING}};
   for (const auto& [name, schedule] : schedules) {
     const auto problem = Parse(std::string("--seq_len=10 --schedule=") + name);
     ASSERT_TRUE(problem.ok()) << problem.status();
@@ -180,7 +184,7 @@ TEST(Flags, ErrorsStateWhatIsAccepted) {
   EXPECT_EQ(error("--documents=3,x,5"), "--documents: is x, must be a whole number");
   EXPECT_EQ(error("--causal=maybe"), "--causal: is maybe, must be true or false");
   EXPECT_EQ(error("--schedule=foo"),
-            "--schedule: foo not in {auto,single,ring,all_gather,pass_q,replicated_q}");
+            "--schedule: foo not in {auto,single,ring,all_gather,pass_q,replicated_q,double_ring}");
   const auto on = Parse("--seq_len=8 --causal=true --softcap=2.5 --documents=3,5");
   EXPECT_TRUE(on.ok()) << on.status();
 }

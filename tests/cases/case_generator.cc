@@ -289,6 +289,14 @@ void ChooseSchedule(Case& c) {
   if (PairAxisOf(c.schedule, options) == Axis::kKv && UnshardableByKeys(c.spec) != nullptr) {
     c.schedule = bits / 8 % 2 == 0 ? ScheduleKind::kRing : ScheduleKind::kAllGather;
   }
+  if (c.schedule == ScheduleKind::kRing && bits / 32 % 2 == 0) {
+    c.schedule = ScheduleKind::kDoubleRing;
+    std::vector<int64_t> sizes;
+    for (int64_t size = 1; size <= c.world_size; ++size) {
+      if (c.world_size % size == 0) sizes.push_back(size);
+    }
+    c.group_size = sizes[bits / 1024 % sizes.size()];
+  }
   const bool sums_over_heads =
       options.bias.has_value() && options.bias->gradient && !options.bias->per_head;
   if (c.schedule != ScheduleKind::kAllGather || bits / 16 % 3 == 0 || sums_over_heads) return;
@@ -420,6 +428,7 @@ std::string ToString(const Case& c) {
   if (c.world_size > 1 && c.schedule != ScheduleKind::kRing) {
     line += std::string(" ") + ScheduleKindName(c.schedule);
     if (c.heads_per_step != 0) line += "(" + std::to_string(c.heads_per_step) + ")";
+    if (c.group_size != 0) line += "(groups of " + std::to_string(c.group_size) + ")";
   }
   if (options.compute_dtype != ComputeDType::kAsInputs) line += " fp8";
   if (options.sinks) line += " sinks";

@@ -54,6 +54,7 @@ struct Case {
   int world_size = 1;
   ScheduleKind schedule = ScheduleKind::kRing;  // over more than one rank
   int64_t heads_per_step = 0;                   // of kAllGather; 0: all at once
+  int64_t group_size = 0;                       // of kDoubleRing
   Direction direction = Direction::kForward;
   bool recompute_forward = false;  // backward without out and lse
   oracle::DataKind data = oracle::DataKind::kNormal;

@@ -198,7 +198,7 @@ TEST(CaseGenerator, EveryPairOfOptionsIsMet) {
   EXPECT_EQ(options["alibi"].size(), 3u);
   EXPECT_EQ(options["dropout"].size(), 4u);
   EXPECT_EQ(options["dilation"].size(), 4u);
-  EXPECT_EQ(options["schedule"].size(), 6u);
+  EXPECT_EQ(options["schedule"].size(), 7u);
 }
 
 }  // namespace

@@ -27,6 +27,9 @@ void FillArgs(const Case& c, const TensorMap& inputs, Args* args) {
   if (c.world_size > 1 && c.heads_per_step != 0) {
     args->plan.set_heads_per_step(static_cast<uint32_t>(c.heads_per_step));
   }
+  if (c.world_size > 1 && c.group_size != 0) {
+    args->plan.set_group_size(static_cast<uint32_t>(c.group_size));
+  }
   args->plan.set_world_size(c.world_size);
   if (c.layout == Layout::kStriped) args->plan.set_stripe(c.stripe);
   args->dtype = ToProto(c.spec.dtype);

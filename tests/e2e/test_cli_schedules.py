@@ -25,7 +25,7 @@ def test_every_schedule(ring, tmp_path, schedule, layout):
         cli("verify", f"--input={source}", f"--output={output}", "--causal", "--window=300,0")
     shown = cli("plan", "--seq_len=900", "--heads=4", "--kv_heads=2", *schedule, "--workers=4",
                 "--causal").stdout
-    heads = "1 kv head at a time, " if len(schedule) > 1 else ""
+    heads = "1 kv head at a time, " if "--heads_per_step=1" in schedule else ""
     assert f"{name} as requested, {heads}over all 4 workers" in shown
 
 
@@ -50,5 +50,7 @@ def test_schedules_that_cannot_be(ring, tmp_path):
 
     assert "plan.heads_per_step" in refused("--schedule=ring", "--heads_per_step=1")
     assert "plan.heads_per_step" in refused("--schedule=all_gather", "--heads_per_step=3")
+    assert "plan.group_size" in refused("--schedule=ring", "--group_size=2")
+    assert "plan.group_size" in refused("--schedule=double_ring", "--workers=4", "--group_size=3")
     for schedule in ("pass_q", "replicated_q"):
         assert "plan.schedule" in refused(f"--schedule={schedule}", "--mask=heads", "--mask_bits")

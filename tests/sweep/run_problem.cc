@@ -55,6 +55,7 @@ absl::StatusOr<TensorMap> RunInterpreter(const AttentionSpec& spec, const ShardP
 
 // Returns 1, 2 or 3 hosts, at most as many as ranks.
 int HostsOf(const Case& c) {
+  if (c.group_size > 1) return static_cast<int>(c.world_size / c.group_size);
   return std::min(c.world_size, 1 + static_cast<int>(c.spec.shape.seq_len_q % 3));
 }
 
@@ -69,6 +70,7 @@ absl::StatusOr<TensorMap> RunProblem(const AttentionSpec& spec, const Placement&
                                 .direction = direction,
                                 .recompute_forward = recompute_forward,
                                 .heads_per_step = placement.heads_per_step,
+                                .group_size = placement.group_size,
                                 .tuning = placement.tuning};
   const ShardPlan plan = MakeShardPlan(spec, recipe, placement.world_size);
   Schedule schedule = MakeSchedule(spec, plan, recipe);
@@ -151,6 +153,7 @@ CaseResult RunCase(const Case& c, const oracle::InputTensors& inputs,
                                c.world_size == 1 ? ScheduleKind::kSingle : c.schedule,
                                c.world_size == 1 ? 0 : c.heads_per_step,
                                {},
+                               c.world_size == 1 ? 0 : c.group_size,
                                HostsOf(c)};
   if (!forward && !c.recompute_forward) {
     if (c.data == oracle::DataKind::kVastScores) {

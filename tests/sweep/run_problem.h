@@ -31,6 +31,7 @@ struct Placement {
   ScheduleKind schedule = ScheduleKind::kRing;  // over any number of ranks
   int64_t heads_per_step = 0;                   // of kAllGather; 0: all at once
   Tuning tuning = {};
+  int64_t group_size = 0;  // of kDoubleRing
   int hosts = 1;  // of equally many consecutive ranks: transfers between them have their own lane
 };
 

@@ -6,7 +6,8 @@ from cluster import CLI
 
 OPTIONS = ["--causal", "--schedule=ring", "--world_size=4"]
 SCHEDULES = [["--schedule=all_gather"], ["--schedule=all_gather", "--heads_per_step=1"],
-             ["--schedule=pass_q"], ["--schedule=replicated_q"]]
+             ["--schedule=pass_q"], ["--schedule=replicated_q"],
+             ["--schedule=double_ring", "--group_size=2"]]
 
 
 def cli(*arguments, code=0, timeout=120):
