@@ -21,8 +21,8 @@ double FlopsOfCall(const AttentionSpec& spec, const ComputeCall& call);
 // Predicts the time of a schedule, to which programs are added one at a time. Not thread safe.
 //
 // A rank computes step after step, and exchanges step after step inside its host, at the link rate.
-//   - The calls of a step wait for the transfers of earlier steps, and for those of their own step
-//     with which they conflict.
+//   - The calls of a step wait for the transfers of earlier steps, and for conflicting transfers
+//     of their own step.
 //   - The transfers of a step wait, on both ranks, for the transfers of the step before, and for
 //     its calls if these conflict with them, otherwise for the calls of the step before that.
 //   - A transfer between hosts overlaps all steps that it may take (Transfer::steps). Ranks of a
@@ -41,7 +41,7 @@ class CostSum {
   Plan Finish(const ProgramRecipe& recipe, ShardPlan shards) &&;
 
  private:
-  // What a rank sends to one rank of another host, from one step on.
+  // The transfers of a rank to one rank of another host that begin in one step.
   struct Sent {
     int to = 0;
     int steps = 1;  // that it may take

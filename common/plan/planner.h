@@ -1,5 +1,6 @@
 // The planner: chooses layout, schedule and ring size of one request by a cost model, or checks
 // those that the client sets. Pure.
+// Tests: planner_test.cc, double_ring_plan_test.cc
 #ifndef RINGATTN_COMMON_PLAN_PLANNER_H_
 #define RINGATTN_COMMON_PLAN_PLANNER_H_
 

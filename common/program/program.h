@@ -70,8 +70,8 @@ struct Transfer {
   ByteRange range;
   Lane lane = Lane::kInside;  // the same on both ranks
   // How many steps the transfer may take, beginning with its own. Until its last step ends, no
-  // other transfer writes the bytes that it sends or accesses the bytes that it receives. 1 inside a
-  // host, where AssignLanes sets it.
+  // other transfer writes the bytes that it sends or accesses the bytes that it receives. 1 inside
+  // a host, where AssignLanes sets it.
   int steps = 1;
 };
 

@@ -312,10 +312,9 @@ TEST(ValidationTest, EnumFieldsListTheirValues) {
   EXPECT_EQ(text("plan.layout", "plan { layout: 9 }"),
             "is 9, must be LAYOUT_CONTIGUOUS, LAYOUT_ZIGZAG, LAYOUT_STRIPED or "
             "LAYOUT_ZIGZAG_PER_DOCUMENT");
-  EXPECT_EQ(
-      text("plan.schedule", "plan { schedule: 99 }"),
-      "is 99, must be SCHEDULE_SINGLE, SCHEDULE_RING, SCHEDULE_ALL_GATHER, SCHEDULE_PASS_Q, "
-      "SCHEDULE_REPLICATED_Q or SCHEDULE_DOUBLE_RING");
+  EXPECT_EQ(text("plan.schedule", "plan { schedule: 99 }"),
+            "is 99, must be SCHEDULE_SINGLE, SCHEDULE_RING, SCHEDULE_ALL_GATHER, SCHEDULE_PASS_Q, "
+            "SCHEDULE_REPLICATED_Q or SCHEDULE_DOUBLE_RING");
   EXPECT_EQ(text("options.mask.encoding", "options { mask { encoding: -1 } }"),
             "is -1, must be MASK_ENCODING_BYTES or MASK_ENCODING_BITS");
   EXPECT_EQ(text("options.deterministic", "options { deterministic: 9 }"),

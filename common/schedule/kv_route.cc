@@ -72,8 +72,8 @@ RangesByDistance FindNeeds(const RingSpans& pieces, const std::vector<Ranges>& p
     for (const RowRange& part : parts[source]) {
       const Ranges by_rank = pieces.Needs(source, part);
       for (int rank = 0; rank < world_size; ++rank) {
-        const int outer = (rank / group_size + world_size - source / group_size) %
-                          (world_size / group_size);
+        const int outer =
+            (rank / group_size + world_size - source / group_size) % (world_size / group_size);
         const int inner = (rank % group_size + group_size - source % group_size) % group_size;
         needed[outer * group_size + inner][source].push_back(by_rank[rank]);
       }
@@ -153,8 +153,7 @@ std::vector<RowRange> RingSpans::Needs(int source, const RowRange& part) const {
   return needs;
 }
 
-KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rule,
-                    int group_size) {
+KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rule, int group_size) {
   KvRoute route;
   route.world_size = plan.world_size;
   for (const Shard& shard : plan.q) route.q_rows.push_back(RowsIn(shard));

@@ -11,7 +11,7 @@
 #include "common/attention/band.h"
 #include "common/layout/shard_plan.h"
 #include "common/schedule/cancel_latch.h"
-#include "common/schedule/ring_visits.h"
+#include "common/schedule/ring/ring_visits.h"
 #include "common/schedule/work_count.h"
 
 namespace ringattn {

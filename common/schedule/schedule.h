@@ -37,8 +37,8 @@ class ScheduleBuilder {
   // REQUIRES: `plan` has the recipe's layout and stripe, and shards bias and mask as the schedule
   // requires (PairAxisOf) or has one rank. kSingle only with one rank. recompute_forward only
   // backward. heads_per_step is 0, or a divisor of num_kv_heads with kAllGather, no gradient of a
-  // bias that heads share, and no dilation. group_size divides plan.world_size with kDoubleRing, and
-  // is 0 otherwise.
+  // bias that heads share, and no dilation. group_size divides plan.world_size with kDoubleRing,
+  // and is 0 otherwise.
   ScheduleBuilder(const AttentionSpec& spec, const ShardPlan& plan, const ProgramRecipe& recipe,
                   Cancelled cancelled = {});
   ~ScheduleBuilder();

@@ -185,6 +185,7 @@ TEST(Tuning, EveryOfferedTileIsRight) {
       for (const int32_t tile_kv : offer.tile_kv) {
         Placement placement{c.layout, c.world_size, c.stripe,
                             c.world_size == 1 ? ScheduleKind::kSingle : c.schedule};
+        if (c.world_size > 1) placement.group_size = c.group_size;
         placement.tuning = {tile_q, tile_kv, 1};
         auto outputs = RunProblem(c.spec, placement, c.direction, backward, inputs,
                                   Engine::kExecutor, KernelSet::kCpu);

@@ -80,8 +80,8 @@ ScheduleCase DrawScheduleCase(std::mt19937& random, int64_t longest) {
                                      ScheduleKind::kAllGather,   ScheduleKind::kPassQ,
                                      ScheduleKind::kReplicatedQ, ScheduleKind::kAllGather};
   ScheduleKind kind = plan.world_size == 1 && random() % 2 == 0
-                                ? ScheduleKind::kSingle
-                                : kKinds[random() % std::size(kKinds)];
+                          ? ScheduleKind::kSingle
+                          : kKinds[random() % std::size(kKinds)];
   if (kind == ScheduleKind::kRing && random() % 2 == 0) kind = ScheduleKind::kDoubleRing;
   spec.options.sinks = random() % 3 == 0;
   spec.has_dlse = direction == Direction::kBackward && random() % 3 == 0;

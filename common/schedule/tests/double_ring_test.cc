@@ -106,7 +106,7 @@ TEST(DoubleRingTest, OneGroupIsTheFlatRing) {
   }
 }
 
-// A window that only neighbours see is served directly, whatever the groups.
+// With a window shorter than a shard, ranks exchange directly and ignore the groups.
 TEST(DoubleRingTest, ShortWindowsAreDirect) {
   AttentionSpec spec = DenseSpec(512, 512);
   spec.options.causal = true;

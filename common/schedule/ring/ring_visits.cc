@@ -1,4 +1,4 @@
-#include "common/schedule/ring_visits.h"
+#include "common/schedule/ring/ring_visits.h"
 
 #include <algorithm>
 #include <map>
@@ -19,8 +19,9 @@ std::vector<Distance> DistancesInOrder(int groups, int group_size, VisitOrder or
     for (int inner = begin; inner < end; ++inner) distances.emplace_back(outer, inner);
   };
   const bool collectors_last = order == VisitOrder::kCollectorsLast;
-  const int split = collectors_last && groups > 1 ? std::min(group_size, FirstVisits(group_size) + 1)
-                                                  : group_size;
+  const int split = collectors_last && groups > 1
+                        ? std::min(group_size, FirstVisits(group_size) + 1)
+                        : group_size;
   add_inner(0, 1, split);
   for (int outer = 1; outer < groups; ++outer) {
     if (!collectors_last) distances.emplace_back(outer, 0);

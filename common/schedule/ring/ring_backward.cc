@@ -1,4 +1,4 @@
-#include "common/schedule/ring_backward.h"
+#include "common/schedule/ring/ring_backward.h"
 
 #include <algorithm>
 #include <utility>
@@ -37,9 +37,10 @@ class RingBackward {
         first_step_(first_step),
         own_step_(StepOf(route_.steps() - 1, 0) + (route_.steps() > 1 ? 1 : 0)),
         adds_at_home_(route_.direct || route_.group_size < route_.world_size),
-        travels_(route_.world_size / route_.group_size,
-                 std::vector<std::vector<char>>(route_.world_size,
-                                                std::vector<char>(route_.parts, 0))) {}
+        travels_(
+            route_.world_size / route_.group_size,
+            std::vector<std::vector<char>>(route_.world_size, std::vector<char>(route_.parts, 0))) {
+  }
 
   void Add() {
     if (!adds_at_home_) landings_ = LandingsOf(ring_.rank(), 0);
@@ -72,9 +73,7 @@ class RingBackward {
   }
 
   // Returns whether the holder at the step adds up an outer round (ring_visits.h).
-  bool IsCollector(int step) const {
-    return !route_.direct && route_.visits[step].is_outer_hop();
-  }
+  bool IsCollector(int step) const { return !route_.direct && route_.visits[step].is_outer_hop(); }
   char& Travels(int source, int step, int part) {
     return travels_[route_.visits[step].outer][source][part];
   }
@@ -91,8 +90,7 @@ class RingBackward {
   void SendToCollector(int64_t at, int source, int step, const RowRange& part,
                        const RowRange& rows);
   // Sends gradients to the owner, who adds them to others' contributions to the same rows.
-  void SendToLanding(int64_t at, int source, int step, const RowRange& part,
-                     const RowRange& rows);
+  void SendToLanding(int64_t at, int source, int step, const RowRange& part, const RowRange& rows);
   void OwnBlock();
   // Returns the rows that arrive last, as one range. Empty if the rank computes on others' blocks
   // in the meantime.

@@ -5,8 +5,9 @@
 // block of source (group g, slot s) visits rank (g + o, s + i), both modulo their number, once per
 // outer distance o and inner distance i. Visit 0 is the rank's own block, (0, 0).
 //
-//   Inner hop (i > 0)            from (o, i - 1): the left neighbour in the group passes the block on.
-//   Outer hop (o > 0, i = 0)     from (o - 1, 0): the rank with the same slot in the group before
+//   Inner hop (i > 0)            from (o, i - 1): the left neighbour in the group passes the block
+//   on. Outer hop (o > 0, i = 0)     from (o - 1, 0): the rank with the same slot in the group
+//   before
 //                                passes the block on. It may take as long as a round of group_size
 //                                visits, because its block is not needed before the next round.
 //
@@ -16,8 +17,8 @@
 // They arrive at their collector, which adds its own contribution and sends the sum to the owner:
 // one outer hop per round, to the same slot. The collector of round o > 0 is the rank that holds
 // the block at (o, 0); in round 0 it is the owner.
-#ifndef RINGATTN_COMMON_SCHEDULE_RING_VISITS_H_
-#define RINGATTN_COMMON_SCHEDULE_RING_VISITS_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_RING_RING_VISITS_H_
+#define RINGATTN_COMMON_SCHEDULE_RING_RING_VISITS_H_
 
 #include <functional>
 #include <vector>
@@ -30,7 +31,7 @@ struct RingVisit {
   // The visit of the rank that sends the block.
   int sender = 0;
   // The block travels during the computation of visits [fetch_begin, fetch_end]: one visit for an
-  // inner hop. The sender has it before fetch_begin, and nobody uses it before fetch_end has ended.
+  // inner hop. The sender has it before fetch_begin, and no rank uses it before fetch_end has ended.
   int fetch_begin = 0;
   int fetch_end = 0;
   // Gradients: the next visit of the chain along inner hops, or kNone for its last visit and for
@@ -61,4 +62,4 @@ std::vector<RingVisit> OrderVisits(int groups, int group_size, VisitOrder order,
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_RING_VISITS_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_RING_RING_VISITS_H_
