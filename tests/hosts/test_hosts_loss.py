@@ -84,10 +84,12 @@ def test_a_loss_ends_only_what_the_worker_serves(make_ring, transport, how):
     ring = make_ring(4, FLAGS, transport)
     generation = ring.topology().generation
     calls = Calls(ring)
-    pair, pair_inputs = calls.start("pair", [0, 1], sq=24000, heads=4, dim=64, seed=1)
+    # A stopped worker is lost after 2 s of silence, and the survivors' requests must run for longer.
+    longer = 1 if how == "kill" else 2
+    pair, pair_inputs = calls.start("pair", [0, 1], sq=24000 * longer, heads=4, dim=64, seed=1)
     lost, lost_inputs = calls.start("lost", [2, 3], sq=24000, heads=4, dim=64, seed=2)
     calls.compute("pair", "lost")
-    single, single_inputs = calls.start("single", [2], sq=6000, heads=4, dim=64, seed=3)
+    single, single_inputs = calls.start("single", [2], sq=6000 * longer, heads=4, dim=64, seed=3)
     await_state(ring, "single", {pb.REQUEST_STATE_UPLOADING, pb.REQUEST_STATE_COMPUTING})
     if how == "kill":
         ring.kill_worker(3)
