@@ -31,7 +31,8 @@ struct RingVisit {
   // The visit of the rank that sends the block.
   int sender = 0;
   // The block travels during the computation of visits [fetch_begin, fetch_end]: one visit for an
-  // inner hop. The sender has it before fetch_begin, and no rank uses it before fetch_end has ended.
+  // inner hop. The sender has it before fetch_begin, and no rank uses it before fetch_end has
+  // ended.
   int fetch_begin = 0;
   int fetch_end = 0;
   // Gradients: the next visit of the chain along inner hops, or kNone for its last visit and for
