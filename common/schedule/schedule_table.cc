@@ -6,7 +6,7 @@
 #include "common/schedule/all_gather.h"
 #include "common/schedule/dilated.h"
 #include "common/schedule/resident_keys.h"
-#include "common/schedule/ring/ring.h"
+#include "common/schedule/ring.h"
 #include "common/schedule/single.h"
 
 namespace ringattn {

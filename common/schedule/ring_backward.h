@@ -15,12 +15,12 @@
 // part first compute it while the first part's accumulator is still in transfer. The rank's own
 // block comes last: others' contributions arrive in its accumulators in the meantime, and nothing
 // remains to wait for when it is done.
-#ifndef RINGATTN_COMMON_SCHEDULE_RING_RING_BACKWARD_H_
-#define RINGATTN_COMMON_SCHEDULE_RING_RING_BACKWARD_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_RING_BACKWARD_H_
+#define RINGATTN_COMMON_SCHEDULE_RING_BACKWARD_H_
 
 #include <cstdint>
 
-#include "common/schedule/ring/ring_rank.h"
+#include "common/schedule/ring_rank.h"
 
 namespace ringattn {
 
@@ -30,4 +30,4 @@ void AddRingBackward(RingRank& ring, int64_t first_step);
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_RING_RING_BACKWARD_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_RING_BACKWARD_H_

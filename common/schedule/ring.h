@@ -1,7 +1,7 @@
 // The ring schedules, flat and double: K/V travels around the ring (ring_visits.h, ring_forward.h,
 // ring_backward.h).
-#ifndef RINGATTN_COMMON_SCHEDULE_RING_RING_H_
-#define RINGATTN_COMMON_SCHEDULE_RING_RING_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_RING_H_
+#define RINGATTN_COMMON_SCHEDULE_RING_H_
 
 #include "common/program/program.h"
 #include "common/schedule/kv_route.h"
@@ -21,4 +21,4 @@ Program MakeRingProgram(const ScheduleContext& context, const RingRoute& route, 
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_RING_RING_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_RING_H_

@@ -1,8 +1,8 @@
 // BlockSlots assigns buffer space to the blocks of a ring pass: to each visit's K/V and gradients,
 // for as long as they are in use or in transfer. In a flat ring two slots alternate: a call
 // computes on the block in one slot while the next block arrives in the other.
-#ifndef RINGATTN_COMMON_SCHEDULE_RING_BLOCK_SLOTS_H_
-#define RINGATTN_COMMON_SCHEDULE_RING_BLOCK_SLOTS_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_BLOCK_SLOTS_H_
+#define RINGATTN_COMMON_SCHEDULE_BLOCK_SLOTS_H_
 
 #include <cstdint>
 #include <string>
@@ -62,4 +62,4 @@ class BlockSlots {
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_RING_BLOCK_SLOTS_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_BLOCK_SLOTS_H_

@@ -1,17 +1,17 @@
 // RingRank: one rank's program of a ring under construction, shared by its forward and backward
 // pass.
-#ifndef RINGATTN_COMMON_SCHEDULE_RING_RING_RANK_H_
-#define RINGATTN_COMMON_SCHEDULE_RING_RING_RANK_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_RING_RANK_H_
+#define RINGATTN_COMMON_SCHEDULE_RING_RANK_H_
 
 #include <cstdint>
 #include <map>
 #include <utility>
 
 #include "common/program/program.h"
+#include "common/schedule/block_slots.h"
 #include "common/schedule/bundle.h"
 #include "common/schedule/kv_route.h"
 #include "common/schedule/program_builder.h"
-#include "common/schedule/ring/block_slots.h"
 #include "common/schedule/shard_buffers.h"
 
 namespace ringattn {
@@ -50,4 +50,4 @@ struct RingRank {
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_RING_RING_RANK_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_RING_RANK_H_

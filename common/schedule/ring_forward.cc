@@ -1,4 +1,4 @@
-#include "common/schedule/ring/ring_forward.h"
+#include "common/schedule/ring_forward.h"
 
 #include <utility>
 

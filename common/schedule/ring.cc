@@ -1,11 +1,11 @@
-#include "common/schedule/ring/ring.h"
+#include "common/schedule/ring.h"
 
 #include <utility>
 
 #include "common/schedule/program_builder.h"
-#include "common/schedule/ring/ring_backward.h"
-#include "common/schedule/ring/ring_forward.h"
-#include "common/schedule/ring/ring_rank.h"
+#include "common/schedule/ring_backward.h"
+#include "common/schedule/ring_forward.h"
+#include "common/schedule/ring_rank.h"
 #include "common/schedule/shard_buffers.h"
 
 namespace ringattn {

@@ -1,4 +1,4 @@
-#include "common/schedule/ring/ring_backward.h"
+#include "common/schedule/ring_backward.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "common/schedule/ring/ring_rank.h"
+#include "common/schedule/ring_rank.h"
 
 namespace ringattn {
 

@@ -1,4 +1,4 @@
-#include "common/schedule/ring/block_slots.h"
+#include "common/schedule/block_slots.h"
 
 #include <algorithm>
 #include <cassert>

@@ -3,12 +3,12 @@
 // 1. Two K/V slots alternate; the home shard's buffers are one of them. Only rows that some later
 // rank sees travel. If windows or documents leave ranks without common keys, blocks go directly to
 // the ranks that need them (`direct`, kv_route.h) instead of through all ranks between.
-#ifndef RINGATTN_COMMON_SCHEDULE_RING_RING_FORWARD_H_
-#define RINGATTN_COMMON_SCHEDULE_RING_RING_FORWARD_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_RING_FORWARD_H_
+#define RINGATTN_COMMON_SCHEDULE_RING_FORWARD_H_
 
 #include <cstdint>
 
-#include "common/schedule/ring/ring_rank.h"
+#include "common/schedule/ring_rank.h"
 
 namespace ringattn {
 
@@ -17,4 +17,4 @@ int64_t AddRingForward(RingRank& ring, int64_t first_step);
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_RING_RING_FORWARD_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_RING_FORWARD_H_
