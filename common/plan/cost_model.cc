@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <unordered_map>
 #include <utility>
 
 #include "common/program/access.h"
@@ -45,6 +46,10 @@ double HeadRows(const AttentionSpec& spec) {
   return static_cast<double>(spec.shape.batch) * static_cast<double>(spec.shape.num_heads);
 }
 
+void AddIfAbsent(std::vector<int>& ranks, int rank) {
+  if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
+}
+
 }  // namespace
 
 double FlopsOfCall(const AttentionSpec& spec, const ComputeCall& call) {
@@ -70,15 +75,30 @@ CostSum::CostSum(const AttentionSpec& spec, const PlannerInputs& inputs,
   for (int host : host_of_rank_) hosts_ = std::max(hosts_, host + 1);
 }
 
-CostSum::RankStep CostSum::CostOf(const Step& step, const Step* before) const {
-  std::vector<Access> calls, last_calls;
-  const auto collect = [](const Step& from, std::vector<Access>& accesses) {
-    for (const ComputeCall& call : from.calls) {
-      for (const Access& access : AccessesOf(call)) accesses.push_back(access);
+// Indexed by buffer, because a step of a dilated problem has thousands of calls and of buffers.
+class CostSum::CallAccesses {
+ public:
+  CallAccesses() = default;
+  explicit CallAccesses(const Step& step) {
+    for (const ComputeCall& call : step.calls) {
+      for (const Access& access : AccessesOf(call))
+        by_buffer_[access.range.buffer].push_back(access);
     }
-  };
-  collect(step, calls);
-  if (before != nullptr) collect(*before, last_calls);
+  }
+
+  bool ConflictWith(const Access& access) const {
+    const auto found = by_buffer_.find(access.range.buffer);
+    return found != by_buffer_.end() &&
+           std::any_of(found->second.begin(), found->second.end(),
+                       [&](const Access& other) { return Conflict(access, other); });
+  }
+
+ private:
+  std::unordered_map<BufferId, std::vector<Access>> by_buffer_;
+};
+
+CostSum::RankStep CostSum::CostOf(const Step& step, const CallAccesses& calls,
+                                  const CallAccesses& last_calls) const {
   double flops = 0;
   for (const ComputeCall& call : step.calls) flops += FlopsOfCall(spec_, call);
   RankStep cost;
@@ -86,17 +106,17 @@ CostSum::RankStep CostSum::CostOf(const Step& step, const Step* before) const {
   for (const Transfer& transfer : step.transfers) {
     const bool sends = transfer.kind == Transfer::Kind::kSend;
     const double bytes = static_cast<double>(transfer.range.bytes);
-    const std::vector<Access> own = {AccessOf(transfer)};
-    cost.after_last_calls = cost.after_last_calls || Conflict(own, last_calls);
+    const Access own = AccessOf(transfer);
+    cost.after_last_calls = cost.after_last_calls || last_calls.ConflictWith(own);
     // Calls of a later step are not looked up: they wait for the transfer anyway.
-    const bool before_calls = transfer.steps == 1 && Conflict(own, calls);
+    const bool before_calls = transfer.steps == 1 && calls.ConflictWith(own);
     if (transfer.lane == Lane::kInside) {
       (sends ? sent : received) += bytes;
-      cost.peers.push_back(transfer.peer);
+      AddIfAbsent(cost.peers, transfer.peer);
       cost.exchange_before_calls = cost.exchange_before_calls || before_calls;
       continue;
     }
-    if (before_calls) cost.needed_from.push_back(transfer.peer);
+    if (before_calls) AddIfAbsent(cost.needed_from, transfer.peer);
     between += bytes / inputs_.host_link_bytes_per_s / transfer.steps;
     if (!sends) continue;
     auto to_peer = std::find_if(cost.sent.begin(), cost.sent.end(), [&](const Sent& flow) {
@@ -126,9 +146,11 @@ void CostSum::Add(const Program& program) {
   plan_.exchanged_bytes += plan_.sent_bytes.back();
   std::vector<RankStep>& steps = ranks_.emplace_back();
   double rank_seconds = 0;
-  for (size_t i = 0; i < program.steps.size(); ++i) {
-    const Step& step = program.steps[i];
-    steps.push_back(CostOf(step, i == 0 ? nullptr : &program.steps[i - 1]));
+  CallAccesses last_calls;
+  for (const Step& step : program.steps) {
+    CallAccesses calls(step);
+    steps.push_back(CostOf(step, calls, last_calls));
+    last_calls = std::move(calls);
     const RankStep& cost = steps.back();
     const double seconds =
         std::max({cost.compute_seconds, cost.exchange_seconds, cost.between_seconds});

@@ -64,7 +64,10 @@ class CostSum {
     std::vector<double> calls, exchanges, arrivals;
   };
 
-  RankStep CostOf(const Step& step, const Step* before) const;
+  class CallAccesses;  // what the calls of a step read and write
+
+  RankStep CostOf(const Step& step, const CallAccesses& calls,
+                  const CallAccesses& last_calls) const;
   // Sets when the transfers of the step end.
   //   before, earlier  the progress after the step before and the one before that
   void Exchange(size_t step, const Progress& before, const Progress& earlier, Progress& now);

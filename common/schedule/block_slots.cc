@@ -41,7 +41,9 @@ struct SlotUse {
   int* slot = nullptr;  // the result
 };
 
-int AssignSlots(std::vector<SlotUse> uses, SlotPool pool = {}) {
+// Returns the number of slots.
+int AssignSlots(std::vector<SlotUse> uses) {
+  SlotPool pool;
   std::stable_sort(uses.begin(), uses.end(),
                    [](const SlotUse& a, const SlotUse& b) { return a.begin < b.begin; });
   for (const SlotUse& use : uses) *use.slot = pool.Take(use.begin, use.end, use.preferred);

@@ -59,9 +59,7 @@ Ranges CutIntoSlices(const Shard& shard, Layout layout) {
 }
 
 // Distances are numbered outer * group_size + inner.
-int NumberOf(const RingVisit& visit, int group_size) {
-  return visit.outer * group_size + visit.inner;
-}
+int NumberOf(int outer, int inner, int group_size) { return outer * group_size + inner; }
 
 // needed[d][source][part]: the rows of the part that the rank at distance d sees.
 RangesByDistance FindNeeds(const RingSpans& pieces, const std::vector<Ranges>& parts,
@@ -75,7 +73,7 @@ RangesByDistance FindNeeds(const RingSpans& pieces, const std::vector<Ranges>& p
         const int outer =
             (rank / group_size + world_size - source / group_size) % (world_size / group_size);
         const int inner = (rank % group_size + group_size - source % group_size) % group_size;
-        needed[outer * group_size + inner][source].push_back(by_rank[rank]);
+        needed[NumberOf(outer, inner, group_size)][source].push_back(by_rank[rank]);
       }
     }
   }
@@ -179,7 +177,7 @@ KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rul
   route.group_size = group_size;
 
   const auto any_rows = [&](int outer, int inner) {
-    const std::vector<Ranges>& by_source = held[outer * group_size + inner];
+    const std::vector<Ranges>& by_source = held[NumberOf(outer, inner, group_size)];
     return std::any_of(by_source.begin(), by_source.end(),
                        [](const Ranges& ranges) { return RowsIn(ranges) > 0; });
   };
@@ -187,7 +185,7 @@ KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rul
       plan.world_size / group_size, group_size,
       rule == PartRule::kPipeline ? VisitOrder::kCollectorsLast : VisitOrder::kByRound, any_rows);
   for (const RingVisit& visit : route.visits) {
-    const int distance = NumberOf(visit, group_size);
+    const int distance = NumberOf(visit.outer, visit.inner, group_size);
     std::vector<Ranges>& by_source = route.held.emplace_back();
     std::vector<std::vector<char>>& sees = route.sees.emplace_back();
     for (int source = 0; source < plan.world_size; ++source) {

@@ -5,11 +5,11 @@
 // block of source (group g, slot s) visits rank (g + o, s + i), both modulo their number, once per
 // outer distance o and inner distance i. Visit 0 is the rank's own block, (0, 0).
 //
-//   Inner hop (i > 0)            from (o, i - 1): the left neighbour in the group passes the block
-//   on. Outer hop (o > 0, i = 0)     from (o - 1, 0): the rank with the same slot in the group
-//   before
-//                                passes the block on. It may take as long as a round of group_size
-//                                visits, because its block is not needed before the next round.
+// - Inner hop, i > 0: the left neighbour in the group, which has the block at (o, i - 1), passes it
+//   on.
+// - Outer hop, o > 0 and i = 0: the rank with the same slot in the group before, which has it at
+//   (o - 1, 0), passes the block on. The hop may take as long as a round of group_size visits,
+//   because the block is not needed before the next round.
 //
 // With one group this is the flat ring: visit i computes on the block at distance i to the left.
 //
@@ -20,6 +20,7 @@
 #ifndef RINGATTN_COMMON_SCHEDULE_RING_RING_VISITS_H_
 #define RINGATTN_COMMON_SCHEDULE_RING_RING_VISITS_H_
 
+#include <cstdint>
 #include <functional>
 #include <vector>
 
