@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "common/base/limits.h"
@@ -403,6 +404,11 @@ void AddProbabilityRows(Case& c) {
     if (queries == 0) continue;
     c.spec.probability_rows.push_back({batch, static_cast<int64_t>(draw(2 * i + 3) % queries)});
   }
+}
+
+void CutRing(Case& c, int max_world_size) {
+  c.world_size = std::min(c.world_size, max_world_size);
+  if (c.group_size != 0) c.group_size = std::gcd(c.group_size, int64_t{c.world_size});
 }
 
 std::string ToString(const Case& c) {

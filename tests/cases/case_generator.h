@@ -83,6 +83,10 @@ void AddOptions(Case& c, bool score_terms = true, bool float8 = true);
 // Requests the probabilities of some drawn rows, in every second forward case that has rows.
 void AddProbabilityRows(Case& c);
 
+// Cuts the ring to at most `max_world_size` ranks, for a service of so few workers. The groups of a
+// double ring shrink to what divides the new size.
+void CutRing(Case& c, int max_world_size);
+
 struct Coverage {
   int64_t pairs = 0;  // compatible pairs of levels of different factors
   int64_t covered_pairs = 0;

@@ -201,5 +201,23 @@ TEST(CaseGenerator, EveryPairOfOptionsIsMet) {
   EXPECT_EQ(options["schedule"].size(), 7u);
 }
 
+TEST(CaseGenerator, GroupsOfACutRingDivideIt) {
+  int cut_groups = 0;
+  for (Case& c : GenerateCases(4, 1000)) {
+    AddOptions(c);
+    const int64_t drawn = c.group_size;
+    CutRing(c, 3);
+    EXPECT_LE(c.world_size, 3);
+    if (drawn == 0) {
+      EXPECT_EQ(c.group_size, 0);
+      continue;
+    }
+    ASSERT_GE(c.group_size, 1) << ToString(c);
+    EXPECT_EQ(c.world_size % c.group_size, 0) << ToString(c);
+    cut_groups += c.group_size != drawn;
+  }
+  EXPECT_GT(cut_groups, 10);
+}
+
 }  // namespace
 }  // namespace ringattn::tests

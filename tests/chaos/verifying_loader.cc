@@ -10,7 +10,6 @@
 // wrong.
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <memory>
@@ -62,7 +61,7 @@ int Run() {
                                           absl::GetFlag(FLAGS_max_cost));
   for (Case& c : cases) {
     AddOptions(c);
-    c.world_size = std::min(c.world_size, absl::GetFlag(FLAGS_max_world_size));
+    CutRing(c, absl::GetFlag(FLAGS_max_world_size));
   }
   client::ClientOptions options;
   options.channels = 1;

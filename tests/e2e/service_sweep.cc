@@ -6,7 +6,6 @@
 // The service needs as many workers as the largest ring: 8, or --max_world_size, to
 // which the cases' rings are cut. Prints one line per failure and a summary; exits 1
 // unless every case that was run passed.
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <memory>
@@ -92,7 +91,7 @@ int Run() {
       AddOptions(c, absl::GetFlag(FLAGS_score_terms), absl::GetFlag(FLAGS_float8));
     }
     if (absl::GetFlag(FLAGS_probabilities)) AddProbabilityRows(c);
-    c.world_size = std::min(c.world_size, absl::GetFlag(FLAGS_max_world_size));
+    CutRing(c, absl::GetFlag(FLAGS_max_world_size));
     progress.cases.push_back(std::move(c));
   }
   std::vector<std::thread> threads;
