@@ -6,6 +6,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))
 
 from cluster import Cluster  # noqa: E402
+from ring_fixtures import make_ring  # noqa: E402, F401
 
 
 def pytest_configure(config):
@@ -19,20 +20,3 @@ def ring(tmp_path_factory):
     yield cluster
     print(cluster.tail())  # shown by pytest for failures only
     cluster.close()
-
-
-@pytest.fixture
-def make_ring(tmp_path):
-    """A ring of one's own: make_ring(workers=..., server_flags=..., worker_flags=...)."""
-    made = []
-
-    def make(**options):
-        directory = tmp_path / f"ring-{len(made)}"
-        directory.mkdir()
-        made.append(Cluster(directory, **options))
-        return made[-1]
-
-    yield make
-    for cluster in made:
-        print(cluster.tail())
-        cluster.close()

@@ -2,7 +2,6 @@
 
 import threading
 import time
-import urllib.request
 
 import grpc
 import numpy as np
@@ -134,13 +133,7 @@ def test_a_tiny_request_does_not_wait_for_large_runs(make_ring, record_property,
 
 def metric(ring, name):
     """Returns the metric's sum over all workers."""
-    total = 0.0
-    for index in range(WORKERS):
-        url = f"http://{ring.worker_ports(index)['metrics']}/metrics"
-        text = urllib.request.urlopen(url, timeout=10).read().decode()
-        total += sum(float(line.split()[1]) for line in text.splitlines()
-                     if line.startswith(name + " "))
-    return total
+    return sum(ring.worker_metric(index, name) for index in range(WORKERS))
 
 
 def small_requests(attention, longest_pause, seed, expected=None):

@@ -106,15 +106,19 @@ def families(text):
 
 
 def documented():
-    """{process: {name: (type, labels)}} of the guide's tables."""
+    """{process: {name: (type, labels)}} of the guide's tables, without what only GPU workers export."""
     tables = {}
     for process in ("coordinator", "worker"):
         section = re.search(rf"^### Metrics of the {process}$(.*?)^##", GUIDE, re.M | re.S)[1]
         rows = re.findall(r"^\| `(ringattn_\w+)` \| (\w+) \|(.*?)\| (.+) \|$", section, re.M)
         assert rows, process
         tables[process] = {name: (kind, set(re.findall(r"`(\w+)`", labels)))
-                           for name, kind, labels, meaning in rows if meaning.strip()}
-        assert len(tables[process]) == len(rows), f"{process}: a metric twice or without a meaning"
+                           for name, kind, labels, meaning in rows}
+        assert len(tables[process]) == len(rows), f"{process}: a metric twice"
+        assert all(meaning.strip() for *_, meaning in rows), f"{process}: a metric without a meaning"
+        for name, *_, meaning in rows:
+            if meaning.startswith("GPU workers only: "):
+                del tables[process][name]
     return tables
 
 

@@ -7,12 +7,16 @@ import pytest
 
 from stubs import attention_pb2 as pb
 from command_line import cli
+from cluster import wait_until
 from worker_memory import KEPT_BYTES, idle_bytes, inputs_of, kept_bytes, typical_growth, warm_up
+
+KEPT_OPERATIONS = "ringattn_worker_kept_operation_bytes"
 
 
 @pytest.mark.parametrize("workers", [2, 8])
 def test_a_request_takes_what_its_plan_says(make_ring, workers):
-    ring = make_ring(workers=workers)
+    # Without a lease each request allocates its memory anew.
+    ring = make_ring(workers=workers, worker_flags=["--prepared_lease=0"])
     start = idle_bytes(ring)
     inputs = inputs_of(512 * workers, 512 * workers, 64, 64)  # 8 MB of q, of k and of v on each rank
     for schedule in (pb.SCHEDULE_RING, pb.SCHEDULE_PASS_Q):
@@ -24,6 +28,21 @@ def test_a_request_takes_what_its_plan_says(make_ring, workers):
     kept = kept_bytes(ring, start)
     print(f"kept beside requests: {kept / 1e6:.1f} MB")
     assert kept <= KEPT_BYTES
+
+
+def test_memory_kept_for_equal_requests_is_counted_and_goes_back(make_ring):
+    ring = make_ring(workers=2, worker_flags=["--prepared_lease=10s"])
+    start = idle_bytes(ring)
+    inputs = inputs_of(1024, 1024, 64, 64)
+    options = dict(schedule=pb.SCHEDULE_RING, world_size=2, layout=pb.LAYOUT_CONTIGUOUS, causal=True)
+    warm_up(ring, inputs, **options)
+    counted = lambda: [ring.worker_metric(index, KEPT_OPERATIONS) for index in range(2)]
+    wait_until(lambda: min(counted()) > 25e6, 10, "kept operations with at least q, k, v and out")
+    for resident, before, kept in zip(idle_bytes(ring), start, counted()):
+        print(f"kept: {(resident - before) / 1e6:.1f} MB of the process, {kept / 1e6:.1f} MB counted")
+        assert 0.95 * kept <= resident - before <= kept + KEPT_BYTES
+    wait_until(lambda: max(counted()) == 0, 20, "the lease's end")
+    assert kept_bytes(ring, start) <= KEPT_BYTES
 
 
 def test_requests_queue_for_the_workers_memory(make_ring, tmp_path):

@@ -1,7 +1,5 @@
 """Equal requests: a worker keeps what it has prepared for the next one of the same client (docs/operations.md)."""
 
-import urllib.request
-
 import numpy as np
 import pytest
 
@@ -14,15 +12,8 @@ SHAPES = [dict(sq=64), dict(sq=64, causal=True), dict(sq=65), dict(sq=64, window
           dict(sq=300, heads=4, kv_heads=2, causal=True)]
 
 
-def metric(ring, index, name):
-    """The sum of a worker's series whose name and labels begin with `name`."""
-    url = f"http://{ring.worker_ports(index)['metrics']}/metrics"
-    text = urllib.request.urlopen(url, timeout=10).read().decode()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
-
-
 def hits(ring, index=0):
-    return metric(ring, index, 'ringattn_worker_kept_operation_lookups_total{result="hit"}')
+    return ring.worker_metric(index, 'ringattn_worker_kept_operation_lookups_total{result="hit"}')
 
 
 def check(stub, seed, shape, backward):
@@ -53,7 +44,7 @@ def test_principals_share_nothing(make_ring, tmp_path):
              for name in ("alice", "bob")}
     for seed, name in enumerate(["alice", "bob"]):
         check(stubs[name], seed, SHAPES[0], backward=False)
-    wait_until(lambda: metric(ring, 0, "ringattn_worker_kept_operations ") == 2, 10, "two kept operations")
+    wait_until(lambda: ring.worker_metric(0, "ringattn_worker_kept_operations") == 2, 10, "two kept operations")
     assert hits(ring) == 0
     for seed, name in enumerate(["alice", "bob", "bob"]):
         check(stubs[name], 10 + seed, SHAPES[0], backward=False)
@@ -67,7 +58,7 @@ def test_kept_memory_gives_way_and_leases_end(make_ring):
         check(ring.attention, seed, dict(sq=1700, heads=2, dim=64), backward=False)
     check(ring.attention, 9, dict(sq=500, heads=2, dim=64), backward=False)
     drops = "ringattn_worker_kept_operation_drops_total"
-    wait_until(lambda: metric(ring, 0, drops + '{reason="evicted"}') > 0, 10, "evictions")
-    wait_until(lambda: metric(ring, 0, drops + '{reason="expired"}') > 0, 10, "the lease's end")
-    wait_until(lambda: metric(ring, 0, "ringattn_worker_kept_operation_bytes ") == 0, 10, "free memory")
-    assert metric(ring, 0, "ringattn_worker_reserved_bytes ") == 0
+    wait_until(lambda: ring.worker_metric(0, drops + '{reason="evicted"}') > 0, 10, "evictions")
+    wait_until(lambda: ring.worker_metric(0, drops + '{reason="expired"}') > 0, 10, "the lease's end")
+    wait_until(lambda: ring.worker_metric(0, "ringattn_worker_kept_operation_bytes") == 0, 10, "free memory")
+    assert ring.worker_metric(0, "ringattn_worker_reserved_bytes") == 0

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 
 import grpc
 
@@ -114,6 +115,12 @@ class Cluster:
 
     def worker_ports(self, index):
         return json.loads((self.directory / f"worker-{index}.json").read_text())
+
+    def worker_metric(self, index, series):
+        """The value of a worker's series, which is a name with its labels as exported; 0 if there is none."""
+        url = f"http://{self.worker_ports(index)['metrics']}/metrics"
+        text = urllib.request.urlopen(url, timeout=10).read().decode()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(series + " "))
 
     def kill_worker(self, index):
         self.workers[index].send_signal(signal.SIGKILL)
