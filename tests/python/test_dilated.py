@@ -25,6 +25,7 @@ def leaves(tokens, heads=4, kv_heads=4, dim=8, dim_v=8, batch=1, dtype=torch.flo
 def drawn(case):
     """Tensors, levels and options of one case. Most sequences have a partial last segment."""
     rng = np.random.default_rng(case)
+    torch.manual_seed(case)
     batch, tokens = int(rng.integers(1, 3)), int(rng.integers(1, 90))
     heads = int(rng.integers(1, 8))
     kv_heads = int(rng.choice([n for n in range(1, heads + 1) if heads % n == 0]))
