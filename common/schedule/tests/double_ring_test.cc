@@ -1,4 +1,4 @@
-// Tests of what a double ring exchanges. schedule_test.cc has drawn cases.
+// Tests of what a double ring exchanges. drawn_schedules_test.cc has drawn cases.
 #include <string>
 #include <vector>
 
