@@ -28,8 +28,11 @@ absl::Status StepOrderError(absl::string_view message) {
   return MakeErrorWithReason(absl::StatusCode::kFailedPrecondition, message, "STEP_ORDER");
 }
 
-std::string Text(ConstBytes bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+// Tensors of longer calls are not kept for the next one.
+constexpr int64_t kMaxKeptBytes = kMiB;
+
+void Assign(ConstBytes bytes, std::string* target) {
+  target->assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
 absl::Status CheckResultMemory(const char* name, size_t given, int64_t needed) {
@@ -93,9 +96,10 @@ absl::Status KvWriter::BeginStep(const v1::StepBegin& begin) {
   }
   const bool replaces = step_.has_value() && !step_->accepted;
   CurrentStep next;
-  next.begin = begin;
-  next.begin.set_step(replaces || !step_.has_value() ? committed_ + 1 : step_->step.number + 1);
-  absl::StatusOr<KvStep> step = ParseStep(next.begin, ringattn::Limits());
+  v1::StepBegin* const own = next.begin.mutable_begin();
+  *own = begin;
+  own->set_step(replaces || !step_.has_value() ? committed_ + 1 : step_->step.number + 1);
+  absl::StatusOr<KvStep> step = ParseStep(*own, ringattn::Limits());
   if (!step.ok()) return FromKvError(step.status());
   next.step = *std::move(step);
   if (replaces && step_->sent) {
@@ -123,7 +127,10 @@ absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
     return absl::InvalidArgumentError(
         absl::StrCat("layer is ", args.layer, "; no group of the cache has this layer"));
   }
-  v1::LayerCall call;
+  const bool cuts = uses_workers() && streams_->size() > 1;
+  requests_.resize(streams_->size());
+  v1::LayerCall whole;  // that is cut
+  v1::LayerCall& call = cuts ? whole : *requests_.front().mutable_call();
   call.set_step(step_->step.number);
   call.set_layer(args.layer);
   call.set_output(args.output == v1::KV_OUTPUT_UNSPECIFIED ? v1::KV_OUTPUT_OUT : args.output);
@@ -134,27 +141,23 @@ absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
   if (absl::Status status = CheckResultMemory("lse", results.lse.size(), bytes.lse); !status.ok()) {
     return status;
   }
-  call.set_q(Text(args.q));
-  call.set_k(Text(args.k));
-  call.set_v(Text(args.v));
+  Assign(args.q, call.mutable_q());
+  Assign(args.k, call.mutable_k());
+  Assign(args.v, call.mutable_v());
   if (absl::Status status = CheckCallBytes(call, bytes); !status.ok()) return FromKvError(status);
   // The tensors for each peer: those of its rank, or all of them.
-  std::vector<v1::StepRequest> requests(streams_->size());
   int64_t sent = 0;
-  const bool cuts = uses_workers() && streams_->size() > 1;
   const int64_t most =
       uses_workers() ? ringattn::Limits().max_step_bytes : ringattn::Limits().max_message_bytes;
   int64_t result_bytes = bytes.out + bytes.lse;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    v1::LayerCall* own = requests[i].mutable_call();
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    v1::LayerCall* own = requests_[i].mutable_call();
     if (cuts) {
       *own = CutCall(spec_, placement_, step_->step, call, static_cast<int>(i));
       const KvCallBytes result = CallBytesOfRank(spec_, placement_, step_->step, location->group,
                                                  own->output(), static_cast<int>(i));
       result_bytes = i == 0 ? result.out + result.lse
                             : std::max<int64_t>(result_bytes, result.out + result.lse);
-    } else {
-      *own = std::move(call);  // the only stream
     }
     const auto tensors = static_cast<int64_t>(own->q().size() + own->k().size() + own->v().size());
     if (tensors > most) {
@@ -164,7 +167,8 @@ absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
     }
     sent += tensors;
   }
-  auto answers = Send(requests, result_bytes, /*with_step=*/true, options);
+  auto answers = Send(requests_, result_bytes, /*with_step=*/true, options);
+  if (sent > kMaxKeptBytes) requests_.clear();
   if (!answers.ok()) return answers.status();
   std::vector<v1::LayerResult> parts;
   int64_t received = 0;
@@ -280,11 +284,9 @@ absl::StatusOr<std::vector<v1::StepResponse>> KvWriter::SendOnce(
     if (absl::Status status = OpenStreams(limits); !status.ok()) return status;
   }
   const bool begins = with_step && !begun_on_streams_;
-  v1::StepRequest begin;
-  if (begins) *begin.mutable_begin() = step_->begin;
   StepStreams::Requests messages(streams_->size());
   for (size_t i = 0; i < messages.size(); ++i) {
-    if (begins) messages[i].push_back(&begin);
+    if (begins) messages[i].push_back(&step_->begin);
     if (!requests.empty()) messages[i].push_back(&requests[i]);
   }
   if (messages.front().empty()) return std::vector<v1::StepResponse>();

@@ -68,7 +68,7 @@ class KvWriter {
 
   struct CurrentStep {
     KvStep step;
-    v1::StepBegin begin;
+    v1::StepRequest begin;        // of `step`
     bool sent = false;            // a worker may have begun it
     bool accepted = false;        // all workers have begun it
     std::set<uint32_t> answered;  // layers
@@ -128,6 +128,8 @@ class KvWriter {
 
   uint64_t committed_ = 0;  // the last step that is not step_
   std::optional<CurrentStep> step_;
+  // The last layer call's requests, whose memory the next call reuses.
+  std::vector<v1::StepRequest> requests_;
   v1::StepRefused refusal_;
   std::map<uint64_t, uint64_t> sequences_;
   uint64_t blocks_free_ = 0;

@@ -9,6 +9,8 @@
 #include <chrono>
 #include <climits>
 
+#include "common/step_ring/yield_loss.h"
+
 namespace ringattn {
 namespace {
 
@@ -21,8 +23,6 @@ static_assert(sizeof(std::atomic<uint32_t>) == 4);
 // pushes code of this process out of the first-level cache.
 constexpr int kLeastReads = 32;
 constexpr int kMostReads = 256;
-// A yield that returns to the same thread takes less than a microsecond.
-constexpr std::chrono::microseconds kLongYield{20};
 constexpr int kSleepyWaits = 64;
 
 std::atomic<uint32_t>* WordAt(uint8_t* memory) {
@@ -66,6 +66,7 @@ bool SharedWord::WaitActively(uint32_t value, absl::Duration spin, const std::at
   }
   Clock::time_point now = Clock::now();
   const Clock::time_point end = now + absl::ToChronoNanoseconds(spin);
+  YieldLoss loss;
   int reads = kLeastReads;
   while (now < end) {
     for (int i = 0; i < reads; ++i) {
@@ -77,7 +78,7 @@ bool SharedWord::WaitActively(uint32_t value, absl::Duration spin, const std::at
     sched_yield();
     now = Clock::now();
     reads = std::min(2 * reads, kMostReads);
-    if (now - before < kLongYield) continue;
+    if (!loss.Add(now - before)) continue;
     sleepy_waits_ = kSleepyWaits;
     return Load() != value;
   }

@@ -44,9 +44,10 @@ class SharedWord {
   void Store(uint32_t value);
 
   // Waits until the counter is not `value`: actively for `spin`, then asleep for at most `sleep`.
-  // The active wait yields the processor to other threads. If one of them keeps it, processors are
-  // scarce: this wait sleeps at once, and so do the next ones for a while. Returns early once
-  // `stop`, which may be null, is set; after Interrupt at once, otherwise before the time is over.
+  // The active wait yields the processor to other threads. If they keep it for long (YieldLoss),
+  // processors are scarce: this wait sleeps at once, and so do the next ones for a while. Returns
+  // early once `stop`, which may be null, is set; after Interrupt at once, otherwise before the
+  // time is over.
   Wake Wait(uint32_t value, absl::Duration spin, absl::Duration sleep,
             const std::atomic<bool>* stop = nullptr);
   // Wakes a sleeping Wait of this process. A Wait that is about to sleep may miss it.

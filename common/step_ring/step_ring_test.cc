@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "common/base/monotonic_time.h"
 #include "common/base/testing/wall_clock.h"
+#include "common/step_ring/yield_loss.h"
 #include "gtest/gtest.h"
 
 namespace ringattn {
@@ -261,6 +262,15 @@ TEST(SharedWordTest, SuperfluousWakesDoNotEndAWait) {
   EXPECT_GE(MonotonicNow() - begin, absl::Milliseconds(30));
   over = true;
   noise.join();
+}
+
+TEST(YieldLossTest, InterruptsAreNoScarcity) {
+  using std::chrono::microseconds;
+  YieldLoss loss;
+  for (int i = 0; i < 5000; ++i) EXPECT_FALSE(loss.Add(microseconds(1)));
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(loss.Add(microseconds(45)));
+  EXPECT_TRUE(loss.Add(microseconds(45)));
+  EXPECT_TRUE(YieldLoss().Add(std::chrono::milliseconds(3)));
 }
 
 TEST(SharedWordTest, StopsASleeper) {

@@ -78,12 +78,11 @@ def kv_tables(parts):
                  ("those requests per second, with and without decode",
                   f"{number(found['requests']['calls_per_second'])}, "
                   f"{number(found['requests_alone']['calls_per_second'])}")]
-    kernels = part.get("kernels", {})
     bound = part.get("doorbell", {}).get("p50")
 
-    def overhead(s):
-        """(step - kernels, and its ratio to the doorbell), where both were measured."""
-        kernel = kernels.get(f"{s['length']} keys, {s['world_size']} ranks")
+    def overhead(s, kernels):
+        """(kernels, step - kernels, and its ratio to the doorbell), where both were measured."""
+        kernel = part.get(kernels, {}).get(f"{s['length']} keys, {s['world_size']} ranks")
         if kernel is None or bound is None:
             return "", "", ""
         rest = s["seconds_per_output_token"]["p50"] * 1e6 - kernel
@@ -92,10 +91,12 @@ def kv_tables(parts):
     return table("K/V caches", ("check", "result"), rows) + table(
         "Decode steps of one layer and one sequence, microseconds",
         ("workers", "keys", "transport", "steps", "step p50", "step p99", "call p50", "device p50", "round trip p50",
-         "kernels", "step - kernels", "/ doorbell", "GB/s per worker"),
+         "kernels in a row", "step - kernels", "/ doorbell", "kernels after idle", "step - kernels", "/ doorbell",
+         "GB/s per worker"),
         [(s["world_size"], s["length"], s["transport"], s["steps"], us(s["seconds_per_output_token"]["p50"]),
           us(s["seconds_per_output_token"]["p99"]), us(s["call_seconds"]["p50"]), us(s["device_seconds"]["p50"]),
-          us(s["round_trip_seconds"]["p50"]), *overhead(s), gigabytes(s["kv_bytes_per_second_and_worker"]))
+          us(s["round_trip_seconds"]["p50"]), *overhead(s, "kernels"), *overhead(s, "kernels_after_idle"),
+          gigabytes(s["kv_bytes_per_second_and_worker"]))
          for s in part.get("steps", [])])
 
 

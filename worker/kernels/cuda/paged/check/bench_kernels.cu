@@ -26,7 +26,23 @@ __global__ void paged_bench_fill(__nv_bfloat16* target, int64_t elements, uint64
   }
 }
 
+__device__ uint64_t Nanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+__global__ void paged_bench_pause(uint64_t nanoseconds) {
+  const uint64_t begin = Nanoseconds();
+  while (Nanoseconds() - begin < nanoseconds) continue;
+}
+
 }  // namespace
+
+cudaError_t Pause(uint64_t nanoseconds, cudaStream_t stream) {
+  paged_bench_pause<<<1, 1, 0, stream>>>(nanoseconds);
+  return cudaGetLastError();
+}
 
 cudaError_t FillRandom(void* target, int64_t elements, uint64_t seed, cudaStream_t stream) {
   paged_bench_fill<<<2048, 256, 0, stream>>>(static_cast<__nv_bfloat16*>(target), elements, seed);

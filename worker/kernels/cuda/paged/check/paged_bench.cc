@@ -224,6 +224,33 @@ std::vector<double> TimeInTurns(const std::vector<std::function<void()>>& calls)
   return medians;
 }
 
+// The host's part of a step over a step ring, in which the device is idle.
+constexpr uint64_t kIdleNanoseconds = 30'000;
+
+// Median time of one call, in us, each after the device was idle for as long as between two steps.
+// Calls in a row overlap: the next one's blocks start while the last one's end.
+double TimeAfterIdle(const std::function<void()>& call) {
+  cudaEvent_t begin, end;
+  Check(cudaEventCreate(&begin), "event");
+  Check(cudaEventCreate(&end), "event");
+  std::vector<double> samples;
+  for (int i = 0; i < 20 * g_rounds; ++i) {
+    // The host enqueues the rest during the pause, so that its time is not measured.
+    Check(Pause(kIdleNanoseconds, g_stream), "pause");
+    Check(cudaEventRecord(begin, g_stream), "event");
+    call();
+    Check(cudaEventRecord(end, g_stream), "event");
+    Check(cudaEventSynchronize(end), "event");
+    float ms;
+    Check(cudaEventElapsedTime(&ms, begin, end), "event");
+    samples.push_back(1e3 * ms);
+  }
+  Check(cudaEventDestroy(begin), "event");
+  Check(cudaEventDestroy(end), "event");
+  std::nth_element(samples.begin(), samples.begin() + samples.size() / 2, samples.end());
+  return samples[samples.size() / 2];
+}
+
 double GigabytesPerSecond(double bytes, double us) { return bytes / us * 1e-3; }
 
 // One sequence with several kinds of tables, compared with contiguous keys and a device copy.
@@ -284,6 +311,7 @@ void BenchRanks(const DeviceBuffer& cache) {
       const double us = TimeInTurns({[&] { run.Launch(); }})[0];
       const std::string name = absl::StrCat("decode of ", length, " keys, ", ranks, " ranks");
       Report(name, "append and attention", us, "us");
+      Report(name, "append and attention after idle", TimeAfterIdle([&] { run.Launch(); }), "us");
     }
   }
 }
