@@ -124,18 +124,34 @@ def _check_storage(tensor: Any, field: str) -> None:
         raise invalid(field, f"needs {needed} bytes of storage, which has {given}; its memory was freed or resized")
 
 
+def refuse_derivatives(value: Any, field: str) -> None:
+    """Raises NotImplementedError for a PyTorch tensor whose gradient or tangent a call of the client would drop."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return
+    forward_ad = torch.autograd.forward_ad
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
+        from ringattn._torch_arguments import NO_FORWARD_MODE
+
+        raise NotImplementedError(f"{field}: {NO_FORWARD_MODE}")
+    if value.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(f"{field}: requires a gradient, which calls of a client do not compute; use "
+                                  "ringattn.attention, or make the call under torch.no_grad()")
+
+
 def _plain(tensor: Any, field: str) -> Any:
     """Returns a PyTorch tensor without its graph, if its values are in one strided piece of memory.
 
     Raises:
         InvalidArgumentError: it wraps other tensors, is not strided, or has no values.
-        NotImplementedError: it is a tensor of torch.func or torch.vmap.
+        NotImplementedError: it is a tensor of torch.func or torch.vmap, or something differentiates by it.
     """
     import torch
 
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise NotImplementedError(f"{field}: is a tensor inside of torch.vmap or torch.func; use ringattn.attention, which "
                                   "torch.vmap can call")
+    refuse_derivatives(tensor, field)
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise invalid(field, f"is a {type(tensor).__name__}, which wraps other tensors; pass a plain torch.Tensor")
     if tensor.is_nested:
