@@ -377,6 +377,19 @@ def test_flash_attn_with_kvcache(client, batch):
         assert out.shape == (1, 1, 4, 16)  # reads only
 
 
+def test_flash_attn_with_kvcache_under_autocast(client):
+    torch = pytest.importorskip("torch", reason=reason)
+    from ringattn import flash_attn_with_kvcache
+
+    q, k, v = torch.randn(1, 3, 4, 16), torch.randn(1, 3, 2, 16), torch.randn(1, 3, 2, 16).bfloat16()
+    with make(client, dtype="bfloat16") as cache:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = flash_attn_with_kvcache(q, cache.layer(0), None, k, v, causal=True)
+        want, _ = attend(*(x[0].bfloat16().float().numpy() for x in (q, k, v)))
+    assert out.dtype == torch.bfloat16
+    np.testing.assert_allclose(out[0].float().numpy(), want, atol=3e-2)
+
+
 def test_flash_attn_refuses_by_name(client):
     torch = pytest.importorskip("torch", reason=reason)
     from ringattn import flash_attn_with_kvcache
