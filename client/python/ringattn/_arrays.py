@@ -173,14 +173,14 @@ def _from_torch(tensor: Any, field: str) -> Array:
     return Array(tuple(host.shape), dtype, _torch_memory(host, dtype), _Torch(tensor.device))
 
 
-def _refuse_masked(value: Any, field: str) -> None:
+def refuse_masked(value: Any, field: str) -> None:
     if isinstance(value, np.ma.MaskedArray):
         raise invalid(field, "is a numpy masked array, whose mask would be lost; use mask= or segment ids, and pass "
                              "array.data")
 
 
 def _as_numpy(value: Any, field: str) -> np.ndarray:
-    _refuse_masked(value, field)
+    refuse_masked(value, field)
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "__dlpack__"):
@@ -192,7 +192,7 @@ def _as_numpy(value: Any, field: str) -> np.ndarray:
                 raise invalid(field, f"cannot be read by DLPack: {error}") from error
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
         array = np.asanyarray(value)
-        _refuse_masked(array, field)
+        refuse_masked(array, field)
         return np.asarray(array)
     if value is None:
         raise TypeError(f"{field}: is missing")
@@ -258,7 +258,7 @@ def integers(value: Any, field: str) -> list[int]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = _plain(value, field).cpu().clone().resolve_neg().numpy()  # of a copy; see _Shown
-    _refuse_masked(value, field)
+    refuse_masked(value, field)
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -285,7 +285,7 @@ def as_int32(value: Any, field: str) -> Any:
     else:
         if not isinstance(value, np.ndarray):
             return value
-        _refuse_masked(value, field)
+        refuse_masked(value, field)
         if value.dtype.kind not in "iu" or value.dtype == np.int32:
             return value
         limits = np.iinfo(np.int32)
@@ -302,7 +302,7 @@ def as_float32(value: Any, field: str) -> Any:
     if torch is not None and isinstance(value, torch.Tensor):
         return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if isinstance(value, np.ndarray) and value.dtype.name in ("bfloat16", "float16"):
-        _refuse_masked(value, field)
+        refuse_masked(value, field)
         return value.astype(np.float32)
     return value
 
@@ -312,7 +312,7 @@ def floats(value: Any, field: str) -> np.ndarray:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = _plain(value, field).cpu().to(torch.float32, copy=True).resolve_neg().numpy()  # of a copy; see _Shown
-    _refuse_masked(value, field)
+    refuse_masked(value, field)
     try:
         return np.asarray(value, np.float32)
     except (TypeError, ValueError) as error:

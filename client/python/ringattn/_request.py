@@ -76,7 +76,9 @@ def _plan_dict(options: Mapping[str, Any]) -> dict[str, Any]:
                             "key_splits")
                if options.get(name) is not None}
     tuning = {name: numbers.pop(name) for name in ("tile_q", "tile_kv", "key_splits") if name in numbers}
-    plan: dict[str, Any] = {"layout": options.get("layout"), "schedule": options.get("schedule"), **numbers}
+    plan: dict[str, Any] = {name: None if options.get(name) == "auto" else options.get(name)
+                            for name in ("layout", "schedule")}
+    plan |= numbers
     return plan | {"members": list(options.get("members") or ()), "tuning": tuning or None}
 
 
