@@ -88,7 +88,7 @@ def _shard_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 
     zero = torch.zeros((1, 1, 1, 1), dtype=torch.int64, device=device)
 
     def seen(rows: Tensor, columns: Tensor) -> Tensor:
-        """Whether the mask function lets queries see keys of their own document. They broadcast: [1, 1, rows, columns]."""
+        """Whether the mask function lets queries see keys of the same document. They broadcast: [1, 1, rows, columns]."""
         visible = mask_function(zero, zero, rows + q_offset, columns + kv_offset)
         return visible & (document[rows] == document[columns])
 
