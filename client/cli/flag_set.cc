@@ -12,7 +12,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "common/process/command_arguments.h"
 
 namespace ringattn::client::cli {
@@ -27,6 +29,18 @@ std::string CheckFinite(const std::string& text) {
 
 std::string CheckNotNegative(const std::string& text) {
   return absl::StartsWith(text, "-") ? absl::StrCat("is ", text, "; must not be negative") : "";
+}
+
+// Replaces a duration by its milliseconds, which a number states already.
+std::string ToMilliseconds(std::string& text) {
+  double number = 0;
+  if (absl::SimpleAtod(text, &number)) return "";
+  absl::Duration duration;
+  if (!absl::ParseDuration(text, &duration)) {
+    return absl::StrCat("is ", text, "; must be a duration like 50ms, or a number of milliseconds");
+  }
+  text = absl::StrFormat("%.17g", absl::ToDoubleMilliseconds(duration));
+  return "";
 }
 
 template <typename T>
@@ -157,6 +171,11 @@ Flag Flag::NotNegative() const {
 
 Flag Flag::AsSize() const {
   option_->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  return *this;
+}
+
+Flag Flag::AsMilliseconds() const {
+  option_->transform(CLI::Validator(ToMilliseconds, ""));
   return *this;
 }
 

@@ -52,6 +52,8 @@ class Flag {
   Flag NotNegative() const;
   // Accepts sizes such as 512MiB or 4GiB for a number of bytes.
   Flag AsSize() const;
+  // Accepts durations such as 50ms or 2s for a number of milliseconds.
+  Flag AsMilliseconds() const;
 
   // How often the parsed command line has the flag.
   size_t count() const;

@@ -284,13 +284,14 @@ void AddLseFlag(FlagSet& command, v1::LseFormat* format) {
       .AddFunction<std::string>(
           "--lse",
           [format](const std::string& form) {
-            *format = form == "document" ? v1::LSE_FORMAT_PER_DOCUMENT : v1::LSE_FORMAT_UNSPECIFIED;
+            *format =
+                form == "per_document" ? v1::LSE_FORMAT_PER_DOCUMENT : v1::LSE_FORMAT_UNSPECIFIED;
             return absl::OkStatus();
           },
-          "Layout of lse and dlse of packed documents: flat [heads, tokens], or document "
-          "[documents, heads, longest document], padded with -inf")
+          "Layout of lse and dlse of packed documents: flat [heads, tokens], or "
+          "per_document [documents, heads, longest document], padded with -inf")
       .Group(kOptionGroup)
-      .OneOf({"flat", "document"});
+      .OneOf({"flat", "per_document"});
 }
 
 void AddProbabilitiesFlag(FlagSet& command, std::vector<v1::ProbabilityRow>* rows) {

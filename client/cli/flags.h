@@ -92,7 +92,7 @@ class OptionFlags {
 // Adds --dlse, for commands of the backward pass.
 void AddDlseFlag(FlagSet& command, bool* dlse);
 
-// Adds --lse=flat|document.
+// Adds --lse=flat|per_document.
 void AddLseFlag(FlagSet& command, v1::LseFormat* format);
 
 // Adds --probabilities=BATCH:POSITION[,...].

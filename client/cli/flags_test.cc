@@ -68,7 +68,7 @@ TEST(Flags, ProbabilityRowsAndLseFormatsAreParsed) {
   v1::LseFormat format = v1::LSE_FORMAT_UNSPECIFIED;
   AddProbabilitiesFlag(command, &rows);
   AddLseFlag(command, &format);
-  ASSERT_TRUE(command.ParseText("--probabilities=1:7,0:12 --lse=document").ok());
+  ASSERT_TRUE(command.ParseText("--probabilities=1:7,0:12 --lse=per_document").ok());
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[0].batch(), 1u);
   EXPECT_EQ(rows[0].position(), 7u);

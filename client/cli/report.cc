@@ -48,7 +48,7 @@ Json ShapeJson(const Problem& problem) {
   if (shape.packing() != v1::PACKING_UNSPECIFIED) {
     json["packing"] = shape.packing() == v1::PACKING_QKV ? "qkv" : "kv";
   }
-  if (problem.lse_format == v1::LSE_FORMAT_PER_DOCUMENT) json["lse"] = "document";
+  if (problem.lse_format == v1::LSE_FORMAT_PER_DOCUMENT) json["lse"] = "per_document";
   if (shape.has_packed()) {
     json["cu_seqlens_q"] = Json(std::vector<uint64_t>(shape.packed().cu_seqlens_q().begin(),
                                                       shape.packed().cu_seqlens_q().end()));

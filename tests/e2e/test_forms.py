@@ -115,9 +115,9 @@ def test_lse_per_document(ring, tmp_path, transport, documents):
             "--dtype=bf16", "--seed=7", "--with_dout", "--dlse"]
     flat, per_document = tmp_path / "flat.safetensors", tmp_path / "document.safetensors"
     cli("generate", f"--output={flat}", *made)
-    cli("generate", f"--output={per_document}", *made, "--lse=document")
+    cli("generate", f"--output={per_document}", *made, "--lse=per_document")
     ask = [f"--server={ring.address}", f"--transport={transport}", *OPTIONS]
-    form = "--lse=document"
+    form = "--lse=per_document"
     forward, other = tmp_path / "f.safetensors", tmp_path / "o.safetensors"
     # In a file for both directions, dlse belongs to backward alone, so forward does not read it.
     source = tmp_path / "source.safetensors"
@@ -169,7 +169,7 @@ def test_lse_per_document_needs_documents(ring, tmp_path):
     source = tmp_path / "i.safetensors"
     cli("generate", f"--output={source}", *DENSE, "--heads=4", "--head_dim=24", "--with_dout")
     done = cli("forward", f"--server={ring.address}", f"--input={source}", f"--output={tmp_path}/x",
-               "--lse=document", code=3)
+               "--lse=per_document", code=3)
     assert "lse_format" in done.stderr
 
 

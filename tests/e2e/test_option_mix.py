@@ -45,7 +45,7 @@ def drawn(seed):
         keys = queries if is_square else [draw.choice([0, 1, 40, 120]) for _ in queries]
         made += ["--documents=" + ",".join(map(str, queries)),
                  "--documents_kv=" + ",".join(map(str, keys))]
-        asked += ["--lse=document"] if often(.3) else []
+        asked += ["--lse=per_document"] if often(.3) else []
     else:
         length = draw.choice([5, 97, 200])
         made += [f"--batch={draw.choice([1, 3])}", f"--seq_len={length}",
@@ -93,7 +93,7 @@ def drawn(seed):
     elif schedule in ["ring", "all_gather"] and not dilated and often(.4):
         forward += [f"--probabilities={len(queries) - 1 if documents else 0}:4"]
     where += [f"--world_size={1 if schedule == 'single' else draw.choice([1, 2, 3])}"]
-    by_streams = not forward and "--lse=document" not in asked
+    by_streams = not forward and "--lse=per_document" not in asked
     where += [f"--transport={draw.choice(['relay', 'host_memory'] + ['direct'] * by_streams)}"]
     return made, asked, where, forward, backward
 
@@ -157,13 +157,13 @@ def test_plan_takes_what_the_calls_take(ring):
     def plan(*flags, **how):
         return json.loads(cli("plan", *problem, *flags, **how).stdout)
 
-    asked = ["--causal", "--dropout=0.5,1", "--bias=heads", "--bias_dtype=fp32", "--lse=document",
+    asked = ["--causal", "--dropout=0.5,1", "--bias=heads", "--bias_dtype=fp32", "--lse=per_document",
              "--packing=qkv"]
     told = plan(*asked, "--probabilities=1:7")
     assert told["options"]["dropout"] == {"rate": 0.5, "seed": "1"}
     assert told["options"]["bias"] == {"per_head": True, "dtype": "DATA_TYPE_FLOAT32"}
     assert told["options"]["probabilities"] == [{"batch": 1, "position": 7}]
-    assert (told["shape"]["packing"], told["shape"]["lse"]) == ("qkv", "document")
+    assert (told["shape"]["packing"], told["shape"]["lse"]) == ("qkv", "per_document")
     without, rows = (sum(rank["buffer_bytes"] for rank in plan(*asked, *more)["plan"]["ranks"])
                      for more in [[], ["--probabilities=1:7"]])
     assert rows - without == 4 * 50 * 4  # heads, keys of its document, fp32

@@ -1,8 +1,11 @@
 """Arguments that are not what they should be end in an error that names them; what is near enough is converted."""
 import os
+import re
+import subprocess
 
 import numpy as np
 import pytest
+from conftest import BIN
 
 import ringattn
 
@@ -86,6 +89,9 @@ def test_arguments_of_connect_and_empty(client, address):
                         (-5, "region_bytes: is -5; must not be negative")):
         with pytest.raises(ringattn.InvalidArgumentError, match=text):
             ringattn.connect(address, region_bytes=value)
+    for shape in (2.5, (2, 3.0), (2, "3")):
+        with pytest.raises(ringattn.InvalidArgumentError, match="shape: is .*; must be a whole number"):
+            client.empty(shape)
     for dtype in ("float31", 7.5):
         with pytest.raises(ringattn.InvalidArgumentError, match="dtype: is .*; the service supports float32, bfloat16, "):
             client.empty((2, 3), dtype)
@@ -131,6 +137,34 @@ def test_sinks_of_16_bits_are_converted(client, rng):
         expected = client.forward(q, q, q, sinks=sinks.astype(np.float32)).out
         assert (client.forward(q, q, q, sinks=sinks).out == expected).all()
         assert client.backward(q, q, q, q, sinks=sinks).dsinks.dtype == np.float32
+
+
+def values_of_flags(command):
+    """{flag: its values}, of the command line's flags with a fixed set of values."""
+    text = subprocess.run([BIN / "client/ringattn", command, "--help"], capture_output=True, text=True, check=True,
+                          timeout=60).stdout
+    return {name: values.split(",") for name, values in re.findall(r"--(\w+) [^\n{]*\{([^}]*)\}", text)}
+
+
+@pytest.mark.parametrize("flag, option, options", [
+    ("layout", "layout", {}), ("schedule", "schedule", {}), ("transport", "transport", {}),
+    ("output_dtype", "output_dtype", {}), ("compute_dtype", "compute_dtype", {}), ("lse", "lse_format", CU),
+])
+def test_values_have_the_command_lines_names(client, flag, option, options):
+    """The service may reject a value for this call, but Python knows all of them."""
+    values = values_of_flags("forward")[flag]
+    assert len(values) > 1
+    for value in values:
+        try:
+            client.forward(*(array.astype(np.float16) for array in (PACKED if options else (Q, K, K))),
+                           **options, **{option: value})
+        except ringattn.RingattnError as error:
+            assert "must be" not in str(error), error
+
+
+def test_types_have_the_command_lines_names(client):
+    for name in values_of_flags("generate")["dtype"]:
+        assert client.empty((2, 3), name).shape == (2, 3)
 
 
 def test_types_have_the_command_lines_names_too(client, rng):
@@ -230,6 +264,8 @@ T = torch.ones(2, 8, 4, 16)
      "cu_seqlens_q: is an int"),
     (lambda: ringattn.attention(T, T, T, dropout_p=0.5, dropout_seed=1.5), ringattn.InvalidArgumentError,
      "dropout_seed: is 1.5"),
+    (lambda: ringattn.attention(T[0], T[0], T[0], cu_seqlens_q=np.ma.masked_array([0, 8]), cu_seqlens_k=[0, 8]),
+     ringattn.InvalidArgumentError, "cu_seqlens_q: is a numpy masked array"),
     (lambda: ringattn.attention(T.to_sparse(), T, T), ringattn.InvalidArgumentError, "q: has the layout torch.sparse_coo"),
     (lambda: ringattn.attention(T, T, T, causal=torch.ones(2)), ringattn.InvalidArgumentError, "causal: is a torch.Tensor"),
     (lambda: ringattn.attention(T, T, T, window=(2**70, 0)), ringattn.InvalidArgumentError, r"window\[0\]: is 11805"),

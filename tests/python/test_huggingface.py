@@ -113,13 +113,52 @@ def both(models, *inputs, rows=None, **keywords):
         reference.close(results[1][1][name], gradient, 2e-4)
 
 
-@pytest.mark.parametrize("side", [None, "left", "right"])
-def test_chunks_of_a_cache_that_rolls(side):
-    """Llama 4, token by token past the chunk's end: keys of the chunk before are not seen."""
+def chunked_pair():
+    """Llama 4 with chunks of eight tokens."""
     config = transformers.Llama4TextConfig(
         **SIZE, head_dim=16, intermediate_size_mlp=64, num_local_experts=2, num_experts_per_tok=1,
         attention_chunk_size=8, no_rope_layers=[1, 0], interleave_moe_layer_step=2)
-    eager, ours = pair_of(config, transformers.Llama4ForCausalLM)
+    return pair_of(config, transformers.Llama4ForCausalLM)
+
+
+def windowed_pair():
+    """Mistral with a window of nine tokens."""
+    return pair("mistral")
+
+
+@pytest.mark.parametrize("make", [chunked_pair, windowed_pair])
+@pytest.mark.parametrize("pieces", [[21], [5, 7, 4, 5], [9, 1, 1, 1, 9], [8, 8, 5], [1, 16, 4]])
+def test_a_prompt_in_pieces_with_a_cache_that_rolls(make, pieces):
+    eager, ours = make()
+    ids = torch.randint(1, SIZE["vocab_size"], (2, sum(pieces)))
+    with torch.no_grad():
+        whole = eager(ids).logits
+        for implementation in (None, "static"):
+            caches = [transformers.DynamicCache(config=model.config) if implementation is None else
+                      transformers.StaticCache(config=model.config, max_cache_len=40) for model in (eager, ours)]
+            begin = 0
+            for piece in pieces:
+                exact, actual = (model(ids[:, begin:begin + piece], past_key_values=cache).logits
+                                 for model, cache in zip((eager, ours), caches))
+                reference.close(actual, exact, 1e-5)
+                reference.close(actual, whole[:, begin:begin + piece], 1e-4)
+                begin += piece
+
+
+@pytest.mark.parametrize("make", [chunked_pair, windowed_pair])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}], ids=str)
+def test_generation_past_a_chunk_and_a_window(make, options):
+    ids, mask = torch.randint(1, SIZE["vocab_size"], (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0
+    eager, ours = (model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False, pad_token_id=0, **options)
+                   for model in make())
+    assert torch.equal(eager, ours)
+
+
+@pytest.mark.parametrize("side", [None, "left", "right"])
+def test_chunks_of_a_cache_that_rolls(side):
+    """Llama 4, token by token past the chunk's end: keys of the chunk before are not seen."""
+    eager, ours = chunked_pair()
     ids = torch.randint(1, SIZE["vocab_size"], (2, 21))
     mask = None
     if side is not None:

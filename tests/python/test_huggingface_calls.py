@@ -29,6 +29,8 @@ def test_what_is_refused_by_name():
     lengths = torch.tensor([0, 8], dtype=torch.int32)
     for mask, keywords, name in [
             (None, {"cu_seq_lens_q": lengths, "cu_seq_lens_k": lengths, "batch": 2}, "cu_seq_lens_q"),
+            (None, {"cu_seq_lens_q": lengths}, "cu_seq_lens_k: is missing"),
+            (None, {"cu_seq_lens_k": lengths}, "cu_seq_lens_q: is missing"),
             (None, {"sliding_window": 4}, "sliding_window"),
             (None, {"sinks": torch.zeros(3)}, "sinks"),
             (None, {"s_aux": torch.zeros(4), "sinks": torch.zeros(4)}, "sinks"),

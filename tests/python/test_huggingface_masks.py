@@ -118,6 +118,21 @@ def test_models_that_compute_with_a_mask_get_eagers(use):
         assert torch.equal(compiled(), use(eager))
 
 
+@pytest.mark.parametrize("change", [
+    lambda mask: mask.masked_fill_(mask == 0, -1.0), lambda mask: mask.__setitem__((..., 0), -1.0),
+    lambda mask: mask.add_(1.0), lambda mask: mask.copy_(torch.ones(2, 1, 12, 12)), lambda mask: mask.__iadd__(1.0),
+    lambda mask: torch.add(torch.ones(2, 1, 12, 12), 1.0, out=mask), lambda mask: setattr(mask, "data", torch.ones(1)),
+])
+def test_a_change_in_place_is_refused(change):
+    """A mask has no matrix that could change; the change would be lost."""
+    mask = ringattn.huggingface.attention_mask(2, 12, 12)
+    with pytest.raises(NotImplementedError, match="attention_mask: is changed in place"):
+        change(mask)
+    copy = mask.clone()
+    copy.masked_fill_(copy == 0, -1.0)  # a copy is the matrix
+    assert torch.equal(copy, torch.where(masking.eager_mask(2, 12, 12) == 0, -1.0, torch.finfo(torch.float32).min))
+
+
 def test_a_model_without_the_attention_interface_gets_eagers_mask():
     """Bloom adds the mask to scores itself. Booleans there would be ones and zeros."""
     eager, ours = pair_of(transformers.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=101))

@@ -198,7 +198,10 @@ def test_steps_must_be_complete(client):
 
 def test_arguments_are_checked_by_name(client):
     for fields, name in (({"heads": 3}, "num_kv_heads"), ({"block_tokens": 17}, "block_tokens"),
-                         ({"tokens": None}, "tokens"), ({"dtype": "int32"}, "dtype")):
+                         ({"tokens": None}, "tokens"), ({"dtype": "int32"}, "dtype"), ({"window": 2.5}, "window"),
+                         ({"head_dim": 16.5}, "head_dim"), ({"layers": [0, 1.5]}, "layers"), ({"layers": 2.5}, "layers"),
+                         ({"tokens": 100.5}, "tokens"), ({"softcap": "1"}, "softcap"),
+                         ({"sinks": np.ma.zeros((2, 4), np.float32)}, "sinks")):
         with pytest.raises(ringattn.InvalidArgumentError, match=name):
             make(client, **fields)
     with make(client) as cache:
@@ -211,8 +214,15 @@ def test_arguments_are_checked_by_name(client):
                 step.attend(0, *wrong)
         with pytest.raises(ringattn.InvalidArgumentError, match="layer"):
             step.attend(2, q, k, v)
+        for rows, options, name in (([Row(1, 2.5)], {}, "append_tokens"), ([Row(1.5, 2)], {}, "sequence"),
+                                    ([Row(1, 2, queries=1.5)], {}, "q_tokens"), ([Row(1, 2, keep=1.5)], {}, "keep"),
+                                    ([], {"drop": [1.5]}, "drop"), ([], {"fork": [(1, 2, 1.5)]}, "fork")):
+            with pytest.raises(ValueError, match=f"{name}.*: is .*; must be a whole number"):
+                cache.step(rows, **options)
         with pytest.raises(TypeError, match="q"):
             step.attend(0, [1.0], k, v)
+        with pytest.raises(ringattn.InvalidArgumentError, match="k: is a numpy masked array"):
+            step.attend(0, q, np.ma.masked_array(k, k > 0), v)
 
 
 def test_members_that_are_no_strings(client):
@@ -375,6 +385,19 @@ def test_flash_attn_with_kvcache(client, batch):
             assert set(cache.sequences.values()) == {length}
         out = flash_attn_with_kvcache(torch.randn(1, 1, 4, 16), cache.layer(0), cache_batch_idx=torch.tensor([0]))
         assert out.shape == (1, 1, 4, 16)  # reads only
+
+
+def test_flash_attn_with_kvcache_under_autocast(client):
+    torch = pytest.importorskip("torch", reason=reason)
+    from ringattn import flash_attn_with_kvcache
+
+    q, k, v = torch.randn(1, 3, 4, 16), torch.randn(1, 3, 2, 16), torch.randn(1, 3, 2, 16).bfloat16()
+    with make(client, dtype="bfloat16") as cache:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = flash_attn_with_kvcache(q, cache.layer(0), None, k, v, causal=True)
+        want, _ = attend(*(x[0].bfloat16().float().numpy() for x in (q, k, v)))
+    assert out.dtype == torch.bfloat16
+    np.testing.assert_allclose(out[0].float().numpy(), want, atol=3e-2)
 
 
 def test_flash_attn_refuses_by_name(client):

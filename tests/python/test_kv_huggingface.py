@@ -144,6 +144,19 @@ def test_bfloat16(client):
     assert (want - got).norm() < 2e-2 * want.norm()
 
 
+@pytest.mark.parametrize("dtype, bound", [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+def test_autocast(client, dtype, bound):
+    """Rotary embeddings leave q and k in float32 next to a v of the lower type."""
+    eager, ours = pair("llama")
+    ids = torch.randint(3, 101, (2, 12))
+    exact = eager(ids).logits.detach()
+    with torch.no_grad(), torch.autocast("cpu", dtype=dtype), ringattn.KvCache(client, ours.config) as cache:
+        pieces = [ours(ids[:, begin:end], past_key_values=cache).logits.float() for begin, end in ((0, 9), (9, 12))]
+        assert cache.worker_cache._spec["dtype"] == str(dtype).removeprefix("torch.")
+    got = torch.cat(pieces, 1)
+    assert (got - exact).norm() < bound * exact.norm()
+
+
 # ------------------------------------------------------------------ what is refused
 
 

@@ -111,7 +111,7 @@ def test_packed_documents():
 
 
 def test_results_are_tensors_of_the_clients(default_client):
-    q, k, v = leaves()
+    q, k, v = (leaf.detach() for leaf in leaves())
     out, lse, _ = default_client.forward(q, k, v)
     assert isinstance(out, torch.Tensor) and not out.requires_grad and lse.shape == (B, H, SQ)
     gradients = default_client.backward(torch.ones_like(out), q, k, v, out=out, lse=lse)
@@ -295,6 +295,7 @@ def test_documents_bits_and_origins():
                "bias": torch.randn(1, 1, 75, 55), "bias_before_softcap": True, "softcap": 2.0, "dropout_p": 0.3,
                "dropout_origin": (1, 4, 9, 3)}
     ours = ringattn.attention(qkv=qkv, dropout_seed=torch.tensor([5]), **options)[0]
+    qkv = qkv.detach()
     expected = client.forward(qkv=qkv, dropout_seed=5, **options).out
     assert (ours == expected).all()
     for name, other in (("documents", ()), ("bias_before_softcap", False), ("dropout_origin", (0, 0, 0, 0))):

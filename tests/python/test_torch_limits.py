@@ -94,6 +94,36 @@ def test_a_gradient_that_there_is_not_is_refused(name, value):
         assert torch.equal(ringattn.attention(q, k, v, dropout_seed=torch.tensor([1]), **{name: trained})[0], constant)
 
 
+# Calls of a client, whose results have no graph.
+
+GIVEN = {"q": (1, 17, 4, 16), "k": (1, 17, 4, 16), "v": (1, 17, 4, 16), "bias": (1, 1, 17, 17), "sinks": (4,),
+         "alibi_slopes": (4,), "softmax_scale": (), "softcap": (), "out": (1, 17, 4, 16), "dout": (1, 17, 4, 16),
+         "lse": (1, 4, 17), "dlse": (1, 4, 17)}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_calls_of_a_client_refuse_derivatives(default_client, name):
+    """Their results would look like constants to autograd."""
+    tensors = {key: torch.rand(GIVEN[key]) for key in ("q", "k", "v", name)}
+
+    def call(tensor):
+        given = {**tensors, name: tensor}
+        if name in ("out", "lse"):
+            given |= {key: torch.rand(GIVEN[key]) for key in ("out", "lse") if key != name}
+        if name in ("out", "lse", "dout", "dlse"):
+            return default_client.backward(given.pop("dout", torch.rand(GIVEN["dout"])), **given)
+        return default_client.forward(**given)
+
+    trained = tensors[name].clone().requires_grad_()
+    with pytest.raises(NotImplementedError, match=f"{name}: requires a gradient.*ringattn.attention"):
+        call(trained)
+    with torch.no_grad():
+        call(trained)
+    call(trained.detach())
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=f"{name}: forward-mode"):
+        call(forward_ad.make_dual(tensors[name], torch.ones_like(tensors[name])))
+
+
 @pytest.mark.parametrize("call", [
     lambda q, slopes: ringattn.flash_attn_func(q, q, q, alibi_slopes=slopes),
     lambda q, slopes: ringattn.flash_attn_qkvpacked_func(torch.stack([q, q, q], 2), alibi_slopes=slopes),

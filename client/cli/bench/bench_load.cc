@@ -122,7 +122,9 @@ void LoadFlags::AddTo(FlagSet& command) {
   Add(command, "max_threads", &max_threads_, "With a rate: maximum calls in flight")
       .InRange(1, kMaxInFlight)
       .ShowDefault();
-  Add(command, "measurement_interval", &interval_ms_, "Minimum length of a window, milliseconds")
+  Add(command, "measurement_interval", &interval_ms_,
+      "Minimum length of a window: a duration, or milliseconds")
+      .AsMilliseconds()
       .InRange(1.0, 3.6e6)
       .ShowDefault();
   Add(command, "measurement_request_count", &request_count_, "Minimum calls that end in a window")
@@ -141,7 +143,9 @@ void LoadFlags::AddTo(FlagSet& command) {
       "The latency percentile for stability and threshold; default: the average")
       .InRange(1.0, 99.99);
   Add(command, "latency_threshold", &threshold_ms_,
-      "Milliseconds. The first level above it is the last; it is reported but does not count")
+      "A duration, or milliseconds. The first level above it is the last; it is reported but does "
+      "not count")
+      .AsMilliseconds()
       .Positive();
   metrics_.AddTo(command, kLoadGroup);
   Add(command, "export_csv", &csv_, "Write one line per level to this file");

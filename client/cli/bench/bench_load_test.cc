@@ -48,5 +48,29 @@ TEST(BenchLoadTest, ThresholdsAreFinite) {
   EXPECT_TRUE(Prepare("--concurrency_range=1 --latency_threshold=2.5").ok());
 }
 
+TEST(BenchLoadTest, DurationsTakeUnits) {
+  for (const char* flag : {"measurement_interval", "metrics_interval", "latency_threshold"}) {
+    const auto prepare = [flag](const char* value) {
+      return Prepare(absl::StrCat("--concurrency_range=1 --", flag, "=", value));
+    };
+    for (const char* value : {"50", "50ms", "0.05s", "1m"})
+      EXPECT_TRUE(prepare(value).ok()) << flag;
+    for (const char* value : {"-1s", "0s", "inf"})
+      EXPECT_FALSE(prepare(value).ok()) << flag << value;
+    EXPECT_THAT(std::string(prepare("soon").message()),
+                HasSubstr("is soon; must be a duration like 50ms, or a number of milliseconds"));
+  }
+}
+
+TEST(BenchLoadTest, UnitsAreMilliseconds) {
+  FlagSet command;
+  double interval = 0;
+  command.Add("--interval", &interval, "").AsMilliseconds().InRange(1.0, 3.6e6);
+  ASSERT_TRUE(command.ParseText("--interval=1.5s").ok());
+  EXPECT_EQ(interval, 1500);
+  ASSERT_TRUE(command.ParseText("--interval=7").ok());
+  EXPECT_EQ(interval, 7);
+}
+
 }  // namespace
 }  // namespace ringattn::client::cli

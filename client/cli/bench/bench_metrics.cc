@@ -106,7 +106,9 @@ void MetricsFlags::AddTo(FlagSet& command, const char* group) {
       .Group(group);
   command
       .Add("--metrics_interval,--metrics-interval", &interval_ms,
-           "Milliseconds between scrapes; at most half of --measurement_interval")
+           "Time between scrapes, a duration or milliseconds; at most half of "
+           "--measurement_interval")
+      .AsMilliseconds()
       .InRange(1.0, 3.6e6)
       .ShowDefault()
       .Group(group);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from ringattn._errors import invalid
@@ -84,6 +85,14 @@ def positive_seconds(value: Any, name: str, more: str = "") -> float:
     if not 0 < seconds < math.inf:
         raise invalid(name, f"is {value}; must be a positive number of seconds{more}")
     return seconds
+
+
+def sizes_of(shape: Any) -> tuple[int, ...]:
+    """The sizes of `shape`: one whole number, or a sequence of them."""
+    sizes = tuple(whole_number(size, "shape") for size in (shape if isinstance(shape, Iterable) else (shape,)))
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"shape: {sizes} has a negative size")
+    return sizes
 
 
 def window_pair(window: Any, name: str) -> tuple[int, int]:

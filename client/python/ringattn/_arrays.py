@@ -124,18 +124,34 @@ def _check_storage(tensor: Any, field: str) -> None:
         raise invalid(field, f"needs {needed} bytes of storage, which has {given}; its memory was freed or resized")
 
 
+def refuse_derivatives(value: Any, field: str) -> None:
+    """Raises NotImplementedError for a PyTorch tensor whose gradient or tangent a call of the client would drop."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return
+    forward_ad = torch.autograd.forward_ad
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
+        from ringattn._torch_arguments import NO_FORWARD_MODE
+
+        raise NotImplementedError(f"{field}: {NO_FORWARD_MODE}")
+    if value.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(f"{field}: requires a gradient, which calls of a client do not compute; use "
+                                  "ringattn.attention, or make the call under torch.no_grad()")
+
+
 def _plain(tensor: Any, field: str) -> Any:
     """Returns a PyTorch tensor without its graph, if its values are in one strided piece of memory.
 
     Raises:
         InvalidArgumentError: it wraps other tensors, is not strided, or has no values.
-        NotImplementedError: it is a tensor of torch.func or torch.vmap.
+        NotImplementedError: it is a tensor of torch.func or torch.vmap, or something differentiates by it.
     """
     import torch
 
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise NotImplementedError(f"{field}: is a tensor inside of torch.vmap or torch.func; use ringattn.attention, which "
                                   "torch.vmap can call")
+    refuse_derivatives(tensor, field)
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise invalid(field, f"is a {type(tensor).__name__}, which wraps other tensors; pass a plain torch.Tensor")
     if tensor.is_nested:
@@ -157,14 +173,14 @@ def _from_torch(tensor: Any, field: str) -> Array:
     return Array(tuple(host.shape), dtype, _torch_memory(host, dtype), _Torch(tensor.device))
 
 
-def _refuse_masked(value: Any, field: str) -> None:
+def refuse_masked(value: Any, field: str) -> None:
     if isinstance(value, np.ma.MaskedArray):
         raise invalid(field, "is a numpy masked array, whose mask would be lost; use mask= or segment ids, and pass "
                              "array.data")
 
 
 def _as_numpy(value: Any, field: str) -> np.ndarray:
-    _refuse_masked(value, field)
+    refuse_masked(value, field)
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "__dlpack__"):
@@ -176,7 +192,7 @@ def _as_numpy(value: Any, field: str) -> np.ndarray:
                 raise invalid(field, f"cannot be read by DLPack: {error}") from error
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
         array = np.asanyarray(value)
-        _refuse_masked(array, field)
+        refuse_masked(array, field)
         return np.asarray(array)
     if value is None:
         raise TypeError(f"{field}: is missing")
@@ -242,7 +258,7 @@ def integers(value: Any, field: str) -> list[int]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = _plain(value, field).cpu().clone().resolve_neg().numpy()  # of a copy; see _Shown
-    _refuse_masked(value, field)
+    refuse_masked(value, field)
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -269,7 +285,7 @@ def as_int32(value: Any, field: str) -> Any:
     else:
         if not isinstance(value, np.ndarray):
             return value
-        _refuse_masked(value, field)
+        refuse_masked(value, field)
         if value.dtype.kind not in "iu" or value.dtype == np.int32:
             return value
         limits = np.iinfo(np.int32)
@@ -286,7 +302,7 @@ def as_float32(value: Any, field: str) -> Any:
     if torch is not None and isinstance(value, torch.Tensor):
         return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if isinstance(value, np.ndarray) and value.dtype.name in ("bfloat16", "float16"):
-        _refuse_masked(value, field)
+        refuse_masked(value, field)
         return value.astype(np.float32)
     return value
 
@@ -296,7 +312,7 @@ def floats(value: Any, field: str) -> np.ndarray:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = _plain(value, field).cpu().to(torch.float32, copy=True).resolve_neg().numpy()  # of a copy; see _Shown
-    _refuse_masked(value, field)
+    refuse_masked(value, field)
     try:
         return np.asarray(value, np.float32)
     except (TypeError, ValueError) as error:

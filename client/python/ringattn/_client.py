@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from ringattn import _core
-from ringattn._arguments import whole_number
+from ringattn._arguments import sizes_of, whole_number
 from ringattn._cuda import CudaLibrary, CudaTensor
 from ringattn._cuda_regions import CudaArena
 from ringattn._dtypes import service_dtype
@@ -284,9 +284,7 @@ class Client(OfOneProcess):
             MemoryError: beyond `region_bytes` of `connect`.
             FailedPreconditionError: there is no CUDA driver.
         """
-        sizes = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(size) for size in shape)
-        if any(size < 0 for size in sizes):
-            raise ValueError(f"shape: {sizes} has a negative size")
+        sizes = sizes_of(shape)
         torch = sys.modules.get("torch")
         array = self._cuda.empty(self._connected(), sizes, service_dtype(dtype), device)
         if torch is None or not isinstance(dtype, torch.dtype):

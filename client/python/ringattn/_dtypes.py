@@ -32,12 +32,12 @@ _FLOAT_NAMES = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16",
 
 def float_name(dtype: Any, field: str, *allowed: str) -> str | None:
     """Returns the protocol's name of a floating-point type, given by name or as a dtype of numpy or PyTorch. None for
-    None.
+    None and "input", the type of the inputs.
 
     Raises:
         InvalidArgumentError: the type is not one of `allowed`.
     """
-    if dtype is None:
+    if dtype is None or isinstance(dtype, str) and dtype == "input":
         return None
     text = dtype if isinstance(dtype, str) else str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
     name = _FLOAT_NAMES.get(text)
@@ -59,12 +59,12 @@ def dtype_named(name: str, field: str) -> str:
 
 
 def service_dtype(dtype: Any) -> str:
-    """`dtype_named` for a dtype of numpy or PyTorch, or its name."""
+    """`dtype_named` for a dtype of numpy or PyTorch, or its name there or in the command line."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
         return dtype_named(str(dtype).removeprefix("torch."), "dtype")
-    if dtype == "bfloat16":
-        return "bfloat16"
+    if isinstance(dtype, str) and dtype in _FLOAT_NAMES:
+        return dtype_named(_FLOAT_NAMES[dtype], "dtype")
     try:
         name = np.dtype(dtype).name
     except TypeError:

@@ -18,10 +18,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ringattn import _core
-from ringattn._arrays import Array, floats, take_all_on_host
+from ringattn._arguments import flag, number, whole_number
+from ringattn._arrays import Array, floats, refuse_derivatives, take_all_on_host
 from ringattn._dtypes import service_dtype
 from ringattn._errors import FORKED, OfOneProcess, StepRefusedError, error_of, invalid
 
@@ -49,11 +48,17 @@ class LayerGroup:
 
     def proto(self) -> dict[str, Any]:
         """The proto KvLayerGroup as a dict."""
-        group: dict[str, Any] = {"layers": [int(layer) for layer in self.layers], "num_heads": self.heads,
-                                 "num_kv_heads": self.kv_heads, "head_dim": self.head_dim,
-                                 "head_dim_v": self.head_dim_v or 0, "softmax_scale": self.softmax_scale,
-                                 "softcap": self.softcap or None, "window_left": self.window,
-                                 "non_causal": not self.causal}
+        for name in ("softmax_scale", "softcap"):
+            refuse_derivatives(getattr(self, name), name)
+        heads, kv_heads, head_dim = (whole_number(getattr(self, name), name) for name in ("heads", "kv_heads", "head_dim"))
+        group: dict[str, Any] = {
+            "layers": [whole_number(layer, "layers") for layer in self.layers], "num_heads": heads,
+            "num_kv_heads": kv_heads, "head_dim": head_dim,
+            "head_dim_v": 0 if self.head_dim_v is None else whole_number(self.head_dim_v, "head_dim_v"),
+            "softmax_scale": None if self.softmax_scale is None else number(self.softmax_scale, "softmax_scale"),
+            "softcap": None if self.softcap is None else number(self.softcap, "softcap") or None,
+            "window_left": None if self.window is None else whole_number(self.window, "window"),
+            "non_causal": not flag(self.causal, "causal")}
         if self.sinks is not None:
             group["sinks"] = floats(self.sinks, "sinks").astype("<f4").tobytes()
         return group
@@ -96,7 +101,7 @@ def cache_spec(*, layers: int | Sequence[int] | None, heads: int | None, kv_head
     if groups is None:
         if layers is None or heads is None or head_dim is None:
             raise invalid("groups", "is missing; give layers, heads and head_dim, or groups")
-        numbers = range(layers) if isinstance(layers, (int, np.integer)) else layers
+        numbers = layers if isinstance(layers, Iterable) else range(whole_number(layers, "layers"))
         groups = [LayerGroup(list(numbers), heads, kv_heads or heads, head_dim, head_dim_v, softmax_scale, softcap,
                              window, causal, sinks)]
     elif any(value is not None for value in (layers, heads, kv_heads, head_dim, head_dim_v, softmax_scale, softcap,
@@ -104,9 +109,11 @@ def cache_spec(*, layers: int | Sequence[int] | None, heads: int | None, kv_head
         raise invalid("groups", "excludes layers, heads and the other fields of a group")
     if (tokens is None) == (blocks is None):
         raise invalid("tokens", "or blocks must be given, and not both")
+    block_tokens = whole_number(block_tokens, "block_tokens")
     if tokens is not None:
+        tokens = whole_number(tokens, "tokens")
         # Groups share the blocks, and each group needs as many.
-        blocks = len(groups) * max(1, math.ceil(tokens / block_tokens))
+        blocks = len(groups) * max(1, -(-tokens // block_tokens) if block_tokens > 0 else 1)
     return {"groups": [group.proto() for group in groups], "dtype": service_dtype(dtype), "block_tokens": block_tokens,
             "blocks": blocks, "numbering": numbering, "label": label}
 
@@ -428,7 +435,7 @@ class WorkerCache(OfOneProcess):
 def _commands(fork: Iterable[tuple[int, int, int]], drop: Iterable[int]) -> list[dict[str, Any]]:
     commands: list[dict[str, Any]] = [{"fork": {"source": source, "target": target, "length": length}}
                                       for source, target, length in fork]
-    if dropped := [int(sequence) for sequence in drop]:
+    if dropped := [whole_number(sequence, "drop") for sequence in drop]:
         commands.append({"drop": {"sequences": dropped}})
     return commands
 

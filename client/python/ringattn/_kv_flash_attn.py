@@ -11,7 +11,7 @@ from ringattn._arguments import type_name
 from ringattn._arrays import integers
 from ringattn._kv_cache import LayerCache, WorkerCache
 from ringattn._kv_passes import Passes, PassRow
-from ringattn._torch_arguments import refuse_derivatives
+from ringattn._torch_arguments import autocast, refuse_derivatives
 
 _REFUSED = {
     "v_cache": "the cache holds keys and values; pass None",
@@ -97,6 +97,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: LayerCache | WorkerCache, v_cach
     place = _layer_of(k_cache)
     cache, layer = place.cache, place.layer
     refuse_derivatives(q=q, k=k, v=v)
+    q, k, v = autocast(q, k, v)
     batch, queries = q.shape[0], q.shape[1]
     new = 0 if k is None else k.shape[1]
     _check_group(cache.group_of(layer), queries, softmax_scale, causal, window_size, softcap)

@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ringattn._kv_cache import DEFAULT_BLOCK_TOKENS, LayerGroup, WorkerCache
 from ringattn._kv_passes import Passes, PassRow
-from ringattn._torch_arguments import refuse_derivatives
+from ringattn._torch_arguments import autocast, refuse_derivatives
 
 if TYPE_CHECKING:
     from ringattn._client import Client
@@ -260,7 +260,10 @@ class KvCache(Cache):
         Returns out [batch, tokens, heads, head_dim_v].
         """
         self._unattended = None
-        refuse_derivatives(query=query, sinks=sinks)
+        numbers = {"scaling": scaling, "softcap": softcap}
+        refuse_derivatives(query=query, sinks=sinks,
+                           **{name: value for name, value in numbers.items() if isinstance(value, Tensor)})
+        query, key, value = autocast(query, key, value)
         for name, why in _REFUSED.items():
             if kwargs.get(name) is not None and kwargs[name] is not False:
                 raise NotImplementedError(f"{name}: {why}")

@@ -23,6 +23,14 @@ _METADATA = frozenset({
 })
 
 
+# Operations that change their first argument.
+_IN_PLACE = frozenset(
+    {getattr(Tensor, name) for name in dir(Tensor)
+     if (name.endswith("_") and not name.endswith("__")) or name in (
+         "__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__",
+         "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__")} | {Tensor.data.__set__})
+
+
 class Mask(Tensor):
     """An additive mask [batch, 1, queries, keys]: 0 where a query sees a key, else the type's smallest number.
 
@@ -61,6 +69,9 @@ class Mask(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _IN_PLACE and isinstance(args[0], Mask) or isinstance((kwargs or {}).get("out"), Mask):
+            raise NotImplementedError("attention_mask: is changed in place, which ringattn's masks do not support; change a "
+                                      "copy (mask.clone())")
         if func not in _METADATA:
             args, kwargs = _as_matrices(args), _as_matrices(kwargs or {})
         with torch._C.DisableTorchFunctionSubclass():

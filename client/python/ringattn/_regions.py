@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ringattn import _core
+from ringattn._arguments import sizes_of
 from ringattn._arrays import tensor_in
 from ringattn._dtypes import numpy_dtype, service_dtype
 from ringattn._errors import OfOneProcess, error_of
@@ -226,13 +227,11 @@ class Arena:
 
 
 def _new(shape: int | Sequence[int], dtype: Any, room: Any) -> Any:
-    sizes = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(size) for size in shape)
-    if any(size < 0 for size in sizes):
-        raise ValueError(f"shape: {sizes} has a negative size")
+    sizes = sizes_of(shape)
     torch = sys.modules.get("torch")
     of_torch = torch is not None and isinstance(dtype, torch.dtype)
     name = service_dtype(dtype)
     block = room(math.prod(sizes) * numpy_dtype(name).itemsize)
-    if not of_torch and dtype != "bfloat16" and np.dtype(dtype) == np.bool_:
+    if name == "uint8" and not of_torch and np.dtype(dtype) == np.bool_:
         name = "bool"
     return tensor_in(np.asarray(block), sizes, dtype if of_torch else name)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ringattn import _core
 from ringattn._arguments import flag, items_of, positive_seconds, seed_number, signed_number, whole_number, window_pair
-from ringattn._arrays import Array, as_float32, as_int32, floats, integers, take
+from ringattn._arrays import Array, as_float32, as_int32, floats, integers, refuse_derivatives, take
 from ringattn._dtypes import float_name
 from ringattn._errors import invalid
 from ringattn._options import ATTENTION_NAMES, DilationLevel, Document, Window
@@ -76,7 +76,9 @@ def _plan_dict(options: Mapping[str, Any]) -> dict[str, Any]:
                             "key_splits")
                if options.get(name) is not None}
     tuning = {name: numbers.pop(name) for name in ("tile_q", "tile_kv", "key_splits") if name in numbers}
-    plan: dict[str, Any] = {"layout": options.get("layout"), "schedule": options.get("schedule"), **numbers}
+    plan: dict[str, Any] = {name: None if options.get(name) == "auto" else options.get(name)
+                            for name in ("layout", "schedule")}
+    plan |= numbers
     return plan | {"members": list(options.get("members") or ()), "tuning": tuning or None}
 
 
@@ -213,6 +215,8 @@ def _build(is_forward: bool, values: Mapping[str, Any],
         options = {**options, **{name: tail.cut(name, options[name]) for name in _CUT_OPTIONS if name in options}}
     tensors = {name: take(value, name) for name, value in values.items()}
     shape = Shape(tensors, cu_q, cu_k, writer)
+    for name in ("softmax_scale", "softcap", "dropout_p"):
+        refuse_derivatives(options.get(name), name)
     softcap, deterministic = options.get("softcap"), options.get("deterministic")
     attention: dict[str, Any] = {
         "softmax_scale": options.get("softmax_scale"), "softcap": None if softcap == 0 else softcap,

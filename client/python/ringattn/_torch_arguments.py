@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ringattn._arguments import flag, items_of, seed_number, signed_number, type_name, whole_number, window_pair
+from ringattn._arrays import refuse_masked
 from ringattn._errors import invalid
 from ringattn._options import DilationLevel, Document
 from ringattn._shape import PARTS
@@ -169,6 +170,7 @@ def offsets_tensor(cu_seqlens: Any, name: str) -> Tensor | None:
     """Returns cu_seqlens, a tensor or a sequence of whole numbers, as a tensor."""
     if cu_seqlens is None or isinstance(cu_seqlens, Tensor):
         return cu_seqlens
+    refuse_masked(cu_seqlens, name)
     try:
         return torch.tensor([whole_number(offset, name) for offset in cu_seqlens], dtype=torch.int64, device="cpu")
     except TypeError:

@@ -229,6 +229,9 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         NotImplementedError: names what is not supported. RingattnError: as `ringattn.attention`.
     """
     _check_keywords(module, kwargs)
+    if (cu_seq_lens_q is None) != (cu_seq_lens_k is None):
+        given, missing = ("q", "k") if cu_seq_lens_k is None else ("k", "q")
+        raise NotImplementedError(f"cu_seq_lens_{missing}: is missing next to cu_seq_lens_{given}; pass both")
     if (mark := mark_of(key)) is not None:
         if indices is not None:
             raise NotImplementedError("indices: sparse attention is not supported with a K/V cache")
@@ -258,7 +261,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         terms.add_bias(position_bias, "position_bias")
     if indices is not None:
         terms.add_visible(_selected(indices, queries, keys))
-    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+    if cu_seq_lens_q is not None:
         terms.add_documents(cu_seq_lens_q, cu_seq_lens_k)
     if s_aux is not None and sinks is not None:
         raise NotImplementedError("sinks: in addition to s_aux")

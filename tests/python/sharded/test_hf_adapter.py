@@ -1,5 +1,6 @@
 """substitute_hf_flash_attn: packed documents on the ranks give the logits and gradients of eager attention."""
 import os
+import re
 
 import pytest
 import reference
@@ -8,7 +9,7 @@ reason = os.environ.get("RINGATTN_NO_TORCH") or None
 torch = pytest.importorskip("torch", reason=reason)
 transformers = pytest.importorskip("transformers", reason=reason)
 
-from lib.small_models import MODELS, SIZE  # noqa: E402
+from lib.small_models import MODELS, SIZE, eager_attention  # noqa: E402
 
 OFFSETS = [0, 9, 40, 48]
 
@@ -58,6 +59,94 @@ def test_logits_and_gradients_equal_eagers(ranks, name, implementation, world_si
         reference.close(results[0][1][key], parameter.grad, 2e-4)
 
 
+class Module(torch.nn.Module):
+    """An attention module that may say of itself what is not so."""
+
+    def __init__(self, is_causal):
+        super().__init__()
+        if is_causal is not None:
+            self.is_causal = is_causal
+
+
+def attended(rank, world_size, kind, is_causal, name):
+    """This rank's attention with the mask of a mask function, as a model makes both."""
+    from ringattn.ring_flash_attn import substitute_hf_flash_attn, update_ring_flash_attn_params
+    from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+
+    substitute_hf_flash_attn(None, 1)
+    update_ring_flash_attn_params(torch.tensor(OFFSETS), None)
+    functions = {
+        "causal": (masking_utils.causal_mask_function, {}),
+        "everything": (masking_utils.bidirectional_mask_function, {"allow_is_bidirectional_skip": True}),
+        "window": (masking_utils.sliding_window_causal_mask_function(4), {"local_size": 4}),
+        "window to both sides": (masking_utils.sliding_window_bidirectional_mask_function(3), {"local_size": 3}),
+        "chunks": (lambda b, h, i, j: (j <= i) & (j // 4 == i // 4), {"local_size": 4}),
+        "of no known form": (lambda b, h, i, j: (i + j) % 3 != 1, {}),
+    }
+    tensors = [tensor.chunk(world_size, 2)[rank] for tensor in heads_first()]
+    tokens, mask = tensors[0].shape[2], None
+    if kind in functions:
+        function, options = functions[kind]
+        mask = AttentionMaskInterface()[name](1, tokens, tokens, mask_function=function, **options)
+    return AttentionInterface()[name](Module(is_causal), *tensors, mask)[0].numpy()
+
+
+def heads_first():
+    return torch.randn(3, 1, 2, OFFSETS[-1], 16, generator=torch.Generator().manual_seed(3)).unbind(0)
+
+
+@pytest.mark.parametrize("name", ["ringattn_shards", "flash_attention_2"])
+@pytest.mark.parametrize("is_causal", [None, True, False])
+def test_the_masks_meaning_decides_and_not_the_module(ranks, name, is_causal):
+    places = torch.arange(OFFSETS[-1])
+    distance = places[None] - places[:, None]
+    document = torch.searchsorted(torch.tensor(OFFSETS), places, right=True)
+    for kind, seen in (("causal", distance <= 0), ("everything", distance < 99),
+                       ("window", (distance <= 0) & (distance > -4)), ("window to both sides", distance.abs() <= 3)):
+        results = ranks(2).run(attended, kind, is_causal, name)
+        exact = eager_attention(*heads_first(), torch.where(seen & (document[:, None] == document), 0.0, -torch.inf))
+        reference.close(torch.cat([torch.from_numpy(result) for result in results], 1), exact, 1e-5)
+
+
+@pytest.mark.parametrize("kind, is_causal, name, match", [
+    ("chunks", True, "ringattn_shards", "attention_mask: the mask function of .* is neither causal nor complete"),
+    ("of no known form", None, "ringattn_shards", "attention_mask: the mask function of .* is neither causal nor complete"),
+    ("no mask", None, "ringattn_shards", "is_causal: Module has no mask and does not say"),
+    ("no mask", None, "flash_attention_2", "is_causal: Module has no mask and does not say"),
+    ("no mask", True, "ringattn_shards", "is_causal: Module has no mask and says that it is causal"),
+])
+def test_masks_that_are_refused(ranks, kind, is_causal, name, match):
+    for _, found, text in ranks(2).outcomes(attended, kind, is_causal, name):
+        assert found == "NotImplementedError" and re.search(match, text), text
+
+
+def test_an_encoder(ranks):
+    """Splinter's modules say that they are causal."""
+    eager = encoder("eager")
+    tokens, _ = inputs()
+    expected = torch.cat([eager(tokens[:, begin:end]).last_hidden_state
+                          for begin, end in zip(OFFSETS, OFFSETS[1:])], 1).detach()
+    results = ranks(2).run(encoded)
+    reference.close(torch.cat([torch.from_numpy(result) for result in results], 1), expected, 1e-5)
+
+
+def encoder(implementation):
+    """A tiny Splinter without dropout. Its positions are those of the documents."""
+    torch.manual_seed(1)
+    options = {key: value for key, value in SIZE.items() if key != "num_key_value_heads"}
+    config = transformers.SplinterConfig(**options, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return transformers.SplinterModel._from_config(config, attn_implementation=implementation).eval()
+
+
+def encoded(rank, world_size):
+    from ringattn.ring_flash_attn import substitute_hf_flash_attn, update_ring_flash_attn_params
+
+    substitute_hf_flash_attn(None, 1)
+    update_ring_flash_attn_params(torch.tensor(OFFSETS), None)
+    tokens, positions = (value.chunk(world_size, 1)[rank] for value in inputs())
+    return encoder("ringattn_shards")(tokens, position_ids=positions).last_hidden_state.detach().numpy()
+
+
 def refused(rank, world_size, change):
     from ringattn.ring_flash_attn import substitute_hf_flash_attn, update_ring_flash_attn_params
 
@@ -81,8 +170,6 @@ def refused(rank, world_size, change):
     ("sinks", "NotImplementedError", "s_aux: "), ("group", "ValueError", "process_group: .* different groups"),
 ])
 def test_what_is_refused(ranks, change, kind, match):
-    import re
-
     for _, found, text in ranks(2).outcomes(refused, change):
         assert found == kind and re.search(f"(^|: ){match}", text), text
 
