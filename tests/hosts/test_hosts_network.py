@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(not is_available(), reason="needs root, ip netns
 def make_hosts(tmp_path):
     made = []
 
-    def make(megabits, **options):
-        network = HostNetwork()
+    def make(megabits, cards=1, **options):
+        network = HostNetwork(cards)
         made.append(network)
         network.set_rate(megabits)
         cluster = HostCluster(tmp_path, network, **options)
@@ -72,6 +72,20 @@ def test_a_fast_link_uses_both_hosts(make_hosts):
         assert "ring over all 2 workers on 2 hosts, predicted" in plan.reason
     else:
         assert "predicted" in plan.reason
+
+
+# 40 Mbit/s: 5 MB/s per card.
+@pytest.mark.parametrize("cards", [1, 2])
+def test_the_rate_of_all_workers_of_a_host_depends_on_its_cards(make_hosts, cards):
+    hosts = make_hosts(40, cards=cards, per_host=2)
+    workers = list(hosts.topology().workers)
+    assert [w.location.host for w in workers] == ["host-0", "host-0", "host-1", "host-1"]
+    total, = {w.host_total_bytes_per_second for w in workers}
+    assert 0.6 * cards * 5e6 < total < 1.3 * cards * 5e6
+    assert all(0.6 * 5e6 < w.host_link_bytes_per_second < 1.5 * 5e6 for w in workers)
+    inputs = make_inputs(sq=1000, heads=4, kv_heads=1, dim=64)
+    result = run(hosts.attention, inputs, causal=True, world_size=4)
+    assert_close(result.array("out"), reference(inputs, causal=True)["out"], 1e-4)
 
 
 CAPTURE = """

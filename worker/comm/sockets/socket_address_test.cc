@@ -47,8 +47,8 @@ TEST(SocketAddress, SurvivesTheWayThroughText) {
 
 TEST(SocketAddress, OnlyNumericAddressesWithAPortAreParsed) {
   sockaddr_storage address{};
-  for (const char* text : {"", ":", "127.0.0.1", "localhost:80", "127.0.0.1:http", "127.0.0.1:80:90",
-                           "[::1:80", "no.numeric.host:1"}) {
+  for (const char* text : {"", ":", "127.0.0.1", "localhost:80", "127.0.0.1:http",
+                           "127.0.0.1:80:90", "[::1:80", "no.numeric.host:1"}) {
     EXPECT_EQ(ParseSocketText(text, &address), 0u) << text;
   }
 }
