@@ -9,9 +9,11 @@ import pytest
 
 from attention import assert_close, make_inputs, reason_of, reference, run
 from cluster import wait_until
+from health import NOT_SERVING, SERVING, health
 from host_network import HostCluster, HostNetwork, is_available
 from stubs import cluster_pb2
 
+HEALTH_PORT = 7810
 pytestmark = pytest.mark.skipif(not is_available(), reason="needs root, ip netns and tc tbf")
 
 
@@ -27,7 +29,8 @@ def start(tmp_path, network):
     clusters = []
 
     def make(**options):
-        clusters.append(HostCluster(tmp_path, network, **options))
+        clusters.append(HostCluster(tmp_path, network, worker_flags=[f"--health_listen=0.0.0.0:{HEALTH_PORT}"],
+                                    **options))
         return clusters[-1]
 
     yield make
@@ -39,6 +42,11 @@ def start(tmp_path, network):
 def page(ring, path):
     with urllib.request.urlopen(f"http://{ring.ports['metrics']}/{path}", timeout=10) as reply:
         return reply.read().decode()
+
+
+def health_of(ring, name):
+    """The address of a worker's health port."""
+    return f"{ring.network.inside[int(name[-1])]}:{HEALTH_PORT}"
 
 
 def parted_workers(ring):
@@ -67,6 +75,8 @@ def check_whole(ring, after_generation):
     assert len(check_served(ring, world_size=2)) == 2
     wait_until(lambda: parted_workers(ring) == 0, 10, "no parted worker")
     assert "hosts reach each other again" in log_of(ring)
+    for worker in ("worker-0", "worker-1"):
+        assert wait_until(lambda: health(health_of(ring, worker), "readiness") == SERVING, 5, "readiness")
 
 
 # Both directions, and one.
@@ -88,6 +98,12 @@ def test_a_partition_while_forming_leaves_one_host(network, start, cut):
     rows = {row["name"]: row for row in json.loads(page(ring, "status.json"))["workers"]}
     assert rows[parted.name]["state"] == "parted"
     assert rows[parted.name]["parted_from"] == list(parted.parted_from)
+    # Kubernetes sends no traffic to a pod that is not ready, and does not restart one that is alive.
+    for worker in (parted.name, member):
+        probe = health_of(ring, worker)
+        assert health(probe, "liveness") == SERVING
+        wanted = NOT_SERVING if worker == parted.name else SERVING
+        assert wait_until(lambda: health(probe, "readiness") == wanted, 5, f"readiness of {worker}")
     assert "hosts parted" in log_of(ring)
     # Probes fail, and the ring stays as it is.
     time.sleep(12)
