@@ -68,6 +68,8 @@ def test_check_flags_says_what_is_wrong_and_starts_nothing(tmp_path, program):
     assert right.returncode == 0, right.stderr
     of_workers = [((f"--secret_file={secret}", f"--ring_address={wildcard}"),
                    f'the ring address is "{wildcard}"; it must be') for wildcard in ("0.0.0.0", "::")]
+    of_workers.append(((f"--secret_file={secret}", "--ring_address=127.0.0.1", "--ring_interface=lo"),
+                       "--ring_address excludes --ring_interface"))
     for wrong, words in (*(of_workers if program == WORKER else ()),
                          ((f"--secret_file={secret}", "--no_such_flag=1"), "--no_such_flag"),
                          (("--secret_file=/no/such/file",), "secret file"),

@@ -115,9 +115,12 @@ class HostCluster(Cluster):
     """A coordinator outside of both hosts, and workers on each: worker-0 and so on are those of the
     first host. Workers of a host use its cards in turn."""
 
-    def __init__(self, directory, network, server_flags=(), worker_flags=(), members=None, per_host=1):
-        """Waits for a ring of `members`. None: all workers."""
+    def __init__(self, directory, network, server_flags=(), worker_flags=(), members=None, per_host=1,
+                 by_interface=False):
+        """Waits for a ring of `members`. None: all workers. `by_interface`: workers get the names of the
+        cards instead of an address."""
         self.network = network
+        self.by_interface = by_interface
         self.per_host = per_host
         super().__init__(directory, workers=0, worker_flags=worker_flags, server_flags=[
             f"--single_device_threshold_tokens={THRESHOLD}", "--insecure", *server_flags])
@@ -138,9 +141,13 @@ class HostCluster(Cluster):
         host, card = index // self.per_host, index % self.per_host % len(self.network.cards)
         name, inside = f"worker-{index}", self.network.inside[host]
         port = self.ports["control"].rpartition(":")[2]
+        ring = [f"--ring_address={self.network.cards[card][host]}"]
+        if self.by_interface:
+            names = ",".join(f"e{number}" for number in range(len(self.network.cards)))
+            ring = [f"--ring_interface={names}", f"--local_rank={index % self.per_host}",
+                    f"--local_workers={self.per_host}"]
         self.workers[index] = self._spawn(name, self.network.command(host, [
             WORKER, f"--coordinator={self.network.outside[host]}:{port}",
             f"--secret_file={self.secret}", f"--name={name}", f"--host_id=host-{host}",
             "--device=cpu", "--threads=1", f"--data_listen={inside}:0",
-            f"--metrics_listen={inside}:0", f"--ring_address={self.network.cards[card][host]}",
-            "--insecure", *self.worker_flags, *flags]))
+            f"--metrics_listen={inside}:0", *ring, "--insecure", *self.worker_flags, *flags]))

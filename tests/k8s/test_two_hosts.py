@@ -49,7 +49,7 @@ def two_hosts(release):
 
 
 @pytest.fixture
-def kubernetes(two_hosts):
+def link(two_hosts):
     cluster = two_hosts.kubernetes
     yield cluster
     cluster.heal()
@@ -134,11 +134,12 @@ def test_a_ring_over_both_nodes_is_right(two_hosts, short_input, report, flags):
 
 
 # 20 Mbit/s: 2.5 MB/s, in both directions. All workers of a node share the link.
-def test_a_slow_link_keeps_requests_on_one_node(two_hosts, kubernetes, short_input, report):
-    kubernetes.shape(20)
+def test_a_slow_link_keeps_requests_on_one_node(two_hosts, link, short_input, report):
+    link.shape(20)
     workers = form_again(two_hosts)["workers"]
-    slow = [worker["host_link_bytes_per_second"] for worker in workers]
-    assert all(0.5 * 2.5e6 < rate < 1.6 * 2.5e6 for rate in slow), slow
+    # Senders may end once their bytes are in a socket's queue. The receivers' rates are lower.
+    slow = min(worker["host_link_bytes_per_second"] for worker in workers)
+    assert 0.5 * 2.5e6 < slow < 1.6 * 2.5e6
     total = workers[0]["host_total_bytes_per_second"]
     assert 0.5 * 2.5e6 < total < 1.6 * 2.5e6
     done = two_hosts.call("forward", f"--input={short_input}",
@@ -148,11 +149,11 @@ def test_a_slow_link_keeps_requests_on_one_node(two_hosts, kubernetes, short_inp
     assert plan["world_size"] <= 2
     assert two_hosts.forward(short_input, "--causal") == 1
     assert two_hosts.forward(short_input, *ALL) == 1
-    kubernetes.shape(None)
-    fast = [worker["host_link_bytes_per_second"] for worker in form_again(two_hosts)["workers"]]
-    assert min(fast) > 4 * max(slow), (slow, fast)
-    report(f"a link of 2.5 MB/s was measured as {min(slow):.3g} to {max(slow):.3g} bytes/s, of all workers "
-           f"together {total:.3g}")
+    link.shape(None)
+    fast = min(worker["host_link_bytes_per_second"] for worker in form_again(two_hosts)["workers"])
+    assert fast > 4 * slow
+    report(f"a link of 2.5 MB/s was measured as {slow:.3g} bytes/s, of all workers together {total:.3g}; "
+           f"without a limit {fast:.3g}")
 
 
 def check_parted(release, serving):
@@ -171,9 +172,9 @@ def check_parted(release, serving):
     assert all(map(is_ready, nodes_of(release)[serving].values()))
 
 
-def check_whole(release, kubernetes, short_input, report, restarts):
+def check_whole(release, link, short_input, report, restarts):
     healed = time.monotonic()
-    kubernetes.heal()
+    link.heal()
     release.wait_ring(4)
     report(f"  all four workers in the ring {time.monotonic() - healed:.1f} s after the nodes reach each other")
     release.settled(WORKERS)  # all pods are ready
@@ -181,37 +182,37 @@ def check_whole(release, kubernetes, short_input, report, restarts):
     assert release.restarts() == restarts
 
 
-def test_nodes_are_parted_in_mid_request(two_hosts, kubernetes, long_input, short_input, report):
+def test_nodes_are_parted_in_mid_request(two_hosts, link, long_input, short_input, report):
     restarts = two_hosts.restarts()
     call = Call(two_hosts, long_input)
-    kubernetes.part(*map(addresses, nodes_of(two_hosts).values()))
+    link.part(*map(addresses, nodes_of(two_hosts).values()))
     error, seconds = call.error()
     # The lost attempt is replayed, and a ring of four is then more than there is.
-    assert (error["code"], error["reason"]) in (
-        ("ABORTED", "WORKER_LOST"), ("FAILED_PRECONDITION", "INVALID_REQUEST")), error
+    assert error["code"] in ("ABORTED", "FAILED_PRECONDITION"), error
     serving = check_one_node_serves(two_hosts, short_input)
     report(f"nodes parted in mid-request: {error['code']} after {seconds:.1f} s, one node serves after "
            f"{time.monotonic() - call.began:.1f} s")
     check_parted(two_hosts, serving)
-    check_whole(two_hosts, kubernetes, short_input, report, restarts)
+    check_whole(two_hosts, link, short_input, report, restarts)
 
 
-def test_nodes_are_parted_while_a_ring_forms(two_hosts, kubernetes, short_input, report):
+def test_nodes_are_parted_while_a_ring_forms(two_hosts, link, short_input, report):
     restarts = two_hosts.restarts()
     generation = two_hosts.generation()
     # Addresses stay when a container ends.
-    kubernetes.part(*map(addresses, nodes_of(two_hosts).values()))
+    link.part(*map(addresses, nodes_of(two_hosts).values()))
     began = time.monotonic()
     two_hosts.kill_container("ringattn-worker-3")
+    two_hosts.wait_ring(2, after=generation)
     serving = check_one_node_serves(two_hosts, short_input)
-    topology = two_hosts.wait_ring(2, after=generation)
     report(f"nodes parted while a ring forms: one node serves after {time.monotonic() - began:.1f} s")
     check_parted(two_hosts, serving)
     # Probes fail, and the ring stays as it is.
+    generation = two_hosts.generation(2)
     time.sleep(12)
-    assert two_hosts.generation(2) == int(topology["generation"])
+    assert two_hosts.generation(2) == generation
     restarts["ringattn-worker-3"] += 1
-    check_whole(two_hosts, kubernetes, short_input, report, restarts)
+    check_whole(two_hosts, link, short_input, report, restarts)
 
 
 def test_a_node_is_lost(two_hosts, long_input, short_input, report):
@@ -219,8 +220,7 @@ def test_a_node_is_lost(two_hosts, long_input, short_input, report):
     lost = time.monotonic()
     two_hosts.kubernetes.lose_node()
     error, seconds = call.error()
-    assert (error["code"], error["reason"]) in (
-        ("ABORTED", "WORKER_LOST"), ("FAILED_PRECONDITION", "INVALID_REQUEST")), error
+    assert error["code"] in ("ABORTED", "FAILED_PRECONDITION"), error
     assert check_one_node_serves(two_hosts, short_input) == "node1"
     report(f"a node of two workers lost in mid-request: {error['code']} after {seconds:.1f} s, the other node "
            f"serves after {time.monotonic() - lost:.1f} s")
