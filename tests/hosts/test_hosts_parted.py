@@ -59,8 +59,8 @@ def parted_topology(ring):
     """The topology, once one worker is the ring and the other is parted."""
     topology = ring.topology()
     states = sorted(worker.state for worker in topology.workers)
-    wanted = sorted([cluster_pb2.WORKER_STATE_READY, cluster_pb2.WORKER_STATE_PARTED])
-    return topology if states == wanted else None
+    expected = sorted([cluster_pb2.WORKER_STATE_READY, cluster_pb2.WORKER_STATE_PARTED])
+    return topology if states == expected else None
 
 
 def log_of(ring):
@@ -111,8 +111,8 @@ def test_a_partition_while_forming_leaves_one_host(network, start, cut):
     for worker in (parted.name, member):
         probe = health_of(ring, worker)
         assert health(probe, "liveness") == SERVING
-        wanted = NOT_SERVING if worker == parted.name else SERVING
-        assert wait_until(lambda: health(probe, "readiness") == wanted, 5, f"readiness of {worker}")
+        expected = NOT_SERVING if worker == parted.name else SERVING
+        assert wait_until(lambda: health(probe, "readiness") == expected, 5, f"readiness of {worker}")
     assert "hosts parted" in log_of(ring)
     # Probes fail, and the ring stays as it is.
     time.sleep(12)
