@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -40,6 +41,7 @@ struct RawOptions {
   int64_t pin_local_memory = -1;     // -1: the default
   int64_t max_imported_memory = -1;  // -1: the default
   std::string local_socket_dir;
+  std::vector<std::string> ring_interfaces;  // empty: --ring_address counts
 };
 
 // More than the memory of all GPUs of a machine, 8 of 192 GiB; limits address space only.
@@ -190,7 +192,7 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->default_str(absl::StrCat(line->backend.pinned_pool_bytes));
 }
 
-void AddListeners(CLI::App* app, CommandLine* line) {
+void AddListeners(CLI::App* app, CommandLine* line, RawOptions* raw) {
   app->add_option("--data_listen", line->worker.data_listen,
                   "address of the gRPC server for the coordinator (ShardService, health, "
                   "reflection); port 0 picks a free port")
@@ -212,6 +214,12 @@ void AddListeners(CLI::App* app, CommandLine* line) {
       ->check([](const std::string& host) { return std::string(CheckRingAddress(host).message()); })
       ->type_name("HOST")
       ->capture_default_str();
+  app->add_option("--ring_interface", raw->ring_interfaces,
+                  "network interfaces whose address takes the place of --ring_address, such as "
+                  "net1,net2: the worker with --local_rank=N uses number N modulo their count")
+      ->delimiter(',')
+      ->excludes("--ring_address")
+      ->type_name("NAME[,NAME...]");
   app->add_option("--port_file", line->port_file,
                   "write the bound addresses to this file as JSON: "
                   "{\"data\",\"client_data\",\"metrics\",\"health\"}")
@@ -439,6 +447,14 @@ void Resolve(const RawOptions& raw, CommandLine* line) {
   ResolveLocalMemory(raw, line);
   line->backend.ring_connect_timeout = line->worker.ring.connect_timeout;
   line->backend.host_id = line->worker.location.host_id;
+  if (!raw.ring_interfaces.empty() && !line->check_flags) {
+    const size_t index = line->backend.local_rank % raw.ring_interfaces.size();
+    absl::StatusOr<std::string> address = AddressOfInterface(raw.ring_interfaces[index]);
+    if (!address.ok()) {
+      throw CLI::ValidationError("--ring_interface", std::string(address.status().message()));
+    }
+    line->backend.ring_host = *std::move(address);
+  }
   line->worker.ring_host = line->backend.ring_host;
   absl::StatusOr<std::string> secret = ReadSecretFile(raw.secret_file);
   if (!secret.ok()) throw CLI::ValidationError("--secret_file", secret.status().ToString());
@@ -482,7 +498,7 @@ CommandLine ParseCommandLine(int argc, char** argv) {
   AddCluster(&app, &line, &raw);
   AddLocation(&app, &line);
   AddResources(&app, &line, &raw);
-  AddListeners(&app, &line);
+  AddListeners(&app, &line, &raw);
   AddClientPort(&app, &line);
   AddLocalMemory(&app, &line, &raw);
   AddSecurity(&app, &line);

@@ -23,6 +23,7 @@ PlannerInputs InputsOf(const v1::Topology& topology, const AttentionSpec& spec, 
          .call_overhead_seconds = ToSeconds(worker.call_overhead()),
          .exchange_overhead_seconds = ToSeconds(worker.exchange_overhead()),
          .host_link_bytes_per_second = worker.host_link_bytes_per_second(),
+         .host_total_bytes_per_second = worker.host_total_bytes_per_second(),
          .host_exchange_overhead_seconds = ToSeconds(worker.host_exchange_overhead())});
   }
   return InputsOfMembers(members, named, default_host_link);

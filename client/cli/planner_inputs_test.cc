@@ -73,6 +73,11 @@ TEST(PlannerInputs, HostsHaveTheirOwnFigures) {
   SetSeconds(3e-4, topology.mutable_workers(1)->mutable_host_exchange_overhead());
   EXPECT_EQ(inputs({}).host_link_bytes_per_s, 2e9);
   EXPECT_EQ(inputs({}).host_exchange_overhead_s, 3e-4);
+  EXPECT_EQ(inputs({}).host_total_bytes_per_s, 0);
+  EXPECT_EQ(inputs({}).HostBytesPerSecond(), 2e9);
+  topology.mutable_workers(0)->set_host_total_bytes_per_second(5e9);
+  topology.mutable_workers(2)->set_host_total_bytes_per_second(4e9);
+  EXPECT_EQ(inputs({}).HostBytesPerSecond(), 4e9);
   EXPECT_TRUE(inputs({}).host_link_measured);
 }
 

@@ -171,6 +171,11 @@ double CostSum::ReadyToExchange(int rank, size_t step, const Progress& before,
   return std::max(calls, before.arrivals[rank]);
 }
 
+double CostSum::Links::Occupy(int from, int to, double ready, double seconds) {
+  out[from] = in[to] = std::max({ready, out[from], in[to]}) + seconds;
+  return out[from];
+}
+
 void CostSum::ExchangeBetweenHosts(size_t step, const std::vector<double>& ready) {
   struct Flow {
     int from;
@@ -186,14 +191,17 @@ void CostSum::ExchangeBetweenHosts(size_t step, const std::vector<double>& ready
   std::stable_sort(flows.begin(), flows.end(),
                    [](const Flow& a, const Flow& b) { return a.ready < b.ready; });
   for (const Flow& flow : flows) {
-    double& out_free = out_free_[host_of_rank_[flow.from]];
-    double& in_free = in_free_[host_of_rank_[flow.sent->to]];
-    const double seconds = flow.sent->bytes / inputs_.host_link_bytes_per_s;
-    out_free = in_free = std::max({flow.ready, out_free, in_free}) + seconds;
-    const double ends = out_free + inputs_.host_exchange_overhead_s;
-    for (int rank : {flow.from, flow.sent->to}) {
+    const int to = flow.sent->to;
+    const double bytes = flow.sent->bytes;
+    const double of_ranks =
+        rank_links_.Occupy(flow.from, to, flow.ready, bytes / inputs_.host_link_bytes_per_s);
+    const double of_hosts = host_links_.Occupy(host_of_rank_[flow.from], host_of_rank_[to],
+                                               flow.ready, bytes / inputs_.HostBytesPerSecond());
+    rank_links_.out[flow.from] = rank_links_.in[to] = std::max(of_ranks, of_hosts);
+    const double ends = rank_links_.out[flow.from] + inputs_.host_exchange_overhead_s;
+    for (int rank : {flow.from, to}) {
       const std::vector<int>& needed = ranks_[rank][step].needed_from;
-      const int peer = rank == flow.from ? flow.sent->to : flow.from;
+      const int peer = rank == flow.from ? to : flow.from;
       Arrivals& arrivals = arrivals_[rank][step + flow.sent->steps - 1];
       arrivals.all = std::max(arrivals.all, ends);
       if (std::find(needed.begin(), needed.end(), peer) != needed.end()) {
@@ -229,10 +237,11 @@ Plan CostSum::Finish(const ProgramRecipe& recipe, ShardPlan shards) && {
   plan_.shards = std::move(shards);
   const size_t steps = ranks_.empty() ? 0 : ranks_.front().size();
   plan_.step_count = static_cast<int64_t>(steps);
-  out_free_.assign(hosts_, 0);
-  in_free_.assign(hosts_, 0);
   arrivals_.assign(ranks_.size(), std::vector<Arrivals>(steps));
   const std::vector<double> zeros(ranks_.size(), 0);
+  rank_links_ = {zeros, zeros};
+  host_links_.out.assign(hosts_, 0);
+  host_links_.in.assign(hosts_, 0);
   Progress earlier{zeros, zeros, zeros};
   Progress before = earlier;
   for (size_t step = 0; step < steps; ++step) {

@@ -25,9 +25,9 @@ double FlopsOfCall(const AttentionSpec& spec, const ComputeCall& call);
 //     of their own step.
 //   - The transfers of a step wait, on both ranks, for the transfers of the step before, and for
 //     its calls if these conflict with them, otherwise for the calls of the step before that.
-//   - A transfer between hosts overlaps all steps that it may take (Transfer::steps). Ranks of a
-//     host share the rate between hosts: their transfers follow each other, in the order in which
-//     both ranks are ready.
+//   - A transfer between hosts overlaps all steps that it may take (Transfer::steps). It moves at
+//     most at the rate of one rank. Ranks of a host share the host's rate: their transfers use it
+//     one after the other, in the order in which both ranks are ready.
 class CostSum {
  public:
   // `host_of_rank`: empty if all ranks are on one host. `spec` and `inputs` must outlive this.
@@ -50,7 +50,7 @@ class CostSum {
   struct RankStep {
     double compute_seconds = 0;   // with launches
     double exchange_seconds = 0;  // inside the host
-    double between_seconds = 0;   // between hosts, at the host's whole rate
+    double between_seconds = 0;   // between hosts, at the rate of one rank
     std::vector<int> peers;       // inside the host
     std::vector<Sent> sent;       // to other hosts
     // By sender on another host: the calls of the step need what arrives in it.
@@ -80,8 +80,13 @@ class CostSum {
   const std::vector<int> host_of_rank_;
   int hosts_ = 1;
   std::vector<std::vector<RankStep>> ranks_;
-  // By host: when the link is free.
-  std::vector<double> out_free_, in_free_;
+  // When a direction of a link is free.
+  struct Links {
+    std::vector<double> out, in;
+    // Adds a transfer and returns when it ends.
+    double Occupy(int from, int to, double ready, double seconds);
+  };
+  Links rank_links_, host_links_;
   // By rank and step: when the transfers between hosts end whose last step it is.
   struct Arrivals {
     double before_calls = 0;

@@ -74,6 +74,33 @@ TEST(DoubleRingPlanTest, MakesASecondHostWorthwhileForShorterRequests) {
   EXPECT_EQ(plan.recipe.schedule, ScheduleKind::kDoubleRing) << plan.reason;
 }
 
+// With one card per GPU, all workers of a host together send eight times as much as one of them.
+TEST(DoubleRingPlanTest, UsesTheRateOfAllWorkersOfAHost) {
+  PlannerInputs cards = GpuHosts({8, 8}, 1.25e10);
+  const Plan shared = *PlanFor(65536, cards, {});
+  EXPECT_EQ(shared.shards.world_size, 8) << shared.reason;
+  cards.host_total_bytes_per_s = 1e11;
+  const Plan plan = *PlanFor(65536, cards, {});
+  EXPECT_EQ(plan.shards.world_size, 16) << plan.reason;
+  EXPECT_EQ(plan.recipe.schedule, ScheduleKind::kDoubleRing) << plan.reason;
+  EXPECT_TRUE(absl::StrContains(
+      plan.reason, "with 1.25e+10 bytes/s between hosts and 1e+11 from all workers of a host"))
+      << plan.reason;
+  // A flat ring uses one card of each host.
+  PlanChoice flat{.schedule = ScheduleKind::kRing, .world_size = 16};
+  const double one_card = PlanFor(65536, cards, flat)->predicted_compute_seconds;
+  cards.host_total_bytes_per_s = 0;
+  EXPECT_EQ(PlanFor(65536, cards, flat)->predicted_compute_seconds, one_card);
+  // A total below the rate of one worker does not count.
+  const double shared_seconds =
+      PlanFor(65536, cards, {.schedule = ScheduleKind::kDoubleRing, .world_size = 16})
+          ->predicted_compute_seconds;
+  cards.host_total_bytes_per_s = 1e9;
+  EXPECT_EQ(PlanFor(65536, cards, {.schedule = ScheduleKind::kDoubleRing, .world_size = 16})
+                ->predicted_compute_seconds,
+            shared_seconds);
+}
+
 TEST(DoubleRingPlanTest, IsNotChosenForUnequalHostsOrDeterministicRequestsOrOneHost) {
   PlanChoice all;
   all.world_size = 6;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 
 namespace ringattn {
 namespace {
@@ -81,6 +82,21 @@ std::vector<int> HostOfEachRank(const PlannerInputs& inputs, int world_size) {
   }
   hosts.resize(world_size);
   return hosts;
+}
+
+int64_t RanksPerHost(const std::vector<int>& host_of_rank, int world_size) {
+  if (host_of_rank.empty()) return world_size;
+  const auto run_from = [&](size_t begin) {
+    size_t end = begin;
+    while (end < host_of_rank.size() && host_of_rank[end] == host_of_rank[begin]) ++end;
+    return end - begin;
+  };
+  const size_t size = run_from(0);
+  std::set<int> hosts;
+  for (size_t begin = 0; begin < host_of_rank.size(); begin += size) {
+    if (run_from(begin) != size || !hosts.insert(host_of_rank[begin]).second) return 0;
+  }
+  return static_cast<int64_t>(size);
 }
 
 }  // namespace ringattn

@@ -3,6 +3,7 @@
 #ifndef RINGATTN_COMMON_PLAN_HOST_RINGS_H_
 #define RINGATTN_COMMON_PLAN_HOST_RINGS_H_
 
+#include <cstdint>
 #include <vector>
 
 #include "common/plan/planner.h"
@@ -36,6 +37,11 @@ std::vector<HostRing> RingsOfWholeHosts(const PlannerInputs& inputs, bool determ
 // members, returns their hosts instead.
 // REQUIRES: world_size is at most the number of ready workers.
 std::vector<int> HostOfEachRank(const PlannerInputs& inputs, int world_size);
+
+// Returns the number of ranks of each host if all hosts have equally many and they are neighbours,
+// else 0. The ring size if all ranks are on one host.
+//   host_of_rank  empty: all ranks are on one host
+int64_t RanksPerHost(const std::vector<int>& host_of_rank, int world_size);
 
 }  // namespace ringattn
 

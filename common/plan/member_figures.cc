@@ -64,10 +64,11 @@ PlannerInputs InputsOfMembers(const std::vector<MemberFigures>& members,
   inputs.host_of_member = HostsOfNamed(members, named);
   inputs.ready_workers = static_cast<int>(members.size());
   std::vector<const MemberFigures*> all;
-  double host_link = 0, host_exchange_overhead = 0;
+  double host_link = 0, host_total = 0, host_exchange_overhead = 0;
   for (const MemberFigures& member : members) {
     all.push_back(&member);
     host_link = Slower(host_link, member.host_link_bytes_per_second);
+    host_total = Slower(host_total, member.host_total_bytes_per_second);
     host_exchange_overhead =
         std::max(host_exchange_overhead, member.host_exchange_overhead_seconds);
   }
@@ -76,6 +77,7 @@ PlannerInputs InputsOfMembers(const std::vector<MemberFigures>& members,
   if (hosts.size() <= 1) return inputs;
   inputs.host_link_measured = host_link > 0;
   inputs.host_link_bytes_per_s = host_link > 0 ? host_link : default_host_link;
+  inputs.host_total_bytes_per_s = host_total;
   if (host_link > 0) inputs.host_exchange_overhead_s = host_exchange_overhead;
   for (const auto& host : hosts) {
     // A figure that a host's members have not measured is taken from the others.

@@ -19,6 +19,8 @@ struct MemberFigures {
   double exchange_overhead_seconds = 0;
   // Between this member's host and a neighbouring one.
   double host_link_bytes_per_second = 0;
+  // The same for all workers of both hosts together.
+  double host_total_bytes_per_second = 0;
   double host_exchange_overhead_seconds = 0;
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -158,23 +157,6 @@ struct Candidate {
   Plan plan;
   std::string why;
 };
-
-// Returns the number of ranks of each host if all hosts have equally many and they are neighbours,
-// else 0. The ring size if all ranks are on one host.
-int64_t RanksPerHost(const std::vector<int>& host_of_rank, int world_size) {
-  if (host_of_rank.empty()) return world_size;
-  const auto run_from = [&](size_t begin) {
-    size_t end = begin;
-    while (end < host_of_rank.size() && host_of_rank[end] == host_of_rank[begin]) ++end;
-    return end - begin;
-  };
-  const size_t size = run_from(0);
-  std::set<int> hosts;
-  for (size_t begin = 0; begin < host_of_rank.size(); begin += size) {
-    if (run_from(begin) != size || !hosts.insert(host_of_rank[begin]).second) return 0;
-  }
-  return static_cast<int64_t>(size);
-}
 
 // Returns the group size of a double ring that the client requests.
 absl::StatusOr<int64_t> GroupSize(const PlanChoice& choice, const std::vector<int>& host_of_rank,
@@ -467,9 +449,13 @@ std::string PredictionsText(const std::vector<HostRing>& rings, const std::vecto
                                      Counted(rings[i].hosts, "host")));
   }
   if (others.empty()) return "";
-  return absl::StrFormat(", predicted %.3g s against %s, with %.3g bytes/s between hosts (%s)",
+  const std::string together =
+      inputs.host_total_bytes_per_s > inputs.host_link_bytes_per_s
+          ? absl::StrFormat(" and %.3g from all workers of a host", inputs.host_total_bytes_per_s)
+          : "";
+  return absl::StrFormat(", predicted %.3g s against %s, with %.3g bytes/s between hosts%s (%s)",
                          plans[best].plan.predicted_compute_seconds, absl::StrJoin(others, " and "),
-                         inputs.host_link_bytes_per_s,
+                         inputs.host_link_bytes_per_s, together,
                          inputs.host_link_measured ? "measured" : "assumed");
 }
 

@@ -4,6 +4,7 @@
 #ifndef RINGATTN_COMMON_PLAN_PLANNER_H_
 #define RINGATTN_COMMON_PLAN_PLANNER_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -63,13 +64,21 @@ struct PlannerInputs {
 
   // The hosts of the workers, in ring order; empty: all workers are on one host.
   std::vector<HostFigures> hosts;
-  // Out of a host and into it, per direction: all ranks of the host share the rate. The default is
-  // that of Limits::default_host_link_bytes_per_second.
+  // One rank's rate to another host, per direction. The default is that of
+  // Limits::default_host_link_bytes_per_second.
   double host_link_bytes_per_s = 1.25e9;
+  // The rate out of a host and into it, per direction, that all its ranks share. A value below
+  // host_link_bytes_per_s, such as 0 (not measured), does not count.
+  double host_total_bytes_per_s = 0;
   double host_exchange_overhead_s = 1e-4;  // per step with transfers between hosts
   bool host_link_measured = false;
   // The host of each of PlanChoice::members; empty: no members are named, or all are on one host.
   std::vector<int> host_of_member;
+
+  // Returns the rate that the ranks of a host share.
+  double HostBytesPerSecond() const {
+    return std::max(host_link_bytes_per_s, host_total_bytes_per_s);
+  }
 
   bool operator==(const PlannerInputs&) const = default;
 };

@@ -188,6 +188,7 @@ v1::Topology Coordinator::Impl::topology() const {
       info->set_link_bytes_per_second(worker.committed.link_bytes_per_second());
       *info->mutable_exchange_overhead() = worker.committed.exchange_overhead();
       info->set_host_link_bytes_per_second(worker.committed.host_link_bytes_per_second());
+      info->set_host_total_bytes_per_second(worker.committed.host_total_bytes_per_second());
       *info->mutable_host_exchange_overhead() = worker.committed.host_exchange_overhead();
       info->set_next_transport(worker.committed.next_transport());
     }

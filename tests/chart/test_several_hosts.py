@@ -31,6 +31,11 @@ def environment(container):
     return {entry["name"]: entry.get("value") for entry in container["env"]}
 
 
+def ring_flags(container):
+    return [word for word in container["args"] if word.startswith("--ring_")
+            and not word.startswith("--ring_transport")]
+
+
 def zone_flags(container):
     return [word for word in container["args"] if word.startswith("--zone")]
 
@@ -39,7 +44,7 @@ def zone_flags(container):
 def test_defaults_add_nothing():
     pod, container, found = render()
     assert not zone_flags(container)
-    assert "--ring_address=$(POD_IP)" in container["args"]
+    assert ring_flags(container) == ["--ring_address=$(POD_IP)"]
     assert set(environment(container)) == {"POD_NAME", "POD_IP", "CPU_REQUEST"}
     assert container["resources"] == {"requests": {"cpu": "2", "memory": "4Gi"},
                                       "limits": {"memory": "4Gi"}}
@@ -121,7 +126,16 @@ def test_networks_of_gpu_pods():
     assert {name: value for name, value in environment(container).items() if name.startswith("NCCL_")} == {
         "NCCL_SOCKET_IFNAME": "=net1,net2", "NCCL_IB_HCA": "mlx5_0,mlx5_1", "NCCL_IB_GID_INDEX": "3",
         "NCCL_NET_GDR_LEVEL": "PHB", "NCCL_BUFFSIZE": "16777216"}
-    assert "--ring_address=$(POD_IP)" in container["args"]
+    assert ring_flags(container) == ["--ring_interface=net1,net2"]
+
+
+@needs_helm
+@pytest.mark.parametrize("words", [(), (GPU, "worker.gpu.ringTransport=wire"),
+                                   (GPU, "worker.gpu.ringTransport=peer+wire")])
+def test_sockets_use_the_interfaces_and_nccl_is_not_told(words):
+    _, container, _ = render(*settings("worker.network.interfaces={net1,net2}", *words))
+    assert ring_flags(container) == ["--ring_interface=net1,net2"]
+    assert "NCCL_SOCKET_IFNAME" not in environment(container)
 
 
 @needs_helm
@@ -185,8 +199,6 @@ WRONG = {
     "an interface twice": ((GPU, r"worker.network.interfaces={net1,net1}"), ("/worker/network/interfaces",)),
     "interfaces as a text": ((GPU, "worker.network.interfaces=net1"),
                                     ("/worker/network/interfaces", "array")),
-    "interfaces of CPU workers": (("worker.network.interfaces={net1}",),
-                                  ("worker.network.interfaces is for worker.mode=gpu",)),
     "interfaces that copy engines ignore": (
         (GPU, "worker.network.interfaces={net1}", "worker.gpu.ringTransport=peer"), ("ringTransport=peer",)),
     "interfaces twice": ((GPU, "worker.network.interfaces={net1}", "worker.nccl.NCCL_SOCKET_IFNAME=net1"),

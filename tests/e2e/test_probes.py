@@ -7,21 +7,7 @@ import grpc
 import pytest
 
 from cluster import SERVER, WORKER, Cluster, wait_until
-
-SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse's only field
-
-
-def health(address, service):
-    """SERVING, NOT_SERVING, or None if the port is closed."""
-    with grpc.insecure_channel(address) as channel:
-        check = channel.unary_unary("/grpc.health.v1.Health/Check")
-        request = b"\x0a" + bytes([len(service)]) + service.encode()
-        try:
-            return check(request, timeout=5)
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.UNAVAILABLE:
-                return None
-            raise
+from health import NOT_SERVING, SERVING, health
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +68,8 @@ def test_check_flags_says_what_is_wrong_and_starts_nothing(tmp_path, program):
     assert right.returncode == 0, right.stderr
     of_workers = [((f"--secret_file={secret}", f"--ring_address={wildcard}"),
                    f'the ring address is "{wildcard}"; it must be') for wildcard in ("0.0.0.0", "::")]
+    of_workers.append(((f"--secret_file={secret}", "--ring_address=127.0.0.1", "--ring_interface=lo"),
+                       "--ring_address excludes --ring_interface"))
     for wrong, words in (*(of_workers if program == WORKER else ()),
                          ((f"--secret_file={secret}", "--no_such_flag=1"), "--no_such_flag"),
                          (("--secret_file=/no/such/file",), "secret file"),

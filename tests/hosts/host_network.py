@@ -1,6 +1,7 @@
-"""Emulated hosts: network namespaces that reach the test by one link each and one another by another
-link, which has a rate. Needs root, ip and tc."""
+"""Emulated hosts: network namespaces that reach the test by one link each and one another by other
+links, which have a rate. Needs root, ip and tc."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -29,9 +30,10 @@ def _run(*command):
 
 
 class HostNetwork:
-    """Two hosts. Control and tensor traffic is not shaped; the ring's traffic between the hosts is."""
+    """Two hosts with `cards` network cards each. Control and tensor traffic is not shaped; the ring's
+    traffic between the hosts is, by card."""
 
-    def __init__(self):
+    def __init__(self, cards=1):
         tag = f"ra{os.getpid() % 10000}"
         # Two pytest processes of one run differ in the last bit.
         lane = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -40,7 +42,10 @@ class HostNetwork:
         # The test's own end of each host's first link, and the host's.
         self.outside = [f"10.{subnet}.{host}.1" for host in range(2)]
         self.inside = [f"10.{subnet}.{host}.2" for host in range(2)]
-        self.ring = [f"10.{subnet}.9.{host + 1}" for host in range(2)]
+        # By card and host.
+        self.cards = [[f"10.{subnet}.{9 + card}.{host + 1}" for host in range(2)]
+                      for card in range(cards)]
+        self.ring = self.cards[0]
         self._links = [f"{tag}l{host}" for host in range(2)]
         try:
             for host, name in enumerate(self.names):
@@ -53,11 +58,13 @@ class HostNetwork:
                 _run("ip", "-n", name, "addr", "add", f"{self.inside[host]}/24", "dev", "c0")
                 _run("ip", "-n", name, "link", "set", "c0", "up")
                 _run("ip", "-n", name, "route", "add", "default", "via", self.outside[host])
-            _run("ip", "link", "add", "e0", "netns", self.names[0], "type", "veth", "peer", "name",
-                 "e0", "netns", self.names[1])
-            for host, name in enumerate(self.names):
-                _run("ip", "-n", name, "addr", "add", f"{self.ring[host]}/24", "dev", "e0")
-                _run("ip", "-n", name, "link", "set", "e0", "up")
+            for card, addresses in enumerate(self.cards):
+                _run("ip", "link", "add", f"e{card}", "netns", self.names[0], "type", "veth", "peer",
+                     "name", f"e{card}", "netns", self.names[1])
+                for address, name in zip(addresses, self.names):
+                    _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", f"e{card}")
+                    _run("ip", "-n", name, "link", "set", f"e{card}", "up")
+            for name in self.names:
                 # Acknowledgements wait in the queue of the other direction's data. A window shorter than a block
                 # would then halve the rate.
                 for buffer in ("rmem", "wmem"):
@@ -67,20 +74,21 @@ class HostNetwork:
             raise
 
     def set_rate(self, megabits):
-        """Limits the link between the hosts, each way, to at most 500 Mbit/s. None: no limit.
+        """Limits each link between the hosts, each way, to at most 500 Mbit/s. None: no limit.
 
         The queue holds what TCP sends ahead: the link has a rate but loses nothing.
         """
-        for name in self.names:
+        for name, card in itertools.product(self.names, range(len(self.cards))):
             if megabits is None:
-                subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", "e0", "root"],
+                subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", f"e{card}", "root"],
                                capture_output=True)
                 continue
-            _run("tc", "-n", name, "qdisc", "replace", "dev", "e0", "root", "tbf", "rate",
+            _run("tc", "-n", name, "qdisc", "replace", "dev", f"e{card}", "root", "tbf", "rate",
                  f"{megabits}mbit", "burst", "16kb", "latency", "2000ms")
 
     def cut(self, hosts=(0, 1)):
-        """Loses what these hosts send to the other one, in silence. Control traffic passes."""
+        """Loses what these hosts send to the other one by the first card, in silence. Control traffic
+        passes."""
         for host in hosts:
             # Frames to a station that does not exist.
             _run("ip", "-n", self.names[host], "neigh", "replace", self.ring[1 - host], "lladdr",
@@ -104,17 +112,22 @@ class HostNetwork:
 
 
 class HostCluster(Cluster):
-    """A coordinator outside of both hosts and one worker on each."""
+    """A coordinator outside of both hosts, and workers on each: worker-0 and so on are those of the
+    first host. Workers of a host use its cards in turn."""
 
-    def __init__(self, directory, network, server_flags=(), worker_flags=(), members=2):
-        """Waits for a ring of `members`."""
+    def __init__(self, directory, network, server_flags=(), worker_flags=(), members=None, per_host=1,
+                 by_interface=False):
+        """Waits for a ring of `members`. None: all workers. `by_interface`: workers get the names of the
+        cards instead of an address."""
         self.network = network
+        self.by_interface = by_interface
+        self.per_host = per_host
         super().__init__(directory, workers=0, worker_flags=worker_flags, server_flags=[
             f"--single_device_threshold_tokens={THRESHOLD}", "--insecure", *server_flags])
         try:
-            for index in range(2):
+            for index in range(2 * per_host):
                 self.start_worker(index)
-            self.wait_ready(members)
+            self.wait_ready(members or 2 * per_host)
         except BaseException:
             self.close()
             raise
@@ -125,11 +138,16 @@ class HostCluster(Cluster):
         super().start_server()
 
     def start_worker(self, index, flags=()):
-        name, inside = f"worker-{index}", self.network.inside[index]
+        host, card = index // self.per_host, index % self.per_host % len(self.network.cards)
+        name, inside = f"worker-{index}", self.network.inside[host]
         port = self.ports["control"].rpartition(":")[2]
-        self.workers[index] = self._spawn(name, self.network.command(index, [
-            WORKER, f"--coordinator={self.network.outside[index]}:{port}",
-            f"--secret_file={self.secret}", f"--name={name}", f"--host_id=host-{index}",
+        ring = [f"--ring_address={self.network.cards[card][host]}"]
+        if self.by_interface:
+            names = ",".join(f"e{number}" for number in range(len(self.network.cards)))
+            ring = [f"--ring_interface={names}", f"--local_rank={index % self.per_host}",
+                    f"--local_workers={self.per_host}"]
+        self.workers[index] = self._spawn(name, self.network.command(host, [
+            WORKER, f"--coordinator={self.network.outside[host]}:{port}",
+            f"--secret_file={self.secret}", f"--name={name}", f"--host_id=host-{host}",
             "--device=cpu", "--threads=1", f"--data_listen={inside}:0",
-            f"--metrics_listen={inside}:0", f"--ring_address={self.network.ring[index]}",
-            "--insecure", *self.worker_flags, *flags]))
+            f"--metrics_listen={inside}:0", *ring, "--insecure", *self.worker_flags, *flags]))

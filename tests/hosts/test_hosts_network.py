@@ -9,7 +9,7 @@ import pytest
 
 from attention import assert_close, make_inputs, reference, run
 from certificates import Authority, cluster_tls
-from cluster import Cluster, wait_until
+from cluster import WORKER, Cluster, wait_until
 from host_network import HostCluster, HostNetwork, is_available
 from stubs import tensor_pb2
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(not is_available(), reason="needs root, ip netns
 def make_hosts(tmp_path):
     made = []
 
-    def make(megabits, **options):
-        network = HostNetwork()
+    def make(megabits, cards=1, **options):
+        network = HostNetwork(cards)
         made.append(network)
         network.set_rate(megabits)
         cluster = HostCluster(tmp_path, network, **options)
@@ -72,6 +72,42 @@ def test_a_fast_link_uses_both_hosts(make_hosts):
         assert "ring over all 2 workers on 2 hosts, predicted" in plan.reason
     else:
         assert "predicted" in plan.reason
+
+
+# 40 Mbit/s: 5 MB/s per card.
+@pytest.mark.parametrize("cards", [1, 2])
+def test_the_rate_of_all_workers_of_a_host_depends_on_its_cards(make_hosts, cards):
+    hosts = make_hosts(40, cards=cards, per_host=2)
+    workers = list(hosts.topology().workers)
+    assert [w.location.host for w in workers] == ["host-0", "host-0", "host-1", "host-1"]
+    total, = {w.host_total_bytes_per_second for w in workers}
+    assert 0.6 * cards * 5e6 < total < 1.3 * cards * 5e6
+    # Senders may end once their bytes are in a socket's queue. The receivers' rates are lower.
+    assert 0.6 * 5e6 < min(w.host_link_bytes_per_second for w in workers) < 1.5 * 5e6
+    inputs = make_inputs(sq=1000, heads=4, kv_heads=1, dim=64)
+    result = run(hosts.attention, inputs, causal=True, world_size=4)
+    assert_close(result.array("out"), reference(inputs, causal=True)["out"], 1e-4)
+
+
+def test_workers_of_a_host_use_its_interfaces_in_turn(make_hosts):
+    hosts = make_hosts(None, cards=2, per_host=2, by_interface=True)
+    inputs = make_inputs(sq=1000, heads=2, dim=64)
+    result = run(hosts.attention, inputs, causal=True, world_size=4)
+    assert_close(result.array("out"), reference(inputs, causal=True)["out"], 1e-4)
+    for host, name in enumerate(hosts.network.names):
+        listening = subprocess.run(["ip", "netns", "exec", name, "ss", "-Htln"], capture_output=True,
+                                   text=True, check=True).stdout
+        for card in hosts.network.cards:
+            assert f"{card[host]}:" in listening, listening
+
+
+def test_a_worker_without_the_interface_ends_and_says_which_exist(make_hosts):
+    hosts = make_hosts(None)
+    done = subprocess.run(hosts.network.command(0, [
+        WORKER, "--name=other", "--coordinator=127.0.0.1:1", f"--secret_file={hosts.secret}", "--insecure",
+        "--device=cpu", "--ring_interface=net7"]), capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2
+    assert 'network interface "net7" is not up or has no address; this machine has c0, e0, lo' in done.stderr
 
 
 CAPTURE = """

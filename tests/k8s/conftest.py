@@ -71,10 +71,11 @@ def short_input(release):
 
 @pytest.fixture(autouse=True)
 def whole_afterwards(request):
-    """Each test hands on what it found: two workers in a ring, on two nodes."""
+    """Each test hands on what it found: all workers in a ring, on two nodes."""
     yield
     if "release" in request.fixturenames:
-        request.getfixturevalue("release").wait_ring(2, seconds=120)
+        release = request.getfixturevalue("release")
+        release.wait_ring(release.replicas, seconds=120)
 
 
 @pytest.hookimpl(tryfirst=True, hookwrapper=True)

@@ -80,6 +80,8 @@ class Kubernetes:
             f"--service-account-signing-key-file={pki}/sa.key",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+            # Pods get the zone of their node (worker.topology.zoneLabel).
+            "--feature-gates=PodTopologyLabelsAdmission=true",
             "--allow-privileged=true", "--kubelet-preferred-address-types=InternalIP",
             f"--kubelet-client-certificate={pki}/kubelet-client.crt",
             f"--kubelet-client-key={pki}/kubelet-client.key",
@@ -102,6 +104,8 @@ class Kubernetes:
         wait_for(lambda: self.kubectl("get", "node", node.name, check=False).returncode == 0, 60,
                  f"{node.name} is known")
         self.kubectl("wait", "--for=condition=Ready", f"node/{node.name}", "--timeout=60s")
+        self.kubectl("label", "node", node.name, "--overwrite",
+                     f"topology.kubernetes.io/zone=rack-{node.index}")
         for a in self.nodes:
             for b in self.nodes:
                 if a is not b and a.pid and b.pid:
@@ -125,6 +129,30 @@ class Kubernetes:
         self.first.run("ip", "link", "del", f"to-{node.name}", check=False, capture_output=True)
         node.start(self.first)
         self._join(node)
+
+    # ------------------------------------------------------------------ the link between the nodes
+
+    def part(self, first, second):
+        """Loses packets between these pods of the first node and those of the second, in silence. All
+        other traffic passes. The pods are given by address."""
+        first, second = (", ".join(addresses) for addresses in (first, second))
+        rules = [f"ip saddr {{ {a} }} ip daddr {{ {b} }} drop" for a, b in ((first, second), (second, first))]
+        self.first.run("nft", "-f", "-", text=True, input="\n".join([
+            "table inet parted {", "chain between {", "type filter hook forward priority -10;", *rules,
+            "}", "}", ""]))
+
+    def heal(self):
+        """Undoes part()."""
+        self.first.run("nft", "delete", "table", "inet", "parted", check=False, capture_output=True)
+
+    def shape(self, megabits):
+        """Limits the link between the nodes, each way. None: no limit. The queue holds what TCP sends
+        ahead: the link has a rate but loses nothing."""
+        for node, device in ((self.nodes[1], "eth0"), (self.first, f"to-{self.nodes[1].name}")):
+            node.run("tc", "qdisc", "del", "dev", device, "root", check=False, capture_output=True)
+            if megabits is not None:
+                node.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
+                         f"{megabits}mbit", "burst", "64kb", "latency", "2000ms")
 
     # ------------------------------------------------------------------ using it
 

@@ -29,6 +29,7 @@ class Release:
         self.flags = [f"--tls_ca={self.credentials.public_ca}",
                       f"--token_file={self.credentials.token_file}"]
         self.worker_program = CLI.parent / "ringattn-worker"
+        self.replicas = 2  # of the workers
 
     # ------------------------------------------------------------------ helm and kubectl
 
@@ -106,8 +107,9 @@ class Release:
 
         return wait_for(there, seconds, f"a ring of {members}; last seen: {self.topology()}")
 
-    def generation(self):
-        return int(self.wait_ring(len(self.pods("worker")))["generation"])
+    def generation(self, members=None):
+        """That of a ring of `members`. None: of all workers."""
+        return int(self.wait_ring(members or len(self.pods("worker")))["generation"])
 
     def inputs(self, name, *shape):
         path = self.directory / f"{name}.safetensors"

@@ -32,7 +32,7 @@ obstacle() {
 
 why=$(obstacle)
 [[ -z $why ]] || skip "$why"
-./deploy/install_deps.sh buildah containerd runc containernetworking-plugins iptables conntrack ipset \
+./deploy/install_deps.sh buildah containerd runc containernetworking-plugins iptables nftables conntrack ipset \
   socat iproute2 procps openssl python3-pytest patchelf ||
   { record "fail kubernetes: packages"; exit 1; }
 bin=$(./tests/k8s/build_tools.sh) || { record "fail kubernetes: building its programs"; exit 1; }

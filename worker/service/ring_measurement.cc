@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/monotonic_time.h"
+#include "common/plan/host_rings.h"
 
 namespace ringattn::worker {
 namespace {
@@ -54,9 +55,15 @@ class RingMeasurement {
         MeasureLink(all, capacity, kHostBlockTime, std::max(budget_, kHostMeasurementBudget));
     if (!link.ok()) return link.status();
     const int host = hosts[ring_.rank()];
-    if (hosts[all.next] == host && hosts[all.previous] == host) return rates;
-    rates.host_link_bytes_per_second = link->bytes_per_second;
-    rates.host_exchange_overhead = link->overhead;
+    if (hosts[all.next] != host || hosts[all.previous] != host) {
+      rates.host_link_bytes_per_second = link->bytes_per_second;
+      rates.host_exchange_overhead = link->overhead;
+    }
+    const int per_host = static_cast<int>(RanksPerHost(hosts, ring_.world_size()));
+    if (per_host < 2) return rates;
+    absl::StatusOr<double> total = MeasureHosts(per_host, *link);
+    if (!total.ok()) return total.status();
+    rates.host_total_bytes_per_second = *total;
     return rates;
   }
 
@@ -69,6 +76,7 @@ class RingMeasurement {
   struct LinkRate {
     double bytes_per_second = 0;
     absl::Duration overhead;
+    int64_t block_bytes = 0;  // 0: blocks are too short for a rate
   };
 
   static bool HasHostWithSeveral(const std::vector<int>& hosts) {
@@ -131,7 +139,41 @@ class RingMeasurement {
         BestOf(static_cast<int>(std::clamp<int64_t>(agreed.groups, 1, kMaxBlocks)), bytes);
     if (!block.ok()) return block.status();
     TakeRate(bytes, *block, &rate);
+    rate.block_bytes = bytes;
     return rate;
+  }
+
+  // Returns the rate of all members of a host together between hosts, the slowest host's. Every
+  // member passes blocks to the member in its position in the next host. All members begin a block
+  // at the same time, and the slowest determines its rate: a member that ends later has the link to
+  // itself in the meantime.
+  //   link  of the ring over all hosts
+  absl::StatusOr<double> MeasureHosts(int per_host, const LinkRate& link) {
+    const int world_size = ring_.world_size();
+    neighbours_ = {(ring_.rank() + per_host) % world_size,
+                   (ring_.rank() + world_size - per_host) % world_size};
+    if (link.block_bytes == 0) return 0.0;
+    // The first groups warm up connections.
+    absl::StatusOr<absl::Duration> small = BestOf(kProbes, kSmallBytes);
+    if (!small.ok()) return small.status();
+    // At worst, the members of a host share the rate of one.
+    const double seconds_per_block =
+        static_cast<double>(per_host * link.block_bytes) / std::max(link.bytes_per_second, 1.0);
+    const double fitting = absl::ToDoubleSeconds(kHostMeasurementBudget) / seconds_per_block;
+    absl::StatusOr<Agreed> agreed = SmallestOfAll(
+        {link.block_bytes, static_cast<int64_t>(std::clamp(fitting, 1.0, double{kMaxBlocks}))});
+    if (!agreed.ok()) return agreed.status();
+    const int64_t bytes = agreed->bytes;
+    double best = 0;
+    for (int64_t blocks = agreed->groups; blocks > 0; --blocks) {
+      absl::StatusOr<absl::Duration> time = BestOf(1, bytes);
+      if (!time.ok()) return time.status();
+      const double rate = LinkBytesPerSecond(bytes, *time, *small);
+      absl::StatusOr<Agreed> slowest = SmallestOfAll({static_cast<int64_t>(rate), blocks});
+      if (!slowest.ok()) return slowest.status();
+      best = std::max(best, static_cast<double>(slowest->bytes));
+    }
+    return best * per_host;
   }
 
   bool exchanges() const { return neighbours_.next != ring_.rank(); }

@@ -23,6 +23,10 @@ struct RingRates {
   // both neighbours are on this host.
   double host_link_bytes_per_second = 0;
   absl::Duration host_exchange_overhead;
+  // The rate of all members of a host together, while each exchanges with the members in its
+  // position in the next host and the previous one. The slowest host's, on all members; 0: not
+  // measured.
+  double host_total_bytes_per_second = 0;
 };
 
 // Maximum length of a block. Each member allocates two.
@@ -42,8 +46,9 @@ inline constexpr absl::Duration kHostMeasurementBudget = absl::Milliseconds(60);
 //   budget           after this time, one more block is passed; the smallest of all members
 //                    applies
 //   hosts            by rank: ranks with the same number are on one host; empty: all are. With
-//                    several hosts, the rings inside the hosts are measured first, and then the
-//                    ring over all hosts, with a separate budget
+//                    several hosts, the rings inside the hosts are measured first, then the ring
+//                    over all hosts, with a separate budget, and then all members between hosts at
+//                    once, if every host has equally many and at least two
 //
 // Returns UNAVAILABLE if a transfer fails or `deadline` passes. The ring is then aborted, which any
 // other thread may also do at any time. Returns RESOURCE_EXHAUSTED if a few KiB cannot be

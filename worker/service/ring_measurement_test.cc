@@ -183,10 +183,35 @@ TEST(RingMeasurement, MeasuresLinksInsideAndBetweenHosts) {
     ASSERT_TRUE(results[rank].ok()) << results[rank].status();
     const RingRates& rates = *results[rank];
     EXPECT_NEAR(rates.link_bytes_per_second, hosts[rank] == 2 ? 0 : 4e9, 4e7) << rank;
+    EXPECT_EQ(rates.host_total_bytes_per_second, 0);  // the hosts have different numbers of members
     // Both neighbours of rank 1 are on its host.
     EXPECT_NEAR(rates.host_link_bytes_per_second, rank == 1 ? 0 : 1e8, 1e6) << rank;
     EXPECT_NEAR(absl::ToDoubleMicroseconds(rates.host_exchange_overhead), rank == 1 ? 0 : 100, 5)
         << rank;
+  }
+}
+
+// A host has the rate of its slowest member times their number, on every member.
+TEST(RingMeasurement, MeasuresAllMembersOfHostsTogether) {
+  for (int host_count : {2, 3}) {
+    std::vector<int> hosts;
+    for (int rank = 0; rank < 2 * host_count; ++rank) hosts.push_back(rank / 2);
+    std::vector<std::unique_ptr<TimedRing>> ring;
+    std::vector<Communicator*> borrowed;
+    ScalarDevice device;
+    for (auto& inner : MakeInProcessRing(2 * host_count)) {
+      ring.push_back(std::make_unique<TimedRing>(std::move(inner), 4e9));
+      ring.back()->hosts = hosts;
+      // Rank 2 is slower.
+      ring.back()->host_bytes_per_second = ring.size() == 3 ? 0.5e8 : 1e8;
+      borrowed.push_back(ring.back().get());
+    }
+    for (const auto& rates :
+         MeasureAll(borrowed, std::vector<Device*>(hosts.size(), &device), kMaxMeasuredBytes,
+                    Soon(), absl::InfiniteDuration(), hosts)) {
+      ASSERT_TRUE(rates.ok()) << rates.status();
+      EXPECT_NEAR(rates->host_total_bytes_per_second, 2 * 0.5e8, 2e6);
+    }
   }
 }
 
@@ -198,6 +223,7 @@ TEST(RingMeasurement, HostsOfOneMemberHaveNoLinkInside) {
     ASSERT_TRUE(rates.ok()) << rates.status();
     EXPECT_EQ(rates->link_bytes_per_second, 0);
     EXPECT_GT(rates->host_link_bytes_per_second, 1e5);
+    EXPECT_EQ(rates->host_total_bytes_per_second, 0);
   }
 }
 

@@ -284,12 +284,12 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   }
   if (!options_.local_socket_path.empty()) control.registration.set_host_id(HostId());
   if (!options_.ring_host.empty()) {
-    absl::StatusOr<std::unique_ptr<ProbeListener>> probes =
-        ProbeListener::Start(options_.ring_host);
+    absl::StatusOr<std::unique_ptr<ReachListener>> probes =
+        ReachListener::Start(options_.ring_host);
     // Rings report the same fault when they form.
     if (probes.ok()) {
-      probe_listener_ = *std::move(probes);
-      control.registration.set_probe_address(probe_listener_->address());
+      reach_listener_ = *std::move(probes);
+      control.registration.set_probe_address(reach_listener_->address());
     } else {
       LogWarning("no probes", {{"reason", std::string(probes.status().message())}});
     }

@@ -21,7 +21,7 @@
 #include "common/wire/grpc_1_51/listener.h"
 #include "common/wire/health_listener.h"
 #include "worker/comm/communicator.h"
-#include "worker/comm/reach/probe_listener.h"
+#include "worker/comm/reach/reach_listener.h"
 #include "worker/device/device.h"
 #include "worker/direct/client_port.h"
 #include "worker/direct/direct_streams.h"
@@ -137,7 +137,7 @@ class Worker {
   std::unique_ptr<wire::HealthListener> health_;  // null if disabled
   std::unique_ptr<wire::Listener> listener_;      // of the data address
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<ProbeListener> probe_listener_;  // null if disabled
+  std::unique_ptr<ReachListener> reach_listener_;  // null if disabled
   std::string data_address_;
   std::string metrics_address_;
   std::string health_address_;

@@ -291,6 +291,7 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
        {"link_bytes_per_second", rates->link_bytes_per_second},
        {"exchange_overhead_seconds", absl::ToDoubleSeconds(rates->exchange_overhead)},
        {"host_link_bytes_per_second", rates->host_link_bytes_per_second},
+       {"host_total_bytes_per_second", rates->host_total_bytes_per_second},
        {"host_exchange_overhead_seconds", absl::ToDoubleSeconds(rates->host_exchange_overhead)}});
   metrics_->SetGeneration(commit.generation());
   options_.on_membership(true);
@@ -302,6 +303,7 @@ void WorkerCore::OnCommit(const v1::Commit& commit) {
   SetDuration(rates->exchange_overhead, committed->mutable_exchange_overhead());
   committed->set_host_link_bytes_per_second(rates->host_link_bytes_per_second);
   SetDuration(rates->host_exchange_overhead, committed->mutable_host_exchange_overhead());
+  committed->set_host_total_bytes_per_second(rates->host_total_bytes_per_second);
   committed->set_next_transport(ring_.next_transport());
   send_(std::move(message));
 }

@@ -41,6 +41,7 @@ struct PlanFlags {
   std::optional<double> link_bytes_per_s;
   std::optional<int> hosts;  // default: 1, or the hosts of the server's ring
   std::optional<double> host_link_bytes_per_s;
+  std::optional<double> host_total_bytes_per_s;
   bool json = false;
 };
 
@@ -104,6 +105,11 @@ absl::StatusOr<PlannerInputs> InputsOf(const PlanFlags& flags, const ValidReques
   if (flags.link_bytes_per_s) inputs.link_bytes_per_s = *flags.link_bytes_per_s;
   if (flags.host_link_bytes_per_s) {
     inputs.host_link_bytes_per_s = *flags.host_link_bytes_per_s;
+    inputs.host_total_bytes_per_s = 0;
+    inputs.host_link_measured = false;
+  }
+  if (flags.host_total_bytes_per_s) {
+    inputs.host_total_bytes_per_s = *flags.host_total_bytes_per_s;
     inputs.host_link_measured = false;
   }
   if (flags.hosts.value_or(1) > 1) {
@@ -166,6 +172,10 @@ std::string RateText(const PlanFlags& flags, const PlannerInputs& inputs) {
                                    HumanBytes(inputs.link_bytes_per_s), "/s between workers");
   if (inputs.hosts.size() > 1) {
     absl::StrAppend(&rates, ", ", HumanBytes(inputs.host_link_bytes_per_s), "/s between hosts");
+    if (inputs.host_total_bytes_per_s > inputs.host_link_bytes_per_s) {
+      absl::StrAppend(&rates, " and ", HumanBytes(inputs.host_total_bytes_per_s),
+                      "/s from all workers of a host");
+    }
   }
   if (!flags.server.server.empty())
     return absl::StrCat("with rates measured by ", flags.server.server, ": ", rates);
@@ -234,6 +244,7 @@ Json ToJson(const PlanFlags& flags, const Planned& planned) {
               {"exchange_overhead_s", planned.inputs.exchange_overhead_s},
               {"hosts", std::max<size_t>(1, planned.inputs.hosts.size())},
               {"host_link_bytes_per_s", planned.inputs.host_link_bytes_per_s},
+              {"host_total_bytes_per_s", planned.inputs.HostBytesPerSecond()},
               {"host_exchange_overhead_s", planned.inputs.host_exchange_overhead_s}}},
             {"exchanged_bytes", plan.exchanged_bytes},
             {"flops", plan.flops},
@@ -303,8 +314,14 @@ void AddPlan(FlagSet& program, Run& run) {
       .InRange(1, 1024);
   command
       .Add("--host_link_bytes_per_s", &flags->host_link_bytes_per_s,
-           absl::StrFormat("Between two hosts, for the prediction; default: the server's, or %g",
+           absl::StrFormat("From one worker to another host, for the prediction; default: the "
+                           "server's, or %g",
                            defaults.host_link_bytes_per_s))
+      .Positive();
+  command
+      .Add("--host_total_bytes_per_s", &flags->host_total_bytes_per_s,
+           "From all workers of a host together to another host, for the prediction; default: the "
+           "server's, or --host_link_bytes_per_s")
       .Positive();
   command.Add("--json", &flags->json, "Print one JSON object (docs/cli-json.md)");
   command.OnChosen([flags, &run] { run = [flags] { return RunPlan(*flags); }; });

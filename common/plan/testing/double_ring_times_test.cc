@@ -41,6 +41,8 @@ struct Ring {
   int hosts = 1;
   int per_host = 4;
   double host_bytes_per_s = 1e11;  // shared by the host's ranks
+  // Each rank has a network card with its part of the host's rate. Otherwise they share one.
+  bool card_per_rank = false;
 
   int world_size() const { return hosts * per_host; }
   std::vector<int> host_of_rank() const {
@@ -56,7 +58,8 @@ struct Ring {
     inputs.step_overhead_s = 5e-6;
     inputs.exchange_overhead_s = 5e-6;
     inputs.host_exchange_overhead_s = 2e-5;
-    inputs.host_link_bytes_per_s = host_bytes_per_s;
+    inputs.host_link_bytes_per_s = card_per_rank ? host_bytes_per_s / per_host : host_bytes_per_s;
+    inputs.host_total_bytes_per_s = host_bytes_per_s;
     return inputs;
   }
 };
@@ -116,18 +119,22 @@ TEST(DoubleRingTimesTest, HidesTheLinkBetweenHosts) {
 // Larger groups hide slower links, because all ranks of a host send at once.
 TEST(DoubleRingTimesTest, IsFasterThanAFlatRingWhereItsLinkIsExposed) {
   for (int per_host : {4, 8}) {
-    const Ring two{.hosts = 2, .per_host = per_host, .host_bytes_per_s = 1.25e10 * per_host};
+    const Ring two{.hosts = 2,
+                   .per_host = per_host,
+                   .host_bytes_per_s = 1.25e10 * per_host,
+                   .card_per_rank = true};
     for (int64_t tokens : {4096, 8192, 16384}) {
       for (Direction direction : {Direction::kForward, Direction::kBackward}) {
-        // One rank of a flat ring has the link for itself, so its share is that of one GPU.
-        Ring flat_ring = two;
-        flat_ring.host_bytes_per_s = 1.25e10;
-        const double flat = TimesOf(flat_ring, tokens, ScheduleKind::kRing, direction).simulated;
-        const double twofold = TimesOf(two, tokens, ScheduleKind::kDoubleRing, direction).simulated;
+        // In a flat ring, one rank of a host uses its card.
+        const Times in_one = TimesOf(two, tokens, ScheduleKind::kRing, direction);
+        const Times in_two = TimesOf(two, tokens, ScheduleKind::kDoubleRing, direction);
+        const double flat = in_one.simulated, twofold = in_two.simulated;
         std::printf("2 x %d, %lld tokens per GPU, %s: flat / double ring %.2f\n", per_host,
                     static_cast<long long>(tokens),
                     direction == Direction::kForward ? "forward" : "backward", flat / twofold);
         EXPECT_GE(flat / twofold, tokens <= 8192 ? 1.5 : 1.0);
+        // So the planner takes the double ring.
+        EXPECT_GE(in_one.predicted / in_two.predicted, tokens <= 8192 ? 1.2 : 1.0);
       }
     }
   }
@@ -138,7 +145,9 @@ TEST(DoubleRingTimesTest, TheCostModelPredictsThem) {
   // assumes.
   double least[] = {10, 10}, most[] = {0, 0};
   for (const Ring& ring : {Ring{.hosts = 2, .per_host = 2}, Ring{.hosts = 2, .per_host = 4},
-                           Ring{.hosts = 3, .per_host = 2}, Ring{.hosts = 4, .per_host = 4}}) {
+                           Ring{.hosts = 3, .per_host = 2}, Ring{.hosts = 4, .per_host = 4},
+                           Ring{.hosts = 2, .per_host = 2, .card_per_rank = true},
+                           Ring{.hosts = 2, .per_host = 4, .card_per_rank = true}}) {
     for (double per_gpu : {1.25e9, 1.25e10}) {
       Ring shaped = ring;
       shaped.host_bytes_per_s = per_gpu * ring.per_host;
@@ -149,10 +158,10 @@ TEST(DoubleRingTimesTest, TheCostModelPredictsThem) {
           const Times times = TimesOf(shaped, tokens, ScheduleKind::kDoubleRing, direction);
           const double ratio = times.predicted / times.simulated;
           std::printf(
-              "%d x %d, %.3g GB/s per GPU, %.2g of the hiding length, %s: predicted / "
+              "%d x %d, %.3g GB/s per GPU%s, %.2g of the hiding length, %s: predicted / "
               "simulated %.2f\n",
-              ring.hosts, ring.per_host, per_gpu / 1e9, share,
-              direction == Direction::kForward ? "forward" : "backward", ratio);
+              ring.hosts, ring.per_host, per_gpu / 1e9, ring.card_per_rank ? " and card" : "",
+              share, direction == Direction::kForward ? "forward" : "backward", ratio);
           const int pass = direction == Direction::kBackward;
           least[pass] = std::min(least[pass], ratio);
           most[pass] = std::max(most[pass], ratio);
@@ -163,7 +172,7 @@ TEST(DoubleRingTimesTest, TheCostModelPredictsThem) {
   EXPECT_GE(least[0], 0.95);
   EXPECT_LE(most[0], 1.05);
   EXPECT_GE(least[1], 0.95);
-  EXPECT_LE(most[1], 1.3);
+  EXPECT_LE(most[1], 1.4);
 }
 
 // With one host and links that cost nothing, the time is that of the devices.

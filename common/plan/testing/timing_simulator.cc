@@ -151,28 +151,31 @@ class Simulation {
     return any;
   }
 
-  // Returns the bytes per second of each running flow: its share at the busier end.
+  // Returns the bytes per second of each running flow: its smallest share of a port. Ports are
+  // those of both ranks, and between hosts also those of both hosts.
   std::vector<double> Rates() const {
-    std::map<std::tuple<Lane, int, bool>, int> users;  // by lane, port and direction
-    const auto port = [&](Lane lane, int rank) {
-      return lane == Lane::kBetween ? host_of_rank_[rank] : rank;
-    };
+    std::map<std::tuple<Lane, int, bool>, int> of_rank;  // flows by lane, rank and direction
+    std::map<std::pair<int, bool>, int> of_host;
     for (const Flow& flow : flows_) {
       if (!flow.runs) continue;
-      ++users[{flow.lane, port(flow.lane, flow.sender), true}];
-      ++users[{flow.lane, port(flow.lane, flow.receiver), false}];
+      for (bool sends : {true, false}) {
+        const int rank = sends ? flow.sender : flow.receiver;
+        ++of_rank[{flow.lane, rank, sends}];
+        if (flow.lane == Lane::kBetween) ++of_host[{host_of_rank_[rank], sends}];
+      }
     }
     std::vector<double> rates;
     for (const Flow& flow : flows_) {
-      if (!flow.runs) {
-        rates.push_back(0);
-        continue;
+      const bool between = flow.lane == Lane::kBetween;
+      double& rate = rates.emplace_back(flow.runs ? kNever : 0);
+      for (bool sends : {true, false}) {
+        if (!flow.runs) break;
+        const int rank = sends ? flow.sender : flow.receiver;
+        rate = std::min(rate, (between ? inputs_.host_link_bytes_per_s : inputs_.link_bytes_per_s) /
+                                  of_rank[{flow.lane, rank, sends}]);
+        if (!between) continue;
+        rate = std::min(rate, inputs_.HostBytesPerSecond() / of_host[{host_of_rank_[rank], sends}]);
       }
-      const double rate =
-          flow.lane == Lane::kBetween ? inputs_.host_link_bytes_per_s : inputs_.link_bytes_per_s;
-      const int sharing = std::max(users[{flow.lane, port(flow.lane, flow.sender), true}],
-                                   users[{flow.lane, port(flow.lane, flow.receiver), false}]);
-      rates.push_back(rate / sharing);
     }
     return rates;
   }

@@ -9,8 +9,9 @@
 //                waits for conflicting calls of earlier steps and for conflicting earlier
 //                transfers.
 //   Transfer     begins when both ranks have started it. Inside a host, a rank sends at the link's
-//                rate, shared by what it sends, and receives at the same rate. Between hosts, all
-//                ranks of a host share the host's rate, per direction.
+//                rate, shared by what it sends, and receives at the same rate. Between hosts, this
+//                holds with the rate of one rank to another host, and all ranks of a host share
+//                the host's rate, per direction.
 //
 // Tests: double_ring_times_test.cc
 #ifndef RINGATTN_COMMON_PLAN_TESTING_TIMING_SIMULATOR_H_

@@ -34,6 +34,7 @@ PlannerInputs MeasuredInputs(const Ring& ring, const Roster& roster, const Limit
       figures.host_link_bytes_per_second = committed.host_link_bytes_per_second();
       figures.host_exchange_overhead_seconds = ToSeconds(committed.host_exchange_overhead());
     }
+    figures.host_total_bytes_per_second = committed.host_total_bytes_per_second();
   }
   PlannerInputs inputs = InputsOfMembers(
       members, named, static_cast<double>(limits.default_host_link_bytes_per_second));

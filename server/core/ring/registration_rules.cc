@@ -121,6 +121,9 @@ v1::Committed Sanitized(v1::Committed committed) {
   if (!IsRate(committed.host_link_bytes_per_second())) {
     committed.set_host_link_bytes_per_second(0);
   }
+  if (!IsRate(committed.host_total_bytes_per_second())) {
+    committed.set_host_total_bytes_per_second(0);
+  }
   if (!IsRate(ToSeconds(committed.host_exchange_overhead()))) {
     committed.clear_host_exchange_overhead();
   }

@@ -78,12 +78,14 @@ TEST(RegistrationRulesTest, MeasurementsThatAreNoRatesCountAsNone) {
     committed.set_link_bytes_per_second(wrong);
     committed.mutable_exchange_overhead()->set_seconds(-5);
     committed.set_host_link_bytes_per_second(wrong);
+    committed.set_host_total_bytes_per_second(wrong);
     committed.mutable_host_exchange_overhead()->set_seconds(-5);
     committed = Sanitized(committed);
     EXPECT_EQ(committed.generation(), 3u);
     EXPECT_EQ(committed.link_bytes_per_second(), 0);
     EXPECT_FALSE(committed.has_exchange_overhead());
     EXPECT_EQ(committed.host_link_bytes_per_second(), 0);
+    EXPECT_EQ(committed.host_total_bytes_per_second(), 0);
     EXPECT_FALSE(committed.has_host_exchange_overhead());
   }
   v1::Committed good;

@@ -37,10 +37,9 @@
 //   cut A B   heal A B    the workers cannot reach each other: rings with both fail, and probes
 //   NAME prepared G | torn_down G | leaving | probed ID
 //   NAME committed G [link=BYTES/S] [exchange=S] [host_link=BYTES/S] [host_exchange=S]
-//   NAME generation_failed G [unreached=RANK,...] REASON
-//   NAME reserved OP [residual=BYTES] | rejected OP [workspace=BYTES] REASON
-//   NAME residual_missing OP | malformed OP REASON         other forms of a rejected Reserve
-//   NAME uploaded OP | released OP | delivered OP
+//   [host_total=BYTES/S] NAME generation_failed G [unreached=RANK,...] REASON NAME reserved OP
+//   [residual=BYTES] | rejected OP [workspace=BYTES] REASON NAME residual_missing OP | malformed OP
+//   REASON         other forms of a rejected Reserve NAME uploaded OP | released OP | delivered OP
 //   NAME finished OP | cancelled OP | failed OP REASON     the end of a run
 //   NAME finished OP output=TEXT [workspace=BYTES]         of an inline operation
 //   NAME transferred OP RECEIVED SENT [waits]              progress of direct and local transfers

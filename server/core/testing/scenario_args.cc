@@ -46,6 +46,7 @@ bool FillGenerationMessage(const std::string& name, const Args& args,
     SetSeconds(Number(args, "exchange"), committed->mutable_exchange_overhead());
     committed->set_host_link_bytes_per_second(Number(args, "host_link"));
     SetSeconds(Number(args, "host_exchange"), committed->mutable_host_exchange_overhead());
+    committed->set_host_total_bytes_per_second(Number(args, "host_total"));
   } else if (verb == "leaving") {
     message->mutable_leaving();
   } else if (verb == "torn_down") {

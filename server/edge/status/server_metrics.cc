@@ -107,6 +107,9 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
   host_link_bytes_per_second_ =
       gauge("ringattn_ring_host_link_bytes_per_second",
             "Slowest measured link between hosts of the ring; 0: one host, or not measured.");
+  host_total_bytes_per_second_ =
+      gauge("ringattn_ring_host_total_bytes_per_second",
+            "Measured rate of all workers of a host together to another host; 0: not measured.");
   parted_workers_ = gauge("ringattn_parted_workers",
                           "Connected workers outside the ring that cannot reach its members.");
   connected_workers_ =
@@ -286,13 +289,14 @@ void ServerMetrics::SetTopology(const v1::Topology& topology) {
   }
   for (prometheus::Gauge* gauge : workers_seen_) gauge->Set(0);
   std::set<std::string> hosts;
-  double host_link = 0;
+  double host_link = 0, host_total = 0;
   for (const v1::WorkerInfo& worker : topology.workers()) {
     if (!worker.has_rank()) continue;
     hosts.insert(worker.location().host());
     if (const double link = worker.host_link_bytes_per_second(); link > 0) {
       host_link = host_link == 0 ? link : std::min(host_link, link);
     }
+    host_total = std::max(host_total, worker.host_total_bytes_per_second());
     prometheus::Gauge& gauge =
         worker_up_.Add({{"rank", absl::StrCat(worker.rank())}, {"device", worker.device()}});
     gauge.Set(1);
@@ -302,6 +306,7 @@ void ServerMetrics::SetTopology(const v1::Topology& topology) {
   }
   ring_hosts_->Set(static_cast<double>(hosts.size()));
   host_link_bytes_per_second_->Set(host_link);
+  host_total_bytes_per_second_->Set(host_total);
 }
 
 }  // namespace ringattn::server

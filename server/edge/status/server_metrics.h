@@ -93,6 +93,7 @@ class ServerMetrics {
   prometheus::Gauge* ring_members_;
   prometheus::Gauge* ring_hosts_;
   prometheus::Gauge* host_link_bytes_per_second_;
+  prometheus::Gauge* host_total_bytes_per_second_;
   prometheus::Gauge* connected_workers_;
   prometheus::Gauge* parted_workers_;
   prometheus::Counter* reforms_;

@@ -118,12 +118,15 @@ TEST(ServerMetricsTest, HostsOfTheRingAreCounted) {
     worker->set_host_link_bytes_per_second(*host == 'a' ? 3e9 : 0);
   }
   topology.mutable_workers(1)->set_host_link_bytes_per_second(2e9);
+  topology.mutable_workers(0)->set_host_total_bytes_per_second(4e9);
   server.SetTopology(topology);
   EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_ring_hosts 2\n"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_ring_host_total_bytes_per_second 4000000000\n"));
   EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_ring_host_link_bytes_per_second 2000000000\n"));
   server.SetTopology(v1::Topology());
   EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_ring_hosts 0\n"));
   EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_ring_host_link_bytes_per_second 0\n"));
+  EXPECT_THAT(metrics.Text(), HasSubstr("ringattn_ring_host_total_bytes_per_second 0\n"));
 }
 
 TEST(ServerMetricsTest, StatsBecomeGauges) {

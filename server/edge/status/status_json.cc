@@ -72,6 +72,7 @@ Json WorkerJson(const WorkerSnapshot& worker) {
           {"kv_caches", info.kv_caches()},
           {"link_bytes_per_second", info.link_bytes_per_second()},
           {"host_link_bytes_per_second", info.host_link_bytes_per_second()},
+          {"host_total_bytes_per_second", info.host_total_bytes_per_second()},
           {"next_transport", Text(info.next_transport())},
           {"silence_seconds", Seconds(worker.silence)},
           {"data_address", Text(info.data_address())},

@@ -30,6 +30,7 @@ ServerStatus Example() {
   interface->set_name("eth0");
   interface->add_addresses("10.0.0.1");
   worker.info.set_host_link_bytes_per_second(5e9);
+  worker.info.set_host_total_bytes_per_second(2e10);
   worker.info.set_next_transport("wire");
   worker.info.set_state(v1::WORKER_STATE_READY);
   worker.info.set_memory_bytes(1000);
@@ -79,6 +80,7 @@ TEST(StatusJsonTest, ListsWorkersAndRequests) {
   EXPECT_EQ(json["workers"][0]["interfaces"][0]["name"], "eth0");
   EXPECT_EQ(json["workers"][0]["interfaces"][0]["addresses"][0], "10.0.0.1");
   EXPECT_EQ(json["workers"][0]["host_link_bytes_per_second"], 5e9);
+  EXPECT_EQ(json["workers"][0]["host_total_bytes_per_second"], 2e10);
   EXPECT_EQ(json["workers"][0]["next_transport"], "wire");
   EXPECT_EQ(json["workers"][0]["parted_from"].size(), 0u);
   EXPECT_EQ(json["memory"]["reserved_bytes"], 250);

@@ -1,15 +1,17 @@
 #include "worker/comm/reach/probe_peers.h"
 
-#include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "common/base/monotonic_time.h"
+#include "worker/comm/sockets/owned_fd.h"
+#include "worker/comm/sockets/socket_address.h"
 
 namespace ringattn::worker {
 namespace {
@@ -19,57 +21,42 @@ constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 // One connection. Thread compatible.
 class PeerProbe {
  public:
-  explicit PeerProbe(const std::string& address) { Begin(address); }
-  ~PeerProbe() { Close(); }
-  PeerProbe(const PeerProbe&) = delete;
-  PeerProbe& operator=(const PeerProbe&) = delete;
-
-  bool pending() const { return fd_ >= 0; }
-  bool reached() const { return reached_; }
-  int fd() const { return fd_; }
-
-  // The socket is writable or has failed.
-  void Finish() {
-    int error = 0;
-    socklen_t length = sizeof(error);
-    if (getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
-    End(error);
-  }
-
- private:
-  void Begin(const std::string& address) {
-    const size_t colon = address.rfind(':');
-    if (colon == std::string::npos) return;
-    std::string host = address.substr(0, colon);
-    if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
-    addrinfo hints{};
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-    addrinfo* found = nullptr;
-    if (getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found) != 0) return;
-    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
-    fd_ = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd_ < 0) return;  // says nothing about the peer
+  explicit PeerProbe(const std::string& address) {
+    sockaddr_storage peer{};
+    const socklen_t length = ParseSocketText(address, &peer);
+    if (length == 0) return;
+    OwnedFd fd(socket(peer.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (fd.get() < 0) return;  // says nothing about the peer
+    fd_.emplace(std::move(fd));
     reached_ = false;
-    if (connect(fd_, found->ai_addr, found->ai_addrlen) == 0) {
+    if (connect(fd_->get(), reinterpret_cast<const sockaddr*>(&peer), length) == 0) {
       End(0);
     } else if (errno != EINPROGRESS) {
       End(errno);
     }
   }
 
+  bool pending() const { return fd_.has_value(); }
+  bool reached() const { return reached_; }
+  // REQUIRES: pending().
+  int fd() const { return fd_->get(); }
+
+  // The socket is writable or has failed.
+  void Finish() {
+    int error = 0;
+    socklen_t length = sizeof(error);
+    if (getsockopt(fd_->get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
+    End(error);
+  }
+
+ private:
   void End(int error) {
     // A reset closes the listener's side as well.
     reached_ = error == 0 || error == ECONNREFUSED || error == ECONNRESET;
-    Close();
+    fd_.reset();
   }
 
-  void Close() {
-    if (fd_ >= 0) close(fd_);
-    fd_ = -1;
-  }
-
-  int fd_ = -1;
+  std::optional<OwnedFd> fd_;
   bool reached_ = true;
 };
 

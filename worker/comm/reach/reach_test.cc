@@ -8,16 +8,16 @@
 
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
-#include "worker/comm/reach/probe_listener.h"
 #include "worker/comm/reach/probe_peers.h"
+#include "worker/comm/reach/reach_listener.h"
 
 namespace ringattn::worker {
 namespace {
 
 bool Never() { return false; }
 
-std::unique_ptr<ProbeListener> Listen(const std::string& host = "127.0.0.1") {
-  absl::StatusOr<std::unique_ptr<ProbeListener>> listener = ProbeListener::Start(host);
+std::unique_ptr<ReachListener> Listen(const std::string& host = "127.0.0.1") {
+  absl::StatusOr<std::unique_ptr<ReachListener>> listener = ReachListener::Start(host);
   EXPECT_TRUE(listener.ok()) << listener.status();
   return listener.ok() ? *std::move(listener) : nullptr;
 }
@@ -62,7 +62,7 @@ TEST(ReachTest, AListenerIsReachedAnyNumberOfTimes) {
 }
 
 TEST(ReachTest, AddressesOfIpv6HaveBrackets) {
-  absl::StatusOr<std::unique_ptr<ProbeListener>> listener = ProbeListener::Start("::1");
+  absl::StatusOr<std::unique_ptr<ReachListener>> listener = ReachListener::Start("::1");
   if (!listener.ok()) GTEST_SKIP() << "no IPv6: " << listener.status();
   EXPECT_EQ((*listener)->address().rfind("[::1]:", 0), 0u) << (*listener)->address();
   EXPECT_TRUE(UnreachedPeers({(*listener)->address()}, absl::Seconds(5), Never).empty());
@@ -106,7 +106,7 @@ TEST(ReachTest, AProbeCanBeCancelled) {
 }
 
 TEST(ReachTest, AForeignAddressIsRejected) {
-  EXPECT_EQ(ProbeListener::Start("192.0.2.1").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ReachListener::Start("192.0.2.1").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "worker/comm/sockets/ring_address.h"
 
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -7,8 +9,11 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "worker/comm/sockets/socket_address.h"
 
 namespace ringattn::worker {
 namespace {
@@ -63,6 +68,36 @@ absl::StatusOr<OwnedFd> BindRingAddress(const std::string& host) {
     error = errno;
   }
   return failed(std::strerror(error));
+}
+
+absl::StatusOr<std::string> AddressOfInterface(const std::string& name) {
+  ifaddrs* first = nullptr;
+  if (getifaddrs(&first) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot list network interfaces: ", std::strerror(errno)));
+  }
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> list(first, freeifaddrs);
+  std::set<std::string> usable;
+  std::string v6;
+  for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
+    if ((entry->ifa_flags & IFF_UP) == 0 || entry->ifa_addr == nullptr) continue;
+    sockaddr_storage address{};
+    if (entry->ifa_addr->sa_family == AF_INET) {
+      std::memcpy(&address, entry->ifa_addr, sizeof(sockaddr_in));
+      usable.insert(entry->ifa_name);
+      if (entry->ifa_name == name) return IpText(address, sizeof(sockaddr_in));
+    } else if (entry->ifa_addr->sa_family == AF_INET6) {
+      std::memcpy(&address, entry->ifa_addr, sizeof(sockaddr_in6));
+      if (IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr))
+        continue;
+      usable.insert(entry->ifa_name);
+      if (entry->ifa_name == name && v6.empty()) v6 = IpText(address, sizeof(sockaddr_in6));
+    }
+  }
+  if (!v6.empty()) return v6;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "network interface \"", name, "\" is not up or has no address; this machine has ",
+      usable.empty() ? "none with an address" : absl::StrJoin(usable, ", ")));
 }
 
 }  // namespace ringattn::worker

@@ -1,4 +1,5 @@
-// The address of this machine at which a ring transport listens for peers (--ring_address).
+// The address of this machine at which a ring transport listens for peers (--ring_address,
+// --ring_interface).
 #ifndef RINGATTN_WORKER_COMM_SOCKETS_RING_ADDRESS_H_
 #define RINGATTN_WORKER_COMM_SOCKETS_RING_ADDRESS_H_
 
@@ -19,6 +20,11 @@ absl::Status CheckRingAddress(const std::string& host);
 // counts. Returns INVALID_ARGUMENT if this machine has none of them, and CheckRingAddress's error.
 // Blocks while a name is looked up.
 absl::StatusOr<OwnedFd> BindRingAddress(const std::string& host);
+
+// Returns the numeric address of a network interface: its first IPv4 address, else its first IPv6
+// address that is not link-local. Returns INVALID_ARGUMENT if this machine has no interface of this
+// name that is up and has such an address.
+absl::StatusOr<std::string> AddressOfInterface(const std::string& name);
 
 }  // namespace ringattn::worker
 

@@ -51,5 +51,23 @@ TEST(RingAddress, RejectsWildcards) {
   }
 }
 
+TEST(RingAddress, AnInterfaceHasItsAddress) {
+  const absl::StatusOr<std::string> loopback = AddressOfInterface("lo");
+  ASSERT_TRUE(loopback.ok()) << loopback.status();
+  EXPECT_EQ(*loopback, "127.0.0.1");
+  EXPECT_EQ(BoundAddress(*loopback), "127.0.0.1");
+}
+
+TEST(RingAddress, AnUnknownInterfaceIsRejectedWithThoseThatExist) {
+  for (const char* name : {"", "net7", "127.0.0.1"}) {
+    const absl::Status status = AddressOfInterface(name).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << name;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat("network interface \"", name, "\" is not up")));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("this machine has "));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("lo"));
+  }
+}
+
 }  // namespace
 }  // namespace ringattn::worker

@@ -4,6 +4,9 @@
 #include <netdb.h>
 
 #include <cstring>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
 
 namespace ringattn::worker {
 
@@ -43,6 +46,31 @@ std::string IpText(const sockaddr_storage& address, socklen_t length) {
   (void)getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof(host),
                     nullptr, 0, NI_NUMERICHOST);
   return host;
+}
+
+std::string SocketText(const sockaddr_storage& address, socklen_t length) {
+  const std::string ip = IpText(address, length);
+  const int port = FromSockaddr(address).port;
+  return address.ss_family == AF_INET6 ? absl::StrCat("[", ip, "]:", port)
+                                       : absl::StrCat(ip, ":", port);
+}
+
+socklen_t ParseSocketText(const std::string& text, sockaddr_storage* address) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos) return 0;
+  std::string host = text.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), text.c_str() + colon + 1, &hints, &found) != 0) return 0;
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, freeaddrinfo);
+  *address = {};
+  std::memcpy(address, found->ai_addr, found->ai_addrlen);
+  return found->ai_addrlen;
 }
 
 }  // namespace ringattn::worker

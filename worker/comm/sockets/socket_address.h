@@ -1,4 +1,4 @@
-// SocketAddress: an IP address and a port as a value that fits into messages.
+// Addresses of sockets: as a value that fits into messages (SocketAddress), and as text.
 #ifndef RINGATTN_WORKER_COMM_SOCKETS_SOCKET_ADDRESS_H_
 #define RINGATTN_WORKER_COMM_SOCKETS_SOCKET_ADDRESS_H_
 
@@ -24,6 +24,13 @@ socklen_t ToSockaddr(const SocketAddress& address, sockaddr_storage* storage);
 
 // Returns the numeric IP address, without the port.
 std::string IpText(const sockaddr_storage& address, socklen_t length);
+
+// Returns the numeric address "host:port", with brackets around IPv6 addresses.
+std::string SocketText(const sockaddr_storage& address, socklen_t length);
+
+// Stores the address that SocketText returned and returns its length, or 0 if the text is not such
+// an address. Looks up no names.
+socklen_t ParseSocketText(const std::string& text, sockaddr_storage* address);
 
 }  // namespace ringattn::worker
 

@@ -36,5 +36,22 @@ TEST(SocketAddress, SurvivesTheWayThroughAMessage) {
   }
 }
 
+TEST(SocketAddress, SurvivesTheWayThroughText) {
+  for (const char* text : {"127.0.0.2:1", "10.1.2.3:65535", "[::1]:7710", "[2001:db8::7]:80"}) {
+    sockaddr_storage address{};
+    const socklen_t length = ParseSocketText(text, &address);
+    ASSERT_GT(length, 0u) << text;
+    EXPECT_EQ(SocketText(address, length), text);
+  }
+}
+
+TEST(SocketAddress, OnlyNumericAddressesWithAPortAreParsed) {
+  sockaddr_storage address{};
+  for (const char* text : {"", ":", "127.0.0.1", "localhost:80", "127.0.0.1:http",
+                           "127.0.0.1:80:90", "[::1:80", "no.numeric.host:1"}) {
+    EXPECT_EQ(ParseSocketText(text, &address), 0u) << text;
+  }
+}
+
 }  // namespace
 }  // namespace ringattn::worker

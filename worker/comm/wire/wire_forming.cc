@@ -23,13 +23,13 @@ constexpr int kMaxTriesPerPeer = 5 * kMaxWireStripes;
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
 // Between two attempts to accept a connection without a free descriptor.
 constexpr absl::Duration kNoDescriptorPause = absl::Milliseconds(10);
-// A lost host is noticed after 10 + 3 * 5 seconds without traffic, and as late while it owes
+// A lost host is noticed after 3 + 3 * 1 seconds without traffic, and as late while it owes
 // acknowledgements. So is a peer that takes no bytes for that long: receivers have announced memory
-// for all that is sent.
-constexpr int kKeepaliveIdleSeconds = 10;
-constexpr int kKeepaliveIntervalSeconds = 5;
+// for all that is sent. The coordinator waits about as long for a heartbeat (5 s).
+constexpr int kKeepaliveIdleSeconds = 3;
+constexpr int kKeepaliveIntervalSeconds = 1;
 constexpr int kKeepaliveProbes = 3;
-constexpr int kUnacknowledgedMs = 25'000;
+constexpr int kUnacknowledgedMs = 6'000;
 
 void SetOption(int fd, int level, int option, int value) {
   // Options affect speed and detection only, so an error is not one of the connection.

@@ -133,7 +133,7 @@ annotations:
 
 {{- define "ringattn.checkNetwork" -}}
 {{- $worker := .Values.worker -}}
-{{- if and $worker.network.interfaces (ne $worker.mode "gpu") }}{{ fail "worker.network.interfaces is for worker.mode=gpu: CPU workers exchange at the pod's address" }}{{ end -}}
+{{- if and $worker.network.interfaces (eq $worker.mode "gpu") (eq $worker.gpu.ringTransport "peer") }}{{ fail "worker.network.interfaces has no effect with worker.gpu.ringTransport=peer" }}{{ end -}}
 {{- $listed := merge (dict) ($worker.resources.limits | default dict) ($worker.resources.requests | default dict) -}}
 {{- range $name, $count := $worker.network.resources -}}
 {{- if hasKey $listed $name }}{{ fail (printf "%s is in both worker.network.resources and worker.resources; use one of them" $name) }}{{ end -}}
@@ -151,7 +151,7 @@ annotations:
 {{- if hasKey $worker.nccl "NCCL_NVLS_ENABLE" }}{{ fail "worker.nccl.NCCL_NVLS_ENABLE has no effect: workers always set it to 0" }}{{ end -}}
 {{- if and $worker.network.interfaces (hasKey $worker.nccl "NCCL_SOCKET_IFNAME") }}{{ fail "worker.network.interfaces and worker.nccl.NCCL_SOCKET_IFNAME exclude each other" }}{{ end -}}
 {{- end -}}
-{{- if and (or $worker.nccl $worker.network.interfaces) (eq $worker.mode "gpu") (has $worker.gpu.ringTransport (list "peer" "wire" "peer+wire")) }}{{ fail (printf "worker.nccl and worker.network.interfaces have no effect with worker.gpu.ringTransport=%s" $worker.gpu.ringTransport) }}{{ end -}}
+{{- if and $worker.nccl (has $worker.gpu.ringTransport (list "peer" "wire" "peer+wire")) }}{{ fail (printf "worker.nccl has no effect with worker.gpu.ringTransport=%s" $worker.gpu.ringTransport) }}{{ end -}}
 {{- $names := keys $worker.nccl -}}
 {{- if $worker.network.interfaces }}{{ $names = append $names "NCCL_SOCKET_IFNAME" }}{{ end -}}
 {{- range $worker.extraEnv -}}
@@ -201,9 +201,10 @@ grpc:
 
 {{/* Variables of worker.network.interfaces and worker.nccl. */}}
 {{- define "ringattn.ncclEnv" -}}
-{{- with .Values.worker.network.interfaces }}
+{{- $worker := .Values.worker -}}
+{{- if and $worker.network.interfaces (eq $worker.mode "gpu") (not (has $worker.gpu.ringTransport (list "wire" "peer+wire"))) }}
 # "=" matches whole names.
-- {name: NCCL_SOCKET_IFNAME, value: "={{ join "," . }}"}
+- {name: NCCL_SOCKET_IFNAME, value: "={{ join "," $worker.network.interfaces }}"}
 {{- end }}
 {{- range $name, $value := .Values.worker.nccl }}
 - {name: {{ $name }}, value: {{ kindIs "string" $value | ternary $value ($value | int64 | toString) | quote }}}

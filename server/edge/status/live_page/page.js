@@ -146,6 +146,17 @@ function locationText(worker) {
   return parts.join(", ");
 }
 
+function hostLinkText(worker) {
+  const parts = [];
+  if (worker.host_link_bytes_per_second > 0) {
+    parts.push(`to another host: ${rate(worker.host_link_bytes_per_second)}`);
+  }
+  if (worker.host_total_bytes_per_second > 0) {
+    parts.push(`all workers of a host: ${rate(worker.host_total_bytes_per_second)}`);
+  }
+  return parts.join(", ");
+}
+
 function workerRow(worker) {
   const share = worker.memory_bytes > 0 ? worker.reserved_bytes / worker.memory_bytes : 0;
   const activity = worker.computes === ""
@@ -166,8 +177,7 @@ function workerRow(worker) {
       cell(`${bytes(worker.reserved_bytes)} of ${bytes(worker.memory_bytes)}`, "short", share,
            `${count(worker.kv_caches)} K/V caches hold ${bytes(worker.kv_cache_bytes)}`),
       cell(worker.link_bytes_per_second > 0 ? rate(worker.link_bytes_per_second) : "", "number",
-           undefined, worker.host_link_bytes_per_second > 0
-             ? `to another host: ${rate(worker.host_link_bytes_per_second)}` : ""),
+           undefined, hostLinkText(worker)),
       cell(`${duration(worker.silence_seconds)} ago`,
            worker.silence_seconds > 3 ? "number bad" : "number"),
       cell(worker.device, "quiet"),
