@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kQueuedLines = 8192;  // about 2 MiB
 constexpr char kLoggerName[] = "ringattn";
 
-// spdlog's own level is behind a lock and a lookup by name.
+// Reading spdlog's own level takes a lock and a lookup by name.
 std::atomic<LogLevel> lowest_level = LogLevel::kInfo;
 
 const char* LevelName(LogLevel level) {
