@@ -4,6 +4,8 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <atomic>
+
 #include <nlohmann/json.hpp>
 
 #include "absl/synchronization/mutex.h"
@@ -17,6 +19,9 @@ namespace {
 
 constexpr size_t kQueuedLines = 8192;  // about 2 MiB
 constexpr char kLoggerName[] = "ringattn";
+
+// Reading spdlog's own level takes a lock and a lookup by name.
+std::atomic<LogLevel> lowest_level = LogLevel::kInfo;
 
 const char* LevelName(LogLevel level) {
   switch (level) {
@@ -89,15 +94,19 @@ void InitLogging(absl::string_view process, LogLevel level) {
   auto logger = spdlog::create_async_nb<spdlog::sinks::stderr_sink_mt>(kLoggerName);
   logger->set_pattern("%v");
   logger->set_level(ToSpdlog(level));
+  lowest_level = level;
 }
 
 void ShutdownLogging() { spdlog::shutdown(); }
 
+bool LogIsOn(LogLevel level) { return level >= lowest_level.load(std::memory_order_relaxed); }
+
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields) {
-  const std::shared_ptr<spdlog::logger> logger = Logger();
-  if (logger == nullptr || !logger->should_log(ToSpdlog(level))) return;
+  if (!LogIsOn(level)) return;
   const std::optional<int64_t> suppressed = Admit(message);
   if (!suppressed.has_value()) return;
+  const std::shared_ptr<spdlog::logger> logger = Logger();
+  if (logger == nullptr) return;
   logger->log(ToSpdlog(level), FormatLogLine(ProcessName(), level, message, fields, *suppressed));
 }
 

@@ -53,6 +53,9 @@ void InitLogging(absl::string_view process, LogLevel level);
 // Writes queued lines, for example before _exit(). No logging is permitted after it.
 void ShutdownLogging();
 
+// Returns whether lines of this level are written, for callers whose fields are costly to make.
+bool LogIsOn(LogLevel level);
+
 void Log(LogLevel level, absl::string_view message, std::initializer_list<LogField> fields = {});
 
 inline void LogDebug(absl::string_view message, std::initializer_list<LogField> fields = {}) {

@@ -63,7 +63,7 @@ void Coordinator::Impl::AdmitQueued() {
   if (!ring_.ready() || suspicion_.open() || ring_.HoldsAdmission() || queue_.empty()) return;
   int64_t documents = 0;  // listed by the Reserve messages of this event
   bool only_express = false;
-  std::vector<Site> sites = Sites();
+  std::vector<Site> sites;  // empty: to be computed again
   for (StreamId stream : Admissible()) {
     Request* const found = requests_.Find(stream);
     if (found == nullptr) continue;  // ended because its residual was evicted
@@ -76,6 +76,7 @@ void Coordinator::Impl::AdmitQueued() {
       LoseResidual(residual->handle);
       continue;
     }
+    if (sites.empty()) sites = Sites();
     Placement placement = PlaceRequest(request, &sites, only_express);
     if (placement.result == Placement::Result::kWaitsForMemory && MakeRoomFor(request)) {
       sites = Sites();
@@ -114,7 +115,7 @@ void Coordinator::Impl::AdmitQueued() {
         }
         documents += request.spec->shape.num_documents() * placement.ranks.size();
         StartOperation(request, placement);
-        sites = Sites();
+        sites.clear();
         // The next event continues, so that heartbeats wait no longer than this.
         if (documents > kMaxDocumentsPerEvent) return;
         break;
@@ -250,7 +251,7 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   }
   AddWriters(request.arrived.transport, &order.reserve);
   if (MayBeInline(request, order)) order.inline_inputs = request.arrived.inline_inputs;
-  if (!operations_.Start(order)) return;
+  if (!operations_.Start(std::move(order))) return;
   request.accepted_at = request.run_at = batch_.now();
   requests_.SetState(request, v1::REQUEST_STATE_COMPUTING);
 }

@@ -81,14 +81,14 @@ class Coordinator::Impl {
 
   // coordinator_workers.cc: control streams
   void On(const WorkerJoined& event);
-  void On(const WorkerMessage& event);
+  void On(WorkerMessage& event);
   void On(const WorkerDisconnected& event);
   void On(const ReformRequested& event);
   void OnHeartbeat(ConnectionId connection, const v1::Heartbeat& heartbeat);
   void OnGenerationFailed(ConnectionId connection, const v1::GenerationFailed& failed);
   void OnReserved(ConnectionId connection, const v1::Reserved& reserved);
   void OnUploaded(ConnectionId connection, const v1::Uploaded& uploaded);
-  void OnFinished(ConnectionId connection, const v1::Finished& finished);
+  void OnFinished(ConnectionId connection, v1::Finished finished);
   void OnTransferProgress(ConnectionId connection, const v1::TransferProgress& progress);
   void OnDelivered(ConnectionId connection, const v1::Delivered& delivered);
   void AdvanceRing();

@@ -192,8 +192,8 @@ void Coordinator::Impl::ConcludeRun(Operation& operation) {
   begin.stream = request.stream();
   for (Operation::Member& member : operation.members) {
     begin.reports.push_back(member.report);
-    begin.outputs.MergeFrom(member.outputs);
-    member.outputs.Clear();
+    // Only the one member of an inline operation has outputs here.
+    if (!member.outputs.empty()) begin.outputs.Swap(&member.outputs);
   }
   begin.queue_time = request.accepted_at - request.arrived_at + operation.run_wait;
   begin.upload_time = request.run_at - request.accepted_at - operation.run_wait;

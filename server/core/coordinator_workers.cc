@@ -1,5 +1,6 @@
 // Coordinator: events from control streams, and the detection of lost workers.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/wire/durations.h"
@@ -52,9 +53,9 @@ void Coordinator::Impl::On(const WorkerDisconnected& event) {
              /*drop=*/false);
 }
 
-void Coordinator::Impl::On(const WorkerMessage& event) {
+void Coordinator::Impl::On(WorkerMessage& event) {
   if (!roster_.Heard(event.connection, std::min(event.received, batch_.now()))) return;
-  const v1::JoinRequest& message = event.message;
+  v1::JoinRequest& message = event.message;
   switch (message.message_case()) {
     case v1::JoinRequest::kHeartbeat:
       return OnHeartbeat(event.connection, message.heartbeat());
@@ -72,7 +73,7 @@ void Coordinator::Impl::On(const WorkerMessage& event) {
     case v1::JoinRequest::kUploaded:
       return OnUploaded(event.connection, message.uploaded());
     case v1::JoinRequest::kFinished:
-      return OnFinished(event.connection, message.finished());
+      return OnFinished(event.connection, std::move(*message.mutable_finished()));
     case v1::JoinRequest::kReleased:
       return operations_.OnReleased(event.connection, message.released());
     case v1::JoinRequest::kGenerationFailed:
@@ -152,11 +153,11 @@ void Coordinator::Impl::OnUploaded(ConnectionId connection, const v1::Uploaded& 
   requests_.SetState(request, v1::REQUEST_STATE_COMPUTING);
 }
 
-void Coordinator::Impl::OnFinished(ConnectionId connection, const v1::Finished& finished) {
+void Coordinator::Impl::OnFinished(ConnectionId connection, v1::Finished finished) {
   const std::optional<int> rank = ring_.RankOf(connection);
   if (!rank) return;
   Operation* operation =
-      operations_.OnFinished(connection, finished, roster_.NameOf(connection), *rank);
+      operations_.OnFinished(connection, std::move(finished), roster_.NameOf(connection), *rank);
   if (operation == nullptr) return;
   // The loss of another member may explain the failure of an exchange.
   if (ring_.ending() && operation->stream && MayBeExplainedByLoss(*operation)) {

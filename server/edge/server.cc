@@ -264,13 +264,15 @@ void Server::SetAlive(bool alive) {
   if (health_ != nullptr) health_->SetServing(wire::kLivenessName, alive);
 }
 
-void Server::CarryOut(const Action& action, const Coordinator& core) {
+void Server::CarryOut(Action action, const Coordinator& core) {
   struct Visitor {
     Server* server;
     const Coordinator& core;
 
     std::shared_ptr<RequestCall> Find(StreamId stream) { return server->registry_.Find(stream); }
-    void operator()(const SendToWorker& a) { server->join_service_.Send(a.connection, a.message); }
+    void operator()(SendToWorker& a) {
+      server->join_service_.Send(a.connection, std::move(a.message));
+    }
     void operator()(const DropWorker& a) { server->join_service_.Drop(a.connection, a.reason); }
     void operator()(const AcceptRequest& a) {
       if (auto stream = Find(a.stream)) stream->Accept(a);

@@ -119,7 +119,7 @@ class Server final : private ActionSink {
   // Ends all requests and waits briefly until their statuses have been sent.
   void CutOff();
 
-  void CarryOut(const Action& action, const Coordinator& core) override;
+  void CarryOut(Action action, const Coordinator& core) override;
   void OnTick(absl::Time now, const Coordinator& core) override;
 
   const ServerOptions options_;

@@ -5,12 +5,16 @@
 #include "server/core/requests/plan_summary.h"
 
 namespace ringattn::server {
+namespace {
 
-bool PlanKey::operator==(const PlanKey& other) const {
-  return fingerprint == other.fingerprint && direction == other.direction &&
-         choice == other.choice && inputs == other.inputs &&
-         (spec == other.spec || *spec == *other.spec);
+template <typename Inputs>
+bool Matches(const PlanKey& key, const Inputs& of) {
+  return key.fingerprint == of.fingerprint && key.direction == of.direction &&
+         key.choice == of.choice && key.inputs == of.inputs &&
+         (key.spec == of.spec || *key.spec == *of.spec);
 }
+
+}  // namespace
 
 PlanKey KeyOf(const PlanThis& request) {
   return {request.fingerprint, request.spec, request.direction, request.choice, request.inputs};
@@ -25,16 +29,17 @@ int64_t BytesOf(const PlanKey& key) {
                               key.spec->probability_rows.capacity() * sizeof(ProbabilityRow));
 }
 
-PlanCache::Entries::iterator PlanCache::Locate(const PlanKey& key) {
-  const auto [begin, end] = by_fingerprint_.equal_range(key.fingerprint);
+template <typename Inputs>
+PlanCache::Entries::iterator PlanCache::Locate(const Inputs& inputs) {
+  const auto [begin, end] = by_fingerprint_.equal_range(inputs.fingerprint);
   for (auto found = begin; found != end; ++found) {
-    if (found->second->key == key) return found->second;
+    if (Matches(found->second->key, inputs)) return found->second;
   }
   return entries_.end();
 }
 
-std::optional<SharedPlan> PlanCache::Find(const PlanKey& key) {
-  const auto entry = Locate(key);
+std::optional<SharedPlan> PlanCache::Find(const PlanThis& request) {
+  const auto entry = Locate(request);
   if (entry == entries_.end()) return std::nullopt;
   entries_.splice(entries_.begin(), entries_, entry);
   return entry->plan;

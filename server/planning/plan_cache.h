@@ -21,8 +21,6 @@ struct PlanKey {
   Direction direction = Direction::kForward;
   PlanChoice choice;
   PlannerInputs inputs;
-
-  bool operator==(const PlanKey& other) const;
 };
 PlanKey KeyOf(const PlanThis& request);
 // Returns the memory that an entry occupies, including its document boundaries.
@@ -35,8 +33,8 @@ class PlanCache {
  public:
   explicit PlanCache(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Returns nullopt if the key is unknown.
-  std::optional<SharedPlan> Find(const PlanKey& key);
+  // Returns nullopt if no plan of an equal request is known.
+  std::optional<SharedPlan> Find(const PlanThis& request);
   // A plan that alone exceeds the bound is not stored.
   void Put(PlanKey key, SharedPlan plan);
   int64_t bytes() const { return bytes_; }
@@ -50,7 +48,9 @@ class PlanCache {
   };
   using Entries = std::list<Entry>;  // most recently used first
 
-  Entries::iterator Locate(const PlanKey& key);
+  // `inputs` is a PlanKey or a PlanThis. A lookup copies neither.
+  template <typename Inputs>
+  Entries::iterator Locate(const Inputs& inputs);
   void Remove(Entries::iterator entry);
 
   const int64_t max_bytes_;

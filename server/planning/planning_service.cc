@@ -48,34 +48,31 @@ PlanningService::~PlanningService() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void PlanningService::Submit(PlanThis request) {
+std::optional<Planned> PlanningService::Submit(PlanThis request) {
   Planned planned{request.stream, request.generation, absl::UnknownError(""), 0};
-  {
-    absl::MutexLock lock(&mutex_);
-    Forget(request.stream);
-    const PlanKey key = KeyOf(request);
-    if (std::optional<SharedPlan> known = cache_.Find(key)) {
-      ++stats_.from_cache;
-      planned.plan = *std::move(known);
-    } else {
-      const int64_t bytes = BytesOf(key);
-      if (static_cast<int64_t>(queue_.size()) < options_.max_queued &&
-          queued_bytes_ <= options_.max_queued_bytes - bytes) {
-        const Ticket ticket = ++last_ticket_;
-        order_.Enter(ticket, request.client, request.cost_seconds);
-        tickets_[request.stream] = ticket;
-        auto job = std::make_shared<Job>();
-        job->request = std::move(request);
-        job->bytes = bytes;
-        queued_bytes_ += bytes;
-        queue_.emplace(ticket, std::move(job));
-        return;
-      }
-      planned.plan = absl::ResourceExhaustedError(
-          absl::StrCat(queue_.size(), " requests are waiting for their plans already"));
-    }
+  absl::MutexLock lock(&mutex_);
+  Forget(request.stream);
+  if (std::optional<SharedPlan> known = cache_.Find(request)) {
+    ++stats_.from_cache;
+    planned.plan = *std::move(known);
+    return planned;
   }
-  done_(std::move(planned));
+  const int64_t bytes = BytesOf(KeyOf(request));
+  if (static_cast<int64_t>(queue_.size()) >= options_.max_queued ||
+      queued_bytes_ > options_.max_queued_bytes - bytes) {
+    planned.plan = absl::ResourceExhaustedError(
+        absl::StrCat(queue_.size(), " requests are waiting for their plans already"));
+    return planned;
+  }
+  const Ticket ticket = ++last_ticket_;
+  order_.Enter(ticket, request.client, request.cost_seconds);
+  tickets_[request.stream] = ticket;
+  auto job = std::make_shared<Job>();
+  job->request = std::move(request);
+  job->bytes = bytes;
+  queued_bytes_ += bytes;
+  queue_.emplace(ticket, std::move(job));
+  return std::nullopt;
 }
 
 void PlanningService::Cancel(StreamId stream) {

@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -53,8 +54,8 @@ struct PlanningStats {
 // Thread safe. The lock is held briefly, never while a plan is made.
 class PlanningService {
  public:
-  // Called on any thread, including inside Submit, once per plan that was submitted and not
-  // cancelled. Must not block.
+  // Called on any thread, once per plan that Submit did not return and that was not cancelled. Must
+  // not block.
   using Done = std::function<void(Planned)>;
   // Makes a plan; tests replace it.
   using Planner = std::function<absl::StatusOr<Plan>(const PlanThis&, const PlanControl&)>;
@@ -64,10 +65,10 @@ class PlanningService {
   // Cancels the remaining plans.
   ~PlanningService();
 
-  // Plans the request; answered by Done. Replaces an earlier one of this stream. Answers
-  // immediately from the cache, or with RESOURCE_EXHAUSTED if too many are queued. Answers
-  // DEADLINE_EXCEEDED if the plan takes longer than time_max.
-  void Submit(PlanThis request) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Plans the request. Replaces an earlier one of this stream. Returns the answer if the cache has
+  // the plan, or RESOURCE_EXHAUSTED if too many are queued. Otherwise returns nullopt, and Done
+  // answers: with DEADLINE_EXCEEDED if the plan takes longer than time_max.
+  std::optional<Planned> Submit(PlanThis request) ABSL_LOCKS_EXCLUDED(mutex_);
   // No effect if no plan of this stream is queued or running.
   void Cancel(StreamId stream) ABSL_LOCKS_EXCLUDED(mutex_);
   PlanningStats stats() const ABSL_LOCKS_EXCLUDED(mutex_);

@@ -1,6 +1,7 @@
 #include "server/planning/planning_service.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,10 @@ class Results {
       absl::MutexLock lock(&mutex_);
       planned_.push_back(std::move(planned));
     };
+  }
+  // Takes what Submit returned.
+  void Take(std::optional<Planned> known) {
+    if (known.has_value()) Done()(*std::move(known));
   }
   std::vector<StreamId> Await(size_t count) {
     absl::MutexLock lock(&mutex_);
@@ -107,7 +112,7 @@ TEST(PlanningServiceTest, PlansAsThePlannerDoes) {
   Results results;
   PlanningService service({}, results.Done());
   const PlanThis ask = Ask(1, "a", kLight, 1000);
-  service.Submit(ask);
+  results.Take(service.Submit(ask));
   results.Await(1);
   const Planned planned = results.at(0);
   EXPECT_EQ(planned.stream, 1u);
@@ -125,7 +130,7 @@ TEST(PlanningServiceTest, ErrorsAreForwarded) {
   PlanningService service({}, results.Done());
   PlanThis ask = Ask(1, "a", kLight);
   ask.choice.world_size = 2;
-  service.Submit(ask);
+  results.Take(service.Submit(ask));
   results.Await(1);
   EXPECT_EQ(results.at(0).plan.status().code(), absl::StatusCode::kFailedPrecondition);
 }
@@ -137,7 +142,9 @@ TEST(PlanningServiceTest, EqualRequestsArePlannedOnce) {
   for (StreamId stream = 1; stream <= 5; ++stream) {
     PlanThis ask = Ask(stream, "a", kLight);
     ask.fingerprint = 1;
-    service.Submit(ask);
+    std::optional<Planned> known = service.Submit(ask);
+    EXPECT_EQ(known.has_value(), stream > 1);
+    results.Take(std::move(known));
     EXPECT_EQ(results.Await(stream).back(), stream);
   }
   EXPECT_EQ(planner.made().size(), 1u);
@@ -148,9 +155,10 @@ TEST(PlanningServiceTest, LightPlansDoNotWaitForHeavyOnes) {
   Results results;
   HeldPlanner planner;
   PlanningService service({}, results.Done(), planner.Planner());
-  for (StreamId stream = 1; stream <= 40; ++stream) service.Submit(Ask(stream, "a", kHeavy));
+  for (StreamId stream = 1; stream <= 40; ++stream)
+    results.Take(service.Submit(Ask(stream, "a", kHeavy)));
   planner.AwaitMade(1);
-  service.Submit(Ask(100, "a", kLight));
+  results.Take(service.Submit(Ask(100, "a", kLight)));
   EXPECT_EQ(results.Await(1), (std::vector<StreamId>{100}));
   planner.Open();
   results.Await(41);
@@ -160,10 +168,11 @@ TEST(PlanningServiceTest, ClientsAlternate) {
   Results results;
   HeldPlanner planner;
   PlanningService service({}, results.Done(), planner.Planner());
-  service.Submit(Ask(1, "a", kHeavy));
+  results.Take(service.Submit(Ask(1, "a", kHeavy)));
   planner.AwaitMade(1);
-  for (StreamId stream = 2; stream <= 4; ++stream) service.Submit(Ask(stream, "a", kHeavy));
-  service.Submit(Ask(10, "b", kHeavy));
+  for (StreamId stream = 2; stream <= 4; ++stream)
+    results.Take(service.Submit(Ask(stream, "a", kHeavy)));
+  results.Take(service.Submit(Ask(10, "b", kHeavy)));
   planner.Open();
   results.Await(5);
   EXPECT_EQ(planner.made(), (std::vector<StreamId>{1, 10, 2, 3, 4}));
@@ -173,7 +182,8 @@ TEST(PlanningServiceTest, CancelledPlansStop) {
   Results results;
   HeldPlanner planner;
   PlanningService service({}, results.Done(), planner.Planner());
-  for (StreamId stream = 1; stream <= 3; ++stream) service.Submit(Ask(stream, "a", kHeavy));
+  for (StreamId stream = 1; stream <= 3; ++stream)
+    results.Take(service.Submit(Ask(stream, "a", kHeavy)));
   planner.AwaitMade(1);
   service.Cancel(1);  // running
   service.Cancel(2);  // queued
@@ -191,11 +201,11 @@ TEST(PlanningServiceTest, ANewerRequestOfAStreamReplacesTheOlder) {
   Results results;
   HeldPlanner planner;
   PlanningService service({}, results.Done(), planner.Planner());
-  service.Submit(Ask(1, "a", kHeavy));
+  results.Take(service.Submit(Ask(1, "a", kHeavy)));
   planner.AwaitMade(1);
   PlanThis newer = Ask(1, "a", kHeavy);
   newer.generation = 8;
-  service.Submit(newer);
+  results.Take(service.Submit(newer));
   planner.AwaitMade(2);
   planner.Open();
   EXPECT_EQ(results.Await(1), (std::vector<StreamId>{1}));
@@ -208,9 +218,10 @@ TEST(PlanningServiceTest, TooManyPlansAreRejected) {
   PlanningOptions options;
   options.max_queued = 2;
   PlanningService service(options, results.Done(), planner.Planner());
-  service.Submit(Ask(1, "a", kHeavy));
+  results.Take(service.Submit(Ask(1, "a", kHeavy)));
   planner.AwaitMade(1);
-  for (StreamId stream = 2; stream <= 4; ++stream) service.Submit(Ask(stream, "a", kHeavy));
+  for (StreamId stream = 2; stream <= 4; ++stream)
+    results.Take(service.Submit(Ask(stream, "a", kHeavy)));
   EXPECT_EQ(results.Await(1), (std::vector<StreamId>{4}));
   EXPECT_EQ(results.at(0).plan.status().code(), absl::StatusCode::kResourceExhausted);
 }
@@ -221,10 +232,10 @@ TEST(PlanningServiceTest, TooLongListsAreRejected) {
   PlanningOptions options;
   options.max_queued_bytes = BytesOf(KeyOf(Ask(1, "a", kHeavy)));
   PlanningService service(options, results.Done(), planner.Planner());
-  service.Submit(Ask(1, "a", kHeavy));
+  results.Take(service.Submit(Ask(1, "a", kHeavy)));
   planner.AwaitMade(1);  // and leaves the queue
-  service.Submit(Ask(2, "a", kHeavy));
-  service.Submit(Ask(3, "a", kHeavy));
+  results.Take(service.Submit(Ask(2, "a", kHeavy)));
+  results.Take(service.Submit(Ask(3, "a", kHeavy)));
   EXPECT_EQ(results.Await(1), (std::vector<StreamId>{3}));
 }
 
@@ -234,7 +245,7 @@ TEST(PlanningServiceTest, PlanningTimeIsBounded) {
   PlanningOptions options;
   options.time_max = absl::Milliseconds(1);
   PlanningService service(options, results.Done(), planner.Planner());
-  service.Submit(Ask(1, "a", kHeavy));
+  results.Take(service.Submit(Ask(1, "a", kHeavy)));
   results.Await(1);
   EXPECT_EQ(results.at(0).plan.status().code(), absl::StatusCode::kDeadlineExceeded);
 }
@@ -244,7 +255,8 @@ TEST(PlanningServiceTest, StopsWhilePlansAreRunning) {
   HeldPlanner planner;
   {
     PlanningService service({}, results.Done(), planner.Planner());
-    for (StreamId stream = 1; stream <= 3; ++stream) service.Submit(Ask(stream, "a", kHeavy));
+    for (StreamId stream = 1; stream <= 3; ++stream)
+      results.Take(service.Submit(Ask(stream, "a", kHeavy)));
     planner.AwaitMade(1);
   }
   EXPECT_TRUE(results.Await(0).empty());

@@ -15,10 +15,13 @@ have served some (worker_memory.py):
   tests/bench/memory.py schedules [TOKENS [W...]]  the second alone; 32,768 tokens unless given
   tests/bench/memory.py terms [TOKENS]             the third; 16,384 tokens unless given
   tests/bench/memory.py bias [GIB]                 the last; 8 GiB unless given, which the workers hold
+  tests/bench/memory.py tiny [REQUESTS]            resident memory of both processes while they serve requests
+                                                   of 16 tokens; 200,000 unless given
 """
 
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +29,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e/support"))
 
 import numpy as np  # noqa: E402
+import small_requests  # noqa: E402
 
 from attention import T, header_for, requests, run  # noqa: E402
 from cluster import Cluster  # noqa: E402
@@ -222,8 +226,29 @@ def measure_coordinator():
     return peaks[256 << 10] - peaks[16 << 10] < 8 * MB
 
 
+def measure_tiny(requests=200_000):
+    """The allocators of both processes settle within the first tenth of the requests."""
+    build = small_requests.cluster.BIN
+    print("16 tokens, 8 in flight, one CPU worker with one thread, resident MB: requests coordinator worker")
+    with tempfile.TemporaryDirectory() as directory:
+        ring = small_requests.start(build, directory)
+        load = [small_requests.program(build, "ringattn"), "bench", f"--server={ring.address}", "--seq_len=16",
+                "--transport=relay", "--concurrency_range=8:8", "--measurement_interval=10000", "--max_trials=1"]
+        rows = []
+        try:
+            while not rows or rows[-1][0] < requests:
+                subprocess.run(load, check=True, capture_output=True)
+                rows.append((small_requests.ended_requests(ring), *(status_bytes(process.pid, "VmRSS") / MB
+                                                                    for process in (ring.server, ring.workers[0]))))
+                print("{:>9.0f} {:>8.1f} {:>8.1f}".format(*rows[-1]), flush=True)
+        finally:
+            ring.close()
+    settled = next(row for row in rows if row[0] >= requests / 10)
+    return all(last - first < 4 for first, last in zip(settled[1:], rows[-1][1:]))
+
+
 if __name__ == "__main__":
-    alone = dict(schedules=measure_schedules, terms=measure_terms, bias=measure_bias)
+    alone = dict(schedules=measure_schedules, terms=measure_terms, bias=measure_bias, tiny=measure_tiny)
     if sys.argv[1:2] and sys.argv[1] in alone:
         results = [alone[sys.argv[1]](*map(int, sys.argv[2:]))]
     else:

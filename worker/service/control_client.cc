@@ -83,8 +83,10 @@ void ControlClient::Stop() {
 }
 
 void ControlClient::Send(v1::JoinRequest message) {
-  LogDebug("to the coordinator",
-           {{"worker", options_.registration.name()}, {"kind", KindOf(message)}});
+  if (LogIsOn(LogLevel::kDebug)) {
+    LogDebug("to the coordinator",
+             {{"worker", options_.registration.name()}, {"kind", KindOf(message)}});
+  }
   const bool answers_inline = message.finished().has_reserved();
   Stream* stream = nullptr;
   {
@@ -180,8 +182,10 @@ ControlClient::SessionEnd ControlClient::RunSession() {
 void ControlClient::ReadLoop(Stream* stream, SessionEnd* end) {
   v1::JoinResponse message;
   while (stream->Read(&message)) {
-    LogDebug("from the coordinator",
-             {{"worker", options_.registration.name()}, {"kind", KindOf(message)}});
+    if (LogIsOn(LogLevel::kDebug)) {
+      LogDebug("from the coordinator",
+               {{"worker", options_.registration.name()}, {"kind", KindOf(message)}});
+    }
     switch (message.message_case()) {
       case v1::JoinResponse::kRegistered: {
         end->registered = true;
@@ -209,7 +213,7 @@ void ControlClient::ReadLoop(Stream* stream, SessionEnd* end) {
         if (message.leave().exit()) handler_.on_leave(message.leave().reason());
         return;
       default:
-        handler_.on_message(message);
+        handler_.on_message(std::move(message));
     }
   }
 }

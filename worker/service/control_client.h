@@ -36,7 +36,7 @@ struct ControlClientOptions {
 struct ControlHandler {
   // Called for every message except `registered` and `leave`, on the control thread. Must not
   // block.
-  std::function<void(const v1::JoinResponse&)> on_message;
+  std::function<void(v1::JoinResponse)> on_message;
   // The stream has ended. Returns once everything is free.
   std::function<void(const std::string& reason)> on_disconnected;
   // Called at each interval by the heartbeat thread. Must return quickly and not wait for work.

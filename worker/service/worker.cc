@@ -302,7 +302,7 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   control.registration.set_version(kVersion);
   control_ = std::make_unique<ControlClient>(std::move(control));
   control_->Start(
-      {[this](const v1::JoinResponse& message) { core_.OnMessage(message); },
+      {[this](v1::JoinResponse message) { core_.OnMessage(std::move(message)); },
        [this](const std::string& reason) { core_.OnDisconnected(reason); },
        [this] {
          metrics_.UpdateListeners();

@@ -79,7 +79,7 @@ WorkerCore::~WorkerCore() {
   LeaveRing("the worker is ending", [](bool) {});
 }
 
-void WorkerCore::OnMessage(const v1::JoinResponse& message) {
+void WorkerCore::OnMessage(v1::JoinResponse message) {
   switch (message.message_case()) {
     case v1::JoinResponse::kPrepare:
       last_prepare_ = message.prepare().generation();
@@ -105,7 +105,8 @@ void WorkerCore::OnMessage(const v1::JoinResponse& message) {
     case v1::JoinResponse::kReserve: {
       const bool runs = message.reserve().has_inline_run();
       if (runs) ++queued_runs_;
-      return Enqueue([this, runs, reserve = std::make_shared<v1::Reserve>(message.reserve())] {
+      auto taken = std::make_shared<v1::Reserve>(std::move(*message.mutable_reserve()));
+      return Enqueue([this, runs, reserve = std::move(taken)] {
         OnReserve(reserve);
         if (runs) --queued_runs_;
       });

@@ -69,7 +69,7 @@ class WorkerCore {
 
   // Handles every message except `registered` and `leave`. Never blocks. Must not be called
   // concurrently.
-  void OnMessage(const v1::JoinResponse& message);
+  void OnMessage(v1::JoinResponse message);
 
   // The coordinator is lost. Frees everything but K/V caches before it returns.
   void OnDisconnected(const std::string& reason);

@@ -3,6 +3,7 @@
 #define RINGATTN_SERVER_CORE_EVENTS_OPERATION_VIEW_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,7 +17,7 @@ struct OperationView {
   std::string principal;
   v1::RequestState state = v1::REQUEST_STATE_UNSPECIFIED;
   uint64_t generation = 0;
-  std::optional<Plan> plan;  // without spans (plan_summary.h)
+  std::shared_ptr<const Plan> plan;  // without spans (plan_summary.h); null: not planned
   std::vector<std::string> members;
   std::optional<Failure> failure;
   // While it computes: the fraction of its work that the least advanced member has done.

@@ -196,14 +196,14 @@ void Operations::EnterRun(Operation& operation) {
   order_.Start(operation.order_id);
 }
 
-Operation* Operations::OnFinished(ConnectionId connection, const v1::Finished& finished,
+Operation* Operations::OnFinished(ConnectionId connection, v1::Finished finished,
                                   const std::string& worker_name, int generation_rank) {
   const MemberRef ref = FindMember(connection, finished.operation_id(), finished.generation());
   if (ref.operation == nullptr || ref.operation->phase != Phase::kRunning) return nullptr;
   Operation& operation = *ref.operation;
   Member& member = *ref.member;
   if (member.finished) return nullptr;
-  member.report = finished.report();
+  member.report = std::move(*finished.mutable_report());
   member.device_seconds = DeviceSeconds(operation, member);
   member.finished = true;
   if (operation.preempts) {

@@ -1,6 +1,7 @@
 #include "server/core/requests/operations.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/wire/durations.h"
@@ -36,8 +37,8 @@ std::string Operations::NextId(uint64_t generation) {
   return absl::StrCat(generation, "-", ++last_id_);
 }
 
-bool Operations::Start(const Order& order) {
-  const std::string& id = order.reserve.operation_id();
+bool Operations::Start(Order order) {
+  const std::string id = order.reserve.operation_id();
   Operation& operation = operations_[id];
   operation.id = id;
   operation.generation = order.reserve.generation();
@@ -65,7 +66,11 @@ bool Operations::Start(const Order& order) {
     member.connection = order.members[i];
     member.bytes = order.bytes[i];
     v1::Reserve* reserve = batch_.Send(member.connection)->mutable_reserve();
-    *reserve = order.reserve;
+    if (i + 1 == order.members.size()) {
+      *reserve = std::move(order.reserve);
+    } else {
+      *reserve = order.reserve;
+    }
     if (!order.tokens.empty()) reserve->set_token(order.tokens[i]);
     if (order.inline_inputs != nullptr && MayBeInline(operation)) {
       SendInline(operation, *order.inline_inputs, reserve);
@@ -78,10 +83,10 @@ bool Operations::Start(const Order& order) {
   return operation.is_inline();
 }
 
-void Operations::TakeInline(Operation& operation, Member& member, const v1::Finished& finished) {
+void Operations::TakeInline(Operation& operation, Member& member, v1::Finished& finished) {
   operation.reservation = Operation::Reservation::kGranted;
   member.workspace_bytes = WorkspaceBytes(finished.reserved());
-  member.outputs = finished.outputs();
+  member.outputs.Swap(finished.mutable_outputs());
   member.delivered = finished.ok();
   member.memory = Memory::kReleased;
 }

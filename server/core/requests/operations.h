@@ -168,7 +168,7 @@ class Operations {
     std::shared_ptr<const InlineTensors> inline_inputs;
   };
   // Sends Reserve to every member. Returns true if the operation is inline, so that it runs now.
-  bool Start(const Order& order);
+  bool Start(Order order);
   struct ReserveResult {
     enum class Kind { kNothing, kAllReserved, kRefused };
     Kind kind = Kind::kNothing;
@@ -210,7 +210,7 @@ class Operations {
   // Sends Run to the members of every operation that may run now. Returns the streams.
   std::vector<StreamId> StartDueRuns();
   // Returns the operation if the report changed it, else null.
-  Operation* OnFinished(ConnectionId connection, const v1::Finished& finished,
+  Operation* OnFinished(ConnectionId connection, v1::Finished finished,
                         const std::string& worker_name, int generation_rank);
   static bool AllFinished(const Operation& operation);
   void BeginDownload(Operation& operation) { Enter(operation, Phase::kDownloading); }
@@ -304,7 +304,7 @@ class Operations {
   bool MayRunWhenUploaded(Operation& operation) const;
   bool MayRunNow(Operation& operation) const;
   void SendInline(Operation& operation, const InlineTensors& inputs, v1::Reserve* reserve);
-  void TakeInline(Operation& operation, Member& member, const v1::Finished& finished);
+  void TakeInline(Operation& operation, Member& member, v1::Finished& finished);
   void EndInline(Operation& operation);
   void EnterRun(Operation& operation);
   void Enter(Operation& operation, Phase phase);

@@ -164,7 +164,7 @@ OperationView Requests::ViewOf(const Request& request) const {
   view.principal = request.arrived.principal;
   view.state = request.state;
   view.generation = request.generation;
-  if (request.plan != nullptr) view.plan = *request.plan;
+  view.plan = request.plan;
   view.members = request.member_names;
   return view;
 }

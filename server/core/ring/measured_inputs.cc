@@ -6,7 +6,6 @@
 
 #include "common/plan/member_figures.h"
 #include "common/wire/durations.h"
-#include "common/wire/kernel_rate_values.h"
 
 namespace ringattn::server {
 
@@ -17,8 +16,7 @@ PlannerInputs MeasuredInputs(const Ring& ring, const Roster& roster, const Limit
   for (ConnectionId member : ring.members()) {
     const Worker& worker = roster.at(member);
     const v1::Register& registration = worker.registration;
-    const std::vector<KernelRate> rates = KernelRatesOf(registration.kernel_rates());
-    const KernelRate* rate = RateOf(rates, spec, direction);
+    const KernelRate* rate = RateOf(worker.kernel_rates, spec, direction);
     MemberFigures& figures = members.emplace_back();
     figures.name = registration.name();
     figures.host = registration.location().host();

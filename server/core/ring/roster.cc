@@ -4,6 +4,7 @@
 #include <cassert>
 #include <utility>
 
+#include "common/wire/kernel_rate_values.h"
 #include "server/core/ring/registration_rules.h"
 
 namespace ringattn::server {
@@ -12,6 +13,7 @@ void Roster::Add(ConnectionId connection, const v1::Register& registration, absl
   assert(!Has(connection));
   Worker& worker = workers_[connection];
   worker.registration = registration;
+  worker.kernel_rates = KernelRatesOf(registration.kernel_rates());
   worker.last_heard = now;
   newest_join_ = now;
 }

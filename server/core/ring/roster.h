@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "common/plan/kernel_rate.h"
 #include "server/core/events/events.h"
 
 namespace ringattn::server {
 
 struct Worker {
   v1::Register registration;
+  std::vector<KernelRate> kernel_rates;  // of the registration
   absl::Time last_heard;
   v1::Heartbeat heartbeat;  // newest
   v1::Committed committed;  // measurements of its newest ring

@@ -60,15 +60,15 @@ void Callers::Refused(const Failure& failure, const std::string& peer) {
 
 void Callers::CountRequest(const Caller& caller, const char* code) {
   std::string label = caller.principal.empty() ? "anonymous" : caller.principal;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (labels_.size() < kMaxLabels) {
-      labels_.insert(label);
-    } else if (labels_.count(label) == 0) {
-      label = "other";
-    }
+  absl::MutexLock lock(&mutex_);
+  if (labels_.size() < kMaxLabels) {
+    labels_.insert(label);
+  } else if (labels_.count(label) == 0) {
+    label = "other";
   }
-  requests_.Add({{"client", label}, {"code", code}}).Increment();
+  prometheus::Counter*& counter = counters_[{label, code}];
+  if (counter == nullptr) counter = &requests_.Add({{"client", label}, {"code", code}});
+  counter->Increment();
 }
 
 }  // namespace ringattn::server

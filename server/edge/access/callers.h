@@ -4,8 +4,10 @@
 #define RINGATTN_SERVER_EDGE_ACCESS_CALLERS_H_
 
 #include <cstddef>
+#include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include <grpcpp/server_context.h>
@@ -47,6 +49,9 @@ class Callers {
   prometheus::Family<prometheus::Counter>& requests_;
   absl::Mutex mutex_;
   std::set<std::string> labels_ ABSL_GUARDED_BY(mutex_);
+  // The series of requests_ in use, by label and code: finding one by its labels costs more.
+  std::map<std::pair<std::string, std::string>, prometheus::Counter*> counters_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ringattn::server

@@ -101,7 +101,7 @@ class Edge final : public ActionSink {
         grpc::CreateCustomChannel(target_, TransportSecurity().ChannelCredentials(), arguments));
   }
 
-  void CarryOut(const Action& action, const Coordinator&) override {
+  void CarryOut(Action action, const Coordinator&) override {
     refused += std::holds_alternative<FailRequest>(action);
   }
   void OnTick(absl::Time now, const Coordinator& core) override {

@@ -1,5 +1,6 @@
 #include "server/edge/loop/core_loop.h"
 
+#include <optional>
 #include <utility>
 
 #include "common/base/monotonic_time.h"
@@ -116,15 +117,19 @@ void CoreLoop::Handle(Item& item, absl::Time now) {
 }
 
 void CoreLoop::Handle(Event event, absl::Time now) {
+  std::optional<Planned> known;
   for (Action& action : core_.Handle(std::move(event), now)) {
     if (auto* plan = std::get_if<PlanThis>(&action)) {
-      planning_.Submit(std::move(*plan));
+      if (known.has_value()) Post(*std::move(known));  // many plans: other events come in between
+      known = planning_.Submit(std::move(*plan));
     } else if (const auto* cancel = std::get_if<CancelPlan>(&action)) {
       planning_.Cancel(cancel->stream);
     } else {
-      sink_->CarryOut(action, core_);
+      sink_->CarryOut(std::move(action), core_);
     }
   }
+  // A plan may ask for another one only for more workers, so this ends.
+  if (known.has_value()) Handle(*std::move(known), now);
 }
 
 }  // namespace ringattn::server

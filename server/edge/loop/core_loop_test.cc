@@ -136,7 +136,7 @@ class Bench final : private ActionSink {
   }
 
  private:
-  void CarryOut(const Action& action, const Coordinator&) override {
+  void CarryOut(Action action, const Coordinator&) override {
     if (const auto* send = std::get_if<SendToWorker>(&action)) return Answer(*send);
     absl::MutexLock lock(&mutex_);
     if (std::holds_alternative<DropWorker>(action)) ++drops_;
@@ -239,7 +239,7 @@ TEST(CoreLoopTest, FortyLargeHeadersDelayNoOtherRequest) {
 
 class TickCounter : public ActionSink {
  public:
-  void CarryOut(const Action&, const Coordinator&) override {}
+  void CarryOut(Action, const Coordinator&) override {}
   void OnTick(absl::Time, const Coordinator&) override {
     absl::MutexLock lock(&mutex_);
     ++ticks_;

@@ -28,7 +28,7 @@ void Fill(const OperationView& view, v1::GetStatusResponse* response) {
   response->set_request_id(view.request_id);
   response->set_state(view.state);
   response->set_generation(view.generation);
-  if (view.plan.has_value()) *response->mutable_plan() = MakePlanReport(*view.plan, view.members);
+  if (view.plan != nullptr) *response->mutable_plan() = MakePlanReport(*view.plan, view.members);
   if (view.failure.has_value()) {
     *response->mutable_error() = ToRpcStatus(*view.failure);
   }

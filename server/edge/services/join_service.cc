@@ -29,14 +29,14 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
     StartRead(&incoming_);
   }
 
-  void Send(const v1::JoinResponse& message) {
+  void Send(v1::JoinResponse message) {
     absl::MutexLock lock(&mutex_);
     if (ending_) return;
     if (outgoing_.size() >= kMaxQueuedMessages) {
       return EndLocked(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
                                     "the worker does not read its control stream"));
     }
-    outgoing_.push_back(message);
+    outgoing_.push_back(std::move(message));
     WriteNext();
   }
 
@@ -166,8 +166,8 @@ grpc::ServerBidiReactor<v1::JoinRequest, v1::JoinResponse>* JoinService::Join(
   return streams_.emplace(id, std::make_shared<JoinStream>(this, id)).first->second.get();
 }
 
-void JoinService::Send(ConnectionId connection, const v1::JoinResponse& message) {
-  if (std::shared_ptr<JoinStream> stream = Find(connection)) stream->Send(message);
+void JoinService::Send(ConnectionId connection, v1::JoinResponse message) {
+  if (std::shared_ptr<JoinStream> stream = Find(connection)) stream->Send(std::move(message));
 }
 
 void JoinService::Drop(ConnectionId connection, const std::string& reason) {

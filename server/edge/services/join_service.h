@@ -28,7 +28,7 @@ class JoinService final : public v1::WorkerControlService::CallbackService {
       grpc::CallbackServerContext* call) override;
 
   // The core's actions; a closed connection is ignored.
-  void Send(ConnectionId connection, const v1::JoinResponse& message);
+  void Send(ConnectionId connection, v1::JoinResponse message);
   void Drop(ConnectionId connection, const std::string& reason);
 
   // Ends all streams, and rejects new ones, with the status of a coordinator that shuts down.

@@ -29,9 +29,8 @@ prometheus::Histogram::BucketBoundaries KvStepBuckets() {
           0.2,    0.5,    1,      2,     5,     10,    20,   50,   100};
 }
 
-const char* MethodOf(Direction direction) {
-  return kMethods[direction == Direction::kForward ? 0 : 1];
-}
+// Index in kMethods.
+size_t IndexOf(Direction direction) { return direction == Direction::kForward ? 0 : 1; }
 
 }  // namespace
 
@@ -53,9 +52,6 @@ const char* TransportName(v1::Transport transport) {
 ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
     : requests_(metrics->Counters("ringattn_requests_total",
                                   "Forward and Backward calls that ended, by status code.")),
-      tokens_(metrics->Counters(
-          "ringattn_request_tokens_total",
-          "Query tokens, over all batch rows, of Forward and Backward calls that succeeded.")),
       idle_transfers_(metrics->Counters(
           "ringattn_idle_transfers_total",
           "Requests ended because the client sent or took no tensor bytes for too long.")),
@@ -63,14 +59,17 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
           "ringattn_stalled_workers_total",
           "Live workers evicted because they took no bytes of an upload, or sent none of a "
           "result, for too long.")),
-      stages_(StageDurations(*metrics)),
-      transports_(metrics->Counters("ringattn_transport_requests_total",
-                                    "Requests accepted, by the transport of their tensors.")),
       worker_up_(
           metrics->Gauges("ringattn_worker_up",
                           "1 for a rank of the ready ring, 0 for a rank that existed earlier.")),
       losses_(
           metrics->Counters("ringattn_worker_losses_total", "Workers lost, by name and reason.")) {
+  auto& tokens = metrics->Counters(
+      "ringattn_request_tokens_total",
+      "Query tokens, over all batch rows, of Forward and Backward calls that succeeded.");
+  auto& stages = StageDurations(*metrics);
+  auto& transports = metrics->Counters("ringattn_transport_requests_total",
+                                       "Requests accepted, by the transport of their tensors.");
   auto& bytes = TensorBytes(*metrics);
   bytes_up_ = &bytes.Add({{"direction", "up"}, {"transport", "relay"}});
   bytes_down_ = &bytes.Add({{"direction", "down"}, {"transport", "relay"}});
@@ -81,7 +80,7 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
       member_bytes_up_[transport] = &bytes.Add({{"direction", "up"}, {"transport", name}});
       member_bytes_down_[transport] = &bytes.Add({{"direction", "down"}, {"transport", name}});
     }
-    transports_.Add({{"transport", TransportName(transport)}});
+    accepted_[transport] = &transports.Add({{"transport", TransportName(transport)}});
   }
   const auto gauge = [metrics](const char* name, const char* help) {
     return &metrics->Gauges(name, help).Add({});
@@ -168,23 +167,29 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
            .Add({}, KvStepBuckets());
   // Series exist before the first request, so that rates start at zero.
   for (const char* method : kMethods) {
-    for (const char* code : kCodes) requests_.Add({{"method", method}, {"code", code}});
-    tokens_.Add({{"method", method}});
+    auto& by_code = requests_by_code_.emplace_back();
+    for (const char* code : kCodes) {
+      by_code[code] = &requests_.Add({{"method", method}, {"code", code}});
+    }
+    tokens_by_method_.push_back(&tokens.Add({{"method", method}}));
   }
   for (const char* stage : {"upload", "download"}) idle_transfers_.Add({{"stage", stage}});
   stalled_uploads_ = &stalled_workers_.Add({{"stage", "upload"}});
   stalled_downloads_ = &stalled_workers_.Add({{"stage", "download"}});
   for (const char* stage : {"queue", "upload", "compute", "download"}) {
-    stages_.Add({{"stage", stage}}, StageBuckets());
+    stages_[stage] = &stages.Add({{"stage", stage}}, StageBuckets());
   }
 }
 
 void ServerMetrics::RequestEnded(Direction direction, const char* code) {
-  requests_.Add({{"method", MethodOf(direction)}, {"code", code}}).Increment();
+  const auto& by_code = requests_by_code_[IndexOf(direction)];
+  const auto known = by_code.find(code);
+  if (known != by_code.end()) return known->second->Increment();
+  requests_.Add({{"method", kMethods[IndexOf(direction)]}, {"code", code}}).Increment();
 }
 
 void ServerMetrics::Served(Direction direction, int64_t query_tokens) {
-  tokens_.Add({{"method", MethodOf(direction)}}).Increment(static_cast<double>(query_tokens));
+  tokens_by_method_[IndexOf(direction)]->Increment(static_cast<double>(query_tokens));
 }
 
 void ServerMetrics::IdleEnded(const char* stage) {
@@ -192,12 +197,10 @@ void ServerMetrics::IdleEnded(const char* stage) {
 }
 
 void ServerMetrics::StageTook(const char* stage, absl::Duration duration) {
-  stages_.Add({{"stage", stage}}, StageBuckets()).Observe(absl::ToDoubleSeconds(duration));
+  stages_.at(stage)->Observe(absl::ToDoubleSeconds(duration));
 }
 
-void ServerMetrics::Accepted(v1::Transport transport) {
-  transports_.Add({{"transport", TransportName(transport)}}).Increment();
-}
+void ServerMetrics::Accepted(v1::Transport transport) { accepted_.at(transport)->Increment(); }
 
 void ServerMetrics::SetStats(const CoordinatorStats& stats) {
   regions_->Set(static_cast<double>(stats.regions));

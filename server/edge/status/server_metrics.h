@@ -2,6 +2,7 @@
 #ifndef RINGATTN_SERVER_EDGE_STATUS_SERVER_METRICS_H_
 #define RINGATTN_SERVER_EDGE_STATUS_SERVER_METRICS_H_
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -36,6 +37,7 @@ class ServerMetrics {
   void Served(Direction direction, int64_t query_tokens);
   // Counts a request ended by the idle limit of uploads ("upload") or downloads ("download").
   void IdleEnded(const char* stage);
+  // REQUIRES: `stage` is "queue", "upload", "compute" or "download".
   void StageTook(const char* stage, absl::Duration duration);
   void ReceivedFromClient(int64_t bytes) { bytes_up_->Increment(bytes); }
   void SentToClient(int64_t bytes) { bytes_down_->Increment(bytes); }
@@ -70,15 +72,18 @@ class ServerMetrics {
   std::string LabelOf(const std::string& worker);
 
   prometheus::Family<prometheus::Counter>& requests_;
-  prometheus::Family<prometheus::Counter>& tokens_;
+  // Finding a series by its labels costs microseconds, so those of every request are kept. Fixed
+  // after construction.
+  std::vector<std::map<std::string, prometheus::Counter*, std::less<>>> requests_by_code_;
+  std::vector<prometheus::Counter*> tokens_by_method_;
+  std::map<std::string, prometheus::Histogram*, std::less<>> stages_;
+  std::map<v1::Transport, prometheus::Counter*> accepted_;
   prometheus::Family<prometheus::Counter>& idle_transfers_;
   prometheus::Family<prometheus::Counter>& stalled_workers_;
-  prometheus::Family<prometheus::Histogram>& stages_;
   prometheus::Counter* bytes_up_;
   prometheus::Counter* bytes_down_;
   // By transport that bypasses the coordinator.
   std::map<v1::Transport, prometheus::Counter*> member_bytes_up_, member_bytes_down_;
-  prometheus::Family<prometheus::Counter>& transports_;
   prometheus::Counter* inline_requests_;
   prometheus::Counter* plans_made_;
   prometheus::Counter* plans_cached_;
