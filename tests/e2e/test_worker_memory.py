@@ -15,7 +15,7 @@ KEPT_OPERATIONS = "ringattn_worker_kept_operation_bytes"
 
 @pytest.mark.parametrize("workers", [2, 8])
 def test_a_request_takes_what_its_plan_says(make_ring, workers):
-    # Without a lease each request allocates its memory anew.
+    # Without a lease each request allocates its own memory.
     ring = make_ring(workers=workers, worker_flags=["--prepared_lease=0"])
     start = idle_bytes(ring)
     inputs = inputs_of(512 * workers, 512 * workers, 64, 64)  # 8 MB of q, of k and of v on each rank

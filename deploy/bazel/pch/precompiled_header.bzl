@@ -42,7 +42,7 @@ def _precompiled_header_impl(ctx):
             cc_toolchain = toolchain,
             source_file = header.path,
             output_file = precompiled.path,
-            user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts,
+            user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts + ctx.attr.copts,
             use_pic = True,
         )
         flags = cc_common.get_memory_inefficient_command_line(
@@ -74,6 +74,8 @@ precompiled_header = rule(
     attrs = {
         # In this order: GCC reads a single precompiled header in a compilation.
         "srcs": attr.label_list(allow_files = True, mandatory = True),
+        # What .bazelrc adds for the sources that read it.
+        "copts": attr.string_list(),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     fragments = ["cpp"],
