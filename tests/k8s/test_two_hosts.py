@@ -29,6 +29,9 @@ DEFAULTS = {
     "coordinator.extraArgs": [],
 }
 ALL = ("--causal", "--schedule=ring", "--world_size=4")
+# The client replays a lost attempt, and a ring of four is then more than there is: for good, or until workers that are
+# expected (UNAVAILABLE, WORKERS_MISSING) have not come.
+TOO_FEW = ("ABORTED", "FAILED_PRECONDITION", "UNAVAILABLE")
 
 
 def install(release, values):
@@ -169,7 +172,7 @@ def check_parted(release, serving):
     expected = {name: ("WORKER_STATE_PARTED", [serving]) for name in parted}
     wait_for(lambda: states() == expected, 30, f"parted workers; last seen: {states()}")
     wait_for(lambda: not any(map(is_ready, nodes_of(release)[other].values())), 60, "pods that are not ready")
-    assert all(map(is_ready, nodes_of(release)[serving].values()))
+    wait_for(lambda: all(map(is_ready, nodes_of(release)[serving].values())), 60, "ready pods of the node that serves")
 
 
 def check_whole(release, link, short_input, report, restarts):
@@ -186,12 +189,12 @@ def test_nodes_are_parted_in_mid_request(two_hosts, link, long_input, short_inpu
     restarts = two_hosts.restarts()
     call = Call(two_hosts, long_input)
     link.part(*map(addresses, nodes_of(two_hosts).values()))
-    error, seconds = call.error()
-    # The lost attempt is replayed, and a ring of four is then more than there is.
-    assert error["code"] in ("ABORTED", "FAILED_PRECONDITION"), error
     serving = check_one_node_serves(two_hosts, short_input)
-    report(f"nodes parted in mid-request: {error['code']} after {seconds:.1f} s, one node serves after "
-           f"{time.monotonic() - call.began:.1f} s")
+    serves = time.monotonic() - call.began
+    error, seconds = call.error()
+    assert error["code"] in TOO_FEW, error
+    report(f"nodes parted in mid-request: one node serves after {serves:.1f} s, and the request for both ends with "
+           f"{error['code']} after {seconds:.1f} s")
     check_parted(two_hosts, serving)
     check_whole(two_hosts, link, short_input, report, restarts)
 
@@ -219,11 +222,12 @@ def test_a_node_is_lost(two_hosts, long_input, short_input, report):
     call = Call(two_hosts, long_input)
     lost = time.monotonic()
     two_hosts.kubernetes.lose_node()
-    error, seconds = call.error()
-    assert error["code"] in ("ABORTED", "FAILED_PRECONDITION"), error
     assert check_one_node_serves(two_hosts, short_input) == "node1"
-    report(f"a node of two workers lost in mid-request: {error['code']} after {seconds:.1f} s, the other node "
-           f"serves after {time.monotonic() - lost:.1f} s")
+    serves = time.monotonic() - lost
+    error, seconds = call.error()
+    assert error["code"] in TOO_FEW, error
+    report(f"a node of two workers lost in mid-request: the other node serves after {serves:.1f} s, and the request "
+           f"for both ends with {error['code']} after {seconds:.1f} s")
     # The taint of a node's controller: its pods are replaced on the other node.
     two_hosts.kubernetes.kubectl("taint", "nodes", "node2",
                                  "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
