@@ -46,9 +46,9 @@ struct BackendOptions {
   std::string device = "auto";  // auto, cpu or cuda:N
   int threads = 1;              // CPU
   int local_workers = 1;
-  int local_rank = 0;                  // index among local_workers; used by auto
-  int64_t memory_limit_bytes = 0;      // memory for requests; 0: the backend's default
-  int wire_connections = 0;            // wire: TCP connections per peer; 0: the default
+  int local_rank = 0;              // index among local_workers; used by auto and --ring_interface
+  int64_t memory_limit_bytes = 0;  // memory for requests; 0: the backend's default
+  int wire_connections = 0;        // wire: TCP connections per peer; 0: the default
   TransportSecurity cluster_security;  // wire: protects the ring's connections
   bool insecure_ring = false;          // CUDA: permits nccl between hosts despite certificates
   // wire: a name or address of this machine that peers can reach (--ring_address). Rings listen

@@ -125,8 +125,9 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->check(CLI::Range(1, 4096))
       ->type_name("N")
       ->capture_default_str();
-  app->add_option("--local_rank", line->backend.local_rank,
-                  "index of this worker among the local_workers; affects --device=auto only")
+  app->add_option(
+         "--local_rank", line->backend.local_rank,
+         "index of this worker among the local_workers; affects --device=auto and --ring_interface")
       ->check(CLI::Range(0, 4095))
       ->type_name("N")
       ->capture_default_str();

@@ -7,33 +7,27 @@
 namespace ringattn::server {
 namespace {
 
-template <typename Inputs>
-bool Matches(const PlanKey& key, const Inputs& of) {
-  return key.fingerprint == of.fingerprint && key.direction == of.direction &&
-         key.choice == of.choice && key.inputs == of.inputs &&
-         (key.spec == of.spec || *key.spec == *of.spec);
+bool Matches(const PlanKey& key, const PlanThis& request) {
+  return key.fingerprint == request.fingerprint && key.direction == request.direction &&
+         key.choice == request.choice && key.inputs == request.inputs &&
+         (key.spec == request.spec || *key.spec == *request.spec);
 }
 
 }  // namespace
 
-PlanKey KeyOf(const PlanThis& request) {
-  return {request.fingerprint, request.spec, request.direction, request.choice, request.inputs};
-}
-
-int64_t BytesOf(const PlanKey& key) {
-  const AttentionShape& shape = key.spec->shape;
+int64_t KeyBytes(const AttentionSpec& spec) {
+  const AttentionShape& shape = spec.shape;
   return static_cast<int64_t>(sizeof(PlanKey) + sizeof(AttentionSpec) +
                               (shape.cu_seqlens_q.capacity() + shape.cu_seqlens_k.capacity()) *
                                   sizeof(int64_t) +
                               shape.document_rules.capacity() * sizeof(MaskRule) +
-                              key.spec->probability_rows.capacity() * sizeof(ProbabilityRow));
+                              spec.probability_rows.capacity() * sizeof(ProbabilityRow));
 }
 
-template <typename Inputs>
-PlanCache::Entries::iterator PlanCache::Locate(const Inputs& inputs) {
-  const auto [begin, end] = by_fingerprint_.equal_range(inputs.fingerprint);
+PlanCache::Entries::iterator PlanCache::Locate(const PlanThis& request) {
+  const auto [begin, end] = by_fingerprint_.equal_range(request.fingerprint);
   for (auto found = begin; found != end; ++found) {
-    if (Matches(found->second->key, inputs)) return found->second;
+    if (Matches(found->second->key, request)) return found->second;
   }
   return entries_.end();
 }
@@ -45,10 +39,12 @@ std::optional<SharedPlan> PlanCache::Find(const PlanThis& request) {
   return entry->plan;
 }
 
-void PlanCache::Put(PlanKey key, SharedPlan plan) {
-  if (const auto known = Locate(key); known != entries_.end()) Remove(known);
-  Entry entry{std::move(key), std::move(plan)};
-  entry.bytes = BytesOf(entry.key) + (entry.plan.ok() ? BytesOf(**entry.plan) : 0);
+void PlanCache::Put(const PlanThis& request, SharedPlan plan) {
+  if (const auto known = Locate(request); known != entries_.end()) Remove(known);
+  Entry entry{
+      {request.fingerprint, request.spec, request.direction, request.choice, request.inputs},
+      std::move(plan)};
+  entry.bytes = KeyBytes(*entry.key.spec) + (entry.plan.ok() ? BytesOf(**entry.plan) : 0);
   if (entry.bytes > max_bytes_) return;
   while (bytes_ > max_bytes_ - entry.bytes) Remove(std::prev(entries_.end()));
   bytes_ += entry.bytes;

@@ -22,9 +22,8 @@ struct PlanKey {
   PlanChoice choice;
   PlannerInputs inputs;
 };
-PlanKey KeyOf(const PlanThis& request);
 // Returns the memory that an entry occupies, including its document boundaries.
-int64_t BytesOf(const PlanKey& key);
+int64_t KeyBytes(const AttentionSpec& spec);
 
 using SharedPlan = absl::StatusOr<std::shared_ptr<const Plan>>;
 
@@ -36,7 +35,7 @@ class PlanCache {
   // Returns nullopt if no plan of an equal request is known.
   std::optional<SharedPlan> Find(const PlanThis& request);
   // A plan that alone exceeds the bound is not stored.
-  void Put(PlanKey key, SharedPlan plan);
+  void Put(const PlanThis& request, SharedPlan plan);
   int64_t bytes() const { return bytes_; }
   size_t size() const { return entries_.size(); }
 
@@ -48,9 +47,7 @@ class PlanCache {
   };
   using Entries = std::list<Entry>;  // most recently used first
 
-  // `inputs` is a PlanKey or a PlanThis. A lookup copies neither.
-  template <typename Inputs>
-  Entries::iterator Locate(const Inputs& inputs);
+  Entries::iterator Locate(const PlanThis& request);
   void Remove(Entries::iterator entry);
 
   const int64_t max_bytes_;

@@ -9,23 +9,13 @@
 namespace ringattn::server {
 namespace {
 
-PlanKey Key(uint64_t fingerprint, int64_t tokens) {
+PlanThis Ask(uint64_t fingerprint, int64_t tokens) {
   auto spec = std::make_shared<AttentionSpec>();
   spec->shape.seq_len_q = tokens;
   spec->shape.cu_seqlens_q = {0, tokens};
-  PlanKey key;
-  key.fingerprint = fingerprint;
-  key.spec = std::move(spec);
-  return key;
-}
-
-PlanThis AskFor(const PlanKey& key) {
   PlanThis ask;
-  ask.fingerprint = key.fingerprint;
-  ask.spec = key.spec;
-  ask.direction = key.direction;
-  ask.choice = key.choice;
-  ask.inputs = key.inputs;
+  ask.fingerprint = fingerprint;
+  ask.spec = std::move(spec);
   return ask;
 }
 
@@ -37,59 +27,59 @@ std::shared_ptr<const Plan> Saying(const char* reason) {
 
 TEST(PlanCacheTest, FindsEqualKeys) {
   PlanCache cache(kMiB);
-  cache.Put(Key(1, 8), Saying("eight"));
-  ASSERT_TRUE(cache.Find(AskFor(Key(1, 8))).has_value());
-  EXPECT_EQ((**cache.Find(AskFor(Key(1, 8))))->reason, "eight");
+  cache.Put(Ask(1, 8), Saying("eight"));
+  ASSERT_TRUE(cache.Find(Ask(1, 8)).has_value());
+  EXPECT_EQ((**cache.Find(Ask(1, 8)))->reason, "eight");
 }
 
 // The fingerprint only finds candidates.
 TEST(PlanCacheTest, AllInputsMustBeEqual) {
   PlanCache cache(kMiB);
-  cache.Put(Key(1, 8), Saying("eight"));
-  EXPECT_FALSE(cache.Find(AskFor(Key(1, 9))).has_value());
-  EXPECT_FALSE(cache.Find(AskFor(Key(2, 8))).has_value());
-  PlanKey key = Key(1, 8);
-  key.inputs.ready_workers = 3;
-  EXPECT_FALSE(cache.Find(AskFor(key)).has_value());
-  key = Key(1, 8);
-  key.choice.stripe = 2;
-  EXPECT_FALSE(cache.Find(AskFor(key)).has_value());
-  key = Key(1, 8);
-  key.direction = Direction::kBackward;
-  EXPECT_FALSE(cache.Find(AskFor(key)).has_value());
-  cache.Put(Key(1, 9), Saying("nine"));
-  EXPECT_EQ((**cache.Find(AskFor(Key(1, 8))))->reason, "eight");
-  EXPECT_EQ((**cache.Find(AskFor(Key(1, 9))))->reason, "nine");
+  cache.Put(Ask(1, 8), Saying("eight"));
+  EXPECT_FALSE(cache.Find(Ask(1, 9)).has_value());
+  EXPECT_FALSE(cache.Find(Ask(2, 8)).has_value());
+  PlanThis ask = Ask(1, 8);
+  ask.inputs.ready_workers = 3;
+  EXPECT_FALSE(cache.Find(ask).has_value());
+  ask = Ask(1, 8);
+  ask.choice.stripe = 2;
+  EXPECT_FALSE(cache.Find(ask).has_value());
+  ask = Ask(1, 8);
+  ask.direction = Direction::kBackward;
+  EXPECT_FALSE(cache.Find(ask).has_value());
+  cache.Put(Ask(1, 9), Saying("nine"));
+  EXPECT_EQ((**cache.Find(Ask(1, 8)))->reason, "eight");
+  EXPECT_EQ((**cache.Find(Ask(1, 9)))->reason, "nine");
 }
 
 TEST(PlanCacheTest, ErrorsAreCached) {
   PlanCache cache(kMiB);
-  cache.Put(Key(1, 8), absl::InvalidArgumentError("no"));
-  EXPECT_EQ(cache.Find(AskFor(Key(1, 8)))->status().code(), absl::StatusCode::kInvalidArgument);
+  cache.Put(Ask(1, 8), absl::InvalidArgumentError("no"));
+  EXPECT_EQ(cache.Find(Ask(1, 8))->status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(PlanCacheTest, IsBoundedAndEvictsTheLeastRecentlyUsed) {
-  const int64_t one = BytesOf(Key(1, 8)) + BytesOf(*Saying(""));
+  const int64_t one = KeyBytes(*Ask(1, 8).spec) + BytesOf(*Saying(""));
   PlanCache cache(3 * one + one / 2);
-  for (uint64_t i = 1; i <= 3; ++i) cache.Put(Key(i, 8), Saying(""));
+  for (uint64_t i = 1; i <= 3; ++i) cache.Put(Ask(i, 8), Saying(""));
   EXPECT_EQ(cache.size(), 3u);
-  EXPECT_TRUE(cache.Find(AskFor(Key(1, 8))).has_value());  // marks it as used
-  cache.Put(Key(4, 8), Saying(""));
+  EXPECT_TRUE(cache.Find(Ask(1, 8)).has_value());  // marks it as used
+  cache.Put(Ask(4, 8), Saying(""));
   EXPECT_EQ(cache.size(), 3u);
-  EXPECT_FALSE(cache.Find(AskFor(Key(2, 8))).has_value());
-  EXPECT_TRUE(cache.Find(AskFor(Key(1, 8))).has_value());
-  cache.Put(Key(4, 8), Saying(""));  // replaces the entry
+  EXPECT_FALSE(cache.Find(Ask(2, 8)).has_value());
+  EXPECT_TRUE(cache.Find(Ask(1, 8)).has_value());
+  cache.Put(Ask(4, 8), Saying(""));  // replaces the entry
   EXPECT_EQ(cache.size(), 3u);
   EXPECT_LE(cache.bytes(), 3 * one + one / 2);
 }
 
 TEST(PlanCacheTest, OversizedPlansAreNotStored) {
   PlanCache cache(1000);
-  PlanKey key = Key(1, 8);
-  auto spec = std::make_shared<AttentionSpec>(*key.spec);
+  PlanThis ask = Ask(1, 8);
+  auto spec = std::make_shared<AttentionSpec>(*ask.spec);
   spec->shape.cu_seqlens_q.assign(1000, 0);
-  key.spec = spec;
-  cache.Put(key, Saying(""));
+  ask.spec = spec;
+  cache.Put(ask, Saying(""));
   EXPECT_EQ(cache.size(), 0u);
   EXPECT_EQ(cache.bytes(), 0);
 }

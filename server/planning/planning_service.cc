@@ -57,7 +57,7 @@ std::optional<Planned> PlanningService::Submit(PlanThis request) {
     planned.plan = *std::move(known);
     return planned;
   }
-  const int64_t bytes = BytesOf(KeyOf(request));
+  const int64_t bytes = KeyBytes(*request.spec);
   if (static_cast<int64_t>(queue_.size()) >= options_.max_queued ||
       queued_bytes_ > options_.max_queued_bytes - bytes) {
     planned.plan = absl::ResourceExhaustedError(
@@ -173,7 +173,7 @@ void PlanningService::Finish(const Job& job, SharedPlan plan, double seconds) {
       tickets_.erase(known);
     }
     ++stats_.made;
-    if (!absl::IsDeadlineExceeded(plan.status())) cache_.Put(KeyOf(request), plan);
+    if (!absl::IsDeadlineExceeded(plan.status())) cache_.Put(request, plan);
   }
   done_(Planned{request.stream, request.generation, std::move(plan), seconds});
 }

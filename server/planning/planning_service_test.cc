@@ -230,7 +230,7 @@ TEST(PlanningServiceTest, TooLongListsAreRejected) {
   Results results;
   HeldPlanner planner;
   PlanningOptions options;
-  options.max_queued_bytes = BytesOf(KeyOf(Ask(1, "a", kHeavy)));
+  options.max_queued_bytes = KeyBytes(*Ask(1, "a", kHeavy).spec);
   PlanningService service(options, results.Done(), planner.Planner());
   results.Take(service.Submit(Ask(1, "a", kHeavy)));
   planner.AwaitMade(1);  // and leaves the queue

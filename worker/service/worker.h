@@ -1,7 +1,7 @@
 // Worker: one complete worker of the service: control client, shard server, metrics port. The
 // caller supplies the device and the ring transport.
 //
-// Tests: worker_test.cc, packed_upload_test.cc
+// Tests: worker_test.cc, worker_membership_test.cc, packed_upload_test.cc
 #ifndef RINGATTN_WORKER_SERVICE_WORKER_H_
 #define RINGATTN_WORKER_SERVICE_WORKER_H_
 

@@ -144,6 +144,7 @@ TEST(DoubleRingTimesTest, TheCostModelPredictsThem) {
   // Forward and backward. A backward's many transfers wait for each other less than the model
   // assumes.
   double least[] = {10, 10}, most[] = {0, 0};
+  double most_backward_with_cards = 0;
   for (const Ring& ring : {Ring{.hosts = 2, .per_host = 2}, Ring{.hosts = 2, .per_host = 4},
                            Ring{.hosts = 3, .per_host = 2}, Ring{.hosts = 4, .per_host = 4},
                            Ring{.hosts = 2, .per_host = 2, .card_per_rank = true},
@@ -164,7 +165,8 @@ TEST(DoubleRingTimesTest, TheCostModelPredictsThem) {
               share, direction == Direction::kForward ? "forward" : "backward", ratio);
           const int pass = direction == Direction::kBackward;
           least[pass] = std::min(least[pass], ratio);
-          most[pass] = std::max(most[pass], ratio);
+          double& highest = pass == 1 && ring.card_per_rank ? most_backward_with_cards : most[pass];
+          highest = std::max(highest, ratio);
         }
       }
     }
@@ -172,7 +174,8 @@ TEST(DoubleRingTimesTest, TheCostModelPredictsThem) {
   EXPECT_GE(least[0], 0.95);
   EXPECT_LE(most[0], 1.05);
   EXPECT_GE(least[1], 0.95);
-  EXPECT_LE(most[1], 1.4);
+  EXPECT_LE(most[1], 1.3);
+  EXPECT_LE(most_backward_with_cards, 1.4);
 }
 
 // With one host and links that cost nothing, the time is that of the devices.

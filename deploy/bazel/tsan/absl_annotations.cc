@@ -46,8 +46,10 @@ class Ignored {
   }
 };
 
+// Calls a function of absl, whose accesses are ignored.
 template <typename Result, typename... Arguments>
 Result Call(void* function, Arguments... arguments) {
+  const Ignored ignored;
   return reinterpret_cast<Result (*)(Arguments...)>(function)(arguments...);
 }
 
@@ -58,69 +60,47 @@ Result Call(void* function, Arguments... arguments) {
 #define LOCK(symbol)                    \
   extern "C" void symbol(void* mutex) { \
     NAME(symbol);                       \
-    {                                   \
-      const Ignored ignored;            \
-      Call<void>(original, mutex);      \
-    }                                   \
+    Call<void>(original, mutex);        \
     __tsan_acquire(mutex);              \
   }
-#define TRY_LOCK(symbol)                    \
-  extern "C" bool symbol(void* mutex) {     \
-    NAME(symbol);                           \
-    bool locked = false;                    \
-    {                                       \
-      const Ignored ignored;                \
-      locked = Call<bool>(original, mutex); \
-    }                                       \
-    if (locked) __tsan_acquire(mutex);      \
-    return locked;                          \
+#define TRY_LOCK(symbol)                             \
+  extern "C" bool symbol(void* mutex) {              \
+    NAME(symbol);                                    \
+    const bool locked = Call<bool>(original, mutex); \
+    if (locked) __tsan_acquire(mutex);               \
+    return locked;                                   \
   }
 #define UNLOCK(symbol)                  \
   extern "C" void symbol(void* mutex) { \
     NAME(symbol);                       \
     __tsan_release(mutex);              \
-    const Ignored ignored;              \
     Call<void>(original, mutex);        \
   }
 #define AWAIT(symbol)                                          \
   extern "C" void symbol(void* mutex, const void* condition) { \
     NAME(symbol);                                              \
     __tsan_release(mutex);                                     \
-    {                                                          \
-      const Ignored ignored;                                   \
-      Call<void>(original, mutex, condition);                  \
-    }                                                          \
+    Call<void>(original, mutex, condition);                    \
     __tsan_acquire(mutex);                                     \
   }
 #define AWAIT_UNTIL(symbol)                                                    \
   extern "C" bool symbol(void* mutex, const void* condition, TimeValue time) { \
     NAME(symbol);                                                              \
     __tsan_release(mutex);                                                     \
-    bool met = false;                                                          \
-    {                                                                          \
-      const Ignored ignored;                                                   \
-      met = Call<bool>(original, mutex, condition, time);                      \
-    }                                                                          \
+    const bool met = Call<bool>(original, mutex, condition, time);             \
     __tsan_acquire(mutex);                                                     \
     return met;                                                                \
   }
 #define LOCK_WHEN(symbol)                                      \
   extern "C" void symbol(void* mutex, const void* condition) { \
     NAME(symbol);                                              \
-    {                                                          \
-      const Ignored ignored;                                   \
-      Call<void>(original, mutex, condition);                  \
-    }                                                          \
+    Call<void>(original, mutex, condition);                    \
     __tsan_acquire(mutex);                                     \
   }
 #define LOCK_WHEN_UNTIL(symbol)                                                \
   extern "C" bool symbol(void* mutex, const void* condition, TimeValue time) { \
     NAME(symbol);                                                              \
-    bool met = false;                                                          \
-    {                                                                          \
-      const Ignored ignored;                                                   \
-      met = Call<bool>(original, mutex, condition, time);                      \
-    }                                                                          \
+    const bool met = Call<bool>(original, mutex, condition, time);             \
     __tsan_acquire(mutex);                                                     \
     return met;                                                                \
   }
@@ -142,10 +122,7 @@ LOCK_WHEN_UNTIL(_ZN4absl7debian35Mutex20LockWhenWithDeadlineERKNS0_9ConditionENS
 extern "C" void _ZN4absl7debian37CondVar4WaitEPNS0_5MutexE(void* variable, void* mutex) {
   NAME(_ZN4absl7debian37CondVar4WaitEPNS0_5MutexE);
   __tsan_release(mutex);
-  {
-    const Ignored ignored;
-    Call<void>(original, variable, mutex);
-  }
+  Call<void>(original, variable, mutex);
   __tsan_acquire(mutex);
 }
 
@@ -153,11 +130,7 @@ extern "C" void _ZN4absl7debian37CondVar4WaitEPNS0_5MutexE(void* variable, void*
   extern "C" bool symbol(void* variable, void* mutex, TimeValue time) { \
     NAME(symbol);                                                       \
     __tsan_release(mutex);                                              \
-    bool expired = false;                                               \
-    {                                                                   \
-      const Ignored ignored;                                            \
-      expired = Call<bool>(original, variable, mutex, time);            \
-    }                                                                   \
+    const bool expired = Call<bool>(original, variable, mutex, time);   \
     __tsan_acquire(mutex);                                              \
     return expired;                                                     \
   }
@@ -166,16 +139,12 @@ COND_VAR_UNTIL(_ZN4absl7debian37CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE
 
 UNLOCK(_ZN4absl7debian312Notification6NotifyEv)
 LOCK(_ZNK4absl7debian312Notification19WaitForNotificationEv)
-#define NOTIFIED_UNTIL(symbol)                                 \
-  extern "C" bool symbol(void* notification, TimeValue time) { \
-    NAME(symbol);                                              \
-    bool notified = false;                                     \
-    {                                                          \
-      const Ignored ignored;                                   \
-      notified = Call<bool>(original, notification, time);     \
-    }                                                          \
-    if (notified) __tsan_acquire(notification);                \
-    return notified;                                           \
+#define NOTIFIED_UNTIL(symbol)                                      \
+  extern "C" bool symbol(void* notification, TimeValue time) {      \
+    NAME(symbol);                                                   \
+    const bool notified = Call<bool>(original, notification, time); \
+    if (notified) __tsan_acquire(notification);                     \
+    return notified;                                                \
   }
 NOTIFIED_UNTIL(_ZNK4absl7debian312Notification30WaitForNotificationWithTimeoutENS0_8DurationE)
 NOTIFIED_UNTIL(_ZNK4absl7debian312Notification31WaitForNotificationWithDeadlineENS0_4TimeE)
