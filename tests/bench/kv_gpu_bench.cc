@@ -11,6 +11,9 @@
 //   doorbell  the same, requested by another thread: it writes the call's tensors to shared memory,
 //             stores a word, reads the other thread's word until it has changed, and reads the
 //             result. The bound of a layer call through a step ring without the kernel's time.
+//   doorbell less a wait of N us  the same around a kernel that waits for N us (--waits_us), less
+//             these. Code that waits for long runs slower afterwards, so this is the bound of a
+//             call whose kernels take N us.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -42,6 +45,7 @@ ABSL_FLAG(int, kv_heads, 8, "kv heads");
 ABSL_FLAG(int, head_dim, 128, "dim of a head");
 ABSL_FLAG(int, block_tokens, 64, "entries of a block");
 ABSL_FLAG(int, layers, 2, "layers of a step");
+ABSL_FLAG(std::vector<std::string>, waits_us, {}, "durations of the kernel within the doorbell");
 ABSL_FLAG(int, steps, 2000, "timed steps of each length");
 
 namespace ringattn::worker {
@@ -83,15 +87,20 @@ std::string RandomBf16(int64_t elements, uint64_t seed) {
   return bytes;
 }
 
-// A graph of one empty kernel, and pinned memory of `bytes` that is copied to the device before it.
+// A graph of one kernel, which is empty or waits for `wait_us`, and pinned memory of `bytes` that
+// is copied to the device before it.
 class EmptyLaunch {
  public:
-  explicit EmptyLaunch(int64_t bytes) : bytes_(bytes) {
+  explicit EmptyLaunch(int64_t bytes, double wait_us = 0) : bytes_(bytes) {
     Require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     Require(cudaHostAlloc(&host_, bytes, cudaHostAllocDefault));
     Require(cudaMalloc(&device_, bytes));
     Require(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-    Require(cudaLaunchKernel(EmptyKernel(), dim3(1), dim3(32), nullptr, 0, stream_));
+    auto nanoseconds = static_cast<unsigned long long>(wait_us * 1e3);
+    void* parameters[] = {&nanoseconds};
+    Require(wait_us == 0
+                ? cudaLaunchKernel(EmptyKernel(), dim3(1), dim3(32), nullptr, 0, stream_)
+                : cudaLaunchKernel(WaitingKernel(), dim3(1), dim3(1), parameters, 0, stream_));
     Require(cudaStreamEndCapture(stream_, &graph_));
     Require(cudaGraphInstantiate(&executable_, graph_, 0));
   }
@@ -203,11 +212,22 @@ class Bench {
     Report("empty captured launch", absl::StrCat("with ", launch.bytes(), " bytes to the device"),
            us);
     Report("empty captured launch", "alone", without_copy);
-    MeasureDoorbell(launch);
+    Report("empty captured launch", "with a doorbell", Doorbell(launch));
+    for (const std::string& text : absl::GetFlag(FLAGS_waits_us)) {
+      double wait = 0;
+      if (!absl::SimpleAtod(text, &wait) || !(wait >= 1 && wait <= 1e6)) {
+        std::fprintf(stderr, "--waits_us: %s is not between 1 and 1000000\n", text.c_str());
+        std::exit(2);
+      }
+      std::vector<double> us = Doorbell(EmptyLaunch(launch.bytes(), wait));
+      for (double& value : us) value -= wait;
+      Report("empty captured launch", absl::StrCat("doorbell less a wait of ", text, " us"), us);
+    }
   }
 
  private:
-  void MeasureDoorbell(const EmptyLaunch& launch) {
+  // Microseconds of each round.
+  std::vector<double> Doorbell(const EmptyLaunch& launch) {
     constexpr uint32_t kEnd = UINT32_MAX;
     alignas(64) uint8_t words[128] = {};  // a cache line for each word
     SharedWord request(words), response(words + 64);
@@ -240,7 +260,7 @@ class Bench {
     }
     request.Store(kEnd);
     server.join();
-    Report("empty captured launch", "with a doorbell", us);
+    return us;
   }
 
   void Fill(DeviceKvCache& cache, int64_t length) {

@@ -79,19 +79,22 @@ def kv_tables(parts):
                   f"{number(found['requests']['calls_per_second'])}, "
                   f"{number(found['requests_alone']['calls_per_second'])}")]
     bound = part.get("doorbell", {}).get("p50")
+    waiting = part.get("doorbell", {}).get("waiting", {})
 
     def overhead(s, kernels):
-        """(kernels, step - kernels, and its ratio to the doorbell), where both were measured."""
-        kernel = part.get(kernels, {}).get(f"{s['length']} keys, {s['world_size']} ranks")
+        """(kernels, step - kernels, its ratio to the doorbell, and to a doorbell that waits as long), where measured."""
+        name = f"{s['length']} keys, {s['world_size']} ranks"
+        kernel = part.get(kernels, {}).get(name)
         if kernel is None or bound is None:
-            return "", "", ""
+            return "", "", "", ""
         rest = s["seconds_per_output_token"]["p50"] * 1e6 - kernel
-        return number(kernel), number(rest), number(rest / bound)
+        return number(kernel), number(rest), number(rest / bound), number(rest / waiting[name]) if waiting else ""
 
     return table("K/V caches", ("check", "result"), rows) + table(
         "Decode steps of one layer and one sequence, microseconds",
         ("workers", "keys", "transport", "steps", "step p50", "step p99", "call p50", "device p50", "round trip p50",
-         "kernels in a row", "step - kernels", "/ doorbell", "kernels after idle", "step - kernels", "/ doorbell",
+         "kernels in a row", "step - kernels", "/ doorbell", "/ waiting doorbell",
+         "kernels after idle", "step - kernels", "/ doorbell", "/ waiting doorbell",
          "GB/s per worker"),
         [(s["world_size"], s["length"], s["transport"], s["steps"], us(s["seconds_per_output_token"]["p50"]),
           us(s["seconds_per_output_token"]["p99"]), us(s["call_seconds"]["p50"]), us(s["device_seconds"]["p50"]),
