@@ -1,10 +1,12 @@
 #include "common/process/secret_file.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace ringattn {
 namespace {
@@ -17,13 +19,13 @@ constexpr size_t kMaxBytes = 1024;
 absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   // Reading slightly more than the limit detects a long file without reading all of it.
-  std::string text(kMaxBytes + 64, '\0');
-  file.read(text.data(), text.size());
+  std::array<char, kMaxBytes + 64> read;
+  file.read(read.data(), read.size());
   if (file.bad() || (file.gcount() == 0 && !file.eof())) {
     return absl::InvalidArgumentError(absl::StrCat("cannot read the secret file ", path));
   }
-  text.resize(file.gcount());
-  absl::StripAsciiWhitespace(&text);
+  const absl::string_view text =
+      absl::StripAsciiWhitespace(absl::string_view(read.data(), file.gcount()));
   const bool printable =
       std::all_of(text.begin(), text.end(), [](char c) { return c > 0x20 && c < 0x7f; });
   if (text.size() < kMinBytes || text.size() > kMaxBytes || !printable) {
@@ -31,7 +33,7 @@ absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
                                                    kMinBytes, " to ", kMaxBytes,
                                                    " printable characters without spaces"));
   }
-  return text;
+  return std::string(text);
 }
 
 }  // namespace ringattn
