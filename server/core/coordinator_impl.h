@@ -156,6 +156,8 @@ class Coordinator::Impl {
   void Requeue(Operation& operation);
   void Accept(Operation& operation);
   bool MayBeInline(const Request& request, const Operations::Order& order) const;
+  // Every member keeps the operation: the request has succeeded.
+  void ConcludePreparation(Operation& operation);
   // Emits AcceptRequest.
   void InformClient(Request& request, const Operation& operation);
 
