@@ -354,6 +354,7 @@ void Coordinator::Impl::ConcludePreparation(Operation& operation) {
   order_.Finish(stream, request.planning_seconds);
   requests_.Succeed(request, {.prepared = prepared});
   operations_.Close(operation);
+  operations_.EraseIfReleased(operation);
 }
 
 void Coordinator::Impl::Accept(Operation& operation) {

@@ -300,8 +300,8 @@ void Operations::ReleaseAll(Operation& operation, bool keep_residual) {
     release->set_generation(operation.generation);
     release->set_keep_residual(keep_residual);
   }
-  // The members may have released the memory already.
-  if (operation.is_inline() || operation.is_only_prepared()) EraseIfReleased(operation);
+  // The member has released the memory already.
+  if (operation.is_inline()) EraseIfReleased(operation);
 }
 
 void Operations::OnReleased(ConnectionId connection, const v1::Released& released) {

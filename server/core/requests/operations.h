@@ -139,8 +139,8 @@ struct Operation {
 };
 
 // Not thread safe. References stay valid until their operation is erased, which OnReserved,
-// OnReleased, EraseIfReleased and Clear may do, and for an operation that is inline or only prepared
-// also Withdraw, Close and ReleaseAll.
+// OnReleased, EraseIfReleased and Clear may do, and for an inline operation also Withdraw, Close
+// and ReleaseAll.
 class Operations {
  public:
   using Phase = Operation::Phase;
@@ -181,9 +181,9 @@ class Operations {
     Operation* operation = nullptr;
     Member* member = nullptr;
   };
-  // After kAllReserved call Accept(); after kAllPrepared Close(), because no member holds memory for
-  // it any more; after kRefused Close() or Withdraw(). An inline operation is only ever refused; its
-  // request then waits in FairOrder again.
+  // After kAllReserved call Accept(); after kAllPrepared Close() and EraseIfReleased(), because no
+  // member holds memory for it any more; after kRefused Close() or Withdraw(). An inline operation
+  // is only ever refused; its request then waits in FairOrder again.
   ReserveResult OnReserved(ConnectionId connection, const v1::Reserved& reserved);
   // Ends this attempt; the request continues.
   void Withdraw(Operation& operation);
