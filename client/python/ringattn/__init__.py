@@ -37,8 +37,10 @@ from ringattn._options import (AttentionOptions, BackwardOptions, CallOptions, D
                                Progress)
 from ringattn._optional import needed_by
 from ringattn._regions import Region
+from ringattn._prepared import PreparedCall
 from ringattn._report import KernelUse, Plan, Report
 from ringattn._residuals import Residual
+from ringattn._tensor_spec import TensorSpec
 from ringattn._writer import Writer
 
 if TYPE_CHECKING:
@@ -69,8 +71,8 @@ __all__ = [
     "CacheLostError", "CallOptions", "CancelledError", "Client", "CudaArray", "DataLossError", "DeadlineExceededError",
     "DilationLevel", "Document", "FailedPreconditionError", "FieldViolation", "ForwardOptions", "ForwardResult",
     "InvalidArgumentError", "KernelUse", "LayerCache", "LayerGroup", "LayerReport", "NotFoundError",
-    "PermissionDeniedError", "Plan", "Progress", "Region", "Report", "Residual", "ResourceExhaustedError", "RingattnError",
-    "Row", "Step", "StepRefusedError", "UnavailableError", "UnimplementedError", "WorkerCache", "Writer", "__version__",
+    "PermissionDeniedError", "Plan", "PreparedCall", "Progress", "Region", "Report", "Residual", "ResourceExhaustedError", "RingattnError",
+    "Row", "Step", "StepRefusedError", "TensorSpec", "UnavailableError", "UnimplementedError", "WorkerCache", "Writer", "__version__",
     "connect", "default_client", "empty", "set_default_client", *_OF_TORCH,
 ]
 
