@@ -187,6 +187,10 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
   if (const Residual* residual = residuals_.Find(request.arrived.residual)) {
     return PlaceReader(*residual, wanted, *sites, only_express);
   }
+  if (std::optional<Placement> prepared =
+          PlaceWherePrepared(request, wanted, *sites, only_express)) {
+    return *prepared;
+  }
   Placement placement = Place(
       *sites, wanted, {config_.max_operations_per_worker, config_.express_operations_per_worker()},
       only_express);
@@ -195,6 +199,31 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
   // Only the named members may serve it; the client chose their order.
   placement.ranks.clear();
   for (const std::string& name : named) placement.ranks.push_back(*RankOf(name));
+  return placement;
+}
+
+// Another member that is less occupied for a moment would have to prepare the request, so these
+// come first unless a run there would delay it. A preparation waits for no run.
+std::optional<Placement> Coordinator::Impl::PlaceWherePrepared(const Request& request,
+                                                               const PlacementRequest& wanted,
+                                                               std::vector<Site> sites,
+                                                               bool only_express) const {
+  if (!request.arrived.choice.members.empty()) return std::nullopt;  // the client's choice
+  const std::vector<ConnectionId>* const members = prepared_places_.Find(
+      request.arrived.principal, request.arrived.recipe_fingerprint, batch_.now());
+  if (members == nullptr || static_cast<int>(members->size()) != wanted.count) return std::nullopt;
+  for (size_t rank = 0; rank < sites.size(); ++rank) {
+    const ConnectionId member = ring_.members()[rank];
+    if (std::find(members->begin(), members->end(), member) == members->end()) {
+      sites[rank].serves = false;
+    } else if (sites[rank].computes && !request.arrived.prepare_ttl) {
+      return std::nullopt;
+    }
+  }
+  Placement placement = Place(
+      sites, wanted, {config_.max_operations_per_worker, config_.express_operations_per_worker()},
+      only_express);
+  if (placement.result != Placement::Result::kPlaced) return std::nullopt;
   return placement;
 }
 
@@ -345,7 +374,13 @@ void Coordinator::Impl::ConcludePreparation(Operation& operation) {
   const StreamId stream = request.stream();
   request.accepted_at = request.run_at = request.download_at = batch_.now();
   FinishRequest::Prepared prepared{*request.arrived.prepare_ttl, 0, operation.found};
-  for (const Operation::Member& member : operation.members) prepared.bytes += member.bytes;
+  std::vector<ConnectionId> members;
+  for (const Operation::Member& member : operation.members) {
+    prepared.bytes += member.bytes;
+    members.push_back(member.connection);
+  }
+  prepared_places_.Note(request.arrived.principal, request.arrived.recipe_fingerprint,
+                        std::move(members), batch_.now() + prepared.ttl);
   InformClient(request, operation);
   BeginDownload begin;
   begin.stream = stream;
