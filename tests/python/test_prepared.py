@@ -15,19 +15,22 @@ def tensors(rng, tokens=300, heads=2):
 
 
 @pytest.fixture
-def lookups(client):
-    """Reads (hits, misses) of all workers together."""
-    def read():
-        counts = []
-        for result in ("hit", "miss"):
-            total = 0.0
-            for worker in client.topology()["workers"]:
-                text = urllib.request.urlopen(f"http://{worker['metrics_address']}/metrics", timeout=10).read().decode()
-                found = re.search(rf'kept_operation_lookups_total\{{result="{result}"\}} (\S+)', text)
-                total += float(found[1]) if found else 0.0
-            counts.append(total)
-        return tuple(counts)
+def metric(client):
+    """Reads a metric of all workers together."""
+    def read(series):
+        total = 0.0
+        for worker in client.topology()["workers"]:
+            text = urllib.request.urlopen(f"http://{worker['metrics_address']}/metrics", timeout=10).read().decode()
+            found = re.search(rf"^ringattn_worker_{re.escape(series)} (\S+)$", text, re.MULTILINE)
+            total += float(found[1]) if found else 0.0
+        return total
     return read
+
+
+@pytest.fixture
+def lookups(metric):
+    """Reads (hits, misses)."""
+    return lambda: tuple(metric(f'kept_operation_lookups_total{{result="{result}"}}') for result in ("hit", "miss"))
 
 
 def settled(lookups):
@@ -101,11 +104,14 @@ def test_what_cannot_be_prepared_is_named(client, rng):
         client.prepare(q, k, v, world_size=40)
 
 
-def test_the_lease_ends_after_close(client, rng):
+def test_renewals_end_with_close(client, rng, metric):
     q, k, v = tensors(rng, tokens=61)
+    time.sleep(2.2)
+    before = metric("prepared_recipes")
     prepared = client.prepare(q, k, v, ttl=1.5, softcap=7.0)
     assert prepared.ttl == 1.5
+    wait_until(lambda: metric("prepared_recipes") == before + 1, 10, "a hold")
     time.sleep(4)
-    assert client.prepare(q, k, v, ttl=1.5, softcap=7.0).found == 1
+    assert metric("prepared_recipes") == before + 1 and prepared.trouble is None
     prepared.close()
-    wait_until(lambda: client.prepare(q, k, v, ttl=0.01, softcap=7.0).found == 0 or time.sleep(3), 20, "the end")
+    wait_until(lambda: metric("prepared_recipes") == before, 10, "the end of the hold")
