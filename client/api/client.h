@@ -110,13 +110,13 @@ class Client {
   //   auto prepared = client->Prepare(args);
   //   for (...) client->Forward(args, results);
   //
-  // Of the buffers in `args` only their presence counts: has_forward_result and DLSE make a
-  // Backward another one. No memory is read, and nothing is sent or run. The part is a cache:
-  // a call that does not find it prepares anew.
+  // Only the presence of buffers in `args` counts: has_forward_result and DLSE make a Backward
+  // another one. No memory is read, and nothing is sent or run. The part is a cache: a call that
+  // does not find it prepares it itself.
   //
-  // Errors: as Forward, without those of buffers; FAILED_PRECONDITION, NOT_KEPT, if a worker may not
-  // keep a part of this size; INVALID_ARGUMENT for a residual_handle, because parts with residuals
-  // are not kept, and for a ttl beyond Limits.max_prepare_ttl.
+  // Errors: as Forward, without those of buffers; FAILED_PRECONDITION, NOT_KEPT, if a worker may
+  // not keep a part of this size; INVALID_ARGUMENT for a residual_handle, because parts with
+  // residuals are not kept, and for a ttl beyond Limits.max_prepare_ttl.
   absl::StatusOr<PreparedCall> Prepare(const ForwardArgs& args, const PrepareOptions& options = {});
   absl::StatusOr<PreparedCall> Prepare(const BackwardArgs& args,
                                        const PrepareOptions& options = {});

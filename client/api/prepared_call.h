@@ -21,7 +21,7 @@ struct PrepareOptions {
 
 // While a copy of the handle and its client exist, the library renews the part. Afterwards it ends
 // with its ttl. If the workers have evicted the part, or the ring has ended, the next renewal
-// prepares it anew. Copies refer to the same part. May outlive its client. Thread safe.
+// prepares it again. Copies refer to the same part. May outlive its client. Thread safe.
 class PreparedCall {
  public:
   // The state that copies share. The library implements it. Thread safe.

@@ -210,10 +210,10 @@ Client::Impl::Impl(const ClientOptions& options)
       staging_pool(
           {.max_bytes = options.staging_bytes}, [this] { return AttachCall(); }, regions),
       copy_pool(CopyPool::DefaultThreads(), kTrimInterval, [this] { staging_pool.Trim(); }),
-      preparations([this](std::shared_ptr<const CallPlan> plan, absl::Duration deadline,
-                          const Done& done) {
-        return StartPreparation(std::move(plan), deadline, done);
-      }) {}
+      preparations(
+          [this](std::shared_ptr<const CallPlan> plan, absl::Duration deadline, const Done& done) {
+            return StartPreparation(std::move(plan), deadline, done);
+          }) {}
 
 Client::Impl::~Impl() {
   preparations.Stop();

@@ -92,8 +92,8 @@ void Preparations::Run() {
 
 std::vector<std::shared_ptr<Preparations::Part>> Preparations::TakeDue(absl::Time now) {
   std::vector<std::shared_ptr<Part>> due;
-  const auto ended = std::remove_if(parts_.begin(), parts_.end(),
-                                    [](const auto& weak) { return weak.expired(); });
+  const auto ended =
+      std::remove_if(parts_.begin(), parts_.end(), [](const auto& weak) { return weak.expired(); });
   parts_.erase(ended, parts_.end());
   for (const std::weak_ptr<Part>& weak : parts_) {
     auto part = weak.lock();
@@ -106,9 +106,10 @@ std::vector<std::shared_ptr<Preparations::Part>> Preparations::TakeDue(absl::Tim
 
 // Ends before the next renewal of the part begins. The handle may be dropped meanwhile.
 void Preparations::Renew(const std::shared_ptr<Part>& part) {
-  start_(part->plan(), part->interval(), [weak = std::weak_ptr<Part>(part)](const CallResult& made) {
-    if (const auto alive = weak.lock()) alive->SetTrouble(made.status());
-  });
+  start_(part->plan(), part->interval(),
+         [weak = std::weak_ptr<Part>(part)](const CallResult& made) {
+           if (const auto alive = weak.lock()) alive->SetTrouble(made.status());
+         });
 }
 
 }  // namespace ringattn::client

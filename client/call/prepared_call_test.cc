@@ -41,9 +41,8 @@ class PreparingServer {
     return headers_;
   }
   void AwaitHeaders(size_t count) const {
-    const auto have = [this, count]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-      return headers_.size() >= count;
-    };
+    const auto have = [this, count]()
+                          ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return headers_.size() >= count; };
     absl::MutexLock lock(&mutex_);
     EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&have), absl::Seconds(20)));
   }

@@ -88,9 +88,9 @@ class KeptParts {
       known->second = std::max(known->second, until);
     } else {
       if (holds_.size() >= bounds_.max_count) {
-        holds_.erase(std::min_element(
-            holds_.begin(), holds_.end(),
-            [](const auto& a, const auto& b) { return a.second < b.second; }));
+        holds_.erase(
+            std::min_element(holds_.begin(), holds_.end(),
+                             [](const auto& a, const auto& b) { return a.second < b.second; }));
       }
       holds_.emplace(recipe, until);
     }
@@ -162,7 +162,7 @@ class KeptParts {
   void DropOldest(std::vector<Part>* dropped) { Drop(entries_.begin(), dropped); }
 
   const Bounds bounds_;
-  std::list<Entry> entries_;  // oldest first
+  std::list<Entry> entries_;                              // oldest first
   std::map<std::string, absl::Time, std::less<>> holds_;  // by recipe: when each ends
   int64_t bytes_ = 0;
   Counts counts_;

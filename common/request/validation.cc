@@ -225,8 +225,9 @@ absl::Duration ReadPrepareTtl(const v1::PrepareOptions& prepare, const Limits& l
       static_cast<double>(prepare.ttl().seconds()) + 1e-9 * prepare.ttl().nanos();
   const double most = absl::ToDoubleSeconds(limits.max_prepare_ttl);
   if (seconds > 0 && seconds <= most) return absl::Seconds(seconds);
-  violations.Invalid("prepare.ttl", absl::StrCat("is ", seconds,
-                                                 " s, must be more than 0 and at most ", most, " s"));
+  violations.Invalid(
+      "prepare.ttl",
+      absl::StrCat("is ", seconds, " s, must be more than 0 and at most ", most, " s"));
   return limits.default_prepare_ttl;
 }
 

@@ -274,10 +274,9 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
                               ring_.generation(), {placement.ranks.begin(), placement.ranks.end()});
   if (residual != nullptr) order.reserve.set_residual(residual->operation_id);
   if (request.arrived.prepare_ttl) {
-    SetDuration(*request.arrived.prepare_ttl,
-                order.reserve.mutable_prepare_only()->mutable_ttl());
+    SetDuration(*request.arrived.prepare_ttl, order.reserve.mutable_prepare_only()->mutable_ttl());
   } else if (request.transport.transport == v1::TRANSPORT_HOST_MEMORY ||
-      request.transport.transport == v1::TRANSPORT_CUDA_MEMORY) {
+             request.transport.transport == v1::TRANSPORT_CUDA_MEMORY) {
     AddLocations(request.arrived.transport, &order.reserve);
   } else if (request.transport.transport == v1::TRANSPORT_DIRECT) {
     for (size_t rank = 0; rank < order.members.size(); ++rank) {
@@ -329,9 +328,8 @@ void Coordinator::Impl::Refuse(Operation& operation, const Operation::Member& by
                                        reserved.reason()));
   }
   if (reserved.not_kept()) {
-    return EndRequest(request.stream(),
-                      NotKept(*ring_.RankOf(by.connection), roster_.NameOf(by.connection),
-                              reserved.reason()));
+    return EndRequest(request.stream(), NotKept(*ring_.RankOf(by.connection),
+                                                roster_.NameOf(by.connection), reserved.reason()));
   }
   // The plan covers buffers only. The kernels' workspace becomes known with the first rejection;
   // admission then decides again whether the request waits, fits elsewhere or never fits.

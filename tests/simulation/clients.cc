@@ -147,8 +147,8 @@ void Clients::Open(const std::string& call_id, bool other_header) {
   arrived.client = call.client;
   arrived.fingerprint = call.fingerprint + other_header;
   arrived.spec = SpecOf(call.tokens);
-  arrived.recipe_fingerprint = 1 + 4 * call.tokens + 2 * (call.retain > absl::ZeroDuration()) +
-                               (call.backward ? 1 : 0);
+  arrived.recipe_fingerprint =
+      1 + 4 * call.tokens + 2 * (call.retain > absl::ZeroDuration()) + (call.backward ? 1 : 0);
   arrived.direction = call.backward ? Direction::kBackward : Direction::kForward;
   if (call.world_size > 0) arrived.choice.world_size = call.world_size;
   if (call.retain > absl::ZeroDuration()) {

@@ -36,9 +36,7 @@ SimWorker::SimWorker(World* world, ControlPlane* control, FindPeer find_peer, st
       find_peer_(std::move(find_peer)),
       name_(std::move(name)),
       traits_(traits),
-      kept_({.max_count = 4,
-             .max_bytes = traits.memory_bytes / kKeptShare,
-             .lease = kKeptLease}) {
+      kept_({.max_count = 4, .max_bytes = traits.memory_bytes / kKeptShare, .lease = kKeptLease}) {
   SimKvRanks::Host host;
   host.later = [this](absl::Duration delay, std::function<void()> callback) {
     Later(delay, std::move(callback));
@@ -429,9 +427,8 @@ void SimWorker::TakeKept(const v1::Reserve& reserve, int64_t bytes) {
   const std::optional<Kept> kept = kept_.Take(RecipeOf(reserve), world_->now());
   if (kept.has_value()) {
     const auto held = held_until_.find(RecipeOf(reserve));
-    const absl::Time expires =
-        std::max(kept->since + kKeptLease,
-                 held == held_until_.end() ? absl::InfinitePast() : held->second);
+    const absl::Time expires = std::max(
+        kept->since + kKeptLease, held == held_until_.end() ? absl::InfinitePast() : held->second);
     if (kept->principal != reserve.principal() || kept->generation != generation_ ||
         kept->bytes != bytes || world_->now() >= expires) {
       world_->Violate(name_, ": ", reserve.operation_id(), " takes what is not its own");

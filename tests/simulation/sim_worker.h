@@ -209,7 +209,7 @@ class SimWorker {
   std::set<std::string> broken_peers_;
   std::map<std::string, Operation> operations_;
   KeptParts<Kept> kept_;
-  // Of this generation: when the hold on a recipe ends, and operations that were only prepared.
+  // When the hold on a recipe ends, and operations that were only prepared, in this generation.
   std::map<std::string, absl::Time> held_until_;
   std::set<std::string> prepared_;
   std::map<std::string, int64_t> residuals_;  // bytes, by the operation that left them

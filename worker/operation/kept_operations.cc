@@ -38,9 +38,9 @@ absl::Status KeptOperations::CheckMayKeep(int64_t bytes) const {
   }
   const int64_t most = parts_.bounds().max_bytes;
   if (bytes <= most) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("it takes ", bytes, " bytes; the worker keeps at most ", most,
-                   ", a part of its --memory_limit"));
+  return absl::FailedPreconditionError(absl::StrCat("it takes ", bytes,
+                                                    " bytes; the worker keeps at most ", most,
+                                                    ", a part of its --memory_limit"));
 }
 
 bool KeptOperations::Evict(int64_t bytes) {

@@ -1,6 +1,6 @@
-// KeptOperations: operations of this worker that have ended well or were only prepared, ready to run
-// for an equal request. A model's layers and training steps, and a server's small calls, repeat requests: the
-// next one then needs neither a program, nor memory, nor prepared kernel calls.
+// KeptOperations: operations of this worker that have ended well or were only prepared, ready to
+// run for an equal request. A model's layers and training steps, and a server's small calls, repeat
+// requests: the next one then needs neither a program, nor memory, nor prepared kernel calls.
 //
 // A kept operation stays counted in MemoryBudget, which evicts it as soon as anything else needs
 // the memory. Its buffers still hold data of its request, so its recipe must contain the principal.
@@ -46,8 +46,8 @@ class KeptOperations {
 
   // Returns an operation of this recipe, ready to run; nullopt if none is kept.
   std::optional<PreparedOperation> Take(absl::string_view recipe);
-  // Keeps an operation, as far as the bounds allow. REQUIRES: it has run successfully or not at all,
-  // and nothing uses its memory or its calls any more.
+  // Keeps an operation, as far as the bounds allow. REQUIRES: it has run successfully or not at
+  // all, and nothing uses its memory or its calls any more.
   void Keep(std::string recipe, PreparedOperation prepared);
   // Keeps operations of this recipe for `ttl` from now at least: those that are kept already, and
   // those that Keep() receives meanwhile. Returns the bytes of the newest; nullopt if none is kept.

@@ -177,8 +177,7 @@ bool Reservations::AdmitUnlessEvicted(const Pending& pending, Decoded operation)
   return false;
 }
 
-bool Reservations::KeepUnlessEvicted(const Pending& pending,
-                                     std::unique_ptr<Operation> operation) {
+bool Reservations::KeepUnlessEvicted(const Pending& pending, std::unique_ptr<Operation> operation) {
   const v1::Reserve& reserve = *pending.reserve;
   const int64_t workspace_bytes = operation->workspace_bytes();
   Preparation made{.bytes = operation->buffer_bytes() + workspace_bytes};

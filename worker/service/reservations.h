@@ -6,8 +6,8 @@
 // as the Reserve of a small request, do not wait for them.
 //
 // A request that equals an earlier one of the same principal takes that one's operation, if it is
-// still kept (KeptOperations), and is not decoded. A Reserve with prepare_only makes a kept operation
-// without a request.
+// still kept (KeptOperations), and is not decoded. A Reserve with prepare_only makes a kept
+// operation without a request.
 #ifndef RINGATTN_WORKER_SERVICE_RESERVATIONS_H_
 #define RINGATTN_WORKER_SERVICE_RESERVATIONS_H_
 
@@ -52,8 +52,9 @@ class Reservations {
     bool found = false;  // an equal operation was kept or in use already
   };
   // As Done. FAILED_PRECONDITION: the operation may not be kept.
-  using PreparationDone = std::function<void(
-      const v1::Reserve& reserve, const absl::StatusOr<Preparation>& made, int64_t workspace_bytes)>;
+  using PreparationDone =
+      std::function<void(const v1::Reserve& reserve, const absl::StatusOr<Preparation>& made,
+                         int64_t workspace_bytes)>;
   // Runs a function on the control thread, in the order of calls. Thread safe.
   using RunOnControl = std::function<void(std::function<void()>)>;
 
@@ -63,8 +64,9 @@ class Reservations {
                KeptOperations* kept, HostQueue* background, RunOnControl on_control, Done done,
                PreparationDone on_prepared);
 
-  // Calls `done`, or `on_prepared` if the message has prepare_only, before this returns unless the request may have many documents and no equal
-  // operation is kept. The result is NOT_FOUND if the residual that it names does not exist here.
+  // Calls `done`, or `on_prepared` if the message has prepare_only, before this returns unless the
+  // request may have many documents and no equal operation is kept. The result is NOT_FOUND if the
+  // residual that it names does not exist here.
   void Reserve(std::shared_ptr<v1::Reserve> reserve, RingMembership place);
 
   // Like OperationRegistry::Release; also releases an operation that is still being decoded. The

@@ -150,11 +150,10 @@ class ReservationsTest : public testing::Test {
       },
       [this](const v1::Reserve& reserve, const absl::StatusOr<Reservations::Preparation>& made,
              int64_t) {
-        const char* const what = !made.ok() ? absl::IsFailedPrecondition(made.status())
-                                                  ? "not kept "
-                                                  : "refused "
-                                 : made->found ? "found "
-                                               : "prepared ";
+        const char* const what =
+            !made.ok()    ? absl::IsFailedPrecondition(made.status()) ? "not kept " : "refused "
+            : made->found ? "found "
+                          : "prepared ";
         Record(absl::StrCat(what, reserve.operation_id()));
         if (made.ok()) bytes_ = made->bytes;
       }};
@@ -279,8 +278,8 @@ TEST_F(ReservationsTest, PreparesNothingThatIsKeptOrInUse) {
   Reserve(PrepareOnly(ReserveOf("meanwhile", 1)));
   EXPECT_EQ(bytes_, bytes);
   EXPECT_EQ(budget_.taken_bytes(), bytes);
-  EXPECT_THAT(events(), ElementsAre("prepared first", "found again", "reserved run",
-                                    "found meanwhile"));
+  EXPECT_THAT(events(),
+              ElementsAre("prepared first", "found again", "reserved run", "found meanwhile"));
 }
 
 TEST_F(ReservationsTest, PreparationsWithManyDocumentsDelayNobody) {

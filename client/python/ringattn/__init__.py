@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 # protoc generates modules of ringattn.v1 from the protos, in another folder on sys.path.
 __path__ = extend_path(__path__, __name__)
 
+from ringattn._arrays import TensorSpec
 from ringattn._client import BackwardResult, Client, ForwardResult, connect
 from ringattn._core import VERSION as __version__
 from ringattn._cuda import CudaArray
@@ -40,7 +41,6 @@ from ringattn._regions import Region
 from ringattn._prepared import PreparedCall
 from ringattn._report import KernelUse, Plan, Report
 from ringattn._residuals import Residual
-from ringattn._tensor_spec import TensorSpec
 from ringattn._writer import Writer
 
 if TYPE_CHECKING:

@@ -214,7 +214,7 @@ class Client(OfOneProcess):
         another one than without. Options that change only how a call is made, like `transport`, have no effect.
 
         The part is a cache, not a reservation: workers evict it if other requests need the memory. The next call then
-        prepares anew, and so does the next renewal.
+        prepares it again, and so does the next renewal.
 
         Args:
             ttl: seconds for which the workers keep the part without a renewal, as after a crash; None: the service's

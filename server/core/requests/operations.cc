@@ -139,7 +139,7 @@ Operations::ReserveResult Operations::OnReserved(ConnectionId connection,
   const bool only_prepared = operation.is_only_prepared();
   if (only_prepared) {
     operation.found += reserved.found() ? 1 : 0;
-    ref.member->memory = Memory::kReleased;  // the worker keeps it for whoever needs it
+    ref.member->memory = Memory::kReleased;  // free to every request
   }
   const Memory due = only_prepared ? Memory::kReleased : Memory::kHeld;
   const bool all = std::all_of(operation.members.begin(), operation.members.end(),

@@ -15,10 +15,10 @@
 
 namespace ringattn::server {
 
-// Of one generation. Not thread safe.
+// Holds the places of one generation. Not thread safe.
 class PreparedPlaces {
  public:
-  // A ring of 64 workers keeps at most 32 parts each. Of 200 bytes, so many take 400 KiB.
+  // 64 workers with 32 parts each. A place has about 200 bytes, so all take 400 KiB.
   static constexpr size_t kMaxPlaces = 2048;
 
   // `fingerprint`: RequestArrived::recipe_fingerprint; 0: unknown, and nothing is noted. Replaces

@@ -46,7 +46,7 @@ TEST(HeaderTranslationTest, EqualRecipesDifferInTheirTensors) {
   EXPECT_NE(Read(causal).recipe_fingerprint, first.recipe_fingerprint);
 }
 
-// The plan of a prepared request serves its runs, whatever the form of their replies.
+// The plan of a prepared request serves its runs with every form of reply.
 TEST(HeaderTranslationTest, EqualRecipesDifferInPrepareAndTheFormOfTheReply) {
   const HeaderRequest plain = Read(Request("a", 'x', 0));
   v1::ForwardRequest prepare = Request("a", 'x', 0);
