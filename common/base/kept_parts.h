@@ -103,6 +103,14 @@ class KeptParts {
     return bytes;
   }
 
+  // Returns the bytes of the part of this recipe that was kept last; nullopt if none is kept.
+  std::optional<int64_t> BytesOf(absl::string_view recipe) const {
+    for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
+      if (entry->recipe == recipe) return entry->bytes;
+    }
+    return std::nullopt;
+  }
+
   // Drops the oldest parts until they make up at least `bytes`, or all.
   std::vector<Part> Evict(int64_t bytes) {
     std::vector<Part> dropped;

@@ -68,6 +68,8 @@ TEST_F(KeptPartsTest, HoldsMakeLeasesLonger) {
   parts_.Keep("b", 10, 2, At(0));
   EXPECT_THAT(parts_.Hold("a", At(100)), Optional(10));
   EXPECT_EQ(parts_.Hold("c", At(100)), std::nullopt);
+  EXPECT_THAT(parts_.BytesOf("a"), Optional(10));
+  EXPECT_EQ(parts_.BytesOf("c"), std::nullopt);
   EXPECT_THAT(parts_.Expire(At(30)), ElementsAre(2));
   EXPECT_THAT(parts_.Take("a", At(99)), Optional(1));
   parts_.Keep("a", 10, 1, At(99));  // beyond the hold

@@ -26,9 +26,14 @@ void KeptOperations::Keep(std::string recipe, PreparedOperation prepared) {
   dropped = parts_.Keep(std::move(recipe), bytes, std::move(prepared), MonotonicNow());
 }
 
-std::optional<int64_t> KeptOperations::Hold(absl::string_view recipe, absl::Duration ttl) {
+void KeptOperations::Hold(absl::string_view recipe, absl::Duration ttl) {
   absl::MutexLock lock(&mutex_);
-  return parts_.Hold(recipe, MonotonicNow() + ttl);
+  (void)parts_.Hold(recipe, MonotonicNow() + ttl);
+}
+
+std::optional<int64_t> KeptOperations::BytesOf(absl::string_view recipe) const {
+  absl::MutexLock lock(&mutex_);
+  return parts_.BytesOf(recipe);
 }
 
 absl::Status KeptOperations::CheckMayKeep(int64_t bytes) const {

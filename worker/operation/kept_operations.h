@@ -50,8 +50,10 @@ class KeptOperations {
   // all, and nothing uses its memory or its calls any more.
   void Keep(std::string recipe, PreparedOperation prepared);
   // Keeps operations of this recipe for `ttl` from now at least: those that are kept already, and
-  // those that Keep() receives meanwhile. Returns the bytes of the newest; nullopt if none is kept.
-  std::optional<int64_t> Hold(absl::string_view recipe, absl::Duration ttl);
+  // those that Keep() receives meanwhile.
+  void Hold(absl::string_view recipe, absl::Duration ttl);
+  // Returns the bytes of the newest operation of this recipe; nullopt if none is kept.
+  std::optional<int64_t> BytesOf(absl::string_view recipe) const;
   // Returns FAILED_PRECONDITION, with the limit, if the bounds allow no operation of this size.
   absl::Status CheckMayKeep(int64_t bytes) const;
   // Frees at least `bytes`, or everything. Returns false if nothing was kept.

@@ -195,7 +195,7 @@ bool Reservations::KeepUnlessEvicted(const Pending& pending, std::unique_ptr<Ope
     return false;
   }
   kept_->Keep(*pending.recipe, *std::move(prepared));
-  (void)kept_->Hold(*pending.recipe, ToDuration(reserve.prepare_only().ttl()));
+  kept_->Hold(*pending.recipe, ToDuration(reserve.prepare_only().ttl()));
   on_prepared_(reserve, made, workspace_bytes);
   return false;
 }
@@ -203,11 +203,11 @@ bool Reservations::KeepUnlessEvicted(const Pending& pending, std::unique_ptr<Ope
 bool Reservations::Renew(const Pending& pending) {
   const v1::Reserve& reserve = *pending.reserve;
   // An operation in use is kept once it has ended well.
-  const std::optional<int64_t> in_use = registry_->BytesOf(*pending.recipe);
-  const std::optional<int64_t> kept =
-      kept_->Hold(*pending.recipe, ToDuration(reserve.prepare_only().ttl()));
-  if (!in_use && !kept) return false;
-  on_prepared_(reserve, Preparation{.bytes = in_use ? *in_use : *kept, .found = true}, 0);
+  std::optional<int64_t> bytes = registry_->BytesOf(*pending.recipe);
+  if (!bytes) bytes = kept_->BytesOf(*pending.recipe);
+  if (!bytes) return false;
+  kept_->Hold(*pending.recipe, ToDuration(reserve.prepare_only().ttl()));
+  on_prepared_(reserve, Preparation{.bytes = *bytes, .found = true}, 0);
   return true;
 }
 

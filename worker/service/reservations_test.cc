@@ -304,6 +304,7 @@ TEST_F(ReservationsTest, RefusesPreparationsThatMayNotBeKept) {
   retains->set_retain(true);
   Reserve(PrepareOnly(std::move(retains)));
   EXPECT_THAT(events(), ElementsAre("not kept large", "refused retains"));
+  EXPECT_EQ(kept_.stats().holds, 0);
   EXPECT_EQ(budget_.taken_bytes(), 0);
 }
 
