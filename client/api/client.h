@@ -8,7 +8,7 @@
 //
 // client/examples/forward_example.cc is a complete program.
 // Tests: client/call/client_test.cc, residual_call_test.cc, region_call_test.cc,
-// concurrent_chunks_test.cc.
+// concurrent_chunks_test.cc, prepared_call_test.cc.
 #ifndef RINGATTN_CLIENT_API_CLIENT_H_
 #define RINGATTN_CLIENT_API_CLIENT_H_
 
@@ -24,6 +24,7 @@
 #include "client/api/call.h"
 #include "client/api/error.h"
 #include "client/api/pending_call.h"
+#include "client/api/prepared_call.h"
 #include "client/api/retry_options.h"
 #include "ringattn/v1/cluster.pb.h"
 
@@ -101,6 +102,24 @@ class Client {
                            const CallOptions& options = {}, const Done& done = nullptr);
   PendingCall StartBackward(const BackwardArgs& args, const BackwardResults& results,
                             const CallOptions& options = {}, const Done& done = nullptr);
+
+  // Prepares Forward or Backward calls that are equal to `args` except for their tensors: the
+  // workers build the program, reserve the memory and prepare the kernel calls before the first
+  // call, and keep this part while the handle exists. Calls then find it, over any transport.
+  //
+  //   auto prepared = client->Prepare(args);
+  //   for (...) client->Forward(args, results);
+  //
+  // Only the presence of buffers in `args` counts: has_forward_result and DLSE make a Backward
+  // another one. No memory is read, and nothing is sent or run. The part is a cache: a call that
+  // does not find it prepares it itself.
+  //
+  // Errors: as Forward, without those of buffers; FAILED_PRECONDITION, NOT_KEPT, if a worker may
+  // not keep a part of this size; INVALID_ARGUMENT for a residual_handle, because parts with
+  // residuals are not kept, and for a ttl beyond Limits.max_prepare_ttl.
+  absl::StatusOr<PreparedCall> Prepare(const ForwardArgs& args, const PrepareOptions& options = {});
+  absl::StatusOr<PreparedCall> Prepare(const BackwardArgs& args,
+                                       const PrepareOptions& options = {});
 
   // --- Requests, residuals and cluster -----------------------------------------
   // These block and are not replayed. Errors: those of the protos.

@@ -397,6 +397,25 @@ absl::StatusOr<CallPlan> PlanFullBackward(const BackwardArgs& args, const Backwa
                   std::move(request));
 }
 
+// Completes a plan without tensors.
+template <typename Request>
+CallPlan CompletePreparation(CallKind kind, absl::Duration ttl, Request request) {
+  CallPlan plan;
+  plan.kind = kind;
+  plan.sends_only_header = true;
+  v1::PrepareOptions* prepare = request.mutable_header()->mutable_prepare();
+  if (ttl != absl::ZeroDuration()) SetDuration(ttl, prepare->mutable_ttl());
+  request.mutable_header()->mutable_reply()->set_single_message(true);
+  plan.header = wire::SerializeProto(request);
+  return plan;
+}
+
+void AddProbabilityRows(const ForwardArgs& args, v1::ForwardHeader* header) {
+  for (const v1::ProbabilityRow& row : args.probability_rows) {
+    *header->mutable_reply()->add_probability_rows() = row;
+  }
+}
+
 bool HasTensors(const BackwardArgs& args) {
   return !args.q.empty() || !args.k.empty() || !args.v.empty() || args.has_forward_result ||
          args.more.count(v1::TENSOR_ID_QKV) > 0 || args.more.count(v1::TENSOR_ID_KV) > 0;
@@ -419,9 +438,7 @@ absl::StatusOr<PlannedRequest> PlanRequest(const ForwardArgs& args, const Forwar
                                            const RegionIndex& regions) {
   v1::ForwardRequest request;
   FillHeader(args, options, limits, request.mutable_header());
-  for (const v1::ProbabilityRow& row : args.probability_rows) {
-    *request.mutable_header()->mutable_reply()->add_probability_rows() = row;
-  }
+  AddProbabilityRows(args, request.mutable_header());
   if (options.retain) SetRetain(*options.retain, request.mutable_header());
   auto plan = Complete(ForwardTensors(args, results, options), options, limits, regions,
                        std::move(request));
@@ -456,6 +473,22 @@ absl::StatusOr<PlannedRequest> PlanRequest(const BackwardArgs& args, const Backw
     planned.fallback = std::make_shared<const CallPlan>(*std::move(fallback));
   }
   return planned;
+}
+
+CallPlan PlanPreparation(const ForwardArgs& args, absl::Duration ttl, const ChunkLimits& limits) {
+  v1::ForwardRequest request;
+  FillHeader(args, {}, limits, request.mutable_header());
+  AddProbabilityRows(args, request.mutable_header());
+  return CompletePreparation(CallKind::kForward, ttl, std::move(request));
+}
+
+CallPlan PlanPreparation(const BackwardArgs& args, absl::Duration ttl, const ChunkLimits& limits) {
+  v1::BackwardRequest request = RequestOf(args, {}, limits);
+  v1::BackwardHeader* header = request.mutable_header();
+  header->set_has_forward_result(args.has_forward_result);
+  header->set_residual_handle(args.residual_handle);
+  header->set_keep_residual(args.keep_residual);
+  return CompletePreparation(CallKind::kBackward, ttl, std::move(request));
 }
 
 }  // namespace ringattn::client

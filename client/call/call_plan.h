@@ -44,6 +44,12 @@ absl::StatusOr<PlannedRequest> PlanRequest(const BackwardArgs& args, const Backw
                                            const CallOptions& options, const ChunkLimits& limits,
                                            const RegionIndex& regions);
 
+// Plans a call that only prepares, for a lease of `ttl`; 0: the server's default. It has no
+// tensors: of the arguments' buffers only the presence of DLSE counts. The server checks all
+// arguments.
+CallPlan PlanPreparation(const ForwardArgs& args, absl::Duration ttl, const ChunkLimits& limits);
+CallPlan PlanPreparation(const BackwardArgs& args, absl::Duration ttl, const ChunkLimits& limits);
+
 }  // namespace ringattn::client
 
 #endif  // RINGATTN_CLIENT_CALL_CALL_PLAN_H_

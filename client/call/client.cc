@@ -101,7 +101,7 @@ absl::Status InField(absl::string_view field, const absl::Status& status) {
   return absl::InvalidArgumentError(absl::StrCat(field, ": ", status.message()));
 }
 
-void Prepare(absl::Duration deadline, BearerToken* token, grpc::ClientContext* context) {
+void SetUp(absl::Duration deadline, BearerToken* token, grpc::ClientContext* context) {
   SetDeadline(deadline, context);
   if (token != nullptr) token->AddTo(context);
 }
@@ -142,7 +142,7 @@ absl::Status CheckGivenSizes(const BackwardArgs& args, const BackwardResults& re
 template <typename Response, typename Call>
 absl::StatusOr<Response> Unary(absl::Duration deadline, BearerToken* token, const Call& call) {
   grpc::ClientContext context;
-  Prepare(deadline, token, &context);
+  SetUp(deadline, token, &context);
   Response response;
   const grpc::Status status = call(&context, &response);
   if (!status.ok()) return FromGrpcStatus(status);
@@ -209,9 +209,14 @@ Client::Impl::Impl(const ClientOptions& options)
     : client_options(options),
       staging_pool(
           {.max_bytes = options.staging_bytes}, [this] { return AttachCall(); }, regions),
-      copy_pool(CopyPool::DefaultThreads(), kTrimInterval, [this] { staging_pool.Trim(); }) {}
+      copy_pool(CopyPool::DefaultThreads(), kTrimInterval, [this] { staging_pool.Trim(); }),
+      preparations(
+          [this](std::shared_ptr<const CallPlan> plan, absl::Duration deadline, const Done& done) {
+            return StartPreparation(std::move(plan), deadline, done);
+          }) {}
 
 Client::Impl::~Impl() {
+  preparations.Stop();
   staging_pool.Close();
   registry->CancelAllAndWait();
 }
@@ -249,6 +254,17 @@ PendingCall Client::Impl::Start(absl::StatusOr<PlannedRequest> request, const Ca
                             .retry = client_options.retry,
                             .token = token,
                             .deadline = options.deadline,
+                            .done = done});
+}
+
+PendingCall Client::Impl::StartPreparation(std::shared_ptr<const CallPlan> plan,
+                                           absl::Duration deadline, const Done& done) {
+  return StartReplayedCall({.channel = NextChannel(),
+                            .plan = std::move(plan),
+                            .registry = registry,
+                            .retry = client_options.retry,
+                            .token = token,
+                            .deadline = deadline,
                             .done = done});
 }
 
@@ -365,6 +381,18 @@ CallResult Client::Backward(const BackwardArgs& args, const BackwardResults& res
   return StartBackward(args, results, options).Wait();
 }
 
+absl::StatusOr<PreparedCall> Client::Prepare(const ForwardArgs& args,
+                                             const PrepareOptions& options) {
+  return impl_->preparations.Prepare(
+      PlanPreparation(args, options.ttl, ChunkLimitsOf(impl_->client_options)), options.deadline);
+}
+
+absl::StatusOr<PreparedCall> Client::Prepare(const BackwardArgs& args,
+                                             const PrepareOptions& options) {
+  return impl_->preparations.Prepare(
+      PlanPreparation(args, options.ttl, ChunkLimitsOf(impl_->client_options)), options.deadline);
+}
+
 absl::StatusOr<v1::GetStatusResponse> Client::GetStatus(const std::string& request_id,
                                                         absl::Duration deadline) {
   const auto stub = v1::AttentionService::NewStub(impl_->NextChannel());
@@ -445,7 +473,7 @@ absl::Status Client::WatchTopology(const std::function<bool(const v1::Topology&)
                                    absl::Duration deadline) {
   const auto stub = v1::ClusterService::NewStub(impl_->NextChannel());
   grpc::ClientContext context;
-  Prepare(deadline, impl_->token.get(), &context);
+  SetUp(deadline, impl_->token.get(), &context);
   const auto reader = stub->WatchTopology(&context, {});
   v1::WatchTopologyResponse response;
   while (reader->Read(&response)) {

@@ -15,6 +15,7 @@
 #include "client/call/cache_hold.h"
 #include "client/call/call_plan.h"
 #include "client/call/call_registry.h"
+#include "client/call/preparations.h"
 #include "client/call/residual_hold.h"
 #include "client/call/staged_call.h"
 #include "client/memory/copy_pool.h"
@@ -51,6 +52,10 @@ struct Client::Impl {
   PendingCall Start(absl::StatusOr<PlannedRequest> request, const CallOptions& options,
                     const std::string& why_not_staged, const Done& done);
 
+  // Starts a call that only prepares (PlanPreparation).
+  PendingCall StartPreparation(std::shared_ptr<const CallPlan> plan, absl::Duration deadline,
+                               const Done& done);
+
   const ClientOptions client_options;
   const wire::KeepAwake keep_awake;
   // Set by Connect and constant afterwards.
@@ -65,6 +70,7 @@ struct Client::Impl {
   StagingPool staging_pool;
   CopyPool copy_pool;  // uses staging_pool
   const std::shared_ptr<CallRegistry> registry = std::make_shared<CallRegistry>();
+  Preparations preparations;
 };
 
 }  // namespace ringattn::client

@@ -17,6 +17,7 @@
 #include "client/python/proto_dict.h"
 #include "client/python/python_call.h"
 #include "client/python/python_kv.h"
+#include "client/python/python_prepared.h"
 #include "client/python/python_region.h"
 #include "common/base/version.h"
 
@@ -215,6 +216,8 @@ PYBIND11_MODULE(_core, module) {
   client
       .def("start", &PythonCall::Start, py::arg("is_forward"), py::arg("request"),
            py::arg("inputs"), py::arg("outputs"), py::arg("call"), py::arg("with_event"))
+      .def("prepare", &PythonPrepared::Prepare, py::arg("is_forward"), py::arg("request"),
+           py::arg("inputs"), py::arg("ttl"), py::arg("deadline"))
       .def("server_info",
            [](ClientHandle& client, double deadline) {
              return Unary([&] { return client.get().GetServerInfo(absl::Seconds(deadline)); });
@@ -244,6 +247,12 @@ PYBIND11_MODULE(_core, module) {
       .def("wait", &PythonCall::Wait)
       .def("poll", &PythonCall::Poll)
       .def("result", &PythonCall::Result);
+
+  py::class_<PythonPrepared>(module, "Prepared")
+      .def_property_readonly("report", &PythonPrepared::report)
+      .def_property_readonly("closed", &PythonPrepared::closed)
+      .def("trouble", &PythonPrepared::Trouble)
+      .def("close", &PythonPrepared::Close);
 
   DefineKvCache(module, client);
   DefineCuda(module);

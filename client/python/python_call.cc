@@ -104,6 +104,17 @@ client::CallOptions CallOptionsOf(const py::dict& call) {
 
 }  // namespace
 
+void FillForward(const py::dict& request, client::ForwardArgs* args) {
+  FillHeader(request, args);
+  FillProbabilityRows(request, args);
+}
+
+void FillBackward(const py::dict& request, client::BackwardArgs* args) {
+  FillHeader(request, args);
+  ReadItem(request, "residual_handle", &args->residual_handle);
+  ReadItem(request, "keep_residual", &args->keep_residual);
+}
+
 std::vector<std::string> TransportNames() {
   std::vector<std::string> names;
   for (const auto& [name, wish] : Transports()) names.push_back(name);
@@ -248,12 +259,9 @@ std::unique_ptr<PythonCall> PythonCall::Start(std::shared_ptr<ClientHandle> clie
     }
   }
   if (is_forward) {
-    FillHeader(request, &forward);
-    FillProbabilityRows(request, &forward);
+    FillForward(request, &forward);
   } else {
-    FillHeader(request, &backward);
-    ReadItem(request, "residual_handle", &backward.residual_handle);
-    ReadItem(request, "keep_residual", &backward.keep_residual);
+    FillBackward(request, &backward);
   }
   const GilReleased released;
   client::Client& library = made->client_->get();

@@ -109,6 +109,11 @@ class PythonCall {
   std::optional<client::PendingCall> pending_call_;
 };
 
+// Set the arguments without tensors from `request` of PythonCall::Start. Throw
+// pybind11::value_error naming a field.
+void FillForward(const pybind11::dict& request, client::ForwardArgs* args);
+void FillBackward(const pybind11::dict& request, client::BackwardArgs* args);
+
 // The accepted values of "transport".
 std::vector<std::string> TransportNames();
 

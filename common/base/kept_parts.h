@@ -1,16 +1,20 @@
 // KeptParts: prepared parts of operations that have ended, for equal operations that follow. A
 // part is what is costly to prepare (program, memory, kernel calls), and its recipe is everything
 // that it depends on. Parts are bounded by number and bytes, and each is leased: a part that no
-// operation takes within the lease is dropped.
+// operation takes within the lease is dropped. A hold on a recipe makes the leases of its parts
+// longer.
 //
 // The caller destroys dropped parts, so that it can do so without its lock.
 #ifndef RINGATTN_COMMON_BASE_KEPT_PARTS_H_
 #define RINGATTN_COMMON_BASE_KEPT_PARTS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <list>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -43,8 +47,7 @@ class KeptParts {
   // there is none whose lease holds.
   std::optional<Part> Take(absl::string_view recipe, absl::Time now) {
     for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
-      if (entry->expires <= now) break;  // and so have all before it
-      if (entry->recipe != recipe) continue;
+      if (entry->expires <= now || entry->recipe != recipe) continue;
       std::optional<Part> part(std::move(entry->part));
       bytes_ -= entry->bytes;
       entries_.erase(std::next(entry).base());
@@ -68,8 +71,44 @@ class KeptParts {
       ++counts_.evictions;
     }
     bytes_ += bytes;
-    entries_.push_back({std::move(recipe), bytes, now + bounds_.lease, std::move(part)});
+    const auto hold = holds_.find(recipe);
+    const absl::Time held_until = hold == holds_.end() ? absl::InfinitePast() : hold->second;
+    entries_.push_back(
+        {std::move(recipe), bytes, std::max(now + bounds_.lease, held_until), std::move(part)});
     return dropped;
+  }
+
+  // Holds the recipe: the leases of its parts, kept now or later, end at `until` or later. The
+  // bounds apply nevertheless, and also bound the number of holds: the one that ends first is
+  // dropped. Returns the bytes of the part that was kept last; nullopt if none is kept.
+  std::optional<int64_t> Hold(absl::string_view recipe, absl::Time until) {
+    if (bounds_.max_count == 0) return std::nullopt;
+    const auto known = holds_.find(recipe);
+    if (known != holds_.end()) {
+      known->second = std::max(known->second, until);
+    } else {
+      if (holds_.size() >= bounds_.max_count) {
+        holds_.erase(
+            std::min_element(holds_.begin(), holds_.end(),
+                             [](const auto& a, const auto& b) { return a.second < b.second; }));
+      }
+      holds_.emplace(recipe, until);
+    }
+    std::optional<int64_t> bytes;
+    for (Entry& entry : entries_) {
+      if (entry.recipe != recipe) continue;
+      entry.expires = std::max(entry.expires, until);
+      bytes = entry.bytes;
+    }
+    return bytes;
+  }
+
+  // Returns the bytes of the part of this recipe that was kept last; nullopt if none is kept.
+  std::optional<int64_t> BytesOf(absl::string_view recipe) const {
+    for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
+      if (entry->recipe == recipe) return entry->bytes;
+    }
+    return std::nullopt;
   }
 
   // Drops the oldest parts until they make up at least `bytes`, or all.
@@ -86,19 +125,30 @@ class KeptParts {
   // Drops the parts whose lease has ended.
   std::vector<Part> Expire(absl::Time now) {
     std::vector<Part> dropped;
-    while (!entries_.empty() && entries_.front().expires <= now) {
-      DropOldest(&dropped);
-      ++counts_.expiries;
+    for (auto entry = entries_.begin(); entry != entries_.end();) {
+      const auto next = std::next(entry);
+      if (entry->expires <= now) {
+        Drop(entry, &dropped);
+        ++counts_.expiries;
+      }
+      entry = next;
+    }
+    for (auto hold = holds_.begin(); hold != holds_.end();) {
+      hold = hold->second <= now ? holds_.erase(hold) : std::next(hold);
     }
     return dropped;
   }
 
-  // Drops everything. Counts nothing.
+  // Drops everything, holds included. Counts nothing.
   std::vector<Part> Clear() {
     std::vector<Part> dropped;
     while (!entries_.empty()) DropOldest(&dropped);
+    holds_.clear();
     return dropped;
   }
+
+  const Bounds& bounds() const { return bounds_; }
+  size_t holds() const { return holds_.size(); }
 
   size_t count() const { return entries_.size(); }
   int64_t bytes() const { return bytes_; }
@@ -112,14 +162,16 @@ class KeptParts {
     Part part;
   };
 
-  void DropOldest(std::vector<Part>* dropped) {
-    bytes_ -= entries_.front().bytes;
-    dropped->push_back(std::move(entries_.front().part));
-    entries_.pop_front();
+  void Drop(typename std::list<Entry>::iterator entry, std::vector<Part>* dropped) {
+    bytes_ -= entry->bytes;
+    dropped->push_back(std::move(entry->part));
+    entries_.erase(entry);
   }
+  void DropOldest(std::vector<Part>* dropped) { Drop(entries_.begin(), dropped); }
 
   const Bounds bounds_;
-  std::list<Entry> entries_;  // oldest first, so that leases end in this order
+  std::list<Entry> entries_;                              // oldest first
+  std::map<std::string, absl::Time, std::less<>> holds_;  // by recipe: when each ends
   int64_t bytes_ = 0;
   Counts counts_;
 };

@@ -63,6 +63,40 @@ TEST_F(KeptPartsTest, KeepsNothingBeyondItsLease) {
   EXPECT_EQ(parts_.counts().evictions, 0);
 }
 
+TEST_F(KeptPartsTest, HoldsMakeLeasesLonger) {
+  parts_.Keep("a", 10, 1, At(0));
+  parts_.Keep("b", 10, 2, At(0));
+  EXPECT_THAT(parts_.Hold("a", At(100)), Optional(10));
+  EXPECT_EQ(parts_.Hold("c", At(100)), std::nullopt);
+  EXPECT_THAT(parts_.BytesOf("a"), Optional(10));
+  EXPECT_EQ(parts_.BytesOf("c"), std::nullopt);
+  EXPECT_THAT(parts_.Expire(At(30)), ElementsAre(2));
+  EXPECT_THAT(parts_.Take("a", At(99)), Optional(1));
+  parts_.Keep("a", 10, 1, At(99));  // beyond the hold
+  EXPECT_THAT(parts_.Expire(At(100)), IsEmpty());
+  EXPECT_EQ(parts_.holds(), 0);
+  EXPECT_THAT(parts_.Expire(At(129)), ElementsAre(1));
+}
+
+TEST_F(KeptPartsTest, HoldsApplyToPartsThatFollow) {
+  EXPECT_EQ(parts_.Hold("a", At(100)), std::nullopt);
+  EXPECT_EQ(parts_.Hold("a", At(50)), std::nullopt);  // never shorter
+  parts_.Keep("a", 10, 1, At(0));
+  parts_.Keep("b", 10, 2, At(1));
+  EXPECT_THAT(parts_.Expire(At(99)), ElementsAre(2));
+  EXPECT_EQ(parts_.count(), 1);
+}
+
+TEST_F(KeptPartsTest, HoldsAreBoundedAndNoReservations) {
+  for (const char* recipe : {"a", "b", "c", "d"}) parts_.Hold(recipe, At(recipe[0]));
+  EXPECT_EQ(parts_.holds(), 3);  // without "a", which ended first
+  parts_.Keep("d", 90, 1, At(0));
+  EXPECT_THAT(parts_.Keep("x", 90, 2, At(1)), ElementsAre(1));
+  EXPECT_THAT(parts_.Evict(1), ElementsAre(2));
+  parts_.Clear();
+  EXPECT_EQ(parts_.holds(), 0);
+}
+
 TEST_F(KeptPartsTest, ClearDropsEverything) {
   parts_.Keep("a", 10, 1, At(0));
   parts_.Keep("b", 10, 2, At(0));

@@ -120,6 +120,11 @@ struct Limits {
   int64_t max_streams_per_client = 128;
   int64_t max_streams_per_connection = 128;
 
+  // --- Prepared requests (PrepareOptions). Clients renew at a third of the ttl, so the default
+  // costs 6 short requests per minute and prepared part. A dead client's parts end with the ttl.
+  absl::Duration default_prepare_ttl = absl::Seconds(30);
+  absl::Duration max_prepare_ttl = absl::Minutes(10);
+
   // --- Residuals (RetainOptions). A limit over all workers, set by the operator. Requests that
   // need the memory may evict residuals (Residuals::EvictionOrder).
   int64_t max_residual_bytes = 256 * kGiB;

@@ -217,6 +217,37 @@ void CheckOwnFields(const v1::BackwardHeader& header, const Limits&, ValidReques
   }
 }
 
+// Returns how long a prepared part is kept.
+absl::Duration ReadPrepareTtl(const v1::PrepareOptions& prepare, const Limits& limits,
+                              Violations& violations) {
+  if (!prepare.has_ttl()) return limits.default_prepare_ttl;
+  const double seconds =
+      static_cast<double>(prepare.ttl().seconds()) + 1e-9 * prepare.ttl().nanos();
+  const double most = absl::ToDoubleSeconds(limits.max_prepare_ttl);
+  if (seconds > 0 && seconds <= most) return absl::Seconds(seconds);
+  violations.Invalid(
+      "prepare.ttl",
+      absl::StrCat("is ", seconds, " s, must be more than 0 and at most ", most, " s"));
+  return limits.default_prepare_ttl;
+}
+
+// A prepared request moves no tensors, and workers keep no part that leaves or reads a residual.
+template <typename Header>
+void CheckPrepare(const Header& header, const Limits& limits, ValidRequest& request,
+                  Violations& violations) {
+  if (!header.has_prepare()) return;
+  request.prepare_ttl = ReadPrepareTtl(header.prepare(), limits, violations);
+  const auto refuse = [&violations](const char* field, const char* why) {
+    violations.Invalid(field, absl::StrCat("is set together with prepare, ", why));
+  };
+  if (header.has_transport()) refuse("transport", "which moves no tensors");
+  if (!header.inline_tensors().empty()) refuse("inline_tensors", "which moves no tensors");
+  if (request.retain_ttl) refuse("retain", "but a part that leaves a residual is not kept");
+  if (!request.residual_handle.empty()) {
+    refuse("residual_handle", "but a part that reads a residual is not kept");
+  }
+}
+
 bool HasDlse(const v1::ForwardHeader&) { return false; }
 bool HasDlse(const v1::BackwardHeader& header) { return header.has_dlse(); }
 
@@ -242,6 +273,7 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
   FindUnknownFields(header, "", violations);
   ValidRequest request;
   CheckOwnFields(header, limits, request, violations);
+  CheckPrepare(header, limits, request, violations);
   CheckRequestId(header.request_id(), limits, violations);
   request.spec = ReadSpec({request.direction, header.shape(), header.dtype(), header.options(),
                            header.reply().probability_rows(),
@@ -266,6 +298,10 @@ std::variant<ValidRequest, Rejection> Validate(const Header& header, const Limit
         violations);
   }
   if (!violations.empty()) return std::move(violations).ToRejection();
+  if (request.prepare_ttl) {
+    request.inputs.clear();
+    request.outputs.clear();
+  }
   return request;
 }
 

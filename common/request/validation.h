@@ -33,6 +33,8 @@ struct ValidRequest {
   // that the client still sends.
   std::string residual_handle;
   bool keep_residual = false;
+  // The request is only prepared, and kept for this long. It then has no inputs and no outputs.
+  std::optional<absl::Duration> prepare_ttl;
   std::vector<TensorId> inputs;   // in streaming order
   std::vector<TensorId> outputs;  // in streaming order
   TransportChoice transport = {};

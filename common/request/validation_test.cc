@@ -483,6 +483,21 @@ TEST(ValidationTest, ComputeDTypeGoesTogetherWithWhatItSays) {
   ExpectOneViolation(Parse<v1::BackwardHeader>(kGood, fp8), "options.compute_dtype", kInvalid);
 }
 
+TEST(ValidationTest, PreparedRequestsHaveNoTensors) {
+  const ValidRequest prepared = Accept(Parse(kGood, "prepare {}"));
+  EXPECT_EQ(prepared.prepare_ttl, Limits().default_prepare_ttl);
+  EXPECT_TRUE(prepared.inputs.empty());
+  EXPECT_TRUE(prepared.outputs.empty());
+  EXPECT_EQ(Accept(Parse(kGood, "prepare { ttl { seconds: 600 } }")).prepare_ttl,
+            absl::Seconds(600));
+  EXPECT_EQ(Accept(Parse(kGood, "")).prepare_ttl, std::nullopt);
+  ExpectOneViolation(Parse(kGood, "prepare { ttl { seconds: 601 } }"), "prepare.ttl", kInvalid);
+  ExpectOneViolation(Parse(kGood, "prepare {} retain {}"), "retain", kInvalid);
+  ExpectOneViolation(Parse(kGood, "prepare {} transport {}"), "transport", kInvalid);
+  ExpectOneViolation(Parse<v1::BackwardHeader>(kGood, "prepare {} residual_handle: 'x'"),
+                     "residual_handle", kInvalid);
+}
+
 TEST(ValidationTest, TuningAndMembers) {
   const ValidRequest tuned = Accept(Parse(kGood, "plan { tuning { tile_q: 96 key_splits: 1 } }"));
   EXPECT_EQ(tuned.choice.tuning, (Tuning{96, 0, 1}));

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/plan/host_figures.h"
 #include "common/security/token.h"
+#include "common/wire/durations.h"
 #include "server/core/coordinator_impl.h"
 #include "server/core/requests/client_failures.h"
 #include "server/core/requests/placement.h"
@@ -109,7 +110,9 @@ void Coordinator::Impl::AdmitQueued() {
         break;
       }
       case Placement::Result::kPlaced:
-        if (std::optional<Failure> why = ChooseTransport(request, placement)) {
+        if (request.arrived.prepare_ttl) {
+          request.transport.transport = v1::TRANSPORT_UNSPECIFIED;
+        } else if (std::optional<Failure> why = ChooseTransport(request, placement)) {
           EndRequest(stream, *why);
           break;
         }
@@ -184,6 +187,10 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
   if (const Residual* residual = residuals_.Find(request.arrived.residual)) {
     return PlaceReader(*residual, wanted, *sites, only_express);
   }
+  if (std::optional<Placement> prepared =
+          PlaceWherePrepared(request, wanted, *sites, only_express)) {
+    return *prepared;
+  }
   Placement placement = Place(
       *sites, wanted, {config_.max_operations_per_worker, config_.express_operations_per_worker()},
       only_express);
@@ -192,6 +199,31 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
   // Only the named members may serve it; the client chose their order.
   placement.ranks.clear();
   for (const std::string& name : named) placement.ranks.push_back(*RankOf(name));
+  return placement;
+}
+
+// Another member that is less occupied for a moment would have to prepare the request, so these
+// come first unless a run there would delay it. A preparation waits for no run.
+std::optional<Placement> Coordinator::Impl::PlaceWherePrepared(const Request& request,
+                                                               const PlacementRequest& wanted,
+                                                               std::vector<Site> sites,
+                                                               bool only_express) const {
+  if (!request.arrived.choice.members.empty()) return std::nullopt;  // the client's choice
+  const std::vector<ConnectionId>* const members = prepared_places_.Find(
+      request.arrived.principal, request.arrived.recipe_fingerprint, batch_.now());
+  if (members == nullptr || static_cast<int>(members->size()) != wanted.count) return std::nullopt;
+  for (size_t rank = 0; rank < sites.size(); ++rank) {
+    const ConnectionId member = ring_.members()[rank];
+    if (std::find(members->begin(), members->end(), member) == members->end()) {
+      sites[rank].serves = false;
+    } else if (sites[rank].computes && !request.arrived.prepare_ttl) {
+      return std::nullopt;
+    }
+  }
+  Placement placement = Place(
+      sites, wanted, {config_.max_operations_per_worker, config_.express_operations_per_worker()},
+      only_express);
+  if (placement.result != Placement::Result::kPlaced) return std::nullopt;
   return placement;
 }
 
@@ -218,7 +250,7 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   order.client = request.arrived.client;
   order.cost_seconds = order_.CostOf(request.stream());
   order.planning_seconds = request.planning_seconds;
-  order.run_seconds = plan.predicted_compute_seconds;
+  order.run_seconds = request.RunSeconds(plan);
   order.step_seconds = plan.predicted_step_seconds;
   order.is_express = placement.is_express;
   order.reserves_alone = request.reserves_alone;
@@ -241,8 +273,10 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   order.reserve = MakeReserve(request.arrived, *request.spec, plan, request.operation_id,
                               ring_.generation(), {placement.ranks.begin(), placement.ranks.end()});
   if (residual != nullptr) order.reserve.set_residual(residual->operation_id);
-  if (request.transport.transport == v1::TRANSPORT_HOST_MEMORY ||
-      request.transport.transport == v1::TRANSPORT_CUDA_MEMORY) {
+  if (request.arrived.prepare_ttl) {
+    SetDuration(*request.arrived.prepare_ttl, order.reserve.mutable_prepare_only()->mutable_ttl());
+  } else if (request.transport.transport == v1::TRANSPORT_HOST_MEMORY ||
+             request.transport.transport == v1::TRANSPORT_CUDA_MEMORY) {
     AddLocations(request.arrived.transport, &order.reserve);
   } else if (request.transport.transport == v1::TRANSPORT_DIRECT) {
     for (size_t rank = 0; rank < order.members.size(); ++rank) {
@@ -258,7 +292,7 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
 
 // Returns whether all tensors of the request fit into control messages.
 bool Coordinator::Impl::MayBeInline(const Request& request, const Operations::Order& order) const {
-  if (request.arrived.inline_inputs == nullptr) return false;
+  if (request.arrived.inline_inputs == nullptr || request.arrived.prepare_ttl) return false;
   if (request.was_refused_inline || request.reserves_alone) return false;
   if (order.members.size() != 1 || request.transport.transport != v1::TRANSPORT_RELAY) return false;
   if (!roster_.at(order.members[0]).registration.runs_inline()) return false;
@@ -292,6 +326,10 @@ void Coordinator::Impl::Refuse(Operation& operation, const Operation::Member& by
     return EndRequest(request.stream(),
                       ReserveMalformed(*ring_.RankOf(by.connection), roster_.NameOf(by.connection),
                                        reserved.reason()));
+  }
+  if (reserved.not_kept()) {
+    return EndRequest(request.stream(), NotKept(*ring_.RankOf(by.connection),
+                                                roster_.NameOf(by.connection), reserved.reason()));
   }
   // The plan covers buffers only. The kernels' workspace becomes known with the first rejection;
   // admission then decides again whether the request waits, fits elsewhere or never fits.
@@ -329,6 +367,29 @@ void Coordinator::Impl::Requeue(Operation& operation) {
   queue_.Add(request.stream(), request.arrived.client, request.bytes);
 }
 
+void Coordinator::Impl::ConcludePreparation(Operation& operation) {
+  Request& request = *requests_.Find(*operation.stream);
+  const StreamId stream = request.stream();
+  request.accepted_at = request.run_at = request.download_at = batch_.now();
+  FinishRequest::Prepared prepared{*request.arrived.prepare_ttl, 0, operation.found};
+  std::vector<ConnectionId> members;
+  for (const Operation::Member& member : operation.members) {
+    prepared.bytes += member.bytes;
+    members.push_back(member.connection);
+  }
+  prepared_places_.Note(request.arrived.principal, request.arrived.recipe_fingerprint,
+                        std::move(members), batch_.now() + prepared.ttl);
+  InformClient(request, operation);
+  BeginDownload begin;
+  begin.stream = stream;
+  begin.queue_time = request.accepted_at - request.arrived_at;
+  batch_.Emit(std::move(begin));
+  order_.Finish(stream, request.planning_seconds);
+  requests_.Succeed(request, {.prepared = prepared});
+  operations_.Close(operation);
+  operations_.EraseIfReleased(operation);
+}
+
 void Coordinator::Impl::Accept(Operation& operation) {
   Request& request = *requests_.Find(*operation.stream);
   request.accepted_at = batch_.now();
@@ -355,7 +416,7 @@ void Coordinator::Impl::InformClient(Request& request, const Operation& operatio
   accept.plan = request.plan;
   accept.transport = request.transport.transport;
   accept.transport_reason = request.transport.reason;
-  accept.is_inline = operation.is_inline();
+  accept.is_inline = operation.is_inline() || operation.is_only_prepared();
   if (!request.retains()) request.spec.reset();  // not needed any more
   for (const Operation::Member& member : operation.members) {
     const v1::Register& registration = roster_.at(member.connection).registration;

@@ -6,6 +6,7 @@
 //   Requests    the client's side of requests
 //   RequestQueue, FairOrder   waiting requests, and their order
 //   Operations  the workers' side of requests
+//   PreparedPlaces  which members keep what clients have prepared
 //   Residuals   state that Forwards keep for Backwards
 //   Losses      recently lost workers
 //   HostLosses  which of them died with their host
@@ -33,6 +34,7 @@
 #include "server/core/requests/fair_order.h"
 #include "server/core/requests/operations.h"
 #include "server/core/requests/placement.h"
+#include "server/core/requests/prepared_places.h"
 #include "server/core/requests/regions.h"
 #include "server/core/requests/request_queue.h"
 #include "server/core/requests/requests.h"
@@ -149,6 +151,10 @@ class Coordinator::Impl {
   std::vector<StreamId> Admissible() const;
   std::vector<Site> Sites() const;
   Placement PlaceRequest(const Request& request, std::vector<Site>* sites, bool only_express) const;
+  // Returns the members that keep what the request needs, if they may serve it now.
+  std::optional<Placement> PlaceWherePrepared(const Request& request,
+                                              const PlacementRequest& wanted,
+                                              std::vector<Site> sites, bool only_express) const;
   std::optional<Failure> ChooseTransport(Request& request, const Placement& placement) const;
   void StartOperation(Request& request, const Placement& placement);
   static std::string TokenOf(const Request& request, int ring_rank);
@@ -156,6 +162,8 @@ class Coordinator::Impl {
   void Requeue(Operation& operation);
   void Accept(Operation& operation);
   bool MayBeInline(const Request& request, const Operations::Order& order) const;
+  // Every member keeps the operation: the request has succeeded.
+  void ConcludePreparation(Operation& operation);
   // Emits AcceptRequest.
   void InformClient(Request& request, const Operation& operation);
 
@@ -198,6 +206,7 @@ class Coordinator::Impl {
   RequestQueue queue_;
   FairOrder order_;  // requests from their plan until their run has ended
   Operations operations_;
+  PreparedPlaces prepared_places_;
   Residuals residuals_;
   Losses losses_;
   HostLosses host_losses_;

@@ -171,6 +171,7 @@ void Coordinator::Impl::EndGeneration(const Failure& failure) {
       Requeue(operation);
     }
   }
+  prepared_places_.Clear();
   for (FailRequest& held : operations_.Clear()) held_failures_.push_back(std::move(held));
   for (const auto& [stream, entry] : queue_.entries()) StopPlanning(*requests_.Find(stream));
   suspicion_.Close();

@@ -73,7 +73,7 @@ void Coordinator::Impl::On(const Planned& event) {
   if (std::optional<Failure> why = CheckServed(*request, plan.shards.world_size)) {
     return EndRequest(event.stream, *why);
   }
-  const absl::Duration predicted = absl::Seconds(plan.predicted_compute_seconds);
+  const absl::Duration predicted = absl::Seconds(request->RunSeconds(plan));
   const absl::Duration left = request->arrived.deadline - batch_.now();
   if (predicted / config_.run_time_factor > left) {
     return EndRequest(event.stream, DeadlineTooShort(predicted, left));
@@ -85,7 +85,7 @@ void Coordinator::Impl::On(const Planned& event) {
   request->workspace_bytes.clear();
   // The client is charged for the predicted run and for planning.
   if (!order_.Has(event.stream)) {
-    const double cost = plan.predicted_compute_seconds * plan.shards.world_size;
+    const double cost = request->RunSeconds(plan) * plan.shards.world_size;
     order_.Enter(event.stream, request->arrived.client, cost + request->planning_seconds,
                  request->arrived.terms.weight);
   }

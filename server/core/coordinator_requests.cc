@@ -101,7 +101,7 @@ void Coordinator::Impl::FinishDownload(Operation& operation) {
   }
   KeptResidual kept = KeepResidual(request, operation);
   const bool keep = !kept.handle.empty();
-  requests_.Succeed(request, std::move(kept.handle), std::move(kept.reason));
+  requests_.Succeed(request, {std::move(kept.handle), std::move(kept.reason)});
   if (ring_.ending()) {
     ++completed_ending_;
     ++outlived_losses_;

@@ -137,6 +137,7 @@ void Coordinator::Impl::OnReserved(ConnectionId connection, const v1::Reserved& 
   using Kind = Operations::ReserveResult::Kind;
   const Operations::ReserveResult result = operations_.OnReserved(connection, reserved);
   if (result.kind == Kind::kAllReserved) Accept(*result.operation);
+  if (result.kind == Kind::kAllPrepared) ConcludePreparation(*result.operation);
   if (result.kind == Kind::kRefused) {
     Refuse(*result.operation, *result.member, reserved);
     if (Operation* refused = operations_.Find(reserved.operation_id())) {

@@ -206,6 +206,7 @@ constexpr Journey kJourneys[] = {
      Fate::kArrives, kWriter},
     {"transport.writer.kv.stride", RINGATTN_WRITER("count: 2", "count: 12", "count: 16 stride: 2"),
      Fate::kArrives, kWriter},
+    {"prepare.ttl", "prepare { ttl { seconds: 5 } }", Fate::kArrives, "prepare {}"},
     // Backward's own.
     {"has_forward_result", "has_forward_result: true"},
     {"residual_handle", "residual_handle: 'r'"},
@@ -319,6 +320,8 @@ std::string FarEnds(const server::HeaderRequest& request) {
   absl::StrAppendFormat(&text, "retain %g reads '%s' keep %d inputs %d\n",
                         absl::ToDoubleSeconds(valid.retain_ttl.value_or(absl::ZeroDuration())),
                         valid.residual_handle, valid.keep_residual, valid.inputs.size());
+  absl::StrAppendFormat(&text, "prepare %g\n",
+                        absl::ToDoubleSeconds(valid.prepare_ttl.value_or(absl::ZeroDuration())));
   std::vector<uint32_t> members;
   for (int rank = 0; rank < plan->shards.world_size; ++rank) members.push_back(rank);
   const v1::Reserve reserve = server::MakeReserve(arrived, valid.spec, *plan, "1-1", 1, members);

@@ -88,6 +88,7 @@ OF_THE_LIBRARY = {
     "ForwardHeader.reply": "field by field", "BackwardHeader.reply": "field by field",
     "ForwardHeader.inline_tensors": "small ones are, automatically",
     "BackwardHeader.inline_tensors": "small ones are, automatically",
+    "ForwardHeader.prepare": "Client.prepare", "BackwardHeader.prepare": "Client.prepare",
     "ForwardHeader.transport": "transport=", "BackwardHeader.transport": "transport=",
     "ReplyOptions.max_chunk_bytes": "as the library's own channels take them",
     "ReplyOptions.single_message": "if all inputs are inline",

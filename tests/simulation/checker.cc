@@ -128,6 +128,7 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
                          reserve.members(ring_rank) < members_.size() &&
                          members_[reserve.members(ring_rank)] == connection;
     if (!matches) world_->Violate("Reserve of ", reserve.operation_id(), " to a wrong member");
+    operation.only_prepared = reserve.has_prepare_only();
     if (reserve.has_inline_run()) {
       OnRun(connection, reserve.operation_id(), reserve.inline_run().has_preempt_after());
     }
@@ -141,6 +142,9 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
     OnRun(connection, id, message.run().has_preempt_after());
   } else if (message.has_release()) {
     const Operation& operation = operations_[message.release().operation_id()];
+    if (operation.only_prepared && operation.accepted) {
+      world_->Violate("Release of ", message.release().operation_id(), ", which is kept");
+    }
     if (operation.run.count(connection) > 0 && operation.finished.count(connection) == 0 &&
         operation.failed.count(connection) == 0) {
       world_->Violate("Release of ", message.release().operation_id(), " before Finished");
@@ -152,6 +156,7 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
 // grow. Runs that preempt have no peers and a separate order.
 void Checker::OnRun(ConnectionId connection, const std::string& id, bool preempts) {
   Operation& operation = operations_[id];
+  if (operation.only_prepared) world_->Violate("Run of ", id, ", which is only prepared");
   if (!operation.run.insert(connection).second) world_->Violate("Run of ", id, " twice");
   if (operation.run_sequence == 0) operation.run_sequence = ++runs_;
   if (preempts && operation.members.size() != 1) world_->Violate(id, " preempts with peers");
@@ -184,7 +189,8 @@ void Checker::On(const AcceptRequest& accept) {
 
 void Checker::On(const BeginDownload& begin) {
   const Operation& operation = operations_[accepted_[begin.stream]];
-  if (operation.finished.size() != operation.members.size()) {
+  const auto& done = operation.only_prepared ? operation.reserved : operation.finished;
+  if (done.size() != operation.members.size()) {
     world_->Violate("download of ", accepted_[begin.stream], " before all have finished");
   }
 }

@@ -42,6 +42,7 @@ class Checker {
     std::vector<std::string> tokens;  // of clients' streams
     uint64_t run_sequence = 0;
     bool accepted = false;
+    bool only_prepared = false;
   };
 
   void On(ConnectionId connection, const v1::JoinResponse& message);

@@ -49,6 +49,10 @@ void Clients::StartRandomCall(int max_world_size) {
   if (call.backward && random.OneIn(2)) ReadSomething(&call);
   call.direct = random.OneIn(3);
   call.is_inline = !call.direct && random.OneIn(2);
+  if (call.retain == absl::ZeroDuration() && call.residual.empty() && random.OneIn(5)) {
+    call.prepare = random.Between(absl::Milliseconds(100), absl::Seconds(20));
+    call.direct = call.is_inline = false;
+  }
   const std::string id = call.id;
   calls_[id] = std::move(call);
   Open(id, /*other_header=*/false);
@@ -84,6 +88,18 @@ void Clients::NoteResidual(const Call& call, const FinishRequest& finish) {
   if (call.residual.empty()) return;
   ++ends_["(read)"];
   residuals_.at(call.residual).consumed |= !call.keep_residual;
+}
+
+void Clients::NotePrepared(const Call& call, const Stream& stream, const FinishRequest& finish) {
+  if (finish.prepared.has_value() != (call.prepare > absl::ZeroDuration())) {
+    world_->Violate(call.id, ": prepared although it runs, or the reverse");
+  }
+  if (!finish.prepared.has_value()) return;
+  const int members = static_cast<int>(stream.members.size());
+  if (finish.prepared->ttl != call.prepare || finish.prepared->found > members) {
+    world_->Violate(call.id, ": prepared otherwise");
+  }
+  ++ends_[finish.prepared->found == members ? "(prepared: found)" : "(prepared)"];
 }
 
 // A loss is always legal: a residual may be evicted to free memory.
@@ -131,6 +147,8 @@ void Clients::Open(const std::string& call_id, bool other_header) {
   arrived.client = call.client;
   arrived.fingerprint = call.fingerprint + other_header;
   arrived.spec = SpecOf(call.tokens);
+  arrived.recipe_fingerprint =
+      1 + 4 * call.tokens + 2 * (call.retain > absl::ZeroDuration()) + (call.backward ? 1 : 0);
   arrived.direction = call.backward ? Direction::kBackward : Direction::kForward;
   if (call.world_size > 0) arrived.choice.world_size = call.world_size;
   if (call.retain > absl::ZeroDuration()) {
@@ -144,6 +162,7 @@ void Clients::Open(const std::string& call_id, bool other_header) {
     arrived.inline_inputs =
         std::make_shared<const InlineTensors>(InlineTensors{{TensorId::kQ, call_id}});
   }
+  if (call.prepare > absl::ZeroDuration()) arrived.prepare_ttl = call.prepare;
   if (!call.residual.empty()) FillResidual(call, &arrived);
   arrived.deadline = stream.deadline;
   world_->Trace("stream ", id, ": ", call_id, " tokens ", call.tokens, " world ", call.world_size,
@@ -191,7 +210,11 @@ void Clients::OnAction(const Action& action) {
     Stream& stream = streams_.at(begin->stream);
     stream.uploading = false;
     stream.downloading = true;
-    if (stream.is_inline != !begin->outputs.empty()) world_->Violate("outputs on two ways");
+    const bool prepares = calls_.at(stream.call).prepare > absl::ZeroDuration();
+    if ((stream.is_inline && !prepares) != !begin->outputs.empty()) {
+      world_->Violate("outputs on two ways");
+    }
+    if (prepares) return;
     if (stream.is_inline) {
       if (begin->outputs[0].data() != stream.operation_id) world_->Violate("another's outputs");
       ++ends_["(inline)"];
@@ -215,6 +238,7 @@ void Clients::OnAction(const Action& action) {
     stream.ended = true;
     calls_.at(stream.call).succeeded = true;
     NoteResidual(calls_.at(stream.call), *finish);
+    NotePrepared(calls_.at(stream.call), stream, *finish);
     ++ends_["OK"];
     last_end_ = world_->now();
   } else if (const auto* fail = std::get_if<FailRequest>(&action)) {
@@ -233,7 +257,11 @@ void Clients::Upload(StreamId id, const AcceptRequest& accept) {
     stream.members.emplace_back(worker, worker->process());
   }
   stream.is_inline = accept.is_inline;
-  if (stream.is_inline && !call.is_inline) world_->Violate("inline without the inputs");
+  const bool prepares = call.prepare > absl::ZeroDuration();
+  if (stream.is_inline && !call.is_inline && !prepares) {
+    world_->Violate("inline without the inputs");
+  }
+  if (prepares && !stream.is_inline) world_->Violate("uploads of a request that is only prepared");
   if (stream.is_inline) return;
   for (size_t i = 0; i < stream.members.size(); ++i) {
     ++stream.uploads_due;
@@ -440,6 +468,9 @@ std::string Clients::WhyIllegal(const Stream& stream, const Failure& failure) co
     case absl::StatusCode::kFailedPrecondition:
       if (absl::StartsWith(failure.reason, "RESIDUAL_")) {
         return WhyIllegalResidual(call, failure.reason);
+      }
+      if (failure.reason == "NOT_KEPT") {
+        return only(call.prepare > absl::ZeroDuration(), "it is not only prepared");
       }
       return only(call.world_size > 1, "it did not ask for workers");
     case absl::StatusCode::kInternal:

@@ -56,6 +56,7 @@ class Clients {
     bool takes_nothing = false;  // of its result
     bool direct = false;         // it streams to the members itself
     bool is_inline = false;      // its header carries all inputs
+    absl::Duration prepare;      // zero: it is not only prepared
     absl::Duration upload_time;
     absl::Duration download_time;
     absl::Duration deadline = absl::InfiniteDuration();
@@ -92,6 +93,7 @@ class Clients {
   void ReadSomething(Call* call);
   void FillResidual(const Call& call, RequestArrived* arrived);
   void NoteResidual(const Call& call, const FinishRequest& finish);
+  void NotePrepared(const Call& call, const Stream& stream, const FinishRequest& finish);
   std::string WhyIllegalResidual(const Call& call, const std::string& reason) const;
   void Open(const std::string& call_id, bool other_header);
   void PlanMischief(StreamId stream);

@@ -10,6 +10,7 @@ namespace {
 constexpr absl::Duration kHeartbeatInterval = absl::Seconds(1);
 constexpr absl::Duration kConnectTimeout = absl::Seconds(5);
 constexpr absl::Duration kKeptLease = absl::Seconds(3);
+constexpr int64_t kKeptShare = 4;  // of the memory
 
 int64_t ResidualBytes(const v1::Reserve& reserve) {
   return 32 + 8 * static_cast<int64_t>(reserve.shape().seq_len_q()) / reserve.members_size();
@@ -22,6 +23,7 @@ std::string RecipeOf(v1::Reserve reserve) {
   reserve.clear_traceparent();
   reserve.clear_token();
   reserve.clear_inline_run();
+  reserve.clear_prepare_only();
   return reserve.SerializeAsString();
 }
 
@@ -34,7 +36,7 @@ SimWorker::SimWorker(World* world, ControlPlane* control, FindPeer find_peer, st
       find_peer_(std::move(find_peer)),
       name_(std::move(name)),
       traits_(traits),
-      kept_({.max_count = 4, .max_bytes = traits.memory_bytes / 4, .lease = kKeptLease}) {
+      kept_({.max_count = 4, .max_bytes = traits.memory_bytes / kKeptShare, .lease = kKeptLease}) {
   SimKvRanks::Host host;
   host.later = [this](absl::Duration delay, std::function<void()> callback) {
     Later(delay, std::move(callback));
@@ -106,7 +108,7 @@ void SimWorker::Kill(bool silently) {
   residuals_.clear();
   kv_->Clear();
   operations_.clear();
-  kept_.Clear();
+  ForgetKept();
   ForgetRuns();
   blobs_.clear();
   broken_peers_.clear();
@@ -214,12 +216,18 @@ void SimWorker::OnStreamClosed(ConnectionId connection, uint64_t process) {
 void SimWorker::FreeEverything() {
   LeaveRing();
   operations_.clear();
-  kept_.Clear();
+  ForgetKept();
   ForgetRuns();
   generation_ = 0;
   committed_ = broken_ = false;
   blobs_.clear();
   broken_peers_.clear();
+}
+
+void SimWorker::ForgetKept() {
+  kept_.Clear();
+  held_until_.clear();
+  prepared_.clear();
 }
 
 void SimWorker::ForgetRuns() {
@@ -339,6 +347,7 @@ void SimWorker::OnReserve(const v1::Reserve& reserve) {
     bytes -= residual->second;
   }
   answer->set_workspace_bytes(traits_.workspace_bytes);
+  if (reserve.has_prepare_only()) return PrepareOnly(reserve, bytes, std::move(message));
   TakeKept(reserve, bytes);
   if (reserved_bytes() + bytes > traits_.memory_bytes ||
       (world_->weather != Weather::kCalm && world_->random.OneIn(40))) {
@@ -379,11 +388,49 @@ void SimWorker::RunInline(const std::string& id, const v1::Reserved& reserved) {
   OnRun(run);
 }
 
+void SimWorker::PrepareOnly(const v1::Reserve& reserve, int64_t bytes, v1::JoinRequest message) {
+  v1::Reserved* answer = message.mutable_reserved();
+  if (reserve.retain() || !reserve.residual().empty() || reserve.has_inline_run() ||
+      !reserve.token().empty() || !reserve.places().empty()) {
+    return world_->Violate(name_, ": ", reserve.operation_id(), " must not be prepared only");
+  }
+  prepared_.insert(reserve.operation_id());
+  const std::string recipe = RecipeOf(reserve);
+  const absl::Time until = world_->now() + ToDuration(reserve.prepare_only().ttl());
+  const bool in_use = std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
+    return RecipeOf(entry.second.reserve) == recipe;
+  });
+  const bool found = kept_.Hold(recipe, until).has_value() || in_use;
+  held_until_[recipe] = std::max(held_until_[recipe], until);
+  answer->set_found(found);
+  answer->set_ok(found);
+  answer->set_bytes(bytes);
+  if (found) return Say(message);
+  if (bytes > traits_.memory_bytes / kKeptShare) {
+    answer->set_not_kept(true);
+    answer->set_reason("too large to be kept");
+    return Say(message);
+  }
+  GiveWay(bytes);
+  if (reserved_bytes() + bytes > traits_.memory_bytes ||
+      (world_->weather != Weather::kCalm && world_->random.OneIn(40))) {
+    answer->set_reason("no memory");
+    return Say(message);
+  }
+  kept_.Keep(recipe, bytes, {reserve.principal(), generation_, world_->now(), bytes},
+             world_->now());
+  answer->set_ok(true);
+  Say(message);
+}
+
 void SimWorker::TakeKept(const v1::Reserve& reserve, int64_t bytes) {
   const std::optional<Kept> kept = kept_.Take(RecipeOf(reserve), world_->now());
   if (kept.has_value()) {
+    const auto held = held_until_.find(RecipeOf(reserve));
+    const absl::Time expires = std::max(
+        kept->since + kKeptLease, held == held_until_.end() ? absl::InfinitePast() : held->second);
     if (kept->principal != reserve.principal() || kept->generation != generation_ ||
-        kept->bytes != bytes || world_->now() - kept->since >= kKeptLease) {
+        kept->bytes != bytes || world_->now() >= expires) {
       world_->Violate(name_, ": ", reserve.operation_id(), " takes what is not its own");
     }
   }
@@ -483,7 +530,11 @@ void SimWorker::OnCancel(const v1::Cancel& cancel) {
 
 void SimWorker::OnRelease(const v1::Release& release) {
   const auto found = operations_.find(release.operation_id());
-  if (found == operations_.end()) return;
+  if (found == operations_.end() && prepared_.count(release.operation_id()) == 0) return;
+  v1::JoinRequest answer;
+  answer.mutable_released()->set_operation_id(release.operation_id());
+  answer.mutable_released()->set_generation(generation_);
+  if (found == operations_.end()) return Say(answer);  // the request has ended before Reserved
   if (found->second.inline_reserved && !broken_) {
     return world_->Violate(name_, ": Release of ", release.operation_id(), ", which is inline");
   }
@@ -498,9 +549,6 @@ void SimWorker::OnRelease(const v1::Release& release) {
   }
   Keep(found->second);
   operations_.erase(found);
-  v1::JoinRequest answer;
-  answer.mutable_released()->set_operation_id(release.operation_id());
-  answer.mutable_released()->set_generation(generation_);
   Say(answer);
 }
 

@@ -137,6 +137,8 @@ class SimWorker {
   void FreeEverything();
   void ForgetRuns();
 
+  void ForgetKept();
+  void PrepareOnly(const v1::Reserve& reserve, int64_t bytes, v1::JoinRequest message);
   // Takes what an equal operation has left, and makes room for `bytes`.
   void TakeKept(const v1::Reserve& reserve, int64_t bytes);
   void Keep(const Operation& operation);
@@ -207,6 +209,9 @@ class SimWorker {
   std::set<std::string> broken_peers_;
   std::map<std::string, Operation> operations_;
   KeptParts<Kept> kept_;
+  // When the hold on a recipe ends, and operations that were only prepared, in this generation.
+  std::map<std::string, absl::Time> held_until_;
+  std::set<std::string> prepared_;
   std::map<std::string, int64_t> residuals_;  // bytes, by the operation that left them
   std::function<void(const std::string& cache)> on_kv_change_;
   std::unique_ptr<SimKvRanks> kv_;

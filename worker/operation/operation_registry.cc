@@ -16,6 +16,13 @@ absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Admit(
   if (Find(info.id, info.generation) != nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("operation ", info.id, " exists already"));
   }
+  absl::StatusOr<PreparedOperation> prepared = Allocate(std::move(operation));
+  if (!prepared.ok()) return prepared.status();
+  return Admit(info, *std::move(prepared));
+}
+
+absl::StatusOr<PreparedOperation> OperationRegistry::Allocate(
+    std::unique_ptr<Operation> operation) {
   const int64_t workspace_bytes = operation->workspace_bytes();
   const int64_t buffer_bytes = operation->buffer_bytes();
   absl::StatusOr<MemoryBudget::Reservation> reservation =
@@ -27,7 +34,7 @@ absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Admit(
   }
   if (!reservation.ok()) return reservation.status();
   if (absl::Status status = operation->Allocate(); !status.ok()) return status;
-  return Admit(info, {*std::move(reservation), std::move(operation)});
+  return PreparedOperation{*std::move(reservation), std::move(operation)};
 }
 
 absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Admit(
@@ -51,6 +58,15 @@ std::shared_ptr<ShardOperation> OperationRegistry::Find(const std::string& id,
   const auto found = operations_.find(id);
   if (found == operations_.end() || found->second->info().generation != generation) return nullptr;
   return found->second;
+}
+
+std::optional<int64_t> OperationRegistry::BytesOf(absl::string_view recipe) const {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [id, operation] : operations_) {
+    const auto& its_recipe = operation->info().recipe;
+    if (its_recipe != nullptr && *its_recipe == recipe) return operation->reserved_bytes();
+  }
+  return std::nullopt;
 }
 
 void OperationRegistry::Release(const std::string& id, uint64_t generation) {

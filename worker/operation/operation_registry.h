@@ -6,11 +6,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "worker/device/device.h"
@@ -40,6 +42,12 @@ class OperationRegistry {
   // Admits an operation that is allocated already. Returns INVALID_ARGUMENT if the id exists.
   absl::StatusOr<std::shared_ptr<ShardOperation>> Admit(const OperationInfo& info,
                                                         PreparedOperation prepared);
+
+  // Reserves memory as Admit() does, for an operation that is not admitted. Same errors.
+  absl::StatusOr<PreparedOperation> Allocate(std::unique_ptr<Operation> operation);
+
+  // Returns the memory of an admitted operation of this recipe; nullopt if there is none.
+  std::optional<int64_t> BytesOf(absl::string_view recipe) const;
 
   // Returns null if there is no operation with this id and generation.
   std::shared_ptr<ShardOperation> Find(const std::string& id, uint64_t generation) const;

@@ -22,6 +22,7 @@ const std::vector<const google::protobuf::FieldDescriptor*>& RequestFields() {
              v1::Reserve::kWritersFieldNumber,
              v1::Reserve::kInlineRunFieldNumber,
              v1::Reserve::kRunWhenUploadedFieldNumber,
+             v1::Reserve::kPrepareOnlyFieldNumber,
          }) {
       made->push_back(v1::Reserve::descriptor()->FindFieldByNumber(number));
     }
@@ -34,6 +35,11 @@ const std::vector<const google::protobuf::FieldDescriptor*>& RequestFields() {
 
 bool MayBeKept(const v1::Reserve& reserve) {
   return !reserve.retain() && reserve.residual().empty();
+}
+
+bool MayBePreparedOnly(const v1::Reserve& reserve) {
+  return MayBeKept(reserve) && reserve.places().empty() && reserve.token().empty() &&
+         !reserve.has_inline_run() && !reserve.has_run_when_uploaded();
 }
 
 std::string RecipeOf(v1::Reserve& reserve) {

@@ -12,6 +12,9 @@ namespace ringattn::worker {
 // leaves one, because its buffers then belong to the residual.
 bool MayBeKept(const v1::Reserve& reserve);
 
+// Returns whether a Reserve with prepare_only is complete without tensors.
+bool MayBePreparedOnly(const v1::Reserve& reserve);
+
 // Returns the same bytes for two messages only if their operations are equal on this worker and
 // belong to the same principal and generation. Everything counts that is not known to concern the
 // single request, so that a new field cannot be forgotten. `reserve` is unchanged on return.

@@ -38,9 +38,9 @@ void SetSome(const FieldDescriptor& field, google::protobuf::Message* message) {
 }
 
 TEST(ReserveRecipeTest, EveryFieldCountsExceptThoseOfTheRequest) {
-  const std::set<std::string> of_request = {"operation_id", "with_timeline", "places",
-                                            "request_id",   "traceparent",   "token",
-                                            "writers",      "inline_run",    "run_when_uploaded"};
+  const std::set<std::string> of_request = {
+      "operation_id", "with_timeline", "places",     "request_id",        "traceparent",
+      "token",        "writers",       "inline_run", "run_when_uploaded", "prepare_only"};
   v1::Reserve plain;
   plain.set_generation(7);
   const std::string recipe = RecipeOf(plain);

@@ -73,20 +73,26 @@ absl::StatusOr<std::unique_ptr<Operation>> DecodeAndBind(
 
 Reservations::Reservations(Device* device, OperationRegistry* registry,
                            const ResidualStore* residuals, KeptOperations* kept,
-                           HostQueue* background, RunOnControl on_control, Done done)
+                           HostQueue* background, RunOnControl on_control, Done done,
+                           PreparationDone on_prepared)
     : device_(device),
       registry_(registry),
       residuals_(residuals),
       kept_(kept),
       background_(background),
       on_control_(std::move(on_control)),
-      done_(std::move(done)) {}
+      done_(std::move(done)),
+      on_prepared_(std::move(on_prepared)) {}
 
 void Reservations::Reserve(std::shared_ptr<v1::Reserve> reserve, RingMembership place) {
   const std::string& id = reserve->operation_id();
   if (pending_.contains(id)) {
-    return done_(*reserve,
-                 absl::InvalidArgumentError(absl::StrCat("operation ", id, " exists already")), 0);
+    return Fail(*reserve,
+                absl::InvalidArgumentError(absl::StrCat("operation ", id, " exists already")));
+  }
+  if (reserve->has_prepare_only() && !MayBePreparedOnly(*reserve)) {
+    return Fail(*reserve, absl::InvalidArgumentError(
+                              "malformed Reserve: prepare_only: the operation has tensors"));
   }
   auto pending = std::make_shared<Pending>();
   pending->reserve = reserve;
@@ -94,13 +100,14 @@ void Reservations::Reserve(std::shared_ptr<v1::Reserve> reserve, RingMembership 
   // Looked up now, in message order: a residual that is dropped later stays valid for this request.
   pending->residual = residuals_->Find(reserve->residual());
   if (!reserve->residual().empty() && pending->residual == nullptr) {
-    return done_(
-        *reserve,
-        absl::NotFoundError(absl::StrCat("this worker has no residual ", reserve->residual())), 0);
+    return Fail(*reserve, absl::NotFoundError(
+                              absl::StrCat("this worker has no residual ", reserve->residual())));
   }
   if (MayBeKept(*reserve)) {
     pending->recipe = std::make_shared<const std::string>(RecipeOf(*reserve));
-    if (std::optional<PreparedOperation> kept = kept_->Take(*pending->recipe)) {
+    if (reserve->has_prepare_only()) {
+      if (Renew(*pending)) return;
+    } else if (std::optional<PreparedOperation> kept = kept_->Take(*pending->recipe)) {
       const int64_t workspace_bytes = kept->operation->workspace_bytes();
       return done_(*reserve, registry_->Admit(InfoOf(*reserve, pending->recipe), *std::move(kept)),
                    workspace_bytes);
@@ -155,9 +162,10 @@ void Reservations::Finish(const std::shared_ptr<Pending>& pending, Decoded opera
 bool Reservations::AdmitUnlessEvicted(const Pending& pending, Decoded operation) {
   const v1::Reserve& reserve = *pending.reserve;
   if (!operation.ok()) {
-    done_(reserve, operation.status(), 0);
+    Fail(reserve, operation.status());
     return false;
   }
+  if (reserve.has_prepare_only()) return KeepUnlessEvicted(pending, *std::move(operation));
   const int64_t workspace_bytes = (*operation)->workspace_bytes();
   auto admitted = registry_->Admit(InfoOf(reserve, pending.recipe), *std::move(operation));
   // The budget has evicted for the bytes, but free device memory may be in pieces.
@@ -167,6 +175,46 @@ bool Reservations::AdmitUnlessEvicted(const Pending& pending, Decoded operation)
   }
   done_(reserve, std::move(admitted), workspace_bytes);
   return false;
+}
+
+bool Reservations::KeepUnlessEvicted(const Pending& pending, std::unique_ptr<Operation> operation) {
+  const v1::Reserve& reserve = *pending.reserve;
+  const int64_t workspace_bytes = operation->workspace_bytes();
+  Preparation made{.bytes = operation->buffer_bytes() + workspace_bytes};
+  if (absl::Status status = kept_->CheckMayKeep(made.bytes); !status.ok()) {
+    Fail(reserve, status, workspace_bytes);
+    return false;
+  }
+  absl::StatusOr<PreparedOperation> prepared = registry_->Allocate(std::move(operation));
+  if (absl::IsResourceExhausted(prepared.status()) &&
+      kept_->Evict(std::numeric_limits<int64_t>::max())) {
+    return true;
+  }
+  if (!prepared.ok()) {
+    Fail(reserve, prepared.status(), workspace_bytes);
+    return false;
+  }
+  kept_->Keep(*pending.recipe, *std::move(prepared));
+  kept_->Hold(*pending.recipe, ToDuration(reserve.prepare_only().ttl()));
+  on_prepared_(reserve, made, workspace_bytes);
+  return false;
+}
+
+bool Reservations::Renew(const Pending& pending) {
+  const v1::Reserve& reserve = *pending.reserve;
+  // An operation in use is kept once it has ended well.
+  std::optional<int64_t> bytes = registry_->BytesOf(*pending.recipe);
+  if (!bytes) bytes = kept_->BytesOf(*pending.recipe);
+  if (!bytes) return false;
+  kept_->Hold(*pending.recipe, ToDuration(reserve.prepare_only().ttl()));
+  on_prepared_(reserve, Preparation{.bytes = *bytes, .found = true}, 0);
+  return true;
+}
+
+void Reservations::Fail(const v1::Reserve& reserve, const absl::Status& status,
+                        int64_t workspace_bytes) {
+  if (reserve.has_prepare_only()) return on_prepared_(reserve, status, workspace_bytes);
+  done_(reserve, status, workspace_bytes);
 }
 
 }  // namespace ringattn::worker

@@ -6,7 +6,8 @@
 // as the Reserve of a small request, do not wait for them.
 //
 // A request that equals an earlier one of the same principal takes that one's operation, if it is
-// still kept (KeptOperations), and is not decoded.
+// still kept (KeptOperations), and is not decoded. A Reserve with prepare_only makes a kept
+// operation without a request.
 #ifndef RINGATTN_WORKER_SERVICE_RESERVATIONS_H_
 #define RINGATTN_WORKER_SERVICE_RESERVATIONS_H_
 
@@ -45,16 +46,27 @@ class Reservations {
   using Done = std::function<void(const v1::Reserve& reserve,
                                   absl::StatusOr<std::shared_ptr<ShardOperation>> operation,
                                   int64_t workspace_bytes)>;
+  // The result of a Reserve with prepare_only.
+  struct Preparation {
+    int64_t bytes = 0;
+    bool found = false;  // an equal operation was kept or in use already
+  };
+  // As Done. FAILED_PRECONDITION: the operation may not be kept.
+  using PreparationDone =
+      std::function<void(const v1::Reserve& reserve, const absl::StatusOr<Preparation>& made,
+                         int64_t workspace_bytes)>;
   // Runs a function on the control thread, in the order of calls. Thread safe.
   using RunOnControl = std::function<void(std::function<void()>)>;
 
   // `device`, `registry`, `residuals`, `kept` and `background` must outlive this object. This
   // object must outlive the functions that it passes to RunOnControl.
   Reservations(Device* device, OperationRegistry* registry, const ResidualStore* residuals,
-               KeptOperations* kept, HostQueue* background, RunOnControl on_control, Done done);
+               KeptOperations* kept, HostQueue* background, RunOnControl on_control, Done done,
+               PreparationDone on_prepared);
 
-  // Calls `done`, before this returns unless the request may have many documents and no equal
-  // operation is kept. The result is NOT_FOUND if the residual that it names does not exist here.
+  // Calls `done`, or `on_prepared` if the message has prepare_only, before this returns unless the
+  // request may have many documents and no equal operation is kept. The result is NOT_FOUND if the
+  // residual that it names does not exist here.
   void Reserve(std::shared_ptr<v1::Reserve> reserve, RingMembership place);
 
   // Like OperationRegistry::Release; also releases an operation that is still being decoded. The
@@ -78,8 +90,12 @@ class Reservations {
   void DecodeInBackground(const std::shared_ptr<Pending>& pending);
   void Finish(const std::shared_ptr<Pending>& pending, Decoded operation);
   // Returns true if the device lacked memory for the operation, and kept operations have been
-  // evicted since. `done_` has then not been called.
+  // evicted since. Nothing has then been reported.
   bool AdmitUnlessEvicted(const Pending& pending, Decoded operation);
+  bool KeepUnlessEvicted(const Pending& pending, std::unique_ptr<Operation> operation);
+  // Extends the lease of an equal operation and reports it. Returns false if there is none.
+  bool Renew(const Pending& pending);
+  void Fail(const v1::Reserve& reserve, const absl::Status& status, int64_t workspace_bytes = 0);
 
   Device* const device_;
   OperationRegistry* const registry_;
@@ -88,6 +104,7 @@ class Reservations {
   HostQueue* const background_;
   const RunOnControl on_control_;
   const Done done_;
+  const PreparationDone on_prepared_;
   std::map<std::string, std::shared_ptr<Pending>> pending_;  // by operation id
 };
 

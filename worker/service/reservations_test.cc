@@ -91,6 +91,11 @@ std::shared_ptr<v1::Reserve> DilatedReserveOf(const std::string& id, int segment
   return reserve;
 }
 
+std::shared_ptr<v1::Reserve> PrepareOnly(std::shared_ptr<v1::Reserve> reserve) {
+  reserve->mutable_prepare_only()->mutable_ttl()->set_seconds(60);
+  return reserve;
+}
+
 class ReservationsTest : public testing::Test {
  protected:
   ~ReservationsTest() override {
@@ -142,7 +147,17 @@ class ReservationsTest : public testing::Test {
       [this](const v1::Reserve& reserve, absl::StatusOr<std::shared_ptr<ShardOperation>> operation,
              int64_t) {
         Record(absl::StrCat(operation.ok() ? "reserved " : "refused ", reserve.operation_id()));
+      },
+      [this](const v1::Reserve& reserve, const absl::StatusOr<Reservations::Preparation>& made,
+             int64_t) {
+        const char* const what =
+            !made.ok()    ? absl::IsFailedPrecondition(made.status()) ? "not kept " : "refused "
+            : made->found ? "found "
+                          : "prepared ";
+        Record(absl::StrCat(what, reserve.operation_id()));
+        if (made.ok()) bytes_ = made->bytes;
       }};
+  int64_t bytes_ = 0;  // of the last preparation
 
  private:
   EventRef Post(std::function<void()> work) {
@@ -237,6 +252,60 @@ TEST_F(ReservationsTest, RejectsIdThatIsBeingDecoded) {
   EXPECT_THAT(events(), ElementsAre("refused same", "reserved same"));
   Reserve("same", 1);
   EXPECT_THAT(events(), ElementsAre("refused same", "reserved same", "refused same"));
+}
+
+TEST_F(ReservationsTest, PreparesForTheNextRequest) {
+  Reserve(PrepareOnly(ReserveOf("first", 1)));
+  EXPECT_EQ(kept_.stats().count, 1);
+  EXPECT_EQ(kept_.stats().holds, 1);
+  EXPECT_EQ(kept_.stats().bytes, bytes_);
+  EXPECT_EQ(budget_.taken_bytes(), bytes_);
+  EXPECT_EQ(registry_.Find("first", 1), nullptr);
+  const int bound = device_.bound();
+  Reserve("run", 1);
+  EXPECT_EQ(kept_.stats().counts.hits, 1);
+  EXPECT_EQ(kept_.stats().counts.misses, 0);
+  EXPECT_EQ(device_.bound(), bound);
+  EXPECT_THAT(events(), ElementsAre("prepared first", "reserved run"));
+}
+
+// A second operation would take memory without need.
+TEST_F(ReservationsTest, PreparesNothingThatIsKeptOrInUse) {
+  Reserve(PrepareOnly(ReserveOf("first", 1)));
+  const int64_t bytes = bytes_;
+  Reserve(PrepareOnly(ReserveOf("again", 1)));
+  Reserve("run", 1);
+  Reserve(PrepareOnly(ReserveOf("meanwhile", 1)));
+  EXPECT_EQ(bytes_, bytes);
+  EXPECT_EQ(budget_.taken_bytes(), bytes);
+  EXPECT_THAT(events(),
+              ElementsAre("prepared first", "found again", "reserved run", "found meanwhile"));
+}
+
+TEST_F(ReservationsTest, PreparationsWithManyDocumentsDelayNobody) {
+  Reserve(PrepareOnly(ReserveOf("long", kLong)));
+  device_.AwaitBinding();
+  Reserve("short", 1);
+  Reserve(PrepareOnly(ReserveOf("cancelled", 2 * kLong)));
+  Release("cancelled");
+  device_.Unblock();
+  Drain();
+  EXPECT_THAT(events(), ElementsAre("reserved short", "released cancelled", "prepared long"));
+  EXPECT_EQ(kept_.stats().count, 1);
+}
+
+TEST_F(ReservationsTest, RefusesPreparationsThatMayNotBeKept) {
+  auto large = ReserveOf("large", 1);
+  large->mutable_shape()->clear_packed();
+  large->mutable_shape()->set_seq_len_q(1 << 25);  // 128 MiB for each of q and out
+  large->mutable_shape()->set_seq_len_kv(1);
+  Reserve(PrepareOnly(std::move(large)));
+  auto retains = ReserveOf("retains", 1);
+  retains->set_retain(true);
+  Reserve(PrepareOnly(std::move(retains)));
+  EXPECT_THAT(events(), ElementsAre("not kept large", "refused retains"));
+  EXPECT_EQ(kept_.stats().holds, 0);
+  EXPECT_EQ(budget_.taken_bytes(), 0);
 }
 
 }  // namespace

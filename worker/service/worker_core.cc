@@ -66,7 +66,9 @@ WorkerCore::WorkerCore(WorkerCoreOptions options, Device* device, RingTransport*
           [this](std::function<void()> work) { Enqueue(std::move(work)); },
           [this](const v1::Reserve& reserve,
                  const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
-                 int64_t workspace_bytes) { OnReserveDone(reserve, operation, workspace_bytes); }),
+                 int64_t workspace_bytes) { OnReserveDone(reserve, operation, workspace_bytes); },
+          [this](const v1::Reserve& reserve, const absl::StatusOr<Reservations::Preparation>& made,
+                 int64_t workspace_bytes) { OnPrepareOnlyDone(reserve, made, workspace_bytes); }),
       probing_("ring_probe"),
       work_("worker_control"),
       decoding_("reserve_decode") {
@@ -224,7 +226,7 @@ v1::Heartbeat WorkerCore::MakeHeartbeat() {
   }
   metrics_->SetReservedBytes(reserved_bytes);
   metrics_->SetKeptOperations(kept);
-  if (kept.count > 0) Enqueue([this] { kept_.DropExpired(); });
+  if (kept.count > 0 || kept.holds > 0) Enqueue([this] { kept_.DropExpired(); });
   metrics_->SetResiduals(residuals_.count(), residuals_.bytes());
   metrics_->SetKvCaches(kv_store_.count(), kv_store_.bytes());
   metrics_->SetDeviceUsage(device_.usage());
@@ -367,24 +369,11 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
   if (operation.ok() && !reserve.token().empty()) ExpectStreams(reserve, *operation);
   v1::JoinRequest message;
   v1::Reserved* reserved = message.mutable_reserved();
-  reserved->set_operation_id(reserve.operation_id());
-  reserved->set_generation(reserve.generation());
-  reserved->set_ok(operation.ok());
-  reserved->set_workspace_bytes(workspace_bytes);
-  reserved->set_residual_missing(absl::IsNotFound(operation.status()));
-  reserved->set_malformed(absl::IsInvalidArgument(operation.status()));
+  *reserved = AnswerTo(reserve, operation.status(), workspace_bytes);
   if (operation.ok()) {
     reserved->set_bytes((*operation)->reserved_bytes());
     reserved->set_slowdown(SlowdownOf((*operation)->operation(), options_.kernel_rates));
     if (reserve.retain()) reserved->set_residual_bytes(ResidualBytes((*operation)->operation()));
-  } else {
-    reserved->set_reason(std::string(operation.status().message()));
-    LogWarning("shard refused", {{"worker", options_.name},
-                                 {"request_id", reserve.request_id()},
-                                 {"traceparent", reserve.traceparent()},
-                                 {"operation_id", reserve.operation_id()},
-                                 {"generation", reserve.generation()},
-                                 {"reason", reserved->reason()}});
   }
   if (operation.ok() && reserve.has_inline_run()) {
     return RunInline(reserve, *operation, std::move(*reserved));
@@ -393,6 +382,41 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
   // A shard without rows has no inputs to wait for.
   if (operation.ok() && (*operation)->TakeUploadedNotice()) OnUploaded((*operation)->info());
   if (operation.ok() && !reserve.places().empty()) BeginCopies(reserve, *operation);
+}
+
+v1::Reserved WorkerCore::AnswerTo(const v1::Reserve& reserve, const absl::Status& status,
+                                  int64_t workspace_bytes) const {
+  v1::Reserved reserved;
+  reserved.set_operation_id(reserve.operation_id());
+  reserved.set_generation(reserve.generation());
+  reserved.set_ok(status.ok());
+  reserved.set_workspace_bytes(workspace_bytes);
+  reserved.set_residual_missing(absl::IsNotFound(status));
+  reserved.set_malformed(absl::IsInvalidArgument(status));
+  reserved.set_not_kept(absl::IsFailedPrecondition(status));
+  if (status.ok()) return reserved;
+  reserved.set_reason(std::string(status.message()));
+  LogWarning("shard refused", {{"worker", options_.name},
+                               {"request_id", reserve.request_id()},
+                               {"traceparent", reserve.traceparent()},
+                               {"operation_id", reserve.operation_id()},
+                               {"generation", reserve.generation()},
+                               {"reason", reserved.reason()}});
+  return reserved;
+}
+
+void WorkerCore::OnPrepareOnlyDone(const v1::Reserve& reserve,
+                                   const absl::StatusOr<Reservations::Preparation>& made,
+                                   int64_t workspace_bytes) {
+  v1::JoinRequest message;
+  v1::Reserved* reserved = message.mutable_reserved();
+  *reserved = AnswerTo(reserve, made.status(), workspace_bytes);
+  if (made.ok()) {
+    reserved->set_bytes(static_cast<uint64_t>(made->bytes));
+    reserved->set_found(made->found);
+    metrics_->CountPreparation(made->found);
+  }
+  send_(std::move(message));
 }
 
 void WorkerCore::RunInline(const v1::Reserve& reserve,

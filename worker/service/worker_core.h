@@ -100,6 +100,12 @@ class WorkerCore {
   void OnReserveDone(const v1::Reserve& reserve,
                      const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
                      int64_t workspace_bytes);
+  void OnPrepareOnlyDone(const v1::Reserve& reserve,
+                         const absl::StatusOr<Reservations::Preparation>& made,
+                         int64_t workspace_bytes);
+  // Returns what all answers to Reserve have in common, and logs a rejection.
+  v1::Reserved AnswerTo(const v1::Reserve& reserve, const absl::Status& status,
+                        int64_t workspace_bytes) const;
   // Writes the inputs of an inline operation and starts it.
   void RunInline(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation,
                  v1::Reserved reserved);

@@ -47,13 +47,21 @@ WorkerMetrics::WorkerMetrics()
                           .Add({})),
       kept_operations_(metrics_
                            .Gauges("ringattn_worker_kept_operations",
-                                   "Ended operations that are kept for equal requests.")
+                                   "Operations that are kept for equal requests.")
                            .Add({})),
       kept_bytes_(metrics_
                       .Gauges("ringattn_worker_kept_operation_bytes",
                               "Device memory of kept operations, in addition to the reserved "
                               "memory. It is free to every request.")
                       .Add({})),
+      held_recipes_(metrics_
+                        .Gauges("ringattn_worker_prepared_recipes",
+                                "Recipes that clients have prepared, whose lease holds.")
+                        .Add({})),
+      preparations_(metrics_.Counters("ringattn_worker_preparations_total",
+                                      "Requests with prepare, by result.")),
+      preparations_made_(preparations_.Add({{"result", "made"}})),
+      preparations_found_(preparations_.Add({{"result", "found"}})),
       kept_lookups_(metrics_.Counters("ringattn_worker_kept_operation_lookups_total",
                                       "Requests that could take a kept operation, by result.")),
       kept_hits_(kept_lookups_.Add({{"result", "hit"}})),
@@ -226,6 +234,7 @@ void WorkerMetrics::SetKeptOperations(const KeptOperations::Stats& stats) {
   };
   kept_operations_.Set(static_cast<double>(stats.count));
   kept_bytes_.Set(static_cast<double>(stats.bytes));
+  held_recipes_.Set(static_cast<double>(stats.holds));
   follow(kept_hits_, stats.counts.hits);
   follow(kept_misses_, stats.counts.misses);
   follow(kept_evictions_, stats.counts.evictions);

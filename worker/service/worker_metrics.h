@@ -66,6 +66,10 @@ class WorkerMetrics {
     residual_bytes_.Set(static_cast<double>(bytes));
   }
   // Call from one thread.
+  // Counts a Reserve with prepare_only. `found`: an equal operation existed already.
+  void CountPreparation(bool found) {
+    (found ? preparations_found_ : preparations_made_).Increment();
+  }
   void SetKeptOperations(const KeptOperations::Stats& stats);
   void SetKvCaches(int64_t count, int64_t bytes) {
     kv_caches_.Set(static_cast<double>(count));
@@ -137,6 +141,10 @@ class WorkerMetrics {
   prometheus::Gauge& residual_bytes_;
   prometheus::Gauge& kept_operations_;
   prometheus::Gauge& kept_bytes_;
+  prometheus::Gauge& held_recipes_;
+  prometheus::Family<prometheus::Counter>& preparations_;
+  prometheus::Counter& preparations_made_;
+  prometheus::Counter& preparations_found_;
   prometheus::Family<prometheus::Counter>& kept_lookups_;
   prometheus::Counter& kept_hits_;
   prometheus::Counter& kept_misses_;

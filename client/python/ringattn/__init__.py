@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 # protoc generates modules of ringattn.v1 from the protos, in another folder on sys.path.
 __path__ = extend_path(__path__, __name__)
 
+from ringattn._arrays import TensorSpec
 from ringattn._client import BackwardResult, Client, ForwardResult, connect
 from ringattn._core import VERSION as __version__
 from ringattn._cuda import CudaArray
@@ -37,6 +38,7 @@ from ringattn._options import (AttentionOptions, BackwardOptions, CallOptions, D
                                Progress)
 from ringattn._optional import needed_by
 from ringattn._regions import Region
+from ringattn._prepared import PreparedCall
 from ringattn._report import KernelUse, Plan, Report
 from ringattn._residuals import Residual
 from ringattn._writer import Writer
@@ -69,8 +71,8 @@ __all__ = [
     "CacheLostError", "CallOptions", "CancelledError", "Client", "CudaArray", "DataLossError", "DeadlineExceededError",
     "DilationLevel", "Document", "FailedPreconditionError", "FieldViolation", "ForwardOptions", "ForwardResult",
     "InvalidArgumentError", "KernelUse", "LayerCache", "LayerGroup", "LayerReport", "NotFoundError",
-    "PermissionDeniedError", "Plan", "Progress", "Region", "Report", "Residual", "ResourceExhaustedError", "RingattnError",
-    "Row", "Step", "StepRefusedError", "UnavailableError", "UnimplementedError", "WorkerCache", "Writer", "__version__",
+    "PermissionDeniedError", "Plan", "PreparedCall", "Progress", "Region", "Report", "Residual", "ResourceExhaustedError", "RingattnError",
+    "Row", "Step", "StepRefusedError", "TensorSpec", "UnavailableError", "UnimplementedError", "WorkerCache", "Writer", "__version__",
     "connect", "default_client", "empty", "set_default_client", *_OF_TORCH,
 ]
 

@@ -20,6 +20,7 @@ from ringattn._errors import FORKED, OfOneProcess, error_of, invalid
 from ringattn._kv_cache import DEFAULT_BLOCK_TOKENS, LayerGroup, WorkerCache, cache_spec
 from ringattn._options import (BACKWARD_NAMES, FORWARD_NAMES, ArrayLike, BackwardOptions, ForwardOptions, Progress,
                                check_names)
+from ringattn._prepared import PreparedCall, prepare
 from ringattn._regions import Arena, Region
 from ringattn._report import Report, report_of
 from ringattn._request import Request, backward_request, forward_request
@@ -195,6 +196,37 @@ class Client(OfOneProcess):
         check_names(options, BACKWARD_NAMES, "backward_async")
         request = backward_request(dout, q, k, v, qkv, kv, out, lse, options)
         return _backward_result(request, await self._call_async(request))
+
+    def prepare(self, q: Any = None, k: Any = None, v: Any = None, *, qkv: Any = None, kv: Any = None,
+                dout: Any = None, out: Any = None, lse: Any = None, ttl: float | None = None,
+                **options: Any) -> PreparedCall:
+        """Prepares equal calls of `forward`, or of `backward` if `dout` is given, before the first of them.
+
+        The workers build the program, reserve the memory and prepare the kernel calls. They keep this part until the
+        result is closed, and calls over any transport find it:
+
+            with client.prepare(q, k, v, causal=True):
+                for ...:
+                    client.forward(q, k, v, causal=True)
+
+        Pass the arguments of the calls. Only shapes and types of tensors count, and a `TensorSpec` may replace each
+        tensor except `alibi_slopes`. Nothing is sent or run. A backward with `out` and `lse`, or with `dlse`, is
+        another one than without. Options that change only how a call is made, like `transport`, have no effect.
+
+        The part is a cache, not a reservation: workers evict it if other requests need the memory. The next call then
+        prepares it again, and so does the next renewal.
+
+        Args:
+            ttl: seconds for which the workers keep the part without a renewal, as after a crash; None: the service's
+                default, 30. The library renews it three times as often.
+            options: of `forward` or `backward`. `deadline`: of this call; default: 60. Ctrl-C is raised after it.
+
+        Raises:
+            InvalidArgumentError: naming the field; also for `retain` and `residual`, whose parts are not kept.
+            FailedPreconditionError: a worker may not keep a part of this size (`reason`: NOT_KEPT).
+            Others: as `forward`.
+        """
+        return prepare(self._connected(), q, k, v, qkv, kv, dout, out, lse, ttl, options)
 
     def _start(self, request: Request, with_event: bool) -> _core.Call:
         core = self._connected()

@@ -79,6 +79,8 @@ struct RequestArrived {
     absl::Duration ttl;
   };
   std::optional<Retain> retain;
+  // The members only prepare the request and keep it for this long. It moves no tensors.
+  std::optional<absl::Duration> prepare_ttl;
   // For a Backward, the handle of the residual that it reads; empty: the client sends all tensors.
   // `choice` then repeats the Forward's plan.
   std::string residual;
@@ -219,7 +221,8 @@ struct AcceptRequest {
   v1::Transport transport = v1::TRANSPORT_RELAY;
   std::string transport_reason;
   // The tensors travel in Reserve and Finished, so no shard stream is needed. The operation has run
-  // already: BeginDownload and FinishRequest follow at once.
+  // already: BeginDownload and FinishRequest follow at once. Also set for a request that is only
+  // prepared, which has no tensors.
   bool is_inline = false;
 };
 // Every member has computed. Outputs flow on the shard streams.
@@ -238,6 +241,13 @@ struct FinishRequest {
   // For a Forward that requested a residual: its handle, or the reason that there is none.
   std::string residual_handle;
   std::string residual_reason;
+  // For a request with prepare_ttl.
+  struct Prepared {
+    absl::Duration ttl;
+    int64_t bytes = 0;  // summed over the members
+    int found = 0;      // members that had the part already
+  };
+  std::optional<Prepared> prepared;
 };
 // Ends the stream with this status and closes its shard streams. No action for the stream follows.
 struct FailRequest {

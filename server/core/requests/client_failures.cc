@@ -207,6 +207,13 @@ Failure ReserveMalformed(int rank, const std::string& worker, const std::string&
               absl::StrCat("rank ", rank, " (", worker, ") could not read Reserve: ", reason));
 }
 
+Failure NotKept(int rank, const std::string& worker, const std::string& reason) {
+  Failure failure = Make(absl::StatusCode::kFailedPrecondition, "NOT_KEPT",
+                         absl::StrCat("rank ", rank, " (", worker, ") cannot keep it: ", reason));
+  failure.field = "prepare";
+  return failure;
+}
+
 Failure ComputeFailed(int rank, const std::string& worker, const std::string& reason) {
   return Make(absl::StatusCode::kInternal, "COMPUTE_FAILED",
               absl::StrCat("rank ", rank, " (", worker, ") failed: ", reason));

@@ -63,6 +63,8 @@ Failure ReserveRefused(int rank, const std::string& worker, int64_t needed,
 Failure ReserveSlow(absl::Duration limit, absl::Duration retry_after);
 // An internal error, or a worker of another build. A retry fails in the same way.
 Failure ReserveMalformed(int rank, const std::string& worker, const std::string& reason);
+// A worker may not keep what a request with `prepare` asks for.
+Failure NotKept(int rank, const std::string& worker, const std::string& reason);
 Failure ComputeFailed(int rank, const std::string& worker, const std::string& reason);
 Failure ShardStreamBroken(int rank, const std::string& worker, const std::string& reason,
                           absl::Duration retry_after);

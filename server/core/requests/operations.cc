@@ -56,6 +56,8 @@ bool Operations::Start(Order order) {
     operation.path = Operation::Path::kClientMemory;
   } else if (!order.tokens.empty()) {
     operation.path = Operation::Path::kDirect;
+  } else if (order.reserve.has_prepare_only()) {
+    operation.path = Operation::Path::kNone;
   }
   operation.step_seconds = order.step_seconds;
   operation.reserve_limit = ReserveLimit(operation);
@@ -134,10 +136,16 @@ Operations::ReserveResult Operations::OnReserved(ConnectionId connection,
   SetLimits(operation);
   ref.member->residual_bytes = static_cast<int64_t>(
       std::min(reserved.residual_bytes(), static_cast<uint64_t>(ref.member->bytes)));
+  const bool only_prepared = operation.is_only_prepared();
+  if (only_prepared) {
+    operation.found += reserved.found() ? 1 : 0;
+    ref.member->memory = Memory::kReleased;  // free to every request
+  }
+  const Memory due = only_prepared ? Memory::kReleased : Memory::kHeld;
   const bool all = std::all_of(operation.members.begin(), operation.members.end(),
-                               [](const Member& member) { return member.memory == Memory::kHeld; });
+                               [due](const Member& member) { return member.memory == due; });
   if (!all) return {};
-  return {Kind::kAllReserved, &operation, ref.member};
+  return {only_prepared ? Kind::kAllPrepared : Kind::kAllReserved, &operation, ref.member};
 }
 
 void Operations::Withdraw(Operation& operation) {

@@ -6,6 +6,9 @@
 // A small operation on an idle worker is inline: Reserve carries its inputs and starts its run, and
 // Finished carries its outputs and reports that the memory is free. It begins in `running`.
 //
+// An operation that is only prepared ends with `reserving`: Reserved reports that the members keep
+// it, as memory that is free to every request.
+//
 // Consequences for the request are returned to the caller, the Coordinator.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_OPERATIONS_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_OPERATIONS_H_
@@ -48,6 +51,7 @@ struct Operation {
     kDirect,        // clients stream to the members, which report progress
     kClientMemory,  // members copy from and to the client's memory, and report progress
     kInline,        // in Reserve and Finished
+    kNone,          // the operation is only prepared
   };
   // One member's memory.
   enum class Memory {
@@ -104,6 +108,7 @@ struct Operation {
   Path path = Path::kRelay;
   // Sent to the client once no member copies any more.
   std::optional<FailRequest> held_failure;
+  int found = 0;              // only prepared: members that had kept it already
   uint64_t run_sequence = 0;  // position in the order of runs; 0: not yet
   bool may_preempt = false;   // as of Order
   // Its run has one member and runs there at once, while other runs of that worker pause. Runs that
@@ -128,6 +133,7 @@ struct Operation {
   bool was_accepted() const { return reservation == Reservation::kGranted; }
   bool bypasses_coordinator() const { return path != Path::kRelay; }
   bool is_inline() const { return path == Path::kInline; }
+  bool is_only_prepared() const { return path == Path::kNone; }
   // Whether the request ends with the ring. All others begin again on the next one.
   bool ends_with_ring() const { return was_accepted() || is_inline(); }
 };
@@ -170,13 +176,14 @@ class Operations {
   // Sends Reserve to every member. Returns true if the operation is inline, so that it runs now.
   bool Start(Order order);
   struct ReserveResult {
-    enum class Kind { kNothing, kAllReserved, kRefused };
+    enum class Kind { kNothing, kAllReserved, kAllPrepared, kRefused };
     Kind kind = Kind::kNothing;
     Operation* operation = nullptr;
     Member* member = nullptr;
   };
-  // After kAllReserved call Accept(); after kRefused call Close() or Withdraw(). An inline
-  // operation is only ever refused; its request then waits in FairOrder again.
+  // After kAllReserved call Accept(); after kAllPrepared Close() and EraseIfReleased(), because no
+  // member holds memory for it any more; after kRefused Close() or Withdraw(). An inline operation
+  // is only ever refused; its request then waits in FairOrder again.
   ReserveResult OnReserved(ConnectionId connection, const v1::Reserved& reserved);
   // Ends this attempt; the request continues.
   void Withdraw(Operation& operation);

@@ -29,6 +29,7 @@ const char* StateWord(v1::RequestState state) {
 
 int64_t InputBytes(const RequestArrived& request) {
   int64_t bytes = 0;
+  if (request.prepare_ttl) return bytes;
   for (TensorId id : InputsOf(request.spec, request.direction, request.recompute_forward)) {
     if (!request.residual.empty() && !IsSentBesideResidual(id)) continue;
     bytes += BytesOf(request.spec, id);
@@ -71,10 +72,11 @@ void Requests::SetState(Request& request, v1::RequestState state) {
   batch_.Emit(StateChanged{request.stream(), state});
 }
 
-void Requests::Succeed(Request& request, std::string residual_handle, std::string residual_reason) {
+void Requests::Succeed(Request& request, Outcome outcome) {
   SetState(request, v1::REQUEST_STATE_SUCCEEDED);
   batch_.Emit(FinishRequest{request.stream(), batch_.now() - request.download_at,
-                            std::move(residual_handle), std::move(residual_reason)});
+                            std::move(outcome.residual_handle), std::move(outcome.residual_reason),
+                            outcome.prepared});
   Forget(request, std::nullopt);
 }
 

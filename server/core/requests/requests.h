@@ -52,6 +52,10 @@ struct Request {
   uint64_t generation = 0;                // once accepted
 
   bool retains() const { return arrived.retain.has_value(); }
+  // Predicted; 0 if the request is only prepared.
+  double RunSeconds(const Plan& its_plan) const {
+    return arrived.prepare_ttl ? 0 : its_plan.predicted_compute_seconds;
+  }
   StreamId stream() const { return arrived.stream; }
   int64_t WorkspaceOn(ConnectionId connection) const {
     const auto known = workspace_bytes.find(connection);
@@ -74,9 +78,14 @@ class Requests {
   // REQUIRES: neither the stream nor the request_id is known.
   Request& Add(RequestArrived arrived);
   void SetState(Request& request, v1::RequestState state);
+  // What FinishRequest reports.
+  struct Outcome {
+    std::string residual_handle = {};
+    std::string residual_reason = {};  // why a requested residual was not kept
+    std::optional<FinishRequest::Prepared> prepared = {};
+  };
   // Both end the request and keep its view.
-  //   residual_reason  why a requested residual was not kept
-  void Succeed(Request& request, std::string residual_handle, std::string residual_reason);
+  void Succeed(Request& request, Outcome outcome);
   void Fail(Request& request, const Failure& failure);
   // Ends the request like Fail, but returns the action for the caller to emit.
   FailRequest FailSilently(Request& request, const Failure& failure);

@@ -90,12 +90,14 @@ bool FillTransferMessage(const Args& args, v1::JoinRequest* message) {
 bool FillOperationMessage(const Args& args, v1::JoinRequest* message) {
   const std::string& verb = args[1];
   if (verb == "reserved" || verb == "rejected" || verb == "residual_missing" ||
-      verb == "malformed") {
+      verb == "malformed" || verb == "not_kept") {
     v1::Reserved* reserved = message->mutable_reserved();
     Name(reserved, args[2]);
     reserved->set_ok(verb == "reserved");
     reserved->set_residual_missing(verb == "residual_missing");
     reserved->set_malformed(verb == "malformed");
+    reserved->set_not_kept(verb == "not_kept");
+    reserved->set_found(args.back() == "found");
     reserved->set_residual_bytes(static_cast<uint64_t>(Number(args, "residual")));
     reserved->set_reason(Rest(args, 3));
     reserved->set_workspace_bytes(static_cast<uint64_t>(Number(args, "workspace")));

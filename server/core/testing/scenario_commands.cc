@@ -45,6 +45,7 @@ std::optional<ScenarioCommand> CommandOf(const v1::JoinResponse& message) {
                                   message.reserve().retain() ? " retain" : "",
                                   message.reserve().residual().empty() ? "" : " reads ",
                                   message.reserve().residual());
+      if (message.reserve().has_prepare_only()) absl::StrAppend(&command.text, " prepare only");
       if (message.reserve().has_inline_run()) {
         const v1::InlineRun& run = message.reserve().inline_run();
         absl::StrAppend(&command.text, " inline ", run.inputs(0).data(),

@@ -367,9 +367,13 @@ class ScenarioDriver::Impl {
   void Record(const FinishRequest& finish, std::deque<Event>*) {
     const std::string& handle = finish.residual_handle;
     const std::string& reason = finish.residual_reason;
-    lines_.push_back(
-        {StreamName(finish.stream), absl::StrCat("finished", handle.empty() ? "" : " ", handle,
-                                                 reason.empty() ? "" : ", not kept: ", reason)});
+    std::string text = absl::StrCat("finished", handle.empty() ? "" : " ", handle,
+                                    reason.empty() ? "" : ", not kept: ", reason);
+    if (finish.prepared) {
+      absl::StrAppend(&text, ", prepared for ", absl::FormatDuration(finish.prepared->ttl), ", ",
+                      finish.prepared->bytes, " bytes, found ", finish.prepared->found);
+    }
+    lines_.push_back({StreamName(finish.stream), text});
   }
 
   void Record(const FailRequest& fail, std::deque<Event>*) {

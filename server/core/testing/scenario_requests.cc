@@ -76,6 +76,10 @@ RequestArrived RequestOf(const Args& args, StreamId stream, absl::Time now,
   if (!ttl.empty()) {
     request.retain = RequestArrived::Retain{absl::StrCat("h-", args[1]), Duration(ttl)};
   }
+  if (const std::string prepare = Option(args, "prepare", ""); !prepare.empty()) {
+    request.prepare_ttl = Duration(prepare);
+  }
+  request.recipe_fingerprint = std::atoll(Option(args, "recipe", "0").c_str());
   if (const std::string data = Option(args, "inline", ""); !data.empty()) {
     request.inline_inputs =
         std::make_shared<const InlineTensors>(InlineTensors{{TensorId::kQ, data}});

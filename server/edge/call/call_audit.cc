@@ -16,6 +16,7 @@ void WriteAuditLine(const EndedCall& call, AuditLog* audit) {
                 {"peer", call.caller.connection},
                 {"request_id", call.request.has_value() ? call.request->request_id : std::string()},
                 {"method", call.method},
+                {"prepare", call.request.has_value() && call.request->valid.prepare_ttl},
                 {"code", CodeName(call.status.error_code())},
                 {"error", call.status.error_message()},
                 {"has_header", call.request.has_value()},

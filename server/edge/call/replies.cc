@@ -136,6 +136,12 @@ v1::Summary MakeSummary(const BeginDownload& begin, const FinishRequest& finish,
   summary.set_bytes_down(totals.bytes_down);
   summary.set_residual_handle(finish.residual_handle);
   summary.set_residual_reason(finish.residual_reason);
+  if (finish.prepared.has_value()) {
+    v1::PreparedReport* prepared = summary.mutable_prepared();
+    SetDuration(finish.prepared->ttl, prepared->mutable_ttl());
+    prepared->set_bytes(static_cast<uint64_t>(finish.prepared->bytes));
+    prepared->set_found(static_cast<uint32_t>(finish.prepared->found));
+  }
   return summary;
 }
 

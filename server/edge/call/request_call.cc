@@ -261,6 +261,7 @@ void RequestCall::Announce(TransportChoice transport) {
   if (request.valid.retain_ttl) {
     arrived.retain = RequestArrived::Retain{MakeResidualHandle(), *request.valid.retain_ttl};
   }
+  arrived.prepare_ttl = request.valid.prepare_ttl;
   arrived.residual = request.valid.residual_handle;
   arrived.keep_residual = request.valid.keep_residual;
   arrived.transport = std::move(transport);
@@ -330,9 +331,10 @@ void RequestCall::AcceptOwn(const AcceptRequest& accept) {
     life_.MoveTo(CallState::kOpening);
     flops_ = accept.plan->flops;
     generation_ = accept.generation;
+    members_ = accept.members.size();
     transport_ = accept.transport;
     transport_reason_ = accept.transport_reason;
-    if (!follows()) context_->metrics->Accepted(transport_);
+    if (!follows() && !only_prepares()) context_->metrics->Accepted(transport_);
     v1::Accepted accepted = MakeAccepted(*request_, accept, traceparent_, context_->limits);
     TransferSpec spec{
         direction_,
@@ -416,6 +418,11 @@ bool RequestCall::SucceedOwn(const FinishRequest& finish) {
 
 void RequestCall::CountSuccess(const FinishRequest& finish) {
   ServerMetrics& metrics = *context_->metrics;
+  if (finish.prepared.has_value()) {
+    metrics.StageTook("queue", download_->queue_time);
+    const bool found_all = finish.prepared->found == static_cast<int>(members_);
+    return metrics.Prepared(direction_, found_all);
+  }
   if (transport_ != v1::TRANSPORT_RELAY) metrics.MovedByMembers(transport_, plane_->totals());
   metrics.StageTook("queue", download_->queue_time);
   metrics.StageTook("upload", download_->upload_time);

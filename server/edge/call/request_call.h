@@ -138,6 +138,10 @@ class RequestCall final : public ByteStreamReactor,
   void EndFollowers(const grpc::Status& status, bool left_itself)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<std::shared_ptr<RequestCall>> Followers() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether the request has `prepare`. REQUIRES: its header is checked.
+  bool only_prepares() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return request_->valid.prepare_ttl.has_value();
+  }
   bool follows() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lead_ != nullptr; }
   WriterKey GroupKey() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int writer_index() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -225,6 +229,7 @@ class RequestCall final : public ByteStreamReactor,
   // Set by Accept.
   double flops_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t members_ ABSL_GUARDED_BY(mutex_) = 0;
   v1::Transport transport_ ABSL_GUARDED_BY(mutex_) = v1::TRANSPORT_UNSPECIFIED;
   std::string transport_reason_ ABSL_GUARDED_BY(mutex_);
   // From kTransferring until kDone.

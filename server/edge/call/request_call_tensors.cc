@@ -45,13 +45,15 @@ void RequestCall::OpenDataPlane(TransferSpec spec) {
 void RequestCall::OpenInline(TransferSpec spec, v1::Accepted accepted) {
   constexpr int64_t kSmallBytes = 32 << 10;
   Enqueue(Wrap(direction_, std::move(accepted)), 0);
-  spec.shards = WithSpans(*spec.accept.plan, spec.request.spec).shards;
+  // A request that is only prepared has no tensors, but perhaps many spans.
+  if (!only_prepares()) spec.shards = WithSpans(*spec.accept.plan, spec.request.spec).shards;
   plane_ = inline_plane_ = std::make_shared<InlinePlane>(spec);
   life_.MoveTo(CallState::kTransferring);
   const TransferTotals totals = plane_->totals();
   is_small_ = totals.bytes_down <= kSmallBytes;
   is_single_ = is_small_ && request_->reply.single_message &&
                totals.bytes_down <= request_->reply.max_chunk_bytes;
+  if (only_prepares()) return;
   context_->metrics->AcceptedInline();
   context_->metrics->ReceivedFromClient(totals.received_bytes);
 }

@@ -18,7 +18,8 @@ struct Fingerprints {
   uint64_t request = 0;  // with them
 };
 
-// Clears the header's id and transport; a retry may use another transport.
+// Clears the header's id and transport, because a retry may use another transport, and all fields
+// that the plan does not depend on.
 template <typename Header>
 Fingerprints TakeFingerprints(Header* header) {
   header->clear_request_id();
@@ -30,12 +31,24 @@ Fingerprints TakeFingerprints(Header* header) {
     header->mutable_reply()->clear_single_message();
   }
   header->clear_transport();
+  // These change nothing in the plan.
+  v1::ReplyOptions* reply = header->mutable_reply();
+  const uint64_t reply_way =
+      absl::HashOf(reply->max_chunk_bytes(), reply->with_crc32c(), reply->with_timeline(),
+                   reply->progress_interval().SerializeAsString(), reply->single_message(),
+                   header->has_prepare(), header->prepare().SerializeAsString());
+  reply->clear_max_chunk_bytes();
+  reply->clear_with_crc32c();
+  reply->clear_with_timeline();
+  reply->clear_progress_interval();
+  reply->clear_single_message();
+  header->clear_prepare();
   google::protobuf::RepeatedPtrField<v1::InlineTensor> tensors;
   tensors.Swap(header->mutable_inline_tensors());
   Fingerprints taken;
   taken.recipe =
       absl::HashOf(std::is_same_v<Header, v1::BackwardHeader>, header->SerializeAsString());
-  taken.request = taken.recipe;
+  taken.request = absl::HashOf(taken.recipe, reply_way);
   for (const v1::InlineTensor& tensor : tensors) {
     taken.request = absl::HashOf(taken.request, tensor.tensor(), tensor.data());
   }

@@ -33,7 +33,8 @@ struct HeaderRequest {
   // Hash of the header without id and transport. A writer's excludes the fields of ReplyOptions
   // that concern only its stream. Stable within one process.
   uint64_t fingerprint = 0;
-  // The same without inline tensors. Requests that differ in their tensors only share a plan.
+  // The same without inline tensors, `prepare` and the form of the reply. Requests that differ in
+  // these only share a plan.
   uint64_t recipe_fingerprint = 0;
   ReplyChoice reply;
   // Not null; sizes are checked.

@@ -46,6 +46,26 @@ TEST(HeaderTranslationTest, EqualRecipesDifferInTheirTensors) {
   EXPECT_NE(Read(causal).recipe_fingerprint, first.recipe_fingerprint);
 }
 
+// The plan of a prepared request serves its runs with every form of reply.
+TEST(HeaderTranslationTest, EqualRecipesDifferInPrepareAndTheFormOfTheReply) {
+  const HeaderRequest plain = Read(Request("a", 'x', 0));
+  v1::ForwardRequest prepare = Request("a", 'x', 0);
+  prepare.mutable_header()->mutable_prepare();
+  const HeaderRequest prepared = Read(prepare);
+  EXPECT_EQ(prepared.recipe_fingerprint, plain.recipe_fingerprint);
+  EXPECT_NE(prepared.fingerprint, plain.fingerprint);
+  EXPECT_TRUE(prepared.has_all_inputs());
+  v1::ForwardRequest single = Request("a", 'x', 0);
+  v1::ReplyOptions* reply = single.mutable_header()->mutable_reply();
+  reply->set_single_message(true);
+  reply->set_max_chunk_bytes(1 << 20);
+  reply->set_with_timeline(true);
+  EXPECT_EQ(Read(single).recipe_fingerprint, plain.recipe_fingerprint);
+  EXPECT_NE(Read(single).fingerprint, plain.fingerprint);
+  reply->set_output_dtype(v1::DATA_TYPE_FLOAT32);
+  EXPECT_NE(Read(single).recipe_fingerprint, plain.recipe_fingerprint);
+}
+
 TEST(HeaderTranslationTest, InlineTensorsMoveToTheRequest) {
   const HeaderRequest all = Read(Request("a", 'x', 3));
   EXPECT_TRUE(all.has_all_inputs());

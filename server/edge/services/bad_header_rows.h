@@ -345,6 +345,12 @@ inline const BadHeader kHeaderRows[] = {
      kInvalid, "inline_tensors[0].tensor"},
     {"shape { packing: PACKING_QKV num_kv_heads: 4 } inline_tensors { tensor: TENSOR_ID_QKV }",
      kInvalid, "inline_tensors[0].data"},
+    // --- prepare
+    {"prepare { ttl {} }", kInvalid, "prepare.ttl"},
+    {"prepare { ttl { nanos: -1 } }", kInvalid, "prepare.ttl"},
+    {"prepare { ttl { seconds: 601 } }", kInvalid, "prepare.ttl"},
+    {"prepare {} transport {}", kInvalid, "transport"},
+    {"prepare {} inline_tensors { tensor: TENSOR_ID_Q data: '' }", kInvalid, "inline_tensors"},
 };
 
 inline const BadHeader kForwardRows[] = {
@@ -354,6 +360,7 @@ inline const BadHeader kForwardRows[] = {
     {"dtype: DATA_TYPE_FLOAT16 shape { head_dim_v: 256 } "
      "options { compute_dtype: COMPUTE_DTYPE_FLOAT8_E4M3 }",
      kInvalid, "shape.head_dim_v"},
+    {"prepare {} retain {}", kInvalid, "retain"},
     {"dtype: DATA_TYPE_BFLOAT16 retain {} "
      "options { compute_dtype: COMPUTE_DTYPE_FLOAT8_E4M3 }",
      kInvalid, "retain"},

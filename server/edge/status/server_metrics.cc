@@ -52,6 +52,8 @@ const char* TransportName(v1::Transport transport) {
 ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
     : requests_(metrics->Counters("ringattn_requests_total",
                                   "Forward and Backward calls that ended, by status code.")),
+      preparations_(metrics->Counters("ringattn_preparations_total",
+                                      "Requests with prepare that succeeded, by result.")),
       idle_transfers_(metrics->Counters(
           "ringattn_idle_transfers_total",
           "Requests ended because the client sent or took no tensor bytes for too long.")),
@@ -190,6 +192,12 @@ void ServerMetrics::RequestEnded(Direction direction, const char* code) {
 
 void ServerMetrics::Served(Direction direction, int64_t query_tokens) {
   tokens_by_method_[IndexOf(direction)]->Increment(static_cast<double>(query_tokens));
+}
+
+void ServerMetrics::Prepared(Direction direction, bool found) {
+  preparations_
+      .Add({{"method", kMethods[IndexOf(direction)]}, {"result", found ? "found" : "made"}})
+      .Increment();
 }
 
 void ServerMetrics::IdleEnded(const char* stage) {

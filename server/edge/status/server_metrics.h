@@ -35,6 +35,8 @@ class ServerMetrics {
   void RequestEnded(Direction direction, const char* code);
   // Counts a request that succeeded.
   void Served(Direction direction, int64_t query_tokens);
+  // Counts a request with `prepare` that succeeded. `found`: every member had the part already.
+  void Prepared(Direction direction, bool found);
   // Counts a request ended by the idle limit of uploads ("upload") or downloads ("download").
   void IdleEnded(const char* stage);
   // REQUIRES: `stage` is "queue", "upload", "compute" or "download".
@@ -76,6 +78,7 @@ class ServerMetrics {
   // after construction.
   std::vector<std::map<std::string, prometheus::Counter*, std::less<>>> requests_by_code_;
   std::vector<prometheus::Counter*> tokens_by_method_;
+  prometheus::Family<prometheus::Counter>& preparations_;
   std::map<std::string, prometheus::Histogram*, std::less<>> stages_;
   std::map<v1::Transport, prometheus::Counter*> accepted_;
   prometheus::Family<prometheus::Counter>& idle_transfers_;
