@@ -178,6 +178,9 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
         return folder.empty() || folder[0] == '/' ? "" : "must be an absolute path";
       })
       ->type_name("FOLDER");
+  app->add_flag("--shared_gpu", line->backend.shared_gpu,
+                "GPU, for tests of rings on few GPUs: workers on one GPU exchange by copy engines, "
+                "too; without it they exchange over a network");
   app->add_flag("--late_keys,!--no_late_keys", line->worker.ring.late_keys,
                 "GPU: kernels that support it may start before the keys of their ring step have "
                 "arrived, and wait for them; --no_late_keys: each step has a separate kernel call")

@@ -79,6 +79,10 @@ TEST(PeerBlob, NamesRanksThatCannotShare) {
   blobs = {Blob(0, 3), Blob(1, 3), Blob(2, 3)};
   blobs[2].device_uuid = Uuid(1);
   EXPECT_EQ(refused(blobs), "ranks 1 and 2 are on one GPU");
+  blobs[1].reachable_uuids.push_back(Uuid(1));
+  EXPECT_EQ(refused(blobs), "ranks 1 and 2 are on one GPU");
+  blobs[2].reachable_uuids.push_back(Uuid(1));
+  EXPECT_TRUE(DecodePeerBlobs(Texts(blobs)).ok());
   blobs = {Blob(0, 3), Blob(1, 3), Blob(2, 1)};  // rank 2 reaches rank 0 only
   EXPECT_EQ(refused(blobs), "ranks 1 and 2 have GPUs without access to each other");
 }
