@@ -36,6 +36,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "worker/comm/contract/forked_ring.h"
 #include "worker/comm/contract/ring_fixture.h"
 #include "worker/comm/mixed/emulated_hosts.h"
@@ -127,9 +128,9 @@ class HostRank : public RingTransport {
 // pattern at the same time.
 bool Arrive(Measured* measured, int times) {
   ++measured->arrived;
-  const absl::Time end = absl::Now() + kArrival;
+  const absl::Time end = MonotonicNow() + kArrival;
   while (measured->arrived < times * kRanks) {
-    if (absl::Now() > end) return false;
+    if (MonotonicNow() > end) return false;
     absl::SleepFor(absl::Microseconds(50));
   }
   return true;
