@@ -17,7 +17,8 @@ namespace ringattn::worker {
 
 struct EmulatedRank {
   int device = 0;
-  std::string host_id;  // empty: the rank does not share memory
+  std::string host_id;      // empty: the rank does not share memory
+  bool shared_gpu = false;  // PeerTransportOptions
   // The engines that it offers for transfers between hosts.
   bool nccl = true;
   bool wire = false;

@@ -4,13 +4,14 @@
 //
 //   mixed_hop_rate [--bytes=N] [--rounds=N] [--gpus=N,N,N,N]
 //
-//   --gpus  by rank [0,1,2,3]. The ranks of a host need different ones. If hosts share GPUs, rings
-//           over NCCL alone are left out: its kernels would take turns on the GPU and wait for each
-//           other
+//   --gpus  by rank [0,1,2,3]. If ranks share GPUs, rings over NCCL alone are left out: its kernels
+//           would take turns on the GPU and wait for each other. If those of one host do, hops
+//           inside it are copies within the GPU's memory
 //
 // Needs GPUs that reach each other, and NCCL. NCCL regards ranks with different NCCL_HOSTID as
-// hosts, and connects them over the interface that NCCL_SOCKET_IFNAME names (here: lo unless set).
-// Patterns, each with groups of transfers on every rank:
+// hosts (ranks of one host have different ones if they share a GPU), and connects them over the
+// interface that NCCL_SOCKET_IFNAME names (here: lo unless set). Patterns, each with groups of
+// transfers on every rank:
 //   pair  with the other rank of the host, `bytes` in both directions
 //   ring  at the same time: `bytes` from the first to the second rank of each host, and 64 KiB from
 //         there to the next host. If the ring has lanes, the hop between hosts is in another lane
@@ -56,9 +57,10 @@ struct Settings {
   int rounds = 20;
   std::array<int, kRanks> gpus = {0, 1, 2, 3};
 
-  bool hosts_share_gpus() const {
+  bool ranks_share_gpus() const {
     return std::set<int>(gpus.begin(), gpus.end()).size() < gpus.size();
   }
+  bool shares_gpu_inside(int rank) const { return gpus[rank] == gpus[rank ^ 1]; }
 };
 
 struct RingKind {
@@ -94,15 +96,18 @@ class HostRank : public RingTransport {
       : settings_(settings), kind_(kind), first_(first), made_(made) {}
 
   absl::StatusOr<std::string> Prepare(uint64_t generation, int rank, int world_size) override {
-    const std::string host = absl::StrCat("host", (first_ + rank) / kRanksPerHost);
+    const int number = first_ + rank;
+    const std::string host = absl::StrCat("host", number / kRanksPerHost);
+    const bool shared_gpu = settings_.shares_gpu_inside(number);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);  // as workers do
-    setenv("NCCL_HOSTID", host.c_str(), 1);
+    setenv("NCCL_HOSTID", (shared_gpu ? absl::StrCat(host, "-", number) : host).c_str(), 1);
     setenv("NCCL_SOCKET_IFNAME", "lo", 0);
     setenv("NCCL_IB_DISABLE", "1", 0);
     TestRankOptions options;
     options.world_size = world_size;
-    *made_ = MakeEmulatedRank({.device = settings_.gpus[first_ + rank],
+    *made_ = MakeEmulatedRank({.device = settings_.gpus[number],
                                .host_id = kind_.copies ? host : "",
+                               .shared_gpu = shared_gpu,
                                .nccl = !kind_.wire,
                                .wire = kind_.wire},
                               options);
@@ -232,7 +237,6 @@ bool ReadGpus(absl::string_view text, std::array<int, kRanks>* gpus) {
   if (numbers.size() != kRanks) return false;
   for (int rank = 0; rank < kRanks; ++rank) {
     if (!absl::SimpleAtoi(numbers[rank], &(*gpus)[rank]) || (*gpus)[rank] < 0) return false;
-    if (rank % kRanksPerHost == 1 && (*gpus)[rank] == (*gpus)[rank - 1]) return false;
   }
   return true;
 }
@@ -264,7 +268,7 @@ int Main(int argc, char** argv) {
   if (!settings.has_value()) return 2;
   std::vector<std::string> rings;
   for (const RingKind& kind : kRings) {
-    if (kind.copies || !settings->hosts_share_gpus()) rings.push_back(Run(kind, *settings));
+    if (kind.copies || !settings->ranks_share_gpus()) rings.push_back(Run(kind, *settings));
   }
   std::printf("{\"bytes\":%lld,\"rings\":[%s]}\n", static_cast<long long>(settings->bytes),
               absl::StrJoin(rings, ",").c_str());
