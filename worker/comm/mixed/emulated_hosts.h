@@ -17,8 +17,7 @@ namespace ringattn::worker {
 
 struct EmulatedRank {
   int device = 0;
-  std::string host_id;      // empty: the rank does not share memory
-  bool shared_gpu = false;  // PeerTransportOptions
+  std::string host_id;  // empty: the rank does not share memory
   // The engines that it offers for transfers between hosts.
   bool nccl = true;
   bool wire = false;
@@ -26,6 +25,7 @@ struct EmulatedRank {
   MixedBlob facts = {};                           // `host` is set to host_id
   // Called with the choice; may be null.
   std::function<void(const RingPaths& paths)> on_choice;
+  bool shared_gpu = false;  // PeerTransportOptions
 };
 
 // Creates a rank of a MixedRingTransport. Its memory is that of MakePeerRank with descriptors.

@@ -107,9 +107,9 @@ class HostRank : public RingTransport {
     options.world_size = world_size;
     *made_ = MakeEmulatedRank({.device = settings_.gpus[number],
                                .host_id = kind_.copies ? host : "",
-                               .shared_gpu = shared_gpu,
                                .nccl = !kind_.wire,
-                               .wire = kind_.wire},
+                               .wire = kind_.wire,
+                               .shared_gpu = shared_gpu},
                               options);
     return (*made_)->transport().Prepare(generation, rank, world_size);
   }
