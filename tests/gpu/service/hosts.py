@@ -28,6 +28,8 @@ WORKERS, PER_HOST = 4, 2
 GPUS = {4: (0, 1, 2, 3), 2: (0, 1, 1, 0), 1: (0, 0, 0, 0)}
 # Memory of a worker that shares its GPU.
 MEMORY = {2: "48GiB", 1: "24GiB"}
+# (hosts, --ring_transport), by the name of the part after "hosts-".
+LAYOUTS = {"one": (1, "peer"), "wire": (2, "peer+wire"), "nccl": (2, "peer+nccl")}
 # What may carry the ring's bytes, by --ring_transport on two hosts. CPU workers have sockets only.
 CARRIED_BY = {"peer+wire": {"peer", "wire"}, "peer+nccl": {"peer", "nccl"}}
 # In order of value. The first is that of the goals.
@@ -183,20 +185,22 @@ class Steps:
 
 
 def run_layout(session, steps, result, name, hosts, transport):
-    line = result["layouts"][name] = {"passes": {}, "sweep": {}}
+    line = result["layouts"][name] = session.hosts[name] = {"passes": {}, "sweep": {}}
     schedules = SCHEDULES if hosts > 1 else ("ring",)
 
     def run():
         with cluster(session, name.replace(" ", "-").replace("+", "-"), hosts, transport, line) as ring:
             line["deterministic"] = steps.run(f"{name}, deterministic", 40, deterministic, session, ring)
+            session.harness.log(f"{name}, deterministic: {line['deterministic']}")
+            if hosts > 1:
+                steps.run(f"{name}, sweep", 60, sweep, session, line["sweep"])
+                session.harness.log(f"{name}, sweep: {line['sweep']}")
             lengths = lengths_of(session, hosts, transport)
             for length, command, schedule in itertools.product(lengths, PASSES, schedules):
                 key = f"{length} {command} {schedule}"
                 line["passes"][key] = steps.run(f"{name}, {key}", 40, times, session, length, command,
                                                 schedule)
                 session.harness.log(f"{name}, {key}: {line['passes'][key]}")
-            if hosts > 1:
-                steps.run(f"{name}, sweep", 60, sweep, session, line["sweep"])
         carried = CARRIED_BY.get(transport, {transport})
         check(set(line["ring_bytes"]) <= carried, f"the ring's bytes went by {line['ring_bytes']}")
 
@@ -206,8 +210,8 @@ def run_layout(session, steps, result, name, hosts, transport):
 def compare(session, result):
     """Rates of passes over two hosts relative to one host."""
     goal_length = lengths_of(session, 1, "wire")[0]
-    one = result["layouts"].get("one host", {}).get("passes", {})
-    result["of_one_host"], result["goals"] = {}, result.get("goals", [])
+    one = session.hosts.get("one host", {}).get("passes", {})
+    result["of_one_host"] = {}
     for name, layout in result["layouts"].items():
         for key, figures in layout["passes"].items():
             length, command, schedule = key.split()
@@ -220,29 +224,30 @@ def compare(session, result):
                 result["goals"].append({"what": f"{name}: {key} of one host's ring",
                                         "goal": DOUBLE_RING[command], "value": ratio,
                                         "met": ratio >= DOUBLE_RING[command]})
-    bits = {name: layout.get("deterministic") for name, layout in result["layouts"].items()}
+    bits = {name: layout.get("deterministic") for name, layout in session.hosts.items()}
     for schedule in SCHEDULES:
         found = {str(line[schedule]) for line in bits.values() if line}
         check(len(found) <= 1, f"deterministic {schedule}: other bits by another transport: {bits}")
 
 
-def part(session):
+def part(session, only=None):
+    """`only`: hops, or a key of LAYOUTS; None: all, in this order."""
     def run(result):
         shared = session.ring
         shared.down()
         steps = Steps(session.harness, result)
         session.harness.log(f"{WORKERS} workers on {gpu_count(session)} GPUs")
         result["gpus"] = list(gpus_by_rank(session))
-        result["layouts"] = {}
+        result["layouts"], result["goals"] = {}, []
         try:
-            if session.gpu:
-                steps.run("hops", 60, hop_rates, session, result, gpus_by_rank(session))
-                run_layout(session, steps, result, "one host", 1, "peer")
-                for transport in CARRIED_BY:
-                    run_layout(session, steps, result, f"two hosts, {transport}", 2, transport)
-            else:
-                run_layout(session, steps, result, "one host", 1, "wire")
-                run_layout(session, steps, result, "two hosts, wire", 2, "wire")
+            if session.gpu and only in (None, "hops"):
+                hop_rates(session, steps, result, gpus_by_rank(session))
+            for name, (hosts, transport) in LAYOUTS.items():
+                if only not in (None, name) or not session.gpu and name == "nccl":
+                    continue
+                transport = transport if session.gpu else "wire"
+                run_layout(session, steps, result, f"two hosts, {transport}" if hosts > 1 else "one host", hosts,
+                           transport)
         finally:
             session.ring = shared
             compare(session, result)

@@ -67,6 +67,7 @@ def parts_of(session):
              "deterministic": (150, deterministic.part(session), True),
              "peer-memory": (200, peer_memory.part(session), False),
              "hosts": (290, hosts.part(session), False),
+             **{f"hosts-{name}": (130, hosts.part(session, name), False) for name in ("hops", *hosts.LAYOUTS)},
              "memory": (150, memory.part(session), False),
              "quickstart": (90, quickstart.part(session), False),
              "peer": (150, peer.part(session), False),

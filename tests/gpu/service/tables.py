@@ -327,20 +327,23 @@ def peer_table(parts):
 
 
 def hosts_table(parts):
-    part = parts.get("hosts", {})
+    found = [part for name, part in parts.items() if name.split("-")[0] == "hosts"]
+    part = {key: {name: value for each in found for name, value in each.get(key, {}).items()}
+            for key in ("hops", "layouts", "of_one_host")}
+    gpus = next((each["gpus"] for each in found if "gpus" in each), [])
     hops = [(name, gigabytes(ring["pair_bytes_per_second"]), number(ring.get("pair_of_one_host")),
              gigabytes(ring["ring_bytes_per_second"]), number(ring.get("ring_of_one_host")))
-            for name, ring in part.get("hops", {}).items() if name != "bytes"]
+            for name, ring in part["hops"].items()]
     passes = [(name, *key.split(), ms(figures["ring_seconds"]),
-               number(part.get("of_one_host", {}).get(f"{name}, {key}")))
-              for name, layout in part.get("layouts", {}).items()
+               number(part["of_one_host"].get(f"{name}, {key}")))
+              for name, layout in part["layouts"].items()
               for key, figures in layout["passes"].items() if figures]
     moved = [(name, ", ".join(f"{kind} {gigabytes(count)}" for kind, count in layout.get("ring_bytes", {}).items()),
               *(" ".join(gigabytes(rank.get(key, 0)) for rank in layout.get("rates", []))
                 for key in ("link_bytes_per_second", "host_link_bytes_per_second",
                             "host_total_bytes_per_second")))
-             for name, layout in part.get("layouts", {}).items()]
-    return (table(f"A hop inside a host, GB/s each way; GPUs by rank {part.get('gpus')}",
+             for name, layout in part["layouts"].items()]
+    return (table(f"A hop inside a host, GB/s each way; GPUs by rank {gpus}",
                   ("ring", "both ways", "of one host", "with a hop between hosts", "of one host"), hops)
             + table("Rings over emulated hosts", ("ring", "tokens", "pass", "schedule", "ms", "rate of one host's"),
                     passes)

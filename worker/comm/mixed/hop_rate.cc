@@ -1,9 +1,10 @@
 // Measures the rates of hops in rings of GPUs over two emulated hosts of two ranks each, and of the
 // same hops in two rings of one host, which run at the same time. Ranks are processes, as workers
-// are. Prints one JSON object.
+// are. Prints one JSON object per line, for each kind of ring.
 //
-//   mixed_hop_rate [--bytes=N] [--rounds=N] [--gpus=N,N,N,N]
+//   mixed_hop_rate [--bytes=N] [--rounds=N] [--gpus=N,N,N,N] [--ring=NAME]
 //
+//   --ring  only rings whose name (kRings) contains it
 //   --gpus  by rank [0,1,2,3]. If ranks share GPUs, rings over NCCL alone are left out: its kernels
 //           would take turns on the GPU and wait for each other. If those of one host do, hops
 //           inside it are copies within the GPU's memory
@@ -31,9 +32,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
@@ -56,6 +57,7 @@ struct Settings {
   int64_t bytes = int64_t{256} << 20;
   int rounds = 20;
   std::array<int, kRanks> gpus = {0, 1, 2, 3};
+  std::string ring;
 
   bool ranks_share_gpus() const {
     return std::set<int>(gpus.begin(), gpus.end()).size() < gpus.size();
@@ -217,7 +219,8 @@ std::string Run(const RingKind& kind, const Settings& settings) {
             return Measure(communicator, *made, settings, first, measured);
           }));
     }
-    for (const auto& ring : rings) ring->ExpectSuccess();
+    // A ring's processes have inherited the pipes of those before it, so it ends first.
+    for (auto ring = rings.rbegin(); ring != rings.rend(); ++ring) (*ring)->ExpectSuccess();
   }
   if (::testing::Test::HasFailure()) std::exit(1);
   if (measured->uses_copies != kind.copies) {
@@ -225,8 +228,8 @@ std::string Run(const RingKind& kind, const Settings& settings) {
     std::exit(1);
   }
   const std::string json =
-      absl::StrCat("{\"ring\":\"", kind.name,
-                   "\",\"pair_bytes_per_second\":", Rate(measured->pair, settings.bytes),
+      absl::StrCat("{\"ring\":\"", kind.name, "\",\"bytes\":", settings.bytes,
+                   ",\"pair_bytes_per_second\":", Rate(measured->pair, settings.bytes),
                    ",\"ring_bytes_per_second\":", Rate(measured->ring, settings.bytes), "}");
   munmap(memory, sizeof(Measured));
   return json;
@@ -241,22 +244,26 @@ bool ReadGpus(absl::string_view text, std::array<int, kRanks>* gpus) {
   return true;
 }
 
+bool ReadOption(absl::string_view option, Settings* settings) {
+  if (absl::ConsumePrefix(&option, "--bytes=")) return absl::SimpleAtoi(option, &settings->bytes);
+  if (absl::ConsumePrefix(&option, "--rounds=")) return absl::SimpleAtoi(option, &settings->rounds);
+  if (absl::ConsumePrefix(&option, "--gpus=")) return ReadGpus(option, &settings->gpus);
+  if (!absl::ConsumePrefix(&option, "--ring=")) return false;
+  settings->ring = std::string(option);
+  return true;
+}
+
 std::optional<Settings> ReadSettings(int argc, char** argv) {
   Settings settings;
   for (int i = 1; i < argc; ++i) {
-    absl::string_view option = argv[i];
-    const bool known =
-        absl::ConsumePrefix(&option, "--bytes=")  ? absl::SimpleAtoi(option, &settings.bytes)
-        : absl::ConsumePrefix(&option, "--gpus=") ? ReadGpus(option, &settings.gpus)
-                                                  : absl::ConsumePrefix(&option, "--rounds=") &&
-                                                        absl::SimpleAtoi(option, &settings.rounds);
+    const bool known = ReadOption(argv[i], &settings);
     if (known && settings.bytes >= kNetworkBytes && settings.bytes <= int64_t{512} << 20 &&
         settings.rounds >= 1) {
       continue;
     }
     std::fprintf(stderr,
-                 "%s: the options are --bytes=65536 to 536870912, --rounds=1 or more, and --gpus= "
-                 "with four numbers\n",
+                 "%s: the options are --bytes=65536 to 536870912, --rounds=1 or more, --gpus= with "
+                 "four numbers, and --ring= with a part of a name\n",
                  argv[i]);
     return std::nullopt;
   }
@@ -266,12 +273,12 @@ std::optional<Settings> ReadSettings(int argc, char** argv) {
 int Main(int argc, char** argv) {
   const std::optional<Settings> settings = ReadSettings(argc, argv);
   if (!settings.has_value()) return 2;
-  std::vector<std::string> rings;
   for (const RingKind& kind : kRings) {
-    if (kind.copies || !settings->ranks_share_gpus()) rings.push_back(Run(kind, *settings));
+    if (!absl::StrContains(kind.name, settings->ring)) continue;
+    if (!kind.copies && settings->ranks_share_gpus()) continue;
+    std::printf("%s\n", Run(kind, *settings).c_str());
+    std::fflush(stdout);
   }
-  std::printf("{\"bytes\":%lld,\"rings\":[%s]}\n", static_cast<long long>(settings->bytes),
-              absl::StrJoin(rings, ",").c_str());
   return 0;
 }
 
