@@ -157,11 +157,10 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
       ->check(CLI::IsMember({"auto", "peer", "nccl", "wire", "peer+nccl", "peer+wire", "gloo"}))
       ->type_name("NAME")
       ->capture_default_str();
-  app->add_option(
-         "--wire_connections", line->backend.wire_connections,
-         "wire: TCP connections to each other worker, 1 to 16; of two workers, the smaller "
-         "number counts; 0: 2 for CPUs; for GPUs 4, or 8 with --cluster_tls_cert")
-      ->check(CLI::Range(0, 16))
+  app->add_option("--wire_connections", line->backend.wire_connections,
+                  "wire: TCP connections to each other worker, 1 to 8; of two workers, the smaller "
+                  "number counts; 0: 2 for CPUs; for GPUs 4, or 8 with --cluster_tls_cert")
+      ->check(CLI::Range(0, 8))
       ->type_name("N")
       ->capture_default_str();
   app->add_option("--peer_memory", line->backend.peer_memory,

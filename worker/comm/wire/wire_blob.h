@@ -12,8 +12,7 @@
 
 namespace ringattn::worker {
 
-// More than 8 pay only with TLS, which takes one core per 0.8 GB/s in both directions.
-inline constexpr int kMaxWireStripes = 16;
+inline constexpr int kMaxWireStripes = 8;
 
 struct WireBlob {
   bool tls = false;
