@@ -411,7 +411,7 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options,
     refuse({"--nccl_max_ctas", "--nccl_library", "--insecure_ring"}, with_transport);
   }
   if (transport == "nccl" || transport == "wire") {
-    refuse({"--peer_memory", "--peer_socket_dir"}, with_transport);
+    refuse({"--peer_memory", "--peer_socket_dir", "--shared_gpu"}, with_transport);
   }
   if (transport == "peer" || transport == "nccl" || transport == "peer+nccl" ||
       transport == "gloo") {
@@ -430,8 +430,8 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options,
   }
   if (is_gpu) return refuse({"--threads"}, with);
   refuse(
-      {"--pinned_pool", "--peer_memory", "--peer_socket_dir", "--nccl_max_ctas", "--nccl_library",
-       "--kernel_family", "--late_keys", "--pin_local_memory", "--insecure_ring"},
+      {"--pinned_pool", "--peer_memory", "--peer_socket_dir", "--shared_gpu", "--nccl_max_ctas",
+       "--nccl_library", "--kernel_family", "--late_keys", "--pin_local_memory", "--insecure_ring"},
       with);
   if (local_memory == "cuda_memory") {
     throw CLI::ValidationError("--local_memory",
