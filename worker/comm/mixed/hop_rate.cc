@@ -73,7 +73,7 @@ struct RingKind {
 };
 
 constexpr RingKind kRings[] = {
-    {"one host, copy engines", false, true, false},
+    {"one host, copy engines", false, true, true},
     {"two hosts, copy engines and sockets", true, true, true},
     {"two hosts, copy engines and NCCL", true, true, false},
     {"one host, NCCL", false, false, false},
@@ -273,13 +273,18 @@ std::optional<Settings> ReadSettings(int argc, char** argv) {
 int Main(int argc, char** argv) {
   const std::optional<Settings> settings = ReadSettings(argc, argv);
   if (!settings.has_value()) return 2;
+  bool found = false;
   for (const RingKind& kind : kRings) {
     if (!absl::StrContains(kind.name, settings->ring)) continue;
     if (!kind.copies && settings->ranks_share_gpus()) continue;
+    found = true;
     std::printf("%s\n", Run(kind, *settings).c_str());
     std::fflush(stdout);
   }
-  return 0;
+  if (found) return 0;
+  std::fprintf(stderr, "--ring=%s: no ring on these GPUs has such a name\n",
+               settings->ring.c_str());
+  return 2;
 }
 
 }  // namespace
