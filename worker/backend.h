@@ -40,6 +40,8 @@ struct BackendOptions {
   // CUDA: the folder of the sockets for vmm, if the machine's workers are in different network
   // namespaces. If it is set, auto uses peer with one local worker too. Empty: none.
   std::string peer_socket_dir;
+  // CUDA, for tests: workers on one GPU use peer, too (PeerTransportOptions).
+  bool shared_gpu = false;
   // CUDA: workers with different ids do not use peer (PeerTransportOptions). Empty: the machine
   // decides.
   std::string host_id;

@@ -178,6 +178,9 @@ void AddResources(CLI::App* app, CommandLine* line, RawOptions* raw) {
         return folder.empty() || folder[0] == '/' ? "" : "must be an absolute path";
       })
       ->type_name("FOLDER");
+  app->add_flag("--shared_gpu", line->backend.shared_gpu,
+                "GPU, for tests of rings on few GPUs: workers on one GPU exchange by copy engines, "
+                "too; without it they exchange over a network");
   app->add_flag("--late_keys,!--no_late_keys", line->worker.ring.late_keys,
                 "GPU: kernels that support it may start before the keys of their ring step have "
                 "arrived, and wait for them; --no_late_keys: each step has a separate kernel call")
@@ -408,7 +411,7 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options,
     refuse({"--nccl_max_ctas", "--nccl_library", "--insecure_ring"}, with_transport);
   }
   if (transport == "nccl" || transport == "wire") {
-    refuse({"--peer_memory", "--peer_socket_dir"}, with_transport);
+    refuse({"--peer_memory", "--peer_socket_dir", "--shared_gpu"}, with_transport);
   }
   if (transport == "peer" || transport == "nccl" || transport == "peer+nccl" ||
       transport == "gloo") {
@@ -427,8 +430,8 @@ void CheckDeviceFlags(const CLI::App& app, const BackendOptions& options,
   }
   if (is_gpu) return refuse({"--threads"}, with);
   refuse(
-      {"--pinned_pool", "--peer_memory", "--peer_socket_dir", "--nccl_max_ctas", "--nccl_library",
-       "--kernel_family", "--late_keys", "--pin_local_memory", "--insecure_ring"},
+      {"--pinned_pool", "--peer_memory", "--peer_socket_dir", "--shared_gpu", "--nccl_max_ctas",
+       "--nccl_library", "--kernel_family", "--late_keys", "--pin_local_memory", "--insecure_ring"},
       with);
   if (local_memory == "cuda_memory") {
     throw CLI::ValidationError("--local_memory",

@@ -135,7 +135,8 @@ absl::StatusOr<std::unique_ptr<EngineTransport>> MakePeerTransport(const Backend
        .connect_timeout = options.ring_connect_timeout,
        .on_stuck = options.on_broken,
        .socket_folder = options.peer_socket_dir,
-       .host_id = options.host_id});
+       .host_id = options.host_id,
+       .shared_gpu = options.shared_gpu});
 }
 
 // `can_copy`: this worker could use copy engines.

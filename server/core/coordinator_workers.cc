@@ -218,8 +218,10 @@ void Coordinator::Impl::AdvanceRing() {
     LoseWorker(connection, LossReason::kNoAnswer, what, /*drop=*/true);
   }
   DismissLeavers();
-  // The next ring waits until it is known which workers died with their host.
-  if (ring_.phase() == RingPhase::kGathering && !host_losses_.Settled()) return;
+  // The next ring waits until it is known which workers died with their host, and which hosts reach
+  // each other.
+  const bool settled = host_losses_.Settled() && ring_.reach().Settled();
+  if (ring_.phase() == RingPhase::kGathering && !settled) return;
   if (ring_.phase() == before) ring_.Advance(operations_.empty(), !suspicion_.open());
 }
 
@@ -256,9 +258,11 @@ void Coordinator::Impl::CheckSuspicion() {
       suspicion_.Evidence(ring_, roster_, operations_, batch_.now());
   const std::string first_report = absl::StrCat("first report from ", suspicion_.first_report());
   const std::optional<int> rank = RankToBlame(ranks);
+  const bool silent = rank && ranks[*rank].silent;
+  // All ranks are alive, so a link may have failed.
+  if (!silent) ring_.reach().Suspect(ring_.members());
   if (!rank) return EndGeneration(RingEnded(first_report, config_.retry_after));
   const ConnectionId blamed = ring_.members()[*rank];
-  const bool silent = ranks[*rank].silent;
   const std::string detail = absl::StrCat(silent ? "silent" : "stalled", "; ", first_report);
   const Failure failure = LostFailure(blamed, detail);
   const LossReason reason = silent ? LossReason::kSilent : LossReason::kStuck;
@@ -275,6 +279,7 @@ void Coordinator::Impl::CheckRuns() {
                    " in operation ", operation->id);
   const std::optional<int> rank = RankToBlame(RankStatesOf(*operation, ring_));
   if (rank) return LoseWorker(ring_.members()[*rank], LossReason::kStuck, what, /*drop=*/true);
+  ring_.reach().Suspect(ring_.members());
   EndGeneration(
       RingEnded(absl::StrCat(what, ": every rank waits for another"), config_.retry_after));
 }

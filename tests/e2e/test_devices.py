@@ -26,7 +26,7 @@ def test_a_gpu_that_is_not_there_is_an_error_by_name(tmp_path):
 @pytest.mark.parametrize("device, flag", [
     ("cpu", "--nccl_max_ctas=2"), ("cpu", "--nccl_library=/x"), ("cpu", "--pinned_pool=16777216"),
     ("cpu", "--ring_transport=nccl"), ("cpu", "--kernel_family=simt"),
-    ("cpu", "--peer_memory=ipc"), ("cpu", "--peer_socket_dir=/tmp"),
+    ("cpu", "--peer_memory=ipc"), ("cpu", "--peer_socket_dir=/tmp"), ("cpu", "--shared_gpu"),
     ("cpu", "--ring_transport=peer+wire"), ("cpu", "--insecure_ring"), ("cuda:0", "--ring_transport=gloo"),
     ("cuda:0", "--threads=2")])
 def test_what_a_device_has_no_use_for_is_refused_by_name(tmp_path, device, flag):
@@ -66,6 +66,7 @@ def test_a_name_that_means_nothing_is_a_mistake_on_the_command_line(tmp_path, na
     ("--ring_transport=nccl", "--peer_memory=vmm", "--ring_transport=nccl"),
     ("--ring_transport=nccl", "--peer_socket_dir=/tmp", "--ring_transport=nccl"),
     ("--ring_transport=wire", "--peer_memory=vmm", "--ring_transport=wire"),
+    ("--ring_transport=nccl", "--shared_gpu", "--ring_transport=nccl"),
     ("--ring_transport=peer+nccl", "--wire_connections=2", "--ring_transport=peer+nccl"),
     ("--ring_transport=peer+wire", "--insecure_ring", "--ring_transport=peer+wire"),
     ("--peer_memory=ipc", "--peer_socket_dir=/tmp", "--peer_memory=ipc")])

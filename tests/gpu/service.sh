@@ -19,7 +19,8 @@
 #   370 s  --only=smoke,sweep,64k,32k,packed,256k,kill,stop,kill-backward,stop-backward,window,full,peer
 #   300 s  --only=agree,128k,64k-mha,128k-mha,256k-mha,peer,in-flight,memory,end-to-end,quickstart
 #   300 s  --only=tests,512k,512k-mha,1m       (generates 21 GB of input during the tests)
-#   150 s  --only=hosts                        (four GPUs; the bundle also needs
+#   290 s  --only=hosts                        (four GPUs; four workers share two GPUs or one, at 24 s
+#             for each start; parts: hosts-hops, hosts-one, hosts-wire, hosts-nccl; the bundle also needs
 #             //worker/comm/mixed:mixed_hop_rate)
 #   300 s  --only=kv                           (the bundle also needs //tests/e2e:kv_service_sweep,
 #             //tests/bench:kv_gpu_bench and //worker/kernels/cuda/paged:paged_bench)

@@ -46,11 +46,28 @@ void Reachability::OnUnreached(ConnectionId reporter, const std::vector<Connecti
   }
 }
 
-void Reachability::OnUnexplained(const std::vector<ConnectionId>& members) {
+std::set<LinkEnd> Reachability::EndsOf(const std::vector<ConnectionId>& members) const {
   std::set<LinkEnd> ends;
   for (ConnectionId member : members) {
     if (roster_.Has(member)) ends.insert(EndOf(member));
   }
+  return ends;
+}
+
+void Reachability::Suspect(const std::vector<ConnectionId>& members) {
+  const std::set<LinkEnd> ends = EndsOf(members);
+  for (auto a = ends.begin(); a != ends.end(); ++a) {
+    for (auto b = std::next(a); b != ends.end(); ++b) {
+      Cut& cut = cuts_[{*a, *b}];
+      if (cut.open || cut.suspected) continue;
+      cut.suspected = true;
+      ++suspected_;
+    }
+  }
+}
+
+void Reachability::OnUnexplained(const std::vector<ConnectionId>& members) {
+  const std::set<LinkEnd> ends = EndsOf(members);
   if (ends.size() < 2 || ++unexplained_ < kUnexplainedFormings) return;
   unexplained_ = 0;
   for (const LinkEnd& a : ends) {
@@ -96,8 +113,8 @@ void Reachability::OnFormed(const std::vector<ConnectionId>& members) {
     ends.insert({"", roster_.NameOf(member)});
   }
   for (auto cut = cuts_.begin(); cut != cuts_.end();) {
-    const bool formed =
-        !cut->second.open && ends.count(cut->first.first) > 0 && ends.count(cut->first.second) > 0;
+    const bool formed = !cut->second.open && !cut->second.suspected &&
+                        ends.count(cut->first.first) > 0 && ends.count(cut->first.second) > 0;
     cut = formed ? cuts_.erase(cut) : std::next(cut);
   }
 }
@@ -105,6 +122,10 @@ void Reachability::OnFormed(const std::vector<ConnectionId>& members) {
 void Reachability::Forget() {
   for (auto cut = cuts_.begin(); cut != cuts_.end();) {
     const auto& [pair, state] = *cut;
+    if (state.suspected) {
+      ++cut;
+      continue;
+    }
     const bool absent = WorkersAt(pair.first).empty() || WorkersAt(pair.second).empty();
     const bool old = batch_.now() - state.failed_at > kMemory && (!state.open || absent);
     if (old && state.open) {
@@ -138,7 +159,7 @@ std::vector<ConnectionId> Reachability::WorkersAt(const LinkEnd& place) const {
 
 void Reachability::Advance() {
   if (!sent_.empty() && batch_.now() >= round_ends_) EndRound();
-  if (sent_.empty() && open_cuts_ > 0) StartRound();
+  if (sent_.empty() && (open_cuts_ > 0 || suspected_ > 0)) StartRound();
 }
 
 void Reachability::StartRound() {
@@ -146,8 +167,8 @@ void Reachability::StartRound() {
   std::map<ConnectionId, SentProbe> probes;
   std::map<ConnectionId, std::vector<std::string>> addresses;
   for (auto& [pair, cut] : cuts_) {
-    if (!cut.open || cut.due > now) continue;
-    cut.passed = 0;
+    if (!cut.suspected && (!cut.open || cut.due > now)) continue;
+    cut.answered = cut.passed = 0;
     probed_.insert(pair);
     const std::vector<ConnectionId> a = WorkersAt(pair.first), b = WorkersAt(pair.second);
     if (a.empty() || b.empty()) continue;
@@ -157,6 +178,7 @@ void Reachability::StartRound() {
       const std::string& address = roster_.at(target).registration.probe_address();
       // A worker that cannot be probed counts as reached: the delay above bounds what that costs.
       if (address.empty()) {
+        ++cut.answered;
         ++cut.passed;
         continue;
       }
@@ -183,7 +205,9 @@ void Reachability::OnProbed(ConnectionId connection, const v1::Probed& probed) {
   const std::set<uint32_t> unreached(probed.unreached().begin(), probed.unreached().end());
   for (size_t i = 0; i < sent->second.pairs.size(); ++i) {
     const auto cut = cuts_.find(sent->second.pairs[i]);
-    if (cut != cuts_.end() && unreached.count(static_cast<uint32_t>(i)) == 0) ++cut->second.passed;
+    if (cut == cuts_.end()) continue;
+    ++cut->second.answered;
+    if (unreached.count(static_cast<uint32_t>(i)) == 0) ++cut->second.passed;
   }
   sent_.erase(sent);
   if (sent_.empty()) EndRound();
@@ -193,7 +217,12 @@ void Reachability::EndRound() {
   sent_.clear();
   for (const Pair& pair : std::exchange(probed_, {})) {
     const auto cut = cuts_.find(pair);
-    if (cut == cuts_.end() || !cut->second.open) continue;
+    if (cut == cuts_.end()) continue;
+    if (cut->second.suspected) {
+      Judge(pair);
+      continue;
+    }
+    if (!cut->second.open) continue;
     // Each end has reached the other.
     if (cut->second.passed == 2) {
       Close(pair, &cut->second);
@@ -201,6 +230,18 @@ void Reachability::EndRound() {
       cut->second.due = batch_.now() + config_.probe_interval;
     }
   }
+}
+
+// Ends the suspicion against the pair.
+void Reachability::Judge(const Pair& pair) {
+  const auto cut = cuts_.find(pair);
+  cut->second.suspected = false;
+  --suspected_;
+  // A worker that does not answer says nothing about the link.
+  if (cut->second.answered == 2 && cut->second.passed < 2) {
+    return Open(pair.first, pair.second, "a ring over both broke, and a probe between them failed");
+  }
+  if (cut->second.failures == 0) cuts_.erase(cut);
 }
 
 // ------------------------------------------------------------------ reachable sets

@@ -45,6 +45,14 @@ class Reachability {
   // A ring of these members failed to form, and no report named an unreached member. After
   // kUnexplainedFormings of them in a row, all pairs of hosts count as cuts.
   void OnUnexplained(const std::vector<ConnectionId>& members);
+  // A ring of these members broke while it served, although all of them are alive. The next
+  // Advance() probes all pairs of their hosts once. A pair becomes a cut if both workers answer and
+  // one has not reached the other.
+  void Suspect(const std::vector<ConnectionId>& members);
+  // Returns false while such probes are due or in flight, at most for two probe timeouts and a
+  // round of others. A ring that formed now could include hosts that do not reach each other, and
+  // would need most of control_timeout to fail.
+  bool Settled() const { return suspected_ == 0; }
   // These members have formed a ring. Forgets past failures among them.
   void OnFormed(const std::vector<ConnectionId>& members);
 
@@ -73,9 +81,12 @@ class Reachability {
   using Pair = std::pair<LinkEnd, LinkEnd>;  // the lower end first
   struct Cut {
     bool open = false;
-    int failures = 0;  // failed formings
-    int probes = 0;    // selects the workers that probe
-    int passed = 0;    // probes of the current round that succeeded
+    bool suspected = false;  // by Suspect(); not open
+    int failures = 0;        // failed formings
+    int probes = 0;          // selects the workers that probe
+    // Probes of the current round that were answered, and that succeeded.
+    int answered = 0;
+    int passed = 0;
     absl::Time failed_at;
     absl::Time due;  // of the next probe
   };
@@ -86,12 +97,15 @@ class Reachability {
   };
 
   LinkEnd EndOf(ConnectionId worker) const;
+  // The ends of those members that are connected.
+  std::set<LinkEnd> EndsOf(const std::vector<ConnectionId>& members) const;
   bool IsCut(ConnectionId a, ConnectionId b) const;
   void Open(const LinkEnd& a, const LinkEnd& b, const std::string& reason);
   void Close(const Pair& pair, Cut* cut);
   std::vector<ConnectionId> WorkersAt(const LinkEnd& end) const;
   void StartRound();
   void EndRound();
+  void Judge(const Pair& pair);
   void Forget();
 
   const CoordinatorConfig& config_;
@@ -100,6 +114,7 @@ class Reachability {
 
   std::map<Pair, Cut> cuts_;
   int open_cuts_ = 0;
+  int suspected_ = 0;
   int unexplained_ = 0;
   bool changed_ = false;
   // The current round of probes.

@@ -201,6 +201,77 @@ TEST_F(ReachabilityTest, OneHostCannotBeParted) {
   EXPECT_FALSE(reach_.has_cuts());
 }
 
+TEST_F(ReachabilityTest, ABrokenRingHasItsHostsProbedOnce) {
+  Join(1, "x");
+  Join(2, "y");
+  Join(3, "y");
+  reach_.Suspect({1, 2, 3});
+  EXPECT_FALSE(reach_.Settled());
+  EXPECT_FALSE(reach_.has_cuts());
+  Pass(config_.tick_interval);
+  std::vector<Sent> sent = Probes();
+  ASSERT_EQ(sent.size(), 2u);
+  Answer(sent[0]);
+  EXPECT_FALSE(reach_.Settled());
+  Answer(sent[1]);
+  EXPECT_TRUE(reach_.Settled());
+  EXPECT_FALSE(reach_.TakeChanged());
+  Pass(config_.probe_interval);
+  EXPECT_TRUE(Probes().empty());
+
+  reach_.Suspect({1, 2, 3});
+  Pass(config_.tick_interval);
+  sent = Probes();
+  ASSERT_EQ(sent.size(), 2u);
+  Answer(sent[0]);
+  Answer(sent[1], {0});
+  EXPECT_TRUE(reach_.Settled());
+  EXPECT_TRUE(reach_.has_cuts());
+  EXPECT_EQ(Largest(), (Connections{2, 3}));
+  // The cut is probed like any other.
+  Pass(config_.probe_interval);
+  sent = Probes();
+  ASSERT_EQ(sent.size(), 2u);
+  Answer(sent[0]);
+  Answer(sent[1]);
+  EXPECT_FALSE(reach_.has_cuts());
+}
+
+TEST_F(ReachabilityTest, AProbeWithoutAnAnswerAccusesNoLink) {
+  Join(1, "x");
+  Join(2, "y");
+  reach_.Suspect({1, 2});
+  Pass(config_.tick_interval);
+  const std::vector<Sent> sent = Probes();
+  ASSERT_EQ(sent.size(), 2u);
+  Answer(sent[0], {0});
+  Pass(2 * config_.probe_timeout);
+  EXPECT_TRUE(reach_.Settled());
+  EXPECT_FALSE(reach_.has_cuts());
+  Pass(config_.probe_interval);
+  EXPECT_TRUE(Probes().empty());
+}
+
+TEST_F(ReachabilityTest, NothingIsSuspectedInsideAHostOrBeyondProbes) {
+  Join(1, "x");
+  Join(2, "x");
+  reach_.Suspect({1, 2});
+  EXPECT_TRUE(reach_.Settled());
+  Join(3, "y", 1, /*probed=*/false);
+  Join(4, "z", 1, /*probed=*/false);
+  reach_.Suspect({3, 4});
+  Pass(config_.tick_interval);
+  EXPECT_TRUE(reach_.Settled());
+  EXPECT_FALSE(reach_.has_cuts());
+  // A worker that is gone cannot be asked.
+  Join(5, "u");
+  reach_.Suspect({1, 5});
+  roster_.Remove(5);
+  Pass(config_.tick_interval);
+  EXPECT_TRUE(reach_.Settled());
+  EXPECT_FALSE(reach_.has_cuts());
+}
+
 // Returns hosts of one worker each that all reach each other except for `cuts`.
 std::vector<ReachVertex> Vertices(int count, const std::vector<std::pair<int, int>>& cuts) {
   std::vector<ReachVertex> vertices(count);

@@ -66,7 +66,8 @@ def parts_of(session):
              "packed-inputs": (200, packed_inputs.part(session), True),
              "deterministic": (150, deterministic.part(session), True),
              "peer-memory": (200, peer_memory.part(session), False),
-             "hosts": (220, hosts.part(session), False),
+             "hosts": (290, hosts.part(session), False),
+             **{f"hosts-{name}": (130, hosts.part(session, name), False) for name in ("hops", *hosts.LAYOUTS)},
              "memory": (150, memory.part(session), False),
              "quickstart": (90, quickstart.part(session), False),
              "peer": (150, peer.part(session), False),
@@ -126,8 +127,7 @@ def order_inputs(session):
         session.inputs.want(fault.share(2), True)
     if "deterministic" in parts:
         session.inputs.want(Shape(**profile["shape"], seq_len=profile["lengths"]["16k"]), True)
-    if "in-flight" in parts or "residual" in parts or "cuda-memory" in parts or "peer-memory" in parts or \
-            "hosts" in parts:
+    if "in-flight" in parts or "residual" in parts or "cuda-memory" in parts or "peer-memory" in parts:
         session.inputs.want(Shape(**profile["shape"], seq_len=profile["lengths"]["64k"]), True)
     if "memory" in parts or "cuda-memory-256k" in parts:
         session.inputs.want(Shape(**profile["shape"], seq_len=profile["lengths"]["256k"]), True)

@@ -33,6 +33,7 @@ class Session:
         self.inputs = Inputs(self.bin / "ringattn", self.scratch)
         self.nccl = os.environ.get("RINGATTN_NCCL", "as the loader finds it")
         self.part = None  # the name of the one that runs
+        self.hosts = {}  # by layout: what the parts of hosts.py have found
         self.warm = set()  # (generation of the cluster, command, shape) that have run already
 
     def make_ring(self, name, workers, device, transport=""):

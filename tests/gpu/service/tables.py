@@ -330,17 +330,28 @@ def peer_table(parts):
 
 
 def hosts_table(parts):
-    part = parts.get("hosts", {})
+    found = [part for name, part in parts.items() if name.split("-")[0] == "hosts"]
+    part = {key: {name: value for each in found for name, value in each.get(key, {}).items()}
+            for key in ("hops", "layouts", "of_one_host")}
+    gpus = next((each["gpus"] for each in found if "gpus" in each), [])
     hops = [(name, gigabytes(ring["pair_bytes_per_second"]), number(ring.get("pair_of_one_host")),
              gigabytes(ring["ring_bytes_per_second"]), number(ring.get("ring_of_one_host")))
-            for name, ring in part.get("hops", {}).items() if name != "bytes"]
-    passes = [(transport, *(ms(line[f"{command}_ring_seconds"]) for command in PASSES),
-               ", ".join(f"{name} {gigabytes(moved)}" for name, moved in line["ring_bytes"].items()))
-              for transport, line in part.get("passes", {}).items()]
-    return (table("A hop inside a host, GB/s each way",
+            for name, ring in part["hops"].items()]
+    passes = [(name, *key.split(), ms(figures["ring_seconds"]),
+               number(part["of_one_host"].get(f"{name}, {key}")))
+              for name, layout in part["layouts"].items()
+              for key, figures in layout["passes"].items() if figures]
+    moved = [(name, ", ".join(f"{kind} {gigabytes(count)}" for kind, count in layout.get("ring_bytes", {}).items()),
+              *(" ".join(gigabytes(rank.get(key, 0)) for rank in layout.get("rates", []))
+                for key in ("link_bytes_per_second", "host_link_bytes_per_second",
+                            "host_total_bytes_per_second")))
+             for name, layout in part["layouts"].items()]
+    return (table(f"A hop inside a host, GB/s each way; GPUs by rank {gpus}",
                   ("ring", "both ways", "of one host", "with a hop between hosts", "of one host"), hops)
-            + table("Two emulated hosts, 64K tokens, ms of the fastest pass",
-                    ("--ring_transport", *PASSES, "GB sent by"), passes))
+            + table("Rings over emulated hosts", ("ring", "tokens", "pass", "schedule", "ms", "rate of one host's"),
+                    passes)
+            + table("GB between ranks, and GB/s measured while the ring formed, by rank",
+                    ("ring", "GB sent by", "inside a host", "to another host", "of all workers of a host"), moved))
 
 
 def goals_table(parts):

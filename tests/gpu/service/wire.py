@@ -14,14 +14,14 @@ from session import CAUSAL
 STAGES = ("upload", "compute", "download")
 
 
-def bench(session, shape, command, *options, transport="relay"):
+def bench(session, shape, command, *options, transport="relay", plan=None):
     """`ringattn bench` of a causal request, by the ring: verified, then the median call. Makes its inputs
-    in memory; its backward pass gets out and lse from the client."""
+    in memory; its backward pass gets out and lse from the client. `plan`: flags; None: a ring of all."""
     report = session.harness.run_json([
         session.ring.cli, "bench", f"--server={session.ring.address}", "--json", *CAUSAL,
         f"--seq_len={shape.seq_len}", f"--heads={shape.heads}", f"--kv_heads={shape.kv_heads}",
         f"--head_dim={shape.head_dim}", f"--dtype={shape.dtype}", "--rows=8",
-        *plan_flags(session.workers, "zigzag"), *(["--backward"] if command == "backward" else []),
+        *(plan or plan_flags(session.workers, "zigzag")), *(["--backward"] if command == "backward" else []),
         *([] if any(o.startswith("--deadline") for o in options) else ["--deadline=60s"]),
         *([] if any(o.startswith("--transport") for o in options) else ["--transport=relay"]),
         *options])
@@ -36,6 +36,9 @@ def bench(session, shape, command, *options, transport="relay"):
             # the coordinator's command to begin until the last rank reports its end.
             "rank_seconds": max(rank["compute_seconds"] + rank["ring_wait_seconds"]
                                 for rank in last["ranks"]),
+            # For the last run.
+            "ranks": [{key: rank[key] for key in ("compute_seconds", "ring_wait_seconds")}
+                      for rank in last["ranks"]],
             "last_compute_seconds": last["stage_seconds"]["compute"],
             "bytes_up": moved["up"],
             "bytes_down": moved["down"],

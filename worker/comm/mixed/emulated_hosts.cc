@@ -20,6 +20,7 @@ std::unique_ptr<TestRank> MakeEmulatedRank(const EmulatedRank& rank,
   mixed.on_choice = rank.on_choice;
   if (!rank.host_id.empty()) {
     peer.host_id = rank.host_id;
+    peer.shared_gpu = rank.shared_gpu;
     auto copies = PeerRingTransport::Create(std::move(peer));
     EXPECT_TRUE(copies.ok()) << copies.status();
     mixed.copies = *std::move(copies);

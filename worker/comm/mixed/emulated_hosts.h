@@ -25,6 +25,7 @@ struct EmulatedRank {
   MixedBlob facts = {};                           // `host` is set to host_id
   // Called with the choice; may be null.
   std::function<void(const RingPaths& paths)> on_choice;
+  bool shared_gpu = false;  // PeerTransportOptions
 };
 
 // Creates a rank of a MixedRingTransport. Its memory is that of MakePeerRank with descriptors.

@@ -37,6 +37,16 @@ TEST(NcclBlob, NamesTwoRanksOnOneGpu) {
   EXPECT_THAT(std::string(id.status().message()), HasSubstr("node-7"));
 }
 
+// NCCL does not find out that ranks with different NCCL_HOSTID use one GPU.
+TEST(NcclBlob, EmulatedHostsMayShareGpus) {
+  const auto blob = [](int rank, const std::string& host_id) {
+    return EncodeNcclBlob({"node-7", Uuid(rank % 2), rank == 0 ? Id() : "", host_id});
+  };
+  EXPECT_TRUE(UniqueIdOf({blob(0, "a"), blob(1, "a"), blob(3, "b"), blob(2, "b")}).ok());
+  const auto id = UniqueIdOf({blob(0, "a"), blob(1, "a"), blob(2, "a")});
+  EXPECT_THAT(std::string(id.status().message()), HasSubstr("ranks 0 and 2 both use GPU"));
+}
+
 TEST(NcclBlob, RejectsMalformedBlobByRank) {
   const std::string bad[] = {
       "",
@@ -46,6 +56,7 @@ TEST(NcclBlob, RejectsMalformedBlobByRank) {
       Blob(1) + "x",                              // extra bytes
       EncodeNcclBlob({"node-7", "short", ""}),    // no device
       EncodeNcclBlob({"node\x01", Uuid(1), ""}),  // a control character in the name
+      EncodeNcclBlob({"node-7", Uuid(1), "", "a\x01"}),
   };
   for (const std::string& blob : bad) {
     const auto id = UniqueIdOf({Blob(0), blob});

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -51,7 +52,8 @@ absl::StatusOr<std::string> NcclRingTransport::Prepare(uint64_t generation, int 
                                                        int world_size) {
   if (absl::Status status = RingAttempts::Check(rank, world_size); !status.ok()) return status;
   Cancel();
-  NcclBlob blob = {HostName(), device_uuid_, ""};
+  const char* const host_id = std::getenv("NCCL_HOSTID");
+  NcclBlob blob = {HostName(), device_uuid_, "", host_id != nullptr ? host_id : ""};
   if (rank == 0 && world_size == 1) {
     blob.unique_id.assign(kNcclUniqueIdBytes, '\0');  // a ring of one needs no rendezvous
   } else if (rank == 0) {

@@ -108,12 +108,13 @@ std::string PeerObstacle(const PeerBlob& a, const PeerBlob& b) {
                ? "are not on one machine, or not in one network namespace (--peer_socket_dir)"
                : "are not on one machine, or not in one PID namespace";
   }
-  if (a.device_uuid == b.device_uuid) return "are on one GPU";
   const auto reaches = [](const PeerBlob& from, const PeerBlob& to) {
     return std::find(from.reachable_uuids.begin(), from.reachable_uuids.end(), to.device_uuid) !=
            from.reachable_uuids.end();
   };
-  return reaches(a, b) && reaches(b, a) ? "" : "have GPUs without access to each other";
+  if (reaches(a, b) && reaches(b, a)) return "";
+  return a.device_uuid == b.device_uuid ? "are on one GPU"
+                                        : "have GPUs without access to each other";
 }
 
 absl::StatusOr<std::vector<PeerBlob>> DecodePeerBlobs(const std::vector<std::string>& texts) {

@@ -25,10 +25,11 @@ struct PeerBlob {
   // From HostKey or SocketKey: ranks with equal keys can access each other's memory.
   std::string host_key;
   int64_t process_id = 0;
-  std::string device_uuid;                   // 32 hexadecimal digits
-  std::vector<std::string> reachable_uuids;  // devices whose memory this one can read
-  std::string place;                         // PeerSegment::path or HandleServer::socket
-  std::string token = {};                    // for the HandleServer, kTokenBytes; kVmm only
+  std::string device_uuid;  // 32 hexadecimal digits
+  // Devices whose memory this one can read. With its own, ranks on one GPU exchange, too.
+  std::vector<std::string> reachable_uuids;
+  std::string place;       // PeerSegment::path or HandleServer::socket
+  std::string token = {};  // for the HandleServer, kTokenBytes; kVmm only
 };
 
 std::string EncodePeerBlob(const PeerBlob& blob);

@@ -17,7 +17,9 @@ PeerBlob Blob(int rank, int world_size) {
   blob.host_key = "boot pid:[1]";
   blob.process_id = 100 + rank;
   blob.device_uuid = Uuid(rank);
-  for (int peer = 0; peer < world_size; ++peer) blob.reachable_uuids.push_back(Uuid(peer));
+  for (int peer = 0; peer < world_size; ++peer) {
+    if (peer != rank) blob.reachable_uuids.push_back(Uuid(peer));
+  }
   blob.place = absl::StrCat("/proc/", 100 + rank, "/fd/7");
   return blob;
 }
@@ -79,6 +81,9 @@ TEST(PeerBlob, NamesRanksThatCannotShare) {
   blobs = {Blob(0, 3), Blob(1, 3), Blob(2, 3)};
   blobs[2].device_uuid = Uuid(1);
   EXPECT_EQ(refused(blobs), "ranks 1 and 2 are on one GPU");
+  // Both list their own GPU, as with --shared_gpu.
+  blobs[1].reachable_uuids.push_back(Uuid(1));
+  EXPECT_TRUE(DecodePeerBlobs(Texts(blobs)).ok());
   blobs = {Blob(0, 3), Blob(1, 3), Blob(2, 1)};  // rank 2 reaches rank 0 only
   EXPECT_EQ(refused(blobs), "ranks 1 and 2 have GPUs without access to each other");
 }

@@ -85,6 +85,7 @@ absl::Status PeerRingTransport::Init() {
     int reachable = 0;
     if (device == options_.cuda_index) {
       about_us_.device_uuid = *uuid;
+      if (options_.shared_gpu) about_us_.reachable_uuids.push_back(*std::move(uuid));
     } else if (cudaDeviceCanAccessPeer(&reachable, options_.cuda_index, device) == cudaSuccess &&
                reachable != 0) {
       about_us_.reachable_uuids.push_back(*std::move(uuid));

@@ -45,6 +45,8 @@ struct PeerTransportOptions {
   // Ranks with different ids do not share memory, as if they were on different machines. Empty:
   // the machine decides.
   std::string host_id;
+  // Ranks on one GPU exchange as if each had its own. For tests: they take each other's time.
+  bool shared_gpu = false;
   // Maps memory of ranks in this process like that of other processes. CUDA does not support this,
   // but its fake does.
   bool ipc_within_process = false;

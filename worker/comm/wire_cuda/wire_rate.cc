@@ -3,10 +3,12 @@
 // Prints one JSON object per line. Exits 1 if a transfer or a call fails, or if bytes are wrong.
 //
 //   wire_rate [--bytes=N] [--seconds=S] [--connections=N,...] [--transports=wire,wire_tls,nccl]
-//             [--compute] [--one_way] [--namespaces=A,B --addresses=IP,IP] [--label=TEXT]
+//             [--compute] [--one_way] [--one_gpu] [--namespaces=A,B --addresses=IP,IP]
+//             [--label=TEXT]
 //
 //   --bytes        of each transfer; a group has one in each direction [268435456]
 //   --one_way      only from rank 0 to rank 1
+//   --one_gpu      both ranks use GPU 0, so that one is enough
 //   --seconds      duration of each measurement [3]
 //   --connections  TCP connections per pair, for wire [1,2,4,8]
 //   --compute      in addition the rates with a forward that fills the device at the same time, and
@@ -14,7 +16,7 @@
 //   --namespaces   network namespaces (/var/run/netns) of rank 0 and rank 1, whose interfaces have
 //                  `addresses`; default: both ranks use loopback
 //
-// Needs two GPUs, and NCCL if it is one of the transports.
+// Needs two GPUs unless --one_gpu is given, and NCCL if it is one of the transports.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -61,9 +63,12 @@ struct Settings {
   std::vector<std::string> transports = {"wire", "wire_tls", "nccl"};
   bool compute = false;
   bool one_way = false;
+  bool one_gpu = false;
   std::vector<std::string> namespaces;
   std::vector<std::string> addresses = {"127.0.0.1", "127.0.0.1"};
   std::string label;
+
+  int gpu(int rank) const { return one_gpu ? 0 : rank; }
 };
 
 // One ring's measurements by rank, in memory that the ranks share.
@@ -106,11 +111,12 @@ class HostRank : public RingTransport {
     setenv("NCCL_SOCKET_IFNAME", settings_.namespaces.empty() ? "lo" : "e0", 0);
     setenv("NCCL_IB_DISABLE", "1", 0);
     if (name_ == "nccl") {
-      auto made = NcclRingTransport::Create({.device = rank});
+      auto made = NcclRingTransport::Create({.device = settings_.gpu(rank)});
       if (!made.ok()) return made.status();
       transport_ = *std::move(made);
     } else {
-      CudaWireTransportOptions options = TestWireOptions(rank, connections_, tls_, {});
+      CudaWireTransportOptions options =
+          TestWireOptions(settings_.gpu(rank), connections_, tls_, {});
       options.wire.host = settings_.addresses[rank];
       auto made = CudaWireTransport::Create(std::move(options));
       if (!made.ok()) return made.status();
@@ -250,7 +256,7 @@ double Exchange(Communicator& ring, char* sent, char* received, const Settings& 
 int Measure(Communicator& ring, const Settings& settings, Measured* measured) {
   const int rank = ring.rank();
   int meetings = 0;
-  GpuRank memory(rank, nullptr);
+  GpuRank memory(settings.gpu(rank), nullptr);
   Memory sent(&memory, Pattern(settings.bytes, rank)), received(&memory, settings.bytes);
   // The number of groups follows from rank 0's first ones.
   const double rate = Exchange(ring, sent.data(), received.data(), settings, 2);
@@ -269,7 +275,7 @@ int Measure(Communicator& ring, const Settings& settings, Measured* measured) {
   measured->processor_seconds[rank] =
       (ProcessorSeconds() - processor) / absl::ToDoubleSeconds(MonotonicNow() - begin);
   if (!settings.compute) return 0;
-  Forwards forwards(rank);
+  Forwards forwards(settings.gpu(rank));
   Meet(measured, &meetings);
   measured->forward[rank] = forwards.Run(settings.seconds, nullptr);
   Meet(measured, &meetings);
@@ -328,6 +334,7 @@ void Run(const Settings& settings, const std::string& transport, int connections
 bool Parse(absl::string_view option, Settings* settings) {
   if (option == "--compute") return settings->compute = true;
   if (option == "--one_way") return settings->one_way = true;
+  if (option == "--one_gpu") return settings->one_gpu = true;
   if (absl::ConsumePrefix(&option, "--bytes=")) return absl::SimpleAtoi(option, &settings->bytes);
   if (absl::ConsumePrefix(&option, "--seconds=")) {
     return absl::SimpleAtoi(option, &settings->seconds);
