@@ -158,8 +158,6 @@ class Device {
   virtual bool pauses() const { return false; }
   // Whether calls with RunControl::preempts are served.
   virtual bool preempts() const { return false; }
-  // Whether small outputs can be read on a runner's thread without waiting for staging memory.
-  virtual bool runs_inline() const { return false; }
 
   // K/V caches in the device's own memory. Null if there are none.
   virtual DeviceKvCaches* kv_caches() { return nullptr; }
@@ -172,8 +170,8 @@ class Device {
   // transfer, or while a running call's late keys have not arrived.
   virtual bool waits_for_transfer() const = 0;
 
-  // Copies between host and device memory, host-synchronous. For tests and small data; tensors use
-  // the next two.
+  // Copies between host and device memory, host-synchronous. They take microseconds and need no
+  // staging memory. For tests and small data; tensors use the next two.
   virtual absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) = 0;
   virtual absl::Status CopyToHost(void* host, const void* device, int64_t bytes) = 0;
 

@@ -38,7 +38,6 @@ class DeviceWrapper : public Device {
   void Preempt(bool active) override { inner_->Preempt(active); }
   bool pauses() const override { return inner_->pauses(); }
   bool preempts() const override { return inner_->preempts(); }
-  bool runs_inline() const override { return inner_->runs_inline(); }
   DeviceKvCaches* kv_caches() override { return inner_->kv_caches(); }
   absl::StatusOr<std::unique_ptr<StepKernels>> MakeStepKernels() override {
     return inner_->MakeStepKernels();

@@ -18,6 +18,8 @@
 
 namespace ringattn::worker {
 
+class Device;
+
 struct UploadTarget {
   void* data = nullptr;  // device memory
   int64_t bytes = 0;
@@ -104,6 +106,12 @@ class Download {
 // For devices that compute in host memory: uploads copy once, downloads borrow.
 std::unique_ptr<Upload> MakeHostUpload(std::vector<UploadTarget> targets);
 std::unique_ptr<Download> MakeHostDownload(std::vector<DeviceRange> ranges);
+
+// For at most a few hundred KiB: uploads without staging memory, which other requests may occupy.
+// Each target is filled by one Device::CopyFromHost, once its last byte is appended. REQUIRES: the
+// bytes fill all targets. `device` must outlive the upload. Small downloads are
+// Device::CopyToHost.
+std::unique_ptr<Upload> MakeSmallUpload(Device* device, std::vector<UploadTarget> targets);
 
 }  // namespace ringattn::worker
 

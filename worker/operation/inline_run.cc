@@ -1,23 +1,17 @@
 #include "worker/operation/inline_run.h"
 
-#include <algorithm>
-#include <memory>
+#include <map>
 #include <optional>
 #include <set>
-#include <vector>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "common/base/limits.h"
-#include "common/base/monotonic_time.h"
 #include "common/layout/tensor_route.h"
 #include "common/wire/proto_values.h"
 
 namespace ringattn::worker {
 namespace {
-
-// A device copies 128 KiB in microseconds; a device that has failed reports it.
-constexpr absl::Duration kCopyTimeout = absl::Seconds(10);
 
 std::set<TensorId> ClientInputs(ShardOperation& operation) {
   std::set<TensorId> inputs;
@@ -43,7 +37,7 @@ absl::Status WriteInput(TensorId id, const std::string& data, ShardOperation& op
                                   std::nullopt};
     const wire::Fragment fragment{reinterpret_cast<const uint8_t*>(data.data()) + offset,
                                   static_cast<size_t>(size)};
-    return operation.Write(chunk, {&fragment, 1}, size);
+    return operation.WriteSmall(chunk, {&fragment, 1}, size);
   };
   if (bytes == 0) return absl::OkStatus();
   if (route.replicated()) return write(id, 0, 0, bytes);
@@ -77,27 +71,27 @@ absl::Status WriteInlineInputs(const v1::InlineRun& run, ShardOperation& operati
 
 absl::Status ReadInlineOutputs(const ShardOperation& operation,
                                google::protobuf::RepeatedPtrField<v1::TensorChunk>* outputs) {
-  const std::vector<ShardOperation::Output> streamed = operation.StreamedOutputs();
-  const absl::Time due = MonotonicNow() + kCopyTimeout;
-  Wakeup ready;  // outlives the download, which notifies it
-  const std::unique_ptr<Download> download =
-      operation.BeginDownload(streamed, [&ready] { ready.Notify(); });
-  while (!download->finished()) {
-    absl::StatusOr<std::optional<Download::HostRange>> piece = download->Next(kMaxInlineRunBytes);
-    if (!piece.ok()) return piece.status();
-    if (!piece->has_value()) {
-      if (MonotonicNow() > due) {
-        return absl::DeadlineExceededError(absl::StrCat("the device did not copy the outputs for ",
-                                                        absl::FormatDuration(kCopyTimeout)));
-      }
-      ready.WaitFor(due - MonotonicNow());
-      continue;
-    }
-    const ShardOperation::Output& output = streamed[(*piece)->range];
+  // Each tensor is copied once, although packed tensors leave it in many pieces.
+  std::map<TensorId, std::pair<const char*, std::string>> tensors;  // the device's memory, a copy
+  for (const ShardOperation::Output& output : operation.Outputs()) {
+    auto& [memory, copy] = tensors[output.id];
+    memory = static_cast<const char*>(output.memory.data);
+    copy.resize(output.memory.bytes);
+    const absl::Status status = operation.CopyToHost(copy.data(), memory, output.memory.bytes);
+    if (!status.ok()) return status;
+  }
+  for (const ShardOperation::Output& output : operation.StreamedOutputs()) {
+    auto& [memory, copy] = tensors.at(output.id);
+    const auto bytes = static_cast<size_t>(output.memory.bytes);
+    const size_t place = static_cast<const char*>(output.memory.data) - memory;
     v1::TensorChunk* chunk = outputs->Add();
     chunk->set_tensor(ToProto(output.id));
-    chunk->set_offset(static_cast<uint64_t>(output.offset + (*piece)->offset));
-    chunk->set_data((*piece)->data, static_cast<size_t>((*piece)->bytes));
+    chunk->set_offset(static_cast<uint64_t>(output.offset));
+    if (bytes == copy.size()) {
+      chunk->set_data(std::move(copy));
+    } else {
+      chunk->set_data(copy.substr(place, bytes));
+    }
   }
   return absl::OkStatus();
 }

@@ -15,7 +15,7 @@ namespace ringattn::worker {
 // than one member, a tensor is not an input or has another size, or an input is missing.
 absl::Status WriteInlineInputs(const v1::InlineRun& run, ShardOperation& operation);
 
-// Appends the outputs in streaming order, and blocks until the device has copied them. REQUIRES:
+// Appends the outputs in streaming order. The device copies them in microseconds. REQUIRES:
 // finished.
 absl::Status ReadInlineOutputs(const ShardOperation& operation,
                                google::protobuf::RepeatedPtrField<v1::TensorChunk>* outputs);

@@ -79,6 +79,12 @@ absl::Status ShardOperation::Write(const wire::ChunkHeader& chunk,
   return WriteFrom(Source::kAnyMemory, chunk, payload, payload_bytes);
 }
 
+absl::Status ShardOperation::WriteSmall(const wire::ChunkHeader& chunk,
+                                        absl::Span<const wire::Fragment> payload,
+                                        uint64_t payload_bytes) {
+  return WriteFrom(Source::kSmall, chunk, payload, payload_bytes);
+}
+
 absl::Status ShardOperation::WritePinned(const wire::ChunkHeader& chunk,
                                          absl::Span<const wire::Fragment> payload,
                                          uint64_t payload_bytes) {
@@ -169,7 +175,7 @@ absl::StatusOr<std::vector<EventRef>> ShardOperation::Upload(
     if (!copy.ok()) return copy.status();
     return std::vector<EventRef>{*std::move(copy)};
   }
-  absl::StatusOr<std::unique_ptr<worker::Upload>> upload = device_->BeginUpload({target});
+  absl::StatusOr<std::unique_ptr<worker::Upload>> upload = BeginUpload(source, {target});
   if (!upload.ok()) return upload.status();
   for (const wire::Fragment& fragment : payload) {
     if (crc != nullptr) *crc = wire::ExtendCrc32c(*crc, fragment.data, fragment.size);
@@ -181,11 +187,17 @@ absl::StatusOr<std::vector<EventRef>> ShardOperation::Upload(
   return (*upload)->Finish();
 }
 
+absl::StatusOr<std::unique_ptr<Upload>> ShardOperation::BeginUpload(Source source,
+                                                                    Targets targets) {
+  if (source == Source::kSmall) return MakeSmallUpload(device_, std::move(targets));
+  return device_->BeginUpload(std::move(targets));
+}
+
 // Uploads one part after another within a single Upload, because the fixed cost is per chunk.
 absl::StatusOr<std::vector<EventRef>> ShardOperation::UploadPacked(
-    const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
+    Source source, const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
     const Targets& targets) {
-  absl::StatusOr<std::unique_ptr<worker::Upload>> upload = device_->BeginUpload(targets);
+  absl::StatusOr<std::unique_ptr<worker::Upload>> upload = BeginUpload(source, targets);
   if (!upload.ok()) return upload.status();
   for (size_t part = 0; part < targets.size(); ++part) {
     absl::Status status = packed_->ForEachRun(
@@ -201,10 +213,10 @@ absl::Status ShardOperation::Copy(Source source, const wire::ChunkHeader& chunk,
                                   const Targets& targets) {
   uint32_t crc = 0;
   const bool packed = IsPacked(chunk);
-  assert(!packed || source == Source::kAnyMemory);
+  assert(!packed || source == Source::kAnyMemory || source == Source::kSmall);
   if (packed && chunk.crc32c.has_value()) crc = wire::Crc32c(payload);
   absl::StatusOr<std::vector<EventRef>> events =
-      packed ? UploadPacked(chunk, payload, targets)
+      packed ? UploadPacked(source, chunk, payload, targets)
              : Upload(source, payload, targets[0], chunk.crc32c.has_value() ? &crc : nullptr);
   if (!events.ok()) return events.status();
   if (source != Source::kAnyMemory) {
@@ -312,6 +324,10 @@ absl::StatusOr<EventRef> ShardOperation::CopyToImported(absl::Span<const DeviceC
 
 absl::Status ShardOperation::CopyFromHost(void* device, const void* host, int64_t bytes) const {
   return device_->CopyFromHost(device, host, bytes);
+}
+
+absl::Status ShardOperation::CopyToHost(void* host, const void* device, int64_t bytes) const {
+  return device_->CopyToHost(host, device, bytes);
 }
 
 std::unique_ptr<Download> ShardOperation::BeginDownload(const std::vector<Output>& outputs,

@@ -93,6 +93,10 @@ class ShardOperation {
   //   RESOURCE_EXHAUSTED  the tensor arrived in too many ranges (kMaxRangesPerTensor)
   absl::Status Write(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
                      uint64_t payload_bytes);
+  // Like Write, for a few hundred KiB, without staging memory (MakeSmallUpload). The bytes are on
+  // the device on return.
+  absl::Status WriteSmall(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
+                          uint64_t payload_bytes);
   // Like Write, for pinned memory that the device reads directly (Device::PinHost). Each fragment
   // must lie within one pin, and the chunk must not belong to a packed tensor. Blocks until the
   // memory has been read.
@@ -130,8 +134,9 @@ class ShardOperation {
   // Copies ranges of outputs into a client's CUDA memory (Device::CopyImported). REQUIRES:
   // finished.
   absl::StatusOr<EventRef> CopyToImported(absl::Span<const DeviceCopy> pieces) const;
-  // Copies a few bytes into device memory, synchronously.
+  // Copies a few bytes into or from device memory, synchronously.
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) const;
+  absl::Status CopyToHost(void* host, const void* device, int64_t bytes) const;
 
   // Returns the residual for a later backward, together with its share of the reserved memory. Call
   // once, from the control thread. Returns null unless the operation has finished successfully.
@@ -171,7 +176,7 @@ class ShardOperation {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CoverPacked(const wire::ChunkHeader& chunk, uint64_t payload_bytes, Targets* targets)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  enum class Source : uint8_t { kAnyMemory, kPinned, kImported };
+  enum class Source : uint8_t { kAnyMemory, kSmall, kPinned, kImported };
   absl::Status WriteFrom(Source source, const wire::ChunkHeader& chunk,
                          absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
   absl::Status Copy(Source source, const wire::ChunkHeader& chunk,
@@ -179,7 +184,8 @@ class ShardOperation {
   absl::StatusOr<std::vector<EventRef>> Upload(Source source,
                                                absl::Span<const wire::Fragment> payload,
                                                const UploadTarget& target, uint32_t* crc);
-  absl::StatusOr<std::vector<EventRef>> UploadPacked(const wire::ChunkHeader& chunk,
+  absl::StatusOr<std::unique_ptr<worker::Upload>> BeginUpload(Source source, Targets targets);
+  absl::StatusOr<std::vector<EventRef>> UploadPacked(Source source, const wire::ChunkHeader& chunk,
                                                      absl::Span<const wire::Fragment> payload,
                                                      const Targets& targets);
   void ForgetDoneUploads() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

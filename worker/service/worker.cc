@@ -297,7 +297,7 @@ void Worker::Join(const Device& device, std::function<void(const std::string&)> 
   *control.registration.mutable_location() = MakeLocation(options_.location, options_.device_slot);
   LogLocation(control.registration.location());
   control.registration.set_preempts(device.preempts());
-  control.registration.set_runs_inline(device.runs_inline());
+  control.registration.set_runs_inline(true);
   SetSeconds(options_.call_overhead_seconds, control.registration.mutable_call_overhead());
   control.registration.set_version(kVersion);
   control_ = std::make_unique<ControlClient>(std::move(control));

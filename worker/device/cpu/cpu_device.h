@@ -33,7 +33,6 @@ class CpuDevice : public Device {
   absl::StatusOr<std::unique_ptr<StepKernels>> MakeStepKernels() override;
   bool pauses() const override { return true; }
   bool preempts() const override { return true; }
-  bool runs_inline() const override { return true; }
   void Preempt(bool active) override {
     active ? pause_.Begin(absl::ToChronoNanoseconds(kLongestPause)) : pause_.End();
   }
