@@ -199,8 +199,9 @@ __global__ void __launch_bounds__(kThreads, 4) scatter_parts(ScatterParams param
   for (int64_t i = blockIdx.x * per_block + threadIdx.x / 32; i < end; i += kThreads / 32) {
     const WarpRow at = WarpRowAt(params, i);
     const int64_t lse_at = PlaceOf(true, at.outer, params.rows, params.heads, at.row, at.head);
-    float lse = NegativeInfinity();
-    if (kMerges && !params.initial) lse = params.lse[lse_at];
+    float lse_before = NegativeInfinity();
+    if (kMerges && !params.initial) lse_before = params.lse[lse_at];
+    float lse = lse_before;
     const int32_t heads_begin = begins[at.head];
     const int32_t heads_end = begins[at.head + 1];
     const auto row_of = [&](int32_t n) {
@@ -208,12 +209,13 @@ __global__ void __launch_bounds__(kThreads, 4) scatter_parts(ScatterParams param
       return PartRowOf(runs + part.first_run, part.run_count, at.row);
     };
     // A wide row runs the loop below several times, so each lane looks up one of the first 32 parts
-    // only once. (Rows that are merged run the loop once.)
+    // only once. (Most rows that are merged run the loop once.)
     int64_t own_row = -1;
     if (!kMerges && heads_begin + lane < heads_end) own_row = row_of(heads_begin + lane);
     bool any = params.initial || params.final;
     for (int64_t base = 0; base < params.width; base += kRowElements) {
       float values[kLaneElements] = {};
+      lse = lse_before;  // each piece of a row has the same weights
       const int64_t first = i * params.width + base;
       const int64_t left = params.width - base;
       if (!params.initial) LoadRow<kFours>(params.values + first, left, lane, values);

@@ -286,7 +286,7 @@ bool PartsAreParts() {
     }
   }
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    for (const int64_t width : {5, 64, 256}) {
+    for (const int64_t width : {5, 64, 256, 300, 576}) {
       for (const bool merges : {false, true}) {
         for (const bool initial : {false, true}) {
           for (const bool final : {false, true}) {
