@@ -51,6 +51,7 @@ struct PortableShape {
     float max[2][kRows];  // of the tiles so far; the tile's parity says which is the newer one
     float factor[kRows];  // what a row's sums are multiplied with
     float lse[kRows];
+    KeySpan seen[kRows];  // the entries that each packed row sees
     ColumnScratch<kThreads> scratch;
     uint32_t last;
   };
@@ -262,28 +263,11 @@ struct PortableAttention {
     }
   }
 
-  // One unit of a row, as this thread block computes it.
-  struct UnitView {
-    const PagedRow& row;
-    int32_t first_query;
-    int rows;      // packed ones
-    KeySpan keys;  // that the unit's queries see
-
-    // Whether packed row `packed_row` sees an entry.
-    __device__ __forceinline__ bool Sees(const MaskRule& mask, int pack, int packed_row,
-                                         int32_t key) const {
-      const int32_t position = PositionOf(row, first_query + packed_row / pack);
-      return key < keys.end && key >= keys.begin && (mask.causal == 0 || key <= position) &&
-             (mask.window_left < 0 || key >= int64_t{position} - mask.window_left);
-    }
-  };
-
   // One tile of keys: its probabilities to shared.p, and what rows are multiplied with to
   // shared.factor. `parity` alternates between tiles. `sum` is that of row threadIdx.x.
-  __device__ __forceinline__ void Tile(const UnitView& unit, int32_t first, int parity,
-                                       float& sum) const {
+  // `rows`: packed ones.
+  __device__ __forceinline__ void Tile(int rows, int32_t first, int parity, float& sum) const {
     constexpr int kAtOnce = Shape::kRowsAtOnce;
-    const int pack = params.forward.head_pack;
     const int lane = threadIdx.x & 31;
     const int warp = threadIdx.x / 32;
     const int key_group = warp % Shape::kKeyGroups;
@@ -292,15 +276,14 @@ struct PortableAttention {
     float scores[Shape::kRowsPerWarp / kAtOnce][kAtOnce];
 #pragma unroll
     for (int g = 0; g < Shape::kRowsPerWarp / kAtOnce; ++g) {
-      if (warp_row + g * kAtOnce >= unit.rows) break;
+      if (warp_row + g * kAtOnce >= rows) break;
       Scores(warp_row + g * kAtOnce, key, scores[g]);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int packed_row = warp_row + g * kAtOnce + i;
         float& score = scores[g][i];
-        if (!unit.Sees(params.split.rule.mask, pack, packed_row, first + key)) {
-          score = NegativeInfinity();
-        }
+        const KeySpan seen = shared.seen[packed_row];
+        if (first + key < seen.begin || first + key >= seen.end) score = NegativeInfinity();
         float max = score;
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) {
@@ -313,7 +296,7 @@ struct PortableAttention {
     __syncthreads();
 #pragma unroll
     for (int g = 0; g < Shape::kRowsPerWarp / kAtOnce; ++g) {
-      if (warp_row + g * kAtOnce >= unit.rows) break;
+      if (warp_row + g * kAtOnce >= rows) break;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int packed_row = warp_row + g * kAtOnce + i;
@@ -342,7 +325,7 @@ struct PortableAttention {
       }
     }
     __syncthreads();
-    if (static_cast<int>(threadIdx.x) < unit.rows) {
+    if (static_cast<int>(threadIdx.x) < rows) {
       sum *= shared.factor[threadIdx.x];
 #pragma unroll
       for (int group = 0; group < Shape::kKeyGroups; ++group) {
@@ -361,14 +344,13 @@ struct PortableAttention {
     const int thread = threadIdx.x;
     const int32_t first_query = unit * rule.unit_queries;
     const int32_t queries = min(rule.unit_queries, row.q_tokens - first_query);
-    const UnitView view{row, first_query, queries * pack,
-                        VisibleKeys(row, rule.mask, first_query, first_query + queries)};
-    const int rows = view.rows;
+    const int rows = queries * pack;
+    const KeySpan keys = VisibleKeys(row, rule.mask, first_query, first_query + queries);
     const int64_t first_q = int64_t{row.first_q} + first_query;
     // The tiles of the piece in which this unit's queries see a key.
-    const int32_t tile_begin = max(tiles.begin + piece.begin, view.keys.begin / Shape::kKeys);
+    const int32_t tile_begin = max(tiles.begin + piece.begin, keys.begin / Shape::kKeys);
     const int32_t tile_end =
-        min(tiles.begin + piece.end, (view.keys.end + Shape::kKeys - 1) / Shape::kKeys);
+        min(tiles.begin + piece.end, (keys.end + Shape::kKeys - 1) / Shape::kKeys);
 
     float output[Shape::kRows][2] = {};
     float sum = 0.0f;
@@ -376,14 +358,18 @@ struct PortableAttention {
     __syncthreads();  // the last item is done with shared memory
     LoadQueries(first_q, rows);
     if (thread < Shape::kRows) shared.max[1][thread] = NegativeInfinity();
+    if (thread < rows) {
+      const int32_t query = first_query + thread / pack;
+      shared.seen[thread] = VisibleKeys(row, rule.mask, query, query + 1);
+    }
 #pragma unroll 1
     for (int32_t tile = tile_begin; tile < tile_end; ++tile) {
       const int32_t first = tile * Shape::kKeys;
       __syncthreads();  // the last tile has been used
-      LoadTile(shared.k, k_plane, common.head_dim, params.k_row_elements, row, view.keys, first);
-      LoadTile(shared.v, v_plane, common.head_dim_v, params.v_row_elements, row, view.keys, first);
+      LoadTile(shared.k, k_plane, common.head_dim, params.k_row_elements, row, keys, first);
+      LoadTile(shared.v, v_plane, common.head_dim_v, params.v_row_elements, row, keys, first);
       __syncthreads();
-      Tile(view, first, parity, sum);
+      Tile(rows, first, parity, sum);
       AddValues(rows, output);
       parity ^= 1;
     }

@@ -45,7 +45,6 @@ struct DecodeProducer {
             const UnitPiece& piece) {
           const int32_t first_query = unit * rule.unit_queries;
           const int32_t queries = min(rule.unit_queries, row.q_tokens - first_query);
-          const int32_t position = PositionOf(row, first_query);
           const KeySpan keys = VisibleKeys(row, rule.mask, 0, row.q_tokens);
           const int32_t tile_begin = tiles.begin + piece.begin;
           const int32_t tile_end = tiles.begin + piece.end;
@@ -76,21 +75,25 @@ struct DecodeProducer {
           };
 
           // Values follow their keys one tile late, as the consumers use them.
+          KeyPasses<Shape::kKeys> passes(row, rule.mask, keys, first_query, queries, tile_begin,
+                                         tile_end);
           int32_t token = 0, first = 0;
+          bool begun = false, ended = false;
 #pragma unroll 1
-          for (int32_t tile = tile_end - 1; tile >= tile_begin; --tile) {
-            const int32_t next_first = tile * Shape::kKeys;
-            const int32_t next_token = loader.TokenOf(next_first);
+          while (!ended) {
+            const KeyPass pass = passes.Next();
+            const int32_t next_token = loader.TokenOf(pass.first, pass.end);
             loader.ClaimKeys();
-            loader.LoadKeys(next_token, DescribeTile<Shape>(rule.mask, keys, position, queries,
-                                                            next_first, tile == tile_begin));
-            if (tile == tile_end - 1) {
-              load_queries();
-            } else {
+            loader.LoadKeys(next_token, pass);
+            if (begun) {
               loader.LoadValues(token, first);
+            } else {
+              load_queries();
             }
+            begun = true;
+            ended = pass.last;
             token = next_token;
-            first = next_first;
+            first = pass.first;
           }
           loader.LoadValues(token, first);
           ++round;

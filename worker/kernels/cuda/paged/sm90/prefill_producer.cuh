@@ -83,20 +83,21 @@ struct PrefillProducer {
       const int32_t head = section_head + rest % heads;
       const int32_t first_query = (tiles - 1 - rest / heads) * Shape::kRows;
       const int32_t queries = min(Shape::kRows, row.q_tokens - first_query);
-      const int32_t position = PositionOf(row, first_query);
       const KeySpan keys = VisibleKeys(row, params.mask, first_query, first_query + queries);
       const TileSpan key_tiles = TilesOf<Shape::kKeys>(keys);
       loader.Begin(params.step.tables + row.table, keys, key_tiles.end, head / common.group_size);
 
+      KeyPasses<Shape::kKeys> passes(row, params.mask, keys, first_query, queries, key_tiles.begin,
+                                     key_tiles.end);
       int32_t token = 0, first = 0;
+      bool begun = false, ended = false;
 #pragma unroll 1
-      for (int32_t tile = key_tiles.end - 1; tile >= key_tiles.begin; --tile) {
-        const int32_t next_first = tile * Shape::kKeys;
-        const int32_t next_token = loader.TokenOf(next_first);
+      while (!ended) {
+        const KeyPass pass = passes.Next();
+        const int32_t next_token = loader.TokenOf(pass.first, pass.end);
         loader.ClaimKeys();
-        loader.LoadKeys(next_token, DescribeTile<Shape>(params.mask, keys, position, queries,
-                                                        next_first, tile == key_tiles.begin));
-        if (tile == key_tiles.end - 1) {
+        loader.LoadKeys(next_token, pass);
+        if (!begun) {
           WaitBarrier(shared + Shape::kQEmpty, (round & 1) ^ 1);
           if (lane == 0) {
             WorkSlot& slot = slots[round & 1];
@@ -117,8 +118,10 @@ struct PrefillProducer {
         } else {
           loader.LoadValues(token, first);
         }
+        begun = true;
+        ended = pass.last;
         token = next_token;
-        first = next_first;
+        first = pass.first;
       }
       loader.LoadValues(token, first);
       ++round;

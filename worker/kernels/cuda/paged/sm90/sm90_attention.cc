@@ -172,8 +172,7 @@ class Sm90Attention final : public PagedAttention {
     prefill_.forward =
         ForwardParamsOf(problem, buffers, workspace, /*head_pack=*/1, kernel.tile_rows);
     prefill_.step = StepParamsOf(problem, buffers);
-    prefill_.mask.causal = problem.options.causal ? 1 : 0;
-    prefill_.mask.window_left = problem.options.window_left;
+    prefill_.mask = MaskRuleOf(problem);
     prefill_.min_q = kMaxDecodeQueries + 1;
     prefill_.section_bytes = kSectionBytes;
     prefill_.counters = reinterpret_cast<cuda::sm90::WorkCounters*>(
