@@ -122,7 +122,7 @@ class KeyPasses {
   const int32_t queries_;
   const int32_t tile_begin_;
   int32_t tile_;  // of one part: the tile after the next one
-  // Of several parts: keys that at least one and that all queries see, and the keys to walk.
+  // In several parts: keys that at least one and that all queries see, and the keys to walk.
   KeySpan seen_, common_;
   int32_t begin_ = 0, end_ = 0;
 };

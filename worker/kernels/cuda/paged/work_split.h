@@ -43,6 +43,14 @@ struct MaskRule {
   PartRule part;
 };
 
+// `mask` in a kernel that is compiled for caches of several parts, or for caches of one.
+template <bool kParted>
+RINGATTN_PAGED_INLINE MaskRule CompiledMask(const MaskRule& mask) {
+  MaskRule compiled = mask;
+  if constexpr (!kParted) compiled.part = PartRule();
+  return compiled;
+}
+
 // Entries [begin, end) of a sequence; empty: begin = end = 0.
 struct KeySpan {
   int32_t begin = 0;
@@ -75,7 +83,7 @@ RINGATTN_PAGED_INLINE int64_t LocalBelow(const PartRule& part, int64_t position)
   return (int64_t{round} << part.block_shift) + in_round;
 }
 
-// What is added to a local entry of local block `block` to get its place in the sequence.
+// The place in the sequence of a local entry of local block `block`, less its local number.
 RINGATTN_PAGED_INLINE int64_t ShiftOfBlock(const PartRule& part, int32_t block) {
   return (int64_t{block} * (part.count - 1) + part.index) << part.block_shift;
 }

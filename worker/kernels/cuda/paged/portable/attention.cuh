@@ -74,6 +74,7 @@ struct PortableAttention {
   using Shared = typename Shape::Shared;
 
   const PortableParams& params;
+  const SplitParams& split;  // CompiledSplit
   Shared& shared;
   const char* k_plane;
   const char* v_plane;
@@ -339,7 +340,7 @@ struct PortableAttention {
                                        int pack_index) const {
     const ForwardParams& forward = params.forward;
     const CommonParams& common = forward.common;
-    const UnitRule& rule = params.split.rule;
+    const UnitRule& rule = split.rule;
     const int pack = forward.head_pack;
     const int thread = threadIdx.x;
     const int32_t first_query = unit * rule.unit_queries;
@@ -438,13 +439,15 @@ struct PortableAttention {
   }
 };
 
-template <typename Shape>
+// kParted: the cache holds one of several parts of each sequence.
+template <typename Shape, bool kParted>
 __device__ __forceinline__ void RunPortable(const PortableParams& params, char* memory) {
+  const SplitParams split = CompiledSplit<kParted>(params.split);
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   const int column = static_cast<int>(blockIdx.x) / params.split.packs;
   const int pack_index = static_cast<int>(blockIdx.x) % params.split.packs;
   const ColumnStart start =
-      FindColumn<Shape::kKeys, Shape::kThreads>(params.step, params.split, column, shared.scratch);
+      FindColumn<Shape::kKeys, Shape::kThreads>(params.step, split, column, shared.scratch);
 #if __CUDA_ARCH__ >= 900
   // The append in front of this kernel is complete from here on.
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -453,12 +456,13 @@ __device__ __forceinline__ void RunPortable(const PortableParams& params, char* 
       params.cache + start.plane * (params.k_plane_bytes + params.v_plane_bytes);
   const int first_head = pack_index * params.forward.head_pack;
   const PortableAttention<Shape> attention{params,
+                                           split,
                                            shared,
                                            k_plane,
                                            k_plane + params.k_plane_bytes,
                                            first_head / params.forward.common.group_size,
                                            first_head};
-  ForEachPiece<Shape::kKeys>(params.step, params.split, column, start,
+  ForEachPiece<Shape::kKeys>(params.step, split, column, start,
                              [&](const PagedRow& row, int row_index, int32_t unit,
                                  const TileSpan& tiles, const UnitPiece& piece) {
                                attention.Item(row, row_index, unit, tiles, piece, column,
@@ -470,32 +474,32 @@ __device__ __forceinline__ void RunPortable(const PortableParams& params, char* 
 
 // Within namespace ringattn::worker::cuda::paged: the kernels for head dims up to `dim`, and the
 // keys of their tiles.
-#define RINGATTN_PAGED_PORTABLE(dim, keys_fp32, keys_16)                           \
-  __global__ void __launch_bounds__(128, 2)                                        \
-      fp32_paged_attention_d##dim(const __grid_constant__ PortableParams params) { \
-    extern __shared__ __align__(16) char shared[];                                 \
-    RunPortable<PortableShape<float, dim, keys_fp32>>(params, shared);             \
-  }                                                                                \
-  __global__ void __launch_bounds__(128, 2)                                        \
-      bf16_paged_attention_d##dim(const __grid_constant__ PortableParams params) { \
-    extern __shared__ __align__(16) char shared[];                                 \
-    RunPortable<PortableShape<__nv_bfloat16, dim, keys_16>>(params, shared);       \
-  }                                                                                \
-  __global__ void __launch_bounds__(128, 2)                                        \
-      fp16_paged_attention_d##dim(const __grid_constant__ PortableParams params) { \
-    extern __shared__ __align__(16) char shared[];                                 \
-    RunPortable<PortableShape<__half, dim, keys_16>>(params, shared);              \
-  }                                                                                \
-  PortableKernel PortableKernel_d##dim() {                                         \
+#define RINGATTN_PAGED_PORTABLE_KERNEL(kernel, type, dim, keys, parted)  \
+  __global__ void __launch_bounds__(128, 2)                              \
+      kernel(const __grid_constant__ PortableParams params) {            \
+    extern __shared__ __align__(16) char shared[];                       \
+    RunPortable<PortableShape<type, dim, keys>, parted>(params, shared); \
+  }
+#define RINGATTN_PAGED_PORTABLE_KERNELS(name, dim, keys_fp32, keys_16, parted)     \
+  RINGATTN_PAGED_PORTABLE_KERNEL(fp32_##name, float, dim, keys_fp32, parted)       \
+  RINGATTN_PAGED_PORTABLE_KERNEL(bf16_##name, __nv_bfloat16, dim, keys_16, parted) \
+  RINGATTN_PAGED_PORTABLE_KERNEL(fp16_##name, __half, dim, keys_16, parted)        \
+  static PortableKernel KernelOf_##name() {                                        \
     using Single = PortableShape<float, dim, keys_fp32>;                           \
     using Half = PortableShape<__half, dim, keys_16>;                              \
-    return {reinterpret_cast<const void*>(&fp32_paged_attention_d##dim),           \
-            reinterpret_cast<const void*>(&bf16_paged_attention_d##dim),           \
-            reinterpret_cast<const void*>(&fp16_paged_attention_d##dim),           \
+    return {reinterpret_cast<const void*>(&fp32_##name),                           \
+            reinterpret_cast<const void*>(&bf16_##name),                           \
+            reinterpret_cast<const void*>(&fp16_##name),                           \
             dim,                                                                   \
             Half::kThreads,                                                        \
             static_cast<int32_t>(sizeof(Single::Shared)),                          \
             static_cast<int32_t>(sizeof(Half::Shared))};                           \
+  }
+#define RINGATTN_PAGED_PORTABLE(dim, keys_fp32, keys_16)                                        \
+  RINGATTN_PAGED_PORTABLE_KERNELS(paged_attention_d##dim, dim, keys_fp32, keys_16, false)       \
+  RINGATTN_PAGED_PORTABLE_KERNELS(paged_attention_part_d##dim, dim, keys_fp32, keys_16, true)   \
+  PortableKernel PortableKernel_d##dim(bool parted) {                                           \
+    return parted ? KernelOf_paged_attention_part_d##dim() : KernelOf_paged_attention_d##dim(); \
   }
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_PAGED_PORTABLE_ATTENTION_CUH_

@@ -17,11 +17,12 @@ using cuda::sm90::WorkSlot;
 // WorkSlot::valid is 1 + the unit's ticket (TicketOf), or 0 after the last item.
 template <typename Shape>
 struct DecodeProducer {
-  static __device__ __forceinline__ void Run(const DecodeParams& params, char* memory,
-                                             uint32_t shared, int column, int pack_index,
-                                             const ColumnStart& start) {
+  // `split`: CompiledSplit.
+  static __device__ __forceinline__ void Run(const DecodeParams& params, const SplitParams& split,
+                                             char* memory, uint32_t shared, int column,
+                                             int pack_index, const ColumnStart& start) {
     const CommonParams& common = params.forward.common;
-    const UnitRule& rule = params.split.rule;
+    const UnitRule& rule = split.rule;
     const int lane = threadIdx.x & 31;
     const int first_head = pack_index * params.forward.head_pack;
     const int kv_head = first_head / common.group_size;
@@ -40,7 +41,7 @@ struct DecodeProducer {
       cuda::sm90::FenceBulkCopies();
     };
     ForEachPiece<Shape::kKeys>(
-        params.step, params.split, column, start,
+        params.step, split, column, start,
         [&](const PagedRow& row, int row_index, int32_t unit, const TileSpan& tiles,
             const UnitPiece& piece) {
           const int32_t first_query = unit * rule.unit_queries;

@@ -51,8 +51,9 @@ struct PrefillProducer {
     return {num_rows, 0};
   }
 
-  static __device__ __forceinline__ void Run(const PrefillParams& params, char* memory,
-                                             uint32_t shared) {
+  // `mask`: CompiledMask.
+  static __device__ __forceinline__ void Run(const PrefillParams& params, const MaskRule& mask,
+                                             char* memory, uint32_t shared) {
     const CommonParams& common = params.forward.common;
     const int lane = threadIdx.x & 31;
     const int num_rows = min(params.step.step->num_rows, params.step.max_rows);
@@ -83,11 +84,11 @@ struct PrefillProducer {
       const int32_t head = section_head + rest % heads;
       const int32_t first_query = (tiles - 1 - rest / heads) * Shape::kRows;
       const int32_t queries = min(Shape::kRows, row.q_tokens - first_query);
-      const KeySpan keys = VisibleKeys(row, params.mask, first_query, first_query + queries);
+      const KeySpan keys = VisibleKeys(row, mask, first_query, first_query + queries);
       const TileSpan key_tiles = TilesOf<Shape::kKeys>(keys);
       loader.Begin(params.step.tables + row.table, keys, key_tiles.end, head / common.group_size);
 
-      KeyPasses<Shape::kKeys> passes(row, params.mask, keys, first_query, queries, key_tiles.begin,
+      KeyPasses<Shape::kKeys> passes(row, mask, keys, first_query, queries, key_tiles.begin,
                                      key_tiles.end);
       int32_t token = 0, first = 0;
       bool begun = false, ended = false;
