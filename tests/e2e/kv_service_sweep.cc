@@ -26,7 +26,7 @@ ABSL_FLAG(std::string, server, "", "host:port of the service");
 ABSL_FLAG(int64_t, cases, 100, "number of programs");
 ABSL_FLAG(int64_t, case, -1, "run this program alone");
 ABSL_FLAG(uint64_t, seed, 1, "seed of the programs");
-ABSL_FLAG(int, world_size, 1, "workers of each cache; divides its kv heads");
+ABSL_FLAG(int, world_size, 1, "workers of each cache, which divide heads and positions");
 ABSL_FLAG(std::string, transport, "auto", "auto, relay, direct or host_memory");
 ABSL_FLAG(absl::Duration, budget, absl::InfiniteDuration(), "begin no program after this long");
 
@@ -47,7 +47,7 @@ class ServiceProgram : public KvProgram {
  public:
   ServiceProgram(Client* client, uint64_t seed, int64_t index)
       : KvProgram(seed, index, Mode::kPlain, nullptr), client_(client) {
-    head_parts_ = absl::GetFlag(FLAGS_world_size);
+    world_size_ = absl::GetFlag(FLAGS_world_size);
   }
   ~ServiceProgram() override {
     if (cache_ != nullptr) (void)cache_->Delete();
@@ -57,6 +57,7 @@ class ServiceProgram : public KvProgram {
 
  protected:
   void MakeRanks() override {
+    per_entry_ = EntriesPerTableEntry(spec_, PlaceKvCache(spec_, world_size_));
     placement_ = {1, 1};
     const std::string& transport = absl::GetFlag(FLAGS_transport);
     KvOpenOptions open;

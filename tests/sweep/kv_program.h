@@ -129,12 +129,13 @@ class KvProgram {
   std::mt19937_64 random_;
   const Mode mode_;
   worker::Device* const device_;
-  int head_parts_ = 0;  // of every program; 0: drawn
-  const bool on_gpu_;   // a GPU serves wide heads and no position parts
+  int world_size_ = 0;  // of every program; 0: drawn
+  const bool on_gpu_;   // draws wide heads too, which take a CPU long
   const std::unique_ptr<worker::StepKernels> kernels_;  // null on a GPU
   const std::atomic<bool> never_{false};
   KvCacheSpec spec_;
   KvPlacement placement_;
+  int64_t per_entry_ = 0;  // entries of a sequence that one element of a block table covers
   std::vector<std::unique_ptr<KvShard>> shards_;
   int64_t max_length_ = 0;
   uint64_t epoch_ = 1;

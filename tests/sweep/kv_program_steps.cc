@@ -10,13 +10,15 @@ namespace ringattn::tests {
 
 void KvProgram::MakeSpec() {
   placement_.head_parts = static_cast<int>(1 + Pick(4));
-  if (head_parts_ > 0) placement_.head_parts = head_parts_;
   placement_.position_parts = static_cast<int>(1 + Pick(4));
-  if (on_gpu_) placement_.position_parts = 1;
+  if (world_size_ > 0) {
+    while (world_size_ % placement_.head_parts != 0) --placement_.head_parts;
+    placement_.position_parts = world_size_ / placement_.head_parts;
+  }
   spec_.dtype = OneOf({DType::kFloat32, DType::kBFloat16, DType::kFloat16});
   spec_.block_tokens = OneOf<int64_t>({16, 16, 16, 32, 64, 128, 256});
   spec_.numbering = Chance(3) ? KvNumbering::kBlocks : KvNumbering::kSequences;
-  const int64_t per_entry = EntriesPerTableEntry(spec_, placement_);
+  per_entry_ = EntriesPerTableEntry(spec_, placement_);
   uint32_t layer = 0;
   const bool same_shape = Chance(2);
   const int64_t groups = 1 + Pick(2);
@@ -34,7 +36,7 @@ void KvProgram::MakeSpec() {
     }
     group.softmax_scale = Chance(4) ? 0.3 : 1.0 / std::sqrt(static_cast<double>(group.head_dim));
     group.softcap = Chance(3) ? 5.0 : 0.0;
-    group.window_left = Chance(2) ? Pick(2 * per_entry) : -1;
+    group.window_left = Chance(2) ? Pick(2 * per_entry_) : -1;
     group.causal = !Chance(4);
     group.sinks.clear();
     if (Chance(3)) {
@@ -44,7 +46,7 @@ void KvProgram::MakeSpec() {
     }
     spec_.groups.push_back(std::move(group));
   }
-  max_length_ = std::clamp<int64_t>(3 * per_entry, 100, 500);
+  max_length_ = std::clamp<int64_t>(3 * per_entry_, 100, 500);
   spec_.blocks = (6 + Pick(20)) * groups;
   next_step_ = 1;
 }
@@ -95,7 +97,6 @@ KvStep KvProgram::MakeStep() {
 }
 
 void KvProgram::WriteTables(KvStep* step) {
-  const int64_t per_entry = EntriesPerTableEntry(spec_, placement_);
   std::vector<uint32_t> free;
   {
     std::vector<int> users(spec_.blocks, 0);
@@ -115,7 +116,7 @@ void KvProgram::WriteTables(KvStep* step) {
     const auto found = model_.find(row.sequence);
     std::vector<std::vector<uint32_t>> tables(spec_.groups.size());
     if (found != model_.end()) tables = found->second.tables;
-    const int64_t size = (row.end() + per_entry - 1) / per_entry;
+    const int64_t size = (row.end() + per_entry_ - 1) / per_entry_;
     bool fits = true;
     for (size_t g = 0; g < tables.size(); ++g) {
       const int64_t old = static_cast<int64_t>(tables[g].size());

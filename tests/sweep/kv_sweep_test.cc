@@ -7,8 +7,7 @@
 //   kv_sweep_test --cases=400
 //   kv_sweep_test --case=7
 //
-// kv_gpu_sweep is the same on GPU 0. Its programs also draw wide heads, and no position parts,
-// which GPUs do not serve.
+// kv_gpu_sweep is the same on GPU 0. Its programs also draw wide heads.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -47,16 +47,22 @@ struct DeviceKvShape {
   DType dtype = DType::kFloat32;
   int64_t block_tokens = 64;
   int64_t blocks = 0;
+  // Entry p of a sequence belongs to part (p / block_tokens) mod position_parts. The cache holds
+  // the entries of one part.
+  int64_t position_parts = 1;
+  int64_t position_part = 0;
   std::vector<Plane> planes;
   std::vector<DeviceKvGroup> groups;
 };
 
-// One row of a step. Entry p of the sequence is in block table[p / block_tokens]. The device does
-// not use elements of blocks in which no query sees an entry and nothing is appended.
+// One row of a step. Entries are those of the cache's part, counted without gaps: entry p is in
+// block table[p / block_tokens]. The device does not use elements of blocks in which no query sees
+// an entry and nothing is appended.
 struct DeviceKvRow {
   int64_t keep_length = 0;
   int64_t append_tokens = 0;
   int64_t q_tokens = 0;
+  int64_t first_position = 0;  // of query 0 in the whole sequence; negative: in front of it
   absl::Span<const uint32_t> table;
 };
 
@@ -67,6 +73,7 @@ struct DeviceKvCall {
   absl::string_view q;     // [q_tokens of all rows, num_heads, head_dim]
   absl::string_view k, v;  // [append_tokens of all rows, num_kv_heads, dim]; both empty: reads only
   // True: `out` is fp32 and sinks do not join, so that the caller can merge results by `lse`.
+  // Always true if the cache holds one of several position parts.
   bool partial = false;
   absl::Span<char> out;  // [q_tokens, num_heads, head_dim_v]
   absl::Span<char> lse;  // [num_heads, q_tokens] fp32, natural log; empty: none

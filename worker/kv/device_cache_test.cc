@@ -17,6 +17,7 @@ namespace {
 struct Fake {
   DeviceKvShape shape;
   std::vector<std::string> calls;
+  absl::Status make = absl::OkStatus();
   absl::Status zero = absl::OkStatus();
   absl::Status next = absl::OkStatus();  // of the other calls
   int64_t extra_bytes = 100;
@@ -39,8 +40,8 @@ class FakeCache : public DeviceKvCache {
   absl::Status SetRows(int group, absl::Span<const DeviceKvRow> rows) override {
     std::string call = "rows";
     for (const DeviceKvRow& row : rows) {
-      absl::StrAppend(&call, " ", row.keep_length, "+", row.append_tokens, ":", row.q_tokens, "/",
-                      row.table.size());
+      absl::StrAppend(&call, " ", row.keep_length, "+", row.append_tokens, ":", row.q_tokens, "@",
+                      row.first_position, "/", row.table.size());
     }
     fake_->calls.push_back(call);
     return fake_->next;
@@ -62,6 +63,7 @@ class FakeDevice : public CpuDevice, public DeviceKvCaches {
   DeviceKvCaches* kv_caches() override { return this; }
   int64_t scratch_bytes() const override { return 1000; }
   absl::StatusOr<std::unique_ptr<DeviceKvCache>> Make(const DeviceKvShape& shape) override {
+    if (!fake.make.ok()) return fake.make;
     fake.shape = shape;
     return std::make_unique<FakeCache>(&fake);
   }
@@ -94,8 +96,8 @@ class DeviceCacheTest : public ::testing::Test {
     return Next().kv_reserved();
   }
   // A cache "a" that is open and settled.
-  std::shared_ptr<KvCache> OpenCache() {
-    EXPECT_TRUE(Reserve(TestReserve("a")).ok());
+  std::shared_ptr<KvCache> OpenCache(const v1::KvReserve& reserve = TestReserve("a")) {
+    EXPECT_TRUE(Reserve(reserve).ok());
     store_->Open(TestOpen("a", 1));
     Next();
     store_->Settle(TestSettle("a", 1, 0));
@@ -104,6 +106,7 @@ class DeviceCacheTest : public ::testing::Test {
     hello.set_cache_id("a");
     hello.set_epoch(1);
     hello.set_token(kTestToken);
+    hello.set_rank(reserve.rank());
     return *store_->Attach(hello, true, nullptr);
   }
   absl::Status Begin(KvCache* cache, const v1::StepBegin& begin) {
@@ -184,14 +187,57 @@ TEST_F(DeviceCacheTest, MemoryThatCannotBeZeroedIsFreed) {
   EXPECT_EQ(budget_.taken_bytes(), 1000 + 8192 + 100);
 }
 
-TEST_F(DeviceCacheTest, PositionPartsAreUnsupported) {
+TEST_F(DeviceCacheTest, AShapeThatNoKernelServesIsUnsupported) {
+  device_.fake.make = absl::UnimplementedError("spec.blocks is 268435456 of 16 tokens");
+  const v1::KvReserved reserved = Reserve(TestReserve("a"));
+  EXPECT_TRUE(reserved.unsupported());
+  EXPECT_EQ(reserved.reason(), "spec.blocks is 268435456 of 16 tokens");
+  EXPECT_EQ(budget_.taken_bytes(), 1000);
+}
+
+// Part 1 of 2: the blocks of entries 16 to 31, 48 to 63 and so on.
+TEST_F(DeviceCacheTest, APositionPartGetsItsOwnEntries) {
   v1::KvReserve reserve = TestReserve("a");
   reserve.mutable_placement()->add_members("worker-1");
   reserve.mutable_placement()->set_position_parts(2);
-  const v1::KvReserved reserved = Reserve(reserve);
-  EXPECT_TRUE(reserved.unsupported());
-  EXPECT_EQ(reserved.reason().find("placement.position_parts is 2;"), 0u) << reserved.reason();
-  EXPECT_EQ(budget_.taken_bytes(), 1000);
+  reserve.set_rank(1);
+  const std::shared_ptr<KvCache> cache = OpenCache(reserve);
+  EXPECT_EQ(device_.fake.shape.position_parts, 2);
+  EXPECT_EQ(device_.fake.shape.position_part, 1);
+  device_.fake.calls.clear();
+  ASSERT_TRUE(Begin(cache.get(), TestBegin(1, 0, 40)).ok());
+  v1::LayerCall call = TestCall(1, 0, 1, 16);
+  EXPECT_EQ(Call(cache.get(), call).code(), absl::StatusCode::kInvalidArgument);
+  call.set_output(v1::KV_OUTPUT_PARTIAL);
+  ASSERT_TRUE(Call(cache.get(), call).ok());
+  call.set_layer(1);
+  ASSERT_TRUE(Call(cache.get(), call).ok());
+  // Entries 40 to 49 are in part 0 but for two.
+  ASSERT_TRUE(Begin(cache.get(), TestBegin(2, 40, 10)).ok());
+  v1::LayerCall next = TestCall(2, 0, 1, 2);
+  next.set_output(v1::KV_OUTPUT_PARTIAL);
+  ASSERT_TRUE(Call(cache.get(), next).ok());
+  EXPECT_EQ(device_.fake.calls,
+            (std::vector<std::string>{"rows 0+16:1@39/2", "run 0 partial q16 k256 out16 lse4",
+                                      "run 1 partial q16 k256 out16 lse4", "rows 16+2:1@49/2",
+                                      "run 0 partial q16 k32 out16 lse4"}));
+}
+
+TEST_F(DeviceCacheTest, AStepWithoutQueriesIsPartialOnAPositionPart) {
+  v1::KvReserve reserve = TestReserve("a");
+  reserve.mutable_placement()->add_members("worker-1");
+  reserve.mutable_placement()->set_position_parts(2);
+  const std::shared_ptr<KvCache> cache = OpenCache(reserve);
+  device_.fake.calls.clear();
+  v1::StepBegin begin = TestBegin(1, 0, 3);
+  begin.mutable_rows(0)->set_q_tokens(0);
+  ASSERT_TRUE(Begin(cache.get(), begin).ok());
+  v1::LayerCall call = TestCall(1, 0, 1, 3);
+  call.clear_q();
+  call.set_output(v1::KV_OUTPUT_NONE);
+  ASSERT_TRUE(Call(cache.get(), call).ok());
+  EXPECT_EQ(device_.fake.calls,
+            (std::vector<std::string>{"rows 0+3:0@3/1", "run 0 partial q0 k48 out0 lse0"}));
 }
 
 TEST_F(DeviceCacheTest, RowsAreSetOncePerStepAndBlocksAreCopiedFirst) {
@@ -203,7 +249,7 @@ TEST_F(DeviceCacheTest, RowsAreSetOncePerStepAndBlocksAreCopiedFirst) {
   call.set_output(v1::KV_OUTPUT_PARTIAL);
   ASSERT_TRUE(Call(cache.get(), call).ok());
   EXPECT_EQ(device_.fake.calls,
-            (std::vector<std::string>{"rows 0+17:1/2", "run 0 q16 k272 out16 lse0",
+            (std::vector<std::string>{"rows 0+17:1@16/2", "run 0 q16 k272 out16 lse0",
                                       "run 1 partial q16 k272 out16 lse4"}));
   device_.fake.calls.clear();
   v1::StepBegin fork = TestBegin(2, 17);
@@ -213,7 +259,7 @@ TEST_F(DeviceCacheTest, RowsAreSetOncePerStepAndBlocksAreCopiedFirst) {
   command->set_length(17);
   ASSERT_TRUE(Begin(cache.get(), fork).ok());
   ASSERT_TRUE(Call(cache.get(), TestCall(2, 0, 1)).ok());
-  EXPECT_EQ(device_.fake.calls, (std::vector<std::string>{"copy 1 to 2 1", "rows 17+1:1/2",
+  EXPECT_EQ(device_.fake.calls, (std::vector<std::string>{"copy 1 to 2 1", "rows 17+1:1@17/2",
                                                           "run 0 q16 k16 out16 lse0"}));
 }
 

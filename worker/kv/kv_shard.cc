@@ -56,12 +56,6 @@ absl::StatusOr<std::unique_ptr<KvShard>> KvShard::Make(KvCacheSpec spec, KvPlace
                                                        int rank, Device* device) {
   std::unique_ptr<KvShard> shard(new KvShard(std::move(spec), placement, rank));
   if (DeviceKvCaches* const caches = device->kv_caches()) {
-    if (placement.position_parts > 1) {
-      return absl::UnimplementedError(absl::StrCat(
-          "placement.position_parts is ", placement.position_parts,
-          "; a GPU holds all positions of its heads: use a world_size that divides num_kv_heads of "
-          "every group"));
-    }
     auto cache = caches->Make(shard->DeviceShape());
     if (!cache.ok()) return cache.status();
     shard->device_cache_ = *std::move(cache);
@@ -227,6 +221,8 @@ DeviceKvShape KvShard::DeviceShape() const {
   shape.dtype = spec_.dtype;
   shape.block_tokens = spec_.block_tokens;
   shape.blocks = spec_.blocks;
+  shape.position_parts = placement_.position_parts;
+  shape.position_part = position_part();
   for (int p = 0; p < spec_.planes(); ++p) {
     const KvPlaneShape plane = PlaneShapeOfRank(spec_, placement_, p);
     shape.planes.push_back({plane.k_elements, plane.v_elements});
@@ -267,10 +263,14 @@ absl::Status KvShard::RunOnDevice(const KvLayerLocation& location, const v1::Lay
     return absl::CancelledError("the cache's calls must end");
   GroupPlan& plan = plans_[location.group];
   if (!plan.ready) {
+    const auto own_entries = [&](int64_t begin, int64_t end) {
+      return EntriesOnPart(begin, end, spec_.block_tokens, placement_.position_parts,
+                           position_part());
+    };
     std::vector<DeviceKvRow> rows;
     for (const KvRowView& row : log_.blocks().rows()) {
-      rows.push_back(
-          {row.keep_length, row.append_tokens, row.q_tokens, row.tables[location.group]});
+      rows.push_back({own_entries(0, row.keep_length), own_entries(row.keep_length, row.end()),
+                      row.q_tokens, row.end() - row.q_tokens, row.tables[location.group]});
     }
     if (auto s = CheckDevice(device_cache_->SetRows(location.group, rows)); !s.ok()) return s;
     plan.ready = true;
@@ -281,7 +281,8 @@ absl::Status KvShard::RunOnDevice(const KvLayerLocation& location, const v1::Lay
   device_call.q = call.q();
   device_call.k = call.k();
   device_call.v = call.v();
-  device_call.partial = call.output() == v1::KV_OUTPUT_PARTIAL;
+  // With several parts, the other outputs belong to steps without queries.
+  device_call.partial = call.output() == v1::KV_OUTPUT_PARTIAL || placement_.position_parts > 1;
   device_call.out = absl::MakeSpan(*result->mutable_out());
   device_call.lse = absl::MakeSpan(*result->mutable_lse());
   return CheckDevice(device_cache_->Run(device_call));

@@ -13,8 +13,8 @@
 #include "common/base/limits.h"
 #include "worker/device/cuda/cuda_kv_scratch.h"
 #include "worker/device/cuda/cuda_status.h"
-#include "worker/device/cuda/kv_batch_class.h"
-#include "worker/device/cuda/tables/kv_resident_tables.h"
+#include "worker/device/cuda/tables/kv_batch_class.h"
+#include "worker/device/cuda/tables/kv_group_rows.h"
 #include "worker/kernels/cuda/paged/paged_attention.h"
 
 namespace ringattn::worker {
@@ -30,16 +30,9 @@ using cuda::paged::PagedStep;
 
 // Table elements of one step and group, at least; the maximum is also four times the blocks.
 constexpr int64_t kTableElements = int64_t{1} << 18;
-constexpr int64_t kMaxRows = 4096;                 // Limits::max_step_rows
-constexpr int64_t kMaxEntries = int64_t{1} << 30;  // of a sequence, as PagedRow says
 // Graphs of one cache. The cache discards all of them when there would be more.
 constexpr size_t kMaxGraphs = 128;
 constexpr int64_t kZeroBytes = kGiB;  // between two looks at `stop`
-
-absl::Status TooLarge(const char* what, int64_t value, int64_t limit) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the call has ", value, " ", what, "; the maximum on this device is ", limit));
-}
 
 // Planes of equal rows. They lie one after another, K before V.
 struct Segment {
@@ -107,7 +100,7 @@ class CudaKvCache final : public DeviceKvCache {
     }
     for (size_t g = 0; g < shape_.groups.size(); ++g) {
       GroupState& state = groups_.emplace_back(MaxTableElements());
-      auto tables = device->Allocate(kMaxRows * kPagedRowBytes + MaxTableElements() * 4);
+      auto tables = device->Allocate(kMaxKvRows * kPagedRowBytes + MaxTableElements() * 4);
       if (!tables.ok()) return tables.status();
       state.tables = *std::move(tables);
       bytes_ += state.tables->bytes();
@@ -168,50 +161,7 @@ class CudaKvCache final : public DeviceKvCache {
   absl::Status SetRows(int group, absl::Span<const DeviceKvRow> rows) override {
     used_ = true;
     if (absl::Status status = scratch_->events()->UseDevice(); !status.ok()) return status;
-    GroupState& state = groups_[group];
-    int64_t elements = 0;
-    for (const DeviceKvRow& row : rows) {
-      elements += static_cast<int64_t>(row.table.size());
-      const int64_t entries = row.keep_length + row.append_tokens;
-      if (entries > kMaxEntries) return TooLarge("entries in a row", entries, kMaxEntries);
-    }
-    const int64_t count = static_cast<int64_t>(rows.size());
-    if (count > kMaxRows) return TooLarge("rows", count, kMaxRows);
-    if (elements > MaxTableElements()) {
-      return TooLarge("block table elements", elements, MaxTableElements());
-    }
-    state.rows = KvClassSize(std::max<int64_t>(count, 1));
-    state.num_rows = count;
-    state.table_bytes = KvTableClass(state.rows, elements, inline_bytes_);
-    if (state.resident()) state.resident_tables.Place(rows);
-    state.max_q = state.total_q = state.max_append = state.total_append = 0;
-    const int64_t row_bytes = state.rows * kPagedRowBytes;
-    state.staging.assign(row_bytes + (state.resident() ? 0 : elements * 4), 0);
-    PagedRow* const paged = reinterpret_cast<PagedRow*>(state.staging.data());
-    int32_t* const table = reinterpret_cast<int32_t*>(state.staging.data() + row_bytes);
-    int64_t at = 0;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const DeviceKvRow& row = rows[i];
-      PagedRow& to = paged[i];
-      to.first_q = static_cast<int32_t>(state.total_q);
-      to.q_tokens = static_cast<int32_t>(row.q_tokens);
-      to.first_append = static_cast<int32_t>(state.total_append);
-      to.append_tokens = static_cast<int32_t>(row.append_tokens);
-      to.keep_length = static_cast<int32_t>(row.keep_length);
-      if (state.resident()) {
-        to.table = static_cast<int32_t>(state.resident_tables.first_element(i));
-      } else {
-        to.table = static_cast<int32_t>(at);
-        std::memcpy(table + at, row.table.data(), row.table.size() * 4);
-        at += static_cast<int64_t>(row.table.size());
-      }
-      state.total_q += row.q_tokens;
-      state.max_q = std::max(state.max_q, row.q_tokens);
-      state.total_append += row.append_tokens;
-      state.max_append = std::max(state.max_append, row.append_tokens);
-    }
-    state.uploaded = false;
-    return absl::OkStatus();
+    return groups_[group].Set(rows, inline_bytes_);
   }
 
   absl::Status Run(const DeviceKvCall& call) override {
@@ -259,26 +209,16 @@ class CudaKvCache final : public DeviceKvCache {
   }
 
  private:
-  // The rows of the latest step.
-  struct GroupState {
-    explicit GroupState(int64_t max_elements) : resident_tables(max_elements) {}
+  struct GroupState : KvGroupRows {
+    explicit GroupState(int64_t max_elements) : KvGroupRows(max_elements) {}
 
-    // [kMaxRows] PagedRow, of which the last `rows` are used, and the table elements after them.
+    // [kMaxKvRows] PagedRow, of which the last `rows` are used, and the table elements after them.
     // Written for steps whose rows or tables do not travel with the calls.
     std::unique_ptr<DeviceBuffer> tables;
-    bool uploaded = false;             // `tables` holds `staging`
-    std::vector<char> staging;         // [rows] PagedRow and the elements of tables that travel
-    KvResidentTables resident_tables;  // the elements of others
-    int64_t table_bytes = 0;           // KvTableClass
-    int64_t rows = 1;                  // of the batch class
-    int64_t num_rows = 0;
-    int64_t max_q = 0, total_q = 0;
-    int64_t max_append = 0, total_append = 0;
 
-    bool resident() const { return table_bytes == 0; }
     char* first_row() const { return first_element() - rows * kPagedRowBytes; }
     char* first_element() const {
-      return static_cast<char*>(tables->data()) + kMaxRows * kPagedRowBytes;
+      return static_cast<char*>(tables->data()) + kMaxKvRows * kPagedRowBytes;
     }
   };
 
@@ -292,6 +232,8 @@ class CudaKvCache final : public DeviceKvCache {
     shape.planes = static_cast<int32_t>(segment.planes);
     shape.k_row_elements = static_cast<int32_t>(segment.row.k_elements);
     shape.v_row_elements = static_cast<int32_t>(segment.row.v_elements);
+    shape.position_parts = static_cast<int32_t>(shape_.position_parts);
+    shape.position_part = static_cast<int32_t>(shape_.position_part);
     return shape;
   }
   CacheShape ShapeOf(const DeviceKvGroup& group, const Segment& segment) const {
@@ -308,7 +250,7 @@ class CudaKvCache final : public DeviceKvCache {
     options.softcap = group.softcap;
     // A window as long as the longest sequence hides nothing.
     options.window_left =
-        group.window_left >= kMaxEntries ? -1 : static_cast<int32_t>(group.window_left);
+        group.window_left >= kMaxKvEntries ? -1 : static_cast<int32_t>(group.window_left);
     options.causal = group.causal;
     options.partial = partial;
     return options;
@@ -336,6 +278,7 @@ class CudaKvCache final : public DeviceKvCache {
       for (size_t s = 0; s < segments_.size(); ++s) {
         if (segments_[s].first_plane >= shape_.groups[g].layers) continue;
         for (const bool partial : {false, true}) {
+          if (shape_.position_parts > 1 && !partial) continue;
           KvBatchClass key;
           key.group = static_cast<int>(g);
           key.segment = static_cast<int64_t>(s);
@@ -387,7 +330,7 @@ class CudaKvCache final : public DeviceKvCache {
     buffers.workspace = scratch_->workspace();
     const int64_t workspace = PagedAttention::WorkspaceBytes(shape, options, batch, info_);
     if (workspace > CudaKvScratch::kWorkspaceBytes) {
-      return TooLarge("bytes of partial results", workspace, CudaKvScratch::kWorkspaceBytes);
+      return KvCallTooLarge("bytes of partial results", workspace, CudaKvScratch::kWorkspaceBytes);
     }
     return PagedAttention::Create(shape, options, batch, buffers, info_);
   }
@@ -396,10 +339,10 @@ class CudaKvCache final : public DeviceKvCache {
     if (const auto found = graphs_.find(key); found != graphs_.end()) return found->second.get();
     const KvCallLayout layout(key, shape_.groups[key.group], shape_.dtype);
     if (layout.input_bytes > CudaKvScratch::kInputBytes) {
-      return TooLarge("bytes of q, k and v", layout.input_bytes, CudaKvScratch::kInputBytes);
+      return KvCallTooLarge("bytes of q, k and v", layout.input_bytes, CudaKvScratch::kInputBytes);
     }
     if (layout.output_bytes > CudaKvScratch::kOutputBytes) {
-      return TooLarge("bytes of results", layout.output_bytes, CudaKvScratch::kOutputBytes);
+      return KvCallTooLarge("bytes of results", layout.output_bytes, CudaKvScratch::kOutputBytes);
     }
     auto attention = Create(key, layout);
     if (!attention.ok()) return attention.status();

@@ -5,7 +5,7 @@
 #include "absl/time/time.h"
 #include "common/base/monotonic_time.h"
 #include "worker/device/cuda/cuda_status.h"
-#include "worker/device/cuda/kv_batch_class.h"
+#include "worker/device/cuda/tables/kv_batch_class.h"
 
 namespace ringattn::worker {
 namespace {

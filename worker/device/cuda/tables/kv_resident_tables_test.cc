@@ -23,7 +23,7 @@ std::vector<uint32_t> Ascending(uint32_t first, int64_t size) {
 
 std::vector<DeviceKvRow> RowsOf(const Tables& tables) {
   std::vector<DeviceKvRow> rows;
-  for (const std::vector<uint32_t>& table : tables) rows.push_back({0, 1, 1, table});
+  for (const std::vector<uint32_t>& table : tables) rows.push_back({0, 1, 1, 0, table});
   return rows;
 }
 

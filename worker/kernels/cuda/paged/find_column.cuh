@@ -39,6 +39,7 @@ __device__ __forceinline__ PagedRow LoadRow(const PagedRow* rows, int index) {
   row.append_tokens = first.w;
   row.keep_length = second.x;
   row.table = second.y;
+  row.first_position = second.z;
   return row;
 }
 

@@ -33,7 +33,8 @@ namespace ringattn::worker::cuda::paged {
 
 // A cache: for each plane K, then V, each [blocks][block_tokens] rows of [num_kv_heads][head_dim]
 // (V with head_dim_v). Rows may be wider than that: a plane may also hold layers with more or wider
-// heads.
+// heads. A cache may hold one of several position parts of each sequence (PartRule, work_split.h).
+// Results are then partial: the caller merges those of all parts.
 struct CacheShape {
   DType dtype = DType::kBFloat16;
   int32_t num_kv_heads = 0;
@@ -45,6 +46,8 @@ struct CacheShape {
   // Elements from one row to the next; 0: num_kv_heads * head_dim, without gaps.
   int32_t k_row_elements = 0;
   int32_t v_row_elements = 0;
+  int32_t position_parts = 1;  // entry p belongs to part (p / block_tokens) % position_parts
+  int32_t position_part = 0;   // the cache's
 
   int64_t k_row_bytes() const;
   int64_t v_row_bytes() const;
@@ -63,7 +66,7 @@ struct AttentionOptions {
   bool causal = true;        // false: a query also sees the entries after its position
   // False: `out` is in the cache's dtype, and sinks join each row. True: `out` is fp32 and
   // normalised, and sinks are ignored, so that the caller can merge partial results by `lse`.
-  bool partial = false;
+  bool partial = false;  // true if the cache has several position parts
 };
 
 // The largest step that one PagedAttention accepts.

@@ -14,6 +14,7 @@ namespace {
 constexpr int32_t kMaxHeadDim = 256;
 constexpr int64_t kMaxRowElements = int64_t{1} << 24;
 constexpr int32_t kMaxRows = 65535;  // the append's grid has one line of blocks for each row
+constexpr int32_t kMaxPositionParts = 1 << 16;
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr int32_t kAppendBlocksPerMultiprocessor = 8;
@@ -35,6 +36,12 @@ absl::Status FirstError(std::initializer_list<absl::Status> statuses) {
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+int32_t BlockShiftOf(const CacheShape& shape) {
+  int32_t shift = 0;
+  while ((1 << shift) < shape.block_tokens) ++shift;
+  return shift;
 }
 
 absl::Status CheckAddress(const char* name, const void* address, int64_t alignment,
@@ -61,6 +68,8 @@ absl::Status CheckProblem(const PagedProblem& problem) {
       CheckRange("block_tokens", shape.block_tokens, 16, 256),
       CheckRange("blocks", shape.blocks, 1, kMaxTokens / 16),
       CheckRange("planes", shape.planes, 1, 65535),
+      CheckRange("position_parts", shape.position_parts, 1, kMaxPositionParts),
+      CheckRange("position_part", shape.position_part, 0, shape.position_parts - 1),
       CheckRow("k_row_elements", shape.k_row_elements,
                int64_t{shape.num_kv_heads} * shape.head_dim),
       CheckRow("v_row_elements", shape.v_row_elements,
@@ -86,6 +95,11 @@ absl::Status CheckProblem(const PagedProblem& problem) {
     return absl::InvalidArgumentError(absl::StrCat("num_heads is ", options.num_heads,
                                                    "; it must be a multiple of num_kv_heads, ",
                                                    shape.num_kv_heads));
+  }
+  if (shape.position_parts > 1 && !options.partial) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("position_parts is ", shape.position_parts,
+                     "; results of one part are partial, so options.partial must be true"));
   }
   if (!(options.softcap >= 0.0f)) {
     return absl::InvalidArgumentError(
@@ -139,13 +153,23 @@ Workspace::Workspace(const PagedProblem& problem, const SplitShape& split) {
   bytes = partial_out + AlignUp(rows * problem.shape.head_dim_v * 4);
 }
 
+MaskRule MaskRuleOf(const PagedProblem& problem) {
+  MaskRule mask;
+  mask.causal = problem.options.causal ? 1 : 0;
+  mask.window_left = problem.options.window_left;
+  mask.part.count = problem.shape.position_parts;
+  mask.part.index = problem.shape.position_part;
+  mask.part.block_shift = BlockShiftOf(problem.shape);
+  return mask;
+}
+
 StepParams StepParamsOf(const PagedProblem& problem, const Buffers& buffers) {
   StepParams step;
   step.step = buffers.step;
   step.rows = buffers.rows;
   step.tables = buffers.tables;
   step.max_rows = problem.batch.max_rows;
-  while ((1 << step.block_shift) < problem.shape.block_tokens) ++step.block_shift;
+  step.block_shift = BlockShiftOf(problem.shape);
   step.plane_tokens = static_cast<int32_t>(problem.shape.blocks * problem.shape.block_tokens);
   return step;
 }
@@ -186,8 +210,7 @@ ForwardParams ForwardParamsOf(const PagedProblem& problem, const Buffers& buffer
 SplitParams SplitParamsOf(const PagedProblem& problem, const Buffers& buffers,
                           const Workspace& workspace, const SplitShape& split) {
   SplitParams params;
-  params.rule.mask.causal = problem.options.causal ? 1 : 0;
-  params.rule.mask.window_left = problem.options.window_left;
+  params.rule.mask = MaskRuleOf(problem);
   params.rule.max_q = split.max_q;
   params.rule.unit_queries = split.unit_queries;
   params.max_columns = split.max_columns;

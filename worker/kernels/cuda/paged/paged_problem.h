@@ -55,6 +55,7 @@ struct Workspace {
   Workspace(const PagedProblem& problem, const SplitShape& split);
 };
 
+MaskRule MaskRuleOf(const PagedProblem& problem);
 StepParams StepParamsOf(const PagedProblem& problem, const Buffers& buffers);
 ForwardParams ForwardParamsOf(const PagedProblem& problem, const Buffers& buffers,
                               const Workspace& workspace, int32_t head_pack, int32_t tile_rows);

@@ -16,10 +16,13 @@ inline constexpr int32_t kMaxDecodeQueries = 64;
 // Thread blocks that may share the keys of one kv head in a decode.
 inline constexpr int32_t kMaxSplits = 256;
 
-// One sequence of a step. The sequence has keep_length + append_tokens entries, at most 2^30, when
-// attention runs. The last query is aligned with the last entry, so query i has position
-//   keep_length + append_tokens - q_tokens + i.
+// One sequence of a step. The sequence has at most 2^30 entries when attention runs. The last query
+// is aligned with the last entry, so query i has position
+//   length of the sequence - q_tokens + i.
 // A query at a negative position sees no key.
+//
+// A cache of several position parts (PartRule) holds some blocks of the sequence. Entries are then
+// counted on the part alone: keep_length, append_tokens, and entry p of `table` below.
 struct alignas(16) PagedRow {
   // The row's first query in q and out. Queries of a row are consecutive, and rows lie there in the
   // order of their index without overlap.
@@ -33,7 +36,10 @@ struct alignas(16) PagedRow {
   // tables[table + p / block_tokens]. The table has an element for each block of the sequence.
   // Elements of blocks in which no query sees a key and no entry is appended are not used.
   int32_t table = 0;
-  int32_t unused[2] = {0, 0};
+  // The position of query 0 in the whole sequence. Read only if the cache has several parts; in one
+  // part it is keep_length + append_tokens - q_tokens.
+  int32_t first_position = 0;
+  int32_t unused = 0;
 };
 static_assert(sizeof(PagedRow) == 32);
 

@@ -31,6 +31,14 @@ struct SplitParams {
   uint32_t* tickets = nullptr;
 };
 
+// As CompiledMask.
+template <bool kParted>
+RINGATTN_PAGED_INLINE SplitParams CompiledSplit(const SplitParams& split) {
+  SplitParams compiled = split;
+  compiled.rule.mask = CompiledMask<kParted>(split.rule.mask);
+  return compiled;
+}
+
 // The append of one step. A token's bytes are the new entry's; a row's are the distance of entries
 // in the cache.
 struct AppendParams {

@@ -27,10 +27,29 @@ namespace ringattn::worker::cuda::paged {
 // The cost of a unit's q, epilogue and merge, in key tiles.
 inline constexpr int32_t kUnitOverhead = 1;
 
+// Which entries of a sequence the cache holds: entry p belongs to part
+//   (p >> block_shift) % count.
+// A part stores its entries without gaps. Local entry e is the part's entry number e, so a block of
+// the sequence is a block of the cache, and within one block the two numbers differ by a constant.
+struct PartRule {
+  int32_t count = 1;  // 1: all entries; the other fields are not read
+  int32_t index = 0;
+  int32_t block_shift = 0;  // log2 of block_tokens
+};
+
 struct MaskRule {
   int32_t causal = 1;
   int32_t window_left = -1;  // -1: all
+  PartRule part;
 };
+
+// `mask` in a kernel that is compiled for caches of several parts, or for caches of one.
+template <bool kParted>
+RINGATTN_PAGED_INLINE MaskRule CompiledMask(const MaskRule& mask) {
+  MaskRule compiled = mask;
+  if constexpr (!kParted) compiled.part = PartRule();
+  return compiled;
+}
 
 // Entries [begin, end) of a sequence; empty: begin = end = 0.
 struct KeySpan {
@@ -38,26 +57,62 @@ struct KeySpan {
   int32_t end = 0;
 };
 
+// Entries of the row that the cache holds.
 RINGATTN_PAGED_INLINE int32_t LengthOf(const PagedRow& row) {
   return row.keep_length + row.append_tokens;
 }
 
-// The position of the row's query `q`.
-RINGATTN_PAGED_INLINE int32_t PositionOf(const PagedRow& row, int32_t q) {
-  return LengthOf(row) - row.q_tokens + q;
+// The position of the row's query `q` in the whole sequence.
+RINGATTN_PAGED_INLINE int32_t PositionOf(const PagedRow& row, const PartRule& part, int32_t q) {
+  return (part.count > 1 ? row.first_position : LengthOf(row) - row.q_tokens) + q;
 }
 
-// The entries that at least one of the row's queries [q_begin, q_end) sees.
+// Local entries in front of entry `position` of the sequence, which is below 2^32.
+RINGATTN_PAGED_INLINE int64_t LocalBelow(const PartRule& part, int64_t position) {
+  if (position <= 0) return 0;
+  if (part.count == 1) return position;
+  const uint32_t block = static_cast<uint32_t>(position >> part.block_shift);
+  const uint32_t count = static_cast<uint32_t>(part.count);
+  const uint32_t round = block / count;
+  const uint32_t of_round = block - round * count;
+  const uint32_t index = static_cast<uint32_t>(part.index);
+  const int64_t block_tokens = int64_t{1} << part.block_shift;
+  const int64_t in_round = of_round > index    ? block_tokens
+                           : of_round == index ? position & (block_tokens - 1)
+                                               : 0;
+  return (int64_t{round} << part.block_shift) + in_round;
+}
+
+// The place in the sequence of a local entry of local block `block`, less its local number.
+RINGATTN_PAGED_INLINE int64_t ShiftOfBlock(const PartRule& part, int32_t block) {
+  return (int64_t{block} * (part.count - 1) + part.index) << part.block_shift;
+}
+
+// Local entries in front of all that a query at `position` sees, and up to the last one.
+RINGATTN_PAGED_INLINE int64_t SeenBegin(const MaskRule& mask, int64_t position) {
+  return mask.window_left < 0 ? 0 : LocalBelow(mask.part, position - mask.window_left);
+}
+RINGATTN_PAGED_INLINE int64_t SeenEnd(const PagedRow& row, const MaskRule& mask, int64_t position) {
+  const int64_t length = LengthOf(row);
+  if (mask.causal == 0) return length;
+  const int64_t end = LocalBelow(mask.part, position + 1);
+  return end < length ? end : length;
+}
+
+// The local entries that at least one of the row's queries [q_begin, q_end) sees.
 RINGATTN_PAGED_INLINE KeySpan VisibleKeys(const PagedRow& row, const MaskRule& mask,
                                           int32_t q_begin, int32_t q_end) {
-  const int64_t first = PositionOf(row, q_begin);
-  const int64_t last = PositionOf(row, q_end - 1);
-  const int64_t length = LengthOf(row);
-  int64_t begin = mask.window_left < 0 ? 0 : first - mask.window_left;
-  if (begin < 0) begin = 0;
-  int64_t end = mask.causal != 0 && last + 1 < length ? last + 1 : length;
+  const int64_t begin = SeenBegin(mask, PositionOf(row, mask.part, q_begin));
+  const int64_t end = SeenEnd(row, mask, PositionOf(row, mask.part, q_end - 1));
   if (begin >= end || q_begin >= q_end) return {0, 0};
   return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
+}
+
+// The local entries that all of the row's queries [q_begin, q_end) see; begin >= end if none.
+RINGATTN_PAGED_INLINE KeySpan CommonKeys(const PagedRow& row, const MaskRule& mask, int32_t q_begin,
+                                         int32_t q_end) {
+  return {static_cast<int32_t>(SeenBegin(mask, PositionOf(row, mask.part, q_end - 1))),
+          static_cast<int32_t>(SeenEnd(row, mask, PositionOf(row, mask.part, q_begin)))};
 }
 
 // Tiles [begin, end) of a span, in tiles of kTileKeys entries from entry 0. An empty span has one

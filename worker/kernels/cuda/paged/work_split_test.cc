@@ -9,6 +9,8 @@
 #include <set>
 #include <vector>
 
+#include "worker/kernels/cuda/paged/parts_test_rows.h"
+
 namespace ringattn::worker::cuda::paged {
 namespace {
 
@@ -56,6 +58,33 @@ TEST(WorkSplit, VisibleKeysAreThosePlainLoopsFind) {
   }
 }
 
+TEST(WorkSplit, APartSeesItsOwnEntriesThatPlainLoopsFind) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 2000; ++i) {
+    const PartCase c = DrawPartCase(random, 40, 5);
+    const auto local = static_cast<int32_t>(c.places.size());
+    for (int32_t e = 0; e < local; ++e) {
+      EXPECT_EQ(LocalBelow(c.mask.part, c.places[e]), e);
+      EXPECT_EQ(e + ShiftOfBlock(c.mask.part, e >> c.mask.part.block_shift), c.places[e]);
+    }
+    EXPECT_EQ(LocalBelow(c.mask.part, c.length), local);
+    for (int32_t q = 0; q < c.row.q_tokens; ++q) {
+      const KeySpan found = VisibleKeys(c.row, c.mask, q, q + 1);
+      for (int32_t e = 0; e < local; ++e) {
+        EXPECT_EQ(c.Sees(q, e), e >= found.begin && e < found.end);
+      }
+    }
+    const KeySpan any = VisibleKeys(c.row, c.mask, 0, c.row.q_tokens);
+    const KeySpan all = CommonKeys(c.row, c.mask, 0, c.row.q_tokens);
+    for (int32_t e = 0; e < local; ++e) {
+      int32_t seen = 0;
+      for (int32_t q = 0; q < c.row.q_tokens; ++q) seen += c.Sees(q, e) ? 1 : 0;
+      EXPECT_TRUE(seen == 0 || (e >= any.begin && e < any.end));
+      EXPECT_EQ(seen == c.row.q_tokens, e >= all.begin && e < all.end);
+    }
+  }
+}
+
 TEST(WorkSplit, LargeWindowsAndLengthsDoNotOverflow) {
   const PagedRow row = Row(0, 2, 2147483000, 600);
   const KeySpan all = VisibleKeys(row, {1, 2147483647}, 0, 2);
@@ -64,6 +93,10 @@ TEST(WorkSplit, LargeWindowsAndLengthsDoNotOverflow) {
   const KeySpan none = VisibleKeys(Row(0, 64, 0, 3), {1, -1}, 0, 61);
   EXPECT_EQ(none.begin, 0);
   EXPECT_EQ(none.end, 0);
+  // The last entry of 2^30, on the last part of 65536.
+  const PartRule part{65536, 65535, 8};
+  EXPECT_EQ(LocalBelow(part, int64_t{1} << 30), int64_t{1} << 14);
+  EXPECT_EQ((int64_t{1} << 14) - 1 + ShiftOfBlock(part, 63), (int64_t{1} << 30) - 1);
 }
 
 // Every tile of every unit belongs to exactly one column, pieces are counted as they are, columns

@@ -1,6 +1,6 @@
 // Times the paged kernels on a GPU by replaying captured graphs. bf16; head_dim 128 unless named.
 //
-//   paged_bench [--only=decode|ranks|batch|small|prefill] [--rounds=N]
+//   paged_bench [--only=decode|ranks|parts|batch|small|prefill] [--rounds=N]
 //
 // Prints lines of comma-separated values: case, measure, value, unit. The bench runs calls that it
 // compares in turns and reports medians. It verifies nothing: run paged_check first.
@@ -57,6 +57,7 @@ class PagedRun {
     int32_t planes = 1;
     bool append = true;
     int32_t splits = 0;
+    int32_t parts = 1;  // the run is part 0 of so many, and lengths are the part's
     KernelChoice choice = KernelChoice::kAutomatic;
   };
 
@@ -67,6 +68,7 @@ class PagedRun {
     shape_.head_dim = shape_.head_dim_v = settings.dim;
     shape_.block_tokens = settings.block_tokens;
     shape_.planes = settings.planes;
+    shape_.position_parts = settings.parts;
     int64_t blocks = 0, total_q = 0, total_append = 0;
     int32_t most_q = 1, most_append = 0;
     for (const BenchRow& row : rows_) {
@@ -82,6 +84,7 @@ class PagedRun {
       std::exit(2);
     }
     options_.num_heads = settings.heads;
+    options_.partial = settings.parts > 1;
     options_.softmax_scale = 1.0f / std::sqrt(static_cast<float>(settings.dim));
     batch_.max_rows = static_cast<int32_t>(std::max<size_t>(rows_.size(), 1));
     batch_.max_q_tokens = most_q;
@@ -93,7 +96,7 @@ class PagedRun {
     const int64_t k_elements =
         std::max<int64_t>(total_append, 1) * settings.kv_heads * settings.dim;
     q_.Reserve(q_elements * 2);
-    out_.Reserve(q_elements * 2);
+    out_.Reserve(q_elements * 4);
     k_.Reserve(k_elements * 2);
     v_.Reserve(k_elements * 2);
     Check(FillRandom(q_.get<void>(), q_elements, 11, g_stream), "fill");
@@ -166,6 +169,7 @@ class PagedRun {
       next.q_tokens = row.queries;
       next.append_tokens = row.append;
       next.keep_length = static_cast<int32_t>(row.length - row.append);
+      next.first_position = static_cast<int32_t>(row.length * settings_.parts - row.queries);
       rows.push_back(next);
       next.first_q += row.queries;
       next.first_append += row.append;
@@ -316,6 +320,25 @@ void BenchRanks(const DeviceBuffer& cache) {
   }
 }
 
+// One kv head of a sequence of 1M entries on the ranks of caches with several position parts.
+void BenchParts(const DeviceBuffer& cache) {
+  constexpr int64_t kLength = 1048576;
+  for (const int32_t queries : {1, 2, 8, 64, 2048}) {
+    for (const int32_t parts : {1, 2, 4, 8}) {
+      PagedRun::Settings settings;
+      settings.kv_heads = 1;
+      settings.order = Order::kShuffled;
+      settings.parts = parts;
+      const PagedRun run(settings, {{kLength / parts, queries, (queries - 1) / parts + 1}}, cache);
+      const double us = TimeInTurns({[&] { run.Launch(); }})[0];
+      const std::string name =
+          absl::StrCat(queries, " queries of 32 heads and ", kLength, " keys, ", parts, " parts");
+      Report(name, "append and attention", us, "us");
+      Report(name, "K and V", GigabytesPerSecond(run.bytes(), us), "GB/s");
+    }
+  }
+}
+
 // 64 sequences of 16 to 1M entries, compared with one sequence of equal total length.
 void BenchBatch(const DeviceBuffer& cache) {
   std::vector<BenchRow> rows;
@@ -448,7 +471,8 @@ int Main(int argc, char** argv) {
     } else if (std::strncmp(argv[i], "--rounds=", 9) == 0) {
       g_rounds = std::max(1, std::atoi(argv[i] + 9));
     } else {
-      std::fprintf(stderr, "paged_bench [--only=decode|ranks|batch|small|prefill] [--rounds=N]\n");
+      std::fprintf(stderr,
+                   "paged_bench [--only=decode|ranks|parts|batch|small|prefill] [--rounds=N]\n");
       return 2;
     }
   }
@@ -464,6 +488,7 @@ int Main(int argc, char** argv) {
   const auto wanted = [&](const char* name) { return only.empty() || only == name; };
   if (wanted("decode")) BenchDecode(cache);
   if (wanted("ranks")) BenchRanks(cache);
+  if (wanted("parts")) BenchParts(cache);
   if (wanted("batch")) BenchBatch(cache);
   if (wanted("small")) BenchSmall(cache);
   if (wanted("prefill")) BenchPrefill(cache);

@@ -95,6 +95,11 @@ void DrawOptions(Draw& draw, PagedCase& c) {
   }
   options.causal = draw.Chance(0.85);
   options.partial = draw.Chance(0.25);
+  if (draw.Chance(0.35)) {
+    c.shape.position_parts = static_cast<int32_t>(draw.Chance(0.9) ? draw.Uniform(2, 5) : 64);
+    c.shape.position_part = static_cast<int32_t>(draw.Uniform(0, c.shape.position_parts - 1));
+    options.partial = true;
+  }
   if (draw.Chance(0.4)) {
     c.sinks.resize(options.num_heads);
     for (float& sink : c.sinks) {
@@ -102,6 +107,16 @@ void DrawOptions(Draw& draw, PagedCase& c) {
                               : static_cast<float>(draw.Real(-3, 3));
     }
   }
+}
+
+// Entries of the cache's part in front of entry `end` of a sequence, block by block.
+int32_t OwnEntries(const CacheShape& shape, int64_t end) {
+  int64_t count = 0;
+  for (int64_t block = shape.position_part; block * shape.block_tokens < end;
+       block += shape.position_parts) {
+    count += std::min<int64_t>(shape.block_tokens, end - block * shape.block_tokens);
+  }
+  return static_cast<int32_t>(count);
 }
 
 // Entries of one row. `most`: of rows of ordinary length.
@@ -153,6 +168,9 @@ void DrawRows(CaseKind kind, Draw& draw, PagedCase& c) {
     if (draw.Chance(0.05)) row.queries = 0;
     if (draw.Chance(0.03)) row.keep = row.append = 0;
     if (draw.Chance(0.2)) row.gap = static_cast<int32_t>(draw.Uniform(0, 5));
+    row.sequence_length = row.length();
+    row.keep = OwnEntries(c.shape, row.sequence_length - row.append);
+    row.append = OwnEntries(c.shape, row.sequence_length) - row.keep;
     c.rows.push_back(row);
   }
 }
@@ -188,7 +206,7 @@ void SpoilUnusedElements(Draw& draw, PagedCase& c) {
   for (CaseRow& row : c.rows) {
     int64_t seen = row.queries > 0 ? 0 : row.length();
     if (row.queries > 0 && c.options.window_left >= 0) {
-      seen = std::max<int64_t>(0, int64_t{row.length()} - row.queries - c.options.window_left);
+      seen = OwnEntries(c.shape, int64_t{row.first_position()} - c.options.window_left);
     }
     for (size_t b = 0; b < row.table.size(); ++b) {
       const int64_t end = (static_cast<int64_t>(b) + 1) * tokens;
@@ -311,6 +329,10 @@ PagedCase DrawCase(CaseKind kind, std::mt19937_64& random) {
     paged.first_append = static_cast<int32_t>(appended);
     paged.append_tokens = row.append;
     paged.keep_length = row.keep;
+    // In one part the kernels derive it.
+    paged.first_position = c.shape.position_parts > 1
+                               ? row.first_position()
+                               : static_cast<int32_t>(draw.Uniform(-9, 1000000));
     paged.table = static_cast<int32_t>(c.tables.size());
     c.tables.insert(c.tables.end(), row.table.begin(), row.table.end());
     c.paged_rows.push_back(paged);
@@ -334,15 +356,18 @@ PagedCase DrawCase(CaseKind kind, std::mt19937_64& random) {
 }
 
 std::string PagedCase::Describe() const {
-  std::string text = absl::StrCat(
-      DTypeName(shape.dtype), " heads ", options.num_heads, "/", shape.num_kv_heads, " d ",
-      shape.head_dim, "/", shape.head_dim_v, " rows ", shape.k_row_elements, "/",
-      shape.v_row_elements, " blocks of ", shape.block_tokens, " plane ", plane, "/", shape.planes,
-      " scale ", options.softmax_scale, " softcap ", options.softcap, " window ",
-      options.window_left, options.causal ? " causal" : " full", options.partial ? " partial" : "",
-      sinks.empty() ? "" : " sinks", " splits ", batch.splits, " rows (keep+append:queries)");
+  std::string text =
+      absl::StrCat(DTypeName(shape.dtype), " heads ", options.num_heads, "/", shape.num_kv_heads,
+                   " d ", shape.head_dim, "/", shape.head_dim_v, " rows ", shape.k_row_elements,
+                   "/", shape.v_row_elements, " blocks of ", shape.block_tokens, " part ",
+                   shape.position_part, "/", shape.position_parts, " plane ", plane, "/",
+                   shape.planes, " scale ", options.softmax_scale, " softcap ", options.softcap,
+                   " window ", options.window_left, options.causal ? " causal" : " full",
+                   options.partial ? " partial" : "", sinks.empty() ? "" : " sinks", " splits ",
+                   batch.splits, " rows (keep+append:queries/all parts)");
   for (size_t r = 0; r < rows.size() && r < 8; ++r) {
-    absl::StrAppend(&text, " ", rows[r].keep, "+", rows[r].append, ":", rows[r].queries);
+    absl::StrAppend(&text, " ", rows[r].keep, "+", rows[r].append, ":", rows[r].queries, "/",
+                    rows[r].sequence_length);
   }
   if (rows.size() > 8) absl::StrAppend(&text, " ... of ", rows.size());
   return text;

@@ -20,14 +20,17 @@ enum class CaseKind {
   kSmall,     // tiny, for compute-sanitizer
 };
 
+// Entries are those of the cache's part.
 struct CaseRow {
   int32_t keep = 0;
   int32_t append = 0;
   int32_t queries = 0;
-  int32_t gap = 0;             // unused queries in front of the row's in q
-  std::vector<int32_t> table;  // as the kernels get it: unused elements hold anything
+  int32_t sequence_length = 0;  // of all parts
+  int32_t gap = 0;              // unused queries in front of the row's in q
+  std::vector<int32_t> table;   // as the kernels get it: unused elements hold anything
 
   int32_t length() const { return keep + append; }
+  int32_t first_position() const { return sequence_length - queries; }
 };
 
 struct PagedCase {

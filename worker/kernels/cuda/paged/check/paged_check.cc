@@ -244,7 +244,10 @@ class Judge {
     ReferenceQuery query;
     query.q = c.q_values.data() + (q_row * heads + head) * dim;
     query.length = row.length();
-    query.position = int64_t{row.length()} - row.queries + i;
+    query.position = int64_t{row.first_position()} + i;
+    query.parts = c.shape.position_parts;
+    query.part = c.shape.position_part;
+    query.block_tokens = c.shape.block_tokens;
     query.causal = c.options.causal;
     query.window_left = c.options.window_left;
     query.softmax_scale = c.options.softmax_scale;
@@ -411,12 +414,13 @@ class Coverage {
     count(!c.options.causal, "full");
     count(c.shape.head_dim != c.shape.head_dim_v, "Dv != D");
     count(c.shape.k_row_elements > 0, "rows wider than the heads");
+    const bool parted = c.shape.position_parts > 1;
     bool empty = false, several = false, prefill = false, without_keys = false, long_row = false;
     for (const CaseRow& row : c.rows) {
       empty |= row.length() == 0;
       several |= row.queries > 1 && row.queries <= kMaxDecodeQueries;
       prefill |= row.queries > kMaxDecodeQueries;
-      without_keys |= row.queries > row.length();
+      without_keys |= row.queries > row.sequence_length;
       long_row |= row.length() >= 100000;
     }
     count(empty, "empty sequence");
@@ -425,6 +429,10 @@ class Coverage {
     count(without_keys, "queries without keys");
     count(long_row, "100,000 entries and more");
     count(c.rows.size() > 100, "more than 100 rows");
+    count(parted && several, absl::StrCat("position parts, several queries by ", kernels));
+    count(parted && prefill, absl::StrCat("position parts, prefill by ", kernels));
+    count(parted && c.options.window_left >= 0,
+          absl::StrCat("position parts, window by ", kernels));
     for (const int dim : {64, 96, 128, 192, 256}) {
       const int larger = std::max(c.shape.head_dim, c.shape.head_dim_v);
       count(larger <= dim && larger > dim - 64, absl::StrCat(kernels, " head dims about ", dim));

@@ -17,8 +17,10 @@ ReferenceRow ComputeReference(const ReferenceQuery& query, int64_t head_dim, int
   std::vector<int64_t> entries;
   double largest = kNone;
   for (int64_t j = 0; j < query.length; ++j) {
-    if (query.causal && j > query.position) continue;
-    if (query.window_left >= 0 && j < query.position - query.window_left) continue;
+    const int64_t block = j / query.block_tokens * query.parts + query.part;
+    const int64_t place = block * query.block_tokens + j % query.block_tokens;
+    if (query.causal && place > query.position) continue;
+    if (query.window_left >= 0 && place < query.position - query.window_left) continue;
     const float *k = nullptr, *v = nullptr;
     read(j, &k, &v);
     double dot = 0.0, absolute = 0.0;

@@ -12,7 +12,9 @@ namespace ringattn::worker::cuda::paged::check {
 struct ReferenceQuery {
   const float* q = nullptr;  // [head_dim]
   int64_t position = 0;
-  int64_t length = 0;  // entries of the sequence
+  int64_t length = 0;  // entries of the sequence in the cache
+  // The cache holds part `part` of `parts`: blocks of block_tokens entries in turn.
+  int64_t parts = 1, part = 0, block_tokens = 1;
   bool causal = true;
   int64_t window_left = -1;
   double softmax_scale = 1.0;

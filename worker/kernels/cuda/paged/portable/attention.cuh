@@ -51,6 +51,7 @@ struct PortableShape {
     float max[2][kRows];  // of the tiles so far; the tile's parity says which is the newer one
     float factor[kRows];  // what a row's sums are multiplied with
     float lse[kRows];
+    KeySpan seen[kRows];  // the entries that each packed row sees
     ColumnScratch<kThreads> scratch;
     uint32_t last;
   };
@@ -73,6 +74,7 @@ struct PortableAttention {
   using Shared = typename Shape::Shared;
 
   const PortableParams& params;
+  const SplitParams& split;  // CompiledSplit
   Shared& shared;
   const char* k_plane;
   const char* v_plane;
@@ -262,28 +264,11 @@ struct PortableAttention {
     }
   }
 
-  // One unit of a row, as this thread block computes it.
-  struct UnitView {
-    const PagedRow& row;
-    int32_t first_query;
-    int rows;      // packed ones
-    KeySpan keys;  // that the unit's queries see
-
-    // Whether packed row `packed_row` sees an entry.
-    __device__ __forceinline__ bool Sees(const MaskRule& mask, int pack, int packed_row,
-                                         int32_t key) const {
-      const int32_t position = PositionOf(row, first_query + packed_row / pack);
-      return key < keys.end && key >= keys.begin && (mask.causal == 0 || key <= position) &&
-             (mask.window_left < 0 || key >= int64_t{position} - mask.window_left);
-    }
-  };
-
   // One tile of keys: its probabilities to shared.p, and what rows are multiplied with to
   // shared.factor. `parity` alternates between tiles. `sum` is that of row threadIdx.x.
-  __device__ __forceinline__ void Tile(const UnitView& unit, int32_t first, int parity,
-                                       float& sum) const {
+  // `rows`: packed ones.
+  __device__ __forceinline__ void Tile(int rows, int32_t first, int parity, float& sum) const {
     constexpr int kAtOnce = Shape::kRowsAtOnce;
-    const int pack = params.forward.head_pack;
     const int lane = threadIdx.x & 31;
     const int warp = threadIdx.x / 32;
     const int key_group = warp % Shape::kKeyGroups;
@@ -292,15 +277,14 @@ struct PortableAttention {
     float scores[Shape::kRowsPerWarp / kAtOnce][kAtOnce];
 #pragma unroll
     for (int g = 0; g < Shape::kRowsPerWarp / kAtOnce; ++g) {
-      if (warp_row + g * kAtOnce >= unit.rows) break;
+      if (warp_row + g * kAtOnce >= rows) break;
       Scores(warp_row + g * kAtOnce, key, scores[g]);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int packed_row = warp_row + g * kAtOnce + i;
         float& score = scores[g][i];
-        if (!unit.Sees(params.split.rule.mask, pack, packed_row, first + key)) {
-          score = NegativeInfinity();
-        }
+        const KeySpan seen = shared.seen[packed_row];
+        if (first + key < seen.begin || first + key >= seen.end) score = NegativeInfinity();
         float max = score;
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) {
@@ -313,7 +297,7 @@ struct PortableAttention {
     __syncthreads();
 #pragma unroll
     for (int g = 0; g < Shape::kRowsPerWarp / kAtOnce; ++g) {
-      if (warp_row + g * kAtOnce >= unit.rows) break;
+      if (warp_row + g * kAtOnce >= rows) break;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int packed_row = warp_row + g * kAtOnce + i;
@@ -342,7 +326,7 @@ struct PortableAttention {
       }
     }
     __syncthreads();
-    if (static_cast<int>(threadIdx.x) < unit.rows) {
+    if (static_cast<int>(threadIdx.x) < rows) {
       sum *= shared.factor[threadIdx.x];
 #pragma unroll
       for (int group = 0; group < Shape::kKeyGroups; ++group) {
@@ -356,19 +340,18 @@ struct PortableAttention {
                                        int pack_index) const {
     const ForwardParams& forward = params.forward;
     const CommonParams& common = forward.common;
-    const UnitRule& rule = params.split.rule;
+    const UnitRule& rule = split.rule;
     const int pack = forward.head_pack;
     const int thread = threadIdx.x;
     const int32_t first_query = unit * rule.unit_queries;
     const int32_t queries = min(rule.unit_queries, row.q_tokens - first_query);
-    const UnitView view{row, first_query, queries * pack,
-                        VisibleKeys(row, rule.mask, first_query, first_query + queries)};
-    const int rows = view.rows;
+    const int rows = queries * pack;
+    const KeySpan keys = VisibleKeys(row, rule.mask, first_query, first_query + queries);
     const int64_t first_q = int64_t{row.first_q} + first_query;
     // The tiles of the piece in which this unit's queries see a key.
-    const int32_t tile_begin = max(tiles.begin + piece.begin, view.keys.begin / Shape::kKeys);
+    const int32_t tile_begin = max(tiles.begin + piece.begin, keys.begin / Shape::kKeys);
     const int32_t tile_end =
-        min(tiles.begin + piece.end, (view.keys.end + Shape::kKeys - 1) / Shape::kKeys);
+        min(tiles.begin + piece.end, (keys.end + Shape::kKeys - 1) / Shape::kKeys);
 
     float output[Shape::kRows][2] = {};
     float sum = 0.0f;
@@ -376,14 +359,18 @@ struct PortableAttention {
     __syncthreads();  // the last item is done with shared memory
     LoadQueries(first_q, rows);
     if (thread < Shape::kRows) shared.max[1][thread] = NegativeInfinity();
+    if (thread < rows) {
+      const int32_t query = first_query + thread / pack;
+      shared.seen[thread] = VisibleKeys(row, rule.mask, query, query + 1);
+    }
 #pragma unroll 1
     for (int32_t tile = tile_begin; tile < tile_end; ++tile) {
       const int32_t first = tile * Shape::kKeys;
       __syncthreads();  // the last tile has been used
-      LoadTile(shared.k, k_plane, common.head_dim, params.k_row_elements, row, view.keys, first);
-      LoadTile(shared.v, v_plane, common.head_dim_v, params.v_row_elements, row, view.keys, first);
+      LoadTile(shared.k, k_plane, common.head_dim, params.k_row_elements, row, keys, first);
+      LoadTile(shared.v, v_plane, common.head_dim_v, params.v_row_elements, row, keys, first);
       __syncthreads();
-      Tile(view, first, parity, sum);
+      Tile(rows, first, parity, sum);
       AddValues(rows, output);
       parity ^= 1;
     }
@@ -452,13 +439,15 @@ struct PortableAttention {
   }
 };
 
-template <typename Shape>
+// kParted: the cache holds one of several parts of each sequence.
+template <typename Shape, bool kParted>
 __device__ __forceinline__ void RunPortable(const PortableParams& params, char* memory) {
+  const SplitParams split = CompiledSplit<kParted>(params.split);
   auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
   const int column = static_cast<int>(blockIdx.x) / params.split.packs;
   const int pack_index = static_cast<int>(blockIdx.x) % params.split.packs;
   const ColumnStart start =
-      FindColumn<Shape::kKeys, Shape::kThreads>(params.step, params.split, column, shared.scratch);
+      FindColumn<Shape::kKeys, Shape::kThreads>(params.step, split, column, shared.scratch);
 #if __CUDA_ARCH__ >= 900
   // The append in front of this kernel is complete from here on.
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -467,12 +456,13 @@ __device__ __forceinline__ void RunPortable(const PortableParams& params, char* 
       params.cache + start.plane * (params.k_plane_bytes + params.v_plane_bytes);
   const int first_head = pack_index * params.forward.head_pack;
   const PortableAttention<Shape> attention{params,
+                                           split,
                                            shared,
                                            k_plane,
                                            k_plane + params.k_plane_bytes,
                                            first_head / params.forward.common.group_size,
                                            first_head};
-  ForEachPiece<Shape::kKeys>(params.step, params.split, column, start,
+  ForEachPiece<Shape::kKeys>(params.step, split, column, start,
                              [&](const PagedRow& row, int row_index, int32_t unit,
                                  const TileSpan& tiles, const UnitPiece& piece) {
                                attention.Item(row, row_index, unit, tiles, piece, column,
@@ -484,32 +474,32 @@ __device__ __forceinline__ void RunPortable(const PortableParams& params, char* 
 
 // Within namespace ringattn::worker::cuda::paged: the kernels for head dims up to `dim`, and the
 // keys of their tiles.
-#define RINGATTN_PAGED_PORTABLE(dim, keys_fp32, keys_16)                           \
-  __global__ void __launch_bounds__(128, 2)                                        \
-      fp32_paged_attention_d##dim(const __grid_constant__ PortableParams params) { \
-    extern __shared__ __align__(16) char shared[];                                 \
-    RunPortable<PortableShape<float, dim, keys_fp32>>(params, shared);             \
-  }                                                                                \
-  __global__ void __launch_bounds__(128, 2)                                        \
-      bf16_paged_attention_d##dim(const __grid_constant__ PortableParams params) { \
-    extern __shared__ __align__(16) char shared[];                                 \
-    RunPortable<PortableShape<__nv_bfloat16, dim, keys_16>>(params, shared);       \
-  }                                                                                \
-  __global__ void __launch_bounds__(128, 2)                                        \
-      fp16_paged_attention_d##dim(const __grid_constant__ PortableParams params) { \
-    extern __shared__ __align__(16) char shared[];                                 \
-    RunPortable<PortableShape<__half, dim, keys_16>>(params, shared);              \
-  }                                                                                \
-  PortableKernel PortableKernel_d##dim() {                                         \
+#define RINGATTN_PAGED_PORTABLE_KERNEL(kernel, type, dim, keys, parted)  \
+  __global__ void __launch_bounds__(128, 2)                              \
+      kernel(const __grid_constant__ PortableParams params) {            \
+    extern __shared__ __align__(16) char shared[];                       \
+    RunPortable<PortableShape<type, dim, keys>, parted>(params, shared); \
+  }
+#define RINGATTN_PAGED_PORTABLE_KERNELS(name, dim, keys_fp32, keys_16, parted)     \
+  RINGATTN_PAGED_PORTABLE_KERNEL(fp32_##name, float, dim, keys_fp32, parted)       \
+  RINGATTN_PAGED_PORTABLE_KERNEL(bf16_##name, __nv_bfloat16, dim, keys_16, parted) \
+  RINGATTN_PAGED_PORTABLE_KERNEL(fp16_##name, __half, dim, keys_16, parted)        \
+  static PortableKernel KernelOf_##name() {                                        \
     using Single = PortableShape<float, dim, keys_fp32>;                           \
     using Half = PortableShape<__half, dim, keys_16>;                              \
-    return {reinterpret_cast<const void*>(&fp32_paged_attention_d##dim),           \
-            reinterpret_cast<const void*>(&bf16_paged_attention_d##dim),           \
-            reinterpret_cast<const void*>(&fp16_paged_attention_d##dim),           \
+    return {reinterpret_cast<const void*>(&fp32_##name),                           \
+            reinterpret_cast<const void*>(&bf16_##name),                           \
+            reinterpret_cast<const void*>(&fp16_##name),                           \
             dim,                                                                   \
             Half::kThreads,                                                        \
             static_cast<int32_t>(sizeof(Single::Shared)),                          \
             static_cast<int32_t>(sizeof(Half::Shared))};                           \
+  }
+#define RINGATTN_PAGED_PORTABLE(dim, keys_fp32, keys_16)                                        \
+  RINGATTN_PAGED_PORTABLE_KERNELS(paged_attention_d##dim, dim, keys_fp32, keys_16, false)       \
+  RINGATTN_PAGED_PORTABLE_KERNELS(paged_attention_part_d##dim, dim, keys_fp32, keys_16, true)   \
+  PortableKernel PortableKernel_d##dim(bool parted) {                                           \
+    return parted ? KernelOf_paged_attention_part_d##dim() : KernelOf_paged_attention_d##dim(); \
   }
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_PAGED_PORTABLE_ATTENTION_CUH_

@@ -34,10 +34,10 @@ struct PortableKernel {
 
 inline constexpr int32_t kPortableRows = 16;  // packed rows of a unit
 
-// Take PortableParams; grid [max_columns * packs].
-PortableKernel PortableKernel_d64();
-PortableKernel PortableKernel_d128();
-PortableKernel PortableKernel_d256();
+// `parted`: for caches of several position parts. Take PortableParams; grid [max_columns * packs].
+PortableKernel PortableKernel_d64(bool parted);
+PortableKernel PortableKernel_d128(bool parted);
+PortableKernel PortableKernel_d256(bool parted);
 
 }  // namespace ringattn::worker::cuda::paged
 

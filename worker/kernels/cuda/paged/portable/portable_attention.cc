@@ -14,9 +14,10 @@ constexpr int32_t kMaxBlocksPerMultiprocessor = 2;
 
 PortableKernel KernelOf(const CacheShape& shape) {
   const int32_t dim = std::max(shape.head_dim, shape.head_dim_v);
-  if (dim <= 64) return PortableKernel_d64();
-  if (dim <= 128) return PortableKernel_d128();
-  return PortableKernel_d256();
+  const bool parted = shape.position_parts > 1;
+  if (dim <= 64) return PortableKernel_d64(parted);
+  if (dim <= 128) return PortableKernel_d128(parted);
+  return PortableKernel_d256(parted);
 }
 
 int32_t SharedBytes(const CacheShape& shape) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "worker/kernels/cuda/paged/key_passes.h"
 #include "worker/kernels/cuda/paged/sm90/kernel_params.h"
 #include "worker/kernels/cuda/paged/sm90/paged_shape.cuh"
 #include "worker/kernels/cuda/primitives/tma.cuh"
@@ -69,7 +70,7 @@ class TableWindow {
   int32_t upper_, lower_;
 };
 
-// Loads the tiles of one item, from the last to the first. All lanes of the producer warp execute
+// Loads the passes of one item, from the last to the first. All lanes of the producer warp execute
 // everything together.
 template <typename Shape>
 struct BlockLoader {
@@ -128,14 +129,14 @@ struct BlockLoader {
     }
   }
 
-  // The lane's token of the plane for the tile that begins at key `first`; a token that does not
-  // exist if the item sees no key of the box.
-  __device__ __forceinline__ int32_t TokenOf(int32_t first) {
-    const int32_t last = min(first + Shape::kKeys, keys.end) - 1;
+  // The lane's token of the plane for a pass over keys [first, end); a token that does not exist if
+  // the pass has no key of the box that the item sees.
+  __device__ __forceinline__ int32_t TokenOf(int32_t first, int32_t end) {
+    const int32_t last = min(first + Shape::kKeys, end) - 1;
     window.MoveTo(max(last, 0) >> step.block_shift);
     const int32_t key = first + box_row;
     const int32_t block = window.At(key >> step.block_shift);
-    const bool seen = key < keys.end && key + (1 << maps.box_shift) > keys.begin;
+    const bool seen = key < end && key + (1 << maps.box_shift) > keys.begin;
     return seen ? (block << step.block_shift) + (key & ((1 << step.block_shift) - 1))
                 : step.plane_tokens;
   }
@@ -150,9 +151,16 @@ struct BlockLoader {
   __device__ __forceinline__ void ClaimKeys() {
     WaitBarrier(shared + Shape::kKEmpty + 8 * k.stage, k.phase ^ 1);
   }
-  // After ClaimKeys. `tile` describes it to the consumers.
-  __device__ __forceinline__ void LoadKeys(int32_t token, const KeyTile& tile) {
-    if (lane == 0) reinterpret_cast<KeyTile*>(memory + Shape::kKeyTiles)[k.stage] = tile;
+  // After ClaimKeys.
+  __device__ __forceinline__ void LoadKeys(int32_t token, const KeyPass& pass) {
+    if (lane == 0) {
+      KeyTile tile;
+      tile.flags = (pass.last ? KeyTile::kLast : 0) | (pass.masked ? KeyTile::kMasked : 0);
+      tile.lower = pass.lower;
+      tile.upper = pass.upper;
+      tile.columns = pass.columns;
+      reinterpret_cast<KeyTile*>(memory + Shape::kKeyTiles)[k.stage] = tile;
+    }
     const uint32_t barrier = shared + Shape::kKFull + 8 * k.stage;
     if (lane == 0) ArriveExpecting(barrier, Shape::kKvBytes);
     __syncwarp();
@@ -243,28 +251,6 @@ __device__ __forceinline__ void InitPagedBarriers(uint32_t shared) {
   }
   for (int job = 0; job < Shape::kJobs; ++job) InitBarrier(shared + Shape::kJobFull + 8 * job, 1);
   cuda::sm90::FenceBarrierInit();
-}
-
-// Describes the tile that begins at key `first` to the consumers. Query r of the item has position
-// `position` + r.
-template <typename Shape>
-__device__ __forceinline__ KeyTile DescribeTile(const MaskRule& mask, const KeySpan& keys,
-                                                int32_t position, int32_t queries, int32_t first,
-                                                bool last) {
-  constexpr int64_t kLimit = int64_t{1} << 30;
-  int64_t lower = -kLimit, upper = kLimit;
-  if (mask.window_left >= 0) lower = int64_t{position} - mask.window_left - first;
-  if (mask.causal != 0) upper = int64_t{position} - first;
-  lower = lower < -kLimit ? -kLimit : lower;
-  upper = upper > kLimit ? kLimit : upper;
-  KeyTile tile;
-  tile.columns = keys.end - first;
-  const bool whole =
-      lower + queries - 1 <= 0 && upper >= Shape::kKeys - 1 && tile.columns >= Shape::kKeys;
-  tile.lower = static_cast<int32_t>(lower);
-  tile.upper = static_cast<int32_t>(upper);
-  tile.flags = (last ? KeyTile::kLast : 0) | (whole ? 0 : KeyTile::kMasked);
-  return tile;
 }
 
 }  // namespace ringattn::worker::cuda::paged

@@ -25,8 +25,10 @@ __device__ __forceinline__ void ClearUnusedQueries(const DecodeParams& params, c
   SyncThreads<128>(DecodeProducts<Shape>::kMergeTurn);
 }
 
-template <typename Shape>
+// kParted: the cache holds one of several parts of each sequence.
+template <typename Shape, bool kParted>
 __device__ __forceinline__ void RunDecode(const DecodeParams& params, char* memory) {
+  const SplitParams split = CompiledSplit<kParted>(params.split);
   const uint32_t shared = SharedAddress(memory);
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
@@ -39,10 +41,10 @@ __device__ __forceinline__ void RunDecode(const DecodeParams& params, char* memo
   const int pack_index = static_cast<int>(blockIdx.x) % params.split.packs;
   // The step's description is older than the append in front of this kernel.
   const ColumnStart start = FindColumn<Shape::kKeys, Shape::kThreads>(
-      params.step, params.split, column,
+      params.step, split, column,
       *reinterpret_cast<ColumnScratch<Shape::kThreads>*>(memory + Shape::kScratch));
   if (warp == 0) {
-    DecodeProducer<Shape>::Run(params, memory, shared, column, pack_index, start);
+    DecodeProducer<Shape>::Run(params, split, memory, shared, column, pack_index, start);
   } else if (warp == 1) {
     RunClearing<Shape>(memory, shared);
   } else if (warp >= 4) {
@@ -55,27 +57,29 @@ __device__ __forceinline__ void RunDecode(const DecodeParams& params, char* memo
 
 // Within namespace ringattn::worker::cuda::paged. `name` is the class (d128); what follows are
 // DecodeShape's numbers.
-#define RINGATTN_PAGED_DECODE(name, ...)                                           \
-  __global__ void __launch_bounds__(256, 1)                                        \
-      sm90_bf16_paged_decode_##name(const __grid_constant__ DecodeParams params) { \
-    extern __shared__ __align__(1024) char shared[];                               \
-    RunDecode<DecodeShape<__nv_bfloat16, __VA_ARGS__>>(params, shared);            \
-  }                                                                                \
-  __global__ void __launch_bounds__(256, 1)                                        \
-      sm90_fp16_paged_decode_##name(const __grid_constant__ DecodeParams params) { \
-    extern __shared__ __align__(1024) char shared[];                               \
-    RunDecode<DecodeShape<__half, __VA_ARGS__>>(params, shared);                   \
-  }                                                                                \
-  cuda::sm90::ForwardKernel DecodeKernel_##name() {                                \
-    using Half = DecodeShape<__half, __VA_ARGS__>;                                 \
-    static_assert(Half::kThreads == 256);                                          \
-    return {reinterpret_cast<const void*>(&sm90_bf16_paged_decode_##name),         \
-            reinterpret_cast<const void*>(&sm90_fp16_paged_decode_##name),         \
-            Half::kRows,                                                           \
-            Half::kKeys,                                                           \
-            Half::kPanels,                                                         \
-            Half::kThreads,                                                        \
-            Half::kSharedBytes};                                                   \
+#define RINGATTN_PAGED_DECODE_KERNEL(kernel, type, parted, ...)                                   \
+  __global__ void __launch_bounds__(256, 1) kernel(const __grid_constant__ DecodeParams params) { \
+    extern __shared__ __align__(1024) char shared[];                                              \
+    RunDecode<DecodeShape<type, __VA_ARGS__>, parted>(params, shared);                            \
+  }
+#define RINGATTN_PAGED_DECODE(name, ...)                                                         \
+  RINGATTN_PAGED_DECODE_KERNEL(sm90_bf16_paged_decode_##name, __nv_bfloat16, false, __VA_ARGS__) \
+  RINGATTN_PAGED_DECODE_KERNEL(sm90_fp16_paged_decode_##name, __half, false, __VA_ARGS__)        \
+  RINGATTN_PAGED_DECODE_KERNEL(sm90_bf16_paged_decode_part_##name, __nv_bfloat16, true,          \
+                               __VA_ARGS__)                                                      \
+  RINGATTN_PAGED_DECODE_KERNEL(sm90_fp16_paged_decode_part_##name, __half, true, __VA_ARGS__)    \
+  cuda::sm90::ForwardKernel DecodeKernel_##name(bool parted) {                                   \
+    using Half = DecodeShape<__half, __VA_ARGS__>;                                               \
+    static_assert(Half::kThreads == 256);                                                        \
+    return {parted ? reinterpret_cast<const void*>(&sm90_bf16_paged_decode_part_##name)          \
+                   : reinterpret_cast<const void*>(&sm90_bf16_paged_decode_##name),              \
+            parted ? reinterpret_cast<const void*>(&sm90_fp16_paged_decode_part_##name)          \
+                   : reinterpret_cast<const void*>(&sm90_fp16_paged_decode_##name),              \
+            Half::kRows,                                                                         \
+            Half::kKeys,                                                                         \
+            Half::kPanels,                                                                       \
+            Half::kThreads,                                                                      \
+            Half::kSharedBytes};                                                                 \
   }
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_PAGED_SM90_DECODE_KERNELS_CUH_

@@ -17,11 +17,12 @@ using cuda::sm90::WorkSlot;
 // WorkSlot::valid is 1 + the unit's ticket (TicketOf), or 0 after the last item.
 template <typename Shape>
 struct DecodeProducer {
-  static __device__ __forceinline__ void Run(const DecodeParams& params, char* memory,
-                                             uint32_t shared, int column, int pack_index,
-                                             const ColumnStart& start) {
+  // `split`: CompiledSplit.
+  static __device__ __forceinline__ void Run(const DecodeParams& params, const SplitParams& split,
+                                             char* memory, uint32_t shared, int column,
+                                             int pack_index, const ColumnStart& start) {
     const CommonParams& common = params.forward.common;
-    const UnitRule& rule = params.split.rule;
+    const UnitRule& rule = split.rule;
     const int lane = threadIdx.x & 31;
     const int first_head = pack_index * params.forward.head_pack;
     const int kv_head = first_head / common.group_size;
@@ -40,12 +41,11 @@ struct DecodeProducer {
       cuda::sm90::FenceBulkCopies();
     };
     ForEachPiece<Shape::kKeys>(
-        params.step, params.split, column, start,
+        params.step, split, column, start,
         [&](const PagedRow& row, int row_index, int32_t unit, const TileSpan& tiles,
             const UnitPiece& piece) {
           const int32_t first_query = unit * rule.unit_queries;
           const int32_t queries = min(rule.unit_queries, row.q_tokens - first_query);
-          const int32_t position = PositionOf(row, first_query);
           const KeySpan keys = VisibleKeys(row, rule.mask, 0, row.q_tokens);
           const int32_t tile_begin = tiles.begin + piece.begin;
           const int32_t tile_end = tiles.begin + piece.end;
@@ -76,21 +76,25 @@ struct DecodeProducer {
           };
 
           // Values follow their keys one tile late, as the consumers use them.
+          KeyPasses<Shape::kKeys> passes(row, rule.mask, keys, first_query, queries, tile_begin,
+                                         tile_end);
           int32_t token = 0, first = 0;
+          bool begun = false, ended = false;
 #pragma unroll 1
-          for (int32_t tile = tile_end - 1; tile >= tile_begin; --tile) {
-            const int32_t next_first = tile * Shape::kKeys;
-            const int32_t next_token = loader.TokenOf(next_first);
+          while (!ended) {
+            const KeyPass pass = passes.Next();
+            const int32_t next_token = loader.TokenOf(pass.first, pass.end);
             loader.ClaimKeys();
-            loader.LoadKeys(next_token, DescribeTile<Shape>(rule.mask, keys, position, queries,
-                                                            next_first, tile == tile_begin));
-            if (tile == tile_end - 1) {
-              load_queries();
-            } else {
+            loader.LoadKeys(next_token, pass);
+            if (begun) {
               loader.LoadValues(token, first);
+            } else {
+              load_queries();
             }
+            begun = true;
+            ended = pass.last;
             token = next_token;
-            first = next_first;
+            first = pass.first;
           }
           loader.LoadValues(token, first);
           ++round;

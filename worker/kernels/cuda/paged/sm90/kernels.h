@@ -8,18 +8,18 @@
 namespace ringattn::worker::cuda::paged {
 
 // Take DecodeParams; grid [max_columns * packs].
-cuda::sm90::ForwardKernel DecodeKernel_d64();
-cuda::sm90::ForwardKernel DecodeKernel_d96();
-cuda::sm90::ForwardKernel DecodeKernel_d128();
-cuda::sm90::ForwardKernel DecodeKernel_d192();
-cuda::sm90::ForwardKernel DecodeKernel_d256();
+cuda::sm90::ForwardKernel DecodeKernel_d64(bool parted);
+cuda::sm90::ForwardKernel DecodeKernel_d96(bool parted);
+cuda::sm90::ForwardKernel DecodeKernel_d128(bool parted);
+cuda::sm90::ForwardKernel DecodeKernel_d192(bool parted);
+cuda::sm90::ForwardKernel DecodeKernel_d256(bool parted);
 
 // Take PrefillParams; a grid of at most one thread block for each multiprocessor.
-cuda::sm90::ForwardKernel PrefillKernel_d64();
-cuda::sm90::ForwardKernel PrefillKernel_d96();
-cuda::sm90::ForwardKernel PrefillKernel_d128();
-cuda::sm90::ForwardKernel PrefillKernel_d192();
-cuda::sm90::ForwardKernel PrefillKernel_d256();
+cuda::sm90::ForwardKernel PrefillKernel_d64(bool parted);
+cuda::sm90::ForwardKernel PrefillKernel_d96(bool parted);
+cuda::sm90::ForwardKernel PrefillKernel_d128(bool parted);
+cuda::sm90::ForwardKernel PrefillKernel_d192(bool parted);
+cuda::sm90::ForwardKernel PrefillKernel_d256(bool parted);
 
 }  // namespace ringattn::worker::cuda::paged
 

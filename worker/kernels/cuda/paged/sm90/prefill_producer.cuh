@@ -51,8 +51,9 @@ struct PrefillProducer {
     return {num_rows, 0};
   }
 
-  static __device__ __forceinline__ void Run(const PrefillParams& params, char* memory,
-                                             uint32_t shared) {
+  // `mask`: CompiledMask.
+  static __device__ __forceinline__ void Run(const PrefillParams& params, const MaskRule& mask,
+                                             char* memory, uint32_t shared) {
     const CommonParams& common = params.forward.common;
     const int lane = threadIdx.x & 31;
     const int num_rows = min(params.step.step->num_rows, params.step.max_rows);
@@ -83,20 +84,21 @@ struct PrefillProducer {
       const int32_t head = section_head + rest % heads;
       const int32_t first_query = (tiles - 1 - rest / heads) * Shape::kRows;
       const int32_t queries = min(Shape::kRows, row.q_tokens - first_query);
-      const int32_t position = PositionOf(row, first_query);
-      const KeySpan keys = VisibleKeys(row, params.mask, first_query, first_query + queries);
+      const KeySpan keys = VisibleKeys(row, mask, first_query, first_query + queries);
       const TileSpan key_tiles = TilesOf<Shape::kKeys>(keys);
       loader.Begin(params.step.tables + row.table, keys, key_tiles.end, head / common.group_size);
 
+      KeyPasses<Shape::kKeys> passes(row, mask, keys, first_query, queries, key_tiles.begin,
+                                     key_tiles.end);
       int32_t token = 0, first = 0;
+      bool begun = false, ended = false;
 #pragma unroll 1
-      for (int32_t tile = key_tiles.end - 1; tile >= key_tiles.begin; --tile) {
-        const int32_t next_first = tile * Shape::kKeys;
-        const int32_t next_token = loader.TokenOf(next_first);
+      while (!ended) {
+        const KeyPass pass = passes.Next();
+        const int32_t next_token = loader.TokenOf(pass.first, pass.end);
         loader.ClaimKeys();
-        loader.LoadKeys(next_token, DescribeTile<Shape>(params.mask, keys, position, queries,
-                                                        next_first, tile == key_tiles.begin));
-        if (tile == key_tiles.end - 1) {
+        loader.LoadKeys(next_token, pass);
+        if (!begun) {
           WaitBarrier(shared + Shape::kQEmpty, (round & 1) ^ 1);
           if (lane == 0) {
             WorkSlot& slot = slots[round & 1];
@@ -117,8 +119,10 @@ struct PrefillProducer {
         } else {
           loader.LoadValues(token, first);
         }
+        begun = true;
+        ended = pass.last;
         token = next_token;
-        first = next_first;
+        first = pass.first;
       }
       loader.LoadValues(token, first);
       ++round;

@@ -18,8 +18,8 @@ constexpr int64_t kSectionBytes = int64_t{32} << 20;
 
 struct HeadDimClass {
   int32_t head_dim;
-  ForwardKernel (*decode)();
-  ForwardKernel (*prefill)();
+  ForwardKernel (*decode)(bool parted);
+  ForwardKernel (*prefill)(bool parted);
 };
 constexpr HeadDimClass kClasses[] = {
     {64, DecodeKernel_d64, PrefillKernel_d64},    {96, DecodeKernel_d96, PrefillKernel_d96},
@@ -33,8 +33,15 @@ const HeadDimClass& ClassOf(const CacheShape& shape) {
                        [dim](const HeadDimClass& candidate) { return dim <= candidate.head_dim; });
 }
 
+ForwardKernel DecodeOf(const CacheShape& shape) {
+  return ClassOf(shape).decode(/*parted=*/shape.position_parts > 1);
+}
+ForwardKernel PrefillOf(const CacheShape& shape) {
+  return ClassOf(shape).prefill(/*parted=*/shape.position_parts > 1);
+}
+
 SplitShape SplitOf(const PagedProblem& problem) {
-  return SplitShapeOf(problem, ClassOf(problem.shape).decode().tile_rows, kMaxDecodeQueries,
+  return SplitShapeOf(problem, DecodeOf(problem.shape).tile_rows, kMaxDecodeQueries,
                       problem.device.sm_count);
 }
 
@@ -150,7 +157,7 @@ class Sm90Attention final : public PagedAttention {
 
   absl::Status InitDecode(const PagedProblem& problem, const Buffers& buffers,
                           const SplitShape& split, const Workspace& workspace) {
-    const ForwardKernel kernel = ClassOf(problem.shape).decode();
+    const ForwardKernel kernel = DecodeOf(problem.shape);
     decode_.forward =
         ForwardParamsOf(problem, buffers, workspace, split.head_pack, split.tile_rows);
     decode_.step = StepParamsOf(problem, buffers);
@@ -168,12 +175,11 @@ class Sm90Attention final : public PagedAttention {
   absl::Status InitPrefill(const PagedProblem& problem, const Buffers& buffers,
                            const Workspace& workspace) {
     prefills_ = true;
-    const ForwardKernel kernel = ClassOf(problem.shape).prefill();
+    const ForwardKernel kernel = PrefillOf(problem.shape);
     prefill_.forward =
         ForwardParamsOf(problem, buffers, workspace, /*head_pack=*/1, kernel.tile_rows);
     prefill_.step = StepParamsOf(problem, buffers);
-    prefill_.mask.causal = problem.options.causal ? 1 : 0;
-    prefill_.mask.window_left = problem.options.window_left;
+    prefill_.mask = MaskRuleOf(problem);
     prefill_.min_q = kMaxDecodeQueries + 1;
     prefill_.section_bytes = kSectionBytes;
     prefill_.counters = reinterpret_cast<cuda::sm90::WorkCounters*>(
@@ -209,8 +215,7 @@ bool Sm90Serves(const PagedProblem& problem) {
   if (problem.device.compute_major != 9 || shape.dtype == DType::kFloat32) return false;
   if (shape.head_dim % 8 != 0 || shape.head_dim_v % 8 != 0) return false;
   if (shape.k_row_bytes() % 16 != 0 || shape.v_row_bytes() % 16 != 0) return false;
-  const HeadDimClass& head_dim_class = ClassOf(shape);
-  return std::max(head_dim_class.decode().shared_bytes, head_dim_class.prefill().shared_bytes) <=
+  return std::max(DecodeOf(shape).shared_bytes, PrefillOf(shape).shared_bytes) <=
          problem.device.shared_bytes_per_block;
 }
 

@@ -1,4 +1,4 @@
-#include "worker/device/cuda/kv_batch_class.h"
+#include "worker/device/cuda/tables/kv_batch_class.h"
 
 #include <gtest/gtest.h>
 

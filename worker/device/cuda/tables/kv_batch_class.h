@@ -2,8 +2,8 @@
 // where the tensors of its calls lie in scratch memory. Plain arithmetic.
 //
 // Tests: kv_batch_class_test.cc
-#ifndef RINGATTN_WORKER_DEVICE_CUDA_KV_BATCH_CLASS_H_
-#define RINGATTN_WORKER_DEVICE_CUDA_KV_BATCH_CLASS_H_
+#ifndef RINGATTN_WORKER_DEVICE_CUDA_TABLES_KV_BATCH_CLASS_H_
+#define RINGATTN_WORKER_DEVICE_CUDA_TABLES_KV_BATCH_CLASS_H_
 
 #include <algorithm>
 #include <bit>
@@ -97,4 +97,4 @@ struct KvCallLayout {
 
 }  // namespace ringattn::worker
 
-#endif  // RINGATTN_WORKER_DEVICE_CUDA_KV_BATCH_CLASS_H_
+#endif  // RINGATTN_WORKER_DEVICE_CUDA_TABLES_KV_BATCH_CLASS_H_
