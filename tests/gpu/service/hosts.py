@@ -33,10 +33,10 @@ LAYOUTS = {"one": (1, "peer"), "wire": (2, "peer+wire"), "nccl": (2, "peer+nccl"
 # What may carry the ring's bytes, by --ring_transport on two hosts. CPU workers have sockets only.
 CARRIED_BY = {"peer+wire": {"peer", "wire"}, "peer+nccl": {"peer", "nccl"}}
 # In order of value. The first is that of the goals.
-LENGTHS = {"peer+wire": ("256k", "128k", "64k", "32k"), "peer+nccl": ("128k", "64k"), "wire": ("64k",)}
+LENGTHS = {"peer+wire": ("128k", "64k", "32k"), "peer+nccl": ("128k", "64k"), "wire": ("64k",)}
 # One GPU computes all.
 LENGTHS_ON_ONE = {"peer+wire": ("128k", "64k", "32k"), "peer+nccl": ("64k",)}
-RUNS = {"256k": 3}  # 5 otherwise
+RUNS = 5
 # The most seconds of a layout, by number of hosts and transport.
 LIMITS = {(1, "peer"): 75, (2, "peer+wire"): 120, (2, "peer+nccl"): 80}
 SCHEDULES = {"ring": ["--schedule=ring"],
@@ -124,7 +124,7 @@ def times(session, length, command, schedule):
     """The figures of a verified pass."""
     shape = Shape(**session.profile["shape"], seq_len=session.profile["lengths"][length])
     transport = "host_memory" if session.gpu else "relay"
-    found = bench(session, shape, command, f"--runs={RUNS.get(length, 5) if session.gpu else 1}",
+    found = bench(session, shape, command, f"--runs={RUNS if session.gpu else 1}",
                   f"--transport={transport}", "--deadline=60s", transport=transport,
                   plan=[*SCHEDULES[schedule], f"--world_size={WORKERS}", "--layout=zigzag"])
     return {key: found[key] for key in ("ring_seconds", "ranks")}
