@@ -172,7 +172,7 @@ class Bench {
     const int warm = 20;
     for (int step = -warm; step < absl::GetFlag(FLAGS_steps); ++step) {
       const auto begin = Clock::now();
-      Require((*cache)->SetRows(0, {{length, 1, 1, table_}}));
+      Require((*cache)->SetRows(0, {{length, 1, 1, length, table_}}));
       const double set = MicrosSince(begin);
       for (int plane = 0; plane < layers; ++plane) {
         DeviceKvCall call;
@@ -268,7 +268,7 @@ class Bench {
     const std::string k = RandomBf16(kChunk * row_, 4), v = RandomBf16(kChunk * row_, 5);
     for (int64_t first = 0; first < length; first += kChunk) {
       const int64_t count = std::min(kChunk, length - first);
-      Require(cache.SetRows(0, {{first, count, 0, table_}}));
+      Require(cache.SetRows(0, {{first, count, 0, first + count, table_}}));
       for (int plane = 0; plane < shape_.groups[0].layers; ++plane) {
         DeviceKvCall call;
         call.plane = plane;
