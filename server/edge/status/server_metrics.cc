@@ -176,6 +176,11 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
     tokens_by_method_.push_back(&tokens.Add({{"method", method}}));
   }
   for (const char* stage : {"upload", "download"}) idle_transfers_.Add({{"stage", stage}});
+  for (const char* method : kMethods) {
+    for (const char* result : {"made", "found"}) {
+      preparations_.Add({{"method", method}, {"result", result}});
+    }
+  }
   stalled_uploads_ = &stalled_workers_.Add({{"stage", "upload"}});
   stalled_downloads_ = &stalled_workers_.Add({{"stage", "download"}});
   for (const char* stage : {"queue", "upload", "compute", "download"}) {
