@@ -206,12 +206,13 @@ Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Si
 // come first unless a run there would delay it. A preparation waits for no run.
 std::optional<Placement> Coordinator::Impl::PlaceWherePrepared(const Request& request,
                                                                const PlacementRequest& wanted,
-                                                               std::vector<Site> sites,
+                                                               const std::vector<Site>& all,
                                                                bool only_express) const {
   if (!request.arrived.choice.members.empty()) return std::nullopt;  // the client's choice
   const std::vector<ConnectionId>* const members = prepared_places_.Find(
       request.arrived.principal, request.arrived.recipe_fingerprint, batch_.now());
   if (members == nullptr || static_cast<int>(members->size()) != wanted.count) return std::nullopt;
+  std::vector<Site> sites = all;
   for (size_t rank = 0; rank < sites.size(); ++rank) {
     const ConnectionId member = ring_.members()[rank];
     if (std::find(members->begin(), members->end(), member) == members->end()) {

@@ -154,7 +154,8 @@ class Coordinator::Impl {
   // Returns the members that keep what the request needs, if they may serve it now.
   std::optional<Placement> PlaceWherePrepared(const Request& request,
                                               const PlacementRequest& wanted,
-                                              std::vector<Site> sites, bool only_express) const;
+                                              const std::vector<Site>& all,
+                                              bool only_express) const;
   std::optional<Failure> ChooseTransport(Request& request, const Placement& placement) const;
   void StartOperation(Request& request, const Placement& placement);
   static std::string TokenOf(const Request& request, int ring_rank);
