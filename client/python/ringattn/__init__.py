@@ -37,8 +37,8 @@ from ringattn._kv_cache import LayerCache, LayerGroup, LayerReport, Row, Step, W
 from ringattn._options import (AttentionOptions, BackwardOptions, CallOptions, DilationLevel, Document, ForwardOptions,
                                Progress)
 from ringattn._optional import needed_by
-from ringattn._regions import Region
 from ringattn._prepared import PreparedCall
+from ringattn._regions import Region
 from ringattn._report import KernelUse, Plan, Report
 from ringattn._residuals import Residual
 from ringattn._writer import Writer
@@ -71,9 +71,10 @@ __all__ = [
     "CacheLostError", "CallOptions", "CancelledError", "Client", "CudaArray", "DataLossError", "DeadlineExceededError",
     "DilationLevel", "Document", "FailedPreconditionError", "FieldViolation", "ForwardOptions", "ForwardResult",
     "InvalidArgumentError", "KernelUse", "LayerCache", "LayerGroup", "LayerReport", "NotFoundError",
-    "PermissionDeniedError", "Plan", "PreparedCall", "Progress", "Region", "Report", "Residual", "ResourceExhaustedError", "RingattnError",
-    "Row", "Step", "StepRefusedError", "TensorSpec", "UnavailableError", "UnimplementedError", "WorkerCache", "Writer", "__version__",
-    "connect", "default_client", "empty", "set_default_client", *_OF_TORCH,
+    "PermissionDeniedError", "Plan", "PreparedCall", "Progress", "Region", "Report", "Residual",
+    "ResourceExhaustedError", "RingattnError", "Row", "Step", "StepRefusedError", "TensorSpec", "UnavailableError",
+    "UnimplementedError", "WorkerCache", "Writer", "__version__", "connect", "default_client", "empty",
+    "set_default_client", *_OF_TORCH,
 ]
 
 
