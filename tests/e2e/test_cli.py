@@ -428,7 +428,7 @@ def test_long_work_shows_that_it_goes_on(make_ring, tmp_path):
 
 def test_a_long_computation_is_announced(ring, tmp_path):
     source = tmp_path / "i.safetensors"
-    cli("generate", f"--output={source}", "--batch=1", "--seq_len=65536", "--heads=8", "--head_dim=16",
+    cli("generate", f"--output={source}", "--batch=1", "--seq_len=131072", "--heads=8", "--head_dim=16",
         "--dtype=bf16", "--seed=7")
     call = subprocess.Popen(
         [CLI, "forward", f"--server={ring.address}", f"--input={source}",

@@ -100,7 +100,8 @@ with client.create_cache(layers=1, heads=2, head_dim=16, tokens=100, dtype="floa
         child = os.fork()
         if child == 0:
             sys.exit(7)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), cache.length(1))
+        # Text in the buffer of stdout would be printed by the next child too.
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), cache.length(1), flush=True)
 """
     child = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
     assert child.returncode == 0 and child.stdout.split() == ["7", "1", "7", "2"], child.stdout + child.stderr
