@@ -31,8 +31,8 @@ run() {
   return "$ended"
 }
 status=0
-# Processes wait for one another most of the time, so two tests run at once. Those that bound a time run alone.
-run together -n 2 --dist loadfile -m "not timed" "$@" || status=$?
+# Processes wait for one another most of the time, so four tests run at once. Those that bound a time run alone.
+run together -n 4 --dist loadfile -m "not timed" "$@" || status=$?
 run timed -m timed "$@" || status=$?
 /usr/bin/python3 tests/lib/tally_junit.py e2e "$reports"/*.xml >>"$RINGATTN_TALLY" ||
   record "fail end-to-end suite (no report)"
