@@ -50,20 +50,20 @@ else
   record "fail building the programs"
 fi
 
-# End-to-end tests wait for most of their time; meanwhile one compiler builds the unit tests.
+# End-to-end tests wait for most of their time. Meanwhile one compiler builds the unit tests, which then run.
 beside=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null; kill -- -"$helm" 2>/dev/null; rm -rf "$beside"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null; kill -- -"$helm" -"$unit" 2>/dev/null; rm -rf "$beside"' EXIT
 # The idle class: Helm compiles only while no other process needs the processor. setsid: one signal ends all compilers.
 setsid ./tests/lib/chart_tests.sh build >"$beside/helm" 2>&1 &
 helm=$!
 chrt --idle --pid 0 "$helm" >/dev/null 2>&1 || true
-./tests/lib/unit_tests.sh build >"$beside/unit" 2>&1 &
+setsid ./tests/lib/unit_tests.sh beside >"$beside/unit" 2>&1 &
 unit=$!
 
 section e2e "end to end: real processes, grpcurl, Prometheus"
 ./tests/lib/e2e_tests.sh || true
-# The next section compiles the rest with all processors, and reports what did not build.
-pkill -TERM -P "$unit" bazel
+# The next section builds and runs the rest with all processors, and reports all.
+kill -TERM -- -"$unit" 2>/dev/null
 wait "$unit" || true
 
 section unit "unit tests, sweeps, simulation and fuzz corpora: bazel test //..."

@@ -2,14 +2,17 @@
 # Runs every C++ test: bazel test //.... One tally line per GoogleTest case, or per target where a target has
 # no cases. Two targets run at a time; those tagged "exclusive" measure time and run alone.
 #
-#   unit_tests.sh build   only builds them, with one compiler, so that other tests can run meanwhile
+#   unit_tests.sh beside  builds them with one compiler, then runs one at a time, except those tagged "exclusive",
+#                         so that other tests can run meanwhile. Bazel keeps what passed.
 #   unit_tests.sh         builds and runs them
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
 
-if [[ ${1:-} == build ]]; then
-  exec ./deploy/build.sh .cache/unit_tests_build.log --keep_going --jobs=1 //...
+if [[ ${1:-} == beside ]]; then
+  ./deploy/build.sh .cache/unit_tests_build.log --keep_going --jobs=1 //... &&
+    bazel test --noshow_progress --keep_going --local_test_jobs=1 --test_tag_filters=-exclusive //...
+  exit
 fi
 
 ./deploy/build.sh .cache/unit_tests_build.log --keep_going //... || true  # what failed to build fails below
