@@ -146,9 +146,11 @@ TEST_F(CudaImportsTest, RejectsIpcHandleOfEqualProcessId) {
   std::memset(data, 0x3c, kBytes);
   cudaIpcMemHandle_t handle;
   ASSERT_EQ(cudaIpcGetMemHandle(&handle, data), cudaSuccess);
+  std::string uuid(16, '\0');
+  uuid.back() = '\1';
   SharedAllocation stated{.ipc_handle = std::string(handle.reserved, sizeof(handle.reserved)),
                           .exporter_pid = static_cast<uint32_t>(getpid()) + 1,
-                          .device_uuid = std::string(15, '\0') + '\1',
+                          .device_uuid = uuid,
                           .bytes = kBytes};
   {
     auto imported = device_->ImportMemory(stated);
