@@ -117,11 +117,13 @@ void PlanningService::Work(bool only_light) {
 
 bool PlanningService::FindNext(bool only_light, Ticket* next) const {
   bool found = false;
-  for (const auto& [ticket, job] : queue_) {
-    if (only_light && job->request.cost_seconds > options_.light_seconds) continue;
-    if (!found || order_.Before(ticket, *next)) *next = ticket;
-    found = true;
-  }
+  order_.VisitWaiting([&](Ticket ticket, const std::string&) {
+    const PlanThis& request = queue_.at(ticket)->request;
+    found = !only_light || request.cost_seconds <= options_.light_seconds;
+    if (!found) return FairOrder::Visit::kNext;
+    *next = ticket;
+    return FairOrder::Visit::kStop;
+  });
   return found;
 }
 

@@ -17,16 +17,25 @@
 //
 // Overtaking is bounded, so cheap requests do not starve an expensive one: a request goes next once
 // the service that overtook it reaches `Bounds`.
+//
+// The order is kept, not sorted: a change costs the logarithm of the number of clients and of the
+// client's requests. Only the first request of each client has a place among all clients. The
+// places of its next requests follow while VisitWaiting passes them.
 #ifndef RINGATTN_SERVER_CORE_REQUESTS_FAIR_ORDER_H_
 #define RINGATTN_SERVER_CORE_REQUESTS_FAIR_ORDER_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
+#include <unordered_map>
+#include <utility>
 #include <vector>
+
+#include "absl/functional/function_ref.h"
 
 namespace ringattn::server {
 
@@ -45,6 +54,8 @@ class FairOrder {
 
   FairOrder() = default;
   explicit FairOrder(const Bounds& bounds) : bounds_(bounds) {}
+  FairOrder(const FairOrder&) = delete;
+  FairOrder& operator=(const FairOrder&) = delete;
 
   // Adds a waiting request, with the client's current weight. REQUIRES: !Has(id); expected_cost >=
   // 0; weight > 0.
@@ -62,49 +73,81 @@ class FairOrder {
   bool Waits(Id id) const;
   // Returns the expected cost. REQUIRES: Has(id).
   double CostOf(Id id) const { return entries_.at(id).cost; }
-  // Returns true if `a` goes before `b`. REQUIRES: both wait.
+  // Returns true if `a` goes before `b`. REQUIRES: both wait. Takes as long as the clients of both
+  // have requests that go before them.
   bool Before(Id a, Id b) const;
-  // Sorts by order of service. REQUIRES: all wait.
+  // Sorts by order of service. REQUIRES: all wait. Takes as long as their clients have requests
+  // that go before the last of them.
   void Sort(std::vector<Id>* ids) const;
+
+  enum class Visit {
+    kNext,
+    kSkipClient,  // visit no further request of this client
+    kStop,
+  };
+  // Calls `visit` with waiting requests and their clients, in order of service, until it returns
+  // kStop. `visit` must not change this object.
+  void VisitWaiting(absl::FunctionRef<Visit(Id id, const std::string& client)> visit) const;
 
   // For tests: the number of remembered clients.
   size_t client_count() const { return clients_.size(); }
+  // For tests: the number of requests and clients that were looked at in loops.
+  int64_t steps() const { return steps_; }
 
  private:
+  struct Client;
   struct Entry {
-    std::string client;
+    Id id = 0;
+    Client* client = nullptr;
     double cost = 0;
     double weight = 1;
     double not_before = 0;  // now_ at arrival: idle time earns no credit
-    double start = 0;
-    double passed = 0;     // cost of later requests that were served before
-    uint64_t arrival = 0;  // sequence number
+    double passed = 0;      // cost of later requests that were served before
+    uint64_t arrival = 0;   // sequence number
     bool waits = true;
     bool was_overdue = false;  // when it started
   };
   // Order within a client: cost class, then arrival.
-  using OwnKey = std::tuple<int, uint64_t, Id>;
+  using OwnKey = std::pair<int, uint64_t>;
+  using OwnOrder = std::map<OwnKey, Entry*>;
+  // Order among clients: finish, cost and arrival.
+  using FinishKey = std::tuple<double, double, uint64_t>;
   struct Client {
+    std::string name;
     double clock = 0;  // includes the expected cost of running requests
     int entries = 0;
-    std::set<OwnKey> waiting;
+    OwnOrder waiting;
+    std::map<uint64_t, Entry*> by_arrival;  // the same requests
+    // The client's keys in heads_ and oldest_.
+    std::optional<FinishKey> head;
+    std::optional<uint64_t> oldest;
   };
-  // Overdue requests first, by arrival; then by finish, cost and arrival.
-  using Key = std::tuple<int, double, double, uint64_t>;
+  // Overdue requests first, by arrival; then by FinishKey.
+  using Key = std::pair<int, FinishKey>;
 
-  static OwnKey OwnKeyOf(Id id, const Entry& entry);
-  Key KeyOf(const Entry& entry) const;
+  static OwnKey OwnKeyOf(const Entry& entry);
+  // `earliest`: the finish of the client's request before it, or else the client's clock.
+  static double StartAfter(double earliest, const Entry& entry);
+  static FinishKey FinishAfter(double earliest, const Entry& entry);
+  double StartOf(const Entry& entry) const;
   bool IsOverdue(const Entry& entry) const;
-  // Called after a change of the client's clock or requests.
-  void SetStarts(const Client& client);
+  void AddWaiting(Entry& entry);
+  void RemoveWaiting(Entry& entry);
+  // Called after a change of the client's clock or waiting requests.
+  void SetPlace(Client& client);
   void CountPassing(const Entry& ended, double used);
   void ForgetIdleClients();
 
   Bounds bounds_;
-  std::map<Id, Entry> entries_;
+  std::unordered_map<Id, Entry> entries_;
   std::map<std::string, Client> clients_;
-  double now_ = 0;  // the latest start of a served request
+  std::map<FinishKey, Client*> heads_;  // of the first request in each client's own order
+  std::map<uint64_t, Client*> oldest_;  // by the arrival of each client's oldest waiting request
+  std::map<uint64_t, Entry*> overdue_;  // waiting requests by arrival
+  std::set<std::pair<double, std::string>> idle_;  // clients without requests, by clock
+  double now_ = 0;                                 // the latest start of a served request
   uint64_t last_arrival_ = 0;
+  mutable int64_t steps_ = 0;
 };
 
 }  // namespace ringattn::server

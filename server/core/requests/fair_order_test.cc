@@ -1,6 +1,8 @@
 #include "server/core/requests/fair_order.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -300,6 +302,47 @@ TEST(FairOrderTest, AReturnedRequestKeepsItsPlace) {
   order.Return(99);  // unknown: no effect
   order.Finish(1, 0);
   EXPECT_TRUE(order.Before(2, 3));
+}
+
+TEST(FairOrderTest, VisitsSkipClientsAndStop) {
+  FairOrder order;
+  for (FairOrder::Id id = 1; id <= 3; ++id) {
+    order.Enter(id, "a", 1);
+    order.Enter(10 + id, "b", 1);
+    order.Enter(20 + id, "c", 1);
+  }
+  Ids ids;
+  order.VisitWaiting([&](FairOrder::Id id, const std::string& client) {
+    ids.push_back(id);
+    if (id == 22) return FairOrder::Visit::kStop;
+    return client == "b" ? FairOrder::Visit::kSkipClient : FairOrder::Visit::kNext;
+  });
+  EXPECT_EQ(ids, (Ids{1, 11, 21, 2, 22}));
+}
+
+// Thousands of requests of one client, or of as many clients, wait.
+TEST(FairOrderTest, WorkDoesNotGrowWithWaitingRequests) {
+  for (const bool one_client : {true, false}) {
+    FairOrder order;
+    FairOrder::Id next = 0;
+    const auto enter = [&] {
+      ++next;
+      order.Enter(next, one_client ? "a" : absl::StrCat("a", next), 0.001);
+    };
+    while (next < 5000) enter();
+    const int64_t before = order.steps();
+    for (int i = 0; i < 1000; ++i) {
+      FairOrder::Id first = 0;
+      order.VisitWaiting([&](FairOrder::Id id, const std::string&) {
+        first = id;
+        return FairOrder::Visit::kStop;
+      });
+      order.Start(first);
+      order.Finish(first, 0.001);
+      enter();
+    }
+    EXPECT_LE(order.steps() - before, 4000);
+  }
 }
 
 TEST(FairOrderTest, IdleClientsAreForgotten) {
