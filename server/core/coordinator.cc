@@ -75,9 +75,9 @@ std::vector<Action> Coordinator::Impl::Handle(Event event, absl::Time now) {
   const absl::Duration gap = batch_.started() ? now - batch_.now() : absl::ZeroDuration();
   if (gap > 10 * config_.tick_interval) ForgivePause(gap);
   batch_.Begin(now);
-  const bool only_progress = IsOnlyProgress(event);
+  settles_ = !IsOnlyProgress(event);
   std::visit([this](auto& value) { On(value); }, event);
-  if (!only_progress) Settle();
+  if (settles_) Settle();
   return batch_.Take();
 }
 
@@ -226,6 +226,7 @@ CoordinatorStats Coordinator::Impl::stats() const {
   stats.stalled_downloads = operations_.stalled_downloads();
   stats.outlived_losses = outlived_losses_;
   stats.regions = static_cast<int64_t>(regions_.size());
+  stats.order_steps = order_.steps();
   if (ring_.ready()) stats.ready_workers = ring_.members().size();
   for (const auto& [connection, worker] : roster_.workers()) {
     stats.parted_workers += ring_.IsParted(connection);

@@ -42,6 +42,8 @@ struct CoordinatorStats {
   int ready_workers = 0;      // members of the ring; 0 unless the ring is ready
   int connected_workers = 0;  // including workers outside the ring
   int parted_workers = 0;     // outside the ring because they cannot reach its members
+  // For tests: FairOrder::steps(), which shows how much work the waiting requests cause.
+  int64_t order_steps = 0;
 };
 
 class Coordinator {

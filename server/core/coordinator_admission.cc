@@ -1,19 +1,18 @@
 // Coordinator: admission of requests, from the queue to the members' reservations.
 #include <algorithm>
-#include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/plan/host_figures.h"
 #include "common/security/token.h"
 #include "common/wire/durations.h"
 #include "server/core/coordinator_impl.h"
 #include "server/core/requests/client_failures.h"
 #include "server/core/requests/placement.h"
 #include "server/core/requests/reserve_message.h"
-#include "server/core/requests/worker_capabilities.h"
-#include "server/core/ring/rank_order.h"
 
 namespace ringattn::server {
 namespace {
@@ -22,39 +21,6 @@ namespace {
 // each, 3 ms in total.
 constexpr int64_t kMaxDocumentsPerEvent = int64_t{1} << 17;
 
-// Members are chosen before ranks, so each must have room for the largest buffers.
-int64_t LargestBuffers(const Plan& plan) {
-  return *std::max_element(plan.buffer_bytes.begin(), plan.buffer_bytes.end());
-}
-
-// Returns the rate of the worker's fastest kernels; 0: not measured.
-double FastestRate(const v1::Register& registration) {
-  double fastest = 0;
-  for (const v1::KernelRate& rate : registration.kernel_rates()) {
-    fastest = std::max(fastest, rate.flops_per_second());
-  }
-  return fastest;
-}
-
-// Marks the sites of hosts whose slowest worker computes at less than half the rate of the fastest
-// host's slowest worker.
-void MarkSlowHosts(const std::vector<ConnectionId>& members, const Roster& roster,
-                   std::vector<Site>* sites) {
-  if (sites->empty() || sites->back().host == 0) return;  // one host
-  std::map<int, double> rates;
-  for (size_t rank = 0; rank < sites->size(); ++rank) {
-    const double rate = FastestRate(roster.at(members[rank]).registration);
-    const auto [host, is_new] = rates.emplace((*sites)[rank].host, rate);
-    if (!is_new) host->second = std::min(host->second, rate);
-  }
-  double fastest = 0;
-  for (const auto& [host, rate] : rates) fastest = std::max(fastest, rate);
-  for (Site& site : *sites) {
-    const double rate = rates.at(site.host);
-    site.on_slow_host = rate > 0 && rate < kSlowHostRatio * fastest;
-  }
-}
-
 }  // namespace
 
 // Admits queued requests in order, as many as fit. A request that waits for memory blocks the
@@ -62,68 +28,130 @@ void MarkSlowHosts(const std::vector<ConnectionId>& members, const Roster& roste
 // for a slot, only requests that take an express slot are admitted.
 void Coordinator::Impl::AdmitQueued() {
   if (!ring_.ready() || suspicion_.open() || ring_.HoldsAdmission() || queue_.empty()) return;
-  int64_t documents = 0;  // listed by the Reserve messages of this event
-  bool only_express = false;
-  std::vector<Site> sites;  // empty: to be computed again
-  for (StreamId stream : Admissible()) {
-    Request* const found = requests_.Find(stream);
-    if (found == nullptr) continue;  // ended because its residual was evicted
-    Request& request = *found;
-    if (request.blocked_until_release > operations_.releases()) return;
-    if (operations_.OneReservesAlone()) return;
-    if (request.reserves_alone && operations_.OthersReserve(nullptr)) return;
-    const Residual* residual = residuals_.Find(request.arrived.residual);
-    if (residual != nullptr && !IsInRing(*residual)) {
-      LoseResidual(residual->handle);
-      continue;
-    }
-    if (sites.empty()) sites = Sites();
-    Placement placement = PlaceRequest(request, &sites, only_express);
-    if (placement.result == Placement::Result::kWaitsForMemory && MakeRoomFor(request)) {
-      sites = Sites();
-      placement = PlaceRequest(request, &sites, only_express);
-    }
-    switch (placement.result) {
-      case Placement::Result::kWaitsForMemory:
-        return;
-      case Placement::Result::kWaitsForSlots:
-        only_express = true;
-        break;
-      case Placement::Result::kNeverFits: {
-        if (request.plan->may_grow) {  // the workers of further hosts each need less memory
-          PlanForMoreWorkers(request);
-          break;
-        }
-        if (request.retains()) {
-          StopRetaining(request, "no worker has the memory to keep the inputs as they are");
-          break;
-        }
-        if (residual != nullptr) {  // without the residual, the tensors may fit
-          LoseResidual(residual->handle);
-          break;
-        }
-        const ConnectionId on = ring_.members()[placement.roomiest_rank];
-        EndRequest(stream,
-                   NeverFits(placement.roomiest_rank, roster_.NameOf(on),
-                             LargestBuffers(*request.plan), request.WorkspaceOn(on),
-                             roster_.at(on).registration.memory_bytes(), kv_caches_.BytesOn(on)));
-        break;
-      }
-      case Placement::Result::kPlaced:
-        if (request.arrived.prepare_ttl) {
-          request.transport.transport = v1::TRANSPORT_UNSPECIFIED;
-        } else if (std::optional<Failure> why = ChooseTransport(request, placement)) {
-          EndRequest(stream, *why);
-          break;
-        }
-        documents += request.spec->shape.num_documents() * placement.ranks.size();
-        StartOperation(request, placement);
-        sites.clear();
-        // The next event continues, so that heartbeats wait no longer than this.
-        if (documents > kMaxDocumentsPerEvent) return;
-        break;
-    }
+  Admission admission;
+  while (const std::optional<Admission::Decision> decision = NextDecision(&admission)) {
+    if (!CarryOut(*decision, &admission)) return;
   }
+  // A request that can never be placed fails at once, although others go before it.
+  for (StreamId stream : queue_.TakeNew()) {
+    const RequestQueue::Entry* const entry = queue_.Find(stream);
+    if (entry == nullptr || !entry->needs) continue;  // an earlier one of these ended it
+    Request& request = *requests_.Find(stream);
+    if (!HasPlan(request)) continue;
+    if (admission.sites.empty()) admission.sites = Sites();
+    if (entry->needs->memory_bytes <= LeastBytes(admission.sites).total) continue;
+    const Placement placement = PlaceRequest(request, &admission.sites, /*only_express=*/true);
+    if (placement.result == Placement::Result::kNeverFits) GiveUpPlacing(request, placement);
+  }
+}
+
+bool Coordinator::Impl::HasPlan(const Request& request) const {
+  return request.plan != nullptr && request.plan_generation == ring_.generation();
+}
+
+// Many requests may wait for the same slots. While no slot is free for any of them, an event looks
+// at none.
+std::optional<Coordinator::Impl::Admission::Decision> Coordinator::Impl::NextDecision(
+    Admission* admission) {
+  using Visit = FairOrder::Visit;
+  std::vector<Site>& sites = admission->sites;
+  if (sites.empty()) sites = Sites();
+  admission->only_express |= !HasCommonSlot(sites, SlotsPerMember());
+  const bool one_reserves_alone = operations_.OneReservesAlone();
+  const int64_t free_bytes = LeastBytes(sites).free;
+  // Returns whether one of these requests might be placed, waits for memory or is special. All
+  // others wait for a slot.
+  const auto matters = [&](const QueueNeeds& needs, const std::string* client) {
+    return needs.is_special || needs.memory_bytes > free_bytes ||
+           MightTakeExpress(sites, client, needs.cost_seconds, SlotsPerMember());
+  };
+  std::optional<bool> any_matters;
+  std::optional<Admission::Decision> decision;
+  order_.VisitWaiting([&](StreamId stream, const std::string& client) {
+    const RequestQueue::Entry* const entry = queue_.Find(stream);
+    if (entry == nullptr) return Visit::kNext;  // it has been placed and waits for its run
+    if (admission->only_express) {
+      if (!any_matters) any_matters = matters(queue_.extremes(), nullptr);
+      if (!*any_matters) return Visit::kStop;
+      if (!matters(queue_.ExtremesOf(client), &client)) return Visit::kSkipClient;
+      if (entry->needs && !matters(*entry->needs, &client)) return Visit::kNext;
+    }
+    const Request& request = *requests_.Find(stream);
+    if (!HasPlan(request)) return Visit::kNext;
+    decision.emplace();
+    decision->stream = stream;
+    const Residual* residual = residuals_.Find(request.arrived.residual);
+    if (request.blocked_until_release > operations_.releases() || one_reserves_alone ||
+        (request.reserves_alone && operations_.OthersReserve(nullptr))) {
+      decision->waits_for_others = true;
+    } else if (residual != nullptr && !IsInRing(*residual)) {
+      decision->lost_residual = true;
+    } else {
+      decision->placement = PlaceRequest(request, &sites, admission->only_express);
+      if (decision->placement.result == Placement::Result::kWaitsForSlots) {
+        admission->only_express = true;
+        decision.reset();
+        return Visit::kNext;
+      }
+    }
+    return Visit::kStop;
+  });
+  return decision;
+}
+
+// Returns false if nothing more is admitted in this event.
+bool Coordinator::Impl::CarryOut(const Admission::Decision& decision, Admission* admission) {
+  Request& request = *requests_.Find(decision.stream);
+  if (decision.waits_for_others) return false;
+  if (decision.lost_residual) {
+    LoseResidual(std::string(request.arrived.residual));
+    admission->sites.clear();
+    return true;
+  }
+  switch (decision.placement.result) {
+    case Placement::Result::kWaitsForMemory:
+      if (!MakeRoomFor(request)) return false;
+      admission->sites.clear();
+      return true;
+    case Placement::Result::kWaitsForSlots:
+      return true;  // NextDecision goes on to the next request
+    case Placement::Result::kNeverFits:
+      GiveUpPlacing(request, decision.placement);
+      return true;
+    case Placement::Result::kPlaced:
+      break;
+  }
+  if (request.arrived.prepare_ttl) {
+    request.transport.transport = v1::TRANSPORT_UNSPECIFIED;
+  } else if (std::optional<Failure> why = ChooseTransport(request, decision.placement)) {
+    EndRequest(decision.stream, *why);
+    return true;
+  }
+  admission->documents +=
+      request.spec->shape.num_documents() * static_cast<int64_t>(decision.placement.ranks.size());
+  StartOperation(request, decision.placement);
+  admission->sites.clear();
+  // The next event continues, so that heartbeats wait no longer than this.
+  return admission->documents <= kMaxDocumentsPerEvent;
+}
+
+// The plan fits nowhere, even on idle members. Changes the request or ends it.
+void Coordinator::Impl::GiveUpPlacing(Request& request, const Placement& placement) {
+  if (request.plan->may_grow) {  // the workers of further hosts each need less memory
+    return PlanForMoreWorkers(request);
+  }
+  if (request.retains()) {
+    return StopRetaining(request, "no worker has the memory to keep the inputs as they are");
+  }
+  // Without the residual, the tensors may fit.
+  if (const Residual* residual = residuals_.Find(request.arrived.residual)) {
+    return LoseResidual(std::string(residual->handle));
+  }
+  const ConnectionId on = ring_.members()[placement.roomiest_rank];
+  EndRequest(request.stream(),
+             NeverFits(placement.roomiest_rank, roster_.NameOf(on), LargestBuffers(*request.plan),
+                       request.WorkspaceOn(on), roster_.at(on).registration.memory_bytes(),
+                       kv_caches_.BytesOn(on)));
 }
 
 // Asks for a plan with more workers than the one that does not fit.
@@ -131,115 +159,6 @@ void Coordinator::Impl::PlanForMoreWorkers(Request& request) {
   request.min_world_size = request.plan->shards.world_size + 1;
   request.plan = nullptr;
   AskForPlan(request);
-}
-
-// Returns the queued requests with a plan for this ring, in order of service.
-std::vector<StreamId> Coordinator::Impl::Admissible() const {
-  std::vector<StreamId> streams;
-  for (const auto& [stream, entry] : queue_.entries()) {
-    const Request& request = *requests_.Find(stream);
-    if (request.plan != nullptr && request.plan_generation == ring_.generation()) {
-      streams.push_back(stream);
-    }
-  }
-  order_.Sort(&streams);
-  return streams;
-}
-
-std::vector<Site> Coordinator::Impl::Sites() const {
-  std::vector<Site> sites;
-  const std::vector<int> hosts = HostsOf(ring_.members(), roster_);
-  for (size_t rank = 0; rank < hosts.size(); ++rank) {
-    const ConnectionId member = ring_.members()[rank];
-    sites.push_back(operations_.SiteOf(member));
-    sites.back().host = hosts[rank];
-    sites.back().memory_bytes = roster_.at(member).registration.memory_bytes();
-    const auto kept = residuals_.bytes_by_worker().find(member);
-    if (kept != residuals_.bytes_by_worker().end()) sites.back().reserved_bytes += kept->second;
-    // A cache stays for as long as its client wants. A request that would have to wait for it fails
-    // instead, so that it does not block the queue.
-    if (sites.back().memory_bytes > 0) {
-      sites.back().memory_bytes =
-          std::max<int64_t>(1, sites.back().memory_bytes - kv_caches_.BytesOn(member));
-    }
-    sites.back().serves_steps = kv_caches_.HasWriterOn(member);
-  }
-  MarkSlowHosts(ring_.members(), roster_, &sites);
-  return sites;
-}
-
-Placement Coordinator::Impl::PlaceRequest(const Request& request, std::vector<Site>* sites,
-                                          bool only_express) const {
-  for (size_t rank = 0; rank < sites->size(); ++rank) {
-    const ConnectionId member = ring_.members()[rank];
-    (*sites)[rank].workspace_bytes = request.WorkspaceOn(member);
-    const v1::Register& registration = roster_.at(member).registration;
-    const PlanChoice& choice = request.arrived.choice;
-    (*sites)[rank].serves = MayServe(choice, registration.name()) &&
-                            !CheckServedBy(registration, *request.spec, choice).has_value();
-  }
-  PlacementRequest wanted;
-  wanted.client = request.arrived.client;
-  wanted.cost_seconds = order_.CostOf(request.stream());
-  wanted.buffer_bytes = LargestBuffers(*request.plan);
-  wanted.count = static_cast<int>(request.plan->buffer_bytes.size());
-  wanted.many_documents = request.many_documents;
-  if (const Residual* residual = residuals_.Find(request.arrived.residual)) {
-    return PlaceReader(*residual, wanted, *sites, only_express);
-  }
-  if (std::optional<Placement> prepared =
-          PlaceWherePrepared(request, wanted, *sites, only_express)) {
-    return *prepared;
-  }
-  Placement placement = Place(
-      *sites, wanted, {config_.max_operations_per_worker, config_.express_operations_per_worker()},
-      only_express);
-  const std::vector<std::string>& named = request.arrived.choice.members;
-  if (placement.result != Placement::Result::kPlaced || named.empty()) return placement;
-  // Only the named members may serve it; the client chose their order.
-  placement.ranks.clear();
-  for (const std::string& name : named) placement.ranks.push_back(*RankOf(name));
-  return placement;
-}
-
-// Another member that is less occupied for a moment would have to prepare the request, so these
-// come first unless a run there would delay it. A preparation waits for no run.
-std::optional<Placement> Coordinator::Impl::PlaceWherePrepared(const Request& request,
-                                                               const PlacementRequest& wanted,
-                                                               const std::vector<Site>& all,
-                                                               bool only_express) const {
-  if (!request.arrived.choice.members.empty()) return std::nullopt;  // the client's choice
-  const std::vector<ConnectionId>* const members = prepared_places_.Find(
-      request.arrived.principal, request.arrived.recipe_fingerprint, batch_.now());
-  if (members == nullptr || static_cast<int>(members->size()) != wanted.count) return std::nullopt;
-  std::vector<Site> sites = all;
-  for (size_t rank = 0; rank < sites.size(); ++rank) {
-    const ConnectionId member = ring_.members()[rank];
-    if (std::find(members->begin(), members->end(), member) == members->end()) {
-      sites[rank].serves = false;
-    } else if (sites[rank].computes && !request.arrived.prepare_ttl) {
-      return std::nullopt;
-    }
-  }
-  Placement placement = Place(
-      sites, wanted, {config_.max_operations_per_worker, config_.express_operations_per_worker()},
-      only_express);
-  if (placement.result != Placement::Result::kPlaced) return std::nullopt;
-  return placement;
-}
-
-// Returns the failure if the request requires a transport that is unavailable.
-std::optional<Failure> Coordinator::Impl::ChooseTransport(Request& request,
-                                                          const Placement& placement) const {
-  TransportRoute route;
-  for (int rank : placement.ranks) route.members.push_back(ring_.members()[rank]);
-  route.spans = request.plan->spans;
-  route.max_ticket_spans = config_.limits.max_ticket_spans;
-  std::variant<TransportDecision, Failure> decision =
-      DecideTransport(request.arrived.transport, regions_, roster_, route);
-  if (auto* failure = std::get_if<Failure>(&decision)) return *std::move(failure);
-  request.transport = std::get<TransportDecision>(std::move(decision));
-  return std::nullopt;
 }
 
 void Coordinator::Impl::StartOperation(Request& request, const Placement& placement) {
@@ -366,6 +285,7 @@ void Coordinator::Impl::Requeue(Operation& operation) {
   }
   request.operation_id.clear();
   queue_.Add(request.stream(), request.arrived.client, request.bytes);
+  if (HasPlan(request)) queue_.SetNeeds(request.stream(), NeedsOf(request));
 }
 
 void Coordinator::Impl::ConcludePreparation(Operation& operation) {
@@ -402,12 +322,18 @@ void Coordinator::Impl::Accept(Operation& operation) {
 void Coordinator::Impl::InformClient(Request& request, const Operation& operation) {
   request.generation = ring_.generation();
 
-  Plan plan = *request.plan;
-  plan.workspace_bytes.clear();
+  std::vector<int64_t> workspace_bytes;
   for (const Operation::Member& member : operation.members) {
-    plan.workspace_bytes.push_back(member.workspace_bytes);
+    workspace_bytes.push_back(member.workspace_bytes);
   }
-  request.plan = std::make_shared<const Plan>(std::move(plan));
+  // Equal requests share their plan, and mostly what their members added to it.
+  if (accepted_plan_.planned != request.plan ||
+      accepted_plan_.accepted->workspace_bytes != workspace_bytes) {
+    Plan plan = *request.plan;
+    plan.workspace_bytes = std::move(workspace_bytes);
+    accepted_plan_ = {request.plan, std::make_shared<const Plan>(std::move(plan))};
+  }
+  request.plan = accepted_plan_.accepted;
 
   AcceptRequest accept;
   accept.stream = request.stream();

@@ -20,6 +20,7 @@
 #define RINGATTN_SERVER_CORE_COORDINATOR_IMPL_H_
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -141,14 +142,13 @@ class Coordinator::Impl {
   void AskForPlan(Request& request);
   void StopPlanning(Request& request);
   void PlanForMoreWorkers(Request& request);
-  std::optional<Failure> CheckServed(const Request& request, int world_size) const;
+  std::optional<Failure> CheckServed(Request& request, int world_size) const;
   // Returns the rank in the ring; nullopt for a worker outside it.
   std::optional<int> RankOf(const std::string& worker) const;
   Failure PlanningFailure(const Request& request, const absl::Status& status) const;
 
-  // coordinator_admission.cc: from the queue to AcceptRequest
-  void AdmitQueued();
-  std::vector<StreamId> Admissible() const;
+  // coordinator_placement.cc: the members for a request
+  SlotLimits SlotsPerMember() const;
   std::vector<Site> Sites() const;
   Placement PlaceRequest(const Request& request, std::vector<Site>* sites, bool only_express) const;
   // Returns the members that keep what the request needs, if they may serve it now.
@@ -157,6 +157,29 @@ class Coordinator::Impl {
                                               const std::vector<Site>& all,
                                               bool only_express) const;
   std::optional<Failure> ChooseTransport(Request& request, const Placement& placement) const;
+  // REQUIRES: the request has a plan and is in the fair order.
+  QueueNeeds NeedsOf(const Request& request) const;
+
+  // coordinator_admission.cc: from the queue to AcceptRequest
+  // The admission of one event.
+  struct Admission {
+    // About the first request, in order of service, that does not wait for a slot.
+    struct Decision {
+      StreamId stream = 0;
+      bool waits_for_others = false;  // their release of memory, or their reservations
+      bool lost_residual = false;     // a member that keeps its residual has left the ring
+      Placement placement = {};       // if neither
+    };
+    int64_t documents = 0;      // listed by the Reserve messages so far
+    bool only_express = false;  // a request waits for a common slot
+    std::vector<Site> sites;    // empty: to be computed again
+  };
+  void AdmitQueued();
+  // Returns true if the request has a plan for this ring.
+  bool HasPlan(const Request& request) const;
+  std::optional<Admission::Decision> NextDecision(Admission* admission);
+  bool CarryOut(const Admission::Decision& decision, Admission* admission);
+  void GiveUpPlacing(Request& request, const Placement& placement);
   void StartOperation(Request& request, const Placement& placement);
   static std::string TokenOf(const Request& request, int ring_rank);
   void Refuse(Operation& operation, const Operation::Member& by, const v1::Reserved& reserved);
@@ -213,6 +236,11 @@ class Coordinator::Impl {
   HostLosses host_losses_;
   Regions regions_;
   KvCaches kv_caches_;
+  // The newest accepted plan, as planned and with the members' workspace; null at first.
+  struct {
+    std::shared_ptr<const Plan> planned;
+    std::shared_ptr<const Plan> accepted;
+  } accepted_plan_;
   // Failures of an ended generation that clients receive once its workers have stopped copying.
   std::vector<FailRequest> held_failures_;
 
@@ -224,6 +252,7 @@ class Coordinator::Impl {
   int64_t completed_ending_ = 0;
   int64_t outlived_losses_ = 0;
 
+  bool settles_ = true;       // the event may have changed something that Settle() reads
   uint64_t plans_asked_ = 0;  // the generation for which the queue's plans were requested
   DrainPhase drain_ = DrainPhase::kServing;
   bool serving_reported_ = false;

@@ -89,20 +89,23 @@ void Coordinator::Impl::On(const Planned& event) {
     order_.Enter(event.stream, request->arrived.client, cost + request->planning_seconds,
                  request->arrived.terms.weight);
   }
+  queue_.SetNeeds(event.stream, NeedsOf(*request));
 }
 
 // Returns the failure if fewer than `world_size` members have kernels for the request.
-std::optional<Failure> Coordinator::Impl::CheckServed(const Request& request,
-                                                      int world_size) const {
+// Sets serving_ranks.
+std::optional<Failure> Coordinator::Impl::CheckServed(Request& request, int world_size) const {
   const PlanChoice& choice = request.arrived.choice;
   int serving = 0;
   std::optional<Failure> first_why;
-  for (ConnectionId member : ring_.members()) {
-    const v1::Register& registration = roster_.at(member).registration;
+  request.serving_ranks.assign(ring_.members().size(), false);
+  for (size_t rank = 0; rank < ring_.members().size(); ++rank) {
+    const v1::Register& registration = roster_.at(ring_.members()[rank]).registration;
     if (!MayServe(choice, registration.name())) continue;
-    const std::optional<Failure> why = CheckServedBy(registration, *request.spec, choice);
+    std::optional<Failure> why = CheckServedBy(registration, *request.spec, choice);
+    request.serving_ranks[rank] = !why.has_value();
     serving += why.has_value() ? 0 : 1;
-    if (!first_why.has_value()) first_why = why;
+    if (!first_why.has_value()) first_why = std::move(why);
   }
   if (serving >= world_size) return std::nullopt;
   return first_why;

@@ -18,6 +18,8 @@ void Coordinator::Impl::On(RequestArrived& event) {
       return refuse(RequestIdReused(event.request_id));
     }
     EndRequest(older->stream(), Superseded(event.request_id));
+  } else {
+    settles_ = false;  // a request without a plan changes no other decision
   }
   if (std::optional<Failure> why = CheckQueue(event)) return refuse(*why);
   if (!event.residual.empty()) {

@@ -98,9 +98,7 @@ Placement Coordinator::Impl::PlaceReader(const Residual& residual, const Placeme
     sites[rank].serves &= member != residual.members.end();
     if (member != residual.members.end()) sites[rank].reserved_bytes -= member->bytes;
   }
-  Placement placement = Place(
-      sites, wanted, {config_.max_operations_per_worker, config_.express_operations_per_worker()},
-      only_express);
+  Placement placement = Place(sites, wanted, SlotsPerMember(), only_express);
   if (placement.result != Placement::Result::kPlaced) return placement;
   placement.ranks.clear();
   for (const ResidualMember& member : residual.members) {

@@ -458,11 +458,13 @@ const Operation* Operations::Find(const std::string& id) const {
   return found == operations_.end() ? nullptr : &found->second;
 }
 
-Site Operations::SiteOf(ConnectionId connection) const {
-  Site site;
+std::vector<Site> Operations::SitesOf(const std::vector<ConnectionId>& members) const {
+  std::vector<Site> sites(members.size());
   for (const auto& [id, operation] : operations_) {
     for (const Member& member : operation.members) {
-      if (member.connection != connection) continue;
+      const auto found = std::find(members.begin(), members.end(), member.connection);
+      if (found == members.end()) continue;
+      Site& site = sites[found - members.begin()];
       if (member.memory != Memory::kReleased) site.reserved_bytes += member.bytes;
       ++site.operations;
       site.clients.insert(operation.client);
@@ -474,7 +476,7 @@ Site Operations::SiteOf(ConnectionId connection) const {
       site.express_clients.insert(operation.client);
     }
   }
-  return site;
+  return sites;
 }
 
 std::set<std::string> Operations::ResidualsInUse() const {

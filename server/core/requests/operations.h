@@ -280,8 +280,8 @@ class Operations {
   const std::map<std::string, Operation>& all() const { return operations_; }
   std::map<std::string, Operation>& all() { return operations_; }
   bool empty() const { return operations_.empty(); }
-  // Returns one member's occupancy; its memory size is left 0.
-  Site SiteOf(ConnectionId connection) const;
+  // Returns the occupancy of each member, by rank. Memory sizes and hosts are left 0.
+  std::vector<Site> SitesOf(const std::vector<ConnectionId>& members) const;
   // Returns the handles of residuals that operations read.
   std::set<std::string> ResidualsInUse() const;
   // Returns the number of requests in progress that end with the ring.

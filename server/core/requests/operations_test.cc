@@ -553,13 +553,15 @@ TEST_F(OperationsTest, RunsEndedByALostWorkerAreCharged) {
 TEST_F(OperationsTest, SiteReportsOccupancy) {
   StartUploaded(1, {10}, 8);
   Start(2, {10, 11}, 2);
-  const Site site = operations_.SiteOf(10);
+  const std::vector<Site> sites = operations_.SitesOf({10, 11, 12});
+  const Site& site = sites[0];
   EXPECT_EQ(site.operations, 2);
   EXPECT_EQ(site.reserved_bytes, 200);
   EXPECT_EQ(site.largest_cost, 8);
   EXPECT_TRUE(site.computes);
-  EXPECT_FALSE(operations_.SiteOf(11).computes);
-  EXPECT_EQ(operations_.SiteOf(12).operations, 0);
+  EXPECT_EQ(sites[1].operations, 1);
+  EXPECT_FALSE(sites[1].computes);
+  EXPECT_EQ(sites[2].operations, 0);
 }
 
 }  // namespace

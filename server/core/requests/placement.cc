@@ -4,6 +4,7 @@
 #include <cassert>
 #include <compare>
 #include <functional>
+#include <limits>
 
 namespace ringattn::server {
 namespace {
@@ -25,11 +26,13 @@ bool HasCommonSlot(const Site& site, const SlotLimits& limits) {
   return site.operations - site.express_operations < limits.all - limits.express;
 }
 
-bool HasExpressSlot(const Site& site, const PlacementRequest& request, const SlotLimits& limits) {
-  if (request.many_documents || site.express_operations >= limits.express) return false;
-  if (site.express_clients.count(request.client) > 0) return false;
-  if (request.cost_seconds * kExpressCostRatio <= site.largest_cost) return true;
-  return !site.computes && site.clients.count(request.client) == 0;
+// `client` is null for any client.
+bool HasExpressSlot(const Site& site, const std::string* client, double cost_seconds,
+                    const SlotLimits& limits) {
+  if (site.express_operations >= limits.express) return false;
+  if (client != nullptr && site.express_clients.count(*client) > 0) return false;
+  if (cost_seconds * kExpressCostRatio <= site.largest_cost) return true;
+  return !site.computes && (client == nullptr || site.clients.count(*client) == 0);
 }
 
 // Sites sort by what delays a new operation there.
@@ -141,7 +144,9 @@ Placement Place(const std::vector<Site>& sites, const PlacementRequest& request,
     if (only_express && !express) continue;
     placement.ranks = Idlest(sites, count, could, [&](const Site& site) {
       return has_memory(site) &&
-             (express ? HasExpressSlot(site, request, limits) : HasCommonSlot(site, limits));
+             (express ? !request.many_documents &&
+                            HasExpressSlot(site, &request.client, request.cost_seconds, limits)
+                      : HasCommonSlot(site, limits));
     });
     if (static_cast<int>(placement.ranks.size()) < count) continue;
     placement.result = Placement::Result::kPlaced;
@@ -151,6 +156,29 @@ Placement Place(const std::vector<Site>& sites, const PlacementRequest& request,
   placement.ranks.clear();
   placement.result = Placement::Result::kWaitsForSlots;
   return placement;
+}
+
+bool HasCommonSlot(const std::vector<Site>& sites, const SlotLimits& limits) {
+  return std::any_of(sites.begin(), sites.end(),
+                     [&](const Site& site) { return HasCommonSlot(site, limits); });
+}
+
+bool MightTakeExpress(const std::vector<Site>& sites, const std::string* client,
+                      double cost_seconds, const SlotLimits& limits) {
+  return std::any_of(sites.begin(), sites.end(), [&](const Site& site) {
+    return HasExpressSlot(site, client, cost_seconds, limits);
+  });
+}
+
+LeastMemory LeastBytes(const std::vector<Site>& sites) {
+  constexpr int64_t kUnknown = std::numeric_limits<int64_t>::max();
+  LeastMemory least{kUnknown, kUnknown};
+  for (const Site& site : sites) {
+    if (site.memory_bytes == 0) continue;
+    least.free = std::min(least.free, site.memory_bytes - site.reserved_bytes);
+    least.total = std::min(least.total, site.memory_bytes);
+  }
+  return least;
 }
 
 }  // namespace ringattn::server

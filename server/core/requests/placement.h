@@ -74,6 +74,23 @@ struct Placement {
 Placement Place(const std::vector<Site>& sites, const PlacementRequest& request,
                 const SlotLimits& limits, bool only_express);
 
+// Returns whether any site has a free common slot.
+bool HasCommonSlot(const std::vector<Site>& sites, const SlotLimits& limits);
+
+// Returns whether a request of this cost might take an express slot of any site. False is certain:
+// Place would place no request that costs as much or more in an express slot.
+//   client  of the request; null: any client
+bool MightTakeExpress(const std::vector<Site>& sites, const std::string* client,
+                      double cost_seconds, const SlotLimits& limits);
+
+struct LeastMemory {
+  int64_t free = 0;   // of the site with the least free memory
+  int64_t total = 0;  // of the smallest site
+};
+// Ignores workspace, and sites of unknown size. A request waits for memory only if buffers and
+// workspace exceed `free`, and it never fits only if they exceed `total` or too few sites serve it.
+LeastMemory LeastBytes(const std::vector<Site>& sites);
+
 }  // namespace ringattn::server
 
 #endif  // RINGATTN_SERVER_CORE_REQUESTS_PLACEMENT_H_

@@ -1,5 +1,8 @@
 #include "server/core/requests/placement.h"
 
+#include <algorithm>
+#include <random>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -182,6 +185,54 @@ TEST(PlacementTest, OnlyExpressSlotsAreTakenWhileAnEarlierRequestWaits) {
   EXPECT_EQ(Place(sites, Costs(1, 2), kLimits, true).ranks, (std::vector<int>{0, 1}));
   EXPECT_TRUE(Place(sites, Costs(1, 2), kLimits, true).is_express);
   EXPECT_EQ(Place(sites, Costs(5, 2), kLimits, true).result, Result::kWaitsForSlots);
+}
+
+// Admission looks at no request that these functions exclude.
+TEST(PlacementTest, ExclusionsAreCertain) {
+  std::mt19937 random(1);
+  const auto below = [&](int limit) { return static_cast<int>(random() % limit); };
+  int excluded = 0, full = 0;
+  for (int round = 0; round < 20'000; ++round) {
+    std::vector<Site> sites(1 + below(4));
+    for (size_t rank = 0; rank < sites.size(); ++rank) {
+      Site& site = sites[rank];
+      site.memory_bytes = below(4) == 0 ? 0 : 50 + below(100);
+      site.reserved_bytes = below(60);
+      site.operations = 5 + below(4);
+      site.express_operations = below(3);
+      if (below(2) == 0) site.clients.insert("me");
+      if (below(2) == 0) site.express_clients.insert("me");
+      site.computes = below(2) == 0;
+      site.largest_cost = below(20);
+      site.host = static_cast<int>(rank) / 2;
+      site.serves = below(8) != 0;
+      site.workspace_bytes = below(3);
+    }
+    PlacementRequest request = Costs(below(3), 1 + below(static_cast<int>(sites.size())));
+    request.buffer_bytes = below(110);
+    const int64_t most_bytes = request.buffer_bytes + 2;  // with any workspace
+    const Placement express = Place(sites, request, kLimits, true);
+    const std::string* const client = below(2) == 0 ? &request.client : nullptr;
+    if (!MightTakeExpress(sites, client, request.cost_seconds, kLimits) &&
+        most_bytes <= LeastBytes(sites).free) {
+      ++excluded;
+      ASSERT_NE(express.result, Result::kPlaced) << round;
+      ASSERT_NE(express.result, Result::kWaitsForMemory) << round;
+    }
+    const auto serving =
+        std::count_if(sites.begin(), sites.end(), [](const Site& site) { return site.serves; });
+    if (most_bytes <= LeastBytes(sites).total && serving >= request.count) {
+      ASSERT_NE(express.result, Result::kNeverFits) << round;
+    }
+    if (!HasCommonSlot(sites, kLimits)) {
+      ++full;
+      const Placement any = Place(sites, request, kLimits, false);
+      ASSERT_EQ(any.result, express.result) << round;
+      ASSERT_EQ(any.ranks, express.ranks) << round;
+    }
+  }
+  EXPECT_GT(excluded, 1000);
+  EXPECT_GT(full, 1000);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "server/core/requests/plan_summary.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace ringattn::server {
@@ -37,6 +38,10 @@ Plan WithoutSpans(Plan plan) {
 Plan WithSpans(Plan plan, const AttentionSpec& spec) {
   plan.shards = MakeShardPlan(spec, plan.recipe, plan.shards.world_size);
   return plan;
+}
+
+int64_t LargestBuffers(const Plan& plan) {
+  return *std::max_element(plan.buffer_bytes.begin(), plan.buffer_bytes.end());
 }
 
 int64_t BytesOf(const Plan& plan) {

@@ -15,6 +15,10 @@ Plan WithoutSpans(Plan plan);
 // Reverses WithoutSpans. REQUIRES: the plan was made for this spec.
 Plan WithSpans(Plan plan, const AttentionSpec& spec);
 
+// Returns the largest buffers of any member. Members are chosen before ranks, so each must have
+// room for them.
+int64_t LargestBuffers(const Plan& plan);
+
 // Returns the memory that the plan occupies.
 int64_t BytesOf(const Plan& plan);
 

@@ -62,6 +62,7 @@ Request& Requests::Add(RequestArrived arrived) {
   request.query_tokens = request.spec->shape.batch * request.spec->shape.seq_len_q;
   request.many_documents = PlannedDocuments(*request.spec) > kManyDocuments;
   stream_by_name_[NameOf(request)] = request.stream();
+  ++count_by_client_[request.arrived.client];
   SetState(request, v1::REQUEST_STATE_QUEUED);
   return request;
 }
@@ -100,6 +101,8 @@ void Requests::Forget(const Request& request, const std::optional<Failure>& fail
   OperationView view = ViewOf(request);
   view.failure = failure;
   stream_by_name_.erase(NameOf(request));
+  const auto count = count_by_client_.find(request.arrived.client);
+  if (--count->second == 0) count_by_client_.erase(count);
   requests_.erase(StreamId{request.stream()});
 
   const int64_t bytes = BytesOf(view);
@@ -139,8 +142,8 @@ const Request* Requests::Find(StreamId stream) const {
 }
 
 int64_t Requests::CountOf(const std::string& client) const {
-  return std::count_if(requests_.begin(), requests_.end(),
-                       [&](const auto& entry) { return entry.second.arrived.client == client; });
+  const auto found = count_by_client_.find(client);
+  return found == count_by_client_.end() ? 0 : found->second;
 }
 
 const Request* Requests::FindById(const std::string& request_id,

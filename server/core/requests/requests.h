@@ -30,9 +30,10 @@ struct Request {
   v1::RequestState state = v1::REQUEST_STATE_UNSPECIFIED;
   std::shared_ptr<const Plan> plan;  // without spans; null: not yet
   uint64_t plan_generation = 0;
-  uint64_t asked_generation = 0;  // generation of the pending PlanThis; 0: none
-  double planning_seconds = 0;    // of one core, spent on its plans
-  std::string operation_id;       // empty while queued
+  std::vector<bool> serving_ranks;  // members of that generation with kernels for the request
+  uint64_t asked_generation = 0;    // generation of the pending PlanThis; 0: none
+  double planning_seconds = 0;      // of one core, spent on its plans
+  std::string operation_id;         // empty while queued
   // A worker lacked memory: no new attempt before this many releases.
   uint64_t blocked_until_release = 0;
   // Set after a rejection while other operations reserved as well, since they may have competed.
@@ -128,7 +129,8 @@ class Requests {
   ActionBatch& batch_;
   std::map<StreamId, Request> requests_;
   std::map<Name, StreamId> stream_by_name_;
-  std::deque<Finished> finished_;  // newest last
+  std::map<std::string, int64_t> count_by_client_;  // in flight
+  std::deque<Finished> finished_;                   // newest last
   int64_t finished_bytes_ = 0;
 };
 

@@ -75,7 +75,7 @@
 //   drain   undrain   reform   wait DURATION   pause DURATION
 // Queries; the trace shows the answer
 //   state ID [principal=P]   predicted ID   reason ID   stats   memory   residuals   losses
-//   requests MAX   workers
+//   requests MAX   workers   steps (CoordinatorStats::order_steps)
 #ifndef RINGATTN_SERVER_CORE_TESTING_SCENARIO_H_
 #define RINGATTN_SERVER_CORE_TESTING_SCENARIO_H_
 

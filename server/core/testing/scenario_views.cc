@@ -102,6 +102,10 @@ ScenarioLines Stats(const Coordinator& core, const Args&, const ScenarioHistory&
                             stats.ready_workers)}};
 }
 
+ScenarioLines OrderSteps(const Coordinator& core, const Args&, const ScenarioHistory&) {
+  return {{"", absl::StrCat(core.stats().order_steps)}};
+}
+
 ScenarioLines ResidualsKept(const Coordinator& core, const Args&, const ScenarioHistory&) {
   const ResidualCounts counts = core.stats().residuals;
   std::string text = absl::StrCat(counts.residuals, " of ", counts.bytes, " bytes, kept ",
@@ -128,7 +132,8 @@ const std::map<std::string, View>& Views() {
   static const auto* views = new std::map<std::string, View>{
       {"state", State},     {"predicted", Prediction}, {"reason", Reason},
       {"losses", Losses},   {"requests", Requests},    {"stats", Stats},
-      {"workers", Workers}, {"memory", Memory},        {"residuals", ResidualsKept}};
+      {"workers", Workers}, {"memory", Memory},        {"residuals", ResidualsKept},
+      {"steps", OrderSteps}};
   return *views;
 }
 
