@@ -277,8 +277,8 @@ void Server::CarryOut(Action action, const Coordinator& core) {
     void operator()(const AcceptRequest& a) {
       if (auto stream = Find(a.stream)) stream->Accept(a);
     }
-    void operator()(const BeginDownload& a) {
-      if (auto stream = Find(a.stream)) stream->Download(a);
+    void operator()(BeginDownload& a) {
+      if (auto stream = Find(a.stream)) stream->Download(std::move(a));
     }
     void operator()(const TransferAdvanced& a) {
       if (auto stream = Find(a.stream)) stream->Advance(a);

@@ -35,9 +35,8 @@ Plan WithoutSpans(Plan plan) {
   return plan;
 }
 
-Plan WithSpans(Plan plan, const AttentionSpec& spec) {
-  plan.shards = MakeShardPlan(spec, plan.recipe, plan.shards.world_size);
-  return plan;
+ShardPlan ShardsOf(const Plan& plan, const AttentionSpec& spec) {
+  return MakeShardPlan(spec, plan.recipe, plan.shards.world_size);
 }
 
 int64_t LargestBuffers(const Plan& plan) {

@@ -12,8 +12,8 @@ namespace ringattn::server {
 // Replaces every shard by one span of as many rows (no span for an empty shard) and stores the
 // number of spans in Plan::spans.
 Plan WithoutSpans(Plan plan);
-// Reverses WithoutSpans. REQUIRES: the plan was made for this spec.
-Plan WithSpans(Plan plan, const AttentionSpec& spec);
+// Returns the shards with all their spans. REQUIRES: the plan was made for this spec.
+ShardPlan ShardsOf(const Plan& plan, const AttentionSpec& spec);
 
 // Returns the largest buffers of any member. Members are chosen before ranks, so each must have
 // room for them.

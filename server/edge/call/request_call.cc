@@ -307,9 +307,9 @@ void RequestCall::Accept(const AcceptRequest& accept) {
   for (const auto& follower : Followers()) follower->AcceptOwn(accept);
 }
 
-void RequestCall::Download(const BeginDownload& begin) {
-  DownloadOwn(begin);
+void RequestCall::Download(BeginDownload begin) {
   for (const auto& follower : Followers()) follower->DownloadOwn(begin);
+  DownloadOwn(std::move(begin));
 }
 
 void RequestCall::Advance(const TransferAdvanced& advanced) {
@@ -336,6 +336,10 @@ void RequestCall::AcceptOwn(const AcceptRequest& accept) {
     transport_reason_ = accept.transport_reason;
     if (!follows() && !only_prepares()) context_->metrics->Accepted(transport_);
     v1::Accepted accepted = MakeAccepted(*request_, accept, traceparent_, context_->limits);
+    if (accept.is_inline) {
+      OpenInline(*accept.plan, std::move(accepted));
+      return;  // Succeed sends everything
+    }
     TransferSpec spec{
         direction_,
         request_->valid,
@@ -344,10 +348,7 @@ void RequestCall::AcceptOwn(const AcceptRequest& accept) {
         accept,
         ShardPlan(),
         traceparent_};
-    if (accept.is_inline) {
-      OpenInline(std::move(spec), std::move(accepted));
-      return;  // Succeed sends everything
-    } else if (transport_ == v1::TRANSPORT_DIRECT) {
+    if (transport_ == v1::TRANSPORT_DIRECT) {
       // Before the tickets leave: the request may end before this call has its own, because all
       // writers have the same tokens.
       plane_ = std::make_shared<MemberPlane>(spec);
@@ -369,12 +370,12 @@ void RequestCall::AcceptOwn(const AcceptRequest& accept) {
   Do(std::move(steps));
 }
 
-void RequestCall::DownloadOwn(const BeginDownload& begin) {
+void RequestCall::DownloadOwn(BeginDownload begin) {
   Steps steps;
   {
     absl::MutexLock lock(&mutex_);
     if (life_.over()) return;
-    download_ = begin;
+    download_ = std::move(begin);
     if (inline_plane_ != nullptr) return EnqueueOutputs();
     if (life_.state() == CallState::kTransferring) DrainDeferred();
     steps = Next();

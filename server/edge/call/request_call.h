@@ -51,7 +51,7 @@ class RequestCall final : public ByteStreamReactor,
 
   // Called from the core's thread.
   void Accept(const AcceptRequest& accept) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Download(const BeginDownload& begin) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Download(BeginDownload begin) ABSL_LOCKS_EXCLUDED(mutex_);
   void Advance(const TransferAdvanced& advanced) ABSL_LOCKS_EXCLUDED(mutex_);
   void Succeed(const FinishRequest& finish) ABSL_LOCKS_EXCLUDED(mutex_);
   void Fail(const Failure& failure) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -151,7 +151,7 @@ class RequestCall final : public ByteStreamReactor,
 
   // A decision of the core, for this call without its followers.
   void AcceptOwn(const AcceptRequest& accept) ABSL_LOCKS_EXCLUDED(mutex_);
-  void DownloadOwn(const BeginDownload& begin) ABSL_LOCKS_EXCLUDED(mutex_);
+  void DownloadOwn(BeginDownload begin) ABSL_LOCKS_EXCLUDED(mutex_);
   void AdvanceOwn(const TransferAdvanced& advanced) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns false if the call had given up.
   bool SucceedOwn(const FinishRequest& finish) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -161,7 +161,7 @@ class RequestCall final : public ByteStreamReactor,
   void TakeChunk() ABSL_LOCKS_EXCLUDED(mutex_);
   void OpenDataPlane(TransferSpec spec) ABSL_LOCKS_EXCLUDED(mutex_);
   // Accept and Download of an inline operation. Its messages are written together with the status.
-  void OpenInline(TransferSpec spec, v1::Accepted accepted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OpenInline(const Plan& plan, v1::Accepted accepted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EnqueueOutputs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Replaces the queued messages of an inline operation by one SingleReply.
   void JoinMessages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

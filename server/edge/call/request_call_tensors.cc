@@ -14,7 +14,7 @@ namespace ringattn::server {
 
 std::shared_ptr<DataPlane> RequestCall::MakePlane(TransferSpec spec) {
   // May produce a million spans, so it does not run on the core's thread.
-  spec.shards = WithSpans(*spec.accept.plan, spec.request.spec).shards;
+  spec.shards = ShardsOf(*spec.accept.plan, spec.request.spec);
   if (context_->make_data_plane) {
     return context_->make_data_plane(std::move(spec), shared_from_this());
   }
@@ -42,12 +42,15 @@ void RequestCall::OpenDataPlane(TransferSpec spec) {
   plane->Stop();
 }
 
-void RequestCall::OpenInline(TransferSpec spec, v1::Accepted accepted) {
+void RequestCall::OpenInline(const Plan& plan, v1::Accepted accepted) {
   constexpr int64_t kSmallBytes = 32 << 10;
   Enqueue(Wrap(direction_, std::move(accepted)), 0);
   // A request that is only prepared has no tensors, but perhaps many spans.
-  if (!only_prepares()) spec.shards = WithSpans(*spec.accept.plan, spec.request.spec).shards;
-  plane_ = inline_plane_ = std::make_shared<InlinePlane>(spec);
+  const ValidRequest& request = request_->valid;
+  plane_ = inline_plane_ =
+      std::make_shared<InlinePlane>(direction_, request, request_->reply,
+                                    only_prepares() ? ShardPlan() : ShardsOf(plan, request.spec));
+  request_->inline_tensors = nullptr;
   life_.MoveTo(CallState::kTransferring);
   const TransferTotals totals = plane_->totals();
   is_small_ = totals.bytes_down <= kSmallBytes;
@@ -81,7 +84,7 @@ void RequestCall::JoinMessages() {
 
 // Sends Accepted first, because the members have no work before the client knows of them.
 void RequestCall::HandOutTickets(const TransferSpec& spec, v1::Accepted accepted) {
-  AddTickets(spec.accept, WithSpans(*spec.accept.plan, spec.request.spec).shards, &accepted);
+  AddTickets(spec.accept, ShardsOf(*spec.accept.plan, spec.request.spec), &accepted);
   absl::MutexLock lock(&mutex_);
   if (life_.state() != CallState::kOpening) return;
   Enqueue(Wrap(direction_, std::move(accepted)), 0);

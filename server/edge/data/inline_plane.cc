@@ -9,13 +9,13 @@
 
 namespace ringattn::server {
 
-InlinePlane::InlinePlane(const TransferSpec& spec)
-    : merger_(
-          spec.request, spec.shards,
-          spec.direction == Direction::kForward ? wire::kForwardResponse : wire::kBackwardResponse,
-          spec.reply.max_chunk_bytes, spec.reply.with_crc32c,
-          /*read_ahead_bytes=*/std::numeric_limits<int64_t>::max()) {
-  for (TensorId id : spec.request.inputs) totals_.bytes_up += BytesOf(spec.request.spec, id);
+InlinePlane::InlinePlane(Direction direction, const ValidRequest& request, const ReplyChoice& reply,
+                         const ShardPlan& shards)
+    : merger_(request, shards,
+              direction == Direction::kForward ? wire::kForwardResponse : wire::kBackwardResponse,
+              reply.max_chunk_bytes, reply.with_crc32c,
+              /*read_ahead_bytes=*/std::numeric_limits<int64_t>::max()) {
+  for (TensorId id : request.inputs) totals_.bytes_up += BytesOf(request.spec, id);
   totals_.received_bytes = totals_.bytes_up;
   totals_.sent_bytes = totals_.bytes_down = merger_.total_bytes();
 }

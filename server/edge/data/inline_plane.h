@@ -18,8 +18,9 @@ namespace ringattn::server {
 // core's thread may call every function.
 class InlinePlane final : public DataPlane {
  public:
-  // REQUIRES: one member, and `spec.shards` with spans.
-  explicit InlinePlane(const TransferSpec& spec);
+  // REQUIRES: one member, and `shards` with spans.
+  InlinePlane(Direction direction, const ValidRequest& request, const ReplyChoice& reply,
+              const ShardPlan& shards);
 
   // Returns the client's messages. INTERNAL: the outputs are not those of the request. Call once.
   absl::StatusOr<std::vector<DownloadMerger::Chunk>> Cut(

@@ -524,7 +524,7 @@ TEST(InlinePlaneTest, CutsOutputsIntoTheClientsChunks) {
     chunk->set_tensor(static_cast<v1::TensorId>(id));
     chunk->set_data(tensors[id]);
   }
-  InlinePlane plane(spec);
+  InlinePlane plane(spec.direction, spec.request, spec.reply, spec.shards);
   const auto chunks = plane.Cut(outputs);
   ASSERT_TRUE(chunks.ok()) << chunks.status();
   std::map<TensorId, std::string> received;
@@ -550,13 +550,19 @@ TEST(InlinePlaneTest, RejectsOtherOutputs) {
   spec.shards = MakeShardPlan(spec.request.spec, Layout::kContiguous, 1);
   spec.reply.max_chunk_bytes = 1000;
   google::protobuf::RepeatedPtrField<v1::TensorChunk> outputs;
-  EXPECT_FALSE(InlinePlane(spec).Cut(outputs).ok());  // incomplete
+  EXPECT_FALSE(InlinePlane(spec.direction, spec.request, spec.reply, spec.shards)
+                   .Cut(outputs)
+                   .ok());  // incomplete
   v1::TensorChunk* chunk = outputs.Add();
   chunk->set_tensor(v1::TENSOR_ID_OUT);
   chunk->set_data(std::string(4 * 8 * 4 + 1, 'x'));
-  EXPECT_FALSE(InlinePlane(spec).Cut(outputs).ok());  // too long
+  EXPECT_FALSE(InlinePlane(spec.direction, spec.request, spec.reply, spec.shards)
+                   .Cut(outputs)
+                   .ok());  // too long
   chunk->set_tensor(v1::TENSOR_ID_DQ);
-  EXPECT_FALSE(InlinePlane(spec).Cut(outputs).ok());  // no output
+  EXPECT_FALSE(InlinePlane(spec.direction, spec.request, spec.reply, spec.shards)
+                   .Cut(outputs)
+                   .ok());  // no output
 }
 
 }  // namespace
