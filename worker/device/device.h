@@ -174,6 +174,22 @@ class Device {
   // staging memory. For tests and small data; tensors use the next two.
   virtual absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) = 0;
   virtual absl::Status CopyToHost(void* host, const void* device, int64_t bytes) = 0;
+  // Enqueues a copy of a few hundred KiB to device memory. `host` must stay valid until the event.
+  // Returns null if the copy is done.
+  virtual absl::StatusOr<EventRef> StartCopyFromHost(void* device, const void* host,
+                                                     int64_t bytes) {
+    absl::Status status = CopyFromHost(device, host, bytes);
+    if (!status.ok()) return status;
+    return EventRef();
+  }
+  // CopyToHost for several ranges. A device with its own memory waits once for all of them.
+  virtual absl::Status CopyAllToHost(absl::Span<const DeviceCopy> copies) {
+    for (const DeviceCopy& copy : copies) {
+      absl::Status status = CopyToHost(copy.to, copy.from, copy.bytes);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
 
   // Transfers tensor bytes from and to the wire (staging.h). The caller keeps an upload's targets
   // until its events are done, and a download's ranges until the download is destroyed. `on_ready`

@@ -49,6 +49,13 @@ class DeviceWrapper : public Device {
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override {
     return inner_->CopyToHost(host, device, bytes);
   }
+  absl::StatusOr<EventRef> StartCopyFromHost(void* device, const void* host,
+                                             int64_t bytes) override {
+    return inner_->StartCopyFromHost(device, host, bytes);
+  }
+  absl::Status CopyAllToHost(absl::Span<const DeviceCopy> copies) override {
+    return inner_->CopyAllToHost(copies);
+  }
   absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(std::vector<UploadTarget> targets) override {
     return inner_->BeginUpload(std::move(targets));
   }

@@ -21,7 +21,7 @@ class SmallUpload : public Upload {
       const int64_t part = std::min(bytes, target.bytes - static_cast<int64_t>(gathered_.size()));
       absl::Status status;
       if (part == target.bytes) {
-        status = Fill(source);
+        status = StartFilling(source);
       } else {
         gathered_.append(source, part);
         if (static_cast<int64_t>(gathered_.size()) == target.bytes) status = FillWithGathered();
@@ -33,16 +33,20 @@ class SmallUpload : public Upload {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<std::vector<EventRef>> Finish() override { return std::vector<EventRef>(); }
+  absl::StatusOr<std::vector<EventRef>> Finish() override { return std::exchange(events_, {}); }
 
  private:
-  absl::Status Fill(const char* source) {
+  absl::Status StartFilling(const char* source) {
     const UploadTarget& target = targets_[index_++];
     if (target.bytes == 0) return absl::OkStatus();
-    return device_.CopyFromHost(target.data, source, target.bytes);
+    absl::StatusOr<EventRef> event = device_.StartCopyFromHost(target.data, source, target.bytes);
+    if (!event.ok()) return event.status();
+    if (*event != nullptr) events_.push_back(*std::move(event));
+    return absl::OkStatus();
   }
   absl::Status FillWithGathered() {
-    const absl::Status status = Fill(gathered_.data());
+    const UploadTarget& target = targets_[index_++];
+    const absl::Status status = device_.CopyFromHost(target.data, gathered_.data(), target.bytes);
     gathered_.clear();
     return status;
   }
@@ -51,6 +55,7 @@ class SmallUpload : public Upload {
   const std::vector<UploadTarget> targets_;
   size_t index_ = 0;
   std::string gathered_;  // the beginning of the current target
+  std::vector<EventRef> events_;
 };
 
 }  // namespace

@@ -108,9 +108,9 @@ std::unique_ptr<Upload> MakeHostUpload(std::vector<UploadTarget> targets);
 std::unique_ptr<Download> MakeHostDownload(std::vector<DeviceRange> ranges);
 
 // For at most a few hundred KiB: uploads without staging memory, which other requests may occupy.
-// Each target is filled by one Device::CopyFromHost, once its last byte is appended. REQUIRES: the
-// bytes fill all targets. `device` must outlive the upload. Small downloads are
-// Device::CopyToHost.
+// Each target is filled by one copy, once its last byte is appended. Data that fills a target alone
+// must stay valid until the events (Device::StartCopyFromHost). REQUIRES: the bytes fill all
+// targets. `device` must outlive the upload. Small downloads are Device::CopyAllToHost.
 std::unique_ptr<Upload> MakeSmallUpload(Device* device, std::vector<UploadTarget> targets);
 
 }  // namespace ringattn::worker

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/layout/tensor_route.h"
@@ -50,9 +51,7 @@ absl::Status WriteInput(TensorId id, const std::string& data, ShardOperation& op
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status WriteInlineInputs(const v1::InlineRun& run, ShardOperation& operation) {
+absl::Status StartInputs(const v1::InlineRun& run, ShardOperation& operation) {
   if (operation.operation().members().size() != 1) {
     return absl::InvalidArgumentError("inline_run: the operation has more than one member");
   }
@@ -69,17 +68,30 @@ absl::Status WriteInlineInputs(const v1::InlineRun& run, ShardOperation& operati
   return absl::InvalidArgumentError("inline_run.inputs: an input is missing");
 }
 
+}  // namespace
+
+absl::Status WriteInlineInputs(const v1::InlineRun& run, ShardOperation& operation) {
+  absl::Status status = StartInputs(run, operation);
+  // The message may end after this. The copies of all tensors run meanwhile, so that they cost
+  // about one wait.
+  for (const EventRef& copy : operation.PendingUploads()) {
+    status.Update(copy->Wait(absl::InfiniteFuture()));  // the teardown's watchdog bounds it
+  }
+  return status;
+}
+
 absl::Status ReadInlineOutputs(const ShardOperation& operation,
                                google::protobuf::RepeatedPtrField<v1::TensorChunk>* outputs) {
   // Each tensor is copied once, although packed tensors leave it in many pieces.
   std::map<TensorId, std::pair<const char*, std::string>> tensors;  // the device's memory, a copy
+  std::vector<DeviceCopy> copies;
   for (const ShardOperation::Output& output : operation.Outputs()) {
     auto& [memory, copy] = tensors[output.id];
     memory = static_cast<const char*>(output.memory.data);
     copy.resize(output.memory.bytes);
-    const absl::Status status = operation.CopyToHost(copy.data(), memory, output.memory.bytes);
-    if (!status.ok()) return status;
+    copies.push_back({copy.data(), memory, output.memory.bytes});
   }
+  if (absl::Status status = operation.CopyAllToHost(copies); !status.ok()) return status;
   for (const ShardOperation::Output& output : operation.StreamedOutputs()) {
     auto& [memory, copy] = tensors.at(output.id);
     const auto bytes = static_cast<size_t>(output.memory.bytes);

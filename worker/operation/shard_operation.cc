@@ -219,7 +219,7 @@ absl::Status ShardOperation::Copy(Source source, const wire::ChunkHeader& chunk,
       packed ? UploadPacked(source, chunk, payload, targets)
              : Upload(source, payload, targets[0], chunk.crc32c.has_value() ? &crc : nullptr);
   if (!events.ok()) return events.status();
-  if (source != Source::kAnyMemory) {
+  if (source == Source::kPinned || source == Source::kImported) {
     for (const EventRef& event : *events) {
       // The teardown's watchdog handles a copy that hangs.
       absl::Status status = event->Wait(absl::InfiniteFuture());
@@ -326,8 +326,8 @@ absl::Status ShardOperation::CopyFromHost(void* device, const void* host, int64_
   return device_->CopyFromHost(device, host, bytes);
 }
 
-absl::Status ShardOperation::CopyToHost(void* host, const void* device, int64_t bytes) const {
-  return device_->CopyToHost(host, device, bytes);
+absl::Status ShardOperation::CopyAllToHost(absl::Span<const DeviceCopy> copies) const {
+  return device_->CopyAllToHost(copies);
 }
 
 std::unique_ptr<Download> ShardOperation::BeginDownload(const std::vector<Output>& outputs,

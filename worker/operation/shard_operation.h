@@ -93,8 +93,8 @@ class ShardOperation {
   //   RESOURCE_EXHAUSTED  the tensor arrived in too many ranges (kMaxRangesPerTensor)
   absl::Status Write(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
                      uint64_t payload_bytes);
-  // Like Write, for a few hundred KiB, without staging memory (MakeSmallUpload). The bytes are on
-  // the device on return.
+  // Like Write, for a few hundred KiB, without staging memory (MakeSmallUpload). The payload must
+  // stay valid until PendingUploads() have ended.
   absl::Status WriteSmall(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
                           uint64_t payload_bytes);
   // Like Write, for pinned memory that the device reads directly (Device::PinHost). Each fragment
@@ -136,7 +136,7 @@ class ShardOperation {
   absl::StatusOr<EventRef> CopyToImported(absl::Span<const DeviceCopy> pieces) const;
   // Copies a few bytes into or from device memory, synchronously.
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) const;
-  absl::Status CopyToHost(void* host, const void* device, int64_t bytes) const;
+  absl::Status CopyAllToHost(absl::Span<const DeviceCopy> copies) const;
 
   // Returns the residual for a later backward, together with its share of the reserved memory. Call
   // once, from the control thread. Returns null unless the operation has finished successfully.

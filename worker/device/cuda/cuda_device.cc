@@ -313,6 +313,15 @@ absl::Status CudaDevice::CopyToHost(void* host, const void* device, int64_t byte
   return memory_->CopyToHost(host, device, bytes);
 }
 
+absl::StatusOr<EventRef> CudaDevice::StartCopyFromHost(void* device, const void* host,
+                                                       int64_t bytes) {
+  return memory_->StartCopyFromHost(device, host, bytes);
+}
+
+absl::Status CudaDevice::CopyAllToHost(absl::Span<const DeviceCopy> copies) {
+  return memory_->CopyAllToHost(copies);
+}
+
 absl::StatusOr<std::unique_ptr<Upload>> CudaDevice::BeginUpload(std::vector<UploadTarget> targets) {
   return staging_->BeginUpload(std::move(targets));
 }

@@ -85,6 +85,9 @@ class CudaDevice : public Device, private CudaCallQueue {
   bool waits_for_transfer() const override;
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
+  absl::StatusOr<EventRef> StartCopyFromHost(void* device, const void* host,
+                                             int64_t bytes) override;
+  absl::Status CopyAllToHost(absl::Span<const DeviceCopy> copies) override;
   absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(std::vector<UploadTarget> targets) override;
   absl::StatusOr<std::unique_ptr<HostPin>> PinHost(void* data, int64_t bytes) override;
   absl::StatusOr<EventRef> CopyToPinned(void* pinned, const void* device, int64_t bytes) override;

@@ -20,8 +20,9 @@ constexpr absl::Duration kRebaseBound = absl::Milliseconds(1);
 constexpr absl::Duration kGoodWindow = absl::Microseconds(100);
 constexpr int kAttempts = 10;
 // Intervals between two polls of an awaited event. Short work ends within microseconds, while the
-// shortest sleep takes 60, because the kernel's timers have 50 us of slack.
-constexpr absl::Duration kSpin = absl::Microseconds(20);
+// shortest sleep takes 60, because the kernel's timers have 50 us of slack. A wait therefore polls
+// for as long before it sleeps.
+constexpr absl::Duration kSpin = absl::Microseconds(60);
 constexpr absl::Duration kFirstPause = absl::Microseconds(10);
 constexpr absl::Duration kLongestPause = absl::Microseconds(200);
 

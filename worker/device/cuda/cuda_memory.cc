@@ -1,9 +1,11 @@
 #include "worker/device/cuda/cuda_memory.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
 #include "common/base/monotonic_time.h"
 #include "worker/device/cuda/cuda_status.h"
 
@@ -22,6 +24,9 @@ constexpr int64_t kPage = int64_t{2} << 20;
 
 // How old device_used_bytes may be when memory is allocated or freed.
 constexpr int64_t kUsageIntervalNanos = 20'000'000;
+
+// For the outputs of an inline operation.
+constexpr int64_t kBounceBytes = kMaxInlineRunBytes;
 
 int64_t RoundUp(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -55,6 +60,10 @@ absl::StatusOr<std::unique_ptr<CudaMemory>> CudaMemory::Create(CudaEventPool* ev
   status = CudaStatus(cudaStreamCreateWithFlags(&memory->stream_, cudaStreamNonBlocking),
                       "cudaStreamCreateWithFlags");
   if (!status.ok()) return status;
+  void* bounce = nullptr;
+  status = CudaStatus(cudaHostAlloc(&bounce, kBounceBytes, cudaHostAllocDefault), "cudaHostAlloc");
+  if (!status.ok()) return status;
+  memory->bounce_ = static_cast<char*>(bounce);
   status = in_regions ? memory->UseRegions(sharing) : memory->UsePool();
   if (!status.ok()) return status;
   return memory;
@@ -132,6 +141,7 @@ absl::Status CudaMemory::UsePool() {
 CudaMemory::~CudaMemory() {
   if (stream_ == nullptr || !events_->UseDevice().ok()) return;
   (void)cudaStreamDestroy(stream_);
+  (void)cudaFreeHost(bounce_);
   absl::MutexLock lock(&mutex_);
   for (const Region& region : regions_) {
     if (region.vmm == nullptr) (void)cudaFree(region.memory.base);
@@ -246,6 +256,52 @@ absl::Status CudaMemory::CopyFromHost(void* device, const void* host, int64_t by
 
 absl::Status CudaMemory::CopyToHost(void* host, const void* device, int64_t bytes) {
   return Copy(host, device, bytes, cudaMemcpyDeviceToHost);
+}
+
+absl::StatusOr<EventRef> CudaMemory::StartCopyFromHost(void* device, const void* host,
+                                                       int64_t bytes) {
+  if (bytes == 0) return EventRef();
+  absl::Status status = events_->UseDevice();
+  if (!status.ok()) return status;
+  status = CudaStatus(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_),
+                      "cudaMemcpyAsync");
+  if (!status.ok()) return status;
+  auto event = std::make_shared<CudaEvent>(events_, nullptr, 0);
+  status = event->RecordEnd(stream_);
+  if (status.ok()) return event;
+  // The copy is in flight and nothing reports its end, so the context is unusable.
+  events_->ReportBroken(status);
+  return status;
+}
+
+absl::Status CudaMemory::CopyAllToHost(absl::Span<const DeviceCopy> copies) {
+  int64_t bytes = 0;
+  for (const DeviceCopy& copy : copies) bytes += copy.bytes;
+  absl::Status status = events_->UseDevice();
+  if (bytes > kBounceBytes) {
+    for (const DeviceCopy& copy : copies) {
+      if (status.ok()) status = CopyToHost(copy.to, copy.from, copy.bytes);
+    }
+    return status;
+  }
+  absl::MutexLock lock(&bounce_mutex_);
+  char* place = bounce_;
+  for (const DeviceCopy& copy : copies) {
+    if (!status.ok()) return status;
+    if (copy.bytes == 0) continue;
+    status =
+        CudaStatus(cudaMemcpyAsync(place, copy.from, copy.bytes, cudaMemcpyDeviceToHost, stream_),
+                   "cudaMemcpyAsync");
+    place += copy.bytes;
+  }
+  if (status.ok()) status = WaitForStream();
+  if (!status.ok()) return status;
+  place = bounce_;
+  for (const DeviceCopy& copy : copies) {
+    std::memcpy(copy.to, place, copy.bytes);
+    place += copy.bytes;
+  }
+  return absl::OkStatus();
 }
 
 void CudaMemory::Count(int64_t bytes) {

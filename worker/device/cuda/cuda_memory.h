@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "worker/device/cuda/cuda_event.h"
 #include "worker/device/cuda/device_region.h"
 #include "worker/device/cuda/extent_allocator.h"
@@ -47,6 +48,9 @@ class CudaMemory {
   // Host-synchronous, independent of all other streams.
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes);
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes);
+  // Device::StartCopyFromHost and Device::CopyAllToHost.
+  absl::StatusOr<EventRef> StartCopyFromHost(void* device, const void* host, int64_t bytes);
+  absl::Status CopyAllToHost(absl::Span<const DeviceCopy> copies);
 
   // Bytes allocated through this class, and bytes of the device that any process uses, at most 20
   // ms old at the last allocation or release. Neither calls CUDA: heartbeats read them, and a CUDA
@@ -99,6 +103,9 @@ class CudaMemory {
   mutable absl::Mutex mutex_;
   std::vector<Region> regions_ ABSL_GUARDED_BY(mutex_);
   cudaStream_t stream_ = nullptr;  // orders allocations and carries the small copies
+  absl::Mutex bounce_mutex_;
+  // Pinned memory of kBounceBytes. Copies to other host memory would each wait for the stream.
+  char* bounce_ ABSL_PT_GUARDED_BY(bounce_mutex_) = nullptr;  // constant after Create
   std::atomic<int64_t> allocated_bytes_{0};
   std::atomic<int64_t> device_used_bytes_{0};
   std::atomic<int64_t> asked_at_{0};  // time of device_used_bytes_

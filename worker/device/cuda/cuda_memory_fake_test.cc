@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -72,6 +74,51 @@ TEST(CudaMemoryTest, GrowthDoesNotBlockOtherCalls) {
   grows.join();
   asks.join();
   EXPECT_EQ(Bytes(*memory), 2 * kGiB);
+}
+
+// The copies of an operation's tensors run at the same time, and one wait is enough.
+TEST(CudaMemoryTest, SmallCopiesAreEnqueued) {
+  auto memory = CudaMemory::Create(*CudaEventPool::ForDevice(0), /*in_regions=*/false, kGiB);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  const std::vector<std::string> inputs = {"one", "", "three"};
+  std::vector<std::unique_ptr<DeviceBuffer>> buffers;
+  std::vector<EventRef> events;
+  Faults().hold_copies = true;
+  for (const std::string& input : inputs) {
+    buffers.push_back(*(*memory)->Allocate(8));
+    const auto event = (*memory)->StartCopyFromHost(buffers.back()->data(), input.data(),
+                                                    static_cast<int64_t>(input.size()));
+    ASSERT_TRUE(event.ok()) << event.status();
+    EXPECT_EQ(*event == nullptr, input.empty());
+    if (*event != nullptr) events.push_back(*event);
+  }
+  for (const EventRef& event : events) EXPECT_FALSE(event->Done());
+  Faults().hold_copies = false;
+  for (const EventRef& event : events) EXPECT_TRUE(event->Wait(absl::InfiniteFuture()).ok());
+  std::vector<std::string> outputs;
+  for (const std::string& input : inputs) outputs.emplace_back(input.size(), '-');
+  std::vector<DeviceCopy> copies;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    copies.push_back(
+        {outputs[i].data(), buffers[i]->data(), static_cast<int64_t>(outputs[i].size())});
+  }
+  ASSERT_TRUE((*memory)->CopyAllToHost(copies).ok());
+  EXPECT_EQ(outputs, inputs);
+}
+
+// Outputs that exceed the pinned memory.
+TEST(CudaMemoryTest, LargerCopiesArriveToo) {
+  auto memory = CudaMemory::Create(*CudaEventPool::ForDevice(0), /*in_regions=*/false, kGiB);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  const std::string input(200'000, 'x');
+  auto buffer = *(*memory)->Allocate(200'000);
+  ASSERT_TRUE((*memory)->CopyFromHost(buffer->data(), input.data(), 200'000).ok());
+  std::string first(150'000, '-'), second(50'000, '-');
+  const std::vector<DeviceCopy> copies = {
+      {first.data(), buffer->data(), 150'000},
+      {second.data(), static_cast<char*>(buffer->data()) + 150'000, 50'000}};
+  ASSERT_TRUE((*memory)->CopyAllToHost(copies).ok());
+  EXPECT_EQ(first + second, input);
 }
 
 // The driver's query is slow, and an operation's buffers are allocated and freed together.
