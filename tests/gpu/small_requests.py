@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Measures small requests on one worker: latency, rate and processor time per request, by requests in flight.
+
+With several builds, rounds alternate between them, and the table ends with ratios to the first:
+
+  small_requests.py --bin_dir DIR [--bin_dir DIR]... [--in_flight 1,8,64] [--rounds 3] [--seconds 2] [--cpu]
+
+DIR has ringattn, ringattn-server and ringattn-worker. Needs no packages. `ringattn bench` verifies the first result
+of each level. Prints CSV: medians of the rounds, and medians of the ratios of paired rounds.
+"""
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from urllib.request import urlopen
+
+COLUMNS = ("p50_ms", "p99_ms", "per_second", "coordinator_ms", "worker_ms", "client_ms")
+
+
+def start(args, bin_dir, port, state):
+    """Returns the process ids of coordinator and worker."""
+    subprocess.run(
+        [bin_dir / "ringattn", "up", "--detach", f"--state_dir={state}", f"--bin_dir={bin_dir}", "--workers=1",
+         f"--device={'cpu' if args.cpu else 'cuda'}", f"--port={port}", f"--metrics_port={port + 1}"],
+        check=True, stdout=subprocess.DEVNULL)
+    ids = {}
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            program = pathlib.Path(os.readlink(process / "exe"))
+            if program.parent == bin_dir:
+                ids[program.name] = int(process.name)
+    return {"coordinator_ms": ids["ringattn-server"], "worker_ms": ids["ringattn-worker"]}
+
+
+def processor_seconds(process):
+    fields = pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def ended_requests(port):
+    text = urlopen(f"http://127.0.0.1:{port + 1}/metrics", timeout=10).read().decode()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
+               if line.startswith("ringattn_requests_total"))
+
+
+def measure(args, bin_dir, port, processes, in_flight):
+    before = {name: processor_seconds(process) for name, process in processes.items()}
+    calls = -ended_requests(port)
+    own = os.times()
+    done = subprocess.run(
+        [bin_dir / "ringattn", "bench", f"--server=127.0.0.1:{port}", f"--seq_len={args.tokens}", "--transport=relay",
+         f"--concurrency_range={in_flight}:{in_flight}", f"--measurement_interval={int(1000 * args.seconds)}",
+         "--max_trials=1", "--json"], stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"bench failed ({done.returncode}): {done.stdout}")
+    level = json.loads(done.stdout)["load"]["levels"][0]
+    calls += ended_requests(port)
+    row = {"p50_ms": 1e3 * level["latency_seconds"]["p50"], "p99_ms": 1e3 * level["latency_seconds"]["p99"],
+           "per_second": level["calls_per_second"]["value"]}
+    for name, process in processes.items():
+        row[name] = 1e3 * (processor_seconds(process) - before[name]) / calls
+    now = os.times()
+    row["client_ms"] = 1e3 * (now.children_user + now.children_system
+                              - own.children_user - own.children_system) / calls
+    return row
+
+
+def print_row(name, in_flight, figures):
+    print(f"{name},{in_flight}," + ",".join(f"{figure:.3f}" for figure in figures), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin_dir", type=pathlib.Path, action="append", required=True)
+    parser.add_argument("--in_flight", default="1,8,64")
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--port", type=int, default=17800)
+    parser.add_argument("--cpu", action="store_true")
+    args = parser.parse_args()
+    builds = [bin_dir.resolve() for bin_dir in args.bin_dir]
+    levels = [int(level) for level in args.in_flight.split(",")]
+    rows = {(build, level): [] for build in builds for level in levels}
+    with contextlib.ExitStack() as stack:
+        services = {}
+        for index, build in enumerate(builds):
+            state = stack.enter_context(tempfile.TemporaryDirectory())
+            services[build] = args.port + 10 * index, start(args, build, args.port + 10 * index, state)
+            stack.callback(subprocess.run, [build / "ringattn", "down", f"--state_dir={state}"],
+                           stdout=subprocess.DEVNULL)
+        for _ in range(args.rounds):
+            for level in levels:
+                for build in builds:
+                    rows[build, level].append(measure(args, build, *services[build], level))
+    print("build,in_flight," + ",".join(COLUMNS))
+    for (build, level), measured in rows.items():
+        print_row(build, level, [statistics.median(row[column] for row in measured) for column in COLUMNS])
+    for build in builds[1:]:
+        for level in levels:
+            pairs = list(zip(rows[build, level], rows[builds[0], level]))
+            print_row(f"{build} / {builds[0]}", level,
+                      [statistics.median(row[column] / first[column] for row, first in pairs) for column in COLUMNS])
+
+
+if __name__ == "__main__":
+    main()
