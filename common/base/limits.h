@@ -34,6 +34,10 @@ inline constexpr absl::Duration kLongestPause = absl::Seconds(1);
 // per worker (max_operations_per_worker) occupy at most 2 MiB of the coordinator's memory.
 inline constexpr int64_t kMaxInlineRunBytes = 128 * kKiB;
 
+// The same for all tensors of an operation whose tensors are in the client's memory. A GPU copies
+// them in 5 ms at 55 GB/s, and its worker starts no other run while it waits for the last copy.
+inline constexpr int64_t kMaxInlineCopyBytes = 256 * kMiB;
+
 // A worker keeps operations that have ended for equal requests. The operations that a worker holds
 // at a time are at most eight (max_operations_per_worker), so 32 serve four clients that each
 // repeat a forward and a backward, with all eight places in use. The lists of documents of an

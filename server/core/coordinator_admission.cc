@@ -21,6 +21,14 @@ namespace {
 // each, 3 ms in total.
 constexpr int64_t kMaxDocumentsPerEvent = int64_t{1} << 17;
 
+int64_t OutputBytes(const Request& request) {
+  int64_t bytes = 0;
+  for (TensorId id : OutputsOf(*request.spec, request.arrived.direction)) {
+    bytes += BytesOf(*request.spec, id);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 // Admits queued requests in order, as many as fit. A request that waits for memory blocks the
@@ -205,6 +213,7 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
   }
   AddWriters(request.arrived.transport, &order.reserve);
   if (MayBeInline(request, order)) order.inline_inputs = request.arrived.inline_inputs;
+  order.may_be_inline_in_memory = MayBeInlineInMemory(request, order);
   if (!operations_.Start(std::move(order))) return;
   request.accepted_at = request.run_at = batch_.now();
   requests_.SetState(request, v1::REQUEST_STATE_COMPUTING);
@@ -212,17 +221,30 @@ void Coordinator::Impl::StartOperation(Request& request, const Placement& placem
 
 // Returns whether all tensors of the request fit into control messages.
 bool Coordinator::Impl::MayBeInline(const Request& request, const Operations::Order& order) const {
-  if (request.arrived.inline_inputs == nullptr || request.arrived.prepare_ttl) return false;
-  if (request.was_refused_inline || request.reserves_alone) return false;
-  if (order.members.size() != 1 || request.transport.transport != v1::TRANSPORT_RELAY) return false;
+  if (request.arrived.inline_inputs == nullptr) return false;
+  if (request.transport.transport != v1::TRANSPORT_RELAY || !OneMessageMaySuffice(request, order)) {
+    return false;
+  }
+  return std::max(request.bytes, OutputBytes(request)) <= kMaxInlineRunBytes;
+}
+
+// Returns whether the worker can copy all tensors of the request within one message each way.
+bool Coordinator::Impl::MayBeInlineInMemory(const Request& request,
+                                            const Operations::Order& order) const {
+  if (order.reserve.places().empty() || !request.arrived.transport.writers.empty()) return false;
+  if (!OneMessageMaySuffice(request, order)) return false;
+  return request.bytes + OutputBytes(request) <= kMaxInlineCopyBytes;
+}
+
+bool Coordinator::Impl::OneMessageMaySuffice(const Request& request,
+                                             const Operations::Order& order) const {
+  if (request.arrived.prepare_ttl || request.was_refused_inline || request.reserves_alone) {
+    return false;
+  }
+  if (order.members.size() != 1) return false;
   if (!roster_.at(order.members[0]).registration.runs_inline()) return false;
   // A residual lives longer than its operation. A worker decodes many documents in the background.
-  if (request.retains() || !order.residual.empty() || request.many_documents) return false;
-  int64_t output_bytes = 0;
-  for (TensorId id : OutputsOf(*request.spec, request.arrived.direction)) {
-    output_bytes += BytesOf(*request.spec, id);
-  }
-  return std::max(request.bytes, output_bytes) <= kMaxInlineRunBytes;
+  return !request.retains() && order.residual.empty() && !request.many_documents;
 }
 
 // Returns the token that the client presents to one member of the operation. Tokens never repeat,

@@ -186,6 +186,9 @@ class Coordinator::Impl {
   void Requeue(Operation& operation);
   void Accept(Operation& operation);
   bool MayBeInline(const Request& request, const Operations::Order& order) const;
+  bool MayBeInlineInMemory(const Request& request, const Operations::Order& order) const;
+  // Whether the request may be inline, apart from the sizes of its tensors.
+  bool OneMessageMaySuffice(const Request& request, const Operations::Order& order) const;
   // Every member keeps the operation: the request has succeeded.
   void ConcludePreparation(Operation& operation);
   // Emits AcceptRequest.

@@ -163,12 +163,12 @@ void Coordinator::Impl::EndGeneration(const Failure& failure) {
   std::vector<StreamId> accepted, copied;
   for (auto& [id, operation] : operations_.all()) {
     if (!operation.stream) continue;
-    if (operation.was_accepted() && operation.path == Operation::Path::kClientMemory) {
-      copied.push_back(*operation.stream);
-    } else if (operation.ends_with_ring()) {
-      accepted.push_back(*operation.stream);
-    } else {
+    if (!operation.ends_with_ring()) {
       Requeue(operation);
+    } else if (operation.may_write_to_client()) {
+      copied.push_back(*operation.stream);
+    } else {
+      accepted.push_back(*operation.stream);
     }
   }
   prepared_places_.Clear();

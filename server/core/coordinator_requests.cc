@@ -1,12 +1,31 @@
 // Coordinator: events from clients, and the run and the end of a request.
+#include <algorithm>
 #include <utility>
 
+#include "common/wire/durations.h"
 #include "server/core/coordinator_impl.h"
 #include "server/core/requests/client_failures.h"
 
 namespace ringattn::server {
 
 using Phase = Operation::Phase;
+
+namespace {
+
+// The worker copied the tensors between two messages, so its report has the times of the copies.
+// Moves them out of the compute stage. Returns the time of the outputs.
+absl::Duration MoveCopies(const v1::RankReport& report, BeginDownload* begin) {
+  const auto move = [begin](const google::protobuf::Duration& copies) {
+    const absl::Duration moved =
+        std::clamp(ToDuration(copies), absl::ZeroDuration(), begin->compute_time);
+    begin->compute_time -= moved;
+    return moved;
+  };
+  begin->upload_time += move(report.copy_in_time());
+  return move(report.copy_out_time());
+}
+
+}  // namespace
 
 void Coordinator::Impl::On(RequestArrived& event) {
   if (requests_.Find(event.stream) != nullptr) return;
@@ -139,8 +158,7 @@ void Coordinator::Impl::EndRequest(StreamId stream, const Failure& failure) {
   FailRequest fail = EndQuietly(*request, failure);
   // Members that write into client memory must stop before the client may reuse it, so the failure
   // is held until then.
-  if (operation != nullptr && operation->was_accepted() &&
-      operation->path == Operation::Path::kClientMemory) {
+  if (operation != nullptr && operation->may_write_to_client()) {
     operation->held_failure = std::move(fail);
   } else {
     batch_.Emit(std::move(fail));
@@ -200,6 +218,9 @@ void Coordinator::Impl::ConcludeRun(Operation& operation) {
   begin.queue_time = request.accepted_at - request.arrived_at + operation.run_wait;
   begin.upload_time = request.run_at - request.accepted_at - operation.run_wait;
   begin.compute_time = batch_.now() - request.run_at;
+  if (operation.path == Operation::Path::kInlineMemory) {
+    request.download_at -= MoveCopies(begin.reports[0], &begin);
+  }
   batch_.Emit(std::move(begin));
   requests_.SetState(request, v1::REQUEST_STATE_DOWNLOADING);
   if (Operations::AllDelivered(operation)) FinishDownload(operation);

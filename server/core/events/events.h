@@ -220,9 +220,9 @@ struct AcceptRequest {
   std::vector<RingMember> members;   // by ring rank
   v1::Transport transport = v1::TRANSPORT_RELAY;
   std::string transport_reason;
-  // The tensors travel in Reserve and Finished, so no shard stream is needed. The operation has run
-  // already: BeginDownload and FinishRequest follow at once. Also set for a request that is only
-  // prepared, which has no tensors.
+  // The tensors have travelled in Reserve and Finished, or the member has copied them from and to
+  // the client's memory. The operation has run already: BeginDownload and FinishRequest follow at
+  // once. Also set for a request that is only prepared, which has no tensors.
   bool is_inline = false;
 };
 // Every member has computed. Outputs flow on the shard streams.

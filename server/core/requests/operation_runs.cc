@@ -118,6 +118,30 @@ void Operations::SendInline(Operation& operation, const InlineTensors& inputs,
   EnterRun(operation);
 }
 
+// The inputs may take longer than the run, as with MayRunWhenUploaded.
+void Operations::SendInlineInMemory(Operation& operation, v1::Reserve* reserve) {
+  operation.path = Operation::Path::kInlineMemory;
+  v1::InlineRun* run = reserve->mutable_inline_run();
+  if (operation.preempts) SetDuration(config_.preempt_after, run->mutable_preempt_after());
+  EnterRun(operation);
+}
+
+// The worker needs more messages, and its run has not started. Returns false if the request has
+// ended.
+bool Operations::GoOnWithMessages(Operation& operation) {
+  operation.path = Operation::Path::kClientMemory;
+  operation.runs_when_uploaded = true;
+  operation.run_sequence = 0;
+  if (operation.stream) {
+    order_.Return(operation.order_id);
+    Enter(operation, Phase::kReserving);
+    return true;
+  }
+  order_.Finish(operation.order_id, operation.planning_seconds);
+  ReleaseAll(operation);
+  return false;
+}
+
 // Its worker rejected the operation, which did not run.
 void Operations::EndInline(Operation& operation) {
   for (Member& member : operation.members) member.finished = true;
@@ -226,10 +250,12 @@ Operation* Operations::OnFinished(ConnectionId connection, v1::Finished finished
 }
 
 // Returns the time from when the member was free until it finished, or until now, without pauses.
-// A run that preempts waits on the worker for its time to come, so only its kernels count.
+// A run that preempts waits on the worker for its time to come, and one in the client's memory for
+// its copies, so only their kernels count.
 double Operations::DeviceSeconds(const Operation& operation, const Member& member) const {
   if (member.finished) return member.device_seconds;
-  if (operation.preempts && member.report.has_compute_time()) {
+  const bool only_kernels = operation.preempts || operation.path == Operation::Path::kInlineMemory;
+  if (only_kernels && member.report.has_compute_time()) {
     return absl::ToDoubleSeconds(ToDuration(member.report.compute_time()));
   }
   for (const auto& [id, other] : operations_) {
@@ -324,14 +350,14 @@ std::vector<std::string> Operations::OperationsOn(ConnectionId connection) const
 bool Operations::CopiesOn(ConnectionId connection) const {
   return std::any_of(operations_.begin(), operations_.end(), [connection](const auto& entry) {
     const Operation& operation = entry.second;
-    return operation.path == Operation::Path::kClientMemory && operation.was_accepted() &&
-           operation.IsOn(connection);
+    return operation.may_write_to_client() && operation.IsOn(connection);
   });
 }
 
 void Operations::LoseMember(Operation& operation, ConnectionId connection) {
   for (Member& member : operation.members) {
     if (member.connection != connection) continue;
+    operation.last_advance = batch_.now();  // the others learn of the loss
     if (operation.phase == Phase::kRunning && !member.finished) FinishMember(operation, member);
     member.memory = Operation::Memory::kReleased;
     member.stalled_since.reset();

@@ -76,7 +76,11 @@ bool Operations::Start(Order order) {
     if (!order.tokens.empty()) reserve->set_token(order.tokens[i]);
     if (order.inline_inputs != nullptr && MayBeInline(operation)) {
       SendInline(operation, *order.inline_inputs, reserve);
-    } else if (order.members.size() == 1 && MayRunWhenUploaded(operation)) {
+    } else if (order.members.size() != 1 || !MayRunWhenUploaded(operation)) {
+      continue;
+    } else if (order.may_be_inline_in_memory) {
+      SendInlineInMemory(operation, reserve);
+    } else {
       operation.runs_when_uploaded = true;
       v1::RunWhenUploaded* run = reserve->mutable_run_when_uploaded();
       if (operation.preempts) SetDuration(config_.preempt_after, run->mutable_preempt_after());
@@ -120,7 +124,7 @@ Operations::ReserveResult Operations::OnReserved(ConnectionId connection,
   Operation& operation = *ref.operation;
   const bool waits =
       operation.phase == Phase::kReserving || (operation.is_inline() && operation.stream);
-  if (operation.is_inline() && reserved.ok()) return {};  // Finished reports it
+  if (operation.path == Operation::Path::kInline && reserved.ok()) return {};  // see Finished
   ref.member->workspace_bytes = WorkspaceBytes(reserved);
   if (!reserved.ok()) {
     ref.member->memory = Memory::kReleased;  // it receives no Release
@@ -130,6 +134,7 @@ Operations::ReserveResult Operations::OnReserved(ConnectionId connection,
     return {};
   }
   ref.member->memory = Memory::kHeld;
+  if (operation.is_inline() && !GoOnWithMessages(operation)) return {};
   if (!waits) return {};
   if (reserved.bytes() > 0) ref.member->bytes = reserved.bytes();
   operation.slowdown = std::max(operation.slowdown, Slowdown(reserved));

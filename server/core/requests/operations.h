@@ -4,7 +4,9 @@
 //   reserving -> uploading -> uploaded -> running -> downloading -> releasing
 //
 // A small operation on an idle worker is inline: Reserve carries its inputs and starts its run, and
-// Finished carries its outputs and reports that the memory is free. It begins in `running`.
+// Finished carries its outputs and reports that the memory is free. It begins in `running`. If its
+// tensors are in the client's memory, the worker copies them between these two messages. It may
+// answer with Reserved instead, and the operation then takes the ordinary way.
 //
 // An operation that is only prepared ends with `reserving`: Reserved reports that the members keep
 // it, as memory that is free to every request.
@@ -51,7 +53,9 @@ struct Operation {
     kDirect,        // clients stream to the members, which report progress
     kClientMemory,  // members copy from and to the client's memory, and report progress
     kInline,        // in Reserve and Finished
-    kNone,          // the operation is only prepared
+    // As kClientMemory, but inline: Reserve starts the copies and the run, and Finished ends them.
+    kInlineMemory,
+    kNone,  // the operation is only prepared
   };
   // One member's memory.
   enum class Memory {
@@ -132,7 +136,12 @@ struct Operation {
   bool IsOn(ConnectionId connection) const;
   bool was_accepted() const { return reservation == Reservation::kGranted; }
   bool bypasses_coordinator() const { return path != Path::kRelay; }
-  bool is_inline() const { return path == Path::kInline; }
+  bool is_inline() const { return path == Path::kInline || path == Path::kInlineMemory; }
+  // Whether a member may write into the client's memory before it has released the operation.
+  bool may_write_to_client() const {
+    return path == Path::kInlineMemory ||
+           (path == Path::kClientMemory && (was_accepted() || runs_when_uploaded));
+  }
   bool is_only_prepared() const { return path == Path::kNone; }
   // Whether the request ends with the ring. All others begin again on the next one.
   bool ends_with_ring() const { return was_accepted() || is_inline(); }
@@ -172,6 +181,8 @@ class Operations {
     // The operation is inline if its run may start now. Null: it may not be inline. REQUIRES unless
     // null: one member.
     std::shared_ptr<const InlineTensors> inline_inputs;
+    // The operation is inline if its run may start now. REQUIRES: one member and `places`.
+    bool may_be_inline_in_memory = false;
   };
   // Sends Reserve to every member. Returns true if the operation is inline, so that it runs now.
   bool Start(Order order);
@@ -183,7 +194,8 @@ class Operations {
   };
   // After kAllReserved call Accept(); after kAllPrepared Close() and EraseIfReleased(), because no
   // member holds memory for it any more; after kRefused Close() or Withdraw(). An inline operation
-  // is only ever refused; its request then waits in FairOrder again.
+  // is only ever refused, or reserved if its tensors are in the client's memory. Its request then
+  // waits in FairOrder again.
   ReserveResult OnReserved(ConnectionId connection, const v1::Reserved& reserved);
   // Ends this attempt; the request continues.
   void Withdraw(Operation& operation);
@@ -311,6 +323,8 @@ class Operations {
   bool MayRunWhenUploaded(Operation& operation) const;
   bool MayRunNow(Operation& operation) const;
   void SendInline(Operation& operation, const InlineTensors& inputs, v1::Reserve* reserve);
+  void SendInlineInMemory(Operation& operation, v1::Reserve* reserve);
+  bool GoOnWithMessages(Operation& operation);
   void TakeInline(Operation& operation, Member& member, v1::Finished& finished);
   void EndInline(Operation& operation);
   void EnterRun(Operation& operation);

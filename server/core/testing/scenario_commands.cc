@@ -48,7 +48,8 @@ std::optional<ScenarioCommand> CommandOf(const v1::JoinResponse& message) {
       if (message.reserve().has_prepare_only()) absl::StrAppend(&command.text, " prepare only");
       if (message.reserve().has_inline_run()) {
         const v1::InlineRun& run = message.reserve().inline_run();
-        absl::StrAppend(&command.text, " inline ", run.inputs(0).data(),
+        absl::StrAppend(&command.text, " inline ",
+                        run.inputs().empty() ? "in memory" : run.inputs(0).data(),
                         run.has_preempt_after() ? " preempting" : "");
       }
       if (message.reserve().has_run_when_uploaded()) {

@@ -351,7 +351,7 @@ void RequestCall::AcceptOwn(const AcceptRequest& accept) {
     if (transport_ == v1::TRANSPORT_DIRECT) {
       // Before the tickets leave: the request may end before this call has its own, because all
       // writers have the same tokens.
-      plane_ = std::make_shared<MemberPlane>(spec);
+      plane_ = std::make_shared<MemberPlane>(request_->valid, transport_);
       deferred_ = [this, spec = std::move(spec), accepted = std::move(accepted)]() mutable {
         HandOutTickets(spec, std::move(accepted));
       };
@@ -359,7 +359,7 @@ void RequestCall::AcceptOwn(const AcceptRequest& accept) {
       // Immediate: nothing has to be opened, and the members may have finished before another
       // thread ran.
       Enqueue(Wrap(direction_, std::move(accepted)), 0);
-      plane_ = std::make_shared<MemberPlane>(spec);
+      plane_ = std::make_shared<MemberPlane>(request_->valid, transport_);
       life_.MoveTo(CallState::kTransferring);
     } else {
       Enqueue(Wrap(direction_, std::move(accepted)), 0);
@@ -377,6 +377,7 @@ void RequestCall::DownloadOwn(BeginDownload begin) {
     if (life_.over()) return;
     download_ = std::move(begin);
     if (inline_plane_ != nullptr) return EnqueueOutputs();
+    if (is_small_) return;  // its outputs are in the client's memory, and Succeed follows
     if (life_.state() == CallState::kTransferring) DrainDeferred();
     steps = Next();
   }

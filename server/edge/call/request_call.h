@@ -160,7 +160,7 @@ class RequestCall final : public ByteStreamReactor,
   // --- tensors
   void TakeChunk() ABSL_LOCKS_EXCLUDED(mutex_);
   void OpenDataPlane(TransferSpec spec) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Accept and Download of an inline operation. Its messages are written together with the status.
+  // Accept of an inline operation. Its messages are written together with the status.
   void OpenInline(const Plan& plan, v1::Accepted accepted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EnqueueOutputs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Replaces the queued messages of an inline operation by one SingleReply.

@@ -45,6 +45,14 @@ void RequestCall::OpenDataPlane(TransferSpec spec) {
 void RequestCall::OpenInline(const Plan& plan, v1::Accepted accepted) {
   constexpr int64_t kSmallBytes = 32 << 10;
   Enqueue(Wrap(direction_, std::move(accepted)), 0);
+  if (!only_prepares()) context_->metrics->AcceptedInline();
+  if (transport_ == v1::TRANSPORT_HOST_MEMORY || transport_ == v1::TRANSPORT_CUDA_MEMORY) {
+    plane_ = std::make_shared<MemberPlane>(request_->valid, transport_);
+    life_.MoveTo(CallState::kTransferring);
+    is_small_ = true;
+    is_single_ = request_->reply.single_message;
+    return;
+  }
   // A request that is only prepared has no tensors, but perhaps many spans.
   const ValidRequest& request = request_->valid;
   plane_ = inline_plane_ =
@@ -56,9 +64,7 @@ void RequestCall::OpenInline(const Plan& plan, v1::Accepted accepted) {
   is_small_ = totals.bytes_down <= kSmallBytes;
   is_single_ = is_small_ && request_->reply.single_message &&
                totals.bytes_down <= request_->reply.max_chunk_bytes;
-  if (only_prepares()) return;
-  context_->metrics->AcceptedInline();
-  context_->metrics->ReceivedFromClient(totals.received_bytes);
+  if (!only_prepares()) context_->metrics->ReceivedFromClient(totals.received_bytes);
 }
 
 void RequestCall::EnqueueOutputs() {

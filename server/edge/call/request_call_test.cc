@@ -304,7 +304,8 @@ TEST(RequestCallTest, AClientThatNeverReadsTheSummaryGetsAStatus) {
 
 // A call whose inline operation has run. The core reports it in one batch of actions.
 struct InlineCall {
-  InlineCall(Edge* edge, const BeginDownload& begin, const v1::ReplyOptions& reply = {}) {
+  InlineCall(Edge* edge, const BeginDownload& begin, const v1::ReplyOptions& reply = {},
+             v1::Transport transport = v1::TRANSPORT_RELAY) {
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
     stream = edge->stub->Forward(&context);
     v1::ForwardRequest header = Header();
@@ -316,6 +317,7 @@ struct InlineCall {
     accept.request_id = "test";
     accept.generation = 1;
     accept.is_inline = true;
+    accept.transport = transport;
     Plan plan;
     plan.recipe.layout = Layout::kContiguous;
     plan.shards.q = plan.shards.kv = {Shard{}};
@@ -371,6 +373,26 @@ TEST(RequestCallTest, AClientMayTakeAnInlineOperationsAnswerInOneMessage) {
   EXPECT_TRUE(single.has_summary());
   EXPECT_FALSE(call.stream->Read(&response));
   EXPECT_TRUE(call.stream->Finish().ok());
+}
+
+TEST(RequestCallTest, OutputsInTheClientsMemoryNeedNoMessage) {
+  for (const v1::Transport transport : {v1::TRANSPORT_HOST_MEMORY, v1::TRANSPORT_CUDA_MEMORY}) {
+    for (const bool single : {false, true}) {
+      Edge edge;
+      v1::ReplyOptions reply;
+      reply.set_single_message(single);
+      InlineCall call(&edge, BeginDownload{}, reply, transport);
+      v1::ForwardResponse response;
+      ASSERT_TRUE(call.stream->Read(&response));
+      const v1::Accepted accepted = single ? response.single().accepted() : response.accepted();
+      EXPECT_EQ(accepted.transport(), transport);
+      if (!single) ASSERT_TRUE(call.stream->Read(&response));
+      const v1::Summary summary = single ? response.single().summary() : response.summary();
+      EXPECT_GT(summary.bytes_down(), 0u);
+      EXPECT_FALSE(call.stream->Read(&response));
+      EXPECT_TRUE(call.stream->Finish().ok());
+    }
+  }
 }
 
 TEST(RequestCallTest, ASingleReplyIsNotLargerThanTheClientsChunks) {

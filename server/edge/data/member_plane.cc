@@ -8,9 +8,10 @@
 
 namespace ringattn::server {
 
-MemberPlane::MemberPlane(const TransferSpec& spec) : transport_(spec.accept.transport) {
-  for (TensorId id : spec.request.inputs) totals_.bytes_up += BytesOf(spec.request.spec, id);
-  for (TensorId id : spec.request.outputs) totals_.bytes_down += BytesOf(spec.request.spec, id);
+MemberPlane::MemberPlane(const ValidRequest& request, v1::Transport transport)
+    : transport_(transport) {
+  for (TensorId id : request.inputs) totals_.bytes_up += BytesOf(request.spec, id);
+  for (TensorId id : request.outputs) totals_.bytes_down += BytesOf(request.spec, id);
 }
 
 std::optional<Failure> MemberPlane::Feed(const grpc::ByteBuffer&) {

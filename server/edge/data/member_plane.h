@@ -18,7 +18,7 @@ namespace ringattn::server {
 // Thread safe.
 class MemberPlane final : public DataPlane {
  public:
-  explicit MemberPlane(const TransferSpec& spec);
+  MemberPlane(const ValidRequest& request, v1::Transport transport);
 
   std::optional<Failure> Open() override { return std::nullopt; }
   std::optional<Failure> Feed(const grpc::ByteBuffer& message) override;

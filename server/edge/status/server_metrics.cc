@@ -87,10 +87,11 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
   const auto gauge = [metrics](const char* name, const char* help) {
     return &metrics->Gauges(name, help).Add({});
   };
-  inline_requests_ = &metrics
-                          ->Counters("ringattn_inline_requests_total",
-                                     "Requests whose tensors travelled in control messages.")
-                          .Add({});
+  inline_requests_ =
+      &metrics
+           ->Counters("ringattn_inline_requests_total",
+                      "Requests that needed one message to their worker and one back.")
+           .Add({});
   auto& plans = metrics->Counters("ringattn_plans_total",
                                   "Plans of requests: made, or found in the cache of plans.");
   plans_made_ = &plans.Add({{"source", "made"}});
