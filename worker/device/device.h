@@ -41,6 +41,9 @@ struct RunControl {
   // Set before the first call starts: the thread that starts a call may run it and waits meanwhile.
   // Only for short calls. CPU devices then save two changes of threads per call.
   bool runs_on_caller = false;
+  // Set before the first call starts: threads that wait for its calls poll without sleeping, for at
+  // most kLongestPolling. Only for short calls on devices with separate memory.
+  bool polls = false;
   // Set once. Unfinished calls then end at once as if they had succeeded, with undefined results.
   // Transfers still take place, so that peers are not stranded.
   std::atomic<bool> stop{false};
@@ -54,7 +57,7 @@ struct RunControl {
 
   // Prepares for another run. REQUIRES: all work of the last one has ended.
   void Reset() {
-    preempts = runs_on_caller = false;
+    preempts = runs_on_caller = polls = false;
     stop = false;
     progress = work = calls_done = 0;
   }
@@ -169,6 +172,9 @@ class Device {
   // Returns true while the head of the queue waits for one of its `after` events, that is, for a
   // transfer, or while a running call's late keys have not arrived.
   virtual bool waits_for_transfer() const = 0;
+
+  // Whether the device's memory is host memory, so that the CPU copies tensors.
+  virtual bool is_host_memory() const { return false; }
 
   // Copies between host and device memory, host-synchronous. They take microseconds and need no
   // staging memory. For tests and small data; tensors use the next two.

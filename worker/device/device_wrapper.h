@@ -43,6 +43,7 @@ class DeviceWrapper : public Device {
     return inner_->MakeStepKernels();
   }
   bool waits_for_transfer() const override { return inner_->waits_for_transfer(); }
+  bool is_host_memory() const override { return inner_->is_host_memory(); }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override {
     return inner_->CopyFromHost(device, host, bytes);
   }

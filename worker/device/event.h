@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
 
 namespace ringattn::worker {
 
@@ -34,6 +35,18 @@ class Event {
 };
 
 using EventRef = std::shared_ptr<const Event>;
+
+// Longer waits leave the processor to others.
+inline constexpr absl::Duration kLongestPolling = absl::Microseconds(500);
+
+// Waits like event.Wait(), but polls first: a thread that sleeps wakes up tens of microseconds
+// late.
+inline absl::Status PollAndWait(const Event& event) {
+  const absl::Time end = MonotonicNow() + kLongestPolling;
+  while (!event.Done() && MonotonicNow() < end) {
+  }
+  return event.Wait(absl::InfiniteFuture());
+}
 
 // The events that a call waits for.
 struct StartAfter {

@@ -100,7 +100,8 @@ class StartedItems {
   void WaitForStep(int64_t step) {
     for (size_t index : due_[step]) {
       const Started& item = items_[index];
-      absl::Status status = item.event->Wait(absl::InfiniteFuture());
+      absl::Status status =
+          control_.polls ? PollAndWait(*item.event) : item.event->Wait(absl::InfiniteFuture());
       if (!item.transfer()) control_.calls_done.fetch_add(1, std::memory_order_relaxed);
       if (status.ok() || (failed_.has_value() && *failed_ < index)) continue;
       failed_ = index;

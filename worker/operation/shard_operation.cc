@@ -76,34 +76,47 @@ ShardOperation::~ShardOperation() {
 absl::Status ShardOperation::Write(const wire::ChunkHeader& chunk,
                                    absl::Span<const wire::Fragment> payload,
                                    uint64_t payload_bytes) {
-  return WriteFrom(Source::kAnyMemory, chunk, payload, payload_bytes);
+  return WriteFrom(Source::kAnyMemory, Returns::kAtOnce, chunk, payload, payload_bytes);
 }
 
 absl::Status ShardOperation::WriteSmall(const wire::ChunkHeader& chunk,
                                         absl::Span<const wire::Fragment> payload,
                                         uint64_t payload_bytes) {
-  return WriteFrom(Source::kSmall, chunk, payload, payload_bytes);
+  return WriteFrom(Source::kSmall, Returns::kAtOnce, chunk, payload, payload_bytes);
 }
 
 absl::Status ShardOperation::WritePinned(const wire::ChunkHeader& chunk,
                                          absl::Span<const wire::Fragment> payload,
                                          uint64_t payload_bytes) {
-  return WriteFrom(Source::kPinned, chunk, payload, payload_bytes);
+  return WriteFrom(Source::kPinned, Returns::kWhenRead, chunk, payload, payload_bytes);
 }
 
 absl::Status ShardOperation::WriteImported(const wire::ChunkHeader& chunk,
                                            absl::Span<const wire::Fragment> payload,
                                            uint64_t payload_bytes) {
-  return WriteFrom(Source::kImported, chunk, payload, payload_bytes);
+  return WriteFrom(Source::kImported, Returns::kWhenRead, chunk, payload, payload_bytes);
 }
 
-absl::Status ShardOperation::WriteFrom(Source source, const wire::ChunkHeader& chunk,
+absl::Status ShardOperation::StartPinned(const wire::ChunkHeader& chunk,
+                                         absl::Span<const wire::Fragment> payload,
+                                         uint64_t payload_bytes) {
+  return WriteFrom(Source::kPinned, Returns::kAtOnce, chunk, payload, payload_bytes);
+}
+
+absl::Status ShardOperation::StartImported(const wire::ChunkHeader& chunk,
+                                           absl::Span<const wire::Fragment> payload,
+                                           uint64_t payload_bytes) {
+  return WriteFrom(Source::kImported, Returns::kAtOnce, chunk, payload, payload_bytes);
+}
+
+absl::Status ShardOperation::WriteFrom(Source source, Returns returns,
+                                       const wire::ChunkHeader& chunk,
                                        absl::Span<const wire::Fragment> payload,
                                        uint64_t payload_bytes) {
   Targets targets;
   if (absl::Status status = Cover(chunk, payload_bytes, &targets); !status.ok()) return status;
   // Without the lock: Cover assigns each range to one writer only.
-  absl::Status status = Copy(source, chunk, payload, targets);
+  absl::Status status = Copy(source, returns, chunk, payload, targets);
   absl::MutexLock lock(&mutex_);
   --copying_;
   uploaded_time_ = MonotonicNow();
@@ -208,7 +221,7 @@ absl::StatusOr<std::vector<EventRef>> ShardOperation::UploadPacked(
   return (*upload)->Finish();
 }
 
-absl::Status ShardOperation::Copy(Source source, const wire::ChunkHeader& chunk,
+absl::Status ShardOperation::Copy(Source source, Returns returns, const wire::ChunkHeader& chunk,
                                   absl::Span<const wire::Fragment> payload,
                                   const Targets& targets) {
   uint32_t crc = 0;
@@ -219,7 +232,7 @@ absl::Status ShardOperation::Copy(Source source, const wire::ChunkHeader& chunk,
       packed ? UploadPacked(source, chunk, payload, targets)
              : Upload(source, payload, targets[0], chunk.crc32c.has_value() ? &crc : nullptr);
   if (!events.ok()) return events.status();
-  if (source == Source::kPinned || source == Source::kImported) {
+  if (returns == Returns::kWhenRead) {
     for (const EventRef& event : *events) {
       // The teardown's watchdog handles a copy that hangs.
       absl::Status status = event->Wait(absl::InfiniteFuture());

@@ -106,6 +106,12 @@ class ShardOperation {
   // crc.
   absl::Status WriteImported(const wire::ChunkHeader& chunk,
                              absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
+  // Like WritePinned and WriteImported, but do not block. The memory must stay valid until the
+  // operation is destroyed, and unchanged until its run has ended.
+  absl::Status StartPinned(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
+                           uint64_t payload_bytes);
+  absl::Status StartImported(const wire::ChunkHeader& chunk,
+                             absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
   bool InputsComplete() const;
   // Returns true to the first caller after the inputs are complete.
   bool TakeUploadedNotice();
@@ -177,9 +183,11 @@ class ShardOperation {
   absl::Status CoverPacked(const wire::ChunkHeader& chunk, uint64_t payload_bytes, Targets* targets)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   enum class Source : uint8_t { kAnyMemory, kSmall, kPinned, kImported };
-  absl::Status WriteFrom(Source source, const wire::ChunkHeader& chunk,
+  // Whether a copy that the device makes has ended when the function returns.
+  enum class Returns : uint8_t { kAtOnce, kWhenRead };
+  absl::Status WriteFrom(Source source, Returns returns, const wire::ChunkHeader& chunk,
                          absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
-  absl::Status Copy(Source source, const wire::ChunkHeader& chunk,
+  absl::Status Copy(Source source, Returns returns, const wire::ChunkHeader& chunk,
                     absl::Span<const wire::Fragment> payload, const Targets& targets);
   absl::StatusOr<std::vector<EventRef>> Upload(Source source,
                                                absl::Span<const wire::Fragment> payload,

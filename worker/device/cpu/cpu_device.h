@@ -37,6 +37,7 @@ class CpuDevice : public Device {
     active ? pause_.Begin(absl::ToChronoNanoseconds(kLongestPause)) : pause_.End();
   }
   bool waits_for_transfer() const override { return queue_.waiting(); }
+  bool is_host_memory() const override { return true; }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
   std::string description() const override;
