@@ -102,11 +102,27 @@ std::shared_ptr<Region> LocalMemory::Find(const std::string& region_id) const {
   return listener_->Find(region_id);
 }
 
+absl::StatusOr<std::shared_ptr<RegionTransfer>> LocalMemory::Make(
+    const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve) {
+  return RegionTransfer::Make(operation, reserve,
+                              [this](const std::string& id) { return listener_->Find(id); },
+                              &transfer_hooks_, {&up_, &down_});
+}
+
+std::shared_ptr<RegionTransfer> LocalMemory::MakeInline(
+    const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve, bool host) {
+  absl::StatusOr<std::shared_ptr<RegionTransfer>> made = Make(operation, reserve);
+  if (!made.ok() || !(*made)->IsInline(host)) return nullptr;
+  return *std::move(made);
+}
+
+void LocalMemory::ReportFailure(const OperationInfo& info, bool released, const std::string& why) {
+  transfer_hooks_.on_failed(info, released, why);
+}
+
 void LocalMemory::Begin(const std::shared_ptr<ShardOperation>& operation,
                         const v1::Reserve& reserve) {
-  auto made = RegionTransfer::Make(operation, reserve,
-                                   [this](const std::string& id) { return listener_->Find(id); },
-                                   &transfer_hooks_, {&up_, &down_});
+  auto made = Make(operation, reserve);
   if (!made.ok()) {
     return transfer_hooks_.on_failed(operation->info(), absl::IsCancelled(made.status()),
                                      std::string(made.status().message()));

@@ -79,12 +79,22 @@ class LocalMemory {
   void Begin(const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Returns the copies of an inline operation, for the caller to make. Null if Begin() has to make
+  // them, or to report why they are impossible. `host`: as in RegionTransfer::IsInline.
+  std::shared_ptr<RegionTransfer> MakeInline(const std::shared_ptr<ShardOperation>& operation,
+                                             const v1::Reserve& reserve, bool host);
+  // Reports that the copies of an inline operation have failed.
+  void ReportFailure(const OperationInfo& info, bool released, const std::string& why);
+
   // Releases the regions and stops calling hooks and sending reports. Later calls have no effect,
   // except that Begin fails. Idempotent; must not be called concurrently.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks);
+
+  absl::StatusOr<std::shared_ptr<RegionTransfer>> Make(
+      const std::shared_ptr<ShardOperation>& operation, const v1::Reserve& reserve);
 
   // The listener's hooks. They may run before Start has returned, so they must not use listener_.
   void OnAttached(const std::shared_ptr<Region>& region, size_t regions);

@@ -36,6 +36,7 @@ class PinningDevice : public DeviceWrapper {
   int64_t direct_bytes_out() const { return direct_out_; }
   int64_t staged_bytes_in() const { return staged_in_; }
 
+  bool is_host_memory() const override { return false; }
   absl::StatusOr<std::unique_ptr<HostPin>> PinHost(void* data, int64_t bytes) override {
     if (before_pin) {
       if (absl::Status status = before_pin(bytes); !status.ok()) return status;

@@ -82,27 +82,6 @@ absl::StatusOr<RegionTransfer::TensorCopy> LocateTensor(int rank, const ShardPla
   return copied;
 }
 
-// Adds a run of a region, split where pins end.
-void AddWithinPins(const RegionTransfer::TensorCopy& copied, const ByteRun& run,
-                   std::vector<ByteRun>* pieces) {
-  const RegionTransfer::Location& location = copied.locations[run.rank];
-  const int64_t place = location.base - location.region->data();
-  for (int64_t done = 0; done < run.bytes;) {
-    const int64_t begin = place + run.global_offset + done;
-    const int64_t bytes = std::min(run.bytes - done, Region::kPinBytes - begin % Region::kPinBytes);
-    pieces->push_back(
-        {run.rank, run.global_offset + done, run.local_offset + done, bytes, run.part});
-    done += bytes;
-  }
-}
-
-std::vector<ByteRun> WithinPins(const RegionTransfer::TensorCopy& copied,
-                                const std::vector<ByteRun>& runs) {
-  std::vector<ByteRun> pieces;
-  for (const ByteRun& run : runs) AddWithinPins(copied, run, &pieces);
-  return pieces;
-}
-
 }  // namespace
 
 bool RegionTransfer::TensorCopy::long_runs() const { return run_bytes >= kLeastDirectRun; }
@@ -112,12 +91,33 @@ int64_t RegionTransfer::TensorCopy::block_bytes() const {
 }
 
 bool RegionTransfer::TensorCopy::IsDirect() const {
-  if (on_device()) return true;
-  return long_runs() &&
-         std::all_of(locations.begin(), locations.end(), [](const Location& location) {
-           return location.base + location.bytes <=
-                  location.region->data() + location.region->pinned_bytes();
-         });
+  return on_device() || (long_runs() && is_pinned());
+}
+
+bool RegionTransfer::TensorCopy::is_pinned() const {
+  return std::all_of(locations.begin(), locations.end(), [](const Location& location) {
+    return location.base + location.bytes <=
+           location.region->data() + location.region->pinned_bytes();
+  });
+}
+
+// A copy of pinned memory lies within one pin.
+std::vector<ByteRun> RegionTransfer::TensorCopy::WithinPins(
+    const std::vector<ByteRun>& runs) const {
+  std::vector<ByteRun> pieces;
+  for (const ByteRun& run : runs) {
+    const Location& location = locations[run.rank];
+    const int64_t place = location.base - location.region->data();
+    for (int64_t done = 0; done < run.bytes;) {
+      const int64_t begin = place + run.global_offset + done;
+      const int64_t bytes =
+          std::min(run.bytes - done, Region::kPinBytes - begin % Region::kPinBytes);
+      pieces.push_back(
+          {run.rank, run.global_offset + done, run.local_offset + done, bytes, run.part});
+      done += bytes;
+    }
+  }
+  return pieces;
 }
 
 std::vector<ByteRun> RegionTransfer::TensorCopy::Runs(int rank, int64_t offset,
@@ -329,7 +329,7 @@ absl::Status RegionTransfer::CopyInput(const Block& block) {
   const TensorCopy& input = inputs_[block.tensor];
   if (input.released()) return absl::CancelledError("the client released the region");
   std::vector<ByteRun> runs = input.Runs(rank_, block.offset, block.bytes);
-  if (block.direct && !input.on_device()) runs = WithinPins(input, runs);
+  if (block.direct && !input.on_device()) runs = input.WithinPins(runs);
   std::vector<wire::Fragment> fragments;
   for (const ByteRun& run : runs) {
     fragments.push_back({input.AddressOf(run), static_cast<size_t>(run.bytes)});
@@ -410,7 +410,7 @@ absl::StatusOr<std::vector<EventRef>> RegionTransfer::StartDirectOutput(const Bl
     return copies;
   }
   const std::vector<ByteRun> runs = output.OutputRuns(rank_, block.offset, block.bytes);
-  for (const ByteRun& run : WithinPins(output, runs)) {
+  for (const ByteRun& run : output.WithinPins(runs)) {
     absl::StatusOr<EventRef> copy =
         operation_->CopyToPinned(output.AddressOf(run), {from + run.local_offset, run.bytes});
     if (!copy.ok()) {

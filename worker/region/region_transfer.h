@@ -81,6 +81,8 @@ class RegionTransfer final : public OperationListener,
     std::vector<ByteRun> Runs(int rank, int64_t offset, int64_t bytes) const;
     // The same for an output: if all locations are whole, the runs of each, one after another.
     std::vector<ByteRun> OutputRuns(int rank, int64_t offset, int64_t bytes) const;
+    // Splits runs where pins of their regions end (Region::kPinBytes).
+    std::vector<ByteRun> WithinPins(const std::vector<ByteRun>& runs) const;
     uint8_t* AddressOf(const ByteRun& run) const {
       return locations[run.rank].base + run.global_offset;
     }
@@ -92,6 +94,7 @@ class RegionTransfer final : public OperationListener,
     // if that is faster.
     bool IsDirect() const;
     bool on_device() const { return locations[0].region->on_device(); }
+    bool is_pinned() const;  // all locations are
     bool long_runs() const;  // runs are worth a separate copy each
     // How much of the shard is copied at a time: by threads through staging memory, or directly by
     // the device.
@@ -106,6 +109,17 @@ class RegionTransfer final : public OperationListener,
   static absl::StatusOr<std::shared_ptr<RegionTransfer>> Make(
       std::shared_ptr<ShardOperation> operation, const v1::Reserve& reserve, const FindRegion& find,
       const TransferHooks* hooks, TransferThreads threads);
+
+  // --- Inline operations: the calling thread copies, without Start. region_transfer_inline.cc
+  // Returns whether the device can copy all tensors in few pieces and without staging memory.
+  // `host`: of a device that is_host_memory(), which must not copy much on the calling thread.
+  bool IsInline(bool host) const;
+  // Copies the inputs, or starts to: the program waits for the rest. Errors:
+  //   CANCELLED  the client has released a region
+  absl::Status CopyInputsInline(bool host);
+  // Copies the outputs before it returns. Returns false if the client has released or fenced a
+  // region. REQUIRES: the operation has finished.
+  absl::StatusOr<bool> CopyOutputsInline(bool host);
 
   // Starts with the inputs. Calls `on_over` once, when the operation has ended and no copy for it
   // is in progress.
@@ -147,6 +161,7 @@ class RegionTransfer final : public OperationListener,
   std::optional<Block> NextInput() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CopyInput(const Block& block);
   absl::StatusOr<std::vector<EventRef>> StartDirectOutput(const Block& block);
+  absl::Status CopyOutputInline(size_t index, bool host, std::vector<EventRef>* copies);
   void CountIn(const TensorCopy& input, int64_t bytes);
   void CountOut(const TensorCopy& output, int64_t bytes);
   absl::StatusOr<std::optional<Download::HostRange>> NextOutput() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -41,12 +41,15 @@ bool MayHaveManyDocuments(const v1::Reserve& reserve) {
 OperationInfo InfoOf(const v1::Reserve& reserve, std::shared_ptr<const std::string> recipe) {
   OperationInfo info{reserve.operation_id(), reserve.generation(),  reserve.with_timeline(),
                      reserve.request_id(),   reserve.traceparent(), std::move(recipe)};
-  if (reserve.has_run_when_uploaded()) {
-    const v1::RunWhenUploaded& run = reserve.run_when_uploaded();
-    info.run_when_uploaded.emplace();
-    if (run.has_preempt_after()) {
-      info.run_when_uploaded->preempt_after = ToDuration(run.preempt_after());
-    }
+  const auto start = [](const auto& run) {
+    RunStart start;
+    if (run.has_preempt_after()) start.preempt_after = ToDuration(run.preempt_after());
+    return start;
+  };
+  if (reserve.has_run_when_uploaded()) info.run_when_uploaded = start(reserve.run_when_uploaded());
+  // Unless the worker copies the tensors inline.
+  if (reserve.has_inline_run() && !reserve.places().empty()) {
+    info.run_when_uploaded = start(reserve.inline_run());
   }
   return info;
 }

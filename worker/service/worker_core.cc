@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/observability/log.h"
 #include "common/process/descriptors.h"
 #include "common/wire/durations.h"
@@ -107,8 +108,8 @@ void WorkerCore::OnMessage(v1::JoinResponse message) {
       const bool runs = message.reserve().has_inline_run();
       if (runs) ++queued_runs_;
       auto taken = std::make_shared<v1::Reserve>(std::move(*message.mutable_reserve()));
-      return Enqueue([this, runs, reserve = std::move(taken)] {
-        OnReserve(reserve);
+      return Enqueue([this, runs, reserve = std::move(taken), received = MonotonicNow()] {
+        OnReserve(reserve, received);
         if (runs) --queued_runs_;
       });
     }
@@ -356,8 +357,9 @@ void WorkerCore::OnLosePeer(const v1::LosePeer& lose) {
   ring_.LosePeer(lose.generation(), static_cast<int>(lose.rank()));
 }
 
-void WorkerCore::OnReserve(std::shared_ptr<v1::Reserve> reserve) {
+void WorkerCore::OnReserve(std::shared_ptr<v1::Reserve> reserve, absl::Time received) {
   if (!ring_.formed() || reserve->generation() != ring_.generation()) return;
+  received_ = received;
   reservations_.Reserve(std::move(reserve),
                         {ring_.rank(), ring_.world_size(), ring_.key_arrival(), ring_.hosts()});
 }
@@ -375,7 +377,8 @@ void WorkerCore::OnReserveDone(const v1::Reserve& reserve,
     if (reserve.retain()) reserved->set_residual_bytes(ResidualBytes((*operation)->operation()));
   }
   if (operation.ok() && reserve.has_inline_run()) {
-    return RunInline(reserve, *operation, std::move(*reserved));
+    if (reserve.places().empty()) return RunInline(reserve, *operation, std::move(*reserved));
+    if (RunInlineInMemory(reserve, *operation, *reserved)) return;
   }
   send_(std::move(message));
   // A shard without rows has no inputs to wait for.
@@ -494,10 +497,8 @@ void WorkerCore::OnRunDone(ShardOperation& operation, const absl::StatusOr<Execu
   } else {
     finished->set_reason(std::string(result.status().message()));
   }
-  if (std::optional<v1::Reserved> reserved = FindInline(info.id)) {
-    *finished->mutable_reserved() = *std::move(reserved);
-    if (result.ok()) TakeOutputs(operation, finished);
-    return AnswerInline(info, std::move(message));
+  if (const std::optional<InlineOperation> run = FindInline(info.id)) {
+    return AnswerRun(operation, *run, std::move(message));
   }
   send_(std::move(message));
 }

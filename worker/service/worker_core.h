@@ -96,7 +96,7 @@ class WorkerCore {
   void OnProbe(const v1::Probe& probe);
   void OnTeardown(const v1::Teardown& teardown);
   void OnLosePeer(const v1::LosePeer& lose);
-  void OnReserve(std::shared_ptr<v1::Reserve> reserve);
+  void OnReserve(std::shared_ptr<v1::Reserve> reserve, absl::Time received);
   void OnReserveDone(const v1::Reserve& reserve,
                      const absl::StatusOr<std::shared_ptr<ShardOperation>>& operation,
                      int64_t workspace_bytes);
@@ -109,6 +109,15 @@ class WorkerCore {
   // Writes the inputs of an inline operation and starts it.
   void RunInline(const v1::Reserve& reserve, const std::shared_ptr<ShardOperation>& operation,
                  v1::Reserved reserved);
+  // The same for tensors in the client's memory. Returns false if their copies need staging memory;
+  // nothing has been done then.
+  bool RunInlineInMemory(const v1::Reserve& reserve,
+                         const std::shared_ptr<ShardOperation>& operation,
+                         const v1::Reserved& reserved);
+  void StartInline(const v1::InlineRun& run, const std::shared_ptr<ShardOperation>& operation,
+                   bool is_short);
+  // Returns whether the control thread may wait for the copies and the run.
+  bool IsShortOnDevice(const Operation& operation, Direction direction, int64_t copied_bytes) const;
   // Releases an inline operation. Sends the message once its memory is free.
   void AnswerInline(const OperationInfo& info, v1::JoinRequest answer)
       ABSL_LOCKS_EXCLUDED(inline_mutex_);
@@ -124,9 +133,18 @@ class WorkerCore {
   void OnReleased(const OperationInfo& info) ABSL_LOCKS_EXCLUDED(inline_mutex_);
   void OnRunDone(ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result,
                  const RunningOperation& last);
+  struct InlineOperation {
+    v1::Reserved reserved;                   // for Finished
+    absl::Time received;                     // the Reserve
+    absl::Duration copy_in;                  // as far as the CPU copied the inputs
+    std::shared_ptr<RegionTransfer> copies;  // null: the tensors are in messages
+  };
+  void AnswerRun(ShardOperation& operation, const InlineOperation& run, v1::JoinRequest message);
   void TakeOutputs(const ShardOperation& operation, v1::Finished* finished);
-  // Returns what Finished says about the inline operation's memory; nothing for other operations.
-  std::optional<v1::Reserved> FindInline(const std::string& id) ABSL_LOCKS_EXCLUDED(inline_mutex_);
+  void CopyOutputs(const ShardOperation& operation, RegionTransfer& copies, v1::Finished* finished);
+  // Returns nothing for other operations.
+  std::optional<InlineOperation> FindInline(const std::string& id)
+      ABSL_LOCKS_EXCLUDED(inline_mutex_);
   void LogRun(const ShardOperation& operation, const absl::StatusOr<ExecutionReport>& result) const;
   void SendGenerationFailed(uint64_t generation, const absl::Status& status,
                             const RunningOperation* last,
@@ -149,9 +167,10 @@ class WorkerCore {
   uint64_t last_prepare_ = 0;        // generation; used on OnMessage's thread only
   std::atomic<int> queued_runs_{0};  // in work_: inline runs, and the runs that follow them
   Reservations reservations_;        // used on work_ only
+  absl::Time received_;              // the Reserve that reservations_ handles; used on work_ only
   absl::Mutex inline_mutex_;
-  // Inline operations of this generation, by id: what was reserved, and then the answer.
-  std::map<std::string, v1::Reserved> inline_runs_ ABSL_GUARDED_BY(inline_mutex_);
+  // Inline operations of this generation, by id: until the answer is made, and then the answer.
+  std::map<std::string, InlineOperation> inline_runs_ ABSL_GUARDED_BY(inline_mutex_);
   std::map<std::string, v1::JoinRequest> inline_answers_ ABSL_GUARDED_BY(inline_mutex_);
   std::atomic<bool> ending_{false};
   HostQueue probing_;   // of peers, which takes seconds

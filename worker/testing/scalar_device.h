@@ -23,6 +23,7 @@ class ScalarDevice : public Device {
   }
   absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override;
   bool waits_for_transfer() const override { return queue_.waiting(); }
+  bool is_host_memory() const override { return !staged_; }
   absl::Status CopyFromHost(void* device, const void* host, int64_t bytes) override;
   absl::Status CopyToHost(void* host, const void* device, int64_t bytes) override;
   absl::StatusOr<int64_t> WorkspaceBytes(const std::vector<KernelCall>&) const override {
