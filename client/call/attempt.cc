@@ -140,7 +140,7 @@ class StreamAttempt final : public Attempt,
     std::optional<ChunkSource::Chunk> chunk = source_->Next();
     if (!chunk) {
       times_.uploaded_seconds = SecondsSinceStart();
-      if (!plan_->sends_only_header) StartWritesDone();
+      if (!plan_->sends_only_header && !took_single_) StartWritesDone();
       return;
     }
     wire::ChunkHeader header{.tensor = chunk->tensor, .offset = chunk->offset};
@@ -200,7 +200,10 @@ class StreamAttempt final : public Attempt,
   }
 
   absl::Status TakeSingle(v1::SingleReply single) {
-    if (!plan_->sends_only_header) return ServerError("a SingleReply, which was not requested");
+    if (!plan_->sends_only_header && !offer_) {
+      return ServerError("a SingleReply, which was not requested");
+    }
+    took_single_ = true;  // the status arrives with it
     absl::Status status = TakeAccepted(std::move(*single.mutable_accepted()));
     for (const v1::TensorChunk& chunk : single.chunks()) {
       if (!status.ok()) return status;
@@ -282,6 +285,9 @@ class StreamAttempt final : public Attempt,
     by_coordinator_ = !by_host && !by_direct;
     if (by_coordinator_ && plan_->writer.has_value()) {
       return ServerError("Accepted names the relay, which writers cannot use");
+    }
+    if (by_coordinator_ && plan_->only_host) {
+      return ServerError("Accepted names the relay, which the call does not accept");
     }
     // A worker lacks a region, possibly after a restart.
     if (offer_ && !by_host) plan_->host->AttachAgain();
@@ -555,6 +561,7 @@ class StreamAttempt final : public Attempt,
   // Created by the reading side before PassGate, then used by the writing side.
   std::optional<ChunkSource> source_;
   std::atomic<int> gate_{2};
+  std::atomic<bool> took_single_{false};
   std::atomic<int64_t> borrowed_{0};  // slices of the caller's memory that gRPC holds
 
   std::mutex progress_mutex_;  // serialises calls of on_progress and on_accepted

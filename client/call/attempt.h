@@ -34,7 +34,7 @@ struct CallPlan {
   std::vector<OutputTensor> outputs;
   uint64_t max_chunk_bytes_up = 0;  // 0: the server's recommendation
   bool with_crc32c = true;
-  bool sends_only_header = false;  // it has all inputs; the client takes a SingleReply
+  bool sends_only_header = false;  // no chunk follows; the client takes a SingleReply
   std::function<void(const v1::Progress&)> on_progress;  // may be empty
   std::function<void(const v1::Accepted&)> on_accepted;  // may be empty
   // Where the tensors lie in regions. Null, with the reason in no_host_reason, if some lie in none

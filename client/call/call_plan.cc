@@ -375,6 +375,9 @@ absl::StatusOr<CallPlan> Complete(absl::StatusOr<CallPlan> tensors, const CallOp
   if (absl::Status status = SetOptions(options, limits, &plan); !status.ok()) return status;
   SetTransport(options, regions, &plan);
   InlineSmallInputs(&plan, request.mutable_header());
+  if (plan.host != nullptr) request.mutable_header()->mutable_reply()->set_single_message(true);
+  // No chunk can follow, because the call needs no relay.
+  if (plan.only_host) plan.sends_only_header = true;
   plan.header = wire::SerializeProto(request);
   return plan;
 }

@@ -99,6 +99,30 @@ class RegionCallTest : public testing::Test {
                                   .deadline = deadline});
   }
 
+  void ExpectSingleReply(bool required) {
+    Serve([required](int, const auto& header, auto*, auto* stream) {
+      EXPECT_TRUE(header.reply().single_message());
+      v1::ForwardResponse response;
+      *response.mutable_single()->mutable_accepted() = AcceptedFor(header).accepted();
+      response.mutable_single()->mutable_accepted()->set_transport(v1::TRANSPORT_HOST_MEMORY);
+      response.mutable_single()->mutable_summary()->set_flops(7);
+      if (required) {
+        v1::ForwardRequest more;
+        EXPECT_FALSE(stream->Read(&more));
+      }
+      stream->Write(response);
+      return grpc::Status::OK;
+    });
+    const CallResult report = client_
+                                  ->StartForward(args_, results_,
+                                                 {.transport = TransportPreference::kHostMemory,
+                                                  .transport_required = required})
+                                  .Wait();
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->accepted.transport(), v1::TRANSPORT_HOST_MEMORY);
+    EXPECT_EQ(report->summary.flops(), 7);
+  }
+
   FakeLocalMemory memory_;
   std::unique_ptr<FakeAttentionServer> server_;
   std::unique_ptr<Client> client_;
@@ -121,6 +145,14 @@ TEST_F(RegionCallTest, ANewWorkerAttachesTheRegionBeforeTheReplay) {
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->accepted.transport(), v1::TRANSPORT_HOST_MEMORY);
   EXPECT_EQ(report->summary.attempts(), 2u);
+}
+
+// With a required region nothing follows the header.
+TEST_F(RegionCallTest, TheReplyMayBeASingleMessage) { ExpectSingleReply(/*required=*/true); }
+
+// Otherwise the coordinator might choose the relay, so the call remains open until the reply.
+TEST_F(RegionCallTest, TheReplyToAnOpenCallMayBeASingleMessage) {
+  ExpectSingleReply(/*required=*/false);
 }
 
 // No worker had the region, so the header names none; the rejection is the same.

@@ -83,6 +83,41 @@ double StageSeconds(const CallReport& report, v1::Stage wanted) {
   return 0;
 }
 
+// Returns the parts of the upload, compute and download stages together, if the worker answered
+// Reserve with the result.
+Json InlineSeconds(const std::vector<CallReport>& reports) {
+  const auto rank_of = [](const CallReport& report) -> const v1::RankReport& {
+    static const auto* const none = new v1::RankReport();
+    return report.summary.ranks_size() == 1 ? report.summary.ranks(0) : *none;
+  };
+  for (const CallReport& report : reports) {
+    if (!rank_of(report).has_service_time()) return nullptr;
+  }
+  const auto copies = [&](const CallReport& report) {
+    const v1::RankReport& rank = rank_of(report);
+    return ToSeconds(rank.copy_in_time()) + ToSeconds(rank.copy_out_time());
+  };
+  const auto kernels = [&](const CallReport& report) {
+    return ToSeconds(rank_of(report).compute_time());
+  };
+  const auto service = [&](const CallReport& report) {
+    return ToSeconds(rank_of(report).service_time());
+  };
+  const auto stages = [](const CallReport& report) {
+    return StageSeconds(report, v1::STAGE_UPLOAD) + StageSeconds(report, v1::STAGE_COMPUTE) +
+           StageSeconds(report, v1::STAGE_DOWNLOAD);
+  };
+  return {{"kernels", MedianOf(reports, kernels)},
+          {"copies", MedianOf(reports, copies)},
+          {"worker", MedianOf(reports,
+                              [&](const CallReport& report) {
+                                return service(report) - kernels(report) - copies(report);
+                              })},
+          {"messages", MedianOf(reports, [&](const CallReport& report) {
+             return stages(report) - service(report);
+           })}};
+}
+
 // A connected client, the request to measure, and its first result.
 struct Bench {
   std::unique_ptr<Client> client;
@@ -170,7 +205,9 @@ absl::StatusOr<Measured> Measure(const BenchFlags& flags, const Problem& problem
 
 struct Figures {
   double seconds_median = 0, seconds_min = 0, seconds_max = 0;
-  Json stage_seconds;  // medians, each computed separately
+  Json stage_seconds;   // medians, each computed separately
+  Json inline_seconds;  // the same for the parts of stages; null unless one message each way
+                        // sufficed
   Figure tokens_per_second, flops_per_second, upload, payload;
 };
 
@@ -197,6 +234,7 @@ Figures Summarise(const Problem& problem, const Measured& measured) {
     return elsewhere;
   });
 
+  figures.inline_seconds = InlineSeconds(reports);
   // The kernel time of the busiest rank, which is the compute time without any wait.
   const double kernel_seconds = MedianOf(reports, [](const CallReport& report) {
     double busiest = 0;
@@ -399,6 +437,7 @@ int RunBench(const BenchFlags& flags) {
                    {"min", figures.seconds_min},
                    {"max", figures.seconds_max}}},
                  {"stage_seconds", figures.stage_seconds},
+                 {"inline_seconds", figures.inline_seconds},
                  {"tokens_per_second", figures.tokens_per_second.ToJson()},
                  {"compute_flops_per_second", figures.flops_per_second.ToJson()},
                  {"upload_bytes_per_second", figures.upload.ToJson()},
