@@ -109,6 +109,7 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
   }
   if (message.has_registered() || message.has_leave() || message.has_probe()) return;
   if (message.has_drop_residuals()) return;  // of no generation
+  if (message.has_expect_region() || message.has_forget_region()) return;
   if (message.has_kv_reserve() || message.has_kv_open() || message.has_kv_settle() ||
       message.has_kv_free()) {
     return;
@@ -129,6 +130,9 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
                          members_[reserve.members(ring_rank)] == connection;
     if (!matches) world_->Violate("Reserve of ", reserve.operation_id(), " to a wrong member");
     operation.only_prepared = reserve.has_prepare_only();
+    operation.in_memory = !reserve.places().empty();
+    operation.runs_by_itself =
+        !reserve.places().empty() && (reserve.has_inline_run() || reserve.has_run_when_uploaded());
     if (reserve.has_inline_run()) {
       OnRun(connection, reserve.operation_id(), reserve.inline_run().has_preempt_after());
     }
@@ -145,8 +149,8 @@ void Checker::On(ConnectionId connection, const v1::JoinResponse& message) {
     if (operation.only_prepared && operation.accepted) {
       world_->Violate("Release of ", message.release().operation_id(), ", which is kept");
     }
-    if (operation.run.count(connection) > 0 && operation.finished.count(connection) == 0 &&
-        operation.failed.count(connection) == 0) {
+    if (!operation.runs_by_itself && operation.run.count(connection) > 0 &&
+        operation.finished.count(connection) == 0 && operation.failed.count(connection) == 0) {
       world_->Violate("Release of ", message.release().operation_id(), " before Finished");
     }
   }
@@ -234,7 +238,15 @@ void Checker::CheckLoss(const FailRequest& fail) {
   const bool exchanges = operation.members.size() > 1;
   const bool broke = !operation.failed.empty() || (exchanges && !isolates_peers_);
   const bool late = world_->now() >= first_loss_ + config_.loss_drain_timeout;
-  if (was_served || broke || late) return;
+  // A blamed worker that may write into a client's memory stops with the ring.
+  const bool may_write =
+      std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
+        const std::vector<ConnectionId>& on = entry.second.members;
+        return entry.second.in_memory &&
+               std::any_of(on.begin(), on.end(),
+                           [this](ConnectionId one) { return lost_.count(one) > 0; });
+      });
+  if (was_served || broke || late || may_write) return;
   world_->Violate("stream ", fail.stream, ": ", accepted->second, " ended with another worker");
 }
 

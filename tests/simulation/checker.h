@@ -43,6 +43,8 @@ class Checker {
     uint64_t run_sequence = 0;
     bool accepted = false;
     bool only_prepared = false;
+    bool in_memory = false;       // its members may write into the client's memory
+    bool runs_by_itself = false;  // its run needs no message and may begin unnoticed
   };
 
   void On(ConnectionId connection, const v1::JoinResponse& message);

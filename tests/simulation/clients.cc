@@ -52,10 +52,27 @@ void Clients::StartRandomCall(int max_world_size) {
   if (call.retain == absl::ZeroDuration() && call.residual.empty() && random.OneIn(5)) {
     call.prepare = random.Between(absl::Milliseconds(100), absl::Seconds(20));
     call.direct = call.is_inline = false;
+  } else if (!call.direct && !call.is_inline && random.OneIn(2)) {
+    call.in_memory = true;
+    call.idles = call.takes_nothing = false;
   }
   const std::string id = call.id;
   calls_[id] = std::move(call);
-  Open(id, /*other_header=*/false);
+  if (!calls_.at(id).in_memory) return Open(id, /*other_header=*/false);
+  Attach(calls_.at(id));
+  world_->scheduler.After(absl::Milliseconds(300), [this, id] { Open(id, false); });
+}
+
+// A call's region has its name.
+void Clients::Attach(const Call& call) {
+  AttachRequested attach;
+  attach.principal = call.principal;
+  attach.client = call.client;
+  attach.bytes = 1 << 20;
+  attach.region_id = call.id;
+  attach.is_new = true;
+  attach.tokens = std::vector<std::string>(16, "token");
+  control_->Feed(attach);
 }
 
 // Sometimes reads another principal's residual.
@@ -158,6 +175,10 @@ void Clients::Open(const std::string& call_id, bool other_header) {
     arrived.transport.accept = {TransportKind::kDirectStream};
     arrived.token_seed = absl::StrCat("seed ", id);
   }
+  if (call.in_memory) {
+    arrived.transport.accept = {TransportKind::kHostMemory};
+    arrived.transport.places = {{TensorId::kQ, call_id, 0, 8}};
+  }
   if (call.is_inline) {
     arrived.inline_inputs =
         std::make_shared<const InlineTensors>(InlineTensors{{TensorId::kQ, call_id}});
@@ -200,7 +221,9 @@ void Clients::PlanMischief(StreamId stream) {
 void Clients::OnAction(const Action& action) {
   if (const auto* accept = std::get_if<AcceptRequest>(&action)) {
     for (const auto& [id, other] : streams_) {
-      const bool same = other.call == streams_.at(accept->stream).call;
+      // The failure of an ended stream may wait until no member writes into its memory.
+      const bool same =
+          other.call == streams_.at(accept->stream).call && !calls_.at(other.call).in_memory;
       if (same && id != accept->stream && Served(id)) {
         world_->Violate("streams ", id, " and ", accept->stream, " both serve ", other.call);
       }
@@ -211,10 +234,15 @@ void Clients::OnAction(const Action& action) {
     stream.uploading = false;
     stream.downloading = true;
     const bool prepares = calls_.at(stream.call).prepare > absl::ZeroDuration();
-    if ((stream.is_inline && !prepares) != !begin->outputs.empty()) {
+    const bool in_memory = calls_.at(stream.call).in_memory;
+    if ((stream.is_inline && !prepares && !in_memory) != !begin->outputs.empty()) {
       world_->Violate("outputs on two ways");
     }
     if (prepares) return;
+    if (stream.is_inline && in_memory) {
+      ++ends_["(inline in memory)"];
+      return;
+    }
     if (stream.is_inline) {
       if (begin->outputs[0].data() != stream.operation_id) world_->Violate("another's outputs");
       ++ends_["(inline)"];
@@ -258,7 +286,7 @@ void Clients::Upload(StreamId id, const AcceptRequest& accept) {
   }
   stream.is_inline = accept.is_inline;
   const bool prepares = call.prepare > absl::ZeroDuration();
-  if (stream.is_inline && !call.is_inline && !prepares) {
+  if (stream.is_inline && !call.is_inline && !call.in_memory && !prepares) {
     world_->Violate("inline without the inputs");
   }
   if (prepares && !stream.is_inline) world_->Violate("uploads of a request that is only prepared");
@@ -269,8 +297,12 @@ void Clients::Upload(StreamId id, const AcceptRequest& accept) {
     absl::Duration time = world_->random.Between(0.5 * call.upload_time, call.upload_time);
     world_->scheduler.After(time, [this, id, i] { TakeUpload(id, i); });
   }
-  stream.direct = accept.transport == v1::TRANSPORT_DIRECT;
-  if (stream.direct != call.direct) world_->Violate("another transport than could be had");
+  const bool in_memory = accept.transport == v1::TRANSPORT_HOST_MEMORY;
+  ends_["(in memory)"] += in_memory;
+  stream.direct = in_memory || accept.transport == v1::TRANSPORT_DIRECT;
+  if (in_memory ? !call.in_memory : stream.direct != call.direct) {
+    world_->Violate("another transport than could be had");
+  }
   if (stream.direct) return ReportTransfers(id);
   if (!call.idles) ReportUpload(id);
   ReportMembers(id);
@@ -398,6 +430,13 @@ void Clients::OnFail(StreamId id, const Failure& failure) {
                 " ", failure.message);
   stream.ended = true;
   ++ends_[failure.reason];
+  // Others of the same request may run.
+  const bool alone = std::none_of(streams_.begin(), streams_.end(), [&](const auto& entry) {
+    return entry.first != id && entry.second.call == stream.call;
+  });
+  if (world_->weather == Weather::kCalm && alone && writes_for_(stream.call)) {
+    world_->Violate("stream ", id, " fails while a member writes into its memory");
+  }
   if (absl::StrContains(failure.message, "no bytes of its inputs")) ++ends_["(took no inputs)"];
   if (absl::StrContains(failure.message, "no bytes of its outputs")) ++ends_["(sent no outputs)"];
   last_end_ = world_->now();
@@ -429,6 +468,7 @@ std::string Clients::WhyIllegal(const Stream& stream, const Failure& failure) co
       for (const auto& [id, other] : streams_) {
         asked |= other.call == stream.call && other.cancelled;
       }
+      if (failure.reason == "REGION_RELEASED") return only(call.in_memory, "it has no region");
       return only(asked, "nobody cancelled");
     }
     case absl::StatusCode::kDeadlineExceeded:
@@ -443,6 +483,8 @@ std::string Clients::WhyIllegal(const Stream& stream, const Failure& failure) co
       }
       return only(stream.deadline <= world_->now(), "the deadline has not passed");
     case absl::StatusCode::kInvalidArgument:
+      // The coordinator has started again, or had no worker for the region.
+      if (failure.reason == "REGION_UNKNOWN") return only(call.in_memory, "it has no region");
       return only(failure.reason == "REQUEST_ID_REUSED" && failure.field == "request_id",
                   "nothing was wrong with it");
     case absl::StatusCode::kAborted:

@@ -19,8 +19,14 @@ class Clients {
  public:
   using FindWorker = std::function<SimWorker*(const std::string& name)>;
 
-  Clients(World* world, ControlPlane* control, FindWorker find_worker)
-      : world_(world), control_(control), find_worker_(std::move(find_worker)) {}
+  // Whether a worker may write into the memory of the client of this request.
+  using WritesFor = std::function<bool(const std::string& request_id)>;
+
+  Clients(World* world, ControlPlane* control, FindWorker find_worker, WritesFor writes_for)
+      : world_(world),
+        control_(control),
+        find_worker_(std::move(find_worker)),
+        writes_for_(std::move(writes_for)) {}
 
   // A request of random size and character.
   void StartRandomCall(int max_world_size);
@@ -56,6 +62,7 @@ class Clients {
     bool takes_nothing = false;  // of its result
     bool direct = false;         // it streams to the members itself
     bool is_inline = false;      // its header carries all inputs
+    bool in_memory = false;      // its tensors are in a region, if all members have that
     absl::Duration prepare;      // zero: it is not only prepared
     absl::Duration upload_time;
     absl::Duration download_time;
@@ -97,6 +104,7 @@ class Clients {
   std::string WhyIllegalResidual(const Call& call, const std::string& reason) const;
   void Open(const std::string& call_id, bool other_header);
   void PlanMischief(StreamId stream);
+  void Attach(const Call& call);
   void Upload(StreamId stream, const AcceptRequest& accept);
   void TakeUpload(StreamId stream, int member);
   void EndRest(StreamId stream, int member);
@@ -115,6 +123,7 @@ class Clients {
   World* const world_;
   ControlPlane* const control_;
   const FindWorker find_worker_;
+  const WritesFor writes_for_;
   std::map<std::string, Call> calls_;
   std::map<StreamId, Stream> streams_;
   std::map<std::string, Residual> residuals_;  // by handle

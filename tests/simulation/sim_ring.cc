@@ -181,8 +181,18 @@ void SimWorker::Finish(const std::string& id, bool ok) {
   finished->set_cancelled(operation.cancelled);
   if (!ok) finished->set_reason("injected failure");
   if (is_inline) {
+    const bool in_memory = !operation.reserve.places().empty();
     *finished->mutable_reserved() = *operation.inline_reserved;
-    if (finished->ok()) finished->add_outputs()->set_data(id);
+    if (in_memory && finished->ok() && world_->random.OneIn(30)) {
+      world_->Trace(name_, " has lost the region of ", id);
+      v1::JoinRequest lost;
+      lost.mutable_transfer_progress()->set_operation_id(id);
+      lost.mutable_transfer_progress()->set_generation(generation_);
+      lost.mutable_transfer_progress()->set_region_released(true);
+      Say(lost);
+      finished->set_ok(false);
+    }
+    if (finished->ok() && !in_memory) finished->add_outputs()->set_data(id);
   }
   Say(message);
   if (id == preempting_) {
@@ -194,6 +204,17 @@ void SimWorker::Finish(const std::string& id, bool ok) {
   if (!is_inline) return;
   Keep(operation);
   operations_.erase(id);
+}
+
+void SimWorker::StopRun(const std::string& id) {
+  runs_.erase(std::remove(runs_.begin(), runs_.end(), id), runs_.end());
+  preempting_runs_.erase(std::remove(preempting_runs_.begin(), preempting_runs_.end(), id),
+                         preempting_runs_.end());
+  if (id == preempting_) return EndPreemption();
+  if (id != running_) return;
+  running_.clear();
+  paused_ = false;
+  StartNext();
 }
 
 void SimWorker::FailExchange(const std::string& id, const std::string& reason) {

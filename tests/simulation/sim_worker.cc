@@ -86,6 +86,7 @@ void SimWorker::Dial() {
   registration.set_runs_inline(true);
   registration.set_data_address(name_ + ":1");
   registration.set_client_data_address(name_ + ":2");
+  registration.set_local_socket(name_ + ".sock");
   if (traits_.reports_memory) registration.set_memory_bytes(traits_.memory_bytes);
   v1::KernelRate* rate = registration.add_kernel_rates();
   rate->set_family("simulated");
@@ -192,6 +193,8 @@ void SimWorker::OnMessage(ConnectionId connection, uint64_t process,
         return OnRelease(message.release());
       case v1::JoinResponse::kDropResiduals:
         return OnDropResiduals(message.drop_residuals());
+      case v1::JoinResponse::kExpectRegion:
+        return OnExpectRegion(message.expect_region());
       default:
         return;
     }
@@ -364,7 +367,10 @@ void SimWorker::OnReserve(const v1::Reserve& reserve) {
   answer->set_ok(true);
   answer->set_bytes(bytes);
   if (reserve.retain()) answer->set_residual_bytes(ResidualBytes(reserve));
-  if (reserve.has_inline_run()) return RunInline(id, *answer);
+  // The copies of some need staging memory.
+  const bool is_inline =
+      reserve.has_inline_run() && (reserve.places().empty() || !world_->random.OneIn(3));
+  if (is_inline) return RunInline(id, *answer);
   Say(message);
   const bool empty = operation.ring_rank >= static_cast<int64_t>(reserve.shape().seq_len_q());
   if (empty) return FinishUpload(id, process_);
@@ -377,15 +383,47 @@ void SimWorker::OnReserve(const v1::Reserve& reserve) {
 void SimWorker::RunInline(const std::string& id, const v1::Reserved& reserved) {
   Operation& operation = operations_.at(id);
   const v1::InlineRun& inline_run = operation.reserve.inline_run();
-  if (operation.world_size() != 1 || inline_run.inputs().empty() || operation.reserve.retain()) {
+  const bool in_memory = !operation.reserve.places().empty();
+  if (operation.world_size() != 1 || inline_run.inputs().empty() != in_memory ||
+      operation.reserve.retain()) {
     return world_->Violate(name_, ": ", id, " must not be inline");
   }
   operation.uploaded = true;
   operation.inline_reserved = reserved;
+  RunUploaded(id);
+}
+
+// Starts a run that needs no message.
+void SimWorker::RunUploaded(const std::string& id) {
+  const v1::Reserve& reserve = operations_.at(id).reserve;
   v1::Run run;
   run.set_operation_id(id);
-  if (inline_run.has_preempt_after()) *run.mutable_preempt_after() = inline_run.preempt_after();
+  if (reserve.inline_run().has_preempt_after()) {
+    *run.mutable_preempt_after() = reserve.inline_run().preempt_after();
+  } else if (reserve.run_when_uploaded().has_preempt_after()) {
+    *run.mutable_preempt_after() = reserve.run_when_uploaded().preempt_after();
+  }
   OnRun(run);
+}
+
+void SimWorker::OnExpectRegion(const v1::ExpectRegion& expect) {
+  if (world_->random.OneIn(20)) return;  // its client does not come
+  Later(world_->random.Between(absl::ZeroDuration(), absl::Milliseconds(100)),
+        [this, id = expect.region_id()] {
+          if (connection_ == 0) return;
+          v1::JoinRequest message;
+          message.mutable_region_changed()->set_region_id(id);
+          message.mutable_region_changed()->set_attached(true);
+          Say(message);
+        });
+}
+
+bool SimWorker::WritesFor(const std::string& request_id) const {
+  return std::any_of(operations_.begin(), operations_.end(), [&](const auto& entry) {
+    const Operation& operation = entry.second;
+    return operation.reserve.request_id() == request_id && !operation.reserve.places().empty() &&
+           (operation.run || operation.runs_when_uploaded());
+  });
 }
 
 void SimWorker::PrepareOnly(const v1::Reserve& reserve, int64_t bytes, v1::JoinRequest message) {
@@ -481,6 +519,7 @@ void SimWorker::FinishUpload(const std::string& operation_id, uint64_t process) 
     message.mutable_uploaded()->set_operation_id(operation_id);
     message.mutable_uploaded()->set_generation(generation_);
     Say(message);
+    if (found->second.runs_when_uploaded()) RunUploaded(operation_id);
   });
 }
 
@@ -524,7 +563,9 @@ void SimWorker::OnRun(const v1::Run& run) {
 void SimWorker::OnCancel(const v1::Cancel& cancel) {
   const auto found = operations_.find(cancel.operation_id());
   if (found == operations_.end()) return;
-  if (!found->second.run) return world_->Violate(name_, ": Cancel of what does not run");
+  if (!found->second.run && !found->second.runs_when_uploaded()) {
+    return world_->Violate(name_, ": Cancel of what does not run");
+  }
   found->second.cancelled = true;
 }
 
@@ -539,7 +580,11 @@ void SimWorker::OnRelease(const v1::Release& release) {
     return world_->Violate(name_, ": Release of ", release.operation_id(), ", which is inline");
   }
   if (found->second.run && !found->second.finished && !broken_) {
-    return world_->Violate(name_, ": Release of ", release.operation_id(), " while it runs");
+    if (!found->second.runs_when_uploaded()) {
+      return world_->Violate(name_, ": Release of ", release.operation_id(), " while it runs");
+    }
+    if (stuck_ && IsRunning(release.operation_id())) return;
+    StopRun(release.operation_id());
   }
   if (release.keep_residual()) {
     if (!found->second.finished || !found->second.reserve.retain()) {

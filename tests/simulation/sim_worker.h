@@ -81,6 +81,8 @@ class SimWorker {
   void SayTransfer(const std::string& operation_id, uint64_t process,
                    const v1::TransferProgress& progress);
   void SayDelivered(const std::string& operation_id, uint64_t process);
+  // True while an operation of this request may write into its client's memory.
+  bool WritesFor(const std::string& request_id) const;
   // True unless it holds the operation and lets its bytes lie.
   bool Reads(const std::string& operation_id) const;
   bool Sends(const std::string& operation_id) const;
@@ -125,9 +127,14 @@ class SimWorker {
     bool reads = true;
     bool sends = true;
     std::set<int> received;                       // steps whose block has arrived
-    std::optional<v1::Reserved> inline_reserved;  // set: its tensors are in Reserve and Finished
+    std::optional<v1::Reserved> inline_reserved;  // set: Reserve and Finished are all its messages
 
     int world_size() const { return reserve.members_size(); }
+    // Its run needs no message. Also true of an inline operation that needs more messages.
+    bool runs_when_uploaded() const {
+      return reserve.has_run_when_uploaded() ||
+             (reserve.has_inline_run() && !reserve.places().empty());
+    }
   };
 
   void Later(absl::Duration delay, std::function<void()> callback);
@@ -152,7 +159,9 @@ class SimWorker {
   void OnTeardown(const v1::Teardown& teardown);
   void OnLosePeer(const v1::LosePeer& lose);
   void OnReserve(const v1::Reserve& reserve);
+  void OnExpectRegion(const v1::ExpectRegion& expect);
   void RunInline(const std::string& id, const v1::Reserved& reserved);
+  void RunUploaded(const std::string& id);
   void OnRun(const v1::Run& run);
   void OnCancel(const v1::Cancel& cancel);
   void OnRelease(const v1::Release& release);
@@ -171,6 +180,8 @@ class SimWorker {
   void BeginStep(const std::string& id);
   void OnBlock(const std::string& id, int step);
   void Finish(const std::string& id, bool ok);
+  // Ends a run whose operation is released.
+  void StopRun(const std::string& id);
   void BreakRing(const std::string& reason, const std::vector<uint32_t>& unreached = {});
   void OnPeerBroke(uint64_t generation, const std::string& peer);
   // Closes the link to one peer, which notices it.

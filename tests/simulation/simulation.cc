@@ -36,7 +36,12 @@ Simulation::Simulation(uint64_t seed, bool traced)
       config_(MakeConfig(world_.random)),
       checker_(&world_, config_),
       control_(&world_, config_, &checker_),
-      clients_(&world_, &control_, [this](const std::string& name) { return FindByName(name); }),
+      clients_(
+          &world_, &control_, [this](const std::string& name) { return FindByName(name); },
+          [this](const std::string& request_id) {
+            return std::any_of(workers_.begin(), workers_.end(),
+                               [&](const auto& worker) { return worker->WritesFor(request_id); });
+          }),
       kv_writers_(&world_, &control_,
                   [this](const std::string& name) { return FindByName(name); }) {
   ControlPlane::Hooks hooks;
