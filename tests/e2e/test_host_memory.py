@@ -2,7 +2,9 @@
 relay, and the coordinator sees none of their bytes; which calls use it, and the reasons reported otherwise."""
 
 import json
+import re
 import subprocess
+import urllib.request
 
 import grpc
 import numpy as np
@@ -39,6 +41,33 @@ def test_results_equal_the_relays(ring, region, layout, world_size):
     backward.run(ring.attention)
     for name, data in gradients.items():
         assert backward.bytes(name) == data, name
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_small_calls_need_one_message_each_way(ring, region, backward):
+    def inline():
+        text = urllib.request.urlopen(f"http://{ring.ports['metrics']}/metrics").read().decode()
+        return int(re.search(r"^ringattn_inline_requests_total (\d+)$", text, re.M).group(1))
+
+    names = ("dq", "dk", "dv") if backward else ("out", "lse")
+    before = inline()
+    for seed in range(3):
+        inputs = make_inputs(batch=2, sq=70, sk=90, heads=4, kv_heads=2, dim=24, seed=seed)
+        expected = relayed(ring, inputs, names=names, backward=backward, causal=True, world_size=1)
+        call = HostCall(region, inputs, backward=backward, causal=True, world_size=1)
+        result = call.run(ring.attention)
+        for name, data in expected.items():
+            assert call.bytes(name) == data, name
+        rank, = result.summary.ranks
+        copies = [rank.copy_in_time.ToTimedelta(), rank.copy_out_time.ToTimedelta()]
+        assert all(time.total_seconds() > 0 for time in copies)
+        assert rank.service_time.ToTimedelta() >= sum(copies, rank.compute_time.ToTimedelta())
+        stages = {stage.stage: stage.time.ToTimedelta() for stage in result.summary.stages}
+        assert [stages[pb.STAGE_UPLOAD], stages[pb.STAGE_DOWNLOAD]] == copies
+    assert inline() == before + 3
+    # These copies would keep the worker from other messages.
+    large = make_inputs(sq=4096, heads=4, dim=64, seed=9)
+    HostCall(region, large, causal=True, window=(64, 0), world_size=1).run(ring.attention)
 
 
 def test_odd_offsets_and_rows_that_see_nothing(ring, region):
