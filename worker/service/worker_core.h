@@ -67,8 +67,8 @@ class WorkerCore {
              std::function<void(const std::string&)> on_stuck);
   ~WorkerCore();
 
-  // Handles every message except `registered` and `leave`. Never blocks. Must not be called
-  // concurrently.
+  // Handles every message except `registered` and `leave`. Blocks for a short inline run at most
+  // (OperationRunner::RunOrEnqueue). Must not be called concurrently.
   void OnMessage(v1::JoinResponse message);
 
   // The coordinator is lost. Frees everything but K/V caches before it returns.
@@ -116,7 +116,7 @@ class WorkerCore {
                          const v1::Reserved& reserved);
   void StartInline(const v1::InlineRun& run, const std::shared_ptr<ShardOperation>& operation,
                    bool is_short);
-  // Returns whether the control thread may wait for the copies and the run.
+  // Returns whether the thread of OnMessage() may wait for the copies and the run.
   bool IsShortOnDevice(const Operation& operation, Direction direction, int64_t copied_bytes) const;
   // Releases an inline operation. Sends the message once its memory is free.
   void AnswerInline(const OperationInfo& info, v1::JoinRequest answer)
@@ -174,7 +174,7 @@ class WorkerCore {
   std::map<std::string, v1::JoinRequest> inline_answers_ ABSL_GUARDED_BY(inline_mutex_);
   std::atomic<bool> ending_{false};
   HostQueue probing_;   // of peers, which takes seconds
-  HostQueue work_;      // the control thread, which uses the members above
+  HostQueue work_;      // the control thread, or OnMessage() in its place; uses the members above
   HostQueue decoding_;  // last: its thread passes work to work_
 };
 
