@@ -83,13 +83,13 @@ TEST(CudaMemoryTest, SmallCopiesAreEnqueued) {
   const std::vector<std::string> inputs = {"one", "", "three"};
   std::vector<std::unique_ptr<DeviceBuffer>> buffers;
   std::vector<EventRef> events;
+  for (size_t i = 0; i < inputs.size(); ++i) buffers.push_back(*(*memory)->Allocate(8));
   Faults().hold_copies = true;
-  for (const std::string& input : inputs) {
-    buffers.push_back(*(*memory)->Allocate(8));
-    const auto event = (*memory)->StartCopyFromHost(buffers.back()->data(), input.data(),
-                                                    static_cast<int64_t>(input.size()));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto event = (*memory)->StartCopyFromHost(buffers[i]->data(), inputs[i].data(),
+                                                    static_cast<int64_t>(inputs[i].size()));
     ASSERT_TRUE(event.ok()) << event.status();
-    EXPECT_EQ(*event == nullptr, input.empty());
+    EXPECT_EQ(*event == nullptr, inputs[i].empty());
     if (*event != nullptr) events.push_back(*event);
   }
   for (const EventRef& event : events) EXPECT_FALSE(event->Done());
