@@ -85,6 +85,7 @@ def test_tokens_are_vllms_own(results, case):
         assert ours["hits"] == own["hits"] >= 100
     if "preemption" in case:
         assert ours["preemptions"] >= 1
+    assert ours["parts"] == (2 if "position parts" in case else 1)
     if "drafts" in case:
         assert 0 < ours["accepted"] < ours["drafted"]
 

@@ -153,12 +153,10 @@ class EngineCache:
         options = cache_options(self._config)
         self._cache = default_client().create_cache(
             groups=[group for _, group in self._groups], dtype=str(self._config.model_config.dtype).split(".")[-1],
-            blocks=self._config.cache_config.num_gpu_blocks, block_tokens=self._block_size, numbering="blocks", **options)
+            blocks=self._config.cache_config.num_gpu_blocks, block_tokens=self._block_size, numbering="blocks",
+            divide_blocks=True, **options)  # a block of the cache is one of vLLM's, with any number of position parts
         # Frees the memory with the model, or at exit. Without it, the cache ends with its lease.
         weakref.finalize(self, _delete, self._cache)
-        if self._cache.placement["position_parts"] != 1:
-            raise NotImplementedError(f"world_size: {len(self._cache.placement['members'])} workers do not divide the kv "
-                                      "heads of every layer")
 
     # ------------------------------------------------------------------ forward passes
 

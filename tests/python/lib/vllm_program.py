@@ -33,6 +33,7 @@ BERT = {name: SIZE[name] for name in ("hidden_size", "num_hidden_layers", "num_a
 MODELS = {
     "llama": ("Llama", {}),
     "mistral": ("Mistral", {"sliding_window": 40}),
+    "multi_query": ("Mistral", {"sliding_window": 40, "num_key_value_heads": 1}),
     "gemma2": ("Gemma2", {**GEMMA, "num_hidden_layers": 4, "attn_logit_softcapping": 8.0}),
     "gemma3": ("Gemma3", {**GEMMA, "num_hidden_layers": 7}),  # six layers with a window, one without
     "bert": ("Bert", BERT),
@@ -88,6 +89,7 @@ CASES = {
     "llama, drafts": ("llama", {"speculative_config": NGRAM}, [repeating()], {}),
     "llama, preemption": ("llama", {"num_gpu_blocks_override": 16, "max_model_len": 256}, [[prompt(s, 90) for s in range(6)]], {}),
     "mistral": ("mistral", {}, [mixed()], {}),
+    "one kv head, position parts": ("multi_query", {}, [mixed()], {"world_size": 2}),
     "gemma2": ("gemma2", {}, [mixed()], {}),
     "gemma2, shared prefixes": ("gemma2", {}, [sharing(130), sharing(130)[::-1]], {}),
     "gemma2, drafts": ("gemma2", {"speculative_config": NGRAM}, [repeating()], {}),
@@ -145,6 +147,7 @@ def run_case(folder, case):
         seconds = time.monotonic() - begin
         logprobs = prompt_logprobs(llm, prompt(5, 100)) if model == "llama" else []
         return {"tokens": tokens, "seconds": seconds, "logprobs": logprobs,
+                "parts": placement_of(llm)["position_parts"] if os.environ["RINGATTN_VLLM"] == "1" else 1,
                 "hits": counter(llm, "vllm:prefix_cache_hits"),
                 "preemptions": counter(llm, "vllm:num_preemptions"),
                 "drafted": counter(llm, "vllm:spec_decode_num_draft_tokens"),
@@ -205,7 +208,7 @@ def lose(folder, pids):
                                        SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, detokenize=False))
         for _ in range(5):
             llm.llm_engine.step()
-        (member,) = cache_of(llm).worker_cache.placement["members"]
+        (member,) = placement_of(llm)["members"]
         os.kill(pids[member], signal.SIGKILL)
         try:
             for _ in range(100):
@@ -219,6 +222,10 @@ def cache_of(llm):
     """The EngineCache of an engine in this process."""
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     return runner.attn_groups[0][0].get_metadata_builder()._cache
+
+
+def placement_of(llm):
+    return cache_of(llm).worker_cache.placement
 
 
 def main():
