@@ -140,13 +140,15 @@ SplitShape SplitShapeOf(const PagedProblem& problem, int32_t tile_rows, int32_t 
                                                : std::clamp(blocks / split.packs, 1, kMaxSplits);
   split.tickets = TicketsOf(problem.batch.max_total_q, problem.batch.max_rows, split.unit_queries) *
                   split.packs;
+  split.group_tickets = SlotsOf(split.max_columns) * split.packs;
   return split;
 }
 
 Workspace::Workspace(const PagedProblem& problem, const SplitShape& split) {
-  const int64_t rows = int64_t{2} * split.max_columns * split.packs * split.tile_rows;
+  const int64_t rows = SlotsOf(split.max_columns) * split.packs * split.tile_rows;
   tickets = counters + kTableAlignment;
-  zeroed_bytes = tickets + AlignUp(split.tickets * 4);
+  group_tickets = tickets + AlignUp(split.tickets * 4);
+  zeroed_bytes = group_tickets + AlignUp(split.group_tickets * 4);
   lse = std::max(zeroed_bytes, AlignUp(problem.batch.counter_bytes));
   partial_lse = lse + AlignUp(int64_t{problem.options.num_heads} * problem.batch.max_total_q * 4);
   partial_out = partial_lse + AlignUp(rows * 4);
@@ -215,8 +217,9 @@ SplitParams SplitParamsOf(const PagedProblem& problem, const Buffers& buffers,
   params.rule.unit_queries = split.unit_queries;
   params.max_columns = split.max_columns;
   params.packs = split.packs;
-  params.tickets =
-      reinterpret_cast<uint32_t*>(static_cast<char*>(buffers.workspace) + workspace.tickets);
+  char* const scratch = static_cast<char*>(buffers.workspace);
+  params.tickets = reinterpret_cast<uint32_t*>(scratch + workspace.tickets);
+  params.group_tickets = reinterpret_cast<uint32_t*>(scratch + workspace.group_tickets);
   return params;
 }
 

@@ -37,6 +37,7 @@ struct SplitShape {
   int32_t max_q = 1;  // rows of more queries are left to another kernel
   int32_t max_columns = 1;
   int64_t tickets = 0;
+  int64_t group_tickets = 0;
 };
 // `blocks`: thread blocks that fill the GPU.
 SplitShape SplitShapeOf(const PagedProblem& problem, int32_t tile_rows, int32_t max_q,
@@ -46,6 +47,7 @@ SplitShape SplitShapeOf(const PagedProblem& problem, int32_t tile_rows, int32_t 
 struct Workspace {
   int64_t counters = 0;  // 256 bytes
   int64_t tickets = 0;
+  int64_t group_tickets = 0;
   int64_t zeroed_bytes = 0;  // counters and tickets
   int64_t lse = 0;           // for callers that want none
   int64_t partial_lse = 0;

@@ -27,8 +27,10 @@ struct SplitParams {
   UnitRule rule;
   int32_t max_columns = 1;  // the launch has max_columns * packs thread blocks
   int32_t packs = 1;
-  // [TicketsOf(...) * packs], all zero between launches: how many pieces of a unit are done.
+  // All zero between launches: [TicketsOf(...) * packs] how many pieces of a unit are done, or
+  // groups if its pieces are merged in groups; [SlotsOf(max_columns) * packs] how many of a group.
   uint32_t* tickets = nullptr;
+  uint32_t* group_tickets = nullptr;
 };
 
 // As CompiledMask.

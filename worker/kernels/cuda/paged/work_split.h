@@ -224,6 +224,47 @@ RINGATTN_PAGED_INLINE int32_t PartialSlot(int32_t column, bool begins_unit) {
 RINGATTN_PAGED_INLINE int32_t PieceSlot(int32_t first_slot, int32_t index) {
   return index == 0 ? first_slot : first_slot + 2 * index - 1;
 }
+// The inverse: the index of the piece in `slot`.
+RINGATTN_PAGED_INLINE int32_t PieceIndex(int32_t first_slot, int32_t slot) {
+  return (slot - first_slot + 1) / 2;
+}
+// Slots of all columns; also the largest number of a group of pieces plus 1 (GroupTicketOf).
+RINGATTN_PAGED_INLINE int64_t SlotsOf(int64_t max_columns) { return 2 * max_columns; }
+
+// Merging in groups. The thread block that ends last would merge all pieces of a unit alone, which
+// takes longer than the keys if one unit occupies the whole GPU. The pieces of such a unit are
+// therefore merged in groups of consecutive ones, each by the thread block that ends last in its
+// group, and the thread block that ends last of these merges the groups.
+struct MergeGroups {
+  int32_t size = 1;   // pieces of a group; the last one may have fewer
+  int32_t count = 1;  // 1: the pieces are merged at once
+
+  RINGATTN_PAGED_INLINE int32_t PiecesOf(int32_t group, int32_t pieces) const {
+    const int32_t rest = pieces - group * size;
+    return rest < size ? rest : size;
+  }
+};
+
+// A merge in groups waits for another ticket and another load from the L2 cache. It is worth that
+// if it shortens what thread blocks do one after another by more than so many rows times pieces.
+inline constexpr int32_t kMinGroupedGain = 256;
+
+// `rows`: packed ones of the unit; `pieces`: 1 to kMaxSplits. There are about as many groups as
+// pieces of a group. All thread blocks of a unit find the same.
+RINGATTN_PAGED_INLINE MergeGroups MergeGroupsOf(int32_t rows, int32_t pieces) {
+  int32_t size = 1;
+  while (size * size < pieces) ++size;
+  const MergeGroups groups{size, (pieces - 1) / size + 1};
+  const int32_t gain = rows * (pieces - groups.size - groups.count);
+  if (gain <= kMinGroupedGain) return {pieces, 1};
+  return groups;
+}
+
+// The ticket of a group: the slot of its first piece, which no piece of another unit has.
+RINGATTN_PAGED_INLINE int32_t GroupTicketOf(int32_t first_slot, const MergeGroups& groups,
+                                            int32_t group) {
+  return PieceSlot(first_slot, group * groups.size);
+}
 
 }  // namespace ringattn::worker::cuda::paged
 

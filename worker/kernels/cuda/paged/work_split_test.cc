@@ -99,6 +99,39 @@ TEST(WorkSplit, LargeWindowsAndLengthsDoNotOverflow) {
   EXPECT_EQ((int64_t{1} << 14) - 1 + ShiftOfBlock(part, 63), (int64_t{1} << 30) - 1);
 }
 
+// Every piece belongs to one group, no group has more than 16 pieces, and a merge in groups pays.
+TEST(WorkSplit, GroupsHoldEveryPieceOnce) {
+  int32_t grouped = 0;
+  for (int32_t rows = 1; rows <= 64; ++rows) {
+    for (int32_t pieces = 1; pieces <= kMaxSplits; ++pieces) {
+      const MergeGroups groups = MergeGroupsOf(rows, pieces);
+      ASSERT_GE(groups.size, 1);
+      int32_t sum = 0;
+      for (int32_t group = 0; group < groups.count; ++group) {
+        ASSERT_GE(groups.PiecesOf(group, pieces), 1);
+        sum += groups.PiecesOf(group, pieces);
+      }
+      ASSERT_EQ(sum, pieces);
+      ASSERT_EQ((pieces - 1) / groups.size, groups.count - 1);
+      if (groups.count == 1) {
+        ASSERT_EQ(groups.size, pieces);
+        continue;
+      }
+      ++grouped;
+      ASSERT_LE(groups.size, 16);
+      ASSERT_LE(groups.count, groups.size);
+      ASSERT_GT(rows * (pieces - groups.size - groups.count), kMinGroupedGain);
+    }
+  }
+  EXPECT_GT(grouped, 0);
+  // The rows of one kv head on a whole H200, and of 8 kv heads.
+  EXPECT_EQ(MergeGroupsOf(32, 132).count, 11);
+  EXPECT_EQ(MergeGroupsOf(4, 16).count, 1);
+  for (int32_t index = 0; index < kMaxSplits; ++index) {
+    EXPECT_EQ(PieceIndex(7, PieceSlot(7, index)), index);
+  }
+}
+
 // Every tile of every unit belongs to exactly one column, pieces are counted as they are, columns
 // are even, and no two pieces share a slot.
 TEST(WorkSplit, ColumnsShareAllTilesOnce) {
@@ -123,7 +156,7 @@ TEST(WorkSplit, ColumnsShareAllTilesOnce) {
     std::map<int32_t, int32_t> pieces_found, pieces_claimed;
     std::map<int32_t, std::vector<bool>> tiles_done;
     std::set<int32_t> slots;
-    std::set<int32_t> tickets;
+    std::set<int32_t> tickets, group_tickets;
     int64_t most = 0, least = total;
     for (int32_t column = 0; column < deal.columns; ++column) {
       const int64_t x_begin = deal.Begin(column), x_end = deal.Begin(column + 1);
@@ -157,6 +190,15 @@ TEST(WorkSplit, ColumnsShareAllTilesOnce) {
                 const int32_t slot = PartialSlot(column, piece.begin == 0);
                 EXPECT_EQ(slot, PieceSlot(PartialSlot(piece.first_column, true), index));
                 EXPECT_TRUE(slots.insert(slot).second);
+                const int32_t first_slot = PartialSlot(piece.first_column, true);
+                const MergeGroups groups = MergeGroupsOf(64, piece.pieces);
+                const int32_t group = index / groups.size;
+                const int32_t group_ticket = GroupTicketOf(first_slot, groups, group);
+                EXPECT_LT(group_ticket, SlotsOf(deal.columns));
+                if (index % groups.size == 0) {
+                  EXPECT_EQ(group_ticket, slot);
+                  EXPECT_TRUE(group_tickets.insert(group_ticket).second);
+                }
               }
             }
           }

@@ -320,21 +320,23 @@ void BenchRanks(const DeviceBuffer& cache) {
   }
 }
 
-// One kv head of a sequence of 1M entries on the ranks of caches with several position parts.
+// One kv head of a sequence on the ranks of caches with several position parts.
 void BenchParts(const DeviceBuffer& cache) {
-  constexpr int64_t kLength = 1048576;
-  for (const int32_t queries : {1, 2, 8, 64, 2048}) {
-    for (const int32_t parts : {1, 2, 4, 8}) {
-      PagedRun::Settings settings;
-      settings.kv_heads = 1;
-      settings.order = Order::kShuffled;
-      settings.parts = parts;
-      const PagedRun run(settings, {{kLength / parts, queries, (queries - 1) / parts + 1}}, cache);
-      const double us = TimeInTurns({[&] { run.Launch(); }})[0];
-      const std::string name =
-          absl::StrCat(queries, " queries of 32 heads and ", kLength, " keys, ", parts, " parts");
-      Report(name, "append and attention", us, "us");
-      Report(name, "K and V", GigabytesPerSecond(run.bytes(), us), "GB/s");
+  for (const int64_t length : {16384, 131072, 1048576}) {
+    for (const int32_t queries : {1, 2, 8, 64, 2048}) {
+      if (queries > kMaxDecodeQueries && length < 1048576) continue;
+      for (const int32_t parts : {1, 2, 4, 8}) {
+        PagedRun::Settings settings;
+        settings.kv_heads = 1;
+        settings.order = Order::kShuffled;
+        settings.parts = parts;
+        const PagedRun run(settings, {{length / parts, queries, (queries - 1) / parts + 1}}, cache);
+        const double us = TimeInTurns({[&] { run.Launch(); }})[0];
+        const std::string name =
+            absl::StrCat(queries, " queries of 32 heads and ", length, " keys, ", parts, " parts");
+        Report(name, "append and attention", us, "us");
+        Report(name, "K and V", GigabytesPerSecond(run.bytes(), us), "GB/s");
+      }
     }
   }
 }

@@ -67,7 +67,8 @@ void DrawShape(CaseKind kind, Draw& draw, PagedCase& c) {
   c.plane = static_cast<int32_t>(draw.Uniform(0, shape.planes - 1));
   if (kind == CaseKind::kLong) {
     shape.num_kv_heads = static_cast<int32_t>(draw.Uniform(1, 2));
-    c.options.num_heads = static_cast<int32_t>(shape.num_kv_heads * draw.Uniform(1, 2));
+    const int64_t group = draw.Chance(0.4) ? draw.OneOf<int32_t>({8, 32}) : draw.Uniform(1, 2);
+    c.options.num_heads = static_cast<int32_t>(shape.num_kv_heads * group);
   } else {
     shape.num_kv_heads = draw.OneOf<int32_t>({1, 1, 2, 2, 3, 4, 8});
     const int32_t group = draw.OneOf<int32_t>(
@@ -126,8 +127,9 @@ int32_t DrawLength(CaseKind kind, int64_t most, Draw& draw) {
       return static_cast<int32_t>(draw.LogUniform(100000, 1000000));
     case CaseKind::kManyRows:
       return static_cast<int32_t>(draw.LogUniform(1, 1200));
-    case CaseKind::kSmall:
-      return static_cast<int32_t>(draw.LogUniform(1, 500));
+    case CaseKind::kSmall:  // some with enough tiles for a merge in groups
+      return static_cast<int32_t>(draw.Chance(0.2) ? draw.Uniform(2000, 5000)
+                                                   : draw.LogUniform(1, 500));
     case CaseKind::kDecode:
     case CaseKind::kPrefill:
       return static_cast<int32_t>(draw.LogUniform(1, most));

@@ -433,6 +433,9 @@ class Coverage {
     count(parted && prefill, absl::StrCat("position parts, prefill by ", kernels));
     count(parted && c.options.window_left >= 0,
           absl::StrCat("position parts, window by ", kernels));
+    count(MergesInGroups(c), absl::StrCat("pieces merged in groups by ", kernels));
+    count(parted && MergesInGroups(c),
+          absl::StrCat("position parts, pieces merged in groups by ", kernels));
     for (const int dim : {64, 96, 128, 192, 256}) {
       const int larger = std::max(c.shape.head_dim, c.shape.head_dim_v);
       count(larger <= dim && larger > dim - 64, absl::StrCat(kernels, " head dims about ", dim));
@@ -449,6 +452,15 @@ class Coverage {
   }
 
  private:
+  // Whether both families merge the pieces of the case's only unit in groups: thread blocks
+  // outnumber kv heads, and each has a tile.
+  static bool MergesInGroups(const PagedCase& c) {
+    if (c.rows.size() != 1 || c.options.window_left >= 0 || c.batch.splits > 0) return false;
+    const int64_t packed_rows = c.rows[0].queries * c.options.num_heads / c.shape.num_kv_heads;
+    return c.shape.num_kv_heads <= 2 && c.rows[0].length() >= 100000 && packed_rows >= 8 &&
+           packed_rows <= 16;
+  }
+
   std::map<std::string, int> counts_;
 };
 

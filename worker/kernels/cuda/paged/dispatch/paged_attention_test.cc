@@ -82,15 +82,16 @@ TEST(PagedAttention, NamesTheArgumentThatIsOutOfRange) {
   }
 }
 
-TEST(PagedAttention, WorkspaceHoldsTwoPartialResultsForEachColumn) {
+TEST(PagedAttention, WorkspaceHoldsTwoPartialResultsAndTicketsForEachColumn) {
   Arguments arguments;
   arguments.batch.splits = 4;
   const int64_t four = arguments.Workspace();
   arguments.batch.splits = 8;
   const int64_t eight = arguments.Workspace();
-  // 2 slots, 8 packs of 64 rows (sm_90) or 16 (portable), 128 columns and an lse.
+  // 2 slots, 8 packs of 64 rows (sm_90) or 16 (portable), 128 columns and an lse; and the slots'
+  // tickets.
   const bool sm90 = four != arguments.Workspace(KernelChoice::kPortable) && eight - four > 500000;
-  EXPECT_EQ(eight - four, int64_t{4} * 2 * 8 * (sm90 ? 64 : 16) * (128 + 1) * 4);
+  EXPECT_EQ(eight - four, int64_t{4} * 2 * 8 * ((sm90 ? 64 : 16) * (128 + 1) + 1) * 4);
   arguments.batch.splits = 300;
   EXPECT_EQ(arguments.Workspace(), 0);
 }

@@ -418,15 +418,6 @@ struct PortableAttention {
       }
     }
     if (whole) return;
-    __syncthreads();
-    if (thread == 0) {
-      const int64_t ticket =
-          int64_t{TicketOf(row, row_index, unit, rule.unit_queries)} * params.split.packs +
-          pack_index;
-      shared.last = CountPiece(params.split.tickets + ticket, piece.pieces);
-    }
-    __syncthreads();
-    if (shared.last == 0) return;
     PackedUnit packed;
     packed.first_q = first_q;
     packed.rows = rows;
@@ -434,8 +425,11 @@ struct PortableAttention {
     packed.pack_index = pack_index;
     packed.first_slot = PartialSlot(piece.first_column, true);
     packed.pieces = piece.pieces;
-    MergeUnit<T, Shape::kDim, Shape::kWarps, 8, 1, 1>(forward, params.split.packs, packed,
-                                                      thread / 32);
+    const int64_t ticket =
+        int64_t{TicketOf(row, row_index, unit, rule.unit_queries)} * split.packs + pack_index;
+    FinishPiece<T, MergeShape<Shape::kDim, Shape::kWarps, 1, 8, 1, 8>>(
+        forward, split, packed, PartialSlot(column, piece.begin == 0), ticket, &shared.last, thread,
+        [] { __syncthreads(); });
   }
 };
 

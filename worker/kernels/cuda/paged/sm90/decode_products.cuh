@@ -84,19 +84,17 @@ struct DecodeProducts : cuda::sm90::ForwardProducts<Shape> {
  private:
   static __device__ __forceinline__ void Merge(const Params& params, const Ending& ending,
                                                char* memory) {
-    uint32_t* const last = reinterpret_cast<uint32_t*>(memory + Shape::kLastPiece);
-    SyncThreads<128>(kMergeTurn);  // all partial rows are stored, and `last` has been read
-    if (threadIdx.x % 128 == 0) {
-      const int64_t ticket =
-          int64_t{ending.slot.valid - 1} * params.split.packs + ending.unit.pack_index;
-      *last = CountPiece(params.split.tickets + ticket, ending.unit.pieces);
-    }
-    SyncThreads<128>(kMergeTurn);
-    if (*last == 0) return;
     constexpr int kColumns = Shape::kPanels * 64;
     constexpr bool kWide = kColumns > 128;
-    MergeUnit<T, kColumns, 4, kWide ? 8 : 16, kWide ? 2 : 4, 4>(
-        params.forward, params.split.packs, ending.unit, static_cast<int>(threadIdx.x & 127) / 32);
+    // Sm90Serves: head_dim_v is a multiple of 8.
+    using Merging =
+        MergeShape<kColumns, 4, (kColumns > 64) ? 4 : 2, kWide ? 8 : 16, kWide ? 2 : 4, 8>;
+    const int64_t ticket =
+        int64_t{ending.slot.valid - 1} * params.split.packs + ending.unit.pack_index;
+    FinishPiece<T, Merging>(
+        params.forward, params.split, ending.unit, ending.slot.tile.partial_slot, ticket,
+        reinterpret_cast<uint32_t*>(memory + Shape::kLastPiece),
+        static_cast<int>(threadIdx.x) % 128, [] { SyncThreads<128>(kMergeTurn); });
   }
 };
 
