@@ -48,8 +48,12 @@ struct KvCreateOptions {
   std::string request_id = {};  // generated if empty
   // Lease of the cache without a hold and without steps. 0: the server's default.
   absl::Duration ttl = absl::ZeroDuration();
-  std::optional<uint32_t> world_size = {};  // unset: the fewest workers that have room
+  std::optional<uint32_t> world_size = {};  // unset: the coordinator chooses
   std::vector<std::string> members = {};    // workers by name; empty: any
+  // CreateCacheRequest.divide_blocks: position parts divide the blocks of the specification, so
+  // that KvCache::spec() has smaller ones. Unset: true unless world_size or members are set. False
+  // without them: no position parts.
+  std::optional<bool> divide_blocks = {};
   absl::Duration deadline = absl::Seconds(30);
 };
 

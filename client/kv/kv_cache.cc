@@ -77,6 +77,8 @@ absl::StatusOr<v1::CreateCacheResponse> KvCache::Reserve(Client* client,
   if (options.ttl > absl::ZeroDuration()) SetDuration(options.ttl, request.mutable_ttl());
   if (options.world_size.has_value()) request.set_world_size(*options.world_size);
   request.mutable_members()->Add(options.members.begin(), options.members.end());
+  request.set_divide_blocks(
+      options.divide_blocks.value_or(!options.world_size.has_value() && options.members.empty()));
   return Impl::ServiceOf(*client->impl_)->Create(request, options.deadline);
 }
 

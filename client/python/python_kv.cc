@@ -87,6 +87,9 @@ client::KvCreateOptions CreateOptionsOf(const py::dict& options) {
   create.ttl = absl::Seconds(ttl_seconds);
   create.deadline = absl::Seconds(deadline_seconds);
   if (world_size > 0) create.world_size = world_size;
+  if (options.contains("divide_blocks") && !options["divide_blocks"].is_none()) {
+    create.divide_blocks = options["divide_blocks"].cast<bool>();
+  }
   return create;
 }
 

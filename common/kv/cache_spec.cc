@@ -18,8 +18,6 @@ namespace {
 
 constexpr size_t kMaxLabelBytes = 128;
 constexpr int64_t kDefaultBlockTokens = 64;
-constexpr int64_t kMinBlockTokens = 16;
-constexpr int64_t kMaxBlockTokens = 256;
 
 // "spec.groups[1].num_heads is 0; <rule>".
 template <typename Value>
@@ -136,8 +134,8 @@ absl::Status ParseDType(v1::DataType from, DType* dtype) {
 absl::Status ParseBlocks(const v1::KvCacheSpec& from, const Limits& limits, KvCacheSpec* spec) {
   spec->block_tokens = from.block_tokens() == 0 ? kDefaultBlockTokens : from.block_tokens();
   const bool power_of_two = (spec->block_tokens & (spec->block_tokens - 1)) == 0;
-  if (!power_of_two || spec->block_tokens < kMinBlockTokens ||
-      spec->block_tokens > kMaxBlockTokens) {
+  if (!power_of_two || spec->block_tokens < kMinKvBlockTokens ||
+      spec->block_tokens > kMaxKvBlockTokens) {
     return Invalid("spec.block_tokens", from.block_tokens(), "use 16, 32, 64, 128 or 256");
   }
   if (auto status = CheckCount("spec.blocks", from.blocks(), limits.max_kv_blocks); !status.ok())

@@ -34,6 +34,10 @@ struct KvLayerGroup {
   bool operator==(const KvLayerGroup&) const = default;
 };
 
+// Accepted entries of a block: powers of two.
+inline constexpr int64_t kMinKvBlockTokens = 16;
+inline constexpr int64_t kMaxKvBlockTokens = 256;
+
 enum class KvNumbering : uint8_t { kSequences = 0, kBlocks = 1 };
 
 struct KvCacheSpec {

@@ -44,6 +44,12 @@ int64_t EntriesOnPart(int64_t begin, int64_t end, int64_t block_tokens, int posi
          EntriesBelow(begin, block_tokens, position_parts, part);
 }
 
+int64_t DividedBlockTokens(const KvCacheSpec& spec, const KvPlacement& placement) {
+  if (spec.block_tokens % placement.position_parts != 0) return 0;
+  const int64_t tokens = spec.block_tokens / placement.position_parts;
+  return tokens < kMinKvBlockTokens ? 0 : tokens;
+}
+
 KvPlaneShape PlaneShapeOfRank(const KvCacheSpec& spec, const KvPlacement& placement, int plane) {
   KvPlaneShape shape;
   for (const KvLayerGroup& group : spec.groups) {

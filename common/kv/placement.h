@@ -46,6 +46,11 @@ inline int64_t EntriesPerTableEntry(const KvCacheSpec& spec, const KvPlacement& 
   return spec.block_tokens * placement.position_parts;
 }
 
+// The entries of a part's block if the parts divide the blocks of `spec`: a table entry then covers
+// spec.block_tokens entries, as without parts. 0 if the parts cannot: a part's block must have at
+// least kMinKvBlockTokens entries, and a power of two.
+int64_t DividedBlockTokens(const KvCacheSpec& spec, const KvPlacement& placement);
+
 // Row sizes of one plane of a rank, in elements: kv heads times dims of the widest group with a
 // layer on that plane. K and V of a plane are two arrays of [blocks * block_tokens] such rows, so a
 // run of blocks of the widest group is contiguous.

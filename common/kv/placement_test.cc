@@ -27,6 +27,18 @@ TEST(KvPlacementTest, HeadsComeFirst) {
   EXPECT_EQ(PlaceKvCache(spec, 8), (KvPlacement{2, 4}));
 }
 
+TEST(KvPlacementTest, PartsDivideBlocksOfAtLeastThirtyTwoEntries) {
+  KvCacheSpec spec;
+  spec.block_tokens = 64;
+  EXPECT_EQ(DividedBlockTokens(spec, {8, 1}), 64);
+  EXPECT_EQ(DividedBlockTokens(spec, {1, 2}), 32);
+  EXPECT_EQ(DividedBlockTokens(spec, {2, 4}), 16);
+  EXPECT_EQ(DividedBlockTokens(spec, {1, 8}), 0);
+  EXPECT_EQ(DividedBlockTokens(spec, {1, 3}), 0);
+  spec.block_tokens = 256;
+  EXPECT_EQ(DividedBlockTokens(spec, {1, 16}), 16);
+}
+
 TEST(KvPlacementTest, RanksCoverTheHeadsInOrder) {
   const KvLayerGroup group = Group(12, 6, 64, {0});
   const KvPlacement placement{3, 2};

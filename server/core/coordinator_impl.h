@@ -219,7 +219,7 @@ class Coordinator::Impl {
   void On(const KvCachesRenewed& event);
   void On(const KvCacheDeleted& event);
   void On(const KvCacheFailed& event);
-  std::vector<KvSite> KvSites() const;
+  std::vector<KvSite> KvSites(const KvCacheSpec& spec) const;
   void EvictForCache(ConnectionId connection, int64_t bytes);
   std::variant<KvTransport, Failure> ChooseKvTransport(const KvWriterRequested& event,
                                                        const KvCacheRecord& record) const;

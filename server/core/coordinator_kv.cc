@@ -4,7 +4,9 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/plan/kernel_rate.h"
 #include "server/core/coordinator_impl.h"
 #include "server/core/kv/kv_failures.h"
 #include "server/core/kv/kv_members.h"
@@ -17,13 +19,14 @@ namespace ringattn::server {
 void Coordinator::Impl::On(const KvCacheRequested& event) {
   if (kv_caches_.AnswerRepeated(event)) return;
   if (draining()) return kv_caches_.Refuse(event.call, Draining(config_.retry_after));
-  const std::vector<KvSite> sites = KvSites();
+  const std::vector<KvSite> sites = KvSites(*event.spec);
   if (sites.empty()) {
     return kv_caches_.Refuse(event.call, KvWorkersMissing(1, 0, config_.retry_after));
   }
   KvMembersRequest request;
   request.world_size = event.world_size;
   request.members = event.members;
+  request.divide_blocks = event.divide_blocks;
   request.max_world_size = config_.limits.max_world_size;
   request.retry_after = config_.retry_after;
   std::variant<KvReservation, Failure> chosen = ChooseKvMembers(*event.spec, request, sites);
@@ -43,7 +46,11 @@ void Coordinator::Impl::On(const KvCacheRequested& event) {
 }
 
 // The workers that serve caches, in the ring or not. A cache belongs to no generation.
-std::vector<KvSite> Coordinator::Impl::KvSites() const {
+std::vector<KvSite> Coordinator::Impl::KvSites(const KvCacheSpec& spec) const {
+  AttentionSpec kernels;  // what chooses the kernels of the cache's first layers
+  kernels.dtype = spec.dtype;
+  kernels.shape.head_dim = spec.groups[0].head_dim;
+  kernels.shape.head_dim_v = spec.groups[0].head_dim_v;
   std::map<ConnectionId, int64_t> residual_bytes;
   for (const std::string& handle : residuals_.EvictionOrder(operations_.ResidualsInUse())) {
     for (const ResidualMember& member : residuals_.Find(handle)->members) {
@@ -63,6 +70,11 @@ std::vector<KvSite> Coordinator::Impl::KvSites() const {
     site.kv_cache_bytes = kv_caches_.BytesOn(connection);
     site.residual_bytes = residual_bytes[connection];
     site.request_bytes = reserved[connection] - site.kv_cache_bytes - site.residual_bytes;
+    const KernelRate* rate = RateOf(worker.kernel_rates, kernels, Direction::kForward);
+    if (rate != nullptr) site.rates.flops_per_second = rate->flops_per_second;
+    site.rates.memory_bytes_per_second = absl::StartsWith(registration.device(), "cuda")
+                                             ? kGpuMemoryBytesPerSecond
+                                             : kCpuMemoryBytesPerSecond;
   }
   return sites;
 }

@@ -92,6 +92,50 @@ def test_position_parts(opened, transport, heads, kv_heads, world_size, parts):
 
 
 @WAYS
+@pytest.mark.parametrize("kv_heads,parts", [(1, (1, 4)), (2, (2, 2))])
+def test_the_coordinator_chooses_position_parts_for_long_caches(ring, opened, transport, kv_heads, parts):
+    spec = Spec([Group([0], heads=32, kv_heads=kv_heads, dim=64)], block_tokens=64, blocks=1024)
+    writer, model = opened(spec, transport, divide_blocks=True)
+    placement = writer.placement
+    assert (placement.head_parts, placement.position_parts) == parts, placement.reason
+    assert placement.block_tokens == 64 // parts[1]
+    assert "with 4 workers (predicted); " in placement.reason
+    info = get(ring, writer.cache_id)
+    assert info.spec.block_tokens == placement.block_tokens and info.spec.blocks == 1024
+    assert info.bytes_per_worker == 1024 * 64 * kv_heads * 128 * 4 // 4  # a quarter of the cache
+    for _ in range(8):
+        model.step(writer, [Row(1, 20)])  # a step ring's slot holds no more
+    for _ in range(20):
+        model.step(writer, [Row(1, 1), Row(2, 1)])
+
+
+def test_short_caches_use_fewer_workers(opened):
+    for kv_heads in (1, 2):
+        short = Spec([Group([0], heads=4, kv_heads=kv_heads)], block_tokens=64, blocks=1)
+        writer, _ = opened(short, divide_blocks=True)
+        assert writer.world_size == 1 and writer.placement.block_tokens == 64
+        assert "the fewest workers that have room" in writer.placement.reason
+
+
+def test_parts_are_not_chosen_unless_they_may_divide_blocks(opened):
+    spec = Spec([Group([0], heads=32, kv_heads=1, dim=64)], block_tokens=64, blocks=1024)
+    writer, _ = opened(spec)
+    assert writer.world_size == 1 and writer.placement.block_tokens == 64
+
+
+def test_parts_divide_blocks_that_the_client_allocates(opened):
+    """A block of the table holds block_tokens entries, with position parts as without them."""
+    spec = Spec([Group([0], heads=4, kv_heads=1)], block_tokens=64, blocks=8, numbering=kv.KV_NUMBERING_BLOCKS)
+    writer, model = opened(spec, DIRECT, world_size=4, divide_blocks=True)
+    assert (writer.placement.position_parts, writer.placement.block_tokens) == (4, 16)
+    model.step(writer, [Row(1, 100, tables=[(0, 0, [7, 2])])])  # 100 entries in two blocks of 64
+    for length in range(100, 128):
+        model.step(writer, [Row(1, 1, keep=length)])
+    model.step(writer, [Row(1, 1, keep=128, tables=[(0, 2, [5])])])
+    assert refused(writer, model.begin(writer.next_step, [Row(1, 64, keep=129)]))  # a fourth block is missing
+
+
+@WAYS
 @pytest.mark.parametrize("group", [
     dict(window=5), dict(softcap=2.0), dict(causal=False),
     dict(sinks=np.array([[0.5, -1.0, 2.0, 0.0], [1.0, 0.25, -2.0, 3.0]]))],
@@ -394,6 +438,7 @@ def test_create_is_idempotent_by_request_id(ring):
     (Spec(), dict(world_size=0), "INVALID_ARGUMENT", "INVALID_REQUEST", "world_size"),
     (Spec(), dict(members=["nobody"]), "FAILED_PRECONDITION", "MEMBER_NOT_READY", "members"),
     (Spec(), dict(world_size=40), "UNAVAILABLE", "WORKERS_MISSING", None),
+    (Spec(), dict(world_size=4, divide_blocks=True), "INVALID_ARGUMENT", "INVALID_REQUEST", "spec.block_tokens"),
     (Spec(blocks=1 << 22, block_tokens=256), {}, "RESOURCE_EXHAUSTED", "KV_MEMORY", None),
 ])
 def test_what_cannot_be_created_is_refused_by_name(ring, spec, fields, code, reason, field):

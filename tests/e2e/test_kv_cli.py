@@ -26,6 +26,18 @@ def test_create_list_delete(ring):
     assert cli(ring.address, "cache list") == {"command": "cache list", "caches": []}
 
 
+def test_the_coordinator_chooses_parts_unless_forbidden(ring):
+    shape = ("--heads=32", "--kv_heads=1", "--tokens=100000")
+    for flags, workers, block_tokens in [((), 4, 16), (("--divide_blocks=false",), 1, 64),
+                                         (("--world_size=2",), 2, 64),
+                                         (("--world_size=2", "--divide_blocks=true"), 2, 32)]:
+        made = cli(ring.address, "cache create", *shape, *flags)
+        placement = made["placement"]
+        assert (len(placement["members"]), placement["block_tokens"]) == (workers, block_tokens), placement
+        assert placement["reason"]
+        cli(ring.address, "cache delete", made["cache_id"])
+
+
 TOKEN = "the-token-of-the-owner"
 
 

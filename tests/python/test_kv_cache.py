@@ -29,9 +29,9 @@ def make(client, **fields):
 class Driver:
     """A cache and its reference; every step is checked."""
 
-    def __init__(self, cache, dtype=np.float32, tolerance=2e-5, **mask):
+    def __init__(self, cache, dtype=np.float32, tolerance=2e-5, kv_heads=2, **mask):
         self.cache, self.mask, self.tolerance = cache, mask, tolerance
-        self.layers = {layer: Sequences(2, 16, dtype, layer) for layer in cache.layers}
+        self.layers = {layer: Sequences(kv_heads, 16, dtype, layer) for layer in cache.layers}
 
     def step(self, rows, **commands):
         resolved = []
@@ -77,6 +77,28 @@ def test_prefill_decode_and_rollback(client, transport, world_size):
             moved = step.reports[0]
             assert moved.sent_bytes == 4 * (HEADS + 2 + 2) * 16 * 4
             assert moved.received_bytes == 4 * HEADS * (16 + 1) * 4
+
+
+@WAYS
+def test_position_parts_divide_blocks(client, transport):
+    with make(client, transport=transport, kv_heads=1, world_size=2, block_tokens=64, divide_blocks=True) as cache:
+        assert cache.placement["position_parts"] == 2
+        assert cache.placement["block_tokens"] == cache.spec["block_tokens"] == 32
+        assert cache.bytes_per_worker == 2 * (1024 // 2) * (16 + 16) * 4  # layers, half of the entries, k and v
+        driver = Driver(cache, kv_heads=1)
+        driver.step([Row(1, 90), Row(2, 3)])
+        for _ in range(8):
+            driver.step([Row(1), Row(2)])
+        driver.step([Row(1, 3, keep=70), Row(2)])
+
+
+def test_the_coordinator_chooses_position_parts(client):
+    long = {"layers": 1, "heads": 32, "kv_heads": 1, "head_dim": 64, "tokens": 65536, "block_tokens": 64}
+    with make(client, **long) as cache:
+        assert cache.placement["position_parts"] == 2 and "(predicted)" in cache.placement["reason"]
+    for fields in ({"divide_blocks": False}, {"tokens": 64, "heads": 1}, {"world_size": 1}):
+        with make(client, **{**long, **fields}) as cache:
+            assert len(cache.placement["members"]) == 1, cache.placement
 
 
 def test_forks_and_drops(client):

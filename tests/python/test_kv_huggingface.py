@@ -62,6 +62,13 @@ def test_any_number_of_workers(client, world_size):
     same(client, pair("llama"), ids, {"world_size": world_size, "block_tokens": 16}, attention_mask=mask, num_beams=2)
 
 
+@ALL
+def test_position_parts_of_one_kv_head(client, name):
+    ids, mask = padded()
+    with_parts = {"world_size": 2, "block_tokens": 32, "divide_blocks": True}
+    same(client, pair(name, num_key_value_heads=1), ids, with_parts, attention_mask=mask, num_beams=2)
+
+
 def test_sampling(client):
     models, (ids, mask) = pair("llama"), padded()
     options = {"attention_mask": mask, "do_sample": True, "num_return_sequences": 2, "max_new_tokens": 8}

@@ -31,9 +31,16 @@ void KvWriters::StartRandomCache(int max_world_size) {
   event.principal = random.OneIn(2) ? "a" : "b";
   event.client = event.principal;
   if (random.OneIn(8)) event.terms.max_kv_cache_bytes = 5000;
-  event.spec = std::make_shared<const KvCacheSpec>(RandomSpec(random));
+  KvCacheSpec spec = RandomSpec(random);
+  if (event.call % 3 == 0) {  // of one block, which position parts may divide
+    spec.block_tokens = 64;
+    spec.blocks /= 4;
+  }
+  event.spec = std::make_shared<const KvCacheSpec>(std::move(spec));
   event.ttl = random.Between(absl::Seconds(3), absl::Seconds(10));
   if (random.OneIn(2)) event.world_size = 1 + static_cast<int>(random.Below(max_world_size));
+  // As the client library does.
+  event.divide_blocks = !event.world_size.has_value();
   Cache& cache = caches_[event.id];
   cache.principal = event.principal;
   cache.ttl = event.ttl;

@@ -41,6 +41,7 @@ struct CacheFlags {
   std::string ttl;
   std::optional<uint32_t> world_size;
   std::vector<std::string> members;
+  std::string divide_blocks;  // empty: the default
   std::vector<std::string> ids;
   bool json = false;
 };
@@ -87,6 +88,7 @@ int RunCacheCreate(const CacheFlags& flags) {
   options.deadline = kCacheDeadline;
   options.world_size = flags.world_size;
   options.members = flags.members;
+  if (!flags.divide_blocks.empty()) options.divide_blocks = flags.divide_blocks == "true";
   if (!flags.ttl.empty() &&
       (!absl::ParseDuration(flags.ttl, &options.ttl) || options.ttl <= absl::ZeroDuration())) {
     return Fail(UsageError(absl::StrCat("--ttl=", flags.ttl,
@@ -105,11 +107,11 @@ int RunCacheCreate(const CacheFlags& flags) {
     Print(object);
     return kSuccess;
   }
-  std::printf("%s\n%s on each of %d workers (%u head parts, %u position parts)\n",
+  std::printf("%s\n%s on each of %d workers (%u head parts, %u position parts: %s)\n",
               HexId(created->cache_id()).c_str(),
               HumanBytes(static_cast<double>(created->bytes_per_worker())).c_str(),
               created->placement().members_size(), created->placement().head_parts(),
-              created->placement().position_parts());
+              created->placement().position_parts(), created->placement().reason().c_str());
   return kSuccess;
 }
 
@@ -205,8 +207,13 @@ void AddCache(FlagSet& program, Run& run) {
   AddCacheShape(created, create.get());
   created.Add("--label", &create->label, "Text for people");
   created.Add("--ttl", &create->ttl, "Lease; default: the server's, 60s");
-  created.Add("--world_size", &create->world_size, "Workers; default: the fewest that have room");
+  created.Add("--world_size", &create->world_size, "Workers; default: the coordinator chooses");
   created.Add("--members", &create->members, "Workers by name, separated by commas").Delimiter(',');
+  created
+      .Add("--divide_blocks", &create->divide_blocks,
+           "Position parts divide the blocks; default: true, unless --world_size or --members are "
+           "given. False without them: no position parts")
+      .OneOf({"true", "false"});
   created.Add("--json", &create->json, "Print one JSON object (docs/cli-json.md)");
   created.OnChosen([create, &run] { run = [create] { return RunCacheCreate(*create); }; });
 

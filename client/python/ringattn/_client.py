@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from ringattn import _core
-from ringattn._arguments import sizes_of, whole_number
+from ringattn._arguments import flag, sizes_of, whole_number
 from ringattn._cuda import CudaLibrary, CudaTensor
 from ringattn._cuda_regions import CudaArena
 from ringattn._dtypes import service_dtype
@@ -368,8 +368,8 @@ class Client(OfOneProcess):
                      dtype: Any = "bfloat16", tokens: int | None = None, blocks: int | None = None,
                      block_tokens: int = DEFAULT_BLOCK_TOKENS, numbering: str = "sequences", label: str = "",
                      ttl: float | None = None, world_size: int | None = None, members: Sequence[str] = (),
-                     transport: str = "auto", hold: bool = True, request_id: str = "",
-                     deadline: float = 30.0) -> WorkerCache:
+                     divide_blocks: bool | None = None, transport: str = "auto", hold: bool = True,
+                     request_id: str = "", deadline: float = 30.0) -> WorkerCache:
         """Reserves a K/V cache on workers and opens it. docs/inference.md is the guide.
 
         Args:
@@ -382,8 +382,11 @@ class Client(OfOneProcess):
             numbering: "sequences", or "blocks" if the caller allocates blocks.
             label: for people.
             ttl: seconds after which the cache ends without a hold and without steps; None: 60.
-            world_size: number of workers; None: the fewest that have room.
+            world_size: number of workers; None: the coordinator chooses.
             members: workers by name; empty: any.
+            divide_blocks: position parts divide the blocks, so that `tokens` counts the entries of all of them. False:
+                each part holds blocks of `block_tokens`, and without world_size and members there are no position
+                parts. None: True unless world_size or members are given.
             transport: "host_memory", "direct", "relay", or "auto", the first of these that is available.
             hold: keeps the cache while this process lives.
             request_id: makes a repeated call return the same cache.
@@ -398,8 +401,9 @@ class Client(OfOneProcess):
                           softmax_scale=softmax_scale, softcap=softcap, window=window, causal=causal, sinks=sinks,
                           groups=groups, dtype=dtype, tokens=tokens, blocks=blocks, block_tokens=block_tokens,
                           numbering=numbering, label=label)
-        options = {"ttl": ttl, "world_size": world_size, "members": list(members), "transport": transport,
-                   "hold": hold, "request_id": request_id, "deadline": deadline}
+        options = {"ttl": ttl, "world_size": world_size, "members": list(members),
+                   "divide_blocks": None if divide_blocks is None else flag(divide_blocks, "divide_blocks"),
+                   "transport": transport, "hold": hold, "request_id": request_id, "deadline": deadline}
         return WorkerCache(_values(self._connected().create_cache(spec, options)), self, is_owner=True)
 
     def open_cache(self, cache_id: bytes, *, transport: str = "auto", hold: bool = True, answered_step: int = 0,

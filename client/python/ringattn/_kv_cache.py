@@ -297,7 +297,7 @@ class WorkerCache(OfOneProcess):
 
     @property
     def placement(self) -> dict[str, Any]:
-        """The proto KvPlacement as a dict: members, head_parts, position_parts."""
+        """The proto KvPlacement as a dict: members, head_parts, position_parts, block_tokens, reason."""
         return self._placement
 
     @property

@@ -123,20 +123,21 @@ class KvCache(Cache):
         tokens: entries of all batch rows together. None: `max_position_embeddings` for each row of the first batch.
             `generate` raises StepRefusedError (KV_FULL) when they are used up.
         block_tokens: entries of a block.
-        ttl, world_size, members, label, transport: as of `Client.create_cache`.
+        ttl, world_size, members, divide_blocks, label, transport: as of `Client.create_cache`.
     """
 
     def __init__(self, client: "Client", config: Any, *, tokens: int | None = None,
                  block_tokens: int = DEFAULT_BLOCK_TOKENS, ttl: float | None = None, world_size: int | None = None,
-                 members: tuple[str, ...] = (), label: str = "", transport: str = "auto") -> None:
+                 members: tuple[str, ...] = (), divide_blocks: bool | None = None, label: str = "",
+                 transport: str = "auto") -> None:
         self._client = client
         self._config = config.get_text_config(decoder=True)
         self._check_implementation()
         super().__init__(layers=[_Layer(self, layer) for layer in range(self._config.num_hidden_layers)])
         self._tokens = tokens
         self._block_tokens = block_tokens
-        self._options: dict[str, Any] = {"ttl": ttl, "world_size": world_size, "members": members, "label": label,
-                                         "transport": transport}
+        self._options: dict[str, Any] = {"ttl": ttl, "world_size": world_size, "members": members,
+                                         "divide_blocks": divide_blocks, "label": label, "transport": transport}
         self._cache: WorkerCache | None = None
         self._passes: Passes | None = None
         self._is_closed = False

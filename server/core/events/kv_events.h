@@ -48,6 +48,7 @@ struct KvCacheRequested {
   absl::Duration ttl;
   std::optional<int> world_size;
   std::vector<std::string> members;
+  bool divide_blocks = false;
 };
 // The OpenCache RPC. Answered by KvWriterAnswered.
 struct KvWriterRequested {

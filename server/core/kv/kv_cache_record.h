@@ -52,6 +52,7 @@ struct KvCacheRecord {
   std::shared_ptr<const KvCacheSpec> spec;
   int64_t spec_bytes = 0;  // of the coordinator's memory
   KvPlacement placement;
+  std::string placement_reason;
   std::vector<KvCacheMember> members;  // by rank
   KvCacheState state = KvCacheState::kReserving;
   uint64_t epoch = 0;      // newest
@@ -98,6 +99,8 @@ inline int64_t SpecBytes(const KvCacheSpec& spec) {
 inline void FillPlacement(const KvCacheRecord& record, v1::KvPlacement* placement) {
   placement->set_head_parts(record.placement.head_parts);
   placement->set_position_parts(record.placement.position_parts);
+  placement->set_block_tokens(static_cast<uint32_t>(record.spec->block_tokens));
+  placement->set_reason(record.placement_reason);
   for (const KvCacheMember& member : record.members) placement->add_members(member.worker);
 }
 

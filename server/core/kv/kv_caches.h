@@ -47,6 +47,8 @@ struct KvReservation {
   KvPlacement placement;
   std::vector<std::pair<ConnectionId, std::string>> members;  // by rank, with names
   int64_t bytes_per_worker = 0;
+  int64_t block_tokens = 0;  // of a part's block
+  std::string reason;        // why these workers and parts
 };
 
 // The transport of a writer.

@@ -45,6 +45,7 @@ bool KvCaches::AdoptOne(ConnectionId connection, const std::string& worker,
     record.client = reserve.client();
     record.spec = std::make_shared<const KvCacheSpec>(*std::move(spec));
     record.placement = placement;
+    record.placement_reason = reserve.placement().reason();
     record.state = KvCacheState::kAdopting;
     record.ttl = std::min(ToDuration(reserve.ttl()), config_.limits.max_kv_ttl);
     record.step_lease = lease;

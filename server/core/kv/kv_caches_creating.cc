@@ -70,7 +70,13 @@ void KvCaches::Reserve(const KvCacheRequested& event, const KvReservation& reser
   record.request_id = event.request_id;
   record.fingerprint = event.fingerprint;
   record.spec = event.spec;
+  if (reservation.block_tokens != event.spec->block_tokens) {
+    KvCacheSpec divided = *event.spec;
+    divided.block_tokens = reservation.block_tokens;
+    record.spec = std::make_shared<const KvCacheSpec>(std::move(divided));
+  }
   record.placement = reservation.placement;
+  record.placement_reason = reservation.reason;
   record.ttl = event.ttl;
   record.step_lease = absl::InfiniteFuture();  // begins when the client learns the id
   record.creating_calls = {event.call};

@@ -51,6 +51,8 @@ class KvCachesTest : public testing::Test {
     reservation.placement = PlaceKvCache(*event.spec, 2);
     reservation.members = {{1, "a"}, {2, "b"}};
     reservation.bytes_per_worker = kBytes;
+    reservation.block_tokens = block_tokens_;
+    reservation.reason = "for the test";
     caches_.Reserve(event, reservation);
   }
 
@@ -126,7 +128,34 @@ class KvCachesTest : public testing::Test {
   KvCaches caches_{&config_, &batch_};
   absl::Time now_ = absl::UnixEpoch() + absl::Hours(1);
   uint64_t last_call_ = 0;
+  int64_t block_tokens_ = SmallSpec().block_tokens;  // of reservations
 };
+
+TEST_F(KvCachesTest, WorkersAndClientsGetThePartsBlocksAndTheReason) {
+  block_tokens_ = 16;
+  Reserve(Request("c"));
+  const auto sent = Taken<SendToWorker>();
+  ASSERT_THAT(sent, SizeIs(2));
+  const v1::KvReserve& reserve = sent[1].message.kv_reserve();
+  EXPECT_EQ(reserve.spec().block_tokens(), 16u);
+  EXPECT_EQ(reserve.placement().reason(), "for the test");
+  Reserved(1, "c");
+  Reserved(2, "c");
+  const v1::CreateCacheResponse response = Taken<KvCacheAnswered>()[0].response;
+  EXPECT_EQ(response.placement().block_tokens(), 16u);
+  EXPECT_EQ(response.placement().reason(), "for the test");
+  EXPECT_EQ(caches_.Find("c", "p").info.spec().block_tokens(), 16u);
+  // Another coordinator takes them over.
+  KvCaches next(&config_, &batch_);
+  for (const auto& [connection, message] : sent) {
+    v1::Register registration;
+    registration.set_name(connection == 1 ? "a" : "b");
+    *registration.add_kv_caches()->mutable_reserve() = message.kv_reserve();
+    next.Adopt(connection, registration);
+  }
+  EXPECT_EQ(next.Find("c", "p").info.placement().reason(), "for the test");
+  EXPECT_EQ(next.Find("c", "p").info.placement().block_tokens(), 16u);
+}
 
 TEST_F(KvCachesTest, IsCreatedOnceAllRanksHaveReserved) {
   Reserve(Request("c"));

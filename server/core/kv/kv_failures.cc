@@ -108,6 +108,15 @@ Failure KvFenced() {
   return KvFailure(StatusCode::kAborted, "KV_FENCED", "another writer has opened the cache");
 }
 
+Failure KvBlocksIndivisible(int64_t block_tokens, int position_parts) {
+  return BadKvField(
+      "spec.block_tokens",
+      absl::StrCat("is ", block_tokens, "; ", position_parts,
+                   " position parts cannot divide such a block into blocks of 16, 32, "
+                   "64 or 128 entries: name another world_size or larger blocks, or "
+                   "leave divide_blocks unset"));
+}
+
 Failure KvMemory(int64_t needed, int world_size, absl::Duration retry_after) {
   return RetryableKvFailure(StatusCode::kResourceExhausted, "KV_MEMORY",
                             absl::StrCat("the cache needs ", needed, " bytes on each of ",

@@ -33,6 +33,8 @@ Failure TooManyKvCaches(int64_t caches, int64_t limit, absl::Duration retry_afte
 // The specifications of all caches take too much of the coordinator's memory.
 Failure KvSpecsTooLarge(int64_t limit, absl::Duration retry_after);
 Failure KvRequestIdReused();
+// CreateCacheRequest.divide_blocks with more parts than the blocks can be divided by.
+Failure KvBlocksIndivisible(int64_t block_tokens, int position_parts);
 // Too few connected workers serve caches.
 Failure KvWorkersMissing(int wanted, int connected, absl::Duration retry_after);
 // A member by name that is not connected or serves no caches.

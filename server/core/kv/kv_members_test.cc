@@ -132,5 +132,114 @@ TEST(KvMembers, ANamedWorldSizeIsTakenOrRefused) {
               ElementsAre("WORKERS_MISSING"));
 }
 
+// 32 query heads of 128 elements in bf16, and blocks of 64 entries.
+KvCacheSpec FewHeads(int64_t kv_heads, int64_t tokens) {
+  KvCacheSpec spec = EightHeads(tokens / 64);
+  spec.dtype = DType::kBFloat16;
+  spec.groups[0].num_heads = 32;
+  spec.groups[0].num_kv_heads = kv_heads;
+  spec.groups[0].head_dim = spec.groups[0].head_dim_v = 128;
+  return spec;
+}
+
+std::vector<KvSite> Gpus(int count, int64_t memory) {
+  std::vector<KvSite> sites = Sites(count, memory);
+  for (KvSite& site : sites) site.rates = {kGpuMemoryBytesPerSecond, 600e12};
+  return sites;
+}
+
+KvMembersRequest Dividing() {
+  KvMembersRequest request = Any();
+  request.divide_blocks = true;
+  return request;
+}
+
+constexpr int64_t kRoom = int64_t{1} << 40;
+
+KvReservation Chosen(const KvCacheSpec& spec, const KvMembersRequest& request,
+                     const std::vector<KvSite>& sites) {
+  return std::get<KvReservation>(ChooseKvMembers(spec, request, sites));
+}
+
+TEST(KvMembers, ALongCacheOfOneHeadTakesPositionParts) {
+  const KvReservation four = Chosen(FewHeads(1, 1 << 20), Dividing(), Gpus(4, kRoom));
+  EXPECT_THAT(four.members, SizeIs(4));
+  EXPECT_EQ(four.placement, (KvPlacement{1, 4}));
+  // The parts divide the blocks, and so the memory.
+  EXPECT_EQ(four.block_tokens, 16);
+  EXPECT_EQ(four.bytes_per_worker, (1 << 18) * 512);
+  EXPECT_THAT(four.reason, HasSubstr("with 4 workers (predicted); "));
+  EXPECT_THAT(four.reason, HasSubstr(" with 1"));
+  // Blocks of 64 have no more than four parts of 16.
+  EXPECT_EQ(Chosen(FewHeads(1, 1 << 20), Dividing(), Gpus(8, kRoom)).placement.position_parts, 4);
+  KvCacheSpec larger = FewHeads(1, 1 << 22);
+  larger.block_tokens = 128;
+  larger.blocks /= 2;
+  EXPECT_EQ(Chosen(larger, Dividing(), Gpus(8, kRoom)).placement.position_parts, 8);
+  EXPECT_EQ(Chosen(larger, Dividing(), Gpus(8, kRoom)).block_tokens, 16);
+}
+
+TEST(KvMembers, TwoHeadsAreDividedBeforePositions) {
+  const KvReservation four = Chosen(FewHeads(2, 1 << 20), Dividing(), Gpus(4, kRoom));
+  EXPECT_EQ(four.placement, (KvPlacement{2, 2}));
+  EXPECT_EQ(four.block_tokens, 32);
+  // Three workers would be three position parts, which cannot divide blocks of 64.
+  EXPECT_EQ(Chosen(FewHeads(2, 1 << 20), Dividing(), Gpus(3, kRoom)).placement,
+            (KvPlacement{2, 1}));
+}
+
+TEST(KvMembers, AShortCacheStaysOnOneWorker) {
+  const KvReservation one = Chosen(FewHeads(1, 8192), Dividing(), Gpus(4, kRoom));
+  EXPECT_THAT(one.members, SizeIs(1));
+  EXPECT_EQ(one.block_tokens, 64);
+  EXPECT_THAT(one.reason, HasSubstr("the fewest workers"));
+}
+
+TEST(KvMembers, AWindowMakesALongCacheShort) {
+  KvCacheSpec spec = FewHeads(1, 1 << 20);
+  spec.groups[0].window_left = 4095;
+  EXPECT_THAT(Chosen(spec, Dividing(), Gpus(4, kRoom)).members, SizeIs(1));
+}
+
+TEST(KvMembers, PartsAreChosenOnlyIfBlocksMayBeDividedAndHeadsAreFew) {
+  EXPECT_THAT(Chosen(FewHeads(1, 1 << 20), Any(), Gpus(4, kRoom)).members, SizeIs(1));
+  EXPECT_THAT(Chosen(FewHeads(4, 1 << 20), Dividing(), Gpus(4, kRoom)).members, SizeIs(1));
+  EXPECT_THAT(Chosen(FewHeads(4, 1 << 20), Dividing(), Gpus(5, kRoom)).members, SizeIs(4));
+}
+
+TEST(KvMembers, SlowKernelsMakePartsPayEarlier) {
+  std::vector<KvSite> sites = Sites(4, kRoom);
+  for (KvSite& site : sites) site.rates = {kCpuMemoryBytesPerSecond, 50e9};
+  EXPECT_EQ(Chosen(FewHeads(1, 8192), Dividing(), sites).placement.position_parts, 4);
+  EXPECT_THAT(Chosen(FewHeads(1, 64), Dividing(), sites).members, SizeIs(1));
+}
+
+TEST(KvMembers, PartsHoldACacheThatOneWorkerCannot) {
+  const KvCacheSpec spec = FewHeads(1, 1 << 20);
+  const int64_t half = (int64_t{1} << 20) * 512 / 2;
+  EXPECT_EQ(Chosen(spec, Dividing(), Gpus(2, half)).placement.position_parts, 2);
+  EXPECT_THAT(NamesOf(ChooseKvMembers(spec, Any(), Gpus(2, half))), ElementsAre("KV_MEMORY"));
+  const auto too_large = ChooseKvMembers(spec, Dividing(), Gpus(2, half - 1));
+  EXPECT_THAT(std::get<Failure>(too_large).message, HasSubstr("on each of 2 workers"));
+}
+
+TEST(KvMembers, ANamedWorldSizeDividesBlocksOrIsRefused) {
+  KvMembersRequest request = Dividing();
+  request.world_size = 4;
+  EXPECT_EQ(Chosen(FewHeads(1, 8192), request, Gpus(8, kRoom)).block_tokens, 16);
+  request.world_size = 8;
+  const auto refused = ChooseKvMembers(FewHeads(1, 8192), request, Gpus(8, kRoom));
+  EXPECT_EQ(std::get<Failure>(refused).code, absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::get<Failure>(refused).message,
+              HasSubstr("spec.block_tokens: is 64; 8 position parts"));
+  request.divide_blocks = false;
+  EXPECT_EQ(Chosen(FewHeads(1, 8192), request, Gpus(8, kRoom)).block_tokens, 64);
+  request.world_size.reset();
+  request.divide_blocks = true;
+  request.members = {"a", "b", "c"};
+  EXPECT_THAT(NamesOf(ChooseKvMembers(FewHeads(1, 8192), request, Gpus(8, kRoom))),
+              ElementsAre("INVALID_REQUEST"));
+}
+
 }  // namespace
 }  // namespace ringattn::server

@@ -24,10 +24,10 @@ KvCacheSpec ScenarioSpec(const Args& args) {
   KvLayerGroup& group = spec.groups.emplace_back();
   group.layers = {0};
   group.num_kv_heads = std::atoll(Option(args, "heads", "4").c_str());
-  group.num_heads = group.num_kv_heads;
+  group.num_heads = group.num_kv_heads * std::atoll(Option(args, "group", "1").c_str());
   group.head_dim = group.head_dim_v = 16;
   group.softmax_scale = 0.25;
-  spec.block_tokens = 16;
+  spec.block_tokens = std::atoll(Option(args, "block_tokens", "16").c_str());
   spec.blocks = std::atoll(Option(args, "blocks", "1").c_str());
   return spec;
 }
@@ -155,6 +155,7 @@ std::optional<Event> ScenarioKvClients::EventOf(const Args& args) {
     if (const int world = std::atoi(Option(args, "world", "0").c_str()); world > 0) {
       event.world_size = world;
     }
+    event.divide_blocks = Option(args, "divide", "") == "1";
     const std::string members = Option(args, "members", "");
     if (!members.empty()) event.members = absl::StrSplit(members, ',');
     return event;
@@ -182,11 +183,13 @@ ScenarioLines ScenarioKvClients::LinesOf(const KvCacheAnswered& answer) const {
   const std::string& name = calls_.at(answer.call);
   if (answer.failure) return {{name, absl::StrCat("not created ", FailureText(*answer.failure))}};
   const v1::CreateCacheResponse& response = answer.response;
-  return {{name, absl::StrCat("created ", response.cache_id(), " on ",
-                              absl::StrJoin(response.placement().members(), " "), " as ",
-                              response.placement().head_parts(), " x ",
-                              response.placement().position_parts(), ", ",
-                              response.bytes_per_worker(), " bytes each")}};
+  return {
+      {name,
+       absl::StrCat("created ", response.cache_id(), " on ",
+                    absl::StrJoin(response.placement().members(), " "), " as ",
+                    response.placement().head_parts(), " x ", response.placement().position_parts(),
+                    ", ", response.bytes_per_worker(), " bytes each in blocks of ",
+                    response.placement().block_tokens(), ": ", response.placement().reason())}};
 }
 
 ScenarioLines ScenarioKvClients::LinesOf(const KvWriterAnswered& answer) {

@@ -142,6 +142,7 @@ std::variant<KvCacheRequested, Failure> ReadCreateCache(const v1::CreateCacheReq
   event.spec = std::make_shared<const KvCacheSpec>(*std::move(spec));
   if (auto failure = ReadTtl(request, limits, &event.ttl)) return *std::move(failure);
   if (auto failure = ReadMembers(request, limits, &event)) return *std::move(failure);
+  event.divide_blocks = request.divide_blocks();
   event.id = RandomToken().substr(0, kKvCacheIdBytes);
   return event;
 }

@@ -82,6 +82,18 @@ TEST(KvRequests, EveryBadFieldIsNamed) {
   EXPECT_EQ(Refusal(request), "RESOURCE_EXHAUSTED OVER_LIMIT request_id");
 }
 
+TEST(KvRequests, BlocksAreDividedOnlyOnRequest) {
+  v1::CreateCacheRequest request = GoodCreate();
+  const auto read = [&] {
+    return std::get<KvCacheRequested>(ReadCreateCache(request, TestCaller(), Limits()));
+  };
+  const KvCacheRequested before = read();
+  EXPECT_FALSE(before.divide_blocks);
+  request.set_divide_blocks(true);
+  EXPECT_TRUE(read().divide_blocks);
+  EXPECT_NE(read().fingerprint, before.fingerprint);
+}
+
 TEST(KvRequests, TheFingerprintLeavesOutTheRequestId) {
   v1::CreateCacheRequest request = GoodCreate();
   const auto fingerprint = [&] {

@@ -67,7 +67,7 @@ void KvCacheServiceImpl::Complete(const Answered& answer, const char* method,
     bytes_per_worker = static_cast<int64_t>(answer.response.bytes_per_worker());
   }
   Audit(method, pending.caller, grpc::Status::OK, MonotonicNow() - pending.since, bytes_per_worker,
-        answer.response.placement().members_size());
+        answer.response.placement());
   *pending.response = answer.response;
   pending.reactor->Finish(grpc::Status::OK);
 }
@@ -89,7 +89,8 @@ void KvCacheServiceImpl::Refuse(const Failure& failure, const char* method, cons
 
 // The line lacks the cache's id, which is a secret of anonymous clients.
 void KvCacheServiceImpl::Audit(const char* method, const Caller& caller, const grpc::Status& status,
-                               absl::Duration time, int64_t bytes_per_worker, int members) const {
+                               absl::Duration time, int64_t bytes_per_worker,
+                               const v1::KvPlacement& placement) const {
   if (context_->audit == nullptr) return;
   context_->audit->Write({{"client", caller.principal},
                           {"peer", caller.connection},
@@ -97,7 +98,9 @@ void KvCacheServiceImpl::Audit(const char* method, const Caller& caller, const g
                           {"code", CodeName(status.error_code())},
                           {"error", status.error_message()},
                           {"bytes_per_worker", bytes_per_worker},
-                          {"members", members},
+                          {"members", placement.members_size()},
+                          {"position_parts", static_cast<int>(placement.position_parts())},
+                          {"placement_reason", placement.reason()},
                           {"seconds", absl::ToDoubleSeconds(time)}});
 }
 

@@ -74,7 +74,8 @@ class KvCacheServiceImpl final : public KvCacheServiceBase {
   void Refuse(const Failure& failure, const char* method, const Caller& caller,
               grpc::ServerUnaryReactor* reactor) const;
   void Audit(const char* method, const Caller& caller, const grpc::Status& status,
-             absl::Duration time, int64_t bytes_per_worker = 0, int members = 0) const;
+             absl::Duration time, int64_t bytes_per_worker = 0,
+             const v1::KvPlacement& placement = {}) const;
 
   const KvContext* const context_;
   absl::Mutex mutex_;

@@ -137,7 +137,8 @@ class Writer:
     the streams' messages travel in rings."""
 
     def __init__(self, ring, cache_id, spec, transport=RELAY, answered_step=0):
-        self.spec = spec
+        self.spec = spec  # with position parts that divide the blocks, of the cache and not of the part
+        self.cache_id = cache_id
         self.transport = transport
         self.region = None
         if transport == HOST:
@@ -249,7 +250,7 @@ class Writer:
             request = kv.LayerCall(step=begin.step, layer=layer, output=each,
                                    q=np.ascontiguousarray(q[:, heads]).tobytes())
             if k is not None:
-                own = (positions // self.spec.block_tokens) % parts == rank % parts
+                own = (positions // self.placement.block_tokens) % parts == rank % parts
                 kv_heads = slice(*self._range(k.shape[1], rank))
                 request.k = np.ascontiguousarray(k[own][:, kv_heads]).tobytes()
                 request.v = np.ascontiguousarray(v[own][:, kv_heads]).tobytes()
