@@ -48,7 +48,8 @@ struct KvMembersRequest {
 // With divide_blocks and fewer kv heads than workers, other world sizes are candidates, too, if the
 // blocks can be divided by their position parts. The fewest workers without position parts give way
 // to a candidate if they have no room, or if PredictKvStepSeconds is below kKvPartsGain of theirs.
-// The candidate with the fewest workers is taken whose time is within kKvPartsMargin of the shortest.
+// The candidate with the fewest workers is taken whose time is within kKvPartsMargin of the
+// shortest.
 //
 // Workers with more room go first, so that caches spread.
 std::variant<KvReservation, Failure> ChooseKvMembers(const KvCacheSpec& spec,
