@@ -57,7 +57,7 @@ trap 'kill $(jobs -p) 2>/dev/null; kill -- -"$helm" -"$unit" 2>/dev/null; rm -rf
 setsid ./tests/lib/chart_tests.sh build >"$beside/helm" 2>&1 &
 helm=$!
 chrt --idle --pid 0 "$helm" >/dev/null 2>&1 || true
-setsid ./tests/lib/unit_tests.sh beside >"$beside/unit" 2>&1 &
+setsid ./tests/lib/unit_tests.sh early >"$beside/unit" 2>&1 &
 unit=$!
 
 section e2e "end to end: real processes, grpcurl, Prometheus"

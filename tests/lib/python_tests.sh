@@ -25,7 +25,7 @@ if [[ -n ${CUDA_HOME:-} || -d .deps/cuda || -d /usr/local/cuda ]]; then
   ${BAZEL:-bazel} build --noshow_progress //tests/cuda_memory:fake_gpu_service //worker/testing/fake_cuda:libcuda.so.1 ||
     record "fail python: build of the fake GPU service"
 fi
-export PIP_ROOT_USER_ACTION=ignore  # all goes into folders of its own
+export PIP_ROOT_USER_ACTION=ignore  # every package goes into a separate folder
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 wheel=$(./deploy/wheel.sh --python="$PYTHON" --output="$work" | tail -1) && [[ -f $wheel ]] ||

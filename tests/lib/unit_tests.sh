@@ -2,14 +2,14 @@
 # Runs every C++ test: bazel test //.... One tally line per GoogleTest case, or per target where a target has
 # no cases. Two targets run at a time; those tagged "exclusive" measure time and run alone.
 #
-#   unit_tests.sh beside  builds them with one compiler, then runs one at a time, except those tagged "exclusive",
+#   unit_tests.sh early   builds them with one compiler, then runs one at a time, except those tagged "exclusive",
 #                         so that other tests can run meanwhile. Bazel keeps what passed.
 #   unit_tests.sh         builds and runs them
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 source tests/lib/tally.sh
 
-if [[ ${1:-} == beside ]]; then
+if [[ ${1:-} == early ]]; then
   ./deploy/build.sh .cache/unit_tests_build.log --keep_going --jobs=1 //... &&
     bazel test --noshow_progress --keep_going --local_test_jobs=1 --test_tag_filters=-exclusive //...
   exit
