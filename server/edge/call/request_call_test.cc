@@ -386,7 +386,9 @@ TEST(RequestCallTest, OutputsInTheClientsMemoryNeedNoMessage) {
       ASSERT_TRUE(call.stream->Read(&response));
       const v1::Accepted accepted = single ? response.single().accepted() : response.accepted();
       EXPECT_EQ(accepted.transport(), transport);
-      if (!single) ASSERT_TRUE(call.stream->Read(&response));
+      if (!single) {
+        ASSERT_TRUE(call.stream->Read(&response));
+      }
       const v1::Summary summary = single ? response.single().summary() : response.summary();
       EXPECT_GT(summary.bytes_down(), 0u);
       EXPECT_FALSE(call.stream->Read(&response));

@@ -30,7 +30,8 @@ PeerBlob VmmBlob(int rank, int world_size) {
   blob.host_key = "boot";
   blob.process_id = 1;  // as in every container
   blob.place = absl::StrCat("/run/rings/", rank, ".sock");
-  blob.token = std::string(31, static_cast<char>(rank)) + "\n";
+  blob.token.assign(31, static_cast<char>(rank));
+  blob.token.push_back('\n');
   return blob;
 }
 

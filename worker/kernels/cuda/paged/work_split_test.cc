@@ -182,7 +182,9 @@ TEST(WorkSplit, ColumnsShareAllTilesOnce) {
                 EXPECT_FALSE(done[t]);
                 done[t] = true;
               }
-              if (column == piece.first_column) EXPECT_TRUE(tickets.insert(ticket).second);
+              if (column == piece.first_column) {
+                EXPECT_TRUE(tickets.insert(ticket).second);
+              }
               const int32_t index = column - piece.first_column;
               EXPECT_EQ(pieces_found[ticket]++, index);
               pieces_claimed[ticket] = piece.pieces;
