@@ -14,7 +14,7 @@ THRESHOLD = 128
 
 def is_available():
     """Whether this machine can make namespaces with shaped links."""
-    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "tc")):
+    if os.geteuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "tc", "sysctl")):
         return False
     name = f"ra{os.getpid() % 10000}probe"
     if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode != 0:

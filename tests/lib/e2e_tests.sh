@@ -14,7 +14,7 @@ PROGRAMS=(//server:ringattn-server //worker:ringattn-worker //client:ringattn //
 
 [[ ${1:-} != build ]] || exec ./deploy/build.sh .cache/programs_build.log "${PROGRAMS[@]}"
 
-./deploy/install_deps.sh python3-pytest python3-pytest-xdist python3-grpcio python3-numpy prometheus patchelf libprotobuf-java iproute2
+./deploy/install_deps.sh python3-pytest python3-pytest-xdist python3-grpcio python3-numpy prometheus patchelf libprotobuf-java iproute2 procps
 [[ ${RINGATTN_PROGRAMS_BUILT:-} == yes ]] || ./deploy/build.sh .cache/programs_build.log "${PROGRAMS[@]}" ||
   { record "fail end-to-end build"; exit 1; }
 

@@ -325,6 +325,7 @@ def test_ctrl_c_ends_a_call_and_it_can_be_repeated(client):
         k, v = model.draw(30000), model.draw(30000)
         step = cache.step([Row(1, 30000)])
         q = model.draw(30000, HEADS)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         try:
