@@ -82,8 +82,8 @@ grep -E '^(pass|fail) ' "$beside/readme" >>"$RINGATTN_TALLY" || record "fail REA
 
 section image "image and Helm chart"
 ./tests/lib/image_tests.sh || true
-# The standard tier waits for Helm at most 60 s. Go keeps what is compiled, so the next run continues.
-[[ $tier == full ]] || timeout 60 tail --pid="$helm" -f /dev/null || kill -- -"$helm" 2>/dev/null
+# The standard tier waits for Helm at most 300 s. Go keeps what is compiled, so the next run continues.
+[[ $tier == full ]] || timeout 300 tail --pid="$helm" -f /dev/null || kill -- -"$helm" 2>/dev/null
 wait "$helm"
 ended=$?
 # The standard tier does not depend on Helm's sources: without it the chart's tests are skipped.
