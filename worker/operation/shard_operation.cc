@@ -87,26 +87,14 @@ absl::Status ShardOperation::WriteSmall(const wire::ChunkHeader& chunk,
 
 absl::Status ShardOperation::WritePinned(const wire::ChunkHeader& chunk,
                                          absl::Span<const wire::Fragment> payload,
-                                         uint64_t payload_bytes) {
-  return WriteFrom(Source::kPinned, Returns::kWhenRead, chunk, payload, payload_bytes);
+                                         uint64_t payload_bytes, Returns returns) {
+  return WriteFrom(Source::kPinned, returns, chunk, payload, payload_bytes);
 }
 
 absl::Status ShardOperation::WriteImported(const wire::ChunkHeader& chunk,
                                            absl::Span<const wire::Fragment> payload,
-                                           uint64_t payload_bytes) {
-  return WriteFrom(Source::kImported, Returns::kWhenRead, chunk, payload, payload_bytes);
-}
-
-absl::Status ShardOperation::StartPinned(const wire::ChunkHeader& chunk,
-                                         absl::Span<const wire::Fragment> payload,
-                                         uint64_t payload_bytes) {
-  return WriteFrom(Source::kPinned, Returns::kAtOnce, chunk, payload, payload_bytes);
-}
-
-absl::Status ShardOperation::StartImported(const wire::ChunkHeader& chunk,
-                                           absl::Span<const wire::Fragment> payload,
-                                           uint64_t payload_bytes) {
-  return WriteFrom(Source::kImported, Returns::kAtOnce, chunk, payload, payload_bytes);
+                                           uint64_t payload_bytes, Returns returns) {
+  return WriteFrom(Source::kImported, returns, chunk, payload, payload_bytes);
 }
 
 absl::Status ShardOperation::WriteFrom(Source source, Returns returns,

@@ -97,21 +97,18 @@ class ShardOperation {
   // stay valid until PendingUploads() have ended.
   absl::Status WriteSmall(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
                           uint64_t payload_bytes);
+  // When a function returns whose payload the device reads. After kAtOnce the memory must stay
+  // valid until the operation is destroyed, and unchanged until its run has ended.
+  enum class Returns : uint8_t { kAtOnce, kWhenRead };
   // Like Write, for pinned memory that the device reads directly (Device::PinHost). Each fragment
-  // must lie within one pin, and the chunk must not belong to a packed tensor. Blocks until the
-  // memory has been read.
+  // must lie within one pin, and the chunk must not belong to a packed tensor.
   absl::Status WritePinned(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
-                           uint64_t payload_bytes);
+                           uint64_t payload_bytes, Returns returns);
   // Like WritePinned, for a client's CUDA memory (Device::ImportMemory). REQUIRES: the chunk has no
   // crc.
   absl::Status WriteImported(const wire::ChunkHeader& chunk,
-                             absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
-  // Like WritePinned and WriteImported, but do not block. The memory must stay valid until the
-  // operation is destroyed, and unchanged until its run has ended.
-  absl::Status StartPinned(const wire::ChunkHeader& chunk, absl::Span<const wire::Fragment> payload,
-                           uint64_t payload_bytes);
-  absl::Status StartImported(const wire::ChunkHeader& chunk,
-                             absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
+                             absl::Span<const wire::Fragment> payload, uint64_t payload_bytes,
+                             Returns returns);
   bool InputsComplete() const;
   // Returns true to the first caller after the inputs are complete.
   bool TakeUploadedNotice();
@@ -183,8 +180,6 @@ class ShardOperation {
   absl::Status CoverPacked(const wire::ChunkHeader& chunk, uint64_t payload_bytes, Targets* targets)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   enum class Source : uint8_t { kAnyMemory, kSmall, kPinned, kImported };
-  // Whether a copy that the device makes has ended when the function returns.
-  enum class Returns : uint8_t { kAtOnce, kWhenRead };
   absl::Status WriteFrom(Source source, Returns returns, const wire::ChunkHeader& chunk,
                          absl::Span<const wire::Fragment> payload, uint64_t payload_bytes);
   absl::Status Copy(Source source, Returns returns, const wire::ChunkHeader& chunk,

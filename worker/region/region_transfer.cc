@@ -336,8 +336,11 @@ absl::Status RegionTransfer::CopyInput(const Block& block) {
   }
   const wire::ChunkHeader chunk{static_cast<int32_t>(input.id), static_cast<uint64_t>(block.offset),
                                 std::nullopt};
-  if (input.on_device()) return operation_->WriteImported(chunk, fragments, block.bytes);
-  return block.direct ? operation_->WritePinned(chunk, fragments, block.bytes)
+  constexpr auto kWhenRead = ShardOperation::Returns::kWhenRead;
+  if (input.on_device()) {
+    return operation_->WriteImported(chunk, fragments, block.bytes, kWhenRead);
+  }
+  return block.direct ? operation_->WritePinned(chunk, fragments, block.bytes, kWhenRead)
                       : operation_->Write(chunk, fragments, block.bytes);
 }
 

@@ -72,9 +72,10 @@ absl::Status RegionTransfer::CopyInputsInline(bool host) {
       fragments.push_back({input.AddressOf(run), static_cast<size_t>(run.bytes)});
     }
     const wire::ChunkHeader chunk{static_cast<int32_t>(input.id), 0, std::nullopt};
+    constexpr auto kAtOnce = ShardOperation::Returns::kAtOnce;
     const absl::Status status = input.on_device()
-                                    ? operation_->StartImported(chunk, fragments, bytes)
-                                : pinned ? operation_->StartPinned(chunk, fragments, bytes)
+                                    ? operation_->WriteImported(chunk, fragments, bytes, kAtOnce)
+                                : pinned ? operation_->WritePinned(chunk, fragments, bytes, kAtOnce)
                                          : operation_->Write(chunk, fragments, bytes);
     if (!status.ok()) return status;
     received_bytes_ += bytes;

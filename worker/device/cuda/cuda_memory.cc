@@ -287,14 +287,15 @@ absl::Status CudaMemory::CopyAllToHost(absl::Span<const DeviceCopy> copies) {
   absl::MutexLock lock(&bounce_mutex_);
   char* place = bounce_;
   for (const DeviceCopy& copy : copies) {
-    if (!status.ok()) return status;
+    if (!status.ok()) break;
     if (copy.bytes == 0) continue;
     status =
         CudaStatus(cudaMemcpyAsync(place, copy.from, copy.bytes, cudaMemcpyDeviceToHost, stream_),
                    "cudaMemcpyAsync");
     place += copy.bytes;
   }
-  if (status.ok()) status = WaitForStream();
+  // After a failure too, because the copies before it write to the pinned memory.
+  status.Update(WaitForStream());
   if (!status.ok()) return status;
   place = bounce_;
   for (const DeviceCopy& copy : copies) {
