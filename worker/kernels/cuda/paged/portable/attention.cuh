@@ -427,7 +427,9 @@ struct PortableAttention {
     packed.pieces = piece.pieces;
     const int64_t ticket =
         int64_t{TicketOf(row, row_index, unit, rule.unit_queries)} * split.packs + pack_index;
-    FinishPiece<T, MergeShape<Shape::kDim, Shape::kWarps, 1, 8, 1, 8>>(
+    // Eight pieces of wide rows would take more registers than sm_80's build has.
+    constexpr int kAtOnce = Shape::kDim > 128 ? 4 : 8;
+    FinishPiece<T, MergeShape<Shape::kDim, Shape::kWarps, 1, kAtOnce, 1, 8>>(
         forward, split, packed, PartialSlot(column, piece.begin == 0), ticket, &shared.last, thread,
         [] { __syncthreads(); });
   }
