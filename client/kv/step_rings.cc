@@ -113,8 +113,17 @@ void StepRings::Send(size_t rank, const std::vector<const v1::StepRequest*>& req
   for (const v1::StepRequest* request : requests) {
     ring.Put(static_cast<int64_t>(request->ByteSizeLong()),
              [&](uint8_t* frame) { request->SerializeWithCachedSizesToArray(frame); });
+    ring.Publish();
   }
-  ring.Publish();
+}
+
+bool StepRings::Wait(const std::vector<size_t>& ranks, absl::Duration sleep) {
+  const auto any = [&] {
+    return std::any_of(ranks.begin() + 1, ranks.end(),
+                       [&](size_t rank) { return rings_[rank].responses.HasNext(); });
+  };
+  return rings_[ranks.front()].responses.WaitOr(any, active_wait_.duration(), sleep) !=
+         SharedWord::Wake::kTimeout;
 }
 
 absl::StatusOr<bool> StepRings::Take(size_t rank, v1::StepResponse* response) {

@@ -43,17 +43,15 @@ class StepRings {
 
   // Returns whether these requests, none of whose responses exceeds `response_bytes`, fit the ring.
   bool Fits(const std::vector<const v1::StepRequest*>& requests, int64_t response_bytes) const;
-  // Requires that they fit and that all earlier requests are answered.
+  // Requires that they fit and that all earlier requests are answered. The worker can begin with
+  // the first one while the others are written.
   void Send(size_t rank, const std::vector<const v1::StepRequest*>& requests);
   // Takes the next response, which is empty for a request without one. Returns false if there is
   // none. INTERNAL (BAD_ANSWER) if the worker breaks the rules of the ring.
   absl::StatusOr<bool> Take(size_t rank, v1::StepResponse* response);
-  // Waits for the next response, at most `sleep` after an active wait. Returns false if there is
-  // none.
-  bool Wait(size_t rank, absl::Duration sleep) {
-    return rings_[rank].responses.Wait(active_wait_.duration(), sleep) !=
-           SharedWord::Wake::kTimeout;
-  }
+  // Waits for the next response of one of `ranks`: actively, and then asleep for the first rank's,
+  // at most for `sleep`. Returns false if there is none. Requires that ranks is not empty.
+  bool Wait(const std::vector<size_t>& ranks, absl::Duration sleep);
 
  private:
   struct Ring {

@@ -113,10 +113,7 @@ absl::StatusOr<StepStreams::Answers> StepStreams::ExchangeInRings(const Requests
                                                                   const Limits& limits) {
   for (size_t i = 0; i < streams_.size(); ++i) rings_->Send(i, requests[i]);
   Answers answers(streams_.size());
-  absl::Status status;
-  for (size_t i = 0; i < streams_.size() && status.ok(); ++i) {
-    status = AwaitRing(i, requests[i].size(), limits, &answers);
-  }
+  absl::Status status = AwaitRings(requests.front().size(), limits, &answers);
   if (status.ok()) {
     if (MonotonicNow() - polled_ > kStreamInterval) PollStreams();
     return answers;
@@ -125,32 +122,26 @@ absl::StatusOr<StepStreams::Answers> StepStreams::ExchangeInRings(const Requests
   return status;
 }
 
-absl::Status StepStreams::AwaitRing(size_t peer, size_t count, const Limits& limits,
-                                    Answers* answers) {
+absl::Status StepStreams::AwaitRings(size_t count, const Limits& limits, Answers* answers) {
   absl::Time interrupted = MonotonicNow();
-  for (size_t answered = 0; answered < count;) {
-    v1::StepResponse answer;
-    const absl::StatusOr<bool> taken = rings_->Take(peer, &answer);
-    if (!taken.ok()) {
-      return WithMessage(taken.status(),
-                         absl::StrCat(peers_[peer].name, ": ", taken.status().message()));
+  std::vector<size_t> missing(streams_.size(), count);
+  std::vector<size_t> waiting;  // peers whose answers are missing
+  while (true) {
+    waiting.clear();
+    for (size_t peer = 0; peer < streams_.size(); ++peer) {
+      absl::Status status = TakeFromRing(peer, &missing[peer], &(*answers)[peer]);
+      if (!status.ok()) return status;
+      if (missing[peer] > 0) waiting.push_back(peer);
     }
-    if (*taken) {
-      ++answered;
-      // An empty answer: the request followed a refused description.
-      if (answer.has_result())
-        rings_->active_wait().NoteDeviceTime(ToDuration(answer.result().device_time()));
-      if (answer.message_case() != v1::StepResponse::MESSAGE_NOT_SET) {
-        (*answers)[peer].push_back(std::move(answer));
-      }
-      continue;
-    }
-    if (rings_->Wait(peer, kRingInterval)) continue;
+    if (waiting.empty()) break;
+    if (rings_->Wait(waiting, kRingInterval)) continue;
     PollStreams();
     if (absl::Status ended = EndOfStreams(*answers, count); !ended.ok()) return ended;
-    // A refused description is the last answer of a stream that ends.
-    if (IsComplete((*answers)[peer], count) && streams_[peer]->end().has_value()) {
-      return absl::OkStatus();
+    for (const size_t peer : waiting) {
+      // A refused description is the last answer of a stream that ends.
+      if (IsComplete((*answers)[peer], count) && streams_[peer]->end().has_value()) {
+        missing[peer] = 0;
+      }
     }
     const absl::Time now = MonotonicNow();
     if (now >= limits.deadline) {
@@ -160,10 +151,35 @@ absl::Status StepStreams::AwaitRing(size_t peer, size_t count, const Limits& lim
     interrupted = now;
     if (IsInterrupted(limits)) return absl::CancelledError("the call was interrupted");
   }
-  if (IsComplete((*answers)[peer], count)) return absl::OkStatus();
-  return MakeErrorWithReason(absl::StatusCode::kInternal,
-                             absl::StrCat(peers_[peer].name, " left a request unanswered"),
-                             "BAD_ANSWER");
+  for (size_t peer = 0; peer < streams_.size(); ++peer) {
+    if (IsComplete((*answers)[peer], count)) continue;
+    return MakeErrorWithReason(absl::StatusCode::kInternal,
+                               absl::StrCat(peers_[peer].name, " left a request unanswered"),
+                               "BAD_ANSWER");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepStreams::TakeFromRing(size_t peer, size_t* missing,
+                                       std::vector<v1::StepResponse>* answers) {
+  while (*missing > 0) {
+    v1::StepResponse answer;
+    const absl::StatusOr<bool> taken = rings_->Take(peer, &answer);
+    if (!taken.ok()) {
+      return WithMessage(taken.status(),
+                         absl::StrCat(peers_[peer].name, ": ", taken.status().message()));
+    }
+    if (!*taken) break;
+    --*missing;
+    if (answer.has_result()) {
+      rings_->active_wait().NoteDeviceTime(ToDuration(answer.result().device_time()));
+    }
+    // An empty answer: the request followed a refused description.
+    if (answer.message_case() != v1::StepResponse::MESSAGE_NOT_SET) {
+      answers->push_back(std::move(answer));
+    }
+  }
+  return absl::OkStatus();
 }
 
 void StepStreams::PollStreams() {

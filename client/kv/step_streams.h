@@ -62,8 +62,11 @@ class StepStreams {
 
   bool FitRings(const Requests& requests, int64_t result_bytes) const;
   absl::StatusOr<Answers> ExchangeInRings(const Requests& requests, const Limits& limits);
-  // Takes answers until the peer has answered `count` requests.
-  absl::Status AwaitRing(size_t peer, size_t count, const Limits& limits, Answers* answers);
+  // Takes answers until every peer has answered `count` requests. Takes those of one peer while
+  // others compute.
+  absl::Status AwaitRings(size_t count, const Limits& limits, Answers* answers);
+  // Takes the answers that the peer's ring has, at most `missing`, which it reduces.
+  absl::Status TakeFromRing(size_t peer, size_t* missing, std::vector<v1::StepResponse>* answers);
   // Handles what has happened on the streams. Never blocks.
   void PollStreams();
   // Waits until every stream has its answers, given by `count`, or one has ended.

@@ -58,7 +58,8 @@ void SharedWord::Store(uint32_t value) {
 
 void SharedWord::Interrupt() { FutexWakeAll(counter_); }
 
-bool SharedWord::WaitActively(uint32_t value, absl::Duration spin, const std::atomic<bool>* stop) {
+bool SharedWord::WaitActively(absl::FunctionRef<bool()> ended, absl::Duration spin,
+                              const std::atomic<bool>* stop) {
   if (spin <= absl::ZeroDuration()) return false;
   if (sleepy_waits_ > 0) {
     --sleepy_waits_;
@@ -70,7 +71,7 @@ bool SharedWord::WaitActively(uint32_t value, absl::Duration spin, const std::at
   int reads = kLeastReads;
   while (now < end) {
     for (int i = 0; i < reads; ++i) {
-      if (Load() != value) return true;
+      if (ended()) return true;
       Pause();
     }
     if (stop != nullptr && stop->load()) return false;
@@ -80,14 +81,27 @@ bool SharedWord::WaitActively(uint32_t value, absl::Duration spin, const std::at
     reads = std::min(2 * reads, kMostReads);
     if (!loss.Add(now - before)) continue;
     sleepy_waits_ = kSleepyWaits;
-    return Load() != value;
+    return ended();
   }
   return false;
 }
 
 SharedWord::Wake SharedWord::Wait(uint32_t value, absl::Duration spin, absl::Duration sleep,
                                   const std::atomic<bool>* stop) {
-  if (Load() != value || WaitActively(value, spin, stop)) return Wake::kActive;
+  const auto changed = [&] { return Load() != value; };
+  if (changed() || WaitActively(changed, spin, stop)) return Wake::kActive;
+  return Sleep(value, sleep, stop);
+}
+
+SharedWord::Wake SharedWord::WaitOr(absl::FunctionRef<bool()> other, uint32_t value,
+                                    absl::Duration spin, absl::Duration sleep) {
+  const auto ended = [&] { return Load() != value || other(); };
+  if (ended() || WaitActively(ended, spin, nullptr)) return Wake::kActive;
+  return Sleep(value, sleep, nullptr);
+}
+
+SharedWord::Wake SharedWord::Sleep(uint32_t value, absl::Duration sleep,
+                                   const std::atomic<bool>* stop) {
   const Clock::time_point end = Clock::now() + absl::ToChronoNanoseconds(sleep);
   Wake wake = Wake::kTimeout;
   sleeping_->store(1);

@@ -20,6 +20,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
 
 namespace ringattn {
@@ -50,12 +51,19 @@ class SharedWord {
   // time is over.
   Wake Wait(uint32_t value, absl::Duration spin, absl::Duration sleep,
             const std::atomic<bool>* stop = nullptr);
+  // The same without `stop`, but the active wait also ends, with kActive, once `other` returns
+  // true.
+  Wake WaitOr(absl::FunctionRef<bool()> other, uint32_t value, absl::Duration spin,
+              absl::Duration sleep);
   // Wakes a sleeping Wait of this process. A Wait that is about to sleep may miss it.
   void Interrupt();
 
  private:
-  // Returns true if the counter changed. Waiting thread only.
-  bool WaitActively(uint32_t value, absl::Duration spin, const std::atomic<bool>* stop);
+  // Returns true if `ended` did. Waiting thread only.
+  bool WaitActively(absl::FunctionRef<bool()> ended, absl::Duration spin,
+                    const std::atomic<bool>* stop);
+  // Waits without an active wait.
+  Wake Sleep(uint32_t value, absl::Duration sleep, const std::atomic<bool>* stop);
 
   std::atomic<uint32_t>* const counter_;
   std::atomic<uint32_t>* const sleeping_;

@@ -118,7 +118,13 @@ class StepRingReader {
                         const std::atomic<bool>* stop = nullptr) {
     return word_.Wait(count_, spin, sleep, stop);
   }
+  SharedWord::Wake WaitOr(absl::FunctionRef<bool()> other, absl::Duration spin,
+                          absl::Duration sleep) {
+    return word_.WaitOr(other, count_, spin, sleep);
+  }
   void Interrupt() { word_.Interrupt(); }
+  // Whether the counter differs from count().
+  bool HasNext() const { return word_.Load() != count_; }
 
  private:
   const StepRingQueue queue_;

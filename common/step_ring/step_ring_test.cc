@@ -249,6 +249,20 @@ TEST(SharedWordTest, WakesASleeper) {
   sender.join();
 }
 
+TEST(SharedWordTest, AnotherEventEndsAnActiveWait) {
+  Ring ring;
+  StepRingReader reader = ring.reader();
+  int calls = 0;  // the second one is in the active wait, before its first yield
+  EXPECT_EQ(reader.WaitOr([&] { return ++calls == 2; }, absl::Seconds(60), absl::ZeroDuration()),
+            SharedWord::Wake::kActive);
+  EXPECT_FALSE(reader.HasNext());
+  StepRingWriter writer = ring.writer();
+  Send(writer, "x");
+  EXPECT_EQ(reader.WaitOr([] { return false; }, absl::Seconds(60), absl::ZeroDuration()),
+            SharedWord::Wake::kActive);
+  EXPECT_TRUE(reader.HasNext());
+}
+
 TEST(SharedWordTest, SuperfluousWakesDoNotEndAWait) {
   Ring ring;
   StepRingReader reader = ring.reader();
