@@ -31,8 +31,8 @@ absl::Status StepOrderError(absl::string_view message) {
 // Tensors of longer calls are not kept for the next one.
 constexpr int64_t kMaxKeptBytes = kMiB;
 
-void Assign(ConstBytes bytes, std::string* target) {
-  target->assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+absl::string_view ViewOf(ConstBytes bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 absl::Status CheckResultMemory(const char* name, size_t given, int64_t needed) {
@@ -129,8 +129,8 @@ absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
   }
   const bool cuts = uses_workers() && streams_->size() > 1;
   requests_.resize(streams_->size());
-  v1::LayerCall whole;  // that is cut
-  v1::LayerCall& call = cuts ? whole : *requests_.front().mutable_call();
+  v1::LayerCall header;  // of the call that is cut
+  v1::LayerCall& call = cuts ? header : *requests_.front().mutable_call();
   call.set_step(step_->step.number);
   call.set_layer(args.layer);
   call.set_output(args.output == v1::KV_OUTPUT_UNSPECIFIED ? v1::KV_OUTPUT_OUT : args.output);
@@ -141,10 +141,15 @@ absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
   if (absl::Status status = CheckResultMemory("lse", results.lse.size(), bytes.lse); !status.ok()) {
     return status;
   }
-  Assign(args.q, call.mutable_q());
-  Assign(args.k, call.mutable_k());
-  Assign(args.v, call.mutable_v());
-  if (absl::Status status = CheckCallBytes(call, bytes); !status.ok()) return FromKvError(status);
+  const KvCallTensors tensors{ViewOf(args.q), ViewOf(args.k), ViewOf(args.v)};
+  if (absl::Status status = CheckCallBytes(tensors, bytes); !status.ok()) {
+    return FromKvError(status);
+  }
+  if (!cuts) {
+    call.mutable_q()->assign(tensors.q.data(), tensors.q.size());
+    call.mutable_k()->assign(tensors.k.data(), tensors.k.size());
+    call.mutable_v()->assign(tensors.v.data(), tensors.v.size());
+  }
   // The tensors for each peer: those of its rank, or all of them.
   int64_t sent = 0;
   const int64_t most =
@@ -153,19 +158,20 @@ absl::StatusOr<KvLayerReport> KvWriter::CallLayer(const KvLayerArgs& args,
   for (size_t i = 0; i < requests_.size(); ++i) {
     v1::LayerCall* own = requests_[i].mutable_call();
     if (cuts) {
-      *own = CutCall(spec_, placement_, step_->step, call, static_cast<int>(i));
+      CutCall(spec_, placement_, step_->step, call, tensors, static_cast<int>(i), own);
       const KvCallBytes result = CallBytesOfRank(spec_, placement_, step_->step, location->group,
                                                  own->output(), static_cast<int>(i));
       result_bytes = i == 0 ? result.out + result.lse
                             : std::max<int64_t>(result_bytes, result.out + result.lse);
     }
-    const auto tensors = static_cast<int64_t>(own->q().size() + own->k().size() + own->v().size());
-    if (tensors > most) {
-      return absl::ResourceExhaustedError(absl::StrCat("the call sends ", tensors,
+    const auto own_bytes =
+        static_cast<int64_t>(own->q().size() + own->k().size() + own->v().size());
+    if (own_bytes > most) {
+      return absl::ResourceExhaustedError(absl::StrCat("the call sends ", own_bytes,
                                                        " bytes on one stream; the maximum is ",
                                                        most, ": use fewer tokens per step"));
     }
-    sent += tensors;
+    sent += own_bytes;
   }
   auto answers = Send(requests_, result_bytes, /*with_step=*/true, options);
   if (sent > kMaxKeptBytes) requests_.clear();

@@ -40,50 +40,66 @@ v1::KvOutput OutputOfRank(const KvPlacement& placement, v1::KvOutput output) {
   return placement.position_parts > 1 && HasOut(output) ? v1::KV_OUTPUT_PARTIAL : output;
 }
 
-// Columns [begin, end) of each of `rows` rows of `width` bytes.
-std::string Columns(absl::string_view source, int64_t rows, int64_t width, int64_t begin,
-                    int64_t end) {
-  if (begin == 0 && end == width) return std::string(source);
-  std::string target;
-  target.reserve(static_cast<size_t>(rows * (end - begin)));
-  for (int64_t r = 0; r < rows; ++r) {
-    target.append(source.data() + r * width + begin, end - begin);
+// Sets `target` to columns [begin, end) of each of `rows` rows of `width` bytes.
+void TakeColumns(absl::string_view source, int64_t rows, int64_t width, int64_t begin, int64_t end,
+                 std::string* target) {
+  if (begin == 0 && end == width) {
+    target->assign(source.data(), source.size());
+    return;
   }
-  return target;
+  target->clear();
+  target->reserve(static_cast<size_t>(rows * (end - begin)));
+  for (int64_t r = 0; r < rows; ++r) {
+    target->append(source.data() + r * width + begin, end - begin);
+  }
 }
 
-// The rows of k or v that a rank holds, and of them its heads.
+// Sets `target` to the rows of k or v that a rank holds, and of them its heads.
 //   source  [append_tokens, kv heads, dim], row_bytes per entry, of which [begin, end) are taken
-std::string EntriesOfRank(const KvCacheSpec& spec, const KvPlacement& placement, const KvStep& step,
-                          absl::string_view source, int64_t row_bytes, int64_t begin, int64_t end,
-                          int rank) {
+void TakeEntriesOfRank(const KvCacheSpec& spec, const KvPlacement& placement, const KvStep& step,
+                       absl::string_view source, int64_t row_bytes, int64_t begin, int64_t end,
+                       int rank, std::string* target) {
   if (placement.position_parts == 1) {
-    return Columns(source, step.append_tokens(), row_bytes, begin, end);
+    return TakeColumns(source, step.append_tokens(), row_bytes, begin, end, target);
   }
   const int64_t part = placement.position_part(rank);
-  std::string target;
+  target->clear();
   int64_t at = 0;
   for (const StepRow& row : step.rows) {
     for (int64_t entry = row.keep_length; entry < row.end(); ++at, ++entry) {
       if (entry / spec.block_tokens % placement.position_parts != part) continue;
-      target.append(source.data() + at * row_bytes + begin, end - begin);
+      target->append(source.data() + at * row_bytes + begin, end - begin);
     }
   }
-  return target;
 }
 
-int64_t SizeOf(const std::string& bytes) { return static_cast<int64_t>(bytes.size()); }
+int64_t SizeOf(absl::string_view bytes) { return static_cast<int64_t>(bytes.size()); }
 
 absl::Status WrongSize(absl::string_view tensor, int64_t size, int64_t expected) {
   return KvError(absl::StatusCode::kInvalidArgument, "BAD_CALL",
                  absl::StrCat("call.", tensor, " has ", size, " bytes; the step needs ", expected));
 }
 
-// Merges the partial `out`, `lse` of `rows` rows of `dim` values into the accumulator.
-void MergeRow(const float* out, float lse, int64_t dim, float* acc, float* acc_lse) {
+// Four floats at a time, also where the compiler does not vectorise loops.
+typedef float Floats __attribute__((vector_size(16)));
+constexpr int64_t kFloats = sizeof(Floats) / sizeof(float);
+
+// Merges a row of a partial result, `dim` floats at `out` in any alignment and its lse, into the
+// accumulator.
+void MergeRow(const char* out, float lse, int64_t dim, float* acc, float* acc_lse) {
   const MergeWeights weights = MergeLse(*acc_lse, lse);
-  for (int64_t d = 0; d < dim; ++d) {
-    acc[d] = weights.first * acc[d] + weights.second * out[d];
+  int64_t d = 0;
+  for (; d + kFloats <= dim; d += kFloats) {
+    Floats merged, added;
+    std::memcpy(&merged, acc + d, sizeof(merged));
+    std::memcpy(&added, out + d * sizeof(float), sizeof(added));
+    merged = weights.first * merged + weights.second * added;
+    std::memcpy(acc + d, &merged, sizeof(merged));
+  }
+  for (; d < dim; ++d) {
+    float added;
+    std::memcpy(&added, out + d * sizeof(float), sizeof(added));
+    acc[d] = weights.first * acc[d] + weights.second * added;
   }
   *acc_lse = weights.lse;
 }
@@ -141,7 +157,7 @@ class Joiner {
     const KvHeadRange heads = KvHeadsOf(group_, placement_, first_rank);
     const int64_t own = heads.end - heads.begin;
     const int64_t dim = group_.head_dim_v;
-    std::vector<float> acc(dim), out(dim);
+    std::vector<float> acc(dim);
     for (int64_t i = 0; i < q_tokens_; ++i) {
       for (int64_t h = 0; h < own; ++h) {
         float lse = kNegativeInfinity;
@@ -151,9 +167,8 @@ class Joiner {
           float part_lse;
           std::memcpy(&part_lse, result.lse().data() + (h * q_tokens_ + i) * sizeof(float),
                       sizeof(float));
-          std::memcpy(out.data(), result.out().data() + (i * own + h) * dim * sizeof(float),
-                      dim * sizeof(float));
-          MergeRow(out.data(), part_lse, dim, acc.data(), &lse);
+          MergeRow(result.out().data() + (i * own + h) * dim * sizeof(float), part_lse, dim,
+                   acc.data(), &lse);
         }
         Store(i, heads.begin + h, acc, lse);
       }
@@ -233,40 +248,57 @@ KvCallBytes CallBytesOfRank(const KvCacheSpec& spec, const KvPlacement& placemen
                  AppendTokensOfRank(spec, placement, step, rank), output);
 }
 
-absl::Status CheckCallBytes(const v1::LayerCall& call, const KvCallBytes& expected) {
-  if (SizeOf(call.q()) != expected.q) {
-    return WrongSize("q", SizeOf(call.q()), expected.q);
+KvCallTensors TensorsOf(const v1::LayerCall& call) { return {call.q(), call.k(), call.v()}; }
+
+absl::Status CheckCallBytes(const KvCallTensors& tensors, const KvCallBytes& expected) {
+  if (SizeOf(tensors.q) != expected.q) {
+    return WrongSize("q", SizeOf(tensors.q), expected.q);
   }
-  if (call.k().empty() && call.v().empty()) return absl::OkStatus();  // reads only
-  if (SizeOf(call.k()) != expected.k) {
-    return WrongSize("k", SizeOf(call.k()), expected.k);
+  if (tensors.k.empty() && tensors.v.empty()) return absl::OkStatus();  // reads only
+  if (SizeOf(tensors.k) != expected.k) {
+    return WrongSize("k", SizeOf(tensors.k), expected.k);
   }
-  if (SizeOf(call.v()) != expected.v) {
-    return WrongSize("v", SizeOf(call.v()), expected.v);
+  if (SizeOf(tensors.v) != expected.v) {
+    return WrongSize("v", SizeOf(tensors.v), expected.v);
   }
   return absl::OkStatus();
 }
 
-v1::LayerCall CutCall(const KvCacheSpec& spec, const KvPlacement& placement, const KvStep& step,
-                      const v1::LayerCall& call, int rank) {
+absl::Status CheckCallBytes(const v1::LayerCall& call, const KvCallBytes& expected) {
+  return CheckCallBytes(TensorsOf(call), expected);
+}
+
+void CutCall(const KvCacheSpec& spec, const KvPlacement& placement, const KvStep& step,
+             const v1::LayerCall& call, const KvCallTensors& tensors, int rank,
+             v1::LayerCall* cut) {
   const std::optional<KvLayerLocation> location = FindLayer(spec, call.layer());
-  v1::LayerCall cut;
-  cut.set_step(call.step());
-  cut.set_layer(call.layer());
-  cut.set_output(OutputOfRank(placement, call.output()));
-  if (!location.has_value()) return cut;  // the rank rejects it
+  cut->set_step(call.step());
+  cut->set_layer(call.layer());
+  cut->set_output(OutputOfRank(placement, call.output()));
+  cut->mutable_k()->clear();
+  cut->mutable_v()->clear();
+  if (!location.has_value()) {  // the rank rejects it
+    cut->mutable_q()->clear();
+    return;
+  }
   const KvLayerGroup& group = spec.groups[location->group];
   const KvHeadRange heads = KvHeadsOf(group, placement, rank);
   const int64_t element = ElementBytes(spec.dtype);
   const int64_t q_head = group.head_dim * element;
-  cut.set_q(Columns(call.q(), step.q_tokens(), group.num_heads * q_head, heads.begin * q_head,
-                    heads.end * q_head));
-  if (call.k().empty() && call.v().empty()) return cut;
+  TakeColumns(tensors.q, step.q_tokens(), group.num_heads * q_head, heads.begin * q_head,
+              heads.end * q_head, cut->mutable_q());
+  if (tensors.k.empty() && tensors.v.empty()) return;
   const int64_t v_head = group.head_dim_v * element;
-  cut.set_k(EntriesOfRank(spec, placement, step, call.k(), group.num_kv_heads * q_head,
-                          heads.kv_begin * q_head, heads.kv_end * q_head, rank));
-  cut.set_v(EntriesOfRank(spec, placement, step, call.v(), group.num_kv_heads * v_head,
-                          heads.kv_begin * v_head, heads.kv_end * v_head, rank));
+  TakeEntriesOfRank(spec, placement, step, tensors.k, group.num_kv_heads * q_head,
+                    heads.kv_begin * q_head, heads.kv_end * q_head, rank, cut->mutable_k());
+  TakeEntriesOfRank(spec, placement, step, tensors.v, group.num_kv_heads * v_head,
+                    heads.kv_begin * v_head, heads.kv_end * v_head, rank, cut->mutable_v());
+}
+
+v1::LayerCall CutCall(const KvCacheSpec& spec, const KvPlacement& placement, const KvStep& step,
+                      const v1::LayerCall& call, int rank) {
+  v1::LayerCall cut;
+  CutCall(spec, placement, step, call, TensorsOf(call), rank, &cut);
   return cut;
 }
 

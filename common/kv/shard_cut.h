@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/kv/cache_spec.h"
 #include "common/kv/placement.h"
 #include "common/kv/step.h"
@@ -25,16 +26,27 @@ KvCallBytes CallBytes(const KvCacheSpec& spec, const KvStep& step, int group, v1
 KvCallBytes CallBytesOfRank(const KvCacheSpec& spec, const KvPlacement& placement,
                             const KvStep& step, int group, v1::KvOutput output, int rank);
 
+// The tensors of a layer call, in memory that others own.
+struct KvCallTensors {
+  absl::string_view q, k, v;
+};
+KvCallTensors TensorsOf(const v1::LayerCall& call);
+
 // New entries of the step that `rank` holds.
 int64_t AppendTokensOfRank(const KvCacheSpec& spec, const KvPlacement& placement,
                            const KvStep& step, int rank);
 
 // INVALID_ARGUMENT, BAD_CALL, naming the tensor and both sizes, unless q, k and v have the sizes of
 // CallBytes (or of CallBytesOfRank). k and v may both be empty: the call only reads.
+absl::Status CheckCallBytes(const KvCallTensors& tensors, const KvCallBytes& expected);
 absl::Status CheckCallBytes(const v1::LayerCall& call, const KvCallBytes& expected);
 
-// The call of one rank. With several position parts the output becomes KV_OUTPUT_PARTIAL.
-// REQUIRES: sizes were checked.
+// Sets `cut` to the call of one rank. With several position parts the output becomes
+// KV_OUTPUT_PARTIAL. `call` has the step, the layer and the output; its tensors are not read.
+// `cut` keeps the memory that it has. REQUIRES: sizes were checked.
+void CutCall(const KvCacheSpec& spec, const KvPlacement& placement, const KvStep& step,
+             const v1::LayerCall& call, const KvCallTensors& tensors, int rank, v1::LayerCall* cut);
+// The same for a call with its tensors.
 v1::LayerCall CutCall(const KvCacheSpec& spec, const KvPlacement& placement, const KvStep& step,
                       const v1::LayerCall& call, int rank);
 
