@@ -60,6 +60,7 @@ struct ClassGraph {
   const KvCallLayout layout;
   cudaGraphExec_t executable = nullptr;
   int64_t zeroed_bytes = 0;
+  bool signals_done = false;
 };
 
 class CudaKvCache final : public DeviceKvCache {
@@ -198,7 +199,8 @@ class CudaKvCache final : public DeviceKvCache {
     absl::Status status = (*graph)->layout.small() ? EnqueueSmall(call, state, key, **graph)
                                                    : EnqueueLarge(call, state, **graph);
     // Also after an error: scratch memory and the tensors must not be in use when this returns.
-    absl::Status waited = scratch_->Wait();
+    const bool signals = status.ok() && (*graph)->signals_done;
+    absl::Status waited = signals ? scratch_->WaitForSignal() : scratch_->Wait();
     if (status.ok()) status = std::move(waited);
     if (!status.ok()) {
       scratch_->counters_are_zero = false;
@@ -327,6 +329,8 @@ class CudaKvCache final : public DeviceKvCache {
     buffers.out = output + layout.out;
     buffers.lse = reinterpret_cast<float*>(output + layout.lse);
     if (!group.sinks.empty()) buffers.sinks = reinterpret_cast<const float*>(input + layout.sinks);
+    if (layout.fetched()) buffers.fetched = {scratch_->pinned_input, input, layout.input_bytes};
+    if (layout.small()) buffers.done = scratch_->done_word();
     buffers.workspace = scratch_->workspace();
     const int64_t workspace = PagedAttention::WorkspaceBytes(shape, options, batch, info_);
     if (workspace > CudaKvScratch::kWorkspaceBytes) {
@@ -348,7 +352,10 @@ class CudaKvCache final : public DeviceKvCache {
     if (!attention.ok()) return attention.status();
     auto graph = std::make_unique<ClassGraph>(layout);
     if (absl::Status s = Capture(**attention, key, graph.get()); !s.ok()) return s;
-    if (graphs_.size() >= kMaxGraphs) ForgetGraphs();
+    if (graphs_.size() >= kMaxGraphs) {
+      if (absl::Status status = scratch_->Wait(); !status.ok()) return status;
+      ForgetGraphs();
+    }
     return graphs_.emplace(key, std::move(graph)).first->second.get();
   }
 
@@ -372,6 +379,7 @@ class CudaKvCache final : public DeviceKvCache {
     }
     if (graph != nullptr) (void)cudaGraphDestroy(graph);
     target->zeroed_bytes = attention.zeroed_bytes();
+    target->signals_done = key.total_q > 0 && attention.signals_done();
     return status;
   }
 
@@ -417,6 +425,7 @@ class CudaKvCache final : public DeviceKvCache {
   void WriteHeader(const DeviceKvCall& call, const KvCallLayout& layout) {
     PagedStep step;
     step.num_rows = static_cast<int32_t>(groups_[call.group].num_rows);
+    step.number = scratch_->NextNumber();
     for (const Segment& segment : segments_) {
       if (call.plane >= segment.first_plane) {
         step.plane = static_cast<int32_t>(call.plane - segment.first_plane);
@@ -463,6 +472,7 @@ class CudaKvCache final : public DeviceKvCache {
       std::memcpy(input + offset, tensor.data(), tensor.size());
       end = offset + static_cast<int64_t>(tensor.size());
     }
+    if (layout.fetched()) return Replay(graph);
     absl::Status status = CopyIn(0, input, end);
     return status.ok() ? Replay(graph) : status;
   }

@@ -1,5 +1,6 @@
 #include "worker/device/cuda/cuda_kv_scratch.h"
 
+#include <atomic>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -12,6 +13,9 @@ namespace {
 
 // A wait polls for this long, and then sleeps in the driver.
 constexpr absl::Duration kPollTime = absl::Milliseconds(20);
+// A launch that has failed stores no word, so the stream is asked now and then.
+constexpr absl::Duration kQueryInterval = absl::Milliseconds(1);
+constexpr int64_t kDoneBytes = 128;
 
 }  // namespace
 
@@ -24,6 +28,7 @@ CudaKvScratch::~CudaKvScratch() {
   for (char* pinned : {pinned_input, pinned_output, pinned_tables}) {
     if (pinned != nullptr) (void)cudaFreeHost(pinned);
   }
+  if (done_word_ != nullptr) (void)cudaFreeHost(done_word_);
 }
 
 absl::Status CudaKvScratch::Init(Device* device) {
@@ -44,7 +49,13 @@ absl::Status CudaKvScratch::Init(Device* device) {
         CudaStatus(cudaHostAlloc(reinterpret_cast<void**>(target), bytes, cudaHostAllocDefault),
                    "cudaHostAlloc");
   }
+  if (status.ok()) {
+    status = CudaStatus(
+        cudaHostAlloc(reinterpret_cast<void**>(&done_word_), kDoneBytes, cudaHostAllocDefault),
+        "cudaHostAlloc");
+  }
   if (!status.ok()) return status;
+  *done_word_ = number_;
   for (const auto& [target, bytes] :
        {std::pair(&input_, kInputBytes), std::pair(&output_, kOutputBytes),
         std::pair(&workspace_, kWorkspaceBytes)}) {
@@ -66,6 +77,21 @@ absl::Status CudaKvScratch::Wait() {
   (void)cudaGetLastError();  // cudaErrorNotReady of a poll
   pinned_table_bytes = 0;
   return Check(CudaStatus(state, "a step of a K/V cache"));
+}
+
+absl::Status CudaKvScratch::WaitForSignal() {
+  const std::atomic_ref<uint32_t> word(*done_word_);
+  const absl::Time give_up = MonotonicNow() + kPollTime;
+  absl::Time next_query = MonotonicNow() + kQueryInterval;
+  for (int i = 0; word.load(std::memory_order_acquire) != number_; ++i) {
+    if (i % 256 != 255) continue;
+    const absl::Time now = MonotonicNow();
+    if (now < next_query) continue;
+    next_query = now + kQueryInterval;
+    if (now >= give_up || cudaStreamQuery(stream_) != cudaErrorNotReady) return Wait();
+  }
+  pinned_table_bytes = 0;
+  return absl::OkStatus();
 }
 
 absl::Status CudaKvScratch::Check(absl::Status status) {

@@ -45,6 +45,12 @@ class CudaKvScratch {
 
   // Waits for all work of the stream. Reports an unusable context.
   absl::Status Wait();
+  // The number of the next launch, which its kernels store at done_word().
+  uint32_t NextNumber() { return ++number_; }
+  uint32_t* done_word() const { return done_word_; }
+  // Waits until the launch with the latest number has stored it. Its results and its input are free
+  // then, although the stream may not be idle yet.
+  absl::Status WaitForSignal();
   // Passes `status` on. Ends the process's use of a context that an error has broken.
   absl::Status Check(absl::Status status);
 
@@ -60,6 +66,8 @@ class CudaKvScratch {
  private:
   CudaEventPool* const events_;
   cudaStream_t stream_ = nullptr;
+  uint32_t* done_word_ = nullptr;  // pinned memory, alone in its cache line
+  uint32_t number_ = 0;
   std::unique_ptr<DeviceBuffer> input_, output_, workspace_;
 };
 

@@ -21,6 +21,10 @@ namespace ringattn::worker {
 // Calls of up to so many bytes go through pinned memory: one copy to the device, and kernels write
 // the results to the host.
 inline constexpr int64_t kSmallCallBytes = kMiB;
+// A kernel fetches the input of calls of up to so many bytes. A copy to the device takes 8 us
+// longer if 16 KiB of tables travel with the call, and as long without them (one H200,
+// kv_gpu_bench).
+inline constexpr int64_t kFetchedCallBytes = 64 * kKiB;
 // Rows and block tables of up to so many bytes travel with each small call. A second copy would
 // delay the first call of a step by 9 us (one H200; kv_gpu_bench --lengths=2048). Larger tables
 // stay in device memory, and only their changes are copied (kv_resident_tables.h).
@@ -92,6 +96,8 @@ struct KvCallLayout {
                                        (batch.partial ? 4 : element));
   }
 
+  // The kernels fetch the input from pinned memory themselves.
+  bool fetched() const { return small() && input_bytes <= kFetchedCallBytes; }
   bool small() const { return input_bytes <= kSmallCallBytes && output_bytes <= kSmallCallBytes; }
 };
 

@@ -52,5 +52,23 @@ TEST(KvBatchClassTest, RegionsOfALayoutFollowOneAnother) {
   }
 }
 
+TEST(KvBatchClassTest, KernelsFetchTheInputOfSmallCalls) {
+  DeviceKvGroup group;
+  group.num_heads = 32;
+  group.num_kv_heads = 8;
+  group.head_dim = group.head_dim_v = 128;
+  const auto layout = [&](int64_t rows) {
+    KvBatchClass batch;
+    batch.rows = batch.total_q = batch.total_append = rows;
+    batch.max_q = batch.max_append = 1;
+    batch.table_bytes = KvTableClass(rows, rows);
+    return KvCallLayout(batch, group, DType::kBFloat16);
+  };
+  EXPECT_TRUE(layout(4).fetched());
+  EXPECT_FALSE(layout(8).fetched());  // 12 KiB of q, k and v for each row
+  EXPECT_TRUE(layout(8).small());
+  EXPECT_EQ(layout(4).input_bytes % 16, 0);
+}
+
 }  // namespace
 }  // namespace ringattn::worker

@@ -8,9 +8,16 @@ namespace ringattn::worker::cuda::paged {
 
 inline constexpr int kAppendThreads = 256;
 
+// Threads of the fetching kernel, which has one thread block.
+inline constexpr int kFetchThreads = 1024;
+
 // Grid [slices, max_rows]: the thread blocks of a row take its new tokens in turn. Takes
 // AppendParams. `access_bytes`: 16, 4 or 2, of which all addresses and sizes are multiples.
 const void* AppendKernel(int access_bytes);
+
+// Copies the input from host memory, and then appends. One thread block: the new entries need no
+// other way to see the input. Takes FetchParams.
+const void* FetchKernel(int access_bytes);
 
 }  // namespace ringattn::worker::cuda::paged
 

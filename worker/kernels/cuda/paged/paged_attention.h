@@ -84,6 +84,15 @@ struct BatchClass {
   int64_t counter_bytes = 0;
 };
 
+// Input in host memory that the device can read, such as pinned memory. Each launch copies it to
+// device memory by a kernel, before it reads anything else. For small inputs: a copy engine would
+// take several microseconds more.
+struct FetchedInput {
+  const void* source = nullptr;  // aligned to 16 bytes, as is target
+  void* target = nullptr;
+  int64_t bytes = 0;  // a multiple of 16; 0: nothing is copied
+};
+
 // Device memory, owned by the caller, which outlives the last launch and replay.
 // No two buffers overlap. Contents may change between launches, in stream order.
 struct Buffers {
@@ -100,6 +109,11 @@ struct Buffers {
   // a row without keys (with a sink and !partial: the sink). Null: no lse.
   float* lse = nullptr;
   const float* sinks = nullptr;  // [num_heads] fp32, or null
+  // step, rows, tables, q, k, v and sinks may lie in its target.
+  FetchedInput fetched;
+  // A word in host memory that the device can write, or null. If signals_done(), Enqueue and
+  // EnqueueRead store PagedStep::number there after all results, which the host may read then.
+  uint32_t* done = nullptr;
   // WorkspaceBytes(), aligned to 256 bytes, of which the first zeroed_bytes() are zero before the
   // first launch. One workspace serves launches that follow one another, never two at once.
   void* workspace = nullptr;
@@ -142,6 +156,10 @@ class PagedAttention {
 
   // The append alone.
   virtual absl::Status EnqueueAppend(cudaStream_t stream) const = 0;
+
+  // Whether launches store Buffers::done. False without such a word, for portable kernels, and if
+  // the batch class needs the prefill kernel.
+  virtual bool signals_done() const = 0;
 
   // Bytes at the beginning of the workspace that every launch needs to be zero and leaves zero.
   // Objects that share a workspace zero them before a launch that follows one of another object,

@@ -18,6 +18,8 @@ constexpr int32_t kMaxPositionParts = 1 << 16;
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr int32_t kAppendBlocksPerMultiprocessor = 8;
+// One thread block fetches it.
+constexpr int64_t kMaxFetchedBytes = int64_t{1} << 20;
 
 absl::Status CheckRange(const char* name, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return absl::OkStatus();
@@ -122,6 +124,14 @@ absl::Status CheckBuffers(const PagedProblem& problem, const Buffers& buffers) {
       CheckAddress("lse", buffers.lse, 4, /*required=*/false),
       CheckAddress("sinks", buffers.sinks, 4, /*required=*/false),
       CheckAddress("workspace", buffers.workspace, 256),
+      CheckAddress("done", buffers.done, 4, /*required=*/false),
+      CheckRange("fetched.bytes", buffers.fetched.bytes, 0, kMaxFetchedBytes),
+      CheckAddress("fetched.source", buffers.fetched.source, 16, buffers.fetched.bytes > 0),
+      CheckAddress("fetched.target", buffers.fetched.target, 16, buffers.fetched.bytes > 0),
+      buffers.fetched.bytes % 16 == 0
+          ? absl::OkStatus()
+          : absl::InvalidArgumentError(absl::StrCat("fetched.bytes is ", buffers.fetched.bytes,
+                                                    "; it must be a multiple of 16")),
   });
 }
 
@@ -146,6 +156,7 @@ SplitShape SplitShapeOf(const PagedProblem& problem, int32_t tile_rows, int32_t 
 
 Workspace::Workspace(const PagedProblem& problem, const SplitShape& split) {
   const int64_t rows = SlotsOf(split.max_columns) * split.packs * split.tile_rows;
+  done = counters + kTableAlignment / 2;
   tickets = counters + kTableAlignment;
   group_tickets = tickets + AlignUp(split.tickets * 4);
   zeroed_bytes = group_tickets + AlignUp(split.group_tickets * 4);
@@ -226,19 +237,24 @@ SplitParams SplitParamsOf(const PagedProblem& problem, const Buffers& buffers,
 AppendLaunch::AppendLaunch(const PagedProblem& problem, const Buffers& buffers) {
   const CacheShape& shape = problem.shape;
   const int64_t element = ElementBytes(shape.dtype);
-  params_.step = StepParamsOf(problem, buffers);
-  params_.cache = static_cast<char*>(buffers.cache);
-  params_.k = static_cast<const char*>(buffers.k);
-  params_.v = static_cast<const char*>(buffers.v);
-  params_.k_plane_bytes = shape.k_plane_bytes();
-  params_.v_plane_bytes = shape.v_plane_bytes();
-  params_.k_token_bytes = static_cast<int32_t>(shape.num_kv_heads * shape.head_dim * element);
-  params_.v_token_bytes = static_cast<int32_t>(shape.num_kv_heads * shape.head_dim_v * element);
-  params_.k_row_bytes = shape.k_row_bytes();
-  params_.v_row_bytes = shape.v_row_bytes();
+  AppendParams& append = params_.append;
+  append.step = StepParamsOf(problem, buffers);
+  append.cache = static_cast<char*>(buffers.cache);
+  append.k = static_cast<const char*>(buffers.k);
+  append.v = static_cast<const char*>(buffers.v);
+  append.k_plane_bytes = shape.k_plane_bytes();
+  append.v_plane_bytes = shape.v_plane_bytes();
+  append.k_token_bytes = static_cast<int32_t>(shape.num_kv_heads * shape.head_dim * element);
+  append.v_token_bytes = static_cast<int32_t>(shape.num_kv_heads * shape.head_dim_v * element);
+  append.k_row_bytes = shape.k_row_bytes();
+  append.v_row_bytes = shape.v_row_bytes();
+  params_.source = static_cast<const char*>(buffers.fetched.source);
+  params_.target = static_cast<char*>(buffers.fetched.target);
+  params_.bytes = static_cast<int32_t>(buffers.fetched.bytes);
   const int64_t bits =
-      params_.k_token_bytes | params_.v_token_bytes | params_.k_row_bytes | params_.v_row_bytes;
-  kernel_ = AppendKernel(bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 2);
+      append.k_token_bytes | append.v_token_bytes | append.k_row_bytes | append.v_row_bytes;
+  const int access_bytes = bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 2;
+  kernel_ = fetches() ? FetchKernel(access_bytes) : AppendKernel(access_bytes);
   slices_ = std::min(problem.batch.max_append_tokens,
                      std::max(1, kAppendBlocksPerMultiprocessor * problem.device.sm_count /
                                      problem.batch.max_rows));
@@ -246,11 +262,14 @@ AppendLaunch::AppendLaunch(const PagedProblem& problem, const Buffers& buffers) 
 
 absl::Status AppendLaunch::Load() const { return LoadKernel({kernel_, 0}); }
 
-absl::Status AppendLaunch::Launch(cudaStream_t stream) const {
-  if (empty()) return absl::OkStatus();
-  void* arguments[] = {const_cast<AppendParams*>(&params_)};
-  return ToStatus(cudaLaunchKernel(kernel_, dim3(slices_, params_.step.max_rows),
-                                   dim3(kAppendThreads), arguments, 0, stream),
+absl::Status AppendLaunch::Launch(cudaStream_t stream, bool appends) const {
+  if (!launches(appends)) return absl::OkStatus();
+  FetchParams fetch = params_;
+  fetch.appends = appends && slices_ > 0;
+  void* arguments[] = {fetches() ? static_cast<void*>(&fetch) : &fetch.append};
+  const dim3 grid = fetches() ? dim3(1) : dim3(slices_, fetch.append.step.max_rows);
+  const dim3 threads(fetches() ? kFetchThreads : kAppendThreads);
+  return ToStatus(cudaLaunchKernel(kernel_, grid, threads, arguments, 0, stream),
                   "launch of the paged append");
 }
 

@@ -45,7 +45,8 @@ SplitShape SplitShapeOf(const PagedProblem& problem, int32_t tile_rows, int32_t 
 
 // Where things lie in Buffers::workspace, in bytes from its beginning.
 struct Workspace {
-  int64_t counters = 0;  // 256 bytes
+  int64_t counters = 0;  // 128 bytes
+  int64_t done = 0;      // DoneSignal::counter, 128 bytes
   int64_t tickets = 0;
   int64_t group_tickets = 0;
   int64_t zeroed_bytes = 0;  // counters and tickets
@@ -64,7 +65,7 @@ ForwardParams ForwardParamsOf(const PagedProblem& problem, const Buffers& buffer
 SplitParams SplitParamsOf(const PagedProblem& problem, const Buffers& buffers,
                           const Workspace& workspace, const SplitShape& split);
 
-// The append of a problem.
+// What precedes the attention of a problem: the append, and with a FetchedInput its copy.
 class AppendLaunch {
  public:
   // REQUIRES: CheckBuffers.
@@ -72,12 +73,16 @@ class AppendLaunch {
 
   // INTERNAL if the kernel cannot be loaded.
   absl::Status Load() const;
-  // Asynchronous. Does nothing if the batch class appends nothing.
-  absl::Status Launch(cudaStream_t stream) const;
-  bool empty() const { return slices_ == 0; }
+  // Asynchronous. Does nothing if the batch class appends nothing and nothing is fetched.
+  // `appends`: false to fetch alone.
+  absl::Status Launch(cudaStream_t stream, bool appends = true) const;
+  // Whether Launch launches a kernel.
+  bool launches(bool appends) const { return fetches() || (appends && slices_ > 0); }
+  // The kernel that follows must wait for this one before it reads the step.
+  bool fetches() const { return params_.bytes > 0; }
 
  private:
-  AppendParams params_;
+  FetchParams params_;
   const void* kernel_;
   int32_t slices_;
 };

@@ -47,7 +47,8 @@ static_assert(sizeof(PagedRow) == 32);
 struct alignas(16) PagedStep {
   int32_t num_rows = 0;  // at most BatchClass::max_rows; the kernels ignore later rows
   int32_t plane = 0;     // of the cache, from 0
-  int32_t unused[2] = {0, 0};
+  uint32_t number = 0;   // stored at Buffers::done when the results are complete
+  int32_t unused = 0;
 };
 
 }  // namespace ringattn::worker::cuda::paged

@@ -56,6 +56,21 @@ struct AppendParams {
   int32_t v_token_bytes = 0;
 };
 
+// The append of one step whose description and tensors are fetched first (FetchedInput).
+struct FetchParams {
+  AppendParams append;
+  const char* source = nullptr;
+  char* target = nullptr;
+  int32_t bytes = 0;
+  bool appends = true;  // false: fetches alone
+};
+
+// Tells the host that a launch has ended: the last thread block stores PagedStep::number.
+struct DoneSignal {
+  uint32_t* counter = nullptr;  // zero between launches: thread blocks that have ended
+  uint32_t* word = nullptr;     // null: no signal
+};
+
 }  // namespace ringattn::worker::cuda::paged
 
 #endif  // RINGATTN_WORKER_KERNELS_CUDA_PAGED_STEP_PARAMS_H_

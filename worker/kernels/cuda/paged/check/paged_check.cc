@@ -9,7 +9,8 @@
 //   --progress  prints each case before it runs
 //
 // Each case runs by a plain launch, by a captured graph whose step did not exist at the capture,
-// and without the append. All must give the same bits. Entries that no row has are NaN, outputs are
+// without the append, and with an input that the launches fetch and a signal of their end where the
+// input is small enough. All must give the same bits. Entries that no row has are NaN, outputs are
 // NaN before each run, and memory around and between results must stay untouched.
 #include <cuda_runtime_api.h>
 
@@ -26,6 +27,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "worker/kernels/cuda/paged/check/device_buffer.h"
+#include "worker/kernels/cuda/paged/check/fetched_step.h"
 #include "worker/kernels/cuda/paged/check/paged_case.h"
 #include "worker/kernels/cuda/paged/check/parallel_for.h"
 #include "worker/kernels/cuda/paged/check/reference.h"
@@ -78,6 +80,7 @@ struct Worst {
 // The device's copy of a case, and its results.
 struct DeviceCase {
   DeviceBuffer cache, step, rows, tables, q, k, v, out, lse, sinks, workspace;
+  FetchedStep fetched;
 
   Buffers buffers(const PagedCase& c) const {
     Buffers b;
@@ -341,10 +344,17 @@ bool CacheAsExpected(const PagedCase& c, const DeviceCase& on_device) {
   return true;
 }
 
-// Empty, or what is wrong. Sets *kernels to who served.
+// How a case ran.
+struct Served {
+  std::string kernels;
+  bool fetched = false;  // also with a fetched step
+  bool signals = false;  // whose end was signalled
+};
+
+// Empty, or what is wrong.
 std::string RunCase(const PagedCase& c, const DeviceInfo& device, KernelChoice choice,
                     DeviceCase& on_device, cudaStream_t stream, std::mt19937_64& random,
-                    Worst& worst, std::string& kernels) {
+                    Worst& worst, Served& served) {
   const int64_t workspace_bytes =
       PagedAttention::WorkspaceBytes(c.shape, c.options, c.batch, device, choice);
   on_device.Upload(c);
@@ -352,7 +362,7 @@ std::string RunCase(const PagedCase& c, const DeviceInfo& device, KernelChoice c
   auto attention =
       PagedAttention::Create(c.shape, c.options, c.batch, on_device.buffers(c), device, choice);
   if (!attention.ok()) return std::string(attention.status().message());
-  kernels = (*attention)->kernels();
+  served.kernels = (*attention)->kernels();
 
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
@@ -394,6 +404,13 @@ std::string RunCase(const PagedCase& c, const DeviceInfo& device, KernelChoice c
     Check(cudaStreamSynchronize(stream), "read");
     if (on_device.out.Download<char>() != out) error = "reading alone gave other bits";
   }
+  if (error.empty() && on_device.fetched.Lay(c)) {
+    served.fetched = true;
+    error = on_device.fetched.Run(
+        c, on_device.buffers(c), device, choice, stream, out, lse,
+        [&] { on_device.UploadCache(c); }, [&] { return CacheAsExpected(c, on_device); },
+        &served.signals);
+  }
   Check(cudaGraphExecDestroy(executable), "graph");
   Check(cudaGraphDestroy(graph), "graph");
   return error;
@@ -402,9 +419,12 @@ std::string RunCase(const PagedCase& c, const DeviceInfo& device, KernelChoice c
 // Counts the features that the cases of a run had. A complete run must have each at least once.
 class Coverage {
  public:
-  void Add(const PagedCase& c, const std::string& kernels) {
+  void Add(const PagedCase& c, const Served& served) {
+    const std::string& kernels = served.kernels;
     const auto count = [&](bool met, const std::string& name) { counts_[name] += met ? 1 : 0; };
     count(true, kernels);
+    count(served.fetched, absl::StrCat("fetched by ", kernels));
+    count(served.signals, "signalled ends");
     count(true, absl::StrCat(kernels, " ", DTypeName(c.shape.dtype)));
     count(true, absl::StrCat("blocks of ", c.shape.block_tokens));
     count(c.options.window_left >= 0, "window");
@@ -495,18 +515,18 @@ int Main(const Arguments& arguments) {
       std::fflush(stdout);
     }
     for (const KernelChoice choice : choices) {
-      std::string kernels;
+      Served served;
       Worst of_case;
       const std::string error =
-          RunCase(c, device, choice, on_device, stream, random, of_case, kernels);
+          RunCase(c, device, choice, on_device, stream, random, of_case, served);
       ++runs;
-      coverage.Add(c, kernels);
-      Worst& of_kind = worst[absl::StrCat(kernels, " ", DTypeName(c.shape.dtype))];
+      coverage.Add(c, served);
+      Worst& of_kind = worst[absl::StrCat(served.kernels, " ", DTypeName(c.shape.dtype))];
       of_kind.out = std::max(of_kind.out, of_case.out);
       of_kind.lse = std::max(of_kind.lse, of_case.lse);
       if (error.empty()) continue;
       if (++failures <= kMostFailures) {
-        std::printf("FAILED --only=%d, %s: %s\n  %s\n", i, kernels.c_str(), error.c_str(),
+        std::printf("FAILED --only=%d, %s: %s\n  %s\n", i, served.kernels.c_str(), error.c_str(),
                     c.Describe().c_str());
         std::fflush(stdout);
       }

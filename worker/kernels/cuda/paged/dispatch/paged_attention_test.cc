@@ -74,6 +74,20 @@ TEST(PagedAttention, NamesTheArgumentThatIsOutOfRange) {
        "out must be aligned to 16 bytes"},
       {[](Arguments& a) { a.buffers.workspace = static_cast<char*>(a.buffers.workspace) + 16; },
        "workspace must be aligned to 256 bytes"},
+      {[](Arguments& a) { a.buffers.done = reinterpret_cast<uint32_t*>(uintptr_t{2}); },
+       "done must be aligned to 4 bytes"},
+      {[](Arguments& a) {
+         a.buffers.fetched = {a.buffers.cache, a.buffers.cache, 24};
+       },
+       "fetched.bytes is 24; it must be a multiple of 16"},
+      {[](Arguments& a) {
+         a.buffers.fetched = {a.buffers.cache, a.buffers.cache, 2 << 20};
+       },
+       "fetched.bytes is 2097152; it must be from 0 to 1048576"},
+      {[](Arguments& a) {
+         a.buffers.fetched = {nullptr, a.buffers.cache, 16};
+       },
+       "fetched.source is null"},
   };
   for (const auto& [change, text] : cases) {
     Arguments arguments;

@@ -68,17 +68,24 @@ class PortableAttention final : public PagedAttention {
   }
 
   absl::Status Enqueue(cudaStream_t stream) const override {
-    if (absl::Status status = append_.Launch(stream); !status.ok()) return status;
-    return launch_.Launch(&params_, overlaps_ && !append_.empty(), stream);
+    return Attend(/*appends=*/true, stream);
   }
   absl::Status EnqueueRead(cudaStream_t stream) const override {
-    return launch_.Launch(&params_, /*overlap=*/false, stream);
+    return Attend(/*appends=*/false, stream);
   }
   absl::Status EnqueueAppend(cudaStream_t stream) const override { return append_.Launch(stream); }
+  bool signals_done() const override { return false; }
   int64_t zeroed_bytes() const override { return zeroed_bytes_; }
   const char* kernels() const override { return "portable"; }
 
  private:
+  absl::Status Attend(bool appends, cudaStream_t stream) const {
+    if (absl::Status status = append_.Launch(stream, appends); !status.ok()) return status;
+    // The kernel reads the step before it waits for the append, so not while that is fetched.
+    const bool overlap = overlaps_ && append_.launches(appends) && !append_.fetches();
+    return launch_.Launch(&params_, overlap, stream);
+  }
+
   AppendLaunch append_;
   PortableParams params_;
   KernelLaunch launch_;

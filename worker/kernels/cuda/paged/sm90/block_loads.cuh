@@ -62,7 +62,8 @@ class TableWindow {
  private:
   __device__ __forceinline__ int32_t Load(int32_t base) const {
     const int32_t element = base + static_cast<int32_t>(threadIdx.x & 31);
-    return element >= first_ && element < end_ ? __ldg(table_ + element) : 0;
+    // Not __ldg: the table may have been fetched while this kernel was already set up.
+    return element >= first_ && element < end_ ? table_[element] : 0;
   }
 
   const int32_t* table_;

@@ -25,6 +25,21 @@ __device__ __forceinline__ void ClearUnusedQueries(const DecodeParams& params, c
   SyncThreads<128>(DecodeProducts<Shape>::kMergeTurn);
 }
 
+// Counts this thread block, after its last results. The last one signals the host. Executed by the
+// consumer group.
+template <typename Shape>
+__device__ __forceinline__ void SignalDone(const DecodeParams& params) {
+  if (params.done.word == nullptr) return;
+  SyncThreads<128>(DecodeProducts<Shape>::kMergeTurn);
+  if (threadIdx.x % 128 != 0) return;
+  __threadfence_system();  // results of all threads of the group, which may be in host memory
+  if (atomicInc(params.done.counter, gridDim.x - 1) != gridDim.x - 1) return;
+  __threadfence_system();
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(params.done.word),
+               "r"(params.step.step->number)
+               : "memory");
+}
+
 // kParted: the cache holds one of several parts of each sequence.
 template <typename Shape, bool kParted>
 __device__ __forceinline__ void RunDecode(const DecodeParams& params, char* memory) {
@@ -39,7 +54,8 @@ __device__ __forceinline__ void RunDecode(const DecodeParams& params, char* memo
   if (threadIdx.x == 32) InitPagedBarriers<Shape>(shared);
   const int column = static_cast<int>(blockIdx.x) / params.split.packs;
   const int pack_index = static_cast<int>(blockIdx.x) % params.split.packs;
-  // The step's description is older than the append in front of this kernel.
+  // Unless it is fetched, the step's description is older than the append in front of this kernel.
+  if (params.step_is_fetched) asm volatile("griddepcontrol.wait;" ::: "memory");
   const ColumnStart start = FindColumn<Shape::kKeys, Shape::kThreads>(
       params.step, split, column,
       *reinterpret_cast<ColumnScratch<Shape::kThreads>*>(memory + Shape::kScratch));
@@ -50,6 +66,7 @@ __device__ __forceinline__ void RunDecode(const DecodeParams& params, char* memo
   } else if (warp >= 4) {
     ClearUnusedQueries<Shape>(params, memory);
     cuda::sm90::ForwardConsumer<Shape, DecodeProducts<Shape>>::Run(params, memory, shared, 0);
+    SignalDone<Shape>(params);
   }
 }
 

@@ -32,7 +32,7 @@ struct DecodeProducer {
     uint32_t round = 0;
     // This kernel may start before the append has ended. The new entries are in memory after the
     // wait. All other warps wait for copies of this one. Rows and tables were written before the
-    // append.
+    // append, or the thread block has waited for them.
     bool waited = false;
     const auto await_append = [&waited] {
       if (waited) return;

@@ -24,6 +24,8 @@ struct DecodeParams : cuda::sm90::ForwardKernelParams {
   BlockMaps blocks;
   StepParams step;
   SplitParams split;
+  DoneSignal done;
+  bool step_is_fetched = false;  // by the kernel in front of this one
 };
 
 // Items are tiles of queries of one head. `counters` deals them out.

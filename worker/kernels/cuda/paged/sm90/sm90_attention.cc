@@ -135,13 +135,13 @@ class Sm90Attention final : public PagedAttention {
   }
 
   absl::Status Enqueue(cudaStream_t stream) const override {
-    if (absl::Status status = append_.Launch(stream); !status.ok()) return status;
-    return Attend(/*overlap=*/!append_.empty(), stream);
+    return Attend(/*appends=*/true, stream);
   }
   absl::Status EnqueueRead(cudaStream_t stream) const override {
-    return Attend(/*overlap=*/false, stream);
+    return Attend(/*appends=*/false, stream);
   }
   absl::Status EnqueueAppend(cudaStream_t stream) const override { return append_.Launch(stream); }
+  bool signals_done() const override { return decode_.done.word != nullptr; }
   int64_t zeroed_bytes() const override { return zeroed_bytes_; }
   const char* kernels() const override { return "sm90"; }
 
@@ -162,6 +162,12 @@ class Sm90Attention final : public PagedAttention {
         ForwardParamsOf(problem, buffers, workspace, split.head_pack, split.tile_rows);
     decode_.step = StepParamsOf(problem, buffers);
     decode_.split = SplitParamsOf(problem, buffers, workspace, split);
+    decode_.step_is_fetched = append_.fetches();
+    if (problem.batch.max_q_tokens <= kMaxDecodeQueries && buffers.done != nullptr) {
+      decode_.done.counter =
+          reinterpret_cast<uint32_t*>(static_cast<char*>(buffers.workspace) + workspace.done);
+      decode_.done.word = buffers.done;
+    }
     absl::Status status =
         EncodeBlocks(problem.shape, buffers.cache, kernel.tile_keys, decode_.blocks);
     if (!status.ok()) return status;
@@ -193,9 +199,10 @@ class Sm90Attention final : public PagedAttention {
     return prefill_launch_.Load();
   }
 
-  absl::Status Attend(bool overlap, cudaStream_t stream) const {
-    if (absl::Status s = decode_launch_.Launch(&decode_, overlap, stream); !s.ok()) return s;
-    if (!prefills_) return absl::OkStatus();
+  absl::Status Attend(bool appends, cudaStream_t stream) const {
+    if (absl::Status status = append_.Launch(stream, appends); !status.ok()) return status;
+    absl::Status status = decode_launch_.Launch(&decode_, append_.launches(appends), stream);
+    if (!status.ok() || !prefills_) return status;
     return prefill_launch_.Launch(&prefill_, /*overlap=*/false, stream);
   }
 
