@@ -63,11 +63,11 @@ absl::Status Encode(DType dtype, const MapShape& shape, const char* name, Tensor
   const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(shape.box_heads),
                              static_cast<cuuint32_t>(shape.box_tokens), 1};
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
-  // The L2 cache fetches at most one head's row at a time, which is all that a thread block reads.
-  const CUtensorMapL2promotion promotion =
-      head_bytes % 256 == 0   ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
-      : head_bytes % 128 == 0 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-                              : CU_TENSOR_MAP_L2_PROMOTION_L2_64B;
+  // A box has 128 bytes of a row. If the L2 cache fetched 256 bytes for each, a decode of long
+  // sequences would read 4.20 in place of 4.57 TB/s (one H200).
+  const CUtensorMapL2promotion promotion = head_bytes % 128 == 0
+                                               ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                               : CU_TENSOR_MAP_L2_PROMOTION_L2_64B;
   CUtensorMap map;
   const CUresult result = (*encode)(
       &map,
