@@ -59,6 +59,21 @@ def test_the_bundle_needs_nothing_but_glibc(bundle):
         assert all(name.split(".so")[0] in GLIBC for name in outside), outside
 
 
+# Encryption is then as fast as the target machine's OpenSSL.
+def test_a_bundle_without_openssl_takes_the_machines(tmp_path):
+    if shutil.which("patchelf") is None:
+        pytest.skip("patchelf is not installed (deploy/install_deps.sh patchelf)")
+    done = subprocess.run([ROOT / "deploy/bundle.sh", f"--bin={BIN.resolve()}", "--system-openssl",
+                           f"--output={tmp_path}/ringattn"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "openssl: the target machine's, 3.0 or newer" in done.stdout
+    ldd = subprocess.run(["ldd", tmp_path / "ringattn/bin/ringattn-worker"], capture_output=True, text=True,
+                         check=True).stdout
+    outside = {line.split()[0].split(".so")[0] for line in ldd.splitlines()
+               if "=>" in line and str(tmp_path) not in line}
+    assert {"libssl", "libcrypto"} <= outside <= GLIBC | {"libssl", "libcrypto"}, outside
+
+
 def test_quickstart_from_a_bundle(bundle, bare_environment):
     quickstart = ROOT / "deploy/quickstart.sh"
     try:
