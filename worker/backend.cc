@@ -13,7 +13,7 @@
 #include "worker/comm/wire/wire_ring_transport.h"
 #include "worker/device/cpu/cpu_device.h"
 #include "worker/device_name.h"
-#include "worker/service/measurement.h"
+#include "worker/measurement/device_measurement.h"
 
 #ifdef RINGATTN_WITH_CUDA
 #include "worker/cuda_backend.h"

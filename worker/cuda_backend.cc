@@ -20,7 +20,7 @@
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/device/cuda/cuda_kv_caches.h"
 #include "worker/device/cuda/pci_slot.h"
-#include "worker/service/measurement.h"
+#include "worker/measurement/device_measurement.h"
 
 namespace ringattn::worker {
 namespace {

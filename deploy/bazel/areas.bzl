@@ -65,6 +65,7 @@ AREAS = {
             "worker/region",
             "worker/direct",
             "worker/kv",
+            "worker/measurement",
             "worker/service",
         ],
     ),

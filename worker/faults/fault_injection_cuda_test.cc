@@ -14,7 +14,7 @@
 #include "worker/comm/peer/peer_ring_transport.h"
 #include "worker/device/cuda/cuda_device.h"
 #include "worker/faults/fault_injection.h"
-#include "worker/service/ring_measurement.h"
+#include "worker/measurement/ring_measurement.h"
 
 namespace ringattn::worker {
 namespace {

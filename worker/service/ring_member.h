@@ -14,10 +14,10 @@
 #include "worker/comm/communicator.h"
 #include "worker/device/device.h"
 #include "worker/executor/operation.h"
+#include "worker/measurement/ring_measurement.h"
 #include "worker/operation/operation_registry.h"
 #include "worker/service/activity_probe.h"
 #include "worker/service/operation_runner.h"
-#include "worker/service/ring_measurement.h"
 #include "worker/service/watchdog.h"
 
 namespace ringattn::worker {

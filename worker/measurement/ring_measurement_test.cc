@@ -1,4 +1,4 @@
-#include "worker/service/ring_measurement.h"
+#include "worker/measurement/ring_measurement.h"
 #include "worker/comm/communicator_wrapper.h"
 
 #include <atomic>

@@ -1,4 +1,4 @@
-#include "worker/service/ring_measurement.h"
+#include "worker/measurement/ring_measurement.h"
 
 #include <algorithm>
 #include <memory>

@@ -1,7 +1,7 @@
 // Measures the links of a newly formed ring by passing blocks around it. The figures are rough,
 // because accurate ones would delay forming.
-#ifndef RINGATTN_WORKER_SERVICE_RING_MEASUREMENT_H_
-#define RINGATTN_WORKER_SERVICE_RING_MEASUREMENT_H_
+#ifndef RINGATTN_WORKER_MEASUREMENT_RING_MEASUREMENT_H_
+#define RINGATTN_WORKER_MEASUREMENT_RING_MEASUREMENT_H_
 
 #include <cstdint>
 #include <vector>
@@ -72,4 +72,4 @@ int64_t BlockBytesAfterProbe(int64_t probe_bytes, absl::Duration probe_time,
 
 }  // namespace ringattn::worker
 
-#endif  // RINGATTN_WORKER_SERVICE_RING_MEASUREMENT_H_
+#endif  // RINGATTN_WORKER_MEASUREMENT_RING_MEASUREMENT_H_

@@ -1,4 +1,4 @@
-#include "worker/service/measurement.h"
+#include "worker/measurement/device_measurement.h"
 
 #include <atomic>
 #include <memory>

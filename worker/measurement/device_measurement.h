@@ -1,7 +1,7 @@
 // Measures at start-up what this worker can do, for the planner's cost model. The figures are
 // rough, because accurate ones would delay the start.
-#ifndef RINGATTN_WORKER_SERVICE_MEASUREMENT_H_
-#define RINGATTN_WORKER_SERVICE_MEASUREMENT_H_
+#ifndef RINGATTN_WORKER_MEASUREMENT_DEVICE_MEASUREMENT_H_
+#define RINGATTN_WORKER_MEASUREMENT_DEVICE_MEASUREMENT_H_
 
 #include <cstdint>
 #include <vector>
@@ -34,4 +34,4 @@ absl::StatusOr<double> MeasureCallSeconds(Device& device, absl::Duration budget)
 
 }  // namespace ringattn::worker
 
-#endif  // RINGATTN_WORKER_SERVICE_MEASUREMENT_H_
+#endif  // RINGATTN_WORKER_MEASUREMENT_DEVICE_MEASUREMENT_H_
