@@ -125,11 +125,15 @@ class Release:
                          "--deadline=200s", *flags, check=check, timeout=timeout)
         if done.returncode != 0:
             return done
+        self.verify(inputs, output, *flags)
+        output.unlink()
+        return int(json.loads(done.stdout)["attempts"])
+
+    @staticmethod
+    def verify(inputs, output, *flags):
         options = [flag for flag in flags if flag in ("--causal",) or flag.startswith("--window")]
         subprocess.run([CLI, "verify", f"--input={inputs}", f"--output={output}", "--rows=16",
                         *options], check=True, capture_output=True)
-        output.unlink()
-        return int(json.loads(done.stdout)["attempts"])
 
     def wait_busy(self, seconds=30):
         """Until requests hold memory on every member."""
