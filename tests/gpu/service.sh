@@ -22,6 +22,8 @@
 #   290 s  --only=hosts                        (four GPUs; four workers share two GPUs or one, at 24 s
 #             for each start; parts: hosts-hops, hosts-one, hosts-wire, hosts-nccl; the bundle also needs
 #             //worker/comm/mixed:mixed_hop_rate)
+#   200 s  --only=hosts-exposed,hosts-unequal  (two to four GPUs; the bundle also needs
+#             //common/plan/testing:ring_times; with four, hosts-hidden as well)
 #   300 s  --only=kv                           (the bundle also needs //tests/e2e:kv_service_sweep,
 #             //tests/bench:kv_gpu_bench and //worker/kernels/cuda/paged:paged_bench)
 # Tokens per GPU decide how well a ring can do: 8K, 16K and 64K of them are 32k, 64k and 256k on four

@@ -1,16 +1,20 @@
 """What nvidia-smi knows."""
 
+import os
 import subprocess
 import tempfile
 
 
 def names():
+    """A line for each GPU that workers see."""
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20,
                               check=False)
     except OSError:
         return []
-    return [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
+    found = [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
+    visible = [index for index in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if index.isdigit()]
+    return [found[int(index)] for index in visible if int(index) < len(found)] if visible else found
 
 
 class Watch:

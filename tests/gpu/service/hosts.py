@@ -10,6 +10,7 @@ workers on the same GPUs (--shared_gpu). The workers of a GPU take turns, so a w
 hidden by the others' kernels, and NCCL's kernels wait for their turn."""
 
 import contextlib
+import dataclasses
 import itertools
 import time
 
@@ -26,8 +27,8 @@ PASSES = ("forward", "backward")
 WORKERS, PER_HOST = 4, 2
 # By rank, by number of GPUs. Ranks 1 and 2, and 3 and 0, are neighbours over the host boundary.
 GPUS = {4: (0, 1, 2, 3), 2: (0, 1, 1, 0), 1: (0, 0, 0, 0)}
-# Memory of a worker that shares its GPU.
-MEMORY = {2: "48GiB", 1: "24GiB"}
+# Memory of a worker, by the number of workers that share its GPU.
+MEMORY = {2: "48GiB", 3: "32GiB", 4: "24GiB"}
 # (hosts, --ring_transport), by the name of the part after "hosts-".
 LAYOUTS = {"one": (1, "peer"), "wire": (2, "peer+wire"), "nccl": (2, "peer+nccl")}
 # What may carry the ring's bytes, by --ring_transport on two hosts. CPU workers have sockets only.
@@ -64,25 +65,41 @@ def lengths_of(session, hosts, transport):
     return (LENGTHS_ON_ONE if gpu_count(session) == 1 else LENGTHS)[transport]
 
 
-def started_on_hosts(session, hosts):
-    """Returns a folder with the bundle's programs, whose workers start on `hosts` emulated hosts, on the GPUs
-    of gpus_by_rank, and with slots that give worker-N rank N."""
-    folder = session.scratch / f"on-{hosts}-hosts"
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The emulated host of each rank, and its GPU. Without GPUs, the workers use CPUs."""
+    hosts: tuple
+    gpus: tuple = ()
+
+    def sharing(self):
+        """The most workers of one GPU."""
+        return max((self.gpus.count(gpu) for gpu in self.gpus), default=1)
+
+
+def placement_of(session, hosts):
+    return Placement(tuple(rank * hosts // WORKERS for rank in range(WORKERS)), gpus_by_rank(session))
+
+
+def started_on_hosts(session, placement):
+    """Returns a folder with the bundle's programs, whose workers start as placed, with slots that give worker-N
+    rank N."""
+    hosts, gpus = (" ".join(map(str, by_rank)) for by_rank in (placement.hosts, placement.gpus))
+    folder = session.scratch / f"on-hosts-{hosts}-{gpus}".replace(" ", "")
     if folder.exists():
         return folder
     folder.mkdir()
     for program in session.bin.iterdir():
         if program.name != "ringattn-worker":
             (folder / program.name).symlink_to(program)
-    per_host = WORKERS // hosts
+    # NCCL regards workers of one host as on different ones if they share a GPU.
+    one_gpu = placement.sharing() == len(placement.hosts) > 1
     wrapper = folder / "ringattn-worker"
     wrapper.write_text(
         "#!/bin/sh\n"
         'for flag; do case $flag in --name=worker-*) rank=${flag#--name=worker-} ;; esac; done\n'
-        f"host=host$((rank / {per_host}))\n"
-        f"gpu=$(echo {' '.join(map(str, gpus_by_rank(session)))} | cut -d' ' -f$((rank + 1)))\n"
-        # NCCL regards workers of one host as on different ones if they share a GPU.
-        f"nccl_host=$host{'-$rank' if gpu_count(session) == 1 else ''}\n"
+        f"host=host$(echo {hosts} | cut -d' ' -f$((rank + 1)))\n"
+        f"gpu=$(echo {gpus} | cut -d' ' -f$((rank + 1)))\n"
+        f"nccl_host=$host{'-$rank' if one_gpu else ''}\n"
         "for flag; do\n"
         "  shift\n"
         "  case $flag in --device=cuda:*) flag=--device=cuda:$gpu ;; esac\n"
@@ -95,21 +112,21 @@ def started_on_hosts(session, hosts):
 
 
 @contextlib.contextmanager
-def cluster(session, name, hosts, transport, line):
-    """A ring of all workers on `hosts` emulated hosts; what the workers measured is put into `line`."""
-    ring = session.make_ring(name, WORKERS, "cuda" if session.gpu else "cpu", transport)
-    ring.up_flags = [f"--bin_dir={started_on_hosts(session, hosts)}"]
-    if gpu_count(session) in MEMORY:
+def cluster(session, name, placement, transport, line, worker_flags=()):
+    """A ring of all placed workers; what the workers measured is put into `line`."""
+    ring = session.make_ring(name, len(placement.hosts), "cuda" if session.gpu else "cpu", transport)
+    if placement.sharing() > 1:
         # The workers of a GPU fit on it, and their kernels do not spin for keys on each other's time.
-        ring.up_flags += [f"--worker_flag={flag}" for flag in (
-            f"--memory_limit={MEMORY[gpu_count(session)]}", "--shared_gpu", "--no_late_keys")]
+        worker_flags = [*worker_flags, f"--memory_limit={MEMORY[placement.sharing()]}", "--shared_gpu",
+                        "--no_late_keys"]
+    ring.up_flags = [f"--bin_dir={started_on_hosts(session, placement)}",
+                     *(f"--worker_flag={flag}" for flag in worker_flags)]
     session.ring = ring
     try:
         ring.ensure()
         workers = sorted(ring.topology_or_none()["workers"], key=lambda worker: worker["rank"])
         found = [worker.get("location", {}).get("host") for worker in workers]
-        check(found == [f"host{rank * hosts // WORKERS}" for rank in range(WORKERS)],
-              f"the ranks are on {found}")
+        check(found == [f"host{host}" for host in placement.hosts], f"the ranks are on {found}")
         line["up_seconds"] = ring.up_seconds
         line["rates"] = [{key: value for key, value in worker.items() if "_per_second" in key
                           and isinstance(value, (int, float))} for worker in workers]
@@ -148,11 +165,11 @@ def deterministic(session, ring):
     return found
 
 
-def sweep(session, result):
+def sweep(session, result, world_size=WORKERS):
     # Here because correctness imports session, and parts without the sweep need not.
     from correctness import sweep_cases
     seconds = session.args.sweep_seconds or (5 if session.gpu else 3)
-    session.workers, workers = WORKERS, session.workers
+    session.workers, workers = world_size, session.workers
     try:
         for name, flags in SWEEPS.items():
             result[name] = sweep_cases(session, [*flags, f"--budget={seconds}s"])
@@ -189,7 +206,8 @@ def run_layout(session, steps, result, name, hosts, transport):
     schedules = SCHEDULES if hosts > 1 else ("ring",)
 
     def run():
-        with cluster(session, name.replace(" ", "-").replace("+", "-"), hosts, transport, line) as ring:
+        placement = placement_of(session, hosts)
+        with cluster(session, name.replace(" ", "-").replace("+", "-"), placement, transport, line) as ring:
             line["deterministic"] = steps.run(f"{name}, deterministic", 40, deterministic, session, ring)
             session.harness.log(f"{name}, deterministic: {line['deterministic']}")
             if hosts > 1:

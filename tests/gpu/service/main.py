@@ -11,6 +11,8 @@ import deterministic
 import direct
 import faults
 import hosts
+import hosts_exposed
+import hosts_unequal
 import memory
 import packed_inputs
 import peer
@@ -68,6 +70,9 @@ def parts_of(session):
              "peer-memory": (200, peer_memory.part(session), False),
              "hosts": (290, hosts.part(session), False),
              **{f"hosts-{name}": (130, hosts.part(session, name), False) for name in ("hops", *hosts.LAYOUTS)},
+             "hosts-exposed": (200, hosts_exposed.part(session), False),
+             "hosts-hidden": (150, hosts_exposed.hidden_part(session), False),
+             "hosts-unequal": (200, hosts_unequal.part(session), False),
              "memory": (150, memory.part(session), False),
              "quickstart": (90, quickstart.part(session), False),
              "peer": (150, peer.part(session), False),

@@ -332,7 +332,7 @@ def peer_table(parts):
 def hosts_table(parts):
     found = [part for name, part in parts.items() if name.split("-")[0] == "hosts"]
     part = {key: {name: value for each in found for name, value in each.get(key, {}).items()}
-            for key in ("hops", "layouts", "of_one_host")}
+            for key in ("hops", "layouts", "of_one_host", "exposed")}
     gpus = next((each["gpus"] for each in found if "gpus" in each), [])
     hops = [(name, gigabytes(ring["pair_bytes_per_second"]), number(ring.get("pair_of_one_host")),
              gigabytes(ring["ring_bytes_per_second"]), number(ring.get("ring_of_one_host")))
@@ -346,7 +346,13 @@ def hosts_table(parts):
                 for key in ("link_bytes_per_second", "host_link_bytes_per_second",
                             "host_total_bytes_per_second")))
              for name, layout in part["layouts"].items()]
-    return (table(f"A hop inside a host, GB/s each way; GPUs by rank {gpus}",
+    exposed = [(*key.split(), ms(line["seconds"]), ms(line["simulated"]["seconds"]), ms(line["exposed_seconds"]),
+                ms(line["simulated"]["exposed_seconds"]), line["compared"], number(line["ratio"]))
+               for key, line in part["exposed"].items()]
+    return (table("Exposed exchange between hosts, measured and simulated, ms",
+                  ("of the hiding length", "tokens", "pass", "schedule", "pass", "simulated", "exposed", "simulated",
+                   "compared", "ratio"), exposed)
+            + table(f"A hop inside a host, GB/s each way; GPUs by rank {gpus}",
                   ("ring", "both ways", "of one host", "with a hop between hosts", "of one host"), hops)
             + table("Rings over emulated hosts", ("ring", "tokens", "pass", "schedule", "ms", "rate of one host's"),
                     passes)

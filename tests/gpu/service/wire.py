@@ -29,7 +29,9 @@ def bench(session, shape, command, *options, transport="relay", plan=None):
     last = report["last_run"]
     moved = last["bytes"].get(transport)
     check(moved, f"the tensors did not travel by {transport}: {last['bytes']}")
-    return {"tokens": shape.seq_len, "call_seconds": report["seconds"]["median"],
+    return {"tokens": shape.seq_len,
+            "plan": {key: last["plan"][key] for key in ("world_size", "schedule", "reason")},
+            "call_seconds": report["seconds"]["median"],
             "ring_seconds": report["stage_seconds"]["compute"],
             "stage_seconds": report["stage_seconds"],
             # For the last run: the slowest rank's share of the compute stage. The stage lasts from
