@@ -4,8 +4,10 @@
 With several builds, rounds alternate between them, and the table ends with ratios to the first:
 
   small_requests.py --bin_dir DIR [--bin_dir DIR]... [--in_flight 1,8,64] [--rounds 3] [--seconds 2] [--cpu]
+                    [--conditions default,processors=4,awake]
 
-DIR has ringattn, ringattn-server and ringattn-worker. Needs no packages. `ringattn bench` verifies the first result
+Each build is measured under each condition. `processors=N` binds the coordinator to N processors. `awake` keeps all
+processors of this process busy with loops of idle priority, so that no wake-up waits for a halted one. DIR has ringattn, ringattn-server and ringattn-worker. Needs no packages. `ringattn bench` verifies the first result
 of each level. Prints CSV: medians of the rounds, and medians of the ratios of paired rounds.
 """
 import argparse
@@ -29,7 +31,8 @@ def start(args, bin_dir, port, state):
          f"--device={'cpu' if args.cpu else 'cuda'}", f"--port={port}", f"--metrics_port={port + 1}"],
         check=True, stdout=subprocess.DEVNULL)
     ids = {}
-    for process in pathlib.Path("/proc").glob("[0-9]*"):
+    # An earlier service of the same programs may still be ending.
+    for process in sorted(pathlib.Path("/proc").glob("[0-9]*"), key=lambda entry: int(entry.name)):
         with contextlib.suppress(OSError):
             program = pathlib.Path(os.readlink(process / "exe"))
             if program.parent == bin_dir:
@@ -70,6 +73,33 @@ def measure(args, bin_dir, port, processes, in_flight):
     return row
 
 
+@contextlib.contextmanager
+def condition(name, coordinator):
+    """Applies a condition while measurements run."""
+    processors = sorted(os.sched_getaffinity(0))
+    loops = []
+    kind, _, count = name.partition("=")
+    if kind == "processors":
+        bind(coordinator, processors[:int(count)])
+    elif kind == "awake":
+        loops = [subprocess.Popen(["taskset", "-c", str(processor), "chrt", "--idle", "0", "sh", "-c", "while :; do :; done"])
+                 for processor in processors]
+    elif kind != "default":
+        sys.exit(f"--conditions: {name} is none of default, processors=N, awake")
+    try:
+        yield
+    finally:
+        bind(coordinator, processors)
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def bind(process, processors):
+    subprocess.run(["taskset", "-a", "-p", "-c", ",".join(map(str, processors)), str(process)], check=True,
+                   stdout=subprocess.DEVNULL)
+
+
 def print_row(name, in_flight, figures):
     print(f"{name},{in_flight}," + ",".join(f"{figure:.3f}" for figure in figures), flush=True)
 
@@ -81,12 +111,15 @@ def main():
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--conditions", default="default")
     parser.add_argument("--port", type=int, default=17800)
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
     builds = [bin_dir.resolve() for bin_dir in args.bin_dir]
     levels = [int(level) for level in args.in_flight.split(",")]
-    rows = {(build, level): [] for build in builds for level in levels}
+    names = args.conditions.split(",")
+    variants = [(build, name) for build in builds for name in names]
+    rows = {(variant, level): [] for variant in variants for level in levels}
     with contextlib.ExitStack() as stack:
         services = {}
         for index, build in enumerate(builds):
@@ -96,16 +129,20 @@ def main():
                            stdout=subprocess.DEVNULL)
         for _ in range(args.rounds):
             for level in levels:
-                for build in builds:
-                    rows[build, level].append(measure(args, build, *services[build], level))
-    print("build,in_flight," + ",".join(COLUMNS))
-    for (build, level), measured in rows.items():
-        print_row(build, level, [statistics.median(row[column] for row in measured) for column in COLUMNS])
-    for build in builds[1:]:
+                for variant in variants:
+                    build, name = variant
+                    with condition(name, services[build][1]["coordinator_ms"]):
+                        rows[variant, level].append(measure(args, build, *services[build], level))
+    print("build,condition,in_flight," + ",".join(COLUMNS))
+    for ((build, name), level), measured in rows.items():
+        print_row(f"{build},{name}", level,
+                  [statistics.median(row[column] for row in measured) for column in COLUMNS])
+    first = variants[0]
+    for variant in variants[1:]:
         for level in levels:
-            pairs = list(zip(rows[build, level], rows[builds[0], level]))
-            print_row(f"{build} / {builds[0]}", level,
-                      [statistics.median(row[column] / first[column] for row, first in pairs) for column in COLUMNS])
+            pairs = list(zip(rows[variant, level], rows[first, level]))
+            print_row(f"{variant[0]} / {first[0]},{variant[1]} / {first[1]}", level,
+                      [statistics.median(row[column] / other[column] for row, other in pairs) for column in COLUMNS])
 
 
 if __name__ == "__main__":

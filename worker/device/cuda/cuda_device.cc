@@ -9,14 +9,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "worker/device/cuda/cuda_status.h"
+#include "worker/device/cuda/exact_timers.h"
 
 namespace ringattn::worker {
 namespace {
 
-// Polling intervals of the service thread: while downloads wait for copies, and while there are
-// only calls or idle downloads. The second one bounds the time until a stop reaches the kernels.
-constexpr absl::Duration kBusyPause = absl::Microseconds(200);
+// Polling intervals of the service thread. While there are only calls or idle downloads: this
+// bounds the time until a stop reaches the kernels. A reader that begins to wait ends the pause.
 constexpr absl::Duration kPause = absl::Milliseconds(1);
+// While downloads wait for copies: short at first, because a small copy takes 10 us.
+constexpr absl::Duration kShortestBusyPause = absl::Microseconds(10);
+constexpr absl::Duration kLongestBusyPause = absl::Microseconds(200);
 constexpr int kOldestComputeMajor = 8;
 
 absl::Status NoSuchDevice(int device, int count) {
@@ -135,6 +138,7 @@ absl::Status CudaDevice::Init() {
       CudaStaging::Create(events_, options_.pinned_pool_bytes);
   if (!staging.ok()) return staging.status();
   staging_ = *std::move(staging);
+  staging_->SetOnReaderWaits([this] { OnReaderWaits(); });
   if (options_.make_kv_caches != nullptr) {
     kv_caches_ = options_.make_kv_caches(events_, this, kernels_.device);
   }
@@ -150,6 +154,7 @@ CudaDevice::~CudaDevice() {
       closing_ = true;
       wake_.Signal();
     }
+    end_pause_.Notify();
     thread_.join();
   }
   events_->SetOnBroken(nullptr);
@@ -272,6 +277,8 @@ bool CudaDevice::waits_for_transfer() const {
 
 void CudaDevice::ServiceLoop() {
   if (!events_->UseDevice().ok()) return;
+  UseExactTimers();
+  absl::Duration busy_pause = kShortestBusyPause;
   const auto has_news = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return closing_ || awake_; };
   while (true) {
     {
@@ -283,11 +290,24 @@ void CudaDevice::ServiceLoop() {
     const bool calls = ServiceCalls();
     const CudaStaging::Downloads downloads = staging_->AdvanceDownloads();
     if (!calls && downloads == CudaStaging::Downloads::kNone) continue;
-    const absl::Duration pause = downloads == CudaStaging::Downloads::kBusy ? kBusyPause : kPause;
-    absl::SleepFor(pause);
+    absl::Duration pause = kPause;
+    if (downloads == CudaStaging::Downloads::kBusy) {
+      pause = busy_pause;
+      busy_pause = std::min(2 * busy_pause, kLongestBusyPause);
+    }
+    if (end_pause_.WaitFor(pause)) busy_pause = kShortestBusyPause;
     absl::MutexLock lock(&mutex_);
     awake_ = true;
   }
+}
+
+void CudaDevice::OnReaderWaits() {
+  {
+    absl::MutexLock lock(&mutex_);
+    awake_ = true;
+    wake_.Signal();
+  }
+  end_pause_.Notify();
 }
 
 bool CudaDevice::ServiceCalls() {

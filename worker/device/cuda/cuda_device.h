@@ -25,6 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "common/base/monotonic_time.h"
 #include "worker/device/cuda/cuda_calls.h"
 #include "worker/device/cuda/cuda_event.h"
 #include "worker/device/cuda/cuda_imports.h"
@@ -133,6 +134,8 @@ class CudaDevice : public Device, private CudaCallQueue {
   // Checks after a failed call whether the context is unusable.
   void CheckContext(const absl::Status& failure);
   void ServiceLoop();
+  // A reader of a download waits for a copy, which the service thread must notice soon.
+  void OnReaderWaits();
   // Removes finished calls and stops those that should end. Returns false if none is left.
   bool ServiceCalls();
 
@@ -160,6 +163,7 @@ class CudaDevice : public Device, private CudaCallQueue {
   std::deque<InFlight> in_flight_ ABSL_GUARDED_BY(mutex_);
   bool awake_ ABSL_GUARDED_BY(mutex_) = false;  // the service thread may have work
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  Wakeup end_pause_;  // of the service thread
   std::thread thread_;  // last: starts when the other members exist
 };
 

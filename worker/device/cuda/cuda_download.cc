@@ -9,7 +9,7 @@ namespace ringattn::worker {
 namespace {
 
 // Blocks that have been copied and not yet read. The link fills one in 80 us, the network takes
-// milliseconds for it, and the service thread polls every 200 us.
+// milliseconds for it, and the service thread polls every 200 us at the latest.
 constexpr size_t kBlocksAhead = 4;
 
 }  // namespace
@@ -51,7 +51,19 @@ bool CudaDownloadState::CopyNext() {
 }
 
 absl::StatusOr<std::optional<Download::HostRange>> CudaDownloadState::Next(int64_t max_bytes) {
-  absl::MutexLock lock(&mutex_);
+  absl::StatusOr<std::optional<Download::HostRange>> next;
+  bool waits = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    next = NextLocked(max_bytes);
+    waits = reader_waits_ && next.ok() && !next->has_value();
+  }
+  if (waits) staging_->OnReaderWaits();
+  return next;
+}
+
+absl::StatusOr<std::optional<Download::HostRange>> CudaDownloadState::NextLocked(
+    int64_t max_bytes) {
   CopyNext();
   if (!failure_.ok()) return failure_;
   if (ahead_.empty() && range_ == ranges_.size()) return std::nullopt;

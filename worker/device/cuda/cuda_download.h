@@ -43,6 +43,8 @@ class CudaDownloadState {
     EventRef copied;
   };
 
+  absl::StatusOr<std::optional<Download::HostRange>> NextLocked(int64_t max_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Enqueues the next copy. Returns false if there is none, or no room or block for it.
   bool CopyNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SkipEmptyRanges() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -1,7 +1,5 @@
 #include "worker/device/cuda/cuda_event.h"
 
-#include <sys/prctl.h>
-
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -10,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "common/base/monotonic_time.h"
 #include "worker/device/cuda/cuda_status.h"
+#include "worker/device/cuda/exact_timers.h"
 
 namespace ringattn::worker {
 namespace {
@@ -27,13 +26,6 @@ constexpr absl::Duration kSpin = absl::Microseconds(20);
 constexpr int kPauseDivisor = 16;
 constexpr absl::Duration kShortestPause = absl::Microseconds(10);
 constexpr absl::Duration kLongestPause = absl::Microseconds(200);
-
-// By default, the kernel's timers have 50 us of slack.
-void UseExactTimers() {
-  constexpr unsigned long kSlackNanoseconds = 1000;
-  thread_local const bool set = prctl(PR_SET_TIMERSLACK, kSlackNanoseconds) == 0;
-  (void)set;  // without it, pauses take longer
-}
 
 }  // namespace
 

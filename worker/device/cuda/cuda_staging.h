@@ -53,6 +53,13 @@ class CudaStaging {
   enum class Downloads { kNone, kIdle, kBusy };
   Downloads AdvanceDownloads();
 
+  // Called when a reader of a download begins to wait for a copy, on the reader's thread and
+  // without locks. It must lead to AdvanceDownloads() soon. Set it before the first download.
+  void SetOnReaderWaits(std::function<void()> on_reader_waits) {
+    on_reader_waits_ = std::move(on_reader_waits);
+  }
+  void OnReaderWaits() const { on_reader_waits_(); }
+
   int64_t used_bytes() const { return pool_->used_bytes(); }
 
   // Copies between pinned and device memory. Returns one event for all of them.
@@ -68,6 +75,7 @@ class CudaStaging {
 
   CudaEventPool* const events_;
   const std::shared_ptr<PinnedPool> pool_;
+  std::function<void()> on_reader_waits_ = [] {};
   // A copy and its two events are enqueued under one lock, so that they time only that copy.
   absl::Mutex up_mutex_, down_mutex_;
   cudaStream_t up_ = nullptr, down_ = nullptr;

@@ -9,6 +9,9 @@
 
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/base/monotonic_time.h"
 #include "common/oracle/generator.h"
 #include "gtest/gtest.h"
 #include "worker/device/cuda/cuda_device.h"
@@ -162,6 +165,30 @@ TEST(CudaStagingTest, PausedReaderLeavesBlocksToOthers) {
   }
   EXPECT_EQ(device->usage().staging_used_bytes, 2 * kStagingBlockBytes);
   EXPECT_TRUE(ReadAll(*device, ranges, kMiB)[0] == data);
+}
+
+// The service thread pauses for a millisecond at a time while calls are in flight.
+TEST(CudaStagingTest, AReaderNextToACallGetsItsBytesAtOnce) {
+  auto device = MakeDevice();
+  auto memory = *device->Allocate(64 << 10);
+  auto zeroed = *device->Allocate(64);
+  PreparedCalls calls = Ready(*device, {ZeroCall{zeroed->data(), 64}});
+  RunControl control;
+  Gate gate(*CudaEventPool::ForDevice(0));
+  EventRef call = device->Start(*calls[0], {gate.event()}, &control);
+  std::vector<absl::Duration> times;
+  for (int i = 0; i < 41; ++i) {
+    absl::SleepFor(absl::Microseconds(2300));  // the thread pauses again
+    const absl::Time begin = MonotonicNow();
+    ReadAll(*device, {{memory->data(), memory->bytes()}}, kMiB);
+    times.push_back(MonotonicNow() - begin);
+  }
+  std::sort(times.begin(), times.end());
+  // A quarter of the times may be long on a busy machine. If readers waited for the pause, a third
+  // of them would exceed this.
+  EXPECT_LT(times[30], absl::Microseconds(600));
+  gate.Open();
+  EXPECT_TRUE(call->Wait(Soon()).ok());
 }
 
 TEST(CudaStagingTest, AbandonedDownloadKeepsReturnedRanges) {
