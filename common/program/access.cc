@@ -19,12 +19,12 @@ Access AccessOf(const Transfer& transfer) {
   return {transfer.range, transfer.kind == Transfer::Kind::kReceive};
 }
 
-std::vector<Access> LateReadsOf(const ComputeCall& call) {
-  std::vector<Access> reads;
+std::vector<std::vector<Access>> LateReadsOf(const ComputeCall& call) {
+  std::vector<std::vector<Access>> reads(call.kv.empty() ? 0 : call.kv.back().late);
   for (const KvOperand& operand : call.kv) {
-    if (!operand.late) continue;
+    if (operand.late == 0) continue;
     for (const ByteRange& range : {operand.k, operand.v}) {
-      if (range.buffer != kNoBuffer) reads.push_back({range, /*write=*/false});
+      if (range.buffer != kNoBuffer) reads[operand.late - 1].push_back({range, /*write=*/false});
     }
   }
   return reads;

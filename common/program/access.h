@@ -21,8 +21,8 @@ bool Conflict(const std::vector<Access>& a, const std::vector<Access>& b);
 Access AccessOf(const Transfer& transfer);
 // Returns the byte ranges that the call reads and writes.
 std::vector<Access> AccessesOf(const ComputeCall& call);
-// Returns those of them that are late keys.
-std::vector<Access> LateReadsOf(const ComputeCall& call);
+// Returns those of them that are late keys, by the step after the call's that receives them.
+std::vector<std::vector<Access>> LateReadsOf(const ComputeCall& call);
 
 }  // namespace ringattn
 

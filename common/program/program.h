@@ -128,9 +128,10 @@ struct KvOperand {
   ByteRange dk_out;
   ByteRange dv_out;
   ByteRange segment_ids;
-  // k and v may still be in transfer when the call starts; its kernel waits for them. Late operands
-  // follow all others. Schedules never set this (worker/executor/late_keys.h).
-  bool late = false;
+  // If not 0, k and v may still be in transfer when the call starts, and its kernel waits for them:
+  // the step `late` - 1 after the call's step receives them. Operands are in the order of this
+  // number. Schedules never set it (worker/executor/late_keys.h).
+  int late = 0;
 
   int64_t rows() const { return row_end - row_begin; }
 };

@@ -14,8 +14,9 @@
 // --pause_ms: the card rests before each, as between a service's requests. Without, it is soon at
 // its power limit.
 //
-// Causal, zigzag, bf16, head_dim 128. Random inputs; results are not judged here
-// (cuda_kernels_test).
+// Causal, zigzag, bf16, head_dim 128. Random inputs. The outputs of a rank's forwards are compared:
+// equal positions of all buffers hold equal bytes, so the rows differ by rounding alone. Results
+// are judged elsewhere (cuda_kernels_test).
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <signal.h>
@@ -31,6 +32,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -96,13 +98,18 @@ class Calls {
       : context_(spec, plan, program) {
     for (const BufferSpec& buffer : program.buffers) {
       buffers_.push_back(std::make_unique<Memory>(buffer.bytes));
+      if (buffer.output != TensorId::kOut) continue;
+      out_ = buffers_.back()->get();
+      out_bytes_ = buffer.bytes;
     }
-    if (program.steps.size() > 1) {
-      for (const Transfer& transfer : program.steps.front().transfers) {
+    for (const Step& step : program.steps) {
+      std::vector<std::pair<char*, int64_t>> received;
+      for (const Transfer& transfer : step.transfers) {
         if (transfer.kind != Transfer::Kind::kReceive) continue;
-        received_.emplace_back(buffers_[transfer.range.buffer]->get() + transfer.range.offset,
-                               transfer.range.bytes);
+        received.emplace_back(buffers_[transfer.range.buffer]->get() + transfer.range.offset,
+                              transfer.range.bytes);
       }
+      if (!received.empty()) received_.push_back(std::move(received));
     }
     for (const Step& step : program.steps) {
       for (const ComputeCall& call : step.calls) {
@@ -114,7 +121,8 @@ class Calls {
             },
             described);
         if (auto* forward = std::get_if<ForwardCall>(&described)) {
-          forward->late_after = late_after;
+          const int arrivals = forward->has_late_keys() ? forward->blocks.back().late : 0;
+          for (int i = 1; i <= arrivals; ++i) forward->late_after.push_back(i * late_after);
           Add(cuda::PrepareForward(*forward, device, tuning));
         } else if (const auto* backward = std::get_if<BackwardCall>(&described)) {
           Add(cuda::PrepareBackward(*backward, device));
@@ -132,8 +140,16 @@ class Calls {
     return reinterpret_cast<uint32_t*>(kernels_[0].tables->get() +
                                        *kernels_[0].kernel->keys_word_offset());
   }
-  // The keys that the first step receives.
-  const std::vector<std::pair<char*, int64_t>>& received() const { return received_; }
+  // A forward's output.
+  std::vector<float> Output() const {
+    std::vector<uint16_t> bits(out_bytes_ / 2);
+    Check(cudaMemcpy(bits.data(), out_, out_bytes_, cudaMemcpyDeviceToHost), "output");
+    std::vector<float> values(bits.size());
+    ConvertToFloat(DType::kBFloat16, bits.data(), values.data(), values.size());
+    return values;
+  }
+  // The keys that each step receives.
+  const std::vector<std::vector<std::pair<char*, int64_t>>>& received() const { return received_; }
 
  private:
   struct Ready {
@@ -156,7 +172,9 @@ class Calls {
   const BindContext context_;
   std::vector<std::unique_ptr<Memory>> buffers_;
   std::vector<Ready> kernels_;
-  std::vector<std::pair<char*, int64_t>> received_;
+  const char* out_ = nullptr;
+  int64_t out_bytes_ = 0;
+  std::vector<std::vector<std::pair<char*, int64_t>>> received_;
 };
 
 // Memory that processes made later have in common.
@@ -198,27 +216,38 @@ class Neighbour {
                                cudaIpcMemLazyEnablePeerAccess),
           "cudaIpcOpenMemHandle");
     Check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "cudaStreamCreate");
-    Check(cudaEventCreateWithFlags(&there_, cudaEventDisableTiming), "cudaEventCreate");
-    Check(cudaHostAlloc(reinterpret_cast<void**>(&one_), 4, cudaHostAllocDefault), "pinned word");
-    *one_ = 1;
+    there_.resize(kMostCards);
+    for (cudaEvent_t& event : there_) {
+      Check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    }
+    Check(cudaHostAlloc(reinterpret_cast<void**>(&numbers_), 4 * kMostCards, cudaHostAllocDefault),
+          "pinned words");
+    std::iota(numbers_, numbers_ + kMostCards, 1);
   }
   bool met() const { return theirs_ != nullptr; }
 
-  // Copies as many bytes as each of the ranges has, then writes the word, if there is one.
-  void Fetch(const std::vector<std::pair<char*, int64_t>>& into, uint32_t* word) const {
-    int64_t at = 0;
-    for (const auto& [target, bytes] : into) {
-      Check(cudaMemcpyAsync(target, static_cast<char*>(theirs_) + at, bytes,
-                            cudaMemcpyDeviceToDevice, copies_),
-            "fetch");
-      at += bytes;
+  // Copies as many bytes as each of the ranges has, step by step. After each step it writes the
+  // step's number, from 1, to the word, if there is one.
+  void Fetch(const std::vector<std::vector<std::pair<char*, int64_t>>>& steps,
+             uint32_t* word) const {
+    for (size_t step = 0; step < steps.size(); ++step) {
+      int64_t at = 0;
+      for (const auto& [target, bytes] : steps[step]) {
+        Check(cudaMemcpyAsync(target, static_cast<char*>(theirs_) + at, bytes,
+                              cudaMemcpyDeviceToDevice, copies_),
+              "fetch");
+        at += bytes;
+      }
+      if (word != nullptr) {
+        Check(cudaMemcpyAsync(word, &numbers_[step], 4, cudaMemcpyHostToDevice, copies_), "word");
+      }
+      Check(cudaEventRecord(there_[step], copies_), "cudaEventRecord");
     }
-    if (word != nullptr) {
-      Check(cudaMemcpyAsync(word, one_, 4, cudaMemcpyHostToDevice, copies_), "word");
-    }
-    Check(cudaEventRecord(there_, copies_), "cudaEventRecord");
   }
-  void MakeWait() const { Check(cudaStreamWaitEvent(nullptr, there_, 0), "cudaStreamWaitEvent"); }
+  // Makes calls wait for a step's bytes.
+  void MakeWait(size_t step) const {
+    Check(cudaStreamWaitEvent(nullptr, there_[step], 0), "cudaStreamWaitEvent");
+  }
   void StartAfter(cudaEvent_t event) const {
     Check(cudaStreamWaitEvent(copies_, event, 0), "cudaStreamWaitEvent");
   }
@@ -228,9 +257,18 @@ class Neighbour {
   std::unique_ptr<Memory> outbox_;
   void* theirs_ = nullptr;
   cudaStream_t copies_ = nullptr;
-  cudaEvent_t there_ = nullptr;
-  uint32_t* one_ = nullptr;
+  std::vector<cudaEvent_t> there_;  // by step
+  uint32_t* numbers_ = nullptr;
 };
+
+double Difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double most = a.size() == b.size() ? 0 : INFINITY;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    const double difference = std::abs(double{a[i]} - b[i]);
+    most = difference <= most ? most : difference;  // also NaN
+  }
+  return most;
+}
 
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -251,7 +289,7 @@ void Time(const Calls& calls, Keys keys, const Neighbour& neighbour, Times& time
   Check(cudaEventRecord(events[0], nullptr), "cudaEventRecord");
   const bool joined = calls.size() == 1, awaited = keys == Keys::kFetched;
   for (size_t i = 0; i < calls.size(); ++i) {
-    if (i == 1 && awaited) neighbour.MakeWait();
+    if (i > 0 && awaited) neighbour.MakeWait(std::min(i, calls.received().size()) - 1);
     calls.Launch(i, joined && awaited);
     if (i == 0 && keys != Keys::kThere) {
       neighbour.StartAfter(events[0]);
@@ -308,6 +346,8 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
     double pairs = 0;
     Keys keys = Keys::kThere;
     Times times;
+    std::string reference;  // the row of the rank with a call a step, by name
+    double difference = 0;  // the largest of an output from the reference's
   };
   std::vector<Row> rows;
   const auto add = [&](const std::string& name, const AttentionSpec& of, const ShardPlan& on,
@@ -317,7 +357,9 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
                     std::make_shared<Calls>(of, on, program, device, arguments.tuning, late_after),
                     pairs,
                     Keys::kThere,
-                    {}});
+                    {},
+                    {},
+                    0});
     if (!neighbour.met() || rows.back().calls->received().empty()) return;
     Row again = rows.back();
     again.name = name + ", fetched";
@@ -353,6 +395,15 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
           absl::Microseconds(microseconds));
     }
   }
+  std::map<std::string, std::vector<float>> outputs;
+  for (Row& row : rows) {
+    if (arguments.backward || row.name.rfind("rank", 0) != 0) continue;
+    row.reference = row.name.substr(0, row.name.find(',')) + ", a call a step";
+    if (row.name != row.reference) continue;
+    Times unused;
+    Time(*row.calls, Keys::kThere, neighbour, unused);
+    outputs[row.name] = row.calls->Output();
+  }
   std::mt19937 random(7);
   for (int round = 0; round <= arguments.rounds; ++round) {
     std::vector<Row*> order;
@@ -364,6 +415,9 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
       if (round == 0) {
         Times warm_up;
         Time(*row->calls, row->keys, neighbour, warm_up);
+        if (!arguments.backward && !row->reference.empty()) {
+          row->difference = Difference(outputs[row->reference], row->calls->Output());
+        }
       } else {
         Time(*row->calls, row->keys, neighbour, row->times);
       }
@@ -376,6 +430,8 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
     std::printf("card %d %7ld  %-40s %8.3f ms  %6.1f TFLOP/s ", arguments.card,
                 static_cast<long>(tokens), row.name.c_str(), ms, flops / ms / 1e9);
     for (const std::vector<double>& each : row.times.each) std::printf(" %.3f", Median(each));
+    if (!row.reference.empty() && !arguments.backward)
+      std::printf("  differs %.2g", row.difference);
     std::printf("\n");
   }
 }

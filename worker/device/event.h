@@ -57,17 +57,19 @@ struct StartAfter {
   // Returns all events, for devices that wait for late keys like for everything else.
   std::vector<EventRef> Joined() && {
     if (bring_keys) {
-      for (EventRef& event : std::exchange(bring_keys, {})()) all.push_back(std::move(event));
+      for (std::vector<EventRef>& arrival : std::exchange(bring_keys, {})()) {
+        all.insert(all.end(), arrival.begin(), arrival.end());
+      }
     }
     return std::move(all);
   }
 
   std::vector<EventRef> all;  // before any part of the call
-  // Enqueues the transfers of the call's late keys (KvBlock::late) and returns the events that
-  // complete them. Called once, within Start. A device that supports late keys calls it after it
-  // has enqueued the call. A call that fails at once does not call it. Empty: the call has no late
-  // keys.
-  std::function<std::vector<EventRef>()> bring_keys;
+  // Enqueues the transfers of the call's late keys and returns the events that complete them, by
+  // arrival (KvBlock::late). Called once, within Start. A device that supports late keys calls it
+  // after it has enqueued the call. A call that fails at once does not call it. Empty: the call has
+  // no late keys.
+  std::function<std::vector<std::vector<EventRef>>()> bring_keys;
 };
 
 }  // namespace ringattn::worker

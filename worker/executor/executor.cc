@@ -215,6 +215,7 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
     if (program.buffers[id].source != BufferSource::kUpload) continue;
     hazards.RecordInitial({id, 0, program.buffers[id].bytes}, options.uploads);
   }
+  int64_t exchanged_until = 0;  // the exchange of earlier steps has started
   for (int64_t step = 0; step < steps; ++step) {
     const std::vector<ReadyCall>& calls = operation.ReadyCalls(step);
     size_t next_call = 0;
@@ -224,54 +225,67 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
       if (bring_keys) {
         after.bring_keys = [&] {
           bring_keys();
-          return hazards.Dependencies(ready.late_reads);
+          std::vector<std::vector<EventRef>> arrivals;
+          for (const std::vector<Access>& reads : ready.late_reads) {
+            arrivals.push_back(hazards.Dependencies(reads));
+          }
+          return arrivals;
         };
       }
       EventRef done = device.Start(*ready.call, std::move(after), &control);
       hazards.Record(ready.accesses, done);
-      started.Add({step, std::nullopt, ready.name, std::move(done), ready.call->kernel()}, step);
+      // A call with late keys does the work of the steps that bring them, and this thread must not
+      // wait for it before it has enqueued what follows those.
+      const int64_t due = std::min(step + static_cast<int64_t>(ready.late_reads.size()), steps - 1);
+      started.Add({step, std::nullopt, ready.name, std::move(done), ready.call->kernel()}, due);
     };
     // Every rank starts the exchange, even one without calls, because its peers depend on it.
     // The exchange is enqueued before the step's calls, so that both overlap. The first call
     // precedes a lane's group if none of its transfers uses compute units and the two do not
     // conflict: the device then starts at once. It must precede the groups if the kernel itself
-    // waits for keys that they bring; no group of such a step uses compute units.
-    if (const Step& now = program.steps[step]; !now.transfers.empty()) {
-      std::vector<LaneGroup> groups = BindTransfers(operation, *communicator, now);
-      const auto start_group = [&](LaneGroup& group) {
-        group.started = true;
-        // This thread waits for a group between hosts only with the step that depends on it.
-        const bool may_last = group.lane == Lane::kBetween;
-        const int64_t due = may_last ? FirstDependent(operation, step, group) : step;
-        EventRef done = communicator->StartInLane(group.lane, std::move(group.transfers),
-                                                  hazards.Dependencies(group.accesses), &control);
-        hazards.Record(group.accesses, done);
-        started.Add({step,
-                     group.lane,
-                     may_last ? "exchange between hosts" : "exchange",
-                     std::move(done),
-                     {}},
-                    due);
-      };
-      const auto start_all = [&] {
-        for (LaneGroup& group : groups) {
-          if (!group.started) start_group(group);
+    // waits for keys that they bring; no group of such a step uses compute units. Such a call's
+    // keys may come in several steps, whose groups then start with the call.
+    const auto start_group = [&](int64_t of, LaneGroup& group) {
+      group.started = true;
+      // This thread waits for a group between hosts only with the step that depends on it.
+      const bool may_last = group.lane == Lane::kBetween;
+      const int64_t due = may_last ? FirstDependent(operation, of, group) : of;
+      EventRef done = communicator->StartInLane(group.lane, std::move(group.transfers),
+                                                hazards.Dependencies(group.accesses), &control);
+      hazards.Record(group.accesses, done);
+      started.Add(
+          {of, group.lane, may_last ? "exchange between hosts" : "exchange", std::move(done), {}},
+          due);
+    };
+    const auto start_step = [&](int64_t of, std::vector<LaneGroup>& groups) {
+      for (LaneGroup& group : groups) {
+        if (!group.started) start_group(of, group);
+      }
+    };
+    if (!calls.empty() && !calls.front().late_reads.empty()) {
+      const int64_t end = step + static_cast<int64_t>(calls.front().late_reads.size());
+      start_call([&] {
+        for (int64_t of = step; of < end; ++of) {
+          std::vector<LaneGroup> groups =
+              BindTransfers(operation, *communicator, program.steps[of]);
+          start_step(of, groups);
         }
-      };
-      if (!calls.empty() && !calls.front().late_reads.empty()) {
-        start_call(start_all);
-      } else if (!calls.empty()) {
+      });
+      exchanged_until = end;
+    } else if (!program.steps[step].transfers.empty() && step >= exchanged_until) {
+      std::vector<LaneGroup> groups = BindTransfers(operation, *communicator, program.steps[step]);
+      if (!calls.empty()) {
         const auto precedes = [&calls](const LaneGroup& group) {
           return group.takes_compute_units || Conflict(group.accesses, calls.front().accesses);
         };
         for (LaneGroup& group : groups) {
-          if (precedes(group)) start_group(group);
+          if (precedes(group)) start_group(step, group);
         }
         const bool any_left = std::any_of(groups.begin(), groups.end(),
                                           [](const LaneGroup& group) { return !group.started; });
         if (any_left) start_call();
       }
-      start_all();
+      start_step(step, groups);
     }
     while (next_call < calls.size()) start_call();
     // Waits only for the step `steps_ahead` before this one, so that the amount of enqueued work

@@ -4,6 +4,7 @@
 #include "worker/comm/communicator_wrapper.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -315,7 +316,7 @@ class CountingRing : public CommunicatorWrapper {
   }
 
   bool lanes = true;
-  int groups[kLanes] = {};
+  std::atomic<int> groups[kLanes] = {};
   std::vector<std::string>* log = nullptr;
 };
 
@@ -436,6 +437,38 @@ TEST(Executor, EachLaneDecidesWhetherFirstCallPrecedesIt) {
   ASSERT_TRUE(hosts.report.ok()) << hosts.report.status();
   // Transfers with rank 2 use compute units, those with rank 1 do not.
   EXPECT_THAT(log, ::testing::ElementsAre("between", "call", "inside", "call"));
+}
+
+// A call that begins in step 0 waits for keys that step 1 brings. Meanwhile this thread enqueues as
+// many steps after those as usual.
+TEST(Executor, CallWithKeysOfLaterStepsHoldsUpNoExchange) {
+  constexpr int kSteps = 8;
+  TwoHosts hosts(kSteps, [](Program& program) {
+    ComputeCall call;
+    call.op = ComputeCall::Op::kForward;
+    call.initial = call.final = true;
+    KvOperand keys;
+    keys.k = {kOuter, 0, 4};
+    keys.v = {kOuter, 4, 4};
+    keys.late = 2;
+    call.kv = {keys};
+    program.steps[0].calls = {call};
+    program.steps[1].calls.clear();
+    program.steps[1].transfers.push_back({Transfer::Kind::kReceive, 2, {kOuter, 0, 8}});
+  });
+  hosts.Run([&] {
+    // Three steps ahead of step 2, the last that the call concerns.
+    const absl::Time end = absl::Now() + absl::Seconds(10);
+    while (hosts.ring[0]->groups[IndexOf(Lane::kInside)] < 6 && absl::Now() < end) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    EXPECT_GE(hosts.ring[0]->groups[IndexOf(Lane::kInside)], 6);
+    EXPECT_EQ(hosts.operations[0]->control().calls_done.load(), 0);
+    EXPECT_TRUE(hosts.StartFar(PeerTransfer::Kind::kSend)->Wait(absl::InfiniteFuture()).ok());
+  });
+  ASSERT_TRUE(hosts.report.ok()) << hosts.report.status();
+  EXPECT_EQ(hosts.ring[0]->groups[IndexOf(Lane::kInside)], kSteps);
+  EXPECT_EQ(hosts.ring[0]->groups[IndexOf(Lane::kBetween)], 1);
 }
 
 TEST(Executor, StepIsOneGroupWithoutLanes) {

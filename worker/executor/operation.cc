@@ -1,6 +1,7 @@
 #include "worker/executor/operation.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <variant>
 
@@ -12,17 +13,26 @@ namespace ringattn::worker {
 
 namespace {
 
-// Returns when the call's late keys should have arrived, relative to the start of the step.
-absl::Duration ArrivalOf(const Step& step, const std::vector<Access>& late_reads,
-                         const KeyArrival& arrival) {
-  absl::Duration last;
-  for (Lane lane : kAllLanes) {
-    if (!BringsInLane(step, lane, late_reads)) continue;
-    const KeyArrival::InLane& keys = arrival.In(lane);
-    last = std::max(last,
-                    keys.delay + absl::Seconds(LongerWayBytes(step, lane) / keys.bytes_per_second));
+// Returns when the late keys of a call in step `first` should have arrived, relative to the start
+// of the step. A lane carries its transfers one after another.
+std::vector<absl::Duration> ArrivalsOf(const Program& program, size_t first,
+                                       const std::vector<std::vector<Access>>& late_reads,
+                                       const KeyArrival& arrival) {
+  std::vector<absl::Duration> arrivals;
+  std::array<absl::Duration, kLanes> ends;
+  for (size_t i = 0; i < late_reads.size(); ++i) {
+    const Step& step = program.steps[first + i];
+    absl::Duration last = arrivals.empty() ? absl::Duration() : arrivals.back();
+    for (Lane lane : kAllLanes) {
+      const KeyArrival::InLane& keys = arrival.In(lane);
+      const int64_t bytes = LongerWayBytes(step, lane);
+      if (bytes == 0 || !arrival.may_be_late(lane)) continue;
+      ends[IndexOf(lane)] += keys.delay + absl::Seconds(bytes / keys.bytes_per_second);
+      if (BringsInLane(step, lane, late_reads[i])) last = std::max(last, ends[IndexOf(lane)]);
+    }
+    arrivals.push_back(last);
   }
-  return last;
+  return arrivals;
 }
 
 }  // namespace
@@ -38,14 +48,15 @@ absl::StatusOr<std::unique_ptr<Operation>> Operation::Bind(AttentionSpec spec, S
   // bit-equal only within one ring generation, so deterministic requests are not merged.
   const bool joins = arrival.may_be_late() && !operation->spec().options.deterministic;
   if (joins) operation->JoinLateKeys(arrival);
-  for (const Step& step : operation->program_.steps) {
+  const std::vector<Step>& steps = operation->program_.steps;
+  for (size_t step = 0; step < steps.size(); ++step) {
     std::vector<ReadyCall>& ready = operation->ready_.emplace_back();
-    for (const ComputeCall& call : step.calls) {
+    for (const ComputeCall& call : steps[step].calls) {
       KernelCall& described =
           operation->described_.emplace_back(DescribeCall(*operation->context_, call));
       auto* const forward = std::get_if<ForwardCall>(&described);
       if (forward != nullptr && forward->has_late_keys()) {
-        forward->late_after = ArrivalOf(step, LateReadsOf(call), arrival);
+        forward->late_after = ArrivalsOf(operation->program_, step, LateReadsOf(call), arrival);
       }
       ready.push_back({nullptr, AccessesOf(call), LateReadsOf(call), OpName(call.op)});
     }
@@ -118,6 +129,7 @@ void Operation::JoinLateKeys(const KeyArrival& arrival) {
   };
   const auto may_be_late = [&arrival](Lane lane) { return arrival.may_be_late(lane); };
   program_ = worker::JoinLateKeys(std::move(program_), takes, takes_units, may_be_late);
+  buffers_.resize(program_.buffers.size());  // received blocks may have new ones
 }
 
 absl::Status Operation::Lend(std::vector<LentBuffer> lent) {

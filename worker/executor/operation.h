@@ -25,9 +25,10 @@ struct BindContext;  // bind_call.h
 // A compute call of a program, bound to the operation's memory and prepared.
 struct ReadyCall {
   const PreparedCall* call = nullptr;
-  std::vector<Access> accesses;    // ranges that it reads and writes
-  std::vector<Access> late_reads;  // those of them that its step may still be receiving
-  const char* name = "";           // "forward", "backward", ...
+  std::vector<Access> accesses;  // ranges that it reads and writes
+  // Those of them that its step and the following ones may still be receiving, by step.
+  std::vector<std::vector<Access>> late_reads;
+  const char* name = "";  // "forward", "backward", ...
 };
 
 // Memory for one buffer of a program that outlives the operation: a residual of an earlier

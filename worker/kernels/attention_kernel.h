@@ -57,6 +57,10 @@ struct AttentionProblem {
 // kernel stores them.
 inline constexpr int kNoStoreHint = -1;
 
+// The largest KvBlock::late. Such a call computes eight steps of a ring. The coordinator expects
+// progress in ten.
+inline constexpr int32_t kMostArrivals = 7;
+
 // A block of keys.
 struct KvBlock {
   int64_t rows = 0;
@@ -69,9 +73,10 @@ struct KvBlock {
   // backward with a store hint: like k and v, dtype
   void* dk_out = nullptr;
   void* dv_out = nullptr;
-  // ForwardCalls on devices that support late keys (Device::TakesLateKeys): k and v may arrive
-  // after the call has begun (StartAfter::bring_keys). Late blocks come after all others.
-  bool late = false;
+  // ForwardCalls on devices that support late keys (Device::TakesLateKeys): if not 0, k and v may
+  // arrive after the call has begun, with this arrival (StartAfter::bring_keys), counted from 1.
+  // Blocks are in the order of this number.
+  int32_t late = 0;
 };
 
 // Attention of all q rows over the keys of all blocks, merged (common/attention/merge.h) with the
@@ -102,11 +107,11 @@ struct ForwardCall {
   TermOperands terms;
   bool initial = false;
   bool final = false;
-  // Expected time from the call's begin to the arrival of the late keys. A kernel should have other
+  // Expected times from the call's begin to each arrival of late keys. A kernel should have other
   // work for that long.
-  absl::Duration late_after;
+  std::vector<absl::Duration> late_after;
 
-  bool has_late_keys() const { return !blocks.empty() && blocks.back().late; }
+  bool has_late_keys() const { return !blocks.empty() && blocks.back().late > 0; }
 };
 
 // delta[b, h, i] = sum over d of dout[b, i, h, d] * out[b, i, h, d], minus dlse[b, h, i] if dlse is

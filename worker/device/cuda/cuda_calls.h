@@ -78,7 +78,8 @@ class PreparedCudaCall : public PreparedCall {
   }
 
   // Enqueues the kernels. Returns INTERNAL if a launch fails. With `awaits_keys` they wait for late
-  // keys until keys_word() is not 0. REQUIRES: keys_word() exists in that case.
+  // keys until keys_word() has their number (KvBlock::late). REQUIRES: keys_word() exists in that
+  // case.
   absl::Status Launch(cudaStream_t stream, bool awaits_keys) const;
 
   // Returns a word in device memory that is 0 between launches. A launch with `awaits_keys` waits

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -124,12 +125,12 @@ absl::Status CudaDevice::Init() {
                         "cudaStreamCreateWithPriority");
   }
   if (status.ok()) {
-    status = CudaStatus(
-        cudaHostAlloc(reinterpret_cast<void**>(&one_), sizeof(*one_), cudaHostAllocDefault),
-        "cudaHostAlloc");
+    status = CudaStatus(cudaHostAlloc(reinterpret_cast<void**>(&numbers_),
+                                      kMostArrivals * sizeof(*numbers_), cudaHostAllocDefault),
+                        "cudaHostAlloc");
   }
   if (!status.ok()) return status;
-  *one_ = 1;
+  std::iota(numbers_, numbers_ + kMostArrivals, 1);
   absl::StatusOr<std::unique_ptr<CudaMemory>> memory = CudaMemory::Create(
       events_, options_.in_regions, options_.memory_limit_bytes, options_.region_sharing);
   if (!memory.ok()) return memory.status();
@@ -164,7 +165,7 @@ CudaDevice::~CudaDevice() {
     (void)cudaStreamSynchronize(stream);
     (void)cudaStreamDestroy(stream);
   }
-  if (one_ != nullptr) (void)cudaFreeHost(one_);
+  if (numbers_ != nullptr) (void)cudaFreeHost(numbers_);
 }
 
 absl::StatusOr<std::unique_ptr<DeviceBuffer>> CudaDevice::Allocate(int64_t bytes) {
@@ -230,24 +231,27 @@ absl::Status CudaDevice::Enqueue(const PreparedCudaCall& call, StartAfter& after
 
 absl::Status CudaDevice::BringKeys(const PreparedCudaCall& call, const CudaEvent& begun,
                                    StartAfter& after) {
-  const std::vector<EventRef> keys = std::exchange(after.bring_keys, {})();
-  after.all.insert(after.all.end(), keys.begin(), keys.end());
+  const std::vector<std::vector<EventRef>> arrivals = std::exchange(after.bring_keys, {})();
+  for (const std::vector<EventRef>& keys : arrivals) {
+    after.all.insert(after.all.end(), keys.begin(), keys.end());
+  }
   // Also waits for the call's begin, because the previous launch resets the word to 0. A copy
   // engine writes the word, so it arrives even if the kernel occupies every SM.
   CudaEvent signalled(events_, nullptr, 0);
   absl::Status status = begun.MakeStreamWaitForBegin(keys_stream_);
-  if (status.ok()) status = WaitOnStream(keys_stream_, keys);
-  if (status.ok()) {
-    status = CudaStatus(cudaMemcpyAsync(call.keys_word(), one_, sizeof(*one_),
+  for (size_t i = 0; i < arrivals.size() && status.ok(); ++i) {
+    status = WaitOnStream(keys_stream_, arrivals[i]);
+    if (!status.ok()) break;
+    status = CudaStatus(cudaMemcpyAsync(call.keys_word(), &numbers_[i], sizeof(*numbers_),
                                         cudaMemcpyHostToDevice, keys_stream_),
                         "cudaMemcpyAsync of the late-key signal");
   }
   if (status.ok()) status = signalled.RecordEnd(keys_stream_);
   // Prevents the kernel from waiting for keys that will not arrive.
-  if (!status.ok()) (void)call.workspace()->Stop(stop_stream_, one_);
+  if (!status.ok()) (void)call.workspace()->Stop(stop_stream_, numbers_);
   // The word may be written after a stopped kernel has ended, so the call owns it until then.
   status.Update(signalled.MakeStreamWait(compute_));
-  status.Update(KnownFailure(keys));
+  for (const std::vector<EventRef>& keys : arrivals) status.Update(KnownFailure(keys));
   return status;
 }
 
@@ -319,7 +323,7 @@ bool CudaDevice::ServiceCalls() {
   }
   for (const InFlight& call : calls) {
     if (!call.event->stop_requested()) continue;
-    absl::Status status = call.workspace->Stop(stop_stream_, one_);
+    absl::Status status = call.workspace->Stop(stop_stream_, numbers_);
     if (!status.ok()) CheckContext(status);
   }
   return !calls.empty();

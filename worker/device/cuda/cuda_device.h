@@ -126,8 +126,8 @@ class CudaDevice : public Device, private CudaCallQueue {
   cudaStream_t StreamOf(const RunControl& control) const {
     return control.preempts ? preempting_ : compute_;
   }
-  // Enqueues the transfers of the late keys of a call that was launched on compute_, and the write
-  // that signals the kernel that they have arrived. The caller records the call's end after both.
+  // Enqueues the transfers of the late keys of a call that was launched on compute_, and the writes
+  // that signal the kernel that they have arrived. The caller records the call's end after both.
   absl::Status BringKeys(const PreparedCudaCall& call, const CudaEvent& begun, StartAfter& after);
   // Created for the first client that shares memory, because most workers have none.
   absl::StatusOr<CudaImports*> Imports() ABSL_LOCKS_EXCLUDED(imports_mutex_);
@@ -153,7 +153,7 @@ class CudaDevice : public Device, private CudaCallQueue {
   cudaStream_t preempting_ = nullptr;  // calls that preempt those on compute_
   cudaStream_t stop_stream_ = nullptr;
   cudaStream_t keys_stream_ = nullptr;  // carries the late-key signals, which wait for transfers
-  uint32_t* one_ = nullptr;             // pinned; holds 1
+  uint32_t* numbers_ = nullptr;         // pinned; from 1 to kMostArrivals
 
   absl::Mutex imports_mutex_;
   std::unique_ptr<CudaImports> imports_ ABSL_GUARDED_BY(imports_mutex_);

@@ -49,8 +49,22 @@ class TwoBlocks {
     call.blocks = {BlockOf(kOwnKeys, 0, k_->data(), v_->data()),
                    BlockOf(kLateKeys, kOwnKeys, late_->data(),
                            static_cast<char*>(late_->data()) + late_bytes() / 2)};
-    call.blocks[1].late = late;
-    call.late_after = absl::Microseconds(200);
+    call.blocks[1].late = late ? 1 : 0;
+    call.late_after = {absl::Microseconds(200)};
+    return call;
+  }
+
+  // The same with half of the late keys in a third block, which arrives after the other half.
+  ForwardCall CallWithTwoArrivals() const {
+    ForwardCall call = Call(/*late=*/true);
+    KvBlock& first = call.blocks[1];
+    first.rows = first.pieces[0].length = kLateKeys / 2;
+    const int64_t bytes = first.rows * kKvHeads * kDim * 2;
+    call.blocks.push_back(BlockOf(kLateKeys - first.rows, kOwnKeys + first.rows,
+                                  static_cast<const char*>(first.k) + bytes,
+                                  static_cast<const char*>(first.v) + bytes));
+    call.blocks[2].late = 2;
+    call.late_after.push_back(absl::Microseconds(400));
     return call;
   }
 
@@ -134,7 +148,7 @@ class Arrival {
 
 StartAfter BehindKeys(const EventRef& event) {
   StartAfter after;
-  after.bring_keys = [event] { return std::vector<EventRef>{event}; };
+  after.bring_keys = [event] { return std::vector<std::vector<EventRef>>{{event}}; };
   return after;
 }
 
@@ -167,6 +181,36 @@ TEST(CudaLateKeysTest, CallStartsBeforeItsLateKeysArrive) {
     for (size_t i = 0; i < found.size(); ++i) {
       ASSERT_NEAR(found[i], expected[i], 0.01) << i;  // NaN is not near any value
     }
+  }
+}
+
+TEST(CudaLateKeysTest, CallWaitsForEveryArrival) {
+  auto device = MakeDevice();
+  TwoBlocks blocks(*device);
+  const ForwardCall late = blocks.CallWithTwoArrivals();
+  if (!device->TakesLateKeys(late)) GTEST_SKIP() << "no kernel of this GPU waits for keys";
+  PreparedCalls calls = Ready(*device, {blocks.Call(/*late=*/false), late});
+  RunControl control;
+  ASSERT_TRUE(device->Start(*calls[0], {}, &control)->Wait(Soon()).ok());
+  const std::vector<float> expected = blocks.Results();
+  for (int time = 0; time < 2; ++time) {
+    blocks.Forget();
+    blocks.ForgetResults();
+    Arrival arrival(blocks, *CudaEventPool::ForDevice(0));
+    Gate second(*CudaEventPool::ForDevice(0));
+    StartAfter after;
+    after.bring_keys = [&] {
+      return std::vector<std::vector<EventRef>>{{arrival.event()}, {second.event()}};
+    };
+    const EventRef done = device->Start(*calls[1], std::move(after), &control);
+    arrival.Open();
+    EXPECT_TRUE(arrival.event()->Wait(Soon()).ok());
+    EXPECT_EQ(done->Wait(absl::Now() + absl::Milliseconds(50)).code(),
+              absl::StatusCode::kDeadlineExceeded);
+    second.Open();
+    ASSERT_TRUE(done->Wait(Soon()).ok());
+    const std::vector<float> found = blocks.Results();
+    for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 0.01) << i;
   }
 }
 

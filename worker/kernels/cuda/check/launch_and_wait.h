@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -27,36 +28,46 @@ class LateKeys {
     (void)cudaStreamSynchronize(stream_);
     (void)cudaStreamDestroy(stream_);
     for (const Piece& piece : pieces_) (void)cudaFreeHost(piece.host);
-    if (one_ != nullptr) (void)cudaFreeHost(one_);
+    if (numbers_ != nullptr) (void)cudaFreeHost(numbers_);
   }
   LateKeys(const LateKeys&) = delete;
   LateKeys& operator=(const LateKeys&) = delete;
 
-  // Saves the memory's contents on the host and fills it with NaN.
-  void Take(void* device, size_t bytes) {
+  // Saves the memory's contents on the host and fills it with NaN. `late`: KvBlock::late, which
+  // does not fall from call to call.
+  void Take(void* device, size_t bytes, int32_t late) {
     if (bytes == 0) return;
-    Piece piece{device, nullptr, bytes};
+    Piece piece{device, nullptr, bytes, late};
     Check(cudaHostAlloc(&piece.host, bytes, cudaHostAllocDefault), "cudaHostAlloc");
     Check(cudaMemcpy(piece.host, device, bytes, cudaMemcpyDeviceToHost), "late keys");
     Check(cudaMemset(device, 0xFF, bytes), "late keys");
     pieces_.push_back(piece);
   }
-  // Enqueues the restoration of the contents in a millisecond, followed by the word that signals
-  // it.
+  // Enqueues the restoration of the contents, arrival by arrival and each after a millisecond. The
+  // arrival's number in the word follows.
   void Come(uint32_t* word) {
-    if (one_ == nullptr) {
-      Check(cudaHostAlloc(reinterpret_cast<void**>(&one_), 4, cudaHostAllocDefault), "word");
-      *one_ = 1;
+    if (numbers_ == nullptr) {
+      Check(cudaHostAlloc(reinterpret_cast<void**>(&numbers_), 4 * kMostArrivals,
+                          cudaHostAllocDefault),
+            "words");
+      std::iota(numbers_, numbers_ + kMostArrivals, 1);
     }
-    Check(cudaLaunchHostFunc(
-              stream_, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); },
-              nullptr),
-          "cudaLaunchHostFunc");
-    for (const Piece& piece : pieces_) {
+    int32_t arrived = 0;
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      const Piece& piece = pieces_[i];
+      if (piece.late > arrived) {
+        Check(cudaLaunchHostFunc(
+                  stream_, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); },
+                  nullptr),
+              "cudaLaunchHostFunc");
+        arrived = piece.late;
+      }
       Check(cudaMemcpyAsync(piece.device, piece.host, piece.bytes, cudaMemcpyHostToDevice, stream_),
             "late keys");
+      if (i + 1 < pieces_.size() && pieces_[i + 1].late == piece.late) continue;
+      Check(cudaMemcpyAsync(word, &numbers_[piece.late - 1], 4, cudaMemcpyHostToDevice, stream_),
+            "word");
     }
-    Check(cudaMemcpyAsync(word, one_, 4, cudaMemcpyHostToDevice, stream_), "word");
   }
 
  private:
@@ -64,9 +75,10 @@ class LateKeys {
     void* device;
     void* host;
     size_t bytes;
+    int32_t late;
   };
   std::vector<Piece> pieces_;
-  uint32_t* one_ = nullptr;
+  uint32_t* numbers_ = nullptr;
   cudaStream_t stream_ = nullptr;
 };
 

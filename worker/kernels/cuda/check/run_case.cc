@@ -263,22 +263,28 @@ class CaseRun {
     }
   }
 
-  // Marks the last of several blocks as late in some cases; in some of these it is so late that
-  // tiles are split.
+  // Marks the last of several blocks as late in some cases, or all but the first, each with a
+  // separate arrival. In some of these they are so late that tiles are split.
   void MakeLate(ForwardCall& call) const {
-    if (call.blocks.size() < 2 || case_.seed % 3 == 0) return;
-    call.blocks.back().late = true;
-    call.late_after = absl::Microseconds(case_.seed / 3 % 4 * 20);
+    const size_t blocks = call.blocks.size();
+    if (blocks < 2 || case_.seed % 3 == 0) return;
+    const size_t late = case_.seed % 3 == 1 ? 1 : std::min<size_t>(blocks - 1, kMostArrivals);
+    for (size_t i = 1; i <= late; ++i) {
+      call.blocks[blocks - late - 1 + i].late = static_cast<int32_t>(i);
+      call.late_after.push_back(absl::Microseconds(case_.seed / 3 % 4 * 20 * i));
+    }
   }
 
   void LaunchForward(const Prepared& prepared, const ForwardCall& call) {
     Check(prepared.status());
     if (!(*prepared)->keys_word_offset().has_value()) return LaunchAndWait(prepared);
-    const KvBlock& block = call.blocks.back();
-    const int64_t heads = shape_.batch * block.rows * shape_.num_kv_heads;
     LateKeys late;
-    late.Take(const_cast<void*>(block.k), heads * shape_.head_dim * element_);
-    late.Take(const_cast<void*>(block.v), heads * shape_.head_dim_v * element_);
+    for (const KvBlock& block : call.blocks) {
+      if (block.late == 0) continue;
+      const int64_t heads = shape_.batch * block.rows * shape_.num_kv_heads;
+      late.Take(const_cast<void*>(block.k), heads * shape_.head_dim * element_, block.late);
+      late.Take(const_cast<void*>(block.v), heads * shape_.head_dim_v * element_, block.late);
+    }
     LaunchAndWait(prepared, /*stop_word=*/nullptr, &late);
     splits_.Count(**prepared, kLateKeys);
   }

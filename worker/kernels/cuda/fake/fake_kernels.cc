@@ -115,7 +115,9 @@ class FakeKernel : public PreparedKernel {
                       if (table != number) std::abort();
                       const volatile uint32_t* stop_word = launch.stop_word;
                       if (stop_word != nullptr && *stop_word != 0) return;
-                      if (launch.awaits_keys) AwaitKeys(launch);
+                      if (launch.awaits_keys) {
+                        AwaitKeys(launch, std::get<ForwardCall>(work->call).blocks.back().late);
+                      }
                       if (stores) return ComputeAndStore(std::get<BackwardCall>(work->call));
                       Compute(work->call);
                       if (work->gradient.has_value()) Compute(*work->gradient);
@@ -124,11 +126,11 @@ class FakeKernel : public PreparedKernel {
   }
 
  private:
-  static void AwaitKeys(const TableLaunch& launch) {
+  static void AwaitKeys(const TableLaunch& launch, int32_t last) {
     auto* const word = reinterpret_cast<volatile uint32_t*>(
         const_cast<char*>(static_cast<const char*>(launch.tables)) + kKeysWordOffset);
     const volatile uint32_t* stop_word = launch.stop_word;
-    while (*word == 0) {
+    while (*word < static_cast<uint32_t>(last)) {
       if (stop_word != nullptr && *stop_word != 0) return;
       std::this_thread::yield();
     }

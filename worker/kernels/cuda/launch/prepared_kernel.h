@@ -62,9 +62,10 @@ class PreparedKernel {
   // Whether launches store KvBlock::dk_out and dv_out instead of adding to dk and dv.
   virtual bool stores_key_gradients() const { return false; }
 
-  // Offset in the tables of the word that signals the arrival of late keys: a launch that awaits
-  // its keys waits until the word is 1. The word is 0 before the first launch. Each launch that
-  // awaits keys resets it to 0, unless it was stopped. No value: the kernel does not wait.
+  // Offset in the tables of the word that signals the arrival of late keys: before a launch that
+  // awaits its keys reads a block, it waits until the word is at least KvBlock::late. The word is 0
+  // before the first launch. Each launch that awaits keys resets it to 0, unless it was stopped. No
+  // value: the kernel does not wait.
   virtual std::optional<int64_t> keys_word_offset() const { return std::nullopt; }
 
   // Frees the host's copy of the tables. Afterwards only Launch may be called.

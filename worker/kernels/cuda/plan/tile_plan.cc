@@ -93,13 +93,18 @@ void AppendSlice(const std::vector<KvRange>& ranges, int32_t keys, int64_t tile_
 struct Draft {
   int64_t q_row_begin = 0;
   int32_t q_rows = 0;
-  std::vector<KvRange> ranges;  // late ones first
+  std::vector<KvRange> ranges;  // the latest first
   int64_t key_tiles = 0;
-  int64_t late_tiles = 0;  // part of key_tiles; they come first
-  int64_t parts = 1;       // splits of its keys, of about equal length
-  bool early = false;      // its tiles without late keys come before all others
+  // By arrival of late keys: the key tiles that come with it or later.
+  std::vector<int64_t> tiles_from;
+  int64_t parts = 1;   // splits of its keys, of about equal length
+  bool early = false;  // its tiles without late keys come before all others
 
-  int64_t own_tiles() const { return key_tiles - late_tiles; }
+  // The key tiles that come before an arrival, counted from 0.
+  int64_t TilesBefore(size_t arrival) const { return key_tiles - tiles_from[arrival]; }
+  // They come first in `ranges`.
+  int64_t late_tiles() const { return tiles_from.empty() ? 0 : tiles_from[0]; }
+  int64_t own_tiles() const { return key_tiles - late_tiles(); }
 };
 
 // Appends the range of keys that q rows [begin, end) of the piece see, from a multiple of
@@ -128,6 +133,7 @@ void AppendRange(const Piece& q, int64_t begin, int64_t end, const BlockSpan& ke
 
 std::vector<Draft> DraftTiles(const ForwardCall& call, const ForwardTileShape& shape) {
   const auto keys_by_document = KeysByDocument(call.blocks);
+  const int32_t arrivals = call.has_late_keys() ? call.blocks.back().late : 0;
   std::vector<Draft> drafts;
   for (const Piece& q : call.q_pieces) {
     const auto found = keys_by_document.find(q.document);
@@ -136,7 +142,8 @@ std::vector<Draft> DraftTiles(const ForwardCall& call, const ForwardTileShape& s
       Draft draft{q.local_begin + begin, Narrow(end - begin), {}};
       if (found != keys_by_document.end()) {
         const Band& band = call.problem->bands[q.document];
-        for (const bool late : {true, false}) {
+        draft.tiles_from.resize(arrivals);
+        for (int32_t late = arrivals; late >= 0; --late) {
           for (const BlockSpan& keys : found->second) {
             const KvBlock& block = call.blocks[keys.block];
             if (block.late != late) continue;
@@ -144,8 +151,10 @@ std::vector<Draft> DraftTiles(const ForwardCall& call, const ForwardTileShape& s
           }
           draft.key_tiles = 0;
           for (const KvRange& range : draft.ranges) draft.key_tiles += KeyTiles(range, shape.keys);
-          if (late) draft.late_tiles = draft.key_tiles;
+          if (late > 0) draft.tiles_from[late - 1] = draft.key_tiles;
         }
+      } else {
+        draft.tiles_from.resize(arrivals);
       }
       if (draft.ranges.empty() && !call.initial && !call.final) continue;
       drafts.push_back(std::move(draft));
@@ -190,27 +199,36 @@ std::vector<Draft*> Starters(const ForwardTileShape& shape, std::vector<Draft>& 
   return starters;
 }
 
+// Returns the key tiles per head that are missing before an arrival of late keys. The starters
+// process their other keys first.
+double MissingBefore(size_t arrival, const ForwardTileShape& shape,
+                     const std::vector<Draft*>& starters) {
+  const auto wanted = static_cast<double>(shape.early_key_tiles[arrival]);
+  if (starters.empty()) return wanted;
+  int64_t least = starters.front()->TilesBefore(arrival);
+  for (const Draft* draft : starters) least = std::min(least, draft->TilesBefore(arrival));
+  return wanted - static_cast<double>(least * shape.blocks_at_once) /
+                      static_cast<double>(std::max<int64_t>(shape.blocks_per_tile, 1));
+}
+
 // Marks drafts as early until there is enough work without late keys before the kernel waits for
-// them (ForwardTileShape::early_key_tiles). The work of the starters counts as well. Drafts without
-// late keys come first. Then follow those with the most other keys, which are split. The longest
-// drafts come first.
+// any of them (ForwardTileShape::early_key_tiles). Drafts without late keys come first. Then follow
+// those with the most other keys, which are split. The longest drafts come first.
 void MarkEarly(const ForwardTileShape& shape, std::vector<Draft>& drafts) {
-  double wanted = static_cast<double>(shape.early_key_tiles);
-  if (wanted <= 0) return;
+  if (drafts.empty() || shape.early_key_tiles.size() > drafts.front().tiles_from.size()) return;
   const std::vector<Draft*> starters = Starters(shape, drafts);
-  if (!starters.empty()) {
-    int64_t least = starters.front()->own_tiles();
-    for (const Draft* draft : starters) least = std::min(least, draft->own_tiles());
-    wanted -= static_cast<double>(least * shape.blocks_at_once) /
-              static_cast<double>(std::max<int64_t>(shape.blocks_per_tile, 1));
+  double wanted = 0;
+  for (size_t arrival = 0; arrival < shape.early_key_tiles.size(); ++arrival) {
+    wanted = std::max(wanted, MissingBefore(arrival, shape, starters));
   }
+  if (wanted <= 0) return;
   std::vector<Draft*> candidates;
   for (Draft& draft : drafts) {
     const bool starts = std::find(starters.begin(), starters.end(), &draft) != starters.end();
     if (draft.own_tiles() > 0 && !starts) candidates.push_back(&draft);
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const Draft* a, const Draft* b) {
-    if ((a->late_tiles == 0) != (b->late_tiles == 0)) return a->late_tiles == 0;
+    if ((a->late_tiles() == 0) != (b->late_tiles() == 0)) return a->late_tiles() == 0;
     return a->own_tiles() > b->own_tiles();
   });
   for (Draft* draft : candidates) {
@@ -259,7 +277,7 @@ void ShortenLastWave(const ForwardTileShape& shape, std::vector<Draft>& drafts) 
 std::vector<int64_t> CutsOf(const Draft& draft) {
   const int64_t tiles = draft.key_tiles;
   std::vector<int64_t> cuts{0};
-  if (draft.early && draft.late_tiles > 0) cuts.push_back(draft.late_tiles);
+  if (draft.early && draft.late_tiles() > 0) cuts.push_back(draft.late_tiles());
   const int64_t step = (tiles + draft.parts - 1) / draft.parts;
   for (int64_t part = 1; part < draft.parts; ++part) cuts.push_back(std::min(part * step, tiles));
   cuts.push_back(tiles);
@@ -293,7 +311,7 @@ void AppendTiles(const Draft& draft, int32_t keys, ForwardPlan& plan,
     }
     entry.tile.range_end = Narrow(plan.ranges.size());
     entry.weight = end - begin;
-    entry.early = draft.early && begin >= draft.late_tiles;
+    entry.early = draft.early && begin >= draft.late_tiles();
     weighted.push_back(entry);
   }
 }

@@ -27,16 +27,17 @@ struct ForwardTileShape {
   // innermost axis in memory only from multiples of 16 bytes. The band hides the additional keys
   // from all rows of the tile.
   int32_t key_align = 1;
-  // For a call with late keys (KvBlock::late): the number of key tiles per head to process before
-  // the kernel waits for late keys. Every tile processes its other keys first, so the work of the
-  // first blocks_at_once tiles counts. If that is not enough, tiles that see no late keys come
-  // before them. Further tiles are split in two, one with the late keys and one with the others.
-  int64_t early_key_tiles = 0;
+  // For a call with late keys (KvBlock::late), by arrival: the number of key tiles per head to
+  // process before the kernel waits for it. Every tile processes its keys in the order of their
+  // arrivals, so the work of the first blocks_at_once tiles counts. If that is not enough, tiles
+  // that see no late keys come before them. Further tiles are split in two, one with the late keys
+  // and one with the others.
+  std::vector<int64_t> early_key_tiles;
 };
 
 struct ForwardPlan {
   std::vector<ForwardTile> tiles;  // longest first, after those for early_key_tiles
-  // Late keys first: kernels that wait for them begin with a tile's last range.
+  // The latest keys first: kernels that wait for them begin with a tile's last range.
   std::vector<KvRange> ranges;
   std::vector<CombineTile> combines;  // not empty iff the keys were split
   int64_t slots = 0;                  // split-KV partials per (batch, head)

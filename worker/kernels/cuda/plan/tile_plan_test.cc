@@ -209,7 +209,7 @@ struct LateRequest {
     own.rows = late.rows = 32;
     own.pieces = {Piece{0, 32, 0, 0, 1}};
     late.pieces = {Piece{0, 32, 0, 32, 1}};
-    late.late = true;
+    late.late = 1;
     call.blocks = {own, late};
     call.initial = call.final = true;
     shape.q_rows = 16;
@@ -245,7 +245,7 @@ TEST(TilePlanLateKeysTest, LateKeysAreReadLast) {
 
 TEST(TilePlanLateKeysTest, TilesAreSplitUntilThereIsEnoughToDoBefore) {
   LateRequest request;
-  request.shape.early_key_tiles = 6;  // each tile has 4 without late keys
+  request.shape.early_key_tiles = {6};  // each tile has 4 without late keys
   EXPECT_EQ(request.Tiles(),
             (Lines{"0 part: 0", "16 part: 0", "32: 1 0", "48: 1 0", "0 part: 1", "16 part: 1"}));
 }
@@ -254,7 +254,7 @@ TEST(TilePlanLateKeysTest, TilesAreSplitUntilThereIsEnoughToDoBefore) {
 // wait together and stay unsplit.
 TEST(TilePlanLateKeysTest, OwnKeysOfTheFirstTilesBridgeTheWaitToo) {
   LateRequest request;
-  request.shape.early_key_tiles = 6;
+  request.shape.early_key_tiles = {6};
   request.shape.blocks_at_once = 1;  // its tile has 4 without late keys
   EXPECT_EQ(request.Tiles(), (Lines{"16 part: 0", "0: 1 0", "32: 1 0", "48: 1 0", "16 part: 1"}));
   request.shape.blocks_at_once = 2;
@@ -270,10 +270,30 @@ TEST(TilePlanLateKeysTest, TilesThatSeeNoLateKeysComeFirst) {
   LateRequest request;
   request.problem.bands = {Band{.upper = 0}};
   EXPECT_EQ(request.Tiles(), (Lines{"48: 1 0", "32: 1 0", "16: 0", "0: 0"}));
-  request.shape.early_key_tiles = 5;  // the two tiles have 4 and 2
+  request.shape.early_key_tiles = {5};  // the two tiles have 4 and 2
   EXPECT_EQ(request.Tiles(), (Lines{"16: 0", "0: 0", "48: 1 0", "32: 1 0"}));
-  request.shape.early_key_tiles = 7;
+  request.shape.early_key_tiles = {7};
   EXPECT_EQ(request.Tiles(), (Lines{"16: 0", "32 part: 0", "0: 0", "48: 1 0", "32 part: 1"}));
+}
+
+// Keys of a second arrival come after those of the first, and the first tiles bridge the wait for
+// them with both other kinds.
+TEST(TilePlanLateKeysTest, KeysAreReadInTheOrderOfTheirArrivals) {
+  LateRequest request;
+  KvBlock last = request.call.blocks[1];
+  last.pieces[0].position = 64;
+  last.late = 2;
+  request.call.blocks.push_back(last);
+  request.shape.blocks_at_once = 1;
+  const Lines unsplit = {"0: 2 1 0", "16: 2 1 0", "32: 2 1 0", "48: 2 1 0"};
+  request.shape.early_key_tiles = {4, 8};  // a tile has 4 before the first arrival and 8 before the
+                                           // second
+  EXPECT_EQ(request.Tiles(), unsplit);
+  const Lines split = {"16 part: 0", "0: 2 1 0", "32: 2 1 0", "48: 2 1 0", "16 part: 2 1"};
+  request.shape.early_key_tiles = {4, 9};
+  EXPECT_EQ(request.Tiles(), split);
+  request.shape.early_key_tiles = {5, 8};
+  EXPECT_EQ(request.Tiles(), split);
 }
 
 // Keys that are split because there are too few blocks are not split again.
@@ -281,7 +301,7 @@ TEST(TilePlanLateKeysTest, SplitKeysStayAsTheyAre) {
   LateRequest request;
   request.shape.target_blocks = 8;
   const Lines split = request.Tiles();
-  request.shape.early_key_tiles = 6;
+  request.shape.early_key_tiles = {6};
   EXPECT_EQ(request.Tiles(), split);
 }
 

@@ -28,7 +28,7 @@ struct SpanMaps {
 struct WorkCounters {
   uint32_t next = 0;      // items assigned in addition to the first ones
   uint32_t finished = 0;  // blocks; the last one zeroes all counters for the next launch
-  uint32_t keys = 0;      // 1: late keys have arrived
+  uint32_t keys = 0;      // late keys with at most this KvBlock::late have arrived
 };
 
 // A persistent block occupies its multiprocessor, and a block of another stream with priority
@@ -53,7 +53,7 @@ struct ForwardKernelParams {
   int32_t tiles = 0;
   int32_t heads = 0;  // packs of heads times batch
   int32_t section_heads = 1;
-  // Keys of this piece and of the following ones have arrived once counters->keys is 1.
+  // KvRange::piece (late_pieces.h) of the first late keys, which counters->keys announces.
   int32_t first_late_piece = kNoLatePiece;
   WorkShifts shifts;
 };

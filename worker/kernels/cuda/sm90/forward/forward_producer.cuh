@@ -5,6 +5,7 @@
 
 #include "worker/kernels/cuda/primitives/thread.cuh"
 #include "worker/kernels/cuda/sm90/forward/forward_shape.cuh"
+#include "worker/kernels/cuda/sm90/forward/late_pieces.h"
 #include "worker/kernels/cuda/sm90/forward/work_shifts.cuh"
 #include "worker/kernels/cuda/sm90/primitives/pipeline.cuh"
 
@@ -47,19 +48,24 @@ struct ForwardProducer {
     }
   }
 
-  // Executed by one lane. Returns when the late keys have arrived or the launch is stopped. In the
-  // latter case results are unspecified, and the keys' memory may hold any data.
+  // Executed by one lane. Returns when the keys of the piece (late_pieces.h) have arrived or the
+  // launch is stopped. In the latter case results are unspecified, and the keys' memory may hold
+  // any data.
   static __device__ __forceinline__ void AwaitKeys(const ForwardKernelParams& params,
-                                                   uint32_t shared) {
-    // In shared memory, because producers of three groups have no register left.
+                                                   uint32_t shared, int32_t piece) {
+    const uint32_t late = LateOfPiece(piece);
+    // The word holds what has arrived. It is in shared memory, because producers of three groups
+    // have no register left.
     const uint32_t there = shared + Shape::kSlots + offsetof(WorkSlot, producer_word);
-    if (LoadShared(there) != 0) return;
-    while (LoadAcquired(&params.counters->keys) == 0) {
+    if (LoadShared(there) >= late) return;
+    uint32_t arrived = LoadAcquired(&params.counters->keys);
+    while (arrived < late) {
       if (Stopped(params.forward.common.stop_word)) return;
       __nanosleep(100);
+      arrived = LoadAcquired(&params.counters->keys);
     }
     FenceBulkCopies();
-    StoreShared(there, 1);
+    StoreShared(there, arrived);
   }
 
   // Executed by one lane, from the last key to the first. Under a causal mask the blocks then start
@@ -82,11 +88,11 @@ struct ForwardProducer {
 #pragma unroll 1
     for (int index = range_end - 1; index >= range_begin; --index) {
       const KvRange& range = params.forward.ranges[index];
-      const int piece = range.piece;
+      const int piece = Shape::kKeysInner ? range.piece : IndexOfPiece(range.piece);
       const int begin = static_cast<int>(range.row_begin);
       const int count = range.row_count;
       if constexpr (!Shape::kKeysInner) {
-        if (piece >= params.first_late_piece) AwaitKeys(params, shared);
+        if (range.piece >= params.first_late_piece) AwaitKeys(params, shared, range.piece);
       }
       AcquireMap(&params.maps[piece].k);
       AcquireMap(&params.maps[piece].v);

@@ -133,9 +133,10 @@ struct SplitForwardProducer {
       KeyRows rows = part.last;
 #pragma unroll 1
       for (int range = part.tile.range_end - 1;;) {
-        if (rows.piece >= params.first_late_piece) Loads::AwaitKeys(params, shared);
-        const bool near = rows.piece < kNearMaps;
-        const SpanMaps* maps = near ? &params.near_maps[rows.piece] : &params.maps[rows.piece];
+        if (rows.piece >= params.first_late_piece) Loads::AwaitKeys(params, shared, rows.piece);
+        const int piece = IndexOfPiece(rows.piece);
+        const bool near = piece < kNearMaps;
+        const SpanMaps* maps = near ? &params.near_maps[piece] : &params.maps[piece];
         if (!near) {
           AcquireMap(&maps->k);
           AcquireMap(&maps->v);

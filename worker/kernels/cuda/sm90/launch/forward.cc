@@ -11,6 +11,7 @@
 #include "worker/kernels/cuda/launch/tables.h"
 #include "worker/kernels/cuda/sm90/forward/forward_kernels.h"
 #include "worker/kernels/cuda/sm90/forward/keyless_rows.h"
+#include "worker/kernels/cuda/sm90/forward/late_pieces.h"
 #include "worker/kernels/cuda/sm90/forward/wide/paired_forward_kernels.h"
 #include "worker/kernels/cuda/sm90/launch/float8_forward.h"
 #include "worker/kernels/cuda/sm90/launch/span_maps.h"
@@ -103,32 +104,35 @@ double SecondsOf(const AttentionProblem& problem, const ForwardPlan& plan, int64
   return flops / kFlopsPerSecond * (problem.terms.any() ? kTermFactor : 1);
 }
 
-// Returns the index over all blocks, as in tile_plan.h.
-int32_t FirstLatePiece(const std::vector<KvBlock>& blocks) {
-  int32_t piece = 0;
-  for (const KvBlock& block : blocks) {
-    if (block.late) return piece;
-    piece += static_cast<int32_t>(block.pieces.size());
-  }
-  return kNoLatePiece;
+// Brings the pieces of ranges into the form of late_pieces.h.
+void MarkLatePieces(const std::vector<KvBlock>& blocks, ForwardPlan& plan) {
+  std::vector<int32_t> late;  // by piece
+  for (const KvBlock& block : blocks) late.resize(late.size() + block.pieces.size(), block.late);
+  for (KvRange& range : plan.ranges) range.piece = LatePiece(range.piece, late[range.piece]);
 }
 
 // Returns ForwardTileShape::early_key_tiles: the key tiles that all multiprocessors compute until
-// the late keys arrive. Returns 0 if heads are divided into sections. Split tiles then have splits
-// in all sections, but the keys arrive during the first one. A tile of so many keys also spends
-// about that time on keys that are not late.
-int64_t EarlyKeyTiles(const ForwardCall& call, const ForwardPlan& plan,
-                      const ForwardTileShape& shape, int32_t tile_rows, int32_t sm_count) {
+// each arrival of late keys. Returns none if heads are divided into sections. Split tiles then have
+// splits in all sections, but the keys arrive during the first one. A tile of so many keys also
+// spends about that time on keys that are not late.
+std::vector<int64_t> EarlyKeyTiles(const ForwardCall& call, const ForwardPlan& plan,
+                                   const ForwardTileShape& shape, int32_t tile_rows,
+                                   int32_t sm_count) {
   const AttentionProblem& problem = *call.problem;
   const int64_t tiles = static_cast<int64_t>(plan.tiles.size());
   const int64_t pack = tile_rows / shape.q_rows;
   const int64_t packs = problem.num_heads / problem.num_kv_heads / pack;
   const int32_t section = SectionHeads(call, plan, tiles, packs, shape.blocks_per_tile, sm_count,
                                        /*element_bytes=*/2);
-  if (section < shape.blocks_per_tile) return 0;
+  if (section < shape.blocks_per_tile) return {};
   const double flops = 2.0 * tile_rows * shape.keys * (problem.head_dim + problem.head_dim_v);
-  const double key_tiles = absl::ToDoubleSeconds(call.late_after) * kFlopsPerSecond / flops;
-  return static_cast<int64_t>(key_tiles * sm_count / static_cast<double>(shape.blocks_per_tile));
+  std::vector<int64_t> early;
+  for (const absl::Duration after : call.late_after) {
+    const double key_tiles = absl::ToDoubleSeconds(after) * kFlopsPerSecond / flops;
+    early.push_back(
+        static_cast<int64_t>(key_tiles * sm_count / static_cast<double>(shape.blocks_per_tile)));
+  }
+  return early;
 }
 
 bool FewToMerge(const ForwardPlan& plan, int32_t pack) {
@@ -325,9 +329,10 @@ void PreparedForward::Plan(const ForwardCall& call, const DeviceInfo& device,
     }
   }
   if (call.has_late_keys() && !terms && division.blocks == 1 && !plan_.tiles.empty()) {
-    first_late_piece_ = FirstLatePiece(call.blocks);
+    first_late_piece_ = kFirstLatePiece;
     shape.early_key_tiles = EarlyKeyTiles(call, plan_, shape, kernel_.tile_rows, device.sm_count);
     plan_ = PlanForwardTiles(call, shape);
+    MarkLatePieces(call.blocks, plan_);
   }
 }
 

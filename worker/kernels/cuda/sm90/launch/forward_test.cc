@@ -130,14 +130,14 @@ TEST(Sm90ForwardTest, LateKeysHaveAWord) {
   Request request(4096);
   EXPECT_FALSE((*PreparedForward::Create(request.call, kHopper, {}))->keys_word_offset());
   KvBlock late = request.call.blocks[0];
-  late.late = true;
+  late.late = 1;
   late.pieces[0].position = 4096;
   request.call.blocks.push_back(late);
   EXPECT_TRUE(TakesLateKeys(request.call));
   const auto prepared = *PreparedForward::Create(request.call, kHopper, {});
   EXPECT_EQ(prepared->keys_word_offset(), static_cast<int64_t>(offsetof(WorkCounters, keys)));
   EXPECT_EQ(prepared->scratch_bytes(), 0) << "no wait, so no split keys";
-  request.call.late_after = absl::Microseconds(300);
+  request.call.late_after = {absl::Microseconds(300)};
   EXPECT_GT((*PreparedForward::Create(request.call, kHopper, {}))->scratch_bytes(), 0);
   request.problem.compute = ComputeDType::kFloat8E4M3;
   EXPECT_FALSE(TakesLateKeys(request.call));
