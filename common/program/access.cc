@@ -19,6 +19,17 @@ Access AccessOf(const Transfer& transfer) {
   return {transfer.range, transfer.kind == Transfer::Kind::kReceive};
 }
 
+bool OnlyAddToTheSame(const ComputeCall& a, const ComputeCall& b) {
+  if (a.op != ComputeCall::Op::kBackward || b.op != ComputeCall::Op::kBackward) return false;
+  const auto without_dq = [](ComputeCall call) {
+    call.q.dq_acc = kNone;
+    return AccessesOf(call);
+  };
+  return !Conflict(without_dq(a), without_dq(b)) &&
+         !Conflict({{a.q.dq_acc, true}}, without_dq(b)) &&
+         !Conflict(without_dq(a), {{b.q.dq_acc, true}});
+}
+
 std::vector<std::vector<Access>> LateReadsOf(const ComputeCall& call) {
   std::vector<std::vector<Access>> reads(call.kv.empty() ? 0 : call.kv.back().late);
   for (const KvOperand& operand : call.kv) {

@@ -21,6 +21,8 @@ bool Conflict(const std::vector<Access>& a, const std::vector<Access>& b);
 Access AccessOf(const Transfer& transfer);
 // Returns the byte ranges that the call reads and writes.
 std::vector<Access> AccessesOf(const ComputeCall& call);
+// Returns whether both calls are backwards whose order matters only for sums of dq.
+bool OnlyAddToTheSame(const ComputeCall& a, const ComputeCall& b);
 // Returns those of them that are late keys, by the step after the call's that receives them.
 std::vector<std::vector<Access>> LateReadsOf(const ComputeCall& call);
 

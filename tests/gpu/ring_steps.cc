@@ -17,6 +17,9 @@
 // Causal, zigzag, bf16, head_dim 128. Random inputs. The outputs of a rank's forwards are compared:
 // equal positions of all buffers hold equal bytes, so the rows differ by rounding alone. Results
 // are judged elsewhere (cuda_kernels_test).
+//
+// "overlapped" rows of a backward: each call may begin while the one before it ends
+// (StartAfter::overlaps_previous).
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <signal.h>
@@ -25,6 +28,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -132,9 +136,9 @@ class Calls {
   }
 
   size_t size() const { return kernels_.size(); }
-  void Launch(size_t i, bool awaits_keys) const {
+  void Launch(size_t i, bool awaits_keys, cudaStream_t stream = nullptr) const {
     Check(kernels_[i].kernel->Launch(
-        {nullptr, kernels_[i].tables->get(), kernels_[i].scratch->get(), nullptr, awaits_keys}));
+        {stream, kernels_[i].tables->get(), kernels_[i].scratch->get(), nullptr, awaits_keys}));
   }
   uint32_t* KeysWord() const {
     return reinterpret_cast<uint32_t*>(kernels_[0].tables->get() +
@@ -281,9 +285,45 @@ struct Times {
   std::vector<std::vector<double>> each;
 };
 
-enum class Keys { kThere, kFetched, kFetchedBeside };
+enum class Keys { kThere, kThereOverlapped, kFetched, kFetchedBeside };
+
+// Each call may begin while the one before it ends: they alternate between two streams.
+void TimeOverlapped(const Calls& calls, Times& times) {
+  static const std::array<cudaStream_t, 2> streams = [] {
+    std::array<cudaStream_t, 2> made;
+    for (cudaStream_t& stream : made) {
+      Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    }
+    return made;
+  }();
+  std::vector<cudaEvent_t> begins(calls.size()), ends(calls.size());
+  for (auto* events : {&begins, &ends}) {
+    for (cudaEvent_t& event : *events) Check(cudaEventCreate(&event), "cudaEventCreate");
+  }
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const cudaStream_t stream = streams[i % 2];
+    if (i > 0) Check(cudaStreamWaitEvent(stream, begins[i - 1], 0), "cudaStreamWaitEvent");
+    Check(cudaEventRecord(begins[i], stream), "cudaEventRecord");
+    calls.Launch(i, false, stream);
+    Check(cudaEventRecord(ends[i], stream), "cudaEventRecord");
+  }
+  Check(cudaDeviceSynchronize(), "kernels");
+  times.each.resize(calls.size());
+  float last = 0;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    float milliseconds = 0;
+    Check(cudaEventElapsedTime(&milliseconds, begins[0], ends[i]), "cudaEventElapsedTime");
+    times.each[i].push_back(milliseconds - last);
+    last = std::max(last, milliseconds);
+  }
+  times.all.push_back(last);
+  for (const auto& events : {begins, ends}) {
+    for (cudaEvent_t event : events) (void)cudaEventDestroy(event);
+  }
+}
 
 void Time(const Calls& calls, Keys keys, const Neighbour& neighbour, Times& times) {
+  if (keys == Keys::kThereOverlapped) return TimeOverlapped(calls, times);
   std::vector<cudaEvent_t> events(calls.size() + 1);
   for (cudaEvent_t& event : events) Check(cudaEventCreate(&event), "cudaEventCreate");
   Check(cudaEventRecord(events[0], nullptr), "cudaEventRecord");
@@ -381,7 +421,13 @@ void Measure(const Arguments& arguments, int64_t tokens, const cuda::DeviceInfo&
     const Program program =
         MakeProgram(spec, plan, RecipeOn(plan, ScheduleKind::kRing, direction), rank);
     add(name + ", a call a step", spec, plan, program, {});
-    if (arguments.backward) continue;
+    if (arguments.backward) {
+      Row overlapped = rows.back();
+      overlapped.name += ", overlapped";
+      overlapped.keys = Keys::kThereOverlapped;
+      rows.push_back(overlapped);
+      continue;
+    }
     for (const int microseconds : arguments.late_us) {
       add(name + ", joined, keys after " + std::to_string(microseconds) + " us", spec, plan,
           JoinLateKeys(program, [](const ComputeCall&) { return true; }),

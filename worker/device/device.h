@@ -74,6 +74,9 @@ class PreparedCall {
 
   // The kernel that computes the call.
   virtual KernelName kernel() const { return {}; }
+  // Whether the call's additions to its sums are atomic and it needs no workspace that it shares
+  // with other calls. It may then overlap another such call (StartAfter::overlaps_previous).
+  virtual bool adds_atomically() const { return false; }
 
   // Device::Start on the device that prepared the call.
   virtual EventRef Start(StartAfter after, RunControl* control) const = 0;
@@ -143,8 +146,9 @@ class Device {
   virtual absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) = 0;
 
   // Enqueues `call`, which this device prepared, after everything started before and after `after`.
-  // If one of `after` failed, the call does not run and fails with the same status. A device that
-  // learns of the failure later runs the call on undefined data, so callers must check earlier
+  // (With after.overlaps_previous it ends after the call before it, but need not begin after its
+  // end.) If one of `after` failed, the call does not run and fails with the same status. A device
+  // that learns of the failure later runs the call on undefined data, so callers must check earlier
   // events first. Never blocks or allocates device memory. `call` and `control` must outlive the
   // event.
   virtual EventRef Start(const PreparedCall& call, StartAfter after, RunControl* control) {

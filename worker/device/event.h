@@ -65,6 +65,10 @@ struct StartAfter {
   }
 
   std::vector<EventRef> all;  // before any part of the call
+  // The call may begin while the call that was started before it ends. REQUIRES: `all` does not
+  // have that call's event, both calls' PreparedCall::adds_atomically is true, and they have no
+  // data in common that one of them writes, except sums to which both add.
+  bool overlaps_previous = false;
   // Enqueues the transfers of the call's late keys and returns the events that complete them, by
   // arrival (KvBlock::late). Called once, within Start. A device that supports late keys calls it
   // after it has enqueued the call. A call that fails at once does not call it. Empty: the call has

@@ -25,6 +25,24 @@ struct Started {
   bool transfer() const { return lane.has_value(); }
 };
 
+struct Interval {
+  absl::Time begin;
+  absl::Time end;
+};
+
+// Returns when the calls ran, in their order. A call that overlaps the one before it counts from
+// that one's end, so that no time counts twice.
+std::vector<Interval> CallTimes(const std::vector<Started>& started) {
+  std::vector<Interval> times;
+  for (const Started& item : started) {
+    if (item.transfer()) continue;
+    const absl::Time free = times.empty() ? absl::InfinitePast() : times.back().end;
+    const absl::Time begin = std::max(item.event->begin_time(), free);
+    times.push_back({begin, std::max(item.event->end_time(), begin)});
+  }
+  return times;
+}
+
 // A step's transfers of one lane.
 struct LaneGroup {
   Lane lane = Lane::kInside;
@@ -127,19 +145,16 @@ class StartedItems {
 // Returns how much of the lane's transfer time overlapped with compute calls. Calls are ordered,
 // and so are the groups of a lane, so one merge pass suffices.
 absl::Duration HiddenTime(const std::vector<Started>& started, Lane lane) {
-  std::vector<const Event*> calls;
-  for (const Started& item : started) {
-    if (!item.transfer()) calls.push_back(item.event.get());
-  }
+  const std::vector<Interval> calls = CallTimes(started);
   absl::Duration hidden;
   size_t first = 0;  // the first call that may overlap the transfer
   for (const Started& item : started) {
     if (item.lane != lane) continue;
     const absl::Time begin = item.event->begin_time();
     const absl::Time end = item.event->end_time();
-    while (first < calls.size() && calls[first]->end_time() <= begin) ++first;
-    for (size_t i = first; i < calls.size() && calls[i]->begin_time() < end; ++i) {
-      hidden += std::min(end, calls[i]->end_time()) - std::max(begin, calls[i]->begin_time());
+    while (first < calls.size() && calls[first].end <= begin) ++first;
+    for (size_t i = first; i < calls.size() && calls[i].begin < end; ++i) {
+      hidden += std::min(end, calls[i].end) - std::max(begin, calls[i].begin);
     }
   }
   return hidden;
@@ -164,9 +179,12 @@ ExecutionReport MakeReport(const Program& program, const std::vector<Started>& s
   report.begin = absl::InfiniteFuture();
   report.end = absl::InfinitePast();
   std::optional<absl::Time> device_free;
+  const std::vector<Interval> calls = CallTimes(started);
+  size_t next_call = 0;
   for (const Started& item : started) {
-    const absl::Time begin = item.event->begin_time();
-    const absl::Time end = item.event->end_time();
+    const auto [begin, end] = item.transfer()
+                                  ? Interval{item.event->begin_time(), item.event->end_time()}
+                                  : calls[next_call++];
     report.begin = std::min(report.begin, begin);
     report.end = std::max(report.end, end);
     if (item.transfer()) {
@@ -216,12 +234,18 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
     hazards.RecordInitial({id, 0, program.buffers[id].bytes}, options.uploads);
   }
   int64_t exchanged_until = 0;  // the exchange of earlier steps has started
+  EventRef last_call;
   for (int64_t step = 0; step < steps; ++step) {
     const std::vector<ReadyCall>& calls = operation.ReadyCalls(step);
     size_t next_call = 0;
     const auto start_call = [&](const std::function<void()>& bring_keys = {}) {
       const ReadyCall& ready = calls[next_call++];
       StartAfter after(hazards.Dependencies(ready.accesses));
+      if (ready.overlaps_previous) {
+        after.overlaps_previous = true;
+        after.all.erase(std::remove(after.all.begin(), after.all.end(), last_call),
+                        after.all.end());
+      }
       if (bring_keys) {
         after.bring_keys = [&] {
           bring_keys();
@@ -234,6 +258,7 @@ absl::StatusOr<ExecutionReport> Execute(Operation& operation, Device& device,
       }
       EventRef done = device.Start(*ready.call, std::move(after), &control);
       hazards.Record(ready.accesses, done);
+      last_call = done;
       // A call with late keys does the work of the steps that bring them, and this thread must not
       // wait for it before it has enqueued what follows those.
       const int64_t due = std::min(step + static_cast<int64_t>(ready.late_reads.size()), steps - 1);

@@ -93,7 +93,26 @@ absl::Status Operation::Allocate() {
   for (std::vector<ReadyCall>& step : ready_) {
     for (ReadyCall& ready : step) ready.call = prepared_[index++].get();
   }
+  FindOverlaps();
   return absl::OkStatus();
+}
+
+void Operation::FindOverlaps() {
+  // The order of additions would affect the results' bits.
+  if (spec_.options.deterministic) return;
+  const ComputeCall* before = nullptr;
+  const ReadyCall* ready_before = nullptr;
+  for (size_t step = 0; step < ready_.size(); ++step) {
+    for (size_t i = 0; i < ready_[step].size(); ++i) {
+      const ComputeCall& call = program_.steps[step].calls[i];
+      ReadyCall& ready = ready_[step][i];
+      ready.overlaps_previous = before != nullptr && ready.call->adds_atomically() &&
+                                ready_before->call->adds_atomically() &&
+                                OnlyAddToTheSame(*before, call);
+      before = &call;
+      ready_before = &ready;
+    }
+  }
 }
 
 absl::StatusOr<std::unique_ptr<Operation>> Operation::Create(

@@ -29,6 +29,8 @@ struct ReadyCall {
   // Those of them that its step and the following ones may still be receiving, by step.
   std::vector<std::vector<Access>> late_reads;
   const char* name = "";  // "forward", "backward", ...
+  // It may begin while the call before it, in program order, ends (StartAfter::overlaps_previous).
+  bool overlaps_previous = false;
 };
 
 // Memory for one buffer of a program that outlives the operation: a residual of an earlier
@@ -119,6 +121,8 @@ class Operation {
   Operation(AttentionSpec spec, ShardPlan plan, Program program, std::vector<int> members,
             Device* device);
   void JoinLateKeys(const KeyArrival& arrival);
+  // Sets ReadyCall::overlaps_previous. REQUIRES: the calls are prepared.
+  void FindOverlaps();
   absl::Status Lend(std::vector<LentBuffer> lent);
   bool Overwrites(BufferId buffer) const;
 

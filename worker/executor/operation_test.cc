@@ -143,6 +143,61 @@ TEST(Operation, DeterministicRequestsAreNotMerged) {
   }
 }
 
+// Wraps the calls of a device whose additions are atomic.
+class AddsAtomically : public CpuDevice {
+ public:
+  AddsAtomically() : CpuDevice(/*threads=*/1, /*memory_limit_bytes=*/1 << 20) {}
+  absl::StatusOr<PreparedCalls> Prepare(std::vector<KernelCall> calls) override {
+    absl::StatusOr<PreparedCalls> prepared = CpuDevice::Prepare(std::move(calls));
+    if (!prepared.ok()) return prepared;
+    for (auto& call : *prepared) call = std::make_unique<Call>(std::move(call));
+    return prepared;
+  }
+
+ private:
+  class Call : public PreparedCall {
+   public:
+    explicit Call(std::unique_ptr<const PreparedCall> call) : call_(std::move(call)) {}
+    bool adds_atomically() const override { return true; }
+    EventRef Start(StartAfter after, RunControl* control) const override {
+      return call_->Start(std::move(after), control);
+    }
+
+   private:
+    const std::unique_ptr<const PreparedCall> call_;
+  };
+};
+
+// Backward calls of a ring have only the sums of dq in common. Other calls, and those that follow
+// them, wait for the call before.
+TEST(Operation, BackwardCallsOfARingOverlap) {
+  AddsAtomically device;
+  for (const bool deterministic : {false, true}) {
+    AttentionSpec spec = Spec();
+    spec.options.deterministic = deterministic;
+    const ShardPlan plan = MakeShardPlan(spec, Layout::kZigzag, 3);
+    Program program =
+        MakeProgram(spec, plan, RecipeOn(plan, ScheduleKind::kRing, Direction::kBackward, true), 1);
+    auto operation = Operation::Create(spec, plan, std::move(program), {0, 1, 2}, &device);
+    ASSERT_TRUE(operation.ok()) << operation.status();
+    int backwards = 0, beside = 0;
+    bool after_backward = false;
+    const std::vector<Step>& steps = (*operation)->program().steps;
+    for (size_t step = 0; step < steps.size(); ++step) {
+      for (size_t i = 0; i < steps[step].calls.size(); ++i) {
+        const bool backward = steps[step].calls[i].op == ComputeCall::Op::kBackward;
+        const bool flagged = (*operation)->ReadyCalls(step)[i].overlaps_previous;
+        EXPECT_EQ(flagged, backward && after_backward && !deterministic);
+        backwards += backward ? 1 : 0;
+        beside += flagged ? 1 : 0;
+        after_backward = backward;
+      }
+    }
+    EXPECT_GE(backwards, 3);
+    EXPECT_EQ(beside > 0, !deterministic);
+  }
+}
+
 // Peers are ranks of the generation, which differ from the request's ranks.
 TEST(Operation, KeysBroughtByComputeUnitsAreNotLate) {
   class WaitsForKeys : public ScalarDevice {

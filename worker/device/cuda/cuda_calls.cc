@@ -234,6 +234,11 @@ KernelName PreparedCudaCall::kernel() const {
   return attention == nullptr ? KernelName() : (*attention)->name();
 }
 
+bool PreparedCudaCall::adds_atomically() const {
+  const auto* attention = std::get_if<Attention>(&kernel_);
+  return attention != nullptr && (*attention)->adds_atomically();
+}
+
 uint32_t* PreparedCudaCall::keys_word() const {
   const auto* attention = std::get_if<Attention>(&kernel_);
   if (attention == nullptr) return nullptr;

@@ -73,6 +73,7 @@ class PreparedCudaCall : public PreparedCall {
                    int64_t tables_offset, int64_t scratch_offset);
 
   KernelName kernel() const override;
+  bool adds_atomically() const override;
   EventRef Start(StartAfter after, RunControl* control) const override {
     return queue_->StartCall(*this, std::move(after), control);
   }

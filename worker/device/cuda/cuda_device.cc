@@ -110,6 +110,10 @@ absl::Status CudaDevice::Init() {
                         "cudaStreamCreateWithPriority");
   }
   if (status.ok()) {
+    status = CudaStatus(cudaStreamCreateWithPriority(&overlapping_, cudaStreamNonBlocking, lowest),
+                        "cudaStreamCreateWithPriority");
+  }
+  if (status.ok()) {
     // A lower number is a higher priority.
     const int preempting = std::max(highest, lowest - 1);
     status =
@@ -160,7 +164,7 @@ CudaDevice::~CudaDevice() {
   }
   events_->SetOnBroken(nullptr);
   if (!events_->UseDevice().ok()) return;
-  for (cudaStream_t stream : {compute_, preempting_, stop_stream_, keys_stream_}) {
+  for (cudaStream_t stream : {compute_, overlapping_, preempting_, stop_stream_, keys_stream_}) {
     if (stream == nullptr) continue;
     (void)cudaStreamSynchronize(stream);
     (void)cudaStreamDestroy(stream);
@@ -195,7 +199,7 @@ EventRef CudaDevice::StartCall(const PreparedCudaCall& call, StartAfter after,
     event->Fail(std::move(status));
     return event;
   }
-  status = Enqueue(call, after, *control, event.get());
+  status = Enqueue(call, after, *control, event);
   if (!status.ok()) {
     event->Fail(status);
     CheckContext(status);
@@ -207,13 +211,32 @@ EventRef CudaDevice::StartCall(const PreparedCudaCall& call, StartAfter after,
   return event;
 }
 
+absl::StatusOr<cudaStream_t> CudaDevice::NextStream(const StartAfter& after) {
+  if (last_call_ == nullptr) return compute_;
+  if (!after.overlaps_previous) {
+    if (last_stream_ == compute_) return compute_;
+    if (absl::Status s = last_call_->MakeStreamWait(compute_); !s.ok()) return s;
+    return compute_;
+  }
+  // The previous call began after all calls before it had ended, except one on the returned stream.
+  const cudaStream_t stream = last_stream_ == compute_ ? overlapping_ : compute_;
+  if (absl::Status s = last_call_->MakeStreamWaitForBegin(stream); !s.ok()) return s;
+  return stream;
+}
+
 absl::Status CudaDevice::Enqueue(const PreparedCudaCall& call, StartAfter& after,
-                                 const RunControl& control, CudaEvent* event) {
-  const cudaStream_t stream = StreamOf(control);
+                                 const RunControl& control,
+                                 const std::shared_ptr<CudaEvent>& event) {
   const bool awaits_keys = !control.preempts && after.bring_keys && call.keys_word() != nullptr &&
                            !control.stop.load(std::memory_order_relaxed);
   absl::Status status = events_->UseDevice();
   if (!status.ok()) return status;
+  cudaStream_t stream = preempting_;
+  if (!control.preempts) {
+    const absl::StatusOr<cudaStream_t> next = NextStream(after);
+    if (!next.ok()) return next.status();
+    stream = *next;
+  }
   if (!awaits_keys) after.all = std::move(after).Joined();
   status = WaitOnStream(stream, after.all);
   if (!status.ok()) return status;
@@ -222,15 +245,23 @@ absl::Status CudaDevice::Enqueue(const PreparedCudaCall& call, StartAfter& after
   if (awaits_keys || !control.stop.load(std::memory_order_relaxed)) {
     status = call.Launch(stream, awaits_keys);
   }
-  if (awaits_keys) status.Update(BringKeys(call, *event, after));
+  if (awaits_keys) status.Update(BringKeys(call, stream, *event, after));
+  if (!control.preempts) {
+    // Who waits for this call also waits for the one that it overlapped.
+    if (after.overlaps_previous && last_call_ != nullptr) {
+      status.Update(last_call_->MakeStreamWait(stream));
+    }
+    last_call_ = event;
+    last_stream_ = stream;
+  }
   // Even if a launch failed, because an earlier launch of the call may use the operands.
   absl::Status recorded = event->RecordEnd(stream);
   status.Update(recorded);
   return status;
 }
 
-absl::Status CudaDevice::BringKeys(const PreparedCudaCall& call, const CudaEvent& begun,
-                                   StartAfter& after) {
+absl::Status CudaDevice::BringKeys(const PreparedCudaCall& call, cudaStream_t stream,
+                                   const CudaEvent& begun, StartAfter& after) {
   const std::vector<std::vector<EventRef>> arrivals = std::exchange(after.bring_keys, {})();
   for (const std::vector<EventRef>& keys : arrivals) {
     after.all.insert(after.all.end(), keys.begin(), keys.end());
@@ -250,7 +281,7 @@ absl::Status CudaDevice::BringKeys(const PreparedCudaCall& call, const CudaEvent
   // Prevents the kernel from waiting for keys that will not arrive.
   if (!status.ok()) (void)call.workspace()->Stop(stop_stream_, numbers_);
   // The word may be written after a stopped kernel has ended, so the call owns it until then.
-  status.Update(signalled.MakeStreamWait(compute_));
+  status.Update(signalled.MakeStreamWait(stream));
   for (const std::vector<EventRef>& keys : arrivals) status.Update(KnownFailure(keys));
   return status;
 }

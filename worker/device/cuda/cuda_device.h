@@ -122,13 +122,14 @@ class CudaDevice : public Device, private CudaCallQueue {
   // Enqueues the call. Afterwards after.all has every event that the call waits for, and
   // after.bring_keys has been called.
   absl::Status Enqueue(const PreparedCudaCall& call, StartAfter& after, const RunControl& control,
-                       CudaEvent* event);
-  cudaStream_t StreamOf(const RunControl& control) const {
-    return control.preempts ? preempting_ : compute_;
-  }
-  // Enqueues the transfers of the late keys of a call that was launched on compute_, and the writes
+                       const std::shared_ptr<CudaEvent>& event);
+  // Returns the stream for a call that does not preempt. It waits for the calls started before, or
+  // with after.overlaps_previous for all but the last of them.
+  absl::StatusOr<cudaStream_t> NextStream(const StartAfter& after);
+  // Enqueues the transfers of the late keys of a call that was launched on `stream`, and the writes
   // that signal the kernel that they have arrived. The caller records the call's end after both.
-  absl::Status BringKeys(const PreparedCudaCall& call, const CudaEvent& begun, StartAfter& after);
+  absl::Status BringKeys(const PreparedCudaCall& call, cudaStream_t stream, const CudaEvent& begun,
+                         StartAfter& after);
   // Created for the first client that shares memory, because most workers have none.
   absl::StatusOr<CudaImports*> Imports() ABSL_LOCKS_EXCLUDED(imports_mutex_);
   // Checks after a failed call whether the context is unusable.
@@ -150,6 +151,10 @@ class CudaDevice : public Device, private CudaCallQueue {
   std::unique_ptr<CudaStaging> staging_;
   std::unique_ptr<DeviceKvCaches> kv_caches_;
   cudaStream_t compute_ = nullptr;
+  cudaStream_t overlapping_ = nullptr;  // calls that overlap one on compute_
+  // The last call on either, and its stream. For the thread that starts them.
+  std::shared_ptr<const CudaEvent> last_call_;
+  cudaStream_t last_stream_ = nullptr;
   cudaStream_t preempting_ = nullptr;  // calls that preempt those on compute_
   cudaStream_t stop_stream_ = nullptr;
   cudaStream_t keys_stream_ = nullptr;  // carries the late-key signals, which wait for transfers

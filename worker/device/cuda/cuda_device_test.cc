@@ -175,6 +175,42 @@ TEST(CudaDeviceTest, CallsRunInOrderAndCountAsProgress) {
   for (float value : result) ASSERT_EQ(value, 100.0f);
 }
 
+// Calls that may overlap the one before them need not wait for its end, but end after it. Others
+// wait for both.
+TEST(CudaDeviceTest, OverlappingCallsEndInOrder) {
+  auto device = MakeDevice();
+  auto buffer = *device->Allocate(kMiB);
+  const PreparedCalls calls = Ready(*device, {ZeroCall{buffer->data(), kMiB}});
+  RunControl control;
+  const auto start = [&](std::vector<EventRef> events, bool beside) {
+    StartAfter after(std::move(events));
+    after.overlaps_previous = beside;
+    return device->Start(*calls[0], std::move(after), &control);
+  };
+  const auto is_held = [](const EventRef& event) {
+    return event->Wait(absl::Now() + absl::Milliseconds(50)).code() ==
+           absl::StatusCode::kDeadlineExceeded;
+  };
+  Gate first(*CudaEventPool::ForDevice(0)), third(*CudaEventPool::ForDevice(0));
+  std::vector<EventRef> events = {start({first.event()}, false), start({}, true)};
+  events.push_back(start({third.event()}, true));
+  events.push_back(start({}, true));
+  events.push_back(start({}, false));
+  EXPECT_TRUE(is_held(events[1])) << "began before the one before it";
+  first.Open();
+  ASSERT_TRUE(events[1]->Wait(Soon()).ok());
+  EXPECT_TRUE(events[0]->Done());
+  EXPECT_TRUE(is_held(events[3]));
+  EXPECT_FALSE(events[4]->Done());
+  third.Open();
+  ASSERT_TRUE(events[4]->Wait(Soon()).ok());
+  for (size_t i = 1; i < events.size(); ++i) {
+    EXPECT_TRUE(events[i]->Done());
+    EXPECT_GE(events[i]->end_time() + absl::Microseconds(50), events[i - 1]->end_time()) << i;
+  }
+  EXPECT_GE(events[4]->begin_time() + absl::Microseconds(50), events[3]->end_time());
+}
+
 TEST(CudaDeviceTest, WaitsForOtherStreamsAndReportsIt) {
   auto device = MakeDevice();
   auto buffer = *device->Allocate(64);

@@ -61,6 +61,9 @@ class PreparedKernel {
   virtual void WriteTables(void* target) const = 0;
   // Whether launches store KvBlock::dk_out and dv_out instead of adding to dk and dv.
   virtual bool stores_key_gradients() const { return false; }
+  // Whether a launch may overlap other such launches that add to the same sums. REQUIRES: it has no
+  // scratch memory.
+  virtual bool adds_atomically() const { return false; }
 
   // Offset in the tables of the word that signals the arrival of late keys: before a launch that
   // awaits its keys reads a block, it waits until the word is at least KvBlock::late. The word is 0

@@ -48,6 +48,9 @@ class PreparedBackward : public PreparedKernel {
                                                                   const DeviceInfo& device,
                                                                   std::optional<void*> dbias = {});
 
+  // Only copy engines add, and only the kernels with a fixed order and those with terms have
+  // scratch memory.
+  bool adds_atomically() const override { return scratch_bytes_ == 0; }
   bool stores_key_gradients() const override { return stores_key_gradients_; }
   void WriteTables(void* target) const override;
   void DropTables() override;
