@@ -168,7 +168,7 @@ class CudaDevice : public Device, private CudaCallQueue {
   std::deque<InFlight> in_flight_ ABSL_GUARDED_BY(mutex_);
   bool awake_ ABSL_GUARDED_BY(mutex_) = false;  // the service thread may have work
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
-  Wakeup end_pause_;  // of the service thread
+  Wakeup end_pause_;    // of the service thread
   std::thread thread_;  // last: starts when the other members exist
 };
 
