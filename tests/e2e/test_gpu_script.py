@@ -154,7 +154,7 @@ def test_the_gpu_script_on_cpu_workers(tmp_path):
     names = ("smoke,sweep,agree,64k,128k-mha:backward,packed,kill,kill-backward,in-flight,"
              "end-to-end,residual,memory,kv,peer,tests").split(",")
     done = subprocess.run([ROOT / "tests/gpu/service.sh", "--cpu", f"--bundle={tmp_path}/bundle",
-                           f"--only={','.join(names)}", "--seconds=900", "--sweep_seconds=3"],
+                           f"--only={','.join(names)}", "--seconds=900", "--sweep_seconds=6"],
                           env={**os.environ, "OUT": str(out)}, capture_output=True, text=True,
                           timeout=960)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
