@@ -93,10 +93,11 @@ def test_position_parts_divide_blocks(client, transport):
 
 
 def test_the_coordinator_chooses_position_parts(client):
-    long = {"layers": 1, "heads": 32, "kv_heads": 1, "head_dim": 64, "tokens": 65536, "block_tokens": 64}
+    # One query head: the rate of memory decides, which is a constant. Kernels have measured rates.
+    long = {"layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 64, "tokens": 65536, "block_tokens": 64}
     with make(client, **long) as cache:
-        assert cache.placement["position_parts"] == 2 and "(predicted)" in cache.placement["reason"]
-    for fields in ({"divide_blocks": False}, {"tokens": 64, "heads": 1}, {"world_size": 1}):
+        assert cache.placement["position_parts"] == 2 and "(predicted)" in cache.placement["reason"], cache.placement
+    for fields in ({"divide_blocks": False}, {"tokens": 64}, {"world_size": 1}):
         with make(client, **{**long, **fields}) as cache:
             assert len(cache.placement["members"]) == 1, cache.placement
 
