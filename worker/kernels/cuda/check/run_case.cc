@@ -268,6 +268,7 @@ class CaseRun {
   void MakeLate(ForwardCall& call) const {
     const size_t blocks = call.blocks.size();
     if (blocks < 2 || case_.seed % 3 == 0) return;
+    if (call.blocks.back().rows == 0) return;  // nothing arrives that could be signalled
     const size_t late = case_.seed % 3 == 1 ? 1 : std::min<size_t>(blocks - 1, kMostArrivals);
     for (size_t i = 1; i <= late; ++i) {
       call.blocks[blocks - late - 1 + i].late = static_cast<int32_t>(i);
