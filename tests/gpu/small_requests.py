@@ -7,7 +7,8 @@ With several builds, rounds alternate between them, and the table ends with rati
                     [--conditions default,processors=4,awake]
 
 Each build is measured under each condition. `processors=N` binds the coordinator to N processors. `awake` keeps all
-processors of this process busy with loops of idle priority, so that no wake-up waits for a halted one. DIR has ringattn, ringattn-server and ringattn-worker. Needs no packages. `ringattn bench` verifies the first result
+processors of this process busy with loops of idle priority, so that no wake-up waits for a halted one. DIR has
+ringattn, ringattn-server and ringattn-worker. Needs no packages. `ringattn bench` verifies the first result
 of each level. Prints CSV: medians of the rounds, and medians of the ratios of paired rounds.
 """
 import argparse
@@ -15,6 +16,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -82,10 +84,8 @@ def condition(name, coordinator):
     if kind == "processors":
         bind(coordinator, processors[:int(count)])
     elif kind == "awake":
-        loops = [subprocess.Popen(["taskset", "-c", str(processor), "chrt", "--idle", "0", "sh", "-c", "while :; do :; done"])
-                 for processor in processors]
-    elif kind != "default":
-        sys.exit(f"--conditions: {name} is none of default, processors=N, awake")
+        loop = ["chrt", "--idle", "0", "sh", "-c", "while :; do :; done"]
+        loops = [subprocess.Popen(["taskset", "-c", str(processor), *loop]) for processor in processors]
     try:
         yield
     finally:
@@ -118,6 +118,9 @@ def main():
     builds = [bin_dir.resolve() for bin_dir in args.bin_dir]
     levels = [int(level) for level in args.in_flight.split(",")]
     names = args.conditions.split(",")
+    for name in names:
+        if not re.fullmatch(r"default|awake|processors=[1-9]\d*", name):
+            parser.error(f"--conditions: {name} is none of default, processors=N, awake")
     variants = [(build, name) for build in builds for name in names]
     rows = {(variant, level): [] for variant in variants for level in levels}
     with contextlib.ExitStack() as stack:
