@@ -72,6 +72,11 @@ class RingBackward {
     return first_step_ + 1 + int64_t{step - 1} * route_.parts + (route_.parts - 1 - part);
   }
 
+  // Returns the program step that zeroes accumulators for all parts of a step: once its slot is
+  // free, together and early, because calls of a device overlap only if no other call is between
+  // them.
+  int64_t ZerosAt(int step) const;
+
   // Returns whether the holder at the step adds up an outer round (ring_visits.h).
   bool IsCollector(int step) const { return !route_.direct && route_.visits[step].is_outer_hop(); }
   char& Travels(int source, int step, int part) {
@@ -110,6 +115,16 @@ class RingBackward {
   std::vector<Landing> landings_;  // of this rank's block, directly into its accumulators
   int64_t others_until_ = -1;      // this rank's last step with a call on another rank's block
 };
+
+int64_t RingBackward::ZerosAt(int step) const {
+  if (step == 1) return first_step_;
+  for (int part = route_.parts - 1; part > 0; --part) {
+    for (int source = 0; source < route_.world_size; ++source) {
+      if (route_.Sees(step, source, part)) return StepOf(step, part);
+    }
+  }
+  return StepOf(step, 0);
+}
 
 RowRange NextHeld(const KvRoute& route, int source, int step, int part) {
   const int next = route.visits[step].chain_next;
@@ -177,7 +192,7 @@ void RingBackward::Visit(int source, int step, int part) {
   if (route_.Sees(step, source, part)) {
     if (route_.HolderOf(source, step) == ring_.rank() && !travels) {
       const RowRange& rows = route_.held[step][source][part];
-      builder_.AddZeroRows(StepOf(step, part), ring_.gradients,
+      builder_.AddZeroRows(ZerosAt(step), ring_.gradients,
                            ring_.slots.Gradients(source, step, rows), rows);
     }
     Contribute(source, step, part);
