@@ -18,7 +18,7 @@ SHAPE = {"heads": 8, "kv_heads": 1, "head_dim": 128}
 CPU_SHAPE = {"heads": 8, "kv_heads": 1, "head_dim": 64}
 # Lengths relative to the hiding length, in order of value.
 SHARES = (0.5, 1, 0.25, 2, 4, 0.75)
-RUNS = 2
+RUNS = 3
 # A double ring hides the exchange from this share on.
 HIDDEN_SHARE = 1.5
 # Floating point operations per second of a GPU, for the choice of lengths only. Rates are measured.
@@ -68,11 +68,12 @@ def measure(session, shape, command, schedule, workers):
     return dict(zip(("seconds", "busy_seconds", "exposed_seconds"), map(statistics.median, zip(*found))))
 
 
-def simulate(session, shape, command, schedule, per_host, busy, link, total):
+def simulate(session, shape, command, schedule, per_host, busy, link, total, overhead):
     return session.harness.run_json([
         session.bin / "ring_times", f"--tokens={shape.seq_len}", f"--heads={shape.heads}",
         f"--kv_heads={shape.kv_heads}", f"--head_dim={shape.head_dim}", "--hosts=2", f"--per_host={per_host}",
         f"--compute_seconds={busy}", f"--host_link_bytes_per_s={link}", f"--host_total_bytes_per_s={total}",
+        f"--host_exchange_overhead_s={overhead}",
         *(["--backward"] if command == "backward" else []),
         *(["--double_ring"] if schedule == "double_ring" else [])])
 
@@ -115,7 +116,8 @@ def part(session):
                                 continue
                             session.harness.log(f"{key}: {measured}")
                             simulated = steps.run(f"simulated {key}", 20, simulate, session, shape, command,
-                                                  schedule, per_host, measured["busy_seconds"], link, total)
+                                                  schedule, per_host, measured["busy_seconds"], link, total,
+                                                  line["host_exchange_overhead_seconds"])
                             if simulated is not None:
                                 compare(session, result, key, measured, simulated)
         finally:
