@@ -19,6 +19,8 @@ CPU_SHAPE = {"heads": 8, "kv_heads": 1, "head_dim": 64}
 # Lengths relative to the hiding length, in order of value.
 SHARES = (0.5, 1, 0.25, 2, 4, 0.75)
 RUNS = 3
+# Longer ones run once: little is exposed there, and a run takes ten seconds.
+LONGEST_REPEATED = 1.5
 # A double ring hides the exchange from this share on.
 HIDDEN_SHARE = 1.5
 # Floating point operations per second of a GPU, for the choice of lengths only. Rates are measured.
@@ -54,12 +56,12 @@ def lengths(session, shape, link, workers, shares=SHARES):
     return {share: max(1, round(share * hiding / unit)) * unit * workers for share in shares}
 
 
-def measure(session, shape, command, schedule, workers):
-    """Medians of seconds: of the slowest rank's pass, of the busiest rank's calls, and of the difference."""
+def measure(session, shape, command, schedule, workers, runs):
+    """Medians over `runs` of seconds: of the slowest rank's pass, of the busiest rank's calls, and of the difference."""
     found = []
     transport = "host_memory" if session.gpu else "relay"
     flags = [*hosts.SCHEDULES[schedule], f"--world_size={workers}", "--layout=zigzag"]
-    for _ in range(RUNS if session.gpu else 1):
+    for _ in range(runs if session.gpu else 1):
         ranks = bench(session, shape, command, "--runs=2", f"--transport={transport}", transport=transport,
                       plan=flags)["ranks"]
         seconds = max(rank["compute_seconds"] + rank["ring_wait_seconds"] for rank in ranks)
@@ -111,7 +113,8 @@ def part(session):
                     for command in hosts.PASSES:
                         for schedule in hosts.SCHEDULES if per_host > 1 else ("ring",):
                             key = f"{share} {tokens} {command} {schedule}"
-                            measured = steps.run(key, 40, measure, session, shape, command, schedule, workers)
+                            measured = steps.run(key, 40, measure, session, shape, command, schedule, workers,
+                                                 RUNS if share <= LONGEST_REPEATED else 1)
                             if measured is None:
                                 continue
                             session.harness.log(f"{key}: {measured}")
@@ -138,7 +141,8 @@ def measured_layout(session, steps, placed, line, schedule, tokens=None):
         shape = Shape(**sizes, seq_len=tokens)
         for command in hosts.PASSES:
             key = f"{HIDDEN_SHARE} {command} {schedule}"
-            line["passes"][key] = steps.run(f"{name}, {key}", 40, measure, session, shape, command, schedule, workers)
+            line["passes"][key] = steps.run(f"{name}, {key}", 40, measure, session, shape, command, schedule, workers,
+                                            RUNS)
             session.harness.log(f"{name}, {tokens} tokens, {key}: {line['passes'][key]}")
     return tokens
 
