@@ -1,25 +1,46 @@
 #include "common/schedule/kv_route.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 namespace ringattn {
 namespace {
 
 using Ranges = std::vector<RowRange>;
-// By distance, then source, then part.
-using RangesByDistance = std::vector<std::vector<Ranges>>;
+
+// Ranges by distance, source and part. Distances are numbered outer * group_size + inner.
+class RangesByDistance {
+ public:
+  RangesByDistance(int world_size, int parts)
+      : world_size_(world_size),
+        parts_(parts),
+        ranges_(static_cast<size_t>(world_size) * world_size * parts) {}
+
+  int world_size() const { return world_size_; }
+  int parts() const { return parts_; }
+  RowRange* Of(int distance, int source) {
+    return &ranges_[(static_cast<size_t>(distance) * world_size_ + source) * parts_];
+  }
+  const RowRange* Of(int distance, int source) const {
+    return &ranges_[(static_cast<size_t>(distance) * world_size_ + source) * parts_];
+  }
+  int64_t RowsIn(int distance, int source) const {
+    int64_t rows = 0;
+    for (int part = 0; part < parts_; ++part) rows += Of(distance, source)[part].size();
+    return rows;
+  }
+
+ private:
+  int world_size_;
+  int parts_;
+  std::vector<RowRange> ranges_;
+};
 
 RowRange Hull(const RowRange& a, const RowRange& b) {
   if (a.empty()) return b;
   if (b.empty()) return a;
   return {std::min(a.begin, b.begin), std::max(a.end, b.end)};
-}
-
-int64_t RowsIn(const Ranges& ranges) {
-  int64_t rows = 0;
-  for (const RowRange& range : ranges) rows += range.size();
-  return rows;
 }
 
 int PipelineParts(const ShardPlan& plan) {
@@ -58,22 +79,24 @@ Ranges CutIntoSlices(const Shard& shard, Layout layout) {
   return {{0, shard[0].length}, {shard[0].length, rows}};
 }
 
-// Distances are numbered outer * group_size + inner.
 int NumberOf(int outer, int inner, int group_size) { return outer * group_size + inner; }
 
-// needed[d][source][part]: the rows of the part that the rank at distance d sees.
+// Returns the rows of each part that the rank at each distance sees.
 RangesByDistance FindNeeds(const RingSpans& pieces, const std::vector<Ranges>& parts,
                            int group_size) {
   const int world_size = static_cast<int>(parts.size());
-  RangesByDistance needed(world_size, std::vector<Ranges>(world_size));
+  size_t most_parts = 1;
+  for (const Ranges& of_source : parts) most_parts = std::max(most_parts, of_source.size());
+  RangesByDistance needed(world_size, static_cast<int>(most_parts));
+  Ranges by_rank;
   for (int source = 0; source < world_size; ++source) {
-    for (const RowRange& part : parts[source]) {
-      const Ranges by_rank = pieces.Needs(source, part);
+    for (size_t part = 0; part < parts[source].size(); ++part) {
+      pieces.FindNeeds(source, parts[source][part], by_rank);
       for (int rank = 0; rank < world_size; ++rank) {
         const int outer =
             (rank / group_size + world_size - source / group_size) % (world_size / group_size);
         const int inner = (rank % group_size + group_size - source % group_size) % group_size;
-        needed[NumberOf(outer, inner, group_size)][source].push_back(by_rank[rank]);
+        needed.Of(NumberOf(outer, inner, group_size), source)[part] = by_rank[rank];
       }
     }
   }
@@ -83,14 +106,14 @@ RangesByDistance FindNeeds(const RingSpans& pieces, const std::vector<Ranges>& p
 // Returns the rows that a rank must hold to serve itself and all ranks to which its block goes on.
 RangesByDistance RelayedRows(const RangesByDistance& needed, int group_size) {
   RangesByDistance held = needed;
-  for (size_t distance = held.size() - 1; distance > 0; --distance) {
+  for (int distance = held.world_size() - 1; distance > 0; --distance) {
     const bool is_outer_hop = distance % group_size == 0;
-    const size_t before = is_outer_hop ? distance - group_size : distance - 1;
+    const int before = is_outer_hop ? distance - group_size : distance - 1;
     if (before == 0) continue;
-    for (size_t source = 0; source < held.size(); ++source) {
-      for (size_t part = 0; part < held[distance][source].size(); ++part) {
-        RowRange& rows = held[before][source][part];
-        rows = Hull(rows, held[distance][source][part]);
+    for (int source = 0; source < held.world_size(); ++source) {
+      for (int part = 0; part < held.parts(); ++part) {
+        RowRange& rows = held.Of(before, source)[part];
+        rows = Hull(rows, held.Of(distance, source)[part]);
       }
     }
   }
@@ -100,9 +123,11 @@ RangesByDistance RelayedRows(const RangesByDistance& needed, int group_size) {
 // Sums, over the steps, the rows that the busiest rank receives.
 int64_t RowsOnCriticalPath(const RangesByDistance& held) {
   int64_t rows = 0;
-  for (size_t distance = 1; distance < held.size(); ++distance) {
+  for (int distance = 1; distance < held.world_size(); ++distance) {
     int64_t most = 0;
-    for (const Ranges& ranges : held[distance]) most = std::max(most, RowsIn(ranges));
+    for (int source = 0; source < held.world_size(); ++source) {
+      most = std::max(most, held.RowsIn(distance, source));
+    }
     rows += most;
   }
   return rows;
@@ -121,12 +146,100 @@ Ranges JoinTouching(const Ranges& ranges) {
   return joined;
 }
 
-}  // namespace
+// Collects the blocks of a route.
+class BlockTable {
+ public:
+  explicit BlockTable(KvRoute& route) : route_(route) {}
 
-bool KvRoute::SeesAny(int step, int source) const {
-  const std::vector<char>& parts = sees[step][source];
-  return std::find(parts.begin(), parts.end(), 1) != parts.end();
+  // Appends the block of the next source, or of source 0 at the next step.
+  void Append(const HeldBlock& block) {
+    // Neighbouring sources mostly have equal blocks, so the search rarely goes on.
+    if (!route_.block_ids.empty() && Equal(route_.blocks[route_.block_ids.back()], block)) {
+      return route_.block_ids.push_back(route_.block_ids.back());
+    }
+    std::vector<int32_t>& equal_hashes = by_hash_[HashOf(block)];
+    for (int32_t id : equal_hashes) {
+      if (Equal(route_.blocks[id], block)) return route_.block_ids.push_back(id);
+    }
+    const auto id = static_cast<int32_t>(route_.blocks.size());
+    route_.blocks.push_back(block);
+    equal_hashes.push_back(id);
+    route_.block_ids.push_back(id);
+  }
+
+ private:
+  static bool Equal(const HeldBlock& a, const HeldBlock& b) {
+    return a.sees == b.sees && a.travels == b.travels &&
+           std::equal(a.ranges.begin(), a.ranges.end(), b.ranges.begin(), b.ranges.end(),
+                      [](const RowRange& x, const RowRange& y) {
+                        return x.begin == y.begin && x.end == y.end;
+                      });
+  }
+  static size_t HashOf(const HeldBlock& block) {
+    size_t hash = block.sees * size_t{31} + block.travels;
+    for (const RowRange& rows : block.ranges) {
+      for (int64_t value : {rows.begin, rows.end}) {
+        hash = (hash ^ static_cast<size_t>(value)) * size_t{0x9E3779B97F4A7C15};
+        hash ^= hash >> 32;
+      }
+    }
+    return hash;
+  }
+
+  KvRoute& route_;
+  std::unordered_map<size_t, std::vector<int32_t>> by_hash_;
+};
+
+// Sets HeldBlock::ranges.
+void SetRanges(const RowRange* held, int parts, bool joins, Ranges& ranges) {
+  ranges.clear();
+  for (int part = 0; part < parts; ++part) {
+    if (!joins) {
+      ranges.push_back(held[part]);
+    } else if (!held[part].empty()) {
+      const bool touches = !ranges.empty() && ranges.back().end == held[part].begin;
+      if (touches) {
+        ranges.back().end = held[part].end;
+      } else {
+        ranges.push_back(held[part]);
+      }
+    }
+  }
 }
+
+// Sets the blocks of all visits.
+void SetBlocks(const RangesByDistance& needed, const RangesByDistance& held, PartRule rule,
+               KvRoute& route) {
+  const int world_size = route.world_size;
+  const int groups = world_size / route.group_size;
+  // By round and source: the parts to which an earlier rank of the chain has contributed.
+  std::vector<uint32_t> contributed(static_cast<size_t>(groups) * world_size, 0);
+  BlockTable table(route);
+  route.block_ids.reserve(route.visits.size() * world_size);
+  HeldBlock block;
+  for (const RingVisit& visit : route.visits) {
+    const int distance = NumberOf(visit.outer, visit.inner, route.group_size);
+    const bool in_chain = rule == PartRule::kPipeline && !route.direct && distance > 0;
+    for (int source = 0; source < world_size; ++source) {
+      block.sees = 0;
+      for (int part = 0; part < needed.parts(); ++part) {
+        if (!needed.Of(distance, source)[part].empty()) block.sees |= uint32_t{1} << part;
+      }
+      uint32_t& before = contributed[static_cast<size_t>(visit.outer) * world_size + source];
+      block.travels = in_chain ? before : 0;
+      if (in_chain && !visit.is_outer_hop()) before |= block.sees;
+      if (distance == 0) {
+        const RowRange all{0, route.kv_rows[source]};
+        SetRanges(&all, 1, /*joins=*/true, block.ranges);
+      } else {
+        SetRanges(held.Of(distance, source), held.parts(), rule == PartRule::kSlices, block.ranges);
+      }
+      table.Append(block);
+    }
+  }
+}
+
+}  // namespace
 
 RingSpans::RingSpans(const AttentionSpec& spec, const ShardPlan& plan, CancelLatch* latch)
     : latch_(latch), bands_(DocumentBands(spec)), q_(plan.world_size), kv_(plan.world_size) {
@@ -141,14 +254,13 @@ WorkCount RingSpans::Work(int rank, int source, const RowRange& kv_rows) const {
   return CountWork(q_[rank], SlicePieces(kv_[source], kv_rows.begin, kv_rows.end), bands_);
 }
 
-std::vector<RowRange> RingSpans::Needs(int source, const RowRange& part) const {
-  std::vector<RowRange> needs(q_.size());
+void RingSpans::FindNeeds(int source, const RowRange& part, std::vector<RowRange>& by_rank) const {
+  by_rank.assign(q_.size(), {});
   const std::vector<Piece> kv = SlicePieces(kv_[source], part.begin, part.end);
   for (size_t rank = 0; rank < q_.size() && !latch_->Poll(); ++rank) {
     const RowRange rows = NeededRows(q_[rank], kv, bands_);
-    if (!rows.empty()) needs[rank] = {part.begin + rows.begin, part.begin + rows.end};
+    if (!rows.empty()) by_rank[rank] = {part.begin + rows.begin, part.begin + rows.end};
   }
-  return needs;
 }
 
 KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rule, int group_size) {
@@ -177,35 +289,25 @@ KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rul
   route.group_size = group_size;
 
   const auto any_rows = [&](int outer, int inner) {
-    const std::vector<Ranges>& by_source = held[NumberOf(outer, inner, group_size)];
-    return std::any_of(by_source.begin(), by_source.end(),
-                       [](const Ranges& ranges) { return RowsIn(ranges) > 0; });
+    for (int source = 0; source < plan.world_size; ++source) {
+      if (held.RowsIn(NumberOf(outer, inner, group_size), source) > 0) return true;
+    }
+    return false;
   };
   route.visits = OrderVisits(
       plan.world_size / group_size, group_size,
       rule == PartRule::kPipeline ? VisitOrder::kCollectorsLast : VisitOrder::kByRound, any_rows);
-  for (const RingVisit& visit : route.visits) {
-    const int distance = NumberOf(visit.outer, visit.inner, group_size);
-    std::vector<Ranges>& by_source = route.held.emplace_back();
-    std::vector<std::vector<char>>& sees = route.sees.emplace_back();
-    for (int source = 0; source < plan.world_size; ++source) {
-      std::vector<char>& parts_seen = sees.emplace_back();
-      for (const RowRange& rows : needed[distance][source]) parts_seen.push_back(!rows.empty());
-      Ranges ranges = held[distance][source];
-      if (distance == 0) ranges = {{0, route.kv_rows[source]}};
-      if (rule == PartRule::kSlices || distance == 0) ranges = JoinTouching(ranges);
-      by_source.push_back(std::move(ranges));
-    }
-  }
+  SetBlocks(needed, held, rule, route);
   return route;
 }
 
 std::vector<std::vector<std::vector<RowRange>>> SeenRows(const ShardPlan& plan,
                                                          const RingSpans& pieces) {
   std::vector<std::vector<Ranges>> seen(plan.world_size, std::vector<Ranges>(plan.world_size));
+  Ranges by_rank;
   for (int source = 0; source < plan.world_size; ++source) {
     for (const RowRange& slice : CutIntoSlices(plan.kv[source], plan.layout)) {
-      const Ranges by_rank = pieces.Needs(source, slice);
+      pieces.FindNeeds(source, slice, by_rank);
       for (int rank = 0; rank < plan.world_size; ++rank) {
         seen[rank][source].push_back(by_rank[rank]);
       }

@@ -32,6 +32,18 @@ inline constexpr int64_t kMaxParts = 4;
 // Shorter parts would cost more in calls than they hide in transfers.
 inline constexpr int64_t kMinPartRows = 256;
 
+// What the holder of a block has at a step. Most blocks of a route are equal, so a route stores
+// each value once.
+struct HeldBlock {
+  // Disjoint, ascending ranges of the source's rows. At step 0 the whole shard as one range.
+  // kPipeline, step > 0: exactly `parts` entries, possibly empty; otherwise non-empty.
+  std::vector<RowRange> ranges;
+  // Sets of parts, as bits: those of which the holder sees a key, and those to whose gradients an
+  // earlier rank of the visits' chain has contributed (kPipeline, relay).
+  uint32_t sees = 0;
+  uint32_t travels = 0;
+};
+
 struct KvRoute {
   int world_size = 1;
   int group_size = 1;  // of visits; world_size in a flat ring
@@ -45,12 +57,8 @@ struct KvRoute {
   int parts = 1;
   // Step k is visit k. Visits without transfers are left out.
   std::vector<RingVisit> visits;
-  // held[k][source]: disjoint, ascending ranges of source's rows that its holder has at step k.
-  // held[0] is the whole shard as one range. kPipeline, k > 0: exactly `parts` entries, possibly
-  // empty; otherwise non-empty.
-  std::vector<std::vector<std::vector<RowRange>>> held;
-  // sees[k][source][part]: whether the holder sees a key of the part. Valid for both rules.
-  std::vector<std::vector<std::vector<char>>> sees;
+  std::vector<HeldBlock> blocks;   // all different
+  std::vector<int32_t> block_ids;  // indices of `blocks`, by step, then source: BlockId
 
   int steps() const { return static_cast<int>(visits.size()); }
   int SourceOf(int rank, int step) const { return Shifted(rank, step, -1); }
@@ -59,9 +67,24 @@ struct KvRoute {
   // the sender holds them.
   int SenderTo(int source, int step) const { return HolderOf(source, SenderStep(step)); }
   int SenderStep(int step) const { return direct ? 0 : visits[step].sender; }
+  int BlockId(int step, int source) const {
+    return block_ids[static_cast<size_t>(step) * world_size + source];
+  }
+  const HeldBlock& Block(int step, int source) const { return blocks[BlockId(step, source)]; }
+  // Returns what `source`'s holder has at the step (HeldBlock::ranges).
+  const std::vector<RowRange>& Held(int step, int source) const {
+    return Block(step, source).ranges;
+  }
   // Return whether source's holder at the step has work with the part, or with any part.
-  bool Sees(int step, int source, int part) const { return sees[step][source][part] != 0; }
-  bool SeesAny(int step, int source) const;
+  bool Sees(int step, int source, int part) const {
+    return (Block(step, source).sees >> part & 1) != 0;
+  }
+  bool SeesAny(int step, int source) const { return Block(step, source).sees != 0; }
+  // Returns whether a rank that holds the part before the step, in the chain of the step's visit,
+  // has contributed to its gradients.
+  bool Travels(int step, int source, int part) const {
+    return (Block(step, source).travels >> part & 1) != 0;
+  }
 
  private:
   // Returns the rank at the step's distance, to the right or, with sign -1, to the left.
@@ -81,9 +104,9 @@ class RingSpans {
 
   // Returns the work of `rank`'s q shard with rows of `source`'s kv shard.
   WorkCount Work(int rank, int source, const RowRange& kv_rows) const;
-  // Returns by rank the hull of the keys that the rank sees among rows `part` of `source`, as rows
+  // Stores by rank the hull of the keys that the rank sees among rows `part` of `source`, as rows
   // of source's shard.
-  std::vector<RowRange> Needs(int source, const RowRange& part) const;
+  void FindNeeds(int source, const RowRange& part, std::vector<RowRange>& by_rank) const;
 
  private:
   CancelLatch* const latch_;

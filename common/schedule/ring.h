@@ -3,17 +3,24 @@
 #ifndef RINGATTN_COMMON_SCHEDULE_RING_H_
 #define RINGATTN_COMMON_SCHEDULE_RING_H_
 
+#include <memory>
+
 #include "common/program/program.h"
+#include "common/schedule/block_slots.h"
 #include "common/schedule/kv_route.h"
+#include "common/schedule/ring_rank.h"
 #include "common/schedule/schedule_table.h"
 
 namespace ringattn {
 
+// The part of the programs that all ranks share.
 struct RingRoute {
   RingSpans pieces;
-  KvRoute kv;
+  std::unique_ptr<const KvRoute> kv;  // `slots` refers to it
+  BlockSlots slots;
+  RingPasses passes;
 
-  bool direct() const { return kv.direct; }
+  bool direct() const { return kv->direct; }
 };
 
 RingRoute MakeRingRoute(const ScheduleContext& context);

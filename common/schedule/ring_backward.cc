@@ -30,39 +30,28 @@ std::vector<RowRange> Gaps(std::vector<Landing> landings, const RowRange& all) {
 
 class RingBackward {
  public:
-  RingBackward(RingRank& ring, int64_t first_step)
+  RingBackward(RingRank& ring, const std::vector<char>& fetches, int64_t first_step)
       : ring_(ring),
         route_(ring.route),
         builder_(ring.builder),
+        fetches_(fetches),
         first_step_(first_step),
         own_step_(StepOf(route_.steps() - 1, 0) + (route_.steps() > 1 ? 1 : 0)),
-        adds_at_home_(route_.direct || route_.group_size < route_.world_size),
-        travels_(
-            route_.world_size / route_.group_size,
-            std::vector<std::vector<char>>(route_.world_size, std::vector<char>(route_.parts, 0))) {
-  }
+        adds_at_home_(route_.direct || route_.group_size < route_.world_size) {}
 
   void Add() {
     if (!adds_at_home_) landings_ = LandingsOf(ring_.rank(), 0);
     Start();
-    const std::vector<char> fetch = ring_.slots.ClaimAll();
-    for (int step = 1; step < route_.steps(); ++step) {
-      for (int part = 0; part < route_.parts; ++part) {
-        for (int source = 0; source < route_.world_size && fetch[step]; ++source) {
-          FetchKv(source, step, part);
-        }
-        for (int source = 0; source < route_.world_size; ++source) {
-          if (IsCollector(step)) {
-            Collect(source, step, part);
-          } else {
-            Visit(source, step, part);
-          }
-        }
-      }
-    }
+    VisitAll();
     OwnBlock();
     AddUpSinkGradients(std::max(own_step_, first_step_ + 1), route_.q_rows, ring_.shard, builder_);
     FinishBackward(own_step_, ring_.shard, builder_);
+  }
+
+  // Records the steps in which some rank has a transfer or a call.
+  void Use() {
+    UseFirstAndOwn();
+    VisitAll();
   }
 
  private:
@@ -74,13 +63,12 @@ class RingBackward {
 
   // Returns whether the holder at the step adds up an outer round (ring_visits.h).
   bool IsCollector(int step) const { return !route_.direct && route_.visits[step].is_outer_hop(); }
-  char& Travels(int source, int step, int part) {
-    return travels_[route_.visits[step].outer][source][part];
-  }
 
   // Returns where gradients of the chain of `source`'s block in a round arrive at its collector.
   std::vector<Landing> LandingsOf(int source, int outer) const;
   void Start();
+  void UseFirstAndOwn();
+  void VisitAll();
   void FetchKv(int source, int step, int part);
   void Visit(int source, int step, int part);
   void Collect(int source, int step, int part);
@@ -101,25 +89,24 @@ class RingBackward {
   RingRank& ring_;
   const KvRoute& route_;
   ProgramBuilder& builder_;
+  const std::vector<char>& fetches_;
   const int64_t first_step_;
   const int64_t own_step_;  // when ranks compute on their own blocks
   // Gradients from others are added to the owner's accumulators. Otherwise they arrive there.
   const bool adds_at_home_;
-  // [round][source][part]: some rank has contributed to the accumulator of the round's chain.
-  std::vector<std::vector<std::vector<char>>> travels_;
   std::vector<Landing> landings_;  // of this rank's block, directly into its accumulators
   int64_t others_until_ = -1;      // this rank's last step with a call on another rank's block
 };
 
 RowRange NextHeld(const KvRoute& route, int source, int step, int part) {
   const int next = route.visits[step].chain_next;
-  return next == RingVisit::kNone ? RowRange{} : route.held[next][source][part];
+  return next == RingVisit::kNone ? RowRange{} : route.Held(next, source)[part];
 }
 
 // Returns the rows of a part that no later rank of the chain sees. The holder sends them to the
 // collector.
 std::vector<RowRange> Complete(const KvRoute& route, int source, int step, int part) {
-  const RowRange& rows = route.held[step][source][part];
+  const RowRange& rows = route.Held(step, source)[part];
   const RowRange next = NextHeld(route, source, step, part);
   std::vector<RowRange> complete;
   if (rows.empty()) return complete;
@@ -152,6 +139,9 @@ void RingBackward::Start() {
     builder_.AddZeroRows(first_step_, ring_.gradients, ring_.slots.HomeGradients(ring_.rank()),
                          rows);
   }
+}
+
+void RingBackward::UseFirstAndOwn() {
   for (int rank = 0; rank < route_.world_size; ++rank) {
     const bool has_rows = route_.q_rows[rank] > 0 || route_.kv_rows[rank] > 0;
     if (has_rows) builder_.Use(first_step_);
@@ -163,33 +153,56 @@ void RingBackward::Start() {
   if (builder_.spec().options.sinks) builder_.Use(first_step_);  // rank 0 has dsinks
 }
 
+void RingBackward::VisitAll() {
+  std::vector<int> others;
+  for (int step = 1; step < route_.steps(); ++step) {
+    const RingVisit& visit = route_.visits[step];
+    others.clear();
+    if (visit.chain_next != RingVisit::kNone) others.push_back(visit.chain_next);
+    if (visit.collector > 0) others.push_back(visit.collector);
+    const std::vector<int> sources = ring_.SourcesAt(step, others);
+    for (int part = 0; part < route_.parts; ++part) {
+      if (fetches_[step]) {
+        for (int source : sources) FetchKv(source, step, part);
+      }
+      for (int source : sources) {
+        if (IsCollector(step)) {
+          Collect(source, step, part);
+        } else {
+          Visit(source, step, part);
+        }
+      }
+    }
+  }
+}
+
 void RingBackward::FetchKv(int source, int step, int part) {
   const RingVisit& visit = route_.visits[step];
   const int64_t at = StepOf(visit.fetch_begin, part);
   // All parts of an outer hop end before the next visit begins, so that its slot is free then.
   const int64_t end = IsCollector(step) ? StepOf(visit.fetch_end + 1, route_.parts - 1) : at + 1;
-  ring_.FetchKv(at, end, source, step, route_.held[step][source][part]);
+  ring_.FetchKv(at, end, source, step, route_.Held(step, source)[part]);
 }
 
 void RingBackward::Visit(int source, int step, int part) {
-  char& travels = Travels(source, step, part);
-  if (route_.direct) travels = 0;  // every rank sends its own accumulator
+  // On a direct route every rank sends its own accumulator.
+  bool travels = route_.Travels(step, source, part);
   if (route_.Sees(step, source, part)) {
     if (route_.HolderOf(source, step) == ring_.rank() && !travels) {
-      const RowRange& rows = route_.held[step][source][part];
+      const RowRange& rows = route_.Held(step, source)[part];
       builder_.AddZeroRows(StepOf(step, part), ring_.gradients,
                            ring_.slots.Gradients(source, step, rows), rows);
     }
     Contribute(source, step, part);
-    travels = 1;
+    travels = true;
   }
   if (travels) SendOnAndHome(source, step, part);
 }
 
 void RingBackward::Collect(int source, int step, int part) {
-  const RowRange& rows = route_.held[step][source][part];
+  const RowRange& rows = route_.Held(step, source)[part];
   const bool sees = route_.Sees(step, source, part);
-  if (rows.empty() || (!sees && !Travels(source, step, part))) return;
+  if (rows.empty() || (!sees && !route_.Travels(step, source, part))) return;
   const int64_t computed = StepOf(step, part);
   builder_.Use(computed);
   const int collector = route_.HolderOf(source, step);
@@ -216,7 +229,7 @@ void RingBackward::Contribute(int source, int step, int part) {
   const int64_t at = StepOf(step, part);
   builder_.Use(at);
   if (route_.HolderOf(source, step) != ring_.rank()) return;
-  const RowRange& rows = route_.held[step][source][part];
+  const RowRange& rows = route_.Held(step, source)[part];
   const BlockLocation place = ring_.slots.Gradients(source, step, rows);
   KvOperand operand = ring_.Keys(step, rows);
   operand.dk = builder_.Range(ring_.gradients, TensorId::kDk, place);
@@ -229,7 +242,7 @@ void RingBackward::Contribute(int source, int step, int part) {
 
 void RingBackward::SendOnAndHome(int source, int step, int part) {
   const int64_t at = StepOf(step, part) + 1;
-  const RowRange& rows = route_.held[step][source][part];
+  const RowRange& rows = route_.Held(step, source)[part];
   if (rows.empty()) return;  // all rows have arrived
   builder_.Use(at);
   if (route_.direct) {
@@ -320,6 +333,12 @@ void RingBackward::AddOwnCall(const std::vector<RowRange>& ranges) {
 
 }  // namespace
 
-void AddRingBackward(RingRank& ring, int64_t first_step) { RingBackward(ring, first_step).Add(); }
+void AddRingBackward(RingRank& ring, const std::vector<char>& fetches, int64_t first_step) {
+  RingBackward(ring, fetches, first_step).Add();
+}
+
+void UseRingBackward(RingRank& ring, const std::vector<char>& fetches, int64_t first_step) {
+  RingBackward(ring, fetches, first_step).Use();
+}
 
 }  // namespace ringattn

@@ -19,6 +19,7 @@
 #define RINGATTN_COMMON_SCHEDULE_RING_BACKWARD_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "common/schedule/ring_rank.h"
 
@@ -26,7 +27,11 @@ namespace ringattn {
 
 // Adds one pass to the rank's program, from `first_step` on.
 // REQUIRES: the route uses PartRule::kPipeline, and the ring keeps its home blocks.
-void AddRingBackward(RingRank& ring, int64_t first_step);
+//   fetches  by visit: whether its keys must be fetched (RingPasses)
+void AddRingBackward(RingRank& ring, const std::vector<char>& fetches, int64_t first_step);
+
+// Records the steps that some rank uses in the pass. REQUIRES: a ring of kNoRank.
+void UseRingBackward(RingRank& ring, const std::vector<char>& fetches, int64_t first_step);
 
 }  // namespace ringattn
 

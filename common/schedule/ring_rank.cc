@@ -1,14 +1,18 @@
 #include "common/schedule/ring_rank.h"
 
+#include <algorithm>
+#include <set>
+
 namespace ringattn {
 
-RingRank::RingRank(const KvRoute& the_route, const RingSpans& the_pieces, bool keeps_home,
-                   const ShardBuffers& the_shard, ProgramBuilder& the_builder)
+RingRank::RingRank(const KvRoute& the_route, const RingSpans& the_pieces,
+                   const BlockSlots& the_slots, const ShardBuffers& the_shard,
+                   ProgramBuilder& the_builder)
     : route(the_route),
       pieces(the_pieces),
       builder(the_builder),
       shard(the_shard),
-      slots(the_route, keeps_home),
+      slots(the_slots),
       kv(KvBundle(the_builder.spec(), slots.KvNames())),
       gradients(KvGradientBundle(the_builder.spec(), slots.GradientNames())) {
   kv.Of(TensorId::kK).slots[BlockSlots::kHome] = shard.k;
@@ -18,6 +22,27 @@ RingRank::RingRank(const KvRoute& the_route, const RingSpans& the_pieces, bool k
   }
   gradients.Of(TensorId::kDk).slots[BlockSlots::kGradientHome] = shard.dk_acc;
   gradients.Of(TensorId::kDv).slots[BlockSlots::kGradientHome] = shard.dv_acc;
+}
+
+std::vector<int> RingRank::SourcesAt(int step, const std::vector<int>& others) const {
+  std::vector<int> sources;
+  if (rank() != kNoRank) {
+    sources = {rank(), route.SourceOf(rank(), step),
+               route.SourceOf(rank(), route.SenderStep(step))};
+    for (int other : others) sources.push_back(route.SourceOf(rank(), other));
+    std::sort(sources.begin(), sources.end());
+    sources.erase(std::unique(sources.begin(), sources.end()), sources.end());
+    return sources;
+  }
+  // Equal blocks are exchanged in equal steps.
+  std::set<std::vector<int>> different;
+  std::vector<int> blocks;
+  for (int source = 0; source < route.world_size; ++source) {
+    blocks = {route.BlockId(step, source)};
+    for (int other : others) blocks.push_back(route.BlockId(other, source));
+    if (different.insert(blocks).second) sources.push_back(source);
+  }
+  return sources;
 }
 
 void RingRank::FetchKv(int64_t at, int64_t end, int source, int step, const RowRange& rows) {

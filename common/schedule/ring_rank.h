@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "common/program/program.h"
 #include "common/schedule/block_slots.h"
@@ -16,15 +17,30 @@
 
 namespace ringattn {
 
-// Passes visit every transfer between any two ranks in one order that all ranks agree on, and the
-// builder keeps this rank's transfers. So sends match receives. Not thread safe.
+// What is the same on every rank in the passes of a program.
+struct RingPasses {
+  // By program step: whether a rank has a transfer or a call in it.
+  std::vector<char> used_steps;
+  // By visit: whether the backward pass must fetch the block, because no forward pass before has
+  // left it in its slot.
+  std::vector<char> backward_fetches;
+};
+
+// Passes visit the transfers of a step in the order of their sources, on which all ranks agree, and
+// the builder keeps this rank's transfers. So sends match receives. Not thread safe.
+//
+// A ring of kNoRank visits the transfers of all ranks, and its builder learns only their steps.
 struct RingRank {
-  // `route`, `pieces` and `builder` must outlive it.
-  //   keeps_home  the rank's own K/V block outlives the pass
-  RingRank(const KvRoute& route, const RingSpans& pieces, bool keeps_home,
+  // `route`, `pieces`, `slots` and `builder` must outlive it.
+  RingRank(const KvRoute& route, const RingSpans& pieces, const BlockSlots& slots,
            const ShardBuffers& shard, ProgramBuilder& builder);
 
   int rank() const { return builder.rank(); }
+
+  // Returns, ascending, the sources whose blocks this rank receives, computes on or sends at a
+  // visit, or whose gradients it exchanges. Of kNoRank, all sources whose blocks differ.
+  //   others  further visits at which the rank may have the block
+  std::vector<int> SourcesAt(int step, const std::vector<int>& others) const;
 
   // Sends `rows` to their holder at `step` from the rank that holds them before. The transfer may
   // take program steps [at, end).
@@ -40,7 +56,7 @@ struct RingRank {
   const RingSpans& pieces;
   ProgramBuilder& builder;
   ShardBuffers shard;
-  BlockSlots slots;
+  const BlockSlots& slots;
   Bundle kv;
   Bundle gradients;  // backward
 
