@@ -269,6 +269,7 @@ KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rul
   for (const Shard& shard : plan.q) route.q_rows.push_back(RowsIn(shard));
   for (const Shard& shard : plan.kv) route.kv_rows.push_back(RowsIn(shard));
   std::vector<Ranges> parts;
+  route.rule = rule;
   if (rule == PartRule::kPipeline) route.parts = PipelineParts(plan);
   for (const Shard& shard : plan.kv) {
     parts.push_back(rule == PartRule::kPipeline ? CutForPipeline(shard, route.parts)

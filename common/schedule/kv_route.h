@@ -53,6 +53,7 @@ struct KvRoute {
   bool direct = false;
   std::vector<int64_t> q_rows;   // by rank
   std::vector<int64_t> kv_rows;  // by rank
+  PartRule rule = PartRule::kSlices;
   // Parts per shard; 1 under kSlices, where a visit moves a block at once.
   int parts = 1;
   // Step k is visit k. Visits without transfers are left out.

@@ -31,6 +31,7 @@ class ProgramBuilder {
   BufferId AddBuffer(std::string name, int64_t bytes);
   BufferId AddInput(TensorId id);
   BufferId AddOutput(TensorId id);
+  const std::vector<BufferSpec>& buffers() const { return program_.buffers; }
   const std::string& NameOf(BufferId buffer) const { return program_.buffers[buffer].name; }
   // Returns kNoBuffer if there is none.
   BufferId InputOf(TensorId id) const;

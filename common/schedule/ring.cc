@@ -55,15 +55,21 @@ RingRoute MakeRingRoute(const ScheduleContext& context) {
 }
 
 Program MakeRingProgram(const ScheduleContext& context, const RingRoute& route, int rank) {
+  return MakeRingPart(context, route, rank, RingPart(), /*counted=*/nullptr);
+}
+
+Program MakeRingPart(const ScheduleContext& context, const RingRoute& route, int rank,
+                     const RingPart& part, const RingWork* counted) {
   const ProgramRecipe& recipe = context.recipe;
   ProgramBuilder builder(context.spec, context.plan, rank);
   const ShardBuffers shard = AddShardBuffers(recipe.direction, recipe.recompute_forward, builder);
   builder.UseAll(route.passes.used_steps);
   RingRank ring(*route.kv, route.pieces, route.slots, shard, builder);
+  ring.counted = counted;
   int64_t steps = 0;
-  if (HasForward(recipe)) steps = AddRingForward(ring, 0);
+  if (HasForward(recipe)) steps = AddRingForward(ring, 0, part);
   if (recipe.direction == Direction::kBackward) {
-    AddRingBackward(ring, route.passes.backward_fetches, steps);
+    AddRingBackward(ring, route.passes.backward_fetches, steps, part);
   }
   return builder.Finish();
 }

@@ -26,6 +26,11 @@ struct RingRoute {
 RingRoute MakeRingRoute(const ScheduleContext& context);
 Program MakeRingProgram(const ScheduleContext& context, const RingRoute& route, int rank);
 
+// Returns a part of a rank's program (RingPart).
+//   counted  the work of all ranks, or null
+Program MakeRingPart(const ScheduleContext& context, const RingRoute& route, int rank,
+                     const RingPart& part, const RingWork* counted);
+
 }  // namespace ringattn
 
 #endif  // RINGATTN_COMMON_SCHEDULE_RING_H_

@@ -1,14 +1,15 @@
 #include "common/schedule/ring_forward.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ringattn {
 namespace {
 
-// Adds the transfers of all K/V blocks. Of a ring of kNoRank, their steps.
-void FetchBlocks(RingRank& ring, int64_t first_step) {
+// Adds the transfers of the visits' K/V blocks. Of a ring of kNoRank, their steps.
+void FetchBlocks(RingRank& ring, int64_t first_step, const VisitRange& visits) {
   const KvRoute& route = ring.route;
-  for (int step = 1; step < route.steps(); ++step) {
+  for (int step = std::max(visits.begin, 1); step < std::min(visits.end, route.steps()); ++step) {
     const RingVisit& visit = route.visits[step];
     for (int source : ring.SourcesAt(step, {})) {
       for (const RowRange& rows : route.Held(step, source)) {
@@ -23,7 +24,7 @@ void FetchBlocks(RingRank& ring, int64_t first_step) {
 
 void UseRingForward(RingRank& ring, int64_t first_step) {
   const KvRoute& route = ring.route;
-  FetchBlocks(ring, first_step);
+  FetchBlocks(ring, first_step, {0, route.steps()});
   for (int step = 0; step < route.steps(); ++step) {
     for (int source = 0; source < route.world_size; ++source) {
       if (!route.SeesAny(step, source)) continue;
@@ -41,20 +42,20 @@ void UseRingForward(RingRank& ring, int64_t first_step) {
   }
 }
 
-int64_t AddRingForward(RingRank& ring, int64_t first_step) {
+int64_t AddRingForward(RingRank& ring, int64_t first_step, const RingPart& part) {
   const KvRoute& route = ring.route;
-  FetchBlocks(ring, first_step);
+  FetchBlocks(ring, first_step, part.forward);
   CallsAt calls;
-  for (int step = 0; step < route.steps(); ++step) {
+  for (int step = part.forward.begin; step < std::min(part.forward.end, route.steps()); ++step) {
     ComputeCall call;
     const int source = route.SourceOf(ring.rank(), step);
     for (const RowRange& rows : route.Held(step, source)) {
-      const WorkCount& work = ring.Work(source, rows);
+      const WorkCount work = ring.WorkAt(step, rows);
       if (work.pairs > 0) AddOperand(call, ring.Keys(step, rows), work);
     }
     if (!call.kv.empty()) calls.emplace_back(first_step + step, std::move(call));
   }
-  AddForwardCalls(std::move(calls), first_step, ring.shard, ring.builder);
+  AddForwardCalls(std::move(calls), first_step, ring.shard, ring.builder, part.other_calls);
   return route.steps();
 }
 

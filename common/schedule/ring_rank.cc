@@ -1,6 +1,7 @@
 #include "common/schedule/ring_rank.h"
 
 #include <algorithm>
+#include <cassert>
 #include <set>
 
 namespace ringattn {
@@ -69,10 +70,25 @@ KvOperand RingRank::Keys(int source, const RowRange& rows, const BlockLocation& 
   return keys;
 }
 
-const WorkCount& RingRank::Work(int source, const RowRange& rows) {
-  const auto [found, is_new] = work_.try_emplace({source, {rows.begin, rows.end}});
-  if (is_new) found->second = pieces.Work(rank(), source, rows);
-  return found->second;
+WorkCount RingRank::Work(int source, const RowRange& rows) const {
+  return pieces.Work(rank(), source, rows);
+}
+
+WorkCount RingRank::WorkAt(int step, const RowRange& rows) {
+  const int source = route.SourceOf(rank(), step);
+  const std::vector<RowRange>& held = route.Held(step, source);
+  if (counted == nullptr) {
+    work_.resize(route.steps());
+    if (work_[step].empty()) work_[step] = WorkOfBlock(route, pieces, step, source);
+  }
+  const std::vector<WorkCount>& counts =
+      counted == nullptr ? work_[step] : counted->Of(step, source);
+  for (size_t i = 0; i < held.size(); ++i) {
+    const bool is_it = held[i].begin == rows.begin && held[i].end == rows.end;
+    if (is_it) return counts[i];
+  }
+  assert(false && "rows are not a range of the block");
+  return {};
 }
 
 }  // namespace ringattn

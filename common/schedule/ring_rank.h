@@ -4,8 +4,7 @@
 #define RINGATTN_COMMON_SCHEDULE_RING_RANK_H_
 
 #include <cstdint>
-#include <map>
-#include <utility>
+#include <limits>
 #include <vector>
 
 #include "common/program/program.h"
@@ -13,6 +12,7 @@
 #include "common/schedule/bundle.h"
 #include "common/schedule/kv_route.h"
 #include "common/schedule/program_builder.h"
+#include "common/schedule/ring/ring_work.h"
 #include "common/schedule/shard_buffers.h"
 
 namespace ringattn {
@@ -24,6 +24,22 @@ struct RingPasses {
   // By visit: whether the backward pass must fetch the block, because no forward pass before has
   // left it in its slot.
   std::vector<char> backward_fetches;
+};
+
+// Visits [begin, end).
+struct VisitRange {
+  int begin = 0;
+  int end = std::numeric_limits<int>::max();
+};
+
+// The part of a program that is built; the whole program by default. A part serves to compare ranks
+// (ring_step_classes.h).
+struct RingPart {
+  VisitRange forward;
+  OtherCalls other_calls;  // of the forward pass, outside these visits
+  VisitRange backward;
+  bool begins = true;  // the first step of the backward pass is built
+  bool ends = true;    // the last step of the backward pass is built, for the own block
 };
 
 // Passes visit the transfers of a step in the order of their sources, on which all ranks agree, and
@@ -49,8 +65,10 @@ struct RingRank {
   KvOperand Keys(int step, const RowRange& rows);
   // Returns keys of `source` at a given location.
   KvOperand Keys(int source, const RowRange& rows, const BlockLocation& place);
-  // Returns the work of this rank's queries with rows of `source`. Computed once.
-  const WorkCount& Work(int source, const RowRange& rows);
+  // Returns the work of this rank's queries with rows of `source`.
+  WorkCount Work(int source, const RowRange& rows) const;
+  // Returns the same for a range of the block that the rank holds at the step. Counted once.
+  WorkCount WorkAt(int step, const RowRange& rows);
 
   const KvRoute& route;
   const RingSpans& pieces;
@@ -58,10 +76,13 @@ struct RingRank {
   ShardBuffers shard;
   const BlockSlots& slots;
   Bundle kv;
-  Bundle gradients;  // backward
+  Bundle gradients;                   // backward
+  const RingWork* counted = nullptr;  // if not null: the work of all blocks that WorkAt gets
 
  private:
-  std::map<std::pair<int, std::pair<int64_t, int64_t>>, WorkCount> work_;
+  // By visit: the work of the ranges that the rank holds; empty until counted. A recomputed forward
+  // and its backward share it.
+  std::vector<std::vector<WorkCount>> work_;
 };
 
 }  // namespace ringattn

@@ -91,6 +91,13 @@ Program ScheduleBuilder::MakeProgram(int rank) {
   return program;
 }
 
+std::unique_ptr<const ClassedPrograms> ScheduleBuilder::FindStepClasses(
+    const std::vector<int>& host_of_rank) {
+  if (shared_->entry.find_classes == nullptr) return nullptr;
+  return shared_->entry.find_classes({spec_, plan_, recipe_, &shared_->latch}, *shared_->route,
+                                     host_of_rank);
+}
+
 Program MakeProgram(const AttentionSpec& spec, const ShardPlan& plan, const ProgramRecipe& recipe,
                     int rank) {
   return ScheduleBuilder(spec, plan, recipe).MakeProgram(rank);
