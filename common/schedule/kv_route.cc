@@ -89,15 +89,25 @@ RangesByDistance FindNeeds(const RingSpans& pieces, const std::vector<Ranges>& p
   for (const Ranges& of_source : parts) most_parts = std::max(most_parts, of_source.size());
   RangesByDistance needed(world_size, static_cast<int>(most_parts));
   Ranges by_rank;
+  const int groups = world_size / group_size;
+  // Visits the ranks by their distance from the source.
+  const auto for_each_distance = [&](int source, const auto& visit) {
+    int distance = 0;
+    for (int outer = 0; outer < groups; ++outer) {
+      const int first = (source / group_size + outer) % groups * group_size;
+      int slot = source % group_size;
+      for (int inner = 0; inner < group_size; ++inner) {
+        visit(distance++, first + slot);
+        slot = slot + 1 == group_size ? 0 : slot + 1;
+      }
+    }
+  };
   for (int source = 0; source < world_size; ++source) {
     for (size_t part = 0; part < parts[source].size(); ++part) {
       pieces.FindNeeds(source, parts[source][part], by_rank);
-      for (int rank = 0; rank < world_size; ++rank) {
-        const int outer =
-            (rank / group_size + world_size - source / group_size) % (world_size / group_size);
-        const int inner = (rank % group_size + group_size - source % group_size) % group_size;
-        needed.Of(NumberOf(outer, inner, group_size), source)[part] = by_rank[rank];
-      }
+      for_each_distance(source, [&](int distance, int rank) {
+        needed.Of(distance, source)[part] = by_rank[rank];
+      });
     }
   }
   return needed;
@@ -249,9 +259,12 @@ RingSpans::RingSpans(const AttentionSpec& spec, const ShardPlan& plan, CancelLat
   }
 }
 
-WorkCount RingSpans::Work(int rank, int source, const RowRange& kv_rows) const {
-  if (latch_->Poll()) return {};
-  return CountWork(q_[rank], SlicePieces(kv_[source], kv_rows.begin, kv_rows.end), bands_);
+std::vector<Piece> RingSpans::KeysOf(int source, const RowRange& kv_rows) const {
+  return SlicePieces(kv_[source], kv_rows.begin, kv_rows.end);
+}
+
+WorkCount RingSpans::Work(int rank, const std::vector<Piece>& keys) const {
+  return latch_->Poll() ? WorkCount() : CountWork(q_[rank], keys, bands_);
 }
 
 void RingSpans::FindNeeds(int source, const RowRange& part, std::vector<RowRange>& by_rank) const {

@@ -90,6 +90,12 @@ struct KvRoute {
  private:
   // Returns the rank at the step's distance, to the right or, with sign -1, to the left.
   int Shifted(int rank, int step, int sign) const {
+    if (group_size == world_size) {
+      const int shifted = rank + sign * visits[step].inner;
+      return shifted < 0             ? shifted + world_size
+             : shifted >= world_size ? shifted - world_size
+                                     : shifted;
+    }
     const int groups = world_size / group_size;
     const int group = (rank / group_size + groups + sign * visits[step].outer) % groups;
     return group * group_size +
@@ -103,8 +109,13 @@ class RingSpans {
   // `latch` must outlive the pieces. It is polled before each pass over two ranks' pieces.
   RingSpans(const AttentionSpec& spec, const ShardPlan& plan, CancelLatch* latch);
 
-  // Returns the work of `rank`'s q shard with rows of `source`'s kv shard.
-  WorkCount Work(int rank, int source, const RowRange& kv_rows) const;
+  // Returns the pieces of rows of `source`'s kv shard.
+  std::vector<Piece> KeysOf(int source, const RowRange& kv_rows) const;
+  // Returns the work of `rank`'s q shard with rows of `source`'s kv shard, or with given keys.
+  WorkCount Work(int rank, int source, const RowRange& kv_rows) const {
+    return Work(rank, KeysOf(source, kv_rows));
+  }
+  WorkCount Work(int rank, const std::vector<Piece>& keys) const;
   // Stores by rank the hull of the keys that the rank sees among rows `part` of `source`, as rows
   // of source's shard.
   void FindNeeds(int source, const RowRange& part, std::vector<RowRange>& by_rank) const;

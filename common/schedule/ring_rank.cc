@@ -37,11 +37,13 @@ std::vector<int> RingRank::SourcesAt(int step, const std::vector<int>& others) c
   }
   // Equal blocks are exchanged in equal steps.
   std::set<std::vector<int>> different;
-  std::vector<int> blocks;
+  std::vector<int> blocks, last;
   for (int source = 0; source < route.world_size; ++source) {
-    blocks = {route.BlockId(step, source)};
+    blocks.assign(1, route.BlockId(step, source));
     for (int other : others) blocks.push_back(route.BlockId(other, source));
+    if (blocks == last) continue;  // as mostly, without a search
     if (different.insert(blocks).second) sources.push_back(source);
+    last = blocks;
   }
   return sources;
 }

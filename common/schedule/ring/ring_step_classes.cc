@@ -272,7 +272,10 @@ RingStepClasses::RingStepClasses(const ScheduleContext& context, const RingRoute
       const size_t before = entry.backward ? kBackwardWindow : kForwardWindow;
       for (size_t i = 0; i <= std::min(before, e); ++i) window[i] = numbers[e - i];
       const int32_t known = windows.size();
-      const int32_t number = windows.NumberOf(window.data());
+      const std::vector<int32_t>& found = classes_.class_of;
+      const int32_t guess = e >= 2 ? found[found.size() - 2] : TupleNumbers::kNone;
+      const int32_t number =
+          windows.Is(guess, window.data()) ? guess : windows.NumberOf(window.data());
       if (number == known) classes_.representatives.push_back({rank, static_cast<int>(e)});
       classes_.class_of.push_back(number);
     }
