@@ -122,7 +122,7 @@ CostSum::RankStep CostSum::CostOf(int rank, const Step& step, const CallAccesses
   double sent = 0, received = 0, between = 0;
   for (const Transfer& transfer : step.transfers) {
     const bool sends = transfer.kind == Transfer::Kind::kSend;
-    const int peer = transfer.peer - rank;
+    const int peer = Relative(rank, transfer.peer);
     const double bytes = static_cast<double>(transfer.range.bytes);
     const Access own = AccessOf(transfer);
     cost.after_last_calls = cost.after_last_calls || last_calls.ConflictWith(own);
@@ -154,6 +154,30 @@ CostSum::RankStep CostSum::CostOf(int rank, const Step& step, const CallAccesses
       flops / inputs_.device_flops_per_s +
       inputs_.step_overhead_s * static_cast<double>(std::max<size_t>(step.calls.size(), 1));
   return cost;
+}
+
+// In classes, the distance of the groups times their size, and the distance in the group; both to
+// the right. Otherwise the difference.
+int CostSum::Relative(int rank, int peer) const {
+  if (group_size_ == 0) return peer - rank;
+  const int groups = world_size_ / group_size_;
+  const int outer = peer / group_size_ - rank / group_size_;
+  const int inner = peer % group_size_ - rank % group_size_;
+  return (outer < 0 ? outer + groups : outer) * group_size_ +
+         (inner < 0 ? inner + group_size_ : inner);
+}
+
+int CostSum::Peer(int rank, int relative) const {
+  if (group_size_ == 0) return rank + relative;
+  if (group_size_ == world_size_) {
+    const int peer = rank + relative;
+    return peer >= world_size_ ? peer - world_size_ : peer;
+  }
+  const int groups = world_size_ / group_size_;
+  const int group = rank / group_size_ + relative / group_size_;
+  const int place = rank % group_size_ + relative % group_size_;
+  return (group >= groups ? group - groups : group) * group_size_ +
+         (place >= group_size_ ? place - group_size_ : place);
 }
 
 std::vector<CostSum::NamedBytes> CostSum::Named(const std::vector<BufferSpec>& buffers) {
@@ -227,6 +251,9 @@ void CostSum::Add(const Program& program) {
 
 void CostSum::AddAll(const ClassedPrograms& programs) {
   const StepClasses& classes = programs.classes();
+  world_size_ = static_cast<int>(classes.shard_buffers_of.size());
+  group_size_ = classes.group_size;
+  step_count_ = classes.first_step.back();
   // The first representatives have their entries in a row: one part has them all.
   const auto& wanted = classes.representatives;
   for (size_t i = 0; i < wanted.size();) {
@@ -243,8 +270,6 @@ void CostSum::AddAll(const ClassedPrograms& programs) {
   }
   std::vector<std::vector<NamedBytes>> shard_buffers;
   for (const auto& buffers : classes.shard_buffers) shard_buffers.push_back(Named(buffers));
-  world_size_ = static_cast<int>(classes.shard_buffers_of.size());
-  step_count_ = classes.first_step.back();
   step_ids_.reserve(world_size_ * step_count_);
   std::vector<int64_t> bytes(names_.size());
   std::vector<int> counted_for(runs_.size(), -1);  // by run: the last rank that has it

@@ -107,10 +107,9 @@ class CostSum {
   const RankStep& StepOf(int rank, size_t step) const {
     return steps_[step_ids_[rank * step_count_ + step]];
   }
-  int Peer(int rank, int relative) const {
-    const int peer = rank + relative;
-    return peer < 0 ? peer + world_size_ : peer >= world_size_ ? peer - world_size_ : peer;
-  }
+  // Return a peer relative to a rank, and the reverse.
+  int Relative(int rank, int peer) const;
+  int Peer(int rank, int relative) const;
   // Sets when the transfers of the step end.
   //   before, earlier  the progress after the step before and the one before that
   void Exchange(size_t step, const Progress& before, const Progress& earlier, Progress& now);
@@ -124,6 +123,7 @@ class CostSum {
   std::vector<StepRun> runs_;
   std::unordered_map<std::string, int> names_;  // of buffers
   int world_size_ = 0;
+  int group_size_ = 0;  // of AddAll's classes; 0: programs were added
   size_t step_count_ = 0;
   std::vector<int32_t> step_ids_;  // indices of steps_, by rank, then step
   double rank_seconds_ = 0;        // of the last rank

@@ -311,6 +311,10 @@ KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rul
   route.visits = OrderVisits(
       plan.world_size / group_size, group_size,
       rule == PartRule::kPipeline ? VisitOrder::kCollectorsLast : VisitOrder::kByRound, any_rows);
+  route.chain_begins.assign(plan.world_size / group_size, RingVisit::kNone);
+  for (int visit = route.steps() - 1; visit > 0; --visit) {
+    if (route.visits[visit].inner > 0) route.chain_begins[route.visits[visit].outer] = visit;
+  }
   SetBlocks(needed, held, rule, route);
   return route;
 }

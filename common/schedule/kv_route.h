@@ -5,6 +5,7 @@
 #define RINGATTN_COMMON_SCHEDULE_KV_ROUTE_H_
 
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "common/attention/attention_spec.h"
@@ -58,10 +59,16 @@ struct KvRoute {
   int parts = 1;
   // Step k is visit k. Visits without transfers are left out.
   std::vector<RingVisit> visits;
+  std::vector<int> chain_begins;   // by round: its first visit with an inner hop, or kNone
   std::vector<HeldBlock> blocks;   // all different
   std::vector<int32_t> block_ids;  // indices of `blocks`, by step, then source: BlockId
 
   int steps() const { return static_cast<int>(visits.size()); }
+  std::vector<int> AllVisits() const {
+    std::vector<int> all(visits.size());
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
   int SourceOf(int rank, int step) const { return Shifted(rank, step, -1); }
   int HolderOf(int source, int step) const { return Shifted(source, step, 1); }
   // Return the rank that sends `source`'s rows to their holder at `step` > 0, and the step at which

@@ -55,7 +55,13 @@ RingRoute MakeRingRoute(const ScheduleContext& context) {
 }
 
 Program MakeRingProgram(const ScheduleContext& context, const RingRoute& route, int rank) {
-  return MakeRingPart(context, route, rank, RingPart(), /*counted=*/nullptr);
+  return MakeRingPart(context, route, rank, WholeProgram(route), /*counted=*/nullptr);
+}
+
+RingPart WholeProgram(const RingRoute& route) {
+  RingPart part;
+  part.forward_calls = part.forward_fetches = part.backward = route.kv->AllVisits();
+  return part;
 }
 
 Program MakeRingPart(const ScheduleContext& context, const RingRoute& route, int rank,

@@ -26,7 +26,10 @@ struct RingRoute {
 RingRoute MakeRingRoute(const ScheduleContext& context);
 Program MakeRingProgram(const ScheduleContext& context, const RingRoute& route, int rank);
 
-// Returns a part of a rank's program (RingPart).
+// Returns the part that is the whole program.
+RingPart WholeProgram(const RingRoute& route);
+
+// Returns a part of a rank's program.
 //   counted  the work of all ranks, or null
 Program MakeRingPart(const ScheduleContext& context, const RingRoute& route, int rank,
                      const RingPart& part, const RingWork* counted);

@@ -63,8 +63,8 @@ std::vector<Landing> LandingsOf(const KvRoute& route, const BackwardSteps& steps
   std::vector<Landing> landings;
   for (int part = 0; part < route.parts; ++part) {
     bool travelling = false;
-    for (int step = 1; step < route.steps(); ++step) {
-      if (route.visits[step].outer != outer || IsCollector(route, step)) continue;
+    for (int step = route.chain_begins[outer]; step != RingVisit::kNone;
+         step = route.visits[step].chain_next) {
       travelling = travelling || route.Sees(step, source, part);
       if (!travelling) continue;
       for (const RowRange& rows : Complete(route, source, step, part)) {
@@ -126,7 +126,7 @@ class RingBackward {
   // Records the steps in which some rank has a transfer or a call.
   void Use() {
     UseFirstAndOwn();
-    VisitAll({0, route_.steps()});
+    VisitAll(route_.AllVisits());
   }
 
  private:
@@ -134,7 +134,7 @@ class RingBackward {
   bool IsCollector(int step) const { return ringattn::IsCollector(route_, step); }
   void Start(const std::vector<RowRange>& zeroed);
   void UseFirstAndOwn();
-  void VisitAll(const VisitRange& visits);
+  void VisitAll(const Visits& visits);
   void FetchKv(int source, int step, int part);
   void Visit(int source, int step, int part);
   void Collect(int source, int step, int part);
@@ -180,9 +180,10 @@ void RingBackward::UseFirstAndOwn() {
   if (builder_.spec().options.sinks) builder_.Use(first_step_);  // rank 0 has dsinks
 }
 
-void RingBackward::VisitAll(const VisitRange& visits) {
+void RingBackward::VisitAll(const Visits& visits) {
   std::vector<int> others;
-  for (int step = std::max(visits.begin, 1); step < std::min(visits.end, route_.steps()); ++step) {
+  for (int step : visits) {
+    if (step == 0) continue;  // the own block
     const RingVisit& visit = route_.visits[step];
     others.clear();
     if (visit.chain_next != RingVisit::kNone) others.push_back(visit.chain_next);
@@ -348,6 +349,14 @@ OwnBlockOrder OwnBlockOrderOf(const KvRoute& route, int rank) {
   std::vector<Landing> landings;
   if (!AddsAtHome(route)) landings = LandingsOf(route, steps, rank, 0);
   return {Gaps(landings, {0, route.kv_rows[rank]}), LandsLast(route, steps, rank, landings)};
+}
+
+std::vector<RowRange> RowsLandingAtCollector(const KvRoute& route, int source, int outer) {
+  std::vector<RowRange> rows;
+  for (const Landing& landing : LandingsOf(route, BackwardSteps(route, 0), source, outer)) {
+    rows.push_back(landing.rows);
+  }
+  return rows;
 }
 
 std::vector<RowRange> OwnCallRanges(const AttentionSpec& spec, const KvRoute& route, int rank,

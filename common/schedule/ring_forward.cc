@@ -1,15 +1,15 @@
 #include "common/schedule/ring_forward.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace ringattn {
 namespace {
 
 // Adds the transfers of the visits' K/V blocks. Of a ring of kNoRank, their steps.
-void FetchBlocks(RingRank& ring, int64_t first_step, const VisitRange& visits) {
+void FetchBlocks(RingRank& ring, int64_t first_step, const Visits& visits) {
   const KvRoute& route = ring.route;
-  for (int step = std::max(visits.begin, 1); step < std::min(visits.end, route.steps()); ++step) {
+  for (int step : visits) {
+    if (step == 0) continue;  // the own block
     const RingVisit& visit = route.visits[step];
     for (int source : ring.SourcesAt(step, {})) {
       for (const RowRange& rows : route.Held(step, source)) {
@@ -24,7 +24,7 @@ void FetchBlocks(RingRank& ring, int64_t first_step, const VisitRange& visits) {
 
 void UseRingForward(RingRank& ring, int64_t first_step) {
   const KvRoute& route = ring.route;
-  FetchBlocks(ring, first_step, {0, route.steps()});
+  FetchBlocks(ring, first_step, route.AllVisits());
   for (int step = 0; step < route.steps(); ++step) {
     for (int source = 0; source < route.world_size; ++source) {
       if (!route.SeesAny(step, source)) continue;
@@ -44,9 +44,9 @@ void UseRingForward(RingRank& ring, int64_t first_step) {
 
 int64_t AddRingForward(RingRank& ring, int64_t first_step, const RingPart& part) {
   const KvRoute& route = ring.route;
-  FetchBlocks(ring, first_step, part.forward);
+  FetchBlocks(ring, first_step, part.forward_fetches);
   CallsAt calls;
-  for (int step = part.forward.begin; step < std::min(part.forward.end, route.steps()); ++step) {
+  for (int step : part.forward_calls) {
     ComputeCall call;
     const int source = route.SourceOf(ring.rank(), step);
     for (const RowRange& rows : route.Held(step, source)) {

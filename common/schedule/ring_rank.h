@@ -4,7 +4,6 @@
 #define RINGATTN_COMMON_SCHEDULE_RING_RANK_H_
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "common/program/program.h"
@@ -26,18 +25,15 @@ struct RingPasses {
   std::vector<char> backward_fetches;
 };
 
-// Visits [begin, end).
-struct VisitRange {
-  int begin = 0;
-  int end = std::numeric_limits<int>::max();
-};
+// Visits of a pass, ascending.
+using Visits = std::vector<int>;
 
-// The part of a program that is built; the whole program by default. A part serves to compare ranks
-// (ring_step_classes.h).
+// The part of a program that is built. A part serves to compare ranks (ring_step_classes.h).
 struct RingPart {
-  VisitRange forward;
-  OtherCalls other_calls;  // of the forward pass, outside these visits
-  VisitRange backward;
+  Visits forward_calls;
+  OtherCalls other_calls;  // of the forward pass, in other visits
+  Visits forward_fetches;
+  Visits backward;
   bool begins = true;  // the first step of the backward pass is built
   bool ends = true;    // the last step of the backward pass is built, for the own block
 };

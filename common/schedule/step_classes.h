@@ -4,7 +4,7 @@
 // computes on a block while the block before goes to one neighbour and the next comes from the
 // other. So the cost model needs the steps of few ranks. Steps of one class have the same calls and
 // transfers with the same bytes, and the same conflicts between them, in buffers of the same names;
-// only ranks differ, and peers are at the same distances in the ring.
+// only ranks differ. Their peers are at the same distances: of groups, and of places in the group.
 #ifndef RINGATTN_COMMON_SCHEDULE_STEP_CLASSES_H_
 #define RINGATTN_COMMON_SCHEDULE_STEP_CLASSES_H_
 
@@ -16,6 +16,7 @@
 namespace ringattn {
 
 struct StepClasses {
+  int group_size = 1;  // ranks per group
   // The steps of a program are divided into entries, alike on all ranks: entry e has the steps
   // [first_step[e], first_step[e + 1]).
   std::vector<int> first_step;

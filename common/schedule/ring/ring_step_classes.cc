@@ -48,137 +48,241 @@ struct RingStepClasses::Entry {
 
 namespace {
 
-// What enters the key of an entry, in the order of the tuple.
-enum Field : int {
-  kForm,            // what is the same on every rank
-  kBlock,           // that the rank computes on
-  kWork,            // with it
-  kBlockNext,       // the same block at the next visit, at another rank
-  kArriving,        // the block of the next visit
-  kArrivingBefore,  // the same block at this visit, at another rank
-  kOwn,             // the rank's own block at this visit, at another rank
-  kOwnNext,         // and at the next visit
-  kRows,            // of the rank's shards
-  kRowsOfSource,    // of the block's source
-  kRowsOfArriving,  // of the arriving block's source
-  kFlags,           // first call, last call, lanes
-  kHomeDistance,    // of the ranks with which gradients are exchanged directly
-  kOrder,           // of the gradients of the own block
-  kFields,
+// A tuple under construction. What the numbers mean follows from the first one, the form.
+class Key {
+ public:
+  explicit Key(int width) : values_(width, TupleNumbers::kNone) {}
+
+  void Clear() {
+    std::fill(values_.begin(), values_.begin() + count_, TupleNumbers::kNone);
+    count_ = 0;
+  }
+  void Add(int32_t value) { values_[count_++] = value; }
+  const int32_t* data() const { return values_.data(); }
+
+ private:
+  std::vector<int32_t> values_;
+  int count_ = 0;
 };
-using Key = std::array<int32_t, kFields>;
+
+// What begins and ends in a visit.
+struct VisitLinks {
+  std::vector<int> fetches;  // the visits whose blocks start to travel
+  std::vector<int> sums;     // the collectors whose sums have arrived at the owners
+};
 
 // Computes the keys of one rank after the other.
 class KeyMaker {
  public:
   KeyMaker(const ScheduleContext& context, const RingRoute& route, const RingWork& work,
            const std::vector<int>& host_of_rank)
-      : context_(context),
-        route_(*route.kv),
+      : route_(*route.kv),
         slots_(route.slots),
         passes_(route.passes),
         pieces_(route.pieces),
         work_(work),
-        host_of_rank_(host_of_rank) {
+        spec_(context.spec),
+        host_of_rank_(host_of_rank),
+        backward_steps_(route_, HasForward(context.recipe) ? route_.steps() : 0),
+        links_(route_.steps() + 1) {
     for (int rank = 0; rank < route_.world_size; ++rank) {
       rows_.push_back(lists_.NumberOf(
           {route_.q_rows[rank], route_.kv_rows[rank], RowsIn(context.plan.chosen[rank])}));
     }
+    for (int visit = 1; visit < route_.steps(); ++visit) {
+      links_[route_.visits[visit].fetch_begin].fetches.push_back(visit);
+      if (Collects(visit)) links_[route_.visits[visit].sum_arrives].sums.push_back(visit);
+    }
+    used_until_ = {0};
+    for (char used : passes_.used_steps) used_until_.push_back(used_until_.back() + used);
   }
 
-  int32_t rows(int rank) const { return rows_[rank]; }
+  // Returns an upper bound of the numbers in a key.
+  int width() const {
+    size_t fetches = 0, sums = 0;
+    for (const VisitLinks& links : links_) {
+      fetches = std::max(fetches, links.fetches.size());
+      sums = std::max(sums, links.sums.size());
+    }
+    return static_cast<int>(6 + 5 * fetches + sums + 12);
+  }
 
   // Returns the number of what is the same on every rank in a visit.
-  //   used  by program step of the entry
-  int32_t FormOf(bool backward, int visit, const std::vector<char>& used) {
+  int32_t FormOf(bool backward, int visit) {
     const int last = route_.steps() - 1;
     std::vector<int64_t> form = {backward, visit > last, visit == 0,
                                  std::min(std::max(last - visit, 0), kBackwardWindow)};
-    form.insert(form.end(), used.begin(), used.end());
+    for (int collector : links_[visit].sums) {
+      if (backward) form.insert(form.end(), {-1, slots_.OuterLandingSlot(collector)});
+    }
     if (visit > last) return lists_.NumberOf(form);
-    form.push_back(slots_.KvSlot(visit));
-    form.push_back(slots_.GradientSlot(visit));
-    form.push_back(SignedDistance(route_.visits[visit].chain_next, visit));
-    if (route_.direct) form.push_back(route_.visits[visit].inner);
-    // Alternating landings (BlockSlots::Landing).
-    if (backward) form.push_back((FirstStep() + int64_t{visit} * route_.parts) % 2);
-    if (visit == last) return lists_.NumberOf(form);
-    const RingVisit& next = route_.visits[visit + 1];
-    form.push_back(slots_.KvSlot(visit + 1));
-    form.push_back(slots_.GradientSlot(visit + 1));
-    form.push_back(slots_.KvSlot(route_.SenderStep(visit + 1)));
-    form.push_back(next.fetch_begin - visit);
-    form.push_back(next.fetch_end - visit);
-    if (route_.direct) form.push_back(next.inner);
-    if (backward) form.push_back(passes_.backward_fetches[visit + 1]);
+    const RingVisit& own = route_.visits[visit];
+    form.insert(form.end(), {-2, slots_.KvSlot(visit), slots_.GradientSlot(visit),
+                             own.is_outer_hop(), route_.direct ? own.inner : 0});
+    if (backward) {
+      const int parts = visit == 0 ? 1 : route_.parts;
+      for (int part = 0; part < parts; ++part) {
+        form.push_back(UsedSteps(backward_steps_.Of(visit, part), 1));
+      }
+      // Landings alternate (BlockSlots::Landing).
+      form.push_back(backward_steps_.Of(visit, 0) % 2);
+      AddChainTo(visit, form);
+    } else {
+      form.push_back(UsedSteps(visit, 1));
+    }
+    for (int fetched : links_[visit].fetches) AddFetchTo(backward, visit, fetched, form);
     return lists_.NumberOf(form);
   }
 
   // Returns the visits with a rank's first and last call of a forward pass; {-1, -1}: none.
-  VisitRange CallsOf(int rank) const {
-    VisitRange calls{-1, -1};
+  std::pair<int, int> CallsOf(int rank) const {
+    std::pair<int, int> calls{-1, -1};
     for (int visit = 0; visit < route_.steps(); ++visit) {
       if (!HasWork(visit, route_.SourceOf(rank, visit))) continue;
-      if (calls.begin < 0) calls.begin = visit;
-      calls.end = visit;
+      if (calls.first < 0) calls.first = visit;
+      calls.second = visit;
     }
     return calls;
   }
 
   // Sets the key of a rank's visit.
-  void Set(int rank, bool backward, int visit, int32_t form, const VisitRange& calls, Key& key) {
-    key.fill(TupleNumbers::kNone);
-    key[kForm] = form;
-    key[kRows] = rows_[rank];
-    if (backward && visit == 0) order_ = OwnBlockOrderOf(route_, rank);
-    const bool own = backward && (visit == route_.steps() || route_.steps() == 1);
-    if (backward && (visit == 0 || own)) key[kOrder] = OrderOf(rank, visit == 0, own);
+  //   calls  CallsOf the rank
+  void Set(int rank, bool backward, int visit, int32_t form, const std::pair<int, int>& calls,
+           Key& key) {
+    rank_ = rank;
+    flags_ = flag_ = 0;
+    key.Clear();
+    key.Add(form);
+    key.Add(rows_[rank]);
+    if (backward) {
+      if (visit == 0) order_ = OwnBlockOrderOf(route_, rank);
+      const bool ends = visit == route_.steps() || route_.steps() == 1;
+      if (visit == 0 || ends) key.Add(OrderOf(visit == 0, ends));
+      for (int collector : links_[visit].sums) key.Add(route_.BlockId(collector, rank));
+    }
     if (visit == route_.steps()) return;
     const int source = route_.SourceOf(rank, visit);
-    const bool is_last = visit + 1 == route_.steps();
-    int flags = 0;
-    if (!backward) {
-      flags =
-          (calls.begin == visit ? 1 : 0) | (calls.end == visit ? 2 : 0) | (calls.begin < 0 ? 4 : 0);
-    }
-    key[kBlock] = route_.BlockId(visit, source);
-    key[kWork] = work_.Id(visit, source);
-    if (!is_last) {
-      const int arriving = route_.SourceOf(rank, visit + 1);
-      key[kBlockNext] = route_.BlockId(visit + 1, source);
-      key[kArriving] = route_.BlockId(visit + 1, arriving);
-      key[kArrivingBefore] = route_.BlockId(visit, arriving);
-      if (route_.direct) {
-        key[kRowsOfArriving] = rows_[arriving];
-        flags |= LaneBit(rank, arriving, 3) | LaneBit(rank, route_.HolderOf(rank, visit + 1), 4);
-      }
-    }
-    flags |= LaneBit(rank, Neighbour(rank, -1), 5) | LaneBit(rank, Neighbour(rank, 1), 6);
-    if (backward || route_.direct) {
-      key[kOwn] = route_.BlockId(visit, rank);
-      if (!is_last) key[kOwnNext] = route_.BlockId(visit + 1, rank);
-      key[kRowsOfSource] = rows_[source];
-    }
+    key.Add(route_.BlockId(visit, source));
+    key.Add(work_.Id(visit, source));
+    for (int fetched : links_[visit].fetches) SetFetch(visit, fetched, key);
     if (backward) {
-      // Gradients of rows that the next rank does not hold go to the block's owner.
-      const bool sends = is_last || route_.direct || !SameRanges(key[kBlock], key[kBlockNext]);
-      const bool receives = is_last || route_.direct || !SameRanges(key[kOwn], key[kOwnNext]);
-      if (sends) flags |= 1 << 7 | LaneBit(rank, source, 8);
-      if (receives) flags |= 1 << 9 | LaneBit(rank, route_.HolderOf(rank, visit), 10);
-      if (sends || receives) key[kHomeDistance] = route_.visits[visit].inner;
+      SetGradients(visit, source, key);
+    } else {
+      AddFlag(calls.first == visit);
+      AddFlag(calls.second == visit);
+      AddFlag(calls.first < 0);
     }
-    key[kFlags] = flags;
+    key.Add(flags_);
   }
 
  private:
-  static int64_t SignedDistance(int to, int from) { return to == RingVisit::kNone ? 0 : to - from; }
-  int64_t FirstStep() const { return context_.recipe.recompute_forward ? route_.steps() : 0; }
-  int Neighbour(int rank, int by) const {
-    return (rank + by + route_.world_size) % route_.world_size;
+  // Returns whether the holder at the visit adds up an outer round.
+  bool Collects(int visit) const { return !route_.direct && route_.visits[visit].is_outer_hop(); }
+
+  // Returns how many of `count` steps some rank uses.
+  int64_t UsedSteps(int64_t first, int64_t count) const {
+    const int64_t steps = static_cast<int64_t>(used_until_.size()) - 1;
+    return used_until_[std::min(first + count, steps)] - used_until_[std::min(first, steps)];
   }
-  int LaneBit(int rank, int peer, int bit) const {
-    return static_cast<int>(IndexOf(LaneBetween(host_of_rank_, rank, peer))) << bit;
+
+  void AddFetchTo(bool backward, int visit, int fetched, std::vector<int64_t>& form) const {
+    const RingVisit& next = route_.visits[fetched];
+    const int sender = route_.SenderStep(fetched);
+    form.insert(form.end(), {-3, slots_.KvSlot(fetched), slots_.KvSlot(sender), sender == visit,
+                             next.is_outer_hop(), route_.direct ? next.inner : 0});
+    if (!backward) {
+      form.push_back(UsedSteps(visit, next.fetch_end + 1 - visit));
+      return;
+    }
+    form.push_back(passes_.backward_fetches[fetched]);
+    for (int part = 0; part < route_.parts; ++part) {
+      const int64_t begin = backward_steps_.Of(visit, part);
+      // As in RingBackward::FetchKv.
+      const int64_t end =
+          Collects(fetched) ? backward_steps_.Of(next.fetch_end + 1, route_.parts - 1) : begin + 1;
+      form.push_back(UsedSteps(begin, end - begin));
+    }
   }
+
+  void AddChainTo(int visit, std::vector<int64_t>& form) const {
+    const RingVisit& own = route_.visits[visit];
+    form.insert(form.end(), {-4, own.chain_next != RingVisit::kNone, own.collector > 0});
+    if (own.chain_next != RingVisit::kNone) form.push_back(slots_.GradientSlot(own.chain_next));
+    if (own.collector > 0) form.push_back(slots_.GradientSlot(own.collector));
+    if (!Collects(visit)) return;
+    form.push_back(slots_.OuterLandingSlot(visit));
+    for (int part = 0; part < route_.parts; ++part) {
+      // As in RingBackward::Collect.
+      const int64_t at = backward_steps_.Of(visit, part) + 1;
+      const int64_t add_at = own.sum_arrives < route_.steps()
+                                 ? backward_steps_.Of(own.sum_arrives, part)
+                                 : backward_steps_.own();
+      form.push_back(UsedSteps(at, add_at - at + 1));
+    }
+  }
+
+  void AddFlag(bool value) { flags_ |= static_cast<int32_t>(value) << flag_++; }
+  // Adds the lane of transfers to or from a peer.
+  void AddLane(int peer) { AddFlag(LaneBetween(host_of_rank_, rank_, peer) == Lane::kBetween); }
+
+  // Adds the block that arrives at the rank, the one that leaves it, and where they were before.
+  void SetFetch(int visit, int fetched, Key& key) {
+    const int sender = route_.SenderStep(fetched);
+    const int arriving = route_.SourceOf(rank_, fetched);
+    const int leaving = route_.SourceOf(rank_, sender);
+    key.Add(route_.BlockId(fetched, arriving));
+    key.Add(route_.BlockId(sender, arriving));
+    key.Add(route_.BlockId(fetched, leaving));
+    if (sender != visit) key.Add(route_.BlockId(sender, leaving));
+    if (route_.direct) key.Add(rows_[arriving]);
+    AddLane(route_.SenderTo(arriving, fetched));
+    AddLane(route_.HolderOf(leaving, fetched));
+  }
+
+  // Adds the blocks whose gradients the rank receives or sends.
+  void SetGradients(int visit, int source, Key& key) {
+    const RingVisit& own = route_.visits[visit];
+    const int next = own.chain_next;
+    key.Add(rows_[source]);
+    key.Add(route_.BlockId(visit, rank_));
+    if (next != RingVisit::kNone) {
+      const int arriving = route_.SourceOf(rank_, next);
+      key.Add(route_.BlockId(next, source));
+      key.Add(route_.BlockId(visit, arriving));
+      key.Add(route_.BlockId(next, arriving));
+      AddLane(route_.HolderOf(source, next));
+      AddLane(route_.HolderOf(arriving, visit));
+    }
+    if (Collects(visit)) {
+      key.Add(own.outer);  // the distance of the owner
+      key.Add(LandingsAtCollector(source, own.outer));
+      AddLane(source);
+      AddLane(route_.HolderOf(rank_, visit));
+      return;
+    }
+    // Gradients of rows that the next rank of the chain does not hold go to the collector, which is
+    // the owner in round 0.
+    const int collector = own.collector;
+    const int collected = route_.SourceOf(rank_, collector);
+    if (collector > 0) {
+      key.Add(route_.BlockId(collector, source));
+      key.Add(route_.BlockId(visit, collected));
+      key.Add(route_.BlockId(collector, collected));
+    }
+    bool sends = true, receives = true;
+    if (next != RingVisit::kNone && !route_.direct) {
+      key.Add(route_.BlockId(next, collected));
+      sends = !SameRanges(route_.BlockId(visit, source), route_.BlockId(next, source));
+      receives = !SameRanges(route_.BlockId(visit, collected), route_.BlockId(next, collected));
+    }
+    AddFlag(sends);
+    AddFlag(receives);
+    if (sends) AddLane(route_.HolderOf(source, collector));
+    if (receives) AddLane(route_.HolderOf(collected, visit));
+    // The distance of these ranks.
+    key.Add(sends || receives ? own.inner : TupleNumbers::kNone);
+  }
+
   bool HasWork(int visit, int source) const {
     const std::vector<WorkCount>& counts = work_.Of(visit, source);
     return std::any_of(counts.begin(), counts.end(),
@@ -193,34 +297,51 @@ class KeyMaker {
                                 });
   }
 
+  // Returns the number of the rows whose gradients arrive at the collector of a round.
+  int32_t LandingsAtCollector(int source, int outer) {
+    std::vector<int64_t> list = {-1};
+    for (const RowRange& rows : RowsLandingAtCollector(route_, source, outer)) {
+      list.insert(list.end(), {rows.begin, rows.end});
+    }
+    return lists_.NumberOf(list);
+  }
+
   // Returns the number of what the rank does with its own block at the beginning and the end.
-  int32_t OrderOf(int rank, bool begins, bool ends) {
-    std::vector<int64_t> order;
+  int32_t OrderOf(bool begins, bool ends) {
+    std::vector<int64_t> order = {-2};
     if (begins) {
       for (const RowRange& rows : order_.zeroed) order.insert(order.end(), {rows.begin, rows.end});
     }
     if (ends) {
-      order.insert(order.end(), {-1, order_.last.begin, order_.last.end, work_.Id(0, rank)});
-      for (const RowRange& rows : OwnCallRanges(context_.spec, route_, rank, order_.last)) {
-        const bool is_all = rows.size() == route_.kv_rows[rank];  // as in work_
+      order.insert(order.end(), {-1, order_.last.begin, order_.last.end, work_.Id(0, rank_)});
+      for (const RowRange& rows : OwnCallRanges(spec_, route_, rank_, order_.last)) {
+        const bool is_all = rows.size() == route_.kv_rows[rank_];  // as in work_
         const WorkCount count =
-            is_all || rows.empty() ? WorkCount() : pieces_.Work(rank, rank, rows);
+            is_all || rows.empty() ? WorkCount() : pieces_.Work(rank_, rank_, rows);
         order.insert(order.end(), {rows.begin, rows.end, count.tiles, count.pairs});
       }
     }
     return lists_.NumberOf(order);
   }
 
-  const ScheduleContext& context_;
   const KvRoute& route_;
   const BlockSlots& slots_;
   const RingPasses& passes_;
   const RingSpans& pieces_;
   const RingWork& work_;
+  const AttentionSpec& spec_;
   const std::vector<int>& host_of_rank_;
+  const BackwardSteps backward_steps_;
+  std::vector<VisitLinks> links_;  // by visit; the last is the step of the own blocks
+  std::vector<int64_t> used_until_;
   ListNumbers lists_;
   std::vector<int32_t> rows_;  // by rank
-  OwnBlockOrder order_;        // of the rank whose keys are being computed
+
+  // Of the key that is being set.
+  int rank_ = 0;
+  OwnBlockOrder order_;
+  int32_t flags_ = 0;
+  int flag_ = 0;
 };
 
 }  // namespace
@@ -228,9 +349,7 @@ class KeyMaker {
 std::unique_ptr<const ClassedPrograms> FindRingStepClasses(const ScheduleContext& context,
                                                            const RingRoute& route,
                                                            const std::vector<int>& host_of_rank) {
-  const bool is_flat = route.kv->group_size == context.plan.world_size;
-  const bool sums_sinks = context.spec.options.sinks && HasBackward(context.recipe);
-  if (!is_flat || sums_sinks) return nullptr;
+  if (context.spec.options.sinks && HasBackward(context.recipe)) return nullptr;
   return std::make_unique<const RingStepClasses>(context, route, host_of_rank);
 }
 
@@ -243,24 +362,27 @@ RingStepClasses::RingStepClasses(const ScheduleContext& context, const RingRoute
   AddEntries();
   KeyMaker keys(context_, route_, work_, host_of_rank_);
   const std::vector<char>& used = route_.passes.used_steps;
+  const auto is_used = [&used](int64_t step) {
+    return step < static_cast<int64_t>(used.size()) && used[step];
+  };
   std::vector<int32_t> forms;
+  classes_.group_size = route_.kv->group_size;
   classes_.first_step = {0};
   for (const Entry& entry : entries_) {
-    const std::vector<char> used_here(used.begin() + std::min<int64_t>(entry.begin, used.size()),
-                                      used.begin() + std::min<int64_t>(entry.end, used.size()));
-    forms.push_back(keys.FormOf(entry.backward, entry.visit, used_here));
-    classes_.first_step.push_back(
-        classes_.first_step.back() +
-        static_cast<int>(std::count(used_here.begin(), used_here.end(), 1)));
+    forms.push_back(keys.FormOf(entry.backward, entry.visit));
+    int steps = 0;
+    for (int64_t step = entry.begin; step < entry.end; ++step) steps += is_used(step);
+    classes_.first_step.push_back(classes_.first_step.back() + steps);
   }
 
-  TupleNumbers visits(kFields);
+  TupleNumbers visits(keys.width());
   TupleNumbers windows(kBackwardWindow + 1);
   std::vector<int32_t> numbers(entries_.size());
   std::array<int32_t, kBackwardWindow + 1> window;
-  Key key;
+  Key key(keys.width());
   for (int rank = 0; rank < context.plan.world_size; ++rank) {
-    const VisitRange calls = HasForward(context.recipe) ? keys.CallsOf(rank) : VisitRange{-1, -1};
+    const std::pair<int, int> calls =
+        HasForward(context.recipe) ? keys.CallsOf(rank) : std::pair{-1, -1};
     forward_calls_.push_back(calls);
     for (size_t e = 0; e < entries_.size(); ++e) {
       const Entry& entry = entries_[e];
@@ -323,21 +445,37 @@ void RingStepClasses::AddShardBuffers() {
 
 Program RingStepClasses::MakePart(int rank, int begin, int end) const {
   RingPart part;
-  part.forward = part.backward = {0, 0};
   part.begins = part.ends = false;
-  // Transfers of a visit's block belong to the entry before.
-  const int last = std::min<int>(end + 1, entries_.size());
-  for (int e = std::max(begin - kBackwardWindow, 0); e < last; ++e) {
-    const Entry& entry = entries_[e];
-    VisitRange& visits = entry.backward ? part.backward : part.forward;
-    if (visits.end == 0) visits.begin = entry.visit;
-    visits.end = entry.visit + 1;
-    part.begins = part.begins || (entry.backward && entry.visit == 0);
+  const int first = std::max(begin - kBackwardWindow, 0);
+  const auto has = [&](bool backward, int visit) {
+    // The entries of a pass are its visits in order.
+    const int entry = visit + (backward && HasForward(context_.recipe) ? route_.kv->steps() : 0);
+    return first <= entry && entry <= end;
+  };
+  const std::vector<RingVisit>& visits = route_.kv->visits;
+  const bool collects = !route_.direct();
+  for (int visit = 0; visit < route_.kv->steps(); ++visit) {
+    const RingVisit& own = visits[visit];
+    const bool sums = collects && own.is_outer_hop();
+    const auto needs = [&](bool backward) {
+      return has(backward, visit) || has(backward, own.fetch_begin) ||
+             (backward && sums && has(backward, own.sum_arrives));
+    };
+    if (HasForward(context_.recipe)) {
+      if (has(false, visit)) part.forward_calls.push_back(visit);
+      if (needs(false)) part.forward_fetches.push_back(visit);
+    }
+    if (HasBackward(context_.recipe) && needs(true)) part.backward.push_back(visit);
   }
-  part.ends = HasBackward(context_.recipe) && last == static_cast<int>(entries_.size());
-  const VisitRange& calls = forward_calls_[rank];
-  part.other_calls = {calls.begin >= 0 && calls.begin < part.forward.begin,
-                      calls.begin >= 0 && calls.end >= part.forward.end};
+  if (HasBackward(context_.recipe)) {
+    part.begins = has(true, 0);
+    part.ends = has(true, route_.kv->steps()) || route_.kv->steps() == 1;
+  }
+  const auto& [first_call, last_call] = forward_calls_[rank];
+  const bool has_calls = first_call >= 0;
+  const bool none = part.forward_calls.empty();
+  part.other_calls = {has_calls && (none || first_call < part.forward_calls.front()),
+                      has_calls && (none || last_call > part.forward_calls.back())};
   return MakeRingPart(context_, route_, rank, part, &work_);
 }
 

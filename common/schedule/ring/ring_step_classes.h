@@ -1,4 +1,4 @@
-// The step classes of a flat ring (step_classes.h).
+// The step classes of a ring, flat or double (step_classes.h).
 //
 // What a rank does in a visit follows from a few blocks: those that it computes on, sends and
 // receives, and its own, whose gradients come back. A visit's key lists the numbers of these blocks
@@ -12,6 +12,7 @@
 #define RINGATTN_COMMON_SCHEDULE_RING_RING_STEP_CLASSES_H_
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/schedule/ring.h"
@@ -24,7 +25,7 @@ class RingStepClasses : public ClassedPrograms {
  public:
   // `context`'s values and `route` must outlive it.
   //   host_of_rank  as for LaneBetween
-  // REQUIRES: the ring is flat; a backward has no sinks.
+  // REQUIRES: a backward has no sinks.
   RingStepClasses(const ScheduleContext& context, const RingRoute& route,
                   const std::vector<int>& host_of_rank);
 
@@ -43,12 +44,12 @@ class RingStepClasses : public ClassedPrograms {
   const RingWork work_;
   std::vector<Entry> entries_;
   // By rank: the visits with the first and the last call of a forward pass; {-1, -1}: none.
-  std::vector<VisitRange> forward_calls_;
+  std::vector<std::pair<int, int>> forward_calls_;
   StepClasses classes_;
 };
 
-// Returns the classes of a ring's steps; null if its ranks are not compared. Those of a double ring
-// are not, nor are those of a backward with sinks, whose gradients all go to rank 0.
+// Returns the classes of a ring's steps. Null for a backward with sinks, whose gradients all go to
+// rank 0: no two ranks have equal steps.
 std::unique_ptr<const ClassedPrograms> FindRingStepClasses(const ScheduleContext& context,
                                                            const RingRoute& route,
                                                            const std::vector<int>& host_of_rank);
