@@ -116,16 +116,14 @@ RangesByDistance FindNeeds(const RingSpans& pieces, const std::vector<Ranges>& p
 // Returns the rows that a rank must hold to serve itself and all ranks to which its block goes on.
 RangesByDistance RelayedRows(const RangesByDistance& needed, int group_size) {
   RangesByDistance held = needed;
+  const int ranges = held.world_size() * held.parts();
   for (int distance = held.world_size() - 1; distance > 0; --distance) {
     const bool is_outer_hop = distance % group_size == 0;
     const int before = is_outer_hop ? distance - group_size : distance - 1;
     if (before == 0) continue;
-    for (int source = 0; source < held.world_size(); ++source) {
-      for (int part = 0; part < held.parts(); ++part) {
-        RowRange& rows = held.Of(before, source)[part];
-        rows = Hull(rows, held.Of(distance, source)[part]);
-      }
-    }
+    const RowRange* later = held.Of(distance, 0);
+    RowRange* rows = held.Of(before, 0);
+    for (int i = 0; i < ranges; ++i) rows[i] = Hull(rows[i], later[i]);
   }
   return held;
 }
@@ -135,24 +133,43 @@ int64_t RowsOnCriticalPath(const RangesByDistance& held) {
   int64_t rows = 0;
   for (int distance = 1; distance < held.world_size(); ++distance) {
     int64_t most = 0;
+    const RowRange* range = held.Of(distance, 0);
     for (int source = 0; source < held.world_size(); ++source) {
-      most = std::max(most, held.RowsIn(distance, source));
+      int64_t of_source = 0;
+      for (int part = 0; part < held.parts(); ++part) of_source += (range++)->size();
+      most = std::max(most, of_source);
     }
     rows += most;
   }
   return rows;
 }
 
-Ranges JoinTouching(const Ranges& ranges) {
-  Ranges joined;
-  for (const RowRange& range : ranges) {
-    if (range.empty()) continue;
-    if (!joined.empty() && joined.back().end == range.begin) {
-      joined.back().end = range.end;
-    } else {
-      joined.push_back(range);
+bool SameRanges(const RowRange* a, const RowRange* b, int parts) {
+  return std::equal(a, a + parts, b, [](const RowRange& x, const RowRange& y) {
+    return x.begin == y.begin && x.end == y.end;
+  });
+}
+
+// Sets HeldBlock::ranges.
+void SetRanges(const RowRange* held, int parts, bool joins, Ranges& ranges) {
+  ranges.clear();
+  for (int part = 0; part < parts; ++part) {
+    if (!joins) {
+      ranges.push_back(held[part]);
+    } else if (!held[part].empty()) {
+      const bool touches = !ranges.empty() && ranges.back().end == held[part].begin;
+      if (touches) {
+        ranges.back().end = held[part].end;
+      } else {
+        ranges.push_back(held[part]);
+      }
     }
   }
+}
+
+Ranges JoinTouching(const Ranges& ranges) {
+  Ranges joined;
+  SetRanges(ranges.data(), static_cast<int>(ranges.size()), /*joins=*/true, joined);
   return joined;
 }
 
@@ -161,12 +178,11 @@ class BlockTable {
  public:
   explicit BlockTable(KvRoute& route) : route_(route) {}
 
+  // Appends the last block again.
+  void Repeat() { route_.block_ids.push_back(route_.block_ids.back()); }
+
   // Appends the block of the next source, or of source 0 at the next step.
   void Append(const HeldBlock& block) {
-    // Neighbouring sources mostly have equal blocks, so the search rarely goes on.
-    if (!route_.block_ids.empty() && Equal(route_.blocks[route_.block_ids.back()], block)) {
-      return route_.block_ids.push_back(route_.block_ids.back());
-    }
     std::vector<int32_t>& equal_hashes = by_hash_[HashOf(block)];
     for (int32_t id : equal_hashes) {
       if (Equal(route_.blocks[id], block)) return route_.block_ids.push_back(id);
@@ -200,23 +216,6 @@ class BlockTable {
   std::unordered_map<size_t, std::vector<int32_t>> by_hash_;
 };
 
-// Sets HeldBlock::ranges.
-void SetRanges(const RowRange* held, int parts, bool joins, Ranges& ranges) {
-  ranges.clear();
-  for (int part = 0; part < parts; ++part) {
-    if (!joins) {
-      ranges.push_back(held[part]);
-    } else if (!held[part].empty()) {
-      const bool touches = !ranges.empty() && ranges.back().end == held[part].begin;
-      if (touches) {
-        ranges.back().end = held[part].end;
-      } else {
-        ranges.push_back(held[part]);
-      }
-    }
-  }
-}
-
 // Sets the blocks of all visits.
 void SetBlocks(const RangesByDistance& needed, const RangesByDistance& held, PartRule rule,
                KvRoute& route) {
@@ -230,6 +229,8 @@ void SetBlocks(const RangesByDistance& needed, const RangesByDistance& held, Par
   for (const RingVisit& visit : route.visits) {
     const int distance = NumberOf(visit.outer, visit.inner, route.group_size);
     const bool in_chain = rule == PartRule::kPipeline && !route.direct && distance > 0;
+    bool is_first = true;
+    HeldBlock last;
     for (int source = 0; source < world_size; ++source) {
       block.sees = 0;
       for (int part = 0; part < needed.parts(); ++part) {
@@ -238,6 +239,16 @@ void SetBlocks(const RangesByDistance& needed, const RangesByDistance& held, Par
       uint32_t& before = contributed[static_cast<size_t>(visit.outer) * world_size + source];
       block.travels = in_chain ? before : 0;
       if (in_chain && !visit.is_outer_hop()) before |= block.sees;
+      const bool repeats =
+          !is_first && distance > 0 && block.sees == last.sees && block.travels == last.travels &&
+          SameRanges(held.Of(distance, source - 1), held.Of(distance, source), held.parts());
+      if (repeats) {
+        table.Repeat();
+        continue;
+      }
+      is_first = false;
+      last.sees = block.sees;
+      last.travels = block.travels;
       if (distance == 0) {
         const RowRange all{0, route.kv_rows[source]};
         SetRanges(&all, 1, /*joins=*/true, block.ranges);

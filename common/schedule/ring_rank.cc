@@ -1,6 +1,7 @@
 #include "common/schedule/ring_rank.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <set>
 
@@ -36,12 +37,14 @@ std::vector<int> RingRank::SourcesAt(int step, const std::vector<int>& others) c
     return sources;
   }
   // Equal blocks are exchanged in equal steps.
-  std::set<std::vector<int>> different;
-  std::vector<int> blocks, last;
+  assert(others.size() <= 2);
+  using Blocks = std::array<int, 3>;
+  std::set<Blocks> different;
+  Blocks last{-1, -1, -1};
   for (int source = 0; source < route.world_size; ++source) {
-    blocks.assign(1, route.BlockId(step, source));
-    for (int other : others) blocks.push_back(route.BlockId(other, source));
-    if (blocks == last) continue;  // as mostly, without a search
+    Blocks blocks{route.BlockId(step, source), -1, -1};
+    for (size_t i = 0; i < others.size(); ++i) blocks[i + 1] = route.BlockId(others[i], source);
+    if (blocks[0] == last[0] && blocks[1] == last[1] && blocks[2] == last[2]) continue;
     if (different.insert(blocks).second) sources.push_back(source);
     last = blocks;
   }

@@ -51,7 +51,7 @@ struct RingRank {
 
   // Returns, ascending, the sources whose blocks this rank receives, computes on or sends at a
   // visit, or whose gradients it exchanges. Of kNoRank, all sources whose blocks differ.
-  //   others  further visits at which the rank may have the block
+  //   others  at most two further visits at which the rank may have the block
   std::vector<int> SourcesAt(int step, const std::vector<int>& others) const;
 
   // Sends `rows` to their holder at `step` from the rank that holds them before. The transfer may

@@ -232,7 +232,12 @@ WorkCount CountFew(const std::vector<Piece>& q, const std::vector<Piece>& kv,
 RowRange NeededOfFew(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                      const std::vector<Band>& bands) {
   RowRange needed;
-  for (const Piece& rows : q) {
+  const RowRange all =
+      kv.empty() ? RowRange{}
+                 : RowRange{kv.front().local_begin, kv.back().local_begin + kv.back().length};
+  // Later queries mostly see more keys.
+  for (size_t i = q.size(); i-- > 0;) {
+    const Piece& rows = q[i];
     const Band& band = bands[rows.document];
     for (const Piece& keys : kv) {
       if (rows.document != keys.document || band.lower > band.upper) continue;
@@ -245,6 +250,7 @@ RowRange NeededOfFew(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                    ? seen
                    : RowRange{std::min(needed.begin, seen.begin), std::max(needed.end, seen.end)};
     }
+    if (!all.empty() && needed.begin == all.begin && needed.end == all.end) break;
   }
   return needed;
 }
