@@ -13,10 +13,6 @@ namespace ringattn {
 
 namespace {
 
-bool HasForward(const ProgramRecipe& recipe) {
-  return recipe.direction == Direction::kForward || recipe.recompute_forward;
-}
-
 // Finds the steps of a program's passes: as if for a rank that has no transfers and no calls.
 RingPasses MakePasses(const ScheduleContext& context, const RingSpans& pieces, const KvRoute& kv,
                       BlockSlots& slots) {
@@ -29,7 +25,7 @@ RingPasses MakePasses(const ScheduleContext& context, const RingSpans& pieces, c
     UseRingForward(ring, 0);
     steps = kv.steps();
   }
-  if (context.recipe.direction == Direction::kBackward) {
+  if (HasBackward(context.recipe)) {
     passes.backward_fetches = slots.ClaimAll();
     UseRingBackward(ring, passes.backward_fetches, steps);
   }
@@ -42,7 +38,7 @@ RingPasses MakePasses(const ScheduleContext& context, const RingSpans& pieces, c
 RingRoute MakeRingRoute(const ScheduleContext& context) {
   RingSpans pieces(context.spec, context.plan, context.latch);
   const ProgramRecipe& recipe = context.recipe;
-  const bool backward = recipe.direction == Direction::kBackward;
+  const bool backward = HasBackward(recipe);
   const int group_size = recipe.schedule == ScheduleKind::kDoubleRing
                              ? static_cast<int>(recipe.group_size)
                              : context.plan.world_size;
@@ -74,7 +70,7 @@ Program MakeRingPart(const ScheduleContext& context, const RingRoute& route, int
   ring.counted = counted;
   int64_t steps = 0;
   if (HasForward(recipe)) steps = AddRingForward(ring, 0, part);
-  if (recipe.direction == Direction::kBackward) {
+  if (HasBackward(recipe)) {
     AddRingBackward(ring, route.passes.backward_fetches, steps, part);
   }
   return builder.Finish();

@@ -19,12 +19,6 @@ namespace {
 constexpr int kForwardWindow = 1;
 constexpr int kBackwardWindow = 3;
 
-bool HasForward(const ProgramRecipe& recipe) {
-  return recipe.direction == Direction::kForward || recipe.recompute_forward;
-}
-
-bool HasBackward(const ProgramRecipe& recipe) { return recipe.direction == Direction::kBackward; }
-
 // Numbers lists of integers.
 class ListNumbers {
  public:

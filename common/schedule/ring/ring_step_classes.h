@@ -7,7 +7,7 @@
 // the backward pass is the keys of its visit and of the three before; that of the forward pass, the
 // keys of its visit and of the one before, whose calls transfers may have to wait for.
 //
-// Tests: common/plan/step_classes_test.cc
+// Tests: common/plan/testing/step_classes_test.cc, recorded_plans_test.cc
 #ifndef RINGATTN_COMMON_SCHEDULE_RING_RING_STEP_CLASSES_H_
 #define RINGATTN_COMMON_SCHEDULE_RING_RING_STEP_CLASSES_H_
 
