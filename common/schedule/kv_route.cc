@@ -1,6 +1,7 @@
 #include "common/schedule/kv_route.h"
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_map>
 #include <utility>
 
@@ -9,7 +10,8 @@ namespace {
 
 using Ranges = std::vector<RowRange>;
 
-// Ranges by distance, source and part. Distances are numbered outer * group_size + inner.
+// Ranges by source, distance and part. Distances are numbered outer * group_size + inner. The
+// ranges of a source are neighbours in memory.
 class RangesByDistance {
  public:
   RangesByDistance(int world_size, int parts)
@@ -20,15 +22,10 @@ class RangesByDistance {
   int world_size() const { return world_size_; }
   int parts() const { return parts_; }
   RowRange* Of(int distance, int source) {
-    return &ranges_[(static_cast<size_t>(distance) * world_size_ + source) * parts_];
+    return &ranges_[(static_cast<size_t>(source) * world_size_ + distance) * parts_];
   }
   const RowRange* Of(int distance, int source) const {
-    return &ranges_[(static_cast<size_t>(distance) * world_size_ + source) * parts_];
-  }
-  int64_t RowsIn(int distance, int source) const {
-    int64_t rows = 0;
-    for (int part = 0; part < parts_; ++part) rows += Of(distance, source)[part].size();
-    return rows;
+    return &ranges_[(static_cast<size_t>(source) * world_size_ + distance) * parts_];
   }
 
  private:
@@ -116,32 +113,36 @@ RangesByDistance FindNeeds(const RingSpans& pieces, const std::vector<Ranges>& p
 // Returns the rows that a rank must hold to serve itself and all ranks to which its block goes on.
 RangesByDistance RelayedRows(const RangesByDistance& needed, int group_size) {
   RangesByDistance held = needed;
-  const int ranges = held.world_size() * held.parts();
-  for (int distance = held.world_size() - 1; distance > 0; --distance) {
-    const bool is_outer_hop = distance % group_size == 0;
-    const int before = is_outer_hop ? distance - group_size : distance - 1;
-    if (before == 0) continue;
-    const RowRange* later = held.Of(distance, 0);
-    RowRange* rows = held.Of(before, 0);
-    for (int i = 0; i < ranges; ++i) rows[i] = Hull(rows[i], later[i]);
+  for (int source = 0; source < held.world_size(); ++source) {
+    for (int distance = held.world_size() - 1; distance > 0; --distance) {
+      const bool is_outer_hop = distance % group_size == 0;
+      const int before = is_outer_hop ? distance - group_size : distance - 1;
+      if (before == 0) continue;
+      const RowRange* later = held.Of(distance, source);
+      RowRange* rows = held.Of(before, source);
+      for (int part = 0; part < held.parts(); ++part) rows[part] = Hull(rows[part], later[part]);
+    }
   }
   return held;
 }
 
-// Sums, over the steps, the rows that the busiest rank receives.
-int64_t RowsOnCriticalPath(const RangesByDistance& held) {
-  int64_t rows = 0;
-  for (int distance = 1; distance < held.world_size(); ++distance) {
-    int64_t most = 0;
-    const RowRange* range = held.Of(distance, 0);
-    for (int source = 0; source < held.world_size(); ++source) {
+// Returns by distance the rows that the busiest rank receives.
+std::vector<int64_t> MostRows(const RangesByDistance& held) {
+  std::vector<int64_t> most(held.world_size(), 0);
+  for (int source = 0; source < held.world_size(); ++source) {
+    const RowRange* range = held.Of(0, source);
+    for (int64_t& rows : most) {
       int64_t of_source = 0;
       for (int part = 0; part < held.parts(); ++part) of_source += (range++)->size();
-      most = std::max(most, of_source);
+      rows = std::max(rows, of_source);
     }
-    rows += most;
   }
-  return rows;
+  return most;
+}
+
+// Returns the sum over the steps of MostRows.
+int64_t RowsOnCriticalPath(const std::vector<int64_t>& most_rows) {
+  return std::accumulate(most_rows.begin() + 1, most_rows.end(), int64_t{0});
 }
 
 bool SameRanges(const RowRange* a, const RowRange* b, int parts) {
@@ -178,19 +179,15 @@ class BlockTable {
  public:
   explicit BlockTable(KvRoute& route) : route_(route) {}
 
-  // Appends the last block again.
-  void Repeat() { route_.block_ids.push_back(route_.block_ids.back()); }
-
-  // Appends the block of the next source, or of source 0 at the next step.
-  void Append(const HeldBlock& block) {
+  // Returns the block's number.
+  int32_t NumberOf(const HeldBlock& block) {
     std::vector<int32_t>& equal_hashes = by_hash_[HashOf(block)];
     for (int32_t id : equal_hashes) {
-      if (Equal(route_.blocks[id], block)) return route_.block_ids.push_back(id);
+      if (Equal(route_.blocks[id], block)) return id;
     }
-    const auto id = static_cast<int32_t>(route_.blocks.size());
+    equal_hashes.push_back(static_cast<int32_t>(route_.blocks.size()));
     route_.blocks.push_back(block);
-    equal_hashes.push_back(id);
-    route_.block_ids.push_back(id);
+    return equal_hashes.back();
   }
 
  private:
@@ -221,41 +218,42 @@ void SetBlocks(const RangesByDistance& needed, const RangesByDistance& held, Par
                KvRoute& route) {
   const int world_size = route.world_size;
   const int groups = world_size / route.group_size;
-  // By round and source: the parts to which an earlier rank of the chain has contributed.
-  std::vector<uint32_t> contributed(static_cast<size_t>(groups) * world_size, 0);
   BlockTable table(route);
-  route.block_ids.reserve(route.visits.size() * world_size);
+  route.block_ids.resize(route.visits.size() * world_size);
   HeldBlock block;
-  for (const RingVisit& visit : route.visits) {
-    const int distance = NumberOf(visit.outer, visit.inner, route.group_size);
-    const bool in_chain = rule == PartRule::kPipeline && !route.direct && distance > 0;
-    bool is_first = true;
-    HeldBlock last;
-    for (int source = 0; source < world_size; ++source) {
-      block.sees = 0;
+  // By round: the parts to whose gradients an earlier rank of the chain has contributed.
+  std::vector<uint32_t> contributed;
+  for (int source = 0; source < world_size; ++source) {
+    contributed.assign(groups, 0);
+    int32_t id = -1;
+    const RowRange* last = nullptr;
+    for (int step = 0; step < route.steps(); ++step) {
+      const RingVisit& visit = route.visits[step];
+      const int distance = NumberOf(visit.outer, visit.inner, route.group_size);
+      const bool in_chain = rule == PartRule::kPipeline && !route.direct && distance > 0;
+      uint32_t sees = 0;
       for (int part = 0; part < needed.parts(); ++part) {
-        if (!needed.Of(distance, source)[part].empty()) block.sees |= uint32_t{1} << part;
+        if (!needed.Of(distance, source)[part].empty()) sees |= uint32_t{1} << part;
       }
-      uint32_t& before = contributed[static_cast<size_t>(visit.outer) * world_size + source];
-      block.travels = in_chain ? before : 0;
-      if (in_chain && !visit.is_outer_hop()) before |= block.sees;
-      const bool repeats =
-          !is_first && distance > 0 && block.sees == last.sees && block.travels == last.travels &&
-          SameRanges(held.Of(distance, source - 1), held.Of(distance, source), held.parts());
-      if (repeats) {
-        table.Repeat();
-        continue;
-      }
-      is_first = false;
-      last.sees = block.sees;
-      last.travels = block.travels;
-      if (distance == 0) {
+      const uint32_t travels = in_chain ? contributed[visit.outer] : 0;
+      if (in_chain && !visit.is_outer_hop()) contributed[visit.outer] |= sees;
+      // At the first step the block is the whole shard; then it mostly stays the same.
+      const RowRange* rows = held.Of(distance, source);
+      const bool repeats = last != nullptr && sees == block.sees && travels == block.travels &&
+                           SameRanges(last, rows, held.parts());
+      if (!repeats) {
+        block.sees = sees;
+        block.travels = travels;
         const RowRange all{0, route.kv_rows[source]};
-        SetRanges(&all, 1, /*joins=*/true, block.ranges);
-      } else {
-        SetRanges(held.Of(distance, source), held.parts(), rule == PartRule::kSlices, block.ranges);
+        if (step == 0) {
+          SetRanges(&all, 1, /*joins=*/true, block.ranges);
+        } else {
+          SetRanges(rows, held.parts(), rule == PartRule::kSlices, block.ranges);
+          last = rows;
+        }
+        id = table.NumberOf(block);
       }
-      table.Append(block);
+      route.block_ids[static_cast<size_t>(step) * world_size + source] = id;
     }
   }
 }
@@ -305,19 +303,20 @@ KvRoute MakeKvRoute(const ShardPlan& plan, const RingSpans& pieces, PartRule rul
   // Direct exchange never moves more rows. But a rank's own block must then outlive the pass, which
   // takes a third K/V buffer, and each rank communicates with all others instead of two neighbours.
   // So direct exchange must save a quarter of the exchange time.
-  route.direct = 4 * RowsOnCriticalPath(needed) < 3 * RowsOnCriticalPath(held);
+  std::vector<int64_t> most_rows = MostRows(held);
+  route.direct = 4 * RowsOnCriticalPath(MostRows(needed)) < 3 * RowsOnCriticalPath(most_rows);
   if (route.direct && group_size < plan.world_size) {
     group_size = plan.world_size;
     needed = FindNeeds(pieces, parts, group_size);
   }
-  if (route.direct) held = needed;
+  if (route.direct) {
+    held = needed;
+    most_rows = MostRows(held);
+  }
   route.group_size = group_size;
 
   const auto any_rows = [&](int outer, int inner) {
-    for (int source = 0; source < plan.world_size; ++source) {
-      if (held.RowsIn(NumberOf(outer, inner, group_size), source) > 0) return true;
-    }
-    return false;
+    return most_rows[NumberOf(outer, inner, group_size)] > 0;
   };
   route.visits = OrderVisits(
       plan.world_size / group_size, group_size,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/base/config.h"
+#include "absl/strings/str_cat.h"
 #include "common/plan/cost_model.h"
 #include "common/plan/host_rings.h"
 #include "common/plan/testing/drawn_requests.h"
@@ -72,6 +73,97 @@ Problem ProblemOf(const DrawnRequest& request) {
   problem.shards = MakeShardPlan(problem.spec, problem.recipe, *choice.world_size);
   problem.host_of_rank = HostOfEachRank(request.inputs, *choice.world_size);
   return problem;
+}
+
+// Returns everything in a step that may cost something, with ranks relative to the program's. The
+// order of receives, which follows the numbers of the ranks, costs nothing; nor do hints, which
+// follow from whole programs.
+std::string TextOf(const Program& program, int step, int group_size, int world_size) {
+  std::string text;
+  std::vector<std::string> receives;
+  const auto add = [&](const ByteRange& range) {
+    if (range.buffer == kNoBuffer) return absl::StrAppend(&text, " -");
+    absl::StrAppend(&text, " ", program.buffers[range.buffer].name, "+", range.offset, ":",
+                    range.bytes);
+  };
+  for (const Transfer& transfer : program.steps[step].transfers) {
+    const int groups = world_size / group_size;
+    const int outer = (transfer.peer / group_size - program.rank / group_size + groups) % groups;
+    const int inner =
+        (transfer.peer % group_size - program.rank % group_size + group_size) % group_size;
+    const std::string others = std::exchange(text, "");
+    absl::StrAppend(&text, " peer ", outer, ",", inner, " lane ", IndexOf(transfer.lane), " steps ",
+                    transfer.steps);
+    add(transfer.range);
+    if (transfer.kind == Transfer::Kind::kReceive) {
+      receives.push_back(std::exchange(text, others));
+    } else {
+      text = absl::StrCat(others, "send", text, "\n");
+    }
+  }
+  std::sort(receives.begin(), receives.end());
+  for (const std::string& receive : receives) absl::StrAppend(&text, "receive", receive, "\n");
+  for (ComputeCall call : program.steps[step].calls) {
+    for (KvOperand& keys : call.kv) keys.dk_out = keys.dv_out = kNone;
+    absl::StrAppend(&text, OpName(call.op), " tiles ", call.tiles, " pairs ", call.pairs,
+                    call.initial ? " initial" : "", call.final ? " final" : "", " rows ",
+                    call.q.rows());
+    ForEachRange(call, add);
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
+}
+
+// Compares the steps of all ranks' programs with those of their classes' representatives, as the
+// cost model gets them.
+void ExpectStepsOfClasses(const Problem& problem, ScheduleBuilder& builder,
+                          const ClassedPrograms& programs) {
+  const StepClasses& classes = programs.classes();
+  const int world_size = problem.shards.world_size;
+  std::vector<std::string> of_class;  // by class, then step
+  std::vector<size_t> first_of_class;
+  const auto text_of = [&](const Program& program, int step) {
+    return TextOf(program, step, classes.group_size, world_size);
+  };
+  for (const StepClasses::Representative& wanted : classes.representatives) {
+    Program part = programs.MakePart(wanted.rank, wanted.entry, wanted.entry + 1);
+    AssignLanes(problem.host_of_rank, part);
+    first_of_class.push_back(of_class.size());
+    for (int step = classes.first_step[wanted.entry]; step < classes.first_step[wanted.entry + 1];
+         ++step) {
+      of_class.push_back(text_of(part, step));
+    }
+  }
+  for (int rank = 0; rank < world_size; ++rank) {
+    Program program = builder.MakeProgram(rank);
+    AssignLanes(problem.host_of_rank, program);
+    ASSERT_EQ(static_cast<int>(program.steps.size()), classes.first_step.back());
+    for (int entry = 0; entry < classes.entries(); ++entry) {
+      const int id = classes.class_of[rank * classes.entries() + entry];
+      const int first = classes.first_step[entry];
+      for (int step = first; step < classes.first_step[entry + 1]; ++step) {
+        ASSERT_EQ(text_of(program, step), of_class[first_of_class[id] + step - first])
+            << "rank " << rank << " entry " << entry << " class " << id;
+      }
+    }
+  }
+}
+
+TEST(StepClassesTest, StepsOfAClassAreEqual) {
+  int shared = 0;
+  for (int number = 0; number < 4000; ++number) {
+    const Problem problem = ProblemOf(DrawRequest(10000 + number));
+    ScheduleBuilder builder(problem.spec, problem.shards, problem.recipe);
+    const std::unique_ptr<const ClassedPrograms> programs =
+        builder.FindStepClasses(problem.host_of_rank);
+    if (programs == nullptr) continue;
+    ExpectStepsOfClasses(problem, builder, *programs);
+    ASSERT_FALSE(HasFailure()) << "request " << 10000 + number << "\n"
+                               << ToString(problem.shards) << "group_size "
+                               << problem.recipe.group_size;
+    shared += programs->classes().representatives.size() < programs->classes().class_of.size();
+  }
+  EXPECT_GT(shared, 450);
 }
 
 TEST(StepClassesTest, CostAsMuchAsAllPrograms) {
