@@ -15,9 +15,15 @@
 namespace ringattn {
 namespace {
 
-// Entries before its own on which an entry's steps depend.
+// Entries before its own on which an entry of the forward pass depends: transfers may have to wait
+// for the last calls.
 constexpr int kForwardWindow = 1;
-constexpr int kBackwardWindow = 3;
+// Steps before its own on which a step of the backward pass depends: two from which gradients are
+// sent and added in it, and one more for the additions in the step before, for which transfers may
+// have to wait.
+constexpr int kBackwardSteps = 3;
+// Most entries before its own on which an entry depends.
+constexpr int kMostWindow = kBackwardSteps;
 
 // Numbers lists of integers.
 class ListNumbers {
@@ -105,7 +111,7 @@ class KeyMaker {
   int32_t FormOf(bool backward, int visit) {
     const int last = route_.steps() - 1;
     std::vector<int64_t> form = {backward, visit > last, visit == 0,
-                                 std::min(std::max(last - visit, 0), kBackwardWindow)};
+                                 std::min(std::max(last - visit, 0), kMostWindow)};
     for (int collector : links_[visit].sums) {
       if (backward) form.insert(form.end(), {-1, slots_.OuterLandingSlot(collector)});
     }
@@ -344,7 +350,9 @@ std::unique_ptr<const ClassedPrograms> FindRingStepClasses(const ScheduleContext
                                                            const RingRoute& route,
                                                            const std::vector<int>& host_of_rank) {
   if (context.spec.options.sinks && HasBackward(context.recipe)) return nullptr;
-  return std::make_unique<const RingStepClasses>(context, route, host_of_rank);
+  auto classes = std::make_unique<const RingStepClasses>(context, route, host_of_rank);
+  if (!classes->AllEntriesUsed()) return nullptr;
+  return classes;
 }
 
 RingStepClasses::RingStepClasses(const ScheduleContext& context, const RingRoute& route,
@@ -355,24 +363,24 @@ RingStepClasses::RingStepClasses(const ScheduleContext& context, const RingRoute
       work_(*route.kv, route.pieces) {
   AddEntries();
   KeyMaker keys(context_, route_, work_, host_of_rank_);
-  const std::vector<char>& used = route_.passes.used_steps;
-  const auto is_used = [&used](int64_t step) {
-    return step < static_cast<int64_t>(used.size()) && used[step];
-  };
   std::vector<int32_t> forms;
   classes_.group_size = route_.kv->group_size;
   classes_.first_step = {0};
   for (const Entry& entry : entries_) {
     forms.push_back(keys.FormOf(entry.backward, entry.visit));
-    int steps = 0;
-    for (int64_t step = entry.begin; step < entry.end; ++step) steps += is_used(step);
-    classes_.first_step.push_back(classes_.first_step.back() + steps);
+    classes_.first_step.push_back(classes_.first_step.back() + UsedSteps(entry));
   }
+  // Without steps that no rank uses, earlier steps are as far away as they seem.
+  const bool all_used = std::all_of(entries_.begin(), entries_.end(), [this](const Entry& entry) {
+    return UsedSteps(entry) == entry.end - entry.begin;
+  });
+  const int parts = route_.kv->parts;
+  backward_window_ = all_used ? (kBackwardSteps + parts - 1) / parts : kMostWindow;
 
   TupleNumbers visits(keys.width());
-  TupleNumbers windows(kBackwardWindow + 1);
+  TupleNumbers windows(kMostWindow + 1);
   std::vector<int32_t> numbers(entries_.size());
-  std::array<int32_t, kBackwardWindow + 1> window;
+  std::array<int32_t, kMostWindow + 1> window;
   Key key(keys.width());
   for (int rank = 0; rank < context.plan.world_size; ++rank) {
     const std::pair<int, int> calls =
@@ -385,7 +393,7 @@ RingStepClasses::RingStepClasses(const ScheduleContext& context, const RingRoute
       numbers[e] = e >= 2 && visits.Is(numbers[e - 2], key.data()) ? numbers[e - 2]
                                                                    : visits.NumberOf(key.data());
       window.fill(TupleNumbers::kNone);
-      const size_t before = entry.backward ? kBackwardWindow : kForwardWindow;
+      const size_t before = entry.backward ? backward_window_ : kForwardWindow;
       for (size_t i = 0; i <= std::min(before, e); ++i) window[i] = numbers[e - i];
       const int32_t known = windows.size();
       const std::vector<int32_t>& found = classes_.class_of;
@@ -397,6 +405,15 @@ RingStepClasses::RingStepClasses(const ScheduleContext& context, const RingRoute
     }
   }
   AddShardBuffers();
+}
+
+int RingStepClasses::UsedSteps(const Entry& entry) const {
+  const std::vector<char>& used = route_.passes.used_steps;
+  int steps = 0;
+  for (int64_t step = entry.begin; step < entry.end; ++step) {
+    steps += step < static_cast<int64_t>(used.size()) && used[step];
+  }
+  return steps;
 }
 
 void RingStepClasses::AddEntries() {
@@ -417,6 +434,11 @@ void RingStepClasses::AddEntries() {
   if (route.steps() > 1) {
     entries_.push_back({true, route.steps(), steps.own(), steps.own() + 1});
   }
+}
+
+bool RingStepClasses::AllEntriesUsed() const {
+  return std::all_of(entries_.begin(), entries_.end(),
+                     [this](const Entry& entry) { return UsedSteps(entry) > 0; });
 }
 
 void RingStepClasses::AddShardBuffers() {
@@ -440,7 +462,7 @@ void RingStepClasses::AddShardBuffers() {
 Program RingStepClasses::MakePart(int rank, int begin, int end) const {
   RingPart part;
   part.begins = part.ends = false;
-  const int first = std::max(begin - kBackwardWindow, 0);
+  const int first = std::max(begin - std::max(kForwardWindow, backward_window_), 0);
   const auto has = [&](bool backward, int visit) {
     // The entries of a pass are its visits in order.
     const int entry = visit + (backward && HasForward(context_.recipe) ? route_.kv->steps() : 0);

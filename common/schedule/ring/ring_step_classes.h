@@ -3,9 +3,9 @@
 // What a rank does in a visit follows from a few blocks: those that it computes on, sends and
 // receives, and its own, whose gradients come back. A visit's key lists the numbers of these blocks
 // and of the work with them, and what else enters the builder's decisions: slots, flags, lanes.
-// Gradients leave a step after their call and are added a step later, so the class of an entry of
-// the backward pass is the keys of its visit and of the three before; that of the forward pass, the
-// keys of its visit and of the one before, whose calls transfers may have to wait for.
+// Gradients leave a step after their call and are added a step later. So the class of an entry is
+// the keys of its visit and of up to three before: one in the forward pass, whose transfers may
+// have to wait for the last calls, and in the backward pass as many as have these steps.
 //
 // Tests: common/plan/testing/step_classes_test.cc, recorded_plans_test.cc
 #ifndef RINGATTN_COMMON_SCHEDULE_RING_RING_STEP_CLASSES_H_
@@ -29,6 +29,10 @@ class RingStepClasses : public ClassedPrograms {
   RingStepClasses(const ScheduleContext& context, const RingRoute& route,
                   const std::vector<int>& host_of_rank);
 
+  // Returns whether some rank uses a step of every entry. Otherwise the classes are not valid:
+  // steps of entries that are further apart are then neighbours.
+  bool AllEntriesUsed() const;
+
   const StepClasses& classes() const override { return classes_; }
   Program MakePart(int rank, int begin, int end) const override;
 
@@ -36,6 +40,7 @@ class RingStepClasses : public ClassedPrograms {
   struct Entry;
 
   void AddEntries();
+  int UsedSteps(const Entry& entry) const;  // by some rank
   void AddShardBuffers();
 
   const ScheduleContext context_;
@@ -43,6 +48,7 @@ class RingStepClasses : public ClassedPrograms {
   const std::vector<int>& host_of_rank_;
   const RingWork work_;
   std::vector<Entry> entries_;
+  int backward_window_ = 0;  // entries before its own on which one of the backward pass depends
   // By rank: the visits with the first and the last call of a forward pass; {-1, -1}: none.
   std::vector<std::pair<int, int>> forward_calls_;
   StepClasses classes_;
