@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "common/program/access.h"
-#include "common/schedule/work_count.h"
+#include "common/schedule/route/work_count.h"
 
 namespace ringattn {
 namespace {

@@ -15,7 +15,7 @@
 
 #include "common/layout/shard_plan.h"
 #include "common/program/program.h"
-#include "common/schedule/kv_route.h"
+#include "common/schedule/route/kv_route.h"
 #include "common/schedule/schedule_table.h"
 
 namespace ringattn {

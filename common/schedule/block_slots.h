@@ -10,7 +10,7 @@
 
 #include "common/attention/band.h"
 #include "common/schedule/bundle.h"
-#include "common/schedule/kv_route.h"
+#include "common/schedule/route/kv_route.h"
 
 namespace ringattn {
 

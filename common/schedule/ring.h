@@ -7,8 +7,8 @@
 
 #include "common/program/program.h"
 #include "common/schedule/block_slots.h"
-#include "common/schedule/kv_route.h"
 #include "common/schedule/ring_rank.h"
+#include "common/schedule/route/kv_route.h"
 #include "common/schedule/schedule_table.h"
 
 namespace ringattn {

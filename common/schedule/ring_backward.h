@@ -58,7 +58,7 @@ OwnBlockOrder OwnBlockOrderOf(const KvRoute& route, int rank);
 std::vector<RowRange> RowsLandingAtCollector(const KvRoute& route, int source, int outer);
 
 // Returns the ranges of the own block on which the rank computes: all rows, or those before and
-// after the rows that arrive last, and then these, which have a call of their own.
+// after the rows that arrive last, and then these, which have a separate call.
 //   last  OwnBlockOrder::last
 std::vector<RowRange> OwnCallRanges(const AttentionSpec& spec, const KvRoute& route, int rank,
                                     const RowRange& last);

@@ -5,7 +5,7 @@
 namespace ringattn {
 namespace {
 
-// Adds the transfers of the visits' K/V blocks. Of a ring of kNoRank, their steps.
+// Adds the transfers of the visits' K/V blocks. A ring of kNoRank records only their steps.
 void FetchBlocks(RingRank& ring, int64_t first_step, const Visits& visits) {
   const KvRoute& route = ring.route;
   for (int step : visits) {

@@ -9,14 +9,14 @@
 #include "common/program/program.h"
 #include "common/schedule/block_slots.h"
 #include "common/schedule/bundle.h"
-#include "common/schedule/kv_route.h"
 #include "common/schedule/program_builder.h"
-#include "common/schedule/ring/ring_work.h"
+#include "common/schedule/route/kv_route.h"
+#include "common/schedule/route/ring_work.h"
 #include "common/schedule/shard_buffers.h"
 
 namespace ringattn {
 
-// What is the same on every rank in the passes of a program.
+// The part of a program's passes that all ranks share.
 struct RingPasses {
   // By program step: whether a rank has a transfer or a call in it.
   std::vector<char> used_steps;
@@ -50,7 +50,8 @@ struct RingRank {
   int rank() const { return builder.rank(); }
 
   // Returns, ascending, the sources whose blocks this rank receives, computes on or sends at a
-  // visit, or whose gradients it exchanges. Of kNoRank, all sources whose blocks differ.
+  // visit, or whose gradients it exchanges. A ring of
+  // kNoRank gets all sources whose blocks differ.
   //   others  at most two further visits at which the rank may have the block
   std::vector<int> SourcesAt(int step, const std::vector<int>& others) const;
 

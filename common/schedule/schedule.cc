@@ -3,7 +3,7 @@
 #include <cassert>
 #include <utility>
 
-#include "common/schedule/cancel_latch.h"
+#include "common/schedule/route/cancel_latch.h"
 #include "common/schedule/schedule_table.h"
 
 namespace ringattn {

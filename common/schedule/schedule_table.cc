@@ -7,7 +7,7 @@
 #include "common/schedule/dilated.h"
 #include "common/schedule/resident_keys.h"
 #include "common/schedule/ring.h"
-#include "common/schedule/ring/ring_step_classes.h"
+#include "common/schedule/ring_step_classes.h"
 #include "common/schedule/single.h"
 
 namespace ringattn {

@@ -11,8 +11,8 @@
 #include "common/attention/attention_spec.h"
 #include "common/layout/shard_plan.h"
 #include "common/program/program.h"
-#include "common/schedule/cancel_latch.h"
 #include "common/schedule/program_recipe.h"
+#include "common/schedule/route/cancel_latch.h"
 #include "common/schedule/step_classes.h"
 
 namespace ringattn {

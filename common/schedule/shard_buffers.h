@@ -10,8 +10,8 @@
 #include "absl/types/span.h"
 #include "common/program/program.h"
 #include "common/schedule/program_builder.h"
+#include "common/schedule/route/work_count.h"
 #include "common/schedule/schedule.h"
-#include "common/schedule/work_count.h"
 
 namespace ringattn {
 

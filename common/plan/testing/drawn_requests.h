@@ -1,5 +1,6 @@
 // Requests to the planner for tests: every option, schedule, layout and direction, on workers of
 // one host or of several.
+// Tests: recorded_plans_test.cc, step_classes_test.cc
 #ifndef RINGATTN_COMMON_PLAN_TESTING_DRAWN_REQUESTS_H_
 #define RINGATTN_COMMON_PLAN_TESTING_DRAWN_REQUESTS_H_
 

@@ -1,14 +1,14 @@
 // QRoute: whose queries every rank computes on at every step of a schedule with resident keys, and
 // which rank sends them. The schedule turns it into buffers, transfers and calls.
-#ifndef RINGATTN_COMMON_SCHEDULE_Q_ROUTE_H_
-#define RINGATTN_COMMON_SCHEDULE_Q_ROUTE_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_ROUTE_Q_ROUTE_H_
+#define RINGATTN_COMMON_SCHEDULE_ROUTE_Q_ROUTE_H_
 
 #include <cstdint>
 #include <vector>
 
 #include "common/layout/shard_plan.h"
-#include "common/schedule/kv_route.h"
-#include "common/schedule/work_count.h"
+#include "common/schedule/route/kv_route.h"
+#include "common/schedule/route/work_count.h"
 
 namespace ringattn {
 
@@ -51,4 +51,4 @@ QRoute MakeQRoute(const ShardPlan& plan, const RingSpans& pieces, bool gathered)
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_Q_ROUTE_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_ROUTE_Q_ROUTE_H_

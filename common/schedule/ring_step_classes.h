@@ -1,22 +1,23 @@
 // The step classes of a ring, flat or double (step_classes.h).
 //
-// What a rank does in a visit follows from a few blocks: those that it computes on, sends and
-// receives, and its own, whose gradients come back. A visit's key lists the numbers of these blocks
-// and of the work with them, and what else enters the builder's decisions: slots, flags, lanes.
+// A few blocks determine a rank's steps in a visit: those that it computes on, sends and receives,
+// and the rank's block, whose gradients come back. A visit's key lists the numbers of these blocks,
+// the number of the work with them, and the other inputs of the builder's decisions: slots, flags
+// and lanes.
 // Gradients leave a step after their call and are added a step later. So the class of an entry is
 // the keys of its visit and of up to three before: one in the forward pass, whose transfers may
 // have to wait for the last calls, and in the backward pass as many as have these steps.
 //
 // Tests: common/plan/testing/step_classes_test.cc, recorded_plans_test.cc
-#ifndef RINGATTN_COMMON_SCHEDULE_RING_RING_STEP_CLASSES_H_
-#define RINGATTN_COMMON_SCHEDULE_RING_RING_STEP_CLASSES_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_RING_STEP_CLASSES_H_
+#define RINGATTN_COMMON_SCHEDULE_RING_STEP_CLASSES_H_
 
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "common/schedule/ring.h"
-#include "common/schedule/ring/ring_work.h"
+#include "common/schedule/route/ring_work.h"
 #include "common/schedule/step_classes.h"
 
 namespace ringattn {
@@ -62,4 +63,4 @@ std::unique_ptr<const ClassedPrograms> FindRingStepClasses(const ScheduleContext
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_RING_RING_STEP_CLASSES_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_RING_STEP_CLASSES_H_

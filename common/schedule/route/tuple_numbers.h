@@ -1,6 +1,6 @@
 // TupleNumbers numbers different tuples of integers, all of one width.
-#ifndef RINGATTN_COMMON_SCHEDULE_TUPLE_NUMBERS_H_
-#define RINGATTN_COMMON_SCHEDULE_TUPLE_NUMBERS_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_ROUTE_TUPLE_NUMBERS_H_
+#define RINGATTN_COMMON_SCHEDULE_ROUTE_TUPLE_NUMBERS_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -70,4 +70,4 @@ class TupleNumbers {
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_TUPLE_NUMBERS_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_ROUTE_TUPLE_NUMBERS_H_

@@ -1,4 +1,4 @@
-#include "common/schedule/ring/ring_work.h"
+#include "common/schedule/route/ring_work.h"
 
 #include <map>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "common/schedule/kv_route.h"
+#include "common/schedule/route/kv_route.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,12 +1,12 @@
 // The work of ranks with the blocks that they hold in a ring pass.
-#ifndef RINGATTN_COMMON_SCHEDULE_RING_RING_WORK_H_
-#define RINGATTN_COMMON_SCHEDULE_RING_RING_WORK_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_ROUTE_RING_WORK_H_
+#define RINGATTN_COMMON_SCHEDULE_ROUTE_RING_WORK_H_
 
 #include <cstdint>
 #include <vector>
 
-#include "common/schedule/kv_route.h"
-#include "common/schedule/work_count.h"
+#include "common/schedule/route/kv_route.h"
+#include "common/schedule/route/work_count.h"
 
 namespace ringattn {
 
@@ -33,4 +33,4 @@ class RingWork {
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_RING_RING_WORK_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_ROUTE_RING_WORK_H_

@@ -1,8 +1,8 @@
 // KvRoute: which rows of each K/V shard every rank holds at every step of a ring pass, and which
 // rank sends them. It describes row ranges only; the schedule turns them into buffers, transfers
 // and calls.
-#ifndef RINGATTN_COMMON_SCHEDULE_KV_ROUTE_H_
-#define RINGATTN_COMMON_SCHEDULE_KV_ROUTE_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_ROUTE_KV_ROUTE_H_
+#define RINGATTN_COMMON_SCHEDULE_ROUTE_KV_ROUTE_H_
 
 #include <cstdint>
 #include <numeric>
@@ -11,9 +11,9 @@
 #include "common/attention/attention_spec.h"
 #include "common/attention/band.h"
 #include "common/layout/shard_plan.h"
-#include "common/schedule/cancel_latch.h"
-#include "common/schedule/ring/ring_visits.h"
-#include "common/schedule/work_count.h"
+#include "common/schedule/route/cancel_latch.h"
+#include "common/schedule/route/ring_visits.h"
+#include "common/schedule/route/work_count.h"
 
 namespace ringattn {
 
@@ -33,7 +33,7 @@ inline constexpr int64_t kMaxParts = 4;
 // Shorter parts would cost more in calls than they hide in transfers.
 inline constexpr int64_t kMinPartRows = 256;
 
-// What the holder of a block has at a step. Most blocks of a route are equal, so a route stores
+// The rows of a block at its holder at a step. Most blocks of a route are equal, so a route stores
 // each value once.
 struct HeldBlock {
   // Disjoint, ascending ranges of the source's rows. At step 0 the whole shard as one range.
@@ -144,4 +144,4 @@ std::vector<std::vector<std::vector<RowRange>>> SeenRows(const ShardPlan& plan,
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_KV_ROUTE_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_ROUTE_KV_ROUTE_H_

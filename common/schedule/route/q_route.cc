@@ -1,4 +1,4 @@
-#include "common/schedule/q_route.h"
+#include "common/schedule/route/q_route.h"
 
 #include <algorithm>
 
