@@ -15,6 +15,7 @@
 #include "common/process/descriptors.h"
 #include "common/process/secret_file.h"
 #include "common/wire/allocator.h"
+#include "common/wire/grpc_1_51/callback_threads.h"
 #include "common/wire/grpc_1_51/grpc_lifetime.h"
 #include "common/wire/grpc_log.h"
 #include "server/edge/server.h"
@@ -38,6 +39,7 @@ int Run(int argc, char** argv) {
   absl::StatusOr<std::string> secret = ReadSecretFile(line.secret_file);
   if (!secret.ok()) return Die(secret.status());
   if (line.check_flags) return 0;
+  wire::SetCallbackThreads(line.callback_threads);
 
   // Blocked in every thread, so that sigwait below receives them.
   sigset_t signals;

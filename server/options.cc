@@ -108,6 +108,15 @@ void AddLimits(CLI::App* app, CommandLine* line) {
       ->check(CLI::Range(0, 1 << 20))
       ->type_name("N")
       ->capture_default_str();
+  group
+      ->add_option(
+          "--callback_threads", line->callback_threads,
+          "threads that serve calls; default: a quarter of 16 or more processors; with two, "
+          "small requests take less processor time, but tensors of several clients pass "
+          "through the coordinator more slowly")
+      ->check(CLI::Range(wire::kLeastCallbackThreads, wire::kMostCallbackThreads))
+      ->type_name("N")
+      ->capture_default_str();
   AddCount(group, "--max_watchers", &line->server.topology.max_watchers, size_t{1} << 16,
            "limit on open WatchTopology streams");
   AddCount(group, "--max_reflection_threads", &line->server.max_reflection_threads, 1024,

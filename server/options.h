@@ -9,6 +9,7 @@
 #include "common/observability/log.h"
 #include "common/process/cluster_tls.h"
 #include "common/security/tls_material.h"
+#include "common/wire/grpc_1_51/callback_threads.h"
 #include "server/edge/server.h"
 
 namespace ringattn::server {
@@ -21,6 +22,7 @@ struct CommandLine {
   bool insecure = false;
   std::string port_file;
   absl::Duration drain_timeout = absl::Seconds(30);
+  int callback_threads = wire::DefaultCallbackThreads();
   LogLevel log_level = LogLevel::kInfo;
   bool check_flags = false;  // check the flags and exit
 };

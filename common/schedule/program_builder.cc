@@ -8,6 +8,19 @@
 #include "common/schedule/gradient_store_hints.h"
 
 namespace ringattn {
+namespace {
+
+// Adds `more` to `range` and returns true if it follows or precedes it without a gap.
+bool ExtendRange(ByteRange& range, const ByteRange& more) {
+  if (range.buffer != more.buffer) return false;
+  const bool follows = range.offset + range.bytes == more.offset;
+  if (!follows && more.offset + more.bytes != range.offset) return false;
+  range.offset = std::min(range.offset, more.offset);
+  range.bytes += more.bytes;
+  return true;
+}
+
+}  // namespace
 
 ProgramBuilder::ProgramBuilder(const AttentionSpec& spec, const ShardPlan& plan, int rank)
     : spec_(spec), plan_(plan) {
@@ -151,6 +164,12 @@ void ProgramBuilder::AddLateCall(int64_t step, ComputeCall call) {
 
 void ProgramBuilder::AddZero(int64_t step, const ByteRange& target) {
   if (target.bytes == 0) return;
+  Use(step);
+  std::vector<ComputeCall>& calls = steps_[step].calls;
+  for (auto zero = calls.rbegin(); zero != calls.rend() && zero->op == ComputeCall::Op::kZero;
+       ++zero) {
+    if (ExtendRange(zero->target, target)) return;
+  }
   ComputeCall call;
   call.op = ComputeCall::Op::kZero;
   call.target = target;

@@ -65,7 +65,8 @@ class ProgramBuilder {
 
   void AddCall(int64_t step, ComputeCall call);
   void AddLateCall(int64_t step, ComputeCall call);
-  // target = 0. Adds nothing if target is empty.
+  // target = 0. Adds nothing if target is empty, and no call if it can extend the step's last
+  // zeros.
   void AddZero(int64_t step, const ByteRange& target);
   // The same for `rows` of every tensor of a block.
   void AddZeroRows(int64_t step, Bundle& bundle, const BlockLocation& target, const RowRange& rows);

@@ -131,6 +131,12 @@ class RingBackward {
 
  private:
   int64_t StepOf(int step, int part) const { return steps_.Of(step, part); }
+  // Returns the program step that zeroes accumulators for all parts of a step: once its slot is
+  // free, together and early, because calls of a device overlap only if no other call is between
+  // them.
+  int64_t ZerosAt(int step) const {
+    return step == 1 ? first_step_ : StepOf(step, route_.first_parts[step]);
+  }
   bool IsCollector(int step) const { return ringattn::IsCollector(route_, step); }
   void Start(const std::vector<RowRange>& zeroed);
   void UseFirstAndOwn();
@@ -218,7 +224,7 @@ void RingBackward::Visit(int source, int step, int part) {
   if (route_.Sees(step, source, part)) {
     if (route_.HolderOf(source, step) == ring_.rank() && !travels) {
       const RowRange& rows = route_.Held(step, source)[part];
-      builder_.AddZeroRows(StepOf(step, part), ring_.gradients,
+      builder_.AddZeroRows(ZerosAt(step), ring_.gradients,
                            ring_.slots.Gradients(source, step, rows), rows);
     }
     Contribute(source, step, part);

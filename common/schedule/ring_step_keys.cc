@@ -54,6 +54,7 @@ int32_t RingStepKeys::FormOf(bool backward, int visit) {
     for (int part = 0; part < parts; ++part) {
       form.push_back(UsedSteps(backward_steps_.Of(visit, part), 1));
     }
+    form.push_back(visit == 1 ? -1 : route_.first_parts[visit]);  // gradients start from zero
     // Landings alternate (BlockSlots::Landing).
     form.push_back(backward_steps_.Of(visit, 0) % 2);
     AddChainTo(visit, form);
@@ -122,6 +123,8 @@ void RingStepKeys::AddFetchTo(bool backward, int visit, int fetched,
     return;
   }
   form.push_back(passes_.backward_fetches[fetched]);
+  // The first visit's gradients start from zero in the step before it.
+  form.push_back(fetched == 1 ? slots_.GradientSlot(fetched) : -1);
   for (int part = 0; part < route_.parts; ++part) {
     const int64_t begin = backward_steps_.Of(visit, part);
     // As in RingBackward::FetchKv.

@@ -274,11 +274,26 @@ void Server::CarryOut(Action action, const Coordinator& core) {
       server->join_service_.Send(a.connection, std::move(a.message));
     }
     void operator()(const DropWorker& a) { server->join_service_.Drop(a.connection, a.reason); }
-    void operator()(const AcceptRequest& a) {
-      if (auto stream = Find(a.stream)) stream->Accept(a);
+    void operator()(AcceptRequest& a) {
+      auto stream = Find(a.stream);
+      if (!a.is_inline) {
+        if (stream != nullptr) stream->Accept(a);
+        return;
+      }
+      // The answer is made and written after the core's events. The core knows nothing more of
+      // this request than the actions that follow at once.
+      server->inline_call_ = stream;
+      if (stream == nullptr) return;
+      server->core_.AfterEvents(
+          [stream = std::move(stream), a = std::move(a)] { stream->Accept(a); });
     }
     void operator()(BeginDownload& a) {
-      if (auto stream = Find(a.stream)) stream->Download(std::move(a));
+      auto stream = Find(a.stream);
+      if (stream == nullptr) return;
+      if (stream != server->inline_call_) return stream->Download(std::move(a));
+      server->core_.AfterEvents([stream = std::move(stream), a = std::move(a)]() mutable {
+        stream->Download(std::move(a));
+      });
     }
     void operator()(const TransferAdvanced& a) {
       if (auto stream = Find(a.stream)) stream->Advance(a);
@@ -287,11 +302,19 @@ void Server::CarryOut(Action action, const Coordinator& core) {
     void operator()(const KvCacheAnswered& a) { server->kv_cache_service_.Answer(a); }
     void operator()(const KvWriterAnswered& a) { server->kv_cache_service_.Answer(a); }
     void operator()(const KvWriterEnded& a) { server->kv_relays_.End(a.id, a.epoch, a.failure); }
-    void operator()(const FinishRequest& a) {
-      if (auto stream = Find(a.stream)) stream->Succeed(a);
+    void operator()(FinishRequest& a) {
+      auto stream = Find(a.stream);
+      if (stream == nullptr) return;
+      if (stream != server->inline_call_) return stream->Succeed(a);
+      server->inline_call_.reset();
+      server->core_.AfterEvents(
+          [stream = std::move(stream), a = std::move(a)] { stream->Succeed(a); });
     }
     void operator()(const FailRequest& a) {
-      if (auto stream = Find(a.stream)) stream->Fail(a.failure);
+      auto stream = Find(a.stream);
+      if (stream == nullptr) return;
+      if (stream == server->inline_call_) server->inline_call_.reset();
+      stream->Fail(a.failure);
     }
     void operator()(const StateChanged&) {}  // the core is queried instead
     void operator()(const PlanThis&) {}      // handled by CoreLoop

@@ -155,6 +155,9 @@ class Server final : private ActionSink {
   bool is_shut_down_ = false;
   // Reserved memory has changed since the last topology. Used by the core's thread.
   bool memory_changed_ = false;
+  // The call whose inline operation the core has ended, from Accept to Finish. Used by the thread
+  // that uses the core.
+  std::shared_ptr<RequestCall> inline_call_;
   std::atomic<bool> is_ending_ = false;  // the control streams end; read by the core's thread
 };
 

@@ -1,5 +1,6 @@
 """The public API through stock stubs: results, options, limits, protocol."""
 
+import pathlib
 import threading
 import time
 
@@ -134,6 +135,14 @@ def test_many_requests_at_once_are_all_right(ring):
     [t.join() for t in threads]
     for data, result in zip(inputs, results):
         assert_close(result.array("out"), reference(data, causal=True)["out"], 1e-4)
+
+
+def test_the_number_of_callback_threads_can_be_chosen(make_ring):
+    ring = make_ring(workers=1, server_flags=["--callback_threads=3"])
+    inputs = make_inputs(sq=40, sk=40, heads=2, dim=16)
+    assert_close(run(ring.attention, inputs).array("out"), reference(inputs)["out"], 1e-4)
+    tasks = pathlib.Path(f"/proc/{ring.server.pid}/task").glob("*/comm")
+    assert [task.read_text().strip() for task in tasks].count("nexting_thread") == 3
 
 
 def test_nan_stays_in_the_request_and_the_rows_that_see_it(ring):

@@ -4,15 +4,16 @@
 With several builds, rounds alternate between them, and the table ends with ratios to the first:
 
   small_requests.py --bin_dir DIR [--bin_dir DIR]... [--in_flight 1,8,64] [--rounds 3] [--seconds 2] [--cpu]
-                    [--conditions default,processors=4,awake]
+                    [--conditions default,processors=4,awake] [--callback_threads default,2,4]
 
-Each build is measured under each condition. `processors=N` binds the coordinator to N processors. `awake` keeps all
+Each build is measured under each condition, with each number of the coordinator's callback threads. `processors=N` binds the coordinator to N processors. `awake` keeps all
 processors of this process busy with loops of idle priority, so that no wake-up waits for a halted one. DIR has
 ringattn, ringattn-server and ringattn-worker. Needs no packages. `ringattn bench` verifies the first result
 of each level. Prints CSV: medians of the rounds, and medians of the ratios of paired rounds.
 """
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -26,20 +27,28 @@ from urllib.request import urlopen
 COLUMNS = ("p50_ms", "p99_ms", "per_second", "coordinator_ms", "worker_ms", "client_ms")
 
 
-def start(args, bin_dir, port, state):
+def start(args, bin_dir, threads, port, state):
     """Returns the process ids of coordinator and worker."""
+    flags = [] if threads == "default" else [f"--server_flag=--callback_threads={threads}"]
+    known = processes_of(bin_dir)
     subprocess.run(
         [bin_dir / "ringattn", "up", "--detach", f"--state_dir={state}", f"--bin_dir={bin_dir}", "--workers=1",
-         f"--device={'cpu' if args.cpu else 'cuda'}", f"--port={port}", f"--metrics_port={port + 1}"],
+         f"--device={'cpu' if args.cpu else 'cuda'}", f"--port={port}", f"--metrics_port={port + 1}", *flags],
         check=True, stdout=subprocess.DEVNULL)
-    ids = {}
-    # An earlier service of the same programs may still be ending.
-    for process in sorted(pathlib.Path("/proc").glob("[0-9]*"), key=lambda entry: int(entry.name)):
+    # Other services of the same programs may be running or still be ending.
+    ids = {name: process for process, name in processes_of(bin_dir).items() if process not in known}
+    return {"coordinator_ms": ids["ringattn-server"], "worker_ms": ids["ringattn-worker"]}
+
+
+def processes_of(bin_dir):
+    """Returns the names of the folder's running programs by process id."""
+    names = {}
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             program = pathlib.Path(os.readlink(process / "exe"))
             if program.parent == bin_dir:
-                ids[program.name] = int(process.name)
-    return {"coordinator_ms": ids["ringattn-server"], "worker_ms": ids["ringattn-worker"]}
+                names[int(process.name)] = program.name
+    return names
 
 
 def processor_seconds(process):
@@ -112,6 +121,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--conditions", default="default")
+    parser.add_argument("--callback_threads", default="default")
     parser.add_argument("--port", type=int, default=17800)
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
@@ -121,30 +131,36 @@ def main():
     for name in names:
         if not re.fullmatch(r"default|awake|processors=[1-9]\d*", name):
             parser.error(f"--conditions: {name} is none of default, processors=N, awake")
-    variants = [(build, name) for build in builds for name in names]
+    numbers = args.callback_threads.split(",")
+    for number in numbers:
+        if not re.fullmatch(r"default|\d+", number):
+            parser.error(f"--callback_threads: {number} is neither default nor a number")
+    variants = [(build, number, name) for build in builds for number in numbers for name in names]
     rows = {(variant, level): [] for variant in variants for level in levels}
     with contextlib.ExitStack() as stack:
         services = {}
-        for index, build in enumerate(builds):
+        for index, (build, number) in enumerate(itertools.product(builds, numbers)):
             state = stack.enter_context(tempfile.TemporaryDirectory())
-            services[build] = args.port + 10 * index, start(args, build, args.port + 10 * index, state)
+            port = args.port + 10 * index
+            services[build, number] = port, start(args, build, number, port, state)
             stack.callback(subprocess.run, [build / "ringattn", "down", f"--state_dir={state}"],
                            stdout=subprocess.DEVNULL)
         for _ in range(args.rounds):
             for level in levels:
                 for variant in variants:
-                    build, name = variant
-                    with condition(name, services[build][1]["coordinator_ms"]):
-                        rows[variant, level].append(measure(args, build, *services[build], level))
-    print("build,condition,in_flight," + ",".join(COLUMNS))
-    for ((build, name), level), measured in rows.items():
-        print_row(f"{build},{name}", level,
+                    build, number, name = variant
+                    port, processes = services[build, number]
+                    with condition(name, processes["coordinator_ms"]):
+                        rows[variant, level].append(measure(args, build, port, processes, level))
+    print("build,callback_threads,condition,in_flight," + ",".join(COLUMNS))
+    for (variant, level), measured in rows.items():
+        print_row(",".join(map(str, variant)), level,
                   [statistics.median(row[column] for row in measured) for column in COLUMNS])
     first = variants[0]
     for variant in variants[1:]:
         for level in levels:
             pairs = list(zip(rows[variant, level], rows[first, level]))
-            print_row(f"{variant[0]} / {first[0]},{variant[1]} / {first[1]}", level,
+            print_row(",".join(f"{own} / {other}" for own, other in zip(variant, first)), level,
                       [statistics.median(row[column] / other[column] for row, other in pairs) for column in COLUMNS])
 
 

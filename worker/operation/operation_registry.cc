@@ -44,6 +44,7 @@ absl::StatusOr<std::shared_ptr<ShardOperation>> OperationRegistry::Admit(
   }
   absl::MutexLock lock(&mutex_);
   ++alive_;
+  if (prepared.operation->members().size() > 1) ++with_peers_;
   auto shard = std::make_shared<ShardOperation>(
       info, std::move(prepared), device_, [this, info](PreparedOperation ended, bool ended_well) {
         OnDestroyed(info, std::move(ended), ended_well);
@@ -97,9 +98,16 @@ bool OperationRegistry::WaitUntilEmpty(absl::Time deadline) const {
   return AwaitUntil(mutex_, absl::Condition(&empty), deadline);
 }
 
+bool OperationRegistry::WaitUntilNoPeers(absl::Time deadline) const {
+  const auto none = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return with_peers_ == 0; };
+  absl::MutexLock lock(&mutex_);
+  return AwaitUntil(mutex_, absl::Condition(&none), deadline);
+}
+
 // The memory is free or kept before on_released_ reports it.
 void OperationRegistry::OnDestroyed(const OperationInfo& info, PreparedOperation prepared,
                                     bool ended_well) {
+  const bool had_peers = prepared.operation->members().size() > 1;
   if (ended_well && kept_ != nullptr && info.recipe != nullptr) {
     kept_->Keep(*info.recipe, std::move(prepared));
   }
@@ -116,6 +124,7 @@ void OperationRegistry::OnDestroyed(const OperationInfo& info, PreparedOperation
   if (released) on_released_(info);
   // Last: a thread that waits for this may destroy the registry.
   absl::MutexLock lock(&mutex_);
+  if (had_peers) --with_peers_;
   --alive_;
 }
 

@@ -61,6 +61,8 @@ class OperationRegistry {
 
   // Waits until the memory of every admitted operation is free. Returns false at `deadline`.
   bool WaitUntilEmpty(absl::Time deadline) const;
+  // The same for operations of several members, which exchange with peers.
+  bool WaitUntilNoPeers(absl::Time deadline) const;
 
  private:
   void OnDestroyed(const OperationInfo& info, PreparedOperation prepared, bool ended_well);
@@ -74,6 +76,7 @@ class OperationRegistry {
   std::map<std::string, std::shared_ptr<ShardOperation>> operations_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, uint64_t> releasing_ ABSL_GUARDED_BY(mutex_);  // id -> generation
   int alive_ ABSL_GUARDED_BY(mutex_) = 0;
+  int with_peers_ ABSL_GUARDED_BY(mutex_) = 0;  // of the alive ones
 };
 
 }  // namespace ringattn::worker

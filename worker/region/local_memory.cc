@@ -72,7 +72,7 @@ LocalMemory::LocalMemory(LocalMemoryOptions options, LocalMemoryHooks hooks)
   transfer_hooks_.on_downloaded = hooks_.on_downloaded;
   if (options_.device != nullptr && options_.max_pinned_bytes > 0) {
     pinner_ = std::make_unique<RegionPinner>(options_.device, options_.max_pinned_bytes,
-                                             hooks_.on_pinned_bytes);
+                                             hooks_.on_pinned_bytes, hooks_.await_no_peers);
   }
 }
 

@@ -44,6 +44,7 @@ struct LocalMemoryHooks {
   std::function<void(v1::JoinRequest)> send;  // to the coordinator; must not block
   // Called after Uploaded has been sent. Must not block.
   std::function<void(const OperationInfo&)> on_uploaded = [](const OperationInfo&) {};
+  AwaitNoPeers await_no_peers = [](absl::Time) { return true; };  // for RegionPinner
   // For metrics.
   std::function<void(int64_t)> on_received_bytes;
   std::function<void(int64_t)> on_sent_bytes;

@@ -11,6 +11,8 @@ namespace ringattn::worker {
 namespace {
 
 constexpr size_t kMaxKnown = 1024;
+// A wait for operations is this long at a time, and so is a wait of the destructor.
+constexpr absl::Duration kWaitSlice = absl::Milliseconds(10);
 
 }  // namespace
 
@@ -67,8 +69,11 @@ class RegionPinner::CountedPin : public HostPin {
 };
 
 RegionPinner::RegionPinner(Device* device, int64_t max_bytes,
-                           std::function<void(int64_t bytes)> on_pinned)
-    : device_(device), budget_(std::make_shared<Budget>(max_bytes, std::move(on_pinned))) {
+                           std::function<void(int64_t bytes)> on_pinned,
+                           AwaitNoPeers await_no_peers)
+    : device_(device),
+      budget_(std::make_shared<Budget>(max_bytes, std::move(on_pinned))),
+      await_no_peers_(std::move(await_no_peers)) {
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -118,6 +123,8 @@ bool RegionPinner::PinWhole(Region& region) {
   }
   bool stopping = false;
   while (!stopping && region.pinned_bytes() < region.bytes() && !region.released()) {
+    stopping = !AwaitTurn(region);
+    if (stopping || region.released()) break;
     const absl::Time begin = MonotonicNow();
     if (!PinNextPiece(region)) break;
     // Pauses for as long as the pin took, so that others can use the driver.
@@ -127,6 +134,19 @@ bool RegionPinner::PinWhole(Region& region) {
   }
   budget_->Give(region.bytes() - region.pinned_bytes());
   return !stopping;
+}
+
+bool RegionPinner::AwaitTurn(const Region& region) {
+  const absl::Time end = MonotonicNow() + kLongestWait;
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (stopping_) return false;
+    }
+    const absl::Time now = MonotonicNow();
+    if (now >= end || region.released()) return true;
+    if (await_no_peers_(std::min(end, now + kWaitSlice))) return true;
+  }
 }
 
 bool RegionPinner::PinNextPiece(Region& region) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/time/clock.h"
+#include "common/base/monotonic_time.h"
 #include "common/local_memory/scoped_descriptor.h"
 #include "gtest/gtest.h"
 #include "worker/device/cpu/cpu_device.h"
@@ -113,6 +114,90 @@ TEST_F(RegionPinnerTest, MayEndWhilePinningRegion) {
   }
   EXPECT_LT(region->pinned_bytes(), region->bytes());
   EXPECT_EQ(device_.pinned_bytes(), region->pinned_bytes());
+}
+
+// A fake of the worker's operations with peers. It has some at first.
+class Operations {
+ public:
+  void Set(bool has_some) {
+    absl::MutexLock lock(&mutex_);
+    has_none_ = !has_some;
+  }
+  AwaitNoPeers await_no_peers() {
+    return [this](absl::Time deadline) {
+      absl::MutexLock lock(&mutex_);
+      return AwaitUntil(mutex_, absl::Condition(&has_none_), deadline);
+    };
+  }
+  // The same without a deadline, for tests that a busy machine may delay.
+  AwaitNoPeers await_no_peers_long() {
+    return [this](absl::Time) {
+      absl::MutexLock lock(&mutex_);
+      return AwaitUntil(mutex_, absl::Condition(&has_none_), MonotonicNow() + absl::Seconds(20));
+    };
+  }
+
+ private:
+  absl::Mutex mutex_;
+  bool has_none_ = false;
+};
+
+TEST_F(RegionPinnerTest, PinsWhileNoOperationHasPeers) {
+  Operations operations;
+  std::atomic<int> pins{0};
+  device_.before_pin = [&](int64_t) {
+    // The next operation starts while the first piece is being pinned.
+    if (++pins == 1) operations.Set(true);
+    return absl::OkStatus();
+  };
+  RegionPinner pinner(&device_, 10 * kPiece, on_pinned_, operations.await_no_peers_long());
+  const std::shared_ptr<Region> region = MakeRegion("a", 2 * kPiece);
+  pinner.Schedule(region);
+  absl::SleepFor(absl::Milliseconds(30));
+  EXPECT_EQ(pins, 0);
+  operations.Set(false);
+  ASSERT_TRUE(Becomes([&] { return pins == 1; }));
+  absl::SleepFor(absl::Milliseconds(30));
+  EXPECT_EQ(pins, 1);
+  operations.Set(false);
+  EXPECT_TRUE(Becomes([&] { return region->pinned_bytes() == 2 * kPiece; }));
+}
+
+TEST_F(RegionPinnerTest, PinsAtLastNextToOperationsWithPeers) {
+  Operations operations;
+  const absl::Time begin = MonotonicNow();
+  RegionPinner pinner(&device_, 10 * kPiece, on_pinned_, operations.await_no_peers());
+  const std::shared_ptr<Region> region = MakeRegion("a", 2 * kPiece);
+  pinner.Schedule(region);
+  EXPECT_TRUE(Becomes([&] { return region->pinned_bytes() == 2 * kPiece; }));
+  EXPECT_GE(MonotonicNow() - begin, 2 * RegionPinner::kLongestWait);
+}
+
+TEST_F(RegionPinnerTest, DoesNotPinRegionThatIsReleasedMeanwhile) {
+  Operations operations;
+  RegionPinner pinner(&device_, 10 * kPiece, on_pinned_, operations.await_no_peers_long());
+  const std::shared_ptr<Region> region = MakeRegion("a", kPiece);
+  pinner.Schedule(region);
+  absl::SleepFor(absl::Milliseconds(30));
+  region->Release();
+  operations.Set(false);
+  EXPECT_TRUE(Becomes([&] { return pinner.pinned_bytes() == 0; }));
+  EXPECT_EQ(region->pinned_bytes(), 0);
+}
+
+TEST_F(RegionPinnerTest, MayEndWhileOperationsHavePeers) {
+  std::atomic<int> waits{0};
+  const std::shared_ptr<Region> region = MakeRegion("a", 100 * kPiece);
+  {
+    RegionPinner pinner(&device_, 100 * kPiece, on_pinned_, [&](absl::Time deadline) {
+      ++waits;
+      absl::SleepFor(deadline - MonotonicNow());
+      return false;
+    });
+    pinner.Schedule(region);
+    ASSERT_TRUE(Becomes([&] { return waits > 0; }));
+  }
+  EXPECT_LT(region->pinned_bytes(), region->bytes());
 }
 
 TEST_F(RegionPinnerTest, DoesNotPinReleasedRegion) {

@@ -72,6 +72,10 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(
              [self](v1::JoinRequest message) { self->load()->control_->Send(std::move(message)); },
          .on_uploaded =
              [self](const OperationInfo& info) { self->load()->core_.OnInputsComplete(info); },
+         .await_no_peers =
+             [self](absl::Time deadline) {
+               return self->load()->core_.registry().WaitUntilNoPeers(deadline);
+             },
          .on_received_bytes = [self](int64_t n) { self->load()->metrics_.CountCopiedIn(n); },
          .on_sent_bytes = [self](int64_t n) { self->load()->metrics_.CountCopiedOut(n); },
          .on_imported_in_bytes = [self](int64_t n) { self->load()->metrics_.CountImportedIn(n); },

@@ -221,6 +221,7 @@ void SetBlocks(const RangesByDistance& needed, const RangesByDistance& held, Par
   BlockTable table(route);
   route.block_ids.resize(route.visits.size() * world_size);
   HeldBlock block;
+  std::vector<uint32_t> seen_by_any(route.visits.size(), 0);
   // By round: the parts to whose gradients an earlier rank of the chain has contributed.
   std::vector<uint32_t> contributed;
   for (int source = 0; source < world_size; ++source) {
@@ -235,6 +236,7 @@ void SetBlocks(const RangesByDistance& needed, const RangesByDistance& held, Par
       for (int part = 0; part < needed.parts(); ++part) {
         if (!needed.Of(distance, source)[part].empty()) sees |= uint32_t{1} << part;
       }
+      seen_by_any[step] |= sees;
       const uint32_t travels = in_chain ? contributed[visit.outer] : 0;
       if (in_chain && !visit.is_outer_hop()) contributed[visit.outer] |= sees;
       // At the first step the block is the whole shard; then it mostly stays the same.
@@ -255,6 +257,11 @@ void SetBlocks(const RangesByDistance& needed, const RangesByDistance& held, Par
       }
       route.block_ids[static_cast<size_t>(step) * world_size + source] = id;
     }
+  }
+  for (uint32_t sees : seen_by_any) {
+    int part = route.parts - 1;
+    while (part > 0 && (sees >> part & 1) == 0) --part;
+    route.first_parts.push_back(part);
   }
 }
 

@@ -59,6 +59,8 @@ struct KvRoute {
   int parts = 1;
   // Step k is visit k. Visits without transfers are left out.
   std::vector<RingVisit> visits;
+  // By step: the last part that some holder sees, which the backward pass computes first; else 0.
+  std::vector<int> first_parts;
   std::vector<int> chain_begins;   // by round: its first visit with an inner hop, or kNone
   std::vector<HeldBlock> blocks;   // all different
   std::vector<int32_t> block_ids;  // indices of `blocks`, by step, then source: BlockId

@@ -49,7 +49,8 @@ class RequestCall final : public ByteStreamReactor,
   static ByteStreamReactor* Start(const RequestContext* context, grpc::CallbackServerContext* call,
                                   Direction direction);
 
-  // Called from the core's thread.
+  // Called from the core's thread. Accept, Download and Succeed of an inline operation are called
+  // after the core's events instead (CoreLoop::AfterEvents).
   void Accept(const AcceptRequest& accept) ABSL_LOCKS_EXCLUDED(mutex_);
   void Download(BeginDownload begin) ABSL_LOCKS_EXCLUDED(mutex_);
   void Advance(const TransferAdvanced& advanced) ABSL_LOCKS_EXCLUDED(mutex_);

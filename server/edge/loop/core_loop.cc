@@ -1,5 +1,6 @@
 #include "server/edge/loop/core_loop.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -40,7 +41,7 @@ bool CoreLoop::TryPost(RequestArrived event) {
 }
 
 void CoreLoop::PostAndHandle(Event event, std::function<void()> then) {
-  if (Enqueue({std::move(event), std::move(then), nullptr}, false)) HandleQueued();
+  if (Enqueue({std::move(event), std::move(then), nullptr, true}, false)) HandleQueued();
 }
 
 bool CoreLoop::Ask(std::function<void(const Coordinator&)> question) {
@@ -65,16 +66,29 @@ bool CoreLoop::Push(Item item, bool only_if_short) {
 }
 
 void CoreLoop::HandleQueued() {
+  int left = kMostOnCaller;
+  while (left > 0) {
+    const int handled = HandleSome(std::min(left, kMostBeforeWork));
+    if (handled == 0) return;
+    left -= handled;
+  }
+  absl::MutexLock lock(&mutex_);
+  if (!busy_ && !queue_.empty()) wakeup_.Notify();
+}
+
+int CoreLoop::HandleSome(int most) {
   std::deque<Item> items;  // destroyed when the core is free again
+  Work work;
   for (int handled = 0;; ++handled) {
     absl::MutexLock lock(&mutex_);
     if (handled == 0) {
-      if (busy_ || stopping_ || queue_.empty()) return;
+      if (busy_ || stopping_ || queue_.empty()) return 0;
       busy_ = true;
-    } else if (handled == kMostOnCaller || queue_.empty()) {
+    } else if (handled == most || queue_.empty()) {
+      work.swap(after_events_);
       busy_ = false;
-      if (!queue_.empty() || stopping_) wakeup_.Notify();
-      return;
+      if (stopping_) wakeup_.Notify();
+      break;
     }
     items.push_back(std::move(queue_.front()));
     queue_.pop_front();
@@ -82,12 +96,15 @@ void CoreLoop::HandleQueued() {
     Handle(items.back(), MonotonicNow());
     mutex_.Lock();
   }
+  for (auto& each : work) each();
+  return static_cast<int>(items.size());
 }
 
 void CoreLoop::Run() {
   absl::Time next_tick = MonotonicNow();
   while (true) {
     std::deque<Item> items;
+    Work work;
     wakeup_.WaitFor(next_tick - MonotonicNow());
     {
       absl::MutexLock lock(&mutex_);
@@ -104,16 +121,22 @@ void CoreLoop::Run() {
       Handle(Tick{}, now);
       sink_->OnTick(now, core_);
     }
-    absl::MutexLock lock(&mutex_);
-    busy_ = false;
-    if (!queue_.empty()) wakeup_.Notify();
+    {
+      absl::MutexLock lock(&mutex_);
+      work.swap(after_events_);
+      busy_ = false;
+      if (!queue_.empty()) wakeup_.Notify();
+    }
+    for (auto& each : work) each();
   }
 }
 
 void CoreLoop::Handle(Item& item, absl::Time now) {
   if (item.question) return item.question(core_);
   Handle(std::move(item.event), now);
-  if (item.then) item.then();
+  if (!item.then) return;
+  if (item.then_after_events) return AfterEvents(std::move(item.then));
+  item.then();
 }
 
 void CoreLoop::Handle(Event event, absl::Time now) {

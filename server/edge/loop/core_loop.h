@@ -2,6 +2,9 @@
 // passes the actions to an ActionSink, and ticks. RPC threads post events. While the core is idle,
 // an RPC thread may handle a few events itself. Separate threads make plans.
 //
+// Writing a message to gRPC takes as long as the core takes for an event. The sink therefore passes
+// such work to AfterEvents(), and other threads use the core while this work runs.
+//
 // The core's time is MonotonicNow(). The core's clock does not advance while queued events are
 // handled. Messages that have arrived are therefore processed before any timeout is evaluated.
 #ifndef RINGATTN_SERVER_EDGE_LOOP_CORE_LOOP_H_
@@ -11,8 +14,10 @@
 #include <functional>
 #include <thread>
 #include <variant>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/base/monotonic_time.h"
@@ -55,8 +60,12 @@ class CoreLoop {
   void HandleQueued();
   // Lets the core's thread handle queued events.
   void Wake() { wakeup_.Notify(); }
-  // Posts the event and calls HandleQueued().
+  // Posts the event and calls HandleQueued(). Runs `then` as AfterEvents() does.
   void PostAndHandle(Event event, std::function<void()> then);
+  // Runs `work` soon, on the thread that uses the core now, once that thread no longer uses it.
+  // Call within ActionSink::CarryOut() only. Work of one thread runs in the order of the calls, and
+  // concurrently with later events.
+  void AfterEvents(absl::AnyInvocable<void()> work) { after_events_.push_back(std::move(work)); }
   // Runs `question` on the core's thread between events. Returns false if the queue is long.
   bool Ask(std::function<void(const Coordinator&)> question);
   PlanningStats planning_stats() const { return planning_.stats(); }
@@ -68,13 +77,20 @@ class CoreLoop {
     Event event;
     std::function<void()> then;
     std::function<void(const Coordinator&)> question;  // if set, there is no event
+    bool then_after_events = false;
   };
+  using Work = std::vector<absl::AnyInvocable<void()>>;
 
   // Items that HandleQueued() handles at most, so that it does not keep its thread for long: an
   // item of a small request takes about 20 us. Passing the rest to the core's thread costs a
   // wake-up.
   static constexpr int kMostOnCaller = 16;
+  // Items that HandleQueued() handles at most before it runs their work. More would delay the
+  // messages of the first.
+  static constexpr int kMostBeforeWork = 4;
 
+  // Handles at most `most` queued items, and then their work. Returns how many.
+  int HandleSome(int most);
   void Run();
   void Handle(Item& item, absl::Time now);
   void Handle(Event event, absl::Time now);
@@ -84,7 +100,9 @@ class CoreLoop {
 
   const absl::Duration tick_interval_;
   ActionSink* const sink_;
-  Coordinator core_;  // used by the thread that has set busy_, once the loop runs
+  // Used by the thread that has set busy_, once the loop runs.
+  Coordinator core_;
+  Work after_events_;
 
   Wakeup wakeup_;  // after each change of the fields below
   absl::Mutex mutex_;

@@ -376,5 +376,47 @@ TEST(CoreLoopTest, HandlesEventsOnTheirThreadWhileIdle) {
   EXPECT_NE(handled_on, std::this_thread::get_id());
 }
 
+// Other threads use the core while work that the sink has left for later runs.
+TEST(CoreLoopTest, EventsAreHandledWhileWorkOfEarlierEventsRuns) {
+  class Sink final : public ActionSink {
+   public:
+    void CarryOut(Action, const Coordinator&) override {
+      if (!std::exchange(first_, false)) return;
+      for (int i = 0; i < 3; ++i) loop->AfterEvents([this, i] { ran.push_back(i); });
+      loop->AfterEvents([this] {
+        runs.Notify();
+        EXPECT_TRUE(next_handled.WaitForNotificationWithTimeout(absl::Seconds(20)));
+      });
+    }
+    void OnTick(absl::Time, const Coordinator&) override {}
+
+    CoreLoop* loop = nullptr;
+    std::vector<int> ran;  // used by the thread that runs the work, and after it
+    absl::Notification runs, next_handled;
+
+   private:
+    bool first_ = true;
+  };
+  Sink sink;
+  CoreLoop loop(Config(), &sink);
+  sink.loop = &loop;
+  loop.Start();
+  const auto join = [&loop](ConnectionId worker, std::function<void()> then) {
+    WorkerJoined joined;
+    joined.connection = worker;
+    joined.registration.set_name(absl::StrCat("worker-", worker));
+    loop.PostAndHandle(std::move(joined), std::move(then));
+  };
+  absl::Notification first_ended;
+  std::thread first([&] { join(1, [&] { first_ended.Notify(); }); });
+  ASSERT_TRUE(sink.runs.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  EXPECT_FALSE(first_ended.HasBeenNotified());
+  join(2, [&] { sink.next_handled.Notify(); });
+  ASSERT_TRUE(first_ended.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  first.join();
+  loop.Stop();
+  EXPECT_EQ(sink.ran, (std::vector<int>{0, 1, 2}));
+}
+
 }  // namespace
 }  // namespace ringattn::server

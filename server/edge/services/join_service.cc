@@ -22,7 +22,8 @@ grpc::Status ShuttingDown() { return {grpc::StatusCode::UNAVAILABLE, kCoordinato
 
 }  // namespace
 
-// Thread safe.
+// Thread safe. gRPC's operations start without the lock, so that the core, which enqueues messages,
+// does not wait for them.
 class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::JoinResponse> {
  public:
   JoinStream(JoinService* service, ConnectionId id) : service_(service), id_(id) {
@@ -30,20 +31,48 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
   }
 
   void Send(v1::JoinResponse message) {
+    if (Enqueue(std::move(message))) GoOn();
+  }
+
+  // Returns whether the caller must call GoOn(), soon.
+  bool Enqueue(v1::JoinResponse message) {
     absl::MutexLock lock(&mutex_);
-    if (ending_) return;
+    if (ending_) return false;
     if (outgoing_.size() >= kMaxQueuedMessages) {
-      return EndLocked(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
-                                    "the worker does not read its control stream"));
+      EndLocked(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                             "the worker does not read its control stream"));
+    } else {
+      outgoing_.push_back(std::move(message));
     }
-    outgoing_.push_back(std::move(message));
-    WriteNext();
+    return !writing_;
+  }
+
+  // Starts the next write, or ends the stream, if it may.
+  void GoOn() {
+    bool writes = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (writing_ || finished_) return;
+      if (!outgoing_.empty()) {
+        writes = writing_ = true;
+        in_flight_ = std::move(outgoing_.front());
+        outgoing_.pop_front();
+      } else if (ending_ && !starting_read_) {
+        finished_ = true;
+      } else {
+        return;
+      }
+    }
+    writes ? StartWrite(&in_flight_) : Finish(FinalStatus());
   }
 
   // Ends the stream after the queued messages.
   void End(const grpc::Status& status) {
-    absl::MutexLock lock(&mutex_);
-    EndLocked(status);
+    {
+      absl::MutexLock lock(&mutex_);
+      EndLocked(status);
+    }
+    GoOn();
   }
 
   // The next message is read once the core has handled this one, so that a worker cannot fill the
@@ -79,18 +108,21 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
   }
 
   void OnWriteDone(bool ok) override {
-    absl::MutexLock lock(&mutex_);
-    writing_ = false;
-    outgoing_.pop_front();
-    if (!ok) outgoing_.clear();
-    WriteNext();
+    {
+      absl::MutexLock lock(&mutex_);
+      writing_ = false;
+      if (!ok) outgoing_.clear();
+    }
+    GoOn();
   }
 
   void OnCancel() override {
     Gone();
-    absl::MutexLock lock(&mutex_);
-    outgoing_.resize(writing_ ? 1 : 0);
-    EndLocked(grpc::Status::CANCELLED);
+    {
+      absl::MutexLock lock(&mutex_);
+      outgoing_.clear();
+    }
+    End(grpc::Status::CANCELLED);
   }
 
   void OnDone() override {
@@ -99,9 +131,19 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
   }
 
  private:
+  // Finish() must not overtake StartRead().
   void ReadNext() {
-    absl::MutexLock lock(&mutex_);
-    if (!finished_) StartRead(&incoming_);
+    {
+      absl::MutexLock lock(&mutex_);
+      if (finished_) return;
+      starting_read_ = true;
+    }
+    StartRead(&incoming_);
+    {
+      absl::MutexLock lock(&mutex_);
+      starting_read_ = false;
+    }
+    GoOn();
   }
 
   void Gone() {
@@ -116,31 +158,25 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
   }
 
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (std::exchange(ending_, true)) return;
-    status_ = status;
-    WriteNext();
+    if (!std::exchange(ending_, true)) status_ = status;
   }
 
-  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (writing_ || finished_) return;
-    if (!outgoing_.empty()) {
-      writing_ = true;
-      StartWrite(&outgoing_.front());
-    } else if (ending_) {
-      finished_ = true;
-      Finish(status_);
-    }
+  grpc::Status FinalStatus() {
+    absl::MutexLock lock(&mutex_);
+    return status_;
   }
 
   JoinService* const service_;
   const ConnectionId id_;
-  v1::JoinRequest incoming_;  // one read at a time
-  bool registered_ = false;   // used by the reading thread only
+  v1::JoinRequest incoming_;    // one read at a time
+  v1::JoinResponse in_flight_;  // while it is being written
+  bool registered_ = false;     // used by the reading thread only
 
   absl::Mutex mutex_;
   std::string worker_ ABSL_GUARDED_BY(mutex_);                     // empty: not registered
-  std::deque<v1::JoinResponse> outgoing_ ABSL_GUARDED_BY(mutex_);  // the first is being written
+  std::deque<v1::JoinResponse> outgoing_ ABSL_GUARDED_BY(mutex_);  // not written yet
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool starting_read_ ABSL_GUARDED_BY(mutex_) = false;
   bool removed_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
@@ -167,7 +203,9 @@ grpc::ServerBidiReactor<v1::JoinRequest, v1::JoinResponse>* JoinService::Join(
 }
 
 void JoinService::Send(ConnectionId connection, v1::JoinResponse message) {
-  if (std::shared_ptr<JoinStream> stream = Find(connection)) stream->Send(std::move(message));
+  std::shared_ptr<JoinStream> stream = Find(connection);
+  if (stream == nullptr || !stream->Enqueue(std::move(message))) return;
+  core_->AfterEvents([stream = std::move(stream)] { stream->GoOn(); });
 }
 
 void JoinService::Drop(ConnectionId connection, const std::string& reason) {

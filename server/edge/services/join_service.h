@@ -27,7 +27,8 @@ class JoinService final : public v1::WorkerControlService::CallbackService {
   grpc::ServerBidiReactor<v1::JoinRequest, v1::JoinResponse>* Join(
       grpc::CallbackServerContext* call) override;
 
-  // The core's actions; a closed connection is ignored.
+  // The core's actions, called within ActionSink::CarryOut(); a closed connection is ignored. The
+  // message is written after the core's events, together with those that follow it.
   void Send(ConnectionId connection, v1::JoinResponse message);
   void Drop(ConnectionId connection, const std::string& reason);
 

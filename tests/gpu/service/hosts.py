@@ -130,7 +130,11 @@ def cluster(session, name, placement, transport, line, worker_flags=()):
         line["up_seconds"] = ring.up_seconds
         line["rates"] = [{key: value for key, value in worker.items() if "_per_second" in key
                           and isinstance(value, (int, float))} for worker in workers]
-        session.harness.log(f"{name}: rates by rank: {line['rates']}")
+        # Protobuf's JSON has durations as text: 0.000139s.
+        line["host_exchange_overhead_seconds"] = max(
+            float(worker.get("host_exchange_overhead", "0s").removesuffix("s")) for worker in workers)
+        session.harness.log(f"{name}: rates by rank: {line['rates']}, seconds of an exchange without bytes between "
+                            f"hosts: {line['host_exchange_overhead_seconds']}")
         yield ring
         line["ring_bytes"] = moved(ring)
     finally:

@@ -18,7 +18,9 @@ SHAPE = {"heads": 8, "kv_heads": 1, "head_dim": 128}
 CPU_SHAPE = {"heads": 8, "kv_heads": 1, "head_dim": 64}
 # Lengths relative to the hiding length, in order of value.
 SHARES = (0.5, 1, 0.25, 2, 4, 0.75)
-RUNS = 2
+RUNS = 3
+# Longer ones run once: little is exposed there, and a run takes ten seconds.
+LONGEST_REPEATED = 1.5
 # A double ring hides the exchange from this share on.
 HIDDEN_SHARE = 1.5
 # Floating point operations per second of a GPU, for the choice of lengths only. Rates are measured.
@@ -54,12 +56,12 @@ def lengths(session, shape, link, workers, shares=SHARES):
     return {share: max(1, round(share * hiding / unit)) * unit * workers for share in shares}
 
 
-def measure(session, shape, command, schedule, workers):
-    """Medians of seconds: of the slowest rank's pass, of the busiest rank's calls, and of the difference."""
+def measure(session, shape, command, schedule, workers, runs):
+    """Medians over `runs` of seconds: of the slowest rank's pass, of the busiest rank's calls, and of the difference."""
     found = []
     transport = "host_memory" if session.gpu else "relay"
     flags = [*hosts.SCHEDULES[schedule], f"--world_size={workers}", "--layout=zigzag"]
-    for _ in range(RUNS if session.gpu else 1):
+    for _ in range(runs if session.gpu else 1):
         ranks = bench(session, shape, command, "--runs=2", f"--transport={transport}", transport=transport,
                       plan=flags)["ranks"]
         seconds = max(rank["compute_seconds"] + rank["ring_wait_seconds"] for rank in ranks)
@@ -68,11 +70,12 @@ def measure(session, shape, command, schedule, workers):
     return dict(zip(("seconds", "busy_seconds", "exposed_seconds"), map(statistics.median, zip(*found))))
 
 
-def simulate(session, shape, command, schedule, per_host, busy, link, total):
+def simulate(session, shape, command, schedule, per_host, busy, link, total, overhead):
     return session.harness.run_json([
         session.bin / "ring_times", f"--tokens={shape.seq_len}", f"--heads={shape.heads}",
         f"--kv_heads={shape.kv_heads}", f"--head_dim={shape.head_dim}", "--hosts=2", f"--per_host={per_host}",
         f"--compute_seconds={busy}", f"--host_link_bytes_per_s={link}", f"--host_total_bytes_per_s={total}",
+        f"--host_exchange_overhead_s={overhead}",
         *(["--backward"] if command == "backward" else []),
         *(["--double_ring"] if schedule == "double_ring" else [])])
 
@@ -110,12 +113,14 @@ def part(session):
                     for command in hosts.PASSES:
                         for schedule in hosts.SCHEDULES if per_host > 1 else ("ring",):
                             key = f"{share} {tokens} {command} {schedule}"
-                            measured = steps.run(key, 40, measure, session, shape, command, schedule, workers)
+                            measured = steps.run(key, 40, measure, session, shape, command, schedule, workers,
+                                                 RUNS if share <= LONGEST_REPEATED else 1)
                             if measured is None:
                                 continue
                             session.harness.log(f"{key}: {measured}")
                             simulated = steps.run(f"simulated {key}", 20, simulate, session, shape, command,
-                                                  schedule, per_host, measured["busy_seconds"], link, total)
+                                                  schedule, per_host, measured["busy_seconds"], link, total,
+                                                  line["host_exchange_overhead_seconds"])
                             if simulated is not None:
                                 compare(session, result, key, measured, simulated)
         finally:
@@ -136,7 +141,8 @@ def measured_layout(session, steps, placed, line, schedule, tokens=None):
         shape = Shape(**sizes, seq_len=tokens)
         for command in hosts.PASSES:
             key = f"{HIDDEN_SHARE} {command} {schedule}"
-            line["passes"][key] = steps.run(f"{name}, {key}", 40, measure, session, shape, command, schedule, workers)
+            line["passes"][key] = steps.run(f"{name}, {key}", 40, measure, session, shape, command, schedule, workers,
+                                            RUNS)
             session.harness.log(f"{name}, {tokens} tokens, {key}: {line['passes'][key]}")
     return tokens
 

@@ -4,9 +4,11 @@
 //
 //   wire_rate [--bytes=N] [--seconds=S] [--connections=N,...] [--transports=wire,wire_tls,nccl]
 //             [--compute] [--one_way] [--one_gpu] [--namespaces=A,B --addresses=IP,IP]
-//             [--label=TEXT]
+//             [--singles=N,... [--pauses=MS,...] [--rounds=N]] [--label=TEXT]
 //
 //   --bytes        of each transfer; a group has one in each direction [268435456]
+//   --singles      instead of rates, the times of separate exchanges of these lengths, at most
+//                  --bytes: --rounds [20], at most 100, after each of --pauses in ms [0,5,200]
 //   --one_way      only from rank 0 to rank 1
 //   --one_gpu      both ranks use GPU 0, so that one is enough
 //   --seconds      duration of each measurement [3]
@@ -54,6 +56,7 @@ namespace {
 using Kind = PeerTransfer::Kind;
 
 constexpr int kRanks = 2;
+constexpr int kMaxRounds = 100;
 constexpr int64_t kRows = 16384, kHeads = 32, kHeadDim = 128;  // of the forward: 12 ms on an H200
 
 struct Settings {
@@ -62,6 +65,9 @@ struct Settings {
   std::vector<int> connections = {1, 2, 4, 8};
   std::vector<std::string> transports = {"wire", "wire_tls", "nccl"};
   bool compute = false;
+  std::vector<int64_t> singles;              // bytes of separate exchanges
+  std::vector<int> pauses_ms = {0, 5, 200};  // before each of them
+  int rounds = 20;
   bool one_way = false;
   bool one_gpu = false;
   std::vector<std::string> namespaces;
@@ -73,11 +79,12 @@ struct Settings {
 
 // One ring's measurements by rank, in memory that the ranks share.
 struct Measured {
-  double exchange[kRanks] = {};           // bytes per second and direction
-  double exchange_busy[kRanks] = {};      // the same next to the forward
-  double forward[kRanks] = {};            // calls per second without exchange
-  double forward_busy[kRanks] = {};       // the same next to exchange
-  double processor_seconds[kRanks] = {};  // per second of exchange
+  double exchange[kRanks] = {};            // bytes per second and direction
+  double exchange_busy[kRanks] = {};       // the same next to the forward
+  double forward[kRanks] = {};             // calls per second without exchange
+  double forward_busy[kRanks] = {};        // the same next to exchange
+  double processor_seconds[kRanks] = {};   // per second of exchange
+  double single[kRanks][kMaxRounds] = {};  // seconds of separate exchanges
   std::atomic<int> arrived{0};
 };
 
@@ -215,11 +222,11 @@ class Forwards {
   std::vector<EventRef> next_;
 };
 
-// Both ranks reach this point.
-void Meet(Measured* measured, int* meetings) {
+// Both ranks reach this point. They leave it at the same time except for `pause`.
+void Meet(Measured* measured, int* meetings, absl::Duration pause = absl::Microseconds(100)) {
   ++measured->arrived;
   ++*meetings;
-  while (measured->arrived < *meetings * kRanks) absl::SleepFor(absl::Microseconds(100));
+  while (measured->arrived < *meetings * kRanks) absl::SleepFor(pause);
 }
 
 double ProcessorSeconds() {
@@ -253,6 +260,40 @@ double Exchange(Communicator& ring, char* sent, char* received, const Settings& 
          absl::ToDoubleSeconds(MonotonicNow() - begin);
 }
 
+// Measures separate exchanges, each after a pause, and prints their times.
+void Singles(Communicator& ring, char* sent, char* received, const Settings& settings,
+             Measured* measured, int* meetings) {
+  const int rank = ring.rank(), peer = 1 - rank;
+  RunControl control;
+  for (int64_t bytes : settings.singles) {
+    for (int pause : settings.pauses_ms) {
+      for (int round = 0; round < settings.rounds; ++round) {
+        absl::SleepFor(absl::Milliseconds(pause));
+        Meet(measured, meetings, absl::ZeroDuration());
+        const EventRef done = ring.StartInLane(
+            Lane::kBetween,
+            {{Kind::kSend, peer, sent, bytes}, {Kind::kReceive, peer, received, bytes}}, {},
+            &control);
+        Check(done->Wait(Soon()), "exchange");
+        measured->single[rank][round] =
+            absl::ToDoubleSeconds(done->end_time() - done->begin_time());
+      }
+      Meet(measured, meetings);
+      if (rank == 0) {
+        std::string line = absl::StrCat("{\"label\":\"", settings.label, "\",\"bytes\":", bytes,
+                                        ",\"pause_ms\":", pause, ",\"milliseconds\":[");
+        for (int round = 0; round < settings.rounds; ++round) {
+          const double slowest = std::max(measured->single[0][round], measured->single[1][round]);
+          absl::StrAppend(&line, round > 0 ? "," : "", std::round(slowest * 1e6) / 1e3);
+        }
+        std::printf("%s]}\n", line.c_str());
+        std::fflush(stdout);
+      }
+      Meet(measured, meetings);
+    }
+  }
+}
+
 int Measure(Communicator& ring, const Settings& settings, Measured* measured) {
   const int rank = ring.rank();
   int meetings = 0;
@@ -263,6 +304,10 @@ int Measure(Communicator& ring, const Settings& settings, Measured* measured) {
   if ((rank == 1 || !settings.one_way) && received.Read() != Pattern(settings.bytes, 1 - rank)) {
     std::fprintf(stderr, "rank %d received wrong bytes\n", rank);
     return 1;
+  }
+  if (!settings.singles.empty()) {
+    Singles(ring, sent.data(), received.data(), settings, measured, &meetings);
+    return 0;
   }
   if (rank == 0) measured->exchange[0] = rate;
   Meet(measured, &meetings);
@@ -327,8 +372,18 @@ void Run(const Settings& settings, const std::string& transport, int connections
     ring.ExpectSuccess();
   }
   if (::testing::Test::HasFailure()) std::exit(1);
-  Report(settings, transport, connections, *measured);
+  if (settings.singles.empty()) Report(settings, transport, connections, *measured);
   munmap(memory, sizeof(Measured));
+}
+
+template <typename Number>
+bool ParseList(absl::string_view list, std::vector<Number>* numbers) {
+  numbers->clear();
+  for (absl::string_view text : absl::StrSplit(list, ',')) {
+    numbers->emplace_back();
+    if (!absl::SimpleAtoi(text, &numbers->back())) return false;
+  }
+  return true;
 }
 
 bool Parse(absl::string_view option, Settings* settings) {
@@ -355,19 +410,23 @@ bool Parse(absl::string_view option, Settings* settings) {
     settings->addresses = absl::StrSplit(option, ',');
     return settings->addresses.size() == kRanks;
   }
-  if (!absl::ConsumePrefix(&option, "--connections=")) return false;
-  settings->connections.clear();
-  for (absl::string_view text : absl::StrSplit(option, ',')) {
-    settings->connections.emplace_back();
-    if (!absl::SimpleAtoi(text, &settings->connections.back())) return false;
+  if (absl::ConsumePrefix(&option, "--singles=")) return ParseList(option, &settings->singles);
+  if (absl::ConsumePrefix(&option, "--pauses=")) return ParseList(option, &settings->pauses_ms);
+  if (absl::ConsumePrefix(&option, "--rounds=")) {
+    return absl::SimpleAtoi(option, &settings->rounds) && settings->rounds > 0 &&
+           settings->rounds <= kMaxRounds;
   }
-  return true;
+  return absl::ConsumePrefix(&option, "--connections=") &&
+         ParseList(option, &settings->connections);
 }
 
 int Main(int argc, char** argv) {
   Settings settings;
   for (int i = 1; i < argc; ++i) {
-    if (Parse(argv[i], &settings) && settings.bytes > 0 && settings.seconds > 0) continue;
+    const bool parsed = Parse(argv[i], &settings);
+    const bool fits = std::all_of(settings.singles.begin(), settings.singles.end(),
+                                  [&](int64_t n) { return n > 0 && n <= settings.bytes; });
+    if (parsed && fits && settings.bytes > 0 && settings.seconds > 0) continue;
     std::fprintf(stderr, "%s: unknown option or value; see wire_rate.cc\n", argv[i]);
     return 2;
   }

@@ -1,6 +1,10 @@
 #include "worker/kernels/cuda/paged/check/contiguous_forward.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -33,12 +37,29 @@ cuda::sm90::TensorMap Encode(const void* data, int64_t heads, int64_t rows, int 
   return target;
 }
 
+// `count` rows of one head of a device tensor [rows, heads, kDim] in bf16.
+std::vector<float> DownloadHead(const void* data, int64_t first_row, int64_t count, int64_t heads,
+                                int64_t head) {
+  std::vector<uint16_t> bits(count * kDim);
+  const size_t row_bytes = static_cast<size_t>(heads * kDim * 2);
+  Check(cudaMemcpy2D(bits.data(), kDim * 2,
+                     static_cast<const char*>(data) + first_row * row_bytes + head * kDim * 2,
+                     row_bytes, kDim * 2, count, cudaMemcpyDeviceToHost),
+        "download");
+  std::vector<float> values(bits.size());
+  for (size_t i = 0; i < bits.size(); ++i) {
+    const uint32_t word = uint32_t{bits[i]} << 16;
+    std::memcpy(&values[i], &word, sizeof(word));
+  }
+  return values;
+}
+
 }  // namespace
 
 ContiguousForwardRun::ContiguousForwardRun(int64_t n, int32_t num_heads, int32_t num_kv_heads,
                                            float softmax_scale, const void* q, const void* k,
                                            const void* v, void* out, float* lse, int sm_count)
-    : kernel_(ContiguousForward()) {
+    : kernel_(ContiguousForward()), k_(k), v_(v) {
   const int64_t tile_rows = kernel_.tile_rows;
   std::vector<ForwardTile> tiles;
   std::vector<KvRange> ranges;
@@ -100,6 +121,7 @@ ContiguousForwardRun::ContiguousForwardRun(int64_t n, int32_t num_heads, int32_t
   params_.section_heads =
       static_cast<int32_t>(std::min<int64_t>(kv_heads * common.group_size, num_heads));
   blocks_ = static_cast<int>(std::min<int64_t>(params_.tiles * int64_t{num_heads}, sm_count));
+  params_.shifts.first_blocks = static_cast<uint32_t>(blocks_);
   Check(cudaFuncSetAttribute(kernel_.bf16, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              kernel_.shared_bytes),
         "shared memory");
@@ -110,6 +132,58 @@ void ContiguousForwardRun::Launch(cudaStream_t stream) const {
   Check(cudaLaunchKernel(kernel_.bf16, dim3(blocks_), dim3(kernel_.threads), arguments,
                          kernel_.shared_bytes, stream),
         "forward");
+}
+
+void ContiguousForwardRun::Verify(cudaStream_t stream) const {
+  const CommonParams& common = params_.forward.common;
+  const int64_t rows = common.q_rows;
+  const int32_t heads = common.num_heads;
+  Check(cudaMemset(params_.forward.out, 0xFF, rows * heads * kDim * 2), "fill");  // NaN
+  Check(cudaMemset(params_.forward.lse, 0xFF, rows * heads * 4), "fill");
+  Launch(stream);
+  Check(cudaStreamSynchronize(stream), "forward");
+  for (const int64_t row : {int64_t{0}, rows / 2 + 1, rows - 1}) {
+    for (const int32_t head : {0, heads - 1}) VerifyRow(row, head);
+  }
+}
+
+void ContiguousForwardRun::VerifyRow(int64_t row, int32_t head) const {
+  const CommonParams& common = params_.forward.common;
+  const int32_t kv_head = head / common.group_size;
+  const std::vector<float> q = DownloadHead(params_.forward.q, row, 1, common.num_heads, head);
+  const std::vector<float> out = DownloadHead(params_.forward.out, row, 1, common.num_heads, head);
+  const std::vector<float> k = DownloadHead(k_, 0, row + 1, common.num_kv_heads, kv_head);
+  const std::vector<float> v = DownloadHead(v_, 0, row + 1, common.num_kv_heads, kv_head);
+  float lse = 0.0f;
+  Check(cudaMemcpy(&lse, params_.forward.lse + head * common.q_rows + row, sizeof(lse),
+                   cudaMemcpyDeviceToHost),
+        "download");
+  std::vector<double> scores(row + 1);
+  for (int64_t key = 0; key <= row; ++key) {
+    for (int64_t i = 0; i < kDim; ++i) scores[key] += double{q[i]} * k[key * kDim + i];
+    scores[key] *= common.softmax_scale;
+  }
+  const double largest = *std::max_element(scores.begin(), scores.end());
+  double sum = 0.0;
+  std::vector<double> expected(kDim);
+  for (int64_t key = 0; key <= row; ++key) {
+    const double weight = std::exp(scores[key] - largest);
+    sum += weight;
+    for (int64_t i = 0; i < kDim; ++i) expected[i] += weight * v[key * kDim + i];
+  }
+  double error = 0.0, norm = 0.0;
+  for (int64_t i = 0; i < kDim; ++i) {
+    const double value = expected[i] / sum;
+    error += (out[i] - value) * (out[i] - value);
+    norm += value * value;
+  }
+  // Negated, so that NaN fails.
+  const bool right =
+      std::sqrt(error / norm) < 1e-2 && std::abs(lse - largest - std::log(sum)) < 1e-2;
+  if (right) return;
+  std::fprintf(stderr, "FATAL row %lld of head %d of one Forward is wrong: relative error %g\n",
+               static_cast<long long>(row), head, std::sqrt(error / norm));
+  std::exit(2);
 }
 
 }  // namespace ringattn::worker::cuda::paged::check

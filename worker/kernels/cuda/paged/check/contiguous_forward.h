@@ -24,11 +24,20 @@ class ContiguousForwardRun {
   // Asynchronous.
   void Launch(cudaStream_t stream) const;
 
+  // Launches, waits, and compares sampled rows of out and lse with fp64. Ends the program if they
+  // differ.
+  void Verify(cudaStream_t stream) const;
+
  private:
+  // Checks one row and head.
+  void VerifyRow(int64_t row, int32_t head) const;
+
   cuda::sm90::ForwardKernelParams params_;
   cuda::sm90::ForwardKernel kernel_;
   DeviceBuffer tables_;
   int blocks_;
+  const void* k_;
+  const void* v_;
 };
 
 }  // namespace ringattn::worker::cuda::paged::check

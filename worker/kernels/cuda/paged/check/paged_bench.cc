@@ -3,7 +3,8 @@
 //   paged_bench [--only=decode|ranks|parts|batch|small|prefill] [--rounds=N]
 //
 // Prints lines of comma-separated values: case, measure, value, unit. The bench runs calls that it
-// compares in turns and reports medians. It verifies nothing: run paged_check first.
+// compares in turns and reports medians. It verifies the contiguous forward and no other call: run
+// paged_check first.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -436,6 +437,7 @@ void BenchPrefill(const DeviceBuffer& cache) {
                                    1.0f / std::sqrt(static_cast<float>(kDim)), q.get<void>(),
                                    cache.get<char>(), cache.get<char>() + kTokens * kTokenBytes / 2,
                                    out.get<void>(), lse.get<float>(), g_device.sm_count);
+  whole.Verify(g_stream);
   const int rounds = std::exchange(g_rounds, 3);
   double forward = 0.0;
   for (const int32_t block_tokens : {64, 256, 16}) {

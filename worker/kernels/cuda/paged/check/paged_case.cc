@@ -50,24 +50,26 @@ void DrawShape(CaseKind kind, Draw& draw, PagedCase& c) {
   shape.dtype = !sixteen_bits      ? DType::kFloat32
                 : draw.Chance(0.5) ? DType::kBFloat16
                                    : DType::kFloat16;
-  const bool light = kind == CaseKind::kLong || kind == CaseKind::kManyRows;
+  const bool one_long = kind == CaseKind::kLong || kind == CaseKind::kGrouped;
+  const bool light = one_long || kind == CaseKind::kManyRows;
   shape.head_dim = draw.OneOf<int32_t>(light ? std::vector<int32_t>{64, 64, 128}
                                              : std::vector<int32_t>{64, 96, 128, 192, 256});
   shape.head_dim_v = shape.head_dim;
-  if (draw.Chance(0.3) && kind != CaseKind::kLong) {
+  if (draw.Chance(0.3) && !one_long) {
     shape.head_dim_v = draw.OneOf<int32_t>({64, 96, 128, 192, 256, 8, 40, 72, 136, 248});
     if (draw.Chance(0.3)) shape.head_dim = draw.OneOf<int32_t>({8, 40, 80, 144, 216});
   }
-  if (draw.Chance(0.06) && kind != CaseKind::kLong) {  // the portable kernels alone
+  if (draw.Chance(0.06) && !one_long) {  // the portable kernels alone
     shape.head_dim = static_cast<int32_t>(draw.Uniform(1, 256));
     shape.head_dim_v = static_cast<int32_t>(draw.Uniform(1, 256));
   }
   shape.block_tokens = draw.OneOf<int32_t>({16, 32, 64, 64, 128, 256});
-  shape.planes = static_cast<int32_t>(kind == CaseKind::kLong ? 1 : draw.Uniform(1, 3));
+  shape.planes = static_cast<int32_t>(one_long ? 1 : draw.Uniform(1, 3));
   c.plane = static_cast<int32_t>(draw.Uniform(0, shape.planes - 1));
-  if (kind == CaseKind::kLong) {
+  if (one_long) {
     shape.num_kv_heads = static_cast<int32_t>(draw.Uniform(1, 2));
-    const int64_t group = draw.Chance(0.4) ? draw.OneOf<int32_t>({8, 32}) : draw.Uniform(1, 2);
+    int64_t group = draw.Chance(0.4) ? draw.OneOf<int32_t>({8, 32}) : draw.Uniform(1, 2);
+    if (kind == CaseKind::kGrouped) group = draw.OneOf<int32_t>({8, 16});
     c.options.num_heads = static_cast<int32_t>(shape.num_kv_heads * group);
   } else {
     shape.num_kv_heads = draw.OneOf<int32_t>({1, 1, 2, 2, 3, 4, 8});
@@ -84,13 +86,13 @@ void DrawShape(CaseKind kind, Draw& draw, PagedCase& c) {
   }
 }
 
-void DrawOptions(Draw& draw, PagedCase& c) {
+void DrawOptions(CaseKind kind, Draw& draw, PagedCase& c) {
   AttentionOptions& options = c.options;
   options.softmax_scale = static_cast<float>(draw.Real(0.3, 2.0) / std::sqrt(c.shape.head_dim));
   if (draw.Chance(0.05)) options.softmax_scale = -options.softmax_scale;
   if (draw.Chance(0.05)) options.softmax_scale *= 10.0f;
   if (draw.Chance(0.3)) options.softcap = static_cast<float>(draw.LogUniform(1, 50));
-  if (draw.Chance(0.4)) {
+  if (draw.Chance(0.4) && kind != CaseKind::kGrouped) {
     options.window_left =
         static_cast<int32_t>(draw.Chance(0.5) ? draw.Uniform(0, 300) : draw.LogUniform(1, 1000000));
   }
@@ -120,11 +122,13 @@ int32_t OwnEntries(const CacheShape& shape, int64_t end) {
   return static_cast<int32_t>(count);
 }
 
-// Entries of one row. `most`: of rows of ordinary length.
-int32_t DrawLength(CaseKind kind, int64_t most, Draw& draw) {
+// Entries of one row, in all parts. `most`: of rows of ordinary length.
+int32_t DrawLength(CaseKind kind, int64_t most, int32_t parts, Draw& draw) {
   switch (kind) {
     case CaseKind::kLong:
       return static_cast<int32_t>(draw.LogUniform(100000, 1000000));
+    case CaseKind::kGrouped:  // so many in each part
+      return static_cast<int32_t>(parts * draw.LogUniform(100500, 200000));
     case CaseKind::kManyRows:
       return static_cast<int32_t>(draw.LogUniform(1, 1200));
     case CaseKind::kSmall:  // some with enough tiles for a merge in groups
@@ -153,7 +157,8 @@ void DrawRows(CaseKind kind, Draw& draw, PagedCase& c) {
   if (kind == CaseKind::kManyRows) count = draw.Uniform(30, 300);
   if (kind == CaseKind::kLong) count = draw.Uniform(1, 2);
   if (kind == CaseKind::kSmall) count = draw.Uniform(1, 4);
-  if (kind != CaseKind::kLong && draw.Chance(0.02)) count = 0;
+  if (kind == CaseKind::kGrouped) count = 1;
+  if (kind != CaseKind::kLong && kind != CaseKind::kGrouped && draw.Chance(0.02)) count = 0;
   const int64_t entry_bytes = c.shape.num_kv_heads *
                               int64_t{c.shape.head_dim + c.shape.head_dim_v} *
                               ElementBytes(c.shape.dtype);
@@ -161,14 +166,17 @@ void DrawRows(CaseKind kind, Draw& draw, PagedCase& c) {
                                            kFewestEntries, 6000);
   for (int64_t r = 0; r < count; ++r) {
     CaseRow row;
-    const int32_t length = DrawLength(kind, most, draw);
+    const int32_t length = DrawLength(kind, most, c.shape.position_parts, draw);
     row.queries = kind == CaseKind::kLong && draw.Chance(0.6) ? 1 : DrawQueries(kind, draw);
     if (kind == CaseKind::kLong) row.queries = std::min(row.queries, 8);
+    if (kind == CaseKind::kGrouped) row.queries = 1;
     row.append = std::min(row.queries, length);
     if (draw.Chance(0.2)) row.append = static_cast<int32_t>(draw.Uniform(0, std::min(length, 100)));
     row.keep = length - row.append;
-    if (draw.Chance(0.05)) row.queries = 0;
-    if (draw.Chance(0.03)) row.keep = row.append = 0;
+    if (kind != CaseKind::kGrouped) {
+      if (draw.Chance(0.05)) row.queries = 0;
+      if (draw.Chance(0.03)) row.keep = row.append = 0;
+    }
     if (draw.Chance(0.2)) row.gap = static_cast<int32_t>(draw.Uniform(0, 5));
     row.sequence_length = row.length();
     row.keep = OwnEntries(c.shape, row.sequence_length - row.append);
@@ -310,7 +318,7 @@ PagedCase DrawCase(CaseKind kind, std::mt19937_64& random) {
   PagedCase c;
   c.kind = kind;
   DrawShape(kind, draw, c);
-  DrawOptions(draw, c);
+  DrawOptions(kind, draw, c);
   DrawRows(kind, draw, c);
   DealBlocks(draw, c);
 
@@ -349,7 +357,9 @@ PagedCase DrawCase(CaseKind kind, std::mt19937_64& random) {
   c.batch.max_total_q =
       static_cast<int32_t>(std::max<int64_t>(c.total_q + draw.Uniform(0, 7), c.batch.max_q_tokens));
   c.batch.max_append_tokens = most_append + static_cast<int32_t>(draw.Uniform(0, 3));
-  if (draw.Chance(0.3)) c.batch.splits = static_cast<int32_t>(draw.LogUniform(1, 64));
+  if (draw.Chance(0.3) && kind != CaseKind::kGrouped) {
+    c.batch.splits = static_cast<int32_t>(draw.LogUniform(1, 64));
+  }
   const int64_t elements = c.batch.max_total_q * int64_t{c.options.num_heads} * c.shape.head_dim;
   c.q.resize(elements * ElementBytes(c.shape.dtype));
   c.q_values.resize(elements);

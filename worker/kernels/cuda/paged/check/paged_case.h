@@ -17,6 +17,8 @@ enum class CaseKind {
   kPrefill,   // rows of more queries, and some rows of fewer
   kManyRows,  // up to 300 short rows
   kLong,      // one or two sequences of 100,000 to 1,000,000 entries
+  kGrouped,   // one sequence of 100,000 to 200,000 entries, whose pieces both families merge in
+              // groups
   kSmall,     // tiny, for compute-sanitizer
 };
 

@@ -487,6 +487,7 @@ class Coverage {
 CaseKind KindOf(const Arguments& arguments, int index) {
   if (arguments.small) return CaseKind::kSmall;
   if (index % 40 == 39) return CaseKind::kLong;
+  if (index % 40 == 20) return CaseKind::kGrouped;  // even: by both families
   if (index % 10 == 7) return CaseKind::kManyRows;
   return index % 3 == 2 ? CaseKind::kPrefill : CaseKind::kDecode;
 }
