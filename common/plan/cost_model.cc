@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cassert>
-#include <unordered_map>
+#include <numeric>
 #include <utility>
 
 #include "common/program/access.h"
-#include "common/schedule/work_count.h"
+#include "common/schedule/route/work_count.h"
 
 namespace ringattn {
 namespace {
@@ -46,6 +46,10 @@ double HeadRows(const AttentionSpec& spec) {
   return static_cast<double>(spec.shape.batch) * static_cast<double>(spec.shape.num_heads);
 }
 
+// Representatives of one rank are built together if their entries are at most this far apart: a
+// part also has the entries around those that it is made for.
+constexpr int kJoinedEntries = 4;
+
 void AddIfAbsent(std::vector<int>& ranks, int rank) {
   if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
 }
@@ -75,36 +79,50 @@ CostSum::CostSum(const AttentionSpec& spec, const PlannerInputs& inputs,
   for (int host : host_of_rank_) hosts_ = std::max(hosts_, host + 1);
 }
 
-// Indexed by buffer, because a step of a dilated problem has thousands of calls and of buffers.
+// Sorted by buffer, because a step of a dilated problem has thousands of calls and of buffers.
 class CostSum::CallAccesses {
  public:
   CallAccesses() = default;
   explicit CallAccesses(const Step& step) {
     for (const ComputeCall& call : step.calls) {
-      for (const Access& access : AccessesOf(call))
-        by_buffer_[access.range.buffer].push_back(access);
+      const std::vector<Access> accesses = AccessesOf(call);
+      accesses_.insert(accesses_.end(), accesses.begin(), accesses.end());
     }
+    std::sort(accesses_.begin(), accesses_.end(),
+              [](const Access& a, const Access& b) { return a.range.buffer < b.range.buffer; });
   }
 
   bool ConflictWith(const Access& access) const {
-    const auto found = by_buffer_.find(access.range.buffer);
-    return found != by_buffer_.end() &&
-           std::any_of(found->second.begin(), found->second.end(),
-                       [&](const Access& other) { return Conflict(access, other); });
+    const BufferId buffer = access.range.buffer;
+    auto other =
+        std::lower_bound(accesses_.begin(), accesses_.end(), buffer,
+                         [](const Access& a, BufferId wanted) { return a.range.buffer < wanted; });
+    for (; other != accesses_.end() && other->range.buffer == buffer; ++other) {
+      if (Conflict(access, *other)) return true;
+    }
+    return false;
   }
 
+  const std::vector<Access>& all() const { return accesses_; }
+
  private:
-  std::unordered_map<BufferId, std::vector<Access>> by_buffer_;
+  std::vector<Access> accesses_;
 };
 
-CostSum::RankStep CostSum::CostOf(const Step& step, const CallAccesses& calls,
+CostSum::RankStep CostSum::CostOf(int rank, const Step& step, const CallAccesses& calls,
                                   const CallAccesses& last_calls) const {
   double flops = 0;
-  for (const ComputeCall& call : step.calls) flops += FlopsOfCall(spec_, call);
   RankStep cost;
+  for (const ComputeCall& call : step.calls) {
+    flops += FlopsOfCall(spec_, call);
+    const double of_pairs = FlopsPerPair(spec_, call.op) * HeadRows(spec_) * call.share_of_heads() *
+                            static_cast<double>(call.pairs);
+    if (of_pairs > 0) cost.flops.push_back(of_pairs);
+  }
   double sent = 0, received = 0, between = 0;
   for (const Transfer& transfer : step.transfers) {
     const bool sends = transfer.kind == Transfer::Kind::kSend;
+    const int peer = Relative(rank, transfer.peer);
     const double bytes = static_cast<double>(transfer.range.bytes);
     const Access own = AccessOf(transfer);
     cost.after_last_calls = cost.after_last_calls || last_calls.ConflictWith(own);
@@ -112,18 +130,18 @@ CostSum::RankStep CostSum::CostOf(const Step& step, const CallAccesses& calls,
     const bool before_calls = transfer.steps == 1 && calls.ConflictWith(own);
     if (transfer.lane == Lane::kInside) {
       (sends ? sent : received) += bytes;
-      AddIfAbsent(cost.peers, transfer.peer);
+      AddIfAbsent(cost.peers, peer);
       cost.exchange_before_calls = cost.exchange_before_calls || before_calls;
       continue;
     }
-    if (before_calls) AddIfAbsent(cost.needed_from, transfer.peer);
+    if (before_calls) AddIfAbsent(cost.needed_from, peer);
     between += bytes / inputs_.host_link_bytes_per_s / transfer.steps;
     if (!sends) continue;
     auto to_peer = std::find_if(cost.sent.begin(), cost.sent.end(), [&](const Sent& flow) {
-      return flow.to == transfer.peer && flow.steps == transfer.steps;
+      return flow.to == peer && flow.steps == transfer.steps;
     });
     if (to_peer == cost.sent.end()) {
-      to_peer = cost.sent.insert(to_peer, {.to = transfer.peer, .steps = transfer.steps});
+      to_peer = cost.sent.insert(to_peer, {.to = peer, .steps = transfer.steps});
     }
     to_peer->bytes += bytes;
   }
@@ -138,37 +156,142 @@ CostSum::RankStep CostSum::CostOf(const Step& step, const CallAccesses& calls,
   return cost;
 }
 
-void CostSum::Add(const Program& program) {
-  assert(program.rank == static_cast<int>(ranks_.size()));
-  plan_.buffer_bytes.push_back(program.BufferBytes());
-  plan_.tiles.push_back(program.TileCount());
-  plan_.sent_bytes.push_back(program.SentBytes());
-  plan_.exchanged_bytes += plan_.sent_bytes.back();
-  std::vector<RankStep>& steps = ranks_.emplace_back();
-  double rank_seconds = 0;
-  CallAccesses last_calls;
-  for (const Step& step : program.steps) {
-    CallAccesses calls(step);
-    steps.push_back(CostOf(step, calls, last_calls));
-    last_calls = std::move(calls);
-    const RankStep& cost = steps.back();
-    const double seconds =
-        std::max({cost.compute_seconds, cost.exchange_seconds, cost.between_seconds});
-    rank_seconds += seconds;
-    plan_.predicted_step_seconds = std::max(plan_.predicted_step_seconds, seconds);
-    for (const ComputeCall& call : step.calls) {
-      plan_.flops += FlopsPerPair(spec_, call.op) * HeadRows(spec_) * call.share_of_heads() *
-                     static_cast<double>(call.pairs);
-    }
-  }
-  plan_.busiest_rank_seconds = std::max(plan_.busiest_rank_seconds, rank_seconds);
+// In classes, the distance of the groups times their size, and the distance in the group; both to
+// the right. Otherwise the difference.
+int CostSum::Relative(int rank, int peer) const {
+  if (group_size_ == 0) return peer - rank;
+  const int groups = world_size_ / group_size_;
+  const int outer = peer / group_size_ - rank / group_size_;
+  const int inner = peer % group_size_ - rank % group_size_;
+  return (outer < 0 ? outer + groups : outer) * group_size_ +
+         (inner < 0 ? inner + group_size_ : inner);
 }
 
-double CostSum::ReadyToExchange(int rank, size_t step, const Progress& before,
-                                const Progress& earlier) const {
-  const double calls =
-      ranks_[rank][step].after_last_calls ? before.calls[rank] : earlier.calls[rank];
-  return std::max(calls, before.arrivals[rank]);
+int CostSum::Peer(int rank, int relative) const {
+  if (group_size_ == 0) return rank + relative;
+  if (group_size_ == world_size_) {
+    const int peer = rank + relative;
+    return peer >= world_size_ ? peer - world_size_ : peer;
+  }
+  const int groups = world_size_ / group_size_;
+  const int group = rank / group_size_ + relative / group_size_;
+  const int place = rank % group_size_ + relative % group_size_;
+  return (group >= groups ? group - groups : group) * group_size_ +
+         (place >= group_size_ ? place - group_size_ : place);
+}
+
+std::vector<CostSum::NamedBytes> CostSum::Named(const std::vector<BufferSpec>& buffers) {
+  std::vector<NamedBytes> named;
+  for (const BufferSpec& buffer : buffers) {
+    const int name = names_.try_emplace(buffer.name, static_cast<int>(names_.size())).first->second;
+    named.push_back({name, buffer.bytes});
+  }
+  return named;
+}
+
+int CostSum::AddRun(const Program& program, int begin, int end) {
+  StepRun run;
+  run.first = static_cast<int>(steps_.size());
+  run.count = end - begin;
+  std::vector<NamedBytes> used = Named(program.buffers);
+  for (NamedBytes& buffer : used) buffer.bytes = 0;
+  const auto use = [&used](const ByteRange& range) {
+    int64_t& bytes = used[range.buffer].bytes;
+    bytes = std::max(bytes, range.offset + range.bytes);
+  };
+  CallAccesses last_calls;
+  if (begin > 0) last_calls = CallAccesses(program.steps[begin - 1]);
+  for (int i = begin; i < end; ++i) {
+    const Step& step = program.steps[i];
+    CallAccesses calls(step);
+    steps_.push_back(CostOf(program.rank, step, calls, last_calls));
+    any_sent_ = any_sent_ || !steps_.back().sent.empty();
+    for (const Access& access : calls.all()) use(access.range);
+    for (const ComputeCall& call : step.calls) run.tiles += call.tiles;
+    for (const Transfer& transfer : step.transfers) {
+      use(transfer.range);
+      if (transfer.kind == Transfer::Kind::kSend) run.sent_bytes += transfer.range.bytes;
+    }
+    last_calls = std::move(calls);
+  }
+  for (const NamedBytes& buffer : used) {
+    if (buffer.bytes > 0) run.buffers.push_back(buffer);
+  }
+  runs_.push_back(std::move(run));
+  return static_cast<int>(runs_.size()) - 1;
+}
+
+void CostSum::AppendRun(const StepRun& run) {
+  for (int step = run.first; step < run.first + run.count; ++step) {
+    const RankStep& cost = steps_[step];
+    step_ids_.push_back(step);
+    const double seconds = cost.seconds();
+    rank_seconds_ += seconds;
+    plan_.predicted_step_seconds = std::max(plan_.predicted_step_seconds, seconds);
+    for (double flops : cost.flops) plan_.flops += flops;
+  }
+  plan_.tiles.back() += run.tiles;
+  plan_.sent_bytes.back() += run.sent_bytes;
+  plan_.exchanged_bytes += run.sent_bytes;
+}
+
+void CostSum::Add(const Program& program) {
+  assert(program.rank == world_size_);
+  ++world_size_;
+  step_count_ = program.steps.size();
+  const int run = AddRun(program, 0, static_cast<int>(step_count_));
+  plan_.tiles.push_back(0);
+  plan_.sent_bytes.push_back(0);
+  rank_seconds_ = 0;
+  AppendRun(runs_[run]);
+  plan_.buffer_bytes.push_back(program.BufferBytes());
+  plan_.tiles.back() = program.TileCount();  // a call may have some heads only
+  plan_.busiest_rank_seconds = std::max(plan_.busiest_rank_seconds, rank_seconds_);
+}
+
+void CostSum::AddAll(const ClassedPrograms& programs) {
+  const StepClasses& classes = programs.classes();
+  world_size_ = static_cast<int>(classes.shard_buffers_of.size());
+  group_size_ = classes.group_size;
+  step_count_ = classes.first_step.back();
+  // The first representatives have their entries in a row: one part has them all.
+  const auto& wanted = classes.representatives;
+  for (size_t i = 0; i < wanted.size();) {
+    size_t end = i + 1;
+    while (end < wanted.size() && wanted[end].rank == wanted[i].rank &&
+           wanted[end].entry - wanted[end - 1].entry <= kJoinedEntries) {
+      ++end;
+    }
+    Program part = programs.MakePart(wanted[i].rank, wanted[i].entry, wanted[end - 1].entry + 1);
+    AssignLanes(host_of_rank_, part);
+    for (; i < end; ++i) {
+      AddRun(part, classes.first_step[wanted[i].entry], classes.first_step[wanted[i].entry + 1]);
+    }
+  }
+  std::vector<std::vector<NamedBytes>> shard_buffers;
+  for (const auto& buffers : classes.shard_buffers) shard_buffers.push_back(Named(buffers));
+  step_ids_.reserve(world_size_ * step_count_);
+  std::vector<int64_t> bytes(names_.size());
+  std::vector<int> counted_for(runs_.size(), -1);  // by run: the last rank that has it
+  for (int rank = 0; rank < world_size_; ++rank) {
+    plan_.tiles.push_back(0);
+    plan_.sent_bytes.push_back(0);
+    rank_seconds_ = 0;
+    std::fill(bytes.begin(), bytes.end(), 0);
+    const auto count = [&bytes](const std::vector<NamedBytes>& buffers) {
+      for (const NamedBytes& buffer : buffers) {
+        bytes[buffer.name] = std::max(bytes[buffer.name], buffer.bytes);
+      }
+    };
+    count(shard_buffers[classes.shard_buffers_of[rank]]);
+    for (int entry = 0; entry < classes.entries(); ++entry) {
+      const int id = classes.class_of[rank * classes.entries() + entry];
+      AppendRun(runs_[id]);
+      if (std::exchange(counted_for[id], rank) != rank) count(runs_[id].buffers);
+    }
+    plan_.buffer_bytes.push_back(std::accumulate(bytes.begin(), bytes.end(), int64_t{0}));
+    plan_.busiest_rank_seconds = std::max(plan_.busiest_rank_seconds, rank_seconds_);
+  }
 }
 
 double CostSum::Links::Occupy(int from, int to, double ready, double seconds) {
@@ -176,22 +299,24 @@ double CostSum::Links::Occupy(int from, int to, double ready, double seconds) {
   return out[from];
 }
 
-void CostSum::ExchangeBetweenHosts(size_t step, const std::vector<double>& ready) {
+void CostSum::ExchangeBetweenHosts(size_t step) {
   struct Flow {
     int from;
+    int to;
     const Sent* sent;
     double ready;
   };
   std::vector<Flow> flows;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    for (const Sent& sent : ranks_[rank][step].sent) {
-      flows.push_back({static_cast<int>(rank), &sent, std::max(ready[rank], ready[sent.to])});
+  for (int rank = 0; rank < world_size_; ++rank) {
+    for (const Sent& sent : StepOf(rank, step).sent) {
+      const int to = Peer(rank, sent.to);
+      flows.push_back({rank, to, &sent, std::max(ready_[rank], ready_[to])});
     }
   }
   std::stable_sort(flows.begin(), flows.end(),
                    [](const Flow& a, const Flow& b) { return a.ready < b.ready; });
   for (const Flow& flow : flows) {
-    const int to = flow.sent->to;
+    const int to = flow.to;
     const double bytes = flow.sent->bytes;
     const double of_ranks =
         rank_links_.Occupy(flow.from, to, flow.ready, bytes / inputs_.host_link_bytes_per_s);
@@ -200,34 +325,37 @@ void CostSum::ExchangeBetweenHosts(size_t step, const std::vector<double>& ready
     rank_links_.out[flow.from] = rank_links_.in[to] = std::max(of_ranks, of_hosts);
     const double ends = rank_links_.out[flow.from] + inputs_.host_exchange_overhead_s;
     for (int rank : {flow.from, to}) {
-      const std::vector<int>& needed = ranks_[rank][step].needed_from;
+      const std::vector<int>& needed = StepOf(rank, step).needed_from;
       const int peer = rank == flow.from ? to : flow.from;
+      const bool is_needed = std::any_of(
+          needed.begin(), needed.end(), [&](int relative) { return Peer(rank, relative) == peer; });
       Arrivals& arrivals = arrivals_[rank][step + flow.sent->steps - 1];
       arrivals.all = std::max(arrivals.all, ends);
-      if (std::find(needed.begin(), needed.end(), peer) != needed.end()) {
-        arrivals.before_calls = std::max(arrivals.before_calls, ends);
-      }
+      if (is_needed) arrivals.before_calls = std::max(arrivals.before_calls, ends);
     }
   }
 }
 
 void CostSum::Exchange(size_t step, const Progress& before, const Progress& earlier,
                        Progress& now) {
-  std::vector<double> ready;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    ready.push_back(ReadyToExchange(static_cast<int>(rank), step, before, earlier));
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const double calls =
+        StepOf(rank, step).after_last_calls ? before.calls[rank] : earlier.calls[rank];
+    ready_[rank] = std::max(calls, before.arrivals[rank]);
   }
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    const RankStep& cost = ranks_[rank][step];
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const RankStep& cost = StepOf(rank, step);
     if (cost.peers.empty()) continue;
-    double begins = std::max(ready[rank], before.exchanges[rank]);
-    for (int peer : cost.peers) {
-      begins = std::max({begins, ready[peer], before.exchanges[peer]});
+    double begins = std::max(ready_[rank], before.exchanges[rank]);
+    for (int relative : cost.peers) {
+      const int peer = Peer(rank, relative);
+      begins = std::max({begins, ready_[peer], before.exchanges[peer]});
     }
     now.exchanges[rank] = begins + cost.exchange_seconds;
   }
-  ExchangeBetweenHosts(step, ready);
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+  if (!any_sent_) return;
+  ExchangeBetweenHosts(step);
+  for (int rank = 0; rank < world_size_; ++rank) {
     now.arrivals[rank] = std::max(now.arrivals[rank], arrivals_[rank][step].all);
   }
 }
@@ -235,26 +363,31 @@ void CostSum::Exchange(size_t step, const Progress& before, const Progress& earl
 Plan CostSum::Finish(const ProgramRecipe& recipe, ShardPlan shards) && {
   plan_.recipe = recipe;
   plan_.shards = std::move(shards);
-  const size_t steps = ranks_.empty() ? 0 : ranks_.front().size();
-  plan_.step_count = static_cast<int64_t>(steps);
-  arrivals_.assign(ranks_.size(), std::vector<Arrivals>(steps));
-  const std::vector<double> zeros(ranks_.size(), 0);
-  rank_links_ = {zeros, zeros};
-  host_links_.out.assign(hosts_, 0);
-  host_links_.in.assign(hosts_, 0);
+  plan_.step_count = static_cast<int64_t>(step_count_);
+  const std::vector<double> zeros(world_size_, 0);
+  ready_ = zeros;
+  if (any_sent_) {
+    arrivals_.assign(world_size_, std::vector<Arrivals>(step_count_));
+    rank_links_ = {zeros, zeros};
+    host_links_.out.assign(hosts_, 0);
+    host_links_.in.assign(hosts_, 0);
+  }
   Progress earlier{zeros, zeros, zeros};
   Progress before = earlier;
-  for (size_t step = 0; step < steps; ++step) {
-    Progress now = before;
+  Progress now = earlier;
+  for (size_t step = 0; step < step_count_; ++step) {
+    now.exchanges = before.exchanges;
+    now.arrivals = before.arrivals;
     Exchange(step, before, earlier, now);
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const RankStep& cost = ranks_[rank][step];
-      double begins = std::max({before.calls[rank], before.exchanges[rank], before.arrivals[rank],
-                                arrivals_[rank][step].before_calls});
+    for (int rank = 0; rank < world_size_; ++rank) {
+      const RankStep& cost = StepOf(rank, step);
+      double begins = std::max({before.calls[rank], before.exchanges[rank], before.arrivals[rank]});
+      if (any_sent_) begins = std::max(begins, arrivals_[rank][step].before_calls);
       if (cost.exchange_before_calls) begins = std::max(begins, now.exchanges[rank]);
       now.calls[rank] = begins + cost.compute_seconds;
     }
-    earlier = std::exchange(before, std::move(now));
+    std::swap(earlier, before);
+    std::swap(before, now);
   }
   for (const std::vector<double>* ends : {&before.calls, &before.exchanges, &before.arrivals}) {
     for (double seconds : *ends) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -204,12 +205,17 @@ absl::StatusOr<Candidate> Describe(const AttentionSpec& spec, Direction directio
   const ProgramRecipe recipe = RecipeFor(choice, direction, layout, world_size, *group_size);
   ShardPlan shards = MakeShardPlan(spec, recipe, world_size);
   CostSum costs(spec, inputs, host_of_rank);
-  // Build one program at a time; the plan keeps only sums.
   ScheduleBuilder builder(spec, shards, recipe, control.cancelled);
-  for (int rank = 0; rank < world_size && !builder.cancelled(); ++rank) {
-    Program program = builder.MakeProgram(rank);
-    AssignLanes(host_of_rank, program);
-    costs.Add(program);
+  const std::unique_ptr<const ClassedPrograms> classes = builder.FindStepClasses(host_of_rank);
+  if (classes != nullptr && !builder.cancelled()) {
+    costs.AddAll(*classes);
+  } else {
+    // Build one program at a time; the plan keeps only sums.
+    for (int rank = 0; rank < world_size && !builder.cancelled(); ++rank) {
+      Program program = builder.MakeProgram(rank);
+      AssignLanes(host_of_rank, program);
+      costs.Add(program);
+    }
   }
   if (builder.cancelled()) return absl::CancelledError("planning was cancelled");
   return Candidate{std::move(costs).Finish(recipe, std::move(shards)), std::move(why)};

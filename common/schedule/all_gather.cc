@@ -37,6 +37,7 @@ class AllGather {
   }
 
   void Gather(int64_t step) {
+    if (!route_.gathered.empty()) builder_.Use(step);
     ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t) {
       builder_.Move(step, kv_, source, Home(source), rank, {kGathered, before, rows}, rows);
     });
@@ -67,6 +68,7 @@ class AllGather {
       AddOperand(call, keys, work);
     }
     if (!call.kv.empty()) AddBackwardCall(step, std::move(call), shard_, builder_);
+    if (!route_.gathered.empty()) builder_.Use(step + 1);
     // By contributing rank: the order in which the owner adds.
     ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t landing) {
       const BlockLocation landed{kLanding, landing, rows};
@@ -84,7 +86,7 @@ class AllGather {
 
   template <typename Do>
   void ForEachSeen(const Do& action) const {
-    ForEachGathered(route_, action);
+    ForEachGathered(route_, builder_.rank(), action);
   }
 
   // Returns the keys that this rank's queries see, by source.
@@ -137,16 +139,37 @@ class AllGather {
   Bundle gradients_;
 };
 
+// Sets the route's `gathered` and `of_rank`.
+void AddGatheredRows(GatherRoute& route) {
+  const int world_size = static_cast<int>(route.seen.size());
+  std::vector<int64_t> landing(world_size, 0);
+  route.of_rank.resize(world_size);
+  for (int rank = 0; rank < world_size; ++rank) {
+    int64_t gathered = 0;
+    for (int source = 0; source < world_size; ++source) {
+      if (source == rank) continue;
+      for (const RowRange& rows : route.seen[rank][source]) {
+        const auto index = static_cast<int32_t>(route.gathered.size());
+        route.gathered.push_back({rank, source, rows, gathered, landing[source]});
+        for (int own_rank : {rank, source}) route.of_rank[own_rank].push_back(index);
+        gathered += rows.size();
+        landing[source] += rows.size();
+      }
+    }
+  }
+}
+
 }  // namespace
 
 GatherRoute MakeGatherRoute(const ScheduleContext& context) {
   const ShardPlan& plan = context.plan;
-  GatherRoute route{RingSpans(context.spec, plan, context.latch), {}, {}, {}};
+  GatherRoute route{RingSpans(context.spec, plan, context.latch), {}, {}, {}, {}, {}};
   route.seen = SeenRows(plan, route.pieces);
   for (int rank = 0; rank < plan.world_size; ++rank) {
     route.q_rows.push_back(RowsIn(plan.q[rank]));
     route.kv_rows.push_back(RowsIn(plan.kv[rank]));
   }
+  AddGatheredRows(route);
   return route;
 }
 

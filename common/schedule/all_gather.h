@@ -10,14 +10,24 @@
 #ifndef RINGATTN_COMMON_SCHEDULE_ALL_GATHER_H_
 #define RINGATTN_COMMON_SCHEDULE_ALL_GATHER_H_
 
+#include <cstdint>
 #include <vector>
 
 #include "common/layout/shard_plan.h"
 #include "common/program/program.h"
-#include "common/schedule/kv_route.h"
+#include "common/schedule/route/kv_route.h"
 #include "common/schedule/schedule_table.h"
 
 namespace ringattn {
+
+// A range of `source`'s rows that `rank` sees.
+struct GatheredRows {
+  int rank = 0;
+  int source = 0;
+  RowRange rows;
+  int64_t gathered = 0;  // rows before it among those that the rank gathers
+  int64_t landing = 0;   // rows before it among the gradient rows that the owner receives
+};
 
 // The part of the schedule that all ranks share.
 struct GatherRoute {
@@ -26,27 +36,21 @@ struct GatherRoute {
   std::vector<std::vector<std::vector<RowRange>>> seen;
   std::vector<int64_t> q_rows;   // by rank
   std::vector<int64_t> kv_rows;  // by rank
+  // All ranges of other ranks' rows, by rank and then source.
+  std::vector<GatheredRows> gathered;
+  // By rank: the indices, ascending, of those that the rank receives or sends.
+  std::vector<std::vector<int32_t>> of_rank;
 
   bool direct() const { return false; }
 };
 
-// Calls action(rank, source, rows, gathered, landing) for every range of another rank's rows that a
-// rank sees, by rank and then source. `gathered` counts the rows before it among those that the
-// rank gathers; `landing` counts those before it among the gradient rows that the owner receives.
+// Calls action(rank, source, rows, gathered, landing) for every range that `own_rank` receives or
+// sends (GatheredRows), by rank and then source.
 template <typename Do>
-void ForEachGathered(const GatherRoute& route, const Do& action) {
-  const int world_size = static_cast<int>(route.seen.size());
-  std::vector<int64_t> landing(world_size, 0);
-  for (int rank = 0; rank < world_size; ++rank) {
-    int64_t gathered = 0;
-    for (int source = 0; source < world_size; ++source) {
-      if (source == rank) continue;
-      for (const RowRange& rows : route.seen[rank][source]) {
-        action(rank, source, rows, gathered, landing[source]);
-        gathered += rows.size();
-        landing[source] += rows.size();
-      }
-    }
+void ForEachGathered(const GatherRoute& route, int own_rank, const Do& action) {
+  for (int32_t index : route.of_rank[own_rank]) {
+    const GatheredRows& range = route.gathered[index];
+    action(range.rank, range.source, range.rows, range.gathered, range.landing);
   }
 }
 

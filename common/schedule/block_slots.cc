@@ -136,7 +136,7 @@ std::vector<char> BlockSlots::ClaimAll() {
 
 BlockLocation BlockSlots::InBlock(int slot, int source, int step, const RowRange& rows) const {
   int64_t rows_before = 0;
-  for (const RowRange& range : route_.held[step][source]) {
+  for (const RowRange& range : route_.Held(step, source)) {
     if (range.begin <= rows.begin && rows.end <= range.end) return {slot, rows_before, range};
     rows_before += range.size();
   }

@@ -10,7 +10,7 @@
 
 #include "common/attention/band.h"
 #include "common/schedule/bundle.h"
-#include "common/schedule/kv_route.h"
+#include "common/schedule/route/kv_route.h"
 
 namespace ringattn {
 
@@ -36,6 +36,11 @@ class BlockSlots {
   // Assigns the blocks of a pass to their slots. Returns by step whether the block must be fetched,
   // that is, no earlier pass has left it there.
   std::vector<char> ClaimAll();
+
+  // Return the slots of a visit's K/V, of its gradients, and of the sum that arrives at the owner.
+  int KvSlot(int step) const { return kv_slots_[step]; }
+  int GradientSlot(int step) const { return gradient_slots_[step]; }
+  int OuterLandingSlot(int step) const { return outer_landings_[step]; }
 
   // Return the location of `rows`, inside one of the held ranges, in the block of `source` that its
   // holder has at `step`. Gradients requires step > 0 and parts as pipelined.

@@ -53,6 +53,7 @@ class HeadGroups {
   // Each adds a pass, starting at step `first`, and returns the number of its steps.
   int64_t Forward(int64_t first) {
     if (!ids_.tensors.empty()) {
+      UseIfGathered(first);
       ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t) {
         builder_.Move(first, ids_, source, {kGroupHome, 0, {0, route_.kv_rows[source]}}, rank,
                       {kGatheredIds, before, rows}, rows);
@@ -71,6 +72,7 @@ class HeadGroups {
     UseBackwardSteps(first);
     StartBackward(first, shard_, builder_);
     if (!ids_.tensors.empty() && !has_ids) {
+      UseIfGathered(first);
       ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t) {
         builder_.Move(first, ids_, source, {kGroupHome, 0, {0, route_.kv_rows[source]}}, rank,
                       {kGatheredIds, before, rows}, rows);
@@ -159,6 +161,7 @@ class HeadGroups {
 
   // Sends the group's K/V to the ranks that see them.
   void Gather(int64_t first, int64_t group) {
+    UseIfGathered(first + group + 1);
     ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t) {
       builder_.Move(first + group + 1, kv_, source, Own(source, group), rank,
                     {Slot(kGroupGathered, group), before, rows}, rows);
@@ -250,6 +253,7 @@ class HeadGroups {
   // Sends gradients of others' rows to their owners, who add them in rank order.
   void Return(int64_t step, int64_t group) {
     if (AnyRows(route_.kv_rows)) builder_.Use(step);
+    UseIfGathered(step);
     ForEachSeen([&](int rank, int source, const RowRange& rows, int64_t before, int64_t landing) {
       const BlockLocation landed{kGroupLanding, landing, rows};
       builder_.Move(step, gradients_, rank, {Slot(kGroupGathered, group), before, rows}, source,
@@ -267,10 +271,15 @@ class HeadGroups {
     }
   }
 
-  // Visits every range of another rank's rows that a rank sees (all_gather.h).
+  // Records that some rank has a transfer in the step, if ranks see others' rows.
+  void UseIfGathered(int64_t step) {
+    if (!route_.gathered.empty()) builder_.Use(step);
+  }
+
+  // Visits the ranges of rows that this rank receives or sends (all_gather.h).
   template <typename Do>
   void ForEachSeen(const Do& action) const {
-    ForEachGathered(route_, action);
+    ForEachGathered(route_, builder_.rank(), action);
   }
 
   void AddOperands(int64_t group, bool gradients, ComputeCall& call) {

@@ -120,6 +120,12 @@ void ProgramBuilder::Use(int64_t step) {
   used_[step] = 1;
 }
 
+void ProgramBuilder::UseAll(const std::vector<char>& used_steps) {
+  for (size_t step = used_steps.size(); step-- > 0;) {
+    if (used_steps[step]) Use(static_cast<int64_t>(step));
+  }
+}
+
 void ProgramBuilder::Move(int64_t step, Bundle& bundle, int from, const BlockLocation& source,
                           int to, const BlockLocation& target, const RowRange& rows,
                           int64_t may_take) {

@@ -16,10 +16,11 @@ namespace ringattn {
 // Steps are numbered from 0 and may be added in any order. Within a step, transfers and calls keep
 // the order in which they were added, and late calls follow the others. Steps that no rank uses are
 // left out, so all ranks' builders must learn of the same steps: Move and Use apply to any rank,
-// the other functions only to this one. Not thread safe.
+// the other functions only to this one. The builder of kNoRank learns only of steps. Not thread
+// safe.
 class ProgramBuilder {
  public:
-  // `spec` and `plan` must outlive the builder.
+  // `spec` and `plan` must outlive the builder. `rank` may be kNoRank.
   ProgramBuilder(const AttentionSpec& spec, const ShardPlan& plan, int rank);
 
   int rank() const { return program_.rank; }
@@ -30,6 +31,7 @@ class ProgramBuilder {
   BufferId AddBuffer(std::string name, int64_t bytes);
   BufferId AddInput(TensorId id);
   BufferId AddOutput(TensorId id);
+  const std::vector<BufferSpec>& buffers() const { return program_.buffers; }
   const std::string& NameOf(BufferId buffer) const { return program_.buffers[buffer].name; }
   // Returns kNoBuffer if there is none.
   BufferId InputOf(TensorId id) const;
@@ -53,6 +55,10 @@ class ProgramBuilder {
             const BlockLocation& target, const RowRange& rows, int64_t may_take = 1);
   // Records that some rank has a call in the step.
   void Use(int64_t step);
+  // Records that some rank uses these steps, which another builder has learnt of.
+  void UseAll(const std::vector<char>& used_steps);
+  // By step: whether some rank uses it.
+  const std::vector<char>& used_steps() const { return used_; }
 
   // Adds this rank's side of a transfer.
   void AddTransfer(int64_t step, const Transfer& transfer);

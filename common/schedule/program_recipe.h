@@ -33,6 +33,14 @@ struct ProgramRecipe {
   bool operator==(const ProgramRecipe&) const = default;
 };
 
+// Return whether a program has a forward pass, and a backward pass.
+inline bool HasForward(const ProgramRecipe& recipe) {
+  return recipe.direction == Direction::kForward || recipe.recompute_forward;
+}
+inline bool HasBackward(const ProgramRecipe& recipe) {
+  return recipe.direction == Direction::kBackward;
+}
+
 // Returns the recipe of a schedule on the plan's layout and stripe, with defaults elsewhere.
 inline ProgramRecipe RecipeOn(const ShardPlan& plan, ScheduleKind schedule, Direction direction,
                               bool recompute_forward = false) {

@@ -138,11 +138,11 @@ class ResidentKeys {
     for (int step = 1; step < route_.steps(); ++step) {
       const int64_t at = route_.gathered ? first : first + step - 1;
       const int from_step = route_.direct ? 0 : step - 1;
-      for (int source = 0; source < route_.world_size; ++source) {
+      builder_.Use(at);  // every step has a transfer
+      for (int source : route_.SourcesAt(rank(), step)) {
         if (!route_.held[step][source]) continue;
         const int from = route_.SenderTo(source, step);
         const int to = route_.HolderOf(source, step);
-        builder_.Use(at);
         for (Travelling* tensor : tensors) {
           if (from == rank()) {
             builder_.AddTransfer(at, {Transfer::Kind::kSend, to, Held(*tensor, from_step, source)});
@@ -156,9 +156,11 @@ class ResidentKeys {
   }
 
   void AddReturns(int64_t first, const std::vector<Travelling*>& parts) {
+    for (int step = 1; step < route_.steps(); ++step) {
+      if (route_.works_any[step]) builder_.Use(first + step + 1);
+    }
     ForEachReturn(first, [&](int64_t at, int step, int source) {
       const int holder = route_.HolderOf(source, step);
-      builder_.Use(at);
       for (Travelling* part : parts) {
         if (holder == rank()) {
           builder_.AddTransfer(
@@ -172,12 +174,12 @@ class ResidentKeys {
     });
   }
 
-  // Visits every partial that returns to its owner: when, computed at which step, and for which
-  // rank.
+  // Visits every partial that returns from this rank to its owner, or to this rank: when, computed
+  // at which step, and for which rank.
   void ForEachReturn(int64_t first,
                      const std::function<void(int64_t at, int step, int source)>& action) const {
     for (int step = 1; step < route_.steps(); ++step) {
-      for (int source = 0; source < route_.world_size; ++source) {
+      for (int source : route_.SourcesAt(rank(), step)) {
         if (route_.Works(step, source)) action(first + step + 1, step, source);
       }
     }
@@ -200,9 +202,7 @@ class ResidentKeys {
 
   // Records that some rank has a call on others' queries at the step.
   void UseCompute(int64_t first, int step) {
-    for (int source = 0; source < route_.world_size; ++source) {
-      if (route_.Works(step, source)) builder_.Use(first + step);
-    }
+    if (route_.works_any[step]) builder_.Use(first + step);
   }
 
   KvOperand Keys() const {
@@ -329,8 +329,9 @@ class ResidentKeys {
     }
     // All ranks have this step, even if the last partials arrive earlier.
     if (!route_.gathered) return;
-    for (int source = 0; source < route_.world_size; ++source) {
-      if (route_.IsSeenByOthers(source)) builder_.Use(base + route_.steps());
+    const auto& works = route_.works_any;
+    if (std::find(works.begin(), works.end(), 1) != works.end()) {
+      builder_.Use(base + route_.steps());
     }
   }
 

@@ -19,7 +19,7 @@
 #define RINGATTN_COMMON_SCHEDULE_RESIDENT_KEYS_H_
 
 #include "common/program/program.h"
-#include "common/schedule/q_route.h"
+#include "common/schedule/route/q_route.h"
 #include "common/schedule/schedule_table.h"
 
 namespace ringattn {

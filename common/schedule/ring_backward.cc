@@ -28,64 +28,119 @@ std::vector<RowRange> Gaps(std::vector<Landing> landings, const RowRange& all) {
   return gaps;
 }
 
+// Returns whether the holder at the step adds up an outer round (ring_visits.h).
+bool IsCollector(const KvRoute& route, int step) {
+  return !route.direct && route.visits[step].is_outer_hop();
+}
+
+// Returns whether gradients from others are added to the owner's accumulators. Otherwise they
+// arrive there.
+bool AddsAtHome(const KvRoute& route) {
+  return route.direct || route.group_size < route.world_size;
+}
+
+RowRange NextHeld(const KvRoute& route, int source, int step, int part) {
+  const int next = route.visits[step].chain_next;
+  return next == RingVisit::kNone ? RowRange{} : route.Held(next, source)[part];
+}
+
+// Returns the rows of a part that no later rank of the chain sees. The holder sends them to the
+// collector.
+std::vector<RowRange> Complete(const KvRoute& route, int source, int step, int part) {
+  const RowRange& rows = route.Held(step, source)[part];
+  const RowRange next = NextHeld(route, source, step, part);
+  std::vector<RowRange> complete;
+  if (rows.empty()) return complete;
+  if (next.empty()) return {rows};
+  if (rows.begin < next.begin) complete.push_back({rows.begin, next.begin});
+  if (next.end < rows.end) complete.push_back({next.end, rows.end});
+  return complete;
+}
+
+// Returns where gradients of the chain of `source`'s block in a round arrive at its collector.
+std::vector<Landing> LandingsOf(const KvRoute& route, const BackwardSteps& steps, int source,
+                                int outer) {
+  std::vector<Landing> landings;
+  for (int part = 0; part < route.parts; ++part) {
+    bool travelling = false;
+    for (int step = route.chain_begins[outer]; step != RingVisit::kNone;
+         step = route.visits[step].chain_next) {
+      travelling = travelling || route.Sees(step, source, part);
+      if (!travelling) continue;
+      for (const RowRange& rows : Complete(route, source, step, part)) {
+        landings.push_back({steps.Of(step, part) + 1, rows});
+      }
+    }
+  }
+  return landings;
+}
+
+// Returns the rows that arrive last, as one range. Empty if the rank computes on others' blocks in
+// the meantime.
+RowRange LandsLast(const KvRoute& route, const BackwardSteps& steps, int rank,
+                   const std::vector<Landing>& landings) {
+  int64_t others_until = -1;  // the rank's last step with a call on another rank's block
+  for (int step = 1; step < route.steps(); ++step) {
+    for (int part = 0; part < route.parts; ++part) {
+      if (route.Sees(step, route.SourceOf(rank, step), part)) {
+        others_until = std::max(others_until, steps.Of(step, part));
+      }
+    }
+  }
+  int64_t last = -1;
+  for (const Landing& landing : landings) last = std::max(last, landing.at);
+  RowRange late;
+  if (last <= others_until) return late;
+  for (const Landing& landing : landings) {
+    if (landing.at != last) continue;
+    late = late.empty() ? landing.rows
+                        : RowRange{std::min(late.begin, landing.rows.begin),
+                                   std::max(late.end, landing.rows.end)};
+  }
+  return late;
+}
+
 class RingBackward {
  public:
-  RingBackward(RingRank& ring, int64_t first_step)
+  RingBackward(RingRank& ring, const std::vector<char>& fetches, int64_t first_step)
       : ring_(ring),
         route_(ring.route),
         builder_(ring.builder),
+        fetches_(fetches),
         first_step_(first_step),
-        own_step_(StepOf(route_.steps() - 1, 0) + (route_.steps() > 1 ? 1 : 0)),
-        adds_at_home_(route_.direct || route_.group_size < route_.world_size),
-        travels_(
-            route_.world_size / route_.group_size,
-            std::vector<std::vector<char>>(route_.world_size, std::vector<char>(route_.parts, 0))) {
-  }
+        steps_(route_, first_step),
+        own_step_(steps_.own()),
+        adds_at_home_(AddsAtHome(route_)) {}
 
-  void Add() {
-    if (!adds_at_home_) landings_ = LandingsOf(ring_.rank(), 0);
-    Start();
-    const std::vector<char> fetch = ring_.slots.ClaimAll();
-    for (int step = 1; step < route_.steps(); ++step) {
-      for (int part = 0; part < route_.parts; ++part) {
-        for (int source = 0; source < route_.world_size && fetch[step]; ++source) {
-          FetchKv(source, step, part);
-        }
-        for (int source = 0; source < route_.world_size; ++source) {
-          if (IsCollector(step)) {
-            Collect(source, step, part);
-          } else {
-            Visit(source, step, part);
-          }
-        }
-      }
-    }
-    OwnBlock();
+  void Add(const RingPart& part) {
+    const OwnBlockOrder own =
+        part.begins || part.ends ? OwnBlockOrderOf(route_, ring_.rank()) : OwnBlockOrder();
+    if (part.begins) Start(own.zeroed);
+    VisitAll(part.backward);
+    if (!part.ends) return;
+    OwnBlock(own.last);
     AddUpSinkGradients(std::max(own_step_, first_step_ + 1), route_.q_rows, ring_.shard, builder_);
     FinishBackward(own_step_, ring_.shard, builder_);
   }
 
- private:
-  // Returns the program step that computes on a part of the step's block.
-  int64_t StepOf(int step, int part) const {
-    if (step == 0) return first_step_;  // before any part, while the first keys arrive
-    return first_step_ + 1 + int64_t{step - 1} * route_.parts + (route_.parts - 1 - part);
+  // Records the steps in which some rank has a transfer or a call.
+  void Use() {
+    UseFirstAndOwn();
+    VisitAll(route_.AllVisits());
   }
 
+ private:
+  int64_t StepOf(int step, int part) const { return steps_.Of(step, part); }
   // Returns the program step that zeroes accumulators for all parts of a step: once its slot is
   // free, together and early, because calls of a device overlap only if no other call is between
   // them.
-  int64_t ZerosAt(int step) const;
-
-  // Returns whether the holder at the step adds up an outer round (ring_visits.h).
-  bool IsCollector(int step) const { return !route_.direct && route_.visits[step].is_outer_hop(); }
-  char& Travels(int source, int step, int part) {
-    return travels_[route_.visits[step].outer][source][part];
+  int64_t ZerosAt(int step) const {
+    return step == 1 ? first_step_ : StepOf(step, route_.first_parts[step]);
   }
-
-  // Returns where gradients of the chain of `source`'s block in a round arrive at its collector.
-  std::vector<Landing> LandingsOf(int source, int outer) const;
-  void Start();
+  bool IsCollector(int step) const { return ringattn::IsCollector(route_, step); }
+  void Start(const std::vector<RowRange>& zeroed);
+  void UseFirstAndOwn();
+  void VisitAll(const Visits& visits);
   void FetchKv(int source, int step, int part);
   void Visit(int source, int step, int part);
   void Collect(int source, int step, int part);
@@ -96,77 +151,30 @@ class RingBackward {
                        const RowRange& rows);
   // Sends gradients to the owner, who adds them to others' contributions to the same rows.
   void SendToLanding(int64_t at, int source, int step, const RowRange& part, const RowRange& rows);
-  void OwnBlock();
-  // Returns the rows that arrive last, as one range. Empty if the rank computes on others' blocks
-  // in the meantime.
-  RowRange LandsLast() const;
+  void OwnBlock(const RowRange& last);
   // REQUIRES: one range of all rows, or a batch of one.
   void AddOwnCall(const std::vector<RowRange>& ranges);
 
   RingRank& ring_;
   const KvRoute& route_;
   ProgramBuilder& builder_;
+  const std::vector<char>& fetches_;
   const int64_t first_step_;
-  const int64_t own_step_;  // when ranks compute on their own blocks
-  // Gradients from others are added to the owner's accumulators. Otherwise they arrive there.
+  const BackwardSteps steps_;
+  const int64_t own_step_;
   const bool adds_at_home_;
-  // [round][source][part]: some rank has contributed to the accumulator of the round's chain.
-  std::vector<std::vector<std::vector<char>>> travels_;
-  std::vector<Landing> landings_;  // of this rank's block, directly into its accumulators
-  int64_t others_until_ = -1;      // this rank's last step with a call on another rank's block
 };
 
-int64_t RingBackward::ZerosAt(int step) const {
-  if (step == 1) return first_step_;
-  for (int part = route_.parts - 1; part > 0; --part) {
-    for (int source = 0; source < route_.world_size; ++source) {
-      if (route_.Sees(step, source, part)) return StepOf(step, part);
-    }
-  }
-  return StepOf(step, 0);
-}
-
-RowRange NextHeld(const KvRoute& route, int source, int step, int part) {
-  const int next = route.visits[step].chain_next;
-  return next == RingVisit::kNone ? RowRange{} : route.held[next][source][part];
-}
-
-// Returns the rows of a part that no later rank of the chain sees. The holder sends them to the
-// collector.
-std::vector<RowRange> Complete(const KvRoute& route, int source, int step, int part) {
-  const RowRange& rows = route.held[step][source][part];
-  const RowRange next = NextHeld(route, source, step, part);
-  std::vector<RowRange> complete;
-  if (rows.empty()) return complete;
-  if (next.empty()) return {rows};
-  if (rows.begin < next.begin) complete.push_back({rows.begin, next.begin});
-  if (next.end < rows.end) complete.push_back({next.end, rows.end});
-  return complete;
-}
-
-std::vector<Landing> RingBackward::LandingsOf(int source, int outer) const {
-  std::vector<Landing> landings;
-  for (int part = 0; part < route_.parts; ++part) {
-    bool travelling = false;
-    for (int step = 1; step < route_.steps(); ++step) {
-      if (route_.visits[step].outer != outer || IsCollector(step)) continue;
-      travelling = travelling || route_.Sees(step, source, part);
-      if (!travelling) continue;
-      for (const RowRange& rows : Complete(route_, source, step, part)) {
-        landings.push_back({StepOf(step, part) + 1, rows});
-      }
-    }
-  }
-  return landings;
-}
-
-void RingBackward::Start() {
+void RingBackward::Start(const std::vector<RowRange>& zeroed) {
   StartBackward(first_step_, ring_.shard, builder_);
   // Where no gradients arrive, the own block starts from zero.
-  for (const RowRange& rows : Gaps(landings_, {0, builder_.kv_rows()})) {
+  for (const RowRange& rows : zeroed) {
     builder_.AddZeroRows(first_step_, ring_.gradients, ring_.slots.HomeGradients(ring_.rank()),
                          rows);
   }
+}
+
+void RingBackward::UseFirstAndOwn() {
   for (int rank = 0; rank < route_.world_size; ++rank) {
     const bool has_rows = route_.q_rows[rank] > 0 || route_.kv_rows[rank] > 0;
     if (has_rows) builder_.Use(first_step_);
@@ -178,38 +186,63 @@ void RingBackward::Start() {
   if (builder_.spec().options.sinks) builder_.Use(first_step_);  // rank 0 has dsinks
 }
 
+void RingBackward::VisitAll(const Visits& visits) {
+  std::vector<int> others;
+  for (int step : visits) {
+    if (step == 0) continue;  // the own block
+    const RingVisit& visit = route_.visits[step];
+    others.clear();
+    if (visit.chain_next != RingVisit::kNone) others.push_back(visit.chain_next);
+    if (visit.collector > 0) others.push_back(visit.collector);
+    const std::vector<int> sources = ring_.SourcesAt(step, others);
+    for (int part = 0; part < route_.parts; ++part) {
+      if (fetches_[step]) {
+        for (int source : sources) FetchKv(source, step, part);
+      }
+      for (int source : sources) {
+        if (IsCollector(step)) {
+          Collect(source, step, part);
+        } else {
+          Visit(source, step, part);
+        }
+      }
+    }
+  }
+}
+
 void RingBackward::FetchKv(int source, int step, int part) {
   const RingVisit& visit = route_.visits[step];
   const int64_t at = StepOf(visit.fetch_begin, part);
   // All parts of an outer hop end before the next visit begins, so that its slot is free then.
   const int64_t end = IsCollector(step) ? StepOf(visit.fetch_end + 1, route_.parts - 1) : at + 1;
-  ring_.FetchKv(at, end, source, step, route_.held[step][source][part]);
+  ring_.FetchKv(at, end, source, step, route_.Held(step, source)[part]);
 }
 
 void RingBackward::Visit(int source, int step, int part) {
-  char& travels = Travels(source, step, part);
-  if (route_.direct) travels = 0;  // every rank sends its own accumulator
+  // On a direct route every rank sends its own accumulator.
+  bool travels = route_.Travels(step, source, part);
   if (route_.Sees(step, source, part)) {
     if (route_.HolderOf(source, step) == ring_.rank() && !travels) {
-      const RowRange& rows = route_.held[step][source][part];
+      const RowRange& rows = route_.Held(step, source)[part];
       builder_.AddZeroRows(ZerosAt(step), ring_.gradients,
                            ring_.slots.Gradients(source, step, rows), rows);
     }
     Contribute(source, step, part);
-    travels = 1;
+    travels = true;
   }
   if (travels) SendOnAndHome(source, step, part);
 }
 
 void RingBackward::Collect(int source, int step, int part) {
-  const RowRange& rows = route_.held[step][source][part];
+  const RowRange& rows = route_.Held(step, source)[part];
   const bool sees = route_.Sees(step, source, part);
-  if (rows.empty() || (!sees && !Travels(source, step, part))) return;
+  if (rows.empty() || (!sees && !route_.Travels(step, source, part))) return;
   const int64_t computed = StepOf(step, part);
   builder_.Use(computed);
   const int collector = route_.HolderOf(source, step);
   if (collector == ring_.rank()) {
-    const std::vector<Landing> landings = LandingsOf(source, route_.visits[step].outer);
+    const std::vector<Landing> landings =
+        LandingsOf(route_, steps_, source, route_.visits[step].outer);
     for (const RowRange& gap : Gaps(landings, rows)) {
       builder_.AddZeroRows(computed, ring_.gradients, ring_.slots.Gradients(source, step, rows),
                            gap);
@@ -231,20 +264,19 @@ void RingBackward::Contribute(int source, int step, int part) {
   const int64_t at = StepOf(step, part);
   builder_.Use(at);
   if (route_.HolderOf(source, step) != ring_.rank()) return;
-  const RowRange& rows = route_.held[step][source][part];
+  const RowRange& rows = route_.Held(step, source)[part];
   const BlockLocation place = ring_.slots.Gradients(source, step, rows);
   KvOperand operand = ring_.Keys(step, rows);
   operand.dk = builder_.Range(ring_.gradients, TensorId::kDk, place);
   operand.dv = builder_.Range(ring_.gradients, TensorId::kDv, place);
-  others_until_ = std::max(others_until_, at);
   ComputeCall call = BackwardCallOf(ring_.shard, builder_);
-  AddOperand(call, operand, ring_.Work(source, rows));
+  AddOperand(call, operand, ring_.WorkAt(step, rows));
   AddBackwardCall(at, std::move(call), ring_.shard, builder_);
 }
 
 void RingBackward::SendOnAndHome(int source, int step, int part) {
   const int64_t at = StepOf(step, part) + 1;
-  const RowRange& rows = route_.held[step][source][part];
+  const RowRange& rows = route_.Held(step, source)[part];
   if (rows.empty()) return;  // all rows have arrived
   builder_.Use(at);
   if (route_.direct) {
@@ -290,39 +322,22 @@ void RingBackward::SendToLanding(int64_t at, int source, int step, const RowRang
   builder_.AddRowsLate(add_at, ring_.gradients, landing, ring_.slots.HomeGradients(source), rows);
 }
 
-RowRange RingBackward::LandsLast() const {
-  int64_t last = -1;
-  for (const Landing& landing : landings_) last = std::max(last, landing.at);
-  RowRange late;
-  if (last <= others_until_) return late;
-  for (const Landing& landing : landings_) {
-    if (landing.at != last) continue;
-    late = late.empty() ? landing.rows
-                        : RowRange{std::min(late.begin, landing.rows.begin),
-                                   std::max(late.end, landing.rows.end)};
-  }
-  return late;
-}
-
-void RingBackward::OwnBlock() {
-  const RowRange all{0, builder_.kv_rows()};
-  const RowRange late = LandsLast();
-  // With one batch row, rows are one range of bytes, so the rows that arrive last can wait while
-  // the others compute.
-  const bool in_two = builder_.spec().shape.batch == 1 && !late.empty() && late.size() < all.size();
-  if (in_two) {
-    AddOwnCall({{0, late.begin}, {late.end, all.end}});
-    AddOwnCall({late});
-  } else {
-    AddOwnCall({all});
-  }
+void RingBackward::OwnBlock(const RowRange& last) {
+  std::vector<RowRange> ranges = OwnCallRanges(builder_.spec(), route_, ring_.rank(), last);
+  if (ranges.size() == 1) return AddOwnCall(ranges);
+  const RowRange arrives_last = ranges.back();
+  ranges.pop_back();
+  AddOwnCall(ranges);
+  AddOwnCall({arrives_last});
 }
 
 void RingBackward::AddOwnCall(const std::vector<RowRange>& ranges) {
   ComputeCall call = BackwardCallOf(ring_.shard, builder_);
   const int rank = ring_.rank();
   for (const RowRange& rows : ranges) {
-    const WorkCount& work = ring_.Work(rank, rows);
+    if (rows.empty()) continue;
+    const bool is_all = rows.size() == builder_.kv_rows();
+    const WorkCount work = is_all ? ring_.WorkAt(0, rows) : ring_.Work(rank, rows);
     if (work.pairs == 0) continue;
     KvOperand keys = ring_.Keys(rank, rows, {BlockSlots::kHome, rows.begin, rows});
     const BlockLocation home{BlockSlots::kGradientHome, rows.begin, rows};
@@ -335,6 +350,38 @@ void RingBackward::AddOwnCall(const std::vector<RowRange>& ranges) {
 
 }  // namespace
 
-void AddRingBackward(RingRank& ring, int64_t first_step) { RingBackward(ring, first_step).Add(); }
+OwnBlockOrder OwnBlockOrderOf(const KvRoute& route, int rank) {
+  const BackwardSteps steps(route, 0);
+  std::vector<Landing> landings;
+  if (!AddsAtHome(route)) landings = LandingsOf(route, steps, rank, 0);
+  return {Gaps(landings, {0, route.kv_rows[rank]}), LandsLast(route, steps, rank, landings)};
+}
+
+std::vector<RowRange> RowsLandingAtCollector(const KvRoute& route, int source, int outer) {
+  std::vector<RowRange> rows;
+  for (const Landing& landing : LandingsOf(route, BackwardSteps(route, 0), source, outer)) {
+    rows.push_back(landing.rows);
+  }
+  return rows;
+}
+
+std::vector<RowRange> OwnCallRanges(const AttentionSpec& spec, const KvRoute& route, int rank,
+                                    const RowRange& last) {
+  const RowRange all{0, route.kv_rows[rank]};
+  // With one batch row, rows are one range of bytes, so the rows that arrive last can wait while
+  // the others compute.
+  const bool in_two = spec.shape.batch == 1 && !last.empty() && last.size() < all.size();
+  if (!in_two) return {all};
+  return {{0, last.begin}, {last.end, all.end}, last};
+}
+
+void AddRingBackward(RingRank& ring, const std::vector<char>& fetches, int64_t first_step,
+                     const RingPart& part) {
+  RingBackward(ring, fetches, first_step).Add(part);
+}
+
+void UseRingBackward(RingRank& ring, const std::vector<char>& fetches, int64_t first_step) {
+  RingBackward(ring, fetches, first_step).Use();
+}
 
 }  // namespace ringattn

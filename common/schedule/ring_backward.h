@@ -19,14 +19,58 @@
 #define RINGATTN_COMMON_SCHEDULE_RING_BACKWARD_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "common/schedule/ring_rank.h"
 
 namespace ringattn {
 
+// The program steps of a pass.
+class BackwardSteps {
+ public:
+  // `route` must outlive it.
+  BackwardSteps(const KvRoute& route, int64_t first_step)
+      : route_(route), first_step_(first_step) {}
+
+  // Returns the step that computes on a part of the visit's block.
+  int64_t Of(int visit, int part) const {
+    if (visit == 0) return first_step_;  // before any part, while the first keys arrive
+    return first_step_ + 1 + int64_t{visit - 1} * route_.parts + (route_.parts - 1 - part);
+  }
+  // Returns the step that computes on the rank's own block.
+  int64_t own() const { return Of(route_.steps() - 1, 0) + (route_.steps() > 1 ? 1 : 0); }
+
+ private:
+  const KvRoute& route_;
+  const int64_t first_step_;
+};
+
+// What becomes of the gradients of a rank's own block.
+struct OwnBlockOrder {
+  std::vector<RowRange> zeroed;  // rows at which no others' gradients arrive, so they start from 0
+  // The rows that arrive last, as one range. Empty if the rank computes on others' blocks in the
+  // meantime.
+  RowRange last;
+};
+OwnBlockOrder OwnBlockOrderOf(const KvRoute& route, int rank);
+
+// Returns the rows of a source's block whose gradients arrive at the collector of a round.
+std::vector<RowRange> RowsLandingAtCollector(const KvRoute& route, int source, int outer);
+
+// Returns the ranges of the own block on which the rank computes: all rows, or those before and
+// after the rows that arrive last, and then these, which have a separate call.
+//   last  OwnBlockOrder::last
+std::vector<RowRange> OwnCallRanges(const AttentionSpec& spec, const KvRoute& route, int rank,
+                                    const RowRange& last);
+
 // Adds one pass to the rank's program, from `first_step` on.
 // REQUIRES: the route uses PartRule::kPipeline, and the ring keeps its home blocks.
-void AddRingBackward(RingRank& ring, int64_t first_step);
+//   fetches  by visit: whether its keys must be fetched (RingPasses)
+void AddRingBackward(RingRank& ring, const std::vector<char>& fetches, int64_t first_step,
+                     const RingPart& part);
+
+// Records the steps that some rank uses in the pass. REQUIRES: a ring of kNoRank.
+void UseRingBackward(RingRank& ring, const std::vector<char>& fetches, int64_t first_step);
 
 }  // namespace ringattn
 

@@ -13,7 +13,10 @@
 namespace ringattn {
 
 // Adds one pass to the rank's program, from `first_step` on. Returns the number of its steps.
-int64_t AddRingForward(RingRank& ring, int64_t first_step);
+int64_t AddRingForward(RingRank& ring, int64_t first_step, const RingPart& part);
+
+// Records the steps that some rank uses in the pass. REQUIRES: a ring of kNoRank.
+void UseRingForward(RingRank& ring, int64_t first_step);
 
 }  // namespace ringattn
 

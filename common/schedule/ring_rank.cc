@@ -1,14 +1,20 @@
 #include "common/schedule/ring_rank.h"
 
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <set>
+
 namespace ringattn {
 
-RingRank::RingRank(const KvRoute& the_route, const RingSpans& the_pieces, bool keeps_home,
-                   const ShardBuffers& the_shard, ProgramBuilder& the_builder)
+RingRank::RingRank(const KvRoute& the_route, const RingSpans& the_pieces,
+                   const BlockSlots& the_slots, const ShardBuffers& the_shard,
+                   ProgramBuilder& the_builder)
     : route(the_route),
       pieces(the_pieces),
       builder(the_builder),
       shard(the_shard),
-      slots(the_route, keeps_home),
+      slots(the_slots),
       kv(KvBundle(the_builder.spec(), slots.KvNames())),
       gradients(KvGradientBundle(the_builder.spec(), slots.GradientNames())) {
   kv.Of(TensorId::kK).slots[BlockSlots::kHome] = shard.k;
@@ -18,6 +24,31 @@ RingRank::RingRank(const KvRoute& the_route, const RingSpans& the_pieces, bool k
   }
   gradients.Of(TensorId::kDk).slots[BlockSlots::kGradientHome] = shard.dk_acc;
   gradients.Of(TensorId::kDv).slots[BlockSlots::kGradientHome] = shard.dv_acc;
+}
+
+std::vector<int> RingRank::SourcesAt(int step, const std::vector<int>& others) const {
+  std::vector<int> sources;
+  if (rank() != kNoRank) {
+    sources = {rank(), route.SourceOf(rank(), step),
+               route.SourceOf(rank(), route.SenderStep(step))};
+    for (int other : others) sources.push_back(route.SourceOf(rank(), other));
+    std::sort(sources.begin(), sources.end());
+    sources.erase(std::unique(sources.begin(), sources.end()), sources.end());
+    return sources;
+  }
+  // Equal blocks are exchanged in equal steps.
+  assert(others.size() <= 2);
+  using Blocks = std::array<int, 3>;
+  std::set<Blocks> different;
+  Blocks last{-1, -1, -1};
+  for (int source = 0; source < route.world_size; ++source) {
+    Blocks blocks{route.BlockId(step, source), -1, -1};
+    for (size_t i = 0; i < others.size(); ++i) blocks[i + 1] = route.BlockId(others[i], source);
+    if (blocks[0] == last[0] && blocks[1] == last[1] && blocks[2] == last[2]) continue;
+    if (different.insert(blocks).second) sources.push_back(source);
+    last = blocks;
+  }
+  return sources;
 }
 
 void RingRank::FetchKv(int64_t at, int64_t end, int source, int step, const RowRange& rows) {
@@ -44,10 +75,25 @@ KvOperand RingRank::Keys(int source, const RowRange& rows, const BlockLocation& 
   return keys;
 }
 
-const WorkCount& RingRank::Work(int source, const RowRange& rows) {
-  const auto [found, is_new] = work_.try_emplace({source, {rows.begin, rows.end}});
-  if (is_new) found->second = pieces.Work(rank(), source, rows);
-  return found->second;
+WorkCount RingRank::Work(int source, const RowRange& rows) const {
+  return pieces.Work(rank(), source, rows);
+}
+
+WorkCount RingRank::WorkAt(int step, const RowRange& rows) {
+  const int source = route.SourceOf(rank(), step);
+  const std::vector<RowRange>& held = route.Held(step, source);
+  if (counted == nullptr) {
+    work_.resize(route.steps());
+    if (work_[step].empty()) work_[step] = WorkOfBlock(route, pieces, step, source);
+  }
+  const std::vector<WorkCount>& counts =
+      counted == nullptr ? work_[step] : counted->Of(step, source);
+  for (size_t i = 0; i < held.size(); ++i) {
+    const bool is_it = held[i].begin == rows.begin && held[i].end == rows.end;
+    if (is_it) return counts[i];
+  }
+  assert(false && "rows are not a range of the block");
+  return {};
 }
 
 }  // namespace ringattn

@@ -3,7 +3,7 @@
 #include <cassert>
 #include <utility>
 
-#include "common/schedule/cancel_latch.h"
+#include "common/schedule/route/cancel_latch.h"
 #include "common/schedule/schedule_table.h"
 
 namespace ringattn {
@@ -89,6 +89,13 @@ Program ScheduleBuilder::MakeProgram(int rank) {
   program.tuning = recipe_.tuning;
   if (recipe_.schedule == ScheduleKind::kDoubleRing) AssignLanes(GroupOfEachRank(), program);
   return program;
+}
+
+std::unique_ptr<const ClassedPrograms> ScheduleBuilder::FindStepClasses(
+    const std::vector<int>& host_of_rank) {
+  if (shared_->entry.find_classes == nullptr) return nullptr;
+  return shared_->entry.find_classes({spec_, plan_, recipe_, &shared_->latch}, *shared_->route,
+                                     host_of_rank);
 }
 
 Program MakeProgram(const AttentionSpec& spec, const ShardPlan& plan, const ProgramRecipe& recipe,

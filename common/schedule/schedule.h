@@ -13,6 +13,7 @@
 #include "common/program/program.h"
 #include "common/schedule/program_recipe.h"
 #include "common/schedule/schedule_kind.h"
+#include "common/schedule/step_classes.h"
 
 namespace ringattn {
 
@@ -47,6 +48,11 @@ class ScheduleBuilder {
 
   // The groups of a double ring count as hosts until AssignLanes gets the real ones.
   Program MakeProgram(int rank);
+
+  // Returns the classes of the programs' steps, from which costs of all ranks follow without all
+  // programs; null if this schedule has none. Borrows the builder, its arguments and host_of_rank.
+  //   host_of_rank  as for LaneBetween
+  std::unique_ptr<const ClassedPrograms> FindStepClasses(const std::vector<int>& host_of_rank);
 
   bool direct() const;     // Schedule::direct
   bool cancelled() const;  // whether `cancelled` has returned true

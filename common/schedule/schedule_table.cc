@@ -7,6 +7,7 @@
 #include "common/schedule/dilated.h"
 #include "common/schedule/resident_keys.h"
 #include "common/schedule/ring.h"
+#include "common/schedule/ring_step_classes.h"
 #include "common/schedule/single.h"
 
 namespace ringattn {
@@ -36,6 +37,15 @@ constexpr ScheduleEntry Row(const char* name) {
           }};
 }
 
+template <typename Route, auto kFindClasses>
+constexpr ScheduleEntry WithClasses(ScheduleEntry entry) {
+  entry.find_classes = [](const ScheduleContext& context, const ScheduleRoute& route,
+                          const std::vector<int>& host_of_rank) {
+    return kFindClasses(context, static_cast<const TypedRoute<Route>&>(route).get(), host_of_rank);
+  };
+  return entry;
+}
+
 struct KindRow {
   ScheduleKind kind;
   ScheduleEntry entry;
@@ -43,12 +53,14 @@ struct KindRow {
 
 constexpr KindRow kSchedules[] = {
     {ScheduleKind::kSingle, Row<MakeSingleRoute, MakeSingleProgram>("single")},
-    {ScheduleKind::kRing, Row<MakeRingRoute, MakeRingProgram>("ring")},
+    {ScheduleKind::kRing,
+     WithClasses<RingRoute, FindRingStepClasses>(Row<MakeRingRoute, MakeRingProgram>("ring"))},
     {ScheduleKind::kAllGather, Row<MakeGatherRoute, MakeAllGatherProgram>("all_gather")},
     {ScheduleKind::kPassQ, Row<MakePassQRoute, MakeResidentKeysProgram>("pass_q")},
     {ScheduleKind::kReplicatedQ,
      Row<MakeReplicatedQRoute, MakeResidentKeysProgram>("replicated_q")},
-    {ScheduleKind::kDoubleRing, Row<MakeRingRoute, MakeRingProgram>("double_ring")},
+    {ScheduleKind::kDoubleRing, WithClasses<RingRoute, FindRingStepClasses>(
+                                    Row<MakeRingRoute, MakeRingProgram>("double_ring"))},
 };
 
 constexpr ScheduleEntry kDilated = Row<MakeDilatedRoute, MakeDilatedProgram>("dilated");

@@ -132,12 +132,14 @@ ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, Progra
 }
 
 void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
-                     ProgramBuilder& builder) {
+                     ProgramBuilder& builder, const OtherCalls& others) {
   if (builder.q_rows() == 0) return;
+  const bool has_others = others.before || others.after;
+  if (calls.empty() && has_others) return;
   if (calls.empty()) calls.emplace_back(first_step, ComputeCall{});
-  calls.front().second.initial = true;
-  calls.back().second.final = true;
-  if (calls.size() > 1) AddOutAccumulator(shard, builder);
+  calls.front().second.initial = !others.before;
+  calls.back().second.final = !others.after;
+  if (calls.size() > 1 || has_others) AddOutAccumulator(shard, builder);
   for (auto& [step, call] : calls) {
     call.q = AllQueries(builder);
     call.q.q = builder.Whole(shard.q);

@@ -10,8 +10,8 @@
 #include "absl/types/span.h"
 #include "common/program/program.h"
 #include "common/schedule/program_builder.h"
+#include "common/schedule/route/work_count.h"
 #include "common/schedule/schedule.h"
-#include "common/schedule/work_count.h"
 
 namespace ringattn {
 
@@ -45,11 +45,17 @@ ShardBuffers AddShardBuffers(Direction direction, bool recompute_forward, Progra
 // The calls of one rank's forward pass with their program steps. kv operands and counts are set.
 using CallsAt = std::vector<std::pair<int64_t, ComputeCall>>;
 
+// Whether a pass has calls before and after those that AddForwardCalls gets.
+struct OtherCalls {
+  bool before = false;
+  bool after = false;
+};
+
 // Completes a forward pass: adds flags, the q side, the partial if there are several calls, and
 // after each call the one for the chosen rows' probabilities. Without any call, adds one at
 // `first_step` that sets out = 0, lse = -inf for all rows.
 void AddForwardCalls(CallsAt calls, int64_t first_step, ShardBuffers& shard,
-                     ProgramBuilder& builder);
+                     ProgramBuilder& builder, const OtherCalls& others = {});
 
 // Adds the fp32 accumulator of out for a pass with several calls.
 void AddOutAccumulator(ShardBuffers& shard, ProgramBuilder& builder);

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "common/schedule/kv_route.h"
 #include "common/schedule/program_builder.h"
+#include "common/schedule/route/kv_route.h"
 #include "common/schedule/shard_buffers.h"
 
 namespace ringattn {

@@ -1,4 +1,4 @@
-#include "common/schedule/ring/ring_visits.h"
+#include "common/schedule/route/ring_visits.h"
 
 #include <string>
 #include <vector>

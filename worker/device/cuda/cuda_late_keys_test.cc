@@ -152,23 +152,58 @@ StartAfter BehindKeys(const EventRef& event) {
   return after;
 }
 
+// A call with late keys, prepared, and the results of the same call without late keys.
+class LateCall {
+ public:
+  //   late  a call of `blocks`
+  LateCall(CudaDevice& device, TwoBlocks& blocks, const ForwardCall& late)
+      : device_(device),
+        blocks_(blocks),
+        calls_(Ready(device, {blocks.Call(/*late=*/false), late})) {
+    EXPECT_TRUE(device.Start(*calls_[0], {}, &control_)->Wait(Soon()).ok());
+    expected_ = blocks.Results();
+  }
+
+  EventRef Start(StartAfter after) {
+    return device_.Start(*calls_[1], std::move(after), &control_);
+  }
+  // Overwrites the late keys and the results of an earlier start.
+  void Forget() {
+    blocks_.Forget();
+    blocks_.ForgetResults();
+  }
+  void ExpectResults() const {
+    const std::vector<float> found = blocks_.Results();
+    for (size_t i = 0; i < found.size(); ++i) {
+      ASSERT_NEAR(found[i], expected_[i], 0.01) << i;  // NaN is not near any value
+    }
+  }
+
+ private:
+  CudaDevice& device_;
+  TwoBlocks& blocks_;
+  PreparedCalls calls_;
+  RunControl control_;
+  std::vector<float> expected_;
+};
+
+void ExpectStillWaits(const EventRef& done) {
+  EXPECT_EQ(done->Wait(absl::Now() + absl::Milliseconds(50)).code(),
+            absl::StatusCode::kDeadlineExceeded);
+}
+
 TEST(CudaLateKeysTest, CallStartsBeforeItsLateKeysArrive) {
   auto device = MakeDevice();
   TwoBlocks blocks(*device);
   const ForwardCall late = blocks.Call(/*late=*/true);
   if (!device->TakesLateKeys(late)) GTEST_SKIP() << "no kernel of this GPU waits for keys";
-  PreparedCalls calls = Ready(*device, {blocks.Call(/*late=*/false), late});
-  RunControl control;
-  ASSERT_TRUE(device->Start(*calls[0], {}, &control)->Wait(Soon()).ok());
-  const std::vector<float> expected = blocks.Results();
+  LateCall call(*device, blocks, late);
   // Twice: a launch must leave everything ready for the next one.
   for (int time = 0; time < 2; ++time) {
-    blocks.Forget();
-    blocks.ForgetResults();
+    call.Forget();
     Arrival arrival(blocks, *CudaEventPool::ForDevice(0));
-    const EventRef done = device->Start(*calls[1], BehindKeys(arrival.event()), &control);
-    EXPECT_EQ(done->Wait(absl::Now() + absl::Milliseconds(50)).code(),
-              absl::StatusCode::kDeadlineExceeded);
+    const EventRef done = call.Start(BehindKeys(arrival.event()));
+    ExpectStillWaits(done);
     EXPECT_TRUE(device->waits_for_transfer());
     arrival.Open();
     ASSERT_TRUE(done->Wait(Soon()).ok());
@@ -177,10 +212,8 @@ TEST(CudaLateKeysTest, CallStartsBeforeItsLateKeysArrive) {
     EXPECT_LT(done->begin_time() + absl::Milliseconds(40), arrival.event()->begin_time())
         << "the call waited for the keys before it began";
     EXPECT_GE(done->end_time(), arrival.event()->end_time());
-    const std::vector<float> found = blocks.Results();
-    for (size_t i = 0; i < found.size(); ++i) {
-      ASSERT_NEAR(found[i], expected[i], 0.01) << i;  // NaN is not near any value
-    }
+    call.ExpectResults();
+    ASSERT_FALSE(HasFatalFailure());
   }
 }
 
@@ -189,28 +222,23 @@ TEST(CudaLateKeysTest, CallWaitsForEveryArrival) {
   TwoBlocks blocks(*device);
   const ForwardCall late = blocks.CallWithTwoArrivals();
   if (!device->TakesLateKeys(late)) GTEST_SKIP() << "no kernel of this GPU waits for keys";
-  PreparedCalls calls = Ready(*device, {blocks.Call(/*late=*/false), late});
-  RunControl control;
-  ASSERT_TRUE(device->Start(*calls[0], {}, &control)->Wait(Soon()).ok());
-  const std::vector<float> expected = blocks.Results();
+  LateCall call(*device, blocks, late);
   for (int time = 0; time < 2; ++time) {
-    blocks.Forget();
-    blocks.ForgetResults();
+    call.Forget();
     Arrival arrival(blocks, *CudaEventPool::ForDevice(0));
     Gate second(*CudaEventPool::ForDevice(0));
     StartAfter after;
     after.bring_keys = [&] {
       return std::vector<std::vector<EventRef>>{{arrival.event()}, {second.event()}};
     };
-    const EventRef done = device->Start(*calls[1], std::move(after), &control);
+    const EventRef done = call.Start(std::move(after));
     arrival.Open();
     EXPECT_TRUE(arrival.event()->Wait(Soon()).ok());
-    EXPECT_EQ(done->Wait(absl::Now() + absl::Milliseconds(50)).code(),
-              absl::StatusCode::kDeadlineExceeded);
+    ExpectStillWaits(done);
     second.Open();
     ASSERT_TRUE(done->Wait(Soon()).ok());
-    const std::vector<float> found = blocks.Results();
-    for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 0.01) << i;
+    call.ExpectResults();
+    ASSERT_FALSE(HasFatalFailure());
   }
 }
 
@@ -230,8 +258,7 @@ TEST(CudaLateKeysTest, EachLaunchWaitsForItsOwnKeys) {
   const EventRef one = device->Start(*calls[0], BehindKeys(keys.event()), &control);
   const EventRef two = device->Start(*calls[1], BehindKeys(others.event()), &control);
   others.Open();
-  EXPECT_EQ(one->Wait(absl::Now() + absl::Milliseconds(50)).code(),
-            absl::StatusCode::kDeadlineExceeded);
+  ExpectStillWaits(one);
   keys.Open();
   ASSERT_TRUE(one->Wait(Soon()).ok());
   ASSERT_TRUE(two->Wait(Soon()).ok());
@@ -250,8 +277,7 @@ TEST(CudaLateKeysTest, StoppedCallDoesNotWaitForever) {
   absl::SleepFor(absl::Milliseconds(20));
   control.stop = true;
   // The keys still arrive, as transfers from peers do, and the call's memory is in use until then.
-  EXPECT_EQ(done->Wait(absl::Now() + absl::Milliseconds(50)).code(),
-            absl::StatusCode::kDeadlineExceeded);
+  ExpectStillWaits(done);
   arrival.Open();
   EXPECT_TRUE(done->Wait(Soon()).ok());
 }

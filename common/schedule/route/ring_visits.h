@@ -17,8 +17,8 @@
 // They arrive at their collector, which adds its own contribution and sends the sum to the owner:
 // one outer hop per round, to the same slot. The collector of round o > 0 is the rank that holds
 // the block at (o, 0); in round 0 it is the owner.
-#ifndef RINGATTN_COMMON_SCHEDULE_RING_RING_VISITS_H_
-#define RINGATTN_COMMON_SCHEDULE_RING_RING_VISITS_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_ROUTE_RING_VISITS_H_
+#define RINGATTN_COMMON_SCHEDULE_ROUTE_RING_VISITS_H_
 
 #include <cstdint>
 #include <functional>
@@ -64,4 +64,4 @@ std::vector<RingVisit> OrderVisits(int groups, int group_size, VisitOrder order,
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_RING_RING_VISITS_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_ROUTE_RING_VISITS_H_

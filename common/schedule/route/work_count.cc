@@ -1,4 +1,4 @@
-#include "common/schedule/work_count.h"
+#include "common/schedule/route/work_count.h"
 
 #include <algorithm>
 #include <utility>
@@ -193,6 +193,68 @@ class Counter {
   std::vector<int64_t> tiles_before_;
 };
 
+// Returns whether no row of q sees a key of kv, or every row sees all of them. Both by positions,
+// so neither may hold.
+bool SeesNone(const Piece& q, const Piece& kv, const Band& band) {
+  return LastOf(kv) < FirstOf(q) + band.lower || FirstOf(kv) > LastOf(q) + band.upper;
+}
+bool SeesAll(const Piece& q, const Piece& kv, const Band& band) {
+  return FirstOf(kv) >= LastOf(q) + band.lower && LastOf(kv) <= FirstOf(q) + band.upper;
+}
+
+// Most shards are a few pieces of one document. The walks over many pieces would then take longer
+// than the counts.
+constexpr size_t kFewPieces = 4;
+bool AreFew(const std::vector<Piece>& q, const std::vector<Piece>& kv) {
+  return q.size() * kv.size() <= kFewPieces;
+}
+
+WorkCount CountFew(const std::vector<Piece>& q, const std::vector<Piece>& kv,
+                   const std::vector<Band>& bands) {
+  WorkCount count;
+  for (const Piece& rows : q) {
+    const Band& band = bands[rows.document];
+    for (const Piece& keys : kv) {
+      if (rows.document != keys.document || band.lower > band.upper) continue;
+      if (SeesNone(rows, keys, band)) continue;
+      if (SeesAll(rows, keys, band)) {
+        count.pairs += rows.length * keys.length;
+        count.tiles += CeilDivide(rows.length, kTileRows) * CeilDivide(keys.length, kTileRows);
+      } else {
+        count.pairs += CountPairs(rows, keys, band);
+        count.tiles += CountTiles(rows, keys, band);
+      }
+    }
+  }
+  return count;
+}
+
+RowRange NeededOfFew(const std::vector<Piece>& q, const std::vector<Piece>& kv,
+                     const std::vector<Band>& bands) {
+  RowRange needed;
+  const RowRange all =
+      kv.empty() ? RowRange{}
+                 : RowRange{kv.front().local_begin, kv.back().local_begin + kv.back().length};
+  // Later queries mostly see more keys.
+  for (size_t i = q.size(); i-- > 0;) {
+    const Piece& rows = q[i];
+    const Band& band = bands[rows.document];
+    for (const Piece& keys : kv) {
+      if (rows.document != keys.document || band.lower > band.upper) continue;
+      if (SeesNone(rows, keys, band)) continue;
+      RowRange seen{0, keys.length};
+      if (!SeesAll(rows, keys, band)) seen = ReachableKeys(rows, 0, rows.length, keys, band);
+      if (seen.empty()) continue;
+      seen = {keys.local_begin + seen.begin, keys.local_begin + seen.end};
+      needed = needed.empty()
+                   ? seen
+                   : RowRange{std::min(needed.begin, seen.begin), std::max(needed.end, seen.end)};
+    }
+    if (!all.empty() && needed.begin == all.begin && needed.end == all.end) break;
+  }
+  return needed;
+}
+
 // Returns the first key, in the order of the pieces, that a row of q sees, as a local row of the
 // buffer that kv describes; -1 if there is none. The smallest key that a row sees grows with the
 // row, so the first row that sees any key sees it.
@@ -259,6 +321,7 @@ int64_t EndSeen(const std::vector<Piece>& q, const std::vector<Piece>& kv,
 
 WorkCount CountWork(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                     const std::vector<Band>& bands) {
+  if (AreFew(q, kv)) return CountFew(q, kv, bands);
   Counter counter;
   ForEachCommonDocument(q, kv, [&](const PieceRange& a, const PieceRange& b, int64_t document) {
     const Band& band = bands[document];
@@ -269,6 +332,7 @@ WorkCount CountWork(const std::vector<Piece>& q, const std::vector<Piece>& kv,
 
 RowRange NeededRows(const std::vector<Piece>& q, const std::vector<Piece>& kv,
                     const std::vector<Band>& bands) {
+  if (AreFew(q, kv)) return NeededOfFew(q, kv, bands);
   const int64_t begin = FirstSeen(q, kv, bands);
   return begin < 0 ? RowRange{} : RowRange{begin, EndSeen(q, kv, bands)};
 }

@@ -1,14 +1,14 @@
 // QRoute: whose queries every rank computes on at every step of a schedule with resident keys, and
 // which rank sends them. The schedule turns it into buffers, transfers and calls.
-#ifndef RINGATTN_COMMON_SCHEDULE_Q_ROUTE_H_
-#define RINGATTN_COMMON_SCHEDULE_Q_ROUTE_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_ROUTE_Q_ROUTE_H_
+#define RINGATTN_COMMON_SCHEDULE_ROUTE_Q_ROUTE_H_
 
 #include <cstdint>
 #include <vector>
 
 #include "common/layout/shard_plan.h"
-#include "common/schedule/kv_route.h"
-#include "common/schedule/work_count.h"
+#include "common/schedule/route/kv_route.h"
+#include "common/schedule/route/work_count.h"
 
 namespace ringattn {
 
@@ -27,6 +27,8 @@ struct QRoute {
   std::vector<int> distances;
   std::vector<std::vector<char>> held;  // [step][source]: whether its holder at the step has them
   std::vector<WorkCount> work;          // by rank, then source: see Work
+  // By step: whether some holder has work with others' queries. Not set for step 0.
+  std::vector<char> works_any;
 
   int steps() const { return static_cast<int>(distances.size()); }
   int SourceOf(int rank, int step) const {
@@ -40,6 +42,8 @@ struct QRoute {
   bool Works(int step, int source) const { return Work(HolderOf(source, step), source).pairs > 0; }
   // Returns whether a rank other than the owner has work with them.
   bool IsSeenByOthers(int source) const;
+  // Returns, ascending, the sources whose queries or partials the rank receives or sends at a step.
+  std::vector<int> SourcesAt(int rank, int step) const;
 };
 
 // Makes the route of a plan. A gathered route (QRoute::gathered) is always direct.
@@ -47,4 +51,4 @@ QRoute MakeQRoute(const ShardPlan& plan, const RingSpans& pieces, bool gathered)
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_Q_ROUTE_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_ROUTE_Q_ROUTE_H_

@@ -1,7 +1,7 @@
 // Counts the work of a set of q rows with a set of keys by interval arithmetic. Schedules, reports
 // and the cost model use the counts; results do not depend on them.
-#ifndef RINGATTN_COMMON_SCHEDULE_WORK_COUNT_H_
-#define RINGATTN_COMMON_SCHEDULE_WORK_COUNT_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_ROUTE_WORK_COUNT_H_
+#define RINGATTN_COMMON_SCHEDULE_ROUTE_WORK_COUNT_H_
 
 #include <cstdint>
 #include <vector>
@@ -38,4 +38,4 @@ RowRange NeededRows(const std::vector<Piece>& q, const std::vector<Piece>& kv,
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_WORK_COUNT_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_ROUTE_WORK_COUNT_H_

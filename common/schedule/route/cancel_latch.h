@@ -1,6 +1,6 @@
 // CancelLatch remembers a cancellation.
-#ifndef RINGATTN_COMMON_SCHEDULE_CANCEL_LATCH_H_
-#define RINGATTN_COMMON_SCHEDULE_CANCEL_LATCH_H_
+#ifndef RINGATTN_COMMON_SCHEDULE_ROUTE_CANCEL_LATCH_H_
+#define RINGATTN_COMMON_SCHEDULE_ROUTE_CANCEL_LATCH_H_
 
 #include <functional>
 #include <utility>
@@ -25,4 +25,4 @@ class CancelLatch {
 
 }  // namespace ringattn
 
-#endif  // RINGATTN_COMMON_SCHEDULE_CANCEL_LATCH_H_
+#endif  // RINGATTN_COMMON_SCHEDULE_ROUTE_CANCEL_LATCH_H_

@@ -1,4 +1,4 @@
-#include "common/schedule/work_count.h"
+#include "common/schedule/route/work_count.h"
 
 #include <algorithm>
 #include <random>

@@ -1,4 +1,4 @@
-#include "common/schedule/q_route.h"
+#include "common/schedule/route/q_route.h"
 
 #include <algorithm>
 
@@ -41,6 +41,14 @@ bool QRoute::IsSeenByOthers(int source) const {
   return false;
 }
 
+std::vector<int> QRoute::SourcesAt(int rank, int step) const {
+  std::vector<int> sources = {rank, SourceOf(rank, step)};
+  if (!direct) sources.push_back(SourceOf(rank, step - 1));
+  std::sort(sources.begin(), sources.end());
+  sources.erase(std::unique(sources.begin(), sources.end()), sources.end());
+  return sources;
+}
+
 QRoute MakeQRoute(const ShardPlan& plan, const RingSpans& pieces, bool gathered) {
   QRoute route;
   const int world_size = route.world_size = plan.world_size;
@@ -67,6 +75,9 @@ QRoute MakeQRoute(const ShardPlan& plan, const RingSpans& pieces, bool gathered)
     if (distance > 0 && std::find(held.begin(), held.end(), 1) == held.end()) continue;
     route.distances.push_back(distance);
     route.held.push_back(held);
+    const std::vector<char>& works = needed[distance];
+    route.works_any.push_back(distance > 0 &&
+                              std::find(works.begin(), works.end(), 1) != works.end());
   }
   return route;
 }
