@@ -15,6 +15,10 @@
 // part first compute it while the first part's accumulator is still in transfer. The rank's own
 // block comes last: others' contributions arrive in its accumulators in the meantime, and nothing
 // remains to wait for when it is done.
+//
+// The planner builds equal steps of ranks once. If what a rank does in a step begins to depend on
+// something else, RingStepKeys needs it too (ring_step_keys.h; step_classes_test.cc finds most
+// cases).
 #ifndef RINGATTN_COMMON_SCHEDULE_RING_BACKWARD_H_
 #define RINGATTN_COMMON_SCHEDULE_RING_BACKWARD_H_
 

@@ -2,7 +2,9 @@
 // kv_source_rank = (r - s) mod W while it sends that block to r + 1 and receives the next from r -
 // 1. Two K/V slots alternate; the home shard's buffers are one of them. Only rows that some later
 // rank sees travel. If windows or documents leave ranks without common keys, blocks go directly to
-// the ranks that need them (`direct`, kv_route.h) instead of through all ranks between.
+// the ranks that need them (`direct`, kv_route.h) instead of through all ranks between. If what a
+// rank does in a step begins to depend on something else, RingStepKeys needs it too
+// (ring_step_keys.h).
 #ifndef RINGATTN_COMMON_SCHEDULE_RING_FORWARD_H_
 #define RINGATTN_COMMON_SCHEDULE_RING_FORWARD_H_
 
