@@ -16,7 +16,7 @@ import numpy as np
 from ringattn import _cuda
 from ringattn._arguments import sizes_of, type_name
 from ringattn._dtypes import dtype_named, numpy_dtype, service_dtype
-from ringattn._errors import invalid
+from ringattn._errors import NO_FORWARD_MODE, invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +149,6 @@ def refuse_derivatives(value: Any, field: str) -> None:
         return
     forward_ad = torch.autograd.forward_ad
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
-        from ringattn._torch_arguments import NO_FORWARD_MODE
-
         raise NotImplementedError(f"{field}: {NO_FORWARD_MODE}")
     if value.requires_grad and torch.is_grad_enabled():
         raise NotImplementedError(f"{field}: requires a gradient, which calls of a client do not compute; use "

@@ -166,6 +166,10 @@ class OfOneProcess:
                         "belong to one process; share the object between threads, and connect in each process")
 
 
+#: Error text of forward-mode derivatives.
+NO_FORWARD_MODE = ("forward-mode derivatives (torch.func.jvp, jacfwd, dual tensors) of ringattn's attention are not "
+                   "supported; use reverse mode (torch.autograd.grad)")
+
 #: Error text of objects whose process was forked.
 FORKED = ("this process was forked from one that has used ringattn; connections do not survive a fork: start processes "
           "with 'spawn' or 'forkserver', or connect after the fork")

@@ -11,12 +11,9 @@ from torch.autograd import forward_ad
 
 from ringattn._arguments import flag, items_of, seed_number, signed_number, type_name, whole_number, window_pair
 from ringattn._arrays import refuse_masked
-from ringattn._errors import invalid
+from ringattn._errors import NO_FORWARD_MODE, invalid
 from ringattn._options import DilationLevel, Document
 from ringattn._shape import PARTS
-
-NO_FORWARD_MODE = ("forward-mode derivatives (torch.func.jvp, jacfwd, dual tensors) of ringattn's attention are not "
-                   "supported; use reverse mode (torch.autograd.grad)")
 
 
 # ------------------------------------------------------------------ tensors

@@ -24,11 +24,11 @@ from ringattn import _default, _graph_calls
 from ringattn._arguments import flag, number, seed_number, window_pair
 from ringattn._client import BackwardResult
 from ringattn._default import ResidualMode
-from ringattn._errors import invalid
+from ringattn._errors import NO_FORWARD_MODE, invalid
 from ringattn._options import DilationLevel, Document
 from ringattn._request import origin_of
-from ringattn._torch_arguments import (NO_FORWARD_MODE, autocast, check_derivatives, check_values, flat_documents,
-                                       flat_levels, form_of, longest_query_of, offsets_tensor, seed_tensor)
+from ringattn._torch_arguments import (autocast, check_derivatives, check_values, flat_documents, flat_levels, form_of,
+                                       longest_query_of, offsets_tensor, seed_tensor)
 
 
 def _options(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, alibi_slopes: Tensor | None,
