@@ -6,10 +6,10 @@ With several builds, rounds alternate between them, and the table ends with rati
   small_requests.py --bin_dir DIR [--bin_dir DIR]... [--in_flight 1,8,64] [--rounds 3] [--seconds 2] [--cpu]
                     [--conditions default,processors=4,awake] [--callback_threads default,2,4]
 
-Each build is measured under each condition, with each number of the coordinator's callback threads. `processors=N` binds the coordinator to N processors. `awake` keeps all
-processors of this process busy with loops of idle priority, so that no wake-up waits for a halted one. DIR has
-ringattn, ringattn-server and ringattn-worker. Needs no packages. `ringattn bench` verifies the first result
-of each level. Prints CSV: medians of the rounds, and medians of the ratios of paired rounds.
+Each build is measured under each condition, with each number of the coordinator's callback threads. `processors=N` binds
+the coordinator to N processors. `awake` keeps all processors of this process busy with loops of idle priority, so that no
+wake-up waits for a halted one. DIR has ringattn, ringattn-server and ringattn-worker. Needs no packages. `ringattn bench`
+verifies the first result of each level. Prints CSV: medians of the rounds, and medians of the ratios of paired rounds.
 """
 import argparse
 import contextlib
