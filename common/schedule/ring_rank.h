@@ -50,8 +50,7 @@ struct RingRank {
   int rank() const { return builder.rank(); }
 
   // Returns, ascending, the sources whose blocks this rank receives, computes on or sends at a
-  // visit, or whose gradients it exchanges. A ring of
-  // kNoRank gets all sources whose blocks differ.
+  // visit, or whose gradients it exchanges. A ring of kNoRank gets all sources whose blocks differ.
   //   others  at most two further visits at which the rank may have the block
   std::vector<int> SourcesAt(int step, const std::vector<int>& others) const;
 

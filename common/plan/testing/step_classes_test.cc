@@ -149,42 +149,48 @@ void ExpectStepsOfClasses(const Problem& problem, ScheduleBuilder& builder,
   }
 }
 
-TEST(StepClassesTest, StepsOfAClassAreEqual) {
-  int shared = 0;
-  for (int number = 0; number < 4000; ++number) {
-    const Problem problem = ProblemOf(DrawRequest(10000 + number));
+// Calls `check(problem, builder, programs)` for those of 4,000 drawn requests whose steps have
+// classes. Stops at the first failure.
+template <typename Check>
+void ForDrawnClasses(int first_number, Check check) {
+  for (int number = first_number; number < first_number + 4000; ++number) {
+    const Problem problem = ProblemOf(DrawRequest(number));
     ScheduleBuilder builder(problem.spec, problem.shards, problem.recipe);
     const std::unique_ptr<const ClassedPrograms> programs =
         builder.FindStepClasses(problem.host_of_rank);
     if (programs == nullptr) continue;
-    ExpectStepsOfClasses(problem, builder, *programs);
-    ASSERT_FALSE(HasFailure()) << "request " << 10000 + number << "\n"
-                               << ToString(problem.shards) << "group_size "
-                               << problem.recipe.group_size;
-    shared += programs->classes().representatives.size() < programs->classes().class_of.size();
+    check(problem, builder, *programs);
+    ASSERT_FALSE(testing::Test::HasFailure())
+        << "request " << number << "\n"
+        << ToString(problem.shards) << "group_size " << problem.recipe.group_size;
   }
+}
+
+bool StepsShareClasses(const ClassedPrograms& programs) {
+  return programs.classes().representatives.size() < programs.classes().class_of.size();
+}
+
+TEST(StepClassesTest, StepsOfAClassAreEqual) {
+  int shared = 0;
+  ForDrawnClasses(10000, [&](const Problem& problem, ScheduleBuilder& builder,
+                             const ClassedPrograms& programs) {
+    ExpectStepsOfClasses(problem, builder, programs);
+    shared += StepsShareClasses(programs);
+  });
   EXPECT_GT(shared, 450);
 }
 
 TEST(StepClassesTest, CostAsMuchAsAllPrograms) {
   int classed = 0, shared = 0, double_rings = 0;
-  for (int number = 0; number < 4000; ++number) {
-    const Problem problem = ProblemOf(DrawRequest(1000 + number));
-    ScheduleBuilder builder(problem.spec, problem.shards, problem.recipe);
-    const std::unique_ptr<const ClassedPrograms> programs =
-        builder.FindStepClasses(problem.host_of_rank);
-    if (programs == nullptr) continue;
+  ForDrawnClasses(1000, [&](const Problem& problem, ScheduleBuilder&,
+                            const ClassedPrograms& programs) {
     CostSum costs(problem.spec, problem.inputs, problem.host_of_rank);
-    costs.AddAll(*programs);
+    costs.AddAll(programs);
     ExpectSame(std::move(costs).Finish(problem.recipe, problem.shards), PlanOfAllPrograms(problem));
-    ASSERT_FALSE(HasFailure()) << "request " << 1000 + number << "\n"
-                               << ToString(problem.shards) << "group_size "
-                               << problem.recipe.group_size;
-    const StepClasses& classes = programs->classes();
     ++classed;
-    shared += classes.representatives.size() < classes.class_of.size();
+    shared += StepsShareClasses(programs);
     double_rings += problem.recipe.schedule == ScheduleKind::kDoubleRing;
-  }
+  });
   EXPECT_GT(classed, 800);
   EXPECT_GT(shared, 450);
   EXPECT_GT(double_rings, 200);
