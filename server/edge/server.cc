@@ -264,6 +264,13 @@ void Server::SetAlive(bool alive) {
   if (health_ != nullptr) health_->SetServing(wire::kLivenessName, alive);
 }
 
+template <typename Work>
+void Server::Answer(std::shared_ptr<RequestCall> call, Work work) {
+  if (call == nullptr) return;
+  if (call != inline_call_) return work(*call);
+  core_.AfterEvents([call = std::move(call), work = std::move(work)]() mutable { work(*call); });
+}
+
 void Server::CarryOut(Action action, const Coordinator& core) {
   struct Visitor {
     Server* server;
@@ -275,24 +282,15 @@ void Server::CarryOut(Action action, const Coordinator& core) {
     }
     void operator()(const DropWorker& a) { server->join_service_.Drop(a.connection, a.reason); }
     void operator()(AcceptRequest& a) {
-      auto stream = Find(a.stream);
-      if (!a.is_inline) {
-        if (stream != nullptr) stream->Accept(a);
-        return;
-      }
-      // The answer is made and written after the core's events. The core knows nothing more of
-      // this request than the actions that follow at once.
-      server->inline_call_ = stream;
-      if (stream == nullptr) return;
-      server->core_.AfterEvents(
-          [stream = std::move(stream), a = std::move(a)] { stream->Accept(a); });
+      std::shared_ptr<RequestCall> call = Find(a.stream);
+      if (a.is_inline) server->inline_call_ = call;
+      server->Answer(std::move(call),
+                     [a = std::move(a)](RequestCall& answered) { answered.Accept(a); });
     }
     void operator()(BeginDownload& a) {
-      auto stream = Find(a.stream);
-      if (stream == nullptr) return;
-      if (stream != server->inline_call_) return stream->Download(std::move(a));
-      server->core_.AfterEvents([stream = std::move(stream), a = std::move(a)]() mutable {
-        stream->Download(std::move(a));
+      std::shared_ptr<RequestCall> call = Find(a.stream);
+      server->Answer(std::move(call), [a = std::move(a)](RequestCall& answered) mutable {
+        answered.Download(std::move(a));
       });
     }
     void operator()(const TransferAdvanced& a) {
@@ -303,18 +301,15 @@ void Server::CarryOut(Action action, const Coordinator& core) {
     void operator()(const KvWriterAnswered& a) { server->kv_cache_service_.Answer(a); }
     void operator()(const KvWriterEnded& a) { server->kv_relays_.End(a.id, a.epoch, a.failure); }
     void operator()(FinishRequest& a) {
-      auto stream = Find(a.stream);
-      if (stream == nullptr) return;
-      if (stream != server->inline_call_) return stream->Succeed(a);
-      server->inline_call_.reset();
-      server->core_.AfterEvents(
-          [stream = std::move(stream), a = std::move(a)] { stream->Succeed(a); });
+      const std::shared_ptr<RequestCall> call = Find(a.stream);
+      server->Answer(call, [a = std::move(a)](RequestCall& answered) { answered.Succeed(a); });
+      if (call == server->inline_call_) server->inline_call_.reset();
     }
     void operator()(const FailRequest& a) {
-      auto stream = Find(a.stream);
-      if (stream == nullptr) return;
-      if (stream == server->inline_call_) server->inline_call_.reset();
-      stream->Fail(a.failure);
+      const std::shared_ptr<RequestCall> call = Find(a.stream);
+      if (call == nullptr) return;
+      if (call == server->inline_call_) server->inline_call_.reset();
+      call->Fail(a.failure);
     }
     void operator()(const StateChanged&) {}  // the core is queried instead
     void operator()(const PlanThis&) {}      // handled by CoreLoop

@@ -110,6 +110,12 @@ class Server final : private ActionSink {
  private:
   Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory);
 
+  // Runs `work` on a call, unless it is null: at once, or after the core's events if the core has
+  // ended the call's inline operation. The core then knows nothing more of the request than the
+  // actions that follow at once. Used by the thread that uses the core.
+  template <typename Work>
+  void Answer(std::shared_ptr<RequestCall> call, Work work);
+
   absl::Status Listen();
   std::shared_ptr<grpc::AuthMetadataProcessor> MakeGate();
   void WatchOver();
