@@ -8,8 +8,10 @@
 #include <cstring>
 #include <vector>
 
+#include "common/attention/dtype.h"
 #include "worker/kernels/cuda/launch/tensor_map_encoder.h"
 #include "worker/kernels/cuda/paged/check/bench_kernels.h"
+#include "worker/kernels/cuda/paged/check/reference.h"
 #include "worker/kernels/cuda/plan/attention_params.h"
 
 namespace ringattn::worker::cuda::paged::check {
@@ -47,10 +49,7 @@ std::vector<float> DownloadHead(const void* data, int64_t first_row, int64_t cou
                      row_bytes, kDim * 2, count, cudaMemcpyDeviceToHost),
         "download");
   std::vector<float> values(bits.size());
-  for (size_t i = 0; i < bits.size(); ++i) {
-    const uint32_t word = uint32_t{bits[i]} << 16;
-    std::memcpy(&values[i], &word, sizeof(word));
-  }
+  ConvertToFloat(DType::kBFloat16, bits.data(), values.data(), count * kDim);
   return values;
 }
 
@@ -158,28 +157,23 @@ void ContiguousForwardRun::VerifyRow(int64_t row, int32_t head) const {
   Check(cudaMemcpy(&lse, params_.forward.lse + head * common.q_rows + row, sizeof(lse),
                    cudaMemcpyDeviceToHost),
         "download");
-  std::vector<double> scores(row + 1);
-  for (int64_t key = 0; key <= row; ++key) {
-    for (int64_t i = 0; i < kDim; ++i) scores[key] += double{q[i]} * k[key * kDim + i];
-    scores[key] *= common.softmax_scale;
-  }
-  const double largest = *std::max_element(scores.begin(), scores.end());
-  double sum = 0.0;
-  std::vector<double> expected(kDim);
-  for (int64_t key = 0; key <= row; ++key) {
-    const double weight = std::exp(scores[key] - largest);
-    sum += weight;
-    for (int64_t i = 0; i < kDim; ++i) expected[i] += weight * v[key * kDim + i];
-  }
+  ReferenceQuery query;
+  query.q = q.data();
+  query.position = row;
+  query.length = row + 1;
+  query.softmax_scale = common.softmax_scale;
+  const ReferenceRow expected = ComputeReference(
+      query, kDim, kDim, [&](int64_t entry, const float** key, const float** value) {
+        *key = &k[entry * kDim];
+        *value = &v[entry * kDim];
+      });
   double error = 0.0, norm = 0.0;
   for (int64_t i = 0; i < kDim; ++i) {
-    const double value = expected[i] / sum;
-    error += (out[i] - value) * (out[i] - value);
-    norm += value * value;
+    error += (out[i] - expected.out[i]) * (out[i] - expected.out[i]);
+    norm += expected.out[i] * expected.out[i];
   }
   // Negated, so that NaN fails.
-  const bool right =
-      std::sqrt(error / norm) < 1e-2 && std::abs(lse - largest - std::log(sum)) < 1e-2;
+  const bool right = std::sqrt(error / norm) < 1e-2 && std::abs(lse - expected.lse) < 1e-2;
   if (right) return;
   std::fprintf(stderr, "FATAL row %lld of head %d of one Forward is wrong: relative error %g\n",
                static_cast<long long>(row), head, std::sqrt(error / norm));
