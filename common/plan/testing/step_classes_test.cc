@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/config.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/testing/time_factor.h"
 #include "common/plan/cost_model.h"
 #include "common/plan/host_rings.h"
 #include "common/plan/testing/drawn_requests.h"
@@ -19,13 +19,6 @@
 
 namespace ringattn {
 namespace {
-
-// Time limits: sanitizers make the same code two to three times slower.
-#ifdef ABSL_HAVE_ADDRESS_SANITIZER
-constexpr double kTimes = 4;
-#else
-constexpr double kTimes = 1;
-#endif
 
 struct Problem {
   AttentionSpec spec;
@@ -257,7 +250,7 @@ TEST(StepClassesTest, AThousandWorkersArePlannedInASecond) {
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->shards.world_size, 1024);
-  EXPECT_LT(seconds, kTimes);
+  EXPECT_LT(seconds, 1.0 * kTimeFactor);
 }
 
 }  // namespace
