@@ -8,22 +8,15 @@
 #include <string>
 #include <utility>
 
-#include "absl/base/config.h"
 #include "absl/strings/match.h"
 #include "common/attention/tensors.h"
 #include "common/base/limits.h"
+#include "common/base/testing/time_factor.h"
 #include "common/plan/cost_model.h"
 #include "gtest/gtest.h"
 
 namespace ringattn {
 namespace {
-
-// Time limits: sanitizers make the same code two to three times slower.
-#ifdef ABSL_HAVE_ADDRESS_SANITIZER
-constexpr double kTimes = 4;
-#else
-constexpr double kTimes = 1;
-#endif
 
 AttentionSpec Spec(int64_t tokens, bool causal) {
   AttentionSpec spec;
@@ -204,7 +197,7 @@ TEST(PlannerTest, ManyStripesArePlannedQuickly) {
     EXPECT_EQ(plan.shards.q[1].size(), kMaxStripes / world_size);
   }
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-  EXPECT_LT(seconds, 4.0 * kTimes);
+  EXPECT_LT(seconds, 4.0 * kTimeFactor);
 }
 
 // The maximum number of pieces that planning accepts: 2^17 documents on each of 4 ranks.
@@ -230,7 +223,7 @@ TEST(PlannerTest, ManyStripedDocumentsArePlannedQuickly) {
   const std::clock_t begin = std::clock();  // processor time: other processes share the machine
   MustPlan(spec, StripedOverFour(), 4, Direction::kBackward);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-  EXPECT_LT(seconds, 2.0 * kTimes);
+  EXPECT_LT(seconds, 2.0 * kTimeFactor);
 }
 
 // The longest interval between two polls bounds the delay of a cancellation.
@@ -246,7 +239,7 @@ TEST(PlannerTest, CancellationIsPolledOften) {
     return false;
   };
   ASSERT_TRUE(PlanRequest(spec, Direction::kBackward, StripedOverFour(), Workers(4), control).ok());
-  EXPECT_LT(longest, 0.2 * kTimes);
+  EXPECT_LT(longest, 0.2 * kTimeFactor);
 }
 
 TEST(PlannerTest, StripesThatShredTheShardsAreRefused) {
@@ -306,7 +299,7 @@ TEST(PlannerTest, ManyDocumentsArePlannedQuickly) {
   const std::clock_t begin = std::clock();  // processor time: other processes share the machine
   MustPlan(spec, choice, 8, Direction::kBackward);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-  EXPECT_LT(seconds, 2.0 * kTimes);
+  EXPECT_LT(seconds, 2.0 * kTimeFactor);
 }
 
 TEST(PlannerTest, DilatedSegmentsThatFitAShardStayTogether) {
@@ -330,7 +323,7 @@ TEST(PlannerTest, ManySegmentsArePlannedQuickly) {
   const Plan plan = MustPlan(spec, {}, 64);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   std::printf("2^18 segments over 64 ranks: %.2f s\n", seconds);
-  EXPECT_LT(seconds, 2.0 * kTimes);
+  EXPECT_LT(seconds, 2.0 * kTimeFactor);
   EXPECT_EQ(plan.shards.world_size, 64);
 }
 

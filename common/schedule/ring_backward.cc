@@ -357,14 +357,6 @@ OwnBlockOrder OwnBlockOrderOf(const KvRoute& route, int rank) {
   return {Gaps(landings, {0, route.kv_rows[rank]}), LandsLast(route, steps, rank, landings)};
 }
 
-std::vector<RowRange> RowsLandingAtCollector(const KvRoute& route, int source, int outer) {
-  std::vector<RowRange> rows;
-  for (const Landing& landing : LandingsOf(route, BackwardSteps(route, 0), source, outer)) {
-    rows.push_back(landing.rows);
-  }
-  return rows;
-}
-
 std::vector<RowRange> OwnCallRanges(const AttentionSpec& spec, const KvRoute& route, int rank,
                                     const RowRange& last) {
   const RowRange all{0, route.kv_rows[rank]};

@@ -58,9 +58,6 @@ struct OwnBlockOrder {
 };
 OwnBlockOrder OwnBlockOrderOf(const KvRoute& route, int rank);
 
-// Returns the rows of a source's block whose gradients arrive at the collector of a round.
-std::vector<RowRange> RowsLandingAtCollector(const KvRoute& route, int source, int outer);
-
 // Returns the ranges of the own block on which the rank computes: all rows, or those before and
 // after the rows that arrive last, and then these, which have a separate call.
 //   last  OwnBlockOrder::last

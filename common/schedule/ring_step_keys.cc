@@ -10,7 +10,6 @@ RingStepKeys::RingStepKeys(const ScheduleContext& context, const RingRoute& rout
                            const RingWork& work, const std::vector<int>& host_of_rank)
     : route_(*route.kv),
       slots_(route.slots),
-      passes_(route.passes),
       pieces_(route.pieces),
       work_(work),
       spec_(context.spec),
@@ -26,7 +25,7 @@ RingStepKeys::RingStepKeys(const ScheduleContext& context, const RingRoute& rout
     if (Collects(visit)) links_[route_.visits[visit].sum_arrives].sums.push_back(visit);
   }
   used_until_ = {0};
-  for (char used : passes_.used_steps) used_until_.push_back(used_until_.back() + used);
+  for (char used : route.passes.used_steps) used_until_.push_back(used_until_.back() + used);
 }
 
 int RingStepKeys::width() const {
@@ -35,33 +34,34 @@ int RingStepKeys::width() const {
     fetches = std::max(fetches, links.fetches.size());
     sums = std::max(sums, links.sums.size());
   }
-  return static_cast<int>(6 + 5 * fetches + sums + 12);
+  return static_cast<int>(6 + 4 * fetches + sums + 9);
 }
 
 int32_t RingStepKeys::FormOf(bool backward, int visit) {
-  const int last = route_.steps() - 1;
-  std::vector<int64_t> form = {backward, visit > last, visit == 0,
-                               std::min(std::max(last - visit, 0), kMostVisitsBefore)};
-  for (int collector : links_[visit].sums) {
-    if (backward) form.insert(form.end(), {-1, slots_.OuterLandingSlot(collector)});
-  }
-  if (visit > last) return lists_.NumberOf(form);
+  if (visit == route_.steps()) return lists_.NumberOf({});  // a pass has one such step
   const RingVisit& own = route_.visits[visit];
-  form.insert(form.end(), {-2, slots_.KvSlot(visit), slots_.GradientSlot(visit), own.is_outer_hop(),
-                           route_.direct ? own.inner : 0});
+  // In a backward pass only the first visit's block is in the home slot, so the slot separates this
+  // visit from the others. In a forward pass only the first visit has no visit before. Slots, used
+  // steps and lengths of transfers mostly follow from one another, because most visits of a pass
+  // alternate between two forms.
+  std::vector<int64_t> form = {slots_.KvSlot(visit)};
   if (backward) {
-    const int parts = visit == 0 ? 1 : route_.parts;
-    for (int part = 0; part < parts; ++part) {
+    // Separates a collector's visit from all others: each round has another distance.
+    form.push_back(Collects(visit) ? own.outer : 0);
+    form.push_back(slots_.GradientSlot(visit));
+    for (int part = 0; part < route_.parts; ++part) {
       form.push_back(UsedSteps(backward_steps_.Of(visit, part), 1));
     }
     form.push_back(visit == 1 ? -1 : route_.first_parts[visit]);  // gradients start from zero
     // Landings alternate (BlockSlots::Landing).
     form.push_back(backward_steps_.Of(visit, 0) % 2);
-    AddChainTo(visit, form);
-  } else {
-    form.push_back(UsedSteps(visit, 1));
+    const bool passes_on = own.chain_next != RingVisit::kNone;
+    form.push_back(passes_on ? slots_.GradientSlot(own.chain_next) : -1);
+    form.push_back(own.collector > 0 ? slots_.GradientSlot(own.collector) : -1);
   }
-  for (int fetched : links_[visit].fetches) AddFetchTo(backward, visit, fetched, form);
+  for (int fetched : links_[visit].fetches) AddFetchTo(backward, fetched, form);
+  // The passes give their lists other meanings. Lists of different passes are rarely equal.
+  form.push_back(backward);
   return lists_.NumberOf(form);
 }
 
@@ -83,9 +83,9 @@ void RingStepKeys::Set(int rank, bool backward, int visit, int32_t form,
   key.Add(form);
   key.Add(rows_[rank]);
   if (backward) {
-    if (visit == 0) order_ = OwnBlockOrderOf(route_, rank);
-    const bool ends = visit == route_.steps() || route_.steps() == 1;
-    if (visit == 0 || ends) key.Add(OrderOf(visit == 0, ends));
+    // The block of visit 1 determines the rows of the own block that start from zero: gradients of
+    // all rows that it has arrive there.
+    if (visit == route_.steps() || route_.steps() == 1) key.Add(OwnCallsOf(rank));
     for (int collector : links_[visit].sums) key.Add(route_.BlockId(collector, rank));
   }
   if (visit == route_.steps()) return;
@@ -94,7 +94,7 @@ void RingStepKeys::Set(int rank, bool backward, int visit, int32_t form,
   key.Add(work_.Id(visit, source));
   for (int fetched : links_[visit].fetches) SetFetch(visit, fetched, key);
   if (backward) {
-    SetGradients(visit, source, key);
+    if (visit > 0) SetGradients(visit, source, key);
   } else {
     AddFlag(calls.first == visit);
     AddFlag(calls.second == visit);
@@ -112,42 +112,23 @@ int64_t RingStepKeys::UsedSteps(int64_t first, int64_t count) const {
   return used_until_[std::min(first + count, steps)] - used_until_[std::min(first, steps)];
 }
 
-void RingStepKeys::AddFetchTo(bool backward, int visit, int fetched,
-                              std::vector<int64_t>& form) const {
+void RingStepKeys::AddFetchTo(bool backward, int fetched, std::vector<int64_t>& form) const {
   const RingVisit& next = route_.visits[fetched];
   const int sender = route_.SenderStep(fetched);
-  form.insert(form.end(), {-3, slots_.KvSlot(fetched), slots_.KvSlot(sender), sender == visit,
-                           next.is_outer_hop(), route_.direct ? next.inner : 0});
+  // The sender's distance in the group is 0 for an outer hop. The block's slot also determines
+  // whether the forward pass has left the block in it: it has if no other visit uses the slot.
+  form.insert(form.end(), {slots_.KvSlot(fetched), slots_.KvSlot(sender),
+                           next.inner - route_.visits[sender].inner});
+  if (!next.is_outer_hop()) return;  // takes one step
   if (!backward) {
-    form.push_back(UsedSteps(visit, next.fetch_end + 1 - visit));
+    form.push_back(next.fetch_end - next.fetch_begin);
     return;
   }
-  form.push_back(passes_.backward_fetches[fetched]);
-  // The first visit's gradients start from zero in the step before it.
-  form.push_back(fetched == 1 ? slots_.GradientSlot(fetched) : -1);
   for (int part = 0; part < route_.parts; ++part) {
-    const int64_t begin = backward_steps_.Of(visit, part);
     // As in RingBackward::FetchKv.
-    const int64_t end =
-        Collects(fetched) ? backward_steps_.Of(next.fetch_end + 1, route_.parts - 1) : begin + 1;
+    const int64_t begin = backward_steps_.Of(next.fetch_begin, part);
+    const int64_t end = backward_steps_.Of(next.fetch_end + 1, route_.parts - 1);
     form.push_back(UsedSteps(begin, end - begin));
-  }
-}
-
-void RingStepKeys::AddChainTo(int visit, std::vector<int64_t>& form) const {
-  const RingVisit& own = route_.visits[visit];
-  form.insert(form.end(), {-4, own.chain_next != RingVisit::kNone, own.collector > 0});
-  if (own.chain_next != RingVisit::kNone) form.push_back(slots_.GradientSlot(own.chain_next));
-  if (own.collector > 0) form.push_back(slots_.GradientSlot(own.collector));
-  if (!Collects(visit)) return;
-  form.push_back(slots_.OuterLandingSlot(visit));
-  for (int part = 0; part < route_.parts; ++part) {
-    // As in RingBackward::Collect.
-    const int64_t at = backward_steps_.Of(visit, part) + 1;
-    const int64_t add_at = own.sum_arrives < route_.steps()
-                               ? backward_steps_.Of(own.sum_arrives, part)
-                               : backward_steps_.own();
-    form.push_back(UsedSteps(at, add_at - at + 1));
   }
 }
 
@@ -165,7 +146,6 @@ void RingStepKeys::SetFetch(int visit, int fetched, StepKey& key) {
   key.Add(route_.BlockId(sender, arriving));
   key.Add(route_.BlockId(fetched, leaving));
   if (sender != visit) key.Add(route_.BlockId(sender, leaving));
-  if (route_.direct) key.Add(rows_[arriving]);
   AddLane(route_.SenderTo(arriving, fetched));
   AddLane(route_.HolderOf(leaving, fetched));
 }
@@ -173,19 +153,20 @@ void RingStepKeys::SetFetch(int visit, int fetched, StepKey& key) {
 void RingStepKeys::SetGradients(int visit, int source, StepKey& key) {
   const RingVisit& own = route_.visits[visit];
   const int next = own.chain_next;
-  key.Add(rows_[source]);
-  key.Add(route_.BlockId(visit, rank_));
-  if (next != RingVisit::kNone) {
+  // If the next holder gets the keys from here too, SetFetch has added these blocks. Gradients use
+  // the lanes of this visit's keys, which travelled between the same ranks in the visit before.
+  if (next != RingVisit::kNone && !route_.direct && route_.SenderStep(next) != visit) {
     const int arriving = route_.SourceOf(rank_, next);
     key.Add(route_.BlockId(next, source));
     key.Add(route_.BlockId(visit, arriving));
     key.Add(route_.BlockId(next, arriving));
-    AddLane(route_.HolderOf(source, next));
-    AddLane(route_.HolderOf(arriving, visit));
   }
   if (Collects(visit)) {
-    key.Add(own.outer);  // the distance of the owner
-    key.Add(LandingsAtCollector(source, own.outer));
+    key.Add(route_.BlockId(visit, rank_));
+    // Gradients arrive at the rows that the chain's first rank holds: it holds what it or a later
+    // rank of the chain sees. Other rows start from zero.
+    const int first = route_.chain_begins[own.outer];
+    key.Add(first == RingVisit::kNone ? TupleNumbers::kNone : route_.BlockId(first, source));
     AddLane(source);
     AddLane(route_.HolderOf(rank_, visit));
     return;
@@ -194,9 +175,9 @@ void RingStepKeys::SetGradients(int visit, int source, StepKey& key) {
   // the owner in round 0.
   const int collector = own.collector;
   const int collected = route_.SourceOf(rank_, collector);
+  key.Add(route_.BlockId(visit, collected));
   if (collector > 0) {
     key.Add(route_.BlockId(collector, source));
-    key.Add(route_.BlockId(visit, collected));
     key.Add(route_.BlockId(collector, collected));
   }
   bool sends = true, receives = true;
@@ -205,9 +186,10 @@ void RingStepKeys::SetGradients(int visit, int source, StepKey& key) {
     sends = !SameRanges(route_.BlockId(visit, source), route_.BlockId(next, source));
     receives = !SameRanges(route_.BlockId(visit, collected), route_.BlockId(next, collected));
   }
-  AddFlag(sends);
-  AddFlag(receives);
-  if (sends) AddLane(route_.HolderOf(source, collector));
+  if (sends) {
+    key.Add(static_cast<int32_t>(route_.kv_rows[source]));
+    AddLane(route_.HolderOf(source, collector));
+  }
   if (receives) AddLane(route_.HolderOf(collected, visit));
   // The distance of these ranks.
   key.Add(sends || receives ? own.inner : TupleNumbers::kNone);
@@ -228,29 +210,15 @@ bool RingStepKeys::SameRanges(int32_t a, int32_t b) const {
                               });
 }
 
-int32_t RingStepKeys::LandingsAtCollector(int source, int outer) {
-  std::vector<int64_t> list = {-1};
-  for (const RowRange& rows : RowsLandingAtCollector(route_, source, outer)) {
-    list.insert(list.end(), {rows.begin, rows.end});
+int32_t RingStepKeys::OwnCallsOf(int rank) {
+  std::vector<int64_t> calls = {work_.Id(0, rank)};
+  const RowRange last = OwnBlockOrderOf(route_, rank).last;
+  for (const RowRange& rows : OwnCallRanges(spec_, route_, rank, last)) {
+    const bool is_all = rows.size() == route_.kv_rows[rank];  // as in work_
+    const WorkCount count = is_all || rows.empty() ? WorkCount() : pieces_.Work(rank, rank, rows);
+    calls.insert(calls.end(), {rows.begin, rows.end, count.tiles, count.pairs});
   }
-  return lists_.NumberOf(list);
-}
-
-int32_t RingStepKeys::OrderOf(bool begins, bool ends) {
-  std::vector<int64_t> order = {-2};
-  if (begins) {
-    for (const RowRange& rows : order_.zeroed) order.insert(order.end(), {rows.begin, rows.end});
-  }
-  if (ends) {
-    order.insert(order.end(), {-1, order_.last.begin, order_.last.end, work_.Id(0, rank_)});
-    for (const RowRange& rows : OwnCallRanges(spec_, route_, rank_, order_.last)) {
-      const bool is_all = rows.size() == route_.kv_rows[rank_];  // as in work_
-      const WorkCount count =
-          is_all || rows.empty() ? WorkCount() : pieces_.Work(rank_, rank_, rows);
-      order.insert(order.end(), {rows.begin, rows.end, count.tiles, count.pairs});
-    }
-  }
-  return lists_.NumberOf(order);
+  return lists_.NumberOf(calls);
 }
 
 }  // namespace ringattn

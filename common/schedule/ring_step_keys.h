@@ -63,7 +63,6 @@ class RingStepKeys {
   // Sets the key of a rank's visit.
   //   form   FormOf the visit
   //   calls  CallsOf the rank
-  // REQUIRES: the visits of a rank's backward pass are asked for in ascending order.
   void Set(int rank, bool backward, int visit, int32_t form, const std::pair<int, int>& calls,
            StepKey& key);
 
@@ -88,25 +87,21 @@ class RingStepKeys {
   bool Collects(int visit) const;
   // Returns how many of `count` steps some rank uses.
   int64_t UsedSteps(int64_t first, int64_t count) const;
-  void AddFetchTo(bool backward, int visit, int fetched, std::vector<int64_t>& form) const;
-  void AddChainTo(int visit, std::vector<int64_t>& form) const;
+  void AddFetchTo(bool backward, int fetched, std::vector<int64_t>& form) const;
   void AddFlag(bool value);
   // Adds the lane of transfers to or from a peer.
   void AddLane(int peer);
   // Adds the block that arrives at the rank, the one that leaves it, and where they were before.
   void SetFetch(int visit, int fetched, StepKey& key);
-  // Adds the blocks whose gradients the rank receives or sends.
+  // Adds the blocks whose gradients the rank receives or sends. REQUIRES: visit > 0.
   void SetGradients(int visit, int source, StepKey& key);
   bool HasWork(int visit, int source) const;
   bool SameRanges(int32_t a, int32_t b) const;
-  // Returns the number of the rows whose gradients arrive at the collector of a round.
-  int32_t LandingsAtCollector(int source, int outer);
-  // Returns the number of what the rank does with its own block at the beginning and the end.
-  int32_t OrderOf(bool begins, bool ends);
+  // Returns the number of the rank's calls on its own block, at the end of a backward pass.
+  int32_t OwnCallsOf(int rank);
 
   const KvRoute& route_;
   const BlockSlots& slots_;
-  const RingPasses& passes_;
   const RingSpans& pieces_;
   const RingWork& work_;
   const AttentionSpec& spec_;
@@ -119,7 +114,6 @@ class RingStepKeys {
 
   // State while a key is set.
   int rank_ = 0;
-  OwnBlockOrder order_;
   int32_t flags_ = 0;
   int flag_ = 0;
 };

@@ -14,12 +14,13 @@ import argparse
 import contextlib
 import json
 import pathlib
+import statistics
 import subprocess
 import tempfile
 import urllib.request
 
-import small_requests
-from small_requests import cluster, processor_seconds, program
+from one_worker import start
+from small_requests import BAZEL_BIN, ended_requests, processor_seconds, program
 
 COLUMNS = ("forward_ms", "forward_overhead_ms", "backward_ms", "backward_overhead_ms", "coordinator_ms", "worker_ms")
 
@@ -46,22 +47,27 @@ def calls(ring, client, options, backward):
 
 def measure(ring, client, options):
     processes = {"coordinator_ms": ring.server, "worker_ms": ring.workers[0]}
-    before = {name: processor_seconds(process) for name, process in processes.items()}
-    ended = -small_requests.ended_requests(ring)
+    before = {name: processor_seconds(process.pid) for name, process in processes.items()}
+    ended = -ended_requests(ring.ports["metrics"])
     row = {}
     for backward, direction in ((False, "forward"), (True, "backward")):
         row[f"{direction}_ms"], row[f"{direction}_overhead_ms"] = calls(ring, client, options, backward)
-    ended += small_requests.ended_requests(ring)
+    ended += ended_requests(ring.ports["metrics"])
     for name, process in processes.items():
-        row[name] = 1000 * (processor_seconds(process) - before[name]) / ended
+        row[name] = 1000 * (processor_seconds(process.pid) - before[name]) / ended
     return row
 
 
-def start(build, directory):
-    cluster.SERVER = program(build, "ringattn-server")
-    cluster.WORKER = program(build, "ringattn-worker")
-    return cluster.Cluster(directory, workers=1,
-                           worker_flags=["--local_memory=host_memory", f"--local_socket_dir={directory}"])
+def print_table(builds, rows):
+    """Prints the medians of each build's rounds, and the medians of their ratios to those of the first."""
+    print("build," + ",".join(COLUMNS))
+    for build, measured in zip(builds, rows):
+        figures = [statistics.median(row[column] for row in measured) for column in COLUMNS]
+        print(f"{build}," + ",".join(f"{figure:.3f}" for figure in figures))
+    for build, measured in zip(builds[1:], rows[1:]):
+        ratios = [statistics.median(row[column] / first[column] for row, first in zip(measured, rows[0]))
+                  for column in COLUMNS]
+        print(f"{build} / {builds[0]}," + ",".join(f"{ratio:.3f}" for ratio in ratios))
 
 
 def main():
@@ -70,17 +76,19 @@ def main():
     for name, default in (("tokens", 256), ("heads", 4), ("calls", 64), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
-    builds = options.bin or [cluster.BIN]
+    builds = options.bin or [BAZEL_BIN]
     rows = [[] for _ in builds]
     with contextlib.ExitStack() as stack:
         rings = []
         for build in builds:
-            rings.append(start(build, stack.enter_context(tempfile.TemporaryDirectory())))
+            directory = stack.enter_context(tempfile.TemporaryDirectory())
+            rings.append(start(build, directory,
+                               ["--local_memory=host_memory", f"--local_socket_dir={directory}"]))
             stack.callback(rings[-1].close)
         for _ in range(options.rounds):
             for build, ring, measured in zip(builds, rings, rows):
                 measured.append(measure(ring, program(build, "ringattn"), options))
-    small_requests.print_table(builds, rows, COLUMNS)
+    print_table(builds, rows)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,11 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e/support"))
 
 import numpy as np  # noqa: E402
-import small_requests  # noqa: E402
+import one_worker  # noqa: E402
 
 from attention import T, header_for, requests, run  # noqa: E402
-from cluster import Cluster  # noqa: E402
+from cluster import BIN, Cluster  # noqa: E402
+from small_requests import ended_requests, program  # noqa: E402
 from stubs import attention_pb2 as pb  # noqa: E402
 from worker_memory import (KEPT_BYTES, idle_bytes, inputs_of, kept_bytes, peak_growth,  # noqa: E402
                            status_bytes, typical_growth, warm_up)
@@ -228,18 +229,17 @@ def measure_coordinator():
 
 def measure_tiny(requests=200_000):
     """The allocators of both processes settle within the first tenth of the requests."""
-    build = small_requests.cluster.BIN
     print("16 tokens, 8 in flight, one CPU worker with one thread, resident MB: requests coordinator worker")
     with tempfile.TemporaryDirectory() as directory:
-        ring = small_requests.start(build, directory)
-        load = [small_requests.program(build, "ringattn"), "bench", f"--server={ring.address}", "--seq_len=16",
+        ring = one_worker.start(BIN, directory)
+        load = [program(BIN, "ringattn"), "bench", f"--server={ring.address}", "--seq_len=16",
                 "--transport=relay", "--concurrency_range=8:8", "--measurement_interval=10000", "--max_trials=1"]
         rows = []
         try:
             while not rows or rows[-1][0] < requests:
                 subprocess.run(load, check=True, capture_output=True)
-                rows.append((small_requests.ended_requests(ring), *(status_bytes(process.pid, "VmRSS") / MB
-                                                                    for process in (ring.server, ring.workers[0]))))
+                resident = [status_bytes(process.pid, "VmRSS") / MB for process in (ring.server, ring.workers[0])]
+                rows.append((ended_requests(ring.ports["metrics"]), *resident))
                 print("{:>9.0f} {:>8.1f} {:>8.1f}".format(*rows[-1]), flush=True)
         finally:
             ring.close()

@@ -1,109 +1,189 @@
-#!/usr/bin/python3
-"""Measures small requests: latency alone, rate with several in flight, and the processor time of coordinator and worker
-per request. With several builds, rounds alternate between them, and the table ends with ratios to the first:
+#!/usr/bin/env python3
+"""Measures small requests on one worker: latency, rate and processor time per request, by requests in flight.
 
-  tests/bench/small_requests.py [--bin=DIR]... [--tokens=16] [--in_flight=8] [--rounds=5] [--seconds=1]
+With several builds, rounds alternate between them, and the table ends with ratios to the first:
 
-DIR is a bazel-bin folder, this tree's unless given, or a folder with the three programs. Each build gets its own
-coordinator and one CPU worker with one thread. Bazel targets needed: //server:ringattn-server //worker:ringattn-worker
-//client:ringattn.
+  tests/bench/small_requests.py [--bin_dir=DIR]... [--in_flight=1,8,64] [--rounds=3] [--seconds=2] [--cpu]
+                                [--conditions=default,processors=4,awake] [--callback_threads=default,2,4]
+
+Each build is measured under each condition, with each number of the coordinator's callback threads. `processors=N` binds
+the coordinator to N processors. `awake` keeps all processors of this process busy with loops of idle priority, so that no
+wake-up waits for a halted one. DIR is a folder with ringattn, ringattn-server and ringattn-worker, or a bazel-bin folder,
+which is this tree's unless given. Bazel targets needed: //server:ringattn-server //worker:ringattn-worker //client:ringattn.
+Needs no packages. `ringattn bench` verifies the first result of each level. Prints CSV: medians of the rounds, and medians
+of the ratios of paired rounds.
 """
-
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
-import urllib.request
+from urllib.request import urlopen
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "e2e/support"))
-
-import cluster  # noqa: E402
-
-COLUMNS = ("p50_ms", "p99_ms", "per_second", "coordinator_ms", "worker_ms")
+BAZEL_BIN = pathlib.Path(__file__).resolve().parents[2] / "bazel-bin"
+COLUMNS = ("p50_ms", "p99_ms", "per_second", "coordinator_ms", "worker_ms", "client_ms")
 
 
 def program(build, name):
     """The path of a program in a bazel-bin folder or a flat one."""
     nested = build / {"ringattn-server": "server", "ringattn-worker": "worker", "ringattn": "client"}[name] / name
-    return nested if nested.exists() else build / name
+    path = nested if nested.exists() else build / name
+    if not path.exists():
+        sys.exit(f"{build} has no {name}; build it, or name a folder that has it")
+    return path
+
+
+def start(args, build, threads, port, state):
+    """Returns the process ids of coordinator and worker."""
+    flags = [] if threads == "default" else [f"--server_flag=--callback_threads={threads}"]
+    programs = {"coordinator_ms": program(build, "ringattn-server"), "worker_ms": program(build, "ringattn-worker")}
+    # Other services of the same programs may be running or still be ending.
+    known = {name: processes_of(path) for name, path in programs.items()}
+    up = subprocess.run(
+        [program(build, "ringattn"), "up", "--detach", f"--state_dir={state}", f"--bin_dir={build}", "--workers=1",
+         f"--device={'cpu' if args.cpu else 'cuda'}", f"--port={port}", f"--metrics_port={port + 1}", *flags],
+        stdout=subprocess.DEVNULL)
+    if up.returncode != 0:
+        sys.exit(f"{program(build, 'ringattn')} up failed ({up.returncode})")
+    processes = {}
+    for name, path in programs.items():
+        new = processes_of(path) - known[name]
+        if len(new) != 1:
+            sys.exit(f"{len(new)} new processes run {path} instead of one; name a folder with the program itself or a link")
+        processes[name] = new.pop()
+    return processes
+
+
+def processes_of(path):
+    """Returns the ids of the processes that run the program, which may be a link."""
+    ids = set()
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.path.samefile(process / "exe", path):
+                ids.add(int(process.name))
+    return ids
 
 
 def processor_seconds(process):
-    fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    fields = pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def start(build, directory):
-    cluster.SERVER = program(build, "ringattn-server")
-    cluster.WORKER = program(build, "ringattn-worker")
-    return cluster.Cluster(directory, workers=1)
+def ended_requests(metrics_address):
+    text = urlopen(f"http://{metrics_address}/metrics", timeout=10).read().decode()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
+               if line.startswith("ringattn_requests_total"))
 
 
-def load(ring, client, options, in_flight):
-    """One level of `ringattn bench`, which verifies the first result; its figures."""
-    done = subprocess.run(
-        [client, "bench", f"--server={ring.address}", f"--seq_len={options.tokens}", "--transport=relay", "--json",
-         f"--concurrency_range={in_flight}:{in_flight}", f"--measurement_interval={1000 * options.seconds}",
-         "--max_trials=1"], check=True, capture_output=True, text=True)
-    return json.loads(done.stdout)["load"]["levels"][0]
-
-
-def ended_requests(ring):
-    with urllib.request.urlopen(f"http://{ring.ports['metrics']}/metrics", timeout=10) as reply:
-        lines = reply.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("ringattn_requests_total"))
-
-
-def measure(ring, client, options):
-    alone = load(ring, client, options, 1)["latency_seconds"]
-    processes = {"coordinator_ms": ring.server, "worker_ms": ring.workers[0]}
+def measure(args, build, port, processes, in_flight):
+    metrics = f"127.0.0.1:{port + 1}"
     before = {name: processor_seconds(process) for name, process in processes.items()}
-    calls = -ended_requests(ring)
-    level = load(ring, client, options, options.in_flight)
-    calls += ended_requests(ring)
-    row = {"p50_ms": 1000 * alone["p50"], "p99_ms": 1000 * alone["p99"],
+    calls = -ended_requests(metrics)
+    own = os.times()
+    done = subprocess.run(
+        [program(build, "ringattn"), "bench", f"--server=127.0.0.1:{port}", f"--seq_len={args.tokens}", "--transport=relay",
+         f"--concurrency_range={in_flight}:{in_flight}", f"--measurement_interval={int(1000 * args.seconds)}",
+         "--max_trials=1", "--json"], stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"bench failed ({done.returncode}): {done.stdout}")
+    level = json.loads(done.stdout)["load"]["levels"][0]
+    calls += ended_requests(metrics)
+    row = {"p50_ms": 1e3 * level["latency_seconds"]["p50"], "p99_ms": 1e3 * level["latency_seconds"]["p99"],
            "per_second": level["calls_per_second"]["value"]}
     for name, process in processes.items():
-        row[name] = 1000 * (processor_seconds(process) - before[name]) / calls
+        row[name] = 1e3 * (processor_seconds(process) - before[name]) / calls
+    now = os.times()
+    row["client_ms"] = 1e3 * (now.children_user + now.children_system
+                              - own.children_user - own.children_system) / calls
     return row
 
 
-def print_table(builds, rows, columns):
-    """Prints the medians of each build's rounds, and the medians of their ratios to those of the first."""
-    print("build," + ",".join(columns))
-    for build, measured in zip(builds, rows):
-        figures = [statistics.median(row[column] for row in measured) for column in columns]
-        print(f"{build}," + ",".join(f"{figure:.3f}" for figure in figures))
-    for build, measured in zip(builds[1:], rows[1:]):
-        ratios = [statistics.median(row[column] / first[column] for row, first in zip(measured, rows[0]))
-                  for column in columns]
-        print(f"{build} / {builds[0]}," + ",".join(f"{ratio:.3f}" for ratio in ratios))
+@contextlib.contextmanager
+def condition(name, coordinator):
+    """Applies a condition while measurements run."""
+    processors = sorted(os.sched_getaffinity(0))
+    loops = []
+    kind, _, count = name.partition("=")
+    if kind == "processors":
+        bind(coordinator, processors[:int(count)])
+    elif kind == "awake":
+        loop = ["chrt", "--idle", "0", "sh", "-c", "while :; do :; done"]
+        loops = [subprocess.Popen(["taskset", "-c", str(processor), *loop]) for processor in processors]
+    try:
+        yield
+    finally:
+        bind(coordinator, processors)
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def bind(process, processors):
+    subprocess.run(["taskset", "-a", "-p", "-c", ",".join(map(str, processors)), str(process)], check=True,
+                   stdout=subprocess.DEVNULL)
+
+
+def print_row(name, in_flight, figures):
+    print(f"{name},{in_flight}," + ",".join(f"{figure:.3f}" for figure in figures), flush=True)
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--bin", action="append", type=pathlib.Path)
-    for name, default in (("tokens", 16), ("in_flight", 8), ("rounds", 5), ("seconds", 1)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    options = parser.parse_args()
-    builds = options.bin or [cluster.BIN]
-    rows = [[] for _ in builds]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin_dir", type=pathlib.Path, action="append")
+    parser.add_argument("--in_flight", default="1,8,64")
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--conditions", default="default")
+    parser.add_argument("--callback_threads", default="default")
+    parser.add_argument("--port", type=int, default=17800)
+    parser.add_argument("--cpu", action="store_true")
+    args = parser.parse_args()
+    builds = [bin_dir.absolute() for bin_dir in args.bin_dir or [BAZEL_BIN]]
+    levels = [int(level) for level in args.in_flight.split(",")]
+    names = args.conditions.split(",")
+    for name in names:
+        if not re.fullmatch(r"default|awake|processors=[1-9]\d*", name):
+            parser.error(f"--conditions: {name} is none of default, processors=N, awake")
+    numbers = args.callback_threads.split(",")
+    for number in numbers:
+        if not re.fullmatch(r"default|\d+", number):
+            parser.error(f"--callback_threads: {number} is neither default nor a number")
+    for build, name in itertools.product(builds, ("ringattn", "ringattn-server", "ringattn-worker")):
+        program(build, name)
+    variants = [(build, number, name) for build in builds for number in numbers for name in names]
+    rows = {(variant, level): [] for variant in variants for level in levels}
     with contextlib.ExitStack() as stack:
-        rings = []
-        for build in builds:
-            directory = stack.enter_context(tempfile.TemporaryDirectory())
-            rings.append(start(build, directory))
-            stack.callback(rings[-1].close)
-        for _ in range(options.rounds):
-            for build, ring, measured in zip(builds, rings, rows):
-                measured.append(measure(ring, program(build, "ringattn"), options))
-    print_table(builds, rows, COLUMNS)
+        services = {}
+        for index, (build, number) in enumerate(itertools.product(builds, numbers)):
+            state = stack.enter_context(tempfile.TemporaryDirectory())
+            port = args.port + 10 * index
+            services[build, number] = port, start(args, build, number, port, state)
+            stack.callback(subprocess.run, [program(build, "ringattn"), "down", f"--state_dir={state}"],
+                           stdout=subprocess.DEVNULL)
+        for _ in range(args.rounds):
+            for level in levels:
+                for variant in variants:
+                    build, number, name = variant
+                    port, processes = services[build, number]
+                    with condition(name, processes["coordinator_ms"]):
+                        rows[variant, level].append(measure(args, build, port, processes, level))
+    print("build,callback_threads,condition,in_flight," + ",".join(COLUMNS))
+    for (variant, level), measured in rows.items():
+        print_row(",".join(map(str, variant)), level,
+                  [statistics.median(row[column] for row in measured) for column in COLUMNS])
+    first = variants[0]
+    for variant in variants[1:]:
+        for level in levels:
+            pairs = list(zip(rows[variant, level], rows[first, level]))
+            print_row(",".join(f"{own} / {other}" for own, other in zip(variant, first)), level,
+                      [statistics.median(row[column] / other[column] for row, other in pairs) for column in COLUMNS])
 
 
 if __name__ == "__main__":

@@ -232,6 +232,9 @@ Cluster::Cluster(int worker_count, WorkerOptions base)
     options.coordinator = coordinator_->address();
     options.secret = kTestSecret;
     options.metrics_listen = "";  // closing the port takes two seconds
+    if (!base.local_socket_path.empty()) {
+      options.local_socket_path = LocalSocketPath(base.local_socket_path, options.name);
+    }
     if (options.memory_limit_bytes == 0) options.memory_limit_bytes = 64 << 20;
     auto worker = Worker::Start(
         options, devices_.back().get(), transports_.back().get(), [](const std::string&) {},

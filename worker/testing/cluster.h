@@ -80,6 +80,7 @@ class TestExchange {
 
 class Cluster {
  public:
+  // `base.local_socket_path`: if not empty, the folder of the workers' sockets (LocalSocketPath).
   explicit Cluster(int worker_count, WorkerOptions base = {});
 
   int size() const { return static_cast<int>(workers_.size()); }

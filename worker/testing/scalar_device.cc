@@ -140,6 +140,12 @@ void ScalarDevice::SetStaged(absl::Duration per_copy, int64_t workspace_bytes) {
   workspace_bytes_ = workspace_bytes;
 }
 
+absl::StatusOr<std::unique_ptr<HostPin>> ScalarDevice::PinHost(void* data, int64_t bytes) {
+  if (!on_pin_) return Device::PinHost(data, bytes);
+  on_pin_();
+  return std::make_unique<HostPin>();
+}
+
 absl::StatusOr<std::unique_ptr<Upload>> ScalarDevice::BeginUpload(
     std::vector<UploadTarget> targets) {
   if (!staged_) return Device::BeginUpload(std::move(targets));

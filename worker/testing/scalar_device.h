@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "worker/device/device.h"
@@ -32,6 +33,7 @@ class ScalarDevice : public Device {
   absl::StatusOr<std::unique_ptr<Upload>> BeginUpload(std::vector<UploadTarget> targets) override;
   std::unique_ptr<Download> BeginDownload(std::vector<DeviceRange> ranges,
                                           std::function<void()> on_ready) override;
+  absl::StatusOr<std::unique_ptr<HostPin>> PinHost(void* data, int64_t bytes) override;
   std::string description() const override { return "scalar"; }
 
   // Added to every call, in steps between which the call checks for a stop.
@@ -39,6 +41,9 @@ class ScalarDevice : public Device {
   // Imitates a device with separate memory: copies of tensor bytes are asynchronous and take
   // `per_copy` each, and preparing calls takes `workspace_bytes`. Call before the first request.
   void SetStaged(absl::Duration per_copy, int64_t workspace_bytes);
+  // Imitates a device that uses pinned memory: calls `on_pin` at each pin. Call before the first
+  // request.
+  void SetOnPin(std::function<void()> on_pin) { on_pin_ = std::move(on_pin); }
   // While set, calls hang even if they are stopped.
   void SetStuck(bool stuck) { stuck_ = stuck; }
   // Returns whether a call hangs.
@@ -51,6 +56,7 @@ class ScalarDevice : public Device {
   std::atomic<bool> stuck_{false};
   std::atomic<bool> hangs_{false};
   bool staged_ = false;
+  std::function<void()> on_pin_;  // null: no pinned memory
   absl::Duration per_copy_;
   int64_t workspace_bytes_ = 0;
   HostQueue queue_{"scalar_device"};

@@ -96,6 +96,37 @@ DrawnRequest DrawRequest(int number) {
   return request;
 }
 
+DrawnRequest DrawRing(int number) {
+  std::mt19937 random(50000000 + number);
+  DrawnRequest request = DrawRequest(number);
+  const int workers =
+      OneOf<int>(random, {3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 18, 20, 21, 24, 27, 28, 30, 32});
+  PlanChoice& forced = request.forced;
+  forced.schedule = random() % 4 == 0 ? ScheduleKind::kRing : ScheduleKind::kDoubleRing;
+  forced.heads_per_step = 0;
+  forced.group_size =
+      forced.schedule == ScheduleKind::kDoubleRing ? DrawGroupSize(random, workers) : 0;
+  forced.world_size = workers;
+  AttentionOptions& options = request.spec.options;
+  options.dilation_levels.clear();
+  options.sinks = options.sinks && request.direction == Direction::kForward;
+  if (random() % 2 == 0) {
+    // Ranks that need different rows of others' blocks, in two batch rows as often as in one.
+    AttentionShape& shape = request.spec.shape;
+    shape.packed = false;
+    shape.batch = 1 + random() % 2;
+    const int64_t tokens = 1 + random() % (workers * OneOf<int64_t>(random, {4, 40, 400, 1500}));
+    shape.seq_len_q = shape.seq_len_kv = tokens;
+    shape.cu_seqlens_q = shape.cu_seqlens_k = {0, tokens};
+    options.window_left = static_cast<int64_t>(random() % (2 * tokens));
+    options.window_right = static_cast<int64_t>(random() % (2 * tokens));
+    request.spec.probability_rows.clear();
+    forced.layout = OneOf<Layout>(random, {Layout::kContiguous, Layout::kZigzag, Layout::kZigzag});
+  }
+  request.inputs = DrawInputs(random, workers);
+  return request;
+}
+
 std::string FiguresOf(const Plan& plan) {
   uint64_t hash = 1469598103934665603U;  // FNV-1a
   std::string sums;

@@ -24,6 +24,10 @@ struct DrawnRequest {
 // Returns the request of a number; equal on every machine. Rings have up to 16 workers.
 DrawnRequest DrawRequest(int number);
 
+// Returns the request of a number whose forced choice is a ring, mostly a double one. Rings have up
+// to 32 workers, and their steps have classes (common/schedule/step_classes.h).
+DrawnRequest DrawRing(int number);
+
 // Returns the figures of a plan, one line: schedule, layout, ring size, steps, bytes exchanged,
 // sums and maxima over the ranks of buffer bytes, of tiles and of bytes sent, a hash of these by
 // rank, and the predicted figures with all digits.

@@ -1,13 +1,19 @@
 #include "server/edge/services/join_service.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include <grpcpp/create_channel.h>
+#include <grpcpp/server_builder.h>
 
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "common/base/version.h"
 #include "common/security/credentials.h"
@@ -77,6 +83,59 @@ TEST(JoinServiceTest, StreamsEndWithTheReasonAtShutdown) {
   EXPECT_EQ(last_reason, kCoordinatorEnds);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(status.error_message(), kCoordinatorEnds);
+}
+
+// Passes the core's messages on, and ends the stream after the first, before the core's events have
+// ended. A write that begins after them then finds a stream that has ended. BUILD overwrites freed
+// memory.
+class EndingSink final : public ActionSink {
+ public:
+  JoinService* service = nullptr;
+  std::function<void()> end_stream;
+  int messages = 0;
+
+  void CarryOut(Action action, const Coordinator&) override {
+    auto* send = std::get_if<SendToWorker>(&action);
+    if (send == nullptr) return;
+    service->Send(send->connection, std::move(send->message));
+    if (messages++ == 0) end_stream();
+  }
+  void OnTick(absl::Time, const Coordinator&) override {}
+};
+
+TEST(JoinServiceTest, AStreamMayEndBeforeItsMessageIsWritten) {
+  EndingSink sink;
+  CoreLoop loop(CoordinatorConfig(), &sink);
+  JoinService service(&loop, kTestSecret);
+  sink.service = &service;
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", TransportSecurity().ServerCredentials(), &port);
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  grpc::ClientContext context;
+  context.AddMetadata(kSecretMetadataKey, kTestSecret);
+  absl::Notification ended;
+  sink.end_stream = [&] {
+    context.TryCancel();
+    server->Shutdown();  // returns when the call is done
+    ended.Notify();
+  };
+  loop.Start();
+  const auto stub = v1::WorkerControlService::NewStub(grpc::CreateChannel(
+      absl::StrCat("127.0.0.1:", port), TransportSecurity().ChannelCredentials()));
+  const auto stream = stub->Join(&context);
+  v1::JoinRequest request;
+  request.mutable_register_()->set_name("brief");
+  request.mutable_register_()->set_version(kVersion);
+  ASSERT_TRUE(stream->Write(request));
+  ASSERT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  absl::Notification answered;  // the core goes on
+  loop.Ask([&](const Coordinator&) { answered.Notify(); });
+  EXPECT_TRUE(answered.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  loop.Stop();
+  EXPECT_EQ(sink.messages, 1);
 }
 
 }  // namespace
