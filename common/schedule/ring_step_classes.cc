@@ -92,6 +92,9 @@ RingStepClasses::RingStepClasses(const ScheduleContext& context, const RingRoute
   AddShardBuffers();
 }
 
+// Here, because Entry is complete here.
+RingStepClasses::~RingStepClasses() = default;
+
 int RingStepClasses::UsedSteps(const Entry& entry) const {
   const std::vector<char>& used = route_.passes.used_steps;
   int steps = 0;

@@ -29,6 +29,7 @@ class RingStepClasses : public ClassedPrograms {
   // REQUIRES: a backward has no sinks.
   RingStepClasses(const ScheduleContext& context, const RingRoute& route,
                   const std::vector<int>& host_of_rank);
+  ~RingStepClasses() override;
 
   // Returns whether some rank uses a step of every entry. Otherwise the classes are not valid:
   // steps of entries that are further apart are then neighbours.
