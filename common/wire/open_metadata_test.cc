@@ -27,7 +27,7 @@ class OpenMetadataTest : public testing::Test {
     return read_;
   }
 
-  const TransportSecurity plain_;
+  const TransportSecurity plain_{};  // clang 14 requires an initialiser
   std::optional<v1::OpenShard> read_;
   const CallCapture server_{plain_.ServerCredentials(),
                             [this](const grpc::ServerContextBase& context) {
