@@ -1,0 +1,161 @@
+#include "common/wire/calls_frame.h"
+
+#include <string>
+#include <vector>
+
+#include "common/wire/grpc_slices.h"
+#include "gmock/gmock.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "gtest/gtest.h"
+#include "ringattn/v1/attention.pb.h"
+
+namespace ringattn::wire {
+namespace {
+
+using testing::HasSubstr;
+
+// Returns the bytes in several slices of `piece` bytes each.
+grpc::ByteBuffer Pieces(const std::string& bytes, size_t piece) {
+  std::vector<grpc::Slice> slices;
+  for (size_t at = 0; at < bytes.size(); at += piece) slices.emplace_back(bytes.substr(at, piece));
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+v1::ForwardRequest Header(size_t bytes) {
+  v1::ForwardRequest request;
+  request.mutable_header()->set_request_id("r");
+  v1::InlineTensor* tensor = request.mutable_header()->add_inline_tensors();
+  tensor->set_tensor(v1::TENSOR_ID_Q);
+  tensor->set_data(std::string(bytes, 'q'));
+  return request;
+}
+
+template <typename Message>
+Message Parsed(grpc::ByteBuffer buffer) {
+  absl::StatusOr<Message> parsed = ParseProto<Message>(&buffer);
+  EXPECT_TRUE(parsed.ok());
+  return parsed.ok() ? *parsed : Message();
+}
+
+TEST(CallsFrame, AnyStubReadsARequest) {
+  const v1::ForwardRequest header = Header(5000);
+  CallsRequestFrame frame;
+  frame.call = 300;
+  frame.timeout = absl::Milliseconds(1500);
+  frame.traceparent = "00-a";
+  frame.message = SerializeProto(header);
+  const auto request = Parsed<v1::CallsRequest>(EncodeCallsRequest(frame));
+  EXPECT_EQ(request.call(), 300);
+  EXPECT_EQ(request.timeout().seconds(), 1);
+  EXPECT_EQ(request.timeout().nanos(), 500'000'000);
+  EXPECT_EQ(request.traceparent(), "00-a");
+  EXPECT_EQ(request.forward().SerializeAsString(), header.SerializeAsString());
+
+  CallsRequestFrame cancel;
+  cancel.call = 300;
+  cancel.cancels = true;
+  EXPECT_TRUE(Parsed<v1::CallsRequest>(EncodeCallsRequest(cancel)).cancel());
+}
+
+TEST(CallsFrame, ReadsARequestOfAnyStubInAnyPieces) {
+  v1::CallsRequest request;
+  request.set_call(7);
+  request.mutable_timeout()->set_seconds(3);
+  request.set_traceparent("00-b");
+  *request.mutable_backward()->mutable_header()->mutable_request_id() = std::string(3000, 'b');
+  for (size_t piece : {1, 10, 1000, 100'000}) {
+    const auto frame = DecodeCallsRequest(Pieces(request.SerializeAsString(), piece));
+    ASSERT_TRUE(frame.ok()) << frame.status();
+    EXPECT_EQ(frame->call, 7);
+    EXPECT_EQ(frame->timeout, absl::Seconds(3));
+    EXPECT_EQ(frame->traceparent, "00-b");
+    EXPECT_FALSE(frame->cancels);
+    EXPECT_EQ(frame->kind, CarriedKind::kBackward);
+    EXPECT_EQ(Parsed<v1::BackwardRequest>(frame->message).SerializeAsString(),
+              request.backward().SerializeAsString());
+  }
+}
+
+TEST(CallsFrame, ReadsFieldsThatItDoesNotKnow) {
+  v1::CallsRequest request;
+  request.set_call(7);
+  request.set_cancel(true);
+  google::rpc::Status unknown;  // fields 1 to 3 of other types
+  unknown.set_message("text");
+  const auto frame =
+      DecodeCallsRequest(Pieces("\x7a\x03"
+                                "abc" +
+                                    request.SerializeAsString(),
+                                100));
+  ASSERT_TRUE(frame.ok()) << frame.status();
+  EXPECT_TRUE(frame->cancels);
+}
+
+TEST(CallsFrame, RejectsWhatIsNoRequest) {
+  const std::string header = Header(100).SerializeAsString();
+  v1::CallsRequest whole;
+  whole.set_call(1);
+  *whole.mutable_forward() = Header(100);
+  const std::string bytes = whole.SerializeAsString();
+  const auto status = [](const std::string& text) {
+    return DecodeCallsRequest(Pieces(text, 1000)).status();
+  };
+  EXPECT_THAT(std::string(status("").message()), HasSubstr("neither forward nor backward"));
+  EXPECT_THAT(std::string(status("\x08\x01").message()), HasSubstr("neither"));
+  EXPECT_THAT(std::string(status(bytes + bytes).message()), HasSubstr("several messages"));
+  EXPECT_THAT(std::string(status(bytes + "\x30\x01").message()), HasSubstr("and cancels"));
+  // A frame that ends in the middle of a field.
+  for (size_t cut = 1; cut < bytes.size(); ++cut) {
+    EXPECT_TRUE(absl::IsInvalidArgument(status(bytes.substr(0, cut)))) << cut;
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(status("not protobuf")));
+}
+
+TEST(CallsFrame, AnyStubReadsAResponse) {
+  v1::ForwardResponse response;
+  response.mutable_summary()->set_flops(12);
+  CallsResponseFrame frame;
+  frame.call = 9;
+  frame.kind = CarriedKind::kForward;
+  frame.message = SerializeProto(response);
+  auto read = Parsed<v1::CallsResponse>(EncodeCallsResponse(frame));
+  EXPECT_EQ(read.call(), 9);
+  EXPECT_FALSE(read.has_end());
+  EXPECT_EQ(read.forward().summary().flops(), 12);
+
+  frame.end = grpc::Status::OK;
+  read = Parsed<v1::CallsResponse>(EncodeCallsResponse(frame));
+  EXPECT_TRUE(read.has_end());
+  EXPECT_EQ(read.end().code(), 0);
+  EXPECT_TRUE(read.has_forward());
+}
+
+TEST(CallsFrame, AStatusArrivesWithItsDetails) {
+  google::rpc::Status details;
+  details.set_code(8);
+  details.set_message("full");
+  google::rpc::ErrorInfo info;
+  info.set_reason("QUEUE_FULL");
+  details.add_details()->PackFrom(info);
+  CallsResponseFrame sent;
+  sent.call = 1;
+  sent.end =
+      grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "full", details.SerializeAsString());
+  const auto frame = DecodeCallsResponse(EncodeCallsResponse(sent));
+  ASSERT_TRUE(frame.ok()) << frame.status();
+  ASSERT_TRUE(frame->end.has_value());
+  EXPECT_EQ(frame->end->error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(frame->end->error_message(), "full");
+  google::rpc::Status read;
+  ASSERT_TRUE(read.ParseFromString(frame->end->error_details()));
+  EXPECT_EQ(read.SerializeAsString(), details.SerializeAsString());
+  EXPECT_FALSE(frame->kind.has_value());
+
+  sent.end = grpc::Status::OK;
+  EXPECT_TRUE(DecodeCallsResponse(EncodeCallsResponse(sent))->end->ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(DecodeCallsResponse(Pieces("\x12\x05x", 9)).status()));
+}
+
+}  // namespace
+}  // namespace ringattn::wire
