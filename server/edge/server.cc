@@ -78,6 +78,7 @@ Server::Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory
       residual_holds_(options_.core.limits, "HoldResiduals"),
       kv_holds_(options_.core.limits, "HoldCaches"),
       kv_relays_(options_.core.limits),
+      calls_streams_(options_.core.limits),
       channels_(options_.core.limits, options_.cluster_security),
       board_(options_.topology),
       request_context_{.limits = options_.core.limits,
@@ -89,7 +90,8 @@ Server::Server(ServerOptions options, std::unique_ptr<ClientDirectory> directory
                        .channels = &channels_,
                        .metrics = &server_metrics_,
                        .callers = &callers_,
-                       .holds = &residual_holds_},
+                       .holds = &residual_holds_,
+                       .calls_streams = &calls_streams_},
       kv_context_{.limits = options_.core.limits,
                   .secret = options_.secret,
                   .retry_after = options_.core.retry_after,
@@ -223,6 +225,7 @@ bool Server::Shutdown(absl::Duration timeout) {
     board_.Close();
     residual_holds_.Close();
     kv_holds_.Close();
+    calls_streams_.Close();
     kv_relays_.Close(CutOffByShutdown(options_.core.retry_after));
     admin_service_.Close();
     public_->Shutdown(absl::Now() +
@@ -405,6 +408,7 @@ void Server::OnTick(absl::Time now, const Coordinator& core) {
   server_metrics_.SetPlanning(core_.planning_stats());
   server_metrics_.SetResidualHolds(residual_holds_.streams());
   server_metrics_.SetKvStreams(kv_holds_.streams(), kv_relays_.streams());
+  server_metrics_.SetCallsStreams(calls_streams_.streams());
   housekeeping_->SetBusy(stats.queued_requests + stats.active_requests > 0);
   if (status_board_.PublishIsDue(now)) status_board_.Publish(MakeStatus(core), now);
   for (const std::shared_ptr<RequestCall>& call : registry_.All()) call->OnTick(now, core);

@@ -20,6 +20,7 @@
 #include "server/core/coordinator.h"
 #include "server/edge/access/audit_log.h"
 #include "server/edge/access/callers.h"
+#include "server/edge/call/calls_streams.h"
 #include "server/edge/call/lease_holds.h"
 #include "server/edge/call/request_registry.h"
 #include "server/edge/data/shard_client.h"
@@ -141,6 +142,7 @@ class Server final : private ActionSink {
   LeaseHolds residual_holds_;
   LeaseHolds kv_holds_;
   KvRelays kv_relays_;
+  CallsStreams calls_streams_;
   ShardChannels channels_;
   TopologyBoard board_;
   StatusBoard status_board_;

@@ -46,6 +46,21 @@ Failure Evicted(const Limits& limits, absl::Duration retry_after) {
   return failure;
 }
 
+Failure ServerEnds(absl::Duration retry_after) {
+  Failure failure =
+      Make(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "the server is shutting down");
+  failure.retry_after = retry_after;
+  return failure;
+}
+
+Failure TooManyCallsStreams(int64_t max_per_client, absl::Duration retry_after) {
+  Failure failure =
+      Make(absl::StatusCode::kResourceExhausted, "TOO_MANY_STREAMS",
+           absl::StrCat("this client has ", max_per_client, " Calls streams, the limit for one"));
+  failure.retry_after = retry_after;
+  return failure;
+}
+
 Failure CoreBusy(absl::Duration retry_after) {
   Failure failure =
       Make(absl::StatusCode::kUnavailable, "BUSY", "the server is busy or shutting down");

@@ -20,6 +20,8 @@ Failure LimitReached(ExhaustedLimit full, const Limits& limits, absl::Duration r
 Failure Evicted(const Limits& limits, absl::Duration retry_after);
 // The core's event queue is full.
 Failure CoreBusy(absl::Duration retry_after);
+Failure ServerEnds(absl::Duration retry_after);
+Failure TooManyCallsStreams(int64_t max_per_client, absl::Duration retry_after);
 Failure HeaderMissing();
 Failure HeaderLate(absl::Duration limit);
 Failure HeaderTooLarge(int64_t bytes, int64_t limit);

@@ -110,6 +110,13 @@ std::string TraceparentOf(const std::multimap<grpc::string_ref, grpc::string_ref
   return valid.value_or("");
 }
 
+std::string ValidTraceparent(const std::string& text) {
+  if (text.empty()) return "";
+  const std::optional<std::string> valid = ReadTraceparent(text);
+  if (!valid) LogWarning("not a valid traceparent; ignored", {{"value", text.substr(0, 64)}});
+  return valid.value_or("");
+}
+
 void LogArrival(const HeaderRequest& request, const std::string& traceparent) {
   const AttentionShape& shape = request.valid.spec.shape;
   LogInfo("request arrived",

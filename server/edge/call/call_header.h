@@ -40,6 +40,8 @@ std::string MakeResidualHandle();
 // Returns the client's W3C trace context (trace_context.h). Returns an empty string if there is
 // none, more than one, or an invalid one; the latter is logged and does not reject the request.
 std::string TraceparentOf(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata);
+// The same for a client that sent this one; "": none.
+std::string ValidTraceparent(const std::string& text);
 
 void LogArrival(const HeaderRequest& request, const std::string& traceparent);
 

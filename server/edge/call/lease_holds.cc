@@ -18,21 +18,12 @@ Failure TooManyHolds(const char* method, absl::Duration retry_after) {
   return failure;
 }
 
-Failure Closed(absl::Duration retry_after) {
-  Failure failure;
-  failure.code = absl::StatusCode::kUnavailable;
-  failure.message = "the server is shutting down";
-  failure.reason = "SHUTTING_DOWN";
-  failure.retry_after = retry_after;
-  return failure;
-}
-
 }  // namespace
 
 std::optional<Failure> LeaseHolds::Enter(Stream* stream, const Caller& caller,
                                          absl::Duration retry_after) {
   absl::MutexLock lock(&mutex_);
-  if (closed_) return Closed(retry_after);
+  if (closed_) return ServerEnds(retry_after);
   const int64_t of_client = std::count_if(streams_.begin(), streams_.end(), [&](const auto& each) {
     return each.second.caller.client == caller.client;
   });

@@ -84,6 +84,7 @@ v1::Accepted MakeAccepted(const HeaderRequest& request, const AcceptRequest& acc
   accepted.set_max_chunk_bytes_up(limits.max_chunk_bytes_up);
   accepted.set_max_chunk_bytes_down(request.reply.max_chunk_bytes);
   accepted.set_recommended_chunk_bytes(limits.recommended_chunk_bytes);
+  accepted.set_max_calls_per_stream(limits.max_calls_per_stream);
   return accepted;
 }
 

@@ -5,12 +5,11 @@
 #include <variant>
 #include <vector>
 
-#include <grpc/grpc_security_constants.h>
-
 #include "common/base/monotonic_time.h"
 #include "common/security/token.h"
 #include "server/edge/call/call_failures.h"
 #include "server/edge/call/call_header.h"
+#include "server/edge/call/own_stream.h"
 #include "server/edge/call/replies.h"
 #include "server/edge/data/member_plane.h"
 #include "server/edge/data/run_deferred.h"
@@ -28,13 +27,14 @@ class Refusal final : public ByteStreamReactor {
 
 }  // namespace
 
-RequestCall::RequestCall(const RequestContext* context, grpc::CallbackServerContext* call,
-                         Direction direction, Caller caller)
+RequestCall::RequestCall(const RequestContext* context, ClientStream* stream, Direction direction,
+                         Caller caller, CallOrigin origin)
     : context_(context),
-      call_(call),
+      stream_(stream),
       direction_(direction),
       caller_(std::move(caller)),
-      traceparent_(TraceparentOf(call->client_metadata())),
+      client_deadline_(origin.deadline),
+      traceparent_(std::move(origin.traceparent)),
       opened_at_(MonotonicNow()),
       meter_(context->limits) {}
 
@@ -45,13 +45,25 @@ ByteStreamReactor* RequestCall::Start(const RequestContext* context,
     context->metrics->RequestEnded(direction, CodeName(status->error_code()));
     return new Refusal(*status);
   }
+  CallOrigin origin;
+  if (call->deadline() != std::chrono::system_clock::time_point::max()) {
+    origin.deadline = ToMonotonic(absl::FromChrono(call->deadline()));
+  }
+  origin.traceparent = TraceparentOf(call->client_metadata());
+  auto* stream = new OwnStream(call);
+  Serve(context, stream, direction, std::get<Caller>(std::move(caller)), std::move(origin));
+  return stream;
+}
+
+void RequestCall::Serve(const RequestContext* context, ClientStream* stream, Direction direction,
+                        Caller caller, CallOrigin origin) {
   const std::shared_ptr<RequestCall> self(
-      new RequestCall(context, call, direction, std::get<Caller>(std::move(caller))));
+      new RequestCall(context, stream, direction, std::move(caller), std::move(origin)));
   self->self_ = self;
+  stream->SetUser(self.get());
   const RequestRegistry::Entry entry = context->registry->Add(self, self->caller_);
   self->Begin(entry);
   if (entry.evicted != nullptr) entry.evicted->Evict();
-  return self.get();
 }
 
 void RequestCall::Begin(const RequestRegistry::Entry& entry) {
@@ -109,18 +121,14 @@ void RequestCall::Do(Steps steps) {
       self->Unbusy();
     });
   }
-  if (steps.read) StartRead(&incoming_);
+  if (steps.read) stream_->Read(&incoming_);
   if (steps.write && steps.finish.has_value()) {
     // OnWriteDone does not follow.
     if (in_flight_.payload_bytes > 0) context_->metrics->SentToClient(in_flight_.payload_bytes);
-    return StartWriteAndFinish(&in_flight_.message, grpc::WriteOptions(), *steps.finish);
+    return stream_->WriteAndFinish(&in_flight_.message, *steps.finish);
   }
-  if (steps.write) {
-    grpc::WriteOptions options;
-    if (steps.more_follows) options.set_buffer_hint();
-    StartWrite(&in_flight_.message, options);
-  }
-  if (steps.finish.has_value()) return Finish(*steps.finish);
+  if (steps.write) stream_->Write(&in_flight_.message, steps.more_follows);
+  if (steps.finish.has_value()) return stream_->Finish(*steps.finish);
   if (steps.read || steps.write) Unbusy();
 }
 
@@ -277,11 +285,8 @@ void RequestCall::Announce(TransportChoice transport) {
 }
 
 absl::Time RequestCall::Deadline(absl::Time now) const {
-  const auto deadline = call_->deadline();
-  if (deadline == std::chrono::system_clock::time_point::max()) {
-    return now + context_->limits.default_deadline;
-  }
-  return std::min(ToMonotonic(absl::FromChrono(deadline)), now + context_->limits.max_deadline);
+  if (client_deadline_ == absl::InfiniteFuture()) return now + context_->limits.default_deadline;
+  return std::min(client_deadline_, now + context_->limits.max_deadline);
 }
 
 TransferTotals RequestCall::Totals() {

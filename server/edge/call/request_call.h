@@ -18,7 +18,6 @@
 
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/server_callback.h>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -26,6 +25,7 @@
 #include "server/core/events/events.h"
 #include "server/edge/call/call_header.h"
 #include "server/edge/call/call_state.h"
+#include "server/edge/call/client_stream.h"
 #include "server/edge/call/request_context.h"
 #include "server/edge/call/upload_meter.h"
 #include "server/edge/call/writer_groups.h"
@@ -35,19 +35,21 @@
 
 namespace ringattn::server {
 
-using ByteStreamReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
-
 // Thread safe: called by gRPC's threads and by the core's thread. The lock guards the call's state
 // and is held only briefly. Header checks, payload and gRPC operations run without it, so the
 // core's thread never waits for them. Lock order: data plane, call, core queue. DataPlane::Look,
 // HasRoom, complete and totals may be called under the call's lock.
-class RequestCall final : public ByteStreamReactor,
+class RequestCall final : public ClientStream::User,
                           public TransferListener,
                           public std::enable_shared_from_this<RequestCall> {
  public:
-  // Returns a reactor that deletes itself when gRPC has released the call.
+  // Serves a call on a separate RPC. Returns a reactor that deletes itself when gRPC has released
+  // the call.
   static ByteStreamReactor* Start(const RequestContext* context, grpc::CallbackServerContext* call,
                                   Direction direction);
+  // Serves a call on `stream`, which must live until OnDone. Reads its first message at once.
+  static void Serve(const RequestContext* context, ClientStream* stream, Direction direction,
+                    Caller caller, CallOrigin origin);
 
   // Called from the core's thread. Accept, Download and Succeed of an inline operation are called
   // after the core's events instead (CoreLoop::AfterEvents).
@@ -76,7 +78,7 @@ class RequestCall final : public ByteStreamReactor,
   // Ends the call to free its slot, unless its header has arrived. Any thread.
   void Evict() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // ByteStreamReactor
+  // ClientStream::User
   void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnCancel() override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -110,8 +112,8 @@ class RequestCall final : public ByteStreamReactor,
     std::optional<grpc::Status> finish = std::nullopt;
   };
 
-  RequestCall(const RequestContext* context, grpc::CallbackServerContext* call, Direction direction,
-              Caller caller);
+  RequestCall(const RequestContext* context, ClientStream* stream, Direction direction,
+              Caller caller, CallOrigin origin);
 
   void Begin(const RequestRegistry::Entry& entry) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns the work that may start now. The caller passes it to Do.
@@ -197,10 +199,11 @@ class RequestCall final : public ByteStreamReactor,
   std::string RequestId() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const RequestContext* const context_;
-  grpc::CallbackServerContext* const call_;
+  ClientStream* const stream_;  // until OnDone
   const Direction direction_;
   const Caller caller_;
-  const std::string traceparent_;  // empty: none
+  const absl::Time client_deadline_;  // monotonic
+  const std::string traceparent_;     // empty: none
   const absl::Time opened_at_;
   std::shared_ptr<RequestCall> self_;  // until OnDone
   // Owned by the outstanding read, then by the handler of its message.

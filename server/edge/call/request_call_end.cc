@@ -1,8 +1,6 @@
 // RequestCall: the endings of a call.
 #include <utility>
 
-#include <grpc/grpc.h>
-
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/monotonic_time.h"
@@ -20,7 +18,7 @@ void RequestCall::OnCancel() {
   {
     absl::MutexLock lock(&mutex_);
     if (life_.over()) return;
-    const bool late = absl::FromChrono(call_->deadline()) <= absl::Now();
+    const bool late = client_deadline_ <= MonotonicNow();
     Leave(late ? DeadlinePassed() : CancelledByClient());
     steps = Next();
   }
@@ -30,13 +28,13 @@ void RequestCall::OnCancel() {
 void RequestCall::HalfClosed(absl::Time now) {
   read_phase_ = ReadPhase::kHalfClosed;
   if (life_.over()) return;
-  if (absl::FromChrono(call_->deadline()) <= now) return Leave(DeadlinePassed());
+  if (client_deadline_ <= now) return Leave(DeadlinePassed());
   half_close_check_at_ = now + context_->cancel_notice;
 }
 
 void RequestCall::CheckHalfClose() {
   half_close_check_at_ = absl::InfiniteFuture();
-  if (life_.over() || call_->IsCancelled()) return;  // OnCancel reports the cause
+  if (life_.over() || stream_->IsCancelled()) return;  // OnCancel reports the cause
   if (life_.state() == CallState::kAwaitingHeader) {
     End(HeaderMissing());
   } else if (life_.state() == CallState::kTransferring && !plane_->complete()) {
@@ -86,8 +84,7 @@ void RequestCall::End(const grpc::Status& status) {
 
 // The status waits while the client does not take the last message. After a result, that message is
 // the summary, and the client may wait for as long as before any other chunk. Cancelling discards
-// the message and sends the status immediately, with code and message but without details.
-// TryCancel alone would send CANCELLED.
+// the message and sends the status immediately.
 void RequestCall::CutOffIfStuck(absl::Time now) {
   const Limits& limits = context_->limits;
   const absl::Duration limit =
@@ -105,8 +102,7 @@ void RequestCall::CutOffIfStuck(absl::Time now) {
         grpc::StatusCode::DEADLINE_EXCEEDED,
         absl::StrCat("the client took no bytes of the result for ", absl::FormatDuration(limit))};
   }
-  grpc_call_cancel_with_status(call_->c_call(), static_cast<grpc_status_code>(status_.error_code()),
-                               status_.error_message().c_str(), nullptr);
+  stream_->CutOff(status_);
 }
 
 void RequestCall::CancelIfStuck(absl::Time now) {
@@ -115,7 +111,7 @@ void RequestCall::CancelIfStuck(absl::Time now) {
   LogWarning("the client did not read the call's result",
              {{"request_id", RequestId()}, {"traceparent", traceparent_}});
   context_->metrics->IdleEnded("download");
-  call_->TryCancel();
+  stream_->TryCancel();
 }
 
 void RequestCall::OnDone() {

@@ -8,6 +8,7 @@
 #include "common/base/limits.h"
 #include "server/edge/access/audit_log.h"
 #include "server/edge/access/callers.h"
+#include "server/edge/call/calls_streams.h"
 #include "server/edge/call/lease_holds.h"
 #include "server/edge/call/request_registry.h"
 #include "server/edge/call/writer_groups.h"
@@ -30,7 +31,8 @@ struct RequestContext {
   ServerMetrics* metrics = nullptr;
   Callers* callers = nullptr;
   LeaseHolds* holds = nullptr;  // of residuals
-  AuditLog* audit = nullptr;    // null: no audit log
+  CallsStreams* calls_streams = nullptr;
+  AuditLog* audit = nullptr;  // null: no audit log
   // Null: CoordinatorRelay.
   MakeDataPlane make_data_plane = nullptr;
   // Interval of transfer reports to the core, whose limits are in seconds.

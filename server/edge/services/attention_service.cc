@@ -11,6 +11,7 @@
 #include "server/edge/call/replies.h"
 #include "server/edge/call/residual_calls.h"
 #include "server/edge/call/residual_hold_call.h"
+#include "server/edge/call/shared_calls.h"
 #include "server/edge/header/error_details.h"
 
 namespace ringattn::server {
@@ -56,6 +57,10 @@ ByteStreamReactor* AttentionServiceImpl::Forward(grpc::CallbackServerContext* ca
 
 ByteStreamReactor* AttentionServiceImpl::Backward(grpc::CallbackServerContext* call) {
   return RequestCall::Start(context_, call, Direction::kBackward);
+}
+
+ByteStreamReactor* AttentionServiceImpl::Calls(grpc::CallbackServerContext* call) {
+  return StartSharedCalls(context_, call);
 }
 
 // Both calls look up the operation on the core's thread and answer from there; gRPC keeps request

@@ -1,5 +1,5 @@
-// AttentionServiceImpl: the public AttentionService. Forward and Backward are raw byte streams on
-// the server side, which keeps tensor bytes out of protobuf objects.
+// AttentionServiceImpl: the public AttentionService. Forward, Backward and Calls are raw byte
+// streams on the server side, which keeps tensor bytes out of protobuf objects.
 //
 // Tests: bad_requests_test.cc
 #ifndef RINGATTN_SERVER_EDGE_SERVICES_ATTENTION_SERVICE_H_
@@ -12,12 +12,13 @@ namespace ringattn::server {
 
 using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Forward<
     v1::AttentionService::WithRawCallbackMethod_Backward<
-        v1::AttentionService::WithCallbackMethod_GetStatus<
-            v1::AttentionService::WithCallbackMethod_Cancel<
-                v1::AttentionService::WithCallbackMethod_DeleteResidual<
-                    v1::AttentionService::WithCallbackMethod_RenewResiduals<
-                        v1::AttentionService::WithCallbackMethod_HoldResiduals<
-                            v1::AttentionService::Service>>>>>>>;
+        v1::AttentionService::WithRawCallbackMethod_Calls<
+            v1::AttentionService::WithCallbackMethod_GetStatus<
+                v1::AttentionService::WithCallbackMethod_Cancel<
+                    v1::AttentionService::WithCallbackMethod_DeleteResidual<
+                        v1::AttentionService::WithCallbackMethod_RenewResiduals<
+                            v1::AttentionService::WithCallbackMethod_HoldResiduals<
+                                v1::AttentionService::Service>>>>>>>>;
 
 // Thread safe.
 class AttentionServiceImpl final : public AttentionServiceBase {
@@ -26,6 +27,7 @@ class AttentionServiceImpl final : public AttentionServiceBase {
 
   ByteStreamReactor* Forward(grpc::CallbackServerContext* call) override;
   ByteStreamReactor* Backward(grpc::CallbackServerContext* call) override;
+  ByteStreamReactor* Calls(grpc::CallbackServerContext* call) override;
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* call,
                                       const v1::GetStatusRequest* request,
                                       v1::GetStatusResponse* response) override;

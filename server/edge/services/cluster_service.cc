@@ -132,6 +132,7 @@ v1::GetServerInfoResponse MakeServerInfo(const std::string& version, const Limit
   SetDuration(limits.writer_join_timeout, proto->mutable_writer_join_timeout());
   SetDuration(limits.default_prepare_ttl, proto->mutable_default_prepare_ttl());
   SetDuration(limits.max_prepare_ttl, proto->mutable_max_prepare_ttl());
+  proto->set_max_calls_per_stream(limits.max_calls_per_stream);
   proto->set_min_upload_bytes_per_second(limits.min_upload_bytes_per_second);
   SetDuration(limits.upload_grace, proto->mutable_upload_grace());
   SetDuration(limits.upload_grace_contended, proto->mutable_upload_grace_contended());

@@ -92,6 +92,11 @@ ServerMetrics::ServerMetrics(Metrics* metrics, const Limits& limits)
            ->Counters("ringattn_inline_requests_total",
                       "Requests that needed one message to their worker and one back.")
            .Add({});
+  carried_calls_ = &metrics
+                        ->Counters("ringattn_shared_calls_total",
+                                   "Forward and Backward calls that began on a Calls stream.")
+                        .Add({});
+  calls_streams_ = gauge("ringattn_calls_streams", "Open Calls streams.");
   auto& plans = metrics->Counters("ringattn_plans_total",
                                   "Plans of requests: made, or found in the cache of plans.");
   plans_made_ = &plans.Add({{"source", "made"}});
@@ -253,6 +258,10 @@ void ServerMetrics::SetWaitingWriters(int64_t streams) {
 void ServerMetrics::SetKvStreams(int64_t holds, int64_t relays) {
   kv_holds_->Set(static_cast<double>(holds));
   kv_relays_->Set(static_cast<double>(relays));
+}
+
+void ServerMetrics::SetCallsStreams(int64_t streams) {
+  calls_streams_->Set(static_cast<double>(streams));
 }
 
 void ServerMetrics::KvStepRelayed(absl::Duration duration) {

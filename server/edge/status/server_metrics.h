@@ -47,6 +47,8 @@ class ServerMetrics {
   void Accepted(v1::Transport transport);
   // Counts a request whose tensors travelled in Reserve and Finished, in addition to Accepted.
   void AcceptedInline() { inline_requests_->Increment(); }
+  // A call began on a Calls stream.
+  void CarriedCall() { carried_calls_->Increment(); }
   // Counts the bytes of a successful request whose tensors bypassed the coordinator.
   void MovedByMembers(v1::Transport transport, const TransferTotals& totals) {
     member_bytes_up_.at(transport)->Increment(static_cast<double>(totals.bytes_up));
@@ -58,6 +60,7 @@ class ServerMetrics {
   void SetWaitingWriters(int64_t streams);
   // Open HoldCaches streams, and open Steps streams on the relay.
   void SetKvStreams(int64_t holds, int64_t relays);
+  void SetCallsStreams(int64_t streams);
   // Counts a step on the relay. `duration`: from its StepBegin to its last result.
   void KvStepRelayed(absl::Duration duration);
   void SetStats(const CoordinatorStats& stats);
@@ -88,6 +91,8 @@ class ServerMetrics {
   // By transport that bypasses the coordinator.
   std::map<v1::Transport, prometheus::Counter*> member_bytes_up_, member_bytes_down_;
   prometheus::Counter* inline_requests_;
+  prometheus::Counter* carried_calls_;
+  prometheus::Gauge* calls_streams_;
   prometheus::Counter* plans_made_;
   prometheus::Counter* plans_cached_;
   prometheus::Gauge* plan_cache_bytes_;
