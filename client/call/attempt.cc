@@ -7,17 +7,14 @@
 #include <utility>
 
 #include <grpcpp/alarm.h>
-#include <grpcpp/client_context.h>
-#include <grpcpp/generic/generic_stub.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/api/error.h"
-#include "client/call/stream_messages.h"
+#include "client/stream/stream_messages.h"
 #include "client/transfer/direct_transfer.h"
 #include "client/transfer/grpc_status.h"
 #include "client/transfer/server_error.h"
-#include "common/observability/trace_context.h"
 #include "common/schedule/schedule.h"
 #include "common/wire/chunk_codec.h"
 #include "common/wire/crc32c.h"
@@ -35,28 +32,23 @@ constexpr int kConcurrentChunks = 2;
 constexpr std::chrono::seconds kTrailerWait{2};
 
 // The reading side (OnRead..., OnDone) and the writing side (OnWriteDone) each run on one thread at
-// a time, concurrently with each other. They share gate_, borrowed_ and context_; every other
+// a time, concurrently with each other. They share gate_, borrowed_ and stream_; every other
 // member belongs to one side. Several threads may copy and report chunks concurrently with the
 // reading side, which ends after them. They share filling_, failure_ and progress_mutex_.
 class StreamAttempt final : public Attempt,
-                            public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                            public CallStream::User,
                             public std::enable_shared_from_this<StreamAttempt> {
  public:
-  StreamAttempt(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<WorkerChannels> workers,
-                std::shared_ptr<const CallPlan> plan, BearerToken* token,
+  StreamAttempt(const AttemptChannels& channels, std::shared_ptr<const CallPlan> plan,
                 std::chrono::system_clock::time_point deadline, const AttemptTerms& terms,
                 std::function<void(AttemptResult)> done)
-      : stub_(std::in_place, std::move(channel)),
-        workers_(std::move(workers)),
+      : workers_(channels.workers),
+        sharer_(channels.sharer),
         plan_(std::move(plan)),
         deadline_(deadline),
         done_(std::move(done)),
         assembler_(plan_->outputs),
         start_(std::chrono::steady_clock::now()) {
-    context_->set_deadline(deadline);
-    context_->set_initial_metadata_corked(true);  // the header is written at once
-    if (token != nullptr) token->AddTo(context_.get());
-    if (!plan_->traceparent.empty()) context_->AddMetadata(kTraceparentKey, plan_->traceparent);
     if (!plan_->direct) {
       no_direct_reason_ = plan_->no_direct_reason;
     } else if ((!terms.no_direct.empty() && !plan_->writer.has_value()) || workers_ == nullptr) {
@@ -72,31 +64,37 @@ class StreamAttempt final : public Attempt,
       if (plan_->only_host) attachments_ = plan_->host->Attachments();
       offer_ = plan_->host->Options(plan_->host_required, &no_host_reason_);
     }
+    // The tensors of other calls may have to follow the header.
+    const bool may_share = plan_->sends_only_header || (plan_->only_host && offer_.has_value());
+    const CallStreamOptions options{plan_->kind, deadline, plan_->traceparent};
+    if (may_share && sharer_ != nullptr) stream_ = sharer_->Open(options, this);
+    if (stream_ == nullptr) {
+      stream_ = MakeOwnCallStream(channels.coordinator, channels.token.get(), options, this);
+    }
   }
 
   void Start() override {
     self_ = shared_from_this();
-    stub_->PrepareBidiStreamingCall(context_.get(), MethodOf(plan_->kind), {}, this);
     write_buffer_ = Header();
     if (plan_->sends_only_header) {
-      StartWriteLast(&write_buffer_, grpc::WriteOptions());
+      stream_->WriteLast(&write_buffer_);
     } else {
-      StartWrite(&write_buffer_);
+      stream_->Write(&write_buffer_);
     }
-    StartRead(&read_buffer_);
-    StartCall();
+    stream_->Read(&read_buffer_);
+    stream_->Start();
   }
 
   void Cancel() override {
     const std::lock_guard lock(mutex_);
     user_cancelled_ = true;
-    if (context_ != nullptr) context_->TryCancel();
+    if (stream_ != nullptr) stream_->TryCancel();
   }
 
  private:
   void Abandon() {
     const std::lock_guard lock(mutex_);
-    if (context_ != nullptr) context_->TryCancel();
+    if (stream_ != nullptr) stream_->TryCancel();
   }
 
   // The plan's header with this stream's TransportOptions.
@@ -140,7 +138,7 @@ class StreamAttempt final : public Attempt,
     std::optional<ChunkSource::Chunk> chunk = source_->Next();
     if (!chunk) {
       times_.uploaded_seconds = SecondsSinceStart();
-      if (!plan_->sends_only_header && !took_single_) StartWritesDone();
+      if (!plan_->sends_only_header && !took_single_) stream_->WritesDone();
       return;
     }
     wire::ChunkHeader header{.tensor = chunk->tensor, .offset = chunk->offset};
@@ -151,7 +149,7 @@ class StreamAttempt final : public Attempt,
     write_buffer_ = wire::MakeChunkBuffer(
         wire::EncodeChunkPrefix(RequestTypeOf(plan_->kind), header, chunk->bytes.size()),
         {payload});
-    StartWrite(&write_buffer_);
+    stream_->Write(&write_buffer_);
   }
 
   grpc::Slice SliceOf(ChunkSource::Chunk& chunk) {
@@ -177,7 +175,7 @@ class StreamAttempt final : public Attempt,
     if (!message.ok()) return Break(ServerError(message.status().message()));
     if (message->is_chunk()) return TakeChunk(*message);
     if (absl::Status status = TakeControl(); !status.ok()) return Break(std::move(status));
-    StartRead(&read_buffer_);
+    stream_->Read(&read_buffer_);
   }
 
   // Records the first failure and ends the stream; later results do not matter.
@@ -239,7 +237,7 @@ class StreamAttempt final : public Attempt,
   void TakeChunk(const wire::ReceivedMessage& message) {
     absl::Status claimed = ClaimChunk(message.chunk(), message.payload_bytes());
     if (!claimed.ok()) return Break(std::move(claimed));
-    if (filling_.fetch_add(1) + 1 < kConcurrentChunks) StartRead(&read_buffer_);
+    if (filling_.fetch_add(1) + 1 < kConcurrentChunks) stream_->Read(&read_buffer_);
     absl::Status status =
         assembler_.Fill(message.chunk(), message.payload(), message.payload_bytes());
     if (status.ok()) {
@@ -247,7 +245,7 @@ class StreamAttempt final : public Attempt,
     } else {
       Break(std::move(status));
     }
-    if (filling_.fetch_sub(1) == kConcurrentChunks) StartRead(&read_buffer_);
+    if (filling_.fetch_sub(1) == kConcurrentChunks) stream_->Read(&read_buffer_);
   }
 
   // A later report never shows less progress, so threads may skip a report while another is in the
@@ -271,6 +269,7 @@ class StreamAttempt final : public Attempt,
       return status;
     }
     times_.accepted_seconds = SecondsSinceStart();
+    if (sharer_ != nullptr) sharer_->Learn(accepted.max_calls_per_stream());
     const v1::Transport wished =
         plan_->on_cuda ? v1::TRANSPORT_CUDA_MEMORY : v1::TRANSPORT_HOST_MEMORY;
     const bool by_host = accepted.transport() == wished;
@@ -352,10 +351,10 @@ class StreamAttempt final : public Attempt,
   // Waits briefly for the coordinator's status, which may explain the failure.
   void OnDirectBroken(const absl::Status& why, bool unreachable) {
     const std::lock_guard lock(mutex_);
-    if (context_ == nullptr) return;
+    if (stream_ == nullptr) return;
     direct_failure_ = why;
     unreachable_ = unreachable;
-    if (unreachable) return context_->TryCancel();
+    if (unreachable) return stream_->TryCancel();
     trailer_wait_.emplace();
     trailer_wait_->Set(std::chrono::system_clock::now() + kTrailerWait,
                        [self = shared_from_this()](bool passed) {
@@ -418,9 +417,9 @@ class StreamAttempt final : public Attempt,
     result_.report.times = times_;
     write_buffer_.Clear();
     {
-      // The context holds the call, which holds the slices that were not sent.
+      // The stream holds the call, which holds the slices that were not sent.
       const std::lock_guard lock(mutex_);
-      context_.reset();
+      stream_.reset();
       transfer_.reset();      // it refers to this
       trailer_wait_.reset();  // it refers to this
     }
@@ -515,7 +514,6 @@ class StreamAttempt final : public Attempt,
       // thread. Release everything that leads to it before reporting the end.
       read_buffer_.Clear();
       plan_.reset();
-      stub_.reset();
       workers_.reset();
       done_(std::move(result_));
       return;
@@ -531,8 +529,8 @@ class StreamAttempt final : public Attempt,
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   }
 
-  std::optional<grpc::GenericStub> stub_;
   std::shared_ptr<WorkerChannels> workers_;
+  CallSharer* const sharer_;
   std::shared_ptr<const CallPlan> plan_;
   const std::chrono::system_clock::time_point deadline_;
   const std::function<void(AttemptResult)> done_;
@@ -568,14 +566,14 @@ class StreamAttempt final : public Attempt,
   // Streams in flight: this one, and one for all direct streams together.
   std::atomic<int> unended_{1};
 
-  std::mutex mutex_;  // guards the members up to context_, which is null once the call has ended
+  std::mutex mutex_;  // guards the members up to stream_, which is null once the call has ended
   bool user_cancelled_ = false;
   absl::Status failure_;  // from the reading side; read in OnDone
   absl::Status direct_failure_;
   bool unreachable_ = false;
   std::shared_ptr<DirectTransfer> transfer_;  // until all streams have ended
   std::optional<grpc::Alarm> trailer_wait_;
-  std::unique_ptr<grpc::ClientContext> context_ = std::make_unique<grpc::ClientContext>();
+  std::unique_ptr<CallStream> stream_;
 
   std::optional<grpc::Alarm> alarm_;
   AttemptResult result_;
@@ -585,15 +583,13 @@ class StreamAttempt final : public Attempt,
 
 }  // namespace
 
-std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
-                                     std::shared_ptr<WorkerChannels> workers,
+std::shared_ptr<Attempt> MakeAttempt(const AttemptChannels& channels,
                                      std::shared_ptr<const CallPlan> plan,
-                                     const std::shared_ptr<BearerToken>& token,
                                      std::chrono::system_clock::time_point deadline,
                                      const AttemptTerms& terms,
                                      std::function<void(AttemptResult)> done) {
-  return std::make_shared<StreamAttempt>(std::move(channel), std::move(workers), std::move(plan),
-                                         token.get(), deadline, terms, std::move(done));
+  return std::make_shared<StreamAttempt>(channels, std::move(plan), deadline, terms,
+                                         std::move(done));
 }
 
 }  // namespace ringattn::client

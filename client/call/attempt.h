@@ -16,7 +16,8 @@
 #include "absl/status/status.h"
 #include "client/api/call.h"
 #include "client/call/host_tensor_locations.h"
-#include "client/call/stream_messages.h"
+#include "client/stream/call_sharer.h"
+#include "client/stream/stream_messages.h"
 #include "client/transfer/transfer.h"
 #include "client/transfer/worker_channels.h"
 #include "common/layout/writer_rows.h"
@@ -92,15 +93,20 @@ class Attempt {
   virtual void Cancel() = 0;
 };
 
-// Returns an attempt on `channel` that has not started. `token` is sent with it; it may be null.
-// `workers` may be null: no direct streams.
+// The ways to the service.
+struct AttemptChannels {
+  std::shared_ptr<grpc::Channel> coordinator = nullptr;
+  CallSharer* sharer = nullptr;                       // outlives the attempt. Null: none
+  std::shared_ptr<WorkerChannels> workers = nullptr;  // null: no direct streams
+  std::shared_ptr<BearerToken> token = nullptr;       // sent with the attempt; null: none
+};
+
+// Returns an attempt that has not started.
 // Calls `done` once, on a thread of gRPC, when the status is known and neither gRPC nor a worker
 // uses the caller's memory any more. If the server has stopped reading, gRPC releases the memory
 // only when it gives up the connection, after about the keepalive timeout.
-std::shared_ptr<Attempt> MakeAttempt(std::shared_ptr<grpc::Channel> channel,
-                                     std::shared_ptr<WorkerChannels> workers,
+std::shared_ptr<Attempt> MakeAttempt(const AttemptChannels& channels,
                                      std::shared_ptr<const CallPlan> plan,
-                                     const std::shared_ptr<BearerToken>& token,
                                      std::chrono::system_clock::time_point deadline,
                                      const AttemptTerms& terms,
                                      std::function<void(AttemptResult)> done);

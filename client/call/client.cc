@@ -190,6 +190,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
                                  ? grpc::CreateCustomChannel(target, options.credentials, arguments)
                                  : security->Dial(target, arguments));
   }
+  impl->sharer = std::make_unique<CallSharer>(impl->channels[0], impl->token);
   impl->hold = std::make_unique<ResidualHold>(impl->channels[0], impl->token);
   impl->cache_hold = std::make_shared<CacheHold>(impl->channels[0], impl->token);
   // DirectTransfer ends an attempt earlier unless the call requires direct streams.
@@ -229,6 +230,10 @@ const std::shared_ptr<grpc::Channel>& Client::Impl::NextChannel() {
   return channels[next_channel.fetch_add(1) % channels.size()];
 }
 
+AttemptChannels Client::Impl::NextChannels() {
+  return {NextChannel(), sharer.get(), workers, token};
+}
+
 SharedRegion::AttachCall Client::Impl::AttachCall() {
   return [channel = NextChannel(), token = token](const v1::AttachRequest& request) {
     const auto stub = v1::LocalMemoryService::NewStub(channel);
@@ -246,24 +251,23 @@ PendingCall Client::Impl::Start(absl::StatusOr<PlannedRequest> request, const Ca
     absl::StrAppend(&request->plan.no_host_reason, "; not staged: ", why_not_staged);
   }
   return StartReplayedCall({.request_id = options.request_id,
-                            .channel = NextChannel(),
-                            .workers = workers,
+                            .channels = NextChannels(),
                             .plan = std::make_shared<const CallPlan>(std::move(request->plan)),
                             .fallback = std::move(request->fallback),
                             .registry = registry,
                             .retry = client_options.retry,
-                            .token = token,
                             .deadline = options.deadline,
                             .done = done});
 }
 
 PendingCall Client::Impl::StartPreparation(std::shared_ptr<const CallPlan> plan,
                                            absl::Duration deadline, const Done& done) {
-  return StartReplayedCall({.channel = NextChannel(),
+  AttemptChannels ways = NextChannels();
+  ways.workers = nullptr;
+  return StartReplayedCall({.channels = std::move(ways),
                             .plan = std::move(plan),
                             .registry = registry,
                             .retry = client_options.retry,
-                            .token = token,
                             .deadline = deadline,
                             .done = done});
 }

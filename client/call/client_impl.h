@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/api/client.h"
+#include "client/call/attempt.h"
 #include "client/call/cache_hold.h"
 #include "client/call/call_plan.h"
 #include "client/call/call_registry.h"
@@ -22,6 +23,7 @@
 #include "client/memory/region_index.h"
 #include "client/memory/shared_region.h"
 #include "client/memory/staging_pool.h"
+#include "client/stream/call_sharer.h"
 #include "client/transfer/worker_channels.h"
 #include "common/security/bearer_token.h"
 #include "common/wire/grpc_1_51/keep_awake.h"
@@ -35,6 +37,7 @@ struct Client::Impl {
   ~Impl();
 
   const std::shared_ptr<grpc::Channel>& NextChannel();
+  AttemptChannels NextChannels();
   // Returns LocalMemoryService.Attach as a function that may outlive this client.
   SharedRegion::AttachCall AttachCall();
 
@@ -60,6 +63,7 @@ struct Client::Impl {
   const wire::KeepAwake keep_awake;
   // Set by Connect and constant afterwards.
   std::vector<std::shared_ptr<grpc::Channel>> channels;
+  std::unique_ptr<CallSharer> sharer;  // on the first channel, for the calls of all channels
   std::shared_ptr<WorkerChannels> workers;
   std::shared_ptr<BearerToken> token;  // null: calls send none
   std::unique_ptr<ResidualHold> hold;

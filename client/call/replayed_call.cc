@@ -39,8 +39,7 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
       const absl::MutexLock lock(&mutex_);
       pause_.reset();
       if (!cancelled_) {
-        attempt_ = MakeAttempt(params_.channel, params_.workers, params_.plan, params_.token,
-                               SystemDeadline(deadline_), Terms(),
+        attempt_ = MakeAttempt(params_.channels, params_.plan, SystemDeadline(deadline_), Terms(),
                                [self = shared_from_this()](AttemptResult result) {
                                  self->OnAttemptDone(std::move(result));
                                });
@@ -56,11 +55,9 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
     params_.done = nullptr;
     // Release these before anyone can learn of the end and destroy the client. The last reference
     // to the channel must be the client's (see attempt.cc).
-    params_.channel.reset();
-    params_.workers.reset();
+    params_.channels = {};
     params_.plan.reset();
     params_.fallback.reset();
-    params_.token.reset();
     const std::shared_ptr<CallRegistry> registry = std::move(params_.registry);
     {
       const absl::MutexLock lock(&mutex_);
@@ -91,8 +88,9 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
   // requires direct streams.
   AttemptTerms Terms() const {
     AttemptTerms terms{.offers_host = !host_withdrawn_, .no_direct = no_direct_};
-    if (terms.no_direct.empty() && params_.workers != nullptr && !params_.plan->direct_required) {
-      terms.no_direct = params_.workers->UnreachableReason();
+    if (terms.no_direct.empty() && params_.channels.workers != nullptr &&
+        !params_.plan->direct_required) {
+      terms.no_direct = params_.channels.workers->UnreachableReason();
     }
     return terms;
   }
@@ -129,7 +127,7 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
     if (!result.no_direct.empty() && no_direct_.empty()) {
       if (params_.plan->direct_required) return End(TransportUnavailable(result.no_direct));
       no_direct_ = result.no_direct;
-      params_.workers->NoteUnreachable(no_direct_);
+      params_.channels.workers->NoteUnreachable(no_direct_);
       return StartNextAttempt();
     }
     // A worker has just joined, or the coordinator was replaced.

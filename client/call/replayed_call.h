@@ -20,15 +20,13 @@ namespace ringattn::client {
 
 struct ReplayedCallParams {
   std::string request_id = {};
-  std::shared_ptr<grpc::Channel> channel = nullptr;
-  std::shared_ptr<WorkerChannels> workers = nullptr;  // null: no direct streams
+  AttemptChannels channels = {};
   std::shared_ptr<const CallPlan> plan = nullptr;
   // Replaces `plan`, once, if the residual that it reads no longer exists. Null if there is no
   // replacement.
   std::shared_ptr<const CallPlan> fallback = nullptr;
   std::shared_ptr<CallRegistry> registry = nullptr;  // contains the call until its end
   RetryOptions retry = {};
-  std::shared_ptr<BearerToken> token = nullptr;  // sent with each attempt; null: none
   absl::Duration deadline = absl::InfiniteDuration();
   // Called once when the call ends, on a thread of gRPC, before Wait returns. May be empty. Must
   // not block.

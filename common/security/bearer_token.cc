@@ -33,11 +33,15 @@ absl::StatusOr<std::shared_ptr<BearerToken>> BearerToken::FromFile(const std::st
   return std::shared_ptr<BearerToken>(new BearerToken(path, *std::move(token)));
 }
 
-void BearerToken::AddTo(grpc::ClientContext* context) {
+std::string BearerToken::Get() {
   absl::StatusOr<std::string> read = Read(path_);
   absl::MutexLock lock(&mutex_);
   if (read.ok()) token_ = *std::move(read);
-  context->AddMetadata(kAuthorizationKey, absl::StrCat(kBearerPrefix, token_));
+  return token_;
+}
+
+void BearerToken::AddTo(grpc::ClientContext* context) {
+  context->AddMetadata(kAuthorizationKey, absl::StrCat(kBearerPrefix, Get()));
 }
 
 }  // namespace ringattn

@@ -30,6 +30,8 @@ class BearerToken {
   // Errors: INVALID_ARGUMENT, naming the file but not its contents.
   static absl::StatusOr<std::shared_ptr<BearerToken>> FromFile(const std::string& path);
 
+  // Returns the token for a call that starts now.
+  std::string Get() ABSL_LOCKS_EXCLUDED(mutex_);
   // REQUIRES: the call has not started.
   void AddTo(grpc::ClientContext* context) ABSL_LOCKS_EXCLUDED(mutex_);
 

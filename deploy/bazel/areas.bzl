@@ -73,6 +73,7 @@ AREAS = {
         units = 2,
         folders = [
             "client/transfer",
+            "client/stream",
             "client/call",
             "client/kv",
         ],

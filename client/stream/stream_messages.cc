@@ -1,4 +1,4 @@
-#include "client/call/stream_messages.h"
+#include "client/stream/stream_messages.h"
 
 #include <string>
 #include <utility>

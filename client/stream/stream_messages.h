@@ -1,6 +1,6 @@
 // The messages of a call's stream. Forward and Backward have messages of the same form.
-#ifndef RINGATTN_CLIENT_CALL_STREAM_MESSAGES_H_
-#define RINGATTN_CLIENT_CALL_STREAM_MESSAGES_H_
+#ifndef RINGATTN_CLIENT_STREAM_STREAM_MESSAGES_H_
+#define RINGATTN_CLIENT_STREAM_STREAM_MESSAGES_H_
 
 #include <optional>
 
@@ -36,4 +36,4 @@ absl::StatusOr<ControlMessage> ParseControl(CallKind kind, grpc::ByteBuffer* buf
 
 }  // namespace ringattn::client
 
-#endif  // RINGATTN_CLIENT_CALL_STREAM_MESSAGES_H_
+#endif  // RINGATTN_CLIENT_STREAM_STREAM_MESSAGES_H_
