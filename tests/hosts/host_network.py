@@ -78,7 +78,7 @@ class HostNetwork:
 
         The queue holds what TCP sends ahead: the link has a rate but loses nothing.
         """
-        # The link has one queue, in which acknowledgements and short messages wait behind the data of all connections.
+        # The link has one queue, in which acknowledgements and short messages wait for the data of all connections.
         # With a block of 256 KiB in it, a measured rate was sometimes half of the link's. Network cards serve
         # connections in turn. So a connection may queue what the link sends in 4 ms, and at least two segments.
         queued_bytes = 4 << 20 if megabits is None else max(32 << 10, megabits * 500)
