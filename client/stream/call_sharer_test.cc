@@ -38,6 +38,9 @@ class SharingServer final : public v1::AttentionService::Service {
       : handler_(std::move(handler)), max_calls_(max_calls) {
     int port = 0;
     grpc::ServerBuilder builder;
+    // A small and constant window, so that a server that does not read holds up its clients.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 65535);
     builder.AddListeningPort("127.0.0.1:0", TransportSecurity().ServerCredentials(), &port);
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
@@ -102,18 +105,17 @@ class SharingServer final : public v1::AttentionService::Service {
   std::unique_ptr<grpc::Server> server_;
 };
 
-// A call of 16 tokens.
 struct SmallCall {
-  SmallCall() {
+  explicit SmallCall(int tokens = 16) {
     args.shape.set_batch(1);
-    args.shape.set_seq_len_q(16);
-    args.shape.set_seq_len_kv(16);
+    args.shape.set_seq_len_q(tokens);
+    args.shape.set_seq_len_kv(tokens);
     args.shape.set_num_heads(1);
     args.shape.set_head_dim(64);
     args.dtype = v1::DATA_TYPE_BFLOAT16;
-    input.resize(16 * 64 * 2, 1);
-    out.resize(16 * 64 * 2, 0xff);
-    lse.resize(16 * 4);
+    input.resize(tokens * 64 * 2, 1);
+    out.resize(tokens * 64 * 2, 0xff);
+    lse.resize(tokens * 4);
     args.q = args.k = args.v = BytesOf(input);
     results = {.out = MutableBytesOf(out), .lse = MutableBytesOf(lse)};
     options.transport = TransportPreference::kRelay;
@@ -132,8 +134,9 @@ std::unique_ptr<Client> ConnectTo(const SharingServer& server, int replays = 4) 
   return *Client::Connect(server.address(), options);
 }
 
-absl::Status CallOnce(Client* client, absl::Duration deadline = absl::Seconds(60)) {
-  SmallCall call;
+absl::Status CallOnce(Client* client, absl::Duration deadline = absl::Seconds(60),
+                      int tokens = 16) {
+  SmallCall call(tokens);
   call.options.deadline = deadline;
   const CallResult result = client->StartForward(call.args, call.results, call.options).Wait();
   if (result.ok()) EXPECT_EQ(call.out, std::vector<uint8_t>(call.out.size(), 0));
@@ -314,6 +317,27 @@ TEST(CallSharer, ASilentServerEndsNoCallButTheDeadlineDoes) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(CallOnce(client.get(), absl::Milliseconds(300))));
   EXPECT_LT(absl::Now() - begin, absl::Seconds(5));
   EXPECT_TRUE(CallOnce(client.get()).ok());
+}
+
+// More calls than flow control lets through: the last messages are never written.
+TEST(CallSharer, CallsEndAtTheirDeadlineIfTheServerDoesNotRead) {
+  absl::Notification go_on;
+  SharingServer server([&](int, CallsServerStream*) {
+    go_on.WaitForNotification();
+    return grpc::Status::OK;
+  });
+  const auto client = ConnectTo(server);
+  ASSERT_TRUE(CallOnce(client.get()).ok());
+  std::vector<std::thread> threads;
+  std::atomic<int> late{0};
+  for (int i = 0; i < 60; ++i) {
+    threads.emplace_back([&] {
+      late += absl::IsDeadlineExceeded(CallOnce(client.get(), absl::Milliseconds(500), 128));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(late, 60);
+  go_on.Notify();
 }
 
 TEST(CallSharer, AClientWithCallsInProgressEnds) {

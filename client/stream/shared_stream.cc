@@ -172,8 +172,12 @@ void SharedStream::Begin(std::shared_ptr<Call> call) {
 void SharedStream::Cancel(std::shared_ptr<Call> call) {
   {
     absl::MutexLock lock(&mutex_);
-    if (call->end.has_value() || call->cancelled_at.has_value()) return;
+    if (call->cancelled_at.has_value()) return;
     call->cancelled_at = MonotonicNow();
+    if (call->end.has_value()) {
+      call->received.clear();  // the user is being called back, and reads no further
+      return;
+    }
     if (call->number == 0) return;  // Begin ends it
     outgoing_.push_back(
         {wire::EncodeCallsRequest({.call = call->number, .cancels = true}), nullptr});
@@ -285,8 +289,9 @@ void SharedStream::EndCall(std::shared_ptr<Call> call, const grpc::Status& statu
     absl::MutexLock lock(&mutex_);
     if (call->end.has_value()) return;
     call->end = status;
-    // A message that has not left never will: its number is not in use any more.
-    if (writing_call_ != call) call->write_ended = true;
+    // A message that has not left never will. One that is being written stays in in_flight_, so the
+    // user need not wait for a server that does not read.
+    call->write_ended = true;
     for (auto each = outgoing_.begin(); each != outgoing_.end(); ++each) {
       if (each->call != call) continue;
       outgoing_.erase(each);
