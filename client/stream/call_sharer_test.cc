@@ -319,7 +319,7 @@ TEST(CallSharer, ASilentServerEndsNoCallButTheDeadlineDoes) {
   EXPECT_TRUE(CallOnce(client.get()).ok());
 }
 
-// More calls than flow control lets through: the last messages are never written.
+// Flow control admits fewer messages, so the last ones are never written.
 TEST(CallSharer, CallsEndAtTheirDeadlineIfTheServerDoesNotRead) {
   absl::Notification go_on;
   SharingServer server([&](int, CallsServerStream*) {
