@@ -35,7 +35,8 @@ class ChannelCredentials;
 namespace ringattn::client {
 
 struct ClientOptions {
-  // Connections to the coordinator. Calls use them in turn, one each.
+  // Connections to the coordinator. Calls use them in turn, one each, but calls of a single message
+  // share a stream of the first one.
   int channels = 4;
   // Connections to each worker for direct streams, at most 16. 0: the library chooses by the
   // number of workers and of this machine's cores.
