@@ -71,6 +71,7 @@ void RequestCall::Begin(const RequestRegistry::Entry& entry) {
   {
     absl::MutexLock lock(&mutex_);
     id_ = entry.id;
+    has_begun_ = true;
     if (entry.refused != ExhaustedLimit::kNone) {
       End(LimitReached(entry.refused, context_->limits, context_->retry_after));
     }
@@ -83,6 +84,7 @@ void RequestCall::Begin(const RequestRegistry::Entry& entry) {
 
 RequestCall::Steps RequestCall::Next() {
   Steps steps;
+  if (!has_begun_) return steps;
   if (std::exchange(stops_, false)) steps.stop = plane_;
   if (deferred_) {
     steps.deferred = std::exchange(deferred_, nullptr);

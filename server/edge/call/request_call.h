@@ -215,6 +215,8 @@ class RequestCall final : public ClientStream::User,
   absl::Mutex mutex_;
   CallLife life_ ABSL_GUARDED_BY(mutex_);
   StreamId id_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: it got no slot
+  // Ticks reach the call before its number does, and must start nothing.
+  bool has_begun_ ABSL_GUARDED_BY(mutex_) = false;
 
   // The client's stream.
   ReadPhase read_phase_ ABSL_GUARDED_BY(mutex_) = ReadPhase::kIdle;

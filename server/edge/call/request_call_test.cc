@@ -13,6 +13,7 @@
 #include <grpcpp/server_builder.h>
 
 #include "absl/synchronization/notification.h"
+#include "common/base/monotonic_time.h"
 #include "common/observability/metrics.h"
 #include "common/security/credentials.h"
 #include "gtest/gtest.h"
@@ -131,6 +132,8 @@ class Edge final : public ActionSink {
     return plane_;
   }
 
+  const RequestContext* context() const { return &context_; }
+
   RequestRegistry registry;
   std::unique_ptr<v1::AttentionService::Stub> stub;
   std::atomic<int> refused = 0;
@@ -216,6 +219,47 @@ struct AcceptedCall {
 };
 
 // Closes one gate at a time, because gRPC may queue its next work on the thread that waits here.
+// A stream whose messages the test delivers.
+class ManualStream final : public ClientStream {
+ public:
+  void SetUser(User* user) override {
+    user_ = user;
+    if (on_user) on_user(static_cast<RequestCall*>(user));
+  }
+  void Read(grpc::ByteBuffer*) override { ++reads; }
+  void Write(const grpc::ByteBuffer*, bool) override {}
+  void WriteAndFinish(const grpc::ByteBuffer*, const grpc::Status&) override {}
+  void Finish(const grpc::Status& status) override { end = status; }
+  bool IsCancelled() const override { return false; }
+  void TryCancel() override {}
+  void CutOff(const grpc::Status&) override {}
+  User* user() const { return user_; }
+
+  std::function<void(RequestCall*)> on_user;
+  int reads = 0;
+  std::optional<grpc::Status> end;
+
+ private:
+  User* user_ = nullptr;
+};
+
+// A shared stream delivers the first message at once, before the call would have its number.
+TEST(RequestCallTest, ATickBeforeTheCallBeginsStartsNothing) {
+  Edge edge;
+  ManualStream stream;
+  stream.on_user = [&stream](RequestCall* call) {
+    call->OnTick(MonotonicNow(), Coordinator(CoordinatorConfig()));
+    EXPECT_EQ(stream.reads, 0);
+  };
+  RequestCall::Serve(edge.context(), &stream, Direction::kForward, Caller(), CallOrigin());
+  EXPECT_EQ(stream.reads, 1);
+  stream.user()->OnCancel();
+  stream.user()->OnReadDone(false);
+  ASSERT_TRUE(stream.end.has_value());
+  EXPECT_EQ(stream.end->error_code(), StatusCode::CANCELLED);
+  stream.user()->OnDone();
+}
+
 TEST(RequestCallTest, TheCoreDoesNotWaitForAnOpeningDataPlane) {
   Edge edge;
   AcceptedCall accepted(&edge);
