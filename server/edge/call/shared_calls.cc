@@ -336,14 +336,25 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
   // A call's message has been written, or is lost.
   void Settle(const Outgoing& message, bool ok) ABSL_LOCKS_EXCLUDED(mutex_) {
     if (message.call == nullptr) return;
-    if (!message.ends) return message.call->user()->OnWriteDone(ok);
+    Call& call = *message.call;
+    if (!message.ends) {
+      {
+        absl::MutexLock lock(&mutex_);
+        ++call.callbacks;
+      }
+      call.user()->OnWriteDone(ok);
+    }
     bool done = false;
     {
       absl::MutexLock lock(&mutex_);
-      message.call->is_sent = true;
-      done = message.call->callbacks == 0;
+      if (message.ends) {
+        call.is_sent = true;
+      } else {
+        --call.callbacks;
+      }
+      done = call.callbacks == 0 && call.is_sent;
     }
-    if (done) End(*message.call);
+    if (done) End(call);
   }
 
   void End(Call& call) ABSL_LOCKS_EXCLUDED(mutex_) {
