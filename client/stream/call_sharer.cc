@@ -37,10 +37,11 @@ void CallSharer::Learn(uint32_t max_calls) {
 
 std::unique_ptr<CallStream> CallSharer::Open(const CallStreamOptions& options,
                                              CallStream::User* user) {
+  // Read without the lock, because it reads a file.
+  std::string token = token_ == nullptr ? "" : token_->Get();
   std::shared_ptr<SharedStream> over;  // released without the lock
   absl::MutexLock lock(&mutex_);
   if (max_calls_ == 0 || MonotonicNow() < not_before_) return nullptr;
-  std::string token = token_ == nullptr ? "" : token_->Get();
   if (current_ != nullptr && (current_->IsOver() || token != current_token_)) {
     current_->Close();
     over = std::move(current_);

@@ -1,5 +1,5 @@
-// CallStream: the stream of one call to the coordinator, as an attempt uses it. It is an RPC of its
-// own (OwnCallStream) or one of many on an RPC (call_sharer.h).
+// CallStream: the stream of one call to the coordinator, as an attempt uses it. It is a separate
+// RPC (OwnCallStream) or one of many on an RPC (call_sharer.h).
 #ifndef RINGATTN_CLIENT_STREAM_CALL_STREAM_H_
 #define RINGATTN_CLIENT_STREAM_CALL_STREAM_H_
 

@@ -37,8 +37,7 @@ struct SharedStream::Call {
   bool write_ended = false, write_ok = false, write_reported = false;
   std::optional<absl::Time> cancelled_at;  // monotonic
   std::optional<grpc::Status> end;
-  // A thread is calling the user back, and looks again before it stops.
-  bool pumping = false, looks_again = false;
+  bool pumping = false;  // a thread calls the user back until there is no reason left
 };
 
 // The stream of one call, owned by its user.
@@ -309,13 +308,14 @@ void SharedStream::Pump(std::shared_ptr<Call> call) {
   enum class Next { kWriteDone, kMessage, kNoMessage, kDone };
   {
     absl::MutexLock lock(&mutex_);
-    call->looks_again = true;
     if (std::exchange(call->pumping, true)) return;
   }
   while (true) {
     Next next = Next::kDone;
+    bool write_ok = false;
     {
       absl::MutexLock lock(&mutex_);
+      write_ok = call->write_ok;
       if (call->write_ended && !call->write_reported) {
         call->write_reported = true;
         next = Next::kWriteDone;
@@ -329,16 +329,14 @@ void SharedStream::Pump(std::shared_ptr<Call> call) {
         next = Next::kNoMessage;
       } else if (call->end.has_value() && call->write_ended && call->received.empty()) {
         // Stays `pumping`, because nothing follows.
-      } else if (!std::exchange(call->looks_again, false)) {
+      } else {
         call->pumping = false;
         return;
-      } else {
-        continue;
       }
     }
     switch (next) {
       case Next::kWriteDone:
-        call->user->OnWriteDone(call->write_ok);
+        call->user->OnWriteDone(write_ok);
         break;
       case Next::kMessage:
         call->user->OnReadDone(true);

@@ -2,7 +2,6 @@
 #ifndef RINGATTN_CLIENT_STREAM_SHARED_STREAM_H_
 #define RINGATTN_CLIENT_STREAM_SHARED_STREAM_H_
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -78,7 +77,7 @@ class SharedStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
   std::shared_ptr<SharedStream> self_;  // until OnDone
   grpc::ByteBuffer incoming_;           // of the outstanding read
   grpc::ByteBuffer in_flight_;          // of the outstanding write
-  std::atomic<bool> has_answered_{false};
+  bool has_answered_ = false;           // written in OnReadDone, read in OnDone
 
   absl::Mutex mutex_;
   std::map<uint64_t, std::shared_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);

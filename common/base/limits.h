@@ -123,8 +123,8 @@ struct Limits {
   // Half the queue, so that one client cannot fill it.
   int64_t max_streams_per_client = 128;
   int64_t max_streams_per_connection = 128;
-  // Calls in progress on a stream of AttentionService.Calls, which is not read beyond. Fewer than
-  // max_streams_per_connection, so that a single such stream never exceeds that limit.
+  // Calls in progress on a stream of AttentionService.Calls, which is not read beyond. By default
+  // fewer than max_streams_per_connection, so that one such stream does not exceed that limit.
   int64_t max_calls_per_stream = 96;
 
   // --- Prepared requests (PrepareOptions). Clients renew at a third of the ttl, so the default

@@ -73,26 +73,27 @@ class FrameReader {
   grpc::ByteBuffer message() const { return grpc::ByteBuffer(&carried_, 1); }
 
  private:
-  const grpc::Slice whole_;
+  grpc::Slice whole_;
   std::optional<CarriedKind> kind_;
   grpc::Slice carried_;
 };
 
-bool ReadNumber(CodedInputStream* input, uint64_t* number) { return input->ReadVarint64(number); }
-
-template <typename Text>
-bool ReadBytes(CodedInputStream* input, Text* text) {
+bool ReadBytes(CodedInputStream* input, std::string* bytes) {
   uint32_t size = 0;
-  return input->ReadVarint32(&size) && input->ReadString(text, static_cast<int>(size));
+  return input->ReadVarint32(&size) && input->ReadString(bytes, static_cast<int>(size));
 }
 
-absl::StatusOr<FrameReader> ReaderOf(const grpc::ByteBuffer& buffer) {
+// Reads a frame with FrameReader::Read.
+template <typename Take>
+absl::StatusOr<FrameReader> ReadFrame(const grpc::ByteBuffer& buffer, const Take& take) {
   grpc::Slice whole;
-  if (buffer.Length() == 0) return FrameReader(whole);
-  if (!buffer.TrySingleSlice(&whole).ok() && !buffer.DumpToSingleSlice(&whole).ok()) {
+  if (buffer.Length() > 0 && !buffer.TrySingleSlice(&whole).ok() &&
+      !buffer.DumpToSingleSlice(&whole).ok()) {
     return absl::InternalError("unreadable message");
   }
-  return FrameReader(std::move(whole));
+  FrameReader reader(std::move(whole));
+  if (absl::Status status = reader.Read(take); !status.ok()) return status;
+  return reader;
 }
 
 constexpr uint32_t TagOf(int field, WireFormatLite::WireType type) {
@@ -132,13 +133,11 @@ grpc::ByteBuffer EncodeCallsResponse(const CallsResponseFrame& frame) {
 }
 
 absl::StatusOr<CallsRequestFrame> DecodeCallsRequest(const grpc::ByteBuffer& buffer) {
-  absl::StatusOr<FrameReader> reader = ReaderOf(buffer);
-  if (!reader.ok()) return reader.status();
   CallsRequestFrame frame;
-  absl::Status read = reader->Read([&frame](uint32_t tag, CodedInputStream* input) {
+  const auto reader = ReadFrame(buffer, [&frame](uint32_t tag, CodedInputStream* input) {
     switch (tag) {
       case kCallTag:
-        return ReadNumber(input, &frame.call);
+        return input->ReadVarint64(&frame.call);
       case kTimeoutTag: {
         std::string text;
         google::protobuf::Duration timeout;
@@ -150,7 +149,7 @@ absl::StatusOr<CallsRequestFrame> DecodeCallsRequest(const grpc::ByteBuffer& buf
         return ReadBytes(input, &frame.traceparent);
       case kCancelTag: {
         uint64_t cancels = 0;
-        if (!ReadNumber(input, &cancels)) return false;
+        if (!input->ReadVarint64(&cancels)) return false;
         frame.cancels = cancels != 0;
         return true;
       }
@@ -158,7 +157,7 @@ absl::StatusOr<CallsRequestFrame> DecodeCallsRequest(const grpc::ByteBuffer& buf
         return WireFormatLite::SkipField(input, tag);
     }
   });
-  if (!read.ok()) return read;
+  if (!reader.ok()) return reader.status();
   if (reader->kind().has_value() == frame.cancels) {
     return NoFrame(frame.cancels ? "it carries a message and cancels"
                                  : "it carries neither forward nor backward nor cancel");
@@ -171,13 +170,11 @@ absl::StatusOr<CallsRequestFrame> DecodeCallsRequest(const grpc::ByteBuffer& buf
 }
 
 absl::StatusOr<CallsResponseFrame> DecodeCallsResponse(const grpc::ByteBuffer& buffer) {
-  absl::StatusOr<FrameReader> reader = ReaderOf(buffer);
-  if (!reader.ok()) return reader.status();
   CallsResponseFrame frame;
-  absl::Status read = reader->Read([&frame](uint32_t tag, CodedInputStream* input) {
+  const auto reader = ReadFrame(buffer, [&frame](uint32_t tag, CodedInputStream* input) {
     switch (tag) {
       case kCallTag:
-        return ReadNumber(input, &frame.call);
+        return input->ReadVarint64(&frame.call);
       case kEndTag: {
         std::string text;
         google::rpc::Status end;
@@ -190,7 +187,7 @@ absl::StatusOr<CallsResponseFrame> DecodeCallsResponse(const grpc::ByteBuffer& b
         return WireFormatLite::SkipField(input, tag);
     }
   });
-  if (!read.ok()) return read;
+  if (!reader.ok()) return reader.status();
   frame.kind = reader->kind();
   if (frame.kind.has_value()) frame.message = reader->message();
   return frame;

@@ -81,8 +81,6 @@ TEST(CallsFrame, ReadsFieldsThatItDoesNotKnow) {
   v1::CallsRequest request;
   request.set_call(7);
   request.set_cancel(true);
-  google::rpc::Status unknown;  // fields 1 to 3 of other types
-  unknown.set_message("text");
   const auto frame =
       DecodeCallsRequest(Pieces("\x7a\x03"
                                 "abc" +

@@ -12,9 +12,7 @@
 #include <cstdlib>
 #include <deque>
 #include <iostream>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <variant>

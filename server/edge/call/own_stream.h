@@ -3,7 +3,6 @@
 #define RINGATTN_SERVER_EDGE_CALL_OWN_STREAM_H_
 
 #include <grpc/grpc.h>
-#include <grpc/grpc_security_constants.h>
 
 #include "server/edge/call/client_stream.h"
 

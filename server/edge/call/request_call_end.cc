@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/monotonic_time.h"
 #include "common/observability/log.h"
 #include "server/edge/call/call_audit.h"

@@ -4,7 +4,9 @@
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -218,7 +220,6 @@ struct AcceptedCall {
   std::shared_ptr<GatedPlane> plane;
 };
 
-// Closes one gate at a time, because gRPC may queue its next work on the thread that waits here.
 // A stream whose messages the test delivers.
 class ManualStream final : public ClientStream {
  public:
@@ -260,6 +261,7 @@ TEST(RequestCallTest, ATickBeforeTheCallBeginsStartsNothing) {
   stream.user()->OnDone();
 }
 
+// Closes one gate at a time, because gRPC may queue its next work on the thread that waits here.
 TEST(RequestCallTest, TheCoreDoesNotWaitForAnOpeningDataPlane) {
   Edge edge;
   AcceptedCall accepted(&edge);

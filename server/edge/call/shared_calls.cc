@@ -89,7 +89,7 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
 
  private:
   // One call. Lives until its end has been sent, or the stream has broken.
-  class Call final : public ClientStream {
+  class Call final : public ClientStream, public std::enable_shared_from_this<Call> {
    public:
     Call(SharedCalls* stream, CallsRequestFrame first)
         : stream_(stream), first_(std::move(first)) {}
@@ -104,13 +104,13 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
       user_->OnReadDone(is_first);
     }
     void Write(const grpc::ByteBuffer* message, bool) override {
-      stream_->Send({Encode(message, std::nullopt), stream_->Find(this)});
+      stream_->Send({Encode(message, std::nullopt), shared_from_this()});
     }
     void WriteAndFinish(const grpc::ByteBuffer* message, const grpc::Status& status) override {
-      stream_->Send({Encode(message, status), stream_->Remove(this), true});
+      stream_->Send({Encode(message, status), shared_from_this(), true});
     }
     void Finish(const grpc::Status& status) override {
-      stream_->Send({Encode(nullptr, status), stream_->Remove(this), true});
+      stream_->Send({Encode(nullptr, status), shared_from_this(), true});
     }
     bool IsCancelled() const override { return cancelled_.load(); }
     // The client reads no message of any call.
@@ -306,25 +306,13 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
     for (const std::shared_ptr<Call>& call : Calls()) Cancel(*call);
   }
 
-  std::shared_ptr<Call> Find(Call* call) ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    return calls_.at(call->number());
-  }
-
-  // The client may use the number again once it has the call's end.
-  std::shared_ptr<Call> Remove(Call* call) ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&mutex_);
-    const auto found = calls_.find(call->number());
-    std::shared_ptr<Call> removed = std::move(found->second);
-    calls_.erase(found);
-    return removed;
-  }
-
   void Send(Outgoing message) ABSL_LOCKS_EXCLUDED(mutex_) {
     Enter();
     bool is_lost = false;
     {
       absl::MutexLock lock(&mutex_);
+      // The client may use the number again once it has the call's end.
+      if (message.ends) calls_.erase(message.call->number());
       is_lost = broken_;
       if (!is_lost) outgoing_.push_back(std::move(message));
     }
