@@ -94,6 +94,7 @@ def test_position_parts(opened, transport, heads, kv_heads, world_size, parts):
 @WAYS
 @pytest.mark.parametrize("kv_heads,parts", [(1, (1, 4)), (2, (2, 2))])
 def test_the_coordinator_chooses_position_parts_for_long_caches(ring, opened, transport, kv_heads, parts):
+    ring.even_rates()
     spec = Spec([Group([0], heads=32, kv_heads=kv_heads, dim=64)], block_tokens=64, blocks=1024)
     writer, model = opened(spec, transport, divide_blocks=True)
     placement = writer.placement

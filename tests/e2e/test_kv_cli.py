@@ -27,6 +27,7 @@ def test_create_list_delete(ring):
 
 
 def test_the_coordinator_chooses_parts_unless_forbidden(ring):
+    ring.even_rates()
     shape = ("--heads=32", "--kv_heads=1", "--tokens=100000")
     for flags, workers, block_tokens in [((), 4, 16), (("--divide_blocks=false",), 1, 64),
                                          (("--world_size=2",), 2, 64),

@@ -9,10 +9,10 @@ import pytest
 
 from attention import assert_close, details, make_inputs, reason_of, reference, run
 from cluster import Cluster, await_state, wait_until
-from stubs import attention_pb2 as pb
+from stubs import attention_pb2 as pb, tensor_pb2
 
-# The time that a request may take after the loss, on a busy machine.
-FLAGS = ["--heartbeat_timeout=2s", "--loss_drain_timeout=60s"]
+# Requests run on after the loss, and others wait for them, for as long as they take on a busy machine.
+FLAGS = ["--heartbeat_timeout=2s", "--loss_drain_timeout=120s", "--ring_wait_max=150s"]
 RING = pb.SCHEDULE_RING
 HOSTS = ["host-a", "host-a", "host-b", "host-b"]  # of worker-0 to worker-3
 
@@ -42,6 +42,19 @@ def start(ring, index):
     ring.start_worker(index, [f"--host_id={HOSTS[index]}"])
 
 
+HEADS, DIM = 4, 64
+
+
+def tokens_for(ring, seconds, workers=1):
+    """The length of a causal request that takes so long on as many idle workers, by the rates that they measured.
+
+    Machines differ by a factor of ten. On busy ones the request takes longer.
+    """
+    rate = max(rate.flops_per_second for worker in ring.topology().workers for rate in worker.kernel_rates
+               if not rate.backward and tensor_pb2.DATA_TYPE_FLOAT32 in rate.dtypes)
+    return int((seconds * workers * rate / (HEADS * 4 * DIM) * 2) ** 0.5)  # half of the pairs are visible
+
+
 class Calls:
     """Requests in the background, each on chosen workers."""
 
@@ -50,7 +63,7 @@ class Calls:
         self.pool = concurrent.futures.ThreadPoolExecutor()
 
     def start(self, request_id, workers, **shape):
-        inputs = make_inputs(**shape)
+        inputs = make_inputs(heads=HEADS, dim=DIM, **shape)
         call = self.pool.submit(run, self.ring.attention, inputs, timeout=180, causal=True,
                                 request_id=request_id, schedule=RING if len(workers) > 1 else 0,
                                 world_size=len(workers), members=[f"worker-{i}" for i in workers])
@@ -85,11 +98,11 @@ def test_a_loss_ends_only_what_the_worker_serves(make_ring, transport, how):
     generation = ring.topology().generation
     calls = Calls(ring)
     # A stopped worker is lost after 2 s of silence, and the survivors' requests must run for longer.
-    longer = 1 if how == "kill" else 2
-    pair, pair_inputs = calls.start("pair", [0, 1], sq=24000 * longer, heads=4, dim=64, seed=1)
-    lost, lost_inputs = calls.start("lost", [2, 3], sq=24000, heads=4, dim=64, seed=2)
+    longer = 0 if how == "kill" else 3
+    pair, pair_inputs = calls.start("pair", [0, 1], sq=tokens_for(ring, 3 + longer, workers=2), seed=1)
+    lost, lost_inputs = calls.start("lost", [2, 3], sq=tokens_for(ring, 3, workers=2), seed=2)
     calls.compute("pair", "lost")
-    single, single_inputs = calls.start("single", [2], sq=6000 * longer, heads=4, dim=64, seed=3)
+    single, single_inputs = calls.start("single", [2], sq=tokens_for(ring, 1 + longer), seed=3)
     await_state(ring, "single", {pb.REQUEST_STATE_UPLOADING, pb.REQUEST_STATE_COMPUTING})
     if how == "kill":
         ring.kill_worker(3)
@@ -129,7 +142,7 @@ def test_the_time_is_limited_and_may_be_zero(make_ring):
         ring = make_ring(3, [f"--loss_drain_timeout={limit}"])
         generation = ring.topology().generation
         calls = Calls(ring)
-        call, _ = calls.start("long", [0], sq=40000, heads=4, dim=64)
+        call, _ = calls.start("long", [0], sq=tokens_for(ring, 4), seed=0)
         calls.compute("long")
         ring.kill_worker(2)
         with pytest.raises(grpc.RpcError) as error:

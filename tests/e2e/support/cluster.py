@@ -169,6 +169,25 @@ class Cluster:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.tail()}") from None
 
+    def even_rates(self, ratio=1.5, restarts=12):
+        """Restarts workers until the rates that they measured at their start differ by less than the ratio.
+
+        Workers that start on busy processors measure low rates, and placement by predicted time follows them.
+        """
+        for _ in range(restarts):
+            topology = self.topology()
+            rates = {worker.name: min(rate.flops_per_second for rate in worker.kernel_rates
+                                      if not rate.backward and not rate.score_terms)
+                     for worker in topology.workers}
+            slowest = min(rates, key=rates.get)
+            if max(rates.values()) < ratio * rates[slowest]:
+                return
+            index = int(slowest.rsplit("-", 1)[1])
+            self.kill_worker(index)
+            self.start_worker(index)
+            self.wait_ready(len(rates), after_generation=topology.generation)
+        raise AssertionError(f"the rates of workers differ too much: {rates}")
+
     def admin(self):
         channel = grpc.insecure_channel(self.ports["control"], CHANNEL_OPTIONS)
         return admin_pb2_grpc.AdminServiceStub(channel)
