@@ -24,6 +24,9 @@ RINGATTN_SLOWEST=$(mktemp)
 export RINGATTN_SLOWEST
 # shellcheck source=tests/lib/tally.sh
 source tests/lib/tally.sh
+RINGATTN_SPEED=$(mktemp)
+sample_speed "$RINGATTN_SPEED" &
+trap 'kill $(jobs -p) 2>/dev/null' EXIT
 
 section packages "installing missing packages"
 ./deploy/install_deps.sh clang lld libclang-rt-14-dev python3-pytest prometheus golang-go || fatal "installing failed"
