@@ -69,14 +69,18 @@ class SharingServer final : public v1::AttentionService::Service {
     return grpc::Status::OK;
   }
 
-  void Answer(const v1::CallsRequest& request, CallsServerStream* calls) {
-    if (!request.has_forward()) return;
-    ++shared;
-    v1::CallsResponse response;
-    response.set_call(request.call());
-    *response.mutable_forward() = ReplyTo(request.forward().header());
-    response.mutable_end();
-    calls->Write(response);
+  void Answer(const v1::CallsRequest& message, CallsServerStream* calls) {
+    v1::CallsResponse answer;
+    for (const v1::CallRequest& request : message.requests()) {
+      if (!request.has_forward()) continue;
+      ++shared;
+      v1::CallResponse& response = *answer.add_responses();
+      response.set_call(request.call());
+      *response.mutable_forward() = ReplyTo(request.forward().header());
+      response.mutable_end();
+    }
+    most_in_message = std::max<int>(most_in_message, message.requests_size());
+    if (answer.responses_size() > 0) calls->Write(answer);
   }
 
   v1::ForwardResponse ReplyTo(const v1::ForwardHeader& header) const {
@@ -96,7 +100,7 @@ class SharingServer final : public v1::AttentionService::Service {
 
   const std::string& address() const { return address_; }
 
-  std::atomic<int> forwards{0}, streams{0}, shared{0};
+  std::atomic<int> forwards{0}, streams{0}, shared{0}, most_in_message{0};
 
  private:
   const Handler handler_;
@@ -104,6 +108,15 @@ class SharingServer final : public v1::AttentionService::Service {
   std::string address_;
   std::unique_ptr<grpc::Server> server_;
 };
+
+// The answer to a message with one request.
+v1::CallsResponse Cancelled(const v1::CallsRequest& message) {
+  v1::CallsResponse answer;
+  v1::CallResponse& response = *answer.add_responses();
+  response.set_call(message.requests(0).call());
+  response.mutable_end()->set_code(grpc::StatusCode::CANCELLED);
+  return answer;
+}
 
 struct SmallCall {
   explicit SmallCall(int tokens = 16) {
@@ -177,6 +190,28 @@ TEST(CallSharer, ManyThreads) {
   EXPECT_EQ(server.streams, 1);
 }
 
+TEST(CallSharer, CallsThatWaitLeaveInOneMessage) {
+  absl::Notification go_on;
+  SharingServer server([&](int, CallsServerStream* calls) {
+    go_on.WaitForNotification();
+    return server.Serve(calls);
+  });
+  const auto client = ConnectTo(server);
+  ASSERT_TRUE(CallOnce(client.get()).ok());
+  // Flow control admits the first 64 KiB until the server reads.
+  std::vector<std::unique_ptr<SmallCall>> calls;
+  std::vector<PendingCall> pending;
+  for (int i = 0; i < 60; ++i) {
+    calls.push_back(std::make_unique<SmallCall>());
+    pending.push_back(client->StartForward(calls[i]->args, calls[i]->results, calls[i]->options));
+  }
+  go_on.Notify();
+  for (const PendingCall& call : pending) EXPECT_TRUE(call.Wait().ok());
+  EXPECT_EQ(server.shared, 60);
+  EXPECT_GT(server.most_in_message, 1);
+  EXPECT_LT(server.most_in_message, 60);  // a message has about 64 KiB
+}
+
 TEST(CallSharer, ClientsMayBeShortLived) {
   SharingServer server;
   for (int i = 0; i < 20; ++i) {
@@ -212,7 +247,9 @@ TEST(CallSharer, TheCallsOfALostStreamAreReplayed) {
   SharingServer server([&](int stream, CallsServerStream* calls) -> grpc::Status {
     v1::CallsRequest request;
     if (stream > 0) return server.Serve(calls);
-    for (int i = 0; i < 3; ++i) calls->Read(&request);
+    for (int calls_read = 0; calls_read < 3; calls_read += request.requests_size()) {
+      if (!calls->Read(&request)) break;
+    }
     return {grpc::StatusCode::UNAVAILABLE, "the test ends it"};
   });
   const auto client = ConnectTo(server);
@@ -255,15 +292,16 @@ TEST(CallSharer, AnErrorOfACallIsItsOwn) {
   SharingServer server([&](int, CallsServerStream* calls) {
     v1::CallsRequest request;
     calls->Read(&request);
-    v1::CallsResponse response;
-    response.set_call(request.call());
+    v1::CallsResponse answer;
+    v1::CallResponse& response = *answer.add_responses();
+    response.set_call(request.requests(0).call());
     const grpc::Status error = FakeError{
         .code = grpc::StatusCode::INVALID_ARGUMENT,
         .message = "wrong",
         .violations = {{"shape.batch",
                         "is odd"}}}.ToStatus();
     response.mutable_end()->ParseFromString(error.error_details());
-    calls->Write(response);
+    calls->Write(answer);
     return server.Serve(calls);
   });
   const auto client = ConnectTo(server);
@@ -283,11 +321,9 @@ TEST(CallSharer, ACancellationReachesTheServer) {
     calls->Read(&request);
     begun.Notify();
     calls->Read(&cancel);
-    cancelled = cancel.cancel() && cancel.call() == request.call();
-    v1::CallsResponse response;
-    response.set_call(request.call());
-    response.mutable_end()->set_code(grpc::StatusCode::CANCELLED);
-    calls->Write(response);
+    cancelled =
+        cancel.requests(0).cancel() && cancel.requests(0).call() == request.requests(0).call();
+    calls->Write(Cancelled(request));
     return server.Serve(calls);
   });
   const auto client = ConnectTo(server);
@@ -347,11 +383,7 @@ TEST(CallSharer, AClientWithCallsInProgressEnds) {
     calls->Read(&request);
     begun.Notify();
     while (calls->Read(&request)) {
-      if (!request.cancel()) continue;
-      v1::CallsResponse response;
-      response.set_call(request.call());
-      response.mutable_end()->set_code(grpc::StatusCode::CANCELLED);
-      calls->Write(response);
+      if (request.requests(0).cancel()) calls->Write(Cancelled(request));
     }
     return grpc::Status::OK;
   });
@@ -368,11 +400,12 @@ TEST(CallSharer, GarbageEndsTheStreamWithAnError) {
   SharingServer server([&](int, CallsServerStream* calls) {
     v1::CallsRequest request;
     calls->Read(&request);
-    v1::CallsResponse response;
-    response.set_call(request.call());
+    v1::CallsResponse answer;
+    v1::CallResponse& response = *answer.add_responses();
+    response.set_call(request.requests(0).call());
     response.mutable_forward();
     response.GetReflection()->MutableUnknownFields(&response)->AddLengthDelimited(5, "again");
-    calls->Write(response);
+    calls->Write(answer);
     calls->Read(&request);
     return grpc::Status::OK;
   });

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/monotonic_time.h"
 #include "common/security/bearer_token.h"
-#include "common/wire/calls_frame.h"
 
 namespace ringattn::client {
 namespace {
@@ -155,11 +154,11 @@ void SharedStream::Begin(std::shared_ptr<Call> call) {
       call->number = ++last_call_;
       calls_[call->number] = call;
       used_at_ = MonotonicNow();
-      outgoing_.push_back({wire::EncodeCallsRequest({.call = call->number,
-                                                     .timeout = TimeoutOf(call->options.deadline),
-                                                     .traceparent = call->options.traceparent,
-                                                     .kind = CarriedKindOf(call->options.kind),
-                                                     .message = call->message}),
+      outgoing_.push_back({wire::EncodeCallRequest({.call = call->number,
+                                                    .timeout = TimeoutOf(call->options.deadline),
+                                                    .traceparent = call->options.traceparent,
+                                                    .kind = CarriedKindOf(call->options.kind),
+                                                    .message = call->message}),
                            call});
       call->message.Clear();
     }
@@ -179,7 +178,7 @@ void SharedStream::Cancel(std::shared_ptr<Call> call) {
     }
     if (call->number == 0) return;  // Begin ends it
     outgoing_.push_back(
-        {wire::EncodeCallsRequest({.call = call->number, .cancels = true}), nullptr});
+        {wire::EncodeCallRequest({.call = call->number, .cancels = true}), nullptr});
   }
   Advance();
 }
@@ -187,7 +186,7 @@ void SharedStream::Cancel(std::shared_ptr<Call> call) {
 void SharedStream::OnReadDone(bool ok) {
   if (ok) {
     has_answered_ = true;
-    TakeResponse();
+    TakeMessage();
     return StartRead(&incoming_);
   }
   bool releases = false;
@@ -199,41 +198,58 @@ void SharedStream::OnReadDone(bool ok) {
   if (releases) RemoveHold();
 }
 
-void SharedStream::TakeResponse() {
-  absl::StatusOr<wire::CallsResponseFrame> frame = wire::DecodeCallsResponse(incoming_);
+void SharedStream::TakeMessage() {
+  absl::StatusOr<wire::FrameReader> frames = wire::FrameReader::Of(incoming_);
   incoming_.Clear();
+  absl::Status status = frames.status();
+  {
+    absl::MutexLock lock(&mutex_);
+    taking_ = true;
+  }
+  while (status.ok()) {
+    absl::StatusOr<std::optional<wire::CallResponseFrame>> frame = frames->NextResponse();
+    status = frame.status();
+    if (!frame.ok() || !frame->has_value()) break;
+    TakeResponse(**std::move(frame));
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    taking_ = false;
+    if (!status.ok()) {
+      broken_ = grpc::Status(grpc::StatusCode::INTERNAL,
+                             absl::StrCat("the server sent no CallsResponse: ", status.message()));
+      context_->TryCancel();
+    }
+  }
+  Advance();
+}
+
+void SharedStream::TakeResponse(wire::CallResponseFrame frame) {
   std::shared_ptr<Call> call;
   {
     absl::MutexLock lock(&mutex_);
-    if (!frame.ok()) {
-      broken_ = grpc::Status(
-          grpc::StatusCode::INTERNAL,
-          absl::StrCat("the server sent no CallsResponse: ", frame.status().message()));
-      context_->TryCancel();
-      return;
-    }
-    const auto found = calls_.find(frame->call);
+    const auto found = calls_.find(frame.call);
     if (found == calls_.end()) return;  // it has ended here
     call = found->second;
-    if (frame->kind.has_value()) call->received.push_back(std::move(frame->message));
+    if (frame.kind.has_value()) call->received.push_back(std::move(frame.message));
   }
-  if (frame->end.has_value()) return EndCall(call, *frame->end);
+  if (frame.end.has_value()) return EndCall(call, *frame.end);
   Pump(call);
 }
 
 void SharedStream::OnWriteDone(bool ok) {
   in_flight_.Clear();
-  std::shared_ptr<Call> call;
+  std::vector<std::shared_ptr<Call>> calls;
   {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
-    call = std::move(writing_call_);
-    if (call != nullptr) {
+    calls.swap(writing_calls_);
+    for (const std::shared_ptr<Call>& call : calls) {
       call->write_ended = true;
       call->write_ok = ok;
     }
   }
-  if (call != nullptr) Pump(call);
+  for (const std::shared_ptr<Call>& call : calls) Pump(call);
   if (ok) Advance();
 }
 
@@ -243,19 +259,20 @@ void SharedStream::OnWritesDoneDone(bool) {
 }
 
 void SharedStream::Advance() {
-  bool writes = false, half_closes = false;
-  grpc::WriteOptions options;
+  std::vector<grpc::ByteBuffer> messages;
+  bool half_closes = false;
   {
     absl::MutexLock lock(&mutex_);
-    if (ended_ || writing_ || writes_done_) return;
+    if (ended_ || writing_ || writes_done_ || taking_) return;
     if (!outgoing_.empty()) {
-      writes = true;
-      in_flight_.Swap(&outgoing_.front().message);
-      writing_call_ = std::move(outgoing_.front().call);
-      outgoing_.pop_front();
-      // The first message carries the initial metadata, whose write ends only once it is flushed.
-      if (!outgoing_.empty() && has_written_) options.set_buffer_hint();
-      has_written_ = true;
+      for (size_t bytes = 0; !outgoing_.empty();) {
+        Outgoing& next = outgoing_.front();
+        bytes += next.message.Length();
+        if (!messages.empty() && bytes > wire::kJoinedBytes) break;
+        messages.push_back(std::move(next.message));
+        if (next.call != nullptr) writing_calls_.push_back(std::move(next.call));
+        outgoing_.pop_front();
+      }
     } else if (closing_ && calls_.empty()) {
       half_closes = writes_done_ = true;
     } else {
@@ -264,7 +281,10 @@ void SharedStream::Advance() {
     writing_ = true;
     ++starting_;
   }
-  if (writes) StartWrite(&in_flight_, options);
+  if (!messages.empty()) {
+    wire::JoinMessages(messages).Swap(&in_flight_);
+    StartWrite(&in_flight_);
+  }
   if (half_closes) StartWritesDone();
   bool releases = false;
   {

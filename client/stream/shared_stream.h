@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "client/stream/call_sharer.h"
 #include "client/stream/call_stream.h"
+#include "common/wire/calls_frame.h"
 
 namespace ringattn::client {
 
@@ -57,7 +58,10 @@ class SharedStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
 
   void Begin(std::shared_ptr<Call> call) ABSL_LOCKS_EXCLUDED(mutex_);
   void Cancel(std::shared_ptr<Call> call) ABSL_LOCKS_EXCLUDED(mutex_);
-  void TakeResponse() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Takes the answers of the message that was read. Calls that their users begin meanwhile leave in
+  // one message afterwards.
+  void TakeMessage() ABSL_LOCKS_EXCLUDED(mutex_);
+  void TakeResponse(wire::CallResponseFrame frame) ABSL_LOCKS_EXCLUDED(mutex_);
   // The call receives nothing more, if it has not ended already.
   void EndCall(std::shared_ptr<Call> call, const grpc::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // Calls the user back as often as there is reason to.
@@ -84,9 +88,9 @@ class SharedStream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
   uint64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool has_written_ ABSL_GUARDED_BY(mutex_) = false;
-  // The call whose first message is being written; null: none.
-  std::shared_ptr<Call> writing_call_ ABSL_GUARDED_BY(mutex_);
+  // Those whose first messages are being written.
+  std::vector<std::shared_ptr<Call>> writing_calls_ ABSL_GUARDED_BY(mutex_);
+  bool taking_ ABSL_GUARDED_BY(mutex_) = false;   // a thread is in TakeMessage()
   bool has_hold_ ABSL_GUARDED_BY(mutex_) = true;  // gRPC may not end the RPC yet
   int starting_ ABSL_GUARDED_BY(mutex_) = 0;      // threads that start a write
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;

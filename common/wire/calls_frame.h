@@ -1,15 +1,19 @@
-// The messages of AttentionService.Calls around those of their calls. A call's own message passes
-// through without being parsed or written again.
+// Frames: the CallRequests and CallResponses in the messages of AttentionService.Calls. A call's
+// own message passes through without being parsed or written again.
 //
 // Tests: calls_frame_test.cc
 #ifndef RINGATTN_COMMON_WIRE_CALLS_FRAME_H_
 #define RINGATTN_COMMON_WIRE_CALLS_FRAME_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
 #include <grpcpp/support/status.h>
 
 #include "absl/status/statusor.h"
@@ -17,11 +21,11 @@
 
 namespace ringattn::wire {
 
-// Whose message a frame carries. The values are the fields of CallsRequest and CallsResponse.
+// Whose message a frame carries. The values are the fields of CallRequest and CallResponse.
 enum class CarriedKind { kForward = 4, kBackward = 5 };
 
-// A CallsRequest.
-struct CallsRequestFrame {
+// A CallRequest.
+struct CallRequestFrame {
   uint64_t call = 0;
   // nullopt: none. Negative times count as zero.
   std::optional<absl::Duration> timeout = std::nullopt;
@@ -31,24 +35,48 @@ struct CallsRequestFrame {
   grpc::ByteBuffer message = {};  // a ForwardRequest or BackwardRequest
 };
 
-// A CallsResponse.
-struct CallsResponseFrame {
+// A CallResponse.
+struct CallResponseFrame {
   uint64_t call = 0;
   std::optional<grpc::Status> end = std::nullopt;  // the call's last message
   std::optional<CarriedKind> kind = std::nullopt;  // nullopt: it carries no message
   grpc::ByteBuffer message = {};                   // a ForwardResponse or BackwardResponse
 };
 
-// The carried message's slices are shared with the result. All functions are thread safe.
-grpc::ByteBuffer EncodeCallsRequest(const CallsRequestFrame& frame);
-grpc::ByteBuffer EncodeCallsResponse(const CallsResponseFrame& frame);
+// Returns a CallsRequest or CallsResponse with this frame. The carried message's slices are shared
+// with the result. Thread safe.
+grpc::ByteBuffer EncodeCallRequest(const CallRequestFrame& frame);
+grpc::ByteBuffer EncodeCallResponse(const CallResponseFrame& frame);
 
-// The carried message shares the memory of `buffer`, or a copy of it if gRPC received it in several
-// pieces. Only the frame is checked, not the carried message. Errors: INVALID_ARGUMENT if the frame
-// is not legal protobuf, carries several messages, or, for a request, neither a message nor a
-// cancellation; INTERNAL if gRPC cannot provide the buffer's bytes.
-absl::StatusOr<CallsRequestFrame> DecodeCallsRequest(const grpc::ByteBuffer& buffer);
-absl::StatusOr<CallsResponseFrame> DecodeCallsResponse(const grpc::ByteBuffer& buffer);
+// A message with several frames should not be larger.
+inline constexpr size_t kJoinedBytes = 64 << 10;
+
+// Returns one message with the frames of all `messages`, which are not empty, in their order. Small
+// frames are copied, because gRPC takes longer for each slice. Thread safe.
+grpc::ByteBuffer JoinMessages(const std::vector<grpc::ByteBuffer>& messages);
+
+// Takes the frames out of a message one after another. Movable; thread compatible.
+class FrameReader {
+ public:
+  // Errors: INTERNAL if gRPC cannot provide the message's bytes. The frames' messages share its
+  // memory, or a copy of it if gRPC received it in several pieces.
+  static absl::StatusOr<FrameReader> Of(const grpc::ByteBuffer& message);
+
+  // Return the next frame; nullopt after the last. Only the frame is checked, not the message that
+  // it carries. Errors: INVALID_ARGUMENT if the message has no frame, or if the frame is not legal
+  // protobuf, carries several messages, or, for a request, neither a message nor a cancellation. No
+  // call may follow an error.
+  absl::StatusOr<std::optional<CallRequestFrame>> NextRequest();
+  absl::StatusOr<std::optional<CallResponseFrame>> NextResponse();
+
+ private:
+  explicit FrameReader(grpc::Slice whole) : whole_(std::move(whole)) {}
+
+  absl::StatusOr<std::optional<grpc::Slice>> Next();
+
+  grpc::Slice whole_;
+  size_t at_ = 0;  // where the next frame, or another field, begins
+};
 
 }  // namespace ringattn::wire
 

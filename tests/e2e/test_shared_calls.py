@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attention import Result, assert_close, chunks_of, header_for, make_inputs, reference
+from certificates import digest, token_channel, write_clients
 from cluster import wait_until
 from stubs import attention_pb2 as pb
 
@@ -26,25 +27,28 @@ class Calls:
         for name in ["q", "k", "v"] + (["dout"] if backward else []):
             for chunk in chunks_of(inputs, [name]):
                 header.inline_tensors.add(tensor=chunk.tensor, data=chunk.data)
-        request = pb.CallsRequest(call=number)
+        request = pb.CallRequest(call=number)
         if timeout is not None:
             request.timeout.FromMilliseconds(int(1000 * timeout))
         (request.backward if backward else request.forward).header.CopyFrom(header)
-        self.outgoing.put(request)
+        self.send(request)
 
     def cancel(self, number):
-        self.outgoing.put(pb.CallsRequest(call=number, cancel=True))
+        self.send(pb.CallRequest(call=number, cancel=True))
+
+    def send(self, *requests):
+        self.outgoing.put(pb.CallsRequest(requests=requests))
 
     def read(self, ends):
         """Reads until so many calls have ended."""
         while len(self.ends) < ends:
-            response = next(self.responses)
-            which = response.WhichOneof("message")
-            if which:
-                self.results.setdefault(response.call, Result()).take(getattr(response, which))
-            if response.HasField("end"):
-                assert response.call not in self.ends
-                self.ends[response.call] = response.end
+            for response in next(self.responses).responses:
+                which = response.WhichOneof("message")
+                if which:
+                    self.results.setdefault(response.call, Result()).take(getattr(response, which))
+                if response.HasField("end"):
+                    assert response.call not in self.ends
+                    self.ends[response.call] = response.end
 
     def finish(self):
         self.outgoing.put(None)
@@ -112,11 +116,31 @@ def test_errors_deadlines_and_cancellations_are_those_of_their_calls(ring):
 
 
 @pytest.mark.parametrize("request_, text", [
-    (pb.CallsRequest(call=1), "neither forward nor backward"),
-    (pb.CallsRequest(), "neither forward nor backward"),
+    (pb.CallsRequest(requests=[pb.CallRequest(call=1)]), "neither forward nor backward"),
+    (pb.CallsRequest(), "it is empty"),
 ])
 def test_a_message_without_a_request_ends_the_stream(ring, request_, text):
     with pytest.raises(grpc.RpcError) as error:
         list(ring.attention.Calls(iter([request_]), timeout=30))
     assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert text in error.value.details()
+
+
+def test_a_client_that_is_no_longer_known_begins_no_call(make_ring, tmp_path):
+    clients, token = tmp_path / "clients.json", "k" * 16
+    known = {"name": "known", "token_sha256": [digest(token)]}
+    other = {"name": "other", "token_sha256": [digest("o" * 16)]}
+    write_clients(clients, [known, other])
+    ring = make_ring(workers=1, server_flags=[f"--clients_file={clients}"],
+                     dial=lambda address: token_channel(address, token))
+    calls = Calls(ring.attention)
+    small = make_inputs(sq=16, heads=1, dim=64)
+    calls.begin(1, small)
+    calls.read(ends=1)
+    assert calls.ends[1].code == 0
+    write_clients(clients, [other])
+    wait_until(lambda: metric(ring, "ringattn_known_clients") == 1, 30, "the new file")
+    calls.begin(2, small)
+    with pytest.raises(grpc.RpcError) as error:
+        calls.read(ends=2)
+    assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED

@@ -54,6 +54,8 @@ class ClientStream {
 struct CallOrigin {
   absl::Time deadline = absl::InfiniteFuture();  // monotonic
   std::string traceparent;                       // W3C trace context; empty: none
+  // Several calls begin together, and CoreLoop::HandleQueued() is called after the last.
+  bool is_one_of_several = false;
 };
 
 }  // namespace ringattn::server

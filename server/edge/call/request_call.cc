@@ -35,6 +35,7 @@ RequestCall::RequestCall(const RequestContext* context, ClientStream* stream, Di
       caller_(std::move(caller)),
       client_deadline_(origin.deadline),
       traceparent_(std::move(origin.traceparent)),
+      is_one_of_several_(origin.is_one_of_several),
       opened_at_(MonotonicNow()),
       meter_(context->limits) {}
 
@@ -207,6 +208,7 @@ void RequestCall::LookUpResidual(ResidualHeader header) {
             core.FindResidual(shared->handle(), self->caller_.principal, shared->request_id());
         RunDeferred([self, shared, view = std::move(view)] {
           self->TakeRequest(CompleteHeader(std::move(*shared), view, self->context_->limits));
+          self->context_->core->HandleQueued();
         });
       });
   if (!asked) TakeRequest(ToGrpcStatus(CoreBusy(context_->retry_after), context_->limits));
@@ -237,8 +239,12 @@ void RequestCall::TakeRequest(std::variant<HeaderRequest, grpc::Status> header) 
     steps = Next();
   }
   CoreLoop& core = *context_->core;
-  Do(std::move(steps));
-  if (!joins.has_value()) return core.HandleQueued();
+  const bool is_one_of_several = is_one_of_several_;
+  Do(std::move(steps));  // may be the call's end
+  if (!joins.has_value()) {
+    if (!is_one_of_several) core.HandleQueued();
+    return;
+  }
   context_->writers->Join(shared_from_this(), *std::move(joins));
   {
     // If the call ended before it joined, its group has not learned of it.

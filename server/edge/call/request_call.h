@@ -204,6 +204,7 @@ class RequestCall final : public ClientStream::User,
   const Caller caller_;
   const absl::Time client_deadline_;  // monotonic
   const std::string traceparent_;     // empty: none
+  const bool is_one_of_several_;      // CallOrigin
   const absl::Time opened_at_;
   std::shared_ptr<RequestCall> self_;  // until OnDone
   // Owned by the outstanding read, then by the handler of its message.

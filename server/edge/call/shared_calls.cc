@@ -24,8 +24,8 @@
 namespace ringattn::server {
 namespace {
 
-using wire::CallsRequestFrame;
-using wire::CallsResponseFrame;
+using wire::CallRequestFrame;
+using wire::CallResponseFrame;
 
 // Any number of threads use the stream at the same time, each between Enter() and Leave(). The last
 // one to leave finishes it. No lock is held while a call is served or gRPC is called.
@@ -42,13 +42,18 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
   void OnReadDone(bool ok) override {
     Enter();
     if (ok) {
-      Take(wire::DecodeCallsRequest(incoming_));
+      absl::StatusOr<wire::FrameReader> frames = wire::FrameReader::Of(incoming_);
       incoming_.Clear();
-    }
-    {
+      if (frames.ok()) {
+        absl::MutexLock lock(&mutex_);
+        frames_ = *std::move(frames);
+      } else {
+        RejectStream("message", NoRequest(frames.status()));
+      }
+    } else {
       absl::MutexLock lock(&mutex_);
       reading_ = false;
-      half_closed_ |= !ok;
+      half_closed_ = true;
     }
     Advance();
     Leave();
@@ -56,13 +61,14 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
 
   void OnWriteDone(bool ok) override {
     Enter();
-    const Outgoing written = std::exchange(in_flight_, {});
+    const std::vector<Outgoing> written = std::exchange(in_flight_, {});
+    in_flight_message_.Clear();
     {
       absl::MutexLock lock(&mutex_);
       writing_ = false;
     }
     if (!ok) Break();
-    Settle(written, ok);
+    for (const Outgoing& each : written) Settle(each, ok);
     Advance();
     Leave();
   }
@@ -91,8 +97,7 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
   // One call. Lives until its end has been sent, or the stream has broken.
   class Call final : public ClientStream, public std::enable_shared_from_this<Call> {
    public:
-    Call(SharedCalls* stream, CallsRequestFrame first)
-        : stream_(stream), first_(std::move(first)) {}
+    Call(SharedCalls* stream, CallRequestFrame first) : stream_(stream), first_(std::move(first)) {}
 
     uint64_t number() const { return first_.call; }
 
@@ -129,16 +134,16 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
    private:
     grpc::ByteBuffer Encode(const grpc::ByteBuffer* message,
                             const std::optional<grpc::Status>& end) const {
-      CallsResponseFrame frame{.call = number(), .end = end};
+      CallResponseFrame frame{.call = number(), .end = end};
       if (message != nullptr) {
         frame.kind = first_.kind;
         frame.message = *message;
       }
-      return wire::EncodeCallsResponse(frame);
+      return wire::EncodeCallResponse(frame);
     }
 
     SharedCalls* const stream_;
-    CallsRequestFrame first_;
+    CallRequestFrame first_;
     bool has_read_ = false;
     User* user_ = nullptr;
     std::atomic<bool> cancelled_{false};
@@ -146,8 +151,8 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
 
   struct Outgoing {
     grpc::ByteBuffer message;
-    std::shared_ptr<Call> call;  // null: it answers a message that began no call
-    bool ends = false;           // the call's last
+    std::shared_ptr<Call> call;
+    bool ends = false;  // the call's last
   };
 
   void Enter() ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -159,9 +164,8 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
     grpc::Status status;
     {
       absl::MutexLock lock(&mutex_);
-      const bool ends = half_closed_ || broken_ || status_.has_value();
       const bool is_idle = !writing_ && outgoing_.empty() && open_ == 0;
-      if (--inside_ > 0 || finished_ || !ends || !is_idle) return;
+      if (--inside_ > 0 || finished_ || !(half_closed_ || ends()) || !is_idle) return;
       finished_ = true;
       status = status_.value_or(grpc::Status::OK);
     }
@@ -182,54 +186,92 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
     if (!status_.has_value()) status_ = status;
   }
 
-  // Starts the read and the write that may start.
+  // Begins calls, and starts the read and the write, as far as they may start.
   void Advance() ABSL_LOCKS_EXCLUDED(mutex_) {
-    bool reads = false, writes = false, more_follows = false;
+    TakeFrames();
+    bool reads = false, writes = false;
     {
       absl::MutexLock lock(&mutex_);
       if (finished_) return;
-      const bool ends = half_closed_ || broken_ || status_.has_value();
-      reads = !ends && !reading_ && open_ < context_->limits.max_calls_per_stream;
+      reads = !half_closed_ && !ends() && !reading_ && has_room();
       if (reads) reading_ = true;
       writes = !writing_ && !outgoing_.empty();
-      if (writes) {
-        writing_ = true;
-        in_flight_ = std::move(outgoing_.front());
+      if (writes) writing_ = true;
+      for (size_t bytes = 0; writes && !outgoing_.empty();) {
+        bytes += outgoing_.front().message.Length();
+        if (!in_flight_.empty() && bytes > wire::kJoinedBytes) break;
+        in_flight_.push_back(std::move(outgoing_.front()));
         outgoing_.pop_front();
-        // The first message carries the initial metadata, whose write ends only once it is flushed.
-        more_follows = !outgoing_.empty() && has_written_;
-        has_written_ = true;
       }
     }
     if (writes) {
-      grpc::WriteOptions options;
-      if (more_follows) options.set_buffer_hint();
-      StartWrite(&in_flight_.message, options);
+      std::vector<grpc::ByteBuffer> messages;
+      for (const Outgoing& each : in_flight_) messages.push_back(each.message);
+      wire::JoinMessages(messages).Swap(&in_flight_message_);
+      StartWrite(&in_flight_message_);
     }
     if (reads) StartRead(&incoming_);
   }
 
-  void Take(absl::StatusOr<CallsRequestFrame> frame) ABSL_LOCKS_EXCLUDED(mutex_) {
-    if (!frame.ok()) {
-      return RejectStream("message",
-                          absl::StrCat("is not a CallsRequest: ", frame.status().message()));
+  // Begins the calls of the message that has been read, as far as the stream has room for them. One
+  // thread at a time does it. The others need not wait, because it looks again.
+  void TakeFrames() ABSL_LOCKS_EXCLUDED(mutex_) {
+    bool has_begun = false;
+    while (std::optional<wire::FrameReader> frames = NextFrames()) {
+      absl::StatusOr<std::optional<CallRequestFrame>> frame = frames->NextRequest();
+      if (!frame.ok()) {
+        RejectStream("message", NoRequest(frame.status()));
+      } else if (frame->has_value()) {
+        has_begun |= Take(**std::move(frame));
+      }
+      absl::MutexLock lock(&mutex_);
+      taking_ = false;
+      if (frame.ok() && frame->has_value()) {
+        frames_ = *std::move(frames);
+      } else {
+        reading_ = false;
+      }
     }
-    if (frame->cancels) return CancelCall(frame->call);
-    const uint64_t number = frame->call;
+    // All calls of a message arrive before the core handles the first.
+    if (has_begun) context_->core->HandleQueued();
+  }
+
+  // Returns the frames to take one from; nullopt if there is none, or none may be taken now.
+  std::optional<wire::FrameReader> NextFrames() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    if (taking_ || !frames_.has_value()) return std::nullopt;
+    if (ends()) {
+      frames_.reset();
+      reading_ = false;
+      return std::nullopt;
+    }
+    if (!has_room()) return std::nullopt;
+    taking_ = true;
+    return std::exchange(frames_, std::nullopt);
+  }
+
+  // Returns whether the frame began a call.
+  bool Take(CallRequestFrame frame) ABSL_LOCKS_EXCLUDED(mutex_) {
+    const uint64_t number = frame.call;
+    if (frame.cancels) {
+      CancelCall(number);
+      return false;
+    }
     const std::variant<Caller, grpc::Status> caller = context_->callers->Identify(*call_);
     if (const auto* refused = std::get_if<grpc::Status>(&caller)) {
-      // The client has been removed from the clients file.
-      return Send({wire::EncodeCallsResponse({.call = number, .end = *refused}), nullptr});
+      EndWith(*refused);  // the client has been removed from the clients file
+      return false;
     }
     CallOrigin origin;
-    if (frame->timeout.has_value()) origin.deadline = MonotonicNow() + *frame->timeout;
-    origin.traceparent = ValidTraceparent(frame->traceparent);
+    if (frame.timeout.has_value()) origin.deadline = MonotonicNow() + *frame.timeout;
+    origin.traceparent = ValidTraceparent(frame.traceparent);
+    origin.is_one_of_several = true;
     const Direction direction =
-        frame->kind == wire::CarriedKind::kForward ? Direction::kForward : Direction::kBackward;
-    auto call = std::make_shared<Call>(this, *std::move(frame));
+        frame.kind == wire::CarriedKind::kForward ? Direction::kForward : Direction::kBackward;
+    auto call = std::make_shared<Call>(this, std::move(frame));
     {
       absl::MutexLock lock(&mutex_);
-      if (broken_) return;
+      if (broken_) return false;
       if (!calls_.emplace(number, call).second) {
         call = nullptr;
       } else {
@@ -237,7 +279,8 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
       }
     }
     if (call == nullptr) {
-      return RejectStream("call", absl::StrCat("is ", number, ", a call in progress"));
+      RejectStream("call", absl::StrCat("is ", number, ", a call in progress"));
+      return false;
     }
     context_->metrics->CarriedCall();
     RequestCall::Serve(context_, call.get(), direction, std::get<Caller>(caller),
@@ -249,6 +292,11 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
       cancels = call->cancels_once_served;
     }
     if (cancels) Cancel(*call);
+    return true;
+  }
+
+  static std::string NoRequest(const absl::Status& status) {
+    return absl::StrCat("is not a CallsRequest: ", status.message());
   }
 
   // The client breaks the protocol, so nothing that it sends can be trusted.
@@ -323,7 +371,6 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
 
   // A call's message has been written, or is lost.
   void Settle(const Outgoing& message, bool ok) ABSL_LOCKS_EXCLUDED(mutex_) {
-    if (message.call == nullptr) return;
     Call& call = *message.call;
     if (!message.ends) {
       {
@@ -351,16 +398,26 @@ class SharedCalls final : public ByteStreamReactor, public CallsStreams::Stream 
     --open_;
   }
 
+  // It begins no further call.
+  bool ends() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return broken_ || status_.has_value(); }
+  bool has_room() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return open_ < context_->limits.max_calls_per_stream;
+  }
+
   const RequestContext* const context_;
   grpc::CallbackServerContext* const call_;
-  grpc::ByteBuffer incoming_;  // of the outstanding read, then of its handler
-  Outgoing in_flight_;         // of the outstanding write
+  grpc::ByteBuffer incoming_;        // of the outstanding read
+  std::vector<Outgoing> in_flight_;  // of the outstanding write
+  grpc::ByteBuffer in_flight_message_;
 
   absl::Mutex mutex_;
   int inside_ ABSL_GUARDED_BY(mutex_) = 0;  // threads
+  // From the start of a read until the last frame of its message has been taken.
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  // The rest of the message; nullopt: none, or a thread is taking a frame from it.
+  std::optional<wire::FrameReader> frames_ ABSL_GUARDED_BY(mutex_);
+  bool taking_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool has_written_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);
   // In progress, by number.
   std::map<uint64_t, std::shared_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);

@@ -38,15 +38,15 @@ v1::ForwardRequest SmallForward() {
   return request;
 }
 
-v1::CallsRequest ForwardCall(uint64_t number) {
-  v1::CallsRequest request;
+v1::CallRequest ForwardCall(uint64_t number) {
+  v1::CallRequest request;
   request.set_call(number);
   *request.mutable_forward() = SmallForward();
   return request;
 }
 
-v1::CallsRequest Cancellation(uint64_t number) {
-  v1::CallsRequest request;
+v1::CallRequest Cancellation(uint64_t number) {
+  v1::CallRequest request;
   request.set_call(number);
   request.set_cancel(true);
   return request;
@@ -65,19 +65,34 @@ struct Stream {
     stream = cluster->attention->Calls(&context);
   }
 
+  // One message.
+  bool Write(const std::vector<v1::CallRequest>& requests) {
+    v1::CallsRequest message;
+    for (const v1::CallRequest& request : requests) *message.add_requests() = request;
+    return stream->Write(message);
+  }
+  bool Write(const v1::CallRequest& request) { return Write(std::vector{request}); }
+
   // Reads until `count` calls have ended, or the stream has.
   void ReadEnds(size_t count) {
-    v1::CallsResponse response;
-    while (ended.size() < count && stream->Read(&response)) Take(response);
+    while (ended.size() < count && Read()) {
+    }
   }
 
   grpc::Status Finish() {
-    v1::CallsResponse response;
-    while (stream->Read(&response)) Take(response);
+    while (Read()) {
+    }
     return stream->Finish();
   }
 
-  void Take(const v1::CallsResponse& response) {
+  bool Read() {
+    v1::CallsResponse message;
+    if (!stream->Read(&message)) return false;
+    for (const v1::CallResponse& response : message.responses()) Take(response);
+    return true;
+  }
+
+  void Take(const v1::CallResponse& response) {
     Answer& answer = open[response.call()];
     answer.accepted |= response.forward().has_accepted();
     answer.summary |= response.forward().has_summary();
@@ -110,7 +125,7 @@ void ExpectOutputs(const Answer& answer) {
 TEST(SharedCalls, ServesManyCallsOnOneStream) {
   TestCluster cluster(2);
   Stream client(&cluster);
-  for (uint64_t call = 1; call <= 50; ++call) ASSERT_TRUE(client.stream->Write(ForwardCall(call)));
+  for (uint64_t call = 1; call <= 50; ++call) ASSERT_TRUE(client.Write(ForwardCall(call)));
   client.stream->WritesDone();  // calls in progress go on
   const grpc::Status status = client.Finish();
   EXPECT_TRUE(status.ok()) << status.error_message();
@@ -126,7 +141,7 @@ TEST(SharedCalls, ANumberMayBeUsedAgain) {
   Stream client(&cluster);
   for (int round = 0; round < 20; ++round) {
     client.ended.clear();
-    ASSERT_TRUE(client.stream->Write(ForwardCall(7)));
+    ASSERT_TRUE(client.Write(ForwardCall(7)));
     client.ReadEnds(1);
     ASSERT_EQ(client.CodeOf(7), StatusCode::OK) << round;
     ExpectOutputs(client.ended.at(7));
@@ -136,17 +151,17 @@ TEST(SharedCalls, ANumberMayBeUsedAgain) {
 TEST(SharedCalls, AnErrorHasItsDetailsAndEndsItsCallOnly) {
   TestCluster cluster(1);
   Stream client(&cluster);
-  v1::CallsRequest wrong = ForwardCall(1);
+  v1::CallRequest wrong = ForwardCall(1);
   wrong.mutable_forward()->mutable_header()->mutable_shape()->set_head_dim(1000);
-  ASSERT_TRUE(client.stream->Write(wrong));
-  ASSERT_TRUE(client.stream->Write(ForwardCall(2)));
-  v1::CallsRequest chunk;
+  ASSERT_TRUE(client.Write(wrong));
+  ASSERT_TRUE(client.Write(ForwardCall(2)));
+  v1::CallRequest chunk;
   chunk.set_call(3);
   chunk.mutable_forward()->mutable_chunk()->set_data("no header");
-  ASSERT_TRUE(client.stream->Write(chunk));
-  v1::CallsRequest incomplete = ForwardCall(4);
+  ASSERT_TRUE(client.Write(chunk));
+  v1::CallRequest incomplete = ForwardCall(4);
   incomplete.mutable_forward()->mutable_header()->mutable_inline_tensors()->RemoveLast();
-  ASSERT_TRUE(client.stream->Write(incomplete));
+  ASSERT_TRUE(client.Write(incomplete));
   client.ReadEnds(4);
   ExpectOutputs(client.ended.at(2));
   EXPECT_EQ(client.CodeOf(1), StatusCode::INVALID_ARGUMENT);
@@ -165,15 +180,15 @@ TEST(SharedCalls, ACallIsCancelled) {
   TestCluster cluster(1);
   cluster.workers[0]->SetRunGate(false);
   Stream client(&cluster);
-  ASSERT_TRUE(client.stream->Write(ForwardCall(1)));
+  ASSERT_TRUE(client.Write(ForwardCall(1)));
   ASSERT_TRUE(WaitUntil([&] { return cluster.workers[0]->held_operations() == 1; }));
-  ASSERT_TRUE(client.stream->Write(Cancellation(2)));  // no such call
-  ASSERT_TRUE(client.stream->Write(Cancellation(1)));
+  ASSERT_TRUE(client.Write(Cancellation(2)));  // no such call
+  ASSERT_TRUE(client.Write(Cancellation(1)));
   client.ReadEnds(1);
   EXPECT_EQ(client.CodeOf(1), StatusCode::CANCELLED);
   cluster.workers[0]->SetRunGate(true);
   EXPECT_TRUE(cluster.WaitIdle());
-  ASSERT_TRUE(client.stream->Write(ForwardCall(1)));
+  ASSERT_TRUE(client.Write(ForwardCall(1)));
   client.ended.clear();
   client.ReadEnds(1);
   ExpectOutputs(client.ended.at(1));
@@ -183,10 +198,10 @@ TEST(SharedCalls, ACallHasItsOwnDeadline) {
   TestCluster cluster(1);
   cluster.workers[0]->SetRunGate(false);
   Stream client(&cluster);
-  v1::CallsRequest urgent = ForwardCall(1);
+  v1::CallRequest urgent = ForwardCall(1);
   urgent.mutable_timeout()->set_nanos(300'000'000);
-  ASSERT_TRUE(client.stream->Write(urgent));
-  ASSERT_TRUE(client.stream->Write(ForwardCall(2)));
+  ASSERT_TRUE(client.Write(urgent));
+  ASSERT_TRUE(client.Write(ForwardCall(2)));
   client.ReadEnds(1);
   EXPECT_EQ(client.CodeOf(1), StatusCode::DEADLINE_EXCEEDED);
   cluster.workers[0]->SetRunGate(true);
@@ -199,7 +214,7 @@ TEST(SharedCalls, IsNotReadWhileItHasManyCalls) {
       1, [](ServerOptions* options) { options->core.limits.max_calls_per_stream = 2; });
   cluster.workers[0]->SetRunGate(false);
   Stream client(&cluster);
-  for (uint64_t call = 1; call <= 3; ++call) ASSERT_TRUE(client.stream->Write(ForwardCall(call)));
+  for (uint64_t call = 1; call <= 3; ++call) ASSERT_TRUE(client.Write(ForwardCall(call)));
   ASSERT_TRUE(WaitUntil([&] { return cluster.workers[0]->reserves() == 2; }));
   absl::SleepFor(absl::Milliseconds(200));
   EXPECT_EQ(cluster.workers[0]->reserves(), 2);
@@ -208,13 +223,55 @@ TEST(SharedCalls, IsNotReadWhileItHasManyCalls) {
   for (uint64_t call = 1; call <= 3; ++call) EXPECT_EQ(client.CodeOf(call), StatusCode::OK);
 }
 
+TEST(SharedCalls, OneMessageBeginsNoMoreCallsThanTheStreamHasRoomFor) {
+  TestCluster cluster(
+      1, [](ServerOptions* options) { options->core.limits.max_calls_per_stream = 2; });
+  cluster.workers[0]->SetRunGate(false);
+  Stream client(&cluster);
+  std::vector<v1::CallRequest> requests;
+  for (uint64_t call = 1; call <= 20; ++call) requests.push_back(ForwardCall(call));
+  requests.push_back(Cancellation(20));  // read with the last one
+  ASSERT_TRUE(client.Write(requests));
+  ASSERT_TRUE(WaitUntil([&] { return cluster.workers[0]->reserves() == 2; }));
+  absl::SleepFor(absl::Milliseconds(200));
+  EXPECT_EQ(cluster.workers[0]->reserves(), 2);
+  cluster.workers[0]->SetRunGate(true);
+  client.stream->WritesDone();
+  EXPECT_TRUE(client.Finish().ok());
+  ASSERT_EQ(client.ended.size(), 20);
+  for (uint64_t call = 1; call < 20; ++call) ExpectOutputs(client.ended.at(call));
+}
+
+TEST(SharedCalls, OneMessageMayHoldManyCalls) {
+  TestCluster cluster(2);
+  Stream client(&cluster);
+  std::vector<v1::CallRequest> requests;
+  for (uint64_t call = 1; call <= 60; ++call) requests.push_back(ForwardCall(call));
+  requests[30].mutable_forward()->mutable_header()->mutable_shape()->set_head_dim(1000);
+  ASSERT_TRUE(client.Write(requests));
+  client.ReadEnds(60);
+  EXPECT_EQ(client.CodeOf(31), StatusCode::INVALID_ARGUMENT);
+  client.ended.erase(31);
+  for (const auto& [call, answer] : client.ended) ExpectOutputs(answer);
+  // A broken protocol in the middle of a message begins none of the calls that follow.
+  cluster.workers[0]->SetRunGate(false);
+  cluster.workers[1]->SetRunGate(false);
+  client.ended.clear();
+  ASSERT_TRUE(client.Write({ForwardCall(1), ForwardCall(1), ForwardCall(2)}));
+  EXPECT_EQ(client.Finish().error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(client.CodeOf(1), StatusCode::CANCELLED);
+  EXPECT_EQ(client.ended.count(2), 0);
+  for (const auto& worker : cluster.workers) worker->SetRunGate(true);
+  EXPECT_TRUE(cluster.WaitIdle());
+}
+
 TEST(SharedCalls, ABrokenProtocolEndsTheStreamAndItsCalls) {
   for (const bool repeats : {true, false}) {
     TestCluster cluster(1);
     cluster.workers[0]->SetRunGate(false);
     Stream client(&cluster);
-    ASSERT_TRUE(client.stream->Write(ForwardCall(1)));
-    ASSERT_TRUE(client.stream->Write(repeats ? ForwardCall(1) : v1::CallsRequest()));
+    ASSERT_TRUE(client.Write(ForwardCall(1)));
+    ASSERT_TRUE(client.Write(repeats ? ForwardCall(1) : v1::CallRequest()));
     const grpc::Status status = client.Finish();
     EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
     EXPECT_THAT(status.error_message(),
@@ -231,7 +288,7 @@ TEST(SharedCalls, TheCallsOfALostClientEnd) {
   {
     Stream client(&cluster);
     for (uint64_t call = 1; call <= 5; ++call) {
-      ASSERT_TRUE(client.stream->Write(ForwardCall(call)));
+      ASSERT_TRUE(client.Write(ForwardCall(call)));
     }
     ASSERT_TRUE(WaitUntil([&] { return cluster.workers[0]->held_operations() > 0; }));
     client.context.TryCancel();
@@ -246,7 +303,7 @@ TEST(SharedCalls, ServesCallsAgainAfterLostClients) {
   for (int round = 0; round < 30; ++round) {
     Stream client(&cluster);
     for (uint64_t call = 1; call <= 8; ++call) {
-      ASSERT_TRUE(client.stream->Write(ForwardCall(call)));
+      ASSERT_TRUE(client.Write(ForwardCall(call)));
     }
     client.ReadEnds(round % 8);
     client.context.TryCancel();
@@ -254,7 +311,7 @@ TEST(SharedCalls, ServesCallsAgainAfterLostClients) {
   }
   EXPECT_TRUE(cluster.WaitIdle());
   Stream client(&cluster);
-  ASSERT_TRUE(client.stream->Write(ForwardCall(1)));
+  ASSERT_TRUE(client.Write(ForwardCall(1)));
   client.ReadEnds(1);
   EXPECT_EQ(client.CodeOf(1), StatusCode::OK);
 }
@@ -265,7 +322,7 @@ TEST(SharedCalls, AClientHasABoundedNumberOfStreams) {
   std::vector<std::unique_ptr<Stream>> streams;
   for (int i = 0; i < 2; ++i) {
     streams.push_back(std::make_unique<Stream>(&cluster));
-    ASSERT_TRUE(streams.back()->stream->Write(ForwardCall(1)));
+    ASSERT_TRUE(streams.back()->Write(ForwardCall(1)));
     streams.back()->ReadEnds(1);
     EXPECT_EQ(streams.back()->CodeOf(1), StatusCode::OK);
   }
@@ -278,7 +335,7 @@ TEST(SharedCalls, AClientHasABoundedNumberOfStreams) {
   // The server forgets a stream soon after the client has its status.
   EXPECT_TRUE(WaitUntil([&] {
     Stream fourth(&cluster);
-    fourth.stream->Write(ForwardCall(1));
+    fourth.Write(ForwardCall(1));
     fourth.ReadEnds(1);
     return fourth.CodeOf(1) == StatusCode::OK;
   }));
@@ -287,7 +344,7 @@ TEST(SharedCalls, AClientHasABoundedNumberOfStreams) {
 TEST(SharedCalls, AnIdleStreamDoesNotDelayTheServersEnd) {
   TestCluster cluster(1);
   Stream client(&cluster);
-  ASSERT_TRUE(client.stream->Write(ForwardCall(1)));
+  ASSERT_TRUE(client.Write(ForwardCall(1)));
   client.ReadEnds(1);
   const absl::Time begin = absl::Now();
   EXPECT_TRUE(cluster.server->Shutdown(absl::Seconds(20)));
