@@ -10,6 +10,7 @@
 #include "common/security/secret.h"
 #include "common/wire/durations.h"
 #include "common/wire/join_status.h"
+#include "common/wire/packed_messages.h"
 
 namespace ringattn::worker {
 namespace {
@@ -19,6 +20,9 @@ constexpr int kKeepaliveTimeMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 constexpr int kConnectTimeoutMs = 10'000;
 constexpr int kResolveAgainMs = 1000;
+// Short compared with what a message takes through the coordinator to its client, and long enough
+// for several inline operations.
+constexpr absl::Duration kHoldTime = absl::Microseconds(500);
 // After a coordinator has shut down, it is expected back within this time.
 constexpr absl::Duration kRestartTime = absl::Seconds(10);
 
@@ -92,13 +96,44 @@ void ControlClient::Send(v1::JoinRequest message) {
   {
     absl::MutexLock lock(&mutex_);
     if (!connected_) return;
-    if (!answers_inline || stream_ == nullptr || writing_ || !outbox_.empty()) {
-      outbox_.push_back(std::move(message));
-      return;
+    outbox_.push_back(std::move(message));
+    if (is_held()) {
+      const absl::Time now = MonotonicNow();
+      if (now < held_until_) return;
+      held_until_ = answers_inline ? now + kHoldTime : absl::InfinitePast();
     }
-    stream = stream_;
-    writing_ = true;
+    if (answers_inline) stream = BeginWrite(&message);
   }
+  if (stream != nullptr) FinishWrite(stream, message);
+}
+
+void ControlClient::Hold() {
+  absl::MutexLock lock(&mutex_);
+  held_until_ = MonotonicNow() + kHoldTime;
+}
+
+void ControlClient::EndHold() {
+  Stream* stream = nullptr;
+  v1::JoinRequest message;
+  {
+    absl::MutexLock lock(&mutex_);
+    held_until_ = absl::InfinitePast();
+    stream = BeginWrite(&message);
+  }
+  if (stream != nullptr) FinishWrite(stream, message);
+}
+
+ControlClient::Stream* ControlClient::BeginWrite(v1::JoinRequest* message) {
+  // The writer takes a registration.
+  if (stream_ == nullptr || writing_ || outbox_.empty() || outbox_.front().has_register_()) {
+    return nullptr;
+  }
+  writing_ = true;
+  *message = wire::TakePacked(outbox_);
+  return stream_;
+}
+
+void ControlClient::FinishWrite(Stream* stream, const v1::JoinRequest& message) {
   (void)stream->Write(message);  // the reader sees an error too
   absl::MutexLock lock(&mutex_);
   writing_ = false;
@@ -152,6 +187,7 @@ ControlClient::SessionEnd ControlClient::RunSession() {
     context_ = &context;
     connected_ = true;
     outbox_.clear();
+    held_until_ = absl::InfinitePast();
     heartbeat_.reset();
     *outbox_.emplace_back().mutable_register_() = std::move(registration);
   }
@@ -180,41 +216,51 @@ ControlClient::SessionEnd ControlClient::RunSession() {
 }
 
 void ControlClient::ReadLoop(Stream* stream, SessionEnd* end) {
-  v1::JoinResponse message;
-  while (stream->Read(&message)) {
-    if (LogIsOn(LogLevel::kDebug)) {
-      LogDebug("from the coordinator",
-               {{"worker", options_.registration.name()}, {"kind", KindOf(message)}});
+  v1::JoinResponse packed;
+  bool goes_on = true;
+  while (goes_on && stream->Read(&packed)) {
+    const bool are_several = packed.more_size() > 0;
+    if (are_several) Hold();
+    wire::TakeApart(std::move(packed), [&](v1::JoinResponse message, bool) {
+      goes_on = goes_on && Take(std::move(message), end);
+    });
+    if (are_several) EndHold();
+  }
+}
+
+bool ControlClient::Take(v1::JoinResponse message, SessionEnd* end) {
+  if (LogIsOn(LogLevel::kDebug)) {
+    LogDebug("from the coordinator",
+             {{"worker", options_.registration.name()}, {"kind", KindOf(message)}});
+  }
+  switch (message.message_case()) {
+    case v1::JoinResponse::kRegistered: {
+      end->registered = true;
+      handler_.on_registered();
+      LogInfo("registered with the coordinator", {{"worker", options_.registration.name()}});
+      absl::MutexLock lock(&mutex_);
+      heartbeat_interval_ =
+          std::max(ToDuration(message.registered().heartbeat_interval()), absl::Milliseconds(10));
+      return true;
     }
-    switch (message.message_case()) {
-      case v1::JoinResponse::kRegistered: {
-        end->registered = true;
-        handler_.on_registered();
-        LogInfo("registered with the coordinator", {{"worker", options_.registration.name()}});
-        absl::MutexLock lock(&mutex_);
-        heartbeat_interval_ =
-            std::max(ToDuration(message.registered().heartbeat_interval()), absl::Milliseconds(10));
-        break;
+    case v1::JoinResponse::kLeave:
+      if (IsLeaving()) {
+        LogInfo("the coordinator has released this worker",
+                {{"worker", options_.registration.name()}});
+        return false;
       }
-      case v1::JoinResponse::kLeave:
-        if (IsLeaving()) {
-          LogInfo("the coordinator has released this worker",
-                  {{"worker", options_.registration.name()}});
-          return;
-        }
-        if (message.leave().reason() == kCoordinatorEnds) {
-          end->coordinator_ended = true;
-          return;
-        }
-        LogWarning(
-            "the coordinator rejected this worker",
-            {{"worker", options_.registration.name()}, {"reason", message.leave().reason()}});
-        end->replaced = message.leave().reason() == kNameJoinedAgain;
-        if (message.leave().exit()) handler_.on_leave(message.leave().reason());
-        return;
-      default:
-        handler_.on_message(std::move(message));
-    }
+      if (message.leave().reason() == kCoordinatorEnds) {
+        end->coordinator_ended = true;
+        return false;
+      }
+      LogWarning("the coordinator rejected this worker",
+                 {{"worker", options_.registration.name()}, {"reason", message.leave().reason()}});
+      end->replaced = message.leave().reason() == kNameJoinedAgain;
+      if (message.leave().exit()) handler_.on_leave(message.leave().reason());
+      return false;
+    default:
+      handler_.on_message(std::move(message));
+      return true;
   }
 }
 
@@ -231,15 +277,18 @@ void ControlClient::WriteLoop(Stream* stream) {
 
 bool ControlClient::TakeNext(v1::JoinRequest* message) {
   const auto has_news = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return !writing_ && (!connected_ || !outbox_.empty() || heartbeat_.has_value());
+    return !writing_ && (!connected_ || (!outbox_.empty() && !is_held()) || heartbeat_.has_value());
   };
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&has_news));
   if (!connected_) return false;
   writing_ = true;
-  if (!outbox_.empty()) {
-    *message = std::move(outbox_.front());
+  if (!outbox_.empty() && outbox_.front().has_register_()) {
+    *message =
+        std::move(outbox_.front());  // alone, so that the coordinator knows who sends the rest
     outbox_.pop_front();
+  } else if (!outbox_.empty()) {
+    *message = wire::TakePacked(outbox_);
   } else {
     *message = *std::move(heartbeat_);
     heartbeat_.reset();

@@ -72,7 +72,8 @@ class ControlClient {
 
   // Enqueues a message for the current stream, or drops it if there is none. Blocks only for the
   // answer of an inline operation, which it writes itself if no other write is in progress: waking
-  // the writer takes longer.
+  // the writer takes longer. Answers to messages that arrived together wait for one another, for
+  // kHoldTime at most.
   void Send(v1::JoinRequest message);
 
  private:
@@ -88,10 +89,22 @@ class ControlClient {
   // Runs one stream from connecting to its end.
   SessionEnd RunSession();
   void ReadLoop(Stream* stream, SessionEnd* end);
+  // Returns false if the session ends.
+  bool Take(v1::JoinResponse message, SessionEnd* end);
+  // Messages wait in outbox_ from Hold() to EndHold(), which writes them.
+  void Hold() ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndHold() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns the stream to write `message` to, which the caller does with FinishWrite(); null if
+  // another thread writes what waits. The writer's thread is not woken in between.
+  Stream* BeginWrite(v1::JoinRequest* message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FinishWrite(Stream* stream, const v1::JoinRequest& message) ABSL_LOCKS_EXCLUDED(mutex_);
   void WriteLoop(Stream* stream);
   void HeartbeatLoop();
   // Waits for the next message to write and sets writing_. Returns false at the stream's end.
   bool TakeNext(v1::JoinRequest* message) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool is_held() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return held_until_ > absl::InfinitePast();
+  }
   bool IsLeaving();
   // Returns false if Stop or Leave was called.
   bool RestBeforeDialling(absl::Duration duration);
@@ -108,6 +121,8 @@ class ControlClient {
   grpc::ClientContext* context_ ABSL_GUARDED_BY(mutex_) = nullptr;
   Stream* stream_ ABSL_GUARDED_BY(mutex_) = nullptr;  // while messages may be written
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;      // a thread writes to stream_
+  // Messages wait in outbox_ until then, because more are coming. InfinitePast: they do not wait.
+  absl::Time held_until_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::deque<v1::JoinRequest> outbox_ ABSL_GUARDED_BY(mutex_);
   // Only the latest: heartbeats must not pile up on a stream that does not drain.
   std::optional<v1::JoinRequest> heartbeat_ ABSL_GUARDED_BY(mutex_);

@@ -7,6 +7,7 @@
 #include "common/security/credentials.h"
 #include "common/security/secret.h"
 #include "common/wire/durations.h"
+#include "common/wire/packed_messages.h"
 
 namespace ringattn::worker {
 
@@ -81,11 +82,13 @@ grpc::Status FakeCoordinator::Join(grpc::ServerContext* context, Stream* stream)
   }
   while (stream->Read(&message)) {
     absl::MutexLock lock(&mutex_);
-    if (message.has_heartbeat()) {
-      peers_[name].heartbeat = message.heartbeat();
-    } else {
-      peers_[name].messages.push_back(message);
-    }
+    wire::TakeApart(message, [&](v1::JoinRequest each, bool) {
+      if (each.has_heartbeat()) {
+        peers_[name].heartbeat = each.heartbeat();
+      } else {
+        peers_[name].messages.push_back(std::move(each));
+      }
+    });
   }
   absl::MutexLock lock(&mutex_);
   if (peers_[name].stream == stream) peers_[name].stream = nullptr;

@@ -1,6 +1,5 @@
 #include "server/edge/loop/core_loop.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -40,8 +39,15 @@ bool CoreLoop::TryPost(RequestArrived event) {
   return Enqueue({std::move(event), nullptr, nullptr}, true);
 }
 
-void CoreLoop::PostAndHandle(Event event, std::function<void()> then) {
-  if (Enqueue({std::move(event), std::move(then), nullptr, true}, false)) HandleQueued();
+void CoreLoop::PostAndHandle(std::vector<Event> events, std::function<void()> then) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stopping_) return;
+    for (Event& event : events) queue_.push_back({std::move(event), nullptr, nullptr});
+    queue_.back().then = std::move(then);
+    queue_.back().then_after_events = true;
+  }
+  HandleQueued();
 }
 
 bool CoreLoop::Ask(std::function<void(const Coordinator&)> question) {
@@ -66,28 +72,17 @@ bool CoreLoop::Push(Item item, bool only_if_short) {
 }
 
 void CoreLoop::HandleQueued() {
-  int left = kMostOnCaller;
-  while (left > 0) {
-    const int handled = HandleSome(std::min(left, kMostBeforeWork));
-    if (handled == 0) return;
-    left -= handled;
-  }
-  absl::MutexLock lock(&mutex_);
-  if (!busy_ && !queue_.empty()) wakeup_.Notify();
-}
-
-int CoreLoop::HandleSome(int most) {
   std::deque<Item> items;  // destroyed when the core is free again
   Work work;
   for (int handled = 0;; ++handled) {
     absl::MutexLock lock(&mutex_);
     if (handled == 0) {
-      if (busy_ || stopping_ || queue_.empty()) return 0;
+      if (busy_ || stopping_ || queue_.empty()) return;
       busy_ = true;
-    } else if (handled == most || queue_.empty()) {
+    } else if (handled == kMostOnCaller || queue_.empty()) {
       work.swap(after_events_);
       busy_ = false;
-      if (stopping_) wakeup_.Notify();
+      if (stopping_ || !queue_.empty()) wakeup_.Notify();
       break;
     }
     items.push_back(std::move(queue_.front()));
@@ -97,7 +92,6 @@ int CoreLoop::HandleSome(int most) {
     mutex_.Lock();
   }
   for (auto& each : work) each();
-  return static_cast<int>(items.size());
 }
 
 void CoreLoop::Run() {

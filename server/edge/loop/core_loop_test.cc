@@ -353,7 +353,7 @@ TEST(CoreLoopTest, HandlesEventsOnTheirThreadWhileIdle) {
   std::thread::id handled_on;
   while (handled_on != std::this_thread::get_id()) {  // until no tick is in the way
     absl::Notification handled;
-    bench.loop().PostAndHandle(Tick{}, [&] {
+    bench.loop().PostAndHandle({Tick{}}, [&] {
       handled_on = std::this_thread::get_id();
       handled.Notify();
     });
@@ -366,7 +366,7 @@ TEST(CoreLoopTest, HandlesEventsOnTheirThreadWhileIdle) {
     answer.WaitForNotification();
   }));
   asked.WaitForNotification();
-  bench.loop().PostAndHandle(Tick{}, [&] {
+  bench.loop().PostAndHandle({Tick{}}, [&] {
     handled_on = std::this_thread::get_id();
     handled.Notify();
   });
@@ -405,7 +405,7 @@ TEST(CoreLoopTest, EventsAreHandledWhileWorkOfEarlierEventsRuns) {
     WorkerJoined joined;
     joined.connection = worker;
     joined.registration.set_name(absl::StrCat("worker-", worker));
-    loop.PostAndHandle(std::move(joined), std::move(then));
+    loop.PostAndHandle({std::move(joined)}, std::move(then));
   };
   absl::Notification first_ended;
   std::thread first([&] { join(1, [&] { first_ended.Notify(); }); });

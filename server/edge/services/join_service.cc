@@ -1,11 +1,13 @@
 #include "server/edge/services/join_service.h"
 
 #include <utility>
+#include <vector>
 
 #include "common/base/monotonic_time.h"
 #include "common/observability/log.h"
 #include "common/security/secret.h"
 #include "common/wire/join_status.h"
+#include "common/wire/packed_messages.h"
 #include "server/core/ring/registration_rules.h"
 
 namespace ringattn::server {
@@ -55,8 +57,7 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
       if (writing_ || finished_) return;
       if (!outgoing_.empty()) {
         writes = writing_ = true;
-        in_flight_ = std::move(outgoing_.front());
-        outgoing_.pop_front();
+        in_flight_ = wire::TakePacked(outgoing_);
       } else if (ending_ && !starting_read_) {
         finished_ = true;
       } else {
@@ -75,8 +76,8 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
     GoOn();
   }
 
-  // The next message is read once the core has handled this one, so that a worker cannot fill the
-  // core's queue.
+  // The next message is read once the core has handled all that came with this one, so that a
+  // worker cannot fill the core's queue.
   void OnReadDone(bool ok) override {
     if (!ok) {
       Gone();
@@ -86,8 +87,12 @@ class JoinStream final : public grpc::ServerBidiReactor<v1::JoinRequest, v1::Joi
       if (std::shared_ptr<JoinStream> stream = service->Find(id)) stream->ReadNext();
     };
     if (std::exchange(registered_, true)) {
-      service_->core_->PostAndHandle(WorkerMessage{id_, std::move(incoming_), MonotonicNow()},
-                                     std::move(read_next));
+      const absl::Time now = MonotonicNow();
+      std::vector<Event> events;
+      wire::TakeApart(std::move(incoming_), [&](v1::JoinRequest message, bool) {
+        events.push_back(WorkerMessage{id_, std::move(message), now});
+      });
+      service_->core_->PostAndHandle(std::move(events), std::move(read_next));
     } else if (incoming_.has_register_()) {
       const v1::Register& registration = incoming_.register_();
       LogInfo("worker joins", {{"worker", Shown(registration.name())},

@@ -19,6 +19,7 @@
 #include "common/security/credentials.h"
 #include "common/security/secret.h"
 #include "common/wire/join_status.h"
+#include "common/wire/packed_messages.h"
 #include "gtest/gtest.h"
 #include "server/edge/testing/test_support.h"
 
@@ -60,6 +61,34 @@ TEST(JoinServiceTest, AWorkerThatLeavesWhileJoiningIsRemoved) {
                         [](const v1::WorkerInfo& worker) { return worker.name() == "flash"; });
   };
   EXPECT_TRUE(WaitUntil(is_gone, absl::Seconds(3)));
+}
+
+TEST(JoinServiceTest, MessagesMayComeAsOne) {
+  TestCluster cluster(1);
+  const auto stub = v1::WorkerControlService::NewStub(grpc::CreateChannel(
+      cluster.server->addresses().control, TransportSecurity().ChannelCredentials()));
+  grpc::ClientContext context;
+  context.AddMetadata(kSecretMetadataKey, kTestSecret);
+  const auto stream = stub->Join(&context);
+  v1::JoinRequest request;
+  request.mutable_register_()->set_name("other");
+  request.mutable_register_()->set_version(kVersion);
+  ASSERT_TRUE(stream->Write(request));
+  request.Clear();
+  request.mutable_heartbeat();
+  request.add_more()->mutable_heartbeat();
+  request.add_more()->mutable_leaving();
+  ASSERT_TRUE(stream->Write(request));
+  bool released = false;
+  v1::JoinResponse response;
+  while (!released && stream->Read(&response)) {
+    wire::TakeApart(response, [&](const v1::JoinResponse& each, bool) {
+      released |= each.leave().reason() == "it asked to leave";
+    });
+  }
+  EXPECT_TRUE(released);
+  context.TryCancel();
+  (void)stream->Finish();
 }
 
 TEST(JoinServiceTest, StreamsEndWithTheReasonAtShutdown) {

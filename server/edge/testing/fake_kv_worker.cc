@@ -8,6 +8,7 @@
 #include "common/kv/shard_cut.h"
 #include "common/security/credentials.h"
 #include "common/security/secret.h"
+#include "common/wire/packed_messages.h"
 #include "server/edge/header/error_details.h"
 #include "server/edge/kv/kv_requests.h"
 #include "server/edge/testing/test_support.h"
@@ -83,7 +84,9 @@ void FakeKvWorker::Beat() {
 
 void FakeKvWorker::Control() {
   v1::JoinResponse message;
-  while (control_->Read(&message)) Answer(message);
+  while (control_->Read(&message)) {
+    wire::TakeApart(message, [&](const v1::JoinResponse& each, bool) { Answer(each); });
+  }
   control_->Finish();
 }
 

@@ -14,6 +14,7 @@
 #include "common/security/secret.h"
 #include "common/wire/durations.h"
 #include "common/wire/open_metadata.h"
+#include "common/wire/packed_messages.h"
 #include "common/wire/proto_values.h"
 #include "common/wire/transport.h"
 
@@ -143,7 +144,9 @@ void FakeWorker::Beat() {
 
 void FakeWorker::Control() {
   v1::JoinResponse message;
-  while (control_->Read(&message)) Answer(message);
+  while (control_->Read(&message)) {
+    wire::TakeApart(message, [&](const v1::JoinResponse& each, bool) { Answer(each); });
+  }
   control_->Finish();
 }
 
