@@ -105,9 +105,10 @@ struct BackwardResults {
 enum class TransportPreference {
   // The first of these that is available:
   //   CUDA memory   all tensors lie in CUDA regions (cuda_region.h)
-  //   host memory   all tensors lie in host regions (region.h), or they have at least 1 MiB and fit
-  //                 a staging region that is ready. The library creates staging regions in the
-  //                 background from a client's second such call on (ClientOptions::staging_bytes).
+  //   host memory   all tensors lie in host regions (region.h), or the inputs have more than 64 KiB
+  //                 and the tensors fit a staging region that is ready. The library creates staging
+  //                 regions in the background from a client's second such call on
+  //                 (ClientOptions::staging_bytes).
   //   direct        the tensors have at least 1 MiB and the workers are reachable
   //   relay
   kAuto,

@@ -105,10 +105,6 @@ void SetRetain(absl::Duration ttl, v1::ForwardHeader* header) {
   if (ttl != absl::ZeroDuration()) SetDuration(ttl, retain->mutable_ttl());
 }
 
-// Inputs of at most this many bytes together travel in the header. A round trip for Accepted would
-// take longer than sending them, and a queue of such headers stays small.
-constexpr uint64_t kMaxInlineBytes = 64 << 10;
-
 // For smaller tensors, opening a stream to each worker takes longer than the relay.
 constexpr uint64_t kLeastDirectBytes = 1 << 20;
 

@@ -20,6 +20,11 @@ struct ChunkLimits {
   uint32_t down_bytes = 0;
 };
 
+// Inputs of at most this many bytes together travel in the header, unless they lie in regions. A
+// round trip for Accepted would take longer than sending them, and a queue of such headers stays
+// small.
+inline constexpr uint64_t kMaxInlineBytes = 64 << 10;
+
 struct PlannedRequest {
   CallPlan plan;
   // Replaces `plan` if the residual that it reads no longer exists: the same call with its

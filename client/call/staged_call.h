@@ -32,6 +32,7 @@ struct StagingPlan {
   std::vector<Tensor> inputs, outputs;
   uint64_t region_bytes = 0;
   uint64_t copied_bytes = 0;
+  uint64_t input_bytes = 0;  // of all inputs, staged or not
 };
 
 // Plans staging of the tensors that lie in no region. `only_dout`: of a Backward's inputs only dout
@@ -59,7 +60,8 @@ struct StagedCallParams {
   std::function<void(const CallResult&)> done;  // as ReplayedCallParams::done; may be empty
 };
 
-// Does not block: the copying threads do all the work.
+// Copies small inputs if the region is ready. Otherwise the copying threads do all the work, and it
+// does not block.
 PendingCall StartStagedCall(StagedCallParams params);
 
 // --- Implementation -------------------------------------------------------------
@@ -106,7 +108,10 @@ StagingPlan PlanStaging(const Args& args, const Results& results, const RegionIn
     }
   }
   Results out = results;
-  ForEachTensor(in, [&](const ConstBytes& t) { staging::Add(t, regions, &plan, &plan.inputs); });
+  ForEachTensor(in, [&](const ConstBytes& t) {
+    staging::Add(t, regions, &plan, &plan.inputs);
+    plan.input_bytes += t.size();
+  });
   ForEachTensor(out,
                 [&](const MutableBytes& t) { staging::Add(t, regions, &plan, &plan.outputs); });
   return plan;

@@ -154,11 +154,11 @@ def test_files_are_staged_for_host_memory_alone(ring, tmp_path):
     await_unmapped(ring)
 
 
-def transport_after_some_calls(ring):
+def transport_after_some_calls(ring, tokens=4096):
     """Returns the transport of the last call of a client. The client allocates its region during the
     first calls, so this makes more calls if no region was ready for the last."""
     for runs in (8, 50, 300):
-        done = subprocess.run([CLI, "bench", f"--server={ring.address}", "--seq_len=4096",
+        done = subprocess.run([CLI, "bench", f"--server={ring.address}", f"--seq_len={tokens}",
                                "--heads=4", "--head_dim=64", "--window=16,0", f"--runs={runs}",
                                "--json"], capture_output=True, text=True, timeout=300)
         transport = json.loads(done.stdout)["last_run"]["transport"]
@@ -167,10 +167,16 @@ def transport_after_some_calls(ring):
     return transport
 
 
-def test_the_load_generator_finds_memory_ready(ring):
+@pytest.mark.parametrize("tokens", [4096, 64])
+def test_the_load_generator_finds_memory_ready(ring, tokens):
     """Many calls of one client: from the third or so on, auto goes by host memory."""
-    transport = transport_after_some_calls(ring)
+    transport = transport_after_some_calls(ring, tokens)
     assert transport["kind"] == "host_memory" and transport["staged_bytes"] > 0, transport
+
+
+def test_tensors_that_fit_the_header_are_not_staged(ring):
+    transport = transport_after_some_calls(ring, tokens=32)
+    assert transport["kind"] == "relay" and transport["staged_bytes"] == 0, transport
 
 
 def test_where_no_worker_takes_memory_nothing_is_staged(make_ring):
