@@ -44,6 +44,7 @@ class StreamAttempt final : public Attempt,
                 std::function<void(AttemptResult)> done)
       : workers_(channels.workers),
         sharer_(channels.sharer),
+        host_history_(channels.host_history),
         plan_(std::move(plan)),
         deadline_(deadline),
         done_(std::move(done)),
@@ -65,9 +66,16 @@ class StreamAttempt final : public Attempt,
       offer_ = plan_->host->Options(plan_->host_required, &no_host_reason_);
     }
     // The tensors of other calls may have to follow the header.
-    const bool may_share = plan_->sends_only_header || (plan_->only_host && offer_.has_value());
+    const bool is_whole = plan_->sends_only_header ||
+                          (offer_.has_value() && (plan_->only_host || plan_->host_required));
+    const bool may_be_whole = offer_.has_value() && terms.host_alone;
     const CallStreamOptions options{plan_->kind, deadline, plan_->traceparent};
-    if (may_share && sharer_ != nullptr) stream_ = sharer_->Open(options, this);
+    if ((is_whole || may_be_whole) && sharer_ != nullptr) stream_ = sharer_->Open(options, this);
+    host_alone_ = stream_ != nullptr && !is_whole;
+    if (host_alone_) {
+      offer_->set_required(true);
+      offers_direct_ = false;
+    }
     if (stream_ == nullptr) {
       stream_ = MakeOwnCallStream(channels.coordinator, channels.token.get(), options, this);
     }
@@ -285,9 +293,10 @@ class StreamAttempt final : public Attempt,
     if (by_coordinator_ && plan_->writer.has_value()) {
       return ServerError("Accepted names the relay, which writers cannot use");
     }
-    if (by_coordinator_ && plan_->only_host) {
+    if (by_coordinator_ && (plan_->only_host || host_alone_)) {
       return ServerError("Accepted names the relay, which the call does not accept");
     }
+    if (offer_ && host_history_ != nullptr) host_history_->Accepted(by_host);
     // A worker lacks a region, possibly after a restart.
     if (offer_ && !by_host) plan_->host->AttachAgain();
     const uint64_t chunk_bytes = ChunkBytesUp(plan_->max_chunk_bytes_up, accepted);
@@ -490,6 +499,7 @@ class StreamAttempt final : public Attempt,
     if (plan_->only_host && (result_.region_unknown || unavailable)) {
       result_.lacked_at = attachments_;
     }
+    result_.host_alone_failed = host_alone_ && (result_.region_unknown || unavailable);
     if (unavailable && !no_host_reason_.empty()) {
       result_.status = WithMessage(
           result_.status, absl::StrCat(result_.status.message(), " (", no_host_reason_, ")"));
@@ -531,15 +541,17 @@ class StreamAttempt final : public Attempt,
 
   std::shared_ptr<WorkerChannels> workers_;
   CallSharer* const sharer_;
+  HostHistory* const host_history_;
   std::shared_ptr<const CallPlan> plan_;
   const std::chrono::system_clock::time_point deadline_;
   const std::function<void(AttemptResult)> done_;
   std::optional<v1::TransportOptions>
       offer_;                   // host or CUDA memory, with locations; constant after construction
   std::string no_host_reason_;  // why offer_ is empty
-  std::vector<uint64_t> attachments_;    // before the offer; only for only_host
-  bool offers_direct_ = false;           // constant after construction
-  std::string no_direct_reason_;         // why not
+  std::vector<uint64_t> attachments_;  // before the offer; only for only_host
+  bool host_alone_ = false;       // offer_ is all that the call offers, although it accepts more
+  bool offers_direct_ = false;    // constant after construction
+  std::string no_direct_reason_;  // why not
   std::shared_ptr<StreamAttempt> self_;  // until done_ has been called
 
   // Writing side.

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "client/api/call.h"
+#include "client/call/host_history.h"
 #include "client/call/host_tensor_locations.h"
 #include "client/stream/call_sharer.h"
 #include "client/stream/stream_messages.h"
@@ -67,6 +68,9 @@ struct AttemptResult {
   bool server_answered = false;
   CallReport report;            // complete if status is OK
   bool region_unknown = false;  // the coordinator does not know the regions
+  // The attempt offered host memory alone (AttemptTerms), which cannot be used. Another attempt
+  // should offer the other transports too.
+  bool host_alone_failed = false;
   // Why the next attempt should not offer direct streams; empty if it may.
   std::string no_direct = {};
   // Set if an only_host plan was rejected, possibly because a worker lacks a region: the values of
@@ -77,6 +81,8 @@ struct AttemptResult {
 // What may change from replay to replay.
 struct AttemptTerms {
   bool offers_host = true;  // false: the attempt does not offer host memory
+  // The attempt offers host memory alone if it can then share a stream.
+  bool host_alone = false;
   std::string no_direct =
       {};  // the reason for not offering direct streams; empty if they may be offered
 };
@@ -97,6 +103,7 @@ class Attempt {
 struct AttemptChannels {
   std::shared_ptr<grpc::Channel> coordinator = nullptr;
   CallSharer* sharer = nullptr;                       // outlives the attempt. Null: none
+  HostHistory* host_history = nullptr;                // as `sharer`
   std::shared_ptr<WorkerChannels> workers = nullptr;  // null: no direct streams
   std::shared_ptr<BearerToken> token = nullptr;       // sent with the attempt; null: none
 };

@@ -227,7 +227,7 @@ const std::shared_ptr<grpc::Channel>& Client::Impl::NextChannel() {
 }
 
 AttemptChannels Client::Impl::NextChannels() {
-  return {NextChannel(), sharer.get(), workers, token};
+  return {NextChannel(), sharer.get(), &host_history, workers, token};
 }
 
 SharedRegion::AttachCall Client::Impl::AttachCall() {

@@ -64,6 +64,7 @@ struct Client::Impl {
   // Set by Connect and constant afterwards.
   std::vector<std::shared_ptr<grpc::Channel>> channels;
   std::unique_ptr<CallSharer> sharer;  // on the first channel, for the calls of all channels
+  HostHistory host_history;
   std::shared_ptr<WorkerChannels> workers;
   std::shared_ptr<BearerToken> token;  // null: calls send none
   std::unique_ptr<ResidualHold> hold;

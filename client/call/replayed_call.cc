@@ -88,6 +88,9 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
   // requires direct streams.
   AttemptTerms Terms() const {
     AttemptTerms terms{.offers_host = !host_withdrawn_, .no_direct = no_direct_};
+    const HostHistory* const history = params_.channels.host_history;
+    terms.host_alone = !host_alone_failed_ && !params_.plan->writer.has_value() &&
+                       history != nullptr && history->RecommendsAlone();
     if (terms.no_direct.empty() && params_.channels.workers != nullptr &&
         !params_.plan->direct_required) {
       terms.no_direct = params_.channels.workers->UnreachableReason();
@@ -109,6 +112,11 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
       return End(std::move(result.report));
     }
     result.status = ExplainCancellation(result.status);
+    if (result.host_alone_failed) {
+      host_alone_failed_ = true;
+      params_.channels.host_history->Refused();
+      return StartNextAttempt();
+    }
     last_failure_ = result.status;
     if (params_.fallback != nullptr && IsResidualGone(result.status)) {
       // A residual only saves transfers; the call can do without it.
@@ -219,8 +227,9 @@ class Request final : public PendingCall::State, public std::enable_shared_from_
   absl::Status last_failure_;  // of the last attempt that failed
   std::string residual_failure_;
   bool server_ever_answered_ = false;
-  bool host_withdrawn_ = false;  // offers no host memory from now on
-  absl::Status refusal_;         // the last rejection for lack of a region
+  bool host_withdrawn_ = false;     // offers no host memory from now on
+  bool host_alone_failed_ = false;  // offers host memory with the other transports from now on
+  absl::Status refusal_;            // the last rejection for lack of a region
   std::string
       no_direct_;  // the reason for not offering direct streams; empty if they may be offered
 
